@@ -123,8 +123,15 @@ _SPLIT_OUTPUT_TILES_OF_PAIRS = (1 / 3, 1 / 2)
 #: Lengths that the host knows, CTAs of many_rows.cu that have one part each: bytes of the stages of
 #: an SM's CTAs together, and more for each warpgroup. Three stages of 32 KB for one warpgroup take
 #: up to 2% less than six, two for each of two CTAs 0.6 to 1.1% less than three, four for two
-#: warpgroups 1.9 and 2.9% less than six (entry 58).
+#: warpgroups 1.9 and 2.9% less than six (entry 60).
 _STAGE_BYTES, _STAGE_BYTES_OF_WARPGROUP = 64 * 1024, 32 * 1024
+#: Rows of two KV heads copied as one (entry 62): bytes of K and V from which on they are where
+#: there is no output tile for each SM; CTAs of a cluster at most; output tiles to an SM from which
+#: on two CTAs share one, as far as lengths are not known: 10 to 30% less on ragged batches of 32
+#: and 96.
+_MIN_BYTES_FOR_HEAD_PAIRS = 30_000_000
+_LARGEST_CLUSTER_OF_HEAD_PAIRS = 2
+_MANY_HEAD_PAIRS = 0.9
 #: LeanTiles of an output tile that is not split where there are many of them. [families]
 _SHORT_TILES = 5
 #: The same of up to 64 columns where one output tile has no more than five SMs: 3 and 6% less at 32
@@ -249,14 +256,21 @@ def tile_rows_of(problem: AttentionProblem) -> int:
     )
 
 
-def pairs_heads(problem: AttentionProblem, gpu: GpuSpec) -> bool:
+def pairs_heads(problem: AttentionProblem, gpu: GpuSpec, one_length: bool) -> bool:
     """Whether an output tile has the rows of two KV heads, which are copied as one: a bulk copy
-    takes as long for rows of 64 bytes as for rows of 128. 12 to 16% less at 8 and 16 x 64/8 x 16k,
-    with lengths on the device 15% less (entry 58). Before Hopper it was not timed, nor with
-    windows of a LeanTile, where half as many CTAs would have work.
+    takes as long for rows of 64 bytes as for rows of 128. With an output tile for each SM, 14 to
+    36% less; with fewer, 5 to 17% less from 34 MB on, 7 to 22% more below 9 MB, where half as many
+    CTAs have work (entry 62). Before Hopper it was not timed.
+
+    Args:
+        one_length: of all sequences, as the host knows; others are held to be long.
     """
+    if gpu.compute_capability < HOPPER or not takes_head_pairs(problem):
+        return False
+    if problem.batch * problem.kv_heads // 2 >= gpu.sms:
+        return True
     short = 0 <= problem.most_behind < TILE_TOKENS
-    return gpu.compute_capability >= HOPPER and takes_head_pairs(problem) and not short
+    return not short and (not one_length or problem.kv_bytes >= _MIN_BYTES_FOR_HEAD_PAIRS)
 
 
 def _launched_rows(problem: AttentionProblem, rows: int) -> tuple[int, int]:
@@ -390,8 +404,8 @@ def one_length_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig
     """Settings of many_rows.cu for sequences of one length, which the host knows.
 
     Where each CTA has one part of an output tile with all rows of a KV head, copies run less far
-    ahead. A pair of CTAs has an output tile that would have two splits: 2.8 to 4.4% less (entry
-    58).
+    ahead. A pair of CTAs has an output tile that would have two splits: 2 to 9% less, in pages of
+    16 2 to 3% more (entry 60).
     """
     config = many_rows_config(problem, gpu)
     all_rows = problem.group_size * problem.q_len
@@ -401,14 +415,15 @@ def one_length_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig
     # Others were not timed.
     if not one_part or config.copy != "bulk" or widest(problem) > 128:
         return config
-    of_128 = problem.head_dim == problem.value_dim == 128
+    timed = problem.head_dim == problem.value_dim in (64, 128) and problem.page_size is None
     long = problem.max_context > _SHORT_TILES * TILE_TOKENS
-    if (config.tile_rows, config.ctas_per_sm, splits) == (WARPGROUP_ROWS, 1, 2) and of_128 and long:
-        return replace(config, cluster_size=2)
+    pairs = (config.tile_rows, config.ctas_per_sm, splits) == (WARPGROUP_ROWS, 1, 2)
+    cluster = 2 if pairs and timed and long else 1
     stage_bytes = 2 * config.chunk_tokens * (problem.head_dim + problem.value_dim)
     most_bytes = _STAGE_BYTES // config.ctas_per_sm
     most_bytes += config.tile_rows // WARPGROUP_ROWS * _STAGE_BYTES_OF_WARPGROUP
-    return replace(config, num_stages=min(config.num_stages, -(-most_bytes // stage_bytes)))
+    stages = min(config.num_stages, -(-most_bytes // stage_bytes))
+    return replace(config, cluster_size=cluster, num_stages=stages)
 
 
 def many_rows_configs(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
@@ -437,15 +452,10 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         return any_length_heuristic(problem, gpu)
     if problem.max_context <= TILE_TOKENS:
         return _single_tile(problem, gpu)
-    pairs = pairs_heads(problem, gpu)
-    rows = HEAD_PAIR_ROWS if pairs else tile_rows_of(problem)
+    rows = HEAD_PAIR_ROWS if pairs_heads(problem, gpu, True) else tile_rows_of(problem)
     _, output_tiles = _launched_rows(problem, rows)
     lean_tiles = -(-problem.max_context // TILE_TOKENS)
-    if output_tiles >= gpu.sms and pairs:
-        # Two CTAs to an SM take 3% more where there are fewer output tiles (entry 58).
-        build = _hopper_build(problem, rows, output_tiles, 1)
-        config = cuda_config(*build, 1, 1, rows, copy_of(problem, gpu), 1, True)
-    elif output_tiles >= gpu.sms:
+    if output_tiles >= gpu.sms:
         # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
         stages = 2 if widest(problem) <= 64 else 3
         config = cuda_config(
@@ -475,7 +485,8 @@ def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     """Where no context is longer than a LeanTile nothing can be split: as many output tiles at once
     as the SMs hold, each with all rows that share its K and V.
     """
-    rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    rows = HEAD_PAIR_ROWS if pairs_heads(problem, gpu, True) else most
     chunk = small_chunk(problem, rows)
     config = cuda_config(chunk, 4, 2, 2, 1, rows, copy_of(problem, gpu), 1, True)
     return fitted(config, problem, gpu)
@@ -494,13 +505,15 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     queries = problem.group_size * problem.q_len
     # Fewer rows would be faster where sequences are short, and read K and V twice where they are
     # long.
-    pairs = pairs_heads(problem, gpu)
+    pairs = pairs_heads(problem, gpu, False)
     most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     rows = HEAD_PAIR_ROWS if pairs else most
     row_count, output_tiles = _launched_rows(problem, rows)
     hopper = gpu.compute_capability >= HOPPER
     partial, in_8_bits = row_count * problem.value_dim, problem.kv_dtype != SAME
     cluster = _any_length_cluster(output_tiles, partial, in_8_bits) if hopper else 1
+    if pairs:
+        cluster = min(cluster, _LARGEST_CLUSTER_OF_HEAD_PAIRS)
     many = _MANY_OUTPUT_TILES_IN_8_BITS if in_8_bits else _MANY_OUTPUT_TILES
     chunk, warps, stages, ctas_per_sm = 2 * _LEAST_CHUNK, 4, 2, 1
     if widest(problem) > 128:
@@ -512,7 +525,7 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     elif cluster > 1:
         chunk = 64 if widest(problem) <= 64 and rows <= 16 else chunk
         stages = 3 if rows == TILE_ROWS[0] or widest(problem) <= 64 else 2
-    elif pairs:
+    elif pairs and output_tiles < _MANY_HEAD_PAIRS * gpu.sms:
         chunk, warps, stages = _hopper_build(problem, rows, output_tiles, cluster)
     elif widest(problem) <= 64:
         ctas_per_sm = 2
@@ -543,6 +556,8 @@ def _timed_build(
     few_tiles = output_tiles < _MANY_OUTPUT_TILES * gpu.sms
     if looks_up_rows(problem):
         # Each look-up takes instructions of a warp: many warps.
+        if rows == HEAD_PAIR_ROWS and takes_head_pairs(problem) and few_tiles:
+            return 2 * _LEAST_CHUNK, 8, 2, 1, 1
         if widest(problem) <= 64:
             return 2 * _LEAST_CHUNK, 4, 2, 2, 1
         return (_LEAST_CHUNK, 8, 2, 1, 1) if few_tiles else (_LEAST_CHUNK, 4, 2, 2, 1)
@@ -598,7 +613,8 @@ def _hopper_heuristic(
     )
     two_ctas = cluster == 2 and gpu.sms // output_tiles == 2 and widest(problem) <= 64
     # Pairs of KV heads in 8 bits are too much for half of the SMs: see `_cluster_size`.
-    two_ctas = two_ctas and not pairs_heads(problem, gpu)
+    head_pairs = rows == HEAD_PAIR_ROWS and takes_head_pairs(problem)
+    two_ctas = two_ctas and not head_pairs
     if two_ctas and problem.kv_bytes < _MIN_BYTES_FOR_PAIRS_OF_TILES:
         build = _hopper_build(problem, rows, output_tiles, 1)
         return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
@@ -616,7 +632,7 @@ def _hopper_heuristic(
         # Pairs where their runs are even, as those of a short context are held to be.
         ctas = 2 * (pairs // output_tiles)
         even = rows == 8 and -(-lean_tiles // ctas) * ctas <= (1 + _UNEVEN_SHARE) * lean_tiles
-        size = 2 if problem.kv_bytes < _MAX_BYTES_FOR_FEWEST_ROWS or even else 4
+        size = 2 if problem.kv_bytes < _MAX_BYTES_FOR_FEWEST_ROWS or even or head_pairs else 4
         return cuda_config(
             *_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, size == 2
         )

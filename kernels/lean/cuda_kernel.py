@@ -141,7 +141,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         space = many_rows_configs(problem, gpu)
         clusters = _TUNED_CLUSTERS if hopper else (1,)
         most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
-        most = HEAD_PAIR_ROWS if pairs_heads(problem, gpu) else most
+        most = HEAD_PAIR_ROWS if pairs_heads(problem, gpu, False) else most
         for build, cluster, rows in product(
             builds, clusters, [rows for rows in TILE_ROWS if rows <= most]
         ):

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.mla.build import (
+    FEW_ROWS,
     LATENT_DIM,
     ONE_ROUND,
     TILE,
@@ -34,8 +35,11 @@ _MOST_PAGE_TOKENS = 1 << 20
 _MOST_SHORT_SPLITS, _MOST_SPLITS = 32, 64
 #: What MlaConfig.min_tiles_per_cta goes up to.
 _MOST_STAGES = 64
-#: Stages of a split up to which column groups are faster: each computes scores of all tokens.
-_MOST_GROUPED_STAGES = 4
+#: Stages of a split up to which so many column groups are faster, with more rows than FEW_ROWS and
+#: with as few: each group computes scores of all tokens (H200, entry 59).
+_MOST_GROUPED_STAGES = {4: (5, 1), 2: (4, 2)}
+#: Splits that two groups have at least, or one: of fewer they were slower than one group.
+_LEAST_SPLITS_OF_TWO = 8
 
 
 class LeanMla(Kernel[MlaConfig]):
@@ -88,7 +92,7 @@ class LeanMla(Kernel[MlaConfig]):
         self, shape: tuple[int, int], context: int, exact: bool, sms: int, kv_dtype: str
     ) -> MlaConfig:
         """The heuristic: no more splits than merge well (H200, entry 47 of the performance log),
-        and of short contexts as many column groups as save more than they compute anew (entry 58).
+        and of short contexts as many column groups as save more than they compute anew (entry 59).
 
         Args:
             shape: sequences, and rows of each: query heads at all positions.
@@ -172,7 +176,16 @@ class _Deal:
     @property
     def is_short(self) -> bool:
         """Whether all run at once, and none for so long that scores cost more than merges save."""
-        return self.output_tiles <= self.clusters and self.longest <= _MOST_GROUPED_STAGES
+        few = self.rows <= FEW_ROWS
+        if (
+            self.output_tiles > self.clusters
+            or self.longest > _MOST_GROUPED_STAGES[self.column_groups][few]
+        ):
+            return False
+        if self.column_groups == 2:
+            return self.splits == 1 or self.splits >= _LEAST_SPLITS_OF_TWO
+        # Four groups of few rows compute what the others do: where half of the SMs would idle.
+        return not few or 2 * self.output_tiles * self.splits <= self.clusters
 
     @property
     def cost(self) -> float:
@@ -181,7 +194,7 @@ class _Deal:
         In a merge each CTA stores a partial and reads as much of others, however many splits there
         are: 4 stages with 64 rows and all columns; 1 more where one round does not do.
         """
-        merge = self.rows / 16 / self.column_groups
+        merge = self.rows / 16 / self.column_groups if self.splits > 1 else 0
         return self.longest + merge + (self.splits > ONE_ROUND)
 
 

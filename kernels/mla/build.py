@@ -21,6 +21,8 @@ TILE = 64
 #: Splits that are merged in one round where there are several column groups: `merge_few` in
 #: outputs.cuh, whose registers hold a number of each.
 ONE_ROUND = 16
+#: Rows up to which warps without any take a share of merges: ROW_WARPS in outputs.cuh.
+FEW_ROWS = 32
 _STAGES = 2
 #: Columns of a cache in 8 bits that one copy has: RUN_ROW in layout.cuh.
 _RUN_COLUMNS = 192

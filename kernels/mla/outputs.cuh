@@ -203,7 +203,7 @@ struct MergeShare {
 #if COLUMN_GROUPS > 1
 // Adds up this CTA's share of the units of up to SPLITS splits and writes them: units and what they are
 // weighted by are read at once, so that nothing is waited for between them. Partials of all columns took
-// longer so, 50.4 us for 47.6 at 32 x 4k with 16 heads (H200, entry 58 of the performance log).
+// longer so, 50.4 us for 47.6 at 32 x 4k with 16 heads (H200, entry 59 of the performance log).
 template <int SPLITS>
 __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &range, const Position &part,
                                           const Splits &splits, int rank, int first_row) {

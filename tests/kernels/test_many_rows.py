@@ -135,11 +135,14 @@ def test_two_ctas_share_an_sm_by_its_output_tiles(axes, ctas_per_sm):
     ("axes", "cluster_size", "stages"),
     [
         # 58 to 66 output tiles: a pair for each.
-        ({"batch": 8}, 2, 6),
-        ({"batch": 8, "q_heads": 64, "q_len": 4, "page_size": 16}, 2, 6),
-        ({"batch": 8, "q_len": 4, "window_left": 4096, "sinks": True}, 2, 6),
-        ({"batch": 58, "q_heads": 4, "kv_heads": 1}, 2, 6),
-        ({"batch": 66, "q_heads": 4, "kv_heads": 1, "context": 641}, 2, 6),
+        ({"batch": 8}, 2, 3),
+        ({"batch": 8, "head_dim": 64}, 2, 6),
+        ({"batch": 8, "q_heads": 64, "q_len": 4}, 2, 3),
+        ({"batch": 8, "q_len": 4, "window_left": 4096, "sinks": True}, 2, 3),
+        ({"batch": 58, "q_heads": 4, "kv_heads": 1}, 2, 3),
+        ({"batch": 66, "q_heads": 4, "kv_heads": 1, "context": 641}, 2, 3),
+        # In pages pairs were slower.
+        ({"batch": 8, "q_heads": 64, "q_len": 4, "page_size": 16}, 1, 3),
         # So short that five LeanTiles hold it, and seen as short.
         ({"batch": 8, "context": 640}, 1, 3),
         ({"batch": 8, "window_left": 600}, 1, 3),
@@ -155,7 +158,6 @@ def test_two_ctas_share_an_sm_by_its_output_tiles(axes, ctas_per_sm):
         ({"batch": 32}, 1, 2),
         ({"batch": 64}, 1, 3),
         # Other head_dims, where only narrow ones were timed; copies by lanes.
-        ({"batch": 8, "head_dim": 64}, 1, 6),
         ({"batch": 32, "head_dim": 64}, 1, 4),
         ({"batch": 8, "head_dim": 64, "q_len": 17}, 1, 8),
         ({"batch": 8, "head_dim": 128, "v_head_dim": 64}, 1, 4),
@@ -185,7 +187,7 @@ def test_any_length_config_has_no_pairs():
     problem = replace(CHUNK, batch=8, context=8192, q_len=16)
     config = kernel("lean_cuda").any_length_config(problem, H200)
     assert config == many_rows_config(problem, H200)
-    assert config == replace(one_length_config(problem, H200), cluster_size=1)
+    assert config == replace(one_length_config(problem, H200), cluster_size=1, num_stages=6)
 
 
 @pytest.mark.parametrize(("rows", "merge_tiles"), [(64, 4), (128, 1)])

@@ -299,23 +299,31 @@ def test_ranges_end_with_output_tiles_unless_too_many_sms_have_no_work(
         (128, 1, 1024, 4, 1),
         (128, 1, 2048, 4, 2),
         (128, 1, 4096, 4, 4),
-        # 5 stages of 16 splits are too many, 2 of 33 are not: up to 8k + 256 tokens.
-        (128, 1, 4097, 2, 2),
+        (128, 1, 5120, 4, 5),
+        # 6 stages of 16 splits are too many, 3 of 33 are not: up to 8k + 256 tokens.
+        (128, 1, 5121, 2, 3),
         (128, 1, 8192, 2, 4),
         (128, 1, 8449, 1, 3),
         (128, 1, 32_768, 1, 8),
         # Merges of few splits take as long as those of many, stages of 4 column groups longer.
         (128, 2, 1024, 4, 2),
         (128, 4, 1024, 2, 2),
-        (128, 8, 512, 2, 2),
-        (128, 16, 300, 2, 2),
+        # Two groups of fewer than 8 splits were slower than one.
+        (128, 8, 512, 4, 4),
+        # Whole output tiles, which nothing is merged of.
+        (128, 16, 300, 4, 5),
+        (128, 33, 200, 2, 4),
         (128, 2, 4096, 2, 4),
         (128, 67, 64, 1, 1),
         (128, 8, 8192, 1, 2),
         (128, 128, 1024, 1, 1),
         # Single CTAs, a quarter of whose rows are stored and merged.
         (16, 1, 1024, 4, 1),
-        (16, 1, 4096, 4, 2),
+        # More than half of the SMs have work with two.
+        (16, 1, 1025, 2, 1),
+        (16, 2, 1024, 2, 1),
+        (16, 1, 4096, 2, 2),
+        (16, 16, 300, 1, 1),
         (16, 4, 1024, 2, 1),
         (16, 1, 8192, 2, 2),
         (16, 1, 32_768, 1, 8),
