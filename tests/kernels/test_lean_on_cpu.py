@@ -667,7 +667,10 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("clusters", ("reduce.cuh", "  barrier_cluster_arrive();\n  barrier_cluster_wait();", "")),
     ("short sequences in clusters", ("lean.cu", "chunks <= WARPS", "chunks <= 2 * WARPS")),
     ("short sequences in clusters", ("lean.cu", "!exchanged, p.epoch", "false, p.epoch")),
-    ("short sequences in clusters", ("lean.cu", "if (exchanged) barrier", "if (!first_part) barrier")),
+    (
+        "short sequences in clusters",
+        ("lean.cu", "if (exchanged) barrier", "if (!first_part) barrier"),
+    ),
     ("clusters", ("copy.cuh", "miss this phase.\n    __syncwarp();", "miss this phase.")),
     ("clusters", ("copy.cuh", "mbarrier_try_wait_parity(warp.barriers, 0);", "")),
     ("clusters", ("copy.cuh", "parity = 1;", "parity = 0;")),
