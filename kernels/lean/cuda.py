@@ -266,10 +266,15 @@ def _has_head_pairs(inputs: AttentionInputs) -> bool:
     """Whether the rows of two KV heads lie side by side for each token, and nothing that these
     tensors ask for is a KV head's alone: what `takes_head_pairs` asks that sizes do not say.
     """
-    caches = inputs.k_cache, inputs.v_cache
-    side_by_side = all(cache.stride(2) == cache.shape[3] for cache in caches)
-    beyond = inputs.k_new, inputs.k_page_descale, inputs.peers
-    return side_by_side and inputs.kv_heads % 2 == 0 and all(each is None for each in beyond)
+    k, v = inputs.k_cache, inputs.v_cache
+    return (
+        inputs.kv_heads % 2 == 0
+        and k.stride(2) == k.shape[3]
+        and v.stride(2) == v.shape[3]
+        and inputs.k_new is None
+        and inputs.k_page_descale is None
+        and inputs.peers is None
+    )
 
 
 @lru_cache(maxsize=1024)

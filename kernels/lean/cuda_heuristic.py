@@ -453,7 +453,7 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     if problem.max_context <= TILE_TOKENS:
         return _single_tile(problem, gpu)
     rows = HEAD_PAIR_ROWS if pairs_heads(problem, gpu, True) else tile_rows_of(problem)
-    _, output_tiles = _launched_rows(problem, rows)
+    output_tiles = _launched_rows(problem, rows)[1]
     lean_tiles = -(-problem.max_context // TILE_TOKENS)
     if output_tiles >= gpu.sms:
         # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
