@@ -18,15 +18,15 @@ from leanbench.distributed import (
     interleaved_shard,
     lean_attn_with_kvcache,
 )
-from leanbench.distributed.group import check_places, late_sentence, mailbox_bytes_for
+from leanbench.distributed.group import check_places, late_sentence, workspace_bytes_for
 
 Q, CACHE = torch.zeros(1, 1, 8, 64).half(), torch.zeros(1, 32, 2, 64).half()
 
 
-def group(failed: int = 0, mailbox_bytes: int = 1 << 20) -> ContextGroup:
+def group(failed: int = 0, workspace_bytes: int = 1 << 20) -> ContextGroup:
     """A group of two without GPUs, this process rank 0, of which rank `failed` - 1 is late."""
     own = ContextGroup.__new__(ContextGroup)
-    own.rank, own.size, own.mailbox_bytes = 0, 2, mailbox_bytes
+    own.rank, own.size, own.workspace_bytes = 0, 2, workspace_bytes
     own.peers = Peers(2, 0, 0)
     own._failed_rank, own._timeout_s = ctypes.c_int32(failed), 10.0
     return own
@@ -97,10 +97,10 @@ def test_a_late_rank_is_the_next_calls_error() -> None:
     )
 
 
-def test_a_mailbox_that_is_too_small() -> None:
-    assert mailbox_bytes_for(2, 8, 64) == 2 * 2 * 8 * 64 // 4 * 32
-    with pytest.raises(UserError, match="take 16384 bytes, the group's mailbox has 16383"):
-        call(group=group(mailbox_bytes=16383))
+def test_a_workspace_that_is_too_small() -> None:
+    assert workspace_bytes_for(2, 8, 64) == 2 * 2 * 8 * 64 // 4 * 32
+    with pytest.raises(UserError, match="take 16384 bytes, the group's workspace has 16383"):
+        call(group=group(workspace_bytes=16383))
 
 
 def test_where_ranks_may_be() -> None:

@@ -160,7 +160,7 @@ constexpr int QUERY_AT = OWN_AT + (CLUSTER > 1 ? 16 * QUADS + 16 * ((ROW_COUNT +
 constexpr int SINKS_AT = QUERY_AT + (STAGED_QUERY ? 2 * ROWS * QUERY_ROW : 0);
 // What rows of Q are divided by.
 constexpr int UNITS_AT = SINKS_AT + (SINKS ? 4 * ROWS : 0);
-// PEERS: where their mailboxes are, the launch's epoch and the GPU's rank.
+// PEERS: where their workspaces are, the launch's epoch and the GPU's rank.
 constexpr int PEERS_AT = UNITS_AT + (SHARED_QUERY && DIVIDED_QUERY ? 4 * ROWS : 0);
 constexpr int PEERS_BYTES = PEERS > 0 ? 8 * PEERS + 8 : 0;
 // Each warp's, one for each stage; PAGE_SCALES: with the scales of its stages' pages behind them.

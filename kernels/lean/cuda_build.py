@@ -319,9 +319,8 @@ class CudaBuild:
     def shared_bytes(self) -> int:
         """Shared memory of a CTA: the layout in build.cuh."""
         numbers = self.column_bytes // self.kv_bytes
-        columns = sum(
-            -(-self.heads_of_row * dim // numbers) for dim in (self.head_dim, self.v_head_dim)
-        )
+        heads = self.heads_of_row
+        columns = -(-heads * self.head_dim // numbers) + -(-heads * self.v_head_dim // numbers)
         ring = self.warps * self.stages * columns * self.chunk * self.column_bytes
         scratch = 4 * self.warps * self.row_count * (self.v_head_dim + 4)
         total = max(ring, scratch) if self.shared_query else ring + scratch

@@ -265,7 +265,8 @@ def pairs_heads(problem: AttentionProblem, gpu: GpuSpec, one_length: bool) -> bo
     Args:
         one_length: of all sequences, as the host knows; others are held to be long.
     """
-    if gpu.compute_capability < HOPPER or not takes_head_pairs(problem):
+    # The dtype first: most calls have no other and cost the host no further call.
+    if problem.kv_dtype == SAME or gpu.compute_capability < HOPPER or not takes_head_pairs(problem):
         return False
     if problem.batch * problem.kv_heads // 2 >= gpu.sms:
         return True

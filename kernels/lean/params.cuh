@@ -37,9 +37,9 @@ struct PeerGroup {
   u64 tickets;       // that CTAs have drawn
   u64 timeout_ns;    // that a CTA waits for the other GPUs
   u32 *failure;      // on the host: 1 + the rank that did not come in time
-  i64 half_numbers;  // 32-bit numbers of half a mailbox
+  i64 half_numbers;  // 32-bit numbers of half a workspace
   u64 rank;          // of this GPU
-  u32 *mailboxes[PEERS > 0 ? PEERS : 1];  // by rank, where this GPU sees them
+  u32 *workspaces[PEERS > 0 ? PEERS : 1];  // by rank, where this GPU sees them
 };
 
 struct Params {

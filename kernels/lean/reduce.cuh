@@ -71,7 +71,7 @@ __device__ __forceinline__ void collect_peers(const Params &p, PeerExchange &exc
     part.sequence = divide(tile, p.by_heads);
     part.head = tile - part.sequence * head_tiles(p);
     part.enter_head(p);
-    MailboxPiece place;
+    PeerPiece place;
     if (!place.find(p, part, quad)) continue;
     write_output(p, part, quad, exchange.gather(p, place, places),
                  SINKS ? sink_of(p, part, quad / ROW_QUADS) : 0);

@@ -62,7 +62,7 @@ def lean_attn_with_kvcache(
         NotImplementedError: an argument asks for what depends on where in the sequence a token is,
             or changes the caches.
         RuntimeError: a rank did not come in time in an earlier call.
-        UserError: the group's mailbox is too small.
+        UserError: the group's workspace is too small.
     """
     if group is None or group.size == 1:
         return _on_this_gpu(

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 #: GPUs of a group at most: those of a host that NVLink connects.
 MOST_RANKS = 8
-#: That a launch waits for the other GPUs, and bytes of a mailbox, where nobody says.
-TIMEOUT_S, MAILBOX_BYTES = 10.0, 64 << 20
+#: That a launch waits for the other GPUs, and bytes of a peer workspace, where nobody says.
+TIMEOUT_S, WORKSPACE_BYTES = 10.0, 64 << 20
 #: Of a partial's piece, four columns: two units of 16 bytes.
 _PIECE_BYTES = 32
 
 
 class PeerFields(ctypes.Structure):
-    """PeerGroup in kernels/lean/params.cuh, field by field, with as many mailboxes as there may
+    """PeerGroup in kernels/lean/params.cuh, field by field, with as many workspaces as there may
     be.
     """
 
@@ -34,7 +34,7 @@ class PeerFields(ctypes.Structure):
         ("failure", ctypes.c_uint64),
         ("half_numbers", ctypes.c_int64),
         ("rank", ctypes.c_uint64),
-        ("mailboxes", ctypes.c_uint64 * MOST_RANKS),
+        ("workspaces", ctypes.c_uint64 * MOST_RANKS),
     ]
 
 
@@ -45,14 +45,14 @@ class ContextGroup:
     stream each, or on streams that wait for one another. CUDA graphs with such calls are replayed
     as often on all ranks.
 
-    Each GPU has a mailbox, which the others write to directly (NVLink, or PCIe between GPUs with
-    peer access). Multicast is never used.
+    Each GPU has a peer workspace, which the others write to directly (NVLink, or PCIe between GPUs
+    with peer access). Multicast is never used.
 
     Args:
         process_group: whose GPUs these are; None: all processes.
         timeout_s: that a launch waits for the other GPUs. Past it the outputs are NaN, and the next
             call, or `check`, raises RuntimeError.
-        mailbox_bytes: of each GPU. A call takes 64 bytes for each rank and each 4 numbers of its
+        workspace_bytes: of each GPU. A call takes 64 bytes for each rank and each 4 numbers of its
             output: 64 MB are enough for 4,096 query rows of 128 on 8 GPUs.
 
     Raises:
@@ -64,7 +64,7 @@ class ContextGroup:
         self,
         process_group: ProcessGroup | None = None,
         timeout_s: float = TIMEOUT_S,
-        mailbox_bytes: int = MAILBOX_BYTES,
+        workspace_bytes: int = WORKSPACE_BYTES,
     ) -> None:
         import torch
         import torch.distributed as dist
@@ -72,10 +72,12 @@ class ContextGroup:
         self._processes = process_group or dist.group.WORLD
         self.rank = dist.get_rank(self._processes)
         self.size = dist.get_world_size(self._processes)
-        self.mailbox_bytes = mailbox_bytes
+        self.workspace_bytes = workspace_bytes
         check_places(_places(self._processes, self.size))
         self.device = torch.device("cuda", torch.cuda.current_device())
-        self._mailbox, self._handle = _mailboxes(self._processes, self.device, mailbox_bytes)
+        self._workspace, self._handle = _peer_workspaces(
+            self._processes, self.device, workspace_bytes
+        )
         addresses = [int(address) for address in self._handle.buffer_ptrs]
         # On the host, where the GPU writes and the host reads without waiting for it.
         self._failure = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -84,9 +86,9 @@ class ContextGroup:
         fields = PeerFields(
             timeout_ns=int(timeout_s * 1e9),
             failure=self._failure.data_ptr(),
-            half_numbers=mailbox_bytes // 8,
+            half_numbers=workspace_bytes // 8,
             rank=self.rank,
-            mailboxes=(ctypes.c_uint64 * MOST_RANKS)(*addresses),
+            workspaces=(ctypes.c_uint64 * MOST_RANKS)(*addresses),
         )
         self._fields = torch.frombuffer(bytearray(fields), dtype=torch.uint8).to(self.device)
         self.peers = Peers(self.size, self.rank, self._fields.data_ptr(), self._processes)
@@ -112,20 +114,20 @@ class ContextGroup:
         self._handle.barrier(channel=0)
 
     def check_room(self, rows: int, columns: int) -> None:
-        """Raises UserError where the mailbox has no room for `rows` x `columns` numbers of
+        """Raises UserError where the peer workspace has no room for `rows` x `columns` numbers of
         output.
         """
-        needed = mailbox_bytes_for(self.size, rows, columns)
-        if needed > self.mailbox_bytes:
+        needed = workspace_bytes_for(self.size, rows, columns)
+        if needed > self.workspace_bytes:
             raise UserError(
                 f"the partials of {rows} query rows from {self.size} GPUs take {needed} bytes, the"
-                f" group's mailbox has {self.mailbox_bytes}: make the ContextGroup with"
-                " mailbox_bytes of that many"
+                f" group's workspace has {self.workspace_bytes}: make the ContextGroup with"
+                " workspace_bytes of that many"
             )
 
 
-def mailbox_bytes_for(ranks: int, rows: int, columns: int) -> int:
-    """What a call with `rows` x `columns` numbers of output takes of a mailbox: pieces of four
+def workspace_bytes_for(ranks: int, rows: int, columns: int) -> int:
+    """What a call with `rows` x `columns` numbers of output takes of a workspace: pieces of four
     numbers from each rank, in each of the two halves.
     """
     return 2 * ranks * rows * columns // 4 * _PIECE_BYTES
@@ -185,17 +187,17 @@ def _places(processes: Any, size: int) -> list[tuple[str, str]]:
     return places
 
 
-def _mailboxes(
-    processes: Any, device: torch.device, mailbox_bytes: int
+def _peer_workspaces(
+    processes: Any, device: torch.device, workspace_bytes: int
 ) -> tuple[torch.Tensor, Any]:
-    """This GPU's mailbox, all zeros, and torch's handle of those of all ranks."""
+    """This GPU's peer workspace, all zeros, and torch's handle of those of all ranks."""
     import torch
 
     # Multicast memory is not needed, and has hung machines.
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
     import torch.distributed._symmetric_memory as symmetric_memory
 
-    mailbox = symmetric_memory.empty(mailbox_bytes // 4, dtype=torch.int32, device=device)
-    mailbox.zero_()
+    workspace = symmetric_memory.empty(workspace_bytes // 4, dtype=torch.int32, device=device)
+    workspace.zero_()
     torch.cuda.synchronize(device)
-    return mailbox, symmetric_memory.rendezvous(mailbox, processes)
+    return workspace, symmetric_memory.rendezvous(workspace, processes)

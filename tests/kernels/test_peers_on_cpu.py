@@ -22,7 +22,7 @@ from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
 from leanbench.core.inputs import AttentionInputs, Peers, make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.distributed.group import MOST_RANKS, PeerFields, mailbox_bytes_for
+from leanbench.distributed.group import MOST_RANKS, PeerFields, workspace_bytes_for
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile lean.cu")
 
@@ -33,20 +33,20 @@ _PATIENCE = 30_000
 
 @dataclass
 class FakeGroup:
-    """Mailboxes of `ranks` GPUs in the memory of this process."""
+    """Workspaces of `ranks` GPUs in the memory of this process."""
 
     ranks: int
-    mailbox_bytes: int
+    workspace_bytes: int
     launches: int = 0
-    mailboxes: list[torch.Tensor] = field(init=False)
+    workspaces: list[torch.Tensor] = field(init=False)
     failures: list[torch.Tensor] = field(init=False)
     fields: list[PeerFields] = field(init=False)
 
     def __post_init__(self) -> None:
-        numbers = self.mailbox_bytes // 4
-        self.mailboxes = [torch.zeros(numbers, dtype=torch.int32) for _ in range(self.ranks)]
+        numbers = self.workspace_bytes // 4
+        self.workspaces = [torch.zeros(numbers, dtype=torch.int32) for _ in range(self.ranks)]
         self.failures = [torch.zeros(1, dtype=torch.int32) for _ in range(self.ranks)]
-        addresses = [mailbox.data_ptr() for mailbox in self.mailboxes]
+        addresses = [workspace.data_ptr() for workspace in self.workspaces]
         self.fields = [
             PeerFields(
                 _LAUNCH,
@@ -175,11 +175,11 @@ DEEP_CASES = {
 
 
 def share(cpu: Cpu, name: str) -> None:
-    """Three launches, which use both halves of the mailboxes, and one of them again; asserts that
+    """Three launches, which use both halves of the workspaces, and one of them again; asserts that
     all ranks have the whole output, and the same bits.
     """
     problem, lengths, configs, sms = (CASES | DEEP_CASES)[name]
-    group = FakeGroup(len(lengths), mailbox_bytes_for(len(lengths), 64, 64))
+    group = FakeGroup(len(lengths), workspace_bytes_for(len(lengths), 64, 64))
     shards = shards_of(problem, lengths)
     reference = Reference(whole(problem, shards))
     first = None
@@ -202,7 +202,7 @@ def test_all_ranks_have_the_whole_output_and_the_same_bits(cpu: Cpu, name: str) 
 def wait_in_vain(cpu: Cpu, case: str = "two") -> None:
     """A launch of one rank alone; asserts that outputs are NaN, and the failure names the other."""
     problem, lengths, configs, sms = CASES[case]
-    group = FakeGroup(2, mailbox_bytes_for(2, 64, 64))
+    group = FakeGroup(2, workspace_bytes_for(2, 64, 64))
     shards = shards_of(problem, lengths)
     # So that the half that the lone launch uses holds partials.
     for _ in range(2):
@@ -224,8 +224,8 @@ def test_a_rank_that_does_not_come(cpu: Cpu) -> None:
 MUTATIONS: dict[str, tuple[str, str, Callable[[Cpu, str], None]]] = {
     "epochs stay": ("(launch ^ shape(p)) | 1u << 31", "shape(p) | 1u << 31", wait_in_vain),
     "another's place": (
-        "places.mailboxes[peer], places.rank)",
-        "places.mailboxes[peer], 0)",
+        "places.workspaces[peer], places.rank)",
+        "places.workspaces[peer], 0)",
         share,
     ),
     "too many tickets": ("LAUNCH_TICKETS - (gridDim.x - 1)", "LAUNCH_TICKETS", share),
@@ -242,7 +242,7 @@ def test_a_line_that_is_wrong_is_noticed(tmp_path: Path, name: str) -> None:
 
 def test_a_rank_with_another_batch_is_none_that_comes(cpu: Cpu) -> None:
     problem, lengths, configs, sms = CASES["two"]
-    group = FakeGroup(2, mailbox_bytes_for(2, 64, 64))
+    group = FakeGroup(2, workspace_bytes_for(2, 64, 64))
     two, three = shards_of(problem, lengths), shards_of(problem, lengths)
     assert two[0].cache_seqlens is not None
     smaller = replace(
