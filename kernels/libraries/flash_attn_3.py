@@ -121,7 +121,7 @@ class FlashAttn3(LibraryKernel):
         return [FlashAttn3Launch(inputs, config, schedule.clone()) for inputs in copies]
 
     def prepare_planned(
-        self, inputs: AttentionInputs, config: FlashAttn3Config, plan: torch.Tensor
+        self, inputs: AttentionInputs, config: FlashAttn3Config, plan: torch.Tensor | None
     ) -> FlashAttn3Launch:
         return FlashAttn3Launch(inputs, config, plan)
 

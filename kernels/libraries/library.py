@@ -67,6 +67,12 @@ class LibraryKernel(Kernel):
             raise UserError(self._misfit(error)) from error
         return launches
 
+    def prepare_planned(self, inputs: AttentionInputs, config: Any, plan: Any) -> Callable[[], Any]:
+        """A launch that is not called yet, for a CUDA graph would keep the call; `plan` is None for
+        a kernel that plans nothing.
+        """
+        return self.launches([inputs], config)[0]
+
     def launches(self, copies: Sequence[AttentionInputs], config: Any) -> list[Callable[[], Any]]:
         """What `prepare_all` hands out, not yet called; of a kernel that makes something once for
         all copies, by a method of its own.
