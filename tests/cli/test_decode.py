@@ -34,6 +34,25 @@ def test_a_prediction_is_a_run_with_a_report(tmp_path):
     assert "tokens" in page
 
 
+def test_the_bound_is_marked_and_compared_nowhere(tmp_path):
+    command = (
+        "decode llama-3-8b --context 4k --kernels lean,fa2,no_attention --gpu h200"
+        f" --out {tmp_path} --name one --no-report"
+    )
+    shown = invoke(*command.split()).stdout
+    run = read_run(tmp_path / "one")
+    us = {row.kernel: row.latency_us or 0 for row, _ in run.results}
+    assert us["no_attention"] < us["lean"] < us["fa2"]
+    (line,) = [line for line in shown.splitlines() if "* !" in line]
+    assert f"* ! {us['lean']:.1f}" in line
+    assert f"* ! {us['no_attention']:.1f}" not in line
+    assert "lean vs fa2" in shown
+    assert "vs no_attention" not in shown
+    over = f"{us['fa2'] / us['lean']:.2f}×"
+    assert "Fastest: lean" in shown
+    assert f"lean is {over} as fast as the fastest other kernel" in " ".join(shown.split())
+
+
 def test_the_models_of_a_list_have_the_options(tmp_path):
     command = "decode llama-3-70b,qwen3-32b --tp 8 --layers 4 --context 1k --gpu h200 --dry-run"
     shown = invoke(*command.split()).stdout

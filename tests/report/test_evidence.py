@@ -20,10 +20,13 @@ from leanbench.core.errors import UserError
 from leanbench.core.paths import KERNELS
 from leanbench.gpu.catalogue import find
 from leanbench.records.environment import kernels_hash
+from leanbench.records.reading import Run
+from leanbench.records.row import Row
 from leanbench.records.samples import SAMPLES, Samples, pack
 from leanbench.report.evidence.documents import Evidence
 from leanbench.report.evidence.faults import faults
 from leanbench.report.evidence.pages import evidence_page
+from leanbench.report.evidence.query import Figures
 from leanbench.report.evidence.sources import Source, boards_of
 from leanbench.report.evidence.writing import differing, write, write_pages
 
@@ -331,6 +334,14 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
 def test_queries(checkout: Checkout, query: str, answer: str) -> None:
     checkout.declare(DECLARED.replace("geomean libraries/lean", query))
     assert checkout.evidence().published("figure", "mean").text == answer
+
+
+@pytest.mark.parametrize(("query", "answer"), [("libraries/lean", "1.20x"), ("others", "12.00")])
+def test_the_bound_of_whole_models_is_no_library(query: str, answer: str) -> None:
+    took = {"lean": 10.0, "no_attention": 8.0, "sdpa": 12.0}
+    rows = [(Row.model_validate(row(SHORT, name, us)), SHORT) for name, us in took.items()]
+    figures = Figures((Run(Path("runs/mine"), manifest(), tuple(rows)),), ("lean",))
+    assert figures.answer(query) == answer
 
 
 @pytest.mark.parametrize(

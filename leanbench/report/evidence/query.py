@@ -4,7 +4,8 @@
         [>= NUMBER] [where WORD ...] [as FORMAT]
 
 KERNEL is one, several with commas (the fastest of them), ``libraries``: all but this project's own,
-or ``others``: all but LeanAttention's. FIELD is a quantity of a row, the latency unless given.
+or ``others``: all but LeanAttention's; the bound of whole models is in neither. FIELD is a quantity
+of a row, the latency unless given.
 ``with`` takes the row before it from another problem. ``where`` asks for problems whose labels have
 these words (``nragged*``; ``!NHD``: have not), whose K and V have so many bytes (``5..50MB``), or
 on which a kernel's schedule was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb
@@ -27,6 +28,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
+from leanbench.decode import BOUND
 from leanbench.report.evidence.wording import has_words, size_words, with_axes
 from leanbench.report.frame import BASELINE
 
@@ -210,9 +212,9 @@ class Figures:
 
     def _is_named(self, kernel: str, names: str) -> bool:
         if names == LIBRARIES:
-            return not kernel.startswith(self.own)
+            return not kernel.startswith((*self.own, BOUND))
         if names == OTHERS:
-            return not kernel.startswith(BASELINE)
+            return not kernel.startswith((BASELINE, BOUND))
         return kernel in names.split(",")
 
 
