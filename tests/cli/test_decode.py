@@ -60,6 +60,35 @@ def test_the_models_of_a_list_have_the_options(tmp_path):
     assert "model=qwen3-32b:tp=8:layers=4" in shown
 
 
+def test_default_contexts_end_at_the_models_positions(tmp_path):
+    models = "opt-1.3b,gemma-3-27b,llama-3-8b"
+    command = f"decode {models} --kernels fa2 --gpu h200 --out {tmp_path} --name one"
+    result = invoke(*command.split(), "--no-report")
+    assert result.exit_code == 0
+    contexts: dict[str | None, list[int]] = {}
+    for row, problem in read_run(tmp_path / "one").results:
+        assert row.status == "ok"
+        contexts.setdefault(problem.whole_model, []).append(problem.max_context)
+    assert contexts == {
+        "opt-1.3b": [1024, 2048],
+        "gemma-3-27b": [1024, 4096, 16384, 65536],
+        "llama-3-8b": [1024, 4096, 8192],
+    }
+    said = " ".join(result.stderr.split())
+    assert (
+        "opt-1.3b has 2048 positions: contexts are 1024, 2048 in place of 1024, 4096, 16384, 65536;"
+        " --positions 65536 asks for all of them."
+    ) in said
+    assert "gemma-3-27b has" not in said
+
+
+def test_contexts_that_are_asked_for_are_not_cut():
+    shown = invoke(*"decode opt-1.3b --context 4k --kernels fa2 --gpu h200 --dry-run".split())
+    assert "n4096" in shown.stdout
+    assert "1 cells (1 unsupported)" in shown.stdout
+    assert "positions: contexts" not in shown.stderr
+
+
 def test_batches_are_drawn_as_those_of_sweeps(tmp_path):
     command = (
         f"decode llama-3-8b --batch 4 --context 8k --lengths azure-code --kernels fa2 --gpu h200"
