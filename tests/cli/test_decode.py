@@ -89,6 +89,13 @@ def test_contexts_that_are_asked_for_are_not_cut():
     assert "positions: contexts" not in shown.stderr
 
 
+def test_a_model_that_fits_nowhere_ends_with_1(tmp_path):
+    command = f"decode llama-3-70b --context 1k --kernels fa2 --gpu h200 --out {tmp_path}"
+    result = invoke(*command.split(), "--no-report")
+    assert result.exit_code == 1
+    assert "Nothing to compare: the only cell is out of memory: needs 142.0 GB" in result.stderr
+
+
 def test_batches_are_drawn_as_those_of_sweeps(tmp_path):
     command = (
         f"decode llama-3-8b --batch 4 --context 8k --lengths azure-code --kernels fa2 --gpu h200"
