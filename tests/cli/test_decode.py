@@ -96,6 +96,15 @@ def test_a_model_that_fits_nowhere_ends_with_1(tmp_path):
     assert "Nothing to compare: the only cell is out of memory: needs 142.0 GB" in result.stderr
 
 
+def test_what_a_prediction_leaves_out_is_said(tmp_path):
+    command = f"decode opt-6.7b --context 1k --kernels fa2 --gpu h200 --out {tmp_path} --name one"
+    said = invoke(*command.split(), "--energy", "--prefill", "1k", "--no-report", "--quiet").stderr
+    assert "Only a GPU can measure energy, prefill: left out." in said
+    ((row, _),) = read_run(tmp_path / "one").results
+    assert row.latency_us is not None
+    assert (row.energy_per_token_j, row.prefill_us) == (None, None)
+
+
 def test_batches_are_drawn_as_those_of_sweeps(tmp_path):
     command = (
         f"decode llama-3-8b --batch 4 --context 8k --lengths azure-code --kernels fa2 --gpu h200"
