@@ -18,6 +18,7 @@ from leanbench.cli.main import app
 from leanbench.configs.fingerprint import shipped_settings_hash
 from leanbench.core.errors import UserError
 from leanbench.core.paths import KERNELS
+from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.records.environment import kernels_hash
 from leanbench.records.reading import Run
@@ -334,6 +335,32 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
 def test_queries(checkout: Checkout, query: str, answer: str) -> None:
     checkout.declare(DECLARED.replace("geomean libraries/lean", query))
     assert checkout.evidence().published("figure", "mean").text == answer
+
+
+@pytest.mark.parametrize(
+    ("query", "answer"),
+    [
+        # 500 us for the prompt of 1000 tokens, 100 tokens of 10 and of 20 us.
+        ("lean.request_us where n1050 h32", "1500"),
+        ("fa2.request_us/lean.request_us where n1050", "1.67x"),
+        ("lean.request_us where n1000", "500.0"),
+        ("count lean.request_us", "2"),
+    ],
+)
+def test_a_request_is_its_prompt_and_its_output(query: str, answer: str) -> None:
+    prompt, step = (
+        AttentionProblem(1, 32, 32, context, 128, whole_model="opt-6.7b")
+        for context in (1000, 1050)
+    )
+    apart = AttentionProblem(1, 32, 8, 1050, 128, whole_model="llama-3-8b")
+    rows = [
+        (Row.model_validate(row(prompt, "lean", 9.0, prefill_us=500.0)), prompt),
+        (Row.model_validate(row(step, "lean", 10.0)), step),
+        (Row.model_validate(row(step, "fa2", 20.0)), step),
+        (Row.model_validate(row(apart, "lean", 30.0)), apart),
+    ]
+    figures = Figures((Run(Path("runs/mine"), manifest(), tuple(rows)),), ("lean",))
+    assert figures.answer(query) == answer
 
 
 @pytest.mark.parametrize(("query", "answer"), [("libraries/lean", "1.20x"), ("others", "12.00")])

@@ -5,7 +5,8 @@
 
 KERNEL is one, several with commas (the fastest of them), ``libraries``: all but this project's own,
 or ``others``: all but LeanAttention's; the bound of whole models is in neither. FIELD is a quantity
-of a row, the latency unless given.
+of a row, the latency unless given, or ``request_us``: of the request to a whole model that the step
+is in the middle of.
 ``with`` takes the row before it from another problem. ``where`` asks for problems whose labels have
 these words (``nragged*``; ``!NHD``: have not), whose K and V have so many bytes (``5..50MB``), or
 on which a kernel's schedule was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from math import exp, fsum, log
@@ -28,18 +29,20 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
 from leanbench.decode import BOUND
 from leanbench.report.evidence.wording import has_words, size_words, with_axes
 from leanbench.report.frame import BASELINE
 
 if TYPE_CHECKING:
-    from leanbench.core.problem import AttentionProblem
     from leanbench.records.reading import Run
     from leanbench.records.row import Row
 
 TIMED = ("ok", "noisy")
 #: Follows a figure that was timed with noise.
 NOISE = "\\*"
+#: A field that rows do not have: a prompt and an output, as the paper's figure 10 has them.
+REQUEST = "request_us"
 LIBRARIES = "libraries"
 OTHERS = "others"
 
@@ -180,7 +183,23 @@ class Figures:
         row, field = self._row(text, at)
         if row is None:
             return None, False
-        return getattr(row, field or "latency_us"), row.status == "noisy"
+        is_noisy = row.status == "noisy"
+        if field == REQUEST:
+            return self._request_us(row), is_noisy
+        return getattr(row, field or "latency_us"), is_noisy
+
+    def _request_us(self, row: Row) -> float | None:
+        """The prompt's time, of the step right after it, and the output's at the pace of this step;
+        None without a prompt.
+        """
+        step = AttentionProblem.from_dict(row.problem)
+        for of in self.problems:
+            prefills = [other.prefill_us for other in of.rows.values() if other.prefill_us]
+            # Requests have prompts of one length.
+            if prefills and replace(step, context=of.problem.context) == of.problem:
+                tokens = 2 * (step.max_context - of.problem.max_context)
+                return prefills[0] + tokens * (row.latency_us or 0)
+        return None
 
     def _row(self, operand: str, at: Measured) -> tuple[Row | None, str]:
         """The fastest timed row of an operand's kernels, and its field."""
