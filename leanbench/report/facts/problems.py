@@ -184,7 +184,7 @@ def _is_fastest(row: Row, of: ByKernel, margin: Margin) -> bool:
     """
     rivals = [other for other in of.values() if other.status == "ok" and other.kernel != BOUND]
     latencies = [other.latency_us for other in rivals if other.latency_us]
-    if row not in rivals or not row.latency_us or len(latencies) < 2:
+    if row.status != "ok" or row.kernel == BOUND or not row.latency_us or len(latencies) < 2:
         return False
     return row.latency_us <= min(latencies) * (1 + margin.share)
 
