@@ -159,6 +159,33 @@ def test_the_documents_are_to_the_byte_what_their_runs_make_of_them() -> None:
     assert faults(evidence) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        # Of records, which no run replaces.
+        ("ping-pong-unit", "0.63"),
+        ("ping-pong-torch", "0.71, 0.94 and 1.31"),
+        ("ping-pong-way", "0.6 to 0.8"),
+        ("generate-before", "1.025x, 1.034x, 1.014x, 1.150x and 1.131x"),
+        ("logits-same", "91% to 100%"),
+        ("crosscheck-triton", "1.1% at most above 20 us, 0.17 us below"),
+        ("grid-ok", "1610"),
+        ("grid-noisy", "7"),
+        ("sustained-triton", "218.0 µs against 213.8"),
+        ("floor-triton-fa2", "1.27 to 1.31"),
+        ("compare-twin", "20 same, differences 0.05%"),
+        ("compare-processes", "30 same, differences 0.09%"),
+        ("plan-flashinfer", "70.3 µs and plans 110"),
+        ("peer-calls", "1010"),
+        ("memory-graphs", "25.1"),
+    ],
+)
+def test_figures_of_records_are_what_their_logs_say(name: str, text: str) -> None:
+    evidence = Evidence(KERNELS.parent)
+    published = evidence.published("figure", name)
+    assert (published.text, evidence.state(published.sources)) == (text, "record")
+
+
 def test_every_library_took_refused_or_missed_each_drawn_problem() -> None:
     text = Evidence(KERNELS.parent).published("table", "serving-libraries").text
     *libraries, (_, problems, *_) = [
