@@ -12,8 +12,15 @@ these words (``nragged*``; ``!NHD``: have not), whose K and V have so many bytes
 on which a kernel's schedule was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb
 just one problem must be left. In a table's column ``name`` gives the kernel itself, or a field that
 is a word. Besides, a run says ``problems``, ``boards``, ``date``, ``kernels``, ``version PACKAGE``,
-``ended STATUS KERNEL`` (the number of such rows) and ``schedules KERNEL`` (how many rows are of
-each).
+``ended STATUS [KERNEL]`` (the number of such rows), ``schedules KERNEL`` (how many rows are of
+each), ``ran PATTERN KERNEL`` (the number of rows on whose GPU a kernel of such a name ran),
+``interval [KERNEL]`` (the furthest that a 95% interval reaches from its median) and ``crosscheck
+[KERNEL]`` (the furthest that the cross-check is from the latency).
+
+    [VERB] /PATTERN/ [as FORMAT]
+
+asks a log, or a file of a run: what the pattern's group finds first, or the mean, median, lowest or
+highest of all that it finds.
 """
 
 from __future__ import annotations
@@ -61,7 +68,7 @@ def geomean(values: Sequence[float]) -> float:
     return exp(fsum(map(log, values)) / len(values))
 
 
-_VERBS: dict[str, Callable[[Sequence[float]], float]] = {
+VERBS: dict[str, Callable[[Sequence[float]], float]] = {
     "geomean": geomean,
     "mean": fmean,
     "median": median,
@@ -86,6 +93,8 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "0": lambda value: f"{value:.0f}",
     "1": lambda value: f"{value:.1f}",
     "2": lambda value: f"{value:.2f}",
+    "MB": lambda size: f"{size / 1e6:,.0f} MB",
+    "GB": lambda size: f"{size / 1e9:.2f} GB",
 }
 
 
@@ -262,7 +271,7 @@ def _summary(parsed: Mapping[str, Any], pairs: Sequence[tuple[float, Measured]])
             holds = _SIGNS[parsed["sign"]]
             count = sum(holds(value, float(parsed["bound"])) for value in values)
         return str(count) if verb == "count" else FORMATS["%"](count / len(values))
-    return _format(parsed)(values[0] if verb is None else _VERBS[verb](values))
+    return _format(parsed)(values[0] if verb is None else VERBS[verb](values))
 
 
 def _rank(row: Row) -> float:
@@ -278,7 +287,11 @@ def _parse(query: str) -> dict[str, Any]:
 
 
 def _format(parsed: Mapping[str, Any]) -> Callable[[float], str]:
-    name = parsed["format"] or ("x" if parsed["under"] else "us")
+    return format_of(parsed["format"] or ("x" if parsed["under"] else "us"))
+
+
+def format_of(name: str) -> Callable[[float], str]:
+    """Raises UserError where there is none of that name."""
     if name not in FORMATS:
         raise UserError(f"format {name!r} is not known, choose from {', '.join(FORMATS)}")
     return FORMATS[name]
