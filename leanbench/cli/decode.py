@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leanbench.cli import output
 from leanbench.cli.completion import kernel_names, whole_model_names
 from leanbench.cli.options import Ci, RunFlags, run_options
 from leanbench.cli.sweep_flags import measure_flags
 from leanbench.cli.sweep_run import command_of, run_requested
 from leanbench.core.axes import AXES
+from leanbench.core.lengths import is_explicit
+from leanbench.core.whole_model import read_model
+
+if TYPE_CHECKING:
+    from leanbench.run.cells import Sweep
 
 #: The sweep that MODEL and the flags change.
 _SWEEP = "decode"
@@ -96,9 +103,10 @@ def decode(
 
     The model is transformers', made from its config with random weights, its KV cache is full of
     random values, and a step is captured in a CUDA graph. MODEL may be several, separated by
-    commas. The command is `leanbench sweep decode` with another model: runs resume, compare and
-    report as those of sweeps. Without a GPU, attention is predicted by the performance model and
-    the rest as the time in which the weights are read.
+    commas. Without --context, contexts end at each model's positions. The command is `leanbench
+    sweep decode` with another model: runs resume, compare and report as those of sweeps. Without a
+    GPU, attention is predicted by the performance model and the rest as the time in which the
+    weights are read.
     """
     from leanbench.run.sweep_file import requested_sweep
 
@@ -116,4 +124,31 @@ def decode(
     given = {axis: text for axis, text in axes.items() if text is not None}
     measure = measure_flags(ci=ci, energy=energy, window=window, prefill=prefill)
     requested = requested_sweep(_SWEEP, given, kernels, None, measure)
+    if context is None:
+        requested = _within_positions(requested)
     run_requested(requested, flags, command_of(ctx))
+
+
+def _within_positions(requested: Sweep) -> Sweep:
+    """The sweep with each model's contexts as long as its positions at most, and a line that says
+    so.
+    """
+    from leanbench.run.cells import Grid
+
+    grids = []
+    for grid in requested.grids:
+        for name in grid["whole_model"]:
+            positions = max(grid["context"]) if name is None else read_model(name).max_positions
+            contexts = tuple(dict.fromkeys(min(each, positions) for each in grid["context"]))
+            grids.append(Grid(**{**grid.values, "whole_model": (name,), "context": contexts}))
+            if contexts != grid["context"] and not all(map(is_explicit, grid["lengths"])):
+                output.say(
+                    f"{name} has {positions} positions: contexts are {_written(contexts)} in place"
+                    f" of {_written(grid['context'])}; --positions {max(grid['context'])} asks for"
+                    " all of them."
+                )
+    return replace(requested, grids=tuple(grids))
+
+
+def _written(contexts: tuple[int, ...]) -> str:
+    return ", ".join(map(str, contexts))

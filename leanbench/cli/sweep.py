@@ -111,7 +111,7 @@ def sweep(
     the sweep models. Without a GPU, the performance model predicts for --gpu (a100 unless given).
 
     Exit code 1 means that a cell crashed, timed out or was incorrect, or that every cell is
-    unsupported.
+    unsupported or out of memory.
     """
     from leanbench.run.sweep_file import requested_sweep
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Statuses that say that a kernel failed.
 FAILED = ("crashed", "timeout", "incorrect")
+#: Statuses that say that a cell was not begun.
+NOT_RUN = ("unsupported", "out_of_memory")
 
 
 def run_requested(requested: Sweep, flags: RunFlags, command: list[str]) -> None:
@@ -181,13 +183,16 @@ def run_sweep(
 
 
 def has_failed(run: Run) -> bool:
-    """Whether a kernel failed, or none has a figure."""
+    """Whether a kernel failed, or no cell could run."""
     rows = [row for row, _ in run.results]
-    if rows and all(row.status == "unsupported" for row in rows):
-        which = "the only cell is unsupported"
+    if rows and all(row.status in NOT_RUN for row in rows):
+        found = {row.status for row in rows}
+        how = " or ".join(status.replace("_", " ") for status in NOT_RUN if status in found)
+        which = f"the only cell is {how}"
         if len(rows) > 1:
-            which = f"all {len(rows)} cells are unsupported, the first"
-        output.say(f"Nothing to compare: {which} because {rows[0].reason}.")
+            which = f"all {len(rows)} cells are {how}, the first"
+        why = " because" if rows[0].status == "unsupported" else ":"
+        output.say(f"Nothing to compare: {which}{why} {rows[0].reason}.")
         return True
     return any(row.status in FAILED for row in rows)
 

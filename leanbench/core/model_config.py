@@ -55,9 +55,9 @@ def read_config(name: str) -> dict[str, Any]:
             f" {nearest(name, shipped_models())}"
         )
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = _table(path, json.loads(path.read_text(encoding="utf-8")))
         # Of a model that also sees images.
-        config = config.get("text_config", config)
+        config = _table(path, config.get("text_config", config))
         _check(path, config)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise UserError(f"{path} is not the config.json of a model: {error}") from None
@@ -66,14 +66,26 @@ def read_config(name: str) -> dict[str, Any]:
     return _without_nulls(config)
 
 
+def _table(path: Path, content: Any) -> dict[str, Any]:
+    """What the file says, by key."""
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{path} is no config.json of a model: it has {json.dumps(content)[:20]} where keys and"
+            " values should be, name the one that came with the weights"
+        )
+    return content
+
+
 def _check(path: Path, config: dict[str, Any]) -> None:
     model_type = config["model_type"]
-    if model_type not in MODEL_TYPES:
+    if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         raise UserError(
             f"{path} is of model_type {model_type!r}, which leanbench does not know: choose a model"
             f" of {', '.join(MODEL_TYPES)}"
         )
     types = config.get("layer_types") or []
+    if not isinstance(types, list):
+        raise UserError(f"{path} has layer_types {types!r}: it must be a list, one for each layer")
     slides = ("sliding_window",) if "sliding_attention" in types else ()
     sizes = {key: config[key] for key in (*_SIZES, *MODEL_TYPES[model_type], *slides)}
     sizes |= {key: config[key] for key in _OPTIONAL if config.get(key) is not None}

@@ -2,5 +2,6 @@
 cache of any context, measured and predicted with each kernel in the place of its attention.
 """
 
-#: The kernel whose step is the bound of all others; it is timed in every problem's rounds.
+#: The kernel whose step is the bound of all others; it is timed in every problem's rounds. It
+#: computes no attention, so it is none of the kernels that are compared with each other.
 BOUND = "no_attention"

@@ -19,13 +19,14 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel as kernel_named
 from leanbench.decode import BOUND
-from leanbench.decode.model import kept_bytes, transformers_fault
+from leanbench.decode.model import kept_bytes
 from leanbench.decode.prefill import prefill_fields
 from leanbench.decode.prepare import Candidate, StepReplay, prepare
 from leanbench.decode.products import products_of
 from leanbench.decode.refusal import refusal, request_of
 from leanbench.decode.step import DecodeStep
 from leanbench.decode.tokens import token_fault
+from leanbench.integrations.transformers import version_fault
 from leanbench.measure.buffers import free_memory, refuse_shortage
 from leanbench.measure.energy import measure_sustained, sustained_outcome
 from leanbench.measure.fields import sample_fields, timing_outcome
@@ -68,7 +69,7 @@ def measure_step(
     outcomes: dict[str, Outcome] = {}
     for kernel in kernels:
         instruments.announce(kernel.name)
-        reason = transformers_fault() or refusal(kernel, problem, requests[kernel.name])
+        reason = version_fault() or refusal(kernel, problem, requests[kernel.name])
         outcomes[kernel.name] = (
             Outcome(status="unsupported", reason=reason) if reason else Outcome()
         )

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import torch_dtype
 from leanbench.core.whole_model import read_model
+from leanbench.integrations.transformers import version_fault
 
 if TYPE_CHECKING:
     import torch
 
-#: Major version of transformers whose models are called here.
-_MAJOR = 5
 #: Of weights: far from what a training gives, near enough for every activation to stay finite.
 _WEIGHT_STD = 0.02
 #: The name under which transformers calls `attention` of a model.
 IMPLEMENTATION = "leanbench_decode"
-
-
-def transformers_fault() -> str | None:
-    """A sentence where transformers is missing or of a version whose models are not known here, or
-    None; imports nothing.
-    """
-    fix = f"pip install 'transformers>={_MAJOR},<{_MAJOR + 1}'"
-    if importlib.util.find_spec("transformers") is None:
-        return f"whole models are those of transformers, which is not installed here: {fix}"
-    version = importlib.metadata.version("transformers")
-    if version.partition(".")[0] != str(_MAJOR):
-        return f"transformers {version} is installed, whole models need version {_MAJOR}: {fix}"
-    return None
 
 
 #: The latest model, by what it was made from: problems of one model share it.
@@ -58,7 +42,7 @@ def random_model(text: str, dtype: str, device: str) -> torch.nn.Module:
 
 
 def _made(text: str, dtype: str, device: str) -> torch.nn.Module:
-    if (fault := transformers_fault()) is not None:
+    if (fault := version_fault()) is not None:
         raise UserError(fault)
     import torch
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM

@@ -46,15 +46,15 @@ def lean_mask(
         local_size: tokens of the window, or of a chunk in models of chunked attention.
 
     Raises:
-        UserError: `attention_mask` has padding between tokens, or a CUDA graph is captured while a
-            static cache of a sliding window fills.
+        UserError: `attention_mask` has padding between tokens, or a CUDA graph is captured over the
+            static cache of a sliding window while it fills, or with padding.
     """
     if _lengths_say_it(q_length, local_size, allow_is_causal_skip, use_vmap, config, options):
         tokens = q_offset + q_length - kv_offset
         starts = _starts(attention_mask, q_length, kv_offset)
         if starts is None and _sees_all(q_length, kv_length, q_offset, tokens, local_size):
             return None
-        _refuse_captured(kv_length, tokens)
+        _refuse_captured(kv_length, tokens, kv_offset, starts)
         return _packed(batch_size, tokens, starts, device)
     return sdpa_mask(
         batch_size,
@@ -147,15 +147,27 @@ def _sees_all(
     return bool(q_offset == 0)
 
 
-def _refuse_captured(kv_length: int, tokens: int | torch.Tensor) -> None:
-    """A static cache of a window counts on the host until it is full: a graph would replay the
-    length of its capture.
+def _refuse_captured(
+    kv_length: int, tokens: int | torch.Tensor, kv_offset: int, starts: torch.Tensor | None
+) -> None:
+    """A static cache of a window counts on the host: a graph would replay the length and the tokens
+    dropped of its capture.
     """
-    is_on_host = not isinstance(tokens, torch.Tensor)
-    if is_on_host and tokens < kv_length and is_cuda_stream_capturing():
+    # Dynamo compiles again for other numbers of the host's.
+    is_on_host = not isinstance(tokens, torch.Tensor) and not torch.compiler.is_compiling()
+    if not is_on_host or not is_cuda_stream_capturing():
+        return
+    if tokens < kv_length:
         raise UserError(
             f"a CUDA graph is captured with {tokens} of {kv_length} tokens in a sliding window's"
             " static cache, and would keep that length: capture it once the window is full"
+        )
+    if starts is not None:
+        raise UserError(
+            f"a CUDA graph is captured with an attention_mask over a sliding window's static cache"
+            f" that has dropped {kv_offset} tokens, and would keep that number: make each step's"
+            " masks outside of the graph (transformers.masking_utils.create_masks_for_generate)"
+            " and copy them into the captured ones"
         )
 
 

@@ -28,6 +28,7 @@ class LeanBackend(FlashAttentionBackend):
         layer: Any,
         forward_batch: Any,
         save_kv_cache: bool = True,
+        *,
         sinks: torch.Tensor | None = None,
         **options: Any,
     ) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 
 from leanbench.core.errors import UserError
@@ -11,6 +12,7 @@ NAME = "lean"
 #: The first version that hands over lengths as `leanbench.integrations.hf_masks` reads them, and
 #: the first major version that nobody has tried.
 _OLDEST, _UNTRIED = (5, 14), 6
+_FIX = f"pip install 'transformers>={_OLDEST[0]}.{_OLDEST[1]},<{_UNTRIED}'"
 
 
 def register() -> None:
@@ -20,7 +22,8 @@ def register() -> None:
     Raises:
         UserError: transformers is missing, or a version that this does not fit.
     """
-    _check_version()
+    if (fault := version_fault()) is not None:
+        raise UserError(fault)
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
@@ -33,16 +36,23 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, lean_mask)
 
 
-def _check_version() -> None:
+def version_fault() -> str | None:
+    """A sentence where transformers is missing or of a version whose models and masks are not known
+    here, or None; imports nothing.
+    """
     try:
         version = metadata.version("transformers")
     except metadata.PackageNotFoundError:
-        raise UserError(
-            "transformers is not installed: pip install 'leanbench[transformers]'"
-        ) from None
-    major, minor = version.split(".")[:2]
-    if not _OLDEST <= (int(major), int(minor)) < (_UNTRIED, 0):
-        oldest = ".".join(map(str, _OLDEST))
-        raise UserError(
-            f"transformers {version} is not supported: install 'transformers>={oldest},<{_UNTRIED}'"
-        )
+        return f"transformers is not installed: {_FIX}"
+    if _OLDEST <= _release(version) < (_UNTRIED, 0):
+        return None
+    return (
+        f"transformers {version} is not supported, from {_OLDEST[0]}.{_OLDEST[1]} to below"
+        f" {_UNTRIED} is: {_FIX}"
+    )
+
+
+def _release(version: str) -> tuple[int, int]:
+    """Major and minor version: (5, 14) of 5.14rc1, (6, 0) of 6; (0, 0) of what is no version."""
+    numbers = re.match(r"(\d+)(?:\.(\d+))?", version)
+    return (int(numbers[1]), int(numbers[2] or 0)) if numbers else (0, 0)

@@ -22,6 +22,9 @@ from leanbench.attention import lean_attn_with_kvcache
 #: Query tokens of a sequence up to which a batch is a decode step: one, or those that speculation
 #: verifies. More of them are FlashAttention's (docs/performance-log.md, entry 42).
 MAX_QUERY_TOKENS = 16
+#: Fields of FlashAttention's metadata, in vLLM 0.25 and 0.33, that have ranges of a prompt whose
+#: tokens see each other both ways: those of an image.
+MM_PREFIX_FIELDS = ("mm_prefix_range_tensor", "mm_prefix_query_range_tensor")
 
 
 class LeanBackend(FlashAttentionBackend):
@@ -133,6 +136,7 @@ class LeanImpl(FlashAttentionImpl):
             and self.dcp_world_size == 1
             and (self.head_size <= 256 or self.head_size == 512)
             and attn_metadata.rswa_prefix_lens is None
+            and all(getattr(attn_metadata, name, None) is None for name in MM_PREFIX_FIELDS)
             # Packed queries have no batch-invariant mode.
             and (_is_single(attn_metadata) or not self.batch_invariant_enabled)
         )

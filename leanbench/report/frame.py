@@ -2,6 +2,7 @@
 
 Only rows with status `ok` enter a statistic, with warnings or without, and a statistic never spans
 two runs, two sources (`measured`, `predicted`), two GPUs or two states of the L2 (`cold`, `warm`).
+The bound of whole models is none of the kernels that are compared.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from leanbench.core.axes import KINDS
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
 from leanbench.core.quantities import Quantity
+from leanbench.decode import BOUND
 from leanbench.report.command import sweep_command
 
 if TYPE_CHECKING:
@@ -140,7 +142,7 @@ def kernel_order(frame: DataFrame) -> list[str]:
 
 def _default_baseline(frame: DataFrame) -> str:
     names = {*frame["kernel"]}
-    ok = where(frame, frame["status"] == "ok")["kernel"]
+    ok = where(frame, (frame["status"] == "ok") & (frame["kernel"] != BOUND))["kernel"]
     return BASELINE if BASELINE in names or ok.empty else str(ok.iloc[0])
 
 
@@ -186,7 +188,7 @@ def latencies_by_kernel(frame: DataFrame) -> DataFrame:
 def _by_kernel(frame: DataFrame, column: str) -> DataFrame:
     index = [*COMPARABLE, "problem"]
     values = best_ok_rows(frame).pivot(index=index, columns="kernel", values=column)
-    values = values.reindex(columns=kernel_order(frame))
+    values = values.reindex(columns=[name for name in kernel_order(frame) if name != BOUND])
     return values.where(values > 0)
 
 
@@ -205,7 +207,8 @@ def _over_baseline(frame: DataFrame, column: str) -> Series:
     keys = list(COMPARABLE)
     problems = of_baseline[keys].itertuples(index=False, name=None)
     values = dict(zip(problems, of_baseline[column], strict=True))
-    compared = (frame["status"] == "ok") & (frame["kernel"] != baseline)
+    compared = (frame["status"] == "ok") & ~frame["kernel"].isin([baseline, BOUND])
+    compared &= baseline != BOUND
     ratios = [
         value / values[key] if compare and key in values else None
         for key, value, compare in zip(

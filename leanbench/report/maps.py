@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leanbench.decode import BOUND
 from leanbench.report.frame import baseline_of, best_ok_rows, has_values
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def maps_of(frame: DataFrame, margin: Margin) -> list[HeatMap]:
         or len(ok.drop_duplicates(["batch", "q_heads", "kv_heads"])) < 2
     ):
         return []
-    kernels = {*ok["kernel"]}
+    kernels = {*ok["kernel"]} - {BOUND}
     maps = [winner_map(margin)] if len(kernels) > 1 else []
     baseline = baseline_of(frame)
     if len(kernels) > 1 and baseline in kernels:

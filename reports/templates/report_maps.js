@@ -1,12 +1,12 @@
 // Fills the heat maps over batch x heads x context with the rows of the series that is selected.
 (() => {
-  const measured = records.filter((row) => row.latency_us > 0 && row.status === "ok");
+  const measured = records.filter((row) => row.latency_us > 0 && row.status === "ok" && row.kernel !== page.bound);
   if (!page.maps.length || !measured.length) return;
 
   const inMap = ["max_context", "batch", "q_heads", "group_size"];
   const axes = page.axes.filter((axis) => !inMap.includes(axis.name));
   const names = page.kernels.map((kernel) => kernel.name);
-  const others = names.filter((name) => name !== page.baseline);
+  const others = names.filter((name) => name !== page.baseline && name !== page.bound);
   const cellOf = (row) => `${labelOf(row)} ${row.max_context}`;
   const state = {
     chosen: fullestSeries(measured, axes, cellOf),

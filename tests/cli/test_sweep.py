@@ -302,6 +302,22 @@ def test_the_only_cell_of_a_sweep_is_unsupported(monkeypatch: pytest.MonkeyPatch
     ]
 
 
+def test_a_run_that_fits_nowhere_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(sweep_run.output, "say", said.append)
+    large = (SimpleNamespace(status="out_of_memory", reason="needs 2 GB"), None)
+    refused = (SimpleNamespace(status="unsupported", reason="it has no schedule"), None)
+    right = (SimpleNamespace(status="ok", reason=None), None)
+    assert sweep_run.has_failed(_run_of([large, large]))
+    assert sweep_run.has_failed(_run_of([refused, large]))
+    assert not sweep_run.has_failed(_run_of([refused, large, right]))
+    both = "all 2 cells are unsupported or out of memory, the first because it has no schedule."
+    assert said == [
+        "Nothing to compare: all 2 cells are out of memory, the first: needs 2 GB.",
+        f"Nothing to compare: {both}",
+    ]
+
+
 def test_a_dry_run_of_models_says_whose_shapes_it_takes():
     words = "--model Llama-3.3-70B,qwen2.5-72b --tp 1,8 --context 4k --batch 1".split()
     result = invoke("sweep", *words, "--kernels", "lean", "--dry-run")

@@ -107,9 +107,13 @@ def _written(path: Path, content: Any) -> str:
     ("content", "words"),
     [
         ("{", "is not the config.json of a model"),
-        ("[]", "is not the config.json of a model"),
-        ({"text_config": None}, "is not the config.json of a model"),
-        ({**_TINY, "layer_types": 3}, "is not the config.json of a model"),
+        ("[]", r"is no config.json of a model: it has \[\] where keys and values should"),
+        ({"text_config": None}, "is no config.json of a model: it has null where keys and values"),
+        (
+            {**_TINY, "model_type": ["llama"]},
+            r"is of model_type \['llama'\], which leanbench",
+        ),
+        ({**_TINY, "layer_types": 3}, "has layer_types 3: it must be a list, one for each layer"),
         ({"model_type": "llama"}, "it has no key 'hidden_size'"),
         (
             {"model_type": "mamba", "d_model": 8},

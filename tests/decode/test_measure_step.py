@@ -225,7 +225,7 @@ def test_settings_are_not_searched(world, tmp_path):
 
 
 def test_a_missing_library_is_a_row(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "transformers_fault", lambda: "transformers is not installed")
+    monkeypatch.setattr(measure, "version_fault", lambda: "transformers is not installed")
     problem = problem_of(written(tmp_path, "llama"), 37)
     row = measure_step(world.instruments(), problem, kernels("sdpa"))["sdpa"]
     assert (row["status"], row["reason"]) == ("unsupported", "transformers is not installed")

@@ -42,3 +42,4 @@ def test_what_cannot_be_predicted_says_so():
     assert "--layers" in large["reason"]
     (warning,) = predict_step(problem, kernel("fa2"), "default", H200)["warnings"]
     assert "the time in which its weights are read" in warning
+    assert "GPU kernels (1,400 in a step of Llama-3-8B, some hundred in OPT's)" in warning

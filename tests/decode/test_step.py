@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from leanbench.core.registry import kernel
 from leanbench.core.whole_model import read_model
 from leanbench.decode import model as models
 from leanbench.decode.cache import StepCache
-from leanbench.decode.model import random_model, transformers_fault
+from leanbench.decode.model import random_model
 from leanbench.decode.prefill import causal_attention
 from leanbench.decode.prepare import attention_of, checked
 from leanbench.decode.step import DecodeStep
@@ -159,12 +160,7 @@ def test_what_transformers_refuses_is_one_sentence(tmp_path):
         random_model(path, "fp16", "cpu")
 
 
-def test_a_missing_or_other_version_is_one_sentence(monkeypatch):
-    assert transformers_fault() is None
-    monkeypatch.setattr(models.importlib.metadata, "version", lambda name: "4.57.1")
-    assert transformers_fault() == (
-        "transformers 4.57.1 is installed, whole models need version 5: pip install"
-        " 'transformers>=5,<6'"
-    )
-    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
-    assert "which is not installed here" in str(transformers_fault())
+def test_a_version_whose_caches_are_others_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr(metadata, "version", lambda name: "5.0.0")
+    with pytest.raises(UserError, match=r"transformers 5\.0\.0 is not supported, from 5\.14 to"):
+        random_model(written(tmp_path, "llama"), "fp16", "cpu")

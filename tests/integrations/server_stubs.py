@@ -7,10 +7,45 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 FROM_FLASH_ATTENTION = "computed by the server's FlashAttention"
+
+
+@dataclass
+class VllmMetadata:
+    """FlashAttentionMetadata of vLLM: what 0.25.0 and 0.33.0 both have. Besides, 0.25.0 has
+    mm_prefix_range_tensor and 0.33.0 mm_prefix_query_range_tensor, None in most batches.
+    """
+
+    num_actual_tokens: int
+    max_query_len: int
+    query_start_loc: Any
+    seq_lens: Any
+    block_table: Any
+    causal: Any = True
+    rswa_prefix_lens: Any = None
+
+
+@dataclass
+class VllmCommonMetadata:
+    """CommonAttentionMetadata of vLLM."""
+
+    max_query_len: int
+
+
+@dataclass
+class SglangMetadata:
+    """FlashAttentionMetadata of SGLang."""
+
+    cache_seqlens_int32: Any = None
+    max_seq_len_q: int = 1
+    page_table: Any = None
+    swa_page_table: Any = None
+    pa_swa_page_table: Any = None
+    swa_out_cache_loc: Any = None
 
 
 def modules_of(names: dict[str, dict[str, Any]]) -> dict[str, ModuleType]:
@@ -94,12 +129,26 @@ def vllm_modules() -> dict[str, ModuleType]:
             self.attn_type, self.sinks = attn_type, sinks
             self.dcp_world_size, self.batch_invariant_enabled = 1, False
 
-        def forward(self, *arguments: Any) -> Any:
+        def forward(
+            self,
+            layer: Any,
+            query: Any,
+            key: Any,
+            value: Any,
+            kv_cache: Any,
+            attn_metadata: Any,
+            output: Any,
+            output_scale: Any = None,
+            output_block_scale: Any = None,
+        ) -> Any:
             return FROM_FLASH_ATTENTION
 
     return modules_of(
         {
-            "vllm.v1.attention.backend": {"AttentionType": AttentionType},
+            "vllm.v1.attention.backend": {
+                "AttentionType": AttentionType,
+                "CommonAttentionMetadata": VllmCommonMetadata,
+            },
             "vllm.v1.attention.backends.registry": {
                 "AttentionBackendEnum": AttentionBackendEnum,
                 "register_backend": register_backend,
@@ -107,6 +156,7 @@ def vllm_modules() -> dict[str, ModuleType]:
             "vllm.v1.attention.backends.flash_attn": {
                 "FlashAttentionBackend": FlashAttentionBackend,
                 "FlashAttentionImpl": FlashAttentionImpl,
+                "FlashAttentionMetadata": VllmMetadata,
                 "FlashAttentionMetadataBuilder": FlashAttentionMetadataBuilder,
             },
         }
@@ -126,25 +176,54 @@ def sglang_modules() -> dict[str, ModuleType]:
 
     class KVWriteLoc:
         @classmethod
-        def for_layer(cls, forward_batch: Any, layer: Any, *, swa_loc: Any = None) -> Any:
+        def for_layer(
+            cls, forward_batch: Any, layer: Any, *, swa_loc: Any = None, full_loc: Any = None
+        ) -> Any:
             return forward_batch.out_cache_loc
 
     class FlashAttentionBackend:
         use_mla = kv_cache_is_mxfp8 = is_prefill_aware_swa = use_sliding_window_kv_pool = False
         local_attn_builder = None
 
-        def __init__(self, runner: Any) -> None:
-            self.token_to_kv_pool = runner
+        def __init__(self, model_runner: Any) -> None:
+            self.token_to_kv_pool = model_runner
 
-        def forward_decode(self, *arguments: Any, **options: Any) -> Any:
+        def forward_decode(
+            self,
+            q: Any,
+            k: Any,
+            v: Any,
+            layer: Any,
+            forward_batch: Any,
+            save_kv_cache: bool = True,
+            q_rope: Any = None,
+            k_rope: Any = None,
+            sinks: Any = None,
+            q_descale: Any = None,
+            k_descale: Any = None,
+            v_descale: Any = None,
+            score_mod: Any = None,
+            aux_tensors: Any = None,
+            rel_bias: Any = None,
+            rel_bias_event: Any = None,
+            return_lse: bool = False,
+        ) -> Any:
             return FROM_FLASH_ATTENTION
 
         def prepare_paged_mha_query(
-            self, q: Any, q_rope: Any, k_rope: Any, layer: Any, **options: Any
+            self,
+            q: Any,
+            q_rope: Any,
+            k_rope: Any,
+            layer: Any,
+            *,
+            logical_batch_size: int,
+            kv_head_num: int,
+            is_prefill: bool,
         ) -> tuple[Any, ...]:
             return q, q_rope, k_rope, None, None
 
-        def get_paged_mha_kv_cache(self, layer: Any) -> tuple[Any, Any]:
+        def get_paged_mha_kv_cache(self, layer: Any, *, head_group_num: int = 1) -> tuple[Any, Any]:
             return self.token_to_kv_pool.caches
 
     return modules_of(
@@ -158,7 +237,8 @@ def sglang_modules() -> dict[str, ModuleType]:
                 "register_attention_backend": register_attention_backend,
             },
             "sglang.srt.layers.attention.flashattention_backend": {
-                "FlashAttentionBackend": FlashAttentionBackend
+                "FlashAttentionBackend": FlashAttentionBackend,
+                "FlashAttentionMetadata": SglangMetadata,
             },
             "sglang.srt.layers.radix_attention": {"AttentionType": AttentionType},
             "sglang.srt.mem_cache.memory_pool": {"KVWriteLoc": KVWriteLoc},

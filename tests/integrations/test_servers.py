@@ -1,15 +1,18 @@
 """The plugins of vLLM and SGLang: what they register, which batches they take, and what they ask
 of `lean_attn_with_kvcache`, which stands here written out in torch. The servers are stand-ins where
-they are not installed (server_stubs.py); with their packages, the same classes are made from them.
+they are not installed (server_stubs.py); with their packages, the same classes are made from them,
+and the stand-ins compared with them.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,7 +20,15 @@ from typing import Any
 import pytest
 import torch
 from dense_attention import DenseAttention, dense_attention
-from server_stubs import FROM_FLASH_ATTENTION, sglang_layer, sglang_modules, vllm_modules
+from interfaces import faults, fields_read, methods, overridden
+from server_stubs import (
+    FROM_FLASH_ATTENTION,
+    SglangMetadata,
+    VllmMetadata,
+    sglang_layer,
+    sglang_modules,
+    vllm_modules,
+)
 
 from leanbench.integrations import sglang, vllm
 
@@ -61,7 +72,7 @@ def expected(q: torch.Tensor, **options: Any) -> torch.Tensor:
     return dense_attention(q, k, v, cache_seqlens=LENGTHS, softmax_scale=0.25, **options)
 
 
-def batch(**changes: Any) -> SimpleNamespace:
+def batch(**changes: Any) -> VllmMetadata:
     """FlashAttention's metadata of vLLM for a decode step."""
     own = {
         "num_actual_tokens": 3,
@@ -72,7 +83,11 @@ def batch(**changes: Any) -> SimpleNamespace:
         "causal": True,
         "rswa_prefix_lens": None,
     }
-    return SimpleNamespace(**{**own, **changes})
+    metadata = VllmMetadata(**own)
+    # Those that one version has, too.
+    for name, value in changes.items():
+        setattr(metadata, name, value)
+    return metadata
 
 
 def kv_caches() -> dict[str, torch.Tensor]:
@@ -170,12 +185,23 @@ def test_fp8_caches_of_vllm_are_read_with_their_scales(vllm_backend):
         {"max_query_len": 17},
         {"causal": False},
         {"rswa_prefix_lens": LENGTHS},
+        # A prompt's last tokens, an image among them.
+        {"max_query_len": 3, "mm_prefix_range_tensor": torch.tensor([[[2, 8]]])},
+        {"max_query_len": 3, "mm_prefix_query_range_tensor": torch.tensor([[2, 8]])},
     ],
 )
 def test_other_batches_are_flash_attentions(changes, vllm_backend):
     impl = vllm_backend[0].LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, None, "auto")
     assert run(impl, torch.randn(3, HEADS, DIM), batch(**changes)) == FROM_FLASH_ATTENTION
     assert run(impl, torch.randn(3, HEADS, DIM), None) == FROM_FLASH_ATTENTION
+
+
+@pytest.mark.parametrize("field", ["mm_prefix_range_tensor", "mm_prefix_query_range_tensor"])
+def test_a_batch_without_images_is_a_decode_step(field, vllm_backend):
+    impl = vllm_backend[0].LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, None, "auto")
+    query = torch.randn(3, HEADS, DIM)
+    wanted = expected(query[:, None])[:, 0]
+    torch.testing.assert_close(run(impl, query, batch(**{field: None})), wanted)
 
 
 def test_a_batch_invariant_server_never_packs(vllm_backend):
@@ -209,7 +235,7 @@ def step(made: ModuleType, layer: Any, spec_info: Any = None, **options: Any) ->
     """What `forward_decode` returned for 3 sequences, and the cache."""
     pool = Pool()
     own = made.LeanBackend(pool)
-    own.forward_metadata = SimpleNamespace(
+    own.forward_metadata = SglangMetadata(
         page_table=TABLE,
         cache_seqlens_int32=LENGTHS,
         max_seq_len_q=1,
@@ -269,9 +295,117 @@ def test_servers_find_the_plugins(group, register):
     assert getattr(importlib.import_module(module), name) is register
 
 
-@pytest.mark.parametrize(("server", "module"), [("vllm", BACKENDS[0]), ("sglang", BACKENDS[1])])
-def test_the_classes_are_made_from_an_installed_server(server, module):
+STAND_INS: dict[str, Callable[[], dict[str, ModuleType]]] = {
+    BACKENDS[0]: vllm_modules,
+    BACKENDS[1]: sglang_modules,
+}
+#: Methods of the servers' classes that the backends replace.
+REPLACED = {
+    BACKENDS[0]: {"get_name", "get_impl_cls", "get_builder_cls", "build", "forward"},
+    BACKENDS[1]: {"forward_decode"},
+}
+#: What the backends call metadata, and the class of it.
+VLLM = "vllm.v1.attention.backend"
+METADATA = {
+    BACKENDS[0]: {
+        "attn_metadata": (f"{VLLM}s.flash_attn", "FlashAttentionMetadata"),
+        "common_attn_metadata": (VLLM, "CommonAttentionMetadata"),
+    },
+    BACKENDS[1]: {
+        "metadata forward_metadata": (
+            "sglang.srt.layers.attention.flashattention_backend",
+            "FlashAttentionMetadata",
+        )
+    },
+}
+
+
+def skip_without(name: str) -> None:
+    server = "vllm" if name == BACKENDS[0] else "sglang"
     if importlib.util.find_spec(server) is None:
-        pytest.skip(f"{server} is not installed: the tests above have stand-ins of it")
-    made = importlib.import_module(module).LeanBackend
-    assert getattr(made, "__abstractmethods__", frozenset()) == frozenset()
+        pytest.skip(f"{server} is not installed: its stand-ins are compared with nothing")
+
+
+@pytest.fixture(params=[(name, of) for name in BACKENDS for of in ("stand-ins", "installed")])
+def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A backend's module, made from stand-ins or from the installed server."""
+    name, of = request.param
+    if of == "installed":
+        skip_without(name)
+        yield importlib.import_module(name)
+        return
+    for module, _ in backend(name, STAND_INS[name](), monkeypatch):
+        yield module
+
+
+def replaced_by(made: ModuleType) -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any]]]:
+    """Methods of the server that a backend replaces: name, the backend's, the server's."""
+    for own in vars(made).values():
+        if isinstance(own, type) and own.__module__ == made.__name__:
+            yield from overridden(own)
+
+
+def test_no_abstract_method_is_left(made):
+    assert getattr(made.LeanBackend, "__abstractmethods__", frozenset()) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("own", "found"),
+    [
+        (lambda q, k, scale=1, *, out=None: 0, []),
+        (lambda q, k, *, scale=1, **options: 0, []),
+        (lambda q, k, scale=1: 0, ["does not take out"]),
+        (lambda k, q, scale=1, out=None: 0, ["has k in the place of q", "has q in the place of k"]),
+        (lambda q, k, scale, out=None: 0, ["needs scale"]),
+        (lambda q, k, scale, out, more: 0, ["needs scale", "needs out", "needs more"]),
+    ],
+)
+def test_calls_that_a_method_does_not_take_are_found(own, found):
+    def base(q: Any, k: Any, scale: float = 1, *, out: Any = None) -> None: ...
+
+    assert faults(own, base) == found
+
+
+def test_methods_take_what_those_that_they_replace_take(made):
+    found = {name: faults(own, base) for name, own, base in replaced_by(made)}
+    assert found == {name: [] for name in REPLACED[made.__name__]}
+
+
+def test_fields_that_are_read_are_the_metadatas(made):
+    for variables, (module, class_name) in METADATA[made.__name__].items():
+        metadata = getattr(importlib.import_module(module), class_name)
+        read = fields_read(made, *variables.split())
+        assert len(read) > 0
+        assert read - {field.name for field in fields(metadata)} == set()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_stand_ins_are_as_the_installed_server(name):
+    skip_without(name)
+    for module, stub in STAND_INS[name]().items():
+        for class_name, own in vars(stub).items():
+            if class_name.startswith("__"):
+                continue
+            real = getattr(importlib.import_module(module), class_name)
+            if inspect.isfunction(own):
+                assert (class_name, faults(real, own)) == (class_name, [])
+            elif is_dataclass(own):
+                assert {one.name for one in fields(own)} <= {one.name for one in fields(real)}
+            elif isinstance(own, type):
+                for method, stands_in in methods(own).items():
+                    of_real = getattr(real, method)
+                    found = faults(of_real, stands_in)
+                    if method in REPLACED[name]:
+                        found += faults(stands_in, of_real)
+                    assert (class_name, method, found) == (class_name, method, [])
+
+
+def test_an_installed_vllm_names_its_ranges_of_images_as_the_backend_does():
+    skip_without(BACKENDS[0])
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
+
+    names = {one.name for one in fields(FlashAttentionMetadata)}
+    made = importlib.import_module(BACKENDS[0])
+    of_ranges = {name for name in names if name.startswith("mm_prefix")}
+    assert len(of_ranges) == 1
+    assert of_ranges <= set(made.MM_PREFIX_FIELDS)

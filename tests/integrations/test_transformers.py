@@ -21,7 +21,7 @@ from transformers import StaticCache
 
 from leanbench.integrations import hf_attention
 from leanbench.integrations.hf_masks import lean_mask, lengths_of
-from leanbench.integrations.transformers import register
+from leanbench.integrations.transformers import register, version_fault
 
 NEW_TOKENS = 6
 PADDING = torch.tensor([[0] * 5 + [1] * 6, [1] * 11, [0] + [1] * 10])
@@ -158,11 +158,20 @@ def test_a_model_in_fp32_is_refused_at_its_first_token():
         generated(tiny_model("llama"), "lean")
 
 
-@pytest.mark.parametrize("version", ["4.57.1", "5.13.2", "6.0.0"])
+@pytest.mark.parametrize(
+    "version", ["4.57.1", "5.0.0", "5.13.2", "5", "6.0.0", "6", "6rc1", "6.0.0.dev0", "main"]
+)
 def test_other_versions_are_refused(version, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: version)
-    with pytest.raises(UserError, match=rf"{version} is not supported: install"):
+    fix = "from 5.14 to below 6 is: pip install 'transformers>=5.14,<6'"
+    with pytest.raises(UserError, match=rf"^transformers {version} is not supported, {fix}$"):
         register()
+
+
+@pytest.mark.parametrize("version", ["5.14", "5.14.0", "5.14rc1", "5.14.0.dev0", "5.100.1+local"])
+def test_versions_of_any_form_are_read(version, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    assert version_fault() is None
 
 
 def test_missing_transformers_is_one_sentence(monkeypatch):

@@ -18,12 +18,16 @@ from leanbench.cli.main import app
 from leanbench.configs.fingerprint import shipped_settings_hash
 from leanbench.core.errors import UserError
 from leanbench.core.paths import KERNELS
+from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.records.environment import kernels_hash
+from leanbench.records.reading import Run
+from leanbench.records.row import Row
 from leanbench.records.samples import SAMPLES, Samples, pack
 from leanbench.report.evidence.documents import Evidence
 from leanbench.report.evidence.faults import faults
 from leanbench.report.evidence.pages import evidence_page
+from leanbench.report.evidence.query import Figures
 from leanbench.report.evidence.sources import Source, boards_of
 from leanbench.report.evidence.writing import differing, write, write_pages
 
@@ -157,6 +161,33 @@ def test_the_documents_are_to_the_byte_what_their_runs_make_of_them() -> None:
     evidence = Evidence(KERNELS.parent)
     assert list(differing(evidence)) == [], AGAIN
     assert faults(evidence) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        # Of records, which no run replaces.
+        ("ping-pong-unit", "0.63"),
+        ("ping-pong-torch", "0.71, 0.94 and 1.31"),
+        ("ping-pong-way", "0.6 to 0.8"),
+        ("generate-before", "1.025x, 1.034x, 1.014x, 1.150x and 1.131x"),
+        ("logits-same", "91% to 100%"),
+        ("crosscheck-triton", "1.1% at most above 20 us, 0.17 us below"),
+        ("grid-ok", "1610"),
+        ("grid-noisy", "7"),
+        ("sustained-triton", "218.0 µs against 213.8"),
+        ("floor-triton-fa2", "1.27 to 1.31"),
+        ("compare-twin", "20 same, differences 0.05%"),
+        ("compare-processes", "30 same, differences 0.09%"),
+        ("plan-flashinfer", "70.3 µs and plans 110"),
+        ("peer-calls", "1010"),
+        ("memory-graphs", "25.1"),
+    ],
+)
+def test_figures_of_records_are_what_their_logs_say(name: str, text: str) -> None:
+    evidence = Evidence(KERNELS.parent)
+    published = evidence.published("figure", name)
+    assert (published.text, evidence.state(published.sources)) == (text, "record")
 
 
 def test_every_library_took_refused_or_missed_each_drawn_problem() -> None:
@@ -323,6 +354,9 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
         ("count lean where 100MB..", "2"),
         ("problems", "3"),
         ("ended unsupported fa2", "1"),
+        ("ended ok", "8"),
+        ("interval", "1.00%"),
+        ("ran *split* lean", "0"),
         ("schedules lean", "stream-K 2, equal splits 1"),
         ("boards", "1"),
         ("date", "2026-01-02"),
@@ -331,6 +365,40 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
 def test_queries(checkout: Checkout, query: str, answer: str) -> None:
     checkout.declare(DECLARED.replace("geomean libraries/lean", query))
     assert checkout.evidence().published("figure", "mean").text == answer
+
+
+@pytest.mark.parametrize(
+    ("query", "answer"),
+    [
+        # 500 us for the prompt of 1000 tokens, 100 tokens of 10 and of 20 us.
+        ("lean.request_us where n1050 h32", "1500"),
+        ("fa2.request_us/lean.request_us where n1050", "1.67x"),
+        ("lean.request_us where n1000", "500.0"),
+        ("count lean.request_us", "2"),
+    ],
+)
+def test_a_request_is_its_prompt_and_its_output(query: str, answer: str) -> None:
+    prompt, step = (
+        AttentionProblem(1, 32, 32, context, 128, whole_model="opt-6.7b")
+        for context in (1000, 1050)
+    )
+    apart = AttentionProblem(1, 32, 8, 1050, 128, whole_model="llama-3-8b")
+    rows = [
+        (Row.model_validate(row(prompt, "lean", 9.0, prefill_us=500.0)), prompt),
+        (Row.model_validate(row(step, "lean", 10.0)), step),
+        (Row.model_validate(row(step, "fa2", 20.0)), step),
+        (Row.model_validate(row(apart, "lean", 30.0)), apart),
+    ]
+    figures = Figures((Run(Path("runs/mine"), manifest(), tuple(rows)),), ("lean",))
+    assert figures.answer(query) == answer
+
+
+@pytest.mark.parametrize(("query", "answer"), [("libraries/lean", "1.20x"), ("others", "12.00")])
+def test_the_bound_of_whole_models_is_no_library(query: str, answer: str) -> None:
+    took = {"lean": 10.0, "no_attention": 8.0, "sdpa": 12.0}
+    rows = [(Row.model_validate(row(SHORT, name, us)), SHORT) for name, us in took.items()]
+    figures = Figures((Run(Path("runs/mine"), manifest(), tuple(rows)),), ("lean",))
+    assert figures.answer(query) == answer
 
 
 @pytest.mark.parametrize(
@@ -349,6 +417,71 @@ def test_a_query_without_an_answer_is_a_sentence(
     with pytest.raises(UserError) as error:
         checkout.evidence().published("figure", "mean")
     assert str(error.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("query", "answer"),
+    [
+        ("/took ([0-9.]+) us/", "7"),
+        ("/took ([0-9.]+) us/ as 1", "7.0"),
+        ("median /took ([0-9.]+) us/ as 1", "11.5"),
+        ("max /took ([0-9.]+) us/", "40.00"),
+        ("/and ([0-9]+)/s/ as MB", "12 MB"),
+        ("/and ([0-9]+)/ as GB", "0.01 GB"),
+    ],
+)
+def test_a_pattern_asks_a_log_or_a_file_of_a_run(
+    checkout: Checkout, query: str, answer: str
+) -> None:
+    folder = checkout.root / "reports" / "h200"
+    log = "took 7 us\ntook 11.5 us\ntook 40 us and 12000000/s\n"
+    for name in ("log.txt", "mine/trace.json"):
+        (folder / name).write_text(log)
+        checkout.declare(DECLARED.replace("{mine: geomean libraries/lean}", f"{{{name}: {query}}}"))
+        published = checkout.evidence().published("figure", "mean")
+        assert published.text == answer
+        assert [source.name for source in published.sources] == [name.partition("/")[0]]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("gone.txt: /took ([0-9]+)/", "there is no log reports/h200/gone.txt"),
+        ("mine: /took ([0-9]+)/", "there is no log reports/h200/mine"),
+        ("log.txt: /took ([0-9]+) s/", "log.txt has no line like 'took ([0-9]+) s': mend the pat"),
+        ("log.txt: most /took ([0-9]+)/", "verb 'most' is not known, choose from geomean, mean"),
+        ("log.txt: /took ([0-9]+)/ as y", "format 'y' is not known, choose from us, ms, x"),
+    ],
+)
+def test_a_pattern_without_an_answer_is_a_sentence(
+    checkout: Checkout, query: str, words: str
+) -> None:
+    (checkout.root / "reports" / "h200" / "log.txt").write_text("took 7 us")
+    checkout.declare(DECLARED.replace("mine: geomean libraries/lean", query))
+    with pytest.raises(UserError) as error:
+        checkout.evidence().published("figure", "mean")
+    assert str(error.value).startswith(words)
+
+
+def test_facts_of_intervals_cross_checks_and_what_ran(checkout: Checkout) -> None:
+    rows = [
+        row(SHORT, "lean", 10.0, run_id="a1", crosscheck_us=10.25, gpu_kernels=["lean_1", "split"]),
+        row(LONG, "lean", 200.0, run_id="a1", crosscheck_us=198.0, latency_ci_low_us=195.0),
+        row(OTHER, "fa2", 100.0, run_id="a1", crosscheck_us=103.0, gpu_kernels=["split"]),
+        row(OTHER, "lean", status="unsupported", reason="not taken", run_id="a1"),
+    ]
+    checkout.run(rows)
+    figures = {
+        "interval": "2.50%",
+        "interval fa2": "1.00%",
+        "crosscheck": "3.0% at most above 20 us, 0.25 us below",
+        "crosscheck lean": "1.0% at most above 20 us, 0.25 us below",
+        "ran spl* lean": "1",
+        "ran lean* fa2": "0",
+    }
+    for query, answer in figures.items():
+        checkout.declare(DECLARED.replace("geomean libraries/lean", query))
+        assert checkout.evidence().published("figure", "mean").text == answer
 
 
 def test_a_table_can_be_of_what_is_behind_the_worst_first(checkout: Checkout) -> None:
@@ -640,6 +773,24 @@ def test_a_record_is_there_and_shown_as_no_result(
     assert about == [
         "[records] has gone, which is not under reports/h200: leave it out",
         f"[records] has mine, which {shown} shows as a result: leave it out",
+    ]
+
+
+def test_a_record_that_is_declared_as_shown_has_figures_and_counts_as_one(
+    checkout: Checkout,
+) -> None:
+    shown = DECLARED.replace("[records]", '[records]\n"a choice" = ["mine"]')
+    write(checkout.evidence())
+    checkout.declare('shown_records = ["mine"]\n' + shown)
+    evidence = checkout.evidence()
+    assert not [fault for fault in faults(evidence) if "records" in fault]
+    assert {evidence.state(quote.sources) for quote in evidence.quotes} == {"record"}
+    assert ", 2026-01-02, one NVIDIA H200, **record**." in checkout.readme()
+    checkout.declare('shown_records = ["mine", "gone"]\n' + DECLARED)
+    about = [fault for fault in faults(checkout.evidence()) if "shown_records" in fault]
+    assert about == [
+        f"shown_records has {name}, which is no record that is shown: leave it out"
+        for name in ("mine", "gone")
     ]
 
 

@@ -60,6 +60,30 @@ def test_headline_says_who_wins_by_how_much_and_what_to_beware_of(write_run: Wri
     }
 
 
+def test_the_bound_of_whole_models_has_won_nothing(write_run: WriteRun) -> None:
+    """It is in no verdict, as the fastest or as another kernel, nor the kernel to compare with."""
+    rows = [
+        row(problem(), "no_attention", 8.0, energy_mj=1.0),
+        row(problem(), "lean", 10.0, energy_mj=2.0),
+        row(problem(), "fa2", 15.0, energy_mj=3.0),
+    ]
+    said = {
+        "Fastest": "lean.",
+        "By how much": "lean is 1.50× as fast as the fastest other kernel.",
+        "Energy": "Of a launch: fa2 takes 1.50× of what lean takes.",
+    }
+    directory = write_run(rows)
+    assert sentences_of(directory) == [said]
+    frame = results_frame(read_run(directory))
+    assert list(frame["speedup"].dropna()) == [1.5]
+    found = winners(frame)
+    assert found is not None
+    assert [winner.kernel for winner in found.kernels] == ["lean", "fa2"]
+    assert sentences_of(write_run(rows[:2], folder="lean-alone")) == [{}]
+    without_lean = results_frame(read_run(write_run([rows[0], rows[2]], folder="without")))
+    assert {*without_lean["baseline"]} == {"fa2"}
+
+
 def test_headline_of_energy_and_warnings(write_run: WriteRun) -> None:
     rows = [
         row_with_all_fields(problem(), "lean", 10.0),

@@ -175,6 +175,10 @@ def test_flagged_rows_are_gathered_by_reason(write_run: WriteRun) -> None:
             [row(problem(), "fa2", 10.0), row(problem(), "cudnn", 9.0)],
             "fa2 is 0.90× as fast as the fastest other kernel.",
         ),
+        (
+            [row(problem(), "lean", 10.0), row(problem(), "no_attention", 9.0)],
+            "of another kernel. no_attention is the bound of all kernels and compared with none.",
+        ),
     ],
 )
 def test_small_runs(write_run: WriteRun, rows: list[dict[str, Any]], says: str) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from leanbench.core.errors import UserError
 
 DECLARATION = Path("reports") / "evidence.toml"
-#: Parts whose values are lists; `own` is one itself.
-_LISTS = ("own", "sets", "pages", "records")
+#: Parts whose values are lists; the first two are lists themselves.
+_LISTS = ("own", "shown_records", "sets", "pages", "records")
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,8 @@ class Declared:
     own: Sequence[str]
     #: Why a document has tables of figures that are not made from a run.
     by_hand: Mapping[str, str]
+    #: Records that documents make figures of, with words beside them that say what they are of.
+    shown_records: Sequence[str] = ()
 
 
 def read(root: Path) -> Declared:
@@ -141,7 +143,7 @@ def _refuse_other_types(content: Mapping[str, Any]) -> None:
     """Raises TypeError for the first value that is not of the type that `Declared` gives it."""
     for part, values in content.items():
         wanted, word = (list, "a list") if part in _LISTS else (str, "text")
-        for name, value in {"": values}.items() if part == "own" else values.items():
+        for name, value in {"": values}.items() if part in _LISTS[:2] else values.items():
             if not isinstance(value, wanted):
                 raise TypeError(f"{part} {name}".rstrip() + f" is {value!r}, not {word}")
 

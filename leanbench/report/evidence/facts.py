@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from leanbench.report.evidence.sources import Source
 
 if TYPE_CHECKING:
     from leanbench.records.row import Row
+
+#: Launches that take at most this are short: their cross-checks differ by a part of a microsecond.
+_SHORT_US = 20
 
 
 def fact(query: str, sources: Sequence[Source]) -> str | None:
@@ -40,7 +44,7 @@ def _problems(sources: Sequence[Source], _: str) -> str:
 
 
 def _ended(sources: Sequence[Source], status_and_kernel: str) -> str:
-    """The number of rows that ended so."""
+    """The number of rows that ended so, of a kernel or of all."""
     status, _, kernel = status_and_kernel.partition(" ")
     return str(sum(row.status == status for row in _rows(sources, kernel)))
 
@@ -51,10 +55,43 @@ def _schedules(sources: Sequence[Source], kernel: str) -> str:
     return ", ".join(f"{schedule} {count}" for schedule, count in counts.most_common())
 
 
+def _ran(sources: Sequence[Source], pattern_and_kernel: str) -> str:
+    """The number of rows of a kernel on whose GPU a kernel of such a name ran."""
+    pattern, _, kernel = pattern_and_kernel.partition(" ")
+    return str(
+        sum(
+            any(fnmatchcase(name, pattern) for name in row.gpu_kernels or ())
+            for row in _rows(sources, kernel)
+        )
+    )
+
+
+def _interval(sources: Sequence[Source], kernel: str) -> str:
+    """The furthest that a 95% interval reaches from its median, over the median."""
+    return f"{max(_reach(row) for row in _rows(sources, kernel)):.2%}"
+
+
+def _reach(row: Row) -> float:
+    median, low, high = row.latency_us, row.latency_ci_low_us, row.latency_ci_high_us
+    if not median or low is None or high is None:
+        return 0.0
+    return max(median - low, high - median) / median
+
+
+def _crosscheck(sources: Sequence[Source], kernel: str) -> str:
+    """The furthest that the cross-check is from the latency, in long launches and in short ones."""
+    pairs = [(row.latency_us, row.crosscheck_us) for row in _rows(sources, kernel)]
+    timed = [(latency, other) for latency, other in pairs if latency and other]
+    long = max(abs(other / latency - 1) for latency, other in timed if latency > _SHORT_US)
+    short = max(abs(other - latency) for latency, other in timed if latency <= _SHORT_US)
+    return f"{long:.1%} at most above {_SHORT_US} us, {short:.2f} us below"
+
+
 def _rows(sources: Sequence[Source], kernel: str) -> Iterator[Row]:
+    """Those of a kernel, or without its name all."""
     for source in sources:
         for row, _ in source.run.results:
-            if row.kernel == kernel:
+            if kernel in ("", row.kernel):
                 yield row
 
 
@@ -70,4 +107,7 @@ _FACTS: dict[str, Callable[[Sequence[Source], str], str]] = {
     "problems": _problems,
     "ended": _ended,
     "schedules": _schedules,
+    "ran": _ran,
+    "interval": _interval,
+    "crosscheck": _crosscheck,
 }

@@ -64,8 +64,11 @@ def _records(evidence: Evidence) -> Iterator[str]:
     for name in sorted(evidence.sources.records):
         if name not in evidence.sources.by_name:
             yield f"[records] has {name}, which is not under {FOLDER}: leave it out"
-        elif name in shown:
+        elif name in shown and name not in declared.shown_records:
             yield f"[records] has {name}, which {shown[name]} shows as a result: leave it out"
+    for name in declared.shown_records:
+        if name not in shown or name not in evidence.sources.records:
+            yield f"shown_records has {name}, which is no record that is shown: leave it out"
 
 
 def _pictures(evidence: Evidence) -> Iterator[str]:
@@ -134,7 +137,7 @@ def _rows(evidence: Evidence) -> Iterator[str]:
     """Rows of published runs that are not as they were taken."""
     published = [quote.sources for quote in evidence.quotes if quote.kind != "link"]
     for source in dict.fromkeys(source for sources in published for source in sources):
-        if source.is_run:
+        if source.has_rows:
             yield from _rows_of(source)
 
 

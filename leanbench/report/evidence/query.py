@@ -4,21 +4,30 @@
         [>= NUMBER] [where WORD ...] [as FORMAT]
 
 KERNEL is one, several with commas (the fastest of them), ``libraries``: all but this project's own,
-or ``others``: all but LeanAttention's. FIELD is a quantity of a row, the latency unless given.
+or ``others``: all but LeanAttention's; the bound of whole models is in neither. FIELD is a quantity
+of a row, the latency unless given, or ``request_us``: of the request to a whole model that the step
+is in the middle of.
 ``with`` takes the row before it from another problem. ``where`` asks for problems whose labels have
 these words (``nragged*``; ``!NHD``: have not), whose K and V have so many bytes (``5..50MB``), or
 on which a kernel's schedule was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb
 just one problem must be left. In a table's column ``name`` gives the kernel itself, or a field that
 is a word. Besides, a run says ``problems``, ``boards``, ``date``, ``kernels``, ``version PACKAGE``,
-``ended STATUS KERNEL`` (the number of such rows) and ``schedules KERNEL`` (how many rows are of
-each).
+``ended STATUS [KERNEL]`` (the number of such rows), ``schedules KERNEL`` (how many rows are of
+each), ``ran PATTERN KERNEL`` (the number of rows on whose GPU a kernel of such a name ran),
+``interval [KERNEL]`` (the furthest that a 95% interval reaches from its median) and ``crosscheck
+[KERNEL]`` (the furthest that the cross-check is from the latency).
+
+    [VERB] /PATTERN/ [as FORMAT]
+
+asks a log, or a file of a run: what the pattern's group finds first, or the mean, median, lowest or
+highest of all that it finds.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from math import exp, fsum, log
@@ -27,17 +36,20 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.decode import BOUND
 from leanbench.report.evidence.wording import has_words, size_words, with_axes
 from leanbench.report.frame import BASELINE
 
 if TYPE_CHECKING:
-    from leanbench.core.problem import AttentionProblem
     from leanbench.records.reading import Run
     from leanbench.records.row import Row
 
 TIMED = ("ok", "noisy")
 #: Follows a figure that was timed with noise.
 NOISE = "\\*"
+#: A field that rows do not have: a prompt and an output, as the paper's figure 10 has them.
+REQUEST = "request_us"
 LIBRARIES = "libraries"
 OTHERS = "others"
 
@@ -56,7 +68,7 @@ def geomean(values: Sequence[float]) -> float:
     return exp(fsum(map(log, values)) / len(values))
 
 
-_VERBS: dict[str, Callable[[Sequence[float]], float]] = {
+VERBS: dict[str, Callable[[Sequence[float]], float]] = {
     "geomean": geomean,
     "mean": fmean,
     "median": median,
@@ -81,6 +93,8 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "0": lambda value: f"{value:.0f}",
     "1": lambda value: f"{value:.1f}",
     "2": lambda value: f"{value:.2f}",
+    "MB": lambda size: f"{size / 1e6:,.0f} MB",
+    "GB": lambda size: f"{size / 1e9:.2f} GB",
 }
 
 
@@ -178,7 +192,23 @@ class Figures:
         row, field = self._row(text, at)
         if row is None:
             return None, False
-        return getattr(row, field or "latency_us"), row.status == "noisy"
+        is_noisy = row.status == "noisy"
+        if field == REQUEST:
+            return self._request_us(row), is_noisy
+        return getattr(row, field or "latency_us"), is_noisy
+
+    def _request_us(self, row: Row) -> float | None:
+        """The prompt's time, of the step right after it, and the output's at the pace of this step;
+        None without a prompt.
+        """
+        step = AttentionProblem.from_dict(row.problem)
+        for of in self.problems:
+            prefills = [other.prefill_us for other in of.rows.values() if other.prefill_us]
+            # Requests have prompts of one length.
+            if prefills and replace(step, context=of.problem.context) == of.problem:
+                tokens = 2 * (step.max_context - of.problem.max_context)
+                return prefills[0] + tokens * (row.latency_us or 0)
+        return None
 
     def _row(self, operand: str, at: Measured) -> tuple[Row | None, str]:
         """The fastest timed row of an operand's kernels, and its field."""
@@ -210,9 +240,9 @@ class Figures:
 
     def _is_named(self, kernel: str, names: str) -> bool:
         if names == LIBRARIES:
-            return not kernel.startswith(self.own)
+            return not kernel.startswith((*self.own, BOUND))
         if names == OTHERS:
-            return not kernel.startswith(BASELINE)
+            return not kernel.startswith((BASELINE, BOUND))
         return kernel in names.split(",")
 
 
@@ -241,7 +271,7 @@ def _summary(parsed: Mapping[str, Any], pairs: Sequence[tuple[float, Measured]])
             holds = _SIGNS[parsed["sign"]]
             count = sum(holds(value, float(parsed["bound"])) for value in values)
         return str(count) if verb == "count" else FORMATS["%"](count / len(values))
-    return _format(parsed)(values[0] if verb is None else _VERBS[verb](values))
+    return _format(parsed)(values[0] if verb is None else VERBS[verb](values))
 
 
 def _rank(row: Row) -> float:
@@ -257,7 +287,11 @@ def _parse(query: str) -> dict[str, Any]:
 
 
 def _format(parsed: Mapping[str, Any]) -> Callable[[float], str]:
-    name = parsed["format"] or ("x" if parsed["under"] else "us")
+    return format_of(parsed["format"] or ("x" if parsed["under"] else "us"))
+
+
+def format_of(name: str) -> Callable[[float], str]:
+    """Raises UserError where there is none of that name."""
     if name not in FORMATS:
         raise UserError(f"format {name!r} is not known, choose from {', '.join(FORMATS)}")
     return FORMATS[name]

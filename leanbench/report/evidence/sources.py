@@ -59,6 +59,11 @@ class Source:
         return bool(self.manifest)
 
     @property
+    def has_rows(self) -> bool:
+        """Whether it is a run of a sweep; a trace has none."""
+        return self.is_run and (self.path / "results.jsonl").is_file()
+
+    @property
     def of_model(self) -> bool:
         """Whether it is there for the performance model alone."""
         return self.is_run and self.name.startswith("model/")
@@ -84,7 +89,7 @@ class Source:
         """GPUs that share a problem, the most of any."""
         if "problem" in self.manifest:  # of a trace, which has one and no rows
             return AttentionProblem.from_dict(self.manifest["problem"]).gpus.gpus
-        if not (self.path / "results.jsonl").is_file():
+        if not self.has_rows:
             return 1
         return max((problem.gpus.gpus for _, problem in self.run.results), default=1)
 

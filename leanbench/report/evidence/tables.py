@@ -12,9 +12,9 @@ from leanbench.report.evidence import claims
 from leanbench.report.evidence.declared import Declared, Picture, Scatter, Table, as_dict
 from leanbench.report.evidence.facts import fact
 from leanbench.report.evidence.pictures import Line, chart
-from leanbench.report.evidence.query import FORMATS, NOISE, Figures, Measured
+from leanbench.report.evidence.query import NOISE, VERBS, Figures, Measured, format_of
 from leanbench.report.evidence.scatter import Point, scatter
-from leanbench.report.evidence.sources import CURRENT, Source, Sources, boards_of
+from leanbench.report.evidence.sources import CURRENT, FOLDER, Source, Sources, boards_of
 from leanbench.report.evidence.wording import problem_words
 from leanbench.report.facts.measured_claims import MeasuredClaim
 
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 #: ``{peers: geomean cudnn/lean}``, ``{check/fuzz.txt: /all (\d+) passed/}``
 _HOLE = re.compile(r"\{([\w./+-]+): ([^{}]+)\}")
+#: ``median /took ([0-9.]+) us/ as 1``
+_OF_LOG = re.compile(r"(?:(?P<verb>\w+) )?/(?P<pattern>.+)/(?: as (?P<format>\S+))?")
 #: Words of a label that a table's other columns say.
 _PLAIN = re.compile(r"[bhndcp]\d\S*|fp16|bf16|HND|NHD|device|nragged\S+|model=\S+|latent|dv\d+")
 
@@ -171,23 +173,29 @@ class Press:
         return _HOLE.sub(lambda hole: self._hole(hole[1], hole[2]), text)
 
     def _hole(self, name: str, query: str) -> str:
-        if query.startswith("/"):
-            pattern, _, format_ = query.removeprefix("/").rpartition("/")
-            figure = self._from_log(name, pattern)
-            return FORMATS[format_.removeprefix(" as ")](float(figure)) if format_ else figure
+        if of_log := _OF_LOG.fullmatch(query):
+            return self._from_log(name, of_log)
         if query.startswith(claims.VERDICTS):
             return claims.verdicts(self._measured_claims(name), query)
         figures = self._figures(name)
         answer = fact(query, self.sources_of((name,)))
         return figures.answer(query) if answer is None else answer
 
-    def _from_log(self, name: str, pattern: str) -> str:
-        source = self.sources[name]
-        self._used.append(source)
-        match = re.search(pattern, source.path.read_text(encoding="utf-8"))
-        if match is None:
+    def _from_log(self, name: str, query: re.Match[str]) -> str:
+        """What a pattern finds first in a log or a run's file, or a verb makes of all it finds."""
+        path = self.sources.folder / name
+        if not path.is_file():
+            raise UserError(f"there is no log {FOLDER}/{name}")
+        self._used += self.sources.of_path(path)
+        verb, pattern, format_ = query.groups()
+        found = re.findall(pattern, path.read_text(encoding="utf-8"))
+        if not found:
             raise UserError(f"{name} has no line like {pattern!r}: mend the pattern")
-        return match[1]
+        if verb and verb not in VERBS:
+            raise UserError(f"verb {verb!r} is not known, choose from {', '.join(VERBS)}")
+        if verb:
+            return format_of(format_ or "us")(VERBS[verb]([float(figure) for figure in found]))
+        return format_of(format_)(float(found[0])) if format_ else found[0]
 
     def sources_of(self, names: Iterable[str]) -> tuple[Source, ...]:
         """Runs by their names, or the names of sets."""

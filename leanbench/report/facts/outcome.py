@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from leanbench.decode import BOUND
 from leanbench.report.compare.ratios import MARGIN, times
 from leanbench.report.document import Block, Section, Sentences, Table, Text, sentences, table
 from leanbench.report.facts.headline import caveats, headline, near, overview_of
@@ -36,6 +37,8 @@ def summary_section(results: Results) -> Section:
     if results.parts and not any(part.summary.speedups for part in results.parts):
         baseline = baseline_of(results.frame)
         nothing = f"No speedups: no problem has an ok row of {baseline} and of another kernel."
+        if BOUND in {*results.frame["kernel"]}:
+            nothing += f" {BOUND} is the bound of all kernels and compared with none."
         blocks.append(sentences(nothing, layout="empty"))
     return Section("summary", "", tuple(blocks))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from leanbench.decode import BOUND
 from leanbench.report.compare.ratios import Margin, margin_of
 from leanbench.report.document import Block, Column, Section, Table, Text, Words, without_shared
 from leanbench.report.frame import baseline_of, gpu_name
@@ -35,7 +36,9 @@ class _Alike:
     @property
     def others(self) -> list[str]:
         """The kernels that are compared with the baseline."""
-        return [name for name in self.kernels if name != self.baseline] if self.has_baseline else []
+        if not self.has_baseline or self.baseline == BOUND:
+            return []
+        return [name for name in self.kernels if name not in (self.baseline, BOUND)]
 
     @property
     def has_baseline(self) -> bool:
@@ -176,9 +179,12 @@ def _latency_cell(of: ByKernel, name: str, margin: Margin) -> Words:
 
 
 def _is_fastest(row: Row, of: ByKernel, margin: Margin) -> bool:
-    """Whether the row is the fastest of several `ok` ones, or within the margin of it."""
-    latencies = [row.latency_us for row in of.values() if row.status == "ok" and row.latency_us]
-    if row.status != "ok" or not row.latency_us or len(latencies) < 2:
+    """Whether the row is the fastest of several `ok` ones, or within the margin of it; the bound is
+    none of them.
+    """
+    rivals = [other for other in of.values() if other.status == "ok" and other.kernel != BOUND]
+    latencies = [other.latency_us for other in rivals if other.latency_us]
+    if row.status != "ok" or row.kernel == BOUND or not row.latency_us or len(latencies) < 2:
         return False
     return row.latency_us <= min(latencies) * (1 + margin.share)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from leanbench.decode import BOUND
 from leanbench.report.charts import charts_of, drawn_rows
 from leanbench.report.facts.side_by_side import quantities, sides_of
 from leanbench.report.frame import baseline_of, best_ok_rows, kernel_order
@@ -23,6 +24,7 @@ def page_data(results: Results) -> dict[str, Any]:
     return {
         "name": "-".join(run.name for run in results.runs),
         "baseline": baseline_of(frame),
+        "bound": BOUND,
         "tag": " (predicted)" if "predicted" in results.sources else "",
         "kernels": [
             {"name": name, "color": color, "symbol": symbol}
