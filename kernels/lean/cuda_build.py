@@ -416,6 +416,14 @@ class ManyRowsBuild(CudaBuild):
                 f" {capability[0]}.{capability[1]}: choose tile_rows 8, 16 or 32"
             )
         self._check_pages()
+        # Sums of a pair of CTAs lie over the ring: SUMS_AT in rows_layout.cuh.
+        sums = 4 * self.rows * (self.v_head_dim + 8) + 8 * self.rows
+        ring = 2 * self.stages * self.chunk * (self.head_dim + self.v_head_dim)
+        if self.cluster > 1 and sums > ring:
+            raise DoesNotFit(
+                f"lean_cuda merges pairs of CTAs with tile_rows {self.rows} in {sums} bytes of its"
+                f" stages, {self.stages} of {self.chunk} tokens have {ring}: choose more num_stages"
+            )
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES,
             "PARTIAL_BYTES": self.partial_bytes,

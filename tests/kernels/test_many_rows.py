@@ -204,6 +204,18 @@ def test_splits_are_even(tiles, most, splits):
     assert even_splits(tiles, most) == splits
 
 
+@pytest.mark.parametrize(("head_dim", "v_head_dim"), [(64, None), (128, None), (64, 128)])
+def test_pairs_of_ctas_merge_in_their_stages(head_dim, v_head_dim):
+    problem = AttentionProblem(8, 32, 8, 1500, head_dim, "bf16", q_len=7, v_head_dim=v_head_dim)
+    one, two = (
+        ManyRowsBuild.of(problem, cuda_config(64, 4, stages, 1, 2, 64, "bulk", 1, True))
+        for stages in (1, 2)
+    )
+    with pytest.raises(DoesNotFit, match=r"in \d+ bytes of its stages, 1 of 64 tokens have"):
+        one.source((9, 0))
+    compile_cuda(two.source((9, 0)))
+
+
 def test_settings_that_may_be_tuned_have_both_kernels():
     problem = replace(CHUNK, q_len=16)
     space = kernel("lean_cuda").tuning_space(problem, H200)
