@@ -36,6 +36,7 @@ typedef Number<Q_DTYPE>::Type QNumber;
 struct PeerGroup {
   u64 tickets;       // that CTAs have drawn
   u64 timeout_ns;    // that a CTA waits for the other GPUs
+  u64 failed;        // 1: a launch has waited in vain
   u32 *failure;      // on the host: 1 + the rank that did not come in time
   i64 half_numbers;  // 32-bit numbers of half a workspace
   u64 rank;          // of this GPU

@@ -19,7 +19,8 @@ constexpr u64 LAUNCH_TICKETS = 1 << 20;
 // What the CTA knows of the exchange, in shared memory.
 struct PeerPlaces {
   u32 *workspaces[PEERS];  // the half of this launch
-  u32 epoch, rank;
+  u32 epoch;
+  unsigned short rank, failed;  // failed: a launch before this one has waited in vain
 };
 
 static_assert(sizeof(PeerPlaces) == PEERS_BYTES, "CudaBuild.shared_bytes counts with it");
@@ -62,19 +63,21 @@ __device__ __forceinline__ void push_piece(const Params &p, const Position &part
 
 // The CTA's side of the exchange.
 struct PeerExchange {
-  u64 ticket;        // thread 0
+  u64 ticket, failed;  // thread 0
   u32 *workspace;      // thread i < PEERS: of rank i
-  int first, count;  // output tiles whose partials the CTA has stored
-  u64 deadline;      // of a thread that waits; 0: it has not yet
+  int first, count;    // output tiles whose partials the CTA has stored
+  u64 deadline;        // of a thread that waits; 0: it has not yet
 
   // Draws the CTA's ticket, which counts launches: all of a launch's add up to LAUNCH_TICKETS. So a
   // graph's replays count, and no CTA has to be the last.
   __device__ __forceinline__ void start(const Params &p) {
     first = count = 0;
     deadline = 0;
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
       ticket = atom_add_relaxed_gpu_u64(&p.peers->tickets,
                                         blockIdx.x == 0 ? LAUNCH_TICKETS - (gridDim.x - 1) : 1);
+      failed = p.peers->failed;
+    }
     if (threadIdx.x < PEERS) workspace = p.peers->workspaces[threadIdx.x];
   }
 
@@ -84,16 +87,18 @@ struct PeerExchange {
     const u32 launch = __shfl_sync(~0u, (u32)(ticket / LAUNCH_TICKETS), 0);
     if (threadIdx.x < PEERS)
       places.workspaces[threadIdx.x] = workspace + (launch & 1) * p.peers->half_numbers;
-    // Never 0, which new workspaces hold.
-    if (threadIdx.x == 0)
-      places.epoch = (launch ^ shape(p)) | 1u << 31, places.rank = p.peers->rank;
+    if (threadIdx.x == 0) {
+      // Never 0, which new workspaces hold.
+      places.epoch = (launch ^ shape(p)) | 1u << 31;
+      places.rank = p.peers->rank, places.failed = failed != 0;
+    }
   }
 
   // A number of the call's shape: GPUs that are called with different ones do not take one
   // another's partials.
   __device__ __forceinline__ static u32 shape(const Params &p) {
-    u32 hash = p.batch;
-    for (u32 size : {(u32)p.kv_heads, (u32)p.q_len, (u32)GROUP_SIZE, (u32)V_HEAD_DIM})
+    u32 hash = 0;
+    for (u32 size : {(u32)p.batch, (u32)p.kv_heads, (u32)p.q_len, (u32)GROUP_SIZE, (u32)V_HEAD_DIM})
       hash = (hash ^ size) * 0x9E3779B1u, hash ^= hash >> 15;
     return hash;
   }
@@ -120,8 +125,9 @@ struct PeerExchange {
       for (int peer = 0; peer < PEERS; peer++)
         if (head[peer].w != places.epoch | rest[peer].w != places.epoch) missing = peer;
       if (missing < 0) break;
-      if (is_late(p)) {
+      if (is_late(p, places)) {
         st_relaxed_sys_u32(p.peers->failure, 1 + missing);
+        p.peers->failed = 1;
         return {make_float4(0.0f, 0.0f, 0.0f, 0.0f), 0.0f, NOT_A_NUMBER};
       }
     }
@@ -137,9 +143,10 @@ struct PeerExchange {
     return parts.template merged<1>();
   }
 
-  __device__ __forceinline__ bool is_late(const Params &p) {
+  // A launch after one that has waited in vain waits no longer: many may be queued, or in a graph.
+  __device__ __forceinline__ bool is_late(const Params &p, const PeerPlaces &places) {
     const u64 now = globaltimer();
-    if (deadline == 0) deadline = now + p.peers->timeout_ns;
+    if (deadline == 0) deadline = now + (places.failed ? 0 : p.peers->timeout_ns);
     return now > deadline;
   }
 };

@@ -31,6 +31,7 @@ class PeerFields(ctypes.Structure):
     _fields_ = [
         ("tickets", ctypes.c_uint64),
         ("timeout_ns", ctypes.c_uint64),
+        ("failed", ctypes.c_uint64),
         ("failure", ctypes.c_uint64),
         ("half_numbers", ctypes.c_int64),
         ("rank", ctypes.c_uint64),
@@ -51,7 +52,8 @@ class ContextGroup:
     Args:
         process_group: whose GPUs these are; None: all processes.
         timeout_s: that a launch waits for the other GPUs. Past it the outputs are NaN, and the next
-            call, or `check`, raises RuntimeError.
+            call, or `check`, raises RuntimeError. Launches that are queued behind it, or in its
+            graph, wait no longer.
         workspace_bytes: of each GPU. A call takes 64 bytes for each rank and each 4 numbers of its
             output: 64 MB are enough for 4,096 query rows of 128 on 8 GPUs.
 
