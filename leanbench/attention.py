@@ -137,7 +137,7 @@ def lean_attn_with_kvcache(
         k_descale: like `q_descale`, for `k_cache` and `k`.
         v_descale: like `q_descale`, for `v_cache` and `v`.
         cu_seqlens_q: (batch + 1,) int32: where each sequence's query tokens begin in `q`, and their
-            number.
+            number. Of a sequence that has none, new tokens may be left unwritten.
         max_seqlen_q: with `cu_seqlens_q`: the most query tokens of a sequence.
         cu_seqlens_k_new: (batch + 1,) int32: where each sequence's new tokens begin in `k` and `v`,
             and their number; `k` and `v` are then (new tokens, kv_heads, head_dim).
