@@ -179,6 +179,13 @@ def lean_attn_with_kvcache(
     """
     if flash_attn_arguments:
         _refuse_unsupported(flash_attn_arguments)
+    if not (
+        isinstance(q, torch.Tensor)
+        and isinstance(k_cache, torch.Tensor)
+        and isinstance(v_cache, torch.Tensor)
+        and (config is None or isinstance(config, LeanConfig))
+    ):
+        raise TypeError(_wrong_type({"q": q, "k_cache": k_cache, "v_cache": v_cache}, config))
     if batch_invariant and config is not None and not config.fixed_run_tiles:
         raise ValueError(
             "batch_invariant needs a config with fixed_run_tiles: set it, or leave config out"
@@ -242,7 +249,12 @@ def lean_attn_with_kvcache(
             and cu_seqlens_k_new is None
         ):
             length += k.shape[1]
-    scale = None if softmax_scale is None else float(softmax_scale)
+    try:
+        scale = None if softmax_scale is None else float(softmax_scale)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"softmax_scale is {softmax_scale!r}: expected a number, or None for head_dim ** -0.5"
+        ) from None
     call = Call(
         q,
         k_cache,
@@ -271,6 +283,17 @@ def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         _refuse_derivatives(call)
     attend_it = attend_traced if is_traced(call.q, call.k_cache, call.v_cache) else attend
     return attend_it(call, with_lse)
+
+
+def _wrong_type(tensors: dict[str, Any], config: Any) -> str:
+    """The sentence on the first argument that is of another type."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            return f"{name} is of type {type(tensor).__name__}: expected a torch.Tensor"
+    return (
+        f"config is of type {type(config).__name__}: expected settings of lean"
+        " (leanbench.kernels.lean.configs), or None for those of this GPU"
+    )
 
 
 def _one_of(name: str, value: Any, other: str, alias: Any) -> Any:

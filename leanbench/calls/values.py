@@ -36,6 +36,8 @@ def check_values(call: Call) -> None:
     if extras.cache_batch_idx is not None:
         picked = extras.cache_batch_idx.tolist()
         _check_range("cache_batch_idx", picked, rows.shape[0] - 1, "rows of the caches")
+        if extras.k_new is not None:
+            _check_distinct("cache_batch_idx", picked)
     for name, starts, packed in (
         ("cu_seqlens_q", extras.cu_seqlens_q, call.q),
         ("cu_seqlens_k_new", extras.cu_seqlens_k_new, extras.k_new),
@@ -51,6 +53,15 @@ def _check_range(name: str, numbers: list[int], most: int, what: str) -> None:
     for sequence, number in enumerate(numbers):
         if not 0 <= number <= most:
             raise ValueError(f"{name}[{sequence}] is {number}: expected 0 to {most}, {what}")
+
+
+def _check_distinct(name: str, numbers: list[int]) -> None:
+    for sequence, number in enumerate(numbers):
+        if (first := numbers.index(number)) < sequence:
+            raise ValueError(
+                f"{name}[{first}] and [{sequence}] are both {number}: expected a row of its own for"
+                " each sequence that tokens are appended to"
+            )
 
 
 def _check_starts(name: str, starts: list[int], tokens: int, most: int | None) -> None:

@@ -47,6 +47,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"cache_batch_idx": int32(1, 2)},
         r"^cache_batch_idx\[1\] is 2: expected 0 to 1, rows of the caches$",
     ),
+    "a row that two sequences append to": (
+        {**APPEND, "cache_seqlens": int32(3, 2), "cache_batch_idx": int32(1, 1)},
+        r"^cache_batch_idx\[0\] and \[1\] are both 1: expected a row of its own for each sequence",
+    ),
     "a page that there is not": (
         {**TABLE, "cache_seqlens": int32(17, 8)},
         r"^block_table\[0, 2\] is 9: expected 0 to 4, the pages of the caches$",
