@@ -121,7 +121,7 @@ def lean_attn_with_kvcache(
             no difference to a single one.
         window_size: (left, right): a query token at position p sees the tokens p - left to
             p + right; -1: no limit.
-        softcap: scores s become softcap x tanh(s / softcap); 0: they stay.
+        softcap: scores s become softcap x tanh(s / softcap), at most 10,000; 0: they stay.
         rotary_interleaved: True: columns 0 and 1 are rotated together, 2 and 3, and so on; False: 0
             and rotary_dim / 2 (GPT-NeoX).
         alibi_slopes: (q_heads,) or (batch, q_heads), fp32: scores less slope x distance. The LSE is
@@ -138,7 +138,8 @@ def lean_attn_with_kvcache(
         v_descale: like `q_descale`, for `v_cache` and `v`.
         cu_seqlens_q: (batch + 1,) int32: where each sequence's query tokens begin in `q`, and their
             number. Of a sequence that has none, new tokens may be left unwritten.
-        max_seqlen_q: with `cu_seqlens_q`: the most query tokens of a sequence.
+        max_seqlen_q: with `cu_seqlens_q`: the most query tokens of a sequence; of one that has more,
+            outputs are left unwritten.
         cu_seqlens_k_new: (batch + 1,) int32: where each sequence's new tokens begin in `k` and `v`,
             and their number; `k` and `v` are then (new tokens, kv_heads, head_dim).
         rotary_seqlens: (batch,) int32: rows of the rotary tables in place of those that begin at
