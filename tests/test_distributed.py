@@ -11,6 +11,7 @@ import torch
 
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import Peers
+from leanbench.core.problem import AttentionProblem
 from leanbench.distributed import (
     ContextGroup,
     Layout,
@@ -43,6 +44,60 @@ def test_contiguous_shards() -> None:
     starts, counts = contiguous_shard(lengths, 1, 2)
     assert starts.tolist() == [4, 0, 50]
     assert counts.tolist() == [3, 0, 50]
+
+
+def test_the_first_contiguous_shards_are_the_longer_ones() -> None:
+    shards = [contiguous_shard(18, rank, 8) for rank in range(8)]
+    assert [count for _, count in shards] == [3, 3, 2, 2, 2, 2, 2, 2]
+    assert [start for start, _ in shards] == [0, 3, 6, 8, 10, 12, 14, 16]
+    for length in range(40):
+        for size in range(1, 9):
+            own = [contiguous_shard(length, rank, size) for rank in range(size)]
+            tensors = [contiguous_shard(torch.tensor([length]), rank, size) for rank in range(size)]
+            assert [(int(start), int(count)) for start, count in tensors] == own
+            assert sum(count for _, count in own) == length
+    problem = AttentionProblem(2, 8, 8, (18, 1024), 64, parallel="cp:8")
+    assert [problem.shard(rank).context[0] for rank in range(8)] == [3, 3, 2, 2, 2, 2, 2, 2]
+
+
+def test_shards_of_lengths_near_the_end_of_32_bits() -> None:
+    most = 2**31 - 1
+    lengths = torch.tensor([most], dtype=torch.int32)
+    for rank in range(8):
+        start, count = contiguous_shard(lengths, rank, 8)
+        assert (int(start), int(count)) == contiguous_shard(most, rank, 8)
+        assert (start.dtype, count.dtype) == (torch.int32, torch.int32)
+        share = interleaved_shard(lengths, rank, 8, 1 << 28)
+        assert (int(share), share.dtype) == (
+            interleaved_shard(most, rank, 8, 1 << 28),
+            torch.int32,
+        )
+
+
+def test_shards_of_whole_numbers_of_numpy() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert interleaved_shard(numpy.int64(20), 1, numpy.int32(2), 16) == 4
+    assert contiguous_shard(numpy.int64(7), numpy.int64(1), 3) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((7, 3, 3), "rank 3 is not one of 3 ranks, counted from 0: pass a lower one, or more"),
+        ((7, -1, 3), "rank is -1: pass a whole number of 0 or more"),
+        ((7, 0, 0), "size is 0: pass a whole number of 1 or more"),
+        ((7.0, 0, 2), "length is 7.0: pass a whole number of 0 or more"),
+        ((-7, 0, 2), "length is -7: pass a whole number"),
+        ((torch.tensor([7.0]), 0, 2), "length is a tensor of torch.float32: pass one of whole"),
+    ],
+)
+def test_shards_that_there_are_not(arguments: tuple[Any, int, int], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        contiguous_shard(*arguments)
+    with pytest.raises(UserError, match=sentence):
+        interleaved_shard(*arguments, 16)
+    with pytest.raises(UserError, match="page_size is 0: pass a whole number of 1 or more"):
+        interleaved_shard(7, 0, 2, 0)
 
 
 def test_interleaved_shards() -> None:
