@@ -86,19 +86,19 @@ def links(machine: Machine) -> Finding:
     found = topology()
     values = {"pairs": [asdict(pair) for pair in found.pairs], "nvlinks": found.nvlinks}
     text = f"{len(machine.gpus)} GPUs, {found.nvlinks} NVLinks each"
-    apart = [pair for pair in found.pairs if not pair.peer_access]
-    if apart:
-        names = ", ".join(f"{pair.first} and {pair.second}" for pair in apart)
-        return note(
-            f"{text}; no peer access between {names}",
-            "share problems among GPUs that have it: CUDA_VISIBLE_DEVICES picks them",
-            **values,
-        )
-    slow = [pair for pair in found.pairs if not pair.nvlink]
-    if slow:
-        names = ", ".join(f"{pair.first} and {pair.second}" for pair in slow)
-        return note(f"{text}; peer access without NVLink between {names}", **values)
-    return ok(f"{text}; peer access over NVLink between all pairs", **values)
+    named: dict[str, list[str]] = {}
+    for pair in found.pairs:
+        named.setdefault(pair.words, []).append(f"{pair.first} and {pair.second}")
+    if len(named) == 1:
+        text += f"; all pairs: {next(iter(named))}"
+    else:
+        text += "".join(f"; {', '.join(pairs)}: {words}" for words, pairs in named.items())
+    if not all(pair.peer_access for pair in found.pairs):
+        fix = "share problems among GPUs with peer access: CUDA_VISIBLE_DEVICES picks them"
+        return note(text, fix, **values)
+    if not all(pair.nvlink for pair in found.pairs):
+        return note(text, **values)
+    return ok(text, **values)
 
 
 def other_processes(machine: Machine) -> Finding:
