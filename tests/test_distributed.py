@@ -19,7 +19,15 @@ from leanbench.distributed import (
     interleaved_shard,
     lean_attn_with_kvcache,
 )
-from leanbench.distributed.group import check_places, late_sentence, mailbox_bytes_for
+from leanbench.distributed.group import (
+    Place,
+    _own_place,
+    check_limits,
+    check_places,
+    half_numbers,
+    late_sentence,
+    mailbox_bytes_for,
+)
 
 Q, CACHE = torch.zeros(1, 1, 8, 64).half(), torch.zeros(1, 32, 2, 64).half()
 
@@ -158,16 +166,87 @@ def test_a_mailbox_that_is_too_small() -> None:
         call(group=group(mailbox_bytes=16383))
 
 
+def places(*gpus: str, **fields: Any) -> list[Place]:
+    """Ranks on these GPUs of one host."""
+    return [Place("one", gpu, index, **fields) for index, gpu in enumerate(gpus)]
+
+
 def test_where_ranks_may_be() -> None:
-    check_places([("one", "GPU-a"), ("one", "GPU-b")])
+    check_places(places("a", "b"))
     with pytest.raises(UserError, match="rank 0 is on one, rank 1 on two"):
-        check_places([("one", "GPU-a"), ("two", "GPU-b")])
+        check_places([*places("a"), Place("two", "b", 1)])
     with pytest.raises(UserError, match="rank 1 has no GPU that torch can use: a context group"):
-        check_places([("one", "GPU-a"), ("one", "")])
-    with pytest.raises(UserError, match="ranks 0 and 2 are both on GPU GPU-a"):
-        check_places([("one", "GPU-a"), ("one", "GPU-b"), ("one", "GPU-a")])
+        check_places([*places("a"), Place("one")])
+    with pytest.raises(UserError, match="ranks 0 and 2 are both on GPU a"):
+        check_places(places("a", "b", "a"))
     with pytest.raises(UserError, match="at most 8 GPUs, this one would have 9"):
-        check_places([("one", f"GPU-{rank}") for rank in range(9)])
+        check_places(places(*"abcdefghi"))
+
+
+def test_ranks_that_cannot_reach_one_another() -> None:
+    check_places(places("a", "b", apart=("c",)))
+    sentence = "the GPUs of ranks 0 and 1 have no peer access: choose GPUs that have it, `leanbench"
+    for apart in (("b",), ()), ((), ("c", "a")):
+        own = zip(places("a", "b"), apart, strict=True)
+        with pytest.raises(UserError, match=sentence):
+            check_places([place._replace(apart=found) for place, found in own])
+
+
+def test_ranks_that_each_see_one_gpu_are_told_how_to_start() -> None:
+    with pytest.raises(UserError) as caught:
+        check_places([Place("one", "a"), Place("one", "b")])
+    assert str(caught.value) == (
+        "ranks 0 and 1 both count their GPU as cuda:0, a CUDA_VISIBLE_DEVICES for each rank: start"
+        " them with the same GPUs visible to all, and call"
+        ' torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+    )
+
+
+def test_the_place_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "one")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert _own_place() == Place("one")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    gpu = SimpleNamespace(uuid="aaaa")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr("leanbench.gpu.topology.without_peer_access", lambda uuid: (uuid, "bbbb"))
+    assert _own_place() == Place("one", "aaaa", 3, ("aaaa", "bbbb"))
+
+
+@pytest.mark.parametrize("timeout_s", [-1, 0, float("inf"), float("nan"), 1e11, 86_401, "5", True])
+def test_a_group_waits_for_a_time_that_is_one(timeout_s: Any) -> None:
+    with pytest.raises(UserError) as caught:
+        ContextGroup(timeout_s=timeout_s)
+    assert str(caught.value) == (
+        f"timeout_s is {timeout_s!r}: pass the seconds that a launch waits for the other GPUs,"
+        " above 0 and at most 86,400"
+    )
+
+
+@pytest.mark.parametrize("mailbox_bytes", [0, -1, 31, 1e6, "64", None, True])
+def test_mailboxes_have_a_size(mailbox_bytes: Any) -> None:
+    with pytest.raises(UserError) as caught:
+        ContextGroup(mailbox_bytes=mailbox_bytes)
+    assert str(caught.value) == (
+        f"mailbox_bytes is {mailbox_bytes!r}: pass a whole number of 32 or more"
+    )
+
+
+def test_limits_that_are_none() -> None:
+    for timeout_s in (1e-9, 5, 86_400.0):
+        check_limits(timeout_s, 32)
+
+
+def test_the_second_half_of_a_mailbox_starts_at_a_unit() -> None:
+    assert half_numbers(1_000_010) == 125_000
+    assert half_numbers(64 << 20) == 8 << 20
+    for mailbox_bytes in range(32, 200):
+        half_bytes = 4 * half_numbers(mailbox_bytes)
+        assert half_bytes % 16 == 0
+        assert 2 * half_bytes <= mailbox_bytes < 2 * half_bytes + 32
+    # Whatever fits into the mailbox fits into its halves.
+    assert all(mailbox_bytes_for(8, rows, 4) % 32 == 0 for rows in range(1, 9))
 
 
 def test_a_group_of_one_is_a_call_on_this_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
