@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import leanbench
+from leanbench.calls.call import Call
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import Peers
 from leanbench.core.problem import AttentionProblem
@@ -42,7 +45,60 @@ def group(failed: int = 0, mailbox_bytes: int = 1 << 20) -> ContextGroup:
 
 
 def call(**arguments: Any) -> Any:
-    return lean_attn_with_kvcache(Q, CACHE, CACHE, **{"group": group(), **arguments})
+    return lean_attn_with_kvcache(
+        **{"q": Q, "k_cache": CACHE, "v_cache": CACHE, "group": group(), **arguments}
+    )
+
+
+@pytest.fixture
+def attended(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """The calls that reach the kernel."""
+    calls: list[Call] = []
+
+    def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, None]:
+        calls.append(call)
+        return call.q, None
+
+    monkeypatch.setattr("leanbench.distributed.calls.attend", attend)
+    return calls
+
+
+#: Of leanbench.lean_attn_with_kvcache.
+DEFAULTS = {
+    name: argument.default
+    for name, argument in inspect.signature(leanbench.lean_attn_with_kvcache).parameters.items()
+    if argument.default is not argument.empty
+}
+
+
+def test_arguments_that_ask_for_nothing(attended: list[Call]) -> None:
+    more = {"qv": None, "scheduler_metadata": None, "pack_gqa": True, "sm_margin": 0}
+    assert call(**DEFAULTS, **more) is Q
+    for name, value in DEFAULTS.items():
+        assert call(**{name: value}) is Q
+    for window_size in ((-1, 0), [-1, 5], (-2, -7)):
+        assert call(window_size=window_size, num_splits=3, rotary_interleaved=False) is Q
+    plain = attended[0]
+    assert all(one == plain for one in attended)
+    assert (plain.extras, plain.peers) == (None, Peers(2, 0, 0))
+
+
+def test_arguments_that_there_are_not() -> None:
+    with pytest.raises(TypeError, match="has no argument 'windows'"):
+        call(windows=None)
+    with pytest.raises(TypeError) as caught:
+        call(group="x")
+    assert str(caught.value) == ("group is 'x': pass a leanbench.distributed.ContextGroup, or None")
+
+
+def test_rows_without_numbers_are_refused_as_on_one_gpu() -> None:
+    empty = torch.zeros(1, 1, 8, 0).half(), torch.zeros(1, 32, 2, 0).half()
+    sentences = []
+    for own in (None, group()):
+        with pytest.raises(Exception, match="head_dim") as caught:
+            call(q=empty[0], k_cache=empty[1], v_cache=empty[1], group=own)
+        sentences.append((caught.type, str(caught.value)))
+    assert sentences[0] == sentences[1]
 
 
 def test_contiguous_shards() -> None:
@@ -134,6 +190,10 @@ def test_a_layout() -> None:
     [
         ({"window_size": (5, 0)}, "does not support window_size where GPUs share the sequences"),
         ({"k": CACHE, "v": CACHE}, "does not support k, v where GPUs share the sequences"),
+        ({"window_size": (-1, 0), "q": Q.expand(1, 2, 8, 64)}, "does not support window_size"),
+        ({"window_size": None}, "does not support window_size"),
+        ({"attention_chunk": 128, "k": None}, "does not support attention_chunk where"),
+        ({"config": "fast", "num_splits": 3}, "does not support config where"),
     ],
 )
 def test_what_depends_on_places_is_refused(arguments: dict[str, Any], sentence: str) -> None:
@@ -257,7 +317,8 @@ def test_a_group_of_one_is_a_call_on_this_gpu(monkeypatch: pytest.MonkeyPatch) -
         return tensors[0]
 
     monkeypatch.setattr("leanbench.distributed.calls._on_this_gpu", on_this_gpu)
-    alone: Any = SimpleNamespace(size=1)
+    alone = group()
+    alone.size = 1
     assert call(group=alone, window_size=(5, 0), softcap=2.0) is Q
     assert call(group=None, cache_seqlens=7) is Q
     assert (seen["window_size"], seen["cache_seqlens"]) == ((5, 0), 7)

@@ -64,8 +64,8 @@ class ContextGroup:
     stream each, or on streams that wait for one another. CUDA graphs with such calls are replayed
     as often on all ranks.
 
-    Each GPU has a mailbox, which the others write to directly (NVLink, or PCIe between GPUs with
-    peer access). Multicast is never used.
+    Each GPU has a mailbox, which the others write to directly: over NVLink, or PCIe between GPUs
+    with peer access, where nothing was measured. Multicast is never used.
 
     Args:
         process_group: whose GPUs these are; None: all processes.
