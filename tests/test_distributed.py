@@ -121,7 +121,7 @@ def test_the_first_contiguous_shards_are_the_longer_ones() -> None:
             assert [(int(start), int(count)) for start, count in tensors] == own
             assert sum(count for _, count in own) == length
     problem = AttentionProblem(2, 8, 8, (18, 1024), 64, parallel="cp:8")
-    assert [problem.shard(rank).context[0] for rank in range(8)] == [3, 3, 2, 2, 2, 2, 2, 2]
+    assert [problem.shard(rank).contexts[0] for rank in range(8)] == [3, 3, 2, 2, 2, 2, 2, 2]
 
 
 def test_shards_of_lengths_near_the_end_of_32_bits() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from leanbench.doctor.finding import Finding, note, ok, problem
 from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import match_product
-from leanbench.gpu.topology import topology
+from leanbench.gpu.topology import pairs_in_words, topology
 from leanbench.gpu.visible import why_no_gpu
 
 #: The kernels are built on what compute capability 8.0 brought.
@@ -85,14 +85,7 @@ def links(machine: Machine) -> Finding:
         return ok("one GPU, no links to others", pairs=[])
     found = topology()
     values = {"pairs": [asdict(pair) for pair in found.pairs], "nvlinks": found.nvlinks}
-    text = f"{len(machine.gpus)} GPUs, {found.nvlinks} NVLinks each"
-    named: dict[str, list[str]] = {}
-    for pair in found.pairs:
-        named.setdefault(pair.words, []).append(f"{pair.first} and {pair.second}")
-    if len(named) == 1:
-        text += f"; all pairs: {next(iter(named))}"
-    else:
-        text += "".join(f"; {', '.join(pairs)}: {words}" for words, pairs in named.items())
+    text = f"{len(machine.gpus)} GPUs, {found.nvlinks} NVLinks each; {pairs_in_words(found.pairs)}"
     if not all(pair.peer_access for pair in found.pairs):
         fix = "share problems among GPUs with peer access: CUDA_VISIBLE_DEVICES picks them"
         return note(text, fix, **values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -15,7 +16,7 @@ _LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 
 @dataclass(frozen=True)
 class Pair:
-    """Two GPUs, as CUDA counts them. None: the driver does not say."""
+    """Two GPUs, as CUDA counts them, or ranks. None: the driver does not say."""
 
     first: int
     second: int
@@ -44,17 +45,33 @@ class Topology:
     nvlinks: int
 
 
-def topology() -> Topology:
-    """That of the GPUs that CUDA would see.
+def topology(devices: Sequence[int] | None = None) -> Topology:
+    """Pairs and links of GPUs, which are numbered by their places.
+
+    Args:
+        devices: as CUDA counts; None: all that it would see.
 
     Raises:
-        NvmlError: NVML cannot be used.
+        NvmlError: NVML cannot be used, or there is no such GPU.
     """
     with open_nvml() as nvml:
-        handles = visible_handles(nvml)
+        if devices is None:
+            handles = visible_handles(nvml)
+        else:
+            handles = [handle_of(nvml, device) for device in devices]
         gpus = range(len(handles))
         pairs = [_pair(nvml, handles, *numbers) for numbers in combinations(gpus, 2)]
         return Topology(tuple(pairs), min((len(_nvlinks(nvml, own)) for own in handles), default=0))
+
+
+def pairs_in_words(pairs: Iterable[Pair]) -> str:
+    """A phrase on each kind of pair: ``GPUs 0 and 1: 18 NVLinks, peer access``."""
+    named: dict[str, list[str]] = {}
+    for pair in pairs:
+        named.setdefault(pair.words, []).append(f"{pair.first} and {pair.second}")
+    if len(named) == 1 and len(*named.values()) > 1:
+        return f"all pairs of GPUs: {next(iter(named))}"
+    return "; ".join(f"GPUs {', '.join(numbers)}: {words}" for words, numbers in named.items())
 
 
 def without_peer_access(uuid: str) -> tuple[str, ...]:

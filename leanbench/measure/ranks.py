@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leanbench.core.errors import GpuUnusable, UserError
 from leanbench.core.parallel import GpuCounts
+from leanbench.records.environment import environment_of_several
 
 if TYPE_CHECKING:
     from leanbench.distributed.shards import Layout
@@ -221,6 +222,18 @@ def devices_for(size: int, first: int, count: int) -> list[int]:
         )
     others = [index for index in range(count) if index != first]
     return [first, *others[: size - 1]]
+
+
+def environment_of_ranks(size: int, first: int) -> dict[str, Any]:
+    """Fields of the environment in which `size` ranks measure, or as many as there are GPUs;
+    nothing of one.
+
+    Args:
+        first: the GPU of rank 0.
+    """
+    count = _device_count()
+    devices = devices_for(min(size, count), first, count)
+    return environment_of_several(devices) if len(devices) > 1 else {}
 
 
 def _device_count() -> int:

@@ -190,7 +190,7 @@ def test_links_between_gpus(machine, monkeypatch):
     finding = gpu.links(machine)
     assert finding.status == "ok"
     assert finding.text == (
-        "3 GPUs, 18 NVLinks each; all pairs: 18 NVLinks, 478 GB/s one way, peer access"
+        "3 GPUs, 18 NVLinks each; all pairs of GPUs: 18 NVLinks, 478 GB/s one way, peer access"
     )
     assert finding.values["pairs"][1] == {
         "first": 0,
@@ -204,13 +204,13 @@ def test_links_between_gpus(machine, monkeypatch):
     finding = gpu.links(machine)
     assert (finding.status, finding.fix) == ("note", None)
     assert finding.text == (
-        "3 GPUs, 18 NVLinks each; 0 and 1, 0 and 2: 18 NVLinks, 478 GB/s one way, peer access; 1"
-        " and 2: PCIe, 63 GB/s one way, peer access"
+        "3 GPUs, 18 NVLinks each; GPUs 0 and 1, 0 and 2: 18 NVLinks, 478 GB/s one way, peer access;"
+        " GPUs 1 and 2: PCIe, 63 GB/s one way, peer access"
     )
     pairs[1:] = [Pair(0, 2, False, None), Pair(1, 2, None, None)]
     finding = gpu.links(machine)
     assert finding.status == "note"
     assert finding.text.endswith(
-        "; 0 and 2: links not known, no peer access; 1 and 2: links not known, peer access not"
-        " known"
+        "; GPUs 0 and 2: links not known, no peer access; GPUs 1 and 2: links not known, peer"
+        " access not known"
     )

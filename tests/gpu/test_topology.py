@@ -8,7 +8,14 @@ from typing import Any
 import pynvml
 import pytest
 
-from leanbench.gpu.topology import Pair, Topology, topology, without_peer_access
+from leanbench.gpu.nvml_library import GpuNotFoundError
+from leanbench.gpu.topology import (
+    Pair,
+    Topology,
+    pairs_in_words,
+    topology,
+    without_peer_access,
+)
 
 UUIDS = [f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "abc"]
 #: NVLinks of each that are up.
@@ -65,9 +72,9 @@ def test_pairs_links_and_speeds(fake_nvml, links: Links) -> None:
     # 12 links of 26.562 GB/s to the switch; PCIe 5 with 16 lanes.
     assert topology() == Topology(
         (
-            Pair(0, 1, True, True, 12, pytest.approx(318.744)),
-            Pair(0, 2, True, False, 0, pytest.approx(63.008)),
-            Pair(1, 2, None, None, 0, pytest.approx(63.008)),
+            Pair(0, 1, True, True, 12, 12 * 26.562),
+            Pair(0, 2, True, False, 0, 16 * 3.938),
+            Pair(1, 2, None, None, 0, 16 * 3.938),
         ),
         12,
     )
@@ -121,3 +128,22 @@ def test_gpus_without_peer_access(fake_nvml, links: Links, monkeypatch: pytest.M
     assert without_peer_access(third) == ()
     nvml.init_error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     assert without_peer_access(first) == ()
+
+
+def test_gpus_that_are_named(fake_nvml, links: Links) -> None:
+    fake_nvml(*gpus())
+    links.can = {(UUIDS[0], UUIDS[2]): {WRITE, NVLINK}}
+    # Numbered by their places, as ranks are.
+    assert topology([2, 0]).pairs == (Pair(0, 1, True, True, 18, 18 * 26.562),)
+    with pytest.raises(GpuNotFoundError, match="there is no GPU 3"):
+        topology([0, 3])
+
+
+def test_pairs_in_words() -> None:
+    alike = [Pair(*two, True, True, 18) for two in ((0, 1), (0, 2), (1, 2))]
+    assert pairs_in_words(alike[:1]) == "GPUs 0 and 1: 18 NVLinks, peer access"
+    assert pairs_in_words(alike) == "all pairs of GPUs: 18 NVLinks, peer access"
+    assert pairs_in_words([*alike[:2], Pair(1, 2, False, False)]) == (
+        "GPUs 0 and 1, 0 and 2: 18 NVLinks, peer access; GPUs 1 and 2: PCIe, no peer access"
+    )
+    assert pairs_in_words([]) == ""
