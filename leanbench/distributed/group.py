@@ -52,7 +52,7 @@ class Place(NamedTuple):
     #: UUID of its GPU; empty without one.
     gpu: str = ""
     #: As torch counts in the rank's process.
-    index: int = 0
+    device: int = 0
     #: UUIDs of the GPUs that this one has no peer access to, as far as the driver says.
     apart: tuple[str, ...] = ()
 
@@ -220,10 +220,10 @@ def _check_pair(first: int, of_first: Place, second: int, of_second: Place) -> N
             f"ranks {first} and {second} are both on GPU {of_first.gpu}: call torch.cuda.set_device"
             " with a GPU of its own on each rank"
         )
-    if of_first.index == of_second.index:
+    if of_first.device == of_second.device:
         # torch takes them for one GPU.
         raise UserError(
-            f"ranks {first} and {second} both count their GPU as cuda:{of_first.index}, a"
+            f"ranks {first} and {second} both count their GPU as cuda:{of_first.device}, a"
             " CUDA_VISIBLE_DEVICES for each rank: start them with the same GPUs visible to all, and"
             ' call torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
         )
@@ -253,9 +253,9 @@ def _own_place() -> Place:
     host = socket.gethostname()
     if not torch.cuda.is_available():
         return Place(host)
-    index = torch.cuda.current_device()
-    gpu = str(torch.cuda.get_device_properties(index).uuid)
-    return Place(host, gpu, index, without_peer_access(gpu))
+    device = torch.cuda.current_device()
+    gpu = str(torch.cuda.get_device_properties(device).uuid)
+    return Place(host, gpu, device, without_peer_access(gpu))
 
 
 def _mailboxes(

@@ -26,6 +26,8 @@ T = TypeVar("T")
 _IDLE = timedelta(hours=24)
 #: Of the worker, where one of its followers has ended.
 LOST_FOLLOWER = 70
+#: A follower that has not ended so long after it was told to is killed.
+_LEAVES_S = 30.0
 #: That a launch waits for the other GPUs: a row says so long before its own limit.
 _PEER_TIMEOUT_S = 5.0
 
@@ -182,7 +184,11 @@ class Gang:
         self.ranks.from_first(None)
         leave()
         for follower in self._followers:
-            follower.wait()
+            try:
+                follower.wait(_LEAVES_S)
+            except subprocess.TimeoutExpired:
+                follower.kill()
+                follower.wait()
         self._followers.clear()
         self.ranks = self._store = None
 
