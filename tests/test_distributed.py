@@ -267,11 +267,13 @@ def test_the_place_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert _own_place() == Place("one")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    gpu = SimpleNamespace(uuid="aaaa")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
-    monkeypatch.setattr("leanbench.gpu.topology.without_peer_access", lambda uuid: (uuid, "bbbb"))
-    assert _own_place() == Place("one", "aaaa", 3, ("aaaa", "bbbb"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    gpus = [SimpleNamespace(uuid=uuid) for uuid in "abcd"]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus[index])
+    ways = {(2, 0), (0, 2), (2, 3)}
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *way: way in ways)
+    assert _own_place() == Place("one", "c", 2, ("b", "d"))
 
 
 @pytest.mark.parametrize("timeout_s", [-1, 0, float("inf"), float("nan"), 1e11, 86_401, "5", True])

@@ -53,7 +53,7 @@ class Place(NamedTuple):
     gpu: str = ""
     #: As torch counts in the rank's process.
     device: int = 0
-    #: UUIDs of the GPUs that this one has no peer access to, as far as the driver says.
+    #: UUIDs of the GPUs to which this one has no peer access, of those that its process sees.
     apart: tuple[str, ...] = ()
 
 
@@ -248,14 +248,22 @@ def _own_place() -> Place:
 
     import torch
 
-    from leanbench.gpu.topology import without_peer_access
+    from leanbench.gpu.topology import has_peer_access
 
     host = socket.gethostname()
     if not torch.cuda.is_available():
         return Place(host)
     device = torch.cuda.current_device()
-    gpu = str(torch.cuda.get_device_properties(device).uuid)
-    return Place(host, gpu, device, without_peer_access(gpu))
+    uuids = [
+        str(torch.cuda.get_device_properties(index).uuid)
+        for index in range(torch.cuda.device_count())
+    ]
+    apart = [
+        uuid
+        for index, uuid in enumerate(uuids)
+        if index != device and not has_peer_access(device, index)
+    ]
+    return Place(host, uuids[device], device, tuple(apart))
 
 
 def _mailboxes(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from leanbench.gpu.nvml_library import NvmlError, ask, open_nvml
+from leanbench.gpu.nvml_library import ask, open_nvml
 from leanbench.gpu.visible import handle_of, visible_handles
 
 #: GB/s one way of a PCIe lane, by generation.
@@ -74,30 +74,19 @@ def pairs_in_words(pairs: Iterable[Pair]) -> str:
     return "; ".join(f"GPUs {', '.join(numbers)}: {words}" for words, numbers in named.items())
 
 
-def without_peer_access(uuid: str) -> tuple[str, ...]:
-    """UUIDs, without a prefix, of this machine's GPUs to which one has no peer access, those that
-    CUDA_VISIBLE_DEVICES hides among them; those of which the driver does not say are left out.
-
-    Args:
-        uuid: of the one, with or without its prefix.
+def has_peer_access(first: int, second: int) -> bool:
+    """Whether each of two GPUs, as torch counts, may write to the other's memory: by CUDA, which
+    has the last word where NVML's differs.
     """
-    try:
-        with open_nvml() as nvml:
-            own, count = handle_of(nvml, uuid), nvml.nvmlDeviceGetCount()
-            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-            named = [(nvml.nvmlDeviceGetUUID(other), other) for other in handles]
-            return tuple(
-                name.removeprefix("GPU-")
-                for name, other in named
-                if not name.endswith(uuid) and _has_peer_access(nvml, own, other) is False
-            )
-    except NvmlError:
-        return ()
+    import torch
+
+    can = torch.cuda.can_device_access_peer
+    return can(first, second) and can(second, first)
 
 
 def _pair(nvml: Any, handles: list[Any], first: int, second: int) -> Pair:
     own, other = handles[first], handles[second]
-    peer_access = _has_peer_access(nvml, own, other)
+    peer_access = _can(nvml, own, other, nvml.NVML_P2P_CAPS_INDEX_WRITE)
     nvlink = _can(nvml, own, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     if not nvlink:
         return Pair(first, second, peer_access, nvlink, 0, _pcie_gb_s(nvml, own, other))
@@ -107,13 +96,11 @@ def _pair(nvml: Any, handles: list[Any], first: int, second: int) -> Pair:
     return Pair(first, second, peer_access, nvlink, links, gb_s)
 
 
-def _has_peer_access(nvml: Any, first: Any, second: Any) -> bool | None:
-    return _can(nvml, first, second, nvml.NVML_P2P_CAPS_INDEX_WRITE)
-
-
 def _can(nvml: Any, first: Any, second: Any, capability: int) -> bool | None:
     status = ask(nvml, nvml.nvmlDeviceGetP2PStatus, first, second, capability)
-    return None if status is None else status == nvml.NVML_P2P_STATUS_OK
+    if status is None or status == nvml.NVML_P2P_STATUS_UNKNOWN:
+        return None
+    return status == nvml.NVML_P2P_STATUS_OK
 
 
 def _nvlinks(nvml: Any, handle: Any) -> list[int]:

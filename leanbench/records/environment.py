@@ -95,11 +95,15 @@ def environment_of_several(devices: Sequence[int]) -> dict[str, Any]:
         devices: torch's numbers of the ranks' GPUs.
     """
     from leanbench.gpu.nvml_library import NvmlError
-    from leanbench.gpu.topology import topology
+    from leanbench.gpu.topology import has_peer_access, topology
 
     gpus = [_gpu_fields(device) for device in devices]
     try:
-        links = [asdict(pair) for pair in topology(devices).pairs]
+        links = [
+            asdict(pair)
+            | {"peer_access": has_peer_access(devices[pair.first], devices[pair.second])}
+            for pair in topology(devices).pairs
+        ]
     except NvmlError:
         links = None
     return {

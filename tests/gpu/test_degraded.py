@@ -49,6 +49,7 @@ def torch_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             is_initialized=lambda: True,
             device_count=lambda: len(gpus),
             get_device_properties=lambda index: gpus[index],
+            can_device_access_peer=lambda device, peer: device != peer,
         )
         backends = SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 91900))
         monkeypatch.setitem(
@@ -174,7 +175,12 @@ def test_the_gpus_of_ranks_and_their_links(
     """NVML has the A100 first, as its bus address says, torch the faster H200."""
     nvml = fake_nvml(A100, H200)
     status: dict[str, Callable[..., Any]] = {
-        "nvmlDeviceGetP2PStatus": lambda first, second, capability: pynvml.NVML_P2P_STATUS_OK,
+        "nvmlDeviceGetP2PStatus": lambda first, second, capability: (
+            # Of peer access it knows nothing, CUDA does.
+            pynvml.NVML_P2P_STATUS_OK
+            if capability == pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+            else pynvml.NVML_P2P_STATUS_UNKNOWN
+        ),
         "nvmlDeviceGetNvLinkState": lambda gpu, link: int(link < 12),
         "nvmlDeviceGetNvLinkRemotePciInfo": lambda gpu, link: None,
     }

@@ -12,9 +12,9 @@ from leanbench.gpu.nvml_library import GpuNotFoundError
 from leanbench.gpu.topology import (
     Pair,
     Topology,
+    has_peer_access,
     pairs_in_words,
     topology,
-    without_peer_access,
 )
 
 UUIDS = [f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "abc"]
@@ -117,17 +117,23 @@ def test_speeds_that_the_driver_does_not_say(
     assert pairs[1].words == "PCIe, no peer access"
 
 
-def test_gpus_without_peer_access(fake_nvml, links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = fake_nvml(*gpus())
-    links.can = {(UUIDS[0], UUIDS[1]): {NVLINK}, (UUIDS[0], UUIDS[2]): {WRITE}}
-    # Hidden from CUDA, not from NVML, and named as torch does.
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    first, second, third = (uuid.removeprefix("GPU-") for uuid in UUIDS)
-    assert without_peer_access(first) == (second,)
-    assert without_peer_access(UUIDS[1]) == (first,)
-    assert without_peer_access(third) == ()
-    nvml.init_error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-    assert without_peer_access(first) == ()
+def test_peer_access_is_that_of_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = {(0, 1), (1, 0), (0, 2)}
+    monkeypatch.setattr(
+        "torch.cuda.can_device_access_peer", lambda device, peer: (device, peer) in ways
+    )
+    assert [has_peer_access(*pair) for pair in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2))] == [
+        *(True, True),
+        *(False, False, False),
+    ]
+
+
+def test_what_nvml_does_not_know(fake_nvml, links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml(*gpus()[:2])
+    unknown = pynvml.NVML_P2P_STATUS_UNKNOWN
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", lambda *arguments: unknown)
+    (pair,) = topology().pairs
+    assert (pair.peer_access, pair.nvlink) == (None, None)
 
 
 def test_gpus_that_are_named(fake_nvml, links: Links) -> None:
