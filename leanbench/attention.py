@@ -115,8 +115,9 @@ def lean_attn_with_kvcache(
         cache_batch_idx: (batch,) int32: the row of the caches, or of the `block_table`, that each
             sequence has; they may then have any number of rows.
         cache_leftpad: (batch,) int32: the token that each sequence begins with.
-        block_table: (batch, pages of a sequence), int32, contiguous, on the same device: where each
-            page of a sequence is in the caches. Entries past a sequence's end are not followed.
+        block_table: (batch, pages of a sequence), int32, rows at any distance, on the same device:
+            where each page of a sequence is in the caches. Entries past a sequence's end are not
+            followed.
         softmax_scale: defaults to head_dim ** -0.5, of `q` as passed.
         causal: the last query token sees the whole sequence and each one before it a token less;
             one that sees none gives output 0 and LSE -inf. False: all see the whole sequence. Makes

@@ -34,7 +34,7 @@ def lean_mla_with_kvcache(
             torch.float8_e4m3fn or float8_e5m2.
         cache_seqlens: tokens in use: one number, or (batch,) int32 on the same device. None: all.
             A sequence of length 0 gives output 0 and LSE -inf.
-        block_table: (batch, pages of a sequence), int32, contiguous: where each page is.
+        block_table: (batch, pages of a sequence), int32, rows at any distance: where each page is.
         softmax_scale: above 0; 576 ** -0.5 by default.
         head_dim_v: 512.
         k_descale: (1,), fp32, on the device of `q`, above 0: what all fp8 numbers of `kv_cache` are

@@ -89,7 +89,7 @@ struct Append {
   // The row of the cache, or the page, that has the sequence's token `at`.
   __device__ __forceinline__ static int outer_of(const Params &p, const Position &part, int at) {
     if (PAGE > 0)
-      return __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence + at / PAGE_OR_1);
+      return __ldg(p.block_table + (i64)part.sequence * p.stride_table + at / PAGE_OR_1);
     return BATCH_IDX ? __ldg(p.cache_batch_idx + part.sequence) : part.sequence;
   }
 

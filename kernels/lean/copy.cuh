@@ -41,7 +41,7 @@ struct Warp {
   // From the chunk `chunk` on.
   __device__ __forceinline__ void look_up_pages(const Params &p, const Position &position,
                                                 int chunk) {
-    const int *row = p.block_table + (i64)position.sequence * p.pages_per_sequence;
+    const int *row = p.block_table + (i64)position.sequence * p.stride_table;
 #pragma unroll
     for (int i = 0; i < LANE_PAGES; i++) {
       const int box = lane + 32 * i;

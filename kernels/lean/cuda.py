@@ -435,7 +435,7 @@ def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.T
         params.cache_seqlens = inputs.cache_seqlens.data_ptr()
     if inputs.block_table is not None:
         params.block_table = inputs.block_table.data_ptr()
-        params.pages_per_sequence = inputs.block_table.shape[1]
+        params.stride_table = inputs.block_table.stride(0)
     if inputs.cu_seqlens_q is not None:
         params.total_queries = inputs.q.shape[0]
     else:

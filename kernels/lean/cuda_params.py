@@ -91,7 +91,7 @@ class Params(ctypes.Structure):
                 "context",
                 "batch",
                 "kv_heads",
-                "pages_per_sequence",
+                "stride_table",
                 "window_left",
                 "window_right",
                 "window_tokens",

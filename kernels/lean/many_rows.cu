@@ -60,7 +60,7 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
         at[i] = token + box * BOX;
         const int page = at[i] / PAGE_OR_1;
         if (box < boxes)
-          outer[i] = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence + page);
+          outer[i] = __ldg(p.block_table + (i64)part.sequence * p.stride_table + page);
         at[i] -= page * PAGE_OR_1;
       }
       copy_columns<K_COLUMNS>(&p.k_map, stage.k(shared), stage.barrier(shared, K_FULL),

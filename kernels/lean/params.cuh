@@ -62,7 +62,7 @@ struct Params {
   i64 stride_v_new_batch, stride_v_new_token, stride_v_new_head;
   int stride_q_token, stride_q_head, stride_k_token, stride_v_token;
   int stride_out_token, stride_out_head;
-  int context, batch, kv_heads, pages_per_sequence;
+  int context, batch, kv_heads, stride_table;
   int window_left, window_right;
   int window_tokens;  // WINDOW_LEFT: of LeanTiles at most, less the sequence's query tokens
   int tile_shift;     // log2 of a LeanTile's tokens; FIXED_RUNS: of the shortest run's

@@ -20,7 +20,7 @@ struct RowCopies {
   // Reads the page of a chunk: it arrives while the chunk before is copied.
   __device__ __forceinline__ void look_up(const Params &p, const Position &part, int token) {
     if (PAGE == 0) return;
-    const int *row = p.block_table + (i64)part.sequence * p.pages_per_sequence;
+    const int *row = p.block_table + (i64)part.sequence * p.stride_table;
     page = __ldg(row + own_token(part, token) / PAGE_OR_1);
   }
 

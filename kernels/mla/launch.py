@@ -132,7 +132,7 @@ def _pass_tensors(params: Params, inputs: AttentionInputs, build: MlaBuild) -> N
         params.cache_seqlens = inputs.cache_seqlens.data_ptr()
     if inputs.block_table is not None:
         params.block_table = inputs.block_table.data_ptr()
-        params.pages_per_sequence = inputs.block_table.shape[1]
+        params.stride_table = inputs.block_table.stride(0)
     params.stride_out_batch, params.stride_out_token, params.stride_out_head = out.stride()[:3]
     params.context, params.batch, params.kv_heads = inputs.context, batch, build.column_groups
     params.qk_scale = qk_scale(inputs)

@@ -89,7 +89,7 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       int row = part.sequence, at = token;
       if (PAGE > 0) {
         const int page = token / PAGE_OR_1;
-        row = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence + page);
+        row = __ldg(p.block_table + (i64)part.sequence * p.stride_table + page);
         at = token - page * PAGE_OR_1;
       }
       at += rank * (TILE / CLUSTER);

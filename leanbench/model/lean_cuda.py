@@ -58,6 +58,11 @@ def step_tokens(problem: AttentionProblem, config: CudaConfig) -> int:
     return build.warps * build.cluster * build.chunk
 
 
+def tile_heads(problem: AttentionProblem, config: CudaConfig) -> int:
+    """KV heads of an output tile: HEADS_OF_ROW in build.cuh."""
+    return CudaBuild.of(problem, config).heads_of_row
+
+
 def lean_cuda_rates(
     problem: AttentionProblem,
     config: CudaConfig,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from depth import deep
-from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace
+from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace, with_cut_table
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 from leanbench.kernels.reference.torch import attend_all
@@ -193,7 +193,7 @@ def attend(cpu: Cpu, inputs: AttentionInputs, config: LeanCudaConfig, sms: int) 
 
 def attend_case(cpu: Cpu, name: str) -> None:
     case = (CASES | DEEP_CASES)[name]
-    inputs = poison_unused(make_inputs(case.problem, "cpu", 1, score_scale=3.0))
+    inputs = with_cut_table(poison_unused(make_inputs(case.problem, "cpu", 1, score_scale=3.0)))
     for sms in case.sms:
         attend(cpu, inputs, case.config, sms)
 

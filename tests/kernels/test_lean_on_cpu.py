@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from depth import DEEP, deep
-from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace
+from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace, with_cut_table
 from leanbench.kernels.fa2.configs import Fa2CudaConfig
 from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean.configs import CudaConfig, LeanCudaConfig
@@ -438,7 +438,7 @@ def attend(cpu: Cpu, case: Case) -> None:
     write is right, and the same bits each time.
     """
     for problem, sms in case.calls:
-        inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0))
+        inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0)))
         reference, workspace = Reference(inputs), Workspace(1000, replays=1)
         outputs = []
         for lazy, ctas, seed in ORDERS:
@@ -504,7 +504,7 @@ def test_every_fp8_number(tmp_path: Path, kv_dtype: str, architecture: int) -> N
 def test_fp8_without_an_instruction_for_it(tmp_path: Path) -> None:
     """e4m3 in both operands of the scores, as compute capability 8.0 has it."""
     problem = AttentionProblem(1, 2, 1, 300, 64, kv_dtype="e4m3", q_dtype="e4m3")
-    inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0))
+    inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0)))
     reference = Reference(inputs)
     config = cuda_config(16, 2, 2, 1, 1, 8, "async", 1, False)
     Cpu(tmp_path, architecture=800).launch(inputs, config, 2, Workspace(1000))
@@ -515,7 +515,7 @@ def test_fp8_without_an_instruction_for_it(tmp_path: Path) -> None:
 def test_queries_in_bf16_that_fp16_cannot_hold(cpu: Cpu, power: int) -> None:
     """Scores are the same with queries and their scale 2^power times as large and as small."""
     problem = replace(PAGED, kv_dtype="e4m3")
-    inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0))
+    inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0)))
     assert inputs.k_descale is not None
     reference = Reference(inputs)
     inputs.q.mul_(2.0**power)

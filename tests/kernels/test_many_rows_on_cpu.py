@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace
+from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace, with_cut_table
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 
@@ -250,7 +250,7 @@ def failure_of(
     seed: int,
 ) -> str | None:
     """What is wrong with a launch, with NaN wherever a call must not look."""
-    inputs = poison_unused(make_inputs(problem, "cpu", seed, score_scale=6.0))
+    inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", seed, score_scale=6.0)))
     if inputs.sinks is not None:
         # As large as scores: others would count for nothing.
         inputs.sinks.mul_(12)

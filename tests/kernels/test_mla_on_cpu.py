@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from depth import deep
-from lean_on_cpu import COMPILER, Mutation, Workspace
+from lean_on_cpu import COMPILER, Mutation, Workspace, with_cut_table
 from leanbench.kernels.mla.configs import MlaConfig
 from mla_on_cpu import Cpu
 
@@ -332,7 +332,9 @@ def run(cpu: Cpu, case: Case, seeds: int) -> None:
 
 def failure_of(cpu: Cpu, workspace: Workspace, case: Case, seed: int) -> str | None:
     """What is wrong with a launch, with NaN wherever a call must not look."""
-    inputs = make_inputs(case.problem, "cpu", seed=seed, score_scale=case.score_scale)
+    inputs = with_cut_table(
+        make_inputs(case.problem, "cpu", seed=seed, score_scale=case.score_scale)
+    )
     inputs = poison_unused(inputs)
     inputs.poison()
     try:
