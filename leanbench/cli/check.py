@@ -69,6 +69,7 @@ def check(
     from leanbench.check.interpreter import skipped_cuda
     from leanbench.configs.fingerprint import settings_hash
     from leanbench.core.registry import kernel
+    from leanbench.core.syntax import check_seed
     from leanbench.gpu.local import choose
     from leanbench.records.environment import kernels_hash
 
@@ -89,6 +90,7 @@ def check(
             raise UserError(
                 f"{option} {value} is negative: give 0 for {meaning}, or a number above"
             )
+    check_seed("--seed", seed)
     output.say_kernel_warnings()
     target = choose(None, require_gpu=False)
     on_gpu = target.local_index is not None and not interpreter
