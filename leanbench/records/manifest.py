@@ -63,6 +63,8 @@ def refuse_unlike_a_manifest(path: Path, manifest: dict[str, Any]) -> None:
     given = {"measure": {}, **manifest}
     if not all(isinstance(given.get(key), kind) for key, kind in kinds.items()):
         raise _damaged(path)
+    if not all(isinstance(own, dict) for own in manifest["environments"].values()):
+        raise _damaged(path)
     if not all(isinstance(key, str) for key in manifest["cells"]):
         raise _damaged(path)
 
