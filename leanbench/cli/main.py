@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,8 @@ from leanbench.cli.tune import tune
 from leanbench.core.errors import UserError
 from leanbench.core.version import __version__
 
+#: Of a context: the words of the command line.
+_WORDS = "leanbench.words"
 #: What no command looks for, as anything that is printed may meet it.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -33,8 +36,13 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class _Commands(TyperGroup):
     """Turns bad input into one sentence on stderr and exit code 2."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
+            _refuse_empty(ctx.meta[_WORDS])
             return super().invoke(ctx)
         except UserError as error:
             output.say(f"Error: {error}")
@@ -50,6 +58,14 @@ class _Commands(TyperGroup):
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+
+
+def _refuse_empty(words: list[str]) -> None:
+    """Refuses an empty value, as from an unset shell variable: no command has use for one."""
+    for before, word in pairwise(["", *words]):
+        if not word.strip() or (word.startswith("--") and word.endswith("=")):
+            name = word.strip(" =") or (before if before.startswith("-") else "an argument")
+            raise UserError(f"{name} is empty: give it a value, or leave it out")
 
 
 app = typer.Typer(

@@ -97,12 +97,9 @@ def _refuse_flags(requested: Sweep, flags: RunFlags) -> None:
     name = flags.name
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(
-            f"--name {name!r} is not a folder name: use letters, digits, dots, dashes and"
-            " underscores"
+            f"--name {name!r} cannot name a folder: use up to 100 letters, digits, dots, dashes and"
+            " underscores, a letter or digit first"
         )
-    if flags.gpu is not None and not flags.gpu.strip():
-        # As from an unset shell variable.
-        raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
 
 
 def _say_predicted(requested: Sweep, target: Target, flags: RunFlags) -> None:

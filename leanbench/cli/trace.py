@@ -89,9 +89,6 @@ def trace(
     traced = [kernel(name) for name in parse_names("kernels", kernels)]
     choose_word("configs", configs, CONFIG_CHOICES)
     formats = parse_names("format", format_)
-    if gpu is not None and not gpu.strip():
-        # As from an unset shell variable.
-        raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose(gpu, require_gpu)
     folder = out or _new_folder(parsed, target.spec.name)
     if (folder / "results.jsonl").exists():
