@@ -44,6 +44,11 @@ class _Commands(TyperGroup):
         try:
             _refuse_empty(ctx.meta[_WORDS])
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if (refusal := _refusal_with_value(error, ctx.meta[_WORDS])) is None:
+                raise
+            output.say(f"Error: {refusal}")
+            raise typer.Exit(2) from None
         except UserError as error:
             output.say(f"Error: {error}")
             raise typer.Exit(2) from None
@@ -66,6 +71,17 @@ def _refuse_empty(words: list[str]) -> None:
         if not word.strip() or (word.startswith("--") and word.endswith("=")):
             name = word.strip(" =") or (before if before.startswith("-") else "an argument")
             raise UserError(f"{name} is empty: give it a value, or leave it out")
+
+
+def _refusal_with_value(error: typer.BadParameter, words: list[str]) -> str | None:
+    """What Typer says of an option's value, with the value; None where there is none."""
+    options = getattr(error.param, "opts", ())
+    # --draw=abc is --draw and abc.
+    split = [part for word in words for part in word.split("=", int(word.startswith("--")))]
+    for option, value in pairwise(split):
+        if option in options:
+            return f"{option} {value!r} is refused: {error.message[0].lower()}{error.message[1:]}"
+    return None
 
 
 app = typer.Typer(

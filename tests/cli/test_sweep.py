@@ -229,7 +229,9 @@ def test_a_toml_error_names_file_line_and_key(tmp_path):
     [
         (["frob"], "No such command 'frob'"),
         (["sweep", "--frob"], "--frob"),
-        (["sweep", "--max-samples", "many"], "Invalid value for '--max-samples'"),
+        (["sweep", "--max-samples", "1e9"], "Error: --max-samples '1e9' is refused: "),
+        (["sweep", "smoke", "--draw=abc"], "Error: --draw 'abc' is refused: "),
+        (["configs", "validate", "--problems", "0"], "Error: --problems '0' is refused: "),
     ],
 )
 def test_unknown_commands_and_flags_are_usage_errors(words, say):
