@@ -24,6 +24,7 @@ from leanbench.cli.report import report
 from leanbench.cli.sweep import sweep
 from leanbench.cli.trace import trace
 from leanbench.cli.tune import tune
+from leanbench.configs.switch import is_off
 from leanbench.core.errors import UserError
 from leanbench.core.version import __version__
 
@@ -43,6 +44,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             _refuse_empty(ctx.meta[_WORDS])
+            is_off()  # refuses a word that is neither, before a worker meets it
             return super().invoke(ctx)
         except typer.BadParameter as error:
             if (refusal := _refusal_with_value(error, ctx.meta[_WORDS])) is None:

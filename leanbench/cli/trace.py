@@ -44,8 +44,9 @@ def trace(
         str,
         typer.Option(
             "--configs",
-            metavar="default|heuristic|best",
-            help="Tuned settings or the heuristic's, or the fastest candidate.",
+            metavar="default|heuristic|best|energy|edp",
+            help="Tuned settings or else the heuristic's; the heuristic's; the fastest candidate;"
+            " tuned ones of least energy.",
         ),
     ] = "default",
     gpu: Gpu = None,

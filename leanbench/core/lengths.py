@@ -144,6 +144,11 @@ def read_lengths(name: str, text: str) -> tuple[int, ...]:
     lengths: list[int] = []
     for part in text.lower().split("+"):
         tokens, times, count = part.partition("x")
+        if not tokens or (times and not count):
+            raise UserError(
+                f"{name} {text[:40]!r} lacks a number beside + or x, write lengths such as 1k+300"
+                " or 64k+16x3"
+            )
         repeats = syntax.parse_number(name, count) if times else 1
         if len(lengths) + repeats > MAX_SEQUENCES:
             raise UserError(

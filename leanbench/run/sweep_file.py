@@ -37,6 +37,7 @@ from leanbench.formats.dataset import is_dataset
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
 from leanbench.run.draw import MOST_PROBLEMS, Draw, Sample
+from leanbench.run.effects import refuse_without_effect
 from leanbench.run.imported import imported_sweep
 from leanbench.run.overrides import check_overrides, parse_overrides
 from leanbench.run.sweep_errors import sentence
@@ -325,6 +326,7 @@ def requested_sweep(
             " leave --head-dim out"
         )
     _check_together([*given, *with_models], lengths)
+    refuse_without_effect(tables)
     # The same axes in every grid may make grids equal; cells are deduplicated when they are
     # expanded.
     sweep = replace(sweep, grids=tuple(Grid(**values) for values in grids))

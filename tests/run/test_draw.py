@@ -134,9 +134,7 @@ def test_lengths_one_by_one_above_every_capacity_are_refused():
     assert {problem.context for problem in drawn(lengths=("50+5",), capacity=(64,)).problems()} == {
         (50, 5)
     }
-    with pytest.raises(
-        UserError, match="context 65 is above the largest capacity that is"
-    ):
+    with pytest.raises(UserError, match="context 65 is above the largest capacity that is"):
         drawn(lengths=("65+5", "50+5"), capacity=(32, 64))
 
 
