@@ -173,6 +173,7 @@ def test_a_kernel_that_supports_nothing_does_not_pass():
     ]
     done = check_fixtures("--kernels", "absent", "--fuzz", "1")
     assert done.returncode == 1
+    assert "Checking absent over 1 problem on " in done.stdout
     assert done.stdout.splitlines()[1:] == [
         "absent was not checked, it does not support the only problem: leave it out, or raise"
         " --fuzz, or give another --seed"
