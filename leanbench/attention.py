@@ -138,8 +138,8 @@ def lean_attn_with_kvcache(
         v_descale: like `q_descale`, for `v_cache` and `v`.
         cu_seqlens_q: (batch + 1,) int32: where each sequence's query tokens begin in `q`, and their
             number. Of a sequence that has none, new tokens may be left unwritten.
-        max_seqlen_q: with `cu_seqlens_q`: the most query tokens of a sequence; of one that has more,
-            outputs are left unwritten.
+        max_seqlen_q: with `cu_seqlens_q`: the most query tokens of a sequence; of one that has
+            more, outputs are left unwritten.
         cu_seqlens_k_new: (batch + 1,) int32: where each sequence's new tokens begin in `k` and `v`,
             and their number; `k` and `v` are then (new tokens, kv_heads, head_dim).
         rotary_seqlens: (batch,) int32: rows of the rotary tables in place of those that begin at
