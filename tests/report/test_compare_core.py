@@ -645,11 +645,14 @@ def test_what_cannot_be_compared_is_one_sentence(
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("line", [b"not json\n", b'{"cell": "x"}\n'])
-def test_damaged_samples_are_named(tmp_path, line):
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(b"not json\n"), gzip.compress(b'{"cell": "x"}\n'), b"garbage", b"\x1f\x8b\x08"],
+)
+def test_damaged_samples_are_named(tmp_path, content):
     base = run_of(tmp_path / "base", {(SHORT, "lean"): spread(10.0)})
     new = run_of(tmp_path / "new", {(SHORT, "lean"): spread(10.0)})
-    (new / SAMPLES).write_bytes(gzip.compress(line))
+    (new / SAMPLES).write_bytes(content)
     with pytest.raises(UserError, match=r"samples\.jsonl\.gz is damaged: remove it, then"):
         compare(str(base), str(new), margin=MARGIN)
 
