@@ -96,7 +96,7 @@ def export(
     """Write what is tuned for a GPU to one file: your families, and those shipped ones that you
     have not tuned.
     """
-    from leanbench.configs.store import merge
+    from leanbench.configs import store
 
     if file.exists():
         raise UserError(f"{file} is there already: remove it or choose another name")
@@ -105,7 +105,7 @@ def export(
         family.key: family for source in reversed(files) for family in source.tuned.families
     }
     first = files[0].tuned
-    merge(first.gpu, list(families.values()), file, kernel=first.kernel)
+    store.export(file, first.gpu, list(families.values()), kernel=first.kernel)
     output.show(f"{file}: {_count(len(families))} of {first.gpu.product}")
 
 
