@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from leanbench.configs.store import File
     from leanbench.configs.tuned import Family
 
-configs = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+configs = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="List, show, move and verify the launch settings that were tuned for GPUs.",
+)
 
 Gpu = Annotated[str, typer.Argument(metavar="GPU", help="A name from `leanbench configs list`.")]
 

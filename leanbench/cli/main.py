@@ -94,7 +94,9 @@ app.add_typer(
 app.add_typer(
     configs, name="configs", short_help="List, show, move and verify tuned launch settings."
 )
-app.command("list", short_help="List kernels, sweeps, axes, models or GPUs.")(list_)
+app.command("list", short_help="List kernels, sweeps, axes, quantities, lengths, models or GPUs.")(
+    list_
+)
 
 
 def main() -> None:

@@ -77,6 +77,22 @@ def test_names_are_completed(words, names, tmp_path, monkeypatch):
     assert completed(words) == names
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("--help", "List kernels, sweeps, axes, quantities, lengths, models or GPUs."),
+        ("predict --help", "Fit the performance model, hold it against runs, and show what"),
+        ("configs --help", "List, show, move and verify the launch settings that were tuned"),
+        ("predict show --help", "[default: (the GPU that is here, or else a100-80gb)]"),
+        ("predict check --help", "[default: (the first run's)]"),
+        ("predict claims --help", "[default: a100-80gb]"),
+    ],
+)
+def test_help_says_what_there_is(command, words):
+    result = CliRunner().invoke(app, command.split(), env={"COLUMNS": "200"})
+    assert words in " ".join(result.stdout.split())
+
+
 def test_completion_can_be_installed():
     result = CliRunner().invoke(app, ["--help"])
     assert "--install-completion" in result.stdout
