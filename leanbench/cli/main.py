@@ -49,6 +49,8 @@ class _Commands(TyperGroup):
             )
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
+            # Commands that can go on say so themselves.
+            output.say("Stopped by SIGINT before it was done.")
             raise typer.Exit(130) from None
 
 

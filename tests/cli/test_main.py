@@ -93,6 +93,19 @@ def test_help_says_what_there_is(command, words):
     assert words in " ".join(result.stdout.split())
 
 
+def test_a_command_that_was_interrupted_says_so(monkeypatch):
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leanbench.cli.check._run", interrupted)
+    # What --interpreter sets is put back.
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    result = CliRunner().invoke(app, ["check", "--interpreter", "--limit", "1"])
+    assert result.exit_code == 130
+    assert result.stdout.startswith("Checking lean, fa2, fixed_split over 1 problems")
+    assert result.stderr == "Stopped by SIGINT before it was done.\n"
+
+
 def test_completion_can_be_installed():
     result = CliRunner().invoke(app, ["--help"])
     assert "--install-completion" in result.stdout
