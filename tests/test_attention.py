@@ -288,6 +288,32 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         r"q is \(2, 8, 64\), .*expected \(batch, q_len, q_heads, head_dim\) and twice \(batch,"
         r" tokens, ",
     ),
+    "no q": ({"q": None}, TypeError, "^q is of type NoneType: expected a torch.Tensor$"),
+    "a list for a cache": (
+        {"v_cache": [1.0]},
+        TypeError,
+        "^v_cache is of type list: expected a torch.Tensor$",
+    ),
+    "a name for settings": (
+        {"config": "lean", "batch_invariant": True},
+        TypeError,
+        r"^config is of type str: expected settings of lean \(leanbench.kernels.lean.configs\), or",
+    ),
+    "a scale that is no number": (
+        {"softmax_scale": "a"},
+        ValueError,
+        r"^softmax_scale is 'a': expected a number, or None for head_dim \*\* -0.5$",
+    ),
+    "starts of other sequences": (
+        {
+            "q": half(5, 8, 64),
+            "cu_seqlens_q": torch.tensor([0, 5], dtype=torch.int32),
+            "max_seqlen_q": 5,
+        },
+        ValueError,
+        r"^cu_seqlens_q has 2 numbers for 1 sequences, k_cache \(2, 30, 4, 64\) has 2: expected one"
+        " number more than those$",
+    ),
     "k_cache without heads": ({"k_cache": half(2, 30, 256)}, ValueError, r"k_cache \(2, 30, 256\)"),
     "unlike caches": ({"v_cache": half(2, 29, 4, 64)}, ValueError, r"v_cache \(2, 29, 4, 64\)"),
     "no tokens": (

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import leanbench
+from leanbench.calls.call import Call
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import Peers
+from leanbench.core.problem import AttentionProblem
 from leanbench.distributed import (
     ContextGroup,
     Layout,
@@ -18,7 +22,15 @@ from leanbench.distributed import (
     interleaved_shard,
     lean_attn_with_kvcache,
 )
-from leanbench.distributed.group import check_places, late_sentence, mailbox_bytes_for
+from leanbench.distributed.group import (
+    Place,
+    _own_place,
+    check_limits,
+    check_places,
+    half_numbers,
+    late_sentence,
+    mailbox_bytes_for,
+)
 
 Q, CACHE = torch.zeros(1, 1, 8, 64).half(), torch.zeros(1, 32, 2, 64).half()
 
@@ -33,7 +45,60 @@ def group(failed: int = 0, mailbox_bytes: int = 1 << 20) -> ContextGroup:
 
 
 def call(**arguments: Any) -> Any:
-    return lean_attn_with_kvcache(Q, CACHE, CACHE, **{"group": group(), **arguments})
+    return lean_attn_with_kvcache(
+        **{"q": Q, "k_cache": CACHE, "v_cache": CACHE, "group": group(), **arguments}
+    )
+
+
+@pytest.fixture
+def attended(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """The calls that reach the kernel."""
+    calls: list[Call] = []
+
+    def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, None]:
+        calls.append(call)
+        return call.q, None
+
+    monkeypatch.setattr("leanbench.distributed.calls.attend", attend)
+    return calls
+
+
+#: Of leanbench.lean_attn_with_kvcache.
+DEFAULTS = {
+    name: argument.default
+    for name, argument in inspect.signature(leanbench.lean_attn_with_kvcache).parameters.items()
+    if argument.default is not argument.empty
+}
+
+
+def test_arguments_that_ask_for_nothing(attended: list[Call]) -> None:
+    more = {"qv": None, "scheduler_metadata": None, "pack_gqa": True, "sm_margin": 0}
+    assert call(**DEFAULTS, **more) is Q
+    for name, value in DEFAULTS.items():
+        assert call(**{name: value}) is Q
+    for window_size in ((-1, 0), [-1, 5], (-2, -7)):
+        assert call(window_size=window_size, num_splits=3, rotary_interleaved=False) is Q
+    plain = attended[0]
+    assert all(one == plain for one in attended)
+    assert (plain.extras, plain.peers) == (None, Peers(2, 0, 0))
+
+
+def test_arguments_that_there_are_not() -> None:
+    with pytest.raises(TypeError, match="has no argument 'windows'"):
+        call(windows=None)
+    with pytest.raises(TypeError) as caught:
+        call(group="x")
+    assert str(caught.value) == ("group is 'x': pass a leanbench.distributed.ContextGroup, or None")
+
+
+def test_rows_without_numbers_are_refused_as_on_one_gpu() -> None:
+    empty = torch.zeros(1, 1, 8, 0).half(), torch.zeros(1, 32, 2, 0).half()
+    sentences = []
+    for own in (None, group()):
+        with pytest.raises(Exception, match="head_dim") as caught:
+            call(q=empty[0], k_cache=empty[1], v_cache=empty[1], group=own)
+        sentences.append((caught.type, str(caught.value)))
+    assert sentences[0] == sentences[1]
 
 
 def test_contiguous_shards() -> None:
@@ -43,6 +108,60 @@ def test_contiguous_shards() -> None:
     starts, counts = contiguous_shard(lengths, 1, 2)
     assert starts.tolist() == [4, 0, 50]
     assert counts.tolist() == [3, 0, 50]
+
+
+def test_the_first_contiguous_shards_are_the_longer_ones() -> None:
+    shards = [contiguous_shard(18, rank, 8) for rank in range(8)]
+    assert [count for _, count in shards] == [3, 3, 2, 2, 2, 2, 2, 2]
+    assert [start for start, _ in shards] == [0, 3, 6, 8, 10, 12, 14, 16]
+    for length in range(40):
+        for size in range(1, 9):
+            own = [contiguous_shard(length, rank, size) for rank in range(size)]
+            tensors = [contiguous_shard(torch.tensor([length]), rank, size) for rank in range(size)]
+            assert [(int(start), int(count)) for start, count in tensors] == own
+            assert sum(count for _, count in own) == length
+    problem = AttentionProblem(2, 8, 8, (18, 1024), 64, parallel="cp:8")
+    assert [problem.shard(rank).contexts[0] for rank in range(8)] == [3, 3, 2, 2, 2, 2, 2, 2]
+
+
+def test_shards_of_lengths_near_the_end_of_32_bits() -> None:
+    most = 2**31 - 1
+    lengths = torch.tensor([most], dtype=torch.int32)
+    for rank in range(8):
+        start, count = contiguous_shard(lengths, rank, 8)
+        assert (int(start), int(count)) == contiguous_shard(most, rank, 8)
+        assert (start.dtype, count.dtype) == (torch.int32, torch.int32)
+        share = interleaved_shard(lengths, rank, 8, 1 << 28)
+        assert (int(share), share.dtype) == (
+            interleaved_shard(most, rank, 8, 1 << 28),
+            torch.int32,
+        )
+
+
+def test_shards_of_whole_numbers_of_numpy() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert interleaved_shard(numpy.int64(20), 1, numpy.int32(2), 16) == 4
+    assert contiguous_shard(numpy.int64(7), numpy.int64(1), 3) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((7, 3, 3), "rank 3 is not one of 3 ranks, counted from 0: pass a lower one, or more"),
+        ((7, -1, 3), "rank is -1: pass a whole number of 0 or more"),
+        ((7, 0, 0), "size is 0: pass a whole number of 1 or more"),
+        ((7.0, 0, 2), "length is 7.0: pass a whole number of 0 or more"),
+        ((-7, 0, 2), "length is -7: pass a whole number"),
+        ((torch.tensor([7.0]), 0, 2), "length is a tensor of torch.float32: pass one of whole"),
+    ],
+)
+def test_shards_that_there_are_not(arguments: tuple[Any, int, int], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        contiguous_shard(*arguments)
+    with pytest.raises(UserError, match=sentence):
+        interleaved_shard(*arguments, 16)
+    with pytest.raises(UserError, match="page_size is 0: pass a whole number of 1 or more"):
+        interleaved_shard(7, 0, 2, 0)
 
 
 def test_interleaved_shards() -> None:
@@ -71,6 +190,10 @@ def test_a_layout() -> None:
     [
         ({"window_size": (5, 0)}, "does not support window_size where GPUs share the sequences"),
         ({"k": CACHE, "v": CACHE}, "does not support k, v where GPUs share the sequences"),
+        ({"window_size": (-1, 0), "q": Q.expand(1, 2, 8, 64)}, "does not support window_size"),
+        ({"window_size": None}, "does not support window_size"),
+        ({"attention_chunk": 128, "k": None}, "does not support attention_chunk where"),
+        ({"config": "fast", "num_splits": 3}, "does not support config where"),
     ],
 )
 def test_what_depends_on_places_is_refused(arguments: dict[str, Any], sentence: str) -> None:
@@ -103,16 +226,89 @@ def test_a_mailbox_that_is_too_small() -> None:
         call(group=group(mailbox_bytes=16383))
 
 
+def places(*gpus: str, **fields: Any) -> list[Place]:
+    """Ranks on these GPUs of one host."""
+    return [Place("one", gpu, index, **fields) for index, gpu in enumerate(gpus)]
+
+
 def test_where_ranks_may_be() -> None:
-    check_places([("one", "GPU-a"), ("one", "GPU-b")])
+    check_places(places("a", "b"))
     with pytest.raises(UserError, match="rank 0 is on one, rank 1 on two"):
-        check_places([("one", "GPU-a"), ("two", "GPU-b")])
+        check_places([*places("a"), Place("two", "b", 1)])
     with pytest.raises(UserError, match="rank 1 has no GPU that torch can use: a context group"):
-        check_places([("one", "GPU-a"), ("one", "")])
-    with pytest.raises(UserError, match="ranks 0 and 2 are both on GPU GPU-a"):
-        check_places([("one", "GPU-a"), ("one", "GPU-b"), ("one", "GPU-a")])
+        check_places([*places("a"), Place("one")])
+    with pytest.raises(UserError, match="ranks 0 and 2 are both on GPU a"):
+        check_places(places("a", "b", "a"))
     with pytest.raises(UserError, match="at most 8 GPUs, this one would have 9"):
-        check_places([("one", f"GPU-{rank}") for rank in range(9)])
+        check_places(places(*"abcdefghi"))
+
+
+def test_ranks_that_cannot_reach_one_another() -> None:
+    check_places(places("a", "b", apart=("c",)))
+    sentence = "the GPUs of ranks 0 and 1 have no peer access: choose GPUs that have it, `leanbench"
+    for apart in (("b",), ()), ((), ("c", "a")):
+        own = zip(places("a", "b"), apart, strict=True)
+        with pytest.raises(UserError, match=sentence):
+            check_places([place._replace(apart=found) for place, found in own])
+
+
+def test_ranks_that_each_see_one_gpu_are_told_how_to_start() -> None:
+    with pytest.raises(UserError) as caught:
+        check_places([Place("one", "a"), Place("one", "b")])
+    assert str(caught.value) == (
+        "ranks 0 and 1 both count their GPU as cuda:0, a CUDA_VISIBLE_DEVICES for each rank: start"
+        " them with the same GPUs visible to all, and call"
+        ' torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+    )
+
+
+def test_the_place_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "one")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert _own_place() == Place("one")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    gpus = [SimpleNamespace(uuid=uuid) for uuid in "abcd"]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus[index])
+    ways = {(2, 0), (0, 2), (2, 3)}
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *way: way in ways)
+    assert _own_place() == Place("one", "c", 2, ("b", "d"))
+
+
+@pytest.mark.parametrize("timeout_s", [-1, 0, float("inf"), float("nan"), 1e11, 86_401, "5", True])
+def test_a_group_waits_for_a_time_that_is_one(timeout_s: Any) -> None:
+    with pytest.raises(UserError) as caught:
+        ContextGroup(timeout_s=timeout_s)
+    assert str(caught.value) == (
+        f"timeout_s is {timeout_s!r}: pass the seconds that a launch waits for the other GPUs,"
+        " above 0 and at most 86,400"
+    )
+
+
+@pytest.mark.parametrize("mailbox_bytes", [0, -1, 31, 1e6, "64", None, True])
+def test_mailboxes_have_a_size(mailbox_bytes: Any) -> None:
+    with pytest.raises(UserError) as caught:
+        ContextGroup(mailbox_bytes=mailbox_bytes)
+    assert str(caught.value) == (
+        f"mailbox_bytes is {mailbox_bytes!r}: pass a whole number of 32 or more"
+    )
+
+
+def test_limits_that_are_none() -> None:
+    for timeout_s in (1e-9, 5, 86_400.0):
+        check_limits(timeout_s, 32)
+
+
+def test_the_second_half_of_a_mailbox_starts_at_a_unit() -> None:
+    assert half_numbers(1_000_010) == 125_000
+    assert half_numbers(64 << 20) == 8 << 20
+    for mailbox_bytes in range(32, 200):
+        half_bytes = 4 * half_numbers(mailbox_bytes)
+        assert half_bytes % 16 == 0
+        assert 2 * half_bytes <= mailbox_bytes < 2 * half_bytes + 32
+    # Whatever fits into the mailbox fits into its halves.
+    assert all(mailbox_bytes_for(8, rows, 4) % 32 == 0 for rows in range(1, 9))
 
 
 def test_a_group_of_one_is_a_call_on_this_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +319,8 @@ def test_a_group_of_one_is_a_call_on_this_gpu(monkeypatch: pytest.MonkeyPatch) -
         return tensors[0]
 
     monkeypatch.setattr("leanbench.distributed.calls._on_this_gpu", on_this_gpu)
-    alone: Any = SimpleNamespace(size=1)
+    alone = group()
+    alone.size = 1
     assert call(group=alone, window_size=(5, 0), softcap=2.0) is Q
     assert call(group=None, cache_seqlens=7) is Q
     assert (seen["window_size"], seen["cache_seqlens"]) == ((5, 0), 7)

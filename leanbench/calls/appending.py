@@ -107,12 +107,12 @@ def _rotated_queries(
 
 
 def _rotated(rows: torch.Tensor, places: torch.Tensor, extras: Extras) -> torch.Tensor:
-    """(tokens, heads, head_dim), each token turned by its place's row of the tables, or their last
-    row for places past it, and rounded to its dtype again.
+    """(tokens, heads, head_dim), each token turned by its place's row of the tables, or the nearest
+    one that they have, and rounded to its dtype again.
     """
     assert extras.rotary_cos is not None
     assert extras.rotary_sin is not None
-    places = places.clamp(max=extras.rotary_cos.shape[0] - 1)
+    places = places.clamp(0, extras.rotary_cos.shape[0] - 1)
     cos = extras.rotary_cos.float()[places][:, None]
     sin = extras.rotary_sin.float()[places][:, None]
     half, turned = cos.shape[-1], rows.float()

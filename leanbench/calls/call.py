@@ -169,6 +169,11 @@ def _check_shapes(call: Call) -> None:
             " size 0"
         )
     is_own = call.block_table is None and call.all_extras.cache_batch_idx is None
+    if packed and is_own and call.batch != k_cache.shape[0]:
+        raise ValueError(
+            f"cu_seqlens_q has {call.batch + 1} numbers for {call.batch} sequences, k_cache"
+            f" {tuple(k_cache.shape)} has {k_cache.shape[0]}: expected one number more than those"
+        )
     if is_own and call.batch != k_cache.shape[0]:
         raise ValueError(
             f"q {tuple(q.shape)} and k_cache {tuple(k_cache.shape)} must agree in batch"

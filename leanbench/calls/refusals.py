@@ -44,6 +44,11 @@ def refuse_kinds(call: Call) -> None:
         raise NotImplementedError(
             _sentence(f"head_dim {call.q.shape[-1]}", f"choose {size_choices(LEAN.head_dims)}")
         )
+    if call.v_cache.dim() == 4:
+        value_dim = padded_dim(int(call.v_cache.shape[3]), call.v_cache)
+        if value_dim and value_dim not in LEAN.head_dims:
+            dim = f"a v_cache of head_dim {call.v_cache.shape[3]}"
+            raise NotImplementedError(_sentence(dim, f"choose {size_choices(LEAN.head_dims)}"))
     if page_size and page_size not in LEAN.page_sizes:
         raise NotImplementedError(
             _sentence(

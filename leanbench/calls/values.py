@@ -21,7 +21,8 @@ def check_values(call: Call) -> None:
     """
     extras = call.all_extras
     most = call.capacity - call.new_tokens
-    cached = [0 if call.length is None else call.length - call.new_tokens] * call.batch
+    whole = call.capacity if call.length is None else call.length - call.new_tokens
+    cached = [whole] * call.batch
     if call.cache_seqlens is not None:
         cached = call.cache_seqlens.tolist()
         _check_range("cache_seqlens", cached, most, "tokens, less those that are appended")
@@ -36,6 +37,8 @@ def check_values(call: Call) -> None:
     if extras.cache_batch_idx is not None:
         picked = extras.cache_batch_idx.tolist()
         _check_range("cache_batch_idx", picked, rows.shape[0] - 1, "rows of the caches")
+        if extras.k_new is not None:
+            _check_distinct("cache_batch_idx", picked)
     for name, starts, packed in (
         ("cu_seqlens_q", extras.cu_seqlens_q, call.q),
         ("cu_seqlens_k_new", extras.cu_seqlens_k_new, extras.k_new),
@@ -43,6 +46,8 @@ def check_values(call: Call) -> None:
         if starts is not None and packed is not None:
             limit = extras.max_seqlen_q if packed is call.q else None
             _check_starts(name, starts.tolist(), packed.shape[0], limit)
+    if extras.k_new is not None:
+        _check_append(call, cached)
     if call.block_table is not None:
         _check_pages(call, cached)
 
@@ -51,6 +56,15 @@ def _check_range(name: str, numbers: list[int], most: int, what: str) -> None:
     for sequence, number in enumerate(numbers):
         if not 0 <= number <= most:
             raise ValueError(f"{name}[{sequence}] is {number}: expected 0 to {most}, {what}")
+
+
+def _check_distinct(name: str, numbers: list[int]) -> None:
+    for sequence, number in enumerate(numbers):
+        if (first := numbers.index(number)) < sequence:
+            raise ValueError(
+                f"{name}[{first}] and [{sequence}] are both {number}: expected a row of its own for"
+                " each sequence that tokens are appended to"
+            )
 
 
 def _check_starts(name: str, starts: list[int], tokens: int, most: int | None) -> None:
@@ -66,6 +80,27 @@ def _check_starts(name: str, starts: list[int], tokens: int, most: int | None) -
                 f"{name} goes from {start} to {end} in sequence {sequence}: expected starts that"
                 f" rise{limit}"
             )
+
+
+def _check_append(call: Call, cached: list[int]) -> None:
+    """Whether all new tokens find room, and each sequence has queries that bring them there."""
+    extras = call.all_extras
+    queries, new = extras.cu_seqlens_q, extras.cu_seqlens_k_new
+    for sequence, count in enumerate([] if new is None else new.diff().tolist()):
+        if cached[sequence] + count > call.capacity:
+            raise ValueError(
+                f"cu_seqlens_k_new has {count} tokens for sequence {sequence}, which has"
+                f" {cached[sequence]}: expected at most the {call.capacity} of the caches together"
+            )
+    for sequence, count in enumerate([] if queries is None else queries.diff().tolist()):
+        if count == 0:
+            raise ValueError(
+                f"cu_seqlens_q has no query token for sequence {sequence}, whose new tokens may"
+                " then be left unwritten: leave it out of the call, or pass a query token"
+            )
+    if extras.rotary_seqlens is not None and extras.rotary_cos is not None:
+        most = extras.rotary_cos.shape[0] - 1
+        _check_range("rotary_seqlens", extras.rotary_seqlens.tolist(), most, "rows of rotary_cos")
 
 
 def _check_pages(call: Call, cached: list[int]) -> None:

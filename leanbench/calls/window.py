@@ -21,8 +21,8 @@ def window_of(
     k_cache: torch.Tensor,
     block_table: torch.Tensor | None,
 ) -> tuple[int, int]:
-    """(left, right), -1 for no limit, as a side is that is as wide as the cache, or none besides
-    the causal one.
+    """(left, right), -1 for no limit, as a side is that is as wide as the cache and all query
+    tokens, or hides none besides the causal one.
     """
     if window_size is NO_WINDOW:
         return NO_WINDOW
@@ -40,5 +40,9 @@ def window_of(
     if block_table is not None and block_table.dim() == 2:
         capacity *= block_table.shape[1]
     left = left if 0 <= left < capacity else -1
-    right = -1 if causal or q_len == 1 or not 0 <= right < capacity else right
+    # The first query token is q_len - 1 tokens before the last one, before all tokens of a shorter
+    # cache. A side that hides no token but is narrower stays: queries are then rotated each by its
+    # own position, as by flash-attn.
+    reach = capacity if q_len is None or capacity >= q_len else q_len - 1
+    right = -1 if causal or q_len == 1 or not 0 <= right < reach else right
     return left, right  # pyright: ignore[reportReturnType]

@@ -44,7 +44,7 @@ def open_machines(
         with contextlib.closing(connected(flags.ray_address)) as cluster:
             yield _of_cluster(cluster, flags, options, cells, limits)
     else:
-        yield _here(flags, options, limits)
+        yield _here(flags, options, cells, limits)
 
 
 def uses_ray(executor: str, ray_address: str | None, mix_boards: bool) -> bool:
@@ -71,7 +71,9 @@ def connected(ray_address: str | None) -> Cluster:
     return RayCluster(ray_address)
 
 
-def _here(flags: RunFlags, options: MeasureOptions, limits: Limits) -> Machines:
+def _here(
+    flags: RunFlags, options: MeasureOptions, cells: Sequence[Cell], limits: Limits
+) -> Machines:
     from leanbench.gpu.local import choose
     from leanbench.records.directory import WORKER_LOG
     from leanbench.run.executor import LocalExecutor
@@ -80,7 +82,8 @@ def _here(flags: RunFlags, options: MeasureOptions, limits: Limits) -> Machines:
     target = choose(flags.gpu, flags.require_gpu)
     # The rows of a shard will stand beside those of other boards.
     calibrate = flags.shard is not None and target.local_index is not None
-    worker = WorkerTarget(target.spec, target.local_index, options, calibrate)
+    gpus = max((cell.problem.gpus.gpus for cell in cells), default=1)
+    worker = WorkerTarget(target.spec, target.local_index, options, calibrate, gpus)
     return Machines(
         target, lambda run: LocalExecutor(worker, limits.timeout_s, run.path / WORKER_LOG)
     )

@@ -117,11 +117,15 @@ def _write_manifest(
 ) -> None:
     """Writes what was traced, where and with which versions next to the pictures."""
     from leanbench.configs.fingerprint import settings_hash
+    from leanbench.measure.ranks import environment_of_ranks
     from leanbench.records.environment import measured_environment, predicted_environment
     from leanbench.report import write_whole
 
     here = target.local_index is not None
-    environment = measured_environment(target.local_index or 0) if here else predicted_environment()
+    first, gpus = target.local_index or 0, problem.gpus.gpus
+    environment = measured_environment(first) if here else predicted_environment()
+    if here and gpus > 1:
+        environment |= environment_of_ranks(gpus, first)
     manifest = {
         "problem": problem.to_dict(),
         "kernels": {panel.timeline.name: panel.timeline.config for panel in panels},

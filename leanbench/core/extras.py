@@ -108,6 +108,6 @@ def kinds_of(inputs: AttentionInputs) -> dict[str, Any]:
 
 @cache
 def fp8_name(dtype: torch.dtype) -> str:
-    """`e4m3` or `e5m2`; `same` of a dtype that is not fp8."""
-    name = str(dtype)
-    return next((own for own in FP8_DTYPES if own in name), SAME)
+    """`e4m3` or `e5m2`; `same` of any other dtype, those of other fp8 formats (`fnuz`) too."""
+    name = str(dtype).removeprefix("torch.float8_").removesuffix("fn")
+    return name if name in FP8_DTYPES else SAME

@@ -15,7 +15,7 @@ from leanbench.core.axis import Axis, axes_of, axis
 from leanbench.core.axis_values import Capacity, Whole, Words, resolve_capacity
 from leanbench.core.errors import UserError
 from leanbench.core.lengths import write_lengths
-from leanbench.core.parallel import NONE, GpuCounts, GpuShares, counts_of
+from leanbench.core.parallel import NONE, GpuCounts, GpuShares, counts_of, shard_start
 from leanbench.core.whole_model import WholeModel, WholeModels, read_model
 
 #: Of most kernels; a problem may have any multiple of 8.
@@ -355,7 +355,7 @@ class AttentionProblem:
         place = rank % context
 
         def tokens(length: int) -> int:
-            return -(-length * (place + 1) // context) - -(-length * place // context)
+            return shard_start(length, place + 1, context) - shard_start(length, place, context)
 
         lengths = tuple(tokens(length) for length in self.contexts)
         return replace(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+import operator
+from typing import Any
 
 import torch
 
@@ -12,9 +14,33 @@ from leanbench.calls.extra_checks import check_tensors
 from leanbench.calls.prepared import attend
 from leanbench.core.extras import Extras, fp8_name
 from leanbench.core.kinds import SAME
+from leanbench.distributed.group import ContextGroup
 
-if TYPE_CHECKING:
-    from leanbench.distributed.group import ContextGroup
+#: Arguments of `leanbench.lean_attn_with_kvcache` that ask for something where they are not None.
+_NOT_SHARED = (
+    "k",
+    "v",
+    "rotary_cos",
+    "rotary_sin",
+    "cache_leftpad",
+    "alibi_slopes",
+    "page_table",
+    "cu_seqlens_q",
+    "max_seqlen_q",
+    "learnable_sink",
+    "config",
+    "qv",
+)
+#: Those that change nothing without others, or how it is computed and not what.
+_WITHOUT_EFFECT = (
+    "rotary_interleaved",
+    "rotary_seqlens",
+    "cu_seqlens_k_new",
+    "num_splits",
+    "scheduler_metadata",
+    "pack_gqa",
+    "sm_margin",
+)
 
 
 def lean_attn_with_kvcache(
@@ -54,6 +80,8 @@ def lean_attn_with_kvcache(
             `leanbench.lean_attn_with_kvcache`, with all of its arguments.
         cache_seqlens: tokens that this rank has, as in `leanbench.lean_attn_with_kvcache`; the
             other arguments, too.
+        **arguments: others of `leanbench.lean_attn_with_kvcache`, with values that ask for nothing,
+            such as its defaults.
 
     Returns:
         As `leanbench.lean_attn_with_kvcache`.
@@ -62,8 +90,11 @@ def lean_attn_with_kvcache(
         NotImplementedError: an argument asks for what depends on where in the sequence a token is,
             or changes the caches.
         RuntimeError: a rank did not come in time in an earlier call.
+        TypeError: `group` is no ContextGroup, or there is no such argument.
         UserError: the group's mailbox is too small.
     """
+    if group is not None and not isinstance(group, ContextGroup):
+        raise TypeError(f"group is {group!r}: pass a leanbench.distributed.ContextGroup, or None")
     if group is None or group.size == 1:
         return _on_this_gpu(
             q,
@@ -116,7 +147,7 @@ def lean_attn_with_kvcache(
     if extras is not None:
         check_tensors(call)
     if q.dim() == 4 and v_cache.dim() == 4:
-        group.check_room(q.numel() // q.shape[3], v_cache.shape[3])
+        group.check_room(math.prod(q.shape[:3]), v_cache.shape[3])
     result, lse = attend(call, return_softmax_lse)
     return result if lse is None else (result, lse)
 
@@ -133,9 +164,11 @@ def _refuse(
     causal: bool,
     arguments: dict[str, Any],
 ) -> None:
-    if arguments:
+    q_len = q.shape[1] if q.dim() == 4 else None
+    asked = [name for name, value in arguments.items() if _asks(name, value, q_len)]
+    if asked:
         raise NotImplementedError(
-            f"lean_attn_with_kvcache does not support {', '.join(arguments)} where GPUs share the"
+            f"lean_attn_with_kvcache does not support {', '.join(asked)} where GPUs share the"
             " sequences: leave it out, or split heads (tensor parallel)"
         )
     if causal and q.dim() == 4 and q.shape[1] > 1:
@@ -150,3 +183,31 @@ def _refuse(
             "lean_attn_with_kvcache is for inference and has no gradient, but a tensor of the call"
             " requires one: call it under torch.no_grad()"
         )
+
+
+def _asks(name: str, value: Any, q_len: int | None) -> bool:
+    """Whether an argument asks for what depends on places of tokens, or is not supported.
+
+    Raises:
+        TypeError: there is no such argument.
+    """
+    if name in _WITHOUT_EFFECT:
+        return False
+    if name == "window_size":
+        return _limits(value, q_len)
+    if name == "attention_chunk":
+        return bool(value)
+    if name in _NOT_SHARED:
+        return value is not None
+    raise TypeError(f"lean_attn_with_kvcache has no argument {name!r}")
+
+
+def _limits(window_size: Any, q_len: int | None) -> bool:
+    """Whether a window leaves tokens out, however many a rank has: to the right of a sequence's
+    only query token there are none.
+    """
+    try:
+        left, right = map(operator.index, window_size)
+    except (TypeError, ValueError):
+        return True
+    return left >= 0 or (right >= 0 and q_len != 1)

@@ -5,8 +5,11 @@ exchange partials.
 from __future__ import annotations
 
 import ctypes
+import math
+import numbers
+import operator
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import Peers
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
 MOST_RANKS = 8
 #: That a launch waits for the other GPUs, and bytes of a mailbox, where nobody says.
 TIMEOUT_S, MAILBOX_BYTES = 10.0, 64 << 20
+#: That a launch may wait at most: a day.
+MOST_TIMEOUT_S = 86_400.0
+#: Of the smallest mailbox: a unit of 16 bytes in each half.
+_LEAST_BYTES = 32
 #: Of a partial's piece, four columns: two units of 16 bytes.
 _PIECE_BYTES = 32
 
@@ -38,6 +45,18 @@ class PeerFields(ctypes.Structure):
     ]
 
 
+class Place(NamedTuple):
+    """Where a rank is."""
+
+    host: str
+    #: UUID of its GPU; empty without one.
+    gpu: str = ""
+    #: As torch counts in the rank's process.
+    device: int = 0
+    #: UUIDs of the GPUs to which this one has no peer access, of those that its process sees.
+    apart: tuple[str, ...] = ()
+
+
 class ContextGroup:
     """GPUs that share sequences, for `lean_attn_with_kvcache(..., group=)`.
 
@@ -45,19 +64,20 @@ class ContextGroup:
     stream each, or on streams that wait for one another. CUDA graphs with such calls are replayed
     as often on all ranks.
 
-    Each GPU has a mailbox, which the others write to directly (NVLink, or PCIe between GPUs with
-    peer access). Multicast is never used.
+    Each GPU has a mailbox, which the others write to directly: over NVLink, or PCIe between GPUs
+    with peer access, where nothing was measured. Multicast is never used.
 
     Args:
         process_group: whose GPUs these are; None: all processes.
-        timeout_s: that a launch waits for the other GPUs. Past it the outputs are NaN, and the next
-            call, or `check`, raises RuntimeError.
+        timeout_s: that a launch waits for the other GPUs, a day at most. Past it the outputs are
+            NaN, and the next call, or `check`, raises RuntimeError.
         mailbox_bytes: of each GPU. A call takes 64 bytes for each rank and each 4 numbers of its
             output: 64 MB are enough for 4,096 query rows of 128 on 8 GPUs.
 
     Raises:
-        UserError: the ranks are on several hosts, share a GPU, have none, or are too many.
-        RuntimeError: no peer access between two of the GPUs.
+        UserError: the ranks are on several hosts, share a GPU, have none or no peer access, or are
+            too many; or `timeout_s` or `mailbox_bytes` is out of its limits.
+        RuntimeError: torch cannot map the mailboxes.
     """
 
     def __init__(
@@ -69,6 +89,7 @@ class ContextGroup:
         import torch
         import torch.distributed as dist
 
+        check_limits(timeout_s, mailbox_bytes)
         self._processes = process_group or dist.group.WORLD
         self.rank = dist.get_rank(self._processes)
         self.size = dist.get_world_size(self._processes)
@@ -82,9 +103,9 @@ class ContextGroup:
         self._failed_rank = ctypes.c_int32.from_address(self._failure.data_ptr())
         self._timeout_s = timeout_s
         fields = PeerFields(
-            timeout_ns=int(timeout_s * 1e9),
+            timeout_ns=math.ceil(timeout_s * 1e9),
             failure=self._failure.data_ptr(),
-            half_numbers=mailbox_bytes // 8,
+            half_numbers=half_numbers(mailbox_bytes),
             rank=self.rank,
             mailboxes=(ctypes.c_uint64 * MOST_RANKS)(*addresses),
         )
@@ -131,6 +152,30 @@ def mailbox_bytes_for(ranks: int, rows: int, columns: int) -> int:
     return 2 * ranks * rows * columns // 4 * _PIECE_BYTES
 
 
+def half_numbers(mailbox_bytes: int) -> int:
+    """The 32-bit numbers of half a mailbox, whole units: the second half starts at one."""
+    return mailbox_bytes // _LEAST_BYTES * 4
+
+
+def check_limits(timeout_s: float, mailbox_bytes: int) -> None:
+    """Whether a group can wait so long and have mailboxes of that size.
+
+    Raises:
+        UserError: it cannot.
+    """
+    is_time = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
+    if not is_time or not 0 < timeout_s <= MOST_TIMEOUT_S:
+        raise UserError(
+            f"timeout_s is {timeout_s!r}: pass the seconds that a launch waits for the other GPUs,"
+            f" above 0 and at most {MOST_TIMEOUT_S:,.0f}"
+        )
+    is_size = hasattr(mailbox_bytes, "__index__") and not isinstance(mailbox_bytes, bool)
+    if not is_size or operator.index(mailbox_bytes) < _LEAST_BYTES:
+        raise UserError(
+            f"mailbox_bytes is {mailbox_bytes!r}: pass a whole number of {_LEAST_BYTES} or more"
+        )
+
+
 def late_sentence(late: int, rank: int, timeout_s: float) -> str:
     return (
         f"rank {late} of the context group did not deliver its partials to rank {rank} within"
@@ -139,11 +184,11 @@ def late_sentence(late: int, rank: int, timeout_s: float) -> str:
     )
 
 
-def check_places(places: list[tuple[str, str]]) -> None:
-    """Whether ranks are on one host, on a GPU each.
+def check_places(places: list[Place]) -> None:
+    """Whether ranks are on one host, on a GPU each, which all have peer access to one another.
 
     Args:
-        places: (host, UUID of the GPU, empty without one) by rank.
+        places: by rank.
 
     Raises:
         UserError: they are not, or are too many.
@@ -153,36 +198,72 @@ def check_places(places: list[tuple[str, str]]) -> None:
             f"a context group has at most {MOST_RANKS} GPUs, this one would have {len(places)}:"
             " split the heads over the others (tensor parallel)"
         )
-    for rank, (host, gpu) in enumerate(places):
-        if host != places[0][0]:
+    for rank, place in enumerate(places):
+        if place.host != places[0].host:
             raise UserError(
-                f"rank 0 is on {places[0][0]}, rank {rank} on {host}: a context group needs the"
-                " GPUs of one host"
+                f"rank 0 is on {places[0].host}, rank {rank} on {place.host}: a context group needs"
+                " the GPUs of one host"
             )
-        if not gpu:
+        if not place.gpu:
             raise UserError(
                 f"rank {rank} has no GPU that torch can use: a context group needs one for each"
                 " rank"
             )
-        if (first := [gpu for _, gpu in places].index(gpu)) < rank:
-            raise UserError(
-                f"ranks {first} and {rank} are both on GPU {gpu}: call torch.cuda.set_device with"
-                " a GPU of its own on each rank"
-            )
+        for other in range(rank):
+            _check_pair(other, places[other], rank, place)
 
 
-def _places(processes: Any, size: int) -> list[tuple[str, str]]:
-    import socket
+def _check_pair(first: int, of_first: Place, second: int, of_second: Place) -> None:
+    """Raises UserError where two ranks of a host cannot write to one another's memory."""
+    if of_first.gpu == of_second.gpu:
+        raise UserError(
+            f"ranks {first} and {second} are both on GPU {of_first.gpu}: call torch.cuda.set_device"
+            " with a GPU of its own on each rank"
+        )
+    if of_first.device == of_second.device:
+        # torch takes them for one GPU.
+        raise UserError(
+            f"ranks {first} and {second} both count their GPU as cuda:{of_first.device}, a"
+            " CUDA_VISIBLE_DEVICES for each rank: start them with the same GPUs visible to all, and"
+            ' call torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+        )
+    if of_second.gpu in of_first.apart or of_first.gpu in of_second.apart:
+        raise UserError(
+            f"the GPUs of ranks {first} and {second} have no peer access: choose GPUs that have it,"
+            " `leanbench doctor` says which, or split the heads over them (tensor parallel)"
+        )
 
-    import torch
+
+def _places(processes: Any, size: int) -> list[Place]:
     import torch.distributed as dist
 
     places: list[Any] = [None] * size
-    gpu = ""  # A rank without one takes part, so that no other waits for it.
-    if torch.cuda.is_available():
-        gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-    dist.all_gather_object(places, (socket.gethostname(), gpu), processes)
+    dist.all_gather_object(places, _own_place(), processes)
     return places
+
+
+def _own_place() -> Place:
+    """That of this rank; one without a GPU takes part, so that no other waits for it."""
+    import socket
+
+    import torch
+
+    from leanbench.gpu.topology import has_peer_access
+
+    host = socket.gethostname()
+    if not torch.cuda.is_available():
+        return Place(host)
+    device = torch.cuda.current_device()
+    uuids = [
+        str(torch.cuda.get_device_properties(index).uuid)
+        for index in range(torch.cuda.device_count())
+    ]
+    apart = [
+        uuid
+        for index, uuid in enumerate(uuids)
+        if index != device and not has_peer_access(device, index)
+    ]
+    return Place(host, uuids[device], device, tuple(apart))
 
 
 def _mailboxes(

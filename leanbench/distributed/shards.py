@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from leanbench.core.errors import UserError
+from leanbench.core.parallel import shard_start
 from leanbench.distributed.group import MAILBOX_BYTES, TIMEOUT_S, ContextGroup
 
 
 def contiguous_shard(length: Any, rank: int, size: int) -> tuple[Any, Any]:
     """The first token, and the number of tokens, that a rank has of sequences that are cut into
-    `size` shards one after the other; the first shards are the longer ones.
+    `size` shards one after the other; the first `length` % `size` have a token more than the
+    others.
 
     Args:
         length: of the whole sequences: a number, or an integer tensor.
+
+    Raises:
+        UserError: the length is no number of tokens, or there is no such rank.
     """
-    start, end = _shard_start(length, rank, size), _shard_start(length, rank + 1, size)
+    length = _checked(length, rank, size)
+    start, end = _start(length, rank, size), _start(length, rank + 1, size)
     return start, end - start
 
 
-def _shard_start(length: Any, rank: int, size: int) -> Any:
-    """ceil(length x rank / size)."""
-    return -(-length * rank // size)
+def _start(length: Any, rank: int, size: int) -> Any:
+    """`shard_start`, of tensors, too: nothing in it is above the length."""
+    if isinstance(length, int):
+        return shard_start(length, rank, size)
+    return length // size * rank + (length % size).clamp(max=rank)
 
 
 def interleaved_shard(length: Any, rank: int, size: int, page_size: int) -> Any:
@@ -31,13 +42,53 @@ def interleaved_shard(length: Any, rank: int, size: int, page_size: int) -> Any:
 
     Args:
         length: of the whole sequences: a number, or an integer tensor.
+
+    Raises:
+        UserError: the length is no number of tokens, there is no such rank, or pages have no token.
     """
+    length = _checked(length, rank, size)
+    page_size = _whole("page_size", page_size, at_least=1)
     turn = page_size * size
-    whole = length // turn * page_size
-    rest = length % turn - rank * page_size
-    if isinstance(rest, int):
-        return whole + min(max(rest, 0), page_size)
-    return whole + rest.clamp(0, page_size)
+    if isinstance(length, int):
+        rest = length % turn - rank * page_size
+        return length // turn * page_size + min(max(rest, 0), page_size)
+    # A turn may have more tokens than 32 bits count.
+    wide = length.long()
+    rest = (wide % turn - rank * page_size).clamp(0, page_size)
+    return (wide // turn * page_size + rest).to(length.dtype)
+
+
+def _checked(length: Any, rank: int, size: int) -> Any:
+    """The length as an int, or the tensor.
+
+    Raises:
+        UserError: it is no number of tokens, or there is no such rank.
+    """
+    if _whole("rank", rank) >= _whole("size", size, at_least=1):
+        raise UserError(
+            f"rank {rank} is not one of {size} ranks, counted from 0: pass a lower one, or more"
+            " ranks"
+        )
+    if not isinstance(length, torch.Tensor):
+        return _whole("length", length)
+    if length.is_floating_point() or length.is_complex() or length.dtype == torch.bool:
+        raise UserError(f"length is a tensor of {length.dtype}: pass one of whole numbers")
+    return length
+
+
+def _whole(name: str, value: Any, at_least: int = 0) -> int:
+    """The argument as an int.
+
+    Raises:
+        UserError: it is no whole number, or below `at_least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < at_least:
+        raise UserError(f"{name} is {value!r}: pass a whole number of {at_least} or more")
+    return number
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from leanbench.doctor.finding import Finding, note, ok, problem
 from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import match_product
-from leanbench.gpu.topology import topology
+from leanbench.gpu.topology import pairs_in_words, topology
 from leanbench.gpu.visible import why_no_gpu
 
 #: The kernels are built on what compute capability 8.0 brought.
@@ -85,20 +85,13 @@ def links(machine: Machine) -> Finding:
         return ok("one GPU, no links to others", pairs=[])
     found = topology()
     values = {"pairs": [asdict(pair) for pair in found.pairs], "nvlinks": found.nvlinks}
-    text = f"{len(machine.gpus)} GPUs, {found.nvlinks} NVLinks each"
-    apart = [pair for pair in found.pairs if not pair.peer_access]
-    if apart:
-        names = ", ".join(f"{pair.first} and {pair.second}" for pair in apart)
-        return note(
-            f"{text}; no peer access between {names}",
-            "share problems among GPUs that have it: CUDA_VISIBLE_DEVICES picks them",
-            **values,
-        )
-    slow = [pair for pair in found.pairs if not pair.nvlink]
-    if slow:
-        names = ", ".join(f"{pair.first} and {pair.second}" for pair in slow)
-        return note(f"{text}; peer access without NVLink between {names}", **values)
-    return ok(f"{text}; peer access over NVLink between all pairs", **values)
+    text = f"{len(machine.gpus)} GPUs, {found.nvlinks} NVLinks each; {pairs_in_words(found.pairs)}"
+    if not all(pair.peer_access for pair in found.pairs):
+        fix = "share problems among GPUs with peer access: CUDA_VISIBLE_DEVICES picks them"
+        return note(text, fix, **values)
+    if not all(pair.nvlink for pair in found.pairs):
+        return note(text, **values)
+    return ok(text, **values)
 
 
 def other_processes(machine: Machine) -> Finding:

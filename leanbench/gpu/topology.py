@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 from leanbench.gpu.nvml_library import ask, open_nvml
-from leanbench.gpu.visible import visible_handles
+from leanbench.gpu.visible import handle_of, visible_handles
+
+#: GB/s one way of a PCIe lane, by generation.
+_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two GPUs, as CUDA counts them. None: the driver does not say."""
+    """Two GPUs, as CUDA counts them, or ranks. None: the driver does not say."""
 
     first: int
     second: int
@@ -20,6 +24,18 @@ class Pair:
     peer_access: bool | None
     #: Whether it does so over NVLink.
     nvlink: bool | None
+    #: NVLinks between the two, or to the switch between them.
+    nvlinks: int = 0
+    #: Raw speed of these one way, or of PCIe where there are none.
+    gb_s: float | None = None
+
+    @property
+    def words(self) -> str:
+        """A phrase without the GPUs' numbers: ``18 NVLinks, 478 GB/s one way, peer access``."""
+        links = {True: f"{self.nvlinks} NVLinks", False: "PCIe", None: "links not known"}
+        access = {True: "peer access", False: "no peer access", None: "peer access not known"}
+        speed = [] if self.gb_s is None else [f"{self.gb_s:.0f} GB/s one way"]
+        return ", ".join([links[self.nvlink], *speed, access[self.peer_access]])
 
 
 @dataclass(frozen=True)
@@ -29,32 +45,101 @@ class Topology:
     nvlinks: int
 
 
-def topology() -> Topology:
-    """That of the GPUs that CUDA would see.
+def topology(devices: Sequence[int] | None = None) -> Topology:
+    """Pairs and links of GPUs, which are numbered by their places.
+
+    Args:
+        devices: as CUDA counts; None: all that it would see.
 
     Raises:
-        NvmlError: NVML cannot be used.
+        NvmlError: NVML cannot be used, or there is no such GPU.
     """
     with open_nvml() as nvml:
-        handles = visible_handles(nvml)
-        pairs = [
-            Pair(
-                first,
-                second,
-                _can(nvml, handles[first], handles[second], nvml.NVML_P2P_CAPS_INDEX_WRITE),
-                _can(nvml, handles[first], handles[second], nvml.NVML_P2P_CAPS_INDEX_NVLINK),
-            )
-            for first, second in combinations(range(len(handles)), 2)
-        ]
-        return Topology(tuple(pairs), min((_nvlinks(nvml, own) for own in handles), default=0))
+        if devices is None:
+            handles = visible_handles(nvml)
+        else:
+            handles = [handle_of(nvml, device) for device in devices]
+        gpus = range(len(handles))
+        pairs = [_pair(nvml, handles, *numbers) for numbers in combinations(gpus, 2)]
+        return Topology(tuple(pairs), min((len(_nvlinks(nvml, own)) for own in handles), default=0))
+
+
+def pairs_in_words(pairs: Iterable[Pair]) -> str:
+    """A phrase on each kind of pair: ``GPUs 0 and 1: 18 NVLinks, peer access``."""
+    named: dict[str, list[str]] = {}
+    for pair in pairs:
+        named.setdefault(pair.words, []).append(f"{pair.first} and {pair.second}")
+    if len(named) == 1 and len(*named.values()) > 1:
+        return f"all pairs of GPUs: {next(iter(named))}"
+    return "; ".join(f"GPUs {', '.join(numbers)}: {words}" for words, numbers in named.items())
+
+
+def has_peer_access(first: int, second: int) -> bool:
+    """Whether each of two GPUs, as torch counts, may write to the other's memory: by CUDA, which
+    has the last word where NVML's differs.
+    """
+    import torch
+
+    can = torch.cuda.can_device_access_peer
+    return can(first, second) and can(second, first)
+
+
+def _pair(nvml: Any, handles: list[Any], first: int, second: int) -> Pair:
+    own, other = handles[first], handles[second]
+    peer_access = _can(nvml, own, other, nvml.NVML_P2P_CAPS_INDEX_WRITE)
+    nvlink = _can(nvml, own, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    if not nvlink:
+        return Pair(first, second, peer_access, nvlink, 0, _pcie_gb_s(nvml, own, other))
+    links = _nvlinks_between(nvml, own, other)
+    link_gb_s = _nvlink_gb_s(nvml, own)
+    gb_s = None if link_gb_s is None else links * link_gb_s
+    return Pair(first, second, peer_access, nvlink, links, gb_s)
 
 
 def _can(nvml: Any, first: Any, second: Any, capability: int) -> bool | None:
     status = ask(nvml, nvml.nvmlDeviceGetP2PStatus, first, second, capability)
-    return None if status is None else status == nvml.NVML_P2P_STATUS_OK
+    if status is None or status == nvml.NVML_P2P_STATUS_UNKNOWN:
+        return None
+    return status == nvml.NVML_P2P_STATUS_OK
 
 
-def _nvlinks(nvml: Any, handle: Any) -> int:
+def _nvlinks(nvml: Any, handle: Any) -> list[int]:
+    """The NVLinks of a GPU that are up."""
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
     states = [ask(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) for link in links]
-    return sum(state == nvml.NVML_FEATURE_ENABLED for state in states)
+    return [link for link in links if states[link] == nvml.NVML_FEATURE_ENABLED]
+
+
+def _nvlinks_between(nvml: Any, first: Any, second: Any) -> int:
+    """Those that end at the other GPU; of GPUs at a switch, the fewest of the two."""
+    links, place = _nvlinks(nvml, first), _place(ask(nvml, nvml.nvmlDeviceGetPciInfo, second))
+    ends = [_place(ask(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, first, link)) for link in links]
+    if place is not None and place in ends:
+        return ends.count(place)
+    return min(len(links), len(_nvlinks(nvml, second)))
+
+
+def _place(pci: Any) -> tuple[int, int, int] | None:
+    """Where a device is on the PCI bus."""
+    return None if pci is None else (pci.domain, pci.bus, pci.device)
+
+
+def _nvlink_gb_s(nvml: Any, handle: Any) -> float | None:
+    """One way of one of a GPU's NVLinks that are up."""
+    field = nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON
+    values = ask(nvml, nvml.nvmlDeviceGetFieldValues, handle, [field])
+    if values and values[0].nvmlReturn == nvml.NVML_SUCCESS and values[0].value.uiVal:
+        return values[0].value.uiVal / 1000
+    return None
+
+
+def _pcie_gb_s(nvml: Any, *handles: Any) -> float | None:
+    """The slower of the GPUs' PCIe links at their fastest: an idle one reports a lower speed."""
+    speeds = []
+    for handle in handles:
+        generation = ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+        lanes = ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
+        if generation not in _LANE_GB_S or lanes is None:
+            return None
+        speeds.append(_LANE_GB_S[generation] * lanes)
+    return min(speeds)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leanbench.core.errors import GpuUnusable, UserError
 from leanbench.core.parallel import GpuCounts
+from leanbench.records.environment import environment_of_several
 
 if TYPE_CHECKING:
     from leanbench.distributed.shards import Layout
@@ -25,6 +26,8 @@ T = TypeVar("T")
 _IDLE = timedelta(hours=24)
 #: Of the worker, where one of its followers has ended.
 LOST_FOLLOWER = 70
+#: A follower that has not ended so long after it was told to is killed.
+_LEAVES_S = 30.0
 #: That a launch waits for the other GPUs: a row says so long before its own limit.
 _PEER_TIMEOUT_S = 5.0
 
@@ -181,7 +184,11 @@ class Gang:
         self.ranks.from_first(None)
         leave()
         for follower in self._followers:
-            follower.wait()
+            try:
+                follower.wait(_LEAVES_S)
+            except subprocess.TimeoutExpired:
+                follower.kill()
+                follower.wait()
         self._followers.clear()
         self.ranks = self._store = None
 
@@ -221,6 +228,18 @@ def devices_for(size: int, first: int, count: int) -> list[int]:
         )
     others = [index for index in range(count) if index != first]
     return [first, *others[: size - 1]]
+
+
+def environment_of_ranks(size: int, first: int) -> dict[str, Any]:
+    """Fields of the environment in which `size` ranks measure, or as many as there are GPUs;
+    nothing of one.
+
+    Args:
+        first: the GPU of rank 0.
+    """
+    count = _device_count()
+    devices = devices_for(min(size, count), first, count)
+    return environment_of_several(devices) if len(devices) > 1 else {}
 
 
 def _device_count() -> int:

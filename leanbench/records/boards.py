@@ -14,7 +14,9 @@ from leanbench.records.environment import environment_key
 #: H200s differ by 3 to 4% in bandwidth (docs/model.md).
 MOST_APART = 1.05
 #: Fields of environments in which boards always differ.
-_OWN = ("host", "gpu_uuid")
+_OWN = ("host", "gpu_uuid", "gpu_uuids")
+#: Fields of environments in which rows of several GPUs were taken; a part of a run may have none.
+_OF_SEVERAL = ("gpu_products", "gpu_links")
 #: Fields without which rows are of another question, whatever --mix-boards says.
 _SAME_ALWAYS = ("leanbench", "kernels", "settings")
 
@@ -73,7 +75,12 @@ def difference(first: Board, other: Board) -> Difference | None:
             {"source": other.source, "GPU": other.gpu["name"]},
             always=("source", "GPU"),
         ),
-        *_of_fields(first.environment, other.environment, always=_SAME_ALWAYS, never=_OWN),
+        *_of_fields(
+            first.environment,
+            other.environment,
+            always=_SAME_ALWAYS,
+            never=(*_OWN, *_missing(_OF_SEVERAL, first.environment, other.environment)),
+        ),
         *_of_fields(first.gpu, other.gpu),
         *_of_calibration(first, other),
     ]
@@ -90,6 +97,11 @@ def _of_fields(
         if name not in never and _plain(first.get(name)) != _plain(other.get(name)):
             phrase = f"{name} is {other.get(name)}, not {first.get(name)}"
             yield Difference(phrase, mixable=name not in always)
+
+
+def _missing(names: tuple[str, ...], *fields: dict[str, Any]) -> list[str]:
+    """The names that one of them lacks."""
+    return [name for name in names if any(of.get(name) is None for of in fields)]
 
 
 def _of_calibration(first: Board, other: Board) -> Iterator[Difference]:

@@ -8,6 +8,8 @@ import hashlib
 import json
 import platform
 import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,14 +78,48 @@ def measured_environment(device_index: int) -> dict[str, Any]:
     """
     import torch
 
-    device = torch.cuda.get_device_properties(device_index)
-    gpu = _by_nvml(str(getattr(device, "uuid", "")), device_index)
     return {
         **predicted_environment(),
         "host": platform.node(),
         # With the CUDA version it was built for.
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
+        **_gpu_fields(device_index),
+    }
+
+
+def environment_of_several(devices: Sequence[int]) -> dict[str, Any]:
+    """Fields more of rows that several GPUs took: which GPUs, and how they reach one another.
+
+    Args:
+        devices: torch's numbers of the ranks' GPUs.
+    """
+    from leanbench.gpu.nvml_library import NvmlError
+    from leanbench.gpu.topology import has_peer_access, topology
+
+    gpus = [_gpu_fields(device) for device in devices]
+    try:
+        links = [
+            asdict(pair)
+            | {"peer_access": has_peer_access(devices[pair.first], devices[pair.second])}
+            for pair in topology(devices).pairs
+        ]
+    except NvmlError:
+        links = None
+    return {
+        "gpu_products": [gpu["gpu_product"] for gpu in gpus],
+        "gpu_uuids": [gpu["gpu_uuid"] for gpu in gpus],
+        "gpu_links": links,
+    }
+
+
+def _gpu_fields(device_index: int) -> dict[str, Any]:
+    """The GPU that torch calls `cuda:device_index`, and its driver."""
+    import torch
+
+    device = torch.cuda.get_device_properties(device_index)
+    gpu = _by_nvml(str(getattr(device, "uuid", "")), device_index)
+    return {
         "driver": gpu and gpu.driver_version,
         "gpu_product": gpu.product if gpu else device.name,
         "gpu_uuid": gpu and gpu.uuid,

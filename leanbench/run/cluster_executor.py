@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from leanbench.cluster.alike import Alike
@@ -32,6 +32,8 @@ class AgentRequest:
     options: MeasureOptions
     timeout_s: float
     variables: Mapping[str, str]
+    #: Of the problem for the most.
+    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,11 @@ class SweepAgent:
     def board(self) -> Board:
         target = self.target()
         measured = target.local_index is not None
+        request = self._request
         worker = WorkerTarget(
-            target.spec, target.local_index, self._request.options, calibrate=measured
+            target.spec, target.local_index, request.options, measured, request.gpus
         )
-        self._runner = ProblemRunner(worker, self._request.timeout_s, self._log, gives_up=True)
+        self._runner = ProblemRunner(worker, request.timeout_s, self._log, gives_up=True)
         return self._runner.board()
 
     def work(self, job: Problem, /) -> Answer:
@@ -105,7 +108,7 @@ class ClusterExecutor:
         gpus = largest.problem.gpus.gpus
         try:
             self._dispatcher: Dispatcher[Sequence[Cell]] = Dispatcher(
-                cluster, SweepAgent, (request,), say, gpus
+                cluster, SweepAgent, (replace(request, gpus=gpus),), say, gpus
             )
         except UserError as error:
             named = f"{largest.problem.label}: " if gpus > 1 else ""

@@ -96,9 +96,11 @@ def _start(init: Message, announce: Announcer) -> tuple[RunProblem, Message]:
     from leanbench.measure.instruments import open_instruments
     from leanbench.measure.options import MeasureOptions
     from leanbench.measure.protocol import measure_problem
+    from leanbench.measure.ranks import environment_of_ranks
 
     instruments = open_instruments(index, MeasureOptions.from_dict(init["options"]), announce)
-    hello: Message = {"environment": measured_environment(index) | settings}
+    several = environment_of_ranks(init["gpus"], index) if init["gpus"] > 1 else {}
+    hello: Message = {"environment": measured_environment(index) | several | settings}
     if init["calibrate"]:
         hello["calibration_us"] = calibrate(instruments)
     # What is imported stays: collecting garbage between problems need not look at it.

@@ -59,6 +59,8 @@ class WorkerTarget:
     options: MeasureOptions = field(default_factory=MeasureOptions)
     #: Measure leanbench.measure.calibration's cell before anything else.
     calibrate: bool = False
+    #: Of the problem for the most, whose rows say which they are and how they are linked.
+    gpus: int = 1
 
     @property
     def source(self) -> Literal["measured", "predicted"]:

@@ -298,7 +298,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a window of fractions": ({"window_size": (1.5, 0)}, r"^window_size is \(1.5, 0\)"),
     "a negative softcap": ({"softcap": -1.0}, "^softcap is -1.0: expected 0 for none"),
     "a softcap that is no number": ({"softcap": math.nan}, "^softcap is nan: expected 0 for none"),
-    "an infinite softcap": ({"softcap": math.inf}, "^softcap is inf: .* at most 1e\\+06$"),
+    "an infinite softcap": ({"softcap": math.inf}, "^softcap is inf: .* at most 10000$"),
+    "a soft cap that fp32 is too coarse for": ({"softcap": 10001.0}, "^softcap is 10001.0: .* at"),
+    "caches of another fp8": (
+        {name: CACHE.to(torch.float8_e4m3fnuz) for name in ("k_cache", "v_cache")},
+        r"^q is torch.float16, the caches torch.float8_e4m3fnuz .*expected all fp16 or all bf16",
+    ),
     "sinks that are a number": ({"sinks": 1.0}, "^sinks is 1.0: expected a tensor$"),
 }
 
@@ -361,3 +366,18 @@ def test_windows_that_change_are_compiled_once():
         assert_right(replace(inputs, window_left=left), out, lse)
     # For the first one's number, then for any.
     assert compiled.frame_count == 2
+
+
+def test_a_window_as_wide_as_a_short_cache_still_hides_tokens(prepared_for):
+    """30 query tokens end with the 8 cached ones: the first stand before all of them."""
+    problem = replace(PLAIN, context=8, capacity=8, q_len=30, causal=False, window_right=10)
+    inputs = make_inputs(problem, "cpu")
+    assert_right(inputs, *called(inputs))
+    assert prepared_for[0].window_right == 10
+
+
+def test_a_value_head_dim_that_no_kernel_takes_is_refused_first(prepared_for):
+    wide = torch.zeros(2, 30, 4, 1024, dtype=torch.float16)
+    with pytest.raises(NotImplementedError, match=r"a v_cache of head_dim 1024 yet: choose"):
+        lean_attn_with_kvcache(Q, CACHE, wide, NEW, cache_seqlens=20, sinks=torch.zeros(3))
+    assert prepared_for == []

@@ -47,6 +47,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"cache_batch_idx": int32(1, 2)},
         r"^cache_batch_idx\[1\] is 2: expected 0 to 1, rows of the caches$",
     ),
+    "a row that two sequences append to": (
+        {**APPEND, "cache_seqlens": int32(3, 2), "cache_batch_idx": int32(1, 1)},
+        r"^cache_batch_idx\[0\] and \[1\] are both 1: expected a row of its own for each sequence",
+    ),
     "a page that there is not": (
         {**TABLE, "cache_seqlens": int32(17, 8)},
         r"^block_table\[0, 2\] is 9: expected 0 to 4, the pages of the caches$",
@@ -67,6 +71,35 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "more queries than the most": (
         {**PACKED, "cu_seqlens_q": int32(0, 0, 5)},
         r"^cu_seqlens_q goes from 0 to 5 in sequence 1: expected starts that rise, by at most",
+    ),
+    "a sequence without queries whose tokens are appended": (
+        {
+            **PACKED,
+            "cu_seqlens_q": int32(0, 5, 5),
+            "max_seqlen_q": 5,
+            **APPEND,
+            "cache_seqlens": int32(2, 2),
+        },
+        "^cu_seqlens_q has no query token for sequence 1, whose new tokens may then be left unw",
+    ),
+    "appended tokens of their own number past the cache": (
+        {
+            "k": NEW[0],
+            "v": NEW[0],
+            "cache_seqlens": int32(0, 7),
+            "cu_seqlens_k_new": int32(0, 1, 3),
+        },
+        "^cu_seqlens_k_new has 2 tokens for sequence 1, which has 7: expected at most the 8 of the",
+    ),
+    "rotary rows that there are not": (
+        {
+            **APPEND,
+            "cache_seqlens": int32(3, 2),
+            "rotary_cos": torch.zeros(8, 8).half(),
+            "rotary_sin": torch.zeros(8, 8).half(),
+            "rotary_seqlens": int32(0, -1),
+        },
+        r"^rotary_seqlens\[1\] is -1: expected 0 to 7, rows of rotary_cos$",
     ),
     "new tokens that fall": (
         {
@@ -92,6 +125,11 @@ def test_what_is_outside_of_the_caches_is_one_sentence(arguments, sentence, prep
     with pytest.raises(ValueError, match=sentence):
         lean_attn_with_kvcache(**{"q": Q, **caches, **arguments}, causal=True)
     assert prepared_for == []
+
+
+def test_padding_of_whole_caches_is_within_them(prepared_for):
+    lean_attn_with_kvcache(Q, CACHE[:2], CACHE[:2], cache_leftpad=int32(3, 8))
+    assert len(prepared_for) == 1
 
 
 def test_entries_past_the_end_may_be_any(prepared_for):

@@ -26,6 +26,7 @@ from leanbench.records.reading import Run
 from leanbench.run.cells import Cell, Sweep, expand
 from leanbench.run.estimate import estimated_seconds
 from leanbench.run.sweep_file import load_sweep, shipped_sweeps
+from leanbench.run.worker_process import WorkerTarget
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +156,18 @@ def test_flags_say_what_is_measured_and_how_hard(started):
     assert manifest["measure"] == json.loads(json.dumps(sweep.measure.to_dict()))
     # What --resume is told to repeat.
     assert shlex.join(command) == f"leanbench sweep --kernels lean {flags} --no-report"
+
+
+@pytest.mark.parametrize(("parallel", "gpus"), [("none", 1), ("none,cp:2,tp:4", 4)])
+@pytest.mark.usefixtures("h200_here")
+def test_a_worker_knows_the_most_gpus_of_a_problem(monkeypatch, started, parallel, gpus):
+    targets: list[WorkerTarget] = []
+    monkeypatch.setattr(
+        "leanbench.run.worker_process.WorkerTarget",
+        lambda *fields: targets.append(WorkerTarget(*fields)),
+    )
+    assert invoke("sweep", "--no-report", "--parallel", parallel).exit_code == 0
+    assert [target.gpus for target in targets] == [gpus]
 
 
 @pytest.mark.usefixtures("h200_here")

@@ -185,20 +185,32 @@ def test_links_between_gpus(machine, monkeypatch):
     finding = gpu.links(machine)
     assert (finding.status, finding.text) == ("ok", "one GPU, no links to others")
     machine.gpus = [replace(machine.gpu, index=index) for index in range(3)]
-    pairs = [Pair(0, 1, True, True), Pair(0, 2, True, True), Pair(1, 2, True, True)]
+    pairs = [Pair(*two, True, True, 18, 478.1) for two in ((0, 1), (0, 2), (1, 2))]
     monkeypatch.setattr(gpu, "topology", lambda: Topology(tuple(pairs), 18))
     finding = gpu.links(machine)
     assert finding.status == "ok"
-    assert finding.text == "3 GPUs, 18 NVLinks each; peer access over NVLink between all pairs"
+    assert finding.text == (
+        "3 GPUs, 18 NVLinks each; all pairs of GPUs: 18 NVLinks, 478 GB/s one way, peer access"
+    )
     assert finding.values["pairs"][1] == {
         "first": 0,
         "second": 2,
         "peer_access": True,
         "nvlink": True,
+        "nvlinks": 18,
+        "gb_s": 478.1,
     }
-    pairs[2] = Pair(1, 2, True, False)
-    assert gpu.links(machine).text.endswith("; peer access without NVLink between 1 and 2")
+    pairs[2] = Pair(1, 2, True, False, 0, 63.0)
+    finding = gpu.links(machine)
+    assert (finding.status, finding.fix) == ("note", None)
+    assert finding.text == (
+        "3 GPUs, 18 NVLinks each; GPUs 0 and 1, 0 and 2: 18 NVLinks, 478 GB/s one way, peer access;"
+        " GPUs 1 and 2: PCIe, 63 GB/s one way, peer access"
+    )
     pairs[1:] = [Pair(0, 2, False, None), Pair(1, 2, None, None)]
     finding = gpu.links(machine)
     assert finding.status == "note"
-    assert finding.text.endswith("; no peer access between 0 and 2, 1 and 2")
+    assert finding.text.endswith(
+        "; GPUs 0 and 2: links not known, no peer access; GPUs 1 and 2: links not known, peer"
+        " access not known"
+    )

@@ -31,6 +31,10 @@ class FakeGpu:
     mig: bool = False
     total_energy_mj: int = 5_000_000_000
     power_limit_mw: int = 600_000
+    #: Of an NVLink one way; 0: the driver does not say.
+    nvlink_mb_s: int = 26_562
+    pcie: tuple[int, int] = (5, 16)
+    bus: int = 0
     #: Process ids by the kind of their context.
     compute_pids: list[int] = field(default_factory=list)
     mps_pids: list[int] = field(default_factory=list)
@@ -87,11 +91,10 @@ def _functions(fake: FakeNvml) -> dict[str, Callable[..., Any]]:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def field_values(gpu: FakeGpu, fields: list[int]) -> list[Any]:
-        assert fields == [186]
-        error = gpu.errors.get("field 186", pynvml.NVML_SUCCESS)
-        return [
-            SimpleNamespace(nvmlReturn=error, value=SimpleNamespace(uiVal=gpu.power_instant_mw))
-        ]
+        (asked,) = fields
+        error = gpu.errors.get(f"field {asked}", pynvml.NVML_SUCCESS)
+        value = {186: gpu.power_instant_mw, 90: gpu.nvlink_mb_s}[asked]
+        return [SimpleNamespace(nvmlReturn=error, value=SimpleNamespace(uiVal=value))]
 
     def processes(pids: list[int]) -> list[Any]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in pids]
@@ -136,6 +139,9 @@ def _functions(fake: FakeNvml) -> dict[str, Callable[..., Any]]:
         "nvmlDeviceGetMPSComputeRunningProcesses": lambda gpu: processes(gpu.mps_pids),
         "nvmlDeviceGetGraphicsRunningProcesses": lambda gpu: processes(gpu.graphics_pids),
         "nvmlDeviceGetProcessUtilization": process_utilisation,
+        "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(domain=0, bus=gpu.bus, device=0),
+        "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.pcie[0],
+        "nvmlDeviceGetMaxPcieLinkWidth": lambda gpu: gpu.pcie[1],
     }
     return {
         "nvmlInit": init,

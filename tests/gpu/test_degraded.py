@@ -16,7 +16,13 @@ import pytest
 from leanbench.gpu.nvml import GpuState, Nvml
 from leanbench.gpu.nvml_library import GpuLostError
 from leanbench.gpu.visible import local_gpus
-from leanbench.records.environment import measured_environment, predicted_environment
+from leanbench.measure import ranks
+from leanbench.records.environment import (
+    environment_key,
+    environment_of_several,
+    measured_environment,
+    predicted_environment,
+)
 from leanbench.run.worker import Announcer, _attempt
 
 Install = Callable[..., Any]
@@ -43,6 +49,7 @@ def torch_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             is_initialized=lambda: True,
             device_count=lambda: len(gpus),
             get_device_properties=lambda index: gpus[index],
+            can_device_access_peer=lambda device, peer: device != peer,
         )
         backends = SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 91900))
         monkeypatch.setitem(
@@ -160,3 +167,41 @@ def test_a_gpu_that_disappears_ends_its_worker_with_one_row(fake_nvml: Install, 
     assert not usable
     with pytest.raises(GpuLostError), Nvml("GPU-aaaa") as nvml:
         nvml.state()
+
+
+def test_the_gpus_of_ranks_and_their_links(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML has the A100 first, as its bus address says, torch the faster H200."""
+    nvml = fake_nvml(A100, H200)
+    status: dict[str, Callable[..., Any]] = {
+        "nvmlDeviceGetP2PStatus": lambda first, second, capability: (
+            # Of peer access it knows nothing, CUDA does.
+            pynvml.NVML_P2P_STATUS_OK
+            if capability == pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+            else pynvml.NVML_P2P_STATUS_UNKNOWN
+        ),
+        "nvmlDeviceGetNvLinkState": lambda gpu, link: int(link < 12),
+        "nvmlDeviceGetNvLinkRemotePciInfo": lambda gpu, link: None,
+    }
+    for name, function in status.items():
+        monkeypatch.setattr(pynvml, name, function)
+    pair = {"first": 0, "second": 1, "peer_access": True, "nvlink": True, "nvlinks": 12}
+    several = environment_of_several([1, 0])
+    assert several == {
+        "gpu_products": ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"],
+        "gpu_uuids": ["GPU-bbbb", "GPU-aaaa"],
+        "gpu_links": [pair | {"gb_s": pytest.approx(318.744)}],
+    }
+    alone = measured_environment(0)
+    assert environment_key(alone) != environment_key(alone | several)
+
+    assert ranks.environment_of_ranks(2, 1) == several
+    assert ranks.environment_of_ranks(8, 1) == several
+    assert ranks.environment_of_ranks(1, 1) == {}
+    nvml.init_error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    assert environment_of_several([0, 1]) == {
+        "gpu_products": ["NVIDIA H200", "NVIDIA A100-SXM4-80GB"],
+        "gpu_uuids": [None, None],
+        "gpu_links": None,
+    }

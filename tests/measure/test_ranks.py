@@ -51,6 +51,24 @@ time.sleep(120)
 """
 
 
+#: A follower that answers to nothing, in place of one that measures.
+_CLOSES = """
+import subprocess, sys
+from leanbench.measure import ranks as module
+module._LEAVES_S = 0.1
+gang = module.Gang()
+asleep = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"]
+follower = subprocess.Popen(asleep, stdout=subprocess.PIPE)
+follower.stdout.readline()
+gang.ranks, gang._followers = module.Ranks(0, 2), [follower]
+told = []
+gang.ranks.from_first = told.append
+module.leave = lambda: told.append("left")
+gang.close()
+print(told, follower.returncode, gang.ranks, gang._followers)
+"""
+
+
 def python(script: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", script, *arguments]
     root = Path(__file__).parents[2]
@@ -83,6 +101,12 @@ def test_a_worker_ends_with_a_follower_that_ends() -> None:
     _, errors = worker.communicate(timeout=100)
     assert worker.returncode == LOST_FOLLOWER
     assert "rank 1 ended with 1" in errors
+
+
+def test_a_follower_that_does_not_leave_is_killed() -> None:
+    worker = python(_CLOSES)
+    out, errors = worker.communicate(timeout=100)
+    assert out.strip() == "[None, 'left'] -9 None []", errors
 
 
 def test_the_gpus_of_ranks() -> None:

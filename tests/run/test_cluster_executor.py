@@ -206,7 +206,8 @@ def test_problems_of_two_gpus_are_refused_by_name_where_no_node_has_two():
     cluster = FakeCluster(nodes(2))
     executor = ClusterExecutor(cluster, REQUEST, [CELLS[0], shared], print)
     assert executor.target() == TARGET
-    assert len(cluster.actors) == 1
+    (actor,) = cluster.actors
+    assert actor.agent._request == replace(REQUEST, gpus=2)
 
 
 def test_agents_have_the_settings_of_this_process(monkeypatch):

@@ -28,7 +28,7 @@ from leanbench.records.environment import environment_key, predicted_environment
 from leanbench.run import worker_process
 from leanbench.run.cells import Cell
 from leanbench.run.messages import receive, send
-from leanbench.run.worker import Announcer, _attempt
+from leanbench.run.worker import Announcer, _attempt, _start
 from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget, WorkerTimeout
 
 PROBLEM = AttentionProblem(2, 8, 8, (1024, 300), 64)
@@ -384,6 +384,27 @@ def test_a_worker_ends_when_its_parent_closes_the_connection():
         send(connection, asdict(WorkerTarget(find("a100"), None)))
         assert "environment" in receive(connection)
     assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_the_environment_of_problems_that_gpus_share(monkeypatch, gpus):
+    links = [{"first": 0, "second": 1, "nvlinks": 18}]
+    fakes = {
+        "leanbench.measure.instruments.open_instruments": lambda *arguments: None,
+        "leanbench.records.environment.measured_environment": lambda index: {"gpu_uuid": "GPU-a"},
+        "leanbench.measure.ranks._device_count": lambda: 2,
+        "leanbench.measure.ranks.environment_of_several": lambda devices: {
+            "gpu_uuids": list(devices),
+            "gpu_links": links,
+        },
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(name, fake)
+    target = WorkerTarget(find("h200"), 1, gpus=gpus)
+    _, hello = _start(json.loads(json.dumps(asdict(target))), announced(None))
+    settings = settings_hash(find("h200"))
+    several = {"gpu_uuids": [1, 0], "gpu_links": links} if gpus == 2 else {}
+    assert hello == {"environment": {"gpu_uuid": "GPU-a", **several, "settings": settings}}
 
 
 def test_a_worker_that_cannot_start_says_why_and_where_to_look(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from leanbench.report.document import Document, Section
 from leanbench.report.facts.claims import claims_section
 from leanbench.report.facts.decompositions import decompositions_section
-from leanbench.report.facts.environment import environment_section
+from leanbench.report.facts.environment import environment_section, links_section
 from leanbench.report.facts.figures import charts_section, maps_section
 from leanbench.report.facts.head import banner_section, head_section
 from leanbench.report.facts.headline import overview_of, title
@@ -22,6 +22,7 @@ from leanbench.report.facts.warnings import flagged_section
 SECTIONS: dict[str, Callable[[Results], Section]] = {
     "banner": banner_section,
     "head": head_section,
+    "links": links_section,
     "summary": summary_section,
     "problems": problems_section,
     "decompositions": decompositions_section,
@@ -35,7 +36,7 @@ SECTIONS: dict[str, Callable[[Results], Section]] = {
     "environment": environment_section,
 }
 #: What a terminal shows after a sweep: the conclusion last, where the eye is.
-ENDING = ("problems", "trust", "flagged", "summary")
+ENDING = ("links", "problems", "trust", "flagged", "summary")
 
 
 def facts(results: Results, keys: Sequence[str] | None = None) -> Document:
@@ -59,10 +60,11 @@ def facts(results: Results, keys: Sequence[str] | None = None) -> Document:
 
 def _report(results: Results) -> list[str]:
     if results.frame.empty:
-        return ["banner", "head", "summary", "environment"]
+        return ["banner", "head", "links", "summary", "environment"]
     figures = ["decompositions", "claims", "maps", "charts"]
     if results.are_several:
         # Several GPUs are what a reader compares; runs of one GPU differ in what they ran.
         at = 0 if len(results.gpus) > 1 else len(figures)
         figures.insert(at, "side-by-side")
-    return ["banner", "head", "summary", *figures, "trust", "flagged", "rows", "environment"]
+    first, last = ["banner", "head", "links", "summary"], ["trust", "flagged", "rows"]
+    return [*first, *figures, *last, "environment"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from leanbench.report.document import Block, Section, sentences, table
+from leanbench.gpu.topology import Pair, pairs_in_words
+from leanbench.report.document import Block, Section, Sentence, Sentences, sentences, table
 from leanbench.report.facts.sweep_request import sweep_blocks
 
 if TYPE_CHECKING:
     from leanbench.records.reading import Run
     from leanbench.report.facts.results import Results
+
+#: Field of environments: pairs of the GPUs that shared problems, by rank.
+_LINKS = "gpu_links"
 
 
 def environment_section(results: Results) -> Section:
@@ -37,11 +42,36 @@ def _blocks(run: Run) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
+def links_section(results: Results) -> Section:
+    """Sentences on how GPUs that shared problems reach one another."""
+    said = [
+        Sentence(words, run.name if results.are_several else "")
+        for run in results.runs
+        for words in _links_of(run)
+    ]
+    return Section("links", "", (Sentences(tuple(said)),) if said else ())
+
+
+def _links_of(run: Run) -> list[str]:
+    """A sentence for each environment of several GPUs, counted by rank."""
+    said = []
+    for fields in mapping(run.manifest.get("environments")).values():
+        links = mapping(fields).get(_LINKS)
+        with suppress(TypeError, KeyError, ValueError):
+            # As it was written, which may be something else.
+            said += [pairs_in_words(Pair(**link) for link in links or ())]
+    return [f"{words[0].upper()}{words[1:]}." for words in dict.fromkeys(said) if words]
+
+
 def environments_of(run: Run) -> dict[str, dict[str, str]]:
-    """The manifest's environments as text; what is not measured is left out."""
+    """The manifest's environments as text; what is not measured is left out, and what `_links_of`
+    says.
+    """
     return {
         str(key): {
-            name: _words(value) for name, value in mapping(fields).items() if value is not None
+            name: _words(value)
+            for name, value in mapping(fields).items()
+            if value is not None and name != _LINKS
         }
         for key, fields in mapping(run.manifest.get("environments")).items()
     }

@@ -1,0 +1,106 @@
+"""A worker and its followers without GPUs, in processes of their own: who starts whom, what they
+say to one another and how they end is real, what they measure is not.
+
+Imported by name, as requests to followers name a function of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from leanbench.core.kernel import Kernel
+from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
+from leanbench.measure import follower, instruments, ranks, shared
+from leanbench.measure.instruments import Instruments
+from leanbench.measure.options import MeasureOptions
+from leanbench.measure.read_floor import ReadFloor
+from leanbench.records import environment
+from leanbench.records.outcome import Outcome
+
+#: The problem of which rank 1 never finishes this kernel.
+HANGS_AT, HANGS = 2048, "fa2"
+#: Where followers say who they are, a line each.
+FOLLOWERS = "LEANBENCH_TEST_FOLLOWERS"
+
+
+def command(role: str, *words: str) -> list[str]:
+    script = f"import sys, pretended_ranks as own; own.{role}()"
+    return [sys.executable, "-c", script, *words]
+
+
+def folders() -> str:
+    """PYTHONPATH of the processes."""
+    own = Path(__file__).parent
+    return os.pathsep.join([str(own), str(own.parents[1]), os.environ.get("PYTHONPATH", "")])
+
+
+def worker() -> None:
+    from leanbench.run.worker import main
+
+    _pretend()
+    main()
+
+
+def follow() -> None:
+    with Path(os.environ[FOLLOWERS]).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    _pretend()
+    follower.main()
+
+
+def _measure(
+    own: ranks.Ranks,
+    instruments: Instruments,
+    problem: AttentionProblem,
+    kernels: Sequence[Kernel],
+    requests: Mapping[str, Any],
+) -> dict[str, Outcome]:
+    """Stands for `leanbench.measure.shared._measure`: tokens of all ranks together in place of a
+    latency.
+    """
+    outcomes = {}
+    for kernel in kernels:
+        instruments.announce(kernel.name)
+        if own.rank == 1 and (problem.context, kernel.name) == (HANGS_AT, HANGS):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        tokens = sum(own.of_all(problem.shard(own.rank).max_context))
+        outcomes[kernel.name] = Outcome(status="ok", latency_us=float(tokens))
+    instruments.announce(None)
+    return outcomes
+
+
+def _pretend() -> None:
+    """Puts two GPUs that are none in place of torch's."""
+    join = ranks.join
+
+    def start(words: list[str], **options: Any) -> subprocess.Popen[Any]:
+        return subprocess.Popen(command("follow", *words[-4:]), **options)
+
+    def opened(index: int, options: MeasureOptions, announce: Any = lambda name: None) -> Any:
+        device, spec = torch.device("cpu"), find("h200")
+        return Instruments(device, spec, options, None, None, ReadFloor(), announce)
+
+    fakes: dict[Any, dict[str, Any]] = {
+        ranks: {
+            "_device_count": lambda: 2,
+            "environment_of_several": lambda devices: {"gpu_uuids": ["GPU-a", "GPU-b"]},
+            "join": lambda rank, size, port, device: join(rank, size, port, None),
+            "subprocess": SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL),
+        },
+        shared: {"_measure": _measure},
+        instruments: {"open_instruments": opened},
+        environment: {"measured_environment": lambda index: {"gpu_uuid": "GPU-a"}},
+    }
+    for module, names in fakes.items():
+        for name, fake in names.items():
+            setattr(module, name, fake)

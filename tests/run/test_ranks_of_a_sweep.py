@@ -1,0 +1,106 @@
+"""Problems that several processes measure: one that hangs costs its cell and a new group."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pretended_ranks
+import pytest
+
+from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
+from leanbench.run import worker_process
+from leanbench.run.cells import Cell
+from leanbench.run.limits import Budget
+from leanbench.run.problem_runner import ProblemRunner
+from leanbench.run.worker_process import WorkerProcess, WorkerTarget, WorkerTimeout
+
+#: For the hang, of 0.1 s each: the limit of a test that is broken.
+_LOOKS = 1200
+CELLS = [
+    [
+        Cell(AttentionProblem(1, 8, 8, context, 64, parallel="tp:2"), kernel)
+        for kernel in ("lean", "fa2", "fixed_split")
+    ]
+    for context in (1024, pretended_ranks.HANGS_AT, 4096)
+]
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProblemRunner]:
+    def start(words: list[str], **options: Any) -> subprocess.Popen[Any]:
+        return subprocess.Popen(pretended_ranks.command("worker", words[-1]), **options)
+
+    pretended = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(worker_process, "subprocess", pretended)
+    monkeypatch.setenv("PYTHONPATH", pretended_ranks.folders())
+    monkeypatch.setenv(pretended_ranks.FOLLOWERS, str(tmp_path / "followers"))
+    receive = WorkerProcess._receive
+
+    def hurried(own: WorkerProcess, timeout_s: float, at: str | None) -> Any:
+        """Waits no longer once the rank hangs; anything else has all the time that it needs."""
+        for _ in range(_LOOKS):
+            if at != pretended_ranks.HANGS or hangs(tmp_path / "followers"):
+                break
+            with suppress(WorkerTimeout):
+                return receive(own, 0.1, at)
+        return receive(own, 0.1 if at == pretended_ranks.HANGS else timeout_s, at)
+
+    monkeypatch.setattr(WorkerProcess, "_receive", hurried)
+    runner = ProblemRunner(WorkerTarget(find("h200"), 0, gpus=2), 120.0, tmp_path / "log")
+    yield runner
+    runner.close()
+
+
+def hangs(followers: Path) -> bool:
+    """Whether the first follower has stopped, and no other one was started."""
+    pids = followers.read_text().split() if followers.exists() else []
+    return len(pids) == 1 and state_of(int(pids[0])) == "T"
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process has not ended, waited for or not."""
+    return state_of(pid) not in (None, "Z", "X")
+
+
+def state_of(pid: int) -> str | None:
+    """The letter that Linux has for a process; None where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_rank_that_hangs_costs_its_cell_and_a_new_group(
+    runner: ProblemRunner, tmp_path: Path
+) -> None:
+    results = [own for cells in CELLS for own in runner.run(cells, Budget(None))]
+    rows = {(own.cell.problem.max_context, own.cell.kernel): own.row for own in results}
+    log = (tmp_path / "log").read_text()
+    assert len(rows) == len(results) == 9
+    for (context, kernel), row in rows.items():
+        if (context, kernel) == (pretended_ranks.HANGS_AT, pretended_ranks.HANGS):
+            assert row["status"] == "timeout"
+            assert row["reason"] == "no result within 120 s, raise the limit with --timeout"
+            assert row["latency_us"] is None
+        else:
+            assert (row["status"], row["latency_us"]) == ("ok", 2.0 * context), (row, log)
+    # Two workers on boards that are one, each with a follower; nothing is left of the first pair.
+    assert len({own.board.key for own in results}) == 1
+    assert results[0].board.environment["gpu_uuids"] == ["GPU-a", "GPU-b"]
+    first, second = map(int, (tmp_path / "followers").read_text().split())
+    assert not is_there(first)
+    assert is_there(second)
+    runner.close()
+    for _ in range(_LOOKS):
+        if not is_there(second):
+            return
+        time.sleep(0.1)
+    pytest.fail("the second follower was left")
