@@ -64,6 +64,8 @@ class _Commands(TyperGroup):
             )
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
+            # Commands that can go on say so themselves.
+            output.say("Stopped by SIGINT before it was done.")
             raise typer.Exit(130) from None
 
 
@@ -128,7 +130,9 @@ app.add_typer(
 app.add_typer(
     configs, name="configs", short_help="List, show, move and verify tuned launch settings."
 )
-app.command("list", short_help="List kernels, sweeps, axes, models or GPUs.")(list_)
+app.command("list", short_help="List kernels, sweeps, axes, quantities, lengths, models or GPUs.")(
+    list_
+)
 
 
 def main() -> None:

@@ -285,8 +285,13 @@ def _file_quantiles(name: str, path: str) -> tuple[int, ...]:
                 f"{name} {path!r} is larger than {_MAX_FILE_BYTES} bytes: keep some of its lines"
             )
         lines = Path(path).read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UserError(f"{name}: cannot read {path!r} as text: {error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{name} {path!r} is no text in UTF-8: write a length a line") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(
+            f"{name}: cannot read {path[:80]!r} ({reason}): name a file that can be read"
+        ) from None
     if not lines:
         raise UserError(f"{name} {path!r} is empty: write a length a line")
     return tuple(sorted(syntax.parse_number(f"{name} {path!r}:", line) for line in lines))
