@@ -102,7 +102,7 @@ def test_a_command_that_was_interrupted_says_so(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     result = CliRunner().invoke(app, ["check", "--interpreter", "--limit", "1"])
     assert result.exit_code == 130
-    assert result.stdout.startswith("Checking lean, fa2, fixed_split over 1 problems")
+    assert result.stdout.startswith("Checking lean, fa2, fixed_split over 1 problem ")
     assert result.stderr == "Stopped by SIGINT before it was done.\n"
 
 
