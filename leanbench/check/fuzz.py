@@ -23,6 +23,8 @@ from leanbench.core.problem import (
     AttentionProblem,
 )
 
+#: Of one seed: they are all drawn before the first one runs.
+MOST_CASES = 100_000
 #: Cases that share compiled kernels and launch settings: compiling takes longer than running.
 _FAMILY, _KIND_FAMILY = 50, 20
 #: Of families that are not plain.

@@ -62,13 +62,14 @@ def check(
 
     Inputs are drawn afresh, outputs are poisoned with NaN first, and so is what no sequence has in
     the cache; lengths on the device may be below 0 or past it. Every problem runs twice: the bits
-    must agree. Exits with 1 if anything is wrong.
+    must agree. Exits with 1 if anything is wrong, or a kernel supports none of the problems.
     """
-    from leanbench.check.fuzz import fuzz_cases
+    from leanbench.check.fuzz import MOST_CASES, fuzz_cases
     from leanbench.check.grid import gpu_cases, interpreter_cases
     from leanbench.check.interpreter import skipped_cuda
     from leanbench.configs.fingerprint import settings_hash
     from leanbench.core.registry import kernel
+    from leanbench.core.syntax import check_seed
     from leanbench.gpu.local import choose
     from leanbench.records.environment import kernels_hash
 
@@ -89,6 +90,9 @@ def check(
             raise UserError(
                 f"{option} {value} is negative: give 0 for {meaning}, or a number above"
             )
+    check_seed("--seed", seed)
+    if fuzz > MOST_CASES:
+        raise UserError(f"--fuzz {fuzz} is above the limit of {MOST_CASES}: run several seeds")
     output.say_kernel_warnings()
     target = choose(None, require_gpu=False)
     on_gpu = target.local_index is not None and not interpreter
@@ -100,23 +104,28 @@ def check(
     device = f"cuda:{target.local_index}" if on_gpu else "cpu"
     where = target.spec.product if on_gpu else "Triton's interpreter on the CPU"
     output.show(
-        f"Checking {', '.join(names)} over {len(cases)} problems on {where}, kernels"
+        f"Checking {', '.join(names)} over {_counted(len(cases))} on {where}, kernels"
         f" {kernels_hash()}, settings {settings_hash(target.spec)}, {datetime.now(UTC):%Y-%m-%d}"
     )
     if not on_gpu and (skipped := skipped_cuda(names)) is not None:
         output.show(skipped)
     jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
     results = list(_run(names, cases, target.spec, device, jobs))
-    more = ", or raise --limit" if limit else ", or raise --fuzz" if fuzz else ""
-    for name in names:
-        if not any(result.kernel == name for result in results):
-            if missing := kernel(name).unavailable_reason():
-                raise UserError(missing)
-            raise UserError(
-                f"{name} supports none of these {len(cases)} problems: leave it out{more}"
-            )
-    _print_summary(results, len(cases))
-    if any(result.failure for result in results):
+    ran = {result.kernel for result in results}
+    unchecked = [name for name in names if name not in ran]
+    for name in unchecked:
+        if missing := kernel(name).unavailable_reason():
+            raise UserError(missing)
+    if results:
+        _print_summary(results, len(cases))
+    more = "raise --limit" if limit else "raise --fuzz, or give another --seed" if fuzz else ""
+    for name in unchecked:
+        problems = "the only problem" if len(cases) == 1 else f"none of the {len(cases)} problems"
+        cannot = "does not support" if len(cases) == 1 else "supports"
+        output.show(
+            f"{name} was not checked, it {cannot} {problems}: leave it out{more and f', or {more}'}"
+        )
+    if unchecked or any(result.failure for result in results):
         raise typer.Exit(1)
 
 
@@ -181,10 +190,14 @@ def _run(
             yield from results
 
 
+def _counted(problems: int) -> str:
+    return f"{problems} problem{'' if problems == 1 else 's'}"
+
+
 def _print_summary(results: list[CaseResult], problems: int) -> None:
     from leanbench.check.reference import RELATIVE_ERROR_LIMIT
 
-    table = output.table(f"{problems} problems against the fp64 reference")
+    table = output.table(f"{_counted(problems)} against the fp64 reference")
     for column in ("kernel", "dtype"):
         table.add_column(column, no_wrap=True)
     for column in ("problems", "worst relative error", "limit", "worst LSE error", "bit-identical"):

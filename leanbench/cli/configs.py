@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from leanbench.configs.store import File
     from leanbench.configs.tuned import Family
 
-configs = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+configs = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="List, show, move and verify the launch settings that were tuned for GPUs.",
+)
 
 Gpu = Annotated[str, typer.Argument(metavar="GPU", help="A name from `leanbench configs list`.")]
 
@@ -96,7 +101,7 @@ def export(
     """Write what is tuned for a GPU to one file: your families, and those shipped ones that you
     have not tuned.
     """
-    from leanbench.configs.store import merge
+    from leanbench.configs import store
 
     if file.exists():
         raise UserError(f"{file} is there already: remove it or choose another name")
@@ -105,7 +110,7 @@ def export(
         family.key: family for source in reversed(files) for family in source.tuned.families
     }
     first = files[0].tuned
-    merge(first.gpu, list(families.values()), file, kernel=first.kernel)
+    store.export(file, first.gpu, list(families.values()), kernel=first.kernel)
     output.show(f"{file}: {_count(len(families))} of {first.gpu.product}")
 
 

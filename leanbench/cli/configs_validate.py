@@ -14,6 +14,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.core.errors import UserError
+from leanbench.core.syntax import MAX_SEED
 
 if TYPE_CHECKING:
     from leanbench.core.gpu_spec import GpuSpec
@@ -48,7 +49,8 @@ def validate(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", min=0, help="Of the sweep's problems.")
+        int | None,
+        typer.Option("--seed", metavar="N", min=0, max=MAX_SEED, help="Of the sweep's problems."),
     ] = None,
     out: Annotated[
         Path | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -23,9 +24,12 @@ from leanbench.cli.report import report
 from leanbench.cli.sweep import sweep
 from leanbench.cli.trace import trace
 from leanbench.cli.tune import tune
+from leanbench.configs.switch import is_off
 from leanbench.core.errors import UserError
 from leanbench.core.version import __version__
 
+#: Of a context: the words of the command line.
+_WORDS = "leanbench.words"
 #: What no command looks for, as anything that is printed may meet it.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -33,9 +37,20 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class _Commands(TyperGroup):
     """Turns bad input into one sentence on stderr and exit code 2."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
+            _refuse_empty(ctx.meta[_WORDS])
+            is_off()  # refuses a word that is neither, before a worker meets it
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if (refusal := _refusal_with_value(error, ctx.meta[_WORDS])) is None:
+                raise
+            output.say(f"Error: {refusal}")
+            raise typer.Exit(2) from None
         except UserError as error:
             output.say(f"Error: {error}")
             raise typer.Exit(2) from None
@@ -49,7 +64,28 @@ class _Commands(TyperGroup):
             )
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
+            # Commands that can go on say so themselves.
+            output.say("Stopped by SIGINT before it was done.")
             raise typer.Exit(130) from None
+
+
+def _refuse_empty(words: list[str]) -> None:
+    """Refuses an empty value, as from an unset shell variable: no command has use for one."""
+    for before, word in pairwise(["", *words]):
+        if not word.strip() or (word.startswith("--") and word.endswith("=")):
+            name = word.strip(" =") or (before if before.startswith("-") else "an argument")
+            raise UserError(f"{name} is empty: give it a value, or leave it out")
+
+
+def _refusal_with_value(error: typer.BadParameter, words: list[str]) -> str | None:
+    """What Typer says of an option's value, with the value; None where there is none."""
+    options = getattr(error.param, "opts", ())
+    # --draw=abc is --draw and abc.
+    split = [part for word in words for part in word.split("=", int(word.startswith("--")))]
+    for option, value in pairwise(split):
+        if option in options:
+            return f"{option} {value!r} is refused: {error.message[0].lower()}{error.message[1:]}"
+    return None
 
 
 app = typer.Typer(
@@ -94,7 +130,9 @@ app.add_typer(
 app.add_typer(
     configs, name="configs", short_help="List, show, move and verify tuned launch settings."
 )
-app.command("list", short_help="List kernels, sweeps, axes, models or GPUs.")(list_)
+app.command("list", short_help="List kernels, sweeps, axes, quantities, lengths, models or GPUs.")(
+    list_
+)
 
 
 def main() -> None:

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from leanbench.model.calibration import Errors, InUse, RunErrors
     from leanbench.model.claims import Outcome
 
-predict = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+predict = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Fit the performance model, hold it against runs, and show what predictions rest on.",
+)
 
 _Runs = Annotated[
     list[str],
@@ -27,12 +32,22 @@ _Runs = Annotated[
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_Gpu = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu", metavar="NAME", help="A GPU from `leanbench list gpus`.", autocompletion=gpu_names
-    ),
-]
+
+
+def _gpu(default: str | bool) -> Any:
+    """The option --gpu; `default` is what help says, True for the parameter's."""
+    return typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="A GPU from `leanbench list gpus`.",
+        autocompletion=gpu_names,
+        show_default=default,
+    )
+
+
+_GpuOfRuns = Annotated[str | None, _gpu("the first run's")]
+_GpuHere = Annotated[str | None, _gpu("the GPU that is here, or else a100-80gb")]
+_GpuOfPaper = Annotated[str | None, _gpu(True)]
 
 #: Cells that `check` lists.
 _WORST = 15
@@ -50,7 +65,7 @@ def fit(
             autocompletion=run_names,
         ),
     ] = None,
-    gpu: _Gpu = None,
+    gpu: _GpuOfRuns = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -95,7 +110,7 @@ def fit(
 
 
 @predict.command("check", short_help="Hold predictions against measured runs.")
-def check(runs: _Runs, gpu: _Gpu = None, json_: _Json = False) -> None:
+def check(runs: _Runs, gpu: _GpuOfRuns = None, json_: _Json = False) -> None:
     """Say how far predictions are from measured runs, and which cells are worst."""
     from dataclasses import asdict
 
@@ -129,7 +144,7 @@ def check(runs: _Runs, gpu: _Gpu = None, json_: _Json = False) -> None:
 
 
 @predict.command("show", short_help="Print the constants in use for a GPU.")
-def show(gpu: _Gpu = None, json_: _Json = False) -> None:
+def show(gpu: _GpuHere = None, json_: _Json = False) -> None:
     """Print the constants in use for a GPU: units, where they come from, how wrong they were."""
     from leanbench.gpu.local import choose
     from leanbench.model.calibration import calibration_for, to_json
@@ -164,7 +179,7 @@ def show(gpu: _Gpu = None, json_: _Json = False) -> None:
 
 
 @predict.command("claims", short_help="Compare the paper's claims with predictions.")
-def claims(gpu: _Gpu = "a100-80gb", json_: _Json = False) -> None:
+def claims(gpu: _GpuOfPaper = "a100-80gb", json_: _Json = False) -> None:
     """Compare the LeanAttention paper's claims with what the model predicts."""
     from dataclasses import asdict
 

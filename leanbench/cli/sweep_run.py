@@ -97,12 +97,9 @@ def _refuse_flags(requested: Sweep, flags: RunFlags) -> None:
     name = flags.name
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(
-            f"--name {name!r} is not a folder name: use letters, digits, dots, dashes and"
-            " underscores"
+            f"--name {name!r} cannot name a folder: use up to 100 letters, digits, dots, dashes and"
+            " underscores, a letter or digit first"
         )
-    if flags.gpu is not None and not flags.gpu.strip():
-        # As from an unset shell variable.
-        raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
 
 
 def _say_predicted(requested: Sweep, target: Target, flags: RunFlags) -> None:
@@ -147,7 +144,8 @@ def run_sweep(
     """The run with all its rows, after what was left of it has run.
 
     Raises:
-        UserError: a worker cannot run, or the run cannot be written.
+        UserError: a worker cannot run, the run cannot be written, or its rows are of other kernels
+            or settings.
         typer.Exit: a signal stopped it.
     """
     from leanbench.cli.progress import SweepProgress
@@ -163,6 +161,8 @@ def run_sweep(
                 f"Resuming {path}: {len(cells) - total} of {len(cells)} cells are done, {total} are"
                 " left."
             )
+        if total and flags.executor == "local":
+            _refuse_other_software(run, machines.target)
         try:
             with SweepProgress(total, quiet=flags.quiet) as progress:
                 executor = machines.executor_of(run)
@@ -180,6 +180,15 @@ def run_sweep(
         if left:
             _say_how_to_go_on("The budget is spent", run, len(cells), command)
     return read_run(path)
+
+
+def _refuse_other_software(run: RunDirectory, target: Target) -> None:
+    """Refuses to go on with other kernels or settings; a cluster compares those of its nodes."""
+    from leanbench.configs.fingerprint import settings_hash
+    from leanbench.records.boards import refuse_other_software
+    from leanbench.records.environment import software
+
+    refuse_other_software(run.path, run.manifest, software(settings_hash(target.spec)))
 
 
 def has_failed(run: Run) -> bool:

@@ -44,8 +44,9 @@ def trace(
         str,
         typer.Option(
             "--configs",
-            metavar="default|heuristic|best",
-            help="Tuned settings or the heuristic's, or the fastest candidate.",
+            metavar="default|heuristic|best|energy|edp",
+            help="Tuned settings or else the heuristic's; the heuristic's; the fastest candidate;"
+            " tuned ones of least energy.",
         ),
     ] = "default",
     gpu: Gpu = None,
@@ -89,9 +90,6 @@ def trace(
     traced = [kernel(name) for name in parse_names("kernels", kernels)]
     choose_word("configs", configs, CONFIG_CHOICES)
     formats = parse_names("format", format_)
-    if gpu is not None and not gpu.strip():
-        # As from an unset shell variable.
-        raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose(gpu, require_gpu)
     folder = out or _new_folder(parsed, target.spec.name)
     if (folder / "results.jsonl").exists():

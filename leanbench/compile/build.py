@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -68,22 +69,35 @@ def process_pool(
         if interpreted is not None:
             os.environ["TRITON_INTERPRET"] = interpreted
     pool = ProcessPoolExecutor(
-        workers or len(os.sched_getaffinity(0)), context, initializer=_leave_interrupts
+        workers or len(os.sched_getaffinity(0)), context, initializer=_begin_worker
     )
     wait = True
     try:
         yield pool
     except KeyboardInterrupt:
-        # A kernel that compiles may take seconds more; the processes end by themselves.
+        # A kernel that compiles may take seconds more; the processes end with this one.
         wait = False
         raise
     finally:
         pool.shutdown(wait=wait, cancel_futures=True)
 
 
-def _leave_interrupts() -> None:
+def _begin_worker() -> None:
     """Ctrl-C reaches every process of a terminal; this one's parent decides what becomes of it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """The end of this process, once the one that made the pool is gone, however it ended.
+
+    Nothing else tells a worker: it holds both ends of the pool's pipes itself. The forkserver and
+    the resource tracker end when no worker is left.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def build_all(

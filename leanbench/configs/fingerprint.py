@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 
 from leanbench.configs import store
-from leanbench.configs.lookup import is_off
+from leanbench.configs.switch import is_off
 from leanbench.core.gpu_spec import GpuSpec
 
 #: In place of a hash: no file, or LEANBENCH_CONFIGS turns them off. The heuristic itself is among

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.configs import store
 from leanbench.configs.formula import Shape, divide, grid_of
 from leanbench.configs.nearness import NEARBY_GROUP, EntryKey, gpu_distance, rank
+from leanbench.configs.switch import SWITCH, is_off
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import BATCH_INVARIANT, Kernel
@@ -34,9 +35,6 @@ _FAMILY = frozenset({"head_dim", "dtype", "kv_layout"})
 #: What the variables say that name the folder of the user's files or turn them off, and how often
 #: this process saved any.
 State = tuple[bytes | None, bytes | None, bytes | None, int]
-
-#: `off` or 0: heuristics alone choose.
-SWITCH = "LEANBENCH_CONFIGS"
 
 
 @dataclass(frozen=True)
@@ -213,11 +211,6 @@ def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: st
         if config
         else Choice(None, "none", f"{kernel.name} has no settings")
     )
-
-
-def is_off() -> bool:
-    """Whether heuristics alone choose."""
-    return os.environ.get(SWITCH, "").lower() in ("off", "0")
 
 
 #: The dictionary behind os.environ: every call of the API looks, and os.environ takes 0.7 us to say

@@ -165,6 +165,23 @@ def merge(
     return saved
 
 
+def export(path: Path, gpu: TunedGpu, families: Sequence[Family], *, kernel: str = "lean") -> None:
+    """Writes families to a file of their own, in one piece.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from leanbench.configs.tuned import TunedConfigs
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text_of(TunedConfigs(kernel=kernel, gpu=gpu, families=list(families))))
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path} ({error.strerror}): choose a FILE in a folder that can be written"
+        ) from None
+
+
 def _merged(
     path: Path, before: TunedConfigs | None, new: TunedConfigs
 ) -> tuple[TunedConfigs, Saved]:

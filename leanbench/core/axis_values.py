@@ -227,9 +227,13 @@ class Words(Values):
     is_word: bool = True
 
     def parse(self, name: str, text: str) -> tuple[str, ...]:
-        return syntax.parse_list(
-            name, text, lambda item: [syntax.choose(name, self.fold(item), self.choices)]
-        )
+        def value(item: str) -> list[str]:
+            folded = self.fold(item)
+            # Refused as it was typed.
+            known = folded if folded in self.choices else item
+            return [syntax.choose(name, known, self.choices)]
+
+        return syntax.parse_list(name, text, value)
 
     def check(self, name: str, value: str) -> None:
         syntax.choose(name, value, self.choices)

@@ -205,6 +205,9 @@ def config_type_of(
         raise UserError(f"there is no setting {TAG!r}, the kernel has one implementation")
     known = " or ".join(by_name)
     if implementation is None:
+        settings = dict.fromkeys(name for config_type in types for name in limits(config_type))
+        for name in given - settings.keys():
+            raise UserError(f"there is no setting {name!r}, {nearest(name, settings)}")
         raise UserError(f"{TAG} must be given as well, {known}")
     raise UserError(f"{TAG} {implementation!r} is not {known}")
 

@@ -18,10 +18,16 @@ PART = ".part"
 def locked(path: Path) -> Iterator[None]:
     """Waits until nobody else writes `path`. The lock's file stays: removing it would let
     two in.
+
+    Raises:
+        OSError: the lock's file cannot be made.
     """
     from filelock import FileLock
 
-    with FileLock(path.with_name(f".{path.name}.lock")):
+    lock = path.with_name(f".{path.name}.lock")
+    # FileLock waits for ever for a file that cannot be made, as in /proc.
+    os.close(os.open(lock, os.O_RDWR | os.O_CREAT, 0o644))
+    with FileLock(lock):
         yield
 
 

@@ -123,6 +123,8 @@ APPEND = axis(
 )
 ROTARY_DIM = axis(
     Whole(
+        # No head_dim is larger.
+        1024,
         multiple_of=16,
         or_none="no rotary embedding",
         none=0,

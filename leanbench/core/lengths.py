@@ -144,6 +144,11 @@ def read_lengths(name: str, text: str) -> tuple[int, ...]:
     lengths: list[int] = []
     for part in text.lower().split("+"):
         tokens, times, count = part.partition("x")
+        if not tokens or (times and not count):
+            raise UserError(
+                f"{name} {text[:40]!r} lacks a number beside + or x, write lengths such as 1k+300"
+                " or 64k+16x3"
+            )
         repeats = syntax.parse_number(name, count) if times else 1
         if len(lengths) + repeats > MAX_SEQUENCES:
             raise UserError(
@@ -280,8 +285,13 @@ def _file_quantiles(name: str, path: str) -> tuple[int, ...]:
                 f"{name} {path!r} is larger than {_MAX_FILE_BYTES} bytes: keep some of its lines"
             )
         lines = Path(path).read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UserError(f"{name}: cannot read {path!r} as text: {error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{name} {path!r} is no text in UTF-8: write a length a line") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(
+            f"{name}: cannot read {path[:80]!r} ({reason}): name a file that can be read"
+        ) from None
     if not lines:
         raise UserError(f"{name} {path!r} is empty: write a length a line")
     return tuple(sorted(syntax.parse_number(f"{name} {path!r}:", line) for line in lines))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.core.errors import UserError, nearest
+from leanbench.core.strict_json import parse
 
 _CONFIGS = Path(__file__).with_name("model_configs")
 _EXPERTS = ("num_local_experts", "num_experts_per_tok")
@@ -47,22 +48,33 @@ def read_config(name: str) -> dict[str, Any]:
         UserError: there is none, or what it says is not understood.
     """
     path = shipped_models().get(name) or Path(name)
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        raise UserError(
-            f"there is no model {name!r} and no config.json at that path,"
-            f" {nearest(name, shipped_models())}"
-        )
     try:
-        config = _table(path, json.loads(path.read_text(encoding="utf-8")))
+        if path.is_dir():
+            path = path / "config.json"
+        if not path.is_file():
+            raise UserError(
+                f"there is no model {name!r} and no config.json at that path,"
+                f" {nearest(name, shipped_models())}"
+            )
+        config = _table(path, parse(path.read_bytes()))
         # Of a model that also sees images.
         config = _table(path, config.get("text_config", config))
         _check(path, config)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"{path} is not the config.json of a model: {error}") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(
+            f"cannot read {str(path)[:80]} ({reason}): name a config.json that can be read"
+        ) from None
+    except ValueError as error:
+        raise UserError(
+            f"{path} is no config.json of a model ({error}): name the one that came with the"
+            " weights"
+        ) from None
     except KeyError as error:
-        raise UserError(f"{path} is no config.json of a model: it has no key {error}") from None
+        raise UserError(
+            f"{path} is no config.json of a model: it has no key {error}, name the one that came"
+            " with the weights"
+        ) from None
     return _without_nulls(config)
 
 

@@ -16,7 +16,7 @@ from leanbench.core.errors import UserError
 MOST_GPUS = 8
 #: One GPU.
 NONE = "none"
-_SHARE = re.compile(r"(tp|cp):(\d{1,3})", re.ASCII)
+_SHARE = re.compile(r"(tp|cp):(\d{1,9})", re.ASCII)
 
 
 class GpuCounts(NamedTuple):

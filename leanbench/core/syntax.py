@@ -16,6 +16,8 @@ from leanbench.core.errors import UserError
 MAX_VALUES = 10_000
 #: Largest number of a list: kernels count tokens in 32 bits.
 MAX_NUMBER = 2**31 - 1
+#: Largest seed: what a manifest's JSON holds.
+MAX_SEED = 2**63 - 1
 
 COUNT = "a whole number such as 8"
 _LIST = "numbers such as 1k,4k,16k, or a range such as 1k:512k:x2 (times 2) or 4k:32k:+4k (plus 4k)"
@@ -84,6 +86,16 @@ def parse_number(name: str, text: str, syntax: str = COUNT, least: int = 1) -> i
             f"{name} {text.strip()} is above the limit of {MAX_NUMBER}: write a smaller number"
         )
     return number
+
+
+def check_seed(name: str, seed: int) -> None:
+    """Refuses a seed that a manifest cannot hold.
+
+    Raises:
+        UserError: it is below 0 or above MAX_SEED.
+    """
+    if not 0 <= seed <= MAX_SEED:
+        raise UserError(f"{name} {seed} is not a seed: choose from 0 to {MAX_SEED}")
 
 
 def parse_names(name: str, text: str) -> tuple[str, ...]:

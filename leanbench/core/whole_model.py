@@ -221,6 +221,10 @@ def read_model(text: str) -> WholeModel:
                 f"whole_model {text!r} has the option {option!r}: write tp=, layers= or positions="
                 " and a number, as in llama-3-70b:tp=8"
             )
+        if key in given:
+            raise UserError(
+                f"whole_model {text!r} has {key} twice, {given[key]} and {value}: give it once"
+            )
         given[key] = parse_number(key, value)
     shipped = {known.lower(): known for known in shipped_models()}
     name = shipped.get(name.lower(), name)

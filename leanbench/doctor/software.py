@@ -29,6 +29,8 @@ LIBRARIES = {
     "flash_attn": "flash-attn",
     "flash_attn_interface": "flash_attn_3",
     "flashinfer": "flashinfer-python",
+    "flash_mla": "sgl-flash-mla",
+    "cudnn": "nvidia-cudnn-frontend",
     "xformers": "xformers",
 }
 #: A run directory of a thousand cells takes a few MB, Triton's cache some hundred.

@@ -16,7 +16,7 @@ from leanbench.formats.workload import read_lengths
 
 #: Folders of a dataset.
 DEFINITIONS, WORKLOADS = "definitions", "workloads"
-#: Definitions that a sentence names.
+#: Files that a sentence names.
 _NAMED = 3
 
 Axes = dict[str, tuple[Any, ...]]
@@ -45,7 +45,7 @@ class Imported:
         more = len(self.left_out) - _NAMED
         named = "; ".join(self.left_out[:_NAMED])
         return (
-            f"{len(self.left_out)} definition{'s' * (len(self.left_out) > 1)} left out: {named}"
+            f"{len(self.left_out)} file{'s' * (len(self.left_out) > 1)} left out: {named}"
             f"{f'; and {more} more' if more > 0 else ''}"
         )
 
@@ -69,6 +69,11 @@ def read_problems(path: Path) -> Imported:
         axes = _axes_of(definition)
     except NoDecode as error:
         raise UserError(f"{definition} cannot be swept: {error}") from None
+    except ValueError as error:
+        raise UserError(
+            f"{definition} is no definition of FlashInfer-Bench ({error}): give a sweep file"
+            " (.toml), or what FLASHINFER_TRACE_DUMP wrote"
+        ) from None
     return Imported([axes] if definition == path else list(_of_workloads(path, axes)))
 
 
@@ -81,6 +86,9 @@ def _read_folder(folder: Path) -> Imported:
         except NoDecode as error:
             imported.left_out.append(f"{path.stem}: {error}")
             continue
+        except ValueError as error:
+            imported.left_out.append(f"{path.stem}: it is no definition ({error})")
+            continue
         workloads = folder / WORKLOADS / path.parent.name / f"{path.stem}.jsonl"
         given = workloads.is_file() and below.is_dir()
         imported.grids += _of_workloads(workloads, axes) if given else [axes]
@@ -91,16 +99,10 @@ def _read_folder(folder: Path) -> Imported:
 
 
 def _axes_of(path: Path) -> Axes:
-    """Raises NoDecode where the definition is none of decode attention."""
-    try:
-        return read_axes(parse(_read(path)))
-    except NoDecode:
-        raise
-    except ValueError as error:
-        raise UserError(
-            f"{path} is no definition of FlashInfer-Bench ({error}): give a sweep file (.toml), or"
-            " what FLASHINFER_TRACE_DUMP wrote"
-        ) from None
+    """Raises ValueError where the file is no definition, NoDecode where it is none of decode
+    attention.
+    """
+    return read_axes(parse(_read(path)))
 
 
 def _definition_of(workloads: Path) -> Path:

@@ -221,9 +221,9 @@ def _parts(definition: Any) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     inputs = definition.get("inputs") if isinstance(definition, dict) else None
     axes = definition.get("axes") if isinstance(definition, dict) else None
     if not isinstance(inputs, dict) or not isinstance(axes, dict):
-        raise ValueError("it is no definition: it has no inputs and axes")
+        raise ValueError("it has no inputs and axes")
     if not all(isinstance(part, dict) for part in (*inputs.values(), *axes.values())):
-        raise ValueError("it is no definition: an input or an axis is no object")
+        raise ValueError("an input or an axis is no object")
     return inputs, {name: axis.get("value") for name, axis in axes.items()}
 
 

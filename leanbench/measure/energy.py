@@ -54,6 +54,11 @@ def check_window(window_s: float, tick_ms: float | None = None) -> None:
     if MIN_WINDOW_S <= window_s <= MAX_WINDOW_S and enough_ticks:
         return
     least_s = max(MIN_WINDOW_S, math.ceil(MIN_TICKS * tick_ms / 100) / 10)
+    if window_s > MAX_WINDOW_S:
+        raise UserError(
+            f"a window of {window_s:.12g} s is longer than the limit of {MAX_WINDOW_S:g} s: give it"
+            f" {least_s:g} to {MAX_WINDOW_S:g} s"
+        )
     ticks = (
         f"the energy counter moves every {tick_ms:.0f} ms"
         if tick_ms

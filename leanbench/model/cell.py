@@ -101,9 +101,15 @@ def _predicted(
             return _unsupported(reason)
         return _shared(problem, kernel, configs, spec)
     if unknown := [name for name in problem.special if name not in AXES]:
-        # A latent cache has a v_head_dim, which alone cannot be left out.
-        name = "latent" if problem.latent else unknown[0]
-        return _unsupported(f"the performance model does not know {name}: leave it out")
+        # What a latent cache is all about cannot be left out, nor its v_head_dim.
+        if problem.latent:
+            return _unsupported(
+                "the performance model does not know latent caches: run it on a GPU"
+            )
+        return _unsupported(
+            f"the performance model does not know {unknown[0]}: run it on a GPU, or leave"
+            f" {unknown[0]} out"
+        )
     if problem.q_len > MAX_Q_LEN:
         return _unsupported(
             f"the performance model does not know how long the arithmetic of {problem.q_len} query"

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from leanbench.core.errors import UserError
 from leanbench.records.environment import environment_key
 
 #: The calibration cell's latency on two boards of one run, the larger over the smaller, at most:
@@ -65,6 +67,25 @@ def boards_of(manifest: dict[str, Any]) -> Iterator[Board]:
         # A run from before boards were noted was taken on the manifest's GPU.
         board = manifest.get("boards", {}).get(key, {"gpu": manifest["gpu"]})
         yield Board(manifest["source"], board["gpu"], environment, board.get("calibration_us"))
+
+
+def refuse_other_software(path: Path, manifest: dict[str, Any], here: dict[str, Any]) -> None:
+    """Refuses rows beside those that the run of `path` has, where `merge` would.
+
+    Args:
+        here: leanbench, kernels and settings of the rows to come, as environments have them.
+
+    Raises:
+        UserError: the run's rows are of another leanbench, of other kernels or settings.
+    """
+    for environment in manifest["environments"].values():
+        for name in _SAME_ALWAYS:
+            if (before := environment.get(name)) != here[name]:
+                raise UserError(
+                    f"{path} has rows of {name} {before}, this command's would be of {here[name]}:"
+                    " start a run of its own with another --name, or finish this one"
+                    f" with {name} {before}"
+                )
 
 
 def difference(first: Board, other: Board) -> Difference | None:

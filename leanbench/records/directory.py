@@ -42,6 +42,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def not_a_row(path: Path, number: int, error: ValueError) -> UserError:
+    """The refusal of a line of `results.jsonl`."""
+    return UserError(
+        f"{path}, line {number} is not a row ({error}): delete that line, its cell will run again"
+        " with --resume"
+    )
+
+
 def newest_run(parent: Path, sweep: str, cells: Collection[str]) -> Path:
     """The run of `sweep` under `parent` that was started last; one of just these cells, where there
     is any.
@@ -257,9 +265,6 @@ def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
         try:
             row, _ = read_row(line)
         except ValueError as error:
-            raise UserError(
-                f"{path}, line {number} is not a row ({error}): delete that line, its cell will run"
-                " again"
-            ) from None
+            raise not_a_row(path, number, error) from None
         rows.append(row.model_dump(mode="json"))
     return rows, len(whole)

@@ -72,6 +72,11 @@ def predicted_environment() -> dict[str, Any]:
     }
 
 
+def software(settings: str) -> dict[str, Any]:
+    """What all rows of a run have alike, with the hash of the tuned settings."""
+    return {"leanbench": __version__, "kernels": kernels_hash(), "settings": settings}
+
+
 def measured_environment(device_index: int) -> dict[str, Any]:
     """Software, driver and the GPU that torch calls `cuda:device_index`; the driver is None where
     NVML has no word.

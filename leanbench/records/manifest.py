@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise _damaged(path) from None
+    except ValueError as error:
+        raise _damaged(path, f"it is no JSON: {error}") from None
+    except KeyError:
+        raise _damaged(path, "it has no schema_version") from None
+    except TypeError:
+        raise _damaged(path, "it holds no keys and values") from None
     if type(version) is not int or version != SCHEMA_VERSION:
         newer = type(version) is int and version > SCHEMA_VERSION
         fix = (
@@ -49,8 +54,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _damaged(path: Path) -> UserError:
-    return UserError(f"{path / MANIFEST} is damaged: start a new run under another --name")
+def _damaged(path: Path, fault: str) -> UserError:
+    from leanbench.records.directory import RESULTS
+
+    kept = f"; the rows are still in {RESULTS}" if (path / RESULTS).is_file() else ""
+    return UserError(
+        f"{path / MANIFEST} is damaged ({fault}): put back a copy of it, or sweep again under"
+        f" another --name{kept}"
+    )
 
 
 def refuse_unlike_a_manifest(path: Path, manifest: dict[str, Any]) -> None:
@@ -61,10 +72,23 @@ def refuse_unlike_a_manifest(path: Path, manifest: dict[str, Any]) -> None:
     """
     kinds: dict[str, type] = {"gpu": dict, "measure": dict, "environments": dict, "cells": list}
     given = {"measure": {}, **manifest}
-    if not all(isinstance(given.get(key), kind) for key, kind in kinds.items()):
-        raise _damaged(path)
-    if not all(isinstance(key, str) for key in manifest["cells"]):
-        raise _damaged(path)
+    for key, kind in kinds.items():
+        if key not in given:
+            raise _damaged(path, f"it has no {key}")
+        if not isinstance(given[key], kind):
+            what = "list" if kind is list else "table"
+            raise _damaged(path, f"{key} is {_shortened(given[key])}, not a {what}")
+    for own in manifest["environments"].values():
+        if not isinstance(own, dict):
+            raise _damaged(path, f"environments has {_shortened(own)}, not a table")
+    for cell in manifest["cells"]:
+        if not isinstance(cell, str):
+            raise _damaged(path, f"cells has {_shortened(cell)}, not the key of a cell")
+
+
+def _shortened(value: Any) -> str:
+    words = json.dumps(value)
+    return words if len(words) <= 40 else f"{words[:40]}..."
 
 
 def refuse_differences(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.strict_json import parse
-from leanbench.records.directory import RESULTS
+from leanbench.records.directory import RESULTS, not_a_row
 from leanbench.records.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -108,7 +108,22 @@ def read_run(directory: Path) -> Run:
             notes.append(f"{RESULTS} line {len(lines)} was cut off in writing and is left out")
         else:
             results.append(_read_row(path, len(lines), lines[-1]))
+    notes += _notes_of_samples(directory)
     return Run(directory, manifest, tuple(results), tuple(notes))
+
+
+def _notes_of_samples(directory: Path) -> list[str]:
+    from leanbench.records.samples import SAMPLES, has_whole_member
+
+    try:
+        content = (directory / SAMPLES).read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [f"{SAMPLES} cannot be read ({(error.strerror or str(error)).lower()})"]
+    if not content or has_whole_member(content):
+        return []
+    return [f"{SAMPLES} is damaged, it has no whole gzip member: there are no raw samples"]
 
 
 def read_runs(directories: Sequence[Path]) -> list[Run]:
@@ -136,4 +151,4 @@ def _read_row(path: Path, number: int, line: bytes) -> tuple[Row, AttentionProbl
     try:
         return read_row(line)
     except ValueError as error:
-        raise UserError(f"{path} line {number} is not a row: {error}") from error
+        raise not_a_row(path, number, error) from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -52,26 +52,34 @@ def read_samples(run: Path) -> dict[str, Samples]:
     A member that was cut off while it was written ends the file.
 
     Raises:
-        ValueError: a member holds something else than samples.
+        ValueError: no member is whole, or one holds something else than samples.
     """
     path = run / SAMPLES
     if not path.is_file():
         return {}
+    content = path.read_bytes()
+    if content and not has_whole_member(content):
+        raise ValueError("it has no whole gzip member")
     samples_by_cell: dict[str, Samples] = {}
-    for member in _whole_members(path.read_bytes())[0]:
+    for member, _ in _whole_members(content):
         for line in member.decode().splitlines():
             samples = Samples.model_validate(json.loads(line))
             samples_by_cell[samples.cell] = samples
     return samples_by_cell
 
 
+def has_whole_member(content: bytes) -> bool:
+    """Whether anything of a samples file can be read."""
+    return next(_whole_members(content), None) is not None
+
+
 def whole_length(content: bytes) -> int:
     """Length in bytes of the whole members of a samples file."""
-    return _whole_members(content)[1]
+    return max((end for _, end in _whole_members(content)), default=0)
 
 
-def _whole_members(content: bytes) -> tuple[Iterable[bytes], int]:
-    members: list[bytes] = []
+def _whole_members(content: bytes) -> Iterator[tuple[bytes, int]]:
+    """Each member and where it ends, up to the first that is not whole."""
     at = 0
     while at < len(content):
         member = zlib.decompressobj(wbits=31)
@@ -81,9 +89,8 @@ def _whole_members(content: bytes) -> tuple[Iterable[bytes], int]:
                 data += member.decompress(content[end : end + _PIECE_BYTES], MAX_MEMBER_BYTES)
                 end += _PIECE_BYTES
         except zlib.error:
-            break
+            return
         if not member.eof:
-            break
-        members.append(data)
+            return
         at = min(end, len(content)) - len(member.unused_data)
-    return members, at
+        yield data, at

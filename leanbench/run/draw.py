@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,11 @@ _ATTEMPTS = 1000
 
 @dataclass(frozen=True)
 class Draw:
-    """So many problems; every axis takes one of its values, each as likely as the others."""
+    """So many problems; every axis takes one of its values, each as likely as the others.
+
+    Raises:
+        UserError: a fill with capacities that are no tokens, or contexts that no capacity holds.
+    """
 
     count: int
     seed: int
@@ -34,6 +38,12 @@ class Draw:
     values: Mapping[str, tuple[Any, ...]]
     #: The context over the capacity: drawn log-uniformly between these two, in place of `context`.
     fill: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.fill is None:
+            _refuse_what_no_capacity_holds(self.values)
+        else:
+            _refuse_shares_of_no_tokens(self.values["capacity"])
 
     @classmethod
     def of(
@@ -46,15 +56,11 @@ class Draw:
         """The draw with the values of `given`, and the axes' own elsewhere.
 
         Raises:
-            UserError: a fill together with contexts, or with capacities that are no tokens.
+            UserError: a fill together with contexts, or as the class says.
         """
         values = {name: given.get(name, axis.grid) for name, axis in AXES.items()}
         if fill and "context" in given:
             raise UserError("fill draws the context from the capacity: leave one of them out")
-        if fill and not all(isinstance(capacity, int) for capacity in values["capacity"]):
-            raise UserError(
-                "fill is a share of the capacity in tokens: give capacity, as in 4k,32k"
-            )
         return cls(count, seed, values, fill)
 
     def problems(self) -> Iterator[AttentionProblem]:
@@ -117,6 +123,34 @@ class Draw:
         }
         fill = {} if self.fill is None else {"fill": list(self.fill)}
         return {"count": self.count, "seed": self.seed, **fill, **axes}
+
+
+def _refuse_shares_of_no_tokens(capacities: Sequence[Any]) -> None:
+    """Refuses capacities that a fill is no share of."""
+    for capacity in capacities:
+        if not isinstance(capacity, int):
+            raise UserError(
+                "fill is a share of the capacity in tokens, and a capacity is"
+                f" {AXES['capacity'].write(capacity)}: give capacity in tokens, as in 4k,32k, or"
+                " context in place of fill"
+            )
+
+
+def _refuse_what_no_capacity_holds(values: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuses lengths above every capacity: they would be drawn again until others come."""
+    capacities = values["capacity"]
+    if not all(isinstance(capacity, int) for capacity in capacities):
+        return
+    explicit = [lengths for lengths in values["lengths"] if is_explicit(lengths)]
+    contexts = [max(read_lengths("lengths", lengths)) for lengths in explicit]
+    if len(explicit) < len(values["lengths"]):
+        contexts += values["context"]
+    if max(contexts) > max(capacities):
+        raise UserError(
+            f"context {max(contexts)} is above the largest capacity that is drawn,"
+            f" {max(capacities)} tokens: give contexts of at most {max(capacities)}, or a larger"
+            " capacity, or exact"
+        )
 
 
 @dataclass(frozen=True)

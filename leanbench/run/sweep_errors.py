@@ -15,6 +15,16 @@ from leanbench.core.errors import nearest
 Table = int | str | None
 _TABLE = re.compile(r"\s*(\[\[\s*grid\s*\]\]|\[\s*draw\s*\])")
 
+#: What to write instead, by the type of pydantic's error.
+_FIXES = {
+    "bool_type": "write true or false",
+    "bool_parsing": "write true or false",
+    "string_type": "write text in quotes",
+    "list_type": "write tables [[grid]]",
+    "model_type": "write a table [draw], or [[grid]]",
+    "literal_error": "write 'cold' or 'warm'",
+}
+
 
 def sentence(path: Path, text: str, error: ValidationError, keys: Iterable[str]) -> str:
     """The first of pydantic's errors.
@@ -40,10 +50,8 @@ def sentence(path: Path, text: str, error: ValidationError, keys: Iterable[str])
         )
     if first["type"] == "value_error":
         return f"{where}, key {key!r}: {first.get('ctx', {}).get('error')}"
-    return (
-        f"{where}, key {key!r}: {first['input']!r} is refused,"
-        f" {first['msg'][0].lower()}{first['msg'][1:]}"
-    )
+    fix = _FIXES.get(first["type"], f"{first['msg'][0].lower()}{first['msg'][1:]}")
+    return f"{where}, key {key!r}: {first['input']!r} is refused, {fix}"
 
 
 def _table(location: list[int | str]) -> Table:

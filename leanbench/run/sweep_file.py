@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,14 +25,25 @@ from leanbench.core.errors import UserError, nearest
 from leanbench.core.lengths import is_explicit
 from leanbench.core.paths import SWEEPS
 from leanbench.core.registry import kernel
-from leanbench.core.syntax import choose, parse_names, parse_percent
+from leanbench.core.syntax import (
+    MAX_SEED,
+    check_seed,
+    choose,
+    parse_names,
+    parse_number,
+    parse_percent,
+)
 from leanbench.formats.dataset import is_dataset
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
 from leanbench.run.draw import MOST_PROBLEMS, Draw, Sample
+from leanbench.run.effects import refuse_without_effect
 from leanbench.run.imported import imported_sweep
 from leanbench.run.overrides import check_overrides, parse_overrides
 from leanbench.run.sweep_errors import sentence
+
+#: What `prefill` takes in a file.
+_PREFILL = "a number of tokens such as 8k, or 0 for none"
 
 
 def parse_kernels(text: str) -> tuple[str, ...]:
@@ -107,11 +118,33 @@ def _read_fill(value: Any) -> tuple[float, float]:
     return low, high
 
 
+def _whole(least: int, most: int) -> BeforeValidator:
+    """Reads a whole number between the two, both included; a string as a flag does."""
+
+    def read(value: Any) -> int:
+        number = int(value) if isinstance(value, str) and value.isdecimal() else value
+        if type(number) is not int or not least <= number <= most:
+            raise ValueError(f"{value!r} is refused, write a whole number from {least} to {most}")
+        return number
+
+    return BeforeValidator(read)
+
+
+def _read_prefill(value: Any) -> int:
+    """Reads tokens as --prefill does, or 0 for none."""
+    if type(value) not in (int, str):
+        raise ValueError(f"{value!r} is not understood, write {_PREFILL}")
+    try:
+        return parse_number("prefill", str(value), _PREFILL, least=0)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
 class DrawTable(_Axes):
     """The `[draw]` of a sweep file: problems drawn from the values of its axes."""
 
-    count: int = Field(gt=0, le=MOST_PROBLEMS)
-    seed: int = Field(0, ge=0)
+    count: Annotated[int, _whole(1, MOST_PROBLEMS)]
+    seed: Annotated[int, _whole(0, MAX_SEED)] = 0
     fill: Annotated[tuple[float, float] | None, BeforeValidator(_read_fill)] = None
 
 
@@ -141,7 +174,7 @@ class SweepFile(_Axes):
     energy: bool = False
     occupancy: bool = False
     counters: bool = False
-    prefill: int = Field(0, ge=0)
+    prefill: Annotated[int, BeforeValidator(_read_prefill)] = 0
     grid: list[GridTable] = Field([])
     draw: DrawTable | None = None
 
@@ -231,14 +264,14 @@ def load_sweep(file: str) -> Sweep:
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not TOML: {error}") from None
     except RecursionError:
         raise UserError(
             f"{path} is nested too deep: a sweep file has lists of values and no lists in them"
         ) from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text: save it as UTF-8") from None
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+        raise UserError(f"{path} is not TOML: {error}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     try:
@@ -279,16 +312,24 @@ def requested_sweep(
         sweep = Sweep("custom")
     else:
         sweep = load_sweep(file or ("models" if given else "smoke"))
-    drawn = [sweep.draw.values] if sweep.draw else []
-    tables = [*(grid.values for grid in sweep.grids), *drawn]
+    grids = [_overridden(grid.values, given) for grid in sweep.grids]
+    drawn = [_overridden(sweep.draw.values, given)] if sweep.draw else []
+    tables = [*grids, *drawn]
     with_models = ["model"] if any(table["model"] for table in tables) else []
     if any(None not in table["whole_model"] for table in tables):
         with_models.append("whole_model")
     lengths = given.get("lengths") or [value for table in tables for value in table["lengths"]]
+    if "head_dim" in given and "model" in with_models and "model" not in given:
+        raise UserError(
+            f"--head-dim {axis_flags['head_dim']} without --heads says nothing, the models of"
+            f" {sweep.name} have their own: add --heads, which takes the place of the models, or"
+            " leave --head-dim out"
+        )
     _check_together([*given, *with_models], lengths)
+    refuse_without_effect(tables)
     # The same axes in every grid may make grids equal; cells are deduplicated when they are
     # expanded.
-    sweep = replace(sweep, grids=tuple(Grid(**{**grid.values, **given}) for grid in sweep.grids))
+    sweep = replace(sweep, grids=tuple(Grid(**values) for values in grids))
     _check_draw(sweep, count, seed)
     if sweep.draw is not None:
         sweep = replace(sweep, draw=_redrawn(sweep.draw, given, count, seed))
@@ -308,14 +349,22 @@ def requested_sweep(
     return sweep
 
 
+def _overridden(
+    values: Mapping[str, tuple[Any, ...]], given: Mapping[str, tuple[Any, ...]]
+) -> dict[str, tuple[Any, ...]]:
+    """The values of a table with those of flags over them; heads take the place of models."""
+    shapes = {"model": (), "tp": (1,)} if "heads" in given else {}
+    return {**values, **shapes, **given}
+
+
 def _check_draw(sweep: Sweep, count: int | None, seed: int | None) -> None:
     """Refuses a number of problems or a seed that cannot be, or that says nothing."""
     if count is not None and not 1 <= count <= MOST_PROBLEMS:
         raise UserError(
             f"--draw {count} is not a number of problems: choose from 1 to {MOST_PROBLEMS}"
         )
-    if seed is not None and seed < 0:
-        raise UserError(f"--seed {seed} is negative: give 0 or a number above")
+    if seed is not None:
+        check_seed("--seed", seed)
     if seed is not None and count is None and sweep.draw is None:
         raise UserError(
             f"sweep {sweep.name!r} draws no problems, so --seed says nothing: leave it out, or say"
@@ -331,7 +380,7 @@ def _redrawn(
         draw,
         count=draw.count if count is None else count,
         seed=draw.seed if seed is None else seed,
-        values={**draw.values, **given},
+        values=_overridden(draw.values, given),
         # Given contexts take the place of those that the fill draws.
         fill=None if "context" in given else draw.fill,
     )

@@ -163,15 +163,21 @@ def test_wrong_kernels_fail_and_the_others_results_are_there():
 
 @pytest.mark.usefixtures("interpreter")
 def test_a_kernel_that_supports_nothing_does_not_pass():
-    done = check_fixtures("--kernels", "absent", "--limit", "2")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (
-        "Error: absent supports none of these 2 problems: leave it out, or raise --limit"
-    )
-    done = check_fixtures("--kernels", "absent", "--fuzz", "2")
-    assert done.stderr.splitlines()[-1] == (
-        "Error: absent supports none of these 2 problems: leave it out, or raise --fuzz"
-    )
+    done = check_fixtures("--kernels", "absent,picky", "--limit", "3")
+    assert done.returncode == 1
+    # What the others did is said all the same.
+    assert done.stdout.splitlines()[-2:] == [
+        "all 1 passed",
+        "absent was not checked, it supports none of the 3 problems: leave it out, or raise"
+        " --limit",
+    ]
+    done = check_fixtures("--kernels", "absent", "--fuzz", "1")
+    assert done.returncode == 1
+    assert "Checking absent over 1 problem on " in done.stdout
+    assert done.stdout.splitlines()[1:] == [
+        "absent was not checked, it does not support the only problem: leave it out, or raise"
+        " --fuzz, or give another --seed"
+    ]
     if find_spec("flash_mla") is None:
         done = check_fixtures("--kernels", "flash_mla", "--limit", "1")
         assert done.returncode == 2
@@ -187,6 +193,8 @@ def test_a_kernel_that_supports_nothing_does_not_pass():
             ["--limit", "-1"],
             "Error: --limit -1 is negative: give 0 for all problems, or a number above",
         ),
+        (["--fuzz", "999999999"], "Error: --fuzz 999999999 is above the limit of 100000: run sev"),
+        (["--seed", "-1"], "Error: --seed -1 is not a seed: choose from 0 to 9223372036854775807"),
         (
             ["--jobs", "-2"],
             "Error: --jobs -2 is negative: give 0 for as many as fit the CPU, or a number above",

@@ -5,6 +5,7 @@ times.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -237,6 +238,7 @@ def test_what_is_exported_is_imported_again(tmp_path, shipped):
     save_families(H200, [three()])
     file = tmp_path / "out" / "mine.json"
     assert lines(invoke("export", "h200", str(file))) == [f"{file}: 2 families of NVIDIA H200"]
+    assert list(file.parent.iterdir()) == [file]
     # One's own where there are both.
     assert {saved.head_dim: saved for saved in read(file).families} == {
         128: three(),
@@ -284,6 +286,25 @@ def test_foreign_files_are_not_imported(tmp_path):
         ": give a file that `leanbench configs export` of this version wrote\n"
     )
     assert not store.path_of("h200").exists()
+
+
+@pytest.mark.parametrize("path", ["/proc/x.json", "/proc/no/x.json", "{file}/x.json"])
+def test_an_export_that_cannot_be_written_says_to_choose_another_file(tmp_path, path):
+    save_families(H200, [family()])
+    (tmp_path / "file").touch()
+    path = path.format(file=tmp_path / "file")
+    assert_refused(invoke("export", "h200", path), f"cannot write {path} (")
+    refused = invoke("export", "h200", path).stderr
+    assert refused.endswith("): choose a FILE in a folder that can be written\n")
+
+
+def test_a_named_pipe_is_not_imported(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert_refused(
+        invoke("import", str(pipe)),
+        f"{pipe} is no regular file: give a file that `leanbench configs export` of this version",
+    )
 
 
 def test_an_import_over_a_broken_file_is_refused(tmp_path):

@@ -85,7 +85,7 @@ def test_default_contexts_end_at_the_models_positions(tmp_path):
 def test_contexts_that_are_asked_for_are_not_cut():
     shown = invoke(*"decode opt-1.3b --context 4k --kernels fa2 --gpu h200 --dry-run".split())
     assert "n4096" in shown.stdout
-    assert "1 cells (1 unsupported)" in shown.stdout
+    assert "1 cell (1 unsupported)" in shown.stdout
     assert "positions: contexts" not in shown.stderr
 
 

@@ -77,6 +77,35 @@ def test_names_are_completed(words, names, tmp_path, monkeypatch):
     assert completed(words) == names
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("--help", "List kernels, sweeps, axes, quantities, lengths, models or GPUs."),
+        ("predict --help", "Fit the performance model, hold it against runs, and show what"),
+        ("configs --help", "List, show, move and verify the launch settings that were tuned"),
+        ("predict show --help", "[default: (the GPU that is here, or else a100-80gb)]"),
+        ("predict check --help", "[default: (the first run's)]"),
+        ("predict claims --help", "[default: a100-80gb]"),
+    ],
+)
+def test_help_says_what_there_is(command, words):
+    result = CliRunner().invoke(app, command.split(), env={"COLUMNS": "200"})
+    assert words in " ".join(result.stdout.split())
+
+
+def test_a_command_that_was_interrupted_says_so(monkeypatch):
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leanbench.cli.check._run", interrupted)
+    # What --interpreter sets is put back.
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    result = CliRunner().invoke(app, ["check", "--interpreter", "--limit", "1"])
+    assert result.exit_code == 130
+    assert result.stdout.startswith("Checking lean, fa2, fixed_split over 1 problem ")
+    assert result.stderr == "Stopped by SIGINT before it was done.\n"
+
+
 def test_completion_can_be_installed():
     result = CliRunner().invoke(app, ["--help"])
     assert "--install-completion" in result.stdout

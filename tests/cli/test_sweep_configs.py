@@ -4,6 +4,7 @@ summary.
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,9 @@ def test_tuned_configs_reach_the_rows_and_the_summary(tmp_path):
     assert not {row["cell"] for row in plain.values()} & {row["cell"] for row in cells.values()}
 
 
-def test_given_settings_are_run_and_resumed(tmp_path):
+def test_given_settings_are_run_and_resumed(tmp_path, monkeypatch):
+    # Workers have the shipped configs.
+    monkeypatch.setenv("LEANBENCH_CONFIGS", "off")
     fa2 = "fa2:tile_tokens=64,num_warps=4,num_stages=2"
     assert sweep(tmp_path, "--config", OVERRIDE, "--config", fa2, "--name", "given").exit_code == 0
     cells = by_cell(tmp_path, "given")
@@ -164,3 +167,37 @@ def test_given_settings_are_run_and_resumed(tmp_path):
     # Other settings are other cells.
     refused = sweep(tmp_path, "--config", fa2, "--name", "given", "--resume")
     assert "is a run of other cells" in refused.stderr
+
+
+def test_cells_are_left_to_the_kernels_and_settings_of_the_rows(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEANBENCH_CONFIGS", "off")
+    assert sweep(tmp_path, "--name", "mine", "--quiet").exit_code == 0
+    path = tmp_path / "runs" / "mine"
+    [environment] = read_manifest(path)["environments"].values()
+    own = environment["kernels"]
+    results = path / "results.jsonl"
+    whole = results.read_text()
+    first = whole.splitlines(keepends=True)[0]
+
+    def resumed(rows: str, environment: dict[str, Any]) -> Result:
+        results.write_text(rows)
+        manifest = read_manifest(path)
+        manifest["environments"] = dict.fromkeys(manifest["environments"], environment)
+        (path / "manifest.json").write_text(json.dumps(manifest))
+        return sweep(tmp_path, "--name", "mine", "--quiet", "--resume")
+
+    assert resumed(first, environment).exit_code == 0
+    for changed, words in (
+        ({"kernels": "0123456789ab"}, f"kernels 0123456789ab, this command's would be of {own}"),
+        ({"settings": "ba9876543210"}, "settings ba9876543210, this command's would be of heur"),
+        ({"leanbench": "0.0.1"}, "leanbench 0.0.1, this command's would be of "),
+    ):
+        refused = resumed(first, environment | changed)
+        assert refused.exit_code == 2
+        [error] = [line for line in refused.stderr.splitlines() if line.startswith("Error: ")]
+        assert error.startswith(f"Error: {path} has rows of {words}")
+        assert "start a run of its own with another --name, or finish this one with" in error
+        assert results.read_text() == first
+    # Another driver finishes what one began, and a run without cells that are left is no mixture.
+    assert resumed(first, environment | {"driver": "1.2"}).exit_code == 0
+    assert resumed(whole, environment | {"kernels": "0123456789ab"}).exit_code == 0

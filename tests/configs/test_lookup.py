@@ -31,6 +31,7 @@ from leanbench.configs.formula import Coefficients, Shape, divide
 from leanbench.configs.lookup import Choice, choose, resolve, row_fields
 from leanbench.configs.store import save_families
 from leanbench.configs.tuned import LEAST_GAIN, Build, Timed
+from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
@@ -88,8 +89,12 @@ def test_the_switch_turns_them_off(monkeypatch):
         assert choose(LEAN, PROBLEM, H200) == heuristic_because(
             "LEANBENCH_CONFIGS turns tuned configs off"
         )
-    monkeypatch.setenv("LEANBENCH_CONFIGS", "on")
-    assert choose(LEAN, PROBLEM, H200).how == "tuned"
+    for word in ("on", "1", ""):
+        monkeypatch.setenv("LEANBENCH_CONFIGS", word)
+        assert choose(LEAN, PROBLEM, H200).how == "tuned"
+    monkeypatch.setenv("LEANBENCH_CONFIGS", "foo")
+    with pytest.raises(UserError, match="LEANBENCH_CONFIGS 'foo' is neither on nor off: set it"):
+        choose(LEAN, PROBLEM, H200)
 
 
 @pytest.mark.parametrize(

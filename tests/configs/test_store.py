@@ -16,6 +16,7 @@ from leanbench.configs.store import merge, path_of, save_families, saves, tuned_
 from leanbench.configs.tuned import TunedConfigs
 from leanbench.configs.tuned_file import read
 from leanbench.core.errors import UserError
+from leanbench.core.files import locked
 from leanbench.gpu.catalogue import find
 
 
@@ -297,6 +298,12 @@ def test_what_cannot_be_read_or_written(home):
         UserError, match=r"^cannot write .*choose a writable folder in LEANBENCH_HOME$"
     ):
         save_families(H200, [family()], home / "file" / "h200.json")
+
+
+def test_a_lock_that_cannot_be_made_is_an_error():
+    """In a folder that is there; a lock would be waited for."""
+    with pytest.raises(FileNotFoundError), locked(Path("/proc/x.json")):
+        pass
 
 
 def test_files_that_come_with_leanbench_are_whole():

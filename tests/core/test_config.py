@@ -164,6 +164,10 @@ def test_no_config_exists_that_cannot_be_launched(of, changes, sentence):
         ({"implementation": []}, "implementation [] is not triton or cuda"),
         (
             {"implementation": None, "tile_token": 64},
+            "there is no setting 'tile_token', did you mean 'tile_tokens'?",
+        ),
+        (
+            {"implementation": None, "chunk_tokens": 64},
             "implementation must be given as well, triton or cuda",
         ),
         ({"tile_token": 64}, "there is no setting 'tile_token', did you mean 'tile_tokens'?"),

@@ -107,7 +107,7 @@ def test_a_file_has_a_length_a_line(tmp_path, monkeypatch):
         ("", "lengths 'file' is empty: write a length a line"),
         ("12\nx\n", "lengths 'file': 'x' is not understood"),
         ("0\n", "lengths 'file': 0 is below 1"),
-        (b"\xff\xfe\x00", "lengths: cannot read 'file' as text"),
+        (b"\xff\xfe\x00", "lengths 'file' is no text in UTF-8: write a length a line"),
         ("1" * 10_000_001, "lengths 'file' is larger than 10000000 bytes"),
     ],
 )
@@ -117,6 +117,14 @@ def test_a_wrong_file_is_one_sentence(content, sentence, tmp_path, monkeypatch):
     with pytest.raises(UserError) as error:
         LENGTHS.parse("file")
     assert str(error.value).startswith(sentence)
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence():
+    with pytest.raises(UserError) as error:
+        LENGTHS.parse("/" + "x" * 300)
+    assert str(error.value) == (
+        f"lengths: cannot read '/{'x' * 79}' (file name too long): name a file that can be read"
+    )
 
 
 def test_names_and_explicit_lengths_are_written_in_one_way():
@@ -143,9 +151,9 @@ def test_written_lengths_read_back(lengths):
         ("mean-1.01", "is not a mean over the longest length"),
         ("mean-nan", "is not a mean over the longest length"),
         ("mean-", "is not a mean over the longest length"),
-        ("64k+", "'' is not understood, write lengths such as 1k+300 or 64k+16x3"),
+        ("64k+", "'64k+' lacks a number beside + or x, write lengths such as 1k+300 or 64k+16x3"),
         ("64k+0", "0 is below 1"),
-        ("16x", "'' is not understood"),
+        ("16x", "'16x' lacks a number beside + or x, write"),
         ("16x5000", f"has more than {MAX_SEQUENCES} sequences"),
         ("0.25", "'0.25' is no distribution"),
     ],

@@ -54,7 +54,10 @@ def test_words_in_any_order(words: list[str], problem: AttentionProblem) -> None
         ("h8,16 n4k d64", "heads has 2 values, a problem has one"),
         ("h8 n1k:4k:x2 d64", "context has 3 values, a problem has one"),
         ("h8 n d64", "context has an empty entry"),
-        ("h8 n1k++2k d64", "context '' is not understood, write lengths such as 1k+300"),
+        (
+            "h8 n1k++2k d64",
+            "context '1k++2k' lacks a number beside + or x, write",
+        ),
         ("h8 n0 d64", "context 0 is below 1"),
         ("h8 n-5 d64", "context -5 is negative"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -99,14 +100,20 @@ _TINY = {
 
 
 def _written(path: Path, content: Any) -> str:
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    text = content if isinstance(content, (str, bytes)) else json.dumps(content)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return str(path)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "is not the config.json of a model"),
+        (
+            "{",
+            r"is no config.json of a model \(Expecting property name.*\): name the one that came",
+        ),
+        (b"\xff\xfe\x00", r"of a model \(it is not UTF-8 text\): name the one that came"),
+        ("[" * 100_000, r"of a model \(it is nested too deep\): name the one that came"),
         ("[]", r"is no config.json of a model: it has \[\] where keys and values should"),
         ({"text_config": None}, "is no config.json of a model: it has null where keys and values"),
         (
@@ -132,6 +139,23 @@ def _written(path: Path, content: Any) -> str:
 def test_a_config_that_is_none_is_one_sentence(tmp_path, content, words):
     with pytest.raises(UserError, match=words):
         read_model(_written(tmp_path / "config.json", content))
+
+
+def test_a_config_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
+    path = _written(tmp_path / "config.json", _TINY)
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(UserError) as refused:
+        read_model(path)
+    sentence = f"cannot read {path[:80]} (permission denied): name a config.json that can be read"
+    assert str(refused.value) == sentence
+    with pytest.raises(
+        UserError, match=r"^cannot read xxx.* \(file name too long\): name a config"
+    ):
+        read_model("x" * 300)
 
 
 def test_heads_and_head_dim_that_are_null_are_those_of_transformers(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from leanbench.core.errors import UserError
 from leanbench.core.registry import kernels
-from leanbench.doctor import checks
+from leanbench.doctor import checks, software
 from leanbench.doctor.checks import Check, examine, run_check
 from leanbench.doctor.finding import ok
 from leanbench.doctor.machine import Machine
@@ -37,7 +37,8 @@ def names(machine: Machine, quick: bool = False) -> list[str]:
 
 SOFTWARE = ["leanbench", "python", "torch", "triton", "environment", "gpu"]
 STATE = ["driver", "memory", "mig", "links", "processes", "clocks", "throttling"]
-ALWAYS = ["flash_attn", "flash_attn_interface", "flashinfer", "xformers", "triton cache", "runs"]
+LIBRARIES = "flash_attn flash_attn_interface flashinfer flash_mla cudnn xformers".split()
+ALWAYS = [*LIBRARIES, "triton cache", "runs"]
 MAIN = ["kernel fa2", "kernel fixed_split", "kernel lean"]
 KERNELS = [f"kernel {name}" for name in kernels() if name != "reference"]
 
@@ -55,6 +56,12 @@ def test_on_a_gpu_the_kernels_of_a_default_sweep_are_checked_and_in_depth_all(ma
     measured = ["energy", "events", "timer", *KERNELS, "bandwidth", "noise", "counters"]
     assert len(KERNELS) > 20
     assert names(machine) == [*SOFTWARE, *STATE, *measured, *ALWAYS]
+
+
+def test_every_library_that_a_kernel_wraps_is_looked_for():
+    """But torch, and what FlashInfer brings along."""
+    wrapped = {getattr(kernel, "distribution", "torch") for kernel in kernels().values()}
+    assert wrapped - {"torch"} == {*software.LIBRARIES.values()}
 
 
 def test_the_kernels_that_are_always_checked_are_those_of_a_sweep_that_names_none():
@@ -78,7 +85,7 @@ def test_quick_leaves_out_what_takes_seconds(machine):
 def test_several_gpus_send_one_another_messages(machine):
     assert "ping-pong" not in names(machine)
     machine.gpus *= 2
-    assert names(machine)[-8:] == ["ping-pong", "counters", *ALWAYS]
+    assert names(machine)[-len(ALWAYS) - 2 :] == ["ping-pong", "counters", *ALWAYS]
     assert "ping-pong" not in names(machine, quick=True)
     machine.device_index = None
     assert "ping-pong" not in names(machine)

@@ -11,13 +11,24 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from depth import DEEP, diagonal
-from drill_sweeps import children, is_gone, rows, run, stand_in_us, start, wait_until
+from drill_sweeps import (
+    children,
+    environment,
+    is_gone,
+    rows,
+    run,
+    stand_in_us,
+    start,
+    wait_until,
+)
 
 from leanbench.records.directory import RunDirectory
 from leanbench.records.manifest import read_manifest
@@ -159,3 +170,33 @@ def test_a_sweep_killed_before_it_had_a_manifest_can_start_again(tmp_path, lefto
     done = run(*words, str(tmp_path), *resume)
     assert done.returncode == 0, done.stderr
     assert [row["status"] for row in rows(path)] == ["ok"]
+
+
+#: A worker that is busy and one that waits for a job, in a pool as `leanbench tune` makes it.
+POOL = """
+import time
+from leanbench.compile import build
+
+build._COMPILING = ()
+with build.process_pool(2) as pool:
+    pool.submit(time.sleep, 0.1).result()
+    pool.submit(time.sleep, 1000)
+    pool.submit(time.sleep, 0.1).result()
+    print("ready", flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_a_killed_pool_of_compiling_processes_leaves_none_behind():
+    with subprocess.Popen(
+        [sys.executable, "-c", POOL], env=environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        # The resource tracker, the forkserver, and its workers.
+        started = children(process.pid)
+        workers = [worker for child in started for worker in children(child)]
+        assert (len(started), len(workers)) == (2, 2)
+        process.kill()
+    for child in (*workers, *started):
+        wait_until(lambda child=child: is_gone(child), "the end of a process of the pool")

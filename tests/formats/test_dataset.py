@@ -133,9 +133,25 @@ def test_a_dumped_folder_is_a_sweep(tmp_path, caplog):
         for context in (1024, 4096, 16384)
     ]
     assert caplog.messages[0] == (
-        f"{dump}: 1 definition left out: rmsnorm_h4096: its inputs are not those of gqa_paged,"
+        f"{dump}: 1 file left out: rmsnorm_h4096: its inputs are not those of gqa_paged,"
         " mla_paged or single_decode"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"kernels": []}', "it has no inputs and axes"),
+        ("[1]", "it has no inputs and axes"),
+        ("", "Expecting value: line 1 column 1 (char 0)"),
+        ('{"inputs": {"q": 1}, "axes": {}}', "an input or an axis is no object"),
+    ],
+)
+def test_a_file_that_is_no_definition_is_left_out_and_named(tmp_path, caplog, text, why):
+    dump = write(tmp_path / "dump", SINGLE)
+    (dump / "foreign.json").write_text(text)
+    assert labels(dump) == [f"b1 h32/8 n{n} d128 bf16 NHD" for n in (1024, 4096, 16384)]
+    assert caplog.messages == [f"{dump}: 1 file left out: foreign: it is no definition ({why})"]
 
 
 def test_flags_say_batch_and_context(tmp_path, monkeypatch):
@@ -210,7 +226,10 @@ def test_caches_say_layout_and_dtype(tmp_path, changed, axes):
         (with_inputs(k_cache=tensor(CACHE, "float16")), "k_cache is float16 and its q bfloat16"),
         (with_inputs(k_cache=tensor(CACHE[:2])), "its caches are"),
         (decode(axes={**decode()["axes"], "page_size": VAR}), "its axis page_size has no value"),
-        ({"name": "x", "inputs": {}}, "is no definition of FlashInfer-Bench (it is no definition:"),
+        (
+            {"name": "x", "inputs": {}},
+            "is no definition of FlashInfer-Bench (it has no inputs and axes): give",
+        ),
         ({"name": "x", "inputs": {"q": 1}, "axes": {}}, "an input or an axis is no object"),
     ],
 )
@@ -256,7 +275,7 @@ def test_what_is_not_there_is_refused_in_a_sentence(tmp_path):
         (lonely, "has no definition at .*definitions/b/w.json: keep workloads in the dataset"),
         (tmp_path / "text.json", "text.json is no definition of FlashInfer-Bench"),
         (lonely.parent, "holds no decode attention of FlashInfer-Bench: there is no definition"),
-        (write(tmp_path / "c", NORM), "holds no decode attention .*: 1 definition left out: rmsn"),
+        (write(tmp_path / "c", NORM), "holds no decode attention .*: 1 file left out: rmsn"),
     ):
         with pytest.raises(UserError, match=words):
             load_sweep(str(path))

@@ -351,7 +351,9 @@ def test_an_fp8_cache_is_predicted_by_its_bytes() -> None:
 def test_kinds_that_are_not_predicted_are_named(fields: dict[str, Any], name: str) -> None:
     problem = replace(AttentionProblem(1, 32, 8, 4096, 128), **fields)
     row = predict_cell(problem, kernels()["lean_cuda"], "heuristic", H200)
-    assert row["reason"] == f"the performance model does not know {name}: leave it out"
+    assert row["reason"] == (
+        f"the performance model does not know {name}: run it on a GPU, or leave {name} out"
+    )
 
 
 def test_a_latent_cache_is_refused_as_one():
@@ -359,7 +361,7 @@ def test_a_latent_cache_is_refused_as_one():
         1, 128, 1, 4096, 576, dtype="bf16", page_size=64, v_head_dim=512, latent=True
     )
     row = predict_cell(problem, kernels()["lean_mla"], "heuristic", H200)
-    assert row["reason"] == "the performance model does not know latent: leave it out"
+    assert row["reason"] == "the performance model does not know latent caches: run it on a GPU"
 
 
 def test_an_axis_that_the_model_does_not_know_is_refused(monkeypatch):
@@ -369,7 +371,7 @@ def test_an_axis_that_the_model_does_not_know_is_refused(monkeypatch):
     row = predict_cell(problem, kernels()["fa2"], "heuristic", find("h200"))
     assert (row["status"], row["reason"]) == (
         "unsupported",
-        "the performance model does not know page_size: leave it out",
+        "the performance model does not know page_size: run it on a GPU, or leave page_size out",
     )
 
 

@@ -134,11 +134,48 @@ def test_another_schema_version_is_refused(run):
         read_manifest(run)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "3"])
-def test_a_damaged_manifest_is_refused(run, content):
-    (run / "manifest.json").write_text(content)
-    with pytest.raises(UserError, match=r"manifest.json is damaged"):
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("", "it is no JSON: Expecting value: line 1 column 1 (char 0)"),
+        ("\xff", "it is no JSON: it is not UTF-8 text"),
+        ("[]", "it holds no keys and values"),
+        ("{}", "it has no schema_version"),
+        ("3", "it holds no keys and values"),
+    ],
+)
+def test_a_damaged_manifest_is_refused(run, content, fault):
+    path = run / "manifest.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(UserError) as refused:
         read_manifest(run)
+    assert str(refused.value) == (
+        f"{path} is damaged ({fault}): put back a copy of it, or sweep again under another --name;"
+        " the rows are still in results.jsonl"
+    )
+    (run / "results.jsonl").unlink()
+    with pytest.raises(UserError, match=r"under another --name$"):
+        read_manifest(run)
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"schema_version": 2}, "it has no gpu"),
+        ({"environments": [1]}, "environments is [1], not a table"),
+        ({"cells": {"a": 1}}, 'cells is {"a": 1}, not a list'),
+        ({"cells": ["one", 2]}, "cells has 2, not the key of a cell"),
+    ],
+)
+def test_a_manifest_to_go_on_with_has_all_parts(run, changed, fault):
+    path = run / "manifest.json"
+    before = {} if "schema_version" in changed else json.loads(path.read_text())
+    path.write_text(json.dumps({**before, **changed}))
+    with (
+        pytest.raises(UserError, match=re.escape(f"is damaged ({fault}): put back a copy of it")),
+        RunDirectory.resume(run, ASKED),
+    ):
+        pass
 
 
 def test_a_folder_without_manifest_is_no_run(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from copy import deepcopy
@@ -16,7 +17,7 @@ from leanbench.records.boards import Board
 from leanbench.records.directory import RunDirectory, read_rows
 from leanbench.records.manifest import read_manifest
 from leanbench.records.merging import merge_runs
-from leanbench.records.samples import Samples, read_samples
+from leanbench.records.samples import SAMPLES, Samples, read_samples
 
 CELLS = ["one", "two", "three", "four"]
 GPU = {"name": "h200", "product": "NVIDIA H200", "boost_clock_mhz": 1980}
@@ -153,3 +154,19 @@ def test_nothing_is_overwritten(tmp_path, shard):
     (tmp_path / "both").mkdir()
     with pytest.raises(UserError, match="both is there already: choose another --out"):
         merge_runs(parts, tmp_path / "both")
+
+
+@pytest.mark.parametrize("content", [b"garbage", gzip.compress(b"no samples\n")])
+def test_damaged_samples_are_refused_and_nothing_is_written(tmp_path, shard, content):
+    parts = [shard(1), shard(2)]
+    (parts[1] / SAMPLES).write_bytes(content)
+    with pytest.raises(
+        UserError, match=r"s2/samples\.jsonl\.gz is damaged: put back a copy of it, or remove it"
+    ):
+        merge_runs(parts, tmp_path / "both")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s1", "s2"]
+    (parts[1] / SAMPLES).unlink()
+    merge_runs(parts, tmp_path / "both")
+    assert sorted(read_samples(tmp_path / "both")) == sorted(
+        own["cell"] for own in read_rows(parts[0])
+    )

@@ -99,6 +99,13 @@ def test_a_member_with_a_wrong_checksum_ends_the_file(tmp_path):
     assert whole_length((run / SAMPLES).read_bytes()) == len(pack(A))
 
 
+@pytest.mark.parametrize("content", [b"garbage", b"\0", pack(A)[:-1], pack(A)[1:]])
+def test_a_file_without_a_whole_member_is_damaged(tmp_path, content):
+    with pytest.raises(ValueError, match="it has no whole gzip member"):
+        read_samples(write(tmp_path, content))
+    assert whole_length(content) == 0
+
+
 NUMBERS = st.floats(0, 1e9, allow_nan=False)
 MANY = st.lists(
     st.builds(
@@ -121,9 +128,12 @@ def test_any_cut_keeps_the_members_before_it(many, cut):
     kept = max(count for count, end in enumerate(ends) if end <= len(content))
     assert whole_length(content) == ends[kept]
     with tempfile.TemporaryDirectory() as folder:
-        assert read_samples(write(Path(folder), content)) == {
-            member.cell: member for member in many[:kept]
-        }
+        run = write(Path(folder), content)
+        if content and not kept:
+            with pytest.raises(ValueError, match="no whole gzip member"):
+                read_samples(run)
+        else:
+            assert read_samples(run) == {member.cell: member for member in many[:kept]}
 
 
 def test_members_larger_and_smaller_than_what_is_read_at_once(tmp_path):

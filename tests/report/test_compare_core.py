@@ -628,7 +628,14 @@ def test_a_run_under_runs_and_a_colon_in_a_name(tmp_path, monkeypatch):
             "far",
             [],
             r"nothing to pair, for example a ran lean · b1 h8 n1024 d64 fp16 HND and far ran"
-            r" lean · b1 h8 n4",
+            r" lean · b1 h8 n4.*: choose runs that share problems$",
+        ),
+        (
+            "a",
+            "others",
+            [],
+            r"^there is nothing to pair, a ran lean and others fa2, cudnn on the same problems:"
+            r" name a kernel on both sides, as in a:lean others:fa2$",
         ),
     ],
 )
@@ -639,17 +646,21 @@ def test_what_cannot_be_compared_is_one_sentence(
     run_of(tmp_path / "a", {(SHORT, "lean"): spread(10.0)})
     run_of(tmp_path / "b", {(SHORT, "lean"): spread(10.0), (SHORT, "fa2"): spread(10.0)})
     run_of(tmp_path / "far", {(LONG, "lean"): spread(10.0)})
+    run_of(tmp_path / "others", {(SHORT, "fa2"): spread(10.0), (SHORT, "cudnn"): spread(10.0)})
     write_run(tmp_path / "empty", [])
     with pytest.raises(UserError, match=sentence) as raised:
         compare(base, new, margin=MARGIN, kernels=kernels)
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("line", [b"not json\n", b'{"cell": "x"}\n'])
-def test_damaged_samples_are_named(tmp_path, line):
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(b"not json\n"), gzip.compress(b'{"cell": "x"}\n'), b"garbage", b"\x1f\x8b\x08"],
+)
+def test_damaged_samples_are_named(tmp_path, content):
     base = run_of(tmp_path / "base", {(SHORT, "lean"): spread(10.0)})
     new = run_of(tmp_path / "new", {(SHORT, "lean"): spread(10.0)})
-    (new / SAMPLES).write_bytes(gzip.compress(line))
+    (new / SAMPLES).write_bytes(content)
     with pytest.raises(UserError, match=r"samples\.jsonl\.gz is damaged: remove it, then"):
         compare(str(base), str(new), margin=MARGIN)
 

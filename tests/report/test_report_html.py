@@ -207,7 +207,11 @@ def test_not_finite_numbers_are_refused_and_missing_ones_are_null(write_run: Wri
         results.read_text().replace('"relative_error": null', '"relative_error": NaN')
     )
     with pytest.raises(
-        UserError, match=r"results\.jsonl line 1 is not a row: NaN is no finite number"
+        UserError,
+        match=(
+            r"results\.jsonl, line 1 is not a row \(NaN is no finite number\): delete that line,"
+            r" its cell will run again with --resume$"
+        ),
     ):
         html_of(directory)
 

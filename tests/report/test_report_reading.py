@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import re
@@ -34,6 +35,21 @@ def test_last_line_cut_off_is_noted_and_left_out(
         [page] = write_report(directory, directory, ["html"])
     assert [record.message for record in caplog.records] == list(run.notes)
     assert f"Note: {run.notes[0]}." in page.read_text()
+
+
+def test_samples_without_a_whole_member_are_noted(
+    write_run: WriteRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = write_run([row(problem(), "lean", 10.0)])
+    note = "samples.jsonl.gz is damaged, it has no whole gzip member: there are no raw samples"
+    whole = gzip.compress(b"{}\n")
+    for content, notes in {b"": (), whole: (), whole + b"?": (), whole[:-1]: (note,)}.items():
+        (directory / "samples.jsonl.gz").write_bytes(content)
+        assert read_run(directory).notes == notes, content
+    with caplog.at_level(logging.WARNING):
+        [page] = write_report(directory, directory, ["html"])
+    assert [record.message for record in caplog.records] == [note]
+    assert f"Note: {note}." in page.read_text()
 
 
 def test_last_line_cut_off_inside_a_character(write_run: WriteRun) -> None:
@@ -78,8 +94,10 @@ def test_any_other_bad_line_is_named(write_run: WriteRun, line: str, says: str) 
     directory = write_run([good], tail=f"{line}\n{json.dumps(good)}\n")
     with pytest.raises(UserError, match=re.escape(says)) as caught:
         read_run(directory)
-    assert f"{directory / 'results.jsonl'} line 2 " in str(caught.value)
-    assert "\n" not in str(caught.value)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{directory / 'results.jsonl'}, line 2 is not a row (")
+    assert sentence.endswith("): delete that line, its cell will run again with --resume")
+    assert "\n" not in sentence
 
 
 def test_run_of_another_schema_version_is_refused(write_run: WriteRun) -> None:

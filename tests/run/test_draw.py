@@ -99,13 +99,59 @@ def test_what_cannot_be_is_drawn_again():
     ("given", "sentence"),
     [
         ({"context": (64,), "capacity": (128,)}, "fill draws the context from the capacity"),
-        ({}, "fill is a share of the capacity in tokens: give capacity, as in 4k,32k"),
-        ({"capacity": ("4x",)}, "fill is a share of the capacity in tokens"),
+        ({}, "fill is a share of the capacity in tokens, and a capacity is exact: give capacity"),
+        ({"capacity": (4096, "4x")}, "fill is a share of .*, and a capacity is 4x: give capacity"),
     ],
 )
 def test_a_fill_needs_capacities_and_no_contexts(given, sentence):
     with pytest.raises(UserError, match=sentence):
         Draw.of(1, 1, given, (0.1, 1.0))
+
+
+@pytest.mark.parametrize("capacity", ["exact", "4x", "exact,4k"])
+def test_flags_give_a_fill_capacities_in_tokens(capacity):
+    with pytest.raises(UserError, match=r"in tokens, and a capacity is (exact|4x): give capacity"):
+        requested_sweep("serving", {"capacity": capacity}, "lean", None, None, (), 3)
+
+
+@pytest.mark.parametrize(
+    ("axes", "context", "capacity"),
+    [
+        ({"context": "1m"}, 2**20, 2**18),
+        ({"context": "1k,4k", "capacity": "1k"}, 4096, 1024),
+    ],
+)
+def test_contexts_above_every_capacity_are_refused(axes, context, capacity):
+    with pytest.raises(UserError) as error:
+        requested_sweep("serving", axes, "lean", None, None, (), 40)
+    assert str(error.value) == (
+        f"context {context} is above the largest capacity that is drawn, {capacity} tokens: give"
+        f" contexts of at most {capacity}, or a larger capacity, or exact"
+    )
+
+
+def test_lengths_one_by_one_above_every_capacity_are_refused():
+    assert {problem.context for problem in drawn(lengths=("50+5",), capacity=(64,)).problems()} == {
+        (50, 5)
+    }
+    with pytest.raises(UserError, match="context 65 is above the largest capacity that is"):
+        drawn(lengths=("65+5", "50+5"), capacity=(32, 64))
+
+
+def test_heads_of_flags_take_the_place_of_models():
+    axes = {"heads": "32/8,8", "capacity": "4k"}
+    sweep = requested_sweep("serving", axes, "lean", None, None, (), 20)
+    problems = [cell.problem for cell in expand(sweep)]
+    assert {(problem.q_heads, problem.kv_heads) for problem in problems} == {(32, 8), (8, 8)}
+    assert {problem.head_dim for problem in problems} == {128}
+    assert {problem.lengths_on for problem in problems} == {"device"}
+    of_grids = expand(requested_sweep("models", {"heads": "32/8", "head_dim": "64"}, "lean", None))
+    shapes = {(cell.problem.q_heads, cell.problem.head_dim) for cell in of_grids}
+    assert shapes == {(32, 64)}
+    with pytest.raises(UserError, match="--head-dim 64 without --heads says nothing, the"):
+        requested_sweep("serving", {"head_dim": "64"}, "lean", None)
+    with pytest.raises(UserError, match="tp shares out the heads of models and none is given"):
+        requested_sweep("serving", {"heads": "8", "tp": "2"}, "lean", None)
 
 
 def test_flags_change_the_draw():
@@ -148,7 +194,9 @@ def test_problems_of_a_grid_are_drawn():
         ("smoke", None, 5, "sweep 'smoke' draws no problems, so --seed says nothing: leave it"),
         ("smoke", 0, None, "--draw 0 is not a number of problems: choose from 1 to 10000"),
         ("serving", 0, None, "--draw 0 is not a number of problems: choose from 1 to 10000"),
-        ("serving", None, -1, "--seed -1 is negative: give 0 or a number above"),
+        ("serving", 5, 2**63, "--seed 9223372036854775808 is not a seed: choose from 0 to 92233"),
+        ("smoke", 5, 2**63, "--seed 9223372036854775808 is not a seed: choose from 0 to 92233"),
+        ("serving", None, -1, "--seed -1 is not a seed: choose from 0 to 9223372036854775807"),
     ],
 )
 def test_wrong_flags(file, count, seed, sentence):
@@ -161,7 +209,13 @@ def test_wrong_flags(file, count, seed, sentence):
     ("table", "sentence"),
     [
         ("seed = 1", "line 2: the key 'count' is missing, add for example count = 300"),
-        ("count = 0", "line 3, key 'count': 0 is refused, input should be greater than 0"),
+        ("count = 0", "line 3, key 'count': 0 is refused, write a whole number from 1 to 10000"),
+        ("count = true", "line 3, key 'count': True is refused, write a whole number from 1 to"),
+        (
+            "count = 1\nseed = 9223372036854775808",
+            "line 4, key 'seed': 9223372036854775808 is refused, write a whole number from 0 to"
+            " 9223372036854775807",
+        ),
         ("count = 1\nbatsh = 4", "line 4: there is no key 'batsh', did you mean 'batch'?"),
         (
             'count = 1\ncapacity = "4k"\nfill = "1%"',

@@ -128,19 +128,37 @@ def test_a_file_may_ask_for_more_than_latency(tmp_path):
     [
         (
             'cache = "hot"',
-            ", line 2, key 'cache': 'hot' is refused, input should be 'cold' or 'warm'",
+            ", line 2, key 'cache': 'hot' is refused, write 'cold' or 'warm'",
         ),
-        ("energy = 3", ", line 2, key 'energy': 3 is refused, input should be a valid boolean"),
+        ("energy = 3", ", line 2, key 'energy': 3 is refused, write true or false"),
         (
             'occupancy = "all"',
-            ", line 2, key 'occupancy': 'all' is refused, input should be a valid boolean",
+            ", line 2, key 'occupancy': 'all' is refused, write true or false",
         ),
+        ("prefill = -1", ", line 2, key 'prefill': prefill -1 is negative, the least is 0: write"),
+        (
+            'prefill = "8q"',
+            ", line 2, key 'prefill': prefill '8q' is not understood, write a number of tokens such"
+            " as 8k, or 0 for none",
+        ),
+        ("prefill = true", ", line 2, key 'prefill': True is not understood, write a number of"),
         ("enregy = true", ", line 2: there is no key 'enregy', did you mean 'energy'?"),
         ("[[grid]]\nenergy = true", ", line 3: there is no key 'energy', "),
     ],
 )
 def test_what_to_measure_is_checked_like_the_rest(tmp_path, text, words):
     assert refusal(tmp_path, f'name = "a"\n{text}\n').startswith(words)
+
+
+def test_prefill_is_written_as_the_flag_takes_it(tmp_path):
+    for text, tokens in (('"8k"', 8192), ("300", 300), ("0", 0)):
+        sweep = load_sweep(write(tmp_path, f'name = "a"\nprefill = {text}\n'))
+        assert sweep.measure.prefill == tokens
+
+
+def test_a_number_of_thousands_of_digits_is_no_toml(tmp_path):
+    text = f'name = "a"\nbatch = {"9" * 5000}\n'
+    assert refusal(tmp_path, text).startswith(" is not TOML: ")
 
 
 def test_flags_say_what_to_measure_over_the_file(tmp_path):

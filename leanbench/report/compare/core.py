@@ -157,6 +157,13 @@ def _cell_label(key: Key, row: Row) -> str:
 def _why_no_pairs(base: Selection, new: Selection) -> str:
     """One sentence; a difference in request or cache state alone is named."""
     common = {key[:2] for key in base.rows} & {key[:2] for key in new.rows}
+    if not common and {key[0] for key in base.rows} & {key[0] for key in new.rows}:
+        kernels = [list(dict.fromkeys(key[1] for key in side.rows)) for side in (base, new)]
+        return (
+            f"there is nothing to pair, {base.name} ran {', '.join(kernels[0])} and {new.name}"
+            f" {', '.join(kernels[1])} on the same problems: name a kernel on both sides, as in"
+            f" {base.name}:{kernels[0][0]} {new.name}:{kernels[1][0]}"
+        )
     if not common:
         ran = [
             f"{side.name} ran {_cell_label(*next(iter(side.rows.items())))}" for side in (base, new)

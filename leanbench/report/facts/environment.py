@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import pprint
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from leanbench.gpu.topology import Pair, pairs_in_words
-from leanbench.report.document import (
-    Block,
-    Section,
-    Sentence,
-    Sentences,
-    Text,
-    Words,
-    sentences,
-    table,
-)
+from leanbench.report.document import Block, Section, Sentence, Sentences, sentences, table
+from leanbench.report.facts.sweep_request import sweep_blocks
 
 if TYPE_CHECKING:
     from leanbench.records.reading import Run
@@ -47,8 +38,7 @@ def _blocks(run: Run) -> tuple[Block, ...]:
         heading = "GPU figures used for schedules and predictions"
         blocks.append(Section("", heading, (figures,), "closed"))
     if sweep := run.manifest.get("sweep"):
-        text: Words = Text(sweep if isinstance(sweep, str) else pprint.pformat(sweep), "block")
-        blocks.append(Section("", "Sweep", (sentences(text),), "closed"))
+        blocks.append(Section("", "Sweep", sweep_blocks(sweep), "closed"))
     return tuple(blocks)
 
 
