@@ -4,7 +4,8 @@ steps over tokens that are given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -118,12 +119,30 @@ class CapturedStep:
             step(warm_up)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with _constants_on_the_device(), torch.cuda.graph(self._graph):
             self._out = step(cache)
 
     def replay(self) -> torch.Tensor:
         self._graph.replay()
         return self._out.clone()
+
+
+@contextmanager
+def _constants_on_the_device() -> Iterator[None]:
+    """transformers' static cache of a sliding window copies the index of its last token, -1, from
+    the host in every step, which no capture allows; its compiled steps have it as a constant. While
+    a step is captured it gets one that is on the device.
+    """
+    last, original = torch.tensor([-1], device="cuda"), torch.tensor
+
+    def tensor(data: Any, **options: Any) -> torch.Tensor:
+        return last if data == [-1] else original(data, **options)
+
+    torch.tensor = tensor  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        torch.tensor = original
 
 
 @torch.no_grad()

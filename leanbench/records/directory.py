@@ -20,13 +20,13 @@ from leanbench.core.strict_json import parse
 from leanbench.records.boards import Board
 from leanbench.records.manifest import (
     MANIFEST,
+    RESULTS,
     read_manifest,
     refuse_differences,
     refuse_unlike_a_manifest,
 )
 from leanbench.records.samples import SAMPLES, Samples, pack, whole_length
 
-RESULTS = "results.jsonl"
 WORKER_LOG = "worker.log"
 _LOCK = "lock"
 

@@ -9,7 +9,7 @@ from typing import Any
 from leanbench.core.errors import UserError
 from leanbench.core.strict_json import parse
 
-MANIFEST = "manifest.json"
+MANIFEST, RESULTS = "manifest.json", "results.jsonl"
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -55,8 +55,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, fault: str) -> UserError:
-    from leanbench.records.directory import RESULTS
-
     kept = f"; the rows are still in {RESULTS}" if (path / RESULTS).is_file() else ""
     return UserError(
         f"{path / MANIFEST} is damaged ({fault}): put back a copy of it, or sweep again under"

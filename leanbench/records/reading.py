@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.strict_json import parse
-from leanbench.records.directory import RESULTS, not_a_row
-from leanbench.records.manifest import read_manifest
+from leanbench.records.directory import not_a_row
+from leanbench.records.manifest import RESULTS, read_manifest
 
 if TYPE_CHECKING:
     from leanbench.records.row import Row

@@ -30,9 +30,8 @@ from pathlib import Path
 from processes import end_together, run_within
 
 from leanbench.core.errors import UserError
-from leanbench.records.directory import RESULTS
 from leanbench.records.environment import kernels_hash
-from leanbench.records.manifest import MANIFEST
+from leanbench.records.manifest import MANIFEST, RESULTS
 from leanbench.records.reading import Run, read_run
 from leanbench.records.samples import SAMPLES
 from leanbench.report.evidence.documents import Evidence
