@@ -184,6 +184,7 @@ def test_a_kernel_that_supports_nothing_does_not_pass():
         assert done.stderr.splitlines()[-1].startswith("Error: flash_mla is not installed here (")
 
 
+@pytest.mark.usefixtures("interpreter")
 def test_a_seed_may_be_negative():
     done = check_fixtures("--kernels", "absent", "--fuzz", "1", "--seed", "-3")
     assert "Checking absent over 1 problem" in done.stdout
