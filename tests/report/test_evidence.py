@@ -171,7 +171,6 @@ def test_the_documents_are_to_the_byte_what_their_runs_make_of_them() -> None:
         ("ping-pong-torch", "0.71, 0.94 and 1.31"),
         ("ping-pong-way", "0.6 to 0.8"),
         ("generate-before", "1.025x, 1.034x, 1.014x, 1.150x and 1.131x"),
-        ("logits-same", "91% to 100%"),
         ("crosscheck-triton", "1.1% at most above 20 us, 0.17 us below"),
         ("grid-ok", "1610"),
         ("grid-noisy", "7"),
