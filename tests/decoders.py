@@ -119,7 +119,9 @@ class CapturedStep:
             step(warm_up)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with _constants_on_the_device(), torch.cuda.graph(self._graph):
+        # Replays read it.
+        self._last = torch.tensor([-1], device="cuda")
+        with _as_last_index(self._last), torch.cuda.graph(self._graph):
             self._out = step(cache)
 
     def replay(self) -> torch.Tensor:
@@ -128,12 +130,12 @@ class CapturedStep:
 
 
 @contextmanager
-def _constants_on_the_device() -> Iterator[None]:
+def _as_last_index(last: torch.Tensor) -> Iterator[None]:
     """transformers' static cache of a sliding window copies the index of its last token, -1, from
     the host in every step, which no capture allows; its compiled steps have it as a constant. While
-    a step is captured it gets one that is on the device.
+    a step is captured it gets `last`, which is on the device.
     """
-    last, original = torch.tensor([-1], device="cuda"), torch.tensor
+    original = torch.tensor
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
         return last if data == [-1] else original(data, **options)

@@ -69,7 +69,7 @@ def check(
     from leanbench.check.interpreter import skipped_cuda
     from leanbench.configs.fingerprint import settings_hash
     from leanbench.core.registry import kernel
-    from leanbench.core.syntax import check_seed
+    from leanbench.core.syntax import MAX_SEED
     from leanbench.gpu.local import choose
     from leanbench.records.environment import kernels_hash
 
@@ -90,7 +90,8 @@ def check(
             raise UserError(
                 f"{option} {value} is negative: give 0 for {meaning}, or a number above"
             )
-    check_seed("--seed", seed)
+    if seed > MAX_SEED:
+        raise UserError(f"--seed {seed} is above the limit of {MAX_SEED}: choose another")
     if fuzz > MOST_CASES:
         raise UserError(f"--fuzz {fuzz} is above the limit of {MOST_CASES}: run several seeds")
     output.say_kernel_warnings()

@@ -125,13 +125,13 @@ def decode(
     measure = measure_flags(ci=ci, energy=energy, window=window, prefill=prefill)
     requested = requested_sweep(_SWEEP, given, kernels, None, measure)
     if context is None:
-        requested = _within_positions(requested)
+        requested = _within_positions(requested, quiet=flags.quiet)
     run_requested(requested, flags, command_of(ctx))
 
 
-def _within_positions(requested: Sweep) -> Sweep:
-    """The sweep with each model's contexts as long as its positions at most, and a line that says
-    so.
+def _within_positions(requested: Sweep, *, quiet: bool) -> Sweep:
+    """The sweep with each model's contexts as long as its positions at most, and unless `quiet` a
+    line that says so.
     """
     from leanbench.run.cells import Grid
 
@@ -141,7 +141,8 @@ def _within_positions(requested: Sweep) -> Sweep:
             positions = max(grid["context"]) if name is None else read_model(name).max_positions
             contexts = tuple(dict.fromkeys(min(each, positions) for each in grid["context"]))
             grids.append(Grid(**{**grid.values, "whole_model": (name,), "context": contexts}))
-            if contexts != grid["context"] and not all(map(is_explicit, grid["lengths"])):
+            cut = contexts != grid["context"] and not all(map(is_explicit, grid["lengths"]))
+            if cut and not quiet:
                 output.say(
                     f"{name} has {positions} positions: contexts are {_written(contexts)} in place"
                     f" of {_written(grid['context'])}; --positions {max(grid['context'])} asks for"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -72,17 +73,24 @@ class _Commands(TyperGroup):
 def _refuse_empty(words: list[str]) -> None:
     """Refuses an empty value, as from an unset shell variable: no command has use for one."""
     for before, word in pairwise(["", *words]):
-        if not word.strip() or (word.startswith("--") and word.endswith("=")):
-            name = word.strip(" =") or (before if before.startswith("-") else "an argument")
-            raise UserError(f"{name} is empty: give it a value, or leave it out")
+        if assigned := re.fullmatch(r"(--[\w-]+)=\s*", word):
+            name = assigned[1]
+        elif word.strip():
+            continue
+        else:
+            name = before if re.fullmatch(r"--?\w[\w-]*", before) else "an argument"
+        raise UserError(f"{name} is empty: give it a value, or leave it out")
 
 
 def _refusal_with_value(error: typer.BadParameter, words: list[str]) -> str | None:
     """What Typer says of an option's value, with the value; None where there is none."""
+    if not error.message:  # an option that is missing
+        return None
     options = getattr(error.param, "opts", ())
     # --draw=abc is --draw and abc.
     split = [part for word in words for part in word.split("=", int(word.startswith("--")))]
-    for option, value in pairwise(split):
+    # Of an option that is given twice, the last value holds.
+    for option, value in reversed(list(pairwise(split))):
         if option in options:
             return f"{option} {value!r} is refused: {error.message[0].lower()}{error.message[1:]}"
     return None

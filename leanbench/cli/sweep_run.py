@@ -162,7 +162,7 @@ def run_sweep(
                 " left."
             )
         if total and flags.executor == "local":
-            _refuse_other_software(run, machines.target)
+            _refuse_other_software(run, cells, machines.target)
         try:
             with SweepProgress(total, quiet=flags.quiet) as progress:
                 executor = machines.executor_of(run)
@@ -182,13 +182,19 @@ def run_sweep(
     return read_run(path)
 
 
-def _refuse_other_software(run: RunDirectory, target: Target) -> None:
+def _refuse_other_software(run: RunDirectory, cells: list[Cell], target: Target) -> None:
     """Refuses to go on with other kernels or settings; a cluster compares those of its nodes."""
     from leanbench.configs.fingerprint import settings_hash
+    from leanbench.core.registry import kernel
     from leanbench.records.boards import refuse_other_software
     from leanbench.records.environment import software
 
-    refuse_other_software(run.path, run.manifest, software(settings_hash(target.spec)))
+    tuned = any(
+        kernel(cell.kernel).tuned_as is not None and cell.request not in ("heuristic", "given")
+        for cell in cells
+    )
+    settings = {"settings": settings_hash(target.spec)} if tuned else {}
+    refuse_other_software(run.path, run.manifest, software() | settings)
 
 
 def has_failed(run: Run) -> bool:

@@ -209,6 +209,9 @@ def _before(path: Path, new: TunedConfigs) -> TunedConfigs | None:
     """
     if not path.exists():
         return None
+    # Reading a named pipe waits for somebody who writes it.
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(f"{path} is no regular file: move it away, it is not overwritten")
     try:
         before = read(path)
     except UserError as error:
@@ -230,7 +233,7 @@ def _users_path(gpu: TunedGpu) -> Path:
     """The file of the GPU's name; another where that is a namesake's, as of a MIG instance."""
     path = path_of(gpu.name)
     with contextlib.suppress(UserError):
-        if path.exists() and not read(path).gpu.is_like(gpu):
+        if path.is_file() and not read(path).gpu.is_like(gpu):
             return path_of(f"{gpu.name}-{gpu.sms}sms-{gpu.bandwidth_tb_s:.3g}tb")
     return path
 

@@ -6,9 +6,9 @@ import os
 
 from leanbench.core.errors import UserError
 
-#: `off` or 0: heuristics alone choose.
+#: `off`, or another word of _OFF: heuristics alone choose.
 SWITCH = "LEANBENCH_CONFIGS"
-_OFF, _ON = ("off", "0"), ("", "on", "1")
+_OFF, _ON = ("off", "0", "false", "no"), ("", "on", "1", "true", "yes")
 
 
 def is_off() -> bool:
@@ -17,7 +17,7 @@ def is_off() -> bool:
     Raises:
         UserError: the switch says neither.
     """
-    word = os.environ.get(SWITCH, "").lower()
+    word = os.environ.get(SWITCH, "").strip().lower()
     if word not in (*_OFF, *_ON):
         raise UserError(
             f"{SWITCH} {word!r} is neither on nor off: set it to off for the heuristics alone, or"

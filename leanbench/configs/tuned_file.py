@@ -44,9 +44,6 @@ def fault_of(error: UserError) -> str:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    # Reading a named pipe waits for somebody who writes it.
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise UserError(f"{path} is no regular file{_FIX}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

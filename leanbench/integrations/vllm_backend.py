@@ -1,5 +1,5 @@
 """vLLM's FlashAttention backend, with LeanAttention in its decode steps. Read from the sources of
-vLLM 0.25.0 and 0.33.0; not run on a GPU.
+vLLM 0.25.0 and 0.33.0; vLLM 0.25.0 run on an H200 (docs/integrations.md).
 
 What a batch consists of, the cache's shape and its writing, CUDA graphs and prompts are those of
 the server's own FlashAttention backend, which this one inherits from.

@@ -73,18 +73,18 @@ def refuse_other_software(path: Path, manifest: dict[str, Any], here: dict[str, 
     """Refuses rows beside those that the run of `path` has, where `merge` would.
 
     Args:
-        here: leanbench, kernels and settings of the rows to come, as environments have them.
+        here: of leanbench, kernels and settings of the rows to come those that matter to them, as
+            environments have them; what an environment lacks is not compared.
 
     Raises:
         UserError: the run's rows are of another leanbench, of other kernels or settings.
     """
     for environment in manifest["environments"].values():
-        for name in _SAME_ALWAYS:
-            if (before := environment.get(name)) != here[name]:
+        for name, own in here.items():
+            if name in environment and environment[name] != own:
                 raise UserError(
-                    f"{path} has rows of {name} {before}, this command's would be of {here[name]}:"
-                    " start a run of its own with another --name, or finish this one"
-                    f" with {name} {before}"
+                    f"{path} has rows of {name} {environment[name]}, this command's would be of"
+                    f" {own}: start a run of its own with another --name"
                 )
 
 

@@ -72,9 +72,9 @@ def predicted_environment() -> dict[str, Any]:
     }
 
 
-def software(settings: str) -> dict[str, Any]:
-    """What all rows of a run have alike, with the hash of the tuned settings."""
-    return {"leanbench": __version__, "kernels": kernels_hash(), "settings": settings}
+def software() -> dict[str, Any]:
+    """What all rows of a run have alike, besides the hash of the tuned settings."""
+    return {"leanbench": __version__, "kernels": kernels_hash()}
 
 
 def measured_environment(device_index: int) -> dict[str, Any]:

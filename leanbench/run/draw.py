@@ -28,7 +28,7 @@ class Draw:
     """So many problems; every axis takes one of its values, each as likely as the others.
 
     Raises:
-        UserError: a fill with capacities that are no tokens, or contexts that no capacity holds.
+        UserError: a fill with capacities that are no tokens.
     """
 
     count: int
@@ -38,11 +38,11 @@ class Draw:
     values: Mapping[str, tuple[Any, ...]]
     #: The context over the capacity: drawn log-uniformly between these two, in place of `context`.
     fill: tuple[float, float] | None = None
+    #: Axes whose values somebody gave; the others have their own.
+    given: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.fill is None:
-            _refuse_what_no_capacity_holds(self.values)
-        else:
+        if self.fill is not None:
             _refuse_shares_of_no_tokens(self.values["capacity"])
 
     @classmethod
@@ -53,7 +53,8 @@ class Draw:
         given: Mapping[str, tuple[Any, ...]],
         fill: tuple[float, float] | None = None,
     ) -> Draw:
-        """The draw with the values of `given`, and the axes' own elsewhere.
+        """The draw with the values of `given`, and the axes' own elsewhere; of the context's own,
+        those that a capacity holds.
 
         Raises:
             UserError: a fill together with contexts, or as the class says.
@@ -61,7 +62,30 @@ class Draw:
         values = {name: given.get(name, axis.grid) for name, axis in AXES.items()}
         if fill and "context" in given:
             raise UserError("fill draws the context from the capacity: leave one of them out")
-        return cls(count, seed, values, fill)
+        if fill is None and "context" not in given:
+            values["context"] = _held(values["context"], values["capacity"])
+        return cls(count, seed, values, fill, frozenset(given))
+
+    def refuse_what_no_capacity_holds(self) -> None:
+        """Refuses lengths that were given and are above every capacity: they would be drawn again
+        until others come.
+
+        Raises:
+            UserError: there is one.
+        """
+        most = _largest(self.values["capacity"])
+        if most is None or self.fill is not None:
+            return
+        explicit = [lengths for lengths in self.values["lengths"] if is_explicit(lengths)]
+        contexts = [max(read_lengths("lengths", lengths)) for lengths in explicit]
+        if "context" in self.given and len(explicit) < len(self.values["lengths"]):
+            contexts += self.values["context"]
+        longest = max(contexts, default=0)
+        if longest > most:
+            raise UserError(
+                f"context {longest} is above the largest capacity that is drawn, {most} tokens:"
+                f" give contexts of at most {most}, or a larger capacity, or exact"
+            )
 
     def problems(self) -> Iterator[AttentionProblem]:
         """The problems; the first of them are alike whatever the count.
@@ -136,21 +160,15 @@ def _refuse_shares_of_no_tokens(capacities: Sequence[Any]) -> None:
             )
 
 
-def _refuse_what_no_capacity_holds(values: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuses lengths above every capacity: they would be drawn again until others come."""
-    capacities = values["capacity"]
-    if not all(isinstance(capacity, int) for capacity in capacities):
-        return
-    explicit = [lengths for lengths in values["lengths"] if is_explicit(lengths)]
-    contexts = [max(read_lengths("lengths", lengths)) for lengths in explicit]
-    if len(explicit) < len(values["lengths"]):
-        contexts += values["context"]
-    if max(contexts) > max(capacities):
-        raise UserError(
-            f"context {max(contexts)} is above the largest capacity that is drawn,"
-            f" {max(capacities)} tokens: give contexts of at most {max(capacities)}, or a larger"
-            " capacity, or exact"
-        )
+def _largest(capacities: Sequence[Any]) -> int | None:
+    """In tokens; None where one of them holds any context."""
+    return max(capacities) if all(isinstance(each, int) for each in capacities) else None
+
+
+def _held(contexts: tuple[int, ...], capacities: Sequence[Any]) -> tuple[int, ...]:
+    """The contexts that a capacity holds; all of them where none does, which a problem refuses."""
+    most = _largest(capacities)
+    return tuple(each for each in contexts if most is None or each <= most) or contexts
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,13 +54,15 @@ _EFFECTS = (
 )
 
 
-def refuse_without_effect(tables: Sequence[Table]) -> None:
-    """Refuses values that have an effect in no table of a sweep.
+def refuse_without_effect(tables: Sequence[Table], given: Collection[str] = tuple(AXES)) -> None:
+    """Refuses values that have an effect in no table of a sweep, of the axes that were given.
 
     Raises:
         UserError: there is one.
     """
     for effect in _EFFECTS:
+        if effect.axis not in given:
+            continue
         axis = AXES[effect.axis]
         others = [value for table in tables for value in table[axis.name] if value != axis.default]
         if others and not any(map(effect.is_there, tables)):

@@ -184,7 +184,7 @@ class SweepFile(_Axes):
         Raises:
             UserError: axes that do not go together.
         """
-        grids = []
+        grids: list[Grid] = []
         for own in self.grid or ([] if self.draw else [GridTable()]):
             given = {**self.axes(), **own.axes()}
             _check_together(given, given.get("lengths", ()))
@@ -197,6 +197,9 @@ class SweepFile(_Axes):
             counters=self.counters,
             prefill=self.prefill,
         )
+        draw = self._draw()
+        drawn = [draw.values] if draw else []
+        refuse_without_effect([*(grid.values for grid in grids), *drawn])
         return Sweep(
             self.name,
             tuple(grids),
@@ -205,7 +208,7 @@ class SweepFile(_Axes):
             self.description,
             measure,
             self.config,
-            self._draw(),
+            draw,
         )
 
     def _draw(self) -> Draw | None:
@@ -326,13 +329,16 @@ def requested_sweep(
             " leave --head-dim out"
         )
     _check_together([*given, *with_models], lengths)
-    refuse_without_effect(tables)
+    # What a flag makes moot in the file is no mistake: flags win.
+    refuse_without_effect(tables, given)
     # The same axes in every grid may make grids equal; cells are deduplicated when they are
     # expanded.
     sweep = replace(sweep, grids=tuple(Grid(**values) for values in grids))
     _check_draw(sweep, count, seed)
     if sweep.draw is not None:
-        sweep = replace(sweep, draw=_redrawn(sweep.draw, given, count, seed))
+        draw = _redrawn(sweep.draw, given, count, seed)
+        draw.refuse_what_no_capacity_holds()
+        sweep = replace(sweep, draw=draw)
     elif count is not None:
         of = f"{count} problems, drawn with seed {seed or 0}, of {sweep.name}"
         described = f"{of}: {sweep.description}" if sweep.description else of
@@ -376,11 +382,11 @@ def _redrawn(
     draw: Draw, given: dict[str, tuple[Any, ...]], count: int | None, seed: int | None
 ) -> Draw:
     """The draw of a sweep file with what flags say."""
-    return replace(
-        draw,
-        count=draw.count if count is None else count,
-        seed=draw.seed if seed is None else seed,
-        values=_overridden(draw.values, given),
+    own = {name: draw.values[name] for name in draw.given}
+    return Draw.of(
+        draw.count if count is None else count,
+        draw.seed if seed is None else seed,
+        _overridden(own, given),
         # Given contexts take the place of those that the fill draws.
-        fill=None if "context" in given else draw.fill,
+        None if "context" in given else draw.fill,
     )

@@ -184,6 +184,12 @@ def test_a_kernel_that_supports_nothing_does_not_pass():
         assert done.stderr.splitlines()[-1].startswith("Error: flash_mla is not installed here (")
 
 
+@pytest.mark.usefixtures("interpreter")
+def test_a_seed_may_be_negative():
+    done = check_fixtures("--kernels", "absent", "--fuzz", "1", "--seed", "-3")
+    assert "Checking absent over 1 problem" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -194,7 +200,7 @@ def test_a_kernel_that_supports_nothing_does_not_pass():
             "Error: --limit -1 is negative: give 0 for all problems, or a number above",
         ),
         (["--fuzz", "999999999"], "Error: --fuzz 999999999 is above the limit of 100000: run sev"),
-        (["--seed", "-1"], "Error: --seed -1 is not a seed: choose from 0 to 9223372036854775807"),
+        (["--seed", "9223372036854775808"], "Error: --seed 9223372036854775808 is above the limit"),
         (
             ["--jobs", "-2"],
             "Error: --jobs -2 is negative: give 0 for as many as fit the CPU, or a number above",

@@ -298,13 +298,24 @@ def test_an_export_that_cannot_be_written_says_to_choose_another_file(tmp_path, 
     assert refused.endswith("): choose a FILE in a folder that can be written\n")
 
 
-def test_a_named_pipe_is_not_imported(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    assert_refused(
-        invoke("import", str(pipe)),
-        f"{pipe} is no regular file: give a file that `leanbench configs export` of this version",
-    )
+def test_an_import_reads_a_pipe():
+    """As of /dev/stdin, and of a process substitution."""
+    reading, writing = os.pipe()
+    os.write(writing, tuned_configs().model_dump_json().encode())
+    os.close(writing)
+    result = invoke("import", f"/dev/fd/{reading}")
+    os.close(reading)
+    assert result.exit_code == 0
+    assert store.path_of("h200").is_file()
+
+
+def test_a_named_pipe_in_the_place_of_your_file_is_not_waited_for(tmp_path):
+    file = tmp_path / "in.json"
+    file.write_text(tuned_configs().model_dump_json())
+    store.configs_folder().mkdir(parents=True)
+    os.mkfifo(store.path_of("h200"))
+    assert_refused(invoke("import", str(file)), "is no regular file: move it away, it is not over")
+    assert invoke("list").exit_code == 0
 
 
 def test_an_import_over_a_broken_file_is_refused(tmp_path):

@@ -82,6 +82,14 @@ def test_default_contexts_end_at_the_models_positions(tmp_path):
     assert "gemma-3-27b has" not in said
 
 
+def test_a_quiet_run_says_nothing_of_contexts():
+    command = "decode opt-1.3b --kernels fa2 --gpu h200 --dry-run"
+    for quiet in (False, True):
+        result = invoke(*command.split(), *["--quiet"] * quiet)
+        assert result.exit_code == 0
+        assert ("positions: contexts" in " ".join(result.stderr.split())) is not quiet
+
+
 def test_contexts_that_are_asked_for_are_not_cut():
     shown = invoke(*"decode opt-1.3b --context 4k --kernels fa2 --gpu h200 --dry-run".split())
     assert "n4096" in shown.stdout

@@ -65,7 +65,10 @@ def assert_refused(result: Result, words: str) -> None:
         (["--gpu", ""], "--gpu is empty: give it a value, or leave it out"),
         (["--out="], "--out is empty: give it a value, or leave it out"),
         (["--baseline", " "], "--baseline is empty: give it a value, or leave it out"),
+        (["--gpu= "], "--gpu is empty: give it a value, or leave it out"),
+        (["--timeout", "\t"], "--timeout is empty: give it a value, or leave it out"),
         ([""], "an argument is empty: give it a value, or leave it out"),
+        (["--gpu=h200", ""], "an argument is empty: give it a value, or leave it out"),
         (["--require-gpu"], "--require-gpu"),
         (
             ["--timeout", "soon"],
@@ -259,6 +262,8 @@ def test_a_toml_error_names_file_line_and_key(tmp_path):
         (["sweep", "--frob"], "--frob"),
         (["sweep", "--max-samples", "1e9"], "Error: --max-samples '1e9' is refused: "),
         (["sweep", "smoke", "--draw=abc"], "Error: --draw 'abc' is refused: "),
+        (["sweep", "smoke", "--draw", "3", "--draw", "abc"], "Error: --draw 'abc' is refused: "),
+        (["merge", "--", "--out", "x"], "Missing option '--out'"),
         (["configs", "validate", "--problems", "0"], "Error: --problems '0' is refused: "),
     ],
 )
@@ -267,6 +272,12 @@ def test_unknown_commands_and_flags_are_usage_errors(words, say):
     assert result.exit_code == 2
     assert say in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_path_may_end_with_an_equals_sign(tmp_path):
+    result = invoke("sweep", f"--out={tmp_path}/a=", "--dry-run", "--kernels", "fa2")
+    assert result.exit_code == 0
+    assert "is empty" not in result.stderr
 
 
 def test_ctrl_c_before_the_sweep_starts_is_130(monkeypatch):

@@ -84,12 +84,12 @@ def test_the_users_file_then_the_shipped_one(ship):
 
 def test_the_switch_turns_them_off(monkeypatch):
     save_families(H200, [family()])
-    for word in ("off", "OFF", "0"):
+    for word in ("off", "OFF", "0", "false", "No", " off "):
         monkeypatch.setenv("LEANBENCH_CONFIGS", word)
         assert choose(LEAN, PROBLEM, H200) == heuristic_because(
             "LEANBENCH_CONFIGS turns tuned configs off"
         )
-    for word in ("on", "1", ""):
+    for word in ("on", "1", "", " ", "true", "YES"):
         monkeypatch.setenv("LEANBENCH_CONFIGS", word)
         assert choose(LEAN, PROBLEM, H200).how == "tuned"
     monkeypatch.setenv("LEANBENCH_CONFIGS", "foo")

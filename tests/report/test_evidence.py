@@ -171,7 +171,6 @@ def test_the_documents_are_to_the_byte_what_their_runs_make_of_them() -> None:
         ("ping-pong-torch", "0.71, 0.94 and 1.31"),
         ("ping-pong-way", "0.6 to 0.8"),
         ("generate-before", "1.025x, 1.034x, 1.014x, 1.150x and 1.131x"),
-        ("logits-same", "91% to 100%"),
         ("crosscheck-triton", "1.1% at most above 20 us, 0.17 us below"),
         ("grid-ok", "1610"),
         ("grid-noisy", "7"),
@@ -451,6 +450,12 @@ def test_a_pattern_asks_a_log_or_a_file_of_a_run(
         ("log.txt: /took ([0-9]+) s/", "log.txt has no line like 'took ([0-9]+) s': mend the pat"),
         ("log.txt: most /took ([0-9]+)/", "verb 'most' is not known, choose from geomean, mean"),
         ("log.txt: /took ([0-9]+)/ as y", "format 'y' is not known, choose from us, ms, x"),
+        ("mine: interval nosuch", "'interval nosuch' finds no row of kernel 'nosuch': the runs"),
+        (
+            "mine: crosscheck nosuch",
+            "'crosscheck nosuch' finds no row with a cross-check of kernel",
+        ),
+        ("mine: crosscheck", "'crosscheck' finds no row with a cross-check of any kernel: the"),
     ],
 )
 def test_a_pattern_without_an_answer_is_a_sentence(
@@ -476,6 +481,7 @@ def test_facts_of_intervals_cross_checks_and_what_ran(checkout: Checkout) -> Non
         "interval fa2": "1.00%",
         "crosscheck": "3.0% at most above 20 us, 0.25 us below",
         "crosscheck lean": "1.0% at most above 20 us, 0.25 us below",
+        "crosscheck fa2": "3.0% at most above 20 us",
         "ran spl* lean": "1",
         "ran lean* fa2": "0",
     }

@@ -130,12 +130,46 @@ def test_contexts_above_every_capacity_are_refused(axes, context, capacity):
     )
 
 
+CAPPED = 'name = "x"\nkernels = ["lean", "fa2"]\n[draw]\ncount = 5\nbatch = 1\nheads = "32/8"\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "axes", "contexts"),
+    [
+        ('capacity = "4k"', {}, {1024, 4096}),
+        ('capacity = "4k"', {"context": "2k"}, {2048}),
+        ('capacity = "4k"', {"capacity": "16k"}, {1024, 4096, 16384}),
+        ('capacity = "4k"', {"capacity": "exact"}, {1024, 4096, 16384}),
+        ('capacity = "4k"\ncontext = "16k"', {"capacity": "16k"}, {16384}),
+        ('capacity = "4k"\ncontext = "16k"', {"context": "1k"}, {1024}),
+    ],
+)
+def test_contexts_that_nobody_gave_are_those_a_capacity_holds(tmp_path, file, axes, contexts):
+    path = tmp_path / "x.toml"
+    path.write_text(CAPPED + file)
+    sweep = requested_sweep(str(path), axes, None, None, None, (), 40)
+    assert {cell.problem.context for cell in expand(sweep)} == contexts
+
+
+def test_a_files_own_contexts_above_every_capacity_are_refused(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text(CAPPED + 'capacity = "4k"\ncontext = "16k"')
+    with pytest.raises(UserError, match="context 16384 is above the largest capacity that is"):
+        requested_sweep(str(path), {}, None, None)
+
+
+def test_a_draw_of_a_file_has_as_many_cells_as_before(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text(CAPPED + 'capacity = "4k"')
+    assert len(expand(requested_sweep(str(path), {}, None, None))) == 4
+
+
 def test_lengths_one_by_one_above_every_capacity_are_refused():
     assert {problem.context for problem in drawn(lengths=("50+5",), capacity=(64,)).problems()} == {
         (50, 5)
     }
     with pytest.raises(UserError, match="context 65 is above the largest capacity that is"):
-        drawn(lengths=("65+5", "50+5"), capacity=(32, 64))
+        drawn(lengths=("65+5", "50+5"), capacity=(32, 64)).refuse_what_no_capacity_holds()
 
 
 def test_heads_of_flags_take_the_place_of_models():

@@ -308,3 +308,23 @@ def test_configs_are_chosen_from_the_same_words_as_by_the_flag(tmp_path, choice)
     file = tmp_path / "my.toml"
     file.write_text(f'name = "a"\nconfigs = "{choice}"\n')
     assert load_sweep(file).configs == choice
+
+
+@pytest.mark.parametrize(
+    ("sweep", "axes", "cells"),
+    [
+        ("chunks", {"q_lens": "1x3+4", "batch": "4"}, 10),
+        ("variants", {"kv_dtype": "same"}, 222),
+    ],
+)
+def test_what_a_flag_makes_moot_in_a_file_is_no_mistake(sweep, axes, cells):
+    assert len(expand(requested_sweep(sweep, axes, None, None))) == cells
+
+
+def test_a_flag_or_a_file_that_changes_nothing_is_refused(tmp_path):
+    with pytest.raises(UserError, match="scaled unscaled says nothing, only fp8 numbers"):
+        requested_sweep("chunks", {"scaled": "no"}, None, None)
+    text = 'name = "x"\nscaled = "no"\n'
+    assert "scaled unscaled says nothing, only fp8 numbers" in refusal(tmp_path, text)
+    drawn = 'name = "x"\n[draw]\ncount = 3\nscaled = "no"\n'
+    assert "scaled unscaled says nothing, only fp8 numbers" in refusal(tmp_path, drawn)

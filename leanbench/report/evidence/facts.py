@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from leanbench.core.errors import UserError
 from leanbench.report.evidence.sources import Source
 
 if TYPE_CHECKING:
@@ -68,7 +69,10 @@ def _ran(sources: Sequence[Source], pattern_and_kernel: str) -> str:
 
 def _interval(sources: Sequence[Source], kernel: str) -> str:
     """The furthest that a 95% interval reaches from its median, over the median."""
-    return f"{max(_reach(row) for row in _rows(sources, kernel)):.2%}"
+    reaches = [_reach(row) for row in _rows(sources, kernel)]
+    if not reaches:
+        raise _no_rows(sources, "interval", kernel)
+    return f"{max(reaches):.2%}"
 
 
 def _reach(row: Row) -> float:
@@ -82,9 +86,25 @@ def _crosscheck(sources: Sequence[Source], kernel: str) -> str:
     """The furthest that the cross-check is from the latency, in long launches and in short ones."""
     pairs = [(row.latency_us, row.crosscheck_us) for row in _rows(sources, kernel)]
     timed = [(latency, other) for latency, other in pairs if latency and other]
-    long = max(abs(other / latency - 1) for latency, other in timed if latency > _SHORT_US)
-    short = max(abs(other - latency) for latency, other in timed if latency <= _SHORT_US)
-    return f"{long:.1%} at most above {_SHORT_US} us, {short:.2f} us below"
+    long = [abs(other / latency - 1) for latency, other in timed if latency > _SHORT_US]
+    short = [abs(other - latency) for latency, other in timed if latency <= _SHORT_US]
+    if not timed:
+        raise _no_rows(sources, "crosscheck", kernel)
+    above = f"{max(long, default=0):.1%} at most above {_SHORT_US} us"
+    if not short:
+        return above
+    below = f"{max(short):.2f} us"
+    return f"{above}, {below} below" if long else f"{below} at most below {_SHORT_US} us"
+
+
+def _no_rows(sources: Sequence[Source], word: str, kernel: str) -> UserError:
+    kernels = dict.fromkeys(row.kernel for row in _rows(sources, ""))
+    wanted = f"{word} {kernel}".strip()
+    of = f"kernel {kernel!r}" if kernel else "any kernel"
+    what = "row" if word == "interval" else "row with a cross-check"
+    return UserError(
+        f"{wanted!r} finds no {what} of {of}: the runs have {', '.join(kernels) or 'none'}"
+    )
 
 
 def _rows(sources: Sequence[Source], kernel: str) -> Iterator[Row]:
