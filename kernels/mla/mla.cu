@@ -265,7 +265,6 @@ __device__ __forceinline__ void attend(const Params &p, const Position &part, in
   rows.find(part, first_row);
   mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
 #if KV_DTYPE != 0
-  if (DIVIDED_QUERY) divide_query(memory);
   rows.find_scale(p, part, memory);
 #endif
   if (part.chunks <= HALF) release(shared + QUERY_EMPTY);
@@ -309,6 +308,13 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
     own.group = column_group_of(part.head);
     Splits splits;
     splits.find(p, part, range);
+#if KV_DTYPE != 0
+    // Not in `attend`, once for each warpgroup: synccheck takes a barrier in two places for a divergence.
+    if (DIVIDED_QUERY) {
+      mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
+      divide_query(memory);
+    }
+#endif
     if (threadIdx.x < 128)
       attend<0>(p, part, first_row, parts, shared, memory, own);
     else
