@@ -73,7 +73,7 @@ def attend(drawn: Drawn, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -
     )
     pages = drawn.page_descales
     k = _scaled(k, drawn.descales.get("k"), True, dtype, pages.get("k"))
-    v = _scaled(v, drawn.descales.get("v"), True, dtype, pages.get("v"))
+    v = _scaled(v, drawn.descales.get("v"), True, dtype)
     k, v = (numbers.masked_fill(~is_token[..., None, None], 0) for numbers in (k, v))
     q = q.unflatten(2, (kv_heads, q_heads // kv_heads))
     # FlashAttention's own low-precision reference scales K.
@@ -104,6 +104,10 @@ def attend(drawn: Drawn, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., :tokens].masked_fill(~seen[:, None], 0)
     weights = weights.to(dtype).unflatten(1, (kv_heads, -1))
+    if "v" in pages:
+        # Weights take the scales of pages, as kernels do: scaled values are no operands of theirs.
+        of_tokens = pages["v"].masked_fill(~is_token[..., None], 0).transpose(1, 2)
+        weights = (weights * of_tokens[:, :, None, None].to(dtype)).to(dtype)
     out = torch.einsum("bhgqn,bnhd->bqhgd", weights, v).flatten(2, 3)
     return Answer(out, lse)
 
