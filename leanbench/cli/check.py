@@ -105,8 +105,9 @@ def check(
     device = f"cuda:{target.local_index}" if on_gpu else "cpu"
     where = target.spec.product if on_gpu else "Triton's interpreter on the CPU"
     output.show(
-        f"Checking {', '.join(names)} over {_counted(len(cases))} on {where}, kernels"
-        f" {kernels_hash()}, settings {settings_hash(target.spec)}, {datetime.now(UTC):%Y-%m-%d}"
+        f"Checking {', '.join(names)} over {output.counted(len(cases), 'problem')} on {where},"
+        f" kernels {kernels_hash()}, settings {settings_hash(target.spec)},"
+        f" {datetime.now(UTC):%Y-%m-%d}"
     )
     if not on_gpu and (skipped := skipped_cuda(names)) is not None:
         output.show(skipped)
@@ -191,14 +192,10 @@ def _run(
             yield from results
 
 
-def _counted(problems: int) -> str:
-    return f"{problems} problem{'' if problems == 1 else 's'}"
-
-
 def _print_summary(results: list[CaseResult], problems: int) -> None:
     from leanbench.check.reference import RELATIVE_ERROR_LIMIT
 
-    table = output.table(f"{_counted(problems)} against the fp64 reference")
+    table = output.table(f"{output.counted(problems, 'problem')} against the fp64 reference")
     for column in ("kernel", "dtype"):
         table.add_column(column, no_wrap=True)
     for column in ("problems", "worst relative error", "limit", "worst LSE error", "bit-identical"):

@@ -86,13 +86,10 @@ def _show_table(findings: list[tuple[str, Finding]], machine: Machine) -> None:
     output.show(_verdict(findings, machine))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number or 'no'} {noun}{'s' * (number != 1)}"
-
-
 def _verdict(findings: list[tuple[str, Finding]], machine: Machine) -> str:
     counted = Counter(finding.status for _, finding in findings)
-    problems, notes = _count(counted["problem"], "problem"), _count(counted["note"], "note")
+    problems = output.counted(counted["problem"], "problem")
+    notes = output.counted(counted["note"], "note")
     if counted["problem"]:
         failed = {name for name, finding in findings if finding.status == "problem"}
         before = "sweep here" if failed <= _FOLDERS else "trust a figure of this machine"

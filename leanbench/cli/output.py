@@ -180,6 +180,11 @@ def _in_words(heading: str) -> str:
     return heading.replace(" ", "\n").replace("_", "_\n")
 
 
+def counted(number: int, noun: str) -> str:
+    """``3 cells``, ``1 cell``, ``no cells``."""
+    return f"{number or 'no'} {noun}{'s' * (number != 1)}"
+
+
 def si_bytes(count: int) -> str:
     """``512 MB``; 1 MB is 10^6 bytes, as in bandwidths."""
     value, unit = float(count), "B"

@@ -23,7 +23,7 @@ def show_dry_run(
     cells: list[Cell], gpu: GpuSpec, measure: MeasureOptions, *, predicted: bool
 ) -> None:
     """One line for each of the first `LISTED` cells, then the sum over those that can run."""
-    table = output.table(f"{_counted(cells)} for {gpu.name}")
+    table = output.table(f"{output.counted(len(cells), 'cell')} for {gpu.name}")
     for column in ("kernel", "problem", "configs"):
         table.add_column(column)
     for column in ("KV bytes", "about", "fits memory"):
@@ -53,11 +53,7 @@ def show_dry_run(
     ]
     left_out = f" ({', '.join(counts)})" if counts else ""
     takes = "less than 1 s" if total < 1 else f"about {output.duration(total)}"
-    output.show(f"{_counted(cells)}{left_out}, {takes}; nothing was run.")
-
-
-def _counted(cells: list[Cell]) -> str:
-    return f"{len(cells)} cell{'' if len(cells) == 1 else 's'}"
+    output.show(f"{output.counted(len(cells), 'cell')}{left_out}, {takes}; nothing was run.")
 
 
 def _about(seconds: float) -> str:

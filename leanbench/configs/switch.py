@@ -18,9 +18,11 @@ def is_off() -> bool:
         UserError: the switch says neither.
     """
     word = os.environ.get(SWITCH, "").strip().lower()
-    if word not in (*_OFF, *_ON):
-        raise UserError(
-            f"{SWITCH} {word!r} is neither on nor off: set it to off for the heuristics alone, or"
-            " unset it"
-        )
-    return word in _OFF
+    if word in _ON:
+        return False
+    if word in _OFF:
+        return True
+    raise UserError(
+        f"{SWITCH} {word!r} is neither on nor off: set it to off for the heuristics alone, or unset"
+        " it"
+    )

@@ -69,8 +69,9 @@ def pairs_in_words(pairs: Iterable[Pair]) -> str:
     named: dict[str, list[str]] = {}
     for pair in pairs:
         named.setdefault(pair.words, []).append(f"{pair.first} and {pair.second}")
-    if len(named) == 1 and len(*named.values()) > 1:
-        return f"all pairs of GPUs: {next(iter(named))}"
+    (words, numbers), *others = named.items() or [("", [])]
+    if not others and len(numbers) > 1:
+        return f"all pairs of GPUs: {words}"
     return "; ".join(f"GPUs {', '.join(numbers)}: {words}" for words, numbers in named.items())
 
 

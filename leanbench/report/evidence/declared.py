@@ -13,8 +13,8 @@ from typing import Any
 from leanbench.core.errors import UserError
 
 DECLARATION = Path("reports") / "evidence.toml"
-#: Parts whose values are lists; the first two are lists themselves.
-_LISTS = ("own", "shown_records", "sets", "pages", "records")
+#: Parts that are lists, and those whose values are.
+_LISTS, _OF_LISTS = ("own", "shown_records"), ("sets", "pages", "records")
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def read(root: Path) -> Declared:
 def _refuse_other_types(content: Mapping[str, Any]) -> None:
     """Raises TypeError for the first value that is not of the type that `Declared` gives it."""
     for part, values in content.items():
-        wanted, word = (list, "a list") if part in _LISTS else (str, "text")
-        for name, value in {"": values}.items() if part in _LISTS[:2] else values.items():
+        wanted, word = (list, "a list") if part in _LISTS + _OF_LISTS else (str, "text")
+        for name, value in {"": values}.items() if part in _LISTS else values.items():
             if not isinstance(value, wanted):
                 raise TypeError(f"{part} {name}".rstrip() + f" is {value!r}, not {word}")
 
