@@ -20,8 +20,9 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Delay:
-    """A line that makes some CTAs late on a GPU and changes no result: what they store is not there
-    yet when others ask for it. The check must pass with it alone.
+    """A line that makes some CTAs or warps late on a GPU and changes no result: what they store is
+    not there yet when others ask for it, or what they read is stored over before they do. The check
+    must pass with it alone.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Mutation:
     why_not_cpu: str = ""
     #: False: a launch does not end on a GPU, so the check is killed.
     ends: bool = True
-    #: Where CTAs that wait seldom come before what they wait for.
+    #: Where CTAs or warps seldom come in an order in which it matters.
     delay: Delay | None = None
 
 
@@ -106,6 +107,14 @@ LATE_LATENT_PARTIALS = Delay(
     "if (threadIdx.x == 0 && blockIdx.x / CLUSTER % 2) __nanosleep(500000);\n"
     "  if (threadIdx.x == 0) st_release_gpu(slot + EPOCH_AT, epoch);",
 )
+#: 2 us: the last warp of four reads a run of bytes that much later than the others.
+LATE_BYTES = Delay(
+    "late bytes of a latent cache",
+    f"{MLA}/bytes.cuh",
+    "mbarrier_try_wait_parity(shared + full_at(STAGE, TURN), filled % 2);",
+    "mbarrier_try_wait_parity(shared + full_at(STAGE, TURN), filled % 2);\n"
+    "  if (threadIdx.x / 32 % 4 == 3) __nanosleep(2000);",
+)
 #: The same of Triton: all but host blocks store theirs later.
 LATE_TRITON_PARTIALS = Delay(
     "late partials in Triton",
@@ -125,8 +134,9 @@ SHORT = "b3 h8 n1+70+3000 d64 q3 p64 bf16 NHD"
 ROWS = "b1 h32/8 n4096 d128 q16 bf16 HND"
 PAIRS = "b8 h32/8 n1500 d128 q7 bf16 HND"
 PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p16 fp16 HND"
-HEAD_PAIRS = "b2 h32/4 n3000 d64 kv-e4m3 bf16 NHD"
-SMALL_PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p1 fp16 HND"
+HEAD_PAIRS = "b34 h64/8 n300 d64 kv-e4m3 bf16 NHD"
+SCALED_ROWS = "b20 h32/8 n300 d128 q16 p64 kv-e4m3 ps-page-head fp16 HND"
+SMALL_PAGED_ROWS = "b2 h32/8 n5000+5 d128 q40 p1 fp16 HND"
 
 #: lean.cu and its headers: attention over a chunk.
 ATTEND = (
@@ -289,7 +299,7 @@ ATTEND = (
         "scale = unit * reciprocal_of(moved);",
         "scale = 1.0f;",
         "values count for more where a page has a larger scale than those before",
-        by_launches("b3 h8/2 n129+700+45 d128 p64 kv-e4m3 ps-page-head bf16 NHD"),
+        by_launches(f"{SCALED_ROWS}, heuristic"),
         f"{ON_CPU}[scales of pages]",
     ),
 )
@@ -348,7 +358,7 @@ COPY = (
         "if (SCRATCH_OVER_RING || first_part) ring.fill",
         "if (first_part) ring.fill",
         "states lay over the ring: a warp waits for a copy that nobody makes",
-        by_launches("b3 h14/1 n129+700+45 d128 q64 p128 kv-e4m3 ps-page bf16 NHD"),
+        by_launches(f"{SCALED_ROWS}, heuristic"),
         f"{ON_CPU}[many rows]",
         ends=False,
     ),
@@ -874,6 +884,7 @@ LATENT_ATTENTION = (
             f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n131072 d576 p64 kv-e4m3 dv512 bf16 HND latent-1.0]"
         ),
         f"{MLA_ON_CPU}[e4m3]",
+        delay=LATE_BYTES,
     ),
     Mutation(
         "values of an fp8 latent cache have no scale",

@@ -59,10 +59,14 @@ PROBLEMS = [
     # The query tokens' tails lie over two chunks, and what they do not see is a good part.
     AttentionProblem(2, 8, 8, (33, 66), 128, q_len=5),
     # Copies by lanes, which go round a ring more than once.
-    AttentionProblem(2, 32, 8, (2000, 5), 128, page_size=1, q_len=40),
-    # Rows of two KV heads, copied as one.
-    AttentionProblem(2, 32, 4, 3000, 64, "bf16", "NHD", kv_dtype="e4m3"),
+    AttentionProblem(2, 32, 8, (5000, 5), 128, page_size=1, q_len=40),
+    # Rows of two KV heads, copied as one: with an output tile for each SM, or lengths that differ.
+    AttentionProblem(34, 64, 8, 300, 64, "bf16", "NHD", kv_dtype="e4m3"),
     AttentionProblem(3, 16, 2, (1, 70, 3000), 64, "fp16", "NHD", page_size=16, kv_dtype="e5m2"),
+    # States over the ring, in CTAs of several parts; scales of pages, several for each warp.
+    AttentionProblem(
+        *(20, 32, 8, 300, 128), q_len=16, page_size=64, kv_dtype="e4m3", page_scales="page-head"
+    ),
 ]
 #: Of mla.cu: rows of part of a CTA, of a pair of CTAs, of two pairs, output tiles of many splits;
 #: the first has four column groups, as the second to last has, the third two.

@@ -136,7 +136,7 @@ class Workspace:
 def launch_on(inputs: AttentionInputs, config: CudaConfig, sms: int) -> CudaLaunch:
     stand_ins: Mapping[str, Any] = {
         "refusal": misalignment,
-        "clusters_at_once": lambda build, device: sms,
+        "clusters_at_once": lambda build, device: sms * build.ctas_per_sm,
         "tensor_map": tensor_map,
     }
     with mock.patch.multiple(cuda, **stand_ins):
