@@ -45,6 +45,8 @@ def lean_attn_with_kvcache(
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
+    k_page_descale: torch.Tensor | None = None,
+    v_page_descale: torch.Tensor | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     cu_seqlens_k_new: torch.Tensor | None = None,
@@ -113,8 +115,9 @@ def lean_attn_with_kvcache(
         cache_batch_idx: (batch,) int32: the row of the caches, or of the `block_table`, that each
             sequence has; they may then have any number of rows.
         cache_leftpad: (batch,) int32: the token that each sequence begins with.
-        block_table: (batch, pages of a sequence), int32, contiguous, on the same device: where each
-            page of a sequence is in the caches. Entries past a sequence's end are not followed.
+        block_table: (batch, pages of a sequence), int32, rows at any distance, on the same device:
+            where each page of a sequence is in the caches. Entries past a sequence's end are not
+            followed.
         softmax_scale: defaults to head_dim ** -0.5, of `q` as passed.
         causal: the last query token sees the whole sequence and each one before it a token less;
             one that sees none gives output 0 and LSE -inf. False: all see the whole sequence. Makes
@@ -136,6 +139,11 @@ def lean_attn_with_kvcache(
             fp8.
         k_descale: like `q_descale`, for `k_cache` and `k`.
         v_descale: like `q_descale`, for `v_cache` and `v`.
+        k_page_descale: (pages,) or (pages, kv_heads), fp32, any strides: what fp8 numbers of each
+            page of `k_cache` are multiplied by, and by `k_descale` where that is given, too. `k` is
+            written as it is: its numbers are multiplied by the scale of the page that they go to.
+            None: 1. With a `block_table` and fp8 caches, and together with `v_page_descale`.
+        v_page_descale: like `k_page_descale`, for `v_cache` and `v`.
         cu_seqlens_q: (batch + 1,) int32: where each sequence's query tokens begin in `q`, and their
             number. Of a sequence that has none, new tokens may be left unwritten.
         max_seqlen_q: with `cu_seqlens_q`: the most query tokens of a sequence; of one that has
@@ -209,6 +217,8 @@ def lean_attn_with_kvcache(
         or q_descale is not None
         or k_descale is not None
         or v_descale is not None
+        or k_page_descale is not None
+        or v_page_descale is not None
         or cu_seqlens_q is not None
         or max_seqlen_q is not None
         or sinks is not None
@@ -231,6 +241,8 @@ def lean_attn_with_kvcache(
             None if q_descale is None or not _is_fp8(q) else q_descale,
             None if k_descale is None or not _is_fp8(k_cache) else k_descale,
             None if v_descale is None or not _is_fp8(v_cache) else v_descale,
+            k_page_descale,
+            v_page_descale,
             cu_seqlens_q,
             # FlashAttention-3 reads these two with `k` and with rotary embedding alone.
             None if k is None else cu_seqlens_k_new,

@@ -43,6 +43,8 @@ class Drawn:
     places: torch.Tensor
     scale: float
     descales: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: (batch, tokens, kv_heads): of the pages that tokens are in.
+    page_descales: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def on_device(self, numbers: list[int]) -> torch.Tensor:
         return _moved(torch.tensor(numbers), self.k.device.type)
@@ -84,13 +86,14 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
     if page_size is not None:
         rows, tokens = rows * (capacity // page_size) + 3, page_size
     k_cache, v_cache = _caches(row, rows, tokens, (head_dim, v_dim), kv_dtype, normal)
-    block_table, cache_batch_idx = None, None
+    block_table, cache_batch_idx, of_nobody = None, None, None
     places = (
         torch.arange(capacity, device=device)
         + capacity * torch.arange(BATCH, device=device)[:, None]
     )
     if page_size is not None:
         order = torch.randperm(rows, generator=generator, device=device)
+        of_nobody = order[rows - 3 :]
         table_rows = BATCH + 2 if row["cache_batch_idx"] else BATCH
         block_table = order[: rows - 3].view(table_rows, -1).int().contiguous()
         picked = torch.arange(BATCH, device=device)
@@ -133,6 +136,17 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
             shape = (BATCH, kv_heads) if row["descale"] == "tensors" else (1, 1)
             own = 0.5 + torch.rand(shape, generator=generator, device=device)
             descales[name] = own.expand(BATCH, kv_heads)
+    of_pages, page_descales = {}, {}
+    if page_size is not None and row["page_descale"] is not None:
+        for name in ("k", "v"):
+            own = 0.5 + torch.rand(rows, kv_heads, generator=generator, device=device)
+            if row["page_descale"] == "pages":
+                own = own[:, :1].expand(rows, kv_heads)
+            page_descales[name] = own[places // page_size]
+            if row["unused"] == "NaN":
+                own = own.clone()
+                own[of_nobody] = math.nan
+            of_pages[name] = own[:, 0] if row["page_descale"] == "pages" else own
     arguments: dict[str, Any] = {
         "q": q,
         "k_cache": k_cache,
@@ -163,6 +177,7 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
     if row["batch_invariant"]:
         arguments["batch_invariant"] = True
     arguments |= {f"{name}_descale": own for name, own in descales.items()}
+    arguments |= {f"{name}_page_descale": own for name, own in of_pages.items()}
     if row["rotary_seqlens"]:
         arguments["rotary_seqlens"] = int32(first_angles)
     if row["cu_seqlens_k_new"]:
@@ -196,6 +211,7 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
         places,
         row["softmax_scale"] or head_dim**-0.5,
         descales,
+        page_descales,
     )
 
 

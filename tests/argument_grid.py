@@ -23,6 +23,7 @@ COMPILED: dict[str, tuple[Any, ...]] = {
     "q_len": (1, 2, 3, 8, 16, 17, 64, 128, 300),
     "cu_seqlens_q": (False, True),
     "page_size": (None, 1, 16, 48, 64, 256, 544),
+    "page_descale": (None, "pages", "heads"),
     "causal": (False, True),
     "window_size": (
         (-1, -1),
@@ -72,6 +73,8 @@ def go_together(first: str, value: Any, second: str, other: Any) -> bool:
     """Whether flash-attn has a meaning for two values in one call."""
     pair = {first: value, second: other}
     for name, needed in (
+        ("page_descale", "page_size"),
+        ("page_descale", "fp8"),
         ("rotary", "append"),
         ("append", "cache_seqlens"),
         ("rotary", "cache_seqlens"),

@@ -71,8 +71,10 @@ def attend(drawn: Drawn, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -
         drawn.row["fp8"] is not None and drawn.q.element_size() == 1,
         dtype,
     )
-    k = _scaled(k, drawn.descales.get("k"), True, dtype).masked_fill(~is_token[..., None, None], 0)
-    v = _scaled(v, drawn.descales.get("v"), True, dtype).masked_fill(~is_token[..., None, None], 0)
+    pages = drawn.page_descales
+    k = _scaled(k, drawn.descales.get("k"), True, dtype, pages.get("k"))
+    v = _scaled(v, drawn.descales.get("v"), True, dtype)
+    k, v = (numbers.masked_fill(~is_token[..., None, None], 0) for numbers in (k, v))
     q = q.unflatten(2, (kv_heads, q_heads // kv_heads))
     # FlashAttention's own low-precision reference scales K.
     scores = torch.einsum("bqhgd,bnhd->bhgqn", q, k * drawn.scale).flatten(1, 2)
@@ -102,17 +104,27 @@ def attend(drawn: Drawn, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., :tokens].masked_fill(~seen[:, None], 0)
     weights = weights.to(dtype).unflatten(1, (kv_heads, -1))
+    if "v" in pages:
+        # Weights take the scales of pages, as kernels do: scaled values are no operands of theirs.
+        of_tokens = pages["v"].masked_fill(~is_token[..., None], 0).transpose(1, 2)
+        weights = (weights * of_tokens[:, :, None, None].to(dtype)).to(dtype)
     out = torch.einsum("bhgqn,bnhd->bqhgd", weights, v).flatten(2, 3)
     return Answer(out, lse)
 
 
 def _scaled(
-    numbers: torch.Tensor, scales: torch.Tensor | None, takes: bool, dtype: torch.dtype
+    numbers: torch.Tensor,
+    scales: torch.Tensor | None,
+    takes: bool,
+    dtype: torch.dtype,
+    of_pages: torch.Tensor | None = None,
 ) -> torch.Tensor:
     wide = numbers.to(torch.float64 if dtype == torch.float64 else torch.float32)
     if scales is not None and takes:
         heads = wide.shape[2]
         wide = wide * scales.repeat_interleave(heads // scales.shape[1], dim=1)[:, None, :, None]
+    if of_pages is not None:
+        wide = wide * of_pages[..., None]
     return wide.to(dtype)
 
 

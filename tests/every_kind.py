@@ -39,6 +39,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "rotated neighbours": {"append": 3, "rotary_dim": 32, "rotary_interleaved": True},
     "fp8": {"kv_dtype": "e4m3"},
     "fp8 throughout": {"kv_dtype": "e5m2", "q_dtype": "e4m3", "dtype": "bf16"},
+    "scales of pages": {
+        "kv_dtype": "e4m3",
+        "page_scales": "page",
+        "page_size": 16,
+        "context": (40, 17),
+    },
+    "scales of heads of pages, appended to": {
+        "kv_dtype": "e5m2",
+        "scaled": False,
+        "page_scales": "page-head",
+        "page_size": 1,
+        "context": (40, 17),
+        "append": 2,
+    },
     "V of another head_dim": {"v_head_dim": 32},
     "packed": {"q_lens": (1, 4)},
     "many at once": {

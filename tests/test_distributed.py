@@ -29,16 +29,16 @@ from leanbench.distributed.group import (
     check_places,
     half_numbers,
     late_sentence,
-    mailbox_bytes_for,
+    workspace_bytes_for,
 )
 
 Q, CACHE = torch.zeros(1, 1, 8, 64).half(), torch.zeros(1, 32, 2, 64).half()
 
 
-def group(failed: int = 0, mailbox_bytes: int = 1 << 20) -> ContextGroup:
+def group(failed: int = 0, workspace_bytes: int = 1 << 20) -> ContextGroup:
     """A group of two without GPUs, this process rank 0, of which rank `failed` - 1 is late."""
     own = ContextGroup.__new__(ContextGroup)
-    own.rank, own.size, own.mailbox_bytes = 0, 2, mailbox_bytes
+    own.rank, own.size, own.workspace_bytes = 0, 2, workspace_bytes
     own.peers = Peers(2, 0, 0)
     own._failed_rank, own._timeout_s = ctypes.c_int32(failed), 10.0
     return own
@@ -220,10 +220,10 @@ def test_a_late_rank_is_the_next_calls_error() -> None:
     )
 
 
-def test_a_mailbox_that_is_too_small() -> None:
-    assert mailbox_bytes_for(2, 8, 64) == 2 * 2 * 8 * 64 // 4 * 32
-    with pytest.raises(UserError, match="take 16384 bytes, the group's mailbox has 16383"):
-        call(group=group(mailbox_bytes=16383))
+def test_a_workspace_that_is_too_small() -> None:
+    assert workspace_bytes_for(2, 8, 64) == 2 * 2 * 8 * 64 // 4 * 32
+    with pytest.raises(UserError, match="take 16384 bytes, the group's workspace has 16383"):
+        call(group=group(workspace_bytes=16383))
 
 
 def places(*gpus: str, **fields: Any) -> list[Place]:
@@ -286,12 +286,12 @@ def test_a_group_waits_for_a_time_that_is_one(timeout_s: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("mailbox_bytes", [0, -1, 31, 1e6, "64", None, True])
-def test_mailboxes_have_a_size(mailbox_bytes: Any) -> None:
+@pytest.mark.parametrize("workspace_bytes", [0, -1, 31, 1e6, "64", None, True])
+def test_peer_workspaces_have_a_size(workspace_bytes: Any) -> None:
     with pytest.raises(UserError) as caught:
-        ContextGroup(mailbox_bytes=mailbox_bytes)
+        ContextGroup(workspace_bytes=workspace_bytes)
     assert str(caught.value) == (
-        f"mailbox_bytes is {mailbox_bytes!r}: pass a whole number of 32 or more"
+        f"workspace_bytes is {workspace_bytes!r}: pass a whole number of 32 or more"
     )
 
 
@@ -300,15 +300,15 @@ def test_times_and_sizes_at_the_limits_are_taken(timeout_s: float) -> None:
     assert check_limits(timeout_s, 32) is None
 
 
-def test_the_second_half_of_a_mailbox_starts_at_a_unit() -> None:
+def test_the_second_half_of_a_workspace_starts_at_a_unit() -> None:
     assert half_numbers(1_000_010) == 125_000
     assert half_numbers(64 << 20) == 8 << 20
-    for mailbox_bytes in range(32, 200):
-        half_bytes = 4 * half_numbers(mailbox_bytes)
+    for workspace_bytes in range(32, 200):
+        half_bytes = 4 * half_numbers(workspace_bytes)
         assert half_bytes % 16 == 0
-        assert 2 * half_bytes <= mailbox_bytes < 2 * half_bytes + 32
-    # Whatever fits into the mailbox fits into its halves.
-    assert all(mailbox_bytes_for(8, rows, 4) % 32 == 0 for rows in range(1, 9))
+        assert 2 * half_bytes <= workspace_bytes < 2 * half_bytes + 32
+    # Whatever fits into the workspace fits into its halves.
+    assert all(workspace_bytes_for(8, rows, 4) % 32 == 0 for rows in range(1, 9))
 
 
 def test_a_group_of_one_is_a_call_on_this_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

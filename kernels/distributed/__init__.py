@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LEAN_CONFIGS
+from leanbench.kernels.libraries.library import installed_version
 
+from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from leanbench.kernels.lean.configs import LeanConfig
 
     from leanbench.core.inputs import AttentionInputs
+
+#: What FlashInfer's exchange is imported from.
+INSTALL = "pip install flashinfer-python==0.6.13 apache-tvm-ffi cuda-tile cuda-bindings"
 
 
 class Exchanging(Kernel["LeanConfig"]):
@@ -57,29 +63,65 @@ class NcclAllGather(Exchanging):
         return all_gather(inputs, config)
 
 
-class NcclAllToAll(Exchanging):
-    name = "nccl_all_to_all"
-    title = (
-        "lean over each shard, NCCL's all-to-all of shares of the heads, and a kernel that merges:"
-        " each GPU ends with its share"
-    )
+class DealingHeads(Exchanging):
+    """Each GPU merges a share of the query heads."""
+
     shares_heads = True
-    source = "Helix parallelism, arXiv 2507.07120; NCCL of torch"
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         ranks = problem.gpus.context
         heads = problem.q_heads // problem.gpus.tensor
         if heads % ranks:
             return (
-                f"nccl_all_to_all deals {heads} query heads to {ranks} GPUs: choose heads that"
-                " divide"
+                f"{self.name} deals {heads} query heads to {ranks} GPUs: choose heads that divide"
             )
         return super().refusal(problem)
+
+
+class NcclAllToAll(DealingHeads):
+    name = "nccl_all_to_all"
+    title = (
+        "lean over each shard, NCCL's all-to-all of shares of the heads, and a kernel that merges:"
+        " each GPU ends with its share"
+    )
+    source = "Helix parallelism, arXiv 2507.07120; NCCL of torch"
 
     def prepare(self, inputs: AttentionInputs, config: LeanConfig) -> Callable[[], None]:
         from leanbench.kernels.distributed.collectives import all_to_all
 
         return all_to_all(inputs, config)
+
+
+class FlashInferAllToAll(DealingHeads):
+    name = "flashinfer_all_to_all"
+    title = (
+        "lean over each shard, FlashInfer's all-to-all for decode context parallelism of shares of"
+        " the heads, and a kernel that merges: each GPU ends with its share"
+    )
+    source = "flashinfer.comm.decode_cp_a2a_alltoall, from NVIDIA TensorRT-LLM; flashinfer-python"
+
+    def unavailable_reason(self) -> str | None:
+        missing = [name for name in ("flashinfer", "tvm_ffi") if find_spec(name) is None]
+        if not missing:
+            return None
+        return f"{self.name} is not installed here (no module {', '.join(missing)}): {INSTALL}"
+
+    def library(self) -> str:
+        return f"flashinfer-python {installed_version('flashinfer-python')}"
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        return self.unavailable_reason() or super().refusal(problem)
+
+    def prepare(self, inputs: AttentionInputs, config: LeanConfig) -> Callable[[], None]:
+        """Raises UserError where what flashinfer.comm itself imports is missing."""
+        from leanbench.kernels.distributed.flash_infer import all_to_all
+
+        try:
+            return all_to_all(inputs, config)
+        except ImportError as error:
+            raise UserError(
+                f"{self.name} cannot import flashinfer.comm ({error}): {INSTALL}"
+            ) from error
 
 
 class SymmetricMemory(Exchanging):
@@ -127,4 +169,11 @@ class RingAttention(Exchanging):
         return ring_attention(inputs, config)
 
 
-KERNELS = (NcclAllGather(), NcclAllToAll(), SymmetricMemory(), TreeAttention(), RingAttention())
+KERNELS = (
+    NcclAllGather(),
+    NcclAllToAll(),
+    FlashInferAllToAll(),
+    SymmetricMemory(),
+    TreeAttention(),
+    RingAttention(),
+)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Parts begin at multiples of this many bytes.
 _ALIGNMENT = 256
 #: As many warps as a row of up to 256 numbers has work for.
-_WARPS = 1
+WARPS = 1
 
 Launch = Callable[[], None]
 
@@ -93,19 +93,19 @@ def merging(part: Part, addresses: torch.Tensor, out: torch.Tensor, lse: torch.T
             HEAD_DIM=part.head_dim,
             HEAD_DIM_PADDED=padded(part.head_dim),
             RANKS=addresses.numel(),
-            num_warps=_WARPS,
+            num_warps=WARPS,
         )
 
     return merge
 
 
-def _peers(inputs: AttentionInputs) -> Peers:
+def peers_of(inputs: AttentionInputs) -> Peers:
     assert inputs.peers is not None
     return inputs.peers
 
 
 def all_gather(inputs: AttentionInputs, config: LeanConfig) -> Launch:
-    peers, part = _peers(inputs), part_of(inputs)
+    peers, part = peers_of(inputs), part_of(inputs)
     attend = attend_to(inputs, config, part)
     size = part.memory.numel()
     gathered = part.memory.new_empty(peers.ranks * size)
@@ -122,7 +122,7 @@ def all_gather(inputs: AttentionInputs, config: LeanConfig) -> Launch:
 
 def all_to_all(inputs: AttentionInputs, config: LeanConfig) -> Launch:
     """Each GPU merges its share of the query heads, and writes that share of `inputs.out`."""
-    peers, part = _peers(inputs), part_of(inputs)
+    peers, part = peers_of(inputs), part_of(inputs)
     attend = attend_to(inputs, config, part)
     ranks, heads = peers.ranks, inputs.q_heads
     share = Part(part.memory, part.rows // ranks, part.head_dim, part.dtype)
@@ -145,7 +145,7 @@ def all_to_all(inputs: AttentionInputs, config: LeanConfig) -> Launch:
             heads,
             heads // ranks,
             **dims,
-            num_warps=_WARPS,
+            num_warps=WARPS,
         )
         dist.all_to_all_single(received, sent, group=peers.processes)
         merge_parts[(share.rows,)](
@@ -157,7 +157,7 @@ def all_to_all(inputs: AttentionInputs, config: LeanConfig) -> Launch:
             heads,
             **dims,
             RANKS=ranks,
-            num_warps=_WARPS,
+            num_warps=WARPS,
         )
 
     return launch
@@ -189,7 +189,7 @@ def _shared_buffers(processes: Any, size: int, device: torch.device) -> SharedBu
 
 
 def symmetric_memory(inputs: AttentionInputs, config: LeanConfig) -> Launch:
-    peers, size = _peers(inputs), part_of(inputs).memory.numel()
+    peers, size = peers_of(inputs), part_of(inputs).memory.numel()
     buffers = _shared_buffers(peers.processes, size, inputs.out.device)
     attends: list[Launch] = []
     merges: list[Launch] = []
@@ -212,7 +212,7 @@ def tree_attention(inputs: AttentionInputs, config: LeanConfig) -> Launch:
     """Tree Attention's algorithm 2: the maximum of all shards' LSEs, then the sums of numerators
     and denominators against it.
     """
-    peers, part = _peers(inputs), part_of(inputs)
+    peers, part = peers_of(inputs), part_of(inputs)
     attend = attend_to(inputs, config, part)
     most = torch.empty_like(part.lse)
     sums = torch.empty(part.rows * (part.head_dim + 1), dtype=torch.float32, device=most.device)
@@ -224,11 +224,11 @@ def tree_attention(inputs: AttentionInputs, config: LeanConfig) -> Launch:
         most.copy_(part.lse)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=peers.processes)
         weigh[(part.rows,)](
-            part.out, part.lse, most, numerator, denominator, **dims, num_warps=_WARPS
+            part.out, part.lse, most, numerator, denominator, **dims, num_warps=WARPS
         )
         dist.all_reduce(sums, group=peers.processes)
         divide[(part.rows,)](
-            numerator, denominator, most, inputs.out, inputs.lse, **dims, num_warps=_WARPS
+            numerator, denominator, most, inputs.out, inputs.lse, **dims, num_warps=WARPS
         )
 
     return launch

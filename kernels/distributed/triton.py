@@ -67,6 +67,70 @@ def deal_heads(
 
 
 @triton.jit
+def deal_entries(
+    part_out,
+    part_lse,
+    numbers,  # (sequences x heads of a share, ranks, HEAD_DIM)
+    stats,  # as many pairs, fp32: the LSE and what nobody reads
+    heads,
+    heads_each,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    RANKS: tl.constexpr,
+):
+    """Copies row `program_id(0)` of a shard's output to its place among those that are dealt one
+    to each rank.
+    """
+    row = tl.program_id(0)
+    sequence, head = row // heads, row % heads
+    columns = tl.arange(0, HEAD_DIM_PADDED)
+    valid = columns < HEAD_DIM
+    entry = sequence * heads_each + head % heads_each
+    to = entry * RANKS + head // heads_each
+    own = tl.load(part_out + row * HEAD_DIM + columns, mask=valid)
+    tl.store(numbers + to * HEAD_DIM + columns, own, valid)
+    tl.store(stats + 2 * to, tl.load(part_lse + row))
+
+
+@triton.jit
+def merge_entries(
+    numbers,
+    stats,
+    out,
+    lse,
+    heads,
+    heads_each,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    RANKS: tl.constexpr,
+    RANKS_PADDED: tl.constexpr,
+):
+    """Entry `program_id(0)`, laid out as in `deal_entries`, one from each rank, into its row of the
+    output, which begins at the share's first head.
+    """
+    entry = tl.program_id(0)
+    columns = tl.arange(0, HEAD_DIM_PADDED)
+    ranks = tl.arange(0, RANKS_PADDED)
+    valid = columns < HEAD_DIM
+    own = entry * RANKS + ranks
+    lses = tl.load(stats + 2 * own, mask=ranks < RANKS, other=float("-inf"))
+    most = tl.max(lses, 0)
+    reference = tl.where(most == float("-inf"), 0.0, most)
+    weights = tl.exp(lses - reference)
+    parts = tl.load(
+        numbers + own[:, None] * HEAD_DIM + columns[None, :],
+        mask=(ranks < RANKS)[:, None] & valid[None, :],
+        other=0.0,
+    )
+    numerator = tl.sum(weights[:, None] * parts.to(tl.float32), 0)
+    denominator = tl.sum(weights, 0)
+    scale = tl.where(denominator > 0, 1.0 / denominator, 0.0)
+    to = entry // heads_each * heads + entry % heads_each
+    tl.store(out + to * HEAD_DIM + columns, (numerator * scale).to(out.dtype.element_ty), valid)
+    tl.store(lse + to, reference + tl.log(denominator))
+
+
+@triton.jit
 def weigh(
     part_out,
     part_lse,

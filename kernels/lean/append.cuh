@@ -1,6 +1,7 @@
 // Appending: the warp that takes a chunk in which new tokens have their places writes their rows of
 // K and V over what the copy brought, and, for one row tile, into the cache. So whoever needs them
-// has them, and no CTA waits for another.
+// has them, and no CTA waits for another. The first of them are read when the part begins, behind its
+// first copies: read with their chunk, whose copy is there by then, they would be waited for.
 #pragma once
 #include "params.cuh"
 #include "ptx.cuh"
@@ -11,21 +12,38 @@ constexpr int WORD_NUMBERS = 4 / KV_BYTES;
 // Words of a row for a lane, a word to each lane at a time.
 constexpr int K_WORDS = (HEAD_DIM / WORD_NUMBERS + 31) / 32;
 constexpr int V_WORDS = (V_HEAD_DIM / WORD_NUMBERS + 31) / 32;
-// Rows on their way at once: as registers allow.
-constexpr int APPEND_ROWS = K_WORDS <= 1 ? 4 : K_WORDS <= 2 ? 2 : 1;
+// Rows on their way at once, as registers allow; the first ones have theirs for longer.
+constexpr int APPEND_ROWS = ROTARY_DIM > 0 && ROWS > 16 ? 1
+                            : ROTARY_DIM > 0 && K_WORDS <= 2 ? 2
+                            : K_WORDS <= 1                   ? 4
+                            : K_WORDS <= 2                   ? 2
+                                                             : 1;
+constexpr int FIRST_ROWS = ROTARY_DIM > 0 || ROWS > 8 ? 1 : APPEND_ROWS;
 
 struct Append {
   int length;       // of the sequence before
   int kv_head;
   bool to_cache;    // the last row tile, which takes all of the sequence's last tokens
   int token, stop;  // of the chunk's tokens: the first, and the end of those that are there
+  int early;        // the warp's chunk whose first new tokens are read when the part begins, -1: none
   u32 k[APPEND_ROWS][K_WORDS], v[APPEND_ROWS][V_WORDS];
+  Turn turns[ROTARY_DIM > 0 ? APPEND_ROWS : 1][K_WORDS];
+  int outer[APPEND_ROWS];  // rows of the cache, or pages
 
-  __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
+  __device__ __forceinline__ void enter_part(const Params &p, const Position &part, int lane) {
     const HeadTile tile = part.head_tile();
     length = length_of(p, part.sequence);
     kv_head = tile.kv_head;
     to_cache = tile.row_offset + ROWS >= all_rows(part.queries.count);
+    early = -1;
+    // The warp's first chunk from the one on that has the first new token.
+    const int behind = max(length - part.token, 0) / CHUNK - part.chunk;
+    const int chunk = part.chunk + (max(behind, 0) + RANGE_WARPS - 1) / RANGE_WARPS * RANGE_WARPS;
+    if (chunk >= part.chunks) return;
+    token = part.token + chunk * CHUNK;
+    stop = min(token + CHUNK, part.tokens);
+    early = chunk;
+    load<FIRST_ROWS>(p, part, max(token, length), lane);
   }
 
   // Whether the part's next chunk has places of new tokens; if so, starts reading the first.
@@ -33,18 +51,19 @@ struct Append {
     token = part.token + part.chunk * CHUNK;
     stop = min(token + CHUNK, part.tokens);
     const bool any = stop > length;
-    if (any) load(p, part, max(token, length), lane);
+    if (any && part.chunk != early) load<FIRST_ROWS>(p, part, max(token, length), lane);
     return any;
   }
 
-  // Starts reading the rows of the tokens from `at` on.
+  // Starts reading the rows of COUNT tokens from `at` on, as far as the chunk has them.
+  template <int COUNT>
   __device__ __forceinline__ void load(const Params &p, const Position &part, int at, int lane) {
     const KvNumber *k_new = p.k_new + part.sequence * p.stride_k_new_batch +
                             kv_head * p.stride_k_new_head + WORD_NUMBERS * lane;
     const KvNumber *v_new = p.v_new + part.sequence * p.stride_v_new_batch +
                             kv_head * p.stride_v_new_head + WORD_NUMBERS * lane;
 #pragma unroll
-    for (int row = 0; row < APPEND_ROWS; row++) {
+    for (int row = 0; row < COUNT; row++) {
       if (at + row >= stop) break;
       Angles angles;
       angles.enter(p, at + row);
@@ -53,9 +72,9 @@ struct Append {
         const int column = WORD_NUMBERS * (lane + 32 * word);
         const KvNumber *from =
             k_new + (at + row - length) * p.stride_k_new_token + WORD_NUMBERS * 32 * word;
-        if (column < HEAD_DIM)
-          k[row][word] =
-              angles.turned(__ldg(reinterpret_cast<const u32 *>(from)), from, column);
+        if (column >= HEAD_DIM) continue;
+        k[row][word] = __ldg(reinterpret_cast<const u32 *>(from));
+        turns[ROTARY_DIM > 0 ? row : 0][word].read(angles, from, column);
       }
 #pragma unroll
       for (int word = 0; word < V_WORDS; word++)
@@ -63,27 +82,36 @@ struct Append {
           v[row][word] = __ldg(
               reinterpret_cast<const u32 *>(v_new + (at + row - length) * p.stride_v_new_token) +
               32 * word);
+      outer[row] = outer_of(p, part, at + row);
     }
   }
 
+  // The row of the cache, or the page, that has the sequence's token `at`.
+  __device__ __forceinline__ static int outer_of(const Params &p, const Position &part, int at) {
+    if (PAGE > 0)
+      return __ldg(p.block_table + (i64)part.sequence * p.stride_table + at / PAGE_OR_1);
+    return BATCH_IDX ? __ldg(p.cache_batch_idx + part.sequence) : part.sequence;
+  }
+
   // Writes the rows that were read to `stage`, and to the cache.
+  template <int COUNT>
   __device__ __forceinline__ void store(const Params &p, const Position &part, u32 stage, int at,
                                         int lane) const {
 #pragma unroll
-    for (int row = 0; row < APPEND_ROWS; row++) {
+    for (int row = 0; row < COUNT; row++) {
       if (at + row >= stop) break;
       const i64 inner = PAGE > 0 ? (at + row) % PAGE_OR_1 : at + row;
-      i64 outer = part.sequence;
-      if (BATCH_IDX) outer = __ldg(p.cache_batch_idx + part.sequence);
-      if (PAGE > 0)
-        outer = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence +
-                      (at + row) / PAGE_OR_1);
+      u32 turned[K_WORDS];
+#pragma unroll
+      for (int word = 0; word < K_WORDS; word++)
+        turned[word] = turns[ROTARY_DIM > 0 ? row : 0][word].of(
+            k[row][word], WORD_NUMBERS * (lane + 32 * word));
       store_row<K_WORDS, HEAD_DIM>(
-          stage, p.k + outer * p.stride_k_batch + inner * p.stride_k_token +
+          stage, p.k + (i64)outer[row] * p.stride_k_batch + inner * p.stride_k_token +
                      kv_head * p.stride_k_head,
-          at + row - token, k[row], lane);
+          at + row - token, turned, lane);
       store_row<V_WORDS, V_HEAD_DIM>(
-          stage + V_AT, p.v + outer * p.stride_v_batch + inner * p.stride_v_token +
+          stage + V_AT, p.v + (i64)outer[row] * p.stride_v_batch + inner * p.stride_v_token +
                             kv_head * p.stride_v_head,
           at + row - token, v[row], lane);
     }
@@ -108,10 +136,11 @@ struct Append {
   __device__ __forceinline__ void write_chunk(const Params &p, const Position &part, u32 stage,
                                               int lane) {
     const int first = max(token, length);
+    store<FIRST_ROWS>(p, part, stage, first, lane);
 #pragma unroll 1
-    for (int at = first; at < stop; at += APPEND_ROWS) {
-      if (at > first) load(p, part, at, lane);
-      store(p, part, stage, at, lane);
+    for (int at = first + FIRST_ROWS; at < stop; at += APPEND_ROWS) {
+      load<APPEND_ROWS>(p, part, at, lane);
+      store<APPEND_ROWS>(p, part, stage, at, lane);
     }
 #if BULK
     fence_proxy_async_shared_cta();  // before the stage's next copy

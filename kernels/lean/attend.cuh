@@ -44,8 +44,7 @@ struct Query {
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int j = 0; j < 2; j++)
-        slopes[rows][j] =
-            __ldg(of_heads + (row_offset + rows * 8 + lane % 4 * 2 + j) % GROUP_SIZE);
+        slopes[rows][j] = __ldg(of_heads + (row_offset + rows * 8 + lane % 4 * 2 + j) % GROUP_SIZE);
   }
 
   // As operands have them, but for `divide_row`.
@@ -85,9 +84,11 @@ struct Query {
                   : 0;
     }
     if (KV_DTYPE == 0) return;
-    const float scale = descaled(p, part);
+    const float first = descaled(p, part, 0);
+    const float second = HEADS_OF_ROW > 1 ? descaled(p, part, 1) : first;
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
+      const float scale = rows < HEAD_BLOCKS ? first : second;
       const float unit = DIVIDED_QUERY ? divide_row(rows) : 1.0f;
 #pragma unroll
       for (int j = 0; j < 2; j++)
@@ -105,9 +106,10 @@ struct Query {
         ldmatrix_x2(fragments[step][rows], shared_lane + 2 * (rows * 8 * QUERY_ROW + step * 16));
   }
 
-  // KV_DTYPE: what scores of all rows are multiplied by.
-  __device__ __forceinline__ static float descaled(const Params &p, const Position &part) {
-    const int kv_head = part.head_tile().kv_head;
+  // KV_DTYPE: what scores of the rows of the `head`th KV head of a row are multiplied by.
+  __device__ __forceinline__ static float descaled(const Params &p, const Position &part,
+                                                   int head) {
+    const int kv_head = part.head_tile().kv_head * HEADS_OF_ROW + head;
     return p.qk_scale * KV_UNIT * Q_UNIT * scale_of(p.q_descale, part.sequence, kv_head) *
            scale_of(p.k_descale, part.sequence, kv_head);
   }
@@ -140,8 +142,8 @@ struct Query {
         const QNumber *at = row_of(p, row) + column;
 #pragma unroll
         for (int word = 0; word < 4; word++)
-          words[word] = angles_of(p, row).turned(two_numbers(at + 2 * word), at + 2 * word,
-                                                 column + 2 * word);
+          words[word] = turned(angles_of(p, row), two_numbers(at + 2 * word), at + 2 * word,
+                               column + 2 * word);
       }
       if (KV_DTYPE == 0) {
         *reinterpret_cast<uint4 *>(shared + QUERY_AT + 2 * (within * QUERY_ROW + column)) =
@@ -179,12 +181,15 @@ struct Query {
   __device__ __forceinline__ void load_scales(const Params &p, const Position &part,
                                               const unsigned char *shared, int lane) {
     const float *units = reinterpret_cast<const float *>(shared + UNITS_AT);
-    const float scale = descaled(p, part);
+    const float first = descaled(p, part, 0);
+    const float second = HEADS_OF_ROW > 1 ? descaled(p, part, 1) : first;
 #pragma unroll
-    for (int rows = 0; rows < ROW_BLOCKS; rows++)
+    for (int rows = 0; rows < ROW_BLOCKS; rows++) {
+      const float scale = rows < HEAD_BLOCKS ? first : second;
 #pragma unroll
       for (int j = 0; j < 2; j++)
         scales[rows][j] = scale * (DIVIDED_QUERY ? units[rows * 8 + lane % 4 * 2 + j] : 1.0f);
+    }
   }
 
   __device__ __forceinline__ void fragment(u32 (&b)[2], int step, int rows) const {
@@ -196,14 +201,30 @@ struct Query {
   }
 };
 
+// PAGE_SCALES: reads the scales of the lane's tokens of a chunk, from where those of its first page
+// are: of K, or 4 bytes further of V.
+__device__ __forceinline__ void load_scales(float (&scales)[TOKEN_BLOCKS][2], u32 at, int lane) {
+#pragma unroll
+  for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) {
+    const int token = 8 * i;
+    // The lane's tokens before it may be of the same page.
+    scales[i / 2][i % 2] = token % BOX == 0
+                               ? ld_shared_f32(at + (token + (BOX < 8 ? lane / 4 : 0)) / BOX * 8)
+                               : scales[(i - 1) / 2][(i - 1) % 2];
+  }
+}
+
 // A warp's share of an output tile: the running softmax over its chunks. Lane `lane` holds rows
 // `pair` and `pair` + 1 of each block of 8 rows.
 struct State {
   float o[V_STEPS][ROW_BLOCKS][4];  // O^T: 16 columns of head_dim a step
   float m[ROW_BLOCKS][2];         // the reference that weights are taken against, in units of log2
   float l[ROW_BLOCKS][2];         // this lane's sum of weights
+  float unit;                     // PAGE_SCALES: a power of two that `o` is to be multiplied by
+  float v_scales[TOKEN_BLOCKS][2];  // PAGE_SCALES: of the lane's tokens of a chunk, over `unit`
 
   __device__ __forceinline__ void reset() {
+    if (PAGE_SCALES) unit = unit_above(0.0f);
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
 #pragma unroll
@@ -248,7 +269,31 @@ struct State {
       }
   }
 
-  // Turns scores into weights, as fragments of the second operand.
+  // PAGE_SCALES: reads scales of values and divides them by the unit, which is moved where one has
+  // passed it: weights times what is left of them stay within fp16.
+  __device__ __forceinline__ void take_scales(u32 page_scales, int lane) {
+    load_scales(v_scales, page_scales + 4, lane);
+    float top = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) top = fmaxf(top, fabsf(v_scales[i / 2][i % 2]));
+    if (__any_sync(~0u, top > unit)) {
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+      const float moved = unit_above(top), scale = unit * reciprocal_of(moved);
+      unit = moved;
+#pragma unroll
+      for (int step = 0; step < V_STEPS; step++)
+#pragma unroll
+        for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) o[step][rows][i] *= scale;
+    }
+    const float by = reciprocal_of(unit);
+#pragma unroll
+    for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) v_scales[i / 2][i % 2] *= by;
+  }
+
+  // Turns scores into weights, as fragments of the second operand; PAGE_SCALES: times the scales.
   __device__ __forceinline__ void weigh(const float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
                                         u32 (&weights)[TOKEN_BLOCKS][ROW_BLOCKS][2]) {
 #pragma unroll
@@ -261,21 +306,25 @@ struct State {
           const float y = ex2_approx_ftz(s[block][rows][2 * half + 1] - m[rows][1]);
           l[rows][0] += x;
           l[rows][1] += y;
-          weights[block][rows][half] = movmatrix_trans(cvt_rn_x2<BF16_OPERANDS>(x, y));
+          const float by = PAGE_SCALES ? v_scales[block][half] : 1.0f;
+          weights[block][rows][half] = movmatrix_trans(cvt_rn_x2<BF16_OPERANDS>(x * by, y * by));
         }
   }
 
-  // To shared memory, where the CTA's warps meet; values times `v_scale`.
+  // To shared memory, where the CTA's warps meet; values times `v_scale`, those of a second KV head
+  // times its own.
   __device__ __forceinline__ void store(float *scratch, float2 *logs, int warp, int lane,
-                                        float v_scale) const {
+                                        float v_scale, float second_v_scale) const {
     // Columns of a lane's rows of O^T, as of `values_of`.
     constexpr int LANE_COLUMNS = KV_DTYPE == 0 ? 1 : 2, SECOND = KV_DTYPE == 0 ? 8 : 1;
+    if (PAGE_SCALES) v_scale *= unit;
     const int pair = lane % 4 * 2;
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int j = 0; j < 2; j++) {
         const int row = rows * 8 + pair + j;
+        const float scale = rows < HEAD_BLOCKS ? v_scale : second_v_scale;
         float sum = l[rows][j];
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
@@ -285,8 +334,8 @@ struct State {
           for (int step = 0; step < V_STEPS; step++) {
             float *to = scratch + warp * SCRATCH_WARP + row * SCRATCH_ROW + step * 16 +
                         lane / 4 * LANE_COLUMNS;
-            to[0] = o[step][rows][j] * v_scale;
-            if (step * 16 + 8 < V_HEAD_DIM) to[SECOND] = o[step][rows][j + 2] * v_scale;
+            to[0] = o[step][rows][j] * scale;
+            if (step * 16 + 8 < V_HEAD_DIM) to[SECOND] = o[step][rows][j + 2] * scale;
           }
       }
   }
@@ -315,7 +364,7 @@ __device__ __forceinline__ u32 v_address(u32 stage, int lane, int load, int bloc
 // S^T = scale K Q^T of a chunk.
 __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
                                                const Params &p, const Query &query, u32 stage,
-                                               int lane) {
+                                               u32 page_scales, int lane) {
   // Sums: with two of them few instructions wait for one another.
   constexpr int CHAINS = TOKEN_BLOCKS * ROW_BLOCKS == 1 ? 2 : 1;
   float chains[CHAINS][TOKEN_BLOCKS][ROW_BLOCKS][4];
@@ -338,28 +387,34 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
           query.fragment(columns[part][rows], load * LOAD_STEPS + part, rows);
 #pragma unroll
     for (int block = 0; block < TOKEN_BLOCKS; block++) {
-      u32 loaded[4];
-      ldmatrix_x4(loaded, k_address(stage, lane, load, block));
 #pragma unroll
-      for (int part = 0; part < LOAD_STEPS; part++) {
-        const int step = load * LOAD_STEPS + part;
-        if (step >= K_STEPS) break;
-        u32 k[4];
-        keys_of(k, loaded, part);
+      for (int head = 0; head < HEADS_OF_ROW; head++) {
+        u32 loaded[4];
+        ldmatrix_x4(loaded, k_address(stage, lane, head * K_LOADS + load, block));
 #pragma unroll
-        for (int rows = 0; rows < ROW_BLOCKS; rows++)
-          mma_m16n8k16(chains[step % CHAINS][block][rows], k, columns[part][rows][0],
-                       columns[part][rows][1]);
+        for (int part = 0; part < LOAD_STEPS; part++) {
+          const int step = load * LOAD_STEPS + part;
+          if (step >= K_STEPS) break;
+          u32 k[4];
+          keys_of(k, loaded, part);
+#pragma unroll
+          for (int rows = head * HEAD_BLOCKS; rows < (head + 1) * HEAD_BLOCKS; rows++)
+            mma_m16n8k16(chains[step % CHAINS][block][rows], k, columns[part][rows][0],
+                         columns[part][rows][1]);
+        }
       }
     }
   }
+  float k_scales[TOKEN_BLOCKS][2];
+  if (PAGE_SCALES) load_scales(k_scales, page_scales, lane);
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const float scale = query.scale(p, rows, i % 2);
+        float scale = query.scale(p, rows, i % 2);
+        if (PAGE_SCALES) scale *= k_scales[block][i / 2];
         s[block][rows][i] = chains[0][block][rows][i] * scale;
         if (CHAINS > 1) s[block][rows][i] += chains[CHAINS - 1][block][rows][i] * scale;
       }
@@ -454,9 +509,11 @@ __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int l
   __syncwarp();
 }
 
-// Attends to a chunk that has arrived: the part's next one.
+// Attends to a chunk that has arrived: the part's next one, PAGE_SCALES: with its pages' scales at
+// `page_scales`.
 __device__ __forceinline__ void attend_chunk(State &state, const Params &p, const Query &query,
-                                             u32 stage, const Position &part, int lane) {
+                                             u32 stage, u32 page_scales, const Position &part,
+                                             int lane) {
   const int token = part.token + part.chunk * CHUNK, tokens = part.tokens;
   // From the tokens on that the output tile's first row does not see.
   const int first_query = Q_LEN > 0 ? 0 : query.row_offset / GROUP_SIZE;
@@ -464,37 +521,40 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
   if (MASKED_STARTS) masked |= token < part.first_seen(p, query.row_offset + ROWS - 1);
   if (masked) zero_values(stage, part.first_seen(p, 0) - token, tokens - token, lane);
   float s[TOKEN_BLOCKS][ROW_BLOCKS][4];
-  compute_scores(s, p, query, stage, lane);
+  compute_scores(s, p, query, stage, page_scales, lane);
   // The first values wait in registers while the weights are computed.
-  u32 early[EARLY_LOADS > 0 ? EARLY_LOADS : 1][4];
+  u32 early[EARLY_LOADS > 0 ? HEADS_OF_ROW * EARLY_LOADS : 1][4];
 #pragma unroll
-  for (int load = 0; load < EARLY_LOADS; load++)
+  for (int load = 0; load < HEADS_OF_ROW * EARLY_LOADS; load++)
     ldmatrix_x4_trans(early[load], v_address(stage, lane, load, 0));
   if (SOFTCAP) cap_scores(s, p.softcap);
   if (ALIBI) slope_scores(s, query, part, token, lane);
   if (masked) mask_scores(s, p, query, part, token, lane);
+  if (PAGE_SCALES) state.take_scales(page_scales, lane);
   state.rescale(s);
   u32 weights[TOKEN_BLOCKS][ROW_BLOCKS][2];
   state.weigh(s, weights);
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
-    for (int load = 0; load < V_LOADS; load++) {
+    for (int load = 0; load < HEADS_OF_ROW * V_LOADS; load++) {
+      const int head = load / V_LOADS;
       u32 loaded[4];
-      if (block == 0 && load < EARLY_LOADS) {
+      if (block == 0 && load < HEADS_OF_ROW * EARLY_LOADS) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) loaded[i] = early[load < EARLY_LOADS ? load : 0][i];
+        for (int i = 0; i < 4; i++)
+          loaded[i] = early[load < HEADS_OF_ROW * EARLY_LOADS ? load : 0][i];
       } else {
         ldmatrix_x4_trans(loaded, v_address(stage, lane, load, block));
       }
 #pragma unroll
       for (int part = 0; part < LOAD_STEPS; part++) {
-        const int step = load * LOAD_STEPS + part;
+        const int step = load % V_LOADS * LOAD_STEPS + part;
         if (step >= V_STEPS) break;
         u32 v[4];
         values_of(v, loaded, part);
 #pragma unroll
-        for (int rows = 0; rows < ROW_BLOCKS; rows++)
+        for (int rows = head * HEAD_BLOCKS; rows < (head + 1) * HEAD_BLOCKS; rows++)
           mma_m16n8k16(state.o[step][rows], v, weights[block][rows][0], weights[block][rows][1]);
       }
     }

@@ -36,7 +36,12 @@
 //   ROTARY_DIM     leading numbers of a head of q and of new tokens that are rotated by their
 //                  position, a multiple of 16; 0: none (KV_DTYPE is 0)
 //   INTERLEAVED    1: number 2i is rotated with number 2i + 1, 0: number i with i + ROTARY_DIM / 2
+//   PAGE_SCALES    1: each page of K and of V has a scale (KV_DTYPE and PAGE are not 0)
 //   PEERS          GPUs that share each sequence's tokens and merge their partials, 0: this one alone
+//   HEADS_OF_ROW   KV heads whose rows of a token are copied as one, side by side in a token-major
+//                  cache: 1, or 2, which are one of the launch with both heads' query heads, 8 of
+//                  each (GROUP_SIZE and ROWS are 16, Q_LEN 1, KV_DTYPE is not 0; APPEND,
+//                  PAGE_SCALES and PEERS are 0)
 //   MAX_EVENTS     timeline events of a CTA that are recorded, 0: none
 //   PARAMS_BYTES   size of Params as the host has it
 #pragma once
@@ -52,10 +57,11 @@ constexpr bool WHOLE_ROWS = BULK && KV_DTYPE == 0 && HEAD_DIM == V_HEAD_DIM && H
                             HEAD_DIM % 64 > 0 && HEAD_DIM % 16 == 0;
 // Other rows lie in columns of 128 bytes; those of 64 numbers in 8 bits in one of 64.
 constexpr int COLUMN_BYTES =
-    WHOLE_ROWS ? 2 * HEAD_DIM : KV_DTYPE != 0 && HEAD_DIM <= 64 && V_HEAD_DIM <= 64 ? 64 : 128;
+    WHOLE_ROWS ? 2 * HEAD_DIM
+    : KV_DTYPE != 0 && HEADS_OF_ROW * HEAD_DIM <= 64 && HEADS_OF_ROW * V_HEAD_DIM <= 64 ? 64 : 128;
 constexpr int COLUMN_PIECES = COLUMN_BYTES / 16, COLUMN_NUMBERS = COLUMN_BYTES / KV_BYTES;
-constexpr int K_COLUMNS = (HEAD_DIM + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
-constexpr int V_COLUMNS = (V_HEAD_DIM + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
+constexpr int K_COLUMNS = (HEADS_OF_ROW * HEAD_DIM + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
+constexpr int V_COLUMNS = (HEADS_OF_ROW * V_HEAD_DIM + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
 // Matrix instructions along head_dim; a last one of 8 numbers is padded with zeros.
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16, V_STEPS = (V_HEAD_DIM + 15) / 16;
 // Loads of shared memory, each with the numbers of so many steps.
@@ -68,6 +74,12 @@ constexpr bool BF16_OPERANDS = BF16 && KV_DTYPE == 0;
 // Rows of Q in bf16 are divided by powers of two then, see `unit_of`.
 constexpr bool DIVIDED_QUERY = BF16 && KV_DTYPE != 0 && Q_DTYPE == 0;
 constexpr int ROW_BLOCKS = ROWS / 8;
+constexpr int HEAD_BLOCKS = ROW_BLOCKS / HEADS_OF_ROW;  // of a KV head
+static_assert(HEADS_OF_ROW == 1 ||
+                  (HEADS_OF_ROW == 2 && GROUP_SIZE == 16 && ROWS == 16 && Q_LEN == 1 &&
+                   KV_DTYPE != 0 && HEAD_DIM % 32 == 0 && V_HEAD_DIM % 32 == 0 && !APPEND &&
+                   !PAGE_SCALES && !PEERS),
+              "Not made for these heads");
 constexpr int TOKEN_BLOCKS = CHUNK / 16;
 // Of a KV head, and its output tiles.
 constexpr int all_rows(int q_len) { return GROUP_SIZE * (Q_LEN > 0 ? Q_LEN : q_len); }
@@ -95,7 +107,7 @@ constexpr bool MASKED_STARTS =
     (WINDOW_LEFT && (Q_LEN != 1 || APPEND)) || ((WINDOW_LEFT || LEFTPAD) && START_STEP > 1);
 // Query fragments of more rows than this take too many registers: they are read from shared memory
 // each time.
-constexpr int MOST_QUERY = KV_DTYPE == 0 || (BULK && ROW_BLOCKS == 1) ? 48 : 47;
+constexpr int MOST_QUERY = KV_DTYPE == 0 || (BULK && HEAD_BLOCKS == 1) ? 48 : 47;
 constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > MOST_QUERY;
 // Rows of Q pass through shared memory: rotated by all threads, once.
 constexpr bool STAGED_QUERY = SHARED_QUERY || ROTARY_DIM > 0;
@@ -104,6 +116,9 @@ constexpr bool PACKS = RAGGED && !RAGGED_Q && !FIXED_RUNS && !EQUAL_SPLITS && !S
                        !SINKS && !APPEND && CLUSTER == 1 && WARPS > 1 && !PEERS;
 // Tokens up to which they are, and where a CTA has more than two output tiles.
 constexpr int PACKED_TOKENS = 64, PACKED_TOKENS_OF_MANY = 128;
+// Whether output tiles that the cluster's first CTA walks alone are written by it, without the others:
+// with lengths that the launch reads, the cluster may be larger than they are long.
+constexpr bool WRITES_ALONE = RAGGED && CLUSTER > 1 && !PEERS;
 // Loads of V before the weights are known, as far as registers allow.
 constexpr int EARLY_LOADS = ROW_BLOCKS * V_STEPS <= 8 ? V_LOADS : 0;
 constexpr int QUERY_ROW = 16 * K_STEPS + 8;  // 8: rows fall into different banks
@@ -145,9 +160,10 @@ constexpr int QUERY_AT = OWN_AT + (CLUSTER > 1 ? 16 * QUADS + 16 * ((ROW_COUNT +
 constexpr int SINKS_AT = QUERY_AT + (STAGED_QUERY ? 2 * ROWS * QUERY_ROW : 0);
 // What rows of Q are divided by.
 constexpr int UNITS_AT = SINKS_AT + (SINKS ? 4 * ROWS : 0);
-// PEERS: where their mailboxes are, the launch's epoch and the GPU's rank.
+// PEERS: where their workspaces are, the launch's epoch and the GPU's rank.
 constexpr int PEERS_AT = UNITS_AT + (SHARED_QUERY && DIVIDED_QUERY ? 4 * ROWS : 0);
 constexpr int PEERS_BYTES = PEERS > 0 ? 8 * PEERS + 8 : 0;
+// Each warp's, one for each stage; PAGE_SCALES: with the scales of its stages' pages behind them.
 constexpr int BARRIERS_AT = PEERS_AT + PEERS_BYTES;
 
 #define INFINITE __int_as_float(0x7f800000)

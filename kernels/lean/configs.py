@@ -17,8 +17,8 @@ _MOST_WARP_ROWS = 32
 #: Rows of all CTAs of an SM at most where warpgroups multiply, for their registers.
 _MOST_WARPGROUP_ROWS = 128
 #: 16 rows to a warp, chunks of 64 tokens at least, two CTAs to an SM at most, with one warpgroup;
-#: CTAs of a cluster, copies, fixed runs.
-_OF_WARPGROUPS = (True, True, True, 1, "bulk", 0)
+#: CTAs of a cluster, or one of a pair with one warpgroup and bulk copies; fixed runs.
+_OF_WARPGROUPS = (True, True, True, 1, 0)
 
 
 def too_many_warps(config: TileConfig) -> str | None:
@@ -98,11 +98,12 @@ class CudaBody:
     #: Tokens that a warp takes at a time.
     chunk_tokens: int = number(16, 128, power_of_two=True)
     #: Query rows of an output tile at most. Fewer make more output tiles of the same K and V, which
-    #: the L2 then holds for them. 64 and 128 are those of a kernel with the matrix instructions of
-    #: warpgroups, on Hopper alone, with 4 warps to 64 rows.
+    #: the L2 then holds for them. Where a KV head has 8 and fp8 rows of two KV heads lie side by
+    #: side, 16 are those of both, whose rows are copied as one. 64 and 128 are those of a kernel
+    #: with the matrix instructions of warpgroups, on Hopper alone, with 4 warps to 64 rows.
     tile_rows: int = number(8, 128, power_of_two=True)
     #: CTAs of a thread-block cluster, which share a work range. `ctas_per_sm` counts CTAs, not
-    #: clusters.
+    #: clusters. With 64 rows a cluster, of 2, has a whole output tile.
     cluster_size: int = number(1, 8, power_of_two=True)
     #: How K and V get to shared memory: bulk tensor copies, or 16-byte cp.async.
     copy: str = word("bulk", "async")
@@ -142,8 +143,10 @@ class LeanCudaConfig(CudaBody, LeanConfig):
     def _settings_of_warpgroups(self) -> tuple[object, ...]:
         """What `_OF_WARPGROUPS` has."""
         fits = self.ctas_per_sm * self.tile_rows <= _MOST_WARPGROUP_ROWS
+        alone = (self.tile_rows, self.ctas_per_sm, self.copy) == (64, 1, "bulk")
+        pair = alone and self.cluster_size == 2
         shape = (self.num_warps * 16 == self.tile_rows, self.chunk_tokens >= 64, fits)
-        return (*shape, self.cluster_size, self.copy, self.fixed_run_tiles)
+        return (*shape, 1 if pair else self.cluster_size, self.fixed_run_tiles)
 
     def contradiction(self) -> str | None:
         if (reason := chunk_contradiction(self)) is not None:
@@ -157,8 +160,9 @@ class LeanCudaConfig(CudaBody, LeanConfig):
             return (
                 f"tile_rows {self.tile_rows} is of warpgroups, with num_warps"
                 f" {self.tile_rows // 16}, chunk_tokens 64 or 128, ctas_per_sm up to"
-                f" {_MOST_WARPGROUP_ROWS // self.tile_rows}, cluster_size 1, copy bulk and"
-                " fixed_run_tiles 0: set these, or choose tile_rows 8, 16 or 32"
+                f" {_MOST_WARPGROUP_ROWS // self.tile_rows}, cluster_size 1 (or 2 with tile_rows"
+                " 64, ctas_per_sm 1 and copy bulk) and fixed_run_tiles 0: set these, or choose"
+                " tile_rows 8, 16 or 32"
             )
         return super().contradiction()
 

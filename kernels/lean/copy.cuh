@@ -9,7 +9,8 @@ constexpr int BOXES = CHUNK / BOX;        // copies of a chunk along its tokens
 constexpr int CHUNKS_AHEAD = BOXES <= 32 ? 32 / BOXES : 1;
 constexpr int LANE_PAGES = (BOXES + 31) / 32;
 // 16-byte pieces of a row in shared memory.
-constexpr int K_PIECES = KV_BYTES * K_STEPS, V_PIECES = KV_BYTES * V_STEPS;
+constexpr int K_PIECES = HEADS_OF_ROW * KV_BYTES * K_STEPS;
+constexpr int V_PIECES = HEADS_OF_ROW * KV_BYTES * V_STEPS;
 constexpr int PIECE_NUMBERS = 16 / KV_BYTES;
 
 // A warp, and where its stages lie.
@@ -25,7 +26,8 @@ struct Warp {
     range_warp = rank * WARPS + number;
     known = 0;
     ring = shared_address(shared) + number * STAGES * STAGE;
-    barriers = shared_address(shared) + BARRIERS_AT + number * STAGES * 8;
+    barriers = shared_address(shared) + BARRIERS_AT +
+               number * STAGES * (PAGE_SCALES ? 8 + 8 * BOXES : 8);
 #if BULK
     if (lane == 0) {
       for (int stage = 0; stage < STAGES; stage++) mbarrier_init(barriers + 8 * stage);
@@ -39,7 +41,7 @@ struct Warp {
   // From the chunk `chunk` on.
   __device__ __forceinline__ void look_up_pages(const Params &p, const Position &position,
                                                 int chunk) {
-    const int *row = p.block_table + (i64)position.sequence * p.pages_per_sequence;
+    const int *row = p.block_table + (i64)position.sequence * p.stride_table;
 #pragma unroll
     for (int i = 0; i < LANE_PAGES; i++) {
       const int box = lane + 32 * i;
@@ -50,6 +52,32 @@ struct Warp {
     }
     known = CHUNKS_AHEAD;
   }
+
+#if PAGE_SCALES
+  // Where the scales of a stage's pages are: for each copy of K and V along its tokens, those two.
+  __device__ __forceinline__ u32 scales(int stage) const {
+    return barriers + 8 * STAGES + stage * (8 * BOXES);
+  }
+
+  // Starts the copies of the scales of the pages of the chunk at `position`, which are those known
+  // from `first` on.
+  __device__ __forceinline__ void copy_scales(const Params &p, const Position &position, int first,
+                                              int stage) {
+    const int token = position.token + position.chunk * CHUNK;
+    const int kv_head = position.head_tile().kv_head;
+    // K's and V's are a lane's in turn.
+#pragma unroll
+    for (int i = 0; i < (2 * BOXES + 31) / 32; i++) {
+      const int place = lane + 32 * i, box = place / 2;
+      const i64 own = __shfl_sync(~0u, page[i / 2], first + box);
+      if (box >= BOXES) continue;
+      const Descale &of = p.page_descales[lane % 2];
+      const float *from = of.at + own * of.stride_batch + kv_head * of.stride_head;
+      // Zeros past the sequence's end: weights of 0 do not silence what lay there.
+      cp_async_ca_4(scales(stage) + 4 * place, from, token + box * BOX < position.tokens);
+    }
+  }
+#endif
 
 #if !BULK
   // Starts the copy of this lane's pieces of a row of K or V, `column` the first of PIECES; those
@@ -67,8 +95,9 @@ struct Warp {
   }
 #endif
 
-  // Starts the copies of K and V of the chunk at `position`.
-  __device__ __forceinline__ void copy_chunk(const Params &p, const Position &position, int stage) {
+  // Starts the copies of K and V of the chunk at `position`; of a guess without scales.
+  __device__ __forceinline__ void copy_chunk(const Params &p, const Position &position, int stage,
+                                             bool guess) {
     const int token = position.token + position.chunk * CHUNK;
     const int kv_head = position.head_tile().kv_head;
     const int cache_row =
@@ -78,6 +107,9 @@ struct Warp {
     int boxes = 1;
     if (PAGE > 0 && (known == 0 || position.chunk == position.first_chunk(range_warp)))
       look_up_pages(p, position, position.chunk);
+#if PAGE_SCALES
+    if (!guess) copy_scales(p, position, (CHUNKS_AHEAD - known) * BOXES, stage);
+#endif
     if (PAGE > 0 && !PAGED_ROWS) {
 #pragma unroll
       for (int box = 0; box < BOXES; box++)
@@ -92,7 +124,7 @@ struct Warp {
       mbarrier_arrive_expect_tx(barrier, boxes * ((K_COLUMNS + V_COLUMNS) * BOX * COLUMN_BYTES));
       // Other row tiles read the same K and V again, from the L2.
       const bool once = ONE_ROW_TILE || (Q_LEN == 0 && row_tiles(position.queries.count) == 1);
-      const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_normal();
+      const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_unchanged();
 #pragma unroll
       for (int box = 0; box < BOXES; box++)
         if (box < boxes) {
@@ -187,8 +219,8 @@ struct Ring {
     next.chunk += (STAGES - empty_stages) * RANGE_WARPS;
   }
 
-  __device__ __forceinline__ void copy_next(const Params &p, Warp &warp) {
-    warp.copy_chunk(p, next, next_stage);
+  __device__ __forceinline__ void copy_next(const Params &p, Warp &warp, bool guess = false) {
+    warp.copy_chunk(p, next, next_stage, guess);
     next.chunk += next.step();
     next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
   }
@@ -196,9 +228,19 @@ struct Ring {
 #if BULK && CLUSTER > 1
   // Starts a copy that may turn out not to be wanted.
   __device__ __forceinline__ void copy_guess(const Params &p, Warp &warp) {
-    copy_next(p, warp);
+    copy_next(p, warp, true);
     empty_stages--;
   }
+
+#if PAGE_SCALES
+  // Starts the copies that it left out. Past the sequence's end a block table may name any pages:
+  // tensor maps read nothing outside of the caches, these copies would.
+  __device__ __forceinline__ void complete_guess(const Params &p, Warp &warp,
+                                                 const Position &part) {
+    warp.copy_scales(p, part, 0, 0);
+    cp_async_commit_group();
+  }
+#endif
 
   // Waits for that copy, and forgets it.
   __device__ __forceinline__ void drop_guess(const Warp &warp) {
@@ -211,7 +253,7 @@ struct Ring {
   }
 #endif
 
-  // The one place where copies start: until the ring is full, then one chunk for each that was
+  // Where copies start: until the ring is full, then one chunk for each that was
   // attended to.
   __device__ __forceinline__ void fill(const Params &p, Warp &warp, int end) {
 #pragma unroll 1
@@ -221,7 +263,7 @@ struct Ring {
       else
         more = more && next.to_next_chunk(p, end, warp.range_warp);
       if (more) copy_next(p, warp);
-#if !BULK
+#if !BULK || PAGE_SCALES
       cp_async_commit_group();
 #endif
     }
@@ -232,7 +274,8 @@ struct Ring {
 #if BULK
     mbarrier_try_wait_parity(warp.barriers + 8 * stage, parity >> stage & 1);
     parity ^= 1 << stage;
-#else
+#endif
+#if !BULK || PAGE_SCALES
     cp_async_wait_group<STAGES - 1>();
     __syncwarp();
 #endif

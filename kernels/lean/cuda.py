@@ -121,7 +121,7 @@ class CudaLaunch:
         if self.build.fixed_runs:
             return -(-self.slots_bytes // (self.build.partial_bytes * self.grid))
         per_sequence, work_ranges = (
-            inputs.kv_heads * self.build.row_tiles(inputs.q_len),
+            inputs.kv_heads // self.build.heads_of_row * self.build.row_tiles(inputs.q_len),
             self.grid // self.build.cluster,
         )
         tile_tokens, min_tiles = 1 << params.tile_shift, params.min_tiles_per_range
@@ -216,7 +216,7 @@ class CudaRelaunch:
         self._capacity = shape[1]
         params.stride_k_batch = params.stride_v_batch = strides[0]
         params.stride_k_token = params.stride_v_token = strides[1]
-        params.stride_k_head = params.stride_v_head = strides[2]
+        params.stride_k_head = params.stride_v_head = strides[2] * self._build.heads_of_row
         if self._bulk:
             cache_map = self._map = self._map or CacheMap(shape, strides, self._build)
             cache_map.resize(shape, strides)
@@ -254,9 +254,27 @@ def build_of(inputs: AttentionInputs, config: CudaConfig) -> CudaBuild:
     if isinstance(config, LeanCudaConfig) and config.of_warpgroups:
         beyond = inputs.k_new is not None or inputs.peers is not None
         config = config.of_warps if beyond else config
-    build = _build(config, bf16, *fp8, ragged, *dims, *queries, ragged_q, inputs.page_size)
+    pairs = _has_head_pairs(inputs)
+    build = _build(config, bf16, *fp8, ragged, *dims, *queries, ragged_q, inputs.page_size, pairs)
     build = with_append(with_masks(build, inputs), inputs)
+    if inputs.k_page_descale is not None:
+        build = replace(build, page_scales=1)
     return build if inputs.peers is None else replace(build, peers=inputs.peers.ranks)
+
+
+def _has_head_pairs(inputs: AttentionInputs) -> bool:
+    """Whether the rows of two KV heads lie side by side for each token, and nothing that these
+    tensors ask for is a KV head's alone: what `takes_head_pairs` asks that sizes do not say.
+    """
+    k, v = inputs.k_cache, inputs.v_cache
+    return (
+        inputs.kv_heads % 2 == 0
+        and k.stride(2) == k.shape[3]
+        and v.stride(2) == v.shape[3]
+        and inputs.k_new is None
+        and inputs.k_page_descale is None
+        and inputs.peers is None
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -272,14 +290,17 @@ def _build(
     q_len: int,
     ragged_q: bool,
     page_size: int | None,
+    head_pairs: bool,
 ) -> CudaBuild:
+    heads, layout = (2, "NHD") if head_pairs else (1, "HND")
     problem = AttentionProblem(
         1,
-        group_size,
-        1,
+        heads * group_size,
+        heads,
         1,
         head_dim,
         "bf16" if bf16 else "fp16",
+        layout,
         q_len=q_len,
         page_size=page_size,
         kv_dtype=kv_dtype,
@@ -305,7 +326,7 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
         raise UserError(reason)
     device = inputs.q.device
     build = build_of(inputs, config)
-    per_sequence = inputs.kv_heads * build.row_tiles(inputs.q_len)
+    per_sequence = inputs.kv_heads // build.heads_of_row * build.row_tiles(inputs.q_len)
     output_tiles = _most_output_tiles(inputs, build)
     slots = cluster_slots(sms or sm_count(device), build.ctas_per_sm, build.cluster)
     slots = min(slots, clusters_at_once(build, device))
@@ -341,17 +362,27 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
         check_counts(total, max(inputs.context, tiles * config.tile_tokens))
         rereads = rereads_memory(build, _kv_bytes(inputs))
         aligned = (config.align_grid or rereads) and not build.ragged
+        many_rows = isinstance(build, ManyRowsBuild)
+        if (clusters := many_rows and build.cluster > 1) and build.ragged:
+            raise UserError(
+                f"cluster_size {build.cluster} with tile_rows {build.rows} takes sequences of one"
+                " length that the host knows, without cache_leftpad and cu_seqlens_q: choose"
+                " cluster_size 1"
+            )
         work_ranges = stream_k_grid(
             output_tiles * real_tiles,
             slots,
             config.min_tiles_per_cta,
             output_tiles if aligned else 1,
         )
-        even = isinstance(build, ManyRowsBuild) and aligned and output_tiles <= slots
+        even = many_rows and (clusters or (aligned and output_tiles <= slots))
         range_bytes = build.partial_bytes * (1 if even else build.range_partials)
         # The workspace holds the partials of each work range.
         work_ranges = min(work_ranges, WORKSPACE_BYTES // range_bytes)
-        in_step = aligned and (rereads or isinstance(build, ManyRowsBuild)) and build.q_len == 0
+        if clusters:
+            # Each has a whole output tile and waits for no other: they need not run at once.
+            work_ranges, range_bytes = output_tiles, 0
+        in_step = aligned and (rereads or many_rows) and build.q_len == 0
         if in_step and work_ranges < output_tiles:
             work_ranges = whole_ranges(work_ranges, output_tiles)
         if even:
@@ -388,7 +419,7 @@ def _most_output_tiles(inputs: AttentionInputs, build: CudaBuild) -> int:
         # Each sequence's last one may be partly empty.
         full = inputs.q.shape[0] * inputs.group_size // build.rows
         row_tiles = max(1, min(row_tiles, full + inputs.batch))
-    return inputs.kv_heads * row_tiles
+    return inputs.kv_heads // build.heads_of_row * row_tiles
 
 
 def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.Tensor]) -> Params:
@@ -404,7 +435,7 @@ def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.T
         params.cache_seqlens = inputs.cache_seqlens.data_ptr()
     if inputs.block_table is not None:
         params.block_table = inputs.block_table.data_ptr()
-        params.pages_per_sequence = inputs.block_table.shape[1]
+        params.stride_table = inputs.block_table.stride(0)
     if inputs.cu_seqlens_q is not None:
         params.total_queries = inputs.q.shape[0]
     else:
@@ -414,7 +445,7 @@ def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.T
     params.context, params.batch, params.kv_heads = (
         inputs.context,
         inputs.batch,
-        inputs.kv_heads,
+        inputs.kv_heads // build.heads_of_row,
     )
     params.q_len = inputs.q_len
     pass_append(params, inputs)
@@ -424,6 +455,9 @@ def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.T
         params.q_descale, params.k_descale, params.v_descale = (
             Descale.of(scales) for scales in (inputs.q_descale, inputs.k_descale, inputs.v_descale)
         )
+    if build.page_scales:
+        params.k_page_descale = Descale.of(inputs.k_page_descale)
+        params.v_page_descale = Descale.of(inputs.v_page_descale)
     for name, tensor in extras.items():
         setattr(*pointer(params, name), tensor.data_ptr())
     if inputs.peers is not None:
@@ -438,6 +472,8 @@ def _pass_caches(
     params.k, params.v = k_cache.data_ptr(), v_cache.data_ptr()
     params.stride_k_batch, params.stride_k_head, params.stride_k_token = cache_strides(k_cache)
     params.stride_v_batch, params.stride_v_head, params.stride_v_token = cache_strides(v_cache)
+    params.stride_k_head *= build.heads_of_row
+    params.stride_v_head *= build.heads_of_row
     if build.bulk:
         shape, strides = v_cache.shape, v_cache.stride()
         params.k_map.words[:] = tensor_map(params.k, k_cache.shape, k_cache.stride(), build)

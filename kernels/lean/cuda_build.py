@@ -5,19 +5,19 @@ it takes.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 from leanbench.kernels.lean.configs import CudaConfig, LeanCudaConfig
-from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
+from leanbench.kernels.lean.cuda_params import PAGE_SCALES_PARAMS_BYTES, PARAMS_BYTES
 
 from leanbench.compile.nvrtc import CudaBinary, CudaSource
 from leanbench.core.errors import DoesNotFit
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import LaunchResources
-from leanbench.core.kinds import FP8_DTYPES, SAME
+from leanbench.core.kinds import FP8_DTYPES, NO_PAGE_SCALES, SAME
 from leanbench.core.problem import AttentionProblem
 
 #: Of the sources and their headers.
@@ -32,14 +32,18 @@ BULK_TOKENS = 16
 #: launch above.
 MOST_BUILT_Q_LEN = 16
 #: Dtypes by the numbers that KV_DTYPE and Q_DTYPE in build.cuh have for them.
-_FP8_NUMBERS = (SAME, *FP8_DTYPES)
+FP8_NUMBERS = (SAME, *FP8_DTYPES)
 #: Shared memory that the system takes of every CTA.
 _SYSTEM_SHARED_BYTES = 1024
 #: Rows of an output tile that a warpgroup has in many_rows.cu.
 WARPGROUP_ROWS = 64
-#: Warps beside those that multiply there, of which one copies: with two warpgroups, which take
-#: registers of others, as many as a warpgroup has.
-_COPY_WARPS, _COPY_WARPS_OF_TWO = 1, 4
+#: Rows of an output tile of two KV heads, whose rows of a token are copied as one.
+HEAD_PAIR_ROWS = 16
+#: Query heads of each, and numbers of its row: 64 bytes, which take as long to copy as 128.
+_PAIRED_GROUP, _PAIRED_HEAD_DIM = 8, 64
+#: Warps beside those that multiply there: one, which copies, or as many as a warpgroup has, where
+#: lanes copy, and where two warpgroups take registers of others.
+_COPY_WARPS, _COPY_WARPGROUP = 1, 4
 #: Of K and of V there: rows are whole columns of 128 bytes in shared memory.
 _WARPGROUP_HEAD_DIMS, _WARPGROUP_VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
 #: `sinks` of a build, by the problem's dtype, which they have too.
@@ -69,7 +73,7 @@ def refusal_of_fp8(
 
 def refusal_of_sharing(problem: AttentionProblem) -> str | None:
     """One sentence on what GPUs that share sequences cannot have, or None: what depends on where in
-    its sequence a token is, and what changes the caches.
+    its sequence a token is, what changes the caches, and scales of pages.
     """
     if problem.gpus.context == 1:
         return None
@@ -81,6 +85,7 @@ def refusal_of_sharing(problem: AttentionProblem) -> str | None:
         "appended tokens": problem.append > 0,
         "padded sequences": problem.leftpad,
         "packed queries": problem.q_lens is not None,
+        "scales of pages": problem.page_scales != NO_PAGE_SCALES,
     }
     asked = [what for what, is_asked in refused.items() if is_asked]
     if not asked:
@@ -103,7 +108,25 @@ def takes_warpgroups(problem: AttentionProblem) -> bool:
         and problem.value_dim in _WARPGROUP_VALUE_DIMS
         and problem.kv_dtype == SAME
         and problem.append == 0
-        and (problem.page_size or 0) % BULK_TOKENS == 0
+        and problem.gpus.context == 1
+    )
+
+
+def takes_head_pairs(problem: AttentionProblem) -> bool:
+    """Whether rows of two KV heads of a token, side by side in a token-major cache, may be copied
+    as one: HEADS_OF_ROW in build.cuh. Not where tokens are appended or pages have scales, which are
+    a KV head's each, nor on GPUs that share sequences.
+    """
+    return (
+        problem.kv_dtype != SAME
+        and problem.kv_layout == "NHD"
+        and problem.kv_heads % 2 == 0
+        and problem.head_dim == problem.value_dim == _PAIRED_HEAD_DIM
+        and problem.group_size == _PAIRED_GROUP
+        and problem.q_len == 1
+        and problem.q_lens is None
+        and problem.append == 0
+        and problem.page_scales == NO_PAGE_SCALES
         and problem.gpus.context == 1
     )
 
@@ -114,8 +137,6 @@ class CudaBuild:
 
     #: The kernel's name in its source.
     entry: ClassVar[str] = ENTRY
-    #: Whether its CTAs wait for one another in a circle: all of a launch must run at once.
-    cooperative: ClassVar[bool] = False
     #: Partials of a work range at most that others wait for: at its start, and at its end.
     range_partials: ClassVar[int] = 1
 
@@ -146,10 +167,12 @@ class CudaBuild:
     batch_idx: int = 0
     kv_dtype: int = 0
     q_dtype: int = 0
+    page_scales: int = 0
     append: int = 0
     rotary_dim: int = 0
     interleaved: int = 0
     peers: int = 0
+    heads_of_row: int = 1
     max_events: int = 0
 
     @staticmethod
@@ -158,10 +181,10 @@ class CudaBuild:
         if isinstance(config, LeanCudaConfig) and config.of_warpgroups:
             config = config if takes_warpgroups(problem) else config.of_warps
         many_rows = config.of_warpgroups
-        two = config.tile_rows > WARPGROUP_ROWS
-        copy_warps = (_COPY_WARPS_OF_TWO if two else _COPY_WARPS) if many_rows else 0
+        full = config.num_warps > WARPGROUP_ROWS // 16 or config.copy == "async"
+        copy_warps = (_COPY_WARPGROUP if full else _COPY_WARPS) if many_rows else 0
         rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
-        return (ManyRowsBuild if many_rows else CudaBuild)(
+        build = (ManyRowsBuild if many_rows else CudaBuild)(
             head_dim=problem.head_dim,
             v_head_dim=problem.value_dim,
             bf16=int(problem.dtype == "bf16"),
@@ -179,8 +202,9 @@ class CudaBuild:
             equal_splits=int(config.splits > 0),
             page=problem.page_size or 0,
             ragged_q=int(ragged_q),
-            kv_dtype=_FP8_NUMBERS.index(problem.kv_dtype),
-            q_dtype=_FP8_NUMBERS.index(problem.q_dtype),
+            kv_dtype=FP8_NUMBERS.index(problem.kv_dtype),
+            q_dtype=FP8_NUMBERS.index(problem.q_dtype),
+            page_scales=int(problem.page_scales != NO_PAGE_SCALES),
             window_left=int(problem.most_behind >= 0),
             attention_chunk=int(problem.attention_chunk > 0),
             window_right=int(not problem.causal),
@@ -194,6 +218,34 @@ class CudaBuild:
             interleaved=int(problem.rotary_interleaved),
             max_events=max_events,
         )
+        # Equal splits and fixed runs were not timed with them.
+        pairs = (
+            config.tile_rows >= HEAD_PAIR_ROWS
+            and config.splits == config.fixed_run_tiles == 0
+            and takes_head_pairs(problem)
+        )
+        return build.of_head_pairs() if pairs else build
+
+    def of_head_pairs(self) -> CudaBuild:
+        """The same for two KV heads whose rows are copied as one: HEADS_OF_ROW in build.cuh.
+
+        Raises:
+            DoesNotFit: it is not made for these heads.
+        """
+        takes = self.group_size == self.rows == 8 and self.q_len == 1 and self.kv_dtype
+        beyond = self.append or self.page_scales or self.peers
+        if not takes or beyond or (self.head_dim | self.v_head_dim) % 32:
+            raise DoesNotFit(
+                "lean_cuda copies rows of two KV heads as one for fp8 caches without scales of"
+                " pages, one query token, groups of 8 and head_dims of a multiple of 32, appends"
+                " none, and takes one GPU"
+            )
+        return replace(self, heads_of_row=2, group_size=16, rows=16)
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether its CTAs wait for one another in a circle: all of a launch must run at once."""
+        return False
 
     @property
     def row_count(self) -> int:
@@ -222,7 +274,8 @@ class CudaBuild:
         """Of a row of K or V in shared memory that one copy fills: COLUMN_BYTES in build.cuh."""
         if self.whole_rows:
             return 2 * self.head_dim
-        return 64 if self.kv_dtype and max(self.head_dim, self.v_head_dim) <= 64 else 128
+        row = self.heads_of_row * max(self.head_dim, self.v_head_dim)
+        return 64 if self.kv_dtype and row <= 64 else 128
 
     @property
     def partial_bytes(self) -> int:
@@ -243,7 +296,8 @@ class CudaBuild:
     def shared_query(self) -> bool:
         """Whether query rows lie in shared memory: SHARED_QUERY in build.cuh."""
         k_steps, v_steps = -(-self.head_dim // 16), -(-self.v_head_dim // 16)
-        most_query = 48 if not self.kv_dtype or (self.bulk and self.rows == 8) else 47
+        head_rows = self.rows // self.heads_of_row
+        most_query = 48 if not self.kv_dtype or (self.bulk and head_rows == 8) else 47
         return self.rows // 8 * (k_steps + 2 * v_steps) > most_query
 
     @property
@@ -265,7 +319,8 @@ class CudaBuild:
     def shared_bytes(self) -> int:
         """Shared memory of a CTA: the layout in build.cuh."""
         numbers = self.column_bytes // self.kv_bytes
-        columns = -(-self.head_dim // numbers) + -(-self.v_head_dim // numbers)
+        heads = self.heads_of_row
+        columns = -(-heads * self.head_dim // numbers) + -(-heads * self.v_head_dim // numbers)
         ring = self.warps * self.stages * columns * self.chunk * self.column_bytes
         scratch = 4 * self.warps * self.row_count * (self.v_head_dim + 4)
         total = max(ring, scratch) if self.shared_query else ring + scratch
@@ -280,6 +335,8 @@ class CudaBuild:
             total += 4 * self.rows
         if self.peers:
             total += 8 * self.peers + 8
+        if self.page_scales:
+            total += 8 * self.warps * self.stages * (self.chunk // self.box)
         return total + 8 * self.warps * self.stages
 
     def fits(self, gpu: GpuSpec) -> bool:
@@ -298,16 +355,20 @@ class CudaBuild:
                 "lean_cuda has bulk copies and clusters from compute capability 9.0 on, this is"
                 f" {capability[0]}.{capability[1]}: choose copy async and cluster_size 1"
             )
+        self._check_pages()
+        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
+            "PARAMS_BYTES": PAGE_SCALES_PARAMS_BYTES if self.page_scales else PARAMS_BYTES
+        }
+        named = tuple(sorted(defines.items()))
+        return CudaSource(_text("lean.cu"), ENTRY, named, capability, _FOLDER)
+
+    def _check_pages(self) -> None:
+        """Raises DoesNotFit where bulk copies would cross a page."""
         if self.bulk and self.box < BULK_TOKENS:
             raise DoesNotFit(
                 f"lean_cuda has bulk copies for pages of a multiple of {BULK_TOKENS} tokens, these"
                 f" have {self.page}: choose copy async"
             )
-        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
-            "PARAMS_BYTES": PARAMS_BYTES
-        }
-        named = tuple(sorted(defines.items()))
-        return CudaSource(_text("lean.cu"), ENTRY, named, capability, _FOLDER)
 
     def resources(self, binary: CudaBinary, ctas: int) -> LaunchResources:
         return LaunchResources(
@@ -325,8 +386,12 @@ class ManyRowsBuild(CudaBuild):
     """The parameters of a build of many_rows.cu, which has some of lean.cu's: see `source`."""
 
     entry: ClassVar[str] = MANY_ROWS_ENTRY
-    cooperative: ClassVar[bool] = True
     range_partials: ClassVar[int] = 2
+
+    @property
+    def cooperative(self) -> bool:
+        # Clusters have whole output tiles, and wait for nobody.
+        return self.cluster == 1
 
     @property
     def partial_bytes(self) -> int:
@@ -349,6 +414,15 @@ class ManyRowsBuild(CudaBuild):
             raise DoesNotFit(
                 f"lean_cuda has tile_rows {self.rows} for compute capability 9.0, this is"
                 f" {capability[0]}.{capability[1]}: choose tile_rows 8, 16 or 32"
+            )
+        self._check_pages()
+        # Sums of a pair of CTAs lie over the ring: SUMS_AT in rows_layout.cuh.
+        sums = 4 * self.rows * (self.v_head_dim + 8) + 8 * self.rows
+        ring = 2 * self.stages * self.chunk * (self.head_dim + self.v_head_dim)
+        if self.cluster > 1 and sums > ring:
+            raise DoesNotFit(
+                f"lean_cuda merges pairs of CTAs with tile_rows {self.rows} in {sums} bytes of its"
+                f" stages, {self.stages} of {self.chunk} tokens have {ring}: choose more num_stages"
             )
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES,

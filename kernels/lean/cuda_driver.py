@@ -153,7 +153,7 @@ class CacheMap:
         box_tokens: int | None = None,
     ) -> None:
         self._dtype, *modes = _map_modes(build.kv_bytes, build.column_bytes)
-        self._kv_bytes = build.kv_bytes
+        self._kv_bytes, self._heads_of_row = build.kv_bytes, build.heads_of_row
         self._layout = _Layout()
         columns = build.column_bytes // build.kv_bytes
         self._box = _Box(columns, box_tokens or build.box, 1, 1)
@@ -173,6 +173,8 @@ class CacheMap:
         """Lets the next tensor map be of another shape."""
         rows, tokens, heads, head_dim = shape
         row_stride, token_stride, head_stride, _ = strides
+        heads, head_dim = heads // self._heads_of_row, head_dim * self._heads_of_row
+        head_stride *= self._heads_of_row
         # A size of 1 may have any stride, one that is too large for a tensor map among them.
         _pack_layout(
             self._layout,

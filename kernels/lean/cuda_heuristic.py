@@ -9,12 +9,14 @@ from functools import lru_cache
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import (
     BULK_TOKENS,
+    HEAD_PAIR_ROWS,
     HOPPER,
     MOST_BUILT_Q_LEN,
     WARPGROUP_ROWS,
     CudaBuild,
     looks_up_rows,
     rows_of,
+    takes_head_pairs,
     takes_warpgroups,
 )
 from leanbench.kernels.lean.cuda_schedule import few_idle, whole_ranges
@@ -99,6 +101,10 @@ _MIN_BYTES_FOR_PAIRS_IN_8_BITS = 100e6
 #: with eight warps each, not as a pair: 3 to 8% less at 56 to 66 heads x 1k to 4k x 64; with three
 #: CTAs to an output tile 7% more at 36 heads x 8k (entry 56).
 _MIN_BYTES_FOR_PAIRS_OF_TILES = 100e6
+#: Bytes from which on CTAs of such pairs have eight warps with chunks of 32 tokens, not four with
+#: chunks of 64: 5 to 8% less at 36 to 40 heads x 4k to 8k x 64, as much at 2k; where there are few
+#: output tiles up to 4% more ([families], entry 58).
+_MIN_BYTES_FOR_WARPS_OF_PAIRS = 30e6
 #: Bytes below which few clusters are enough. [families]
 _SMALL_BYTES = 4e6
 #: Query rows of a KV head from which on warpgroups multiply where there are several query tokens.
@@ -114,8 +120,23 @@ _OUTPUT_TILES_OF_PAIRS = 1.0
 #: CTA to an SM crosses output tiles that have two or three splits: two take 2 to 12% less at 8 x
 #: some 1000 to 4000, 3 to 17% more with some 500 tokens (entry 50).
 _SPLIT_OUTPUT_TILES_OF_PAIRS = (1 / 3, 1 / 2)
+#: Lengths that the host knows, CTAs of many_rows.cu that have one part each: bytes of the stages of
+#: an SM's CTAs together, and more for each warpgroup. Three stages of 32 KB for one warpgroup take
+#: up to 2% less than six, two for each of two CTAs 0.6 to 1.1% less than three, four for two
+#: warpgroups 1.9 and 2.9% less than six (entry 60).
+_STAGE_BYTES, _STAGE_BYTES_OF_WARPGROUP = 64 * 1024, 32 * 1024
+#: Rows of two KV heads copied as one (entry 62): bytes of K and V from which on they are where
+#: there is no output tile for each SM; CTAs of a cluster at most; output tiles to an SM from which
+#: on two CTAs share one, as far as lengths are not known: 10 to 30% less on ragged batches of 32
+#: and 96.
+_MIN_BYTES_FOR_HEAD_PAIRS = 30_000_000
+_LARGEST_CLUSTER_OF_HEAD_PAIRS = 2
+_MANY_HEAD_PAIRS = 0.9
 #: LeanTiles of an output tile that is not split where there are many of them. [families]
 _SHORT_TILES = 5
+#: The same of up to 64 columns where one output tile has no more than five SMs: 3 and 6% less at 32
+#: and 40 heads x 1k, 2 and 3% more at 2k (entry 58); 24 heads x 1k have clusters.
+_SHORT_TILES_OF_FEW_COLUMNS = 8
 
 
 # A check of settings takes as long as the rest of the heuristic.
@@ -235,6 +256,35 @@ def tile_rows_of(problem: AttentionProblem) -> int:
     )
 
 
+def pairs_heads(problem: AttentionProblem, gpu: GpuSpec, one_length: bool) -> bool:
+    """Whether an output tile has the rows of two KV heads, which are copied as one: a bulk copy
+    takes as long for rows of 64 bytes as for rows of 128. With an output tile for each SM, 14 to
+    36% less; with fewer, 5 to 17% less from 34 MB on, 7 to 22% more below 9 MB, where half as many
+    CTAs have work (entry 62). Before Hopper it was not timed.
+
+    Args:
+        one_length: of all sequences, as the host knows; others are held to be long.
+    """
+    # The dtype first: most calls have no other and cost the host no further call.
+    if problem.kv_dtype == SAME or gpu.compute_capability < HOPPER or not takes_head_pairs(problem):
+        return False
+    if problem.batch * problem.kv_heads // 2 >= gpu.sms:
+        return True
+    short = 0 <= problem.most_behind < TILE_TOKENS
+    return not short and (not one_length or problem.kv_bytes >= _MIN_BYTES_FOR_HEAD_PAIRS)
+
+
+def _launched_rows(problem: AttentionProblem, rows: int) -> tuple[int, int]:
+    """Rows that an output tile of up to `rows` holds, and all output tiles. Those of more rows than
+    `rows_of` has hold a pair of KV heads each.
+    """
+    most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    heads_of_row = 2 if rows > most else 1
+    queries = heads_of_row * problem.group_size * problem.q_len
+    heads = problem.batch * problem.kv_heads // heads_of_row
+    return min(rows, queries), heads * -(-queries // rows)
+
+
 def _cluster_size(
     output_tiles: int,
     row_tiles: int,
@@ -294,7 +344,13 @@ def _hopper_build(
         )
         # Copies of pages are smaller.
         return 32, 4, 3 if deep or problem.page_size is not None else 2
-    if cluster == 1 or rows > 16:
+    large_pairs = (
+        cluster == 2
+        and output_tiles > _FEW_TILES
+        and problem.kv_dtype == SAME
+        and problem.kv_bytes >= _MIN_BYTES_FOR_WARPS_OF_PAIRS
+    )
+    if cluster == 1 or rows > 16 or large_pairs:
         return 32, 8, 2
     if problem.max_context < 256 * cluster:
         return 32, 4, 3
@@ -311,7 +367,6 @@ def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
         and problem.q_len > 1
         and problem.group_size * problem.q_len >= least
         and takes_warpgroups(problem)
-        and copy_of(problem, gpu) == "bulk"
     )
 
 
@@ -339,10 +394,37 @@ def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     slots = ctas_per_sm * gpu.sms
     used = slots // output_tiles * output_tiles or whole_ranges(slots, output_tiles)
     align_grid = few_idle(used, slots)
+    copy = copy_of(problem, gpu)
     config = cuda_config(
-        chunk, rows // 16, stages, ctas_per_sm, 1, rows, "bulk", 1, align_grid=align_grid
+        chunk, rows // 16, stages, ctas_per_sm, 1, rows, copy, 1, align_grid=align_grid
     )
     return fitted(config, problem, gpu)
+
+
+def one_length_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
+    """Settings of many_rows.cu for sequences of one length, which the host knows.
+
+    Where each CTA has one part of an output tile with all rows of a KV head, copies run less far
+    ahead. A pair of CTAs has an output tile that would have two splits: 2 to 9% less, in pages of
+    16 2 to 3% more (entry 60).
+    """
+    config = many_rows_config(problem, gpu)
+    all_rows = problem.group_size * problem.q_len
+    output_tiles = problem.batch * problem.kv_heads
+    splits = config.ctas_per_sm * gpu.sms // output_tiles
+    one_part = all_rows <= config.tile_rows and config.align_grid and splits > 0
+    # Others were not timed.
+    if not one_part or config.copy != "bulk" or widest(problem) > 128:
+        return config
+    timed = problem.head_dim == problem.value_dim in (64, 128) and problem.page_size is None
+    long = problem.max_context > _SHORT_TILES * TILE_TOKENS
+    pairs = (config.tile_rows, config.ctas_per_sm, splits) == (WARPGROUP_ROWS, 1, 2)
+    cluster = 2 if pairs and timed and long else 1
+    stage_bytes = 2 * config.chunk_tokens * (problem.head_dim + problem.value_dim)
+    most_bytes = _STAGE_BYTES // config.ctas_per_sm
+    most_bytes += config.tile_rows // WARPGROUP_ROWS * _STAGE_BYTES_OF_WARPGROUP
+    stages = min(config.num_stages, -(-most_bytes // stage_bytes))
+    return replace(config, cluster_size=cluster, num_stages=stages)
 
 
 def many_rows_configs(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
@@ -350,11 +432,14 @@ def many_rows_configs(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaC
     if not has_many_rows(problem, gpu):
         return []
     chosen = many_rows_config(problem, gpu)
-    return [
+    space = [
         replace(chosen, min_tiles_per_cta=min_tiles, align_grid=align_grid)
         for min_tiles in (1, 2, 4)
         for align_grid in (True, False)
     ]
+    if problem.lengths_on == "device" or problem.leftpad or problem.q_lens is not None:
+        return space
+    return list(dict.fromkeys([one_length_config(problem, gpu), *space]))
 
 
 def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
@@ -362,14 +447,14 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     10,000 timings on an H200: see docs/performance-log.md.
     """
     if has_many_rows(problem, gpu):
-        return many_rows_config(problem, gpu)
+        packed = problem.q_lens is not None
+        return (many_rows_config if packed else one_length_config)(problem, gpu)
     if problem.q_len > MOST_BUILT_Q_LEN or looks_up_rows(problem):
         return any_length_heuristic(problem, gpu)
     if problem.max_context <= TILE_TOKENS:
         return _single_tile(problem, gpu)
-    rows = tile_rows_of(problem)
-    row_tiles = -(-problem.group_size * problem.q_len // rows)
-    output_tiles = problem.batch * problem.kv_heads * row_tiles
+    rows = HEAD_PAIR_ROWS if pairs_heads(problem, gpu, True) else tile_rows_of(problem)
+    output_tiles = _launched_rows(problem, rows)[1]
     lean_tiles = -(-problem.max_context // TILE_TOKENS)
     if output_tiles >= gpu.sms:
         # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
@@ -401,7 +486,8 @@ def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     """Where no context is longer than a LeanTile nothing can be split: as many output tiles at once
     as the SMs hold, each with all rows that share its K and V.
     """
-    rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    rows = HEAD_PAIR_ROWS if pairs_heads(problem, gpu, True) else most
     chunk = small_chunk(problem, rows)
     config = cuda_config(chunk, 4, 2, 2, 1, rows, copy_of(problem, gpu), 1, True)
     return fitted(config, problem, gpu)
@@ -420,11 +506,15 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     queries = problem.group_size * problem.q_len
     # Fewer rows would be faster where sequences are short, and read K and V twice where they are
     # long.
-    rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
-    output_tiles = problem.batch * problem.kv_heads * -(-queries // rows)
+    pairs = pairs_heads(problem, gpu, False)
+    most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    rows = HEAD_PAIR_ROWS if pairs else most
+    row_count, output_tiles = _launched_rows(problem, rows)
     hopper = gpu.compute_capability >= HOPPER
-    partial, in_8_bits = min(rows, queries) * problem.value_dim, problem.kv_dtype != SAME
+    partial, in_8_bits = row_count * problem.value_dim, problem.kv_dtype != SAME
     cluster = _any_length_cluster(output_tiles, partial, in_8_bits) if hopper else 1
+    if pairs:
+        cluster = min(cluster, _LARGEST_CLUSTER_OF_HEAD_PAIRS)
     many = _MANY_OUTPUT_TILES_IN_8_BITS if in_8_bits else _MANY_OUTPUT_TILES
     chunk, warps, stages, ctas_per_sm = 2 * _LEAST_CHUNK, 4, 2, 1
     if widest(problem) > 128:
@@ -436,6 +526,8 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     elif cluster > 1:
         chunk = 64 if widest(problem) <= 64 and rows <= 16 else chunk
         stages = 3 if rows == TILE_ROWS[0] or widest(problem) <= 64 else 2
+    elif pairs and output_tiles < _MANY_HEAD_PAIRS * gpu.sms:
+        chunk, warps, stages = _hopper_build(problem, rows, output_tiles, cluster)
     elif widest(problem) <= 64:
         ctas_per_sm = 2
     elif output_tiles > many * gpu.sms:
@@ -465,6 +557,8 @@ def _timed_build(
     few_tiles = output_tiles < _MANY_OUTPUT_TILES * gpu.sms
     if looks_up_rows(problem):
         # Each look-up takes instructions of a warp: many warps.
+        if rows == HEAD_PAIR_ROWS and takes_head_pairs(problem) and few_tiles:
+            return 2 * _LEAST_CHUNK, 8, 2, 1, 1
         if widest(problem) <= 64:
             return 2 * _LEAST_CHUNK, 4, 2, 2, 1
         return (_LEAST_CHUNK, 8, 2, 1, 1) if few_tiles else (_LEAST_CHUNK, 4, 2, 2, 1)
@@ -505,17 +599,23 @@ def _hopper_heuristic(
 ) -> LeanCudaConfig:
     """Where there are more SMs than output tiles, which all have the same length."""
     copy = copy_of(problem, gpu)
-    if lean_tiles <= _SHORT_TILES and output_tiles >= gpu.sms // 6:
+    few_columns = widest(problem) <= 64 and problem.kv_dtype == SAME
+    narrow = few_columns and output_tiles > gpu.sms // 5
+    short_tiles = _SHORT_TILES_OF_FEW_COLUMNS if narrow else _SHORT_TILES
+    if lean_tiles <= short_tiles and output_tiles >= gpu.sms // 6:
         # So short that a merge costs more than it saves.
         build = _hopper_build(problem, rows, output_tiles, 1)
         return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
-    row_tiles = output_tiles // (problem.batch * problem.kv_heads)
+    row_tiles = -(-problem.group_size * problem.q_len // rows)
     align_bytes = _MAX_IDLE_BYTES * rows / 8
     in_8_bits = problem.kv_dtype != SAME
     cluster = _cluster_size(
         output_tiles, row_tiles, lean_tiles, problem.kv_bytes, align_bytes, in_8_bits, gpu
     )
     two_ctas = cluster == 2 and gpu.sms // output_tiles == 2 and widest(problem) <= 64
+    # Pairs of KV heads in 8 bits are too much for half of the SMs: see `_cluster_size`.
+    head_pairs = rows == HEAD_PAIR_ROWS and takes_head_pairs(problem)
+    two_ctas = two_ctas and not head_pairs
     if two_ctas and problem.kv_bytes < _MIN_BYTES_FOR_PAIRS_OF_TILES:
         build = _hopper_build(problem, rows, output_tiles, 1)
         return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
@@ -527,13 +627,13 @@ def _hopper_heuristic(
             *_hopper_build(problem, rows, 1, cluster), 1, cluster, rows, copy, 1, True
         )
     pairs = cluster_slots(gpu.sms, 1, 2)
-    partial = min(rows, problem.group_size * problem.q_len) * problem.value_dim
+    partial = _launched_rows(problem, rows)[0] * problem.value_dim
     if output_tiles < _FEW_TILES and partial >= _LARGE_PARTIAL:
         # Large partials of many parts: a cluster merges most of them before they go through memory.
         # Pairs where their runs are even, as those of a short context are held to be.
         ctas = 2 * (pairs // output_tiles)
         even = rows == 8 and -(-lean_tiles // ctas) * ctas <= (1 + _UNEVEN_SHARE) * lean_tiles
-        size = 2 if problem.kv_bytes < _MAX_BYTES_FOR_FEWEST_ROWS or even else 4
+        size = 2 if problem.kv_bytes < _MAX_BYTES_FOR_FEWEST_ROWS or even or head_pairs else 4
         return cuda_config(
             *_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, size == 2
         )

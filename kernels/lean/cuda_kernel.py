@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from leanbench.kernels.launch import events_per_row
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import (
+    HEAD_PAIR_ROWS,
     HOPPER,
     CudaBuild,
     refusal_of_fp8,
@@ -25,6 +26,7 @@ from leanbench.kernels.lean.cuda_heuristic import (
     fitted,
     heuristic,
     many_rows_configs,
+    pairs_heads,
     small_chunk,
     widest,
 )
@@ -80,7 +82,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     is_api = True
     axes = Kernel.axes | {
         *("q_len", "page_size", "capacity", "lengths", "lengths_on", "v_head_dim", "q_lens"),
-        *("kv_dtype", "q_dtype", "scaled"),
+        *("kv_dtype", "q_dtype", "scaled", "page_scales"),
         *("causal", "window_left", "window_right", "attention_chunk", "softcap", "sinks", "alibi"),
         *("leftpad", "batch_idx", "append", "rotary_dim", "rotary_interleaved", "parallel"),
     }
@@ -139,6 +141,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         space = many_rows_configs(problem, gpu)
         clusters = _TUNED_CLUSTERS if hopper else (1,)
         most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+        most = HEAD_PAIR_ROWS if pairs_heads(problem, gpu, False) else most
         for build, cluster, rows in product(
             builds, clusters, [rows for rows in TILE_ROWS if rows <= most]
         ):

@@ -37,7 +37,9 @@ class Divisor(ctypes.Structure):
 
 
 class Descale(ctypes.Structure):
-    """Scales by sequence and KV head, strides in numbers; a null address: 1."""
+    """Scales by sequence, or page of a cache, and KV head; strides in numbers. A null address:
+    1.
+    """
 
     _fields_ = [
         ("at", ctypes.c_uint64),
@@ -47,7 +49,10 @@ class Descale(ctypes.Structure):
 
     @classmethod
     def of(cls, scales: torch.Tensor | None) -> Descale:
-        return cls() if scales is None else cls(scales.data_ptr(), *scales.stride())
+        if scales is None:
+            return cls()
+        # (pages,): all KV heads have the same.
+        return cls(scales.data_ptr(), *scales.stride(), *[0] * (2 - scales.dim()))
 
 
 #: Those that every call has or leaves 0.
@@ -86,7 +91,7 @@ class Params(ctypes.Structure):
                 "context",
                 "batch",
                 "kv_heads",
-                "pages_per_sequence",
+                "stride_table",
                 "window_left",
                 "window_right",
                 "window_tokens",
@@ -121,6 +126,8 @@ class Params(ctypes.Structure):
         ("attention_chunk", ctypes.c_int32),
         ("by_attention_chunk", Divisor),
         ("peers", ctypes.c_uint64),
+        # Of builds with PAGE_SCALES alone: its `page_descales`.
+        *((f"{name}_page_descale", Descale) for name in ("k", "v")),
     ]
 
 
@@ -128,11 +135,18 @@ class Params(ctypes.Structure):
 #: ctypes takes field by field.
 pack_pointers = struct.Struct(f"{len(_POINTERS)}Q").pack_into
 POINTERS_OFFSET = Params.q.offset
-#: sizeof(Params) in params.cuh, which refuses to compile with another.
-PARAMS_BYTES = -(-ctypes.sizeof(Params) // PARAMS_ALIGNMENT) * PARAMS_ALIGNMENT
 
 
-_Memory = ctypes.c_uint8 * (PARAMS_BYTES + PARAMS_ALIGNMENT)
+def _aligned(size: int) -> int:
+    return -(-size // PARAMS_ALIGNMENT) * PARAMS_ALIGNMENT
+
+
+#: sizeof(Params) in params.cuh, which refuses to compile with another; with PAGE_SCALES.
+PARAMS_BYTES = _aligned(Params.k_page_descale.offset)
+PAGE_SCALES_PARAMS_BYTES = _aligned(ctypes.sizeof(Params))
+
+
+_Memory = ctypes.c_uint8 * (PAGE_SCALES_PARAMS_BYTES + PARAMS_ALIGNMENT)
 
 
 def aligned_params() -> Params:

@@ -127,7 +127,9 @@ def cuda_schedule(
     if build.q_len == 0 or isinstance(build, ManyRowsBuild):
         return None
     lengths = dealt_lengths(build, problem)
-    tiles = TileGrid.of(problem, config.tile_tokens, build.rows, lengths)
+    # Heads of a row are one of the launch.
+    dealt = replace(problem, kv_heads=problem.kv_heads // build.heads_of_row)
+    tiles = TileGrid.of(dealt, config.tile_tokens, build.rows, lengths)
     slots = cluster_slots(gpu.sms, build.ctas_per_sm, build.cluster)
     if config.fixed_run_tiles:
         runs = [

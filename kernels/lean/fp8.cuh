@@ -1,12 +1,17 @@
 // K and V in 8 bits, and Q with them, as operands in fp16: it holds all numbers of e4m3 and e5m2.
 #pragma once
 #include "ptx.cuh"
+#include "schedule.cuh"
 
 #if __CUDA_ARCH__ >= 890
 constexpr bool HAS_CVT = true;
 #else
 constexpr bool HAS_CVT = false;
 __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(unsigned short) { return 0; }
+template <int HALF>
+__device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2_half(u32) {
+  return 0;
+}
 #endif
 // e4m3 without an instruction for it comes 2^8 times too small: its bits under fp16's exponent.
 constexpr float fp16_unit(int dtype) { return dtype == 1 && !HAS_CVT ? 256.0f : 1.0f; }
@@ -16,6 +21,21 @@ constexpr float KV_UNIT = fp16_unit(KV_DTYPE), Q_UNIT = fp16_unit(Q_DTYPE);
 __device__ __forceinline__ float scale_of(const Descale &scales, int sequence, int kv_head) {
   const i64 at = sequence * scales.stride_batch + kv_head * scales.stride_head;
   return scales.at ? __ldg(scales.at + at) : 1.0f;
+}
+
+__device__ __forceinline__ float reciprocal_of(float power_of_two) {
+  return __uint_as_float((254 << 23) - __float_as_uint(power_of_two));
+}
+
+// PAGE_SCALES: a power of two above a scale; of 0 the least that has no fewer digits.
+__device__ __forceinline__ float unit_above(float scale) {
+  return __uint_as_float(min((__float_as_uint(scale) >> 23) + 1, 253u) << 23);
+}
+
+// V's scale of the `head`th KV head of a part's rows.
+__device__ __forceinline__ float v_scale_of(const Params &p, const Position &part, int head) {
+  const int kv_head = part.head_tile().kv_head * HEADS_OF_ROW + head;
+  return KV_DTYPE == 0 ? 1.0f : scale_of(p.v_descale, part.sequence, kv_head);
 }
 
 // Bytes `first` and `second` of a word, in fp16.
@@ -30,9 +50,23 @@ __device__ __forceinline__ u32 to_fp16(u32 word, int first, int second) {
   return high_bytes & 0x80008000 | digits >> 1 | nan - (nan >> 5);
 }
 
+// Whether words are converted by their halves, which the instruction for e4m3 takes as they lie.
+// Elsewhere two numbers take a permutation either way.
+constexpr bool BY_HALVES = KV_DTYPE == 1 && HAS_CVT;
+
+// Bytes 0 and 1 of a word in e4m3, and 2 and 3, in fp16.
+__device__ __forceinline__ void halves_to_fp16(u32 word, u32 &low, u32 &high) {
+  low = cvt_rn_f16x2_e4m3x2_half<0>(word);
+  high = cvt_rn_f16x2_e4m3x2_half<1>(word);
+}
+
 // The first operand of the `part`th matrix instruction of a load of K. Lane t of four has numbers
 // 4t to 4t + 3 of its tokens, as columns 2t, 2t + 1, 2t + 8 and 2t + 9: Q is in the same order.
 __device__ __forceinline__ void keys_of(u32 (&k)[4], const u32 (&loaded)[4], int part) {
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    if (BY_HALVES) halves_to_fp16(loaded[2 * part + i], k[i], k[i + 2]);
+  if (BY_HALVES) return;
 #pragma unroll
   for (int i = 0; i < 4; i++)
     k[i] = KV_DTYPE == 0
@@ -42,6 +76,12 @@ __device__ __forceinline__ void keys_of(u32 (&k)[4], const u32 (&loaded)[4], int
 
 // The same of V: a lane has numbers 2g and 2g + 1 of two tokens, as rows g and g + 8.
 __device__ __forceinline__ void values_of(u32 (&v)[4], const u32 (&loaded)[4], int part) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2)
+    // The first numbers of both tokens, then the second: one permutation for four numbers.
+    if (BY_HALVES)
+      halves_to_fp16(__byte_perm(loaded[part + i], 0, 0x3120), v[i], v[i + 1]);
+  if (BY_HALVES) return;
 #pragma unroll
   for (int i = 0; i < 4; i++)
     v[i] = KV_DTYPE == 0 ? loaded[i]
@@ -61,9 +101,9 @@ __device__ __forceinline__ float unit_of(u32 largest) {
   return __uint_as_float((max(largest >> 7, 15u) - 14) << 23);
 }
 
-// A pair of bf16 to fp16. The unit's reciprocal is exact.
+// A pair of bf16 to fp16.
 __device__ __forceinline__ u32 in_units(u32 pair, float unit) {
-  const float by = __uint_as_float((254 << 23) - __float_as_uint(unit));
+  const float by = reciprocal_of(unit);
   return cvt_rn_x2<false>(__uint_as_float(pair << 16) * by,
                           __uint_as_float(pair & 0xffff0000) * by);
 }

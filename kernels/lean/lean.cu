@@ -47,6 +47,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #if BULK && CLUSTER > 1
   if (guessed && !(works && range.is_first_split() && part.chunk < part.chunks))
     ring.drop_guess(warp);
+#if PAGE_SCALES
+  else if (guessed)
+    ring.complete_guess(p, warp, part);
+#endif
 #endif
   if (!works) {
     events.end();
@@ -58,22 +62,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   query.shared_lane =
       shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
   bool first_part = true, fresh = true;  // fresh: the query rows are not here yet
+  bool exchanged = false;  // CLUSTER: its CTAs have read one another's partials
   while (true) {
+    // Before what else a part needs is found and read: it is not what the copies wait for.
+    if (SCRATCH_OVER_RING || first_part) ring.fill(p, warp, range.end);
     State state;
     state.reset();
     fresh |= query.enter_part(p, part);
     Append append;
-    if (APPEND) append.enter_part(p, part);
+    if (APPEND) append.enter_part(p, part, lane);
     if (ALIBI) query.load_slopes(p, part, lane);
     const u32 sink = SINKS ? load_sink(p, part) : 0;
     Splits splits;
     splits.find(p, part, range);
-    // Needed once the part is done, by when it has arrived.
+    // Needed once the part is done, by when they have arrived.
     const u32 replays = splits.count > 1 ? __ldg(p.replays) : 0;
-    const float v_scale =
-        KV_DTYPE == 0 ? 1.0f : scale_of(p.v_descale, part.sequence, part.head_tile().kv_head);
+    const float v_scale = v_scale_of(p, part, 0);
+    const float second_v_scale = HEADS_OF_ROW > 1 ? v_scale_of(p, part, 1) : 1.0f;
     while (true) {
-      ring.fill(p, warp, range.end);
       if (STAGED_QUERY && fresh && !part.is_rest) {
         if (SHARED_QUERY && !first_part) __syncthreads();  // the part before has been computed
         query.load_shared(p, shared);
@@ -90,9 +96,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       const bool appends = APPEND && append.starts(p, part, lane);
       const u32 stage = ring.wait(warp);
       if (appends) append.write_chunk(p, part, stage, lane);
-      attend_chunk(state, p, query, stage, part, lane);
+      u32 scales = 0;
+#if PAGE_SCALES
+      scales = warp.scales(ring.stage);
+#endif
+      attend_chunk(state, p, query, stage, scales, part, lane);
       ring.release();
       part.chunk += part.step();
+      ring.fill(p, warp, range.end);
     }
 
     const int output_tile = part.sequence * head_tiles(p) + part.head;
@@ -102,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     if (is_shared) {
       // The ring, or the part before, has been read.
       if (SCRATCH_OVER_RING || !first_part) __syncthreads();
-      state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT);
+      state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT, second_v_scale * KV_UNIT);
       if (SINKS && threadIdx.x < ROWS)
         reinterpret_cast<u32 *>(shared + SINKS_AT)[threadIdx.x] = sink;
 #if PEERS
@@ -114,12 +125,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       const bool reduces = CLUSTER > 1 || (part.first == 0 && splits.count > 1);
       if (reduces) events.record(TILES, output_tile);
       const int slot = FIXED_RUNS ? part.at : range.slot;
-      reduce_part(p, part, splits, slot, rank, shared, first_part, p.epoch + replays);
+#if CLUSTER > 1
+      if (WRITES_ALONE && __builtin_expect(part.chunks <= WARPS && splits.count == 1, 0)) {
+        if (rank == 0) write_alone(p, part, shared);
+      } else
+#endif
+      {
+        reduce_part(p, part, splits, slot, rank, shared, !exchanged, p.epoch + replays);
+        exchanged = true;
+      }
       events.record(reduces ? REDUCTION : TILES, output_tile);
       first_part = false;
     } else if (part.packed) {
       if (part.mine) {
-        state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT);
+        state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT, second_v_scale * KV_UNIT);
         __syncwarp();
         write_packed(p, part, warp_number, lane, scratch, logs);
         __syncwarp();
@@ -145,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   if (exchange.count > 0) events.record(REDUCTION, exchange.first);
 #endif
 #if CLUSTER > 1
-  if (!first_part) barrier_cluster_wait();  // no peer reads this CTA's shared memory any more
+  if (exchanged) barrier_cluster_wait();  // no peer reads this CTA's shared memory any more
 #endif
   events.end();
 }

@@ -5,6 +5,7 @@
 #include "params.cuh"
 #include "ptx.cuh"
 #include "rows_attend.cuh"
+#include "rows_copy.cuh"
 #include "rows_layout.cuh"
 #include "rows_output.cuh"
 #include "schedule.cuh"
@@ -31,18 +32,24 @@ __device__ __forceinline__ void copy_columns(const TensorMap *map, u32 to, u32 f
 
 // A warp that copies: K and V of all parts.
 __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range, Position part,
-                                         u32 shared) {
+                                         int rank, u32 shared) {
   constexpr int BOXES = CHUNK / BOX;
-  static_assert(BOXES * K_COLUMNS <= 32 && BOXES * V_COLUMNS <= 32);
+  static_assert(!BULK || (BOXES * K_COLUMNS <= 32 && BOXES * V_COLUMNS <= 32));
   Stage stage = {0};
+  RowCopies rows;
   while (true) {
     const bool once = row_tiles(part.queries.count) == 1;
-    const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_normal();
+    const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_unchanged();
     const int kv_head = part.head_tile().kv_head;
     const int chunks = part.is_rest ? 0 : part.chunks;
     const int cache_row = BATCH_IDX ? __ldg(p.cache_batch_idx + part.sequence) : part.sequence;
-    for (int chunk = 0; chunk < chunks; chunk++, stage.filled++) {
+    if (!BULK && chunks > 0) rows.look_up(p, part, part.token);
+    for (int chunk = CLUSTER > 1 ? rank : 0; chunk < chunks; chunk += CLUSTER, stage.filled++) {
       const int token = part.token + chunk * CHUNK;
+      if (!BULK) {
+        rows.copy_chunk(p, part, stage, shared, token, kv_head, cache_row);
+        continue;
+      }
       // None past the sequence's end.
       const int boxes = PAGE > 0 ? min(CHUNK, part.tokens - token + BOX - 1) / BOX : 1;
       // Of K's and of V's box.
@@ -53,7 +60,7 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
         at[i] = token + box * BOX;
         const int page = at[i] / PAGE_OR_1;
         if (box < boxes)
-          outer[i] = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence + page);
+          outer[i] = __ldg(p.block_table + (i64)part.sequence * p.stride_table + page);
         at[i] -= page * PAGE_OR_1;
       }
       copy_columns<K_COLUMNS>(&p.k_map, stage.k(shared), stage.barrier(shared, K_FULL),
@@ -67,6 +74,11 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
     if (part.at >= range.end) break;
     part.enter_part(p, range.end, 0);
     if (!part.is_rest && threadIdx.x / 32 == COPY_WARP) prefetch_queries(p, part);
+  }
+  if (!BULK) {
+    // Copies that a barrier counts are those of a thread that is there.
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
   }
 }
 
@@ -84,14 +96,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   Events events;
   events.start(p);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  if (threadIdx.x == COPY_WARP * 32) {
+  if (BULK && threadIdx.x == COPY_WARP * 32) {
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
   }
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; stage++) {
-      mbarrier_init(at + K_FULL + 8 * stage, COPY_WARPS);
-      mbarrier_init(at + V_FULL + 8 * stage, COPY_WARPS);
+      mbarrier_init(at + K_FULL + 8 * stage, COPY_ARRIVALS);
+      mbarrier_init(at + V_FULL + 8 * stage, COPY_ARRIVALS);
       mbarrier_init(at + K_EMPTY + 8 * stage, 4 * WARPGROUPS);
       mbarrier_init(at + V_EMPTY + 8 * stage, 4 * WARPGROUPS);
     }
@@ -101,6 +113,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   Lengths lengths;
   if (RAGGED) lengths.start(p, lane);
   __syncthreads();
+  int rank = 0;
+#if CLUSTER > 1
+  rank = cluster_ctarank();
+#endif
   WorkRange range;
   Position part;
   if (!range.find(p, lane, lengths, 0, part)) {
@@ -110,10 +126,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   events.record(BEGIN, 0);
 
   if (warp >= COPY_WARP) {
-    if (WARPGROUPS > 1) setmaxnreg_dec<COPY_REGISTERS>();
-    if (warp < COPY_WARP + COPY_WARPS) copy_all(p, range, part, at);
+    if (MOVES_REGISTERS) setmaxnreg_dec<COPY_REGISTERS>();
+    if (warp < COPY_WARP + COPY_WARPS) copy_all(p, range, part, rank, at);
+#if CLUSTER > 1
+    meet_cluster();  // as `merge_cluster` does
+    meet_cluster();
+#endif
   } else {
-    if (WARPGROUPS > 1) setmaxnreg_inc<CONSUMER_REGISTERS>();
+    if (MOVES_REGISTERS) setmaxnreg_inc<CONSUMER_REGISTERS>();
     if (WARPGROUPS > 1 && warp >= 4) pass_turn();  // the first is warpgroup 0's
     Stage stage = {0};
     while (true) {
@@ -123,9 +143,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         splits.find(p, part, range);
         float o[COLUMNS];
         Softmax softmax;
-        attend_part(p, part, stage, at, shared, o, softmax);
+        attend_part(p, part, stage, rank, at, shared, o, softmax);
         record(events, TILES, output_tile);
         float m[2] = {softmax.m[0], softmax.m[1]}, l[2] = {softmax.sum(0), softmax.sum(1)};
+#if CLUSTER > 1
+        merge_cluster(p, part, rank, at, shared, o, m, l);
+        record(events, REDUCTION, output_tile);
+        break;
+#endif
         bool whole = splits.count == 1;
         if (!whole) {
           const u32 epoch = p.epoch + __ldg(p.replays);

@@ -11,7 +11,7 @@ struct Divisor {
   u32 multiplier, shift;
 };
 
-// The scales of a tensor in 8 bits, by sequence and KV head; `at` null: 1.
+// The scales of a tensor in 8 bits, by sequence, or page of a cache, and KV head; `at` null: 1.
 struct Descale {
   const float *at;
   i64 stride_batch, stride_head;
@@ -36,10 +36,11 @@ typedef Number<Q_DTYPE>::Type QNumber;
 struct PeerGroup {
   u64 tickets;       // that CTAs have drawn
   u64 timeout_ns;    // that a CTA waits for the other GPUs
+  u64 failed;        // 1: a launch has waited in vain
   u32 *failure;      // on the host: 1 + the rank that did not come in time
-  i64 half_numbers;  // 32-bit numbers of half a mailbox
+  i64 half_numbers;  // 32-bit numbers of half a workspace
   u64 rank;          // of this GPU
-  u32 *mailboxes[PEERS > 0 ? PEERS : 1];  // by rank, where this GPU sees them
+  u32 *workspaces[PEERS > 0 ? PEERS : 1];  // by rank, where this GPU sees them
 };
 
 struct Params {
@@ -61,7 +62,7 @@ struct Params {
   i64 stride_v_new_batch, stride_v_new_token, stride_v_new_head;
   int stride_q_token, stride_q_head, stride_k_token, stride_v_token;
   int stride_out_token, stride_out_head;
-  int context, batch, kv_heads, pages_per_sequence;
+  int context, batch, kv_heads, stride_table;
   int window_left, window_right;
   int window_tokens;  // WINDOW_LEFT: of LeanTiles at most, less the sequence's query tokens
   int tile_shift;     // log2 of a LeanTile's tokens; FIXED_RUNS: of the shortest run's
@@ -89,6 +90,9 @@ struct Params {
   int attention_chunk;  // ATTENTION_CHUNK: tokens of a chunk
   Divisor by_attention_chunk;
   PeerGroup *peers;
+#if PAGE_SCALES
+  Descale page_descales[2];  // of K, of V; by page, never null
+#endif
 };
 
 static_assert(sizeof(Params) == PARAMS_BYTES,

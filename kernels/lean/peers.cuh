@@ -1,11 +1,11 @@
 // Context parallelism: each of PEERS GPUs has a part of every sequence's tokens. A CTA that has an
-// output tile's partial of this GPU stores it in the mailbox of every GPU, its own among them, by
-// NVLink; once its work range is done it merges the partials of all GPUs, in the order of their
-// ranks, from its own GPU's mailbox: the same bits on all of them.
+// output tile's partial of this GPU stores it in the peer workspace of every GPU, its own among
+// them, by NVLink; once its work range is done it merges the partials of all GPUs, in the order of
+// their ranks, from its own GPU's peer workspace: the same bits on all of them.
 //
-// Units are those of the partials workspace: 16 bytes, whole, with the epoch of the launch. A mailbox
-// has two halves, used in turn. A GPU stores for launch n + 2 once it has seen all others' partials
-// of n + 1, so all others have ended launch n: what it overwrites has been read.
+// Units are those of the partials workspace: 16 bytes, whole, with the epoch of the launch. A peer
+// workspace has two halves, used in turn. A GPU stores for launch n + 2 once it has seen all others'
+// partials of n + 1, so all others have ended launch n: what it overwrites has been read.
 #pragma once
 #if PEERS
 #include "params.cuh"
@@ -18,14 +18,15 @@ constexpr u64 LAUNCH_TICKETS = 1 << 20;
 
 // What the CTA knows of the exchange, in shared memory.
 struct PeerPlaces {
-  u32 *mailboxes[PEERS];  // the half of this launch
-  u32 epoch, rank;
+  u32 *workspaces[PEERS];  // the half of this launch
+  u32 epoch;
+  unsigned short rank, failed;  // failed: a launch before this one has waited in vain
 };
 
 static_assert(sizeof(PeerPlaces) == PEERS_BYTES, "CudaBuild.shared_bytes counts with it");
 
-// Where a piece lies in a mailbox: whatever the output tiles of the GPU that stores it.
-struct MailboxPiece {
+// Where a piece lies in a workspace: whatever the output tiles of the GPU that stores it.
+struct PeerPiece {
   i64 at, pieces;
 
   // False: the row is padding.
@@ -39,19 +40,19 @@ struct MailboxPiece {
   }
 
   // The first of two units that rank `source` stores; the second is `pieces` units on.
-  __device__ __forceinline__ u32 *unit(u32 *mailbox, int source) const {
-    return mailbox + 4 * (2 * source * pieces + at);
+  __device__ __forceinline__ u32 *unit(u32 *workspace, int source) const {
+    return workspace + 4 * (2 * source * pieces + at);
   }
 };
 
-// Stores a piece of this GPU's partial in the mailboxes of all GPUs.
+// Stores a piece of this GPU's partial in the workspaces of all GPUs.
 __device__ __forceinline__ void push_piece(const Params &p, const Position &part, int quad,
                                            const Piece &piece, const PeerPlaces &places) {
-  MailboxPiece place;
+  PeerPiece place;
   if (!place.find(p, part, quad)) return;
 #pragma unroll
   for (int peer = 0; peer < PEERS; peer++) {
-    u32 *unit = place.unit(places.mailboxes[peer], places.rank);
+    u32 *unit = place.unit(places.workspaces[peer], places.rank);
     st_relaxed_sys_b128(unit, make_uint4(__float_as_uint(piece.o.x), __float_as_uint(piece.o.y),
                                          __float_as_uint(piece.o.z), places.epoch));
     st_relaxed_sys_b128(unit + 4 * place.pieces,
@@ -62,20 +63,22 @@ __device__ __forceinline__ void push_piece(const Params &p, const Position &part
 
 // The CTA's side of the exchange.
 struct PeerExchange {
-  u64 ticket;        // thread 0
-  u32 *mailbox;      // thread i < PEERS: of rank i
-  int first, count;  // output tiles whose partials the CTA has stored
-  u64 deadline;      // of a thread that waits; 0: it has not yet
+  u64 ticket, failed;  // thread 0
+  u32 *workspace;      // thread i < PEERS: of rank i
+  int first, count;    // output tiles whose partials the CTA has stored
+  u64 deadline;        // of a thread that waits; 0: it has not yet
 
   // Draws the CTA's ticket, which counts launches: all of a launch's add up to LAUNCH_TICKETS. So a
   // graph's replays count, and no CTA has to be the last.
   __device__ __forceinline__ void start(const Params &p) {
     first = count = 0;
     deadline = 0;
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
       ticket = atom_add_relaxed_gpu_u64(&p.peers->tickets,
                                         blockIdx.x == 0 ? LAUNCH_TICKETS - (gridDim.x - 1) : 1);
-    if (threadIdx.x < PEERS) mailbox = p.peers->mailboxes[threadIdx.x];
+      failed = p.peers->failed;
+    }
+    if (threadIdx.x < PEERS) workspace = p.peers->workspaces[threadIdx.x];
   }
 
   // By all threads, before the barrier in front of the first `push_piece`.
@@ -83,17 +86,19 @@ struct PeerExchange {
     if (threadIdx.x >= 32) return;
     const u32 launch = __shfl_sync(~0u, (u32)(ticket / LAUNCH_TICKETS), 0);
     if (threadIdx.x < PEERS)
-      places.mailboxes[threadIdx.x] = mailbox + (launch & 1) * p.peers->half_numbers;
-    // Never 0, which new mailboxes hold.
-    if (threadIdx.x == 0)
-      places.epoch = (launch ^ shape(p)) | 1u << 31, places.rank = p.peers->rank;
+      places.workspaces[threadIdx.x] = workspace + (launch & 1) * p.peers->half_numbers;
+    if (threadIdx.x == 0) {
+      // Never 0, which new workspaces hold.
+      places.epoch = (launch ^ shape(p)) | 1u << 31;
+      places.rank = p.peers->rank, places.failed = failed != 0;
+    }
   }
 
   // A number of the call's shape: GPUs that are called with different ones do not take one
   // another's partials.
   __device__ __forceinline__ static u32 shape(const Params &p) {
-    u32 hash = p.batch;
-    for (u32 size : {(u32)p.kv_heads, (u32)p.q_len, (u32)GROUP_SIZE, (u32)V_HEAD_DIM})
+    u32 hash = 0;
+    for (u32 size : {(u32)p.batch, (u32)p.kv_heads, (u32)p.q_len, (u32)GROUP_SIZE, (u32)V_HEAD_DIM})
       hash = (hash ^ size) * 0x9E3779B1u, hash ^= hash >> 15;
     return hash;
   }
@@ -104,15 +109,15 @@ struct PeerExchange {
   }
 
   // All GPUs' partials of a piece, merged, once they have arrived; NaN past the deadline.
-  __device__ __forceinline__ Piece gather(const Params &p, const MailboxPiece &place,
+  __device__ __forceinline__ Piece gather(const Params &p, const PeerPiece &place,
                                           const PeerPlaces &places) {
-    u32 *mailbox = places.mailboxes[places.rank];
+    u32 *workspace = places.workspaces[places.rank];
     uint4 head[PEERS], rest[PEERS];
     while (true) {
       int missing = -1;
 #pragma unroll
       for (int peer = 0; peer < PEERS; peer++) {
-        const u32 *unit = place.unit(mailbox, peer);
+        const u32 *unit = place.unit(workspace, peer);
         head[peer] = ld_relaxed_sys_b128(unit);
         rest[peer] = ld_relaxed_sys_b128(unit + 4 * place.pieces);
       }
@@ -120,8 +125,9 @@ struct PeerExchange {
       for (int peer = 0; peer < PEERS; peer++)
         if (head[peer].w != places.epoch | rest[peer].w != places.epoch) missing = peer;
       if (missing < 0) break;
-      if (is_late(p)) {
+      if (is_late(p, places)) {
         st_relaxed_sys_u32(p.peers->failure, 1 + missing);
+        p.peers->failed = 1;
         return {make_float4(0.0f, 0.0f, 0.0f, 0.0f), 0.0f, NOT_A_NUMBER};
       }
     }
@@ -137,9 +143,10 @@ struct PeerExchange {
     return parts.template merged<1>();
   }
 
-  __device__ __forceinline__ bool is_late(const Params &p) {
+  // A launch after one that has waited in vain waits no longer: many may be queued, or in a graph.
+  __device__ __forceinline__ bool is_late(const Params &p, const PeerPlaces &places) {
     const u64 now = globaltimer();
-    if (deadline == 0) deadline = now + p.peers->timeout_ns;
+    if (deadline == 0) deadline = now + (places.failed ? 0 : p.peers->timeout_ns);
     return now > deadline;
   }
 };

@@ -50,6 +50,29 @@ __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(pair));
   return both;
 }
+
+// The same of a word's low or high half: an operand of the instruction, which takes no other.
+template <int HALF>
+__device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2_half(u32 word) {
+  u32 both;
+  if (HALF == 0)
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "}"
+        : "=r"(both)
+        : "r"(word));
+  else
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, high;\n"
+        "}"
+        : "=r"(both)
+        : "r"(word));
+  return both;
+}
 #endif
 
 // ---- matrices ----------------------------------------------------------------------------------
@@ -97,7 +120,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u
 __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from) {
   // Whole lines of 128 bytes come from memory at once, unless rows share lines with others that
   // are not wanted now: rows of 160 and 192 bytes, one KV head of a token-major cache.
-  if ((HEAD_DIM | V_HEAD_DIM) * KV_BYTES % 128 == 0)
+  if (HEADS_OF_ROW * (HEAD_DIM | V_HEAD_DIM) * KV_BYTES % 128 == 0)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                  : "memory");
   else
@@ -111,6 +134,13 @@ __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from, bool co
                : "memory");
 }
 
+// 4 bytes where `copied`; zeros otherwise, and nothing is read.
+__device__ __forceinline__ void cp_async_ca_4(u32 to, const void *from, bool copied) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(copied ? 4 : 0)
+               : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -121,6 +151,12 @@ __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+__device__ __forceinline__ float ld_shared_f32(u32 address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+  return x;
+}
+
 __device__ __forceinline__ void st_shared_v4(u32 address, u32 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(x) : "memory");
 }
@@ -129,7 +165,8 @@ __device__ __forceinline__ void st_shared_b32(u32 address, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-#if BULK
+// Warpgroups wait for all copies on mbarriers.
+#if BULK || ROWS > 32
 // What is read once leaves the L2 before anything else does.
 __device__ __forceinline__ u64 createpolicy_evict_first() {
   u64 policy;
@@ -137,9 +174,9 @@ __device__ __forceinline__ u64 createpolicy_evict_first() {
   return policy;
 }
 
-__device__ __forceinline__ u64 createpolicy_evict_normal() {
+__device__ __forceinline__ u64 createpolicy_evict_unchanged() {
   u64 policy;
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  asm("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
@@ -159,6 +196,11 @@ __device__ __forceinline__ void mbarrier_init(u32 barrier) {
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
+}
+
+// Arrives once for this thread when all of its copies by cp.async so far have arrived.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // Again and again, until the phase of this parity is complete.

@@ -71,7 +71,7 @@ __device__ __forceinline__ void collect_peers(const Params &p, PeerExchange &exc
     part.sequence = divide(tile, p.by_heads);
     part.head = tile - part.sequence * head_tiles(p);
     part.enter_head(p);
-    MailboxPiece place;
+    PeerPiece place;
     if (!place.find(p, part, quad)) continue;
     write_output(p, part, quad, exchange.gather(p, place, places),
                  SINKS ? sink_of(p, part, quad / ROW_QUADS) : 0);
@@ -146,6 +146,18 @@ __device__ __forceinline__ void publish_partial(float4 *own, const float *scratc
         reinterpret_cast<float2 *>(own + QUADS)[quad / ROW_QUADS] = make_float2(piece.m, piece.l);
     }
   }
+}
+#endif
+
+#if CLUSTER > 1
+// Writes an output tile whose chunks the cluster's first CTA has all computed, by that CTA.
+__device__ __forceinline__ void write_alone(const Params &p, const Position &part,
+                                            const unsigned char *shared) {
+  const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
+  const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
+#pragma unroll 1
+  for (int quad = threadIdx.x; quad < QUADS; quad += THREADS)
+    finish_piece(p, part, quad, merge_warps<1>(scratch, logs, quad), shared);
 }
 #endif
 

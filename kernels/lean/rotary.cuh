@@ -21,23 +21,42 @@ struct Angles {
     const i64 row = (i64)min(position, p.rotary_positions - 1) * (ROTARY_DIM / 2);
     cos = p.rotary_cos + row, sin = p.rotary_sin + row;
   }
+};
 
-  // Turns two numbers of a row that were read from `at`, the first of them in `column`.
-  __device__ __forceinline__ u32 turned(u32 own, const void *at, int column) const {
-    if (ROTARY_DIM == 0 || column >= ROTARY_DIM) return own;
-    const float2 x = floats_of(own);
+// What turns two numbers of a row, read some time before they are turned: the numbers that they
+// are turned with, and cos and sin, as they lie in memory.
+struct Turn {
+  u32 other, cos, sin;
+
+  // Starts reading them for the numbers at `at`, the first of them in `column`.
+  __device__ __forceinline__ void read(const Angles &angles, const void *at, int column) {
+    if (ROTARY_DIM == 0 || column >= ROTARY_DIM) return;
     if (INTERLEAVED) {
-      const float c = floats_of(__ldg(cos + column / 2)).x;
-      const float s = floats_of(__ldg(sin + column / 2)).x;
-      return cvt_rn_x2<BF16>(x.x * c - x.y * s, x.y * c + x.x * s);
+      cos = __ldg(angles.cos + column / 2), sin = __ldg(angles.sin + column / 2);
+      return;
     }
     const bool is_low = column < ROTARY_DIM / 2;
     const int angle = is_low ? column : column - ROTARY_DIM / 2;
-    const float2 y = floats_of(
-        __ldg(static_cast<const u32 *>(at) + (is_low ? ROTARY_DIM / 4 : -ROTARY_DIM / 4)));
-    const float2 c = floats_of(__ldg(reinterpret_cast<const u32 *>(cos + angle)));
-    const float2 s = floats_of(__ldg(reinterpret_cast<const u32 *>(sin + angle)));
-    const float sign = is_low ? -1.0f : 1.0f;
+    other = __ldg(static_cast<const u32 *>(at) + (is_low ? ROTARY_DIM / 4 : -ROTARY_DIM / 4));
+    cos = __ldg(reinterpret_cast<const u32 *>(angles.cos + angle));
+    sin = __ldg(reinterpret_cast<const u32 *>(angles.sin + angle));
+  }
+
+  // The numbers `own`, turned.
+  __device__ __forceinline__ u32 of(u32 own, int column) const {
+    if (ROTARY_DIM == 0 || column >= ROTARY_DIM) return own;
+    const float2 x = floats_of(own), c = floats_of(cos), s = floats_of(sin);
+    if (INTERLEAVED) return cvt_rn_x2<BF16>(x.x * c.x - x.y * s.x, x.y * c.x + x.x * s.x);
+    const float2 y = floats_of(other);
+    const float sign = column < ROTARY_DIM / 2 ? -1.0f : 1.0f;
     return cvt_rn_x2<BF16>(x.x * c.x + sign * y.x * s.x, x.y * c.y + sign * y.y * s.y);
   }
 };
+
+// Reads what turns two numbers of a row that were read from `at`, the first of them in `column`, and
+// turns them.
+__device__ __forceinline__ u32 turned(const Angles &angles, u32 own, const void *at, int column) {
+  Turn turn;
+  turn.read(angles, at, column);
+  return turn.of(own, column);
+}

@@ -39,6 +39,13 @@ __device__ __forceinline__ void release(u32 barrier) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
+// Waits for a stage's K, or V. Matrix instructions read through the async proxy, which bulk copies write
+// through; what cp.async wrote it sees behind a fence.
+__device__ __forceinline__ void wait_for_copies(u32 full, int parity) {
+  mbarrier_try_wait_parity(full, parity);
+  if (!BULK) fence_proxy_async_shared_cta();
+}
+
 // Row `row` of an output tile in q.
 __device__ __forceinline__ const QNumber *query_row(const Params &p, const Position &part, int row) {
   const HeadTile tile = part.head_tile();
@@ -95,7 +102,7 @@ __device__ __forceinline__ void load_queries(const Params &p, const Position &pa
 
 // Starts S = Q K^T of a stage.
 __device__ __forceinline__ void start_scores(float (&s)[SCORES], u32 shared, Stage stage) {
-  mbarrier_try_wait_parity(stage.barrier(shared, K_FULL), stage.parity());
+  wait_for_copies(stage.barrier(shared, K_FULL), stage.parity());
   wgmma_fence();
 #pragma unroll
   for (int column = 0; column < K_COLUMNS; column++) {
@@ -112,7 +119,7 @@ __device__ __forceinline__ void start_scores(float (&s)[SCORES], u32 shared, Sta
 __device__ __forceinline__ void start_values(float (&o)[COLUMNS],
                                              const u32 (&weights)[TOKEN_STEPS][4], u32 shared,
                                              Stage stage) {
-  mbarrier_try_wait_parity(stage.barrier(shared, V_FULL), stage.parity());
+  wait_for_copies(stage.barrier(shared, V_FULL), stage.parity());
   const u64 v = matrix_descriptor(stage.v(shared), TOKEN_COLUMN);
   wgmma_fence();
 #pragma unroll
@@ -279,10 +286,11 @@ __device__ __forceinline__ void skip_part(const Position &part, Stage &stage, u3
   }
 }
 
-// Attends to a part: its sum of values in `o`, its softmax.
+// Attends to a part: its sum of values in `o`, its softmax. CLUSTER > 1: to this CTA's chunks of it, who
+// is number `rank` of its cluster.
 __device__ __forceinline__ void attend_part(const Params &p, const Position &part, Stage &stage,
-                                            u32 shared, unsigned char *memory, float (&o)[COLUMNS],
-                                            Softmax &softmax) {
+                                            int rank, u32 shared, unsigned char *memory,
+                                            float (&o)[COLUMNS], Softmax &softmax) {
 #pragma unroll
   for (int i = 0; i < COLUMNS; i++) o[i] = 0.0f;
   softmax.reset();
@@ -292,6 +300,9 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
     return;
   }
   load_queries(p, part, memory);
+  const int first = CLUSTER > 1 ? rank : 0;
+  if (CLUSTER > 1 && first >= part.chunks) return;
+  const int last = part.chunks - 1 - (part.chunks - 1 - first) % CLUSTER;
   Seen seen;
   seen.enter_part(p, part);
   Shape shape;
@@ -303,18 +314,18 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
   wgmma_wait_group<0>();
   hold(s);
   release(stage.barrier(shared, K_EMPTY));
-  if (SHAPED_SCORES) shape.apply(p, s, part.token);
-  seen.mask(s, part.token);
+  if (SHAPED_SCORES) shape.apply(p, s, part.token + first * CHUNK);
+  seen.mask(s, part.token + first * CHUNK);
   softmax.weigh(s, scale);
   pack_weights(s, weights);
   // The tensor cores have the values of a chunk while the scores of the next become weights.
 #pragma unroll 1
-  for (int chunk = 1; chunk < part.chunks; chunk++) {
+  for (int chunk = first + CLUSTER; chunk < part.chunks; chunk += CLUSTER) {
     const Stage next = {stage.filled + 1};
     const int token = part.token + chunk * CHUNK;
     take_turn();
     start_scores(s, shared, next);
-    seen.zero_values(shared, stage, token - CHUNK);
+    seen.zero_values(shared, stage, token - CLUSTER * CHUNK);
     start_values(o, weights, shared, stage);
     pass_turn();
     wgmma_wait_group<1>();
@@ -332,7 +343,7 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
     pack_weights(s, weights);
     stage = next;
   }
-  seen.zero_values(shared, stage, part.token + (part.chunks - 1) * CHUNK);
+  seen.zero_values(shared, stage, part.token + last * CHUNK);
   start_values(o, weights, shared, stage);
   wgmma_wait_group<0>();
   hold(o);

@@ -1,26 +1,35 @@
 // What a CTA of many_rows.cu is made of: its threads' roles, its shared memory, its barriers.
 //
 // A CTA has the ROWS rows of an output tile, 64 of them to a warpgroup, and a ring of stages, each with
-// K and V of CHUNK tokens, which all warpgroups read; one or four more warps copy. Macros are those of
-// build.cuh; a LeanTile has CHUNK tokens or a multiple.
+// K and V of CHUNK tokens, which all warpgroups read; one or four more warps copy, with BULK by bulk
+// copies, otherwise 16 bytes a lane. CLUSTER > 1: the CTAs of a cluster have a whole output tile, take its
+// chunks in turn and merge in distributed shared memory. Macros are those of build.cuh; a LeanTile has
+// CHUNK tokens or a multiple.
 #pragma once
 #include "params.cuh"
 #include "schedule.cuh"
 
 constexpr int GROUP_ROWS = 64;                   // of a warpgroup
 constexpr int WARPGROUPS = ROWS / GROUP_ROWS;    // that compute
+static_assert(CLUSTER == 1 || (BULK && !RAGGED && WARPGROUPS == 1));
 constexpr int CONSUMERS = 128 * WARPGROUPS;      // their threads
 constexpr int COPY_WARP = CONSUMERS / 32;        // the first that copies
 // A warp starts its lanes' copies one after the other, which takes as long as their bytes where pages
 // are small: the four warps that are there with two warpgroups share them.
-constexpr int COPY_WARPS = WARPGROUPS > 1 && PAGE > 0 && PAGE < CHUNK ? 4 : 1;
-static_assert(BULK && CLUSTER == 1 && KV_DTYPE == 0 && !APPEND && !FIXED_RUNS && ROTARY_DIM == 0 &&
-              !PEERS && !PACKS && WARPS == COPY_WARP + (WARPGROUPS > 1 ? 4 : 1));
-// Of a thread, where two warpgroups compute: what they need, and what is left for the others of what the
-// CTA has, 168 for each thread.
-constexpr int COPY_REGISTERS = V_HEAD_DIM > 128 ? 40 : 56;
-constexpr int CONSUMER_REGISTERS = V_HEAD_DIM > 128 ? 232 : 224;
-static_assert(COPY_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168);
+// Copies by lanes are of 128 threads in any case.
+constexpr int COPY_WARPS = !BULK || (WARPGROUPS > 1 && PAGE > 0 && PAGE < CHUNK) ? 4 : 1;
+static_assert(KV_DTYPE == 0 && !APPEND && !FIXED_RUNS && ROTARY_DIM == 0 &&
+              !PEERS && !PACKS && WARPS == COPY_WARP + (WARPGROUPS > 1 || !BULK ? 4 : 1));
+// Arrivals at a barrier for a stage's K, or V: of warps that start bulk copies, or of copying threads.
+constexpr int COPY_ARRIVALS = BULK ? COPY_WARPS : 32 * COPY_WARPS;
+// Registers of a thread, where those that compute need more than the CTA has for each: those of a thread
+// that copies, and what that leaves for the others.
+constexpr bool MOVES_REGISTERS = WARPGROUPS > 1 || (!BULK && CTAS_PER_SM > 1);
+constexpr int EACH_REGISTERS = WARPGROUPS > 1 ? 168 : 128;
+constexpr int COPY_REGISTERS = V_HEAD_DIM > 128 ? 40 : BULK ? 56 : 72;
+constexpr int CONSUMER_REGISTERS =
+    ((WARPGROUPS + 1) * EACH_REGISTERS - COPY_REGISTERS) / WARPGROUPS;
+static_assert(COPY_REGISTERS % 8 == 0 && CONSUMER_REGISTERS % 8 == 0);
 
 constexpr int SCORES = CHUNK / 2;           // of a thread, 64 rows of CHUNK tokens to a warpgroup
 constexpr int COLUMNS = V_HEAD_DIM / 2;     // of the output, of a thread, likewise
@@ -57,6 +66,11 @@ struct Stage {
   __device__ __forceinline__ u32 v(u32 shared) const { return k(shared) + V_AT; }
   __device__ __forceinline__ u32 barrier(u32 shared, int at) const { return shared + at + 8 * index(); }
 };
+
+// CLUSTER > 1: the sums of a CTA's rows, for its peers, over the ring; and the (m, l) of each row.
+constexpr int SUM_ROW = V_HEAD_DIM + 8;  // 8: rows fall into different banks
+constexpr int SUMS_AT = STAGES_AT, SUM_LOGS_AT = SUMS_AT + 4 * ROWS * SUM_ROW;
+static_assert(CLUSTER == 1 || SUM_LOGS_AT + 8 * ROWS <= BARRIERS);
 
 __device__ __forceinline__ int warpgroup() { return threadIdx.x / 128; }
 

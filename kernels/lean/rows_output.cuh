@@ -90,6 +90,87 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
   }
 }
 
+#if CLUSTER > 1
+// Waits for all threads of the cluster, those that copy among them.
+__device__ __forceinline__ void meet_cluster() {
+  __syncwarp();  // lanes have had unlike work
+  barrier_cluster_arrive();
+  barrier_cluster_wait();
+}
+
+// Stores this thread's two rows of sums, and their (m, l), for others to read.
+__device__ __forceinline__ void store_sums(unsigned char *memory, const float (&o)[COLUMNS],
+                                           const float (&m)[2], const float (&l)[2]) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int row = own_row() + 8 * half;
+    float *to = reinterpret_cast<float *>(memory + SUMS_AT) + row * SUM_ROW + 2 * lane;
+#pragma unroll
+    for (int i = 0; i < V_HEAD_DIM / 8; i++)
+      *reinterpret_cast<float2 *>(to + 8 * i) =
+          make_float2(o[4 * i + 2 * half], o[4 * i + 2 * half + 1]);
+    if (lane == 0)
+      reinterpret_cast<float2 *>(memory + SUM_LOGS_AT)[row] = make_float2(m[half], l[half]);
+  }
+}
+
+// Merges the sums of a cluster, which has a whole output tile, in distributed shared memory: each CTA
+// a share of the rows, which it writes. By all threads that compute.
+__device__ __forceinline__ void merge_cluster(const Params &p, const Position &part, int rank,
+                                              u32 shared, unsigned char *memory,
+                                              const float (&o)[COLUMNS], const float (&m)[2],
+                                              const float (&l)[2]) {
+  bar_sync(OF_CONSUMERS, CONSUMERS);  // the ring has been read
+  store_sums(memory, o, m, l);
+  meet_cluster();
+  const RowWriter writer(p, part);
+  const int rows = rows_of(part), share = (rows + CLUSTER - 1) / CLUSTER;
+  const int first = rank * share, units = max(0, min(share, rows - first)) * ROW_UNITS;
+  // All reads of as many units before the first is used.
+  constexpr int AT_ONCE = 8 / CLUSTER;
+#pragma unroll 1
+  for (int base = threadIdx.x; base < units; base += AT_ONCE * CONSUMERS) {
+    float4 sums[AT_ONCE][CLUSTER];
+    float2 logs[AT_ONCE][CLUSTER];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const int at = min(base + i * CONSUMERS, units - 1), row = first + at / ROW_UNITS;
+#pragma unroll
+      for (int peer = 0; peer < CLUSTER; peer++) {
+        const u32 there = mapa_shared_cluster(shared, peer);
+        sums[i][peer] =
+            ld_shared_cluster_v4(there + SUMS_AT + 4 * row * SUM_ROW + at % ROW_UNITS * 16);
+        logs[i][peer] = ld_shared_cluster_v2(there + SUM_LOGS_AT + 8 * row);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const int at = base + i * CONSUMERS, row = first + at / ROW_UNITS;
+      if (at >= units) break;
+      const float sink = SINKS ? sink_of(p, part, row) : LOWEST;
+      float high = sink;
+#pragma unroll
+      for (int peer = 0; peer < CLUSTER; peer++) high = fmaxf(high, logs[i][peer].x);
+      float sum = SINKS ? ex2_approx_ftz(sink - high) : 0.0f;
+      float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+      for (int peer = 0; peer < CLUSTER; peer++) {
+        const float weight = ex2_approx_ftz(logs[i][peer].x - high);
+        sum += weight * logs[i][peer].y;
+        x.x += weight * sums[i][peer].x, x.y += weight * sums[i][peer].y;
+        x.z += weight * sums[i][peer].z, x.w += weight * sums[i][peer].w;
+      }
+      const float scale = reciprocal(sum);
+      *reinterpret_cast<uint2 *>(writer.at(p, row) + at % ROW_UNITS * 4) = make_uint2(
+          cvt_rn_x2<BF16>(x.x * scale, x.y * scale), cvt_rn_x2<BF16>(x.z * scale, x.w * scale));
+      if (at % ROW_UNITS == 0) writer.write_lse(row, high, sum);
+    }
+  }
+  meet_cluster();  // no CTA ends while others read its sums
+}
+#endif
+
 // Where the partials of an output tile's splits are. Work ranges have a slot each; one that begins with the
 // end of an output tile has another for the first split of the next, so that none has to be read before.
 struct Slots {

@@ -139,8 +139,12 @@ __device__ __forceinline__ bool packs(int lean_tiles, int output_tiles) {
 // leanbench.kernels.lean.cuda_schedule.few_idle.
 __device__ __forceinline__ bool few_idle(int used, int all) { return 8 * used >= 7 * all; }
 
-// RAGGED: LeanTiles at an output tile's end that take no longer than a merge.
-__device__ __forceinline__ int short_rest(const Params &p) { return max(1, p.merge_tiles); }
+// RAGGED: LeanTiles at an output tile's end, besides the empty ones, that belong to the work range
+// before. Where warpgroups multiply, those that take no longer than a merge; elsewhere none: ranges
+// that are longer for a rest cost more than the merge that it saves (entry 58).
+__device__ __forceinline__ int short_rest(const Params &p) {
+  return ROWS > 32 ? max(1, p.merge_tiles) : 0;
+}
 
 // First LeanTile of a work range.
 __device__ __forceinline__ int range_start(int range, int share, int longer) {
@@ -277,8 +281,7 @@ struct Position {
     tiles = tiles_of(p, 0, tokens, Q_LEN > 0 ? Q_LEN : p.q_len) + (EVEN_SPLITS ? p.end_tiles : 0);
   }
 
-  // RAGGED: whether an output tile's rest from LeanTile `from` on takes no longer than a merge: it
-  // belongs to the work range before.
+  // RAGGED: whether an output tile's rest from LeanTile `from` on belongs to the work range before.
   __device__ __forceinline__ bool is_short_rest(const Params &p, int from) const {
     return tiles - from <= short_rest(p) + end_tiles;
   }

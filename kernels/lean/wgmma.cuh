@@ -3,10 +3,11 @@
 #pragma once
 #include "ptx.cuh"
 
-#if BF16
-#define DTYPE "bf16"
+// Of operands; BF16_OPERANDS in build.cuh.
+#if BF16 && KV_DTYPE == 0
+#define OPERAND "bf16"
 #else
-#define DTYPE "f16"
+#define OPERAND "f16"
 #endif
 
 // ---- barriers ----------------------------------------------------------------------------------
@@ -118,6 +119,12 @@ __device__ __forceinline__ void hold(float (&x)[COUNT]) {
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(x[i])::"memory");
 }
 
+template <int COUNT>
+__device__ __forceinline__ void hold(u32 (&x)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(x[i])::"memory");
+}
+
 // The descriptor of a matrix in shared memory: columns of 128 bytes, swizzled. `leading`: bytes from
 // one column to the next where the matrix is read transposed; groups of eight rows are 1024 apart.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, int leading) {
@@ -150,7 +157,7 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address, int leading) {
 // d = a b, added to d if `add`; both with 16 numbers of the depth side by side.
 __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, int add) {
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32." DTYPE "." DTYPE " {" NAMES_OF_32
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
                "}, %32, %33, add, 1, 1, 0, 0;\n}"
                : OPERANDS_OF_32(d, 0)
                : "l"(a), "l"(b), "r"(add));
@@ -158,7 +165,7 @@ __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, in
 
 __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int add) {
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n128k16.f32." DTYPE "." DTYPE " {" NAMES_OF_64
+               "wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
                "}, %64, %65, add, 1, 1, 0, 0;\n}"
                : OPERANDS_OF_64(d)
                : "l"(a), "l"(b), "r"(add));
@@ -166,29 +173,44 @@ __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, i
 
 // d += a b; b has 64 columns side by side.
 __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." DTYPE "." DTYPE " {" NAMES_OF_128
+  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." OPERAND "." OPERAND " {" NAMES_OF_128
                "}, %128, %129, 1, 1, 1, 0, 1;"
                : OPERANDS_OF_128(d)
                : "l"(a), "l"(b));
 }
 
+// The same of half and of a quarter of the columns.
+__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
+               "}, %64, %65, 1, 1, 1, 0, 1;"
+               : OPERANDS_OF_64(d)
+               : "l"(a), "l"(b));
+}
+
+__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
+               "}, %32, %33, 1, 1, 1, 0, 1;"
+               : OPERANDS_OF_32(d, 0)
+               : "l"(a), "l"(b));
+}
+
 // The same with a in registers.
 __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], const u32 (&a)[4], u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." DTYPE "." DTYPE " {" NAMES_OF_32
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
                "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
                : OPERANDS_OF_32(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], const u32 (&a)[4], u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." DTYPE "." DTYPE " {" NAMES_OF_64
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
                "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
                : OPERANDS_OF_64(d)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], const u32 (&a)[4], u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." DTYPE "." DTYPE " {" NAMES_OF_128
+  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." OPERAND "." OPERAND " {" NAMES_OF_128
                "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
                : OPERANDS_OF_128(d)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));

@@ -12,6 +12,7 @@ from leanbench.kernels.libraries.flash_infer import (
     FlashInferPersistent,
 )
 from leanbench.kernels.libraries.flash_infer_best import FlashInferBest
+from leanbench.kernels.libraries.flash_infer_mla import FlashInferMla
 from leanbench.kernels.libraries.flash_infer_single import (
     FlashInferSingle,
     FlashInferSingleCudaCores,
@@ -47,6 +48,7 @@ KERNELS = (
     FlashInferSingle(),
     FlashInferSingleCudaCores(),
     FlashInferXqa(),
+    FlashInferMla(),
     FlashMla(),
     XformersSplitK(),
 )

@@ -43,9 +43,6 @@ class BestMode(LibraryKernel):
             self._config(mode) for mode in self.modes if mode.unsupported_reason(problem) is None
         ]
 
-    def launch(self, inputs: AttentionInputs, config: Any) -> Callable[[], Any]:
-        return self._mode(config).launch(inputs, None)
-
     def launches(self, copies: Sequence[AttentionInputs], config: Any) -> list[Callable[[], Any]]:
         return self._mode(config).launches(copies, None)
 

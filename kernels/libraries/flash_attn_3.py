@@ -107,9 +107,6 @@ class FlashAttn3(LibraryKernel):
         packed = (True, False) if problem.group_size > 1 else (False,)
         return [FlashAttn3Config(pack, count) for pack in packed for count in splits]
 
-    def launch(self, inputs: AttentionInputs, config: FlashAttn3Config) -> FlashAttn3Launch:
-        return self.launches([inputs], config)[0]
-
     def launches(
         self, copies: Sequence[AttentionInputs], config: FlashAttn3Config
     ) -> list[FlashAttn3Launch]:
@@ -124,7 +121,7 @@ class FlashAttn3(LibraryKernel):
         return [FlashAttn3Launch(inputs, config, schedule.clone()) for inputs in copies]
 
     def prepare_planned(
-        self, inputs: AttentionInputs, config: FlashAttn3Config, plan: torch.Tensor
+        self, inputs: AttentionInputs, config: FlashAttn3Config, plan: torch.Tensor | None
     ) -> FlashAttn3Launch:
         return FlashAttn3Launch(inputs, config, plan)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -63,30 +64,91 @@ class FlashInferKernel(LibraryKernel):
         return super().refusal(problem)
 
 
-class FlashInfer(FlashInferKernel):
+class PlannedFlashInfer(FlashInferKernel):
+    """Kernels whose work the host deals out, for the lengths of a call, before it is launched."""
+
+    #: The attribute of a wrapper that has the page numbers which its runs read.
+    page_numbers_name: str
+
+    @abstractmethod
+    def plan_call(self, plan: Plan) -> tuple[Any, Callable[[], Any]]:
+        """A new wrapper, and its planning."""
+
+    @abstractmethod
+    def run_call(self, wrapper: Any, inputs: AttentionInputs, plan: Plan) -> Callable[[], Any]:
+        """The launch of a wrapper that has planned, over these tensors."""
+
+    def page_size(self, inputs: AttentionInputs) -> int:
+        """Tokens of a page, of a contiguous cache as it is handed over."""
+        return page_size_of(inputs)
+
+    def launches(
+        self, copies: Sequence[AttentionInputs], config: KernelConfig | None
+    ) -> list[Callable[[], Any]]:
+        """Each through a wrapper that has page numbers of its own, because a run is handed their
+        address, and shares the plan, which would take 8 MB for each.
+        """
+        plan = self._plan_of(copies[0])
+        numbers = page_numbers(copies, plan.page_size, plan.page_counts)
+        wrappers = [copy.copy(_planned(self, plan)) for _ in copies]
+        for wrapper, own in zip(wrappers, numbers, strict=True):
+            # AttributeError of a version whose runs read another one: these are placeholders.
+            getattr(wrapper, self.page_numbers_name)
+            setattr(wrapper, self.page_numbers_name, own)
+        return [
+            self.run_call(wrapper, inputs, plan)
+            for wrapper, inputs in zip(wrappers, copies, strict=True)
+        ]
+
+    def planner(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        return self.plan_call(self._plan_of(inputs))[1]
+
+    def _plan_of(self, inputs: AttentionInputs) -> Plan:
+        return Plan.of(inputs, self.page_size(inputs))
+
+
+class FlashInfer(PlannedFlashInfer):
     name = "flashinfer"
     title = "FlashInfer's batch decode on tensor cores, planned for the lengths before it is timed"
     axes = FlashInferKernel.axes | {
         *("page_size", "lengths", "lengths_on"),
         *("window_left", "softcap", "kv_dtype", "scaled"),
     }
+    page_numbers_name = "_paged_kv_indices_buf"
 
-    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        return self.launches([inputs], config)[0]
+    def plan_call(self, plan: Plan) -> tuple[Any, Callable[[], Any]]:
+        import torch
+        from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
-    def launches(
-        self, copies: Sequence[AttentionInputs], config: KernelConfig | None
-    ) -> list[Callable[[], Any]]:
-        plan = _plan_of(copies[0], self.use_tensor_cores)
-        pages = page_numbers(copies, plan.page_size, plan.page_counts)
-        wrappers = _with_pages(_planned(plan), "_paged_kv_indices_buf", pages)
-        return [
-            partial(_runner(wrapper, inputs, plan), return_lse=True)
-            for wrapper, inputs in zip(wrappers, copies, strict=True)
-        ]
+        indptr = offsets(plan.page_counts)
+        last_page_len = torch.tensor(
+            [(length - 1) % plan.page_size + 1 for length in plan.lengths], dtype=torch.int32
+        )
+        wrapper = BatchDecodeWithPagedKVCacheWrapper(
+            workspace(plan.device, plan.stream),
+            kv_layout=plan.kv_layout,
+            use_tensor_cores=self.use_tensor_cores,
+        )
+        return wrapper, partial(
+            wrapper.plan,
+            indptr,
+            torch.zeros(int(indptr[-1]), dtype=torch.int32),
+            last_page_len,
+            plan.q_heads,
+            plan.kv_heads,
+            plan.head_dim,
+            plan.page_size,
+            q_data_type=plan.dtype,
+            kv_data_type=plan.kv_dtype,
+            # The output would have the caches' dtype.
+            o_data_type=plan.dtype,
+            sm_scale=plan.softmax_scale,
+            window_left=plan.window_left,
+            logits_soft_cap=plan.softcap,
+        )
 
-    def planner(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        return _plan_call(_plan_of(inputs, self.use_tensor_cores))[1]
+    def run_call(self, wrapper: Any, inputs: AttentionInputs, plan: Plan) -> partial[Any]:
+        return partial(_over_pages(wrapper, inputs, plan), return_lse=True)
 
 
 class FlashInferCudaCores(FlashInfer):
@@ -97,7 +159,7 @@ class FlashInferCudaCores(FlashInfer):
     use_tensor_cores = False
 
 
-class FlashInferPersistent(FlashInferKernel):
+class FlashInferPersistent(PlannedFlashInfer):
     name = "flashinfer_persistent"
     title = (
         "FlashInfer's BatchAttention: one grid that stays, its work dealt out before it is timed"
@@ -106,45 +168,82 @@ class FlashInferPersistent(FlashInferKernel):
         *("page_size", "lengths", "lengths_on"),
         *("softcap", "kv_dtype", "scaled"),
     }
+    page_numbers_name = "_kv_indices"
 
-    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        return self.launches([inputs], config)[0]
+    def plan_call(self, plan: Plan) -> tuple[Any, Callable[[], Any]]:
+        """The wrapper sets the sizes of all its buffers itself."""
+        import torch
+        from flashinfer import BatchAttention
 
-    def launches(
-        self, copies: Sequence[AttentionInputs], config: KernelConfig | None
-    ) -> list[Callable[[], Any]]:
-        plan = _plan_of(copies[0], self.use_tensor_cores)
-        pages = page_numbers(copies, plan.page_size, plan.page_counts)
-        wrappers = _with_pages(_planned_persistent(plan), "_kv_indices", pages)
-        return [
-            partial(_runner(wrapper, inputs, plan), logits_soft_cap=plan.softcap)
-            for wrapper, inputs in zip(wrappers, copies, strict=True)
-        ]
+        page_offsets = offsets(plan.page_counts)
+        wrapper = BatchAttention(kv_layout=plan.kv_layout, device=str(plan.device))
+        return wrapper, partial(
+            wrapper.plan,
+            offsets([1] * len(plan.lengths)),
+            page_offsets,
+            torch.zeros(int(page_offsets[-1]), dtype=torch.int32),
+            torch.tensor(plan.lengths, dtype=torch.int32),
+            plan.q_heads,
+            plan.kv_heads,
+            plan.head_dim,
+            plan.head_dim,
+            plan.page_size,
+            # The one query token sees all.
+            causal=False,
+            sm_scale=plan.softmax_scale,
+            q_data_type=plan.dtype,
+            kv_data_type=plan.kv_dtype,
+            logits_soft_cap=plan.softcap,
+        )
 
-    def planner(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        return _persistent_plan_call(_plan_of(inputs, self.use_tensor_cores))[1]
+    def run_call(self, wrapper: Any, inputs: AttentionInputs, plan: Plan) -> partial[Any]:
+        return partial(_over_pages(wrapper, inputs, plan), logits_soft_cap=plan.softcap)
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """All that FlashInfer's plan depends on: rotating buffers of one problem share it."""
+class Plan:
+    """All that FlashInfer's plan depends on: copies of a call share it."""
 
     device: torch.device
     stream: int
-    use_tensor_cores: bool
     kv_layout: str
     page_size: int
     lengths: tuple[int, ...]
+    q_len: int
     q_heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int
     dtype: torch.dtype
     kv_dtype: torch.dtype
     softmax_scale: float
+    causal: bool
     #: Tokens before the query token that it sees; -1: all.
     window_left: int
     #: 0: none.
     softcap: float
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs, page_size: int) -> Plan:
+        device = inputs.q.device
+        return cls(
+            device,
+            current_stream(device),
+            layout_of(inputs),
+            page_size,
+            inputs.read_lengths(),
+            inputs.q_len,
+            inputs.q_heads,
+            inputs.kv_heads,
+            inputs.head_dim,
+            inputs.value_dim,
+            inputs.q.dtype,
+            inputs.k_cache.dtype,
+            inputs.softmax_scale,
+            inputs.causal,
+            inputs.window_left,
+            inputs.softcap,
+        )
 
     @property
     def page_counts(self) -> list[int]:
@@ -156,34 +255,13 @@ def layout_of(inputs: AttentionInputs) -> str:
     return "HND" if inputs.k_cache.stride(2) > inputs.k_cache.stride(1) else "NHD"
 
 
-def _plan_of(inputs: AttentionInputs, use_tensor_cores: bool) -> _Plan:
-    _, _, q_heads, head_dim = inputs.q.shape
-    device = inputs.q.device
-    return _Plan(
-        device,
-        current_stream(device),
-        use_tensor_cores,
-        layout_of(inputs),
-        page_size_of(inputs),
-        inputs.read_lengths(),
-        q_heads,
-        inputs.kv_heads,
-        head_dim,
-        inputs.q.dtype,
-        inputs.k_cache.dtype,
-        inputs.softmax_scale,
-        inputs.window_left,
-        inputs.softcap,
-    )
-
-
 def page_size_of(inputs: AttentionInputs) -> int:
     """Tokens of a page, of a contiguous cache as it is handed over."""
     return inputs.page_size or math.gcd(inputs.k_cache.shape[1], _PAGE_TOKENS)
 
 
-def _runner(wrapper: Any, inputs: AttentionInputs, plan: _Plan) -> partial[Any]:
-    """A call of a wrapper that has planned, on these tensors."""
+def _over_pages(wrapper: Any, inputs: AttentionInputs, plan: Plan) -> partial[Any]:
+    """The call of a wrapper that has planned, on one query token a sequence and caches of heads."""
     batch, _, q_heads, head_dim = inputs.q.shape
     k = pages_of(inputs.k_cache, inputs, plan.page_size)
     v = pages_of(inputs.v_cache, inputs, plan.page_size)
@@ -217,16 +295,6 @@ def _sequence_stride(cache: torch.Tensor, page_size: int) -> int:
     return pages
 
 
-def _with_pages(planned: Any, buffer: str, pages: Sequence[torch.Tensor]) -> list[Any]:
-    """Wrappers that share a plan, each with page numbers of its own under the name `buffer`: a run
-    is handed their address, and a plan of its own for each would take 8 MB.
-    """
-    wrappers = [copy.copy(planned) for _ in pages]
-    for wrapper, own in zip(wrappers, pages, strict=True):
-        setattr(wrapper, buffer, own)
-    return wrappers
-
-
 def page_numbers(
     copies: Sequence[AttentionInputs], page_size: int, counts: Sequence[int]
 ) -> list[torch.Tensor]:
@@ -250,31 +318,17 @@ def page_numbers(
     ]
 
 
-# Old plans stay with their launches; the latest few are of the kernels of one problem.
-@lru_cache(maxsize=4)
-def _planned(plan: _Plan) -> Any:
+# Copies of a call are prepared one after the other. Launches keep their plan; a plan of
+# BatchAttention holds 400 MB.
+@lru_cache(maxsize=1)
+def _planned(kernel: PlannedFlashInfer, plan: Plan) -> Any:
     """A wrapper that has planned, with page numbers that are not the real ones; compiles if it
     must.
 
     Raises:
-        UserError: a buffer for what it plans is too small.
+        UserError: one of FlashInfer's buffers is too small for what it plans.
     """
-    wrapper, call = _plan_call(plan)
-    _fill_buffers(call, FlashInfer if plan.use_tensor_cores else FlashInferCudaCores, plan)
-    return wrapper
-
-
-# It holds 400 MB of its own.
-@lru_cache(maxsize=1)
-def _planned_persistent(plan: _Plan) -> Any:
-    """The same of a BatchAttention, which sets the sizes of all its buffers itself."""
-    wrapper, call = _persistent_plan_call(plan)
-    _fill_buffers(call, FlashInferPersistent, plan)
-    return wrapper
-
-
-def _fill_buffers(call: Callable[[], Any], kernel: type[FlashInferKernel], plan: _Plan) -> None:
-    """Plans; raises UserError where one of FlashInfer's buffers is too small for it."""
+    wrapper, call = kernel.plan_call(plan)
     try:
         call()
     except RuntimeError as error:
@@ -286,69 +340,10 @@ def _fill_buffers(call: Callable[[], Any], kernel: type[FlashInferKernel], plan:
             f" {plan.kv_heads} KV heads x head_dim {plan.head_dim}, in a buffer whose size"
             " FlashInfer sets: choose fewer KV heads or sequences"
         ) from error
+    return wrapper
 
 
-def _plan_call(plan: _Plan) -> tuple[Any, Callable[[], Any]]:
-    """A new wrapper, and its planning."""
-    import torch
-    from flashinfer import BatchDecodeWithPagedKVCacheWrapper
-
-    indptr = _offsets(plan.page_counts)
-    last_page_len = torch.tensor(
-        [(length - 1) % plan.page_size + 1 for length in plan.lengths], dtype=torch.int32
-    )
-    wrapper = BatchDecodeWithPagedKVCacheWrapper(
-        _workspace(plan.device, plan.stream),
-        kv_layout=plan.kv_layout,
-        use_tensor_cores=plan.use_tensor_cores,
-    )
-    return wrapper, partial(
-        wrapper.plan,
-        indptr,
-        torch.zeros(int(indptr[-1]), dtype=torch.int32),
-        last_page_len,
-        plan.q_heads,
-        plan.kv_heads,
-        plan.head_dim,
-        plan.page_size,
-        q_data_type=plan.dtype,
-        kv_data_type=plan.kv_dtype,
-        # The output would have the caches' dtype.
-        o_data_type=plan.dtype,
-        sm_scale=plan.softmax_scale,
-        window_left=plan.window_left,
-        logits_soft_cap=plan.softcap,
-    )
-
-
-def _persistent_plan_call(plan: _Plan) -> tuple[Any, Callable[[], Any]]:
-    """The same of a BatchAttention."""
-    import torch
-    from flashinfer import BatchAttention
-
-    page_offsets = _offsets(plan.page_counts)
-    wrapper = BatchAttention(kv_layout=plan.kv_layout, device=str(plan.device))
-    return wrapper, partial(
-        wrapper.plan,
-        _offsets([1] * len(plan.lengths)),
-        page_offsets,
-        torch.zeros(int(page_offsets[-1]), dtype=torch.int32),
-        torch.tensor(plan.lengths, dtype=torch.int32),
-        plan.q_heads,
-        plan.kv_heads,
-        plan.head_dim,
-        plan.head_dim,
-        plan.page_size,
-        # The one query token sees all.
-        causal=False,
-        sm_scale=plan.softmax_scale,
-        q_data_type=plan.dtype,
-        kv_data_type=plan.kv_dtype,
-        logits_soft_cap=plan.softcap,
-    )
-
-
-def _offsets(counts: list[int]) -> torch.Tensor:
+def offsets(counts: list[int]) -> torch.Tensor:
     """Where each sequence's part starts, and where the last one ends: (sequences + 1,), int32."""
     import torch
 
@@ -356,7 +351,7 @@ def _offsets(counts: list[int]) -> torch.Tensor:
 
 
 @cache
-def _workspace(device: torch.device, stream: int) -> torch.Tensor:
+def workspace(device: torch.device, stream: int) -> torch.Tensor:
     """Launches of one stream follow each other, so they share it. FlashInfer wants it zero at
     first.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from leanbench.kernels.libraries.latent import HEAD_DIMS, VALUE_DIM, latent_refusal
 from leanbench.kernels.libraries.library import LibraryKernel, lengths
 
 from leanbench.core.config import KernelConfig
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 #: Tokens of a page: the kernel has no others.
 _PAGE_TOKENS = 64
-_VALUE_DIM = 512
 
 
 class FlashMla(LibraryKernel):
@@ -31,7 +31,7 @@ class FlashMla(LibraryKernel):
     install = "pip install --no-deps sgl-flash-mla"
     distribution = "sgl-flash-mla"
     written_for = "1.0.0"
-    head_dims = (576,)
+    head_dims = HEAD_DIMS
     page_sizes = (_PAGE_TOKENS,)
     axes = LibraryKernel.axes | {
         "q_len",
@@ -44,11 +44,8 @@ class FlashMla(LibraryKernel):
     }
 
     def refusal(self, problem: AttentionProblem) -> str | None:
-        if not problem.latent or problem.value_dim != _VALUE_DIM:
-            return (
-                f"{self.name} takes latent caches with v_head_dim {_VALUE_DIM} alone: give latent"
-                f" and v_head_dim {_VALUE_DIM}"
-            )
+        if (reason := latent_refusal(self.name, problem)) is not None:
+            return reason
         if problem.page_size is None and problem.cache_capacity % _PAGE_TOKENS:
             return (
                 f"{self.name} reads pages of {_PAGE_TOKENS} tokens, and the cache has room for"
@@ -88,7 +85,7 @@ class FlashMlaLaunch(OwnOutputs):
             cache,
             table,
             tokens,
-            _VALUE_DIM,
+            VALUE_DIM,
             schedule,
             softmax_scale=inputs.softmax_scale,
             causal=inputs.causal,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -68,13 +67,21 @@ class LibraryKernel(Kernel):
             raise UserError(self._misfit(error)) from error
         return launches
 
+    def prepare_planned(self, inputs: AttentionInputs, config: Any, plan: Any) -> Callable[[], Any]:
+        """A launch that is not called yet, for a CUDA graph would keep the call; `plan` is None for
+        a kernel that plans nothing.
+        """
+        return self.launches([inputs], config)[0]
+
     def launches(self, copies: Sequence[AttentionInputs], config: Any) -> list[Callable[[], Any]]:
-        """What `prepare_all` hands out, not yet called."""
+        """What `prepare_all` hands out, not yet called; of a kernel that makes something once for
+        all copies, by a method of its own.
+        """
         return [self.launch(inputs, config) for inputs in copies]
 
-    @abstractmethod
     def launch(self, inputs: AttentionInputs, config: Any) -> Callable[[], Any]:
-        """One of them, of a single call."""
+        """One of them, of a kernel whose copies share nothing."""
+        raise NotImplementedError(f"{self.name} makes its launches together")
 
     def _misfit(self, error: Exception) -> str:
         reason = (str(error).splitlines() or [""])[0]

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM, MlaBuild
+from leanbench.kernels.mla.build import (
+    FEW_ROWS,
+    LATENT_DIM,
+    ONE_ROUND,
+    TILE,
+    VALUE_DIM,
+    MlaBuild,
+    cluster_of,
+)
 from leanbench.kernels.mla.configs import MlaConfig
 
 from leanbench.compile.nvrtc import check_nvrtc, compile_cuda
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel, LaunchResources
+from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
 #: Tokens that pages have a multiple of: those of a stage.
-PAGE_TOKENS = 64
+PAGE_TOKENS = TILE
 _MOST_PAGE_TOKENS = 1 << 20
 #: Splits of one stage, and of more; of more splits it is the merge that takes longer.
 _MOST_SHORT_SPLITS, _MOST_SPLITS = 32, 64
 #: What MlaConfig.min_tiles_per_cta goes up to.
 _MOST_STAGES = 64
+#: Stages of a split up to which so many column groups are faster, with more rows than FEW_ROWS and
+#: with as few: each group computes scores of all tokens (H200, entry 59).
+_MOST_GROUPED_STAGES = {4: (5, 1), 2: (4, 2)}
+#: Splits that two groups have at least, or one: of fewer they were slower than one group.
+_LEAST_SPLITS_OF_TWO = 8
 
 
 class LeanMla(Kernel[MlaConfig]):
@@ -44,6 +59,8 @@ class LeanMla(Kernel[MlaConfig]):
         "causal",
         "v_head_dim",
         "latent",
+        "kv_dtype",
+        "scaled",
     }
     head_dims = (LATENT_DIM,)
     page_sizes = range(PAGE_TOKENS, _MOST_PAGE_TOKENS + 1, PAGE_TOKENS)
@@ -62,25 +79,46 @@ class LeanMla(Kernel[MlaConfig]):
         return _missing()
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> MlaConfig:
-        return self.config_of(problem.known_to_host.max_context, problem.lengths_on == "host")
+        known = problem.known_to_host
+        return self.config_of(
+            (known.batch, problem.q_len * problem.q_heads),
+            known.max_context,
+            problem.lengths_on == "host",
+            gpu.sms,
+            problem.kv_dtype,
+        )
 
-    def config_of(self, context: int, exact: bool) -> MlaConfig:
-        """The heuristic: no more splits than merge well (H200, entry 47 of the performance log).
+    def config_of(
+        self, shape: tuple[int, int], context: int, exact: bool, sms: int, kv_dtype: str
+    ) -> MlaConfig:
+        """The heuristic: no more splits than merge well (H200, entry 47 of the performance log),
+        and of short contexts as many column groups as save more than they compute anew (entry 59).
 
         Args:
+            shape: sequences, and rows of each: query heads at all positions.
             exact: `context` is every sequence's length, and not just the most of one.
         """
-        stages = -(-context // PAGE_TOKENS)
+        stages = max(1, -(-context // PAGE_TOKENS))
         least = 1 if stages <= _MOST_SHORT_SPLITS else 2
         if exact:
             least = max(least, min(-(-stages // _MOST_SPLITS), _MOST_STAGES))
-        return MlaConfig(min_tiles_per_cta=least, align_grid=True)
+        deals = _deals(shape, stages, least, sms, 4 if kv_dtype == SAME else 1)
+        short = [deal for deal in deals if deal.column_groups == 1 or deal.is_short]
+        chosen = min(short, key=lambda deal: deal.cost)
+        if exact and chosen.column_groups > 1:
+            # Splits of one length: one more would begin a further round of the merge.
+            least = max(least, stages // chosen.splits)
+        return MlaConfig(least, align_grid=True, column_groups=chosen.column_groups)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[MlaConfig]:
+        grouped = (2, 4) if problem.kv_dtype == SAME else ()
         return [
-            MlaConfig(min_tiles_per_cta=tiles, align_grid=align_grid)
-            for align_grid in (True, False)
-            for tiles in (1, 2, 4, 8)
+            *(
+                MlaConfig(min_tiles_per_cta=tiles, align_grid=align_grid)
+                for align_grid in (True, False)
+                for tiles in (1, 2, 4, 8)
+            ),
+            *(MlaConfig(tiles, True, groups) for groups in grouped for tiles in (1, 2, 4)),
         ]
 
     def compile(
@@ -93,6 +131,8 @@ class LeanMla(Kernel[MlaConfig]):
             problem.causal,
             problem.lengths_on == "device",
             problem.page_size or 0,
+            problem.kv_dtype,
+            config.column_groups,
         )
         return (build.resources(compile_cuda(build.source(capability)), build.cluster),)
 
@@ -105,6 +145,71 @@ class LeanMla(Kernel[MlaConfig]):
         from leanbench.kernels.mla.launch import launch_of
 
         return (launch_of(inputs, config).resources(),)
+
+
+@dataclass(frozen=True)
+class _Deal:
+    """Output tiles of one length dealt to clusters, no split crossing from one to the next."""
+
+    column_groups: int
+    #: Each column group's.
+    output_tiles: int
+    #: CTAs, or pairs, that run at once.
+    clusters: int
+    #: Of an output tile, and of a split at least.
+    stages: int
+    least: int
+    #: Of a CTA.
+    rows: int
+
+    @property
+    def longest(self) -> int:
+        """Stages of the longest split."""
+        splits = max(1, self.clusters // self.output_tiles)
+        return max(self.least, -(-self.stages // splits))
+
+    @property
+    def splits(self) -> int:
+        """Of an output tile."""
+        return -(-self.stages // self.longest)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether all run at once, and none for so long that scores cost more than merges save."""
+        few = self.rows <= FEW_ROWS
+        if (
+            self.output_tiles > self.clusters
+            or self.longest > _MOST_GROUPED_STAGES[self.column_groups][few]
+        ):
+            return False
+        if self.column_groups == 2:
+            return self.splits == 1 or self.splits >= _LEAST_SPLITS_OF_TWO
+        # Four groups of few rows compute what the others do: where half of the SMs would idle.
+        return not few or 2 * self.output_tiles * self.splits <= self.clusters
+
+    @property
+    def cost(self) -> float:
+        """Of the longest split and the merge, in stages (1.4 us on an H200).
+
+        In a merge each CTA stores a partial and reads as much of others, however many splits there
+        are: 4 stages with 64 rows and all columns; 1 more where one round does not do.
+        """
+        merge = self.rows / 16 / self.column_groups if self.splits > 1 else 0
+        return self.longest + merge + (self.splits > ONE_ROUND)
+
+
+def _deals(
+    shape: tuple[int, int], stages: int, least: int, sms: int, most_groups: int
+) -> list[_Deal]:
+    """With each number of column groups, the most first."""
+    batch, rows = shape
+    cluster = cluster_of(rows)
+    output_tiles = batch * -(-rows // (TILE * cluster))
+    return [
+        _Deal(groups, groups * output_tiles, sms // cluster, stages, least, min(rows, TILE))
+        for groups in (4, 2, 1)
+        if groups <= most_groups
+    ]
 
 
 @cache

@@ -7,21 +7,34 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
-from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild
+from leanbench.kernels.lean.cuda_build import FP8_NUMBERS, HOPPER, CudaBuild
 from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
 
 from leanbench.compile.nvrtc import CudaSource
 from leanbench.core.errors import DoesNotFit
+from leanbench.core.kinds import SAME
 
 #: Numbers of a token's latent row: K is all of them, V the first ones.
 LATENT_DIM, VALUE_DIM = 576, 512
 #: Rows of a CTA, and tokens of a stage.
 TILE = 64
+#: Splits that are merged in one round where there are several column groups: `merge_few` in
+#: outputs.cuh, whose registers hold a number of each.
+ONE_ROUND = 16
+#: Rows up to which warps without any take a share of merges: ROW_WARPS in outputs.cuh.
+FEW_ROWS = 32
 _STAGES = 2
+#: Columns of a cache in 8 bits that one copy has: RUN_ROW in layout.cuh.
+_RUN_COLUMNS = 192
 #: Of both warpgroups that compute, and of the one that copies.
 _WARPS = 12
 
 _FOLDER = Path(__file__).parent
+
+
+def cluster_of(rows: int) -> int:
+    """CTAs that share what they copy, of an output tile with so many rows of a sequence."""
+    return 2 if rows > TILE else 1
 
 
 @dataclass(frozen=True)
@@ -29,18 +42,42 @@ class MlaBuild(CudaBuild):
     """The parameters of a build of mla.cu: the macros of lean/build.cuh and of layout.cuh."""
 
     entry: ClassVar[str] = "mla"
-    cooperative: ClassVar[bool] = True
 
     causal: int = 1
+    #: CTAs that share the columns of an output tile: COLUMN_GROUPS in layout.cuh.
+    column_groups: int = 1
+
+    @property
+    def cooperative(self) -> bool:
+        return True
 
     @classmethod
     def of_shape(
-        cls, heads: int, q_len: int, bf16: bool, causal: bool, ragged: bool, page: int
+        cls,
+        heads: int,
+        q_len: int,
+        bf16: bool,
+        causal: bool,
+        ragged: bool,
+        page: int,
+        kv_dtype: str = SAME,
+        column_groups: int = 1,
     ) -> MlaBuild:
         """The build for query heads and positions; two CTAs that have rows of the same sequences
         share what they copy.
+
+        Args:
+            kv_dtype: of the cache: same (as Q), e4m3, e5m2.
+
+        Raises:
+            DoesNotFit: several column groups of a cache in fp8.
         """
-        cluster = 2 if heads * q_len > TILE else 1
+        if kv_dtype != SAME and column_groups > 1:
+            raise DoesNotFit(
+                f"lean_mla takes column_groups {column_groups} of 16-bit caches alone, this one is"
+                f" in {kv_dtype}: choose 1"
+            )
+        cluster = cluster_of(heads * q_len)
         return cls(
             head_dim=LATENT_DIM,
             v_head_dim=VALUE_DIM,
@@ -57,19 +94,30 @@ class MlaBuild(CudaBuild):
             ragged=int(ragged),
             fixed_runs=0,
             page=page,
+            kv_dtype=FP8_NUMBERS.index(kv_dtype),
             causal=int(causal),
+            column_groups=column_groups,
         )
 
     @property
     def partial_bytes(self) -> int:
         """Of a CTA's partial: PARTIAL in layout.cuh."""
-        return 4 * (TILE * VALUE_DIM + 2 * TILE + 32)
+        return 4 * (TILE * VALUE_DIM // self.column_groups + 2 * TILE + 32)
+
+    @property
+    def column_bytes(self) -> int:
+        """Of a token of the cache that one copy has."""
+        return _RUN_COLUMNS if self.kv_dtype else super().column_bytes
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA: the layout in layout.cuh."""
         rows = 2 * TILE * LATENT_DIM
-        return (1 + _STAGES) * rows + 40 * TILE + 26 * 8
+        every = (1 + _STAGES) * rows + 40 * TILE
+        if not self.kv_dtype:
+            return every + 26 * 8
+        # What of a stage's bytes its own warpgroup's values have no room for; rows' units.
+        return every + _STAGES * (rows // 2 - TILE * VALUE_DIM) + 4 * TILE + 14 * 8
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
         """What is compiled for a compute capability.
@@ -85,6 +133,7 @@ class MlaBuild(CudaBuild):
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES,
             "PARTIAL_BYTES": self.partial_bytes,
+            "ONE_ROUND": ONE_ROUND,
             "SHARED_BYTES": self.shared_bytes,
         }
         named = tuple(sorted(defines.items()))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from leanbench.kernels.launch import qk_scale
 from leanbench.kernels.lean.cuda import CudaLaunch, CudaRelaunch
 from leanbench.kernels.lean.cuda_driver import clusters_at_once, sm_count, tensor_map
-from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts
+from leanbench.kernels.lean.cuda_params import Descale, Divisor, Params, check_counts
 from leanbench.kernels.mla.build import TILE, MlaBuild
 from leanbench.kernels.mla.configs import MlaConfig
 
 from leanbench.core.decomposition import stream_k_grid
+from leanbench.core.extras import fp8_name
 
 if TYPE_CHECKING:
     from leanbench.core.extras import Extras
@@ -46,21 +48,22 @@ class MlaRelaunch(CudaRelaunch):
     ) -> None:
         """leanbench.kernels.launch.Relaunch; V is in `k_cache`."""
         # The second tensor map is the query's.
-        super().__call__(q, k_cache, q, cache_seqlens, context, block_table, out, lse)
+        super().__call__(q, k_cache, q, cache_seqlens, context, block_table, out, lse, extras)
 
 
 def launch_of(inputs: AttentionInputs, config: MlaConfig) -> CudaLaunch:
     """The launch over these tensors."""
-    build, params = _build(inputs), Params()
+    build, params = _build(inputs, config), Params()
     _pass_tensors(params, inputs, build)
     grid, slots_bytes = _deal(inputs, build, config, params)
     held = (inputs.q, inputs.k_cache, inputs.out, inputs.lse)
-    held += (inputs.cache_seqlens, inputs.block_table)
+    held += (inputs.cache_seqlens, inputs.block_table, inputs.k_descale)
     capacity = inputs.k_cache.shape[1]
-    return CudaLaunch(build, inputs.q.device, grid, params, slots_bytes, capacity, held)
+    extras = () if inputs.k_descale is None else ("k_descale",)
+    return CudaLaunch(build, inputs.q.device, grid, params, slots_bytes, capacity, held, extras)
 
 
-def _build(inputs: AttentionInputs) -> MlaBuild:
+def _build(inputs: AttentionInputs, config: MlaConfig) -> MlaBuild:
     return MlaBuild.of_shape(
         inputs.q.shape[2],
         inputs.q_len,
@@ -68,6 +71,8 @@ def _build(inputs: AttentionInputs) -> MlaBuild:
         inputs.causal,
         inputs.cache_seqlens is not None,
         inputs.page_size or 0,
+        fp8_name(inputs.k_cache.dtype),
+        config.column_groups,
     )
 
 
@@ -81,7 +86,7 @@ def _deal(
     end_tiles = _END_TILES if build.ragged else 0
     real_tiles = max(1, -(-inputs.context // TILE))
     tiles = real_tiles + end_tiles
-    per_sequence = build.row_tiles(inputs.q_len)
+    per_sequence = build.row_tiles(inputs.q_len) * build.column_groups
     output_tiles = batch * per_sequence
     total = output_tiles * tiles
     check_counts(total, tiles * TILE)
@@ -127,12 +132,20 @@ def _pass_tensors(params: Params, inputs: AttentionInputs, build: MlaBuild) -> N
         params.cache_seqlens = inputs.cache_seqlens.data_ptr()
     if inputs.block_table is not None:
         params.block_table = inputs.block_table.data_ptr()
-        params.pages_per_sequence = inputs.block_table.shape[1]
+        params.stride_table = inputs.block_table.stride(0)
     params.stride_out_batch, params.stride_out_token, params.stride_out_head = out.stride()[:3]
-    params.context, params.batch, params.kv_heads = inputs.context, batch, 1
+    params.context, params.batch, params.kv_heads = inputs.context, batch, build.column_groups
     params.qk_scale = qk_scale(inputs)
+    if inputs.k_descale is not None:
+        params.k_descale = _descale(inputs.k_descale)
     share = TILE // build.cluster
     params.k_map.words[:] = tensor_map(params.k, cache.shape, cache.stride(), build, share)
     rows = (batch, q_len * heads, 1, q.shape[3])
     strides = (q.stride(0), q.stride(2), q.stride(2), 1)
-    params.v_map.words[:] = tensor_map(params.v, rows, strides, build, TILE)
+    # Of 16-bit numbers whatever the cache has.
+    params.v_map.words[:] = tensor_map(params.v, rows, strides, replace(build, kv_dtype=0), TILE)
+
+
+def _descale(scales: torch.Tensor) -> Descale:
+    """One number for the whole cache, or one a sequence, (batch, 1)."""
+    return Descale(scales.data_ptr(), 0, 0) if scales.dim() == 1 else Descale.of(scales)

@@ -8,6 +8,7 @@
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
+#include "mla/bytes.cuh"
 #include "mla/scores.cuh"
 #include "mla/outputs.cuh"
 
@@ -21,18 +22,43 @@ __device__ __forceinline__ bool next_part(const Params &p, const WorkRange &rang
   return true;
 }
 
+#if KV_DTYPE != 0
+// A stage of bytes, to where its own warpgroup's values were.
+template <int STAGE>
+__device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int filled, int row, int token,
+                                           int rank, u64 policy) {
+  const u32 to = shared + STAGE_AT<STAGE> + rank * (RUN / CLUSTER);
+  mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
+#pragma unroll
+  for (int turn = 0; turn < RUNS; turn++) {
+    const int column = RUN_ROW * run_in_turn(STAGE, turn);
+    const u32 full = shared + full_at(STAGE, turn);
+    mbarrier_arrive_expect_tx(full, RUN);
+#if CLUSTER > 1
+    cp_async_bulk_tensor_4d_multicast(to + run_at(turn), &p.k_map, full, column, token, 0, row, policy);
+#else
+    cp_async_bulk_tensor_4d(to + run_at(turn), &p.k_map, full, column, token, 0, row, policy);
+#endif
+  }
+}
+#endif
+
 // The warp that copies: Q of each part, and its stages, column by column in the order in which they
 // are free. Each CTA of a cluster copies its share of a stage's tokens to all of them.
 template <int STAGE>
 __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int filled, int row, int token,
                                            int rank, u64 policy) {
+#if KV_DTYPE != 0
+  copy_bytes<STAGE>(p, shared, filled, row, token, rank, policy);
+  return;
+#endif
   const u32 to = shared + STAGE_AT<STAGE> + rank * (COLUMN / CLUSTER);
 #pragma unroll
   for (int i = 0; i < QUERY_COLUMNS; i++) {
     const int column = column_in_turn(STAGE, i);
     const u32 full = shared + full_at(STAGE, column);
     if (i == 0) mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
-    if (i == HALF_COLUMNS)
+    if (i == (COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0))
       mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
     mbarrier_arrive_expect_tx(full, COLUMN);
 #if CLUSTER > 1
@@ -47,8 +73,8 @@ __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int fill
 __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Position part, int rank,
                                          u32 shared) {
   if (threadIdx.x % 32 != 0) return;
-  const u64 policy = ROW_TILES > 1 ? createpolicy_evict_normal() : createpolicy_evict_first();
-  const u64 policy_of_query = createpolicy_evict_normal();
+  const u64 policy = ROW_TILES * COLUMN_GROUPS > 1 ? createpolicy_evict_unchanged() : createpolicy_evict_first();
+  const u64 policy_of_query = createpolicy_evict_unchanged();
   int filled[LATENT_STAGES] = {0, 0};
   int parts = 0;
   do {
@@ -57,13 +83,13 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
     mbarrier_arrive_expect_tx(shared + QUERY_FULL, QUERY_COLUMNS * COLUMN);
     for (int column = 0; column < QUERY_COLUMNS; column++)
       cp_async_bulk_tensor_4d(shared + column * COLUMN, &p.v_map, shared + QUERY_FULL, 64 * column,
-                              part.head * ROWS + rank * TILE, 0, part.sequence, policy_of_query);
+                              row_tile_of(part.head) * ROWS + rank * TILE, 0, part.sequence, policy_of_query);
     for (int chunk = 0; chunk < part.chunks; chunk++) {
       const int token = part.token + chunk * TILE;
       int row = part.sequence, at = token;
       if (PAGE > 0) {
         const int page = token / PAGE_OR_1;
-        row = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence + page);
+        row = __ldg(p.block_table + (i64)part.sequence * p.stride_table + page);
         at = token - page * PAGE_OR_1;
       }
       at += rank * (TILE / CLUSTER);
@@ -81,20 +107,21 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
 
 // A warpgroup's columns of the output, its softmax, and where it is in the ring of stages.
 struct Attention {
-  float o[128];
+  float o[ACCUMULATORS];
   Softmax softmax;
+  int group;  // of columns
   int filled[LATENT_STAGES];
 
   // Starts O += P V of the warpgroup's own stage.
   template <int HALF>
   __device__ __forceinline__ void start_own(const u32 (&weights)[4][4], u32 shared) {
     const u64 values =
-        matrix_descriptor(shared + STAGE_AT<HALF> + HALF * HALF_COLUMNS * COLUMN, COLUMN);
+        matrix_descriptor(shared + STAGE_AT<HALF> + values_at(HALF, group, HALF), COLUMN);
     if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      wgmma_m64n256k16(o, weights[step], values + step * (2048 >> 4));
+      add_values(o, weights[step], values + step * (2048 >> 4));
     wgmma_commit_group();
   }
 
@@ -104,13 +131,13 @@ struct Attention {
     constexpr int OTHER = 1 - HALF;
     const u64 weights = matrix_descriptor(shared + WEIGHTS_AT_STAGE<OTHER>, 16);
     const u64 values =
-        matrix_descriptor(shared + STAGE_AT<OTHER> + HALF * HALF_COLUMNS * COLUMN, COLUMN);
+        matrix_descriptor(shared + STAGE_AT<OTHER> + values_at(OTHER, group, HALF), COLUMN);
     take_over<OTHER>(shared, memory, filled[OTHER], softmax);
     if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      wgmma_m64n256k16(o, weights + 2 * step, values + step * (2048 >> 4));
+      add_values(o, weights + 2 * step, values + step * (2048 >> 4));
     wgmma_commit_group();
   }
 
@@ -119,33 +146,66 @@ struct Attention {
   __device__ __forceinline__ void end_values(u32 shared) {
     wgmma_wait_group<0>();
     hold(o);
-    release_in_cluster(shared + empty_at(STAGE, HALF));
+    // Bytes are copied over its own warpgroup's values alone.
+    if (KV_DTYPE != 0 && STAGE != HALF)
+      release(shared + empty_at(STAGE, HALF));
+    else
+      release_in_cluster(shared + empty_at(STAGE, HALF));
     filled[STAGE]++;
   }
 };
 
-// Tokens that this thread's rows see, counted from the part's first.
-struct Visible {
-  int tokens[2];
+// This thread's rows.
+struct OwnRows {
+  int visible[2];  // tokens that they see, counted from the part's first
 
   __device__ __forceinline__ void find(const Position &part, int first_row) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const int query = (first_row + own_row() + 8 * half) / GROUP_SIZE;
-      tokens[half] = part.tokens - part.token - (CAUSAL ? max(0, Q_LEN - 1 - query) : 0);
+      visible[half] = part.tokens - part.token - (CAUSAL ? max(0, Q_LEN - 1 - query) : 0);
     }
   }
+
+#if KV_DTYPE != 0
+  float2 scale;  // what takes their scores to powers of two
+
+  // After `divide_query`.
+  __device__ __forceinline__ void find_scale(const Params &p, const Position &part,
+                                             const unsigned char *memory) {
+    const float *units = reinterpret_cast<const float *>(memory + ROW_UNITS_AT);
+    const float of_cache = p.qk_scale * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
+    scale = make_float2(of_cache, of_cache);
+    if (DIVIDED_QUERY) scale.x *= units[own_row()], scale.y *= units[own_row() + 8];
+  }
+#endif
 };
+
+// Starts the scores of a stage with `tokens` of the sequence.
+template <int STAGE>
+__device__ __forceinline__ void start_stage(float (&s)[32], u32 shared, unsigned char *memory,
+                                            int filled, int tokens) {
+#if KV_DTYPE != 0
+  start_scores_of_bytes<STAGE>(s, shared, memory, filled, tokens);
+#else
+  if (tokens < TILE) clear_end<STAGE>(shared, filled, tokens);
+  start_scores<STAGE>(s, shared, filled);
+#endif
+}
 
 // Scores of a stage that have arrived become weights, for both warpgroups.
 template <int STAGE>
-__device__ __forceinline__ void weigh(const Params &p, const Visible &visible, int chunk, u32 shared,
+__device__ __forceinline__ void weigh(const Params &p, const OwnRows &rows, int chunk, u32 shared,
                                       unsigned char *memory, float (&s)[32], Softmax &softmax,
                                       u32 (&weights)[4][4]) {
   hold(s);
-  const int left[2] = {visible.tokens[0] - chunk * TILE, visible.tokens[1] - chunk * TILE};
+  const int left[2] = {rows.visible[0] - chunk * TILE, rows.visible[1] - chunk * TILE};
   mask(s, left);
+#if KV_DTYPE != 0
+  softmax.weigh(s, rows.scale, chunk == 0);
+#else
   softmax.weigh(s, p.qk_scale, chunk == 0);
+#endif
   pack_weights(s, weights);
   publish<STAGE>(shared, memory, softmax, weights);
 }
@@ -153,16 +213,15 @@ __device__ __forceinline__ void weigh(const Params &p, const Visible &visible, i
 // Warpgroup 0's share of two stages, or of a part's last one: its scores, its values, the other's.
 template <bool PAIR>
 __device__ __forceinline__ void attend_left(const Params &p, const Position &part,
-                                            const Visible &visible, int chunk, u32 shared,
+                                            const OwnRows &rows, int chunk, u32 shared,
                                             unsigned char *memory, Attention &own) {
   float s[32];
   u32 weights[4][4];
   const int tokens = part.tokens - part.token - chunk * TILE;
-  if (tokens < TILE) clear_end<0>(shared, own.filled[0], tokens);
-  start_scores<0>(s, shared, own.filled[0]);
+  start_stage<0>(s, shared, memory, own.filled[0], tokens);
   wgmma_wait_group<0>();
   if (chunk + 2 >= part.chunks) release(shared + QUERY_EMPTY);
-  weigh<0>(p, visible, chunk, shared, memory, s, own.softmax, weights);
+  weigh<0>(p, rows, chunk, shared, memory, s, own.softmax, weights);
   own.start_own<0>(weights, shared);
   own.end_values<0, 0>(shared);
   if (PAIR) {
@@ -175,7 +234,7 @@ __device__ __forceinline__ void attend_left(const Params &p, const Position &par
 // cores have one warpgroup's products while the other one has its softmax.
 template <bool PAIR>
 __device__ __forceinline__ void attend_right(const Params &p, const Position &part,
-                                             const Visible &visible, int chunk, u32 shared,
+                                             const OwnRows &rows, int chunk, u32 shared,
                                              unsigned char *memory, Attention &own) {
   if (!PAIR) {
     own.start_other<1>(shared, memory);
@@ -185,12 +244,11 @@ __device__ __forceinline__ void attend_right(const Params &p, const Position &pa
   float s[32];
   u32 weights[4][4];
   const int tokens = part.tokens - part.token - (chunk + 1) * TILE;
-  if (tokens < TILE) clear_end<1>(shared, own.filled[1], tokens);
-  start_scores<1>(s, shared, own.filled[1]);
+  start_stage<1>(s, shared, memory, own.filled[1], tokens);
   own.start_other<1>(shared, memory);
   wgmma_wait_group<1>();
   if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
-  weigh<1>(p, visible, chunk + 1, shared, memory, s, own.softmax, weights);
+  weigh<1>(p, rows, chunk + 1, shared, memory, s, own.softmax, weights);
   own.end_values<0, 1>(shared);
   own.start_own<1>(weights, shared);
   own.end_values<1, 1>(shared);
@@ -202,23 +260,26 @@ __device__ __forceinline__ void attend(const Params &p, const Position &part, in
                                        u32 shared, unsigned char *memory, Attention &own) {
   own.softmax.reset();
 #pragma unroll
-  for (int i = 0; i < 128; i++) own.o[i] = 0.0f;
-  Visible visible;
-  visible.find(part, first_row);
+  for (int i = 0; i < ACCUMULATORS; i++) own.o[i] = 0.0f;
+  OwnRows rows;
+  rows.find(part, first_row);
   mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
+#if KV_DTYPE != 0
+  rows.find_scale(p, part, memory);
+#endif
   if (part.chunks <= HALF) release(shared + QUERY_EMPTY);
   int chunk = 0;
   for (; chunk + 1 < part.chunks; chunk += 2) {
     if constexpr (HALF == 0)
-      attend_left<true>(p, part, visible, chunk, shared, memory, own);
+      attend_left<true>(p, part, rows, chunk, shared, memory, own);
     else
-      attend_right<true>(p, part, visible, chunk, shared, memory, own);
+      attend_right<true>(p, part, rows, chunk, shared, memory, own);
   }
   if (chunk < part.chunks) {
     if constexpr (HALF == 0)
-      attend_left<false>(p, part, visible, chunk, shared, memory, own);
+      attend_left<false>(p, part, rows, chunk, shared, memory, own);
     else
-      attend_right<false>(p, part, visible, chunk, shared, memory, own);
+      attend_right<false>(p, part, rows, chunk, shared, memory, own);
   }
 }
 
@@ -243,9 +304,17 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
   Attention own;
   own.filled[0] = own.filled[1] = 0;
   for (int parts = 0;; parts++) {
-    const int first_row = part.head * ROWS + rank * TILE;
+    const int first_row = row_tile_of(part.head) * ROWS + rank * TILE;
+    own.group = column_group_of(part.head);
     Splits splits;
     splits.find(p, part, range);
+#if KV_DTYPE != 0
+    // Not in `attend`, once for each warpgroup: synccheck takes a barrier in two places for a divergence.
+    if (DIVIDED_QUERY) {
+      mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
+      divide_query(memory);
+    }
+#endif
     if (threadIdx.x < 128)
       attend<0>(p, part, first_row, parts, shared, memory, own);
     else
@@ -257,7 +326,7 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
 #pragma unroll
         for (int half = 0; half < 2; half++)
           write_lse(p, part, first_row + own_row() + 8 * half, m[half], l[half]);
-      const float scale[2] = {reciprocal(l[0]), reciprocal(l[1])};
+      const float scale[2] = {value_scale(p, part, l[0]), value_scale(p, part, l[1])};
       write_rows(p, part, first_row, [&](int i) { return own.o[i] * scale[i / 2 % 2]; });
     } else {
       const u32 epoch = p.epoch + __ldg(p.replays);
@@ -299,9 +368,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
     mbarrier_init(shared + QUERY_FULL, 1);
     mbarrier_init(shared + QUERY_EMPTY, CONSUMERS / 32);
     for (int stage = 0; stage < LATENT_STAGES; stage++) {
-      for (int column = 0; column < QUERY_COLUMNS; column++)
-        mbarrier_init(shared + full_at(stage, column), 1);
-      for (int half = 0; half < 2; half++) mbarrier_init(shared + empty_at(stage, half), 4 * CLUSTER);
+      for (int copy = 0; copy < STAGE_COPIES; copy++) mbarrier_init(shared + full_at(stage, copy), 1);
+      for (int half = 0; half < 2; half++)
+        mbarrier_init(shared + empty_at(stage, half),
+                      KV_DTYPE != 0 && stage != half ? 4 : 4 * CLUSTER);
       mbarrier_init(shared + WEIGHTS_FULL + 8 * stage, 4);
     }
     fence_mbarrier_init_release_cluster();

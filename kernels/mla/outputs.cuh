@@ -1,12 +1,27 @@
 // Both warpgroups: the output's columns of each, and what becomes of them where a part ends.
 #pragma once
+#if KV_DTYPE != 0
+#include "lean/fp8.cuh"
+#endif
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
 
-__device__ __forceinline__ void rescale(float (&o)[128], float first, float second) {
+__device__ __forceinline__ void rescale(float (&o)[ACCUMULATORS], float first, float second) {
 #pragma unroll
-  for (int i = 0; i < 128; i++) o[i] *= i / 2 % 2 ? second : first;
+  for (int i = 0; i < ACCUMULATORS; i++) o[i] *= i / 2 % 2 ? second : first;
+}
+
+// o += weights x values, whose weights are in registers or in shared memory.
+template <class Weights>
+__device__ __forceinline__ void add_values(float (&o)[ACCUMULATORS], const Weights &weights, u64 values) {
+#if COLUMN_GROUPS == 1
+  wgmma_m64n256k16(o, weights, values);
+#elif COLUMN_GROUPS == 2
+  wgmma_m64n128k16(o, weights, values);
+#else
+  wgmma_m64n64k16(o, weights, values);
+#endif
 }
 
 // Tells a barrier that this warp does not use any more what may be overwritten.
@@ -37,7 +52,7 @@ __device__ __forceinline__ void write_pair(const Params &p, const Position &part
 
 __device__ __forceinline__ void write_lse(const Params &p, const Position &part, int row, float m,
                                           float l) {
-  if (row >= ALL_ROWS) return;
+  if (row >= ALL_ROWS || column_group_of(part.head) > 0) return;
   const i64 head = (i64)part.sequence * GROUP_SIZE + row % GROUP_SIZE;
   p.lse[head * Q_LEN + row / GROUP_SIZE] =
       l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
@@ -45,9 +60,18 @@ __device__ __forceinline__ void write_lse(const Params &p, const Position &part,
 
 __device__ __forceinline__ float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
 
+// What a row's sum of values is multiplied by; `l` is its sum of weights.
+#if KV_DTYPE != 0
+__device__ __forceinline__ float value_scale(const Params &p, const Position &part, float l) {
+  return reciprocal(l) * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
+}
+#else
+#define value_scale(p, part, l) reciprocal(l)
+#endif
+
 // The column of a thread's accumulator pair `unit`; it is of row own_row() + 8 * (unit % 2).
-__device__ __forceinline__ int column_of(int unit) {
-  return threadIdx.x / 128 * (VALUES / 2) + unit / 2 * 8 + threadIdx.x % 4 * 2;
+__device__ __forceinline__ int column_of(int group, int unit) {
+  return group * OWN_VALUES + threadIdx.x / 128 * (OWN_VALUES / 2) + unit / 2 * 8 + threadIdx.x % 4 * 2;
 }
 
 // Four words of each of four lanes, transposed: lane i has the i-th of each.
@@ -74,7 +98,7 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
     unsigned short *at = p.out + part.sequence * p.stride_out_batch +
                          (i64)(row / GROUP_SIZE) * p.stride_out_token +
                          (i64)(row % GROUP_SIZE) * p.stride_out_head +
-                         threadIdx.x / 128 * (VALUES / 2) + threadIdx.x % 4 * 8;
+                         column_of(column_group_of(part.head), 0) + threadIdx.x % 4 * 6;
 #pragma unroll
     for (int first = half; first < UNITS; first += 8) {
       u32 words[4];
@@ -99,7 +123,7 @@ __device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &r
   const int ranges = gridDim.x / CLUSTER;
   int slot = range.slot + split - splits.mine;
   if (split == 0)
-    slot = ranges + (RAGGED && range.longest > 0 ? part.sequence * ROW_TILES + part.head
+    slot = ranges + (RAGGED && range.longest > 0 ? part.sequence * ROW_TILES * COLUMN_GROUPS + part.head
                                                  : range.index - splits.mine);
   return reinterpret_cast<float *>(p.partials) + ((i64)slot * CLUSTER + rank) * PARTIAL;
 }
@@ -109,7 +133,7 @@ __device__ __forceinline__ bool has_rows(int first_row) {
   return ALL_ROWS % TILE == 0 || first_row + threadIdx.x % 128 / 32 * 16 < ALL_ROWS;
 }
 
-__device__ __forceinline__ void store_partial(float *slot, int first_row, const float (&o)[128]) {
+__device__ __forceinline__ void store_partial(float *slot, int first_row, const float (&o)[ACCUMULATORS]) {
   if (!has_rows(first_row)) return;
 #pragma unroll
   for (int unit = 0; unit < UNITS; unit++)
@@ -131,7 +155,7 @@ __device__ __forceinline__ void wait_for_partial(const float *slot, u32 epoch) {
 // Merges the partial of an output tile's second split, the last one, with the first one's, which this
 // CTA has at hand, and writes the rows. `shares`: of each row, what the two are multiplied by.
 __device__ __forceinline__ void merge_pair(const Params &p, const Position &part, int first_row,
-                                           const float *slot, const float (&o)[128],
+                                           const float *slot, const float (&o)[ACCUMULATORS],
                                            const float (&m)[2], const float (&l)[2], float2 *shares,
                                            u32 epoch) {
   if (threadIdx.x < 128) {
@@ -143,7 +167,7 @@ __device__ __forceinline__ void merge_pair(const Params &p, const Position &part
       const float2 log = __ldcg(reinterpret_cast<const float2 *>(slot + WEIGHTS_AT) + row);
       const float high = fmaxf(m[half], log.x);
       const float own = ex2_approx_ftz(m[half] - high), other = ex2_approx_ftz(log.x - high);
-      const float sum = own * l[half] + other * log.y, scale = reciprocal(sum);
+      const float sum = own * l[half] + other * log.y, scale = value_scale(p, part, sum);
       if (threadIdx.x % 4 == 0) {
         shares[row] = make_float2(own * scale, other * scale);
         write_lse(p, part, first_row + row, high, sum);
@@ -160,6 +184,70 @@ __device__ __forceinline__ void merge_pair(const Params &p, const Position &part
   });
 }
 
+// Warps that have rows where there are fewer than 64; the others take a share of their units in merges.
+constexpr int ROW_WARPS = ALL_ROWS <= 32 ? (ALL_ROWS + 15) / 16 : 4;
+
+// A thread's share of an output tile's units: which, and the thread whose partials' they are.
+struct MergeShare {
+  int thread, row, first, step;
+
+  __device__ __forceinline__ explicit MergeShare(const Splits &splits) {
+    const int team = threadIdx.x % 128 / 32 / ROW_WARPS;
+    thread = threadIdx.x - team * ROW_WARPS * 32;
+    row = thread % 128 / 32 * 16 + thread % 32 / 4;
+    first = splits.mine + team * (splits.count - 1);
+    step = (splits.count - 1) * (4 / ROW_WARPS);
+  }
+};
+
+#if COLUMN_GROUPS > 1
+// Adds up this CTA's share of the units of up to SPLITS splits and writes them: units and what they are
+// weighted by are read at once, so that nothing is waited for between them. Partials of all columns took
+// longer so, 50.4 us for 47.6 at 32 x 4k with 16 heads (H200, entry 59 of the performance log).
+template <int SPLITS>
+__device__ __forceinline__ void merge_few(const Params &p, const WorkRange &range, const Position &part,
+                                          const Splits &splits, int rank, int first_row) {
+  constexpr int AT_ONCE = 2;
+  const MergeShare share(splits);
+  for (int first = share.first; first < UNITS; first += AT_ONCE * share.step) {
+    float2 o[SPLITS][AT_ONCE], log[SPLITS][AT_ONCE];
+#pragma unroll
+    for (int j = 0; j < SPLITS; j++) {
+      const float *slot = partial_of(p, range, part, splits, min(j, splits.count - 1), rank);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) {
+        const int unit = first + i * share.step;
+        o[j][i] = make_float2(0.0f, 0.0f), log[j][i] = make_float2(LOWEST, 0.0f);
+        if (unit < UNITS && j < splits.count) {
+          log[j][i] =
+              __ldcg(reinterpret_cast<const float2 *>(slot + WEIGHTS_AT) + share.row + 8 * (unit % 2));
+          o[j][i] = __ldcg(reinterpret_cast<const float2 *>(slot) + unit * CONSUMERS + share.thread);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const int unit = first + i * share.step, row = first_row + share.row + 8 * (unit % 2);
+      float m = LOWEST, l = 0.0f;
+      float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int j = 0; j < SPLITS; j++) m = fmaxf(m, log[j][i].x);
+#pragma unroll
+      for (int j = 0; j < SPLITS; j++) {
+        const float weight = ex2_approx_ftz(log[j][i].x - m);
+        l += weight * log[j][i].y;
+        sum.x += weight * o[j][i].x, sum.y += weight * o[j][i].y;
+      }
+      if (unit >= UNITS) break;
+      const float scale = reciprocal(l);
+      write_pair(p, part, row, column_of(column_group_of(part.head), unit), sum.x * scale,
+                 sum.y * scale);
+      if (unit < 2 && share.thread < 128 && share.thread % 4 == 0) write_lse(p, part, row, m, l);
+    }
+  }
+}
+#endif
+
 template <int AT_ONCE, int SPLITS>
 struct AtOnce {
   static constexpr int UNITS_AT_ONCE = AT_ONCE, SPLITS_AT_ONCE = SPLITS;
@@ -170,8 +258,9 @@ template <int AT_ONCE, int SPLITS>
 __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &range,
                                             const Position &part, const Splits &splits, int rank,
                                             int first_row, const float2 *weights) {
-  const int mergers = splits.count - 1;
-  for (int first = splits.mine; first < UNITS; first += AT_ONCE * mergers) {
+  const MergeShare share(splits);
+  const int thread = share.thread, own_row = share.row, mergers = share.step;
+  for (int first = share.first; first < UNITS; first += AT_ONCE * mergers) {
     float2 sum[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) sum[i] = make_float2(0.0f, 0.0f);
@@ -185,14 +274,14 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
         for (int i = 0; i < AT_ONCE; i++) {
           const int unit = first + i * mergers;
           o[j][i] = make_float2(0.0f, 0.0f);
-          if (unit < UNITS) o[j][i] = __ldcg(slot + unit * CONSUMERS + threadIdx.x);
+          if (unit < UNITS) o[j][i] = __ldcg(slot + unit * CONSUMERS + thread);
         }
       }
 #pragma unroll
       for (int j = 0; j < SPLITS; j++)
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-          const int row = own_row() + 8 * ((first + i * mergers) % 2);
+          const int row = own_row + 8 * ((first + i * mergers) % 2);
           const float weight = split + j < splits.count ? weights[(split + j) * TILE + row].x : 0.0f;
           sum[i].x += weight * o[j][i].x, sum[i].y += weight * o[j][i].y;
         }
@@ -201,8 +290,8 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
     for (int i = 0; i < AT_ONCE; i++) {
       const int unit = first + i * mergers;
       if (unit < UNITS)
-        write_pair(p, part, first_row + own_row() + 8 * (unit % 2), column_of(unit), sum[i].x,
-                   sum[i].y);
+        write_pair(p, part, first_row + own_row + 8 * (unit % 2),
+                   column_of(column_group_of(part.head), unit), sum[i].x, sum[i].y);
     }
   }
 }
@@ -217,6 +306,13 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
   for (int split = threadIdx.x; split < splits.count; split += CONSUMERS)
     wait_for_partial(partial_of(p, range, part, splits, split, rank), epoch);
   bar_sync(OF_CONSUMERS, CONSUMERS);
+#if COLUMN_GROUPS > 1
+  if (splits.count <= ONE_ROUND) {
+    if (ROW_WARPS < 4 || has_rows(first_row))
+      merge_few<ONE_ROUND>(p, range, part, splits, rank, first_row);
+    return;
+  }
+#endif
   // The stages are not used any more.
   float2 *logs = reinterpret_cast<float2 *>(memory + STAGES_AT);
   constexpr int AT_ONCE = 8;
@@ -247,7 +343,7 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
   }
   l += __shfl_xor_sync(~0u, l, 1);
   l += __shfl_xor_sync(~0u, l, 2);
-  const float scale = reciprocal(l);
+  const float scale = value_scale(p, part, l);
   for (int split = threadIdx.x % 4; split < splits.count; split += 4)
     logs[split * TILE + row].x *= scale;
   if (splits.mine == 0 && threadIdx.x % 4 == 0) write_lse(p, part, first_row + row, m, l);
@@ -256,8 +352,13 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
     merge_units<decltype(groups)::UNITS_AT_ONCE, decltype(groups)::SPLITS_AT_ONCE>(
         p, range, part, splits, rank, first_row, logs);
   };
-  if (!has_rows(first_row)) return;
-#if CLUSTER == 1
+  if (ROW_WARPS == 4 && !has_rows(first_row)) return;
+#if COLUMN_GROUPS > 1
+  if (mergers >= 16)
+    units(AtOnce<2, 32>());
+  else
+    units(AtOnce<2, 16>());
+#elif CLUSTER == 1
   // Fewer reads in flight, in less code (H200, entry 47 of the performance log).
   if (mergers >= 8)
     units(AtOnce<2, 8>());

@@ -4,6 +4,10 @@
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
 
+// What takes the scores of a thread's row `half` to powers of two, above 0: of both rows, or of each.
+__device__ __forceinline__ float of_row(float scale, int) { return scale; }
+__device__ __forceinline__ float of_row(float2 scale, int half) { return half ? scale.y : scale.x; }
+
 // What a row's weights stand against, and their sum so far, over this thread's tokens; of two rows.
 struct Softmax {
   float m[2], l[2];
@@ -15,8 +19,9 @@ struct Softmax {
     l[0] = l[1] = 0.0f;
   }
 
-  // Turns scores into weights; `qk_scale`, above 0, takes them to powers of two.
-  __device__ __forceinline__ void weigh(float (&s)[32], float qk_scale, bool first) {
+  // Turns scores into weights; `qk_scale` as of `of_row`.
+  template <class Scale>
+  __device__ __forceinline__ void weigh(float (&s)[32], Scale qk_scale, bool first) {
     rescales = false;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -24,7 +29,7 @@ struct Softmax {
 #pragma unroll
       for (int i = 0; i < 16; i++) high = fmaxf(high, s[i / 2 * 4 + 2 * half + i % 2]);
       high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
-      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2)) * qk_scale;
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2)) * of_row(qk_scale, half);
       scale[half] = 1.0f;
       if (first) {
         m[half] = fmaxf(high, LOWEST);
@@ -37,7 +42,7 @@ struct Softmax {
 #pragma unroll
       for (int i = 0; i < 16; i++) {
         float &x = s[i / 2 * 4 + 2 * half + i % 2];
-        x = ex2_approx_ftz(__fmaf_rn(x, qk_scale, -m[half]));
+        x = ex2_approx_ftz(__fmaf_rn(x, of_row(qk_scale, half), -m[half]));
         sum += x;
       }
       l[half] = l[half] * scale[half] + sum;
@@ -56,7 +61,7 @@ struct Softmax {
 // Weights as the left operands of a matrix instruction.
 __device__ __forceinline__ void pack_weights(const float (&s)[32], u32 (&weights)[4][4]) {
 #pragma unroll
-  for (int i = 0; i < 16; i++) weights[i / 4][i % 4] = cvt_rn_x2<BF16>(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < 16; i++) weights[i / 4][i % 4] = cvt_rn_x2<BF16_OPERANDS>(s[2 * i], s[2 * i + 1]);
 }
 
 // Starts S = Q K^T of a stage, column by column as they arrive.

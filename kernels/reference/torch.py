@@ -20,6 +20,9 @@ def attend(
     k, v = keys_and_values(inputs, sequence, kv_head)
     k = k * _scale(inputs.k_descale, sequence, kv_head)
     v = v * _scale(inputs.v_descale, sequence, kv_head)
+    if inputs.k_page_descale is not None and inputs.v_page_descale is not None:
+        k = k * _page_scales(inputs, inputs.k_page_descale, sequence, kv_head)
+        v = v * _page_scales(inputs, inputs.v_page_descale, sequence, kv_head)
 
     scores = torch.einsum("qhd,nd->hqn", q, k) * inputs.softmax_scale
     if inputs.softcap:
@@ -151,6 +154,22 @@ def _rotated(inputs: AttentionInputs, rows: torch.Tensor, places: torch.Tensor) 
 
 def _scale(scales: torch.Tensor | None, sequence: int, kv_head: int) -> float:
     return 1.0 if scales is None else float(scales[sequence, kv_head])
+
+
+def _page_scales(
+    inputs: AttentionInputs, scales: torch.Tensor, sequence: int, kv_head: int
+) -> torch.Tensor:
+    """(tokens, 1) in fp64: those of the pages that a sequence's tokens lie in, behind its
+    padding.
+    """
+    tokens = inputs.read_lengths()[sequence]
+    padding = 0
+    if inputs.cache_leftpad is not None:
+        padding = int(inputs.cache_leftpad[sequence].clamp(0, tokens))
+    places = torch.arange(padding, tokens, device=scales.device)
+    pages, _ = _places(inputs, sequence, places)
+    own = scales[pages] if scales.dim() == 1 else scales[pages, kv_head]
+    return own.double()[:, None]
 
 
 def in_cache(

@@ -206,8 +206,8 @@ def _check_memory(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
 
 
 def check_pages(block_table: torch.Tensor, q: torch.Tensor, batch: int | None) -> None:
-    """Whether a block table has a row for each sequence, or any number of them, and lies on the
-    device of `q`.
+    """Whether a block table has a row for each sequence, or any number of them, at any distance,
+    and lies on the device of `q`.
 
     Args:
         batch: None: any number.
@@ -220,11 +220,12 @@ def check_pages(block_table: torch.Tensor, q: torch.Tensor, batch: int | None) -
         or (batch is not None and block_table.shape[0] != batch)
         or 0 in block_table.shape
         or block_table.dtype != torch.int32
-        or not block_table.is_contiguous()
+        or (block_table.shape[1] > 1 and block_table.stride(1) != 1)
     ):
         raise ValueError(
-            f"block_table is {tuple(block_table.shape)} {block_table.dtype}: expected"
-            f" ({'rows' if batch is None else batch}, pages of a sequence) contiguous torch.int32"
+            f"block_table is {tuple(block_table.shape)} {block_table.dtype} with strides"
+            f" {tuple(block_table.stride())}: expected ({'rows' if batch is None else batch}, pages"
+            " of a sequence) torch.int32, its last stride 1"
         )
     check_device("block_table", block_table, q)
 

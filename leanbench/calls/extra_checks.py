@@ -8,8 +8,8 @@ import torch
 
 from leanbench.calls.call import WHOLE_NUMBERS, Call, check_device, check_numbers
 from leanbench.calls.refusals import refuse_kinds
-from leanbench.core.extras import EXTRA_TENSORS, Extras
-from leanbench.core.kinds import MOST_SOFTCAP
+from leanbench.core.extras import EXTRA_TENSORS, Extras, fp8_name
+from leanbench.core.kinds import MOST_SOFTCAP, SAME
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -24,6 +24,7 @@ def check_extras(call: Call) -> None:
     if extras is None:
         return
     _check_by_shape(call)
+    _check_page_scales(call)
     _check_packed(call)
     _check_append(call)
     _check_rotary(call)
@@ -60,6 +61,11 @@ def check_tensors(call: Call) -> None:
 
 
 def _no_tensor(name: str, value: Any) -> ValueError:
+    if name.endswith("_page_descale"):
+        return ValueError(
+            f"{name} is {value!r}, on the host: pass a torch.float32 tensor (pages,) or (pages,"
+            " kv_heads) on the device of q"
+        )
     if name.endswith("_descale"):
         return ValueError(
             f"{name} is {value!r}, on the host: pass a torch.float32 tensor on the device of q, one"
@@ -97,6 +103,37 @@ def _check_by_shape(call: Call) -> None:
                 " scale.expand(batch, kv_heads)"
             )
         check_device(name, scales, q)
+
+
+def _check_page_scales(call: Call) -> None:
+    k_scales, v_scales = call.all_extras.k_page_descale, call.all_extras.v_page_descale
+    if (k_scales is None) != (v_scales is None):
+        given, missing = ("k", "v") if v_scales is None else ("v", "k")
+        raise ValueError(
+            f"{given}_page_descale goes with {missing}_page_descale, which is None: pass both, ones"
+            " for what has no scales, or neither"
+        )
+    pages, kv_heads = call.k_cache.shape[0], call.k_cache.shape[2]
+    for name, scales in (("k_page_descale", k_scales), ("v_page_descale", v_scales)):
+        if scales is None:
+            continue
+        if call.block_table is None:
+            raise ValueError(
+                f"{name} has scales of pages, and without a block_table the caches have none: pass"
+                f" {name.replace('_page', '')}, or a block_table"
+            )
+        if fp8_name(call.k_cache.dtype) == SAME:
+            raise ValueError(
+                f"{name} has scales of fp8 pages, k_cache is {call.k_cache.dtype}: leave it out, or"
+                " pass caches in torch.float8_e4m3fn or torch.float8_e5m2"
+            )
+        if scales.shape not in ((pages,), (pages, kv_heads)) or scales.dtype != torch.float32:
+            raise ValueError(
+                f"{name} is {tuple(scales.shape)} {scales.dtype}: expected {(pages,)} or"
+                f" {(pages, kv_heads)} torch.float32, a scale for each page of the caches or for"
+                " each of its KV heads"
+            )
+        check_device(name, scales, call.q)
 
 
 def _check_packed(call: Call) -> None:

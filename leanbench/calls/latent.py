@@ -7,6 +7,8 @@ import torch
 from leanbench.calls.call import Call
 from leanbench.calls.latent_launch import as_attention, check_latent, check_latent_out
 from leanbench.calls.prepared import attend
+from leanbench.core.extras import Extras, fp8_name
+from leanbench.core.kinds import SAME
 
 
 def latent_call(
@@ -18,7 +20,11 @@ def latent_call(
     out: torch.Tensor | None,
     softmax_scale: float | None,
     causal: bool,
+    k_descale: torch.Tensor | None = None,
 ) -> Call:
+    extras = None
+    if k_descale is not None and fp8_name(kv_cache.dtype) != SAME:
+        extras = Extras(k_descale=k_descale)
     return Call(
         q,
         kv_cache,
@@ -29,6 +35,7 @@ def latent_call(
         out,
         softmax_scale,
         causal,
+        extras=extras,
         latent=True,
     )
 
@@ -43,6 +50,7 @@ def attend_latent_traced(call: Call, with_lse: bool) -> tuple[torch.Tensor, torc
         call.block_table,
         call.softmax_scale,
         call.causal,
+        call.all_extras.k_descale,
     )
     if call.out is not None:
         check_latent_out(call, call.out)
@@ -58,8 +66,11 @@ def _operator(
     block_table: torch.Tensor | None,
     softmax_scale: float | None,
     causal: bool,
+    k_descale: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    call = latent_call(q, kv_cache, cache_seqlens, length, block_table, None, softmax_scale, causal)
+    call = latent_call(
+        q, kv_cache, cache_seqlens, length, block_table, None, softmax_scale, causal, k_descale
+    )
     out, lse = attend(call, with_lse=True)
     assert lse is not None
     return out, lse
@@ -73,8 +84,11 @@ def _shapes(
     block_table: torch.Tensor | None,
     softmax_scale: float | None,
     causal: bool,
+    k_descale: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    call = latent_call(q, kv_cache, cache_seqlens, length, block_table, None, softmax_scale, causal)
+    call = latent_call(
+        q, kv_cache, cache_seqlens, length, block_table, None, softmax_scale, causal, k_descale
+    )
     check_latent(call)
     call = as_attention(call)
     return q.new_empty(call.out_shape), q.new_empty(call.lse_shape, dtype=torch.float32)
@@ -83,7 +97,8 @@ def _shapes(
 _LIBRARY = torch.library.Library("leanbench", "FRAGMENT")
 _LIBRARY.define(
     "lean_mla_with_kvcache(Tensor q, Tensor kv_cache, Tensor? cache_seqlens, SymInt? length,"
-    " Tensor? block_table, float? softmax_scale, bool causal) -> (Tensor, Tensor)",
+    " Tensor? block_table, float? softmax_scale, bool causal,"
+    " Tensor? k_descale) -> (Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _LIBRARY.impl("lean_mla_with_kvcache", _operator, "CompositeExplicitAutograd")

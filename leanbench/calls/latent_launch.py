@@ -6,8 +6,11 @@ import torch
 
 from leanbench.calls.call import Call, check_device, check_numbers, check_pages
 from leanbench.core.errors import UserError
+from leanbench.core.extras import fp8_name
 from leanbench.core.inputs import AttentionInputs
+from leanbench.core.kinds import SAME
 from leanbench.kernels.launch import Relaunch
+from leanbench.kernels.lean.cuda_driver import sm_count
 from leanbench.kernels.mla import LEAN_MLA, PAGE_TOKENS
 from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
 from leanbench.kernels.mla.launch import MlaRelaunch, launch_of
@@ -29,7 +32,14 @@ def as_attention(call: Call) -> Call:
 
 def relaunch_latent(inputs: AttentionInputs) -> Relaunch:
     """The launch over these tensors, with the kernel's settings."""
-    config = LEAN_MLA.config_of(inputs.context, exact=inputs.cache_seqlens is None)
+    batch, q_len, heads, _ = inputs.q.shape
+    config = LEAN_MLA.config_of(
+        (batch, q_len * heads),
+        inputs.context,
+        inputs.cache_seqlens is None,
+        sm_count(inputs.q.device),
+        fp8_name(inputs.k_cache.dtype),
+    )
     return MlaRelaunch(launch_of(inputs, config))
 
 
@@ -51,9 +61,11 @@ def check_latent(call: Call) -> None:
             f"q is {tuple(q.shape)} and kv_cache {tuple(cache.shape)}: expected (batch, q_len,"
             f" q_heads, {LATENT_DIM}) and {caches}, no size 0"
         )
-    if q.dtype not in _DTYPES or cache.dtype != q.dtype:
+    of_cache = cache.dtype == q.dtype or fp8_name(cache.dtype) != SAME
+    if q.dtype not in _DTYPES or not of_cache:
         raise ValueError(
-            f"q is {q.dtype} and kv_cache {cache.dtype}: expected both bf16 or both fp16"
+            f"q is {q.dtype} and kv_cache {cache.dtype}: expected q in bf16 or fp16, and kv_cache"
+            " in the same or in torch.float8_e4m3fn or torch.float8_e5m2"
         )
     rows_are_in_a_row = q.shape[1] == 1 or q.stride(1) == q.shape[2] * q.stride(2)
     if not rows_are_in_a_row or q.stride(3) != 1 or cache.stride(3) != 1:
@@ -70,6 +82,8 @@ def check_latent(call: Call) -> None:
     if table is not None:
         check_pages(table, q, q.shape[0])
     check_device("kv_cache", cache, q)
+    if call.all_extras.k_descale is not None:
+        check_numbers("k_descale", call.all_extras.k_descale, q, (1,), dtypes=(torch.float32,))
     if call.out is not None:
         check_latent_out(call, call.out)
 
@@ -88,7 +102,8 @@ def check_latent_launch(call: Call) -> None:
         )
     if (reason := LEAN_MLA.unavailable_reason()) is not None:
         raise UserError(reason)
-    steps = [2 * step for step in (*q.stride()[:3], *cache.stride()[:2])]
+    steps = [2 * step for step in q.stride()[:3]]
+    steps += [cache.element_size() * step for step in cache.stride()[:2]]
     if any(number % _ALIGNMENT for number in (q.data_ptr(), cache.data_ptr(), *steps)):
         raise ValueError(
             "q or kv_cache starts at or steps by no multiple of 16 bytes: pass aligned tensors"

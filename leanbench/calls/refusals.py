@@ -22,6 +22,8 @@ _AXES = {
     "cache_leftpad": "leftpad",
     "alibi_slopes": "alibi",
     "sinks": "sinks",
+    "k_page_descale": "page_scales",
+    "v_page_descale": "page_scales",
     "cu_seqlens_q": "q_lens",
 }
 _FIELDS = {"k": "k_new", "v": "v_new"}

@@ -52,6 +52,8 @@ def draw_family(draw: random.Random) -> Family:
         fields["kv_dtype"] = draw.choice(FP8_DTYPES)
         fields["q_dtype"] = draw.choice((SAME, SAME, *FP8_DTYPES))
         fields["scaled"] = draw.random() < 0.7
+        if page_size is not None and draw.random() < 0.5:
+            fields["page_scales"] = draw.choice(("page", "page-head"))
     elif "append" in kinds and head_dim >= 16 and draw.random() < 0.5:
         fields["rotary_dim"] = 16 * draw.randint(1, head_dim // 16)
         fields["rotary_interleaved"] = draw.random() < 0.5
@@ -76,6 +78,8 @@ def draw_latent_family(draw: random.Random) -> Family:
         "v_head_dim": 512,
         "causal": draw.random() < 0.7,
     }
+    if draw.random() < 0.4:
+        fields |= {"kv_dtype": draw.choice(FP8_DTYPES), "scaled": draw.random() < 0.7}
     return Family(576, draw.choice(DTYPES), heads, q_len, page_size, frozenset(), fields)
 
 

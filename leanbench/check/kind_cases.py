@@ -47,6 +47,23 @@ SIZES: tuple[dict[str, Any], ...] = (
     *({"page_size": page_size} for page_size in (1, 3, 48, 544)),
     *({"q_len": q_len} for q_len in (17, 40, 130)),
 )
+#: Those that only a paged cache has.
+PAGED: tuple[dict[str, Any], ...] = (
+    {"kv_dtype": "e4m3", "page_scales": "page-head", "page_size": 64},
+    {"kv_dtype": "e4m3", "page_scales": "page", "page_size": 16, "scaled": False},
+    {"kv_dtype": "e5m2", "page_scales": "page-head", "page_size": 1, "q_len": 4},
+    {
+        "kv_dtype": "e4m3",
+        "page_scales": "page-head",
+        "page_size": 48,
+        "append": 3,
+        "leftpad": True,
+        "window_left": 200,
+        "sinks": True,
+        "softcap": 20.0,
+    },
+    {"kv_dtype": "e4m3", "page_scales": "page", "page_size": 128, "q_len": 64},
+)
 _CONTEXTS = (700, (129, 700, 45))
 #: Query heads, query tokens and what else differs of latent problems: rows of part of a CTA, of a
 #: pair of CTAs, of two pairs.
@@ -55,6 +72,8 @@ LATENT_KINDS: tuple[dict[str, Any], ...] = (
     {"q_heads": 16, "page_size": 64},
     {"q_heads": 24, "q_len": 3, "page_size": 128},
     {"q_heads": 128, "q_len": 2, "causal": False},
+    {"q_heads": 16, "page_size": 64, "kv_dtype": "e5m2", "scaled": False},
+    {"q_heads": 128, "kv_dtype": "e4m3"},
 )
 
 
@@ -81,7 +100,7 @@ def _kind_problems() -> Iterator[AttentionProblem]:
     contiguous and in pages; dtypes, layouts and groups in turn.
     """
     numbers = itertools.count()
-    for kinds, context in itertools.product((*KINDS, *SIZES), _CONTEXTS):
+    for kinds, context in itertools.product((*KINDS, *SIZES, *PAGED), _CONTEXTS):
         number = next(numbers)
         heads, kv_heads = ((8, 2), (6, 6), (14, 1))[number % 3]
         plain = AttentionProblem(3, heads, kv_heads, context, (64, 128)[number // 2 % 2])

@@ -60,7 +60,17 @@ def _poison_pages(inputs: AttentionInputs, block_table: torch.Tensor) -> Attenti
         table[sequence, -(-lengths[sequence] // page_size) :] = pages
     k_cache = _poisoned(_with_page(inputs.k_cache), used)
     v_cache = _poisoned(_with_page(inputs.v_cache), used)
-    return replace(inputs, k_cache=k_cache, v_cache=v_cache, block_table=table)
+    scales = {
+        name: _with_nan(own)
+        for name in ("k_page_descale", "v_page_descale")
+        if (own := getattr(inputs, name)) is not None
+    }
+    return replace(inputs, k_cache=k_cache, v_cache=v_cache, block_table=table, **scales)
+
+
+def _with_nan(scales: torch.Tensor) -> torch.Tensor:
+    """The scales of the pages, and NaN of one more."""
+    return torch.cat([scales, torch.full_like(scales[:1], math.nan)])
 
 
 def _with_page(cache: torch.Tensor) -> torch.Tensor:

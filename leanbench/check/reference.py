@@ -14,9 +14,9 @@ from leanbench.core.kernel import FP8, ROUNDED_SCORES
 if TYPE_CHECKING:
     import torch
 
-#: ||out - reference|| / ||reference|| of each (sequence, KV head). Rounding the output and the
-#: softmax weights to the dtype costs about its unit roundoff (4.9e-4, 3.9e-3) over sqrt(3) each;
-#: the limits leave a factor of about three.
+#: ||out - reference|| / ||reference|| of each (sequence, KV head), see `_worst_relative`. Rounding
+#: the output and the softmax weights to the dtype costs about its unit roundoff (4.9e-4, 3.9e-3)
+#: over sqrt(3) each; the limits leave a factor of about three.
 #: With Q and softmax weights in e4m3 (unit roundoff 6.3e-2) scores of standard deviation 1 are off
 #: by 2.6e-2, and the weights by as much again: together 3.7e-2, of which the limit is twice.
 #: A score rounded to the dtype is off by its unit roundoff times the score, up to four or so, at
@@ -143,7 +143,8 @@ class Reference:
         out = inputs.out if is_packed else inputs.out.flatten(0, 1)
         out = out.unflatten(1, (-1, group_size))[self._rows, self._heads].double()
         nan = inputs.out.isnan().any()
-        errors = [_worst_relative(out * self._is_row[..., None, None], self._out)]
+        out = out * self._is_row[..., None, None]
+        errors = [_worst_relative(out, self._out, inputs.out.dtype)]
         if lse_base is not None:
             lse = inputs.lse if is_packed else inputs.lse.transpose(0, 1).flatten(1)
             lse = lse.T.unflatten(1, (-1, group_size))[self._rows, self._heads].double()
@@ -181,7 +182,8 @@ class Appended:
         errors = []
         for cache, expected in ((inputs.k_cache, self._k), (inputs.v_cache, self._v)):
             rows = [in_cache(inputs, cache, *pair).double() for pair in self._pairs]
-            errors.append(_worst_relative(self._last(rows, inputs.new_tokens), expected))
+            own = self._last(rows, inputs.new_tokens)
+            errors.append(_worst_relative(own, expected, cache.dtype))
         return torch.maximum(*errors)
 
     def _last(self, rows: list[torch.Tensor], most: int) -> torch.Tensor:
@@ -201,13 +203,20 @@ def _padded(rows: list[torch.Tensor], count: int) -> torch.Tensor:
     return torch.stack([torch.cat([own, padding(own)]) for own in rows])
 
 
-def _worst_relative(got: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+def _worst_relative(got: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The largest ||got - reference|| / ||reference|| of a pair; where the reference is 0, so must
     be the output.
+
+    Args:
+        dtype: of `got` where it was written. Numbers of the reference below its smallest normal
+            one, other than 0, count as that: rounding costs them as much. Those of fp16 are 6e-8
+            apart from 6e-5 down, where outputs are whose sinks have nearly all weight.
     """
     import torch
 
-    norm = reference.flatten(1).norm(dim=1)
+    least = torch.finfo(dtype).smallest_normal
+    counted = torch.where(reference == 0, 0.0, reference.abs().clamp(min=least))
+    norm = counted.flatten(1).norm(dim=1)
     difference = (got - reference).flatten(1).norm(dim=1)
     of_zero = torch.where(difference == 0, 0.0, torch.inf).to(difference.dtype)
     # A NaN difference stays NaN, whatever the norm.

@@ -85,9 +85,10 @@ def number(least: int, most: int, *, power_of_two: bool = False) -> Any:
     return field(metadata={"limit": Range(least, most, power_of_two)})
 
 
-def optional_number(least: int, most: int, *, unused: int) -> Any:
+def optional_number(least: int, most: int, *, unused: int, power_of_two: bool = False) -> Any:
     """A field of a config that is `unused` unless it is given."""
-    return field(default=unused, metadata={"limit": Range(least, most, unused=unused)})
+    limit = Range(least, most, power_of_two, unused)
+    return field(default=unused, metadata={"limit": limit})
 
 
 def word(*words: str) -> Any:

@@ -316,9 +316,7 @@ def stream_k_by_lengths(
     most = stream_k_grid(tiles.total, max_grid, min_tiles_per_cta)
     longest = longest_split(tiles, most, longest_steps, merge_tiles)
     if longest == 0:
-        return stream_k_with_ends(
-            tiles, max_grid, min_tiles_per_cta, end_tiles, max(1, merge_tiles), packs
-        )
+        return stream_k_with_ends(tiles, max_grid, min_tiles_per_cta, end_tiles, packs=packs)
     counts = [-(-count // longest) for count in tiles.lean_tiles]
     others = [
         (output_tile, split)

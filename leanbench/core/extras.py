@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from leanbench.core.kinds import FP8_DTYPES, SAME
+from leanbench.core.kinds import FP8_DTYPES, NO_PAGE_SCALES, SAME
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,8 @@ class Extras(NamedTuple):
     q_descale: torch.Tensor | None = None
     k_descale: torch.Tensor | None = None
     v_descale: torch.Tensor | None = None
+    k_page_descale: torch.Tensor | None = None
+    v_page_descale: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
     cu_seqlens_k_new: torch.Tensor | None = None
     rotary_seqlens: torch.Tensor | None = None
@@ -103,7 +105,15 @@ def kinds_of(inputs: AttentionInputs) -> dict[str, Any]:
         "v_head_dim": inputs.value_dim,
         "q_lens": (inputs.q_len,) * inputs.batch if packed else None,
         "latent": inputs.latent,
+        "page_scales": _page_scales(inputs),
     }
+
+
+def _page_scales(inputs: AttentionInputs) -> str:
+    k, v = inputs.k_page_descale, inputs.v_page_descale
+    if k is None or v is None:
+        return NO_PAGE_SCALES
+    return "page" if k.dim() == v.dim() == 1 else "page-head"
 
 
 @cache

@@ -109,6 +109,11 @@ class AttentionInputs:
     q_descale: torch.Tensor | None = None
     k_descale: torch.Tensor | None = None
     v_descale: torch.Tensor | None = None
+    #: (pages,) or (pages, kv_heads), fp32, any strides: what the fp8 numbers of each page of the
+    #: caches are multiplied by, besides; those of `k_new` and `v_new` by their page's. Both or
+    #: neither.
+    k_page_descale: torch.Tensor | None = None
+    v_page_descale: torch.Tensor | None = None
     #: (batch + 1,), int32: where each sequence's query tokens begin in `q`, and their number. None:
     #: all sequences have as many.
     cu_seqlens_q: torch.Tensor | None = None

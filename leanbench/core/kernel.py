@@ -133,7 +133,8 @@ class Kernel(ABC, Generic[ConfigT]):
     #: nothing past a sequence's end, NaN too, reaches its outputs. `leanbench check` tries it.
     guards_lengths: bool = False
     #: Whether it can be the attention of a whole model: a launch over new tensors can be prepared
-    #: while a CUDA graph is captured, by `prepare`, or by `prepare_planned` where there is a plan.
+    #: while a CUDA graph is captured, by `prepare`, or by `prepare_planned` where there is a plan
+    #: or the kernel is a library's.
     fits_whole_models: bool = False
     #: Whether it is nothing else: attention as a model's own code calls it.
     only_in_whole_models: bool = False
@@ -181,7 +182,8 @@ class Kernel(ABC, Generic[ConfigT]):
         if not self.fits_whole_models:
             return (
                 f"{self.name} cannot be captured with new tensors in every layer of a whole model:"
-                " choose among lean, fa2, fixed_split, flash_attn_3, sdpa, eager and no_attention"
+                " choose among lean, fa2, fixed_split, flash_attn_3, torch_flash_no_split, sdpa,"
+                " eager and no_attention"
             )
         if problem.parallel != NONE:
             return f"whole models run on one GPU, this is for {problem.parallel}: leave it out"

@@ -6,7 +6,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from leanbench.core.kinds import SAME
+from leanbench.core.kinds import NO_PAGE_SCALES, SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
@@ -63,7 +63,18 @@ def kind_inputs(
     scales = ("q_descale",) if problem.q_dtype != SAME else ()
     scales += ("k_descale", "v_descale") if problem.kv_dtype != SAME else ()
     for name in scales if problem.scaled else ():
-        fields[name] = 0.5 + uniform(problem.batch, problem.kv_heads)
+        if problem.latent and name == "v_descale":
+            fields[name] = fields["k_descale"]
+        elif problem.latent and name == "k_descale":
+            # One number for the whole cache, of which V is a part.
+            fields[name] = (0.5 + uniform(1, 1)).expand(problem.batch, 1)
+        else:
+            fields[name] = 0.5 + uniform(problem.batch, problem.kv_heads)
+    if problem.page_scales != NO_PAGE_SCALES:
+        for name in ("k_page_descale", "v_page_descale"):
+            per_page = 2.0 ** (4 * uniform(sum(problem.page_counts), problem.kv_heads) - 2)
+            of_heads = problem.page_scales == "page-head"
+            fields[name] = per_page if of_heads else per_page[:, 0].clone()
     if problem.q_lens is not None:
         fields["cu_seqlens_q"] = int32(itertools.accumulate(problem.q_lens, initial=0))
         fields["max_seqlen_q"] = problem.q_len

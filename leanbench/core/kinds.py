@@ -12,6 +12,8 @@ from leanbench.core.lengths import QueryLengths
 FP8_DTYPES = ("e4m3", "e5m2")
 #: A dtype that is another axis' own.
 SAME = "same"
+#: No scales of pages.
+NO_PAGE_SCALES = "none"
 #: Capped scores are a difference of two numbers as large as the cap, in fp32: at this one their
 #: error is that of fp16 inputs, at a hundred times as much it is larger. Models have 30 or 50.
 MOST_SOFTCAP = 1e4
@@ -167,9 +169,22 @@ Q_DTYPE = axis(
 SCALED = axis(
     Switch("scaled", "unscaled"),
     default=True,
-    help="scaled,unscaled: whether fp8 numbers have scales, a sequence's KV head each.",
+    help="scaled,unscaled: whether fp8 numbers have scales, a sequence's KV head each, a latent"
+    " cache one.",
     label="scales",
     refusal="takes no fp8 numbers without scales",
+)
+PAGE_SCALES = axis(
+    Words((NO_PAGE_SCALES, "page", "page-head")),
+    "ps-",
+    default=NO_PAGE_SCALES,
+    help="none,page,page-head: scales of an fp8 cache's pages, one for each, or for each of its KV"
+    " heads.",
+    label="page scales",
+    meaning="scales of an fp8 cache's pages: one for each page, or for each of its KV heads",
+    phrase="scales of each {}",
+    none_phrase="no scales of pages",
+    refusal="takes no scales of pages",
 )
 V_HEAD_DIM = axis(
     Whole(

@@ -193,6 +193,9 @@ class AttentionProblem:
         none_phrase="attention alone",
         refusal="computes attention alone",
     )
+    #: Of fp8 caches in pages: `k_page_descale` and `v_page_descale` are there, beside what `scaled`
+    #: says.
+    page_scales: str = kinds.PAGE_SCALES
 
     def __post_init__(self) -> None:
         # Every call of the API with a new shape makes a problem, of defaults for the most part.
@@ -304,6 +307,13 @@ class AttentionProblem:
             )
         if self.q_dtype != kinds.SAME and self.kv_dtype == kinds.SAME:
             raise UserError(f"q_dtype {self.q_dtype} needs an fp8 KV cache: give kv_dtype e4m3")
+        if self.page_scales != kinds.NO_PAGE_SCALES and (
+            self.kv_dtype == kinds.SAME or self.page_size is None
+        ):
+            raise UserError(
+                f"page_scales {self.page_scales} needs pages in fp8: give kv_dtype e4m3 and"
+                " page_size"
+            )
         if self.whole_model is not None:
             self._check_whole_model(self.whole_model)
 
@@ -514,8 +524,8 @@ class AttentionProblem:
     @property
     def io_bytes(self) -> int:
         """`kv_bytes` plus one read of Q, and one write of the output, of the LSE (fp32) and of what
-        is appended. What there is a number of for each head or position is left out: scales,
-        slopes, sinks, rotary tables.
+        is appended. What there is a number of for each head, page or position is left out:
+        scales, slopes, sinks, rotary tables.
         """
         if self.parallel != NONE:
             return self.shard(0).io_bytes

@@ -80,15 +80,24 @@ class LayerAttention:
         inputs = call_inputs(query, key, value, lengths, scaling=scaling, sinks=s_aux)
         config = self.choices[sliding_window].config
         if sliding_window not in self._plans:
-            planner = self.kernel.planner(inputs, config)
-            self._plans[sliding_window] = None if planner is None else planner()
+            self._plans[sliding_window] = self._plan(inputs, config)
         plan = self._plans[sliding_window]
-        if plan is None:
+        if plan is None and not self.kernel.is_peer:
             launch = launch_of(self.kernel, inputs, config, self._request)
         else:
             launch = self.kernel.prepare_planned(inputs, config, plan)
         launch()
         return written_by(launch, inputs).out
+
+    def _plan(self, inputs: AttentionInputs, config: KernelConfig | None) -> Any:
+        """What a step's layers share; None: nothing."""
+        planner = self.kernel.planner(inputs, config)
+        if planner is not None:
+            return planner()
+        if self.kernel.is_peer:
+            # A library may compile in its first call, and is called once here, before the capture.
+            self.kernel.prepare(inputs, config)
+        return None
 
 
 def call_inputs(

@@ -27,6 +27,8 @@ _NOT_SHARED = (
     "page_table",
     "cu_seqlens_q",
     "max_seqlen_q",
+    "k_page_descale",
+    "v_page_descale",
     "learnable_sink",
     "config",
     "qv",
@@ -91,7 +93,7 @@ def lean_attn_with_kvcache(
             or changes the caches.
         RuntimeError: a rank did not come in time in an earlier call.
         TypeError: `group` is no ContextGroup, or there is no such argument.
-        UserError: the group's mailbox is too small.
+        UserError: the group's workspace is too small.
     """
     if group is not None and not isinstance(group, ContextGroup):
         raise TypeError(f"group is {group!r}: pass a leanbench.distributed.ContextGroup, or None")

@@ -20,28 +20,29 @@ if TYPE_CHECKING:
 
 #: GPUs of a group at most: those of a host that NVLink connects.
 MOST_RANKS = 8
-#: That a launch waits for the other GPUs, and bytes of a mailbox, where nobody says.
-TIMEOUT_S, MAILBOX_BYTES = 10.0, 64 << 20
+#: That a launch waits for the other GPUs, and bytes of a peer workspace, where nobody says.
+TIMEOUT_S, WORKSPACE_BYTES = 10.0, 64 << 20
 #: That a launch may wait at most: a day.
 MOST_TIMEOUT_S = 86_400.0
-#: Of the smallest mailbox: a unit of 16 bytes in each half.
+#: Of the smallest workspace: a unit of 16 bytes in each half.
 _LEAST_BYTES = 32
 #: Of a partial's piece, four columns: two units of 16 bytes.
 _PIECE_BYTES = 32
 
 
 class PeerFields(ctypes.Structure):
-    """PeerGroup in kernels/lean/params.cuh, field by field, with as many mailboxes as there may
+    """PeerGroup in kernels/lean/params.cuh, field by field, with as many workspaces as there may
     be.
     """
 
     _fields_ = [
         ("tickets", ctypes.c_uint64),
         ("timeout_ns", ctypes.c_uint64),
+        ("failed", ctypes.c_uint64),
         ("failure", ctypes.c_uint64),
         ("half_numbers", ctypes.c_int64),
         ("rank", ctypes.c_uint64),
-        ("mailboxes", ctypes.c_uint64 * MOST_RANKS),
+        ("workspaces", ctypes.c_uint64 * MOST_RANKS),
     ]
 
 
@@ -64,39 +65,42 @@ class ContextGroup:
     stream each, or on streams that wait for one another. CUDA graphs with such calls are replayed
     as often on all ranks.
 
-    Each GPU has a mailbox, which the others write to directly: over NVLink, or PCIe between GPUs
-    with peer access, where nothing was measured. Multicast is never used.
+    Each GPU has a peer workspace, which the others write to directly: over NVLink, or PCIe between
+    GPUs with peer access, where nothing was measured. Multicast is never used.
 
     Args:
         process_group: whose GPUs these are; None: all processes.
         timeout_s: that a launch waits for the other GPUs, a day at most. Past it the outputs are
-            NaN, and the next call, or `check`, raises RuntimeError.
-        mailbox_bytes: of each GPU. A call takes 64 bytes for each rank and each 4 numbers of its
+            NaN, and the next call, or `check`, raises RuntimeError. Launches that are queued
+            behind it, or in its graph, wait no longer.
+        workspace_bytes: of each GPU. A call takes 64 bytes for each rank and each 4 numbers of its
             output: 64 MB are enough for 4,096 query rows of 128 on 8 GPUs.
 
     Raises:
         UserError: the ranks are on several hosts, share a GPU, have none or no peer access, or are
-            too many; or `timeout_s` or `mailbox_bytes` is out of its limits.
-        RuntimeError: torch cannot map the mailboxes.
+            too many; or `timeout_s` or `workspace_bytes` is out of its limits.
+        RuntimeError: torch cannot map the peer workspaces.
     """
 
     def __init__(
         self,
         process_group: ProcessGroup | None = None,
         timeout_s: float = TIMEOUT_S,
-        mailbox_bytes: int = MAILBOX_BYTES,
+        workspace_bytes: int = WORKSPACE_BYTES,
     ) -> None:
         import torch
         import torch.distributed as dist
 
-        check_limits(timeout_s, mailbox_bytes)
+        check_limits(timeout_s, workspace_bytes)
         self._processes = process_group or dist.group.WORLD
         self.rank = dist.get_rank(self._processes)
         self.size = dist.get_world_size(self._processes)
-        self.mailbox_bytes = mailbox_bytes
+        self.workspace_bytes = workspace_bytes
         check_places(_places(self._processes, self.size))
         self.device = torch.device("cuda", torch.cuda.current_device())
-        self._mailbox, self._handle = _mailboxes(self._processes, self.device, mailbox_bytes)
+        self._workspace, self._handle = _peer_workspaces(
+            self._processes, self.device, workspace_bytes
+        )
         addresses = [int(address) for address in self._handle.buffer_ptrs]
         # On the host, where the GPU writes and the host reads without waiting for it.
         self._failure = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -105,9 +109,9 @@ class ContextGroup:
         fields = PeerFields(
             timeout_ns=math.ceil(timeout_s * 1e9),
             failure=self._failure.data_ptr(),
-            half_numbers=half_numbers(mailbox_bytes),
+            half_numbers=half_numbers(workspace_bytes),
             rank=self.rank,
-            mailboxes=(ctypes.c_uint64 * MOST_RANKS)(*addresses),
+            workspaces=(ctypes.c_uint64 * MOST_RANKS)(*addresses),
         )
         self._fields = torch.frombuffer(bytearray(fields), dtype=torch.uint8).to(self.device)
         self.peers = Peers(self.size, self.rank, self._fields.data_ptr(), self._processes)
@@ -133,32 +137,32 @@ class ContextGroup:
         self._handle.barrier(channel=0)
 
     def check_room(self, rows: int, columns: int) -> None:
-        """Raises UserError where the mailbox has no room for `rows` x `columns` numbers of
+        """Raises UserError where the peer workspace has no room for `rows` x `columns` numbers of
         output.
         """
-        needed = mailbox_bytes_for(self.size, rows, columns)
-        if needed > self.mailbox_bytes:
+        needed = workspace_bytes_for(self.size, rows, columns)
+        if needed > self.workspace_bytes:
             raise UserError(
                 f"the partials of {rows} query rows from {self.size} GPUs take {needed} bytes, the"
-                f" group's mailbox has {self.mailbox_bytes}: make the ContextGroup with"
-                " mailbox_bytes of that many"
+                f" group's workspace has {self.workspace_bytes}: make the ContextGroup with"
+                " workspace_bytes of that many"
             )
 
 
-def mailbox_bytes_for(ranks: int, rows: int, columns: int) -> int:
-    """What a call with `rows` x `columns` numbers of output takes of a mailbox: pieces of four
+def workspace_bytes_for(ranks: int, rows: int, columns: int) -> int:
+    """What a call with `rows` x `columns` numbers of output takes of a workspace: pieces of four
     numbers from each rank, in each of the two halves.
     """
     return 2 * ranks * rows * columns // 4 * _PIECE_BYTES
 
 
-def half_numbers(mailbox_bytes: int) -> int:
-    """The 32-bit numbers of half a mailbox, whole units: the second half starts at one."""
-    return mailbox_bytes // _LEAST_BYTES * 4
+def half_numbers(workspace_bytes: int) -> int:
+    """The 32-bit numbers of half a peer workspace, whole units: the second half starts at one."""
+    return workspace_bytes // _LEAST_BYTES * 4
 
 
-def check_limits(timeout_s: float, mailbox_bytes: int) -> None:
-    """Whether a group can wait so long and have mailboxes of that size.
+def check_limits(timeout_s: float, workspace_bytes: int) -> None:
+    """Whether a group can wait so long and have peer workspaces of that size.
 
     Raises:
         UserError: it cannot.
@@ -169,10 +173,10 @@ def check_limits(timeout_s: float, mailbox_bytes: int) -> None:
             f"timeout_s is {timeout_s!r}: pass the seconds that a launch waits for the other GPUs,"
             f" above 0 and at most {MOST_TIMEOUT_S:,.0f}"
         )
-    is_size = hasattr(mailbox_bytes, "__index__") and not isinstance(mailbox_bytes, bool)
-    if not is_size or operator.index(mailbox_bytes) < _LEAST_BYTES:
+    is_size = hasattr(workspace_bytes, "__index__") and not isinstance(workspace_bytes, bool)
+    if not is_size or operator.index(workspace_bytes) < _LEAST_BYTES:
         raise UserError(
-            f"mailbox_bytes is {mailbox_bytes!r}: pass a whole number of {_LEAST_BYTES} or more"
+            f"workspace_bytes is {workspace_bytes!r}: pass a whole number of {_LEAST_BYTES} or more"
         )
 
 
@@ -266,17 +270,17 @@ def _own_place() -> Place:
     return Place(host, uuids[device], device, tuple(apart))
 
 
-def _mailboxes(
-    processes: Any, device: torch.device, mailbox_bytes: int
+def _peer_workspaces(
+    processes: Any, device: torch.device, workspace_bytes: int
 ) -> tuple[torch.Tensor, Any]:
-    """This GPU's mailbox, all zeros, and torch's handle of those of all ranks."""
+    """This GPU's peer workspace, all zeros, and torch's handle of those of all ranks."""
     import torch
 
     # Multicast memory is not needed, and has hung machines.
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
     import torch.distributed._symmetric_memory as symmetric_memory
 
-    mailbox = symmetric_memory.empty(mailbox_bytes // 4, dtype=torch.int32, device=device)
-    mailbox.zero_()
+    workspace = symmetric_memory.empty(workspace_bytes // 4, dtype=torch.int32, device=device)
+    workspace.zero_()
     torch.cuda.synchronize(device)
-    return mailbox, symmetric_memory.rendezvous(mailbox, processes)
+    return workspace, symmetric_memory.rendezvous(workspace, processes)

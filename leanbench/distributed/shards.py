@@ -10,7 +10,7 @@ import torch
 
 from leanbench.core.errors import UserError
 from leanbench.core.parallel import shard_start
-from leanbench.distributed.group import MAILBOX_BYTES, TIMEOUT_S, ContextGroup
+from leanbench.distributed.group import TIMEOUT_S, WORKSPACE_BYTES, ContextGroup
 
 
 def contiguous_shard(length: Any, rank: int, size: int) -> tuple[Any, Any]:
@@ -110,12 +110,12 @@ class Layout:
         tensor: int = 1,
         context: int = 1,
         timeout_s: float = TIMEOUT_S,
-        mailbox_bytes: int = MAILBOX_BYTES,
+        workspace_bytes: int = WORKSPACE_BYTES,
     ) -> Layout:
         """The layout of all processes, with their context groups: a collective.
 
         Args:
-            timeout_s: as of `ContextGroup`; `mailbox_bytes`, too.
+            timeout_s: as of `ContextGroup`; `workspace_bytes`, too.
 
         Raises:
             UserError: there are not `tensor` x `context` processes; or see `ContextGroup`.
@@ -133,7 +133,7 @@ class Layout:
             # A collective of all processes, for every group.
             members: Any = dist.new_group(list(range(first, first + context)))
             if context > 1 and first <= rank < first + context:
-                group = ContextGroup(members, timeout_s, mailbox_bytes)
+                group = ContextGroup(members, timeout_s, workspace_bytes)
         return cls(tensor, context, rank, group)
 
     @property

@@ -69,7 +69,7 @@ class LeanBackend(FlashAttentionBackend):
             k_cache,
             v_cache,
             cache_seqlens=metadata.cache_seqlens_int32,
-            block_table=table.contiguous(),
+            block_table=table,
             softmax_scale=layer.scaling,
             causal=True,
             window_size=(layer.sliding_window_size if _is_windowed(layer) else -1, -1),

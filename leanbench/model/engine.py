@@ -44,7 +44,11 @@ class CtaWork:
 
 
 def work_of(
-    schedule: Schedule, problem: AttentionProblem, tile_tokens: int, step_tokens: int = 1
+    schedule: Schedule,
+    problem: AttentionProblem,
+    tile_tokens: int,
+    step_tokens: int = 1,
+    tile_heads: int = 1,
 ) -> list[CtaWork]:
     """Every CTA that has work; tokens past the end of a context, or before its window, are not
     read.
@@ -52,6 +56,7 @@ def work_of(
     Args:
         step_tokens: a CTA takes as many tokens of a segment at a time; the last ones take as long
             where there are fewer.
+        tile_heads: KV heads whose tokens an output tile reads.
     """
     lengths, per_sequence = problem.visible_lengths, schedule.output_tiles // problem.batch
     work = []
@@ -64,7 +69,8 @@ def work_of(
         )
         # A LeanTile that is counted for an output tile's end has none.
         steps = (-(-max(0, count) // step_tokens) for count in tokens)
-        read = tuple(problem.token_bytes * step_tokens * count for count in steps)
+        step_bytes = tile_heads * problem.token_bytes * step_tokens
+        read = tuple(step_bytes * count for count in steps)
         work.append(CtaWork(cta, segments, read))
     return work
 

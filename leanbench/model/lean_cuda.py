@@ -58,6 +58,11 @@ def step_tokens(problem: AttentionProblem, config: CudaConfig) -> int:
     return build.warps * build.cluster * build.chunk
 
 
+def tile_heads(problem: AttentionProblem, config: CudaConfig) -> int:
+    """KV heads of an output tile: HEADS_OF_ROW in build.cuh."""
+    return CudaBuild.of(problem, config).heads_of_row
+
+
 def lean_cuda_rates(
     problem: AttentionProblem,
     config: CudaConfig,
@@ -109,7 +114,8 @@ def lean_cuda_rates(
 
 
 def _chunk_bytes(build: CudaBuild) -> int:
-    return build.chunk * (build.head_dim + build.v_head_dim) * build.kv_bytes
+    row_numbers = build.heads_of_row * (build.head_dim + build.v_head_dim)
+    return build.chunk * row_numbers * build.kv_bytes
 
 
 def _chunk_us(
@@ -117,7 +123,9 @@ def _chunk_us(
 ) -> float:
     """A chunk in shared memory, where every warp of the SM has one."""
     blocks = build.chunk / 16 * build.head_dim / 64
-    chunk_us = costs.chunk_us + costs.chunk_rows_us * blocks * (build.rows // 8 - 1)
+    head_rows = build.rows // build.heads_of_row
+    chunk_us = costs.chunk_us + costs.chunk_rows_us * blocks * (head_rows // 8 - 1)
+    chunk_us *= build.heads_of_row
     if build.page:
         chunk_us += costs.page_us
     turns = max(1.0, costs.warp_share * build.warps * build.ctas_per_sm)
@@ -163,7 +171,7 @@ def _in_vain(problem: AttentionProblem, build: CudaBuild) -> float:
     """
     if problem.kv_layout != "NHD" or problem.kv_heads == 1:
         return 0.0
-    row_bytes = build.head_dim * build.kv_bytes
+    row_bytes = build.heads_of_row * build.head_dim * build.kv_bytes
     starts = range(0, row_bytes * LINE_BYTES, row_bytes)
     lines = [-(-(start % LINE_BYTES + row_bytes) // LINE_BYTES) for start in starts]
     return sum(lines) * LINE_BYTES / len(lines) / row_bytes - 1

@@ -352,7 +352,7 @@ class Figures(BaseModel):
         group="correctness",
         kind="exponent",
         meaning="‖out − reference‖ over ‖reference‖, the worst of the checked pairs of sequence and"
-        " KV head",
+        " KV head; numbers of the reference below the dtype's smallest normal one count as that",
     )
     lse_error: float | None = quantity(
         "LSE error",

@@ -10,7 +10,7 @@ from leanbench.formats.dataset import read_problems
 from leanbench.run.cells import DEFAULT_KERNELS, Grid, Sweep
 
 #: Those that take latent caches.
-LATENT_KERNELS = ("lean_mla", "flash_mla")
+LATENT_KERNELS = ("lean_mla", "flash_mla", "flashinfer_mla")
 
 
 def imported_sweep(path: Path) -> Sweep:

@@ -163,6 +163,12 @@ def int32(*numbers: int) -> torch.Tensor:
 
 Q, CACHE, NEW = half(2, 1, 8, 64), half(2, 30, 4, 64), half(2, 3, 4, 64)
 FP8 = {"k_cache": CACHE.to(torch.float8_e4m3fn), "v_cache": CACHE.to(torch.float8_e4m3fn)}
+#: Six pages for two sequences.
+PAGES = {"k_cache": half(6, 16, 4, 64), "v_cache": half(6, 16, 4, 64)}
+FP8_PAGES = {name: own.to(torch.float8_e4m3fn) for name, own in PAGES.items()}
+for of in (PAGES, FP8_PAGES):
+    of["block_table"] = torch.zeros(2, 3, dtype=torch.int32)
+PAGE_SCALES = ("k_page_descale", "v_page_descale")
 APPEND = {"k": NEW, "v": NEW, "cache_seqlens": 20}
 TABLES = {"rotary_cos": half(30, 16), "rotary_sin": half(30, 16)}
 PACKED = {"q": half(5, 8, 64), "cu_seqlens_q": int32(0, 2, 5), "max_seqlen_q": 3}
@@ -193,6 +199,47 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "scales elsewhere": (
         {**FP8, "v_descale": torch.ones(2, 4, device="meta")},
         "^v_descale is on meta, q on cpu: move it there$",
+    ),
+    "scales of pages on the host": (
+        {**FP8_PAGES, "k_page_descale": 0.5, "v_page_descale": 0.5},
+        r"^k_page_descale is 0.5, on the host: pass a torch.float32 tensor \(pages,\) or \(pages,"
+        r" kv_heads\) on the device of q$",
+    ),
+    "scales of pages for the sequences": (
+        {**FP8_PAGES, "k_page_descale": torch.ones(2, 4), "v_page_descale": torch.ones(2, 4)},
+        r"^k_page_descale is \(2, 4\) torch.float32: expected \(6,\) or \(6, 4\) torch.float32, a"
+        " scale for each page of the caches or for each of its KV heads$",
+    ),
+    "scales of sequences for the pages": (
+        {**FP8_PAGES, "k_descale": torch.ones(6, 4)},
+        r"^k_descale is \(6, 4\) torch.float32: expected \(2, 4\) torch.float32",
+    ),
+    "scales of pages in fp16": (
+        {**FP8_PAGES, "k_page_descale": torch.ones(6), "v_page_descale": half(6)},
+        r"^v_page_descale is \(6,\) torch.float16: expected \(6,\) or \(6, 4\) torch.float32",
+    ),
+    "scales of pages elsewhere": (
+        {**FP8_PAGES, **dict.fromkeys(PAGE_SCALES, torch.ones(6, device="meta"))},
+        "^k_page_descale is on meta, q on cpu: move it there$",
+    ),
+    "scales of pages of K alone": (
+        {**FP8_PAGES, "k_page_descale": torch.ones(6)},
+        "^k_page_descale goes with v_page_descale, which is None: pass both, ones for what has no"
+        " scales, or neither$",
+    ),
+    "scales of pages of V alone": (
+        {**FP8_PAGES, "v_page_descale": torch.ones(6)},
+        "^v_page_descale goes with k_page_descale, which is None",
+    ),
+    "scales of pages of a contiguous cache": (
+        {**FP8, **dict.fromkeys(PAGE_SCALES, torch.ones(2))},
+        "^k_page_descale has scales of pages, and without a block_table the caches have none: pass"
+        " k_descale, or a block_table$",
+    ),
+    "scales of pages of a 16-bit cache": (
+        {**PAGES, **dict.fromkeys(PAGE_SCALES, torch.ones(6))},
+        "^k_page_descale has scales of fp8 pages, k_cache is torch.float16: leave it out, or pass"
+        " caches in torch.float8_e4m3fn or torch.float8_e5m2$",
     ),
     "an fp8 query over a 16-bit cache": (
         {"q": Q.to(torch.float8_e4m3fn)},

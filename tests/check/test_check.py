@@ -81,6 +81,44 @@ def test_rounding_to_the_dtype_passes_with_room(dtype):
     assert (result.checked_heads, result.total_heads) == (9, 9)
 
 
+def solved_below_sinks(sink: float, dtype: str = "fp16") -> AttentionInputs:
+    """One token to a sequence, with some exp(-`sink`) of the weight."""
+    inputs = make_inputs(replace(PROBLEM, context=1, dtype=dtype, sinks=True), "cpu")
+    assert inputs.sinks is not None
+    inputs.sinks.fill_(sink)
+    kernel("reference").prepare(inputs, None)()
+    return inputs
+
+
+@pytest.mark.parametrize("sink", [8.0, 11.0, 14.0, 17.0, 20.0, 40.0])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_rounding_of_the_smallest_numbers_passes_with_room(dtype, sink):
+    inputs = solved_below_sinks(sink, dtype)
+    result = Reference(inputs).check(inputs)
+    assert result.failure(dtype) is None
+    assert result.relative_error < RELATIVE_ERROR_LIMIT[dtype] / 3
+
+
+@pytest.mark.parametrize("sink", [11.0, 13.0])
+def test_wrong_small_numbers_are_found(sink):
+    """Of 2e-5 and 2e-6: flushed to zero, of another head, and off by ten spacings."""
+    inputs = solved_below_sinks(sink)
+    reference, right = Reference(inputs), inputs.out.clone()
+    for wrong in (torch.zeros_like(right), right.roll(1, dims=2), right + 10 * 2**-24):
+        inputs.out.copy_(wrong)
+        assert "above 2e-03" in (reference.check(inputs).failure("fp16") or "")
+
+
+def test_small_numbers_in_place_of_zeros_are_found():
+    inputs = solved_below_sinks(11.0)
+    inputs.v_cache[1, :, 1] = 0
+    kernel("reference").prepare(inputs, None)()
+    reference = Reference(inputs)
+    assert reference.check(inputs).failure("fp16") is None
+    inputs.out[1, 0, 2, 5] = 2**-24
+    assert reference.check(inputs).relative_error == math.inf
+
+
 @pytest.mark.parametrize(("sequence", "head"), [(0, 0), (1, 1), (2, 2), (0, 2)])
 def test_a_wrong_head_is_found_wherever_it_is(sequence, head):
     inputs = solved()
@@ -150,7 +188,9 @@ def plainly_checked(inputs: AttentionInputs) -> tuple[float, float]:
             inputs.lse[sequence, heads].double(),
         )
         off = math.sqrt(sum(number**2 for number in (got_out - out).flatten().tolist()))
-        length = math.sqrt(sum(number**2 for number in out.flatten().tolist()))
+        # 2**-14: of fp16, the smallest number before they are evenly spaced.
+        counted = (max(abs(number), 2**-14) for number in out.flatten().tolist() if number)
+        length = math.sqrt(sum(number**2 for number in counted))
         of_zero = math.inf if off else 0.0
         worst_out = max(worst_out, off / length if length else of_zero)
         for got, expected in zip(got_lse.flatten().tolist(), lse.flatten().tolist(), strict=True):

@@ -189,7 +189,8 @@ def test_every_kernel_with_settings_says_of_which_class():
         *(
             "cudnn_best fa2 fa2_cuda fa2_triton fixed_split fixed_split_cuda fixed_split_oracle"
             " fixed_split_triton flash_attn_3 flash_attn_3_best flash_decoding"
-            " flashinfer_best flashinfer_xqa lean lean_batch_invariant lean_cuda lean_mla"
+            " flashinfer_all_to_all flashinfer_best flashinfer_xqa lean lean_batch_invariant"
+            " lean_cuda lean_mla"
             " lean_triton nccl_all_gather nccl_all_to_all ring_attention symmetric_memory"
             " tree_attention unified_max"
         ).split()

@@ -290,6 +290,17 @@ def test_dealing_by_lengths_covers_every_output_tile(tiles, max_grid, steps, mer
         assert max(segment.last - segment.first for segment in schedule.segments) <= longest
 
 
+def test_a_rest_without_tokens_belongs_to_the_range_before():
+    """One with tokens does not, however few: of 4 LeanTiles the last one is a split."""
+
+    def dealt(lengths):
+        schedule = stream_k_by_lengths(TileGrid(lengths, 1), 2, 1, 1, 0, 1)
+        return [(part.cta, part.output_tile, part.first, part.last) for part in schedule.segments]
+
+    assert sorted(dealt((4, 4, 4))) == [(0, 1, 3, 5), (0, 2, 0, 5), (1, 0, 0, 5), (1, 1, 0, 3)]
+    assert sorted(dealt((9, 3, 3))) == [(0, 1, 0, 4), (0, 2, 0, 4), (1, 0, 0, 10)]
+
+
 @pytest.mark.parametrize(
     ("lengths", "per_sequence", "longest"),
     [

@@ -190,6 +190,16 @@ def test_kinds_are_drawn_and_lengths_are_those_before_the_append():
     assert inputs.read_lengths() == (300, 300)
 
 
+def test_an_fp8_latent_cache_has_one_scale():
+    problem = replace(PROBLEM, kv_heads=1, v_head_dim=48, latent=True, kv_dtype="e5m2")
+    inputs = make_inputs(problem, "cpu")
+    assert inputs.k_cache.dtype == torch.float8_e5m2
+    assert inputs.v_descale is inputs.k_descale
+    assert inputs.k_descale is not None
+    assert (inputs.k_descale.shape, inputs.k_descale.stride(0)) == ((2, 1), 0)
+    assert make_inputs(replace(problem, scaled=False), "cpu").k_descale is None
+
+
 def test_an_fp8_cache_has_scales():
     problem = replace(PROBLEM, kv_dtype="e4m3", q_dtype="e4m3", v_head_dim=32)
     inputs = make_inputs(problem, "cpu")

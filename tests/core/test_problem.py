@@ -75,6 +75,12 @@ TOKEN = 2 * 64 * 2 * 2  # bytes of K and V of a token
         ({"v_head_dim": 32}, 150 * TOKEN, 150 * TOKEN, 150 * TOKEN + 16 * 196),
         # One KV head instead of two, and no V.
         (
+            {"latent": True, "kv_heads": 1, "v_head_dim": 32, "kv_dtype": "e4m3"},
+            25 * TOKEN,
+            25 * TOKEN,
+            25 * TOKEN + 16 * 196,
+        ),
+        (
             {"latent": True, "kv_heads": 1, "v_head_dim": 32},
             50 * TOKEN,
             50 * TOKEN,

@@ -121,7 +121,7 @@ def test_a_dumped_folder_is_a_sweep(tmp_path, caplog):
     sweep = load_sweep(str(dump))
     assert (sweep.name, sweep.kernels) == (
         "fi_trace_out",
-        ("lean", "fa2", "fixed_split", "lean_mla", "flash_mla"),
+        ("lean", "fa2", "fixed_split", "lean_mla", "flash_mla", "flashinfer_mla"),
     )
     assert labels(dump) == [
         f"b1 {own} n{context} {rest}"

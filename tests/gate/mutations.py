@@ -20,8 +20,9 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Delay:
-    """A line that makes some CTAs late on a GPU and changes no result: what they store is not there
-    yet when others ask for it. The check must pass with it alone.
+    """A line that makes some CTAs or warps late on a GPU and changes no result: what they store is
+    not there yet when others ask for it, or what they read is stored over before they do. The check
+    must pass with it alone.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Mutation:
     why_not_cpu: str = ""
     #: False: a launch does not end on a GPU, so the check is killed.
     ends: bool = True
-    #: Where CTAs that wait seldom come before what they wait for.
+    #: Where CTAs or warps seldom come in an order in which it matters.
     delay: Delay | None = None
 
 
@@ -80,8 +81,10 @@ def by_sanitizer(tool: str, name: str) -> Command:
 
 LEAN, MLA = "kernels/lean", "kernels/mla"
 ON_CPU = "kernels/test_lean_on_cpu.py::test_attention"
+HEAD_PAIRS_ON_CPU = "kernels/test_head_pairs_on_cpu.py::test_pairs_of_heads[scales of heads]"
 APPENDED = "kernels/test_append_on_cpu.py::test_appended_tokens_are_attended_to_and_stored"
 ROWS_ON_CPU = "kernels/test_many_rows_on_cpu.py::test_many_rows_are_right"
+PAIRS_ON_CPU = "kernels/test_few_queries_on_cpu.py::test_a_pair_is_right"
 MLA_ON_CPU = "kernels/test_mla_on_cpu.py::test_mla_is_right"
 CORRECT = "kernels/test_correctness.py"
 ROBUST = "gpu_only/test_robust_on_gpu.py"
@@ -104,6 +107,14 @@ LATE_LATENT_PARTIALS = Delay(
     "if (threadIdx.x == 0 && blockIdx.x / CLUSTER % 2) __nanosleep(500000);\n"
     "  if (threadIdx.x == 0) st_release_gpu(slot + EPOCH_AT, epoch);",
 )
+#: 2 us: the last warp of four reads a run of bytes that much later than the others.
+LATE_BYTES = Delay(
+    "late bytes of a latent cache",
+    f"{MLA}/bytes.cuh",
+    "mbarrier_try_wait_parity(shared + full_at(STAGE, TURN), filled % 2);",
+    "mbarrier_try_wait_parity(shared + full_at(STAGE, TURN), filled % 2);\n"
+    "  if (threadIdx.x / 32 % 4 == 3) __nanosleep(2000);",
+)
 #: The same of Triton: all but host blocks store theirs later.
 LATE_TRITON_PARTIALS = Delay(
     "late partials in Triton",
@@ -119,8 +130,13 @@ MQA = "b1 h32/1 n5000 d128 fp16 HND"
 MHA = "b1 h24 n1024 d64 fp16 HND"
 PAGED = "b2 h32/8 n2000+5 d128 p16 fp16 HND"
 SINKS = "b3 h6 n700 d64 q3 wl128 fp16 HND sinks"
+SHORT = "b3 h8 n1+70+3000 d64 q3 p64 bf16 NHD"
 ROWS = "b1 h32/8 n4096 d128 q16 bf16 HND"
+PAIRS = "b8 h32/8 n1500 d128 q7 bf16 HND"
 PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p16 fp16 HND"
+HEAD_PAIRS = "b34 h64/8 n300 d64 kv-e4m3 bf16 NHD"
+SCALED_ROWS = "b20 h32/8 n300 d128 q16 p64 kv-e4m3 ps-page-head fp16 HND"
+SMALL_PAGED_ROWS = "b2 h32/8 n5000+5 d128 q40 p1 fp16 HND"
 
 #: lean.cu and its headers: attention over a chunk.
 ATTEND = (
@@ -243,17 +259,62 @@ ATTEND = (
     ),
     Mutation(
         "the scale of an fp8 V is dropped",
-        f"{LEAN}/lean.cu",
+        f"{LEAN}/fp8.cuh",
         "KV_DTYPE == 0 ? 1.0f : scale_of(p.v_descale",
         "true ? 1.0f : scale_of(p.v_descale",
         "outputs are off by the scale",
         by_launches("b3 h14/1 n700 d128 kv-e4m3 fp16 NHD"),
         f"{ON_CPU}[fp8]",
     ),
+    Mutation(
+        "values of two tokens are mixed",
+        f"{LEAN}/fp8.cuh",
+        "__byte_perm(loaded[part + i], 0, 0x3120)",
+        "__byte_perm(loaded[part + i], 0, 0x3210)",
+        "halves of a word are converted: each is to hold one number of both tokens",
+        by_launches("b3 h14/1 n700 d128 kv-e4m3 fp16 NHD"),
+        f"{ON_CPU}[fp8]",
+    ),
+    Mutation(
+        "both KV heads of a row take the first's keys",
+        f"{LEAN}/attend.cuh",
+        "k_address(stage, lane, head * K_LOADS + load, block)",
+        "k_address(stage, lane, load, block)",
+        "query heads of the second KV head attend to the first's tokens",
+        by_launches(f"{HEAD_PAIRS}, heuristic"),
+        HEAD_PAIRS_ON_CPU,
+    ),
+    Mutation(
+        "both KV heads of a row take the first's scale of V",
+        f"{LEAN}/attend.cuh",
+        "rows < HEAD_BLOCKS ? v_scale : second_v_scale",
+        "v_scale",
+        "outputs of every other KV head are off by a factor",
+        by_launches(f"{HEAD_PAIRS}, heuristic"),
+        HEAD_PAIRS_ON_CPU,
+    ),
+    Mutation(
+        "sums of values stay in the unit of the pages before",
+        f"{LEAN}/attend.cuh",
+        "scale = unit * reciprocal_of(moved);",
+        "scale = 1.0f;",
+        "values count for more where a page has a larger scale than those before",
+        by_launches(f"{SCALED_ROWS}, heuristic"),
+        f"{ON_CPU}[scales of pages]",
+    ),
 )
 
 #: Copies into shared memory, and what waits for them.
 COPY = (
+    Mutation(
+        "all KV heads take the scales of the first",
+        f"{LEAN}/copy.cuh",
+        "kv_head * of.stride_head",
+        "0 * of.stride_head",
+        "keys and values of the others are off by the scales",
+        by_launches("b3 h8/2 n129+700+45 d128 p64 kv-e4m3 ps-page-head bf16 NHD"),
+        f"{ON_CPU}[scales of pages]",
+    ),
     Mutation(
         "a barrier's phase is not flipped",
         f"{LEAN}/copy.cuh",
@@ -290,6 +351,25 @@ COPY = (
         "another sequence's cache is read",
         by_launches("b3 h8/2 n129+700+45 d128 bf16 NHD batch-idx"),
         f"{APPENDED}[padding]",
+    ),
+    Mutation(
+        "copies of later parts are not begun",
+        f"{LEAN}/lean.cu",
+        "if (SCRATCH_OVER_RING || first_part) ring.fill",
+        "if (first_part) ring.fill",
+        "states lay over the ring: a warp waits for a copy that nobody makes",
+        by_launches(f"{SCALED_ROWS}, heuristic"),
+        f"{ON_CPU}[many rows]",
+        ends=False,
+    ),
+    Mutation(
+        "the last appended token of a chunk is read when the part begins",
+        f"{LEAN}/append.cuh",
+        "early = chunk;\n    load<FIRST_ROWS>(p, part, max(token, length), lane);",
+        "early = chunk;\n    load<FIRST_ROWS>(p, part, stop - 1, lane);",
+        "it is attended to and stored in the first one's place, too",
+        by_launches("b3 h6 n700 d128 q3 new3 rot32 fp16 NHD interleaved"),
+        f"{APPENDED}[rotated]",
     ),
     Mutation(
         "an appended token is stored a place late",
@@ -361,6 +441,15 @@ REDUCE = (
         "values of the other CTAs are lost",
         by_launches(f"{MQA}, heuristic"),
         f"{ON_CPU}[clusters]",
+    ),
+    Mutation(
+        "another CTA writes what the cluster's first has computed alone",
+        f"{LEAN}/lean.cu",
+        "if (rank == 0) write_alone",
+        "if (rank == 1) write_alone",
+        "short sequences in clusters have zeros",
+        by_launches(f"{SHORT}, pairs"),
+        f"{ON_CPU}[short sequences in clusters]",
     ),
     Mutation(
         "CTAs of a cluster do not wait for one another",
@@ -595,11 +684,29 @@ MANY_ROWS = (
     Mutation(
         "values past the end of the last chunk are not zeroed",
         f"{LEAN}/rows_attend.cuh",
-        "  seen.zero_values(shared, stage, part.token + (part.chunks - 1) * CHUNK);\n",
+        "  seen.zero_values(shared, stage, part.token + last * CHUNK);\n",
         "",
         "a weight of 0 times NaN is NaN",
         by_launches(PAGED_ROWS, "b3 h8/2 n129+700+45 d64 q17 c1400 bf16 HND"),
         f"{ROWS_ON_CPU}[device]",
+    ),
+    Mutation(
+        "a stage is read before what lanes copy is there",
+        f"{LEAN}/rows_copy.cuh",
+        "cp_async_mbarrier_arrive_noinc(full)",
+        "mbarrier_arrive(full)",
+        "a thread arrives when its copies have started",
+        by_launches(SMALL_PAGED_ROWS),
+        f"{ROWS_ON_CPU}[pages of one token]",
+    ),
+    Mutation(
+        "rows that lanes copy come from the page of another",
+        f"{LEAN}/rows_copy.cuh",
+        "(u64)own, i + row)",
+        "(u64)own, row)",
+        "each row has a page of its own",
+        by_launches(SMALL_PAGED_ROWS),
+        f"{ROWS_ON_CPU}[pages of one token]",
     ),
     Mutation(
         "both rows of a thread are re-scaled as the first",
@@ -645,6 +752,33 @@ MANY_ROWS = (
         "sequences overwrite one another's",
         by_launches("b3 h14/1 n700 d128 ql1+40+3 fp16 NHD"),
         f"{ROWS_ON_CPU}[device]",
+    ),
+    Mutation(
+        "a pair's sums are added without their weights",
+        f"{LEAN}/rows_output.cuh",
+        "const float weight = ex2_approx_ftz(logs[i][peer].x - high);",
+        "const float weight = 1.0f;",
+        "both CTAs' sums count as if their maxima were alike",
+        by_launches(f"{PAIRS}, heuristic"),
+        f"{PAIRS_ON_CPU}[sinks]",
+    ),
+    Mutation(
+        "both CTAs of a pair write the same rows",
+        f"{LEAN}/rows_output.cuh",
+        "first = rank * share, units",
+        "first = 0 * share, units",
+        "nobody writes the other half of the output tile",
+        by_launches(f"{PAIRS}, heuristic"),
+        f"{PAIRS_ON_CPU}[sinks]",
+    ),
+    Mutation(
+        "both CTAs of a pair copy the chunks of the first",
+        f"{LEAN}/many_rows.cu",
+        "CLUSTER > 1 ? rank : 0",
+        "0",
+        "tokens count twice, others not at all",
+        by_launches(f"{PAIRS}, heuristic"),
+        f"{PAIRS_ON_CPU}[sinks]",
     ),
 )
 
@@ -712,6 +846,56 @@ LATENT_ATTENTION = (
         "copies do not wait for the matrix instructions",
         by_pytest(f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n131072 d576 p64 dv512 bf16 HND latent-12.0]"),
         f"{MLA_ON_CPU}[crossing]",
+    ),
+    Mutation(
+        "one round merges splits as if their maxima were alike",
+        f"{MLA}/outputs.cuh",
+        "const float weight = ex2_approx_ftz(log[j][i].x - m);",
+        "const float weight = 1.0f;",
+        "parts of a short context, whose columns are shared, count as much as one another",
+        by_pytest(f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n1000 d576 p64 dv512 bf16 HND latent-12.0]"),
+        f"{MLA_ON_CPU}[2 column groups]",
+    ),
+    Mutation(
+        "all column groups have the first one's columns",
+        f"{MLA}/layout.cuh",
+        "return COLUMN_GROUPS == 1 ? 0 : head / ROW_TILES;",
+        "return 0;",
+        "the other columns of the output are not written",
+        by_pytest(f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n1000 d576 p64 dv512 bf16 HND latent-1.0]"),
+        f"{MLA_ON_CPU}[4 column groups]",
+    ),
+    Mutation(
+        "warps without rows merge the units of others as their own",
+        f"{MLA}/outputs.cuh",
+        "thread = threadIdx.x - team * ROW_WARPS * 32;",
+        "thread = threadIdx.x;",
+        "with 16 heads three warps of four read rows that no split stored",
+        by_pytest(f"{MLA_ON_GPU}::{LATENT}[b1 h16/1 n1000 d576 dv512 bf16 HND latent-1.0]"),
+        f"{MLA_ON_CPU}[4 column groups]",
+    ),
+    Mutation(
+        "operands of an fp8 latent cache lie over bytes that are still to be read",
+        f"{MLA}/bytes.cuh",
+        "stored over.\n    bar_sync(OF_WARPGROUP + STAGE, 128);",
+        "stored over.\n    ;",
+        "warps convert what others have converted",
+        by_pytest(
+            f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n131072 d576 p64 kv-e4m3 dv512 bf16 HND latent-1.0]"
+        ),
+        f"{MLA_ON_CPU}[e4m3]",
+        delay=LATE_BYTES,
+    ),
+    Mutation(
+        "values of an fp8 latent cache have no scale",
+        f"{MLA}/outputs.cuh",
+        "* KV_UNIT * scale_of(p.k_descale, part.sequence, 0)",
+        "* KV_UNIT",
+        "the output is in the cache's units",
+        by_pytest(
+            f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n1000 d576 p64 kv-e4m3 dv512 bf16 HND latent-1.0]"
+        ),
+        f"{MLA_ON_CPU}[e4m3]",
     ),
 )
 

@@ -54,15 +54,32 @@ PROBLEMS = [
     AttentionProblem(3, 8, 8, 700, 64, q_len=200, window_left=100, sinks=True),
     # Output tiles for all SMs: a ring of many_rows.cu goes round more than once.
     AttentionProblem(20, 32, 8, 1500, 128, q_len=16),
+    # Pairs of CTAs with whole output tiles, whose rings go round more than once.
+    AttentionProblem(8, 32, 8, 1500, 128, "bf16", q_len=7),
     # The query tokens' tails lie over two chunks, and what they do not see is a good part.
     AttentionProblem(2, 8, 8, (33, 66), 128, q_len=5),
+    # Copies by lanes, which go round a ring more than once.
+    AttentionProblem(2, 32, 8, (5000, 5), 128, page_size=1, q_len=40),
+    # Rows of two KV heads, copied as one: with an output tile for each SM, or lengths that differ.
+    AttentionProblem(34, 64, 8, 300, 64, "bf16", "NHD", kv_dtype="e4m3"),
+    AttentionProblem(3, 16, 2, (1, 70, 3000), 64, "fp16", "NHD", page_size=16, kv_dtype="e5m2"),
+    # States over the ring, in CTAs of several parts; scales of pages, several for each warp.
+    AttentionProblem(
+        *(20, 32, 8, 300, 128), q_len=16, page_size=64, kv_dtype="e4m3", page_scales="page-head"
+    ),
 ]
-#: Of mla.cu: rows of part of a CTA, of a pair of CTAs, of two pairs, output tiles of many splits.
+#: Of mla.cu: rows of part of a CTA, of a pair of CTAs, of two pairs, output tiles of many splits;
+#: the first has four column groups, as the second to last has, the third two.
 LATENT_PROBLEMS = [
     AttentionProblem(1, 16, 1, 1000, 576, page_size=64, latent=True, v_head_dim=512),
     AttentionProblem(1, 128, 1, 9000, 576, "bf16", latent=True, v_head_dim=512),
     AttentionProblem(
         3, 128, 1, (700, 2, 65), 576, page_size=64, q_len=3, latent=True, v_head_dim=512
+    ),
+    AttentionProblem(2, 16, 1, 9000, 576, "bf16", page_size=64, latent=True, v_head_dim=512),
+    AttentionProblem(2, 128, 1, 1000, 576, "bf16", page_size=64, latent=True, v_head_dim=512),
+    AttentionProblem(
+        3, 128, 1, (700, 2, 65), 576, "bf16", latent=True, v_head_dim=512, kv_dtype="e4m3"
     ),
 ]
 #: Of the problems of all kinds, which have some five for each.
@@ -100,7 +117,7 @@ def settings(problem: AttentionProblem) -> Iterator[tuple[str, KernelConfig]]:
     assert fixed_runs is not None
     yield "heuristic", chosen
     if chosen.of_warpgroups:
-        yield "other grid", replace(chosen, align_grid=not chosen.align_grid)
+        yield "other grid", replace(chosen, cluster_size=1, align_grid=not chosen.align_grid)
         return
     # One stage of single sequences: a chunk is waited for right after its copy has begun.
     stages = 1 if problem.batch == 1 else chosen.num_stages

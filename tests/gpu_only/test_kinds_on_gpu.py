@@ -72,12 +72,15 @@ def whole_pages(inputs: AttentionInputs) -> AttentionInputs:
         return inputs
     pages, size = inputs.block_table.numel(), inputs.k_cache.shape[1]
     caches = {
-        name: torch.randn(pages, size, *getattr(inputs, name).shape[2:], device=inputs.q.device).to(
-            inputs.q.dtype
-        )
-        for name in ("k_cache", "v_cache")
+        name: torch.randn(pages, size, *cache.shape[2:], device=cache.device).to(cache.dtype)
+        for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache))
     }
-    return replace(inputs, **caches)
+    scales = {
+        name: torch.rand(pages, *own.shape[1:], device=own.device)
+        for name in ("k_page_descale", "v_page_descale")
+        if (own := getattr(inputs, name)) is not None
+    }
+    return replace(inputs, **caches, **scales)
 
 
 @kinds

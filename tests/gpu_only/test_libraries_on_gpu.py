@@ -50,6 +50,18 @@ PROBLEMS = [
     AttentionProblem(1, 32, 1, 5000, 64),
     AttentionProblem(4, 8, 8, 65_536, 64),
 ]
+ONE_LATENT = AttentionProblem(
+    1, 128, 1, 4096, 576, "bf16", page_size=64, latent=True, v_head_dim=512
+)
+LATENT = [
+    ONE_LATENT,
+    replace(ONE_LATENT, page_size=None, context=131_072),
+    replace(ONE_LATENT, page_size=None, batch=3, context=(5000, 1, 777), capacity=8256),
+    replace(ONE_LATENT, batch=64, context=1024, q_heads=16, dtype="fp16"),
+    replace(ONE_LATENT, batch=4, context=(2, 64, 30_000, 500), q_heads=16, q_len=2),
+    replace(ONE_LATENT, batch=5, context=1000, capacity=4096, lengths_on="device"),
+    replace(ONE_LATENT, batch=3, context=(5000, 1, 777), page_size=16),
+]
 PLAIN = AttentionProblem(3, 8, 2, 704, 128, "bf16", "NHD")
 KINDS = [
     replace(shape, **kinds)
@@ -81,7 +93,7 @@ def or_skip(name: str, problem: AttentionProblem) -> None:
         pytest.skip("FlashAttention-3 is for Hopper")
 
 
-@pytest.mark.parametrize("problem", [*PROBLEMS, *KINDS], ids=lambda problem: problem.label)
+@pytest.mark.parametrize("problem", [*PROBLEMS, *KINDS, *LATENT], ids=lambda problem: problem.label)
 @pytest.mark.parametrize("name", NAMES)
 def test_right_when_called_and_when_a_graph_is_replayed(name, problem):
     or_skip(name, problem)

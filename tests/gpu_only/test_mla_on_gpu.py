@@ -29,12 +29,21 @@ ONE = AttentionProblem(1, 128, 1, 4096, 576, "bf16", page_size=64, **LATENT)
 PROBLEMS = [
     *(replace(ONE, context=context) for context in (1, 63, 64, 65, 1000, 131_072)),
     *(replace(ONE, q_heads=heads, context=1000, page_size=None) for heads in (1, 16, 24, 64, 96)),
+    # Column groups: 4 and as many splits as one round merges, 2 and more of them, batches.
+    *(replace(ONE, context=context) for context in (4096, 8192)),
+    *(replace(ONE, q_heads=16, context=context) for context in (2048, 8192)),
+    *(replace(ONE, batch=batch, context=context) for batch, context in ((4, 1024), (8, 512))),
+    replace(ONE, batch=3, context=(700, 2, 65), capacity=1024, q_heads=16),
     replace(ONE, batch=100, context=1024, kv_layout="NHD"),
     replace(ONE, batch=3, context=4100, dtype="fp16", page_size=128),
     replace(ONE, batch=3, context=(5000, 1, 777), capacity=8192, page_size=None),
     replace(ONE, batch=4, context=(1, 64, 30_000, 500), q_heads=16, q_len=4),
     replace(ONE, batch=3, context=(700, 2, 65), q_len=3, dtype="fp16"),
     replace(ONE, batch=2, context=700, q_len=2, causal=False),
+    *(replace(ONE, context=context, kv_dtype="e4m3") for context in (1, 65, 1000, 131_072)),
+    replace(ONE, batch=100, context=1024, kv_dtype="e5m2", dtype="fp16", scaled=False),
+    replace(ONE, batch=3, context=(5000, 1, 777), capacity=8192, page_size=None, kv_dtype="e5m2"),
+    replace(ONE, batch=4, context=(1, 64, 30_000, 500), q_heads=16, q_len=4, kv_dtype="e4m3"),
 ]
 
 
@@ -58,6 +67,19 @@ def test_a_call_takes_other_tensors_and_lengths_with_the_same_launch():
         inputs = replace(make_inputs(problem, "cuda"), context=length)
         out, lse = lean_mla_with_kvcache(
             inputs.q, inputs.k_cache[:, :, 0], length, return_softmax_lse=True
+        )
+        written = replace(inputs, out=out, lse=lse)
+        assert Reference(inputs).check(written).failure("bf16") is None
+
+
+def test_another_scale_goes_with_the_same_launch():
+    problem = replace(ONE, batch=2, context=1000, page_size=None, kv_dtype="e4m3")
+    for _ in range(3):
+        inputs = make_inputs(problem, "cuda")
+        assert inputs.k_descale is not None
+        scale = inputs.k_descale[0].clone()
+        out, lse = lean_mla_with_kvcache(
+            inputs.q, inputs.k_cache[:, :, 0], k_descale=scale, return_softmax_lse=True
         )
         written = replace(inputs, out=out, lse=lse)
         assert Reference(inputs).check(written).failure("bf16") is None

@@ -48,8 +48,9 @@ constexpr int MOST_IDLE_READS = 1 << 22;
 
 struct Copy {
   u32 to, barrier;
-  std::vector<unsigned char> bytes;  // empty: 16 bytes from `from`
+  std::vector<unsigned char> bytes;  // empty: 16 bytes from `from`, or, where that is null, an arrival
   const unsigned char *from;
+  u32 swizzle;  // the part of a 128-byte row's number that pieces' numbers are XORed with
 };
 
 // Of 16 bytes to global memory.
@@ -296,6 +297,7 @@ inline float __uint_as_float(u32 x) { return bits_of<float>(x); }
 inline float __int_as_float(int x) { return bits_of<float>(x); }
 inline int __clz(u32 bits) { return bits ? __builtin_clz(bits) : 32; }
 inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
+inline int __popc(u32 x) { return __builtin_popcount(x); }
 inline float __int2float_rz(int x) { return (float)x; }  // exact below 2^24
 template <class T>
 inline T __ldg(const T *at) { return *at; }

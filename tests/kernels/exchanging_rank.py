@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
@@ -32,7 +35,88 @@ def expected(shards: list[AttentionInputs]) -> tuple[torch.Tensor, torch.Tensor]
     return torch.einsum("bhqt,bthd->bqhd", scores.softmax(-1), v), scores.logsumexp(-1)
 
 
+@dataclass
+class Mapping:
+    world_size: int
+    rank: int
+    cp_size: int
+
+
+@dataclass
+class MnnvlConfig:
+    comm_backend: Any
+
+
+class TorchDistBackend:
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+
+class FlashInfer:
+    """A stand-in of FlashInfer's exchange, which tells a workspace that is not ready."""
+
+    def __init__(self) -> None:
+        self.ready: set[int] = set()
+        self.group: Any = None
+
+    def allocate(self, mapping: Mapping, *, mnnvl_config: MnnvlConfig) -> torch.Tensor:
+        assert mapping.cp_size == mapping.world_size
+        whole: Any = mnnvl_config.comm_backend
+        assert whole.Split(mapping.rank, 0) is whole
+        self.group = whole.group
+        return torch.zeros(mapping.cp_size, 8, dtype=torch.int64)
+
+    def init(self, workspace: torch.Tensor, cp_rank: int, cp_size: int) -> None:
+        assert len(workspace) == cp_size
+        self.ready.add(workspace.data_ptr())
+
+    def alltoall(
+        self,
+        partial_o: torch.Tensor,
+        softmax_stats: torch.Tensor,
+        workspace: torch.Tensor,
+        cp_rank: int,
+        cp_size: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert workspace.data_ptr() in self.ready
+        assert partial_o.shape[:-1] == softmax_stats.shape[:-1] == (2 * 4 // cp_size, cp_size)
+        assert partial_o.is_contiguous()
+        assert softmax_stats.is_contiguous()
+        assert softmax_stats.shape[-1] % 2 == 0
+        return self._exchanged(partial_o), self._exchanged(softmax_stats)
+
+    def _exchanged(self, entries: torch.Tensor) -> torch.Tensor:
+        sent = entries.movedim(-2, 0).contiguous()
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self.group)
+        return received.movedim(0, -2).contiguous()
+
+
+def stand_in_for_flashinfer() -> None:
+    exchange = FlashInfer()
+    members: dict[str, dict[str, Any]] = {
+        "flashinfer": {},
+        "tvm_ffi": {},
+        "flashinfer.comm": {
+            "Mapping": Mapping,
+            "decode_cp_a2a_allocate_mnnvl_workspace": exchange.allocate,
+            "decode_cp_a2a_init_workspace": exchange.init,
+            "decode_cp_a2a_alltoall": exchange.alltoall,
+        },
+        "flashinfer.comm.mnnvl": {
+            "MnnvlConfig": MnnvlConfig,
+            "TorchDistBackend": TorchDistBackend,
+        },
+    }
+    for name, own in members.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        vars(module).update(own)
+        sys.modules[name] = module
+
+
 def main() -> None:
+    stand_in_for_flashinfer()
     rank, size = int(sys.argv[1]), int(sys.argv[2])
     store = f"tcp://127.0.0.1:{sys.argv[3]}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)

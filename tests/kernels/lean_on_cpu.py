@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,16 @@ class Cpu:
         return launch
 
 
+def with_cut_table(inputs: AttentionInputs) -> AttentionInputs:
+    """The same call with a block table cut from a wider one, whose other pages nobody has."""
+    table = inputs.block_table
+    if table is None:
+        return inputs
+    wider = table.new_full((table.shape[0], table.shape[1] + 3), 1 << 30)
+    wider[:, : table.shape[1]] = table
+    return replace(inputs, block_table=wider[:, : table.shape[1]])
+
+
 class Workspace:
     """Slots that hold anything but partials of the launch, at first; later what launches left."""
 
@@ -126,7 +136,7 @@ class Workspace:
 def launch_on(inputs: AttentionInputs, config: CudaConfig, sms: int) -> CudaLaunch:
     stand_ins: Mapping[str, Any] = {
         "refusal": misalignment,
-        "clusters_at_once": lambda build, device: sms,
+        "clusters_at_once": lambda build, device: sms * build.ctas_per_sm,
         "tensor_map": tensor_map,
     }
     with mock.patch.multiple(cuda, **stand_ins):
@@ -143,8 +153,10 @@ def tensor_map(
     """The words that ptx_on_cpu.hpp reads."""
     rows, tokens, heads, head_dim = shape
     row, token, head, one = strides
-    sizes, steps = (head_dim, tokens, heads, rows), (one, token, head, row)
-    return (address, *sizes, *steps, box_tokens or build.box, *[0] * 6)
+    each = build.heads_of_row
+    sizes, steps = (head_dim * each, tokens, heads // each, rows), (one, token, head * each, row)
+    box = (box_tokens or build.box, build.kv_bytes, build.column_bytes)
+    return (address, *sizes, *steps, *box, *[0] * 4)
 
 
 def compiled(

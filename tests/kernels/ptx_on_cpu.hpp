@@ -85,6 +85,11 @@ static float e4m3(u32 byte) {
 inline u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
   return half_of(e4m3(pair & 0xff), false) | half_of(e4m3(pair >> 8), false) << 16;
 }
+
+template <int HALF>
+inline u32 cvt_rn_f16x2_e4m3x2_half(u32 word) {
+  return cvt_rn_f16x2_e4m3x2((unsigned short)(word >> 16 * HALF));
+}
 #endif
 
 // ---- matrices ----------------------------------------------------------------------------------
@@ -177,15 +182,36 @@ inline void cp_async_cg_16(u32 to, const void *from, bool copied) {
   cp_async_cg_16(to, copied ? from : zeros);
 }
 
+inline void cp_async_ca_4(u32 to, const void *from, bool copied) {
+  if ((size_t)from % 4) fail("a copy from an address that is no multiple of 4");
+  Copy copy = {to, 0, std::vector<unsigned char>(4), nullptr};
+  if (copied) memcpy(copy.bytes.data(), from, 4);
+  unsigned char *into = at_shared(to, 4);
+  if (machine.lazy)
+    machine.current->groups.back().push_back(copy);
+  else
+    memcpy(into, copy.bytes.data(), 4);
+}
+
 inline void cp_async_commit_group() { machine.current->groups.emplace_back(); }
 
 template <int PENDING>
 inline void cp_async_wait_group() {
   auto &groups = machine.current->groups;
   while (groups.size() > PENDING + 1) {
-    for (const Copy &copy : groups.front()) memcpy(at_shared(copy.to, 16), copy.from, 16);
+    for (const Copy &copy : groups.front())
+      if (copy.bytes.empty())
+        memcpy(at_shared(copy.to, 16), copy.from, 16);
+      else
+        memcpy(at_shared(copy.to, 4), copy.bytes.data(), 4);
     groups.erase(groups.begin());
   }
+}
+
+inline float ld_shared_f32(u32 address) {
+  float x;
+  memcpy(&x, at_shared(address, 4), 4);
+  return x;
 }
 
 inline void st_shared_v4(u32 address, u32 x) {
@@ -195,9 +221,9 @@ inline void st_shared_v4(u32 address, u32 x) {
 
 inline void st_shared_b32(u32 address, u32 x) { memcpy(at_shared(address, 4), &x, 4); }
 
-#if BULK
+#if BULK || ROWS > 32
 inline u64 createpolicy_evict_first() { return 0; }
-inline u64 createpolicy_evict_normal() { return 1; }
+inline u64 createpolicy_evict_unchanged() { return 1; }
 inline void fence_mbarrier_init_release_cluster() {}
 inline void fence_proxy_async_shared_cta() {}
 
@@ -213,30 +239,44 @@ static void complete_phase(Barrier &barrier) {
   barrier.arrivals = barrier.expected;
 }
 
+static void arrive_at(Barrier &barrier) {
+  if (barrier.arrivals-- <= 0) fail("a barrier has more arrivals than a phase takes");
+  complete_phase(barrier);
+}
+
 static void arrive_copy(const Copy &copy) {
+  if (copy.bytes.empty()) {
+    if (copy.from)
+      memcpy(at_shared(copy.to, 16), copy.from, 16);
+    else
+      arrive_at(barrier_at(copy.barrier));
+    return;
+  }
   for (u32 at = 0; at < copy.bytes.size(); at += 16) {
     const u32 to = copy.to + at;
-    memcpy(at_shared(to ^ (WHOLE_ROWS ? 0 : (to >> 7 & COLUMN_PIECES - 1) << 4), 16), &copy.bytes[at], 16);  // the swizzle
+    memcpy(at_shared(to ^ (to >> 7 & copy.swizzle) << 4, 16), &copy.bytes[at], 16);
   }
   Barrier &barrier = barrier_at(copy.barrier);
   barrier.bytes -= copy.bytes.size();
   complete_phase(barrier);
 }
 
-// A tensor map's words: address; size and stride, in numbers, of (head_dim, token, head, outer).
+// A tensor map's words: address; size and stride, in numbers, of (head_dim, token, head, outer); tokens
+// of a box; bytes of a number, and of a row of a box: 64 and 128 are swizzled.
 inline void cp_async_bulk_tensor_4d(u32 to, const TensorMap *map, u32 barrier, int x, int y, int z,
                                     int w, u64) {
-  const auto *base = reinterpret_cast<const KvNumber *>(map->words[0]);
+  const auto *base = reinterpret_cast<const unsigned char *>(map->words[0]);
   const u64 *sizes = map->words + 1, *strides = map->words + 5;
-  const int box = map->words[9];
+  const int box = map->words[9], number = map->words[10], row_bytes = map->words[11];
   if (to % 128) fail("a bulk copy to an address that is no multiple of 128");
-  Copy copy = {to, barrier, std::vector<unsigned char>(box * COLUMN_BYTES), nullptr};
+  const u32 swizzle = row_bytes == 64 || row_bytes == 128 ? row_bytes / 16 - 1 : 0;
+  Copy copy = {to, barrier, std::vector<unsigned char>(box * row_bytes), nullptr, swizzle};
   const bool outside = x < 0 || z < 0 || w < 0 || (u64)z >= sizes[2] || (u64)w >= sizes[3];
   for (int row = y; row < y + box; row++)
-    for (int column = x; column < x + COLUMN_BYTES / KV_BYTES; column++) {
+    for (int column = x; column < x + row_bytes / number; column++) {
       if (outside || row < 0 || (u64)row >= sizes[1] || (u64)column >= sizes[0]) continue;
-      memcpy(&copy.bytes[(row - y) * COLUMN_BYTES + (column - x) * KV_BYTES],
-             base + column + row * strides[1] + z * strides[2] + w * strides[3], KV_BYTES);
+      memcpy(&copy.bytes[(row - y) * row_bytes + (column - x) * number],
+             base + (column + row * strides[1] + z * strides[2] + w * strides[3]) * number, number);
     }
   if (machine.lazy)
     machine.current->cta->copies.push_back(std::move(copy));
@@ -267,6 +307,24 @@ inline void arrive_copies(u32 address) {
     const Copy copy = std::move(copies[i]);
     copies.erase(copies.begin() + i);
     arrive_copy(copy);
+  }
+}
+
+// This thread's copies arrive in their order, and then it does.
+inline void cp_async_mbarrier_arrive_noinc(u32 address) {
+  barrier_at(address);
+  auto &groups = machine.current->groups;
+  std::vector<Copy> own;
+  for (auto &group : groups)
+    for (Copy &copy : group) own.push_back(std::move(copy));
+  groups.assign(1, {});
+  own.push_back({0, address, {}, nullptr});
+  for (Copy &copy : own) {
+    copy.barrier = address;
+    if (machine.lazy)
+      machine.current->cta->copies.push_back(std::move(copy));
+    else
+      arrive_copy(copy);
   }
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from depth import deep
-from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace
+from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace, with_cut_table
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 from leanbench.kernels.reference.torch import attend_all
@@ -59,6 +59,7 @@ CLUSTERS = cuda_config(32, 2, 3, 1, 2, 16, "bulk", 1, False)
 ROWS = cuda_config(32, 2, 2, 1, 1, 32, "bulk", 1, False)
 LENGTHS = (300, 5, 700, 64)
 CASES = {
+    "plain": case(BULK, LENGTHS, "8/2", 64, (7, 99), append=1),
     # A sequence that begins with the appended tokens; one whose chunk begins with them.
     "rotated": case(BULK, LENGTHS, "8/2", 64, (7, 1), append=5, rotary_dim=64),
     "clusters": case(
@@ -84,13 +85,27 @@ CASES = {
     "row tiles": case(ROWS, (300, 77, 40), "8/2", 64, (5,), q_len=37, append=20, rotary_dim=64),
     # Appended tokens that no query token sees.
     "windows": case(BULK, (300, 77), "8/2", 64, (7,), q_len=2, append=70, window_left=10),
+    # More of them than are read at once, over the end of a chunk.
+    "several tokens": case(
+        cuda_config(16, 2, 2, 1, 1, 16, "bulk", 1, False),
+        (300, 77, 69, 700),
+        "8/2",
+        128,
+        (7, 2),
+        append=7,
+        q_len=2,
+        kv_layout="NHD",
+    ),
+    # A warp has several chunks of appended tokens; the first of them are read when its part begins.
+    "chunks of a warp": case(
+        replace(BULK, num_warps=2), (301, 163), "8/2", 64, (7,), append=140, page_size=16
+    ),
     "fp8": case(BULK, LENGTHS, "8/2", 64, (7,), append=3, kv_dtype="e4m3"),
     "padding": case(
         BULK, (300, 700), "8/2", 64, (7,), append=3, rotary_dim=64, leftpad=True, batch_idx=True
     ),
 }
 DEEP_CASES = {
-    "plain": case(BULK, LENGTHS, "8/2", 64, (7, 99), append=1),
     "16-byte copies": case(
         ASYNC, LENGTHS, "3/3", 80, (7,), append=5, rotary_dim=48, rotary_interleaved=True
     ),
@@ -178,7 +193,7 @@ def attend(cpu: Cpu, inputs: AttentionInputs, config: LeanCudaConfig, sms: int) 
 
 def attend_case(cpu: Cpu, name: str) -> None:
     case = (CASES | DEEP_CASES)[name]
-    inputs = poison_unused(make_inputs(case.problem, "cpu", 1, score_scale=3.0))
+    inputs = with_cut_table(poison_unused(make_inputs(case.problem, "cpu", 1, score_scale=3.0)))
     for sms in case.sms:
         attend(cpu, inputs, case.config, sms)
 
@@ -222,18 +237,34 @@ def test_a_call_that_is_made_again_appends_again(cpu: Cpu) -> None:
 NOTICED = r"failure\(|is_same|^CTA |deadlock"
 #: A line of a source and what it is changed to; the case that notices.
 MUTATIONS: list[tuple[str, Mutation]] = [
-    ("rotated", ("append.cuh", "if (at > first) load(p, part, at, lane);", "")),
+    (
+        "rotated",
+        ("append.cuh", "load<APPEND_ROWS>(p, part, at,", "load<APPEND_ROWS>(p, part, first,"),
+    ),
     ("rotated", ("append.cuh", "swizzle_of(row % 8)", "swizzle_of(0)")),
     ("rotated", ("rotary.cuh", "low ? ROTARY_DIM / 4 : -ROTARY_DIM / 4", "low ? 2 : -2")),
     ("rotated", ("schedule.cuh", "length + min(p.new_tokens, p.context - length)", "length")),
-    ("clusters", ("rotary.cuh", "x.y * c + x.x * s", "x.y * c - x.x * s")),
-    ("pages", ("append.cuh", "(at + row) / PAGE_OR_1", "at / PAGE_OR_1 + row")),
+    (
+        "rotated",
+        (
+            "append.cuh",
+            "early = chunk;\n    load<FIRST_ROWS>(p, part, max(token, length), lane);",
+            "early = chunk;\n    load<FIRST_ROWS>(p, part, stop - 1, lane);",
+        ),
+    ),
+    (
+        "chunks of a warp",
+        ("append.cuh", "if (any && part.chunk != early)", "if (any && early < 0)"),
+    ),
+    ("chunks of a warp", ("append.cuh", "outer_of(p, part, at + row);", "outer_of(p, part, at);")),
+    ("clusters", ("rotary.cuh", "x.y * c.x + x.x * s.x)", "x.y * c.x - x.x * s.x)")),
+    ("pages", ("append.cuh", "+ at / PAGE_OR_1);", "+ (at + 1) / PAGE_OR_1);")),
     ("host", ("schedule.cuh", "max(p.context - p.new_tokens, 0) :", "p.context :")),
     ("row tiles", ("append.cuh", "tile.row_offset + ROWS >= all_rows", "0 * all_rows")),
     ("row tiles", ("append.cuh", "tile.row_offset + ROWS >=", "tile.row_offset == 0 * ")),
     ("windows", ("schedule.cuh", "WINDOW_LEFT && APPEND ?", "false ?")),
     ("fp8", ("append.cuh", "WORD_NUMBERS = 4 / KV_BYTES", "WORD_NUMBERS = 2")),
-    ("padding", ("append.cuh", "if (BATCH_IDX) outer", "if (false) outer")),
+    ("padding", ("append.cuh", "return BATCH_IDX ? __ldg", "return false ? __ldg")),
 ]
 
 

@@ -29,6 +29,9 @@ from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.occupancy import theoretical_occupancy
 
+PAGE_SCALES = AttentionProblem(
+    8, 32, 8, 8192, 128, "bf16", kv_dtype="e4m3", page_scales="page", page_size=64
+)
 #: One for every way that the kernel is built: rows, pages, query positions, lengths on the device.
 PROBLEMS = (
     AttentionProblem(1, 32, 8, 4096, 128),
@@ -48,6 +51,9 @@ PROBLEMS = (
     AttentionProblem(2, 32, 8, (4096, 5), 72, page_size=1),
     AttentionProblem(1, 32, 8, 4096, 512, page_size=48),
     AttentionProblem(2, 32, 8, 4096, 192, v_head_dim=128, q_lens=(64, 1)),
+    AttentionProblem(2, 32, 8, 4096, 128, page_size=1, q_lens=(64, 1)),
+    AttentionProblem(8, 32, 8, 4096, 128, "bf16", q_len=16),
+    AttentionProblem(8, 64, 8, 4096, 128, q_len=4, page_size=16, causal=False, softcap=20.0),
     AttentionProblem(8, 64, 8, 4096, 64, "bf16", window_left=127, sinks=True, lengths_on="device"),
     AttentionProblem(8, 16, 8, 8192, 256, window_left=1023, softcap=50.0, page_size=64),
     AttentionProblem(4, 32, 8, 4096, 128, append=1, rotary_dim=64, lengths_on="device"),
@@ -57,6 +63,9 @@ PROBLEMS = (
     AttentionProblem(8, 32, 8, 8192, 128, "bf16", kv_dtype="e4m3"),
     AttentionProblem(1, 28, 2, 8192, 128, "bf16", kv_dtype="e4m3", q_dtype="e4m3"),
     AttentionProblem(2, 64, 8, 4096, 128, q_len=16, kv_dtype="e5m2"),
+    PAGE_SCALES,
+    replace(PAGE_SCALES, page_size=1, q_len=64),
+    replace(PAGE_SCALES, page_size=48, q_len=4, window_left=1023, lengths_on="device"),
 )
 GPUS = ("a100", "h200", "b200")
 
@@ -209,7 +218,7 @@ def test_a_trace_has_room_for_all_parts_of_a_run(end_tiles, parts):
     problem = AttentionProblem(8, 16, 1, (8192, *[100] * 7), 128)
     params = Params(tile_shift=7, min_tiles_per_range=1, end_tiles=end_tiles)
     build = SimpleNamespace(
-        cluster=4, row_tiles=lambda _: 1, fixed_runs=0, start_step=1, packs=False
+        cluster=4, heads_of_row=1, row_tiles=lambda _: 1, fixed_runs=0, start_step=1, packs=False
     )
     launch = SimpleNamespace(params=params, grid=20, build=build)
     assert CudaLaunch.most_parts(cast("Any", launch), make_inputs(problem, "cpu")) == parts

@@ -122,14 +122,15 @@ def launch_over(inputs: AttentionInputs) -> CudaLaunch:
 
 
 def test_a_relaunch_points_to_the_extras_of_each_call(driver):
-    names = ("sinks", "alibi_slopes", "k_descale", "cu_seqlens_q")
+    names = ("sinks", "alibi_slopes", "k_descale", "v_page_descale", "cu_seqlens_q")
     inputs = make_inputs(PROBLEM, "cpu")
     relaunch = cuda.CudaRelaunch(replace(launch_over(inputs), extras=names))
     given = [Extras()._replace(**{name: torch.zeros(4) for name in names}) for _ in range(2)]
     for extras in given:
         call(relaunch, inputs, 90, extras)
     for (params, *_), extras in zip(driver.launches, given, strict=True):
-        pointers = (params.sinks, params.alibi_slopes, params.k_descale.at, params.cu_seqlens_q)
+        scales = params.k_descale.at, params.v_page_descale.at
+        pointers = (params.sinks, params.alibi_slopes, *scales, params.cu_seqlens_q)
         assert pointers == tuple(extras.tensors[name].data_ptr() for name in names)
     # No pointer of the call before stands in for a tensor that is missing.
     with pytest.raises(AttributeError):

@@ -133,16 +133,24 @@ def test_splits_of_equal_lengths(batch, heads, context, head_dim, build, splits)
         (56, 1024, 64, (32, 8, 2, 1, 1)),
         (66, 4096, 64, (32, 8, 2, 1, 1)),
         (45, 2048, 64, (32, 8, 2, 1, 1)),
-        # Three.
+        # Three: 23 MB, then 41 MB.
         (44, 2048, 64, (64, 4, 3, 1, 2)),
-        (36, 8192, 64, (64, 4, 3, 1, 2)),
+        (40, 4000, 64, (32, 8, 2, 1, 2)),
+        (36, 8192, 64, (32, 8, 2, 1, 2)),
         # 134 MB; 128 columns.
-        (64, 8192, 64, (64, 4, 3, 1, 2)),
+        (64, 8192, 64, (32, 8, 2, 1, 2)),
         (56, 1024, 128, (32, 4, 3, 1, 2)),
+        # Eight LeanTiles and nine; too few output tiles for that; 128 columns.
+        (40, 1024, 64, (32, 8, 2, 1, 1)),
+        (40, 1088, 64, (64, 4, 3, 1, 2)),
+        (24, 1024, 64, (64, 4, 3, 1, 4)),
+        (40, 1024, 128, (32, 4, 3, 1, 2)),
+        # Few output tiles, 1.1 GB.
+        (4, 1_048_576, 64, (64, 4, 3, 1, 2)),
     ],
 )
 def test_two_ctas_of_an_output_tile_are_no_pair(heads, context, head_dim, build):
-    """Of reports/h200/settings/pairs-of-tiles.txt."""
+    """Of reports/h200/settings/pairs-of-tiles.txt, and entry 58 of docs/performance-log.md."""
     problem = AttentionProblem(1, heads, heads, context, head_dim)
     config = kernel("lean_cuda").default_config(problem, H200)
     assert config is not None

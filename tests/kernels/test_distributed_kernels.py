@@ -7,11 +7,27 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
 
 SCRIPT = Path(__file__).with_name("exchanging_rank.py")
 #: Without a GPU; torch's symmetric memory needs one.
-KERNELS = ("nccl_all_gather", "nccl_all_to_all", "tree_attention", "ring_attention")
+KERNELS = (
+    "nccl_all_gather",
+    "nccl_all_to_all",
+    "flashinfer_all_to_all",
+    "tree_attention",
+    "ring_attention",
+)
 
 
 def free_port() -> int:
@@ -41,3 +57,26 @@ def test_exchanges_merge_what_ranks_make_of_their_shards() -> None:
         for name, (off, lse_off) in errors.items():
             assert off < 5e-4, (name, off)
             assert lse_off < 1e-5, (name, lse_off)
+
+
+def test_flashinfers_exchange_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = AttentionProblem(1, 8, 2, 64, 64, parallel="cp:2")
+    own = kernel("flashinfer_all_to_all")
+    monkeypatch.setattr("leanbench.kernels.distributed.find_spec", lambda name: None)
+    assert own.unsupported_reason(shared) == (
+        "flashinfer_all_to_all is not installed here (no module flashinfer, tvm_ffi): pip install"
+        " flashinfer-python==0.6.13 apache-tvm-ffi cuda-tile cuda-bindings"
+    )
+    monkeypatch.setattr(
+        "leanbench.kernels.distributed.find_spec", lambda name: ModuleSpec(name, None)
+    )
+    assert own.unsupported_reason(shared) is None
+    assert own.unsupported_reason(replace(shared, q_heads=9, kv_heads=3)) == (
+        "flashinfer_all_to_all deals 9 query heads to 2 GPUs: choose heads that divide"
+    )
+    module = ModuleType("flashinfer")
+    module.__spec__ = ModuleSpec("flashinfer", None)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.delitem(sys.modules, "flashinfer.comm", raising=False)
+    with pytest.raises(UserError, match=r"flashinfer_all_to_all cannot import flashinfer\.comm"):
+        own.prepare(make_inputs(replace(shared, parallel="none"), "cpu"), None)

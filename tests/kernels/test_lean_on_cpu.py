@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from depth import DEEP, deep
-from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace
+from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace, with_cut_table
 from leanbench.kernels.fa2.configs import Fa2CudaConfig
 from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean.configs import CudaConfig, LeanCudaConfig
@@ -81,6 +81,8 @@ ODD_PAGES = on_device((300, 77, 1, 515), "8/2", 64, 640, page_size=1)
 CHUNK = on_device((300, 77, 30), "8/2", 64, 384, q_len=37)
 MIXED = on_device((300, 77, 30, 515), "8/2", 64, 640, q_lens=(37, 1, 5, 1))
 FP8 = replace(ONE_LONG, kv_dtype="e4m3")
+#: A scale for each KV head of each page.
+SCALED_PAGES = replace(FP8, page_size=16, page_scales="page-head")
 MANY_SHORT = on_device((5, 100, 2, 300, 128, 64, 16, 129, 33, 1, 127, 15), "8/2", 64, 512)
 #: More sequences than a warp has lanes.
 LARGE_BATCH = on_device((3, 20, 150, 1, 40) * 10, "2/1", 64, 192)
@@ -102,6 +104,7 @@ PAGED_WINDOWS = replace(
     alibi=True,
     leftpad=True,
 )
+SHORT_AND_LONG = on_device((20, 700, 5, 1, 32, 33, 400), "8/2", 64, 768, sinks=True)
 #: cuda_config takes chunk, warps, stages, CTAs of an SM, cluster, rows, copy, LeanTiles of a CTA.
 CASES = {
     # Work ranges that cross output tiles; one CTA for each LeanTile; a CTA for everything.
@@ -118,6 +121,11 @@ CASES = {
     "clusters": Case(
         cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, False),
         ((ONE_LONG, 12), (ONE_LONG, 22), (on_device((700, 650), "8/2", 64, 768), 8)),
+    ),
+    # The first CTA writes those of up to two chunks alone, between others that all CTAs merge.
+    "short sequences in clusters": Case(
+        cuda_config(16, 2, 2, 1, 4, 8, "bulk", 1, False),
+        ((SHORT_AND_LONG, 8), (SHORT_AND_LONG, 4), (SHORT_AND_LONG, 56), (SHORT_AND_LONG, 64)),
     ),
     "paged clusters": Case(
         cuda_config(32, 2, 3, 1, 4, 16, "bulk", 1, False), ((PAGED, 8), (PAGED, 12), (PAGED, 4))
@@ -167,6 +175,19 @@ CASES = {
     ),
     "fp8, bf16 queries": Case(
         cuda_config(32, 2, 3, 1, 4, 16, "bulk", 1, False), ((replace(PAGED, kv_dtype="e5m2"), 8),)
+    ),
+    # Copies of whole chunks and of half a chunk, each with scales of its own.
+    "scales of pages": Case(
+        cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False),
+        ((replace(SCALED_PAGES, page_size=64), 7), (replace(SCALED_PAGES, dtype="bf16"), 8)),
+    ),
+    "scales of tokens": Case(
+        cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False),
+        ((replace(ODD_PAGES, kv_dtype="e5m2", scaled=False, page_scales="page"), 9),),
+    ),
+    # Guesses begin before the lengths are known: their scales come later.
+    "scales of pages in clusters": Case(
+        cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, False), ((SCALED_PAGES, 12), (SCALED_PAGES, 22))
     ),
     # Output tiles that are a warp's alone, among others.
     "short output tiles": Case(
@@ -339,6 +360,41 @@ DEEP_CASES = {
             (replace(SEVERAL_TOKENS, dtype="bf16", kv_dtype="e4m3", q_dtype="e4m3"), 5),
         ),
     ),
+    # A lane has the pages of two tokens of a chunk.
+    "scales of tokens of large chunks": Case(
+        cuda_config(64, 2, 2, 1, 1, 16, "async", 1, False),
+        ((replace(ODD_PAGES, q_len=2, kv_dtype="e4m3", page_scales="page-head"), 9),),
+    ),
+    "scales of pages, many rows": Case(
+        cuda_config(16, 2, 2, 1, 1, 32, "bulk", 1, False),
+        ((replace(SEVERAL_TOKENS, kv_dtype="e4m3", page_size=16, page_scales="page"), 5),),
+    ),
+    "scales of pages, short output tiles": Case(
+        cuda_config(16, 4, 2, 1, 1, 8, "bulk", 1, False),
+        ((replace(MANY_SHORT, kv_dtype="e4m3", page_size=16, page_scales="page-head"), 2),),
+    ),
+    "scales of pages, windows": Case(
+        cuda_config(32, 2, 3, 1, 2, 16, "bulk", 1, False),
+        (
+            (replace(PAGED_WINDOWS, kv_dtype="e4m3", page_scales="page-head"), 8),
+            (replace(PAGED_WINDOWS, kv_dtype="e5m2", page_scales="page", softcap=5.0), 2),
+        ),
+    ),
+    "scales of pages, fixed runs": Case(
+        fixed(cuda_config(32, 4, 2, 1, 1, 8, "async", 1, False)),
+        ((replace(SCALED_PAGES, page_size=8), 7),),
+    ),
+    "scales of pages, equal splits of clusters": Case(
+        splits_of(2, cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, True)), ((SCALED_PAGES, 7),)
+    ),
+    "scales of pages, ragged queries": Case(
+        cuda_config(16, 2, 2, 1, 2, 16, "bulk", 1, False),
+        ((replace(MIXED, kv_dtype="e4m3", page_size=48, page_scales="page-head"), 22),),
+    ),
+    "scales of pages, appended to": Case(
+        cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False),
+        ((replace(SCALED_PAGES, context=(300, 5, 700, 64), append=3), 7),),
+    ),
     "windows, host": Case(
         cuda_config(16, 2, 2, 1, 1, 8, "async", 1, False),
         ((replace(EQUAL, window_left=300, sinks=True, dtype="bf16"), 7),),
@@ -382,7 +438,7 @@ def attend(cpu: Cpu, case: Case) -> None:
     write is right, and the same bits each time.
     """
     for problem, sms in case.calls:
-        inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0))
+        inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0)))
         reference, workspace = Reference(inputs), Workspace(1000, replays=1)
         outputs = []
         for lazy, ctas, seed in ORDERS:
@@ -448,7 +504,7 @@ def test_every_fp8_number(tmp_path: Path, kv_dtype: str, architecture: int) -> N
 def test_fp8_without_an_instruction_for_it(tmp_path: Path) -> None:
     """e4m3 in both operands of the scores, as compute capability 8.0 has it."""
     problem = AttentionProblem(1, 2, 1, 300, 64, kv_dtype="e4m3", q_dtype="e4m3")
-    inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0))
+    inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0)))
     reference = Reference(inputs)
     config = cuda_config(16, 2, 2, 1, 1, 8, "async", 1, False)
     Cpu(tmp_path, architecture=800).launch(inputs, config, 2, Workspace(1000))
@@ -459,13 +515,55 @@ def test_fp8_without_an_instruction_for_it(tmp_path: Path) -> None:
 def test_queries_in_bf16_that_fp16_cannot_hold(cpu: Cpu, power: int) -> None:
     """Scores are the same with queries and their scale 2^power times as large and as small."""
     problem = replace(PAGED, kv_dtype="e4m3")
-    inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0))
+    inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0)))
     assert inputs.k_descale is not None
     reference = Reference(inputs)
     inputs.q.mul_(2.0**power)
     inputs.k_descale.mul_(2.0**-power)
     cpu.launch(inputs, CASES["fp8, bf16 queries"].config, 8, Workspace(1000))
     assert reference.check(inputs).failure("bf16") is None
+
+
+@pytest.mark.parametrize("power", [-100, 0, 100])
+def test_scales_that_fp16_cannot_hold(cpu: Cpu, power: int) -> None:
+    """Values are the same with scales of pages 2^power times as large and those of sequences as
+    small; scales that rise and fall by a thousand along a sequence.
+    """
+    inputs = poison_unused(make_inputs(SCALED_PAGES, "cpu", 1))
+    assert inputs.v_descale is not None
+    assert inputs.v_page_descale is not None
+    assert inputs.block_table is not None
+    for row in inputs.block_table.long():
+        inputs.v_page_descale[row] *= 2.0 ** (10 * torch.linspace(0, 6, len(row)).sin())[:, None]
+    # What is of nobody stays NaN.
+    reference = Reference(inputs)
+    inputs.v_page_descale.mul_(2.0**power)
+    inputs.v_descale.mul_(2.0**-power)
+    cpu.launch(inputs, CASES["scales of pages"].config, 7, Workspace(1000))
+    assert reference.check(inputs).failure("fp16") is None
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_scales_of_pages_of_nobody_are_not_read(cpu: Cpu, cluster: int) -> None:
+    """NaN of page 0, which nobody has, and page numbers past a sequence's end that no cache has."""
+    inputs = poison_unused(make_inputs(SCALED_PAGES, "cpu", 1))
+    assert inputs.block_table is not None
+    pages = inputs.k_cache.shape[0]
+    last = inputs.block_table == pages - 1
+    behind = {
+        name: torch.cat([own[-1:], own[:-1]])
+        for name in ("k_page_descale", "v_page_descale")
+        if (own := getattr(inputs, name)) is not None
+    }
+    for name in ("k_cache", "v_cache"):
+        cache = getattr(inputs, name).view(torch.uint8)
+        behind[name] = torch.cat([cache[-1:], cache[:-1]]).view(inputs.k_cache.dtype)
+    table = (inputs.block_table + 1).masked_fill(last, 1 << 28)
+    moved = replace(inputs, block_table=table, **behind)
+    reference = Reference(moved)
+    config = cuda_config(32, 2, 2, 1, cluster, 8, "bulk", 1, False)
+    cpu.launch(moved, config, 11 * cluster, Workspace(1000))
+    assert reference.check(moved).failure("fp16") is None
 
 
 def test_lengths_that_are_none(cpu: Cpu) -> None:
@@ -567,6 +665,12 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("clusters", ("lean.cu", "barrier_cluster_wait();  // no peer reads", "//")),
     ("clusters", ("reduce.cuh", "if (!first_part) barrier_cluster_wait();", "")),
     ("clusters", ("reduce.cuh", "  barrier_cluster_arrive();\n  barrier_cluster_wait();", "")),
+    ("short sequences in clusters", ("lean.cu", "chunks <= WARPS", "chunks <= 2 * WARPS")),
+    ("short sequences in clusters", ("lean.cu", "!exchanged, p.epoch", "false, p.epoch")),
+    (
+        "short sequences in clusters",
+        ("lean.cu", "if (exchanged) barrier", "if (!first_part) barrier"),
+    ),
     ("clusters", ("copy.cuh", "miss this phase.\n    __syncwarp();", "miss this phase.")),
     ("clusters", ("copy.cuh", "mbarrier_try_wait_parity(warp.barriers, 0);", "")),
     ("clusters", ("copy.cuh", "parity = 1;", "parity = 0;")),
@@ -622,7 +726,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("short output tiles", ("lean.cu", "if (PACKS && is_shared && part.packed)", "if (false)")),
     ("short output tiles", ("copy.cuh", "position.first_chunk(range_warp)", "range_warp")),
     ("short output tiles", ("schedule.cuh", "chunk = mine ? 0 : chunks;", "")),
-    ("short output tiles", ("schedule.cuh", "if (is_rest) chunk = chunks;", "is_rest = false;")),
+    ("device", ("schedule.cuh", "tiles - from <= short_rest(p) +", "tiles - from <= 1 +")),
     ("device", ("schedule.cuh", "part.end_tiles + short_rest(p) : 0", "0 : 0")),
     ("fixed runs", ("lean.cu", "FIXED_RUNS ? part.at", "FIXED_RUNS ? part.first")),
     ("fixed runs", ("schedule.cuh", "tiles, mine = part.first", "tiles, mine = 0")),
@@ -647,6 +751,18 @@ MUTATIONS: list[tuple[str, Mutation]] = [
         ("schedule.cuh", "(EQUAL_SPLITS ? ranges - output_tiles : 0)", "0"),
     ),
     ("V of its own head_dim", ("copy.cuh", "if (column < V_COLUMNS)", "")),
+    ("scales of pages", ("attend.cuh", "if (PAGE_SCALES) scale *=", "if (false) scale *=")),
+    ("scales of pages", ("attend.cuh", "if (__any_sync(~0u, top > unit))", "if (false)")),
+    ("scales of pages", ("attend.cuh", "scale = unit * reciprocal_of(moved);", "scale = 1.0f;")),
+    ("scales of pages", ("attend.cuh", "if (PAGE_SCALES) v_scale *= unit;", "")),
+    ("scales of pages", ("copy.cuh", "kv_head * of.stride_head", "0 * of.stride_head")),
+    ("scales of pages", ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES, stage);", "0, stage);")),
+    (
+        "scales of pages",
+        ("copy.cuh", "#if !BULK || PAGE_SCALES\n    cp_async_wait", "#if !BULK\n    cp_async_wait"),
+    ),
+    ("scales of tokens", ("attend.cuh", "(BOX < 8 ? lane / 4 : 0)", "0")),
+    ("scales of pages in clusters", ("lean.cu", "ring.complete_guess(p, warp, part);", ";")),
 ]
 
 

@@ -51,7 +51,7 @@ CUDNN_BEST = "cudnn_best"
 #: Torch's, a KV head for every query head.
 NO_SPLIT = "torch_flash_no_split"
 #: Takes latent caches alone.
-LATENT = ("flash_mla",)
+LATENT = ("flash_mla", "flashinfer_mla")
 NOT_LATENT = tuple(name for name in NAMES if name not in (*LATENT, *XQA))
 #: Attends over uniform contiguous caches alone.
 PLAIN = (*IN_TORCH, "xformers_split_k")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from decode.tiny_models import problem_of, written
 from leanbench.kernels.libraries import flex, library
 from leanbench.kernels.libraries.cudnn_best import CudnnMode
 from library_stand_ins import UNIFORM, attend, checked, label, stand_in
@@ -17,6 +18,9 @@ from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
+from leanbench.decode.prepare import attention_of
+from leanbench.decode.prepare import checked as checked_step
+from leanbench.decode.step import DecodeStep
 from leanbench.gpu.catalogue import find
 
 
@@ -102,6 +106,7 @@ class VarlenOperator:
         schema = SimpleNamespace(arguments=[SimpleNamespace(name=name) for name in arguments])
         self.default = SimpleNamespace(_schema=schema)
         self.options: dict[str, Any] = {}
+        self.calls = 0
 
     def __call__(
         self,
@@ -118,6 +123,7 @@ class VarlenOperator:
         **options: Any,
     ) -> tuple[torch.Tensor, ...]:
         self.options = options
+        self.calls += 1
         assert (max_q, switches) == (1, (0.0, False, False))
         assert max_k >= int(seqused_k.max())
         assert starts_q.tolist() == list(range(len(seqused_k) + 1))
@@ -152,6 +158,26 @@ def test_flash_attention_2_without_splits_reads_sequences_in_place(problem, argu
         tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
     ]
     assert operator.options == ({"num_splits": 1} if "num_splits" in arguments else {})
+
+
+def test_flash_attention_2_is_the_attention_of_a_model_without_groups(tmp_path, monkeypatch):
+    """Once a layer, but for the call that may compile, which a CUDA graph must not keep."""
+    pytest.importorskip("transformers")
+    operator = VarlenOperator()
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", operator)
+    instruments: Any = SimpleNamespace(spec=find("h200"))
+    step = DecodeStep(problem_of(written(tmp_path, "opt"), 37, 90), "cpu")
+    own = kernel("torch_flash_no_split")
+    assert own.unsupported_reason(step.problem) is None
+    attention, _ = attention_of(instruments, step, own, "default")
+    outcome = checked_step(step, own, attention)
+    assert outcome.status is None
+    assert 0 < (outcome.relative_error or 0) < 1e-3
+    assert operator.calls == 1 + 2
+    step()
+    assert operator.calls == 1 + 2 + 2
+    llama = problem_of(written(tmp_path, "llama"), 37, 90)
+    assert "torch would split their contexts" in str(own.unsupported_reason(llama))
 
 
 def test_flash_attention_2_without_splits_takes_no_groups():

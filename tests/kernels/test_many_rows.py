@@ -7,9 +7,14 @@ from dataclasses import replace
 import pytest
 from leanbench.kernels.lean.cuda import build_of
 from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
-from leanbench.kernels.lean.cuda_heuristic import cuda_config, many_rows_config
+from leanbench.kernels.lean.cuda_heuristic import (
+    cuda_config,
+    many_rows_config,
+    one_length_config,
+)
 from leanbench.kernels.lean.cuda_schedule import even_splits, few_idle, split_limits
 
+from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.errors import DoesNotFit, UserError
 from leanbench.core.inputs import shape_only
 from leanbench.core.problem import AttentionProblem
@@ -34,7 +39,10 @@ CHUNK = AttentionProblem(1, 32, 8, 32_768, 128, "bf16", q_len=128)
         ({"head_dim": 192, "v_head_dim": 128}, 128),
         ({"head_dim": 192}, 0),
         ({"head_dim": 80}, 0),
-        ({"page_size": 8}, 0),
+        ({"page_size": 1}, 128),
+        ({"page_size": 24, "q_len": 16}, 64),
+        ({"page_size": 8, "head_dim": 80}, 0),
+        ({"page_size": 8, "kv_dtype": "e4m3"}, 0),
         ({"kv_dtype": "e4m3"}, 0),
         ({"append": 128}, 0),
         ({"parallel": "cp:2", "causal": False}, 0),
@@ -83,9 +91,7 @@ def test_other_gpus_and_batch_invariant_calls_have_rows_of_warps():
         build.source((8, 0))
 
 
-@pytest.mark.parametrize(
-    "axes", [{"append": 128}, {"head_dim": 80}, {"kv_dtype": "e4m3"}, {"page_size": 8}]
-)
+@pytest.mark.parametrize("axes", [{"append": 128}, {"head_dim": 80}, {"kv_dtype": "e4m3"}])
 def test_settings_of_warpgroups_hold_for_other_kinds_with_rows_of_warps(axes):
     problem, config = replace(CHUNK, **axes), many_rows_config(CHUNK, H200)
     build = CudaBuild.of(problem, config)
@@ -125,6 +131,65 @@ def test_two_ctas_share_an_sm_by_its_output_tiles(axes, ctas_per_sm):
     assert CudaBuild.of(problem, config).fits(H200)
 
 
+@pytest.mark.parametrize(
+    ("axes", "cluster_size", "stages"),
+    [
+        # 58 to 66 output tiles: a pair for each.
+        ({"batch": 8}, 2, 3),
+        ({"batch": 8, "head_dim": 64}, 2, 6),
+        ({"batch": 8, "q_heads": 64, "q_len": 4}, 2, 3),
+        ({"batch": 8, "q_len": 4, "window_left": 4096, "sinks": True}, 2, 3),
+        ({"batch": 58, "q_heads": 4, "kv_heads": 1}, 2, 3),
+        ({"batch": 66, "q_heads": 4, "kv_heads": 1, "context": 641}, 2, 3),
+        # In pages pairs were slower.
+        ({"batch": 8, "q_heads": 64, "q_len": 4, "page_size": 16}, 1, 3),
+        # So short that five LeanTiles hold it, and seen as short.
+        ({"batch": 8, "context": 640}, 1, 3),
+        ({"batch": 8, "window_left": 600}, 1, 3),
+        # More or fewer output tiles, or several to a KV head.
+        ({"batch": 57, "q_heads": 4, "kv_heads": 1}, 1, 6),
+        ({"batch": 67, "q_heads": 4, "kv_heads": 1}, 1, 6),
+        ({"batch": 4}, 1, 3),
+        ({"batch": 16}, 1, 3),
+        ({"batch": 1}, 1, 3),
+        ({"batch": 4, "q_len": 64}, 1, 3),
+        # Two warpgroups, and two CTAs to an SM.
+        ({"batch": 8, "q_len": 17}, 1, 4),
+        ({"batch": 32}, 1, 2),
+        ({"batch": 64}, 1, 3),
+        # Other head_dims, where only narrow ones were timed; copies by lanes.
+        ({"batch": 32, "head_dim": 64}, 1, 4),
+        ({"batch": 8, "head_dim": 64, "q_len": 17}, 1, 8),
+        ({"batch": 8, "head_dim": 128, "v_head_dim": 64}, 1, 4),
+        ({"batch": 8, "head_dim": 192, "v_head_dim": 128}, 1, 5),
+        ({"batch": 8, "head_dim": 256}, 1, 3),
+        ({"batch": 8, "page_size": 1}, 1, 6),
+        # Lengths that the host does not know.
+        ({"batch": 8, "lengths_on": "device"}, 1, 3),
+        ({"batch": 16, "lengths_on": "device"}, 1, 6),
+        ({"batch": 16, "q_lens": (16,) * 16}, 1, 6),
+        ({"batch": 16, "leftpad": True}, 1, 6),
+    ],
+    ids=str,
+)
+def test_pairs_and_stages_of_lengths_that_the_host_knows(axes, cluster_size, stages):
+    problem = replace(CHUNK, **{"context": 8192, "q_len": 16, **axes})
+    config = kernel("lean_cuda").default_config(problem, H200)
+    assert config is not None
+    assert (config.cluster_size, config.num_stages) == (cluster_size, stages)
+    build = CudaBuild.of(problem, config)
+    assert isinstance(build, ManyRowsBuild)
+    # Who waits for nobody need not run together with others.
+    assert (build.fits(H200), build.cooperative) == (True, cluster_size == 1)
+
+
+def test_any_length_config_has_no_pairs():
+    problem = replace(CHUNK, batch=8, context=8192, q_len=16)
+    config = kernel("lean_cuda").any_length_config(problem, H200)
+    assert config == many_rows_config(problem, H200)
+    assert config == replace(one_length_config(problem, H200), cluster_size=1, num_stages=6)
+
+
 @pytest.mark.parametrize(("rows", "merge_tiles"), [(64, 4), (128, 1)])
 def test_a_merge_lasts_fewer_lean_tiles_of_two_warpgroups(rows, merge_tiles):
     build = CudaBuild.of(CHUNK, cuda_config(64, rows // 16, 3, 1, 1, rows, "bulk", 1, True))
@@ -139,11 +204,28 @@ def test_splits_are_even(tiles, most, splits):
     assert even_splits(tiles, most) == splits
 
 
+@pytest.mark.parametrize(("head_dim", "v_head_dim"), [(64, None), (128, None), (64, 128)])
+def test_pairs_of_ctas_merge_in_their_stages(head_dim, v_head_dim):
+    problem = AttentionProblem(8, 32, 8, 1500, head_dim, "bf16", q_len=7, v_head_dim=v_head_dim)
+    one, two = (
+        ManyRowsBuild.of(problem, cuda_config(64, 4, stages, 1, 2, 64, "bulk", 1, True))
+        for stages in (1, 2)
+    )
+    with pytest.raises(DoesNotFit, match=r"in \d+ bytes of its stages, 1 of 64 tokens have"):
+        one.source((9, 0))
+    compile_cuda(two.source((9, 0)))
+
+
 def test_settings_that_may_be_tuned_have_both_kernels():
     problem = replace(CHUNK, q_len=16)
     space = kernel("lean_cuda").tuning_space(problem, H200)
     assert {config.tile_rows for config in space} == {8, 16, 32, 64}
     assert many_rows_config(problem, H200) in space
+    assert one_length_config(problem, H200) in space
+    pairs = replace(problem, batch=8)
+    for lengths_on, cluster_sizes in (("host", {1, 2}), ("device", {1})):
+        space = kernel("lean_cuda").tuning_space(replace(pairs, lengths_on=lengths_on), H200)
+        assert {config.cluster_size for config in space if config.tile_rows == 64} == cluster_sizes
 
 
 def test_shared_memory_and_partials_are_what_the_kernel_lays_out():
@@ -164,7 +246,6 @@ def test_shared_memory_and_partials_are_what_the_kernel_lays_out():
         {"chunk_tokens": 32},
         {"ctas_per_sm": 2},
         {"cluster_size": 2},
-        {"copy": "async"},
         {"fixed_run_tiles": 4},
     ],
 )
@@ -172,6 +253,34 @@ def test_settings_of_warps_are_refused_for_warpgroups(setting):
     config = many_rows_config(CHUNK, H200)
     with pytest.raises(UserError, match="tile_rows 128 is of warpgroups, with num_warps 8, chunk"):
         replace(config, **setting)
+
+
+@pytest.mark.parametrize(("page_size", "copy"), [(1, "async"), (24, "async"), (16, "bulk")])
+def test_a_warpgroup_copies_pages_that_bulk_copies_cannot_take(page_size, copy):
+    for q_len, warps in ((128, 12), (16, 8 if copy == "async" else 5)):
+        problem = replace(CHUNK, page_size=page_size, q_len=q_len)
+        config = many_rows_config(problem, H200)
+        build = CudaBuild.of(problem, config)
+        assert (config.copy, build.bulk, build.warps) == (copy, int(copy == "bulk"), warps)
+        bulk = CudaBuild.of(problem, replace(config, copy="bulk"))
+        if copy == "async":
+            with pytest.raises(DoesNotFit, match=rf"16 tokens, these have {page_size}: choose cop"):
+                bulk.source((9, 0))
+
+
+def test_copies_by_lanes_spill_nothing():
+    for axes in (
+        {"page_size": 1},
+        {"page_size": 8, "q_lens": (128,)},
+        {"page_size": 1, "q_len": 16, "batch": 32, "context": 500},
+        {"page_size": 1, "q_len": 16, "head_dim": 256},
+        {"page_size": 4, "causal": False, "window_left": 100, "window_right": 14},
+    ):
+        problem = replace(CHUNK, **axes)
+        build = CudaBuild.of(problem, many_rows_config(problem, H200))
+        resources = build.resources(compile_cuda(build.source((9, 0))), 1)
+        assert resources.spilled_registers == 0, problem.label
+        assert 32 * build.warps * build.ctas_per_sm * resources.registers_per_thread <= 2**16
 
 
 def test_an_sm_holds_two_ctas_of_one_warpgroup():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace
+from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace, with_cut_table
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 
@@ -19,8 +19,10 @@ from leanbench.core.problem import AttentionProblem
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
 
-def of_warpgroups(rows: int, chunk: int = 128, align_grid: bool = False) -> LeanCudaConfig:
-    return cuda_config(chunk, rows // 16, 2, 1, 1, rows, "bulk", 1, align_grid)
+def of_warpgroups(
+    rows: int, chunk: int = 128, align_grid: bool = False, copy: str = "bulk"
+) -> LeanCudaConfig:
+    return cuda_config(chunk, rows // 16, 2, 1, 1, rows, copy, 1, align_grid)
 
 
 class Case(NamedTuple):
@@ -64,6 +66,13 @@ CASES = {
         of_warpgroups(128, 64),
         (3,),
     ),
+    # Rows are copied by lanes, each from a page of its own. Sequences that end within a chunk, of
+    # which the second warpgroup has no rows; ranges that begin and end within an output tile.
+    "pages of one token": Case(
+        replace(RAGGED, page_size=1, q_lens=(37, 1, 5)),
+        of_warpgroups(128, copy="async"),
+        (2, 7),
+    ),
 }
 DEEP_CASES = {
     "in step": Case(CHUNK, of_warpgroups(128, align_grid=True), (7,)),
@@ -77,6 +86,28 @@ DEEP_CASES = {
     "many query tokens": Case(replace(MANY, q_len=33), of_warpgroups(128), (4, 20)),
     "pages of 16": Case(replace(MANY, page_size=16), of_warpgroups(64), (4,)),
     "pages of 64": Case(RAGGED, of_warpgroups(128), (2, 12)),
+    "pages of 1, one warpgroup": Case(
+        replace(MANY, page_size=1), of_warpgroups(64, 64, copy="async"), (4,)
+    ),
+    "pages of 3, head_dim 192 of K": Case(
+        replace(CHUNK, page_size=3, head_dim=192, v_head_dim=128),
+        of_warpgroups(128, 64, copy="async"),
+        (4,),
+    ),
+    "pages of 8, head_dim 256": Case(
+        replace(FEW, page_size=8, head_dim=256, context=200),
+        of_warpgroups(64, 64, copy="async"),
+        (2,),
+    ),
+    "window behind padding, pages of 8": Case(
+        replace(RAGGED, page_size=8, window_left=150, causal=False, window_right=3, leftpad=True),
+        of_warpgroups(128, copy="async"),
+        (4,),
+    ),
+    "rows of the cache, by lanes": Case(
+        replace(MANY, batch_idx=True), of_warpgroups(64, copy="async"), (4,)
+    ),
+    "pages of 64, by lanes": Case(RAGGED, of_warpgroups(128, copy="async"), (12,)),
     "rows of the cache": Case(replace(MANY, batch_idx=True), of_warpgroups(64), (4,)),
     "window": Case(replace(CHUNK, window_left=150, alibi=True), of_warpgroups(128), (5,)),
     "attention chunks": Case(
@@ -109,7 +140,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "NaN past the end reaches the output": (
         "rows_attend.cuh",
-        "  seen.zero_values(shared, stage, part.token + (part.chunks - 1) * CHUNK);\n",
+        "  seen.zero_values(shared, stage, part.token + last * CHUNK);\n",
         "",
     ),
     "no row is masked": ("rows_attend.cuh", "token + CHUNK <= all_to", "true"),
@@ -149,6 +180,28 @@ MUTATIONS: dict[str, Mutation] = {
         "    start_values(o, weights, shared, stage);\n    pass_turn();\n",
         "    start_values(o, weights, shared, stage);\n",
     ),
+    # The same, and more, of copies by lanes.
+    "a stage is overwritten by lanes while it is read": (
+        "rows_copy.cuh",
+        "    mbarrier_try_wait_parity(empty, parity ^ 1);\n",
+        "",
+    ),
+    "a stage is read before its rows are there": (
+        "rows_copy.cuh",
+        "cp_async_mbarrier_arrive_noinc(full)",
+        "mbarrier_arrive(full)",
+    ),
+    "a row comes from the page of another": (
+        "rows_copy.cuh",
+        "(u64)own, i + row)",
+        "(u64)own, row)",
+    ),
+    "a chunk has the pages of the one before": (
+        "rows_copy.cuh",
+        "    look_up(p, part, token + CHUNK);\n",
+        "",
+    ),
+    "rows are swizzled as others": ("rows_copy.cuh", "(to ^ i % 8 * 16)", "to"),
 }
 
 
@@ -169,7 +222,10 @@ def test_a_missing_line_is_noticed(name, tmp_path):
     cpu, workspace = Cpu(tmp_path, MUTATIONS[name]), Workspace(epoch=7)
     ragged = replace(RAGGED, batch=6, context=MANY.context, page_size=None)
     mixed = replace(ragged, q_lens=(40, 1, 5, 33, 1, 2))
-    config = of_warpgroups(128)
+    by_lanes = MUTATIONS[name][0] == "rows_copy.cuh"
+    config = of_warpgroups(128, copy="async" if by_lanes else "bulk")
+    if by_lanes:
+        ragged, mixed = replace(ragged, page_size=1), replace(mixed, page_size=1)
     assert any(
         failure_of(cpu, workspace, problem, config, sms, seed)
         for problem, sms in ((ragged, 2), (ragged, 5), (mixed, 3), (CHUNK, 7), (CHUNK, 12))
@@ -194,7 +250,7 @@ def failure_of(
     seed: int,
 ) -> str | None:
     """What is wrong with a launch, with NaN wherever a call must not look."""
-    inputs = poison_unused(make_inputs(problem, "cpu", seed, score_scale=6.0))
+    inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", seed, score_scale=6.0)))
     if inputs.sinks is not None:
         # As large as scores: others would count for nothing.
         inputs.sinks.mul_(12)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from lean_on_cpu import COMPILER, Cpu, Workspace
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
+from leanbench.kernels.reference.torch import attend_all
 
 from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
@@ -63,6 +64,19 @@ def test_sinks_of_each_dtype(cpu: Cpu, dtype: torch.dtype) -> None:
     attend(cpu, plain)
     assert torch.equal(inputs.out[:, :, 0], plain.out[:, :, 0])
     assert torch.equal(inputs.lse[:, 0], plain.lse[:, 0])
+
+
+def test_sinks_that_leave_the_smallest_numbers(cpu: Cpu) -> None:
+    """Outputs below the smallest normal number of fp16 are rounded, not flushed to zero, and pass
+    the check for that: they are some spacings only.
+    """
+    inputs = make_inputs(SINKS, "cpu", 1)
+    sinks = torch.tensor([17.0, 18.0, 19.0, 20.0])
+    attend(cpu, replace(inputs, sinks=sinks))
+    assert 2**-24 < inputs.out.abs().max() < 2**-14
+    rounded = replace(inputs, sinks=sinks, out=torch.empty_like(inputs.out))
+    attend_all(rounded)
+    assert (inputs.out.double() - rounded.out.double()).abs().max() <= 2**-24
 
 
 def test_padding_that_is_none(cpu: Cpu) -> None:

@@ -14,7 +14,8 @@ import torch
 from leanbench.kernels.lean.cuda_build import HOPPER
 from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.mla.build import MlaBuild
-from leanbench.kernels.mla.launch import _aligned
+from leanbench.kernels.mla.configs import MlaConfig
+from leanbench.kernels.mla.launch import _aligned, _descale
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from leanbench import lean_mla_with_kvcache
@@ -36,6 +37,55 @@ def test_a_cta_fits_an_h200():
     assert (cta.num_warps, cta.registers_per_thread) == (12, 168)
     assert cta.shared_bytes <= H200.shared_kb_per_cta * 1024
     assert cta.ctas == 2
+
+
+@pytest.mark.parametrize(("context", "groups"), [(4096, 4), (8192, 2)])
+def test_builds_of_column_groups_have_no_more_of_an_sm(context, groups):
+    problem = replace(PROBLEM, batch=1, context=context)
+    config = LEAN_MLA.default_config(problem, H200)
+    assert config.column_groups == groups
+    [cta] = LEAN_MLA.compile(problem, config, HOPPER)
+    [whole] = LEAN_MLA.compile(problem, replace(config, column_groups=1), HOPPER)
+    assert (cta.registers_per_thread, cta.shared_bytes) == (168, whole.shared_bytes)
+    assert cta.spilled_registers == 0
+    build = MlaBuild.of_shape(128, 1, True, True, False, 64, column_groups=groups)
+    # 64 rows' share of 512 columns, their (m, l), and a line with the epoch.
+    assert build.partial_bytes == 131_072 // groups + 512 + 128
+
+
+def test_column_groups_of_an_fp8_cache_are_refused():
+    config = MlaConfig(1, align_grid=True, column_groups=2)
+    sentence = (
+        "lean_mla takes column_groups 2 of 16-bit caches alone, this one is in e4m3: choose 1"
+    )
+    with pytest.raises(DoesNotFit, match=f"^{re.escape(sentence)}$"):
+        LEAN_MLA.compile(replace(PROBLEM, kv_dtype="e4m3"), config, HOPPER)
+
+
+def test_configs_leave_one_column_group_out():
+    assert "column_groups" not in MlaConfig(2, align_grid=True).to_dict()
+    four = {"min_tiles_per_cta": 2, "align_grid": True, "column_groups": 4}
+    assert MlaConfig(2, True, 4).to_dict() == four
+    with pytest.raises(UserError, match=r"^column_groups 3 is not a power of two from 1 to 4$"):
+        MlaConfig(2, True, 3)
+
+
+@pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_a_cta_of_an_fp8_cache_fits_an_h200(kv_dtype, heads):
+    problem = replace(PROBLEM, q_heads=heads, kv_dtype=kv_dtype)
+    [cta] = LEAN_MLA.compile(problem, LEAN_MLA.default_config(problem, H200), HOPPER)
+    assert (cta.num_warps, cta.registers_per_thread) == (12, 168)
+    # 4 KB for each stage's bytes, and what rows of Q are divided by, more than 16 bits take.
+    assert cta.shared_bytes == 223_952 - 12 * 8 + 2 * 4096 + 4 * 64
+    assert cta.shared_bytes <= H200.shared_kb_per_cta * 1024
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_the_scale_of_a_cache_is_one_number_or_one_a_sequence(dim):
+    scale = torch.ones(3, 1)[:, 0][:1] if dim == 1 else torch.ones(1, 1).expand(3, 1)
+    descale = _descale(scale)
+    assert (descale.at, descale.stride_batch) == (scale.data_ptr(), 0)
 
 
 def test_other_gpus_are_refused_in_a_sentence():
@@ -70,6 +120,13 @@ def test_two_ctas_share_what_they_copy(heads, q_len, cluster, row_tiles):
             AttentionProblem(2, 16, 1, 100, 128, latent=True),
             "lean_mla does not take head_dim 128: choose one of 576",
         ),
+        (replace(PROBLEM, kv_dtype="e4m3"), None),
+        (replace(PROBLEM, kv_dtype="e5m2", scaled=False), None),
+        (
+            replace(PROBLEM, kv_dtype="e4m3", q_dtype="e4m3"),
+            "lean_mla takes no Q of another dtype than the output, this problem has q_dtype"
+            " e4m3: leave it out",
+        ),
     ],
 )
 def test_what_it_takes(problem, sentence):
@@ -101,7 +158,30 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
         ({"head_dim_v": 256}, "head_dim_v is 256: only 512 is supported, pass that"),
         (
             {"kv_cache": CACHE},
-            "q is torch.bfloat16 and kv_cache torch.float32: expected both bf16 or both fp16",
+            "q is torch.bfloat16 and kv_cache torch.float32: expected q in bf16 or fp16, and"
+            " kv_cache in the same or in torch.float8_e4m3fn or torch.float8_e5m2",
+        ),
+        (
+            {"q": Q.to(torch.float8_e4m3fn), "kv_cache": CACHE.to(torch.float8_e4m3fn)},
+            "q is torch.float8_e4m3fn and kv_cache torch.float8_e4m3fn: expected q in bf16 or fp16,"
+            " and kv_cache in the same or in torch.float8_e4m3fn or torch.float8_e5m2",
+        ),
+        (
+            {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": 0.5},
+            "k_descale is 0.5, on the host: pass a torch.float32 tensor of one number on the device"
+            " of q",
+        ),
+        (
+            {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": torch.ones(2, 1)},
+            "k_descale is (2, 1) torch.float32: expected (1,) contiguous torch.float32",
+        ),
+        (
+            {"kv_cache": CACHE.to(torch.float8_e4m3fn), "k_descale": torch.ones(1).half()},
+            "k_descale is (1,) torch.float16: expected (1,) contiguous torch.float32",
+        ),
+        (
+            {"kv_cache": CACHE.to(torch.float8_e4m3fn), "k_descale": torch.ones(1).to("meta")},
+            "k_descale is on meta, q on cpu: move it there",
         ),
     ],
 )
@@ -167,6 +247,28 @@ def test_torch_traces_a_call_as_one_operator(block_table, lengths):
     assert (lse.shape, lse.dtype) == ((2, 16, 1), torch.float32)
 
 
+def test_torch_traces_the_scale_of_an_fp8_cache():
+    cache = CACHE.to(torch.float8_e4m3fn)
+
+    def call(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        out = lean_mla_with_kvcache(2 * q, cache, 100, k_descale=scale)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    graph = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)(Q, torch.ones(1)).graph
+    [node] = [n for n in graph.nodes if "lean_mla" in str(n.target)]
+    scale = node.args[-1]
+    assert scale in [n for n in graph.nodes if n.op == "placeholder"]
+    assert (node.meta["val"][0].shape, node.meta["val"][0].dtype) == ((2, 1, 16, 512), Q.dtype)
+
+
+def test_the_scale_of_a_16_bit_cache_is_ignored():
+    call = latent_call(
+        Q, CACHE.bfloat16(), None, None, None, None, None, False, k_descale=torch.ones(1)
+    )
+    assert call.extras is None
+
+
 @pytest.mark.parametrize("length", [3.7, True, "64"])
 def test_a_length_that_is_no_whole_number_is_refused(length):
     with pytest.raises(ValueError, match=rf"^cache_seqlens is {length!r}: expected a number"):
@@ -190,11 +292,78 @@ def test_ranges_end_with_output_tiles_unless_too_many_sms_have_no_work(
 
 
 @pytest.mark.parametrize(
+    ("heads", "batch", "context", "groups", "stages"),
+    [
+        # Fewer stages than 16 splits of 4 column groups on 66 pairs: 1 to 4 stages each.
+        (128, 1, 1, 4, 1),
+        (128, 1, 1024, 4, 1),
+        (128, 1, 2048, 4, 2),
+        (128, 1, 4096, 4, 4),
+        (128, 1, 5120, 4, 5),
+        # 6 stages of 16 splits are too many, 3 of 33 are not: up to 8k + 256 tokens.
+        (128, 1, 5121, 2, 3),
+        (128, 1, 8192, 2, 4),
+        (128, 1, 8449, 1, 3),
+        (128, 1, 32_768, 1, 8),
+        # Merges of few splits take as long as those of many, stages of 4 column groups longer.
+        (128, 2, 1024, 4, 2),
+        (128, 4, 1024, 2, 2),
+        # Two groups of fewer than 8 splits were slower than one.
+        (128, 8, 512, 4, 4),
+        # Whole output tiles, which nothing is merged of.
+        (128, 16, 300, 4, 5),
+        (128, 33, 200, 2, 4),
+        (128, 2, 4096, 2, 4),
+        (128, 67, 64, 1, 1),
+        (128, 8, 8192, 1, 2),
+        (128, 128, 1024, 1, 1),
+        # Single CTAs, a quarter of whose rows are stored and merged.
+        (16, 1, 1024, 4, 1),
+        # More than half of the SMs have work with two.
+        (16, 1, 1025, 2, 1),
+        (16, 2, 1024, 2, 1),
+        (16, 1, 4096, 2, 2),
+        (16, 16, 300, 1, 1),
+        (16, 4, 1024, 2, 1),
+        (16, 1, 8192, 2, 2),
+        (16, 1, 32_768, 1, 8),
+        (16, 32, 4096, 1, 2),
+    ],
+)
+def test_column_groups_where_merges_cost_more_than_scores(heads, batch, context, groups, stages):
+    problem = AttentionProblem(batch, heads, 1, context, 576, **LATENT)
+    expected = MlaConfig(stages, align_grid=True, column_groups=groups)
+    assert LEAN_MLA.default_config(problem, H200) == expected
+    in_fp8 = replace(problem, kv_dtype="e4m3")
+    assert LEAN_MLA.default_config(in_fp8, H200).column_groups == 1
+
+
+def test_column_groups_follow_from_what_the_host_knows():
+    """Of lengths on the device that is the capacity."""
+    problem = AttentionProblem(1, 128, 1, 100, 576, lengths_on="device", capacity=4096, **LATENT)
+    expected = MlaConfig(2, align_grid=True, column_groups=4)
+    assert LEAN_MLA.default_config(problem, H200) == expected
+    longer = replace(problem, capacity=16_384)
+    assert LEAN_MLA.default_config(longer, H200).column_groups == 1
+    short = replace(problem, lengths_on="host")
+    assert LEAN_MLA.default_config(short, H200) == replace(expected, min_tiles_per_cta=1)
+
+
+def test_column_groups_are_candidates_of_16_bit_caches():
+    def groups(problem: AttentionProblem) -> list[int]:
+        return [config.column_groups for config in LEAN_MLA.candidate_configs(problem, H200)]
+
+    assert groups(PROBLEM) == [1] * 8 + [2] * 3 + [4] * 3
+    assert groups(replace(PROBLEM, kv_dtype="e4m3")) == [1] * 8
+
+
+@pytest.mark.parametrize(
     ("context", "stages", "on_device"),
     [(64, 1, 1), (2048, 1, 1), (2049, 2, 2), (4096, 2, 2), (32_768, 8, 2), (1 << 20, 64, 2)],
 )
 def test_no_more_splits_than_merge_well(context, stages, on_device):
-    problem = AttentionProblem(1, 128, 1, context, 576, **LATENT)
+    # In fp8, without column groups.
+    problem = AttentionProblem(1, 128, 1, context, 576, kv_dtype="e4m3", **LATENT)
     assert LEAN_MLA.default_config(problem, H200).min_tiles_per_cta == stages
     problem = replace(problem, lengths_on="device")
     assert LEAN_MLA.default_config(problem, H200).min_tiles_per_cta == on_device

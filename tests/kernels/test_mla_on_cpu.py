@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from depth import deep
-from lean_on_cpu import COMPILER, Mutation, Workspace
+from lean_on_cpu import COMPILER, Mutation, Workspace, with_cut_table
 from leanbench.kernels.mla.configs import MlaConfig
 from mla_on_cpu import Cpu
 
@@ -33,6 +33,11 @@ class Case(NamedTuple):
     lazy: bool = True
     #: 12 makes softmax pick few tokens, whose maximum moves more than once.
     score_scale: float = 1.0
+    column_groups: int = 1
+
+    @property
+    def config(self) -> MlaConfig:
+        return MlaConfig(self.min_tiles, False, self.column_groups)
 
 
 CASES = {
@@ -41,6 +46,33 @@ CASES = {
     # The first query token of the first sequence sees nothing; the range before has a rest.
     "several query tokens": Case(
         replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, q_len=2), 1, 6
+    ),
+    # Pairs of CTAs, output tiles of four partials and of three, and ranges that cross.
+    "2 column groups": Case(replace(PAIR, batch=1), 1, 14, score_scale=12.0, column_groups=2),
+    # Single CTAs, which have a whole output tile, two splits, or more of the longest sequence.
+    "4 column groups": Case(
+        replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64),
+        1,
+        30,
+        score_scale=12.0,
+        column_groups=4,
+    ),
+    # Pairs of CTAs, output tiles of several partials; Q in bf16 is divided.
+    "e4m3": Case(replace(PAIR, batch=2, kv_dtype="e4m3"), 1, 8, score_scale=12.0),
+    # Bytes arrive at once; sequences end in all quarters of a stage.
+    "e5m2 pages": Case(
+        replace(
+            SINGLE,
+            batch=4,
+            context=(1, 80, 430, 111),
+            capacity=512,
+            page_size=64,
+            kv_dtype="e5m2",
+            dtype="fp16",
+        ),
+        1,
+        6,
+        lazy=False,
     ),
 }
 DEEP_CASES = {
@@ -53,6 +85,51 @@ DEEP_CASES = {
         replace(PAIR, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64), 1, 8
     ),
     "noncausal": Case(replace(SINGLE, q_len=3, causal=False), 1, 5),
+    "4 column groups of pairs": Case(
+        replace(PAIR, batch=1), 1, 40, lazy=False, score_scale=12.0, column_groups=4
+    ),
+    "2 column groups, lengths of their own": Case(
+        replace(PAIR, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64),
+        1,
+        36,
+        column_groups=2,
+    ),
+    # Stages that are filled more than once, as soon as they are free.
+    "2 column groups, long ranges": Case(
+        replace(SINGLE, batch=2, context=400, capacity=512),
+        1,
+        4,
+        lazy=False,
+        score_scale=30.0,
+        column_groups=2,
+    ),
+    # More splits than are merged in one round, and as many.
+    "2 column groups, split over many": Case(
+        replace(SINGLE, batch=1, context=20 * 64), 1, 40, score_scale=12.0, column_groups=2
+    ),
+    "4 column groups, split over many": Case(
+        replace(SINGLE, batch=1, context=16 * 64, dtype="fp16"), 1, 64, column_groups=4
+    ),
+    # Rows of two warps, and of three row tiles.
+    "4 column groups, several query tokens": Case(
+        replace(SINGLE, batch=2, context=300, q_len=2), 1, 32, score_scale=12.0, column_groups=4
+    ),
+    "2 column groups, row tiles": Case(
+        replace(PAIR, batch=1, context=200, q_len=3, causal=False), 1, 26, column_groups=2
+    ),
+    "e4m3, split over many": Case(
+        replace(SINGLE, batch=1, context=36 * 64, kv_dtype="e4m3", dtype="fp16"), 1, 36
+    ),
+    "e5m2, noncausal, no scale": Case(
+        replace(PAIR, q_len=2, causal=False, kv_dtype="e5m2", scaled=False), 1, 7, lazy=False
+    ),
+    "e4m3, pages": Case(
+        replace(
+            PAIR, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=128, kv_dtype="e4m3"
+        ),
+        1,
+        8,
+    ),
 }
 
 
@@ -80,6 +157,71 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a merge does not wait": ("outputs.cuh", "!= epoch", "== 0"),
 }
+#: The same of column groups, and the case that notices.
+COLUMN_MUTATIONS: dict[str, tuple[Mutation, str]] = {
+    "a round takes a split's weights as if its maximum were all splits'": (
+        (
+            "outputs.cuh",
+            "const float weight = ex2_approx_ftz(log[j][i].x - m);",
+            "const float weight = 1.0f;",
+        ),
+        "2 column groups",
+    ),
+    "all column groups have the first one's columns": (
+        ("layout.cuh", "return COLUMN_GROUPS == 1 ? 0 : head / ROW_TILES;", "return 0;"),
+        "4 column groups",
+    ),
+    "every column group has Q of another row tile": (
+        (
+            "layout.cuh",
+            "return COLUMN_GROUPS == 1 ? head : head % ROW_TILES;",
+            "return head;",
+        ),
+        "2 column groups",
+    ),
+    "a column group's copies overwrite the values of another warpgroup": (
+        ("mla.cu", "if (i == (COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0))", "if (i == HALF_COLUMNS)"),
+        "2 column groups, long ranges",
+    ),
+    "warps without rows merge the units of others as their own": (
+        (
+            "outputs.cuh",
+            "thread = threadIdx.x - team * ROW_WARPS * 32;",
+            "thread = threadIdx.x;",
+        ),
+        "4 column groups",
+    ),
+}
+#: The same of fp8 caches.
+FP8_MUTATIONS: dict[str, Mutation] = {
+    "operands lie over bytes that are still to be read": (
+        "bytes.cuh",
+        "stored over.\n    bar_sync(OF_WARPGROUP + STAGE, 128);",
+        "stored over.\n    ;",
+    ),
+    "bytes are copied over values that are read": (
+        "mla.cu",
+        "mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);\n"
+        "#pragma unroll\n  for (int turn",
+        "\n#pragma unroll\n  for (int turn",
+    ),
+    "scores start before all operands of a run are there": (
+        "bytes.cuh",
+        "fence_proxy_async_shared_cta();\n  bar_sync(OF_WARPGROUP + STAGE, 128);",
+        "fence_proxy_async_shared_cta();",
+    ),
+    "NaN past the end become operands": ("bytes.cuh", "if (token < tokens)", "if (true)"),
+    "scores are not taken back from Q's units": (
+        "mla.cu",
+        "if (DIVIDED_QUERY) scale.x *=",
+        "if (false) scale.x *=",
+    ),
+    "values have no scale": (
+        "outputs.cuh",
+        "* KV_UNIT * scale_of(p.k_descale, part.sequence, 0)",
+        "* KV_UNIT",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +247,9 @@ def test_mla_is_right_in_every_shape(name, cpu):
     [
         ("several query tokens", 6, (0, -5, 430, 100_000)),
         ("several query tokens", 1, (0, 0, 0, 0)),
+        ("4 column groups", 30, (0, -5, 430, 100_000)),
+        ("4 column groups", 1, (0, 0, 0, 0)),
+        deep("2 column groups, lengths of their own", 36, (0, -5, 430, 100_000)),
         deep("pages", 8, (0, -5, 430, 100_000)),
         deep("pages", 8, (0, 0, 0, 0)),
     ],
@@ -117,11 +262,19 @@ def test_lengths_that_are_none(cpu, name, sms, lengths):
     inputs.cache_seqlens.copy_(torch.tensor(lengths))
     inputs = poison_unused(inputs)
     inputs.poison()
-    cpu.launch(inputs, MlaConfig(case.min_tiles, align_grid=False), sms, Workspace(epoch=7))
+    cpu.launch(inputs, case.config, sms, Workspace(epoch=7))
     assert Reference(inputs).check(inputs).failure(case.problem.dtype) is None
     empty = torch.tensor(lengths) <= 0
     assert not inputs.out[empty].any()
     assert inputs.lse[empty].isneginf().all()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", COLUMN_MUTATIONS)
+def test_a_missing_line_of_column_groups_is_noticed(name, tmp_path):
+    mutation, case = COLUMN_MUTATIONS[name]
+    cpu, workspace = Cpu(tmp_path, mutation), Workspace(epoch=7)
+    assert any(failure_of(cpu, workspace, (CASES | DEEP_CASES)[case], seed) for seed in range(4))
 
 
 @pytest.mark.deep
@@ -133,6 +286,43 @@ def test_a_missing_line_is_noticed(name, tmp_path):
     assert any(failure_of(cpu, workspace, case, seed) for seed in range(4))
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize("name", FP8_MUTATIONS)
+def test_a_missing_line_for_fp8_is_noticed(name, lazy, tmp_path):
+    cpu, workspace = Cpu(tmp_path, FP8_MUTATIONS[name]), Workspace(epoch=7)
+    problem = replace(SINGLE, batch=2, context=430, capacity=512, kv_dtype="e4m3")
+    case = Case(problem, 1, 2, lazy, score_scale=4.0)
+    assert any(failure_of(cpu, workspace, case, seed) for seed in range(6))
+
+
+@pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
+def test_every_number_of_fp8(kv_dtype, cpu):
+    """The output of a sequence of one token is its V, times the scale."""
+    problem = replace(SINGLE, batch=1, context=1, kv_dtype=kv_dtype, dtype="fp16")
+    inputs = make_inputs(problem, "cpu", seed=1)
+    numbers = torch.arange(256, dtype=torch.uint8)
+    # The scores of NaN and of infinities are none.
+    numbers = numbers[numbers.view(inputs.k_cache.dtype).float().isfinite()].tile(3)[:576]
+    inputs.k_cache.copy_(numbers.view(inputs.k_cache.dtype).expand(1, 1, 1, 576))
+    assert inputs.k_descale is not None
+    inputs.k_descale.fill_(0.5)
+    inputs.q.zero_()
+    cpu.launch(inputs, MlaConfig(1, align_grid=False), 1, Workspace(epoch=7))
+    expected = inputs.k_cache[..., :512].float() * 0.5
+    assert torch.equal(inputs.out.float(), expected.expand(1, 1, 16, 512))
+
+
+def test_a_query_beyond_the_range_of_fp16(cpu):
+    """Rows of Q in bf16 have units of their own."""
+    inputs = make_inputs(replace(CASES["e4m3"].problem, context=100), "cpu", seed=1)
+    powers = torch.arange(-60, 68, dtype=torch.float32)[:, None]
+    inputs.q.mul_(powers.exp2().to(inputs.q.dtype))
+    scaled = replace(inputs, softmax_scale=2.0**-66)
+    cpu.launch(scaled, MlaConfig(1, align_grid=False), 8, Workspace(epoch=7))
+    assert Reference(scaled).check(scaled).failure("bf16") is None
+
+
 def run(cpu: Cpu, case: Case, seeds: int) -> None:
     workspace = Workspace(epoch=7)
     for seed in range(seeds):
@@ -142,12 +332,13 @@ def run(cpu: Cpu, case: Case, seeds: int) -> None:
 
 def failure_of(cpu: Cpu, workspace: Workspace, case: Case, seed: int) -> str | None:
     """What is wrong with a launch, with NaN wherever a call must not look."""
-    inputs = make_inputs(case.problem, "cpu", seed=seed, score_scale=case.score_scale)
+    inputs = with_cut_table(
+        make_inputs(case.problem, "cpu", seed=seed, score_scale=case.score_scale)
+    )
     inputs = poison_unused(inputs)
     inputs.poison()
-    config = MlaConfig(case.min_tiles, align_grid=False)
     try:
-        cpu.launch(inputs, config, case.sms, workspace, case.lazy, seed)
+        cpu.launch(inputs, case.config, case.sms, workspace, case.lazy, seed)
     except AssertionError as error:
         return str(error)
     return Reference(inputs).check(inputs).failure(case.problem.dtype)

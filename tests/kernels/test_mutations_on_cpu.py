@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import test_append_on_cpu
+import test_few_queries_on_cpu
 import test_lean_on_cpu
 import test_many_rows_on_cpu
 import test_mla_on_cpu
@@ -25,6 +26,9 @@ def test_every_mutation_is_of_a_line_that_is_there() -> None:
     lists = (*test_lean_on_cpu.MUTATIONS, *test_append_on_cpu.MUTATIONS)
     lean = [mutation for _, mutation in lists]
     peers = [("peers.cuh", old, new) for old, new, _ in test_peers_on_cpu.MUTATIONS.values()]
-    assert gone("lean", [*lean, *peers, *test_many_rows_on_cpu.MUTATIONS.values()]) == []
-    assert gone("mla", [*test_mla_on_cpu.MUTATIONS.values()]) == []
+    rows = test_many_rows_on_cpu.MUTATIONS | test_few_queries_on_cpu.MUTATIONS
+    assert gone("lean", [*lean, *peers, *rows.values()]) == []
+    mutations = test_mla_on_cpu.MUTATIONS | test_mla_on_cpu.FP8_MUTATIONS
+    of_columns = [mutation for mutation, _ in test_mla_on_cpu.COLUMN_MUTATIONS.values()]
+    assert gone("mla", [*mutations.values(), *of_columns]) == []
     assert len(gone("lean", [("lean.cu", "no such line", "")])) == 1

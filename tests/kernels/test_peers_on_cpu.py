@@ -22,7 +22,7 @@ from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
 from leanbench.core.inputs import AttentionInputs, Peers, make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.distributed.group import MOST_RANKS, PeerFields, mailbox_bytes_for
+from leanbench.distributed.group import MOST_RANKS, PeerFields, workspace_bytes_for
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile lean.cu")
 
@@ -33,24 +33,25 @@ _PATIENCE = 30_000
 
 @dataclass
 class FakeGroup:
-    """Mailboxes of `ranks` GPUs in the memory of this process."""
+    """Workspaces of `ranks` GPUs in the memory of this process."""
 
     ranks: int
-    mailbox_bytes: int
+    workspace_bytes: int
     launches: int = 0
-    mailboxes: list[torch.Tensor] = field(init=False)
+    workspaces: list[torch.Tensor] = field(init=False)
     failures: list[torch.Tensor] = field(init=False)
     fields: list[PeerFields] = field(init=False)
 
     def __post_init__(self) -> None:
-        numbers = self.mailbox_bytes // 4
-        self.mailboxes = [torch.zeros(numbers, dtype=torch.int32) for _ in range(self.ranks)]
+        numbers = self.workspace_bytes // 4
+        self.workspaces = [torch.zeros(numbers, dtype=torch.int32) for _ in range(self.ranks)]
         self.failures = [torch.zeros(1, dtype=torch.int32) for _ in range(self.ranks)]
-        addresses = [mailbox.data_ptr() for mailbox in self.mailboxes]
+        addresses = [workspace.data_ptr() for workspace in self.workspaces]
         self.fields = [
             PeerFields(
                 _LAUNCH,
                 _PATIENCE,
+                0,
                 self.failures[rank].data_ptr(),
                 numbers // 2,
                 rank,
@@ -116,6 +117,7 @@ def launch_all(
     group.launches += 1
     for rank in [*range(group.ranks), *range(group.ranks - 1)]:
         group.fields[rank].tickets = group.launches * _LAUNCH
+        group.fields[rank].failed = 0
         group.failures[rank].zero_()
         shards[rank].poison()
         own = replace(shards[rank], peers=group.peers(rank))
@@ -175,11 +177,11 @@ DEEP_CASES = {
 
 
 def share(cpu: Cpu, name: str) -> None:
-    """Three launches, which use both halves of the mailboxes, and one of them again; asserts that
+    """Three launches, which use both halves of the workspaces, and one of them again; asserts that
     all ranks have the whole output, and the same bits.
     """
     problem, lengths, configs, sms = (CASES | DEEP_CASES)[name]
-    group = FakeGroup(len(lengths), mailbox_bytes_for(len(lengths), 64, 64))
+    group = FakeGroup(len(lengths), workspace_bytes_for(len(lengths), 64, 64))
     shards = shards_of(problem, lengths)
     reference = Reference(whole(problem, shards))
     first = None
@@ -202,7 +204,7 @@ def test_all_ranks_have_the_whole_output_and_the_same_bits(cpu: Cpu, name: str) 
 def wait_in_vain(cpu: Cpu, case: str = "two") -> None:
     """A launch of one rank alone; asserts that outputs are NaN, and the failure names the other."""
     problem, lengths, configs, sms = CASES[case]
-    group = FakeGroup(2, mailbox_bytes_for(2, 64, 64))
+    group = FakeGroup(2, workspace_bytes_for(2, 64, 64))
     shards = shards_of(problem, lengths)
     # So that the half that the lone launch uses holds partials.
     for _ in range(2):
@@ -214,6 +216,11 @@ def wait_in_vain(cpu: Cpu, case: str = "two") -> None:
     assert group.failures[0].item() == 2
     assert own.out.isnan().all()
     assert own.lse.isnan().all()
+    # Launches behind it: with this patience they would not end.
+    group.fields[0].timeout_ns = 1 << 62
+    own.out.zero_()
+    cpu.launch(own, configs[0], sms[0], Workspace(6))
+    assert own.out.isnan().all()
 
 
 def test_a_rank_that_does_not_come(cpu: Cpu) -> None:
@@ -224,8 +231,8 @@ def test_a_rank_that_does_not_come(cpu: Cpu) -> None:
 MUTATIONS: dict[str, tuple[str, str, Callable[[Cpu, str], None]]] = {
     "epochs stay": ("(launch ^ shape(p)) | 1u << 31", "shape(p) | 1u << 31", wait_in_vain),
     "another's place": (
-        "places.mailboxes[peer], places.rank)",
-        "places.mailboxes[peer], 0)",
+        "places.workspaces[peer], places.rank)",
+        "places.workspaces[peer], 0)",
         share,
     ),
     "too many tickets": ("LAUNCH_TICKETS - (gridDim.x - 1)", "LAUNCH_TICKETS", share),
@@ -240,22 +247,22 @@ def test_a_line_that_is_wrong_is_noticed(tmp_path: Path, name: str) -> None:
         attempt(Cpu(tmp_path, ("peers.cuh", old, new)), "two")
 
 
-def test_a_rank_with_another_batch_is_none_that_comes(cpu: Cpu) -> None:
-    problem, lengths, configs, sms = CASES["two"]
-    group = FakeGroup(2, mailbox_bytes_for(2, 64, 64))
-    two, three = shards_of(problem, lengths), shards_of(problem, lengths)
-    assert two[0].cache_seqlens is not None
-    smaller = replace(
-        two[0],
-        q=two[0].q[:2],
-        k_cache=two[0].k_cache[:2],
-        v_cache=two[0].v_cache[:2],
-        cache_seqlens=two[0].cache_seqlens[:2],
-        out=two[0].out[:2],
-        lse=two[0].lse[:2],
-        peers=group.peers(0),
+@pytest.mark.parametrize(
+    ("batch", "q_heads", "kv_heads"),
+    [(2, 8, 2), (1, 12, 3), (3, 8, 1)],
+    ids=["another batch", "batch and KV heads the other way round", "another group"],
+)
+def test_a_rank_with_another_shape_is_none_that_comes(
+    cpu: Cpu, batch: int, q_heads: int, kv_heads: int
+) -> None:
+    problem = AttentionProblem(3, 4, 1, (70, 1, 30), 64, capacity=128, lengths_on="device")
+    other = AttentionProblem(
+        batch, q_heads, kv_heads, (70, 1, 30)[:batch], 64, capacity=128, lengths_on="device"
     )
-    cpu.launch(smaller, configs[0], sms[0], Workspace(5))
-    cpu.launch(replace(three[1], peers=group.peers(1)), configs[1], sms[1], Workspace(6))
-    assert group.failures[1].item() == 1
-    assert three[1].out.isnan().all()
+    group = FakeGroup(2, workspace_bytes_for(2, 64, 64))
+    for rank, own in ((0, other), (1, problem)):
+        inputs = make_inputs(own, "cpu", 1)
+        inputs.out.zero_()
+        cpu.launch(replace(inputs, peers=group.peers(rank)), ONE, 3, Workspace(5 + rank))
+        assert group.failures[rank].item() == 2 - rank
+        assert inputs.out.isnan().all()

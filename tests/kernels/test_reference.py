@@ -43,6 +43,8 @@ KINDS: list[dict[str, Any]] = [
     {"append": 1, "rotary_dim": 16, "causal": False, "window_left": 4},
     {"kv_dtype": "e4m3"},
     {"kv_dtype": "e5m2", "q_dtype": "e4m3", "append": 1},
+    {"kv_dtype": "e4m3", "page_size": 4, "page_scales": "page", "leftpad": True},
+    {"kv_dtype": "e5m2", "page_size": 1, "page_scales": "page-head", "append": 2},
     {"v_head_dim": 8},
     {"latent": True, "kv_heads": 1, "v_head_dim": 8},
     {"latent": True, "kv_heads": 1, "page_size": 4, "causal": False},
@@ -144,6 +146,7 @@ def _token(
     place: int,
     cached: int,
 ) -> tuple[list[float], list[float]]:
+    at = place
     if place >= cached:
         assert inputs.k_new is not None
         assert inputs.v_new is not None
@@ -158,10 +161,18 @@ def _token(
             row = int(inputs.block_table[sequence, place // problem.page_size])
             place %= problem.page_size
         k, v = inputs.k_cache[row, place, kv_head], inputs.v_cache[row, place, kv_head]
-    return (
-        _numbers(k, inputs.k_descale, sequence, kv_head),
-        _numbers(v, inputs.v_descale, sequence, kv_head),
-    )
+    k_numbers = _numbers(k, inputs.k_descale, sequence, kv_head)
+    v_numbers = _numbers(v, inputs.v_descale, sequence, kv_head)
+    if inputs.k_page_descale is not None and inputs.v_page_descale is not None:
+        assert inputs.block_table is not None
+        page = int(inputs.block_table[sequence, at // inputs.k_cache.shape[1]])
+        k_scale, v_scale = (
+            (scales if scales.dim() == 1 else scales[:, kv_head])[page].item()
+            for scales in (inputs.k_page_descale, inputs.v_page_descale)
+        )
+        k_numbers = [number * k_scale for number in k_numbers]
+        v_numbers = [number * v_scale for number in v_numbers]
+    return k_numbers, v_numbers
 
 
 def _numbers(

@@ -27,11 +27,6 @@ inline void mbarrier_init(u32 barrier, int arrivals) {
   made.arrivals = made.expected = arrivals;
 }
 
-static void arrive_at(Barrier &barrier) {
-  if (barrier.arrivals-- <= 0) fail("a barrier has more arrivals than a phase takes");
-  complete_phase(barrier);
-}
-
 inline void mbarrier_arrive(u32 address) { arrive_at(barrier_at(address)); }
 
 inline void mbarrier_arrive_cluster(u32 address, int rank) {
@@ -121,6 +116,8 @@ inline void wgmma_wait_group() {
 
 template <int COUNT>
 inline void hold(float (&)[COUNT]) {}
+template <int COUNT>
+inline void hold(u32 (&)[COUNT]) {}
 
 inline u64 matrix_descriptor(u32 address, int leading) {
   return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(leading >> 4) << 16 |
@@ -169,6 +166,8 @@ inline void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int add) {
 }
 
 inline void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) { start_product(d, a, b, true, true); }
+inline void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b) { start_product(d, a, b, true, true); }
+inline void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b) { start_product(d, a, b, true, true); }
 
 // Rows of a left operand in registers are spread over four lanes: they are exchanged when it starts.
 template <int COUNT>

@@ -138,6 +138,26 @@ def test_rows_that_fill_lines_in_part_are_read_with_the_rest(
     assert rates(problem, config()).gpu_bytes_per_us == pytest.approx(4.8e6 / (1 + 0.5 * in_vain))
 
 
+def test_two_kv_heads_of_a_row_are_read_together() -> None:
+    """Rows of 128 bytes fill their lines; a chunk has two heads' bytes and arithmetic."""
+    problem = AttentionProblem(8, 64, 8, 4096, 64, kv_layout="NHD", kv_dtype="e4m3")
+    apart, together = (rates(problem, config(tile_rows=rows)) for rows in (8, 16))
+    assert apart.gpu_bytes_per_us == pytest.approx(together.gpu_bytes_per_us / 1.5)
+    assert (apart.tile_bytes, together.tile_bytes) == (4 * 32 * 128, 4 * 32 * 256)
+    assert together.compute_us == pytest.approx(2 * apart.compute_us)
+
+
+@pytest.mark.parametrize("kv_dtype", ["same", "e4m3"])
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_no_call_reads_faster_than_the_memory(kv_dtype, kv_layout, head_dim) -> None:
+    """With the settings that a call gets, more bytes than the L2 holds."""
+    problem = AttentionProblem(16, 64, 8, 16384, head_dim, kv_layout=kv_layout, kv_dtype=kv_dtype)
+    config = LEAN_CUDA.default_config(problem, H200)
+    latency_us = predict_latency_us(problem, LEAN_CUDA, config, H200)
+    assert problem.kv_bytes / latency_us < 1e6 * H200.bandwidth_tb_s
+
+
 def test_a_ragged_batch_counts_its_ends() -> None:
     """Eight runs of 8 or 9 counted LeanTiles; two of all are ends with nothing to read."""
     problem = AttentionProblem(2, 1, 1, (1152, 7040), 128)

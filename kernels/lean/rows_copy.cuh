@@ -1,0 +1,62 @@
+// Copies of K and V for many_rows.cu without bulk copies: 16 bytes by each lane of four warps, wherever
+// rows lie. Pages that are no multiple of 16 tokens need them.
+#pragma once
+#include "ptx.cuh"
+#include "rows_layout.cuh"
+#include "wgmma.cuh"
+
+constexpr int COPY_ROWS = CHUNK / COPY_WARPS;  // of a stage, for each warp; a lane knows where one of them lies
+constexpr int ROWS_AT_ONCE = 32 / 8;           // that a warp copies 64 numbers of: 8 lanes to a row
+
+struct RowCopies {
+  int page;  // of this lane's token of the next chunk
+
+  // This lane's token of the chunk from `token` on. Past the sequence's end the last one again: it is masked.
+  __device__ __forceinline__ static int own_token(const Position &part, int token) {
+    const int row = (threadIdx.x / 32 - COPY_WARP) * COPY_ROWS + threadIdx.x % COPY_ROWS;
+    return min(token + row, part.tokens - 1);
+  }
+
+  // Reads the page of a chunk: it arrives while the chunk before is copied.
+  __device__ __forceinline__ void look_up(const Params &p, const Position &part, int token) {
+    if (PAGE == 0) return;
+    const int *row = p.block_table + (i64)part.sequence * p.stride_table;
+    page = __ldg(row + own_token(part, token) / PAGE_OR_1);
+  }
+
+  // Starts this warp's copies of a stage's K, or V; `own` is where this lane's row starts.
+  template <int COLUMNS>
+  __device__ __forceinline__ static void copy(u32 to, u32 full, u32 empty, int parity,
+                                              const KvNumber *own) {
+    const int lane = threadIdx.x % 32, row = lane / 8, piece = lane % 8;
+    to += ((threadIdx.x / 32 - COPY_WARP) * COPY_ROWS + row) * 128 + (piece ^ row) * 16;
+    mbarrier_try_wait_parity(empty, parity ^ 1);
+#pragma unroll 4
+    for (int i = 0; i < COPY_ROWS; i += ROWS_AT_ONCE) {
+      const auto *from =
+          reinterpret_cast<const KvNumber *>(__shfl_sync(~0u, (u64)own, i + row)) + 8 * piece;
+      const u32 at = (to ^ i % 8 * 16) + i * 128;
+#pragma unroll
+      for (int column = 0; column < COLUMNS; column++)
+        cp_async_cg_16(at + column * TOKEN_COLUMN, from + 64 * column);
+    }
+    cp_async_mbarrier_arrive_noinc(full);
+  }
+
+  // The chunk from `token` on, and looks up the next one's pages.
+  __device__ __forceinline__ void copy_chunk(const Params &p, const Position &part, Stage stage,
+                                             u32 shared, int token, int kv_head, int cache_row) {
+    const int at = own_token(part, token);
+    const i64 outer = PAGE > 0 ? page : cache_row, from = PAGE > 0 ? at % PAGE_OR_1 : at;
+    // Both before the look-up, or a register that it is moved to would wait for it.
+    const KvNumber *k = p.k + kv_head * p.stride_k_head + outer * p.stride_k_batch +
+                        from * p.stride_k_token;
+    const KvNumber *v = p.v + kv_head * p.stride_v_head + outer * p.stride_v_batch +
+                        from * p.stride_v_token;
+    look_up(p, part, token + CHUNK);
+    copy<K_COLUMNS>(stage.k(shared), stage.barrier(shared, K_FULL), stage.barrier(shared, K_EMPTY),
+                    stage.parity(), k);
+    copy<V_COLUMNS>(stage.v(shared), stage.barrier(shared, V_FULL), stage.barrier(shared, V_EMPTY),
+                    stage.parity(), v);
+  }
+};

@@ -1,0 +1,116 @@
+"""FlashInfer's decode over a latent cache: `flashinfer.mla.BatchMLAPagedAttentionWrapper`, with the
+backend that it chooses, on Hopper the one named fa3.
+
+Its planner splits sequences by tokens, not by pages, so a contiguous cache is handed over in place
+as one page a sequence. Partials of a sequence that is split are rounded to the output's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from leanbench.kernels.libraries.flash_infer import (
+    FlashInferKernel,
+    Plan,
+    PlannedFlashInfer,
+    offsets,
+    pages_of,
+    workspace,
+)
+from leanbench.kernels.libraries.latent import HEAD_DIMS, VALUE_DIM, latent_refusal
+
+from leanbench.core.kernel import OwnOutputs
+from leanbench.core.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.core.inputs import AttentionInputs
+
+#: Pieces of work that a plan has room for, which FlashInfer does not check: parts of a sequence,
+#: each with up to 64 query rows, or 128 where a sequence has more than 64.
+_PIECES = 16384
+#: More than any GPU has SMs. Splitting adds at most a piece for each of them.
+_SMS = 1024
+
+
+class FlashInferMla(PlannedFlashInfer):
+    name = "flashinfer_mla"
+    title = "FlashInfer's decode over a latent cache, planned for the lengths before it is timed"
+    written_for = "0.6.13"
+    head_dims = HEAD_DIMS
+    axes = FlashInferKernel.axes | {
+        *("q_len", "page_size", "lengths", "lengths_on", "causal", "v_head_dim", "latent"),
+    }
+    page_numbers_name = "_kv_indices_buf"
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        if (reason := latent_refusal(self.name, problem)) is not None:
+            return reason
+        rows = problem.q_len * problem.q_heads
+        tiles = -(-rows // (128 if rows > 64 else 64))
+        most = (_PIECES - _SMS) // tiles
+        if problem.batch > most:
+            return (
+                f"{self.name} plans at most {_PIECES} pieces of work, this problem has"
+                f" {problem.batch} sequences of {rows} query rows: choose a batch of at most {most}"
+            )
+        return super().refusal(problem)
+
+    def page_size(self, inputs: AttentionInputs) -> int:
+        return inputs.k_cache.shape[1]
+
+    def plan_call(self, plan: Plan) -> tuple[Any, Callable[[], Any]]:
+        import torch
+        from flashinfer.mla import BatchMLAPagedAttentionWrapper
+
+        page_offsets = offsets(plan.page_counts)
+        wrapper = BatchMLAPagedAttentionWrapper(workspace(plan.device, plan.stream))
+        return wrapper, partial(
+            wrapper.plan,
+            offsets([plan.q_len] * len(plan.lengths)),
+            page_offsets,
+            torch.zeros(int(page_offsets[-1]), dtype=torch.int32),
+            torch.tensor(plan.lengths, dtype=torch.int32),
+            plan.q_heads,
+            plan.value_dim,
+            plan.head_dim - plan.value_dim,
+            plan.page_size,
+            plan.causal,
+            plan.softmax_scale,
+            plan.dtype,
+            plan.kv_dtype,
+        )
+
+    def run_call(self, wrapper: Any, inputs: AttentionInputs, plan: Plan) -> FlashInferMlaLaunch:
+        return FlashInferMlaLaunch(wrapper, inputs, plan)
+
+
+class FlashInferMlaLaunch(OwnOutputs):
+    """It writes `inputs.out`; its LSE has the heads of a query token together."""
+
+    def __init__(self, wrapper: Any, inputs: AttentionInputs, plan: Plan) -> None:
+        import torch
+
+        super().__init__(inputs)
+        batch, q_len, q_heads, _ = inputs.q.shape
+        q = inputs.q.flatten(0, 1)
+        cache = pages_of(inputs.k_cache, inputs, plan.page_size)[:, :, 0]
+        lse = torch.empty(batch, q_len, q_heads, dtype=torch.float32, device=q.device)
+        self._outputs = inputs.out, lse.transpose(1, 2)
+        self._attend = partial(
+            wrapper.run,
+            q[..., :VALUE_DIM],
+            q[..., VALUE_DIM:],
+            cache[..., :VALUE_DIM],
+            cache[..., VALUE_DIM:],
+            out=inputs.out.flatten(0, 1),
+            lse=lse.flatten(0, 1),
+            return_lse=True,
+        )
+
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        self._attend()
+        return self._outputs

@@ -1,0 +1,115 @@
+// A latent cache in 8 bits: the bytes of a stage become its operands in fp16, and Q is in fp16, too.
+#pragma once
+#if KV_DTYPE != 0
+#include "lean/fp8.cuh"
+#include "mla/layout.cuh"
+#include "lean/wgmma.cuh"
+#include "mla/scores.cuh"
+
+// Makes operands of a run that has arrived: a thread of 16 bytes of each of its columns, of two tokens.
+// Tokens past the sequence's end, where the cache may have NaN, become zeros.
+template <int STAGE, int TURN>
+__device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, int filled,
+                                            int tokens) {
+  const int row = threadIdx.x % 128 / 4, piece = threadIdx.x % 4;
+  u32 words[RUN_COLUMNS][2][4];
+  mbarrier_try_wait_parity(shared + full_at(STAGE, TURN), filled % 2);
+#pragma unroll
+  for (int i = 0; i < RUN_COLUMNS; i++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int token = row + 32 * half;
+      uint4 bytes = make_uint4(0, 0, 0, 0);
+      if (token < tokens)
+        bytes = *reinterpret_cast<const uint4 *>(memory + STAGE_AT<STAGE> + run_at(TURN) +
+                                                 token * RUN_ROW + 64 * i + 16 * piece);
+      words[i][half][0] = bytes.x, words[i][half][1] = bytes.y;
+      words[i][half][2] = bytes.z, words[i][half][3] = bytes.w;
+    }
+  if (TURN == 0)
+    // The other warpgroup has used its values of the stage before, and the weights.
+    mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
+  else
+    // All threads have loaded what operands are stored over.
+    bar_sync(OF_WARPGROUP + STAGE, 128);
+#pragma unroll
+  for (int i = 0; i < RUN_COLUMNS; i++) {
+    const int column = run_in_turn(STAGE, TURN) * RUN_COLUMNS + i;
+    unsigned char *operands = memory + STAGE_AT<STAGE> + place_of(STAGE, column) * COLUMN;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const u32(&of_token)[4] = words[i][half];
+      // Operands of one token at a time take registers.
+      hold(words[i][half]);
+#pragma unroll
+      for (int j = 0; j < 2; j++)
+        *reinterpret_cast<uint4 *>(operands + (row + 32 * half) * 128 +
+                                   ((2 * piece + j) ^ row % 8) * 16) =
+            make_uint4(
+                to_fp16<KV_DTYPE>(of_token[2 * j], 0, 1), to_fp16<KV_DTYPE>(of_token[2 * j], 2, 3),
+                to_fp16<KV_DTYPE>(of_token[2 * j + 1], 0, 1),
+                to_fp16<KV_DTYPE>(of_token[2 * j + 1], 2, 3));
+    }
+  }
+  fence_proxy_async_shared_cta();
+  bar_sync(OF_WARPGROUP + STAGE, 128);
+}
+
+// Makes operands of a run and starts their share of S = Q K^T.
+template <int STAGE, int TURN>
+__device__ __forceinline__ void start_scores_of_run(float (&s)[32], u32 shared, unsigned char *memory,
+                                                    int filled, int tokens) {
+  convert_run<STAGE, TURN>(shared, memory, filled, tokens);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < RUN_COLUMNS; i++) {
+    const int column = run_in_turn(STAGE, TURN) * RUN_COLUMNS + i;
+    const u64 a = matrix_descriptor(shared + column * COLUMN, 16);
+    const u64 b =
+        matrix_descriptor(shared + STAGE_AT<STAGE> + place_of(STAGE, column) * COLUMN, 16);
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+      wgmma_m64n64k16(s, a + 2 * step, b + 2 * step, TURN > 0 || i > 0 || step > 0);
+  }
+}
+
+// Starts S = Q K^T of a stage: matrix instructions have one run while the next becomes operands.
+template <int STAGE>
+__device__ __forceinline__ void start_scores_of_bytes(float (&s)[32], u32 shared,
+                                                      unsigned char *memory, int filled,
+                                                      int tokens) {
+  static_assert(RUNS == 3);
+  start_scores_of_run<STAGE, 0>(s, shared, memory, filled, tokens);
+  start_scores_of_run<STAGE, 1>(s, shared, memory, filled, tokens);
+  start_scores_of_run<STAGE, 2>(s, shared, memory, filled, tokens);
+  wgmma_commit_group();
+}
+
+// Q in bf16 becomes fp16, each row in units of its own; see `unit_of`. All consumers, four threads to
+// a row.
+__device__ __forceinline__ void divide_query(unsigned char *memory) {
+  const int row = threadIdx.x / 4;
+  const auto piece = [&](int i) {
+    return reinterpret_cast<uint4 *>(memory + i / 2 * COLUMN + row * 128 +
+                                     ((threadIdx.x % 4 * 2 + i % 2) ^ row % 8) * 16);
+  };
+  u32 largest = 0;
+#pragma unroll 6
+  for (int i = 0; i < 2 * QUERY_COLUMNS; i++) {
+    const uint4 x = *piece(i);
+    largest = larger(larger(larger(larger(largest, x.x), x.y), x.z), x.w);
+  }
+  largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+  largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+  const float unit = unit_of(largest);
+#pragma unroll 6
+  for (int i = 0; i < 2 * QUERY_COLUMNS; i++) {
+    const uint4 x = *piece(i);
+    *piece(i) = make_uint4(in_units(x.x, unit), in_units(x.y, unit), in_units(x.z, unit),
+                           in_units(x.w, unit));
+  }
+  if (threadIdx.x % 4 == 0) reinterpret_cast<float *>(memory + ROW_UNITS_AT)[row] = unit;
+  fence_proxy_async_shared_cta();
+  bar_sync(OF_CONSUMERS, CONSUMERS);
+}
+#endif

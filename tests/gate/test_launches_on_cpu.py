@@ -1,0 +1,81 @@
+"""Launches that mutations of lean.cu and many_rows.cu name for a GPU, on the CPU with the settings
+and the grid of an H200: a mutation shows in none whose CTAs do not come to the line.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from depth import deep
+from mutations import EVERY_BUILD, HEAD_PAIRS, MUTATIONS, Mutation
+
+from leanbench.check.poison import poison_unused
+from leanbench.check.reference import Reference
+from leanbench.core.inputs import make_inputs
+from leanbench.gpu.catalogue import find
+
+# Of the launches that are made once for all mutations, the longest takes two minutes.
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the kernels"),
+    pytest.mark.timeout(900),
+]
+H200 = find("h200")
+TESTS = Path(__file__).parents[1]
+#: How the stand-in for a GPU says that a launch cannot end, or that a GPU would not survive it.
+NOTICED = re.compile(r"CTA \d+, thread|threads wait for one another")
+LAUNCHED = [
+    each
+    for each in MUTATIONS
+    if each.gpu[0] == EVERY_BUILD and Path(each.file).suffix in (".cu", ".cuh")
+]
+#: What is wrong with a launch, or None: with a line of a source changed, or with none.
+Failure = Callable[[Any, Mutation | None], str | None]
+
+
+@pytest.fixture(scope="module")
+def failure(tmp_path_factory: pytest.TempPathFactory) -> Failure:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(TESTS / "kernels"))
+        from lean_on_cpu import Cpu, Workspace
+
+    @cache
+    def failed(launch: Any, mutation: Mutation | None) -> str | None:
+        inputs = make_inputs(launch.problem, "cpu", 1, score_scale=launch.score_scale)
+        inputs = poison_unused(inputs)
+        reference = Reference(inputs)
+        inputs.poison()
+        edit = mutation and (Path(mutation.file).name, mutation.old, mutation.new)
+        cpu = Cpu(tmp_path_factory.mktemp("launch"), edit)
+        try:
+            cpu.launch(inputs, launch.config, H200.sms, Workspace(1000))
+        except AssertionError as error:
+            if not NOTICED.match(str(error)):
+                raise
+            return str(error)
+        return reference.check(inputs).failure(launch.kernel.precision(launch.problem))
+
+    return failed
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [each if HEAD_PAIRS in each.gpu[1] else deep(each) for each in LAUNCHED],
+    ids=lambda mutation: mutation.name,
+)
+def test_a_mutation_shows_in_a_launch(
+    mutation: Mutation, failure: Failure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(TESTS / "gpu_only"))
+    import launch_every_build
+
+    monkeypatch.setattr(launch_every_build, "spec_of_device", lambda index: H200)
+    launches = launch_every_build.wanted(list(mutation.gpu[1:]))
+    noticed = next((launch for launch in launches if failure(launch, mutation)), None)
+    assert noticed is not None
+    assert failure(noticed, None) is None
