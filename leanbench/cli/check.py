@@ -174,6 +174,7 @@ def _run(
     from rich.progress import Progress
 
     from leanbench.check.grid import run_family
+    from leanbench.compile.build import end_with_parent
 
     ordered = sorted(cases, key=lambda case: str(case.compiled_for))
     families = [
@@ -181,7 +182,7 @@ def _run(
     ]
     context = multiprocessing.get_context("spawn")
     with (
-        ProcessPoolExecutor(jobs, mp_context=context) as pool,
+        ProcessPoolExecutor(jobs, context, end_with_parent) as pool,
         Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
     ):
         task = progress.add_task("checking", total=len(cases) * len(names))

@@ -85,15 +85,19 @@ def process_pool(
 def _begin_worker() -> None:
     """Ctrl-C reaches every process of a terminal; this one's parent decides what becomes of it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """The end of this process, once the one that made the pool is gone, however it ended.
 
     Nothing else tells a worker: it holds both ends of the pool's pipes itself. The forkserver and
     the resource tracker end when no worker is left.
     """
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

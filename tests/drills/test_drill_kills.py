@@ -200,3 +200,32 @@ def test_a_killed_pool_of_compiling_processes_leaves_none_behind():
         process.kill()
     for child in (*workers, *started):
         wait_until(lambda child=child: is_gone(child), "the end of a process of the pool")
+
+
+#: The same as `leanbench check` makes it.
+CHECKING = """
+import multiprocessing, time
+from concurrent.futures import ProcessPoolExecutor
+from leanbench.compile.build import end_with_parent
+
+with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), end_with_parent) as pool:
+    pool.submit(time.sleep, 0.1).result()
+    pool.submit(time.sleep, 1000)
+    pool.submit(time.sleep, 0.1).result()
+    print("ready", flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_a_killed_pool_of_checking_processes_leaves_none_behind():
+    with subprocess.Popen(
+        [sys.executable, "-c", CHECKING], env=environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        # The resource tracker and the workers.
+        started = children(process.pid)
+        assert len(started) == 3
+        process.kill()
+    for child in started:
+        wait_until(lambda child=child: is_gone(child), "the end of a process of the pool")
