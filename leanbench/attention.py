@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from leanbench.calls.arguments import expanded, flag, most_query_tokens
 from leanbench.calls.call import Call, whole_number
+from leanbench.calls.empty import attend_nothing
 from leanbench.calls.extra_checks import check_tensors
 from leanbench.calls.operator import attend_traced
 from leanbench.calls.prepared import attend
@@ -34,7 +36,7 @@ def lean_attn_with_kvcache(
     block_table: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = NO_WINDOW,
+    window_size: tuple[int | None, int | None] | None = NO_WINDOW,
     softcap: float = 0,
     rotary_interleaved: bool = True,
     alibi_slopes: torch.Tensor | None = None,
@@ -88,6 +90,9 @@ def lean_attn_with_kvcache(
     call, where caches are copied, with `cu_seqlens_k_new` or `rotary_seqlens`, and for rotary in
     fp8. Both are for compatibility, not speed.
 
+    A batch, query tokens or a cache of none are taken outside of `torch.compile`, unless tokens are
+    appended: nothing is launched, the output is 0 and the LSE -inf, or the sink's logit.
+
     Partials travel through a workspace that belongs to the stream, or to the graph that captures
     the call: streams, and graphs with memory pools of their own, may run at the same time.
 
@@ -121,9 +126,9 @@ def lean_attn_with_kvcache(
         softmax_scale: defaults to head_dim ** -0.5, of `q` as passed.
         causal: the last query token sees the whole sequence and each one before it a token less;
             one that sees none gives output 0 and LSE -inf. False: all see the whole sequence. Makes
-            no difference to a single one.
+            no difference to a single one. 0 and 1 are taken for False and True.
         window_size: (left, right): a query token at position p sees the tokens p - left to
-            p + right; -1: no limit.
+            p + right; -1 or None: no limit.
         softcap: scores s become softcap x tanh(s / softcap), at most 10,000; 0: they stay.
         rotary_interleaved: True: columns 0 and 1 are rotated together, 2 and 3, and so on; False: 0
             and rotary_dim / 2 (GPT-NeoX).
@@ -134,9 +139,9 @@ def lean_attn_with_kvcache(
         return_softmax_lse: also return the logarithm of the sum of exponentials, (batch, q_heads,
             q_len), fp32; with `cu_seqlens_q`, (q_heads, query tokens).
         page_table: FlashAttention-3's name of `block_table`.
-        q_descale: (batch, kv_heads), fp32, any strides: what fp8 numbers of `q` are multiplied by,
-            those of a KV head's group; None: 1. Ignored, as by FlashAttention-3, where `q` is not
-            fp8.
+        q_descale: (batch, kv_heads) or what expands to it, such as one number in a tensor, fp32,
+            any strides: what fp8 numbers of `q` are multiplied by, those of a KV head's group;
+            None: 1. Ignored, as by FlashAttention-3, where `q` is not fp8.
         k_descale: like `q_descale`, for `k_cache` and `k`.
         v_descale: like `q_descale`, for `v_cache` and `v`.
         k_page_descale: (pages,) or (pages, kv_heads), fp32, any strides: what fp8 numbers of each
@@ -147,7 +152,8 @@ def lean_attn_with_kvcache(
         cu_seqlens_q: (batch + 1,) int32: where each sequence's query tokens begin in `q`, and their
             number. Of a sequence that has none, new tokens may be left unwritten.
         max_seqlen_q: with `cu_seqlens_q`: the most query tokens of a sequence; of one that has
-            more, outputs are left unwritten.
+            more, outputs are left unwritten. None: all of `q`, for which a call of many short
+            sequences has too many CTAs and takes longer. Ignored without `cu_seqlens_q`.
         cu_seqlens_k_new: (batch + 1,) int32: where each sequence's new tokens begin in `k` and `v`,
             and their number; `k` and `v` are then (new tokens, kv_heads, head_dim).
         rotary_seqlens: (batch,) int32: rows of the rotary tables in place of those that begin at
@@ -199,6 +205,8 @@ def lean_attn_with_kvcache(
         raise ValueError(
             "batch_invariant needs a config with fixed_run_tiles: set it, or leave config out"
         )
+    if not isinstance(causal, bool):
+        causal = flag("causal", causal)
     in_tensor = isinstance(cache_seqlens, torch.Tensor)
     lengths = cache_seqlens if in_tensor else None
     length = None if in_tensor else whole_number(cache_seqlens)
@@ -229,6 +237,8 @@ def lean_attn_with_kvcache(
     ):
         if learnable_sink is not None:
             sinks = _one_of("sinks", sinks, "learnable_sink", learnable_sink)
+        max_seqlen_q = most_query_tokens(q, cu_seqlens_q, max_seqlen_q)
+        sizes = q, k_cache, cu_seqlens_q
         extras = Extras(
             k,
             v,
@@ -238,9 +248,9 @@ def lean_attn_with_kvcache(
             cache_leftpad,
             alibi_slopes,
             sinks,
-            None if q_descale is None or not _is_fp8(q) else q_descale,
-            None if k_descale is None or not _is_fp8(k_cache) else k_descale,
-            None if v_descale is None or not _is_fp8(v_cache) else v_descale,
+            None if q_descale is None or not _is_fp8(q) else expanded(q_descale, *sizes),
+            None if k_descale is None or not _is_fp8(k_cache) else expanded(k_descale, *sizes),
+            None if v_descale is None or not _is_fp8(v_cache) else expanded(v_descale, *sizes),
             k_page_descale,
             v_page_descale,
             cu_seqlens_q,
@@ -294,8 +304,11 @@ def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         check_tensors(call)
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         _refuse_derivatives(call)
-    attend_it = attend_traced if is_traced(call.q, call.k_cache, call.v_cache) else attend
-    return attend_it(call, with_lse)
+    if is_traced(call.q, call.k_cache, call.v_cache):
+        return attend_traced(call, with_lse)
+    if call.q.numel() == 0 or call.k_cache.numel() == 0:
+        return attend_nothing(call, with_lse)
+    return attend(call, with_lse)
 
 
 def _wrong_type(tensors: dict[str, Any], config: Any) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from leanbench.calls.call import whole_number
+from leanbench.calls.call import Call, check_pages, whole_number
 from leanbench.calls.latent import attend_latent_traced, latent_call
 from leanbench.calls.prepared import attend
 from leanbench.calls.traced import is_traced
+from leanbench.core.extras import fp8_name
+from leanbench.core.kinds import SAME
+from leanbench.kernels.mla import PAGE_TOKENS
 from leanbench.kernels.mla.build import VALUE_DIM
 
 
@@ -19,6 +22,7 @@ def lean_mla_with_kvcache(
     block_table: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     head_dim_v: int = VALUE_DIM,
+    q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     causal: bool = False,
     return_softmax_lse: bool = False,
@@ -27,16 +31,23 @@ def lean_mla_with_kvcache(
     """Decode attention over a latent cache (MLA), on Hopper GPUs: all query heads attend to one row
     of 576 numbers a token, which is K, and whose first 512 numbers are V. Shapes are FlashMLA's.
 
+    No kernel takes `q` in fp8, several KV heads, or pages of no multiple of 64 tokens. Such calls
+    make `q` bf16, launch once for each KV head, and copy the whole capacity of the sequences in
+    every call: for compatibility, not for speed.
+
     Args:
-        q: (batch, q_len, q_heads, 576), bf16 or fp16, positions and heads in a row in memory.
-        kv_cache: (batch, tokens, 576), or with a `block_table` (pages, page_size, 1, 576), whose
-            pages have a multiple of 64 tokens; in the dtype of `q`, or all 576 numbers in
-            torch.float8_e4m3fn or float8_e5m2.
+        q: (batch, q_len, q_heads, 576), bf16 or fp16, positions and heads in a row in memory; or
+            fp8, beside a cache in fp8.
+        kv_cache: (batch, tokens, 576) or (batch, tokens, kv_heads, 576), with a `block_table`
+            (pages, page_size, kv_heads, 576), best with one KV head and pages of a multiple of 64
+            tokens; in the dtype of `q`, or all 576 numbers in torch.float8_e4m3fn or float8_e5m2.
         cache_seqlens: tokens in use: one number, or (batch,) int32 on the same device. None: all.
             A sequence of length 0 gives output 0 and LSE -inf.
         block_table: (batch, pages of a sequence), int32, rows at any distance: where each page is.
         softmax_scale: above 0; 576 ** -0.5 by default.
         head_dim_v: 512.
+        q_descale: (1,), fp32, on the device of `q`: what all fp8 numbers of `q` are multiplied by;
+            None: 1. Ignored where `q` is not fp8.
         k_descale: (1,), fp32, on the device of `q`, above 0: what all fp8 numbers of `kv_cache` are
             multiplied by, as K and as V; None: 1. Ignored where `kv_cache` is not fp8.
         causal: True: the last of several query tokens sees the whole sequence, each one before it a
@@ -58,16 +69,73 @@ def lean_mla_with_kvcache(
         raise ValueError(f"head_dim_v is {head_dim_v}: only {VALUE_DIM} is supported, pass that")
     if softmax_scale is not None and not softmax_scale > 0:
         raise ValueError(f"softmax_scale is {softmax_scale}: pass a number above 0")
-    if k_descale is not None and not isinstance(k_descale, torch.Tensor):
-        raise ValueError(
-            f"k_descale is {k_descale!r}, on the host: pass a torch.float32 tensor of one number on"
-            " the device of q"
-        )
+    for name, scales in (("q_descale", q_descale), ("k_descale", k_descale)):
+        if scales is not None and not isinstance(scales, torch.Tensor):
+            raise ValueError(
+                f"{name} is {scales!r}, on the host: pass a torch.float32 tensor of one number on"
+                " the device of q"
+            )
+    if fp8_name(q.dtype) != SAME and fp8_name(kv_cache.dtype) != SAME:
+        q = _in_bf16(q, q_descale)
     lengths, length = cache_seqlens, None
     if not isinstance(lengths, torch.Tensor):
         lengths, length = None, whole_number(cache_seqlens)
     scale = None if softmax_scale is None else float(softmax_scale)
     call = latent_call(q, kv_cache, lengths, length, block_table, out, scale, causal, k_descale)
-    run = attend_latent_traced if is_traced(q, kv_cache, kv_cache) else attend
-    result, lse = run(call, return_softmax_lse)
+    result, lse = _attend_by_head(call, return_softmax_lse)
     return result if lse is None else (result, lse)
+
+
+def _in_bf16(q: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    if scale is None:
+        return q.to(torch.bfloat16)
+    if scale.shape != (1,) or scale.dtype != torch.float32 or scale.device != q.device:
+        raise ValueError(
+            f"q_descale is {tuple(scale.shape)} {scale.dtype} on {scale.device}: expected (1,)"
+            f" torch.float32 on {q.device}"
+        )
+    return (q.float() * scale).to(torch.bfloat16)
+
+
+def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A launch for each KV head, one for a cache that has no such dimension."""
+    q, cache = call.q, call.k_cache
+    kv_heads = cache.shape[2] if cache.dim() == 4 else 1
+    if kv_heads < 2 or q.dim() != 4:
+        return _attend(_with_whole_pages(call), with_lse)
+    if q.shape[2] % kv_heads:
+        raise ValueError(
+            f"q has {q.shape[2]} heads, kv_cache {kv_heads}: expected a multiple of those"
+        )
+    group = q.shape[2] // kv_heads
+    out = call.out
+    if out is None:
+        out = q.new_empty((*q.shape[:3], VALUE_DIM))
+    logs = []
+    for head in range(kv_heads):
+        own = slice(head * group, (head + 1) * group)
+        # Positions and heads in a row.
+        rows = q[:, :, own].contiguous() if q.shape[1] > 1 else q[:, :, own]
+        latent = cache[:, :, head : head + 1]
+        one = call._replace(q=rows, k_cache=latent, v_cache=latent, out=out[:, :, own])
+        logs.append(_attend(_with_whole_pages(one), with_lse)[1])
+    return out, torch.cat(logs, dim=1) if with_lse else None
+
+
+def _with_whole_pages(call: Call) -> Call:
+    """Each sequence's pages copied one after the other where no kernel takes them."""
+    cache, table = call.k_cache, call.block_table
+    if table is None or cache.dim() != 4 or cache.shape[1] % PAGE_TOKENS == 0 or 0 in cache.shape:
+        return call
+    check_pages(table, call.q, call.q.shape[0])
+    # What stands past a sequence's end may be no page.
+    pages = table.clamp(0, cache.shape[0] - 1)
+    # As bits: torch does not index every fp8.
+    whole = cache.view(torch.int8 if cache.element_size() == 1 else torch.int16)[pages]
+    whole = whole.view(cache.dtype).flatten(1, 2)
+    return call._replace(k_cache=whole, v_cache=whole, block_table=None)
+
+
+def _attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    run = attend_latent_traced if is_traced(call.q, call.k_cache, call.k_cache) else attend
+    return run(call, with_lse)

@@ -328,10 +328,10 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "k_cache without heads": ({"k_cache": half(2, 30, 256)}, ValueError, r"k_cache \(2, 30, 256\)"),
     "unlike caches": ({"v_cache": half(2, 29, 4, 64)}, ValueError, r"v_cache \(2, 29, 4, 64\)"),
-    "no tokens": (
-        {"k_cache": half(2, 0, 4, 64), "v_cache": half(2, 0, 4, 64)},
+    "a length of no tokens": (
+        {"k_cache": half(2, 0, 4, 64), "v_cache": half(2, 0, 4, 64), "cache_seqlens": 1},
         ValueError,
-        r"k_cache \(2, 0, 4, 64\)",
+        "^cache_seqlens 1 is outside the cache's 0 to 0 tokens$",
     ),
     "no KV heads": (
         {"k_cache": half(2, 30, 0, 64), "v_cache": half(2, 30, 0, 64)},

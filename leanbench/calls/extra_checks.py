@@ -68,8 +68,8 @@ def _no_tensor(name: str, value: Any) -> ValueError:
         )
     if name.endswith("_descale"):
         return ValueError(
-            f"{name} is {value!r}, on the host: pass a torch.float32 tensor on the device of q, one"
-            " scale for all as scale.expand(batch, kv_heads)"
+            f"{name} is {value!r}, on the host: pass a torch.float32 tensor on the device of q, of"
+            " one number for all"
         )
     return ValueError(f"{name} is {value!r}: expected a tensor")
 
@@ -99,8 +99,7 @@ def _check_by_shape(call: Call) -> None:
         if scales.shape != (batch, kv_heads) or scales.dtype != torch.float32:
             raise ValueError(
                 f"{name} is {tuple(scales.shape)} {scales.dtype}: expected"
-                f" {(batch, kv_heads)} torch.float32, one scale for all as"
-                " scale.expand(batch, kv_heads)"
+                f" {(batch, kv_heads)} torch.float32, or what expands to it"
             )
         check_device(name, scales, q)
 
@@ -138,11 +137,6 @@ def _check_page_scales(call: Call) -> None:
 
 def _check_packed(call: Call) -> None:
     starts, most = call.all_extras.cu_seqlens_q, call.all_extras.max_seqlen_q
-    if (starts is None) != (most is None):
-        raise ValueError(
-            "cu_seqlens_q and max_seqlen_q go together, the starts of the sequences in q and the"
-            " most tokens of one: pass both or neither"
-        )
     if starts is None or most is None:
         return
     if starts.dim() != 1 or starts.shape[0] < 2:

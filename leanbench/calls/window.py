@@ -24,16 +24,16 @@ def window_of(
     """(left, right), -1 for no limit, as a side is that is as wide as the cache and all query
     tokens, or hides none besides the causal one.
     """
-    if window_size is NO_WINDOW:
+    if window_size is NO_WINDOW or window_size is None:
         return NO_WINDOW
     try:
-        left, right = window_size
+        left, right = (-1 if side is None else side for side in window_size)
         left = left if isinstance(left, WHOLE_NUMBERS) else operator.index(left)
         right = right if isinstance(right, WHOLE_NUMBERS) else operator.index(right)
     except (TypeError, ValueError):
         raise ValueError(
-            f"window_size is {window_size!r}: expected (left, right), two whole numbers, -1 for no"
-            " limit"
+            f"window_size is {window_size!r}: expected (left, right), two whole numbers, -1 or None"
+            " for no limit"
         ) from None
     q_len = q.shape[1] if q.dim() == 4 else max_seqlen_q
     capacity = k_cache.shape[1] if k_cache.dim() == 4 else 0

@@ -189,12 +189,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "scales on the host": (
         {**FP8, "k_descale": 0.5},
-        "^k_descale is 0.5, on the host: pass a torch.float32 tensor on the device of q, one scale",
+        "^k_descale is 0.5, on the host: pass a torch.float32 tensor on the device of q, of"
+        " one number for all$",
     ),
-    "a scale for all": (
-        {**FP8, "v_descale": torch.ones(1)},
-        r"^v_descale is \(1,\) torch.float32: expected \(2, 4\) torch.float32, one scale for all"
-        r" as scale.expand\(batch, kv_heads\)$",
+    "scales of query heads": (
+        {**FP8, "v_descale": torch.ones(2, 8)},
+        r"^v_descale is \(2, 8\) torch.float32: expected \(2, 4\) torch.float32, or what expands to"
+        " it$",
     ),
     "scales elsewhere": (
         {**FP8, "v_descale": torch.ones(2, 4, device="meta")},
@@ -313,10 +314,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"cache_leftpad": int32(0, 1).long()},
         r"^cache_leftpad is \(2,\) torch.int64: expected \(2,\) contiguous torch.int32$",
     ),
-    "packed queries without their most": (
-        {**PACKED, "max_seqlen_q": None},
-        "^cu_seqlens_q and max_seqlen_q go together",
-    ),
     "an expanded cache to append to": (
         {**APPEND, "v_cache": CACHE[:1].expand(2, -1, -1, -1)},
         r"^v_cache has strides \(0, .*: append to a cache that is not expanded$",
@@ -325,7 +322,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {**PACKED, "max_seqlen_q": torch.tensor(3)},
         r"^max_seqlen_q is tensor\(3\): expected the most query tokens of a sequence as an int",
     ),
-    "a most that is none": ({**PACKED, "max_seqlen_q": 6}, "^max_seqlen_q 6 is outside the 1 to 5"),
+    "a most that is none": ({**PACKED, "max_seqlen_q": 0}, "^max_seqlen_q 0 is outside the 1 to 5"),
     "int64 starts": (
         {**PACKED, "cu_seqlens_q": int32(0, 2, 5).long()},
         r"^cu_seqlens_q is \(3,\) torch.int64: expected \(3,\) contiguous torch.int32$",
@@ -340,7 +337,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a window of one number": (
         {"window_size": 128},
-        r"^window_size is 128: expected \(left, right\), two whole numbers, -1 for no limit$",
+        r"^window_size is 128: expected \(left, right\), two whole numbers, -1 or None for no"
+        " limit$",
     ),
     "a window of fractions": ({"window_size": (1.5, 0)}, r"^window_size is \(1.5, 0\)"),
     "a negative softcap": ({"softcap": -1.0}, "^softcap is -1.0: expected 0 for none"),

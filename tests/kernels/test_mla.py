@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,10 +19,10 @@ from leanbench.kernels.mla.configs import MlaConfig
 from leanbench.kernels.mla.launch import _aligned, _descale
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from leanbench import lean_mla_with_kvcache
+from leanbench import latent, lean_mla_with_kvcache
 from leanbench.calls.call import Call, whole_number
 from leanbench.calls.latent import latent_call
-from leanbench.calls.latent_launch import check_latent
+from leanbench.calls.latent_launch import as_attention, check_latent
 from leanbench.core.errors import DoesNotFit, UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
@@ -162,9 +163,21 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
             " kv_cache in the same or in torch.float8_e4m3fn or torch.float8_e5m2",
         ),
         (
-            {"q": Q.to(torch.float8_e4m3fn), "kv_cache": CACHE.to(torch.float8_e4m3fn)},
-            "q is torch.float8_e4m3fn and kv_cache torch.float8_e4m3fn: expected q in bf16 or fp16,"
-            " and kv_cache in the same or in torch.float8_e4m3fn or torch.float8_e5m2",
+            {"q": Q.to(torch.float8_e4m3fn)},
+            "q is torch.float8_e4m3fn and kv_cache torch.bfloat16: expected q in bf16 or fp16, and"
+            " kv_cache in the same or in torch.float8_e4m3fn or torch.float8_e5m2",
+        ),
+        (
+            {
+                "q": Q.to(torch.float8_e4m3fn),
+                "kv_cache": CACHE.to(torch.float8_e4m3fn),
+                "q_descale": torch.ones(2, 1),
+            },
+            "q_descale is (2, 1) torch.float32 on cpu: expected (1,) torch.float32 on cpu",
+        ),
+        (
+            {"kv_cache": torch.zeros(2, 128, 3, 576, dtype=torch.bfloat16)},
+            "q has 16 heads, kv_cache 3: expected a multiple of those",
         ),
         (
             {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": 0.5},
@@ -367,3 +380,97 @@ def test_no_more_splits_than_merge_well(context, stages, on_device):
     assert LEAN_MLA.default_config(problem, H200).min_tiles_per_cta == stages
     problem = replace(problem, lengths_on="device")
     assert LEAN_MLA.default_config(problem, H200).min_tiles_per_cta == on_device
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Calls that come to a kernel, which is plain torch and takes what mla.cu takes."""
+    calls = []
+
+    def attend(call, with_lse):
+        check_latent(call)
+        calls.append(call)
+        call = as_attention(call)
+        k, table = call.k_cache, call.block_table
+        if table is not None:
+            k = k[table.long().clamp(0, k.shape[0] - 1)].flatten(1, 2)
+        scale = call.all_extras.k_descale
+        scale = 1.0 if scale is None else scale.double()
+        k = k[:, :, 0].double() * scale
+        lengths = call.cache_seqlens
+        if lengths is None:
+            lengths = torch.full(k.shape[:1], k.shape[1] if call.length is None else call.length)
+        seen = (torch.arange(k.shape[1]) < lengths[:, None])[:, None, None]
+        k = k.masked_fill(~seen[:, 0, 0, :, None], 0)
+        scores = torch.einsum("bqhd,bnd->bhqn", call.q.double(), k)
+        scores = (scores * (call.softmax_scale or 576**-0.5)).masked_fill(~seen, -math.inf)
+        result = torch.einsum("bhqn,bnd->bqhd", scores.softmax(-1), k[..., :512])
+        out = call.out
+        if out is None:
+            out = call.q.new_empty(call.out_shape)
+        out.copy_(result)
+        return out, scores.logsumexp(-1).float() if with_lse else None
+
+    monkeypatch.setattr(latent, "attend", attend)
+    return calls
+
+
+def latent_rows(*shape):
+    return torch.randn(*shape, 576).bfloat16()
+
+
+@pytest.mark.parametrize("q_len", [1, 2])
+@pytest.mark.parametrize("paged", [False, True])
+def test_several_kv_heads_are_a_launch_each(q_len, paged, launched):
+    q, cache = latent_rows(2, q_len, 6), latent_rows(2, 128, 3)
+    lengths = torch.tensor([100, 128], dtype=torch.int32)
+    options = {"cache_seqlens": lengths, "return_softmax_lse": True}
+    given, table = cache, None
+    if paged:
+        order = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
+        given, table = torch.empty(4, 64, 3, 576).bfloat16(), order
+        given[order.long()] = cache.unflatten(1, (2, 64))
+    out = torch.full((2, q_len, 6, 512), math.nan).bfloat16()
+    result, lse = lean_mla_with_kvcache(q, given, block_table=table, out=out, **options)
+    assert result is out
+    assert len(launched) == 3
+    for head in range(3):
+        own = slice(2 * head, 2 * head + 2)
+        alone = lean_mla_with_kvcache(q[:, :, own].contiguous(), cache[:, :, head], **options)
+        torch.testing.assert_close(out[:, :, own], alone[0])
+        torch.testing.assert_close(lse[:, own], alone[1])
+    new = lean_mla_with_kvcache(q, given, lengths, block_table=table)
+    assert isinstance(new, torch.Tensor)
+    assert new.equal(out)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 80])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_pages_of_other_sizes_are_copied(page_size, dtype, launched):
+    pages = 160 // page_size
+    q, cache = latent_rows(2, 2, 16), latent_rows(2, 160).to(dtype)
+    order = torch.randperm(2 * pages, dtype=torch.int32).view(2, pages)
+    given = torch.empty(2 * pages, page_size, 1, 576, dtype=dtype)
+    as_bits = given.view(torch.int8 if dtype.itemsize == 1 else torch.int16)
+    as_bits[order.long()] = cache.view(as_bits.dtype).view(2, pages, page_size, 1, 576)
+    lengths = torch.tensor([65, 160 - page_size], dtype=torch.int32)
+    # Past the sequences' ends are no pages.
+    order[1, -1] = 2**31 - 1
+    options = {"cache_seqlens": lengths, "return_softmax_lse": True}
+    out, lse = lean_mla_with_kvcache(q, given, block_table=order, **options)
+    alone, alone_lse = lean_mla_with_kvcache(q, cache, **options)
+    assert out.equal(alone)
+    assert lse.equal(alone_lse)
+
+
+@pytest.mark.parametrize("scale", [None, torch.tensor([0.25])])
+def test_queries_in_fp8(scale, launched):
+    q, cache = latent_rows(2, 1, 16).to(torch.float8_e4m3fn), latent_rows(2, 128)
+    cache = cache.to(torch.float8_e4m3fn)
+    options = {"k_descale": torch.tensor([2.0]), "return_softmax_lse": True}
+    out, lse = lean_mla_with_kvcache(q, cache, q_descale=scale, **options)
+    scaled = (q.float() * (1 if scale is None else scale)).bfloat16()
+    assert out.dtype == torch.bfloat16
+    alone, alone_lse = lean_mla_with_kvcache(scaled, cache, **options)
+    assert out.equal(alone)
+    assert lse.equal(alone_lse)

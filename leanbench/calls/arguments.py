@@ -1,0 +1,59 @@
+"""Arguments in the forms that flash-attn's callers pass, in the one form that a call has."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from leanbench.calls.call import WHOLE_NUMBERS
+
+
+def flag(name: str, value: Any) -> bool:
+    """A bool that came as another type: 0 and 1, numpy's, a tensor of one on the host.
+
+    Raises:
+        NotImplementedError: it is a tensor of several, one for each sequence.
+        ValueError: it is nothing of all that.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise NotImplementedError(
+            f"lean_attn_with_kvcache does not support {name} of each sequence, a tensor"
+            f" {tuple(value.shape)}: pass True or False, and the sequences in two calls"
+        )
+    on_device = isinstance(value, torch.Tensor) and value.device.type != "cpu"
+    if on_device or value not in (0, 1):
+        raise ValueError(f"{name} is {value!r}: expected True or False")
+    return bool(value)
+
+
+def most_query_tokens(q: torch.Tensor, cu_seqlens_q: Any, max_seqlen_q: Any) -> Any:
+    """`max_seqlen_q` as it counts: none without packed queries, at most their tokens, and these
+    where it is not given. What is no whole number is left for `check_tensors` to refuse.
+    """
+    if cu_seqlens_q is None or q.dim() != 3:
+        return None if cu_seqlens_q is None else max_seqlen_q
+    if max_seqlen_q is None:
+        return q.shape[0]
+    if not isinstance(max_seqlen_q, WHOLE_NUMBERS):
+        # A tensor's number could change under a prepared launch.
+        if isinstance(max_seqlen_q, torch.Tensor) or not hasattr(max_seqlen_q, "__index__"):
+            return max_seqlen_q
+        max_seqlen_q = operator.index(max_seqlen_q)
+    is_symbol = isinstance(max_seqlen_q, torch.SymInt) or isinstance(q.shape[0], torch.SymInt)
+    return max_seqlen_q if is_symbol else min(max_seqlen_q, q.shape[0])
+
+
+def expanded(scales: Any, q: torch.Tensor, k_cache: torch.Tensor, cu_seqlens_q: Any) -> Any:
+    """Scales as (batch, kv_heads) where they expand to that; others are left to be refused."""
+    if not isinstance(scales, torch.Tensor) or k_cache.dim() != 4 or not q.dim():
+        return scales
+    batch = q.shape[0]
+    if isinstance(cu_seqlens_q, torch.Tensor) and cu_seqlens_q.dim() == 1:
+        batch = cu_seqlens_q.shape[0] - 1
+    shape = (batch, k_cache.shape[2])
+    if scales.shape == shape or scales.dim() > 2:
+        return scales
+    sizes = zip(reversed(scales.shape), reversed(shape), strict=False)
+    return scales.expand(shape) if all(own in (1, size) for own, size in sizes) else scales
