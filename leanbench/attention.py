@@ -13,6 +13,7 @@ from leanbench.calls.empty import attend_nothing
 from leanbench.calls.extra_checks import check_tensors
 from leanbench.calls.operator import attend_traced
 from leanbench.calls.prepared import attend
+from leanbench.calls.query_values import attend_with_qv
 from leanbench.calls.traced import is_traced
 from leanbench.calls.window import NO_WINDOW, window_of
 from leanbench.core.extras import Extras
@@ -56,6 +57,7 @@ def lean_attn_with_kvcache(
     attention_chunk: int = 0,
     sinks: torch.Tensor | None = None,
     learnable_sink: torch.Tensor | None = None,
+    qv: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     batch_invariant: bool = False,
     config: LeanConfig | None = None,
@@ -163,6 +165,12 @@ def lean_attn_with_kvcache(
         sinks: (q_heads,), fp32, fp16 or bf16: a logit more in each row's denominator, with no value
             (gpt-oss); the LSE includes it.
         learnable_sink: another name of `sinks`.
+        qv: like `q` with 512 columns, beside a `k_cache` of 64 and a `v_cache` of 512: scores are
+            q k + qv v, as FlashAttention-3 attends over a latent cache whose two views these are;
+            `softmax_scale` defaults to 576 ** -0.5. The call is one of
+            `leanbench.lean_mla_with_kvcache`, on Hopper GPUs; caches that are not two views of one
+            are copied into one in every call, and packed queries are unpacked. With lengths, pages,
+            packed queries and a causal mask alone.
         out: where the output is written, shaped as it, head_dim contiguous; not a part of the
             inputs. None: a new tensor.
         batch_invariant: True: the bits of a sequence's output depend on its own query, cache and
@@ -175,8 +183,7 @@ def lean_attn_with_kvcache(
             heuristic for these sizes, or else the heuristic's, as for several query tokens and
             pages; with a `cache_seqlens` tensor, the heuristic's for any length up to the
             cache's capacity. See leanbench.configs.lookup.
-        **flash_attn_arguments: `scheduler_metadata`, `pack_gqa` and `sm_margin`, which are ignored,
-            and `qv` as long as it is None.
+        **flash_attn_arguments: `scheduler_metadata`, `pack_gqa` and `sm_margin`, which are ignored.
 
     Returns:
         (batch, q_len, q_heads, head_dim of V) like `q`, bf16 where that is fp8, and the LSE if
@@ -212,6 +219,37 @@ def lean_attn_with_kvcache(
     length = None if in_tensor else whole_number(cache_seqlens)
     if page_table is not None:
         block_table = _one_of("block_table", block_table, "page_table", page_table)
+    if qv is not None:
+        _refuse_beside_qv(
+            k=k,
+            v=v,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad,
+            window_size=None if window_size in (None, NO_WINDOW) else window_size,
+            softcap=softcap or None,
+            alibi_slopes=alibi_slopes,
+            attention_chunk=attention_chunk or None,
+            sinks=sinks,
+            learnable_sink=learnable_sink,
+            batch_invariant=batch_invariant or None,
+            config=config,
+        )
+        result, lse = attend_with_qv(
+            q,
+            qv,
+            k_cache,
+            v_cache,
+            cache_seqlens,
+            block_table,
+            cu_seqlens_q,
+            max_seqlen_q,
+            softmax_scale,
+            causal,
+            out,
+        )
+        return (result, lse) if return_softmax_lse else result
     extras = None
     # One by one: each of these costs a plain call 10 ns, a loop or a chain twice that.
     if (
@@ -352,11 +390,14 @@ def _refuse_derivatives(call: Call) -> None:
 
 
 def _refuse_unsupported(flash_attn_arguments: dict[str, Any]) -> None:
-    for name, value in flash_attn_arguments.items():
-        if name not in (*_HINTS, "qv"):
+    for name in flash_attn_arguments:
+        if name not in _HINTS:
             raise TypeError(f"lean_attn_with_kvcache has no argument {name!r}")
-        if name == "qv" and value is not None:
+
+
+def _refuse_beside_qv(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value is not None:
             raise NotImplementedError(
-                "lean_attn_with_kvcache does not support qv yet: leave it at its default, None, or"
-                " pass the latent cache whole to lean_mla_with_kvcache"
+                f"lean_attn_with_kvcache does not support {name} beside qv: leave one of them out"
             )

@@ -220,9 +220,8 @@ REFUSED_BY_NAME: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "softcap": ({"softcap": 30.0}, "softcap=30.0 yet: leave it at its default, 0.0"),
     "qv": (
-        {"qv": TABLE},
-        "qv yet: leave it at its default, None, or pass the latent cache whole to"
-        " lean_mla_with_kvcache",
+        {"qv": torch.zeros(2, 1, 8, 64).half(), "sinks": torch.zeros(8)},
+        "sinks beside qv: leave one of them out",
     ),
     "attention_chunk": (
         {"attention_chunk": 64},

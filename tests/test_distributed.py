@@ -72,7 +72,7 @@ DEFAULTS = {
 
 
 def test_arguments_that_ask_for_nothing(attended: list[Call]) -> None:
-    more = {"qv": None, "scheduler_metadata": None, "pack_gqa": True, "sm_margin": 0}
+    more = {"scheduler_metadata": None, "pack_gqa": True, "sm_margin": 0}
     assert call(**DEFAULTS, **more) is Q
     for name, value in DEFAULTS.items():
         assert call(**{name: value}) is Q

@@ -19,7 +19,7 @@ from leanbench.kernels.mla.configs import MlaConfig
 from leanbench.kernels.mla.launch import _aligned, _descale
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from leanbench import latent, lean_mla_with_kvcache
+from leanbench import latent, lean_attn_with_kvcache, lean_mla_with_kvcache
 from leanbench.calls.call import Call, whole_number
 from leanbench.calls.latent import latent_call
 from leanbench.calls.latent_launch import as_attention, check_latent
@@ -474,3 +474,49 @@ def test_queries_in_fp8(scale, launched):
     alone, alone_lse = lean_mla_with_kvcache(scaled, cache, **options)
     assert out.equal(alone)
     assert lse.equal(alone_lse)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("views", [False, True])
+def test_qv_is_a_call_over_the_latent_cache(packed, views, launched):
+    cache = latent_rows(4, 64, 1)
+    table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
+    lengths = torch.tensor([100, 128], dtype=torch.int32)
+    v, k = cache[..., :512], cache[..., 512:]
+    if not views:
+        v, k = v.contiguous(), k.contiguous()
+    q = latent_rows(2, 3, 16)
+    options = {"cache_seqlens": lengths, "return_softmax_lse": True, "softmax_scale": 0.1}
+    right, right_lse = lean_mla_with_kvcache(q, cache, block_table=table, **options)
+    asked = {"k_cache": k, "v_cache": v, "page_table": table, **options}
+    if not packed:
+        out = torch.full((2, 3, 16, 512), math.nan).bfloat16()
+        result, lse = lean_attn_with_kvcache(q[..., 512:], qv=q[..., :512], out=out, **asked)
+        assert result is out
+        assert out.equal(right)
+        assert lse.equal(right_lse)
+    else:
+        # One token of the first sequence, three of the second.
+        rows = torch.cat([q[0, 2:], q[1]])
+        starts = torch.tensor([0, 1, 4], dtype=torch.int32)
+        result, lse = lean_attn_with_kvcache(
+            rows[..., 512:], qv=rows[..., :512], cu_seqlens_q=starts, max_seqlen_q=3, **asked
+        )
+        assert result.equal(torch.cat([right[0, 2:], right[1]]))
+        assert lse.equal(torch.cat([right_lse[0, :, 2:], right_lse[1]], dim=1))
+    # The views' cache itself, or a copy.
+    assert (launched[-1].k_cache.data_ptr() == cache.data_ptr()) == views
+
+
+def test_qv_of_another_shape_is_a_sentence():
+    q, cache = Q[..., :64], CACHE.bfloat16()[:, :, None]
+    sentence = "qv is (2, 1, 8, 512) torch.bfloat16: expected (2, 1, 16, 512) torch.bfloat16, as q"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)} is$"):
+        lean_attn_with_kvcache(q, cache[..., 512:], cache[..., :512], qv=Q[:, :, :8, :512])
+
+
+def test_qv_beside_other_head_dims_is_a_sentence():
+    q, cache = torch.zeros(2, 1, 8, 64).half(), torch.zeros(2, 30, 4, 64).half()
+    sentence = r"qv with head_dims \(64, 64, 64, 64\) .*: choose 64, 64, 512 and 512$"
+    with pytest.raises(NotImplementedError, match=sentence):
+        lean_attn_with_kvcache(q, cache, cache, qv=q)
