@@ -13,11 +13,11 @@ from leanbench.calls.empty import attend_nothing
 from leanbench.calls.extra_checks import check_tensors
 from leanbench.calls.operator import attend_traced
 from leanbench.calls.prepared import attend
-from leanbench.calls.query_values import attend_with_qv
 from leanbench.calls.traced import is_traced
 from leanbench.calls.window import NO_WINDOW, window_of
 from leanbench.core.extras import Extras
 from leanbench.kernels.lean.configs import LeanConfig
+from leanbench.query_values import attend_with_qv
 
 #: Arguments of FlashAttention-3 that change how it is computed and not what: taken and ignored.
 _HINTS = ("scheduler_metadata", "pack_gqa", "sm_margin")

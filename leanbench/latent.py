@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from leanbench.calls.call import Call, check_pages, whole_number
@@ -67,8 +69,12 @@ def lean_mla_with_kvcache(
         )
     if head_dim_v != VALUE_DIM:
         raise ValueError(f"head_dim_v is {head_dim_v}: only {VALUE_DIM} is supported, pass that")
-    if softmax_scale is not None and not softmax_scale > 0:
-        raise ValueError(f"softmax_scale is {softmax_scale}: pass a number above 0")
+    try:
+        scale = None if softmax_scale is None else float(softmax_scale)
+    except (TypeError, ValueError):
+        scale = math.nan
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(f"softmax_scale is {softmax_scale!r}: pass a number above 0")
     for name, scales in (("q_descale", q_descale), ("k_descale", k_descale)):
         if scales is not None and not isinstance(scales, torch.Tensor):
             raise ValueError(
@@ -80,7 +86,6 @@ def lean_mla_with_kvcache(
     lengths, length = cache_seqlens, None
     if not isinstance(lengths, torch.Tensor):
         lengths, length = None, whole_number(cache_seqlens)
-    scale = None if softmax_scale is None else float(softmax_scale)
     call = latent_call(q, kv_cache, lengths, length, block_table, out, scale, causal, k_descale)
     result, lse = _attend_by_head(call, return_softmax_lse)
     return result if lse is None else (result, lse)

@@ -157,6 +157,12 @@ def _check_append(call: Call) -> None:
         return
     if call.cache_seqlens is None and call.length is None:
         raise ValueError("k and v are appended at cache_seqlens: pass that too")
+    table = call.block_table
+    if table is not None and table.dim() == 2 and table.shape[0] > 1 and table.stride(0) == 0:
+        raise ValueError(
+            f"block_table {tuple(table.shape)} has strides {tuple(table.stride())}, so that all"
+            " sequences have the same pages: append with a block_table that is not expanded"
+        )
     starts = call.all_extras.cu_seqlens_k_new
     words, sizes = "batch, new tokens", (call.batch, k.shape[1] if k.dim() > 1 else 0)
     if starts is not None:

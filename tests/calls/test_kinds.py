@@ -314,6 +314,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"cache_leftpad": int32(0, 1).long()},
         r"^cache_leftpad is \(2,\) torch.int64: expected \(2,\) contiguous torch.int32$",
     ),
+    "an expanded block table to append through": (
+        {**PAGES, "block_table": PAGES["block_table"][:1].expand(2, -1), **APPEND},
+        r"^block_table \(2, 3\) has strides \(0, 1\), .*: append with a block_table that is not",
+    ),
     "an expanded cache to append to": (
         {**APPEND, "v_cache": CACHE[:1].expand(2, -1, -1, -1)},
         r"^v_cache has strides \(0, .*: append to a cache that is not expanded$",

@@ -156,6 +156,8 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
             " and (pages, page_size, 1, 576), no size 0",
         ),
         ({"softmax_scale": 0.0}, "softmax_scale is 0.0: pass a number above 0"),
+        ({"softmax_scale": math.inf}, "softmax_scale is inf: pass a number above 0"),
+        ({"softmax_scale": "a"}, "softmax_scale is 'a': pass a number above 0"),
         ({"head_dim_v": 256}, "head_dim_v is 256: only 512 is supported, pass that"),
         (
             {"kv_cache": CACHE},
