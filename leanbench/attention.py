@@ -220,6 +220,8 @@ def lean_attn_with_kvcache(
     if page_table is not None:
         block_table = _one_of("block_table", block_table, "page_table", page_table)
     if qv is not None:
+        most = most_query_tokens(q, cu_seqlens_q, max_seqlen_q)
+        window = window_of(window_size, causal, q, most, k_cache, block_table)
         _refuse_beside_qv(
             k=k,
             v=v,
@@ -227,10 +229,12 @@ def lean_attn_with_kvcache(
             rotary_sin=rotary_sin,
             cache_batch_idx=cache_batch_idx,
             cache_leftpad=cache_leftpad,
-            window_size=None if window_size in (None, NO_WINDOW) else window_size,
+            window_size=None if window == NO_WINDOW else window_size,
             softcap=softcap or None,
             alibi_slopes=alibi_slopes,
             attention_chunk=attention_chunk or None,
+            k_page_descale=k_page_descale,
+            v_page_descale=v_page_descale,
             sinks=sinks,
             learnable_sink=learnable_sink,
             batch_invariant=batch_invariant or None,
@@ -244,7 +248,7 @@ def lean_attn_with_kvcache(
             cache_seqlens,
             block_table,
             cu_seqlens_q,
-            max_seqlen_q,
+            most,
             softmax_scale,
             causal,
             out,

@@ -8,6 +8,7 @@ import torch
 
 from leanbench.calls.call import Call, check_pages, whole_number
 from leanbench.calls.latent import attend_latent_traced, latent_call
+from leanbench.calls.latent_launch import check_latent_out
 from leanbench.calls.prepared import attend
 from leanbench.calls.traced import is_traced
 from leanbench.core.extras import fp8_name
@@ -116,6 +117,8 @@ def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Ten
     out = call.out
     if out is None:
         out = q.new_empty((*q.shape[:3], VALUE_DIM))
+    else:
+        check_latent_out(call, out)
     logs = []
     for head in range(kv_heads):
         own = slice(head * group, (head + 1) * group)

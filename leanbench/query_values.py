@@ -32,7 +32,7 @@ def attend_with_qv(
     out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and LSE of scores q k + qv v; shapes as in leanbench.attention, `qv` as `q` with 512
-    columns.
+    columns; `max_seqlen_q` is given with `cu_seqlens_q`.
 
     Raises:
         NotImplementedError: head_dims are not those of a latent cache, or the caches are in fp8.
@@ -55,8 +55,8 @@ def attend_with_qv(
     whole = torch.cat([qv, q], dim=-1)
     rows = None
     if cu_seqlens_q is not None:
-        most = whole.shape[0] if max_seqlen_q is None else min(max_seqlen_q, whole.shape[0])
-        rows = Rows(cu_seqlens_q, whole.shape[0], most)
+        assert max_seqlen_q is not None
+        rows = Rows(cu_seqlens_q, whole.shape[0], max_seqlen_q)
         whole = rows.unpack(whole)
     result, lse = lean_mla_with_kvcache(
         whole,

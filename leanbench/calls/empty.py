@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from leanbench.calls.call import Call
+from leanbench.calls.call import Call, check_numbers
+from leanbench.calls.extra_checks import FLOATS
 
 
 def attend_nothing(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -42,5 +43,6 @@ def attend_nothing(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tens
         return out, None
     lse = q.new_full(call.lse_shape, -math.inf, dtype=torch.float32)
     if extras.sinks is not None:
+        check_numbers("sinks", extras.sinks, q, (q.shape[-2],), dtypes=FLOATS)
         lse.copy_(extras.sinks.float()[:, None].expand(call.lse_shape))
     return out, lse

@@ -11,7 +11,7 @@ from leanbench.calls.refusals import refuse_kinds
 from leanbench.core.extras import EXTRA_TENSORS, Extras, fp8_name
 from leanbench.core.kinds import MOST_SOFTCAP, SAME
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_extras(call: Call) -> None:
@@ -79,7 +79,7 @@ def _check_by_shape(call: Call) -> None:
     extras, q, batch = call.all_extras, call.q, call.batch
     q_heads, kv_heads = q.shape[-2], call.k_cache.shape[2]
     if extras.sinks is not None:
-        check_numbers("sinks", extras.sinks, q, (q_heads,), dtypes=_FLOATS)
+        check_numbers("sinks", extras.sinks, q, (q_heads,), dtypes=FLOATS)
     if extras.alibi_slopes is not None:
         slopes = extras.alibi_slopes
         # Sequences may share theirs: a tensor that is expanded.

@@ -136,6 +136,13 @@ def test_calls_of_nothing(arguments, prepared_for):
     assert not prepared_for
 
 
+def test_sinks_of_nothing_are_checked():
+    with pytest.raises(ValueError, match=r"^sinks is \(3,\) "):
+        lean_attn_with_kvcache(
+            rand(2, 0, 4, 64), CACHE, CACHE, sinks=torch.zeros(3), return_softmax_lse=True
+        )
+
+
 def test_nothing_that_tokens_are_appended_to_is_refused():
     new = rand(2, 1, 2, 64)
     with pytest.raises(ValueError, match="no size 0"):

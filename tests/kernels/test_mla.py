@@ -522,3 +522,33 @@ def test_qv_beside_other_head_dims_is_a_sentence():
     sentence = r"qv with head_dims \(64, 64, 64, 64\) .*: choose 64, 64, 512 and 512$"
     with pytest.raises(NotImplementedError, match=sentence):
         lean_attn_with_kvcache(q, cache, cache, qv=q)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"window_size": (5, 0)}, {"k_page_descale": torch.ones(2)}, {"softcap": 30.0}],
+    ids=str,
+)
+def test_what_does_not_go_with_qv(option):
+    q, cache = Q[..., :64], CACHE.bfloat16()[:, :, None]
+    arguments = (q, cache[..., 512:], cache[..., :512])
+    with pytest.raises(NotImplementedError, match=f"{next(iter(option))} beside qv"):
+        lean_attn_with_kvcache(*arguments, qv=Q[..., :512], **option)
+
+
+def test_a_list_that_is_no_window_goes_with_qv(launched):
+    q, cache = latent_rows(2, 1, 16), latent_rows(2, 128, 1)
+    options: dict[str, Any] = {"window_size": [-1, -1], "return_softmax_lse": True}
+    k, v = cache[..., 512:], cache[..., :512]
+    out, lse = lean_attn_with_kvcache(q[..., 512:], k, v, qv=q[..., :512], **options)
+    alone, alone_lse = lean_mla_with_kvcache(q, cache, return_softmax_lse=True)
+    assert out.equal(alone)
+    assert lse.equal(alone_lse)
+
+
+def test_an_output_of_more_heads_than_several_kv_heads_have_is_a_sentence():
+    out = torch.zeros(2, 1, 18, 512).bfloat16()
+    with pytest.raises(
+        ValueError, match=r"^out is \(2, 1, 18, 512\) .* expected \(2, 1, 16, 512\)"
+    ):
+        lean_mla_with_kvcache(Q, torch.zeros(2, 128, 2, 576).bfloat16(), out=out)
