@@ -5,6 +5,7 @@ they go.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import shutil
@@ -86,6 +87,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if reason is not None and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """What all tests share is no garbage: collections, which measuring asks for, leave it out."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
