@@ -1,4 +1,4 @@
-"""lean.cu and many_rows.cu on the CPU: compiled by g++ with cuda_on_cpu.hpp for a GPU, and launched
+"""lean.cu and many_rows.cu on the CPU: compiled by g++ with cuda_on_cpu.cpp for a GPU, and launched
 as `launch_of` has it.
 """
 
