@@ -5,6 +5,7 @@ they go.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import shutil
@@ -47,6 +48,17 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     _interpreter._patch_lang = _patch_lang_once
 
+    # The interpreter writes a table of all dtypes down for every operation, to look one of them up.
+    _dtype_of, _known_dtypes = _interpreter._get_np_dtype, {}
+
+    def _get_np_dtype_once(type: Any) -> Any:
+        name = type.scalar.name
+        if name not in _known_dtypes:
+            _known_dtypes[name] = _dtype_of(type.scalar)
+        return _known_dtypes[name]
+
+    _interpreter._get_np_dtype = _get_np_dtype_once
+
     # Sums and products of integers are computed in int64 too, for an assertion that is left out
     # unless `debug` is set: another third.
     _builder = _interpreter.interpreter_builder
@@ -86,6 +98,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if reason is not None and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """What all tests share is no garbage: collections, which measuring asks for, leave it out.
+
+    Nobody needs those that Python makes after every 700 objects.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
 // A GPU that executes lean.cu on one thread of the CPU: every CUDA thread is a fiber. Fibers switch
 // where threads of a GPU meet or wait, so one that nobody wakes is an error, not a hang.
 //
-// Included by ptx_on_cpu.hpp, after build.cuh.
-#pragma once
+// What follows from a build's macros is in ptx_on_cpu.hpp and wgmma_on_cpu.hpp. All else is here and
+// in cuda_on_cpu.cpp, which are compiled once for all builds: no macro of a build may be named here.
+#ifndef CUDA_ON_CPU
+#define CUDA_ON_CPU
 #include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -21,19 +21,15 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
 struct float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct uint2 { u32 x, y; };
 struct alignas(16) uint4 { u32 x, y, z, w; };
 struct Index { u32 x; };
-
-// Bytes of two words, by the numbers in the selector's digits.
-inline u32 __byte_perm(u32 low, u32 high, u32 selector) {
-  const u64 both = (u64)high << 32 | low;
-  u32 bytes = 0;
-  for (int i = 0; i < 4; i++) bytes |= (u32)(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
-  return bytes;
-}
 
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -41,10 +37,7 @@ inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 
 constexpr int LANES = 32;
-constexpr u32 SHARED_BASE = 1024;   // shared address of a CTA's first byte
-constexpr u32 RANK_SHIFT = 24;      // of a peer's: its rank + 1 above this bit
-constexpr size_t STACK_BYTES = 1 << 16;
-constexpr int MOST_IDLE_READS = 1 << 22;
+constexpr u32 RANK_SHIFT = 24;  // of a peer's shared address: its rank + 1 above this bit
 
 struct Copy {
   u32 to, barrier;
@@ -65,6 +58,16 @@ struct Barrier {
   u32 phase = 0;
 };
 
+// A thread's share of d = [d +] a b, which is computed when it is waited for.
+struct WarpgroupProduct {
+  float *d;
+  int count;
+  bool loaded;         // `rows` has the thread's two rows of a
+  float rows[2][16];
+  u64 a, b;            // matrix descriptors
+  bool transposed, add;
+};
+
 struct Fiber {
   struct Cta *cta;
   struct Lanes *lanes;
@@ -72,10 +75,11 @@ struct Fiber {
   ucontext_t start;
   jmp_buf at;
   bool started = false;
-  std::unique_ptr<char[]> stack{new char[STACK_BYTES]};
-  const void *argument;                     // of the collective that it waits in
+  std::unique_ptr<char[]> stack;
+  const void *argument;                      // of the collective that it waits in
   std::vector<std::vector<Copy>> groups{1};  // cp.async; the last one is not committed
-  bool arrived = false;                     // at its cluster's barrier
+  std::vector<std::vector<WarpgroupProduct>> products{1};  // wgmma; likewise
+  bool arrived = false;                      // at its cluster's barrier
   u32 cluster_phase = 0;
 };
 
@@ -103,7 +107,7 @@ struct Named {
 
 struct Cta {
   Index block;
-  int threads = THREADS;
+  int threads;
   std::vector<Fiber> fibers;
   std::vector<Lanes> warps;
   std::vector<Fiber *> waiting;  // at __syncthreads
@@ -114,10 +118,19 @@ struct Cta {
   Cluster *cluster;
 };
 
-static struct Machine {
-  bool lazy;  // copies arrive when they are waited for; otherwise at once
+// What a build is.
+struct Kernel {
+  int warps, cluster;
+  bool bf16;             // of the operands of matrix instructions
+  void (*run)(const void *params);
+};
+
+struct Machine {
+  Kernel kernel;
+  const float *floats;  // that the operands' numbers of 16 bits are
+  bool lazy;            // copies arrive when they are waited for; otherwise at once
   u32 random, shared_bytes;
-  const Params *params;
+  const void *params;
   Index grid;
   Fiber *current;
   bool switches;  // to another warp
@@ -127,105 +140,29 @@ static struct Machine {
   std::string failure;
   std::vector<std::unique_ptr<Cta>> running;
   std::vector<Store> stores;  // that nobody sees yet
-} machine;
+};
+extern Machine machine;
 
 #define threadIdx (machine.current->thread)
 #define blockIdx (machine.current->cta->block)
 #define gridDim (machine.grid)
 
-static u32 draw(u32 below) {
-  u32 &x = machine.random;
-  x ^= x << 13, x ^= x >> 17, x ^= x << 5;
-  return x % below;
-}
-
-// ---- fibers ------------------------------------------------------------------------------------
-
-__attribute__((noinline)) static void suspend() {
-  if (!_setjmp(machine.current->at)) _longjmp(machine.scheduler, 1);
-}
-
-__attribute__((noinline)) static void resume(Fiber *fiber) {
-  machine.current = fiber;
-  if (_setjmp(machine.scheduler)) return;
-  if (fiber->started) _longjmp(fiber->at, 1);
-  fiber->started = true;
-  setcontext(&fiber->start);
-}
-
-static void fail(const std::string &reason) {
-  if (machine.failure.empty())
-    machine.failure = "CTA " + std::to_string(blockIdx.x) + ", thread " +
-                      std::to_string(threadIdx.x) + ": " + reason;
-  suspend();
-}
-
-static void wake(Fiber *fiber) {
-  fiber->lanes->ready.push_back(fiber);
-  machine.idle_reads = 0;
-}
-
-static void wake_all(std::vector<Fiber *> &waiting) {
-  for (Fiber *fiber : waiting) wake(fiber);
-  waiting.clear();
-}
-
-// A store that nobody saw yet is seen: any of them, their order is free.
-static void show_store() {
-  std::swap(machine.stores[draw(machine.stores.size())], machine.stores.back());
-  memcpy(machine.stores.back().at, &machine.stores.back().x, 16);
-  machine.stores.pop_back();
-  machine.idle_reads = 0;
-}
-
-// Lets all others go on before this thread's warp does.
-static void yield_to_others() {
-  Lanes *lanes = machine.current->lanes;
-  if (++machine.idle_reads > MOST_IDLE_READS) fail("waits for a partial that nobody stores");
-  lanes->priority = --machine.lowest;
-  machine.switches = true;
-  lanes->ready.push_back(machine.current);
-  suspend();
-}
+// Runs a grid, no more than `most_ctas` of it at once, started in order. Why it cannot end, or null.
+const char *run_grid(const Kernel &kernel, const void *params, int grid, int shared_bytes,
+                     int most_ctas, bool lazy, u32 seed);
 
 // ---- where threads meet ------------------------------------------------------------------------
 
-// A collective of a warp: the last lane to come calls `combine` with all lanes' arguments.
-template <class Argument, class Combine>
-static void meet(const char *name, Argument &argument, Combine combine) {
-  Fiber *own = machine.current;
-  Lanes &lanes = *own->lanes;
-  if (lanes.waiting > 0 && strcmp(lanes.meeting, name))
-    fail(std::string(name) + " while other lanes are at " + lanes.meeting);
-  lanes.meeting = name;
-  own->argument = &argument;
-  if (++lanes.waiting < LANES) return suspend();
-  lanes.waiting = 0;
-  Argument *all[LANES];
-  for (int lane = 0; lane < LANES; lane++)
-    all[lane] = static_cast<Argument *>(const_cast<void *>(lanes.all[lane]->argument));
-  combine(all);
-  for (Fiber *fiber : lanes.all)
-    if (fiber != own) wake(fiber);
-}
-
-template <class T>
-struct Exchange {
-  T value;
-  int source;
-};
-
 // What lane `source` has; the own value where there is no such lane.
+u64 shuffle_word(const char *name, u64 value, int source);
+
 template <class T>
-static T shuffle(const char *name, T value, int source) {
-  Exchange<T> own = {value, source};
-  meet(name, own, [](Exchange<T> **all) {
-    T values[LANES];
-    for (int lane = 0; lane < LANES; lane++) values[lane] = all[lane]->value;
-    for (int lane = 0; lane < LANES; lane++)
-      if (all[lane]->source >= 0) all[lane]->value = values[all[lane]->source];
-  });
-  return own.value;
+inline T shuffle(const char *name, T value, int source) {
+  u64 word = 0;
+  memcpy(&word, &value, sizeof value);
+  word = shuffle_word(name, word, source);
+  memcpy(&value, &word, sizeof value);
+  return value;
 }
 
 inline int own_lane() { return threadIdx.x % LANES; }
@@ -245,43 +182,18 @@ inline T __shfl_xor_sync(u32, T value, int mask) {
   return shuffle("shfl.bfly", value, own_lane() ^ mask);
 }
 
-template <class Join>
-static int reduce_lanes(const char *name, int value, Join join) {
-  meet(name, value, [&](int **all) {
-    int result = *all[0];
-    for (int lane = 1; lane < LANES; lane++) result = join(result, *all[lane]);
-    for (int lane = 0; lane < LANES; lane++) *all[lane] = result;
-  });
-  return value;
-}
-
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
-inline int __reduce_add_sync(u32, int value) {
-  return reduce_lanes("redux.add", value, [](int a, int b) { return a + b; });
-}
-inline int __reduce_max_sync(u32, int value) { return reduce_lanes("redux.max", value, max); }
-inline u32 __ballot_sync(u32, bool vote) {
-  const int bit = vote ? 1 << own_lane() : 0;
-  return reduce_lanes("vote.ballot", bit, [](int a, int b) { return a | b; });
-}
+int __reduce_add_sync(u32, int value);
+int __reduce_max_sync(u32, int value);
+u32 __ballot_sync(u32, bool vote);
 inline bool __any_sync(u32 mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
-inline void __syncwarp() { reduce_lanes("bar.warp", 0, min); }
-
-inline void __syncthreads() {
-  Cta *cta = machine.current->cta;
-  cta->waiting.push_back(machine.current);
-  if ((int)cta->waiting.size() < cta->threads) return suspend();
-  cta->waiting.pop_back();
-  wake_all(cta->waiting);
-}
-
-static void complete_if_all_arrived(Cluster *cluster) {
-  if (cluster->arrived < cluster->threads) return;
-  cluster->arrived = 0;
-  cluster->phase++;
-  wake_all(cluster->waiting);
-}
+void __syncwarp();
+void __syncthreads();
+void bar_sync(int barrier, int threads);
+void bar_arrive(int barrier, int threads);
+void arrive_at_cluster();
+void wait_for_cluster();
 
 // ---- arithmetic --------------------------------------------------------------------------------
 
@@ -299,97 +211,91 @@ inline int __clz(u32 bits) { return bits ? __builtin_clz(bits) : 32; }
 inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
 inline int __popc(u32 x) { return __builtin_popcount(x); }
 inline float __int2float_rz(int x) { return (float)x; }  // exact below 2^24
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+u32 __byte_perm(u32 low, u32 high, u32 selector);
 template <class T>
 inline T __ldg(const T *at) { return *at; }
+template <class T>
+inline T __ldcg(const T *at) { return *at; }
 
-// ---- launches ----------------------------------------------------------------------------------
+// Threads may fall behind in it.
+float ex2_approx_ftz(float x);
+inline float rcp_approx_ftz(float x) { return 1.0f / x; }
+inline float lg2_approx_ftz(float x) { return log2f(x); }
 
-extern "C" void ENTRY(const Params p);
+u32 half_of(float x, bool to_bf16);
+float cvt_f32_f16(u32 half);
+u32 half_of_e4m3(u32 byte);
 
-// A fiber's life.
-static void live() {
-  ENTRY(*machine.params);
-  Cta *cta = machine.current->cta;
-  if (--cta->threads == 0 && !cta->copies.empty()) fail("a CTA ends before its copies have arrived");
-  cta->cluster->threads--;
-  if (cta->cluster->threads > 0) complete_if_all_arrived(cta->cluster);
-  if (cta->threads > 0 && (int)cta->waiting.size() == cta->threads) wake_all(cta->waiting);
-  machine.idle_reads = 0;
-  suspend();
+// ---- shared memory -----------------------------------------------------------------------------
+
+inline unsigned char *shared_memory() { return machine.current->cta->shared; }
+u32 shared_address(const void *pointer);
+// What is at a shared address, a peer's among them.
+unsigned char *at_shared(u32 address, u32 bytes);
+
+template <class T>
+inline T of_shared(u32 address) {
+  T x;
+  memcpy(&x, at_shared(address, sizeof x), sizeof x);
+  return x;
 }
 
-static void start_cta(int block, Cluster *cluster) {
-  machine.running.push_back(std::make_unique<Cta>());
-  Cta *cta = machine.running.back().get();
-  cta->block.x = block, cta->cluster = cluster;
-  cta->shared = static_cast<unsigned char *>(aligned_alloc(1024, machine.shared_bytes));
-  memset(cta->shared, 0xff, machine.shared_bytes);  // NaN in all dtypes
-  cta->fibers = std::vector<Fiber>(THREADS);
-  cta->warps = std::vector<Lanes>(WARPS);
-  cluster->threads += THREADS;
-  cluster->ctas.push_back(cta);
-  for (Lanes &lanes : cta->warps) lanes.priority = draw(1 << 20);
-  for (int thread = 0; thread < THREADS; thread++) {
-    Fiber &fiber = cta->fibers[thread];
-    fiber.cta = cta, fiber.lanes = &cta->warps[thread / LANES], fiber.thread.x = thread;
-    getcontext(&fiber.start);
-    fiber.start.uc_stack.ss_sp = fiber.stack.get();
-    fiber.start.uc_stack.ss_size = STACK_BYTES;
-    makecontext(&fiber.start, live, 0);
-    fiber.lanes->all[thread % LANES] = &fiber;
-    fiber.lanes->ready.push_back(&fiber);
-  }
+inline float ld_shared_f32(u32 address) { return of_shared<float>(address); }
+inline void st_shared_b32(u32 address, u32 x) { memcpy(at_shared(address, 4), &x, 4); }
+inline void st_shared_v4(u32 address, u32 x) {
+  const u32 words[4] = {x, x, x, x};
+  memcpy(at_shared(address, 16), words, 16);
 }
 
-// The warp of highest priority that can go on. Now and then a warp falls behind all others, so that
-// what only a barrier keeps in order gets out of order where the barrier is missing.
-static Lanes *next_warp() {
-  Lanes *best = nullptr;
-  for (auto &cta : machine.running)
-    for (Lanes &lanes : cta->warps)
-      if (!lanes.ready.empty() && (!best || lanes.priority > best->priority)) best = &lanes;
-  if (best && draw(16) == 0) best->priority = --machine.lowest;
-  return best;
-}
+// ---- matrices ----------------------------------------------------------------------------------
 
-// Runs a grid, no more than `most_ctas` of it at once, started in order. Why it cannot end, or null.
-extern "C" const char *launch(const Params *params, int grid, int shared_bytes, int most_ctas,
-                              int lazy, u32 seed) {
-  machine.lazy = lazy, machine.random = seed + 1, machine.params = params;
-  machine.shared_bytes = (shared_bytes + 1023) / 1024 * 1024;
-  machine.grid.x = grid, machine.idle_reads = 0, machine.lowest = 0, machine.failure.clear();
-  std::vector<std::unique_ptr<Cluster>> clusters;
-  int started = 0, alive = 0;
-  while (machine.failure.empty()) {
-    for (; started < grid && alive + CLUSTER <= most_ctas; alive += CLUSTER) {
-      clusters.push_back(std::make_unique<Cluster>());
-      for (int rank = 0; rank < CLUSTER; rank++) start_cta(started++, clusters.back().get());
-    }
-    if (alive == 0) break;
-    Lanes *lanes = next_warp();
-    if (!lanes) {
-      machine.failure = "threads wait for one another: a deadlock";
-      break;
-    }
-    machine.switches = false;
-    while (!lanes->ready.empty() && !machine.switches && machine.failure.empty()) {
-      Fiber *fiber = lanes->ready.front();
-      lanes->ready.erase(lanes->ready.begin());
-      resume(fiber);
-    }
-    for (size_t i = 0; i < machine.running.size();) {
-      Cta *cta = machine.running[i].get();
-      if (cta->cluster->threads > 0) {
-        i++;
-        continue;
-      }
-      free(cta->shared);
-      machine.running.erase(machine.running.begin() + i);
-      alive--;
-    }
-  }
-  for (auto &cta : machine.running) free(cta->shared);
-  machine.running.clear();
-  while (!machine.stores.empty()) show_store();
-  return machine.failure.empty() ? nullptr : machine.failure.c_str();
-}
+u32 movmatrix_trans(u32 fragment);
+void load_matrices(u32 *a, int count, bool trans, u32 address);
+inline void ldmatrix_x4(u32 (&a)[4], u32 address) { load_matrices(a, 4, false, address); }
+inline void ldmatrix_x4_trans(u32 (&a)[4], u32 address) { load_matrices(a, 4, true, address); }
+inline void ldmatrix_x2(u32 (&b)[2], u32 address) { load_matrices(b, 2, false, address); }
+void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+
+void start_product(float *d, int count, u64 a, u64 b, bool transposed, bool add);
+// With a left operand in registers.
+void start_product(float *d, int count, const u32 (&a)[4], u64 b);
+void commit_products();
+void wait_for_products(int pending);
+
+// ---- copies to shared memory -------------------------------------------------------------------
+
+void cp_async_cg_16(u32 to, const void *from);
+void cp_async_cg_16(u32 to, const void *from, bool copied);
+void cp_async_ca_4(u32 to, const void *from, bool copied);
+void cp_async_commit_group();
+void wait_for_copies(int pending);
+// A tensor map's words: address; size and stride, in numbers, of (head_dim, token, head, outer); tokens
+// of a box; bytes of a number, and of a row of a box: 64 and 128 are swizzled.
+void copy_box(u32 to, const u64 *words, u32 barrier, int x, int y, int z, int w);
+// Into the shared memory of every CTA of the cluster.
+void copy_box_to_all(u32 to, const u64 *words, u32 barrier, int x, int y, int z, int w);
+
+void init_barrier(u32 barrier, int arrivals);
+void arrive(u32 barrier);
+void arrive_at_peer(u32 barrier, int rank);
+void arrive_with_bytes(u32 barrier, u32 bytes);
+// This thread's copies arrive in their order, and then it does.
+void arrive_after_copies(u32 barrier);
+// Of a warp, whose lanes wait together, for copies alone.
+void wait_for_parity(u32 barrier, u32 parity);
+// For what other warps do as well: lanes come alone.
+void wait_for_phase(u32 barrier, u32 parity);
+
+// ---- global memory that other CTAs read and write ----------------------------------------------
+
+void st_relaxed_gpu_b128(u32 *at, uint4 x);
+uint4 ld_relaxed_gpu_b128(const u32 *at);
+inline void st_release_gpu(void *at, u32 x) { memcpy(at, &x, 4); }
+u32 ld_acquire_gpu(const void *at);
+
+// ---- registers of the machine ------------------------------------------------------------------
+
+u64 globaltimer();
+inline u32 smid() { return blockIdx.x; }
+#endif

@@ -1,4 +1,4 @@
-"""lean.cu and many_rows.cu on the CPU: compiled by g++ with cuda_on_cpu.hpp for a GPU, and launched
+"""lean.cu and many_rows.cu on the CPU: compiled by g++ with cuda_on_cpu.cpp for a GPU, and launched
 as `launch_of` has it.
 """
 
@@ -8,7 +8,6 @@ import ctypes
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from filelock import FileLock
 from leanbench.kernels.lean import cuda
 from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.kernels.lean.cuda import CudaLaunch, launch_of, misalignment
@@ -173,7 +173,6 @@ def compiled(
     source.write_text(replaced(text, _SHARED, _OWN_SHARED), encoding="utf-8")
     shutil.copy(_HERE / "ptx_on_cpu.hpp", folder / "ptx.cuh")
     shutil.copy(_HERE / "wgmma_on_cpu.hpp", folder / "wgmma.cuh")
-    shutil.copy(_HERE / "cuda_on_cpu.hpp", folder)
     return library_of(source, library, build, architecture)
 
 
@@ -188,23 +187,34 @@ def library_of(
     defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
     defines += [f"-DENTRY={build.entry}", f"-D__CUDA_ARCH__={architecture}"]
     assert COMPILER is not None
-    words = (*defines, *words, "-include", str(_standard_headers()), "-shared", "-x", "c++")
-    subprocess.run([COMPILER, *_FLAGS, *words, "-o", library, source], check=True)
+    machine = _machine()
+    words = (*defines, *words, f"-I{machine}", "-include", "cuda_on_cpu.hpp", "-shared")
+    objects = ("-x", "none", machine / "cuda_on_cpu.o")
+    subprocess.run(
+        [COMPILER, *_FLAGS, *words, "-o", library, "-x", "c++", source, *objects], check=True
+    )
     return ctypes.CDLL(str(library))
 
 
 @cache
-def _standard_headers() -> Path:
-    """A header with what cuda_on_cpu.hpp takes of the standard library, which is compiled once for
-    all builds.
+def _machine() -> Path:
+    """A folder with what all builds have in common, compiled once for all processes: the header
+    cuda_on_cpu.hpp, and cuda_on_cpu.cpp as an object, which is optimised.
     """
-    lines = (_HERE / "cuda_on_cpu.hpp").read_text(encoding="utf-8").splitlines(keepends=True)
-    header = Path(tempfile.mkdtemp(dir=os.environ["LEANBENCH_CACHE"])) / "standard.hpp"
-    header.write_text("".join(line for line in lines if line.startswith("#include <")))
-    assert COMPILER is not None
-    compiled = header.with_name("standard.hpp.gch")
-    subprocess.run([COMPILER, *_FLAGS, "-x", "c++-header", "-o", compiled, header], check=True)
-    return header
+    folder = Path(os.environ["LEANBENCH_CACHE"]) / "cuda-on-cpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    header, whole = folder / "cuda_on_cpu.hpp", folder / "cuda_on_cpu.o"
+    with FileLock(folder / "lock"):
+        if not whole.exists():
+            assert COMPILER is not None
+            shutil.copy(_HERE / header.name, header)
+            words = ("-x", "c++-header", "-o", f"{header}.gch", header)
+            subprocess.run([COMPILER, *_FLAGS, *words], check=True)
+            part = folder / "part.o"
+            words = ("-O2", "-c", "-o", part, _HERE / "cuda_on_cpu.cpp")
+            subprocess.run([COMPILER, *_FLAGS, *words], check=True)
+            part.rename(whole)
+    return folder
 
 
 def replaced(text: str, old: str, new: str) -> str:

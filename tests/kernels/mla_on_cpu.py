@@ -81,7 +81,6 @@ def compiled(build: MlaBuild, folder: Path, mutation: Mutation | None) -> ctypes
                 text = replaced(text, _SHARED, _OWN_SHARED)
             (folder / family / path.name).write_text(text, encoding="utf-8")
     shutil.copy(_HERE / "ptx_on_cpu.hpp", folder / "lean" / "ptx.cuh")
-    shutil.copy(_HERE / "cuda_on_cpu.hpp", folder / "lean")
     shutil.copy(_HERE / "wgmma_on_cpu.hpp", folder / "lean" / "wgmma.cuh")
     source, library = folder / "mla" / "mla.cu", folder / "mla.so"
     return library_of(source, library, build, 900, f"-I{folder}")

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from depth import diagonal, label
 from every_kind import KINDS, PLAIN
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +21,7 @@ from leanbench.kernels.lean.cuda import CudaLaunch, build_of, refusal
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts
 
-from leanbench.compile.build import process_pool
-from leanbench.compile.nvrtc import CudaBinary, CudaCompileError, CudaSource, compile_cuda
+from leanbench.compile.nvrtc import CudaCompileError, compile_cuda
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs, shape_only
 from leanbench.core.problem import AttentionProblem
@@ -70,41 +70,20 @@ PROBLEMS = (
 GPUS = ("a100", "h200", "b200")
 
 
-def _compiled(source: CudaSource) -> CudaBinary:
-    return compile_cuda(source)
+def heuristic_build(problem: AttentionProblem, name: str) -> CudaBuild:
+    config = kernel("lean_cuda").default_config(problem, find(name))
+    assert config is not None
+    return CudaBuild.of(problem, config)
 
 
-@pytest.fixture(scope="module")
-def builds() -> dict[tuple[str, AttentionProblem], tuple[CudaBuild, CudaBinary]]:
-    """The heuristic's builds of all problems for all GPUs."""
-    wanted = {
-        (name, problem): CudaBuild.of(
-            problem, kernel("lean_cuda").default_config(problem, find(name))
-        )
-        for name in GPUS
-        for problem in PROBLEMS
-    }
-    with process_pool() as pool:
-        sources = [
-            build.source(find(name).compute_capability) for (name, _), build in wanted.items()
-        ]
-        binaries = list(pool.map(_compiled, sources))
-    return {
-        key: (build, binary) for (key, build), binary in zip(wanted.items(), binaries, strict=True)
-    }
-
-
-@pytest.mark.parametrize("name", GPUS)
-def test_heuristic_builds_spill_nothing_and_fit(name, builds):
-    spec = find(name)
-    for problem in PROBLEMS:
-        build, binary = builds[name, problem]
-        resources = build.resources(binary, 1)
-        assert resources.spilled_registers == 0, problem.label
-        assert resources.registers_per_thread <= 255
-        assert theoretical_occupancy(resources, spec).ctas_per_sm >= build.ctas_per_sm, (
-            problem.label
-        )
+# Seconds of NVRTC each: every problem is compiled for one GPU, and for all of them in a deep run.
+@pytest.mark.parametrize(("problem", "name"), diagonal(PROBLEMS, GPUS, keep=len(GPUS)), ids=label)
+def test_heuristic_builds_spill_nothing_and_fit(problem, name):
+    spec, build = find(name), heuristic_build(problem, name)
+    resources = build.resources(compile_cuda(build.source(spec.compute_capability)), 1)
+    assert resources.spilled_registers == 0
+    assert resources.registers_per_thread <= 255
+    assert theoretical_occupancy(resources, spec).ctas_per_sm >= build.ctas_per_sm
 
 
 @given(
@@ -140,9 +119,9 @@ def test_the_heuristic_finds_what_fits_every_gpu(problem, spec):
         assert build.cluster == 1 or spec.compute_capability >= (9, 0)
 
 
-def test_an_a100_build_uses_what_an_a100_has(builds):
+def test_an_a100_build_uses_what_an_a100_has():
     for problem in PROBLEMS:
-        build, _ = builds["a100", problem]
+        build = heuristic_build(problem, "a100")
         assert (build.bulk, build.cluster) == (0, 1)
 
 

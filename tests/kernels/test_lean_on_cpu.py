@@ -1,4 +1,4 @@
-"""lean.cu computes attention: the kernel itself, on a stand-in for a GPU (cuda_on_cpu.hpp), against
+"""lean.cu computes attention: the kernel itself, on a stand-in for a GPU (cuda_on_cpu.cpp), against
 the fp64 reference; and with a line of it changed, it does not.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from depth import deep
 from leanbench.kernels.lean.cuda import build_of
 from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
 from leanbench.kernels.lean.cuda_heuristic import (
@@ -268,19 +269,24 @@ def test_a_warpgroup_copies_pages_that_bulk_copies_cannot_take(page_size, copy):
                 bulk.source((9, 0))
 
 
-def test_copies_by_lanes_spill_nothing():
-    for axes in (
-        {"page_size": 1},
+# Of two warpgroups and of one, with each mechanism once: a second or two of NVRTC each.
+@pytest.mark.parametrize(
+    "axes",
+    [
+        deep({"page_size": 1}),
+        deep({"page_size": 1, "q_len": 16, "batch": 32, "context": 500}),
         {"page_size": 8, "q_lens": (128,)},
-        {"page_size": 1, "q_len": 16, "batch": 32, "context": 500},
         {"page_size": 1, "q_len": 16, "head_dim": 256},
         {"page_size": 4, "causal": False, "window_left": 100, "window_right": 14},
-    ):
-        problem = replace(CHUNK, **axes)
-        build = CudaBuild.of(problem, many_rows_config(problem, H200))
-        resources = build.resources(compile_cuda(build.source((9, 0))), 1)
-        assert resources.spilled_registers == 0, problem.label
-        assert 32 * build.warps * build.ctas_per_sm * resources.registers_per_thread <= 2**16
+    ],
+    ids=str,
+)
+def test_copies_by_lanes_spill_nothing(axes):
+    problem = replace(CHUNK, **axes)
+    build = CudaBuild.of(problem, many_rows_config(problem, H200))
+    resources = build.resources(compile_cuda(build.source((9, 0))), 1)
+    assert resources.spilled_registers == 0
+    assert 32 * build.warps * build.ctas_per_sm * resources.registers_per_thread <= 2**16
 
 
 def test_an_sm_holds_two_ctas_of_one_warpgroup():

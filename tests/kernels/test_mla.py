@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from depth import diagonal
 from leanbench.kernels.lean.cuda_build import HOPPER
 from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.mla.build import MlaBuild
@@ -71,8 +72,7 @@ def test_configs_leave_one_column_group_out():
         MlaConfig(2, True, 3)
 
 
-@pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
-@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize(("heads", "kv_dtype"), diagonal([16, 128], ["e4m3", "e5m2"], keep=2))
 def test_a_cta_of_an_fp8_cache_fits_an_h200(kv_dtype, heads):
     problem = replace(PROBLEM, q_heads=heads, kv_dtype=kv_dtype)
     [cta] = LEAN_MLA.compile(problem, LEAN_MLA.default_config(problem, H200), HOPPER)

@@ -67,10 +67,19 @@ class Right(Kernel):
     def prepare(self, inputs: AttentionInputs, config: TileConfig | None) -> Callable[[], Any]:
         self.prepared.append(config)
         attend_all = kernel("reference").prepare(inputs, None)
+        read = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.cache_seqlens)
+        # Hundreds of launches of the same inputs: what they write is computed once.
+        written: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
         def launch() -> None:
             self.launches += 1
-            attend_all()
+            versions = tuple(tensor._version for tensor in read if tensor is not None)
+            if versions in written:
+                inputs.out.copy_(written[versions][0])
+                inputs.lse.copy_(written[versions][1])
+            else:
+                attend_all()
+                written[versions] = inputs.out.clone(), inputs.lse.clone()
             self.spoil(inputs)
 
         return Launch(self, launch)

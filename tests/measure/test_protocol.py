@@ -456,7 +456,8 @@ def test_host_time_is_the_median_of_calls(gpu, monkeypatch, latency_us, calls):
         return outcome
 
     monkeypatch.setattr(protocol, "EXTRAS", (host_fields,))
-    assert measure(gpu, kernel)["right"]["host_us"] == pytest.approx(20.0)
+    no_rest = Effort(rest_share=0.0)
+    assert measure(gpu, kernel, effort=no_rest)["right"]["host_us"] == pytest.approx(20.0)
     assert waits == [*range(3, 3 + calls, 20), 3 + calls]
 
 
