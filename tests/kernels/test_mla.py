@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from every_kind import take_latent_calls
 from leanbench.kernels.lean.cuda_build import HOPPER
 from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.mla.build import MlaBuild
@@ -19,10 +20,10 @@ from leanbench.kernels.mla.configs import MlaConfig
 from leanbench.kernels.mla.launch import _aligned, _descale
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from leanbench import latent, lean_attn_with_kvcache, lean_mla_with_kvcache
+from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
 from leanbench.calls.call import Call, whole_number
 from leanbench.calls.latent import latent_call
-from leanbench.calls.latent_launch import as_attention, check_latent
+from leanbench.calls.latent_launch import check_latent
 from leanbench.core.errors import DoesNotFit, UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
@@ -386,35 +387,8 @@ def test_no_more_splits_than_merge_well(context, stages, on_device):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Calls that come to a kernel, which is plain torch and takes what mla.cu takes."""
-    calls = []
-
-    def attend(call, with_lse):
-        check_latent(call)
-        calls.append(call)
-        call = as_attention(call)
-        k, table = call.k_cache, call.block_table
-        if table is not None:
-            k = k[table.long().clamp(0, k.shape[0] - 1)].flatten(1, 2)
-        scale = call.all_extras.k_descale
-        scale = 1.0 if scale is None else scale.double()
-        k = k[:, :, 0].double() * scale
-        lengths = call.cache_seqlens
-        if lengths is None:
-            lengths = torch.full(k.shape[:1], k.shape[1] if call.length is None else call.length)
-        seen = (torch.arange(k.shape[1]) < lengths[:, None])[:, None, None]
-        k = k.masked_fill(~seen[:, 0, 0, :, None], 0)
-        scores = torch.einsum("bqhd,bnd->bhqn", call.q.double(), k)
-        scores = (scores * (call.softmax_scale or 576**-0.5)).masked_fill(~seen, -math.inf)
-        result = torch.einsum("bhqn,bnd->bqhd", scores.softmax(-1), k[..., :512])
-        out = call.out
-        if out is None:
-            out = call.q.new_empty(call.out_shape)
-        out.copy_(result)
-        return out, scores.logsumexp(-1).float() if with_lse else None
-
-    monkeypatch.setattr(latent, "attend", attend)
-    return calls
+    """Calls that come to the kernel."""
+    return take_latent_calls(monkeypatch)
 
 
 def latent_rows(*shape):

@@ -1,0 +1,304 @@
+"""Calls in forms that no kernel takes as they are, on a GPU, against the fp64 reference."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from forms import INT32, assert_form, pages_of, plain_form
+
+from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
+
+# The thread method ends the process: a kernel that waits for ever cannot be interrupted.
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(180, method="thread"),
+]
+hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+    reason="lean_mla is for Hopper",
+)
+LENGTHS = (700, 65)
+ROOM = 1024
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+def numbers(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=INT32, device="cuda")
+
+
+def poison(like: torch.Tensor, columns: int) -> torch.Tensor:
+    return torch.full((*like.shape[:-1], columns), math.nan, dtype=like.dtype, device="cuda")
+
+
+def latent_views(cache: torch.Tensor, views: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of a cache of 576 columns: views of it, or tensors of their own."""
+    k, v = cache[..., 512:], cache[..., :512]
+    return (k, v) if views else (k.contiguous(), v.contiguous())
+
+
+@hopper
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("page_size", [None, 16, 64])
+@pytest.mark.parametrize("views", [True, False])
+@pytest.mark.parametrize("q_len", [1, 2, 3, 4])
+def test_qv(q_len, views, page_size, dtype):
+    cache, table = rand(2, ROOM, 1, 576, dtype=dtype), None
+    if page_size is not None:
+        cache, table = pages_of(cache, page_size)
+    k, v = latent_views(cache, views)
+    q, qv = rand(2, q_len, 16, 64, dtype=dtype), rand(2, q_len, 16, 512, dtype=dtype)
+    options: dict[str, Any] = {"cache_seqlens": numbers(*LENGTHS), "block_table": table}
+    for causal in (False, True):
+        inputs = plain_form(q, k, v, qv, causal=causal, **options)
+        out = poison(q, 512)
+        result, lse = lean_attn_with_kvcache(
+            q, k, v, qv=qv, causal=causal, out=out, return_softmax_lse=True, **options
+        )
+        assert result is out
+        assert_form(inputs, (out, lse))
+
+
+@hopper
+@pytest.mark.parametrize("page_size", [None, 16, 64])
+@pytest.mark.parametrize("most", [4, None])
+def test_packed_queries_with_qv(most, page_size):
+    cache, table = rand(3, ROOM, 1, 576), None
+    if page_size is not None:
+        cache, table = pages_of(cache, page_size)
+    k, v = latent_views(cache, views=True)
+    q, qv = rand(7, 128, 64), rand(7, 128, 512)
+    options: dict[str, Any] = {
+        "cache_seqlens": numbers(*LENGTHS, 1),
+        "cu_seqlens_q": numbers(0, 4, 6, 7),
+        "block_table": table,
+        "causal": True,
+    }
+    inputs = plain_form(q, k, v, qv, max_seqlen_q=4, **options)
+    out = poison(q, 512)
+    result, lse = lean_attn_with_kvcache(
+        q, k, v, qv=qv, out=out, max_seqlen_q=most, return_softmax_lse=True, **options
+    )
+    assert result is out
+    assert_form(inputs, (out, lse))
+
+
+@hopper
+def test_a_captured_call_with_qv_follows_its_tensors():
+    cache, table = pages_of(rand(2, ROOM, 1, 576), 64, spare=0)
+    k, v = latent_views(cache, views=True)
+    q, qv, lengths = rand(2, 2, 16, 64), rand(2, 2, 16, 512), numbers(*LENGTHS)
+    options: dict[str, Any] = {"cache_seqlens": lengths, "block_table": table, "causal": True}
+
+    def call() -> Any:
+        return lean_attn_with_kvcache(q, k, v, qv=qv, return_softmax_lse=True, **options)
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = call()
+    for tokens in (LENGTHS, (2, ROOM), (64, 63)):
+        lengths.copy_(torch.tensor(tokens))
+        table.copy_(torch.randperm(table.numel()).view(table.shape))
+        q.normal_()
+        qv.normal_()
+        inputs = plain_form(q, k, v, qv, **options)
+        out.fill_(math.nan)
+        lse.fill_(math.nan)
+        graph.replay()
+        assert_form(inputs, (out, lse))
+
+
+@hopper
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("page_size", [None, 1, 16, 64, 80])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "q_len"), [(16, 1, 1), (32, 2, 1), (24, 3, 2)])
+def test_latent_caches_of_any_heads_and_pages(q_heads, kv_heads, q_len, page_size, dtype):
+    room = 1040 if page_size == 80 else ROOM
+    cache, table = rand(2, room, kv_heads, 576, dtype=dtype), None
+    if page_size is not None:
+        cache, table = pages_of(cache, page_size)
+    q, is_fp8 = rand(2, q_len, q_heads, 576), cache.element_size() == 1
+    lengths, scale = numbers(*LENGTHS), torch.tensor([0.5], device="cuda")
+    scales: dict[str, Any] = {}
+    if is_fp8:
+        scales = dict.fromkeys(("k_descale", "v_descale"), scale.expand(2, kv_heads))
+    inputs = plain_form(
+        q,
+        cache,
+        cache[..., :512],
+        cache_seqlens=lengths,
+        block_table=table,
+        causal=True,
+        **scales,
+    )
+    out = poison(q, 512)
+    result, lse = lean_mla_with_kvcache(
+        q,
+        cache,
+        lengths,
+        block_table=table,
+        k_descale=scale if is_fp8 else None,
+        causal=True,
+        out=out,
+        return_softmax_lse=True,
+    )
+    assert result is out
+    assert_form(inputs, (out, lse))
+
+
+@hopper
+@pytest.mark.parametrize("q_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("page_size", [None, 16, 64])
+def test_latent_queries_in_fp8(page_size, q_dtype):
+    cache, table = rand(2, ROOM, 1, 576, dtype=torch.float8_e4m3fn), None
+    if page_size is not None:
+        cache, table = pages_of(cache, page_size)
+    q, lengths = rand(2, 2, 16, 576, dtype=q_dtype), numbers(*LENGTHS)
+    # Powers of two, and of three halves: q times either is exact in bf16.
+    q_scale, k_scale = torch.tensor([[0.25], [1.5]], device="cuda")
+    inputs = plain_form(
+        q,
+        cache,
+        cache[..., :512],
+        cache_seqlens=lengths,
+        block_table=table,
+        q_descale=q_scale.expand(2, 1),
+        k_descale=k_scale.expand(2, 1),
+        v_descale=k_scale.expand(2, 1),
+    )
+    results = lean_mla_with_kvcache(
+        q,
+        cache,
+        lengths,
+        block_table=table,
+        q_descale=q_scale,
+        k_descale=k_scale,
+        return_softmax_lse=True,
+    )
+    assert_form(inputs, results)
+
+
+@hopper
+def test_torch_compile_takes_several_kv_heads_and_any_pages():
+    cache, table = pages_of(rand(2, ROOM, 2, 576), 16)
+    q, lengths = rand(2, 1, 32, 576), numbers(*LENGTHS)
+
+    def call(q: torch.Tensor) -> Any:
+        out, lse = lean_mla_with_kvcache(
+            q + 0, cache, lengths, block_table=table, return_softmax_lse=True
+        )
+        return out * 2, lse
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    out, lse = compiled(q)
+    inputs = plain_form(q, cache, cache[..., :512], cache_seqlens=lengths, block_table=table)
+    assert_form(inputs, (out / 2, lse))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 1), (1, 2), (2,), (2, 2)], ids=str)
+def test_scales_that_expand(shape):
+    dtype = torch.float8_e4m3fn
+    q, k, v = (rand(2, *own, 128, dtype=dtype) for own in ((2, 8), (ROOM, 2), (ROOM, 2)))
+    lengths, scales = numbers(*LENGTHS), torch.rand((3, *shape), device="cuda") + 0.5
+    names = ("q_descale", "k_descale", "v_descale")
+    given: dict[str, Any] = dict(zip(names, scales, strict=True))
+    whole: dict[str, Any] = {name: own.expand(2, 2) for name, own in given.items()}
+    inputs = plain_form(q, k, v, cache_seqlens=lengths, causal=True, **whole)
+    out = torch.full(q.shape, math.nan, dtype=torch.bfloat16, device="cuda")
+    result, lse = lean_attn_with_kvcache(
+        q, k, v, cache_seqlens=lengths, causal=True, out=out, return_softmax_lse=True, **given
+    )
+    assert result is out
+    assert_form(inputs, (out, lse))
+
+
+@pytest.mark.parametrize("window", [None, (None, None), (-1, None), (100, None), (100, 0)])
+def test_windows_of_none(window):
+    q, k, v = rand(2, 3, 8, 64), rand(2, ROOM, 2, 64), rand(2, ROOM, 2, 64)
+    left = -1 if window is None or window[0] is None else window[0]
+    for causal in (False, True):
+        right = 0 if window == (100, 0) and not causal else -1
+        lengths = numbers(*LENGTHS)
+        inputs = plain_form(
+            q, k, v, cache_seqlens=lengths, causal=causal, window_left=left, window_right=right
+        )
+        out = poison(q, 64)
+        result, lse = lean_attn_with_kvcache(
+            q,
+            k,
+            v,
+            cache_seqlens=lengths,
+            causal=causal,
+            window_size=window,
+            out=out,
+            return_softmax_lse=True,
+        )
+        assert result is out
+        assert_form(inputs, (out, lse))
+
+
+@pytest.mark.parametrize("most", [None, 4, 5, 100])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_the_most_query_tokens(most, batch_invariant):
+    q, k, v = rand(7, 8, 128), rand(3, ROOM, 2, 128), rand(3, ROOM, 2, 128)
+    options: dict[str, Any] = {
+        "cache_seqlens": numbers(*LENGTHS, 1),
+        "cu_seqlens_q": numbers(0, 4, 6, 7),
+        "causal": True,
+    }
+    inputs = plain_form(q, k, v, max_seqlen_q=4, **options)
+    out = poison(q, 128)
+    result, lse = lean_attn_with_kvcache(
+        q,
+        k,
+        v,
+        max_seqlen_q=most,
+        out=out,
+        batch_invariant=batch_invariant,
+        return_softmax_lse=True,
+        **options,
+    )
+    assert result is out
+    assert_form(inputs, (out, lse))
+
+
+@pytest.mark.parametrize(("batch", "q_len", "tokens"), [(0, 1, 64), (2, 0, 64), (2, 3, 0)], ids=str)
+def test_sizes_of_none(batch, q_len, tokens):
+    q, cache = rand(batch, q_len, 8, 64), rand(batch, tokens, 2, 64)
+    sinks = torch.arange(8.0, device="cuda")
+    for own in (None, sinks):
+        out = poison(q, 64)
+        result, lse = lean_attn_with_kvcache(
+            q, cache, cache, cache_seqlens=0, out=out, sinks=own, return_softmax_lse=True
+        )
+        assert result is out
+        assert out.eq(0).all()
+        expected = torch.full_like(sinks, -math.inf) if own is None else own
+        assert lse.equal(expected[:, None].expand(batch, 8, q_len))
+
+
+def test_block_tables_at_any_distance():
+    k, table = pages_of(rand(3, ROOM, 2, 128), 64)
+    v = torch.randn_like(k).where(k.isnan().logical_not(), torch.nan)
+    wide = torch.full((3, 40), 2**31 - 1, dtype=INT32, device="cuda")
+    wide[:, 5 : 5 + table.shape[1]] = table
+    q, lengths = rand(3, 1, 8, 128), numbers(*LENGTHS, 0)
+    for own in (wide[:, 5 : 5 + table.shape[1]], table[:1].expand(3, -1)):
+        inputs = plain_form(q, k, v, cache_seqlens=lengths, block_table=own)
+        out = poison(q, 128)
+        _, lse = lean_attn_with_kvcache(
+            q,
+            k,
+            v,
+            cache_seqlens=lengths,
+            block_table=own,
+            out=out,
+            return_softmax_lse=True,
+        )
+        assert_form(inputs, (out, lse))
