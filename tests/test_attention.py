@@ -220,8 +220,12 @@ REFUSED_BY_NAME: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "softcap": ({"softcap": 30.0}, "softcap=30.0 yet: leave it at its default, 0.0"),
     "qv": (
-        {"qv": torch.zeros(2, 1, 8, 64).half(), "sinks": torch.zeros(8)},
-        "sinks beside qv: leave one of them out",
+        {
+            "qv": torch.zeros(1, 1, 2, 512).half(),
+            "v_cache": torch.zeros(1, 40, 2, 512).half(),
+            "sinks": torch.zeros(2),
+        },
+        "sinks beside qv of 512 columns: leave one of them out",
     ),
     "attention_chunk": (
         {"attention_chunk": 64},

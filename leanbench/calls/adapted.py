@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from leanbench.calls.appending import append_ahead
-from leanbench.calls.padding import copied, is_whole, needs_padding, padded_dim
+from leanbench.calls.padding import copied, is_read, needs_padding, padded_dim
 from leanbench.calls.unpacking import Rows
 from leanbench.core.extras import NO_EXTRAS, Extras, extras_of
 from leanbench.core.inputs import AttentionInputs
@@ -64,7 +64,7 @@ class Steps(NamedTuple):
             inputs.cu_seqlens_k_new is not None
             or inputs.rotary_seqlens is not None
             or (inputs.rotary_cos is not None and (unpacks or inputs.k_cache.element_size() == 1))
-            or not (is_whole(inputs.k_cache) and is_whole(inputs.v_cache))
+            or not (is_read(inputs.k_cache) and is_read(inputs.v_cache))
         )
         rest = replace(inputs, cache_batch_idx=None) if picks_rows else inputs
         if appends:
@@ -175,7 +175,7 @@ def _padded(own: Tensors) -> Tensors:
     k_cache, v_cache, extras = own.k_cache, own.v_cache, own.extras
     k_dim, v_dim = padded_dim(k_cache.shape[3], k_cache), padded_dim(v_cache.shape[3], v_cache)
     # Both or neither: a launch is prepared for the alignment of the two together.
-    if not (is_whole(k_cache) and is_whole(v_cache)):
+    if not (is_read(k_cache) and is_read(v_cache)):
         k_cache, v_cache = copied(k_cache, k_dim), copied(v_cache, v_dim)
     if extras.k_new is not None and extras.v_new is not None:
         k_new, v_new = copied(extras.k_new, k_dim), copied(extras.v_new, v_dim)

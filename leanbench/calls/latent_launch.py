@@ -96,12 +96,7 @@ def check_latent_launch(call: Call) -> None:
         ValueError: tensor maps cannot have these addresses or steps.
     """
     q, cache = call.q, call.k_cache
-    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
-        raise UserError(
-            f"lean_mla_with_kvcache runs on Hopper GPUs, q is on {q.device}: move the tensors there"
-        )
-    if (reason := LEAN_MLA.unavailable_reason()) is not None:
-        raise UserError(reason)
+    check_hopper(q)
     steps = [2 * step for step in q.stride()[:3]]
     steps += [cache.element_size() * step for step in cache.stride()[:2]]
     if any(number % _ALIGNMENT for number in (q.data_ptr(), cache.data_ptr(), *steps)):
@@ -110,6 +105,16 @@ def check_latent_launch(call: Call) -> None:
         )
     if call.out is not None and call.out.data_ptr() % _ALIGNMENT:
         raise ValueError("out starts at no multiple of 16 bytes: pass an aligned tensor")
+
+
+def check_hopper(q: torch.Tensor) -> None:
+    """Raises UserError: the kernel does not run where `q` is."""
+    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
+        raise UserError(
+            f"lean_mla_with_kvcache runs on Hopper GPUs, q is on {q.device}: move the tensors there"
+        )
+    if (reason := LEAN_MLA.unavailable_reason()) is not None:
+        raise UserError(reason)
 
 
 def check_latent_out(call: Call, out: torch.Tensor) -> None:

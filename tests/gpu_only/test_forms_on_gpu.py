@@ -302,3 +302,146 @@ def test_block_tables_at_any_distance():
             return_softmax_lse=True,
         )
         assert_form(inputs, (out, lse))
+
+
+MASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "all": ({}, {}),
+    "causal": ({"causal": True}, {"causal": True}),
+    "window": ({"window_size": (100, 3)}, {"window_left": 100, "window_right": 3}),
+    "left": ({"causal": True, "window_size": (60, 0)}, {"causal": True, "window_left": 60}),
+    "chunks": ({"attention_chunk": 130}, {"attention_chunk": 130}),
+}
+
+
+@hopper
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("v_dim", [512, 256])
+@pytest.mark.parametrize("q_len", [1, 3, 64])
+@pytest.mark.parametrize(
+    ("kv_heads", "page_size", "padded", "picked"),
+    [(1, None, False, False), (2, 1, True, True), (6, 128, False, True), (1, 4, True, False)],
+)
+def test_qv_beside_every_mask(kv_heads, page_size, padded, picked, q_len, v_dim, mask):
+    arguments, fields = MASKS[mask]
+    rows, table = 4 if picked else 2, None
+    both = rand(rows, ROOM, kv_heads, 64 + v_dim)
+    if page_size is not None:
+        both, table = pages_of(both, page_size)
+    k, v = both[..., :64].contiguous(), both[..., 64:].contiguous()
+    q, qv = rand(2, q_len, 6, 64), rand(2, q_len, 6, v_dim)
+    shared: dict[str, Any] = {
+        "cache_seqlens": numbers(*LENGTHS),
+        "block_table": table,
+        "cache_leftpad": numbers(33, 64) if padded else None,
+        "cache_batch_idx": numbers(3, 0) if picked else None,
+    }
+    inputs = plain_form(q, k, v, qv, **shared, **fields)
+    out = poison(q, v_dim)
+    result, lse = lean_attn_with_kvcache(
+        q, k, v, qv=qv, out=out, return_softmax_lse=True, **shared, **arguments
+    )
+    assert result is out
+    assert_form(inputs, (out, lse))
+
+
+@hopper
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("v_dim", [512, 256])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("rotary_dim", "interleaved", "page_size", "padded", "picked"),
+    [
+        (0, False, None, False, False),
+        (32, True, 1, True, True),
+        (64, False, 128, False, True),
+        (64, True, None, True, False),
+    ],
+)
+def test_appending_beside_qv(
+    rotary_dim, interleaved, page_size, padded, picked, packed, v_dim, mask
+):
+    arguments, fields = MASKS[mask]
+    rows, table = 4 if picked else 2, None
+    both = rand(rows, ROOM, 2, 64 + v_dim)
+    if page_size is not None:
+        both, table = pages_of(both, page_size)
+    k, v = both[..., :64].contiguous(), both[..., 64:].contiguous()
+    tokens, new = ((5,), (3,)) if packed else ((2, 3), (2, 2))
+    q, qv = rand(*tokens, 6, 64), rand(*tokens, 6, v_dim)
+    k_new, v_new = rand(*new, 2, 64), rand(*new, 2, v_dim)
+    shared: dict[str, Any] = {
+        "cache_seqlens": numbers(*LENGTHS),
+        "block_table": table,
+        "cache_leftpad": numbers(33, 64) if padded else None,
+        "cache_batch_idx": numbers(3, 0) if picked else None,
+    }
+    if packed:
+        starts = {"cu_seqlens_q": numbers(0, 2, 5), "cu_seqlens_k_new": numbers(0, 1, 3)}
+        shared |= {**starts, "max_seqlen_q": 3}
+    if rotary_dim:
+        angles = torch.rand(ROOM, rotary_dim // 2, device="cuda") * 2 * math.pi
+        tables = {"rotary_cos": angles.cos().bfloat16(), "rotary_sin": angles.sin().bfloat16()}
+        shared |= {**tables, "rotary_interleaved": interleaved}
+    own: dict[str, Any] = {"k_new": k_new, "v_new": v_new, **shared, **fields}
+    inputs = plain_form(q, k.clone(), v.clone(), qv, **own)
+    out = poison(q, v_dim)
+    result, lse = lean_attn_with_kvcache(
+        q, k, v, k_new, v_new, qv=qv, out=out, return_softmax_lse=True, **shared, **arguments
+    )
+    assert result is out
+    assert_form(inputs, (out, lse), (k, v))
+
+
+@hopper
+@pytest.mark.parametrize("v_dim", [512, 256])
+def test_torch_compile_takes_an_appending_call_with_qv(v_dim):
+    torch._dynamo.reset()
+    k, v = rand(2, ROOM, 1, 64), rand(2, ROOM, 1, v_dim)
+    q, qv = rand(2, 2, 16, 64), rand(2, 2, 16, v_dim)
+    k_new, v_new, lengths = rand(2, 2, 1, 64), rand(2, 2, 1, v_dim), numbers(*LENGTHS)
+    own: dict[str, Any] = {"cache_seqlens": lengths, "k_new": k_new, "v_new": v_new}
+    inputs = plain_form(q, k.clone(), v.clone(), qv, causal=True, **own)
+
+    def call(q: torch.Tensor) -> Any:
+        out, lse = lean_attn_with_kvcache(
+            q + 0,
+            k,
+            v,
+            k_new,
+            v_new,
+            cache_seqlens=lengths,
+            qv=qv,
+            causal=True,
+            return_softmax_lse=True,
+        )
+        return out * 2, lse
+
+    out, lse = torch.compile(call, fullgraph=True, backend="aot_eager")(q)
+    assert_form(inputs, (out / 2, lse), (k, v))
+
+
+@pytest.mark.parametrize(
+    ("k_dim", "v_dim"),
+    [
+        *((64, 256), (64, 512), (32, 512), (32, 256), (192, 128), (160, 128), (512, 256)),
+        *((320, 256), (264, 264), (64, 320), (504, 72), (59, 300)),
+    ],
+)
+@pytest.mark.parametrize(("q_len", "page_size"), [(1, None), (4, 16), (64, 1)])
+def test_pairs_of_head_dims(q_len, page_size, k_dim, v_dim):
+    k, v, table = rand(2, ROOM, 2, k_dim), rand(2, ROOM, 2, v_dim), None
+    if page_size is not None:
+        both, table = pages_of(torch.cat([k, v], -1), page_size)
+        k, v = both[..., :k_dim].contiguous(), both[..., k_dim:].contiguous()
+    q, lengths = rand(2, q_len, 6, k_dim), numbers(*LENGTHS)
+    new = rand(2, q_len, 2, k_dim), rand(2, q_len, 2, v_dim)
+    inputs = plain_form(q, k, v, cache_seqlens=lengths, block_table=table, causal=True)
+    out = poison(q, v_dim)
+    options: dict[str, Any] = {"cache_seqlens": lengths, "block_table": table, "causal": True}
+    _, lse = lean_attn_with_kvcache(q, k, v, out=out, return_softmax_lse=True, **options)
+    assert_form(inputs, (out, lse))
+    own: dict[str, Any] = {"k_new": new[0], "v_new": new[1], **options}
+    inputs = plain_form(q, k.clone(), v.clone(), **own)
+    out = poison(q, v_dim)
+    _, lse = lean_attn_with_kvcache(q, k, v, *new, out=out, return_softmax_lse=True, **options)
+    assert_form(inputs, (out, lse), (k, v))

@@ -484,32 +484,6 @@ def test_qv_is_a_call_over_the_latent_cache(packed, views, launched):
     assert (launched[-1].k_cache.data_ptr() == cache.data_ptr()) == views
 
 
-def test_qv_of_another_shape_is_a_sentence():
-    q, cache = Q[..., :64], CACHE.bfloat16()[:, :, None]
-    sentence = "qv is (2, 1, 8, 512) torch.bfloat16: expected (2, 1, 16, 512) torch.bfloat16, as q"
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)} is$"):
-        lean_attn_with_kvcache(q, cache[..., 512:], cache[..., :512], qv=Q[:, :, :8, :512])
-
-
-def test_qv_beside_other_head_dims_is_a_sentence():
-    q, cache = torch.zeros(2, 1, 8, 64).half(), torch.zeros(2, 30, 4, 64).half()
-    sentence = r"qv with head_dims \(64, 64, 64, 64\) .*: choose 64, 64, 512 and 512$"
-    with pytest.raises(NotImplementedError, match=sentence):
-        lean_attn_with_kvcache(q, cache, cache, qv=q)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [{"window_size": (5, 0)}, {"k_page_descale": torch.ones(2)}, {"softcap": 30.0}],
-    ids=str,
-)
-def test_what_does_not_go_with_qv(option):
-    q, cache = Q[..., :64], CACHE.bfloat16()[:, :, None]
-    arguments = (q, cache[..., 512:], cache[..., :512])
-    with pytest.raises(NotImplementedError, match=f"{next(iter(option))} beside qv"):
-        lean_attn_with_kvcache(*arguments, qv=Q[..., :512], **option)
-
-
 def test_a_list_that_is_no_window_goes_with_qv(launched):
     q, cache = latent_rows(2, 1, 16), latent_rows(2, 128, 1)
     options: dict[str, Any] = {"window_size": [-1, -1], "return_softmax_lse": True}
