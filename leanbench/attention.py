@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from leanbench.calls.arguments import expanded, flag, most_query_tokens
+from leanbench.calls.arguments import (
+    cap_of,
+    check_types,
+    expanded,
+    flag,
+    most_query_tokens,
+    tokens_of,
+)
 from leanbench.calls.call import Call, whole_number
 from leanbench.calls.run import run
 from leanbench.calls.window import NO_WINDOW, window_of
@@ -83,10 +90,11 @@ def lean_attn_with_kvcache(
 
     A head_dim that is no multiple of 8, of 16 in fp8 caches, is padded, as by flash-attn, one
     between 256 and 512 to 512, and tensors that start at or step by no multiple of 16 bytes are
-    copied where no kernel reads them.
-    Such calls copy the caches every time. torch's operators append, some twenty small kernels a
-    call, where caches are copied, with `cu_seqlens_k_new` or `rotary_seqlens`, and for rotary in
-    fp8. Both are for compatibility, not speed.
+    copied where no kernel reads them. What does not lie in a row of any tensor but a cache, `out`
+    and scales of fp8 numbers is copied, too. Such calls copy the tensors, caches whole, every time.
+    torch's operators append, some twenty small kernels a call, where caches are copied, with
+    `cu_seqlens_k_new` or `rotary_seqlens`, and for rotary in fp8. Both are for compatibility, not
+    speed.
 
     A batch, query tokens or a cache of none are taken outside of `torch.compile`, unless tokens are
     appended: nothing is launched, the output is 0 and the LSE -inf, or the sink's logit.
@@ -191,7 +199,7 @@ def lean_attn_with_kvcache(
     Raises:
         NotImplementedError: an argument asks for what this version does not have, or a tensor for a
             gradient or a tangent.
-        TypeError: flash-attn has no such argument either.
+        TypeError: flash-attn has no such argument either, or one that is to be a tensor is none.
         ValueError: shapes, dtypes or devices do not fit together, or a `config` without
             `fixed_run_tiles` and `batch_invariant` do not.
         UserError: the tensors are not on a GPU, and Triton's interpreter was not asked for; or the
@@ -204,9 +212,11 @@ def lean_attn_with_kvcache(
         isinstance(q, torch.Tensor)
         and isinstance(k_cache, torch.Tensor)
         and isinstance(v_cache, torch.Tensor)
+        and (block_table is None or isinstance(block_table, torch.Tensor))
+        and (out is None or isinstance(out, torch.Tensor))
         and (config is None or isinstance(config, LeanConfig))
     ):
-        raise TypeError(_wrong_type({"q": q, "k_cache": k_cache, "v_cache": v_cache}, config))
+        _refuse_types(q, k_cache, v_cache, config, block_table=block_table, out=out)
     if batch_invariant and config is not None and not config.fixed_run_tiles:
         raise ValueError(
             "batch_invariant needs a config with fixed_run_tiles: set it, or leave config out"
@@ -218,6 +228,7 @@ def lean_attn_with_kvcache(
     length = None if in_tensor else whole_number(cache_seqlens)
     if page_table is not None:
         block_table = _one_of("block_table", block_table, "page_table", page_table)
+        check_types(page_table=page_table)
     extras = None
     # One by one: each of these costs a plain call 10 ns, a loop or a chain twice that.
     if (
@@ -237,7 +248,7 @@ def lean_attn_with_kvcache(
         or max_seqlen_q is not None
         or sinks is not None
         or learnable_sink is not None
-        or (window_size is not NO_WINDOW and window_size != NO_WINDOW)
+        or (type(window_size) is not tuple or window_size != NO_WINDOW)
         or attention_chunk
         or softcap
     ):
@@ -265,8 +276,8 @@ def lean_attn_with_kvcache(
             None if rotary_cos is None else rotary_seqlens,
             max_seqlen_q,
             *window_of(window_size, causal, q, max_seqlen_q, k_cache, block_table),
-            attention_chunk,
-            float(softcap) if softcap else 0,
+            tokens_of(attention_chunk),
+            cap_of(softcap) if softcap else 0,
             rotary_interleaved if rotary_cos is not None else False,
         )
         if extras.asks_nothing:
@@ -305,12 +316,11 @@ def lean_attn_with_kvcache(
     return result if lse is None else (result, lse)
 
 
-def _wrong_type(tensors: dict[str, Any], config: Any) -> str:
-    """The sentence on the first argument that is of another type."""
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            return f"{name} is of type {type(tensor).__name__}: expected a torch.Tensor"
-    return (
+def _refuse_types(q: Any, k_cache: Any, v_cache: Any, config: Any, **optional: Any) -> NoReturn:
+    """Raises TypeError: the first argument that is of another type."""
+    check_types(q=q, k_cache=k_cache, v_cache=v_cache)
+    check_types(**{name: value for name, value in optional.items() if value is not None})
+    raise TypeError(
         f"config is of type {type(config).__name__}: expected settings of lean"
         " (leanbench.kernels.lean.configs), or None for those of this GPU"
     )

@@ -99,3 +99,11 @@ def pages_of(rows: torch.Tensor, page_size: int, spare: int = 3) -> tuple[torch.
     whole = rows.contiguous().view(bits)
     pages.view(bits)[order] = whole.view(batch * count, page_size, *whole.shape[2:])
     return pages, order.view(batch, count).to(INT32)
+
+
+def gapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, with NaN, or numbers that are too large, between each two."""
+    wide = torch.empty((*tensor.shape, 2), dtype=tensor.dtype, device=tensor.device)
+    wide.view(torch.uint8).fill_(0x7F)
+    wide[..., 0] = tensor
+    return wide[..., 0]

@@ -33,17 +33,18 @@ def refuse_derivatives(call: Call, *others: torch.Tensor) -> None:
     tensors = *call[:3], *others
     if call.extras is not None:
         tensors += tuple(call.extras.tensors.values())
+    name = "lean_mla_with_kvcache" if call.latent else "lean_attn_with_kvcache"
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor.requires_grad:
                 raise NotImplementedError(
-                    "lean_attn_with_kvcache is for inference and has no gradient, but a tensor of"
-                    " the call requires one: call it under torch.no_grad()"
+                    f"{name} is for inference and has no gradient, but a tensor of the call"
+                    " requires one: call it under torch.no_grad()"
                 )
     if forward_ad._current_level >= 0 and any(
         forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
     ):
         raise NotImplementedError(
-            "lean_attn_with_kvcache is for inference and has no derivative, but a tensor of the"
-            " call carries a tangent: call it outside torch.func.jvp and forward_ad.dual_level"
+            f"{name} is for inference and has no derivative, but a tensor of the call carries a"
+            " tangent: call it outside torch.func.jvp and forward_ad.dual_level"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from forms import INT32, assert_form, pages_of, plain_form
+from forms import INT32, assert_form, gapped, pages_of, plain_form
 
 from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
 
@@ -445,3 +445,81 @@ def test_pairs_of_head_dims(q_len, page_size, k_dim, v_dim):
     out = poison(q, v_dim)
     _, lse = lean_attn_with_kvcache(q, k, v, *new, out=out, return_softmax_lse=True, **options)
     assert_form(inputs, (out, lse), (k, v))
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("append", [False, True])
+def test_numbers_between_numbers(append, packed, page_size):
+    k, v, table = rand(3, ROOM, 2, 128), rand(3, ROOM, 2, 128), None
+    if page_size is not None:
+        both, table = pages_of(torch.cat([k, v], -1), page_size)
+        k, v = both[..., :128].contiguous(), both[..., 128:].contiguous()
+        table = gapped(table)
+    q = gapped(rand(5, 8, 128) if packed else rand(2, 3, 8, 128))
+    shared: dict[str, Any] = {
+        "cache_seqlens": gapped(numbers(*LENGTHS)),
+        "cache_batch_idx": gapped(numbers(2, 0)),
+        "cache_leftpad": gapped(numbers(33, 64)),
+        "block_table": table,
+        "sinks": gapped(torch.linspace(-1, 1, 8, device="cuda")),
+        "causal": True,
+    }
+    if packed:
+        shared |= {"cu_seqlens_q": gapped(numbers(0, 2, 5)), "max_seqlen_q": 3}
+    else:
+        shared |= {"alibi_slopes": gapped(torch.rand(2, 8, device="cuda"))}
+    own = dict(shared)
+    new: Any = ()
+    if append:
+        angles = torch.rand(ROOM, 32, device="cuda") * 2 * math.pi
+        shared["rotary_cos"] = own["rotary_cos"] = gapped(angles.cos().bfloat16())
+        shared["rotary_sin"] = own["rotary_sin"] = gapped(angles.sin().bfloat16())
+        new = gapped(rand(2, 2, 2, 128)), gapped(rand(2, 2, 2, 128))
+        own |= {"k_new": new[0], "v_new": new[1], "rotary_interleaved": True}
+    inputs = plain_form(q, k.clone(), v.clone(), **own)
+    for _ in range(2):
+        out = poison(q, 128)
+        result, lse = lean_attn_with_kvcache(
+            q, k, v, *new, out=out, return_softmax_lse=True, **shared
+        )
+        assert result is out
+        assert_form(inputs, (out, lse), (k, v))
+
+
+@hopper
+@pytest.mark.parametrize("page_size", [None, 64])
+@pytest.mark.parametrize("change", ["gaps", "positions apart", "misaligned"])
+def test_latent_queries_that_do_not_lie_in_a_row(change, page_size):
+    cache, table = rand(2, ROOM, 1, 576), None
+    if page_size is not None:
+        cache, table = pages_of(cache, page_size)
+    for _ in range(2):
+        q, lengths = rand(2, 3, 16, 576), numbers(*LENGTHS)
+        if change == "gaps":
+            q, lengths = gapped(q), gapped(lengths)
+            table = None if table is None else gapped(table)
+        elif change == "positions apart":
+            q = rand(2, 16, 3, 576).transpose(1, 2)
+        else:
+            q = torch.empty(q.numel() + 1, device="cuda").bfloat16()[1:].view(q.shape).copy_(q)
+        options: dict[str, Any] = {"block_table": table, "causal": True}
+        inputs = plain_form(q, cache, cache[..., :512], cache_seqlens=lengths, **options)
+        results = lean_mla_with_kvcache(q, cache, lengths, return_softmax_lse=True, **options)
+        assert_form(inputs, results)
+
+
+@hopper
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_scales_of_sequences_of_a_latent_cache(kv_heads):
+    dtype = torch.float8_e4m3fn
+    q, cache = rand(2, 2, 16, 576, dtype=dtype), rand(2, ROOM, kv_heads, 576, dtype=dtype)
+    lengths = numbers(*LENGTHS)
+    for _ in range(2):
+        q_scale, k_scale = 2.0 ** torch.randint(-3, 3, (2, 2, kv_heads), device="cuda")
+        scales: dict[str, Any] = {"q_descale": q_scale, "k_descale": k_scale}
+        inputs = plain_form(
+            q, cache, cache[..., :512], cache_seqlens=lengths, v_descale=k_scale, **scales
+        )
+        results = lean_mla_with_kvcache(q, cache, lengths, return_softmax_lse=True, **scales)
+        assert_form(inputs, results)
