@@ -48,8 +48,9 @@ def lean_mla_with_kvcache(
         q: (batch, q_len, q_heads, 576), bf16 or fp16, or fp8 beside a cache in fp8. Copied in every
             call where positions and heads do not lie in a row in memory.
         kv_cache: (batch, tokens, 576) or (batch, tokens, kv_heads, 576), with a `block_table`
-            (pages, page_size, kv_heads, 576), best with one KV head and pages of a multiple of 64
-            tokens; in the dtype of `q`, or all 576 numbers in torch.float8_e4m3fn or float8_e5m2.
+            (pages, page_size, kv_heads, 576) or (pages, page_size, 576), best with one KV head and
+            pages of a multiple of 64 tokens; in the dtype of `q`, or all 576 numbers in
+            torch.float8_e4m3fn or float8_e5m2.
         cache_seqlens: tokens in use: one number, or (batch,) int32 on the same device. None: all.
             A sequence of length 0 gives output 0 and LSE -inf.
         block_table: (batch, pages of a sequence), int32: where each page is.
@@ -83,6 +84,8 @@ def lean_mla_with_kvcache(
         raise ValueError(f"softmax_scale is {softmax_scale!r}: pass a number above 0")
     if not isinstance(causal, bool):
         causal = flag("causal", causal, "lean_mla_with_kvcache")
+    if block_table is not None and kv_cache.dim() == 3:
+        kv_cache = kv_cache.unsqueeze(2)
     lengths, length = cache_seqlens, None
     if not isinstance(lengths, torch.Tensor):
         lengths, length = None, whole_number(cache_seqlens)

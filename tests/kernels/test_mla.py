@@ -155,8 +155,8 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
             " 576) and (batch, tokens, 576), no size 0",
         ),
         (
-            {"block_table": torch.zeros(2, 2, dtype=torch.int32)},
-            "q is (2, 1, 16, 576) and kv_cache (2, 128, 576): expected (batch, q_len, q_heads, 576)"
+            {"block_table": torch.zeros(2, 2, dtype=torch.int32), "kv_cache": CACHE[0].bfloat16()},
+            "q is (2, 1, 16, 576) and kv_cache (128, 576): expected (batch, q_len, q_heads, 576)"
             " and (pages, page_size, 1, 576), no size 0",
         ),
         ({"softmax_scale": 0.0}, "softmax_scale is 0.0: pass a number above 0"),
