@@ -191,6 +191,7 @@ def lean_attn_with_kvcache(
             pages; with a `cache_seqlens` tensor, the heuristic's for any length up to the
             cache's capacity. See leanbench.configs.lookup.
         **flash_attn_arguments: `scheduler_metadata`, `pack_gqa` and `sm_margin`, which are ignored.
+            `get_scheduler_metadata` is there for callers that make the first of them.
 
     Returns:
         (batch, q_len, q_heads, head_dim of V) like `q`, bf16 where that is fp8, and the LSE if
@@ -314,6 +315,13 @@ def lean_attn_with_kvcache(
     else:
         result, lse = run(call, return_softmax_lse)
     return result if lse is None else (result, lse)
+
+
+def get_scheduler_metadata(*arguments: Any, **options: Any) -> None:
+    """None, in the place of FlashAttention-3's function of this name, whose callers pass what it
+    returns as `scheduler_metadata`: `lean_attn_with_kvcache` ignores that, and plans nothing ahead
+    of a call.
+    """
 
 
 def _refuse_types(q: Any, k_cache: Any, v_cache: Any, config: Any, **optional: Any) -> NoReturn:

@@ -13,6 +13,7 @@ from attention_calls import assert_right
 from every_kind import PLAIN, called, take_every_kind
 from forms import gapped
 
+from leanbench import get_scheduler_metadata
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.calls.adapted import scattered
 from leanbench.core.inputs import make_inputs
@@ -207,6 +208,16 @@ def test_calls_of_nothing(arguments, prepared_for):
     assert given.eq(0).all()
     assert lse.equal(sinks[:, None].expand(tokens_last))
     assert not prepared_for
+
+
+def test_metadata_of_a_scheduler_changes_nothing():
+    inputs = make_inputs(PLAIN, "cpu")
+    lengths = torch.tensor([40, 40], dtype=torch.int32)
+    metadata = get_scheduler_metadata(
+        2, 3, 40, 4, 2, 64, lengths, torch.float16, headdim_v=64, page_size=None, causal=True
+    )
+    for given in (metadata, torch.full((9,), -1, dtype=torch.int32)):
+        assert_right(inputs, *called(inputs, scheduler_metadata=given, num_splits=3))
 
 
 def test_sinks_of_nothing_are_checked():
