@@ -15,6 +15,7 @@ from every_kind import take_every_kind, take_latent_calls
 from forms import INT32, assert_form, pages_of, plain_form
 
 from leanbench import lean_attn_with_kvcache, query_values
+from leanbench.calls import values
 
 ROOM = 48
 LENGTHS = (40, 17)
@@ -270,6 +271,22 @@ def test_torch_compile_takes_an_appending_call_whole(dims, mask):
 
     out, lse = torch.compile(call, fullgraph=True, backend="aot_eager")(q)
     assert_form(inputs, (out / 2, lse), (k, v))
+
+
+@pytest.mark.parametrize("dims", DIMS)
+def test_values_are_checked_before_anything_is_appended(dims, monkeypatch):
+    monkeypatch.setattr(values, "CHECKS_VALUES", True)
+    q_dim, v_dim = dims
+    k, v = rand(2, ROOM, 1, q_dim), rand(2, ROOM, 1, v_dim)
+    q, qv = rand(2, 2, 4, q_dim), rand(2, 2, 4, v_dim)
+    new = rand(2, 2, 1, q_dim), rand(2, 2, 1, v_dim)
+    before = k.clone()
+    sentence = r"^cache_seqlens\[1\] is 47: expected 0 to 46, tokens, less those that are appended$"
+    with pytest.raises(ValueError, match=sentence):
+        lean_attn_with_kvcache(q, k, v, *new, cache_seqlens=numbers(3, 47), qv=qv)
+    assert k.equal(before)
+    lean_attn_with_kvcache(q, k, v, *new, cache_seqlens=numbers(3, 46), qv=qv)
+    assert k[1, 46:].equal(new[0][1])
 
 
 def calls_refused() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:

@@ -523,3 +523,54 @@ def test_scales_of_sequences_of_a_latent_cache(kv_heads):
         )
         results = lean_mla_with_kvcache(q, cache, lengths, return_softmax_lse=True, **scales)
         assert_form(inputs, results)
+
+
+@hopper
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_latent_pages_without_a_dimension_for_the_kv_head(page_size):
+    cache, table = pages_of(rand(2, ROOM, 1, 576), page_size)
+    q, lengths = rand(2, 2, 16, 576), numbers(*LENGTHS)
+    options: dict[str, Any] = {"block_table": table, "causal": True}
+    inputs = plain_form(q, cache, cache[..., :512], cache_seqlens=lengths, **options)
+    for _ in range(2):
+        results = lean_mla_with_kvcache(
+            q, cache[:, :, 0], lengths, return_softmax_lse=True, **options
+        )
+        assert_form(inputs, results)
+
+
+@hopper
+@pytest.mark.parametrize("v_dim", [512, 256])
+def test_a_captured_call_with_qv_appends_behind_a_window(v_dim):
+    k, v = rand(2, ROOM, 1, 64), rand(2, ROOM, 1, v_dim)
+    q, qv = rand(2, 2, 16, 64), rand(2, 2, 16, v_dim)
+    k_new, v_new, lengths = rand(2, 2, 1, 64), rand(2, 2, 1, v_dim), numbers(*LENGTHS)
+
+    def call() -> Any:
+        return lean_attn_with_kvcache(
+            q,
+            k,
+            v,
+            k_new,
+            v_new,
+            cache_seqlens=lengths,
+            qv=qv,
+            causal=True,
+            window_size=(100, 0),
+            return_softmax_lse=True,
+        )
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = call()
+    for tokens in (LENGTHS, (2, ROOM - 2), (64, 63)):
+        lengths.copy_(torch.tensor(tokens))
+        for tensor in (q, qv, k_new, v_new):
+            tensor.normal_()
+        own: dict[str, Any] = {"cache_seqlens": lengths, "k_new": k_new, "v_new": v_new}
+        inputs = plain_form(q, k.clone(), v.clone(), qv, causal=True, window_left=100, **own)
+        out.fill_(math.nan)
+        lse.fill_(math.nan)
+        graph.replay()
+        assert_form(inputs, (out, lse), (k, v))
