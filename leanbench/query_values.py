@@ -9,6 +9,7 @@ speed.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from leanbench.calls.call import Call
 from leanbench.calls.empty import attend_nothing
 from leanbench.calls.extra_checks import check_extras, check_tensors
 from leanbench.calls.latent_launch import check_hopper
-from leanbench.calls.padding import LARGEST_DIM, padded_dim
+from leanbench.calls.padding import LARGEST_DIM, is_whole, padded_dim
 from leanbench.calls.refusals import refuse_kinds
 from leanbench.calls.run import refuse_derivatives, run
 from leanbench.calls.spans import (
@@ -121,6 +122,11 @@ def _refuse(call: Call) -> None:
                 f"lean_attn_with_kvcache does not support {name} beside qv of {VALUE_DIM} columns:"
                 " leave one of them out"
             )
+    if call.softmax_scale is not None and not 0 < call.softmax_scale < math.inf:
+        raise ValueError(
+            f"softmax_scale is {call.softmax_scale}: pass a number above 0 beside qv of"
+            f" {VALUE_DIM} columns"
+        )
 
 
 def _joined(call: Call, qv: torch.Tensor) -> Call:
@@ -150,17 +156,19 @@ def _attend_latent(
     if starts is not None:
         rows = Rows(starts, q.shape[0], call.q_len)
         q = rows.unpack(q)
-    simple = rows is None and not has_spans(call.all_extras)
-    result, lse = _attend_rows(call, q, out if simple else None)
-    if simple:
-        return result, lse if with_lse else None
-    if out is None:
-        out = result.new_empty(call.out_shape)
-    if rows is None:
-        return out.copy_(result), lse if with_lse else None
-    packed_lse = lse.new_empty(call.lse_shape)
-    rows.pack(result, lse, out, packed_lse)
-    return out, packed_lse if with_lse else None
+    is_own = rows is not None or has_spans(call.all_extras) or is_traced(*call[:3])
+    # The kernel writes 16 bytes at a time.
+    given = None if is_own or out is None or not is_whole(out) else out
+    result, lse = _attend_rows(call, q, given)
+    if rows is not None:
+        if out is None:
+            out = result.new_empty(call.out_shape)
+        packed_lse = lse.new_empty(call.lse_shape)
+        rows.pack(result, lse, out, packed_lse)
+        return out, packed_lse if with_lse else None
+    if out is not None and given is None:
+        result = out.copy_(result)
+    return result, lse if with_lse else None
 
 
 def _attend_rows(
@@ -203,7 +211,7 @@ def _attend_rows(
         )
         results.append(result[:, 0].view(batch, -1, *result.shape[2:]))
         logs.append(lse.view(batch, -1, lse.shape[1]))
-    return torch.cat(results, dim=1), torch.cat(logs, dim=1).transpose(1, 2)
+    return torch.cat(results, dim=1), torch.cat(logs, dim=1).transpose(1, 2).contiguous()
 
 
 def _copied(call: Call, latent: torch.Tensor, first: torch.Tensor, width: int) -> torch.Tensor:
@@ -212,13 +220,14 @@ def _copied(call: Call, latent: torch.Tensor, first: torch.Tensor, width: int) -
 
 
 def _latent(k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-    """(*, 576): the cache whose views these are, or a copy of both."""
+    """(*, 576): the cache whose views these are, where a kernel reads it, or a copy of both."""
     if (
         not is_traced(k_cache, k_cache, v_cache)
         and k_cache.shape[:-1] == v_cache.shape[:-1]
         and k_cache.stride() == v_cache.stride()
         and k_cache.data_ptr() == v_cache.data_ptr() + VALUE_DIM * v_cache.element_size()
         and k_cache.untyped_storage().data_ptr() == v_cache.untyped_storage().data_ptr()
+        and is_whole(v_cache)
     ):
         return v_cache.as_strided((*v_cache.shape[:-1], LATENT_DIM), v_cache.stride())
     return torch.cat([v_cache, k_cache], dim=-1)

@@ -223,6 +223,20 @@ def test_scores_of_other_kinds_beside_fewer_columns(options):
         lean_attn_with_kvcache(q, k, v, qv=qv, **options)
 
 
+def test_outputs_and_views_that_are_not_aligned_are_copied():
+    memory = rand(2 * ROOM * 576 + 1)[1:].view(2, ROOM, 1, 576)
+    k, v = memory[..., 512:], memory[..., :512]
+    q, qv = rand(2, 2, 4, 64), rand(2, 2, 4, 512)
+    inputs = plain_form(q, k, v, qv)
+    wide = torch.full((2, 2, 4, 515), math.nan).bfloat16()
+    out = wide[..., 1:513]
+    result, lse = lean_attn_with_kvcache(q, k, v, qv=qv, out=out, return_softmax_lse=True)
+    assert result is out
+    assert_form(inputs, (out, lse))
+    assert wide[..., 0].isnan().all()
+    assert wide[..., 513:].isnan().all()
+
+
 @pytest.mark.parametrize("dims", DIMS)
 def test_sizes_of_none(dims):
     q_dim, v_dim = dims
@@ -336,6 +350,11 @@ def calls_refused() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
             NotImplementedError,
             "lean_attn_with_kvcache is for inference and has no gradient, but a tensor of the call"
             " requires one: call it under torch.no_grad()",
+        ),
+        "a scale of 0": (
+            {**call, "softmax_scale": 0.0},
+            ValueError,
+            "softmax_scale is 0.0: pass a number above 0 beside qv of 512 columns",
         ),
         "no room": (
             {**call, "cache_seqlens": ROOM},
