@@ -10,10 +10,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from leanbench.attention import get_scheduler_metadata as get_scheduler_metadata
     from leanbench.attention import lean_attn_with_kvcache as lean_attn_with_kvcache
     from leanbench.latent import lean_mla_with_kvcache as lean_mla_with_kvcache
 
-__all__ = ["__version__", "lean_attn_with_kvcache", "lean_mla_with_kvcache"]
+__all__ = [
+    "__version__",
+    "get_scheduler_metadata",
+    "lean_attn_with_kvcache",
+    "lean_mla_with_kvcache",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +28,10 @@ def __getattr__(name: str) -> Any:
         from leanbench.attention import lean_attn_with_kvcache
 
         return lean_attn_with_kvcache
+    if name == "get_scheduler_metadata":
+        from leanbench.attention import get_scheduler_metadata
+
+        return get_scheduler_metadata
     if name == "lean_mla_with_kvcache":
         from leanbench.latent import lean_mla_with_kvcache
 

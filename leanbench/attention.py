@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch.autograd import forward_ad
 
-from leanbench.calls.arguments import expanded, flag, most_query_tokens
+from leanbench.calls.arguments import (
+    cap_of,
+    check_types,
+    expanded,
+    flag,
+    most_query_tokens,
+    tokens_of,
+)
 from leanbench.calls.call import Call, whole_number
-from leanbench.calls.empty import attend_nothing
-from leanbench.calls.extra_checks import check_tensors
-from leanbench.calls.operator import attend_traced
-from leanbench.calls.prepared import attend
-from leanbench.calls.traced import is_traced
+from leanbench.calls.run import run
 from leanbench.calls.window import NO_WINDOW, window_of
 from leanbench.core.extras import Extras
 from leanbench.kernels.lean.configs import LeanConfig
@@ -86,11 +88,13 @@ def lean_attn_with_kvcache(
     `cache_leftpad` is between 0 and the length. With LEANBENCH_CHECK_CALLS=1 in the environment
     every call outside of a capture waits and is checked for all of these.
 
-    A head_dim that is no multiple of 8, of 16 in fp8 caches, is padded, as by flash-attn, and
-    tensors that start at or step by no multiple of 16 bytes are copied where no kernel reads them.
-    Such calls copy the caches every time. torch's operators append, some twenty small kernels a
-    call, where caches are copied, with `cu_seqlens_k_new` or `rotary_seqlens`, and for rotary in
-    fp8. Both are for compatibility, not speed.
+    A head_dim that is no multiple of 8, of 16 in fp8 caches, is padded, as by flash-attn, one
+    between 256 and 512 to 512, and tensors that start at or step by no multiple of 16 bytes are
+    copied where no kernel reads them. What does not lie in a row of any tensor but a cache, `out`
+    and scales of fp8 numbers is copied, too. Such calls copy the tensors, caches whole, every time.
+    torch's operators append, some twenty small kernels a call, where caches are copied, with
+    `cu_seqlens_k_new` or `rotary_seqlens`, and for rotary in fp8. Both are for compatibility, not
+    speed.
 
     A batch, query tokens or a cache of none are taken outside of `torch.compile`, unless tokens are
     appended: nothing is launched, the output is 0 and the LSE -inf, or the sink's logit.
@@ -125,7 +129,7 @@ def lean_attn_with_kvcache(
         block_table: (batch, pages of a sequence), int32, rows at any distance, on the same device:
             where each page of a sequence is in the caches. Entries past a sequence's end are not
             followed.
-        softmax_scale: defaults to head_dim ** -0.5, of `q` as passed.
+        softmax_scale: defaults to head_dim ** -0.5, of `q` as passed; see `qv`.
         causal: the last query token sees the whole sequence and each one before it a token less;
             one that sees none gives output 0 and LSE -inf. False: all see the whole sequence. Makes
             no difference to a single one. 0 and 1 are taken for False and True.
@@ -165,12 +169,15 @@ def lean_attn_with_kvcache(
         sinks: (q_heads,), fp32, fp16 or bf16: a logit more in each row's denominator, with no value
             (gpt-oss); the LSE includes it.
         learnable_sink: another name of `sinks`.
-        qv: like `q` with 512 columns, beside a `k_cache` of 64 and a `v_cache` of 512: scores are
-            q k + qv v, as FlashAttention-3 attends over a latent cache whose two views these are;
-            `softmax_scale` defaults to 576 ** -0.5. The call is one of
-            `leanbench.lean_mla_with_kvcache`, on Hopper GPUs; caches that are not two views of one
-            are copied into one in every call, and packed queries are unpacked. With lengths, pages,
-            packed queries and a causal mask alone.
+        qv: like `q`, with the columns of `v_cache`: scores are q k + qv v, as FlashAttention-3
+            attends over a latent cache whose two views `k_cache` and `v_cache` are;
+            `softmax_scale` defaults to (columns of `q` and of `qv`) ** -0.5. In 16 bits. 64 and 512
+            columns are a call of `leanbench.lean_mla_with_kvcache`, on Hopper GPUs, without
+            `softcap`, `alibi_slopes`, `sinks`, `batch_invariant` and `config`; up to 512 together
+            are a plain call with all arguments. Both caches are copied into one in every call, but
+            for 64 and 512 columns that are views of one; windows, chunks and paddings over these
+            copy what each query token sees, tokens are appended by torch's operators: for
+            compatibility, not for speed.
         out: where the output is written, shaped as it, head_dim contiguous; not a part of the
             inputs. None: a new tensor.
         batch_invariant: True: the bits of a sequence's output depend on its own query, cache and
@@ -184,6 +191,7 @@ def lean_attn_with_kvcache(
             pages; with a `cache_seqlens` tensor, the heuristic's for any length up to the
             cache's capacity. See leanbench.configs.lookup.
         **flash_attn_arguments: `scheduler_metadata`, `pack_gqa` and `sm_margin`, which are ignored.
+            `get_scheduler_metadata` is there for callers that make the first of them.
 
     Returns:
         (batch, q_len, q_heads, head_dim of V) like `q`, bf16 where that is fp8, and the LSE if
@@ -192,7 +200,7 @@ def lean_attn_with_kvcache(
     Raises:
         NotImplementedError: an argument asks for what this version does not have, or a tensor for a
             gradient or a tangent.
-        TypeError: flash-attn has no such argument either.
+        TypeError: flash-attn has no such argument either, or one that is to be a tensor is none.
         ValueError: shapes, dtypes or devices do not fit together, or a `config` without
             `fixed_run_tiles` and `batch_invariant` do not.
         UserError: the tensors are not on a GPU, and Triton's interpreter was not asked for; or the
@@ -205,9 +213,11 @@ def lean_attn_with_kvcache(
         isinstance(q, torch.Tensor)
         and isinstance(k_cache, torch.Tensor)
         and isinstance(v_cache, torch.Tensor)
+        and (block_table is None or isinstance(block_table, torch.Tensor))
+        and (out is None or isinstance(out, torch.Tensor))
         and (config is None or isinstance(config, LeanConfig))
     ):
-        raise TypeError(_wrong_type({"q": q, "k_cache": k_cache, "v_cache": v_cache}, config))
+        _refuse_types(q, k_cache, v_cache, config, block_table=block_table, out=out)
     if batch_invariant and config is not None and not config.fixed_run_tiles:
         raise ValueError(
             "batch_invariant needs a config with fixed_run_tiles: set it, or leave config out"
@@ -219,41 +229,7 @@ def lean_attn_with_kvcache(
     length = None if in_tensor else whole_number(cache_seqlens)
     if page_table is not None:
         block_table = _one_of("block_table", block_table, "page_table", page_table)
-    if qv is not None:
-        most = most_query_tokens(q, cu_seqlens_q, max_seqlen_q)
-        window = window_of(window_size, causal, q, most, k_cache, block_table)
-        _refuse_beside_qv(
-            k=k,
-            v=v,
-            rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin,
-            cache_batch_idx=cache_batch_idx,
-            cache_leftpad=cache_leftpad,
-            window_size=None if window == NO_WINDOW else window_size,
-            softcap=softcap or None,
-            alibi_slopes=alibi_slopes,
-            attention_chunk=attention_chunk or None,
-            k_page_descale=k_page_descale,
-            v_page_descale=v_page_descale,
-            sinks=sinks,
-            learnable_sink=learnable_sink,
-            batch_invariant=batch_invariant or None,
-            config=config,
-        )
-        result, lse = attend_with_qv(
-            q,
-            qv,
-            k_cache,
-            v_cache,
-            cache_seqlens,
-            block_table,
-            cu_seqlens_q,
-            most,
-            softmax_scale,
-            causal,
-            out,
-        )
-        return (result, lse) if return_softmax_lse else result
+        check_types(page_table=page_table)
     extras = None
     # One by one: each of these costs a plain call 10 ns, a loop or a chain twice that.
     if (
@@ -273,7 +249,7 @@ def lean_attn_with_kvcache(
         or max_seqlen_q is not None
         or sinks is not None
         or learnable_sink is not None
-        or (window_size is not NO_WINDOW and window_size != NO_WINDOW)
+        or (type(window_size) is not tuple or window_size != NO_WINDOW)
         or attention_chunk
         or softcap
     ):
@@ -301,8 +277,8 @@ def lean_attn_with_kvcache(
             None if rotary_cos is None else rotary_seqlens,
             max_seqlen_q,
             *window_of(window_size, causal, q, max_seqlen_q, k_cache, block_table),
-            attention_chunk,
-            float(softcap) if softcap else 0,
+            tokens_of(attention_chunk),
+            cap_of(softcap) if softcap else 0,
             rotary_interleaved if rotary_cos is not None else False,
         )
         if extras.asks_nothing:
@@ -334,31 +310,25 @@ def lean_attn_with_kvcache(
         config,
         extras,
     )
-    result, lse = run(call, return_softmax_lse)
+    if qv is not None:
+        result, lse = attend_with_qv(call, qv, return_softmax_lse)
+    else:
+        result, lse = run(call, return_softmax_lse)
     return result if lse is None else (result, lse)
 
 
-def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Output, and the LSE if asked for, of a call whose arguments have the types that they are to
-    have; errors as of `lean_attn_with_kvcache`.
+def get_scheduler_metadata(*arguments: Any, **options: Any) -> None:
+    """None, in the place of FlashAttention-3's function of this name, whose callers pass what it
+    returns as `scheduler_metadata`: `lean_attn_with_kvcache` ignores that, and plans nothing ahead
+    of a call.
     """
-    if call.extras is not None:
-        check_tensors(call)
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-        _refuse_derivatives(call)
-    if is_traced(call.q, call.k_cache, call.v_cache):
-        return attend_traced(call, with_lse)
-    if call.q.numel() == 0 or call.k_cache.numel() == 0:
-        return attend_nothing(call, with_lse)
-    return attend(call, with_lse)
 
 
-def _wrong_type(tensors: dict[str, Any], config: Any) -> str:
-    """The sentence on the first argument that is of another type."""
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            return f"{name} is of type {type(tensor).__name__}: expected a torch.Tensor"
-    return (
+def _refuse_types(q: Any, k_cache: Any, v_cache: Any, config: Any, **optional: Any) -> NoReturn:
+    """Raises TypeError: the first argument that is of another type."""
+    check_types(q=q, k_cache=k_cache, v_cache=v_cache)
+    check_types(**{name: value for name, value in optional.items() if value is not None})
+    raise TypeError(
         f"config is of type {type(config).__name__}: expected settings of lean"
         " (leanbench.kernels.lean.configs), or None for those of this GPU"
     )
@@ -374,34 +344,7 @@ def _is_fp8(tensor: torch.Tensor) -> bool:
     return tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _refuse_derivatives(call: Call) -> None:
-    """Raises NotImplementedError where one would be asked of the call."""
-    tensors = call[:3] if call.extras is None else (*call[:3], *call.extras.tensors.values())
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor.requires_grad:
-                raise NotImplementedError(
-                    "lean_attn_with_kvcache is for inference and has no gradient, but a tensor of"
-                    " the call requires one: call it under torch.no_grad()"
-                )
-    if forward_ad._current_level >= 0 and any(
-        forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
-    ):
-        raise NotImplementedError(
-            "lean_attn_with_kvcache is for inference and has no derivative, but a tensor of the"
-            " call carries a tangent: call it outside torch.func.jvp and forward_ad.dual_level"
-        )
-
-
 def _refuse_unsupported(flash_attn_arguments: dict[str, Any]) -> None:
     for name in flash_attn_arguments:
         if name not in _HINTS:
             raise TypeError(f"lean_attn_with_kvcache has no argument {name!r}")
-
-
-def _refuse_beside_qv(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise NotImplementedError(
-                f"lean_attn_with_kvcache does not support {name} beside qv: leave one of them out"
-            )

@@ -1,13 +1,35 @@
-"""Calls with `qv`: FlashAttention-3's form of attention over a latent cache, whose K and V are two
-views of it.
+"""Calls with `qv`: scores are q k + qv v, FlashAttention-3's form of attention over a latent cache,
+whose K and V are two views of it.
+
+They are calls over rows of K and V one after the other: of `lean_mla_with_kvcache` where these are
+64 and 512 columns, plain ones up to 512 together. But for 64 and 512 columns that are views of one
+cache, without windows and paddings, the caches are copied in every call: for compatibility, not for
+speed.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
+from leanbench.calls import values
+from leanbench.calls.appending import after_append
+from leanbench.calls.call import Call
+from leanbench.calls.empty import attend_nothing
+from leanbench.calls.extra_checks import check_extras, check_tensors
+from leanbench.calls.latent_launch import check_hopper
+from leanbench.calls.padding import LARGEST_DIM, is_whole, padded_dim
+from leanbench.calls.refusals import refuse_kinds
+from leanbench.calls.run import refuse_derivatives, run
+from leanbench.calls.spans import (
+    has_spans,
+    lengths_of,
+    paddings_of,
+    rows_from,
+    spans_of,
+)
 from leanbench.calls.traced import is_traced
 from leanbench.calls.unpacking import Rows
 from leanbench.core.extras import fp8_name
@@ -16,75 +38,196 @@ from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
 from leanbench.latent import lean_mla_with_kvcache
 
 _ROPE_DIM = LATENT_DIM - VALUE_DIM
+#: Tokens of a latent cache that are copied at a time, for as many query tokens as see so many.
+_COPIED_TOKENS = 1 << 16
 
 
-def attend_with_qv(
-    q: torch.Tensor,
-    qv: Any,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    cache_seqlens: torch.Tensor | int | None,
-    block_table: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    max_seqlen_q: int | None,
-    softmax_scale: float | None,
-    causal: bool,
-    out: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and LSE of scores q k + qv v; shapes as in leanbench.attention, `qv` as `q` with 512
-    columns; `max_seqlen_q` is given with `cu_seqlens_q`.
+def attend_with_qv(call: Call, qv: Any, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Output, and the LSE if asked for, of scores q k + qv v.
+
+    Args:
+        call: what else is asked for.
+        qv: like `q`, with the columns of `v_cache`.
 
     Raises:
-        NotImplementedError: head_dims are not those of a latent cache, or the caches are in fp8.
-        ValueError: `qv` does not fit the other tensors.
+        NotImplementedError: no kernel takes it.
+        ValueError: the tensors do not fit together.
     """
-    if not isinstance(qv, torch.Tensor) or qv.shape[:-1] != q.shape[:-1] or qv.dtype != q.dtype:
+    _check(call, qv)
+    if call.q.numel() == 0 or call.k_cache.numel() == 0:
+        return attend_nothing(call, with_lse)
+    if call.softmax_scale is None:
+        call = call._replace(softmax_scale=(call.q.shape[-1] + qv.shape[-1]) ** -0.5)
+    call = after_append(call)
+    if _is_latent(call):
+        return _attend_latent(call, torch.cat([qv, call.q], dim=-1), with_lse)
+    return run(_joined(call, qv), with_lse)
+
+
+def _check(call: Call, qv: Any) -> None:
+    """Everything that can be refused, before anything is appended."""
+    check_tensors(call)
+    q = call.q
+    expected = (*q.shape[:-1], *call.v_cache.shape[-1:])
+    if not isinstance(qv, torch.Tensor) or qv.shape != expected or qv.dtype != q.dtype:
         given = f"{tuple(qv.shape)} {qv.dtype}" if isinstance(qv, torch.Tensor) else repr(qv)
-        raise ValueError(f"qv is {given}: expected {(*q.shape[:-1], VALUE_DIM)} {q.dtype}, as q is")
-    dims = (q.shape[-1], k_cache.shape[-1], qv.shape[-1], v_cache.shape[-1])
-    if dims != (_ROPE_DIM, _ROPE_DIM, VALUE_DIM, VALUE_DIM):
-        raise NotImplementedError(
-            f"lean_attn_with_kvcache does not support qv with head_dims {dims} of q, k_cache, qv"
-            f" and v_cache: choose {_ROPE_DIM}, {_ROPE_DIM}, {VALUE_DIM} and {VALUE_DIM}"
+        raise ValueError(
+            f"qv is {given}: expected {tuple(expected)} {q.dtype}, as q is, with the columns of"
+            " v_cache"
         )
-    if fp8_name(k_cache.dtype) != SAME:
+    refuse_derivatives(call, qv)
+    if fp8_name(call.k_cache.dtype) != SAME:
         raise NotImplementedError(
             "lean_attn_with_kvcache does not support qv with fp8 caches: pass the latent cache"
             " whole to lean_mla_with_kvcache"
         )
-    whole = torch.cat([qv, q], dim=-1)
-    rows = None
-    if cu_seqlens_q is not None:
-        assert max_seqlen_q is not None
-        rows = Rows(cu_seqlens_q, whole.shape[0], max_seqlen_q)
-        whole = rows.unpack(whole)
-    result, lse = lean_mla_with_kvcache(
-        whole,
-        _latent(k_cache, v_cache),
-        cache_seqlens,
-        block_table=block_table,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        return_softmax_lse=True,
-        out=None if rows is not None else out,
-    )
-    if rows is None:
-        return result, lse
-    if out is None:
-        out = q.new_empty((*q.shape[:-1], VALUE_DIM))
-    packed_lse = lse.new_empty((q.shape[1], q.shape[0]))
-    rows.pack(result, lse, out, packed_lse)
-    return out, packed_lse
+    _refuse(call)
+    if 0 in (q.numel(), call.k_cache.numel()) and not is_traced(*call[:3]):
+        return
+    refuse_kinds(call)
+    call.check()
+    check_extras(call)
+    call.check_length()
+    if is_traced(*call[:3]):
+        return
+    if _is_latent(call):
+        check_hopper(q)
+    if values.CHECKS_VALUES and not (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        values.check_values(call)
+
+
+def _is_latent(call: Call) -> bool:
+    return (call.k_cache.shape[-1], call.v_cache.shape[-1]) == (_ROPE_DIM, VALUE_DIM)
+
+
+def _refuse(call: Call) -> None:
+    k_dim, v_dim, extras = call.q.shape[-1], call.v_cache.shape[-1], call.all_extras
+    if not _is_latent(call):
+        if k_dim + v_dim > LARGEST_DIM:
+            raise NotImplementedError(
+                f"lean_attn_with_kvcache does not support qv with head_dims {k_dim} of q and"
+                f" {v_dim} of v_cache: choose {_ROPE_DIM} and {VALUE_DIM}, or at most"
+                f" {LARGEST_DIM} together"
+            )
+        return
+    for name, value in {
+        "softcap": extras.softcap or None,
+        "alibi_slopes": extras.alibi_slopes,
+        "sinks": extras.sinks,
+        "batch_invariant": call.batch_invariant or None,
+        "config": call.config,
+    }.items():
+        if value is not None:
+            raise NotImplementedError(
+                f"lean_attn_with_kvcache does not support {name} beside qv of {VALUE_DIM} columns:"
+                " leave one of them out"
+            )
+    if call.softmax_scale is not None and not 0 < call.softmax_scale < math.inf:
+        raise ValueError(
+            f"softmax_scale is {call.softmax_scale}: pass a number above 0 beside qv of"
+            f" {VALUE_DIM} columns"
+        )
+
+
+def _joined(call: Call, qv: torch.Tensor) -> Call:
+    """The plain call over rows of q and qv, and of K and V, up to a head_dim that kernels take."""
+    k_cache, v_cache = call.k_cache, call.v_cache
+    columns = padded_dim(k_cache.shape[3] + v_cache.shape[3], k_cache)
+    whole = _in_a_row(call.q, qv, columns), _in_a_row(k_cache, v_cache, columns)
+    return call._replace(q=whole[0], k_cache=whole[1])
+
+
+def _in_a_row(first: torch.Tensor, second: torch.Tensor, columns: int) -> torch.Tensor:
+    """Rows of both, then 0."""
+    rest = columns - first.shape[-1] - second.shape[-1]
+    return torch.cat([first, second, first.new_zeros((*first.shape[:-1], rest))], dim=-1)
+
+
+def _attend_latent(
+    call: Call, q: torch.Tensor, with_lse: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The same over a latent cache, by its kernel, which has no packed queries, windows or
+    paddings.
+
+    Args:
+        q: rows of 576.
+    """
+    starts, out, rows = call.all_extras.cu_seqlens_q, call.out, None
+    if starts is not None:
+        rows = Rows(starts, q.shape[0], call.q_len)
+        q = rows.unpack(q)
+    is_own = rows is not None or has_spans(call.all_extras) or is_traced(*call[:3])
+    # The kernel writes 16 bytes at a time.
+    given = None if is_own or out is None or not is_whole(out) else out
+    result, lse = _attend_rows(call, q, given)
+    if rows is not None:
+        if out is None:
+            out = result.new_empty(call.out_shape)
+        packed_lse = lse.new_empty(call.lse_shape)
+        rows.pack(result, lse, out, packed_lse)
+        return out, packed_lse if with_lse else None
+    if out is not None and given is None:
+        result = out.copy_(result)
+    return result, lse if with_lse else None
+
+
+def _attend_rows(
+    call: Call, q: torch.Tensor, out: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and LSE of q (batch, q_len, q_heads, 576)."""
+    extras, causal = call.all_extras, call.causal
+    latent, scale = _latent(call.k_cache, call.v_cache), call.softmax_scale
+    if not has_spans(extras):
+        lengths, table = call.cache_seqlens, call.block_table
+        if extras.cache_leftpad is not None or extras.cache_batch_idx is not None:
+            # Each sequence from its first token on.
+            paddings = paddings_of(call)
+            latent, table = _copied(call, latent, paddings[:, None], call.capacity), None
+            lengths = (lengths_of(call) - paddings).clamp(min=0).int()
+        return lean_mla_with_kvcache(
+            q,
+            latent,
+            call.length if lengths is None else lengths,
+            block_table=table,
+            softmax_scale=scale,
+            causal=causal,
+            return_softmax_lse=True,
+            out=out,
+        )  # pyright: ignore[reportReturnType]
+    batch, q_len = q.shape[:2]
+    spans = spans_of(call, q_len)
+    at_once = max(1, _COPIED_TOKENS // (batch * spans.width))
+    results, logs = [], []
+    for place in range(0, q_len, at_once):
+        own = slice(place, place + at_once)
+        queries = q[:, own]
+        # Every query token is a sequence of its own, of the tokens that it sees.
+        result, lse = lean_mla_with_kvcache(
+            queries.flatten(0, 1)[:, None],
+            _copied(call, latent, spans.first[:, own], spans.width),
+            spans.tokens[:, own].flatten().int(),
+            softmax_scale=scale,
+            return_softmax_lse=True,
+        )
+        results.append(result[:, 0].view(batch, -1, *result.shape[2:]))
+        logs.append(lse.view(batch, -1, lse.shape[1]))
+    return torch.cat(results, dim=1), torch.cat(logs, dim=1).transpose(1, 2).contiguous()
+
+
+def _copied(call: Call, latent: torch.Tensor, first: torch.Tensor, width: int) -> torch.Tensor:
+    """(batch * q_len, width, kv_heads, 576): tokens from each `first` (batch, q_len) on."""
+    return latent[rows_from(call, first, width)].flatten(0, 1)
 
 
 def _latent(k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-    """(*, 576): the cache whose views these are, or a copy of both."""
+    """(*, 576): the cache whose views these are, where a kernel reads it, or a copy of both."""
     if (
         not is_traced(k_cache, k_cache, v_cache)
         and k_cache.shape[:-1] == v_cache.shape[:-1]
         and k_cache.stride() == v_cache.stride()
         and k_cache.data_ptr() == v_cache.data_ptr() + VALUE_DIM * v_cache.element_size()
         and k_cache.untyped_storage().data_ptr() == v_cache.untyped_storage().data_ptr()
+        and is_whole(v_cache)
     ):
         return v_cache.as_strided((*v_cache.shape[:-1], LATENT_DIM), v_cache.stride())
     return torch.cat([v_cache, k_cache], dim=-1)

@@ -7,12 +7,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanTritonConfig
+from leanbench.kernels.mla.build import LATENT_DIM
 from leanbench.kernels.reference.torch import attend_all
 
+from leanbench import latent, query_values
 from leanbench.attention import lean_attn_with_kvcache
+from leanbench.calls import latent as calls_latent
 from leanbench.calls import prepared
+from leanbench.calls.call import Call
+from leanbench.calls.latent_launch import as_attention, check_latent
 from leanbench.calls.prepared import PreparedLaunches
 from leanbench.check.launches import api_arguments
 from leanbench.core.axes import AXES
@@ -127,6 +133,46 @@ def take_every_kind(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:
     monkeypatch.setattr(LEAN, "max_q_len", 64, raising=False)
     monkeypatch.setattr(LEAN, "refusal", lambda problem: None)
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
+    return seen
+
+
+def take_latent_calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """The same in the place of `lean_mla`, of what mla.cu takes; calls that come to it."""
+    seen: list[Call] = []
+
+    def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        check_latent(call)
+        call.check_length()
+        seen.append(call)
+        call = as_attention(call)
+        out = call.out
+        if out is None:
+            out = call.q.new_empty(call.out_shape)
+        lse = call.q.new_empty(call.lse_shape, dtype=torch.float32)
+        scale = call.all_extras.k_descale
+        if scale is not None:
+            scale = scale.expand(call.batch, 1)
+        attend_all(
+            AttentionInputs(
+                q=call.q,
+                k_cache=call.k_cache,
+                v_cache=call.v_cache,
+                cache_seqlens=call.cache_seqlens,
+                context=call.capacity if call.length is None else call.length,
+                softmax_scale=call.softmax_scale or LATENT_DIM**-0.5,
+                out=out,
+                lse=lse,
+                block_table=call.block_table,
+                causal=call.causal,
+                k_descale=scale,
+                v_descale=scale,
+            )
+        )
+        return out, lse if with_lse else None
+
+    for module in (latent, calls_latent):
+        monkeypatch.setattr(module, "attend", attend)
+    monkeypatch.setattr(query_values, "check_hopper", lambda q: None)
     return seen
 
 

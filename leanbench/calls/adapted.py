@@ -1,8 +1,9 @@
 """Calls that no kernel takes as they are: what torch's operators do ahead of a launch.
 
-The rows of a block table are picked, tokens are appended (leanbench.calls.appending), packed
-queries get rows of their own (leanbench.calls.unpacking), tensors are copied
-(leanbench.calls.padding). All of it happens in every call: for compatibility, not for speed.
+Tensors that do not lie in a row are copied, the rows of a block table are picked, tokens are
+appended (leanbench.calls.appending), packed queries get rows of their own
+(leanbench.calls.unpacking), tensors are padded (leanbench.calls.padding). All of it happens in
+every call: for compatibility, not for speed.
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ from typing import Any, NamedTuple
 import torch
 
 from leanbench.calls.appending import append_ahead
-from leanbench.calls.padding import copied, is_whole, needs_padding, padded_dim
+from leanbench.calls.padding import copied, is_read, is_whole, needs_padding, padded_dim
 from leanbench.calls.unpacking import Rows
 from leanbench.core.extras import NO_EXTRAS, Extras, extras_of
 from leanbench.core.inputs import AttentionInputs
 from leanbench.kernels.launch import Relaunch
 
+#: Tensors whose numbers kernels read one after the other.
+_IN_A_ROW = (
+    *("cache_seqlens", "cache_batch_idx", "cache_leftpad", "cu_seqlens_q", "cu_seqlens_k_new"),
+    *("sinks", "rotary_cos", "rotary_sin", "rotary_seqlens"),
+)
+#: Those of whose rows they do.
+_ROWS_IN_A_ROW = ("q", "k_new", "v_new", "block_table")
 AnyLaunch = Callable[[AttentionInputs], Relaunch]
 
 
@@ -50,6 +58,8 @@ class Tensors(NamedTuple):
 class Steps(NamedTuple):
     """Which of them a call needs."""
 
+    #: Fields of AttentionInputs that are copied.
+    copied: tuple[str, ...]
     picks_rows: bool
     appends: bool
     unpacks: bool
@@ -59,21 +69,26 @@ class Steps(NamedTuple):
 
     @classmethod
     def of(cls, inputs: AttentionInputs, unpacks: bool) -> Steps:
+        copies = scattered(inputs)
+        if copies:
+            inputs = _with_copies(Tensors.of(inputs), copies).over(inputs)
         picks_rows = inputs.block_table is not None and inputs.cache_batch_idx is not None
         appends = inputs.k_new is not None and (
             inputs.cu_seqlens_k_new is not None
             or inputs.rotary_seqlens is not None
             or (inputs.rotary_cos is not None and (unpacks or inputs.k_cache.element_size() == 1))
-            or not (is_whole(inputs.k_cache) and is_whole(inputs.v_cache))
+            or not (is_read(inputs.k_cache) and is_read(inputs.v_cache))
         )
         rest = replace(inputs, cache_batch_idx=None) if picks_rows else inputs
         if appends:
             gone = dict.fromkeys(("k_new", "v_new", "rotary_cos", "rotary_sin"))
             rest = replace(rest, **gone, rotary_interleaved=False)
-        return cls(picks_rows, appends, unpacks, needs_padding(rest), inputs.causal)
+        return cls(copies, picks_rows, appends, unpacks, needs_padding(rest), inputs.causal)
 
     def ahead(self, own: Tensors) -> Tensors:
         """What the launch is made over."""
+        if self.copied:
+            own = _with_copies(own, self.copied)
         if self.picks_rows:
             own = _with_picked_rows(own)
         if self.appends:
@@ -81,6 +96,31 @@ class Steps(NamedTuple):
         if self.unpacks:
             own = _unpacked(own)
         return _padded(own) if self.pads else own
+
+
+def scattered(inputs: AttentionInputs) -> tuple[str, ...]:
+    """Names of the tensors of a call that do not lie in a row where kernels read them so."""
+    names: list[str] = []
+    for name in _IN_A_ROW:
+        tensor = getattr(inputs, name)
+        if tensor is not None and not tensor.is_contiguous():
+            names.append(name)
+    for name in _ROWS_IN_A_ROW:
+        tensor = getattr(inputs, name)
+        if tensor is not None and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            names.append(name)
+    slopes = inputs.alibi_slopes
+    # Sequences may share theirs: a tensor that is expanded.
+    if slopes is not None and not (slopes.is_contiguous() or slopes.stride() == (0, 1)):
+        names.append("alibi_slopes")
+    return tuple(names)
+
+
+def is_read_as_latent(q: torch.Tensor) -> bool:
+    """Whether positions and heads of (batch, q_len, q_heads, 576) lie in a row, and all of it at
+    multiples of 16 bytes.
+    """
+    return (q.shape[1] == 1 or q.stride(1) == q.shape[2] * q.stride(2)) and is_whole(q)
 
 
 def launch_adapted(
@@ -93,8 +133,23 @@ def launch_adapted(
         by_sequence: no kernel takes packed queries then.
     """
     steps = Steps.of(inputs, unpacks=by_sequence and inputs.cu_seqlens_q is not None)
-    if not (steps.picks_rows or steps.appends or steps.unpacks or steps.pads):
+    if not any(steps[:-1]):
         return launch(inputs)
+    return _launch_after(steps, inputs, launch)
+
+
+def launch_latent(inputs: AttentionInputs, launch: AnyLaunch) -> Relaunch:
+    """The same over a latent cache, whose kernel reads rows of `q` in a row, too."""
+    copies = scattered(inputs)
+    if "q" not in copies and not is_read_as_latent(inputs.q):
+        copies = *copies, "q"
+    if not copies:
+        return launch(inputs)
+    steps = Steps(copies, False, False, False, False, inputs.causal)
+    return _launch_after(steps, inputs, launch)
+
+
+def _launch_after(steps: Steps, inputs: AttentionInputs, launch: AnyLaunch) -> Relaunch:
     own = Tensors.of(inputs)
     ready = steps.ahead(own)
     relaunch = launch(ready.over(inputs))
@@ -131,6 +186,15 @@ class AdaptedRelaunch:
         *launched, remaining = ready
         self._relaunch(*launched, None if remaining.asks_nothing else remaining)
         _take_output(own, ready)
+
+
+def _with_copies(own: Tensors, names: tuple[str, ...]) -> Tensors:
+    tensors: dict[str, Any] = {}
+    extras: dict[str, Any] = {}
+    for name in names:
+        of, copies = (own, tensors) if name in Tensors._fields else (own.extras, extras)
+        copies[name] = getattr(of, name).clone(memory_format=torch.contiguous_format)
+    return own._replace(extras=own.extras._replace(**extras), **tensors)
 
 
 def _with_picked_rows(own: Tensors) -> Tensors:
@@ -175,7 +239,7 @@ def _padded(own: Tensors) -> Tensors:
     k_cache, v_cache, extras = own.k_cache, own.v_cache, own.extras
     k_dim, v_dim = padded_dim(k_cache.shape[3], k_cache), padded_dim(v_cache.shape[3], v_cache)
     # Both or neither: a launch is prepared for the alignment of the two together.
-    if not (is_whole(k_cache) and is_whole(v_cache)):
+    if not (is_read(k_cache) and is_read(v_cache)):
         k_cache, v_cache = copied(k_cache, k_dim), copied(v_cache, v_dim)
     if extras.k_new is not None and extras.v_new is not None:
         k_new, v_new = copied(extras.k_new, k_dim), copied(extras.v_new, v_dim)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from leanbench.calls.call import Call
 from leanbench.core.extras import Extras
 
 
@@ -23,6 +24,31 @@ class Appended(NamedTuple):
     lengths: torch.Tensor | int
     #: Those of the call that have nothing to do with appending.
     extras: Extras
+
+
+def after_append(call: Call) -> Call:
+    """The call that is left after its new tokens were written: with rotated queries and the new
+    lengths. The rows that it has of a block table are picked.
+    """
+    extras, table, lengths = call.all_extras, call.block_table, call.cache_seqlens
+    if table is not None and extras.cache_batch_idx is not None:
+        table = table.index_select(0, extras.cache_batch_idx)
+        extras = extras._replace(cache_batch_idx=None)
+    q, now = call.q, call.length if lengths is None else lengths
+    if extras.k_new is not None:
+        if lengths is None:
+            assert call.length is not None
+            lengths = call.length - extras.new_tokens
+        caches = (call.k_cache, call.v_cache)
+        q, now, extras = append_ahead(q, caches, lengths, table, extras, call.causal)
+    is_tensor = isinstance(now, torch.Tensor)
+    return call._replace(
+        q=q,
+        cache_seqlens=now if is_tensor else None,
+        length=None if is_tensor else now,
+        block_table=table,
+        extras=None if extras.asks_nothing else extras,
+    )
 
 
 def append_ahead(

@@ -10,8 +10,18 @@ import torch
 from leanbench.calls.call import WHOLE_NUMBERS
 
 
-def flag(name: str, value: Any) -> bool:
+def check_types(**tensors: Any) -> None:
+    """Raises TypeError: the first of these that is no tensor."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is of type {type(tensor).__name__}: expected a torch.Tensor")
+
+
+def flag(name: str, value: Any, call: str = "lean_attn_with_kvcache") -> bool:
     """A bool that came as another type: 0 and 1, numpy's, a tensor of one on the host.
+
+    Args:
+        call: whose argument it is.
 
     Raises:
         NotImplementedError: it is a tensor of several, one for each sequence.
@@ -19,8 +29,8 @@ def flag(name: str, value: Any) -> bool:
     """
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise NotImplementedError(
-            f"lean_attn_with_kvcache does not support {name} of each sequence, a tensor"
-            f" {tuple(value.shape)}: pass True or False, and the sequences in two calls"
+            f"{call} does not support {name} of each sequence, a tensor {tuple(value.shape)}: pass"
+            " True or False, and the sequences in two calls"
         )
     on_device = isinstance(value, torch.Tensor) and value.device.type != "cpu"
     if on_device or value not in (0, 1):
@@ -37,12 +47,33 @@ def most_query_tokens(q: torch.Tensor, cu_seqlens_q: Any, max_seqlen_q: Any) -> 
     if max_seqlen_q is None:
         return q.shape[0]
     if not isinstance(max_seqlen_q, WHOLE_NUMBERS):
-        # A tensor's number could change under a prepared launch.
-        if isinstance(max_seqlen_q, torch.Tensor) or not hasattr(max_seqlen_q, "__index__"):
+        max_seqlen_q = tokens_of(max_seqlen_q)
+        if not isinstance(max_seqlen_q, int):
             return max_seqlen_q
-        max_seqlen_q = operator.index(max_seqlen_q)
     is_symbol = isinstance(max_seqlen_q, torch.SymInt) or isinstance(q.shape[0], torch.SymInt)
     return max_seqlen_q if is_symbol else min(max_seqlen_q, q.shape[0])
+
+
+def cap_of(softcap: Any) -> float:
+    """A soft cap as a number.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return float(softcap)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"softcap is {softcap!r}: expected 0 for none, or a number above it"
+        ) from None
+
+
+def tokens_of(number: Any) -> Any:
+    """A whole number of another type, such as numpy's, as an int; what is none, and tensors, whose
+    number could change under a prepared launch, are left for `check_tensors` to refuse.
+    """
+    is_symbol = isinstance(number, (torch.SymInt, torch.Tensor, bool))
+    return number if is_symbol or not hasattr(number, "__index__") else operator.index(number)
 
 
 def expanded(scales: Any, q: torch.Tensor, k_cache: torch.Tensor, cu_seqlens_q: Any) -> Any:

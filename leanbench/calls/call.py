@@ -153,8 +153,8 @@ class Call(NamedTuple):
 
 
 def _check_shapes(call: Call) -> None:
-    q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
-    packed = call.all_extras.cu_seqlens_q is not None
+    q, k_cache, v_cache, extras = call.q, call.k_cache, call.v_cache, call.all_extras
+    packed = extras.cu_seqlens_q is not None
     queries = "(query tokens, q_heads, head_dim)" if packed else "(batch, q_len, q_heads, head_dim)"
     rows = "(batch, tokens" if call.block_table is None else "(pages, page_size"
     if (
@@ -168,7 +168,7 @@ def _check_shapes(call: Call) -> None:
             f" {tuple(v_cache.shape)}: expected {queries} and twice {rows}, kv_heads, head_dim), no"
             " size 0"
         )
-    is_own = call.block_table is None and call.all_extras.cache_batch_idx is None
+    is_own = call.block_table is None and extras.cache_batch_idx is None
     if packed and is_own and call.batch != k_cache.shape[0]:
         raise ValueError(
             f"cu_seqlens_q has {call.batch + 1} numbers for {call.batch} sequences, k_cache"
@@ -198,16 +198,16 @@ def _check_memory(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
             f"q is on {q.device}, the caches on {k_cache.device} and {v_cache.device}: use one"
             " device"
         )
-    if q.stride(-1) != 1 or k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
+    if k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
         raise ValueError(
-            f"the last strides of q and of the caches are {q.stride(-1)}, {k_cache.stride(3)} and"
-            f" {v_cache.stride(3)}: head_dim must be contiguous, its stride 1"
+            f"the last strides of the caches are {k_cache.stride(3)} and {v_cache.stride(3)}:"
+            " head_dim must be contiguous, its stride 1"
         )
 
 
 def check_pages(block_table: torch.Tensor, q: torch.Tensor, batch: int | None) -> None:
-    """Whether a block table has a row for each sequence, or any number of them, at any distance,
-    and lies on the device of `q`.
+    """Whether a block table has a row for each sequence, or any number of them, at any strides, and
+    lies on the device of `q`.
 
     Args:
         batch: None: any number.
@@ -220,12 +220,10 @@ def check_pages(block_table: torch.Tensor, q: torch.Tensor, batch: int | None) -
         or (batch is not None and block_table.shape[0] != batch)
         or 0 in block_table.shape
         or block_table.dtype != torch.int32
-        or (block_table.shape[1] > 1 and block_table.stride(1) != 1)
     ):
         raise ValueError(
-            f"block_table is {tuple(block_table.shape)} {block_table.dtype} with strides"
-            f" {tuple(block_table.stride())}: expected ({'rows' if batch is None else batch}, pages"
-            " of a sequence) torch.int32, its last stride 1"
+            f"block_table is {tuple(block_table.shape)} {block_table.dtype}: expected"
+            f" ({'rows' if batch is None else batch}, pages of a sequence) torch.int32"
         )
     check_device("block_table", block_table, q)
 
@@ -237,15 +235,15 @@ def check_numbers(
     *shapes: tuple[int, ...],
     dtypes: tuple[torch.dtype, ...] = (torch.int32,),
 ) -> None:
-    """Whether a tensor has one of the shapes and dtypes, is contiguous, and on the device of `q`.
+    """Whether a tensor has one of the shapes and dtypes, at any strides, on the device of `q`.
 
     Raises:
         ValueError: it does not.
     """
-    if tensor.shape not in shapes or tensor.dtype not in dtypes or not tensor.is_contiguous():
+    if tensor.shape not in shapes or tensor.dtype not in dtypes:
         raise ValueError(
             f"{name} is {tuple(tensor.shape)} {tensor.dtype}: expected"
-            f" {' or '.join(str(tuple(shape)) for shape in shapes)} contiguous"
+            f" {' or '.join(str(tuple(shape)) for shape in shapes)}"
             f" {' or '.join(map(str, dtypes))}"
         )
     check_device(name, tensor, q)
@@ -271,8 +269,11 @@ def whole_number(cache_seqlens: Any) -> int | None:
         isinstance(cache_seqlens, WHOLE_NUMBERS) and not isinstance(cache_seqlens, bool)
     ):
         return cache_seqlens  # pyright: ignore[reportReturnType]
-    if isinstance(cache_seqlens, bool) or not hasattr(cache_seqlens, "__index__"):
-        raise ValueError(
-            f"cache_seqlens is {cache_seqlens!r}: expected a number of tokens, or a tensor of them"
-        )
-    return operator.index(cache_seqlens)
+    try:
+        if not isinstance(cache_seqlens, bool):
+            return operator.index(cache_seqlens)
+    except TypeError:
+        pass
+    raise ValueError(
+        f"cache_seqlens is {cache_seqlens!r}: expected a number of tokens, or a tensor of them"
+    )

@@ -81,13 +81,8 @@ def _check_by_shape(call: Call) -> None:
     if extras.sinks is not None:
         check_numbers("sinks", extras.sinks, q, (q_heads,), dtypes=FLOATS)
     if extras.alibi_slopes is not None:
-        slopes = extras.alibi_slopes
-        # Sequences may share theirs: a tensor that is expanded.
-        if slopes.shape == (batch, q_heads) and slopes.stride() == (0, 1):
-            slopes = slopes[0]
-        check_numbers(
-            "alibi_slopes", slopes, q, (q_heads,), (batch, q_heads), dtypes=(torch.float32,)
-        )
+        shapes = (q_heads,), (batch, q_heads)
+        check_numbers("alibi_slopes", extras.alibi_slopes, q, *shapes, dtypes=(torch.float32,))
     if extras.cache_leftpad is not None:
         check_numbers("cache_leftpad", extras.cache_leftpad, q, (batch,))
     if extras.cache_batch_idx is not None:
@@ -174,11 +169,6 @@ def _check_append(call: Call) -> None:
             raise ValueError(
                 f"{name} is {tuple(new.shape)} {new.dtype}: expected ({words}, kv_heads, head_dim)"
                 f" = {expected} {cache.dtype}, as q and the caches are"
-            )
-        if new.stride(-1) != 1:
-            raise ValueError(
-                f"the last stride of {name} is {new.stride(-1)}: head_dim must be contiguous, its"
-                " stride 1"
             )
         check_device(name, new, call.q)
         strides = zip(cache.shape, cache.stride(), strict=True)

@@ -67,11 +67,10 @@ def check_latent(call: Call) -> None:
             f"q is {q.dtype} and kv_cache {cache.dtype}: expected q in bf16 or fp16, and kv_cache"
             " in the same or in torch.float8_e4m3fn or torch.float8_e5m2"
         )
-    rows_are_in_a_row = q.shape[1] == 1 or q.stride(1) == q.shape[2] * q.stride(2)
-    if not rows_are_in_a_row or q.stride(3) != 1 or cache.stride(3) != 1:
+    if cache.stride(3) != 1:
         raise ValueError(
-            f"q has strides {tuple(q.stride())} and kv_cache {tuple(cache.stride())}: query"
-            " positions and heads must lie in a row, and 576 numbers side by side"
+            f"the last stride of kv_cache is {cache.stride(3)}: 576 numbers must be contiguous,"
+            " their stride 1"
         )
     if call.cache_seqlens is not None:
         check_numbers("cache_seqlens", call.cache_seqlens, q, (q.shape[0],))
@@ -83,7 +82,8 @@ def check_latent(call: Call) -> None:
         check_pages(table, q, q.shape[0])
     check_device("kv_cache", cache, q)
     if call.all_extras.k_descale is not None:
-        check_numbers("k_descale", call.all_extras.k_descale, q, (1,), dtypes=(torch.float32,))
+        shapes = (1,), (q.shape[0], 1)
+        check_numbers("k_descale", call.all_extras.k_descale, q, *shapes, dtypes=(torch.float32,))
     if call.out is not None:
         check_latent_out(call, call.out)
 
@@ -96,20 +96,24 @@ def check_latent_launch(call: Call) -> None:
         ValueError: tensor maps cannot have these addresses or steps.
     """
     q, cache = call.q, call.k_cache
+    check_hopper(q)
+    steps = [cache.element_size() * step for step in cache.stride()[:2]]
+    if any(number % _ALIGNMENT for number in (cache.data_ptr(), *steps)):
+        raise ValueError(
+            "kv_cache starts at or steps by no multiple of 16 bytes: pass an aligned tensor"
+        )
+    if call.out is not None and call.out.data_ptr() % _ALIGNMENT:
+        raise ValueError("out starts at no multiple of 16 bytes: pass an aligned tensor")
+
+
+def check_hopper(q: torch.Tensor) -> None:
+    """Raises UserError: the kernel does not run where `q` is."""
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
         raise UserError(
             f"lean_mla_with_kvcache runs on Hopper GPUs, q is on {q.device}: move the tensors there"
         )
     if (reason := LEAN_MLA.unavailable_reason()) is not None:
         raise UserError(reason)
-    steps = [2 * step for step in q.stride()[:3]]
-    steps += [cache.element_size() * step for step in cache.stride()[:2]]
-    if any(number % _ALIGNMENT for number in (q.data_ptr(), cache.data_ptr(), *steps)):
-        raise ValueError(
-            "q or kv_cache starts at or steps by no multiple of 16 bytes: pass aligned tensors"
-        )
-    if call.out is not None and call.out.data_ptr() % _ALIGNMENT:
-        raise ValueError("out starts at no multiple of 16 bytes: pass an aligned tensor")
 
 
 def check_latent_out(call: Call, out: torch.Tensor) -> None:

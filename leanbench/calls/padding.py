@@ -1,8 +1,8 @@
 """Copies of tensors that no kernel reads as they are, as flash-attn makes them.
 
-Kernels read rows of K and V in pieces of 16 bytes. Where a head_dim is no whole number of them, or
-a tensor starts at or steps by none, the copies are contiguous and have columns of 0, which change
-neither the scores nor the output's own columns.
+Kernels read rows of K and V in pieces of 16 bytes, up to 32 of 8 numbers, or 64. Where a head_dim
+is another number of them or no whole one, or a tensor starts at or steps by none, the copies are
+contiguous and have columns of 0, which change neither the scores nor the output's own columns.
 """
 
 from __future__ import annotations
@@ -14,16 +14,22 @@ import torch
 
 from leanbench.core.inputs import AttentionInputs
 from leanbench.kernels.launch import misalignment, problem_of
+from leanbench.kernels.lean.cuda_kernel import HEAD_DIMS
 from leanbench.kernels.lean.triton_kernel import LeanTriton
 
+#: The largest head_dim, to which those above the one before it are padded.
+_NEXT_DIM, LARGEST_DIM = HEAD_DIMS[-2:]
 _PIECE_BYTES = 16
 _TRITON = LeanTriton()
 
 
 def padded_dim(head_dim: int, cache: torch.Tensor) -> int:
-    """A head_dim of a cache, up to whole pieces of the cache's dtype."""
+    """A head_dim of a cache, up to whole pieces of the cache's dtype, as many as kernels take; as
+    it is where they take none.
+    """
     numbers = _PIECE_BYTES // cache.element_size()
-    return -(-head_dim // numbers) * numbers
+    whole = -(-head_dim // numbers) * numbers
+    return LARGEST_DIM if _NEXT_DIM < whole < LARGEST_DIM else whole
 
 
 def needs_padding(inputs: AttentionInputs) -> bool:
@@ -31,11 +37,18 @@ def needs_padding(inputs: AttentionInputs) -> bool:
     takes fewer kinds and sizes.
     """
     for cache in (inputs.k_cache, inputs.v_cache):
-        if cache.shape[3] * cache.element_size() % _PIECE_BYTES:
+        # As `padded_dim`, without a call.
+        columns = cache.shape[3]
+        if columns * cache.element_size() % _PIECE_BYTES or _NEXT_DIM < columns < LARGEST_DIM:
             return True
     if misalignment(inputs) is None:
         return False
     return _TRITON.unsupported_reason(problem_of(inputs)) is not None
+
+
+def is_read(cache: torch.Tensor) -> bool:
+    """Whether a cache is one that a launch sees no copy of."""
+    return is_whole(cache) and padded_dim(cache.shape[3], cache) == cache.shape[3]
 
 
 def is_whole(tensor: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from leanbench.calls import values
-from leanbench.calls.adapted import launch_adapted
+from leanbench.calls.adapted import launch_adapted, launch_latent
 from leanbench.calls.call import Call
 from leanbench.calls.extra_checks import check_extras
 from leanbench.calls.latent_launch import (
@@ -336,10 +336,14 @@ def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
         **({} if call.extras is None else call.extras._asdict()),
     )
     if call.latent:
-        return inputs, _launch(relaunch_latent(inputs), inputs)
+        return inputs, launch_latent(inputs, _launched_latent)
     launch = partial(_launched, config=call.config, batch_invariant=call.batch_invariant)
     by_sequence = call.batch_invariant or bool(call.config and call.config.fixed_run_tiles)
     return inputs, launch_adapted(inputs, launch, by_sequence)
+
+
+def _launched_latent(inputs: AttentionInputs) -> Relaunch:
+    return _launch(relaunch_latent(inputs), inputs)
 
 
 def _launched(

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from leanbench.attention import lean_attn_with_kvcache, run
+from leanbench.attention import lean_attn_with_kvcache
 from leanbench.calls.call import Call
+from leanbench.calls.run import run
 from leanbench.core.errors import UserError
 from leanbench.integrations.hf_masks import lengths_of
 

@@ -11,8 +11,11 @@ import pytest
 import torch
 from attention_calls import assert_right
 from every_kind import PLAIN, called, take_every_kind
+from forms import gapped
 
+from leanbench import get_scheduler_metadata
 from leanbench.attention import lean_attn_with_kvcache
+from leanbench.calls.adapted import scattered
 from leanbench.core.inputs import make_inputs
 
 
@@ -36,6 +39,17 @@ def test_no_window(window):
 def test_a_window_of_one_side():
     inputs = make_inputs(replace(PLAIN, window_left=7), "cpu")
     assert_right(inputs, *called(inputs, window_size=(7, None)))
+
+
+@pytest.mark.parametrize("window", [[7, 1], np.array([7, 1]), torch.tensor([7, 1])], ids=type)
+def test_windows_of_other_types(window):
+    inputs = make_inputs(replace(PLAIN, causal=False, window_left=7, window_right=1), "cpu")
+    assert_right(inputs, *called(inputs, window_size=window))
+
+
+def test_chunks_of_other_types():
+    inputs = make_inputs(replace(PLAIN, attention_chunk=16), "cpu")
+    assert_right(inputs, *called(inputs, attention_chunk=np.int64(16)))
 
 
 @pytest.mark.parametrize("causal", [1, np.True_, torch.tensor(True), torch.tensor([1])])
@@ -95,6 +109,66 @@ def test_scales_that_expand(shape):
     assert not out.equal(bare)
 
 
+#: A kind of call, and its tensors that numbers stand between.
+SCATTERED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "q": ({}, ("q",)),
+    "lengths": ({"lengths_on": "device"}, ("cache_seqlens",)),
+    "all of a window": ({"window_left": 7, "lengths_on": "device"}, ("q", "cache_seqlens")),
+    "sinks": ({"sinks": True}, ("sinks",)),
+    "ALiBi": ({"alibi": True}, ("alibi_slopes",)),
+    "padding": ({"leftpad": True, "lengths_on": "device"}, ("cache_leftpad", "cache_seqlens")),
+    "rows of the cache": ({"batch_idx": True}, ("cache_batch_idx",)),
+    "pages": ({"page_size": 16, "context": (40, 17)}, ("block_table", "cache_seqlens")),
+    "packed": ({"q_lens": (1, 4)}, ("q", "cu_seqlens_q")),
+    "appended": ({"append": 2}, ("k_new", "v_new")),
+    "appended to pages": (
+        {"append": 2, "page_size": 16, "context": (40, 17)},
+        ("k_new", "block_table"),
+    ),
+    "rotated": (
+        {"append": 3, "rotary_dim": 32},
+        ("q", "k_new", "v_new", "rotary_cos", "rotary_sin"),
+    ),
+    "fp8 throughout": ({"kv_dtype": "e5m2", "q_dtype": "e4m3", "dtype": "bf16"}, ("q",)),
+    "packed rows alone": ({"q_lens": (1, 4), "sinks": True}, ("q", "sinks", "cu_seqlens_q")),
+}
+
+
+@pytest.mark.parametrize(("kinds", "names"), SCATTERED.values(), ids=SCATTERED)
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_numbers_between_numbers(kinds, names, batch_invariant, prepared_for):
+    options: dict[str, Any] = {}
+    if batch_invariant:
+        options = {"batch_invariant": True, "config": None}
+    for _ in range(2):
+        inputs = make_inputs(replace(PLAIN, **kinds), "cpu")
+        odd = replace(inputs, **{name: gapped(getattr(inputs, name)) for name in names})
+        assert_right(odd, *called(odd, **options))
+    # What a launch is made over lies in a row.
+    (own,) = prepared_for
+    assert not scattered(own)
+
+
+def test_torch_compile_takes_numbers_between_numbers():
+    torch._dynamo.reset()
+    kinds, names = SCATTERED["rotated"]
+    inputs = make_inputs(replace(PLAIN, **kinds), "cpu")
+    odd = replace(inputs, **{name: gapped(getattr(inputs, name)) for name in names})
+    compiled = torch.compile(called, fullgraph=True, backend="aot_eager")
+    assert_right(odd, *compiled(odd))
+
+
+def test_caches_with_numbers_between_numbers_are_refused():
+    """As by flash-attn: they would be copied whole in every call."""
+    inputs = make_inputs(PLAIN, "cpu")
+    for name in ("k_cache", "v_cache"):
+        odd = replace(inputs, **{name: gapped(getattr(inputs, name))})
+        with pytest.raises(
+            ValueError, match=r"^the last strides of the caches are .* its stride 1$"
+        ):
+            called(odd)
+
+
 CACHE, TABLE = rand(2, 30, 2, 64), torch.zeros(2, 3, dtype=torch.int32)
 NOTHING: dict[str, dict[str, Any]] = {
     "no cached tokens": {"q": rand(2, 3, 4, 64), "k_cache": rand(2, 0, 2, 64)},
@@ -134,6 +208,16 @@ def test_calls_of_nothing(arguments, prepared_for):
     assert given.eq(0).all()
     assert lse.equal(sinks[:, None].expand(tokens_last))
     assert not prepared_for
+
+
+def test_metadata_of_a_scheduler_changes_nothing():
+    inputs = make_inputs(PLAIN, "cpu")
+    lengths = torch.tensor([40, 40], dtype=torch.int32)
+    metadata = get_scheduler_metadata(
+        2, 3, 40, 4, 2, 64, lengths, torch.float16, headdim_v=64, page_size=None, causal=True
+    )
+    for given in (metadata, torch.full((9,), -1, dtype=torch.int32)):
+        assert_right(inputs, *called(inputs, scheduler_metadata=given, num_splits=3))
 
 
 def test_sinks_of_nothing_are_checked():

@@ -166,6 +166,33 @@ def test_an_fp8_cache_is_padded_to_a_multiple_of_16(prepared_for):
     assert prepared_for[0].k_cache.shape[-1] == prepared_for[0].q.shape[-1] == 48
 
 
+@pytest.mark.parametrize(
+    ("k_dim", "v_dim"), [(264, 264), (320, 256), (64, 264), (504, 512), (323, 64), (192, 381)]
+)
+@pytest.mark.parametrize("kinds", [{}, {"append": 2, "rotary_dim": 32}, {"kv_dtype": "e4m3"}])
+def test_head_dims_above_256_are_padded_to_512(kinds, k_dim, v_dim, prepared_for):
+    inputs = make_inputs(replace(PLAIN, head_dim=512, **kinds), "cpu")
+    inputs = cut(cut(inputs, slice(k_dim), K_SIDE), slice(v_dim), V_SIDE)
+    for _ in range(2):
+        expected = appended(inputs) if "append" in kinds else None
+        out, lse = called(inputs)
+        assert out.shape == inputs.out.shape
+        assert_right(inputs, out, lse)
+        if expected is not None:
+            # Rotated, which `appended` is not.
+            assert torch.equal(bits(inputs.v_cache), bits(expected[1]))
+            assert not torch.equal(bits(inputs.k_cache), bits(expected[0]))
+    (own,) = prepared_for
+    dims = (own.k_cache.shape[-1], own.v_cache.shape[-1])
+    assert dims == tuple(512 if dim > 256 else dim for dim in (k_dim, v_dim))
+
+
+def test_a_head_dim_above_512_is_refused():
+    q, k, v = (torch.zeros(1, 40, 2, dim).half() for dim in (64, 64, 520))
+    with pytest.raises(NotImplementedError, match="a v_cache of head_dim 520 yet: choose one of"):
+        lean_attn_with_kvcache(q, k, v)
+
+
 @pytest.mark.parametrize("kinds", APPENDS.values(), ids=APPENDS)
 @pytest.mark.parametrize("change", ["a head_dim of 59", "misaligned"])
 def test_what_is_appended_is_written_to_the_callers_caches_and_nothing_else(

@@ -15,6 +15,7 @@ import torch
 from depth import DEEP
 from leanbench.kernels.lean import LEAN
 
+from leanbench import query_values
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.calls import prepared
 from leanbench.calls.prepared import PreparedLaunches
@@ -28,8 +29,8 @@ SIZES = (
     *((1, 131_072), (16, 131_072), (128, 128), (256, 512), (2048, 3577)),
 )
 FLAG = (False, True)
-#: Of FlashAttention-3, where it may differ from K's.
-V_DIMS = {64: 256, 192: 128}
+#: Of FlashAttention-3, where they may differ from K's; beside 64 columns it has `qv` then.
+V_DIMS = {32: (256, 512), 64: (256, 512), 160: (128,), 192: (128,)}
 KV_HEADS = {"mha": 6, "mqa": 1, "gqa": 3}
 
 Arguments = dict[str, Any]
@@ -74,13 +75,19 @@ def flash_attn_2(draw: random.Random) -> Iterator[Arguments]:
 
 
 def flash_attn_3(draw: random.Random) -> Iterator[Arguments]:
-    """hopper/test_flash_attn.py::test_flash_attn_kvcache, but for `qv`, with each head_dim that it
-    names.
-    """
+    """hopper/test_flash_attn.py::test_flash_attn_kvcache, with each head_dim that it names."""
     masks = ((False, False), (True, False), (False, True))
     for combination in combinations(
         draw,
-        *((torch.bfloat16, E4M3), (64, 96, 128, 192, 256), SIZES, KV_HEADS, FLAG, masks, FLAG),
+        *(
+            (torch.bfloat16, E4M3),
+            (32, 59, 64, 96, 128, 160, 192, 256),
+            SIZES,
+            KV_HEADS,
+            FLAG,
+            masks,
+            FLAG,
+        ),
         *(FLAG, (0.0, 0.5, 1.0), (None, 1, 4, 128), FLAG, FLAG, FLAG),
     ):
         dtype, d, (q_len, tokens), mha, new_kv, (causal, local), same, *rest = combination
@@ -90,7 +97,7 @@ def flash_attn_3(draw: random.Random) -> Iterator[Arguments]:
             continue
         dv, heads = d, KV_HEADS[mha]
         if d in V_DIMS and dtype != E4M3 and draw.random() < 0.5:
-            dv = V_DIMS[d]
+            dv = draw.choice(V_DIMS[d])
         call = {
             **_caches(d, dv, q_len, tokens, heads, page, batch_idx, 5, dtype),
             **_appended(d, dv, q_len, tokens, heads, new_kv, same, fraction, 5, draw, dtype),
@@ -104,9 +111,13 @@ def flash_attn_3(draw: random.Random) -> Iterator[Arguments]:
             "num_splits": draw.choice((0, 1, 3)),
         }
         call["page_table"] = call.pop("block_table")
+        if d == 64 and dv >= 256:
+            call["qv"] = meta(5, q_len, 6, dv, dtype=dtype)
         if varlen:
             total = 5 * q_len - draw.randint(0, 4)
             call["q"] = meta(total, 6, d, dtype=dtype)
+            if "qv" in call:
+                call["qv"] = meta(total, 6, dv, dtype=dtype)
             call["cu_seqlens_q"], call["max_seqlen_q"] = int32(6), q_len
             if new_kv:
                 call["k"], call["v"] = call["k"].flatten(0, 1), call["v"].flatten(0, 1)
@@ -240,6 +251,9 @@ def test_no_call_of_the_libraries_suites_is_refused(suite, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(LEAN, "relaunch", lambda inputs, config: Launched())
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
+    monkeypatch.setattr(prepared, "check_latent_launch", lambda call: None)
+    monkeypatch.setattr(prepared, "relaunch_latent", lambda inputs: Launched())
+    monkeypatch.setattr(query_values, "check_hopper", lambda q: None)
     refused: Counter[str] = Counter()
     for arguments in islice(suite(random.Random(0)), CALLS):
         try:

@@ -80,6 +80,7 @@ KERNELS = "lean,lean_triton,lean_mla,fa2_cuda,fa2_triton,fixed_split_cuda,fixed_
 ON_GPU = "tests/gpu_only"
 EVERY_BUILD = f"{ON_GPU}/launch_every_build.py"
 PADDING = "tests/calls/test_padding.py"
+FORMS = f"{ON_GPU}/test_forms_on_gpu.py"
 SHARED = f"{ON_GPU}/shared_sequences.py"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -175,7 +176,7 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
             (
                 (
                     pytest_on_gpu("-n", "7", f"{ON_GPU}/test_kinds_on_gpu.py", PADDING),
-                    pytest_on_gpu(f"{ON_GPU}/test_mla_on_gpu.py"),
+                    pytest_on_gpu("-n", "7", f"{ON_GPU}/test_mla_on_gpu.py", FORMS),
                 ),
             ),
         ),

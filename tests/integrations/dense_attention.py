@@ -14,7 +14,7 @@ from leanbench.calls.call import Call
 
 
 def as_run(attend: Callable[..., torch.Tensor]) -> Callable[[Call, bool], Any]:
-    """Plain calls of `leanbench.attention.run`, made by what is called as
+    """Plain calls of `leanbench.calls.run.run`, made by what is called as
     `lean_attn_with_kvcache`.
     """
 

@@ -13,17 +13,21 @@ from typing import Any
 import pytest
 import torch
 from depth import diagonal
+from every_kind import take_latent_calls
+from forms import assert_form, gapped, pages_of, plain_form
 from leanbench.kernels.lean.cuda_build import HOPPER
 from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.mla.build import MlaBuild
 from leanbench.kernels.mla.configs import MlaConfig
 from leanbench.kernels.mla.launch import _aligned, _descale
+from leanbench.kernels.reference.torch import attend_all
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from leanbench import latent, lean_attn_with_kvcache, lean_mla_with_kvcache
+from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
+from leanbench.calls.adapted import is_read_as_latent, launch_latent, scattered
 from leanbench.calls.call import Call, whole_number
 from leanbench.calls.latent import latent_call
-from leanbench.calls.latent_launch import as_attention, check_latent
+from leanbench.calls.latent_launch import check_latent
 from leanbench.core.errors import DoesNotFit, UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
@@ -151,8 +155,8 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
             " 576) and (batch, tokens, 576), no size 0",
         ),
         (
-            {"block_table": torch.zeros(2, 2, dtype=torch.int32)},
-            "q is (2, 1, 16, 576) and kv_cache (2, 128, 576): expected (batch, q_len, q_heads, 576)"
+            {"block_table": torch.zeros(2, 2, dtype=torch.int32), "kv_cache": CACHE[0].bfloat16()},
+            "q is (2, 1, 16, 576) and kv_cache (128, 576): expected (batch, q_len, q_heads, 576)"
             " and (pages, page_size, 1, 576), no size 0",
         ),
         ({"softmax_scale": 0.0}, "softmax_scale is 0.0: pass a number above 0"),
@@ -173,9 +177,9 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
             {
                 "q": Q.to(torch.float8_e4m3fn),
                 "kv_cache": CACHE.to(torch.float8_e4m3fn),
-                "q_descale": torch.ones(2, 1),
+                "q_descale": torch.ones(3, 1),
             },
-            "q_descale is (2, 1) torch.float32 on cpu: expected (1,) torch.float32 on cpu",
+            "q_descale is (3, 1) torch.float32: expected one number, or (2, 1), in torch.float32",
         ),
         (
             {"kv_cache": torch.zeros(2, 128, 3, 576, dtype=torch.bfloat16)},
@@ -187,12 +191,12 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
             " of q",
         ),
         (
-            {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": torch.ones(2, 1)},
-            "k_descale is (2, 1) torch.float32: expected (1,) contiguous torch.float32",
+            {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": torch.ones(2)},
+            "k_descale is (2,) torch.float32: expected one number, or (2, 1), in torch.float32",
         ),
         (
             {"kv_cache": CACHE.to(torch.float8_e4m3fn), "k_descale": torch.ones(1).half()},
-            "k_descale is (1,) torch.float16: expected (1,) contiguous torch.float32",
+            "k_descale is (1,) torch.float16: expected one number, or (2, 1), in torch.float32",
         ),
         (
             {"kv_cache": CACHE.to(torch.float8_e4m3fn), "k_descale": torch.ones(1).to("meta")},
@@ -204,6 +208,45 @@ def test_wrong_tensors_are_a_sentence(arguments, sentence):
     call = {"q": Q, "kv_cache": CACHE.bfloat16(), **arguments}
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         lean_mla_with_kvcache(**call)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"q": None}, "q is of type NoneType: expected a torch.Tensor"),
+        ({"kv_cache": [1.0]}, "kv_cache is of type list: expected a torch.Tensor"),
+        ({"block_table": [[0, 1]]}, "block_table is of type list: expected a torch.Tensor"),
+        ({"out": "out"}, "out is of type str: expected a torch.Tensor"),
+    ],
+)
+def test_what_is_no_tensor_is_a_sentence(arguments, sentence):
+    with pytest.raises(TypeError, match=f"^{re.escape(sentence)}$"):
+        lean_mla_with_kvcache(**{"q": Q, "kv_cache": CACHE.bfloat16(), **arguments})
+
+
+@pytest.mark.parametrize(
+    ("causal", "error", "sentence"),
+    [
+        (None, ValueError, "^causal is None: expected True or False$"),
+        (
+            torch.tensor([True, False]),
+            NotImplementedError,
+            r"^lean_mla_with_kvcache does not support causal of each sequence, a tensor \(2,\): ",
+        ),
+    ],
+)
+def test_flags_that_are_none(causal, error, sentence):
+    with pytest.raises(error, match=sentence):
+        lean_mla_with_kvcache(Q, CACHE.bfloat16(), causal=causal)
+
+
+def test_scales_that_require_a_gradient_are_refused_where_they_count():
+    cache, scale = CACHE.to(torch.float8_e4m3fn), torch.ones(1, requires_grad=True)
+    sentence = r"^lean_mla_with_kvcache .* has no gradient"
+    with pytest.raises(NotImplementedError, match=sentence):
+        lean_mla_with_kvcache(Q, cache, k_descale=scale)
+    with pytest.raises(NotImplementedError, match=sentence):
+        lean_mla_with_kvcache(Q.to(torch.float8_e4m3fn), cache, q_descale=scale)
 
 
 def test_a_gradient_is_refused():
@@ -386,35 +429,8 @@ def test_no_more_splits_than_merge_well(context, stages, on_device):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Calls that come to a kernel, which is plain torch and takes what mla.cu takes."""
-    calls = []
-
-    def attend(call, with_lse):
-        check_latent(call)
-        calls.append(call)
-        call = as_attention(call)
-        k, table = call.k_cache, call.block_table
-        if table is not None:
-            k = k[table.long().clamp(0, k.shape[0] - 1)].flatten(1, 2)
-        scale = call.all_extras.k_descale
-        scale = 1.0 if scale is None else scale.double()
-        k = k[:, :, 0].double() * scale
-        lengths = call.cache_seqlens
-        if lengths is None:
-            lengths = torch.full(k.shape[:1], k.shape[1] if call.length is None else call.length)
-        seen = (torch.arange(k.shape[1]) < lengths[:, None])[:, None, None]
-        k = k.masked_fill(~seen[:, 0, 0, :, None], 0)
-        scores = torch.einsum("bqhd,bnd->bhqn", call.q.double(), k)
-        scores = (scores * (call.softmax_scale or 576**-0.5)).masked_fill(~seen, -math.inf)
-        result = torch.einsum("bhqn,bnd->bqhd", scores.softmax(-1), k[..., :512])
-        out = call.out
-        if out is None:
-            out = call.q.new_empty(call.out_shape)
-        out.copy_(result)
-        return out, scores.logsumexp(-1).float() if with_lse else None
-
-    monkeypatch.setattr(latent, "attend", attend)
-    return calls
+    """Calls that come to the kernel."""
+    return take_latent_calls(monkeypatch)
 
 
 def latent_rows(*shape):
@@ -465,17 +481,55 @@ def test_pages_of_other_sizes_are_copied(page_size, dtype, launched):
     assert lse.equal(alone_lse)
 
 
-@pytest.mark.parametrize("scale", [None, torch.tensor([0.25])])
-def test_queries_in_fp8(scale, launched):
-    q, cache = latent_rows(2, 1, 16).to(torch.float8_e4m3fn), latent_rows(2, 128)
-    cache = cache.to(torch.float8_e4m3fn)
-    options = {"k_descale": torch.tensor([2.0]), "return_softmax_lse": True}
-    out, lse = lean_mla_with_kvcache(q, cache, q_descale=scale, **options)
-    scaled = (q.float() * (1 if scale is None else scale)).bfloat16()
+def test_scales_beside_16_bits_are_ignored(launched):
+    q, cache = latent_rows(2, 1, 16), latent_rows(2, 128)
+    plain = lean_mla_with_kvcache(q, cache)
+    assert isinstance(plain, torch.Tensor)
+    for scale in (0.5, torch.ones(1, requires_grad=True), torch.ones(7).half()):
+        options: dict[str, Any] = {"q_descale": scale, "k_descale": scale}
+        out = lean_mla_with_kvcache(q, cache, **options)
+        assert isinstance(out, torch.Tensor)
+        assert plain.equal(out)
+    # Of q alone.
+    options = {"q_descale": 0.5, "k_descale": 0.5}
+    with pytest.raises(ValueError, match=r"^k_descale is 0.5, on the host"):
+        lean_mla_with_kvcache(q, cache.to(torch.float8_e4m3fn), **options)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize(
+    "shape", [None, (), (1,), (1, 1, 1), (2, 1), (1, "kv_heads"), (2, "kv_heads")], ids=str
+)
+def test_queries_and_caches_in_fp8(shape, kv_heads, launched):
+    rows = latent_rows(2, 2, 6), latent_rows(2, 128, kv_heads)
+    q, cache = (own.to(torch.float8_e4m3fn) for own in rows)
+    scales: dict[str, Any] = {}
+    whole: dict[str, Any] = {}
+    if shape is not None:
+        sizes = [kv_heads if size == "kv_heads" else size for size in shape]
+        # What they make of fp8 numbers is exact in bf16.
+        powers = [torch.randint(-3, 3, sizes) for _ in range(2)]
+        q_scale, k_scale = (2.0**own for own in powers)
+        scales = {"q_descale": q_scale, "k_descale": k_scale}
+        fitted = [
+            own.reshape(1, 1) if own.numel() == 1 else own for own in (q_scale, k_scale, k_scale)
+        ]
+        names = ("q_descale", "k_descale", "v_descale")
+        whole = {name: own.expand(2, kv_heads) for name, own in zip(names, fitted, strict=True)}
+    inputs = plain_form(q, cache, cache[..., :512], causal=True, **whole)
+    out, lse = lean_mla_with_kvcache(q, cache, causal=True, return_softmax_lse=True, **scales)
     assert out.dtype == torch.bfloat16
-    alone, alone_lse = lean_mla_with_kvcache(scaled, cache, **options)
-    assert out.equal(alone)
-    assert lse.equal(alone_lse)
+    assert_form(inputs, (out, lse))
+
+
+@pytest.mark.parametrize(("batch", "q_len", "tokens"), [(0, 1, 64), (2, 0, 64), (2, 3, 0)], ids=str)
+def test_sizes_of_none(batch, q_len, tokens):
+    q, cache = latent_rows(batch, q_len, 16), latent_rows(batch, tokens)
+    out = torch.full((batch, q_len, 16, 512), math.nan).bfloat16()
+    result, lse = lean_mla_with_kvcache(q, cache, out=out, return_softmax_lse=True)
+    assert result is out
+    assert out.eq(0).all()
+    assert lse.equal(torch.full((batch, 16, q_len), -math.inf))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -510,30 +564,50 @@ def test_qv_is_a_call_over_the_latent_cache(packed, views, launched):
     assert (launched[-1].k_cache.data_ptr() == cache.data_ptr()) == views
 
 
-def test_qv_of_another_shape_is_a_sentence():
-    q, cache = Q[..., :64], CACHE.bfloat16()[:, :, None]
-    sentence = "qv is (2, 1, 8, 512) torch.bfloat16: expected (2, 1, 16, 512) torch.bfloat16, as q"
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)} is$"):
-        lean_attn_with_kvcache(q, cache[..., 512:], cache[..., :512], qv=Q[:, :, :8, :512])
+class Relaunched:
+    """A launch of the reference over tensors that lie in a row."""
+
+    tile_tokens = 64
+    any_capacity = False
+
+    def __init__(self, inputs):
+        self._inputs = inputs
+
+    def __call__(self, q, k, v, lengths, context, table, out, lse, extras=None):
+        own = {"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": lengths, "out": out}
+        inputs = replace(self._inputs, **own, lse=lse, context=context, block_table=table)
+        assert not scattered(inputs)
+        assert is_read_as_latent(q)
+        attend_all(inputs)
 
 
-def test_qv_beside_other_head_dims_is_a_sentence():
-    q, cache = torch.zeros(2, 1, 8, 64).half(), torch.zeros(2, 30, 4, 64).half()
-    sentence = r"qv with head_dims \(64, 64, 64, 64\) .*: choose 64, 64, 512 and 512$"
-    with pytest.raises(NotImplementedError, match=sentence):
-        lean_attn_with_kvcache(q, cache, cache, qv=q)
+@pytest.mark.parametrize("page_size", [None, 64])
+@pytest.mark.parametrize("change", ["gaps", "positions apart", "misaligned"])
+def test_queries_lengths_and_pages_are_copied_where_they_do_not_lie_in_a_row(change, page_size):
+    for _ in range(2):
+        cache, table = latent_rows(2, 128, 1), None
+        if page_size is not None:
+            cache, table = pages_of(cache, page_size)
+        q, lengths = latent_rows(2, 3, 4), torch.tensor([100, 128], dtype=torch.int32)
+        if change == "gaps":
+            q, lengths = gapped(q), gapped(lengths)
+            table = None if table is None else gapped(table)
+        elif change == "positions apart":
+            q = latent_rows(2, 3, 8)[:, :, ::2].transpose(1, 2).contiguous().transpose(1, 2)
+        else:
+            q = torch.empty(q.numel() + 1).bfloat16()[1:].view(q.shape).copy_(q)
+        options = {"cache_seqlens": lengths, "block_table": table, "causal": True}
+        inputs = plain_form(q, cache, cache[..., :512], **options)
+        check_latent(latent_call(q, cache, lengths, None, table, None, None, causal=True))
+        relaunch = launch_latent(inputs, lambda ready: Relaunched(ready))
+        relaunch(*inputs_of(inputs))
+        assert_form(inputs, (inputs.out, inputs.lse))
 
 
-@pytest.mark.parametrize(
-    "option",
-    [{"window_size": (5, 0)}, {"k_page_descale": torch.ones(2)}, {"softcap": 30.0}],
-    ids=str,
-)
-def test_what_does_not_go_with_qv(option):
-    q, cache = Q[..., :64], CACHE.bfloat16()[:, :, None]
-    arguments = (q, cache[..., 512:], cache[..., :512])
-    with pytest.raises(NotImplementedError, match=f"{next(iter(option))} beside qv"):
-        lean_attn_with_kvcache(*arguments, qv=Q[..., :512], **option)
+def inputs_of(inputs):
+    """What a launch is handed."""
+    names = ("q", "k_cache", "v_cache", "cache_seqlens", "context", "block_table", "out", "lse")
+    return [getattr(inputs, name) for name in names]
 
 
 def test_a_list_that_is_no_window_goes_with_qv(launched):

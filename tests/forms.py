@@ -1,0 +1,109 @@
+"""Calls in the forms of flash-attn, FlashAttention-3 and FlashMLA, and the tensors of the plain
+call that each of them is: what the fp64 reference is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from leanbench.kernels.reference.torch import attend_all
+
+from leanbench.check.reference import Reference
+from leanbench.core.inputs import AttentionInputs
+
+INT32 = torch.int32
+
+
+def plain_form(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    qv: torch.Tensor | None = None,
+    scale: float | None = None,
+    **others: Any,
+) -> AttentionInputs:
+    """The tensors of a call without `qv`: rows of q and qv, and of K and V, are one after the
+    other. Outputs are poisoned.
+
+    Args:
+        scale: None: head_dim ** -0.5, of both together.
+        others: fields of AttentionInputs; `causal` is False unless it is given.
+    """
+    if qv is not None:
+        q, k_cache = torch.cat([q, qv], -1), joined(k_cache, v_cache)
+        if others.get("k_new") is not None:
+            others["k_new"] = joined(others["k_new"], others["v_new"])
+    table = others.get("block_table")
+    capacity = k_cache.shape[1] * (1 if table is None else table.shape[1])
+    packed = others.get("cu_seqlens_q") is not None
+    lse = (q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[2], q.shape[1])
+    return AttentionInputs(
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        cache_seqlens=others.pop("cache_seqlens", None),
+        context=others.pop("context", capacity),
+        softmax_scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        out=q.new_full((*q.shape[:-1], v_cache.shape[-1]), torch.nan, dtype=_dtype(q)),
+        lse=q.new_full(lse, torch.nan, dtype=torch.float32),
+        **{"causal": False, **others},
+    )
+
+
+def _dtype(q: torch.Tensor) -> torch.dtype:
+    return q.dtype if q.element_size() == 2 else torch.bfloat16
+
+
+def joined(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Rows of K and V one after the other."""
+    return torch.cat([k, v], -1)
+
+
+def assert_form(
+    inputs: AttentionInputs,
+    results: Any,
+    caches: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> None:
+    """Within the limits of `leanbench.check.reference`, every head compared.
+
+    Args:
+        inputs: made by `plain_form` before the call.
+        results: output and LSE.
+        caches: of K and V after an appending call; what is in them is as it was, or appended.
+    """
+    out, lse = results
+    written = replace(inputs, k_cache=inputs.k_cache.clone(), v_cache=inputs.v_cache.clone())
+    if caches is not None:
+        attend_all(written)
+        # Rotations in fp64 and in fp32 may be rounded to another number.
+        k_cache = written.k_cache[..., : caches[0].shape[-1]]
+        torch.testing.assert_close(caches[0], k_cache, equal_nan=True)
+        assert torch.equal(caches[1].nan_to_num(), written.v_cache.nan_to_num())
+    reference = Reference(inputs, max_elements=1 << 62)
+    check = reference.check(replace(written, out=out, lse=lse))
+    assert check.failure("fp16" if out.dtype == torch.float16 else "bf16") is None
+
+
+def pages_of(rows: torch.Tensor, page_size: int, spare: int = 3) -> tuple[torch.Tensor, Any]:
+    """(pages, page_size, kv_heads, head_dim) with what (batch, tokens, kv_heads, head_dim) has, in
+    any order and among others that are NaN, and the block table.
+    """
+    batch, tokens = rows.shape[:2]
+    count = tokens // page_size
+    order = torch.randperm(batch * count + spare, device=rows.device)[: batch * count]
+    shape = (batch * count + spare, page_size, *rows.shape[2:])
+    pages = torch.full(shape, torch.nan, device=rows.device).to(rows.dtype)
+    bits = torch.uint8 if rows.element_size() == 1 else torch.int16
+    whole = rows.contiguous().view(bits)
+    pages.view(bits)[order] = whole.view(batch * count, page_size, *whole.shape[2:])
+    return pages, order.view(batch, count).to(INT32)
+
+
+def gapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, with NaN, or numbers that are too large, between each two."""
+    wide = torch.empty((*tensor.shape, 2), dtype=tensor.dtype, device=tensor.device)
+    wide.view(torch.uint8).fill_(0x7F)
+    wide[..., 0] = tensor
+    return wide[..., 0]
