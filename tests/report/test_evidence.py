@@ -400,6 +400,17 @@ def test_the_bound_of_whole_models_is_no_library(query: str, answer: str) -> Non
     assert figures.answer(query) == answer
 
 
+def test_the_fastest_by_the_cross_check_may_be_another_library() -> None:
+    took = {"lean": (10.0, 10.0), "fa4": (12.0, 11.5), "cudnn": (13.0, 11.0)}
+    rows = [
+        (Row.model_validate(row(SHORT, name, us, crosscheck_us=other)), SHORT)
+        for name, (us, other) in took.items()
+    ]
+    figures = Figures((Run(Path("runs/mine"), manifest(), tuple(rows)),), ("lean",))
+    assert figures.answer("libraries/lean") == "1.20x"
+    assert figures.answer("libraries.crosscheck_us/lean.crosscheck_us") == "1.10x"
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [

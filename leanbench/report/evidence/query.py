@@ -50,6 +50,7 @@ TIMED = ("ok", "noisy")
 NOISE = "\\*"
 #: A field that rows do not have: a prompt and an output, as the paper's figure 10 has them.
 REQUEST = "request_us"
+LATENCY, CROSSCHECK = "latency_us", "crosscheck_us"
 LIBRARIES = "libraries"
 OTHERS = "others"
 
@@ -195,7 +196,7 @@ class Figures:
         is_noisy = row.status == "noisy"
         if field == REQUEST:
             return self._request_us(row), is_noisy
-        return getattr(row, field or "latency_us"), is_noisy
+        return getattr(row, field or LATENCY), is_noisy
 
     def _request_us(self, row: Row) -> float | None:
         """The prompt's time, of the step right after it, and the output's at the pace of this step;
@@ -211,12 +212,15 @@ class Figures:
         return None
 
     def _row(self, operand: str, at: Measured) -> tuple[Row | None, str]:
-        """The fastest timed row of an operand's kernels, and its field."""
+        """The fastest timed row of an operand's kernels, by the cross-check where that is asked
+        for, and its field.
+        """
         text, _, axes = operand.partition(" with ")
         names, _, field = text.partition(".")
         rows = self._with(axes, at).rows.items()
         timed = [row for kernel, row in rows if self._is_timed(kernel, row, names)]
-        return min(timed, key=lambda row: row.latency_us or 0, default=None), field
+        clock = CROSSCHECK if field == CROSSCHECK else LATENCY
+        return min(timed, key=lambda row: getattr(row, clock) or 0, default=None), field
 
     def _with(self, axes: str, at: Measured) -> Measured:
         """The problem with other values of these axes; without rows where that is itself."""
