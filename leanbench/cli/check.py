@@ -102,6 +102,9 @@ def check(
         cases = cases[:limit]
     if not on_gpu:
         _use_interpreter(names, target)
+    for name in names:
+        if missing := kernel(name).unavailable_reason():
+            raise UserError(missing)
     device = f"cuda:{target.local_index}" if on_gpu else "cpu"
     where = target.spec.product if on_gpu else "Triton's interpreter on the CPU"
     output.show(
@@ -115,9 +118,6 @@ def check(
     results = list(_run(names, cases, target.spec, device, jobs))
     ran = {result.kernel for result in results}
     unchecked = [name for name in names if name not in ran]
-    for name in unchecked:
-        if missing := kernel(name).unavailable_reason():
-            raise UserError(missing)
     if results:
         _print_summary(results, len(cases))
     more = "raise --limit" if limit else "raise --fuzz, or give another --seed" if fuzz else ""
