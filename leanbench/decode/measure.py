@@ -148,7 +148,7 @@ def _loaded(instruments: Instruments, problem: AttentionProblem) -> DecodeStep:
     """
     assert problem.whole_model is not None
     held = kept_bytes(problem.whole_model, problem.dtype, str(instruments.device))
-    # The profiler's results refer to each other, and keep what they are about.
+    # Objects that refer to each other keep what they are about.
     gc.collect()
     free_memory(instruments.spec)
     refuse_shortage(problem, instruments.device, held)
@@ -158,7 +158,7 @@ def _loaded(instruments: Instruments, problem: AttentionProblem) -> DecodeStep:
 def _confirmed(step: DecodeStep, own: Candidate, timing: Timing) -> Outcome:
     """Timing's figures, after a replay that must choose what the eager step chose, to rounding.
 
-    There is no cross-check by the profiler, see leanbench.decode.products.
+    There is no cross-check.
 
     Raises:
         SuspectResult: it does not.

@@ -1,4 +1,4 @@
-"""Confirmation of a timing: by what a replay writes, and by the profiler's clock."""
+"""Confirmation of a timing: by what a replay writes, and by the GPU's own clock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_replay(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
 
 
 def latency_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
-    """The latency, CUPTI's second opinion on it, and under `raw_samples` the samples of both."""
+    """The latency, the clock's second opinion, and under `raw_samples` the samples of both."""
     timing = candidate.timing
     fields = timing_outcome(timing, loaded.problem.kv_bytes, candidate.read_floor_us)
     checked = cross_check(candidate.launches, timing.median_us)
@@ -50,6 +50,6 @@ def latency_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     candidate.warnings += [differs] if differs else []
     return fields | Outcome(
         crosscheck_us=checked.median_us,
-        gpu_kernels=list(checked.kernels),
+        gpu_kernels=list(checked.kernels) or None,
         raw_samples=sample_fields(timing, checked.samples_us),
     )

@@ -1,47 +1,46 @@
-"""A second opinion on a latency: the GPU's own timestamps of every kernel, by CUPTI through
-torch's profiler.
+"""A second opinion on a latency: the GPU's own clock, which a kernel reads ahead of and behind
+launches in one CUDA graph, and the kernels of that graph, counted.
 
-It shares nothing with the events around a graph replay but the launches: another clock, each kernel
-stamped by itself, and launches counted instead of assumed. What it gives is the time from one
-launch's first kernel to the next one's, so the gap between launches is in it as it is in the
-events' figure.
+It shares nothing with the events around a replay but the launches: another clock, and launches
+counted instead of assumed. Not the profiler: once CUPTI has looked at a process, every later graph
+replay is slower, by half a microsecond for a launch of one small kernel and by two for one of two
+kernels with large arguments (docs/measuring.md).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import dropwhile
 from typing import TYPE_CHECKING
+
+from leanbench.measure.graph_nodes import UNKNOWN, node_names
 
 if TYPE_CHECKING:
     import torch
 
     from leanbench.measure.timing import Launches
 
-#: The two methods may differ by this share of the latency, or by this many microseconds: stamping
-#: each kernel keeps it from overlapping its neighbours' start and end.
+#: The two methods may differ by this share of the latency, or by this many microseconds: it is the
+#: figure of a few launches.
 TOLERANCE_SHARE = 0.02
 TOLERANCE_US = 1.0
-#: Device time behind one figure, and the launches in it: the profiler spends host time on each.
+#: Device time behind one figure, and the launches in it.
 _FIGURE_US = 2000.0
 _LAUNCHES = (2, 32)
 #: At most so many figures, fewer where they would take longer than this together: a large problem
 #: stays a burst.
 _FIGURES = 3
 _LONG_US = 10_000.0
-
-
-@dataclass(frozen=True)
-class KernelStart:
-    """When one GPU kernel (or copy) started, as CUPTI saw it."""
-
-    name: str
-    start_us: float
+#: Readings of the clock in a graph: two in a row, whose distance is what a reading takes, and one
+#: behind the launches.
+_READINGS = 3
+#: Words from one reading to the next, so that a reading's address is a multiple of 16 bytes.
+_WORDS = 2
+#: The kernel that reads it.
+_CLOCK = "timer_kernel"
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class CrossCheck:
     """Microseconds of one launch, a figure a replay."""
 
     samples_us: tuple[float, ...]
-    #: Names of the GPU kernels of one launch, in order.
+    #: Names of the GPU kernels of one launch; none where the graph does not tell.
     kernels: tuple[str, ...]
 
     @property
@@ -58,7 +57,7 @@ class CrossCheck:
 
 
 def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
-    """Times of a graph of the launches under the profiler; a sentence where that gives no figure.
+    """Times of a graph of the launches by the GPU's clock; a sentence where that gives no figure.
 
     Args:
         latency_us: what one launch takes, roughly.
@@ -70,61 +69,89 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
     fewest, most = _LAUNCHES
     count = max(fewest, min(most, math.ceil(_FIGURE_US / latency_us)))
     figures = min(_FIGURES, math.ceil(_LONG_US / (count * latency_us)))
-    graph = capture(launches, count)
-    # On the buffers that a rotation uses last: the replay that counts must not find its own in the
-    # L2.
-    before = capture(launches[-count:], count)
     try:
-        replays = []
+        times, readings = clock_readings()
+        # A launch comes first: what only a graph's first launch brings along is not timed.
+        timed = [launches[index % len(launches)] for index in range(count)]
+        stamped = [launches[-1], *readings[:2], *timed, *readings[2:]]
+        graph = capture(stamped, len(stamped), keep_graph=True)
+        kernels = kernels_of_a_launch(node_names(graph), 1 + count)
+        if isinstance(kernels, str):
+            return kernels
+        # On the buffers that a rotation uses last: the replay that counts must not find its own in
+        # the L2. The GPU works on it while the host submits the other.
+        before = capture(launches[-count:], count)
+        samples_us = []
         for _ in range(figures):
             if len(launches) > count:
                 for launch in launches:
                     launch()
             torch.cuda.synchronize()
-            replays.append(_profiled(before, graph))
+            before.replay()
+            graph.replay()
+            torch.cuda.synchronize()
+            samples_us.append(between_us(times[::_WORDS].tolist(), count))
     except RuntimeError as error:
         # Raises again where it was an error of the kernel itself.
         torch.cuda.synchronize()
         return (
-            "the profiler gave no kernel times to cross-check with"
-            f" ({str(error).partition(chr(10))[0]})"
+            f"the GPU's clock gave no time to cross-check with ({str(error).partition(chr(10))[0]})"
         )
-    return from_spans(replays, count)
+    if min(samples_us) <= 0:
+        return "the GPU's clock did not step between launches, so there is no cross-check"
+    return CrossCheck(tuple(samples_us), kernels)
 
 
-def from_spans(replays: Sequence[Sequence[KernelStart]], launches: int) -> CrossCheck | str:
-    """The figure of each replay from its kernels' spans."""
-    if not all(replays):
-        return "the profiler saw no kernel, so there is no cross-check"
-    samples = []
-    names: tuple[str, ...] = ()
-    for spans in replays:
-        counts = Counter(span.name for span in spans)
-        launched = _launched(spans, {name for name in counts if counts[name] < launches})
-        per_launch, rest = divmod(len(launched), launches)
-        if rest or not launched:
-            seen = ", ".join(f"{count} x {name}" for name, count in counts.items())
-            return (
-                f"the profiler saw {len(spans)} kernels in {launches} launches ({seen}), no whole"
-                " number each"
-            )
-        starts = [span.start_us for span in launched[::per_launch]]
-        samples.append((starts[-1] - starts[0]) / (launches - 1))
-        names = names or tuple(span.name for span in launched[:per_launch])
-    return CrossCheck(tuple(samples), names)
+def clock_readings() -> tuple[torch.Tensor, list[Callable[[], object]]]:
+    """Where readings of the clock are written, in nanoseconds, and launches that read it."""
+    import torch
+
+    from leanbench.kernels.events import timer_kernel
+
+    times = torch.zeros(_READINGS * _WORDS, dtype=torch.int64, device="cuda")
+
+    def reading(at: torch.Tensor) -> Callable[[], object]:
+        return lambda: timer_kernel[(1,)](at, 1, num_warps=1)
+
+    readings = [reading(times[index * _WORDS :]) for index in range(_READINGS)]
+    for read in readings:
+        read()
+    return times, readings
 
 
-def _launched(spans: Sequence[KernelStart], rare: set[str]) -> list[KernelStart]:
-    """The kernels of the launches, in order of time, without the `rare` ones that the graph begins
-    with: the first captured launch of lean has a kernel before it that counts replays
-    (kernels/lean/workspace.py).
+def between_us(times_ns: Sequence[int], launches: int) -> float:
+    """Microseconds of one launch: from the second reading to the third, less what a reading takes
+    from the one before it.
     """
-    in_order = sorted(spans, key=lambda span: span.start_us)
-    return [*dropwhile(lambda span: span.name in rare, in_order)]
+    first, second, third = times_ns
+    return ((third - second) - (second - first)) / 1e3 / launches
+
+
+def kernels_of_a_launch(nodes: Sequence[str], launches: int) -> tuple[str, ...] | str:
+    """Names of the kernels of each of a graph's launches; a sentence where they are no whole number
+    of each.
+
+    Args:
+        nodes: names of the graph's nodes; none where it does not tell them.
+        launches: 3 or more.
+    """
+    if UNKNOWN in nodes:
+        return ()
+    counts = Counter(name for name in nodes if name != _CLOCK)
+    # What a graph has once is of the graph, as the kernel that counts the replays of lean's
+    # (kernels/lean/workspace.py).
+    launched = {name: count for name, count in counts.items() if count > 1}
+    if not launched or any(count % launches for count in launched.values()):
+        seen = ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none"
+        return (
+            f"the graph has {counts.total()} kernels for {launches} launches ({seen}), no whole"
+            " number each"
+        )
+    return tuple(name for name, count in launched.items() for _ in range(count // launches))
 
 
 def disagreement(crosscheck_us: float, samples_us: Sequence[float]) -> str | None:
-    """A sentence where the cross-check lies outside the samples, by more than what stamping costs.
+    """A sentence where the cross-check lies outside the samples, by more than a few launches may.
 
     Outside all of them: it is the figure of a few launches, as noisy as any one sample.
     """
@@ -133,33 +160,7 @@ def disagreement(crosscheck_us: float, samples_us: Sequence[float]) -> str | Non
     if min(samples_us) - allowed_us <= crosscheck_us <= max(samples_us) + allowed_us:
         return None
     return (
-        f"the profiler's kernel times give {crosscheck_us:.2f} µs a launch,"
+        f"the GPU's own clock gives {crosscheck_us:.2f} µs a launch,"
         f" {crosscheck_us / latency_us - 1:+.1%} from the graph replay's {latency_us:.2f} µs:"
         " neither figure is safe"
     )
-
-
-def _profiled(before: torch.cuda.CUDAGraph, graph: torch.cuda.CUDAGraph) -> list[KernelStart]:
-    """The kernels of one replay, in order of time. As long a one before it is left out: after an
-    idle moment the first is off.
-    """
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    with warnings.catch_warnings():
-        # It warns that a second session does not keep the first one's events; each is read before
-        # the next.
-        warnings.simplefilter("ignore")
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-            before.replay()
-            graph.replay()
-            torch.cuda.synchronize()
-        events = profiler.events()
-    on_gpu = torch.autograd.DeviceType.CUDA  # pyright: ignore[reportPrivateImportUsage]
-    spans = [
-        KernelStart(event.name, event.time_range.start)
-        for event in events or ()
-        if event.device_type == on_gpu
-    ]
-    spans.sort(key=lambda span: span.start_us)
-    return spans[len(spans) // 2 :]

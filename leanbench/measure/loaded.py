@@ -23,8 +23,7 @@ class LoadedProblem:
     """
 
     def __init__(self, problem: AttentionProblem, instruments: Instruments) -> None:
-        # The profiler's results refer to each other, some 100,000 objects a problem: Python would
-        # let them pile up.
+        # Objects that refer to each other, and what these hold, would pile up.
         gc.collect()
         spec, device = instruments.spec, instruments.device
         free_memory(spec)

@@ -165,11 +165,15 @@ class Replay:
         return start.elapsed_time(end)
 
 
-def capture(launches: Launches, count: int) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of `count` launches, the given ones in turn. Each must have run before."""
+def capture(launches: Launches, count: int, keep_graph: bool = False) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of `count` launches, the given ones in turn. Each must have run before.
+
+    Args:
+        keep_graph: its nodes may be asked for (leanbench.measure.graph_nodes).
+    """
     import torch
 
-    graph = torch.cuda.CUDAGraph()
+    graph = torch.cuda.CUDAGraph(keep_graph=keep_graph)
     with _garbage_kept(), torch.cuda.graph(graph):
         for index in range(count):
             launches[index % len(launches)]()

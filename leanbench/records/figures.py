@@ -252,8 +252,8 @@ class Figures(BaseModel):
         "us",
         group="samples",
         kind="figure",
-        meaning="the same launches in a graph under torch's profiler: from one launch's first"
-        " kernel to the next one's, by CUPTI's time stamps",
+        meaning="the same launches in a graph between two readings of the GPU's own clock"
+        " (%globaltimer); until 2026-11-23 under torch's profiler, by CUPTI's time stamps",
     )
     plan_us: float | None = quantity(
         "plan",
@@ -407,7 +407,7 @@ class Figures(BaseModel):
         "GPU kernels",
         group="settings",
         kind="text",
-        meaning="of one launch in order, as the profiler names them",
+        meaning="of one launch, as the nodes of its CUDA graph name them",
     )
     library: str | None = quantity(
         "library",

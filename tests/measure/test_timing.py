@@ -228,7 +228,7 @@ def collected_in_captures(monkeypatch) -> list[bool]:
         finally:
             seen.append(gc.isenabled())
 
-    monkeypatch.setattr("torch.cuda.CUDAGraph", object)
+    monkeypatch.setattr("torch.cuda.CUDAGraph", lambda keep_graph: object())
     monkeypatch.setattr("torch.cuda.graph", graph)
     return seen
 

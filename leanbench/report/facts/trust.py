@@ -130,8 +130,9 @@ def _crosscheck(ok: Rows) -> Sentence | None:
     if not parts:
         return None
     note = (
-        "The same launches in a graph under torch's profiler: from one launch's first kernel to the"
-        " next one's, by CUPTI's time stamps."
+        "The same launches in a graph between two readings of the GPU's own clock, by a kernel, and"
+        " the graph's kernels, counted. Runs of 2026-11-23 and before: under torch's profiler,"
+        " after which replays are slower."
     )
     return _fact(
         "cross-check", f"the cross-check differs from the latency {'; '.join(parts)}", note
