@@ -7,11 +7,13 @@ from typing import Any, NoReturn
 import torch
 
 from leanbench.calls.arguments import (
+    NO_NUMBER,
     cap_of,
     check_types,
     expanded,
     flag,
     most_query_tokens,
+    said,
     tokens_of,
 )
 from leanbench.calls.call import Call, whole_number
@@ -218,6 +220,10 @@ def lean_attn_with_kvcache(
         and (config is None or isinstance(config, LeanConfig))
     ):
         _refuse_types(q, k_cache, v_cache, config, block_table=block_table, out=out)
+    if batch_invariant is not False and batch_invariant is not True:
+        batch_invariant = flag("batch_invariant", batch_invariant)
+    if return_softmax_lse is not False and return_softmax_lse is not True:
+        return_softmax_lse = flag("return_softmax_lse", return_softmax_lse)
     if batch_invariant and config is not None and not config.fixed_run_tiles:
         raise ValueError(
             "batch_invariant needs a config with fixed_run_tiles: set it, or leave config out"
@@ -251,6 +257,7 @@ def lean_attn_with_kvcache(
         or learnable_sink is not None
         or (type(window_size) is not tuple or window_size != NO_WINDOW)
         or attention_chunk
+        or type(softcap) not in (int, float)
         or softcap
     ):
         if learnable_sink is not None:
@@ -278,8 +285,13 @@ def lean_attn_with_kvcache(
             max_seqlen_q,
             *window_of(window_size, causal, q, max_seqlen_q, k_cache, block_table),
             tokens_of(attention_chunk),
-            cap_of(softcap) if softcap else 0,
-            rotary_interleaved if rotary_cos is not None else False,
+            cap_of(softcap),
+            rotary_cos is not None
+            and (
+                rotary_interleaved
+                if isinstance(rotary_interleaved, bool)
+                else flag("rotary_interleaved", rotary_interleaved)
+            ),
         )
         if extras.asks_nothing:
             extras = None
@@ -292,9 +304,10 @@ def lean_attn_with_kvcache(
             length += k.shape[1]
     try:
         scale = None if softmax_scale is None else float(softmax_scale)
-    except (TypeError, ValueError):
+    except NO_NUMBER:
         raise ValueError(
-            f"softmax_scale is {softmax_scale!r}: expected a number, or None for head_dim ** -0.5"
+            f"softmax_scale is {said(softmax_scale)}: expected a number, or None for"
+            " head_dim ** -0.5"
         ) from None
     call = Call(
         q,

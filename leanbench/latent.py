@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from leanbench.calls.arguments import check_types, flag
+from leanbench.calls import values
+from leanbench.calls.arguments import NO_NUMBER, check_types, flag, said
 from leanbench.calls.call import Call, check_device, check_pages, whole_number
 from leanbench.calls.empty import attend_nothing
 from leanbench.calls.latent import attend_latent_traced, latent_call
@@ -19,6 +20,9 @@ from leanbench.core.extras import Extras, fp8_name
 from leanbench.core.kinds import SAME
 from leanbench.kernels.mla import PAGE_TOKENS
 from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
+
+#: Bytes that the kernel reads at a time.
+_ALIGNMENT = 16
 
 
 def lean_mla_with_kvcache(
@@ -78,10 +82,10 @@ def lean_mla_with_kvcache(
         raise ValueError(f"head_dim_v is {head_dim_v}: only {VALUE_DIM} is supported, pass that")
     try:
         scale = None if softmax_scale is None else float(softmax_scale)
-    except (TypeError, ValueError):
+    except NO_NUMBER:
         scale = math.nan
     if scale is not None and not 0 < scale < math.inf:
-        raise ValueError(f"softmax_scale is {softmax_scale!r}: pass a number above 0")
+        raise ValueError(f"softmax_scale is {said(softmax_scale)}: pass a number above 0")
     if not isinstance(causal, bool):
         causal = flag("causal", causal, "lean_mla_with_kvcache")
     if block_table is not None and kv_cache.dim() == 3:
@@ -148,7 +152,10 @@ def _in_bf16(q: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """As it is, or times a scale of `_scales`, each KV head's for its query heads."""
     if scale is None:
         return q.to(torch.bfloat16)
-    if scale.dim() == 2 and q.dim() == 4:
+    if scale.dim() == 2 and q.dim() != 4:
+        # Of no shape that is taken, as is said next.
+        return q.to(torch.bfloat16)
+    if scale.dim() == 2:
         scale = scale.repeat_interleave(_group(q, scale.shape[1]), dim=1)[:, None, :, None]
     return (q.float() * scale).to(torch.bfloat16)
 
@@ -160,6 +167,11 @@ def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Ten
     if kv_heads < 2 or q.dim() != 4:
         return _attend(_with_whole_pages(call), with_lse)
     group = _group(q, kv_heads)
+    is_copied = call.block_table is not None and cache.shape[1] % PAGE_TOKENS
+    if not is_copied and cache.element_size() * cache.stride(2) % _ALIGNMENT:
+        raise ValueError(
+            "kv_cache steps by no multiple of 16 bytes from head to head: pass an aligned tensor"
+        )
     out = call.out
     if out is None:
         out = q.new_empty((*q.shape[:3], VALUE_DIM))
@@ -184,7 +196,15 @@ def _with_whole_pages(call: Call) -> Call:
     cache, table = call.k_cache, call.block_table
     if table is None or cache.dim() != 4 or cache.shape[1] % PAGE_TOKENS == 0 or 0 in cache.shape:
         return call
+    if fp8_name(cache.dtype) == SAME and cache.element_size() != 2:
+        # Of no dtype that is taken, as is said next.
+        return call
     check_pages(table, call.q, call.q.shape[0])
+    if values.CHECKS_VALUES and not (
+        is_traced(call.q, cache, cache)
+        or (cache.is_cuda and torch.cuda.is_current_stream_capturing())
+    ):
+        values.check_values(call)
     # What stands past a sequence's end may be no page.
     pages = table.clamp(0, cache.shape[0] - 1)
     # As bits: torch does not index every fp8.

@@ -16,11 +16,12 @@ import torch
 
 from leanbench.calls import values
 from leanbench.calls.appending import after_append
-from leanbench.calls.call import Call
+from leanbench.calls.call import Call, check_device
 from leanbench.calls.empty import attend_nothing
 from leanbench.calls.extra_checks import check_extras, check_tensors
 from leanbench.calls.latent_launch import check_hopper
 from leanbench.calls.padding import LARGEST_DIM, is_whole, padded_dim
+from leanbench.calls.prepared import check_runs_on
 from leanbench.calls.refusals import refuse_kinds
 from leanbench.calls.run import refuse_derivatives, run
 from leanbench.calls.spans import (
@@ -75,6 +76,7 @@ def _check(call: Call, qv: Any) -> None:
             f"qv is {given}: expected {tuple(expected)} {q.dtype}, as q is, with the columns of"
             " v_cache"
         )
+    check_device("qv", qv, q)
     refuse_derivatives(call, qv)
     if fp8_name(call.k_cache.dtype) != SAME:
         raise NotImplementedError(
@@ -84,14 +86,17 @@ def _check(call: Call, qv: Any) -> None:
     _refuse(call)
     if 0 in (q.numel(), call.k_cache.numel()) and not is_traced(*call[:3]):
         return
-    refuse_kinds(call)
     call.check()
     check_extras(call)
     call.check_length()
     if is_traced(*call[:3]):
+        # The operators that the call becomes refuse kinds: sizes may be symbols here.
         return
+    refuse_kinds(call)
     if _is_latent(call):
         check_hopper(q)
+    else:
+        check_runs_on(q.device)
     if values.CHECKS_VALUES and not (q.is_cuda and torch.cuda.is_current_stream_capturing()):
         values.check_values(call)
 

@@ -173,6 +173,8 @@ def _write(
         where = is_kept.view(-1, *[1] * (values.dim() - 1))
         return torch.where(where, values, values.index_select(0, first))
 
-    rows, at = kept(rows), kept(at)
+    # Where none is kept, the first may stand past its sequence's end, where there may be no page.
+    rows = kept(rows).clamp(0, cache.shape[0] - 1)
+    at = kept(at)
     values = torch.where(is_kept.any(), kept(new), cache[rows, at])
     cache.index_put_((rows, at), values)

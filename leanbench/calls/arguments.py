@@ -17,6 +17,10 @@ def check_types(**tensors: Any) -> None:
             raise TypeError(f"{name} is of type {type(tensor).__name__}: expected a torch.Tensor")
 
 
+#: What `float` raises of what is no number, too large a one, or one that is on no device.
+NO_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)
+
+
 def flag(name: str, value: Any, call: str = "lean_attn_with_kvcache") -> bool:
     """A bool that came as another type: 0 and 1, numpy's, a tensor of one on the host.
 
@@ -33,9 +37,20 @@ def flag(name: str, value: Any, call: str = "lean_attn_with_kvcache") -> bool:
             " True or False, and the sequences in two calls"
         )
     on_device = isinstance(value, torch.Tensor) and value.device.type != "cpu"
-    if on_device or value not in (0, 1):
-        raise ValueError(f"{name} is {value!r}: expected True or False")
-    return bool(value)
+    try:
+        if not on_device and value in (0, 1):
+            return bool(value)
+    except ValueError:
+        # Of an array of several.
+        pass
+    raise ValueError(f"{name} is {said(value)}: expected True or False")
+
+
+def said(value: Any) -> str:
+    """A value in a sentence; of a long one its type."""
+    text = repr(value)
+    is_short = len(text) < 100 and "\n" not in text
+    return text if is_short else f"of type {type(value).__name__}"
 
 
 def most_query_tokens(q: torch.Tensor, cu_seqlens_q: Any, max_seqlen_q: Any) -> Any:
@@ -62,9 +77,9 @@ def cap_of(softcap: Any) -> float:
     """
     try:
         return float(softcap)
-    except (TypeError, ValueError):
+    except NO_NUMBER:
         raise ValueError(
-            f"softcap is {softcap!r}: expected 0 for none, or a number above it"
+            f"softcap is {said(softcap)}: expected 0 for none, or a number above it"
         ) from None
 
 
@@ -72,8 +87,9 @@ def tokens_of(number: Any) -> Any:
     """A whole number of another type, such as numpy's, as an int; what is none, and tensors, whose
     number could change under a prepared launch, are left for `check_tensors` to refuse.
     """
-    is_symbol = isinstance(number, (torch.SymInt, torch.Tensor, bool))
-    return number if is_symbol or not hasattr(number, "__index__") else operator.index(number)
+    # An int at once: torch.compile's symbols are some, and have no attributes to ask for.
+    is_done = isinstance(number, (int, torch.SymInt, torch.Tensor))
+    return number if is_done or not hasattr(number, "__index__") else operator.index(number)
 
 
 def expanded(scales: Any, q: torch.Tensor, k_cache: torch.Tensor, cu_seqlens_q: Any) -> Any:

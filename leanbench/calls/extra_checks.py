@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from leanbench.calls.arguments import said
 from leanbench.calls.call import WHOLE_NUMBERS, Call, check_device, check_numbers
 from leanbench.calls.refusals import refuse_kinds
 from leanbench.core.extras import EXTRA_TENSORS, Extras, fp8_name
@@ -46,7 +47,7 @@ def check_tensors(call: Call) -> None:
     extras = call.all_extras
     most, chunk = extras.max_seqlen_q, extras.attention_chunk
     # A tensor's number could change under a prepared launch.
-    if most is not None and not isinstance(most, WHOLE_NUMBERS):
+    if most is not None and (isinstance(most, bool) or not isinstance(most, WHOLE_NUMBERS)):
         raise ValueError(
             f"max_seqlen_q is {most!r}: expected the most query tokens of a sequence as an int"
         )
@@ -57,21 +58,26 @@ def check_tensors(call: Call) -> None:
     for place, tensor in enumerate(extras[:EXTRA_TENSORS]):
         if tensor is not None and not isinstance(tensor, torch.Tensor):
             refuse_kinds(call)
-            raise _no_tensor(Extras._fields[place].removesuffix("_new"), tensor)
+            name = Extras._fields[place]
+            raise _no_tensor({"k_new": "k", "v_new": "v"}.get(name, name), tensor)
+    starts = extras.cu_seqlens_q
+    # Without one size it has no batch to ask for; `check_extras` has the rest.
+    if starts is not None and starts.dim() == 0:
+        raise ValueError(f"cu_seqlens_q is {tuple(starts.shape)}: expected (batch + 1,)")
 
 
 def _no_tensor(name: str, value: Any) -> ValueError:
     if name.endswith("_page_descale"):
         return ValueError(
-            f"{name} is {value!r}, on the host: pass a torch.float32 tensor (pages,) or (pages,"
+            f"{name} is {said(value)}, on the host: pass a torch.float32 tensor (pages,) or (pages,"
             " kv_heads) on the device of q"
         )
     if name.endswith("_descale"):
         return ValueError(
-            f"{name} is {value!r}, on the host: pass a torch.float32 tensor on the device of q, of"
-            " one number for all"
+            f"{name} is {said(value)}, on the host: pass a torch.float32 tensor on the device of q,"
+            " of one number for all"
         )
-    return ValueError(f"{name} is {value!r}: expected a tensor")
+    return ValueError(f"{name} is {said(value)}: expected a tensor")
 
 
 def _check_by_shape(call: Call) -> None:
@@ -165,7 +171,12 @@ def _check_append(call: Call) -> None:
         words, sizes = "new tokens", (k.shape[0] if k.dim() else 0,)
     for name, new, cache in (("k", k, call.k_cache), ("v", v, call.v_cache)):
         expected = (*sizes, *cache.shape[2:])
-        if new.shape != expected or 0 in new.shape or new.dtype != cache.dtype:
+        if new.shape == expected and 0 in new.shape:
+            raise ValueError(
+                f"{name} is {tuple(new.shape)}, which has a size 0: leave k and v out where nothing"
+                " is appended"
+            )
+        if new.shape != expected or new.dtype != cache.dtype:
             raise ValueError(
                 f"{name} is {tuple(new.shape)} {new.dtype}: expected ({words}, kv_heads, head_dim)"
                 f" = {expected} {cache.dtype}, as q and the caches are"

@@ -125,7 +125,7 @@ def check_latent_out(call: Call, out: torch.Tensor) -> None:
             f" {tuple(shape)} {dtype}, the last stride 1"
         )
     steps = [stride for size, stride in zip(shape[:3], out.stride()[:3], strict=True) if size > 1]
-    if max(steps, default=0) > _LARGEST_STEP:
+    if any(step > _LARGEST_STEP for step in steps):
         raise ValueError(
             f"out has strides {tuple(out.stride())}: one is above {_LARGEST_STEP}, pass an output"
             " with smaller ones"

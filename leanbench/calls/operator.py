@@ -143,6 +143,9 @@ append_operator = torch.ops.leanbench.lean_attn_with_kvcache_append.default
 def attend_traced(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output, and the LSE if asked for, through an operator; errors as in leanbench.attention."""
     extras = {} if call.extras is None else _departing(call.extras)
+    if call.out is not None:
+        # Before the caches are changed; what these are is checked by the operator.
+        call.check_out(call.out)
     if not extras:
         taken = operator
     else:
@@ -162,7 +165,6 @@ def attend_traced(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tenso
         **extras,
     )
     if call.out is not None:
-        call.check_out(call.out)
         result = call.out.copy_(result)
     return result, lse if with_lse else None
 

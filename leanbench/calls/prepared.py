@@ -310,11 +310,8 @@ def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
     if call.latent:
         call = as_attention(call)
         check_latent_launch(call)
-    elif device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise UserError(
-            f"the tensors are on {device}: move them to a GPU, or set TRITON_INTERPRET=1 before"
-            " triton is imported to try it there"
-        )
+    else:
+        check_runs_on(device)
     out = call.out
     if out is None:
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=device)
@@ -340,6 +337,15 @@ def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
     launch = partial(_launched, config=call.config, batch_invariant=call.batch_invariant)
     by_sequence = call.batch_invariant or bool(call.config and call.config.fixed_run_tiles)
     return inputs, launch_adapted(inputs, launch, by_sequence)
+
+
+def check_runs_on(device: torch.device) -> None:
+    """Raises UserError: there is no GPU, and no interpreter in its place."""
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UserError(
+            f"the tensors are on {device}: move them to a GPU, or set TRITON_INTERPRET=1 before"
+            " triton is imported to try it there"
+        )
 
 
 def _launched_latent(inputs: AttentionInputs) -> Relaunch:

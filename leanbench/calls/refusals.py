@@ -43,14 +43,12 @@ def refuse_kinds(call: Call) -> None:
     head_dim = padded_dim(int(call.q.shape[-1]), call.k_cache)
     page_size = 0 if call.block_table is None else int(call.k_cache.shape[1])
     if head_dim and head_dim not in LEAN.head_dims:
-        raise NotImplementedError(
-            _sentence(f"head_dim {call.q.shape[-1]}", f"choose {size_choices(LEAN.head_dims)}")
-        )
+        raise NotImplementedError(_sentence(f"head_dim {call.q.shape[-1]}", _head_dims(head_dim)))
     if call.v_cache.dim() == 4 and call.v_cache.shape[3] != call.k_cache.shape[3]:
         value_dim = padded_dim(int(call.v_cache.shape[3]), call.v_cache)
         if value_dim and value_dim not in LEAN.head_dims:
             dim = f"a v_cache of head_dim {call.v_cache.shape[3]}"
-            raise NotImplementedError(_sentence(dim, f"choose {size_choices(LEAN.head_dims)}"))
+            raise NotImplementedError(_sentence(dim, _head_dims(value_dim)))
     if page_size and page_size not in LEAN.page_sizes:
         raise NotImplementedError(
             _sentence(
@@ -62,6 +60,14 @@ def refuse_kinds(call: Call) -> None:
         raise NotImplementedError(
             _sentence(f"{call.q_len} query tokens", f"pass at most {LEAN.max_q_len} at a time")
         )
+
+
+def _head_dims(given: int) -> str:
+    """What to choose in place of one."""
+    most = max(LEAN.head_dims)
+    if given > most:
+        return f"choose {most} at most, or lean_mla_with_kvcache for a latent cache of 576"
+    return f"choose {size_choices(LEAN.head_dims)}"
 
 
 def refuse_problem(problem: AttentionProblem) -> None:

@@ -31,6 +31,8 @@ def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
 def refuse_derivatives(call: Call, *others: torch.Tensor) -> None:
     """Raises NotImplementedError where one would be asked of the call, or of other tensors."""
     tensors = *call[:3], *others
+    if call.out is not None:
+        tensors = *tensors, call.out
     if call.extras is not None:
         tensors += tuple(call.extras.tensors.values())
     name = "lean_mla_with_kvcache" if call.latent else "lean_attn_with_kvcache"

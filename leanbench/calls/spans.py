@@ -45,7 +45,8 @@ def has_spans(extras: Extras) -> bool:
 def spans_of(call: Call, q_len: int) -> Spans:
     """Of the sequences' last `q_len` tokens."""
     extras, lengths, paddings = call.all_extras, lengths_of(call), paddings_of(call)
-    left, chunk = extras.window_left, extras.attention_chunk
+    # A chunk as long as the cache is as good as any longer one.
+    left, chunk = extras.window_left, min(extras.attention_chunk, call.capacity)
     right = 0 if call.causal else extras.window_right
     place = lengths[:, None] + torch.arange(q_len, device=lengths.device) - q_len
     first = paddings[:, None].expand_as(place)

@@ -27,12 +27,14 @@ class Rows:
         self, out: torch.Tensor, lse: torch.Tensor, to: torch.Tensor, to_lse: torch.Tensor | None
     ) -> None:
         """Writes an output (batch, most, q_heads, head_dim) and LSE (batch, q_heads, most) to
-        packed ones; `to_lse` is None where nobody reads it.
+        packed ones; `to_lse` is None where nobody reads it. Those of a sequence's tokens beyond
+        `most` are left as they are.
         """
         tokens = torch.arange(self._tokens, device=out.device)
         owner = torch.searchsorted(self._ends, tokens, right=True)
         owner = owner.clamp(max=self._ends.shape[0] - 1)
         place = (tokens - self._ends[owner]).clamp(max=-1) + self._most
-        to.copy_(out[owner, place])
+        has_one, place = place >= 0, place.clamp(min=0)
+        to.copy_(torch.where(has_one[:, None, None], out[owner, place], to))
         if to_lse is not None:
-            to_lse.copy_(lse[owner, :, place].T)
+            to_lse.copy_(torch.where(has_one, lse[owner, :, place].T, to_lse))

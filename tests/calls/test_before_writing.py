@@ -1,0 +1,181 @@
+"""Calls that are refused leave the caches as they were, and odd arguments get a sentence."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from every_kind import take_every_kind, take_latent_calls
+
+from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
+from leanbench.calls import values
+from leanbench.calls.unpacking import Rows
+
+INT32 = torch.int32
+
+
+@pytest.fixture(autouse=True)
+def prepared_for(monkeypatch):
+    return take_every_kind(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def latent(monkeypatch):
+    return take_latent_calls(monkeypatch)
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.float16)
+
+
+def numbers(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=INT32)
+
+
+def refused_calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
+    q = ones(2, 1, 4, 64)
+    return {
+        "qv on another device": (
+            {"qv": torch.empty(2, 1, 4, 64, dtype=torch.float16, device="meta")},
+            ValueError,
+            "qv is on meta, q on cpu",
+        ),
+        "a traced call with an output of another shape": (
+            {"q": torch.nn.Parameter(q, requires_grad=False), "out": ones(2, 1, 4, 32)},
+            ValueError,
+            r"out is \(2, 1, 4, 32\)",
+        ),
+        "an output that requires a gradient": (
+            {"out": torch.zeros(2, 1, 4, 64, dtype=torch.float16, requires_grad=True)},
+            NotImplementedError,
+            "has no gradient",
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "sentence"), refused_calls().values(), ids=refused_calls()
+)
+def test_a_refused_append_writes_nothing(arguments, error, sentence):
+    k, v = (torch.zeros(2, 40, 2, 64, dtype=torch.float16) for _ in range(2))
+    new = ones(2, 1, 2, 64)
+    options = {"q": ones(2, 1, 4, 64), **arguments}
+    with pytest.raises(error, match=sentence):
+        lean_attn_with_kvcache(options.pop("q"), k, v, new, new, cache_seqlens=3, **options)
+    assert not k.any()
+    assert not v.any()
+
+
+def test_no_gpu_is_said_before_anything_is_appended(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    k, v, new = torch.zeros(1, 9, 1, 64), torch.zeros(1, 9, 1, 64), torch.ones(1, 1, 1, 64)
+    k, v, new = k.half(), v.half(), new.half()
+    with pytest.raises(Exception, match="the tensors are on cpu"):
+        lean_attn_with_kvcache(
+            ones(1, 1, 2, 64), k, v, new, new, cache_seqlens=3, qv=ones(1, 1, 2, 64)
+        )
+    assert not k.any()
+
+
+def test_pages_past_the_end_are_not_followed_where_nothing_is_appended():
+    k, v = torch.randn(3, 4, 1, 64).half(), torch.randn(3, 4, 1, 64).half()
+    before, q, new = (k.clone(), v.clone()), torch.randn(1, 1, 2, 64).half(), ones(1, 1, 64)
+    table = numbers(0, 2**31 - 1).view(1, 2)
+    options: dict[str, Any] = {"cache_seqlens": numbers(4), "block_table": table}
+    out = lean_attn_with_kvcache(q, k, v, new, new, cu_seqlens_k_new=numbers(0, 0), **options)
+    torch.testing.assert_close(out, lean_attn_with_kvcache(q, k, v, **options))
+    assert (k.equal(before[0]), v.equal(before[1])) == (True, True)
+
+
+@pytest.mark.parametrize("most", [1, 3, 4])
+def test_query_tokens_beyond_the_most_are_left_unwritten(most):
+    starts, out, lse = numbers(0, 3, 7), ones(7, 2, 8) * 5, torch.full((2, 7), 5.0)
+    rows = Rows(starts, 7, most)
+    q = torch.arange(7.0)[:, None, None].expand(7, 2, 8).half()
+    rows.pack(rows.unpack(q), torch.ones(2, 2, most), out, lse)
+    is_written = torch.tensor([3 - place <= most for place in range(3)])
+    is_written = torch.cat([is_written, torch.tensor([4 - place <= most for place in range(4)])])
+    assert out[is_written].equal(q[is_written])
+    assert out[~is_written].eq(5).all()
+    assert lse.eq(torch.where(is_written, 1.0, 5.0)).all()
+
+
+def test_pages_of_a_latent_cache_that_are_copied_are_checked_too(monkeypatch):
+    monkeypatch.setattr(values, "CHECKS_VALUES", True)
+    with pytest.raises(ValueError, match=re.escape("block_table[0, 0] is 99: expected 0 to 5")):
+        lean_mla_with_kvcache(
+            torch.randn(1, 1, 16, 576).bfloat16(),
+            torch.randn(6, 16, 1, 576).bfloat16(),
+            numbers(20),
+            block_table=numbers(99, -7).view(1, 2),
+        )
+
+
+def test_heads_of_a_latent_cache_that_are_not_aligned_are_refused_before_any_launch(latent):
+    memory = torch.zeros(2 * (40 * 576 + 8), dtype=torch.bfloat16)
+    cache = memory.as_strided((1, 40, 2, 576), (2 * (40 * 576 + 8), 576, 40 * 576 + 1, 1))
+    with pytest.raises(ValueError, match="from head to head"):
+        lean_mla_with_kvcache(torch.randn(1, 1, 4, 576).bfloat16(), cache, numbers(9))
+    assert not latent
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"softmax_scale": 10**400}, "softmax_scale is of type int: expected a number"),
+        ({"softcap": 10**400}, "softcap is of type int: expected 0 for none"),
+        ({"softcap": torch.zeros(2)}, "softcap is tensor"),
+        ({"batch_invariant": np.array([True, False])}, "batch_invariant is array"),
+        ({"return_softmax_lse": "yes"}, "return_softmax_lse is 'yes': expected True or False"),
+        ({"causal": np.array([True, False])}, "causal is array"),
+        ({"max_seqlen_q": True, "cu_seqlens_q": numbers(0, 1)}, "max_seqlen_q is True"),
+        ({"cu_seqlens_q": torch.tensor(0, dtype=INT32)}, r"cu_seqlens_q is \(\): expected"),
+        ({"k": np.zeros((50, 50)), "v": ones(1)}, "k is of type ndarray: expected a tensor"),
+        (
+            {"k": ones(1, 0, 2, 64), "v": ones(1, 0, 2, 64), "cache_seqlens": 3},
+            r"k is \(1, 0, 2, 64\), which has a size 0: leave k and v out",
+        ),
+        (
+            {
+                "k": ones(1, 2, 64),
+                "v": ones(1, 2, 64),
+                "cache_seqlens": 3,
+                "cu_seqlens_k_new": [0, 1],
+            },
+            r"cu_seqlens_k_new is \[0, 1\]: expected a tensor",
+        ),
+    ],
+)
+def test_odd_arguments_get_a_sentence(options, sentence):
+    packed = "cu_seqlens_q" in options
+    q, cache = ones(1, 4, 64) if packed else ones(1, 1, 4, 64), ones(1, 40, 2, 64)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        lean_attn_with_kvcache(q, cache, cache.clone(), **options)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_chunk_may_be_longer_than_any_cache():
+    q, qv = torch.randn(1, 2, 4, 64).half(), torch.randn(1, 2, 4, 512).half()
+    k, v = torch.randn(1, 40, 1, 64).half(), torch.randn(1, 40, 1, 512).half()
+    options: dict[str, Any] = {"qv": qv, "causal": True, "cache_seqlens": 30}
+    out = lean_attn_with_kvcache(q, k, v, attention_chunk=10**30, **options)
+    torch.testing.assert_close(out, lean_attn_with_kvcache(q, k, v, **options))
+    assert isinstance(out, torch.Tensor)
+    assert math.isfinite(out.float().abs().sum())
+
+
+@pytest.mark.parametrize("pages", [(16, 32)])
+def test_torch_compile_takes_qv_over_pages_of_other_sizes(pages):
+    def call(q: Any, qv: Any, k: Any, v: Any, table: Any) -> Any:
+        return lean_attn_with_kvcache(q, k, v, qv=qv, block_table=table, cache_seqlens=30)
+
+    compiled = torch.compile(call, backend="eager")
+    for size in pages:
+        q, qv = torch.randn(1, 1, 4, 64).half(), torch.randn(1, 1, 4, 512).half()
+        k, v = torch.randn(4, size, 1, 64).half(), torch.randn(4, size, 1, 512).half()
+        table = numbers(1, 3, 0).view(1, 3)
+        torch.testing.assert_close(compiled(q, qv, k, v, table), call(q, qv, k, v, table))
