@@ -78,7 +78,7 @@ def lean_mla_with_kvcache(
     check_types(q=q, kv_cache=kv_cache)
     given = {"block_table": block_table, "out": out}
     check_types(**{name: tensor for name, tensor in given.items() if tensor is not None})
-    if head_dim_v != VALUE_DIM:
+    if isinstance(head_dim_v, torch.Tensor) or head_dim_v != VALUE_DIM:
         raise ValueError(f"head_dim_v is {head_dim_v}: only {VALUE_DIM} is supported, pass that")
     try:
         scale = None if softmax_scale is None else float(softmax_scale)
@@ -88,6 +88,8 @@ def lean_mla_with_kvcache(
         raise ValueError(f"softmax_scale is {said(softmax_scale)}: pass a number above 0")
     if not isinstance(causal, bool):
         causal = flag("causal", causal, "lean_mla_with_kvcache")
+    if not isinstance(return_softmax_lse, bool):
+        return_softmax_lse = flag("return_softmax_lse", return_softmax_lse, "lean_mla_with_kvcache")
     if block_table is not None and kv_cache.dim() == 3:
         kv_cache = kv_cache.unsqueeze(2)
     lengths, length = cache_seqlens, None

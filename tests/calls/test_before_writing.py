@@ -158,6 +158,21 @@ def test_odd_arguments_get_a_sentence(options, sentence):
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"return_softmax_lse": [True]}, r"return_softmax_lse is \[True\]: expected True or False"),
+        ({"head_dim_v": torch.tensor([512, 1])}, "only 512 is supported"),
+        ({"softmax_scale": 10**400}, "softmax_scale is of type int: pass a number above 0"),
+    ],
+)
+def test_odd_arguments_of_latent_calls_get_one_too(options, sentence, latent):
+    q, cache = torch.zeros(1, 1, 4, 576).bfloat16(), torch.zeros(1, 40, 576).bfloat16()
+    with pytest.raises(ValueError, match=sentence):
+        lean_mla_with_kvcache(q, cache, **options)
+    assert not latent
+
+
 def test_a_chunk_may_be_longer_than_any_cache():
     q, qv = torch.randn(1, 2, 4, 64).half(), torch.randn(1, 2, 4, 512).half()
     k, v = torch.randn(1, 40, 1, 64).half(), torch.randn(1, 40, 1, 512).half()
