@@ -16,6 +16,8 @@ from leanbench.kernels.lean.configs import LeanConfig
 _DTYPES = (torch.float16, torch.bfloat16)
 #: What a tracer holds stays a symbol. A union of types takes longer to make than to ask.
 WHOLE_NUMBERS = (int, torch.SymInt)
+#: Numbers from one row of a block table to the next: kernels have 32 bits for them.
+_LARGEST_STEP = (1 << 31) - 1
 
 
 class Call(NamedTuple):
@@ -224,6 +226,12 @@ def check_pages(block_table: torch.Tensor, q: torch.Tensor, batch: int | None) -
         raise ValueError(
             f"block_table is {tuple(block_table.shape)} {block_table.dtype}: expected"
             f" ({'rows' if batch is None else batch}, pages of a sequence) torch.int32"
+        )
+    row = block_table.stride(0) if block_table.shape[0] > 1 else 0
+    if row > _LARGEST_STEP:
+        raise ValueError(
+            f"block_table steps by {row} numbers from row to row, at most {_LARGEST_STEP} are"
+            " taken: pass a contiguous one"
         )
     check_device("block_table", block_table, q)
 

@@ -173,6 +173,19 @@ def test_odd_arguments_of_latent_calls_get_one_too(options, sentence, latent):
     assert not latent
 
 
+@pytest.mark.parametrize("is_latent", [False, True])
+def test_rows_of_a_block_table_two_billion_numbers_apart_are_refused(is_latent):
+    """On the device `meta`, which has no memory."""
+    table = torch.empty(1, dtype=INT32, device="meta").as_strided((2, 3), (1 << 31, 1))
+    columns = 576 if is_latent else 64
+    q = torch.empty(2, 1, 4, columns, dtype=torch.float16, device="meta")
+    cache = torch.empty(6, 64, 1, columns, dtype=torch.float16, device="meta")
+    caches = (cache,) if is_latent else (cache, cache)
+    call: Any = lean_mla_with_kvcache if is_latent else lean_attn_with_kvcache
+    with pytest.raises(ValueError, match="block_table steps by 2147483648 numbers from row to row"):
+        call(q, *caches, cache_seqlens=9, block_table=table)
+
+
 def test_a_chunk_may_be_longer_than_any_cache():
     q, qv = torch.randn(1, 2, 4, 64).half(), torch.randn(1, 2, 4, 512).half()
     k, v = torch.randn(1, 40, 1, 64).half(), torch.randn(1, 40, 1, 512).half()
