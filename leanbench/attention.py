@@ -286,12 +286,7 @@ def lean_attn_with_kvcache(
             *window_of(window_size, causal, q, max_seqlen_q, k_cache, block_table),
             tokens_of(attention_chunk),
             cap_of(softcap),
-            rotary_cos is not None
-            and (
-                rotary_interleaved
-                if isinstance(rotary_interleaved, bool)
-                else flag("rotary_interleaved", rotary_interleaved)
-            ),
+            rotary_cos is not None and flag("rotary_interleaved", rotary_interleaved),
         )
         if extras.asks_nothing:
             extras = None

@@ -12,7 +12,7 @@ from leanbench.calls.arguments import NO_NUMBER, check_types, flag, said
 from leanbench.calls.call import Call, check_device, check_pages, whole_number
 from leanbench.calls.empty import attend_nothing
 from leanbench.calls.latent import attend_latent_traced, latent_call
-from leanbench.calls.latent_launch import as_attention, check_latent_out
+from leanbench.calls.latent_launch import as_attention, check_heads, check_latent_out
 from leanbench.calls.prepared import attend
 from leanbench.calls.run import refuse_derivatives
 from leanbench.calls.traced import is_traced
@@ -20,9 +20,6 @@ from leanbench.core.extras import Extras, fp8_name
 from leanbench.core.kinds import SAME
 from leanbench.kernels.mla import PAGE_TOKENS
 from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
-
-#: Bytes that the kernel reads at a time.
-_ALIGNMENT = 16
 
 
 def lean_mla_with_kvcache(
@@ -170,10 +167,8 @@ def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Ten
         return _attend(_with_whole_pages(call), with_lse)
     group = _group(q, kv_heads)
     is_copied = call.block_table is not None and cache.shape[1] % PAGE_TOKENS
-    if not is_copied and cache.element_size() * cache.stride(2) % _ALIGNMENT:
-        raise ValueError(
-            "kv_cache steps by no multiple of 16 bytes from head to head: pass an aligned tensor"
-        )
+    if not is_copied:
+        check_heads(cache)
     out = call.out
     if out is None:
         out = q.new_empty((*q.shape[:3], VALUE_DIM))
@@ -202,10 +197,7 @@ def _with_whole_pages(call: Call) -> Call:
         # Of no dtype that is taken, as is said next.
         return call
     check_pages(table, call.q, call.q.shape[0])
-    if values.CHECKS_VALUES and not (
-        is_traced(call.q, cache, cache)
-        or (cache.is_cuda and torch.cuda.is_current_stream_capturing())
-    ):
+    if not is_traced(call.q, cache, cache) and values.are_read(cache):
         values.check_values(call)
     # What stands past a sequence's end may be no page.
     pages = table.clamp(0, cache.shape[0] - 1)

@@ -16,6 +16,11 @@ from leanbench.core.inputs import AttentionInputs
 INT32 = torch.int32
 
 
+def numbers(*values: int, device: str = "cpu") -> torch.Tensor:
+    """(values,) int32."""
+    return torch.tensor(values, dtype=INT32, device=device)
+
+
 def plain_form(
     q: torch.Tensor,
     k_cache: torch.Tensor,

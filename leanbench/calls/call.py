@@ -59,8 +59,8 @@ class Call(NamedTuple):
     @property
     def q_len(self) -> int:
         """Query tokens of a sequence, or the most of one."""
-        if self.all_extras.max_seqlen_q is not None:
-            return self.all_extras.max_seqlen_q
+        if self.extras is not None and self.extras.max_seqlen_q is not None:
+            return self.extras.max_seqlen_q
         return self.q.shape[1] if self.q.dim() == 4 else 1
 
     @property

@@ -106,6 +106,15 @@ def check_latent_launch(call: Call) -> None:
         raise ValueError("out starts at no multiple of 16 bytes: pass an aligned tensor")
 
 
+def check_heads(cache: torch.Tensor) -> None:
+    """Raises ValueError: not every KV head of a cache, which has a launch each, can be read."""
+    if cache.element_size() * cache.stride(2) % _ALIGNMENT:
+        raise ValueError(
+            f"kv_cache steps by no multiple of {_ALIGNMENT} bytes from head to head: pass an"
+            " aligned tensor"
+        )
+
+
 def check_hopper(q: torch.Tensor) -> None:
     """Raises UserError: the kernel does not run where `q` is."""
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:

@@ -7,10 +7,19 @@ from __future__ import annotations
 import os
 from itertools import pairwise
 
+import torch
+
 from leanbench.calls.call import Call
 
 #: Whether calls are checked so; read once.
 CHECKS_VALUES = os.environ.get("LEANBENCH_CHECK_CALLS") == "1"
+
+
+def are_read(tensor: torch.Tensor) -> bool:
+    """Whether calls over such tensors are checked: asked for, and in no capture, which cannot
+    wait.
+    """
+    return CHECKS_VALUES and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def check_values(call: Call) -> None:

@@ -3,8 +3,8 @@ launches in one CUDA graph, and the kernels of that graph, counted.
 
 It shares nothing with the events around a replay but the launches: another clock, and launches
 counted instead of assumed. Not the profiler: once CUPTI has looked at a process, every later graph
-replay is slower, by half a microsecond for a launch of one small kernel and by two for one of two
-kernels with large arguments (docs/measuring.md).
+replay is slower, by half a microsecond and more a launch, most where it has two kernels
+(docs/measuring.md).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from leanbench.measure.graph_nodes import UNKNOWN, node_names
@@ -132,15 +133,17 @@ def kernels_of_a_launch(nodes: Sequence[str], launches: int) -> tuple[str, ...] 
     of each.
 
     Args:
-        nodes: names of the graph's nodes; none where it does not tell them.
+        nodes: names of the graph's nodes, in the order of their capture.
         launches: 3 or more.
     """
     if UNKNOWN in nodes:
         return ()
     counts = Counter(name for name in nodes if name != _CLOCK)
-    # What a graph has once is of the graph, as the kernel that counts the replays of lean's
-    # (kernels/lean/workspace.py).
-    launched = {name: count for name, count in counts.items() if count > 1}
+    # What a graph has once, ahead of all else, is of the graph, as the kernel that counts the
+    # replays of lean's (kernels/lean/workspace.py).
+    ahead = takewhile(lambda name: name != _CLOCK, nodes)
+    of_graph = {name for name in ahead if counts[name] == 1}
+    launched = {name: count for name, count in counts.items() if name not in of_graph}
     if not launched or any(count % launches for count in launched.values()):
         seen = ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none"
         return (

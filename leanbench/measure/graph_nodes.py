@@ -14,8 +14,8 @@ UNKNOWN = "unknown"
 
 
 def node_names(graph: torch.cuda.CUDAGraph) -> list[str]:
-    """Names of the kernels, copies and fills of a graph that was captured with `keep_graph`, in the
-    driver's order; those of graphs in it, too. Kernels without one are `UNKNOWN`.
+    """Names of the kernels, copies and fills of a graph that was captured with `keep_graph`, and of
+    graphs in it, in the order of their capture. Kernels without one are `UNKNOWN`.
 
     Raises:
         RuntimeError: the driver says that it failed.

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 from every_kind import take_every_kind, take_latent_calls
+from forms import INT32, numbers
 
 from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
 from leanbench.calls import values
 from leanbench.calls.unpacking import Rows
-
-INT32 = torch.int32
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +29,6 @@ def latent(monkeypatch):
 
 def ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.float16)
-
-
-def numbers(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=INT32)
 
 
 def refused_calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from depth import diagonal
 from every_kind import take_every_kind, take_latent_calls
-from forms import INT32, assert_form, pages_of, plain_form
+from forms import assert_form, numbers, pages_of, plain_form
 
 from leanbench import lean_attn_with_kvcache, query_values
 from leanbench.calls import values
@@ -36,10 +36,6 @@ def latent(monkeypatch):
 
 def rand(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(shape).to(dtype)
-
-
-def numbers(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=INT32)
 
 
 def masks_of(name: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -299,7 +299,7 @@ def test_two_methods_agree_on_a_latency_and_the_floor_is_below_it():
 
 
 def test_a_problem_is_as_fast_after_another_one_as_first():
-    """After one look by CUPTI every later replay of a process was slower, by 0.5 us a launch."""
+    """After one look by CUPTI every later replay of a process was slower."""
     instruments, problem = open_instruments(0), AttentionProblem(1, 32, 8, 1024, 128)
     kernels = [kernel(name) for name in ("lean", "torch_flash")]
     first, second = (measure_problem(instruments, problem, kernels) for _ in range(2))

@@ -42,7 +42,6 @@ CLOCK = ["timer_kernel"] * 3
     [
         (["attend"] * 5, ("attend",)),
         (["split", "merge"] * 5, ("split", "merge")),
-        # In any order of the driver's.
         (["merge"] * 10 + ["split"] * 5, ("merge", "merge", "split")),
         # What counts the replays of a graph of lean's launches is of none of them.
         (["count", *["lean"] * 5], ("lean",)),
@@ -59,6 +58,12 @@ def test_kernels_of_a_launch(nodes, kernels):
         (
             [*["split", "merge"] * 3, "split"],
             "the graph has 7 kernels for 3 launches (4 x split, 3 x merge), no whole number each",
+        ),
+        # What comes once, and not ahead of all launches, is work of one of them.
+        (
+            [*["split", "merge"] * 3, "memset"],
+            "the graph has 7 kernels for 3 launches (3 x split, 3 x merge, 1 x memset), no whole"
+            " number each",
         ),
         # Half of the launches are lost.
         (
