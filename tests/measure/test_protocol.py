@@ -340,7 +340,9 @@ def test_the_state_of_the_gpu_is_in_the_row(gpu):
     assert fields["status"] == "ok"
 
 
-@pytest.mark.parametrize(("pid", "status"), [(1, "noisy"), (os.getppid(), "ok")])
+@pytest.mark.parametrize(
+    ("pid", "status"), [(1, "noisy"), (os.getppid(), "ok")], ids=["another", "its own"]
+)
 def test_other_programs_on_the_gpu_make_all_rows_noisy_but_the_sweep_itself_does_not(
     gpu, pid, status
 ):

@@ -156,7 +156,9 @@ def test_nothing_is_overwritten(tmp_path, shard):
         merge_runs(parts, tmp_path / "both")
 
 
-@pytest.mark.parametrize("content", [b"garbage", gzip.compress(b"no samples\n")])
+@pytest.mark.parametrize(
+    "content", [b"garbage", gzip.compress(b"no samples\n")], ids=["not-gzip", "no-samples"]
+)
 def test_damaged_samples_are_refused_and_nothing_is_written(tmp_path, shard, content):
     parts = [shard(1), shard(2)]
     (parts[1] / SAMPLES).write_bytes(content)

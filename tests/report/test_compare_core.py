@@ -655,7 +655,14 @@ def test_what_cannot_be_compared_is_one_sentence(
 
 @pytest.mark.parametrize(
     "content",
-    [gzip.compress(b"not json\n"), gzip.compress(b'{"cell": "x"}\n'), b"garbage", b"\x1f\x8b\x08"],
+    # Without ids pytest names a case by its bytes, which hold the time of compression: two workers
+    # then collect two different lists.
+    [
+        pytest.param(gzip.compress(b"not json\n"), id="not-json"),
+        pytest.param(gzip.compress(b'{"cell": "x"}\n'), id="no-samples"),
+        pytest.param(b"garbage", id="not-gzip"),
+        pytest.param(b"\x1f\x8b\x08", id="cut-off"),
+    ],
 )
 def test_damaged_samples_are_named(tmp_path, content):
     base = run_of(tmp_path / "base", {(SHORT, "lean"): spread(10.0)})
