@@ -351,6 +351,9 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
         # 14.7 and 940 MB.
         ("geomean fa2/lean where ..100MB", "1.20x"),
         ("count lean where 100MB..", "2"),
+        ("count lean where 56tiles..", "3"),
+        ("count lean where 56..57tiles n2k..", "2"),
+        ("count lean where n1k..64k", "1"),
         ("problems", "3"),
         ("ended unsupported fa2", "1"),
         ("ended ok", "8"),

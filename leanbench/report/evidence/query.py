@@ -8,9 +8,10 @@ or ``others``: all but LeanAttention's; the bound of whole models is in neither.
 of a row, the latency unless given, or ``request_us``: of the request to a whole model that the step
 is in the middle of.
 ``with`` takes the row before it from another problem. ``where`` asks for problems whose labels have
-these words (``nragged*``; ``!NHD``: have not), whose K and V have so many bytes (``5..50MB``), or
-on which a kernel's schedule was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb
-just one problem must be left. In a table's column ``name`` gives the kernel itself, or a field that
+these words (``nragged*``; ``!NHD``: have not), that are of this size (``5..50MB`` of K and V,
+``8..17tiles``: output tiles, ``n16k..``: tokens; the second excluded), or on which a kernel's
+schedule was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb just one problem must
+be left. In a table's column ``name`` gives the kernel itself, or a field that
 is a word. Besides, a run says ``problems``, ``boards``, ``date``, ``kernels``, ``version PACKAGE``,
 ``ended STATUS [KERNEL]`` (the number of such rows), ``schedules KERNEL`` (how many rows are of
 each), ``ran PATTERN KERNEL`` (the number of rows on whose GPU a kernel of such a name ran),
@@ -38,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.decode import BOUND
-from leanbench.report.evidence.wording import has_words, size_words, with_axes
+from leanbench.report.evidence.wording import has_words, size_words, sizes, with_axes
 from leanbench.report.frame import BASELINE
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ class Measured:
         return frozenset(self.problem.label.split())
 
     @cached_property
-    def _kv_bytes(self) -> int:
-        return self.problem.kv_bytes
+    def _sizes(self) -> Mapping[str, float]:
+        return sizes(self.problem)
 
     def has_words(self, words: str) -> bool:
         """As leanbench.report.evidence.wording.has_words, and whether kernels ran as words such as
@@ -127,7 +128,7 @@ class Measured:
             ran = (self.rows[kernel].schedule or "").replace(" ", "-")
             if fnmatchcase(ran, schedule) == word.startswith("!"):
                 return False
-        return has_words(self._label, self._kv_bytes, " ".join(of_label))
+        return has_words(self._label, self._sizes, " ".join(of_label))
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from math import inf
 from typing import TYPE_CHECKING
 
 from leanbench.core.axes import AXES
@@ -13,31 +14,49 @@ from leanbench.core.axes import AXES
 if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
 
-_LARGE = re.compile(r"([a-z]+)(\d+)([km])")
+_LARGE = re.compile(r"([a-z]+)(\d+[km])")
 _SUFFIXES = {"k": 1024, "m": 1024**2}
-#: ``..5MB``, ``5..50MB``, ``500MB..``: bytes of K and V, the second excluded.
-_BYTES = re.compile(r"(\d*)(?:MB)?\.\.(?:(\d+)MB)?")
+#: ``..5MB``, ``5..50MB``, ``500MB..``, ``8..17tiles``: the second excluded.
+_RANGE = re.compile(r"(?P<low>\d*)(?P<of>MB|tiles)?\.\.(?:(?P<high>\d+)(?P<unit>MB|tiles))?")
+#: ``n16k..``, ``n1k..4k``
+_CONTEXTS = re.compile(r"n(\d+[km]?)\.\.(\d+[km]?)?")
 
 
-def has_words(label: Collection[str], kv_bytes: int, words: str) -> bool:
+def sizes(problem: AttentionProblem) -> dict[str, float]:
+    """What ranges of sizes are of: bytes of K and V, output tiles, the longest context."""
+    return {
+        "MB": problem.kv_bytes / 1e6,
+        "tiles": problem.batch * problem.kv_heads,
+        "n": problem.max_context,
+    }
+
+
+def has_words(label: Collection[str], sizes: Mapping[str, float], words: str) -> bool:
     """Whether a problem's label has these words, ``nragged*`` among them, and none that follow a
-    ``!``; and whether its bytes are in a range, ``5..50MB``.
+    ``!``; and whether its sizes are in a range, ``5..50MB``.
     """
-    return all(_has_word(label, kv_bytes, word) for word in words.split())
+    return all(_has_word(label, sizes, word) for word in words.split())
 
 
-def _has_word(label: Collection[str], kv_bytes: int, word: str) -> bool:
-    if limits := _BYTES.fullmatch(word):
-        low, high = float(limits[1] or 0), float(limits[2] or "inf")
-        return low <= kv_bytes / 1e6 < high
+def _has_word(label: Collection[str], sizes: Mapping[str, float], word: str) -> bool:
+    if limits := _RANGE.fullmatch(word):
+        size = sizes[limits["of"] or limits["unit"] or "MB"]
+        return float(limits["low"] or 0) <= size < float(limits["high"] or inf)
+    if limits := _CONTEXTS.fullmatch(word):
+        return _number(limits[1]) <= sizes["n"] < (_number(limits[2]) if limits[2] else inf)
     wanted = _in_full(word.removeprefix("!"))
     return any(fnmatchcase(own, wanted) for own in label) != word.startswith("!")
+
+
+def _number(text: str) -> int:
+    """4096 for ``4k``."""
+    return int(text.rstrip("km")) * _SUFFIXES.get(text[-1], 1)
 
 
 def _in_full(word: str) -> str:
     """``n4096`` for ``n4k``."""
     large = _LARGE.fullmatch(word)
-    return f"{large[1]}{int(large[2]) * _SUFFIXES[large[3]]}" if large else word
+    return f"{large[1]}{_number(large[2])}" if large else word
 
 
 def with_axes(problem: AttentionProblem, axes: str) -> AttentionProblem:
