@@ -656,18 +656,55 @@ def test_what_writing_cannot_mend_is_a_fault(checkout: Checkout, added: str, fau
         ("It reads 4.7 TB/s.", "4.7 TB/s"),
         ("Errors are up to 4.6%.", "4.6%"),
         ("It is ahead on 259 of the 287.", "259 of the 287"),
+        ("It took 0.96 to 1.08 times as long.", "1.08 times"),
+        ("It is 5% of <!-- typed: rule -->7% or\n9%<!-- end --> here.", "5%"),
+        ("A marker <!-- typed: rule --> that does not end, 5%.", "5%"),
         (
             "4 x 40 x 1k, 132 SMs, 42 MB, 0.6.13, 1 of `mine` <!-- figure: mean -->7x<!-- end -->",
             None,
         ),
+        ("A 95% interval, `--ci 1%`, [a run](runs/5%).\n\n    in 5 ms\n\n```sh\n5x\n```", None),
     ],
 )
-def test_a_figure_typed_into_a_sentence_of_the_results_is_a_fault(
+def test_a_figure_typed_into_a_sentence_is_a_fault(
     checkout: Checkout, sentence: str, figure: str | None
 ) -> None:
-    (checkout.root / "docs" / "results.md").write_text(f"# Results\n\n{sentence}\n")
-    wanted = f"docs/results.md: a figure typed into a sentence, {figure!r}: make it from a run"
+    checkout.declare(f"{DECLARED}\n[typed]\nrule = 'the code sets it'\n")
+    text = f"# Guide\n\n{sentence}\n\nA row is noisy above <!-- typed: rule -->0.5%<!-- end -->.\n"
+    (checkout.root / "docs" / "guide.md").write_text(text)
+    (checkout.root / "CHANGELOG.md").write_text("It is 1.39x as fast now.\n")
+    wanted = (
+        f"docs/guide.md: a figure typed into a sentence, {figure!r}: make it from a run, or put"
+        " `<!-- typed: REASON -->` and `<!-- end -->` around it, with a reason of [typed]"
+    )
     assert faults(checkout.evidence()) == ([wanted] if figure else [])
+
+
+@pytest.mark.parametrize(
+    ("passage", "fault"),
+    [
+        ("<!-- typed: goal -->5%<!-- end -->", "typed 'goal' is not in [typed], choose from rule"),
+        ("<!-- typed: rule -->five<!-- end -->", "'five' has no figure: leave the markers around"),
+        (
+            "\n<!-- typed: rule -->5%<!-- end -->",
+            "a line that starts with a marker is shown as HTML",
+        ),
+    ],
+)
+def test_a_typed_figure_has_a_reason_of_the_declaration(
+    checkout: Checkout, passage: str, fault: str
+) -> None:
+    checkout.declare(f"{DECLARED}\n[typed]\nrule = 'the code sets it'\n")
+    guide = checkout.root / "docs" / "guide.md"
+    guide.write_text(f"# Guide\n\nIt is <!-- typed: rule -->0.5%<!-- end -->, {passage}.\n")
+    [sentence] = faults(checkout.evidence())
+    assert sentence.startswith(f"docs/guide.md: {fault}")
+    typed = "| rule | the code sets it | [docs/guide.md](guide.md) |"
+    assert typed in evidence_page(checkout.evidence())
+    guide.write_text("# Guide\n")
+    assert faults(checkout.evidence()) == [
+        "[typed] has rule, for which no document has a figure: leave it out"
+    ]
 
 
 def test_a_stale_figure_without_its_run_beside_it_is_a_fault(checkout: Checkout) -> None:

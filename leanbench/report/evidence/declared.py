@@ -112,6 +112,8 @@ class Declared:
     by_hand: Mapping[str, str]
     #: Records that documents make figures of, with words beside them that say what they are of.
     shown_records: Sequence[str] = ()
+    #: Why a figure of a sentence is typed: words of `<!-- typed: WORD -->` and what they mean.
+    typed: Mapping[str, str] = field(default_factory=dict)
 
 
 def read(root: Path) -> Declared:

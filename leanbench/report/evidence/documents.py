@@ -4,9 +4,11 @@
     ...
     <!-- end -->
     `lean` has <!-- figure: NAME -->1.10x<!-- end --> its speed ([run](reports/h200/peers))
+    a row is noisy above <!-- typed: REASON -->0.5%<!-- end -->
 
-What stands between the markers, and the words behind a link to a run that is not current, are
-written by `leanbench evidence --write`.
+What stands between the markers of tables and figures, and the words behind a link to a run that is
+not current, are written by `leanbench evidence --write`. A figure that is typed into a sentence has
+a reason of `[typed]` in the declaration.
 """
 
 from __future__ import annotations
@@ -45,15 +47,18 @@ _UNIT = r" ?(?:x|%|us|ms|TB/s|GB/s|mJ)"
 _MEASURED = rf"(?:\d[\d,]*\.\d+(?:{_UNIT})?|\d[\d,]*{_UNIT})"
 #: A line of a table with a cell that is a figure which somebody has measured.
 _FIGURE_ROW = re.compile(rf"^ *\|.*\| *[\\*]*{_MEASURED}[\\*]*(?: \([^|]*\))? *\|.*$", re.MULTILINE)
-#: A speedup in a sentence.
-_RATIO = r"\b\d+(?:\.\d+)?x(?!\w)"
-#: What sentences of a document may not have outside markers. The README's have settings in percent.
-_TYPED = {
-    "README.md": re.compile(_RATIO),
-    "docs/results.md": re.compile(
-        rf"{_RATIO}|\b\d[\d.,]* ?(?:%|(?:us|ms|TB/s|GB/s|mJ)\b)|\b\d+ of (?:the |its )?\d+\b"
-    ),
-}
+#: A passage that is typed and has figures which no run answers, with a reason of `[typed]`.
+_TYPED = re.compile(r"<!-- typed: ([a-z-]+) -->((?:(?!<!--).)*)<!-- end -->", re.DOTALL)
+#: Figures of sentences: ``1.39x``, ``4.6%``, ``1,605.5 us``, ``259 of the 287``, ``1.3 times``.
+_OF_SENTENCE = re.compile(
+    r"\b\d+(?:\.\d+)?x(?!\w)|\b\d[\d.,]* ?(?:%|(?:us|µs|ms|TB/s|GB/s|mJ|J)\b)"
+    r"|\b\d+ of (?:the |its )?\d+\b|\b\d+\.\d+ times\b"
+)
+#: Code, lines of tables, where links lead, and what an interval is called.
+_NO_SENTENCE = re.compile(
+    r"^```.*?^```|^(?: {4}|\t| *\|).*?$|`[^`]*`|\]\([^)]*\)|\b95%\s(?:confidence\s)?interval",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -204,10 +209,22 @@ def figures_by_hand(evidence: Evidence, name: str) -> list[str]:
 
 def typed_into_sentences(evidence: Evidence, name: str) -> list[str]:
     """Figures of sentences, outside markers."""
-    if name not in _TYPED:
-        return []
-    parts = (_FIGURE_ROW.sub("", part) for part in _outside(evidence.text(name)))
-    return [figure for part in parts for figure in _TYPED[name].findall(_FIGURE.sub("", part))]
+    return _OF_SENTENCE.findall(_TYPED.sub("", _sentences(evidence, name)))
+
+
+def typed_passages(evidence: Evidence, name: str) -> list[tuple[str, str]]:
+    """Reasons and words of the passages that say why their figures are typed."""
+    return _TYPED.findall(_sentences(evidence, name))
+
+
+def has_figure(passage: str) -> bool:
+    """Whether a passage has what would be a fault outside markers."""
+    return bool(_OF_SENTENCE.search(passage))
+
+
+def _sentences(evidence: Evidence, name: str) -> str:
+    """A document without its code, tables, links' targets, and figures between markers."""
+    return _NO_SENTENCE.sub("", _FIGURE.sub("", "".join(_outside(evidence.text(name)))))
 
 
 def _outside(text: str) -> list[str]:

@@ -11,8 +11,10 @@ from leanbench.report.evidence.documents import (
     HISTORIES,
     Evidence,
     figures_by_hand,
+    has_figure,
     paragraphs_without_marks,
     typed_into_sentences,
+    typed_passages,
 )
 from leanbench.report.evidence.pages import held_out
 from leanbench.report.evidence.sources import FOLDER, Source
@@ -33,6 +35,7 @@ def faults(evidence: Evidence) -> list[str]:
         *_pages(evidence),
         *_unused(evidence),
         *_unquoted(evidence),
+        *_reasons(evidence),
         *_seeds(evidence),
         *_headlines(evidence),
         *_rows(evidence),
@@ -112,6 +115,17 @@ def _unquoted(evidence: Evidence) -> Iterator[str]:
             )
 
 
+def _reasons(evidence: Evidence) -> Iterator[str]:
+    used = {
+        reason
+        for document in evidence.documents
+        for reason, _ in typed_passages(evidence, document)
+    }
+    for reason in evidence.declared.typed:
+        if reason not in used:
+            yield f"[typed] has {reason}, for which no document has a figure: leave it out"
+
+
 def _names(file: Path, name: str) -> bool:
     return file.is_file() and Path(name).name in file.read_text(encoding="utf-8")
 
@@ -169,7 +183,7 @@ def _rows_of(source: Source) -> Iterator[str]:
 def _of_document(evidence: Evidence, name: str) -> Iterator[str]:
     yield from paragraphs_without_marks(evidence, name)
     for line in evidence.text(name).splitlines():
-        if line.lstrip().startswith("<!-- figure:"):
+        if line.lstrip().startswith(("<!-- figure:", "<!-- typed:")):
             start = line.lstrip()[:40]
             yield f"{name}: a line that starts with a marker is shown as HTML: move {start!r}"
     if name in HISTORIES:
@@ -177,7 +191,16 @@ def _of_document(evidence: Evidence, name: str) -> Iterator[str]:
     for claim in _CLAIM.findall(evidence.text(name)):
         yield f"{name} says {claim!r}, which goes stale: link the run, which is marked when it is"
     for figure in typed_into_sentences(evidence, name):
-        yield f"{name}: a figure typed into a sentence, {figure!r}: make it from a run"
+        yield (
+            f"{name}: a figure typed into a sentence, {figure!r}: make it from a run, or put `<!--"
+            " typed: REASON -->` and `<!-- end -->` around it, with a reason of [typed]"
+        )
+    for reason, passage in typed_passages(evidence, name):
+        if reason not in evidence.declared.typed:
+            known = ", ".join(evidence.declared.typed)
+            yield f"{name}: typed {reason!r} is not in [typed], choose from {known or 'none'}"
+        if not has_figure(passage):
+            yield f"{name}: {passage[:40]!r} has no figure: leave the markers around it out"
     if name not in evidence.declared.by_hand:
         for row in figures_by_hand(evidence, name):
             yield f"{name}: a figure typed into a table, {row[:60]!r}: make it from a run"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from leanbench.report.evidence.documents import Evidence, Quote
+from leanbench.report.evidence.documents import Evidence, Quote, typed_passages
 from leanbench.report.evidence.sources import FOLDER, Source, boards_of
 
 INDEX = f"{FOLDER.as_posix()}/README.md"
@@ -20,7 +20,9 @@ commits to `kernels/` since. A figure is *current* if its run was of the kernels
 hash of all sources under `kernels/`) and of the tuned configs that ship; it has *other settings*
 where these have changed since or were not recorded. A log that does not name its kernels in its
 head is of *older kernels*. A *record* says nothing of the kernels as they are; the reasons are
-below. *Held out*: [the rule](measuring.md#held-out-problems).
+below. *Held out*: [the rule](measuring.md#held-out-problems). A figure of a sentence is made from
+its run, too, or is marked as typed, with a reason; in the performance log and the changelog, which
+are history, it is not.
 
 What each run is there for: [reports/h200](../{folder}/README.md).
 """
@@ -47,6 +49,8 @@ def evidence_page(evidence: Evidence) -> str:
             *_table(_published_lines(evidence, published)),
             "\n## Runs and logs that documents link\n",
             *_table(_linked_lines(evidence, linked)),
+            "\n## Figures that are typed into sentences\n",
+            *_table(_typed_lines(evidence)),
             "\n## Records\n",
             *_table(_record_lines(evidence)),
             "",
@@ -149,9 +153,20 @@ def _record_lines(evidence: Evidence) -> list[list[str]]:
     ]
 
 
+def _typed_lines(evidence: Evidence) -> list[list[str]]:
+    """A line for each reason, and the documents that give it."""
+    lines = [["reason", "what it means", "in"]]
+    for reason, meaning in evidence.declared.typed.items():
+        documents = [
+            name for name in evidence.documents if reason in dict(typed_passages(evidence, name))
+        ]
+        lines.append([reason, meaning, _several(map(_to, documents))])
+    return lines
+
+
 def _where(document: str, of: tuple[Source, ...]) -> list[str]:
     links = _links(source.name for source in of)
-    return [f"[{document}]({_from_docs(document)})", links, *_origin(of)]
+    return [_to(document), links, *_origin(of)]
 
 
 def _links(names: Iterable[str]) -> str:
@@ -165,8 +180,10 @@ def _origin(of: tuple[Source, ...]) -> tuple[str, str, str]:
     return dates or NOT_RECORDED, boards_of(of), kernels or NOT_RECORDED
 
 
-def _from_docs(document: str) -> str:
-    return document.removeprefix("docs/") if document.startswith("docs/") else f"../{document}"
+def _to(document: str) -> str:
+    """A link from a page in docs."""
+    in_docs = document.startswith("docs/")
+    return f"[{document}]({document.removeprefix('docs/') if in_docs else f'../{document}'})"
 
 
 def _several(values: Iterable[str]) -> str:
