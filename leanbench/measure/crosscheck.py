@@ -14,7 +14,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from leanbench.measure.graph_nodes import UNKNOWN, node_names
@@ -76,12 +75,12 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
         timed = [launches[index % len(launches)] for index in range(count)]
         stamped = [launches[-1], *readings[:2], *timed, *readings[2:]]
         graph = capture(stamped, len(stamped), keep_graph=True)
-        kernels = kernels_of_a_launch(node_names(graph), 1 + count)
-        if isinstance(kernels, str):
-            return kernels
         # On the buffers that a rotation uses last: the replay that counts must not find its own in
         # the L2. The GPU works on it while the host submits the other.
-        before = capture(launches[-count:], count)
+        before = capture(launches[-count:], count, keep_graph=True)
+        kernels = kernels_of_a_launch(node_names(before), node_names(graph), count)
+        if isinstance(kernels, str):
+            return kernels
         samples_us = []
         for _ in range(figures):
             if len(launches) > count:
@@ -128,29 +127,33 @@ def between_us(times_ns: Sequence[int], launches: int) -> float:
     return ((third - second) - (second - first)) / 1e3 / launches
 
 
-def kernels_of_a_launch(nodes: Sequence[str], launches: int) -> tuple[str, ...] | str:
-    """Names of the kernels of each of a graph's launches; a sentence where they are no whole number
-    of each.
+def kernels_of_a_launch(
+    fewer: Sequence[str], more: Sequence[str], launches: int
+) -> tuple[str, ...] | str:
+    """Names of the kernels of a launch: what a graph of one launch more has more; a sentence where
+    the others are not as many of them, with what a graph has once for itself.
 
     Args:
-        nodes: names of the graph's nodes, in the order of their capture.
-        launches: 3 or more.
+        fewer: names of the nodes of a graph of `launches` launches, in any order.
+        more: of one with another launch, and readings of the clock.
     """
-    if UNKNOWN in nodes:
+    if UNKNOWN in more:
         return ()
-    counts = Counter(name for name in nodes if name != _CLOCK)
-    # What a graph has once, ahead of all else, is of the graph, as the kernel that counts the
-    # replays of lean's (kernels/lean/workspace.py).
-    ahead = takewhile(lambda name: name != _CLOCK, nodes)
-    of_graph = {name for name in ahead if counts[name] == 1}
-    launched = {name: count for name, count in counts.items() if name not in of_graph}
-    if not launched or any(count % launches for count in launched.values()):
-        seen = ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none"
+    seen, of_all = Counter(fewer), Counter(name for name in more if name != _CLOCK)
+    of_launch = of_all - seen
+    # Such as the kernel that counts the replays of lean's graphs (kernels/lean/workspace.py).
+    of_graph = [name for name in seen if name not in of_launch]
+    expected = Counter(list(of_launch.elements()) * launches + of_graph)
+    if not of_launch or seen != expected or of_all != expected + of_launch:
         return (
-            f"the graph has {counts.total()} kernels for {launches} launches ({seen}), no whole"
-            " number each"
+            f"graphs of {launches} and {launches + 1} launches have {_listed(seen)} and"
+            f" {_listed(of_all)}, not as many kernels for each launch"
         )
-    return tuple(name for name, count in launched.items() for _ in range(count // launches))
+    return tuple(of_launch.elements())
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none"
 
 
 def disagreement(crosscheck_us: float, samples_us: Sequence[float]) -> str | None:

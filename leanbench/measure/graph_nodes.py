@@ -15,7 +15,7 @@ UNKNOWN = "unknown"
 
 def node_names(graph: torch.cuda.CUDAGraph) -> list[str]:
     """Names of the kernels, copies and fills of a graph that was captured with `keep_graph`, and of
-    graphs in it, in the order of their capture. Kernels without one are `UNKNOWN`.
+    graphs in it, in the order that the driver has. Kernels without one are `UNKNOWN`.
 
     Raises:
         RuntimeError: the driver says that it failed.

@@ -177,6 +177,8 @@ def capture(launches: Launches, count: int, keep_graph: bool = False) -> torch.c
     with _garbage_kept(), torch.cuda.graph(graph):
         for index in range(count):
             launches[index % len(launches)]()
+    if keep_graph:
+        graph.instantiate()  # not in the first replay
     return graph
 
 

@@ -34,48 +34,73 @@ def test_what_a_reading_takes_is_of_no_launch(start, reading, launch, launches):
     assert between_us(times, launches) == pytest.approx(launch / 1e3)
 
 
-CLOCK = ["timer_kernel"] * 3
+def nodes(launch: list[str], launches: int, of_graph: list[str]) -> list[str]:
+    """Of a graph that reads the clock, in an order that says nothing."""
+    return [*launch * launches, *["timer_kernel"] * 3, *of_graph]
 
 
 @pytest.mark.parametrize(
-    ("nodes", "kernels"),
+    ("launch", "of_graph", "kernels"),
     [
-        (["attend"] * 5, ("attend",)),
-        (["split", "merge"] * 5, ("split", "merge")),
-        (["merge"] * 10 + ["split"] * 5, ("merge", "merge", "split")),
+        (["attend"], [], ("attend",)),
+        (["split", "merge"], [], ("split", "merge")),
+        (["merge", "split", "merge"], [], ("merge", "merge", "split")),
         # What counts the replays of a graph of lean's launches is of none of them.
-        (["count", *["lean"] * 5], ("lean",)),
-        ([*["split"] * 5, *["unknown"] * 5], ()),
+        (["lean"], ["count"], ("lean",)),
+        (["split", "unknown"], [], ()),
     ],
 )
-def test_kernels_of_a_launch(nodes, kernels):
-    assert kernels_of_a_launch([nodes[0], *CLOCK, *nodes[1:]], 5) == kernels
+@pytest.mark.parametrize("launches", [1, 2, 32])
+def test_kernels_of_a_launch(launch, of_graph, kernels, launches):
+    fewer = [*of_graph, *launch * launches]
+    assert kernels_of_a_launch(fewer, nodes(launch, launches + 1, of_graph), launches) == kernels
 
 
 @pytest.mark.parametrize(
-    ("nodes", "sentence"),
+    ("fewer", "more", "sentence"),
     [
+        # A launch that does more than another.
         (
-            [*["split", "merge"] * 3, "split"],
-            "the graph has 7 kernels for 3 launches (4 x split, 3 x merge), no whole number each",
+            ["split", "merge"] * 3,
+            [*["split", "merge"] * 4, "memset"],
+            "graphs of 3 and 4 launches have 3 x split, 3 x merge and 4 x split, 4 x merge, 1 x"
+            " memset, not as many kernels for each launch",
         ),
-        # What comes once, and not ahead of all launches, is work of one of them.
+        # Launches that are lost, in one graph or both.
         (
-            [*["split", "merge"] * 3, "memset"],
-            "the graph has 7 kernels for 3 launches (3 x split, 3 x merge, 1 x memset), no whole"
-            " number each",
+            ["attend"] * 2,
+            ["attend"] * 4,
+            "graphs of 3 and 4 launches have 2 x attend and 4 x attend, not as many kernels for"
+            " each launch",
         ),
-        # Half of the launches are lost.
         (
-            ["attend", "attend"],
-            "the graph has 2 kernels for 3 launches (2 x attend), no whole number each",
+            ["attend"] * 2,
+            ["attend"] * 3,
+            "graphs of 3 and 4 launches have 2 x attend and 3 x attend, not as many kernels for"
+            " each launch",
         ),
-        (["attend"], "the graph has 1 kernels for 3 launches (1 x attend), no whole number each"),
-        ([], "the graph has 0 kernels for 3 launches (none), no whole number each"),
+        # What no launch more makes more, and is there more than once.
+        (
+            ["attend", "count", "attend", "count", "attend"],
+            [*["attend"] * 4, "count", "count"],
+            "graphs of 3 and 4 launches have 3 x attend, 2 x count and 4 x attend, 2 x count, not"
+            " as many kernels for each launch",
+        ),
+        (
+            ["attend", "merge"] * 3,
+            ["attend"] * 4,
+            "graphs of 3 and 4 launches have 3 x attend, 3 x merge and 4 x attend, not as many"
+            " kernels for each launch",
+        ),
+        (
+            [],
+            [],
+            "graphs of 3 and 4 launches have none and none, not as many kernels for each launch",
+        ),
     ],
 )
-def test_kernels_that_do_not_divide_evenly_give_no_figure(nodes, sentence):
-    assert kernels_of_a_launch([*CLOCK, *nodes], 3) == sentence
+def test_other_kernels_in_other_launches_give_no_figure(fewer, more, sentence):
+    assert kernels_of_a_launch(fewer, [*more, *["timer_kernel"] * 3], 3) == sentence
 
 
 @pytest.mark.parametrize(
@@ -206,7 +231,8 @@ def test_launches_that_a_graph_lost_are_a_sentence(monkeypatch, clock):
     monkeypatch.setattr(module, "node_names", lambda graph: ["attend"] * 16)
     assert (
         cross_check([clock.launch(0)], 10.0)
-        == "the graph has 16 kernels for 33 launches (16 x attend), no whole number each"
+        == "graphs of 32 and 33 launches have 16 x attend and 16 x attend, not as many kernels for"
+        " each launch"
     )
 
 
