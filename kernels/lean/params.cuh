@@ -32,7 +32,7 @@ typedef Number<KV_DTYPE>::Type KvNumber;
 typedef Number<Q_DTYPE>::Type QNumber;
 
 // PEERS: what a launch knows of the GPUs that share its sequences, in this GPU's memory;
-// leanbench/distributed/peers.py has the same structure.
+// PeerFields in leanbench/distributed/group.py has the same structure.
 struct PeerGroup {
   u64 tickets;       // that CTAs have drawn
   u64 timeout_ns;    // that a CTA waits for the other GPUs

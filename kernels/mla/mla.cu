@@ -168,6 +168,7 @@ struct OwnRows {
   }
 
 #if KV_DTYPE != 0
+  static constexpr float LEAST_SCALE = 1.17549435e-38f;  // the smallest normal number
   float2 scale;  // what takes their scores to powers of two
 
   // After `divide_query`.
@@ -177,6 +178,8 @@ struct OwnRows {
     const float of_cache = p.qk_scale * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
     scale = make_float2(of_cache, of_cache);
     if (DIVIDED_QUERY) scale.x *= units[own_row()], scale.y *= units[own_row() + 8];
+    // A row of zeros has a unit near 0, and the scores of hidden tokens are -inf: times 0, NaN.
+    scale.x = fmaxf(scale.x, LEAST_SCALE), scale.y = fmaxf(scale.y, LEAST_SCALE);
   }
 #endif
 };
