@@ -91,12 +91,12 @@ def lean_attn_with_kvcache(
     every call outside of a capture waits and is checked for all of these.
 
     A head_dim that is no multiple of 8, of 16 in fp8 caches, is padded, as by flash-attn, one
-    between 256 and 512 to 512, and tensors that start at or step by no multiple of 16 bytes are
-    copied where no kernel reads them. What does not lie in a row of any tensor but a cache, `out`
-    and scales of fp8 numbers is copied, too. Such calls copy the tensors, caches whole, every time.
-    torch's operators append, some twenty small kernels a call, where caches are copied, with
-    `cu_seqlens_k_new` or `rotary_seqlens`, and for rotary in fp8. Both are for compatibility, not
-    speed.
+    between 256 and 512 to 512, of K above that to 576, and tensors that start at or step by no
+    multiple of 16 bytes are copied where no kernel reads them. What does not lie in a row of any
+    tensor but a cache, `out` and scales of fp8 numbers is copied, too. Such calls copy the tensors,
+    caches whole, every time. torch's operators append, some twenty small kernels a call, where
+    caches are copied, with `cu_seqlens_k_new` or `rotary_seqlens`, and for rotary in fp8. Both are
+    for compatibility, not speed.
 
     A batch, query tokens or a cache of none are taken outside of `torch.compile`, unless tokens are
     appended: nothing is launched, the output is 0 and the LSE -inf, or the sink's logit.
@@ -174,12 +174,12 @@ def lean_attn_with_kvcache(
         qv: like `q`, with the columns of `v_cache`: scores are q k + qv v, as FlashAttention-3
             attends over a latent cache whose two views `k_cache` and `v_cache` are;
             `softmax_scale` defaults to (columns of `q` and of `qv`) ** -0.5. In 16 bits. 64 and 512
-            columns are a call of `leanbench.lean_mla_with_kvcache`, on Hopper GPUs, without
-            `softcap`, `alibi_slopes`, `sinks`, `batch_invariant` and `config`; up to 512 together
-            are a plain call with all arguments. Both caches are copied into one in every call, but
-            for 64 and 512 columns that are views of one; windows, chunks and paddings over these
-            copy what each query token sees, tokens are appended by torch's operators: for
-            compatibility, not for speed.
+            columns are a call of `leanbench.lean_mla_with_kvcache` on Hopper GPUs, without
+            `softcap`, `alibi_slopes`, `sinks`, `batch_invariant` and `config`; others, up to 576
+            together, are a plain call. Both caches are copied into one in every call, but for 64
+            and 512 columns that are views of one; windows, chunks and paddings over these copy what
+            each query token sees, tokens are appended by torch's operators: for compatibility, not
+            for speed.
         out: where the output is written, shaped as it, head_dim contiguous; not a part of the
             inputs. None: a new tensor.
         batch_invariant: True: the bits of a sequence's output depend on its own query, cache and

@@ -1,10 +1,10 @@
 """Calls with `qv`: scores are q k + qv v, FlashAttention-3's form of attention over a latent cache,
 whose K and V are two views of it.
 
-They are calls over rows of K and V one after the other: of `lean_mla_with_kvcache` where these are
-64 and 512 columns, plain ones up to 512 together. But for 64 and 512 columns that are views of one
-cache, without windows and paddings, the caches are copied in every call: for compatibility, not for
-speed.
+They are calls over rows of K and V one after the other: plain ones up to 576 columns together, and
+of `lean_mla_with_kvcache` where these are 64 and 512 of what it takes. But for such that are views
+of one cache, without windows and paddings, the caches are copied in every call: for compatibility,
+not for speed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from leanbench.calls.appending import after_append
 from leanbench.calls.call import Call, check_device
 from leanbench.calls.empty import attend_nothing
 from leanbench.calls.extra_checks import check_extras, check_tensors
-from leanbench.calls.latent_launch import check_hopper
-from leanbench.calls.padding import LARGEST_DIM, is_whole, padded_dim
+from leanbench.calls.latent_launch import device_refusal
+from leanbench.calls.padding import is_whole, padded_dim
 from leanbench.calls.prepared import check_runs_on
 from leanbench.calls.refusals import refuse_kinds
 from leanbench.calls.run import refuse_derivatives, run
@@ -35,6 +35,7 @@ from leanbench.calls.traced import is_traced
 from leanbench.calls.unpacking import Rows
 from leanbench.core.extras import fp8_name
 from leanbench.core.kinds import SAME
+from leanbench.kernels.lean.cuda_kernel import HEAD_DIMS
 from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
 from leanbench.latent import lean_mla_with_kvcache
 
@@ -93,44 +94,34 @@ def _check(call: Call, qv: Any) -> None:
         # The operators that the call becomes refuse kinds: sizes may be symbols here.
         return
     refuse_kinds(call)
-    if _is_latent(call):
-        check_hopper(q)
-    else:
+    if not _is_latent(call):
         check_runs_on(q.device)
     if values.are_read(q):
         values.check_values(call)
 
 
 def _is_latent(call: Call) -> bool:
-    return (call.k_cache.shape[-1], call.v_cache.shape[-1]) == (_ROPE_DIM, VALUE_DIM)
+    """Whether the kernel for latent caches takes it."""
+    if (call.k_cache.shape[-1], call.v_cache.shape[-1]) != (_ROPE_DIM, VALUE_DIM):
+        return False
+    extras, scale = call.all_extras, call.softmax_scale
+    beyond = (
+        extras.softcap,
+        extras.alibi_slopes is not None,
+        extras.sinks is not None,
+        call.batch_invariant,
+        call.config is not None,
+        scale is not None and not 0 < scale < math.inf,
+    )
+    return not any(beyond) and device_refusal(call.q) is None
 
 
 def _refuse(call: Call) -> None:
-    k_dim, v_dim, extras = call.q.shape[-1], call.v_cache.shape[-1], call.all_extras
-    if not _is_latent(call):
-        if k_dim + v_dim > LARGEST_DIM:
-            raise NotImplementedError(
-                f"lean_attn_with_kvcache does not support qv with head_dims {k_dim} of q and"
-                f" {v_dim} of v_cache: choose {_ROPE_DIM} and {VALUE_DIM}, or at most"
-                f" {LARGEST_DIM} together"
-            )
-        return
-    for name, value in {
-        "softcap": extras.softcap or None,
-        "alibi_slopes": extras.alibi_slopes,
-        "sinks": extras.sinks,
-        "batch_invariant": call.batch_invariant or None,
-        "config": call.config,
-    }.items():
-        if value is not None:
-            raise NotImplementedError(
-                f"lean_attn_with_kvcache does not support {name} beside qv of {VALUE_DIM} columns:"
-                " leave one of them out"
-            )
-    if call.softmax_scale is not None and not 0 < call.softmax_scale < math.inf:
-        raise ValueError(
-            f"softmax_scale is {call.softmax_scale}: pass a number above 0 beside qv of"
-            f" {VALUE_DIM} columns"
+    k_dim, v_dim = call.q.shape[-1], call.v_cache.shape[-1]
+    if k_dim + v_dim > max(HEAD_DIMS):
+        raise NotImplementedError(
+            f"lean_attn_with_kvcache does not support qv with head_dims {k_dim} of q and {v_dim} of"
+            f" v_cache: choose at most {max(HEAD_DIMS)} together"
         )
 
 

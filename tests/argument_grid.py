@@ -17,7 +17,7 @@ COMPILED: dict[str, tuple[Any, ...]] = {
     "dtype": (torch.float16, torch.bfloat16),
     # Of the caches, and of q.
     "fp8": (None, "e4m3", "e5m2", "e4m3 and q", "e5m2 and q"),
-    "head_dim": (32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 256, 512),
+    "head_dim": (32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 256, 512, 576),
     "v_head_dim": (None, 64, 128, 256, 512),
     "heads": ((6, 6), (6, 3), (6, 1), (8, 2), (16, 1), (71, 1)),
     "q_len": (1, 2, 3, 8, 16, 17, 64, 128, 300),
@@ -83,6 +83,9 @@ def go_together(first: str, value: Any, second: str, other: Any) -> bool:
     ):
         if pair.get(name) and needed in pair and pair[needed] is None:
             return False
+    # V has no more than 512.
+    if pair.get("head_dim") == 576 and pair.get("v_head_dim", 512) is None:
+        return False
     return not (pair.get("append") == "fewer" and pair.get("q_len") == 1)
 
 

@@ -128,7 +128,7 @@ def take_every_kind(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(LEAN, "relaunch", relaunch)
     monkeypatch.setattr(LEAN, "axes", frozenset(AXES), raising=False)
-    monkeypatch.setattr(LEAN, "head_dims", range(8, 520, 8), raising=False)
+    monkeypatch.setattr(LEAN, "head_dims", range(8, 584, 8), raising=False)
     monkeypatch.setattr(LEAN, "page_sizes", range(1, 1025), raising=False)
     monkeypatch.setattr(LEAN, "max_q_len", 64, raising=False)
     monkeypatch.setattr(LEAN, "refusal", lambda problem: None)
@@ -172,7 +172,7 @@ def take_latent_calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
     for module in (latent, calls_latent):
         monkeypatch.setattr(module, "attend", attend)
-    monkeypatch.setattr(query_values, "check_hopper", lambda q: None)
+    monkeypatch.setattr(query_values, "device_refusal", lambda q: None)
     return seen
 
 

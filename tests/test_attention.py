@@ -221,11 +221,10 @@ REFUSED_BY_NAME: dict[str, tuple[dict[str, Any], str]] = {
     "softcap": ({"softcap": 30.0}, "softcap=30.0 yet: leave it at its default, 0.0"),
     "qv": (
         {
-            "qv": torch.zeros(1, 1, 2, 512).half(),
-            "v_cache": torch.zeros(1, 40, 2, 512).half(),
-            "sinks": torch.zeros(2),
+            "qv": torch.zeros(1, 1, 2, 520).half(),
+            "v_cache": torch.zeros(1, 40, 2, 520).half(),
         },
-        "sinks beside qv of 512 columns: leave one of them out",
+        "qv with head_dims 64 of q and 520 of v_cache: choose at most 576 together",
     ),
     "attention_chunk": (
         {"attention_chunk": 64},

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: Of K and V.
-HEAD_DIMS = (*range(8, 257, 8), 512)
+#: Of V, and of K, which may have a latent row's numbers beside a V of its own.
+VALUE_DIMS = (*range(8, 257, 8), 512)
+HEAD_DIMS = (*VALUE_DIMS, 576)
 #: Tokens of a page, and query tokens of a sequence, at most.
 MAX_PAGE_SIZE, MAX_Q_LEN = 2**20, 2**20
 #: What `leanbench tune` considers, as (chunk_tokens, num_warps, num_stages, ctas_per_sm), by the
@@ -65,7 +66,7 @@ _TUNED_BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     ),
     128: ((32, 4, 3, 1), (16, 8, 2, 1), (16, 8, 3, 1), (16, 4, 3, 2), (16, 4, 2, 2), (32, 4, 2, 1)),
     256: ((16, 4, 3, 1), (16, 4, 2, 1), (16, 8, 1, 1)),
-    512: ((16, 4, 1, 1), (16, 2, 3, 1), (16, 2, 2, 1)),
+    576: ((16, 4, 1, 1), (16, 2, 3, 1), (16, 2, 2, 1)),
 }
 _TUNED_CLUSTERS = (1, 2, 4, 8)
 _TUNED_MIN_TILES = (1, 2, 4)
@@ -96,7 +97,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         return missing()
 
     def refusal(self, problem: AttentionProblem) -> str | None:
-        if problem.value_dim not in HEAD_DIMS:
+        if problem.value_dim not in VALUE_DIMS:
             return (
                 f"lean_cuda does not take v_head_dim {problem.value_dim}: choose a multiple of 8 up"
                 " to 256, or 512"

@@ -18,7 +18,7 @@ from leanbench.kernels.lean.cuda_heuristic import (
     small_chunk,
     widest,
 )
-from leanbench.kernels.lean.cuda_kernel import HEAD_DIMS, LeanCuda, missing
+from leanbench.kernels.lean.cuda_kernel import VALUE_DIMS, LeanCuda, missing
 from leanbench.kernels.lean.cuda_masks import dealt_lengths
 
 from leanbench.compile.nvrtc import compile_cuda
@@ -39,7 +39,7 @@ BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     64: ((64, 4, 3, 1), (32, 8, 2, 1), (32, 8, 3, 1), (32, 4, 3, 2), (32, 4, 2, 2), (32, 4, 2, 3)),
     128: ((32, 4, 3, 1), (16, 8, 3, 1), (16, 8, 2, 1), (16, 4, 3, 2), (16, 4, 2, 2), (16, 4, 2, 3)),
     256: ((16, 4, 3, 1), (16, 4, 2, 1), (16, 8, 1, 1), (16, 4, 1, 2)),
-    512: ((16, 4, 1, 1), (16, 2, 3, 1), (16, 2, 2, 1)),
+    576: ((16, 4, 1, 1), (16, 2, 3, 1), (16, 2, 2, 1)),
 }
 
 
@@ -58,7 +58,7 @@ class EqualSplitsCuda(Kernel[ConfigT]):
         return missing(self.name)
 
     def refusal(self, problem: AttentionProblem) -> str | None:
-        if problem.value_dim not in HEAD_DIMS:
+        if problem.value_dim not in VALUE_DIMS:
             return (
                 f"{self.name} does not take v_head_dim {problem.value_dim}: choose a multiple of 8"
                 " up to 256, or 512"

@@ -96,7 +96,8 @@ def check_latent_launch(call: Call) -> None:
         ValueError: tensor maps cannot have these addresses or steps.
     """
     q, cache = call.q, call.k_cache
-    check_hopper(q)
+    if (reason := device_refusal(q)) is not None:
+        raise UserError(reason)
     steps = [cache.element_size() * step for step in cache.stride()[:2]]
     if any(number % _ALIGNMENT for number in (cache.data_ptr(), *steps)):
         raise ValueError(
@@ -115,14 +116,13 @@ def check_heads(cache: torch.Tensor) -> None:
         )
 
 
-def check_hopper(q: torch.Tensor) -> None:
-    """Raises UserError: the kernel does not run where `q` is."""
+def device_refusal(q: torch.Tensor) -> str | None:
+    """One sentence why the kernel does not run where `q` is, or None."""
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
-        raise UserError(
+        return (
             f"lean_mla_with_kvcache runs on Hopper GPUs, q is on {q.device}: move the tensors there"
         )
-    if (reason := LEAN_MLA.unavailable_reason()) is not None:
-        raise UserError(reason)
+    return LEAN_MLA.unavailable_reason()
 
 
 def check_latent_out(call: Call, out: torch.Tensor) -> None:

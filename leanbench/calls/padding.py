@@ -1,8 +1,9 @@
 """Copies of tensors that no kernel reads as they are, as flash-attn makes them.
 
-Kernels read rows of K and V in pieces of 16 bytes, up to 32 of 8 numbers, or 64. Where a head_dim
-is another number of them or no whole one, or a tensor starts at or steps by none, the copies are
-contiguous and have columns of 0, which change neither the scores nor the output's own columns.
+Kernels read rows of K and V in pieces of 16 bytes, up to 32 of 8 numbers, or 64, and of K 72. Where
+a head_dim is another number of them or no whole one, or a tensor starts at or steps by none, the
+copies are contiguous and have columns of 0, which change neither the scores nor the output's own
+columns.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from leanbench.kernels.launch import misalignment, problem_of
 from leanbench.kernels.lean.cuda_kernel import HEAD_DIMS
 from leanbench.kernels.lean.triton_kernel import LeanTriton
 
-#: The largest head_dim, to which those above the one before it are padded.
-_NEXT_DIM, LARGEST_DIM = HEAD_DIMS[-2:]
+#: The head_dims to which larger ones than this are padded.
+_MOST_DIM, *_WIDE_DIMS = HEAD_DIMS[-3:]
 _PIECE_BYTES = 16
 _TRITON = LeanTriton()
 
@@ -29,7 +30,9 @@ def padded_dim(head_dim: int, cache: torch.Tensor) -> int:
     """
     numbers = _PIECE_BYTES // cache.element_size()
     whole = -(-head_dim // numbers) * numbers
-    return LARGEST_DIM if _NEXT_DIM < whole < LARGEST_DIM else whole
+    if whole <= _MOST_DIM:
+        return whole
+    return next((wide for wide in _WIDE_DIMS if whole <= wide), whole)
 
 
 def needs_padding(inputs: AttentionInputs) -> bool:
@@ -39,7 +42,9 @@ def needs_padding(inputs: AttentionInputs) -> bool:
     for cache in (inputs.k_cache, inputs.v_cache):
         # As `padded_dim`, without a call.
         columns = cache.shape[3]
-        if columns * cache.element_size() % _PIECE_BYTES or _NEXT_DIM < columns < LARGEST_DIM:
+        if columns * cache.element_size() % _PIECE_BYTES:
+            return True
+        if columns > _MOST_DIM and columns not in _WIDE_DIMS:
             return True
     if misalignment(inputs) is None:
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from leanbench.calls.call import Call
 from leanbench.calls.padding import padded_dim
@@ -11,6 +11,7 @@ from leanbench.core.kernel import size_choices
 from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean import LEAN
+from leanbench.kernels.lean.cuda_kernel import VALUE_DIMS
 
 #: Of arguments that are tensors: the axis that each asks for.
 _AXES = {
@@ -43,12 +44,13 @@ def refuse_kinds(call: Call) -> None:
     head_dim = padded_dim(int(call.q.shape[-1]), call.k_cache)
     page_size = 0 if call.block_table is None else int(call.k_cache.shape[1])
     if head_dim and head_dim not in LEAN.head_dims:
-        raise NotImplementedError(_sentence(f"head_dim {call.q.shape[-1]}", _head_dims(head_dim)))
-    if call.v_cache.dim() == 4 and call.v_cache.shape[3] != call.k_cache.shape[3]:
+        fix = _head_dims(head_dim, LEAN.head_dims)
+        raise NotImplementedError(_sentence(f"head_dim {call.q.shape[-1]}", fix))
+    if call.v_cache.dim() == 4:
         value_dim = padded_dim(int(call.v_cache.shape[3]), call.v_cache)
-        if value_dim and value_dim not in LEAN.head_dims:
+        if value_dim and value_dim not in VALUE_DIMS:
             dim = f"a v_cache of head_dim {call.v_cache.shape[3]}"
-            raise NotImplementedError(_sentence(dim, _head_dims(value_dim)))
+            raise NotImplementedError(_sentence(dim, _head_dims(value_dim, VALUE_DIMS)))
     if page_size and page_size not in LEAN.page_sizes:
         raise NotImplementedError(
             _sentence(
@@ -62,12 +64,11 @@ def refuse_kinds(call: Call) -> None:
         )
 
 
-def _head_dims(given: int) -> str:
+def _head_dims(given: int, taken: Sequence[int]) -> str:
     """What to choose in place of one."""
-    most = max(LEAN.head_dims)
-    if given > most:
-        return f"choose {most} at most, or lean_mla_with_kvcache for a latent cache of 576"
-    return f"choose {size_choices(LEAN.head_dims)}"
+    if given > max(taken):
+        return f"choose {max(taken)} at most, or lean_mla_with_kvcache for a latent cache of 576"
+    return f"choose {size_choices(taken)}"
 
 
 def refuse_problem(problem: AttentionProblem) -> None:

@@ -33,7 +33,7 @@ class Family:
 
 def draw_family(draw: random.Random) -> Family:
     """A family with any kinds, each on in one of four."""
-    head_dim = draw.choice((*HEAD_DIMS, *HEAD_DIMS, 8 * draw.randint(1, 32), 512))
+    head_dim = draw.choice((*HEAD_DIMS, *HEAD_DIMS, 8 * draw.randint(1, 32), 512, 576))
     group_size = draw.choice(GROUP_SIZES)
     most = min(_MOST_QUERIES, _MOST_ROWS // group_size)
     q_len = draw.choice((1, 1, draw.randint(2, min(16, most)), draw.randint(2, most)))
@@ -57,7 +57,7 @@ def draw_family(draw: random.Random) -> Family:
     elif "append" in kinds and head_dim >= 16 and draw.random() < 0.5:
         fields["rotary_dim"] = 16 * draw.randint(1, head_dim // 16)
         fields["rotary_interleaved"] = draw.random() < 0.5
-    if draw.random() < 0.1:
+    if draw.random() < 0.1 or head_dim > 512:
         fields["v_head_dim"] = 8 * draw.randint(1, 32)
     dtype = draw.choice(DTYPES)
     if fields.get("q_dtype", SAME) != SAME:

@@ -167,11 +167,15 @@ def test_an_fp8_cache_is_padded_to_a_multiple_of_16(prepared_for):
 
 
 @pytest.mark.parametrize(
-    ("k_dim", "v_dim"), [(264, 264), (320, 256), (64, 264), (504, 512), (323, 64), (192, 381)]
+    ("k_dim", "v_dim"),
+    [
+        *((264, 264), (320, 256), (64, 264), (504, 512), (323, 64), (192, 381)),
+        *((576, 512), (513, 128), (570, 300)),
+    ],
 )
 @pytest.mark.parametrize("kinds", [{}, {"append": 2, "rotary_dim": 32}, {"kv_dtype": "e4m3"}])
-def test_head_dims_above_256_are_padded_to_512(kinds, k_dim, v_dim, prepared_for):
-    inputs = make_inputs(replace(PLAIN, head_dim=512, **kinds), "cpu")
+def test_head_dims_above_256_are_padded(kinds, k_dim, v_dim, prepared_for):
+    inputs = make_inputs(replace(PLAIN, head_dim=576, v_head_dim=512, **kinds), "cpu")
     inputs = cut(cut(inputs, slice(k_dim), K_SIDE), slice(v_dim), V_SIDE)
     for _ in range(2):
         expected = appended(inputs) if "append" in kinds else None
@@ -184,14 +188,22 @@ def test_head_dims_above_256_are_padded_to_512(kinds, k_dim, v_dim, prepared_for
             assert not torch.equal(bits(inputs.k_cache), bits(expected[0]))
     (own,) = prepared_for
     dims = (own.k_cache.shape[-1], own.v_cache.shape[-1])
-    assert dims == tuple(512 if dim > 256 else dim for dim in (k_dim, v_dim))
+    assert dims == tuple(
+        dim if dim <= 256 else 512 if dim <= 512 else 576 for dim in (k_dim, v_dim)
+    )
 
 
-def test_a_head_dim_above_512_is_refused():
-    q, k, v = (torch.zeros(1, 40, 2, dim).half() for dim in (64, 64, 520))
-    with pytest.raises(
-        NotImplementedError, match="a v_cache of head_dim 520 yet: choose 512 at most"
-    ):
+@pytest.mark.parametrize(
+    ("k_dim", "v_dim", "sentence"),
+    [
+        (64, 520, "a v_cache of head_dim 520 yet: choose 512 at most"),
+        (576, 576, "a v_cache of head_dim 576 yet: choose 512 at most"),
+        (577, 64, "head_dim 577 yet: choose 576 at most"),
+    ],
+)
+def test_larger_head_dims_are_refused(k_dim, v_dim, sentence):
+    q, k, v = (torch.zeros(1, 40, 2, dim).half() for dim in (k_dim, k_dim, v_dim))
+    with pytest.raises(NotImplementedError, match=sentence):
         lean_attn_with_kvcache(q, k, v)
 
 

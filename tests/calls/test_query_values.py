@@ -202,21 +202,33 @@ def test_query_tokens_that_see_few_tokens_are_sequences_together(latent, monkeyp
         {"softcap": 15.0},
         {"sinks": torch.linspace(-1, 3, 4)},
         {"alibi_slopes": torch.linspace(0.1, 0.4, 4)},
+        {"softmax_scale": -0.1},
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_scores_of_other_kinds_beside_fewer_columns(options):
-    k, v = rand(2, ROOM, 2, 64), rand(2, ROOM, 2, 256)
-    q, qv = rand(2, 3, 4, 64), rand(2, 3, 4, 256)
-    inputs = plain_form(q, k, v, qv, causal=True, **options)
+@pytest.mark.parametrize("v_dim", [256, 512])
+def test_scores_of_other_kinds(options, v_dim, latent):
+    k, v = rand(2, ROOM, 2, 64), rand(2, ROOM, 2, v_dim)
+    q, qv = rand(2, 3, 4, 64), rand(2, 3, 4, v_dim)
+    fields = {name: own for name, own in options.items() if name != "softmax_scale"}
+    inputs = plain_form(q, k, v, qv, options.get("softmax_scale"), causal=True, **fields)
     results = lean_attn_with_kvcache(
         q, k, v, qv=qv, causal=True, return_softmax_lse=True, **options
     )
     assert_form(inputs, results)
-    k, v, qv = k, rand(2, ROOM, 2, 512), rand(2, 3, 4, 512)
-    name = next(iter(options))
-    with pytest.raises(NotImplementedError, match=rf"{name} beside qv of 512 columns: leave one"):
-        lean_attn_with_kvcache(q, k, v, qv=qv, **options)
+    # The kernel of latent caches has none of them.
+    assert latent == []
+
+
+def test_columns_of_a_latent_cache_where_its_kernel_does_not_run(latent, prepared_for, monkeypatch):
+    monkeypatch.setattr(query_values, "device_refusal", lambda q: "it runs on Hopper GPUs")
+    k, v = rand(2, ROOM, 1, 64), rand(2, ROOM, 1, 512)
+    q, qv = rand(2, 3, 4, 64), rand(2, 3, 4, 512)
+    inputs = plain_form(q, k, v, qv, causal=True)
+    results = lean_attn_with_kvcache(q, k, v, qv=qv, causal=True, return_softmax_lse=True)
+    assert_form(inputs, results)
+    assert latent == []
+    assert prepared_for[0].k_cache.shape[-1] == 576
 
 
 def test_outputs_and_views_that_are_not_aligned_are_copied():
@@ -323,7 +335,7 @@ def calls_refused() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
             },
             NotImplementedError,
             "lean_attn_with_kvcache does not support qv with head_dims 128 of q and 512 of v_cache:"
-            " choose 64 and 512, or at most 512 together",
+            " choose at most 576 together",
         ),
         "fp8": (
             {
@@ -335,22 +347,16 @@ def calls_refused() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
             "lean_attn_with_kvcache does not support qv with fp8 caches: pass the latent cache"
             " whole to lean_mla_with_kvcache",
         ),
-        "batch_invariant": (
-            {**call, "batch_invariant": True},
-            NotImplementedError,
-            "lean_attn_with_kvcache does not support batch_invariant beside qv of 512 columns:"
-            " leave one of them out",
-        ),
         "a gradient": (
             {**call, "qv": call["qv"].clone().requires_grad_()},
             NotImplementedError,
             "lean_attn_with_kvcache is for inference and has no gradient, but a tensor of the call"
             " requires one: call it under torch.no_grad()",
         ),
-        "a scale of 0": (
-            {**call, "softmax_scale": 0.0},
+        "a scale of no number": (
+            {**call, "softmax_scale": math.inf},
             ValueError,
-            "softmax_scale is 0.0: pass a number above 0 beside qv of 512 columns",
+            "softmax_scale is inf: expected a finite number, or None for head_dim ** -0.5",
         ),
         "no room": (
             {**call, "cache_seqlens": ROOM},

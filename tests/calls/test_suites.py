@@ -125,6 +125,28 @@ def flash_attn_3(draw: random.Random) -> Iterator[Arguments]:
         yield call
 
 
+def triton_decode(draw: random.Random) -> Iterator[Arguments]:
+    """vLLM's tests/kernels/attention/test_triton_decode_attention.py, and SGLang's
+    test_triton_attention_kernels.py, which has the last line.
+    """
+    sizes = (
+        *(((32, kv), d, v_dim) for kv in (8, 32) for d in (128, 192, 576) for v_dim in (128, 512)),
+        *(((4, 2), 80, 80), ((4, 4), 13, 13), ((16, 1), 64, 64), ((64, 1), 13, 13)),
+        *(((128, 1), 80, 80), ((128, 2), 512, 512), ((128, 1), 576, 512)),
+    )
+    for ((q_heads, kv_heads), d, v_dim), batch, page in combinations(
+        draw, sizes, (2, 3, 5), (1, 16)
+    ):
+        yield {
+            "q": meta(batch, 1, q_heads, d, dtype=torch.bfloat16),
+            "k_cache": meta(16_384 // page, page, kv_heads, d, dtype=torch.bfloat16),
+            "v_cache": meta(16_384 // page, page, kv_heads, v_dim, dtype=torch.bfloat16),
+            "cache_seqlens": int32(batch),
+            "block_table": int32(batch, -(-1027 // page)),
+            "softmax_scale": d**-0.5,
+        }
+
+
 def vllm(draw: random.Random) -> Iterator[Arguments]:
     """tests/kernels/attention/test_flash_attn.py, packed queries and single ones."""
     for heads, d, page, window, dtype, cap, queries, fp8, out in combinations(
@@ -246,14 +268,14 @@ class Launched:
         pass
 
 
-@pytest.mark.parametrize("suite", [flash_attn_2, flash_attn_3, vllm, flashinfer])
+@pytest.mark.parametrize("suite", [flash_attn_2, flash_attn_3, vllm, triton_decode, flashinfer])
 def test_no_call_of_the_libraries_suites_is_refused(suite, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(LEAN, "relaunch", lambda inputs, config: Launched())
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
     monkeypatch.setattr(prepared, "check_latent_launch", lambda call: None)
     monkeypatch.setattr(prepared, "relaunch_latent", lambda inputs: Launched())
-    monkeypatch.setattr(query_values, "check_hopper", lambda q: None)
+    monkeypatch.setattr(query_values, "device_refusal", lambda q: None)
     refused: Counter[str] = Counter()
     for arguments in islice(suite(random.Random(0)), CALLS):
         try:

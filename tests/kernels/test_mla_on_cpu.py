@@ -325,7 +325,7 @@ def test_a_query_beyond_the_range_of_fp16(cpu):
 
 @pytest.mark.parametrize("scale", [1e-7, 1e-30])
 def test_a_query_of_zeros_beside_a_scale_near_0(cpu, scale):
-    """All scores are 0, those of tokens that are hidden -inf: of a unit of the row that is 0, NaN."""
+    """Scores of tokens that are hidden are -inf: times a unit of the row that is 0, NaN."""
     inputs = make_inputs(replace(CASES["e4m3"].problem, context=100), "cpu", seed=1)
     assert inputs.k_descale is not None
     inputs.k_descale.fill_(scale)
