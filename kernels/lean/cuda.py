@@ -46,6 +46,7 @@ from leanbench.kernels.lean.cuda_params import (
 from leanbench.kernels.lean.cuda_schedule import (
     END_TILES,
     even_splits,
+    has_whole_tiles,
     most_fixed_runs,
     rereads_memory,
     split_limits,
@@ -379,7 +380,8 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
         range_bytes = build.partial_bytes * (1 if even else build.range_partials)
         # The workspace holds the partials of each work range.
         work_ranges = min(work_ranges, WORKSPACE_BYTES // range_bytes)
-        if clusters:
+        whole = aligned and has_whole_tiles(config, output_tiles, real_tiles, slots)
+        if clusters or whole:
             # Each has a whole output tile and waits for no other: they need not run at once.
             work_ranges, range_bytes = output_tiles, 0
         in_step = aligned and (rereads or many_rows) and build.q_len == 0

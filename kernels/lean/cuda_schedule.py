@@ -79,6 +79,14 @@ def few_idle(used: int, slots: int) -> bool:
     return 8 * used >= 7 * slots
 
 
+def has_whole_tiles(config: LeanCudaConfig, output_tiles: int, lean_tiles: int, slots: int) -> bool:
+    """Whether each of more output tiles than `slots` is a work range of its own: ranges that begin
+    when others end even out what SMs of different speed read.
+    """
+    wanted = config.align_grid and config.min_tiles_per_cta == lean_tiles > 1
+    return wanted and not config.of_warpgroups and output_tiles > slots
+
+
 def whole_ranges(work_ranges: int, output_tiles: int) -> int:
     """Work ranges, at most `work_ranges`, of a whole number of output tiles each, or nearly: where
     there are more output tiles than ranges, those that share K and V are then in step.
@@ -154,5 +162,7 @@ def cuda_schedule(
             tiles, launched, min_tiles, END_TILES, *limits, packs=build.packs
         )
     else:
+        if has_whole_tiles(config, tiles.output_tiles, max(tiles.lean_tiles), most):
+            most = tiles.output_tiles
         schedule = stream_k(tiles, most, min_tiles, config.align_grid)
     return replace(schedule, cluster_size=build.cluster)

@@ -26,6 +26,7 @@ from leanbench.kernels.lean.cuda_schedule import (
     END_TILES,
     cuda_schedule,
     fixed_run_tokens,
+    has_whole_tiles,
     most_fixed_runs,
     split_limits,
 )
@@ -105,6 +106,8 @@ def walked(
         ranges = min(output_tiles * most_tiles, slots)
     else:
         aligned = config.align_grid and not build.ragged
+        if aligned and has_whole_tiles(config, output_tiles, most_tiles, slots):
+            slots = output_tiles
         ranges = stream_k_grid(
             output_tiles * most_tiles,
             slots,
@@ -254,14 +257,17 @@ def test_a_window_is_dealt_as_a_short_context(page_size: int | None) -> None:
 @pytest.mark.parametrize("context", [1, 245, 4096, 65_536])
 @pytest.mark.parametrize("batch", [1, 5, 40])
 @pytest.mark.parametrize("align_grid", [False, True])
+@pytest.mark.parametrize("min_tiles", [1, 32])
 def test_lengths_that_the_host_knows(
-    deal: Deal, align_grid: bool, batch: int, context: int
+    deal: Deal, min_tiles: int, align_grid: bool, batch: int, context: int
 ) -> None:
-    problem, config = (
-        AttentionProblem(batch, 8, 8, context, 64),
-        replace(ONE_ROW, align_grid=align_grid),
-    )
-    assert deal(problem, config) == played(problem, config)
+    problem = AttentionProblem(batch, 8, 8, context, 64)
+    config = replace(ONE_ROW, align_grid=align_grid, min_tiles_per_cta=min_tiles)
+    parts = deal(problem, config)
+    assert parts == played(problem, config)
+    # More output tiles than an H200 holds CTAs, each a CTA's own.
+    if (batch, min_tiles, align_grid, context) == (40, 32, True, 4096):
+        assert {part[:2] for part in parts} == {(319 - tile, tile) for tile in range(320)}
 
 
 def test_a_sequence_with_rows_for_one_of_two_warpgroups_has_longer_lean_tiles(tmp_path) -> None:
