@@ -30,6 +30,10 @@ END_TILES = 1
 #: docs/performance-log.md, entry 36.
 _LONGEST_STEPS = 0
 _LONGEST_STEPS_OF_CLUSTERS = 31
+#: The same of partials of so many numbers, whose end takes a CTA 2 us: one that crosses has two.
+#: With 8 query heads to a KV head and more at head_dim 128 (entry 65).
+_LONGEST_STEPS_OF_LARGE_PARTIALS = 8
+_LARGE_PARTIAL = 1024
 #: What a CTA of a cluster reads while a merge through memory goes on, about a microsecond (H200).
 _MERGE_BYTES = 70e3
 #: Bytes of K and V that the L2 holds for row tiles that are not in step; an H200's has 50 MB.
@@ -59,7 +63,9 @@ def split_limits(build: CudaBuild, tile_tokens: int, rereads: bool = False) -> t
         ]
     tile_bytes = 2 * build.kv_bytes * tile_tokens * build.head_dim
     in_step = build.cluster > 1 or rereads
-    steps = _LONGEST_STEPS_OF_CLUSTERS if in_step else _LONGEST_STEPS
+    large = build.q_len > 0 and build.row_count * build.v_head_dim >= _LARGE_PARTIAL
+    others = _LONGEST_STEPS_OF_LARGE_PARTIALS if large else _LONGEST_STEPS
+    steps = _LONGEST_STEPS_OF_CLUSTERS if in_step else others
     return steps, int(build.cluster * _MERGE_BYTES // tile_bytes)
 
 

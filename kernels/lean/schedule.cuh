@@ -520,8 +520,17 @@ struct WorkRange {
       enough = fitting != 0;
       whole = lengths.most <= shortest + p.merge_tiles;
     } else if (!whole) {
-      count = lengths.splits(p, lane, share) * Lengths::heads(p);
-      enough = count <= ranges;
+      // The same, one after the other: there are few, and batches may be large.
+      int candidate = 0;
+#pragma unroll 1
+      for (int step = 0; step <= p.longest_steps && !enough; step++) {
+        shortest = share + (share >> 4) * step + ((share & 15) * step + 15 >> 4);
+        if (shortest == candidate) continue;
+        candidate = shortest;
+        count = lengths.splits(p, lane, candidate) * Lengths::heads(p);
+        enough = count <= ranges;
+      }
+      whole = enough && lengths.most <= shortest + p.merge_tiles;
     }
     if (!whole && !enough) return 0;
     used = whole ? output_tiles : count;

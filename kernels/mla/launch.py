@@ -27,6 +27,8 @@ _PARTIALS_TILES = 5
 _END_TILES = 1
 #: What a merge takes, likewise.
 _MERGE_TILES = 4
+#: Sixteenths by which a split may be longer than the mean work range, of pairs of CTAs.
+_LONGEST_STEPS = 31
 
 
 class MlaRelaunch(CudaRelaunch):
@@ -96,7 +98,8 @@ def _deal(
     params.tile_shift = TILE.bit_length() - 1
     params.by_heads = Divisor.of(per_sequence)
     params.share, params.longer = divmod(total, work_ranges)
-    params.longest_steps, params.merge_tiles = 31, _MERGE_TILES
+    params.longest_steps = _LONGEST_STEPS if build.cluster > 1 else 0
+    params.merge_tiles = _MERGE_TILES
     params.end_tiles = end_tiles
     params.min_tiles_per_range = config.min_tiles_per_cta
     params.by_tiles = Divisor.of(tiles)
