@@ -44,9 +44,9 @@ _BLOCK_ROWS = HEAD_PAIR_ROWS // 2
 #: In 8 bits: query heads of each, and numbers of its row: 64 bytes, which take as long to copy as
 #: 128.
 _PAIRED_GROUP, _PAIRED_HEAD_DIM = 8, 64
-#: In 16 bits: of two rows, neither of which is whole lines of the L2, both may have so many numbers
-#: that query rows stay in registers.
-_LINE_NUMBERS, _MOST_PAIRED_NUMBERS = 64, 128
+#: In 16 bits: numbers of a line of the L2, and of a row from which on query rows of a pair do not
+#: stay in registers.
+_LINE_NUMBERS, _WIDE_ROW_NUMBERS = 64, 128
 #: Warps beside those that multiply there: one, which copies, or as many as a warpgroup has, where
 #: lanes copy, and where two warpgroups take registers of others.
 _COPY_WARPS, _COPY_WARPGROUP = 1, 4
@@ -125,9 +125,9 @@ def takes_head_pairs(problem: AttentionProblem) -> bool:
     """
     head_dim = problem.head_dim
     if problem.kv_dtype == SAME:
-        # Rows that share lines of the L2, in steps of whole matrix instructions.
-        rows = head_dim < _MOST_PAIRED_NUMBERS and head_dim % _LINE_NUMBERS > 0
-        sizes = rows and head_dim % 16 == 0 and problem.group_size <= _BLOCK_ROWS
+        # Rows that share lines, in steps of whole matrix instructions.
+        split_lines = head_dim % _LINE_NUMBERS > 0 and head_dim < _WIDE_ROW_NUMBERS
+        sizes = split_lines and head_dim % 16 == 0 and problem.group_size <= _BLOCK_ROWS
     else:
         sizes = head_dim == _PAIRED_HEAD_DIM and problem.group_size == _PAIRED_GROUP
     return (

@@ -182,8 +182,9 @@ def _copied_numbers(problem: AttentionProblem, rows: int) -> int:
     """Numbers of a row of K or V as it is copied, where output tiles have up to `rows`. In 8 bits
     two rows that are copied as one count as a row of 16 bits, of as many bytes.
     """
-    of_16_bits = problem.kv_dtype == SAME
-    return widest(problem) * (_heads_of_row(problem, rows) if of_16_bits else 1)
+    # The rows first: most calls have others and cost the host no further call.
+    two = rows == HEAD_PAIR_ROWS and problem.kv_dtype == SAME and _heads_of_row(problem, rows) == 2
+    return (2 if two else 1) * max(problem.head_dim, problem.value_dim)
 
 
 def copy_of(problem: AttentionProblem, gpu: GpuSpec, rows: int = TILE_ROWS[0]) -> str:
