@@ -132,8 +132,6 @@ _STAGE_BYTES, _STAGE_BYTES_OF_WARPGROUP = 64 * 1024, 32 * 1024
 _MIN_BYTES_FOR_HEAD_PAIRS = 30_000_000
 _LARGEST_CLUSTER_OF_HEAD_PAIRS = 2
 _MANY_HEAD_PAIRS = 0.9
-#: Numbers of two rows of 16 bits up to which two CTAs of two stages each share an SM.
-_MOST_NUMBERS_OF_SHARED_SMS = 192
 #: LeanTiles of an output tile that is not split where there are many of them. [families]
 _SHORT_TILES = 5
 #: The same of up to 64 columns where one output tile has no more than five SMs: 3 and 6% less at 32
@@ -384,6 +382,23 @@ def _hopper_build(
     return (64, 4, 3) if problem.max_context % 64 == 0 else (32, 8, 2)
 
 
+def _wide_pair_build(
+    problem: AttentionProblem, rows: int, output_tiles: int, cluster: int, gpu: GpuSpec
+) -> tuple[int, int, int, int] | None:
+    """Chunk, warps, stages and CTAs of an SM for two rows of 16 bits that are copied as one of more
+    than 128 numbers; None for others. With many output tiles two CTAs share an SM, if they fit:
+    else one has a third stage.
+    """
+    if _copied_numbers(problem, rows) <= 128 or _heads_of_row(problem, rows) == 1:
+        return None
+    if cluster == 1 and output_tiles >= _MANY_HEAD_PAIRS * gpu.sms:
+        two = small_chunk(problem, rows), 4, 2, 2
+        config = cuda_config(*two, cluster, rows, copy_of(problem, gpu, rows), 1, align_grid=False)
+        if CudaBuild.of(problem, config).fits(gpu):
+            return two
+    return (*_hopper_build(problem, rows, output_tiles, cluster), 1)
+
+
 def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
     """Whether many query rows share a KV head, in a problem that many_rows.cu takes."""
     few_tiles = problem.lengths_on == "host" and problem.batch * problem.kv_heads <= gpu.sms
@@ -485,9 +500,9 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     if output_tiles >= gpu.sms:
         # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
         stages = 2 if _copied_numbers(problem, rows) <= 64 else 3
-        config = cuda_config(
-            small_chunk(problem, rows), 4, stages, 2, 1, rows, copy_of(problem, gpu, rows), 1, True
-        )
+        build = _wide_pair_build(problem, rows, output_tiles, 1, gpu)
+        build = build or (small_chunk(problem, rows), 4, stages, 2)
+        config = cuda_config(*build, 1, rows, copy_of(problem, gpu, rows), 1, True)
     elif gpu.compute_capability < HOPPER:
         few_rows = rows <= 16 and widest(problem) <= 128
         chunk = (64 if widest(problem) <= 64 else 32) if few_rows else _LEAST_CHUNK
@@ -544,11 +559,8 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     many = _MANY_OUTPUT_TILES_IN_8_BITS if in_8_bits else _MANY_OUTPUT_TILES
     chunk, warps, stages, ctas_per_sm = 2 * _LEAST_CHUNK, 4, 2, 1
     numbers = _copied_numbers(problem, rows)
-    if pairs and numbers > 128:
-        chunk, warps, stages = _hopper_build(problem, rows, output_tiles, cluster)
-        many_tiles = cluster == 1 and output_tiles >= _MANY_HEAD_PAIRS * gpu.sms
-        if many_tiles and numbers <= _MOST_NUMBERS_OF_SHARED_SMS:
-            stages, ctas_per_sm = 2, 2
+    if build := _wide_pair_build(problem, rows, output_tiles, cluster, gpu):
+        chunk, warps, stages, ctas_per_sm = build
     elif widest(problem) > 128:
         chunk, stages = _LEAST_CHUNK, 3
         few_rows = rows == TILE_ROWS[0] and not in_8_bits

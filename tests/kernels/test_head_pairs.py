@@ -268,6 +268,9 @@ ON_DEVICE: dict[str, Any] = {"lengths_on": "device"}
         (32, {"head_dim": 48, **ON_DEVICE}, (16, 4, 2, 2, 1, 16), "bulk"),
         (32, {"head_dim": 32, **ON_DEVICE}, (32, 4, 2, 2, 1, 16), "bulk"),
         (32, {"kv_heads": 8, **ON_DEVICE}, (16, 4, 2, 2, 1, 16), "bulk"),
+        # Two CTAs do not fit, one has three stages.
+        (32, {"kv_heads": 4, **ON_DEVICE}, (16, 4, 3, 1, 1, 16), "bulk"),
+        (32, {"head_dim": 112}, (16, 4, 3, 1, 1, 16), "bulk"),
         (8, ON_DEVICE, (16, 4, 2, 2, 1, 16), "bulk"),
         (7, ON_DEVICE, (16, 4, 3, 1, 1, 16), "bulk"),
         (1, {"kv_heads": 8, **ON_DEVICE}, (16, 4, 3, 1, 2, 16), "bulk"),
