@@ -44,7 +44,8 @@ struct Query {
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int j = 0; j < 2; j++)
-        slopes[rows][j] = __ldg(of_heads + (row_offset + rows * 8 + lane % 4 * 2 + j) % GROUP_SIZE);
+        slopes[rows][j] =
+            __ldg(of_heads + (row_offset + rows * BLOCK_ROWS + lane % 4 * 2 + j) % GROUP_SIZE);
   }
 
   // As operands have them, but for `divide_row`.
@@ -71,8 +72,8 @@ struct Query {
   __device__ __forceinline__ void load(const Params &p, const Position &part, int lane) {
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
-      const int within = rows * 8 + lane / 4, row = row_offset + within;
-      const bool valid = row < all_rows && within < ROW_COUNT;
+      const int within = rows * BLOCK_ROWS + lane / 4, row = row_offset + within;
+      const bool valid = row < all_rows && within < ROW_COUNT && in_block(lane / 4);
       const QNumber *at = row_of(p, row) + lane % 4 * LANE_STEP;
 #pragma unroll
       for (int step = 0; step < K_STEPS; step++)
@@ -323,13 +324,13 @@ struct State {
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        const int row = rows * 8 + pair + j;
+        const int row = rows * BLOCK_ROWS + pair + j;
         const float scale = rows < HEAD_BLOCKS ? v_scale : second_v_scale;
         float sum = l[rows][j];
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-        if (lane < 4) logs[warp * ROWS + row] = make_float2(m[rows][j], sum);
-        if (row < ROW_COUNT)
+        if (lane < 4 && in_block(pair + j)) logs[warp * ROWS + row] = make_float2(m[rows][j], sum);
+        if (row < ROW_COUNT && in_block(pair + j))
 #pragma unroll
           for (int step = 0; step < V_STEPS; step++) {
             float *to = scratch + warp * SCRATCH_WARP + row * SCRATCH_ROW + step * 16 +
@@ -422,7 +423,7 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
 
 // The query token of the lane's row `j` of a block, and a token of the lane in the chunk.
 __device__ __forceinline__ int query_of(const Query &query, int rows, int j, int lane) {
-  return (query.row_offset + rows * 8 + lane % 4 * 2 + j) / GROUP_SIZE;
+  return (query.row_offset + rows * BLOCK_ROWS + lane % 4 * 2 + j) / GROUP_SIZE;
 }
 
 // Soft cap: scores are 2 log2(e) / softcap times what they are to be, so that 2^s is e^2x of

@@ -39,9 +39,9 @@
 //   PAGE_SCALES    1: each page of K and of V has a scale (KV_DTYPE and PAGE are not 0)
 //   PEERS          GPUs that share each sequence's tokens and merge their partials, 0: this one alone
 //   HEADS_OF_ROW   KV heads whose rows of a token are copied as one, side by side in a token-major
-//                  cache: 1, or 2, which are one of the launch with both heads' query heads, 8 of
-//                  each (GROUP_SIZE and ROWS are 16, Q_LEN 1, KV_DTYPE is not 0; APPEND,
-//                  PAGE_SCALES and PEERS are 0)
+//                  cache: 1, or 2, which are one of the launch with both heads' query heads, up to 8
+//                  of each (GROUP_SIZE counts both heads', ROWS is 16, Q_LEN 1; APPEND, PAGE_SCALES
+//                  and PEERS are 0)
 //   MAX_EVENTS     timeline events of a CTA that are recorded, 0: none
 //   PARAMS_BYTES   size of Params as the host has it
 #pragma once
@@ -52,9 +52,9 @@ typedef long long i64;
 
 constexpr int KV_BYTES = KV_DTYPE == 0 ? 2 : 1;  // of a number of K or V
 // Whether a row of K or V that fills no whole columns is one copy, and lies in shared memory as in
-// the cache.
-constexpr bool WHOLE_ROWS = BULK && KV_DTYPE == 0 && HEAD_DIM == V_HEAD_DIM && HEAD_DIM > 64 &&
-                            HEAD_DIM % 64 > 0 && HEAD_DIM % 16 == 0;
+// the cache. Not of two KV heads: up to eight rows would meet at a bank.
+constexpr bool WHOLE_ROWS = BULK && KV_DTYPE == 0 && HEADS_OF_ROW == 1 && HEAD_DIM == V_HEAD_DIM &&
+                            HEAD_DIM > 64 && HEAD_DIM % 64 > 0 && HEAD_DIM % 16 == 0;
 // Other rows lie in columns of 128 bytes; those of 64 numbers in 8 bits in one of 64.
 constexpr int COLUMN_BYTES =
     WHOLE_ROWS ? 2 * HEAD_DIM
@@ -75,10 +75,13 @@ constexpr bool BF16_OPERANDS = BF16 && KV_DTYPE == 0;
 constexpr bool DIVIDED_QUERY = BF16 && KV_DTYPE != 0 && Q_DTYPE == 0;
 constexpr int ROW_BLOCKS = ROWS / 8;
 constexpr int HEAD_BLOCKS = ROW_BLOCKS / HEADS_OF_ROW;  // of a KV head
+// Rows of a block, which matrix instructions pad to 8: fewer where each of two KV heads has a block
+// for a group of fewer query heads.
+constexpr int BLOCK_ROWS = HEADS_OF_ROW > 1 ? GROUP_SIZE / HEADS_OF_ROW : 8;
 static_assert(HEADS_OF_ROW == 1 ||
-                  (HEADS_OF_ROW == 2 && GROUP_SIZE == 16 && ROWS == 16 && Q_LEN == 1 &&
-                   KV_DTYPE != 0 && HEAD_DIM % 32 == 0 && V_HEAD_DIM % 32 == 0 && !APPEND &&
-                   !PAGE_SCALES && !PEERS),
+                  (HEADS_OF_ROW == 2 && GROUP_SIZE % 2 == 0 && GROUP_SIZE <= 16 && ROWS == 16 &&
+                   Q_LEN == 1 && HEAD_DIM * KV_BYTES % 32 == 0 && V_HEAD_DIM * KV_BYTES % 32 == 0 &&
+                   !APPEND && !PAGE_SCALES && !PEERS),
               "Not made for these heads");
 constexpr int TOKEN_BLOCKS = CHUNK / 16;
 // Of a KV head, and its output tiles.
@@ -86,6 +89,8 @@ constexpr int all_rows(int q_len) { return GROUP_SIZE * (Q_LEN > 0 ? Q_LEN : q_l
 constexpr int row_tiles(int q_len) { return (all_rows(q_len) + ROWS - 1) / ROWS; }
 constexpr bool ONE_ROW_TILE = Q_LEN > 0 && GROUP_SIZE * Q_LEN <= ROWS;
 constexpr int ROW_COUNT = ONE_ROW_TILE ? GROUP_SIZE * Q_LEN : ROWS;
+// Whether one of a block's eight places is of a row of its KV head.
+constexpr bool in_block(int place) { return BLOCK_ROWS == 8 || place < BLOCK_ROWS; }
 constexpr int THREADS = 32 * WARPS;
 constexpr int RANGE_WARPS = WARPS * CLUSTER;       // warps of a work range
 constexpr int V_AT = K_COLUMNS * CHUNK * COLUMN_BYTES;  // V of a chunk, after its K
@@ -111,6 +116,7 @@ constexpr int MOST_QUERY = KV_DTYPE == 0 || (BULK && HEAD_BLOCKS == 1) ? 48 : 47
 constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > MOST_QUERY;
 // Rows of Q pass through shared memory: rotated by all threads, once.
 constexpr bool STAGED_QUERY = SHARED_QUERY || ROTARY_DIM > 0;
+static_assert(!STAGED_QUERY || BLOCK_ROWS == 8, "Rows pass through shared memory in full blocks");
 // Whether output tiles can be packed: short ones are a single warp's each, several at a time.
 constexpr bool PACKS = RAGGED && !RAGGED_Q && !FIXED_RUNS && !EQUAL_SPLITS && !STAGED_QUERY &&
                        !SINKS && !APPEND && CLUSTER == 1 && WARPS > 1 && !PEERS;

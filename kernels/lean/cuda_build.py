@@ -37,10 +37,16 @@ FP8_NUMBERS = (SAME, *FP8_DTYPES)
 _SYSTEM_SHARED_BYTES = 1024
 #: Rows of an output tile that a warpgroup has in many_rows.cu.
 WARPGROUP_ROWS = 64
-#: Rows of an output tile of two KV heads, whose rows of a token are copied as one.
+#: Rows of an output tile of two KV heads, whose rows of a token are copied as one: a block of 8 for
+#: the query heads of each.
 HEAD_PAIR_ROWS = 16
-#: Query heads of each, and numbers of its row: 64 bytes, which take as long to copy as 128.
+_BLOCK_ROWS = HEAD_PAIR_ROWS // 2
+#: In 8 bits: query heads of each, and numbers of its row: 64 bytes, which take as long to copy as
+#: 128.
 _PAIRED_GROUP, _PAIRED_HEAD_DIM = 8, 64
+#: In 16 bits: numbers of a line of the L2, and of a row from which on query rows of a pair do not
+#: stay in registers.
+_LINE_NUMBERS, _WIDE_ROW_NUMBERS = 64, 128
 #: Warps beside those that multiply there: one, which copies, or as many as a warpgroup has, where
 #: lanes copy, and where two warpgroups take registers of others.
 _COPY_WARPS, _COPY_WARPGROUP = 1, 4
@@ -117,12 +123,18 @@ def takes_head_pairs(problem: AttentionProblem) -> bool:
     as one: HEADS_OF_ROW in build.cuh. Not where tokens are appended or pages have scales, which are
     a KV head's each, nor on GPUs that share sequences.
     """
+    head_dim = problem.head_dim
+    if problem.kv_dtype == SAME:
+        # Rows that share lines, in steps of whole matrix instructions.
+        split_lines = head_dim % _LINE_NUMBERS > 0 and head_dim < _WIDE_ROW_NUMBERS
+        sizes = split_lines and head_dim % 16 == 0 and problem.group_size <= _BLOCK_ROWS
+    else:
+        sizes = head_dim == _PAIRED_HEAD_DIM and problem.group_size == _PAIRED_GROUP
     return (
-        problem.kv_dtype != SAME
+        sizes
+        and head_dim == problem.value_dim
         and problem.kv_layout == "NHD"
         and problem.kv_heads % 2 == 0
-        and problem.head_dim == problem.value_dim == _PAIRED_HEAD_DIM
-        and problem.group_size == _PAIRED_GROUP
         and problem.q_len == 1
         and problem.q_lens is None
         and problem.append == 0
@@ -232,15 +244,24 @@ class CudaBuild:
         Raises:
             DoesNotFit: it is not made for these heads.
         """
-        takes = self.group_size == self.rows == 8 and self.q_len == 1 and self.kv_dtype
+        least_group = _BLOCK_ROWS if self.kv_dtype else 1
+        takes = least_group <= self.group_size <= self.rows == _BLOCK_ROWS and self.q_len == 1
+        # Loads of matrix instructions have 32 bytes of a row.
+        whole_loads = (self.head_dim | self.v_head_dim) * self.kv_bytes % 32 == 0
         beyond = self.append or self.page_scales or self.peers
-        if not takes or beyond or (self.head_dim | self.v_head_dim) % 32:
+        if not takes or not whole_loads or beyond:
             raise DoesNotFit(
-                "lean_cuda copies rows of two KV heads as one for fp8 caches without scales of"
-                " pages, one query token, groups of 8 and head_dims of a multiple of 32, appends"
-                " none, and takes one GPU"
+                "lean_cuda copies rows of two KV heads as one for one query token, groups of up to"
+                " 8 and head_dims of a multiple of 16, of fp8 caches for groups of 8 and head_dims"
+                " of a multiple of 32 without scales of pages, appends none, and takes one GPU"
             )
-        return replace(self, heads_of_row=2, group_size=16, rows=16)
+        pair = replace(self, heads_of_row=2, group_size=2 * self.group_size, rows=HEAD_PAIR_ROWS)
+        if pair.shared_query and pair.group_size < pair.rows:
+            raise DoesNotFit(
+                "lean_cuda copies rows of two KV heads as one where query rows stay in registers:"
+                f" not of head_dims {self.head_dim} and {self.v_head_dim}"
+            )
+        return pair
 
     @property
     def cooperative(self) -> bool:
@@ -267,7 +288,8 @@ class CudaBuild:
         numbers = self.head_dim
         of_no_whole_columns = numbers > 64 and numbers % 64 > 0 and numbers % 16 == 0
         is_same = self.v_head_dim == self.head_dim and not self.kv_dtype
-        return bool(self.bulk) and is_same and of_no_whole_columns
+        of_one_head = self.heads_of_row == 1
+        return bool(self.bulk) and is_same and of_one_head and of_no_whole_columns
 
     @property
     def column_bytes(self) -> int:

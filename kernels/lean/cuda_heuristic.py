@@ -125,10 +125,10 @@ _SPLIT_OUTPUT_TILES_OF_PAIRS = (1 / 3, 1 / 2)
 #: up to 2% less than six, two for each of two CTAs 0.6 to 1.1% less than three, four for two
 #: warpgroups 1.9 and 2.9% less than six (entry 60).
 _STAGE_BYTES, _STAGE_BYTES_OF_WARPGROUP = 64 * 1024, 32 * 1024
-#: Rows of two KV heads copied as one (entry 62): bytes of K and V from which on they are where
-#: there is no output tile for each SM; CTAs of a cluster at most; output tiles to an SM from which
-#: on two CTAs share one, as far as lengths are not known: 10 to 30% less on ragged batches of 32
-#: and 96.
+#: Rows of two KV heads copied as one, in 8 bits (entry 62): bytes of K and V from which on they are
+#: where there is no output tile for each SM; CTAs of a cluster at most; output tiles to an SM from
+#: which on two CTAs share one, as far as lengths are not known: 10 to 30% less on ragged batches of
+#: 32 and 96. In 16 bits they are predictions.
 _MIN_BYTES_FOR_HEAD_PAIRS = 30_000_000
 _LARGEST_CLUSTER_OF_HEAD_PAIRS = 2
 _MANY_HEAD_PAIRS = 0.9
@@ -171,13 +171,32 @@ def widest(problem: AttentionProblem) -> int:
     return max(problem.head_dim, problem.value_dim)
 
 
-def copy_of(problem: AttentionProblem, gpu: GpuSpec) -> str:
+def _heads_of_row(problem: AttentionProblem, rows: int) -> int:
+    """KV heads of an output tile of up to `rows`: more rows than `rows_of` has are of two."""
+    return 2 if rows > rows_of(problem.group_size, problem.q_len, problem.value_dim) else 1
+
+
+def _copied_numbers(problem: AttentionProblem, rows: int) -> int:
+    """Numbers of a row of K or V as it is copied, where output tiles have up to `rows`. In 8 bits
+    two rows that are copied as one count as a row of 16 bits, of as many bytes.
+    """
+    # The rows first: most calls have others and cost the host no further call.
+    two = rows == HEAD_PAIR_ROWS and problem.kv_dtype == SAME and _heads_of_row(problem, rows) == 2
+    return (2 if two else 1) * max(problem.head_dim, problem.value_dim)
+
+
+def copy_of(problem: AttentionProblem, gpu: GpuSpec, rows: int = TILE_ROWS[0]) -> str:
     """Bulk copies where the GPU has them, unless rows of several KV heads share a line: a bulk copy
-    reads all of it for each.
+    reads all of it for each. Of two rows copied as one there are whole units of DRAM, 64 bytes.
+
+    Args:
+        rows: of an output tile.
     """
     number_bytes = problem.token_bytes // (problem.head_dim + problem.value_dim)
     split_lines = number_bytes * (problem.head_dim | problem.value_dim) % _LINE_BYTES > 0
     shared_lines = problem.kv_layout == "NHD" and problem.kv_heads > 1 and split_lines
+    if shared_lines and problem.kv_dtype == SAME:
+        shared_lines = _heads_of_row(problem, rows) == 1
     if problem.kv_dtype != SAME and problem.token_bytes == _LINE_BYTES:
         # Rows of 64 bytes: bulk copies are faster where these lie apart, by 5% and more, slower
         # where they do not, by 15% [fp8].
@@ -257,16 +276,23 @@ def tile_rows_of(problem: AttentionProblem) -> int:
 
 
 def pairs_heads(problem: AttentionProblem, gpu: GpuSpec, one_length: bool) -> bool:
-    """Whether an output tile has the rows of two KV heads, which are copied as one: a bulk copy
-    takes as long for rows of 64 bytes as for rows of 128. With an output tile for each SM, 14 to
-    36% less; with fewer, 5 to 17% less from 34 MB on, 7 to 22% more below 9 MB, where half as many
-    CTAs have work (entry 62). Before Hopper it was not timed.
+    """Whether an output tile has the rows of two KV heads, which are copied as one. In 8 bits: a
+    bulk copy takes as long for rows of 64 bytes as for rows of 128. With an output tile for each
+    SM, 14 to 36% less; with fewer, 5 to 17% less from 34 MB on, 7 to 22% more below 9 MB, where
+    half as many CTAs have work (entry 62). In 16 bits: rows that share lines are read in whole
+    units of DRAM, by bulk copies; predicted to pay where pairs in 8 bits do. Before Hopper it was
+    not timed.
 
     Args:
         one_length: of all sequences, as the host knows; others are held to be long.
     """
-    # The dtype first: most calls have no other and cost the host no further call.
-    if problem.kv_dtype == SAME or gpu.compute_capability < HOPPER or not takes_head_pairs(problem):
+    # The sizes first: most calls have no others and cost the host no further call.
+    whole_lines = problem.head_dim % (_LINE_BYTES // 2) == 0
+    if (problem.kv_dtype == SAME and whole_lines) or gpu.compute_capability < HOPPER:
+        return False
+    if not takes_head_pairs(problem):
+        return False
+    if problem.kv_dtype == SAME and copy_of(problem, gpu, HEAD_PAIR_ROWS) != "bulk":
         return False
     if problem.batch * problem.kv_heads // 2 >= gpu.sms:
         return True
@@ -275,11 +301,8 @@ def pairs_heads(problem: AttentionProblem, gpu: GpuSpec, one_length: bool) -> bo
 
 
 def _launched_rows(problem: AttentionProblem, rows: int) -> tuple[int, int]:
-    """Rows that an output tile of up to `rows` holds, and all output tiles. Those of more rows than
-    `rows_of` has hold a pair of KV heads each.
-    """
-    most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
-    heads_of_row = 2 if rows > most else 1
+    """Rows that an output tile of up to `rows` holds, and all output tiles."""
+    heads_of_row = _heads_of_row(problem, rows)
     queries = heads_of_row * problem.group_size * problem.q_len
     heads = problem.batch * problem.kv_heads // heads_of_row
     return min(rows, queries), heads * -(-queries // rows)
@@ -324,7 +347,8 @@ def _hopper_build(
     problem: AttentionProblem, rows: int, output_tiles: int, cluster: int
 ) -> tuple[int, int, int]:
     """Chunk, warps and stages of one CTA to an SM."""
-    if widest(problem) > 128:
+    numbers = _copied_numbers(problem, rows)
+    if numbers > 128:
         return _LEAST_CHUNK, 4, 3
     if _wide_in_8_bits(problem, rows):
         # Copies of small pages are smaller.
@@ -332,9 +356,9 @@ def _hopper_build(
     # Many rows to a chunk, where more warps share their softmax; or others that read the same
     # chunk, as timed.
     many_rows = rows > 8 or (cluster == 1 and problem.group_size * problem.q_len > rows)
-    if widest(problem) > 64 and many_rows and cluster <= 2:
+    if numbers > 64 and many_rows and cluster <= 2:
         return _LEAST_CHUNK, 8, 2
-    if widest(problem) > 64:
+    if numbers > 64:
         few_pairs = cluster == 2 and output_tiles < _FEW_TILES
         deep = (
             output_tiles <= 64
@@ -356,6 +380,23 @@ def _hopper_build(
         return 32, 4, 3
     # A sequence that ends within a chunk of 64 takes longer than one that ends within 32.
     return (64, 4, 3) if problem.max_context % 64 == 0 else (32, 8, 2)
+
+
+def _wide_pair_build(
+    problem: AttentionProblem, rows: int, output_tiles: int, cluster: int, gpu: GpuSpec
+) -> tuple[int, int, int, int] | None:
+    """Chunk, warps, stages and CTAs of an SM for two rows of 16 bits that are copied as one of more
+    than 128 numbers; None for others. With many output tiles two CTAs share an SM, if they fit:
+    else one has a third stage.
+    """
+    if _copied_numbers(problem, rows) <= 128 or _heads_of_row(problem, rows) == 1:
+        return None
+    if cluster == 1 and output_tiles >= _MANY_HEAD_PAIRS * gpu.sms:
+        two = small_chunk(problem, rows), 4, 2, 2
+        config = cuda_config(*two, cluster, rows, copy_of(problem, gpu, rows), 1, align_grid=False)
+        if CudaBuild.of(problem, config).fits(gpu):
+            return two
+    return (*_hopper_build(problem, rows, output_tiles, cluster), 1)
 
 
 def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
@@ -458,10 +499,10 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     lean_tiles = -(-problem.max_context // TILE_TOKENS)
     if output_tiles >= gpu.sms:
         # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
-        stages = 2 if widest(problem) <= 64 else 3
-        config = cuda_config(
-            small_chunk(problem, rows), 4, stages, 2, 1, rows, copy_of(problem, gpu), 1, True
-        )
+        stages = 2 if _copied_numbers(problem, rows) <= 64 else 3
+        build = _wide_pair_build(problem, rows, output_tiles, 1, gpu)
+        build = build or (small_chunk(problem, rows), 4, stages, 2)
+        config = cuda_config(*build, 1, rows, copy_of(problem, gpu, rows), 1, True)
     elif gpu.compute_capability < HOPPER:
         few_rows = rows <= 16 and widest(problem) <= 128
         chunk = (64 if widest(problem) <= 64 else 32) if few_rows else _LEAST_CHUNK
@@ -489,7 +530,7 @@ def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     rows = HEAD_PAIR_ROWS if pairs_heads(problem, gpu, True) else most
     chunk = small_chunk(problem, rows)
-    config = cuda_config(chunk, 4, 2, 2, 1, rows, copy_of(problem, gpu), 1, True)
+    config = cuda_config(chunk, 4, 2, 2, 1, rows, copy_of(problem, gpu, rows), 1, True)
     return fitted(config, problem, gpu)
 
 
@@ -517,20 +558,23 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
         cluster = min(cluster, _LARGEST_CLUSTER_OF_HEAD_PAIRS)
     many = _MANY_OUTPUT_TILES_IN_8_BITS if in_8_bits else _MANY_OUTPUT_TILES
     chunk, warps, stages, ctas_per_sm = 2 * _LEAST_CHUNK, 4, 2, 1
-    if widest(problem) > 128:
+    numbers = _copied_numbers(problem, rows)
+    if build := _wide_pair_build(problem, rows, output_tiles, cluster, gpu):
+        chunk, warps, stages, ctas_per_sm = build
+    elif widest(problem) > 128:
         chunk, stages = _LEAST_CHUNK, 3
         few_rows = rows == TILE_ROWS[0] and not in_8_bits
         wide = hopper and widest(problem) > 192 and few_rows
         if wide and output_tiles > _MANY_WIDE_OUTPUT_TILES * gpu.sms:
             stages, ctas_per_sm = 1, 2
     elif cluster > 1:
-        chunk = 64 if widest(problem) <= 64 and rows <= 16 else chunk
-        stages = 3 if rows == TILE_ROWS[0] or widest(problem) <= 64 else 2
+        chunk = 64 if numbers <= 64 and rows <= 16 else chunk
+        stages = 3 if rows == TILE_ROWS[0] or numbers <= 64 else 2
     elif pairs and output_tiles < _MANY_HEAD_PAIRS * gpu.sms:
         chunk, warps, stages = _hopper_build(problem, rows, output_tiles, cluster)
-    elif widest(problem) <= 64:
+    elif numbers <= 64:
         ctas_per_sm = 2
-    elif output_tiles > many * gpu.sms:
+    elif pairs or output_tiles > many * gpu.sms:
         # One CTA reads while the other ends an output tile.
         chunk, ctas_per_sm = small_chunk(problem, rows), 2
     elif _wide_in_8_bits(problem, rows):
@@ -541,7 +585,7 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
         chunk, warps, stages, ctas_per_sm, cluster = build
     if in_8_bits and rows == TILE_ROWS[-1]:
         chunk = _LEAST_CHUNK  # more take more registers than there are
-    copy = copy_of(problem, gpu)
+    copy = copy_of(problem, gpu, rows)
     config = cuda_config(
         chunk, warps, stages, ctas_per_sm, cluster, rows, copy, 1, align_grid=False
     )
@@ -598,8 +642,9 @@ def _hopper_heuristic(
     problem: AttentionProblem, rows: int, output_tiles: int, lean_tiles: int, gpu: GpuSpec
 ) -> LeanCudaConfig:
     """Where there are more SMs than output tiles, which all have the same length."""
-    copy = copy_of(problem, gpu)
-    few_columns = widest(problem) <= 64 and problem.kv_dtype == SAME
+    copy = copy_of(problem, gpu, rows)
+    numbers = _copied_numbers(problem, rows)
+    few_columns = numbers <= 64 and problem.kv_dtype == SAME
     narrow = few_columns and output_tiles > gpu.sms // 5
     short_tiles = _SHORT_TILES_OF_FEW_COLUMNS if narrow else _SHORT_TILES
     if lean_tiles <= short_tiles and output_tiles >= gpu.sms // 6:
@@ -612,7 +657,7 @@ def _hopper_heuristic(
     cluster = _cluster_size(
         output_tiles, row_tiles, lean_tiles, problem.kv_bytes, align_bytes, in_8_bits, gpu
     )
-    two_ctas = cluster == 2 and gpu.sms // output_tiles == 2 and widest(problem) <= 64
+    two_ctas = cluster == 2 and gpu.sms // output_tiles == 2 and numbers <= 64
     # Pairs of KV heads in 8 bits are too much for half of the SMs: see `_cluster_size`.
     head_pairs = rows == HEAD_PAIR_ROWS and takes_head_pairs(problem)
     two_ctas = two_ctas and not head_pairs
@@ -655,5 +700,5 @@ def small_chunk(problem: AttentionProblem, rows: int) -> int:
     """Tokens of a chunk where two CTAs share an SM."""
     # Rows of 160 bytes side by side: 3 to 6% faster in chunks of 32 than of 16 (entry 53).
     side_by_side = problem.kv_layout == "HND" and rows == TILE_ROWS[0]
-    narrow = widest(problem) <= (80 if side_by_side else 64)
+    narrow = _copied_numbers(problem, rows) <= (80 if side_by_side else 64)
     return 32 if narrow or _wide_in_8_bits(problem, rows) else _LEAST_CHUNK

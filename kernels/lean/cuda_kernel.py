@@ -150,7 +150,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
                 continue
             for min_tiles, align_grid in product(_TUNED_MIN_TILES, (True, False)):
                 config = cuda_config(
-                    *build, cluster, rows, copy_of(problem, gpu), min_tiles, align_grid
+                    *build, cluster, rows, copy_of(problem, gpu, rows), min_tiles, align_grid
                 )
                 if CudaBuild.of(problem, config).fits(gpu):
                     space.append(config)

@@ -63,6 +63,8 @@ PROBLEMS = [
     # Rows of two KV heads, copied as one: with an output tile for each SM, or lengths that differ.
     AttentionProblem(34, 64, 8, 300, 64, "bf16", "NHD", kv_dtype="e4m3"),
     AttentionProblem(3, 16, 2, (1, 70, 3000), 64, "fp16", "NHD", page_size=16, kv_dtype="e5m2"),
+    AttentionProblem(9, 32, 32, 300, 80, "fp16", "NHD"),
+    AttentionProblem(3, 8, 4, (1, 70, 3000), 96, "bf16", "NHD", page_size=16),
     # States over the ring, in CTAs of several parts; scales of pages, several for each warp.
     AttentionProblem(
         *(20, 32, 8, 300, 128), q_len=16, page_size=64, kv_dtype="e4m3", page_scales="page-head"

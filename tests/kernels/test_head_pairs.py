@@ -7,7 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lean_on_cpu import launch_on
 from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
+from leanbench.kernels.lean import cuda_driver
 from leanbench.kernels.lean.cuda import build_of
 from leanbench.kernels.lean.cuda_build import CudaBuild, takes_head_pairs
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
@@ -25,6 +27,9 @@ PLAIN = AttentionProblem(8, 64, 8, 16_384, 64, "bf16", "NHD", kv_dtype="e4m3")
 #: Of a few tokens.
 SMALL = AttentionProblem(2, 32, 4, 100, 64, "bf16", "NHD", kv_dtype="e4m3")
 PAIRS = cuda_config(32, 8, 2, 1, 1, 16, "bulk", 1, True)
+#: In 16 bits, rows of 160 bytes.
+PLAIN_16 = AttentionProblem(32, 32, 32, 1000, 80, "fp16", "NHD", page_size=64)
+SMALL_16 = AttentionProblem(2, 4, 4, 100, 80, "bf16", "NHD")
 #: Kinds that it is right with, which tests/kernels/test_head_pairs_on_cpu.py computes.
 TAKEN: dict[str, dict[str, Any]] = {
     "e4m3": {},
@@ -44,6 +49,32 @@ TAKEN: dict[str, dict[str, Any]] = {
     "attention chunk": {"attention_chunk": 32},
     "left padding": {"leftpad": True},
     "rows of the cache": {"batch_idx": True},
+}
+#: Of `SMALL_16`.
+TAKEN_IN_16_BITS: dict[str, dict[str, Any]] = {
+    **{
+        kind: axes
+        for kind, axes in TAKEN.items()
+        if not {"kv_dtype", "q_dtype", "scaled"} & axes.keys()
+    },
+    "groups of 2": {"q_heads": 8},
+    "groups of 3": {"q_heads": 12},
+    "groups of 4": {"q_heads": 16},
+    "groups of 8": {"q_heads": 32},
+    **{f"head_dim {dim}": {"head_dim": dim} for dim in (16, 32, 48, 96, 112)},
+}
+NOT_TAKEN_IN_16_BITS: dict[str, dict[str, Any]] = {
+    "8 bits": {"kv_dtype": "e4m3"},
+    "head-major": {"kv_layout": "HND"},
+    **{f"head_dim {dim}": {"head_dim": dim} for dim in (8, 64, 72, 120, 128, 160, 256)},
+    "V of another head_dim": {"v_head_dim": 96},
+    "groups of 16": {"q_heads": 64},
+    "an odd number of KV heads": {"q_heads": 3, "kv_heads": 3},
+    "two query tokens": {"q_len": 2},
+    "packed queries": {"q_lens": (1, 1)},
+    "appended tokens": {"append": 1},
+    "rotary": {"append": 1, "rotary_dim": 32},
+    "GPUs that share sequences": {"parallel": "cp:2"},
 }
 NOT_TAKEN: dict[str, dict[str, Any]] = {
     "16 bits": {"kv_dtype": "same"},
@@ -74,6 +105,32 @@ def test_calls_that_take_pairs_of_heads(kind: str) -> None:
     # Fewer rows, which is how one head to a row is asked for.
     single = build_of(inputs, replace(config, tile_rows=8))
     assert (single.heads_of_row, single.group_size, single.rows) == (1, 8, 8)
+
+
+@pytest.mark.parametrize("kind", TAKEN_IN_16_BITS)
+def test_calls_in_16_bits_that_take_pairs_of_heads(kind: str) -> None:
+    problem = replace(SMALL_16, **TAKEN_IN_16_BITS[kind])
+    assert takes_head_pairs(problem)
+    config = replace(LEAN.default_config(problem, H200), tile_rows=16)
+    expected, group = CudaBuild.of(problem, config), 2 * problem.group_size
+    assert (expected.heads_of_row, expected.group_size, expected.rows) == (2, group, 16)
+    assert (expected.row_count, expected.row_tiles(1)) == (group, 1)
+    assert expected.column_bytes == 128
+    inputs = make_inputs(problem, "cpu")
+    # Sinks of tensors are fp32.
+    assert replace(build_of(inputs, config), sinks=expected.sinks) == expected
+    single = build_of(inputs, replace(config, tile_rows=8))
+    assert (single.heads_of_row, single.group_size, single.rows) == (1, problem.group_size, 8)
+
+
+@pytest.mark.parametrize("kind", NOT_TAKEN_IN_16_BITS)
+def test_calls_in_16_bits_that_keep_one_head_to_a_row(kind: str) -> None:
+    problem = replace(SMALL_16, **NOT_TAKEN_IN_16_BITS[kind])
+    assert not takes_head_pairs(problem)
+    asked = replace(PAIRS, copy="async")
+    assert CudaBuild.of(problem, asked).heads_of_row == 1
+    if problem.gpus.context == 1:
+        assert build_of(make_inputs(problem, "cpu"), asked) == CudaBuild.of(problem, asked)
 
 
 @pytest.mark.parametrize("kind", NOT_TAKEN)
@@ -128,12 +185,22 @@ def test_builds_of_pairs_refuse_what_they_do_not_take() -> None:
     assert CudaBuild.of(SMALL, single).of_head_pairs() == CudaBuild.of(SMALL, PAIRS)
     for kind in (
         {"q_heads": 16},
-        {"kv_dtype": "same"},
+        {"q_len": 2},
         {"append": 1},
         NOT_TAKEN["scales of pages"],
     ):
         with pytest.raises(DoesNotFit, match="two KV heads"):
             CudaBuild.of(replace(SMALL, **kind), single).of_head_pairs()
+
+
+@pytest.mark.parametrize("axes", [{"head_dim": 72}, {"q_len": 2}, {"head_dim": 144}], ids=str)
+def test_builds_of_pairs_in_16_bits_refuse_what_they_do_not_take(axes: dict[str, Any]) -> None:
+    single = replace(PAIRS, tile_rows=8, chunk_tokens=16)
+    assert CudaBuild.of(SMALL_16, single).of_head_pairs() == CudaBuild.of(
+        SMALL_16, replace(single, tile_rows=16)
+    )
+    with pytest.raises(DoesNotFit, match="two KV heads"):
+        CudaBuild.of(replace(SMALL_16, **axes), single).of_head_pairs()
 
 
 @pytest.mark.parametrize(
@@ -186,16 +253,69 @@ def test_settings(
     assert chosen in LEAN.candidate_configs(problem, H200)
 
 
+ON_DEVICE: dict[str, Any] = {"lengths_on": "device"}
+
+
+@pytest.mark.parametrize(
+    ("batch", "axes", "settings", "copy"),
+    [
+        # Chunk, warps, stages, CTAs of an SM and of a cluster, rows.
+        (32, ON_DEVICE, (16, 4, 2, 2, 1, 16), "bulk"),
+        (32, {}, (16, 4, 2, 2, 1, 16), "bulk"),
+        (32, {"page_size": None, **ON_DEVICE}, (16, 4, 2, 2, 1, 16), "bulk"),
+        (32, {"head_dim": 96, **ON_DEVICE}, (16, 4, 2, 2, 1, 16), "bulk"),
+        (32, {"head_dim": 112, **ON_DEVICE}, (16, 4, 3, 1, 1, 16), "bulk"),
+        (32, {"head_dim": 48, **ON_DEVICE}, (16, 4, 2, 2, 1, 16), "bulk"),
+        (32, {"head_dim": 32, **ON_DEVICE}, (32, 4, 2, 2, 1, 16), "bulk"),
+        (32, {"kv_heads": 8, **ON_DEVICE}, (16, 4, 2, 2, 1, 16), "bulk"),
+        # Two CTAs do not fit, one has three stages.
+        (32, {"kv_heads": 4, **ON_DEVICE}, (16, 4, 3, 1, 1, 16), "bulk"),
+        (32, {"head_dim": 112}, (16, 4, 3, 1, 1, 16), "bulk"),
+        (8, ON_DEVICE, (16, 4, 2, 2, 1, 16), "bulk"),
+        (7, ON_DEVICE, (16, 4, 3, 1, 1, 16), "bulk"),
+        (1, {"kv_heads": 8, **ON_DEVICE}, (16, 4, 3, 1, 2, 16), "bulk"),
+        (8, {"context": 4096}, (16, 4, 3, 1, 1, 16), "bulk"),
+        (4, {"context": 8192}, (16, 4, 3, 1, 2, 16), "bulk"),
+        (1, {"context": 65_536}, (16, 4, 3, 1, 1, 16), "bulk"),
+        (64, {"context": 100}, (16, 4, 2, 2, 1, 16), "bulk"),
+        # Too few bytes, with too few output tiles.
+        (2, {}, (32, 4, 3, 1, 2, 8), "async"),
+        (8, {"context": 100}, (16, 4, 2, 2, 1, 8), "async"),
+        (4, {"window_left": 100, **ON_DEVICE}, (32, 4, 2, 1, 1, 8), "async"),
+        # Pages that bulk copies would cross, and what pairs are not taken with.
+        (32, {"page_size": 8, **ON_DEVICE}, (16, 4, 2, 2, 1, 8), "async"),
+        (32, {"append": 1, **ON_DEVICE}, (16, 4, 2, 2, 1, 8), "async"),
+        (32, {"q_heads": 512, **ON_DEVICE}, (16, 4, 2, 2, 1, 16), "async"),
+        (32, {"kv_layout": "HND", **ON_DEVICE}, (32, 4, 2, 2, 1, 8), "bulk"),
+    ],
+)
+def test_settings_in_16_bits(
+    batch: int, axes: dict[str, Any], settings: tuple[int, ...], copy: str
+) -> None:
+    problem = replace(PLAIN_16, batch=batch, **axes)
+    chosen = LEAN.default_config(problem, H200)
+    build = chosen.chunk_tokens, chosen.num_warps, chosen.num_stages, chosen.ctas_per_sm
+    assert (*build, chosen.cluster_size, chosen.tile_rows) == settings
+    assert chosen.copy == copy
+    assert CudaBuild.of(problem, chosen).fits(H200)
+    pairs = copy == "bulk" and problem.kv_layout == "NHD"
+    assert CudaBuild.of(problem, chosen).heads_of_row == 1 + pairs
+    assert chosen in LEAN.candidate_configs(problem, H200)
+
+
 def test_gpus_before_hopper_keep_one_head_to_a_row() -> None:
     for lengths_on in ("host", "device"):
-        problem = replace(PLAIN, lengths_on=lengths_on)
-        assert LEAN.default_config(problem, find("a100-sxm4-80gb")).tile_rows == 8
+        for plain in (PLAIN, PLAIN_16):
+            problem = replace(plain, lengths_on=lengths_on)
+            assert LEAN.default_config(problem, find("a100-sxm4-80gb")).tile_rows == 8
 
 
 def test_both_ways_are_tuned() -> None:
     space = LEAN.tuning_space(PLAIN, H200)
     assert {config.tile_rows for config in space} == {8, 16}
     assert {config.tile_rows for config in LEAN.tuning_space(replace(PLAIN, append=1), H200)} == {8}
+    space = LEAN.tuning_space(PLAIN_16, H200)
+    assert {(config.tile_rows, config.copy) for config in space} == {(8, "async"), (16, "bulk")}
 
 
 @pytest.mark.parametrize("lengths_on", ["host", "device"])
@@ -208,6 +328,46 @@ def test_a_schedule_of_half_as_many_output_tiles(lengths_on: str) -> None:
     for output_tile in range(32):
         assert sum(count for tile, count in walked if tile == output_tile) == 128
     assert max(tile for tile, _ in walked) == 31
+
+
+def test_a_tensor_map_of_pairs_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes, and strides in bytes, as the driver gets them: a pair is a head of twice as many."""
+    monkeypatch.setattr(cuda_driver, "_map_modes", lambda *_: (0, 0, 0, 0, 0))
+    monkeypatch.setattr(cuda_driver, "_entry_point", lambda *_: None)
+    cache = make_inputs(replace(PLAIN_16, batch=2), "cpu").k_cache
+    build = CudaBuild.of(PLAIN_16, replace(PAIRS, chunk_tokens=16))
+    cache_map = cuda_driver.CacheMap(cache.shape, cache.stride(), build)
+    pages, token_bytes = cache.shape[0], 32 * 160
+    assert list(cache_map._layout) == [160, 64, 16, pages, token_bytes, 320, 64 * token_bytes]
+    # 64 numbers are a column of 128 bytes, of which a pair of rows has two and a half.
+    assert list(cache_map._box) == [64, 16, 1, 1]
+
+
+def test_parameters_of_pairs_in_16_bits() -> None:
+    inputs = make_inputs(replace(PLAIN_16, batch=2), "cpu")
+    launch = launch_on(inputs, replace(PAIRS, chunk_tokens=16), 132)
+    params = launch.params
+    assert params.kv_heads == 16
+    assert params.stride_k_head == params.stride_v_head == 160
+    assert params.stride_k_token == params.stride_v_token == 32 * 80
+    # Of the address, sizes, strides, and boxes of the stand-in for a tensor map.
+    assert list(params.k_map.words[1:9]) == [160, 64, 16, 32, 1, 2560, 160, 64 * 2560]
+    assert list(params.k_map.words[9:12]) == [16, 2, 128]
+    # A CTA for each pair of heads of a sequence and more, whose partials have two rows.
+    assert launch.build.partial_bytes == 8 * 2 * 80
+    assert launch.slots_bytes == launch.grid * launch.build.partial_bytes
+    assert launch.grid == 128
+
+
+@pytest.mark.parametrize(
+    "axes", [{}, {"head_dim": 96}, {"head_dim": 112}, {"kv_heads": 8}], ids=str
+)
+@pytest.mark.parametrize("lengths_on", ["host", "device"])
+def test_builds_in_16_bits_spill_nothing(axes: dict[str, Any], lengths_on: str) -> None:
+    problem = replace(PLAIN_16, lengths_on=lengths_on, **axes)
+    chosen = LEAN.default_config(problem, H200)
+    binary = compile_cuda(CudaBuild.of(problem, chosen).source((9, 0)))
+    assert binary.spilled_registers == 0
 
 
 @pytest.mark.parametrize("context", [8192, 16_384])

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lean_on_cpu import COMPILER, Cpu, Workspace
+import torch
+from depth import deep
+from hostile_inputs import assert_nan_of_kv_head_0
+from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
-from test_lean_on_cpu import Case, attend, on_device
+from test_lean_on_cpu import NOTICED, Case, attend, on_device
 
 from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
-from leanbench.core.inputs import make_inputs
+from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile lean.cu")
@@ -70,6 +73,85 @@ CASES = {
     "eight warps": Case(cuda_config(32, 8, 2, 1, 1, 16, "bulk", 1, True), ((HOST, 9),)),
     "chunks of 64": Case(cuda_config(64, 4, 3, 1, 2, 16, "bulk", 1, True), ((HOST, 9),)),
 }
+NHD: dict[str, Any] = {"kv_layout": "NHD"}
+#: In 16 bits: rows of 160 bytes, with groups of 1, 2 and 4.
+ALONE = on_device((700, 1, 300, 64), "4/4", 80, 768, **NHD)
+GROUPS_OF_2 = replace(ALONE, q_heads=8, dtype="bf16")
+GROUPS_OF_4 = replace(ALONE, q_heads=16)
+ONE_LENGTH = AttentionProblem(2, 4, 4, 515, 80, "bf16", **NHD)
+SHORT_ALONE = on_device((5, 100, 2, 30, 128, 64, 16, 129, 33, 1), "2/2", 80, 512, **NHD)
+DEEP_RING = cuda_config(16, 4, 3, 1, 1, 16, "bulk", 1, False)
+SHARED_SM = cuda_config(16, 4, 2, 2, 1, 16, "bulk", 1, True)
+CLUSTER_OF_2 = cuda_config(16, 4, 3, 1, 2, 16, "bulk", 1, True)
+CASES_IN_16_BITS = {
+    "one length": Case(DEEP_RING, ((ONE_LENGTH, 7), (ONE_LENGTH, 1), (ONE_LENGTH, 40))),
+    "groups of 1": Case(DEEP_RING, ((ALONE, 7), (ALONE, 1), (replace(ALONE, kv_heads=4), 40))),
+    "groups of 2": Case(DEEP_RING, ((GROUPS_OF_2, 7), (replace(GROUPS_OF_2, dtype="fp16"), 1))),
+    "groups of 4": Case(SHARED_SM, ((GROUPS_OF_4, 4), (GROUPS_OF_4, 20))),
+    "groups of 3": Case(SHARED_SM, ((replace(ALONE, q_heads=12), 4),)),
+    "groups of 8": Case(DEEP_RING, ((replace(ALONE, q_heads=32), 7),)),
+    "head_dim 96": Case(DEEP_RING, ((replace(ALONE, head_dim=96), 7),)),
+    "head_dim 112": Case(DEEP_RING, ((replace(GROUPS_OF_2, head_dim=112), 7),)),
+    "head_dim 48": Case(LONE, ((replace(ALONE, head_dim=48), 7),)),
+    "head_dim 32": Case(LONE, ((replace(GROUPS_OF_2, head_dim=32), 7),)),
+    "head_dim 16": Case(LONE, ((replace(ALONE, head_dim=16), 7),)),
+    "chunks of 32": Case(LONE, ((GROUPS_OF_4, 7),)),
+    "pages of 16 in 16 bits": Case(
+        DEEP_RING, ((replace(ALONE, page_size=16), 7), (replace(ONE_LENGTH, page_size=16), 7))
+    ),
+    "pages of 64": Case(SHARED_SM, ((replace(GROUPS_OF_4, page_size=64), 4),)),
+    "pages of 48, chunks of 32": Case(LONE, ((replace(ALONE, page_size=48), 7),)),
+    "clusters in 16 bits": Case(
+        CLUSTER_OF_2, ((GROUPS_OF_4, 12), (GROUPS_OF_4, 22), (ONE_LENGTH, 8))
+    ),
+    "pages in clusters": Case(CLUSTER_OF_2, ((replace(ALONE, page_size=16), 12),)),
+    "16-byte copies in 16 bits": Case(ASYNC, ((ONE_LENGTH, 7), (ALONE, 7))),
+    "pages of 8 in 16 bits": Case(ASYNC, ((replace(GROUPS_OF_2, page_size=8), 7),)),
+    "pages of 1 in 16 bits": Case(ASYNC, ((replace(ALONE, page_size=1), 7),)),
+    "sinks and a soft cap": Case(
+        DEEP_RING,
+        (
+            (replace(GROUPS_OF_4, sinks=True, window_left=130, softcap=2.0), 7),
+            (replace(ALONE, sinks=True, softcap=2.0), 7),
+        ),
+    ),
+    "windows in pages": Case(
+        SHARED_SM,
+        (
+            (replace(ALONE, page_size=64, window_left=200), 4),
+            (replace(GROUPS_OF_2, page_size=16, leftpad=True, window_left=200, sinks=True), 4),
+        ),
+    ),
+    "ALiBi": Case(
+        DEEP_RING, ((replace(ALONE, alibi=True), 7), (replace(GROUPS_OF_4, alibi=True), 7))
+    ),
+    "padding and rows of the cache": Case(
+        DEEP_RING, ((replace(GROUPS_OF_2, leftpad=True, batch_idx=True), 7),)
+    ),
+    "attention chunks in 16 bits": Case(DEEP_RING, ((replace(ALONE, attention_chunk=100), 7),)),
+    "short output tiles in 16 bits": Case(
+        SHARED_SM, ((SHORT_ALONE, 2), (SHORT_ALONE, 1), (replace(SHORT_ALONE, q_heads=8), 2))
+    ),
+}
+#: Those whose parts others have, too.
+DEEP_CASES = (
+    *("groups of 3", "groups of 8", "head_dim 16", "head_dim 48", "pages of 48, chunks of 32"),
+    *("pages in clusters", "pages of 8 in 16 bits", "pages of 1 in 16 bits"),
+    *("padding and rows of the cache", "attention chunks in 16 bits"),
+)
+#: The case that notices a changed line.
+MUTATIONS: list[tuple[str, Mutation]] = [
+    ("groups of 1", ("attend.cuh", "within = rows * BLOCK", "within = (1 - rows) * BLOCK")),
+    ("groups of 2", ("attend.cuh", "int row = rows * BLOCK", "int row = (1 - rows) * BLOCK")),
+    ("groups of 2", ("attend.cuh", "head * K_LOADS + load", "(1 - head) * K_LOADS + load")),
+    ("groups of 2", ("build.cuh", "place < BLOCK_ROWS;", "place + 1 < BLOCK_ROWS;")),
+    ("ALiBi", ("attend.cuh", "(row_offset + rows * BLOCK_ROWS", "(row_offset + rows * 8")),
+    (
+        "windows in pages",
+        ("attend.cuh", "query.row_offset + rows * BLOCK_ROWS", "query.row_offset + rows * 8"),
+    ),
+    ("head_dim 112", ("build.cuh", "HEADS_OF_ROW == 1 && HEAD_DIM ==", "HEAD_DIM ==")),
+]
 
 
 @pytest.fixture
@@ -77,18 +159,67 @@ def cpu(tmp_path: Path) -> Cpu:
     return Cpu(tmp_path)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [deep(name) if name in DEEP_CASES else name for name in CASES | CASES_IN_16_BITS]
+)
 def test_pairs_of_heads(cpu: Cpu, name: str) -> None:
-    attend(cpu, CASES[name])
+    attend(cpu, (CASES | CASES_IN_16_BITS)[name])
     assert {build.heads_of_row for build in cpu._libraries} == {2}
 
 
-def test_heads_of_a_larger_cache(cpu: Cpu) -> None:
-    """Rows lie side by side, tokens and sequences further apart."""
-    wide = make_inputs(replace(HOST, q_heads=64, kv_heads=8), "cpu", 1)
-    own = {name: getattr(wide, name)[:, :, 2:6] for name in ("k_cache", "v_cache")}
-    inputs = replace(poison_unused(make_inputs(HOST, "cpu", 1)), **own)
+def launched(cpu: Cpu, inputs: AttentionInputs) -> AttentionInputs:
+    """The inputs, with the outputs of a launch over pairs of heads."""
     inputs.poison()
-    launch = cpu.launch(inputs, LONE, 7, Workspace(1000))
-    assert launch.build.heads_of_row == 2
-    assert Reference(inputs).check(inputs).failure(HOST.dtype) is None
+    assert cpu.launch(inputs, LONE, 7, Workspace(1000)).build.heads_of_row == 2
+    return inputs
+
+
+@pytest.mark.parametrize("problem", [HOST, ONE_LENGTH], ids=["8 bits", "16 bits"])
+def test_heads_of_a_larger_cache(cpu: Cpu, problem: AttentionProblem) -> None:
+    """Rows lie side by side, tokens and sequences further apart."""
+    wide = make_inputs(replace(problem, q_heads=2 * problem.q_heads, kv_heads=8), "cpu", 1)
+    own = {name: getattr(wide, name)[:, :, 2:6] for name in ("k_cache", "v_cache")}
+    inputs = replace(poison_unused(make_inputs(problem, "cpu", 1)), **own)
+    reference = Reference(inputs)
+    assert reference.check(launched(cpu, inputs)).failure(problem.dtype) is None
+
+
+def test_heads_whose_scores_are_far_apart(cpu: Cpu) -> None:
+    """Each head's weights are taken against a reference of its own."""
+    inputs = poison_unused(make_inputs(replace(ONE_LENGTH, q_heads=8), "cpu", 1))
+    for heads, factor in ((slice(0, 2), 1e30), (slice(2, 4), -1e30), (slice(4, 6), 1e-30)):
+        inputs.q[:, :, heads] *= factor
+    reference = Reference(inputs)
+    assert reference.check(launched(cpu, inputs)).failure("bf16") is None
+
+
+def test_finite_scores_below_minus_1e30_are_scores(cpu: Cpu) -> None:
+    """Of one head of a pair; the output is the V of the token whose score is the highest."""
+    inputs = make_inputs(replace(ONE_LENGTH, context=500), "cpu", 1)
+    inputs.q[:, :, 1] = 3e15
+    inputs.k_cache[:, :, 1] = -6e15
+    inputs.k_cache[:, 137, 1] = -3e15
+    reference = Reference(inputs)
+    assert reference.check(launched(cpu, inputs)).failure("bf16") is None
+    assert inputs.lse[:, 1].max() < -1e31
+    assert torch.equal(inputs.out[:, 0, 1], inputs.v_cache[:, 137, 1])
+
+
+@pytest.mark.parametrize("name", ["k_cache", "v_cache"])
+def test_nan_of_a_head_stays_in_it(cpu: Cpu, name: str) -> None:
+    inputs = make_inputs(AttentionProblem(1, 4, 2, 500, 80, **NHD), "cpu", 1)
+    getattr(inputs, name)[0, 250, 0] = float("nan")
+    launched(cpu, inputs)
+    if name == "k_cache":
+        assert_nan_of_kv_head_0(inputs)
+    else:
+        assert inputs.out[:, :, :2].isnan().all()
+        assert inputs.out[:, :, 2:].isfinite().all()
+        assert inputs.lse.isfinite().all()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("name", "mutation"), MUTATIONS)
+def test_a_changed_line_is_noticed(tmp_path: Path, name: str, mutation: Mutation) -> None:
+    with pytest.raises(AssertionError, match=NOTICED):
+        attend(Cpu(tmp_path, mutation), CASES_IN_16_BITS[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import test_append_on_cpu
 import test_few_queries_on_cpu
+import test_head_pairs_on_cpu
 import test_lean_on_cpu
 import test_many_rows_on_cpu
 import test_mla_on_cpu
@@ -24,6 +25,7 @@ def gone(family: str, mutations: list[Mutation]) -> list[Mutation]:
 
 def test_every_mutation_is_of_a_line_that_is_there() -> None:
     lists = (*test_lean_on_cpu.MUTATIONS, *test_append_on_cpu.MUTATIONS)
+    lists += tuple(test_head_pairs_on_cpu.MUTATIONS)
     lean = [mutation for _, mutation in lists]
     peers = [("peers.cuh", old, new) for old, new, _ in test_peers_on_cpu.MUTATIONS.values()]
     rows = test_many_rows_on_cpu.MUTATIONS | test_few_queries_on_cpu.MUTATIONS
