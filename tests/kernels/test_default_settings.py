@@ -49,6 +49,25 @@ def test_three_long_sequences_among_short_ones():
 
 
 @pytest.mark.parametrize(
+    ("batch", "heads", "context", "ctas"),
+    [
+        # Many short output tiles; too few of them, too long ones.
+        (64, 48, 1024, 3072),
+        (64, 32, 8192, 2048),
+        (8, 48, 1024, 264),
+        (64, 32, 10_000, 264),
+    ],
+)
+def test_many_short_output_tiles_are_a_cta_each(batch, heads, context, ctas):
+    lean, problem = kernel("lean_cuda"), AttentionProblem(batch, heads, heads, context, 64)
+    schedule = lean.schedule(problem, lean.default_config(problem, H200), H200)
+    assert schedule is not None
+    assert len({segment.cta for segment in schedule.segments}) == ctas
+    on_device = replace(problem, lengths_on="device")
+    assert lean.default_config(on_device, H200).min_tiles_per_cta == 1
+
+
+@pytest.mark.parametrize(
     ("contexts", "kv_heads", "splits"),
     [
         ((65_536,), 1, 128),
