@@ -344,6 +344,31 @@ def test_qv_beside_every_mask(kv_heads, page_size, padded, picked, q_len, v_dim,
     assert_form(inputs, (out, lse))
 
 
+@pytest.mark.parametrize("v_dim", [512, 256])
+@pytest.mark.parametrize("q_len", [1, 3, 64])
+@pytest.mark.parametrize("kind", ["softcap", "sinks", "alibi_slopes"])
+def test_qv_beside_scores_of_other_kinds(kind, q_len, v_dim):
+    """64 and 512 columns too, which their own kernel takes without these alone."""
+    k, v = rand(2, ROOM, 2, 64), rand(2, ROOM, 2, v_dim)
+    q, qv, lengths = rand(2, q_len, 6, 64), rand(2, q_len, 6, v_dim), numbers(*LENGTHS)
+    numbers_of_heads = torch.linspace(0.1, 0.9, 6, device="cuda")
+    options: dict[str, Any] = {kind: 15.0 if kind == "softcap" else numbers_of_heads}
+    inputs = plain_form(q, k, v, qv, cache_seqlens=lengths, causal=True, **options)
+    out = poison(q, v_dim)
+    _, lse = lean_attn_with_kvcache(
+        q,
+        k,
+        v,
+        cache_seqlens=lengths,
+        causal=True,
+        qv=qv,
+        out=out,
+        return_softmax_lse=True,
+        **options,
+    )
+    assert_form(inputs, (out, lse))
+
+
 @hopper
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("v_dim", [512, 256])
