@@ -19,7 +19,7 @@ from leanbench.calls.appending import after_append
 from leanbench.calls.call import Call, check_device
 from leanbench.calls.empty import attend_nothing
 from leanbench.calls.extra_checks import check_extras, check_tensors
-from leanbench.calls.latent_launch import device_refusal
+from leanbench.calls.latent_launch import device_refusal, is_on_hopper
 from leanbench.calls.padding import is_whole, padded_dim
 from leanbench.calls.prepared import check_runs_on
 from leanbench.calls.refusals import refuse_kinds
@@ -60,10 +60,14 @@ def attend_with_qv(call: Call, qv: Any, with_lse: bool) -> tuple[torch.Tensor, t
         return attend_nothing(call, with_lse)
     if call.softmax_scale is None:
         call = call._replace(softmax_scale=(call.q.shape[-1] + qv.shape[-1]) ** -0.5)
-    call = after_append(call)
     if _is_latent(call):
+        call = after_append(call)
         return _attend_latent(call, torch.cat([qv, call.q], dim=-1), with_lse)
-    return run(_joined(call, qv), with_lse)
+    result = run(_joined(call, qv), with_lse)
+    if call.all_extras.k_new is not None:
+        # What is refused, is so before the caller's caches are written.
+        after_append(call)
+    return result
 
 
 def _check(call: Call, qv: Any) -> None:
@@ -113,7 +117,10 @@ def _is_latent(call: Call) -> bool:
         call.config is not None,
         scale is not None and not 0 < scale < math.inf,
     )
-    return not any(beyond) and device_refusal(call.q) is None
+    if any(beyond):
+        return False
+    # What else it needs, its operator refuses: TorchDynamo cannot look for a compiler.
+    return is_on_hopper(call.q) if is_traced(*call[:3]) else device_refusal(call.q) is None
 
 
 def _refuse(call: Call) -> None:
@@ -126,11 +133,16 @@ def _refuse(call: Call) -> None:
 
 
 def _joined(call: Call, qv: torch.Tensor) -> Call:
-    """The plain call over rows of q and qv, and of K and V, up to a head_dim that kernels take."""
-    k_cache, v_cache = call.k_cache, call.v_cache
-    columns = padded_dim(k_cache.shape[3] + v_cache.shape[3], k_cache)
-    whole = _in_a_row(call.q, qv, columns), _in_a_row(k_cache, v_cache, columns)
-    return call._replace(q=whole[0], k_cache=whole[1])
+    """The plain call over rows of q and qv, and of K and V, up to a head_dim that kernels take;
+    tokens are appended to that copy of the caches.
+    """
+    k_dim, v_dim = call.k_cache.shape[3], call.v_cache.shape[3]
+    columns = padded_dim(k_dim + v_dim, call.k_cache)
+    rows = _in_a_row(call.k_cache, call.v_cache, columns)
+    if call.all_extras.k_new is not None:
+        call = call._replace(k_cache=rows[..., :k_dim], v_cache=rows[..., k_dim : k_dim + v_dim])
+    call = after_append(call)
+    return call._replace(q=_in_a_row(call.q, qv, columns), k_cache=rows)
 
 
 def _in_a_row(first: torch.Tensor, second: torch.Tensor, columns: int) -> torch.Tensor:

@@ -173,6 +173,7 @@ def take_latent_calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     for module in (latent, calls_latent):
         monkeypatch.setattr(module, "attend", attend)
     monkeypatch.setattr(query_values, "device_refusal", lambda q: None)
+    monkeypatch.setattr(query_values, "is_on_hopper", lambda q: True)
     return seen
 
 

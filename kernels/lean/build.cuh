@@ -1,7 +1,7 @@
 // What a build of lean.cu is made for: its macros, and the constants that follow from them.
 //
-//   HEAD_DIM       of Q and K: a multiple of 8 up to 256, or 512
-//   V_HEAD_DIM     of V and the output, likewise
+//   HEAD_DIM       of Q and K: a multiple of 8 up to 256, 512 or 576
+//   V_HEAD_DIM     of V and the output: likewise, up to 512
 //   BF16           of the output, 1: bf16, 0: fp16
 //   KV_DTYPE       of K and V, 0: as Q, 1: e4m3, 2: e5m2; these have head_dims that are multiples
 //                  of 16
@@ -128,6 +128,9 @@ constexpr bool WRITES_ALONE = RAGGED && CLUSTER > 1 && !PEERS;
 // Loads of V before the weights are known, as far as registers allow.
 constexpr int EARLY_LOADS = ROW_BLOCKS * V_STEPS <= 8 ? V_LOADS : 0;
 constexpr int QUERY_ROW = 16 * K_STEPS + 8;  // 8: rows fall into different banks
+// Whether a CTA's end takes so long that ranges which cross output tiles, with two of them, are worth
+// longer splits: kernels/lean/cuda_schedule.py. Not of latent caches, which have 64 rows.
+constexpr bool LARGE_PARTIAL = Q_LEN > 0 && ROWS <= 32 && ROW_COUNT * V_HEAD_DIM >= 1024;
 constexpr int SCRATCH_ROW = V_HEAD_DIM + 4;  // 4: as for a warp's fragments
 constexpr int SCRATCH_WARP = ROW_COUNT * SCRATCH_ROW;
 constexpr int QUADS = ROW_COUNT * V_HEAD_DIM / 4;  // 16-byte pieces of a partial

@@ -60,7 +60,7 @@ class LeanConfig(TileConfig):
     #: A CTA, or a cluster of them, with fewer LeanTiles than this is not worth waking.
     min_tiles_per_cta: int = number(1, 2**31 - 1)
     #: The grid is rounded down to a multiple of the output tiles, so that no CTA crosses from one
-    #: to the next.
+    #: to the next; in CUDA C++ many short output tiles are a CTA's each, however many that makes.
     align_grid: bool = switch()
     #: Output tiles are split into fixed runs of this many LeanTiles at most, whatever the GPU holds
     #: at once: the parts of a sequence, and so the bits of its output, depend on its own length
@@ -98,9 +98,10 @@ class CudaBody:
     #: Tokens that a warp takes at a time.
     chunk_tokens: int = number(16, 128, power_of_two=True)
     #: Query rows of an output tile at most. Fewer make more output tiles of the same K and V, which
-    #: the L2 then holds for them. Where a KV head has 8 and fp8 rows of two KV heads lie side by
-    #: side, 16 are those of both, whose rows are copied as one. 64 and 128 are those of a kernel
-    #: with the matrix instructions of warpgroups, on Hopper alone, with 4 warps to 64 rows.
+    #: the L2 then holds for them. Where rows of two KV heads lie side by side, 16 are those of
+    #: both, copied as one: in fp8 of 8 query heads each, in 16 bits of up to 8
+    #: (`takes_head_pairs`). 64 and 128 are those of a kernel with the matrix instructions of
+    #: warpgroups, on Hopper alone, with 4 warps to 64 rows.
     tile_rows: int = number(8, 128, power_of_two=True)
     #: CTAs of a thread-block cluster, which share a work range. `ctas_per_sm` counts CTAs, not
     #: clusters. With 64 rows a cluster, of 2, has a whole output tile.

@@ -86,6 +86,7 @@ struct Warp {
   __device__ __forceinline__ static void copy_row(u32 to, const KvNumber *from, int column) {
 #pragma unroll
     for (int i = 0; i < PIECES; i += 32) {
+      if (PIECES > 32 && i + 32 > PIECES && column + i >= PIECES) break;  // rows of 72 pieces
       const u32 at = to + i / COLUMN_PIECES * (CHUNK * COLUMN_BYTES);
       if (DIM % 16 == 0)
         cp_async_cg_16(at, from + PIECE_NUMBERS * i);

@@ -380,7 +380,8 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
         range_bytes = build.partial_bytes * (1 if even else build.range_partials)
         # The workspace holds the partials of each work range.
         work_ranges = min(work_ranges, WORKSPACE_BYTES // range_bytes)
-        whole = aligned and has_whole_tiles(config, output_tiles, real_tiles, slots)
+        sizes = output_tiles, real_tiles, config.tile_tokens, slots
+        whole = aligned and has_whole_tiles(build, *sizes)
         if clusters or whole:
             # Each has a whole output tile and waits for no other: they need not run at once.
             work_ranges, range_bytes = output_tiles, 0

@@ -132,11 +132,6 @@ _STAGE_BYTES, _STAGE_BYTES_OF_WARPGROUP = 64 * 1024, 32 * 1024
 _MIN_BYTES_FOR_HEAD_PAIRS = 30_000_000
 _LARGEST_CLUSTER_OF_HEAD_PAIRS = 2
 _MANY_HEAD_PAIRS = 0.9
-#: Lengths that the host knows: output tiles for each CTA that runs at once from which on, and bytes
-#: of one up to which, each is a CTA's own. `fa2`, which differs in nothing else, takes 0.3 to 2.1%
-#: less on 11 problems of 7.8 to 15.5 of them and 1k to 8k tokens at head_dim 64, and up to 5% more
-#: with fewer (reports/h200/paper-200; entry 65).
-_MANY_WHOLE_TILES, _MAX_BYTES_OF_WHOLE_TILES = 7.5, 2_100_000
 #: LeanTiles of an output tile that is not split where there are many of them. [families]
 _SHORT_TILES = 5
 #: The same of up to 64 columns where one output tile has no more than five SMs: 3 and 6% less at 32
@@ -507,10 +502,7 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         stages = 2 if _copied_numbers(problem, rows) <= 64 else 3
         build = _wide_pair_build(problem, rows, output_tiles, 1, gpu)
         build = build or (small_chunk(problem, rows), 4, stages, 2)
-        many = output_tiles >= _MANY_WHOLE_TILES * build[3] * gpu.sms
-        whole = many and problem.kv_bytes <= _MAX_BYTES_OF_WHOLE_TILES * output_tiles
-        least = lean_tiles if whole else 1
-        config = cuda_config(*build, 1, rows, copy_of(problem, gpu, rows), least, True)
+        config = cuda_config(*build, 1, rows, copy_of(problem, gpu, rows), 1, True)
     elif gpu.compute_capability < HOPPER:
         few_rows = rows <= 16 and widest(problem) <= 128
         chunk = (64 if widest(problem) <= 64 else 32) if few_rows else _LEAST_CHUNK

@@ -46,6 +46,11 @@ _MERGE_TILES_OF_WARPGROUPS = {1: 4, 2: 1}
 #: Fixed runs of a lone sequence, for as many CTAs; and tokens past which they are no longer.
 _FIXED_RUNS = 128
 _MOST_RUN_TOKENS = 1 << 17
+#: Output tiles for each CTA that runs at once from which on, and bytes of one up to which, each is
+#: a CTA's own. `fa2`, which differs in nothing else, takes 0.3 to 2.1% less than equal shares on 11
+#: problems of 7.8 to 15.5 of them and 1k to 8k tokens at head_dim 64, and up to 5% more with fewer
+#: (reports/h200/paper-200; entry 65).
+_MANY_WHOLE_TILES, _MAX_BYTES_OF_WHOLE_TILES = 7.5, 2_100_000
 #: Partials that a CTA merges at once, its own among them; more go through a tree. MERGE in the
 #: kernel's source.
 MERGE_AT_ONCE = 16
@@ -85,12 +90,21 @@ def few_idle(used: int, slots: int) -> bool:
     return 8 * used >= 7 * slots
 
 
-def has_whole_tiles(config: LeanCudaConfig, output_tiles: int, lean_tiles: int, slots: int) -> bool:
-    """Whether each of more output tiles than `slots` is a work range of its own: ranges that begin
-    when others end even out what SMs of different speed read.
+def has_whole_tiles(
+    build: CudaBuild, output_tiles: int, lean_tiles: int, tile_tokens: int, slots: int
+) -> bool:
+    """Whether each of many output tiles of one length, of which none is to be crossed, is a work
+    range of its own: ranges that begin when others end even out what SMs of different speed read.
+    They wait for nobody: more of them may be launched than run at once.
     """
-    wanted = config.align_grid and config.min_tiles_per_cta == lean_tiles > 1
-    return wanted and not config.of_warpgroups and output_tiles > slots
+    tile_bytes = build.kv_bytes * tile_tokens * (build.head_dim + build.v_head_dim)
+    return (
+        lean_tiles > 1
+        and output_tiles >= _MANY_WHOLE_TILES * slots
+        and lean_tiles * tile_bytes * build.heads_of_row <= _MAX_BYTES_OF_WHOLE_TILES
+        and not isinstance(build, ManyRowsBuild)
+        and not build.peers
+    )
 
 
 def whole_ranges(work_ranges: int, output_tiles: int) -> int:
@@ -168,7 +182,9 @@ def cuda_schedule(
             tiles, launched, min_tiles, END_TILES, *limits, packs=build.packs
         )
     else:
-        if has_whole_tiles(config, tiles.output_tiles, max(tiles.lean_tiles), most):
-            most = tiles.output_tiles
+        (lean_tiles,) = set(tiles.lean_tiles)
+        sizes = tiles.output_tiles, lean_tiles, config.tile_tokens, slots
+        if config.align_grid and has_whole_tiles(build, *sizes):
+            most, min_tiles = tiles.output_tiles, lean_tiles
         schedule = stream_k(tiles, most, min_tiles, config.align_grid)
     return replace(schedule, cluster_size=build.cluster)

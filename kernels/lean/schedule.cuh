@@ -523,14 +523,14 @@ struct WorkRange {
       // The same, one after the other: there are few, and batches may be large.
       int candidate = 0;
 #pragma unroll 1
-      for (int step = 0; step <= p.longest_steps && !enough; step++) {
+      for (int step = 0; step <= (LARGE_PARTIAL ? p.longest_steps : 0) && !enough; step++) {
         shortest = share + (share >> 4) * step + ((share & 15) * step + 15 >> 4);
         if (shortest == candidate) continue;
         candidate = shortest;
         count = lengths.splits(p, lane, candidate) * Lengths::heads(p);
         enough = count <= ranges;
       }
-      whole = enough && lengths.most <= shortest + p.merge_tiles;
+      if (LARGE_PARTIAL) whole = enough && lengths.most <= shortest + p.merge_tiles;
     }
     if (!whole && !enough) return 0;
     used = whole ? output_tiles : count;

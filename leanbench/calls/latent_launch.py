@@ -116,9 +116,14 @@ def check_heads(cache: torch.Tensor) -> None:
         )
 
 
+def is_on_hopper(q: torch.Tensor) -> bool:
+    """Whether `q` is on a GPU that the kernel is for; TorchDynamo takes it as a constant."""
+    return q.device.type == "cuda" and torch.cuda.get_device_capability(q.device)[0] == 9
+
+
 def device_refusal(q: torch.Tensor) -> str | None:
     """One sentence why the kernel does not run where `q` is, or None."""
-    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
+    if not is_on_hopper(q):
         return (
             f"lean_mla_with_kvcache runs on Hopper GPUs, q is on {q.device}: move the tensors there"
         )

@@ -66,9 +66,7 @@ def refuse_kinds(call: Call) -> None:
 
 def _head_dims(given: int, taken: Sequence[int]) -> str:
     """What to choose in place of one."""
-    if given > max(taken):
-        return f"choose {max(taken)} at most, or lean_mla_with_kvcache for a latent cache of 576"
-    return f"choose {size_choices(taken)}"
+    return f"choose {max(taken)} at most" if given > max(taken) else f"choose {size_choices(taken)}"
 
 
 def refuse_problem(problem: AttentionProblem) -> None:

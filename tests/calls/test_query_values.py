@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from depth import diagonal
-from every_kind import take_every_kind, take_latent_calls
+from every_kind import CONFIG, take_every_kind, take_latent_calls
 from forms import assert_form, numbers, pages_of, plain_form
+from leanbench.kernels.lean import LEAN
 
 from leanbench import lean_attn_with_kvcache, query_values
 from leanbench.calls import values
@@ -309,6 +310,47 @@ def test_values_are_checked_before_anything_is_appended(dims, monkeypatch):
     assert k.equal(before)
     lean_attn_with_kvcache(q, k, v, *new, cache_seqlens=numbers(3, 46), qv=qv)
     assert k[1, 46:].equal(new[0][1])
+
+
+@pytest.mark.parametrize("dims", DIMS)
+def test_a_launch_that_fails_has_appended_nothing(dims, monkeypatch, latent):
+    def refuse(inputs: Any, config: Any) -> None:
+        raise ValueError("too much shared memory")
+
+    monkeypatch.setattr(LEAN, "relaunch", refuse)
+    q_dim, v_dim = dims
+    k, v, new = rand(2, ROOM, 1, q_dim), rand(2, ROOM, 1, v_dim), (rand(2, 1, 1, q_dim),)
+    before = k.clone(), v.clone()
+    with pytest.raises(ValueError, match="too much shared memory"):
+        lean_attn_with_kvcache(
+            rand(2, 1, 4, q_dim),
+            k,
+            v,
+            *new,
+            rand(2, 1, 1, v_dim),
+            cache_seqlens=numbers(3, 7),
+            qv=rand(2, 1, 4, v_dim),
+            config=CONFIG,
+        )
+    assert k.equal(before[0])
+    assert v.equal(before[1])
+
+
+def test_a_traced_call_looks_for_no_compiler(monkeypatch, latent):
+    def look(q: torch.Tensor) -> None:
+        raise AssertionError("TorchDynamo cannot trace it")
+
+    torch._dynamo.reset()
+    k, v = rand(2, ROOM, 1, 64), rand(2, ROOM, 1, 512)
+    q, qv = rand(2, 1, 4, 64), rand(2, 1, 4, 512)
+    inputs = plain_form(q, k, v, qv)
+    monkeypatch.setattr(query_values, "device_refusal", look)
+
+    def call(q: torch.Tensor) -> Any:
+        return lean_attn_with_kvcache(q + 0, k, v, qv=qv, return_softmax_lse=True)
+
+    assert_form(inputs, torch.compile(call, fullgraph=True, backend="aot_eager")(q))
+    assert len(latent) == 1
 
 
 def calls_refused() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:

@@ -276,6 +276,7 @@ def test_no_call_of_the_libraries_suites_is_refused(suite, monkeypatch):
     monkeypatch.setattr(prepared, "check_latent_launch", lambda call: None)
     monkeypatch.setattr(prepared, "relaunch_latent", lambda inputs: Launched())
     monkeypatch.setattr(query_values, "device_refusal", lambda q: None)
+    monkeypatch.setattr(query_values, "is_on_hopper", lambda q: True)
     refused: Counter[str] = Counter()
     for arguments in islice(suite(random.Random(0)), CALLS):
         try:

@@ -452,7 +452,7 @@ def test_torch_compile_takes_an_appending_call_with_qv(v_dim):
         *((320, 256), (264, 264), (64, 320), (504, 72), (59, 300), (576, 512), (576, 128)),
     ],
 )
-@pytest.mark.parametrize(("q_len", "page_size"), [(1, None), (4, 16), (64, 1)])
+@pytest.mark.parametrize(("q_len", "page_size"), [(1, None), (1, 1), (4, 16), (64, 1)])
 def test_pairs_of_head_dims(q_len, page_size, k_dim, v_dim):
     k, v, table = rand(2, ROOM, 2, k_dim), rand(2, ROOM, 2, v_dim), None
     if page_size is not None:

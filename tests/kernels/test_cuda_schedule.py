@@ -106,14 +106,15 @@ def walked(
         ranges = min(output_tiles * most_tiles, slots)
     else:
         aligned = config.align_grid and not build.ragged
-        if aligned and has_whole_tiles(config, output_tiles, most_tiles, slots):
-            slots = output_tiles
         ranges = stream_k_grid(
             output_tiles * most_tiles,
             slots,
             config.min_tiles_per_cta,
             output_tiles if aligned else 1,
         )
+        sizes = output_tiles, most_tiles, config.tile_tokens, slots
+        if aligned and has_whole_tiles(build, *sizes):
+            ranges = output_tiles
     lengths = (ctypes.c_int * problem.batch)(*problem.contexts)
     params = aligned_params()
     leftpads = (ctypes.c_int * problem.batch)(*problem.leftpads)
@@ -257,17 +258,30 @@ def test_a_window_is_dealt_as_a_short_context(page_size: int | None) -> None:
 @pytest.mark.parametrize("context", [1, 245, 4096, 65_536])
 @pytest.mark.parametrize("batch", [1, 5, 40])
 @pytest.mark.parametrize("align_grid", [False, True])
-@pytest.mark.parametrize("min_tiles", [1, 32])
 def test_lengths_that_the_host_knows(
-    deal: Deal, min_tiles: int, align_grid: bool, batch: int, context: int
+    deal: Deal, align_grid: bool, batch: int, context: int
 ) -> None:
-    problem = AttentionProblem(batch, 8, 8, context, 64)
-    config = replace(ONE_ROW, align_grid=align_grid, min_tiles_per_cta=min_tiles)
+    problem, config = (
+        AttentionProblem(batch, 8, 8, context, 64),
+        replace(ONE_ROW, align_grid=align_grid),
+    )
+    assert deal(problem, config) == played(problem, config)
+
+
+@pytest.mark.parametrize("min_tiles", [1, 8])
+@pytest.mark.parametrize("build", BUILDS)
+def test_many_short_output_tiles_are_a_cta_each(deal: Deal, build: str, min_tiles: int) -> None:
+    group, config = BUILDS[build]
+    config = replace(config, align_grid=True, min_tiles_per_cta=min_tiles)
+    problem = AttentionProblem(300, 8 * group, 8, 1000, 64)
     parts = deal(problem, config)
     assert parts == played(problem, config)
-    # More output tiles than an H200 holds CTAs, each a CTA's own.
-    if (batch, min_tiles, align_grid, context) == (40, 32, True, 4096):
-        assert {part[:2] for part in parts} == {(319 - tile, tile) for tile in range(320)}
+    tiles = len({part[1] for part in parts})
+    assert {part[:2] for part in parts} == {(tiles - 1 - tile, tile) for tile in range(tiles)}
+    for other in (replace(problem, batch=10), replace(problem, context=8200)):
+        parts = deal(other, config)
+        assert parts == played(other, config)
+        assert len({part[0] for part in parts}) <= 264
 
 
 def test_a_sequence_with_rows_for_one_of_two_warpgroups_has_longer_lean_tiles(tmp_path) -> None:

@@ -111,6 +111,22 @@ CASES = {
     "host": Case(
         cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False), ((EQUAL, 7), (EQUAL, 99), (EQUAL, 1))
     ),
+    # Eight output tiles and more are a CTA's each, of which one SM holds one at a time.
+    "host, a CTA each": Case(
+        cuda_config(32, 2, 2, 1, 1, 8, "bulk", 1, True),
+        (
+            (AttentionProblem(4, 2, 2, 300, 64), 1),
+            (AttentionProblem(8, 4, 2, 300, 64, page_size=16), 2),
+        ),
+    ),
+    # K of 72 pieces of 16 bytes: no whole number for each lane.
+    "K of 576, 16-byte copies": Case(
+        cuda_config(16, 2, 1, 1, 1, 8, "async", 1, False),
+        (
+            (on_device((300, 77), "8/2", 576, 320, v_head_dim=128, page_size=1), 7),
+            (on_device((300, 77), "4/2", 576, 320, v_head_dim=512, kv_dtype="e4m3"), 7),
+        ),
+    ),
     # On 8 SMs two of the longer work ranges share an output tile.
     "device": Case(
         cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False),
