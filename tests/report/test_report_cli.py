@@ -83,9 +83,8 @@ def test_markdown_says_what_the_page_says(write_run: WriteRun) -> None:
         "",
         "`leanbench sweep example`",
     ]
-    assert (
-        "- **Beware:** 3 of 10 rows enter no statistic: 1 crashed, 1 noisy, 1 unsupported." in lines
-    )
+    beware = "Rows that were timed with noise count, 1 of 10. 2 of 10 rows enter no statistic: "
+    assert f"- **Beware:** {beware}1 crashed, 1 unsupported." in lines
     assert (
         "| fa2 | 4.00× | 2 | 2, within 1% on 0, slower on 0 | 8.00× (context 64k, batch 1) | 2.00×"
         " (context 1k, batch 1) |" in lines

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.quantities import Quantity
+from leanbench.core.quantities import TIMED, Quantity
 from leanbench.measure.statistics import FEWEST_FOR_RATIO, ratio_interval
 from leanbench.records.row import QUANTITIES, Row
 
@@ -28,7 +28,7 @@ Verdict = Literal["slower", "ambiguous", "faster", "same"]
 #: The latency of any other row is none, or one of a wrong result.
 _HAS_FIGURES = ("ok", "noisy", "suspect")
 #: The kernel ran, was right, and its figures break no limit.
-_WORKED = ("ok", "noisy")
+_WORKED = TIMED
 
 
 @dataclass(frozen=True)
