@@ -71,7 +71,7 @@ def headline(part: Part) -> list[Sentence]:
 
 def caveats(part: Part) -> list[str]:
     """Caveats of a part's figures."""
-    sentences = []
+    sentences = [f"The run is not finished, {part.unfinished}."] if part.unfinished else []
     if part.summary.source == "predicted":
         model_error = known_error(part.summary.gpu, dict.fromkeys(part.rows["kernel"]))
         sentences.append(
