@@ -72,6 +72,13 @@ class Pair:
         return self.base.status if same else f"{self.base.status} → {self.new.status}"
 
     @property
+    def has_warning(self) -> bool:
+        """A row has one, such as that latency and cross-check disagree: the verdict stands beside
+        a figure that may be wrong.
+        """
+        return any(row.warnings for row in (self.base, self.new))
+
+    @property
     def broken(self) -> bool:
         """The cell worked and does so no longer."""
         return self.base.status in _WORKED and self.new.status not in _WORKED
