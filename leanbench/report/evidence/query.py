@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.quantities import TIMED
 from leanbench.decode import BOUND
 from leanbench.report.evidence.wording import has_words, size_words, sizes, with_axes
 from leanbench.report.frame import BASELINE
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from leanbench.records.reading import Run
     from leanbench.records.row import Row
 
-TIMED = ("ok", "noisy")
 #: Follows a figure that was timed with noise.
 NOISE = "\\*"
 #: A field that rows do not have: a prompt and an output, as the paper's figure 10 has them.
