@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +16,8 @@ from leanbench.cli.completion import kernel_names
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from leanbench.check.grid import CaseResult, CheckCase
     from leanbench.core.gpu_spec import GpuSpec
     from leanbench.gpu.local import Target
@@ -115,7 +115,14 @@ def check(
     if not on_gpu and (skipped := skipped_cuda(names)) is not None:
         output.show(skipped)
     jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
-    results = list(_run(names, cases, target.spec, device, jobs))
+    results, checked = _run(names, cases, target.spec, device, jobs)
+    if checked < len(cases):
+        if results:
+            _print_summary(results, checked)
+        output.say(
+            f"Stopped by SIGINT: {checked} of {output.counted(len(cases), 'problem')} checked."
+        )
+        raise typer.Exit(130)
     ran = {result.kernel for result in results}
     unchecked = [name for name in names if name not in ran]
     if results:
@@ -166,31 +173,58 @@ def _refuse_broken_interpreter() -> None:
 
 def _run(
     names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str, jobs: int
-) -> Iterator[CaseResult]:
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor, as_completed
+) -> tuple[list[CaseResult], int]:
+    """What came out, and of how many cases: all, or those that were done before Ctrl-C.
 
-    from rich.console import Console
+    Raises:
+        UserError: a process of the pool died.
+    """
+    import multiprocessing
+    from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+
     from rich.progress import Progress
 
     from leanbench.check.grid import run_family
-    from leanbench.compile.build import end_with_parent
+    from leanbench.compile.build import begin_worker, ctrl_c_kept_from_children
 
     ordered = sorted(cases, key=lambda case: str(case.compiled_for))
     families = [
         list(group) for _, group in itertools.groupby(ordered, key=lambda case: case.compiled_for)
     ]
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(jobs, context, end_with_parent) as pool,
-        Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
-    ):
-        task = progress.add_task("checking", total=len(cases) * len(names))
-        running = [pool.submit(run_family, names, family, gpu, device) for family in families]
-        for done in as_completed(running):
-            results = done.result()
-            progress.advance(task, len(results))
-            yield from results
+    console = output.console(stderr=True)
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), begin_worker)
+    running: dict[Future[list[CaseResult]], int] = {}
+    try:
+        with Progress(console=console, disable=not console.is_terminal) as progress:
+            task = progress.add_task("checking", total=len(cases))
+            # This starts the processes.
+            with ctrl_c_kept_from_children():
+                for family in families:
+                    future = pool.submit(run_family, names, family, gpu, device)
+                    running[future] = len(family)
+            for future in as_completed(running):
+                future.result()
+                progress.advance(task, running[future])
+    except KeyboardInterrupt:
+        # What is done is worth printing; a problem may take half a minute more in the interpreter.
+        pass
+    except BrokenExecutor:
+        raise UserError(
+            "a checking process died, perhaps for want of memory: repeat the command with fewer"
+            " processes, as in --jobs 1"
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        done = {future: count for future, count in running.items() if _has_result(future)}
+        if len(done) < len(running):
+            for child in set(multiprocessing.active_children()) - others:
+                child.kill()
+    return [result for future in done for result in future.result()], sum(done.values())
+
+
+def _has_result(future: Future[list[CaseResult]]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _print_summary(results: list[CaseResult], problems: int) -> None:

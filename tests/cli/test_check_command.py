@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -214,3 +216,63 @@ def test_bad_input_is_one_sentence(words, sentence):
     assert result.exit_code == 2
     assert sentence in result.stderr.splitlines()[-1]
     assert result.stdout == ""
+
+
+def start_check(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
+    """The command with a session of its own, so that a signal reaches all its processes as Ctrl-C
+    does; the kernel `stuck` never comes back from its ninth problem.
+    """
+    (tmp_path / "kernels" / "stuck").mkdir(parents=True)
+    (tmp_path / "kernels" / "stuck" / "__init__.py").write_text(
+        f"""
+import time
+from pathlib import Path
+
+from leanbench.core.axes import AXES
+from leanbench.kernels.steady import Steady
+
+class Stuck(Steady):
+    name = "stuck"
+    axes = frozenset(AXES) - {{"parallel"}}
+
+    def prepare(self, inputs, config):
+        begun = Path({str(tmp_path)!r}, "begun")
+        with begun.open("a") as file:
+            file.write("x")
+        while len(begun.read_text()) >= 9:
+            time.sleep(3600)
+        return super().prepare(inputs, config)
+
+KERNELS = [Stuck()]
+"""
+    )
+    return subprocess.Popen(
+        [sys.executable, "-m", "leanbench", "check", "--interpreter", "--jobs", "1", *words],
+        env={
+            **os.environ,
+            "LEANBENCH_KERNEL_PATH": f"{FIXTURES}{os.pathsep}{tmp_path / 'kernels'}",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_ctrl_c_prints_what_was_checked(tmp_path):
+    process = start_check(tmp_path, "--kernels", "stuck")
+    while not (tmp_path / "begun").exists() or len((tmp_path / "begun").read_text()) < 9:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    # Ends once no process holds the pipes: the worker is gone too.
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130
+    stopped = re.fullmatch(r"Stopped by SIGINT: (\d+) of \d+ problems checked\.\n", stderr)
+    assert stopped is not None, stderr
+    # At most two builds' problems wait for the worker: the first one's results are in.
+    assert 1 <= int(stopped[1]) < 9
+    # It computes nothing.
+    assert re.fullmatch(r"0 of [1-8] passed", stdout.splitlines()[-1])
