@@ -145,5 +145,6 @@ app.command("list", short_help="List kernels, sweeps, axes, quantities, lengths,
 
 def main() -> None:
     """The `leanbench` command."""
+    output.open_closed_streams()
     write_ascii_where_needed()
     app(prog_name="leanbench")

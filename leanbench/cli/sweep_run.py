@@ -74,16 +74,19 @@ def run_requested(requested: Sweep, flags: RunFlags, command: list[str]) -> None
             manifest["shard"] = shard.to_manifest(every_cell)
         path = run_path(flags, cells, requested, machines.target)
         finished = run_sweep(path, cells, manifest, machines, limits, command, flags)
+    files: list[Path] = []
+    if not flags.no_report:
+        from leanbench.report import write_report
+
+        # Before anything is printed, which may fail: stdout can be full.
+        files = write_report(path, path, ["html", "csv"], baseline=flags.baseline)
     if not flags.quiet:
         from leanbench.cli.sweep_tables import show_ending
 
         show_ending(finished, flags.baseline)
         output.say(f"Run directory: {path}")
-    if not flags.no_report:
-        from leanbench.report import write_report
-
-        for written in write_report(path, path, ["html", "csv"], baseline=flags.baseline):
-            output.show(str(written))
+    for file in files:
+        output.show(str(file))
     if has_failed(finished):
         raise typer.Exit(1)
 
