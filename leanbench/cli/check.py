@@ -42,11 +42,13 @@ def check(
         int, typer.Option("--fuzz", help="Check so many random problems instead of the grid.")
     ] = 0,
     seed: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--seed", help="Of the random problems; inputs are drawn afresh whatever it is."
+            "--seed",
+            help="Of the random problems; inputs are drawn afresh whatever it is.",
+            show_default="0",
         ),
-    ] = 0,
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", help="Stop after this many problems; 0 runs all.")
     ] = 0,
@@ -66,14 +68,14 @@ def check(
     """
     from leanbench.check.fuzz import MOST_CASES, fuzz_cases
     from leanbench.check.grid import gpu_cases, interpreter_cases
-    from leanbench.check.interpreter import skipped_cuda
+    from leanbench.check.interpreter import refuse_libraries, skipped_cuda
     from leanbench.configs.fingerprint import settings_hash
     from leanbench.core.registry import kernel
-    from leanbench.core.syntax import MAX_SEED
+    from leanbench.core.syntax import check_seed
     from leanbench.gpu.local import choose
     from leanbench.records.environment import kernels_hash
 
-    names = tuple(name.strip() for name in kernels.split(","))
+    names = tuple(dict.fromkeys(name.strip() for name in kernels.split(",")))
     if "" in names:
         raise UserError(
             f"--kernels {kernels!r} has an empty entry: separate names by single commas, as in"
@@ -90,14 +92,19 @@ def check(
             raise UserError(
                 f"{option} {value} is negative: give 0 for {meaning}, or a number above"
             )
-    if seed > MAX_SEED:
-        raise UserError(f"--seed {seed} is above the limit of {MAX_SEED}: choose another")
+    if seed is not None:
+        check_seed("--seed", seed)
+        if not fuzz:
+            raise UserError(
+                f"--seed {seed} without --fuzz says nothing, the grid is always the same: leave it"
+                " out, or say how many random problems to check, such as --fuzz 100"
+            )
     if fuzz > MOST_CASES:
         raise UserError(f"--fuzz {fuzz} is above the limit of {MOST_CASES}: run several seeds")
     output.say_kernel_warnings()
     target = choose(None, require_gpu=False)
     on_gpu = target.local_index is not None and not interpreter
-    cases = fuzz_cases(fuzz, seed) if fuzz else gpu_cases() if on_gpu else interpreter_cases()
+    cases = fuzz_cases(fuzz, seed or 0) if fuzz else gpu_cases() if on_gpu else interpreter_cases()
     if limit:
         cases = cases[:limit]
     if not on_gpu:
@@ -105,6 +112,8 @@ def check(
     for name in names:
         if missing := kernel(name).unavailable_reason():
             raise UserError(missing)
+    if not on_gpu:
+        refuse_libraries(names, *_why_no_gpu(target))
     device = f"cuda:{target.local_index}" if on_gpu else "cpu"
     where = target.spec.product if on_gpu else "Triton's interpreter on the CPU"
     output.show(
@@ -146,13 +155,17 @@ def _use_interpreter(names: tuple[str, ...], target: Target) -> None:
     """
     from leanbench.check.interpreter import refuse_cuda
 
-    if target.local_index is None:
-        refuse_cuda(names, target.note or "there is none here", "use a machine with a GPU")
-    else:
-        refuse_cuda(names, "--interpreter does without", "leave --interpreter out")
+    refuse_cuda(names, *_why_no_gpu(target))
     # Before any worker imports triton: that is when it decides.
     os.environ["TRITON_INTERPRET"] = "1"
     _refuse_broken_interpreter()
+
+
+def _why_no_gpu(target: Target) -> tuple[str, str]:
+    """Why the interpreter runs, as a clause, and what would have a GPU run."""
+    if target.local_index is None:
+        return target.note or "there is none here", "use a machine with a GPU"
+    return "--interpreter does without", "leave --interpreter out"
 
 
 def _refuse_broken_interpreter() -> None:

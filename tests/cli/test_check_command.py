@@ -118,6 +118,29 @@ def test_cuda_kernels_need_a_gpu(kernels, needs, fix):
     assert result.stdout == ""
 
 
+def test_libraries_kernels_need_a_gpu(monkeypatch):
+    result = invoke("--kernels", "lean,cudnn", "--limit", "2")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "Error: cudnn is a library's kernel and needs a GPU: there is none here; leave it out, or"
+        " use a machine with a GPU\n"
+    )
+    assert result.stdout == ""
+    monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require_gpu: Target(H200, 0))
+    result = invoke("--kernels", "cudnn,torch_efficient", "--interpreter")
+    assert result.stderr == (
+        "Error: cudnn, torch_efficient are libraries' kernels and need a GPU: --interpreter does"
+        " without; leave them out, or leave --interpreter out\n"
+    )
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_kernels_that_torch_has_for_the_cpu_are_checked():
+    result = invoke("--kernels", "torch_math,standard,standard", "--limit", "2", "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("Checking torch_math, standard over 2 problems")
+
+
 @pytest.mark.parametrize(
     ("target", "why", "remedy"),
     [
@@ -188,12 +211,6 @@ def test_a_kernel_that_supports_nothing_does_not_pass():
         assert done.stderr.splitlines()[-1].startswith("Error: flash_mla is not installed here (")
 
 
-@pytest.mark.usefixtures("interpreter")
-def test_a_seed_may_be_negative():
-    done = check_fixtures("--kernels", "absent", "--fuzz", "1", "--seed", "-3")
-    assert "Checking absent over 1 problem" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -204,7 +221,16 @@ def test_a_seed_may_be_negative():
             "Error: --limit -1 is negative: give 0 for all problems, or a number above",
         ),
         (["--fuzz", "999999999"], "Error: --fuzz 999999999 is above the limit of 100000: run sev"),
-        (["--seed", "9223372036854775808"], "Error: --seed 9223372036854775808 is above the limit"),
+        (
+            ["--fuzz", "1", "--seed", "9223372036854775808"],
+            "Error: --seed 9223372036854775808 is not a seed: choose from 0 to 9223372036854775807",
+        ),
+        (["--fuzz", "1", "--seed", "-3"], "Error: --seed -3 is not a seed: choose from 0 to 922"),
+        (
+            ["--seed", "7"],
+            "Error: --seed 7 without --fuzz says nothing, the grid is always the same: leave it"
+            " out, or say how many random problems to check, such as --fuzz 100",
+        ),
         (
             ["--jobs", "-2"],
             "Error: --jobs -2 is negative: give 0 for as many as fit the CPU, or a number above",
