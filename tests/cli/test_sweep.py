@@ -107,6 +107,17 @@ def assert_refused(result: Result, words: str) -> None:
             ["--energy", "--window", "1000000h"],
             "a window of 3600000000 s is longer than the limit of 3600 s: give it 2 to 3600 s",
         ),
+        (
+            ["--window", "3"],
+            "--window 3 says nothing, latency is not measured over a window: add --energy or"
+            " --sustained, or leave it out",
+        ),
+        (
+            ["--lengths", "zipf", "--batch", "8", "--lengths-on", "host"],
+            "lengths_on host says nothing, lengths that differ are always on the device: leave it"
+            " out, or lengths",
+        ),
+        (["--lengths", "64k+16x3", "--lengths-on", "host,device"], "lengths_on host says nothing"),
         (["--name", "../up"], "--name '../up' cannot name a folder: use up to 100 letters, digits"),
         (["--name", "-x"], "--name '-x' cannot name a folder: use up to 100 letters, digits, dot"),
         (["--lengths", "64k+"], "lengths '64k+' lacks a number beside + or x, write lengths such"),
@@ -220,6 +231,47 @@ def test_windows_of_a_file_are_checked_as_those_of_flags(tmp_path):
     refused = invoke("sweep", str(file), "--window", "0.1s", "--dry-run")
     assert_refused(refused, "a window of 0.1 s measures no energy")
     assert invoke("sweep", str(file), "--window", "60s", "--dry-run").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "alike"),
+    [
+        ("--lengths zipf --batch 1,8", "1"),
+        ("--lengths zipf,uniform --batch 8", "uniform"),
+        ("--lengths 64kx3", "one by one"),
+    ],
+)
+def test_lengths_on_the_host_may_be_asked_for_where_some_batch_has_one_length(words, alike):
+    assert invoke("sweep", "--dry-run", "--lengths-on", "host", *words.split()).exit_code == 0
+
+
+def test_a_file_of_lengths_is_cut_at_no_context_unless_asked_for(tmp_path, started, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine").write_text("300\n700\n20000\n5000\n")
+    Path("other").write_text("30000\n")
+    for words in (
+        "--lengths mine",
+        "smoke --lengths mine,other",
+        "--lengths mine,zipf",
+        "--lengths mine --context 1k,32k",
+    ):
+        result = invoke("sweep", "--batch", "64", *words.split())
+        cut = [line for line in result.stderr.splitlines() if line.startswith("Lengths of ")]
+        if words == "--lengths mine,zipf":
+            assert cut == [
+                "Lengths of mine reach 20000 tokens and are cut at the context (1024, 4096, 16384):"
+                " --context 20000 cuts none."
+            ]
+        elif words.endswith("32k"):
+            assert cut == [
+                "Lengths of mine reach 20000 tokens and are cut at the context (1024): --context"
+                " 20000 cuts none."
+            ]
+        else:
+            assert cut == []
+    contexts = [grid["context"] for sweep, *_ in started for grid in sweep.grids]
+    assert contexts[0] == (20000,)
+    assert {(30000,), (1024, 32768)} < set(contexts)
 
 
 @pytest.mark.parametrize(
