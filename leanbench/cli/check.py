@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from leanbench.gpu.local import Target
 
 _DEFAULT_KERNELS = "lean,fa2,fixed_split"
+#: What a pool of processes holds on every system.
+_MOST_JOBS = 1024
 
 
 def check(
@@ -99,6 +101,8 @@ def check(
                 f"--seed {seed} without --fuzz says nothing, the grid is always the same: leave it"
                 " out, or say how many random problems to check, such as --fuzz 100"
             )
+    if jobs > _MOST_JOBS:
+        raise UserError(f"--jobs {jobs} is above the limit of {_MOST_JOBS}: choose fewer")
     if fuzz > MOST_CASES:
         raise UserError(f"--fuzz {fuzz} is above the limit of {MOST_CASES}: run several seeds")
     output.say_kernel_warnings()

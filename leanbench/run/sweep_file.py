@@ -263,7 +263,8 @@ def load_sweep(file: str) -> Sweep:
                 f"there is no sweep file {file!r}: give a path to a TOML file, to definitions of"
                 f" FlashInfer-Bench, or one of {', '.join(shipped)}"
             )
-        raise UserError(f"there is no sweep {file!r}, {nearest(file, shipped)}")
+        there_is = nearest(file, shipped, "`leanbench list sweeps`")
+        raise UserError(f"there is no sweep {file!r}, {there_is}")
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text)

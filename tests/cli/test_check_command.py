@@ -231,6 +231,8 @@ def test_a_kernel_that_supports_nothing_does_not_pass():
             "Error: --seed 7 without --fuzz says nothing, the grid is always the same: leave it"
             " out, or say how many random problems to check, such as --fuzz 100",
         ),
+        (["--jobs", "1025"], "Error: --jobs 1025 is above the limit of 1024: choose fewer"),
+        (["--jobs", "abc"], "Error: --jobs 'abc' is refused: write a whole number such as 8"),
         (
             ["--jobs", "-2"],
             "Error: --jobs -2 is negative: give 0 for as many as fit the CPU, or a number above",

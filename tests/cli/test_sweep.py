@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from example_rows import show_rows
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from leanbench.cli import sweep_run
 from leanbench.cli.main import app
 from leanbench.cli.options import RunFlags
+from leanbench.cli.progress import SweepProgress
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
@@ -58,6 +61,32 @@ def assert_refused(result: Result, words: str) -> None:
         (["--model", "lama-3-8b"], "there is no model 'lama-3-8b', did you mean 'llama-3-8b'?"),
         (["models", "--head-dim", "64"], "--head-dim 64 without --heads says nothing, the models"),
         (["--kernels", "laen"], "there is no kernel 'laen', did you mean 'lean'?"),
+        (["--kernels", "nope"], " more (`leanbench list kernels`)"),
+        (["nope"], " more (`leanbench list sweeps`)"),
+        (["--model", "nope"], " more (`leanbench list models`)"),
+        (
+            ["--head-dim", "100000"],
+            "head_dim 100000 is above the limit of 1024: choose a multiple o",
+        ),
+        (
+            ["--context", "1k:8k:+0"],
+            "context '1k:8k:+0' never reaches its end: add at least 1, as in 4k:32k:+4k",
+        ),
+        (["--context", "1k:8k:x0"], "context '1k:8k:x0' never reaches its end: multiply by at lea"),
+        (
+            ["--config", "lean:nope=1"],
+            "there is no setting 'nope', did you mean 'copy'? Write settings as in lean:impl",
+        ),
+        (
+            ["--config", "lean:tile_tokens=abc"],
+            "config 'lean:tile_tokens=abc': tile_tokens 'abc' is not a power of two from 16 to 1024"
+            ", as in lean:implementation=",
+        ),
+        (
+            ["smoke", "extra"],
+            "there is no use for 'extra' here: leave it out, or name the option it belongs to; a"
+            " list has commas between its values and no spaces",
+        ),
         (["--configs", "worst"], "configs 'worst' is not supported"),
         (["smokee"], "there is no sweep 'smokee', did you mean 'smoke'?"),
         (["my/own.toml"], "there is no sweep file 'my/own.toml'"),
@@ -312,8 +341,11 @@ def test_a_toml_error_names_file_line_and_key(tmp_path):
     [
         (["frob"], "No such command 'frob'"),
         (["sweep", "--frob"], "--frob"),
-        (["sweep", "--max-samples", "1e9"], "Error: --max-samples '1e9' is refused: "),
-        (["sweep", "smoke", "--draw=abc"], "Error: --draw 'abc' is refused: "),
+        (["sweep", "--max-samples", "1e9"], "Error: --max-samples '1e9' is refused: write a"),
+        (
+            ["sweep", "smoke", "--draw=abc"],
+            "Error: --draw 'abc' is refused: write a whole number such as 8\n",
+        ),
         (["sweep", "smoke", "--draw", "3", "--draw", "abc"], "Error: --draw 'abc' is refused: "),
         (["merge", "--", "--out", "x"], "Missing option '--out'"),
         (["configs", "validate", "--problems", "0"], "Error: --problems '0' is refused: "),
@@ -583,3 +615,16 @@ def test_a_baseline_that_is_not_swept_is_refused():
     result = invoke("sweep", "--kernels", "lean,fa2", "--baseline", "cudnn", "--no-report")
     assert result.exit_code == 2
     assert "--baseline cudnn is no kernel of this sweep, " in result.stderr
+
+
+def test_progress_in_a_narrow_terminal_cuts_the_cells_name_alone(monkeypatch):
+    console = Console(file=StringIO(), force_terminal=True, color_system=None, width=80)
+    monkeypatch.setattr("leanbench.cli.output.console", lambda stderr: console)
+    progress = SweepProgress(1680, quiet=False)
+    cell: Any = SimpleNamespace(label="fixed_split · b16 h128/16 nragged20000x93211 " * 3)
+    progress.starts(cell)
+    with console.capture() as shown:
+        console.print(progress._bar.get_renderable())
+    [line] = shown.get().splitlines()
+    assert len(line) <= 80
+    assert re.search(r"   0/1680 ETA -:--:-- fixed_split · b16 h128/16 nrag.*…", line)
