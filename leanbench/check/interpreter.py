@@ -10,6 +10,10 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.registry import kernel, kernels
 from leanbench.kernels.mla.configs import MlaConfig
 
+#: The package of the libraries' kernels, and those that torch also has for the CPU.
+_LIBRARIES = "leanbench.kernels.libraries"
+_LIBRARIES_ON_CPU = ("standard", "torch_flash", "torch_flex", "torch_math")
+
 
 def runs_as(name: str, interpreted: bool) -> str:
     """The name of the kernel that runs where `name` is asked for: of two implementations, the
@@ -42,6 +46,21 @@ def refuse_cuda(names: Iterable[str], why: str, remedy: str) -> None:
     )
 
 
+def refuse_libraries(names: Iterable[str], why: str, remedy: str) -> None:
+    """Refuses libraries' kernels that run on GPUs alone, as `refuse_cuda` does its own.
+
+    Raises:
+        UserError: there is one among `names`.
+    """
+    needy = [name for name in names if _is_library_on_gpu(name)]
+    if not needy:
+        return
+    are, it = "is a library's kernel and needs", "it"
+    if len(needy) > 1:
+        are, it = "are libraries' kernels and need", "them"
+    raise UserError(f"{', '.join(needy)} {are} a GPU: {why}; leave {it} out, or {remedy}")
+
+
 def skipped_cuda(names: Iterable[str]) -> str | None:
     """A sentence without its full stop on the CUDA C++ implementations of `names`, which the
     interpreter does not run; None where there are none.
@@ -57,6 +76,11 @@ def skipped_cuda(names: Iterable[str]) -> str | None:
         f"Of {', '.join(both)} the interpreter runs the Triton kernels alone: the CUDA C++ ones"
         " need a GPU and are skipped"
     )
+
+
+def _is_library_on_gpu(name: str) -> bool:
+    is_library = type(kernel(name)).__module__.startswith(_LIBRARIES)
+    return is_library and name not in _LIBRARIES_ON_CPU
 
 
 def _is_cuda_alone(asked: Kernel[Any]) -> bool:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,11 +16,15 @@ from leanbench.cli.completion import kernel_names
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from leanbench.check.grid import CaseResult, CheckCase
     from leanbench.core.gpu_spec import GpuSpec
     from leanbench.gpu.local import Target
 
 _DEFAULT_KERNELS = "lean,fa2,fixed_split"
+#: What a pool of processes holds on every system.
+_MOST_JOBS = 1024
 
 
 def check(
@@ -42,11 +44,13 @@ def check(
         int, typer.Option("--fuzz", help="Check so many random problems instead of the grid.")
     ] = 0,
     seed: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--seed", help="Of the random problems; inputs are drawn afresh whatever it is."
+            "--seed",
+            help="Of the random problems; inputs are drawn afresh whatever it is.",
+            show_default="0",
         ),
-    ] = 0,
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", help="Stop after this many problems; 0 runs all.")
     ] = 0,
@@ -66,14 +70,14 @@ def check(
     """
     from leanbench.check.fuzz import MOST_CASES, fuzz_cases
     from leanbench.check.grid import gpu_cases, interpreter_cases
-    from leanbench.check.interpreter import skipped_cuda
+    from leanbench.check.interpreter import refuse_libraries, skipped_cuda
     from leanbench.configs.fingerprint import settings_hash
     from leanbench.core.registry import kernel
-    from leanbench.core.syntax import MAX_SEED
+    from leanbench.core.syntax import check_seed
     from leanbench.gpu.local import choose
     from leanbench.records.environment import kernels_hash
 
-    names = tuple(name.strip() for name in kernels.split(","))
+    names = tuple(dict.fromkeys(name.strip() for name in kernels.split(",")))
     if "" in names:
         raise UserError(
             f"--kernels {kernels!r} has an empty entry: separate names by single commas, as in"
@@ -90,14 +94,21 @@ def check(
             raise UserError(
                 f"{option} {value} is negative: give 0 for {meaning}, or a number above"
             )
-    if seed > MAX_SEED:
-        raise UserError(f"--seed {seed} is above the limit of {MAX_SEED}: choose another")
+    if seed is not None:
+        check_seed("--seed", seed)
+        if not fuzz:
+            raise UserError(
+                f"--seed {seed} without --fuzz says nothing, the grid is always the same: leave it"
+                " out, or say how many random problems to check, such as --fuzz 100"
+            )
+    if jobs > _MOST_JOBS:
+        raise UserError(f"--jobs {jobs} is above the limit of {_MOST_JOBS}: choose fewer")
     if fuzz > MOST_CASES:
         raise UserError(f"--fuzz {fuzz} is above the limit of {MOST_CASES}: run several seeds")
     output.say_kernel_warnings()
     target = choose(None, require_gpu=False)
     on_gpu = target.local_index is not None and not interpreter
-    cases = fuzz_cases(fuzz, seed) if fuzz else gpu_cases() if on_gpu else interpreter_cases()
+    cases = fuzz_cases(fuzz, seed or 0) if fuzz else gpu_cases() if on_gpu else interpreter_cases()
     if limit:
         cases = cases[:limit]
     if not on_gpu:
@@ -105,6 +116,8 @@ def check(
     for name in names:
         if missing := kernel(name).unavailable_reason():
             raise UserError(missing)
+    if not on_gpu:
+        refuse_libraries(names, *_why_no_gpu(target))
     device = f"cuda:{target.local_index}" if on_gpu else "cpu"
     where = target.spec.product if on_gpu else "Triton's interpreter on the CPU"
     output.show(
@@ -115,7 +128,14 @@ def check(
     if not on_gpu and (skipped := skipped_cuda(names)) is not None:
         output.show(skipped)
     jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
-    results = list(_run(names, cases, target.spec, device, jobs))
+    results, checked = _run(names, cases, target.spec, device, jobs)
+    if checked < len(cases):
+        if results:
+            _print_summary(results, checked)
+        output.say(
+            f"Stopped by SIGINT: {checked} of {output.counted(len(cases), 'problem')} checked."
+        )
+        raise typer.Exit(130)
     ran = {result.kernel for result in results}
     unchecked = [name for name in names if name not in ran]
     if results:
@@ -139,13 +159,17 @@ def _use_interpreter(names: tuple[str, ...], target: Target) -> None:
     """
     from leanbench.check.interpreter import refuse_cuda
 
-    if target.local_index is None:
-        refuse_cuda(names, target.note or "there is none here", "use a machine with a GPU")
-    else:
-        refuse_cuda(names, "--interpreter does without", "leave --interpreter out")
+    refuse_cuda(names, *_why_no_gpu(target))
     # Before any worker imports triton: that is when it decides.
     os.environ["TRITON_INTERPRET"] = "1"
     _refuse_broken_interpreter()
+
+
+def _why_no_gpu(target: Target) -> tuple[str, str]:
+    """Why the interpreter runs, as a clause, and what would have a GPU run."""
+    if target.local_index is None:
+        return target.note or "there is none here", "use a machine with a GPU"
+    return "--interpreter does without", "leave --interpreter out"
 
 
 def _refuse_broken_interpreter() -> None:
@@ -166,31 +190,58 @@ def _refuse_broken_interpreter() -> None:
 
 def _run(
     names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str, jobs: int
-) -> Iterator[CaseResult]:
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor, as_completed
+) -> tuple[list[CaseResult], int]:
+    """What came out, and of how many cases: all, or those that were done before Ctrl-C.
 
-    from rich.console import Console
+    Raises:
+        UserError: a process of the pool died.
+    """
+    import multiprocessing
+    from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+
     from rich.progress import Progress
 
     from leanbench.check.grid import run_family
-    from leanbench.compile.build import end_with_parent
+    from leanbench.compile.build import begin_worker, ctrl_c_kept_from_children
 
     ordered = sorted(cases, key=lambda case: str(case.compiled_for))
     families = [
         list(group) for _, group in itertools.groupby(ordered, key=lambda case: case.compiled_for)
     ]
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(jobs, context, end_with_parent) as pool,
-        Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
-    ):
-        task = progress.add_task("checking", total=len(cases) * len(names))
-        running = [pool.submit(run_family, names, family, gpu, device) for family in families]
-        for done in as_completed(running):
-            results = done.result()
-            progress.advance(task, len(results))
-            yield from results
+    console = output.console(stderr=True)
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), begin_worker)
+    running: dict[Future[list[CaseResult]], int] = {}
+    try:
+        with Progress(console=console, disable=not console.is_terminal) as progress:
+            task = progress.add_task("checking", total=len(cases))
+            # This starts the processes.
+            with ctrl_c_kept_from_children():
+                for family in families:
+                    future = pool.submit(run_family, names, family, gpu, device)
+                    running[future] = len(family)
+            for future in as_completed(running):
+                future.result()
+                progress.advance(task, running[future])
+    except KeyboardInterrupt:
+        # What is done is worth printing; a problem may take half a minute more in the interpreter.
+        pass
+    except BrokenExecutor:
+        raise UserError(
+            "a checking process died, perhaps for want of memory: repeat the command with fewer"
+            " processes, as in --jobs 1"
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        done = {future: count for future, count in running.items() if _has_result(future)}
+        if len(done) < len(running):
+            for child in set(multiprocessing.active_children()) - others:
+                child.kill()
+    return [result for future in done for result in future.result()], sum(done.values())
+
+
+def _has_result(future: Future[list[CaseResult]]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _print_summary(results: list[CaseResult], problems: int) -> None:

@@ -10,7 +10,7 @@ import typer
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names, whole_model_names
 from leanbench.cli.options import Ci, RunFlags, run_options
-from leanbench.cli.sweep_flags import measure_flags
+from leanbench.cli.sweep_flags import measure_flags, refuse_window_without_use
 from leanbench.cli.sweep_run import command_of, run_requested
 from leanbench.core.axes import AXES
 from leanbench.core.lengths import is_explicit
@@ -95,8 +95,14 @@ def decode(
         ),
     ] = None,
     window: Annotated[
-        str, typer.Option("--window", metavar="TIME", help="Length of the --energy window.")
-    ] = "3s",
+        str | None,
+        typer.Option(
+            "--window",
+            metavar="TIME",
+            help="Length of the --energy window.",
+            show_default="3s",
+        ),
+    ] = None,
     ci: Ci = "0.5%",
 ) -> None:
     """Time per token of a whole model, with each kernel as its attention, then HTML and CSV.
@@ -124,6 +130,7 @@ def decode(
     given = {axis: text for axis, text in axes.items() if text is not None}
     measure = measure_flags(ci=ci, energy=energy, window=window, prefill=prefill)
     requested = requested_sweep(_SWEEP, given, kernels, None, measure)
+    refuse_window_without_use(window, requested.measure, "--energy")
     if context is None:
         requested = _within_positions(requested, quiet=flags.quiet)
     run_requested(requested, flags, command_of(ctx))

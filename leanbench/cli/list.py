@@ -77,6 +77,7 @@ def _lengths() -> None:
 
 def _models() -> None:
     from leanbench.core.language_models import models
+    from leanbench.core.model_config import shipped_models
 
     listed = models().values()
     sliding = [
@@ -101,6 +102,11 @@ def _models() -> None:
         ("layers", [str(model.layers) for model in listed]),
         ("window or chunk\nlayers", sliding),
         ("all layers", others),
+        # The others need the path of their config.json there.
+        (
+            "leanbench\ndecode",
+            ["yes" if model.name in shipped_models() else "" for model in listed],
+        ),
         # First its config on the hub.
         ("also called", ["\n".join((model.config, *model.also)) for model in listed]),
     ]

@@ -31,6 +31,8 @@ from leanbench.core.version import __version__
 
 #: Of a context: the words of the command line.
 _WORDS = "leanbench.words"
+#: Typer has no public name for it.
+_UsageError: Any = typer.BadParameter.__base__
 #: What no command looks for, as anything that is printed may meet it.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -51,6 +53,15 @@ class _Commands(TyperGroup):
             if (refusal := _refusal_with_value(error, ctx.meta[_WORDS])) is None:
                 raise
             output.say(f"Error: {refusal}")
+            raise typer.Exit(2) from None
+        except _UsageError as error:
+            extra = re.fullmatch(r"Got unexpected extra arguments?.* \((.*)\)", error.message)
+            if extra is None:
+                raise
+            output.say(
+                f"Error: there is no use for {extra[1]!r} here: leave it out, or name the option it"
+                " belongs to; a list has commas between its values and no spaces"
+            )
             raise typer.Exit(2) from None
         except UserError as error:
             output.say(f"Error: {error}")
@@ -92,6 +103,8 @@ def _refusal_with_value(error: typer.BadParameter, words: list[str]) -> str | No
     # Of an option that is given twice, the last value holds.
     for option, value in reversed(list(pairwise(split))):
         if option in options:
+            if "valid integer" in error.message and not re.fullmatch(r"[+-]?\d+", value.strip()):
+                return f"{option} {value!r} is refused: write a whole number such as 8"
             return f"{option} {value!r} is refused: {error.message[0].lower()}{error.message[1:]}"
     return None
 
@@ -145,5 +158,6 @@ app.command("list", short_help="List kernels, sweeps, axes, quantities, lengths,
 
 def main() -> None:
     """The `leanbench` command."""
+    output.open_closed_streams()
     write_ascii_where_needed()
     app(prog_name="leanbench")

@@ -75,6 +75,22 @@ def mute(stream: str) -> None:
     setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
 
 
+def open_closed_streams() -> None:
+    """Nothing is written to `stdout` or `stderr` where the caller closed it, as by ``>&-``: Python
+    has None there, and the next file that is opened would get its number.
+    """
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        mute(name)
+        opened = getattr(sys, name).fileno()
+        # Processes that are started write there too.
+        if opened == number:
+            os.set_inheritable(number, True)
+        else:
+            os.dup2(opened, number)
+
+
 def show_table(table: Table) -> None:
     console().print(table)
 

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from leanbench.run.cells import Cell
 
 
+#: Terminal columns of the bar.
+_BAR = 24
+
+
 class SweepProgress:
     """The observer of run_cells that shows a progress bar, as a context manager."""
 
@@ -28,7 +32,7 @@ class SweepProgress:
         #: Kernels and reasons printed in full: a missing library is missing for every problem.
         self._explanations: set[tuple[str, str]] = set()
         self._bar = Progress(
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=_BAR),
             MofNCompleteColumn(),
             TextColumn("ETA"),
             TimeRemainingColumn(),
@@ -48,7 +52,12 @@ class SweepProgress:
         self._bar.stop()
 
     def starts(self, cell: Cell) -> None:
-        self._bar.update(self._task, description=cell.label)
+        self._bar.update(self._task, description=self._clipped(cell.label))
+
+    def _clipped(self, label: str) -> str:
+        """A cell's name as far as the line has room: rich would cut the count and the time too."""
+        room = self._console.width - _BAR - 2 * len(f"{self._total} ") - len("ETA 10:00:00  ")
+        return label if len(label) <= room else f"{label[: max(room - 1, 0)]}…"
 
     def finished(self, cell: Cell, row: dict[str, Any]) -> None:
         self._done += 1

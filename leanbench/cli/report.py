@@ -47,5 +47,5 @@ def report(
             "a report of several runs belongs to none of them: say with --out which folder to write"
         )
     formats = list(dict.fromkeys(name.strip() for name in format_.split(",")))
-    for path in write_report(first, out or first, formats, others, baseline):
+    for path in write_report(first, out or first, formats, others, baseline, alone=True):
         typer.echo(path)

@@ -8,7 +8,7 @@ import typer
 
 from leanbench.cli.completion import kernel_names, sweep_names
 from leanbench.cli.options import Ci, RunFlags, axis_options, run_options
-from leanbench.cli.sweep_flags import measure_flags
+from leanbench.cli.sweep_flags import measure_flags, refuse_window_without_use
 from leanbench.cli.sweep_run import command_of, run_requested
 
 
@@ -79,11 +79,14 @@ def sweep(
         bool, typer.Option("--energy", help="Also energy, over seconds back to back.")
     ] = False,
     window: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--window", metavar="TIME", help="Length of the --sustained and --energy window."
+            "--window",
+            metavar="TIME",
+            help="Length of the --sustained and --energy window.",
+            show_default="3s",
         ),
-    ] = "3s",
+    ] = None,
     occupancy: Annotated[
         bool,
         typer.Option(
@@ -127,4 +130,5 @@ def sweep(
         max_samples=max_samples,
     )
     requested = requested_sweep(file, axes, kernels, configs, measure, config or (), draw, seed)
+    refuse_window_without_use(window, requested.measure)
     run_requested(requested, flags, command_of(ctx))

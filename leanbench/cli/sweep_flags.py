@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def measure_flags(
     *,
     ci: str,
-    window: str,
+    window: str | None = None,
     energy: bool = False,
     sustained: bool = False,
     occupancy: bool = False,
@@ -44,7 +44,9 @@ def measure_flags(
     effort = Effort(
         relative_ci, min_samples=min_samples, max_samples=max_samples, max_seconds=max_seconds
     )
-    flags: dict[str, Any] = {"effort": effort, "window_s": parse_seconds("--window", window)}
+    flags: dict[str, Any] = {"effort": effort}
+    if window is not None:
+        flags["window_s"] = parse_seconds("--window", window)
     requested = {
         "sustained": sustained,
         "energy": energy,
@@ -57,6 +59,21 @@ def measure_flags(
     if cache is not None:
         flags["cache"] = choose("cache", cache, ["cold", "warm"])
     return flags
+
+
+def refuse_window_without_use(
+    window: str | None, measure: MeasureOptions, options: str = "--energy or --sustained"
+) -> None:
+    """Refuses a window where nothing is measured over one.
+
+    Args:
+        options: of the command, that measure over one.
+    """
+    if window is not None and not (measure.energy or measure.sustained):
+        raise UserError(
+            f"--window {window} says nothing, latency is not measured over a window: add {options},"
+            " or leave it out"
+        )
 
 
 def limits_of(timeout: str, budget: str | None, measure: MeasureOptions) -> Limits:

@@ -57,6 +57,7 @@ def run_requested(requested: Sweep, flags: RunFlags, command: list[str]) -> None
         output.say_kernel_warnings()
         if not flags.quiet:
             _say_whose_layers(requested)
+            _say_what_is_cut(requested)
         if predicted:
             _say_predicted(requested, machines.target, flags)
         output.say_note(machines.target)
@@ -74,16 +75,19 @@ def run_requested(requested: Sweep, flags: RunFlags, command: list[str]) -> None
             manifest["shard"] = shard.to_manifest(every_cell)
         path = run_path(flags, cells, requested, machines.target)
         finished = run_sweep(path, cells, manifest, machines, limits, command, flags)
+    files: list[Path] = []
+    if not flags.no_report:
+        from leanbench.report import write_report
+
+        # Before anything is printed, which may fail: stdout can be full.
+        files = write_report(path, path, ["html", "csv"], baseline=flags.baseline)
     if not flags.quiet:
         from leanbench.cli.sweep_tables import show_ending
 
         show_ending(finished, flags.baseline)
         output.say(f"Run directory: {path}")
-    if not flags.no_report:
-        from leanbench.report import write_report
-
-        for written in write_report(path, path, ["html", "csv"], baseline=flags.baseline):
-            output.show(str(written))
+    for file in files:
+        output.show(str(file))
     if has_failed(finished):
         raise typer.Exit(1)
 
@@ -130,6 +134,24 @@ def _say_whose_layers(requested: Sweep) -> None:
     for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in requested.grids):
         for layer, models in by_layer(names, tps).items():
             output.say(f"{layer.words}: {', '.join(models)}")
+
+
+def _say_what_is_cut(requested: Sweep) -> None:
+    """Contexts that no sequence of a file of lengths is longer than."""
+    from leanbench.core.lengths import longest_in_file
+
+    cut = {
+        (lengths, longest): [context for context in grid["context"] if context < longest]
+        for grid in requested.grids
+        for lengths in grid["lengths"]
+        if (longest := longest_in_file(lengths)) is not None
+    }
+    for (lengths, longest), contexts in cut.items():
+        if contexts:
+            output.say(
+                f"Lengths of {lengths} reach {longest} tokens and are cut at the context"
+                f" ({', '.join(map(str, contexts))}): --context {longest} cuts none."
+            )
 
 
 def run_sweep(

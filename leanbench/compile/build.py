@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 
 from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
@@ -64,12 +64,13 @@ def process_pool(
     # Triton's interpreter, where this process uses it, compiles nothing.
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
     try:
-        forkserver.ensure_running()
+        with ctrl_c_kept_from_children():
+            forkserver.ensure_running()
     finally:
         if interpreted is not None:
             os.environ["TRITON_INTERPRET"] = interpreted
     pool = ProcessPoolExecutor(
-        workers or len(os.sched_getaffinity(0)), context, initializer=_begin_worker
+        workers or len(os.sched_getaffinity(0)), context, initializer=begin_worker
     )
     wait = True
     try:
@@ -82,7 +83,21 @@ def process_pool(
         pool.shutdown(wait=wait, cancel_futures=True)
 
 
-def _begin_worker() -> None:
+@contextlib.contextmanager
+def ctrl_c_kept_from_children() -> Iterator[None]:
+    """A block whose new processes never see Ctrl-C, also while they load the modules that their
+    initializer needs; this process sees it at the block's end.
+    """
+    # Starting the tracker ends with SIGINT let through: it has to be there before.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def begin_worker() -> None:
     """Ctrl-C reaches every process of a terminal; this one's parent decides what becomes of it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()

@@ -7,6 +7,7 @@ leanbench in `SHIPPED`.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -118,7 +119,8 @@ def check_target(spec: GpuSpec) -> None:
     path = _users_path(gpu)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path):
+        # No lock's file is left where nothing is saved in the end.
+        with tempfile.TemporaryFile(dir=path.parent):
             _before(path, TunedConfigs(kernel="lean", gpu=gpu, families=[]))
     except OSError as error:
         raise UserError(

@@ -102,14 +102,20 @@ class Whole(Values):
             raise UserError(f"{name} is {value}, it must be at least {self.least}{self._hint}")
         if value > self.most:
             raise UserError(
-                f"{name} {value} is above the limit of {self.most}: choose from {self.least} to"
-                f" {self.most}{self._hint}"
+                f"{name} {value} is above the limit of {self.most}: choose {self._range}"
+                f"{self._hint}"
             )
         if value % self.multiple_of:
             raise UserError(
                 f"{name} {value} is no multiple of {self.multiple_of}: choose one, up to"
                 f" {self.most}{self._hint}"
             )
+
+    @property
+    def _range(self) -> str:
+        if self.multiple_of == 1:
+            return f"from {self.least} to {self.most}"
+        return f"a multiple of {self.multiple_of} up to {self.most}"
 
     @property
     def _hint(self) -> str:

@@ -28,9 +28,12 @@ class GpuUnusable(Exception):
     """The GPU answers no further call of this process; another process may have more luck."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], all_of_them: str = "") -> str:
     """A phrase that suggests the nearest known name, or lists what there is: ``did you mean
     'lean'?``.
+
+    Args:
+        all_of_them: what lists them, as in "`leanbench list kernels`".
     """
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -38,4 +41,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return f"did you mean {close[0]!r}?"
     # A folder of runs can hold hundreds.
     more = f" and {len(known) - 20} more" if len(known) > 20 else ""
-    return f"known: {', '.join(known[:20])}{more}"
+    listed = f" ({all_of_them})" if all_of_them else ""
+    return f"known: {', '.join(known[:20])}{more}{listed}"

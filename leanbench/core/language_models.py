@@ -140,7 +140,8 @@ def parse_models(text: str) -> tuple[str, ...]:
 
 def _own(name: str, own: Mapping[str, str]) -> str:
     if name not in own:
-        raise UserError(f"there is no model {name!r}, {nearest(name, own)}")
+        there_is = nearest(name, own, "`leanbench list models`")
+        raise UserError(f"there is no model {name!r}, {there_is}")
     return own[name]
 
 

@@ -171,6 +171,16 @@ def as_context(lengths: tuple[int, ...]) -> Context:
     return lengths[0] if len(set(lengths)) == 1 else lengths
 
 
+def longest_in_file(lengths: str) -> int | None:
+    """The longest length of a file that a value of `Lengths` names; None: it names none.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    named = lengths in (*DISTRIBUTIONS, *traces()) or lengths.startswith(_MEAN)
+    return None if named or is_explicit(lengths) else _file_quantiles("lengths", lengths)[-1]
+
+
 def draw_context(
     lengths: str, batch: int, longest: int, draw: random.Random | None = None
 ) -> Context:

@@ -22,6 +22,8 @@ Status = Literal[
 EVERY_STATUS: tuple[Status, ...] = get_args(Status)
 #: The kernel ran and its output was compared with the reference: such a row may carry figures.
 RAN: tuple[Status, ...] = ("ok", "noisy", "suspect", "incorrect")
+#: The latency counts where kernels are compared: a rival that was timed with noise is a rival.
+TIMED: tuple[Status, ...] = ("ok", "noisy")
 
 #: In the order of tables.
 Group = Literal[

@@ -110,7 +110,6 @@ def kernel(name: str) -> Kernel[Any]:
     """
     known = kernels()
     if name not in known:
-        raise UserError(
-            "; ".join([*_warnings, f"there is no kernel {name!r}, {nearest(name, known)}"])
-        )
+        there_is = nearest(name, known, "`leanbench list kernels`")
+        raise UserError("; ".join([*_warnings, f"there is no kernel {name!r}, {there_is}"]))
     return known[name]

@@ -163,13 +163,17 @@ def _range(name: str, text: str, hint: str) -> list[int]:
         raise UserError(f"{name} {text!r} is not a range, write {_LIST}{hint}")
     first = parse_number(name, parts[0], _LIST)
     last = parse_number(name, parts[1], _LIST)
-    step = parse_number(name, parts[2][1:], _LIST)
+    step = parse_number(name, parts[2][1:], _LIST, least=0)
     if first > last:
         raise UserError(
             f"{name} {text!r} starts above its end: write the smaller number first, as in"
             " 1k:512k:x2"
         )
     if parts[2][0] == "+":
+        if step == 0:
+            raise UserError(
+                f"{name} {text!r} never reaches its end: add at least 1, as in 4k:32k:+4k"
+            )
         if (last - first) // step >= MAX_VALUES:
             raise _too_long(name, text)
         return list(range(first, last + 1, step))

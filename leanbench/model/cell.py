@@ -119,9 +119,9 @@ def _predicted(
         return Outcome(status="out_of_memory", reason=reason)
     choice = lookup.resolve(kernel, problem, spec, configs)
     candidates = _candidates(problem, kernel, spec, choice.config, configs == "best")
-    known = [config for config in candidates if refusal(config, spec) is None]
+    known = [config for config in candidates if refusal(kernel, config, spec) is None]
     if candidates and not known:
-        return _unsupported(refusal(candidates[0], spec))
+        return _unsupported(refusal(kernel, candidates[0], spec))
     schedules = [
         (config, schedule)
         for config in known
@@ -187,11 +187,12 @@ def _unsupported(reason: str | None) -> Outcome:
     return Outcome(status="unsupported", reason=reason)
 
 
-def refusal(config: TileConfig, spec: GpuSpec) -> str | None:
+def refusal(kernel: Kernel, config: TileConfig, spec: GpuSpec) -> str | None:
     """One sentence why the model does not know what `config` launches on this GPU, or None."""
     if not isinstance(config, CudaConfig):
         return None
-    return lean_cuda.refusal(spec, calibration_for(spec).constants, config)
+    name = kernel.implementation_of(config).name
+    return lean_cuda.refusal(spec, calibration_for(spec).constants, config, name)
 
 
 def _candidates(

@@ -28,26 +28,35 @@ LINE_BYTES = 128
 CALIBRATED_CAPABILITY = (9, 0)
 
 
-def refusal(spec: GpuSpec, constants: Constants, config: CudaConfig | None = None) -> str | None:
-    """One sentence why lean_cuda, or this config of it, is not predicted for a GPU with these
-    constants, or None.
+def refusal(
+    spec: GpuSpec,
+    constants: Constants,
+    config: CudaConfig | None = None,
+    name: str = "lean_cuda",
+) -> str | None:
+    """One sentence why a kernel of lean_cuda's copies, or this config of it, is not predicted for a
+    GPU with these constants, or None.
+
+    Args:
+        name: the kernel's.
     """
+    in_triton = f"{name.removesuffix('_cuda')}_triton"
     if config is not None and config.of_warpgroups:
         return (
-            "the performance model does not know the arithmetic of warpgroups, lean_cuda with"
+            f"the performance model does not know the arithmetic of warpgroups, {name} with"
             f" tile_rows {config.tile_rows}: measure it, or choose settings with tile_rows 8 to 32"
         )
     if spec.compute_capability != CALIBRATED_CAPABILITY:
         return (
-            f"the model knows lean_cuda with the copies and clusters of compute capability 9.0 "
+            f"the model knows {name} with the copies and clusters of compute capability 9.0 "
             f"alone, {spec.name} has {'.'.join(map(str, spec.compute_capability))}: measure it "
-            "there, predict for a GPU that has (--gpu h200), or predict lean_triton where it takes "
-            "the problem"
+            f"there, predict for a GPU that has (--gpu h200), or predict {in_triton} where it "
+            "takes the problem"
         )
     if constants.lean_cuda is None:
         return (
             f"the calibration in use for {spec.name} does not know lean_cuda: fit it to a run that "
-            "measured it (`leanbench predict fit`), or predict lean_triton"
+            f"measured it (`leanbench predict fit`), or predict {in_triton}"
         )
     return None
 

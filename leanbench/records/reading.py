@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,31 @@ class Run:
     @property
     def name(self) -> str:
         return self.other_name or str(self.manifest.get("name") or self.directory.resolve().name)
+
+    @property
+    def unfinished(self) -> str:
+        """Cells without a row and the command that goes on with them, no sentence yet: ``2 of 40
+        cells have no row yet: finish it with `leanbench sweep --name x --resume```; empty where the
+        manifest names no cells or all have rows.
+        """
+        cells = self.manifest.get("cells")
+        # As it was written: anything may stand there.
+        known = cells if isinstance(cells, list) else []
+        wanted = {cell for cell in known if isinstance(cell, str)}
+        left = len(wanted - {row.cell for row, _ in self.results})
+        if not left:
+            return ""
+        have = "cell has" if len(wanted) == 1 else "cells have"
+        return f"{left} of {len(wanted)} {have} no row yet: {self.go_on}"
+
+    @property
+    def go_on(self) -> str:
+        """What finishes the run."""
+        command = self.manifest.get("command")
+        if not isinstance(command, str) or not command:
+            return "finish it with its command and --resume"
+        words, folder = " ".join(command.split()), shlex.quote(self.directory.resolve().name)
+        return f"finish it with `{words} --name {folder} --resume`"
 
 
 def find_run(run: str) -> Path:

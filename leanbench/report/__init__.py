@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leanbench.core.errors import UserError, nearest
+from leanbench.records.manifest import RESULTS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from leanbench.records.reading import Run
     from leanbench.report.facts.results import Results
 
 #: Each format's file.
@@ -39,6 +41,8 @@ def write_report(
     formats: Sequence[str] = DEFAULT_FORMATS,
     more_runs: Sequence[Path] = (),
     baseline: str | None = None,
+    *,
+    alone: bool = False,
 ) -> list[Path]:
     """Paths of the files of `FILES` and folders of `FOLDERS` that it writes into `out_dir`, one for
     each format.
@@ -46,11 +50,13 @@ def write_report(
     Args:
         more_runs: run directories that the report compares with the first.
         baseline: the kernel that others are compared with; None for lean, or the first that ran.
+        alone: nothing else has said how the runs ended: one that is not finished is named, and one
+            without rows refused, so that it replaces no report.
 
     Raises:
         UserError: an unknown format, one whose library is missing or that has nothing of the runs,
             an `out_dir` that cannot be written, a run that cannot be read or is given twice, a
-            baseline that did not run.
+            baseline that did not run; where it is all there is, a run without rows.
     """
     known = {**FILES, **FOLDERS}
     for format_ in formats:
@@ -66,6 +72,10 @@ def write_report(
     for run in runs:
         for note in run.notes:
             logging.getLogger(__name__).warning(f"{run.name}: {note}" if more_runs else note)
+        if alone:
+            _refuse_without_rows(run)
+            if run.unfinished:
+                logging.getLogger(__name__).warning(f"{run.directory}: {run.unfinished}")
     results = Results(runs, baseline)
     contents: dict[Path, str | bytes] = {}
     for format_, target in targets.items():
@@ -77,6 +87,13 @@ def write_report(
     for target, content in contents.items():
         write_whole(target, content)
     return list(targets.values())
+
+
+def _refuse_without_rows(run: Run) -> None:
+    if not run.results:
+        raise UserError(
+            f"{run.directory} has no row to report, its {RESULTS} is missing or empty: {run.go_on}"
+        )
 
 
 def _render_folder(format_: str, results: Results) -> Mapping[str, str | bytes]:

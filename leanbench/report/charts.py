@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from leanbench.core.quantities import TIMED
 from leanbench.report.frame import THE_BASELINE, baseline_of, has_values, where
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from leanbench.report.series import VaryingAxis
-
-#: Statuses with a latency that was taken; `noisy` is drawn hollow and enters no statistic.
-DRAWN = ("ok", "noisy")
 
 
 @dataclass(frozen=True)
@@ -184,8 +182,8 @@ CHARTS = (
 
 
 def drawn_rows(frame: DataFrame) -> DataFrame:
-    """The rows that charts show."""
-    return where(frame, frame["status"].isin(DRAWN) & frame["latency_us"].notna())
+    """The rows that charts show: `noisy` ones are drawn hollow."""
+    return where(frame, frame["status"].isin(TIMED) & frame["latency_us"].notna())
 
 
 def charts_of(drawn: DataFrame, axes: Sequence[VaryingAxis]) -> list[Chart]:

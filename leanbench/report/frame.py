@@ -1,8 +1,9 @@
 """Rows as a flat table, and what is compared in it.
 
-Only rows with status `ok` enter a statistic, with warnings or without, and a statistic never spans
-two runs, two sources (`measured`, `predicted`), two GPUs or two states of the L2 (`cold`, `warm`).
-The bound of whole models is none of the kernels that are compared.
+Only timed rows (`ok` or `noisy`) enter a statistic, with warnings or without, as in the documents:
+without a noisy rival, the slowest of all might pass for the fastest other kernel. A statistic never
+spans two runs, two sources (`measured`, `predicted`), two GPUs or two states of the L2 (`cold`,
+`warm`). The bound of whole models is none of the kernels that are compared.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from leanbench.core.axes import KINDS
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
-from leanbench.core.quantities import Quantity
+from leanbench.core.quantities import TIMED, Quantity
 from leanbench.decode import BOUND
 from leanbench.report.command import sweep_command
 
@@ -142,8 +143,8 @@ def kernel_order(frame: DataFrame) -> list[str]:
 
 def _default_baseline(frame: DataFrame) -> str:
     names = {*frame["kernel"]}
-    ok = where(frame, (frame["status"] == "ok") & (frame["kernel"] != BOUND))["kernel"]
-    return BASELINE if BASELINE in names or ok.empty else str(ok.iloc[0])
+    timed = where(frame, frame["status"].isin(TIMED) & (frame["kernel"] != BOUND))["kernel"]
+    return BASELINE if BASELINE in names or timed.empty else str(timed.iloc[0])
 
 
 def baseline_of(frame: DataFrame) -> str:
@@ -151,12 +152,12 @@ def baseline_of(frame: DataFrame) -> str:
     return str(frame["baseline"].iloc[0]) if "baseline" in frame and len(frame) else BASELINE
 
 
-def best_ok_rows(frame: DataFrame) -> DataFrame:
-    """The fastest `ok` row of each kernel on each problem: a kernel that ran with several configs
+def fastest_rows(frame: DataFrame) -> DataFrame:
+    """The fastest timed row of each kernel on each problem: a kernel that ran with several configs
     counts once.
     """
-    ok = where(frame, (frame["status"] == "ok") & frame["latency_us"].notna())
-    fastest_first = ok.sort_values(by=["latency_us"], kind="stable")
+    timed = where(frame, frame["status"].isin(TIMED) & frame["latency_us"].notna())
+    fastest_first = timed.sort_values(by=["latency_us"], kind="stable")
     return fastest_first.drop_duplicates([*COMPARABLE, "kernel"]).sort_index()
 
 
@@ -164,7 +165,7 @@ def ratios_to_baseline(frame: DataFrame, column: str) -> DataFrame:
     """Each other kernel's value over that of the baseline: one row a problem that the baseline ran,
     one column a kernel.
 
-    A value is null where the kernel has no `ok` row with a value. The index is `COMPARABLE` plus
+    A value is null where the kernel has no timed row with a value. The index is `COMPARABLE` plus
     `problem`, the label for people.
 
     Args:
@@ -179,7 +180,7 @@ def ratios_to_baseline(frame: DataFrame, column: str) -> DataFrame:
 
 
 def latencies_by_kernel(frame: DataFrame) -> DataFrame:
-    """Latency of the fastest `ok` row of each kernel: one row a problem, indexed as in
+    """Latency of the fastest timed row of each kernel: one row a problem, indexed as in
     `ratios_to_baseline`, one column a kernel.
     """
     return _by_kernel(frame, "latency_us")
@@ -187,7 +188,7 @@ def latencies_by_kernel(frame: DataFrame) -> DataFrame:
 
 def _by_kernel(frame: DataFrame, column: str) -> DataFrame:
     index = [*COMPARABLE, "problem"]
-    values = best_ok_rows(frame).pivot(index=index, columns="kernel", values=column)
+    values = fastest_rows(frame).pivot(index=index, columns="kernel", values=column)
     values = values.reindex(columns=[name for name in kernel_order(frame) if name != BOUND])
     return values.where(values > 0)
 
@@ -202,12 +203,12 @@ def _over_baseline(frame: DataFrame, column: str) -> Series:
     import pandas as pd
 
     baseline = baseline_of(frame)
-    of_baseline = best_ok_rows(where(frame, frame["kernel"] == baseline))
+    of_baseline = fastest_rows(where(frame, frame["kernel"] == baseline))
     of_baseline = where(of_baseline, of_baseline[column] > 0)
     keys = list(COMPARABLE)
     problems = of_baseline[keys].itertuples(index=False, name=None)
     values = dict(zip(problems, of_baseline[column], strict=True))
-    compared = (frame["status"] == "ok") & ~frame["kernel"].isin([baseline, BOUND])
+    compared = frame["status"].isin(TIMED) & ~frame["kernel"].isin([baseline, BOUND])
     compared &= baseline != BOUND
     ratios = [
         value / values[key] if compare and key in values else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leanbench.decode import BOUND
-from leanbench.report.frame import baseline_of, best_ok_rows, has_values
+from leanbench.report.frame import baseline_of, fastest_rows, has_values
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -36,22 +36,22 @@ def winner_map(margin: Margin) -> HeatMap:
         "winner",
         "Fastest kernel",
         f"how many times as long the second takes; grey: several within {margin.words}; blank: no"
-        " two kernels ok",
+        " two kernels timed",
     )
 
 
 def maps_of(frame: DataFrame, margin: Margin) -> list[HeatMap]:
     """The maps that these rows fill: at least two rows and two columns of cells."""
-    ok = best_ok_rows(frame)
+    timed = fastest_rows(frame)
     if (
-        len(set(ok["max_context"])) < 2
-        or len(ok.drop_duplicates(["batch", "q_heads", "kv_heads"])) < 2
+        len(set(timed["max_context"])) < 2
+        or len(timed.drop_duplicates(["batch", "q_heads", "kv_heads"])) < 2
     ):
         return []
-    kernels = {*ok["kernel"]} - {BOUND}
+    kernels = {*timed["kernel"]} - {BOUND}
     maps = [winner_map(margin)] if len(kernels) > 1 else []
     baseline = baseline_of(frame)
     if len(kernels) > 1 and baseline in kernels:
         note = f"blue: {baseline} is faster, orange: slower"
         maps.append(HeatMap("speedup", f"Speedup of {baseline}", note))
-    return [*maps, FLOOR] if has_values(ok, "read_floor_share") else maps
+    return [*maps, FLOOR] if has_values(timed, "read_floor_share") else maps

@@ -50,6 +50,7 @@ def parse_override(text: str) -> tuple[str, KernelConfig]:
     items = _items(text, name, written)
     config_type = KernelConfig
     try:
+        _check_values(types, items)
         config_type = config_type_of(types, items.pop(TAG, None), items)
         check_names(config_type, items)
         known = limits(config_type)
@@ -57,7 +58,9 @@ def parse_override(text: str) -> tuple[str, KernelConfig]:
             **{field: known[field].parse(value) for field, value in items.items()}
         )
     except UserError as error:
-        raise UserError(f"config {text!r}: {error}, as in {_example(name, config_type)}") from None
+        # After a question, "did you mean 'copy'?", a sentence of its own.
+        then = " Write settings as in" if str(error).endswith("?") else ", as in"
+        raise UserError(f"config {text!r}: {error}{then} {_example(name, config_type)}") from None
 
 
 def check_overrides(overrides: Mapping[str, KernelConfig], kernels: Sequence[str]) -> None:
@@ -78,6 +81,17 @@ def override_text(name: str, config: KernelConfig) -> str:
         for field, value in values.items()
     )
     return f"{name}:{','.join(written)}"
+
+
+def _check_values(types: Sequence[type[KernelConfig]], items: Mapping[str, str]) -> None:
+    """Raises UserError where a value is one in none of the kernel's implementations, whichever is
+    meant.
+    """
+    for field, value in items.items():
+        known = [own[field] for own in map(limits, types) if field in own]
+        faults = [limit.fault(limit.parse(value)) for limit in known]
+        if faults and None not in faults:
+            raise UserError(f"{field} {known[0].parse(value)!r} {faults[0]}")
 
 
 def _items(text: str, name: str, written: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError, nearest
-from leanbench.core.lengths import is_explicit
+from leanbench.core.lengths import UNIFORM, is_explicit, longest_in_file, read_lengths
 from leanbench.core.paths import SWEEPS
 from leanbench.core.registry import kernel
 from leanbench.core.syntax import (
@@ -263,7 +263,8 @@ def load_sweep(file: str) -> Sweep:
                 f"there is no sweep file {file!r}: give a path to a TOML file, to definitions of"
                 f" FlashInfer-Bench, or one of {', '.join(shipped)}"
             )
-        raise UserError(f"there is no sweep {file!r}, {nearest(file, shipped)}")
+        there_is = nearest(file, shipped, "`leanbench list sweeps`")
+        raise UserError(f"there is no sweep {file!r}, {there_is}")
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text)
@@ -315,7 +316,9 @@ def requested_sweep(
         sweep = Sweep("custom")
     else:
         sweep = load_sweep(file or ("models" if given else "smoke"))
-    grids = [_overridden(grid.values, given) for grid in sweep.grids]
+    # What a grid's own contexts would cut off is left whole, unless they are asked for.
+    contexts = {} if "context" in given else _contexts_of_files(given.get("lengths", ()))
+    grids = [_overridden(grid.values, {**contexts, **given}) for grid in sweep.grids]
     drawn = [_overridden(sweep.draw.values, given)] if sweep.draw else []
     tables = [*grids, *drawn]
     with_models = ["model"] if any(table["model"] for table in tables) else []
@@ -329,6 +332,11 @@ def requested_sweep(
             " leave --head-dim out"
         )
     _check_together([*given, *with_models], lengths)
+    if "host" in given.get("lengths_on", ()) and not any(map(_may_be_alike, tables)):
+        raise UserError(
+            "lengths_on host says nothing, lengths that differ are always on the device: leave it"
+            " out, or lengths"
+        )
     # What a flag makes moot in the file is no mistake: flags win.
     refuse_without_effect(tables, given)
     # The same axes in every grid may make grids equal; cells are deduplicated when they are
@@ -353,6 +361,23 @@ def requested_sweep(
         sweep = replace(sweep, overrides={**sweep.overrides, **parse_overrides(overrides)})
     check_overrides(sweep.overrides, sweep.kernels)
     return sweep
+
+
+def _contexts_of_files(lengths: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """The axis context where all lengths are those of files: the longest of them."""
+    longest = [longest_in_file(one) for one in lengths]
+    known = [one for one in longest if one is not None]
+    return {"context": (max(known),)} if known and len(known) == len(longest) else {}
+
+
+def _may_be_alike(table: Mapping[str, tuple[Any, ...]]) -> bool:
+    """Whether a batch of a table may have sequences of one length."""
+    return any(
+        len(set(read_lengths("lengths", one))) == 1
+        if is_explicit(one)
+        else one == UNIFORM or 1 in table["batch"]
+        for one in table["lengths"]
+    )
 
 
 def _overridden(

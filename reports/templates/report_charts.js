@@ -1,6 +1,6 @@
 // Fills the charts with the rows of the series that is selected.
 (() => {
-  const drawn = records.filter((row) => row.latency_us != null && (row.status === "ok" || row.status === "noisy"));
+  const drawn = records.filter((row) => row.latency_us != null && timed(row));
   if (!page.charts.length || !drawn.length) return;
 
   const xAxes = page.axes.filter((axis) => axis.is_x);

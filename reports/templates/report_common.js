@@ -13,6 +13,9 @@ function tokens(count) {
 
 const records = page.rows.map((values) => Object.fromEntries(page.columns.map((column, i) => [column.name, values[i]])));
 
+/** Whether a row's latency counts: a rival that was timed with noise is a rival. */
+const timed = (row) => row.status === "ok" || row.status === "noisy";
+
 const formats = {
   text: String,
   command: String,

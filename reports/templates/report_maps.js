@@ -1,6 +1,6 @@
 // Fills the heat maps over batch x heads x context with the rows of the series that is selected.
 (() => {
-  const measured = records.filter((row) => row.latency_us > 0 && row.status === "ok" && row.kernel !== page.bound);
+  const measured = records.filter((row) => row.latency_us > 0 && timed(row) && row.kernel !== page.bound);
   if (!page.maps.length || !measured.length) return;
 
   const inMap = ["max_context", "batch", "q_heads", "group_size"];
@@ -40,7 +40,7 @@
   const values = {
     winner(rows) {
       const [first, second] = byLatency(rows);
-      // One kernel alone, say because the others were noisy, has won nothing.
+      // One kernel alone, say because the others crashed, has won nothing.
       if (!second) return null;
       const ratio = second.latency_us / first.latency_us;
       if (ratio <= 1 + page.margin) return [page.kernels.length, "≈"];

@@ -1,6 +1,6 @@
 // Draws one kernel's figures of several runs into one picture, each run a line.
 (() => {
-  const measured = records.filter((row) => row.latency_us > 0 && row.status === "ok");
+  const measured = records.filter((row) => row.latency_us > 0 && timed(row));
   const element = document.getElementById("sides-sides");
   if (!element || !measured.length) return;
 

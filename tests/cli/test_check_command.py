@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -116,6 +118,29 @@ def test_cuda_kernels_need_a_gpu(kernels, needs, fix):
     assert result.stdout == ""
 
 
+def test_libraries_kernels_need_a_gpu(monkeypatch):
+    result = invoke("--kernels", "lean,cudnn", "--limit", "2")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "Error: cudnn is a library's kernel and needs a GPU: there is none here; leave it out, or"
+        " use a machine with a GPU\n"
+    )
+    assert result.stdout == ""
+    monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require_gpu: Target(H200, 0))
+    result = invoke("--kernels", "cudnn,torch_efficient", "--interpreter")
+    assert result.stderr == (
+        "Error: cudnn, torch_efficient are libraries' kernels and need a GPU: --interpreter does"
+        " without; leave them out, or leave --interpreter out\n"
+    )
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_kernels_that_torch_has_for_the_cpu_are_checked():
+    result = invoke("--kernels", "torch_math,standard,standard", "--limit", "2", "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("Checking torch_math, standard over 2 problems")
+
+
 @pytest.mark.parametrize(
     ("target", "why", "remedy"),
     [
@@ -186,12 +211,6 @@ def test_a_kernel_that_supports_nothing_does_not_pass():
         assert done.stderr.splitlines()[-1].startswith("Error: flash_mla is not installed here (")
 
 
-@pytest.mark.usefixtures("interpreter")
-def test_a_seed_may_be_negative():
-    done = check_fixtures("--kernels", "absent", "--fuzz", "1", "--seed", "-3")
-    assert "Checking absent over 1 problem" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -202,7 +221,18 @@ def test_a_seed_may_be_negative():
             "Error: --limit -1 is negative: give 0 for all problems, or a number above",
         ),
         (["--fuzz", "999999999"], "Error: --fuzz 999999999 is above the limit of 100000: run sev"),
-        (["--seed", "9223372036854775808"], "Error: --seed 9223372036854775808 is above the limit"),
+        (
+            ["--fuzz", "1", "--seed", "9223372036854775808"],
+            "Error: --seed 9223372036854775808 is not a seed: choose from 0 to 9223372036854775807",
+        ),
+        (["--fuzz", "1", "--seed", "-3"], "Error: --seed -3 is not a seed: choose from 0 to 922"),
+        (
+            ["--seed", "7"],
+            "Error: --seed 7 without --fuzz says nothing, the grid is always the same: leave it"
+            " out, or say how many random problems to check, such as --fuzz 100",
+        ),
+        (["--jobs", "1025"], "Error: --jobs 1025 is above the limit of 1024: choose fewer"),
+        (["--jobs", "abc"], "Error: --jobs 'abc' is refused: write a whole number such as 8"),
         (
             ["--jobs", "-2"],
             "Error: --jobs -2 is negative: give 0 for as many as fit the CPU, or a number above",
@@ -214,3 +244,63 @@ def test_bad_input_is_one_sentence(words, sentence):
     assert result.exit_code == 2
     assert sentence in result.stderr.splitlines()[-1]
     assert result.stdout == ""
+
+
+def start_check(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
+    """The command with a session of its own, so that a signal reaches all its processes as Ctrl-C
+    does; the kernel `stuck` never comes back from its ninth problem.
+    """
+    (tmp_path / "kernels" / "stuck").mkdir(parents=True)
+    (tmp_path / "kernels" / "stuck" / "__init__.py").write_text(
+        f"""
+import time
+from pathlib import Path
+
+from leanbench.core.axes import AXES
+from leanbench.kernels.steady import Steady
+
+class Stuck(Steady):
+    name = "stuck"
+    axes = frozenset(AXES) - {{"parallel"}}
+
+    def prepare(self, inputs, config):
+        begun = Path({str(tmp_path)!r}, "begun")
+        with begun.open("a") as file:
+            file.write("x")
+        while len(begun.read_text()) >= 9:
+            time.sleep(3600)
+        return super().prepare(inputs, config)
+
+KERNELS = [Stuck()]
+"""
+    )
+    return subprocess.Popen(
+        [sys.executable, "-m", "leanbench", "check", "--interpreter", "--jobs", "1", *words],
+        env={
+            **os.environ,
+            "LEANBENCH_KERNEL_PATH": f"{FIXTURES}{os.pathsep}{tmp_path / 'kernels'}",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_ctrl_c_prints_what_was_checked(tmp_path):
+    process = start_check(tmp_path, "--kernels", "stuck")
+    while not (tmp_path / "begun").exists() or len((tmp_path / "begun").read_text()) < 9:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    # Ends once no process holds the pipes: the worker is gone too.
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130
+    stopped = re.fullmatch(r"Stopped by SIGINT: (\d+) of \d+ problems checked\.\n", stderr)
+    assert stopped is not None, stderr
+    # At most two builds' problems wait for the worker: the first one's results are in.
+    assert 1 <= int(stopped[1]) < 9
+    # It computes nothing.
+    assert re.fullmatch(r"0 of [1-8] passed", stdout.splitlines()[-1])

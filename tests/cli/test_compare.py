@@ -380,3 +380,49 @@ def test_reference_runs_compare(pytestconfig):
     assert content["best_gain"]["ratio"] == pytest.approx(8.8 / 9.6, rel=0.01)
     content = json.loads(run(str(run_dir), f"{run_dir}-again", "--format", "json").stdout)
     assert content["counts"] == {"same": 30}
+
+
+def test_a_warning_stands_beside_the_verdict_in_every_format(tmp_path):
+    unsafe = "the GPU's own clock gives 9.00 µs a launch: neither figure is safe"
+    other = "the GPU's own clock gives 8.00 µs a launch: neither figure is safe"
+    base = [row(problem(context), "lean", spread(10.0)) for context in CONTEXTS[:3]]
+    new = [
+        row(problem(context), "lean", spread(us), warnings=warnings)
+        for context, us, warnings in zip(
+            CONTEXTS, (10.0, 9.0, 10.0), ([unsafe], [other], []), strict=False
+        )
+    ]
+    paths = [
+        str(write_run(tmp_path / name, rows)) for name, rows in (("before", base), ("after", new))
+    ]
+    told = f"! a row has a warning, in 2 cells. lean (2 rows): at worst, {unsafe}."
+    table = run(*paths, "--all").stdout
+    lines = [line.split() for line in table.splitlines() if re.match(r"n\d", line)]
+    verdicts = {words[0]: " ".join(words[-2:]) for words in lines}
+    assert verdicts.pop("n4096").endswith(" same")
+    assert verdicts == {"n1024": "same !", "n2048": "faster !"}
+    assert told in " ".join(table.split())
+    markdown = run(*paths, "--format", "markdown").stdout
+    assert "| same ! |" in markdown
+    assert "| faster ! |" in markdown
+    assert told in markdown
+    pairs = json.loads(run(*paths, "--format", "json").stdout)["pairs"]
+    assert {pair["problem"]["context"]: pair["new_warnings"] for pair in pairs} == {
+        1024: [unsafe],
+        2048: [other],
+        4096: [],
+    }
+    lines = list(csv.DictReader(io.StringIO(run(*paths, "--format", "csv").stdout)))
+    assert [line["new_warnings"] for line in lines] == [other, unsafe, ""]
+    assert [line["base_warnings"] for line in lines] == ["", "", ""]
+
+
+def test_host_times_say_what_they_are_of_where_they_are_shown(tmp_path):
+    fields = {"lean": {"host_us": 40.0}, "fa2": {"host_us": 10.0}}
+    rows = [row(problem(), name, spread(10.0), **own) for name, own in fields.items()]
+    path = write_run(tmp_path / "run", rows)
+    for format_ in ("table", "markdown"):
+        shown = run(f"{path}:lean", f"{path}:fa2", "--format", format_).stdout
+        assert "host: of lean its whole public call" in shown
+    bare = write_run(tmp_path / "bare", [row(problem(), name, spread(10.0)) for name in fields])
+    assert "host:" not in run(f"{bare}:lean", f"{bare}:fa2").stdout

@@ -163,3 +163,25 @@ def test_commands_print_in_an_ascii_locale(tmp_path):
     assert done.stdout.count(b"exit code 0") == len(commands), done.stdout + done.stderr
     assert (done.stdout + done.stderr).isascii()
     assert b"us" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("list kernels >&-", ""),
+        ("list kernels >&- <&-", ""),
+        ("list nothing >&-", "Error: list 'nothing' is not supported, "),
+        ("list nothing 2>&-", ""),
+    ],
+)
+def test_a_closed_stream_takes_everything(command, words):
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m leanbench {command}', sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == (2 if "nothing" in command else 0)
+    assert done.stdout == ""
+    assert done.stderr.startswith(words)
+    assert bool(done.stderr) == bool(words)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from example_rows import show_rows
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from leanbench.cli import sweep_run
 from leanbench.cli.main import app
 from leanbench.cli.options import RunFlags
+from leanbench.cli.progress import SweepProgress
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
@@ -58,6 +61,32 @@ def assert_refused(result: Result, words: str) -> None:
         (["--model", "lama-3-8b"], "there is no model 'lama-3-8b', did you mean 'llama-3-8b'?"),
         (["models", "--head-dim", "64"], "--head-dim 64 without --heads says nothing, the models"),
         (["--kernels", "laen"], "there is no kernel 'laen', did you mean 'lean'?"),
+        (["--kernels", "nope"], " more (`leanbench list kernels`)"),
+        (["nope"], " more (`leanbench list sweeps`)"),
+        (["--model", "nope"], " more (`leanbench list models`)"),
+        (
+            ["--head-dim", "100000"],
+            "head_dim 100000 is above the limit of 1024: choose a multiple o",
+        ),
+        (
+            ["--context", "1k:8k:+0"],
+            "context '1k:8k:+0' never reaches its end: add at least 1, as in 4k:32k:+4k",
+        ),
+        (["--context", "1k:8k:x0"], "context '1k:8k:x0' never reaches its end: multiply by at lea"),
+        (
+            ["--config", "lean:nope=1"],
+            "there is no setting 'nope', did you mean 'copy'? Write settings as in lean:impl",
+        ),
+        (
+            ["--config", "lean:tile_tokens=abc"],
+            "config 'lean:tile_tokens=abc': tile_tokens 'abc' is not a power of two from 16 to 1024"
+            ", as in lean:implementation=",
+        ),
+        (
+            ["smoke", "extra"],
+            "there is no use for 'extra' here: leave it out, or name the option it belongs to; a"
+            " list has commas between its values and no spaces",
+        ),
         (["--configs", "worst"], "configs 'worst' is not supported"),
         (["smokee"], "there is no sweep 'smokee', did you mean 'smoke'?"),
         (["my/own.toml"], "there is no sweep file 'my/own.toml'"),
@@ -107,6 +136,17 @@ def assert_refused(result: Result, words: str) -> None:
             ["--energy", "--window", "1000000h"],
             "a window of 3600000000 s is longer than the limit of 3600 s: give it 2 to 3600 s",
         ),
+        (
+            ["--window", "3"],
+            "--window 3 says nothing, latency is not measured over a window: add --energy or"
+            " --sustained, or leave it out",
+        ),
+        (
+            ["--lengths", "zipf", "--batch", "8", "--lengths-on", "host"],
+            "lengths_on host says nothing, lengths that differ are always on the device: leave it"
+            " out, or lengths",
+        ),
+        (["--lengths", "64k+16x3", "--lengths-on", "host,device"], "lengths_on host says nothing"),
         (["--name", "../up"], "--name '../up' cannot name a folder: use up to 100 letters, digits"),
         (["--name", "-x"], "--name '-x' cannot name a folder: use up to 100 letters, digits, dot"),
         (["--lengths", "64k+"], "lengths '64k+' lacks a number beside + or x, write lengths such"),
@@ -223,6 +263,47 @@ def test_windows_of_a_file_are_checked_as_those_of_flags(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("words", "alike"),
+    [
+        ("--lengths zipf --batch 1,8", "1"),
+        ("--lengths zipf,uniform --batch 8", "uniform"),
+        ("--lengths 64kx3", "one by one"),
+    ],
+)
+def test_lengths_on_the_host_may_be_asked_for_where_some_batch_has_one_length(words, alike):
+    assert invoke("sweep", "--dry-run", "--lengths-on", "host", *words.split()).exit_code == 0
+
+
+def test_a_file_of_lengths_is_cut_at_no_context_unless_asked_for(tmp_path, started, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine").write_text("300\n700\n20000\n5000\n")
+    Path("other").write_text("30000\n")
+    for words in (
+        "--lengths mine",
+        "smoke --lengths mine,other",
+        "--lengths mine,zipf",
+        "--lengths mine --context 1k,32k",
+    ):
+        result = invoke("sweep", "--batch", "64", *words.split())
+        cut = [line for line in result.stderr.splitlines() if line.startswith("Lengths of ")]
+        if words == "--lengths mine,zipf":
+            assert cut == [
+                "Lengths of mine reach 20000 tokens and are cut at the context (1024, 4096, 16384):"
+                " --context 20000 cuts none."
+            ]
+        elif words.endswith("32k"):
+            assert cut == [
+                "Lengths of mine reach 20000 tokens and are cut at the context (1024): --context"
+                " 20000 cuts none."
+            ]
+        else:
+            assert cut == []
+    contexts = [grid["context"] for sweep, *_ in started for grid in sweep.grids]
+    assert contexts[0] == (20000,)
+    assert {(30000,), (1024, 32768)} < set(contexts)
+
+
+@pytest.mark.parametrize(
     ("flags", "timeout_s"),
     [
         ([], 120.0),
@@ -260,8 +341,11 @@ def test_a_toml_error_names_file_line_and_key(tmp_path):
     [
         (["frob"], "No such command 'frob'"),
         (["sweep", "--frob"], "--frob"),
-        (["sweep", "--max-samples", "1e9"], "Error: --max-samples '1e9' is refused: "),
-        (["sweep", "smoke", "--draw=abc"], "Error: --draw 'abc' is refused: "),
+        (["sweep", "--max-samples", "1e9"], "Error: --max-samples '1e9' is refused: write a"),
+        (
+            ["sweep", "smoke", "--draw=abc"],
+            "Error: --draw 'abc' is refused: write a whole number such as 8\n",
+        ),
         (["sweep", "smoke", "--draw", "3", "--draw", "abc"], "Error: --draw 'abc' is refused: "),
         (["merge", "--", "--out", "x"], "Missing option '--out'"),
         (["configs", "validate", "--problems", "0"], "Error: --problems '0' is refused: "),
@@ -531,3 +615,16 @@ def test_a_baseline_that_is_not_swept_is_refused():
     result = invoke("sweep", "--kernels", "lean,fa2", "--baseline", "cudnn", "--no-report")
     assert result.exit_code == 2
     assert "--baseline cudnn is no kernel of this sweep, " in result.stderr
+
+
+def test_progress_in_a_narrow_terminal_cuts_the_cells_name_alone(monkeypatch):
+    console = Console(file=StringIO(), force_terminal=True, color_system=None, width=80)
+    monkeypatch.setattr("leanbench.cli.output.console", lambda stderr: console)
+    progress = SweepProgress(1680, quiet=False)
+    cell: Any = SimpleNamespace(label="fixed_split · b16 h128/16 nragged20000x93211 " * 3)
+    progress.starts(cell)
+    with console.capture() as shown:
+        console.print(progress._bar.get_renderable())
+    [line] = shown.get().splitlines()
+    assert len(line) <= 80
+    assert re.search(r"   0/1680 ETA -:--:-- fixed_split · b16 h128/16 nrag.*…", line)

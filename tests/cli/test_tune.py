@@ -172,6 +172,11 @@ def test_without_a_gpu_and_a_name_it_is_refused(home):
     assert not home.exists()
 
 
+def test_a_refusal_leaves_no_file(home):
+    assert tune("--gpu", "a100", "--objective", "energy", "--head-dim", "64").exit_code == 2
+    assert [path for path in home.rglob("*") if path.is_file()] == []
+
+
 def test_an_interruption_says_how_to_go_on(monkeypatch):
     def interrupted(request, observer):
         raise KeyboardInterrupt

@@ -61,7 +61,10 @@ def test_an_unknown_name_is_one_sentence():
         UserError, match=r"^there is no kernel 'fixed-split', did you mean 'fixed_split'\?$"
     ):
         kernel("fixed-split")
-    known = r"^there is no kernel 'xyz', known: cudnn, .*fa2, fa2_cuda, .* and \d+ more$"
+    known = (
+        r"^there is no kernel 'xyz', known: cudnn, .*fa2, fa2_cuda, .* and \d+ more"
+        r" \(`leanbench list kernels`\)$"
+    )
     with pytest.raises(UserError, match=known):
         kernel("xyz")
 

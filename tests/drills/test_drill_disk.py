@@ -183,9 +183,10 @@ def test_reports_into_a_read_only_folder_are_a_sentence(finished, tmp_path):
 def test_output_to_a_full_disk_ends_no_sweep(tmp_path, stream):
     with Path("/dev/full").open("w") as full:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
-        words = ["sweep", "--no-report", *FEW, "--name", "r", "--out", str(tmp_path)]
+        words = ["sweep", *FEW, "--name", "r", "--out", str(tmp_path)]
         done = run(*words, capture_output=False, **streams)
     assert done.returncode == (2 if stream == "stdout" else 0)
+    assert (tmp_path / "r" / "report.html").is_file()
     assert "Traceback" not in (done.stdout or "") + (done.stderr or "")
     assert [row["status"] for row in rows(tmp_path / "r")] == ["ok", "ok"]
 

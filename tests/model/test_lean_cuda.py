@@ -190,6 +190,11 @@ def test_where_it_is_not_calibrated_it_is_refused() -> None:
         " a100-80gb has 8.0: measure it there, predict for a GPU that has (--gpu"
         " h200), or predict lean_triton where it takes the problem"
     )
+    # Triton's has no pages of 17 tokens.
+    paged = AttentionProblem(1, 32, 8, 1024, 128, page_size=17)
+    reason = predict_cell(paged, kernels()["fa2"], "default", A100)["reason"]
+    assert reason.startswith("the model knows fa2_cuda with the copies and clusters of ")
+    assert reason.endswith(" or predict fa2_triton where it takes the problem")
     with pytest.raises(UserError, match=r"compute capability 9\.0 alone"):
         predict_latency_us(problem, LEAN_CUDA, config(), A100)
     schedule = LEAN_CUDA.schedule(problem, config(), H200)

@@ -412,6 +412,9 @@ def test_the_fastest_by_the_cross_check_may_be_another_library() -> None:
     figures = Figures((Run(Path("runs/mine"), manifest(), tuple(rows)),), ("lean",))
     assert figures.answer("libraries/lean") == "1.20x"
     assert figures.answer("libraries.crosscheck_us/lean.crosscheck_us") == "1.10x"
+    (at,) = figures.problems
+    assert figures.cell("name libraries", at) == "fa4"
+    assert figures.cell("name libraries.crosscheck_us", at) == "cudnn"
 
 
 @pytest.mark.parametrize(

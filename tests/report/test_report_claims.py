@@ -64,7 +64,7 @@ def test_a_claim_of_one_cell(write_run: WriteRun) -> None:
     rows = [
         row_with_all_fields(at_512k(), "lean", 100.0, energy_mj=10.0),
         # Of several configs the fastest counts.
-        row_with_all_fields(at_512k(), "lean", 90.0, cell="slower", status="noisy", reason="x"),
+        row_with_all_fields(at_512k(), "lean", 90.0, cell="slower", status="suspect", reason="x"),
         row_with_all_fields(at_512k(), "lean", 120.0, cell="other"),
         row_with_all_fields(at_512k(), "fa2", 246.0, energy_mj=9.0),
         row_with_all_fields(at_512k(), "fixed_split", 101.0, energy_mj=11.0),

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from leanbench.cli.report import report
 from leanbench.core.errors import UserError
+from leanbench.records.reading import read_run
 from leanbench.report import write_report
 
 app = typer.Typer()
@@ -38,6 +39,60 @@ def test_out_and_format(write_run: WriteRun, tmp_path: Path) -> None:
     )
     assert result.output == f"{out / 'report.csv'}\n"
     assert [path.name for path in out.iterdir()] == ["report.csv"]
+
+
+def test_a_run_that_lacks_cells_says_so_and_how_to_go_on(write_run: WriteRun) -> None:
+    rows = measured_rows()
+    cells = [*(row["cell"] for row in rows), "a", "b"]
+    directory = write_run(rows, folder="killed", cells=cells)
+    result = CliRunner().invoke(app, [str(directory), "--format", "html,markdown"])
+    assert result.exit_code == 0
+    left = "2 of 11 cells have no row yet: finish it with"
+    command = "leanbench sweep example --name killed --resume"
+    assert (
+        f"The run is not finished, {left} `{command}`." in (directory / "report.html").read_text()
+    )
+    beware = f"- **Beware:** The run is not finished, {left} \\`{command}\\`. Rows that were timed"
+    assert beware in (directory / "report.md").read_text()
+    assert read_run(directory).unfinished == f"{left} `{command}`"
+    # All cells have a row, or nobody knows which there are.
+    for number, known in enumerate((cells[:-2], None, "x", [1])):
+        finished = write_run(rows, folder=f"finished{number}", cells=known)
+        assert read_run(finished).unfinished == ""
+        [path] = write_report(finished, finished, ["markdown"])
+        assert "not finished" not in path.read_text()
+    no_command = read_run(write_run([], folder="none", cells=["a"], command=None))
+    assert no_command.unfinished == (
+        "1 of 1 cell has no row yet: finish it with its command and --resume"
+    )
+
+
+def test_the_command_says_that_a_run_lacks_cells(
+    write_run: WriteRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = write_run([row(problem(), "lean", 10.0)], cells=["a", "b", "c"])
+    write_report(directory, directory)
+    # A sweep has said it.
+    assert not caplog.messages
+    assert CliRunner().invoke(app, [str(directory)]).exit_code == 0
+    [said] = caplog.messages
+    assert said.startswith(f"{directory}: 3 of 3 cells have no row yet: finish it with `leanbench ")
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_a_run_without_rows_replaces_no_report(write_run: WriteRun, is_missing: bool) -> None:
+    directory = write_run([], folder="killed", cells=["a"])
+    if is_missing:
+        (directory / "results.jsonl").unlink()
+    (directory / "report.html").write_text("of yesterday")
+    result = CliRunner().invoke(app, [str(directory)])
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception) == (
+        f"{directory} has no row to report, its results.jsonl is missing or empty: finish it with"
+        " `leanbench sweep example --name killed --resume`"
+    )
+    assert (directory / "report.html").read_text() == "of yesterday"
+    assert not (directory / "report.csv").exists()
 
 
 def test_unknown_format_suggests_the_nearest(write_run: WriteRun) -> None:
@@ -83,9 +138,8 @@ def test_markdown_says_what_the_page_says(write_run: WriteRun) -> None:
         "",
         "`leanbench sweep example`",
     ]
-    assert (
-        "- **Beware:** 3 of 10 rows enter no statistic: 1 crashed, 1 noisy, 1 unsupported." in lines
-    )
+    beware = "Rows that were timed with noise count, 1 of 10. 2 of 10 rows enter no statistic: "
+    assert f"- **Beware:** {beware}1 crashed, 1 unsupported." in lines
     assert (
         "| fa2 | 4.00× | 2 | 2, within 1% on 0, slower on 0 | 8.00× (context 64k, batch 1) | 2.00×"
         " (context 1k, batch 1) |" in lines

@@ -21,6 +21,7 @@ from leanbench.records.reading import read_run
 from leanbench.report import write_report
 from leanbench.report.compare.ratios import geomean
 from leanbench.report.facts.summary import status_counts, summaries
+from leanbench.report.facts.winners import Winner
 from leanbench.report.frame import gpu_name, has_values, kernel_order, results_frame, speedups
 from leanbench.report.series import (
     add_series_columns,
@@ -92,6 +93,8 @@ def test_speedups_by_problem(write_run: WriteRun) -> None:
     assert list(table.columns) == ["fa2", "fixed_split"]
     labels = table.index.get_level_values("problem")
     by_label = dict(zip(labels, table.to_numpy().tolist(), strict=True))
+    # Of lean, with noise, and two kernels that failed.
+    assert all(map(math.isnan, by_label.pop("b2 h56 n512+4096 d64 fp16 HND")))
     assert by_label == {
         "b1 h56 n1024 d64 fp16 HND": [2.0, 1.0],
         "b1 h56 n65536 d64 fp16 HND": [8.0, 0.5],
@@ -153,15 +156,33 @@ def test_a_kernel_with_several_configs_counts_with_its_fastest(write_run: WriteR
     assert frame["speedup"].tolist()[1:] == [3.0, 2.0]
 
 
-def test_only_ok_rows_enter_a_statistic(write_run: WriteRun) -> None:
+def test_only_timed_rows_enter_a_statistic(write_run: WriteRun) -> None:
     rows = [
         row(problem(), "lean", 10.0),
-        row(problem(), "fa2", 500.0, status="noisy", reason="unsteady"),
+        row(problem(), "fa2", 11.0, status="suspect", reason="beats the memory"),
+        row(problem(), "fixed_split", 12.0, status="incorrect", reason="wrong"),
     ]
     frame = frame_of(write_run(rows))
     [summary] = summaries(frame)
     assert summary.speedups == {}
     assert not has_values(frame, "speedup")
+
+
+@pytest.mark.parametrize("noisy", [{"lean"}, {"fa2"}, {"fa2", "cudnn"}, {"lean", "fa2", "cudnn"}])
+def test_a_noisy_rival_is_a_rival(write_run: WriteRun, noisy: set[str]) -> None:
+    """Left out, the slowest kernel would pass for the fastest other one."""
+    times = {"lean": 10.0, "fa2": 10.2, "cudnn": 12.0, "torch_flash": 40.0}
+    rows = [
+        row(problem(), name, us, **({"status": "noisy", "reason": "x"} if name in noisy else {}))
+        for name, us in times.items()
+    ]
+    [summary] = summaries(frame_of(write_run(rows)))
+    assert summary.over_best is not None
+    assert summary.over_best.highest == pytest.approx(1.02)
+    assert summary.over_peers is not None
+    assert summary.over_peers.ratios.highest == pytest.approx(1.2)
+    assert summary.winners is not None
+    assert summary.winners.kernels[0] == Winner("lean", 1, 1, "")
 
 
 def test_measured_and_predicted_are_never_mixed(write_run: WriteRun) -> None:
@@ -207,8 +228,8 @@ def test_derived_columns(write_run: WriteRun) -> None:
     assert frame["energy_over_floor"].tolist()[0] == pytest.approx(
         6.25 / (problem(1024).kv_bytes * 1e-7)
     )
-    # fa2 alone: the rows of fixed_split are noisy and suspect.
-    assert frame["energy_ratio"].dropna().to_dict() == {1: 2.0, 4: 8.0}
+    # The noisy row of fixed_split counts, the suspect one does not.
+    assert frame["energy_ratio"].dropna().to_dict() == {1: 2.0, 2: 1.0, 4: 8.0}
     # A row without the new fields has none of the figures.
     derived = (
         "crosscheck_difference sustained_slowdown energy_over_floor energy_ratio warnings"
@@ -258,11 +279,14 @@ def test_page_sizes_are_told_apart(write_run: WriteRun) -> None:
     assert "page size" not in fixed_words(frame.iloc[:2])
 
 
-def test_noisy_and_suspect_rows_stay_out_and_warned_ones_in(write_run: WriteRun) -> None:
+def test_suspect_rows_stay_out_and_noisy_and_warned_ones_in(write_run: WriteRun) -> None:
     [summary] = summaries(frame_of(write_run(rows_with_all_fields())))
-    assert [(name, r.problems) for name, r in summary.speedups.items()] == [("fa2", 2)]
+    assert [(name, r.problems) for name, r in summary.speedups.items()] == [
+        ("fa2", 2),
+        ("fixed_split", 1),
+    ]
     assert summary.energies["fa2"].geomean == pytest.approx(4.0)
-    assert list(summary.energies) == ["fa2"]
+    assert summary.energies["fixed_split"].problems == 1
     assert summary.own_energy is not None
     assert (summary.own_energy.problems, summary.own_energy.power_w) == (2, 500.0)
     assert summary.own_energy.slowdown == pytest.approx(0.25)

@@ -113,7 +113,7 @@ def test_predicted_run_says_so_everywhere(write_run: WriteRun) -> None:
     tagged = [title for title in titles if '<span class="tag">predicted</span>' in title]
     # Every title but that of the environment, which is what computed the prediction.
     assert [title for title in titles if title not in tagged] == ["<h2>Environment</h2>"]
-    assert len(re.findall("<figcaption>", html)) == 5
+    assert len(re.findall("<figcaption>", html)) == 8
     # There is nothing to trust or not in a prediction but the model.
     assert 'id="trust"' not in html
     assert "<title>example (predicted): leanbench report</title>" in html
@@ -169,7 +169,7 @@ def test_flagged_rows_are_gathered_by_reason(write_run: WriteRun) -> None:
         ),
         (
             [row(problem(), "lean", 10.0)],
-            "No speedups: no problem has an ok row of lean and of another kernel.",
+            "No speedups: no problem has a timed row of lean and of another kernel.",
         ),
         (
             [row(problem(), "fa2", 10.0), row(problem(), "cudnn", 9.0)],

@@ -82,6 +82,10 @@ def test_what_is_written_is_read_again(config):
         (f"{FA2},", "'' is not FIELD=VALUE"),
         (
             "fa2_triton:tile_tokens=64;num_warps=4",
+            "tile_tokens '64;num_warps=4' is not a power of two from 16 to 1024, as in fa2_triton:",
+        ),
+        (
+            "fa2_triton:tile_tokens=64",
             "num_warps, num_stages must be given as well, as in fa2_triton:implementation=triton,",
         ),
         (

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from leanbench.report.compare.selection import Selection
 
 #: Fields of the rows that both formats show for each side.
-_OF_ROWS = ("kernel", "status", "samples", *(quantity.name for quantity in COMPARED), "config")
+_OF_ROWS = (
+    "kernel",
+    "status",
+    "samples",
+    *(quantity.name for quantity in COMPARED),
+    "config",
+    "warnings",
+)
 
 
 def json_text(comparison: Comparison) -> str:
@@ -90,9 +97,14 @@ def _flat(pair: Pair) -> dict[str, Any]:
         f"{side}_config": " ".join(f"{name}={value}" for name, value in (row.config or {}).items())
         for side, row in (("base", pair.base), ("new", pair.new))
     }
+    warnings = {
+        f"{side}_warnings": "; ".join(row.warnings or ())
+        for side, row in (("base", pair.base), ("new", pair.new))
+    }
     return {
         "problem": pair.problem.label,
         **problem_values(pair.problem),
         **_record(pair),
         **settings,
+        **warnings,
     }

@@ -10,6 +10,7 @@ from leanbench.report.compare.core import Comparison, group
 from leanbench.report.compare.pair import COMPARED
 from leanbench.report.compare.selection import Selection
 from leanbench.report.compare.sentences import (
+    HOST,
     counted,
     difference,
     difference_of,
@@ -17,6 +18,7 @@ from leanbench.report.compare.sentences import (
     microseconds,
     outcome,
     sentences,
+    warnings_words,
 )
 from leanbench.report.document import (
     Document,
@@ -33,6 +35,8 @@ from leanbench.report.document import (
 if TYPE_CHECKING:
     from leanbench.report.compare.pair import Pair
 
+#: The quantity that `HOST` is about.
+_HOST = tuple(quantity for quantity in COMPARED if quantity.name == "host_us")
 #: Rows of the table on a terminal, unless all are wanted.
 ROWS = 30
 
@@ -46,6 +50,7 @@ def comparison_document(comparison: Comparison, *, every: bool = True) -> Docume
     cells = _table(comparison.pairs, comparison.source)
     if not every:
         cells = replace(cells, most=ROWS, rest=", use --all")
+    below = _below(comparison.pairs)
     statements = tuple(map(Sentence, sentences(comparison)))
     outcome_line = Sentence(Text(f"{counted(comparison.pairs)}.", "strong", comparison.source))
     return Document(
@@ -54,7 +59,7 @@ def comparison_document(comparison: Comparison, *, every: bool = True) -> Docume
             Section("outcome", "", (Sentences((outcome_line,)),)),
             Section("sides", "", (Sentences(tuple(_sides(comparison)), "list"),)),
             Section("statistics", "", (Sentences(statements, "list"),)),
-            Section("cells", f"Every cell ({len(comparison.pairs)})", (cells,), "closed"),
+            Section("cells", f"Every cell ({len(comparison.pairs)})", (cells, *below), "closed"),
         ),
     )
 
@@ -74,6 +79,14 @@ def _sides(comparison: Comparison) -> list[Sentence]:
 def _side(name: str, side: Selection) -> Sentence:
     created = str(side.run.manifest.get("created") or "")[:16].replace("T", " ")
     return Sentence(Text(side.name, "code", ", ".join(filter(None, (side.gpu, created)))), name)
+
+
+def _below(pairs: Sequence[Pair]) -> list[Sentences]:
+    """What marks and columns of the table mean that a reader may take for something else."""
+    has_host = any(difference_of(pair, quantity) for pair in pairs for quantity in _HOST)
+    return [
+        Sentences((Sentence(words),)) for words in (warnings_words(pairs), HOST * has_host) if words
+    ]
 
 
 def _table(pairs: Sequence[Pair], source: str) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from leanbench.core.quantities import TIMED
 from leanbench.report.compare.pair import Pair, make_pair
 
 if TYPE_CHECKING:
@@ -41,12 +42,12 @@ def match(
 def fastest(
     results: Iterable[tuple[Row, AttentionProblem]],
 ) -> dict[tuple[AttentionProblem, str], Row]:
-    """The fastest `ok` row of each problem and kernel: a kernel that ran with several configs
+    """The fastest timed row of each problem and kernel: a kernel that ran with several configs
     counts once.
     """
     rows: dict[tuple[AttentionProblem, str], Row] = {}
     for row, problem in results:
-        if row.status == "ok" and row.latency_us is not None and row.latency_us > 0:
+        if row.status in TIMED and row.latency_us is not None and row.latency_us > 0:
             best = rows.get((problem, row.kernel))
             if best is None or row.latency_us < (best.latency_us or 0):
                 rows[problem, row.kernel] = row

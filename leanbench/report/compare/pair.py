@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.quantities import Quantity
+from leanbench.core.quantities import TIMED, Quantity
 from leanbench.measure.statistics import FEWEST_FOR_RATIO, ratio_interval
 from leanbench.records.row import QUANTITIES, Row
 
@@ -28,7 +28,7 @@ Verdict = Literal["slower", "ambiguous", "faster", "same"]
 #: The latency of any other row is none, or one of a wrong result.
 _HAS_FIGURES = ("ok", "noisy", "suspect")
 #: The kernel ran, was right, and its figures break no limit.
-_WORKED = ("ok", "noisy")
+_WORKED = TIMED
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,13 @@ class Pair:
         """``ok``, or ``ok → crashed``."""
         same = self.base.status == self.new.status
         return self.base.status if same else f"{self.base.status} → {self.new.status}"
+
+    @property
+    def has_warning(self) -> bool:
+        """A row has one, such as that latency and cross-check disagree: the verdict stands beside
+        a figure that may be wrong.
+        """
+        return any(row.warnings for row in (self.base, self.new))
 
     @property
     def broken(self) -> bool:

@@ -125,9 +125,7 @@ def _select(run: Run, kernel: str | None, kernels: Sequence[str]) -> Selection:
             # A cell that has two rows was measured twice; as with samples, the later counts.
             rows[problem, "" if kernel else row.kernel, _request(run, row), row.cache] = row
     if not run.results:
-        raise UserError(
-            f"{run.directory} has no rows to compare: finish it with `leanbench sweep --resume`"
-        )
+        raise UserError(f"{run.directory} has no rows to compare: {run.go_on}")
     if not rows:
         known = ", ".join(dict.fromkeys(row.kernel for row, _ in run.results))
         raise UserError(

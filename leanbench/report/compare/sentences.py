@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from leanbench.report.compare.core import counts
 from leanbench.report.compare.ratios import geomean
+from leanbench.report.facts.warnings import warned
 
 if TYPE_CHECKING:
     from leanbench.core.quantities import Quantity
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 METHOD = (
     "Hodges and Lehmann's 95% interval of new over base from the raw samples, the one that belongs"
     " to the rank-sum test; no distribution is assumed"
+)
+#: Behind the verdict of a cell one of whose rows has a warning.
+WARNED = "!"
+#: Of the column of that quantity.
+HOST = (
+    "host: of lean its whole public call, of a library its own entry in Python, of kernels without"
+    " a function for users, such as fa2 and fixed_split, a bare launch, which does less."
 )
 #: Labels of cells without a partner that are named.
 NAMED = 3
@@ -127,14 +135,30 @@ def change(pair: Pair) -> str:
     confidence = "95%" if pair.from_samples else "90%"
     within = f" ({confidence} interval {interval(pair)})" if pair.ratio_low is not None else ""
     base_us, new_us = map(microseconds, pair.latencies_us)
-    return f"{base_us} → {new_us} µs, {difference(pair)}{within}"
+    warning = "; a row has a warning" if pair.has_warning else ""
+    return f"{base_us} → {new_us} µs, {difference(pair)}{within}{warning}"
 
 
 def outcome(pair: Pair) -> str:
-    """The verdict, or ``ok → crashed``; with the statuses where they limit the verdict."""
-    if pair.verdict is None:
-        return pair.statuses
-    return pair.verdict if pair.statuses == "ok" else f"{pair.verdict} ({pair.statuses})"
+    """The verdict, or ``ok → crashed``; with the statuses where they limit the verdict, and
+    `WARNED`.
+    """
+    words = pair.statuses
+    if pair.verdict is not None:
+        words = pair.verdict if pair.statuses == "ok" else f"{pair.verdict} ({pair.statuses})"
+    return f"{words} {WARNED}" if pair.has_warning else words
+
+
+def warnings_words(pairs: Sequence[Pair]) -> str:
+    """What `WARNED` means in a table of these pairs; empty where none has it."""
+    marked = [pair for pair in pairs if pair.has_warning]
+    rows = [row for pair in marked for row in (pair.base, pair.new) if row.warnings]
+    told = "; ".join(
+        f"{of.kernel} ({_many(of.count, 'row')}): {'at worst, ' * of.varies}{of.sentence}"
+        for of in warned([row.model_dump() for row in rows])
+    )
+    cells = _many(len(marked), "cell")
+    return f"{WARNED} a row has a warning, in {cells}. {told}." if marked else ""
 
 
 def microseconds(value: float | None) -> str:

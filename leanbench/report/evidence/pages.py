@@ -70,6 +70,9 @@ def index_page(evidence: Evidence) -> str:
     for title, sources in parts.items():
         head = ["name", "what it stands for", *_ORIGIN, "state", "quoted in"]
         lines = [head, *(_index_line(evidence, source) for source in sources)]
+        if title != "Logs":
+            commands = ["command", *(_command(source) for source in sources)]
+            lines = [[*line, command] for line, command in zip(lines, commands, strict=True)]
         texts += [f"## {title}\n", *_table(lines), ""]
     return "\n".join(texts)
 
@@ -87,6 +90,12 @@ def _index_line(evidence: Evidence, source: Source) -> list[str]:
         evidence.sources.state(source),
         ", ".join(f"[{name}](../../{name})" for name in dict.fromkeys(documents)),
     ]
+
+
+def _command(source: Source) -> str:
+    """What makes a run again; empty for a merged one, whose shards have commands."""
+    command = source.manifest.get("command")
+    return f"`{command}`" if command else ""
 
 
 def held_out(evidence: Evidence, source: Source) -> str:

@@ -11,12 +11,13 @@ is in the middle of.
 these words (``nragged*``; ``!NHD``: have not), that are of this size (``5..50MB`` of K and V,
 ``8..17tiles``: output tiles, ``n16k..``: tokens; the second excluded), or on which a kernel's
 schedule was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb just one problem must
-be left. In a table's column ``name`` gives the kernel itself, or a field that
-is a word. Besides, a run says ``problems``, ``boards``, ``date``, ``kernels``, ``version PACKAGE``,
-``ended STATUS [KERNEL]`` (the number of such rows), ``schedules KERNEL`` (how many rows are of
-each), ``ran PATTERN KERNEL`` (the number of rows on whose GPU a kernel of such a name ran),
-``interval [KERNEL]`` (the furthest that a 95% interval reaches from its median) and ``crosscheck
-[KERNEL]`` (the furthest that the cross-check is from the latency).
+be left. In a table's column ``name`` gives the kernel itself, of the fastest cross-check where that
+is the field, or another field, which is a word. Besides, a run says ``problems``, ``boards``,
+``date``, ``kernels``, ``version PACKAGE``, ``ended STATUS [KERNEL]`` (the number of such rows),
+``schedules KERNEL`` (how many rows are of each), ``ran PATTERN KERNEL`` (the number of rows on
+whose GPU a kernel of such a name ran), ``interval [KERNEL]`` (the furthest that a 95% interval
+reaches from its median) and ``crosscheck [KERNEL]`` (the furthest that the cross-check is from the
+latency).
 
     [VERB] /PATTERN/ [as FORMAT]
 
@@ -38,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.quantities import TIMED
 from leanbench.decode import BOUND
 from leanbench.report.evidence.wording import has_words, size_words, sizes, with_axes
 from leanbench.report.frame import BASELINE
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from leanbench.records.reading import Run
     from leanbench.records.row import Row
 
-TIMED = ("ok", "noisy")
 #: Follows a figure that was timed with noise.
 NOISE = "\\*"
 #: A field that rows do not have: a prompt and an output, as the paper's figure 10 has them.
@@ -166,7 +167,8 @@ class Figures:
         parsed = _parse(query)
         if parsed["verb"] == "name":
             row, field = self._row(parsed["over"], at)
-            return str(getattr(row, field or "kernel") or "") if row else ""
+            asked = "kernel" if field in ("", CROSSCHECK) else field
+            return str(getattr(row, asked) or "") if row else ""
         value, noisy = self._value(parsed, at)
         if value is None:
             return self._ending(parsed["over"], at)

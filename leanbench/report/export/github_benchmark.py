@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
+from leanbench.core.quantities import TIMED
 from leanbench.report.command import sweep_command
 from leanbench.report.frame import gpu_name
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
     from leanbench.records.reading import Run
     from leanbench.records.row import Row
-
-#: Rows of other statuses have no latency that can be trusted.
-_TIMED = ("ok", "noisy")
 
 
 def github_benchmark(runs: Sequence[Run]) -> str:
@@ -31,7 +29,7 @@ def github_benchmark(runs: Sequence[Run]) -> str:
         _benchmark(row, problem, run, several=len(runs) > 1)
         for run in runs
         for row, problem in run.results
-        if row.status in _TIMED
+        if row.status in TIMED
     ]
     if not benchmarks:
         raise UserError(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leanbench.core.quantities import TIMED
 from leanbench.model import known_error
 from leanbench.report.compare.pair import judge
 from leanbench.report.compare.ratios import times
@@ -70,13 +71,16 @@ def headline(part: Part) -> list[Sentence]:
 
 def caveats(part: Part) -> list[str]:
     """Caveats of a part's figures."""
-    sentences = []
+    sentences = [f"The run is not finished, {part.unfinished}."] if part.unfinished else []
     if part.summary.source == "predicted":
         model_error = known_error(part.summary.gpu, dict.fromkeys(part.rows["kernel"]))
         sentences.append(
             f"Predicted by the performance model, nothing was measured. {model_error}".strip()
         )
-    failed = {status: count for status, count in status_counts(part.rows).items() if status != "ok"}
+    counted = status_counts(part.rows)
+    if noisy := counted.get("noisy"):
+        sentences.append(f"Rows that were timed with noise count, {noisy} of {len(part.rows)}.")
+    failed = {status: count for status, count in counted.items() if status not in TIMED}
     if failed:
         counts = ", ".join(
             f"{count} {status.replace('_', ' ')}" for status, count in failed.items()

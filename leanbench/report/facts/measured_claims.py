@@ -110,8 +110,8 @@ def measured_claims(
     project's kernels.
 
     Args:
-        results: by the run's name; of one source, GPU and state of the L2. Only `ok` rows count, of
-            each kernel the fastest of a problem.
+        results: by the run's name; of one source, GPU and state of the L2. Only timed rows count,
+            of each kernel the fastest of a problem.
         sweeps: the name of each run's sweep, by the run's name.
         predicted_for: the GPU that the rows are predictions for; None: they are measured.
     """

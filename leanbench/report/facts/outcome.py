@@ -36,7 +36,7 @@ def summary_section(results: Results) -> Section:
         blocks += [block for part in results.parts for block in _part(part, results)]
     if results.parts and not any(part.summary.speedups for part in results.parts):
         baseline = baseline_of(results.frame)
-        nothing = f"No speedups: no problem has an ok row of {baseline} and of another kernel."
+        nothing = f"No speedups: no problem has a timed row of {baseline} and of another kernel."
         if BOUND in {*results.frame["kernel"]}:
             nothing += f" {BOUND} is the bound of all kernels and compared with none."
         blocks.append(sentences(nothing, layout="empty"))

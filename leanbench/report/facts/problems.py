@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from leanbench.core.quantities import TIMED
 from leanbench.decode import BOUND
 from leanbench.report.compare.ratios import Margin, margin_of
 from leanbench.report.document import Block, Column, Section, Table, Text, Words, without_shared
@@ -179,12 +180,12 @@ def _latency_cell(of: ByKernel, name: str, margin: Margin) -> Words:
 
 
 def _is_fastest(row: Row, of: ByKernel, margin: Margin) -> bool:
-    """Whether the row is the fastest of several `ok` ones, or within the margin of it; the bound is
-    none of them.
+    """Whether the row is the fastest of several timed ones, or within the margin of it; the bound
+    is none of them.
     """
-    rivals = [other for other in of.values() if other.status == "ok" and other.kernel != BOUND]
+    rivals = [other for other in of.values() if other.status in TIMED and other.kernel != BOUND]
     latencies = [other.latency_us for other in rivals if other.latency_us]
-    if row.status != "ok" or row.kernel == BOUND or not row.latency_us or len(latencies) < 2:
+    if row.status not in TIMED or row.kernel == BOUND or not row.latency_us or len(latencies) < 2:
         return False
     return row.latency_us <= min(latencies) * (1 + margin.share)
 
@@ -199,7 +200,7 @@ def _ratios(
     def ratio(of: ByKernel, name: str) -> str:
         both = of.get(name), of.get(rows.baseline)
         # A wrong result's latency is no latency.
-        usable = [row for row in both if row is not None and row.status in ("ok", "noisy")]
+        usable = [row for row in both if row is not None and row.status in TIMED]
         return _times(*map(value, usable)) if len(usable) > 1 else "-"
 
     return {

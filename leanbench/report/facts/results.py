@@ -27,6 +27,8 @@ class Part:
     rows: DataFrame
     #: Of their problems, by label: only what distinguishes it.
     short: Mapping[str, str]
+    #: What the run lacks, see `leanbench.records.reading.Run.unfinished`.
+    unfinished: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,12 @@ class Results:
     def parts(self) -> list[Part]:
         """In the order of the rows."""
         parts = []
+        unfinished = {run.name: run.unfinished for run in self.runs}
         for summary in summaries(self.frame):
             rows = rows_of(self.frame, summary)
-            parts.append(Part(summary, rows, short_labels(rows, varying_axes(rows))))
+            parts.append(
+                Part(summary, rows, short_labels(rows, varying_axes(rows)), unfinished[summary.run])
+            )
         return parts
 
     @property

@@ -11,7 +11,7 @@ from leanbench.report.compare.match import fastest, match
 from leanbench.report.compare.pair import COMPARED
 from leanbench.report.compare.ratios import MARGIN, Ratios, geomean, ratios_of, times
 from leanbench.report.document import Block, Figure, Figures, Section, Table, Text, sentences, table
-from leanbench.report.frame import best_ok_rows, gpu_name, has_values, kernel_order
+from leanbench.report.frame import fastest_rows, gpu_name, has_values, kernel_order
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -40,7 +40,7 @@ class Side:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """One kernel on two sides, over the problems that are `ok` on both. Ratios are the later
+    """One kernel on two sides, over the problems that both timed. Ratios are the later
     side's over the base's.
     """
 
@@ -59,7 +59,7 @@ def side_by_side_section(results: Results) -> Section:
     """A table of ratios, and a picture of one kernel in every run."""
     hint = (
         "Latency in a run over that in another, of the same kernel on the same problems, those that"
-        " are ok in both: below 1×, the run in the column “run” is faster."
+        " both timed: below 1×, the run in the column “run” is faster."
     )
     rows = side_by_side(results.runs, kernel_order(results.frame))
     blocks: list[Block] = [
@@ -67,7 +67,7 @@ def side_by_side_section(results: Results) -> Section:
     ]
     if rows:
         blocks = [sentences(hint, layout="hint"), _table(rows, results.short)]
-    if quantities(best_ok_rows(results.frame)):
+    if quantities(fastest_rows(results.frame)):
         note = "its fastest row at each point; a predicted run is dotted"
         label = "One kernel in every run"
         blocks.append(Figures((Figure("sides", "One kernel, every run", note, label),), "sides"))
@@ -109,7 +109,7 @@ def _name(side: Side) -> str:
 
 
 def sides_of(runs: Sequence[Run]) -> dict[Side, dict[tuple[AttentionProblem, str], Row]]:
-    """The sides in the order of the runs, each with its fastest `ok` rows; a run on several GPUs,
+    """The sides in the order of the runs, each with its fastest timed rows; a run on several GPUs,
     or with a cold and a warm L2, has several.
     """
     results: dict[tuple[str, str, str, str], list[tuple[Row, AttentionProblem]]] = {}
@@ -146,7 +146,7 @@ def side_by_side(runs: Sequence[Run], kernels: Sequence[str]) -> list[SideBySide
 def _side_by_side(kernel: str, base: Side, side: Side, pairs: Sequence[Pair]) -> SideBySide:
     by_label = [(pair.problem.label, pair.ratio) for pair in pairs if pair.ratio is not None]
     latency = ratios_of([label for label, _ in by_label], [ratio for _, ratio in by_label])
-    assert latency is not None, "rows that are ok have a latency"
+    assert latency is not None, "rows that were timed have a latency"
     return SideBySide(
         kernel,
         base,

@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from leanbench.core.quantities import TIMED
 from leanbench.core.registry import kernels
 from leanbench.report.compare.ratios import MEASURED, Margin, Ratios, geomean, margin_of, ratios_of
 from leanbench.report.facts.winners import Winners, winners
 from leanbench.report.frame import (
     COMPARED,
     baseline_of,
-    best_ok_rows,
+    fastest_rows,
     kinds_of,
     ratios_to_baseline,
     where,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OverPeers:
-    """Latency of the fastest peer over the baseline's, over the problems where both are `ok`."""
+    """Latency of the fastest peer over the baseline's, over the problems that both timed."""
 
     #: Libraries' kernels that ran.
     kernels: tuple[str, ...]
@@ -35,7 +36,7 @@ class OverPeers:
 
 @dataclass(frozen=True)
 class BestBandwidth:
-    """The row that moved KV bytes fastest; one with a warning only where every row has one."""
+    """The `ok` row that moved KV bytes fastest; one with a warning only where every row has one."""
 
     kernel: str
     bandwidth_tb_s: float
@@ -46,7 +47,7 @@ class BestBandwidth:
 
 @dataclass(frozen=True)
 class OwnEnergy:
-    """The baseline's energy and that of only reading K and V, over its `ok` problems."""
+    """The baseline's energy and that of only reading K and V, over the problems that it timed."""
 
     problems: int
     #: Geometric mean of energy over the energy floor; null where no floor was measured.
@@ -71,8 +72,8 @@ class Summary:
     #: The kernel that the others are compared with.
     baseline: str
     winners: Winners | None
-    #: How many times the baseline's latency each other kernel needs, over the problems where both
-    #: are `ok`.
+    #: How many times the baseline's latency each other kernel needs, over the problems that both
+    #: timed.
     speedups: dict[str, Ratios]
     #: Of the fastest other kernel of each problem; null where no other ran, or the baseline did
     #: not.
@@ -116,9 +117,9 @@ def summaries(frame: DataFrame) -> list[Summary]:
 
 def _margin(rows: DataFrame) -> Margin:
     """Of the rows of one source and GPU; a kernel that has no prediction widens nothing."""
-    ok = where(rows, rows["status"] == "ok")
+    timed = where(rows, rows["status"].isin(TIMED))
     source, gpu = rows["source"].iloc[0], rows["gpu"].iloc[0]
-    return margin_of(str(source), [str(gpu)], dict.fromkeys(ok["kernel"]))
+    return margin_of(str(source), [str(gpu)], dict.fromkeys(timed["kernel"]))
 
 
 def rows_of(frame: DataFrame, summary: Summary) -> DataFrame:
@@ -171,7 +172,7 @@ def _ratios_of(over_baseline: Series, margin: Margin) -> Ratios | None:
 
 
 def _own_energy(rows: DataFrame) -> OwnEnergy | None:
-    own = best_ok_rows(where(rows, rows["kernel"] == baseline_of(rows)))
+    own = fastest_rows(where(rows, rows["kernel"] == baseline_of(rows)))
     own = where(own, own["energy_mj"] > 0)
     if own.empty:
         return None

@@ -41,10 +41,11 @@ class Warned:
 
 
 def flagged_section(results: Results) -> Section:
-    """The rows that enter no statistic, by run."""
+    """The rows that did not end `ok`, by run."""
     hint = (
-        "Every row whose status is not ok. None of them enters a statistic. Reasons that differ in"
-        " numbers alone are one line, with the worst."
+        "Every row whose status is not ok. Noisy rows count where kernels are compared, none of the"
+        " others enters a statistic. Reasons that differ in numbers alone are one line, with the"
+        " worst."
     )
     blocks: list[Block] = []
     for run in results.runs:

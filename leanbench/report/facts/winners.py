@@ -38,7 +38,7 @@ class Winners:
 
 
 def winners(rows: DataFrame, margin: Margin = MEASURED) -> Winners | None:
-    """Counts over the `ok` rows of one source, GPU and state of the L2; None where no problem has
+    """Counts over the timed rows of one source, GPU and state of the L2; None where no problem has
     two kernels.
     """
     table = latencies_by_kernel(rows)

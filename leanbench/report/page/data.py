@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.decode import BOUND
 from leanbench.report.charts import charts_of, drawn_rows
 from leanbench.report.facts.side_by_side import quantities, sides_of
-from leanbench.report.frame import baseline_of, best_ok_rows, kernel_order
+from leanbench.report.frame import baseline_of, fastest_rows, kernel_order
 from leanbench.report.maps import maps_of
 from leanbench.report.styles import MARKS, PALETTE, kernel_styles
 from leanbench.report.table import page_columns, page_rows
@@ -53,7 +53,7 @@ def _sides(results: Results) -> dict[str, Any]:
         # Another mark where the colours begin again.
         mark = MARKS[(index + index // len(PALETTE)) % len(MARKS)]
         lines.append({**asdict(side), "color": PALETTE[index % len(PALETTE)], "symbol": mark})
-    return {"lines": lines, "quantities": quantities(best_ok_rows(results.frame))}
+    return {"lines": lines, "quantities": quantities(fastest_rows(results.frame))}
 
 
 def _plain(values: Any) -> list[Any]:
