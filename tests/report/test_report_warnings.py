@@ -7,7 +7,8 @@ from example_runs import problem, row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanbench.report.facts.warnings import NAMED, flagged, warned, warnings_table
+from leanbench.report.facts.warnings import warnings_table
+from leanbench.report.warned import NAMED, flagged, warned
 
 
 def warning(context: int, *sentences: str, kernel: str = "lean") -> dict[str, Any]:

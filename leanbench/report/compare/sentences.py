@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from leanbench.report.compare.core import counts
 from leanbench.report.compare.ratios import geomean
-from leanbench.report.facts.warnings import warned
+from leanbench.report.warned import warned
 
 if TYPE_CHECKING:
     from leanbench.core.quantities import Quantity

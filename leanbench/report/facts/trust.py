@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from leanbench.report.document import Block, Section, Sentence, Sentences, sentences
 from leanbench.report.facts.config_lines import config_lines
 from leanbench.report.facts.peer_lines import layout_line, mode_lines
-from leanbench.report.facts.warnings import label, warned, warnings_table
+from leanbench.report.facts.warnings import warnings_table
 from leanbench.report.frame import gpu_name
+from leanbench.report.warned import label, warned
 
 if TYPE_CHECKING:
     from leanbench.records.reading import Run
