@@ -344,28 +344,33 @@ struct State {
 
 // Addresses of ldmatrix within a stage, 32 bytes of 16 tokens each; the number of a 16-byte piece is
 // XORed with the row (swizzle).
-__device__ __forceinline__ u32 load_address(u32 lane_at, int load, int block) {
+// `odd`: SHIFTED_ROWS: whether the row begins in the middle of a column.
+__device__ __forceinline__ u32 load_address(u32 lane_at, int load, int block, u32 odd) {
   constexpr int COLUMN_LOADS = COLUMN_BYTES / 32;
+  if (SHIFTED_ROWS) {
+    lane_at ^= odd << 6;
+    if (load % COLUMN_LOADS >= 2) lane_at += odd * (CHUNK * COLUMN_BYTES);
+  }
   if (WHOLE_ROWS) return lane_at + 32 * load + block * (16 * COLUMN_BYTES);
   return (lane_at ^ (load % COLUMN_LOADS << 5)) +
          load / COLUMN_LOADS * (CHUNK * COLUMN_BYTES) + block * (16 * COLUMN_BYTES);
 }
 
-__device__ __forceinline__ u32 k_address(u32 stage, int lane, int load, int block) {
+__device__ __forceinline__ u32 k_address(u32 stage, int lane, int load, int block, u32 odd) {
   const u32 k_lane = (lane & 15) * COLUMN_BYTES + (((lane >> 4) ^ swizzle_of(lane & 7)) << 4);
-  return load_address(stage + k_lane, load, block);
+  return load_address(stage + k_lane, load, block, odd);
 }
 
-__device__ __forceinline__ u32 v_address(u32 stage, int lane, int load, int block) {
+__device__ __forceinline__ u32 v_address(u32 stage, int lane, int load, int block, u32 odd) {
   const u32 v_lane = V_AT + ((lane & 7) + (lane >> 4 << 3)) * COLUMN_BYTES +
                      ((((lane >> 3) & 1) ^ swizzle_of(lane & 7)) << 4);
-  return load_address(stage + v_lane, load, block);
+  return load_address(stage + v_lane, load, block, odd);
 }
 
 // S^T = scale K Q^T of a chunk.
 __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
                                                const Params &p, const Query &query, u32 stage,
-                                               u32 page_scales, int lane) {
+                                               u32 page_scales, int lane, u32 odd) {
   // Sums: with two of them few instructions wait for one another.
   constexpr int CHAINS = TOKEN_BLOCKS * ROW_BLOCKS == 1 ? 2 : 1;
   float chains[CHAINS][TOKEN_BLOCKS][ROW_BLOCKS][4];
@@ -391,7 +396,7 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
 #pragma unroll
       for (int head = 0; head < HEADS_OF_ROW; head++) {
         u32 loaded[4];
-        ldmatrix_x4(loaded, k_address(stage, lane, head * K_LOADS + load, block));
+        ldmatrix_x4(loaded, k_address(stage, lane, head * K_LOADS + load, block, odd));
 #pragma unroll
         for (int part = 0; part < LOAD_STEPS; part++) {
           const int step = load * LOAD_STEPS + part;
@@ -522,12 +527,13 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
   if (MASKED_STARTS) masked |= token < part.first_seen(p, query.row_offset + ROWS - 1);
   if (masked) zero_values(stage, part.first_seen(p, 0) - token, tokens - token, lane);
   float s[TOKEN_BLOCKS][ROW_BLOCKS][4];
-  compute_scores(s, p, query, stage, page_scales, lane);
+  const u32 odd = SHIFTED_ROWS ? part.head_tile().kv_head % 2 : 0;
+  compute_scores(s, p, query, stage, page_scales, lane, odd);
   // The first values wait in registers while the weights are computed.
   u32 early[EARLY_LOADS > 0 ? HEADS_OF_ROW * EARLY_LOADS : 1][4];
 #pragma unroll
   for (int load = 0; load < HEADS_OF_ROW * EARLY_LOADS; load++)
-    ldmatrix_x4_trans(early[load], v_address(stage, lane, load, 0));
+    ldmatrix_x4_trans(early[load], v_address(stage, lane, load, 0, odd));
   if (SOFTCAP) cap_scores(s, p.softcap);
   if (ALIBI) slope_scores(s, query, part, token, lane);
   if (masked) mask_scores(s, p, query, part, token, lane);
@@ -546,7 +552,7 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
         for (int i = 0; i < 4; i++)
           loaded[i] = early[load < HEADS_OF_ROW * EARLY_LOADS ? load : 0][i];
       } else {
-        ldmatrix_x4_trans(loaded, v_address(stage, lane, load, block));
+        ldmatrix_x4_trans(loaded, v_address(stage, lane, load, block, odd));
       }
 #pragma unroll
       for (int part = 0; part < LOAD_STEPS; part++) {

@@ -55,6 +55,10 @@ constexpr int KV_BYTES = KV_DTYPE == 0 ? 2 : 1;  // of a number of K or V
 // the cache. Not of two KV heads: up to eight rows would meet at a bank.
 constexpr bool WHOLE_ROWS = BULK && KV_DTYPE == 0 && HEADS_OF_ROW == 1 && HEAD_DIM == V_HEAD_DIM &&
                             HEAD_DIM > 64 && HEAD_DIM % 64 > 0 && HEAD_DIM % 16 == 0;
+// Rows of two KV heads that end in the middle of a line, as every second one begins: those are copied
+// from half a column before their first number on, so that each column is a line.
+constexpr bool SHIFTED_ROWS =
+    BULK && KV_DTYPE == 0 && HEADS_OF_ROW == 2 && HEAD_DIM == V_HEAD_DIM && HEAD_DIM % 32 == 16;
 // Other rows lie in columns of 128 bytes; those of 64 numbers in 8 bits in one of 64.
 constexpr int COLUMN_BYTES =
     WHOLE_ROWS ? 2 * HEAD_DIM
@@ -137,8 +141,10 @@ constexpr int QUADS = ROW_COUNT * V_HEAD_DIM / 4;  // 16-byte pieces of a partia
 constexpr int ROW_QUADS = V_HEAD_DIM / 4;
 constexpr int SLICE = (QUADS + CLUSTER - 1) / CLUSTER;  // of a partial, for one CTA of a cluster
 constexpr int SLOT = 8 * QUADS;  // numbers of a slot: two units of 4 for each piece
-constexpr int MERGE_BITS = 4;
-// Partials that a CTA merges at once, its own among them; more go through a tree.
+// Partials that a CTA merges at once, its own among them; more go through a tree. Eight take 2 to 5%
+// less than 16, whose code is twice as long and holds more registers; a tree of fixed runs, of which
+// there are many, has fewer levels.
+constexpr int MERGE_BITS = FIXED_RUNS ? 4 : 3;
 constexpr int MERGE = 1 << MERGE_BITS;
 
 // What the number of a 16-byte piece of a row is XORed with; rows below 8.

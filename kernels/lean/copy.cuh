@@ -135,7 +135,7 @@ struct Warp {
 #pragma unroll
           for (int column = 0; column < K_COLUMNS || column < V_COLUMNS; column++) {
             const u32 offset = to + (column * CHUNK + box * BOX) * COLUMN_BYTES;
-            const int x = COLUMN_NUMBERS * column;
+            const int x = COLUMN_NUMBERS * column - (SHIFTED_ROWS ? kv_head % 2 * 32 : 0);
             if (column < K_COLUMNS)
               cp_async_bulk_tensor_4d(offset, &p.k_map, barrier, x, row, kv_head, outer, policy);
             if (column < V_COLUMNS)

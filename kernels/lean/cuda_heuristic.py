@@ -128,7 +128,7 @@ _STAGE_BYTES, _STAGE_BYTES_OF_WARPGROUP = 64 * 1024, 32 * 1024
 #: Rows of two KV heads copied as one, in 8 bits (entry 62): bytes of K and V from which on they are
 #: where there is no output tile for each SM; CTAs of a cluster at most; output tiles to an SM from
 #: which on two CTAs share one, as far as lengths are not known: 10 to 30% less on ragged batches of
-#: 32 and 96. In 16 bits they are predictions.
+#: 32 and 96. In 16 bits: `_wide_pair_build`.
 _MIN_BYTES_FOR_HEAD_PAIRS = 30_000_000
 _LARGEST_CLUSTER_OF_HEAD_PAIRS = 2
 _MANY_HEAD_PAIRS = 0.9
@@ -279,9 +279,8 @@ def pairs_heads(problem: AttentionProblem, gpu: GpuSpec, one_length: bool) -> bo
     """Whether an output tile has the rows of two KV heads, which are copied as one. In 8 bits: a
     bulk copy takes as long for rows of 64 bytes as for rows of 128. With an output tile for each
     SM, 14 to 36% less; with fewer, 5 to 17% less from 34 MB on, 7 to 22% more below 9 MB, where
-    half as many CTAs have work (entry 62). In 16 bits: rows that share lines are read in whole
-    units of DRAM, by bulk copies; predicted to pay where pairs in 8 bits do. Before Hopper it was
-    not timed.
+    half as many CTAs have work (entry 62). In 16 bits, rows that share lines, by bulk copies: 2
+    to 9% less at head_dim 48 and 80 to 112, 34% at 32 (entry 66). Before Hopper it was not timed.
 
     Args:
         one_length: of all sequences, as the host knows; others are held to be long.
@@ -386,16 +385,17 @@ def _wide_pair_build(
     problem: AttentionProblem, rows: int, output_tiles: int, cluster: int, gpu: GpuSpec
 ) -> tuple[int, int, int, int] | None:
     """Chunk, warps, stages and CTAs of an SM for two rows of 16 bits that are copied as one of more
-    than 128 numbers; None for others. With many output tiles two CTAs share an SM, if they fit:
-    else one has a third stage.
+    than 128 numbers; None for others. With an output tile and more to an SM two CTAs share one,
+    else one has eight warps, if they fit: else one of four warps has a third stage (entry 66).
     """
     if _copied_numbers(problem, rows) <= 128 or _heads_of_row(problem, rows) == 1:
         return None
-    if cluster == 1 and output_tiles >= _MANY_HEAD_PAIRS * gpu.sms:
-        two = small_chunk(problem, rows), 4, 2, 2
-        config = cuda_config(*two, cluster, rows, copy_of(problem, gpu, rows), 1, align_grid=False)
+    if cluster == 1:
+        many = output_tiles > gpu.sms
+        build = (small_chunk(problem, rows), *((4, 2, 2) if many else (8, 2, 1)))
+        config = cuda_config(*build, cluster, rows, copy_of(problem, gpu, rows), 1, False)
         if CudaBuild.of(problem, config).fits(gpu):
-            return two
+            return build
     return (*_hopper_build(problem, rows, output_tiles, cluster), 1)
 
 

@@ -47,13 +47,13 @@ _MERGE_TILES_OF_WARPGROUPS = {1: 4, 2: 1}
 _FIXED_RUNS = 128
 _MOST_RUN_TOKENS = 1 << 17
 #: Output tiles for each CTA that runs at once from which on, and bytes of one up to which, each is
-#: a CTA's own. `fa2`, which differs in nothing else, takes 0.3 to 2.1% less than equal shares on 11
-#: problems of 7.8 to 15.5 of them and 1k to 8k tokens at head_dim 64, and up to 5% more with fewer
-#: (reports/h200/paper-200; entry 65).
-_MANY_WHOLE_TILES, _MAX_BYTES_OF_WHOLE_TILES = 7.5, 2_100_000
+#: a CTA's own: 1 to 4% less than equal shares where there are 5.8 of them and more, -3 to 2% where
+#: there are 1.4 to 3.9 (entry 65).
+_MANY_WHOLE_TILES, _MAX_BYTES_OF_WHOLE_TILES = 5.5, 2_100_000
 #: Partials that a CTA merges at once, its own among them; more go through a tree. MERGE in the
-#: kernel's source.
-MERGE_AT_ONCE = 16
+#: kernel's source (entry 65); and of fixed runs.
+MERGE_AT_ONCE = 8
+_MERGE_FIXED_RUNS_AT_ONCE = 16
 
 
 def split_limits(build: CudaBuild, tile_tokens: int, rereads: bool = False) -> tuple[int, int]:
@@ -164,7 +164,7 @@ def cuda_schedule(
             fixed_run_tokens(length, tiles.per_sequence, config) // config.tile_tokens
             for length in lengths
         ]
-        schedule = fixed_runs(tiles, runs, slots, MERGE_AT_ONCE)
+        schedule = fixed_runs(tiles, runs, slots, _MERGE_FIXED_RUNS_AT_ONCE)
         return replace(schedule, cluster_size=build.cluster)
     # The workspace holds a partial for each work range.
     most = min(slots, WORKSPACE_BYTES // build.partial_bytes)

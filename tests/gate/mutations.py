@@ -278,11 +278,20 @@ ATTEND = (
     Mutation(
         "both KV heads of a row take the first's keys",
         f"{LEAN}/attend.cuh",
-        "k_address(stage, lane, head * K_LOADS + load, block)",
-        "k_address(stage, lane, load, block)",
+        "k_address(stage, lane, head * K_LOADS + load, block, odd)",
+        "k_address(stage, lane, load, block, odd)",
         "query heads of the second KV head attend to the first's tokens",
         by_launches(f"{HEAD_PAIRS}, heuristic"),
         HEAD_PAIRS_ON_CPU,
+    ),
+    Mutation(
+        "pairs of KV heads that begin in the middle of a line are taken from its beginning",
+        f"{LEAN}/attend.cuh",
+        "SHIFTED_ROWS ? part.head_tile().kv_head % 2 : 0",
+        "0",
+        "32 numbers of the pair before are multiplied, zeros in their place",
+        by_launches("b9 h32 n300 d80 fp16 NHD, heuristic"),
+        HEAD_PAIRS_ON_CPU.replace("scales of heads", "groups of 1"),
     ),
     Mutation(
         "both KV heads of a row take the first's scale of V",

@@ -505,10 +505,11 @@ void copy_box(u32 to, const u64 *words, u32 barrier, int x, int y, int z, int w)
   if (to % 128) fail("a bulk copy to an address that is no multiple of 128");
   const u32 swizzle = row_bytes == 64 || row_bytes == 128 ? row_bytes / 16 - 1 : 0;
   Copy copy = {to, barrier, std::vector<unsigned char>(box * row_bytes), nullptr, swizzle};
-  const bool outside = x < 0 || z < 0 || w < 0 || (u64)z >= sizes[2] || (u64)w >= sizes[3];
+  const bool outside = z < 0 || w < 0 || (u64)z >= sizes[2] || (u64)w >= sizes[3];
   for (int row = y; row < y + box; row++)
     for (int column = x; column < x + row_bytes / number; column++) {
-      if (outside || row < 0 || (u64)row >= sizes[1] || (u64)column >= sizes[0]) continue;
+      if (outside || row < 0 || (u64)row >= sizes[1] || column < 0 || (u64)column >= sizes[0])
+        continue;
       memcpy(&copy.bytes[(row - y) * row_bytes + (column - x) * number],
              base + (column + row * strides[1] + z * strides[2] + w * strides[3]) * number, number);
     }

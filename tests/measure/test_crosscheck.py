@@ -56,6 +56,12 @@ def test_kernels_of_a_launch(launch, of_graph, kernels, launches):
     assert kernels_of_a_launch(fewer, nodes(launch, launches + 1, of_graph), launches) == kernels
 
 
+def test_what_a_graph_has_for_itself_may_be_another_kernel_of_the_next_graph():
+    """torch adds to numbers at an address of 16 bytes by another kernel than to others."""
+    fewer, more = ["vectorized", *["lean"] * 32], ["elementwise", *["lean"] * 33]
+    assert kernels_of_a_launch(fewer, more, 32) == ("lean",)
+
+
 @pytest.mark.parametrize(
     ("fewer", "more", "sentence"),
     [
