@@ -99,13 +99,16 @@ LATE_PARTIALS = Delay(
     "store_partial(slot, quad, piece, epoch);",
     "__nanosleep(500000), store_partial(slot, quad, piece, epoch);",
 )
-#: The same of latent attention: every other CTA's partial is published later.
+#: The same of latent attention: every other CTA stores its partial later. Were it published later
+#: alone, who does not wait would mostly read what is new.
 LATE_LATENT_PARTIALS = Delay(
     "late partials of latent attention",
     f"{MLA}/outputs.cuh",
-    "if (threadIdx.x == 0) st_release_gpu(slot + EPOCH_AT, epoch);",
-    "if (threadIdx.x == 0 && blockIdx.x / CLUSTER % 2) __nanosleep(500000);\n"
-    "  if (threadIdx.x == 0) st_release_gpu(slot + EPOCH_AT, epoch);",
+    "  if (!has_rows(first_row)) return;\n#pragma unroll\n"
+    "  for (int unit = 0; unit < UNITS; unit++)\n    reinterpret_cast<float2 *>(slot)",
+    "  if (blockIdx.x / CLUSTER % 2) __nanosleep(500000);\n"
+    "  if (!has_rows(first_row)) return;\n#pragma unroll\n"
+    "  for (int unit = 0; unit < UNITS; unit++)\n    reinterpret_cast<float2 *>(slot)",
 )
 #: 2 us: the last warp of four reads a run of bytes that much later than the others.
 LATE_BYTES = Delay(
