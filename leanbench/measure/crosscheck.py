@@ -137,7 +137,7 @@ def kernels_of_a_launch(
         fewer: names of the nodes of a graph of `launches` launches, in any order.
         more: of one with another launch, and readings of the clock.
     """
-    if UNKNOWN in more:
+    if UNKNOWN in more or UNKNOWN in fewer:
         return ()
     seen, of_all = Counter(fewer), Counter(name for name in more if name != _CLOCK)
     # Such as the kernel that counts the replays of lean's graphs (kernels/lean/workspace.py): which
@@ -153,11 +153,14 @@ def kernels_of_a_launch(
         or of_all != expected + of_launch + others
         or not others.keys() <= set(once)
         or others.total() != of_graph.total()
+        or (others - of_graph).total() > 1
     ):
         return (
             f"graphs of {launches} and {launches + 1} launches have {_listed(seen)} and"
             f" {_listed(of_all)}, not as many kernels for each launch"
         )
+    if (readings := more.count(_CLOCK)) != _READINGS:
+        return f"a graph has {readings} readings of the GPU's clock, not {_READINGS}"
     return tuple(of_launch.elements())
 
 

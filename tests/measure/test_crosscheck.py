@@ -58,8 +58,18 @@ def test_kernels_of_a_launch(launch, of_graph, kernels, launches):
 
 def test_what_a_graph_has_for_itself_may_be_another_kernel_of_the_next_graph():
     """torch adds to numbers at an address of 16 bytes by another kernel than to others."""
-    fewer, more = ["vectorized", *["lean"] * 32], ["elementwise", *["lean"] * 33]
+    fewer, more = (
+        ["vectorized", *["lean"] * 32],
+        ["elementwise", *["lean"] * 33, *["timer_kernel"] * 3],
+    )
     assert kernels_of_a_launch(fewer, more, 32) == ("lean",)
+
+
+@pytest.mark.parametrize("readings", [0, 2, 4])
+def test_readings_of_the_clock_are_counted(readings):
+    more = [*["attend"] * 3, *["timer_kernel"] * readings]
+    sentence = f"a graph has {readings} readings of the GPU's clock, not 3"
+    assert kernels_of_a_launch(["attend"] * 2, more, 2) == sentence
 
 
 @pytest.mark.parametrize(
@@ -71,6 +81,13 @@ def test_what_a_graph_has_for_itself_may_be_another_kernel_of_the_next_graph():
             [*["split", "merge"] * 4, "memset"],
             "graphs of 3 and 4 launches have 3 x split, 3 x merge and 4 x split, 4 x merge, 1 x"
             " memset, not as many kernels for each launch",
+        ),
+        # The same in both graphs, of other kernels.
+        (
+            [*["attend"] * 3, "copy", "memset"],
+            [*["attend"] * 4, "split", "merge"],
+            "graphs of 3 and 4 launches have 3 x attend, 1 x copy, 1 x memset and 4 x attend, 1 x"
+            " split, 1 x merge, not as many kernels for each launch",
         ),
         # Launches that are lost, in one graph or both.
         (
