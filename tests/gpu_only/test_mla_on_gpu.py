@@ -98,6 +98,33 @@ def test_torch_compile_takes_a_call_whole():
     assert torch.equal(compiled(inputs.q, cache), call(inputs.q, cache))
 
 
+@pytest.mark.parametrize("kv_dtype", ["same", "e4m3"])
+def test_streams_run_at_the_same_time(kv_dtype):
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    problem = replace(ONE, batch=2, page_size=None, kv_dtype=kv_dtype)
+    sets = [make_inputs(problem, "cuda") for _ in streams]
+    results: list[list[Any]] = [[] for _ in streams]
+    torch.cuda.synchronize()
+    for _ in range(40):
+        for stream, inputs, own in zip(streams, sets, results, strict=True):
+            with torch.cuda.stream(stream):
+                own.append(
+                    lean_mla_with_kvcache(
+                        inputs.q,
+                        inputs.k_cache[:, :, 0],
+                        k_descale=inputs.k_descale,
+                        return_softmax_lse=True,
+                    )
+                )
+    torch.cuda.synchronize()
+    for inputs, own in zip(sets, results, strict=True):
+        out, lse = own[0]
+        written = replace(inputs, out=out, lse=lse)
+        assert Reference(inputs).check(written).failure("bf16") is None
+        assert all(torch.equal(out, later) for later, _ in own)
+        assert all(torch.equal(lse, later) for _, later in own)
+
+
 def test_a_graph_is_replayed_with_other_lengths():
     inputs = make_inputs(replace(ONE, batch=3, context=(4096, 1, 700)), "cuda")
     lengths = inputs.cache_seqlens
