@@ -175,11 +175,11 @@ def lean_attn_with_kvcache(
             attends over a latent cache whose two views `k_cache` and `v_cache` are; `softmax_scale`
             defaults to (columns of `q` and of `qv`) ** -0.5. In 16 bits. 64 and 512 columns are a
             call of `leanbench.lean_mla_with_kvcache` on Hopper GPUs, without `softcap`,
-            `alibi_slopes`, `sinks`, `batch_invariant`, `config` and scales below 0; others, up to
-            576 together, are a plain call. Both caches are copied into one in every call, but for
-            64 and 512 columns that are views of one; windows, chunks and paddings over these copy
-            what each query token sees, tokens are appended by torch's operators: for compatibility,
-            not for speed.
+            `alibi_slopes`, `sinks`, `batch_invariant`, `config` and scales of 0 and less; others,
+            up to 576 together, are a plain call. Both caches are copied into one in every call, but
+            for 64 and 512 columns that are views of one; windows, chunks and paddings over these
+            copy what each query token sees, tokens are appended by torch's operators: for
+            compatibility, not for speed.
         out: where the output is written, shaped as it, head_dim contiguous; not a part of the
             inputs. None: a new tensor.
         batch_invariant: True: the bits of a sequence's output depend on its own query, cache and

@@ -142,18 +142,16 @@ def kernels_of_a_launch(
     seen, of_all = Counter(fewer), Counter(name for name in more if name != _CLOCK)
     # Such as the kernel that counts the replays of lean's graphs (kernels/lean/workspace.py): which
     # one depends on where the count lies in memory. A launch's are in a graph twice and more.
-    once = [name for name in seen | of_all if max(seen[name], of_all[name]) == 1]
-    of_graph = Counter(once) & seen
-    of_launch = of_all - seen - Counter(once)
-    expected = Counter(list(of_launch.elements()) * launches)
-    others = of_all - (expected + of_launch)
+    once = Counter(name for name, count in (seen | of_all).items() if count == 1)
+    own, own_of_all = once & seen, once & of_all
+    of_launch = of_all - seen - once
+    launched = Counter(list(of_launch.elements()) * launches)
     if (
         not of_launch
-        or seen != expected + of_graph
-        or of_all != expected + of_launch + others
-        or not others.keys() <= set(once)
-        or others.total() != of_graph.total()
-        or (others - of_graph).total() > 1
+        or seen != launched + own
+        or of_all != launched + of_launch + own_of_all
+        or own.total() != own_of_all.total()
+        or (own_of_all - own).total() > 1
     ):
         return (
             f"graphs of {launches} and {launches + 1} launches have {_listed(seen)} and"
