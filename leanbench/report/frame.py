@@ -77,7 +77,7 @@ def results_frame(*runs: Run, baseline: str | None = None) -> DataFrame:
     for name in columns:
         if kind := _numeric_type(name):
             frame[name] = frame[name].astype(kind)
-    frame["baseline"] = baseline or _default_baseline(frame)
+    frame["baseline"] = baseline or default_baseline(frame)
     for derived in DERIVED:
         place = list(frame.columns).index(derived.after) + 1
         frame.insert(place, derived.quantity.name, derived.values(frame))
@@ -141,7 +141,8 @@ def kernel_order(frame: DataFrame) -> list[str]:
     return sorted(names, key=lambda name: name != baseline_of(frame))
 
 
-def _default_baseline(frame: DataFrame) -> str:
+def default_baseline(frame: DataFrame) -> str:
+    """`BASELINE`, or the first kernel that ran where that did not."""
     names = {*frame["kernel"]}
     timed = where(frame, frame["status"].isin(TIMED) & (frame["kernel"] != BOUND))["kernel"]
     return BASELINE if BASELINE in names or timed.empty else str(timed.iloc[0])

@@ -11,7 +11,9 @@ from leanbench.core.errors import UserError
 from leanbench.model import known_error
 from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
+from leanbench.report.document import Table
 from leanbench.report.facts.headline import FEW_RUNS, caveats, headline, near, overview_of, title
+from leanbench.report.facts.outcome import summary_section
 from leanbench.report.facts.results import Part, Results
 from leanbench.report.facts.winners import Winner, Winners, winners
 from leanbench.report.frame import results_frame
@@ -206,7 +208,7 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
     rows = [row(problem(1024), "lean", 10.0), row(problem(1024), "fa2", 30.0)]
     runs.append(write_run([{**row, "source": "predicted"} for row in rows], folder="told"))
     runs.append(write_run([row(problem(1024), "fa2", 30.0, cache="warm")], folder="warm"))
-    # Lean met no other kernel here: nothing to count.
+    # Lean is no kernel of this run: it is told apart, with a baseline of its own.
     runs.append(
         write_run(
             [row(problem(1024), name, 30.0) for name in ("fa2", "fixed_split")], folder="without"
@@ -216,9 +218,17 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
     assert overview is not None
     about = [sentence.name for sentence in overview.sentences]
     sentences = [str(sentence.words) for sentence in overview.sentences]
-    assert [words.split(", ", 1)[1] for words in about] == ["cold L2", "predicted, cold L2"]
+    assert [words.split(", ", 1)[1] for words in about] == [
+        "cold L2",
+        "predicted, cold L2",
+        "cold L2",
+    ]
+    assert sentences[0].startswith("lean is")
     assert "on 4 of 6 problems" in sentences[0]
+    assert sentences[1].startswith("lean is")
     assert "on 1 of 1 problem (" in sentences[1]
+    assert sentences[2].startswith("fa2 is")
+    assert "on 1 of 1 problem (" in sentences[2]
     names = [name.rpartition("/")[2] for name, _ in overview.parts]
     assert names == [
         *(f"run{i}, cold L2" for i in range(3)),
@@ -227,6 +237,48 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
         "without, cold L2",
     ]
     assert "nothing was measured" in " ".join(caveats(overview.parts[3][1]))
+
+
+def test_the_overview_holds_each_run_against_others_and_against_libraries(
+    write_run: WriteRun,
+) -> None:
+    latencies: list[dict[str, list[float]]] = [
+        # The fastest other is of this project, the libraries are behind or ahead.
+        {"lean": [10.0, 10.0], "fixed_split": [10.5, 10.5], "cudnn": [20.0, 9.0]},
+        {"lean": [10.0], "fa2": [20.0]},
+        {"lean": [10.0]},
+        # A run without lean has a baseline of its own.
+        {"lean_mla": [10.0, 10.0], "flash_mla": [12.0, 12.0]},
+    ]
+    runs = [
+        write_run(
+            [
+                row(problem(1024 * (1 + index)), kernel, latency_us)
+                for kernel, of_kernel in of_run.items()
+                for index, latency_us in enumerate(of_kernel)
+            ],
+            folder=f"run{number}",
+        )
+        for number, of_run in enumerate(latencies)
+    ]
+    of_overview, *_ = [
+        block
+        for block in summary_section(Results(read_runs(runs))).blocks
+        if isinstance(block, Table)
+    ]
+    headings = [str(column.heading) for column in of_overview.columns]
+    assert headings[1] == "the baseline fastest, or within 1%"
+    shown = {
+        str(cells[0]).rpartition("/")[2]: [str(cell) for cell in cells[1:3]]
+        + [str(cell) for cell in cells[7:9]]
+        for cells in of_overview.rows
+    }
+    assert shown == {
+        "run0": ["1 of 2", "0.97×", "1.34×", "1 of 2"],
+        "run1": ["1 of 1", "2.00×", "", ""],
+        "run2": ["lean met no other kernel", "", "", ""],
+        "run3": ["2 of 2 (lean_mla)", "1.20×", "1.20×", "2 of 2"],
+    }
 
 
 def test_the_title_of_many_runs_is_short(write_run: WriteRun) -> None:
@@ -270,8 +322,12 @@ def test_the_baseline_is_held_against_the_fastest_peer_of_each_problem(write_run
 
 def test_one_peer_is_not_the_fastest_of_several(write_run: WriteRun) -> None:
     rows = [row(problem(), kernel, 10.0) for kernel in ("lean", "fa2", "cudnn")]
-    [part] = parts_of([write_run([*rows, row(problem(), "flashinfer", status="crashed")])])
-    assert part.summary.over_peers is None
+    directory = write_run([*rows, row(problem(), "flashinfer", status="crashed")])
+    [part] = parts_of([directory])
+    assert part.summary.over_peers is not None
+    assert part.summary.over_peers.kernels == ("cudnn",)
+    [sentences] = sentences_of(directory)
+    assert "Over the fastest peer" not in sentences
 
 
 def test_the_baseline_is_held_against_the_fastest_peer_of_each_kind(write_run: WriteRun) -> None:

@@ -59,7 +59,8 @@ def headline(part: Part) -> list[Sentence]:
     if summary.over_best:
         by_how_much = _by_how_much(summary, summary.over_best, part.short)
         sentences.append(Sentence(by_how_much, "By how much"))
-    if summary.over_peers:
+    # One peer has its own line among the speedups.
+    if summary.over_peers and len(summary.over_peers.kernels) > 1:
         over_peers = _over_peers(summary, summary.over_peers, part.short)
         sentences.append(Sentence(over_peers, "Over the fastest peer"))
     if summary.energies:
@@ -111,11 +112,11 @@ def overview_of(parts: Sequence[Part]) -> Overview | None:
         words += ["predicted"] if summary.source == "predicted" else []
         return ", ".join([*words, *([f"{summary.cache} L2"] if several_caches else [])])
 
-    alike: dict[str, list[Part]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[Part]] = defaultdict(list)
     for part in parts:
         if part.summary.over_best:
-            alike[about(part.summary, gpu=True)].append(part)
-    sentences = [Sentence(_of_many(group), words) for words, group in alike.items()]
+            alike[about(part.summary, gpu=True), part.summary.baseline].append(part)
+    sentences = [Sentence(_of_many(group), words) for (words, _), group in alike.items()]
     names = [
         ", ".join(filter(None, (part.summary.run, about(part.summary, gpu=several_gpus))))
         for part in parts

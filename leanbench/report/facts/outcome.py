@@ -9,7 +9,7 @@ from leanbench.report.compare.ratios import MARGIN, times
 from leanbench.report.document import Block, Section, Sentences, Table, Text, sentences, table
 from leanbench.report.facts.headline import caveats, headline, near, overview_of
 from leanbench.report.facts.summary import status_counts
-from leanbench.report.frame import baseline_of
+from leanbench.report.frame import THE_BASELINE, baseline_of
 from leanbench.report.series import listed
 
 if TYPE_CHECKING:
@@ -47,25 +47,38 @@ def _overview(overview: Overview) -> list[Block]:
     margin = max(
         (part.summary.margin for _, part in overview.parts), key=lambda margin: margin.share
     )
-    baseline = overview.parts[0][1].summary.baseline
+    baselines = list(dict.fromkeys(part.summary.baseline for _, part in overview.parts))
+    several = len(baselines) > 1
     headings = [
         "run",
-        f"{baseline} fastest, or within {margin.words}:",
+        f"{THE_BASELINE if several else baselines[0]} fastest, or within {margin.words}:",
         "over the fastest other, mean:",
-        *("lowest:", "at", "highest:", "at", "beware"),
+        *("lowest:", "at", "highest:", "at"),
+        *("over the fastest library, mean:", "as fast or faster:", "beware"),
     ]
     rows = []
     for number, (name, part) in enumerate(overview.parts, 1):
-        over = part.summary.over_best
+        baseline, over, peers = (
+            part.summary.baseline,
+            part.summary.over_best,
+            part.summary.over_peers,
+        )
         figures = [f"{baseline} met no other kernel", *[""] * 5]
         if over:
+            of = f" ({baseline})" if baseline != baselines[0] else ""
             figures = [
-                f"{near(part)} of {over.problems}",
+                f"{near(part)} of {over.problems}{of}",
                 times(over.geomean),
                 times(over.lowest),
                 part.short[over.lowest_at],
                 times(over.highest),
                 part.short[over.highest_at],
+            ]
+        figures += ["", ""]
+        if peers:
+            figures[-2:] = [
+                times(peers.ratios.geomean),
+                f"{peers.not_slower} of {peers.ratios.problems}",
             ]
         rows.append([Text(name, link=f"run-{number}"), *figures, " ".join(caveats(part))])
     return [Sentences(overview.sentences, "headline"), table(headings, rows)]

@@ -13,6 +13,7 @@ from leanbench.report.facts.winners import Winners, winners
 from leanbench.report.frame import (
     COMPARED,
     baseline_of,
+    default_baseline,
     fastest_rows,
     kinds_of,
     ratios_to_baseline,
@@ -78,7 +79,7 @@ class Summary:
     #: Of the fastest other kernel of each problem; null where no other ran, or the baseline did
     #: not.
     over_best: Ratios | None
-    #: Of the fastest peer of each problem; None where fewer than two ran.
+    #: Of the fastest peer of each problem; None where none ran.
     over_peers: OverPeers | None
     #: The same for each kind of attention, of one peer or more; empty where all problems are of one
     #: kind.
@@ -109,10 +110,19 @@ def summaries(frame: DataFrame) -> list[Summary]:
             best=_best(rows),
         )
         for key in dict.fromkeys(frame[keys].itertuples(index=False, name=None))
-        for rows in [where(frame, (frame[keys] == list(key)).all(axis=1))]
+        for rows in [_with_its_baseline(where(frame, (frame[keys] == list(key)).all(axis=1)))]
         for margin in [_margin(rows)]
         for speedups in [ratios_to_baseline(rows, "latency_us")]
     ]
+
+
+def _with_its_baseline(rows: DataFrame) -> DataFrame:
+    """Rows of one run: where the baseline of all runs is no kernel of it, as `lean` is none of
+    latent caches alone, it has its own.
+    """
+    if baseline_of(rows) in {*rows["kernel"]}:
+        return rows
+    return rows.assign(baseline=default_baseline(rows))
 
 
 def _margin(rows: DataFrame) -> Margin:
@@ -143,20 +153,19 @@ def _ratios(table: DataFrame, margin: Margin) -> dict[str, Ratios]:
 def _over_peers_by_kind(rows: DataFrame, margin: Margin) -> dict[str, OverPeers]:
     kinds = kinds_of(rows)
     of_each = {
-        kind: _over_peers(where(rows, kinds == kind), margin, fewest=1)
-        for kind in dict.fromkeys(kinds)
+        kind: _over_peers(where(rows, kinds == kind), margin) for kind in dict.fromkeys(kinds)
     }
     told = {kind: over for kind, over in of_each.items() if over is not None}
     return told if len(of_each) > 1 else {}
 
 
-def _over_peers(rows: DataFrame, margin: Margin, fewest: int = 2) -> OverPeers | None:
-    """None where fewer peers than `fewest` ran."""
+def _over_peers(rows: DataFrame, margin: Margin) -> OverPeers | None:
+    """None where no peer ran beside the baseline."""
     known = kernels()
     table = ratios_to_baseline(rows, "latency_us").dropna(axis="columns", how="all")
     peers = [str(name) for name in table if name in known and known[str(name)].is_peer]
     baseline = known.get(baseline_of(rows))
-    if len(peers) < fewest or (baseline is not None and baseline.is_peer):
+    if not peers or (baseline is not None and baseline.is_peer):
         return None
     fastest = table[peers].min(axis=1).dropna()
     ratios = _ratios_of(cast("Series", fastest), margin)
