@@ -85,10 +85,11 @@ def lean_attn_with_kvcache(
     pages into those two with `copy_`. The caches as captured bound the lengths.
 
     What tensors on the device say cannot be checked without waiting for it. Lengths below 0 or past
-    the cache count as the nearest ones that it has. Three things are the caller's: pages of
-    `block_table` and rows of `cache_batch_idx` lie in the caches, `cu_seqlens_q` does not fall, and
-    `cache_leftpad` is between 0 and the length. With LEANBENCH_CHECK_CALLS=1 in the environment
-    every call outside of a capture waits and is checked for all of these.
+    the cache count as the nearest ones that it has. The rest is the caller's: pages of
+    `block_table` and rows of `cache_batch_idx` lie in the caches, `cu_seqlens_q` does not fall or
+    pass q, nor `cu_seqlens_k_new` k, `cache_leftpad` is between 0 and the length, rows of
+    `rotary_seqlens` lie in the tables. With LEANBENCH_CHECK_CALLS=1 in the environment every call
+    outside of a capture waits and is checked for these. No two sequences append to one page.
 
     A head_dim that is no multiple of 8, of 16 in fp8 caches, is padded, as by flash-attn, one
     between 256 and 512 to 512, of K above that to 576, and tensors that start at or step by no
@@ -118,9 +119,9 @@ def lean_attn_with_kvcache(
         v: like `k`, for `v_cache`.
         rotary_cos: (positions, rotary_dim / 2), in the dtype of `q`, with a position for every
             token of the cache's capacity: `k` is rotated by rows `cache_seqlens`, `cache_seqlens` +
-            1 and so on, and so is `q` with a causal mask or a window; without, all of `q` by row
-            `cache_seqlens`; queries past the last row by that. Both are rounded to their dtype
-            again.
+            1 and so on, and so is `q` with a causal mask, a window or chunks; without, all of `q`
+            by row `cache_seqlens`; queries past the last row by that. Both are rounded to their
+            dtype again.
         rotary_sin: like `rotary_cos`.
         cache_seqlens: tokens in use, those of `k` not included, the query tokens otherwise
             included: one number, or (batch,) int32 on the same device. None: all of them, with a

@@ -173,8 +173,8 @@ def _check_shapes(call: Call) -> None:
     is_own = call.block_table is None and extras.cache_batch_idx is None
     if packed and is_own and call.batch != k_cache.shape[0]:
         raise ValueError(
-            f"cu_seqlens_q has {call.batch + 1} numbers for {call.batch} sequences, k_cache"
-            f" {tuple(k_cache.shape)} has {k_cache.shape[0]}: expected one number more than those"
+            f"cu_seqlens_q has {call.batch + 1} numbers, k_cache {tuple(k_cache.shape)} has"
+            f" {k_cache.shape[0]} sequences: expected {k_cache.shape[0] + 1} numbers"
         )
     if is_own and call.batch != k_cache.shape[0]:
         raise ValueError(

@@ -423,6 +423,7 @@ def test_the_fastest_by_the_cross_check_may_be_another_library() -> None:
         ("fa2/lean", "'fa2/lean' has 2 answers (b1 h56 n1024 d64 fp16 HND, b1 h56 n65536 d64"),
         ("geomean gone/lean", "no timed row answers 'geomean gone/lean'"),
         ("the best of fa2", "'the best of fa2' is no query"),
+        ("min fa2.latency", "a row has no field 'latency', did you mean 'latency_us'?"),
         ("min fa2/lean as y", "format 'y' is not known, choose from us, ms, x"),
     ],
 )

@@ -37,7 +37,7 @@ from operator import ge, gt, le, lt
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from leanbench.core.errors import UserError
+from leanbench.core.errors import UserError, nearest
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.quantities import TIMED
 from leanbench.decode import BOUND
@@ -199,6 +199,10 @@ class Figures:
         is_noisy = row.status == "noisy"
         if field == REQUEST:
             return self._request_us(row), is_noisy
+        if field and field not in type(row).model_fields:
+            raise UserError(
+                f"a row has no field {field!r}, {nearest(field, type(row).model_fields)}"
+            )
         return getattr(row, field or LATENCY), is_noisy
 
     def _request_us(self, row: Row) -> float | None:
