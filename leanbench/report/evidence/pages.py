@@ -33,7 +33,7 @@ _INDEX_HEAD = """\
 Written by `leanbench evidence --write`. Which figures of which documents are of them, and what the
 states mean: [docs/evidence.md](../../docs/evidence.md). `model/` has the runs of Triton kernels
 that the performance model was fitted to and is checked with; no document quotes a kernel's speed
-from them.
+from them. Commands are those that were given: records may have options and kernels that are gone.
 """
 
 
