@@ -29,6 +29,10 @@ class LeanCudaConstants:
     start_us: float = _constant(
         0.35, "us", "before a launch's first segment: work range, query rows, first loads"
     )
+    lengths_us: float = _constant(
+        1.0, "us", "and where CTAs read the lengths before they know what to copy"
+    )
+    lengths_batch_us: float = _constant(0.1, "us", "and for every further 32 sequences")
     segment_us: float = _constant(0.25, "us", "one more segment of a work range")
     end_number_us: float = _constant(
         1.3e-3, "us", "for each number of a segment's rows: its warps merge them"
@@ -39,9 +43,12 @@ class LeanCudaConstants:
     dram_latency_us: float = _constant(
         0.4, "us", "a chunk of K and V, from its copy's issue to its arrival"
     )
-    chunk_us: float = _constant(0.5, "us", "a warp's arithmetic for a chunk of 8 rows")
+    chunk_us: float = _constant(0.35, "us", "a warp's arithmetic for a chunk of 8 rows")
+    chunk_depth_us: float = _constant(
+        0.02, "us", "and for each 16 numbers of head_dim, whose products are added one by one"
+    )
     chunk_rows_us: float = _constant(
-        0.06, "us", "and for each 16 tokens x 64 numbers of every further 8 rows"
+        0.06, "us", "and for each 16 tokens x 64 numbers of every further 8 rows", fitted="held"
     )
     page_us: float = _constant(0.2, "us", "and where the cache is paged")
     warp_share: float = _constant(

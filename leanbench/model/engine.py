@@ -43,12 +43,46 @@ class CtaWork:
     read_bytes: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Short whole output tiles that are a single warp's each, as many at a time as warps."""
+
+    #: Tokens up to which output tiles are packed.
+    tokens: int
+    #: Tokens that a warp takes at a time, and warps.
+    chunk: int
+    warps: int
+
+    def steps(
+        self, segments: Sequence[Segment], tokens: Sequence[int], steps: Sequence[int]
+    ) -> list[int]:
+        """`steps`, but for packed output tiles: as many as the longest of the warps' turn has
+        chunks, with the first of the turn. The others have none, only their pauses.
+
+        Args:
+            tokens: of each segment.
+        """
+        packed = list(steps)
+        first: int | None = None
+        for at, (part, count) in enumerate(zip(segments, tokens, strict=True)):
+            # One LeanTile, and none that is counted for its end.
+            if part.of > 1 or count > self.tokens:
+                first = None
+                continue
+            if first is None or at == first + self.warps:
+                first = at
+            packed[at] = 0
+            packed[first] = max(packed[first], -(-count // self.chunk))
+        return packed
+
+
 def work_of(
     schedule: Schedule,
     problem: AttentionProblem,
     tile_tokens: int,
     step_tokens: int = 1,
     tile_heads: int = 1,
+    packing: Packing | None = None,
 ) -> list[CtaWork]:
     """Every CTA that has work; tokens past the end of a context, or before its window, are not
     read.
@@ -57,18 +91,24 @@ def work_of(
         step_tokens: a CTA takes as many tokens of a segment at a time; the last ones take as long
             where there are fewer.
         tile_heads: KV heads whose tokens an output tile reads.
+        packing: of short output tiles; None: all warps walk each.
     """
     lengths, per_sequence = problem.visible_lengths, schedule.output_tiles // problem.batch
     work = []
     for cta, run in groupby(schedule.segments, key=lambda segment: segment.cta):
         segments = tuple(run)
-        tokens = (
-            min(part.last * tile_tokens, lengths[part.output_tile // per_sequence])
-            - part.first * tile_tokens
-            for part in segments
-        )
         # A LeanTile that is counted for an output tile's end has none.
-        steps = (-(-max(0, count) // step_tokens) for count in tokens)
+        tokens = [
+            max(
+                0,
+                min(part.last * tile_tokens, lengths[part.output_tile // per_sequence])
+                - part.first * tile_tokens,
+            )
+            for part in segments
+        ]
+        steps = [-(-count // step_tokens) for count in tokens]
+        if packing is not None:
+            steps = packing.steps(segments, tokens, steps)
         step_bytes = tile_heads * problem.token_bytes * step_tokens
         read = tuple(step_bytes * count for count in steps)
         work.append(CtaWork(cta, segments, read))
@@ -254,7 +294,8 @@ class Player:
 
     def _on_read(self, run: _Run, reach: float) -> None:
         """A segment's last byte is there."""
-        done_us = self.now_us + self.rates.drain_us(reach)
+        has_read = run.work.read_bytes[run.at] > 0
+        done_us = self.now_us + (self.rates.drain_us(reach) if has_read else 0.0)
         self._regroup(run.sm, leaves=run)
         part = run.work.segments[run.at]
         self._note("tiles", run, part, run.began_us, done_us)

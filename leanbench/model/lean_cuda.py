@@ -18,12 +18,20 @@ from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_schedule import MERGE_AT_ONCE
 from leanbench.model.constants import Constants, LeanCudaConstants
+from leanbench.model.engine import Packing
 from leanbench.model.rates import Merge, Rates
 
 #: How sharply the slower of two limits of an SM, its warps and its reads, takes over.
 _SHARPNESS = 4
 #: What DRAM and the L2 exchange at a time.
 LINE_BYTES = 128
+#: Partials of fixed runs that a CTA merges at once: MERGE in build.cuh.
+MERGE_FIXED_RUNS_AT_ONCE = 16
+#: Tokens up to which output tiles are packed, and where a CTA has more than two: PACKED_TOKENS in
+#: build.cuh.
+_PACKED_TOKENS, _PACKED_TOKENS_OF_MANY = 64, 128
+#: Sequences whose lengths a warp reads at once.
+_LENGTHS_AT_ONCE = 32
 #: The compute capability whose copies (bulk, on mbarriers) and clusters the constants hold for.
 CALIBRATED_CAPABILITY = (9, 0)
 
@@ -72,6 +80,17 @@ def tile_heads(problem: AttentionProblem, config: CudaConfig) -> int:
     return CudaBuild.of(problem, config).heads_of_row
 
 
+def packing_of(problem: AttentionProblem, config: CudaConfig, schedule: Schedule) -> Packing | None:
+    """How a launch packs output tiles that count no end, PACKS in build.cuh; None where it packs
+    none: each CTA has one segment, or all warps walk every one.
+    """
+    build = CudaBuild.of(problem, config)
+    if not build.packs or len(schedule.segments) == schedule.grid:
+        return None
+    many = schedule.output_tiles > 2 * schedule.grid
+    return Packing(_PACKED_TOKENS_OF_MANY if many else _PACKED_TOKENS, build.chunk, build.warps)
+
+
 def lean_cuda_rates(
     problem: AttentionProblem,
     config: CudaConfig,
@@ -101,6 +120,7 @@ def lean_cuda_rates(
         segment_us += costs.cluster_us
     chunk_us = _chunk_us(build, spec, constants, costs)
     sm_rate = costs.sm_bytes_per_clock * spec.boost_clock_mhz
+    start_us = costs.start_us + _lengths_us(problem, build, costs)
     return Rates(
         constants=constants,
         sms=usable_sms(spec.sms, build.cluster) // build.cluster,
@@ -108,7 +128,7 @@ def lean_cuda_rates(
         tile_bytes=build.cluster * build.warps * _chunk_bytes(build),
         compute_us=chunk_us,
         segment_us=segment_us,
-        first_byte_us=(constants.launch_us + constants.first_read_us + costs.start_us + segment_us),
+        first_byte_us=constants.launch_us + constants.first_read_us + start_us + segment_us,
         warm_up_us=costs.warm_up_us,
         cta_bytes_per_us=build.cluster * _cta_bytes_per_us(build, chunk_us, sm_rate, costs),
         sm_bytes_per_us=build.cluster * sm_rate,
@@ -116,10 +136,21 @@ def lean_cuda_rates(
         merge=Merge(
             costs.merge_us,
             costs.merge_number_us * numbers / (build.warps * build.cluster),
-            MERGE_AT_ONCE,
+            MERGE_FIXED_RUNS_AT_ONCE if build.fixed_runs else MERGE_AT_ONCE,
             costs.merge_level_us,
         ),
     )
+
+
+def _lengths_us(problem: AttentionProblem, build: CudaBuild, costs: LeanCudaConstants) -> float:
+    """Until a CTA that reads the lengths knows its work range. Clusters copy their first chunks
+    before: `guess` in schedule.cuh.
+    """
+    guesses = build.cluster > 1 and build.bulk
+    if not build.ragged or guesses:
+        return 0.0
+    further = (problem.batch - 1) // _LENGTHS_AT_ONCE
+    return costs.lengths_us + costs.lengths_batch_us * further
 
 
 def _chunk_bytes(build: CudaBuild) -> int:
@@ -133,7 +164,8 @@ def _chunk_us(
     """A chunk in shared memory, where every warp of the SM has one."""
     blocks = build.chunk / 16 * build.head_dim / 64
     head_rows = build.rows // build.heads_of_row
-    chunk_us = costs.chunk_us + costs.chunk_rows_us * blocks * (head_rows // 8 - 1)
+    chunk_us = costs.chunk_us + costs.chunk_depth_us * build.head_dim / 16
+    chunk_us += costs.chunk_rows_us * blocks * (head_rows // 8 - 1)
     chunk_us *= build.heads_of_row
     if build.page:
         chunk_us += costs.page_us

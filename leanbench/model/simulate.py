@@ -18,7 +18,7 @@ from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.model.calibration import calibration_for
 from leanbench.model.constants import Constants
 from leanbench.model.engine import CtaWork, Played, Player, work_of
-from leanbench.model.lean_cuda import lean_cuda_rates, step_tokens, tile_heads
+from leanbench.model.lean_cuda import lean_cuda_rates, packing_of, step_tokens, tile_heads
 from leanbench.model.rates import (
     Rates,
     merge_partial_us,
@@ -147,7 +147,8 @@ def _launch(
         rates = lean_cuda_rates(problem, config, schedule, spec, costs)
         step = step_tokens(problem, config)
         heads = tile_heads(problem, config)
-        return work_of(schedule, problem, config.tile_tokens, step, heads), rates
+        packing = packing_of(problem, config, schedule)
+        return work_of(schedule, problem, config.tile_tokens, step, heads, packing), rates
     rates = rates_for(problem, config, spec, costs, resident)
     if rates.resident == 0:
         raise UserError(

@@ -139,7 +139,7 @@ def test_best_is_of_the_implementation_that_runs_there_within_the_model_s_error(
     cuda = predict_cell(problem, kernels()["lean_cuda"], "best", H200)
     triton = predict_cell(problem, kernels()["lean_triton"], "best", H200)
     lead = cuda["latency_us"] / triton["latency_us"] - 1
-    assert lead > 0.03
+    assert lead > 0.005
     monkeypatch.setattr("leanbench.model.cell.model_error", lambda gpu, names: share_of_lead * lead)
     lean = predict_cell(problem, kernels()["lean"], "best", H200)
     assert lean["config"]["implementation"] == implementation
@@ -298,8 +298,10 @@ def test_energy_is_capped_by_the_power_limit() -> None:
         ("lean", {"q_len": 3}, "lean_cuda with q_len 3"),
         ("lean_triton", {"page_size": 64}, "lean_triton with a paged cache"),
         ("fa2_triton", {"q_len": 4}, "fa2_triton with q_len 4"),
-        ("lean_cuda", {"window_left": 1023, "sinks": True}, "lean_cuda with window or sinks"),
-        ("lean_cuda", {"kv_dtype": "e4m3"}, "lean_cuda with an fp8 cache"),
+        ("lean_cuda", {"window_left": 1023, "sinks": True}, None),
+        ("lean_cuda", {"kv_dtype": "e4m3"}, None),
+        ("fa2_cuda", {"softcap": 30.0, "alibi": True}, "fa2_cuda with softcap or ALiBi"),
+        ("fixed_split_cuda", {"kv_dtype": "e4m3"}, "fixed_split_cuda with an fp8 cache"),
         ("fixed_split_oracle", {"q_len": 4}, "fixed_split_cuda with q_len 4"),
         # Nothing is known of its error anywhere, and the run says so.
         ("unified_max", {"q_len": 4}, None),

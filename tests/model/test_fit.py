@@ -79,8 +79,8 @@ def test_a_fit_finds_what_made_the_rows() -> None:
 
 
 def test_lean_cuda_has_constants_of_its_own() -> None:
-    true = replace(TRUE, lean_cuda=LeanCudaConstants(chunk_us=0.9, merge_level_us=1.8))
-    start = replace(TRUE, lean_cuda=LeanCudaConstants())
+    true = replace(TRUE, lean_cuda=LeanCudaConstants(chunk_us=0.75, merge_level_us=1.8))
+    start = replace(TRUE, lean_cuda=(begin := LeanCudaConstants()))
     cells = [lean_cuda_cell(problem, true) for problem in PROBLEMS]
     run = MeasuredRun("made", H200, tuple(cells), {})
     fitted = fit_lean_cuda(run.cells, H200, start, workers=1)
@@ -90,7 +90,7 @@ def test_lean_cuda_has_constants_of_its_own() -> None:
     after = check(run, run.cells, fitted, "checked", workers=1)[0][0].all
     assert before.worst > 0.05
     assert after.worst < 0.03
-    assert fitted.lean_cuda.merge_level_us > 1.2
+    assert fitted.lean_cuda.merge_level_us > 1.3 * begin.merge_level_us
     with pytest.raises(UserError, match="0 rows are too few to fit the model to"):
         fit_lean_cuda(measured().cells, H200, start)
 

@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from leanbench.kernels.lean import cuda_build
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
+from leanbench.kernels.lean.cuda_schedule import MERGE_AT_ONCE
 
 from leanbench.core.config import TileConfig
+from leanbench.core.decomposition import Segment
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
 from leanbench.model.cell import predict_cell, predict_latency_us
 from leanbench.model.constants import Constants, LeanCudaConstants
-from leanbench.model.lean_cuda import lean_cuda_rates, step_tokens
+from leanbench.model.engine import Packing, work_of
+from leanbench.model.lean_cuda import (
+    MERGE_FIXED_RUNS_AT_ONCE,
+    lean_cuda_rates,
+    packing_of,
+    step_tokens,
+)
 from leanbench.model.rates import Merge, Rates, tree_levels
 
 H200, A100 = find("h200"), find("a100")
 LEAN_CUDA = kernels()["lean_cuda"]
+BUILD = (Path(cuda_build.__file__).parent / "build.cuh").read_text(encoding="utf-8")
 #: Round figures, so that what follows from them can be worked out by hand.
 COSTS = LeanCudaConstants(
     bandwidth_share=1.0,
     line_share=0.5,
     start_us=0.5,
+    lengths_us=0.6,
+    lengths_batch_us=0.05,
     segment_us=0.25,
     end_number_us=0.001,
     cluster_us=0.75,
     dram_latency_us=0.5,
-    chunk_us=0.4,
+    # 0.4 at head_dim 128.
+    chunk_us=0.24,
+    chunk_depth_us=0.02,
     chunk_rows_us=0.05,
     page_us=0.1,
     warp_share=0.2,
@@ -105,6 +120,55 @@ def test_partials_go_through_a_tree() -> None:
     assert merge.end_us(10.0, 4) == pytest.approx(10 + 0.5 + 1 + 0.04)
     assert merge.end_us(10.0, 40) == pytest.approx(10 + 0.5 + 2 + 0.16)
     assert Merge(0.5, 0.01).end_us(10.0, 40) == pytest.approx(10 + 0.5 + 0.4)
+
+
+def test_fixed_runs_merge_more_at_once() -> None:
+    fixed = config(fixed_run_tiles=8)
+    assert rates(heads(8), config()).merge.at_once == MERGE_AT_ONCE == 8
+    assert rates(heads(8), fixed).merge.at_once == MERGE_FIXED_RUNS_AT_ONCE == 16
+    assert "MERGE_BITS = FIXED_RUNS ? 4 : 3;" in BUILD
+
+
+def test_lengths_are_read_before_the_first_copy() -> None:
+    """Half a microsecond and more, but for clusters: they copy first."""
+    plain = replace(heads(8), batch=33)
+    problem = replace(plain, lengths_on="device", capacity=65_536)
+    for settings, added_us in ((config(), 0.65), (config(cluster_size=2), 0.0)):
+        assert rates(problem, settings).first_byte_us == pytest.approx(
+            rates(plain, settings).first_byte_us + added_us
+        )
+
+
+def test_short_output_tiles_are_a_warp_s_each() -> None:
+    """Two warps, chunks of 16 tokens: the first turn has 17 and 3, then 40 alone; 70 tokens are
+    walked by both, and so is what is split or counts an end.
+    """
+    tokens = [17, 3, 40, 70, 20, 20]
+    segments = [Segment(0, tile, 0, 1, 1) for tile in range(5)] + [Segment(0, 5, 0, 1, 2)]
+    steps = Packing(tokens=64, chunk=16, warps=2).steps(segments, tokens, [1, 1, 2, 3, 1, 1])
+    assert steps == [2, 0, 3, 3, 2, 1]
+
+
+def test_who_packs_is_the_kernel_s_choice() -> None:
+    assert "PACKED_TOKENS = 64, PACKED_TOKENS_OF_MANY = 128" in BUILD
+    settings = config(chunk_tokens=16, ctas_per_sm=2)
+    for batch, most in ((64, 64), (256, 128)):
+        problem = AttentionProblem(batch, 32, 8, 16, 128, lengths_on="device", capacity=4096)
+        schedule = LEAN_CUDA.schedule(problem, settings, H200)
+        assert schedule is not None
+        packing = packing_of(problem, settings, schedule)
+        assert packing == Packing(most, 16, 4)
+        # As many bytes as the kernel reads where turns are full, of a chunk each.
+        work = work_of(schedule, problem, 128, step_tokens(problem, settings), 1, packing)
+        read = sum(sum(cta.read_bytes) for cta in work)
+        full = {64: 2.0, 256: 1.05}[batch]
+        assert problem.kv_bytes <= read < 1.05 * full * problem.kv_bytes
+        on_host = replace(problem, lengths_on="host", capacity=None)
+        assert packing_of(on_host, settings, schedule) is None
+    alone = AttentionProblem(8, 32, 8, 16, 128, lengths_on="device", capacity=4096)
+    schedule = LEAN_CUDA.schedule(alone, settings, H200)
+    assert schedule is not None
+    assert packing_of(alone, settings, schedule) is None
 
 
 def test_output_tiles_of_one_kv_head_read_it_again_from_the_l2() -> None:
