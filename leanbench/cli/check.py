@@ -13,9 +13,11 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names
+from leanbench.cli.interruption import signal_of
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
+    import signal
     from concurrent.futures import Future
 
     from leanbench.check.grid import CaseResult, CheckCase
@@ -128,14 +130,15 @@ def check(
     if not on_gpu and (skipped := skipped_cuda(names)) is not None:
         output.show(skipped)
     jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
-    results, checked = _run(names, cases, target.spec, device, jobs)
-    if checked < len(cases):
+    results, checked, stopped_by = _run(names, cases, target.spec, device, jobs)
+    if stopped_by is not None:
         if results:
             _print_summary(results, checked)
         output.say(
-            f"Stopped by SIGINT: {checked} of {output.counted(len(cases), 'problem')} checked."
+            f"Stopped by {stopped_by.name}: {checked} of {output.counted(len(cases), 'problem')}"
+            " checked."
         )
-        raise typer.Exit(130)
+        raise typer.Exit(128 + stopped_by)
     ran = {result.kernel for result in results}
     unchecked = [name for name in names if name not in ran]
     if results:
@@ -190,8 +193,8 @@ def _refuse_broken_interpreter() -> None:
 
 def _run(
     names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str, jobs: int
-) -> tuple[list[CaseResult], int]:
-    """What came out, and of how many cases: all, or those that were done before Ctrl-C.
+) -> tuple[list[CaseResult], int, signal.Signals | None]:
+    """What came out, of how many cases, and what signal came before it was of all.
 
     Raises:
         UserError: a process of the pool died.
@@ -202,7 +205,7 @@ def _run(
     from rich.progress import Progress
 
     from leanbench.check.grid import run_family
-    from leanbench.compile.build import begin_worker, ctrl_c_kept_from_children
+    from leanbench.compile.build import begin_worker, ctrl_c_kept_from_children, kill_workers
 
     ordered = sorted(cases, key=lambda case: str(case.compiled_for))
     families = [
@@ -212,6 +215,7 @@ def _run(
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), begin_worker)
     running: dict[Future[list[CaseResult]], int] = {}
+    stopped_by = None
     try:
         with Progress(console=console, disable=not console.is_terminal) as progress:
             task = progress.add_task("checking", total=len(cases))
@@ -223,9 +227,9 @@ def _run(
             for future in as_completed(running):
                 future.result()
                 progress.advance(task, running[future])
-    except KeyboardInterrupt:
-        # What is done is worth printing; a problem may take half a minute more in the interpreter.
-        pass
+    except KeyboardInterrupt as error:
+        # What is done is worth printing.
+        stopped_by = signal_of(error)
     except BrokenExecutor:
         raise UserError(
             "a checking process died, perhaps for want of memory: repeat the command with fewer"
@@ -235,9 +239,8 @@ def _run(
         pool.shutdown(wait=False, cancel_futures=True)
         done = {future: count for future, count in running.items() if _has_result(future)}
         if len(done) < len(running):
-            for child in set(multiprocessing.active_children()) - others:
-                child.kill()
-    return [result for future in done for result in future.result()], sum(done.values())
+            kill_workers(others)
+    return [result for future in done for result in future.result()], sum(done.values()), stopped_by
 
 
 def _has_result(future: Future[list[CaseResult]]) -> bool:
