@@ -33,28 +33,41 @@ def check(
     kernels: Annotated[
         str,
         typer.Option(
-            "--kernels", help="Kernels to check, separated by commas.", autocompletion=kernel_names
+            "--kernels",
+            metavar="LIST",
+            help="Kernels to check, separated by commas.",
+            autocompletion=kernel_names,
         ),
     ] = _DEFAULT_KERNELS,
     jobs: Annotated[
         int,
         typer.Option(
-            "--jobs", help="Processes; most of the time goes into compiling. 0: by CPU count."
+            "--jobs",
+            metavar="N",
+            help="Processes; most of the time goes into compiling. 0: by CPU count.",
         ),
     ] = 0,
     fuzz: Annotated[
-        int, typer.Option("--fuzz", help="Check so many random problems instead of the grid.")
+        int,
+        typer.Option(
+            "--fuzz",
+            metavar="N",
+            help="Check so many random problems instead of the grid; in the interpreter plain ones"
+            " of up to 150 tokens.",
+        ),
     ] = 0,
     seed: Annotated[
         int | None,
         typer.Option(
             "--seed",
+            metavar="N",
             help="Of the random problems; inputs are drawn afresh whatever it is.",
             show_default="0",
         ),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", help="Stop after this many problems; 0 runs all.")
+        int,
+        typer.Option("--limit", metavar="N", help="Stop after this many problems; 0 runs all."),
     ] = 0,
     interpreter: Annotated[
         bool,
@@ -110,7 +123,10 @@ def check(
     output.say_kernel_warnings()
     target = choose(None, require_gpu=False)
     on_gpu = target.local_index is not None and not interpreter
-    cases = fuzz_cases(fuzz, seed or 0) if fuzz else gpu_cases() if on_gpu else interpreter_cases()
+    if fuzz:
+        cases = fuzz_cases(fuzz, seed or 0, interpreted=not on_gpu)
+    else:
+        cases = gpu_cases() if on_gpu else interpreter_cases()
     if limit:
         cases = cases[:limit]
     if not on_gpu:
