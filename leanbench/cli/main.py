@@ -30,6 +30,7 @@ from leanbench.cli.sweep import sweep
 from leanbench.cli.trace import trace
 from leanbench.cli.tune import tune
 from leanbench.configs.switch import is_off
+from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.core.version import __version__
 
@@ -56,6 +57,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _in_sentences(ctx.meta[_WORDS]):
             _refuse_empty(ctx.meta[_WORDS])
+            _refuse_twice(ctx.meta[_WORDS])
             is_off()  # refuses a word that is neither, before a worker meets it
             return super().invoke(ctx)
 
@@ -118,15 +120,30 @@ def _refuse_empty(words: list[str]) -> None:
         raise UserError(f"{name} is empty: give it a value, or leave it out")
 
 
+def _refuse_twice(words: list[str]) -> None:
+    """Refuses an axis that is given twice: the last one alone would hold, a list says both."""
+    given: dict[str, list[str]] = {axis.flag: [] for axis in AXES.values()}
+    for flag, value in _pairs(words):
+        if flag in given:
+            given[flag].append(value)
+    for flag, values in given.items():
+        if len(values) > 1:
+            raise UserError(f"{flag} is given twice: write {flag} {','.join(values)}")
+
+
+def _pairs(words: list[str]) -> list[tuple[str, str]]:
+    """Each word and the next, where --draw=abc is --draw and abc."""
+    split = [part for word in words for part in word.split("=", int(word.startswith("--")))]
+    return list(pairwise(split))
+
+
 def _refusal_with_value(error: typer.BadParameter, words: list[str]) -> str | None:
     """What Typer says of an option's value, with the value; None where there is none."""
     if not error.message:  # an option that is missing
         return None
     options = getattr(error.param, "opts", ())
-    # --draw=abc is --draw and abc.
-    split = [part for word in words for part in word.split("=", int(word.startswith("--")))]
     # Of an option that is given twice, the last value holds.
-    for option, value in reversed(list(pairwise(split))):
+    for option, value in reversed(_pairs(words)):
         if option in options:
             if "valid integer" in error.message and not re.fullmatch(r"[+-]?\d+", value.strip()):
                 return f"{option} {value!r} is refused: write a whole number such as 8"

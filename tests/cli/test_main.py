@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 import typer
-from typer.models import OptionInfo
+from typer.models import ArgumentInfo, OptionInfo
 from typer.testing import CliRunner
 
 from leanbench.__main__ import Interrupted
@@ -47,6 +47,21 @@ def test_every_flag_is_spelled_out():
         if not str(info.default).startswith("-") and not info.param_decls
     ]
     assert unspelt == []
+
+
+def test_every_value_has_a_word_in_the_help():
+    metavars = {
+        (command.__name__, name): info.metavar
+        for command in commands(app)
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+        for info in get_args(parameter.annotation)
+        if isinstance(info, OptionInfo | ArgumentInfo)
+        and bool not in get_args(parameter.annotation)
+    }
+    assert len(metavars) > 60
+    assert [where for where, metavar in metavars.items() if not metavar] == []
+    # Typer has dots of its own behind an argument that may be repeated.
+    assert "RUN..." not in metavars.values()
 
 
 def completed(words: str) -> list[str]:
@@ -86,6 +101,9 @@ def test_names_are_completed(words, names, tmp_path, monkeypatch):
         ("--help", "List kernels, sweeps, axes, quantities, lengths, models or GPUs."),
         ("predict --help", "Fit the performance model, hold it against runs, and show what"),
         ("configs --help", "List, show, move and verify the launch settings that were tuned"),
+        ("report --help", "report [OPTIONS] {RUN}... "),
+        ("sweep --help", "of least energy times latency. [default: (default, or FILE's)]"),
+        ("tune --help", "They are used where the host knows the lengths; in CUDA C++, for the"),
         ("predict show --help", "[default: (the GPU that is here, or else a100-80gb)]"),
         ("predict check --help", "[default: (the first run's)]"),
         ("predict claims --help", "[default: a100-80gb]"),
