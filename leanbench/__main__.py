@@ -1,5 +1,5 @@
-"""The command `leanbench`, and `python -m leanbench`: Ctrl-C has a meaning before the first slow
-import.
+"""The command `leanbench`, and `python -m leanbench`: Ctrl-C and SIGTERM have a meaning before the
+first slow import.
 """
 
 from __future__ import annotations
@@ -11,29 +11,30 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. Once a plain KeyboardInterrupt has passed through `eval`, Python ends by the signal,
-    whatever exit code it is given.
+    """Ctrl-C or SIGTERM, whose number is its argument. Once a plain KeyboardInterrupt has passed
+    through `eval`, Python ends by the signal, whatever exit code it is given.
     """
 
 
 def main() -> None:
-    """Runs the command line. Ctrl-C ends it with exit code 130 and without a traceback, also while
-    modules load.
+    """Runs the command line. Ctrl-C ends it with exit code 130 and SIGTERM with 143, without a
+    traceback, also while modules load.
     """
-    # A shell script's background job ignores it, and goes on doing so.
-    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if heeds:
-        signal.signal(signal.SIGINT, _interrupt)
+    # A shell script's background job ignores Ctrl-C, and goes on doing so.
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    heeded = [number for number, action in usual.items() if signal.getsignal(number) is action]
+    for number in heeded:
+        signal.signal(number, _interrupt)
     try:
         from leanbench.cli.main import main as run
 
         run()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        sys.exit(128 + error.args[0] if error.args else 130)
     finally:
         # Only the interpreter's own end is left.
-        if heeds:
-            signal.signal(signal.SIGINT, _end)
+        for number in heeded:
+            signal.signal(number, _end)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -41,8 +42,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     exception may come out as another, or be lost.
     """
     if _loads(frame) and not _has_children():
-        _end()
-    raise Interrupted
+        _end(number)
+    raise Interrupted(number)
 
 
 def _loads(frame: FrameType | None) -> bool:
@@ -61,8 +62,8 @@ def _has_children() -> bool:
     return children is not None and bool(children())
 
 
-def _end(*signalled: object) -> None:
-    os._exit(130)
+def _end(number: int, frame: FrameType | None = None) -> None:
+    os._exit(128 + number)
 
 
 # Processes that compile import this file again, under another name.

@@ -13,9 +13,11 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names
+from leanbench.cli.interruption import signal_of
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
+    import signal
     from concurrent.futures import Future
 
     from leanbench.check.grid import CaseResult, CheckCase
@@ -31,28 +33,41 @@ def check(
     kernels: Annotated[
         str,
         typer.Option(
-            "--kernels", help="Kernels to check, separated by commas.", autocompletion=kernel_names
+            "--kernels",
+            metavar="LIST",
+            help="Kernels to check, separated by commas.",
+            autocompletion=kernel_names,
         ),
     ] = _DEFAULT_KERNELS,
     jobs: Annotated[
         int,
         typer.Option(
-            "--jobs", help="Processes; most of the time goes into compiling. 0: by CPU count."
+            "--jobs",
+            metavar="N",
+            help="Processes; most of the time goes into compiling. 0: by CPU count.",
         ),
     ] = 0,
     fuzz: Annotated[
-        int, typer.Option("--fuzz", help="Check so many random problems instead of the grid.")
+        int,
+        typer.Option(
+            "--fuzz",
+            metavar="N",
+            help="Check so many random problems instead of the grid; in the interpreter plain ones"
+            " of up to 150 tokens.",
+        ),
     ] = 0,
     seed: Annotated[
         int | None,
         typer.Option(
             "--seed",
+            metavar="N",
             help="Of the random problems; inputs are drawn afresh whatever it is.",
             show_default="0",
         ),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", help="Stop after this many problems; 0 runs all.")
+        int,
+        typer.Option("--limit", metavar="N", help="Stop after this many problems; 0 runs all."),
     ] = 0,
     interpreter: Annotated[
         bool,
@@ -108,7 +123,10 @@ def check(
     output.say_kernel_warnings()
     target = choose(None, require_gpu=False)
     on_gpu = target.local_index is not None and not interpreter
-    cases = fuzz_cases(fuzz, seed or 0) if fuzz else gpu_cases() if on_gpu else interpreter_cases()
+    if fuzz:
+        cases = fuzz_cases(fuzz, seed or 0, interpreted=not on_gpu)
+    else:
+        cases = gpu_cases() if on_gpu else interpreter_cases()
     if limit:
         cases = cases[:limit]
     if not on_gpu:
@@ -128,14 +146,15 @@ def check(
     if not on_gpu and (skipped := skipped_cuda(names)) is not None:
         output.show(skipped)
     jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
-    results, checked = _run(names, cases, target.spec, device, jobs)
-    if checked < len(cases):
+    results, checked, stopped_by = _run(names, cases, target.spec, device, jobs)
+    if stopped_by is not None:
         if results:
             _print_summary(results, checked)
         output.say(
-            f"Stopped by SIGINT: {checked} of {output.counted(len(cases), 'problem')} checked."
+            f"Stopped by {stopped_by.name}: {checked} of {output.counted(len(cases), 'problem')}"
+            " checked."
         )
-        raise typer.Exit(130)
+        raise typer.Exit(128 + stopped_by)
     ran = {result.kernel for result in results}
     unchecked = [name for name in names if name not in ran]
     if results:
@@ -190,8 +209,8 @@ def _refuse_broken_interpreter() -> None:
 
 def _run(
     names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str, jobs: int
-) -> tuple[list[CaseResult], int]:
-    """What came out, and of how many cases: all, or those that were done before Ctrl-C.
+) -> tuple[list[CaseResult], int, signal.Signals | None]:
+    """What came out, of how many cases, and what signal came before it was of all.
 
     Raises:
         UserError: a process of the pool died.
@@ -202,7 +221,7 @@ def _run(
     from rich.progress import Progress
 
     from leanbench.check.grid import run_family
-    from leanbench.compile.build import begin_worker, ctrl_c_kept_from_children
+    from leanbench.compile.build import begin_worker, ctrl_c_kept_from_children, kill_workers
 
     ordered = sorted(cases, key=lambda case: str(case.compiled_for))
     families = [
@@ -212,6 +231,7 @@ def _run(
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), begin_worker)
     running: dict[Future[list[CaseResult]], int] = {}
+    stopped_by = None
     try:
         with Progress(console=console, disable=not console.is_terminal) as progress:
             task = progress.add_task("checking", total=len(cases))
@@ -223,9 +243,9 @@ def _run(
             for future in as_completed(running):
                 future.result()
                 progress.advance(task, running[future])
-    except KeyboardInterrupt:
-        # What is done is worth printing; a problem may take half a minute more in the interpreter.
-        pass
+    except KeyboardInterrupt as error:
+        # What is done is worth printing.
+        stopped_by = signal_of(error)
     except BrokenExecutor:
         raise UserError(
             "a checking process died, perhaps for want of memory: repeat the command with fewer"
@@ -235,9 +255,8 @@ def _run(
         pool.shutdown(wait=False, cancel_futures=True)
         done = {future: count for future, count in running.items() if _has_result(future)}
         if len(done) < len(running):
-            for child in set(multiprocessing.active_children()) - others:
-                child.kill()
-    return [result for future in done for result in future.result()], sum(done.values())
+            kill_workers(others)
+    return [result for future in done for result in future.result()], sum(done.values()), stopped_by
 
 
 def _has_result(future: Future[list[CaseResult]]) -> bool:

@@ -256,8 +256,13 @@ def _files_of(gpu: str) -> list[File]:
         readable = [file for file in readable if file.tuned.gpu.is_like(readable[0].tuned.gpu)]
     if not readable:
         if catalogued is not None:
+            from leanbench.configs.lookup import stand_in
+
+            other = stand_in(find(catalogued))
+            used = f", the settings of {other.tuned.gpu.name} are used on it" if other else ""
             raise UserError(
-                f"nothing is tuned for {catalogued}: run `leanbench tune --gpu {catalogued}`"
+                f"nothing is tuned for {catalogued}{used}: run `leanbench tune --gpu {catalogued}`"
+                + (f", or name {other.tuned.gpu.name}" if other else "")
             )
         known = {name for file in files for name in file.names}
         raise UserError(

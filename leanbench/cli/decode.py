@@ -31,7 +31,8 @@ def decode(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A model that ships (opt-6.7b, llama-3-8b, ...), or the path of a config.json.",
+            help="A model that `leanbench list models` marks (opt-6.7b, llama-3-8b, ...), or the"
+            " path of a config.json.",
             autocompletion=whole_model_names,
         ),
     ],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
+import signal
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -18,6 +21,7 @@ from leanbench.cli.decode import decode
 from leanbench.cli.doctor import doctor
 from leanbench.cli.encoding import write_ascii_where_needed
 from leanbench.cli.evidence import evidence
+from leanbench.cli.interruption import signal_of
 from leanbench.cli.list import list_
 from leanbench.cli.merge import merge
 from leanbench.cli.predict import predict
@@ -26,6 +30,7 @@ from leanbench.cli.sweep import sweep
 from leanbench.cli.trace import trace
 from leanbench.cli.tune import tune
 from leanbench.configs.switch import is_off
+from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.core.version import __version__
 
@@ -38,47 +43,69 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Commands(TyperGroup):
-    """Turns bad input into one sentence on stderr and exit code 2."""
+    """The commands, whose errors are a sentence on stderr and an exit code."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        # --help and --version print while the words are parsed.
+        with _in_sentences([]):
+            return super().make_context(*args, **kwargs)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_WORDS] = list(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _in_sentences(ctx.meta[_WORDS]):
             _refuse_empty(ctx.meta[_WORDS])
+            _refuse_twice(ctx.meta[_WORDS])
             is_off()  # refuses a word that is neither, before a worker meets it
             return super().invoke(ctx)
-        except typer.BadParameter as error:
-            if (refusal := _refusal_with_value(error, ctx.meta[_WORDS])) is None:
-                raise
-            output.say(f"Error: {refusal}")
-            raise typer.Exit(2) from None
-        except _UsageError as error:
-            extra = re.fullmatch(r"Got unexpected extra arguments?.* \((.*)\)", error.message)
-            if extra is None:
-                raise
-            output.say(
-                f"Error: there is no use for {extra[1]!r} here: leave it out, or name the option it"
-                " belongs to; a list has commas between its values and no spaces"
-            )
-            raise typer.Exit(2) from None
-        except UserError as error:
-            output.say(f"Error: {error}")
-            raise typer.Exit(2) from None
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            output.mute("stdout")
-            where = error.filename or "the output"
-            output.say(
-                f"Error: cannot write {where} ({error.strerror}): make room or choose another place"
-            )
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            # Commands that can go on say so themselves.
-            output.say("Stopped by SIGINT before it was done.")
-            raise typer.Exit(130) from None
+
+
+@contextlib.contextmanager
+def _in_sentences(words: list[str]) -> Iterator[None]:
+    """A block whose errors are a sentence on stderr and an exit code.
+
+    Args:
+        words: of the command line.
+    """
+    try:
+        yield
+    except typer.BadParameter as error:
+        if (refusal := _refusal_with_value(error, words)) is None:
+            raise
+        output.say(f"Error: {refusal}")
+        raise typer.Exit(2) from None
+    except _UsageError as error:
+        extra = re.fullmatch(r"Got unexpected extra arguments?.* \((.*)\)", error.message)
+        if extra is None:
+            raise
+        output.say(
+            f"Error: there is no use for {extra[1]!r} here: leave it out, or name the option it"
+            " belongs to; a list has commas between its values and no spaces"
+        )
+        raise typer.Exit(2) from None
+    except UserError as error:
+        output.say(f"Error: {error}")
+        raise typer.Exit(2) from None
+    except BrokenPipeError:
+        # As in `leanbench list kernels | head -1`: nobody reads on. 1 would be a finding.
+        output.mute("stdout")
+        raise typer.Exit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        output.mute("stdout")
+        where = error.filename or "the output"
+        output.say(
+            f"Error: cannot write {where} ({error.strerror}): make room or choose another place"
+        )
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt as error:
+        # Commands that can go on say so themselves.
+        stopped_by = signal_of(error)
+        output.say(f"Stopped by {stopped_by.name} before it was done.")
+        raise typer.Exit(128 + stopped_by) from None
 
 
 def _refuse_empty(words: list[str]) -> None:
@@ -93,15 +120,30 @@ def _refuse_empty(words: list[str]) -> None:
         raise UserError(f"{name} is empty: give it a value, or leave it out")
 
 
+def _refuse_twice(words: list[str]) -> None:
+    """Refuses an axis that is given twice: the last one alone would hold, a list says both."""
+    given: dict[str, list[str]] = {axis.flag: [] for axis in AXES.values()}
+    for flag, value in _pairs(words):
+        if flag in given:
+            given[flag].append(value)
+    for flag, values in given.items():
+        if len(values) > 1:
+            raise UserError(f"{flag} is given twice: write {flag} {','.join(values)}")
+
+
+def _pairs(words: list[str]) -> list[tuple[str, str]]:
+    """Each word and the next, where --draw=abc is --draw and abc."""
+    split = [part for word in words for part in word.split("=", int(word.startswith("--")))]
+    return list(pairwise(split))
+
+
 def _refusal_with_value(error: typer.BadParameter, words: list[str]) -> str | None:
     """What Typer says of an option's value, with the value; None where there is none."""
     if not error.message:  # an option that is missing
         return None
     options = getattr(error.param, "opts", ())
-    # --draw=abc is --draw and abc.
-    split = [part for word in words for part in word.split("=", int(word.startswith("--")))]
     # Of an option that is given twice, the last value holds.
-    for option, value in reversed(list(pairwise(split))):
+    for option, value in reversed(_pairs(words)):
         if option in options:
             if "valid integer" in error.message and not re.fullmatch(r"[+-]?\d+", value.strip()):
                 return f"{option} {value!r} is refused: write a whole number such as 8"

@@ -15,11 +15,11 @@ from leanbench.cli import completion
 from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
 
-#: RUN... of commands that read runs.
+#: RUN of commands that read runs.
 Runs = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...",
+        metavar="RUN",
         help="Run directories, or names of some under runs/.",
         autocompletion=completion.run_names,
     ),

@@ -29,8 +29,13 @@ def console(*, stderr: bool = False) -> Console:
     """The rich console of a stream."""
     from rich.console import Console
 
+    class Ours(Console):
+        def on_broken_pipe(self) -> None:
+            # Console's own ends the process with 1. This is called where the error is handled.
+            raise
+
     stream = sys.stderr if stderr else sys.stdout
-    return Console(
+    return Ours(
         file=stream,
         width=None if stream.isatty() else PIPED_COLUMNS,
         highlight=False,

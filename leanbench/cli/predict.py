@@ -26,7 +26,7 @@ predict = typer.Typer(
 _Runs = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...",
+        metavar="RUN",
         help="Measured runs: paths, or names under runs/.",
         autocompletion=run_names,
     ),

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from leanbench.cli import output
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.memory import shortage_on
-from leanbench.core.registry import kernel
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import Cell
-from leanbench.run.estimate import estimated_seconds
+from leanbench.run.estimate import estimated_seconds, is_unsupported
 
 if TYPE_CHECKING:
     from leanbench.records.reading import Run
@@ -31,7 +30,7 @@ def show_dry_run(
     total, large, refused = 0.0, 0, 0
     for number, cell in enumerate(cells):
         is_large = shortage_on(cell.problem, gpu) is not None
-        is_refused = kernel(cell.kernel).unsupported_reason(cell.problem) is not None
+        is_refused = is_unsupported(cell, gpu, predicted)
         large += is_large
         refused += is_refused
         takes = "unsupported"

@@ -78,8 +78,10 @@ def tune(
     ] = True,
     quiet: Quiet = False,
 ) -> None:
-    """Find the fastest LeanTile, warps, stages and grid of LeanAttention for a GPU, and keep them
-    for all later calls.
+    """Find the fastest LeanTile, warps, stages and grid of LeanAttention for a GPU, and keep them.
+
+    They are used where the host knows the lengths; in CUDA C++, for the problems that were timed
+    alone. Calls with lengths in a tensor, and all others, take the heuristic's settings.
 
     Candidates are compiled for the GPU, pruned by what they take, timed in turn over problems of
     all sizes, and carried to other problems by a formula fitted to the timings. The same command

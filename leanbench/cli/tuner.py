@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import typer
 
 from leanbench.cli import output
+from leanbench.cli.interruption import signal_of
 from leanbench.cli.machines import connected, uses_ray
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class _Here:
         with TuneProgress(predicted=predicted, quiet=self.flags.quiet) as progress:
             try:
                 return tune(request, progress)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
                 progress.stop()
                 output.say(
                     "Stopped: nothing was saved but what was compiled, the same command takes less"
@@ -100,7 +101,7 @@ class _Here:
                     else f"Stopped: {progress.done} problems are noted, the same command goes on"
                     " from there."
                 )
-                raise typer.Exit(130) from None
+                raise typer.Exit(128 + signal_of(error)) from None
 
     def forget(self, request: Request) -> None:
         from leanbench.tune.run import forget
@@ -118,11 +119,11 @@ class _OnCluster:
     def tune(self, request: Request) -> list[tuple[Summary, Family]]:
         try:
             return self.tuner.tune(request)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             output.say(
                 "Stopped: families that were tuned are noted, the same command goes on from there."
             )
-            raise typer.Exit(130) from None
+            raise typer.Exit(128 + signal_of(error)) from None
 
     def forget(self, request: Request) -> None:
         self.tuner.forget(request)

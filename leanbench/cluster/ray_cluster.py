@@ -28,7 +28,8 @@ class RayCluster:
             import ray
         except ImportError as error:
             raise UserError(
-                f"--executor ray needs Ray ({error}): pip install 'leanbench[ray]'"
+                f"--executor ray needs Ray ({error}): pip install '.[ray]' in a checkout of"
+                " leanbench, or pip install 'ray>=2.60'"
             ) from None
         self._ray = ray
         address = address or os.environ.get("RAY_ADDRESS")

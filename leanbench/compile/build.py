@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
 
 from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
@@ -52,7 +53,7 @@ def process_pool(
     workers: int | None = None, preload: Sequence[str] = ()
 ) -> Iterator[ProcessPoolExecutor]:
     """Processes that compile and compute, one for each core unless `workers` says otherwise; jobs
-    that did not start are dropped at the end.
+    that did not start are dropped at the end, and those that run are where an exception ends it.
 
     Args:
         preload: modules that jobs import, besides those that compiling does.
@@ -69,18 +70,25 @@ def process_pool(
     finally:
         if interpreted is not None:
             os.environ["TRITON_INTERPRET"] = interpreted
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(
         workers or len(os.sched_getaffinity(0)), context, initializer=begin_worker
     )
-    wait = True
     try:
         yield pool
-    except KeyboardInterrupt:
-        # A kernel that compiles may take seconds more; the processes end with this one.
-        wait = False
+        pool.shutdown(cancel_futures=True)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        kill_workers(others)
         raise
-    finally:
-        pool.shutdown(wait=wait, cancel_futures=True)
+
+
+def kill_workers(others: set[BaseProcess]) -> None:
+    """Kills this process' children but `others`. A pool that is shut down goes on with each job
+    that it has handed out, one more than it has processes, and Python's own end waits for them.
+    """
+    for child in set(multiprocessing.active_children()) - others:
+        child.kill()
 
 
 @contextlib.contextmanager

@@ -244,17 +244,7 @@ def _find(kernel: Kernel, spec: GpuSpec, key: EntryKey) -> tuple[store.File, Fam
     """
     files = [file for file in _readable(spec) if file.tuned.kernel == kernel.tuned_as]
     own = [file for file in files if file.tuned.gpu.is_like(spec)]
-    near = [
-        (gpu_distance(file.tuned.gpu, spec), file)
-        for file in files
-        if not file.tuned.gpu.is_like(spec)
-    ]
-    others = [
-        file
-        for _, file in sorted(
-            ((far, file) for far, file in near if far is not None), key=itemgetter(0)
-        )
-    ]
+    others = _of_others(files, spec)
     # This GPU's files together: a shipped family of the group size itself says more than one's own
     # of another.
     for source, together in (
@@ -274,6 +264,29 @@ def _find(kernel: Kernel, spec: GpuSpec, key: EntryKey) -> tuple[store.File, Fam
                 _warn_nearest(file, spec)
             return file, family
     return None
+
+
+def _of_others(files: list[store.File], spec: GpuSpec) -> list[store.File]:
+    """Those of other GPUs of its architecture, the nearest first."""
+    near = [
+        (gpu_distance(file.tuned.gpu, spec), file)
+        for file in files
+        if not file.tuned.gpu.is_like(spec)
+    ]
+    known = [(far, file) for far, file in near if far is not None]
+    return [file for _, file in sorted(known, key=itemgetter(0))]
+
+
+def stand_in(spec: GpuSpec) -> store.File | None:
+    """The file whose measured families are used first on a GPU that has none of its own; None where
+    the heuristic's settings are.
+    """
+    measured = (
+        file
+        for file in _of_others(_readable(spec), spec)
+        if any(family.source == "measured" for family in file.tuned.families)
+    )
+    return next(measured, None)
 
 
 def _readable(spec: GpuSpec) -> list[store.File]:

@@ -133,16 +133,28 @@ def parse_models(text: str) -> tuple[str, ...]:
     Raises:
         UserError: there is no such model; the nearest name is suggested.
     """
-    own = {known: model.name for model in models().values() for known in (model.name, *model.also)}
-    names = dict.fromkeys(_own(name.lower(), own) for name in parse_names("model", text))
+    names = dict.fromkeys(_own(name) for name in parse_names("model", text))
     return tuple(names)
 
 
-def _own(name: str, own: Mapping[str, str]) -> str:
-    if name not in own:
-        there_is = nearest(name, own, "`leanbench list models`")
+def own_name(name: str) -> str | None:
+    """The name here of a model that `leanbench list models` has under this or another one, whatever
+    its case.
+    """
+    name = name.lower()
+    for model in models().values():
+        if name in (model.name, *model.also, model.config.lower()):
+            return model.name
+    return None
+
+
+def _own(name: str) -> str:
+    own = own_name(name)
+    if own is None:
+        known = [known for model in models().values() for known in (model.name, *model.also)]
+        there_is = nearest(name.lower(), known, "`leanbench list models`")
         raise UserError(f"there is no model {name!r}, {there_is}")
-    return own[name]
+    return own
 
 
 def by_layer(names: Iterable[str], tps: Sequence[int]) -> dict[Layer, list[str]]:

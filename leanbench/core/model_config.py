@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.core.errors import UserError, nearest
+from leanbench.core.language_models import own_name
 from leanbench.core.strict_json import parse
 
 _CONFIGS = Path(__file__).with_name("model_configs")
@@ -41,6 +42,23 @@ def shipped_models() -> dict[str, Path]:
     return {path.stem: path for path in sorted(_CONFIGS.glob("*.json"))}
 
 
+def _missing(name: str) -> str:
+    """Why there is no config of a model, and what there is."""
+    model = own_name(name)
+    if model in shipped_models():
+        return (
+            f"there is no config.json of {name!r} here: give its path, or name {model}, whose heads"
+            " are the same"
+        )
+    if model is not None:
+        return (
+            f"of {name} only the heads are known here, for `leanbench sweep --model {model}`: give"
+            f" the path of its config.json, or choose from {', '.join(shipped_models())}"
+        )
+    there_is = nearest(name, shipped_models())
+    return f"there is no model {name!r} and no config.json at that path, {there_is}"
+
+
 def read_config(name: str) -> dict[str, Any]:
     """Keys of the config.json of a shipped model, of a path, or of a folder.
 
@@ -52,10 +70,7 @@ def read_config(name: str) -> dict[str, Any]:
         if path.is_dir():
             path = path / "config.json"
         if not path.is_file():
-            raise UserError(
-                f"there is no model {name!r} and no config.json at that path,"
-                f" {nearest(name, shipped_models())}"
-            )
+            raise UserError(_missing(name))
         config = _table(path, parse(path.read_bytes()))
         # Of a model that also sees images.
         config = _table(path, config.get("text_config", config))

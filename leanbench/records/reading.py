@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -61,8 +63,27 @@ class Run:
         command = self.manifest.get("command")
         if not isinstance(command, str) or not command:
             return "finish it with its command and --resume"
-        words, folder = " ".join(command.split()), shlex.quote(self.directory.resolve().name)
-        return f"finish it with `{words} --name {folder} --resume`"
+        words = " ".join(command.split())
+        with contextlib.suppress(ValueError):  # quotes without an end
+            words = shlex.join(_without_out(shlex.split(words)))
+        directory = self.directory.resolve()
+        where = ["--name", directory.name, "--resume"]
+        # It may have been moved since.
+        if directory.parent != RUNS.resolve():
+            here = Path.cwd()
+            parent = directory.parent
+            parent = parent.relative_to(here) if parent.is_relative_to(here) else parent
+            where = ["--out", str(parent), *where]
+        return f"finish it with `{words} {shlex.join(where)}`"
+
+
+def _without_out(words: list[str]) -> list[str]:
+    """A command's words without --out and its value."""
+    return [
+        word
+        for before, word in itertools.pairwise(["", *words])
+        if "--out" not in (before, word) and not word.startswith("--out=")
+    ]
 
 
 def find_run(run: str) -> Path:
@@ -93,18 +114,21 @@ def find_run(run: str) -> Path:
 
 
 def _nearest(name: str, folder: Path, prefix: str) -> str:
-    """The run in `folder` that is probably meant, else the three nearest by name; empty without any
-    run there.
+    """The run in `folder` that is probably meant, else those that have the name in theirs, else
+    that there are some; empty without any run there.
     """
     try:
-        known = [path.name for path in folder.iterdir() if (path / RESULTS).is_file()]
+        known = sorted(path.name for path in folder.iterdir() if (path / RESULTS).is_file())
     except OSError:
         return ""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f"did you mean {prefix + close[0]!r}?"
-    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
-    return f"nearest in {folder}/: {', '.join(nearest)}" if nearest else ""
+    # The names of a sweep's runs end with a GPU and a time: the last ones are the newest.
+    if name and (begun := [run for run in known if name in run]):
+        return f"nearest in {folder}/: {', '.join(begun[-3:])}"
+    runs = "1 run" if len(known) == 1 else f"{len(known)} runs"
+    return f"{folder}/ holds {runs}: name one that `ls {folder}` lists, or a path" if known else ""
 
 
 def read_run(directory: Path) -> Run:
@@ -139,7 +163,7 @@ def read_run(directory: Path) -> Run:
 
 
 def _notes_of_samples(directory: Path) -> list[str]:
-    from leanbench.records.samples import SAMPLES, has_whole_member
+    from leanbench.records.samples import SAMPLES, whole_length
 
     try:
         content = (directory / SAMPLES).read_bytes()
@@ -147,9 +171,15 @@ def _notes_of_samples(directory: Path) -> list[str]:
         return []
     except OSError as error:
         return [f"{SAMPLES} cannot be read ({(error.strerror or str(error)).lower()})"]
-    if not content or has_whole_member(content):
+    whole = whole_length(content)
+    if whole == len(content):
         return []
-    return [f"{SAMPLES} is damaged, it has no whole gzip member: there are no raw samples"]
+    if not whole:
+        return [f"{SAMPLES} is damaged, it has no whole gzip member: there are no raw samples"]
+    return [
+        f"{SAMPLES} is cut off or damaged after {whole} of its {len(content)} bytes: raw samples"
+        " that follow are left out"
+    ]
 
 
 def read_runs(directories: Sequence[Path]) -> list[Run]:

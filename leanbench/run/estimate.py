@@ -1,10 +1,18 @@
-"""Estimated time of a sweep before it starts, for `--dry-run`."""
+"""What is known of a sweep before it starts, for `--dry-run`: how long it takes, and the cells that
+cannot be.
+"""
 
 from __future__ import annotations
 
+from leanbench.core.config import TileConfig
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
+from leanbench.core.parallel import NONE
+from leanbench.core.problem import MAX_Q_LEN
 from leanbench.core.registry import kernel
+from leanbench.decode import BOUND
 from leanbench.measure.options import MeasureOptions
+from leanbench.model.cell import AXES, refusal
 from leanbench.run.cells import Cell
 
 #: Seconds of one measured cell besides its candidates: its part of inputs, check and read floor;
@@ -43,3 +51,22 @@ def estimated_seconds(
     sustained *= 4 / 3 if options.energy else 1.0
     extras = OCCUPANCY_S * options.occupancy + COUNTERS_S * options.counters
     return MEASURED_CELL_S + candidates * MEASURED_CANDIDATE_S + traffic + sustained + extras
+
+
+def is_unsupported(cell: Cell, gpu: GpuSpec, predicted: bool) -> bool:
+    """Whether the cell's row will say so, as far as that needs no launch and no simulation."""
+    asked, problem = kernel(cell.kernel), cell.problem
+    if asked.unsupported_reason(problem) is not None:
+        return True
+    if not predicted or asked.name == BOUND:
+        return False
+    if type(asked).schedule is Kernel.schedule:
+        # A library's: nobody knows who does what.
+        return True
+    if problem.whole_model is not None:
+        return False
+    one = problem if problem.parallel == NONE else problem.shard(0)
+    if not one.special.keys() <= AXES or one.q_len > MAX_Q_LEN:
+        return True
+    config = cell.override or asked.default_config(one, gpu)
+    return isinstance(config, TileConfig) and refusal(asked, config, gpu) is not None

@@ -252,6 +252,17 @@ def test_kinds_that_triton_lacks_are_passed_over_in_the_interpreter():
     assert (result.kernel, result.failure) == ("reference", None)
 
 
+def test_fuzz_draws_what_the_interpreter_can_run():
+    cases = fuzz_cases(300, 5, interpreted=True)
+    problems = [case.problem for case in cases]
+    for name in ("lean_triton", "fa2_triton", "fixed_split_triton"):
+        assert {kernel(name).unsupported_reason(problem) for problem in problems} == {None}
+    plain = [case.problem for case in cases if case.lengths is None]
+    assert max(problem.kv_heads * sum(problem.contexts) for problem in plain) <= 600
+    assert {problem.head_dim for problem in problems} == {*HEAD_DIMS}
+    assert len({case.compiled_for for case in cases}) > 200
+
+
 def test_fuzz_has_every_kind_of_lengths_and_room():
     cases = [case for case in fuzz_cases(400, 1) if case.lengths is None]
     problems = [case.problem for case in cases]

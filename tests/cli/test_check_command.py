@@ -289,16 +289,17 @@ KERNELS = [Stuck()]
 
 
 @pytest.mark.usefixtures("interpreter")
-def test_ctrl_c_prints_what_was_checked(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_prints_what_was_checked(tmp_path, number):
     process = start_check(tmp_path, "--kernels", "stuck")
     while not (tmp_path / "begun").exists() or len((tmp_path / "begun").read_text()) < 9:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     # Ends once no process holds the pipes: the worker is gone too.
     stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 130
-    stopped = re.fullmatch(r"Stopped by SIGINT: (\d+) of \d+ problems checked\.\n", stderr)
+    assert process.returncode == 128 + number
+    stopped = re.fullmatch(rf"Stopped by {number.name}: (\d+) of \d+ problems checked\.\n", stderr)
     assert stopped is not None, stderr
     # At most two builds' problems wait for the worker: the first one's results are in.
     assert 1 <= int(stopped[1]) < 9

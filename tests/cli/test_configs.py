@@ -76,6 +76,18 @@ def test_a_machine_where_nothing_is_tuned(tmp_path):
     assert not (tmp_path / "out.json").exists()
 
 
+def test_a_gpu_that_uses_anothers_settings_says_whose(shipped):
+    assert_refused(invoke("show", "h100"), "nothing is tuned for h100-sxm: run `leanbench tune")
+    save_families(find("gh200"), [family(source="predicted")], shipped / "gh200.json")
+    assert_refused(invoke("show", "h100"), "nothing is tuned for h100-sxm: run `leanbench tune")
+    save_families(find("h200"), [family()], shipped / "h200.json")
+    assert_refused(
+        invoke("show", "h100"),
+        "nothing is tuned for h100-sxm, the settings of h200 are used on it: run `leanbench tune"
+        " --gpu h100-sxm`, or name h200",
+    )
+
+
 def test_the_list_has_a_line_for_each_file(shipped):
     path = save_families(
         H200, [family(problems=[tuned(), tuned(1024)]), family(source="predicted", head_dim=64)]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import typer
-from typer.models import OptionInfo
+from typer.models import ArgumentInfo, OptionInfo
 from typer.testing import CliRunner
 
+from leanbench.__main__ import Interrupted
 from leanbench.cli.encoding import _replace
 from leanbench.cli.main import app
 
@@ -44,6 +47,21 @@ def test_every_flag_is_spelled_out():
         if not str(info.default).startswith("-") and not info.param_decls
     ]
     assert unspelt == []
+
+
+def test_every_value_has_a_word_in_the_help():
+    metavars = {
+        (command.__name__, name): info.metavar
+        for command in commands(app)
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+        for info in get_args(parameter.annotation)
+        if isinstance(info, OptionInfo | ArgumentInfo)
+        and bool not in get_args(parameter.annotation)
+    }
+    assert len(metavars) > 60
+    assert [where for where, metavar in metavars.items() if not metavar] == []
+    # Typer has dots of its own behind an argument that may be repeated.
+    assert "RUN..." not in metavars.values()
 
 
 def completed(words: str) -> list[str]:
@@ -83,6 +101,9 @@ def test_names_are_completed(words, names, tmp_path, monkeypatch):
         ("--help", "List kernels, sweeps, axes, quantities, lengths, models or GPUs."),
         ("predict --help", "Fit the performance model, hold it against runs, and show what"),
         ("configs --help", "List, show, move and verify the launch settings that were tuned"),
+        ("report --help", "report [OPTIONS] {RUN}... "),
+        ("sweep --help", "of least energy times latency. [default: (default, or FILE's)]"),
+        ("tune --help", "They are used where the host knows the lengths; in CUDA C++, for the"),
         ("predict show --help", "[default: (the GPU that is here, or else a100-80gb)]"),
         ("predict check --help", "[default: (the first run's)]"),
         ("predict claims --help", "[default: a100-80gb]"),
@@ -93,17 +114,25 @@ def test_help_says_what_there_is(command, words):
     assert words in " ".join(result.stdout.split())
 
 
-def test_a_command_that_was_interrupted_says_so(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "name", "code"),
+    [
+        (KeyboardInterrupt(), "SIGINT", 130),
+        (Interrupted(signal.SIGINT), "SIGINT", 130),
+        (Interrupted(signal.SIGTERM), "SIGTERM", 143),
+    ],
+)
+def test_a_command_that_was_interrupted_says_so(monkeypatch, error, name, code):
     def interrupted(*arguments: object) -> None:
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr("leanbench.cli.check._run", interrupted)
     # What --interpreter sets is put back.
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     result = CliRunner().invoke(app, ["check", "--interpreter", "--limit", "1"])
-    assert result.exit_code == 130
+    assert result.exit_code == code
     assert result.stdout.startswith("Checking lean, fa2, fixed_split over 1 problem ")
-    assert result.stderr == "Stopped by SIGINT before it was done.\n"
+    assert result.stderr == f"Stopped by {name} before it was done.\n"
 
 
 def test_completion_can_be_installed():
@@ -185,3 +214,38 @@ def test_a_closed_stream_takes_everything(command, words):
     assert done.stdout == ""
     assert done.stderr.startswith(words)
     assert bool(done.stderr) == bool(words)
+
+
+@pytest.mark.parametrize("command", ["--help", "sweep --help", "list kernels", "sweep --dry-run"])
+def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(command):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", "leanbench", *command.split()],
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    # 1 says that something is wrong or slower.
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert [line for line in done.stderr.splitlines() if not line.startswith("No GPU here")] == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["--help", "--version", "list --help"])
+def test_help_that_cannot_be_written_is_one_sentence(command):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "leanbench", *command.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "Error: cannot write the output (No space left on device): make room or choose another"
+        " place\n"
+    )

@@ -53,7 +53,10 @@ def test_two_shards_merged_are_one_run(tmp_path):
     ("words", "said"),
     [
         ("sweep smoke --executor slurm", "--executor 'slurm' is not supported, choose from local"),
-        ("sweep smoke --executor ray", "--executor ray needs Ray .*pip install 'leanbench.ray.'"),
+        (
+            "sweep smoke --executor ray",
+            "--executor ray needs Ray .*: pip install '..ray.' in",
+        ),
         ("tune --gpu h200 --executor ray", "--executor ray needs Ray .*: pip install"),
         ("tune --gpu h200 --mix-boards", "--mix-boards says nothing here: add --executor ray"),
         ("sweep smoke --ray-address a:1", "--ray-address a:1 says nothing here: add --executor"),

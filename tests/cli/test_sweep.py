@@ -25,7 +25,7 @@ from leanbench.gpu.local import Target
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
 from leanbench.model import known_error
-from leanbench.records.reading import Run
+from leanbench.records.reading import Run, read_run
 from leanbench.run.cells import Cell, Sweep, expand
 from leanbench.run.estimate import estimated_seconds
 from leanbench.run.sweep_file import load_sweep, shipped_sweeps
@@ -401,6 +401,33 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
     assert large[-6:] == ["34.4", "GB", "<", "0.1", "s", "yes"]
     assert "2 cells, less than 1 s; nothing was run." in result.stdout
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "unsupported"),
+    [
+        # A library, no CUDA C++ known on an A100, and a kernel of whole models.
+        ("--context 1k --gpu a100 --kernels lean,cudnn,lean_cuda,fa2_triton,sdpa", 3),
+        ("--context 1k --gpu h200 --kernels lean,lean_cuda,fa2_triton --append 4", 3),
+        ("--context 1k --gpu h200 --kernels lean,fa2_triton --parallel tp:2", 0),
+        ("decode --context 1k --gpu h200 --kernels lean,fa2,eager,no_attention", 1),
+    ],
+)
+def test_a_dry_run_counts_what_the_run_says_is_unsupported(tmp_path, words, unsupported):
+    dry = invoke("sweep", *words.split(), "--dry-run").stdout
+    counted = f" ({unsupported} unsupported), " if unsupported else " cells, "
+    assert counted in dry.splitlines()[-1]
+    invoke("sweep", *words.split(), "--out", str(tmp_path), "--name", "r", "-q", "--no-report")
+    statuses = [row.status for row, _ in read_run(tmp_path / "r").results]
+    assert statuses.count("unsupported") == unsupported
+
+
+@pytest.mark.parametrize("twice", ["--context 1k --context 2k", "--context=1k --context 2k"])
+def test_an_axis_given_twice_is_refused(twice):
+    assert_refused(
+        invoke("sweep", *twice.split(), "--dry-run"),
+        "--context is given twice: write --context 1k,2k",
+    )
 
 
 def test_a_dry_run_says_which_cells_are_unsupported():

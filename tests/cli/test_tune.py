@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
+from leanbench.__main__ import Interrupted
 from leanbench.cli.main import app
 from leanbench.cli.tune import _chosen, _show_lean_tiles, _show_table
 from leanbench.configs.space import FamilyKey
@@ -177,13 +179,14 @@ def test_a_refusal_leaves_no_file(home):
     assert [path for path in home.rglob("*") if path.is_file()] == []
 
 
-def test_an_interruption_says_how_to_go_on(monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_says_how_to_go_on(monkeypatch, number):
     def interrupted(request, observer):
-        raise KeyboardInterrupt
+        raise Interrupted(number)
 
     monkeypatch.setattr(run_module, "tune", interrupted)
     result = tune("--gpu", "a100")
-    assert result.exit_code == 130
+    assert result.exit_code == 128 + number
     assert "Stopped: nothing was saved but what was compiled" in result.stderr
 
 

@@ -1,5 +1,5 @@
 """Sweeps on a Ray cluster of this machine, whose GPUs are fake: cells are predicted. Skipped where
-Ray is missing (pip install 'leanbench[ray]').
+Ray is missing (pip install '.[ray]').
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 from leanbench.core.errors import UserError
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'leanbench[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
 
 from ray.cluster_utils import Cluster
 

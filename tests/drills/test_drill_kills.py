@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from depth import DEEP, diagonal
 from drill_sweeps import (
+    answer_signals,
     children,
     environment,
     is_gone,
@@ -199,6 +200,42 @@ def test_a_killed_pool_of_compiling_processes_leaves_none_behind():
         assert (len(started), len(workers)) == (2, 2)
         process.kill()
     for child in (*workers, *started):
+        wait_until(lambda child=child: is_gone(child), "the end of a process of the pool")
+
+
+#: More jobs than a pool of two hands out at once, each of which takes long.
+INTERRUPTED = """
+import time
+from leanbench.compile import build
+
+build._COMPILING = ()
+try:
+    with build.process_pool(2) as pool:
+        jobs = [pool.submit(time.sleep, seconds) for seconds in (0.1, *[1000] * 5)]
+        jobs[0].result()
+        print("ready", flush=True)
+        jobs[1].result()
+except KeyboardInterrupt:
+    print("stopped", flush=True)
+"""
+
+
+def test_a_pool_that_is_interrupted_waits_for_no_job():
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        env=environment(),
+        preexec_fn=answer_signals,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        started = children(process.pid)
+        started += [worker for child in started for worker in children(child)]
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=240)
+    assert (process.returncode, stdout) == (0, "stopped\n")
+    for child in started:
         wait_until(lambda child=child: is_gone(child), "the end of a process of the pool")
 
 

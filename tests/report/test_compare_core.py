@@ -621,7 +621,7 @@ def test_a_run_under_runs_and_a_colon_in_a_name(tmp_path, monkeypatch):
             "a",
             "empty",
             [],
-            r"empty has no rows to compare: finish it with `leanbench sweep --name empty"
+            r"empty has no rows to compare: finish it with `leanbench sweep --out \. --name empty"
             " --resume`",
         ),
         (

@@ -41,14 +41,15 @@ def test_out_and_format(write_run: WriteRun, tmp_path: Path) -> None:
     assert [path.name for path in out.iterdir()] == ["report.csv"]
 
 
-def test_a_run_that_lacks_cells_says_so_and_how_to_go_on(write_run: WriteRun) -> None:
+def test_a_run_that_lacks_cells_says_so_and_how_to_go_on(write_run: WriteRun, monkeypatch) -> None:
     rows = measured_rows()
     cells = [*(row["cell"] for row in rows), "a", "b"]
     directory = write_run(rows, folder="killed", cells=cells)
+    monkeypatch.chdir(directory.parent)
     result = CliRunner().invoke(app, [str(directory), "--format", "html,markdown"])
     assert result.exit_code == 0
     left = "2 of 11 cells have no row yet: finish it with"
-    command = "leanbench sweep example --name killed --resume"
+    command = "leanbench sweep example --out . --name killed --resume"
     assert (
         f"The run is not finished, {left} `{command}`." in (directory / "report.html").read_text()
     )
@@ -65,6 +66,26 @@ def test_a_run_that_lacks_cells_says_so_and_how_to_go_on(write_run: WriteRun) ->
     assert no_command.unfinished == (
         "1 of 1 cell has no row yet: finish it with its command and --resume"
     )
+
+
+@pytest.mark.parametrize(
+    ("folder", "command", "advised"),
+    [
+        ("runs", "leanbench sweep x", "leanbench sweep x"),
+        ("runs", "leanbench sweep x --out there", "leanbench sweep x"),
+        ("kept/of it", "leanbench sweep x", "leanbench sweep x --out 'kept/of it'"),
+        ("kept", "leanbench sweep x --out=there -q", "leanbench sweep x -q --out kept"),
+        ("kept", "leanbench sweep 'x", "leanbench sweep 'x --out kept"),
+    ],
+)
+def test_the_advised_command_finds_the_run(
+    write_run: WriteRun, tmp_path, monkeypatch, folder: str, command: str, advised: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / folder).mkdir(parents=True)
+    written = write_run([], folder="moved", cells=["a"], command=command)
+    directory = written.rename(tmp_path / folder / "moved")
+    assert read_run(directory).go_on == f"finish it with `{advised} --name moved --resume`"
 
 
 def test_the_command_says_that_a_run_lacks_cells(
@@ -89,7 +110,7 @@ def test_a_run_without_rows_replaces_no_report(write_run: WriteRun, is_missing: 
     assert isinstance(result.exception, UserError)
     assert str(result.exception) == (
         f"{directory} has no row to report, its results.jsonl is missing or empty: finish it with"
-        " `leanbench sweep example --name killed --resume`"
+        f" `leanbench sweep example --out {directory.parent} --name killed --resume`"
     )
     assert (directory / "report.html").read_text() == "of yesterday"
     assert not (directory / "report.csv").exists()

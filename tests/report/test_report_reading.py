@@ -43,7 +43,12 @@ def test_samples_without_a_whole_member_are_noted(
     directory = write_run([row(problem(), "lean", 10.0)])
     note = "samples.jsonl.gz is damaged, it has no whole gzip member: there are no raw samples"
     whole = gzip.compress(b"{}\n")
-    for content, notes in {b"": (), whole: (), whole + b"?": (), whole[:-1]: (note,)}.items():
+    cut = (
+        f"samples.jsonl.gz is cut off or damaged after {len(whole)} of its {len(whole) + 9} bytes:"
+        " raw samples that follow are left out"
+    )
+    contents = {b"": (), whole: (), whole + whole[:9]: (cut,), whole[:-1]: (note,)}
+    for content, notes in contents.items():
         (directory / "samples.jsonl.gz").write_bytes(content)
         assert read_run(directory).notes == notes, content
     with caplog.at_level(logging.WARNING):
@@ -124,19 +129,25 @@ def test_run_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytest.Mon
             find_run(typed)
 
 
-def test_the_three_nearest_runs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_runs_that_are_near_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("before", "after", "nightly", "weekly", "x"):
+    for name in (*(f"smoke-h200-20260101-00000{count}" for count in range(4)), "x"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "results.jsonl").write_text("")
     # A trace, and a sweep that is yet to begin.
     (tmp_path / "runs" / "trace" / "deep").mkdir(parents=True)
     (tmp_path / "runs" / "file").write_text("")
-    with pytest.raises(UserError) as caught:
-        find_run("trace-yz")
-    assert (
-        str(caught.value) == "there is no run 'trace-yz', nearest in runs/: after, weekly, nightly"
-    )
+    for typed, hint in (
+        (
+            "smoke",
+            "nearest in runs/: smoke-h200-20260101-000001, smoke-h200-20260101-000002,"
+            " smoke-h200-20260101-000003",
+        ),
+        ("trace-yz", "runs/ holds 5 runs: name one that `ls runs` lists, or a path"),
+    ):
+        with pytest.raises(UserError) as caught:
+            find_run(typed)
+        assert str(caught.value) == f"there is no run {typed!r}, {hint}"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +163,8 @@ def test_the_three_nearest_runs_are_named(tmp_path: Path, monkeypatch: pytest.Mo
         ),
         (
             "reports/h200/nope",
-            "there is no folder 'reports/h200/nope', nearest in reports/h200/: smoke, a-a",
+            "there is no folder 'reports/h200/nope', reports/h200/ holds 2 runs: name one that"
+            " `ls reports/h200` lists, or a path",
         ),
         (
             "reports/h200/smoke/results.jsonl",

@@ -85,6 +85,7 @@ def test_every_name_is_plain_and_means_one_model():
 
 
 def test_names_in_any_case_and_other_names_of_a_model():
+    assert parse_models("meta-llama/Meta-Llama-3-8B") == ("llama-3-8b",)
     assert parse_models("Llama-3.3-70B, qwen2.5-72b,llama-3-70b") == ("llama-3-70b", "qwen2.5-72b")
     with pytest.raises(
         UserError, match=r"^there is no model 'llama-3-80b', did you mean 'llama-3-8b'\?$"
