@@ -350,8 +350,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
             "max_seqlen_q": 5,
         },
         ValueError,
-        r"^cu_seqlens_q has 2 numbers for 1 sequences, k_cache \(2, 30, 4, 64\) has 2: expected one"
-        " number more than those$",
+        r"^cu_seqlens_q has 2 numbers, k_cache \(2, 30, 4, 64\) has 2 sequences: expected 3"
+        " numbers$",
     ),
     "k_cache without heads": ({"k_cache": half(2, 30, 256)}, ValueError, r"k_cache \(2, 30, 256\)"),
     "unlike caches": ({"v_cache": half(2, 29, 4, 64)}, ValueError, r"v_cache \(2, 29, 4, 64\)"),

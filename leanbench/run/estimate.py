@@ -4,11 +4,13 @@ cannot be.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from leanbench.core.config import TileConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.parallel import NONE
-from leanbench.core.problem import MAX_Q_LEN
+from leanbench.core.problem import MAX_Q_LEN, AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.decode import BOUND
 from leanbench.measure.options import MeasureOptions
@@ -68,5 +70,10 @@ def is_unsupported(cell: Cell, gpu: GpuSpec, predicted: bool) -> bool:
     one = problem if problem.parallel == NONE else problem.shard(0)
     if not one.special.keys() <= AXES or one.q_len > MAX_Q_LEN:
         return True
-    config = cell.override or asked.default_config(one, gpu)
+    # Which implementation runs is the same for one sequence, whose settings are chosen at once.
+    config = cell.override or asked.default_config(_of_one_sequence(one), gpu)
     return isinstance(config, TileConfig) and refusal(asked, config, gpu) is not None
+
+
+def _of_one_sequence(problem: AttentionProblem) -> AttentionProblem:
+    return replace(problem, batch=1, context=problem.max_context, q_lens=None)

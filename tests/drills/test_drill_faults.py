@@ -150,7 +150,7 @@ def test_rows_are_valid_and_point_to_their_environment(finished):
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ("--context 2k", "1 of its 1 cells are not asked for now, such as fa2-b1-h32-8-n1024-"),
+        ("--batch 2", "1 of its 1 cells are not asked for now, such as fa2-b1-h32-8-n1024-"),
         ("--gpu h200", "has rows predicted for a100-80gb, this command's would be predicted for"),
         ("--ci 1%", "was measured with other settings (effort): repeat the command it was started"),
     ],
