@@ -72,7 +72,7 @@ def refuse_window_without_use(
     if window is not None and not (measure.energy or measure.sustained):
         raise UserError(
             f"--window {window} says nothing, latency is not measured over a window: add {options},"
-            " or leave it out"
+            " or leave it out; sliding windows of attention are --window-left"
         )
 
 

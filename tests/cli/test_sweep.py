@@ -139,7 +139,7 @@ def assert_refused(result: Result, words: str) -> None:
         (
             ["--window", "3"],
             "--window 3 says nothing, latency is not measured over a window: add --energy or"
-            " --sustained, or leave it out",
+            " --sustained, or leave it out; sliding windows of attention are --window-left",
         ),
         (
             ["--lengths", "zipf", "--batch", "8", "--lengths-on", "host"],
