@@ -17,6 +17,8 @@ from leanbench.measure.options import MeasureOptions
 from leanbench.model.cell import AXES, refusal
 from leanbench.run.cells import Cell
 
+#: Of a problem whose settings a dry run chooses.
+MOST_SEQUENCES = 4096
 #: Seconds of one measured cell besides its candidates: its part of inputs, check and read floor;
 #: samples, cross-check.
 MEASURED_CELL_S = 0.3
@@ -70,8 +72,9 @@ def is_unsupported(cell: Cell, gpu: GpuSpec, predicted: bool) -> bool:
     one = problem if problem.parallel == NONE else problem.shard(0)
     if not one.special.keys() <= AXES or one.q_len > MAX_Q_LEN:
         return True
-    # Which implementation runs is the same for one sequence, whose settings are chosen at once.
-    config = cell.override or asked.default_config(_of_one_sequence(one), gpu)
+    # Settings for more sequences take long to choose; one sequence has the same implementation.
+    chosen_for = one if one.batch <= MOST_SEQUENCES else _of_one_sequence(one)
+    config = cell.override or asked.default_config(chosen_for, gpu)
     return isinstance(config, TileConfig) and refusal(asked, config, gpu) is not None
 
 

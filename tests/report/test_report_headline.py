@@ -279,6 +279,10 @@ def test_the_overview_holds_each_run_against_others_and_against_libraries(
         "run2": ["lean met no other kernel", "", "", ""],
         "run3": ["2 of 2 (lean_mla)", "1.20×", "1.20×", "2 of 2"],
     }
+    # One that was chosen is not replaced.
+    chosen = Results(read_runs(runs), "fa2").parts
+    assert [part.summary.baseline for part in chosen] == ["fa2"] * 4
+    assert [part.summary.over_best is None for part in chosen] == [True, False, True, True]
 
 
 def test_the_title_of_many_runs_is_short(write_run: WriteRun) -> None:

@@ -11,6 +11,7 @@ from leanbench.core.registry import kernels
 from leanbench.report.compare.ratios import MEASURED, Margin, Ratios, geomean, margin_of, ratios_of
 from leanbench.report.facts.winners import Winners, winners
 from leanbench.report.frame import (
+    BASELINE,
     COMPARED,
     baseline_of,
     default_baseline,
@@ -120,7 +121,8 @@ def _with_its_baseline(rows: DataFrame) -> DataFrame:
     """Rows of one run: where the baseline of all runs is no kernel of it, as `lean` is none of
     latent caches alone, it has its own.
     """
-    if baseline_of(rows) in {*rows["kernel"]}:
+    # A baseline that was chosen is not replaced.
+    if baseline_of(rows) != BASELINE or BASELINE in {*rows["kernel"]}:
         return rows
     return rows.assign(baseline=default_baseline(rows))
 
