@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: With Q and softmax weights in e4m3 (unit roundoff 6.3e-2) scores of standard deviation 1 are off
 #: by 2.6e-2, and the weights by as much again: together 3.7e-2. Scales of K up to 1.5 make that
 #: 4.7e-2 (the median of 24 draws of 8,192 tokens on the CPU; 6.2e-2 at worst), of which the limit
-#: is twice.
+#: is some twice.
 #: A score rounded to the dtype is off by its unit roundoff times the score, up to four or so, at
 #: which its weight is large: eager attention in bf16 was 1.2e-2 off on an H200 (docs/decode.md).
 RELATIVE_ERROR_LIMIT = {

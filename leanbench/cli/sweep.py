@@ -53,8 +53,7 @@ def sweep(
             "--configs",
             metavar="default|heuristic|best|energy|edp",
             help="Tuned ones or else the heuristic's; the heuristic's; the fastest candidate;"
-            " tuned ones of least energy; of"
-            " least energy times latency.",
+            " tuned ones of least energy; of least energy times latency.",
             show_default="default, or FILE's",
         ),
     ] = None,

@@ -46,8 +46,7 @@ def trace(
             "--configs",
             metavar="default|heuristic|best|energy|edp",
             help="Tuned settings or else the heuristic's; the heuristic's; the fastest candidate;"
-            " tuned ones of least energy; of"
-            " least energy times latency.",
+            " tuned ones of least energy; of least energy times latency.",
         ),
     ] = "default",
     gpu: Gpu = None,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import IO, Any, get_args
 
 import pytest
 import typer
@@ -216,18 +216,22 @@ def test_a_closed_stream_takes_everything(command, words):
     assert bool(done.stderr) == bool(words)
 
 
+def written_to(stdout: IO[str], command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "leanbench", *command.split()],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+
+
 @pytest.mark.parametrize("command", ["--help", "sweep --help", "list kernels", "sweep --dry-run"])
 def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(command):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as nobody:
-        done = subprocess.run(
-            [sys.executable, "-m", "leanbench", *command.split()],
-            stdout=nobody,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=120,
-        )
+        done = written_to(nobody, command)
     # 1 says that something is wrong or slower.
     assert done.returncode == 128 + signal.SIGPIPE
     assert [line for line in done.stderr.splitlines() if not line.startswith("No GPU here")] == []
@@ -237,13 +241,7 @@ def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(command):
 @pytest.mark.parametrize("command", ["--help", "--version", "list --help"])
 def test_help_that_cannot_be_written_is_one_sentence(command):
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "leanbench", *command.split()],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=120,
-        )
+        done = written_to(full, command)
     assert done.returncode == 2
     assert done.stderr == (
         "Error: cannot write the output (No space left on device): make room or choose another"
