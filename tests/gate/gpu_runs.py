@@ -4,10 +4,12 @@
     python tests/gate/gpu_runs.py [RUN...] [--out folder] [--seed N] [--limit-s 540] [--list]
     python tests/gate/gpu_runs.py --place [--out folder]
 
-Without names: those that are of older kernels or settings. A run on each GPU, the longest first;
-runs of several GPUs before all others, alone. What the limit leaves undone goes on in the next call
-with the same folder. Drawn runs get new problems: the first of them those of --seed, the next one
-those of the number after it. --place copies whole runs that were measured to reports/.
+Names are those of the evidence, `peers` or `h100/peers`. Without names: those of the GPU here (of
+all where there is none) that are of older kernels or settings. A run on each GPU, the longest
+first; runs of several GPUs before all others, alone. What the limit leaves undone goes on in the
+next call with the same folder. Drawn runs get new problems: the first of them those of --seed, the
+next one those of the number after it. --place copies whole runs that were measured to the folder of
+their GPU under reports/.
 Exits with 1 while anything is undone.
 """
 
@@ -30,12 +32,22 @@ from pathlib import Path
 from processes import end_together, run_within
 
 from leanbench.core.errors import UserError
+from leanbench.gpu.catalogue import match_product
+from leanbench.gpu.visible import local_gpus
 from leanbench.records.environment import kernels_hash
 from leanbench.records.manifest import MANIFEST, RESULTS
 from leanbench.records.reading import Run, read_run
 from leanbench.records.samples import SAMPLES
 from leanbench.report.evidence.documents import Evidence
-from leanbench.report.evidence.sources import CURRENT, FOLDER, RECORD, Source
+from leanbench.report.evidence.places import (
+    FOLDERS,
+    below,
+    folder_of,
+    gpu_of,
+    name_of,
+    place_of,
+)
+from leanbench.report.evidence.sources import CURRENT, RECORD, Source
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 540.0
@@ -63,6 +75,11 @@ class Again:
     #: As long as its cells took before.
     expected_s: float
 
+    @property
+    def folder(self) -> str:
+        """Its name in --out, without the GPU, which the manifest says."""
+        return below(self.name)
+
 
 def runs_of(sources: Iterable[Source], seed: int | None) -> list[Again]:
     """Runs by their commands, those of several GPUs first, then the longest.
@@ -87,7 +104,7 @@ def runs_of(sources: Iterable[Source], seed: int | None) -> list[Again]:
                 name = f"{name.removesuffix(source.seed)}{seed}"
             seed += 1
         took_s = sum(row.wall_s or 0.0 for row, _ in source.run.results)
-        gpus = 2 if name == SECOND_GPU else source.parallel_gpus
+        gpus = 2 if below(name) == SECOND_GPU else source.parallel_gpus
         found.append(Again(name, tuple(words), gpus, took_s + START_S))
     return sorted(found, key=lambda run: (-run.gpus, -run.expected_s))
 
@@ -147,13 +164,17 @@ def make(runs: Sequence[Again], out: Path, gpus: Sequence[str], limit_s: float) 
         gpus: as CUDA_VISIBLE_DEVICES names them.
 
     Raises:
-        SystemExit: the folder has one of them of other kernels.
+        SystemExit: the folder has one of them of other kernels, or two of them have one folder.
     """
     ends_at = time.monotonic() + limit_s
+    by_folder: dict[str, Again] = {}
     for run in runs:
-        if kernels_of(out / run.name) - {kernels_hash()}:
-            sys.exit(f"{out / run.name} is of other kernels: move it away, or give another --out")
-    undone = [run for run in runs if whole_run(out / run.name) is None]
+        folder, other = out / run.folder, by_folder.setdefault(run.folder, run)
+        if other is not run:
+            sys.exit(f"{other.name} and {run.name} are both {folder}: give each its own --out")
+        if kernels_of(folder) - {kernels_hash()}:
+            sys.exit(f"{folder} is of other kernels: move it away, or give another --out")
+    undone = [run for run in runs if whole_run(out / run.folder) is None]
     for run in undone:
         if run.gpus > 1:
             _make(run, out, gpus[: run.gpus], ends_at)
@@ -172,7 +193,7 @@ def make(runs: Sequence[Again], out: Path, gpus: Sequence[str], limit_s: float) 
 
     with ThreadPoolExecutor(len(gpus)) as pool:
         list(pool.map(lane, gpus))
-    return [run.name for run in runs if whole_run(out / run.name) is None]
+    return [run.name for run in runs if whole_run(out / run.folder) is None]
 
 
 def _make(run: Again, out: Path, gpus: Sequence[str], ends_at: float) -> None:
@@ -181,24 +202,24 @@ def _make(run: Again, out: Path, gpus: Sequence[str], ends_at: float) -> None:
         why = f"asks for {run.gpus} GPUs" if len(gpus) < run.gpus else "no time is left"
         print(f"{run.name:<20} not begun: {why}", flush=True)
         return
-    resume = ["--resume"] if (out / run.name / MANIFEST).exists() else []
-    where = ["--out", str(out), "--name", run.name, "--no-report", "--quiet", *resume]
+    resume = ["--resume"] if (out / run.folder / MANIFEST).exists() else []
+    where = ["--out", str(out), "--name", run.folder, "--no-report", "--quiet", *resume]
     # A prediction stands for no measurement.
     where += [] if "--gpu" in run.words else ["--require-gpu"]
-    visible = gpus[1:] if run.name == SECOND_GPU else gpus
+    visible = gpus[1:] if run.folder == SECOND_GPU else gpus
     words = [*run.words, *where, "--budget", f"{left_s:.0f}s"]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ",".join(visible)}
     command = [sys.executable, "-m", "leanbench", *words]
     ended = run_within(left_s + GRACE_S, command, ROOT, own)
-    state = "not whole" if whole_run(out / run.name) is None else "whole"
+    state = "not whole" if whole_run(out / run.folder) is None else "whole"
     said = (ended.output.strip().splitlines() or [""])[-1] if ended.code else ""
     took = f"{ended.seconds:.0f} s on GPU {own['CUDA_VISIBLE_DEVICES']}"
     print(f"{run.name:<20} {state}, {took}  {said}".rstrip(), flush=True)
 
 
 def place(out: Path, names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
-    """Copies whole runs to reports/, whose commands say no more where a run went.
+    """Copies whole runs to the folders of their GPUs, whose commands say no more where a run went.
 
     Args:
         names: of the runs; all in the folder unless given.
@@ -211,11 +232,11 @@ def place(out: Path, names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
     """
     folders = {path.parent.name: path.parent for path in sorted(out.glob(f"*/{MANIFEST}"))}
     for name in names:
-        if name not in folders:
+        if below(name) not in folders:
             sys.exit(f"there is no run {name!r} in {out}: make it, or give its folder by --out")
     if not folders:
         sys.exit(f"there is no run in {out}: make one, or give their folder by --out")
-    return [_placed(folders[name], root) for name in names or folders]
+    return [_placed(folders[below(name)], root) for name in names or folders]
 
 
 def _placed(folder: Path, root: Path) -> str:
@@ -223,21 +244,23 @@ def _placed(folder: Path, root: Path) -> str:
     if run is None:
         return f"{folder.name} is not whole: left"
     manifest = run.manifest
-    found = (manifest.get("source"), manifest.get("gpu", {}).get("name"))
-    if found != ("measured", FOLDER.name):
-        return f"{folder.name} was {found[0]} on {found[1]}, not measured on {FOLDER.name}: left"
+    source, gpu = manifest.get("source"), manifest.get("gpu", {}).get("name")
+    if source != "measured" or gpu not in FOLDERS:
+        known = " or ".join(FOLDERS)
+        return f"{folder.name} was {source} on {gpu}, not measured on {known}: left"
     if kernels_of(folder) != {kernels_hash(root / "kernels")}:
         return f"{folder.name} is of other kernels than these: left"
-    to = root / FOLDER / folder.name
+    place = FOLDERS[gpu] / folder.name
+    to = root / place
     new = not to.exists()
-    to.mkdir(exist_ok=True)
+    to.mkdir(parents=True, exist_ok=True)
     for name in (RESULTS, SAMPLES):
         shutil.copyfile(folder / name, to / name)
     first, *words = shlex.split(manifest["command"])
     manifest = {**manifest, "command": shlex.join([first, *_what(words)])}
     (to / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     name_it = f", new: name it in {DECLARED}, and its seed where it was drawn" if new else ""
-    return f"{folder.name} placed{name_it}"
+    return f"{name_of(place)} placed{name_it}"
 
 
 def _gpus() -> list[str]:
@@ -251,24 +274,38 @@ def _gpus() -> list[str]:
     return [str(number) for number in range(len(listed.stdout.strip().splitlines()))]
 
 
+def _here() -> set[str]:
+    """Those of `FOLDERS` that are in this machine; all where none is."""
+    specs = [match_product(gpu.product) for gpu in local_gpus()]
+    here = {spec.name for spec in specs if spec}
+    return here & FOLDERS.keys() or {*FOLDERS}
+
+
 def _chosen(names: Sequence[str]) -> Iterator[Source]:
-    """The runs of these names, or else all that documents quote and that are not current."""
+    """The runs of these names, or else all of a GPU here that documents quote and that are not
+    current.
+    """
     evidence = Evidence(ROOT)
     sources = evidence.sources
     for name in names:
         if name not in sources.by_name or "sweep" not in sources[name].manifest:
-            sys.exit(f"there is no run {FOLDER}/{name}: take names of {FOLDER}/README.md")
+            index = folder_of(name) / "README.md"
+            sys.exit(f"there is no run {place_of(name)}: take names of {index}")
         yield sources[name]
     if not names:
+        here = _here()
         for source in sources.by_name.values():
             of_cells = "sweep" in source.manifest and not source.of_model
-            if of_cells and sources.state(source) not in (CURRENT, RECORD):
+            stale = sources.state(source) not in (CURRENT, RECORD)
+            if of_cells and stale and gpu_of(source.name) in here:
                 yield source
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(usage="gpu_runs.py [RUN...] [--out FOLDER] [--seed N]")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="a name under reports/")
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN", help="a name of the evidence: peers, h100/peers"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "again")
     parser.add_argument("--seed", type=int, help="of the first drawn run")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S)

@@ -6,22 +6,24 @@ import json
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import gpu_runs
 import pytest
 from gpu_runs import Again, make, place, runs_of, whole_run
 from processes import Ended
 
-from leanbench.report.evidence.sources import FOLDER, Source, Sources
+from leanbench.report.evidence.places import FOLDER
+from leanbench.report.evidence.sources import Source, Sources
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICTED = "sweep --heads 8 --context 1k,2k --head-dim 64 --kernels fa2,lean --gpu h200"
 
 
-def copy_of(source: Source, command: str) -> Source:
-    """A run as if it had been made by another command."""
+def copy_of(source: Source, command: str, name: str = "") -> Source:
+    """A run as if it had been made by another command, or had another name."""
     manifest = {**source.manifest, "command": command}
-    return Source(source.name, source.path, source.date, (), (), manifest)
+    return Source(name or source.name, source.path, source.date, (), (), manifest)
 
 
 def test_a_run_is_made_by_the_command_in_its_manifest():
@@ -100,6 +102,50 @@ def test_runs_are_made_and_gone_on_with(tmp_path, capfd):
     assert whole_run(out / "tiny") is None
 
 
+def test_a_run_of_another_gpu_has_its_name_without_the_gpu_in_the_folder(tmp_path, monkeypatch):
+    mla, second = (Sources(ROOT)[name] for name in ("mla", "second-gpu"))
+    again = [copy_of(of, "leanbench sweep mla", f"h100/{of.name}") for of in (mla, second)]
+    of_two, of_one = runs_of(again, None)
+    assert [(run.name, run.folder, run.gpus) for run in (of_two, of_one)] == [
+        ("h100/second-gpu", "second-gpu", 2),
+        ("h100/mla", "mla", 1),
+    ]
+    seen: list[tuple[str, str]] = []
+
+    def run_within(_limit_s: float, words: list[str], _folder: Path, own: dict[str, str]) -> Ended:
+        seen.append((words[words.index("--name") + 1], own["CUDA_VISIBLE_DEVICES"]))
+        return Ended(0, "", 0.0)
+
+    monkeypatch.setattr(gpu_runs, "run_within", run_within)
+    assert make([of_two, of_one], tmp_path, ["4", "7"], 60) == ["h100/second-gpu", "h100/mla"]
+    assert seen[0] == ("second-gpu", "7")
+    assert [name for name, _ in seen] == ["second-gpu", "mla"]
+    same = r"h100/mla and mla are both .*/mla: give each its own --out"
+    with pytest.raises(SystemExit, match=same):
+        make([of_one, *runs_of([mla], None)], tmp_path, ["4"], 60)
+
+
+@pytest.mark.parametrize(
+    ("products", "gpus"),
+    [
+        ([], {"h200", "h100-sxm"}),
+        (["NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"], {"h100-sxm"}),
+        (["NVIDIA A100-SXM4-80GB", "NVIDIA H200"], {"h200"}),
+        (["NVIDIA L4"], {"h200", "h100-sxm"}),
+    ],
+)
+def test_without_names_the_runs_are_those_of_the_gpu_here(products, gpus, monkeypatch):
+    here = [SimpleNamespace(product=product) for product in products]
+    monkeypatch.setattr(gpu_runs, "local_gpus", lambda: here)
+    sources = Sources(ROOT)
+    pair = {name: copy_of(sources["mla"], "leanbench sweep", name) for name in ("a", "h100/a")}
+    evidence = SimpleNamespace(sources=sources)
+    monkeypatch.setattr(sources, "by_name", pair)
+    monkeypatch.setattr(gpu_runs, "Evidence", lambda _: evidence)
+    asked = {source.name for source in gpu_runs._chosen(())}
+    assert asked == {{"h200": "a", "h100-sxm": "h100/a"}[gpu] for gpu in gpus}
+
+
 def test_whole_runs_that_were_measured_are_placed(tmp_path, monkeypatch):
     out, root = tmp_path / "again", tmp_path / "root"
     (root / FOLDER).mkdir(parents=True)
@@ -108,7 +154,7 @@ def test_whole_runs_that_were_measured_are_placed(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_runs, "kernels_hash", lambda *_: own)
     with pytest.raises(SystemExit, match=r"there is no run in .*again: make one, or give"):
         place(out, (), root)
-    for name in ("new", "predicted", "of another GPU", "unfinished", "damaged"):
+    for name in ("new", "of H100", "predicted", "of another GPU", "unfinished", "damaged"):
         shutil.copytree(ROOT / FOLDER / "mla", out / name)
 
     def rewrite(name: str, **fields: object) -> None:
@@ -119,6 +165,7 @@ def test_whole_runs_that_were_measured_are_placed(tmp_path, monkeypatch):
     rewrite("new", command=command)
     rewrite("predicted", source="predicted")
     rewrite("of another GPU", gpu={"name": "a100"})
+    rewrite("of H100", gpu={"name": "h100-sxm"})
     results = out / "unfinished" / "results.jsonl"
     results.write_text("".join(results.read_text().splitlines(keepends=True)[:-1]))
     (out / "damaged" / "manifest.json").write_text("{")
@@ -126,18 +173,20 @@ def test_whole_runs_that_were_measured_are_placed(tmp_path, monkeypatch):
     assert place(out, (), root) == [
         "damaged is not whole: left",
         f"new placed, new: {declare}",
-        "of another GPU was measured on a100, not measured on h200: left",
-        "predicted was predicted on h200, not measured on h200: left",
+        f"h100/of H100 placed, new: {declare}",
+        "of another GPU was measured on a100, not measured on h200 or h100-sxm: left",
+        "predicted was predicted on h200, not measured on h200 or h100-sxm: left",
         "unfinished is not whole: left",
     ]
     assert [path.name for path in (root / FOLDER).iterdir()] == ["new"]
+    assert [path.name for path in (root / "reports" / "h100").iterdir()] == ["of H100"]
     placed = root / FOLDER / "new"
     assert (
         json.loads((placed / "manifest.json").read_text())["command"] == command.split(" --out")[0]
     )
     for name in ("results.jsonl", "samples.jsonl.gz"):
         assert (placed / name).read_bytes() == (ROOT / FOLDER / "mla" / name).read_bytes()
-    assert place(out, ["new"], root) == ["new placed"]
+    assert place(out, ["new", "h100/of H100"], root) == ["new placed", "h100/of H100 placed"]
     with pytest.raises(SystemExit, match="there is no run 'other' in "):
         place(out, ["other"], root)
 
@@ -152,3 +201,6 @@ def test_a_run_that_is_not_there_is_named():
         gpu_runs.main(["nothing", "--list"])
     with pytest.raises(SystemExit, match="there is no run reports/h200/trace: take names of"):
         gpu_runs.main(["trace", "--list"])
+    there_is_none = r"there is no run reports/h100/gone: take names of reports/h100/README\.md"
+    with pytest.raises(SystemExit, match=there_is_none):
+        gpu_runs.main(["h100/gone", "--list"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -27,11 +28,12 @@ from leanbench.records.samples import SAMPLES, Samples, pack
 from leanbench.report.evidence.documents import Evidence
 from leanbench.report.evidence.faults import faults
 from leanbench.report.evidence.pages import evidence_page
+from leanbench.report.evidence.places import FOLDERS, name_of, place_of
 from leanbench.report.evidence.query import Figures
 from leanbench.report.evidence.sources import Source, boards_of
 from leanbench.report.evidence.writing import differing, write, write_pages
 
-H200 = find("h200")
+H200, H100 = find("h200"), find("h100")
 AGAIN = "run `leanbench evidence --write`"
 SHORT, LONG = problem(1024), problem(65536)
 OTHER = problem(65536, kv_layout="NHD")
@@ -134,6 +136,21 @@ class Checkout:
         ]
         (folder / SAMPLES).write_bytes(b"".join(members))
 
+    def also_on_an_h100(self) -> Path:
+        """Copies the run to the folder of the H100, as if it had been measured there; that."""
+        of_h200, of_h100 = (self.root / "reports" / gpu for gpu in ("h200", "h100"))
+        shutil.copytree(of_h200 / "mine", of_h100 / "mine")
+        path = of_h100 / "mine" / "manifest.json"
+        whole = json.loads(path.read_text())
+        whole["gpu"] = asdict(H100)
+        whole["environments"]["env0"] |= {
+            "gpu_product": H100.product,
+            "gpu_uuid": "GPU-2",
+            "settings": shipped_settings_hash(H100),
+        }
+        path.write_text(json.dumps(whole))
+        return of_h100
+
     def evidence(self) -> Evidence:
         return Evidence(self.root)
 
@@ -209,12 +226,185 @@ def test_a_trace_is_of_the_gpus_that_share_its_problem(
     assert boards_of([Source("trace", tmp_path, "", (), (), traced)]) == boards
 
 
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("peers", "reports/h200/peers"),
+        ("check/fuzz.txt", "reports/h200/check/fuzz.txt"),
+        ("h100/peers", "reports/h100/peers"),
+        ("h100/check/fuzz.txt", "reports/h100/check/fuzz.txt"),
+        # No folder is named so.
+        ("h100-pcie/peers", "reports/h200/h100-pcie/peers"),
+    ],
+)
+def test_a_name_says_where_a_run_or_log_lies(name: str, place: str) -> None:
+    assert place_of(name).as_posix() == place
+    assert name_of(Path(place)) == name
+
+
+def test_what_lies_in_no_folder_of_a_gpu_has_no_name() -> None:
+    for place in ("reports/evidence.toml", "reports/h100-pcie/peers", "../reports/h200/peers"):
+        assert not name_of(Path(place))
+    assert {find(folder.name).name: folder for folder in FOLDERS.values()} == FOLDERS
+
+
+def test_boards_of_several_products_are_counted_apart(tmp_path: Path) -> None:
+    def on(product: str, *uuids: str) -> Source:
+        boards = {uuid: {"gpu_product": product, "gpu_uuid": uuid} for uuid in uuids}
+        return Source("run", tmp_path, "", (), (), {"environments": boards})
+
+    h200, h100 = on("NVIDIA H200", "a"), on("NVIDIA H100 80GB HBM3", "b")
+    assert boards_of([h200, h100]) == "one NVIDIA H200, one NVIDIA H100 80GB HBM3"
+    assert boards_of([h200, on("NVIDIA H200", "c", "a"), h100]) == (
+        "2 NVIDIA H200s, one NVIDIA H100 80GB HBM3"
+    )
+    traced = {"problem": problem().to_dict() | {"parallel": "cp:2"}}
+    trace = Source("t", tmp_path, "", (), (), traced | {"environment": {"gpu_product": "H200"}})
+    assert boards_of([trace, h100]) == "2 H200s, one NVIDIA H100 80GB HBM3"
+
+
 def test_tables_and_figures_are_made_from_the_rows(checkout: Checkout) -> None:
     made = checkout.readme()
     kernels = kernels_hash(checkout.root / "kernels")
     assert TABLE.format(kernels=f"kernels {kernels}") in made
     # (1.1 x 0.95 x 1.04) ** (1 / 3)
     assert "It is <!-- figure: mean -->1.03x<!-- end --> ([run](reports/h200/mine)).\n" in made
+
+
+OF_TWO_GPUS = (
+    DECLARED.replace("[sets]", '[sets]\nboth = ["mine", "h100/mine"]')
+    .replace("[records]", '"h100/mine" = "the same on an H100"\n[records]')
+    .replace("{mine: geomean", "{h100/mine: geomean")
+    .replace('run = "mine"', 'run = "both"')
+)
+
+
+def test_runs_of_a_second_gpu_have_its_name_links_and_index(checkout: Checkout) -> None:
+    write(checkout.evidence())
+    assert "What each run is there for: [reports/h200](../reports/h200/README.md).\n" in (
+        (checkout.root / "docs" / "evidence.md").read_text()
+    )
+    folder = checkout.also_on_an_h100()
+    checkout.declare(OF_TWO_GPUS)
+    (checkout.root / "docs" / "guide.md").write_text(
+        "<!-- table: all -->\n<!-- end -->\n\n([run](../reports/h100/mine/results.jsonl))\n"
+    )
+    (checkout.root / "README.md").write_text(README.replace("h200", "h100"))
+    assert sorted(write(checkout.evidence())) == [
+        "README.md",
+        "docs/evidence.md",
+        "docs/guide.md",
+        "reports/h100/README.md",
+        "reports/h200/README.md",
+    ]
+    assert differing(checkout.evidence()) == {}
+    assert faults(checkout.evidence()) == []
+    kernels = kernels_hash(checkout.root / "kernels")
+    both = "one NVIDIA H200, one NVIDIA H100 80GB HBM3"
+    caption = f"2026-01-02, {both}, kernels {kernels}."
+    (readme, guide, page) = (
+        (checkout.root / name).read_text()
+        for name in ("README.md", "docs/guide.md", "docs/evidence.md")
+    )
+    assert f"\nRuns: [mine](reports/h200/mine), [h100/mine](reports/h100/mine), {caption}" in readme
+    links = "[mine](../reports/h200/mine), [h100/mine](../reports/h100/mine)"
+    assert f"\nRuns: {links}, {caption}" in guide
+    indexes = "[reports/h200](../reports/h200/README.md), [reports/h100](../reports/h100/README.md)"
+    assert f"\nWhat each run is there for: {indexes}.\n" in page
+    readme_of = "| [README.md](../README.md)"
+    assert f"| **all** {readme_of} | {links} | 2026-01-02 | {both} | {kernels} | current |" in page
+    linked = "[h100/mine](../reports/h100/mine) | 2026-01-02 | one NVIDIA H100 80GB HBM3"
+    assert f"| mean {readme_of} | {linked} | {kernels} | current |" in page
+    assert f"| [docs/guide.md](guide.md) | {linked} | {kernels} | current |" in page
+    h100, h200 = ((folder.with_name(gpu) / "README.md").read_text() for gpu in ("h100", "h200"))
+    assert h100.startswith("# Runs and logs on the H100\n")
+    row_of_h100 = "| [h100/mine](mine) | the same on an H100 | 2026-01-02 | one NVIDIA H100 80GB"
+    assert row_of_h100 in h100
+    assert "| [README.md](../../README.md), [docs/guide.md](../../docs/guide.md) |" in h100
+    assert "(../h200" not in h100
+    assert "model/" not in h100
+    assert h200.startswith("# Runs and logs on the H200\n")
+    assert "| [mine](mine) | what is measured | 2026-01-02 | one NVIDIA H200 |" in h200
+    assert "h100/mine" not in h200
+
+
+def test_runs_of_the_performance_model_have_a_part_in_the_index_of_their_gpu(
+    checkout: Checkout,
+) -> None:
+    folder = checkout.also_on_an_h100()
+    (folder / "model").mkdir()
+    (folder / "mine").rename(folder / "model" / "mine")
+    write(checkout.evidence())
+    index = (folder / "README.md").read_text()
+    assert "\n## Runs of the performance model\n\n`model/` has the runs of Triton kernels" in index
+    assert "\n| [h100/model/mine](model/mine) | " in index
+    assert "\n## Runs\n" not in index
+
+
+def test_a_log_is_held_against_the_settings_of_the_gpu_of_its_folder(checkout: Checkout) -> None:
+    kernels = kernels_hash(checkout.root / "kernels")
+    settings = {gpu.name: shipped_settings_hash(gpu) for gpu in (H200, H100)}
+    checkout.also_on_an_h100()
+    for gpu in ("h200", "h100"):
+        folder = checkout.root / "reports" / gpu / "check"
+        folder.mkdir()
+        for name, own in settings.items():
+            (folder / f"{name}.txt").write_text(f"kernels {kernels}, settings {own}, 2026-01-03")
+    sources = checkout.evidence().sources
+    names = ("check/h200.txt", "check/h100-sxm.txt")
+    assert [sources.state(sources[name]) for name in names] == ["current", "other settings"]
+    of_h100 = [sources.state(sources[f"h100/{name}"]) for name in names]
+    assert of_h100 == ["other settings", "current"]
+    assert sources.state(sources["h100/mine"]) == "current"
+
+
+def test_what_is_wrong_in_the_folder_of_a_second_gpu_is_named_with_it(checkout: Checkout) -> None:
+    folder = checkout.also_on_an_h100()
+    (folder / "mine" / SAMPLES).unlink()
+    (folder / "other.svg").write_text("<svg/>")
+    (folder / "log.txt").write_text("all passed")
+    checkout.declare(
+        OF_TWO_GPUS.replace("[records]", '"h100/gone" = "away"\n[records]\nold = ["h100/lost"]')
+    )
+    wrong = faults(checkout.evidence())
+    assert [fault for fault in wrong if "no samples" not in fault] == [
+        "reports/h100/log.txt: say in [purposes] what it is there for, or delete it",
+        "[purposes] has h100/gone, which is not under reports/h100: leave it out",
+        "[records] has h100/lost, which is not under reports/h100: leave it out",
+        "reports/h100/other.svg is not in [pictures]: declare or delete it",
+        "reports/h100/gone is quoted by no document: delete it, or name the file that uses it",
+    ]
+    lacking = [fault for fault in wrong if "no samples" in fault]
+    assert len(lacking) == 8
+    assert lacking[0].startswith("reports/h100/mine: b1 h56 n1024 d64 fp16 HND lean has no")
+    checkout.declare(OF_TWO_GPUS.replace("geomean libraries/lean", "/took/"))
+    with pytest.raises(UserError, match="there is no log reports/h100/mine"):
+        checkout.readme()
+    checkout.declare(OF_TWO_GPUS.replace('run = "both"', 'run = "h100/gone"'))
+    with pytest.raises(UserError, match="there is no run or log reports/h100/gone"):
+        checkout.readme()
+
+
+def test_pages_pictures_and_patterns_may_be_of_a_second_gpu(checkout: Checkout) -> None:
+    folder = checkout.also_on_an_h100()
+    kernels = kernels_hash(checkout.root / "kernels")
+    (folder / "log.txt").write_text(f"kernels {kernels}\ntook 7 us")
+    pages = OF_TWO_GPUS.replace("[pages]", '[pages]\n"h100/report.html" = ["h100/mine"]')
+    asked = pages.replace("h100/mine: geomean libraries/lean", "h100/log.txt: /took ([0-9]+)/")
+    drawn = SCATTER.replace("all.svg", "h100/all.svg").replace("mine", "h100/mine")
+    checkout.declare(asked.replace("[records]", '"h100/log.txt" = "a log"\n[records]') + drawn)
+    links = "![all](reports/h100/all.svg)\n[page](reports/h100/report.html)\n"
+    (checkout.root / "README.md").write_text(README + links)
+    assert write_pages(checkout.evidence()) == ["reports/h100/report.html"]
+    assert "reports/h100/all.svg" in write(checkout.evidence())
+    assert "3 problems" in (folder / "all.svg").read_text()
+    assert faults(checkout.evidence()) == []
+    assert "It is <!-- figure: mean -->7<!-- end -->" in checkout.readme()
+    (checkout.root / "kernels" / "mine.cu").write_text("faster kernel")
+    assert checkout.readme().endswith(
+        "![all](reports/h100/all.svg) (older kernels)\n"
+        "[page](reports/h100/report.html) (older kernels)\n"
+    )
 
 
 CLAIMS = (

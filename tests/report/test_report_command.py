@@ -19,7 +19,7 @@ from leanbench.report.command import sweep_command
 from leanbench.run.cells import expand
 from leanbench.run.sweep_file import requested_sweep
 
-REFERENCE_RUNS = sorted(path.parent for path in Path("reports/h200").glob("*/results.jsonl"))
+REFERENCE_RUNS = sorted(path.parent for path in Path("reports").glob("*/*/results.jsonl"))
 
 
 def command_of(row: dict[str, Any], problem: AttentionProblem, **fields: Any) -> str | None:
@@ -36,7 +36,7 @@ def flags_of(command: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("directory", REFERENCE_RUNS, ids=lambda path: path.name)
+@pytest.mark.parametrize("directory", REFERENCE_RUNS, ids=lambda path: "/".join(path.parts[1:]))
 def test_every_reference_row_can_be_repeated(directory: Path) -> None:
     run = read_run(directory)
     # A kernel that was there for one run alone cannot be asked for; of a long run, some 50 rows.

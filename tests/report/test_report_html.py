@@ -96,7 +96,7 @@ def test_500_problems_and_5_kernels_stay_under_3_mb(write_run: WriteRun, all_fie
 
 
 def test_largest_reference_run_stays_under_3_mb(tmp_path: Path) -> None:
-    runs = Path("reports/h200").glob("*/results.jsonl")
+    runs = Path("reports").glob("*/*/results.jsonl")
     largest = max(runs, key=lambda path: path.stat().st_size).parent
     [path] = write_report(largest, tmp_path, ["html"])
     assert len(read_run(largest).results) > 1000

@@ -88,7 +88,7 @@ class Declared:
     """Content of the declaration."""
 
     tables: Mapping[str, Table]
-    #: By file, relative to the runs.
+    #: By file, named like a run.
     pictures: Mapping[str, Picture | Scatter]
     #: By name: text with queries in braces.
     figures: Mapping[str, str]

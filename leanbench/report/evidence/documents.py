@@ -23,10 +23,10 @@ from pathlib import Path
 
 from leanbench.core.errors import UserError
 from leanbench.report.evidence import declared
+from leanbench.report.evidence.places import name_of, place_of
 from leanbench.report.evidence.sources import (
     CURRENT,
     EVIDENCE,
-    FOLDER,
     OLDER,
     OTHER_SETTINGS,
     RECORD,
@@ -104,7 +104,7 @@ class Evidence:
     def pictures(self) -> dict[str, str]:
         """The declared charts as they should be, by file."""
         drawn = self.declared.pictures.items()
-        return {(FOLDER / name).as_posix(): self._press.picture(picture) for name, picture in drawn}
+        return {place_of(name).as_posix(): self._press.picture(picture) for name, picture in drawn}
 
     def text(self, name: str) -> str:
         """Raises UserError where it is no text."""
@@ -131,11 +131,9 @@ class Evidence:
         return self._press.sources_of(names)
 
     def _rendered(self, name: str) -> str:
-        prefix = self._prefix(name)
-
         def table(block: re.Match[str]) -> str:
             published = self.published("table", block[2])
-            below = caption(published, self.sources, prefix)
+            below = caption(published, self.sources, name)
             return f"{block[1]}{published.text}\n\n{below}\n{block[3]}"
 
         def figure(block: re.Match[str]) -> str:
@@ -167,19 +165,12 @@ class Evidence:
         """The run or log that a link of a document leads to, or those in a page or picture."""
         if "://" in link:
             return ()
-        path = Path(os.path.normpath((self.root / document).parent / link.partition("#")[0]))
-        if not path.is_relative_to(self.sources.folder):
-            return ()
-        name = path.relative_to(self.sources.folder).as_posix()
+        name = name_of(Path(os.path.normpath(Path(document).parent / link.partition("#")[0])))
         if name in self.declared.pages:
             return self.runs(self.declared.pages[name])
         if name in self.declared.pictures:
             return self.runs((self.declared.pictures[name].run,))
-        return self.sources.of_path(path)
-
-    def _prefix(self, name: str) -> str:
-        """From a document to the runs."""
-        return f"{os.path.relpath(self.root / FOLDER, (self.root / name).parent)}/"
+        return self.sources.of_file(name)
 
 
 def _parts(text: str) -> list[str]:

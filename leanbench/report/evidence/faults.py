@@ -17,7 +17,8 @@ from leanbench.report.evidence.documents import (
     typed_passages,
 )
 from leanbench.report.evidence.pages import held_out
-from leanbench.report.evidence.sources import FOLDER, Source
+from leanbench.report.evidence.places import folder_of, name_of, place_of
+from leanbench.report.evidence.sources import Source
 
 #: What only a link without a mark may say.
 _CLAIM = re.compile(r"(?:kernels as they are|present kernels|current kernels|kernels of today)")
@@ -46,9 +47,9 @@ def faults(evidence: Evidence) -> list[str]:
 def _undeclared(evidence: Evidence) -> Iterator[str]:
     there, declared = evidence.sources.by_name.keys(), evidence.declared.purposes.keys()
     for name in sorted(there - declared):
-        yield f"{FOLDER}/{name}: say in [purposes] what it is there for, or delete it"
+        yield f"{place_of(name)}: say in [purposes] what it is there for, or delete it"
     for name in sorted(declared - there):
-        yield f"[purposes] has {name}, which is not under {FOLDER}: leave it out"
+        yield f"[purposes] has {name}, which is not under {folder_of(name)}: leave it out"
 
 
 def _records(evidence: Evidence) -> Iterator[str]:
@@ -66,7 +67,7 @@ def _records(evidence: Evidence) -> Iterator[str]:
         shown |= {source.name: f"page {name}" for source in evidence.runs(runs)}
     for name in sorted(evidence.sources.records):
         if name not in evidence.sources.by_name:
-            yield f"[records] has {name}, which is not under {FOLDER}: leave it out"
+            yield f"[records] has {name}, which is not under {folder_of(name)}: leave it out"
         elif name in shown and name not in declared.shown_records:
             yield f"[records] has {name}, which {shown[name]} shows as a result: leave it out"
     for name in declared.shown_records:
@@ -76,22 +77,23 @@ def _records(evidence: Evidence) -> Iterator[str]:
 
 def _pictures(evidence: Evidence) -> Iterator[str]:
     """Those that nothing draws again. `leanbench trace` writes its own."""
-    for path in sorted(evidence.sources.folder.rglob("*.svg")):
-        name = path.relative_to(evidence.sources.folder).as_posix()
+    folders = [evidence.root / folder for folder in evidence.sources.folders]
+    for path in sorted(path for folder in folders for path in folder.rglob("*.svg")):
+        name = name_of(path.relative_to(evidence.root))
         if path.name != "trace.svg" and name not in evidence.declared.pictures:
-            yield f"{FOLDER}/{name} is not in [pictures]: declare or delete it"
+            yield f"{place_of(name)} is not in [pictures]: declare or delete it"
 
 
 def _pages(evidence: Evidence) -> Iterator[str]:
     """Pages of `leanbench report` that were made before a run in them."""
     for name, runs in evidence.declared.pages.items():
-        path = evidence.sources.folder / name
+        path = evidence.root / place_of(name)
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         for source in evidence.runs(runs):
             created = str(source.manifest["created"])[:16].replace("T", " ")
             if f"{created} UTC" not in text:
                 yield (
-                    f"{FOLDER}/{name} lacks {source.name} of {created}: run `leanbench evidence"
+                    f"{place_of(name)} lacks {source.name} of {created}: run `leanbench evidence"
                     " --pages`"
                 )
 
@@ -110,7 +112,7 @@ def _unquoted(evidence: Evidence) -> Iterator[str]:
         files = [evidence.root / file for file in _NAMED.findall(purpose)]
         if name not in quoted and not any(_names(file, name) for file in files):
             yield (
-                f"{FOLDER}/{name} is quoted by no document: delete it, or name the file that uses"
+                f"{place_of(name)} is quoted by no document: delete it, or name the file that uses"
                 " it"
             )
 
@@ -133,7 +135,7 @@ def _names(file: Path, name: str) -> bool:
 def _seeds(evidence: Evidence) -> Iterator[str]:
     for source in evidence.sources.by_name.values():
         if source.seed and source.seed not in evidence.declared.seeds:
-            yield f"{FOLDER}/{source.name} was drawn from seed {source.seed}: add it to [seeds]"
+            yield f"{place_of(source.name)} was drawn from seed {source.seed}: add it to [seeds]"
 
 
 def _headlines(evidence: Evidence) -> Iterator[str]:
@@ -162,22 +164,22 @@ def _rows_of(source: Source) -> Iterator[str]:
     try:
         samples = read_samples(source.path)
     except ValueError:
-        yield f"{FOLDER}/{source.name}/{SAMPLES} is damaged: put it back"
+        yield f"{place_of(source.name)}/{SAMPLES} is damaged: put it back"
         return
     for cell, row in rows.items():
         taken = samples.get(cell)
         if row.latency_us is None:
             continue
         if taken is None:
-            yield f"{FOLDER}/{source.name}: {cell} has no samples: put them back"
+            yield f"{place_of(source.name)}: {cell} has no samples: put them back"
         elif abs(median(taken.samples_us) / row.latency_us - 1) > _ROUNDING:
-            yield f"{FOLDER}/{source.name}: {cell} is not the median of its samples: put it back"
+            yield f"{place_of(source.name)}: {cell} is not the median of its samples: put it back"
     # A run that was stopped lacks cells at its end alone.
     cells = source.manifest.get("cells") or []
     taken_at = [at for at, cell in enumerate(cells) if cell in rows]
     for cell in cells[: max(taken_at, default=0)]:
         if cell not in rows:
-            yield f"{FOLDER}/{source.name}: {cell} has no row, cells after it have: put it back"
+            yield f"{place_of(source.name)}: {cell} has no row, cells after it have: put it back"
 
 
 def _of_document(evidence: Evidence, name: str) -> Iterator[str]:

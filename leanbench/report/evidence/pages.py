@@ -1,13 +1,14 @@
-"""The two pages that are made from the declaration: docs/evidence.md and the index of the runs."""
+"""Pages that are made from the declaration: docs/evidence.md and the index of each GPU's runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from leanbench.report.evidence.documents import Evidence, Quote, typed_passages
-from leanbench.report.evidence.sources import FOLDER, Source, boards_of
+from leanbench.report.evidence.places import folder_of, link
+from leanbench.report.evidence.sources import EVIDENCE, Source, boards_of
 
-INDEX = f"{FOLDER.as_posix()}/README.md"
 NOT_RECORDED = "not recorded"
 _ORIGIN = ("measured", "on", "kernels")
 
@@ -24,16 +25,21 @@ below. *Held out*: [the rule](measuring.md#held-out-problems). A figure of a sen
 its run, too, or is marked as typed, with a reason; in the performance log and the changelog, which
 are history, it is not.
 
-What each run is there for: [reports/h200](../{folder}/README.md).
+What each run is there for: {indexes}.
 """
 
 _INDEX_HEAD = """\
-# Runs and logs on the H200
+# Runs and logs on the {gpu}
 
 Written by `leanbench evidence --write`. Which figures of which documents are of them, and what the
-states mean: [docs/evidence.md](../../docs/evidence.md). `model/` has the runs of Triton kernels
-that the performance model was fitted to and is checked with; no document quotes a kernel's speed
-from them. Commands are those that were given: records may have options and kernels that are gone.
+states mean: [docs/evidence.md](../../docs/evidence.md). Commands are those that were given: records
+may have options and kernels that are gone.
+"""
+_OF_MODEL = """\
+## Runs of the performance model
+
+`model/` has the runs of Triton kernels that the performance model was fitted to and is checked
+with; no document quotes a kernel's speed from them.
 """
 
 
@@ -41,10 +47,10 @@ def evidence_page(evidence: Evidence) -> str:
     """docs/evidence.md."""
     published = [quote for quote in evidence.quotes if quote.kind != "link"]
     linked = [quote for quote in evidence.quotes if quote.kind == "link" and not quote.is_record]
-    head = _HEAD.format(folder=FOLDER.as_posix())
+    indexes = [f"[{each.as_posix()}](../{index_of(each)})" for each in evidence.sources.folders]
     return "\n".join(
         [
-            head,
+            _HEAD.format(indexes=", ".join(indexes)),
             "## Tables and figures\n",
             *_table(_published_lines(evidence, published)),
             "\n## Runs and logs that documents link\n",
@@ -58,23 +64,37 @@ def evidence_page(evidence: Evidence) -> str:
     )
 
 
-def index_page(evidence: Evidence) -> str:
-    """The index of the runs: those behind the documents, those of the performance model, logs."""
-    several = evidence.sources.by_name.values()
+def index_of(folder: Path) -> str:
+    """The index of a GPU's folder."""
+    return (folder / "README.md").as_posix()
+
+
+def index_page(evidence: Evidence, folder: Path) -> str:
+    """That index as it should be: runs behind the documents, those of the performance model, logs.
+    A part that has none is left out.
+    """
+    there = evidence.sources.by_name.values()
+    several = [source for source in there if folder_of(source.name) == folder]
     parts = {
-        "Runs": [source for source in several if source.is_run and not source.of_model],
-        "Runs of the performance model": [source for source in several if source.of_model],
-        "Logs": [source for source in several if not source.is_run],
+        "## Runs\n": [source for source in several if source.is_run and not source.of_model],
+        _OF_MODEL: [source for source in several if source.of_model],
+        "## Logs\n": [source for source in several if not source.is_run],
     }
-    texts = [_INDEX_HEAD]
-    for title, sources in parts.items():
-        head = ["name", "what it stands for", *_ORIGIN, "state", "quoted in"]
-        lines = [head, *(_index_line(evidence, source) for source in sources)]
-        if title != "Logs":
-            commands = ["command", *(_command(source) for source in sources)]
-            lines = [[*line, command] for line, command in zip(lines, commands, strict=True)]
-        texts += [f"## {title}\n", *_table(lines), ""]
+    texts = [_INDEX_HEAD.format(gpu=folder.name.upper())]
+    for head, sources in parts.items():
+        if sources:
+            texts += [head, *_table(_index_lines(evidence, sources)), ""]
     return "\n".join(texts)
+
+
+def _index_lines(evidence: Evidence, sources: Sequence[Source]) -> list[list[str]]:
+    """A line for each, that of a run with its command."""
+    lines = [["name", "what it stands for", *_ORIGIN, "state", "quoted in"]]
+    lines += [_index_line(evidence, source) for source in sources]
+    if not sources[0].is_run:
+        return lines
+    commands = ["command", *map(_command, sources)]
+    return [[*line, command] for line, command in zip(lines, commands, strict=True)]
 
 
 def _index_line(evidence: Evidence, source: Source) -> list[str]:
@@ -84,7 +104,7 @@ def _index_line(evidence: Evidence, source: Source) -> list[str]:
         if source.name in {quoted.name for quoted in quote.sources}
     ]
     return [
-        f"[{source.name}]({source.name})",
+        link(source.name, index_of(folder_of(source.name))),
         evidence.declared.purposes.get(source.name, ""),
         *_origin((source,)),
         evidence.sources.state(source),
@@ -179,7 +199,7 @@ def _where(document: str, of: tuple[Source, ...]) -> list[str]:
 
 
 def _links(names: Iterable[str]) -> str:
-    return ", ".join(f"[{name}](../{FOLDER.as_posix()}/{name})" for name in names)
+    return ", ".join(link(name, EVIDENCE) for name in names)
 
 
 def _origin(of: tuple[Source, ...]) -> tuple[str, str, str]:

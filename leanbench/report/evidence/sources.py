@@ -1,11 +1,11 @@
-"""Sources of published figures: runs and logs under `reports/h200`, with the kernels and settings
-that they are of.
+"""Sources of published figures: runs and logs under `reports`, with the kernels and settings that
+they are of.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,16 +16,16 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.strict_json import parse
 from leanbench.records.environment import kernels_hash
+from leanbench.report.evidence.places import FOLDER, FOLDERS, below, gpu_of, name_of, place_of
 
 if TYPE_CHECKING:
     from leanbench.records.reading import Run
 
-FOLDER = Path("reports") / "h200"
 #: The page of all figures, made from them.
 EVIDENCE = "docs/evidence.md"
 CURRENT, RECORD = "current", "record"
 OLDER, OTHER_SETTINGS = "older kernels", "other settings"
-#: Files of the folder that are made from the others, beside its pictures.
+#: Files of a GPU's folder that are made from the others, beside its pictures.
 _MADE = ("README.md", "report.html")
 _MANIFESTS = ("manifest.json", "trace-manifest.json")
 #: A log says in its first characters of which kernels, settings and day it is.
@@ -43,7 +43,7 @@ _LOOKED_UP = ("default", "energy", "edp")
 class Source:
     """A run, or a log."""
 
-    #: Relative to `FOLDER`: ``peers``, ``check/fuzz.txt``.
+    #: As `places` has it: ``peers``, ``check/fuzz.txt``, ``h100/peers``.
     name: str
     path: Path
     #: Empty where it is not recorded.
@@ -66,7 +66,7 @@ class Source:
     @property
     def of_model(self) -> bool:
         """Whether it is there for the performance model alone."""
-        return self.is_run and self.name.startswith("model/")
+        return self.is_run and below(self.name).startswith("model/")
 
     @cached_property
     def run(self) -> Run:
@@ -113,14 +113,18 @@ class Sources:
     def __init__(self, root: Path, records: Iterable[str] = ()) -> None:
         self.root = root
         self.records = frozenset(records)
-        self.folder = root / FOLDER
         self.kernels = kernels_hash(root / "kernels")
-        self.by_name = {source.name: source for source in self._all(self.folder)}
+        if not (root / FOLDER).is_dir():
+            raise UserError(f"there is no folder {root / FOLDER}: put the runs back")
+        #: Those of GPUs that have runs or logs, relative to the checkout.
+        self.folders = tuple(folder for folder in FOLDERS.values() if (root / folder).is_dir())
+        found = (source for folder in self.folders for source in self._all(root / folder))
+        self.by_name = {source.name: source for source in found}
 
     def __getitem__(self, name: str) -> Source:
         """Raises UserError where there is none of that name."""
         if name not in self.by_name:
-            raise UserError(f"there is no run or log {FOLDER}/{name}")
+            raise UserError(f"there is no run or log {place_of(name)}")
         return self.by_name[name]
 
     def state(self, source: Source) -> str:
@@ -132,28 +136,25 @@ class Sources:
         if set(source.kernels) != {self.kernels}:
             return OLDER
         if source.needs_settings or source.settings:
-            wanted = {shipped_settings(source.manifest.get("gpu")), *source.settings}
+            wanted = {shipped_settings(source), *source.settings}
             return CURRENT if len(wanted) == 1 and source.settings else OTHER_SETTINGS
         return CURRENT
 
-    def of_path(self, path: Path) -> tuple[Source, ...]:
+    def of_file(self, name: str) -> tuple[Source, ...]:
         """The source that a file or folder is, or is part of; none for what is made from them."""
-        name = path.relative_to(self.folder).as_posix()
         names = [name, *(folder.as_posix() for folder in Path(name).parents)]
         return tuple(self.by_name[known] for known in names if known in self.by_name)
 
     def _all(self, folder: Path) -> Iterator[Source]:
         """Folders with a manifest are runs, all other files logs."""
-        if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}: put the runs back")
         for path in sorted(folder.iterdir()):
-            name = path.relative_to(self.folder).as_posix()
+            name = name_of(path.relative_to(self.root))
             manifests = [path / manifest for manifest in _MANIFESTS if (path / manifest).exists()]
             if manifests:
                 yield _run(path, name, _manifest(manifests[0]))
             elif path.is_dir():
                 yield from self._all(path)
-            elif name not in _MADE and path.suffix != ".svg":
+            elif below(name) not in _MADE and path.suffix != ".svg":
                 yield _log(path, name)
 
 
@@ -196,20 +197,21 @@ def _log(path: Path, name: str) -> Source:
 
 
 def boards_of(sources: Iterable[Source]) -> str:
-    """GPUs that runs were measured on, together: ``one NVIDIA H200``, ``4 NVIDIA H200s``; empty
-    where that is not recorded.
+    """GPUs that runs were measured on, together: ``one NVIDIA H200``, ``4 NVIDIA H200s``, those of
+    each product apart; empty where that is not recorded.
     """
-    several = list(sources)
-    boards = {
-        (of["gpu_product"], of.get("gpu_uuid"))
-        for source in several
-        for of in source.environments
-        if of.get("gpu_product")
-    }
-    if not boards:
-        return ""
-    gpus = max(len(boards), *(source.parallel_gpus for source in several))
-    product = str(next(iter(boards))[0])
+    by_product: dict[str, list[tuple[Source, Any]]] = {}
+    for source in sources:
+        for of in source.environments:
+            if product := of.get("gpu_product"):
+                by_product.setdefault(str(product), []).append((source, of.get("gpu_uuid")))
+    return ", ".join(_boards(product, several) for product, several in by_product.items())
+
+
+def _boards(product: str, several: Sequence[tuple[Source, Any]]) -> str:
+    """Those of one product: the boards of the runs, or as many as share a problem."""
+    boards = {uuid for _, uuid in several}
+    gpus = max(len(boards), *(source.parallel_gpus for source, _ in several))
     return f"one {product}" if gpus == 1 else f"{gpus} {product}s"
 
 
@@ -220,11 +222,12 @@ def _settings_of(gpu: GpuSpec) -> str:
     return shipped_settings_hash(gpu)
 
 
-def shipped_settings(gpu: Any) -> str:
-    """The hash of the settings that ship for a manifest's GPU; of an H200 for a log."""
+def shipped_settings(source: Source) -> str:
+    """The hash of the settings that ship for a run's GPU; for a log, for the GPU of its folder."""
     from leanbench.gpu.catalogue import find
 
-    return _settings_of(GpuSpec.from_dict(gpu) if gpu else find("h200"))
+    gpu = source.manifest.get("gpu")
+    return _settings_of(GpuSpec.from_dict(gpu) if gpu else find(gpu_of(source.name)))
 
 
 def _environments(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

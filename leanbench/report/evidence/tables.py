@@ -12,9 +12,10 @@ from leanbench.report.evidence import claims
 from leanbench.report.evidence.declared import Declared, Picture, Scatter, Table, as_dict
 from leanbench.report.evidence.facts import fact
 from leanbench.report.evidence.pictures import Line, chart
+from leanbench.report.evidence.places import link, place_of
 from leanbench.report.evidence.query import NOISE, VERBS, Figures, Measured, format_of
 from leanbench.report.evidence.scatter import Point, scatter
-from leanbench.report.evidence.sources import CURRENT, FOLDER, Source, Sources, boards_of
+from leanbench.report.evidence.sources import CURRENT, Source, Sources, boards_of
 from leanbench.report.evidence.wording import problem_words
 from leanbench.report.facts.measured_claims import MeasuredClaim
 
@@ -183,10 +184,10 @@ class Press:
 
     def _from_log(self, name: str, query: re.Match[str]) -> str:
         """What a pattern finds first in a log or a run's file, or a verb makes of all it finds."""
-        path = self.sources.folder / name
+        path = self.sources.root / place_of(name)
         if not path.is_file():
-            raise UserError(f"there is no log {FOLDER}/{name}")
-        self._used += self.sources.of_path(path)
+            raise UserError(f"there is no log {place_of(name)}")
+        self._used += self.sources.of_file(name)
         verb, pattern, format_ = query.groups()
         found = re.findall(pattern, path.read_text(encoding="utf-8"))
         if not found:
@@ -211,13 +212,15 @@ class Press:
         return self._read[name]
 
 
-def caption(published: Published, sources: Sources, prefix: str) -> str:
-    """The line below a table: runs, days, GPUs, kernels, and what marks and gaps in it mean."""
+def caption(published: Published, sources: Sources, document: str) -> str:
+    """The line below a table of a document: runs, days, GPUs, kernels, and what marks and gaps in
+    the table mean.
+    """
     alike: dict[tuple[str, str, str], list[Source]] = {}
     for source in published.sources:
         kernels = source.kernels[0] if source.kernels else ""
         alike.setdefault((source.date, sources.state(source), kernels), []).append(source)
-    runs = "; ".join(_origin_words(of, state, prefix) for (_, state, _), of in alike.items())
+    runs = "; ".join(_origin_words(of, state, document) for (_, state, _), of in alike.items())
     sentences = [f"{'Run' if len(published.sources) == 1 else 'Runs'}: {runs}."]
     if NOISE in published.text:
         sentences.append(f"{NOISE}: timed with noise.")
@@ -226,8 +229,8 @@ def caption(published: Published, sources: Sources, prefix: str) -> str:
     return " ".join(sentences)
 
 
-def _origin_words(of: Sequence[Source], state: str, prefix: str) -> str:
-    links = [f"[{source.name}]({prefix}{source.name})" for source in of]
+def _origin_words(of: Sequence[Source], state: str, document: str) -> str:
+    links = [link(source.name, document) for source in of]
     kernels = f"kernels {of[0].kernels[0]}" if state == CURRENT else f"**{state}**"
     return ", ".join(filter(None, (*links, of[0].date, boards_of(of), kernels)))
 

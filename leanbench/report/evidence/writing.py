@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from leanbench.report import write_report
 from leanbench.report.evidence.documents import Evidence
-from leanbench.report.evidence.pages import INDEX, evidence_page, index_page
-from leanbench.report.evidence.sources import EVIDENCE, FOLDER
+from leanbench.report.evidence.pages import evidence_page, index_of, index_page
+from leanbench.report.evidence.places import place_of
+from leanbench.report.evidence.sources import EVIDENCE
 
 
 def differing(evidence: Evidence) -> dict[str, str]:
     """What is not as it should be: names and what they should be."""
-    made = {EVIDENCE: evidence_page(evidence), INDEX: index_page(evidence), **evidence.pictures()}
+    indexes = {
+        index_of(folder): index_page(evidence, folder) for folder in evidence.sources.folders
+    }
+    made = {EVIDENCE: evidence_page(evidence), **indexes, **evidence.pictures()}
     return {
         name: text
         for name, text in {**evidence.rendered(), **made}.items()
@@ -30,5 +34,5 @@ def write_pages(evidence: Evidence) -> list[str]:
     """Makes the pages of `leanbench report` again from their runs; the names."""
     for name, runs in evidence.declared.pages.items():
         first, *others = [source.path for source in evidence.runs(runs)]
-        write_report(first, (evidence.sources.folder / name).parent, ["html"], others)
-    return [(FOLDER / name).as_posix() for name in evidence.declared.pages]
+        write_report(first, (evidence.root / place_of(name)).parent, ["html"], others)
+    return [place_of(name).as_posix() for name in evidence.declared.pages]
