@@ -41,7 +41,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raises Interrupted, but ends the process at once while a module loads: from there an
     exception may come out as another, or be lost.
     """
-    if _loads(frame) and not _has_children():
+    if _loads(frame) and not _has_children() and not _has_pools():
         _end(number)
     raise Interrupted(number)
 
@@ -60,6 +60,13 @@ def _has_children() -> bool:
     # Perhaps it is what is being loaded.
     children = getattr(sys.modules.get("multiprocessing"), "active_children", None)
     return children is not None and bool(children())
+
+
+def _has_pools() -> bool:
+    """Whether a pool of processes is open, also before its first process starts: Python reports
+    semaphores that nobody takes away.
+    """
+    return bool(getattr(sys.modules.get("leanbench.compile.build"), "open_pools", ()))
 
 
 def _end(number: int, frame: FrameType | None = None) -> None:

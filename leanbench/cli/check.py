@@ -221,7 +221,12 @@ def _run(
     from rich.progress import Progress
 
     from leanbench.check.grid import run_family
-    from leanbench.compile.build import begin_worker, ctrl_c_kept_from_children, kill_workers
+    from leanbench.compile.build import (
+        begin_worker,
+        ctrl_c_kept_from_children,
+        kill_workers,
+        signals_held,
+    )
 
     ordered = sorted(cases, key=lambda case: str(case.compiled_for))
     families = [
@@ -236,7 +241,7 @@ def _run(
         with Progress(console=console, disable=not console.is_terminal) as progress:
             task = progress.add_task("checking", total=len(cases))
             # This starts the processes.
-            with ctrl_c_kept_from_children():
+            with ctrl_c_kept_from_children(), signals_held():
                 for family in families:
                     future = pool.submit(run_family, names, family, gpu, device)
                     running[future] = len(family)

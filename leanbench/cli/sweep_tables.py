@@ -63,7 +63,8 @@ def show_ending(run: Run, baseline: str | None = None) -> None:
     """What came out: each problem's figures, how far to trust them, and the conclusion last.
 
     Args:
-        baseline: the kernel that others are compared with; None for lean, or the first that ran.
+        baseline: the kernel that others are compared with; None for lean, or the first that was
+            timed.
     """
     from leanbench.cli.document import show_document
     from leanbench.report.facts import ENDING, facts

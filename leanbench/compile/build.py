@@ -13,17 +13,28 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+)
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from typing import Any
 
+from leanbench.compile.server import STARTED_BY
 from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
 from leanbench.core.kernel import LaunchResources
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 
+#: Pools that are open: processes and semaphores that somebody must end.
+open_pools: list[ProcessPoolExecutor] = []
 #: Modules that a compiling process imports; tensors without memory take torch._dynamo along.
 _COMPILING = ("torch", "torch._dynamo", "triton", "cuda.core.utils", "leanbench.compile.build")
 
@@ -61,26 +72,115 @@ def process_pool(
     # Not fork: this process may hold a CUDA context. The server imports modules once, for all
     # workers.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_COMPILING, *preload])
-    # Triton's interpreter, where this process uses it, compiles nothing.
-    interpreted = os.environ.pop("TRITON_INTERPRET", None)
-    try:
-        with ctrl_c_kept_from_children():
-            forkserver.ensure_running()
-    finally:
-        if interpreted is not None:
-            os.environ["TRITON_INTERPRET"] = interpreted
+    context.set_forkserver_preload(["leanbench.compile.server", *_COMPILING, *preload])
+    with _environment_of_server(), ctrl_c_kept_from_children():
+        forkserver.ensure_running()
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        workers or len(os.sched_getaffinity(0)), context, initializer=begin_worker
-    )
+    pool = None
     try:
+        with signals_held():
+            pool = _Pool(workers or len(os.sched_getaffinity(0)), context)
+            open_pools.append(pool)
         yield pool
         pool.shutdown(cancel_futures=True)
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
         kill_workers(others)
         raise
+    finally:
+        if pool in open_pools:
+            open_pools.remove(pool)
+
+
+@contextlib.contextmanager
+def _environment_of_server() -> Iterator[None]:
+    """A block in which the server is started: it knows who started it."""
+    # Triton's interpreter, where this process uses it, compiles nothing.
+    interpreted = os.environ.pop("TRITON_INTERPRET", None)
+    os.environ[STARTED_BY] = str(os.getpid())
+    try:
+        yield
+    finally:
+        del os.environ[STARTED_BY]
+        if interpreted is not None:
+            os.environ["TRITON_INTERPRET"] = interpreted
+
+
+class _Pool(ProcessPoolExecutor):
+    """A pool whose processes are there or were not asked for, whenever a signal comes: of one
+    that was half started nobody would know.
+    """
+
+    def __init__(self, workers: int, context: ForkServerContext) -> None:
+        super().__init__(workers, context, initializer=begin_worker)
+        self._context = context
+        self._is_served = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As ever; the first one returns when the server has loaded its modules."""
+        if not self._is_served:
+            # For seconds, in which a signal is heeded: what it leaves behind is a process of which
+            # no pool is a part, or no process.
+            wait_for_server(self._context)
+            self._is_served = True
+        # This starts a process.
+        with signals_held():
+            return super().submit(fn, *args, **kwargs)
+
+
+def wait_for_server(context: ForkServerContext) -> None:
+    """Waits until the forkserver has loaded its modules and forks processes.
+
+    Raises:
+        BrokenExecutor: it died.
+    """
+    # What it answers only then is a request for a process.
+    process = context.Process(target=_nothing)
+    try:
+        process.start()
+    except (EOFError, ConnectionError):
+        raise BrokenExecutor("the server of the pool's processes died") from None
+    process.join()
+
+
+def _nothing() -> None:
+    """What a process does that is only asked for to see when it comes."""
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """A block in which Ctrl-C and SIGTERM wait for its end, as far as Python answers them: handlers
+    run in the main thread, so that nothing waits in another.
+
+    Not a mask: with another thread there the system gives it the signal, and the main thread runs
+    the handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    try:
+        with _held(signal.SIGINT, arrived), _held(signal.SIGTERM, arrived):
+            yield
+    finally:
+        if arrived:
+            signal.raise_signal(arrived[0])
+
+
+@contextlib.contextmanager
+def _held(number: int, arrived: list[int]) -> Iterator[None]:
+    """A block in which the signal is noted."""
+    before = signal.getsignal(number)
+    # None: a handler that Python does not know, and could not put back.
+    if before in (None, signal.SIG_IGN):
+        yield
+        return
+    try:
+        signal.signal(number, lambda number, frame: arrived.append(number))
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def kill_workers(others: set[BaseProcess]) -> None:

@@ -49,7 +49,8 @@ def write_report(
 
     Args:
         more_runs: run directories that the report compares with the first.
-        baseline: the kernel that others are compared with; None for lean, or the first that ran.
+        baseline: the kernel that others are compared with; None for lean, or the first that was
+            timed, of each run.
         alone: nothing else has said how the runs ended: one that is not finished is named, and one
             without rows refused, so that it replaces no report.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from leanbench.core.quantities import TIMED
-from leanbench.report.frame import THE_BASELINE, baseline_of, has_values, where
+from leanbench.report.frame import THE_BASELINE, baseline_in_words, has_values, where
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -205,7 +205,7 @@ def _is_filled(chart: Chart, drawn: DataFrame) -> bool:
 
 
 def _named(chart: Chart, drawn: DataFrame) -> Chart:
-    baseline = baseline_of(drawn)
+    baseline = baseline_in_words(drawn)
     words = {name: getattr(chart, name) for name in ("title", "note", "y_title")}
     named = {name: text.replace(THE_BASELINE, baseline) for name, text in words.items()}
     return replace(chart, **named)

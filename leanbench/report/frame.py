@@ -53,11 +53,11 @@ def results_frame(*runs: Run, baseline: str | None = None) -> DataFrame:
 
     Columns: the problem's fields and `DERIVED_COLUMNS`; the quantities of `Row` (`config` and lists
     as text) with those of `DERIVED` among them; `gpu`, `run` (its name), `command` (what repeats
-    the row), `baseline` (the kernel that speedups and ratios are of). Not measured is null, never
-    0.
+    the row), `baseline` (the kernel that its speedup and ratios are of). Not measured is null,
+    never 0.
 
     Args:
-        baseline: None for `BASELINE`, or the first kernel that ran where that did not.
+        baseline: None for that of each part, see `baselines`.
     """
     import pandas as pd
 
@@ -77,7 +77,7 @@ def results_frame(*runs: Run, baseline: str | None = None) -> DataFrame:
     for name in columns:
         if kind := _numeric_type(name):
             frame[name] = frame[name].astype(kind)
-    frame["baseline"] = baseline or default_baseline(frame)
+    frame["baseline"] = baselines(frame, baseline)
     for derived in DERIVED:
         place = list(frame.columns).index(derived.after) + 1
         frame.insert(place, derived.quantity.name, derived.values(frame))
@@ -141,16 +141,38 @@ def kernel_order(frame: DataFrame) -> list[str]:
     return sorted(names, key=lambda name: name != baseline_of(frame))
 
 
-def default_baseline(frame: DataFrame) -> str:
-    """`BASELINE`, or the first kernel that ran where that did not."""
-    names = {*frame["kernel"]}
-    timed = where(frame, frame["status"].isin(TIMED) & (frame["kernel"] != BOUND))["kernel"]
-    return BASELINE if BASELINE in names or timed.empty else str(timed.iloc[0])
+def baselines(frame: DataFrame, chosen: str | None = None) -> Series:
+    """Each row's baseline, the same for all rows that a statistic may span: the one that is chosen,
+    or else `BASELINE`, or the first kernel that was timed where that did not run. Everything that
+    names a baseline has it from here.
+    """
+    import pandas as pd
+
+    parts = list(frame[list(COMPARED)].itertuples(index=False, name=None))
+    of_part = {
+        part: chosen or _default_baseline(where(frame, [other == part for other in parts]))
+        for part in dict.fromkeys(parts)
+    }
+    return pd.Series([of_part[part] for part in parts], index=frame.index, dtype="object")
+
+
+def _default_baseline(rows: DataFrame) -> str:
+    timed = where(rows, rows["status"].isin(TIMED) & (rows["kernel"] != BOUND))["kernel"]
+    ran = {*where(rows, rows["status"] != "unsupported")["kernel"]}
+    return BASELINE if BASELINE in ran or timed.empty else str(timed.iloc[0])
 
 
 def baseline_of(frame: DataFrame) -> str:
-    """The kernel that others are compared with."""
-    return str(frame["baseline"].iloc[0]) if "baseline" in frame and len(frame) else BASELINE
+    """The kernel that others are compared with; of rows that have several, `BASELINE` or the first
+    of them.
+    """
+    names = dict.fromkeys(frame["baseline"])
+    return BASELINE if BASELINE in names or not names else str(next(iter(names)))
+
+
+def baseline_in_words(frame: DataFrame) -> str:
+    """The kernel that others are compared with, for headings; `THE_BASELINE` for several."""
+    return THE_BASELINE if len({*frame["baseline"]}) > 1 else baseline_of(frame)
 
 
 def fastest_rows(frame: DataFrame) -> DataFrame:
@@ -163,8 +185,8 @@ def fastest_rows(frame: DataFrame) -> DataFrame:
 
 
 def ratios_to_baseline(frame: DataFrame, column: str) -> DataFrame:
-    """Each other kernel's value over that of the baseline: one row a problem that the baseline ran,
-    one column a kernel.
+    """Each other kernel's value over that of the baseline, in rows that have one baseline: one row
+    a problem that it ran, one column a kernel.
 
     A value is null where the kernel has no timed row with a value. The index is `COMPARABLE` plus
     `problem`, the label for people.
@@ -203,14 +225,13 @@ def _over_baseline(frame: DataFrame, column: str) -> Series:
     """Each row's `column` over that of the baseline's fastest row of its problem."""
     import pandas as pd
 
-    baseline = baseline_of(frame)
-    of_baseline = fastest_rows(where(frame, frame["kernel"] == baseline))
+    of_baseline = fastest_rows(where(frame, frame["kernel"] == frame["baseline"]))
     of_baseline = where(of_baseline, of_baseline[column] > 0)
     keys = list(COMPARABLE)
     problems = of_baseline[keys].itertuples(index=False, name=None)
     values = dict(zip(problems, of_baseline[column], strict=True))
-    compared = frame["status"].isin(TIMED) & ~frame["kernel"].isin([baseline, BOUND])
-    compared &= baseline != BOUND
+    compared = frame["status"].isin(TIMED) & (frame["kernel"] != frame["baseline"])
+    compared &= (frame["kernel"] != BOUND) & (frame["baseline"] != BOUND)
     ratios = [
         value / values[key] if compare and key in values else None
         for key, value, compare in zip(

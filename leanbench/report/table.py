@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.core.quantities import Quantity
 from leanbench.report.columns import COLUMNS, HIDDEN_WHEN_CONSTANT
-from leanbench.report.frame import THE_BASELINE, baseline_of, has_values
+from leanbench.report.frame import THE_BASELINE, baseline_in_words, has_values
 from leanbench.report.series import VaryingAxis
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def page_columns(frame: DataFrame, axes: list[VaryingAxis]) -> list[dict[str, An
 
 def _described(column: Quantity, frame: DataFrame) -> dict[str, Any]:
     name = column.name
-    baseline = baseline_of(frame)
+    baseline = baseline_in_words(frame)
     return {
         "name": name,
         "heading": column.heading.replace(THE_BASELINE, baseline),

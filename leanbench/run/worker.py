@@ -11,10 +11,8 @@ whom to blame. Its own stdout and stderr belong to the kernels; the parent sends
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -25,6 +23,7 @@ from leanbench.core.config import KernelConfig
 from leanbench.core.errors import GpuUnusable, SuspectResult, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
+from leanbench.core.parent import die_with_parent
 from leanbench.core.problem import AttentionProblem
 from leanbench.run.messages import Message, receive, send
 
@@ -34,9 +33,6 @@ Outcome = dict[str, Any]
 RunProblem = Callable[
     [AttentionProblem, Sequence[Kernel], str, Mapping[str, KernelConfig]], dict[str, Outcome]
 ]
-
-#: prctl's option "signal me when my parent dies".
-_PR_SET_PDEATHSIG = 1
 
 
 class Announcer:
@@ -55,7 +51,8 @@ class Announcer:
 
 
 def main() -> None:
-    _die_with_parent(os.getppid())
+    # A hanging kernel never sees the closed socket.
+    die_with_parent(os.getppid())
     with Connection(int(sys.argv[1])) as parent:
         _serve(parent)
 
@@ -206,16 +203,6 @@ def _is_torch_error(error: Exception, name: str) -> bool:
 def _first_line(error: Exception) -> str:
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _die_with_parent(parent: int) -> None:
-    """A hanging kernel never sees the closed socket, so the operating system ends it with its
-    parent (Linux).
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the call above
-            os._exit(1)
 
 
 if __name__ == "__main__":

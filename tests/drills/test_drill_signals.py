@@ -181,3 +181,81 @@ def test_the_end_of_the_terminal_leaves_no_worker(tmp_path):
     for worker in workers:
         wait_until(lambda worker=worker: is_gone(worker), "the worker's end")
     assert len(rows(tmp_path / "r")) == 12
+
+
+#: Loaded by every Python. In the server of a pool's processes it says when, with its modules still
+#: to be loaded, a process is asked for; they are there once who asked is gone.
+SLOW_SERVER = """
+import os, re, select, sys, time
+
+class Finder:
+    def __init__(self, listener, parent):
+        self.listener, self.parent = listener, parent
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            select.select([self.listener], [], [])
+            open(os.environ["ASKED"], "w").close()
+            while os.getppid() == self.parent:
+                time.sleep(0.01)
+
+called = re.match(r"from multiprocessing.forkserver import main; main.(\\d+)", sys.orig_argv[-1])
+if called:
+    sys.meta_path.insert(0, Finder(int(called[1]), os.getppid()))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [*SIGNALS, (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize("to_all", [False, deep(True)], ids=["one", "all"])
+def test_a_tuning_stopped_while_its_processes_start_leaves_nothing(tmp_path, number, code, to_all):
+    (tmp_path / "sitecustomize.py").write_text(SLOW_SERVER)
+    asked = tmp_path / "asked"
+    more = {"PYTHONPATH": str(tmp_path), "ASKED": str(asked), "LEANBENCH_HOME": str(tmp_path)}
+    with start("tune", "--gpu", "a100", "--no-keep", **more) as process:
+        wait_until(asked.exists, "the request for a process")
+        started = children(process.pid)
+        (os.killpg if to_all else os.kill)(process.pid, number)
+        # Ends once no process holds the pipes.
+        _, stderr = process.communicate(timeout=240)
+    assert process.returncode == code
+    assert len(started) == 2
+    for child in started:
+        wait_until(lambda child=child: is_gone(child), "the end of a process of the pool")
+    assert "Traceback" not in stderr
+    # Python's own process takes away what a killed one leaves, and says so.
+    if number != signal.SIGKILL:
+        assert stderr.splitlines()[-1] == (
+            "Stopped: nothing was saved but what was compiled, the same command takes less time."
+        )
+
+
+#: A pool that is open, none of whose processes has started, while a module loads.
+LOADING = """
+import signal
+from leanbench.__main__ import _interrupt
+from leanbench.compile import build
+
+build._COMPILING = ()
+signal.signal(signal.SIGINT, _interrupt)
+try:
+    with build.process_pool(2):
+        import interrupts
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_ctrl_c_while_modules_load_beside_a_pool_leaves_no_semaphore(tmp_path):
+    (tmp_path / "interrupts.py").write_text(
+        "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING],
+        env=environment(PYTHONPATH=str(tmp_path)),
+        preexec_fn=answer_signals,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stopped\n", "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from leanbench.core.errors import UserError
 from leanbench.core.registry import kernels
-from leanbench.report.frame import BASELINE
+from leanbench.report.frame import baseline_of, results_frame
 
 if TYPE_CHECKING:
     from leanbench.records.reading import Run
@@ -96,7 +96,7 @@ def operator_files(runs: Sequence[Run], baseline: str | None) -> dict[str, str]:
     """Content of the folder's files by path.
 
     Args:
-        baseline: the kernel that speedups are over; None for lean, or the first.
+        baseline: the kernel that speedups are over; None for that of the other formats.
 
     Raises:
         UserError: the runs have no kernel of this leanbench.
@@ -111,7 +111,8 @@ def operator_files(runs: Sequence[Run], baseline: str | None) -> dict[str, str]:
             "no kernel of this run can be a backend of tritonbench: `leanbench list kernels` has"
             " those that can"
         )
-    first = next((name for name in (baseline, BASELINE) if name in names), names[0])
+    chosen = baseline_of(results_frame(*runs, baseline=baseline))
+    first = chosen if chosen in names else names[0]
     problems = dict.fromkeys(problem for _, problem in results)
     operator = _OPERATOR.format(
         problems="\n".join(f"    {problem.to_dict()!r}," for problem in problems),

@@ -9,7 +9,7 @@ from leanbench.report.compare.ratios import MARGIN, times
 from leanbench.report.document import Block, Section, Sentences, Table, Text, sentences, table
 from leanbench.report.facts.headline import caveats, headline, near, overview_of
 from leanbench.report.facts.summary import status_counts
-from leanbench.report.frame import THE_BASELINE, baseline_of
+from leanbench.report.frame import THE_BASELINE, baseline_in_words
 from leanbench.report.series import listed
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def summary_section(results: Results) -> Section:
     else:
         blocks += [block for part in results.parts for block in _part(part, results)]
     if results.parts and not any(part.summary.speedups for part in results.parts):
-        baseline = baseline_of(results.frame)
+        baseline = baseline_in_words(results.frame)
         nothing = f"No speedups: no problem has a timed row of {baseline} and of another kernel."
         if BOUND in {*results.frame["kernel"]}:
             nothing += f" {BOUND} is the bound of all kernels and compared with none."

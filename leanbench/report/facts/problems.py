@@ -10,7 +10,7 @@ from leanbench.core.quantities import TIMED
 from leanbench.decode import BOUND
 from leanbench.report.compare.ratios import Margin, margin_of
 from leanbench.report.document import Block, Column, Section, Table, Text, Words, without_shared
-from leanbench.report.frame import baseline_of, gpu_name
+from leanbench.report.frame import baseline_of, gpu_name, where
 
 if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
@@ -52,7 +52,7 @@ def problems_section(results: Results) -> Section:
     a warm L2, have tables of their own.
     """
     blocks: list[Block] = []
-    baseline = baseline_of(results.frame)
+    frame = results.frame
     for run in results.runs:
         groups: dict[tuple[str, str], list[tuple[Row, AttentionProblem]]] = {}
         for row, problem in run.results:
@@ -61,7 +61,9 @@ def problems_section(results: Results) -> Section:
             warm = ", warm L2" if cache == "warm" else ""
             rest = f", see the rows in {run.directory}"
             margin = _margin(of_group, source, gpu_name(run.manifest))
-            rows = _alike(of_group, baseline, margin)
+            keys = [run.name, source, cache]
+            part = where(frame, (frame[["run", "source", "cache"]] == keys).all(axis=1))
+            rows = _alike(of_group, baseline_of(part), margin)
             blocks += [replace(block, rest=rest) for block in _tables(rows, source, warm)]
     return Section("problems", "", tuple(blocks))
 

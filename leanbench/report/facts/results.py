@@ -36,7 +36,8 @@ class Results:
     """Runs and what they hold."""
 
     runs: Sequence[Run]
-    #: The kernel that the others are compared with; None for lean, or the first that ran.
+    #: The kernel that the others are compared with; None for that of each part, see
+    #: `leanbench.report.frame.baselines`.
     baseline: str | None = None
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.quantities import Quantity
 from leanbench.report.columns import HIDDEN_WHEN_CONSTANT, NARROW
 from leanbench.report.document import Section, table
-from leanbench.report.frame import THE_BASELINE, baseline_of, has_values
+from leanbench.report.frame import THE_BASELINE, baseline_in_words, has_values
 
 if TYPE_CHECKING:
     from leanbench.report.facts.results import Results
@@ -23,7 +23,7 @@ def rows_section(results: Results) -> Section:
         if has_values(frame, column.name)
         and (column.name not in HIDDEN_WHEN_CONSTANT or len({*frame[column.name]}) > 1)
     ]
-    baseline = baseline_of(frame)
+    baseline = baseline_in_words(frame)
     headings = [
         column.head.replace(THE_BASELINE, baseline) + ":" * column.is_number for column in shown
     ]

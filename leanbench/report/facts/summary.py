@@ -11,10 +11,8 @@ from leanbench.core.registry import kernels
 from leanbench.report.compare.ratios import MEASURED, Margin, Ratios, geomean, margin_of, ratios_of
 from leanbench.report.facts.winners import Winners, winners
 from leanbench.report.frame import (
-    BASELINE,
     COMPARED,
     baseline_of,
-    default_baseline,
     fastest_rows,
     kinds_of,
     ratios_to_baseline,
@@ -111,20 +109,10 @@ def summaries(frame: DataFrame) -> list[Summary]:
             best=_best(rows),
         )
         for key in dict.fromkeys(frame[keys].itertuples(index=False, name=None))
-        for rows in [_with_its_baseline(where(frame, (frame[keys] == list(key)).all(axis=1)))]
+        for rows in [where(frame, (frame[keys] == list(key)).all(axis=1))]
         for margin in [_margin(rows)]
         for speedups in [ratios_to_baseline(rows, "latency_us")]
     ]
-
-
-def _with_its_baseline(rows: DataFrame) -> DataFrame:
-    """Rows of one run: where the baseline of all runs is no kernel of it, as `lean` is none of
-    latent caches alone, it has its own.
-    """
-    # A baseline that was chosen is not replaced.
-    if baseline_of(rows) != BASELINE or BASELINE in {*rows["kernel"]}:
-        return rows
-    return rows.assign(baseline=default_baseline(rows))
 
 
 def _margin(rows: DataFrame) -> Margin:

@@ -1,0 +1,21 @@
+"""A process that does not outlive the one that started it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+#: prctl's option "signal me when my parent dies".
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """The end of this process with `parent`, which started it, however that ends and whatever this
+    one is doing then (Linux). To the system the parent is the thread that started it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the call above
+            os._exit(1)

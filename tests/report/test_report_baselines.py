@@ -1,0 +1,109 @@
+"""The kernel that others are compared with: every form of a report names the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from example_runs import WriteRun, problem, row
+
+from leanbench.cli.sweep_tables import show_ending
+from leanbench.records.reading import read_run
+from leanbench.report import write_report
+
+Said = pytest.CaptureFixture[str]
+MLA = Path(__file__).parents[2] / "reports" / "h200" / "mla"
+
+
+def named_by(out: Path) -> dict[str, set[str]]:
+    """Baselines that each file of a report names, where it says speedups."""
+    page = (out / "report.html").read_text()
+    data = json.loads(
+        re.findall(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page)[0]
+    )
+    speedup = next(column for column in data["columns"] if column["name"] == "speedup")
+    markdown = (out / "report.md").read_text().replace("\\", "")
+    return {
+        "page": {data["baseline"], speedup["heading"].removeprefix("speedup of ")},
+        "sentences of the page": by_how_much(page),
+        "CSV": {line["baseline"] for line in rows_of(out)},
+        "sentences": by_how_much(markdown),
+        "every row": set(re.findall(r"\| speedup of ([\w ]+) ", markdown)),
+        "tritonbench": set(
+            re.findall(r"baseline=True\)\n    def (\w+)", (out / OPERATOR).read_text())
+        ),
+    }
+
+
+OPERATOR = Path("leanbench_decode", "operator.py")
+
+
+def by_how_much(text: str) -> set[str]:
+    return set(re.findall(r"(\w+) is [\d.]+× as fast as", text))
+
+
+def rows_of(out: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((out / "report.csv").read_text().splitlines()))
+
+
+def report(out: Path, *runs: Path, baseline: str | None = None) -> Path:
+    formats = ("html", "csv", "markdown", "tritonbench")
+    write_report(runs[0], out, formats, runs[1:], baseline)
+    return out
+
+
+def libraries(write_run: WriteRun) -> Path:
+    """A run whose first kernel takes none of its problems, and without `lean` but for a refusal."""
+    rows = []
+    for context in (1024, 4096):
+        rows += [
+            row(problem(context), "lean", status="unsupported", reason="x"),
+            row(problem(context), "flash_mla", status="unsupported", reason="x"),
+            row(problem(context), "flashinfer", 10.0),
+            row(problem(context), "flash_attn_3", 15.0),
+        ]
+    return write_run(rows, folder="libraries")
+
+
+def check_all(out: Path, run: Path, kernel: str, baseline: str | None, said: Said) -> None:
+    """Every file of a report, and what ends a sweep in the terminal, names the kernel."""
+    show_ending(read_run(run), baseline)
+    terminal = said.readouterr().out
+    named = named_by(report(out, run, baseline=baseline))
+    named["terminal"] = by_how_much(terminal)
+    named["terminal's columns"] = set(re.findall(r"(\w+) vs \w+", terminal))
+    assert named == {form: {kernel} for form in named}
+
+
+def test_every_form_names_the_baseline_of_latent_caches(tmp_path: Path, capsys: Said) -> None:
+    check_all(tmp_path, MLA, "lean_mla", None, capsys)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kernel"), [(None, "flashinfer"), ("flash_attn_3", "flash_attn_3")]
+)
+def test_every_form_names_the_baseline_of_libraries_alone(
+    tmp_path: Path, write_run: WriteRun, capsys: Said, chosen: str | None, kernel: str
+) -> None:
+    check_all(tmp_path, libraries(write_run), kernel, chosen, capsys)
+
+
+def test_each_run_has_its_own_in_every_form(tmp_path: Path, write_run: WriteRun) -> None:
+    rows = [row(problem(), "fa2", 30.0), row(problem(), "lean", 10.0)]
+    out = report(tmp_path, libraries(write_run), write_run(rows, folder="with-lean"))
+    named = named_by(out)
+    for form in ("CSV", "sentences of the page", "sentences"):
+        assert named[form] == {"lean", "flashinfer"}, form
+    # In a heading over rows of both none is named; one that has a mark of its own is lean.
+    assert named["page"] == {"the baseline", "lean"}
+    assert named["every row"] == {"the baseline"}
+    assert named["tritonbench"] == {"lean"}
+    compared = {
+        (line["kernel"], line["baseline"], line["speedup"])
+        for line in rows_of(out)
+        if line["speedup"]
+    }
+    assert compared == {("flash_attn_3", "flashinfer", "1.5"), ("fa2", "lean", "3.0")}
