@@ -26,6 +26,8 @@ T = TypeVar("T")
 _IDLE = timedelta(hours=24)
 #: Of the worker, where one of its followers has ended.
 LOST_FOLLOWER = 70
+#: Of the row in which that happened, whoever notices it first: gloo, or who waits for the process.
+RANK_LOST = "the process of another GPU ended while this was measured, see worker.log"
 #: A follower that has not ended so long after it was told to is killed.
 _LEAVES_S = 30.0
 #: That a launch waits for the other GPUs: a row says so long before its own limit.
@@ -95,6 +97,12 @@ class Ranks:
         torch.cuda.synchronize()
         dist.barrier()
         torch.cuda.synchronize()
+
+
+def is_rank_lost(error: Exception) -> bool:
+    """Whether gloo found that the process of another rank is gone."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and "gloo" in text and "Connection" in text
 
 
 _control_group: list[Any] = []

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.measure.options import MeasureOptions
+from leanbench.measure.ranks import LOST_FOLLOWER, RANK_LOST
 from leanbench.run.cells import Cell
 from leanbench.run.messages import Message, receive, send
 
@@ -188,4 +189,6 @@ class WorkerProcess:
                 return WorkerLost(
                     f"the worker was ended by {ended_by.name}", at, ended_by == signal.SIGKILL
                 )
+        if code == LOST_FOLLOWER:
+            return WorkerLost(RANK_LOST, at)
         return WorkerLost(f"the worker ended with exit code {abs(code)}", at)

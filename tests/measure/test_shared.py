@@ -246,6 +246,13 @@ def test_what_all_ranks_refuse_is_a_sentence_and_what_one_does_not_know_ends_it(
     with pytest.raises(GpuUnusable, match="rank 0: UserError: of rank 0 alone"):
         measure(gpu, pair, "tp:2", Right())
 
+    def is_left_alone(*arguments: Any) -> None:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:80")
+
+    monkeypatch.setattr(shared, "load_shard", is_left_alone)
+    with pytest.raises(GpuUnusable, match="the process of another GPU ended while this"):
+        measure(gpu, pair, "tp:2", Right())
+
 
 def test_best_is_refused(gpu: PretendedGpu, pair: Pair) -> None:
     problem = replace(PROBLEM, parallel="tp:2")

@@ -24,6 +24,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.nvml_library import GpuLostError
+from leanbench.measure.ranks import LOST_FOLLOWER, RANK_LOST
 from leanbench.records.environment import environment_key, predicted_environment
 from leanbench.run import worker_process
 from leanbench.run.cells import Cell
@@ -291,6 +292,14 @@ def test_a_worker_that_dies_before_any_kernel_ran_blames_nobody(tmp_path):
             worker.run([Cell(PROBLEM, "lean")], timeout_s=60)
         killed.join()
         assert lost.value.blamed is None
+
+
+def test_a_worker_that_lost_another_gpus_process_says_so(tmp_path, monkeypatch):
+    with started(tmp_path / "log") as worker:
+        monkeypatch.setattr(worker._process, "wait", lambda timeout: LOST_FOLLOWER)
+        lost = worker._lost("lean")
+        monkeypatch.undo()
+    assert (str(lost), lost.blamed) == (RANK_LOST, "lean")
 
 
 class Scripted(WorkerProcess):
