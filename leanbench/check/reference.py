@@ -30,9 +30,10 @@ RELATIVE_ERROR_LIMIT = {
     f"fp16{ROUNDED_SCORES}": 5e-3,
     f"bf16{ROUNDED_SCORES}": 4e-2,
 }
-#: |lse - reference| / max(1, |reference|): fp32 sums of exact products; scores of a Q in e4m3 are
-#: off by 2.6e-2 each, an LSE of few tokens by nearly as much.
-LSE_ERROR_LIMIT = {"fp16": 1e-3, "bf16": 1e-3, FP8: 3e-2}
+#: |lse - reference| / max(1, |reference|): fp32 sums of exact products; this project's kernels are
+#: off by 1e-5, FlashInfer's over some 24 tokens by 1.04e-3 (an H200). Scores of a Q in e4m3 are off
+#: by 2.6e-2 each, an LSE of few tokens by nearly as much.
+LSE_ERROR_LIMIT = {"fp16": 2e-3, "bf16": 2e-3, FP8: 3e-2}
 #: Cached K elements that one check converts to fp64; beyond it, KV heads are sampled.
 CHECK_ELEMENTS = 1 << 28
 #: (sequence, KV head) pairs that the check of a benchmark cell computes, a quarter of a millisecond

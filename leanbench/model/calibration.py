@@ -2,7 +2,8 @@
 
 A calibration is a JSON file. Looked for in this order: the user's own for the GPU
 (`models/<gpu>.json` in leanbench.core.paths.user_folder), the shipped one, and the nearest
-calibrated GPU's, whose shares and times are then used with this GPU's bandwidth, clock and SMs.
+calibrated GPU's, whose shares and times are then used with this GPU's bandwidth, clock and SMs:
+of the same generation the nearest by bandwidth; of others the user's own, or that of most rows.
 """
 
 from __future__ import annotations
@@ -68,6 +69,11 @@ class Calibration:
     #: Version of leanbench that fitted it, and when (ISO 8601, UTC).
     leanbench: str
     created: str
+
+    @property
+    def rows(self) -> int:
+        """Rows that it was fitted to and held against."""
+        return sum(run.all.rows for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -135,10 +141,13 @@ def _look_up(
         # Later ones are the user's and win.
         readable[calibration.gpu] = calibration, path
 
-    def distance(name: str) -> tuple[bool, bool, float]:
-        spec = find(name)
+    def distance(name: str) -> tuple[bool, bool, bool, int, float]:
+        spec, (calibration, path) = find(name), readable[name]
         ratio = abs(math.log(spec.bandwidth_tb_s / bandwidth_tb_s))
-        return name != gpu, spec.compute_capability[0] != generation, ratio
+        if spec.compute_capability[0] == generation:
+            return name != gpu, False, False, 0, ratio
+        # No bandwidth is near there: the user's own, then the one that is known best.
+        return True, True, path.parent == SHIPPED, -calibration.rows, ratio
 
     calibration, path = readable[min(readable, key=distance)]
     return InUse(calibration, path, gpu, tuple(notes))
