@@ -91,6 +91,11 @@ def tune(
     import time
 
     began_s = time.monotonic()
+    if quiet and not keep:
+        raise UserError(
+            "--no-keep and --quiet together leave nothing of a tuning: leave --no-keep out to keep"
+            " what is found, or --quiet to see it"
+        )
     families = _families(head_dim, group, dtype, kv_layout)
     if gpu is not None and not gpu.strip():
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")

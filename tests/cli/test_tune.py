@@ -65,6 +65,20 @@ def test_without_a_gpu_the_model_tunes_and_says_so(home, monkeypatch):
     assert "predicted" in listed.stdout
 
 
+def test_a_tuning_that_would_leave_nothing_is_refused_before_it_begins(home, monkeypatch):
+    def never(*_):
+        raise AssertionError("it looked for a GPU")
+
+    monkeypatch.setattr("leanbench.cli.tune.open_tuner", never)
+    result = tune("--gpu", "h100", "--no-keep", "--quiet")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "Error: --no-keep and --quiet together leave nothing of a tuning: leave --no-keep out to"
+        " keep what is found, or --quiet to see it\n"
+    )
+    assert not home.exists()
+
+
 def summary(tile_tokens: dict[int, int], cuda: int) -> Summary:
     return Summary(
         FamilyKey(128, 4),
