@@ -278,10 +278,7 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float, *, predict
     errors = [summary.median_error for summary in summaries]
     fitted = sum(summary.fitted for summary in summaries)
     able = sum(summary.able for summary in summaries)
-    knows = (
-        f"knows {fitted} of {able} builds and whose median error is {min(errors):.1%} to"
-        f" {max(errors):.1%}"
-    )
+    knows = f"knows {fitted} of {able} builds and whose median error is {_range(errors)}"
     if predicted:
         output.show(f"They are carried to other problems by a formula that {knows}.")
     else:
@@ -292,6 +289,11 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float, *, predict
         )
     output.show(f"Stopped after {took_s:.0f} s: {results[0][1].stopped}.")
     _show_lean_tiles(summaries)
+
+
+def _range(shares: Sequence[float]) -> str:
+    """``1.2% to 2.8%``, or ``2.8%`` where both ends read the same."""
+    return " to ".join(dict.fromkeys(f"{end(shares):.1%}" for end in (min, max)))
 
 
 def _show_lean_tiles(summaries: list[Summary]) -> None:
