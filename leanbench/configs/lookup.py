@@ -314,7 +314,7 @@ def _warn_nearest(file: store.File, spec: GpuSpec) -> None:
         return
     _warned_pairs.add((product, spec.product))
     warnings.warn(
-        f"no configs are tuned for {spec.product}, those of {product} ({file.where}) are used: run "
-        "`leanbench tune` to find this GPU's own",
+        f"no configs are tuned for {spec.product}, those of {product} ({file.where}) are used in"
+        " Triton and the heuristic's in CUDA C++: run `leanbench tune` to find this GPU's own",
         stacklevel=2,
     )

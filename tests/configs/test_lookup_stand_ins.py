@@ -107,7 +107,9 @@ def test_the_nearest_gpu_stands_in_and_it_is_said_once(ship):
     ship(family(), name="h200")
     ship(family(large_us=5.0), name="a100-80gb")
     with pytest.warns(
-        UserWarning, match="NVIDIA H100 80GB HBM3, those of NVIDIA H200 .shipped. are used"
+        UserWarning,
+        match="NVIDIA H100 80GB HBM3, those of NVIDIA H200 .shipped. are used in Triton and the"
+        " heuristic's in CUDA",
     ) as warned:
         choice = choose(LEAN, PROBLEM, h100)
     assert choice == Choice(
