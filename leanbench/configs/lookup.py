@@ -152,7 +152,12 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: LeanConfig) -> Choice:
     heuristic is better than the formula.
     """
     if not isinstance(heuristic, LeanTritonConfig):
-        return Choice(heuristic, "heuristic", f"{entry.source}: this size was not timed")
+        why = (
+            f"times of {entry.times_of} are not carried over"
+            if entry.times_of
+            else "this size was not timed"
+        )
+        return Choice(heuristic, "heuristic", f"{entry.source}: {why}")
     sms, kernel = entry.spec.sms, entry.kernel
     rates = entry.rates_of(heuristic)
     if rates is None or not entry.shortlist:
