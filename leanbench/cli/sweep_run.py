@@ -64,7 +64,7 @@ def run_requested(requested: Sweep, flags: RunFlags, command: list[str]) -> None
         if flags.dry_run:
             from leanbench.cli.sweep_tables import show_dry_run
 
-            show_dry_run(cells, machines.target.spec, requested.measure, predicted=predicted)
+            show_dry_run(requested, cells, machines.target.spec, predicted=predicted)
             return
         from leanbench.configs.store import user_faults
 
@@ -117,7 +117,9 @@ def _say_predicted(requested: Sweep, target: Target, flags: RunFlags) -> None:
     refuse_what_cannot_be_predicted(requested.measure)
     why = target.note or f"No {flags.gpu or 'GPU'} here"
     if flags.dry_run:
-        output.say(f"{why}: this would be predicted for {target.spec.product}.")
+        output.say(
+            f"{why}: the sweep {requested.name} would be predicted for {target.spec.product}."
+        )
     else:
         source = (
             f"{why}: predicted by the performance model for {target.spec.product}, nothing was"

@@ -381,6 +381,16 @@ def test_a_dry_run_names_the_first_cells_and_counts_the_others():
     assert lines[-1].startswith("51 cells (1 do not fit its memory), less than 1 s; ")
 
 
+def test_a_dry_run_without_a_file_names_the_sweep_that_it_is():
+    result = invoke("sweep", "--gpu", "h100", "--dry-run")
+    assert result.exit_code == 0
+    assert (
+        result.stderr
+        == "No h100 here: the sweep smoke would be predicted for NVIDIA H100 80GB HBM3.\n"
+    )
+    assert result.stdout.splitlines()[0].rstrip() == "smoke: 36 cells for h100-sxm"
+
+
 def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
     result = invoke(
         "sweep",
@@ -393,7 +403,8 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
         "lean",
     )
     assert result.exit_code == 0
-    assert "No GPU here: this would be predicted for NVIDIA A100" in result.stderr
+    assert "No GPU here: the sweep custom would be predicted for NVIDIA A100" in result.stderr
+    assert result.stdout.splitlines()[0].rstrip() == "custom: 2 cells for a100-80gb"
     assert known_error("a100") not in result.stderr
     lines = [line for line in result.stdout.splitlines() if line.startswith("lean")]
     small, large = lines[0].split(), lines[1].split()
@@ -504,7 +515,7 @@ def test_the_banner_says_why_a_gpu_that_is_here_is_not_used(monkeypatch):
     )
     monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: target)
     assert (
-        "there is an NVIDIA H200 here, but torch is built without CUDA: this would be predicted"
+        "there is an NVIDIA H200 here, but torch is built without CUDA: the sweep smoke would be predicted"
         in invoke("sweep", "--dry-run").stderr
     )
 
