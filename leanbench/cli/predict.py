@@ -184,7 +184,7 @@ def claims(gpu: _GpuOfPaper = "a100-80gb", json_: _Json = False) -> None:
     from dataclasses import asdict
 
     from leanbench.gpu.catalogue import find
-    from leanbench.model import known_error
+    from leanbench.model import short_error
     from leanbench.model.claims import evaluate
 
     spec = find(gpu or "a100-80gb")
@@ -202,7 +202,7 @@ def claims(gpu: _GpuOfPaper = "a100-80gb", json_: _Json = False) -> None:
             ]
         )
         return
-    output.say(f"Predicted for {spec.product}, nothing was measured. {known_error(spec.name)}")
+    output.say(f"Predicted for {spec.product}, nothing was measured. {short_error(spec.name)}")
     _show_claims(outcomes)
 
 
@@ -213,11 +213,11 @@ def _show_json(content: Any) -> None:
 
 
 def _say_source(in_use: InUse) -> None:
-    from leanbench.model import known_error
+    from leanbench.model import short_error
 
     calibration = in_use.calibration
     output.say(f"{in_use.path}: leanbench {calibration.leanbench}, {calibration.created}.")
-    output.say(known_error(in_use.gpu))
+    output.say(short_error(in_use.gpu))
 
 
 def _show_errors(runs: Sequence[RunErrors], before: Sequence[RunErrors] = ()) -> None:

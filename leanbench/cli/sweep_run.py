@@ -107,12 +107,12 @@ def _refuse_flags(requested: Sweep, flags: RunFlags) -> None:
 
 
 def _say_predicted(requested: Sweep, target: Target, flags: RunFlags) -> None:
-    """That nothing is measured, why, and how far predictions are off.
+    """That nothing is measured, why, and how far predictions are off where nothing else says it.
 
     Raises:
         UserError: an option that cannot be predicted.
     """
-    from leanbench.model import known_error
+    from leanbench.model import short_error
 
     refuse_what_cannot_be_predicted(requested.measure)
     why = target.note or f"No {flags.gpu or 'GPU'} here"
@@ -125,7 +125,9 @@ def _say_predicted(requested: Sweep, target: Target, flags: RunFlags) -> None:
             f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
             " measured."
         )
-        output.say(f"{source} {known_error(target.spec.name, requested.kernels)}")
+        # Unless it is quiet, what ends the run says it.
+        error = f" {short_error(target.spec.name, requested.kernels)}" if flags.quiet else ""
+        output.say(f"{source}{error}")
     say_what_is_not_predicted(requested.measure)
 
 

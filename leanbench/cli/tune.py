@@ -195,13 +195,13 @@ def _plan(budget: str | None, exhaustive: bool, *, predicted: bool) -> Plan:
 
 
 def _say_predicted(target: Target, gpu: str, kernel: str) -> None:
-    from leanbench.model import known_error
+    from leanbench.model import short_error
 
     why = target.note or f"No {gpu} here"
     source = (
         f"{why}: predicted by the performance model of {target.spec.product}, nothing is timed."
     )
-    output.say(f"{source} {known_error(target.spec.name, [kernel])}")
+    output.say(f"{source} {short_error(target.spec.name, [kernel])}")
 
 
 def _show(results: list[tuple[Summary, Family]], target: Target, took_s: float) -> None:

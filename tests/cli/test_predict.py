@@ -36,7 +36,7 @@ def test_show_has_every_constant_with_its_unit() -> None:
     content = json.loads(run("show", "--gpu", "a100", "--json")[1])
     assert (content["gpu"], content["gpu_asked"]) == ("h200", "a100-80gb")
     assert content["constants"]["tile_us"]["value"] == costs.tile_us
-    assert "scaled from h200, unchecked on a100-80gb" in run("show", "--gpu", "a100")[2]
+    assert "scaled from h200 and not fitted to a100-80gb" in run("show", "--gpu", "a100")[2]
 
 
 def test_check_lists_the_worst_cells() -> None:
@@ -78,7 +78,9 @@ def test_fit_writes_what_is_used_from_then_on(own: Path, monkeypatch: pytest.Mon
     }
     assert others[0].environment["torch"].startswith("2.11")
     assert read_calibration(path) == in_use.calibration
-    assert "(4 rows of occupancy)" in run("show", "--gpu", "h200")[2]
+    shown = run("show", "--gpu", "h200")[1].splitlines()
+    row = next(number for number, line in enumerate(shown) if line.startswith("occupancy"))
+    assert shown[row + 1].split()[:2] == ["fa2_triton", "4"]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_claims_say_what_they_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run("claims", "--gpu", "a100-80gb")
     assert code == 0
     assert "nothing was measured" in err
-    assert "unchecked on a100-80gb" in err
+    assert "not fitted to a100-80gb" in err
     content = json.loads(run("claims", "--json")[1])
     assert [entry["figure"] for entry in content] == ["7a"] * len(chosen)
     line = next(line for line in out.splitlines() if "LA over FA2 at 512k" in line)

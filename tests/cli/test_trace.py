@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 import warnings
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.timeline import Timeline
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
-from leanbench.model import known_error
+from leanbench.model import short_error
 from leanbench.model.timeline import predict_timeline
 
 
@@ -43,7 +43,7 @@ def test_without_a_gpu_it_predicts_and_says_so(tmp_path: Path):
     assert result.stderr.startswith(
         "No h200 here: predicted by the performance model for NVIDIA H200, nothing was"
     )
-    assert result.stderr.rstrip().endswith(known_error("h200", ["lean", "fixed_split", "fa2"]))
+    assert result.stderr.rstrip().endswith(short_error("h200", ["lean", "fixed_split", "fa2"]))
     lines = result.stdout.splitlines()
     assert lines[0] == "b1 h56 n65536 d64 fp16 HND, predicted for NVIDIA H200, nothing was measured"
     kernels = [line.split()[0] for line in lines if "SMs busy" in line]

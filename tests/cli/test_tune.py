@@ -40,7 +40,7 @@ def test_without_a_gpu_the_model_tunes_and_says_so(home, monkeypatch):
         "predicted by the performance model of NVIDIA A100-SXM4-80GB, nothing is timed"
         in result.stderr
     )
-    assert "unchecked on a100-80gb" in result.stderr
+    assert "not fitted to a100-80gb" in result.stderr
     assert "predicted for NVIDIA A100-SXM4-80GB" in result.stdout
     assert "d256 MHA fp16 HND" in result.stdout
     assert "all 12 problems were predicted" in result.stdout
