@@ -17,6 +17,7 @@ from leanbench.core.errors import UserError
 if TYPE_CHECKING:
     from leanbench.configs.store import File
     from leanbench.configs.tuned import Family
+    from leanbench.core.gpu_spec import GpuSpec
 
 configs = typer.Typer(
     no_args_is_help=True,
@@ -65,12 +66,14 @@ def show(
 ) -> None:
     """Show each family's shortlist, and each tuned problem's chosen config with its gain over the
     heuristic.
+
+    Of a GPU that nothing is tuned for, those of the GPU whose settings are used on it.
     """
     from leanbench.cli.configs_tables import family_lines, show_problems, show_shortlist
 
     wanted = {"head_dim": head_dim, "group_size": group, "dtype": dtype, "kv_layout": kv_layout}
     wanted = {name: value for name, value in wanted.items() if value is not None}
-    files = _files_of(gpu)
+    files = _files_of(gpu) or _stand_in_of(gpu)
     shown = 0
     for file in files:
         for family in file.tuned.families:
@@ -86,8 +89,8 @@ def show(
         )
         words = ", ".join(f"{name} {value}" for name, value in wanted.items())
         raise UserError(
-            f"nothing is tuned for {gpu} with {words or 'any family'}, there is:"
-            f" {there or 'no family'}"
+            f"nothing is tuned for {files[0].tuned.gpu.name} with {words or 'any family'}, there"
+            f" is: {there or 'no family'}"
         )
 
 
@@ -106,6 +109,8 @@ def export(
     if file.exists():
         raise UserError(f"{file} is there already: remove it or choose another name")
     files = _files_of(gpu)
+    if not files:
+        raise _nothing_tuned(gpu)
     families = {
         family.key: family for source in reversed(files) for family in source.tuned.families
     }
@@ -230,46 +235,76 @@ configs.command(
 
 
 def _files_of(gpu: str) -> list[File]:
-    """The readable files of a GPU by its name, the user's first; raises UserError where there are
-    none.
-    """
+    """The readable files of a GPU by its name, the user's first."""
     from leanbench.configs.store import all_files
-    from leanbench.core.errors import nearest
-    from leanbench.gpu.catalogue import find, slug
+    from leanbench.gpu.catalogue import slug
 
-    names = {slug(gpu)}
-    catalogued = None
+    catalogued = _catalogued(gpu)
     # A GPU that the catalogue does not know may have been tuned all the same.
-    with contextlib.suppress(UserError):
-        catalogued = find(gpu).name
-        names.add(catalogued)
+    names = {slug(gpu), *([catalogued.name] if catalogued else [])}
     files = all_files()
     named = [file for file in files if names & file.names]
     faults = [file.content for file in named if isinstance(file.content, str)]
     readable = [file for file in named if not isinstance(file.content, str)]
-    for fault in faults:
+    # Where a stand-in is looked for, the look-up says them.
+    for fault in faults if readable or catalogued is None else ():
         output.say(f"! {fault}")
     # A slice of a GPU, and a GPU under another's name, have files of their own: the namesake's come
     # first.
     readable.sort(key=lambda file: file.path.stem not in names)
     if readable:
         readable = [file for file in readable if file.tuned.gpu.is_like(readable[0].tuned.gpu)]
-    if not readable:
-        if catalogued is not None:
-            from leanbench.configs.lookup import stand_in
+    return readable
 
-            other = stand_in(find(catalogued))
-            used = f", the settings of {other.tuned.gpu.name} are used on it" if other else ""
-            raise UserError(
-                f"nothing is tuned for {catalogued}{used}: run `leanbench tune --gpu {catalogued}`"
-                + (f", or name {other.tuned.gpu.name}" if other else "")
-            )
-        known = {name for file in files for name in file.names}
-        raise UserError(
+
+def _stand_in_of(gpu: str) -> list[File]:
+    """The file of another GPU whose settings are used on this one, which has none; says whose.
+
+    Raises:
+        UserError: there is none.
+    """
+    from leanbench.configs.lookup import stand_in
+
+    spec = _catalogued(gpu)
+    other = stand_in(spec) if spec else None
+    if spec is None or other is None:
+        raise _nothing_tuned(gpu)
+    output.say(
+        f"Nothing is tuned for {spec.name}: these are the settings of {other.tuned.gpu.name}. In"
+        f" Triton, {spec.name} takes them where their formula, at its own SMs and bandwidth, says"
+        " that they are faster than the heuristic's; in CUDA C++ it takes the heuristic's, as times"
+        f" are not carried over. `leanbench tune --gpu {spec.name}` finds its own."
+    )
+    return [other]
+
+
+def _nothing_tuned(gpu: str) -> UserError:
+    """What is said of a GPU that has no file."""
+    from leanbench.configs.lookup import stand_in
+    from leanbench.configs.store import all_files
+    from leanbench.core.errors import nearest
+
+    spec = _catalogued(gpu)
+    if spec is None:
+        known = {name for file in all_files() for name in file.names}
+        return UserError(
             f"nothing is tuned for a GPU {gpu!r},"
             f" {nearest(gpu, known) if known else 'nor for any other'}"
         )
-    return readable
+    other = stand_in(spec)
+    used = f", the settings of {other.tuned.gpu.name} are used on it" if other else ""
+    return UserError(
+        f"nothing is tuned for {spec.name}{used}: run `leanbench tune --gpu {spec.name}`"
+        + (f", or name {other.tuned.gpu.name}" if other else "")
+    )
+
+
+def _catalogued(gpu: str) -> GpuSpec | None:
+    from leanbench.gpu.catalogue import find
+
+    with contextlib.suppress(UserError):
+        return find(gpu)
+    return None
 
 
 def _source(family: Family) -> str:

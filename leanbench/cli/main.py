@@ -55,7 +55,7 @@ class _Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with _in_sentences(ctx.meta[_WORDS]):
+        with _in_sentences(ctx.meta[_WORDS]), output.warnings_in_sentences():
             _refuse_empty(ctx.meta[_WORDS])
             _refuse_twice(ctx.meta[_WORDS])
             is_off()  # refuses a word that is neither, before a worker meets it

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 PIPED_COLUMNS = 200
 #: Columns between those of a table.
 GAP = 2
+
+#: The folder of this package.
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 #: A heading and the cells below it.
 Column = tuple[str, Sequence["str | Text"]]
@@ -65,6 +71,28 @@ def say_kernel_warnings() -> None:
 
     for warning in kernel_warnings():
         say(f"! {warning}.")
+
+
+@contextlib.contextmanager
+def warnings_in_sentences() -> Iterator[None]:
+    """A block in which warnings of this package are lines as of `say`: a program that imports it
+    wants to know where they come from, a person at the keyboard does not. Others' stay as they are.
+    """
+    usual = warnings.showwarning
+
+    def show_warning(
+        message: Warning | str, category: type[Warning], filename: str, *where: Any, **more: Any
+    ) -> None:
+        if Path(filename).is_relative_to(_PACKAGE):
+            say(f"! {str(message).rstrip('.')}.")
+        else:
+            usual(message, category, filename, *where, **more)
+
+    warnings.showwarning = show_warning
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
 
 
 def show(text: str) -> None:

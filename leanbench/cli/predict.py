@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +10,10 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names, run_names
+from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
+    from leanbench.core.gpu_spec import GpuSpec
     from leanbench.model.calibrate import CellError
     from leanbench.model.calibration import Errors, InUse, RunErrors
     from leanbench.model.claims import Outcome
@@ -46,11 +48,25 @@ def _gpu(default: str | bool) -> Any:
 
 
 _GpuOfRuns = Annotated[str | None, _gpu("the first run's")]
+_GpuNamed = Annotated[
+    str | None,
+    typer.Argument(metavar="GPU", help="The same as --gpu.", autocompletion=gpu_names),
+]
 _GpuHere = Annotated[str | None, _gpu("the GPU that is here, or else a100-80gb")]
 _GpuOfPaper = Annotated[str | None, _gpu(True)]
 
 #: Cells that `check` lists.
 _WORST = 15
+#: What the tables' words mean, for who reads them first.
+_ABOUT_CONSTANTS = (
+    "from: the figures that a fit takes the value from; held: a fit leaves it as it is, as no run"
+    " tells it apart from the others. lean_cuda: of the kernels in CUDA C++."
+)
+_ABOUT_ERRORS = (
+    "Of rows that are ok, with a cold L2, of kernels that the model knows. fitted: constants were"
+    " chosen on these rows, checked: they were not. order of kernels: of pairs on one problem that"
+    " were measured more than {} apart, those whose faster kernel is predicted to be the faster."
+)
 
 
 @predict.command("fit", short_help="Fit the model to measured runs of one GPU.")
@@ -100,7 +116,7 @@ def fit(
     if json_:
         _show_json(to_json(fitted.calibration))
     else:
-        _show_errors(fitted.after, fitted.before)
+        _show_errors(fitted.calibration.gpu, fitted.after, fitted.before)
     used = (
         ""
         if out
@@ -138,26 +154,33 @@ def check(runs: _Runs, gpu: _GpuOfRuns = None, json_: _Json = False) -> None:
             }
         )
         return
-    _say_source(in_use)
-    _show_errors(errors)
+    _say_source(in_use, measured[0].spec, {cell.cell.kernel: None for cell in cells})
+    _show_errors(measured[0].spec.name, errors)
     _show_worst(cells)
 
 
 @predict.command("show", short_help="Print the constants in use for a GPU.")
-def show(gpu: _GpuHere = None, json_: _Json = False) -> None:
-    """Print the constants in use for a GPU: units, where they come from, how wrong they were."""
+def show(name: _GpuNamed = None, gpu: _GpuHere = None, json_: _Json = False) -> None:
+    """Print the constants in use for a GPU: units, where they come from, how wrong they were.
+
+    They are another GPU's where no calibration is the GPU's own: the lines above the table say
+    whose, and what becomes of them.
+    """
     from leanbench.gpu.local import choose
     from leanbench.model.calibration import calibration_for, to_json
     from leanbench.model.constants import declared
 
-    in_use = calibration_for(choose(gpu, False).spec)
+    if name is not None and gpu is not None:
+        raise UserError(f"{name} and --gpu {gpu} both name the GPU: leave one of them out")
+    spec = choose(name or gpu, False).spec
+    in_use = calibration_for(spec)
     if json_:
         _show_json(
             {"path": str(in_use.path), "gpu_asked": in_use.gpu, **to_json(in_use.calibration)}
         )
         return
-    _say_source(in_use)
-    table = output.table(f"Constants of {in_use.calibration.gpu}")
+    _say_source(in_use, spec)
+    table = output.table(f"Constants of {_whose(in_use, spec)}")
     for name in ("constant", "value", "unit", "from", "meaning"):
         table.add_column(
             name, justify="right" if name == "value" else "left", no_wrap=name != "meaning"
@@ -175,7 +198,8 @@ def show(gpu: _GpuHere = None, json_: _Json = False) -> None:
                 about["meaning"],
             )
     output.show_table(table)
-    _show_errors(in_use.calibration.runs)
+    output.show(f"{_ABOUT_CONSTANTS}\n")
+    _show_errors(in_use.calibration.gpu, in_use.calibration.runs)
 
 
 @predict.command("claims", short_help="Compare the paper's claims with predictions.")
@@ -184,7 +208,7 @@ def claims(gpu: _GpuOfPaper = "a100-80gb", json_: _Json = False) -> None:
     from dataclasses import asdict
 
     from leanbench.gpu.catalogue import find
-    from leanbench.model import known_error
+    from leanbench.model import short_error
     from leanbench.model.claims import evaluate
 
     spec = find(gpu or "a100-80gb")
@@ -202,7 +226,7 @@ def claims(gpu: _GpuOfPaper = "a100-80gb", json_: _Json = False) -> None:
             ]
         )
         return
-    output.say(f"Predicted for {spec.product}, nothing was measured. {known_error(spec.name)}")
+    output.say(f"Predicted for {spec.product}, nothing was measured. {short_error(spec.name)}")
     _show_claims(outcomes)
 
 
@@ -212,18 +236,49 @@ def _show_json(content: Any) -> None:
     output.show(json.dumps(content, indent=1))
 
 
-def _say_source(in_use: InUse) -> None:
-    from leanbench.model import known_error
+def _say_source(in_use: InUse, spec: GpuSpec, kernels: Iterable[str] = ()) -> None:
+    """Whose constants these are, and how wrong they were there.
+
+    Args:
+        kernels: those whose errors are said; empty: all that were compared.
+    """
+    from leanbench.gpu.catalogue import find
+    from leanbench.model import short_error
 
     calibration = in_use.calibration
-    output.say(f"{in_use.path}: leanbench {calibration.leanbench}, {calibration.created}.")
-    output.say(known_error(in_use.gpu))
+    output.say(
+        f"Constants of {find(calibration.gpu).product}, fitted by leanbench {calibration.leanbench}"
+        f" on {calibration.created[:10]}: {in_use.path}."
+    )
+    if in_use.is_scaled:
+        output.say(
+            f"None were fitted to {spec.product}: for it, shares and times stay as they are, rates"
+            " go by its own bandwidth, clock and SMs, idle power by its power limit."
+        )
+    output.say(short_error(in_use.gpu, kernels))
 
 
-def _show_errors(runs: Sequence[RunErrors], before: Sequence[RunErrors] = ()) -> None:
-    """A row for each run and kernel: with two tables of errors, the earlier ones first."""
-    table = output.table("Predicted over measured: median, 90th percentile and worst error")
-    moments = ("before", "after") if before else ("error",)
+def _whose(in_use: InUse, spec: GpuSpec) -> str:
+    from leanbench.gpu.catalogue import find
+
+    own = find(in_use.calibration.gpu).product
+    return f"{own}, used for {spec.product}" if in_use.is_scaled else own
+
+
+def _show_errors(gpu: str, runs: Sequence[RunErrors], before: Sequence[RunErrors] = ()) -> None:
+    """A row for each run and kernel: with two tables of errors, the earlier ones first.
+
+    Args:
+        gpu: catalogue name of the one that the runs were measured on.
+    """
+    from leanbench.gpu.catalogue import find
+    from leanbench.model.measured import ORDER_MARGIN
+
+    table = output.table(
+        f"How far predictions are from rows measured on {find(gpu).product}"
+        + (": median, 90th percentile and worst" if before else "")
+    )
+    moments = ("before", "after") if before else ("median", "90th percentile", "worst")
     for name in ("run", "rows are", "of", "kernel", "rows", *moments, "order of kernels"):
         table.add_column(
             name, justify="right" if name in ("rows", *moments) else "left", no_wrap=True
@@ -233,24 +288,24 @@ def _show_errors(runs: Sequence[RunErrors], before: Sequence[RunErrors] = ()) ->
         earlier = before[index] if before else None
         for kernel, errors in (("all", run.all), *run.by_kernel.items()):
             is_first = kernel == "all"
-            was = (
-                []
-                if earlier is None
-                else [_words(earlier.all if is_first else earlier.by_kernel[kernel])]
-            )
+            figures = _figures(errors)
+            if earlier is not None:
+                was = earlier.all if is_first else earlier.by_kernel[kernel]
+                figures = [" ".join(_figures(was)), " ".join(figures)]
             head = (run.run, run.role, run.quantity) if is_first else ("", "", "")
-            table.add_row(
-                *head, kernel, str(errors.rows), *was, _words(errors), order if is_first else ""
-            )
+            table.add_row(*head, kernel, str(errors.rows), *figures, order if is_first else "")
     output.show_table(table)
+    output.show(_ABOUT_ERRORS.format(f"{ORDER_MARGIN:.0%}"))
 
 
-def _words(errors: Errors) -> str:
-    return f"{errors.median:.1%} {errors.p90:.1%} {errors.worst:.1%}"
+def _figures(errors: Errors) -> list[str]:
+    return [f"{share:.1%}" for share in (errors.median, errors.p90, errors.worst)]
 
 
 def _show_worst(cells: Sequence[CellError]) -> None:
-    table = output.table("Worst cells")
+    listed = min(_WORST, len(cells))
+    output.show("")
+    table = output.table(f"The worst {listed} of {output.counted(len(cells), 'cell')}")
     for name in ("run", "problem", "kernel", "measured µs", "predicted µs", "error"):
         table.add_column(
             name, justify="right" if name.endswith(("µs", "error")) else "left", no_wrap=True

@@ -64,7 +64,7 @@ def run_requested(requested: Sweep, flags: RunFlags, command: list[str]) -> None
         if flags.dry_run:
             from leanbench.cli.sweep_tables import show_dry_run
 
-            show_dry_run(cells, machines.target.spec, requested.measure, predicted=predicted)
+            show_dry_run(requested, cells, machines.target.spec, predicted=predicted)
             return
         from leanbench.configs.store import user_faults
 
@@ -107,23 +107,27 @@ def _refuse_flags(requested: Sweep, flags: RunFlags) -> None:
 
 
 def _say_predicted(requested: Sweep, target: Target, flags: RunFlags) -> None:
-    """That nothing is measured, why, and how far predictions are off.
+    """That nothing is measured, why, and how far predictions are off where nothing else says it.
 
     Raises:
         UserError: an option that cannot be predicted.
     """
-    from leanbench.model import known_error
+    from leanbench.model import short_error
 
     refuse_what_cannot_be_predicted(requested.measure)
     why = target.note or f"No {flags.gpu or 'GPU'} here"
     if flags.dry_run:
-        output.say(f"{why}: this would be predicted for {target.spec.product}.")
+        output.say(
+            f"{why}: the sweep {requested.name} would be predicted for {target.spec.product}."
+        )
     else:
         source = (
             f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
             " measured."
         )
-        output.say(f"{source} {known_error(target.spec.name, requested.kernels)}")
+        # Unless it is quiet, what ends the run says it.
+        error = f" {short_error(target.spec.name, requested.kernels)}" if flags.quiet else ""
+        output.say(f"{source}{error}")
     say_what_is_not_predicted(requested.measure)
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from leanbench.cli import output
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.memory import shortage_on
-from leanbench.measure.options import MeasureOptions
-from leanbench.run.cells import Cell
+from leanbench.run.cells import Cell, Sweep
 from leanbench.run.estimate import estimated_seconds, is_unsupported
 
 if TYPE_CHECKING:
@@ -18,11 +17,13 @@ if TYPE_CHECKING:
 LISTED = 40
 
 
-def show_dry_run(
-    cells: list[Cell], gpu: GpuSpec, measure: MeasureOptions, *, predicted: bool
-) -> None:
-    """One line for each of the first `LISTED` cells, then the sum over those that can run."""
-    table = output.table(f"{output.counted(len(cells), 'cell')} for {gpu.name}")
+def show_dry_run(requested: Sweep, cells: list[Cell], gpu: GpuSpec, *, predicted: bool) -> None:
+    """One line for each of the first `LISTED` cells, then the sum over those that can run.
+
+    Args:
+        cells: of the sweep, those that would run here.
+    """
+    table = output.table(f"{requested.name}: {output.counted(len(cells), 'cell')} for {gpu.name}")
     for column in ("kernel", "problem", "configs"):
         table.add_column(column)
     for column in ("KV bytes", "about", "fits memory"):
@@ -35,7 +36,7 @@ def show_dry_run(
         refused += is_refused
         takes = "unsupported"
         if not is_refused:
-            seconds = estimated_seconds(cell, gpu, predicted, measure)
+            seconds = estimated_seconds(cell, gpu, predicted, requested.measure)
             total += 0.0 if is_large else seconds
             takes = _about(seconds)
         if number < LISTED:

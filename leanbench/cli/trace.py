@@ -166,7 +166,7 @@ def _predict(
     target: Target,
     requested_gpu: str | None,
 ) -> list[list[Timeline] | str]:
-    from leanbench.model import known_error
+    from leanbench.model import short_error
     from leanbench.model.timeline import predict_timelines
 
     why = target.note or f"No {requested_gpu or 'GPU'} here"
@@ -174,7 +174,7 @@ def _predict(
         f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
         " measured."
     )
-    output.say(f"{source} {known_error(target.spec.name, [kernel.name for kernel in kernels])}")
+    output.say(f"{source} {short_error(target.spec.name, [kernel.name for kernel in kernels])}")
     return [predict_timelines(problem, kernel, configs, target.spec) for kernel in kernels]
 
 

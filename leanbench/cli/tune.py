@@ -91,6 +91,11 @@ def tune(
     import time
 
     began_s = time.monotonic()
+    if quiet and not keep:
+        raise UserError(
+            "--no-keep and --quiet together leave nothing of a tuning: leave --no-keep out to keep"
+            " what is found, or --quiet to see it"
+        )
     families = _families(head_dim, group, dtype, kv_layout)
     if gpu is not None and not gpu.strip():
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
@@ -190,13 +195,13 @@ def _plan(budget: str | None, exhaustive: bool, *, predicted: bool) -> Plan:
 
 
 def _say_predicted(target: Target, gpu: str, kernel: str) -> None:
-    from leanbench.model import known_error
+    from leanbench.model import short_error
 
     why = target.note or f"No {gpu} here"
     source = (
         f"{why}: predicted by the performance model of {target.spec.product}, nothing is timed."
     )
-    output.say(f"{source} {known_error(target.spec.name, [kernel])}")
+    output.say(f"{source} {short_error(target.spec.name, [kernel])}")
 
 
 def _show(results: list[tuple[Summary, Family]], target: Target, took_s: float) -> None:
@@ -273,10 +278,7 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float, *, predict
     errors = [summary.median_error for summary in summaries]
     fitted = sum(summary.fitted for summary in summaries)
     able = sum(summary.able for summary in summaries)
-    knows = (
-        f"knows {fitted} of {able} builds and whose median error is {min(errors):.1%} to"
-        f" {max(errors):.1%}"
-    )
+    knows = f"knows {fitted} of {able} builds and whose median error is {_range(errors)}"
     if predicted:
         output.show(f"They are carried to other problems by a formula that {knows}.")
     else:
@@ -287,6 +289,11 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float, *, predict
         )
     output.show(f"Stopped after {took_s:.0f} s: {results[0][1].stopped}.")
     _show_lean_tiles(summaries)
+
+
+def _range(shares: Sequence[float]) -> str:
+    """``1.2% to 2.8%``, or ``2.8%`` where both ends read the same."""
+    return " to ".join(dict.fromkeys(f"{end(shares):.1%}" for end in (min, max)))
 
 
 def _show_lean_tiles(summaries: list[Summary]) -> None:

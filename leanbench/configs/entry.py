@@ -83,6 +83,8 @@ class Entry:
     granule: int
     #: By (batch x KV heads, context rounded up to `granule`).
     timed: Mapping[tuple[int, int], TimedChoice]
+    #: ``another GPU`` or ``another group size``, whose times are none of this key's; or empty.
+    times_of: str = ""
 
     def rates_of(self, config: LeanConfig) -> Rates | None:
         return self.rates.get(config.build_key)
@@ -149,8 +151,11 @@ class Entry:
             {},
         )
         # Times of another GPU, or of other query rows, are none of this problem's.
-        same = here and family.group_size == key[2]
-        return replace(entry, timed=_timed(kernel, family, entry.granule)) if same else entry
+        if not here:
+            return replace(entry, times_of="another GPU")
+        if family.group_size != key[2]:
+            return replace(entry, times_of="another group size")
+        return replace(entry, timed=_timed(kernel, family, entry.granule))
 
 
 def _rates(build: Build, objective: str, bandwidth_ratio: float) -> Rates | None:

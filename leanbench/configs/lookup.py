@@ -152,7 +152,12 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: LeanConfig) -> Choice:
     heuristic is better than the formula.
     """
     if not isinstance(heuristic, LeanTritonConfig):
-        return Choice(heuristic, "heuristic", f"{entry.source}: this size was not timed")
+        why = (
+            f"times of {entry.times_of} are not carried over"
+            if entry.times_of
+            else "this size was not timed"
+        )
+        return Choice(heuristic, "heuristic", f"{entry.source}: {why}")
     sms, kernel = entry.spec.sms, entry.kernel
     rates = entry.rates_of(heuristic)
     if rates is None or not entry.shortlist:
@@ -314,7 +319,7 @@ def _warn_nearest(file: store.File, spec: GpuSpec) -> None:
         return
     _warned_pairs.add((product, spec.product))
     warnings.warn(
-        f"no configs are tuned for {spec.product}, those of {product} ({file.where}) are used: run "
-        "`leanbench tune` to find this GPU's own",
+        f"no configs are tuned for {spec.product}, those of {product} ({file.where}) are used in"
+        " Triton and the heuristic's in CUDA C++: run `leanbench tune` to find this GPU's own",
         stacklevel=2,
     )

@@ -1,5 +1,5 @@
 """The performance model: what a kernel's schedule would take on a GPU that is not here."""
 
-from leanbench.model.error import known_error
+from leanbench.model.error import known_error, short_error
 
-__all__ = ["known_error"]
+__all__ = ["known_error", "short_error"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,16 +76,28 @@ def model_error(gpu: str, names: Iterable[str]) -> float:
 
 
 def known_error(gpu: str, names: Iterable[str] = ()) -> str:
-    """What is said with every prediction for a GPU (catalogue or product name): how wrong the model
-    was for each kernel, and where.
+    """What a page says with every prediction for a GPU (catalogue or product name): how wrong the
+    model was for each kernel, and where.
 
     Args:
         names: of kernels as rows have them; empty: all that were compared.
     """
+    return _said(gpu, names, "", _words)
+
+
+def short_error(gpu: str, names: Iterable[str] = ()) -> str:
+    """What a terminal says of it: the median and the 90th percentile, and where the rest is."""
+    said = _said(gpu, names, ", median and 90th percentile", _short_words)
+    return f"{said} More in docs/model.md."
+
+
+def _said(
+    gpu: str, names: Iterable[str], of: str, words_of: Callable[[KernelError | None], str]
+) -> str:
     calibration, spec, scaled = _in_use(gpu)
     errors = _errors(calibration)
-    words = [f"{name} {_words(errors.get(name))}" for name in _modelled(names, spec) or errors]
-    sentence = f"Model error on {calibration.gpu}: {'; '.join(words) or 'unknown'}{scaled}."
+    words = [f"{name} {words_of(errors.get(name))}" for name in _modelled(names, spec) or errors]
+    sentence = f"Model error on {calibration.gpu}{of}: {'; '.join(words) or 'unknown'}{scaled}."
     return " ".join([sentence, *(f"Note: {note}." for note in calibration_for(spec).notes)])
 
 
@@ -120,6 +132,13 @@ def _words(error: KernelError | None) -> str:
     )
 
 
+def _short_words(error: KernelError | None) -> str:
+    if error is None:
+        return "unknown"
+    fitted = " of rows it was fitted to" if error.role == "fitted" else ""
+    return f"{error.errors.median:.1%} and {error.errors.p90:.1%}{fitted}"
+
+
 def _in_use(gpu: str) -> tuple[Calibration, GpuSpec, str]:
     """The calibration in use for a GPU, the GPU, and what is said where it is another one's."""
     try:
@@ -132,4 +151,5 @@ def _in_use(gpu: str) -> tuple[Calibration, GpuSpec, str]:
     in_use = calibration_for(spec)
     if in_use.calibration.gpu == of:
         return in_use.calibration, spec, ""
-    return in_use.calibration, spec, f"; scaled from {in_use.calibration.gpu}, unchecked on {of}"
+    words = f"; scaled from {in_use.calibration.gpu} and not fitted to {of}"
+    return in_use.calibration, spec, words

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leanbench.decode import BOUND
-from leanbench.report.frame import baseline_of, fastest_rows, has_values
+from leanbench.report.frame import (
+    THE_BASELINE,
+    baseline_in_words,
+    baseline_of,
+    fastest_rows,
+    has_values,
+)
+from leanbench.report.series import listed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -50,8 +57,20 @@ def maps_of(frame: DataFrame, margin: Margin) -> list[HeatMap]:
         return []
     kernels = {*timed["kernel"]} - {BOUND}
     maps = [winner_map(margin)] if len(kernels) > 1 else []
-    baseline = baseline_of(frame)
-    if len(kernels) > 1 and baseline in kernels:
+    if len(kernels) > 1 and kernels & {*timed["baseline"]}:
+        baseline = baseline_in_words(frame)
         note = f"blue: {baseline} is faster, orange: slower"
+        if baseline == THE_BASELINE:
+            note += f"; the baseline is {_by_run(timed)}"
         maps.append(HeatMap("speedup", f"Speedup of {baseline}", note))
     return [*maps, FLOOR] if has_values(timed, "read_floor_share") else maps
+
+
+def _by_run(timed: DataFrame) -> str:
+    """``lean, lean_mla in latent``: the runs are named whose baseline is not the usual one."""
+    runs: dict[str, list[str]] = {}
+    for baseline, run in dict.fromkeys(zip(timed["baseline"], timed["run"], strict=True)):
+        runs.setdefault(baseline, []).append(run)
+    usual = baseline_of(timed)
+    others = [f"{name} in {listed(of)}" for name, of in runs.items() if name != usual]
+    return ", ".join([usual, *others])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 #: Columns that charts and maps read, whether or not a table shows them.
-DATA = ("problem", "group_size", "read_floor_tb_s")
+DATA = ("problem", "group_size", "read_floor_tb_s", "baseline")
 
 
 def page_columns(frame: DataFrame, axes: list[VaryingAxis]) -> list[dict[str, Any]]:

@@ -53,7 +53,8 @@
     const points = pointsOf(kernel, chart.y, chart, series, x, asBars);
     const crowded = chart.all_problems && points.length > 60;
     return {
-      name: kernel.name, color: kernel.color, symbol: kernel.symbol, width: kernel.name === page.baseline ? 2.5 : 1.5,
+      name: kernel.name, color: kernel.color, symbol: kernel.symbol,
+      width: series.some((row) => row.kernel === kernel.name && isBaseline(row)) ? 2.5 : 1.5,
       hidden: hiddenKernels.has(kernel.name), joined: !(chart.all_problems && severalSeries), bar: asBars, points,
       ...(crowded && { radius: 2.4, opacity: 0.65 }),
     };
@@ -70,13 +71,13 @@
 
   /** What adds up to the baseline's line, lowest last: each filled from the sum below it. */
   function stackedAreas(chart, series, x) {
-    const rows = fastestByX(series.filter((row) => row.kernel === page.baseline), x);
+    const rows = fastestByX(series.filter(isBaseline), x);
     const sums = chart.stack.filter(([column]) => rows.some((row) => row[column] != null));
     return sums.map(([column, name], i) => {
       const below = (row) => (i ? row[sums[i - 1][0]] : 0);
       const whole = rows.filter((row) => row[column] != null && below(row) != null);
       const points = whole.map((row) => ({ x: row[x], y: row[column], base: below(row) }));
-      return { name: `${page.baseline}: ${name}`, color: page.colors[(i + 3) % page.colors.length], area: true, points };
+      return { name: `${rows[0].kernel}: ${name}`, color: page.colors[(i + 3) % page.colors.length], area: true, points };
     });
   }
 
@@ -130,8 +131,9 @@
     const xs = [...new Set(series.map((row) => row[x]))].sort((a, b) => a - b);
     // Over a single x, lines are dots above one another: bars side by side read better.
     const asBars = xs.length === 1 && (!chart.all_problems || new Set(series.map((row) => row.problem)).size === 1);
+    const stacked = new Set(series.filter(isBaseline).map((row) => row.kernel));
     // What comes last lies on top: the baseline, the first of the kernels.
-    const kernels = page.kernels.filter((kernel) => !chart.stack.length || kernel.name === page.baseline).reverse();
+    const kernels = page.kernels.filter((kernel) => !chart.stack.length || stacked.has(kernel.name)).reverse();
     const lines = kernels.map((kernel) => kernelLine(kernel, chart, series, x, asBars));
     if (chart.dotted) lines.unshift(...kernels.map((kernel) => dottedLine(kernel, chart, series, x, asBars)));
     if (chart.floor) lines.unshift(floorLine(chart, series, x, asBars));

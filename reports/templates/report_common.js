@@ -16,6 +16,9 @@ const records = page.rows.map((values) => Object.fromEntries(page.columns.map((c
 /** Whether a row's latency counts: a rival that was timed with noise is a rival. */
 const timed = (row) => row.status === "ok" || row.status === "noisy";
 
+/** Whether others of its run are compared with it. */
+const isBaseline = (row) => row.kernel === row.baseline;
+
 const formats = {
   text: String,
   command: String,

@@ -6,7 +6,7 @@
   const inMap = ["max_context", "batch", "q_heads", "group_size"];
   const axes = page.axes.filter((axis) => !inMap.includes(axis.name));
   const names = page.kernels.map((kernel) => kernel.name);
-  const others = names.filter((name) => name !== page.baseline && name !== page.bound);
+  const others = names.filter((name) => measured.some((row) => row.kernel === name && !isBaseline(row)));
   const cellOf = (row) => `${labelOf(row)} ${row.max_context}`;
   const state = {
     chosen: fullestSeries(measured, axes, cellOf),
@@ -47,7 +47,7 @@
       return [names.indexOf(first.kernel), ratioText(ratio)];
     },
     speedup(rows) {
-      const base = rows.find((row) => row.kernel === page.baseline);
+      const base = rows.find(isBaseline);
       const [other] = byLatency(rows.filter((row) => row !== base && (!state.against || row.kernel === state.against)));
       if (!base || !other) return null;
       const ratio = other.latency_us / base.latency_us;

@@ -76,16 +76,40 @@ def test_a_machine_where_nothing_is_tuned(tmp_path):
     assert not (tmp_path / "out.json").exists()
 
 
-def test_a_gpu_that_uses_anothers_settings_says_whose(shipped):
+def test_a_gpu_that_uses_anothers_settings_shows_them_and_says_whose(shipped, tmp_path):
     assert_refused(invoke("show", "h100"), "nothing is tuned for h100-sxm: run `leanbench tune")
     save_families(find("gh200"), [family(source="predicted")], shipped / "gh200.json")
     assert_refused(invoke("show", "h100"), "nothing is tuned for h100-sxm: run `leanbench tune")
     save_families(find("h200"), [family()], shipped / "h200.json")
+    result = invoke("show", "h100")
+    assert lines(result) == lines(invoke("show", "h200"))
+    assert lines(result)[0].startswith("NVIDIA H200 (shipped) · head_dim 128, group size 4")
+    assert result.stderr == (
+        "Nothing is tuned for h100-sxm: these are the settings of h200. In Triton, h100-sxm takes"
+        " them where their formula, at its own SMs and bandwidth, says that they are faster than"
+        " the heuristic's; in CUDA C++ it takes the heuristic's, as times are not carried over."
+        " `leanbench tune --gpu h100-sxm` finds its own.\n"
+    )
     assert_refused(
-        invoke("show", "h100"),
+        invoke("show", "h100", "--head-dim", "64"),
+        "nothing is tuned for h200 with head_dim 64, there is: head_dim 128, group size 4",
+    )
+    # A file that is called one GPU's holds nothing of another.
+    assert_refused(
+        invoke("export", "h100", str(tmp_path / "out.json")),
         "nothing is tuned for h100-sxm, the settings of h200 are used on it: run `leanbench tune"
         " --gpu h100-sxm`, or name h200",
     )
+    assert not (tmp_path / "out.json").exists()
+    # A file that cannot be read is said, and said once.
+    broken = tmp_path / "home" / "configs" / "h100-sxm.json"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{")
+    said = invoke("show", "h100").stderr.splitlines()
+    assert said[0].startswith(f"! {broken} is not a file of tuned configs")
+    assert [line[:37] for line in said[1:]] == ["Nothing is tuned for h100-sxm: these "]
+    # Another architecture's are not used.
+    assert_refused(invoke("show", "b200"), "nothing is tuned for b200: run `leanbench tune --gpu")
 
 
 def test_the_list_has_a_line_for_each_file(shipped):

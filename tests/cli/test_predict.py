@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from typer.testing import CliRunner
 
 from leanbench.cli.main import app
 from leanbench.gpu.catalogue import find
+from leanbench.model import calibration
 from leanbench.model.calibration import calibration_for, read_calibration, user_file
 
 RUNS = Path(__file__).parents[2] / "reports/h200/model"
@@ -32,11 +35,72 @@ def test_show_has_every_constant_with_its_unit() -> None:
     line = next(line for line in out.splitlines() if line.startswith("sm_bytes_per_clock"))
     assert line.split()[1:4] == [f"{costs.sm_bytes_per_clock:.5g}", "bytes/clock", "held"]
     assert "mha-grid" in out
-    assert "calibrations/h200.json" in err
+    assert re.match(
+        r"Constants of NVIDIA H200, fitted by leanbench \S+ on 20\d\d-\d\d-\d\d: \S+/h200\.json"
+        r"\.\n",
+        err,
+    )
+    assert "None were fitted" not in err
+    assert out.splitlines()[0].rstrip() == "Constants of NVIDIA H200"
+    assert "How far predictions are from rows measured on NVIDIA H200 " in out
+    assert "held: a fit leaves it as it is, as no run tells it apart from the others." in out
     content = json.loads(run("show", "--gpu", "a100", "--json")[1])
     assert (content["gpu"], content["gpu_asked"]) == ("h200", "a100-80gb")
     assert content["constants"]["tile_us"]["value"] == costs.tile_us
-    assert "scaled from h200, unchecked on a100-80gb" in run("show", "--gpu", "a100")[2]
+    assert "scaled from h200 and not fitted to a100-80gb" in run("show", "--gpu", "a100")[2]
+
+
+def test_another_gpus_constants_say_whose_they_are() -> None:
+    by_name, by_option = run("show", "a100"), run("show", "--gpu", "a100")
+    assert by_name == by_option
+    code, out, err = by_name
+    assert code == 0
+    assert out.splitlines()[0].rstrip() == (
+        "Constants of NVIDIA H200, used for NVIDIA A100-SXM4-80GB"
+    )
+    assert err.splitlines()[1] == (
+        "None were fitted to NVIDIA A100-SXM4-80GB: for it, shares and times stay as they are,"
+        " rates go by its own bandwidth, clock and SMs, idle power by its power limit."
+    )
+    # The errors are of the GPU that was measured.
+    assert "How far predictions are from rows measured on NVIDIA H200 " in out
+    assert run("show", "a100", "--gpu", "h200")[2] == (
+        "Error: a100 and --gpu h200 both name the GPU: leave one of them out\n"
+    )
+
+
+@pytest.mark.parametrize("has_its_own", [True, False])
+def test_a_check_says_whose_constants_are_held_against_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_its_own: bool
+) -> None:
+    if not has_its_own:
+        only_h200 = tmp_path / "shipped"
+        only_h200.mkdir()
+        shutil.copy(calibration.SHIPPED / "h200.json", only_h200)
+        monkeypatch.setattr(calibration, "SHIPPED", only_h200)
+    code, out, err = run("check", str(RUNS.parents[1] / "h100" / "peers"))
+    assert code == 0
+    source, *scaled, error = err.splitlines()
+    # Only of the kernels that are checked.
+    said = re.fullmatch(
+        r"Model error on (\S+), median and 90th percentile: (?:lean_\w+ \S+ and [\d.]+%(?:; )?){2}"
+        r"(.*)\. More in docs/model\.md\.",
+        error,
+    )
+    assert said is not None
+    if has_its_own:
+        assert source.startswith("Constants of NVIDIA H100 80GB HBM3, fitted by ")
+        assert scaled == []
+        assert said.groups() == ("h100-sxm", "")
+    else:
+        assert source.startswith("Constants of NVIDIA H200, fitted by ")
+        assert [line.partition(":")[0] for line in scaled] == [
+            "None were fitted to NVIDIA H100 80GB HBM3"
+        ]
+        assert said.groups() == ("h200", "scaled from h200 and not fitted to h100-sxm")
+    assert out.splitlines()[0].rstrip() == (
+        "How far predictions are from rows measured on NVIDIA H100 80GB HBM3"
+    )
 
 
 def test_check_lists_the_worst_cells() -> None:
@@ -45,9 +109,11 @@ def test_check_lists_the_worst_cells() -> None:
     stated = next(
         run for run in calibration_for(find("h200")).calibration.runs if run.run == "paper-fig7a"
     )
-    words = f"{stated.all.median:.1%} {stated.all.p90:.1%} {stated.all.worst:.1%}"
-    assert f"{words}  {stated.pairs_right} of {stated.pairs} right" in out
-    worst = out[out.index("Worst cells") :]
+    words = [f"{share:.1%}" for share in (stated.all.median, stated.all.p90, stated.all.worst)]
+    row = next(line for line in out.splitlines() if line.startswith("paper-fig7a  checked"))
+    assert row.split()[3:] == ["all", "30", *words, *f"{stated.pairs_right} of 20 right".split()]
+    assert "were measured more than 5% apart, those whose faster kernel is predicted" in out
+    worst = out[out.index("The worst 15 of 30 cells") :]
     assert f"{stated.all.worst:.1%}" in worst.splitlines()[3]
     content = json.loads(run("check", FIG_7A, "--json")[1])
     assert content["runs"][0]["all"]["rows"] == 30
@@ -78,7 +144,9 @@ def test_fit_writes_what_is_used_from_then_on(own: Path, monkeypatch: pytest.Mon
     }
     assert others[0].environment["torch"].startswith("2.11")
     assert read_calibration(path) == in_use.calibration
-    assert "(4 rows of occupancy)" in run("show", "--gpu", "h200")[2]
+    shown = run("show", "--gpu", "h200")[1].splitlines()
+    row = next(number for number, line in enumerate(shown) if line.startswith("occupancy"))
+    assert shown[row + 1].split()[:2] == ["fa2_triton", "4"]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +178,7 @@ def test_claims_say_what_they_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run("claims", "--gpu", "a100-80gb")
     assert code == 0
     assert "nothing was measured" in err
-    assert "unchecked on a100-80gb" in err
+    assert "not fitted to a100-80gb" in err
     content = json.loads(run("claims", "--json")[1])
     assert [entry["figure"] for entry in content] == ["7a"] * len(chosen)
     line = next(line for line in out.splitlines() if "LA over FA2 at 512k" in line)

@@ -24,7 +24,7 @@ from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
-from leanbench.model import known_error
+from leanbench.model import known_error, short_error
 from leanbench.records.reading import Run, read_run
 from leanbench.run.cells import Cell, Sweep, expand
 from leanbench.run.estimate import estimated_seconds
@@ -381,6 +381,35 @@ def test_a_dry_run_names_the_first_cells_and_counts_the_others():
     assert lines[-1].startswith("51 cells (1 do not fit its memory), less than 1 s; ")
 
 
+def test_a_terminal_says_the_models_error_once_and_a_page_all_of_it(tmp_path):
+    words = ("--gpu", "a100", "--heads", "8", "--context", "1k", "--out", str(tmp_path))
+    result = invoke("sweep", *words, "--name", "said")
+    assert result.exit_code == 0, result.output
+    kernels = ["lean", "fa2", "fixed_split"]
+    [beware] = [line for line in result.stdout.splitlines() if line.startswith("Beware: ")]
+    error = short_error("a100", kernels)
+    assert beware == f"Beware: Predicted by the performance model, nothing was measured. {error}"
+    assert len(beware) < 300
+    assert error.startswith("Model error on h200, median and 90th percentile: lean_triton ")
+    assert result.output.count("Model error") == 1
+    page = (tmp_path / "said" / "report.html").read_text()
+    assert known_error("a100", kernels) in page
+    # With nothing else printed, the first line says it.
+    quiet = invoke("sweep", *words, "--name", "quiet", "--quiet")
+    assert quiet.stderr.endswith(f"nothing was measured. {error}\n")
+    assert "Model error" not in quiet.stdout
+
+
+def test_a_dry_run_without_a_file_names_the_sweep_that_it_is():
+    result = invoke("sweep", "--gpu", "h100", "--dry-run")
+    assert result.exit_code == 0
+    assert (
+        result.stderr
+        == "No h100 here: the sweep smoke would be predicted for NVIDIA H100 80GB HBM3.\n"
+    )
+    assert result.stdout.splitlines()[0].rstrip() == "smoke: 36 cells for h100-sxm"
+
+
 def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
     result = invoke(
         "sweep",
@@ -393,8 +422,9 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
         "lean",
     )
     assert result.exit_code == 0
-    assert "No GPU here: this would be predicted for NVIDIA A100" in result.stderr
-    assert known_error("a100") not in result.stderr
+    assert "No GPU here: the sweep custom would be predicted for NVIDIA A100" in result.stderr
+    assert result.stdout.splitlines()[0].rstrip() == "custom: 2 cells for a100-80gb"
+    assert "Model error" not in result.output
     lines = [line for line in result.stdout.splitlines() if line.startswith("lean")]
     small, large = lines[0].split(), lines[1].split()
     assert small[-6:] == ["4.19", "MB", "<", "0.1", "s", "yes"]
@@ -504,8 +534,8 @@ def test_the_banner_says_why_a_gpu_that_is_here_is_not_used(monkeypatch):
     )
     monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: target)
     assert (
-        "there is an NVIDIA H200 here, but torch is built without CUDA: this would be predicted"
-        in invoke("sweep", "--dry-run").stderr
+        "there is an NVIDIA H200 here, but torch is built without CUDA: the sweep smoke would be"
+        " predicted" in invoke("sweep", "--dry-run").stderr
     )
 
 

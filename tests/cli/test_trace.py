@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from leanbench.cli import output
 from leanbench.cli.main import app
+from leanbench.configs import lookup
 from leanbench.core.errors import GpuUnusable
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.timeline import Timeline
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
-from leanbench.model import known_error
+from leanbench.model import short_error
 from leanbench.model.timeline import predict_timeline
 
 
@@ -40,7 +43,7 @@ def test_without_a_gpu_it_predicts_and_says_so(tmp_path: Path):
     assert result.stderr.startswith(
         "No h200 here: predicted by the performance model for NVIDIA H200, nothing was"
     )
-    assert result.stderr.rstrip().endswith(known_error("h200", ["lean", "fixed_split", "fa2"]))
+    assert result.stderr.rstrip().endswith(short_error("h200", ["lean", "fixed_split", "fa2"]))
     lines = result.stdout.splitlines()
     assert lines[0] == "b1 h56 n65536 d64 fp16 HND, predicted for NVIDIA H200, nothing was measured"
     kernels = [line.split()[0] for line in lines if "SMs busy" in line]
@@ -186,3 +189,37 @@ def test_bad_input_is_one_sentence(tmp_path: Path, words: list[str], sentence: s
     assert sentence in result.stderr
     assert result.stdout == ""
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_settings_of_another_gpu_are_a_sentence(tmp_path: Path, monkeypatch):
+    """Not Python's warning with the line of the program that gave it."""
+    monkeypatch.setenv("LEANBENCH_CONFIGS", "on")
+    monkeypatch.setattr(lookup, "_warned_pairs", set())
+    lookup._entry.cache_clear()
+    result = invoke("h32/8", "n4k", "d128", "--gpu", "gh200", "--out", "here", "--quiet")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines()[1:] == [
+        "! no configs are tuned for NVIDIA GH200 480GB, those of NVIDIA H100 80GB HBM3 (shipped)"
+        " are used in Triton and the heuristic's in CUDA C++: run `leanbench tune` to find this"
+        " GPU's own."
+    ]
+
+
+def test_a_file_of_settings_that_cannot_be_read_is_a_sentence(tmp_path: Path, monkeypatch):
+    broken = tmp_path / "home" / "configs" / "h200.json"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{")
+    monkeypatch.setenv("LEANBENCH_CONFIGS", "on")
+    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(lookup, "_warned", set())
+    lookup._entry.cache_clear()
+    result = invoke("h32/8", "n4k", "d128", "--gpu", "h200", "--out", "here", "--quiet")
+    assert result.exit_code == 0, result.output
+    [line] = result.stderr.splitlines()[1:]
+    assert line.startswith(f"! {broken} is not a file of tuned configs")
+    assert line.endswith("; it is not used.")
+
+
+def test_warnings_of_other_packages_stay_as_they_are():
+    with pytest.warns(UserWarning, match="another's"), output.warnings_in_sentences():
+        warnings.warn("another's", stacklevel=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from leanbench.__main__ import Interrupted
 from leanbench.cli.main import app
-from leanbench.cli.tune import _chosen, _show_lean_tiles, _show_table
+from leanbench.cli.tune import _chosen, _range, _show_lean_tiles, _show_table
 from leanbench.configs.space import FamilyKey
 from leanbench.configs.store import tuned_for
 from leanbench.core.problem import AttentionProblem
@@ -39,11 +40,13 @@ def test_without_a_gpu_the_model_tunes_and_says_so(home, monkeypatch):
         "predicted by the performance model of NVIDIA A100-SXM4-80GB, nothing is timed"
         in result.stderr
     )
-    assert "unchecked on a100-80gb" in result.stderr
+    assert "not fitted to a100-80gb" in result.stderr
     assert "predicted for NVIDIA A100-SXM4-80GB" in result.stdout
     assert "d256 MHA fp16 HND" in result.stdout
     assert "all 12 problems were predicted" in result.stdout
     assert "By prediction, the heuristic takes" in result.stdout
+    # One family has one error.
+    assert re.search(r"builds and whose median error is \d+\.\d%\.$", result.stdout, re.MULTILINE)
     assert "predicting" in result.stderr
     # What is not done is said once; nothing else speaks of it.
     words = f"{result.stdout}{result.stderr}".replace("nothing is timed", "")
@@ -63,6 +66,20 @@ def test_without_a_gpu_the_model_tunes_and_says_so(home, monkeypatch):
     listed = CliRunner().invoke(app, ["configs", "list"])
     assert "a100-80gb" in listed.stdout
     assert "predicted" in listed.stdout
+
+
+def test_a_tuning_that_would_leave_nothing_is_refused_before_it_begins(home, monkeypatch):
+    def never(*_):
+        raise AssertionError("it looked for a GPU")
+
+    monkeypatch.setattr("leanbench.cli.tune.open_tuner", never)
+    result = tune("--gpu", "h100", "--no-keep", "--quiet")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "Error: --no-keep and --quiet together leave nothing of a tuning: leave --no-keep out to"
+        " keep what is found, or --quiet to see it\n"
+    )
+    assert not home.exists()
 
 
 def summary(tile_tokens: dict[int, int], cuda: int) -> Summary:
@@ -99,6 +116,14 @@ def test_what_was_chosen_says_which_implementation(capsys):
         f" {paper}",
         f"LeanTile for head_dim 128: 64 tokens on 75% of the problems {paper}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [([0.028], "2.8%"), ([0.0281, 0.0279], "2.8%"), ([0.028, 0.012, 0.02], "1.2% to 2.8%")],
+)
+def test_a_range_of_one_value_is_said_once(shares, words):
+    assert _range(shares) == words
 
 
 def test_the_table_fits_100_columns(capsys, monkeypatch):

@@ -24,6 +24,7 @@ from tuned_examples import (
 
 from leanbench.configs.lookup import Choice, choose
 from leanbench.configs.store import save_families
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 
 
@@ -88,7 +89,11 @@ def test_another_head_dim_does_not():
 
 def test_times_of_another_group_size_are_not_taken_for_ones_own():
     save_families(H200, [family(10.0, 11.0, group_size=8, problems=[tuned(4096)])])
-    assert choose(LEAN, PROBLEM, H200).how == "heuristic"
+    choice = choose(LEAN, PROBLEM, H200)
+    assert choice.how == "heuristic"
+    assert "predicted at least" in choice.why
+    of_cuda = choose(kernel("lean_cuda"), PROBLEM, H200)
+    assert of_cuda.why.endswith(": times of another group size are not carried over")
 
 
 def test_measured_before_predicted_whatever_the_rank(ship):
@@ -107,7 +112,9 @@ def test_the_nearest_gpu_stands_in_and_it_is_said_once(ship):
     ship(family(), name="h200")
     ship(family(large_us=5.0), name="a100-80gb")
     with pytest.warns(
-        UserWarning, match="NVIDIA H100 80GB HBM3, those of NVIDIA H200 .shipped. are used"
+        UserWarning,
+        match="NVIDIA H100 80GB HBM3, those of NVIDIA H200 .shipped. are used in Triton and the"
+        " heuristic's in CUDA",
     ) as warned:
         choice = choose(LEAN, PROBLEM, h100)
     assert choice == Choice(
@@ -141,6 +148,11 @@ def test_of_another_gpu_nothing_predicted_and_no_times(ship):
     ship(family(10.0, 11.0, problems=[tuned(4096)]))
     with pytest.warns(UserWarning, match="no configs are tuned for NVIDIA H100"):
         assert choose(LEAN, PROBLEM, h100).how == "heuristic"
+    assert choose(kernel("lean_cuda"), PROBLEM, h100) == Choice(
+        kernel("lean_cuda").default_config(PROBLEM, h100),
+        "heuristic",
+        f"{FROM}, shipped: times of another GPU are not carried over",
+    )
 
 
 def test_the_sms_and_the_memory_of_the_gpu_that_is_here_count(ship):

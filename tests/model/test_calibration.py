@@ -9,7 +9,7 @@ import pytest
 
 from leanbench.core.errors import UserError
 from leanbench.gpu.catalogue import find
-from leanbench.model import known_error
+from leanbench.model import known_error, short_error
 from leanbench.model.calibration import (
     SHIPPED,
     Calibration,
@@ -141,9 +141,15 @@ def test_the_sentence_beside_a_prediction(own: Path) -> None:
         " grid), 10% at worst"
     )
     assert known_error("h200") == known_error("NVIDIA H200") == f"{words}."
-    scaled = f"{words}; scaled from h200, unchecked on"
+    scaled = f"{words}; scaled from h200 and not fitted to"
     assert known_error("a100") == f"{scaled} a100-80gb."
     assert known_error("Imagined X1") == f"{scaled} Imagined X1."
+    short = "Model error on h200, median and 90th percentile: lean_cuda 2.0% and 5.0%"
+    assert short_error("h200", ["lean"]) == f"{short}. More in docs/model.md."
+    assert short_error("h200-nvl", ["lean", "fa2"]) == (
+        f"{short}; fa2_cuda unknown; scaled from h200 and not fitted to h200-nvl. More in"
+        " docs/model.md."
+    )
 
 
 def test_the_error_is_that_of_the_kernel_that_runs_there(own: Path) -> None:
@@ -166,5 +172,6 @@ def test_errors_of_rows_it_was_fitted_to_are_said_as_such(own: Path) -> None:
         replace(fitted, runs=(replace(fitted.runs[0], role="fitted"),)), user_file("h200")
     )
     assert "(10 rows of grid, which it was fitted to)" in known_error("h200")
+    assert "lean_cuda 2.0% and 5.0% of rows it was fitted to. " in short_error("h200")
     write_calibration(replace(fitted, runs=()), user_file("h200"))
     assert known_error("h200") == "Model error on h200: unknown."

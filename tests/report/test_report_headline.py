@@ -8,7 +8,7 @@ import pytest
 from example_runs import WriteRun, measured_rows, problem, row, row_with_all_fields
 
 from leanbench.core.errors import UserError
-from leanbench.model import known_error
+from leanbench.model import short_error
 from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
 from leanbench.report.document import Table
@@ -123,7 +123,7 @@ def test_headline_of_a_prediction_says_so(
     rows = [row(problem(), name, us, source="predicted") for name, us in names.items()]
     [sentences] = sentences_of(write_run(rows, source="predicted"))
     assert (sentences["Fastest"], sentences["By how much"]) == (fastest, by_how_much)
-    error = known_error("NVIDIA H200", names)
+    error = short_error("NVIDIA H200", names)
     words = f"Predicted by the performance model, nothing was measured. {error}"
     assert sentences["Beware"] == words
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ _WORDS = {
     "heuristic": "by the heuristic",
     "given": "with the given config",
 }
+#: Where in a file a timing stands, which differs from cell to cell.
+_PLACE = re.compile(r" at \d+ x \d+ tokens")
 
 
 def config_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -33,14 +36,15 @@ def _line(rows: Sequence[Mapping[str, Any]]) -> str:
     counts = Counter(row["config_choice"] for row in rows)
     parts = []
     for choice in (choice for choice in _WORDS if choice in counts):
-        # What stands before the colon is the file that it comes from; the rest is of one cell.
-        reasons = [
-            row["config_reason"].partition(":")[0] for row in rows if row["config_choice"] == choice
-        ]
+        reasons = [row["config_reason"] for row in rows if row["config_choice"] == choice]
+        why = ""
+        if choice == "tuned":
+            # Before the colon stands the file that they come from; the rest is of one cell.
+            why = "; ".join(dict.fromkeys(reason.partition(": ")[0] for reason in reasons))
         # With tuned ones in the run, the heuristic's cells were decided by the same files.
-        named = choice == "tuned" or (choice == "heuristic" and "tuned" not in counts)
-        where = f" ({'; '.join(dict.fromkeys(reasons))})" if named else ""
-        parts.append((counts[choice], f"{_WORDS[choice]}{where}"))
+        elif choice == "heuristic" and "tuned" not in counts:
+            why = "; ".join(_refusals(reasons))
+        parts.append((counts[choice], f"{_WORDS[choice]}{f' ({why})' if why else ''}"))
     total = sum(counts.values())
     cells = f"{total} cell{'s' if total > 1 else ''}"
     if len(parts) == 1:
@@ -49,3 +53,22 @@ def _line(rows: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(
         [f"{first[0]} of {cells} {first[1]}", *(f"{count} {words}" for count, words in others)]
     )
+
+
+def _refusals(reasons: Sequence[str]) -> list[str]:
+    """Why the heuristic's settings ran: of each file of tuned configs that was looked up why it
+    chose none, and how often where that differs; other reasons as they are.
+    """
+    by_file: dict[str, Counter[str]] = {}
+    for reason in reasons:
+        file, colon, why = reason.partition(": ")
+        by_file.setdefault(file, Counter())[_PLACE.sub("", why) if colon else ""] += 1
+    return [_refusal(file, whys) for file, whys in by_file.items()]
+
+
+def _refusal(file: str, whys: Counter[str]) -> str:
+    if "" in whys:
+        return file
+    several = len(whys) > 1
+    words = [f"{why} ({count})" if several else why for why, count in whys.most_common()]
+    return f"not with tuned configs, {file}: {', '.join(words)}"

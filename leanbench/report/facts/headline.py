@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leanbench.core.quantities import TIMED
-from leanbench.model import known_error
+from leanbench.model import short_error
 from leanbench.report.compare.pair import judge
 from leanbench.report.compare.ratios import times
 from leanbench.report.document import Sentence
@@ -74,7 +74,8 @@ def caveats(part: Part) -> list[str]:
     """Caveats of a part's figures."""
     sentences = [f"The run is not finished, {part.unfinished}."] if part.unfinished else []
     if part.summary.source == "predicted":
-        model_error = known_error(part.summary.gpu, dict.fromkeys(part.rows["kernel"]))
+        # The banner of a page says the rest.
+        model_error = short_error(part.summary.gpu, dict.fromkeys(part.rows["kernel"]))
         sentences.append(
             f"Predicted by the performance model, nothing was measured. {model_error}".strip()
         )
