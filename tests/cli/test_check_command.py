@@ -285,6 +285,8 @@ KERNELS = [Stuck()]
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Under nohup, or in the background of a shell, children inherit that it is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
