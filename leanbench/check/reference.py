@@ -30,10 +30,12 @@ RELATIVE_ERROR_LIMIT = {
     f"fp16{ROUNDED_SCORES}": 5e-3,
     f"bf16{ROUNDED_SCORES}": 4e-2,
 }
-#: |lse - reference| / max(1, |reference|): fp32 sums of exact products; this project's kernels are
-#: off by 1e-5, FlashInfer's over some 24 tokens by 1.04e-3 (an H200). Scores of a Q in e4m3 are off
-#: by 2.6e-2 each, an LSE of few tokens by nearly as much.
-LSE_ERROR_LIMIT = {"fp16": 2e-3, "bf16": 2e-3, FP8: 3e-2}
+#: |lse - reference| / max(1, |reference|): fp32 sums of exact products; scores of a Q in e4m3 are
+#: off by 2.6e-2 each, an LSE of few tokens by nearly as much.
+LSE_ERROR_LIMIT = {"fp16": 1e-3, "bf16": 1e-3, FP8: 3e-2}
+#: Times that limit for logarithms to base 2, which FlashInfer alone writes: over some 24 tokens its
+#: LSE is off by 1.04e-3 (an H200), and its output right.
+BASE_2_LSE_LIMIT = 2
 #: Cached K elements that one check converts to fp64; beyond it, KV heads are sampled.
 CHECK_ELEMENTS = 1 << 28
 #: (sequence, KV head) pairs that the check of a benchmark cell computes, a quarter of a millisecond
@@ -52,6 +54,8 @@ class CheckResult:
     lse_error: float | None
     checked_heads: int
     total_heads: int
+    #: Of the logarithm that was written.
+    lse_base: float | None = math.e
 
     def failure(self, precision: str) -> str | None:
         """One sentence if a limit is exceeded, or None.
@@ -67,7 +71,7 @@ class CheckResult:
             )
         if self.lse_error is None:
             return None
-        limit = LSE_ERROR_LIMIT[precision]
+        limit = LSE_ERROR_LIMIT[precision] * (BASE_2_LSE_LIMIT if self.lse_base == 2 else 1)
         if not self.lse_error <= limit:
             return f"LSE error {self.lse_error:.2e} against the fp64 reference is above {limit:.0e}"
         return None
@@ -159,7 +163,11 @@ class Reference:
         worst = torch.stack(errors)
         worst_out, *worst_lse = torch.where(nan | worst.isnan(), torch.inf, worst).tolist()
         return CheckResult(
-            worst_out, worst_lse[0] if worst_lse else None, len(self._heads), self.total_heads
+            worst_out,
+            worst_lse[0] if worst_lse else None,
+            len(self._heads),
+            self.total_heads,
+            lse_base,
         )
 
 

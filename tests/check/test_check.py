@@ -328,11 +328,14 @@ def test_one_head_is_checked_once():
 
 
 def test_failure_names_error_and_limit():
-    assert CheckResult(2e-3, 2e-3, 1, 1).failure("fp16") is None
+    assert CheckResult(2e-3, 1e-3, 1, 1).failure("fp16") is None
     assert CheckResult(5e-3, 0.0, 1, 1).failure("bf16") is None
     relative = "relative error 5.00e-03 against the fp64 reference is above 2e-03"
     assert CheckResult(5e-3, 0.0, 1, 1).failure("fp16") == relative
-    lse = "LSE error 2.10e-03 against the fp64 reference is above 2e-03"
-    assert CheckResult(0.0, 2.1e-3, 1, 1).failure("fp16") == lse
+    lse = "LSE error 2.00e-03 against the fp64 reference is above 1e-03"
+    assert CheckResult(0.0, 2e-3, 1, 1).failure("fp16") == lse
+    assert CheckResult(0.0, 2e-3, 1, 1, lse_base=2.0).failure("fp16") is None
+    base_2 = "LSE error 2.10e-03 against the fp64 reference is above 2e-03"
+    assert CheckResult(0.0, 2.1e-3, 1, 1, lse_base=2.0).failure("fp16") == base_2
     assert CheckResult(float("nan"), 0.0, 1, 1).failure("fp16") is not None
     assert CheckResult(0.0, float("nan"), 1, 1).failure("fp16") is not None
