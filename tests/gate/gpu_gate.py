@@ -82,7 +82,7 @@ EVERY_BUILD = f"{ON_GPU}/launch_every_build.py"
 PADDING = "tests/calls/test_padding.py"
 FORMS = f"{ON_GPU}/test_forms_on_gpu.py"
 SHARED = f"{ON_GPU}/shared_sequences.py"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "gpu")
 
 
 #: Tools of compute-sanitizer.
