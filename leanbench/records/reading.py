@@ -184,7 +184,7 @@ def _notes_of_samples(directory: Path) -> list[str]:
 
 def read_runs(directories: Sequence[Path]) -> list[Run]:
     """Several runs as `read_run` does; those with the same name, as of one sweep on two GPUs, are
-    named by their paths.
+    named by the ends of their paths, as long as tells all runs apart.
 
     Raises:
         UserError: as `read_run`, and for a run that is given twice.
@@ -195,9 +195,15 @@ def read_runs(directories: Sequence[Path]) -> list[Run]:
             raise UserError(f"run {str(directory)!r} is given twice: name each run once")
     runs = [read_run(directory) for directory in directories]
     names = [run.name for run in runs]
+    alike = [number for number, name in enumerate(names) if names.count(name) > 1]
+    parts = 0
+    while len({*names}) < len(names):
+        parts += 1
+        for number in alike:
+            names[number] = "/".join(resolved[number].parts[-parts:])
     return [
-        replace(run, other_name=str(run.directory)) if names.count(run.name) > 1 else run
-        for run in runs
+        run if run.name == name else replace(run, other_name=name)
+        for run, name in zip(runs, names, strict=True)
     ]
 
 

@@ -231,9 +231,9 @@ def test_the_run_of_the_sweep_made_for_a_claim_goes_before_later_ones(write_run:
     own = run(1, 300, "mine", "paper-fig7a")
     again = run(2, 280, "mine", "paper-fig7a")
     later = run(9, 200, "paper-fig7a", "another")
-    # Of two runs of one sweep, which are named by their paths, the later one.
+    # Of two runs of one sweep, which are named by their folders, the later one.
     outcome = claims_of(own, again, later)[OVER_FA2]
-    assert (value(outcome), outcome.run) == (2.8, str(again))
+    assert (value(outcome), outcome.run) == (2.8, again.name)
     assert value(claims_of(own, later)[OVER_FA2]) == 3.0
 
 

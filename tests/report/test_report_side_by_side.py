@@ -83,11 +83,16 @@ def test_without_a_timed_row_there_is_no_picture(write_run: WriteRun) -> None:
     assert 'id="sides-sides"' not in html
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(write_run: WriteRun) -> None:
+def test_runs_of_one_name_are_told_apart_by_the_ends_of_their_paths(write_run: WriteRun) -> None:
     directories = [write_run(measured_rows(), folder=folder) for folder in ("x", "y")]
-    assert [run.name for run in read_runs(directories)] == [
-        str(directory) for directory in directories
-    ]
+    assert [run.name for run in read_runs(directories)] == ["x", "y"]
+    # x is there already, and a run of another name is x, too.
+    (directories[0].parent / "z").mkdir()
+    deeper = write_run(measured_rows(), folder="z/x")
+    other = write_run(measured_rows(), folder="other", name="x")
+    names = [run.name for run in read_runs([*directories, deeper, other])]
+    parent = directories[0].parent.name
+    assert names == [f"{parent}/x", f"{parent}/y", "z/x", "x"]
     assert read_run(directories[0]).name == "example"
     with pytest.raises(UserError, match=r"run '.*/x' is given twice: name each run once"):
         read_runs([directories[0], directories[1], directories[0] / ".." / "x"])
