@@ -227,6 +227,14 @@ def test_who_fails_in_the_middle_gets_one_row_and_the_others_are_asked_again(
     assert len(read_samples(tmp_path / "r")) == 5
 
 
+def test_a_problem_for_a_new_worker_is_asked_again_of_one(tmp_path, monkeypatch):
+    workers = Workers(measured, lambda cells: ({}, False))
+    assert go(tmp_path / "r", monkeypatch, workers, CELLS) == 0
+    assert workers.started == 2
+    assert [kernels for kernels, _ in workers.asked] == [KERNELS] * 4
+    assert found(tmp_path / "r") == [well(cell) for cell in CELLS]
+
+
 def test_all_may_fail_one_after_another(tmp_path, monkeypatch):
     workers = Workers(lost("lean"), late("fixed_split"), failed("fa2", "crashed", usable=False))
     go(tmp_path / "r", monkeypatch, workers, CELLS[:4])
