@@ -27,11 +27,18 @@ _IDLE = timedelta(hours=24)
 #: Of the worker, where one of its followers has ended.
 LOST_FOLLOWER = 70
 #: Of the row in which that happened, whoever notices it first: gloo, or who waits for the process.
-RANK_LOST = "the process of another GPU ended while this was measured, see worker.log"
+RANK_LOST = "the process of another GPU ended while this was measured"
 #: A follower that has not ended so long after it was told to is killed.
 _LEAVES_S = 30.0
 #: That a launch waits for the other GPUs: a row says so long before its own limit.
 _PEER_TIMEOUT_S = 5.0
+
+
+class RankLost(GpuUnusable):
+    """The process of another GPU ended."""
+
+    def __init__(self) -> None:
+        super().__init__(RANK_LOST)
 
 
 class SecondGang(Exception):

@@ -25,7 +25,8 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.parent import die_with_parent
 from leanbench.core.problem import AttentionProblem
-from leanbench.measure.ranks import SecondGang
+from leanbench.measure.ranks import RankLost, SecondGang
+from leanbench.records.directory import WORKER_LOG
 from leanbench.run.messages import Message, receive, send
 
 Outcome = dict[str, Any]
@@ -172,6 +173,9 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     # A log on a full disk must not cost the reason.
     with contextlib.suppress(OSError):
         traceback.print_exception(error)
+    if isinstance(error, RankLost):
+        # In the parent's words, who may notice it first.
+        return {"status": "crashed", "reason": f"{error}, see {WORKER_LOG}"}, False
     reason = _first_line(_what_broke(error))
     if isinstance(error, MemoryError) or _is_torch_error(error, "OutOfMemoryError"):
         return {"status": "out_of_memory", "reason": reason}, True
