@@ -26,7 +26,6 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.parent import die_with_parent
 from leanbench.core.problem import AttentionProblem
 from leanbench.measure.ranks import RankLost, SecondGang
-from leanbench.records.directory import WORKER_LOG
 from leanbench.run.messages import Message, receive, send
 
 Outcome = dict[str, Any]
@@ -174,6 +173,8 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     with contextlib.suppress(OSError):
         traceback.print_exception(error)
     if isinstance(error, RankLost):
+        from leanbench.records.directory import WORKER_LOG
+
         # In the parent's words, who may notice it first.
         return {"status": "crashed", "reason": f"{error}, see {WORKER_LOG}"}, False
     reason = _first_line(_what_broke(error))
