@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import leanbench
 from leanbench.calls.call import Call
@@ -22,9 +26,12 @@ from leanbench.distributed import (
     interleaved_shard,
     lean_attn_with_kvcache,
 )
+from leanbench.distributed import group as module
 from leanbench.distributed.group import (
     Place,
+    _had_another,
     _own_place,
+    _peer_workspaces,
     check_limits,
     check_places,
     half_numbers,
@@ -239,6 +246,8 @@ def test_where_ranks_may_be() -> None:
         check_places([*places("a"), Place("one")])
     with pytest.raises(UserError, match="ranks 0 and 2 are both on GPU a"):
         check_places(places("a", "b", "a"))
+    with pytest.raises(UserError, match="rank 1 had a ContextGroup before"):
+        check_places([*places("a"), Place("one", "b", 1, had_another=True)])
     with pytest.raises(UserError, match="at most 8 GPUs, this one would have 9"):
         check_places(places(*"abcdefghi"))
 
@@ -260,6 +269,80 @@ def test_ranks_that_each_see_one_gpu_are_told_how_to_start() -> None:
         " them with the same GPUs visible to all, and call"
         ' torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
     )
+
+
+#: Rank 0 had a context group with another process group, rank 1 is new. Neither has a GPU.
+_MEETS_AGAIN = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
+from leanbench.core.errors import UserError
+from leanbench.distributed import ContextGroup, group
+rank, path = int(sys.argv[1]), sys.argv[2]
+symmetric_memory.empty = lambda size, dtype, device: torch.zeros(size, dtype=dtype)
+symmetric_memory.rendezvous = lambda *arguments: None
+torch.cuda.synchronize = lambda device: None
+group._own_place = lambda: group.Place("one", "ab"[rank], rank)
+if rank == 0:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group._peer_workspaces(dist.group.WORLD, torch.device("cpu"), 32)
+    dist.destroy_process_group()
+store = dist.FileStore(path, 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=90))
+try:
+    ContextGroup()
+except UserError as error:
+    print(error)
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_had_another_group_is_every_ranks_error(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _MEETS_AGAIN, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=root,
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=100) for rank in ranks]
+    assert {out.strip() for out, _ in outputs} == {
+        "rank 0 had a ContextGroup before torch.distributed.destroy_process_group, and torch would"
+        " look for the ranks of that one, whose process group had the same name: start new"
+        " processes for another ContextGroup"
+    }, outputs
+
+
+def test_only_process_groups_by_the_name_of_one_that_is_gone_had_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_met", {})
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    memory = "torch.distributed._symmetric_memory"
+    monkeypatch.setattr(f"{memory}.empty", lambda size, dtype, device: torch.zeros(size))
+    monkeypatch.setattr(f"{memory}.rendezvous", lambda *arguments: None)
+    monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    kept: list[Any] = []
+    for had_another in (False, True):
+        place = f"file://{tmp_path}/{had_another}"
+        dist.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+        try:
+            groups: list[Any] = [dist.group.WORLD, *(dist.new_group([0]) for _ in range(2))]
+            assert [_had_another(own) for own in groups] == [had_another] * 3
+            for own in groups:
+                _peer_workspaces(own, torch.device("cpu"), 32)
+            # Another context group of the same process group, or beside one of another.
+            assert not any(_had_another(own) for own in groups)
+            assert not _had_another(dist.new_group([0]))
+        finally:
+            dist.destroy_process_group()
+        # One that is gone may still have a name in its process.
+        kept.append(groups[0])
 
 
 def test_the_place_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

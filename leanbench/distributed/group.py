@@ -9,6 +9,7 @@ import math
 import numbers
 import operator
 import os
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leanbench.core.errors import UserError
@@ -28,6 +29,10 @@ MOST_TIMEOUT_S = 86_400.0
 _LEAST_BYTES = 32
 #: Of a partial's piece, four columns: two units of 16 bytes.
 _PIECE_BYTES = 32
+#: Process groups of context groups, by name. torch's symmetric memory keeps the rank, size and
+#: store of a name for the life of the process, and torch names process groups from the start again
+#: after `destroy_process_group`: a rank that met the old ones would wait for them for ever.
+_met: dict[str, weakref.ref[Any]] = {}
 
 
 class PeerFields(ctypes.Structure):
@@ -56,6 +61,8 @@ class Place(NamedTuple):
     device: int = 0
     #: UUIDs of the GPUs to which this one has no peer access, of those that its process sees.
     apart: tuple[str, ...] = ()
+    #: Whether its process had a context group of an earlier process group by this one's name.
+    had_another: bool = False
 
 
 class ContextGroup:
@@ -78,7 +85,8 @@ class ContextGroup:
 
     Raises:
         UserError: the ranks are on several hosts, share a GPU, have none or no peer access, or are
-            too many; or `timeout_s` or `workspace_bytes` is out of its limits.
+            too many; one had a context group before `destroy_process_group`; or `timeout_s` or
+            `workspace_bytes` is out of its limits.
         RuntimeError: torch cannot map the peer workspaces.
     """
 
@@ -189,13 +197,14 @@ def late_sentence(late: int, rank: int, timeout_s: float) -> str:
 
 
 def check_places(places: list[Place]) -> None:
-    """Whether ranks are on one host, on a GPU each, which all have peer access to one another.
+    """Whether ranks are on one host, on a GPU each, which all have peer access to one another, and
+    can find one another.
 
     Args:
         places: by rank.
 
     Raises:
-        UserError: they are not, or are too many.
+        UserError: they are not, or are too many; or they cannot.
     """
     if len(places) > MOST_RANKS:
         raise UserError(
@@ -212,6 +221,12 @@ def check_places(places: list[Place]) -> None:
             raise UserError(
                 f"rank {rank} has no GPU that torch can use: a context group needs one for each"
                 " rank"
+            )
+        if place.had_another:
+            raise UserError(
+                f"rank {rank} had a ContextGroup before torch.distributed.destroy_process_group,"
+                " and torch would look for the ranks of that one, whose process group had the same"
+                " name: start new processes for another ContextGroup"
             )
         for other in range(rank):
             _check_pair(other, places[other], rank, place)
@@ -242,8 +257,15 @@ def _places(processes: Any, size: int) -> list[Place]:
     import torch.distributed as dist
 
     places: list[Any] = [None] * size
-    dist.all_gather_object(places, _own_place(), processes)
+    own = _own_place()._replace(had_another=_had_another(processes))
+    dist.all_gather_object(places, own, processes)
     return places
+
+
+def _had_another(processes: Any) -> bool:
+    """Whether a process group by this one's name has met, and is not this one."""
+    met = _met.get(processes.group_name)
+    return met is not None and met() is not processes
 
 
 def _own_place() -> Place:
@@ -283,4 +305,5 @@ def _peer_workspaces(
     workspace = symmetric_memory.empty(workspace_bytes // 4, dtype=torch.int32, device=device)
     workspace.zero_()
     torch.cuda.synchronize(device)
+    _met[processes.group_name] = weakref.ref(processes)
     return workspace, symmetric_memory.rendezvous(workspace, processes)

@@ -128,12 +128,13 @@ class Layout:
                 f"{tensor} shares of the heads x {context} of the tokens are {tensor * context}"
                 f" GPUs, and there are {size} processes: start as many as GPUs are needed"
             )
+        # Collectives of all processes, before any that a context group may refuse to its own.
+        members: list[Any] = [
+            dist.new_group(list(range(first, first + context))) for first in range(0, size, context)
+        ]
         group = None
-        for first in range(0, size, context):
-            # A collective of all processes, for every group.
-            members: Any = dist.new_group(list(range(first, first + context)))
-            if context > 1 and first <= rank < first + context:
-                group = ContextGroup(members, timeout_s, workspace_bytes)
+        if context > 1:
+            group = ContextGroup(members[rank // context], timeout_s, workspace_bytes)
         return cls(tensor, context, rank, group)
 
     @property

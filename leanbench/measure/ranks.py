@@ -27,11 +27,22 @@ _IDLE = timedelta(hours=24)
 #: Of the worker, where one of its followers has ended.
 LOST_FOLLOWER = 70
 #: Of the row in which that happened, whoever notices it first: gloo, or who waits for the process.
-RANK_LOST = "the process of another GPU ended while this was measured, see worker.log"
+RANK_LOST = "the process of another GPU ended while this was measured"
 #: A follower that has not ended so long after it was told to is killed.
 _LEAVES_S = 30.0
 #: That a launch waits for the other GPUs: a row says so long before its own limit.
 _PEER_TIMEOUT_S = 5.0
+
+
+class RankLost(GpuUnusable):
+    """The process of another GPU ended."""
+
+    def __init__(self) -> None:
+        super().__init__(RANK_LOST)
+
+
+class SecondGang(Exception):
+    """A process has one gang in its life: a problem for another needs a new process."""
 
 
 @dataclass
@@ -158,7 +169,10 @@ def leave() -> None:
 
 
 class Gang:
-    """The followers of this worker: processes for the other GPUs of a problem."""
+    """The followers of this worker: processes for the other GPUs of a problem. A worker has them
+    once: torch's symmetric memory knows process groups by their names for the life of a process,
+    and torch gives the names of an earlier gang's to those of the next one.
+    """
 
     def __init__(self) -> None:
         self._followers: list[subprocess.Popen[bytes]] = []
@@ -171,12 +185,13 @@ class Gang:
 
         Raises:
             UserError: this machine has fewer GPUs.
+            SecondGang: others were started for another number of ranks, or have left.
         """
         if self.ranks is not None and self.ranks.size == size:
             return self.ranks
         devices = devices_for(size, device_index, _device_count())
-        self.close()
-        self._leaving = threading.Event()
+        if self._store is not None:
+            raise SecondGang(f"{size} ranks need a new process: this one has had its gang")
         port = self._open_store(size)
         for rank, device in enumerate(devices[1:], start=1):
             self._start(rank, size, port, device)
@@ -198,7 +213,7 @@ class Gang:
                 follower.kill()
                 follower.wait()
         self._followers.clear()
-        self.ranks = self._store = None
+        self.ranks = None
 
     def _open_store(self, size: int) -> int:
         self._store = _store(0, size, is_master=True)

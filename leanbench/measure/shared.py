@@ -25,7 +25,7 @@ from leanbench.measure.instruments import Instruments
 from leanbench.measure.judge import impossible, noise
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.prepare import settings_for
-from leanbench.measure.ranks import RANK_LOST, Ranks, is_rank_lost
+from leanbench.measure.ranks import RankLost, Ranks, is_rank_lost
 from leanbench.measure.shard import Shard, alone, check_shared, load_shard
 from leanbench.measure.shared_sustained import sustained_of_all
 from leanbench.measure.timing import (
@@ -96,9 +96,10 @@ def lead(
     except Exception as error:
         if error is ranks.refusal:
             raise
+        if is_rank_lost(error):
+            raise RankLost from error
         # The others do not know, and are in the middle of something.
-        reason = f"rank 0: {type(error).__name__}: {error}"
-        raise GpuUnusable(RANK_LOST if is_rank_lost(error) else reason) from error
+        raise GpuUnusable(f"rank 0: {type(error).__name__}: {error}") from error
 
 
 def follow(ranks: Ranks, instruments: Instruments, request: Request) -> None:

@@ -31,7 +31,7 @@ class CellResult:
 
 
 class ProblemRunner:
-    """One worker at a time, replaced when it dies.
+    """One worker at a time, replaced when it dies, or where a problem needs a new one.
 
     Args:
         log: what the workers' stdout and stderr are appended to.

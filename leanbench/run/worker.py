@@ -25,6 +25,7 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.parent import die_with_parent
 from leanbench.core.problem import AttentionProblem
+from leanbench.measure.ranks import RankLost, SecondGang
 from leanbench.run.messages import Message, receive, send
 
 Outcome = dict[str, Any]
@@ -138,7 +139,8 @@ def _attempt(
     """Row fields by kernel, and whether this process can go on afterwards.
 
     When a kernel fails, only its fields are returned: the parent asks again for the others. What
-    fails where no kernel's code ran is everybody's.
+    fails where no kernel's code ran is everybody's. A problem that only a new process can measure
+    has no fields: the parent asks one.
     """
     names = request["kernels"]
     try:
@@ -149,6 +151,8 @@ def _attempt(
         }
         problem = AttentionProblem.from_dict(request["problem"])
         return run_problem(problem, kernels, request["configs"], overrides), True
+    except SecondGang:
+        return {}, False
     except Exception as error:
         outcome, usable = _failure(error)
         blamed = announce.current
@@ -168,6 +172,11 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     # A log on a full disk must not cost the reason.
     with contextlib.suppress(OSError):
         traceback.print_exception(error)
+    if isinstance(error, RankLost):
+        from leanbench.records.directory import WORKER_LOG
+
+        # In the parent's words, who may notice it first.
+        return {"status": "crashed", "reason": f"{error}, see {WORKER_LOG}"}, False
     reason = _first_line(_what_broke(error))
     if isinstance(error, MemoryError) or _is_torch_error(error, "OutOfMemoryError"):
         return {"status": "out_of_memory", "reason": reason}, True

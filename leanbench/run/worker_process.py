@@ -125,7 +125,8 @@ class WorkerProcess:
     ) -> tuple[dict[str, dict[str, Any]], bool]:
         """Row fields by kernel for cells of one problem, and whether the worker can go on.
 
-        Kernels may be missing: one of them failed, and the others were not finished.
+        Kernels may be missing: one of them failed, and the others were not finished; or only a new
+        worker can measure the problem.
 
         Raises:
             WorkerTimeout: a kernel had `timeout_s` for itself and did not finish.

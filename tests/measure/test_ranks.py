@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from leanbench.core.errors import UserError
-from leanbench.measure.ranks import LOST_FOLLOWER, devices_for
+from leanbench.measure import ranks
+from leanbench.measure.ranks import LOST_FOLLOWER, Gang, Ranks, SecondGang, devices_for
 
 #: Each rank prints what it got, as JSON.
 _TOGETHER = """
@@ -107,6 +108,23 @@ def test_a_follower_that_does_not_leave_is_killed() -> None:
     worker = python(_CLOSES)
     out, errors = worker.communicate(timeout=100)
     assert out.strip() == "[None, 'left'] -9 None []", errors
+
+
+def test_a_process_has_one_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_device_count", lambda: 4)
+    monkeypatch.setattr(ranks, "leave", lambda: None)
+    gang, own = Gang(), Ranks(0, 2)
+    monkeypatch.setattr(own, "from_first", lambda value: value)
+    gang.ranks, gang._store = own, object()
+    assert gang.of(2, 0, {}) is own
+    with pytest.raises(SecondGang, match="4 ranks need a new process: this one has had its gang"):
+        gang.of(4, 0, {})
+    with pytest.raises(UserError, match="for 8 GPUs and 4 can be used here"):
+        gang.of(8, 0, {})
+    assert gang.of(2, 0, {}) is own
+    gang.close()
+    with pytest.raises(SecondGang, match="2 ranks need a new process"):
+        gang.of(2, 0, {})
 
 
 def test_the_gpus_of_ranks() -> None:

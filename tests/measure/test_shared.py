@@ -21,7 +21,7 @@ from leanbench.measure.energy_meter import SustainedReading
 from leanbench.measure.instruments import Instruments, open_instruments
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.protocol import measure_problem, measure_timelines
-from leanbench.measure.ranks import Ranks
+from leanbench.measure.ranks import RankLost, Ranks
 
 T = TypeVar("T")
 
@@ -250,7 +250,9 @@ def test_what_all_ranks_refuse_is_a_sentence_and_what_one_does_not_know_ends_it(
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:80")
 
     monkeypatch.setattr(shared, "load_shard", is_left_alone)
-    with pytest.raises(GpuUnusable, match="the process of another GPU ended while this"):
+    with pytest.raises(
+        RankLost, match=r"^the process of another GPU ended while this was measured$"
+    ):
         measure(gpu, pair, "tp:2", Right())
 
 

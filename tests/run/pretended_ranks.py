@@ -10,17 +10,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
+from leanbench.distributed import shards
 from leanbench.gpu.catalogue import find
-from leanbench.measure import follower, instruments, ranks, shared
+from leanbench.measure import follower, instruments, protocol, ranks, shared
 from leanbench.measure.instruments import Instruments
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.read_floor import ReadFloor
@@ -69,18 +71,44 @@ def _measure(
     latency.
     """
     outcomes = {}
+    own.layout(problem.gpus)
     for kernel in kernels:
         instruments.announce(kernel.name)
         if own.rank == 1 and (problem.context, kernel.name) == (HANGS_AT, HANGS):
             os.kill(os.getpid(), signal.SIGSTOP)
         tokens = sum(own.of_all(problem.shard(own.rank).max_context))
-        outcomes[kernel.name] = Outcome(status="ok", latency_us=float(tokens))
+        outcomes[kernel.name] = _outcome(tokens)
     instruments.announce(None)
     return outcomes
 
 
+def _measure_alone(
+    problem: AttentionProblem, kernels: Sequence[Kernel], requests: Mapping[str, Any]
+) -> dict[str, Outcome]:
+    """Stands for `leanbench.measure.protocol._measure`, likewise."""
+    return {kernel.name: _outcome(problem.max_context) for kernel in kernels}
+
+
+def _outcome(tokens: int) -> Outcome:
+    """With who measured it, as a warning."""
+    return Outcome(status="ok", latency_us=float(tokens), warnings=[f"worker {os.getpid()}"])
+
+
+class _ContextGroup:
+    """Stands for that of leanbench.distributed, and keeps process groups by name for the life of
+    the process, as torch's symmetric memory does: where that would wait for ever, this one fails.
+    """
+
+    known: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, processes: Any, timeout_s: float, workspace_bytes: int) -> None:
+        name = processes.group_name
+        if self.known.setdefault(name, processes) is not processes:
+            raise RuntimeError(f"process group {name} is another one than before")
+
+
 def _pretend() -> None:
-    """Puts two GPUs that are none in place of torch's."""
+    """Puts four GPUs that are none in place of torch's."""
     join = ranks.join
 
     def start(words: list[str], **options: Any) -> subprocess.Popen[Any]:
@@ -90,14 +118,22 @@ def _pretend() -> None:
         device, spec = torch.device("cpu"), find("h200")
         return Instruments(device, spec, options, None, None, ReadFloor(), announce)
 
+    @contextmanager
+    def loaded(problem: AttentionProblem, instruments: Instruments) -> Iterator[AttentionProblem]:
+        yield problem
+
     fakes: dict[Any, dict[str, Any]] = {
         ranks: {
-            "_device_count": lambda: 2,
-            "environment_of_several": lambda devices: {"gpu_uuids": ["GPU-a", "GPU-b"]},
+            "_device_count": lambda: 4,
+            "environment_of_several": lambda devices: {
+                "gpu_uuids": [f"GPU-{'abcd'[index]}" for index in devices]
+            },
             "join": lambda rank, size, port, device: join(rank, size, port, None),
             "subprocess": SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL),
         },
         shared: {"_measure": _measure},
+        protocol: {"_measure": _measure_alone, "LoadedProblem": loaded},
+        shards: {"ContextGroup": _ContextGroup},
         instruments: {"open_instruments": opened},
         environment: {"measured_environment": lambda index: {"gpu_uuid": "GPU-a"}},
     }

@@ -1,4 +1,6 @@
-"""Problems that several processes measure: one that hangs costs its cell and a new group."""
+"""Problems that several processes measure: one that hangs costs its cell and a new group, and each
+number of GPUs has a worker of its own.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProblemR
         return receive(own, 0.1 if at == pretended_ranks.HANGS else timeout_s, at)
 
     monkeypatch.setattr(WorkerProcess, "_receive", hurried)
-    runner = ProblemRunner(WorkerTarget(find("h200"), 0, gpus=2), 120.0, tmp_path / "log")
+    runner = ProblemRunner(WorkerTarget(find("h200"), 0, gpus=4), 120.0, tmp_path / "log")
     yield runner
     runner.close()
 
@@ -94,7 +96,7 @@ def test_a_rank_that_hangs_costs_its_cell_and_a_new_group(
             assert (row["status"], row["latency_us"]) == ("ok", 2.0 * context), (row, log)
     # Two workers on boards that are one, each with a follower; nothing is left of the first pair.
     assert len({own.board.key for own in results}) == 1
-    assert results[0].board.environment["gpu_uuids"] == ["GPU-a", "GPU-b"]
+    assert results[0].board.environment["gpu_uuids"] == ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
     first, second = map(int, (tmp_path / "followers").read_text().split())
     assert not is_there(first)
     assert is_there(second)
@@ -104,3 +106,25 @@ def test_a_rank_that_hangs_costs_its_cell_and_a_new_group(
             return
         time.sleep(0.1)
     pytest.fail("the second follower was left")
+
+
+def test_each_number_of_gpus_has_a_worker_of_its_own(runner: ProblemRunner, tmp_path: Path) -> None:
+    shares = ("none", "cp:2", "none", "tp:2", "cp:4", "none", "cp:2xtp:2", "tp:8", "cp:4")
+    problems = [
+        AttentionProblem(1, 8, 8, 1024 * number, 64, parallel=parallel)
+        for number, parallel in enumerate(shares, start=1)
+    ]
+    rows = [
+        own.row for problem in problems for own in runner.run([Cell(problem, "lean")], Budget(None))
+    ]
+    log = (tmp_path / "log").read_text()
+    assert len(rows) == len(shares)
+    of_eight = rows.pop(7)
+    assert of_eight["status"] == "unsupported"
+    assert of_eight["reason"].startswith("this problem is for 8 GPUs and 4 can be used here")
+    assert [row["status"] for row in rows] == ["ok"] * len(rows), (rows, log)
+    workers = [row["warnings"] for row in rows]
+    # A problem on one GPU, and one for more than there are, run with whichever gang is there.
+    assert workers == [workers[0]] * 4 + [workers[4]] * 4
+    assert workers[0] != workers[4]
+    assert len((tmp_path / "followers").read_text().split()) == 1 + 3

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
+from leanbench.measure.ranks import RANK_LOST
 from leanbench.records.directory import RunDirectory, read_rows
 from leanbench.records.environment import environment_key
 from leanbench.records.manifest import read_manifest
@@ -132,9 +133,9 @@ def well(cell: Cell) -> tuple[str, int, str, float]:
     return cell.kernel, cell.problem.max_context, "ok", latency_us(cell)
 
 
-def lost(blamed: str | None) -> Act:
+def lost(blamed: str | None, how: str = "the worker was ended by SIGSEGV") -> Act:
     def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
-        raise WorkerLost("the worker was ended by SIGSEGV", blamed)
+        raise WorkerLost(how, blamed)
 
     return act
 
@@ -203,6 +204,12 @@ def test_rows_say_what_was_asked_and_where(tmp_path, monkeypatch):
     ("act", "status", "reason", "started"),
     [
         (lost("lean"), "crashed", "the worker was ended by SIGSEGV, see worker.log", 2),
+        (
+            lost("lean", RANK_LOST),
+            "crashed",
+            "the process of another GPU ended while this was measured, see worker.log",
+            2,
+        ),
         (late("lean"), "timeout", "no result within 7 s, raise the limit with --timeout", 2),
         (failed("lean", "crashed", usable=False), "crashed", "it failed", 2),
         (failed("lean", "crashed", usable=True), "crashed", "it failed", 1),
@@ -225,6 +232,14 @@ def test_who_fails_in_the_middle_gets_one_row_and_the_others_are_asked_again(
     ]
     assert CELLS[1].key not in read_samples(tmp_path / "r")
     assert len(read_samples(tmp_path / "r")) == 5
+
+
+def test_a_problem_for_a_new_worker_is_asked_again_of_one(tmp_path, monkeypatch):
+    workers = Workers(measured, lambda cells: ({}, False))
+    assert go(tmp_path / "r", monkeypatch, workers, CELLS) == 0
+    assert workers.started == 2
+    assert [kernels for kernels, _ in workers.asked] == [KERNELS] * 4
+    assert found(tmp_path / "r") == [well(cell) for cell in CELLS]
 
 
 def test_all_may_fail_one_after_another(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.nvml_library import GpuLostError
-from leanbench.measure.ranks import LOST_FOLLOWER, RANK_LOST
+from leanbench.measure.ranks import LOST_FOLLOWER, RANK_LOST, RankLost, SecondGang
 from leanbench.records.environment import environment_key, predicted_environment
 from leanbench.run import worker_process
 from leanbench.run.cells import Cell
@@ -180,6 +180,26 @@ def test_settings_that_do_not_fit_are_unsupported_and_a_lost_gpu_is_not():
         {"lean": {"status": "crashed", "reason": "GpuLostError: the GPU no longer answers"}},
         False,
     )
+
+
+def test_a_lost_rank_is_told_in_the_words_of_the_parent(capsys):
+    def run_problem(problem, kernels, configs, overrides):
+        raise RankLost
+
+    reason = "the process of another GPU ended while this was measured, see worker.log"
+    assert _attempt(run_problem, request("lean", "fa2"), announced("lean")) == (
+        {"lean": {"status": "crashed", "reason": reason}},
+        False,
+    )
+    assert "RankLost" in capsys.readouterr().err
+
+
+def test_a_problem_that_needs_a_new_process_has_no_rows(capsys):
+    def run_problem(problem, kernels, configs, overrides):
+        raise SecondGang("4 ranks need a new process")
+
+    assert _attempt(run_problem, request("lean", "fa2"), announced("lean")) == ({}, False)
+    assert capsys.readouterr().err == ""
 
 
 def test_what_fails_where_no_kernels_code_runs_is_everybodys():
