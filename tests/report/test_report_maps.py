@@ -98,7 +98,8 @@ def test_every_row_of_a_page_has_its_runs_baseline(tmp_path: Path, write_run: Wr
     [speedup] = [each for each in data["maps"] if each["key"] == "speedup"]
     assert speedup["title"] == "Speedup of the baseline"
     assert speedup["note"] == (
-        f"blue: the baseline is faster, orange: slower; the baseline is lean, lean_mla in {runs[1].name}"
+        "blue: the baseline is faster, orange: slower; the baseline is lean, lean_mla in"
+        f" {runs[1].name}"
     )
     [column] = [each for each in data["columns"] if each["name"] == "baseline"]
     assert column["shown"] is False
