@@ -29,7 +29,7 @@ from leanbench.report.evidence.documents import Evidence
 from leanbench.report.evidence.faults import faults
 from leanbench.report.evidence.pages import evidence_page
 from leanbench.report.evidence.places import FOLDERS, name_of, place_of
-from leanbench.report.evidence.query import Figures
+from leanbench.report.evidence.query import FORMATS, Figures
 from leanbench.report.evidence.sources import Source, boards_of
 from leanbench.report.evidence.writing import differing, write, write_pages
 
@@ -515,10 +515,15 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
     )
 
 
+def test_no_figure_is_a_negative_nought() -> None:
+    assert [FORMATS["more"](ratio) for ratio in (0.9997, 0.998)] == ["0.0%", "-0.2%"]
+
+
 @pytest.mark.parametrize(
     ("query", "answer"),
     [
         ("fa2/lean where n64k HND", "2.00x"),
+        ("fa2/lean where n64k HND as more", "100.0%"),
         ("lean where n1k as 0", "10"),
         ("min libraries/lean as x3", "0.950x"),
         ("argmin libraries/lean", "1 x 56 x 64k x 64"),

@@ -92,7 +92,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "x3": lambda ratio: f"{ratio:.3f}x",
     "%": lambda share: f"{share:.0%}",
     "%1": lambda share: f"{share:.1%}",
-    "more": lambda ratio: f"{ratio - 1:.1%}",
+    "more": lambda ratio: f"{ratio - 1:z.1%}",
     "0": lambda value: f"{value:.0f}",
     "1": lambda value: f"{value:.1f}",
     "2": lambda value: f"{value:.2f}",
