@@ -17,6 +17,8 @@ class Link:
 
     #: From the last CTA's partial to the merged output, where nothing waits for bandwidth.
     latency_us: float
+    #: For the partial of each GPU beyond the second.
+    further_us: float
     #: To the others, one direction.
     bandwidth_gb_s: float
 
@@ -24,8 +26,10 @@ class Link:
 #: Latency: written before a sweep ran, beside a ping-pong between two H200s whose program was not
 #: kept (entry 45 of docs/performance-log.md: 4 kB from 128 threads take as long one way); 1.4 us is
 #: also what `exchange_us` is in the median of 32 problems. `leanbench doctor` measures that message
-#: as `partial`; nothing here is read from it. Bandwidth: NVLink 4, datasheet.
-_LINKS = {"h200": Link(1.4, 450.0)}
+#: as `partial`; nothing here is read from it. Further partials: the median of 28 problems on four
+#: H200s (reports/h200/shared-4, shards below 100 us), 1.8 us without the bandwidth's share.
+#: Bandwidth: NVLink 4, datasheet.
+_LINKS = {"h200": Link(1.4, 0.2, 450.0)}
 
 
 def exchange_us(problem: AttentionProblem, spec: GpuSpec) -> float | None:
@@ -40,4 +44,5 @@ def exchange_us(problem: AttentionProblem, spec: GpuSpec) -> float | None:
         return None
     rows = problem.query_rows // problem.gpus.tensor
     sent = rows * problem.value_dim // 4 * _PIECE_BYTES * (context - 1)
-    return link.latency_us + sent / link.bandwidth_gb_s / 1e3
+    latency_us = link.latency_us + (context - 2) * link.further_us
+    return latency_us + sent / link.bandwidth_gb_s / 1e3

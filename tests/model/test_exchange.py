@@ -47,7 +47,7 @@ def test_more_gpus_send_more() -> None:
         )
         for parallel in ("cp:2", "cp:8", "cp:2xtp:4")
     }
-    assert of["cp:8"] == pytest.approx(1.4 + 7 * 32768 / 450e3)
+    assert of["cp:8"] == pytest.approx(1.4 + 6 * 0.2 + 7 * 32768 / 450e3)
     assert of["cp:2xtp:4"] == pytest.approx(1.4 + 8192 / 450e3)
 
 
