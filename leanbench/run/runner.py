@@ -75,8 +75,8 @@ def _problems(
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM raise Stopped where the main thread is; a further one while stopping is
-    ignored.
+    """SIGINT and SIGTERM raise Stopped where the main thread is. A further one is ignored, also
+    afterwards: all that a stopped command still does is to say how to go on.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -92,4 +92,5 @@ def _stop_on_signals() -> Iterator[None]:
         yield
     finally:
         for number, before in handled.items():
-            signal.signal(number, before)
+            if signal.getsignal(number) is stop:
+                signal.signal(number, before)

@@ -5,7 +5,8 @@ follow a script.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from leanbench.run import problem_runner as module
 from leanbench.run.cells import Cell
 from leanbench.run.executor import LocalExecutor
 from leanbench.run.limits import Limits
-from leanbench.run.runner import run_cells
+from leanbench.run.runner import Stopped, run_cells
 from leanbench.run.worker_process import WorkerLost, WorkerTarget, WorkerTimeout
 
 PROBLEMS = [AttentionProblem(1, 8, 8, context, 64) for context in (1024, 2048, 4096)]
@@ -169,6 +170,45 @@ def test_kernels_of_a_problem_are_asked_together(tmp_path, monkeypatch):
     assert read_samples(tmp_path / "r") == {
         cell.key: Samples(cell=cell.key, **RAW) for cell in CELLS
     }
+
+
+@pytest.fixture
+def heeded_signals() -> Iterator[dict[str, Any]]:
+    """Handlers that tell of signals, for SIGINT and SIGTERM, in place of those of pytest."""
+    came: list[int] = []
+
+    def tell(number: int, _frame: Any) -> None:
+        came.append(number)
+
+    both = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, tell) for number in both}
+    yield {"came": came, "handler": tell}
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_run_to_its_end_gives_the_signals_back(tmp_path, monkeypatch, heeded_signals):
+    go(tmp_path / "r", monkeypatch, Workers())
+    assert signal.getsignal(signal.SIGTERM) is heeded_signals["handler"]
+    signal.raise_signal(signal.SIGINT)
+    assert heeded_signals["came"] == [signal.SIGINT]
+
+
+def test_after_a_signal_further_ones_are_ignored_to_the_end(tmp_path, monkeypatch, heeded_signals):
+    """They would cut off what the command says of the run."""
+
+    class Interrupted(Watching):
+        def finished(self, cell: Cell, row: dict[str, Any]) -> None:
+            super().finished(cell, row)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Stopped) as stopped:
+        go(tmp_path / "r", monkeypatch, Workers(), CELLS, observer=Interrupted())
+    assert (str(stopped.value), stopped.value.exit_code) == ("SIGINT", 130)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.raise_signal(number)
+    assert heeded_signals["came"] == []
+    assert found(tmp_path / "r") == [well(CELLS[0])]
 
 
 def test_configs_are_not_mixed_in_a_request(tmp_path, monkeypatch):
