@@ -8,9 +8,9 @@ or ``others``: all but LeanAttention's; the bound of whole models is in neither.
 of a row, the latency unless given, or ``request_us``: of the request to a whole model that the step
 is in the middle of.
 ``with`` takes the row before it from another problem. ``where`` asks for problems whose labels have
-these words (``nragged*``; ``!NHD``: have not), that are of this size (``5..50MB`` of K and V,
-``8..17tiles``: output tiles, ``n16k..``: tokens; the second excluded), or on which a kernel's
-schedule was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb just one problem must
+these words (``nragged*``; ``!NHD``: have not), that are of this size (``5..50MB`` of K and V, on
+each GPU; ``8..17tiles``: output tiles, ``n16k..``: tokens; the second excluded), or on which a
+kernel's schedule was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb just one problem must
 be left. In a table's column ``name`` gives the kernel itself, of the fastest cross-check where that
 is the field, or another field, which is a word. Besides, a run says ``problems``, ``boards``,
 ``date``, ``kernels``, ``version PACKAGE``, ``ended STATUS [KERNEL]`` (the number of such rows),
