@@ -10,14 +10,14 @@ is in the middle of.
 ``with`` takes the row before it from another problem. ``where`` asks for problems whose labels have
 these words (``nragged*``; ``!NHD``: have not), that are of this size (``5..50MB`` of K and V, on
 each GPU; ``8..17tiles``: output tiles, ``n16k..``: tokens; the second excluded), or on which a
-kernel's schedule was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb just one problem must
-be left. In a table's column ``name`` gives the kernel itself, of the fastest cross-check where that
-is the field, or another field, which is a word. Besides, a run says ``problems``, ``boards``,
-``date``, ``kernels``, ``version PACKAGE``, ``ended STATUS [KERNEL]`` (the number of such rows),
-``schedules KERNEL`` (how many rows are of each), ``ran PATTERN KERNEL`` (the number of rows on
-whose GPU a kernel of such a name ran), ``interval [KERNEL]`` (the furthest that a 95% interval
-reaches from its median) and ``crosscheck [KERNEL]`` (the furthest that the cross-check is from the
-latency).
+kernel's schedule was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb just one
+problem must be left. In a table's column ``name`` gives the kernel itself, of the fastest
+cross-check where that is the field, or another field, which is a word. Besides, a run says
+``problems``, ``boards``, ``date``, ``kernels``, ``version PACKAGE``, ``ended STATUS [KERNEL]`` (the
+number of such rows), ``schedules KERNEL`` (how many rows are of each), ``ran PATTERN KERNEL`` (the
+number of rows on whose GPU a kernel of such a name ran), ``interval [KERNEL]`` (the furthest that a
+95% interval reaches from its median) and ``crosscheck [KERNEL]`` (the furthest that the cross-check
+is from the latency).
 
     [VERB] /PATTERN/ [as FORMAT]
 
