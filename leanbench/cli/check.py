@@ -257,10 +257,10 @@ def _run(
             " processes, as in --jobs 1"
         ) from None
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
         done = {future: count for future, count in running.items() if _has_result(future)}
         if len(done) < len(running):
             kill_workers(others)
+        pool.shutdown(cancel_futures=True)
     return [result for future in done for result in future.result()], sum(done.values()), stopped_by
 
 

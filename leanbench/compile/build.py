@@ -84,9 +84,11 @@ def process_pool(
         yield pool
         pool.shutdown(cancel_futures=True)
     except BaseException:
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
         kill_workers(others)
+        if pool is not None:
+            # Its thread is waited for: Python's own end, should it find the thread closing its
+            # pipe, writes to that pipe and prints a traceback.
+            pool.shutdown(cancel_futures=True)
         raise
     finally:
         if pool in open_pools:
@@ -185,7 +187,7 @@ def _held(number: int, arrived: list[int]) -> Iterator[None]:
 
 def kill_workers(others: set[BaseProcess]) -> None:
     """Kills this process' children but `others`. A pool that is shut down goes on with each job
-    that it has handed out, one more than it has processes, and Python's own end waits for them.
+    that it has handed out, one more than it has processes, and waits for them.
     """
     for child in set(multiprocessing.active_children()) - others:
         child.kill()
