@@ -15,12 +15,14 @@ from leanbench.measure.options import MeasureOptions
 
 
 def main() -> None:
+    # Ctrl-C reaches every process of a terminal; the worker decides what becomes of this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     rank, size, port, device = map(int, sys.argv[1:])
     if sys.platform == "linux":
         # "Signal me when my parent dies."
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     from leanbench.measure.instruments import open_instruments
-    from leanbench.measure.ranks import join, leave
+    from leanbench.measure.ranks import FAILED_FOLLOWER, join, leave
     from leanbench.measure.shared import follow
 
     ranks = join(rank, size, port, device)
@@ -29,9 +31,12 @@ def main() -> None:
     try:
         while (request := ranks.from_first()) is not None:
             follow(ranks, instruments, request)
-    except Exception:
-        # The worker knows, and is about to be ended with all that it started.
+    except Exception as error:
         traceback.print_exc()
+        if error is not ranks.refusal:
+            # The others do not know, and may wait for this rank's GPU.
+            os._exit(FAILED_FOLLOWER)
+        # The worker knows, and is about to be ended with all that it started.
         signal.pause()
     leave()
     os._exit(0)

@@ -4,17 +4,20 @@ decides, and those that it starts.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leanbench.core.errors import GpuUnusable, UserError
 from leanbench.core.parallel import GpuCounts
+from leanbench.measure.torch_errors import first_line, is_out_of_memory, what_broke
 from leanbench.records.environment import environment_of_several
 
 if TYPE_CHECKING:
@@ -30,6 +33,10 @@ LOST_FOLLOWER = 70
 RANK_LOST = "the process of another GPU ended while this was measured"
 #: A follower that has not ended so long after it was told to is killed.
 _LEAVES_S = 30.0
+#: Of a follower that failed where the others cannot hear of it: its end is what ends their wait.
+FAILED_FOLLOWER = 71
+#: For this process's own report, where what broke a follower broke it too.
+_OWN_REPORT_S = 5.0
 #: That a launch waits for the other GPUs: a row says so long before its own limit.
 _PEER_TIMEOUT_S = 5.0
 
@@ -43,6 +50,13 @@ class RankLost(GpuUnusable):
 
 class SecondGang(Exception):
     """A process has one gang in its life: a problem for another needs a new process."""
+
+
+@dataclass(frozen=True)
+class _NoValue:
+    """What a rank sends that failed, wherever the others are waiting for its value."""
+
+    failure: Exception
 
 
 @dataclass
@@ -64,33 +78,52 @@ class Ranks:
         return box[0]
 
     def of_all(self, value: T) -> list[T]:
-        """The values of all ranks, on all ranks."""
-        import torch.distributed as dist
+        """The values of all ranks, on all ranks.
 
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=_control())
-        return values
+        Raises:
+            Exception: that of the first rank that failed in `together`; `refusal` is it then.
+        """
+        return self._gathered(value)
 
-    def together(self, work: Callable[[], T]) -> T:
+    def together(self, work: Callable[[], T], waits: bool = False) -> T:
         """What `work` returns, done on every rank; where it fails on one, it fails on all.
+
+        Args:
+            waits: ranks wait for one another's GPUs in `work`: a rank whose GPU fails tells nobody,
+                and has to end, see leanbench.measure.follower.
 
         Raises:
             UserError: that of the first rank with one; `refusal` is it then.
+            MemoryError: a rank had no memory left; `refusal` is it then.
             GpuUnusable: another error, of any rank.
         """
         result, failure = None, None
         try:
             result = work()
-        except UserError as error:
-            failure = type(error)(*error.args)
         except Exception as error:
-            first_line = str(error).partition("\n")[0]
-            failure = GpuUnusable(f"rank {self.rank}: {type(error).__name__}: {first_line}")
-        failures = [failed for failed in self.of_all(failure) if failed is not None]
-        if failures:
-            self.refusal = failures[0]
-            raise failures[0]
+            if error is self.refusal or (waits and not isinstance(error, UserError)):
+                raise
+            failure = self._for_all(error)
+        self._gathered(_NoValue(failure) if failure is not None else None)
         return result  # pyright: ignore[reportReturnType]
+
+    def _gathered(self, value: Any) -> list[Any]:
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=_control())
+        for other in values:
+            if isinstance(other, _NoValue):
+                self.refusal = other.failure
+                raise other.failure
+        return values
+
+    def _for_all(self, error: Exception) -> Exception:
+        """The error as other processes take it."""
+        if isinstance(error, UserError):
+            return type(error)(*error.args)
+        kind = MemoryError if is_out_of_memory(error) else GpuUnusable
+        return kind(f"rank {self.rank}: {first_line(what_broke(error))}")
 
     def layout(self, counts: GpuCounts) -> Layout:
         """Who has which heads and tokens, with the groups that exchange partials."""
@@ -178,16 +211,29 @@ class Gang:
         self._followers: list[subprocess.Popen[bytes]] = []
         self._store: Any = None
         self._leaving = threading.Event()
+        self._lock = threading.Lock()
+        self._is_at_work = self._is_broken = False
         self.ranks: Ranks | None = None
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """A block in which this process waits for its followers, and ends where one does."""
+        with self._lock:
+            self._is_at_work = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_at_work = False
 
     def of(self, size: int, device_index: int, options: dict[str, Any]) -> Ranks:
         """This process's part among `size` ranks; the others are started where they are not there.
 
         Raises:
             UserError: this machine has fewer GPUs.
-            SecondGang: others were started for another number of ranks, or have left.
+            SecondGang: others were started for another number of ranks, or one has ended.
         """
-        if self.ranks is not None and self.ranks.size == size:
+        if self.ranks is not None and self.ranks.size == size and not self._is_broken:
             return self.ranks
         devices = devices_for(size, device_index, _device_count())
         if self._store is not None:
@@ -204,8 +250,13 @@ class Gang:
         if self.ranks is None:
             return
         self._leaving.set()
-        self.ranks.from_first(None)
-        leave()
+        if self._is_broken:
+            # Nobody waits for one that is gone.
+            for follower in self._followers:
+                follower.kill()
+        else:
+            self.ranks.from_first(None)
+            leave()
         for follower in self._followers:
             try:
                 follower.wait(_LEAVES_S)
@@ -231,11 +282,19 @@ class Gang:
         watch.start()
 
     def _watch(self, rank: int, follower: subprocess.Popen[bytes]) -> None:
-        """Ends this process where a follower ends: it would wait for it for ever."""
+        """Ends this process where a follower ends while it is at work: it would wait for it for
+        ever.
+        """
         code = follower.wait()
-        if not self._leaving.is_set():
-            print(f"rank {rank} ended with {code}", file=sys.stderr, flush=True)
-            os._exit(LOST_FOLLOWER)
+        if self._leaving.is_set():
+            return
+        print(f"rank {rank} ended with {code}", file=sys.stderr, flush=True)
+        if code == FAILED_FOLLOWER:
+            time.sleep(_OWN_REPORT_S)
+        with self._lock:
+            if self._is_at_work:
+                os._exit(LOST_FOLLOWER)
+            self._is_broken = True
 
 
 def devices_for(size: int, first: int, count: int) -> list[int]:

@@ -52,7 +52,7 @@ def load_shard(ranks: Ranks, instruments: Instruments, problem: AttentionProblem
 
     inputs = ranks.together(buffers)
     inputs = inputs[: min(ranks.of_all(len(inputs)))]
-    group = ranks.together(lambda: ranks.layout(problem.gpus)).group
+    group = ranks.together(lambda: ranks.layout(problem.gpus), waits=True).group
     if group is not None:
         first = ranks.rank // problem.gpus.context * problem.gpus.context
         for buffer in inputs:
@@ -60,7 +60,8 @@ def load_shard(ranks: Ranks, instruments: Instruments, problem: AttentionProblem
                 if (tensor := getattr(buffer, name)) is not None:
                     dist.broadcast(tensor, src=first, group=group.peers.processes)
         inputs = [replace(buffer, peers=group.peers) for buffer in inputs]
-    return Shard(own, inputs, ranks.together(lambda: _reference(problem, inputs[0])))
+    reference = ranks.together(lambda: _reference(problem, inputs[0]), waits=True)
+    return Shard(own, inputs, reference)
 
 
 def _reference(problem: AttentionProblem, inputs: AttentionInputs) -> Reference:

@@ -36,6 +36,7 @@ from leanbench.measure.timing import (
     capture,
     run_rounds,
 )
+from leanbench.measure.torch_errors import first_line, what_broke
 from leanbench.records.outcome import Outcome
 
 T = TypeVar("T")
@@ -86,20 +87,22 @@ def lead(
 
     Raises:
         UserError: this machine has too few GPUs, or no room.
+        MemoryError: a rank had no memory left.
         GpuUnusable: a rank failed.
     """
     options = instruments.options.to_dict()
-    ranks = instruments.gang.of(problem.gpus.gpus, instruments.device_index, options)
-    ranks.from_first(Request(work, problem.to_dict(), dict(requests)))
-    try:
-        return work(ranks, instruments, problem, kernels, requests)
-    except Exception as error:
-        if error is ranks.refusal:
-            raise
-        if is_rank_lost(error):
-            raise RankLost from error
-        # The others do not know, and are in the middle of something.
-        raise GpuUnusable(f"rank 0: {type(error).__name__}: {error}") from error
+    with instruments.gang.at_work():
+        ranks = instruments.gang.of(problem.gpus.gpus, instruments.device_index, options)
+        ranks.from_first(Request(work, problem.to_dict(), dict(requests)))
+        try:
+            return work(ranks, instruments, problem, kernels, requests)
+        except Exception as error:
+            if error is ranks.refusal:
+                raise
+            if is_rank_lost(error):
+                raise RankLost from error
+            # The others do not know, and are in the middle of something.
+            raise GpuUnusable(f"rank 0: {first_line(what_broke(error))}") from error
 
 
 def follow(ranks: Ranks, instruments: Instruments, request: Request) -> None:
@@ -110,9 +113,10 @@ def follow(ranks: Ranks, instruments: Instruments, request: Request) -> None:
     kernels = [kernel(name) for name in request.requests]
     try:
         request.work(ranks, instruments, problem, kernels, request.requests)
-    except UserError:
-        # Rank 0 reports it; what breaks a process ends it.
-        return
+    except (UserError, MemoryError) as error:
+        # Rank 0 reports what all know; what breaks a process ends it.
+        if error is not ranks.refusal:
+            raise
 
 
 @dataclass
@@ -131,18 +135,20 @@ class Shared:
 class SharedReplay:
     """Replays of one chain of launches on all ranks at once. Only rank 0's `sample_us` is called,
     the others take their samples as it does.
+
+    Raises:
+        UserError, MemoryError, GpuUnusable: as `Ranks.together`.
     """
 
     def __init__(self, name: str, ranks: Ranks, launches: Launches, sample_ms: float) -> None:
         import torch
 
         self.name, self._ranks = name, ranks
-        for launch in launches:
-            launch()
+        ranks.together(lambda: [launch() for launch in launches])
         ranks.barrier()
         # An even number: kernels use buffers in turn.
         self.launches = 2 * len(launches)
-        self.graph = capture(launches, self.launches)
+        self.graph = ranks.together(partial(capture, launches, self.launches))
         self.take_us()
         once_us = min(self.take_us() for _ in range(TRIAL_REPLAYS))
         once_ms = once_us * self.launches / 1e3
@@ -150,7 +156,7 @@ class SharedReplay:
         rotations = min(rotations, max(1, 1024 // self.launches))
         if rotations > 1:
             self.launches *= rotations
-            self.graph = capture(launches, self.launches)
+            self.graph = ranks.together(partial(capture, launches, self.launches))
             torch.cuda.synchronize()
 
     def sample_us(self) -> float:
@@ -196,13 +202,11 @@ def _measure(
         return outcomes
     chains = {own.kernel.name: own.launches for own in correct}
     if problem.gpus.context > 1:
-        chains[SHARD] = alone(shard)
+        chains[SHARD] = ranks.together(lambda: alone(shard))
     replays: dict[str, SharedReplay] = {}
     for name, launches in chains.items():
         announce(None if name == SHARD else name)
-        replays[name] = ranks.together(
-            partial(SharedReplay, name, ranks, launches, effort.sample_ms)
-        )
+        replays[name] = SharedReplay(name, ranks, launches, effort.sample_ms)
     if ranks.rank > 0:
         _take_samples(ranks, replays)
         timings: dict[str, Timing] = {}
@@ -292,8 +296,7 @@ def _from_barrier(
         "barrier": [group.barrier],
     }
     replays = {
-        name: ranks.together(partial(SharedReplay, name, ranks, launches, sample_ms))
-        for name, launches in chains.items()
+        name: SharedReplay(name, ranks, launches, sample_ms) for name, launches in chains.items()
     }
     medians_us = {name: replay.median_us() for name, replay in replays.items()}
     return Outcome(from_barrier_us=medians_us["both"] - medians_us["barrier"])

@@ -76,7 +76,8 @@ def sustained_of_all(
             options.window_s,
             _WARM_UP_S,
             before_drain=replays.finish,
-        )
+        ),
+        waits=True,
     )
     idle_w = None if instruments.calibration is None else instruments.calibration.idle_power_w
     return together(ranks.of_all(own), ranks.of_all(idle_w))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from leanbench.core.kernel import Kernel, TracedCall
 from leanbench.core.problem import AttentionProblem
@@ -53,7 +52,9 @@ def trace_on_ranks(
     calls = ranks.together(lambda: traced_calls(kernel, own.config, shard.buffers))
     if calls is None:
         return f"{kernel.name} has no instrumented build"
-    ranks.together(lambda: check_same_output(kernel, own.config, shard.buffers[0], calls[0]))
+    ranks.together(
+        lambda: check_same_output(kernel, own.config, shard.buffers[0], calls[0]), waits=True
+    )
     return ranks.of_all(_recorded(ranks, instruments, problem, shard, own, calls))
 
 
@@ -69,13 +70,12 @@ def _recorded(
     sample_ms = instruments.options.effort.sample_ms
 
     def latency_us(name: str, launches: Launches) -> float:
-        make = partial(SharedReplay, name, ranks, launches, sample_ms)
-        return ranks.together(make).median_us()
+        return SharedReplay(name, ranks, launches, sample_ms).median_us()
 
     plain_us = latency_us("plain", own.launches)
     traced_us = latency_us("traced", [call.launch for call in calls])
     ranks.barrier()
-    recorded = ranks.together(lambda: recorded_launches(calls))
+    recorded = ranks.together(lambda: recorded_launches(calls), waits=True)
     slowest_us = [max(ends) for ends in zip(*ranks.of_all(ends_us(recorded)), strict=True)]
     ctas = median_launch(recorded, slowest_us)
     timeline = ranks.together(

@@ -26,6 +26,12 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.parent import die_with_parent
 from leanbench.core.problem import AttentionProblem
 from leanbench.measure.ranks import RankLost, SecondGang
+from leanbench.measure.torch_errors import (
+    first_line,
+    is_out_of_memory,
+    is_torch_error,
+    what_broke,
+)
 from leanbench.run.messages import Message, receive, send
 
 Outcome = dict[str, Any]
@@ -64,7 +70,7 @@ def _serve(parent: Connection) -> None:
     try:
         run_problem, hello = _start(receive(parent), announce)
     except Exception as error:
-        send(parent, {"failed": _first_line(error)})
+        send(parent, {"failed": first_line(error)})
         return
     send(parent, hello)
     usable = True
@@ -177,19 +183,10 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
 
         # In the parent's words, who may notice it first.
         return {"status": "crashed", "reason": f"{error}, see {WORKER_LOG}"}, False
-    reason = _first_line(_what_broke(error))
-    if isinstance(error, MemoryError) or _is_torch_error(error, "OutOfMemoryError"):
+    reason = first_line(what_broke(error))
+    if is_out_of_memory(error):
         return {"status": "out_of_memory", "reason": reason}, True
     return {"status": "crashed", "reason": reason}, not _is_sticky(error)
-
-
-def _what_broke(error: Exception) -> Exception:
-    """The error of a launch that was captured, where `error` is of the capture's end:
-    `torch.cuda.graph` ends a capture that a launch has broken, which raises in its place.
-    """
-    launch = error.__context__
-    ends_capture = _is_torch_error(error, "AcceleratorError") and "captur" in str(error)
-    return launch if ends_capture and isinstance(launch, Exception) else error
 
 
 def _is_sticky(error: Exception) -> bool:
@@ -198,20 +195,9 @@ def _is_sticky(error: Exception) -> bool:
     """
     return (
         isinstance(error, GpuUnusable)
-        or _is_torch_error(error, "AcceleratorError")
+        or is_torch_error(error, "AcceleratorError")
         or "CUDA" in str(error)
     )
-
-
-def _is_torch_error(error: Exception, name: str) -> bool:
-    # Nobody can raise an error of a module that was not imported.
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(error, getattr(torch, name, ()))
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from leanbench.measure.ranks import LOST_FOLLOWER, Gang, Ranks, SecondGang, devi
 #: Each rank prints what it got, as JSON.
 _TOGETHER = """
 import json, sys
+import torch
 from leanbench.core.errors import GpuUnusable, UserError
 from leanbench.measure import ranks as module
 rank, port = int(sys.argv[1]), int(sys.argv[2])
@@ -33,7 +34,15 @@ def refuse():
 def crash():
     if rank == 1:
         raise ValueError("nonsense")
-for name, work, kind in (("refused", refuse, UserError), ("crashed", crash, GpuUnusable)):
+def overflow():
+    if rank == 1:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+def count():
+    # Rank 0 is waiting for a number of each rank.
+    crash()
+    return ranks.of_all(rank)
+for name, work, kind in (("refused", refuse, UserError), ("crashed", crash, GpuUnusable),
+                         ("full", overflow, MemoryError), ("counted", count, GpuUnusable)):
     try:
         ranks.together(work)
     except kind as error:
@@ -47,8 +56,9 @@ _LOSES_ONE = """
 import time
 from leanbench.measure.ranks import Gang
 gang = Gang()
-gang._start(1, 2, gang._open_store(2), 99)
-time.sleep(120)
+with gang.at_work():
+    gang._start(1, 2, gang._open_store(2), 99)
+    time.sleep(120)
 """
 
 
@@ -93,11 +103,16 @@ def test_ranks_agree_and_a_failure_of_one_is_everybodys() -> None:
             "fine": rank,
             "refused": ["no room: choose a smaller context", True],
             "crashed": ["rank 1: ValueError: nonsense", True],
+            "full": [
+                "rank 1: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+                True,
+            ],
+            "counted": ["rank 1: ValueError: nonsense", True],
             "again": [0, 1],
         }
 
 
-def test_a_worker_ends_with_a_follower_that_ends() -> None:
+def test_a_worker_ends_with_a_follower_that_ends_at_work() -> None:
     worker = python(_LOSES_ONE)
     _, errors = worker.communicate(timeout=100)
     assert worker.returncode == LOST_FOLLOWER

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -40,7 +41,7 @@ class Pair(Ranks):
     def of_all(self, value: T) -> list[T]:
         return [value, value]
 
-    def together(self, work: Callable[[], T]) -> T:
+    def together(self, work: Callable[[], T], waits: bool = False) -> T:
         try:
             return work()
         except UserError as error:
@@ -96,7 +97,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
 
 def opened(gpu: PretendedGpu, pair: Pair, **options: Any) -> Instruments:
     instruments: Instruments = open_instruments(0, MeasureOptions(**options), gpu.announce)
-    gang: Any = SimpleNamespace(of=lambda size, device, options: pair)
+    gang: Any = SimpleNamespace(of=lambda size, device, options: pair, at_work=nullcontext)
     return replace(instruments, gang=gang)
 
 

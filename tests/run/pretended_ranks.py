@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,8 @@ from leanbench.records.outcome import Outcome
 
 #: The problem of which rank 1 never finishes this kernel.
 HANGS_AT, HANGS = 2048, "fa2"
+#: The problem of which rank 1 fails at this kernel, while rank 0 waits for its GPU.
+FAILS_AT, FAILS = 8192, "fa2"
 #: Where followers say who they are, a line each.
 FOLLOWERS = "LEANBENCH_TEST_FOLLOWERS"
 
@@ -76,6 +79,10 @@ def _measure(
         instruments.announce(kernel.name)
         if own.rank == 1 and (problem.context, kernel.name) == (HANGS_AT, HANGS):
             os.kill(os.getpid(), signal.SIGSTOP)
+        if (problem.context, kernel.name) == (FAILS_AT, FAILS):
+            if own.rank == 1:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            time.sleep(600)
         tokens = sum(own.of_all(problem.shard(own.rank).max_context))
         outcomes[kernel.name] = _outcome(tokens)
     instruments.announce(None)
@@ -125,6 +132,7 @@ def _pretend() -> None:
     fakes: dict[Any, dict[str, Any]] = {
         ranks: {
             "_device_count": lambda: 4,
+            "_OWN_REPORT_S": 0.1,
             "environment_of_several": lambda devices: {
                 "gpu_uuids": [f"GPU-{'abcd'[index]}" for index in devices]
             },

@@ -1,9 +1,11 @@
-"""Problems that several processes measure: one that hangs costs its cell and a new group, and each
-number of GPUs has a worker of its own.
+"""Problems that several processes measure: one that hangs or fails costs its cell and a new group,
+one that ends while nobody needs it costs no cell, and each number of GPUs has a worker of its own.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ import pytest
 
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
+from leanbench.measure.ranks import FAILED_FOLLOWER, RANK_LOST
 from leanbench.run import worker_process
 from leanbench.run.cells import Cell
 from leanbench.run.limits import Budget
@@ -128,3 +131,36 @@ def test_each_number_of_gpus_has_a_worker_of_its_own(runner: ProblemRunner, tmp_
     assert workers == [workers[0]] * 4 + [workers[4]] * 4
     assert workers[0] != workers[4]
     assert len((tmp_path / "followers").read_text().split()) == 1 + 3
+
+
+def test_a_rank_that_fails_alone_costs_its_cell_at_once(
+    runner: ProblemRunner, tmp_path: Path
+) -> None:
+    problem = AttentionProblem(1, 8, 8, pretended_ranks.FAILS_AT, 64, parallel="tp:2")
+    cells = [Cell(problem, kernel) for kernel in ("lean", "fa2", "fixed_split")]
+    rows = {own.cell.kernel: own.row for own in runner.run(cells, Budget(None))}
+    log = (tmp_path / "log").read_text()
+    assert rows["fa2"]["status"] == "crashed", log
+    assert rows["fa2"]["reason"] == f"{RANK_LOST}, see worker.log"
+    assert "RuntimeError: CUDA error: an illegal memory access was encountered" in log
+    assert f"rank 1 ended with {FAILED_FOLLOWER}" in log
+    for kernel in ("lean", "fixed_split"):
+        assert (rows[kernel]["status"], rows[kernel]["latency_us"]) == ("ok", 2.0 * 8192), log
+
+
+def test_a_rank_that_ends_idle_costs_no_cell(runner: ProblemRunner, tmp_path: Path) -> None:
+    def measured(context: int, parallel: str) -> dict[str, Any]:
+        problem = AttentionProblem(1, 8, 8, context, 64, parallel=parallel)
+        (own,) = runner.run([Cell(problem, "lean")], Budget(None))
+        assert own.row["status"] == "ok", (own.row, (tmp_path / "log").read_text())
+        return own.row
+
+    first = measured(1024, "tp:2")
+    os.kill(int((tmp_path / "followers").read_text()), signal.SIGKILL)
+    for _ in range(_LOOKS):
+        if "rank 1 ended with -9" in (tmp_path / "log").read_text():
+            break
+        time.sleep(0.1)
+    alone, second = measured(1024, "none"), measured(4096, "tp:2")
+    assert alone["warnings"] == first["warnings"] != second["warnings"]
+    assert len((tmp_path / "followers").read_text().split()) == 2
