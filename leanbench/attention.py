@@ -88,16 +88,17 @@ def lean_attn_with_kvcache(
     the cache count as the nearest ones that it has. The rest is the caller's: pages of
     `block_table` and rows of `cache_batch_idx` lie in the caches, `cu_seqlens_q` does not fall or
     pass q, nor `cu_seqlens_k_new` k, `cache_leftpad` is between 0 and the length, rows of
-    `rotary_seqlens` lie in the tables. With LEANBENCH_CHECK_CALLS=1 in the environment every call
-    outside of a capture waits and is checked for these. No two sequences append to one page.
+    `rotary_seqlens` and those of new tokens lie in the tables. With LEANBENCH_CHECK_CALLS=1 in the
+    environment every call outside of a capture waits and is checked for these. No two sequences
+    append to one page.
 
     A head_dim that is no multiple of 8, of 16 in fp8 caches, is padded, as by flash-attn, one
     between 256 and 512 to 512, of K above that to 576, and tensors that start at or step by no
     multiple of 16 bytes are copied where no kernel reads them. What does not lie in a row of any
     tensor but a cache, `out` and scales of fp8 numbers is copied, too. Such calls copy the tensors,
     caches whole, every time. torch's operators append, some twenty small kernels a call, where
-    caches are copied, with `cu_seqlens_k_new` or `rotary_seqlens`, and for rotary in fp8. Both are
-    for compatibility, not speed.
+    caches are copied, with `cu_seqlens_k_new` or `rotary_seqlens`, for rotary in fp8, and with
+    tables shorter than the cache. Both are for compatibility, not speed.
 
     A batch, query tokens or a cache of none are taken outside of `torch.compile`, unless tokens are
     appended: nothing is launched, the output is 0 and the LSE -inf, or the sink's logit.
@@ -111,17 +112,18 @@ def lean_attn_with_kvcache(
         k_cache: (batch, tokens, kv_heads, head_dim); any strides, head_dim contiguous; of the dtype
             of `q`, or torch.float8_e4m3fn or float8_e5m2. `q_heads` is a multiple of `kv_heads`. A
             cache stored as (batch, kv_heads, tokens, head_dim) is passed as
-            `cache.transpose(1, 2)`. With a `block_table`: (pages, page_size, kv_heads, head_dim).
+            `cache.transpose(1, 2)`. Rows past the batch, as of a cache for a larger one, are not
+            read. With a `block_table`: (pages, page_size, kv_heads, head_dim).
         v_cache: like `k_cache`; may have another head_dim, which the output then has.
         k: (batch, new tokens, kv_heads, head_dim), in the caches' dtype: written into `k_cache` in
             place, from each sequence's `cache_seqlens` on, then attended to. What is past the
             cache's capacity, which the host cannot see of lengths on the device, is left out.
         v: like `k`, for `v_cache`.
         rotary_cos: (positions, rotary_dim / 2), in the dtype of `q`, with a position for every
-            token of the cache's capacity: `k` is rotated by rows `cache_seqlens`, `cache_seqlens` +
-            1 and so on, and so is `q` with a causal mask, a window or chunks; without, all of `q`
-            by row `cache_seqlens`; queries past the last row by that. Both are rounded to their
-            dtype again.
+            token in use, with a `block_table` for every token of the cache's capacity: `k` is
+            rotated by rows `cache_seqlens`, `cache_seqlens` + 1 and so on, and so is `q` with a
+            causal mask, a window or chunks; without, all of `q` by row `cache_seqlens`; queries
+            past the last row by that. Both are rounded to their dtype again.
         rotary_sin: like `rotary_cos`.
         cache_seqlens: tokens in use, those of `k` not included, the query tokens otherwise
             included: one number, or (batch,) int32 on the same device. None: all of them, with a

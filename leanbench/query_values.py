@@ -55,6 +55,7 @@ def attend_with_qv(call: Call, qv: Any, with_lse: bool) -> tuple[torch.Tensor, t
         NotImplementedError: no kernel takes it.
         ValueError: the tensors do not fit together.
     """
+    call = call.with_own_rows()
     _check(call, qv)
     if call.q.numel() == 0 or call.k_cache.numel() == 0:
         return attend_nothing(call, with_lse)
@@ -232,10 +233,16 @@ def _latent(k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
     if (
         not is_traced(k_cache, k_cache, v_cache)
         and k_cache.shape[:-1] == v_cache.shape[:-1]
-        and k_cache.stride() == v_cache.stride()
+        and _steps(k_cache) == _steps(v_cache)
         and k_cache.data_ptr() == v_cache.data_ptr() + VALUE_DIM * v_cache.element_size()
         and k_cache.untyped_storage().data_ptr() == v_cache.untyped_storage().data_ptr()
         and is_whole(v_cache)
     ):
         return v_cache.as_strided((*v_cache.shape[:-1], LATENT_DIM), v_cache.stride())
     return torch.cat([v_cache, k_cache], dim=-1)
+
+
+def _steps(cache: torch.Tensor) -> list[int]:
+    """Strides of the dimensions before the last one; a view gives one of size 1 any stride."""
+    sizes_and_strides = zip(cache.shape[:-1], cache.stride()[:-1], strict=True)
+    return [stride for size, stride in sizes_and_strides if size > 1]

@@ -76,7 +76,7 @@ class Steps(NamedTuple):
         appends = inputs.k_new is not None and (
             inputs.cu_seqlens_k_new is not None
             or inputs.rotary_seqlens is not None
-            or (inputs.rotary_cos is not None and (unpacks or inputs.k_cache.element_size() == 1))
+            or (inputs.rotary_cos is not None and (unpacks or _turns_otherwise(inputs)))
             or not (is_read(inputs.k_cache) and is_read(inputs.v_cache))
         )
         rest = replace(inputs, cache_batch_idx=None) if picks_rows else inputs
@@ -96,6 +96,16 @@ class Steps(NamedTuple):
         if self.unpacks:
             own = _unpacked(own)
         return _padded(own) if self.pads else own
+
+
+def _turns_otherwise(inputs: AttentionInputs) -> bool:
+    """Whether lean.cu has no rotation for the caches: of fp8 numbers, or where the tables are
+    shorter than they.
+    """
+    assert inputs.rotary_cos is not None
+    # With pages the tables are as long as the capacity.
+    is_short = inputs.block_table is None and inputs.rotary_cos.shape[0] < inputs.k_cache.shape[1]
+    return is_short or inputs.k_cache.element_size() == 1
 
 
 def scattered(inputs: AttentionInputs) -> tuple[str, ...]:

@@ -70,17 +70,19 @@ def most_query_tokens(q: torch.Tensor, cu_seqlens_q: Any, max_seqlen_q: Any) -> 
 
 
 def cap_of(softcap: Any) -> float:
-    """A soft cap as a number.
+    """A soft cap as a number, 0 where it is below: none, as by flash-attn.
 
     Raises:
         ValueError: it is none.
     """
     try:
-        return float(softcap)
+        cap = float(softcap)
     except NO_NUMBER:
         raise ValueError(
             f"softcap is {said(softcap)}: expected 0 for none, or a number above it"
         ) from None
+    # A NaN stays one, which is refused.
+    return 0.0 if cap < 0 else cap
 
 
 def tokens_of(number: Any) -> Any:

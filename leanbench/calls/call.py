@@ -110,6 +110,22 @@ class Call(NamedTuple):
         if self.out is not None:
             self.check_out(self.out)
 
+    def with_own_rows(self) -> Call:
+        """The call without the rows of contiguous caches that no sequence has, as of a cache for a
+        larger batch: flash-attn does not read them. The same object where there are none.
+        """
+        k_cache, v_cache, extras = self.k_cache, self.v_cache, self.all_extras
+        if (
+            self.block_table is not None
+            or extras.cache_batch_idx is not None
+            or extras.cu_seqlens_q is not None
+            or not self.q.dim() == k_cache.dim() == v_cache.dim() == 4
+            or k_cache.shape[0] != v_cache.shape[0]
+            or not 0 < self.batch < k_cache.shape[0]
+        ):
+            return self
+        return self._replace(k_cache=k_cache[: self.batch], v_cache=v_cache[: self.batch])
+
     def check_length(self) -> None:
         """Whether the length fits the cache; neither may be known while a call is traced.
 

@@ -203,15 +203,19 @@ def _check_rotary(call: Call) -> None:
         return
     if call.all_extras.k_new is None:
         raise ValueError("rotary_cos and rotary_sin rotate k, which is None: pass k and v too")
+    # A table may be shorter than contiguous caches, which have spare capacity.
+    least = 1 if call.length is None else call.length
+    if call.block_table is not None:
+        least = call.capacity
     if (
         cos.dim() != 2
-        or cos.shape[0] < call.capacity
+        or cos.shape[0] < least
         or cos.shape[1] % 8
         or not 0 < 2 * cos.shape[1] <= call.q.shape[-1]
     ):
         raise ValueError(
             f"rotary_cos is {tuple(cos.shape)}: expected (positions, rotary_dim / 2), a position"
-            f" for each of {call.capacity} tokens or more, and rotary_dim a multiple of 16 up to"
+            f" for each of {least} tokens or more, and rotary_dim a multiple of 16 up to"
             f" {call.q.shape[-1]}"
         )
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):

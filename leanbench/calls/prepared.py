@@ -125,6 +125,8 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
         with torch.cuda.device(index):
             return attend(call, with_lse)
     if values.CHECKS_VALUES and not capturing:
+        if not call.latent and (own := call.with_own_rows()) is not call:
+            return attend(own, with_lse)
         _check(call)
         values.check_values(call)
     capacity, dense_form = None, None
@@ -136,6 +138,9 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
     signature = _signature(call, length, dense_form, with_lse, stream, capturing)
     prepared = _LAUNCHES.get(signature)
     if prepared is None or not (length is None or prepared.is_for(length, capacity)):
+        # Asked where no launch is known: other calls have no time for it.
+        if not call.latent and (own := call.with_own_rows()) is not call:
+            return attend(own, with_lse)
         out, lse, prepared = _attend_first(call, length, capacity, with_lse, stream, capturing)
         _LAUNCHES.put(signature, prepared)
         return out, lse if with_lse else None

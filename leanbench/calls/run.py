@@ -22,9 +22,9 @@ def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         refuse_derivatives(call)
     if is_traced(call.q, call.k_cache, call.v_cache):
-        return attend_traced(call, with_lse)
+        return attend_traced(call.with_own_rows(), with_lse)
     if call.q.numel() == 0 or call.k_cache.numel() == 0:
-        return attend_nothing(call, with_lse)
+        return attend_nothing(call.with_own_rows(), with_lse)
     return attend(call, with_lse)
 
 

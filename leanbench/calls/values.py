@@ -107,6 +107,9 @@ def _check_append(call: Call, cached: list[int]) -> None:
                 f"cu_seqlens_q has no query token for sequence {sequence}, whose new tokens may"
                 " then be left unwritten: leave it out of the call, or pass a query token"
             )
+    if extras.rotary_seqlens is None and extras.rotary_cos is not None:
+        most = extras.rotary_cos.shape[0] - extras.new_tokens
+        _check_range("cache_seqlens", cached, most, "so that rotary_cos has a row for new tokens")
     if extras.rotary_seqlens is not None and extras.rotary_cos is not None:
         most = extras.rotary_cos.shape[0] - 1
         _check_range("rotary_seqlens", extras.rotary_seqlens.tolist(), most, "rows of rotary_cos")

@@ -101,7 +101,8 @@ class Ranks:
         try:
             result = work()
         except Exception as error:
-            if error is self.refusal or (waits and not isinstance(error, UserError)):
+            is_told = isinstance(error, UserError) and not isinstance(error, GpuUnusable)
+            if error is self.refusal or (waits and not is_told):
                 raise
             failure = self._for_all(error)
         self._gathered(_NoValue(failure) if failure is not None else None)

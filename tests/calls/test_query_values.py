@@ -429,3 +429,19 @@ def test_what_is_refused_is_so_before_anything_is_appended(call, error, sentence
     with pytest.raises(error, match=f"^{re.escape(sentence)}$"):
         lean_attn_with_kvcache(**call, **new)
     assert torch.equal(call["k_cache"].float(), before.float())
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_views_of_one_pool_are_not_copied(page_size):
+    # As SGLang makes them: torch gives the dimension of one head strides of their own.
+    pool = rand(64, 1, 576)
+    k = pool[:, :, 512:].view(-1, page_size, 1, 64)
+    v = pool[:, :, :512].view(-1, page_size, 1, 512)
+    assert k.stride() != v.stride()
+    latent_cache = query_values._latent(k, v)
+    assert latent_cache.data_ptr() == pool.data_ptr()
+    assert latent_cache.equal(pool.view(-1, page_size, 1, 576))
+    # Views of two pools are.
+    copied = query_values._latent(k, v.clone())
+    assert copied.data_ptr() != pool.data_ptr()
+    assert copied.equal(latent_cache)

@@ -43,6 +43,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"cache_seqlens": int32(3, 7), "cache_leftpad": int32(3, 8)},
         r"^cache_leftpad\[1\] is 8: expected 0 to the sequence's 7 tokens$",
     ),
+    "new tokens without a row of the tables": (
+        {
+            **APPEND,
+            **dict.fromkeys(("rotary_cos", "rotary_sin"), torch.randn(6, 16).half()),
+            "cache_seqlens": int32(2, 4),
+        },
+        r"^cache_seqlens\[1\] is 4: expected 0 to 3, so that rotary_cos has a row for new tokens$",
+    ),
     "a row that there is not": (
         {"cache_batch_idx": int32(1, 2)},
         r"^cache_batch_idx\[1\] is 2: expected 0 to 1, rows of the caches$",
