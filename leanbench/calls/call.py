@@ -114,15 +114,16 @@ class Call(NamedTuple):
         """The call without the rows of contiguous caches that no sequence has, as of a cache for a
         larger batch: flash-attn does not read them. The same object where there are none.
         """
-        k_cache, v_cache, extras = self.k_cache, self.v_cache, self.all_extras
+        q, k_cache, v_cache = self.q, self.k_cache, self.v_cache
         if (
-            self.block_table is not None
-            or extras.cache_batch_idx is not None
-            or extras.cu_seqlens_q is not None
-            or not self.q.dim() == k_cache.dim() == v_cache.dim() == 4
+            not q.dim() == k_cache.dim() == v_cache.dim() == 4
+            or not 0 < q.shape[0] < k_cache.shape[0]
             or k_cache.shape[0] != v_cache.shape[0]
-            or not 0 < self.batch < k_cache.shape[0]
+            or self.block_table is not None
         ):
+            return self
+        extras = self.all_extras
+        if extras.cache_batch_idx is not None or extras.cu_seqlens_q is not None:
             return self
         return self._replace(k_cache=k_cache[: self.batch], v_cache=v_cache[: self.batch])
 
