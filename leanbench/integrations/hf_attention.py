@@ -11,7 +11,7 @@ from leanbench.attention import lean_attn_with_kvcache
 from leanbench.calls.call import Call
 from leanbench.calls.run import run
 from leanbench.core.errors import UserError
-from leanbench.integrations.hf_masks import lengths_of
+from leanbench.integrations.hf_masks import dense_mask, is_windowed, lengths_of
 
 
 def lean_attention(
@@ -40,7 +40,9 @@ def lean_attention(
         attention_mask: what `leanbench.integrations.hf_masks.lean_mask` made, or a mask of the
             caller's as for sdpa.
         scaling: of the scores; None: head_dim ** -0.5. OPT scales its queries and passes 1.
-        sliding_window: tokens that a query token sees, itself included; None: all before it.
+        sliding_window: tokens that a query token sees, itself included; None: all before it, or
+            as many as the mask says.
+        position_bias: added to the scores, (1 or batch, q_heads, q_len, tokens), as in T5; sdpa's.
         s_aux: (q_heads,): a sink's logit for each head (gpt-oss).
 
     Returns:
@@ -58,15 +60,25 @@ def lean_attention(
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     q_len, capacity = query.shape[2], key.shape[2]
+    # Of causal masks alone, whatever the layer says of itself.
+    lengths_mask = None
+    if attention_mask is not None and attention_mask.dtype == torch.int32:
+        lengths_mask = attention_mask
+        if sliding_window is None and is_windowed(lengths_mask):
+            sliding_window = _window_of(module)
     if sliding_window is not None and sliding_window >= capacity:
         sliding_window = None
     is_prompt = attention_mask is None and q_len > 1
-    if is_prompt and is_causal and capacity > q_len:
-        # An empty static cache.
+    if is_prompt and is_causal and capacity > q_len and position_bias is None:
+        # An empty static cache. A bias has its capacity, and sdpa cuts both.
         key, value = key[:, :, :q_len], value[:, :, :q_len]
     plain = sliding_window is None and softcap is None and s_aux is None
-    of_sdpa = is_prompt and plain if attention_mask is None else attention_mask.dtype != torch.int32
-    if of_sdpa or not is_causal or position_bias is not None:
+    of_sdpa = lengths_mask is None and (
+        attention_mask is not None or not is_causal or (is_prompt and plain)
+    )
+    if of_sdpa or position_bias is not None:
+        if lengths_mask is not None:
+            attention_mask = dense_mask(lengths_mask, q_len, capacity, sliding_window)
         _refuse_for_sdpa(softcap, s_aux)
         return sdpa_attention_forward(
             module,
@@ -82,7 +94,7 @@ def lean_attention(
         )
     if dropout:
         raise UserError(f"dropout is {dropout}, and lean has none: call model.eval() first")
-    lengths, starts = lengths_of(attention_mask)
+    lengths, starts = lengths_of(lengths_mask)
     q, k_cache, v_cache = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if plain and starts is None:
         # Less host time: every layer of a step comes here.
@@ -103,6 +115,17 @@ def lean_attention(
     )
     assert isinstance(out, torch.Tensor)
     return out, None
+
+
+def _window_of(module: torch.nn.Module) -> int:
+    """The window of a layer that does not pass it, as `lean_mask` found it."""
+    window = getattr(getattr(module, "config", None), "sliding_window", None)
+    if window is None:
+        raise UserError(
+            f"the mask of {type(module).__name__} has a sliding window, and neither the layer nor"
+            " its config has sliding_window: use attn_implementation='eager'"
+        )
+    return window
 
 
 def _refuse_for_sdpa(softcap: float | None, sinks: torch.Tensor | None) -> None:

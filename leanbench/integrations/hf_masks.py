@@ -4,8 +4,10 @@ once a step, on the device, with no mask in memory.
 A model asks for the masks of a step before its first layer. Three things may come back:
 
 - None: of several query tokens, a prompt from its start, no padding; of one, every key is seen.
-- int32, (batch, 1, 1, 1 or 2): tokens in use of each sequence and, where there is padding, the
-  token that it begins with. Four dimensions: transformers passes such a tensor on as it is.
+- int32, (batch, 1, 1 or 2, 1 or 2): tokens in use of each sequence and, where there is padding,
+  the token that it begins with; two rows, both alike, where the layers' window hides tokens, as
+  not every layer passes its window on. Four dimensions: transformers passes such a tensor on as it
+  is.
 - bool, (batch, 1, q_len, tokens): of masks that lengths do not say, made as for sdpa.
 """
 
@@ -49,13 +51,17 @@ def lean_mask(
         UserError: `attention_mask` has padding between tokens, or a CUDA graph is captured over the
             static cache of a sliding window while it fills, or with padding.
     """
-    if _lengths_say_it(q_length, local_size, allow_is_causal_skip, use_vmap, config, options):
+    # Packed sequences and blocks that see one another do not allow it. A decode step over a static
+    # cache does not either, whatever its mask.
+    is_causal = allow_is_causal_skip or q_length == 1
+    if is_causal and _lengths_say_it(local_size, use_vmap, config, options):
         tokens = q_offset + q_length - kv_offset
         starts = _starts(attention_mask, q_length, kv_offset)
-        if starts is None and _sees_all(q_length, kv_length, q_offset, tokens, local_size):
+        if starts is None and _sees_all(q_length, kv_length, q_offset, tokens, local_size, config):
             return None
         _refuse_captured(kv_length, tokens, kv_offset, starts)
-        return _packed(batch_size, tokens, starts, device)
+        windowed = local_size is not None and kv_length > local_size
+        return _packed(batch_size, tokens, starts, windowed, device)
     return sdpa_mask(
         batch_size,
         q_length,
@@ -79,27 +85,43 @@ def lengths_of(mask: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Te
     """
     if mask is None:
         return None, None
-    if mask.shape[-1] == 1:
+    _, _, rows, columns = mask.shape
+    if rows == columns == 1:
         return mask.view(-1), None
-    return mask[:, 0, 0, 0], mask[:, 0, 0, 1]
+    return mask[:, 0, 0, 0], mask[:, 0, 0, 1] if columns == 2 else None
+
+
+def is_windowed(mask: torch.Tensor) -> bool:
+    """Whether a mask of lengths is that of layers whose window hides tokens."""
+    return mask.shape[2] == 2
+
+
+def dense_mask(
+    mask: torch.Tensor, q_length: int, kv_length: int, window: int | None
+) -> torch.Tensor:
+    """What lengths and a window stand for: (batch, 1, q_length, kv_length), bool, True where a
+    query token sees one of the cache.
+    """
+    lengths, starts = lengths_of(mask)
+    assert lengths is not None
+    tokens = torch.arange(kv_length, device=mask.device)
+    places = lengths[:, None] - q_length + torch.arange(q_length, device=mask.device)
+    seen = tokens <= places[..., None]
+    if starts is not None:
+        seen &= tokens >= starts[:, None, None]
+    if window is not None:
+        seen &= tokens > places[..., None] - window
+    return seen[:, None]
 
 
 def _lengths_say_it(
-    q_length: int,
-    local_size: int | None,
-    allow_is_causal_skip: bool,
-    use_vmap: bool,
-    config: Any,
-    options: dict[str, Any],
+    local_size: int | None, use_vmap: bool, config: Any, options: dict[str, Any]
 ) -> bool:
     """Whether the mask is causal, with a window or without, and no more than that."""
     if use_vmap or "allow_is_bidirectional_skip" in options:
         return False
-    if local_size is not None and local_size != getattr(config, "sliding_window", None):
-        return False  # Chunked attention.
-    # Packed sequences and blocks that see one another do not allow it. A decode step over a static
-    # cache does not either, whatever its mask.
-    return allow_is_causal_skip or q_length == 1
+    # Another size is that of chunked attention.
+    return local_size is None or local_size == getattr(config, "sliding_window", None)
 
 
 def _starts(
@@ -136,11 +158,17 @@ def _sees_all(
     q_offset: int | torch.Tensor,
     tokens: int | torch.Tensor,
     local_size: int | None,
+    config: Any,
 ) -> bool:
     """Whether `causal` alone says what the query tokens see."""
     if q_length == 1:
-        return not isinstance(tokens, torch.Tensor) and tokens == kv_length
+        if isinstance(tokens, torch.Tensor) or tokens != kv_length:
+            return False
+        return local_size is None or kv_length <= local_size
     if local_size is not None and q_length > local_size:
+        return False
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
+        # Layers of some decoders, UMT5's among them, say that they are not causal.
         return False
     if isinstance(q_offset, torch.Tensor) and is_tracing(q_offset):
         return False
@@ -175,6 +203,7 @@ def _packed(
     batch_size: int,
     tokens: int | torch.Tensor,
     starts: torch.Tensor | None,
+    windowed: bool,
     device: torch.device | str,
 ) -> torch.Tensor:
     if isinstance(tokens, torch.Tensor):
@@ -183,4 +212,5 @@ def _packed(
         lengths = torch.full((batch_size,), tokens, dtype=torch.int32, device=device)
     # Columns of the result are contiguous, as the kernel reads them.
     columns = lengths[None] if starts is None else torch.stack((lengths, starts))
-    return columns.t()[:, None, None]
+    rows = columns.expand(2, -1, -1).contiguous() if windowed else columns[None]
+    return rows.permute(2, 0, 1)[:, None]

@@ -89,7 +89,7 @@ def test_opt_scales_its_queries_itself(lean):
     assert {call["softmax_scale"] for call in lean.calls} == {1.0}
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2-moe"])
 def test_a_chunk_over_cached_tokens(kind, lean):
     """As speculative decoding and chunked prompts pass several tokens at once."""
     model, tokens = tiny_model(kind), prompts()
@@ -183,12 +183,13 @@ def test_missing_transformers_is_one_sentence(monkeypatch):
         register()
 
 
-def test_a_step_compiles_whole(lean, monkeypatch):
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2-moe"])
+def test_a_step_compiles_whole(kind, lean, monkeypatch):
     """With the lengths of a static cache read in the graph, and padding that nobody looks at."""
     torch._dynamo.reset()
     monkeypatch.setattr(hf_attention, "lean_attn_with_kvcache", dense_attention)
     monkeypatch.setattr(hf_attention, "run", as_run(dense_attention))
-    model, mask, results = tiny_model("gemma3"), torch.ones(3, 15, dtype=torch.long), []
+    model, mask, results = tiny_model(kind), torch.ones(3, 15, dtype=torch.long), []
     mask[0, :5] = 0
     for forward in (model.forward, torch.compile(model.forward, backend="eager", fullgraph=True)):
         cache = StaticCache(config=model.config, max_cache_len=20)

@@ -33,6 +33,20 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOssConfig",
         {**GROUPED, **WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1},
     ),
+    # Its windowed layer does not pass the window on.
+    "qwen2-moe": (
+        "Qwen2MoeConfig",
+        {
+            **GROUPED,
+            **WINDOW,
+            "use_sliding_window": True,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "num_experts": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
 }
 
 
