@@ -13,7 +13,11 @@ A model asks for the masks of a step before its first layer. Three things may co
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +25,9 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_cuda_stream_capturing, is_tracing
 
 from leanbench.core.errors import UserError
+
+#: Models whose decoder computes attention itself, while another part asks the interface.
+_OWN_DECODER = ("git", "informer")
 
 
 def lean_mask(
@@ -48,9 +55,16 @@ def lean_mask(
         local_size: tokens of the window, or of a chunk in models of chunked attention.
 
     Raises:
-        UserError: `attention_mask` has padding between tokens, or a CUDA graph is captured over the
-            static cache of a sliding window while it fills, or with padding.
+        UserError: the model adds masks to its scores itself, `attention_mask` has padding between
+            tokens, or a CUDA graph is captured over the static cache of a sliding window while it
+            fills, or with padding.
     """
+    model = type(config).__module__
+    if _computes_attention(model):
+        raise UserError(
+            f"attention of model type {config.model_type!r} does not go through transformers'"
+            " attention interface, so attn_implementation='lean' would not be called: use 'eager'"
+        )
     # Packed sequences and blocks that see one another do not allow it. A decode step over a static
     # cache does not either, whatever its mask.
     is_causal = allow_is_causal_skip or q_length == 1
@@ -122,6 +136,32 @@ def _lengths_say_it(
         return False
     # Another size is that of chunked attention.
     return local_size is None or local_size == getattr(config, "sliding_window", None)
+
+
+# Not the cached function itself: dynamo would trace it, and so read files.
+@torch.compiler.assume_constant_result
+def _computes_attention(configuration: str) -> bool:
+    """Whether a model adds masks to scores of its own, by the module that defines its config."""
+    return _has_own_attention(configuration)
+
+
+@cache
+def _has_own_attention(configuration: str) -> bool:
+    """The same, from the source of the modeling module beside the config's; no for models from
+    elsewhere.
+
+    transformers reads it, too, before it changes a model's `attn_implementation`, but takes any
+    that a model is made with.
+    """
+    name = configuration.rpartition(".")[2]
+    path = getattr(sys.modules.get(configuration), "__file__", None)
+    if path is None or not configuration.startswith("transformers.models."):
+        return False
+    path = Path(path).with_name(name.replace("configuration_", "modeling_") + ".py")
+    source = path.read_text(encoding="utf-8") if path.is_file() else ""
+    attends = re.search(r"^class \w*Attention\w*\(nn\.Module\):", source, re.MULTILINE)
+    asks = "ALL_ATTENTION_FUNCTIONS" in source and path.parent.name not in _OWN_DECODER
+    return attends is not None and not asks
 
 
 def _starts(

@@ -213,3 +213,32 @@ def test_a_window_that_nobody_names_is_refused():
     q = torch.zeros(2, 4, 1, 8)
     with pytest.raises(UserError, match=r"mask of Linear has a sliding window.*'eager'"):
         hf_attention.lean_attention(torch.nn.Linear(1, 1), q, q, q, windowed(8))
+
+
+OWN_ATTENTION: dict[str, dict[str, Any]] = {
+    "Bloom": {"hidden_size": 32, "n_layer": 1, "n_head": 4},
+    "CodeGen": {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4},
+    "XGLM": {"d_model": 32, "ffn_dim": 48, "num_layers": 1, "attention_heads": 4},
+    "Mpt": {"d_model": 32, "n_layers": 1, "n_heads": 4},
+}
+
+
+@pytest.mark.parametrize("name", OWN_ATTENTION)
+def test_a_model_that_adds_the_mask_itself_is_refused(name):
+    model = causal_model(name, vocab_size=97, **OWN_ATTENTION[name])
+    kind = model.config.model_type
+    with torch.no_grad(), pytest.raises(UserError, match=rf"type '{kind}' does not go.*'eager'"):
+        model(prompts(2))
+
+
+@pytest.mark.parametrize("kind", ["git", "informer"])
+def test_a_model_of_which_a_part_alone_asks_transformers_is_refused(kind):
+    with pytest.raises(UserError, match=rf"type '{kind}' does not go"):
+        lean_mask(2, 1, 5, 4, config=transformers.AutoConfig.for_model(kind))
+
+
+def test_models_from_elsewhere_are_not_refused():
+    class OwnConfig(transformers.BloomConfig):
+        pass
+
+    assert lean_mask(2, 1, 5, 4, config=OwnConfig()) is None
