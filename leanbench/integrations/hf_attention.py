@@ -57,6 +57,11 @@ def lean_attention(
             "output_attentions is set, and attn_implementation='lean' has no weights to return: use"
             " attn_implementation='eager'"
         )
+    if options.get("indices") is not None:
+        raise UserError(
+            f"{type(module).__name__} attends to chosen tokens only (indices), which"
+            " attn_implementation='lean' does not: use attn_implementation='eager'"
+        )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     q_len, capacity = query.shape[2], key.shape[2]

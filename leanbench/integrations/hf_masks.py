@@ -26,6 +26,10 @@ from transformers.utils.import_utils import is_cuda_stream_capturing, is_tracing
 
 from leanbench.core.errors import UserError
 
+#: In the source of models that index masks or join others to them: no `None`, please; of which
+#: type is it; the other one in its type.
+_EDITS = r"allow_is_causal_skip|attention_mask\.dtype == torch\.bool|\.to\(attention_mask\.dtype\)"
+
 #: Models whose decoder computes attention itself, while another part asks the interface.
 _OWN_DECODER = ("git", "informer")
 
@@ -65,9 +69,10 @@ def lean_mask(
             f"attention of model type {config.model_type!r} does not go through transformers'"
             " attention interface, so attn_implementation='lean' would not be called: use 'eager'"
         )
+    edits = _edits_masks(model)
     # Packed sequences and blocks that see one another do not allow it. A decode step over a static
     # cache does not either, whatever its mask.
-    is_causal = allow_is_causal_skip or q_length == 1
+    is_causal = (allow_is_causal_skip or q_length == 1) and not edits
     if is_causal and _lengths_say_it(local_size, use_vmap, config, options):
         tokens = q_offset + q_length - kv_offset
         starts = _starts(attention_mask, q_length, kv_offset)
@@ -85,7 +90,7 @@ def lean_mask(
         mask_function,
         attention_mask,
         local_size=local_size,
-        allow_is_causal_skip=allow_is_causal_skip,
+        allow_is_causal_skip=allow_is_causal_skip and not edits,
         use_vmap=use_vmap,
         device=device,
         config=config,
@@ -96,12 +101,20 @@ def lean_mask(
 def lengths_of(mask: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Tokens in use, and the first token, of each sequence: (batch,), int32, contiguous; None for
     all, and for 0.
+
+    Raises:
+        UserError: `mask` is not one of `lean_mask`.
     """
     if mask is None:
         return None, None
     _, _, rows, columns = mask.shape
     if rows == columns == 1:
         return mask.view(-1), None
+    if columns > 2:
+        raise UserError(
+            f"the last size of an int32 attention_mask is {columns}, and that of lengths is 1 or 2:"
+            " pass masks as bool, or use attn_implementation='eager' if the model makes its own"
+        )
     return mask[:, 0, 0, 0], mask[:, 0, 0, 1] if columns == 2 else None
 
 
@@ -142,13 +155,19 @@ def _lengths_say_it(
 @torch.compiler.assume_constant_result
 def _computes_attention(configuration: str) -> bool:
     """Whether a model adds masks to scores of its own, by the module that defines its config."""
-    return _has_own_attention(configuration)
+    return _traits_of(configuration)[0]
+
+
+@torch.compiler.assume_constant_result
+def _edits_masks(configuration: str) -> bool:
+    """Whether a model makes its own masks from what it is given, and so needs them in memory."""
+    return _traits_of(configuration)[1]
 
 
 @cache
-def _has_own_attention(configuration: str) -> bool:
-    """The same, from the source of the modeling module beside the config's; no for models from
-    elsewhere.
+def _traits_of(configuration: str) -> tuple[bool, bool]:
+    """Whether a model computes attention itself, and whether it edits masks, by the source of the
+    modeling module beside the config's; neither of models from elsewhere.
 
     transformers reads it, too, before it changes a model's `attn_implementation`, but takes any
     that a model is made with.
@@ -156,12 +175,12 @@ def _has_own_attention(configuration: str) -> bool:
     name = configuration.rpartition(".")[2]
     path = getattr(sys.modules.get(configuration), "__file__", None)
     if path is None or not configuration.startswith("transformers.models."):
-        return False
+        return False, False
     path = Path(path).with_name(name.replace("configuration_", "modeling_") + ".py")
     source = path.read_text(encoding="utf-8") if path.is_file() else ""
     attends = re.search(r"^class \w*Attention\w*\(nn\.Module\):", source, re.MULTILINE)
     asks = "ALL_ATTENTION_FUNCTIONS" in source and path.parent.name not in _OWN_DECODER
-    return attends is not None and not asks
+    return attends is not None and not asks, re.search(_EDITS, source) is not None
 
 
 def _starts(

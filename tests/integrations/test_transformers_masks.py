@@ -175,9 +175,11 @@ MIXTURE = {"num_local_experts": 2, "num_experts_per_tok": 2}
         # Layers that do not pass on their window, and one that does.
         ("Phimoe", {**SIZES, **GROUPED, **MIXTURE, "sliding_window": 4}),
         ("Mistral", {**SIZES, **GROUPED, "sliding_window": 4}),
+        # It makes its own masks of those that it gets.
+        ("Doge", {**SIZES, **GROUPED, "keep_window_size": 4}),
     ],
 )
-def test_a_decoder_with_a_window(name, sizes, padded, cache_type):
+def test_a_decoder_with_a_window_or_with_its_own_masks(name, sizes, padded, cache_type):
     model, mask = causal_model(name, **sizes), torch.ones(2, TOKENS, dtype=torch.long)
     if padded:
         mask[0, :3] = 0
@@ -215,6 +217,34 @@ def test_a_window_that_nobody_names_is_refused():
         hf_attention.lean_attention(torch.nn.Linear(1, 1), q, q, q, windowed(8))
 
 
+def test_an_int32_mask_that_is_not_of_lengths_is_refused():
+    q = torch.zeros(2, 4, 1, 8)
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.int32)
+    with pytest.raises(UserError, match=r"last size of an int32 attention_mask is 9, .* 1 or 2"):
+        hf_attention.lean_attention(torch.nn.Linear(1, 1), q, q, q, mask)
+
+
+@pytest.mark.parametrize("cache_type", ["dynamic", "static"])
+def test_a_decoder_that_joins_two_masks(cache_type):
+    """T5Gemma 2 attends to its own tokens and the encoder's at once, also in decode steps."""
+    from transformers import T5Gemma2Config
+
+    decoder = T5Gemma2Config().decoder
+    for q_length, skip in ((1, True), (1, False), (3, False)):
+        static = cache_type == "static"
+        offset = torch.tensor(4) if static else 4
+        mask = lean_mask(
+            2,
+            q_length,
+            16 if static else 4 + q_length,
+            offset,
+            config=decoder,
+            allow_is_causal_skip=skip,
+        )
+        assert mask is not None
+        assert mask.dtype == torch.bool
+
+
 OWN_ATTENTION: dict[str, dict[str, Any]] = {
     "Bloom": {"hidden_size": 32, "n_layer": 1, "n_head": 4},
     "CodeGen": {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4},
@@ -242,3 +272,13 @@ def test_models_from_elsewhere_are_not_refused():
         pass
 
     assert lean_mask(2, 1, 5, 4, config=OwnConfig()) is None
+
+
+def test_attention_to_chosen_tokens_is_refused():
+    sizes = {**SIZES, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16}
+    heads = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 16}
+    index = {"q_lora_rank": 16, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4}
+    experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
+    config = {**sizes, **heads, **index, **experts, "num_key_value_heads": 4}
+    with torch.no_grad(), pytest.raises(UserError, match=r"chosen tokens only \(indices\)"):
+        causal_model("DeepseekV32", **config)(prompts(2))
