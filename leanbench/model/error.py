@@ -8,6 +8,7 @@ from typing import Literal
 
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
@@ -103,7 +104,7 @@ def _said(
 
 def _modelled(names: Iterable[str], spec: GpuSpec) -> list[str]:
     """The kernels that are played for these: of `lean` the implementation that runs on this GPU.
-    One whose decomposition is not known has no prediction.
+    One without a schedule, as a library's, has no prediction.
     """
     registered = kernels()
     modelled: list[str] = []
@@ -111,7 +112,7 @@ def _modelled(names: Iterable[str], spec: GpuSpec) -> list[str]:
         kernel = registered.get(name)
         if kernel is None:
             modelled.append(name)
-        elif kernel.decomposition != "other":
+        elif type(kernel).schedule is not Kernel.schedule:
             modelled.append(kernel.implementation_on(spec).name)
     return list(dict.fromkeys(modelled))
 

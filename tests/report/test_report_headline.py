@@ -8,10 +8,11 @@ import pytest
 from example_runs import WriteRun, measured_rows, problem, row, row_with_all_fields
 
 from leanbench.core.errors import UserError
-from leanbench.model import short_error
+from leanbench.model import known_error, short_error
 from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
-from leanbench.report.document import Table
+from leanbench.report.document import Sentences, Table
+from leanbench.report.facts.head import banner_section
 from leanbench.report.facts.headline import FEW_RUNS, caveats, headline, near, overview_of, title
 from leanbench.report.facts.outcome import summary_section
 from leanbench.report.facts.results import Part, Results
@@ -126,6 +127,35 @@ def test_headline_of_a_prediction_says_so(
     error = short_error("NVIDIA H200", names)
     words = f"Predicted by the performance model, nothing was measured. {error}"
     assert sentences["Beware"] == words
+
+
+@pytest.mark.parametrize("predicted", [("lean",), ()])
+def test_the_model_s_error_is_that_of_kernels_with_a_prediction(
+    write_run: WriteRun, predicted: tuple[str, ...]
+) -> None:
+    refused: dict[str, Any] = {
+        "status": "unsupported",
+        "reason": "no schedule",
+        "source": "predicted",
+    }
+    rows = [
+        row(problem(), name, 10.0, source="predicted")
+        if name in predicted
+        else row(problem(), name, **refused)
+        for name in ("lean", "fa2")
+    ]
+    run = write_run(rows, source="predicted")
+    [sentences] = sentences_of(run)
+    failed = 2 - len(predicted)
+    error = f" {short_error('NVIDIA H200', predicted)}" if predicted else ""
+    assert sentences["Beware"] == (
+        f"Predicted by the performance model, nothing was measured.{error} {failed} of 2 rows enter"
+        f" no statistic: {failed} unsupported."
+    )
+    [block] = banner_section(Results([read_run(run)])).blocks
+    assert isinstance(block, Sentences)
+    [banner] = block.items
+    assert banner.note == (known_error("NVIDIA H200", predicted) if predicted else "")
 
 
 @pytest.mark.usefixtures("wrong_by_2_5_percent")

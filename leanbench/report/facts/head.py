@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from leanbench.core.quantities import TIMED
 from leanbench.model import known_error
 from leanbench.report.document import Block, Section, Sentence, Sentences, Text, sentences
 from leanbench.report.facts.environment import environments_of
@@ -31,8 +32,9 @@ def _banner(run: Run, results: Results) -> list[tuple[str, str]]:
     if sources == ["predicted"]:
         name = f"{run.name}: predicted" if results.are_several else "Predicted"
         words = f"{name} by the performance model for {listed(_gpus(run))}; nothing was measured."
-        kernels = dict.fromkeys(row.kernel for row, _ in run.results)
-        return [(words, known_error(gpu_name(run.manifest), kernels))]
+        # A row without a latency has no error either.
+        kernels = dict.fromkeys(row.kernel for row, _ in run.results if row.status in TIMED)
+        return [(words, known_error(gpu_name(run.manifest), kernels) if kernels else "")]
     if "predicted" in sources:
         name = run.name if results.are_several else "This run"
         words = f"{name} holds measured rows and rows predicted by the performance model."

@@ -74,11 +74,10 @@ def caveats(part: Part) -> list[str]:
     """Caveats of a part's figures."""
     sentences = [f"The run is not finished, {part.unfinished}."] if part.unfinished else []
     if part.summary.source == "predicted":
-        # The banner of a page says the rest.
-        model_error = short_error(part.summary.gpu, dict.fromkeys(part.rows["kernel"]))
-        sentences.append(
-            f"Predicted by the performance model, nothing was measured. {model_error}".strip()
-        )
+        sentences.append("Predicted by the performance model, nothing was measured.")
+        # The banner of a page says the rest. A row without a latency has no error either.
+        if timed := list(dict.fromkeys(part.rows.loc[part.rows["status"].isin(TIMED), "kernel"])):
+            sentences.append(short_error(part.summary.gpu, timed))
     counted = status_counts(part.rows)
     if noisy := counted.get("noisy"):
         sentences.append(f"Rows that were timed with noise count, {noisy} of {len(part.rows)}.")
