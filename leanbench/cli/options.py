@@ -116,7 +116,11 @@ class RunFlags:
         ),
     ] = "120s"
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List cells, bytes and estimated time, run none.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="List cells, bytes and estimated time, run none; with --resume, those left.",
+        ),
     ] = False
     executor: Executor = "local"
     ray_address: RayAddress = None

@@ -64,6 +64,10 @@ def run_requested(requested: Sweep, flags: RunFlags, command: list[str]) -> None
         if flags.dry_run:
             from leanbench.cli.sweep_tables import show_dry_run
 
+            if flags.resume:
+                path = run_path(flags, cells, requested, machines.target)
+                asked = manifest_of(cells, requested, machines.target, command)
+                cells = _cells_left(path, cells, asked)
             show_dry_run(requested, cells, machines.target.spec, predicted=predicted)
             return
         from leanbench.configs.store import user_faults
@@ -183,10 +187,7 @@ def run_sweep(
     with open_run(path, manifest) as run:
         total = sum(cell.key not in run.finished for cell in cells)
         if flags.resume and not flags.quiet:
-            output.say(
-                f"Resuming {path}: {len(cells) - total} of {len(cells)} cells are done, {total} are"
-                " left."
-            )
+            output.say(f"Resuming {path}: {_done_of(len(cells), total)}")
         if total and flags.executor == "local":
             _refuse_other_software(run, cells, machines.target)
         try:
@@ -206,6 +207,30 @@ def run_sweep(
         if left:
             _say_how_to_go_on("The budget is spent", run, len(cells), command)
     return read_run(path)
+
+
+def _cells_left(path: Path, cells: list[Cell], asked: dict[str, Any]) -> list[Cell]:
+    """The cells that --resume would run; says how many are done.
+
+    Args:
+        asked: the manifest of what is asked for now.
+
+    Raises:
+        UserError: there is no such run, or it is of another request.
+    """
+    from leanbench.records.manifest import refuse_differences
+    from leanbench.records.reading import read_run
+
+    run = read_run(path)
+    refuse_differences(path, run.manifest, asked)
+    finished = {row.cell for row, _ in run.results}
+    left = [cell for cell in cells if cell.key not in finished]
+    output.say(f"{path}: {_done_of(len(cells), len(left))}")
+    return left
+
+
+def _done_of(cells: int, left: int) -> str:
+    return f"{cells - left} of {cells} cells are done, {left} are left."
 
 
 def _refuse_other_software(run: RunDirectory, cells: list[Cell], target: Target) -> None:

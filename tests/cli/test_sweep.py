@@ -433,6 +433,26 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_of_a_resumed_sweep_lists_the_cells_that_are_left(tmp_path):
+    words = ["smoke", "--kernels", "lean", "--out", str(tmp_path), "--no-report"]
+    assert invoke("sweep", *words, "--name", "one", "--quiet").exit_code == 0
+    results = tmp_path / "one" / "results.jsonl"
+    lines = results.read_bytes().splitlines(keepends=True)
+    results.write_bytes(b"".join(lines[:10]))
+    kept = results.read_bytes()
+    for name in (["--name", "one"], []):
+        result = invoke("sweep", *words, *name, "--resume", "--dry-run")
+        assert result.exit_code == 0
+        assert f"{tmp_path / 'one'}: 10 of 12 cells are done, 2 are left.\n" in result.stderr
+        listed = [line.split()[3] for line in result.stdout.splitlines() if line[:5] == "lean "]
+        assert listed == ["n4096", "n16384"]
+        assert "2 cells, less than 1 s; nothing was run." in result.stdout
+    assert results.read_bytes() == kept
+    other = invoke("sweep", *words, "--name", "one", "--resume", "--dry-run", "--batch", "2")
+    assert (other.exit_code, other.stdout) == (2, "")
+    assert "is a run of " in other.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "unsupported"),
     [
