@@ -294,7 +294,8 @@ def _file_quantiles(name: str, path: str) -> tuple[int, ...]:
             raise UserError(
                 f"{name} {path!r} is larger than {_MAX_FILE_BYTES} bytes: keep some of its lines"
             )
-        lines = Path(path).read_text(encoding="utf-8").split()
+        # Some editors begin a file with a byte order mark.
+        lines = Path(path).read_text(encoding="utf-8-sig").split()
     except UnicodeDecodeError:
         raise UserError(f"{name} {path!r} is no text in UTF-8: write a length a line") from None
     except OSError as error:

@@ -11,9 +11,11 @@ def parse(text: bytes | str) -> Any:
     """The value, without what Python's json takes and the rest of the world does not.
 
     Raises:
-        ValueError: no JSON in UTF-8, nested too deep, NaN or infinite, a whole number of more than
-            64 bits, or half a character; the message says which in one line.
+        ValueError: empty, no JSON in UTF-8, nested too deep, NaN or infinite, a whole number of
+            more than 64 bits, or half a character; the message says which in one line.
     """
+    if not text.strip():
+        raise ValueError("it is empty")
     try:
         value = json.loads(text, parse_int=_int64, parse_float=_finite, parse_constant=_finite)
         # "\ud800" alone is half a character: it can be read, and never be written.

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
-from leanbench.core.lengths import MAX_SEQUENCES, draw_context, read_lengths, traces, write_lengths
+from leanbench.core.lengths import (
+    MAX_SEQUENCES,
+    draw_context,
+    longest_in_file,
+    read_lengths,
+    traces,
+    write_lengths,
+)
 
 LENGTHS = AXES["lengths"]
 
@@ -99,6 +106,12 @@ def test_a_file_has_a_length_a_line(tmp_path, monkeypatch):
     assert quantiles(batch, n=2) == pytest.approx([300], abs=60)
     assert 100 <= min(batch) <= max(batch) <= 4096
     assert max(several("Lengths.txt", 1000, 2000)) == 2000
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_length(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Lengths.txt").write_bytes(b"\xef\xbb\xbf100\r\n4k\r\n")
+    assert longest_in_file("Lengths.txt") == 4096
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_a_dumped_folder_is_a_sweep(tmp_path, caplog):
     [
         ('{"kernels": []}', "it has no inputs and axes"),
         ("[1]", "it has no inputs and axes"),
-        ("", "Expecting value: line 1 column 1 (char 0)"),
+        ("", "it is empty"),
         ('{"inputs": {"q": 1}, "axes": {}}', "an input or an axis is no object"),
     ],
 )
