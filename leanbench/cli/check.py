@@ -44,7 +44,8 @@ def check(
         typer.Option(
             "--jobs",
             metavar="N",
-            help="Processes; most of the time goes into compiling. 0: by CPU count.",
+            help="Processes; most of the time goes into compiling. 0: one per CPU, at most 12 (4 in"
+            " the interpreter).",
         ),
     ] = 0,
     fuzz: Annotated[
@@ -52,8 +53,8 @@ def check(
         typer.Option(
             "--fuzz",
             metavar="N",
-            help="Check so many random problems instead of the grid; in the interpreter plain ones"
-            " of up to 150 tokens.",
+            help="Check this many random problems instead of the grid; in the interpreter plain"
+            " ones of up to 150 tokens.",
         ),
     ] = 0,
     seed: Annotated[
@@ -61,7 +62,7 @@ def check(
         typer.Option(
             "--seed",
             metavar="N",
-            help="Of the random problems; inputs are drawn afresh whatever it is.",
+            help="Seed of the random problems; inputs are drawn afresh whatever it is.",
             show_default="0",
         ),
     ] = None,

@@ -44,7 +44,8 @@ def compare(
         ),
     ] = None,
     margin: Annotated[
-        str, typer.Option("--margin", metavar="PERCENT", help="A difference within this is none.")
+        str,
+        typer.Option("--margin", metavar="PERCENT", help="Differences within this count as none."),
     ] = "1%",
     fail_above: Annotated[
         str | None,

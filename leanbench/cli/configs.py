@@ -67,7 +67,7 @@ def show(
     """Show each family's shortlist, and each tuned problem's chosen config with its gain over the
     heuristic.
 
-    Of a GPU that nothing is tuned for, those of the GPU whose settings are used on it.
+    For a GPU without tuned configs, it shows those of the GPU whose settings are used on it.
     """
     from leanbench.cli.configs_tables import family_lines, show_problems, show_shortlist
 
@@ -127,7 +127,7 @@ def import_(
 ) -> None:
     """Merge a file of tuned configs into yours.
 
-    A family that you have is replaced, but a measured one by no predicted one.
+    A family that you have is replaced, but a predicted one never replaces a measured one.
     """
     from leanbench.configs.store import merge
     from leanbench.configs.tuned_file import fault_of, read
@@ -230,7 +230,7 @@ def verify(
 
 
 configs.command(
-    "validate", short_help="Hold the choices against every candidate on other problems."
+    "validate", short_help="Compare the choices with every candidate on other problems."
 )(validate)
 
 

@@ -50,7 +50,9 @@ def validate(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", metavar="N", min=0, max=MAX_SEED, help="Of the sweep's problems."),
+        typer.Option(
+            "--seed", metavar="N", min=0, max=MAX_SEED, help="Seed of the sweep's problems."
+        ),
     ] = None,
     out: Annotated[
         Path | None,

@@ -34,7 +34,7 @@ def doctor(
         ),
     ] = False,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder that shall hold run directories.")
+        Path, typer.Option("--out", metavar="DIR", help="Folder that will hold run directories.")
     ] = Path("runs"),
 ) -> None:
     """Examine this machine: software, GPU, timers, energy counter, bandwidth, noise, kernels,

@@ -167,7 +167,7 @@ def list_(
         ),
     ],
     format_: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="Of quantities.")
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print quantities.")
     ] = "table",
 ) -> None:
     """List the kernels, the sweeps that come with leanbench, the axes of sweeps, the quantities of

@@ -22,7 +22,7 @@ predict = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Fit the performance model, hold it against runs, and show what predictions rest on.",
+    help="Fit the performance model, compare it with runs, and show what predictions rest on.",
 )
 
 _Runs = Annotated[
@@ -98,8 +98,9 @@ def fit(
 ) -> None:
     """Fit the model to measured runs of one GPU and write the calibration.
 
-    Half of a run's shapes are fitted to, the other half and the runs of --check tell how wrong
-    predictions are. From then on `leanbench` predicts this GPU with it.
+    Of a run of 40 rows or more, the model is fitted to half of the shapes; the other half and the
+    runs of --check say how wrong predictions are. From then on `leanbench` predicts this GPU with
+    it.
     """
     from leanbench.model.calibrate import calibrate, read_runs
     from leanbench.model.calibration import to_json, user_file, write_calibration
@@ -125,7 +126,7 @@ def fit(
     output.say(f"Wrote {path}{used}.")
 
 
-@predict.command("check", short_help="Hold predictions against measured runs.")
+@predict.command("check", short_help="Compare predictions with measured runs.")
 def check(runs: _Runs, gpu: _GpuOfRuns = None, json_: _Json = False) -> None:
     """Say how far predictions are from measured runs, and which cells are worst."""
     from dataclasses import asdict
@@ -163,8 +164,8 @@ def check(runs: _Runs, gpu: _GpuOfRuns = None, json_: _Json = False) -> None:
 def show(name: _GpuNamed = None, gpu: _GpuHere = None, json_: _Json = False) -> None:
     """Print the constants in use for a GPU: units, where they come from, how wrong they were.
 
-    They are another GPU's where no calibration is the GPU's own: the lines above the table say
-    whose, and what becomes of them.
+    A GPU without a calibration of its own uses another's: the lines above the table say whose, and
+    how they are scaled.
     """
     from leanbench.gpu.local import choose
     from leanbench.model.calibration import calibration_for, to_json

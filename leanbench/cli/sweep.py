@@ -36,7 +36,7 @@ def sweep(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Of the problems that are drawn.")
+        int | None, typer.Option("--seed", metavar="N", help="Seed of the drawn problems.")
     ] = None,
     kernels: Annotated[
         str | None,

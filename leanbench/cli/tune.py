@@ -57,7 +57,8 @@ def tune(
         typer.Option(
             "--budget",
             metavar="TIME",
-            help="Once all is compiled: 90s, 10m. Default: 60s on a GPU, none for the model.",
+            help="Time limit once all is compiled: 90s, 10m. Default: 60s on a GPU, none for"
+            " predictions.",
         ),
     ] = None,
     exhaustive: Annotated[
@@ -67,7 +68,7 @@ def tune(
         ),
     ] = False,
     objective: Annotated[
-        str, typer.Option("--objective", metavar="latency|energy|edp", help="What is to be least.")
+        str, typer.Option("--objective", metavar="latency|energy|edp", help="What to minimise.")
     ] = "latency",
     require_gpu: RequireGpu = False,
     executor: Executor = "local",
@@ -80,13 +81,13 @@ def tune(
 ) -> None:
     """Find the fastest LeanTile, warps, stages and grid of LeanAttention for a GPU, and keep them.
 
-    They are used where the host knows the lengths; in CUDA C++, for the problems that were timed
-    alone. Calls with lengths in a tensor, and all others, take the heuristic's settings.
+    Calls whose lengths the host knows use them; in CUDA C++, only for problems that were timed.
+    All other calls, such as those with lengths in a tensor, take the heuristic's settings.
 
-    Candidates are compiled for the GPU, pruned by what they take, timed in turn over problems of
-    all sizes, and carried to other problems by a formula fitted to the timings. The same command
-    goes on after an interruption. For a --gpu that is not here, the performance model predicts the
-    timings.
+    Candidates are compiled for the GPU, pruned by the registers and shared memory that they need,
+    timed in turn over problems of all sizes, and carried to other problems by a formula fitted to
+    the timings. After an interruption, the same command resumes. For a --gpu that is not here, the
+    performance model predicts the timings.
     """
     import time
 

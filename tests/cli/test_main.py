@@ -99,11 +99,16 @@ def test_names_are_completed(words, names, tmp_path, monkeypatch):
     ("command", "words"),
     [
         ("--help", "List kernels, sweeps, axes, quantities, lengths, models or GPUs."),
-        ("predict --help", "Fit the performance model, hold it against runs, and show what"),
+        ("predict --help", "Fit the performance model, compare it with runs, and show what"),
         ("configs --help", "List, show, move and verify the launch settings that were tuned"),
         ("report --help", "report [OPTIONS] {RUN}... "),
         ("sweep --help", "of least energy times latency. [default: (default, or FILE's)]"),
-        ("tune --help", "They are used where the host knows the lengths; in CUDA C++, for the"),
+        (
+            "tune --help",
+            "Calls whose lengths the host knows use them; in CUDA C++, only for problems",
+        ),
+        ("predict fit --help", "Of a run of 40 rows or more, the model is fitted to half of the"),
+        ("configs import --help", "but a predicted one never replaces a measured one."),
         ("predict show --help", "[default: (the GPU that is here, or else a100-80gb)]"),
         ("predict check --help", "[default: (the first run's)]"),
         ("predict claims --help", "[default: a100-80gb]"),
