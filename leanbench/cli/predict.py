@@ -103,16 +103,23 @@ def fit(
     it.
     """
     from leanbench.model.calibrate import calibrate, read_runs
-    from leanbench.model.calibration import to_json, user_file, write_calibration
+    from leanbench.model.calibration import (
+        refuse_to_overwrite,
+        to_json,
+        user_file,
+        write_calibration,
+    )
 
     measured = read_runs([*runs, *(check or [])], gpu)
+    path = out or user_file(measured[0].spec.name)
+    # Before minutes of fitting.
+    refuse_to_overwrite(path)
     fitted = calibrate(
         measured[: len(runs)],
         measured[len(runs) :],
         on_progress=lambda text: output.say(f"{text}."),
         only_lean_cuda=only_lean_cuda,
     )
-    path = out or user_file(fitted.calibration.gpu)
     write_calibration(fitted.calibration, path)
     if json_:
         _show_json(to_json(fitted.calibration))

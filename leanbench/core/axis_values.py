@@ -88,7 +88,7 @@ class Whole(Values):
         def values(item: str) -> list[int | None]:
             if self.or_none and item.lower() == "none":
                 return [self.none]
-            numbers = syntax.numbers_of(name, item, self.syntax, least=self.least)
+            numbers = syntax.numbers_of(name, item, self.syntax, least=self.least, limit=self.most)
             for number in numbers:
                 self.check(name, number)
             return [*numbers]

@@ -57,14 +57,30 @@ def parse_numbers(name: str, text: str, syntax: str = COUNT) -> tuple[int, ...]:
 
 
 def numbers_of(
-    name: str, item: str, syntax: str = COUNT, hint: str = "", least: int = 1
+    name: str,
+    item: str,
+    syntax: str = COUNT,
+    hint: str = "",
+    least: int = 1,
+    limit: int = MAX_NUMBER,
 ) -> list[int]:
-    """The whole numbers of one entry, which is a number or a range."""
-    return _range(name, item, hint) if ":" in item else [parse_number(name, item, syntax, least)]
+    """The whole numbers of one entry, which is a number or a range.
+
+    Args:
+        limit: that the sentence about a number above MAX_NUMBER names.
+    """
+    if ":" in item:
+        return _range(name, item, hint)
+    return [parse_number(name, item, syntax, least, limit)]
 
 
-def parse_number(name: str, text: str, syntax: str = COUNT, least: int = 1) -> int:
+def parse_number(
+    name: str, text: str, syntax: str = COUNT, least: int = 1, limit: int = MAX_NUMBER
+) -> int:
     """A whole number from `least` to MAX_NUMBER; ``k`` and ``m`` are 1024 and 1024 x 1024.
+
+    Args:
+        limit: that the sentence about a number above MAX_NUMBER names.
 
     Raises:
         UserError: `text` is no such number.
@@ -83,7 +99,7 @@ def parse_number(name: str, text: str, syntax: str = COUNT, least: int = 1) -> i
         )
     if number > MAX_NUMBER:
         raise UserError(
-            f"{name} {text.strip()} is above the limit of {MAX_NUMBER}: write a smaller number"
+            f"{name} {text.strip()} is above the limit of {limit}: write a smaller number"
         )
     return number
 

@@ -228,14 +228,25 @@ def _described(constants: Calibrated) -> dict[str, Any]:
     }
 
 
+def refuse_to_overwrite(path: Path) -> None:
+    """Refuses a path where something other than a calibration is.
+
+    Raises:
+        UserError: a folder or another file is there.
+    """
+    if path.is_dir():
+        raise UserError(f"cannot write {path} (is a directory): give another --out")
+    if path.exists():
+        read_calibration(path)
+
+
 def write_calibration(calibration: Calibration, path: Path) -> None:
     """Writes it whole or not at all. A file that is there must be a calibration itself.
 
     Raises:
         UserError: the file there is none, or the folder cannot be written.
     """
-    if path.exists():
-        read_calibration(path)
+    refuse_to_overwrite(path)
     part = path.with_name(path.name + f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

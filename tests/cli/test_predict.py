@@ -170,6 +170,25 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str) -> None:
     assert "Traceback" not in err
 
 
+def test_a_file_that_cannot_be_replaced_is_refused_before_the_fit(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(*arguments: object, **options: object) -> None:
+        raise AssertionError("fitted")
+
+    monkeypatch.setattr("leanbench.model.calibrate.calibrate", fit)
+    (own / "folder").mkdir()
+    (own / "other.json").write_text("[1]")
+    for name, sentence in (
+        ("folder", "(is a directory): give another --out"),
+        ("other.json", "is no calibration ("),
+    ):
+        code, out, err = run("fit", FIG_7A, "--out", str(own / name))
+        assert (code, out) == (2, "")
+        assert sentence in err
+    assert (own / "other.json").read_text() == "[1]"
+
+
 def test_claims_say_what_they_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from leanbench.model.paper import claims
 

@@ -39,6 +39,12 @@ def test_numbers(text, values):
     assert AXES["context"].parse(text) == values
 
 
+@pytest.mark.parametrize(("axis", "limit"), [("batch", 2**20), ("head_dim", 1024)])
+def test_a_number_above_every_limit_is_told_the_axis_limit(axis, limit):
+    with pytest.raises(UserError, match=f"{axis} 99999999999 is above the limit of {limit}:"):
+        AXES[axis].parse("99999999999")
+
+
 def test_the_papers_contexts_are_ten_doublings():
     assert AXES["context"].parse("1k:512k:x2") == tuple(1024 * 2**n for n in range(10))
 
