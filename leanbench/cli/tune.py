@@ -108,6 +108,10 @@ def tune(
                 f"{request.target.note or 'there is no GPU here'}: tune on a machine that has one,"
                 " or name one to predict for, as in --gpu a100 (`leanbench list gpus`)"
             )
+        from leanbench.tune.run import check_budget
+
+        # Before anything says that something is predicted.
+        check_budget(request)
         if keep:
             from leanbench.configs.store import check_target
 

@@ -189,6 +189,12 @@ def test_bad_input_is_one_sentence(words, says):
     assert "Traceback" not in result.stderr
 
 
+def test_an_objective_that_cannot_be_predicted_is_refused_before_anything_is_said():
+    assert tune("--gpu", "a100", "--objective", "edp").stderr == (
+        "Error: --objective edp cannot be predicted yet: leave it out, or tune on the GPU\n"
+    )
+
+
 def test_without_a_gpu_and_a_name_it_is_refused(home):
     result = tune("--head-dim", "64", "--group", "1")
     assert result.exit_code == 2
