@@ -235,8 +235,10 @@ configs.command(
 
 
 def _files_of(gpu: str) -> list[File]:
-    """The readable files of a GPU by its name, the user's first."""
-    from leanbench.configs.store import all_files
+    """The readable files of a GPU by its name, the user's first; without any, those of a GPU with
+    the same figures, which it uses as its own, and says whose.
+    """
+    from leanbench.configs.store import all_files, tuned_for
     from leanbench.gpu.catalogue import slug
 
     catalogued = _catalogued(gpu)
@@ -253,8 +255,14 @@ def _files_of(gpu: str) -> list[File]:
     # first.
     readable.sort(key=lambda file: file.path.stem not in names)
     if readable:
-        readable = [file for file in readable if file.tuned.gpu.is_like(readable[0].tuned.gpu)]
-    return readable
+        return [file for file in readable if file.tuned.gpu.is_like(readable[0].tuned.gpu)]
+    alike = tuned_for(catalogued) if catalogued else []
+    if catalogued and alike:
+        output.say(
+            f"{catalogued.name} uses the settings of {alike[0].tuned.gpu.name} as its own: compute"
+            " capability, SMs, L2 and bandwidth agree."
+        )
+    return alike
 
 
 def _stand_in_of(gpu: str) -> list[File]:

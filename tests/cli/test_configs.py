@@ -112,6 +112,21 @@ def test_a_gpu_that_uses_anothers_settings_shows_them_and_says_whose(shipped, tm
     assert_refused(invoke("show", "b200"), "nothing is tuned for b200: run `leanbench tune --gpu")
 
 
+def test_a_gpu_with_the_same_figures_has_the_same_settings(shipped, tmp_path):
+    save_families(find("h100"), [family()], shipped / "h100-sxm.json")
+    save_families(find("h200"), [family(), family(head_dim=64)], shipped / "h200.json")
+    result = invoke("show", "h200-nvl")
+    assert lines(result) == lines(invoke("show", "h200"))
+    said = (
+        "h200-nvl uses the settings of h200 as its own: compute capability, SMs, L2 and bandwidth"
+        " agree.\n"
+    )
+    assert result.stderr == said
+    exported = invoke("export", "h200-nvl", str(tmp_path / "out.json"))
+    assert (exported.exit_code, exported.stderr) == (0, said)
+    assert lines(exported) == [f"{tmp_path / 'out.json'}: 2 families of NVIDIA H200"]
+
+
 def test_the_list_has_a_line_for_each_file(shipped):
     path = save_families(
         H200, [family(problems=[tuned(), tuned(1024)]), family(source="predicted", head_dim=64)]
