@@ -53,7 +53,8 @@ def test_headline_says_who_wins_by_how_much_and_what_to_beware_of(write_run: Wri
     [sentences] = sentences_of(write_run(measured_rows()))
     assert sentences == {
         "Fastest": (
-            "fixed_split is the fastest, or within 1% of it, on 2 of 2 problems, alone so on 1."
+            "fixed_split is the fastest, or within 1% of it, on 2 of 2 problems, ahead of all"
+            " others on 1."
         ),
         "By how much": (
             "lean is 0.71× as fast as the fastest other kernel (geometric mean); at worst 0.50× "
@@ -76,7 +77,7 @@ def test_the_bound_of_whole_models_has_won_nothing(write_run: WriteRun) -> None:
     said = {
         "Fastest": "lean.",
         "By how much": "lean is 1.50× as fast as the fastest other kernel.",
-        "Energy": "Of a launch: fa2 takes 1.50× of what lean takes.",
+        "Energy": "Per launch, fa2 takes 1.50× the energy of lean.",
     }
     directory = write_run(rows)
     assert sentences_of(directory) == [said]
@@ -99,7 +100,7 @@ def test_headline_of_energy_and_warnings(write_run: WriteRun) -> None:
         {
             "Fastest": "lean.",
             "By how much": "lean is 1.50× as fast as the fastest other kernel.",
-            "Energy": "Of a launch: fa2 takes 1.50× of what lean takes.",
+            "Energy": "Per launch, fa2 takes 1.50× the energy of lean.",
             "Beware": "1 row has a warning.",
         }
     ]

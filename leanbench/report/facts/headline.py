@@ -152,7 +152,7 @@ def _fastest(winners: Winners, margin: Margin) -> str:
         )
     words = [
         f"{first.kernel} is the fastest, or within {margin.words} of it, on {first.near} of"
-        f" {winners.problems} problems, alone so on {first.alone}"
+        f" {winners.problems} problems, ahead of all others on {first.alone or 'none'}"
     ]
     losing = [_ahead(kernel) for kernel in others if kernel.alone]
     words += losing[:NAMED]
@@ -198,4 +198,4 @@ def _energy(summary: Summary) -> str:
     ]
     several = max(energy.problems for energy in summary.energies.values()) > 1
     mean = " (geometric means)" if several else ""
-    return f"Of a launch: {', '.join(kernels)} of what {summary.baseline} takes{mean}."
+    return f"Per launch, {listed(kernels)} the energy of {summary.baseline}{mean}."
