@@ -266,7 +266,8 @@ def load_sweep(file: str) -> Sweep:
         there_is = nearest(file, shipped, "`leanbench list sweeps`")
         raise UserError(f"there is no sweep {file!r}, {there_is}")
     try:
-        text = path.read_text(encoding="utf-8")
+        # Editors on Windows begin a file with a byte order mark.
+        text = path.read_text(encoding="utf-8-sig")
         content = tomllib.loads(text)
     except RecursionError:
         raise UserError(

@@ -161,6 +161,12 @@ def test_a_number_of_thousands_of_digits_is_no_toml(tmp_path):
     assert refusal(tmp_path, text).startswith(" is not TOML: ")
 
 
+def test_a_byte_order_mark_is_no_part_of_a_sweep(tmp_path):
+    file = tmp_path / "marked.toml"
+    file.write_bytes(b'\xef\xbb\xbfname = "a"\r\nbatch = 3\r\n')
+    assert {cell.problem.batch for cell in expand(load_sweep(str(file)))} == {3}
+
+
 def test_flags_say_what_to_measure_over_the_file(tmp_path):
     file = write(tmp_path, 'name = "a"\ncache = "warm"\nenergy = true\n')
     effort = Effort(relative_ci=0.02)
