@@ -24,8 +24,11 @@ class Observer(Protocol):
     def finished(self, cell: Cell, row: dict[str, Any]) -> None: ...
 
 
-class Stopped(Exception):
-    """The sweep was asked to stop. `exit_code` is the shell's for that signal."""
+class Stopped(KeyboardInterrupt):
+    """The sweep was asked to stop. `exit_code` is the shell's for that signal.
+
+    Of the exceptions of a signal's handler, a wait of Ray lets KeyboardInterrupt alone through.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -75,21 +78,33 @@ def _problems(
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM raise Stopped where the main thread is. A further one is ignored, also
+    """SIGINT and SIGTERM raise Stopped where the main thread is, but one that is ignored already,
+    as Ctrl-C in a shell script's background job, stays so. A further one is ignored, also
     afterwards: all that a stopped command still does is to say how to go on.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    came: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         for signal_number in handled:
             signal.signal(signal_number, signal.SIG_IGN)
+        came.append(number)
         raise Stopped(number)
 
-    handled = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = {
+        number: signal.signal(number, stop)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
+    except BaseException:
+        # Ray raises another KeyboardInterrupt, and what is ended in mid-work may fail.
+        if came:
+            raise Stopped(came[0]) from None
+        raise
     finally:
         for number, before in handled.items():
             if signal.getsignal(number) is stop:

@@ -259,3 +259,23 @@ def test_ctrl_c_while_modules_load_beside_a_pool_leaves_no_semaphore(tmp_path):
         timeout=240,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "stopped\n", "")
+
+
+def test_a_sweep_that_is_to_ignore_ctrl_c_goes_on(tmp_path):
+    """As in a background job of a shell script, or under nohup."""
+    mark, gate = tmp_path / "mark", tmp_path / "gate"
+    variables = {"LEANBENCH_DRILL_MARK": str(mark), "LEANBENCH_DRILL_GATE": str(gate)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "leanbench", *asked("gated", tmp_path), "--no-report"],
+        env=environment(**variables),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_until(mark.exists, "the thirteenth cell")
+        process.send_signal(signal.SIGINT)
+        gate.touch()
+        _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    assert len(rows(tmp_path / "r")) == 50

@@ -211,6 +211,39 @@ def test_after_a_signal_further_ones_are_ignored_to_the_end(tmp_path, monkeypatc
     assert found(tmp_path / "r") == [well(CELLS[0])]
 
 
+@pytest.mark.parametrize("other", [KeyboardInterrupt, SystemError])
+def test_a_signal_of_which_a_library_made_another_exception_stops_the_sweep(
+    tmp_path, monkeypatch, heeded_signals, other
+):
+    """As a wait of Ray does."""
+
+    class Interrupted(Watching):
+        def finished(self, cell: Cell, row: dict[str, Any]) -> None:
+            super().finished(cell, row)
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except BaseException:
+                raise other from None
+
+    with pytest.raises(Stopped) as stopped:
+        go(tmp_path / "r", monkeypatch, Workers(), CELLS, observer=Interrupted())
+    assert (str(stopped.value), stopped.value.exit_code) == ("SIGTERM", 143)
+    assert found(tmp_path / "r") == [well(CELLS[0])]
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path, monkeypatch, heeded_signals):
+    class Interrupted(Watching):
+        def finished(self, cell: Cell, row: dict[str, Any]) -> None:
+            super().finished(cell, row)
+            signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert go(tmp_path / "r", monkeypatch, Workers(), observer=Interrupted()) == 0
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is heeded_signals["handler"]
+    assert len(found(tmp_path / "r")) == 3
+
+
 def test_configs_are_not_mixed_in_a_request(tmp_path, monkeypatch):
     cells = [
         Cell(PROBLEMS[0], "lean"),
