@@ -4,6 +4,7 @@ run.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +98,7 @@ def difference(first: Board, other: Board) -> Difference | None:
             always=("source", "GPU"),
         ),
         *_of_fields(
-            first.environment,
-            other.environment,
+            *_of_as_many_gpus(first.environment, other.environment),
             always=_SAME_ALWAYS,
             never=(*_OWN, *_missing(_OF_SEVERAL, first.environment, other.environment)),
         ),
@@ -118,6 +118,25 @@ def _of_fields(
         if name not in never and _plain(first.get(name)) != _plain(other.get(name)):
             phrase = f"{name} is {other.get(name)}, not {first.get(name)}"
             yield Difference(phrase, mixable=name not in always)
+
+
+def _of_as_many_gpus(first: dict[str, Any], other: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two environments, both with the GPUs alone, by rank, that the one with fewer has: parts of a
+    run may have problems for other numbers of GPUs.
+    """
+    both = [first, other]
+    # Manifests are read as they were written: anything may stand there, or nothing.
+    with contextlib.suppress(KeyError, TypeError):
+        gpus = min(len(of["gpu_products"]) for of in both)
+        return [
+            {
+                **of,
+                "gpu_products": of["gpu_products"][:gpus],
+                "gpu_links": [link for link in of["gpu_links"] or () if link["second"] < gpus],
+            }
+            for of in both
+        ]
+    return both
 
 
 def _missing(names: tuple[str, ...], *fields: dict[str, Any]) -> list[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +139,52 @@ def _relabelled(path: Path) -> Path:
         environment["kernels"] = "bb"
     (path / "manifest.json").write_text(json.dumps(manifest))
     return path
+
+
+def _of_several(index: int, count: int, *, nvlinks: int = 18) -> Board:
+    """A board whose problems `count` GPUs share; links after the first have so many NVLinks."""
+    links = [
+        {"first": first, "second": second, "nvlinks": nvlinks if second > 1 else 18}
+        for first, second in combinations(range(count), 2)
+    ]
+    several = {
+        "gpu_products": ["NVIDIA H200"] * count,
+        "gpu_uuids": [f"GPU-{index}-{rank}" for rank in range(count)],
+        "gpu_links": links,
+    }
+    return Board("measured", GPU, {**BOARDS[index - 1].environment, **several}, 64.0)
+
+
+@pytest.mark.parametrize("counts", [(2, 4), (4, 2), (1, 8), (2, 2)])
+def test_shards_whose_problems_are_for_other_numbers_of_gpus_are_one_run(tmp_path, shard, counts):
+    boards = [
+        _of_several(index, count) if count > 1 else BOARDS[index - 1]
+        for index, count in enumerate(counts, 1)
+    ]
+    parts = [shard(index, board=board) for index, board in enumerate(boards, 1)]
+    assert merge_runs(parts, tmp_path / "both") == []
+    manifest = read_manifest(tmp_path / "both")
+    assert manifest["environments"] == {board.key: board.environment for board in boards}
+    assert [own["environment"] for own in read_rows(tmp_path / "both")] == [
+        board.key for board in boards
+    ] * 2
+
+
+def test_gpus_that_both_shards_have_must_be_linked_alike(tmp_path, shard):
+    parts = [shard(1, board=_of_several(1, 3)), shard(2, board=_of_several(2, 4, nvlinks=4))]
+    with pytest.raises(UserError, match=r"gpu_links is .*'second': 2.* or add --mix-boards"):
+        merge_runs(parts, tmp_path / "both")
+
+
+@pytest.mark.parametrize("links", [None, 5, ["a"], [{}], [{"second": "b"}]])
+def test_links_that_somebody_wrote_are_no_traceback(tmp_path, shard, links):
+    board = _of_several(2, 4)
+    parts = [
+        shard(1, board=_of_several(1, 2)),
+        shard(2, board=replace(board, environment={**board.environment, "gpu_links": links})),
+    ]
+    with contextlib.suppress(UserError):
+        merge_runs(parts, tmp_path / "both")
 
 
 def test_a_cell_of_two_runs_and_a_run_given_twice_are_refused(tmp_path, shard):
