@@ -27,6 +27,8 @@ def what_broke(error: Exception) -> Exception:
 
 
 def first_line(error: Exception) -> str:
-    """Its type and the first line of its text."""
-    text = str(error).strip().partition("\n")[0]
+    """Its type and the first line of its text, in which bytes that are no UTF-8, as of a path, are
+    escaped.
+    """
+    text = str(error).strip().partition("\n")[0].encode(errors="backslashreplace").decode()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

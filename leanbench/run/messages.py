@@ -28,5 +28,10 @@ def receive(connection: Connection) -> Message:
     Raises:
         EOFError: the other side has closed the connection.
         OSError: the other side died in the middle of a message.
+        ValueError: it is no JSON object.
+        RecursionError: it is nested too deep.
     """
-    return json.loads(connection.recv_bytes())
+    message = json.loads(connection.recv_bytes())
+    if not isinstance(message, dict):
+        raise ValueError(f"a message is a JSON object, this is a {type(message).__name__}")
+    return message

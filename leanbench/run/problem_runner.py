@@ -4,6 +4,7 @@ worker.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -113,14 +114,13 @@ class ProblemRunner:
 
 
 def result_of(cell: Cell, outcome: dict[str, Any], board: Board, wall_s: float) -> CellResult:
-    """The cell's result with these fields of its row; a row that says so where they are
-    malformed.
+    """The cell's result with these fields of its row; a row that says so where they, or the raw
+    samples among them, are malformed.
     """
     from pydantic import ValidationError
 
-    from leanbench.records.row import Row, first_fault
+    from leanbench.records.row import first_fault
 
-    raw = outcome.pop("raw_samples", None)
     fields = {
         "cell": cell.key,
         "problem": cell.problem.to_dict(),
@@ -133,13 +133,40 @@ def result_of(cell: Cell, outcome: dict[str, Any], board: Board, wall_s: float) 
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": board.key,
     }
+    raw = outcome.pop("raw_samples", None)
     try:
-        row = Row.model_validate({**outcome, **fields})
-    except ValidationError as error:
-        reason = f"the kernel's result is malformed: {first_fault(error)}"
-        row = Row.model_validate({**fields, "status": "crashed", "reason": reason})
-    samples = None if raw is None else Samples(cell=cell.key, **raw)
-    return CellResult(cell, row.model_dump(mode="json"), samples, board)
+        row = _row_of({**outcome, **fields})
+        samples = None if raw is None else _samples_of(cell, raw)
+    except (TypeError, ValueError) as error:
+        fault = first_fault(error) if isinstance(error, ValidationError) else str(error)
+        reason = f"the kernel's result is malformed: {fault}"
+        row = _row_of({**fields, "status": "crashed", "reason": reason})
+        samples = None
+    return CellResult(cell, row, samples, board)
+
+
+def _row_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """A row whose line can be read again: one that cannot would hide all others of its run.
+
+    Raises:
+        ValueError: these fields are no row, or one of them cannot be in a file.
+    """
+    from leanbench.records.row import Row, read_row
+
+    row = Row.model_validate(fields).model_dump(mode="json")
+    read_row(json.dumps(row))
+    return row
+
+
+def _samples_of(cell: Cell, raw: dict[str, Any]) -> Samples:
+    """Samples that can be read again.
+
+    Raises:
+        TypeError: these are no keys and values.
+        ValueError: these are no samples, or one is no finite number.
+    """
+    samples = Samples.model_validate({**raw, "cell": cell.key})
+    return Samples.model_validate_json(samples.model_dump_json())
 
 
 def _blame(

@@ -177,6 +177,9 @@ class WorkerProcess:
                 return receive(self._connection)
         except (EOFError, OSError):
             raise self._lost(at) from None
+        except (ValueError, RecursionError):
+            # Code of a kernel has written there, too.
+            raise WorkerLost("the worker's answer cannot be read", at) from None
         raise WorkerTimeout(blamed=at)
 
     def _lost(self, at: str | None) -> WorkerLost:

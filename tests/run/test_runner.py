@@ -470,6 +470,36 @@ def test_a_malformed_result_is_that_kernels_row(tmp_path, monkeypatch):
     assert (fixed_split["status"], fixed_split["relative_error"]) == ("ok", None)
 
 
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"latency_us": 1e300}, "latency_us: 1e+300 is not between 1e-09 and 1e+18"),
+        ({"latency_us": math.inf}, "a row that is ok needs a latency_us"),
+        ({"status": "\udcff"}, "status: Input should be a valid string"),
+        ({"schedule": "bytes \udcff"}, "it is not UTF-8 text"),
+        ({"config": {"tile_tokens": 10**30}}, "10000000000000000000 is no number of 64 bits"),
+        ({"config": {"a": "\udcff"}}, "it is not UTF-8 text"),
+        ({"\udcff": 1}, "Input should be a valid string, unable to parse raw data as a unicode"),
+        ({"raw_samples": {**RAW, "samples_us": [math.nan]}}, "samples_us.0: Input should be a val"),
+        ({"raw_samples": {**RAW, "crosscheck_us": [math.inf]}}, "crosscheck_us.0: Input should be"),
+        ({"raw_samples": {"samples_us": [1.0]}}, "rounds: Field required"),
+        ({"raw_samples": [1.0]}, "'list' object is not a mapping"),
+    ],
+)
+def test_what_no_file_can_hold_costs_that_kernels_row_alone(tmp_path, monkeypatch, fields, fault):
+    def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
+        rows, usable = measured(cells)
+        rows["lean"].update(fields)
+        return rows, usable
+
+    assert go(tmp_path / "r", monkeypatch, Workers(act)) == 0
+    fa2, lean, fixed_split = read_rows(tmp_path / "r")
+    assert [fa2["status"], lean["status"], fixed_split["status"]] == ["ok", "crashed", "ok"]
+    assert lean["reason"].startswith(f"the kernel's result is malformed: {fault}")
+    assert "\n" not in lean["reason"]
+    assert set(read_samples(tmp_path / "r")) == {fa2["cell"], fixed_split["cell"]}
+
+
 def test_a_worker_is_killed_when_the_sweep_is_stopped(tmp_path, monkeypatch):
     class Interrupted(BaseException):
         pass

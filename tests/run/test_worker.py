@@ -117,6 +117,15 @@ def capture_of_a_graph() -> Iterator[None]:
         )
 
 
+def test_an_error_about_a_path_that_is_no_utf_8_is_a_reason_that_can_be_read():
+    def run_problem(problem, kernels, configs, overrides):
+        raise FileNotFoundError(2, "No such file or directory", os.fsdecode(b"/lib/\xff.so"))
+
+    rows, _ = _attempt(run_problem, request("lean"), announced("lean"))
+    assert rows["lean"]["reason"].endswith(r"No such file or directory: '/lib/\udcff.so'")
+    assert rows["lean"]["reason"].encode()
+
+
 def test_a_broken_capture_is_told_by_the_launch_that_broke_it(capsys):
     refused = "Triton Error [CUDA]: operation not permitted when stream is capturing"
 
@@ -320,6 +329,20 @@ def test_a_worker_that_lost_another_gpus_process_says_so(tmp_path, monkeypatch):
         lost = worker._lost("lean")
         monkeypatch.undo()
     assert (str(lost), lost.blamed) == (RANK_LOST, "lean")
+
+
+@pytest.mark.parametrize("answer", [b"\xff\xfe", b"", b"[]", b"{", b"[" * 100_000])
+def test_a_worker_whose_answer_cannot_be_read_is_lost(tmp_path, answer):
+    """As of a kernel that writes to every file."""
+    connection: Any = SimpleNamespace(
+        send_bytes=lambda data: None, poll=lambda timeout_s: True, recv_bytes=lambda: answer
+    )
+    with started(tmp_path / "log") as worker:
+        own, worker._connection = worker._connection, connection
+        with pytest.raises(WorkerLost, match=r"^the worker's answer cannot be read$") as lost:
+            worker.run([Cell(PROBLEM, "lean")], timeout_s=60)
+        worker._connection = own
+    assert (lost.value.blamed, lost.value.was_killed) == (None, False)
 
 
 class Scripted(WorkerProcess):
