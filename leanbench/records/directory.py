@@ -25,7 +25,7 @@ from leanbench.records.manifest import (
     refuse_differences,
     refuse_unlike_a_manifest,
 )
-from leanbench.records.samples import SAMPLES, Samples, pack, whole_length
+from leanbench.records.samples import SAMPLES, Samples, length_to_resume, pack
 
 WORKER_LOG = "worker.log"
 _LOCK = "lock"
@@ -119,7 +119,7 @@ class RunDirectory:
 
         Raises:
             UserError: no such run, another version, another sweep or GPU than `manifest` says, a
-                malformed row, or another sweep writes it.
+                malformed row, damaged samples, or another sweep writes it.
         """
         if (path / _LOCK).exists() and not _is_taken(path):
             with cls.create(path, manifest) as run:
@@ -131,11 +131,13 @@ class RunDirectory:
             refuse_unlike_a_manifest(path, before)
             refuse_differences(path, before, manifest)
             rows, whole = _parse_rows(path / RESULTS)
+            measured = [row["cell"] for row in rows if row["samples"] is not None]
+            whole_samples = length_to_resume(path, measured)
             with _appended(path / RESULTS) as results:
                 try:
                     os.ftruncate(results, whole)
                     if (path / SAMPLES).exists():
-                        os.truncate(path / SAMPLES, whole_length((path / SAMPLES).read_bytes()))
+                        os.truncate(path / SAMPLES, whole_samples)
                 except OSError as error:
                     raise _cannot_write(path, error) from None
                 yield cls(path, before, {row["cell"] for row in rows}, results)

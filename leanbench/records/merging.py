@@ -16,7 +16,7 @@ from leanbench.core.files import PART
 from leanbench.records.boards import Board, boards_of, difference
 from leanbench.records.directory import WORKER_LOG, RunDirectory, read_rows
 from leanbench.records.manifest import read_manifest, refuse_unlike_a_manifest
-from leanbench.records.samples import SAMPLES, Samples, read_samples
+from leanbench.records.samples import read_whole_samples
 
 #: Of a manifest, and of what it is when it differs.
 _SAME = {"source": "source", "sweep": "request", "measure": "settings of measuring"}
@@ -169,7 +169,7 @@ def _write(parts: Sequence[_Part], name: str, path: Path) -> None:
     for key in ("environments", "boards"):
         for part in parts:
             manifest[key] |= part.manifest.get(key, {})
-    samples = {cell: own for part in parts for cell, own in _samples_of(part.path).items()}
+    samples = {cell: own for part in parts for cell, own in read_whole_samples(part.path).items()}
     rows = {cell: row for part in parts for cell, row in part.rows.items()}
     with RunDirectory.create(path, manifest) as run:
         for cell in manifest["cells"]:
@@ -177,16 +177,6 @@ def _write(parts: Sequence[_Part], name: str, path: Path) -> None:
     logs = [part.path / WORKER_LOG for part in parts if (part.path / WORKER_LOG).is_file()]
     if logs:
         (path / WORKER_LOG).write_bytes(b"".join(log.read_bytes() for log in logs))
-
-
-def _samples_of(path: Path) -> dict[str, Samples]:
-    try:
-        return read_samples(path)
-    except ValueError:
-        raise UserError(
-            f"{path / SAMPLES} is damaged: put back a copy of it, or remove it, then the merged run"
-            " has no raw samples of these cells"
-        ) from None
 
 
 def _without_shard(command: str) -> str:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from pydantic import BaseModel
+
+from leanbench.core.errors import UserError
 
 SAMPLES = "samples.jsonl.gz"
 #: What follows a member is copied with it: in pieces, reading takes time in proportion to the file.
@@ -60,12 +62,82 @@ def read_samples(run: Path) -> dict[str, Samples]:
     content = path.read_bytes()
     if content and not has_whole_member(content):
         raise ValueError("it has no whole gzip member")
+    return _by_cell(content)
+
+
+def read_whole_samples(run: Path) -> dict[str, Samples]:
+    """As `read_samples`, of a run whose cells all have their rows: nothing may be cut off.
+
+    Raises:
+        UserError: the file is damaged or cannot be read.
+    """
+    path = run / SAMPLES
+    content, samples_by_cell, whole = _read(path)
+    if whole < len(content):
+        raise _damaged(path, whole, len(content))
+    return samples_by_cell
+
+
+def length_to_resume(run: Path, measured: Collection[str]) -> int:
+    """Length in bytes of the samples with which a run goes on. What a kill cut off may follow, as
+    the last samples, of a cell that has no row.
+
+    Args:
+        measured: cells whose rows are made of samples.
+
+    Raises:
+        UserError: the file is damaged or cannot be read.
+    """
+    path = run / SAMPLES
+    content, samples_by_cell, whole = _read(path)
+    is_cut_off = _is_begun(content[whole:]) and set(measured) <= samples_by_cell.keys()
+    if whole < len(content) and not is_cut_off:
+        raise _damaged(path, whole, len(content))
+    return whole
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, Samples], int]:
+    """What is in the file, its samples by cell, and the length of its whole members."""
+    try:
+        content = path.read_bytes() if path.exists() else b""
+        return content, _by_cell(content), whole_length(content)
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path} ({error.strerror}): make it readable, or put back a copy of it"
+        ) from None
+    except ValueError:
+        raise _damaged(path, 0, 0) from None
+
+
+def _damaged(path: Path, whole: int, length: int) -> UserError:
+    if not whole:
+        return UserError(
+            f"{path} is damaged: put back a copy of it, or remove it, then there are no raw samples"
+            " of its cells"
+        )
+    return UserError(
+        f"{path} is damaged after {whole} of its {length} bytes: put back a copy of it, or do"
+        f" without the raw samples that follow (truncate -s {whole} {path})"
+    )
+
+
+def _by_cell(content: bytes) -> dict[str, Samples]:
     samples_by_cell: dict[str, Samples] = {}
     for member, _ in _whole_members(content):
         for line in member.decode().splitlines():
             samples = Samples.model_validate(json.loads(line))
             samples_by_cell[samples.cell] = samples
     return samples_by_cell
+
+
+def _is_begun(content: bytes) -> bool:
+    """Whether this is how a gzip member begins, without its end."""
+    member = zlib.decompressobj(wbits=31)
+    try:
+        member.decompress(content, MAX_MEMBER_BYTES)
+    except zlib.error:
+        return False
+    return not (member.eof or member.unconsumed_tail)
 
 
 def has_whole_member(content: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -203,6 +204,18 @@ def test_nothing_is_overwritten(tmp_path, shard):
     (tmp_path / "both").mkdir()
     with pytest.raises(UserError, match="both is there already: choose another --out"):
         merge_runs(parts, tmp_path / "both")
+
+
+@pytest.mark.parametrize("tail", [b"garbage", gzip.compress(b"...")[:-3]])
+def test_samples_that_are_cut_off_are_refused_and_nothing_is_written(tmp_path, shard, tail):
+    parts = [shard(1), shard(2)]
+    path = parts[1] / SAMPLES
+    whole = path.stat().st_size
+    path.write_bytes(path.read_bytes() + tail)
+    damaged = f"{path} is damaged after {whole} of its {whole + len(tail)} bytes: put back a copy"
+    with pytest.raises(UserError, match=re.escape(damaged)):
+        merge_runs(parts, tmp_path / "both")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s1", "s2"]
 
 
 @pytest.mark.parametrize(

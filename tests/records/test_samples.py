@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -17,6 +19,7 @@ from example_rows import row
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leanbench.core.errors import UserError
 from leanbench.records.directory import RunDirectory, read_rows
 from leanbench.records.samples import SAMPLES, Samples, pack, read_samples, whole_length
 
@@ -181,6 +184,70 @@ def test_resume_drops_what_was_cut_off(tmp_path):
         assert (run / SAMPLES).read_bytes() == whole
         directory.append(row("b"), B)
     assert read_samples(run) == {"a": A, "b": B}
+
+
+def measured_run(path: Path) -> bytes:
+    """A run of cell a, which goes on; what its samples file holds."""
+    with RunDirectory.create(path, ASKED) as directory:
+        directory.append(row("a", samples=2), A)
+    return (path / SAMPLES).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("tail", "fault"),
+    [
+        (b"garbage", " after {whole} of its {length} bytes: put back a copy of it, or do without"),
+        (b"\0" * 9, " after {whole} of its {length} bytes"),
+        (pack(B)[:-6] + b"\0" * 6 + pack(AGAIN), " after {whole} of its {length} bytes"),
+        (gzip.compress(b"no samples\n"), ": put back a copy of it, or remove it"),
+    ],
+)
+def test_resume_refuses_samples_that_no_kill_left_so(tmp_path, tail, fault):
+    run = tmp_path / "r"
+    whole = measured_run(run)
+    write(run, whole + tail)
+    rows = (run / "results.jsonl").read_bytes()
+    said = fault.format(whole=len(whole), length=len(whole + tail))
+    with (
+        pytest.raises(UserError, match=re.escape(f"{run / SAMPLES} is damaged{said}")),
+        RunDirectory.resume(run, ASKED),
+    ):
+        pass
+    assert (run / SAMPLES).read_bytes() == whole + tail
+    assert (run / "results.jsonl").read_bytes() == rows
+    # As the sentence says.
+    os.truncate(run / SAMPLES, len(whole))
+    with RunDirectory.resume(run, ASKED) as directory:
+        assert directory.finished == {"a"}
+
+
+@pytest.mark.parametrize("kept", [1, 30, -1])
+def test_resume_refuses_samples_that_were_cut_off_before_those_of_a_row(tmp_path, kept):
+    run = tmp_path / "r"
+    whole = measured_run(run)
+    write(run, whole[:kept])
+    with (
+        pytest.raises(UserError, match=r"samples\.jsonl\.gz is damaged: put back a copy of it"),
+        RunDirectory.resume(run, ASKED),
+    ):
+        pass
+    (run / SAMPLES).unlink()
+    with RunDirectory.resume(run, ASKED) as directory:
+        directory.append(row("b", samples=1), B)
+    # Without those of a, nothing is cut off.
+    with RunDirectory.resume(run, ASKED) as directory:
+        assert directory.finished == {"a", "b"}
+    assert read_samples(run) == {"b": B}
+
+
+def test_resume_drops_the_very_first_samples_that_were_cut_off(tmp_path):
+    run = tmp_path / "r"
+    with RunDirectory.create(run, ASKED):
+        write(run, pack(A)[:-3])
+    with RunDirectory.resume(run, ASKED) as directory:
+        assert (run / SAMPLES).read_bytes() == b""
+        directory.append(row("a", samples=2), A)
+    assert read_samples(run) == {"a": A}
 
 
 class Killed(BaseException):
