@@ -318,6 +318,20 @@ def test_a_rank_that_had_another_group_is_every_ranks_error(tmp_path: Path) -> N
     }, outputs
 
 
+def test_a_process_that_is_no_member_of_the_group_is_refused() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UserError) as caught:
+            # What torch.distributed.new_group gives to those that it leaves out.
+            ContextGroup(dist.GroupMember.NON_GROUP_MEMBER)  # type: ignore[arg-type]
+    finally:
+        dist.destroy_process_group()
+    assert str(caught.value) == (
+        "rank 0 of all processes is no member of the process group of this ContextGroup: make it on"
+        " the members alone, whose torch.distributed.get_rank(process_group) is not negative"
+    )
+
+
 def test_only_process_groups_by_the_name_of_one_that_is_gone_had_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

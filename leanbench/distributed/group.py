@@ -85,8 +85,8 @@ class ContextGroup:
 
     Raises:
         UserError: the ranks are on several hosts, share a GPU, have none or no peer access, or are
-            too many; one had a context group before `destroy_process_group`; or `timeout_s` or
-            `workspace_bytes` is out of its limits.
+            too many; one had a context group before `destroy_process_group`; this process is not
+            one of them; or `timeout_s` or `workspace_bytes` is out of its limits.
         RuntimeError: torch cannot map the peer workspaces.
     """
 
@@ -102,6 +102,12 @@ class ContextGroup:
         check_limits(timeout_s, workspace_bytes)
         self._processes = process_group or dist.group.WORLD
         self.rank = dist.get_rank(self._processes)
+        if self.rank < 0:
+            raise UserError(
+                f"rank {dist.get_rank()} of all processes is no member of the process group of this"
+                " ContextGroup: make it on the members alone, whose"
+                " torch.distributed.get_rank(process_group) is not negative"
+            )
         self.size = dist.get_world_size(self._processes)
         self.workspace_bytes = workspace_bytes
         check_places(_places(self._processes, self.size))
