@@ -31,6 +31,14 @@ WORKER_LOG = "worker.log"
 _LOCK = "lock"
 
 
+class CannotWrite(UserError):
+    """A run that cannot be written. `why` are the operating system's words."""
+
+    def __init__(self, message: str, error: OSError) -> None:
+        super().__init__(message)
+        self.why = error.strerror
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a run directory with every field, without a last line that was cut off while it
     was written.
@@ -59,6 +67,9 @@ def newest_run(parent: Path, sweep: str, cells: Collection[str]) -> Path:
     """
     candidates: list[tuple[bool, str, Path]] = []
     for manifest in parent.glob(f"*/{MANIFEST}"):
+        if manifest.parent.name.endswith(PART):
+            # Of a merge that was killed.
+            continue
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             content = parse(manifest.read_bytes())
             if content["sweep"]["name"] == sweep:
@@ -171,8 +182,9 @@ class RunDirectory:
             append_whole(file, content)
         except OSError as error:
             where = self.path / name
-            raise UserError(
-                f"cannot write {where} ({error.strerror}): mend that, then go on with --resume"
+            raise CannotWrite(
+                f"cannot write {where} ({error.strerror}): mend that, then go on with --resume",
+                error,
             ) from None
 
     def add_board(self, board: Board) -> None:
@@ -247,8 +259,10 @@ def _appended(path: Path) -> Iterator[int]:
         os.close(file)
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write {path} ({error.strerror}): choose another folder with --out")
+def _cannot_write(path: Path, error: OSError) -> CannotWrite:
+    return CannotWrite(
+        f"cannot write {path} ({error.strerror}): choose another folder with --out", error
+    )
 
 
 def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:

@@ -14,7 +14,7 @@ from typing import Any
 from leanbench.core.errors import UserError
 from leanbench.core.files import PART
 from leanbench.records.boards import Board, boards_of, difference
-from leanbench.records.directory import WORKER_LOG, RunDirectory, read_rows
+from leanbench.records.directory import WORKER_LOG, CannotWrite, RunDirectory, read_rows
 from leanbench.records.manifest import read_manifest, refuse_unlike_a_manifest
 from leanbench.records.samples import read_whole_samples
 
@@ -66,9 +66,11 @@ def merge_runs(paths: Sequence[Path], out: Path, mix_boards: bool = False) -> li
     try:
         _write(parts, out.name, unfinished)
         unfinished.rename(out)
-    except OSError as error:
+    except (CannotWrite, OSError) as error:
+        # Under its own name, not the one that it has until it is whole.
+        why = error.strerror if isinstance(error, OSError) else error.why
         raise UserError(
-            f"cannot write {out} ({error.strerror}): choose another folder with --out"
+            f"cannot write {out} ({why}): make room, or choose another folder with --out"
         ) from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -75,6 +75,23 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
     ]
 
 
+@pytest.mark.parametrize("most_bytes", [100, 15_000])
+def test_a_merge_on_a_full_disk_is_a_sentence_and_leaves_no_run(tmp_path, most_bytes):
+    shards = [tmp_path / f"s{index}" for index in (1, 2)]
+    for index, shard in enumerate(shards, 1):
+        words = ("--shard", f"{index}/2", "--name", shard.name, "--out", str(tmp_path))
+        assert run("sweep", "-q", "--no-report", *CELLS, *words).returncode == 0
+    out = tmp_path / "both"
+    merge = ["merge", *map(str, shards), "--out", str(out)]
+    done = run(*merge, **small_files(most_bytes))
+    assert_one_sentence(
+        done, f"cannot write {out} (", "): make room, or choose another folder with --out"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s1", "s2"]
+    assert run(*merge).returncode == 0
+    assert [row["problem"]["context"] for row in rows(out)] == [*range(1024, 51 * 1024, 1024)]
+
+
 def test_a_disk_that_is_really_full(tmp_path):
     """A file system of 28 KB, where one can be mounted without being asked."""
     script = (

@@ -67,6 +67,13 @@ def test_each_row_is_on_disk_at_once(tmp_path):
     assert directory.finished == {"0", "1", "2"}
 
 
+def test_what_a_merge_that_was_killed_left_is_no_run_to_resume(run):
+    left = run.with_name(".both.part")
+    with RunDirectory.create(left, ASKED):
+        pass
+    assert newest_run(run.parent, "s", ASKED["cells"]) == run
+
+
 def test_boards_are_added_once(run):
     gpu = {"name": "a100"}
     first = Board("measured", gpu, {"gpu_uuid": "GPU-1"}, 63.0)
