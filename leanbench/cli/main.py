@@ -40,6 +40,12 @@ _WORDS = "leanbench.words"
 _UsageError: Any = typer.BadParameter.__base__
 #: What no command looks for, as anything that is printed may meet it.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: What any look at a path that was given may meet, and what to do about it.
+_NOT_OPEN = {
+    errno.EACCES: "change its permissions or choose another place",
+    errno.EPERM: "change its permissions or choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
 
 
 class _Commands(TyperGroup):
@@ -93,6 +99,10 @@ def _in_sentences(words: list[str]) -> Iterator[None]:
         output.mute("stdout")
         raise typer.Exit(128 + signal.SIGPIPE) from None
     except OSError as error:
+        if error.errno in _NOT_OPEN and error.filename is not None:
+            fix = _NOT_OPEN[error.errno]
+            output.say(f"Error: cannot open {error.filename} ({error.strerror}): {fix}")
+            raise typer.Exit(2) from None
         if error.errno not in _NO_ROOM:
             raise
         output.mute("stdout")

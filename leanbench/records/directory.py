@@ -212,8 +212,8 @@ def _is_taken(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise UserError(
-            f"cannot read {path} ({error.strerror}): choose another folder with --out"
+        raise CannotWrite(
+            f"cannot read {path} ({error.strerror}): choose another folder with --out", error
         ) from None
 
 

@@ -178,7 +178,16 @@ def _write(parts: Sequence[_Part], name: str, path: Path) -> None:
             run.append(rows[cell], samples.get(cell))
     logs = [part.path / WORKER_LOG for part in parts if (part.path / WORKER_LOG).is_file()]
     if logs:
-        (path / WORKER_LOG).write_bytes(b"".join(log.read_bytes() for log in logs))
+        (path / WORKER_LOG).write_bytes(b"".join(map(_read_log, logs)))
+
+
+def _read_log(log: Path) -> bytes:
+    try:
+        return log.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"cannot read {log} ({error.strerror}): make it readable, or remove it"
+        ) from None
 
 
 def _without_shard(command: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import signal
@@ -138,6 +139,66 @@ def test_a_command_that_was_interrupted_says_so(monkeypatch, error, name, code):
     assert result.exit_code == code
     assert result.stdout.startswith("Checking lean, fa2, fixed_split over 1 problem ")
     assert result.stderr == f"Stopped by {name} before it was done.\n"
+
+
+#: Longer than a name may be in any file system.
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"sweep --context 1k --gpu h200 --out {LONG}",
+        f"sweep --context 1k --gpu h200 --out {LONG} --name r",
+        f"sweep --context 1k --gpu h200 --out {LONG} --resume",
+        f"sweep --context 1k --gpu h200 --out {LONG} --name r --resume",
+        f"sweep {LONG}",
+        f"report {LONG}",
+        f"report run --out {LONG}",
+        f"merge {LONG} --out both",
+        f"merge run --out {LONG}",
+        f"merge run --out {LONG}/both",
+        # Until it is whole, a run has a longer name.
+        f"merge run --out {'a' * 253}",
+        f"compare {LONG} run",
+        f"compare run {LONG}:lean",
+    ],
+)
+def test_a_name_that_is_too_long_is_a_sentence(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    made = CliRunner().invoke(app, "sweep --context 1k --gpu h200 -q --name run".split())
+    assert made.exit_code == 0, made.output
+    (tmp_path / "runs" / "run").rename(tmp_path / "run")
+    result = CliRunner().invoke(app, words.split())
+    assert result.exit_code == 2, result.output
+    (error,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert "ile name too long): " in error
+    assert ".part" not in error
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "runs"}
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["report closed", "merge closed --out both", "compare closed run", "sweep --out closed/in"],
+)
+def test_a_folder_that_may_not_be_looked_into_is_a_sentence(tmp_path, monkeypatch, words):
+    """As whoever is not root meets it."""
+    monkeypatch.chdir(tmp_path)
+    stat = Path.stat
+
+    def refuse(path: Path, **options: Any) -> os.stat_result:
+        if path.parts[:1] == ("closed",):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    result = CliRunner().invoke(app, words.split())
+    assert result.exit_code == 2, result.output
+    assert result.stderr.splitlines()[-1].startswith("Error: cannot open closed")
+    assert result.stderr.endswith(
+        " (Permission denied): change its permissions or choose another place\n"
+    )
 
 
 def test_completion_can_be_installed():

@@ -145,6 +145,34 @@ def test_a_read_only_folder_is_a_sentence(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sweep", *FEW, "--out", "closed/runs"),
+        ("sweep", *FEW, "--out", "closed/runs", "--resume"),
+        ("sweep", *FEW, "--out", "closed/runs", "--name", "r", "--resume"),
+        ("report", "closed/r"),
+        ("report", "r", "--out", "closed/report"),
+        ("merge", "closed/r", "--out", "both"),
+        ("merge", "r", "--out", "closed/both"),
+        ("compare", "closed/r", "r"),
+        ("compare", "r", "closed/r:steady"),
+    ],
+    ids=" ".join,
+)
+def test_a_closed_folder_is_a_sentence(finished, tmp_path, words):
+    (tmp_path / "closed").mkdir()
+    for place in (tmp_path, tmp_path / "closed"):
+        shutil.copytree(finished, place / "r")
+    (tmp_path / "closed").chmod(0o000)
+    try:
+        done = run(*words, preexec_fn=without_roots_rights, cwd=tmp_path)
+    finally:
+        (tmp_path / "closed").chmod(0o755)
+    assert_one_sentence(done, "closed/")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["closed", "r"]
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     """A run of two rows, which a test copies."""
@@ -152,6 +180,15 @@ def finished(tmp_path_factory) -> Path:
     done = run("sweep", "-q", "--no-report", *FEW, "--name", "r", "--out", str(out))
     assert done.returncode == 0, done.stderr
     return out / "r"
+
+
+def test_a_log_that_cannot_be_read_is_named_by_merge(finished, tmp_path):
+    path = shutil.copytree(finished, tmp_path / "r")
+    (path / "worker.log").chmod(0o000)
+    words = ("merge", str(path), "--out", str(tmp_path / "both"))
+    done = run(*words, preexec_fn=without_roots_rights)
+    assert_one_sentence(done, f"cannot read {path / 'worker.log'} (Permission denied): make it")
+    assert [file.name for file in tmp_path.iterdir()] == ["r"]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "results.jsonl", "worker.log", "lock", "."])
