@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from leanbench.cluster.cluster import ActorLost, Agent, Node
@@ -20,7 +22,7 @@ class RayCluster:
     """The Ray cluster at `address`; None: RAY_ADDRESS, or the one that runs on this machine.
 
     Raises:
-        UserError: Ray is not installed, or no cluster of this version answers.
+        UserError: Ray is not installed, no cluster answers, or one of other versions.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -32,13 +34,17 @@ class RayCluster:
                 " leanbench, or pip install 'ray>=2.60'"
             ) from None
         self._ray = ray
-        address = address or os.environ.get("RAY_ADDRESS")
+        address = address or os.environ.get("RAY_ADDRESS") or None
+        _refuse_client(address)
         try:
             _knock(address)
-            context = ray.init(
-                address or "auto", log_to_driver=False, logging_level=logging.CRITICAL
-            )
+            with _handler_of_sigterm_kept():
+                context = ray.init(
+                    address or "auto", log_to_driver=False, logging_level=logging.CRITICAL
+                )
         except Exception as error:
+            # It may be connected in part.
+            ray.shutdown()
             raise UserError(_unreachable(address, error)) from None
         self.address: str = context.address_info["gcs_address"]
 
@@ -93,6 +99,26 @@ class RayCluster:
         self._ray.shutdown()
 
 
+def _refuse_client(address: str | None) -> None:
+    if address is not None and address.startswith("ray://"):
+        raise UserError(
+            f"{address} is an address for Ray's client, which knows no nodes: name the cluster's"
+            " own, HOST:6379 as `ray start --head` says it"
+        )
+
+
+@contextlib.contextmanager
+def _handler_of_sigterm_kept() -> Iterator[None]:
+    """Ray's own handler would end the process without a word of how to go on."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # Ray sets none outside of the main thread, where nobody may.
+        if signal.getsignal(signal.SIGTERM) is not before:
+            signal.signal(signal.SIGTERM, before)
+
+
 def _knock(address: str | None) -> None:
     """Raises OSError where nobody listens at HOST:PORT: Ray itself would try for minutes."""
     match = re.fullmatch(r"\[?(.+?)\]?:(\d+)", address or "")
@@ -101,16 +127,21 @@ def _knock(address: str | None) -> None:
 
 
 def _unreachable(address: str | None, error: Exception) -> str:
-    if address is None:
+    # Ray's own when it has found none.
+    if address is None and isinstance(error, ConnectionError):
         return (
             "no Ray cluster runs on this machine: start one with `ray start --head`, or name one"
             " with --ray-address"
         )
+    named = "of this machine" if address is None else f"at {address}"
     why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    return (
-        f"the Ray cluster at {address} does not answer ({why}): check it with `ray status --address"
-        f" {address}`"
-    )
+    if why.startswith("Version mismatch: "):
+        return (
+            f"the Ray cluster {named} is of other versions"
+            f" ({why.removeprefix('Version mismatch: ')}): install the same Ray and Python here"
+        )
+    status = "ray status" if address is None else f"ray status --address {address}"
+    return f"the Ray cluster {named} does not answer ({why}): check it with `{status}`"
 
 
 def _how_lost(error: Exception) -> str:

@@ -21,9 +21,12 @@ from leanbench.core.errors import UserError
 
 pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
 
+import ray
 from ray.cluster_utils import Cluster
 
+from leanbench.cluster.dispatch import Dispatcher
 from leanbench.cluster.ray_cluster import RayCluster
+from leanbench.run.cluster_executor import SweepAgent
 
 LEANBENCH = [sys.executable, "-m", "leanbench"]
 #: 100 problems.
@@ -156,6 +159,51 @@ def test_families_are_tuned_on_nodes_of_their_own(cluster):
     )
     assert "[2/2] d64" in done.stderr
     assert "all 12 problems were predicted" in done.stdout
+
+
+def test_a_handler_of_sigterm_stays(cluster):
+    """Ray's own ends the process without a word of the run."""
+    before = signal.getsignal(signal.SIGTERM)
+    connected = RayCluster(cluster.address)
+    try:
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        connected.close()
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_cluster_of_another_version_is_refused(cluster, monkeypatch, is_named):
+    monkeypatch.setattr("ray.__version__", "2.0.0")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UserError) as refused:
+        RayCluster(cluster.address if is_named else None)
+    named = f"at {cluster.address}" if is_named else "of this machine"
+    said = str(refused.value)
+    assert said.startswith(f"the Ray cluster {named} is of other versions (The cluster was started")
+    assert f"Ray: {ray.__version__} Python" in said
+    assert said.endswith("): install the same Ray and Python here")
+    assert "\n" not in said
+    assert not ray.is_initialized()
+
+
+def test_an_address_of_rays_client_is_refused():
+    with pytest.raises(UserError, match=r"^ray://a:10001 is an address for Ray's client, .*: name"):
+        RayCluster("ray://a:10001")
+
+
+def test_an_agent_that_cannot_be_made_is_told_by_its_own_error(cluster):
+    class Unmakeable(SweepAgent):
+        def __init__(self) -> None:
+            raise FileNotFoundError(2, "No usable temporary directory")
+
+    connected = RayCluster(cluster.address)
+    try:
+        with pytest.raises(UserError) as refused:
+            Dispatcher(connected, Unmakeable, (), lambda text: None).target()
+    finally:
+        connected.close()
+    assert "can work: an agent on " in str(refused.value)
+    assert "FileNotFoundError: [Errno 2] No usable temporary directory" in str(refused.value)
 
 
 def test_a_cluster_without_gpus_and_one_that_does_not_answer_are_refused(tmp_path):
