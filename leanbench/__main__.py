@@ -43,6 +43,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """
     if _loads(frame) and not _has_children() and not _has_pools():
         _end(number)
+    # A wait of Ray raises a KeyboardInterrupt of its own in the place of this one.
+    if (interruption := sys.modules.get("leanbench.cli.interruption")) is not None:
+        vars(interruption)["came"] = number
     raise Interrupted(number)
 
 

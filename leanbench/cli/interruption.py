@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 
+#: Number of the last signal for which `leanbench.__main__` raised, which does so for SIGTERM, too.
+came = int(signal.SIGINT)
+
 
 def signal_of(error: KeyboardInterrupt) -> signal.Signals:
-    """SIGINT or SIGTERM. `leanbench.__main__`, which raises for both, gives the number along."""
-    return signal.Signals(error.args[0]) if error.args else signal.SIGINT
+    """SIGINT or SIGTERM: the number that came along, or that of the last signal where none did."""
+    return signal.Signals(error.args[0] if error.args else came)

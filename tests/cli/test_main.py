@@ -17,7 +17,8 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 from typer.testing import CliRunner
 
-from leanbench.__main__ import Interrupted
+from leanbench.__main__ import Interrupted, _interrupt
+from leanbench.cli import interruption
 from leanbench.cli.encoding import _replace
 from leanbench.cli.main import app
 
@@ -199,6 +200,16 @@ def test_a_folder_that_may_not_be_looked_into_is_a_sentence(tmp_path, monkeypatc
     assert result.stderr.endswith(
         " (Permission denied): change its permissions or choose another place\n"
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_of_which_a_library_made_a_plain_ctrl_c_keeps_its_number(monkeypatch, number):
+    """As a wait of Ray does."""
+    monkeypatch.setattr(interruption, "came", int(signal.SIGINT))
+    with pytest.raises(Interrupted):
+        _interrupt(number, None)
+    assert interruption.signal_of(KeyboardInterrupt()) is number
+    assert interruption.signal_of(Interrupted(signal.SIGINT)) is signal.SIGINT
 
 
 def test_completion_can_be_installed():
