@@ -285,7 +285,8 @@ symmetric_memory.rendezvous = lambda *arguments: None
 torch.cuda.synchronize = lambda device: None
 group._own_place = lambda: group.Place("one", "ab"[rank], rank)
 if rank == 0:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     group._peer_workspaces(dist.group.WORLD, torch.device("cpu"), 32)
     dist.destroy_process_group()
 store = dist.FileStore(path, 2)
@@ -319,7 +320,8 @@ def test_a_rank_that_had_another_group_is_every_ranks_error(tmp_path: Path) -> N
 
 
 def test_a_process_that_is_no_member_of_the_group_is_refused() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         with pytest.raises(UserError) as caught:
             # What torch.distributed.new_group gives to those that it leaves out.
