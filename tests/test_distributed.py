@@ -285,8 +285,7 @@ symmetric_memory.rendezvous = lambda *arguments: None
 torch.cuda.synchronize = lambda device: None
 group._own_place = lambda: group.Place("one", "ab"[rank], rank)
 if rank == 0:
-    store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group._peer_workspaces(dist.group.WORLD, torch.device("cpu"), 32)
     dist.destroy_process_group()
 store = dist.FileStore(path, 2)
