@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from depth import deep
 from typer.testing import CliRunner, Result
 
 from leanbench.cli.check import _refuse_broken_interpreter
@@ -291,7 +292,7 @@ KERNELS = [Stuck()]
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, deep(signal.SIGTERM)])
 def test_a_signal_prints_what_was_checked(tmp_path, number):
     process = start_check(tmp_path, "--kernels", "stuck")
     while not (tmp_path / "begun").exists() or len((tmp_path / "begun").read_text()) < 9:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,6 +147,15 @@ def test_a_command_that_was_interrupted_says_so(monkeypatch, error, name, code):
 LONG = "a" * 300
 
 
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("one")
+    words = f"sweep --context 1k --gpu h200 --no-report -q --name run --out {out}"
+    made = CliRunner().invoke(app, words.split())
+    assert made.exit_code == 0, made.output
+    return out / "run"
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -165,11 +175,10 @@ LONG = "a" * 300
         f"compare run {LONG}:lean",
     ],
 )
-def test_a_name_that_is_too_long_is_a_sentence(tmp_path, monkeypatch, words):
+def test_a_name_that_is_too_long_is_a_sentence(one_run, tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    made = CliRunner().invoke(app, "sweep --context 1k --gpu h200 -q --name run".split())
-    assert made.exit_code == 0, made.output
-    (tmp_path / "runs" / "run").rename(tmp_path / "run")
+    shutil.copytree(one_run, "run")
+    Path("runs").mkdir()
     result = CliRunner().invoke(app, words.split())
     assert result.exit_code == 2, result.output
     (error,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 from drill_sweeps import command, environment, rows, run, start, wait_until
 from tuned_examples import family
 
@@ -75,7 +76,7 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
     ]
 
 
-@pytest.mark.parametrize("most_bytes", [100, 15_000])
+@pytest.mark.parametrize("most_bytes", [deep(100), 15_000])
 def test_a_merge_on_a_full_disk_is_a_sentence_and_leaves_no_run(tmp_path, most_bytes):
     shards = [tmp_path / f"s{index}" for index in (1, 2)]
     for index, shard in enumerate(shards, 1):

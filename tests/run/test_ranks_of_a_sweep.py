@@ -82,6 +82,7 @@ def state_of(pid: int) -> str | None:
         return None
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_a_rank_that_hangs_costs_its_cell_and_a_new_group(
     runner: ProblemRunner, tmp_path: Path
