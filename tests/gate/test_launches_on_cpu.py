@@ -39,7 +39,7 @@ Failure = Callable[[Any, Mutation | None], str | None]
 
 
 @pytest.fixture(scope="module")
-def failure(tmp_path_factory: pytest.TempPathFactory) -> Failure:
+def failure() -> Failure:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(TESTS / "kernels"))
         from lean_on_cpu import Cpu, Workspace
@@ -51,7 +51,7 @@ def failure(tmp_path_factory: pytest.TempPathFactory) -> Failure:
         reference = Reference(inputs)
         inputs.poison()
         edit = mutation and (Path(mutation.file).name, mutation.old, mutation.new)
-        cpu = Cpu(tmp_path_factory.mktemp("launch"), edit)
+        cpu = Cpu(edit)
         try:
             cpu.launch(inputs, launch.config, H200.sms, Workspace(1000))
         except AssertionError as error:

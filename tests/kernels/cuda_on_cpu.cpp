@@ -1,12 +1,114 @@
 // What cuda_on_cpu.hpp declares.
 #include "cuda_on_cpu.hpp"
 
-#include <cstdlib>
-#include <utility>
+#include <setjmp.h>
+#include <ucontext.h>
 
-Machine machine;
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+Thread *current_thread;
+Index grid;
 
 namespace {
+
+struct Copy {
+  u32 to, barrier;
+  std::vector<unsigned char> bytes;  // empty: 16 bytes from `from`, or, where that is null, an arrival
+  const unsigned char *from;
+  u32 swizzle;  // the part of a 128-byte row's number that pieces' numbers are XORed with
+};
+
+// Of 16 bytes to global memory.
+struct Store {
+  u32 *at;
+  uint4 x;
+};
+
+struct Barrier {
+  int arrivals = 1, expected = 1;
+  i64 bytes = 0;
+  u32 phase = 0;
+};
+
+// A thread's share of d = [d +] a b, which is computed when it is waited for.
+struct WarpgroupProduct {
+  float *d;
+  int count;
+  bool loaded;         // `rows` has the thread's two rows of a
+  float rows[2][16];
+  u64 a, b;            // matrix descriptors
+  bool transposed, add;
+};
+
+struct Fiber : Thread {
+  struct Cta *cta;
+  struct Lanes *lanes;
+  ucontext_t start;
+  jmp_buf at;
+  bool started = false;
+  std::unique_ptr<char[]> stack;
+  const void *argument;                      // of the collective that it waits in
+  std::vector<std::vector<Copy>> groups{1};  // cp.async; the last one is not committed
+  std::vector<std::vector<WarpgroupProduct>> products{1};  // wgmma; likewise
+  bool arrived = false;                      // at its cluster's barrier
+  u32 cluster_phase = 0;
+};
+
+// A warp: who of it can go on, and who waits in a collective.
+struct Lanes {
+  Fiber *all[LANES];
+  std::vector<Fiber *> ready;
+  int waiting = 0;
+  const char *meeting = nullptr;
+  i64 priority;
+};
+
+struct Cluster {
+  int threads = 0, arrived = 0;
+  u32 phase = 0;
+  std::vector<Fiber *> waiting;
+  std::vector<struct Cta *> ctas;
+};
+
+// A named barrier: threads that have come, and those of them that wait.
+struct Named {
+  int arrived = 0;
+  std::vector<Fiber *> waiting;
+};
+
+struct Cta {
+  int threads;
+  std::vector<Fiber> fibers;
+  std::vector<Lanes> warps;
+  std::vector<Fiber *> waiting;  // at __syncthreads
+  std::map<u32, Barrier> barriers;
+  std::map<int, Named> named;
+  std::vector<Copy> copies;  // on their way
+  unsigned char *shared;
+  Cluster *cluster;
+};
+
+struct Machine {
+  Kernel kernel;
+  const float *floats;  // that the operands' numbers of 16 bits are
+  bool lazy;            // copies arrive when they are waited for; otherwise at once
+  u32 random, shared_bytes;
+  const void *params;
+  Fiber *current;
+  bool switches;  // to another warp
+  jmp_buf scheduler;
+  int idle_reads;
+  i64 lowest;
+  std::string failure;
+  std::vector<std::unique_ptr<Cta>> running;
+  std::vector<Store> stores;  // that nobody sees yet
+};
+Machine machine;
 
 constexpr u32 SHARED_BASE = 1024;  // shared address of a CTA's first byte
 constexpr size_t STACK_BYTES = 1 << 16;
@@ -25,7 +127,7 @@ __attribute__((noinline)) void suspend() {
 }
 
 __attribute__((noinline)) void resume(Fiber *fiber) {
-  machine.current = fiber;
+  machine.current = fiber, current_thread = fiber;
   if (_setjmp(machine.scheduler)) return;
   if (fiber->started) _longjmp(fiber->at, 1);
   fiber->started = true;
@@ -627,7 +729,7 @@ void start_cta(int block, Cluster *cluster) {
   const int threads = LANES * machine.kernel.warps;
   machine.running.push_back(std::make_unique<Cta>());
   Cta *cta = machine.running.back().get();
-  cta->block.x = block, cta->cluster = cluster, cta->threads = threads;
+  cta->cluster = cluster, cta->threads = threads;
   cta->shared = static_cast<unsigned char *>(aligned_alloc(1024, machine.shared_bytes));
   memset(cta->shared, 0xff, machine.shared_bytes);  // NaN in all dtypes
   cta->fibers = std::vector<Fiber>(threads);
@@ -637,7 +739,8 @@ void start_cta(int block, Cluster *cluster) {
   for (Lanes &lanes : cta->warps) lanes.priority = draw(1 << 20);
   for (int thread = 0; thread < threads; thread++) {
     Fiber &fiber = cta->fibers[thread];
-    fiber.cta = cta, fiber.lanes = &cta->warps[thread / LANES], fiber.thread.x = thread;
+    fiber.cta = cta, fiber.lanes = &cta->warps[thread / LANES], fiber.index.x = thread;
+    fiber.block.x = block, fiber.shared = cta->shared;
     fiber.stack.reset(new char[STACK_BYTES]);
     getcontext(&fiber.start);
     fiber.start.uc_stack.ss_sp = fiber.stack.get();
@@ -661,17 +764,17 @@ Lanes *next_warp() {
 
 }  // namespace
 
-const char *run_grid(const Kernel &kernel, const void *params, int grid, int shared_bytes,
+const char *run_grid(const Kernel &kernel, const void *params, int ctas, int shared_bytes,
                      int most_ctas, bool lazy, u32 seed) {
-  static const std::vector<float> floats = floats_of(kernel.bf16);
-  machine.kernel = kernel, machine.floats = floats.data();
+  static const std::vector<float> floats[2] = {floats_of(false), floats_of(true)};
+  machine.kernel = kernel, machine.floats = floats[kernel.bf16].data();
   machine.lazy = lazy, machine.random = seed + 1, machine.params = params;
   machine.shared_bytes = (shared_bytes + 1023) / 1024 * 1024;
-  machine.grid.x = grid, machine.idle_reads = 0, machine.lowest = 0, machine.failure.clear();
+  grid.x = ctas, machine.idle_reads = 0, machine.lowest = 0, machine.failure.clear();
   std::vector<std::unique_ptr<Cluster>> clusters;
   int started = 0, alive = 0;
   while (machine.failure.empty()) {
-    for (; started < grid && alive + kernel.cluster <= most_ctas; alive += kernel.cluster) {
+    for (; started < ctas && alive + kernel.cluster <= most_ctas; alive += kernel.cluster) {
       clusters.push_back(std::make_unique<Cluster>());
       for (int rank = 0; rank < kernel.cluster; rank++) start_cta(started++, clusters.back().get());
     }

@@ -2,18 +2,14 @@
 // where threads of a GPU meet or wait, so one that nobody wakes is an error, not a hang.
 //
 // What follows from a build's macros is in ptx_on_cpu.hpp and wgmma_on_cpu.hpp. All else is here and
-// in cuda_on_cpu.cpp, which are compiled once for all builds: no macro of a build may be named here.
+// in cuda_on_cpu.cpp, which are compiled once for all builds: no macro of a build may be named here,
+// and whatever this header includes, every build reads.
 #ifndef CUDA_ON_CPU
 #define CUDA_ON_CPU
-#include <setjmp.h>
-#include <ucontext.h>
+#include <math.h>
+#include <string.h>
 
-#include <cmath>
-#include <cstring>
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
+#include <initializer_list>
 
 #define __device__
 #define __global__
@@ -39,85 +35,6 @@ inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 constexpr int LANES = 32;
 constexpr u32 RANK_SHIFT = 24;  // of a peer's shared address: its rank + 1 above this bit
 
-struct Copy {
-  u32 to, barrier;
-  std::vector<unsigned char> bytes;  // empty: 16 bytes from `from`, or, where that is null, an arrival
-  const unsigned char *from;
-  u32 swizzle;  // the part of a 128-byte row's number that pieces' numbers are XORed with
-};
-
-// Of 16 bytes to global memory.
-struct Store {
-  u32 *at;
-  uint4 x;
-};
-
-struct Barrier {
-  int arrivals = 1, expected = 1;
-  i64 bytes = 0;
-  u32 phase = 0;
-};
-
-// A thread's share of d = [d +] a b, which is computed when it is waited for.
-struct WarpgroupProduct {
-  float *d;
-  int count;
-  bool loaded;         // `rows` has the thread's two rows of a
-  float rows[2][16];
-  u64 a, b;            // matrix descriptors
-  bool transposed, add;
-};
-
-struct Fiber {
-  struct Cta *cta;
-  struct Lanes *lanes;
-  Index thread;
-  ucontext_t start;
-  jmp_buf at;
-  bool started = false;
-  std::unique_ptr<char[]> stack;
-  const void *argument;                      // of the collective that it waits in
-  std::vector<std::vector<Copy>> groups{1};  // cp.async; the last one is not committed
-  std::vector<std::vector<WarpgroupProduct>> products{1};  // wgmma; likewise
-  bool arrived = false;                      // at its cluster's barrier
-  u32 cluster_phase = 0;
-};
-
-// A warp: who of it can go on, and who waits in a collective.
-struct Lanes {
-  Fiber *all[LANES];
-  std::vector<Fiber *> ready;
-  int waiting = 0;
-  const char *meeting = nullptr;
-  i64 priority;
-};
-
-struct Cluster {
-  int threads = 0, arrived = 0;
-  u32 phase = 0;
-  std::vector<Fiber *> waiting;
-  std::vector<struct Cta *> ctas;
-};
-
-// A named barrier: threads that have come, and those of them that wait.
-struct Named {
-  int arrived = 0;
-  std::vector<Fiber *> waiting;
-};
-
-struct Cta {
-  Index block;
-  int threads;
-  std::vector<Fiber> fibers;
-  std::vector<Lanes> warps;
-  std::vector<Fiber *> waiting;  // at __syncthreads
-  std::map<u32, Barrier> barriers;
-  std::map<int, Named> named;
-  std::vector<Copy> copies;  // on their way
-  unsigned char *shared;
-  Cluster *cluster;
-};
-
 // What a build is.
 struct Kernel {
   int warps, cluster;
@@ -125,30 +42,20 @@ struct Kernel {
   void (*run)(const void *params);
 };
 
-struct Machine {
-  Kernel kernel;
-  const float *floats;  // that the operands' numbers of 16 bits are
-  bool lazy;            // copies arrive when they are waited for; otherwise at once
-  u32 random, shared_bytes;
-  const void *params;
-  Index grid;
-  Fiber *current;
-  bool switches;  // to another warp
-  jmp_buf scheduler;
-  int idle_reads;
-  i64 lowest;
-  std::string failure;
-  std::vector<std::unique_ptr<Cta>> running;
-  std::vector<Store> stores;  // that nobody sees yet
+// A CUDA thread, as kernels see it.
+struct Thread {
+  Index index, block;
+  unsigned char *shared;
 };
-extern Machine machine;
+extern Thread *current_thread;
+extern Index grid;
 
-#define threadIdx (machine.current->thread)
-#define blockIdx (machine.current->cta->block)
-#define gridDim (machine.grid)
+#define threadIdx (current_thread->index)
+#define blockIdx (current_thread->block)
+#define gridDim (grid)
 
 // Runs a grid, no more than `most_ctas` of it at once, started in order. Why it cannot end, or null.
-const char *run_grid(const Kernel &kernel, const void *params, int grid, int shared_bytes,
+const char *run_grid(const Kernel &kernel, const void *params, int ctas, int shared_bytes,
                      int most_ctas, bool lazy, u32 seed);
 
 // ---- where threads meet ------------------------------------------------------------------------
@@ -229,7 +136,7 @@ u32 half_of_e4m3(u32 byte);
 
 // ---- shared memory -----------------------------------------------------------------------------
 
-inline unsigned char *shared_memory() { return machine.current->cta->shared; }
+inline unsigned char *shared_memory() { return current_thread->shared; }
 u32 shared_address(const void *pointer);
 // What is at a shared address, a peer's among them.
 unsigned char *at_shared(u32 address, u32 bytes);

@@ -5,9 +5,11 @@ as `launch_of` has it.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,17 +24,17 @@ from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.kernels.lean.cuda import CudaLaunch, launch_of, misalignment
 from leanbench.kernels.lean.cuda_build import ENTRY, MANY_ROWS_ENTRY, CudaBuild
 from leanbench.kernels.lean.cuda_params import Params, aligned_params
+from leanbench.kernels.mla.build import MlaBuild
 
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.paths import KERNELS
 
 COMPILER = shutil.which("g++")
 _HERE = Path(__file__).parent
-#: What a CTA's shared memory is called in the sources, and here, where each CTA has its own.
-_SHARED = "extern __shared__ __align__(1024) unsigned char shared[];"
-_OWN_SHARED = "unsigned char *const shared = shared_memory();"
 #: The source of each kernel.
-_SOURCES = {ENTRY: "lean.cu", MANY_ROWS_ENTRY: "many_rows.cu"}
+_SOURCES = {ENTRY: "lean.cu", MANY_ROWS_ENTRY: "many_rows.cu", MlaBuild.entry: "mla.cu"}
+#: What shared memory is called in them; here each CTA has its own.
+_SHARED = {"lean.cu": "shared", "many_rows.cu": "shared", "mla.cu": "memory"}
 #: Of the compiler. Launches are short: a build that takes less time is worth more than its speed.
 _FLAGS = (
     "-std=c++17",
@@ -52,7 +54,6 @@ Mutation = tuple[str, str, str]
 class Cpu:
     """A stand-in for a GPU of a few SMs."""
 
-    folder: Path
     #: Replaced in the sources of all launches.
     mutation: Mutation | None = None
     #: What __CUDA_ARCH__ says.
@@ -89,8 +90,7 @@ class Cpu:
         launch = launch_on(inputs, config, sms)
         build = launch.build
         if build not in self._libraries:
-            folder = self.folder / str(len(self._libraries))
-            self._libraries[build] = compiled(build, folder, self.mutation, self.architecture)
+            self._libraries[build] = library_of(("lean",), build, self.mutation, self.architecture)
         params = aligned_params()
         ctypes.pointer(params)[0] = launch.params
         params.v_map.words[0] = params.v
@@ -159,59 +159,70 @@ def tensor_map(
     return (address, *sizes, *steps, *box, *[0] * 4)
 
 
-def compiled(
-    build: CudaBuild, folder: Path, mutation: Mutation | None, architecture: int
-) -> ctypes.CDLL:
-    folder.mkdir()
-    for path in (KERNELS / "lean").glob("*.cu*"):
-        text = path.read_text(encoding="utf-8")
-        if mutation is not None and mutation[0] == path.name:
-            text = replaced(text, mutation[1], mutation[2])
-        (folder / path.name).write_text(text, encoding="utf-8")
-    source, library = folder / _SOURCES[build.entry], folder / "lean.so"
-    text = source.read_text(encoding="utf-8")
-    source.write_text(replaced(text, _SHARED, _OWN_SHARED), encoding="utf-8")
-    shutil.copy(_HERE / "ptx_on_cpu.hpp", folder / "ptx.cuh")
-    shutil.copy(_HERE / "wgmma_on_cpu.hpp", folder / "wgmma.cuh")
-    return library_of(source, library, build, architecture)
-
-
 def library_of(
-    source: Path, library: Path, build: CudaBuild, architecture: int, *words: str
+    families: tuple[str, ...], build: CudaBuild | MlaBuild, mutation: Mutation | None, arch: int
 ) -> ctypes.CDLL:
-    """The shared object that g++ makes of a source with the macros of a build.
+    """The shared object that g++ makes of a build, once for all processes.
 
     Args:
-        words: more of them for g++.
+        families: whose sources it is made of, that of the kernel last.
+        arch: what __CUDA_ARCH__ says.
     """
     defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
-    defines += [f"-DENTRY={build.entry}", f"-D__CUDA_ARCH__={architecture}"]
-    assert COMPILER is not None
+    defines += [f"-DENTRY={build.entry}", f"-D__CUDA_ARCH__={arch}"]
     machine = _machine()
-    words = (*defines, *words, f"-I{machine}", "-include", "cuda_on_cpu.hpp", "-shared")
-    objects = ("-x", "none", machine / "cuda_on_cpu.o")
-    subprocess.run(
-        [COMPILER, *_FLAGS, *words, "-o", library, "-x", "c++", source, *objects], check=True
-    )
+    words = "\n".join([*families, *defines, *(mutation or ())])
+    library = machine / f"{hashlib.sha256(words.encode()).hexdigest()}.so"
+    if not library.exists():
+        assert COMPILER is not None
+        sources = _sources(families, mutation)
+        source = sources / families[-1] / _SOURCES[build.entry]
+        part = library.with_suffix(f".{os.getpid()}")
+        words = (*defines, f"-I{sources}", f"-I{machine}", "-include", "cuda_on_cpu.hpp")
+        # Linked with the machine alone, whose libraries are the build's.
+        words = (*words, "-shared", "-nostdlib", "-o", part, "-x", "c++", source)
+        words = (*words, "-x", "none", machine / "cuda_on_cpu.so")
+        subprocess.run([COMPILER, *_FLAGS, *words], check=True)
+        part.rename(library)
     return ctypes.CDLL(str(library))
+
+
+@cache
+def _sources(families: tuple[str, ...], mutation: Mutation | None) -> Path:
+    """A folder with the sources of families, for g++."""
+    folder = Path(tempfile.mkdtemp(dir=_machine()))
+    for family in families:
+        (folder / family).mkdir()
+        for path in (KERNELS / family).glob("*.cu*"):
+            text = path.read_text(encoding="utf-8")
+            if mutation is not None and mutation[0] == path.name:
+                text = replaced(text, mutation[1], mutation[2])
+            if path.name in _SHARED:
+                name = _SHARED[path.name]
+                shared = f"extern __shared__ __align__(1024) unsigned char {name}[];"
+                text = replaced(text, shared, f"unsigned char *const {name} = shared_memory();")
+            (folder / family / path.name).write_text(text, encoding="utf-8")
+    shutil.copy(_HERE / "ptx_on_cpu.hpp", folder / "lean" / "ptx.cuh")
+    shutil.copy(_HERE / "wgmma_on_cpu.hpp", folder / "lean" / "wgmma.cuh")
+    return folder
 
 
 @cache
 def _machine() -> Path:
     """A folder with what all builds have in common, compiled once for all processes: the header
-    cuda_on_cpu.hpp, and cuda_on_cpu.cpp as an object, which is optimised.
+    cuda_on_cpu.hpp, and cuda_on_cpu.cpp as a shared object, which is optimised.
     """
     folder = Path(os.environ["LEANBENCH_CACHE"]) / "cuda-on-cpu"
     folder.mkdir(parents=True, exist_ok=True)
-    header, whole = folder / "cuda_on_cpu.hpp", folder / "cuda_on_cpu.o"
+    header, whole = folder / "cuda_on_cpu.hpp", folder / "cuda_on_cpu.so"
     with FileLock(folder / "lock"):
         if not whole.exists():
             assert COMPILER is not None
             shutil.copy(_HERE / header.name, header)
             words = ("-x", "c++-header", "-o", f"{header}.gch", header)
             subprocess.run([COMPILER, *_FLAGS, *words], check=True)
-            part = folder / "part.o"
-            words = ("-O2", "-c", "-o", part, _HERE / "cuda_on_cpu.cpp")
+            part = folder / "part.so"
+            words = ("-O2", "-shared", "-o", part, _HERE / "cuda_on_cpu.cpp")
             subprocess.run([COMPILER, *_FLAGS, *words], check=True)
             part.rename(whole)
     return folder

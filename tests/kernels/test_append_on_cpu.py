@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -155,8 +154,8 @@ ORDERS = [(True, 1 << 20, 1), (False, 16, 2)]
 
 
 @pytest.fixture(scope="module")
-def cpu(tmp_path_factory: pytest.TempPathFactory) -> Cpu:
-    return Cpu(tmp_path_factory.mktemp("lean"))
+def cpu() -> Cpu:
+    return Cpu()
 
 
 def copied(inputs: AttentionInputs) -> AttentionInputs:
@@ -270,6 +269,6 @@ MUTATIONS: list[tuple[str, Mutation]] = [
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("name", "mutation"), MUTATIONS)
-def test_a_changed_line_is_noticed(tmp_path: Path, name: str, mutation: Mutation) -> None:
+def test_a_changed_line_is_noticed(name: str, mutation: Mutation) -> None:
     with pytest.raises(AssertionError, match=NOTICED):
-        attend_case(Cpu(tmp_path, mutation), name)
+        attend_case(Cpu(mutation), name)

@@ -76,25 +76,25 @@ def failures(name: str, cpu: Cpu, seeds: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_pair_is_right(name, tmp_path):
-    assert failures(name, Cpu(tmp_path), seeds=2) == []
+def test_a_pair_is_right(name):
+    assert failures(name, Cpu(), seeds=2) == []
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_missing_line_is_noticed(name, tmp_path):
-    cpu = Cpu(tmp_path, MUTATIONS[name])
+def test_a_missing_line_is_noticed(name):
+    cpu = Cpu(MUTATIONS[name])
     assert failures("sinks", cpu, seeds=4)
 
 
 @pytest.mark.parametrize(
     "axes", [{"lengths_on": "device"}, {"leftpad": True}, {"q_lens": (13,)}], ids=str
 )
-def test_a_pair_takes_lengths_that_the_host_knows(axes, tmp_path):
+def test_a_pair_takes_lengths_that_the_host_knows(axes):
     with pytest.raises(
         UserError, match=r"^cluster_size 2 with tile_rows 64 takes sequences of one length that"
     ):
-        failure_of(Cpu(tmp_path), Workspace(epoch=7), replace(FEW, **axes), of_pairs(), 132, 0)
+        failure_of(Cpu(), Workspace(epoch=7), replace(FEW, **axes), of_pairs(), 132, 0)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,8 +154,8 @@ MUTATIONS: list[tuple[str, Mutation]] = [
 
 
 @pytest.fixture
-def cpu(tmp_path: Path) -> Cpu:
-    return Cpu(tmp_path)
+def cpu() -> Cpu:
+    return Cpu()
 
 
 @pytest.mark.parametrize(
@@ -220,6 +219,6 @@ def test_nan_of_a_head_stays_in_it(cpu: Cpu, name: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("name", "mutation"), MUTATIONS)
-def test_a_changed_line_is_noticed(tmp_path: Path, name: str, mutation: Mutation) -> None:
+def test_a_changed_line_is_noticed(name: str, mutation: Mutation) -> None:
     with pytest.raises(AssertionError, match=NOTICED):
-        attend(Cpu(tmp_path, mutation), CASES_IN_16_BITS[name])
+        attend(Cpu(mutation), CASES_IN_16_BITS[name])

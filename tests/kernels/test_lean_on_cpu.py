@@ -5,7 +5,6 @@ the fp64 reference; and with a line of it changed, it does not.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -447,8 +446,8 @@ ORDERS = [
 
 
 @pytest.fixture(scope="module")
-def cpu(tmp_path_factory: pytest.TempPathFactory) -> Cpu:
-    return Cpu(tmp_path_factory.mktemp("lean"))
+def cpu() -> Cpu:
+    return Cpu()
 
 
 def attend(cpu: Cpu, case: Case) -> None:
@@ -502,7 +501,7 @@ def test_bits_of_fixed_runs_are_those_of_the_sequence_alone(cpu: Cpu) -> None:
 
 @pytest.mark.parametrize("architecture", [800, 900])
 @pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
-def test_every_fp8_number(tmp_path: Path, kv_dtype: str, architecture: int) -> None:
+def test_every_fp8_number(kv_dtype: str, architecture: int) -> None:
     """The output of a sequence of one token is its V, on GPUs with an instruction for e4m3 and on
     those without.
     """
@@ -513,19 +512,19 @@ def test_every_fp8_number(tmp_path: Path, kv_dtype: str, architecture: int) -> N
     inputs.v_descale.fill_(2.0)
     expected = (2 * inputs.v_cache.float()).half()
     config = cuda_config(16, 1, 1, 1, 1, 8, "async", 1, False)
-    Cpu(tmp_path, architecture=architecture).launch(inputs, config, 1, Workspace(1000))
+    Cpu(architecture=architecture).launch(inputs, config, 1, Workspace(1000))
     finite = expected.isfinite()
     assert torch.equal(inputs.out[finite], expected[finite])
     assert not inputs.out[~finite].isfinite().any()
 
 
-def test_fp8_without_an_instruction_for_it(tmp_path: Path) -> None:
+def test_fp8_without_an_instruction_for_it() -> None:
     """e4m3 in both operands of the scores, as compute capability 8.0 has it."""
     problem = AttentionProblem(1, 2, 1, 300, 64, kv_dtype="e4m3", q_dtype="e4m3")
     inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0)))
     reference = Reference(inputs)
     config = cuda_config(16, 2, 2, 1, 1, 8, "async", 1, False)
-    Cpu(tmp_path, architecture=800).launch(inputs, config, 2, Workspace(1000))
+    Cpu(architecture=800).launch(inputs, config, 2, Workspace(1000))
     assert reference.check(inputs).failure("fp16") is None
 
 
@@ -653,10 +652,10 @@ def test_query_starts_that_are_none_stay_within_q(cpu: Cpu) -> None:
     assert inputs.out[42:].isnan().all()
 
 
-def test_a_launch_that_cannot_end_is_an_error(tmp_path: Path) -> None:
+def test_a_launch_that_cannot_end_is_an_error() -> None:
     """A CTA waits for a partial that carries another launch's epoch."""
     mutation = ("partials.cuh", "second[i].w != epoch;", "second[i].w != epoch + 1;")
-    cpu = Cpu(tmp_path, mutation)
+    cpu = Cpu(mutation)
     with pytest.raises(AssertionError, match="waits for a partial that nobody stores"):
         attend(cpu, CASES["fixed runs"])
 
@@ -786,6 +785,6 @@ MUTATIONS: list[tuple[str, Mutation]] = [
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("name", "mutation"), MUTATIONS)
-def test_a_changed_line_is_noticed(tmp_path: Path, name: str, mutation: Mutation) -> None:
+def test_a_changed_line_is_noticed(name: str, mutation: Mutation) -> None:
     with pytest.raises(AssertionError, match=NOTICED):
-        attend(Cpu(tmp_path, mutation), (CASES | DEEP_CASES)[name])
+        attend(Cpu(mutation), (CASES | DEEP_CASES)[name])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -59,8 +58,8 @@ CASES: dict[str, tuple[dict[str, int], Case]] = {
 
 
 @pytest.fixture
-def cpu(tmp_path: Path) -> Cpu:
-    return Cpu(tmp_path)
+def cpu() -> Cpu:
+    return Cpu()
 
 
 def switched(build: CudaBuild, switches: dict[str, int]) -> CudaBuild:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -206,20 +205,20 @@ MUTATIONS: dict[str, Mutation] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_many_rows_are_right(name, tmp_path):
-    run(CASES[name], tmp_path, seeds=1)
+def test_many_rows_are_right(name):
+    run(CASES[name], seeds=1)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", DEEP_CASES)
-def test_many_rows_are_right_in_every_shape(name, tmp_path):
-    run(DEEP_CASES[name], tmp_path, seeds=3)
+def test_many_rows_are_right_in_every_shape(name):
+    run(DEEP_CASES[name], seeds=3)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_missing_line_is_noticed(name, tmp_path):
-    cpu, workspace = Cpu(tmp_path, MUTATIONS[name]), Workspace(epoch=7)
+def test_a_missing_line_is_noticed(name):
+    cpu, workspace = Cpu(MUTATIONS[name]), Workspace(epoch=7)
     ragged = replace(RAGGED, batch=6, context=MANY.context, page_size=None)
     mixed = replace(ragged, q_lens=(40, 1, 5, 33, 1, 2))
     by_lanes = MUTATIONS[name][0] == "rows_copy.cuh"
@@ -233,8 +232,8 @@ def test_a_missing_line_is_noticed(name, tmp_path):
     )
 
 
-def run(case: Case, folder: Path, seeds: int) -> None:
-    cpu, workspace = Cpu(folder), Workspace(epoch=7)
+def run(case: Case, seeds: int) -> None:
+    cpu, workspace = Cpu(), Workspace(epoch=7)
     for sms in case.sms:
         for seed in range(seeds):
             failure = failure_of(cpu, workspace, case.problem, case.config, sms, seed)

@@ -27,8 +27,8 @@ SINKS = AttentionProblem(
 
 
 @pytest.fixture(scope="module")
-def cpu(tmp_path_factory: pytest.TempPathFactory) -> Cpu:
-    return Cpu(tmp_path_factory.mktemp("lean"))
+def cpu() -> Cpu:
+    return Cpu()
 
 
 def attend(cpu: Cpu, inputs: AttentionInputs) -> None:

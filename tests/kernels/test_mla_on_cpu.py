@@ -225,9 +225,9 @@ FP8_MUTATIONS: dict[str, Mutation] = {
 
 
 @pytest.fixture(scope="module")
-def cpu(tmp_path_factory):
+def cpu():
     """Without mutations: builds are compiled once."""
-    return Cpu(tmp_path_factory.mktemp("mla"))
+    return Cpu()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -271,16 +271,16 @@ def test_lengths_that_are_none(cpu, name, sms, lengths):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", COLUMN_MUTATIONS)
-def test_a_missing_line_of_column_groups_is_noticed(name, tmp_path):
+def test_a_missing_line_of_column_groups_is_noticed(name):
     mutation, case = COLUMN_MUTATIONS[name]
-    cpu, workspace = Cpu(tmp_path, mutation), Workspace(epoch=7)
+    cpu, workspace = Cpu(mutation), Workspace(epoch=7)
     assert any(failure_of(cpu, workspace, (CASES | DEEP_CASES)[case], seed) for seed in range(4))
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_missing_line_is_noticed(name, tmp_path):
-    cpu, workspace = Cpu(tmp_path, MUTATIONS[name]), Workspace(epoch=7)
+def test_a_missing_line_is_noticed(name):
+    cpu, workspace = Cpu(MUTATIONS[name]), Workspace(epoch=7)
     problem = replace(SINGLE, batch=2, context=300, capacity=512)
     case = Case(problem, 1, 4, score_scale=30.0)
     assert any(failure_of(cpu, workspace, case, seed) for seed in range(4))
@@ -289,8 +289,8 @@ def test_a_missing_line_is_noticed(name, tmp_path):
 @pytest.mark.deep
 @pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize("name", FP8_MUTATIONS)
-def test_a_missing_line_for_fp8_is_noticed(name, lazy, tmp_path):
-    cpu, workspace = Cpu(tmp_path, FP8_MUTATIONS[name]), Workspace(epoch=7)
+def test_a_missing_line_for_fp8_is_noticed(name, lazy):
+    cpu, workspace = Cpu(FP8_MUTATIONS[name]), Workspace(epoch=7)
     problem = replace(SINGLE, batch=2, context=430, capacity=512, kv_dtype="e4m3")
     case = Case(problem, 1, 2, lazy, score_scale=4.0)
     assert any(failure_of(cpu, workspace, case, seed) for seed in range(6))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -126,8 +125,8 @@ def launch_all(
 
 
 @pytest.fixture(scope="module")
-def cpu(tmp_path_factory: pytest.TempPathFactory) -> Cpu:
-    return Cpu(tmp_path_factory.mktemp("peers"))
+def cpu() -> Cpu:
+    return Cpu()
 
 
 PLAIN = AttentionProblem(3, 8, 2, (700, 1, 300), 64, capacity=768, lengths_on="device")
@@ -241,10 +240,10 @@ MUTATIONS: dict[str, tuple[str, str, Callable[[Cpu, str], None]]] = {
 
 
 @pytest.mark.parametrize("name", [deep(name) for name in MUTATIONS])
-def test_a_line_that_is_wrong_is_noticed(tmp_path: Path, name: str) -> None:
+def test_a_line_that_is_wrong_is_noticed(name: str) -> None:
     old, new, attempt = MUTATIONS[name]
     with pytest.raises(AssertionError):
-        attempt(Cpu(tmp_path, ("peers.cuh", old, new)), "two")
+        attempt(Cpu(("peers.cuh", old, new)), "two")
 
 
 @pytest.mark.parametrize(
