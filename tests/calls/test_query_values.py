@@ -257,8 +257,7 @@ def test_sizes_of_none(dims):
         assert lse.equal(torch.full((2, 4, q_len), -math.inf))
 
 
-@pytest.mark.parametrize("dims", DIMS)
-@pytest.mark.parametrize("mask", ["causal", "window"])
+@pytest.mark.parametrize(("dims", "mask"), diagonal(DIMS, ["causal", "window"], keep=2))
 def test_torch_compile_takes_an_appending_call_whole(dims, mask):
     torch._dynamo.reset()
     (q_dim, v_dim), (arguments, fields) = dims, masks_of(mask)

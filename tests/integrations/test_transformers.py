@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from depth import deep
 
 from leanbench.core.errors import UserError
 
@@ -183,7 +184,7 @@ def test_missing_transformers_is_one_sentence(monkeypatch):
         register()
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen2-moe"])
+@pytest.mark.parametrize("kind", ["gemma3", deep("qwen2-moe")])
 def test_a_step_compiles_whole(kind, lean, monkeypatch):
     """With the lengths of a static cache read in the graph, and padding that nobody looks at."""
     torch._dynamo.reset()

@@ -181,8 +181,7 @@ def test_garbage_past_the_context_is_not_read(name, problem, device):
     passes(inputs, problem.dtype)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.parametrize(("page_size", "name"), diagonal([None, 16], list(CONFIGS), keep=2))
 def test_a_query_sees_nothing_after_itself(name, page_size, device):
     """Each query position alone, over the context that ends with it, gives the same as all of them
     together.

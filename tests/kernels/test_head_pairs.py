@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from depth import diagonal
 from lean_on_cpu import launch_on
 from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean import cuda_driver
@@ -360,10 +361,12 @@ def test_parameters_of_pairs_in_16_bits() -> None:
     assert launch.grid == 128
 
 
+AXES: list[dict[str, Any]] = [{}, {"head_dim": 96}, {"head_dim": 112}, {"kv_heads": 8}]
+
+
 @pytest.mark.parametrize(
-    "axes", [{}, {"head_dim": 96}, {"head_dim": 112}, {"kv_heads": 8}], ids=str
+    ("axes", "lengths_on"), diagonal(AXES, ["host", "device"], keep=2), ids=str
 )
-@pytest.mark.parametrize("lengths_on", ["host", "device"])
 def test_builds_in_16_bits_spill_nothing(axes: dict[str, Any], lengths_on: str) -> None:
     problem = replace(PLAIN_16, lengths_on=lengths_on, **axes)
     chosen = LEAN.default_config(problem, H200)

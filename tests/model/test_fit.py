@@ -234,7 +234,7 @@ def test_unusable_runs_are_refused(
 
 
 def test_a_calibration_knows_what_it_was_fitted_to_and_how_wrong_it_is() -> None:
-    contexts = [AttentionProblem(1, 8, 8, 512 * tiles, 64) for tiles in range(1, 16)]
+    contexts = [AttentionProblem(1, 8, 8, 256 * tiles, 64) for tiles in range(1, 16)]
     run, second = measured(contexts), measured(PROBLEMS[:2], "other")
     fitted = calibrate([run], [second], workers=1)
     assert fitted.calibration.gpu == "h200"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 from example_runs import WriteRun, manifest, measured_rows
 
 from leanbench.cli.document import show_document
@@ -65,7 +66,16 @@ def test_of_several_runs_each_has_its_own(write_run: WriteRun, capsys: Capture) 
 
 
 @pytest.mark.parametrize(
-    "links", [None, [], 5, "nonsense", [{}], [{"first": 0}], [asdict(PAIR) | {"nvlink": "no"}]]
+    "links",
+    [
+        None,
+        deep([]),
+        deep(5),
+        "nonsense",
+        deep([{}]),
+        [{"first": 0}],
+        [asdict(PAIR) | {"nvlink": "no"}],
+    ],
 )
 def test_a_run_without_links_says_nothing_of_them(
     write_run: WriteRun, capsys: Capture, links: Any

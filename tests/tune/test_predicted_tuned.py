@@ -14,9 +14,9 @@ from leanbench.tune.search import Search
 def test_what_is_written_of_a_prediction():
     family = FamilyKey(128, 8)
     builds = builds_of(family)
-    space = LEAN.tuning_space(family.problem(8, 4096), H200)[::3]
+    space = LEAN.tuning_space(family.problem(8, 4096), H200)[::6]
     pair = (Progress(family, [Candidate(config, config.build_key) for config in space], {}), builds)
-    search = Search(LEAN, H200, Plan(1e9, problems=6, every_candidate=True), Silent())
+    search = Search(LEAN, H200, Plan(1e9, problems=4, every_candidate=True), Silent())
     stopped = search.run([pair], World(), no_ranking, 1e12)
     outcome = search.finish([pair], stopped, Here())[0]
     whole = to_family(outcome, LEAN, H200, "measured", "latency", "2026-01-01T00:00:00+00:00", {})

@@ -95,7 +95,7 @@ def test_an_interrupted_tuning_goes_on_and_leaves_others_alone(worlds):
     with pytest.raises(KeyboardInterrupt):
         tune(request(), Interrupted())
     assert len(worlds[0].calls) == 5
-    tune(request([OTHER]), Silent())
+    tune(request([OTHER], problems=5), Silent())
     forget(request([OTHER]))
     # Another plan and a further family: what was timed counts, the rest is timed.
     results = tune(request([FAMILY, OTHER], problems=4), Silent())
