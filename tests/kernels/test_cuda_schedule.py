@@ -83,9 +83,9 @@ def compiled(build: CudaBuild, folder: Path) -> ctypes.CDLL:
     (folder / "ptx.cuh").write_text("")
     source, library = Path(__file__).with_name("schedule_on_cpu.cpp"), folder / "schedule.so"
     defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
-    words = ["-std=c++17", "-O1", "-shared", "-fPIC", f"-I{folder}", "-o", library, source]
+    words = ["-std=c++17", "-Og", "-shared", "-fPIC", "-nostdlib", f"-I{folder}", "-o", library]
     assert COMPILER is not None
-    subprocess.run([COMPILER, *defines, *words], check=True)
+    subprocess.run([COMPILER, *defines, *words, source], check=True)
     return ctypes.CDLL(str(library))
 
 
