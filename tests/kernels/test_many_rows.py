@@ -275,7 +275,7 @@ def test_a_warpgroup_copies_pages_that_bulk_copies_cannot_take(page_size, copy):
     [
         deep({"page_size": 1}),
         deep({"page_size": 1, "q_len": 16, "batch": 32, "context": 500}),
-        {"page_size": 8, "q_lens": (128,)},
+        deep({"page_size": 8, "q_lens": (128,)}),
         {"page_size": 1, "q_len": 16, "head_dim": 256},
         {"page_size": 4, "causal": False, "window_left": 100, "window_right": 14},
     ],

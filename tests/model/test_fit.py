@@ -64,7 +64,7 @@ def measured(problems: Sequence[AttentionProblem] = PROBLEMS, name: str = "made"
 
 
 def test_a_fit_finds_what_made_the_rows() -> None:
-    run = measured()
+    run = measured([problem for problem in PROBLEMS if problem.max_context < 32_768])
     before = check(run, run.cells, Constants(), "checked", workers=1)[0][0].all
     fitted = fit(run.cells, H200, Constants(), workers=1)
     after = check(run, run.cells, fitted, "checked", workers=1)[0][0].all
