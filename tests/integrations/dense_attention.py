@@ -8,9 +8,22 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 
 from leanbench.calls.call import Call
+
+
+def in_place_of_lean(monkeypatch: pytest.MonkeyPatch) -> DenseAttention:
+    """What layers of transformers call as LeanAttention until the test's end."""
+    from leanbench.integrations import hf_attention
+    from leanbench.integrations.transformers import register
+
+    register()
+    dense = DenseAttention()
+    monkeypatch.setattr(hf_attention, "lean_attn_with_kvcache", dense)
+    monkeypatch.setattr(hf_attention, "run", as_run(dense))
+    return dense
 
 
 def as_run(attend: Callable[..., torch.Tensor]) -> Callable[[Call, bool], Any]:

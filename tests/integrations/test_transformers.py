@@ -16,7 +16,7 @@ from leanbench.core.errors import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from dense_attention import DenseAttention, as_run, dense_attention
+from dense_attention import DenseAttention, as_run, dense_attention, in_place_of_lean
 from tiny_models import KINDS, prompts, tiny_model
 from transformers import StaticCache
 
@@ -30,11 +30,7 @@ PADDING = torch.tensor([[0] * 5 + [1] * 6, [1] * 11, [0] + [1] * 10])
 
 @pytest.fixture
 def lean(monkeypatch: pytest.MonkeyPatch) -> DenseAttention:
-    register()
-    dense = DenseAttention()
-    monkeypatch.setattr(hf_attention, "lean_attn_with_kvcache", dense)
-    monkeypatch.setattr(hf_attention, "run", as_run(dense))
-    return dense
+    return in_place_of_lean(monkeypatch)
 
 
 def generated(model: Any, implementation: str, **options: Any) -> Any:

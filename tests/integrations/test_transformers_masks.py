@@ -15,14 +15,13 @@ from leanbench.core.errors import UserError
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import transformers
-from dense_attention import DenseAttention, as_run
+from dense_attention import DenseAttention, in_place_of_lean
 from tiny_models import GROUPED, SIZES, prompts
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from leanbench.integrations import hf_attention
 from leanbench.integrations.hf_masks import dense_mask, is_windowed, lean_mask, lengths_of
-from leanbench.integrations.transformers import register
 
 PROMPT, TOKENS = 6, 11
 #: Of the decoder, whose attention has a bias for each distance, or takes itself for not causal.
@@ -50,11 +49,7 @@ ENCODER_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def lean(monkeypatch: pytest.MonkeyPatch) -> DenseAttention:
-    register()
-    dense = DenseAttention()
-    monkeypatch.setattr(hf_attention, "lean_attn_with_kvcache", dense)
-    monkeypatch.setattr(hf_attention, "run", as_run(dense))
-    return dense
+    return in_place_of_lean(monkeypatch)
 
 
 def model_of(kind: str, config: Any) -> Any:
