@@ -64,39 +64,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     _builder = _interpreter.interpreter_builder
     _builder.options = replace(_builder.options, sanitize_overflow=_builder.options.debug)
 
-    # Every value has a type and a shape made for it, of which few are different: half of the time.
-    _block_type, _tensor = _language.core.block_type, _language.core.tensor
-    _init_block_type, _known_block_types = _block_type.__init__, {}
-    _init_tensor, _known_sizes = _tensor.__init__, {}
-
-    def _init_block_type_once(self: Any, element_ty: Any, shape: Any) -> None:
-        key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
-        if key in _known_block_types:
-            vars(self).update(_known_block_types[key], element_ty=element_ty)
-            return
-        _init_block_type(self, element_ty, shape)
-        _known_block_types[key] = dict(vars(self))
-
-    def _init_tensor_once(self: Any, handle: Any, type: Any) -> None:
-        key = (*type.shape,) if type.is_block() else ()
-        if key in _known_sizes:
-            sizes = _known_sizes[key]
-            vars(self).update(sizes, handle=handle, type=type, dtype=type.scalar)
-            return
-        _init_tensor(self, handle, type)
-        _known_sizes[key] = {name: getattr(self, name) for name in ("shape", "numel")}
-
-    _block_type.__init__, _tensor.__init__ = _init_block_type_once, _init_tensor_once
-
-    # Shapes that are alike are then one, and neither value is broadcast to the other's.
-    _semantic = _interpreter.TritonSemantic
-    _broadcast = _semantic.broadcast_impl_value
-
-    def _broadcast_others(self: Any, lhs: Any, rhs: Any) -> Any:
-        return (lhs, rhs) if lhs.shape is rhs.shape else _broadcast(self, lhs, rhs)
-
-    _semantic.broadcast_impl_value = _broadcast_others
-
 # Tensors are small here: threads would wait for one another, and for those of other processes.
 torch.set_num_threads(1)
 
