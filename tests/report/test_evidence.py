@@ -662,6 +662,8 @@ def test_a_pattern_asks_a_log_or_a_file_of_a_run(
         ("mine: /took ([0-9]+)/", "there is no log reports/h200/mine"),
         ("log.txt: /took ([0-9]+) s/", "log.txt has no line like 'took ([0-9]+) s': mend the pat"),
         ("log.txt: most /took ([0-9]+)/", "verb 'most' is not known, choose from geomean, mean"),
+        ("log.txt: /took ([0-9]+ us)/ as us", "log.txt: 'took ([0-9]+ us)' finds more than number"),
+        ("log.txt: max /took ([0-9]+ us)/", "log.txt: 'took ([0-9]+ us)' finds more than number"),
         ("log.txt: /took ([0-9]+)/ as y", "format 'y' is not known, choose from us, ms, x"),
         ("mine: interval nosuch", "'interval nosuch' finds no row of kernel 'nosuch': the runs"),
         (

@@ -194,9 +194,13 @@ class Press:
             raise UserError(f"{name} has no line like {pattern!r}: mend the pattern")
         if verb and verb not in VERBS:
             raise UserError(f"verb {verb!r} is not known, choose from {', '.join(VERBS)}")
-        if verb:
-            return format_of(format_ or "us")(VERBS[verb]([float(figure) for figure in found]))
-        return format_of(format_)(float(found[0])) if format_ else found[0]
+        if not verb and not format_:
+            return found[0]
+        try:
+            figures = [float(figure) for figure in found]
+        except ValueError as error:
+            raise UserError(f"{name}: {pattern!r} finds more than numbers: {error}") from error
+        return format_of(format_ or "us")(VERBS[verb](figures) if verb else figures[0])
 
     def sources_of(self, names: Iterable[str]) -> tuple[Source, ...]:
         """Runs by their names, or the names of sets."""
