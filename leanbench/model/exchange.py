@@ -28,8 +28,10 @@ class Link:
 #: also what `exchange_us` is in the median of 32 problems. `leanbench doctor` measures that message
 #: as `partial`; nothing here is read from it. Further partials: the median of 28 problems on four
 #: H200s (reports/h200/shared-4, shards below 100 us), 1.8 us without the bandwidth's share.
-#: Bandwidth: NVLink 4, datasheet.
-_LINKS = {"h200": Link(1.4, 0.2, 450.0)}
+#: Bandwidth: NVLink 4, datasheet. An H100 SXM has the same links, and an exchange of one sequence
+#: adds 1.1 us on two and 2.0 on four in the median (reports/h100/scaling; here 1.5 and 2.0).
+_NVLINK_4 = Link(1.4, 0.2, 450.0)
+_LINKS = {"h200": _NVLINK_4, "h100-sxm": _NVLINK_4}
 
 
 def exchange_us(problem: AttentionProblem, spec: GpuSpec) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.model.cell import predict_cell
 from leanbench.model.exchange import exchange_us
+from leanbench.records.reading import read_run
 
+RUNS = Path(__file__).resolve().parents[2] / "reports"
 WHOLE = AttentionProblem(1, 32, 8, 131072, 128)
 
 
@@ -49,6 +53,21 @@ def test_more_gpus_send_more() -> None:
     }
     assert of["cp:8"] == pytest.approx(1.4 + 6 * 0.2 + 7 * 32768 / 450e3)
     assert of["cp:2xtp:4"] == pytest.approx(1.4 + 8192 / 450e3)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "run"),
+    [("h200", "h200/shared-4"), ("h200", "h200/scaling"), ("h100-sxm", "h100/scaling")],
+)
+def test_exchanges_add_what_was_measured_in_the_median(gpu: str, run: str) -> None:
+    off_us = [
+        (exchange_us(problem, find(gpu)) or 0.0) - row.exchange_us
+        for row, _ in read_run(RUNS / run).results
+        if row.kernel == "lean" and row.exchange_us is not None
+        if (problem := AttentionProblem.from_dict(row.problem)).batch == 1
+    ]
+    assert len(off_us) > 10
+    assert abs(median(off_us)) < 0.5
 
 
 def test_links_that_nobody_measured() -> None:
