@@ -169,13 +169,20 @@ def _predict(
     from leanbench.model import short_error
     from leanbench.model.timeline import predict_timelines
 
-    why = target.note or f"No {requested_gpu or 'GPU'} here"
-    source = (
-        f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
-        " measured."
-    )
-    output.say(f"{source} {short_error(target.spec.name, [kernel.name for kernel in kernels])}")
-    return [predict_timelines(problem, kernel, configs, target.spec) for kernel in kernels]
+    timelines = [predict_timelines(problem, kernel, configs, target.spec) for kernel in kernels]
+    drawn = [
+        kernel.name
+        for kernel, own in zip(kernels, timelines, strict=True)
+        if not isinstance(own, str)
+    ]
+    if drawn:
+        why = target.note or f"No {requested_gpu or 'GPU'} here"
+        source = (
+            f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
+            " measured."
+        )
+        output.say(f"{source} {short_error(target.spec.name, drawn)}")
+    return timelines
 
 
 def _measure(

@@ -128,7 +128,9 @@ def _predicted(
         if (schedule := kernel.schedule(problem, config, spec)) is not None
     ]
     if not schedules:
-        return _unsupported(f"{kernel.name} has no schedule to predict from")
+        return _unsupported(
+            f"{kernel.name} has no schedule to predict from: measure it, or leave it out"
+        )
     fitting = [(config, schedule) for config, schedule in schedules if fits(problem, config, spec)]
     if not fitting:
         return _unsupported(

@@ -30,7 +30,7 @@ class Shard:
         Raises:
             UserError: it is no such pair, or out of range.
         """
-        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), re.ASCII)
+        match = re.fullmatch(r"(\d{1,18})/(\d{1,18})", text.strip(), re.ASCII)
         if match is None:
             raise UserError(
                 f"--shard {text!r} is not understood, write I/N, as in 1/4 for the first of four"

@@ -211,7 +211,7 @@ def test_without_a_schedule_there_is_no_prediction_and_the_row_says_so():
         row = predict_cell(AttentionProblem(1, 8, 8, 4096, 128), kernel(name), "best", find("h200"))
         assert (row["status"], row["reason"]) == (
             "unsupported",
-            f"{name} has no schedule to predict from",
+            f"{name} has no schedule to predict from: measure it, or leave it out",
         )
 
 

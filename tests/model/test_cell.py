@@ -166,8 +166,8 @@ def test_stream_k_fills_all_sms() -> None:
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
-        (Secret(FAST), "secret has no schedule to predict from"),
-        (Plain(), "plain has no schedule to predict from"),
+        (Secret(FAST), "secret has no schedule to predict from: measure it, or leave it out"),
+        (Plain(), "plain has no schedule to predict from: measure it, or leave it out"),
         (Plain(TOO_LARGE), "plain has no config that fits the 227 KB of shared memory of h200"),
     ],
 )

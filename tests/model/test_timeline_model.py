@@ -194,7 +194,7 @@ def test_the_best_candidate_is_the_one_of_the_row() -> None:
         (
             AttentionProblem(1, 8, 8, 4096, 64),
             "reference",
-            "reference has no schedule to predict from",
+            "reference has no schedule to predict from: measure it, or leave it out",
         ),
         (
             AttentionProblem(1, 512, 512, 1 << 21, 128),

@@ -41,6 +41,7 @@ def test_a_shard_is_a_pair():
         ("2", "--shard '2' is not understood, write I/N, as in 1/4"),
         ("/4", "--shard '/4' is not understood"),
         ("a/4", "--shard 'a/4' is not understood"),
+        ("1/99999999", "--shard 1/99999999: 99999999 shards, choose from 1 to 1000"),
         ("-1/4", "--shard '-1/4' is not understood"),
         ("0/4", "there is no shard 0 of 4, choose from 1/4 to 4/4"),
         ("5/4", "there is no shard 5 of 4, choose from 1/4 to 4/4"),
