@@ -4,9 +4,11 @@ first slow import.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterable
 from types import FrameType
 
 
@@ -23,18 +25,27 @@ def main() -> None:
     # A shell script's background job ignores Ctrl-C, and goes on doing so.
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     heeded = [number for number, action in usual.items() if signal.getsignal(number) is action]
-    for number in heeded:
-        signal.signal(number, _interrupt)
+    _answer(heeded, _interrupt)
+    # Registered first, called last. Python then gives signals their usual action, which would end
+    # by the signal what has an exit code; one that is ignored stays so.
+    atexit.register(_answer, heeded, signal.SIG_IGN)
     try:
-        from leanbench.cli.main import main as run
+        try:
+            from leanbench.cli.main import main as run
 
-        run()
+            run()
+        finally:
+            # Only the interpreter's own end is left.
+            _answer(heeded, _end)
     except KeyboardInterrupt as error:
         sys.exit(128 + error.args[0] if error.args else 130)
-    finally:
-        # Only the interpreter's own end is left.
-        for number in heeded:
-            signal.signal(number, _end)
+
+
+def _answer(
+    numbers: Iterable[int], action: Callable[[int, FrameType | None], None] | signal.Handlers
+) -> None:
+    for number in numbers:
+        signal.signal(number, action)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
