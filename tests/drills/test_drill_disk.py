@@ -51,7 +51,7 @@ def small_files(most_bytes: int, **more: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("most_bytes", "where", "least_rows"),
-    [(100, "manifest.json", 0), (15_000, "results.jsonl", 10), (60_000, "report.html", 50)],
+    [(100, "manifest.json", 0), (15_000, "results.jsonl", 10), deep(60_000, "report.html", 50)],
 )
 def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
     tmp_path, most_bytes, where, least_rows
@@ -192,7 +192,9 @@ def test_a_log_that_cannot_be_read_is_named_by_merge(finished, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["r"]
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "results.jsonl", "worker.log", "lock", "."])
+@pytest.mark.parametrize(
+    "name", [*map(deep, ("manifest.json", "worker.log", "lock")), "results.jsonl", "."]
+)
 def test_a_run_that_became_read_only_is_a_sentence(finished, tmp_path, name):
     command = [
         "sweep",
@@ -234,7 +236,7 @@ def test_reports_into_a_read_only_folder_are_a_sentence(finished, tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("stream", ["stdout", deep("stderr")])
 def test_output_to_a_full_disk_ends_no_sweep(tmp_path, stream):
     with Path("/dev/full").open("w") as full:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}

@@ -47,7 +47,7 @@ def stop(process: subprocess.Popen[str], number: int) -> tuple[str, str]:
     ("kernel", "number", "code"),
     [
         ("unhurried", signal.SIGINT, 130),
-        ("ignores_signals", signal.SIGTERM, 143),
+        deep("ignores_signals", signal.SIGTERM, 143),
         deep("unhurried", signal.SIGTERM, 143),
         deep("loops", signal.SIGINT, 130),
         deep("loops", signal.SIGTERM, 143),

@@ -69,7 +69,7 @@ PROBLEMS = (
     replace(PAGE_SCALES, page_size=48, q_len=4, window_left=1023, lengths_on="device"),
 )
 #: Places of those whose parts others have, too.
-MET_IN_OTHERS = (2, 4, 6, 7, 12, 17, 25)
+MET_IN_OTHERS = (2, 3, 4, 6, 7, 8, 10, 12, 17, 22, 25, 28)
 GPUS = ("a100", "h200", "b200")
 BUILDS = [
     deep(*build.values) if PROBLEMS.index(build.values[0]) in MET_IN_OTHERS else build

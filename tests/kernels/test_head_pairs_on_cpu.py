@@ -137,6 +137,8 @@ DEEP_CASES = (
     *("groups of 3", "groups of 8", "head_dim 16", "head_dim 48", "pages of 48, chunks of 32"),
     *("pages in clusters", "pages of 8 in 16 bits", "pages of 1 in 16 bits"),
     *("padding and rows of the cache", "attention chunks in 16 bits"),
+    *("fp8 queries", "pages of 48", "a cluster of 8", "chunks of 64", "attention chunks"),
+    *("groups of 4", "head_dim 96", "16-byte copies in 16 bits", "short output tiles in 16 bits"),
     *("e5m2", "pages of 8", "16-byte copies", "sinks on the host", "chunks of 32", "pages of 64"),
 )
 #: The case that notices a changed line.

@@ -468,7 +468,10 @@ def attend(cpu: Cpu, case: Case) -> None:
 
 
 #: Those whose parts others have, too.
-MET_IN_OTHERS = ("pages of 48", "V of its own head_dim")
+MET_IN_OTHERS = (
+    *("pages of 48", "V of its own head_dim", "host", "clusters of one stage", "fp8, bf16 queries"),
+    *("scales of tokens", "equal splits, host", "many equal splits", "paged windows in clusters"),
+)
 
 
 @pytest.mark.parametrize(

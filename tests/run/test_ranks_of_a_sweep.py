@@ -149,6 +149,7 @@ def test_a_rank_that_fails_alone_costs_its_cell_at_once(
         assert (rows[kernel]["status"], rows[kernel]["latency_us"]) == ("ok", 2.0 * 8192), log
 
 
+@pytest.mark.deep
 def test_a_rank_that_ends_idle_costs_no_cell(runner: ProblemRunner, tmp_path: Path) -> None:
     def measured(context: int, parallel: str) -> dict[str, Any]:
         problem = AttentionProblem(1, 8, 8, context, 64, parallel=parallel)
