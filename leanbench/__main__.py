@@ -25,10 +25,10 @@ def main() -> None:
     # A shell script's background job ignores Ctrl-C, and goes on doing so.
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     heeded = [number for number, action in usual.items() if signal.getsignal(number) is action]
-    _answer(heeded, _interrupt)
+    _handle_by(heeded, _interrupt)
     # Registered first, called last. Python then gives signals their usual action, which would end
     # by the signal what has an exit code; one that is ignored stays so.
-    atexit.register(_answer, heeded, signal.SIG_IGN)
+    atexit.register(_handle_by, heeded, signal.SIG_IGN)
     try:
         try:
             from leanbench.cli.main import main as run
@@ -36,12 +36,12 @@ def main() -> None:
             run()
         finally:
             # Only the interpreter's own end is left.
-            _answer(heeded, _end)
+            _handle_by(heeded, _end)
     except KeyboardInterrupt as error:
         sys.exit(128 + error.args[0] if error.args else 130)
 
 
-def _answer(
+def _handle_by(
     numbers: Iterable[int], action: Callable[[int, FrameType | None], None] | signal.Handlers
 ) -> None:
     for number in numbers:
