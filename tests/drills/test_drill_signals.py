@@ -46,8 +46,8 @@ def stop(process: subprocess.Popen[str], number: int) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("kernel", "number", "code"),
     [
-        ("unhurried", signal.SIGINT, 130),
-        deep("ignores_signals", signal.SIGTERM, 143),
+        ("ignores_signals", signal.SIGTERM, 143),
+        deep("unhurried", signal.SIGINT, 130),
         deep("unhurried", signal.SIGTERM, 143),
         deep("loops", signal.SIGINT, 130),
         deep("loops", signal.SIGTERM, 143),
