@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names, whole_model_names
-from leanbench.cli.options import Ci, RunFlags, run_options
-from leanbench.cli.sweep_flags import measure_flags, refuse_window_without_use
-from leanbench.cli.sweep_run import command_of, run_requested
+from leanbench.cli.options import Ci, RunFlags, with_shared_options
+from leanbench.cli.sweep_flags import check_window_is_used, measure_flags
+from leanbench.cli.sweep_run import command_line, run_sweep
 from leanbench.core.axes import AXES
 from leanbench.core.lengths import is_explicit
 from leanbench.core.whole_model import read_model
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 _SWEEP = "decode"
 
 
-@run_options(timeout="300s")
+@with_shared_options(timeout="300s")
 def decode(
     ctx: typer.Context,
-    flags: RunFlags,
     model: Annotated[
         str,
         typer.Argument(
@@ -105,6 +104,7 @@ def decode(
         ),
     ] = None,
     ci: Ci = "0.5%",
+    **shared: Any,
 ) -> None:
     """Time per token of a whole model, with each kernel as its attention, then HTML and CSV.
 
@@ -117,6 +117,7 @@ def decode(
     """
     from leanbench.run.sweep_file import requested_sweep
 
+    flags = RunFlags.from_options(shared)
     options = {"tp": tp, "layers": layers, "positions": positions}
     suffix = "".join(f":{key}={value}" for key, value in options.items() if value is not None)
     axes = {
@@ -131,10 +132,10 @@ def decode(
     given = {axis: text for axis, text in axes.items() if text is not None}
     measure = measure_flags(ci=ci, energy=energy, window=window, prefill=prefill)
     requested = requested_sweep(_SWEEP, given, kernels, None, measure)
-    refuse_window_without_use(window, requested.measure, "--energy")
+    check_window_is_used(window, requested.measure, "--energy")
     if context is None:
         requested = _within_positions(requested, quiet=flags.quiet)
-    run_requested(requested, flags, command_of(ctx))
+    run_sweep(requested, flags, command_line(ctx))
 
 
 def _within_positions(requested: Sweep, *, quiet: bool) -> Sweep:

@@ -1,13 +1,12 @@
-"""Options that several commands have, or that follow from a table."""
+"""Command-line options shared by several commands."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -15,7 +14,9 @@ from leanbench.cli import completion
 from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
 
-#: RUN of commands that read runs.
+Command = TypeVar("Command", bound=Callable[..., None])
+
+#: Positional RUN of commands that read runs.
 Runs = Annotated[
     list[str],
     typer.Argument(
@@ -25,7 +26,7 @@ Runs = Annotated[
     ),
 ]
 
-#: `--baseline` of commands that compare kernels.
+#: --baseline of commands that compare kernels.
 Baseline = Annotated[
     str | None,
     typer.Option(
@@ -36,7 +37,7 @@ Baseline = Annotated[
     ),
 ]
 
-#: `--gpu` of commands that predict where it is not here.
+#: --gpu of commands that fall back to a prediction.
 Gpu = Annotated[
     str | None,
     typer.Option(
@@ -51,7 +52,7 @@ RequireGpu = Annotated[bool, typer.Option("--require-gpu", help="Refuse to predi
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")]
 
-#: Of commands that can use many machines.
+#: --executor of commands that can run on a cluster.
 Executor = Annotated[
     str,
     typer.Option(
@@ -76,7 +77,7 @@ MixBoards = Annotated[
     typer.Option("--mix-boards", help="Take boards that differ in clocks, driver or versions."),
 ]
 
-#: `--ci` of commands that time kernels.
+#: --ci of commands that time kernels.
 Ci = Annotated[
     str,
     typer.Option(
@@ -87,7 +88,7 @@ Ci = Annotated[
 
 @dataclass(frozen=True)
 class RunFlags:
-    """Flags of a command that runs a sweep: on what, for how long, and what to do with it."""
+    """Flags of commands that run a sweep: hardware, limits, run directory and report."""
 
     gpu: Gpu = None
     require_gpu: RequireGpu = False
@@ -137,67 +138,55 @@ class RunFlags:
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False
     quiet: Quiet = False
 
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> RunFlags:
+        """Pick the run flags out of a command's options."""
+        return cls(**{flag.name: options[flag.name] for flag in fields(cls)})
 
-def run_options(
-    timeout: str = RunFlags.timeout,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that gives a command the options of RunFlags in place of its argument `flags`.
+
+def with_shared_options(
+    *, axes: bool = False, timeout: str = RunFlags.timeout
+) -> Callable[[Command], Command]:
+    """Add the options of RunFlags, and optionally of all axes, to a command.
+
+    Typer reads options from the signature. The command accepts them as `**shared`, without a
+    wrapper. `RunFlags.from_options` and `given_axes` unpack them.
 
     Args:
-        timeout: The default of `--timeout`.
+        axes: Add one option per axis, after the command's FILE.
+        timeout: Default of --timeout.
     """
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def run(**given: Any) -> None:
-            flags = RunFlags(**{field.name: given.pop(field.name) for field in fields(RunFlags)})
-            command(**given, flags=flags)
-
-        signature = inspect.signature(command, eval_str=True)
-        own = [
-            parameter for parameter in signature.parameters.values() if parameter.name != "flags"
+    def decorate(command: Command) -> Command:
+        parameters = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        run.__dict__["__signature__"] = signature.replace(
-            parameters=[*own, *_parameters_of_flags(timeout)]
-        )
-        return run
+        if axes:
+            after_file = 1 + [parameter.name for parameter in parameters].index("file")
+            parameters[after_file:after_file] = map(_axis_parameter, AXES.values())
+        hints = get_type_hints(RunFlags, include_extras=True)
+        for flag in fields(RunFlags):
+            default = timeout if flag.name == "timeout" else flag.default
+            parameters.append(_parameter(flag.name, default, hints[flag.name]))
+        vars(command)["__signature__"] = inspect.Signature(parameters)
+        return command
 
     return decorate
 
 
-def _parameters_of_flags(timeout: str) -> list[inspect.Parameter]:
-    hints = get_type_hints(RunFlags, include_extras=True)
-    defaults = {field.name: field.default for field in fields(RunFlags)} | {"timeout": timeout}
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return [
-        inspect.Parameter(name, kind, default=default, annotation=hints[name])
-        for name, default in defaults.items()
-    ]
+def given_axes(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of each axis option that the user passed."""
+    return {name: options[name] for name in AXES if options[name] is not None}
 
 
-def axis_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each axis of a sweep, after its FILE. They reach it as `axes`:
-    the text of each that was given, by the axis' name.
-    """
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        texts = {name: given.pop(name) for name in AXES}
-        command(**given, axes={name: text for name, text in texts.items() if text is not None})
-
-    signature = inspect.signature(command, eval_str=True)
-    parameters = [own for own in signature.parameters.values() if own.name != "axes"]
-    place = 1 + next(place for place, own in enumerate(parameters) if own.name == "file")
-    options = [_option(axis) for axis in AXES.values()]
-    parameters[place:place] = options
-    run.__dict__["__signature__"] = signature.replace(parameters=parameters)
-    return run
-
-
-def _option(axis: Axis) -> inspect.Parameter:
+def _axis_parameter(axis: Axis) -> inspect.Parameter:
     complete = completion.OF_AXES.get(axis.name)
     option = typer.Option(axis.flag, metavar=axis.metavar, help=axis.help, autocompletion=complete)
+    return _parameter(axis.name, None, Annotated[str | None, option])
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Parameter(
-        axis.name, kind, default=None, annotation=Annotated[str | None, option]
-    )
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from leanbench.cli.completion import kernel_names, sweep_names
-from leanbench.cli.options import Ci, RunFlags, axis_options, run_options
-from leanbench.cli.sweep_flags import measure_flags, refuse_window_without_use
-from leanbench.cli.sweep_run import command_of, run_requested
+from leanbench.cli.options import Ci, RunFlags, given_axes, with_shared_options
+from leanbench.cli.sweep_flags import check_window_is_used, measure_flags
+from leanbench.cli.sweep_run import command_line, run_sweep
 
 
-@axis_options
-@run_options()
+@with_shared_options(axes=True)
 def sweep(
     ctx: typer.Context,
-    flags: RunFlags,
-    axes: dict[str, str],
     file: Annotated[
         str | None,
         typer.Argument(
@@ -107,6 +104,7 @@ def sweep(
     max_samples: Annotated[
         int, typer.Option("--max-samples", metavar="N", help="Samples of a kernel at most.")
     ] = 200,
+    **shared: Any,
 ) -> None:
     """Run every kernel on every problem of a sweep, then write HTML and CSV.
 
@@ -130,6 +128,8 @@ def sweep(
         min_samples=min_samples,
         max_samples=max_samples,
     )
-    requested = requested_sweep(file, axes, kernels, configs, measure, config or (), draw, seed)
-    refuse_window_without_use(window, requested.measure)
-    run_requested(requested, flags, command_of(ctx))
+    requested = requested_sweep(
+        file, given_axes(shared), kernels, configs, measure, config or (), draw, seed
+    )
+    check_window_is_used(window, requested.measure)
+    run_sweep(requested, RunFlags.from_options(shared), command_line(ctx))

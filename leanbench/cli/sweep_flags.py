@@ -1,11 +1,10 @@
-"""What `leanbench sweep`'s flags say of how it measures, and for how long."""
+"""Measurement flags of `leanbench sweep` and `leanbench decode`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from leanbench.cli import output
-from leanbench.core.errors import UserError
+from leanbench.core.errors import OptionWithoutEffect, UserError
 
 if TYPE_CHECKING:
     from leanbench.measure.options import MeasureOptions
@@ -25,11 +24,7 @@ def measure_flags(
     max_samples: int = 200,
     prefill: str | None = None,
 ) -> dict[str, Any]:
-    """The fields of MeasureOptions that flags set.
-
-    Raises:
-        UserError: a value outside its limits.
-    """
+    """Return the fields of MeasureOptions that the flags set; a sweep file keeps the others."""
     from leanbench.core.syntax import choose, parse_number, parse_percent, parse_seconds
     from leanbench.measure.timing import Effort
 
@@ -39,45 +34,43 @@ def measure_flags(
             f"--min-samples {min_samples} and --max-samples {max_samples} must be 6 (fewer give no"
             " 95% interval) to 10000, the first not above the second"
         )
-    # A second is 250 samples of 4 ms: more take longer.
+    # 250 samples of 4 ms fill a second. More samples need more time.
     max_seconds = max(1.0, max_samples / 200)
-    effort = Effort(
-        relative_ci, min_samples=min_samples, max_samples=max_samples, max_seconds=max_seconds
-    )
-    flags: dict[str, Any] = {"effort": effort}
-    if window is not None:
-        flags["window_s"] = parse_seconds("--window", window)
-    requested = {
+    fields: dict[str, Any] = {
+        "effort": Effort(
+            relative_ci, min_samples=min_samples, max_samples=max_samples, max_seconds=max_seconds
+        )
+    }
+    switches = {
         "sustained": sustained,
         "energy": energy,
         "occupancy": occupancy,
         "counters": counters,
     }
-    flags |= {name: True for name, value in requested.items() if value}
+    fields |= {name: True for name, is_on in switches.items() if is_on}
+    if window is not None:
+        fields["window_s"] = parse_seconds("--window", window)
     if prefill is not None:
-        flags["prefill"] = parse_number("--prefill", prefill, "a number of tokens such as 8k")
+        fields["prefill"] = parse_number("--prefill", prefill, "a number of tokens such as 8k")
     if cache is not None:
-        flags["cache"] = choose("cache", cache, ["cold", "warm"])
-    return flags
+        fields["cache"] = choose("cache", cache, ["cold", "warm"])
+    return fields
 
 
-def refuse_window_without_use(
+def check_window_is_used(
     window: str | None, measure: MeasureOptions, options: str = "--energy or --sustained"
 ) -> None:
-    """Refuses a window where nothing is measured over one.
+    """Reject --window if nothing is measured over a window.
 
     Args:
-        options: of the command, that measure over one.
+        options: Options of the command that use the window.
     """
     if window is not None and not (measure.energy or measure.sustained):
-        raise UserError(
-            f"--window {window} says nothing, latency is not measured over a window: add {options},"
-            " or leave it out; sliding windows of attention are --window-left"
-        )
+        raise OptionWithoutEffect(f"--window {window}", options, "sliding windows: --window-left")
 
 
-def limits_of(timeout: str, budget: str | None, measure: MeasureOptions) -> Limits:
-    """What a cell and the sweep may take; what the options ask for comes on top of --timeout."""
+def limits_from_flags(timeout: str, budget: str | None, measure: MeasureOptions) -> Limits:
+    """Return the time limits of a cell and of the sweep. Extra measurements extend --timeout."""
     from leanbench.core.syntax import parse_seconds
     from leanbench.measure.counters import TIMEOUT_S
     from leanbench.measure.energy import check_window
@@ -86,28 +79,8 @@ def limits_of(timeout: str, budget: str | None, measure: MeasureOptions) -> Limi
     timeout_s = parse_seconds("--timeout", timeout)
     if measure.sustained or measure.energy:
         check_window(measure.window_s)
-        # The first kernel of a problem has the read floor's window too.
+        # The first kernel of a problem also measures the read floor over a window.
         timeout_s += 2 * measure.window_s
     if measure.counters:
         timeout_s += TIMEOUT_S
     return Limits(timeout_s, None if budget is None else parse_seconds("--budget", budget))
-
-
-def refuse_what_cannot_be_predicted(measure: MeasureOptions) -> None:
-    """Refuses options that a prediction would contradict.
-
-    Raises:
-        UserError: there is one.
-    """
-    if measure.cache == "warm":
-        raise UserError(
-            "--cache warm cannot be predicted, the model reads K and V from memory: leave it out"
-        )
-
-
-def say_what_is_not_predicted(measure: MeasureOptions) -> None:
-    """A line on stderr that names the options which only a GPU can follow."""
-    names = ("sustained", "energy", "occupancy", "counters", "prefill")
-    requested = [name for name in names if getattr(measure, name)]
-    if requested:
-        output.say(f"Only a GPU can measure {', '.join(requested)}: left out.")

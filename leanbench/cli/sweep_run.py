@@ -1,4 +1,4 @@
-"""A sweep's run: its folder, its manifest, its cells with progress, and how to go on with it."""
+"""Execution of a sweep: choose the machine, run the cells, print and report the results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ import typer
 from leanbench.cli import output
 from leanbench.cli.machines import Machines, open_machines
 from leanbench.cli.options import RunFlags
-from leanbench.cli.sweep_flags import (
-    limits_of,
-    refuse_what_cannot_be_predicted,
-    say_what_is_not_predicted,
-)
+from leanbench.cli.sweep_flags import limits_from_flags
 from leanbench.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -28,79 +24,70 @@ if TYPE_CHECKING:
     from leanbench.run.cells import Cell, Sweep
     from leanbench.run.limits import Limits
 
-#: Statuses that say that a kernel failed.
+#: Statuses of a failed kernel.
 FAILED = ("crashed", "timeout", "incorrect")
-#: Statuses that say that a cell was not begun.
+#: Statuses of a cell that did not start.
 NOT_RUN = ("unsupported", "out_of_memory")
+#: Measurements that a prediction leaves out.
+_NOT_PREDICTED = ("sustained", "energy", "occupancy", "counters", "prefill")
 
 
-def run_requested(requested: Sweep, flags: RunFlags, command: list[str]) -> None:
-    """Runs a sweep, prints what came out, and writes its report.
+def run_sweep(sweep: Sweep, flags: RunFlags, command: list[str]) -> None:
+    """Run a sweep, print its results and write its report.
 
     Args:
-        command: what goes on with it, without --name and --resume.
+        command: Command line that resumes the run, without --name and --resume.
 
     Raises:
-        UserError: a flag is wrong, or the run cannot be.
-        typer.Exit: a kernel failed, or a signal stopped it.
+        UserError: A flag is invalid, or the sweep cannot run.
+        typer.Exit: A kernel failed, or a signal stopped the sweep.
     """
+    from leanbench.cli.sweep_tables import show_dry_run, show_ending
     from leanbench.run.cells import expand
     from leanbench.run.shard import Shard
 
-    every_cell = expand(requested)
+    every_cell = expand(sweep)
     shard = None if flags.shard is None else Shard.parse(flags.shard)
     cells = every_cell if shard is None else shard.of(every_cell)
-    limits = limits_of(flags.timeout, flags.budget, requested.measure)
-    _refuse_flags(requested, flags)
-    with open_machines(flags, requested.measure, cells, limits) as machines:
-        predicted = machines.target.local_index is None
-        output.say_kernel_warnings()
-        if not flags.quiet:
-            _say_whose_layers(requested)
-            _say_what_is_cut(requested)
-        if predicted:
-            _say_predicted(requested, machines.target, flags)
-        output.say_note(machines.target)
+    limits = limits_from_flags(flags.timeout, flags.budget, sweep.measure)
+    _check_names(sweep, flags)
+
+    with open_machines(flags, sweep.measure, cells, limits) as machines:
+        target = machines.target
+        _print_notes(sweep, target, flags)
+        path = run_path(flags, cells, sweep, target)
+        manifest = make_manifest(cells, sweep, target, command)
         if flags.dry_run:
-            from leanbench.cli.sweep_tables import show_dry_run
-
             if flags.resume:
-                path = run_path(flags, cells, requested, machines.target)
-                asked = manifest_of(cells, requested, machines.target, command)
-                cells = _cells_left(path, cells, asked)
-            show_dry_run(requested, cells, machines.target.spec, predicted=predicted)
+                cells = _remaining_cells(path, cells, manifest)
+            show_dry_run(sweep, cells, target.spec, predicted=_is_predicted(target))
             return
-        from leanbench.configs.store import user_faults
-
-        for fault in user_faults():
-            output.say(f"! {fault}; it is not used.")
-        manifest = manifest_of(cells, requested, machines.target, command)
         if shard is not None:
             manifest["shard"] = shard.to_manifest(every_cell)
-        path = run_path(flags, cells, requested, machines.target)
-        finished = run_sweep(path, cells, manifest, machines, limits, command, flags)
+        run = run_remaining_cells(path, cells, manifest, machines, limits, command, flags)
+
     files: list[Path] = []
     if not flags.no_report:
         from leanbench.report import write_report
 
-        # Before anything is printed, which may fail: stdout can be full.
+        # Write before printing: printing fails if stdout is full.
         files = write_report(path, path, ["html", "csv"], baseline=flags.baseline)
     if not flags.quiet:
-        from leanbench.cli.sweep_tables import show_ending
-
-        show_ending(finished, flags.baseline)
+        show_ending(run, flags.baseline)
         output.say(f"Run directory: {path}")
     for file in files:
         output.show(str(file))
-    if has_failed(finished):
+    if nothing_ran := explain_nothing_ran(run):
+        output.say(nothing_ran)
+    if nothing_ran or has_failed(run):
         raise typer.Exit(1)
 
 
-def _refuse_flags(requested: Sweep, flags: RunFlags) -> None:
-    if flags.baseline is not None and flags.baseline not in requested.kernels:
+def _check_names(sweep: Sweep, flags: RunFlags) -> None:
+    if flags.baseline is not None and flags.baseline not in sweep.kernels:
         raise UserError(
             f"--baseline {flags.baseline} is no kernel of this sweep,"
-            f" {nearest(flags.baseline, requested.kernels)}"
+            f" {nearest(flags.baseline, sweep.kernels)}"
         )
     name = flags.name
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
@@ -110,51 +97,69 @@ def _refuse_flags(requested: Sweep, flags: RunFlags) -> None:
         )
 
 
-def _say_predicted(requested: Sweep, target: Target, flags: RunFlags) -> None:
-    """That nothing is measured, why, and how far predictions are off where nothing else says it.
+def _is_predicted(target: Target) -> bool:
+    return target.local_index is None
 
-    Raises:
-        UserError: an option that cannot be predicted.
-    """
+
+def _print_notes(sweep: Sweep, target: Target, flags: RunFlags) -> None:
+    """Print what to know before the sweep starts."""
+    from leanbench.configs.store import user_faults
+
+    output.say_kernel_warnings()
+    if not flags.quiet:
+        _print_model_layers(sweep)
+        _warn_truncated_lengths(sweep)
+    if _is_predicted(target):
+        _announce_prediction(sweep, target, flags)
+    output.say_note(target)
+    if not flags.dry_run:
+        for fault in user_faults():
+            output.say(f"! {fault}; it is not used.")
+
+
+def _announce_prediction(sweep: Sweep, target: Target, flags: RunFlags) -> None:
+    """Print that nothing is measured, and why. Reject options that need a GPU."""
     from leanbench.model import short_error
 
-    refuse_what_cannot_be_predicted(requested.measure)
+    if sweep.measure.cache == "warm":
+        raise UserError(
+            "--cache warm cannot be predicted, the model reads K and V from memory: leave it out"
+        )
     why = target.note or f"No {flags.gpu or 'GPU'} here"
+    product = target.spec.product
     if flags.dry_run:
-        output.say(
-            f"{why}: the sweep {requested.name} would be predicted for {target.spec.product}."
-        )
+        output.say(f"{why}: the sweep {sweep.name} would be predicted for {product}.")
     else:
-        source = (
-            f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
-            " measured."
+        # The results show the model's error, unless the sweep is quiet.
+        error = f" {short_error(target.spec.name, sweep.kernels)}" if flags.quiet else ""
+        output.say(
+            f"{why}: predicted by the performance model for {product}, nothing was measured.{error}"
         )
-        # Unless it is quiet, what ends the run says it.
-        error = f" {short_error(target.spec.name, requested.kernels)}" if flags.quiet else ""
-        output.say(f"{source}{error}")
-    say_what_is_not_predicted(requested.measure)
+    left_out = [name for name in _NOT_PREDICTED if getattr(sweep.measure, name)]
+    if left_out:
+        output.say(f"Only a GPU can measure {', '.join(left_out)}: left out.")
 
 
-def _say_whose_layers(requested: Sweep) -> None:
-    """Rows name problems, which may be those of several models."""
+def _print_model_layers(sweep: Sweep) -> None:
+    """Print the models behind each problem; models with equal layers share one."""
     from leanbench.core.language_models import by_layer
 
-    for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in requested.grids):
+    for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in sweep.grids):
         for layer, models in by_layer(names, tps).items():
             output.say(f"{layer.words}: {', '.join(models)}")
 
 
-def _say_what_is_cut(requested: Sweep) -> None:
-    """Contexts that no sequence of a file of lengths is longer than."""
+def _warn_truncated_lengths(sweep: Sweep) -> None:
+    """Warn about contexts below the longest sequence of a file of lengths."""
     from leanbench.core.lengths import longest_in_file
 
-    cut = {
+    short_contexts = {
         (lengths, longest): [context for context in grid["context"] if context < longest]
-        for grid in requested.grids
+        for grid in sweep.grids
         for lengths in grid["lengths"]
         if (longest := longest_in_file(lengths)) is not None
     }
-    for (lengths, longest), contexts in cut.items():
+    for (lengths, longest), contexts in short_contexts.items():
         if contexts:
             output.say(
                 f"Lengths of {lengths} reach {longest} tokens and are cut at the context"
@@ -162,7 +167,7 @@ def _say_what_is_cut(requested: Sweep) -> None:
             )
 
 
-def run_sweep(
+def run_remaining_cells(
     path: Path,
     cells: list[Cell],
     manifest: dict[str, Any],
@@ -171,141 +176,142 @@ def run_sweep(
     command: list[str],
     flags: RunFlags,
 ) -> Run:
-    """The run with all its rows, after what was left of it has run.
+    """Run all unfinished cells and return the complete run.
 
     Raises:
-        UserError: a worker cannot run, the run cannot be written, or its rows are of other kernels
-            or settings.
-        typer.Exit: a signal stopped it.
+        UserError: A worker cannot start, the run directory cannot be written, or it was made with
+            other kernels or settings.
+        typer.Exit: A signal stopped the sweep.
     """
     from leanbench.cli.progress import SweepProgress
     from leanbench.records.directory import RunDirectory
     from leanbench.records.reading import read_run
     from leanbench.run.runner import Stopped, run_cells
 
-    open_run = RunDirectory.resume if flags.resume else RunDirectory.create
-    with open_run(path, manifest) as run:
-        total = sum(cell.key not in run.finished for cell in cells)
+    open_directory = RunDirectory.resume if flags.resume else RunDirectory.create
+    with open_directory(path, manifest) as directory:
+        remaining = sum(cell.key not in directory.finished for cell in cells)
         if flags.resume and not flags.quiet:
-            output.say(f"Resuming {path}: {_done_of(len(cells), total)}")
-        if total and flags.executor == "local":
-            _refuse_other_software(run, cells, machines.target)
+            output.say(f"Resuming {path}: {_progress(len(cells), remaining)}")
+        if remaining and flags.executor == "local":
+            _check_same_software(directory, cells, machines.target)
         try:
-            with SweepProgress(total, quiet=flags.quiet) as progress:
-                executor = machines.executor_of(run)
-                left = run_cells(cells, run, executor, progress, limits.budget_s)
+            with SweepProgress(remaining, quiet=flags.quiet) as progress:
+                executor = machines.executor_of(directory)
+                not_started = run_cells(cells, directory, executor, progress, limits.budget_s)
         except Stopped as stopped:
-            _say_how_to_go_on(f"Stopped by {stopped}", run, len(cells), command)
+            _print_resume_command(f"Stopped by {stopped}", directory, len(cells), command)
             raise typer.Exit(stopped.exit_code) from None
         except UserError:
-            if run.finished:
-                _say_how_to_go_on("Stopped by an error", run, len(cells), command)
+            if directory.finished:
+                _print_resume_command("Stopped by an error", directory, len(cells), command)
             raise
         if flags.executor == "ray":
-            # Rows came as problems ended.
-            run.sort()
-        if left:
-            _say_how_to_go_on("The budget is spent", run, len(cells), command)
+            directory.sort()  # rows arrive as problems finish
+        if not_started:
+            _print_resume_command("The budget is spent", directory, len(cells), command)
     return read_run(path)
 
 
-def _cells_left(path: Path, cells: list[Cell], asked: dict[str, Any]) -> list[Cell]:
-    """The cells that --resume would run; says how many are done.
-
-    Args:
-        asked: the manifest of what is asked for now.
+def _remaining_cells(path: Path, cells: list[Cell], manifest: dict[str, Any]) -> list[Cell]:
+    """Return the cells that --resume would run, and print how many are done.
 
     Raises:
-        UserError: there is no such run, or it is of another request.
+        UserError: The run does not exist, or its manifest differs.
     """
     from leanbench.records.manifest import refuse_differences
     from leanbench.records.reading import read_run
 
     run = read_run(path)
-    refuse_differences(path, run.manifest, asked)
+    refuse_differences(path, run.manifest, manifest)
     finished = {row.cell for row, _ in run.results}
-    left = [cell for cell in cells if cell.key not in finished]
-    output.say(f"{path}: {_done_of(len(cells), len(left))}")
-    return left
+    remaining = [cell for cell in cells if cell.key not in finished]
+    output.say(f"{path}: {_progress(len(cells), len(remaining))}")
+    return remaining
 
 
-def _done_of(cells: int, left: int) -> str:
-    return f"{cells - left} of {cells} cells are done, {left} are left."
+def _progress(cells: int, remaining: int) -> str:
+    return f"{cells - remaining} of {cells} cells are done, {remaining} are left."
 
 
-def _refuse_other_software(run: RunDirectory, cells: list[Cell], target: Target) -> None:
-    """Refuses to go on with other kernels or settings; a cluster compares those of its nodes."""
+def _check_same_software(directory: RunDirectory, cells: list[Cell], target: Target) -> None:
+    """Refuse to resume with other kernels or settings. A cluster compares its own nodes."""
     from leanbench.configs.fingerprint import settings_hash
     from leanbench.core.registry import kernel
     from leanbench.records.boards import refuse_other_software
     from leanbench.records.environment import software
 
-    tuned = any(
+    is_tuned = any(
         kernel(cell.kernel).tuned_as is not None and cell.request not in ("heuristic", "given")
         for cell in cells
     )
-    settings = {"settings": settings_hash(target.spec)} if tuned else {}
-    refuse_other_software(run.path, run.manifest, software() | settings)
+    settings = {"settings": settings_hash(target.spec)} if is_tuned else {}
+    refuse_other_software(directory.path, directory.manifest, software() | settings)
 
 
 def has_failed(run: Run) -> bool:
-    """Whether a kernel failed, or no cell could run."""
+    """Return True if a kernel crashed, timed out or was incorrect."""
+    return any(row.status in FAILED for row, _ in run.results)
+
+
+def explain_nothing_ran(run: Run) -> str:
+    """Return a message if no cell could run, else an empty string."""
     rows = [row for row, _ in run.results]
-    if rows and all(row.status in NOT_RUN for row in rows):
-        found = {row.status for row in rows}
-        how = " or ".join(status.replace("_", " ") for status in NOT_RUN if status in found)
-        which = f"the only cell is {how}"
-        if len(rows) > 1:
-            which = f"all {len(rows)} cells are {how}, the first"
-        why = " because" if rows[0].status == "unsupported" else ":"
-        output.say(f"Nothing to compare: {which}{why} {rows[0].reason}.")
-        return True
-    return any(row.status in FAILED for row in rows)
+    if not rows or not all(row.status in NOT_RUN for row in rows):
+        return ""
+    statuses = {row.status for row in rows}
+    status = " or ".join(name.replace("_", " ") for name in NOT_RUN if name in statuses)
+    subject = f"the only cell is {status}"
+    if len(rows) > 1:
+        subject = f"all {len(rows)} cells are {status}, the first"
+    why = " because" if rows[0].status == "unsupported" else ":"
+    return f"Nothing to compare: {subject}{why} {rows[0].reason}."
 
 
-def run_path(flags: RunFlags, cells: list[Cell], requested: Sweep, target: Target) -> Path:
-    """The run's folder: --name, the newest that --resume goes on with, or a new one."""
+def run_path(flags: RunFlags, cells: list[Cell], sweep: Sweep, target: Target) -> Path:
+    """Return the run directory: --name, the newest run that --resume can finish, or a new one."""
     from leanbench.records.directory import newest_run
 
     out = flags.out
     if flags.name is not None:
         return out / flags.name
     if flags.resume:
-        return newest_run(out, requested.name, [cell.key for cell in cells])
+        return newest_run(out, sweep.name, [cell.key for cell in cells])
     shard = "" if flags.shard is None else f"-{flags.shard.strip().replace('/', 'of')}"
-    path = out / f"{requested.name}-{target.spec.name}-{datetime.now():%Y%m%d-%H%M%S}{shard}"
-    # Two runs in one second.
-    attempts = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))
-    return next(attempt for attempt in (path, *attempts) if not attempt.exists())
+    path = out / f"{sweep.name}-{target.spec.name}-{datetime.now():%Y%m%d-%H%M%S}{shard}"
+    # Two runs may start in the same second.
+    alternatives = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))
+    return next(candidate for candidate in (path, *alternatives) if not candidate.exists())
 
 
-def manifest_of(
-    cells: list[Cell], requested: Sweep, target: Target, command: list[str]
+def make_manifest(
+    cells: list[Cell], sweep: Sweep, target: Target, command: list[str]
 ) -> dict[str, Any]:
-    """The manifest that a run begins with, see leanbench.records.manifest."""
+    """Return the initial manifest of a run, see leanbench.records.manifest."""
     return {
         "command": shlex.join(command),
-        "source": "predicted" if target.local_index is None else "measured",
-        "sweep": requested.to_dict(),
-        "measure": requested.measure.to_dict(),
+        "source": "predicted" if _is_predicted(target) else "measured",
+        "sweep": sweep.to_dict(),
+        "measure": sweep.measure.to_dict(),
         "gpu": asdict(target.spec),
         "environments": {},
         "cells": [cell.key for cell in cells],
     }
 
 
-def _say_how_to_go_on(why: str, run: RunDirectory, cells: int, command: list[str]) -> None:
+def _print_resume_command(
+    why: str, directory: RunDirectory, cells: int, command: list[str]
+) -> None:
     from leanbench.records.directory import read_rows
 
-    again = shlex.join([*command, "--name", run.path.name, "--resume"])
-    # From the disk: a signal may come between the writing of a row and the note of it.
-    done = len(read_rows(run.path))
-    output.say(f"{why}: {done} of {cells} cells are done, {cells - done} are left.")
-    output.say(f"Go on with: {again}")
+    # Count on disk: a signal may arrive between writing a row and recording it in memory.
+    done = len(read_rows(directory.path))
+    output.say(f"{why}: {_progress(cells, cells - done)}")
+    output.say(f"Go on with: {shlex.join([*command, '--name', directory.path.name, '--resume'])}")
 
 
-def command_of(ctx: typer.Context) -> list[str]:
-    """The command line without --name, --resume and --budget."""
+def command_line(ctx: typer.Context) -> list[str]:
+    """Return the command line without --name, --resume and --budget."""
     words = ["leanbench", ctx.info_name or "sweep"]
     for param in ctx.command.params:
         value = ctx.params.get(param.name or "")

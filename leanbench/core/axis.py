@@ -1,6 +1,4 @@
-"""Axis: one thing in which problems differ, and everything that flags, sweep files, labels, tables
-and kernels need to know of it. leanbench.core.axes has the table.
-"""
+"""Axis declarations. `leanbench.core.axes` has the table of all axes."""
 
 from __future__ import annotations
 
@@ -9,42 +7,47 @@ from typing import Any
 
 from leanbench.core.axis_values import Values
 
-#: In place of a default.
+#: Default of an axis that every problem must set.
 REQUIRED: Any = object()
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One thing in which problems differ."""
+    """One dimension of the problem space.
 
-    #: Key of sweep files, field of AttentionProblem, column; the flag has dashes.
+    Flags, sweep files, labels, tables and kernels read everything about a dimension from here.
+    """
+
+    #: Sweep-file key, AttentionProblem field and column name. The flag replaces _ by -.
     name: str
     values: Values
-    #: In front of the value in labels and in problems as people type them; empty: the value alone,
-    #: which is a word of no other axis.
+    #: Prefix of the value in labels: the "b" of ``b8``. If empty, no other axis may use the words
+    #: of this one.
     letter: str = ""
-    #: Where a problem does not say; REQUIRED: it must.
+    #: Default of a problem; REQUIRED if the problem must set it.
     default: Any = REQUIRED
-    #: Of a sweep that does not say; None: the default alone.
+    #: Default of a sweep; None for the problem's default.
     swept: tuple[Any, ...] | None = None
-    #: Of the flag.
+    #: Help text of the flag.
     help: str = ""
     metavar: str = "LIST"
-    #: The axis of sweeps that gives this field together with others; empty: its own.
+    #: Sweep axis that sets this field along with others: heads sets q_heads and kv_heads.
     part_of: str = ""
-    #: Labels, repeat commands, and JSON name the value also where it is the default. An axis that
-    #: comes later must not, or old problems get other names.
+    #: Include the default value in labels and commands, or in JSON. Must be False for an axis
+    #: added later: it would rename existing problems.
     always_in_label: bool = False
     always_in_json: bool = False
-    #: Name for people, in charts and selectors, and over a column where that needs a shorter one;
-    #: what the column means where its heading does not say it.
+    #: Display name in charts and selectors.
     label: str = ""
+    #: Column heading; defaults to the label.
     heading: str = ""
+    #: Description of the column, if the heading is not enough.
     meaning: str = ""
-    #: A value, and None, in a line of a report; heading and value if empty.
+    #: Format string for reports; defaults to "<heading> <value>".
     phrase: str = ""
+    #: Text for ``none`` in reports.
     none_phrase: str = ""
-    #: What a kernel does that has nothing but the default; follows its name in a sentence.
+    #: What a kernel without support for the axis does: "takes no sinks". Follows its name.
     refusal: str = ""
 
     @property
@@ -57,46 +60,46 @@ class Axis:
 
     @property
     def grid(self) -> tuple[Any, ...]:
-        """The values of a sweep that does not say."""
+        """Default values of a sweep."""
         return (self.default,) if self.swept is None else self.swept
 
     @property
     def grid_text(self) -> str:
-        """Those values as a flag has them; empty where there are none."""
+        """Default values of a sweep, as a flag accepts them."""
         return ",".join(map(self.write, self.grid))
 
     @property
     def is_number(self) -> bool:
-        """Whether every value is a number: it can stand on the x axis of a chart."""
+        """True if every value is a number, so that the axis can be the x axis of a chart."""
         return self.values.json_type in (int, float) and not self.values.or_none
 
     @property
     def title(self) -> str:
-        """Over a column."""
+        """Column heading."""
         return self.heading or self.label or self.name
 
     def parse(self, text: str) -> tuple[Any, ...]:
-        """The values of a flag or of a sweep file's key; raises UserError."""
+        """Parse a flag or a sweep-file key; raises UserError."""
         return self.values.parse(self.name, text)
 
     def write(self, value: Any) -> str:
-        """The text that `parse` reads back."""
+        """Format a value as text that `parse` accepts."""
         return self.values.write(value)
 
     def to_json(self, value: Any) -> Any:
-        """The value in JSON."""
+        """Convert a value to JSON."""
         return self.values.to_json(value)
 
     def from_json(self, value: Any) -> Any:
-        """What `to_json` wrote; raises TypeError for a value of another type."""
+        """Convert the output of `to_json` back; raises TypeError."""
         return self.values.from_json(self.name, value)
 
     def check(self, value: Any) -> None:
-        """Refuses a value that no problem has; raises UserError."""
+        """Raise UserError for a value that no problem can have."""
         self.values.check(self.name, value)
 
-    def say(self, text: str) -> str:
-        """A written value in a line of a report: ``q_len 4``, ``bf16``, ``pages of 64``."""
+    def describe(self, text: str) -> str:
+        """Return a formatted value as a report shows it: ``q_len 4``, ``bf16``, ``pages of 64``."""
         if self.none_phrase and text == self.write(self.values.none):
             return self.none_phrase
         phrase = self.phrase or ("{}" if self.values.is_word else f"{self.title} {{}}")
@@ -104,18 +107,18 @@ class Axis:
 
     @property
     def default_words(self) -> str:
-        """The default in a sentence: ``q_len 1``, ``a contiguous cache``."""
+        """Default value in a sentence: ``q_len 1``, ``a contiguous cache``."""
         if self.values.or_none and self.default == self.values.none:
             return self.values.or_none
         return f"{self.name} {self.write(self.default)}"
 
 
-def axis(values: Values, letter: str = "", default: Any = REQUIRED, **about: Any) -> Any:
-    """A field of a dataclass that is an axis; `about` has further fields of `Axis`."""
-    declared = Axis("", values, letter, default, **about)
+def axis(values: Values, letter: str = "", default: Any = REQUIRED, **options: Any) -> Any:
+    """Declare a dataclass field that is an axis; `options` are further fields of `Axis`."""
+    declared = Axis("", values, letter, default, **options)
     return field(default=MISSING if default is REQUIRED else default, metadata={"axis": declared})
 
 
-def axes_of(declared: type) -> tuple[Axis, ...]:
-    """The axes that are fields of a dataclass, in their order."""
-    return tuple(replace(own.metadata["axis"], name=own.name) for own in fields(declared))
+def axes_of(dataclass_type: type) -> tuple[Axis, ...]:
+    """Return the axes declared in a dataclass, in field order."""
+    return tuple(replace(own.metadata["axis"], name=own.name) for own in fields(dataclass_type))

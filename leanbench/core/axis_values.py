@@ -1,4 +1,4 @@
-"""What an axis takes: how its values are read from text, refused and written."""
+"""Value types of axes: parse, check and format the values of one axis."""
 
 from __future__ import annotations
 
@@ -10,126 +10,101 @@ from dataclasses import dataclass
 from typing import Any
 
 from leanbench.core import syntax
-from leanbench.core.errors import UserError
+from leanbench.core.errors import InvalidValue, Reason
 
 
 class Values(ABC):
-    """What an axis takes: how values are read, refused and written."""
+    """Value type of an axis. Methods that reject a value raise InvalidValue."""
 
-    #: Of a value in JSON, and its name.
+    #: JSON type of a value, and its name in messages.
     json_type: type = str
     kind: str = "text"
-    #: What `none` stands for, and is written as ``none``; empty: it is no value.
+    #: Meaning of ``none``, such as "no window"; empty if the axis has no such value.
     or_none: str = ""
-    #: The value of an axis that is off: None, or a number that no other value is.
+    #: Value stored for ``none``: None, or a number that is otherwise invalid.
     none: Any = None
-    #: Whether its values are words that say by themselves what they are of.
+    #: True if a value reads well without the axis name: ``bf16``, ``causal``.
     is_word: bool = False
 
     @abstractmethod
     def parse(self, name: str, text: str) -> tuple[Any, ...]:
-        """The values of a flag or of a sweep file's key, in the order given and without repeats.
-
-        Raises:
-            UserError: `text` is not understood, or holds what `check` refuses.
-        """
+        """Parse a flag or a sweep-file key. Keep the order, drop duplicates."""
 
     @abstractmethod
     def check(self, name: str, value: Any) -> None:
-        """Refuses a value that no problem has.
-
-        Raises:
-            UserError: names the value, the limit and the fix.
-        """
+        """Raise InvalidValue for a value that no problem can have."""
 
     def write(self, value: Any) -> str:
-        """The text that `parse` reads back."""
+        """Format a value as text that `parse` accepts."""
         return "none" if self._is_none(value) else str(value)
 
     def _is_none(self, value: Any) -> bool:
         return value is None or (self.or_none != "" and value == self.none)
 
     def to_json(self, value: Any) -> Any:
-        """The value in JSON: equal values are written alike, 30 and 30.0."""
+        """Convert to JSON. Equal values convert to the same text: 30 and 30.0."""
         return None if value is None else self.json_type(value)
 
     def from_json(self, name: str, value: Any) -> Any:
-        """What `to_json` wrote.
+        """Convert the output of `to_json` back.
 
         Raises:
-            TypeError: `value` is of another type; 8.0 and true compare as numbers do, and would go
-                far.
+            TypeError: `value` has another type. Python would accept 8.0 and true as numbers.
         """
         if value is not None and type(value) is not self.json_type:
             raise TypeError(f"{name} is no {self.kind}")
         return value
 
     def reads(self, text: str) -> bool:
-        """Whether `text`, what follows the letter in a word of a problem, is meant for the axis."""
+        """Return True if a word of a problem, without its letter, belongs to this axis."""
         return text[:1] in {*"0123456789+-"}
 
 
 @dataclass(frozen=True)
 class Whole(Values):
-    """Whole numbers from `least` on."""
+    """Whole numbers from `least` to `most`."""
 
     most: int = syntax.MAX_NUMBER
-    #: Where not every number will do.
     multiple_of: int = 1
     or_none: str = ""
     none: int | None = None
     least: int = 1
-    #: What one value may be, for the sentence that refuses another.
+    #: Description of a valid value, for error messages.
     syntax: str = syntax.COUNT
     json_type: type = int
     kind: str = "whole number"
 
     def parse(self, name: str, text: str) -> tuple[int | None, ...]:
-        def values(item: str) -> list[int | None]:
-            if self.or_none and item.lower() == "none":
-                return [self.none]
-            numbers = syntax.numbers_of(name, item, self.syntax, least=self.least, limit=self.most)
-            for number in numbers:
-                self.check(name, number)
-            return [*numbers]
+        return syntax.parse_list(name, text, lambda item: self._parse_item(name, item))
 
-        return syntax.parse_list(name, text, values)
+    def _parse_item(self, name: str, item: str) -> list[int | None]:
+        if self.or_none and item.lower() == "none":
+            return [self.none]
+        numbers = syntax.numbers_of(name, item, self.syntax, self.least, self.most)
+        for number in numbers:
+            self.check(name, number)
+        return [*numbers]
 
     def check(self, name: str, value: int | None) -> None:
         if self.or_none and value == self.none:
             return
+        fix = f"write {self.syntax}"
         if value is None or value < self.least:
-            raise UserError(f"{name} is {value}, it must be at least {self.least}{self._hint}")
+            raise InvalidValue(name, value, Reason.BELOW_MINIMUM, fix, self.least)
         if value > self.most:
-            raise UserError(
-                f"{name} {value} is above the limit of {self.most}: choose {self._range}"
-                f"{self._hint}"
-            )
+            raise InvalidValue(name, value, Reason.ABOVE_MAXIMUM, fix, self.most)
         if value % self.multiple_of:
-            raise UserError(
-                f"{name} {value} is no multiple of {self.multiple_of}: choose one, up to"
-                f" {self.most}{self._hint}"
-            )
-
-    @property
-    def _range(self) -> str:
-        if self.multiple_of == 1:
-            return f"from {self.least} to {self.most}"
-        return f"a multiple of {self.multiple_of} up to {self.most}"
-
-    @property
-    def _hint(self) -> str:
-        return f", or none for {self.or_none}" if self.or_none else ""
+            raise InvalidValue(name, value, Reason.NOT_A_MULTIPLE, fix, self.multiple_of)
 
 
 @dataclass(frozen=True)
 class Decimals(Values):
-    """Numbers above 0, with decimals or without."""
+    """Positive numbers up to `most`, with or without decimals."""
 
     most: float
-    #: What a value is, with its article.
+    #: Noun for a value, with its article: "a soft cap".
     meaning: str
-    #: Values as people write them.
+    #: Sample values for error messages.
     example: str
     or_none: str = ""
     none: float | None = None
@@ -137,22 +112,34 @@ class Decimals(Values):
     kind: str = "number"
 
     def parse(self, name: str, text: str) -> tuple[float | None, ...]:
-        def value(item: str) -> list[float | None]:
-            if self.or_none and item.lower() == "none":
-                return [self.none]
-            # Plain decimals only: float() would also take "nan", "inf" and "1_0".
-            plain = re.fullmatch(r"\d{0,9}\.?\d{1,9}", item, re.ASCII)
-            if plain is None or not 0 < float(item) <= self.most:
-                raise self._refusal(name, item)
-            return [float(item)]
+        return syntax.parse_list(name, text, lambda item: [self._parse_item(name, item)])
 
-        return syntax.parse_list(name, text, value)
+    def _parse_item(self, name: str, item: str) -> float | None:
+        if self.or_none and item.lower() == "none":
+            return self.none
+        # float() would also accept "nan", "inf" and "1_0".
+        if not re.fullmatch(r"\d{0,9}\.?\d{1,9}", item, re.ASCII):
+            raise self._invalid(name, item, Reason.SYNTAX)
+        number = float(item)
+        self._check_range(name, number)
+        return number
 
     def check(self, name: str, value: float | None) -> None:
-        if self.or_none and value == self.none:
-            return
-        if value is None or not 0 < value <= self.most:
-            raise self._refusal(name, value)
+        if not (self.or_none and value == self.none):
+            self._check_range(name, value)
+
+    def _check_range(self, name: str, value: float | None) -> None:
+        if value is None or not value > 0:  # also rejects nan
+            raise self._invalid(name, value, Reason.NOT_POSITIVE)
+        if value > self.most:
+            raise self._invalid(name, value, Reason.ABOVE_MAXIMUM, self.most)
+
+    def _invalid(
+        self, name: str, value: object, reason: Reason, limit: float | None = None
+    ) -> InvalidValue:
+        none = f", or none for {self.or_none}" if self.or_none else ""
+        fix = f"write {self.meaning} above 0 and up to {self.most:g} such as {self.example}{none}"
+        return InvalidValue(name, value, reason, fix, limit)
 
     def from_json(self, name: str, value: Any) -> Any:
         return super().from_json(name, float(value) if type(value) is int else value)
@@ -160,20 +147,13 @@ class Decimals(Values):
     def write(self, value: float | None) -> str:
         return super().write(value).removesuffix(".0")
 
-    def _refusal(self, name: str, value: Any) -> UserError:
-        none = f", or none for {self.or_none}" if self.or_none else ""
-        return UserError(
-            f"{name} {value!r} is not {self.meaning}, write numbers above 0 and up to"
-            f" {self.most:g} such as {self.example}{none}"
-        )
-
 
 _TIMES = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)x", re.ASCII | re.IGNORECASE)
 
 
 class Capacity(Values):
-    """Tokens that every sequence of a cache has room for: a number, a multiple of the longest
-    sequence such as ``4x``, or None, as many as that one has.
+    """Tokens allocated per sequence: a number, a multiple of the longest sequence such as ``4x``,
+    or None for exactly the longest sequence.
     """
 
     or_none = "a cache that ends with its longest sequence"
@@ -182,9 +162,9 @@ class Capacity(Values):
     _SYNTAX = "exact, a multiple of the longest sequence such as 4x, or tokens such as 32k"
 
     def parse(self, name: str, text: str) -> tuple[int | str | None, ...]:
-        return syntax.parse_list(name, text, lambda item: self._values(name, item))
+        return syntax.parse_list(name, text, lambda item: self._parse_item(name, item))
 
-    def _values(self, name: str, item: str) -> list[int | str | None]:
+    def _parse_item(self, name: str, item: str) -> list[int | str | None]:
         if item.lower() in ("exact", "1x"):
             return [None]
         if _TIMES.fullmatch(item):
@@ -194,9 +174,11 @@ class Capacity(Values):
 
     def check(self, name: str, value: int | str | None) -> None:
         times = _TIMES.fullmatch(value) if isinstance(value, str) else None
-        least = float(times[1]) if times else value
-        if isinstance(least, str) or (least is not None and least < 1):
-            raise UserError(f"{name} {value!r} is not understood, write {self._SYNTAX}")
+        number = float(times[1]) if times else value
+        if isinstance(number, str):
+            raise InvalidValue(name, value, Reason.SYNTAX, f"write {self._SYNTAX}")
+        if number is not None and number < 1:
+            raise InvalidValue(name, value, Reason.BELOW_MINIMUM, f"write {self._SYNTAX}", 1)
 
     def write(self, value: int | str | None) -> str:
         return "exact" if value is None else str(value)
@@ -209,37 +191,34 @@ class Capacity(Values):
 
 
 def resolve_capacity(value: int | str | None, longest: int) -> int | None:
-    """Tokens; None where they are the longest sequence's.
+    """Convert a capacity to tokens; None if it equals the longest sequence.
 
     Raises:
-        UserError: the longest sequence does not fit in.
+        InvalidValue: The longest sequence does not fit.
     """
     tokens = math.ceil(float(value[:-1]) * longest) if isinstance(value, str) else value
     if tokens is not None and tokens < longest:
-        raise UserError(
-            f"capacity {tokens} is below the longest sequence, {longest} tokens: write a capacity"
-            f" of at least {longest}, or exact"
-        )
+        fix = "write at least the tokens of the longest sequence, or exact"
+        raise InvalidValue("capacity", tokens, Reason.BELOW_MINIMUM, fix, longest)
     return None if tokens == longest else tokens
 
 
 @dataclass(frozen=True)
 class Words(Values):
-    """One word of a few."""
+    """One word out of `choices`."""
 
     choices: tuple[str, ...]
-    #: Makes what people type one of the choices.
+    #: Normalizes input before it is compared with the choices.
     fold: Callable[[str], str] = str.lower
     is_word: bool = True
 
     def parse(self, name: str, text: str) -> tuple[str, ...]:
-        def value(item: str) -> list[str]:
-            folded = self.fold(item)
-            # Refused as it was typed.
-            known = folded if folded in self.choices else item
-            return [syntax.choose(name, known, self.choices)]
+        return syntax.parse_list(name, text, lambda item: [self._parse_item(name, item)])
 
-        return syntax.parse_list(name, text, value)
+    def _parse_item(self, name: str, item: str) -> str:
+        folded = self.fold(item)
+        # The message shows an unknown word as typed.
+        return syntax.choose(name, folded if folded in self.choices else item, self.choices)
 
     def check(self, name: str, value: str) -> None:
         syntax.choose(name, value, self.choices)
@@ -250,7 +229,7 @@ class Words(Values):
 
 @dataclass(frozen=True)
 class Switch(Values):
-    """True and False, a word for both."""
+    """True or False, each with its own word."""
 
     on: str
     off: str
@@ -259,20 +238,19 @@ class Switch(Values):
     is_word: bool = True
 
     def parse(self, name: str, text: str) -> tuple[bool, ...]:
-        return syntax.parse_list(name, text, lambda item: [self._value(name, item.lower())])
+        return syntax.parse_list(name, text, lambda item: [self._parse_item(name, item.lower())])
 
-    def _value(self, name: str, item: str) -> bool:
+    def _parse_item(self, name: str, item: str) -> bool:
         if item in (self.on, "yes"):
             return True
         if item in (self.off, "no"):
             return False
-        raise UserError(
-            f"{name} {item!r} is not understood, write yes or {self.on}, no or {self.off}"
-        )
+        fix = f"choose from yes, no, {self.on}, {self.off}"
+        raise InvalidValue(name, item, Reason.UNSUPPORTED, fix)
 
     def check(self, name: str, value: bool) -> None:
         if not isinstance(value, bool):
-            raise UserError(f"{name} {value!r} is neither true nor false, give one of them")
+            raise InvalidValue(name, value, Reason.UNSUPPORTED, "choose from True, False")
 
     def write(self, value: bool) -> str:
         return self.on if value else self.off
@@ -282,38 +260,28 @@ class Switch(Values):
 
 
 class HeadPairs(Values):
-    """(q_heads, kv_heads) pairs from ``56,32/8``; one number means as many KV heads as query
-    heads.
-    """
+    """(q_heads, kv_heads) pairs such as ``32/8``; ``56`` means 56 of each."""
 
     _SYNTAX = "query heads, or query/KV heads, such as 56 or 32/8"
-    _HINT = ", or query heads/KV heads such as 32/8"
 
     def parse(self, name: str, text: str) -> tuple[tuple[int, int], ...]:
-        return syntax.parse_list(name, text, lambda item: self._pairs(name, item))
+        return syntax.parse_list(name, text, lambda item: self._parse_item(name, item))
 
-    def _pairs(self, name: str, item: str) -> list[tuple[int, int]]:
+    def _parse_item(self, name: str, item: str) -> list[tuple[int, int]]:
         if "/" not in item:
-            numbers = syntax.numbers_of(name, item, self._SYNTAX, self._HINT)
-            return [(number, number) for number in numbers]
+            return [(heads, heads) for heads in syntax.numbers_of(name, item, self._SYNTAX)]
         parts = item.split("/")
         if len(parts) != 2 or not all(map(str.strip, parts)):
-            raise UserError(
-                f"{name} {item!r} is not understood, write query heads/KV heads such as 32/8"
-            )
-        q_heads = syntax.parse_number(name, parts[0], self._SYNTAX)
-        kv_heads = syntax.parse_number(name, parts[1], self._SYNTAX)
+            raise InvalidValue(name, item, Reason.SYNTAX, f"write {self._SYNTAX}")
+        q_heads, kv_heads = (syntax.parse_number(name, part, self._SYNTAX) for part in parts)
         self.check(name, (q_heads, kv_heads))
         return [(q_heads, kv_heads)]
 
     def check(self, name: str, value: tuple[int, int]) -> None:
         q_heads, kv_heads = value
         if q_heads % kv_heads:
-            raise UserError(
-                f"{name} '{q_heads}/{kv_heads}': {q_heads} query heads are not a multiple of"
-                f" {kv_heads} KV heads, every KV head serves the same number of query heads: write"
-                " for example 32/8"
-            )
+            pair = f"{q_heads}/{kv_heads}"
+            raise InvalidValue(name, pair, Reason.UNEVEN_HEADS, "write for example 32/8")
 
     def write(self, value: tuple[int, int]) -> str:
         q_heads, kv_heads = value

@@ -59,7 +59,7 @@ def noise(timing: Timing, effort: Effort) -> str | None:
             f" {timing.throttled_samples} repeats did not outlast it: cool it or take load off it,"
             " then measure again"
         )
-    if timing.meets(effort):
+    if timing.is_precise(effort):
         return None
     return (
         f"the confidence interval of the median reaches {timing.relative_ci:.1%} to one side after "

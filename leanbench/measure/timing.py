@@ -1,6 +1,4 @@
-"""Latency of a launch: CUDA-graph replay over rotating buffers, candidates in turn, until the
-median is known.
-"""
+"""Latency measurement: interleaved CUDA-graph replays until each median is precise enough."""
 
 from __future__ import annotations
 
@@ -27,34 +25,32 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Effort:
-    """When to stop measuring a candidate."""
+    """Sampling effort and stopping rule of one candidate."""
 
-    #: Enough, once the 95% confidence interval of the median reaches at most this far to either
-    #: side.
+    #: Target half-width of the median's 95% confidence interval, relative to the median.
     relative_ci: float = 0.005
     min_samples: int = 10
     max_samples: int = 200
-    #: Seconds in its own samples.
+    #: Time limit, counting only the candidate's own samples.
     max_seconds: float = 1.0
-    #: Device time behind one sample: long against the microseconds that a graph takes to start.
+    #: GPU time per sample. Makes the few microseconds of graph launch negligible.
     sample_ms: float = 4.0
-    #: After a sample of more than `rest_above_ms`, a pause of this share of it: large problems
-    #: would otherwise load the GPU for seconds without a gap, and what is asked for is a burst.
+    #: Pause after a sample longer than `rest_above_ms`, as a fraction of the sample. Without it,
+    #: large problems would load the GPU for seconds; latency means a burst.
     rest_share: float = 0.5
     rest_above_ms: float = 5.0
-    #: Samples taken at lowered clocks that are thrown away and repeated; later ones are kept and
-    #: said.
+    #: Maximum number of throttled samples to discard. Further ones are kept and reported.
     max_repeats: int = 5
-    #: Pause after such a sample, for power and heat to fall.
+    #: Pause after a throttled sample, to let the GPU cool down.
     throttled_pause_s: float = 0.05
 
 
-#: Replays that say how long one takes, before samples are made of as many as needed.
+#: Replays that estimate the duration of one rotation.
 TRIAL_REPLAYS = 3
-#: Launches of a graph at most, where one rotation has no more: each costs memory and capture time,
-#: and so many of the smallest kernels take more than a millisecond.
-_MOST_NODES = 2048
-#: Enough to rank candidates, not to report.
+#: Maximum number of launches per graph, unless one rotation has more. Each costs memory and capture
+#: time. This many launches of the smallest kernels take more than a millisecond.
+_MAX_LAUNCHES = 2048
+#: Effort for ranking candidates. Too little for a report.
 RANKING = Effort(
     relative_ci=0.02, min_samples=3, max_samples=6, max_seconds=0.05, sample_ms=0.5, max_repeats=0
 )
@@ -65,14 +61,14 @@ FINALS = Effort(
 
 @dataclass
 class Timing:
-    """Microseconds of one launch, from replays of `launches_per_sample` launches each."""
+    """Latency samples of one candidate, in microseconds per launch."""
 
     launches_per_sample: int
     samples_us: list[float] = field(default_factory=list)
-    #: For each sample: the round it was taken in, and the GPU's state right after it.
+    #: Round of each sample, and GPU state right after it.
     rounds: list[int] = field(default_factory=list)
     states: list[GpuState | None] = field(default_factory=list)
-    #: Thrown away because the clocks were lowered.
+    #: Number of samples discarded because the GPU throttled.
     throttled_samples: int = 0
     spent_s: float = 0.0
 
@@ -97,10 +93,12 @@ class Timing:
         low, high = self.interval_us
         return max(high - self.median_us, self.median_us - low) / self.median_us
 
-    def meets(self, effort: Effort) -> bool:
+    def is_precise(self, effort: Effort) -> bool:
+        """Return True if the median is known to within `effort.relative_ci`."""
         return len(self.samples_us) >= effort.min_samples and self.relative_ci <= effort.relative_ci
 
-    def is_spent(self, effort: Effort) -> bool:
+    def is_exhausted(self, effort: Effort) -> bool:
+        """Return True if the effort allows no further samples."""
         count = len(self.samples_us)
         return count >= effort.max_samples or (
             count >= effort.min_samples and self.spent_s > effort.max_seconds
@@ -108,7 +106,7 @@ class Timing:
 
 
 class Sampler(Protocol):
-    """What takes the samples of one candidate."""
+    """Source of samples for one candidate."""
 
     launches: int
 
@@ -116,11 +114,11 @@ class Sampler(Protocol):
 
 
 class Replay:
-    """A CUDA graph of launches that do the same work, on different buffers in turn.
+    """CUDA graph of equal launches that rotate over several sets of buffers.
 
-    Graph replay, because a launch from Python costs more host time than a small kernel takes.
-    Rotating buffers, because a serving step finds K and V in memory, not in the L2: pass enough
-    launches that their buffers exceed it several times.
+    A graph, because launching a small kernel from Python takes longer than running it. Rotating
+    buffers, because a serving step reads K and V from memory, not from the L2. Pass enough launches
+    that their buffers exceed the L2 several times.
     """
 
     def __init__(self, launches: Launches, sample_ms: float) -> None:
@@ -129,11 +127,11 @@ class Replay:
         for launch in launches:
             launch()
         torch.cuda.synchronize()
-        # A graph holds addresses: what the launches made for themselves must live as long.
-        self._kept = tuple(launches)
+        # The graph stores addresses. Keep the launches, which own their buffers, alive.
+        self._keep_alive = tuple(launches)
         self.launches = len(launches)
         self.graph = capture(launches, self.launches)
-        # The first replay of a graph also brings it to the GPU.
+        # The first replay also uploads the graph.
         self.graph.replay()
         rotations = self._rotations(sample_ms)
         if rotations > 1:
@@ -141,17 +139,17 @@ class Replay:
             self.graph = capture(launches, self.launches)
 
     def _rotations(self, sample_ms: float) -> int:
-        """How often a sample goes through all launches."""
-        most = _MOST_NODES // self.launches
-        if most < 2:
+        """Return the number of rotations that fill one sample."""
+        max_rotations = _MAX_LAUNCHES // self.launches
+        if max_rotations < 2:
             return 1
-        # The least: a replay whose submission the host was kept from looks longer than it is, and
-        # samples of a few launches hold more of the graph's own time.
-        once_ms = min(self._replay_ms() for _ in range(TRIAL_REPLAYS))
-        return min(most, max(1, math.ceil(sample_ms / max(once_ms, 1e-3))))
+        # Take the minimum. A delayed submission makes a replay look too long, which would make the
+        # sample too short.
+        rotation_ms = min(self._replay_ms() for _ in range(TRIAL_REPLAYS))
+        return min(max_rotations, max(1, math.ceil(sample_ms / max(rotation_ms, 1e-3))))
 
     def sample_us(self) -> float:
-        """Microseconds of one launch in one replay."""
+        """Replay the graph once. Return microseconds per launch."""
         return self._replay_ms() * 1e3 / self.launches
 
     def _replay_ms(self) -> float:
@@ -166,27 +164,27 @@ class Replay:
 
 
 def capture(launches: Launches, count: int, keep_graph: bool = False) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of `count` launches, the given ones in turn. Each must have run before.
+    """Capture a CUDA graph of `count` launches, cycling through `launches`.
+
+    Each launch must have run before.
 
     Args:
-        keep_graph: its nodes may be asked for (leanbench.measure.graph_nodes).
+        keep_graph: Keep the graph's nodes readable, for leanbench.measure.graph_nodes.
     """
     import torch
 
     graph = torch.cuda.CUDAGraph(keep_graph=keep_graph)
-    with _garbage_kept(), torch.cuda.graph(graph):
+    with _no_garbage_collection(), torch.cuda.graph(graph):
         for index in range(count):
             launches[index % len(launches)]()
     if keep_graph:
-        graph.instantiate()  # not in the first replay
+        graph.instantiate()  # otherwise the first replay does it
     return graph
 
 
 @contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """No garbage is collected in here: a graph among it would be destroyed, which CUDA refuses
-    while another one is captured and which invalidates that one.
-    """
+def _no_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection. Destroying a graph during a capture invalidates the capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -203,68 +201,66 @@ def run_rounds(
     announce: Callable[[Key], None] = lambda key: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[Key, Timing]:
-    """One sample of every candidate in each round, so that drifting clocks and temperatures meet
-    all alike.
+    """Sample all candidates in rounds until every median is precise.
 
-    All take part until the medians of all are known to `effort.relative_ci`; one whose effort is
-    spent leaves earlier. The order turns by one from round to round: who comes first finds a cooler
-    GPU. A round before the first is not counted: after an idle moment its samples are up to 2%
-    high.
+    Rounds expose all candidates to the same drift of clocks and temperature. The order rotates,
+    because the first sample of a round finds a cooler GPU. A warm-up round is discarded: its
+    samples are up to 2% slow. A candidate leaves early if its effort is exhausted.
 
     Args:
-        state: read after each sample. A sample at lowered clocks is thrown away,
-            `effort.max_repeats` times a candidate at most.
-        announce: called with whose sample comes next.
+        state: Reads the GPU state after each sample. A throttled sample is discarded, at most
+            `effort.max_repeats` times per candidate.
+        announce: Called with the key of the next sample.
     """
     for key, sampler in samplers.items():
         announce(key)
         sampler.sample_us()
     timings = {key: Timing(sampler.launches) for key, sampler in samplers.items()}
     active = list(samplers)
-    number = 0
-    while active and not all(timings[key].meets(effort) for key in active):
-        turn = number % len(active)
-        for key in [*active[turn:], *active[:turn]]:
+    round_number = 0
+    while active and not all(timings[key].is_precise(effort) for key in active):
+        first = round_number % len(active)
+        for key in [*active[first:], *active[:first]]:
             announce(key)
-            _take(samplers[key], timings[key], number, effort, state, sleep)
-        active = [key for key in active if not timings[key].is_spent(effort)]
-        number += 1
+            _take_sample(samplers[key], timings[key], round_number, effort, state, sleep)
+        active = [key for key in active if not timings[key].is_exhausted(effort)]
+        round_number += 1
     return timings
 
 
-def _take(
+def _take_sample(
     sampler: Sampler,
     timing: Timing,
-    number: int,
+    round_number: int,
     effort: Effort,
     state: Callable[[], GpuState | None],
     sleep: Callable[[float], None],
 ) -> None:
-    """One sample into `timing`, or one thrown away."""
-    begun = time.perf_counter()
+    """Take one sample and record or discard it."""
+    start = time.perf_counter()
     sample_us = sampler.sample_us()
-    timing.spent_s += time.perf_counter() - begun
-    reading = state()
+    timing.spent_s += time.perf_counter() - start
+    gpu_state = state()
     sample_ms = sample_us * sampler.launches / 1e3
     if sample_ms > effort.rest_above_ms:
         sleep(effort.rest_share * sample_ms / 1e3)
     if (
-        reading is not None
-        and reading.throttle_reasons
+        gpu_state is not None
+        and gpu_state.throttle_reasons
         and timing.throttled_samples < effort.max_repeats
     ):
         timing.throttled_samples += 1
         sleep(effort.throttled_pause_s)
         return
     timing.samples_us.append(sample_us)
-    timing.rounds.append(number)
-    timing.states.append(reading)
+    timing.rounds.append(round_number)
+    timing.states.append(gpu_state)
 
 
 def measure_interleaved(
     candidates: Mapping[Key, Launches], effort: Effort | None = None
 ) -> dict[Key, Timing]:
-    """Times each candidate's launches, one sample of each in turn."""
+    """Time several candidates in interleaved rounds."""
     effort = effort or Effort()
     return run_rounds(
         {key: Replay(launches, effort.sample_ms) for key, launches in candidates.items()}, effort
@@ -272,40 +268,42 @@ def measure_interleaved(
 
 
 def time_launches(launches: Launches, effort: Effort | None = None) -> Timing:
-    """Times launches that do the same work on different buffers."""
+    """Time equal launches on different buffers."""
     return measure_interleaved({None: launches}, effort)[None]
 
 
 def fastest(
     candidates: Mapping[Key, Callable[[], Launches]], finalists: int = 3
 ) -> tuple[Key, int]:
-    """(the fastest candidate, how many ran), by quick rounds of all and longer ones of the best
-    `finalists`.
+    """Find the fastest candidate: rank all quickly, then time the best `finalists` longer.
 
-    A candidate is a function that prepares launches; one that does not fit the GPU, or that a
-    library refuses, raises and is passed over.
+    Args:
+        candidates: Functions that prepare launches. Those that raise OutOfResources or UserError
+            are skipped.
+
+    Returns:
+        The fastest candidate and the number of candidates that ran.
 
     Raises:
-        UserError: a library refuses them all; the first one's sentence.
-        RuntimeError: none fits.
+        UserError: No candidate ran and a library rejected one; the first such error.
+        RuntimeError: No candidate fits the GPU.
     """
     from triton.runtime.errors import OutOfResources
 
     launches: dict[Key, Launches] = {}
     replays: dict[Key, Replay] = {}
-    refusals: list[UserError] = []
+    errors: list[UserError] = []
     for key, prepare in candidates.items():
         try:
             launches[key] = prepare()
             replays[key] = Replay(launches[key], RANKING.sample_ms)
         except OutOfResources:
             continue
-        except UserError as refusal:
-            # Made anew: its traceback, and its cause's, would keep the graphs alive until garbage
-            # is collected.
-            refusals.append(type(refusal)(*refusal.args))
-    if not replays and refusals:
-        raise refusals[0]
+        except UserError as error:
+            # Copy the error: the tracebacks of the original and its cause keep graphs alive.
+            errors.append(type(error)(*error.args))
+    if not replays and errors:
+        raise errors[0]
     if not replays:
         raise RuntimeError("no candidate fits this GPU's shared memory and registers")
     ranking = run_rounds(replays, RANKING)

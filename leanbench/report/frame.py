@@ -119,7 +119,8 @@ def kinds_of(frame: DataFrame) -> Series:
         if axis.name not in (*KINDS, "q_len"):
             continue
         texts = frame[axis.name].map(axis.write if axis.is_number else str)
-        words = texts.map(axis.say if axis.values.is_word else lambda text, title=axis.title: title)
+        describe = axis.describe if axis.values.is_word else lambda text, title=axis.title: title
+        words = texts.map(describe)
         departs = texts != axis.write(axis.default)
         kinds += words.where(departs, "").map(lambda word: f", {word}" if word else "")
     return kinds.str.removeprefix(", ").replace("", "plain")

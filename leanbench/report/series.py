@@ -98,9 +98,9 @@ def short_labels(frame: DataFrame, axes: list[VaryingAxis]) -> dict[str, str]:
             if axis.name in varying
             and (axis.name not in KINDS or str(row[axis.name]) != axis.write(axis.default))
         ]
-        words += [axis.say(str(row[axis.name])) for axis in plain if axis.is_number]
+        words += [axis.describe(str(row[axis.name])) for axis in plain if axis.is_number]
         words += [row["lengths"]] if "lengths" in varying and row["lengths"] != EQUAL else []
-        words += [axis.say(row[axis.name]) for axis in plain if not axis.is_number]
+        words += [axis.describe(row[axis.name]) for axis in plain if not axis.is_number]
         short[row["problem"]] = ", ".join(words) or row["problem"]
     return short
 
@@ -154,7 +154,7 @@ def _fixed(axis: Axis, frame: DataFrame) -> str:
     if axis.is_number:
         return _range(axis.title, frame[axis.name])
     texts = "/".join(dict.fromkeys(frame[axis.name]))
-    return axis.say(texts) if axis.values.is_word else f"{axis.title} {texts}"
+    return axis.describe(texts) if axis.values.is_word else f"{axis.title} {texts}"
 
 
 def narrower_words(part: DataFrame, whole: DataFrame) -> str:

@@ -123,7 +123,7 @@ def test_anything_else_is_one_sentence():
     result = CliRunner().invoke(app, ["list", "kernel"])
     assert result.exit_code == 2
     assert (
-        result.stderr == "Error: list 'kernel' is not supported, choose from kernels, sweeps, axes,"
+        result.stderr == "Error: list 'kernel' is not supported: choose from kernels, sweeps, axes,"
         " quantities, lengths, models, gpus\n"
     )
 

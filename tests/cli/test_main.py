@@ -285,7 +285,7 @@ def test_commands_print_in_an_ascii_locale(tmp_path):
     [
         ("list kernels >&-", ""),
         ("list kernels >&- <&-", ""),
-        ("list nothing >&-", "Error: list 'nothing' is not supported, "),
+        ("list nothing >&-", "Error: list 'nothing' is not supported: "),
         ("list nothing 2>&-", ""),
     ],
 )

@@ -51,123 +51,95 @@ def assert_refused(result: Result, words: str) -> None:
     assert result.stdout == ""
 
 
+#: Arguments of `leanbench sweep`; the snapshot has the message of each.
+REFUSED = [
+    "--heads 32/5",
+    "--lengths mean-0.1 --batch 8",
+    "--lengths 64k+16x3 --batch 8",
+    "--capacity 2k",
+    "--model lama-3-8b",
+    "models --head-dim 64",
+    "--kernels laen",
+    "--head-dim 100000",
+    "--context 1k:8k:+0",
+    "--context 1k:8k:x0",
+    "--config lean:nope=1",
+    "--config lean:tile_tokens=abc",
+    "smoke extra",
+    "--configs worst",
+    "smokee",
+    "--gpu a1000",
+    "--gpu ''",
+    "--out=",
+    "--baseline ' '",
+    "'--gpu= '",
+    "--timeout '\t'",
+    "''",
+    "--gpu=h200 ''",
+    "--timeout soon",
+    "--budget 0",
+    "--cache hot",
+    "--ci 0.5",
+    "--ci 60%",
+    "--min-samples 5",
+    "--max-samples 9",
+    "--max-samples 10001",
+    "--window long",
+    "--energy --window 1s",
+    "--sustained --window 2h",
+    "--energy --window 1000000h",
+    "--window 3",
+    "--lengths zipf --batch 8 --lengths-on host",
+    "--lengths 64k+16x3 --lengths-on host,device",
+    "--name ../up",
+    "--name -x",
+    "--lengths 64k+",
+    "--lengths 16x",
+    "--rotary-dim 63",
+    "--parallel cp:100000000",
+    "--kv-layout foo",
+    "--whole-model opt-6.7b:tp=2:tp=4",
+    "--window-right none,5",
+    "--rotary-interleaved yes",
+    "--q-len 1,4 --q-lens 5",
+    "--scaled no",
+    "--name " + "x" * 101,
+    "--resume",
+    "--name never --resume",
+]
+
+
+def test_refusals(tmp_path, monkeypatch, snapshot):
+    monkeypatch.chdir(tmp_path)
+    messages = []
+    for words in REFUSED:
+        result = invoke("sweep", *shlex.split(words))
+        assert (result.exit_code, result.stdout) == (2, ""), words
+        errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+        assert len(errors) == 1, result.stderr
+        messages += [f"$ leanbench sweep {words}", *result.stderr.splitlines()]
+    assert not list(tmp_path.iterdir())
+    assert "\n".join(messages) == snapshot
+
+
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "list_command"),
     [
-        (["--heads", "32/5"], "32 query heads are not a multiple of 5 KV heads"),
-        (["--lengths", "mean-0.1", "--batch", "8"], "lengths mean-0.1 with batch 8 cannot be"),
-        (["--lengths", "64k+16x3", "--batch", "8"], "65536+16x3 say batch and context themselves"),
-        (["--capacity", "2k"], "capacity 2048 is below the longest sequence, 4096 tokens: write a"),
-        (["--model", "lama-3-8b"], "there is no model 'lama-3-8b', did you mean 'llama-3-8b'?"),
-        (["models", "--head-dim", "64"], "--head-dim 64 without --heads says nothing, the models"),
-        (["--kernels", "laen"], "there is no kernel 'laen', did you mean 'lean'?"),
-        (["--kernels", "nope"], " more (`leanbench list kernels`)"),
-        (["nope"], " more (`leanbench list sweeps`)"),
-        (["--model", "nope"], " more (`leanbench list models`)"),
-        (
-            ["--head-dim", "100000"],
-            "head_dim 100000 is above the limit of 1024: choose a multiple o",
-        ),
-        (
-            ["--context", "1k:8k:+0"],
-            "context '1k:8k:+0' never reaches its end: add at least 1, as in 4k:32k:+4k",
-        ),
-        (["--context", "1k:8k:x0"], "context '1k:8k:x0' never reaches its end: multiply by at lea"),
-        (
-            ["--config", "lean:nope=1"],
-            "there is no setting 'nope', did you mean 'copy'? Write settings as in lean:impl",
-        ),
-        (
-            ["--config", "lean:tile_tokens=abc"],
-            "config 'lean:tile_tokens=abc': tile_tokens 'abc' is not a power of two from 16 to 1024"
-            ", as in lean:implementation=",
-        ),
-        (
-            ["smoke", "extra"],
-            "there is no use for 'extra' here: leave it out, or name the option it belongs to; a"
-            " list has commas between its values and no spaces",
-        ),
-        (["--configs", "worst"], "configs 'worst' is not supported"),
-        (["smokee"], "there is no sweep 'smokee', did you mean 'smoke'?"),
-        (["my/own.toml"], "there is no sweep file 'my/own.toml'"),
-        (["--gpu", "a1000"], "'a1000'"),
-        (["--gpu", ""], "--gpu is empty: give it a value, or leave it out"),
-        (["--out="], "--out is empty: give it a value, or leave it out"),
-        (["--baseline", " "], "--baseline is empty: give it a value, or leave it out"),
-        (["--gpu= "], "--gpu is empty: give it a value, or leave it out"),
-        (["--timeout", "\t"], "--timeout is empty: give it a value, or leave it out"),
-        ([""], "an argument is empty: give it a value, or leave it out"),
-        (["--gpu=h200", ""], "an argument is empty: give it a value, or leave it out"),
-        (["--require-gpu"], "--require-gpu"),
-        (
-            ["--timeout", "soon"],
-            "--timeout 'soon' is not a duration, write for example 90s, 10m or 2h",
-        ),
-        (["--budget", "0"], "--budget '0' must be above 0"),
-        (["--cache", "hot"], "cache 'hot' is not supported, choose from cold, warm"),
-        (
-            ["--ci", "0.5"],
-            "--ci '0.5' is not a percentage, write a number above 0% and up to 50% with its"
-            " sign, as in 5%",
-        ),
-        (["--ci", "60%"], "--ci '60%' is not a percentage, write a number above 0% and up to 50%"),
-        (
-            ["--min-samples", "5"],
-            "--min-samples 5 and --max-samples 200 must be 6 (fewer give no 95% interval) to 10000",
-        ),
-        (
-            ["--max-samples", "9"],
-            "--min-samples 10 and --max-samples 9 must be 6 (fewer give no 95% interval) to 10000",
-        ),
-        (["--max-samples", "10001"], "--max-samples 10001 must be 6 "),
-        (
-            ["--window", "long"],
-            "--window 'long' is not a duration, write for example 90s, 10m or 2h",
-        ),
-        (
-            ["--energy", "--window", "1s"],
-            "a window of 1 s measures no energy, the energy counter moves in steps: give",
-        ),
-        (
-            ["--sustained", "--window", "2h"],
-            "a window of 7200 s is longer than the limit of 3600 s: give it 2 to 3600 s",
-        ),
-        (
-            ["--energy", "--window", "1000000h"],
-            "a window of 3600000000 s is longer than the limit of 3600 s: give it 2 to 3600 s",
-        ),
-        (
-            ["--window", "3"],
-            "--window 3 says nothing, latency is not measured over a window: add --energy or"
-            " --sustained, or leave it out; sliding windows of attention are --window-left",
-        ),
-        (
-            ["--lengths", "zipf", "--batch", "8", "--lengths-on", "host"],
-            "lengths_on host says nothing, lengths that differ are always on the device: leave it"
-            " out, or lengths",
-        ),
-        (["--lengths", "64k+16x3", "--lengths-on", "host,device"], "lengths_on host says nothing"),
-        (["--name", "../up"], "--name '../up' cannot name a folder: use up to 100 letters, digits"),
-        (["--name", "-x"], "--name '-x' cannot name a folder: use up to 100 letters, digits, dot"),
-        (["--lengths", "64k+"], "lengths '64k+' lacks a number beside + or x, write lengths such"),
-        (["--lengths", "16x"], "lengths '16x' lacks a number beside + or x, write lengths such as"),
-        (["--rotary-dim", "63"], "rotary_dim 63 is no multiple of 16: choose one, up to 1024, or"),
-        (["--parallel", "cp:100000000"], "'cp:100000000' is 100000000 GPUs, choose 1 to 8"),
-        (["--kv-layout", "foo"], "kv_layout 'foo' is not supported, choose from HND, NHD"),
-        (["--config", "lean:foo=1"], "config 'lean:foo=1': there is no setting 'foo', known: al"),
-        (["--whole-model", "opt-6.7b:tp=2:tp=4"], "'opt-6.7b:tp=2:tp=4' has tp twice, 2 and 4: "),
-        (["--window-right", "none,5"], "window_right 5 says nothing, a query token that is the"),
-        (["--rotary-interleaved", "yes"], "rotary_interleaved interleaved says nothing, nothing"),
-        (["--q-len", "1,4", "--q-lens", "5"], "q_len 4 says nothing, q_lens say the new tokens"),
-        (["--scaled", "no"], "scaled unscaled says nothing, only fp8 numbers have scales: add kv"),
-        (["--name", "x" * 101], "dashes and underscores, a letter or digit first"),
-        (["--resume"], "there is no run of sweep 'smoke' in "),
-        (["--name", "never", "--resume"], "is not a run directory, it has no manifest.json"),
+        ("--kernels nope", "leanbench list kernels"),
+        ("nope", "leanbench list sweeps"),
+        ("--model nope", "leanbench list models"),
     ],
 )
-def test_bad_input_is_one_sentence(tmp_path, words, sentence):
-    assert_refused(invoke("sweep", "--out", str(tmp_path / "runs"), *words), sentence)
-    assert not (tmp_path / "runs").exists()
+def test_an_unknown_name_points_to_the_list(words, list_command):
+    assert_refused(invoke("sweep", *words.split()), f" more (`{list_command}`)")
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [("my/own.toml", "'my/own.toml'"), ("--require-gpu", "NVML"), ("--config lean:foo=1", "'foo'")],
+)
+def test_refusals_that_depend_on_the_machine_or_the_catalogue(words, value):
+    assert_refused(invoke("sweep", *words.split()), value)
 
 
 @pytest.fixture
@@ -177,7 +149,7 @@ def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[s
 
     requested = []
 
-    def manifest_of(cells, sweep, *others):
+    def make_manifest(cells, sweep, *others):
         requested.append(sweep)
         return made(cells, sweep, *others)
 
@@ -185,9 +157,9 @@ def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[s
         sweeps.append((requested[-1], cells, manifest, command))
         return Run(path, manifest, ())
 
-    made = sweep_run.manifest_of
-    monkeypatch.setattr(sweep_run, "manifest_of", manifest_of)
-    monkeypatch.setattr(sweep_run, "run_sweep", run)
+    made = sweep_run.make_manifest
+    monkeypatch.setattr(sweep_run, "make_manifest", make_manifest)
+    monkeypatch.setattr(sweep_run, "run_remaining_cells", run)
     return sweeps
 
 
@@ -314,13 +286,13 @@ def test_a_file_of_lengths_is_cut_at_no_context_unless_asked_for(tmp_path, start
 )
 def test_what_is_asked_for_comes_on_top_of_the_longest_time(monkeypatch, flags, timeout_s):
     seen: list[float] = []
-    limits = sweep_run.limits_of
+    limits = sweep_run.limits_from_flags
 
     def watched(*arguments: Any) -> Any:
         seen.append(limits(*arguments).timeout_s)
         return limits(*arguments)
 
-    monkeypatch.setattr(sweep_run, "limits_of", watched)
+    monkeypatch.setattr(sweep_run, "limits_from_flags", watched)
     assert invoke("sweep", "--dry-run", *flags).exit_code == 0
     assert seen == [timeout_s]
 
@@ -497,32 +469,25 @@ def _run_of(rows: list[Any]) -> Any:
     return SimpleNamespace(results=rows)
 
 
-def test_the_only_cell_of_a_sweep_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(sweep_run.output, "say", said.append)
-    rows = [(SimpleNamespace(status="unsupported", reason="it has no schedule"), None)]
-    assert sweep_run.has_failed(_run_of(rows))
-    assert sweep_run.has_failed(_run_of(2 * rows))
-    assert said == [
-        "Nothing to compare: the only cell is unsupported because it has no schedule.",
-        "Nothing to compare: all 2 cells are unsupported, the first because it has no schedule.",
-    ]
+LARGE = SimpleNamespace(status="out_of_memory", reason="needs 2 GB"), None
+UNSUPPORTED = SimpleNamespace(status="unsupported", reason="it has no schedule"), None
+OK = SimpleNamespace(status="ok", reason=None), None
+CRASHED = SimpleNamespace(status="crashed", reason="signal 11"), None
 
 
-def test_a_run_that_fits_nowhere_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(sweep_run.output, "say", said.append)
-    large = (SimpleNamespace(status="out_of_memory", reason="needs 2 GB"), None)
-    refused = (SimpleNamespace(status="unsupported", reason="it has no schedule"), None)
-    right = (SimpleNamespace(status="ok", reason=None), None)
-    assert sweep_run.has_failed(_run_of([large, large]))
-    assert sweep_run.has_failed(_run_of([refused, large]))
-    assert not sweep_run.has_failed(_run_of([refused, large, right]))
-    both = "all 2 cells are unsupported or out of memory, the first because it has no schedule."
-    assert said == [
-        "Nothing to compare: all 2 cells are out of memory, the first: needs 2 GB.",
-        f"Nothing to compare: {both}",
-    ]
+@pytest.mark.parametrize("rows", [[], [OK], [UNSUPPORTED, LARGE, OK]])
+def test_a_run_with_a_result_is_not_explained(rows):
+    assert sweep_run.explain_nothing_ran(_run_of(rows)) == ""
+    assert not sweep_run.has_failed(_run_of(rows))
+
+
+def test_a_crash_fails_the_run():
+    assert sweep_run.has_failed(_run_of([OK, CRASHED]))
+
+
+def test_a_run_without_a_result_is_explained(snapshot):
+    runs = [[UNSUPPORTED], 2 * [UNSUPPORTED], 2 * [LARGE], [UNSUPPORTED, LARGE]]
+    assert "\n".join(sweep_run.explain_nothing_ran(_run_of(rows)) for rows in runs) == snapshot
 
 
 def test_a_dry_run_of_models_says_whose_shapes_it_takes():

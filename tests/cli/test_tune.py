@@ -177,7 +177,7 @@ def test_nothing_is_saved_where_that_is_asked(home, monkeypatch):
         (("--group", "65"), "--group 65 is above 64"),
         (("--dtype", "fp8"), "fp8"),
         (("--kv-layout", "HDN"), "HDN"),
-        (("--budget", "soon"), "--budget 'soon' is not a duration"),
+        (("--budget", "soon"), "--budget 'soon' is invalid"),
         (("--objective", "speed"), "objective 'speed'"),
         (("--gpu", "a100", "--objective", "energy"), "--objective energy cannot be predicted yet"),
     ],

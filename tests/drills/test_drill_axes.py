@@ -175,7 +175,7 @@ def test_no_name_leaves_the_folder_of_runs(tmp_path_factory, name):
         return Run(path, {}, ())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_run, "run_sweep", run)
+        patch.setattr(sweep_run, "run_remaining_cells", run)
         result = CliRunner().invoke(
             app, ["sweep", "--no-report", "--quiet", "--out", str(out), f"--name={name}"]
         )

@@ -117,7 +117,7 @@ def test_one_candidate_stops_as_soon_as_its_median_is_known():
     assert Timing(1, settling[:-1]).relative_ci > EFFORT.relative_ci
     never = run_rounds({"a": Scripted(*WILD)}, EFFORT)["a"]
     assert len(never.samples_us) == 40
-    assert not never.meets(EFFORT)
+    assert not never.is_precise(EFFORT)
 
 
 def test_all_stay_until_the_medians_of_all_are_known():
@@ -139,8 +139,8 @@ def test_who_has_spent_its_effort_leaves_and_holds_nobody_up(clock):
     counts = {name: len(timing.samples_us) for name, timing in timings.items()}
     assert counts["slow"] == pytest.approx(11, abs=1)
     assert counts["settling"] == counts["calm"] > 15
-    assert timings["settling"].meets(EFFORT)
-    assert not timings["slow"].meets(EFFORT)
+    assert timings["settling"].is_precise(EFFORT)
+    assert not timings["slow"].is_precise(EFFORT)
     # The rounds are counted on, and the order of those left turns.
     assert timings["calm"].rounds == list(range(counts["calm"]))
     assert "".join(name[0] for name in turns[-4:]) in ("sccs", "cssc")
@@ -227,7 +227,7 @@ def test_rounds_end_and_their_lists_line_up(samples, throttled, fewest, most, re
     for timing in timings.values():
         assert fewest <= len(timing.samples_us) <= most
         assert len(timing.samples_us) == most or all(
-            candidate.meets(effort) or candidate.is_spent(effort) for candidate in everyone
+            candidate.is_precise(effort) or candidate.is_exhausted(effort) for candidate in everyone
         )
         assert len(timing.rounds) == len(timing.states) == len(timing.samples_us)
         assert timing.rounds == sorted(set(timing.rounds))

@@ -66,11 +66,11 @@ EFFORT = Effort(relative_ci=0.01, min_samples=10, max_samples=40, max_seconds=1.
 
 
 def test_enough_is_the_fewest_samples_and_a_narrow_interval():
-    assert timing_of(*[100.0] * 10).meets(EFFORT)
-    assert not timing_of(*[100.0] * 9).meets(EFFORT)
+    assert timing_of(*[100.0] * 10).is_precise(EFFORT)
+    assert not timing_of(*[100.0] * 9).is_precise(EFFORT)
     # 10 samples: the 2nd and the 9th, 1% beside the median and then a little more.
-    assert timing_of(*[100.0] * 8, 101.0, 101.0).meets(EFFORT)
-    assert not timing_of(*[100.0] * 8, 101.1, 101.1).meets(EFFORT)
+    assert timing_of(*[100.0] * 8, 101.0, 101.0).is_precise(EFFORT)
+    assert not timing_of(*[100.0] * 8, 101.1, 101.1).is_precise(EFFORT)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_enough_is_the_fewest_samples_and_a_narrow_interval():
 )
 def test_effort_is_spent_by_samples_or_by_seconds_but_not_below_the_fewest(samples, spent_s, spent):
     timing = Timing(1, [100.0] * samples, spent_s=spent_s)
-    assert timing.is_spent(EFFORT) is spent
+    assert timing.is_exhausted(EFFORT) is spent
 
 
 Launches = Sequence[Callable[[], object]]

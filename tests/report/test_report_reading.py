@@ -86,7 +86,7 @@ def test_complete_last_line_without_newline_counts(write_run: WriteRun) -> None:
             json.dumps(
                 {**row(problem(), "lean", 1.0), "problem": {**problem().to_dict(), "head_dim": 65}}
             ),
-            "head_dim 65 is no multiple of 8",
+            "head_dim 65 is not a multiple of 8",
         ),
         (
             json.dumps({**row(problem(), "lean", 1.0), "schema_version": 99}),

@@ -94,7 +94,7 @@ def test_files_are_written_whole(tmp_path: Path) -> None:
 
 def test_bad_formats_and_folders_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match="format 'png' is not supported, choose from html, svg, json"
+        UserError, match="format 'png' is not supported: choose from html, svg, json"
     ):
         write_trace([Panel(lean())], tmp_path, ["png"])
     (tmp_path / "file").write_text("")

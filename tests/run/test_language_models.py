@@ -254,7 +254,7 @@ def test_a_file_names_models_at_the_top_or_in_a_grid(tmp_path):
     ("text", "sentence"),
     [
         ('model = "phi-5"', ", line 2, key 'model': there is no model 'phi-5', did you mean 'phi-"),
-        ("tp = 0", ", line 2, key 'tp': tp 0 is below 1"),
+        ("tp = 0", ", line 2, key 'tp': tp '0' is below"),
         (
             'model = "phi-4"\nheads = 8',
             ": a model says heads itself: leave heads out, or the model",
