@@ -1056,7 +1056,7 @@ def test_a_record_that_is_declared_as_shown_has_figures_and_counts_as_one(
     ("seeds", "run_ids", "words"),
     [
         ('7 = "{kernels} {settings}"', ("a1",), "yes"),
-        ('7 = "tuning"', ("a1",), "no: seed 7 was used in tuning"),
+        ('7 = "tuning"', ("a1",), "no: in sample, settings were chosen on the problems of seed 7"),
         ('7 = "0123456789ab"', ("a1",), "no: seed 7 was used before, with 0123456789ab"),
         (
             '7 = "{kernels} 0123456789ab"',
@@ -1086,13 +1086,54 @@ def test_held_out_is_said_of_a_fresh_seed_and_rows_of_one_run_alone(
     # Whoever publishes it all the same is refused.
     quotes = ("table all", "figure mean") if state != "yes" else ()
     assert faults(checkout.evidence()) == [
-        f"README.md: {quote} is of mine, held out: {state}: draw from a new seed"
+        f"README.md: {quote} is of mine, held out: {state}: draw from a new seed, or say that it is"
+        " in sample"
         for quote in quotes
     ]
     checkout.declare(DECLARED)
     assert "reports/h200/mine was drawn from seed 7: add it to [seeds]" in faults(
         checkout.evidence()
     )
+
+
+@pytest.mark.parametrize(
+    ("drawn_from", "kernels", "date", "state"),
+    [
+        ("sample", "older", "2026-01-01", "no: in sample, runs of earlier kernels have 2 of the"),
+        # Kernels that came after it were not chosen on its problems.
+        ("sample", "newer", "2026-01-03", "yes"),
+        ("sample", None, "2026-01-01", "yes"),
+        ("draw", "older", "2026-01-01", "yes"),
+    ],
+)
+def test_a_new_seed_makes_no_new_problems_of_a_grid(
+    checkout: Checkout, drawn_from: str, kernels: str | None, date: str, state: str
+) -> None:
+    """`kernels` of another run with two of the problems; None: the same as of the drawn one."""
+    rows = [line | {"run_id": "a1"} for line in measured_rows()]
+    checkout.run(rows, {drawn_from: {"seed": 7}})
+    own = kernels_hash(checkout.root / "kernels")
+    seeds = f'7 = "{own} {shipped_settings_hash(H200)}"'
+    checkout.declare(DECLARED.replace("[seeds]\n", f"[seeds]\n{seeds}\n"))
+    other = checkout.root / "reports" / "h200" / "other"
+    shutil.copytree(other.with_name("mine"), other)
+    whole = json.loads((other / "manifest.json").read_text())
+    whole["created"] = f"{date}T03:04:05Z"
+    whole["sweep"] = {}
+    whole["environments"]["env0"]["kernels"] = kernels or own
+    (other / "manifest.json").write_text(json.dumps(whole))
+    shared = [line for line in rows if line["problem"] != OTHER.to_dict()]
+    (other / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in shared))
+
+    evidence = checkout.evidence()
+    assert evidence.held_out(evidence.sources["mine"]).startswith(state)
+
+    def untold() -> list[str]:
+        return [fault for fault in faults(checkout.evidence()) if "held out: " in fault]
+
+    assert len(untold()) == (0 if state == "yes" else 2)
+    (checkout.root / "README.md").write_text(README.replace("It is", "It is, in sample,"))
+    assert untold() == []
 
 
 def test_rows_of_all_shards_of_a_merged_run_are_of_one_run(checkout: Checkout) -> None:

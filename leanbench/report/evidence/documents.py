@@ -42,6 +42,9 @@ _FIGURE = re.compile(r"(<!-- figure: ([a-z0-9-]+) -->).*?(<!-- end -->)")
 #: States that a link is marked with.
 _STALE = (OLDER, OTHER_SETTINGS)
 _LINK = re.compile(rf"(\]\(([^)\s]+)\))(?: \((?:{'|'.join(_STALE)})\))?")
+#: What a section says of drawn problems that are not held out.
+IN_SAMPLE = "in sample"
+_MARKER = re.compile(r"<!-- (table|figure): ([a-z0-9-]+) -->")
 #: What somebody has measured: ``1.20x``, ``92%``, ``8.72 us``, ``17``.
 _UNIT = r" ?(?:x|%|us|ms|TB/s|GB/s|mJ)"
 _MEASURED = rf"(?:\d[\d,]*\.\d+(?:{_UNIT})?|\d[\d,]*{_UNIT})"
@@ -123,6 +126,37 @@ class Evidence:
         states = [self.sources.state(source) for source in sources]
         return next((state for state in (*_STALE, RECORD) if state in states), CURRENT)
 
+    def held_out(self, source: Source) -> str:
+        """Return ``yes`` if a run's problems were drawn after the last change of its kernels and
+        settings, or why that cannot be said. Empty for a grid.
+        """
+        if not source.seed:
+            return ""
+        first = self.declared.seeds.get(source.seed, "")
+        if first == "tuning":
+            return f"no: {IN_SAMPLE}, settings were chosen on the problems of seed {source.seed}"
+        if first.split() != [*source.kernels, *source.settings]:
+            return f"no: seed {source.seed} was used before, with {first or 'unknown'}"
+        if source.of_grid and (known := self._measured_before(source)):
+            return f"no: {IN_SAMPLE}, runs of earlier kernels have {known} of the problems"
+        ids = {row.run_id for row, _ in source.run.results}
+        if None in ids:
+            return "not shown: rows without a run id"
+        # Of a merged run: those of its shards.
+        parts = source.manifest.get("merged") or [source.manifest]
+        return (
+            "yes" if ids <= {part.get("id") for part in parts} else f"no: rows of {len(ids)} runs"
+        )
+
+    def _measured_before(self, source: Source) -> int:
+        """Count the problems of a run that a run of earlier kernels has."""
+        earlier = (
+            {problem for _, problem in other.run.results}
+            for other in self.sources.by_name.values()
+            if other.has_rows and other.kernels != source.kernels and other.date <= source.date
+        )
+        return len({problem for _, problem in source.run.results} & set().union(*earlier))
+
     def published(self, kind: str, name: str) -> Published:
         return self._press.published(kind, name)
 
@@ -191,6 +225,19 @@ def paragraphs_without_marks(evidence: Evidence, name: str) -> list[str]:
             if state in _STALE and state not in paragraph:
                 faults.append(f"{name}: figure {block[2]} is of {state}: link its run beside it")
     return faults
+
+
+def quotes_in_sample(evidence: Evidence, name: str) -> list[str]:
+    """Name drawn tables and figures that are not held out, in sections that do not say so."""
+    return [
+        f"{name}: {kind} {quoted} is of {source.name}, held out: {state}: draw from a new seed, or"
+        f" say that it is {IN_SAMPLE}"
+        for section in re.split(r"^(?=#)", evidence.text(name), flags=re.MULTILINE)
+        if IN_SAMPLE not in section
+        for kind, quoted in _MARKER.findall(section)
+        for source in evidence.published(kind, quoted).sources
+        if (state := evidence.held_out(source)) not in ("", "yes")
+    ]
 
 
 def figures_by_hand(evidence: Evidence, name: str) -> list[str]:

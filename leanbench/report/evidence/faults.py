@@ -13,10 +13,10 @@ from leanbench.report.evidence.documents import (
     figures_by_hand,
     has_figure,
     paragraphs_without_marks,
+    quotes_in_sample,
     typed_into_sentences,
     typed_passages,
 )
-from leanbench.report.evidence.pages import held_out
 from leanbench.report.evidence.places import folder_of, name_of, place_of
 from leanbench.report.evidence.sources import Source
 
@@ -38,7 +38,6 @@ def faults(evidence: Evidence) -> list[str]:
         *_unquoted(evidence),
         *_reasons(evidence),
         *_seeds(evidence),
-        *_headlines(evidence),
         *_rows(evidence),
         *(fault for name in evidence.documents for fault in _of_document(evidence, name)),
     ]
@@ -138,17 +137,6 @@ def _seeds(evidence: Evidence) -> Iterator[str]:
             yield f"{place_of(source.name)} was drawn from seed {source.seed}: add it to [seeds]"
 
 
-def _headlines(evidence: Evidence) -> Iterator[str]:
-    """Tables and figures of drawn problems that are not held out."""
-    for quote in evidence.quotes:
-        for source in quote.sources if quote.kind != "link" else ():
-            if (state := held_out(evidence, source)) not in ("", "yes"):
-                yield (
-                    f"{quote.document}: {quote.kind} {quote.name} is of {source.name}, held out:"
-                    f" {state}: draw from a new seed"
-                )
-
-
 def _rows(evidence: Evidence) -> Iterator[str]:
     """Rows of published runs that are not as they were taken."""
     published = [quote.sources for quote in evidence.quotes if quote.kind != "link"]
@@ -184,6 +172,7 @@ def _rows_of(source: Source) -> Iterator[str]:
 
 def _of_document(evidence: Evidence, name: str) -> Iterator[str]:
     yield from paragraphs_without_marks(evidence, name)
+    yield from quotes_in_sample(evidence, name)
     for line in evidence.text(name).splitlines():
         if line.lstrip().startswith(("<!-- figure:", "<!-- typed:")):
             start = line.lstrip()[:40]

@@ -118,25 +118,6 @@ def _command(source: Source) -> str:
     return f"`{command}`" if command else ""
 
 
-def held_out(evidence: Evidence, source: Source) -> str:
-    """Whether the problems of a run were drawn after the last change of its kernels and settings:
-    ``yes``, or why that cannot be said; empty for a grid.
-    """
-    if not source.seed:
-        return ""
-    first = evidence.declared.seeds.get(source.seed, "")
-    if first == "tuning":
-        return f"no: seed {source.seed} was used in tuning"
-    if first.split() != [*source.kernels, *source.settings]:
-        return f"no: seed {source.seed} was used before, with {first or 'unknown'}"
-    ids = {row.run_id for row, _ in source.run.results}
-    if None in ids:
-        return "not shown: rows without a run id"
-    # Of a merged run: those of its shards.
-    parts = source.manifest.get("merged") or [source.manifest]
-    return "yes" if ids <= {part.get("id") for part in parts} else f"no: rows of {len(ids)} runs"
-
-
 def _published_lines(evidence: Evidence, quotes: Iterable[Quote]) -> list[list[str]]:
     """A line for each table, and for the figures of a document that are of the same runs."""
     lines = [["published", "in", "run or log", *_ORIGIN, "state", "held out"]]
@@ -159,7 +140,7 @@ def _published_lines(evidence: Evidence, quotes: Iterable[Quote]) -> list[list[s
 
 def _held_out_of_all(evidence: Evidence, of: tuple[Source, ...]) -> str:
     """What holds for all of them, or which are held out beside grids, which are not."""
-    states = [held_out(evidence, source) for source in of]
+    states = [evidence.held_out(source) for source in of]
     if len(set(states)) == 1:
         return states[0]
     return ", ".join(

@@ -101,6 +101,11 @@ class Source:
         return str(drawn.get("seed", ""))
 
     @property
+    def of_grid(self) -> bool:
+        """Whether its problems were drawn from a grid's, not from a distribution."""
+        return bool(_mapping(self.manifest.get("sweep")).get("sample"))
+
+    @property
     def needs_settings(self) -> bool:
         """Whether tuned configs were looked up."""
         sweep = _mapping(self.manifest.get("sweep"))
