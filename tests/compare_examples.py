@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from leanbench.core.problem import AttentionProblem
-from leanbench.measure.statistics import median_interval
+from leanbench.measure.timing import median_interval
 from leanbench.records.directory import RunDirectory
 from leanbench.records.row import Row
 from leanbench.records.samples import Samples

@@ -1,54 +1,56 @@
-"""A second opinion on a latency: the GPU's own clock, which a kernel reads ahead of and behind
-launches in one CUDA graph, and the kernels of that graph, counted.
+"""Second measurement of a latency: a kernel reads the GPU's own clock before and after launches in
+one CUDA graph, and the kernels of the graph are counted.
 
-It shares nothing with the events around a replay but the launches: another clock, and launches
-counted instead of assumed. Not the profiler: once CUPTI has looked at a process, every later graph
-replay is slower, by half a microsecond and more a launch, most where it has two kernels
+It shares only the launches with the events around a replay: the clock is another one, and launches
+are counted instead of assumed. It does not use the profiler: once CUPTI has been attached to a
+process, every later graph replay is slower, by half a microsecond or more per launch
 (docs/measuring.md).
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from leanbench.measure.graph_nodes import UNKNOWN, node_names
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
     from leanbench.measure.timing import Launches
 
-#: The two methods may differ by this share of the latency, or by this many microseconds: it is the
-#: figure of a few launches.
+#: Allowed difference of the two methods, as a share of the latency or in microseconds. The
+#: cross-check times a few launches only.
 TOLERANCE_SHARE = 0.02
 TOLERANCE_US = 1.0
-#: Device time behind one figure, and the launches in it.
+#: GPU time per figure, and the minimum and maximum number of its launches.
 _FIGURE_US = 2000.0
 _LAUNCHES = (2, 32)
-#: At most so many figures, fewer where they would take longer than this together: a large problem
-#: stays a burst.
+#: Maximum number of figures. Fewer if they would take longer than this together, so that a large
+#: problem stays a burst.
 _FIGURES = 3
 _LONG_US = 10_000.0
-#: Readings of the clock in a graph: two in a row, whose distance is what a reading takes, and one
-#: behind the launches.
+#: Readings of the clock per graph: two in a row, whose difference is the time of a reading, and one
+#: after the launches.
 _READINGS = 3
-#: Words from one reading to the next, so that a reading's address is a multiple of 16 bytes.
+#: Words between readings. Aligns each reading to 16 bytes.
 _WORDS = 2
-#: The kernel that reads it.
+#: Name of the kernel that reads the clock.
 _CLOCK = "timer_kernel"
+#: Name of a kernel that the driver does not name.
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class CrossCheck:
-    """Microseconds of one launch, a figure a replay."""
+    """Microseconds per launch, one figure per replay."""
 
     samples_us: tuple[float, ...]
-    #: Names of the GPU kernels of one launch; none where the graph does not tell.
+    #: Names of the GPU kernels of one launch; empty if the graph does not have them.
     kernels: tuple[str, ...]
 
     @property
@@ -57,10 +59,10 @@ class CrossCheck:
 
 
 def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
-    """Times of a graph of the launches by the GPU's clock; a sentence where that gives no figure.
+    """Time a graph of the launches by the GPU's clock. Return a sentence if that gives no figure.
 
     Args:
-        latency_us: what one launch takes, roughly.
+        latency_us: Approximate duration of one launch.
     """
     import torch
 
@@ -71,12 +73,12 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
     figures = min(_FIGURES, math.ceil(_LONG_US / (count * latency_us)))
     try:
         times, readings = clock_readings()
-        # A launch comes first: what only a graph's first launch brings along is not timed.
+        # Start with a launch. Costs of a graph's first launch alone are not timed.
         timed = [launches[index % len(launches)] for index in range(count)]
         stamped = [launches[-1], *readings[:2], *timed, *readings[2:]]
         graph = capture(stamped, len(stamped), keep_graph=True)
-        # On the buffers that a rotation uses last: the replay that counts must not find its own in
-        # the L2. The GPU works on it while the host submits the other.
+        # Use the buffers at the end of a rotation: the replay that counts must not find its own in
+        # the L2. The GPU works on this graph while the host submits the other.
         before = capture(launches[-count:], count, keep_graph=True)
         kernels = kernels_of_a_launch(node_names(before), node_names(graph), count)
         if isinstance(kernels, str):
@@ -92,7 +94,7 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
             torch.cuda.synchronize()
             samples_us.append(between_us(times[::_WORDS].tolist(), count))
     except RuntimeError as error:
-        # Raises again where it was an error of the kernel itself.
+        # Raises again if the kernel itself failed.
         torch.cuda.synchronize()
         return (
             f"the GPU's clock gave no time to cross-check with ({str(error).partition(chr(10))[0]})"
@@ -103,7 +105,7 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
 
 
 def clock_readings() -> tuple[torch.Tensor, list[Callable[[], object]]]:
-    """Where readings of the clock are written, in nanoseconds, and launches that read it."""
+    """Return the tensor of clock readings in nanoseconds, and launches that write it."""
     import torch
 
     from leanbench.kernels.events import timer_kernel
@@ -120,8 +122,8 @@ def clock_readings() -> tuple[torch.Tensor, list[Callable[[], object]]]:
 
 
 def between_us(times_ns: Sequence[int], launches: int) -> float:
-    """Microseconds of one launch: from the second reading to the third, less what a reading takes
-    from the one before it.
+    """Return microseconds per launch: from the second reading to the third, minus the time of a
+    reading.
     """
     first, second, third = times_ns
     return ((third - second) - (second - first)) / 1e3 / launches
@@ -130,18 +132,19 @@ def between_us(times_ns: Sequence[int], launches: int) -> float:
 def kernels_of_a_launch(
     fewer: Sequence[str], more: Sequence[str], launches: int
 ) -> tuple[str, ...] | str:
-    """Names of the kernels of a launch: what a graph of one launch more has more; a sentence where
-    the others are not as many of them, with what a graph has once for itself.
+    """Return the kernel names of one launch, as the difference of two graphs. Return a sentence if
+    the graphs do not have that many kernels per launch.
 
     Args:
-        fewer: names of the nodes of a graph of `launches` launches, in any order.
-        more: of one with another launch, and readings of the clock.
+        fewer: Node names of a graph of `launches` launches, in any order.
+        more: Node names of a graph with one more launch, and the readings of the clock.
     """
     if UNKNOWN in more or UNKNOWN in fewer:
         return ()
     seen, of_all = Counter(fewer), Counter(name for name in more if name != _CLOCK)
-    # Such as the kernel that counts the replays of lean's graphs (kernels/lean/workspace.py): which
-    # one depends on where the count lies in memory. A launch's are in a graph twice and more.
+    # Kernels per graph, such as the one that counts replays of lean's graphs
+    # (kernels/lean/workspace.py); the address of the count decides which. Kernels of a launch occur
+    # at least twice.
     once = Counter(name for name, count in (seen | of_all).items() if count == 1)
     own, own_of_all = once & seen, once & of_all
     of_launch = of_all - seen - once
@@ -167,9 +170,9 @@ def _listed(counts: Counter[str]) -> str:
 
 
 def disagreement(crosscheck_us: float, samples_us: Sequence[float]) -> str | None:
-    """A sentence where the cross-check lies outside the samples, by more than a few launches may.
+    """Return a sentence if the cross-check lies outside all samples by more than the tolerance.
 
-    Outside all of them: it is the figure of a few launches, as noisy as any one sample.
+    It times a few launches, so it is as noisy as a single sample.
     """
     latency_us = statistics.median(samples_us)
     allowed_us = max(TOLERANCE_US, TOLERANCE_SHARE * latency_us)
@@ -180,3 +183,76 @@ def disagreement(crosscheck_us: float, samples_us: Sequence[float]) -> str | Non
         f" {crosscheck_us / latency_us - 1:+.1%} from the graph replay's {latency_us:.2f} µs:"
         " neither figure is safe"
     )
+
+
+def node_names(graph: torch.cuda.CUDAGraph) -> list[str]:
+    """Return the names of kernels, copies and fills of a graph captured with `keep_graph`, and of
+    its child graphs, in the driver's order. Unnamed kernels are `UNKNOWN`.
+
+    Raises:
+        RuntimeError: A driver call failed.
+    """
+    from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
+
+    return _names_in(driver, driver.CUgraph(graph.raw_cuda_graph()))
+
+
+def _names_in(driver: Any, graph: Any) -> list[str]:
+    types = driver.CUgraphNodeType
+    others = {
+        types.CU_GRAPH_NODE_TYPE_MEMCPY: "memcpy",
+        types.CU_GRAPH_NODE_TYPE_MEMSET: "memset",
+    }
+    _, count = _checked(driver, driver.cuGraphGetNodes(graph))
+    nodes, _ = _checked(driver, driver.cuGraphGetNodes(graph, count)) if count else ((), 0)
+    names = []
+    for node in nodes[:count]:
+        (kind,) = _checked(driver, driver.cuGraphNodeGetType(node))
+        if kind == types.CU_GRAPH_NODE_TYPE_KERNEL:
+            names.append(_kernel_name(driver, node))
+        elif kind == types.CU_GRAPH_NODE_TYPE_GRAPH:
+            (child,) = _checked(driver, driver.cuGraphChildGraphNodeGetGraph(node))
+            names += _names_in(driver, child)
+        elif kind in others:
+            names.append(others[kind])
+    return names
+
+
+def _kernel_name(driver: Any, node: Any) -> str:
+    (params,) = _checked(driver, driver.cuGraphKernelNodeGetParams(node))
+    status, name = (
+        driver.cuFuncGetName(params.func)
+        if int(params.func)
+        else driver.cuKernelGetName(params.kern)
+    )
+    # Kernels of another context, or an older driver.
+    return UNKNOWN if int(status) or not name else demangled(name)
+
+
+def _checked(driver: Any, returned: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the results of a driver call without its status."""
+    status, *rest = returned
+    if int(status):
+        _, text = driver.cuGetErrorString(status)
+        raise RuntimeError(f"CUDA driver: {text.decode() if text else status}")
+    return tuple(rest)
+
+
+@cache
+def demangled(name: bytes) -> str:
+    """Return the C++ name of a symbol, or the symbol itself if it is not mangled."""
+    try:
+        demangle = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
+        free = ctypes.CDLL(None)["free"]
+    except (OSError, AttributeError):
+        return name.decode()
+    demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    demangle.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    status = ctypes.c_int()
+    # The caller frees the result.
+    address = demangle(name, None, None, ctypes.addressof(status))
+    if status.value or not address:
+        return name.decode()
+    text = ctypes.string_at(address).decode()
+    free(address)
+    return text

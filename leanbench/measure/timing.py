@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from leanbench.core.errors import UserError
-from leanbench.measure.statistics import median_interval
 
 if TYPE_CHECKING:
     import torch
@@ -169,7 +168,7 @@ def capture(launches: Launches, count: int, keep_graph: bool = False) -> torch.c
     Each launch must have run before.
 
     Args:
-        keep_graph: Keep the graph's nodes readable, for leanbench.measure.graph_nodes.
+        keep_graph: Keep the graph's nodes readable, for leanbench.measure.crosscheck.
     """
     import torch
 
@@ -312,3 +311,75 @@ def fastest(
         return ranked[0], len(replays)
     finals = measure_interleaved({key: launches[key] for key in ranked}, FINALS)
     return min(finals, key=lambda key: finals[key].median_us), len(replays)
+
+
+#: Minimum number of samples on each side for `ratio_interval` to reach 95%.
+FEWEST_FOR_RATIO = 4
+
+
+def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return two of the samples that enclose the true median with at least this confidence.
+
+    The number of n independent samples below the true median is binomial with probability 1/2. The
+    k-th smallest and the k-th largest therefore enclose the median with probability 1 - 2 x (C(n,0)
+    + ... + C(n,k-1)) / 2^n. The interval uses the largest such k (Conover, Practical Nonparametric
+    Statistics, chapter 3). With fewer than six samples even the extremes do not reach 95%; they are
+    returned all the same.
+
+    Args:
+        samples: At least one finite number, in any order.
+        confidence: Between 0 and 1, exclusive.
+
+    Returns:
+        (low, high), in the unit of the samples. The median of the samples lies between them.
+
+    Raises:
+        ValueError: No samples, or an invalid confidence.
+    """
+    _check_confidence(confidence)
+    if not samples:
+        raise ValueError("an interval of the median takes at least one sample")
+    ordered = sorted(samples)
+    count = len(ordered)
+    # Stay with integers until the one division: 2^count overflows a float from 1024 samples on.
+    tail, ways, dropped = 1, 1, 0
+    while 2 * tail / 2**count <= 1 - confidence:
+        dropped += 1
+        ways = ways * (count - dropped + 1) // dropped
+        tail += ways
+    outside = max(0, dropped - 1)
+    return ordered[outside], ordered[count - 1 - outside]
+
+
+def ratio_interval(
+    base: Sequence[float], new: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float]:
+    """Return bounds of the ratio of `new` to `base` with about this confidence.
+
+    Interval of Hodges and Lehmann for the rank-sum test of Mann, Whitney and Wilcoxon, on the scale
+    of ratios: the k-th smallest and the k-th largest of all ratios of a new to a base sample, with
+    k from the normal approximation of the rank sum (Hollander, Wolfe, Chicken, Nonparametric
+    Statistical Methods, section 4.3). It assumes only that the distributions differ by a factor.
+    Widened to contain the ratio of the medians if that lies outside.
+
+    Args:
+        base: At least one positive number, in any order. `new`: the same.
+        confidence: Between 0 and 1, exclusive.
+
+    Raises:
+        ValueError: No samples on a side, or an invalid confidence.
+    """
+    _check_confidence(confidence)
+    if not base or not new:
+        raise ValueError("an interval of a ratio takes at least one sample on each side")
+    ratios = sorted(later / earlier for later in new for earlier in base)
+    z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+    spread = math.sqrt(len(ratios) * (len(base) + len(new) + 1) / 12)
+    outside = max(1, math.floor(len(ratios) / 2 - z * spread)) - 1
+    of_medians = statistics.median(new) / statistics.median(base)
+    return min(ratios[outside], of_medians), max(ratios[len(ratios) - 1 - outside], of_medians)
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence {confidence} is not above 0 and below 1")

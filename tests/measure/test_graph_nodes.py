@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from leanbench.measure import graph_nodes as module
-from leanbench.measure.graph_nodes import demangled
+from leanbench.measure import crosscheck as module
+from leanbench.measure.crosscheck import demangled
 
 
 class Types(enum.IntEnum):
@@ -72,19 +72,19 @@ def test_kernels_copies_and_fills_of_a_graph_and_of_those_in_it():
     )
     driver = Driver()
     graph = [b"lean", copy, [b"_Z5mergeiPf", fill], empty, b"nameless"]
-    names = module._names(driver, graph)
+    names = module._names_in(driver, graph)
     assert names == ["lean", "memcpy", "merge(int, float*)", "memset", "unknown"]
     # A count first, of the graph and of the one in it.
     assert driver.asked == [0, 5, 0, 2]
 
 
 def test_a_graph_without_nodes():
-    assert module._names(Driver(), []) == []
+    assert module._names_in(Driver(), []) == []
 
 
 def test_a_driver_that_fails_says_why():
     with pytest.raises(RuntimeError, match=r"^CUDA driver: invalid argument$"):
-        module._names(Driver(), [b"broken"])
+        module._names_in(Driver(), [b"broken"])
 
 
 @pytest.mark.parametrize(

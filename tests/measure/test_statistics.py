@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanbench.measure.statistics import FEWEST_FOR_RATIO, median_interval, ratio_interval
+from leanbench.measure.timing import FEWEST_FOR_RATIO, median_interval, ratio_interval
 
 #: Samples whose extremes enclose the median this often: the first n with 2 / 2^n at most 1 -
 #: confidence.

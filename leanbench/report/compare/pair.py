@@ -1,7 +1,7 @@
 """A pair of rows of the same cell, and whether their medians differ.
 
 The interval of new over base is Hodges and Lehmann's over the raw samples
-(`leanbench.measure.statistics`). A margin is added to it, because between two processes a GPU's
+(`leanbench.measure.timing`). A margin is added to it, because between two processes a GPU's
 medians differ by tenths of a percent for reasons that no sample within a process shows: where
 buffers lie in memory, which clock the GPU settled on. Where a run has no samples, each row's own
 95% interval of the median stands in, new low over base high to new high over base low.
@@ -15,7 +15,7 @@ from typing import Literal
 
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.quantities import TIMED, Quantity
-from leanbench.measure.statistics import FEWEST_FOR_RATIO, ratio_interval
+from leanbench.measure.timing import FEWEST_FOR_RATIO, ratio_interval
 from leanbench.records.row import QUANTITIES, Row
 
 #: Compared as the latency is.
