@@ -190,13 +190,15 @@ def _measure(
 ) -> list[list[Timeline] | str]:
     from leanbench.measure.instruments import open_instruments
     from leanbench.measure.protocol import measure_timelines
+    from leanbench.measure.shared import attention_on
 
     instruments = open_instruments(index)
     timelines = []
     for kernel in kernels:
         output.say(f"Tracing {kernel.name} on {instruments.spec.product}.")
         try:
-            timelines.append(measure_timelines(instruments, problem, kernel, configs))
+            subject = attention_on(instruments, problem)
+            timelines.append(measure_timelines(subject, kernel, configs))
         except GpuUnusable as error:
             raise UserError(f"tracing {kernel.name} failed: {error}") from error
     instruments.gang.close()

@@ -48,8 +48,13 @@ class DecodeStep:
         return masks if len(masks) > 1 else masks["full_attention"]
 
     def attend_with(self, attention: Attention) -> None:
-        """Has the next steps call `attention` in every layer."""
+        """Call `attention` in every layer from the next step on."""
         self.model.config.leanbench_attention = attention  # pyright: ignore
+
+    def run_with(self, attention: Attention) -> None:
+        """Run a step with `attention` in every layer."""
+        self.attend_with(attention)
+        self()
 
     def __call__(self) -> None:
         import torch

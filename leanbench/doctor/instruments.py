@@ -59,7 +59,7 @@ def timer_tick(machine: Machine) -> Finding:
 
 
 def energy_counter(machine: Machine) -> Finding:
-    from leanbench.measure.energy_counter import calibrate
+    from leanbench.measure.energy_meter import calibrate
 
     with machine.nvml() as nvml:
         calibration = calibrate(nvml)

@@ -1,6 +1,4 @@
-"""The calibration cell: one problem, measured alike on every board before its rows stand beside
-another board's.
-"""
+"""Calibration cell: one problem that is measured on every board before their rows are compared."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.measure.instruments import Instruments
+from leanbench.measure.one_gpu import OneGpu
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.protocol import measure_problem
 
@@ -19,13 +18,13 @@ KERNEL = "lean"
 
 
 def calibrate(instruments: Instruments) -> float:
-    """Latency of the calibration cell in microseconds, with the heuristic's settings.
+    """Measure the calibration cell with the heuristic's settings. Return microseconds.
 
     Raises:
-        UserError: it could not be measured; the sentence says why.
+        UserError: It could not be measured.
     """
     plain = replace(instruments, options=MeasureOptions())
-    row = measure_problem(plain, PROBLEM, [kernel(KERNEL)], "heuristic")[KERNEL]
+    row = measure_problem(OneGpu(plain, PROBLEM), [kernel(KERNEL)], "heuristic")[KERNEL]
     if row["status"] not in ("ok", "noisy"):
         raise UserError(
             f"the calibration cell, {KERNEL} on {PROBLEM.label}, is {row['status']}"

@@ -1,39 +1,256 @@
-"""NVML's samples of a GPU under load between the edges of a window, and the reading they make."""
+"""Samples of NVML under load: its energy counter, the replays that keep the GPU busy meanwhile, and
+the reading between two edges of a window.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
-
-from leanbench.measure.energy_counter import (
-    STATE_POLL_S,
-    TICK_POLL_S,
-    EnergyCalibration,
-    EnergyCounter,
-    Tick,
-    mean_power_w,
-    without_counter,
-)
-from leanbench.measure.replay_queue import ReplayQueue
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from leanbench.gpu.nvml import Nvml
 
-#: A counter that has not moved for this many of its ticks, and this long, has stopped.
+#: Pause between reads of the counter while waiting for a tick.
+TICK_POLL_S = 0.002
+#: Pause between reads of power, clock and throttle reasons. They change no faster than the counter.
+STATE_POLL_S = 0.02
+#: Minimum number of ticks for a median.
+_MIN_CALIBRATION_TICKS = 3
+#: Maximum drift between the halves of a calibration. Above it, the GPU was not idle.
+_MAX_IDLE_DRIFT = 0.10
+#: The counter counts as stopped after this many of its ticks, and at least this time.
 _PATIENCE_TICKS = 10
 _PATIENCE_S = 1.0
-#: Above these a reading carries a warning: between the two readings of energy, and of a window, how
-#: well its ends are known.
+#: Limits without a warning: difference of the two readings of energy, and uncertainty of a window's
+#: ends.
 _MAX_DIVERGENCE = 0.05
 _MAX_TICK_ERROR = 0.01
+#: Queued work in seconds, within limits on replays. Long enough to outlast a pause of the host,
+#: short enough for the driver's queue: a full one blocks the host.
+_QUEUED_S = 0.03
+_MIN_REPLAYS = 3
+_MAX_REPLAYS = 256
+#: Maximum pause of the host, as a share of the queued work.
+_PAUSE_SHARE = 0.25
+_WARM_UP_PAUSE_S = 0.005
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Change of the counter, dated to the middle of the two reads around it."""
+
+    time_s: float
+    #: Half the time between the two reads.
+    error_s: float
+    energy_mj: int
+
+
+@dataclass(frozen=True)
+class EnergyCalibration:
+    """Resolution of NVML's energy figures on this GPU, and its idle power."""
+
+    #: Median time between changes of the energy counter; None if it cannot be used, see `warnings`.
+    tick_ms: float | None
+    #: Mean power of the idle GPU, by the counter, or by the instantaneous power without a counter.
+    idle_power_w: float | None
+    #: The same by the instantaneous power; None if the driver has none.
+    idle_power_by_reading_w: float | None
+    #: Sentences that apply to every reading with this calibration.
+    warnings: tuple[str, ...] = ()
+
+
+class EnergyCounter:
+    """NVML's energy counter, watched for ticks. `failure` has the reason once it is unusable."""
+
+    def __init__(self, nvml: Nvml, now: Callable[[], float]) -> None:
+        self._nvml, self._now = nvml, now
+        self._read_s, energy_mj = now(), nvml.total_energy_mj()
+        self._energy_mj = energy_mj or 0
+        self.failure = "the GPU has no energy counter" if energy_mj is None else None
+
+    def poll(self) -> Tick | None:
+        """Return the tick since the last poll, if any."""
+        if self.failure is not None:
+            return None
+        before_s, before_mj = self._read_s, self._energy_mj
+        self._read_s, energy_mj = self._now(), self._nvml.total_energy_mj()
+        if energy_mj is None:
+            self.failure = "NVML's energy counter stopped answering"
+            return None
+        self._energy_mj = energy_mj
+        if energy_mj < before_mj:
+            self.failure = f"NVML's energy counter went back from {before_mj} to {energy_mj} mJ"
+        if energy_mj <= before_mj:
+            return None
+        return Tick((before_s + self._read_s) / 2, (self._read_s - before_s) / 2, energy_mj)
+
+
+def calibrate(
+    nvml: Nvml,
+    seconds: float = 1.8,
+    *,
+    now: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> EnergyCalibration:
+    """Watch counter and power of the idle GPU. It must have been idle for a second before.
+
+    Raises:
+        GpuLostError: The GPU no longer answers.
+    """
+    counter = EnergyCounter(nvml, now)
+    ticks: list[Tick] = []
+    powers_w: list[float] = []
+    next_power_s = started_s = now()
+    while (now_s := now()) < started_s + seconds:
+        if now_s >= next_power_s:
+            power_w = nvml.power_instant_w()
+            powers_w += [] if power_w is None else [power_w]
+            next_power_s = now_s + STATE_POLL_S
+        sleep(TICK_POLL_S)
+        tick = counter.poll()
+        ticks += [] if tick is None else [tick]
+    reading_w = statistics.fmean(powers_w) if powers_w else None
+    failure = counter.failure
+    if failure is None and len(ticks) < _MIN_CALIBRATION_TICKS:
+        failure = f"NVML's energy counter moved {len(ticks)} times in {seconds:g} s"
+    if failure is not None:
+        return EnergyCalibration(None, reading_w, reading_w, (without_counter(failure, reading_w),))
+    return EnergyCalibration(
+        tick_ms=statistics.median(
+            later.time_s - earlier.time_s for earlier, later in pairwise(ticks)
+        )
+        * 1000,
+        idle_power_w=mean_power_w(ticks[0], ticks[-1]),
+        idle_power_by_reading_w=reading_w,
+        warnings=_drift(ticks),
+    )
+
+
+def mean_power_w(start: Tick, end: Tick) -> float:
+    """Return the mean power between two ticks of the counter."""
+    return (end.energy_mj - start.energy_mj) / 1000 / (end.time_s - start.time_s)
+
+
+def without_counter(failure: str, power_w: float | None) -> str:
+    """Return a warning with the reason and the replacement of the counter."""
+    if power_w is None:
+        return f"{failure}, and NVML has no instantaneous power: there is no energy"
+    return f"{failure}: energy comes from the instantaneous power alone"
+
+
+def _drift(ticks: Sequence[Tick]) -> tuple[str, ...]:
+    middle = ticks[len(ticks) // 2]
+    first_w, second_w = mean_power_w(ticks[0], middle), mean_power_w(middle, ticks[-1])
+    if abs(second_w - first_w) <= _MAX_IDLE_DRIFT * min(first_w, second_w):
+        return ()
+    sentence = (
+        f"power went from {first_w:.0f} to {second_w:.0f} W while the GPU should have been idle"
+    )
+    return (f"{sentence}: energy above idle is uncertain",)
+
+
+class Event(Protocol):
+    """Interface of `torch.cuda.Event` that the queue uses."""
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end_event: Any, /) -> float: ...
+
+
+def record_event() -> Event:
+    """Record a timing event on torch's current stream."""
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+class ReplayQueue:
+    """Replays queued on the current stream, so that the GPU stays busy while the host is not.
+
+    Args:
+        replay: Enqueues one replay.
+        record: Records an event after it.
+        now: Host clock in seconds.
+        sleep: Same as `time.sleep`.
+    """
+
+    def __init__(
+        self,
+        replay: Callable[[], object],
+        record: Callable[[], Event],
+        now: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._replay, self._record, self._now, self._sleep = replay, record, now, sleep
+        #: Ends of the queued and running replays, in order.
+        self._pending: deque[Event] = deque()
+        #: Number of replays observed to have ended.
+        self.finished = 0
+        #: Number of times that the queue was found empty.
+        self.gaps = 0
+        replay()
+        start = record()
+        replay()
+        self._last_end = record()
+        self._last_end.synchronize()
+        replay_s = max(1e-6, start.elapsed_time(self._last_end) / 1000)
+        self._depth = min(_MAX_REPLAYS, max(_MIN_REPLAYS, math.ceil(_QUEUED_S / replay_s)))
+        self._max_pause_s = _PAUSE_SHARE * self._depth * replay_s
+        self._fill()
+
+    @property
+    def next_end(self) -> tuple[int, Event]:
+        """End of the running replay: the value of `finished` at that time, and the event."""
+        return self.finished + 1, self._pending[0]
+
+    @property
+    def last_end(self) -> tuple[int, Event]:
+        """Latest observed end: the value of `finished` at that time, and the event."""
+        return self.finished, self._last_end
+
+    def feed(self) -> None:
+        """Count the replays that have ended and queue as many."""
+        while self._pending and self._pending[0].query():
+            self._last_end = self._pending.popleft()
+            self.finished += 1
+        self.gaps += not self._pending
+        self._fill()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep for that time, or less if the queue would run dry, and feed the queue."""
+        self._sleep(max(0.0, min(seconds, self._max_pause_s)))
+        self.feed()
+
+    def keep_busy(self, seconds: float) -> None:
+        """Replay for that time."""
+        end_s = self._now() + seconds
+        while self._now() < end_s:
+            self.pause(_WARM_UP_PAUSE_S)
+
+    def drain(self) -> None:
+        """Wait for the queued replays."""
+        if self._pending:
+            self._pending[-1].synchronize()
+
+    def _fill(self) -> None:
+        while len(self._pending) < self._depth:
+            self._replay()
+            self._pending.append(self._record())
 
 
 @dataclass(frozen=True)
 class SustainedReading:
-    """One launch under seconds of the same load. A figure that cannot be had is None."""
+    """Figures of one launch under seconds of the same load. Unavailable figures are None."""
 
     sustained_us: float
     #: From the first tick to the last.
@@ -42,21 +259,22 @@ class SustainedReading:
     clock_mhz: int | None
     #: Mean power.
     power_w: float | None
-    #: By the counter; where it is missing or failed, by the instantaneous power, and `warnings`
-    #: says so.
+    #: By the counter; by the instantaneous power, with a warning, if the counter is unusable.
     energy_mj: float | None
-    #: What the GPU would have used idle in that time, taken off.
+    #: Energy minus that of the idle GPU in the same time.
     energy_above_idle_mj: float | None
-    #: The second reading; None where there is only one.
+    #: Second reading of energy; None if there is only one.
     energy_by_power_mj: float | None
-    #: All that were seen in the window, e.g. ``["sw_power_cap"]``.
+    #: All reasons in the window, e.g. ``["sw_power_cap"]``.
     throttle_reasons: list[str] | None
-    #: A sentence each.
+    #: One sentence each.
     warnings: list[str]
+    #: Power of the idle GPU by the calibration.
+    idle_power_w: float | None = None
 
 
 class EnergyMeter:
-    """NVML's samples between two edges; fills the queue while it waits."""
+    """Samples of NVML between two edges of a window. Feeds the queue while it waits."""
 
     def __init__(
         self,
@@ -76,9 +294,7 @@ class EnergyMeter:
         self._reasons: set[str] | None = None
 
     def edge(self) -> float:
-        """The time of one end of the window: of the counter's next tick, or now where no counter is
-        used.
-        """
+        """Wait for the counter's next tick and return its time; without a counter, now."""
         tick = self._next_tick()
         edge_s = self._now() if tick is None else tick.time_s
         self._ticks += [] if tick is None else [tick]
@@ -87,9 +303,7 @@ class EnergyMeter:
         return edge_s
 
     def watch(self, until_s: float) -> None:
-        """Reads power, clock and throttle reasons until then; a counter that goes back is noticed
-        too.
-        """
+        """Read power, clock and throttle reasons, and detect a counter that goes back."""
         while (left_s := until_s - self._now()) > 0:
             next_read_s = self._now() + min(STATE_POLL_S, left_s)
             while (pause_s := next_read_s - self._now()) > 0:
@@ -99,14 +313,14 @@ class EnergyMeter:
                 self._counter.poll()
 
     def reading(self, sustained_us: float, window_s: float) -> SustainedReading:
-        """Reading between the two edges, for one launch."""
+        """Return the figures of one launch between the two edges."""
         trusted = self._counter is not None and self._counter.failure is None
         counter_w = mean_power_w(*self._ticks) if trusted else None
         integrated_w = integrated_power_w(self._powers)
         power_w = counter_w if trusted else integrated_w
         idle_w = None
         if self._calibration is not None:
-            # Taken off by the same reading that it was measured with.
+            # Subtract idle power by the same kind of reading.
             idle_w = (
                 self._calibration.idle_power_w
                 if trusted
@@ -125,6 +339,7 @@ class EnergyMeter:
             energy_by_power_mj=_energy_mj(integrated_w, sustained_us) if trusted else None,
             throttle_reasons=None if self._reasons is None else sorted(self._reasons),
             warnings=self._warnings(counter_w, integrated_w, idle_w, window_s),
+            idle_power_w=None if self._calibration is None else self._calibration.idle_power_w,
         )
 
     def _next_tick(self) -> Tick | None:
@@ -195,7 +410,7 @@ class EnergyMeter:
 
 
 def integrated_power_w(powers: Sequence[tuple[float, float]]) -> float | None:
-    """Mean of (time in s, W) by trapezoids; None for fewer than two."""
+    """Return the mean of (time in s, W) by trapezoids; None for fewer than two."""
     if len(powers) < 2:
         return None
     energy_j = sum(

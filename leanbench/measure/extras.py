@@ -1,6 +1,7 @@
-"""Measurements of a cell besides latency and energy: planning where there is some, host time; when
-the options ask for them, occupancy, SM busy share and hardware counters. Steps of
-leanbench.measure.protocol.
+"""Steps of leanbench.measure.protocol besides the latency: plan and host time, and by the options
+sustained latency, energy, occupancy, SM busy share and hardware counters.
+
+A step that an option disables returns an empty outcome.
 """
 
 from __future__ import annotations
@@ -10,27 +11,29 @@ import time
 
 from leanbench.core.kernel import caller
 from leanbench.gpu.occupancy import theoretical_occupancy
-from leanbench.measure.candidate import TimedCandidate
+from leanbench.measure.candidate import Candidate
 from leanbench.measure.counters import count
-from leanbench.measure.loaded import LoadedProblem
+from leanbench.measure.energy import measure_window, sustained_outcome
+from leanbench.measure.energy_meter import SustainedReading
+from leanbench.measure.judge import SLOWDOWNS
+from leanbench.measure.protocol import Step, Subject
 from leanbench.measure.timeline import record_timeline
+from leanbench.measure.timing import Replay
 from leanbench.records.outcome import Outcome
 
-#: Repeats of a plan: those that count, and those before.
+#: Timed plans, and plans before them.
 _PLANS, _FIRST_PLANS = 20, 3
-#: Calls whose host time counts: as many as the GPU does in so many microseconds, within limits, in
-#: chunks that leave room in the launch queue. And those before.
+#: Timed calls: as many as the GPU runs in this time, within limits, in chunks that leave room in
+#: the launch queue. And calls before them.
 _HOST_DEVICE_US, _LEAST_CALLS, _MOST_CALLS = 15_000.0, 9, 200
 _CHUNK, _FIRST_CALLS = 20, 3
 
 
-def plan_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
-    """Wall time of what must run once for a step's lengths, until the GPU has done its part; empty
-    without any.
-    """
+def plan_fields(subject: Subject, candidate: Candidate) -> Outcome:
+    """Time what must run once for the lengths of a step, until the GPU is done."""
     import torch
 
-    plan = candidate.kernel.planner(loaded.buffers[0], candidate.config)
+    plan = candidate.kernel.planner(subject.buffers[0], candidate.config)
     if plan is None:
         return Outcome()
     seconds: list[float] = []
@@ -43,10 +46,8 @@ def plan_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     return Outcome(plan_us=1e6 * statistics.median(seconds[_FIRST_PLANS:]))
 
 
-def host_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
-    """Host time of an eager call on the buffers in turn: until it returns, not until the GPU has
-    done its part.
-    """
+def host_fields(subject: Subject, candidate: Candidate) -> Outcome:
+    """Time eager calls on the host, over the buffers in turn, without waiting for the GPU."""
     import torch
 
     calls = [caller(launch) for launch in candidate.launches]
@@ -64,14 +65,55 @@ def host_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     return Outcome(host_us=1e6 * statistics.median(seconds[_FIRST_CALLS:]))
 
 
-def resource_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
-    """Theoretical warp occupancy and what it comes from; a kernel that does not tell leaves them
-    out.
-    """
-    instruments = loaded.instruments
+def sustained_fields(subject: Subject, candidate: Candidate) -> Outcome:
+    """Measure the latency over seconds of launches, and with the energy option their energy."""
+    instruments = subject.instruments
+    energy = instruments.options.energy
+    if not (instruments.options.sustained or energy):
+        return Outcome()
+    readings = read_window(subject, candidate.replay)
+    for rank, reading in enumerate(readings):
+        prefix = f"rank {rank}: " if len(readings) > 1 else ""
+        slowdowns = sorted(SLOWDOWNS.intersection(reading.throttle_reasons or ()))
+        if slowdowns:
+            names = ", ".join(slowdowns)
+            candidate.warnings.append(
+                f"{prefix}clocks were lowered in the sustained window ({names})"
+            )
+        candidate.warnings += [prefix + warning for warning in reading.warnings]
+    if energy and instruments.nvml is None:
+        candidate.warnings.append(
+            "NVML cannot be used here, so there is no energy: run `leanbench doctor`"
+        )
+    floor = subject.floor_reading() if energy and instruments.nvml is not None else None
+    if floor is not None:
+        candidate.warnings += [f"read floor: {warning}" for warning in floor.warnings]
+    return sustained_outcome(readings, floor)
+
+
+def read_window(subject: Subject, replay: Replay) -> list[SustainedReading]:
+    """Replay for the sustained window. Return a reading per GPU."""
+    instruments, ranks = subject.instruments, subject.ranks
+
+    def measure() -> SustainedReading:
+        return measure_window(
+            replay.graph.replay,
+            replay.launches,
+            instruments.nvml if instruments.options.energy else None,
+            instruments.calibration,
+            instruments.options.window_s,
+            ranks=ranks,
+        )
+
+    return [measure()] if ranks is None else ranks.of_all(ranks.together(measure, waits=True))
+
+
+def resource_fields(subject: Subject, candidate: Candidate) -> Outcome:
+    """Return the theoretical warp occupancy and the resources that limit it, if known."""
+    instruments = subject.instruments
     if not instruments.options.occupancy:
         return Outcome()
-    resources = candidate.kernel.resources(loaded.buffers[0], candidate.config)
+    resources = candidate.kernel.resources(subject.buffers[0], candidate.config)
     if not resources:
         return Outcome()
     # The first launch reads K and V.
@@ -84,19 +126,17 @@ def resource_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome
     )
 
 
-def busy_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
-    """SM busy share, and what measuring it cost; a kernel without an instrumented build leaves them
-    out.
-    """
-    instruments = loaded.instruments
+def busy_fields(subject: Subject, candidate: Candidate) -> Outcome:
+    """Measure the SM busy share, and the cost of the instrumentation, if there is such a build."""
+    instruments = subject.instruments
     if not instruments.options.occupancy:
         return Outcome()
     latency_us = candidate.timing.median_us
     timeline = record_timeline(
-        loaded.problem,
+        subject.problem,
         candidate.kernel,
         candidate.config,
-        loaded.buffers,
+        subject.buffers,
         instruments.spec,
         latency_us,
     )
@@ -107,13 +147,13 @@ def busy_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     return Outcome(sm_busy_share=timeline.sm_busy_share, instrumentation_cost=cost)
 
 
-def counter_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
-    """Nsight Compute's counters; where it gives none, the candidate gets a warning."""
-    instruments = loaded.instruments
+def counter_fields(subject: Subject, candidate: Candidate) -> Outcome:
+    """Count with Nsight Compute. Failure is a warning."""
+    instruments = subject.instruments
     if not instruments.options.counters:
         return Outcome()
     counted = count(
-        loaded.problem,
+        subject.problem,
         candidate.name,
         candidate.config,
         instruments.device_index,
@@ -123,3 +163,13 @@ def counter_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
         candidate.warnings.append(counted)
         return Outcome()
     return counted.outcome()
+
+
+EXTRAS: tuple[Step, ...] = (
+    plan_fields,
+    host_fields,
+    sustained_fields,
+    resource_fields,
+    busy_fields,
+    counter_fields,
+)

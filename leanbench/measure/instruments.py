@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.measure.energy import check_window
-from leanbench.measure.energy_counter import EnergyCalibration, calibrate
+from leanbench.measure.energy_meter import EnergyCalibration, calibrate
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.ranks import Gang
 from leanbench.measure.read_floor import ReadFloor

@@ -1,4 +1,4 @@
-"""The status of a timed candidate, and what in its figures deserves a warning."""
+"""Figures and status of a timed candidate, and warnings about suspicious figures."""
 
 from __future__ import annotations
 
@@ -7,31 +7,47 @@ from typing import TYPE_CHECKING
 
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.measure.buffers import cold_bytes
-from leanbench.measure.candidate import TimedCandidate
-from leanbench.measure.loaded import LoadedProblem
+from leanbench.measure.candidate import Candidate, sample_fields, timing_outcome
+from leanbench.measure.crosscheck import cross_check, disagreement
+from leanbench.measure.protocol import FLOOR, Subject
 from leanbench.measure.timing import Effort, Timing
 from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.gpu.processes import GpuProcess
 
-#: A latency may lie this far below the read floor before it is called impossible: both carry noise,
-#: and the floor is the best of a few kernels.
+#: Allowed distance of a latency below the read floor. Both are noisy, and the floor is the best of
+#: a few kernels.
 FLOOR_MARGIN = 0.03
-#: Reads of at least this many bytes should come near the datasheet's bandwidth; below this share
-#: something is wrong.
+#: Reads of at least this many bytes should reach this share of the datasheet's bandwidth.
 _LARGE_READ_BYTES = 500e6
 _HEALTHY_SHARE = 0.75
-#: Throttle reasons that say the GPU is in trouble. The power limit is not among them: many GPUs
-#: always run against it.
+#: Throttle reasons of a GPU in trouble. The power limit is not one: many GPUs always run at it.
 SLOWDOWNS = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
 
 
-def judge(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
-    """Warnings; and `suspect`, `noisy` or `ok` with the reason, unless a check has failed."""
-    spec, options = loaded.instruments.spec, loaded.instruments.options
-    kv_bytes, timing = loaded.problem.kv_bytes, candidate.timing
-    floor_us, cache = candidate.read_floor_us, options.cache
+def latency_fields(subject: Subject, candidate: Candidate) -> Outcome:
+    """Return the latency, its cross-check, and the samples of both in `raw_samples`."""
+    timing, floor_us = candidate.timing, subject.timings[FLOOR].median_us
+    fields = timing_outcome(timing, subject.problem.kv_bytes, floor_us)
+    checked = cross_check(candidate.launches, timing.median_us)
+    if isinstance(checked, str):
+        candidate.warnings.append(checked)
+        return fields | Outcome(raw_samples=sample_fields(timing))
+    differs = disagreement(checked.median_us, timing.samples_us)
+    candidate.warnings += [differs] if differs else []
+    return fields | Outcome(
+        crosscheck_us=checked.median_us,
+        gpu_kernels=list(checked.kernels) or None,
+        raw_samples=sample_fields(timing, checked.samples_us),
+    )
+
+
+def judge(subject: Subject, candidate: Candidate) -> Outcome:
+    """Add warnings. Return the status with its reason, unless a check has failed."""
+    spec, options = subject.instruments.spec, subject.instruments.options
+    kv_bytes, timing = subject.problem.kv_bytes, candidate.timing
+    floor_us, cache = subject.timings[FLOOR].median_us, options.cache
     warnings = (
         throttle_warning(timing),
         floor_warning(floor_us, kv_bytes, spec, cache),
@@ -42,14 +58,16 @@ def judge(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     if candidate.is_incorrect:
         return Outcome()
     alarm = impossible(timing.median_us, floor_us, kv_bytes, spec, cache)
-    noisy = disturbance(candidate.other_processes) or noise(timing, options.effort)
+    return verdict(alarm, disturbance(subject.other_processes) or noise(timing, options.effort))
+
+
+def verdict(alarm: str | None, noisy: str | None) -> Outcome:
+    """Return `suspect`, `noisy` or `ok`, and the reason. An alarm comes before noise."""
     return Outcome(status="suspect" if alarm else "noisy" if noisy else "ok", reason=alarm or noisy)
 
 
 def noise(timing: Timing, effort: Effort) -> str | None:
-    """One sentence if the stopping rule was not met, or the GPU slowed down to protect itself; or
-    None.
-    """
+    """Return a sentence if the median is not precise, or the GPU slowed down to protect itself."""
     trouble = {
         reason for state in timing.states if state for reason in state.throttle_reasons or ()
     } & SLOWDOWNS
@@ -68,7 +86,7 @@ def noise(timing: Timing, effort: Effort) -> str | None:
 
 
 def disturbance(processes: Sequence[GpuProcess] | None) -> str | None:
-    """One sentence if other programs used the GPU meanwhile, or None."""
+    """Return a sentence if other programs used the GPU meanwhile."""
     busy = [process for process in processes or () if process.sm_utilisation]
     if not busy:
         return None
@@ -98,6 +116,7 @@ def impossible(
 
 
 def throttle_warning(timing: Timing) -> str | None:
+    """Return a sentence if samples were taken at lowered clocks."""
     reasons = {
         reason for state in timing.states if state for reason in state.throttle_reasons or ()
     }
@@ -110,7 +129,7 @@ def throttle_warning(timing: Timing) -> str | None:
 
 
 def floor_warning(floor_us: float, kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
-    """A sentence if even the read floor is far below what this GPU's memory should deliver."""
+    """Return a sentence if even the read floor is far below the memory's bandwidth."""
     tb_s = kv_bytes / floor_us / 1e6
     if (
         not knows_bandwidth(spec)
@@ -134,7 +153,7 @@ def warm_warning(kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
 
 
 def rotation_warning(copies: int, kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
-    """A sentence if memory has no room for enough copies to keep the L2 cold."""
+    """Return a sentence if memory is too small for enough copies to keep the L2 cold."""
     if cache == "warm" or copies * kv_bytes >= cold_bytes(spec):
         return None
     return (

@@ -1,198 +1,273 @@
-"""How one problem is measured: the same steps in the same order for every kernel.
+"""Protocol of a measurement: the same steps in the same order for every kernel.
 
-Load, prepare and check each kernel, time all in turn, confirm what was timed, judge it, and measure
-what else the options ask for. A step is a function of the loaded problem and the candidate that
-returns an outcome; a further measured quantity is a further step in `EXTRAS`.
+Load, prepare and check each kernel, time all in interleaved rounds, confirm, judge, measure what
+else the options ask for. A `Subject` defines how each of these is done: on one GPU, on several GPUs
+that share a problem, or for a step of a whole model. A further quantity is a further step.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from leanbench.check.launches import launches_of
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
+from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import Kernel
-from leanbench.core.parallel import NONE
 from leanbench.core.problem import AttentionProblem
-from leanbench.measure import extras
-from leanbench.measure.candidate import Candidate, TimedCandidate
-from leanbench.measure.confirm import check_replay, latency_fields
+from leanbench.measure.candidate import Candidate
 from leanbench.measure.instruments import Instruments
-from leanbench.measure.judge import judge
-from leanbench.measure.loaded import LoadedProblem
-from leanbench.measure.prepare import choose_config, prepare
-from leanbench.measure.rounds import time_together
-from leanbench.measure.shared import measure_shared
-from leanbench.measure.shared_timeline import trace_shared
-from leanbench.measure.sustained import sustained_fields
-from leanbench.measure.timeline import record_timeline
-from leanbench.measure.timing import Replay, run_rounds
+from leanbench.measure.timing import Launches, Replay, Sampler, Timing, run_rounds
 from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.core.timeline import Timeline
+    from leanbench.gpu.processes import GpuProcess
+    from leanbench.measure.energy_meter import SustainedReading
+    from leanbench.measure.ranks import Ranks
 
-Step = Callable[[LoadedProblem, TimedCandidate], Outcome]
-#: Of every kernel that was timed.
-STEPS: tuple[Step, ...] = (check_replay, latency_fields, judge)
-#: Of every kernel that is still correct. Each looks at the options itself and returns nothing where
-#: it is not wanted; one that fails costs a warning.
-EXTRAS: tuple[Step, ...] = (
-    extras.plan_fields,
-    extras.host_fields,
-    sustained_fields,
-    extras.resource_fields,
-    extras.busy_fields,
-    extras.counter_fields,
-)
+#: Source of launch settings by kernel (see leanbench.configs.lookup.resolve), or the settings.
+Requests = Mapping[str, str | KernelConfig]
+#: Measurement of a candidate on its subject.
+Step = Callable[[Any, Candidate], Outcome]
+#: Name of the read floor in the rounds.
+FLOOR = "read floor"
+
+
+class Subject(ABC):
+    """Problem and the hardware that runs it. Loaded inside a `with` block."""
+
+    #: Steps for every timed kernel.
+    steps: ClassVar[tuple[Step, ...]]
+    #: Steps for every kernel that is still correct. An error costs a warning, not the row.
+    extras: ClassVar[tuple[Step, ...]] = ()
+
+    def __init__(self, instruments: Instruments, problem: AttentionProblem) -> None:
+        self.instruments, self.problem = instruments, problem
+        #: Processes that share the problem; None if it is measured in this one.
+        self.ranks: Ranks | None = None
+        #: Names of the kernels in the row. Baselines are not among them.
+        self.names: frozenset[str] = frozenset()
+        #: Inputs that launches rotate over.
+        self.buffers: list[AttentionInputs] = []
+        #: Timings of the rounds by the name of a kernel or baseline.
+        self.timings: dict[str, Timing] = {}
+        #: Processes that used the GPU during the rounds.
+        self.other_processes: Sequence[GpuProcess] = ()
+
+    def __enter__(self) -> Self:
+        self.load()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # A launch that a library keeps must not keep the inputs.
+        self.buffers.clear()
+
+    def refusal(self, kernel: Kernel, request: str | KernelConfig) -> str | None:
+        """Return the reason why a kernel cannot be measured, or None."""
+        if self.problem.whole_model is not None:
+            return (
+                f"{self.problem.whole_model} is a whole model, of which `leanbench decode` measures"
+                " a step"
+            )
+        if not kernel.is_timed:
+            return (
+                f"{kernel.name} is there to check others, it cannot be captured in a CUDA graph and"
+                " timed"
+            )
+        return kernel.unsupported_reason(self.problem)
+
+    def known_fields(self, kernel: Kernel) -> dict[str, Any]:
+        """Return the row fields that need no measurement."""
+        return {
+            "source": "measured",
+            "decomposition": kernel.decomposition,
+            "kv_bytes": self.problem.kv_bytes,
+            "cache": self.instruments.options.cache,
+            "library": kernel.library() if kernel.unavailable_reason() is None else None,
+        }
+
+    def measure(self, kernels: Sequence[Kernel], requests: Requests) -> dict[str, Outcome]:
+        """Load the subject and measure the kernels."""
+        with self:
+            return measure_loaded(self, kernels, requests)
+
+    @abstractmethod
+    def load(self) -> None:
+        """Allocate what launches need.
+
+        Raises:
+            OutOfMemory: The free memory is too small.
+        """
+
+    @abstractmethod
+    def prepare(self, kernel: Kernel, request: str | KernelConfig) -> Candidate:
+        """Choose the settings of a kernel, make its launches and check one of them.
+
+        The outcome has a status if the kernel cannot be timed.
+        """
+
+    def capture(self, candidate: Candidate) -> Replay:
+        """Capture the launches of a candidate."""
+        return self.make_replay(candidate.launches)
+
+    def make_replay(self, launches: Launches) -> Replay:
+        """Capture launches in a CUDA graph."""
+        return Replay(launches, self.instruments.options.effort.sample_ms)
+
+    @abstractmethod
+    def baselines(self) -> dict[str, Sampler]:
+        """Return what is timed along with the kernels to compare them with."""
+
+    def time(self, candidates: Sequence[Candidate]) -> None:
+        """Time candidates and baselines in interleaved rounds."""
+        samplers = {**self.baselines(), **{own.name: own.replay for own in candidates}}
+        effort, state = self.instruments.options.effort, self.instruments.gpu_state
+        self.timings = run_rounds(samplers, effort, state, self.before_sample)
+        for candidate in candidates:
+            candidate.timing = self.timings[candidate.name]
+
+    def before_sample(self, name: str) -> None:
+        """Announce the kernel of the next sample."""
+        self.instruments.announce(name if name in self.names else None)
+
+    def processes_since(self, start_us: int) -> Sequence[GpuProcess]:
+        """Return the processes of others that used the GPU since a time of the epoch."""
+        nvml = self.instruments.nvml
+        seen = None if nvml is None else nvml.other_processes(start_us)
+        # The parent is the sweep that started this worker.
+        return [process for process in seen or () if process.pid != os.getppid()]
+
+    def floor_reading(self) -> SustainedReading | None:
+        """Return the sustained reading of the read floor, if there is one."""
+        return None
+
+    def finish(self, candidates: Sequence[Candidate], timed: Sequence[Candidate]) -> None:
+        """Add what is measured last, or check what all kernels share."""
+        return
+
+    def timelines(self, kernel: Kernel, request: str) -> list[Timeline] | str:
+        """Record the timelines of one call, one per GPU. Return a sentence if there are none."""
+        raise NotImplementedError
 
 
 def measure_problem(
-    instruments: Instruments,
-    problem: AttentionProblem,
+    subject: Subject,
     kernels: Sequence[Kernel],
     configs: str = "default",
     overrides: Mapping[str, KernelConfig] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """The row fields that a measurement fills, by kernel; raw samples under `raw_samples`.
+    """Measure kernels on a subject. Return row fields by kernel, with raw samples in `raw_samples`.
 
     Args:
-        configs: `default` or `heuristic`, see leanbench.configs.lookup, or `best` to time all of a
-            kernel's candidates and report the fastest.
-        overrides: launch settings by kernel, in place of what `configs` gives.
+        configs: `default` or `heuristic`, see leanbench.configs.lookup, or `best` to time all
+            candidates of a kernel and report the fastest.
+        overrides: Launch settings by kernel, instead of those by `configs`.
 
     Raises:
-        SuspectResult: the kernel announced last did what makes its figures meaningless.
-        GpuUnusable: the GPU no longer answers.
+        SuspectResult: The kernel announced last invalidated its own figures.
+        GpuUnusable: The GPU no longer answers.
     """
+    announce = subject.instruments.announce
+    requests: dict[str, str | KernelConfig] = {}
     outcomes: dict[str, Outcome] = {}
     for kernel in kernels:
-        instruments.announce(kernel.name)
-        reason = _unable(kernel, problem)
-        outcomes[kernel.name] = (
-            Outcome(status="unsupported", reason=reason) if reason else Outcome()
-        )
-    able = [kernel for kernel in kernels if outcomes[kernel.name].status is None]
-    requests = {
-        kernel.name: (overrides or {}).get(kernel.name, kernel.config_choice or configs)
-        for kernel in able
-    }
-    instruments.announce(None)
+        announce(kernel.name)
+        request = (overrides or {}).get(kernel.name, kernel.config_choice or configs)
+        reason = subject.refusal(kernel, request)
+        if reason:
+            outcomes[kernel.name] = Outcome(status="unsupported", reason=reason)
+        else:
+            requests[kernel.name] = request
+    announce(None)
     try:
-        if able and problem.parallel != NONE:
-            outcomes |= measure_shared(instruments, problem, able, requests)
-        elif able:
-            with LoadedProblem(problem, instruments) as loaded:
-                outcomes |= _measure(loaded, able, requests)
+        if requests:
+            able = [kernel for kernel in kernels if kernel.name in requests]
+            outcomes |= subject.measure(able, requests)
     except OutOfMemory as error:
         outcomes |= dict.fromkeys(requests, Outcome(status="out_of_memory", reason=str(error)))
     return {
-        kernel.name: _known(kernel, problem, instruments) | outcomes[kernel.name].fields()
+        kernel.name: subject.known_fields(kernel) | outcomes[kernel.name].fields()
         for kernel in kernels
     }
 
 
-def measure_timelines(
-    instruments: Instruments, problem: AttentionProblem, kernel: Kernel, configs: str
-) -> list[Timeline] | str:
-    """Timelines of every CTA of one call, by GPU; a sentence where there can be none.
-
-    Raises:
-        UserError: this machine has fewer GPUs than the problem is for.
-    """
-    reason = _unable(kernel, problem)
-    if reason:
-        return reason
-    try:
-        if problem.parallel != NONE:
-            return trace_shared(instruments, problem, kernel, configs)
-        timeline = _timeline(instruments, problem, kernel, configs)
-    except OutOfMemory as error:
-        return str(error)
-    return [timeline] if timeline else f"{kernel.name} has no instrumented build"
-
-
-def _timeline(
-    instruments: Instruments, problem: AttentionProblem, kernel: Kernel, configs: str
-) -> Timeline | None:
-    effort, spec = instruments.options.effort, instruments.spec
-    with LoadedProblem(problem, instruments) as loaded:
-        config = choose_config(loaded, kernel, configs).config
-        launches = launches_of(kernel, loaded.buffers, config, configs)
-        replays = {kernel.name: Replay(launches, effort.sample_ms)}
-        timing = run_rounds(replays, effort, instruments.gpu_state)[kernel.name]
-        return record_timeline(problem, kernel, config, loaded.buffers, spec, timing.median_us)
-
-
-def _measure(
-    loaded: LoadedProblem, kernels: Sequence[Kernel], requests: Mapping[str, str | KernelConfig]
+def measure_loaded(
+    subject: Subject, kernels: Sequence[Kernel], requests: Requests
 ) -> dict[str, Outcome]:
-    announce = loaded.instruments.announce
+    """Measure kernels on a loaded subject. If GPUs share the problem, every rank calls this."""
+    announce = subject.instruments.announce
+    subject.names = frozenset(requests)
+
     candidates: list[Candidate] = []
     for kernel in kernels:
         announce(kernel.name)
-        candidates.append(prepare(loaded, kernel, requests[kernel.name]))
-    outcomes = {candidate.name: candidate.outcome for candidate in candidates}
-    correct = [candidate for candidate in candidates if not candidate.is_incorrect]
-    if not correct:
-        return outcomes
-    timed = time_together(loaded, correct)
+        candidates.append(subject.prepare(kernel, requests[kernel.name]))
+    timed = [candidate for candidate in candidates if candidate.outcome.status is None]
+
+    if timed:
+        start_us = int(time.time() * 1e6)
+        for candidate in timed:
+            announce(candidate.name)
+            candidate.replay = subject.capture(candidate)
+        subject.time(timed)
+        subject.other_processes = subject.processes_since(start_us)
+
     for candidate in timed:
         announce(candidate.name)
-        for step in STEPS:
-            candidate.outcome |= step(loaded, candidate)
-    for candidate in timed:
+        for step in subject.steps:
+            candidate.outcome |= step(subject, candidate)
+    for candidate in timed if subject.extras else ():
         announce(candidate.name)
-        for extra in () if candidate.is_incorrect else EXTRAS:
-            candidate.outcome |= _tolerant(extra, loaded, candidate)
-        outcomes[candidate.name] = candidate.outcome | Outcome(warnings=candidate.warnings)
+        for step in () if candidate.is_incorrect else subject.extras:
+            candidate.outcome |= _try_extra(step, subject, candidate)
+
     announce(None)
-    loaded.refuse_changed_inputs(", ".join(candidate.name for candidate in timed))
-    return outcomes
+    subject.finish(candidates, timed)
+    for candidate in candidates:
+        if candidate in timed or candidate.warnings:
+            candidate.outcome |= Outcome(warnings=candidate.warnings)
+    return {candidate.name: candidate.outcome for candidate in candidates}
 
 
-def _tolerant(extra: Step, loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
-    """The fields of an extra; where they cannot be had, a warning and none."""
+def measure_timelines(subject: Subject, kernel: Kernel, configs: str) -> list[Timeline] | str:
+    """Record every CTA of one call, one timeline per GPU. Return a sentence if that is impossible.
+
+    Raises:
+        UserError: This machine has fewer GPUs than the problem needs.
+    """
+    if reason := subject.refusal(kernel, configs):
+        return reason
+    try:
+        return subject.timelines(kernel, configs)
+    except OutOfMemory as error:
+        return str(error)
+
+
+def _try_extra(step: Step, subject: Subject, candidate: Candidate) -> Outcome:
+    """Measure an extra. An error becomes a warning."""
     import torch
 
     try:
-        return extra(loaded, candidate)
+        return step(subject, candidate)
     except GpuUnusable:
         raise
     except UserError as error:
         candidate.warnings.append(str(error))
     except Exception as error:
-        # The latency is there. An error of the GPU itself is sticky: then this raises.
+        # The latency is valid. An error of the GPU itself is sticky: then this raises.
         torch.cuda.synchronize()
         first_line = str(error).partition("\n")[0]
         candidate.warnings.append(
             f"part of what was asked is missing ({type(error).__name__}: {first_line})"
         )
     return Outcome()
-
-
-def _known(kernel: Kernel, problem: AttentionProblem, instruments: Instruments) -> dict[str, Any]:
-    """Fields of the row that are known before anything runs."""
-    return {
-        "source": "measured",
-        "decomposition": kernel.decomposition,
-        "kv_bytes": problem.kv_bytes,
-        "cache": instruments.options.cache,
-        "library": kernel.library() if kernel.unavailable_reason() is None else None,
-    }
-
-
-def _unable(kernel: Kernel, problem: AttentionProblem) -> str | None:
-    """One sentence where a kernel cannot run the problem, or cannot be timed."""
-    if problem.whole_model is not None:
-        return (
-            f"{problem.whole_model} is a whole model, of which `leanbench decode` measures a step"
-        )
-    if not kernel.is_timed:
-        return (
-            f"{kernel.name} is there to check others, it cannot be captured in a CUDA graph and"
-            " timed"
-        )
-    return kernel.unsupported_reason(problem)

@@ -1,4 +1,4 @@
-"""What one rank has of a problem that GPUs share, and the check of what all ranks write."""
+"""Shard of a problem on one of the GPUs that share it, and the check across all ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import Kernel, written_by
 from leanbench.core.problem import AttentionProblem
 from leanbench.measure.buffers import free_memory, refuse_shortage, rotating_inputs
+from leanbench.measure.candidate import check_outcome
 from leanbench.measure.instruments import Instruments
-from leanbench.measure.prepare import settings_for
+from leanbench.measure.one_gpu import settings_for
 from leanbench.measure.ranks import Ranks
 from leanbench.measure.timing import Launches
 from leanbench.records.outcome import Outcome
@@ -22,13 +23,13 @@ from leanbench.records.outcome import Outcome
 if TYPE_CHECKING:
     import torch
 
-#: Of the tensors that are drawn: all ranks of a group have the first one's.
+#: Random tensors that all ranks of a group copy from their first rank.
 _SAME = ("q", "sinks")
 
 
 @dataclass
 class Shard:
-    """A rank's tensors of a problem, and what the outputs of all ranks together must be."""
+    """Tensors of a rank, and the reference of the whole problem."""
 
     problem: AttentionProblem
     buffers: list[AttentionInputs]
@@ -36,10 +37,10 @@ class Shard:
 
 
 def load_shard(ranks: Ranks, instruments: Instruments, problem: AttentionProblem) -> Shard:
-    """The rank's shard, in as many buffers as all ranks have room for.
+    """Allocate the shard of this rank, in as many buffers as fit on every rank.
 
     Raises:
-        UserError: these GPUs cannot share a problem, or one has no room.
+        UserError: These GPUs cannot share a problem, or the shard does not fit on one of them.
     """
     import torch.distributed as dist
 
@@ -65,10 +66,10 @@ def load_shard(ranks: Ranks, instruments: Instruments, problem: AttentionProblem
 
 
 def _reference(problem: AttentionProblem, inputs: AttentionInputs) -> Reference:
-    """The fp64 reference of the whole, from those of the shards; all ranks take the same heads."""
+    """Merge the fp64 references of the shards. All ranks take the same heads."""
     longest = problem.shard(0)
     elements = longest.max_context * max(inputs.head_dim, inputs.group_size * inputs.q_len)
-    # A sink is one logit of the whole: the first shard's.
+    # A sink is a single logit: it belongs to the first shard.
     if inputs.peers is not None and inputs.peers.rank > 0:
         inputs = replace(inputs, sinks=None)
     state = random.getstate()
@@ -81,7 +82,7 @@ def _reference(problem: AttentionProblem, inputs: AttentionInputs) -> Reference:
 
 
 def _gathered(inputs: AttentionInputs, tensor: torch.Tensor) -> torch.Tensor:
-    """(ranks, *): the tensor of every rank of the group."""
+    """Gather the tensor of every rank of the group, (ranks, *)."""
     import torch
     import torch.distributed as dist
 
@@ -93,7 +94,7 @@ def _gathered(inputs: AttentionInputs, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def alone(shard: Shard) -> Launches:
-    """Attention over each GPU's own shard, and nothing else, as `lean` does it."""
+    """Return launches of `lean` over the GPU's own shard alone."""
     from leanbench.kernels.lean import LEAN_CUDA
 
     inputs = [replace(buffer, peers=None) for buffer in shard.buffers]
@@ -108,8 +109,10 @@ def check_shared(
     launch: Callable[[], object],
     run: Callable[[], object],
 ) -> Outcome:
-    """Errors of what `run` writes into poisoned outputs, the worst of all ranks; `incorrect` where
-    they are above the limits, or bits of ranks that share sequences differ.
+    """Run over poisoned outputs. Return the worst errors of all ranks.
+
+    The status is `incorrect` if they exceed a limit, or if ranks that share sequences have
+    different bits.
     """
     import torch
 
@@ -129,17 +132,12 @@ def check_shared(
     ]
     together = 1 if inputs.peers is None else inputs.peers.ranks
     failures += differing(ranks.of_all(_digest(inputs)), together)
-    outcome = Outcome(
-        relative_error=max(own.relative_error for own in ranks.of_all(check)),
-        lse_error=check.lse_error,
-        checked_heads=check.checked_heads,
-        total_heads=check.total_heads,
-    )
-    return outcome | Outcome(status="incorrect", reason=failures[0]) if failures else outcome
+    worst = max(own.relative_error for own in ranks.of_all(check))
+    return check_outcome(replace(check, relative_error=worst), failures[0] if failures else None)
 
 
 def differing(digests: list[str], together: int) -> list[str]:
-    """A sentence for each `together` ranks whose outputs have different bits."""
+    """Return a sentence for each group of `together` ranks whose outputs have different bits."""
     groups = [digests[first : first + together] for first in range(0, len(digests), together)]
     return [
         f"ranks {place * together} to {(place + 1) * together - 1} have different bits"
@@ -149,7 +147,7 @@ def differing(digests: list[str], together: int) -> list[str]:
 
 
 def _with_all_heads(inputs: AttentionInputs) -> AttentionInputs:
-    """The outputs of a kernel that leaves each rank its share of the heads, from all ranks."""
+    """Gather the outputs of a kernel that leaves each rank a share of the heads."""
     peers = inputs.peers
     assert peers is not None
     share = inputs.q_heads // peers.ranks

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from leanbench.core.errors import UserError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 Launches = Sequence[Callable[[], object]]
 Key = TypeVar("Key")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Effort:
 
 
 #: Replays that estimate the duration of one rotation.
-TRIAL_REPLAYS = 3
+_TRIAL_REPLAYS = 3
 #: Maximum number of launches per graph, unless one rotation has more. Each costs memory and capture
 #: time. This many launches of the smallest kernels take more than a millisecond.
 _MAX_LAUNCHES = 2048
@@ -118,33 +120,43 @@ class Replay:
     A graph, because launching a small kernel from Python takes longer than running it. Rotating
     buffers, because a serving step reads K and V from memory, not from the L2. Pass enough launches
     that their buffers exceed the L2 several times.
+
+    Args:
+        is_slow_to_start: Time each replay behind another one. The host takes most of a millisecond
+            to start a graph of 1,400 kernels; the GPU would be idle in that time.
     """
 
-    def __init__(self, launches: Launches, sample_ms: float) -> None:
+    #: Launches per buffer in the shortest graph.
+    _rounds = 1
+    _max_launches = _MAX_LAUNCHES
+
+    def __init__(
+        self, launches: Launches, sample_ms: float, is_slow_to_start: bool = False
+    ) -> None:
         import torch
 
-        for launch in launches:
-            launch()
+        self._is_slow_to_start = is_slow_to_start
+        self._together(partial(_launch_all, launches))
         torch.cuda.synchronize()
         # The graph stores addresses. Keep the launches, which own their buffers, alive.
         self._keep_alive = tuple(launches)
-        self.launches = len(launches)
-        self.graph = capture(launches, self.launches)
+        self.launches = self._rounds * len(launches)
+        self.graph = self._capture()
         # The first replay also uploads the graph.
         self.graph.replay()
         rotations = self._rotations(sample_ms)
         if rotations > 1:
             self.launches *= rotations
-            self.graph = capture(launches, self.launches)
+            self.graph = self._capture()
 
     def _rotations(self, sample_ms: float) -> int:
         """Return the number of rotations that fill one sample."""
-        max_rotations = _MAX_LAUNCHES // self.launches
+        max_rotations = self._max_launches // self.launches
         if max_rotations < 2:
             return 1
         # Take the minimum. A delayed submission makes a replay look too long, which would make the
         # sample too short.
-        rotation_ms = min(self._replay_ms() for _ in range(TRIAL_REPLAYS))
+        rotation_ms = min(self._replay_ms() for _ in range(_TRIAL_REPLAYS))
         return min(max_rotations, max(1, math.ceil(sample_ms / max(rotation_ms, 1e-3))))
 
     def sample_us(self) -> float:
@@ -154,12 +166,26 @@ class Replay:
     def _replay_ms(self) -> float:
         import torch
 
+        if self._is_slow_to_start:
+            self.graph.replay()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         self.graph.replay()
         end.record()
         end.synchronize()
         return start.elapsed_time(end)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        return self._together(partial(capture, self._keep_alive, self.launches))
+
+    def _together(self, work: Callable[[], T]) -> T:
+        """Do a part of the setup, in a subclass on every GPU."""
+        return work()
+
+
+def _launch_all(launches: Launches) -> None:
+    for launch in launches:
+        launch()
 
 
 def capture(launches: Launches, count: int, keep_graph: bool = False) -> torch.cuda.CUDAGraph:

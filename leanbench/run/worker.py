@@ -95,12 +95,13 @@ def _start(init: Message, announce: Announcer) -> tuple[RunProblem, Message]:
     settings = {"settings": settings_hash(gpu)}
     if index is None:
         return _predictor(gpu, announce), {"environment": predicted_environment() | settings}
-    from leanbench.decode.measure import measure_step
+    from leanbench.decode.measure import ModelStep
     from leanbench.measure.calibration import calibrate
     from leanbench.measure.instruments import open_instruments
     from leanbench.measure.options import MeasureOptions
     from leanbench.measure.protocol import measure_problem
     from leanbench.measure.ranks import environment_of_ranks
+    from leanbench.measure.shared import attention_on
 
     instruments = open_instruments(index, MeasureOptions.from_dict(init["options"]), announce)
     several = environment_of_ranks(init["gpus"], index) if init["gpus"] > 1 else {}
@@ -112,8 +113,8 @@ def _start(init: Message, announce: Announcer) -> tuple[RunProblem, Message]:
     gc.freeze()
 
     def measure(problem: AttentionProblem, *request: Any) -> dict[str, Outcome]:
-        run = measure_problem if problem.whole_model is None else measure_step
-        return run(instruments, problem, *request)
+        subject = attention_on if problem.whole_model is None else ModelStep
+        return measure_problem(subject(instruments, problem), *request)
 
     return measure, hello
 

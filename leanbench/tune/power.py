@@ -47,8 +47,8 @@ def measure_power(
 
     from leanbench.gpu.nvml import Nvml
     from leanbench.gpu.nvml_library import NvmlError
-    from leanbench.measure.energy import measure_sustained
-    from leanbench.measure.energy_counter import calibrate
+    from leanbench.measure.energy import measure_window
+    from leanbench.measure.energy_meter import calibrate
     from leanbench.measure.timing import Replay
 
     power_of_problems: list[dict[BuildKey, float]] = []
@@ -63,7 +63,7 @@ def measure_power(
                     report_progress(done, total)
                     done += 1
                     replay = Replay([kernel.prepare(inputs, config) for inputs in buffers], 4.0)
-                    reading = measure_sustained(
+                    reading = measure_window(
                         replay.graph.replay, replay.launches, nvml, calibration, WINDOW_S
                     )
                     if reading.energy_mj is None:

@@ -18,10 +18,10 @@ from leanbench.cli.main import app
 from leanbench.configs import lookup
 from leanbench.core.errors import GpuUnusable
 from leanbench.core.kernel import Kernel
-from leanbench.core.problem import AttentionProblem
 from leanbench.core.timeline import Timeline
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
+from leanbench.measure.protocol import Subject
 from leanbench.model import short_error
 from leanbench.model.timeline import predict_timeline
 
@@ -112,14 +112,12 @@ def test_gpus_that_share_a_problem_are_side_by_side(tmp_path: Path):
     assert manifest["problem"]["parallel"] == "cp:2"
 
 
-def measured_timelines(
-    instruments: Any, problem: AttentionProblem, kernel: Kernel, configs: str
-) -> list[Timeline] | str:
+def measured_timelines(subject: Subject, kernel: Kernel, configs: str) -> list[Timeline] | str:
     """In place of the one that needs a GPU: a model's timeline that claims to be measured."""
     assert configs == "best"
     if kernel.name == "fa2":
         return "its build with timeline events failed"
-    timeline = predict_timeline(problem, kernel, "default", instruments.spec)
+    timeline = predict_timeline(subject.problem, kernel, "default", subject.instruments.spec)
     assert isinstance(timeline, Timeline)
     assert timeline.latency_us is not None
     return [replace(timeline, source="measured", traced_latency_us=1.02 * timeline.latency_us)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,42 +13,38 @@ from decode.tiny_models import problem_of, written
 
 from leanbench.core.errors import OutOfMemory, SuspectResult
 from leanbench.core.registry import kernel
-from leanbench.decode import measure, prefill, prepare
-from leanbench.decode.measure import measure_step
+from leanbench.decode import measure, prefill
+from leanbench.decode.measure import ModelStep
 from leanbench.decode.prefill import prefill_fields
-from leanbench.decode.prepare import StepReplay
 from leanbench.decode.products import products_of
 from leanbench.decode.step import DecodeStep
 from leanbench.gpu.catalogue import find
+from leanbench.measure import timing
 from leanbench.measure.options import MeasureOptions
+from leanbench.measure.protocol import measure_problem
 from leanbench.measure.timing import Replay
 from leanbench.records.outcome import Outcome
 from leanbench.records.row import Row
 
 
 class PretendedReplay:
-    """A graph that runs the step again; its samples are of whose attention the step has."""
+    """A graph that runs the step again; its samples are those of its kernel."""
 
     launches = 2
 
     def __init__(self, world: World, launches: Sequence[Any]) -> None:
-        self._world, self._step = world, launches[0]
-        if is_step := isinstance(self._step, DecodeStep):
-            config: Any = self._step.model.config
-            self._attention = config.leanbench_attention
-        self._is_step = is_step
+        self._world, self._launch = world, launches[0]
         self.graph = self
 
     def replay(self) -> None:
-        self._step.attend_with(self._attention)
-        self._step()
-        self._world.spoil(self._step)
+        self._launch()
+        self._world.spoil(self._launch.func.__self__)
 
     def sample_us(self) -> float:
-        if not self._is_step:
+        if not isinstance(self._launch, partial):
             return 250.0
-        owner = getattr(self._attention, "__self__", None)
-        return self._world.times_us[owner.name if owner else "other"]
+        (attention,) = self._launch.args
+        return self._world.times_us[attention.__self__.name]
 
 
 class World:
@@ -77,10 +74,11 @@ class World:
 def world(monkeypatch) -> World:
     pytest.importorskip("transformers")
     own = World()
-    for room in (prepare, measure):
-        monkeypatch.setattr(
-            room, "StepReplay", lambda launches, sample_ms: PretendedReplay(own, launches)
-        )
+    monkeypatch.setattr(
+        measure,
+        "Replay",
+        lambda launches, sample_ms, is_slow_to_start: PretendedReplay(own, launches),
+    )
     fakes = {
         "free_memory": lambda spec: None,
         "refuse_shortage": lambda problem, device, held: own.refused.append(held),
@@ -98,7 +96,9 @@ def kernels(*names: str) -> list[Any]:
 
 def test_a_row_of_each_kernel(world, tmp_path):
     problem = problem_of(written(tmp_path, "llama"), 37, 90)
-    rows = measure_step(world.instruments(), problem, kernels("eager", "sdpa", "cudnn"))
+    rows = measure_problem(
+        ModelStep(world.instruments(), problem), kernels("eager", "sdpa", "cudnn")
+    )
     assert {name: row.get("status") for name, row in rows.items()} == {
         "eager": "ok",
         "sdpa": "ok",
@@ -126,7 +126,7 @@ def test_a_row_of_each_kernel(world, tmp_path):
 
 def test_the_bound_can_be_asked_for(world, tmp_path):
     problem = problem_of(written(tmp_path, "llama"), 37)
-    rows = measure_step(world.instruments(), problem, kernels("no_attention", "sdpa"))
+    rows = measure_problem(ModelStep(world.instruments(), problem), kernels("no_attention", "sdpa"))
     assert rows["no_attention"]["status"] == "ok"
     assert rows["no_attention"]["attention_share"] == 0
     assert "bandwidth_tb_s" not in {k: v for k, v in rows["no_attention"].items() if v is not None}
@@ -135,7 +135,7 @@ def test_the_bound_can_be_asked_for(world, tmp_path):
 def test_a_step_below_the_bound_is_suspect(world, tmp_path):
     world.times_us["sdpa"] = 200.0
     problem = problem_of(written(tmp_path, "llama"), 37)
-    row = measure_step(world.instruments(), problem, kernels("sdpa"))["sdpa"]
+    row = measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))["sdpa"]
     assert row["status"] == "suspect"
     assert "beats the same step without attention (300.00 µs)" in row["reason"]
 
@@ -157,7 +157,7 @@ def test_a_replay_that_chooses_other_tokens_is_no_result(
     monkeypatch.setattr(world, "spoil", spoil)
     problem = problem_of(written(tmp_path, "llama"), 37, 37)
     with pytest.raises(SuspectResult, match=sentence):
-        measure_step(world.instruments(), problem, kernels("sdpa"))
+        measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))
     assert world.announced[-1] == "sdpa"
 
 
@@ -167,7 +167,7 @@ def test_a_replay_may_choose_another_token_of_the_same_logit(world, tmp_path, mo
     def choose_the_twin(step: DecodeStep) -> None:
         step.chosen.fill_(sum(twins) - int(step.chosen))
 
-    def with_a_twin(instruments: Any, problem: Any) -> DecodeStep:
+    def with_a_twin(problem: Any, device: Any) -> DecodeStep:
         """Two rows of the output matrix are the same, the eager choice's and the next."""
         step = DecodeStep(problem, "cpu")
         own: Any = kernel("sdpa")
@@ -180,10 +180,13 @@ def test_a_replay_may_choose_another_token_of_the_same_logit(world, tmp_path, mo
             head.weight[twins[1]] = head.weight[first]
         return step
 
-    monkeypatch.setattr(measure, "_loaded", with_a_twin)
+    monkeypatch.setattr(measure, "DecodeStep", with_a_twin)
     monkeypatch.setattr(world, "spoil", choose_the_twin)
     problem = problem_of(written(tmp_path, "llama"), 37)
-    assert measure_step(world.instruments(), problem, kernels("sdpa"))["sdpa"]["status"] == "ok"
+    assert (
+        measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))["sdpa"]["status"]
+        == "ok"
+    )
 
 
 def test_what_does_not_fit_is_a_row_of_all(world, tmp_path, monkeypatch):
@@ -192,7 +195,7 @@ def test_what_does_not_fit_is_a_row_of_all(world, tmp_path, monkeypatch):
 
     monkeypatch.setattr(measure, "refuse_shortage", refuse)
     problem = problem_of(written(tmp_path, "llama"), 37)
-    rows = measure_step(world.instruments(), problem, kernels("eager", "sdpa"))
+    rows = measure_problem(ModelStep(world.instruments(), problem), kernels("eager", "sdpa"))
     assert [row["status"] for row in rows.values()] == ["out_of_memory"] * 2
     assert rows["sdpa"]["reason"] == "needs 99 GB"
 
@@ -200,34 +203,36 @@ def test_what_does_not_fit_is_a_row_of_all(world, tmp_path, monkeypatch):
 def test_weights_that_are_there_count_as_free(world, tmp_path):
     problem = problem_of(written(tmp_path, "llama"), 37)
     for _ in range(2):
-        measure_step(world.instruments(), problem, kernels("sdpa"))
+        measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))
     assert problem.model is not None
     assert world.refused == [0, 2 * problem.model.weights]
 
 
 def test_what_is_not_measured_of_a_step_is_said(world, tmp_path):
     problem = problem_of(written(tmp_path, "llama"), 37)
-    plain = measure_step(world.instruments(), problem, kernels("sdpa"))["sdpa"]
-    asked = measure_step(world.instruments(occupancy=True), problem, kernels("sdpa"))["sdpa"]
-    assert plain["warnings"] is None
+    plain = measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))["sdpa"]
+    asked = measure_problem(ModelStep(world.instruments(occupancy=True), problem), kernels("sdpa"))[
+        "sdpa"
+    ]
+    assert plain["warnings"] == []
     assert "not measured of whole models" in asked["warnings"][0]
 
 
 def test_settings_are_not_searched(world, tmp_path):
     problem = problem_of(written(tmp_path, "llama"), 37)
     asked = kernels("fixed_split_oracle", "sdpa")
-    rows = measure_step(world.instruments(), problem, asked)
+    rows = measure_problem(ModelStep(world.instruments(), problem), asked)
     assert (rows["fixed_split_oracle"]["status"], rows["sdpa"]["status"]) == ("unsupported", "ok")
     assert "whole models are not" in rows["fixed_split_oracle"]["reason"]
     assert rows["sdpa"]["no_attention_us"] == 300.0
-    best = measure_step(world.instruments(), problem, kernels("sdpa"), "best")["sdpa"]
+    best = measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"), "best")["sdpa"]
     assert best["status"] == "unsupported"
 
 
 def test_a_missing_library_is_a_row(world, tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "version_fault", lambda: "transformers is not installed")
     problem = problem_of(written(tmp_path, "llama"), 37)
-    row = measure_step(world.instruments(), problem, kernels("sdpa"))["sdpa"]
+    row = measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))["sdpa"]
     assert (row["status"], row["reason"]) == ("unsupported", "transformers is not installed")
 
 
@@ -282,9 +287,25 @@ def test_matrix_products_run_on_what_the_step_gives_them(world, tmp_path, name, 
 def test_a_sample_is_taken_behind_a_replay(monkeypatch):
     """Of the first, the host's start of the graph would be a part."""
     events: list[str] = []
-    monkeypatch.setattr(Replay, "_replay_ms", lambda self: float(events.append("timed") is None))
-    replay = object.__new__(StepReplay)
-    replay.launches = 2
-    replay.graph = SimpleNamespace(replay=lambda: events.append("ahead"))  # pyright: ignore
-    assert replay.sample_us() == 500.0
-    assert events == ["ahead", "timed"]
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            pass
+
+        def record(self) -> None:
+            events.append("event")
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Any) -> float:
+            return 1.0
+
+    graph = SimpleNamespace(replay=lambda: events.append("replay"))
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr(timing, "capture", lambda launches, count: graph)
+    replay = Replay([lambda: None], 0.001, is_slow_to_start=True)
+    events.clear()
+    assert replay.sample_us() == 1000.0
+    assert events == ["replay", "event", "replay", "event"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from leanbench.doctor import instruments
 from leanbench.doctor.instruments import counters_are_restricted, smallest_step
 from leanbench.measure.counters import ADMINISTRATORS_ONLY, CountedKernel, CountedLaunch
-from leanbench.measure.energy_counter import EnergyCalibration
+from leanbench.measure.energy_meter import EnergyCalibration
 
 
 def test_smallest_step():
@@ -92,7 +92,7 @@ def test_timer_tick(machine, monkeypatch, tick_ns, status):
 )
 def test_energy_counter(machine, nvml, monkeypatch, calibration, status, text):
     nvml()
-    monkeypatch.setattr("leanbench.measure.energy_counter.calibrate", lambda nvml: calibration)
+    monkeypatch.setattr("leanbench.measure.energy_meter.calibrate", lambda nvml: calibration)
     finding = instruments.energy_counter(machine)
     assert (finding.status, finding.text) == (status, text)
     assert finding.values["energy_tick_ms"] == calibration.tick_ms

@@ -20,6 +20,7 @@ from leanbench.core.registry import kernel
 from leanbench.gpu.local import spec_of_device
 from leanbench.measure.instruments import open_instruments
 from leanbench.measure.protocol import measure_problem
+from leanbench.measure.shared import attention_on
 from leanbench.measure.timing import capture
 
 # The first calls of FlashInfer compile for minutes, those of FlexAttention for each problem.
@@ -129,7 +130,7 @@ def test_right_when_called_and_when_a_graph_is_replayed(name, problem):
 def test_a_row_holds_the_librarys_own_gpu_kernels(name):
     problem = AttentionProblem(1, 32, 8, 8192, 128)
     or_skip(name, problem)
-    row = measure_problem(open_instruments(0), problem, [kernel(name)])[name]
+    row = measure_problem(attention_on(open_instruments(0), problem), [kernel(name)])[name]
     if row["status"] == "unsupported" and re.search(REFUSALS, row["reason"]):
         pytest.skip(row["reason"])
     assert row["status"] in ("ok", "noisy"), row["reason"]
@@ -162,7 +163,7 @@ def test_flash_decoding_is_right_with_every_split_count(head_dim):
 def test_flash_attn_splits_as_it_is_told(name):
     problem = AttentionProblem(1, 8, 8, 65_536, 128)
     or_skip(name, problem)
-    row = measure_problem(open_instruments(0), problem, [kernel(name)])[name]
+    row = measure_problem(attention_on(open_instruments(0), problem), [kernel(name)])[name]
     if row["status"] == "unsupported" and re.search(REFUSALS, row["reason"]):
         pytest.skip(row["reason"])
     # Splits are merged by a second kernel.

@@ -23,6 +23,7 @@ from leanbench.measure.instruments import open_instruments
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.protocol import measure_problem
 from leanbench.measure.read_floor import fingerprint
+from leanbench.measure.shared import attention_on
 
 # The thread method ends the process: a kernel that waits for ever cannot be interrupted.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
@@ -275,7 +276,7 @@ def test_a_warm_cache_is_faster_than_a_cold_one_and_says_so():
     by_cache = {}
     for cache in ("cold", "warm"):
         instruments = open_instruments(0, MeasureOptions(cache=cache))
-        rows = measure_problem(instruments, problem, [kernel("fa2"), kernel("lean")])
+        rows = measure_problem(attention_on(instruments, problem), [kernel("fa2"), kernel("lean")])
         assert {row["cache"] for row in rows.values()} == {cache}
         assert {row["status"] for row in rows.values()} <= {"ok", "noisy"}, rows
         by_cache[cache] = rows
@@ -287,7 +288,8 @@ def test_a_warm_cache_is_faster_than_a_cold_one_and_says_so():
 def test_two_methods_agree_on_a_latency_and_the_floor_is_below_it():
     problem = AttentionProblem(1, 56, 56, 16384, 64)
     rows = measure_problem(
-        open_instruments(0), problem, [kernel(name) for name in ("lean", "fa2", "fixed_split")]
+        attention_on(open_instruments(0), problem),
+        [kernel(name) for name in ("lean", "fa2", "fixed_split")],
     )
     for name, row in rows.items():
         assert "crosscheck_us" in row, (name, row.get("reason"), row.get("warnings"))
@@ -302,7 +304,7 @@ def test_a_problem_is_as_fast_after_another_one_as_first():
     """After one look by CUPTI every later replay of a process was slower."""
     instruments, problem = open_instruments(0), AttentionProblem(1, 32, 8, 1024, 128)
     kernels = [kernel(name) for name in ("lean", "torch_flash")]
-    first, second = (measure_problem(instruments, problem, kernels) for _ in range(2))
+    first, second = (measure_problem(attention_on(instruments, problem), kernels) for _ in range(2))
     for name in first:
         assert second[name]["latency_us"] == pytest.approx(first[name]["latency_us"], abs=0.25)
         assert second[name]["crosscheck_us"] == pytest.approx(second[name]["latency_us"], abs=0.4)

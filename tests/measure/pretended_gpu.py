@@ -21,11 +21,12 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
-from leanbench.measure import buffers, confirm, instruments, loaded, protocol, rounds, sustained
+from leanbench.measure import buffers, instruments, judge, one_gpu, protocol, shared
 from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.instruments import open_instruments
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.protocol import measure_problem
+from leanbench.measure.shared import attention_on
 
 H200 = find("h200")
 #: K and V are 102,400 bytes: three buffers exceed the pretended GPU's cold bytes.
@@ -169,9 +170,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
             assert kv_bytes == gpu.made[-1].kv_bytes
             gpu.floors.append(again)
             samples_us = itertools.repeat(gpu.best_floor_us if again else gpu.floor_us)
-            reader = SimpleNamespace(
-                name=rounds.FLOOR, samples_us=samples_us, replay=lambda launches: None
-            )
+            reader = SimpleNamespace(name=None, samples_us=samples_us, replay=lambda launches: None)
             return [Launch(reader, lambda: None) for _ in inputs]
 
     def cross_check(launches: Sequence[Launch], latency_us: float) -> CrossCheck | str:
@@ -197,10 +196,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
     monkeypatch.setattr(buffers, "COLD_L2_MULTIPLE", 0)
     monkeypatch.setattr(instruments, "open_nvml", lambda device: gpu.nvml)
     monkeypatch.setattr(instruments, "ReadFloor", ReadFloor)
-    for module in (rounds, sustained, protocol):
+    for module in (protocol, shared):
         monkeypatch.setattr(module, "Replay", PretendedReplay)
-    monkeypatch.setattr(confirm, "cross_check", cross_check)
-    monkeypatch.setattr(loaded, "fingerprint", fingerprint)
+    monkeypatch.setattr(judge, "cross_check", cross_check)
+    monkeypatch.setattr(one_gpu, "fingerprint", fingerprint)
     return gpu
 
 
@@ -209,4 +208,4 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Rows of `PROBLEM`, measured with new instruments."""
     instruments = open_instruments(0, MeasureOptions(**options), gpu.announce)
-    return measure_problem(instruments, PROBLEM, kernels, configs)
+    return measure_problem(attention_on(instruments, PROBLEM), kernels, configs)

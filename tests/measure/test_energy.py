@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from simulated_gpu import SimulatedGpu
 
 from leanbench.core.errors import UserError
-from leanbench.measure.energy import check_window, measure_sustained, sustained_outcome
-from leanbench.measure.energy_counter import EnergyCalibration, calibrate
-from leanbench.measure.energy_meter import SustainedReading, integrated_power_w
+from leanbench.measure.energy import check_window, measure_window, sustained_outcome
+from leanbench.measure.energy_meter import (
+    EnergyCalibration,
+    SustainedReading,
+    calibrate,
+    integrated_power_w,
+)
 from leanbench.records.row import Row
 
 LAUNCHES = 40
@@ -27,7 +31,7 @@ def calibrated(gpu: Any, seconds: float = 1.8) -> EnergyCalibration:
 def measured(
     gpu: Any, calibration: EnergyCalibration | None, window_s: float = 2.0, **options: Any
 ) -> SustainedReading:
-    return measure_sustained(
+    return measure_window(
         gpu.replay,
         LAUNCHES,
         options.pop("nvml", gpu),
@@ -108,6 +112,7 @@ def test_readings_of_the_h200_s_figures():
     assert reading.energy_above_idle_mj == pytest.approx(52, rel=0.002)
     assert reading.energy_by_power_mj == pytest.approx(60, rel=0.002)
     assert reading.power_w == pytest.approx(600, rel=0.002)
+    assert reading.idle_power_w == calibration.idle_power_w
     assert (reading.clock_mhz, reading.throttle_reasons) == (1755, ["sw_power_cap"])
     # Two seconds are 20 ticks: whether the last is still ahead when they are over is a matter of a
     # millisecond.
@@ -364,9 +369,11 @@ def test_windows_that_mean_nothing(window_s: float, tick_ms: float | None, sente
 
 
 def test_row_fields():
-    reading = SustainedReading(100.0, 2.1, 1755, 600.0, 60.0, 52.0, 61.0, ["sw_power_cap"], [])
+    reading = SustainedReading(
+        100.0, 2.1, 1755, 600.0, 60.0, 52.0, 61.0, ["sw_power_cap"], [], idle_power_w=80.0
+    )
     floor = SustainedReading(90.0, 2.0, 1755, 500.0, 45.0, 38.0, 45.0, [], [])
-    fields = sustained_outcome(reading, EnergyCalibration(100.0, 80.0, 79.0), floor).fields()
+    fields = sustained_outcome([reading], floor).fields()
     assert fields == {
         "sustained_us": 100.0,
         "sustained_s": 2.1,
@@ -384,7 +391,7 @@ def test_row_fields():
 
 def test_row_fields_of_a_latency_alone():
     reading = SustainedReading(100.0, 2.0, None, None, None, None, None, None, [])
-    fields = sustained_outcome(reading, None, None).fields()
+    fields = sustained_outcome([reading]).fields()
     assert {name for name, value in fields.items() if value is not None} == {
         "sustained_us",
         "sustained_s",

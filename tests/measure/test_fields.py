@@ -10,7 +10,7 @@ import pytest
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.nvml import GpuState
 from leanbench.gpu.processes import GpuProcess
-from leanbench.measure.fields import sample_fields, timing_outcome
+from leanbench.measure.candidate import sample_fields, timing_outcome
 from leanbench.measure.judge import (
     disturbance,
     floor_warning,

@@ -25,15 +25,15 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.nvml import GpuState
 from leanbench.gpu.processes import GpuProcess
-from leanbench.measure import extras, prepare, protocol
+from leanbench.measure import extras, one_gpu
 from leanbench.measure import instruments as instruments_module
-from leanbench.measure import sustained as sustained_module
-from leanbench.measure.candidate import TimedCandidate
+from leanbench.measure.candidate import Candidate, timing_outcome
 from leanbench.measure.crosscheck import CrossCheck
-from leanbench.measure.fields import timing_outcome
+from leanbench.measure.energy_meter import SustainedReading
 from leanbench.measure.instruments import open_instruments
-from leanbench.measure.loaded import LoadedProblem
+from leanbench.measure.one_gpu import OneGpu
 from leanbench.measure.protocol import measure_problem, measure_timelines
+from leanbench.measure.shared import attention_on
 from leanbench.measure.timing import Effort, Timing
 from leanbench.records.outcome import Outcome
 from leanbench.records.row import Row
@@ -161,12 +161,12 @@ def test_inputs_are_given_up_when_a_problem_is_done(gpu):
             kept.extend(launches)
 
     instruments = open_instruments(0)
-    with LoadedProblem(PROBLEM, instruments) as loaded:
+    with OneGpu(instruments, PROBLEM) as loaded:
         assert len(loaded.buffers) == 3
     assert loaded.buffers == []
-    measure_problem(instruments, PROBLEM, [Keeping()])
+    measure_problem(attention_on(instruments, PROBLEM), [Keeping()])
     smaller = replace(PROBLEM, dtype="bf16")
-    assert measure_problem(instruments, smaller, [Right()])["right"]["status"] == "ok"
+    assert measure_problem(attention_on(instruments, smaller), [Right()])["right"]["status"] == "ok"
     assert gpu.made == [PROBLEM] * 6 + [smaller] * 3
 
 
@@ -194,7 +194,7 @@ def test_the_fastest_candidate_is_measured(gpu, monkeypatch):
             make_launches()
         return FASTER, 2
 
-    monkeypatch.setattr(prepare, "fastest", fastest)
+    monkeypatch.setattr(one_gpu, "fastest", fastest)
     kernel = Right()
     fields = measure(gpu, kernel, configs="best")["right"]
     assert (fields["config"], fields["config_choice"]) == (FASTER.to_dict(), "best of 2")
@@ -232,7 +232,7 @@ def first_that_runs(candidates: dict[object, Callable[[], object]]) -> tuple[obj
 
 
 def test_best_passes_over_candidates_that_are_wrong(gpu, monkeypatch):
-    monkeypatch.setattr(prepare, "fastest", first_that_runs)
+    monkeypatch.setattr(one_gpu, "fastest", first_that_runs)
     fields = measure(gpu, WrongWith(FASTER))["right"]
     assert (fields["status"], fields["config"]) == ("ok", CONFIG.to_dict())
     assert fields["config_choice"] == "best of 1"
@@ -241,7 +241,7 @@ def test_best_passes_over_candidates_that_are_wrong(gpu, monkeypatch):
 
 
 def test_where_no_candidate_is_right_the_row_is_incorrect(gpu, monkeypatch):
-    monkeypatch.setattr(prepare, "fastest", first_that_runs)
+    monkeypatch.setattr(one_gpu, "fastest", first_that_runs)
     fields = measure(gpu, WrongWith(CONFIG, FASTER))["right"]
     assert (fields["status"], fields["config"]) == ("incorrect", CONFIG.to_dict())
     assert fields["reason"].startswith("relative error 1.00e+00 against the fp64 reference")
@@ -263,7 +263,8 @@ def test_a_warm_cache_is_one_buffer_and_says_so(gpu):
 
 def test_unsupported_says_the_kernels_reason_and_allocates_nothing(gpu):
     rows = measure_problem(
-        open_instruments(0), replace(PROBLEM, head_dim=256), [Right(), kernel("reference")]
+        attention_on(open_instruments(0), replace(PROBLEM, head_dim=256)),
+        [Right(), kernel("reference")],
     )
     assert (rows["right"]["status"], rows["right"]["reason"]) == (
         "unsupported",
@@ -278,7 +279,9 @@ def test_unsupported_says_the_kernels_reason_and_allocates_nothing(gpu):
 
 
 def test_what_is_unsupported_leaves_the_others_alone(gpu):
-    rows = measure_problem(open_instruments(0), PROBLEM, [kernel("reference"), Right()])
+    rows = measure_problem(
+        attention_on(open_instruments(0), PROBLEM), [kernel("reference"), Right()]
+    )
     assert {name: fields["status"] for name, fields in rows.items()} == {
         "reference": "unsupported",
         "right": "ok",
@@ -290,7 +293,9 @@ def test_out_of_memory_is_said_of_all_kernels_that_could(gpu):
     gpu.free_bytes = 20e9
     instruments = open_instruments(0)
     large = AttentionProblem(4, 32, 32, 1_000_000, 64)
-    rows = measure_problem(instruments, large, [Right("a"), kernel("reference"), Right("b")])
+    rows = measure_problem(
+        attention_on(instruments, large), [Right("a"), kernel("reference"), Right("b")]
+    )
     for name in ("a", "b"):
         assert rows[name]["status"] == "out_of_memory"
         assert rows[name]["reason"].startswith(
@@ -300,7 +305,7 @@ def test_out_of_memory_is_said_of_all_kernels_that_could(gpu):
     assert rows["reference"]["status"] == "unsupported"
     assert gpu.made == []
     # What does not fit leaves the process usable.
-    assert measure_problem(instruments, PROBLEM, [Right()])["right"]["status"] == "ok"
+    assert measure_problem(attention_on(instruments, PROBLEM), [Right()])["right"]["status"] == "ok"
 
 
 class PretendedNvml:
@@ -357,28 +362,27 @@ def test_other_programs_on_the_gpu_make_all_rows_noisy_but_the_sweep_itself_does
 
 @pytest.fixture
 def sustained(monkeypatch) -> list[tuple[int, object, float]]:
-    """`measure_sustained` answers at once; its calls are noted: launches of a replay, NVML,
-    window.
+    """Launches of a replay, NVML and window of each call of `measure_window`.
+
+    The calls return at once; the energy of the n-th reading is n mJ.
     """
     calls: list[tuple[int, object, float]] = []
 
     def fake(
-        replay: object, launches: int, nvml: object, calibration: object, window_s: float
-    ) -> SimpleNamespace:
+        replay: object,
+        launches: int,
+        nvml: object,
+        calibration: object,
+        window_s: float,
+        ranks: object,
+    ) -> SustainedReading:
+        assert ranks is None
         calls.append((launches, nvml, window_s))
-        warnings = [f"reading {len(calls)}"]
-        return SimpleNamespace(
-            warnings=warnings, number=len(calls), throttle_reasons=["sw_power_cap"]
-        )
+        number = len(calls)
+        reasons, warnings = ["sw_power_cap"], [f"reading {number}"]
+        return SustainedReading(10.0, 3.0, 1980, 600.0, number, None, None, reasons, warnings)
 
-    def energy_outcome(reading: Any, calibration: object, floor: Any) -> Outcome:
-        return Outcome(
-            energy_mj=float(reading.number),
-            energy_floor_mj=None if floor is None else float(floor.number),
-        )
-
-    monkeypatch.setattr(sustained_module, "measure_sustained", fake)
-    monkeypatch.setattr(sustained_module, "sustained_outcome", energy_outcome)
+    monkeypatch.setattr(extras, "measure_window", fake)
     calibration = SimpleNamespace(tick_ms=100.0)
     monkeypatch.setattr(instruments_module, "calibrate", lambda nvml: calibration)
     return calls
@@ -444,10 +448,10 @@ def test_host_time_is_the_median_of_calls(gpu, monkeypatch, latency_us, calls):
         return Launch(kernel, call)
 
     monkeypatch.setattr(kernel, "prepare", prepare_timed)
-    monkeypatch.setattr(protocol, "STEPS", ())
+    monkeypatch.setattr(OneGpu, "steps", ())
     extra = extras.host_fields
 
-    def host_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
+    def host_fields(loaded: OneGpu, candidate: Candidate) -> Outcome:
         called.clear()
         monkeypatch.setattr("torch.cuda.synchronize", lambda: waits.append(len(called)))
         outcome = extra(loaded, candidate)
@@ -457,7 +461,7 @@ def test_host_time_is_the_median_of_calls(gpu, monkeypatch, latency_us, calls):
         assert called[:4] == [*loaded.buffers, loaded.buffers[0]]
         return outcome
 
-    monkeypatch.setattr(protocol, "EXTRAS", (host_fields,))
+    monkeypatch.setattr(OneGpu, "extras", (host_fields,))
     no_rest = Effort(rest_share=0.0)
     assert measure(gpu, kernel, effort=no_rest)["right"]["host_us"] == pytest.approx(20.0)
     assert waits == [*range(3, 3 + calls, 20), 3 + calls]
@@ -523,17 +527,21 @@ def test_a_timeline_holds_the_plain_latency(gpu, monkeypatch):
             else (problem, kernel.name, config, len(buffers), latency_us)
         )
 
-    monkeypatch.setattr(protocol, "record_timeline", record_timeline)
+    monkeypatch.setattr(one_gpu, "record_timeline", record_timeline)
     instruments = open_instruments(0)
     samples_us = [10.0, 11.0, 12.0] * 20
-    timelines: Any = measure_timelines(instruments, PROBLEM, Right("a", samples_us), "default")
+    timelines: Any = measure_timelines(
+        attention_on(instruments, PROBLEM), Right("a", samples_us), "default"
+    )
     assert timelines == [(PROBLEM, "a", CONFIG, 3, statistics.median(samples_us))]
     assert (
-        measure_timelines(instruments, PROBLEM, Right("untraced"), "default")
+        measure_timelines(attention_on(instruments, PROBLEM), Right("untraced"), "default")
         == "untraced has no instrumented build"
     )
     assert (
-        measure_timelines(instruments, replace(PROBLEM, head_dim=256), Right("a"), "default")
+        measure_timelines(
+            attention_on(instruments, replace(PROBLEM, head_dim=256)), Right("a"), "default"
+        )
         == "a knows no head_dim 256"
     )
 
@@ -550,11 +558,11 @@ def test_settings_that_are_tuned_or_given(gpu, monkeypatch):
         )
 
     requests: list[object] = []
-    monkeypatch.setattr(prepare.lookup, "resolve", choose)
+    monkeypatch.setattr(one_gpu.lookup, "resolve", choose)
     tuned, second = Right("tuned"), Right("other")
     tuned.tuned_as = "tuned"
     rows = measure_problem(
-        open_instruments(0), PROBLEM, [tuned, second], "heuristic", {"other": CONFIG}
+        attention_on(open_instruments(0), PROBLEM), [tuned, second], "heuristic", {"other": CONFIG}
     )
     assert requests == ["heuristic", CONFIG]
     chosen = [
@@ -568,11 +576,11 @@ def test_settings_that_are_tuned_or_given(gpu, monkeypatch):
 def test_best_tries_what_is_tuned_too(gpu, monkeypatch):
     tuned = TileConfig(256, 4, 2)
     monkeypatch.setattr(
-        prepare.lookup, "resolve", lambda *arguments: Choice(tuned, "tuned", "from a file")
+        one_gpu.lookup, "resolve", lambda *arguments: Choice(tuned, "tuned", "from a file")
     )
     tried: list[object] = []
     monkeypatch.setattr(
-        prepare, "fastest", lambda candidates: (tried.extend(candidates), (tuned, 3))[1]
+        one_gpu, "fastest", lambda candidates: (tried.extend(candidates), (tuned, 3))[1]
     )
     assert measure(gpu, Right(), configs="best")["right"]["config"] == tuned.to_dict()
     assert tried == [tuned, CONFIG, FASTER]

@@ -15,10 +15,12 @@ from leanbench.core.errors import GpuUnusable, SuspectResult
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import LaunchResources
 from leanbench.gpu.nvml_library import GpuLostError
-from leanbench.measure import extras, protocol
+from leanbench.measure import extras
 from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.instruments import open_instruments
+from leanbench.measure.one_gpu import OneGpu
 from leanbench.measure.protocol import measure_problem
+from leanbench.measure.shared import attention_on
 from leanbench.measure.timing import Effort
 from leanbench.records.outcome import Outcome
 
@@ -110,11 +112,13 @@ def test_a_kernel_that_changes_its_inputs_is_an_alarm(gpu, tensor):
     ragged = replace(PROBLEM, context=(100, 90), kv_layout="NHD")
     sentence = r"^changing changed its inputs: Q, K, V or the lengths are not what they were$"
     with pytest.raises(SuspectResult, match=sentence):
-        measure_problem(instruments, ragged, [Right("a"), Changing("changing"), Right("b")])
+        measure_problem(
+            attention_on(instruments, ragged), [Right("a"), Changing("changing"), Right("b")]
+        )
     assert gpu.announced[-1] == "changing"
     # The others are given inputs that nobody changed.
     gpu.made.clear()
-    assert measure_problem(instruments, ragged, [Right("a")])["a"]["status"] == "ok"
+    assert measure_problem(attention_on(instruments, ragged), [Right("a")])["a"]["status"] == "ok"
     assert gpu.made
 
 
@@ -200,7 +204,7 @@ def test_a_kernel_found_wrong_after_timing_is_asked_nothing_more(gpu, monkeypatc
 
     names: list[str] = []
     monkeypatch.setattr(
-        protocol, "EXTRAS", (lambda loaded, timed: names.append(timed.name) or Outcome(),)
+        OneGpu, "extras", (lambda loaded, timed: names.append(timed.name) or Outcome(),)
     )
     rows = measure(gpu, Right("a"), WrongInReplays("wrong"))
     assert (rows["wrong"]["status"], names) == ("incorrect", ["a"])

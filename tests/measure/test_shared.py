@@ -17,12 +17,14 @@ from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
 from leanbench.core.inputs import AttentionInputs, Peers
 from leanbench.core.kernel import TracedCall
 from leanbench.core.timeline import CtaTimeline, Timeline
-from leanbench.measure import shard, shared, shared_sustained, shared_timeline, timeline
+from leanbench.measure import extras, shard, shared, timeline
+from leanbench.measure.energy import EqualReplays, sustained_outcome
 from leanbench.measure.energy_meter import SustainedReading
 from leanbench.measure.instruments import Instruments, open_instruments
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.protocol import measure_problem, measure_timelines
 from leanbench.measure.ranks import RankLost, Ranks
+from leanbench.measure.shared import attention_on
 
 T = TypeVar("T")
 
@@ -57,19 +59,11 @@ class Pair(Ranks):
         pass
 
 
-#: What is timed apart from the rounds.
-_APART_US = {"both": 12.0, "barrier": 3.0, "plain": 10.0, "traced": 10.5}
-
-
 class SharedPretendedReplay(PretendedReplay):
-    def __init__(self, name: str, ranks: Ranks, launches: Any, sample_ms: float) -> None:
-        if name in _APART_US:
-            self.us = _APART_US[name]
-            return
-        super().__init__(launches, sample_ms)
-
-    def median_us(self) -> float:
-        return self.us
+    def __init__(self, ranks: Ranks, launches: Any, sample_ms: float) -> None:
+        # Chains with a barrier and instrumented builds belong to no kernel.
+        if hasattr(launches[0], "kernel"):
+            super().__init__(launches, sample_ms)
 
 
 class Alike(Right):
@@ -82,9 +76,7 @@ class Alike(Right):
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
     pair = Pair()
-    for module in (shared, shared_timeline):
-        monkeypatch.setattr(module, "SharedReplay", SharedPretendedReplay)
-    monkeypatch.setattr(shared, "Replay", PretendedReplay)
+    monkeypatch.setattr(shared, "SharedReplay", SharedPretendedReplay)
     monkeypatch.setattr(shard, "_gathered", lambda inputs, tensor: torch.stack([tensor, tensor]))
     monkeypatch.setattr("torch.distributed.broadcast", lambda tensor, src, group: None)
     return pair
@@ -105,7 +97,7 @@ def measure(
     gpu: PretendedGpu, pair: Pair, parallel: str, *kernels: Right, **options: Any
 ) -> dict[str, dict[str, Any]]:
     problem = replace(PROBLEM, parallel=parallel)
-    return measure_problem(opened(gpu, pair, **options), problem, kernels)
+    return measure_problem(attention_on(opened(gpu, pair, **options), problem), kernels)
 
 
 def test_heads_that_are_split(gpu: PretendedGpu, pair: Pair) -> None:
@@ -132,6 +124,9 @@ def test_tokens_that_are_split(
     monkeypatch.setattr(
         shared, "alone", lambda own: [local.prepare(inputs, None) for inputs in own.buffers]
     )
+    # Each launch after a barrier, and barriers alone.
+    times_us = iter([12.0, 3.0])
+    monkeypatch.setattr(shared, "median_us", lambda replay: next(times_us))
     row = measure(gpu, pair, "cp:2", Alike("lean", [10.5]), energy=False)["lean"]
     assert (row["status"], row["latency_us"]) == ("ok", 10.5)
     assert (row["shard_us"], row["exchange_us"]) == (9.0, 1.5)
@@ -149,11 +144,12 @@ def test_energy_is_that_of_all_gpus(
 ) -> None:
     windows: list[float] = []
 
-    def sustained(replay: Any, launches: int, *arguments: Any, before_drain: Any) -> Any:
+    def window(replay: Any, launches: int, *arguments: Any, ranks: Any) -> Any:
+        assert ranks is pair
         windows.append(arguments[2])
         return reading(11.0, 600.0, ["clocks were low"])
 
-    monkeypatch.setattr(shared_sustained, "measure_sustained", sustained)
+    monkeypatch.setattr(extras, "measure_window", window)
     row = measure(gpu, pair, "tp:2", Right(), sustained=True, occupancy=True, window_s=2.5)["right"]
     assert windows == [2.5]
     assert (row["status"], row["sustained_us"]) == ("ok", 11.0)
@@ -166,7 +162,9 @@ def test_energy_is_that_of_all_gpus(
     ]
 
 
-def reading(sustained_us: float, power_w: float | None, warnings: list[str]) -> SustainedReading:
+def reading(
+    sustained_us: float, power_w: float | None, warnings: list[str], idle_w: float | None = None
+) -> SustainedReading:
     energy_mj = None if power_w is None else power_w * sustained_us / 1000
     return SustainedReading(
         sustained_us=sustained_us,
@@ -178,18 +176,19 @@ def reading(sustained_us: float, power_w: float | None, warnings: list[str]) -> 
         energy_by_power_mj=None,
         throttle_reasons=[],
         warnings=warnings,
+        idle_power_w=idle_w,
     )
 
 
 def test_readings_of_ranks_are_added_where_all_have_them() -> None:
-    both = [reading(10.0, 500.0, []), reading(12.0, 700.0, [])]
-    outcome = shared_sustained.together(both, [80.0, 90.0])
+    both = [reading(10.0, 500.0, [], 80.0), reading(12.0, 700.0, [], 90.0)]
+    outcome = sustained_outcome(both)
     assert outcome.energy_mj == pytest.approx(5.0 + 8.4)
     assert outcome.energy_delay_mj_us == pytest.approx(13.4 * 12.0)
     assert (outcome.sustained_us, outcome.sustained_s) == (12.0, 2.1)
     assert (outcome.sustained_power_w, outcome.idle_power_w) == (1200.0, 170.0)
     assert outcome.sustained_clock_mhz == 1968
-    one = shared_sustained.together([both[0], reading(12.0, None, [])], [80.0, None])
+    one = sustained_outcome([both[0], reading(12.0, None, [])])
     assert (one.sustained_us, one.energy_mj, one.sustained_power_w) == (12.0, None, None)
     assert (one.idle_power_w, one.energy_delay_mj_us) == (None, None)
 
@@ -202,12 +201,12 @@ def test_every_rank_replays_as_often_as_the_one_with_the_most() -> None:
     waited: list[float] = []
     queue: Any = SimpleNamespace(keep_busy=lambda seconds: waited.append(seconds))
     replayed: list[str] = []
-    replays = shared_sustained.EqualReplays(Other(), lambda: replayed.append("replay"), 0.0)
+    replays = EqualReplays(Other(), lambda: replayed.append("replay"), 5.0)
     for _ in range(4):
         replays()
-    replays.finish(queue)
+    replays.finish(queue, lambda: 3.0)
     assert len(replayed) == replays.count == 7
-    assert len(waited) == 1
+    assert waited == [2.0]
 
 
 def test_a_wrong_kernel_is_not_timed(gpu: PretendedGpu, pair: Pair) -> None:
@@ -259,7 +258,7 @@ def test_what_all_ranks_refuse_is_a_sentence_and_what_one_does_not_know_ends_it(
 
 def test_best_is_refused(gpu: PretendedGpu, pair: Pair) -> None:
     problem = replace(PROBLEM, parallel="tp:2")
-    row = measure_problem(opened(gpu, pair), problem, [Right()], "best")["right"]
+    row = measure_problem(attention_on(opened(gpu, pair), problem), [Right()], "best")["right"]
     assert row["status"] == "unsupported"
     assert row["reason"].startswith("configs 'best' times candidates on one GPU")
 
@@ -301,7 +300,7 @@ class Uneven(Pair):
 
 def timelines(gpu: PretendedGpu, pair: Pair, kernel: Right, configs: str = "default") -> Any:
     problem = replace(PROBLEM, parallel="cp:2")
-    return measure_timelines(opened(gpu, pair), problem, kernel, configs)
+    return measure_timelines(attention_on(opened(gpu, pair), problem), kernel, configs)
 
 
 def test_timelines_of_ranks_are_of_the_launch_whose_slowest_gpu_took_the_median(
@@ -309,6 +308,9 @@ def test_timelines_of_ranks_are_of_the_launch_whose_slowest_gpu_took_the_median(
 ) -> None:
     monkeypatch.setattr(timeline, "capture", lambda launches, count: SimpleNamespace(replay=list))
     monkeypatch.setattr(timeline, "timer_tick_ns", lambda device: 32)
+    # The plain chain, then the instrumented one.
+    times_us = iter([10.0, 10.5])
+    monkeypatch.setattr(shared, "median_us", lambda replay: next(times_us))
     own_us = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
     # The slowest: 9, 8, 12, 6, 5, 4, 3, 2, 10, whose median is the fourth launch.
     other_us = [1.0, 1.0, 12.0, 1.0, 1.0, 1.0, 1.0, 1.0, 10.0]

@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -20,10 +19,9 @@ from typing import Any, ClassVar
 import torch
 
 from leanbench.core.kernel import Kernel
-from leanbench.core.problem import AttentionProblem
 from leanbench.distributed import shards
 from leanbench.gpu.catalogue import find
-from leanbench.measure import follower, instruments, protocol, ranks, shared
+from leanbench.measure import follower, instruments, one_gpu, protocol, ranks, shared
 from leanbench.measure.instruments import Instruments
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.read_floor import ReadFloor
@@ -64,19 +62,15 @@ def follow() -> None:
 
 
 def _measure(
-    own: ranks.Ranks,
-    instruments: Instruments,
-    problem: AttentionProblem,
-    kernels: Sequence[Kernel],
-    requests: Mapping[str, Any],
+    subject: shared.SeveralGpus, kernels: Sequence[Kernel], requests: Mapping[str, Any]
 ) -> dict[str, Outcome]:
-    """Stands for `leanbench.measure.shared._measure`: tokens of all ranks together in place of a
+    """Stands for `measure_loaded` of a shared problem: tokens of all ranks together in place of a
     latency.
     """
-    outcomes = {}
+    own, problem, outcomes = subject.all_ranks, subject.problem, {}
     own.layout(problem.gpus)
     for kernel in kernels:
-        instruments.announce(kernel.name)
+        subject.instruments.announce(kernel.name)
         if own.rank == 1 and (problem.context, kernel.name) == (HANGS_AT, HANGS):
             os.kill(os.getpid(), signal.SIGSTOP)
         if (problem.context, kernel.name) == (FAILS_AT, FAILS):
@@ -85,15 +79,15 @@ def _measure(
             time.sleep(600)
         tokens = sum(own.of_all(problem.shard(own.rank).max_context))
         outcomes[kernel.name] = _outcome(tokens)
-    instruments.announce(None)
+    subject.instruments.announce(None)
     return outcomes
 
 
 def _measure_alone(
-    problem: AttentionProblem, kernels: Sequence[Kernel], requests: Mapping[str, Any]
+    subject: protocol.Subject, kernels: Sequence[Kernel], requests: Mapping[str, Any]
 ) -> dict[str, Outcome]:
-    """Stands for `leanbench.measure.protocol._measure`, likewise."""
-    return {kernel.name: _outcome(problem.max_context) for kernel in kernels}
+    """Stands for `measure_loaded` of one GPU, likewise."""
+    return {kernel.name: _outcome(subject.problem.max_context) for kernel in kernels}
 
 
 def _outcome(tokens: int) -> Outcome:
@@ -125,10 +119,6 @@ def _pretend() -> None:
         device, spec = torch.device("cpu"), find("h200")
         return Instruments(device, spec, options, None, None, ReadFloor(), announce)
 
-    @contextmanager
-    def loaded(problem: AttentionProblem, instruments: Instruments) -> Iterator[AttentionProblem]:
-        yield problem
-
     fakes: dict[Any, dict[str, Any]] = {
         ranks: {
             "_device_count": lambda: 4,
@@ -139,8 +129,10 @@ def _pretend() -> None:
             "join": lambda rank, size, port, device: join(rank, size, port, None),
             "subprocess": SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL),
         },
-        shared: {"_measure": _measure},
-        protocol: {"_measure": _measure_alone, "LoadedProblem": loaded},
+        shared: {"measure_loaded": _measure},
+        shared.SeveralGpus: {"load": lambda subject: None},
+        protocol: {"measure_loaded": _measure_alone},
+        one_gpu.OneGpu: {"load": lambda subject: None},
         shards: {"ContextGroup": _ContextGroup},
         instruments: {"open_instruments": opened},
         environment: {"measured_environment": lambda index: {"gpu_uuid": "GPU-a"}},
