@@ -1,7 +1,7 @@
 """Step of a whole model as the subject of a measurement.
 
-The model is loaded once. Each kernel takes the place of its attention. The step without attention
-and its matrix products are timed along with the kernels.
+The model is loaded once. Each kernel replaces its attention. The step without attention and its
+matrix products are timed together with the kernels.
 """
 
 from __future__ import annotations

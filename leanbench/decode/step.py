@@ -1,4 +1,4 @@
-"""One decode step of a whole model on the GPU, with any kernel as its attention."""
+"""Decode step of a whole model on the GPU, with any kernel as its attention."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 class DecodeStep:
-    """A model, its KV cache and one token of every sequence; a call is a step, with the greedy
-    choice of the next tokens.
+    """Model, KV cache and one token of every sequence.
+
+    A call runs a step and chooses the next tokens greedily.
     """
 
     def __init__(self, problem: AttentionProblem, device: str | torch.device) -> None:
@@ -26,16 +27,16 @@ class DecodeStep:
         self.model = random_model(problem.whole_model, problem.dtype, str(device))
         self.cache = StepCache(problem, device)
         contexts = torch.tensor(problem.contexts, device=device)
-        #: (batch, 1): the tokens that the step takes in, and where they stand.
+        #: Input tokens of the step and their positions, (batch, 1).
         self._tokens = torch.arange(problem.batch, device=device)[:, None] + 5
         self._positions = contexts[:, None] - 1
         self._masks = self._all_masks(device)
-        #: (batch,): what the latest step, or the latest replay of its graph, chose.
+        #: Tokens chosen by the latest step or replay, (batch,).
         self.chosen = torch.zeros(problem.batch, dtype=torch.int64, device=device)
 
     def _all_masks(self, device: str | torch.device) -> Any:
-        """True where a token is seen, (batch, 1, 1, capacity) by kind of layer, as models with
-        kinds take it, or of all layers.
+        """Return masks of the visible tokens, (batch, 1, 1, capacity): one for all layers, or a
+        dictionary by kind of layer.
         """
         import torch
 
@@ -62,7 +63,7 @@ class DecodeStep:
         torch.argmax(self.logits(), dim=-1, out=self.chosen)
 
     def logits(self) -> torch.Tensor:
-        """The logits of a step, (batch, vocabulary): all of it but the choice."""
+        """Run a step without the choice. Return logits, (batch, vocabulary)."""
         import torch
 
         with torch.no_grad():
@@ -75,9 +76,7 @@ class DecodeStep:
             ).logits[:, -1]
 
     def prefill(self) -> None:
-        """The prompts of all sequences, as long as their contexts; K and V of the cache become
-        theirs.
-        """
+        """Run prompts as long as the contexts. Their K and V overwrite the cache."""
         import torch
 
         context = self.problem.max_context

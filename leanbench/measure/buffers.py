@@ -1,4 +1,4 @@
-"""The inputs that launches rotate over."""
+"""Inputs that launches rotate over."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from leanbench.measure.options import CacheState
 if TYPE_CHECKING:
     import torch
 
-#: A cold launch comes after at least this many bytes of others, and after this many times the L2.
+#: Minimum bytes that other launches read before a cold one, and the same as a multiple of the L2.
 COLD_BYTES = 400_000_000
 COLD_L2_MULTIPLE = 6
-#: The driver clears freed memory at this share of the memory's bandwidth at least; 9% on an H200.
+#: Minimum rate at which the driver clears freed memory, as a share of the bandwidth; 9% on an H200.
 _CLEARING_SHARE = 0.07
 
 
 def cold_bytes(spec: GpuSpec) -> int:
-    """Bytes of K and V that launches rotate over for a cold L2."""
+    """Return the bytes of K and V to rotate over for a cold L2."""
     return max(COLD_BYTES, COLD_L2_MULTIPLE * spec.l2_bytes)
 
 
 def cold_copies(problem: AttentionProblem, spec: GpuSpec) -> int:
-    """Copies of a problem's inputs for a cold L2, memory permitting; at least 1."""
+    """Return the copies of a problem's inputs for a cold L2, without regard to memory."""
     return math.ceil(cold_bytes(spec) / problem.kv_bytes)
 
 
 def rotating_inputs(
     problem: AttentionProblem, device: torch.device, spec: GpuSpec, cache: CacheState
 ) -> list[AttentionInputs]:
-    """Enough inputs that none is in the L2 when its turn comes again; one for a warm L2.
+    """Allocate enough inputs for a cold L2 in every launch, or one for a warm L2.
 
-    A cache with more room than its sequences take holds several inputs, window by window, so that
-    capacity costs no more memory than it must.
+    A cache with more capacity than its sequences need holds several inputs, window by window, to
+    save memory.
     """
     import torch
 
@@ -47,7 +47,7 @@ def rotating_inputs(
         return make_windows(problem, device, 1)
     windows = windows_in_cache(problem)
     wanted = cold_copies(problem, spec)
-    # A pool of several windows ends a sequence's room behind one of a single cache at most.
+    # A pool of several windows is at most one sequence larger than a single cache.
     rows = problem.batch + (windows > 1)
     pool_bytes = problem.kv_allocated_bytes * rows / problem.batch
     free, _ = torch.cuda.mem_get_info(device)
@@ -59,10 +59,10 @@ def rotating_inputs(
 
 
 def free_memory(spec: GpuSpec) -> None:
-    """Hands unused memory back to the driver, and waits until the driver has cleared it.
+    """Return unused memory to the driver, and wait until the driver has cleared it.
 
-    It does so in the background, and takes bandwidth from whatever runs: on an H200, 137 GB take
-    0.32 s, in which reads are 13% slower.
+    Clearing runs in the background and takes bandwidth: on an H200, 137 GB take 0.32 s, in which
+    reads are 13% slower.
     """
     import torch
 
@@ -74,13 +74,13 @@ def free_memory(spec: GpuSpec) -> None:
 
 
 def refuse_shortage(problem: AttentionProblem, device: torch.device, held_bytes: int = 0) -> None:
-    """Looks whether the problem and its check fit into the GPU's free memory.
+    """Check that the problem and its check fit into the GPU's free memory.
 
     Args:
-        held_bytes: of the problem, which it has already.
+        held_bytes: Bytes of the problem that are allocated already.
 
     Raises:
-        OutOfMemory: they do not.
+        OutOfMemory: They do not fit.
     """
     import torch
 

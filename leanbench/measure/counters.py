@@ -1,15 +1,14 @@
-"""Hardware counters of one call of a kernel, read by Nsight Compute (`ncu`) in a process of its
-own.
+"""Hardware counters of one call of a kernel, read by Nsight Compute (`ncu`) in its own process.
 
-The call is the plain one that is timed, on inputs as the timing makes them. `--cache-control none`:
-Nsight Compute would otherwise empty the L2 before each of a call's GPU kernels, and a merge would
-find its partials in memory; the rotation of buffers decides what the L2 holds, as in the timing.
-`--clock-control none`: the clocks stay as they are. The four metrics are few enough for one pass.
-Where a GPU needs several, Nsight Compute runs each GPU kernel again and the later passes find K and
-V in the L2, so a cold count that took several passes is refused.
+The call is the plain one that is timed, on inputs made in the same way. `--cache-control none`:
+Nsight Compute would otherwise empty the L2 before each GPU kernel of a call, and a merge would read
+its partials from memory. The rotation of buffers decides what the L2 holds, as in the timing.
+`--clock-control none` leaves the clocks as they are. The four metrics fit into one pass. On a GPU
+that needs several, Nsight Compute repeats each GPU kernel, and later passes find K and V in the L2.
+Cold counts of several passes are therefore refused.
 
-The GPU is otherwise idle between the GPU kernels, and its clocks may be lower than in a timing: the
-counts hold, the time in this pass only relates to them.
+The GPU is idle between the GPU kernels, so its clocks may be lower than in a timing. The counts are
+valid; the time of this pass relates to the counts alone.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.measure.options import CacheState
 from leanbench.records.outcome import Outcome
 
-#: Starts the line in which the counted process says why it could not run.
+#: Start of the line with the reason why the counted process failed.
 TARGET_FAILED = "leanbench.measure.counters_target: "
-#: Starting torch, making inputs and compiling under Nsight Compute takes half a minute at worst.
+#: Time limit. Starting torch, making inputs and compiling take half a minute at worst.
 TIMEOUT_S = 90.0
-#: Said by all that read counters.
+#: Reason if the driver denies access to the counters.
 ADMINISTRATORS_ONLY = (
     "the driver lets only administrators read hardware counters: run as root, or set the driver's"
     " option NVreg_RestrictProfilingToAdminUsers=0, see"
@@ -48,14 +47,14 @@ _WARPS_ACTIVE = "sm__warps_active.avg.pct_of_peak_sustained_active"
 _DRAM_READ = "dram__bytes_read.sum"
 _DRAM_WRITTEN = "dram__bytes_write.sum"
 _DURATION = "gpu__time_duration.sum"
-#: Each metric and how `--print-units base` writes its unit, by versions.
+#: Unit of each metric as versions of `--print-units base` write it.
 _UNITS = {
     _WARPS_ACTIVE: ("%",),
     _DRAM_READ: ("byte",),
     _DRAM_WRITTEN: ("byte",),
     _DURATION: ("ns", "nsecond"),
 }
-#: Where installers put ncu without putting it on the PATH; the newest version sorts last.
+#: Folders of installers that do not put ncu on the PATH. The newest version sorts last.
 _USUAL_PLACES = ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda*/bin/ncu")
 _FAILURES = (
     ("ERR_NVGPUCTRPERM", ADMINISTRATORS_ONLY),
@@ -74,29 +73,28 @@ class CountedKernel:
     """One GPU kernel of the call."""
 
     name: str
-    #: Warps active over the most an SM can hold, 0 to 1, mean over the cycles in which an SM was
-    #: active.
+    #: Active warps over the maximum of an SM, 0 to 1, averaged over the SM's active cycles.
     warp_occupancy: float
     dram_read_bytes: int
     dram_written_bytes: int
-    #: In the counted pass.
+    #: Duration in the counted pass.
     duration_us: float
 
 
 @dataclass(frozen=True)
 class CountedLaunch:
-    """One call of a kernel, in the order in which its GPU kernels were launched; at least one."""
+    """GPU kernels of one call in launch order, at least one."""
 
     kernels: tuple[CountedKernel, ...]
 
     @property
     def warp_occupancy(self) -> float:
-        """Of the longest GPU kernel."""
+        """Warp occupancy of the longest GPU kernel."""
         return max(self.kernels, key=lambda kernel: kernel.duration_us).warp_occupancy
 
     @property
     def dram_bytes(self) -> int:
-        """Read and written, all GPU kernels together."""
+        """Bytes read and written by all GPU kernels."""
         return sum(kernel.dram_read_bytes + kernel.dram_written_bytes for kernel in self.kernels)
 
     @property
@@ -108,7 +106,7 @@ class CountedLaunch:
         return self.dram_bytes / self.duration_us / 1e6
 
     def outcome(self) -> Outcome:
-        """As the figures of a row."""
+        """Return the figures of a row."""
         return Outcome(
             counted_warp_occupancy=self.warp_occupancy,
             counted_dram_bytes=self.dram_bytes,
@@ -117,7 +115,7 @@ class CountedLaunch:
 
 
 class _NotCountedError(Exception):
-    """The message is the sentence that `count` returns."""
+    """Reason for no counts. `count` returns the message."""
 
 
 def count(
@@ -128,14 +126,13 @@ def count(
     cache: CacheState = "cold",
     timeout_s: float = TIMEOUT_S,
 ) -> CountedLaunch | str:
-    """Hardware counters of one call; a str is the sentence why they cannot be read here.
+    """Count one call, or return a sentence with the reason why that is impossible.
 
     Args:
         config: None for a kernel without launch settings.
-        device_index: as torch counts. The GPU needs room for the inputs beside what this process
-            holds.
-        cache: `cold`, the call's inputs were read longest ago of more bytes than the L2 holds;
-            `warm`, just before.
+        device_index: Torch's index. The GPU needs memory for a second set of inputs.
+        cache: `cold` if other inputs larger than the L2 are read before the call, `warm` if its own
+            are.
     """
     ncu = find_ncu()
     if ncu is None:
@@ -155,7 +152,7 @@ def count(
 
 
 def find_ncu() -> str | None:
-    """The path of `ncu`: from the PATH, or the newest in the folders that installers use."""
+    """Return the path of `ncu` on the PATH, or the newest in the folders of installers."""
     on_path = shutil.which("ncu")
     if on_path:
         return on_path
@@ -177,7 +174,7 @@ def _command(ncu: str, request: dict[str, Any]) -> list[str]:
         "--metrics",
         ",".join(_UNITS),
     ]
-    # -P: files of the current folder must not shadow modules.
+    # -P keeps files of the current folder from shadowing modules.
     return [
         ncu,
         *options,
@@ -190,7 +187,7 @@ def _command(ncu: str, request: dict[str, Any]) -> list[str]:
 
 
 def _run(command: list[str], timeout_s: float) -> str:
-    """Output of ncu and of the counted process."""
+    """Return the output of ncu and of the counted process."""
     try:
         process = subprocess.Popen(
             command,
@@ -199,9 +196,9 @@ def _run(command: list[str], timeout_s: float) -> str:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            # Numbers as in 1,234.5, whatever the user's language.
+            # Write numbers as 1,234.5 in any locale.
             env={**os.environ, "LC_ALL": "C"},
-            # Its own group: ncu may be a script, and what it starts must end with it.
+            # A group of its own: ncu may be a script, and its children must end with it.
             start_new_session=True,
         )
     except OSError as error:
@@ -235,9 +232,7 @@ def _parse(output: str, cache: CacheState) -> CountedLaunch:
 
 
 def _metrics(output: str) -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
-    """The GPU kernels in the order of their launches: (name, metric -> (value, unit)), as ncu wrote
-    them.
-    """
+    """Yield (name, metric -> (value, unit)) of the GPU kernels in launch order, as ncu wrote it."""
     lines = output.splitlines()
     start = next(
         (number for number, line in enumerate(lines) if line.startswith('"ID",')), len(lines)

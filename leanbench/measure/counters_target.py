@@ -1,7 +1,7 @@
-"""The program that runs under Nsight Compute: one call of a kernel between cudaProfilerStart and
+"""Program that runs under Nsight Compute: one call of a kernel between cudaProfilerStart and
 cudaProfilerStop.
 
-Started by leanbench.measure.counters as ``ncu ... python -m leanbench.measure.counters_target
+leanbench.measure.counters starts it as ``ncu ... python -m leanbench.measure.counters_target
 JSON``.
 """
 
@@ -52,7 +52,7 @@ def _run(request: dict[str, Any]) -> None:
     for launch in launches:
         launch()
     torch.cuda.synchronize()
-    # Its inputs are the ones that were read longest ago.
+    # Its inputs were read longest ago.
     _profile(launches[0])
 
 
@@ -66,9 +66,7 @@ def _profile(launch: Callable[[], object]) -> None:
 
 
 def _end_with(caller_pid: int) -> None:
-    """Ncu stands between this process and the one that waits for it, so a death of the latter must
-    be looked for.
-    """
+    """End this process after its caller, which is not its parent: ncu is between them."""
 
     def watch() -> None:
         while True:

@@ -115,7 +115,7 @@ def measure_window(
     shared = None
     if ranks is not None:
         # The ranks are processes of one host, which share its clock.
-        end_s = ranks.from_first(now() + warm_up_s + window_s + _REST_S)
+        end_s = ranks.broadcast(now() + warm_up_s + window_s + _REST_S)
         replay = shared = EqualReplays(ranks, replay, end_s)
         ranks.barrier()
     queue = ReplayQueue(replay, record, now, sleep)
@@ -164,7 +164,7 @@ class EqualReplays:
     def finish(self, queue: ReplayQueue, now: Callable[[], float]) -> None:
         """Replay until the common end, then up to the count of the rank with the most replays."""
         queue.keep_busy(self._end_s - now())
-        for _ in range(max(self._ranks.of_all(self.count)) - self.count):
+        for _ in range(max(self._ranks.all_gather(self.count)) - self.count):
             self()
 
 

@@ -1,5 +1,5 @@
-"""Steps of leanbench.measure.protocol besides the latency: plan and host time, and by the options
-sustained latency, energy, occupancy, SM busy share and hardware counters.
+"""Steps of leanbench.measure.protocol that follow the latency: plan and host time, and by the
+options sustained latency, energy, occupancy, SM busy share and hardware counters.
 
 A step that an option disables returns an empty outcome.
 """
@@ -23,8 +23,8 @@ from leanbench.records.outcome import Outcome
 
 #: Timed plans, and plans before them.
 _PLANS, _FIRST_PLANS = 20, 3
-#: Timed calls: as many as the GPU runs in this time, within limits, in chunks that leave room in
-#: the launch queue. And calls before them.
+#: Timed calls: the number that the GPU runs in this time, within limits, in chunks that leave room
+#: in the launch queue. And calls before them.
 _HOST_DEVICE_US, _LEAST_CALLS, _MOST_CALLS = 15_000.0, 9, 200
 _CHUNK, _FIRST_CALLS = 20, 3
 
@@ -105,7 +105,7 @@ def read_window(subject: Subject, replay: Replay) -> list[SustainedReading]:
             ranks=ranks,
         )
 
-    return [measure()] if ranks is None else ranks.of_all(ranks.together(measure, waits=True))
+    return [measure()] if ranks is None else ranks.all_gather(ranks.together(measure, waits=True))
 
 
 def resource_fields(subject: Subject, candidate: Candidate) -> Outcome:
@@ -127,7 +127,7 @@ def resource_fields(subject: Subject, candidate: Candidate) -> Outcome:
 
 
 def busy_fields(subject: Subject, candidate: Candidate) -> Outcome:
-    """Measure the SM busy share, and the cost of the instrumentation, if there is such a build."""
+    """Measure the SM busy share and the cost of the instrumented build, if the kernel has one."""
     instruments = subject.instruments
     if not instruments.options.occupancy:
         return Outcome()

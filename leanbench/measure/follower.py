@@ -1,6 +1,6 @@
-"""A process that measures along with a worker, on another GPU.
+"""Process that measures together with a worker, on another GPU.
 
-Started as ``python -m leanbench.measure.follower RANK SIZE PORT DEVICE``, by the worker.
+The worker starts it as ``python -m leanbench.measure.follower RANK SIZE PORT DEVICE``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from leanbench.measure.options import MeasureOptions
 
 
 def main() -> None:
-    # Ctrl-C reaches every process of a terminal; the worker decides what becomes of this one.
+    # Ctrl-C reaches every process of a terminal. The worker decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     rank, size, port, device = map(int, sys.argv[1:])
     if sys.platform == "linux":
@@ -26,17 +26,17 @@ def main() -> None:
     from leanbench.measure.shared import follow
 
     ranks = join(rank, size, port, device)
-    options = MeasureOptions.from_dict(ranks.from_first())
+    options = MeasureOptions.from_dict(ranks.broadcast())
     instruments = open_instruments(device, options)
     try:
-        while (request := ranks.from_first()) is not None:
+        while (request := ranks.broadcast()) is not None:
             follow(ranks, instruments, request)
     except Exception as error:
         traceback.print_exc()
         if error is not ranks.refusal:
-            # The others do not know, and may wait for this rank's GPU.
+            # The others do not know and may wait for this rank's GPU.
             os._exit(FAILED_FOLLOWER)
-        # The worker knows, and is about to be ended with all that it started.
+        # The worker knows. It will be ended together with its followers.
         signal.pause()
     leave()
     os._exit(0)

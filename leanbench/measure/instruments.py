@@ -1,4 +1,4 @@
-"""Instruments that problems are measured with on one GPU."""
+"""Instruments of a GPU: NVML, energy calibration, read floor, processes of other GPUs."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
     from leanbench.gpu.nvml import GpuState, Nvml
 
-#: Receives the name of the kernel whose code runs next, None for nobody's: whoever watches this
-#: process knows whom to blame if it dies.
+#: Receives the name of the kernel that runs next, or None. The parent blames it if this process
+#: dies.
 Announce = Callable[[str | None], None]
 
 
 @dataclass(frozen=True)
 class Instruments:
-    """One GPU, how it is to be measured, and what is known of it between problems."""
+    """GPU, options of its measurements, and state that is kept between problems."""
 
     device: torch.device
     spec: GpuSpec
     options: MeasureOptions
-    #: None where NVML cannot be used: latency needs none.
+    #: None if NVML cannot be used. Latency does not need it.
     nvml: Nvml | None
-    #: Of the energy counter, where the options ask for energy and NVML answers.
+    #: Calibration of the energy counter, with the energy option and NVML.
     calibration: EnergyCalibration | None
     read_floor: ReadFloor
     announce: Announce
-    #: The processes of other GPUs, for problems that GPUs share.
+    #: Processes of other GPUs, for problems that GPUs share.
     gang: Gang = field(default_factory=Gang)
 
     @property
@@ -44,18 +44,19 @@ class Instruments:
         return self.device.index or 0
 
     def gpu_state(self) -> GpuState | None:
-        """Clocks, temperature, power and throttle reasons of this moment."""
+        """Read clocks, temperature, power and throttle reasons."""
         return None if self.nvml is None else self.nvml.state()
 
 
 def open_instruments(
     device_index: int, options: MeasureOptions | None = None, announce: Announce = lambda name: None
 ) -> Instruments:
-    """The instruments of the GPU that torch counts as `device_index`. With energy among the
-    options, two seconds pass in which the idle GPU is watched.
+    """Open the instruments of torch's GPU `device_index`.
+
+    With the energy option, this watches the idle GPU for two seconds.
 
     Raises:
-        UserError: the sustained window is too short for this GPU's energy counter.
+        UserError: The sustained window is too short for this GPU's energy counter.
     """
     import torch
 
@@ -73,14 +74,14 @@ def open_instruments(
 
 
 def open_nvml(device: torch.device) -> Nvml | None:
-    """NVML for the GPU that torch means; None where it cannot be had."""
+    """Open NVML for torch's device; None if that fails."""
     import torch
 
     from leanbench.gpu.nvml import Nvml
     from leanbench.gpu.nvml_library import NvmlError
 
     try:
-        # With or without its prefix: torch names a MIG instance's too.
+        # The prefix is optional. For a MIG instance, torch gives the instance's UUID.
         return Nvml(str(torch.cuda.get_device_properties(device).uuid)).__enter__()
     except NvmlError:
         return None

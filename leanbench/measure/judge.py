@@ -129,7 +129,7 @@ def throttle_warning(timing: Timing) -> str | None:
 
 
 def floor_warning(floor_us: float, kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
-    """Return a sentence if even the read floor is far below the memory's bandwidth."""
+    """A sentence if even the read floor is far below what this GPU's memory should deliver."""
     tb_s = kv_bytes / floor_us / 1e6
     if (
         not knows_bandwidth(spec)

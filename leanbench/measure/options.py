@@ -1,4 +1,4 @@
-"""Options of a sweep's measurements: what besides latency, and how many samples."""
+"""Options of a sweep's measurements: quantities and sampling effort."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ class MeasureOptions:
     """Measurements that every cell of a sweep gets."""
 
     effort: Effort = field(default_factory=Effort)
-    #: The L2 when a launch starts: `cold`, as K and V come in serving, or `warm`.
+    #: State of the L2 when a launch starts: `cold`, as in serving, or `warm`.
     cache: CacheState = "cold"
     #: Latency over seconds of back-to-back launches.
     sustained: bool = False
-    #: Energy over the same seconds.
+    #: Energy in the same seconds.
     energy: bool = False
     window_s: float = 3.0
     #: Theoretical warp occupancy, and the SM busy share from an instrumented build.
     occupancy: bool = False
-    #: Hardware counters from Nsight Compute, in a pass of their own.
+    #: Hardware counters from Nsight Compute, in a separate pass.
     counters: bool = False
-    #: Time to first token of whole models, for contexts up to so many tokens; 0: for none.
+    #: Maximum context for which the time to first token of a whole model is measured.
     prefill: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; `from_dict` reads it back. What came after the others is left out where
-        it is off: runs from before can be resumed.
+        """Return plain JSON types for `from_dict`.
+
+        A later option is left out at its default, so that earlier runs can be resumed.
         """
         fields = asdict(self)
         if not self.prefill:

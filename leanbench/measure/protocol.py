@@ -126,7 +126,7 @@ class Subject(ABC):
 
     @abstractmethod
     def baselines(self) -> dict[str, Sampler]:
-        """Return what is timed along with the kernels to compare them with."""
+        """Return the samplers that kernels are compared with in the rounds."""
 
     def time(self, candidates: Sequence[Candidate]) -> None:
         """Time candidates and baselines in interleaved rounds."""
@@ -152,7 +152,7 @@ class Subject(ABC):
         return None
 
     def finish(self, candidates: Sequence[Candidate], timed: Sequence[Candidate]) -> None:
-        """Add what is measured last, or check what all kernels share."""
+        """Measure or check something after all kernels."""
         return
 
     def timelines(self, kernel: Kernel, request: str) -> list[Timeline] | str:

@@ -1,5 +1,5 @@
-"""Processes of one GPU each that measure a problem together: the worker, which is rank 0 and
-decides, and those that it starts.
+"""Processes of one GPU each that measure a problem together: the worker is rank 0 and decides, the
+followers are processes that it starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leanbench.core.errors import GpuUnusable, UserError
 from leanbench.core.parallel import GpuCounts
-from leanbench.measure.torch_errors import first_line, is_out_of_memory, what_broke
+from leanbench.measure.torch_errors import first_line, is_out_of_memory, launch_error
 from leanbench.records.environment import environment_of_several
 
 if TYPE_CHECKING:
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: A follower waits for the worker's next request; its end ends the follower.
+#: Time that a follower waits for the next request. The end of the worker ends it.
 _IDLE = timedelta(hours=24)
-#: Of the worker, where one of its followers has ended.
+#: Exit code of the worker after one of its followers has ended.
 LOST_FOLLOWER = 70
-#: Of the row in which that happened, whoever notices it first: gloo, or who waits for the process.
+#: Reason in the row then, whether gloo or the watching thread notices it first.
 RANK_LOST = "the process of another GPU ended while this was measured"
-#: A follower that has not ended so long after it was told to is killed.
+#: Time for a follower to end before it is killed.
 _LEAVES_S = 30.0
-#: Of a follower that failed where the others cannot hear of it: its end is what ends their wait.
+#: Exit code of a follower that could not report its failure. Its end ends the wait of the others.
 FAILED_FOLLOWER = 71
-#: For this process's own report, where what broke a follower broke it too.
+#: Time for this process to report the same failure itself.
 _OWN_REPORT_S = 5.0
-#: That a launch waits for the other GPUs: a row says so long before its own limit.
+#: Time that a launch waits for the other GPUs. Far below the time limit of a row.
 _PEER_TIMEOUT_S = 5.0
 
 
@@ -48,13 +48,13 @@ class RankLost(GpuUnusable):
         super().__init__(RANK_LOST)
 
 
-class SecondGang(Exception):
-    """A process has one gang in its life: a problem for another needs a new process."""
+class ProcessGroupReuseError(Exception):
+    """A process has one gang in its life. Another number of ranks needs a new process."""
 
 
 @dataclass(frozen=True)
 class _NoValue:
-    """What a rank sends that failed, wherever the others are waiting for its value."""
+    """Message of a rank that failed, instead of the value that the others wait for."""
 
     failure: Exception
 
@@ -65,44 +65,44 @@ class Ranks:
 
     rank: int
     size: int
-    #: The latest error that all ranks know of.
+    #: Latest error that all ranks know.
     refusal: Exception | None = None
     _layouts: dict[GpuCounts, Layout] = field(default_factory=dict)
 
-    def from_first(self, value: T | None = None) -> T:
-        """Rank 0's value, on all ranks."""
+    def broadcast(self, value: T | None = None) -> T:
+        """Return rank 0's value on all ranks."""
         import torch.distributed as dist
 
         box: list[Any] = [value]
         dist.broadcast_object_list(box, src=0, group=_control())
         return box[0]
 
-    def of_all(self, value: T) -> list[T]:
-        """The values of all ranks, on all ranks.
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all ranks on all ranks.
 
         Raises:
-            Exception: that of the first rank that failed in `together`; `refusal` is it then.
+            Exception: Error of the first rank that failed in `together`; `refusal` has it.
         """
         return self._gathered(value)
 
     def together(self, work: Callable[[], T], waits: bool = False) -> T:
-        """What `work` returns, done on every rank; where it fails on one, it fails on all.
+        """Work on every rank and return the own result. A failure on one rank is raised on all.
 
         Args:
-            waits: ranks wait for one another's GPUs in `work`: a rank whose GPU fails tells nobody,
-                and has to end, see leanbench.measure.follower.
+            waits: GPUs wait for each other in `work`. A rank whose GPU fails cannot report it and
+                must end, see leanbench.measure.follower.
 
         Raises:
-            UserError: that of the first rank with one; `refusal` is it then.
-            MemoryError: a rank had no memory left; `refusal` is it then.
-            GpuUnusable: another error, of any rank.
+            UserError: First such error of a rank; `refusal` has it.
+            MemoryError: A rank ran out of memory; `refusal` has it.
+            GpuUnusable: Any other error of a rank.
         """
         result, failure = None, None
         try:
             result = work()
         except Exception as error:
-            is_told = isinstance(error, UserError) and not isinstance(error, GpuUnusable)
-            if error is self.refusal or (waits and not is_told):
+            is_reported = isinstance(error, UserError) and not isinstance(error, GpuUnusable)
+            if error is self.refusal or (waits and not is_reported):
                 raise
             failure = self._for_all(error)
         self._gathered(_NoValue(failure) if failure is not None else None)
@@ -120,14 +120,14 @@ class Ranks:
         return values
 
     def _for_all(self, error: Exception) -> Exception:
-        """The error as other processes take it."""
+        """Return the error in a form that other processes can raise."""
         if isinstance(error, UserError):
             return type(error)(*error.args)
         kind = MemoryError if is_out_of_memory(error) else GpuUnusable
-        return kind(f"rank {self.rank}: {first_line(what_broke(error))}")
+        return kind(f"rank {self.rank}: {first_line(launch_error(error))}")
 
     def layout(self, counts: GpuCounts) -> Layout:
-        """Who has which heads and tokens, with the groups that exchange partials."""
+        """Return the heads and tokens of each rank, and the groups that exchange partials."""
         from leanbench.distributed.shards import Layout
 
         if counts not in self._layouts:
@@ -135,7 +135,7 @@ class Ranks:
         return self._layouts[counts]
 
     def barrier(self) -> None:
-        """Until all ranks are here, and their GPUs idle."""
+        """Wait until all ranks are here and their GPUs idle."""
         import torch
         import torch.distributed as dist
 
@@ -145,7 +145,7 @@ class Ranks:
 
 
 def is_rank_lost(error: Exception) -> bool:
-    """Whether gloo found that the process of another rank is gone."""
+    """Return True if gloo found that the process of another rank is gone."""
     text = str(error)
     return isinstance(error, RuntimeError) and "gloo" in text and "Connection" in text
 
@@ -154,20 +154,20 @@ _control_group: list[Any] = []
 
 
 def _control() -> Any:
-    """The processes, through gloo: it waits without a GPU."""
+    """Return the group of all ranks over gloo, which waits without a GPU."""
     return _control_group[0]
 
 
 def join(rank: int, size: int, port: int, device_index: int | None) -> Ranks:
-    """Meets the other processes at a port of this machine.
+    """Meet the other processes at a port of this machine.
 
     Args:
-        device_index: of this rank's GPU; None: it has none, as in tests.
+        device_index: GPU of this rank; None in tests without GPUs.
     """
     import torch
     import torch.distributed as dist
 
-    # Multicast is not used on the machines that this runs on: see docs/distributed.md.
+    # Leave NVLink multicast off, see docs/distributed.md.
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     store = _store(port, size, is_master=False)
     if device_index is None:
@@ -181,7 +181,7 @@ def join(rank: int, size: int, port: int, device_index: int | None) -> Ranks:
 
 
 def _store(port: int, size: int, is_master: bool) -> Any:
-    """What processes find one another by; of the master with port 0, at a free one."""
+    """Return the store by which the processes connect. Port 0 of the master takes a free port."""
     from torch import distributed
 
     return distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
@@ -195,7 +195,7 @@ def _store(port: int, size: int, is_master: bool) -> Any:
 
 
 def leave() -> None:
-    """Parts from the other processes."""
+    """Leave the process group."""
     import torch.distributed as dist
 
     _control_group.clear()
@@ -203,9 +203,10 @@ def leave() -> None:
 
 
 class Gang:
-    """The followers of this worker: processes for the other GPUs of a problem. A worker has them
-    once: torch's symmetric memory knows process groups by their names for the life of a process,
-    and torch gives the names of an earlier gang's to those of the next one.
+    """Followers of this worker, one for each further GPU of a problem.
+
+    A worker starts them once. Torch's symmetric memory knows process groups by name for the life of
+    a process, and torch reuses the names for the groups of a second gang.
     """
 
     def __init__(self) -> None:
@@ -218,7 +219,7 @@ class Gang:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """A block in which this process waits for its followers, and ends where one does."""
+        """End this process if a follower ends inside the block. It would wait for it forever."""
         with self._lock:
             self._is_at_work = True
         try:
@@ -228,35 +229,37 @@ class Gang:
                 self._is_at_work = False
 
     def of(self, size: int, device_index: int, options: dict[str, Any]) -> Ranks:
-        """This process's part among `size` ranks; the others are started where they are not there.
+        """Return rank 0 of `size` ranks. Start the others unless they run already.
 
         Raises:
-            UserError: this machine has fewer GPUs.
-            SecondGang: others were started for another number of ranks, or one has ended.
+            UserError: This machine has fewer GPUs.
+            ProcessGroupReuseError: There was a gang of another size, or a follower has ended.
         """
         if self.ranks is not None and self.ranks.size == size and not self._is_broken:
             return self.ranks
         devices = devices_for(size, device_index, _device_count())
         if self._store is not None:
-            raise SecondGang(f"{size} ranks need a new process: this one has had its gang")
+            raise ProcessGroupReuseError(
+                f"{size} ranks need a new process: this one has had its gang"
+            )
         port = self._open_store(size)
         for rank, device in enumerate(devices[1:], start=1):
             self._start(rank, size, port, device)
         self.ranks = join(0, size, port, device_index)
-        self.ranks.from_first(options)
+        self.ranks.broadcast(options)
         return self.ranks
 
     def close(self) -> None:
-        """Ends the followers, if there are any."""
+        """End the followers, if any."""
         if self.ranks is None:
             return
         self._leaving.set()
         if self._is_broken:
-            # Nobody waits for one that is gone.
+            # A rank is gone, so the others cannot leave together.
             for follower in self._followers:
                 follower.kill()
         else:
-            self.ranks.from_first(None)
+            self.ranks.broadcast(None)
             leave()
         for follower in self._followers:
             try:
@@ -272,7 +275,7 @@ class Gang:
         return self._store.port
 
     def _start(self, rank: int, size: int, port: int, device: int) -> None:
-        """A follower in this process's group, so that what ends one ends the other."""
+        """Start a follower in this process's group, so that a signal ends both."""
         words = [str(number) for number in (rank, size, port, device)]
         follower = subprocess.Popen(
             [sys.executable, "-P", "-m", "leanbench.measure.follower", *words],
@@ -283,9 +286,7 @@ class Gang:
         watch.start()
 
     def _watch(self, rank: int, follower: subprocess.Popen[bytes]) -> None:
-        """Ends this process where a follower ends while it is at work: it would wait for it for
-        ever.
-        """
+        """End this process if the follower ends while this process waits for it."""
         code = follower.wait()
         if self._leaving.is_set():
             return
@@ -299,10 +300,10 @@ class Gang:
 
 
 def devices_for(size: int, first: int, count: int) -> list[int]:
-    """The GPUs of `size` ranks, of `count` that there are: `first`, then the others in order.
+    """Return the GPUs of `size` ranks out of `count`: `first`, then the others in order.
 
     Raises:
-        UserError: there are fewer.
+        UserError: There are fewer.
     """
     if size > count:
         raise UserError(
@@ -314,11 +315,10 @@ def devices_for(size: int, first: int, count: int) -> list[int]:
 
 
 def environment_of_ranks(size: int, first: int) -> dict[str, Any]:
-    """Fields of the environment in which `size` ranks measure, or as many as there are GPUs;
-    nothing of one.
+    """Return environment fields of `size` ranks, or of all GPUs if there are fewer; none for one.
 
     Args:
-        first: the GPU of rank 0.
+        first: GPU of rank 0.
     """
     count = _device_count()
     devices = devices_for(min(size, count), first, count)

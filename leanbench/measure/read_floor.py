@@ -1,4 +1,4 @@
-"""The read floor: the fastest kernel that only reads as many bytes as the problem's K and V."""
+"""Read floor: the fastest kernel that only reads the bytes of a problem's K and V."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leanbench.measure.timing import Launches, Timing, fastest, time_launches
 if TYPE_CHECKING:
     import torch
 
-#: (32-bit words per CTA and step, warps, CTAs per SM; 0 for one CTA per block). Which wins depends
+#: (32-bit words per CTA and step, warps, CTAs per SM; 0 for one CTA per block). The fastest depends
 #: on the bytes.
 Variant = tuple[int, int, int]
 _VARIANTS: tuple[Variant, ...] = (
@@ -29,9 +29,7 @@ _VARIANTS: tuple[Variant, ...] = (
 
 
 class ReadFloor:
-    """The variants that read fastest, by size: the ranking for one size serves those within a
-    factor of 1.4.
-    """
+    """Fastest variant by size. Sizes within a factor of 1.4 share a ranking."""
 
     def __init__(self) -> None:
         self._variants: dict[tuple[int, bool], Variant] = {}
@@ -39,13 +37,13 @@ class ReadFloor:
     def launches(
         self, buffers: Sequence[AttentionInputs], kv_bytes: int, again: bool = False
     ) -> Launches:
-        """Reads of `kv_bytes`, half from each K cache and half from each V cache, rotating as
-        attention launches do.
+        """Return launches that read `kv_bytes`, half from each K cache and half from each V cache,
+        over the same rotation as attention.
 
         Args:
-            again: rank the variants for this very size.
+            again: Rank the variants for exactly this size.
         """
-        # One buffer stays in the L2 where it fits.
+        # A single buffer stays in the L2 if it fits.
         key = (round(2 * math.log2(kv_bytes)), len(buffers) == 1)
         if again or key not in self._variants:
             self._variants[key] = self._rank(buffers, kv_bytes)
@@ -63,13 +61,14 @@ class ReadFloor:
 
 
 def measure_read_floor(buffers: Sequence[AttentionInputs], kv_bytes: int) -> Timing:
-    """Times the fastest read of `kv_bytes`."""
+    """Time the fastest read of `kv_bytes`."""
     return time_launches(ReadFloor().launches(buffers, kv_bytes))
 
 
 def fingerprint(inputs: AttentionInputs) -> list[torch.Tensor]:
-    """Values that change when the inputs do: Q, the lengths and the block table themselves, and
-    sums of blocks of K and V, but where the call itself appends to them.
+    """Return values that change with the inputs: Q, lengths, block table, and sums over K and V.
+
+    A call that appends to K and V has no sums.
     """
     import torch
 
@@ -100,9 +99,13 @@ def _launches(buffers: Sequence[AttentionInputs], kv_bytes: int, variant: Varian
 def read_places(
     buffers: Sequence[AttentionInputs], words: int
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The 32-bit words of K and of V that a launch for each buffer reads, `words` of both together,
-    in the order they are stored: what no other one reads, also where buffers are windows of one
-    pool. Of a latent cache, one half of the words after the other.
+    """Return the 32-bit words of K and of V that the launch of each buffer reads, in memory order.
+
+    Launches read disjoint words, also if buffers are windows of one pool. A latent cache is read in
+    two halves.
+
+    Args:
+        words: Words of K and V together.
     """
     in_pool: dict[int, int] = defaultdict(int)
 
@@ -143,7 +146,7 @@ def _read(
 
 
 def _words(cache: torch.Tensor) -> torch.Tensor:
-    """The cache's memory as 32-bit words, in the order it is stored."""
+    """Return the memory of a cache as 32-bit words."""
     import torch
 
     stored = cache if cache.is_contiguous() else cache.transpose(1, 2)

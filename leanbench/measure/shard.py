@@ -37,7 +37,7 @@ class Shard:
 
 
 def load_shard(ranks: Ranks, instruments: Instruments, problem: AttentionProblem) -> Shard:
-    """Allocate the shard of this rank, in as many buffers as fit on every rank.
+    """Allocate the shard of this rank, with the number of buffers that fits on every rank.
 
     Raises:
         UserError: These GPUs cannot share a problem, or the shard does not fit on one of them.
@@ -52,7 +52,7 @@ def load_shard(ranks: Ranks, instruments: Instruments, problem: AttentionProblem
         return rotating_inputs(own, device, spec, instruments.options.cache)
 
     inputs = ranks.together(buffers)
-    inputs = inputs[: min(ranks.of_all(len(inputs)))]
+    inputs = inputs[: min(ranks.all_gather(len(inputs)))]
     group = ranks.together(lambda: ranks.layout(problem.gpus), waits=True).group
     if group is not None:
         first = ranks.rank // problem.gpus.context * problem.gpus.context
@@ -127,12 +127,12 @@ def check_shared(
     check = shard.reference.check(inputs, kernel.lse_base)
     failures = [
         f"rank {rank}: {failure}"
-        for rank, failure in enumerate(ranks.of_all(check.failure(shard.problem.dtype)))
+        for rank, failure in enumerate(ranks.all_gather(check.failure(shard.problem.dtype)))
         if failure is not None
     ]
     together = 1 if inputs.peers is None else inputs.peers.ranks
-    failures += differing(ranks.of_all(_digest(inputs)), together)
-    worst = max(own.relative_error for own in ranks.of_all(check))
+    failures += differing(ranks.all_gather(_digest(inputs)), together)
+    worst = max(own.relative_error for own in ranks.all_gather(check))
     return check_outcome(replace(check, relative_error=worst), failures[0] if failures else None)
 
 

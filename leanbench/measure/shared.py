@@ -37,7 +37,7 @@ from leanbench.measure.timeline import (
     traced_calls,
 )
 from leanbench.measure.timing import Launches, Replay, Sampler
-from leanbench.measure.torch_errors import first_line, what_broke
+from leanbench.measure.torch_errors import first_line, launch_error
 from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -148,16 +148,16 @@ class SeveralGpus(Subject):
         """Time candidates and baselines. Other ranks take the samples that rank 0 names."""
         if self.all_ranks.rank == 0:
             super().time(candidates)
-            self.all_ranks.from_first(None)
+            self.all_ranks.broadcast(None)
             return
         samplers = {**self.baselines(), **{own.name: own.replay for own in candidates}}
-        while (name := self.all_ranks.from_first()) is not None:
+        while (name := self.all_ranks.broadcast()) is not None:
             samplers[name].sample_us()
 
     def before_sample(self, name: str) -> None:
         super().before_sample(name)
         if name != FLOOR:
-            self.all_ranks.from_first(name)
+            self.all_ranks.broadcast(name)
 
     def processes_since(self, start_us: int) -> Sequence[GpuProcess]:
         """Return none: GPUs that share a problem are not checked for other programs."""
@@ -251,7 +251,7 @@ def lead(
         subject.ranks = ranks = instruments.gang.of(
             problem.gpus.gpus, instruments.device_index, options
         )
-        ranks.from_first(Request(work, problem.to_dict(), dict(requests)))
+        ranks.broadcast(Request(work, problem.to_dict(), dict(requests)))
         try:
             with subject:
                 return work(subject, kernels, requests)
@@ -261,7 +261,7 @@ def lead(
             if is_rank_lost(error):
                 raise RankLost from error
             # The other ranks do not know, and are in the middle of something.
-            raise GpuUnusable(f"rank 0: {first_line(what_broke(error))}") from error
+            raise GpuUnusable(f"rank 0: {first_line(launch_error(error))}") from error
 
 
 def follow(ranks: Ranks, instruments: Instruments, request: Request) -> None:
@@ -297,7 +297,7 @@ def record_timelines(
     ranks.together(
         lambda: check_same_output(kernel, candidate.config, shard.buffers[0], calls[0]), waits=True
     )
-    return ranks.of_all(_own_timeline(subject, candidate, calls))
+    return ranks.all_gather(_own_timeline(subject, candidate, calls))
 
 
 def _own_timeline(
@@ -309,7 +309,7 @@ def _own_timeline(
     plain_us, traced_us = (median_us(subject.make_replay(chain)) for chain in chains)
     ranks.barrier()
     recorded = ranks.together(lambda: recorded_launches(calls), waits=True)
-    slowest_us = [max(ends) for ends in zip(*ranks.of_all(ends_us(recorded)), strict=True)]
+    slowest_us = [max(ends) for ends in zip(*ranks.all_gather(ends_us(recorded)), strict=True)]
     ctas = median_launch(recorded, slowest_us)
     timeline = ranks.together(
         lambda: timeline_of(

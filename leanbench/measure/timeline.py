@@ -1,4 +1,4 @@
-"""Timelines of a call: what every CTA did and when, recorded by an instrumented build."""
+"""Timelines of the CTAs of a call, recorded by an instrumented build."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ from leanbench.measure.timing import capture, time_launches
 if TYPE_CHECKING:
     import torch
 
-#: Launches recorded; the one of median duration is returned.
+#: Number of recorded launches. The one of median duration is returned.
 _RECORDED = 9
-#: A replay has at least this many launches, of which the last ones are recorded: they start like
-#: launches in the middle of a sequence, with the GPU awake and, where buffers rotate, their own
-#: buffer not in the L2.
+#: Minimum launches per replay, and recorded ones at its end. These start as in the middle of a
+#: sequence: the GPU is awake, and their buffer is not in the L2 if buffers rotate.
 _LAUNCHES_PER_REPLAY = 8
 _RECORDED_PER_REPLAY = 3
-#: ||traced - plain|| / ||plain||: both round the same numbers, in code that may round some of them
-#: elsewhere.
+#: Limits of ||traced - plain|| / ||plain||. The two builds may round at different places.
 _SAME_OUTPUT = 1e-3
 _SAME_LSE = 1e-5
-#: Reads of the timer that its step is taken from: many microseconds, where GPUs step every
-#: microsecond or faster.
+#: Reads of the timer that determine its step. They take many microseconds, steps one at most.
 _TIMER_READS = 16384
 
 
@@ -41,15 +38,15 @@ def record_timeline(
     spec: GpuSpec,
     latency_us: float | None = None,
 ) -> Timeline | None:
-    """A launch of median duration out of several, in the middle of a sequence of launches; None
-    where the kernel has no instrumented build.
+    """Record several launches in the middle of a sequence. Return the one of median duration, or
+    None if the kernel has no instrumented build.
 
     Args:
-        buffers: of the problem, rotated over; enough of them for a cold L2.
-        latency_us: of the plain kernel, noted in the timeline.
+        buffers: Inputs to rotate over, enough for a cold L2.
+        latency_us: Latency of the plain kernel, for the timeline.
 
     Raises:
-        RuntimeError: the instrumented build computes something else than the plain one.
+        RuntimeError: The instrumented build has other outputs than the plain one.
     """
     calls = traced_calls(kernel, config, buffers)
     if calls is None:
@@ -71,7 +68,7 @@ def timeline_of(
     latency_us: float | None,
     traced_us: float,
 ) -> Timeline:
-    """The timeline of a launch that was recorded on the GPU of `inputs`."""
+    """Make the timeline of a launch that was recorded on the GPU of `inputs`."""
     return Timeline(
         kernel=kernel.name,
         problem=problem,
@@ -90,7 +87,7 @@ def timeline_of(
 def traced_calls(
     kernel: Kernel, config: KernelConfig | None, buffers: Sequence[AttentionInputs]
 ) -> list[TracedCall] | None:
-    """A call of the instrumented build for each buffer; None where there is no such build."""
+    """Prepare a call of the instrumented build for each buffer; None if there is no such build."""
     calls: list[TracedCall] = []
     for inputs in buffers:
         call = kernel.prepare_traced(inputs, config)
@@ -101,10 +98,10 @@ def traced_calls(
 
 
 def timer_tick_ns(device: torch.device) -> int:
-    """The smallest step of the timer of timeline events, in nanoseconds.
+    """Return the smallest step of the timer of timeline events, in nanoseconds.
 
     Raises:
-        RuntimeError: the timer stands still.
+        RuntimeError: The timer stands still.
     """
     import torch
 
@@ -121,7 +118,7 @@ def timer_tick_ns(device: torch.device) -> int:
 
 
 def recorded_launches(calls: Sequence[TracedCall]) -> list[tuple[CtaTimeline, ...]]:
-    """The CTAs of several launches, each in the middle of a sequence of launches."""
+    """Record the CTAs of several launches, each in the middle of a sequence."""
     graph = capture(
         [call.launch for call in calls], len(calls) * -(-_LAUNCHES_PER_REPLAY // len(calls))
     )
@@ -133,14 +130,14 @@ def recorded_launches(calls: Sequence[TracedCall]) -> list[tuple[CtaTimeline, ..
 
 
 def ends_us(recorded: Sequence[tuple[CtaTimeline, ...]]) -> list[float]:
-    """When the last CTA of each launch ended."""
+    """Return the end of the last CTA of each launch."""
     return [max(cta.end_us for cta in ctas) for ctas in recorded]
 
 
 def median_launch(
     recorded: Sequence[tuple[CtaTimeline, ...]], durations_us: Sequence[float]
 ) -> tuple[CtaTimeline, ...]:
-    """The CTAs of the launch of median duration."""
+    """Return the CTAs of the launch of median duration."""
     order = sorted(range(len(recorded)), key=durations_us.__getitem__)
     return recorded[order[len(order) // 2]]
 
@@ -148,10 +145,10 @@ def median_launch(
 def check_same_output(
     kernel: Kernel, config: KernelConfig | None, inputs: AttentionInputs, traced: TracedCall
 ) -> None:
-    """Compares the outputs of the instrumented build with those of the plain one.
+    """Compare the outputs of the instrumented build with those of the plain one.
 
     Raises:
-        RuntimeError: they differ.
+        RuntimeError: They differ.
     """
     import torch
 
@@ -162,7 +159,7 @@ def check_same_output(
     inputs.poison()
     traced.launch()
     difference = (inputs.out.double() - out).norm() / out.norm()
-    # Not `>`: a NaN, where the traced call left something unwritten, must fail.
+    # Not `>`: a NaN in an unwritten output must fail.
     if not difference.item() <= _SAME_OUTPUT or not torch.allclose(
         inputs.lse, lse, rtol=_SAME_LSE, atol=_SAME_LSE
     ):

@@ -1,4 +1,4 @@
-"""What errors of torch mean, without importing it."""
+"""Errors of torch, recognized without importing it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import sys
 
 
 def is_torch_error(error: Exception, name: str) -> bool:
-    """Whether it is torch's error of that name."""
-    # Nobody can raise an error of a module that was not imported.
+    """Return True for torch's error of that name."""
+    # Without the import, nothing can have raised it.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(error, getattr(torch, name, ()))
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether host or GPU memory was short."""
+    """Return True if host or GPU memory ran out."""
     return isinstance(error, MemoryError) or is_torch_error(error, "OutOfMemoryError")
 
 
-def what_broke(error: Exception) -> Exception:
-    """The error of a launch that was captured, where `error` is of the capture's end:
-    `torch.cuda.graph` ends a capture that a launch has broken, which raises in its place.
+def launch_error(error: Exception) -> Exception:
+    """Return the error of the captured launch, if `error` comes from ending its capture.
+
+    `torch.cuda.graph` ends a capture that a launch has broken. That raises another error.
     """
     launch = error.__context__
     ends_capture = is_torch_error(error, "AcceleratorError") and "captur" in str(error)
@@ -27,8 +28,6 @@ def what_broke(error: Exception) -> Exception:
 
 
 def first_line(error: Exception) -> str:
-    """Its type and the first line of its text, in which bytes that are no UTF-8, as of a path, are
-    escaped.
-    """
+    """Return the type and the first line of an error. Bytes that are not UTF-8 are escaped."""
     text = str(error).strip().partition("\n")[0].encode(errors="backslashreplace").decode()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -25,12 +25,12 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.parent import die_with_parent
 from leanbench.core.problem import AttentionProblem
-from leanbench.measure.ranks import RankLost, SecondGang
+from leanbench.measure.ranks import ProcessGroupReuseError, RankLost
 from leanbench.measure.torch_errors import (
     first_line,
     is_out_of_memory,
     is_torch_error,
-    what_broke,
+    launch_error,
 )
 from leanbench.run.messages import Message, receive, send
 
@@ -158,7 +158,7 @@ def _attempt(
         }
         problem = AttentionProblem.from_dict(request["problem"])
         return run_problem(problem, kernels, request["configs"], overrides), True
-    except SecondGang:
+    except ProcessGroupReuseError:
         return {}, False
     except Exception as error:
         outcome, usable = _failure(error)
@@ -184,7 +184,7 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
 
         # In the parent's words, who may notice it first.
         return {"status": "crashed", "reason": f"{error}, see {WORKER_LOG}"}, False
-    reason = first_line(what_broke(error))
+    reason = first_line(launch_error(error))
     if is_out_of_memory(error):
         return {"status": "out_of_memory", "reason": reason}, True
     return {"status": "crashed", "reason": reason}, not _is_sticky(error)

@@ -11,7 +11,7 @@ import pytest
 
 from leanbench.core.errors import UserError
 from leanbench.measure import ranks
-from leanbench.measure.ranks import LOST_FOLLOWER, Gang, Ranks, SecondGang, devices_for
+from leanbench.measure.ranks import LOST_FOLLOWER, Gang, ProcessGroupReuseError, Ranks, devices_for
 
 #: Each rank prints what it got, as JSON.
 _TOGETHER = """
@@ -26,8 +26,8 @@ if rank == 0:
     port = store.port
     print(port, flush=True)
 ranks = module.join(rank, 2, port, None)
-got = {"first": ranks.from_first({"problem": 7} if rank == 0 else None),
-       "all": ranks.of_all(rank + 10), "fine": ranks.together(lambda: rank)}
+got = {"first": ranks.broadcast({"problem": 7} if rank == 0 else None),
+       "all": ranks.all_gather(rank + 10), "fine": ranks.together(lambda: rank)}
 def refuse():
     if rank == 1:
         raise UserError("no room: choose a smaller context")
@@ -40,14 +40,14 @@ def overflow():
 def count():
     # Rank 0 is waiting for a number of each rank.
     crash()
-    return ranks.of_all(rank)
+    return ranks.all_gather(rank)
 for name, work, kind in (("refused", refuse, UserError), ("crashed", crash, GpuUnusable),
                          ("full", overflow, MemoryError), ("counted", count, GpuUnusable)):
     try:
         ranks.together(work)
     except kind as error:
         got[name] = [str(error), error is ranks.refusal]
-got["again"] = ranks.of_all(rank)
+got["again"] = ranks.all_gather(rank)
 print(json.dumps(got), flush=True)
 module.leave()
 """
@@ -73,7 +73,7 @@ follower = subprocess.Popen(asleep, stdout=subprocess.PIPE)
 follower.stdout.readline()
 gang.ranks, gang._followers = module.Ranks(0, 2), [follower]
 told = []
-gang.ranks.from_first = told.append
+gang.ranks.broadcast = told.append
 module.leave = lambda: told.append("left")
 gang.close()
 print(told, follower.returncode, gang.ranks, gang._followers)
@@ -129,16 +129,18 @@ def test_a_process_has_one_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "_device_count", lambda: 4)
     monkeypatch.setattr(ranks, "leave", lambda: None)
     gang, own = Gang(), Ranks(0, 2)
-    monkeypatch.setattr(own, "from_first", lambda value: value)
+    monkeypatch.setattr(own, "broadcast", lambda value: value)
     gang.ranks, gang._store = own, object()
     assert gang.of(2, 0, {}) is own
-    with pytest.raises(SecondGang, match="4 ranks need a new process: this one has had its gang"):
+    with pytest.raises(
+        ProcessGroupReuseError, match="4 ranks need a new process: this one has had its gang"
+    ):
         gang.of(4, 0, {})
     with pytest.raises(UserError, match="for 8 GPUs and 4 can be used here"):
         gang.of(8, 0, {})
     assert gang.of(2, 0, {}) is own
     gang.close()
-    with pytest.raises(SecondGang, match="2 ranks need a new process"):
+    with pytest.raises(ProcessGroupReuseError, match="2 ranks need a new process"):
         gang.of(2, 0, {})
 
 

@@ -36,11 +36,11 @@ class Pair(Ranks):
         super().__init__(0, 2)
         self.announced: list[Any] = []
 
-    def from_first(self, value: T | None = None) -> T:
+    def broadcast(self, value: T | None = None) -> T:
         self.announced.append(value)
         return value  # pyright: ignore[reportReturnType]
 
-    def of_all(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         return [value, value]
 
     def together(self, work: Callable[[], T], waits: bool = False) -> T:
@@ -195,7 +195,7 @@ def test_readings_of_ranks_are_added_where_all_have_them() -> None:
 
 def test_every_rank_replays_as_often_as_the_one_with_the_most() -> None:
     class Other(Pair):
-        def of_all(self, value: Any) -> list[Any]:
+        def all_gather(self, value: Any) -> list[Any]:
             return [value, 7]
 
     waited: list[float] = []
@@ -291,7 +291,7 @@ class Uneven(Pair):
         super().__init__()
         self.durations_us = durations_us
 
-    def of_all(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         if isinstance(value, Timeline):
             return [value, replace(value, rank=1)]
         is_durations = isinstance(value, list) and isinstance(value[0], float)

@@ -24,7 +24,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.nvml_library import GpuLostError
-from leanbench.measure.ranks import LOST_FOLLOWER, RANK_LOST, RankLost, SecondGang
+from leanbench.measure.ranks import LOST_FOLLOWER, RANK_LOST, ProcessGroupReuseError, RankLost
 from leanbench.records.environment import environment_key, predicted_environment
 from leanbench.run import worker_process
 from leanbench.run.cells import Cell
@@ -205,7 +205,7 @@ def test_a_lost_rank_is_told_in_the_words_of_the_parent(capsys):
 
 def test_a_problem_that_needs_a_new_process_has_no_rows(capsys):
     def run_problem(problem, kernels, configs, overrides):
-        raise SecondGang("4 ranks need a new process")
+        raise ProcessGroupReuseError("4 ranks need a new process")
 
     assert _attempt(run_problem, request("lean", "fa2"), announced("lean")) == ({}, False)
     assert capsys.readouterr().err == ""
