@@ -7,11 +7,6 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 
 
-def request_of(kernel: Kernel, configs: str, override: KernelConfig | None) -> str | KernelConfig:
-    """How its launch settings are chosen, as `leanbench.configs.lookup.resolve` takes it."""
-    return override or kernel.config_choice or configs
-
-
 def refusal(kernel: Kernel, problem: AttentionProblem, request: str | KernelConfig) -> str | None:
     """One sentence, or None."""
     if request == "best":

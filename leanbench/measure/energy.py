@@ -115,8 +115,8 @@ def measure_window(
     shared = None
     if ranks is not None:
         # The ranks are processes of one host, which share its clock.
-        end_s = ranks.broadcast(now() + warm_up_s + window_s + _REST_S)
-        replay = shared = EqualReplays(ranks, replay, end_s)
+        common_end_s = ranks.broadcast(now() + warm_up_s + window_s + _REST_S)
+        replay = shared = EqualReplays(ranks, replay, common_end_s)
         ranks.barrier()
     queue = ReplayQueue(replay, record, now, sleep)
     queue.keep_busy(warm_up_s)

@@ -15,9 +15,9 @@ from leanbench.core.registry import kernel
 from leanbench.core.whole_model import read_model
 from leanbench.decode import model as models
 from leanbench.decode.cache import StepCache
+from leanbench.decode.measure import attention_of, checked
 from leanbench.decode.model import random_model
 from leanbench.decode.prefill import causal_attention
-from leanbench.decode.prepare import attention_of, checked
 from leanbench.decode.step import DecodeStep
 from leanbench.gpu.catalogue import find
 

@@ -18,8 +18,8 @@ from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
-from leanbench.decode.prepare import attention_of
-from leanbench.decode.prepare import checked as checked_step
+from leanbench.decode.measure import attention_of
+from leanbench.decode.measure import checked as checked_step
 from leanbench.decode.step import DecodeStep
 from leanbench.gpu.catalogue import find
 

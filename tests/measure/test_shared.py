@@ -17,12 +17,12 @@ from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
 from leanbench.core.inputs import AttentionInputs, Peers
 from leanbench.core.kernel import TracedCall
 from leanbench.core.timeline import CtaTimeline, Timeline
-from leanbench.measure import extras, shard, shared, timeline
+from leanbench.measure import extras, shard, shared, timeline, timing
 from leanbench.measure.energy import EqualReplays, sustained_outcome
 from leanbench.measure.energy_meter import SustainedReading
 from leanbench.measure.instruments import Instruments, open_instruments
 from leanbench.measure.options import MeasureOptions
-from leanbench.measure.protocol import measure_problem, measure_timelines
+from leanbench.measure.protocol import measure_loaded, measure_problem, measure_timelines
 from leanbench.measure.ranks import RankLost, Ranks
 from leanbench.measure.shared import attention_on
 
@@ -207,6 +207,50 @@ def test_every_rank_replays_as_often_as_the_one_with_the_most() -> None:
     replays.finish(queue, lambda: 3.0)
     assert len(replayed) == replays.count == 7
     assert waited == [2.0]
+
+
+def test_a_follower_takes_the_samples_that_rank_0_names(
+    gpu: PretendedGpu, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = iter(["other", "one", "other", None])
+    monkeypatch.setattr(pair, "rank", 1)
+    monkeypatch.setattr(pair, "broadcast", lambda value=None: next(named))
+    monkeypatch.setattr("leanbench.core.registry.kernel", Right)
+    problem = replace(PROBLEM, parallel="tp:2").to_dict()
+    request = shared.Request(measure_loaded, problem, {"one": "default", "other": "default"})
+    shared.follow(pair, opened(gpu, pair), request)
+    assert gpu.sampled == ["other", "one", "other"]
+    assert gpu.floors == []
+
+
+@pytest.mark.parametrize(
+    ("buffers", "launch_ms", "launches"),
+    [(3, 0.1, 42), (3, 5.0, 6), (3, 0.001, 1020), (600, 0.001, 1200)],
+)
+def test_a_chain_uses_each_buffer_equally_often_and_is_as_slow_as_the_slowest_rank(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, buffers: int, launch_ms: float, launches: int
+) -> None:
+    """A sample of 4 ms, of an even number of launches on each buffer; the other rank takes twice as
+    long as this one.
+    """
+    monkeypatch.undo()
+    own_ms = launch_ms / 2
+
+    def twice(slowest: torch.Tensor, op: Any) -> None:
+        slowest *= 2
+
+    def captured(launches: Any, count: int) -> Any:
+        return SimpleNamespace(replay=lambda: None, count=count)
+
+    monkeypatch.setattr(timing, "capture", captured)
+    monkeypatch.setattr(timing.Replay, "_replay_ms", lambda own: own_ms * own.graph.count)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    tensor = torch.tensor
+    monkeypatch.setattr("torch.tensor", lambda value, device: tensor(value))
+    monkeypatch.setattr("torch.distributed.all_reduce", twice)
+    replay = shared.SharedReplay(pair, [lambda: None] * buffers, 4.0)
+    assert replay.launches == launches
+    assert replay.sample_us() == pytest.approx(1e3 * launch_ms, rel=1e-5)
 
 
 def test_a_wrong_kernel_is_not_timed(gpu: PretendedGpu, pair: Pair) -> None:
