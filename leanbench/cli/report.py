@@ -23,8 +23,8 @@ def report(
         typer.Option(
             "--format",
             metavar="LIST",
-            help="Any of html, csv, parquet, markdown, github-benchmark, openmetrics,"
-            " flashinfer-bench, tritonbench; by commas.",
+            help="Any of html, csv, parquet, markdown, github-benchmark, flashinfer-bench; by"
+            " commas.",
         ),
     ] = "html,csv",
     baseline: Baseline = None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,10 +27,9 @@ FILES = {
     "parquet": "report.parquet",
     "markdown": "report.md",
     "github-benchmark": "github-benchmark.json",
-    "openmetrics": "openmetrics.txt",
 }
 #: Folders of formats that have several files.
-FOLDERS = {"flashinfer-bench": "flashinfer-bench", "tritonbench": "leanbench_decode"}
+FOLDERS = {"flashinfer-bench": "flashinfer-bench"}
 #: Those that are written unless others are named.
 DEFAULT_FORMATS = ("html", "csv")
 
@@ -83,7 +82,9 @@ def write_report(
         if format_ in FILES:
             contents[target] = _render(format_, results)
         else:
-            files = _render_folder(format_, results)
+            from leanbench.report.export.flashinfer_bench import dataset_files
+
+            files = dataset_files(results.runs, results.baseline)
             contents |= {target / path: content for path, content in files.items()}
     for target, content in contents.items():
         write_whole(target, content)
@@ -97,26 +98,11 @@ def _refuse_without_rows(run: Run) -> None:
         )
 
 
-def _render_folder(format_: str, results: Results) -> Mapping[str, str | bytes]:
-    """Content of its files by path in the folder."""
-    if format_ == "tritonbench":
-        from leanbench.report.export.tritonbench import operator_files
-
-        return operator_files(results.runs, results.baseline)
-    from leanbench.report.export.flashinfer_bench import dataset_files
-
-    return dataset_files(results.runs, results.baseline)
-
-
 def _render(format_: str, results: Results) -> str | bytes:
     if format_ == "github-benchmark":
         from leanbench.report.export.github_benchmark import github_benchmark
 
         return github_benchmark(results.runs)
-    if format_ == "openmetrics":
-        from leanbench.report.export.openmetrics import openmetrics
-
-        return openmetrics(results.runs)
     if format_ in ("csv", "parquet"):
         from leanbench.report.frame import results_frame
 

@@ -32,13 +32,7 @@ def named_by(out: Path) -> dict[str, set[str]]:
         "CSV": {line["baseline"] for line in rows_of(out)},
         "sentences": by_how_much(markdown),
         "every row": set(re.findall(r"\| speedup of ([\w ]+) ", markdown)),
-        "tritonbench": set(
-            re.findall(r"baseline=True\)\n    def (\w+)", (out / OPERATOR).read_text())
-        ),
     }
-
-
-OPERATOR = Path("leanbench_decode", "operator.py")
 
 
 def by_how_much(text: str) -> set[str]:
@@ -50,7 +44,7 @@ def rows_of(out: Path) -> list[dict[str, str]]:
 
 
 def report(out: Path, *runs: Path, baseline: str | None = None) -> Path:
-    formats = ("html", "csv", "markdown", "tritonbench")
+    formats = ("html", "csv", "markdown")
     write_report(runs[0], out, formats, runs[1:], baseline)
     return out
 
@@ -100,7 +94,6 @@ def test_each_run_has_its_own_in_every_form(tmp_path: Path, write_run: WriteRun)
     # In a heading over rows of both none is named; one that has a mark of its own is lean.
     assert named["page"] == {"the baseline", "lean"}
     assert named["every row"] == {"the baseline"}
-    assert named["tritonbench"] == {"lean"}
     compared = {
         (line["kernel"], line["baseline"], line["speedup"])
         for line in rows_of(out)
