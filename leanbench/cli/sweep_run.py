@@ -269,8 +269,11 @@ def explain_nothing_ran(run: Run) -> str:
 
 
 def run_path(flags: RunFlags, cells: list[Cell], sweep: Sweep, target: Target) -> Path:
-    """Return the run directory: --name, the newest run that --resume can finish, or a new one."""
-    from leanbench.records.directory import newest_run
+    """Return the run directory: --name, the newest run that --resume can finish, or a new one.
+
+    A new one is made at once, unless nothing is to run.
+    """
+    from leanbench.records.directory import make_new_folder, newest_run
 
     out = flags.out
     if flags.name is not None:
@@ -279,9 +282,7 @@ def run_path(flags: RunFlags, cells: list[Cell], sweep: Sweep, target: Target) -
         return newest_run(out, sweep.name, [cell.key for cell in cells])
     shard = "" if flags.shard is None else f"-{flags.shard.strip().replace('/', 'of')}"
     path = out / f"{sweep.name}-{target.spec.name}-{datetime.now():%Y%m%d-%H%M%S}{shard}"
-    # Two runs may start in the same second.
-    alternatives = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))
-    return next(candidate for candidate in (path, *alternatives) if not candidate.exists())
+    return path if flags.dry_run else make_new_folder(path)
 
 
 def make_manifest(

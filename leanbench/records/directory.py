@@ -83,6 +83,28 @@ def newest_run(parent: Path, sweep: str, cells: Collection[str]) -> Path:
     return max(candidates)[2]
 
 
+def make_new_folder(path: Path) -> Path:
+    """Make a folder of this name, or with the next free suffix: ``NAME-2``.
+
+    Sweeps that start in the same second get a folder each.
+
+    Raises:
+        CannotWrite: The folder cannot be made.
+    """
+    folder, count = path, 1
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                count += 1
+                folder = path.with_name(f"{path.name}-{count}")
+    except OSError as error:
+        raise _cannot_write(folder, error) from None
+
+
 @dataclass
 class RunDirectory:
     """A run directory that this process writes; nobody else can while it is open."""

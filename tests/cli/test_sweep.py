@@ -642,7 +642,7 @@ def test_default_names_never_collide(tmp_path, monkeypatch):
     names = []
     for _ in range(3):
         path = sweep_run.run_path(RunFlags(out=tmp_path), [], Sweep("s"), target)
-        path.mkdir()
+        assert path.is_dir()
         names.append(path.name)
     base = "s-a100-80gb-20300102-030405"
     assert names == [base, f"{base}-2", f"{base}-3"]

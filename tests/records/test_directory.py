@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,13 @@ from example_rows import row
 from leanbench.core.errors import UserError
 from leanbench.measure.options import MeasureOptions
 from leanbench.records.boards import Board
-from leanbench.records.directory import RunDirectory, newest_run, read_rows
+from leanbench.records.directory import (
+    CannotWrite,
+    RunDirectory,
+    make_new_folder,
+    newest_run,
+    read_rows,
+)
 from leanbench.records.manifest import read_manifest
 from leanbench.records.samples import Samples
 
@@ -274,6 +281,18 @@ def test_a_second_sweep_is_refused_while_one_writes(tmp_path):
     process.communicate()
     with RunDirectory.resume(path, ASKED) as directory:
         assert directory.finished == set()
+
+
+def test_runs_that_start_together_get_a_folder_each(tmp_path):
+    names = [f"s-{number}" if number > 1 else "s" for number in range(1, 41)]
+    with ThreadPoolExecutor(8) as threads:
+        made = threads.map(make_new_folder, [tmp_path / "runs" / "s"] * len(names))
+        assert sorted(path.name for path in made) == sorted(names)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "gone").symlink_to("nowhere")
+    for parent in ("file", "file/below", "gone"):
+        with pytest.raises(CannotWrite):
+            make_new_folder(tmp_path / parent / "s")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
