@@ -94,10 +94,10 @@ def trace(
     folder = out or _new_folder(parsed, target.spec.name)
     if (folder / "results.jsonl").exists():
         raise UserError(f"--out {folder} is a run directory: choose another folder for the trace")
-    trace_files(folder, formats)
-    output.say_kernel_warnings()
-    output.say_note(target)
     try:
+        trace_files(folder, formats)
+        output.say_kernel_warnings()
+        output.say_note(target)
         panels = _panels(parsed, traced, configs, target, gpu)
         if not panels:
             raise typer.Exit(1)
@@ -214,13 +214,11 @@ def _show_picture(panels: list[Panel]) -> None:
 
 
 def _new_folder(problem: AttentionProblem, gpu: str) -> Path:
+    from leanbench.records.directory import make_new_folder
+
     words = re.sub(r"[^A-Za-z0-9_]+", "-", problem.label)
     path = Path("runs") / f"trace-{words}-{gpu}-{datetime.now():%Y%m%d-%H%M%S}"
-    # Two traces in one second.
-    attempts = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))
-    return (
-        path if not path.exists() else next(attempt for attempt in attempts if not attempt.exists())
-    )
+    return make_new_folder(path)
 
 
 def _remove_empty(folder: Path) -> None:
