@@ -97,7 +97,7 @@ def read_file(path: Path, most_mb: int, inside: Path | None = None) -> bytes:
             content = _read_at_most(file, status.st_size, most_mb * _MB)
         finally:
             os.close(file)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UnreadableFile(path, FileFault.MISSING) from None
     except OSError as error:
         words = (error.strerror or str(error)).lower()
@@ -107,6 +107,16 @@ def read_file(path: Path, most_mb: int, inside: Path | None = None) -> bytes:
     if content is None:
         raise UnreadableFile(path, FileFault.TOO_LARGE, most_mb)
     return content
+
+
+def read_if_there(path: Path, most_mb: int) -> bytes:
+    """Read a regular file. Return no bytes if there is none."""
+    try:
+        return read_file(path, most_mb)
+    except UnreadableFile as error:
+        if error.fault is FileFault.MISSING:
+            return b""
+        raise
 
 
 def read_text(path: Path, most_mb: int, inside: Path | None = None) -> str:

@@ -15,11 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.files import PART, append_whole, replace_file, whole_lines
+from leanbench.core.files import (
+    PART,
+    UnreadableFile,
+    append_whole,
+    read_file,
+    read_if_there,
+    replace_file,
+    whole_lines,
+)
 from leanbench.core.strict_json import parse
 from leanbench.records.boards import Board
 from leanbench.records.manifest import (
     MANIFEST,
+    MOST_MB,
     RESULTS,
     read_manifest,
     refuse_differences,
@@ -70,8 +79,8 @@ def newest_run(parent: Path, sweep: str, cells: Collection[str]) -> Path:
         if manifest.parent.name.endswith(PART):
             # Of a merge that was killed.
             continue
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            content = parse(manifest.read_bytes())
+        with contextlib.suppress(UnreadableFile, ValueError, KeyError, TypeError):
+            content = parse(read_file(manifest, MOST_MB))
             if content["sweep"]["name"] == sweep:
                 candidates.append(
                     (set(content["cells"]) == set(cells), str(content["created"]), manifest.parent)
@@ -230,7 +239,9 @@ def _is_taken(path: Path) -> bool:
     try:
         names = {file.name for file in path.iterdir() if not file.name.endswith(PART)}
         begun = names - {_LOCK, RESULTS}
-        return bool(begun) or (RESULTS in names and (path / RESULTS).stat().st_size > 0)
+        results = path / RESULTS
+        is_empty = results.is_file() and results.stat().st_size == 0
+        return bool(begun) or (RESULTS in names and not is_empty)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
@@ -291,12 +302,7 @@ def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The rows, and how many bytes of the file hold whole lines."""
     from leanbench.records.row import read_row
 
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return [], 0
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror})") from None
+    content = read_if_there(path, MOST_MB)
     whole = whole_lines(content)
     rows = []
     for number, line in enumerate(whole.split(b"\n")[:-1], 1):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.strict_json import parse
+from leanbench.core.files import FileFault, UnreadableFile, read_file
+from leanbench.core.strict_json import parse, short_json
 
 MANIFEST, RESULTS = "manifest.json", "results.jsonl"
+#: Limit of each file of a run.
+MOST_MB = 1000
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -21,9 +23,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     from leanbench.records.row import SCHEMA_VERSION
 
     try:
-        manifest = parse((path / MANIFEST).read_bytes())
+        manifest = parse(read_file(path / MANIFEST, MOST_MB))
         version = manifest["schema_version"]
-    except (FileNotFoundError, NotADirectoryError):
+    except UnreadableFile as error:
+        if error.fault is not FileFault.MISSING:
+            raise
         if (path / "trace-manifest.json").exists():
             raise UserError(
                 f"{path} is a trace, not a run: open its trace.html or trace.svg"
@@ -32,8 +36,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path} is not a run directory, it has no {MANIFEST}: name one that `leanbench sweep`"
             " wrote"
         ) from None
-    except OSError as error:
-        raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
     except ValueError as error:
         raise _damaged(path, str(error)) from None
     except KeyError:
@@ -75,18 +77,13 @@ def refuse_unlike_a_manifest(path: Path, manifest: dict[str, Any]) -> None:
             raise _damaged(path, f"it has no {key}")
         if not isinstance(given[key], kind):
             what = "list" if kind is list else "table"
-            raise _damaged(path, f"{key} is {_shortened(given[key])}, not a {what}")
+            raise _damaged(path, f"{key} is {short_json(given[key])}, not a {what}")
     for own in manifest["environments"].values():
         if not isinstance(own, dict):
-            raise _damaged(path, f"environments has {_shortened(own)}, not a table")
+            raise _damaged(path, f"environments has {short_json(own)}, not a table")
     for cell in manifest["cells"]:
         if not isinstance(cell, str):
-            raise _damaged(path, f"cells has {_shortened(cell)}, not the key of a cell")
-
-
-def _shortened(value: Any) -> str:
-    words = json.dumps(value)
-    return words if len(words) <= 40 else f"{words[:40]}..."
+            raise _damaged(path, f"cells has {short_json(cell)}, not the key of a cell")
 
 
 def refuse_differences(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

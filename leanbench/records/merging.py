@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.files import PART
+from leanbench.core.files import PART, UnreadableFile, read_file
 from leanbench.records.boards import Board, boards_of, difference
 from leanbench.records.directory import WORKER_LOG, CannotWrite, RunDirectory, read_rows
-from leanbench.records.manifest import read_manifest, refuse_unlike_a_manifest
+from leanbench.records.manifest import MOST_MB, read_manifest, refuse_unlike_a_manifest
 from leanbench.records.samples import read_whole_samples
 
 #: Of a manifest, and of what it is when it differs.
@@ -183,10 +183,10 @@ def _write(parts: Sequence[_Part], name: str, path: Path) -> None:
 
 def _read_log(log: Path) -> bytes:
     try:
-        return log.read_bytes()
-    except OSError as error:
+        return read_file(log, MOST_MB)
+    except UnreadableFile as error:
         raise UserError(
-            f"cannot read {log} ({error.strerror}): make it readable, or remove it"
+            f"cannot read {log} ({error.reason}): make it readable, or remove it"
         ) from None
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
+from leanbench.core.files import UnreadableFile, read_if_there
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.strict_json import parse
 from leanbench.records.directory import not_a_row
-from leanbench.records.manifest import RESULTS, read_manifest
+from leanbench.records.manifest import MOST_MB, RESULTS, read_manifest
 
 if TYPE_CHECKING:
     from leanbench.records.row import Row
@@ -140,10 +141,7 @@ def read_run(directory: Path) -> Run:
     """
     manifest = read_manifest(directory)
     path = directory / RESULTS
-    try:
-        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({(error.strerror or str(error)).lower()})") from error
+    lines = read_if_there(path, MOST_MB).split(b"\n")
 
     # Rows end with a newline, so what follows the last one is empty, or was being written when the
     # run was killed.
@@ -166,11 +164,9 @@ def _notes_of_samples(directory: Path) -> list[str]:
     from leanbench.records.samples import SAMPLES, whole_length
 
     try:
-        content = (directory / SAMPLES).read_bytes()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        return [f"{SAMPLES} cannot be read ({(error.strerror or str(error)).lower()})"]
+        content = read_if_there(directory / SAMPLES, MOST_MB)
+    except UnreadableFile as error:
+        return [f"{SAMPLES} cannot be read ({error.reason})"]
     whole = whole_length(content)
     if whole == len(content):
         return []

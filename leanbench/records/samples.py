@@ -9,7 +9,6 @@ row; where a kill came between the two, the cell runs again and its later sample
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -17,12 +16,17 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from leanbench.core.errors import UserError
+from leanbench.core.files import UnreadableFile, read_if_there
+from leanbench.core.strict_json import parse
+from leanbench.records.manifest import MOST_MB
 
 SAMPLES = "samples.jsonl.gz"
 #: What follows a member is copied with it: in pieces, reading takes time in proportion to the file.
 _PIECE_BYTES = 4096
 #: Of a cell's samples, many times over: a few bytes can unpack to gigabytes.
 MAX_MEMBER_BYTES = 1 << 26
+#: Of all members together.
+_MAX_BYTES = 1 << 30
 
 
 class Samples(BaseModel):
@@ -55,11 +59,9 @@ def read_samples(run: Path) -> dict[str, Samples]:
 
     Raises:
         ValueError: no member is whole, or one holds something else than samples.
+        UnreadableFile: it cannot be read.
     """
-    path = run / SAMPLES
-    if not path.is_file():
-        return {}
-    content = path.read_bytes()
+    content = read_if_there(run / SAMPLES, MOST_MB)
     if content and not has_whole_member(content):
         raise ValueError("it has no whole gzip member")
     return _by_cell(content)
@@ -99,11 +101,11 @@ def length_to_resume(run: Path, measured: Collection[str]) -> int:
 def _read(path: Path) -> tuple[bytes, dict[str, Samples], int]:
     """What is in the file, its samples by cell, and the length of its whole members."""
     try:
-        content = path.read_bytes() if path.exists() else b""
+        content = read_if_there(path, MOST_MB)
         return content, _by_cell(content), whole_length(content)
-    except OSError as error:
+    except UnreadableFile as error:
         raise UserError(
-            f"cannot read {path} ({error.strerror}): make it readable, or put back a copy of it"
+            f"cannot read {path} ({error.reason}): make it readable, or put back a copy of it"
         ) from None
     except ValueError:
         raise _damaged(path, 0, 0) from None
@@ -125,7 +127,7 @@ def _by_cell(content: bytes) -> dict[str, Samples]:
     samples_by_cell: dict[str, Samples] = {}
     for member, _ in _whole_members(content):
         for line in member.decode().splitlines():
-            samples = Samples.model_validate(json.loads(line))
+            samples = Samples.model_validate(parse(line))
             samples_by_cell[samples.cell] = samples
     return samples_by_cell
 
@@ -152,7 +154,7 @@ def whole_length(content: bytes) -> int:
 
 def _whole_members(content: bytes) -> Iterator[tuple[bytes, int]]:
     """Each member and where it ends, up to the first that is not whole."""
-    at = 0
+    at = unpacked = 0
     while at < len(content):
         member = zlib.decompressobj(wbits=31)
         data, end = b"", at
@@ -162,7 +164,8 @@ def _whole_members(content: bytes) -> Iterator[tuple[bytes, int]]:
                 end += _PIECE_BYTES
         except zlib.error:
             return
-        if not member.eof:
+        unpacked += len(data)
+        if not member.eof or unpacked > _MAX_BYTES:
             return
         at = min(end, len(content)) - len(member.unused_data)
         yield data, at

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import tracemalloc
 import zlib
@@ -26,8 +27,10 @@ from leanbench.cli.main import app
 from leanbench.cli.sweep_tables import show_ending
 from leanbench.configs import store
 from leanbench.core.errors import UserError
+from leanbench.core.files import FileFault, UnreadableFile
 from leanbench.core.problem import AttentionProblem
 from leanbench.records.directory import RunDirectory, newest_run
+from leanbench.records.merging import merge_runs
 from leanbench.records.reading import read_run
 from leanbench.records.row import SCHEMA_VERSION, Row, read_row
 from leanbench.records.samples import Samples, pack, read_samples, whole_length
@@ -260,6 +263,52 @@ def test_a_samples_file_of_a_few_bytes_does_not_fill_the_memory(folder):
         assert tracemalloc.get_traced_memory()[1] < 200_000_000
     finally:
         tracemalloc.stop()
+
+
+def _resume(run: Path) -> None:
+    with RunDirectory.resume(run, MANIFEST):
+        pass
+
+
+def _merge(run: Path) -> None:
+    merge_runs([run], run.with_name("merged"))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "results.jsonl", "samples.jsonl.gz"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+def test_a_file_without_an_end_is_a_sentence(tmp_path, caplog, name, kind):
+    run = tmp_path / "r"
+    write(run)
+    path = run / name
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    fault = FileFault.TOO_LARGE if kind == "large" else FileFault.NOT_REGULAR
+    with within_limits():
+        with pytest.raises(UnreadableFile) as refused:
+            read_samples(run) if name.startswith("samples") else read_run(run)
+        assert refused.value.fault is fault
+        for use in (_as_compare, _resume, _merge):
+            with pytest.raises(UserError):
+                use(run)
+        result = CliRunner().invoke(app, ["report", str(run)])
+    # Raw samples are not needed for a report.
+    assert result.exit_code == (0 if name.startswith("samples") else 2), result.output
+    assert refused.value.reason in result.stderr + caplog.text
+    assert not (tmp_path / "merged").exists()
+
+
+def test_a_folder_whose_rows_would_go_elsewhere_is_taken(tmp_path):
+    run = tmp_path / "r"
+    run.mkdir()
+    (run / "results.jsonl").symlink_to("/dev/null")
+    with pytest.raises(UserError, match="is not empty"), RunDirectory.create(run, MANIFEST):
+        pass
 
 
 @share(0.005)

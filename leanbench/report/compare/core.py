@@ -191,10 +191,6 @@ def _samples_us(directory: Path) -> dict[str, list[float]]:
 
     try:
         return {cell: samples.samples_us for cell, samples in read_samples(directory).items()}
-    except OSError as error:
-        raise UserError(
-            f"cannot read {directory / SAMPLES} ({(error.strerror or str(error)).lower()})"
-        ) from error
     except ValueError as error:
         where = directory / SAMPLES
         raise UserError(
