@@ -134,7 +134,7 @@ def import_(
     from leanbench.core.registry import kernels
 
     try:
-        tuned = read(file)
+        tuned = read(file, or_pipe=True)
     except UserError as error:
         raise UserError(
             f"{fault_of(error)}: give a file that `leanbench configs export` of this version wrote"

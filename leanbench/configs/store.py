@@ -211,9 +211,6 @@ def _before(path: Path, new: TunedConfigs) -> TunedConfigs | None:
     """
     if not path.exists():
         return None
-    # Reading a named pipe waits for somebody who writes it.
-    if not (path.is_file() or path.is_dir()):
-        raise UserError(f"{path} is no regular file: move it away, it is not overwritten")
     try:
         before = read(path)
     except UserError as error:

@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
+from leanbench.core.files import UnreadableFile, read_file
+from leanbench.core.strict_json import parse_unchecked
 
 if TYPE_CHECKING:
     from leanbench.configs.tuned import TunedConfigs
 
 #: How the sentence about a file that cannot be used goes on.
 _FIX = ": move it away"
+_MOST_MB = 100
 
 
-def read(path: Path) -> TunedConfigs:
-    """A file of tuned configs.
+def read(path: Path, *, or_pipe: bool = False) -> TunedConfigs:
+    """Read a file of tuned configs.
+
+    Args:
+        or_pipe: As in `leanbench.core.files.read_file`.
 
     Raises:
         UserError: it cannot be read or is not one; the sentence names the file and the first fault.
@@ -25,7 +31,7 @@ def read(path: Path) -> TunedConfigs:
 
     from leanbench.configs.tuned import TunedConfigs
 
-    content = _json_object(path)
+    content = _json_object(path, or_pipe)
     _check_version(path, content)
     try:
         tuned = TunedConfigs.model_validate(content)
@@ -39,18 +45,17 @@ def read(path: Path) -> TunedConfigs:
 
 
 def fault_of(error: UserError) -> str:
-    """What `read` found wrong, without what to do about it."""
+    """Return what `read` found wrong, without what to do about it."""
+    if isinstance(error, UnreadableFile):
+        return f"cannot read {error.path} ({error.reason})"
     return str(error).partition(_FIX)[0]
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def _json_object(path: Path, or_pipe: bool) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
-    except (ValueError, RecursionError) as error:
-        # The first line: what follows it is a position or a piece of the file.
-        raise _damaged(path, f"no JSON, {str(error).partition(chr(10))[0]}") from None
+        content = parse_unchecked(read_file(path, _MOST_MB, or_pipe=or_pipe))
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
     if not isinstance(content, dict) or not {"schema_version", "families"} <= content.keys():
         raise UserError(
             f"{path} is not a file of tuned configs, it has no schema_version and families{_FIX}"

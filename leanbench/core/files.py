@@ -74,26 +74,29 @@ class UnreadableFile(UserError):
         return f"cannot read {name} ({self.reason}): {_FIXES[self.fault]}"
 
 
-def read_file(path: Path, most_mb: int, inside: Path | None = None) -> bytes:
+def read_file(
+    path: Path, most_mb: int, inside: Path | None = None, *, or_pipe: bool = False
+) -> bytes:
     """Read a regular file.
 
     Args:
         most_mb: Largest size in MB. No more is read, whatever size the system reports.
         inside: Folder that must hold the file, links followed. Required if another file names it.
+        or_pipe: Read a pipe, too, such as a process substitution. Without a writer it is empty.
 
     Raises:
         UnreadableFile: It cannot be read, is no regular file, too large or outside the folder.
     """
     try:
-        place = os.path.realpath(path)
-        if inside is not None and not Path(place).is_relative_to(os.path.realpath(inside)):
+        if inside is not None and not _is_inside(path, inside):
             raise UnreadableFile(path, FileFault.OUTSIDE, inside)
         # Opening a device can have effects, so look first.
-        _check_regular(path, os.stat(place))
-        file = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        _check_kind(path, os.stat(path), or_pipe)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(file)
-            _check_regular(path, status)
+            _check_kind(path, status, or_pipe)
+            os.set_blocking(file, True)
             content = _read_at_most(file, status.st_size, most_mb * _MB)
         finally:
             os.close(file)
@@ -147,10 +150,15 @@ def _read_at_most(file: int, size: int, most: int) -> bytes | None:
     return b"".join(pieces)
 
 
-def _check_regular(path: Path, status: os.stat_result) -> None:
+def _is_inside(path: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def _check_kind(path: Path, status: os.stat_result, or_pipe: bool) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise UnreadableFile(path, FileFault.FOLDER)
-    if not stat.S_ISREG(status.st_mode):
+    is_pipe = or_pipe and stat.S_ISFIFO(status.st_mode)
+    if not (stat.S_ISREG(status.st_mode) or is_pipe):
         raise UnreadableFile(path, FileFault.NOT_REGULAR)
 
 

@@ -14,7 +14,7 @@ def parse(text: bytes | str) -> Any:
         ValueError: Empty, not JSON, not UTF-8, nested too deep, a number that is not finite, an
             integer of more than 64 bits, or half a character. The message is one line.
     """
-    return _parse(text, _int64, _finite)
+    return _writable(_load(text, parse_int=_int64, parse_float=_finite, parse_constant=_finite))
 
 
 def parse_foreign(text: bytes | str) -> Any:
@@ -26,18 +26,23 @@ def parse_foreign(text: bytes | str) -> Any:
     Raises:
         ValueError: As `parse`, numbers apart.
     """
-    return _parse(text, _int_or_float, float)
+    return _writable(_load(text, parse_int=_int_or_float))
 
 
-def _parse(text: bytes | str, read_int: Any, read_float: Any) -> Any:
+def parse_unchecked(text: bytes | str) -> Any:
+    """Parse JSON whose every value is checked afterwards, in a third of the time.
+
+    Raises:
+        ValueError: As `parse`, but for numbers and halves of characters.
+    """
+    return _load(text)
+
+
+def _load(text: bytes | str, **hooks: Any) -> Any:
     if not text.strip():
         raise ValueError("it is empty")
     try:
-        value = json.loads(
-            text, parse_int=read_int, parse_float=read_float, parse_constant=read_float
-        )
-        # "\ud800" alone is half a character: it can be read, and never be written.
-        json.dumps(value, ensure_ascii=False).encode()
+        return json.loads(text, **hooks)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except UnicodeError:
@@ -45,6 +50,19 @@ def _parse(text: bytes | str, read_int: Any, read_float: Any) -> Any:
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise ValueError(f"no JSON at {line}column {error.colno}") from None
+    except ValueError as error:
+        # Without hooks it is Python's: an integer of more than 4300 digits.
+        raise ValueError(str(error) if hooks else "it has a number of too many digits") from None
+
+
+def _writable(value: Any) -> Any:
+    """Check that the value can be written: "\\ud800" alone is half a character."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except UnicodeError:
+        raise ValueError("it is not UTF-8 text") from None
     return value
 
 

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leanbench.core.errors import UserError
+from leanbench.core.files import UnreadableFile, read_file
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.paths import user_folder
+from leanbench.core.strict_json import parse_unchecked
 from leanbench.gpu.catalogue import find
 from leanbench.model.constants import Calibrated, Constants, LeanCudaConstants, declared
 
@@ -160,12 +162,9 @@ def read_calibration(path: Path) -> Calibration:
         UserError: it cannot be read, or is no calibration; the first thing that is wrong is named.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return _from_json(content)
-    except OSError as error:
-        raise UserError(
-            f"cannot read the calibration {path} ({(error.strerror or str(error)).lower()})"
-        ) from None
+        return _from_json(parse_unchecked(read_file(path, 10)))
+    except UnreadableFile as error:
+        raise UserError(f"cannot read the calibration {path} ({error.reason})") from None
     except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
         raise UserError(
             f"{path} is no calibration ({_one_line(error)}): move it away or fit it again"
@@ -202,6 +201,8 @@ def _one_line(error: Exception) -> str:
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     if isinstance(error, KeyError):
         return f"{error.args[0]!r} is missing"
+    if isinstance(error, (AttributeError, TypeError)):
+        return "a table in it is none"
     return str(error)
 
 

@@ -31,6 +31,7 @@ from leanbench.cli.main import app
 from leanbench.configs import store
 from leanbench.configs.store import save_families
 from leanbench.configs.tuned_file import read
+from leanbench.core.files import FileFault
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 
@@ -332,11 +333,27 @@ def test_foreign_files_are_not_imported(tmp_path):
     file = tmp_path / "in.json"
     file.write_text("{")
     refused = invoke("import", str(file))
-    assert_refused(refused, "is not a file of tuned configs (no JSON, ")
+    assert_refused(refused, "is not a file of tuned configs (no JSON at column 2)")
     assert refused.stderr.endswith(
         ": give a file that `leanbench configs export` of this version wrote\n"
     )
     assert not store.path_of("h200").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("/dev/zero", FileFault.NOT_REGULAR),
+        ("/dev/urandom", FileFault.NOT_REGULAR),
+        ("/proc/self/mem", FileFault.SYSTEM),
+        (".", FileFault.FOLDER),
+        ("none.json", FileFault.MISSING),
+    ],
+)
+def test_an_import_of_what_is_no_file_is_refused(path, fault):
+    refused = invoke("import", path)
+    assert_refused(refused, f"cannot read {path} (")
+    assert fault.value in refused.stderr or fault is FileFault.SYSTEM
 
 
 @pytest.mark.parametrize("path", ["/proc/x.json", "/proc/no/x.json", "{file}/x.json"])
@@ -365,7 +382,9 @@ def test_a_named_pipe_in_the_place_of_your_file_is_not_waited_for(tmp_path):
     file.write_text(tuned_configs().model_dump_json())
     store.configs_folder().mkdir(parents=True)
     os.mkfifo(store.path_of("h200"))
-    assert_refused(invoke("import", str(file)), "is no regular file: move it away, it is not over")
+    assert_refused(
+        invoke("import", str(file)), "(it is no regular file): move it away, it is not over"
+    )
     assert invoke("list").exit_code == 0
 
 

@@ -94,8 +94,10 @@ def broken(change: dict[str, object], drop: str = "") -> str:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("{", "is no calibration (Expecting property name"),
-        ("[]", "is no calibration ('list' object has no attribute 'get')"),
+        ("{", "is no calibration (no JSON at column 2"),
+        ("[]", "is no calibration (a table in it is none)"),
+        (broken({"constants": [1]}), "is no calibration (a table in it is none)"),
+        (broken({"constants": {"tile_us": 3}}), "is no calibration (a table in it is none)"),
         (broken({"schema_version": 1}), "schema version 1, this leanbench reads 3"),
         (broken({}, drop="tile_us"), "constants without a value: tile_us"),
         (
