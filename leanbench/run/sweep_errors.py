@@ -1,10 +1,12 @@
-"""What is wrong with a sweep file, in one sentence with file, line and key."""
+"""Errors of a sweep file: one sentence with file, line and key."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from datetime import date, time
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -13,6 +15,7 @@ from leanbench.core.errors import nearest
 
 #: Where a key stands: at the top, in the `[[grid]]` table of a number, or in `[draw]`.
 Table = int | str | None
+_LETTERS = 80
 _TABLE = re.compile(r"\s*(\[\[\s*grid\s*\]\]|\[\s*draw\s*\])")
 
 #: What to write instead, by the type of pydantic's error.
@@ -24,6 +27,24 @@ _FIXES = {
     "model_type": "write a table [draw], or [[grid]]",
     "literal_error": "write 'cold' or 'warm'",
 }
+
+
+def in_toml(value: Any) -> str:
+    """Return a value as a sweep file has it, cut where it is long."""
+    match value:
+        case bool():
+            text = "true" if value else "false"
+        case int() if value.bit_length() > 63:
+            text = hex(value)
+        case date() | time():
+            text = value.isoformat()
+        case list():
+            text = f"[{', '.join(map(in_toml, value))}]"
+        case dict():
+            text = f"{{{', '.join(f'{key} = {in_toml(item)}' for key, item in value.items())}}}"
+        case _:
+            text = repr(value)
+    return text if len(text) <= _LETTERS else f"{text[:_LETTERS]}..."
 
 
 def sentence(path: Path, text: str, error: ValidationError, keys: Iterable[str]) -> str:
@@ -45,13 +66,13 @@ def sentence(path: Path, text: str, error: ValidationError, keys: Iterable[str])
         return f"{where}: the key {key!r} is missing, add for example {example}"
     if first["type"] == "string_pattern_mismatch":
         return (
-            f"{where}, key {key!r}: {first['input']!r} cannot name a folder: "
+            f"{where}, key {key!r}: {in_toml(first['input'])} cannot name a folder: "
             "use up to 64 letters, digits, dots, dashes and underscores, a letter or digit first"
         )
     if first["type"] == "value_error":
         return f"{where}, key {key!r}: {first.get('ctx', {}).get('error')}"
     fix = _FIXES.get(first["type"], f"{first['msg'][0].lower()}{first['msg'][1:]}")
-    return f"{where}, key {key!r}: {first['input']!r} is refused, {fix}"
+    return f"{where}, key {key!r}: {in_toml(first['input'])} is refused, {fix}"
 
 
 def _table(location: list[int | str]) -> Table:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +24,7 @@ from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError, nearest
+from leanbench.core.files import read_text
 from leanbench.core.lengths import UNIFORM, is_explicit, longest_in_file, read_lengths
 from leanbench.core.paths import SWEEPS
 from leanbench.core.registry import kernel
@@ -40,8 +43,9 @@ from leanbench.run.draw import MOST_PROBLEMS, Draw, Sample
 from leanbench.run.effects import refuse_without_effect
 from leanbench.run.imported import imported_sweep
 from leanbench.run.overrides import check_overrides, parse_overrides
-from leanbench.run.sweep_errors import sentence
+from leanbench.run.sweep_errors import in_toml, sentence
 
+_MOST_MB = 10
 #: What `prefill` takes in a file.
 _PREFILL = "a number of tokens such as 8k, or 0 for none"
 
@@ -51,16 +55,22 @@ def parse_kernels(text: str) -> tuple[str, ...]:
     return tuple(kernel(name).name for name in parse_names("kernels", text))
 
 
+def _is_flag_value(value: Any) -> bool:
+    """Return True if the value, as text, is what a flag may be given."""
+    if isinstance(value, int):
+        # Python writes no integer of thousands of digits as text.
+        return not isinstance(value, bool) and value.bit_length() <= 63
+    return isinstance(value, (float, str))
+
+
 def _reads(parse: Callable[[str], tuple[Any, ...]]) -> BeforeValidator:
     """Reads a string as a flag does; numbers and lists are joined into such a string first."""
 
     def read(value: Any) -> tuple[Any, ...]:
         items = value if isinstance(value, list) else [value]
-        if not items or any(
-            isinstance(item, bool) or not isinstance(item, (int, float, str)) for item in items
-        ):
+        if not items or not all(map(_is_flag_value, items)):
             raise ValueError(
-                f"{value!r} is not understood, write a number, a string or a list of them"
+                f"{in_toml(value)} is not understood, write a number, a string or a list of them"
             )
         try:
             return parse(",".join(map(str, items)))
@@ -75,8 +85,8 @@ def _read_overrides(value: Any) -> dict[str, KernelConfig]:
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError(
-            f"{value!r} is not understood, write a string such as lean:tile_tokens=128,... or a"
-            " list of them"
+            f"{in_toml(value)} is not understood, write a string such as"
+            " lean:tile_tokens=128,... or a list of them"
         )
     try:
         return parse_overrides(texts)
@@ -107,14 +117,18 @@ class GridTable(_Axes):
 def _read_fill(value: Any) -> tuple[float, float]:
     """Reads two percentages, as in ["1%", "100%"], the smaller first."""
     if not isinstance(value, list) or len(value) != 2 or not all(isinstance(v, str) for v in value):
-        raise ValueError(f'{value!r} is not understood, write two percentages: ["1%", "100%"]')
+        raise ValueError(
+            f'{in_toml(value)} is not understood, write two percentages: ["1%", "100%"]'
+        )
     try:
         low = parse_percent("fill", value[0], most=100, above_zero=True)
         high = parse_percent("fill", value[1], most=100, above_zero=True)
     except UserError as error:
         raise ValueError(str(error)) from None
     if low > high:
-        raise ValueError(f"{value!r} starts above its end: write the smaller percentage first")
+        raise ValueError(
+            f"{in_toml(value)} starts above its end: write the smaller percentage first"
+        )
     return low, high
 
 
@@ -122,9 +136,12 @@ def _whole(least: int, most: int) -> BeforeValidator:
     """Reads a whole number between the two, both included; a string as a flag does."""
 
     def read(value: Any) -> int:
-        number = int(value) if isinstance(value, str) and value.isdecimal() else value
+        is_number = isinstance(value, str) and re.fullmatch("[0-9]{1,20}", value)
+        number = int(value) if is_number else value
         if type(number) is not int or not least <= number <= most:
-            raise ValueError(f"{value!r} is refused, write a whole number from {least} to {most}")
+            raise ValueError(
+                f"{in_toml(value)} is refused, write a whole number from {least} to {most}"
+            )
         return number
 
     return BeforeValidator(read)
@@ -132,8 +149,8 @@ def _whole(least: int, most: int) -> BeforeValidator:
 
 def _read_prefill(value: Any) -> int:
     """Reads tokens as --prefill does, or 0 for none."""
-    if type(value) not in (int, str):
-        raise ValueError(f"{value!r} is not understood, write {_PREFILL}")
+    if isinstance(value, float) or not _is_flag_value(value):
+        raise ValueError(f"{in_toml(value)} is not understood, write {_PREFILL}")
     try:
         return parse_number("prefill", str(value), _PREFILL, least=0)
     except UserError as error:
@@ -257,7 +274,7 @@ def load_sweep(file: str) -> Sweep:
     path = shipped.get(file, Path(file))
     if path.exists() and is_dataset(path):
         return imported_sweep(path)
-    if path == Path(file) and not path.is_file():
+    if file not in shipped and not os.path.lexists(path):
         if path.suffix in (".toml", ".json", ".jsonl") or path.parent != Path():
             raise UserError(
                 f"there is no sweep file {file!r}: give a path to a TOML file, to definitions of"
@@ -266,19 +283,16 @@ def load_sweep(file: str) -> Sweep:
         there_is = nearest(file, shipped, "`leanbench list sweeps`")
         raise UserError(f"there is no sweep {file!r}, {there_is}")
     try:
-        # Editors on Windows begin a file with a byte order mark.
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, _MOST_MB)
         content = tomllib.loads(text)
     except RecursionError:
         raise UserError(
             f"{path} is nested too deep: a sweep file has lists of values and no lists in them"
         ) from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text: save it as UTF-8") from None
-    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not TOML: {error}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise UserError(f"{path} is not TOML: it has a number of too many digits") from None
     try:
         return SweepFile.model_validate(content).to_sweep()
     except ValidationError as error:

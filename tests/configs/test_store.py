@@ -16,7 +16,7 @@ from leanbench.configs.store import merge, path_of, save_families, saves, tuned_
 from leanbench.configs.tuned import TunedConfigs
 from leanbench.configs.tuned_file import read
 from leanbench.core.errors import UserError
-from leanbench.core.files import locked
+from leanbench.core.files import FileFault, UnreadableFile, locked
 from leanbench.gpu.catalogue import find
 
 
@@ -293,10 +293,9 @@ def test_shipped_files_are_another_place(home):
 
 
 def test_what_cannot_be_read_or_written(home):
-    with pytest.raises(
-        UserError, match=r"^cannot read .*none.json \(there is no such file\): check its name$"
-    ):
+    with pytest.raises(UnreadableFile) as refused:
         read(home / "none.json")
+    assert refused.value.fault is FileFault.MISSING
     (home / "file").parent.mkdir()
     (home / "file").write_text("")
     with pytest.raises(

@@ -1,3 +1,6 @@
+import os
+import re
+from datetime import date, time
 from pathlib import Path
 
 import pytest
@@ -5,11 +8,13 @@ from leanbench.kernels.fa2.configs import Fa2TritonConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.errors import UserError
+from leanbench.core.files import FileFault, UnreadableFile
 from leanbench.core.paths import SWEEPS
 from leanbench.core.registry import kernels
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
 from leanbench.run.cells import CONFIG_CHOICES, Grid, Sweep, expand
+from leanbench.run.sweep_errors import in_toml
 from leanbench.run.sweep_file import load_sweep, requested_sweep, shipped_sweeps
 
 
@@ -92,7 +97,7 @@ def test_grids_inherit_the_axes_at_the_top(tmp_path):
             'name = "a"\nkernels = ["lean", "laen"]\n',
             ", line 2, key 'kernels': there is no kernel 'laen', did you mean",
         ),
-        ('name = "a"\nbatch = true\n', ", line 2, key 'batch': True is not understood"),
+        ('name = "a"\nbatch = true\n', ", line 2, key 'batch': true is not understood"),
         ('name = "a"\nbatch = []\n', ", line 2, key 'batch': [] is not understood"),
         (
             'name = "a"\nconfigs = "fastest"\n',
@@ -141,7 +146,7 @@ def test_a_file_may_ask_for_more_than_latency(tmp_path):
             ", line 2, key 'prefill': prefill '8q' is invalid: write a number of tokens such"
             " as 8k, or 0 for none",
         ),
-        ("prefill = true", ", line 2, key 'prefill': True is not understood, write a number of"),
+        ("prefill = true", ", line 2, key 'prefill': true is not understood, write a number of"),
         ("enregy = true", ", line 2: there is no key 'enregy', did you mean 'energy'?"),
         ("[[grid]]\nenergy = true", ", line 3: there is no key 'energy', "),
     ],
@@ -156,9 +161,79 @@ def test_prefill_is_written_as_the_flag_takes_it(tmp_path):
         assert sweep.measure.prefill == tokens
 
 
-def test_a_number_of_thousands_of_digits_is_no_toml(tmp_path):
-    text = f'name = "a"\nbatch = {"9" * 5000}\n'
-    assert refusal(tmp_path, text).startswith(" is not TOML: ")
+DIGITS = "9" * 5000
+HEX = f"0x{'f' * 5000}"
+PYTHON = re.compile(r"True|False|None|datetime|int_max_str|recursion|codec|float\(|\binf\(")
+
+
+@pytest.mark.parametrize("key", ["batch", "heads", "prefill", "kernels", "cache", "draw", "config"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "false",
+        "[true, 1]",
+        "2031-05-06",
+        "07:32:00",
+        "[1979-05-27T07:32:00Z]",
+        "{ a = [false] }",
+        "inf",
+        "-nan",
+        DIGITS,
+        f"'{DIGITS}'",
+        HEX,
+        f"[1, {HEX}]",
+        "[" * 400 + "]" * 400,
+        '"\\u0000"',
+    ],
+    ids=range(14),
+)
+def test_a_value_is_told_as_the_file_has_it(tmp_path, key, value):
+    sentence = refusal(tmp_path, f'name = "a"\n{key} = {value}\n')
+    assert not PYTHON.search(sentence), sentence
+    assert len(sentence) < 6000
+
+
+@pytest.mark.parametrize("count", [DIGITS, f"'{DIGITS}'", HEX, "'٣'", "true", "1e3"])
+def test_a_count_is_told_as_the_file_has_it(tmp_path, count):
+    sentence = refusal(tmp_path, f'name = "a"\n[draw]\ncount = {count}\n')
+    assert not PYTHON.search(sentence), sentence
+    assert len(sentence) < 300
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        (date(2031, 5, 6), "2031-05-06"),
+        ([time(7, 32), {"a": False}], "[07:32:00, {a = false}]"),
+        (2**63 - 1, "9223372036854775807"),
+        (2**63, "0x8000000000000000"),
+        ("a'b", '"a\'b"'),
+        (["x" * 90], f"['{'x' * 78}..."),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_values_are_written_as_toml(value, text):
+    assert in_toml(value) == text
+
+
+def test_a_sweep_file_that_is_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.toml")
+    os.mkfifo("pipe.jsonl")
+    Path("loop.toml").symlink_to("loop.toml")
+    Path("large.toml").touch()
+    os.truncate("large.toml", 1 << 40)
+    faults = {
+        "pipe.toml": FileFault.NOT_REGULAR,
+        "/dev/zero": FileFault.NOT_REGULAR,
+        "loop.toml": FileFault.SYSTEM,
+        "large.toml": FileFault.TOO_LARGE,
+    }
+    for file, fault in faults.items():
+        with pytest.raises(UnreadableFile) as refused:
+            load_sweep(file)
+        assert refused.value.fault is fault, file
 
 
 def test_a_byte_order_mark_is_no_part_of_a_sweep(tmp_path):
