@@ -1,34 +1,40 @@
-"""Problems that definitions and workloads of FlashInfer-Bench stand for: a file of either, a folder
-that FLASHINFER_TRACE_DUMP wrote, or a dataset.
+"""Problems of FlashInfer-Bench's definitions and workloads: a file of either, a folder that
+FLASHINFER_TRACE_DUMP wrote, or datasets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.strict_json import parse
+from leanbench.core.files import UnreadableFile, read_file
+from leanbench.core.lengths import as_context, write_lengths
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.strict_json import parse_foreign
 from leanbench.formats.definition import NoDecode, read_axes
-from leanbench.formats.workload import read_lengths
+from leanbench.formats.workload import read_workload
 
 #: Folders of a dataset.
 DEFINITIONS, WORKLOADS = "definitions", "workloads"
-#: Files that a sentence names.
+#: Definitions and workloads that a sentence names.
 _NAMED = 3
+_DEFINITION_MB, _WORKLOADS_MB = 10, 500
 
 Axes = dict[str, tuple[Any, ...]]
 
 
 @dataclass
 class Imported:
-    """Axes of grids: those of a definition, with lengths where there is a workload."""
+    """Axes of grids: those of a definition, with lengths if there is a workload."""
 
     grids: list[Axes] = field(default_factory=list)
     #: What was left out, and why: ``rmsnorm_h4096: it is no decode attention``.
     left_out: list[str] = field(default_factory=list)
+    #: Workloads of a definition that was named alone.
+    not_read: Path | None = None
 
     @property
     def has_latent(self) -> bool:
@@ -39,76 +45,139 @@ class Imported:
         return any("latent" not in grid for grid in self.grids)
 
     def note(self) -> str | None:
-        """A sentence about what was left out; None: nothing was."""
+        """Return a sentence about what was left out, or None."""
+        if self.not_read:
+            return f"its workloads are not swept, name {self.not_read} for them"
         if not self.left_out:
             return None
         more = len(self.left_out) - _NAMED
         named = "; ".join(self.left_out[:_NAMED])
-        return (
-            f"{len(self.left_out)} file{'s' * (len(self.left_out) > 1)} left out: {named}"
-            f"{f'; and {more} more' if more > 0 else ''}"
-        )
+        return f"{len(self.left_out)} left out: {named}{f'; and {more} more' if more > 0 else ''}"
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether the path is of files that `read_problems` reads, by its name."""
+    """Return True for a path that `read_problems` reads, by its name."""
     return path.suffix in (".json", ".jsonl") or path.is_dir()
 
 
 def read_problems(path: Path) -> Imported:
-    """What a definition (.json), workloads (.jsonl) or a folder of them stand for. Of a definition
-    with workloads in the folder, those alone.
+    """Read a definition (.json), workloads (.jsonl) or a folder of them.
+
+    A definition in a folder stands for its workloads, if it has any. What does not fit is left out.
 
     Raises:
-        UserError: it cannot be read, or holds no decode attention; the sentence names the file.
+        UserError: The file cannot be read, or holds no decode attention.
     """
     if path.is_dir():
-        return _read_folder(path)
-    definition = _definition_of(path) if path.suffix == ".jsonl" else path
-    try:
-        axes = _axes_of(definition)
-    except NoDecode as error:
-        raise UserError(f"{definition} cannot be swept: {error}") from None
-    except ValueError as error:
-        raise UserError(
-            f"{definition} is no definition of FlashInfer-Bench ({error}): give a sweep file"
-            " (.toml), or what FLASHINFER_TRACE_DUMP wrote"
-        ) from None
-    return Imported([axes] if definition == path else list(_of_workloads(path, axes)))
+        imported = _read_folder(path)
+    elif path.suffix == ".jsonl":
+        imported = Imported()
+        _add_workloads(imported, path, _read_definition(_definition_of(path)))
+    else:
+        return Imported([_read_definition(path)], not_read=_workloads_of(path))
+    if not imported.grids:
+        why = imported.note() or "there is no definition (.json) in it"
+        raise UserError(f"{path} holds no decode attention of FlashInfer-Bench: {why}")
+    return imported
 
 
 def _read_folder(folder: Path) -> Imported:
     imported = Imported()
-    below = folder / DEFINITIONS
-    for path in sorted((below if below.is_dir() else folder).rglob("*.json")):
+    definitions = _definitions_in(folder)
+    read = {_workloads_of(path) for path in definitions}
+    for path in definitions:
+        workloads = _workloads_of(path)
         try:
             axes = _axes_of(path)
         except NoDecode as error:
             imported.left_out.append(f"{path.stem}: {error}")
-            continue
+        except UnreadableFile as error:
+            imported.left_out.append(f"{path.stem}: {error.reason}")
         except ValueError as error:
             imported.left_out.append(f"{path.stem}: it is no definition ({error})")
-            continue
-        workloads = folder / WORKLOADS / path.parent.name / f"{path.stem}.jsonl"
-        given = workloads.is_file() and below.is_dir()
-        imported.grids += _of_workloads(workloads, axes) if given else [axes]
-    if not imported.grids:
-        why = imported.note() or "there is no definition (.json) in it"
-        raise UserError(f"{folder} holds no decode attention of FlashInfer-Bench: {why}")
+        else:
+            if workloads is None:
+                imported.grids.append(axes)
+            else:
+                _add_or_name(imported, workloads, axes)
+    for workloads in sorted(folder.rglob("*.jsonl")):
+        if _place_in(workloads, WORKLOADS) and Path(os.path.abspath(workloads)) not in read:
+            try:
+                axes = _read_definition(_definition_of(workloads))
+            except UserError as error:
+                imported.left_out.append(f"{workloads.name}: {error}")
+            else:
+                _add_or_name(imported, workloads, axes)
     return imported
 
 
+def _definitions_in(folder: Path) -> list[Path]:
+    """Return every .json file in a folder, but of a dataset in it its definitions alone."""
+    rooms = [path for path in folder.rglob(DEFINITIONS) if path.is_dir()]
+    datasets = {room.parent for room in rooms}
+    loose = [path for path in folder.rglob("*.json") if datasets.isdisjoint(path.parents)]
+    return sorted({*loose, *(path for room in rooms for path in room.rglob("*.json"))})
+
+
+def _read_definition(path: Path) -> Axes:
+    try:
+        return _axes_of(path)
+    except NoDecode as error:
+        raise UserError(f"{path} cannot be swept: {error}") from None
+    except ValueError as error:
+        raise UserError(
+            f"{path} is no definition of FlashInfer-Bench ({error}): give a sweep file (.toml), or"
+            " what FLASHINFER_TRACE_DUMP wrote"
+        ) from None
+
+
 def _axes_of(path: Path) -> Axes:
-    """Raises ValueError where the file is no definition, NoDecode where it is none of decode
-    attention.
+    """Read a definition.
+
+    Raises:
+        UnreadableFile: It cannot be read.
+        ValueError: It is no definition; NoDecode: it is none of decode attention.
     """
-    return read_axes(parse(_read(path)))
+    axes = read_axes(parse_foreign(read_file(path, _DEFINITION_MB)))
+    try:
+        _check_problem(axes)
+    except UserError as error:
+        raise NoDecode(str(error)) from None
+    return axes
+
+
+def _check_problem(axes: Axes) -> None:
+    """Raise UserError if the axes make no problem, as with 7 query heads and 2 KV heads."""
+    fields = {name: value for name, [value] in axes.items() if name not in ("batch", "lengths")}
+    q_heads, kv_heads = fields.pop("heads")
+    [lengths] = axes.get("lengths", [(1,)])
+    AttentionProblem(len(lengths), q_heads, kv_heads, as_context(lengths), **fields)
+
+
+def _place_in(path: Path, room: str) -> tuple[Path, Path] | None:
+    """Return the dataset and the path in its folder of definitions or workloads.
+
+    Links are not followed: in a cache of Hugging Face every file is one.
+    """
+    path = Path(os.path.abspath(path))
+    room_of = next((parent for parent in path.parents if parent.name == room), None)
+    return None if room_of is None else (room_of.parent, path.relative_to(room_of))
+
+
+def _workloads_of(definition: Path) -> Path | None:
+    """Return ``workloads/OP/NAME.jsonl`` of ``definitions/OP/NAME.json``, if there is one."""
+    place = _place_in(definition, DEFINITIONS)
+    if place is None:
+        return None
+    root, name = place
+    path = root / WORKLOADS / name.with_suffix(".jsonl")
+    return path if os.path.lexists(path) else None
 
 
 def _definition_of(workloads: Path) -> Path:
-    """``definitions/OP/NAME.json`` of ``workloads/OP/NAME.jsonl``."""
-    path = _root(workloads) / DEFINITIONS / workloads.resolve().parent.name / workloads.name
-    path = path.with_suffix(".json")
+    """Return ``definitions/OP/NAME.json`` of ``workloads/OP/NAME.jsonl``."""
+    root, name = _place_in(workloads, WORKLOADS) or (workloads.parent, Path(workloads.name))
+    path = root / DEFINITIONS / name.with_suffix(".json")
     if not path.is_file():
         raise UserError(
             f"{workloads} has no definition at {path}: keep workloads in the dataset that they"
@@ -117,28 +186,32 @@ def _definition_of(workloads: Path) -> Path:
     return path
 
 
-def _root(workloads: Path) -> Path:
-    """The folder of the dataset, of which the workloads are ``workloads/OP/NAME.jsonl``."""
-    return workloads.resolve().parent.parent.parent
+def _add_or_name(imported: Imported, path: Path, axes: Axes) -> None:
+    try:
+        _add_workloads(imported, path, axes)
+    except UnreadableFile as error:
+        imported.left_out.append(f"{path.name}: {error.reason}")
 
 
-def _of_workloads(path: Path, axes: Axes) -> Iterator[Axes]:
-    root = _root(path)
-    [page_size] = axes["page_size"]
-    for number, line in enumerate(_read(path).splitlines(), 1):
+def _add_workloads(imported: Imported, path: Path, axes: Axes) -> None:
+    """Add the problem of every line. A line that is none is left out.
+
+    Raises:
+        UnreadableFile: The file cannot be read.
+    """
+    root, _ = _place_in(path, WORKLOADS) or (path.parent, path)
+    lines = [*enumerate(read_file(path, _WORKLOADS_MB).splitlines(), 1)]
+    if not any(line.strip() for _, line in lines):
+        imported.left_out.append(f"{path.name}: it is empty")
+    for number, line in lines:
         if not line.strip():
             continue
         try:
-            trace = parse(line)
+            trace = parse_foreign(line)
             workload = trace.get("workload") if isinstance(trace, dict) else None
-            lengths = read_lengths(workload, page_size, root)
-        except ValueError as error:
-            raise UserError(f"{path} line {number} is no workload: {error}") from None
-        yield {**axes, **lengths}
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+            own = {**axes, **read_workload(workload, axes, root)}
+            _check_problem(own)
+        except (ValueError, UserError) as error:
+            imported.left_out.append(f"{path.name} line {number}: {error}")
+        else:
+            imported.grids.append({**own, "lengths": tuple(map(write_lengths, own["lengths"]))})

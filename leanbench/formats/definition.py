@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.strict_json import short_json
 from leanbench.formats import sources
 
 #: dtypes of Q and the output, and those that a cache has besides.
@@ -163,8 +164,9 @@ def read_axes(definition: Any) -> dict[str, tuple[Any, ...]]:
         raise NoDecode("its inputs are not those of gqa_paged, mla_paged or single_decode")
     lengths = {"kv_indptr", "kv_indices", "kv_last_page_len", "cache_seqlens"}
     _refuse_others(inputs, {"q", "k_cache", "v_cache", "sm_scale", *lengths})
-    if _shape(inputs, "q") != ["batch_size", "num_qo_heads", "head_dim"]:
-        raise NoDecode(f"its q is {_shape(inputs, 'q')}, not one query token a sequence")
+    query = _shape(inputs, "q")
+    if query != ["batch_size", "num_qo_heads", "head_dim"]:
+        raise NoDecode(f"its q is {short_json(query)}, not one query token a sequence")
     cache = _shape(inputs, "k_cache")
     rows, tokens = (
         ("num_pages", "page_size") if "page_size" in cache else ("batch_size", "capacity")
@@ -175,7 +177,8 @@ def read_axes(definition: Any) -> dict[str, tuple[Any, ...]]:
     }
     layout = next((name for name, shape in layouts.items() if shape == cache), None)
     if layout is None or _shape(inputs, "v_cache") != cache:
-        raise NoDecode(f"its caches are {cache} and {_shape(inputs, 'v_cache')}")
+        shapes = map(short_json, (cache, _shape(inputs, "v_cache")))
+        raise NoDecode(f"its caches are {' and '.join(shapes)}")
     one_length = "cache_seqlens" in inputs and not _shape(inputs, "cache_seqlens")
     axes = {
         "heads": ((_const(consts, "num_qo_heads"), _const(consts, "num_kv_heads")),),
@@ -203,7 +206,8 @@ def _read_latent(inputs: _Inputs, consts: Mapping[str, Any]) -> dict[str, tuple[
     lengths = {"kv_indptr", "kv_indices", "kv_last_page_len"}
     _refuse_others(inputs, {"q_nope", "q_pe", "ckv_cache", "kpe_cache", "sm_scale", *lengths})
     if _shape(inputs, "q_nope")[:1] != ["batch_size"]:
-        raise NoDecode(f"its q_nope is {_shape(inputs, 'q_nope')}, not one query token a sequence")
+        shape = short_json(_shape(inputs, "q_nope"))
+        raise NoDecode(f"its q_nope is {shape}, not one query token a sequence")
     value_dim = _const(consts, "head_dim_ckv")
     return {
         "heads": ((_const(consts, "num_qo_heads"), 1),),
@@ -230,7 +234,7 @@ def _parts(definition: Any) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
 def _const(consts: Mapping[str, Any], name: str) -> int:
     value = consts.get(name)
     if type(value) is not int:
-        raise NoDecode(f"its axis {name} has no value")
+        raise NoDecode(f"its axis {name} is {short_json(value)}, not a whole number")
     return value
 
 
@@ -246,7 +250,7 @@ def _refuse_others(inputs: _Inputs, known: set[str]) -> None:
 
 
 def _read_dtypes(inputs: _Inputs, q: str, cache: str) -> dict[str, tuple[Any, ...]]:
-    of_q, of_cache = inputs[q].get("dtype"), inputs[cache].get("dtype")
+    of_q, of_cache = (_words(inputs[name].get("dtype")) for name in (q, cache))
     if of_q not in DTYPES:
         raise NoDecode(f"its {q} is {of_q}, not {' or '.join(DTYPES)}")
     if of_cache in FP8_DTYPES:
@@ -255,3 +259,8 @@ def _read_dtypes(inputs: _Inputs, q: str, cache: str) -> dict[str, tuple[Any, ..
     if of_cache != of_q:
         raise NoDecode(f"its {cache} is {of_cache} and its {q} {of_q}")
     return {"dtype": (DTYPES[of_q],)}
+
+
+def _words(value: object) -> str:
+    """Return text as it is, and anything else as JSON."""
+    return value if isinstance(value, str) else short_json(value)

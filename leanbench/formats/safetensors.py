@@ -9,7 +9,7 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 
-from leanbench.core.strict_json import parse
+from leanbench.core.strict_json import parse_foreign, short_json
 
 #: Type codes of Python's arrays by the format's dtypes.
 _CODES = {"I32": "i", "I64": "q"}
@@ -30,30 +30,43 @@ def write_int32(tensors: Mapping[str, Sequence[int]]) -> bytes:
 
 
 def read_integers(content: bytes, name: str) -> list[int]:
-    """The numbers of a tensor of one dimension, int32 or int64.
+    """Read a tensor of one dimension or none, int32 or int64.
 
     Raises:
-        ValueError: the content is no such file, or has no such tensor; the message says which.
+        ValueError: The content is no such file, or has no such tensor.
     """
     start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     if start > len(content):
         raise ValueError("it is no safetensors file")
-    header = parse(content[_LENGTH_BYTES:start])
+    header = parse_foreign(content[_LENGTH_BYTES:start])
     tensor = header.get(name) if isinstance(header, dict) else None
     if not isinstance(tensor, dict):
         raise ValueError(f"it has no tensor {name!r}")
     dtype, shape = tensor.get("dtype"), tensor.get("shape")
-    if dtype not in _CODES or not isinstance(shape, list) or len(shape) != 1:
-        raise ValueError(f"its tensor {name!r} is {dtype} {shape}, not (numbers,) in I32 or I64")
-    values = array(_CODES[dtype])
+    code = _CODES.get(dtype) if isinstance(dtype, str) else None
+    count = _count(shape)
+    if code is None or count is None:
+        described = f"{short_json(dtype)} {short_json(shape)}"
+        raise ValueError(f"its tensor {name!r} is {described}, not (numbers,) in I32 or I64")
+    values = array(code)
     begin, end = _offsets(tensor)
     data = content[start + begin : start + end] if 0 <= begin <= end else b""
-    if len(data) != end - begin or len(data) != shape[0] * values.itemsize:
+    if len(data) != end - begin or len(data) != count * values.itemsize:
         raise ValueError(f"its tensor {name!r} is cut off")
     values.frombytes(data)
     if sys.byteorder == "big":
         values.byteswap()
     return values.tolist()
+
+
+def _count(shape: object) -> int | None:
+    """Return the number of values in a tensor of one dimension or none."""
+    match shape:
+        case []:
+            return 1
+        case [int(count)]:
+            return count
+    return None
 
 
 def _offsets(tensor: Mapping[str, object]) -> tuple[int, int]:

@@ -8,21 +8,22 @@ import json
 import random
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from leanbench.core.lengths import write_lengths
+from leanbench.core.files import FileFault, UnreadableFile, read_file
+from leanbench.core.lengths import MAX_SEQUENCES
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.strict_json import short_json
 from leanbench.formats.safetensors import read_integers
 
 #: In which names of workloads are unique; the same problem has the same name everywhere.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "leanbench")
 #: Where a dataset keeps the tensors of workloads.
 _BLOBS = "blob/workloads"
-
-#: Descriptions of inputs by name.
-_Inputs = Mapping[str, Mapping[str, Any]]
+_BLOB_MB = 500
 
 
 def workload_of(problem: AttentionProblem, definition: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,73 +83,127 @@ def index_tensors(problem: AttentionProblem) -> dict[str, list[int]]:
     return tensors
 
 
-def read_lengths(workload: Any, page_size: int | None, root: Path) -> dict[str, tuple[Any, ...]]:
-    """The axes of a sweep that a workload fixes: lengths, which say the batch, and capacity. Where
-    index tensors are random, as in workloads made of logs, pages are dealt evenly, and the last one
-    is full.
+def read_workload(
+    workload: Any, definition: Mapping[str, tuple[Any, ...]], root: Path
+) -> dict[str, tuple[Any, ...]]:
+    """Read the axes of a sweep that a workload fixes: lengths of the sequences, and capacity.
+
+    Index tensors may be random, as in workloads that were made from logs. Pages are then dealt
+    evenly, and the last one is full.
 
     Args:
-        root: the dataset's folder, which paths of tensors begin in.
+        definition: Axes of the workload's definition.
+        root: Folder of the dataset, in which paths of tensors begin.
 
     Raises:
-        ValueError: it is no workload of a decode call, a file of tensors cannot be read, or a
-            sequence has no token.
+        ValueError: It is no workload of a decode call, or a file of tensors cannot be read.
     """
     axes = workload.get("axes") if isinstance(workload, dict) else None
     inputs = workload.get("inputs") if isinstance(workload, dict) else None
     if not isinstance(axes, dict) or not isinstance(inputs, dict):
         raise ValueError("it has no axes and inputs")
-    given = {name: tensor for name, tensor in inputs.items() if isinstance(tensor, dict)}
-    batch = _count("axis batch_size", axes.get("batch_size"))
-    if page_size is None:
-        capacity = _count("axis capacity", axes.get("capacity"))
-        lengths = _contiguous(given, batch, capacity, root)
+    given = _Given(axes, inputs, root)
+    capacity = None
+    if "batch" in definition:
+        # A single sequence: the cache has its length.
+        lengths = [given.count("kv_len")]
+    elif definition["page_size"] == (None,):
+        capacity = given.count("capacity")
+        lengths = _contiguous(given, capacity, is_uniform=definition["lengths_on"] == ("host",))
     else:
-        capacity = None
-        pages = _count("axis num_kv_indices", axes.get("num_kv_indices"))
-        lengths = _paged(given, batch, pages, page_size, root)
-    if len(lengths) != batch:
-        raise ValueError(f"it has a batch of {batch} and {len(lengths)} lengths")
+        lengths = _paged(given, *definition["page_size"])
     if min(lengths) < 1:
         raise ValueError("a sequence has no token")
-    return {"lengths": (write_lengths(tuple(lengths)),), "capacity": (capacity,)}
+    return {"lengths": (tuple(lengths),), "capacity": (capacity,)}
 
 
-def _contiguous(given: _Inputs, batch: int, capacity: int, root: Path) -> Sequence[int]:
-    """Tokens of each sequence; as many as there is room for where nothing says them."""
-    one = given.get("cache_seqlens", {}).get("value", capacity)
-    return _tensor(given, "cache_seqlens", root) or [_count("cache_seqlens", one)] * batch
+@dataclass(frozen=True)
+class _Given:
+    """What a workload gives: numbers of axes, and inputs."""
+
+    axes: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    root: Path
+
+    def count(self, axis: str) -> int:
+        value = self.axes.get(axis)
+        if type(value) is not int or value < 1:
+            raise ValueError(f"its axis {axis} is {short_json(value)}, not a number from 1 on")
+        return value
+
+    @property
+    def batch(self) -> int:
+        batch = self.count("batch_size")
+        if batch > MAX_SEQUENCES:
+            raise ValueError(f"its axis batch_size is {batch}, above the limit of {MAX_SEQUENCES}")
+        return batch
+
+    def numbers(self, name: str) -> list[int] | None:
+        """Return the numbers of an input. None: they are random, or not given."""
+        tensor = self.inputs.get(name)
+        if tensor is None:
+            return None
+        match tensor:
+            case {"type": "random"}:
+                return None
+            case {"type": "scalar", "value": int(value)} if not isinstance(value, bool):
+                return [value]
+            case {"type": "safetensors", "path": str(path), "tensor_key": str(key)}:
+                return self._read(name, self.root / path, key)
+        raise ValueError(f"its {name} is {short_json(tensor)}, not random, a number or a tensor")
+
+    def _read(self, name: str, path: Path, key: str) -> list[int]:
+        try:
+            return read_integers(read_file(path, _BLOB_MB, _boundary(self.root)), key)
+        except UnreadableFile as error:
+            is_missing = error.fault is FileFault.MISSING
+            fix = ": fetch the dataset's blob folder, too" if is_missing else ""
+            raise ValueError(
+                f"{path}, which has its {name}, cannot be read ({error.reason}){fix}"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
 
-def _paged(given: _Inputs, batch: int, pages: int, page_size: int, root: Path) -> Sequence[int]:
-    even = [pages * sequence // batch for sequence in range(batch + 1)]
-    starts = _tensor(given, "kv_indptr", root) or even
-    last = _tensor(given, "kv_last_page_len", root) or [page_size] * (len(starts) - 1)
-    return [
-        (end - start - 1) * page_size + tokens
-        for (start, end), tokens in zip(pairwise(starts), last, strict=False)
-    ]
+def _boundary(root: Path) -> Path:
+    """Return the folder that holds all files of a dataset, links followed.
+
+    Files of ``snapshots/REVISION`` in a cache of Hugging Face are links into ``blobs``.
+    """
+    return root.parent.parent if root.parent.name == "snapshots" else root
 
 
-def _count(name: str, value: object) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"its {name} is {value!r}, not a number from 1 on")
-    return value
+def _contiguous(given: _Given, capacity: int, is_uniform: bool) -> Sequence[int]:
+    """Return the tokens of each sequence: all that the cache has room for, if nothing is given.
+
+    Args:
+        is_uniform: The definition takes one length for all. A workload may still give each.
+    """
+    lengths = given.numbers("cache_seqlens")
+    if lengths is None:
+        return [capacity] * given.batch
+    if is_uniform and len(lengths) == 1:
+        return lengths * given.batch
+    _check_number(given, lengths)
+    return lengths
 
 
-def _tensor(given: _Inputs, name: str, root: Path) -> Sequence[int] | None:
-    """Its numbers; None where they are random or not given."""
-    tensor = given.get(name, {})
-    if tensor.get("type") != "safetensors":
-        return None
-    path = root / str(tensor.get("path"))
-    try:
-        return read_integers(path.read_bytes(), str(tensor.get("tensor_key")))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ValueError(
-            f"{path}, which has its {name}, cannot be read ({reason}): fetch the dataset's blob"
-            " folder, too"
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+def _paged(given: _Given, page_size: int) -> Sequence[int]:
+    starts = given.numbers("kv_indptr")
+    if starts is None:
+        batch, pages = given.batch, given.count("num_kv_indices")
+        starts = [pages * sequence // batch for sequence in range(batch + 1)]
+    counts = [end - start for start, end in pairwise(starts)]
+    _check_number(given, counts)
+    last = given.numbers("kv_last_page_len")
+    if last is None:
+        last = [page_size] * len(counts)
+    _check_number(given, last)
+    if max(last) > page_size:
+        raise ValueError(f"a last page has {max(last)} tokens, more than the {page_size} of a page")
+    return [(pages - 1) * page_size + tokens for pages, tokens in zip(counts, last, strict=True)]
+
+
+def _check_number(given: _Given, lengths: Sequence[int]) -> None:
+    if len(lengths) != given.batch:
+        raise ValueError(f"it has a batch of {given.batch} and {len(lengths)} lengths")

@@ -29,6 +29,9 @@ from leanbench.configs import store
 from leanbench.core.errors import UserError
 from leanbench.core.files import FileFault, UnreadableFile
 from leanbench.core.problem import AttentionProblem
+from leanbench.formats.definition import definition_of
+from leanbench.formats.safetensors import write_int32
+from leanbench.formats.workload import blob_path, index_tensors, workload_of
 from leanbench.records.directory import RunDirectory, newest_run
 from leanbench.records.merging import merge_runs
 from leanbench.records.reading import read_run
@@ -37,6 +40,8 @@ from leanbench.records.samples import Samples, pack, read_samples, whole_length
 from leanbench.report import write_report
 from leanbench.report.compare.core import compare
 from leanbench.report.compare.data import json_text
+from leanbench.run.cells import expand
+from leanbench.run.sweep_file import load_sweep
 
 PROBLEM = AttentionProblem(2, 32, 8, (4096, 512), 128)
 
@@ -328,6 +333,43 @@ def test_text_of_any_run_stays_text(folder, manifest, row, text):
         result = CliRunner().invoke(app, ["report", str(folder)])
     assert result.exit_code in (0, 2), result.output
     assert not isinstance(result.exception, Exception), result.exception
+
+
+PAGED = AttentionProblem(2, 32, 8, (37, 16), 128, page_size=16)
+DEFINITION = definition_of(PAGED)
+WORKLOAD = workload_of(PAGED, DEFINITION)
+TRACED = {"workload": WORKLOAD}
+BLOB = write_int32(index_tensors(PAGED))
+
+
+@share(0.03)
+@given(
+    damaged_json(DEFINITION), damaged_json({"workload": WORKLOAD}), torn(BLOB), st.integers(0, 2)
+)
+def test_any_dataset_is_a_sweep_or_a_sentence(folder, definition, line, blob, damaged):
+    """One of the three is damaged."""
+    contents = {
+        folder.parent / "set" / "definitions" / "d.json": (definition, json.dumps(DEFINITION)),
+        folder.parent / "set" / "workloads" / "d.jsonl": (line, json.dumps(TRACED)),
+        folder.parent / "set" / blob_path(DEFINITION, WORKLOAD["uuid"]): (blob, BLOB),
+    }
+    for number, (path, (bad, good)) in enumerate(contents.items()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = good.encode() if isinstance(good, str) else good
+        path.write_bytes(bad if number == damaged else whole)
+    with within_limits(), contextlib.suppress(UserError):
+        expand(load_sweep(str(folder.parent / "set")))
+
+
+def test_a_dataset_that_is_not_damaged_is_a_sweep(tmp_path):
+    (tmp_path / "definitions").mkdir()
+    (tmp_path / "definitions" / "d.json").write_text(json.dumps(DEFINITION))
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads" / "d.jsonl").write_text(json.dumps(TRACED))
+    blob = tmp_path / blob_path(DEFINITION, WORKLOAD["uuid"])
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(BLOB)
+    assert {cell.problem for cell in expand(load_sweep(str(tmp_path)))} == {PAGED}
 
 
 KEPT = json.loads(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from typer.testing import CliRunner
 
 from leanbench.cli.main import app
 from leanbench.core.errors import UserError
-from leanbench.formats.safetensors import write_int32
+from leanbench.core.files import UnreadableFile
+from leanbench.formats.safetensors import read_integers, write_int32
 from leanbench.run.cells import expand
 from leanbench.run.sweep_file import load_sweep
 
@@ -133,7 +136,7 @@ def test_a_dumped_folder_is_a_sweep(tmp_path, caplog):
         for context in (1024, 4096, 16384)
     ]
     assert caplog.messages[0] == (
-        f"{dump}: 1 file left out: rmsnorm_h4096: its inputs are not those of gqa_paged,"
+        f"{dump}: 1 left out: rmsnorm_h4096: its inputs are not those of gqa_paged,"
         " mla_paged or single_decode"
     )
 
@@ -151,7 +154,7 @@ def test_a_file_that_is_no_definition_is_left_out_and_named(tmp_path, caplog, te
     dump = write(tmp_path / "dump", SINGLE)
     (dump / "foreign.json").write_text(text)
     assert labels(dump) == [f"b1 h32/8 n{n} d128 bf16 NHD" for n in (1024, 4096, 16384)]
-    assert caplog.messages == [f"{dump}: 1 file left out: foreign: it is no definition ({why})"]
+    assert caplog.messages == [f"{dump}: 1 left out: foreign: it is no definition ({why})"]
 
 
 def test_flags_say_batch_and_context(tmp_path, monkeypatch):
@@ -225,7 +228,7 @@ def test_caches_say_layout_and_dtype(tmp_path, changed, axes):
         (with_inputs(q=tensor(["batch_size", "num_qo_heads", "head_dim"], "int8")), "q is int8"),
         (with_inputs(k_cache=tensor(CACHE, "float16")), "k_cache is float16 and its q bfloat16"),
         (with_inputs(k_cache=tensor(CACHE[:2])), "its caches are"),
-        (decode(axes={**decode()["axes"], "page_size": VAR}), "its axis page_size has no value"),
+        (decode(axes={**decode()["axes"], "page_size": VAR}), "its axis page_size is null, not a"),
         (
             {"name": "x", "inputs": {}},
             "is no definition of FlashInfer-Bench (it has no inputs and axes): give",
@@ -243,29 +246,240 @@ def test_what_is_no_decode_attention_is_refused_in_a_sentence(tmp_path, definiti
     assert words in line
 
 
+BAD = [
+    (workload(0, 4), "its axis batch_size is 0, not a number from 1 on"),
+    (workload(2**40, 4), "above the limit of 4096"),
+    (workload(3, 4, kv_indptr=[]), "it has a batch of 3 and 2 lengths"),
+    (workload(2, 4, empty=[], kv_indptr=[]), "it has a batch of 2 and 0 lengths"),
+    (workload(2, 4, kv_last_page_len=[]), "it has a batch of 2 and 1 lengths"),
+    (workload(1, 4, kv_last_page_len=[]), "a last page has 17 tokens, more than the 16 of a page"),
+    (workload(3, 2), "a sequence has no token"),
+    (workload(1, 2**60), "K and V would take"),
+    ({"workload": None}, "it has no axes and inputs"),
+    ({"workload": {"axes": [], "inputs": {}}}, "it has no axes and inputs"),
+    ([1], "it has no axes and inputs"),
+    (workload(2, 4, text=[], kv_indptr=[]), "its kv_indptr is"),
+    (workload(1, 4, outside=[], kv_indptr=[]), "it lies outside of"),
+    (workload(1, 4, absolute=[], kv_indptr=[]), "it lies outside of"),
+    (workload(1, 4, gone=[], kv_indptr=[]), "there is no such file"),
+    (workload(1, 4, fifo=[], kv_indptr=[]), "it is no regular file"),
+    (workload(1, 4, device=[], kv_indptr=[]), "it lies outside of"),
+    (workload(1, 4, zero=[], kv_indptr=[]), "no file can have this name"),
+]
+PLACES = {
+    "outside": "../../own.safetensors",
+    "absolute": "/etc/hostname",
+    "gone": "blob/gone.safetensors",
+    "fifo": "blob/fifo",
+    "device": "blob/device",
+    "zero": "a\0b",
+}
+
+
+@pytest.mark.parametrize(("line", "words"), BAD, ids=range(len(BAD)))
+def test_a_bad_line_is_left_out_and_named(tmp_path, caplog, line, words):
+    """The first extra input of a line says what becomes of its kv_indptr."""
+    good = workload(2, 4, kv_indptr=[])
+    path = dataset(
+        tmp_path, good, line, good, kv_indptr=[0, 3, 4], kv_last_page_len=[17], own=[0], empty=[]
+    )
+    os.mkfifo(tmp_path / "blob" / "fifo")
+    (tmp_path / "blob" / "device").symlink_to("/dev/zero")
+    inputs = (line.get("workload") or {}).get("inputs") if isinstance(line, dict) else {}
+    case = next(iter(inputs.keys() - {"q", "kv_indptr", "kv_last_page_len"}), None) if inputs else 0
+    if case in PLACES:
+        inputs["kv_indptr"]["path"] = PLACES[case]
+    elif case == "text":
+        inputs["kv_indptr"] = {"type": "text", "value": None}
+    elif case == "empty":
+        inputs["kv_indptr"]["tensor_key"] = "empty"
+    path.write_text("".join(json.dumps(own) + "\n" for own in (good, line, good)))
+    assert labels(path) == ["b2 h32/8 n48+16 d128 p16 bf16 NHD"]
+    [message] = caplog.messages
+    assert message.startswith(f"{path}: 1 left out: {path.name} line 2: ")
+    assert words in message
+    caplog.clear()
+    assert labels(tmp_path) == ["b2 h32/8 n48+16 d128 p16 bf16 NHD"]
+    assert words in caplog.text
+    path.write_text(json.dumps(line))
+    with pytest.raises(UserError, match=re.escape(words)):
+        load_sweep(str(path))
+
+
+def test_numbers_that_are_not_read_may_be_anything(tmp_path):
+    line = json.dumps(workload(1, 4))
+    line = line.replace('{"q":', '{"sm_scale": {"type": "scalar", "value": Infinity}, "q":')
+    definition = json.dumps(decode()).replace('"init": ""', f'"init": [NaN, -Infinity, {10**40}]')
+    path = dataset(tmp_path)
+    path.write_text(line)
+    [own] = (tmp_path / "definitions").rglob("*.json")
+    own.write_text(definition)
+    assert labels(path) == ["b1 h32/8 n64 d128 p16 bf16 NHD device"]
+    for number in ("Infinity", "NaN", str(10**40), "4.0", "true"):
+        path.write_text(line.replace('"num_kv_indices": 4', f'"num_kv_indices": {number}'))
+        with pytest.raises(UserError, match="its axis num_kv_indices is"):
+            load_sweep(str(path))
+    own.write_text(definition.replace('"value": 128', '"value": Infinity'))
+    with pytest.raises(UserError, match="its axis head_dim is Infinity, not a whole number"):
+        load_sweep(str(own))
+
+
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("axis", "value"), [("num_kv_heads", 5), ("num_qo_heads", 0), ("head_dim", 5000)]
+)
+def test_a_definition_of_no_problem_is_left_out(tmp_path, caplog, axis, value):
+    own = decode(name="own", axes={**decode()["axes"], axis: const(value)})
+    write(tmp_path, own, SINGLE)
+    assert labels(tmp_path) == [f"b1 h32/8 n{n} d128 bf16 NHD" for n in (1024, 4096, 16384)]
+    assert caplog.messages[0].startswith(f"{tmp_path}: 1 left out: own: ")
+
+
+CONTIGUOUS = {
+    "name": "gqa_decode_h32_kv8_d128",
+    "axes": {
+        name: axis for name, axis in decode()["axes"].items() if name not in ("page_size", "pages")
+    },
+    "inputs": {
+        "q": tensor(["batch_size", "num_qo_heads", "head_dim"]),
+        "k_cache": tensor(["batch_size", "capacity", "num_kv_heads", "head_dim"]),
+        "v_cache": tensor(["batch_size", "capacity", "num_kv_heads", "head_dim"]),
+        "cache_seqlens": tensor(None, "int32"),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "label"),
     [
-        (workload(2, 4, kv_indptr=[0, 1, 4], gone=[]), "line 1 is no workload"),
-        (workload(0, 4), "its axis batch_size is 0, not a number from 1 on"),
-        (workload(3, 4, kv_indptr=[]), "it has a batch of 3 and 2 lengths"),
-        (workload(3, 2), "a sequence has no token"),
-        ({"workload": None}, "it has no axes and inputs"),
+        ({"type": "scalar", "value": 300}, "b2 h32/8 n300 d128 c1024 bf16 NHD"),
+        ({"type": "tensor", "value": [300]}, "b2 h32/8 n300 d128 c1024 bf16 NHD"),
+        ({"type": "tensor", "value": [300, 300]}, "b2 h32/8 n300 d128 c1024 bf16 NHD"),
+        ({"type": "tensor", "value": [300, 7]}, "b2 h32/8 n300+7 d128 c1024 bf16 NHD"),
+        ({"type": "random"}, "b2 h32/8 n1024 d128 bf16 NHD"),
+        (None, "b2 h32/8 n1024 d128 bf16 NHD"),
+        ({"type": "tensor", "value": []}, "it has a batch of 2 and 0 lengths"),
+        ({"type": "tensor", "value": [3, 3, 3]}, "it has a batch of 2 and 3 lengths"),
+        ({"type": "tensor", "value": [1025]}, "capacity 1024"),
+        ({"type": "scalar", "value": 300.0}, "its cache_seqlens is"),
+        ({"type": "scalar", "value": True}, "its cache_seqlens is"),
+        ({"type": "scalar"}, "its cache_seqlens is"),
+        ({"type": "other"}, "its cache_seqlens is"),
+        (300, "its cache_seqlens is 300"),
     ],
 )
-def test_a_damaged_workload_is_refused_in_a_sentence(tmp_path, line, words):
-    if "gone" in str(line):
-        line["workload"]["inputs"]["kv_indptr"]["path"] = "blob/gone.safetensors"
-        words = "blob/gone.safetensors, which has its kv_indptr, cannot be read (no such file"
-    path = dataset(tmp_path, line, kv_indptr=[0, 3, 4])
-    with pytest.raises(UserError, match=words.replace("(", r"\(")):
+def test_lengths_of_a_uniform_definition(tmp_path, given, label):
+    write(tmp_path / "definitions" / "gqa", CONTIGUOUS)
+    (tmp_path / "blob").mkdir()
+    if isinstance(given, dict) and given["type"] == "tensor":
+        (tmp_path / "blob" / "a").write_bytes(write_int32({"x": given["value"]}))
+        given = {"type": "safetensors", "path": "blob/a", "tensor_key": "x"}
+    inputs = {} if given is None else {"cache_seqlens": given}
+    line = {"workload": {"axes": {"batch_size": 2, "capacity": 1024}, "inputs": inputs}}
+    path = tmp_path / "workloads" / "gqa" / f"{CONTIGUOUS['name']}.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(line))
+    if label.startswith("b2"):
+        assert labels(path) == [label]
+    else:
+        with pytest.raises(UserError, match=re.escape(label)):
+            load_sweep(str(path))
+
+
+def test_one_length_stands_for_a_uniform_batch_alone(tmp_path):
+    inputs = {**CONTIGUOUS["inputs"], "cache_seqlens": tensor(["batch_size"], "int32")}
+    path = dataset(tmp_path, x=[300])
+    [own] = (tmp_path / "definitions").rglob("*.json")
+    own.write_text(json.dumps({**CONTIGUOUS, "inputs": inputs}))
+    given = {"type": "safetensors", "path": "blob/own.safetensors", "tensor_key": "x"}
+    axes = {"batch_size": 2, "capacity": 1024}
+    line = {"workload": {"axes": axes, "inputs": {"cache_seqlens": given}}}
+    path.write_text(json.dumps(line))
+    with pytest.raises(UserError, match="it has a batch of 2 and 1 lengths"):
+        load_sweep(str(path))
+
+
+def test_a_single_sequence_has_the_length_of_its_tensors(tmp_path):
+    path = dataset(tmp_path)
+    [own] = (tmp_path / "definitions").rglob("*.json")
+    own.write_text(json.dumps(SINGLE))
+    inputs = {name: {"type": "random"} for name in "qkv"}
+    lines = [{"workload": {"axes": {"kv_len": length}, "inputs": inputs}} for length in (77, 0)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert labels(path) == ["b1 h32/8 n77 d128 bf16 NHD"]
+
+
+LENGTHS = ["b2 h32/8 n48+16 d128 p16 bf16 NHD"]
+
+
+def test_every_folder_of_a_dataset_stands_for_its_workloads(tmp_path, caplog):
+    line = workload(2, 4, kv_indptr=[])
+    path = dataset(tmp_path / "all" / "set", line, kv_indptr=[0, 3, 4])
+    root = tmp_path / "all" / "set"
+    (root / "solutions").mkdir()
+    (root / "solutions" / "one.json").write_text('{"name": "a solution"}')
+    for folder in (
+        tmp_path,
+        root.parent,
+        root,
+        root / "definitions",
+        root / "definitions" / "gqa_paged",
+        root / "workloads",
+        path.parent,
+        path,
+    ):
+        assert labels(folder) == LENGTHS, folder
+    assert caplog.messages == []
+    # A file beside the dataset is read, too; workloads without a definition are named.
+    write(root.parent, SINGLE)
+    path.with_name("more.jsonl").write_text(json.dumps(line))
+    assert {*LENGTHS, "b1 h32/8 n1024 d128 bf16 NHD"} < {*labels(tmp_path)}
+    assert "1 left out: more.jsonl: " in caplog.messages[0]
+
+
+def test_workloads_that_are_not_read_are_named(tmp_path, caplog):
+    path = dataset(tmp_path, workload(2, 4))
+    [definition] = (tmp_path / "definitions").rglob("*.json")
+    assert len(labels(definition)) == 3
+    assert str(path) in caplog.text
+    caplog.clear()
+    path.write_text("\n")
+    write(tmp_path / "definitions", SINGLE)
+    assert len(labels(tmp_path)) == 3
+    assert f"1 left out: {path.name}: it is empty" in caplog.text
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UnreadableFile):
+        load_sweep(str(path))
+    caplog.clear()
+    assert len(labels(tmp_path)) == 3
+    assert f"1 left out: {path.name}: it is no regular file" in caplog.text
+
+
+def test_a_dataset_in_the_cache_of_hugging_face(tmp_path):
+    """Every file is a link into the folder blobs."""
+    made, cache = tmp_path / "made", tmp_path / "datasets--x--y"
+    root = cache / "snapshots" / "0123abc"
+    dataset(made, workload(2, 4, kv_indptr=[]), kv_indptr=[0, 3, 4])
+    (cache / "blobs").mkdir(parents=True)
+    for number, file in enumerate(path for path in sorted(made.rglob("*")) if path.is_file()):
+        blob = file.rename(cache / "blobs" / str(number))
+        link = root / file.relative_to(made)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blob)
+    [path] = root.rglob("*.jsonl")
+    for place in (cache, root, path):
+        assert labels(place) == LENGTHS
+    (root / "blob" / "own.safetensors").unlink()
+    (root / "blob" / "own.safetensors").symlink_to("/etc/hostname")
+    with pytest.raises(UserError, match="it lies outside of"):
         load_sweep(str(path))
 
 
 def test_what_is_not_there_is_refused_in_a_sentence(tmp_path):
-    lonely = tmp_path / "a" / "b" / "w.jsonl"
+    lonely = tmp_path / "workloads" / "b" / "w.jsonl"
     lonely.parent.mkdir(parents=True)
     lonely.write_text("{}\n")
+    (tmp_path / "d").mkdir()
     (tmp_path / "text.json").write_text("no JSON")
     for path, words in (
         (
@@ -274,8 +488,21 @@ def test_what_is_not_there_is_refused_in_a_sentence(tmp_path):
         ),
         (lonely, "has no definition at .*definitions/b/w.json: keep workloads in the dataset"),
         (tmp_path / "text.json", "text.json is no definition of FlashInfer-Bench"),
-        (lonely.parent, "holds no decode attention of FlashInfer-Bench: there is no definition"),
-        (write(tmp_path / "c", NORM), "holds no decode attention .*: 1 file left out: rmsn"),
+        (lonely.parent, "holds no decode attention of FlashInfer-Bench: 1 left out: w.jsonl: "),
+        (tmp_path / "d", "holds no decode attention of FlashInfer-Bench: there is no definition"),
+        (write(tmp_path / "c", NORM), "holds no decode attention .*: 1 left out: rmsn"),
     ):
         with pytest.raises(UserError, match=words):
             load_sweep(str(path))
+
+
+@pytest.mark.parametrize("part", ["dtype", "shape", "data_offsets"])
+@pytest.mark.parametrize("value", [None, [], {}, ["I32"], [-1], ["a"], [1e3], "I32", "I64", 3])
+def test_any_header_is_read_or_a_sentence(part, value):
+    tensor = {"dtype": "I32", "shape": [2], "data_offsets": [0, 8], part: value}
+    if (part, value) == ("dtype", "I32"):
+        tensor["shape"] = [-2]
+    header = json.dumps({"x": tensor}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(8)
+    with pytest.raises(ValueError, match="its tensor 'x' is"):
+        read_integers(content, "x")

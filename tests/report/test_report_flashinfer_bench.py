@@ -205,7 +205,7 @@ def test_safetensors_come_back_and_damaged_ones_are_refused():
         (b"", "no safetensors file"),
         (content[:20], "no safetensors file"),
         (content[:-4], "tensor 'a' is cut off"),
-        (content.replace(b"I32", b"F32"), "is F32"),
+        (content.replace(b"I32", b"F32"), 'is "F32"'),
         (content.replace(b"[0,12]", b"[0,99]"), "cut off"),
         (content.replace(b"[0,12]", b"[12,0]"), "cut off"),
     ):
