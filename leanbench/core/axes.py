@@ -31,7 +31,8 @@ LENGTHS = Axis(
     Lengths(),
     default=UNIFORM,
     help="Of a batch, up to the context: uniform, one-long, zipf, mean-0.25, azure-code,"
-    " azure-conversation, mooncake, mooncake-synthetic, FILE, or one by one: 64k+16x3.",
+    " azure-conversation, mooncake, mooncake-synthetic, FILE, FILE:COLUMN, or one by one:"
+    " 64k+16x3.",
     label="batch lengths",
     refusal="takes no ragged batch",
 )

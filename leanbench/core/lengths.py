@@ -18,6 +18,7 @@ from typing import Any
 from leanbench.core import syntax
 from leanbench.core.axis_values import Values
 from leanbench.core.errors import UserError, nearest
+from leanbench.core.length_file import names_file, read_lengths_of
 
 UNIFORM = "uniform"
 #: One sequence has the context, every other one these tokens.
@@ -38,8 +39,6 @@ DISTRIBUTIONS = {
 }
 #: Sequences of a batch whose lengths differ.
 MAX_SEQUENCES = 4096
-#: Of a file with lengths.
-_MAX_FILE_BYTES = 10_000_000
 
 #: Tokens of each sequence: one number for all, or one per sequence.
 Context = int | tuple[int, ...]
@@ -74,11 +73,13 @@ def traces() -> dict[str, Trace]:
 
 
 class Lengths(Values):
-    """Names of distributions, ``mean-0.25``, files with a length a line, or the lengths themselves,
-    ``64k+16x3``; all are text, which `draw_context` reads.
+    """Names of distributions, ``mean-0.25``, files, ``FILE:COLUMN``, or the lengths themselves,
+    ``64k+16x3``. All are text, which `draw_context` reads.
     """
 
     def parse(self, name: str, text: str) -> tuple[str, ...]:
+        if "," in text and names_file(text):
+            return (self._value(name, text),)
         return syntax.parse_list(name, text, lambda item: [self._value(name, item)])
 
     def check(self, name: str, value: str) -> None:
@@ -277,32 +278,15 @@ def _lengths_of_mean(
 
 
 @lru_cache(maxsize=16)
-def _file_quantiles(name: str, path: str) -> tuple[int, ...]:
-    """The lengths of a file, one a line, from the shortest to the longest.
+def _file_quantiles(name: str, file: str) -> tuple[int, ...]:
+    """Return the lengths of a file from the shortest to the longest.
 
     Raises:
-        UserError: there is no such file, it is too large, or a line is no length.
+        UserError: There is no such file, or it has no lengths; see `read_lengths_of`.
     """
-    known = (*DISTRIBUTIONS, *traces())
-    try:
-        if not Path(path).is_file():
-            raise UserError(
-                f"{name} {path!r} is no distribution, no file and no lengths such as 64k+16x3,"
-                f" {nearest(path, known)}"
-            )
-        if Path(path).stat().st_size > _MAX_FILE_BYTES:
-            raise UserError(
-                f"{name} {path!r} is larger than {_MAX_FILE_BYTES} bytes: keep some of its lines"
-            )
-        # Some editors begin a file with a byte order mark.
-        lines = Path(path).read_text(encoding="utf-8-sig").split()
-    except UnicodeDecodeError:
-        raise UserError(f"{name} {path!r} is no text in UTF-8: write a length a line") from None
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+    if not names_file(file):
         raise UserError(
-            f"{name}: cannot read {path[:80]!r} ({reason}): name a file that can be read"
-        ) from None
-    if not lines:
-        raise UserError(f"{name} {path!r} is empty: write a length a line")
-    return tuple(sorted(syntax.parse_number(f"{name} {path!r}:", line) for line in lines))
+            f"{name} {file[:80]!r} is no distribution, no file and no lengths such as 64k+16x3,"
+            f" {nearest(file, (*DISTRIBUTIONS, *traces()))}"
+        )
+    return tuple(sorted(read_lengths_of(name, file)))

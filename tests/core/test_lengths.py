@@ -1,3 +1,4 @@
+import os
 import random
 from statistics import fmean, quantiles
 
@@ -6,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leanbench.core.axes import AXES
-from leanbench.core.errors import UserError
+from leanbench.core.errors import InvalidValue, Reason, UserError
+from leanbench.core.files import FileFault, UnreadableFile
+from leanbench.core.length_file import UnknownColumn, read_lengths_of
 from leanbench.core.lengths import (
     MAX_SEQUENCES,
     draw_context,
@@ -108,36 +111,159 @@ def test_a_file_has_a_length_a_line(tmp_path, monkeypatch):
     assert max(several("Lengths.txt", 1000, 2000)) == 2000
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_length(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "Lengths.txt").write_bytes(b"\xef\xbb\xbf100\r\n4k\r\n")
-    assert longest_in_file("Lengths.txt") == 4096
+TRACE = "time,prompt,output\n2031-05-06 07:08:09.5,300,7\n2031-05-06 07:08:10,20,8\n"
+RECORDS = '{"id": "a", "prompt": 300, "output": 7}\n{"id": "b", "prompt": 20.0, "output": 8}\n'
+OBJECT = '{"prompt": [300, 20], "output": [7, 8]}'
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "column", "lengths"),
     [
-        ("", "lengths 'file' is empty: write a length a line"),
-        ("12\nx\n", "lengths 'file': 'x' is "),
-        ("0\n", "lengths 'file': '0' is "),
-        (b"\xff\xfe\x00", "lengths 'file' is no text in UTF-8: write a length a line"),
-        ("1" * 10_000_001, "lengths 'file' is larger than 10000000 bytes"),
+        ("\ufeff100\r\n\r\n# a comment\r\n4k\r\n", "", [100, 4096]),
+        ("tokens\n8.0\n1e3\n2.5E2\n+7\n", "", [8, 1000, 250, 7]),
+        ("Prompt Tokens\n100\n30", "", [100, 30]),
+        ("Prompt Tokens\n100\n30", "Prompt Tokens", [100, 30]),
+        ("# two lines\n# of comments\n\n12\n", "", [12]),
+        ("100 20  30", "", [100, 20, 30]),
+        ("100,20,30\n", "", [100, 20, 30]),
+        (TRACE, "prompt", [300, 20]),
+        (TRACE.replace(",", ";"), "output", [7, 8]),
+        (TRACE.replace(",", "\t"), "prompt", [300, 20]),
+        (TRACE.replace("\n", "\r\n"), "prompt", [300, 20]),
+        ('"a, b","c"\n"1","2"\n', "a, b", [1]),
+        ('prompt,n\n"two\nlines, quoted",5\n"one",6\n', "n", [5, 6]),
+        ("prompt output\n300 7\n20 8\n", "output", [7, 8]),
+        ("300 7\n20 8\n", "2", [7, 8]),
+        ("300|7\n20|8\n", "1", [300, 20]),
+        ("a:b,c\n5,6\n", "a:b", [5]),
+        (RECORDS, "prompt", [300, 20]),
+        (RECORDS.splitlines()[0], "output", [7]),
+        (f"[{', '.join(RECORDS.splitlines())}]", "prompt", [300, 20]),
+        ('{"n": 5}\n\n{"n": "6"}\n', "", [5, 6]),
+        ('{"n": 5, "x": NaN}', "n", [5]),
+        (OBJECT, "output", [7, 8]),
+        ('[300, 4e2, "4k"]', "", [300, 400, 4096]),
+        ("[[300, 7], [20, 8]]", "2", [7, 8]),
+        ("[300, 7]\n[20, 8]\n", "1", [300, 20]),
     ],
 )
-def test_a_wrong_file_is_one_sentence(content, sentence, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError) as error:
-        LENGTHS.parse("file")
-    assert str(error.value).startswith(sentence)
+@pytest.mark.parametrize("file", ["mine", "dir/a:b,c.csv"])
+def test_a_file_has_lengths_or_a_column_of_them(content, column, lengths, file, tmp_path):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content.encode())
+    value = f"{path}:{column}" if column else str(path)
+    assert LENGTHS.parse(value) == (value,)
+    assert read_lengths_of("lengths", value) == lengths
+    assert longest_in_file(value) == max(lengths)
 
 
-def test_a_file_that_cannot_be_read_is_one_sentence():
-    with pytest.raises(UserError) as error:
-        LENGTHS.parse("/" + "x" * 300)
-    assert str(error.value) == (
-        f"lengths: cannot read '/{'x' * 79}' (file name too long): name a file that can be read"
+@pytest.mark.parametrize(
+    ("content", "column", "columns", "example"),
+    [
+        (TRACE, "", ["time", "prompt", "output"], "prompt"),
+        (TRACE, "Prompt", ["time", "prompt", "output"], ""),
+        (RECORDS, "", ["id", "prompt", "output"], "prompt"),
+        (OBJECT, "", ["prompt", "output"], "prompt"),
+        ("300 7\n20 8\n", "", ["1", "2"], "1"),
+        ("300,7\n20,8\n", "prompt", ["1", "2"], ""),
+        ("300\n20\n", "prompt", ["1"], ""),
+        ("[[300, 7], [20, 8]]", "", ["1", "2"], "1"),
+        ("a,b\nx,y\n", "", ["a", "b"], "a"),
+    ],
+)
+def test_a_column_is_named_where_there_are_several(content, column, columns, example, tmp_path):
+    file = str(tmp_path / "file")
+    (tmp_path / "file").write_text(content)
+    with pytest.raises(UnknownColumn) as refused:
+        LENGTHS.parse(f"{file}:{column}")
+    error = refused.value
+    assert (error.file, error.column, error.columns, error.example) == (
+        *(file, column, columns, example),
     )
+    assert column or all(name in str(error) for name in columns)
+
+
+@pytest.mark.parametrize(
+    ("content", "column", "place", "value", "reason"),
+    [
+        ("12\nx\n", "", "line 2:", "x", Reason.SYNTAX),
+        ("\n#\n0\n", "", "line 3:", "0", Reason.BELOW_MINIMUM),
+        ("-3\n", "", "line 1:", "-3", Reason.BELOW_MINIMUM),
+        ("4q\n300\n", "", "line 1:", "4q", Reason.SYNTAX),
+        ("NaN\n300\n", "", "line 1:", "NaN", Reason.SYNTAX),
+        ("8.5\n", "", "line 1:", "8.5", Reason.SYNTAX),
+        ("1e999999999\n", "", "line 1:", "1e999999999", Reason.ABOVE_MAXIMUM),
+        ("2147483648\n", "", "line 1:", "2147483648", Reason.ABOVE_MAXIMUM),
+        ("٣\n", "", "line 1:", "٣", Reason.SYNTAX),
+        ("1" * 2_000_000, "", "line 1:", "1" * 40, Reason.ABOVE_MAXIMUM),
+        (TRACE, "time", "line 2, column 'time':", "2031-05-06 07:08:09.5", Reason.SYNTAX),
+        ("a,b\n1,2\n3\n", "b", "line 3, column 'b':", "", Reason.EMPTY_ENTRY),
+        ("a,b\n1,2\n3,\n", "b", "line 3, column 'b':", "", Reason.EMPTY_ENTRY),
+        (RECORDS, "id", "line 1, column 'id':", "a", Reason.SYNTAX),
+        ('[{"n": 5}, {"m": 6}]', "n", "entry 2, column 'n':", "", Reason.EMPTY_ENTRY),
+        ("[5, true]", "", "entry 2:", "true", Reason.SYNTAX),
+        ("[5, null]", "", "entry 2:", "null", Reason.SYNTAX),
+        ("[5, Infinity]", "", "entry 2:", "Infinity", Reason.SYNTAX),
+        ("[5, 1.5]", "", "entry 2:", "1.5", Reason.SYNTAX),
+        ('[{"n": [5]}]', "", "entry 1:", "[5]", Reason.SYNTAX),
+    ],
+    ids=range(20),
+)
+def test_a_wrong_length_is_named_with_its_place(content, column, place, value, reason, tmp_path):
+    file = tmp_path / "file"
+    file.write_text(content)
+    with pytest.raises(InvalidValue) as refused:
+        LENGTHS.parse(f"{file}:{column}")
+    error = refused.value
+    assert (error.name, error.value, error.reason) == (
+        *(f"lengths {str(file)!r} {place}", value, reason),
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "has no length"),
+        ("\n# nothing\n", "has no length"),
+        ("tokens\n", "has no length"),
+        ("a,b\n", "has no length"),
+        ("[]", "has no length"),
+        ("{", "cannot be read (no JSON at column 2)"),
+        ("[\n1,\n2,\n]", "cannot be read (no JSON at line 4, column 1)"),
+        ('{"n": 1}\n{"n":\n', "line 2 cannot be read (no JSON at column 6)"),
+    ],
+)
+def test_a_file_without_lengths_is_one_sentence(content, words, tmp_path):
+    file = tmp_path / "file"
+    file.write_text(content)
+    with pytest.raises(UserError) as refused:
+        LENGTHS.parse(str(file))
+    assert str(refused.value).startswith(f"lengths {str(file)!r} {words}")
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_file_of_lengths(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 1 << 40)
+    faults = {
+        "fifo": FileFault.NOT_REGULAR,
+        "fifo:column": FileFault.NOT_REGULAR,
+        "/dev/zero": FileFault.NOT_REGULAR,
+        "": FileFault.FOLDER,
+        "bytes": FileFault.NOT_UTF8,
+        "large": FileFault.TOO_LARGE,
+    }
+    for name, fault in faults.items():
+        with pytest.raises(UnreadableFile) as refused:
+            LENGTHS.parse(str(tmp_path / name))
+        assert refused.value.fault is fault, name
+    for name in ("gone.csv", "gone.csv:column", "x" * 300, "fifo/below"):
+        with pytest.raises(UserError, match="is no distribution, no file and no lengths") as no:
+            LENGTHS.parse(str(tmp_path / name))
+        assert len(str(no.value)) < 400
 
 
 def test_names_and_explicit_lengths_are_written_in_one_way():
