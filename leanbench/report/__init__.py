@@ -104,13 +104,10 @@ def _render(format_: str, results: Results) -> str | bytes:
 
         return github_benchmark(results.runs)
     if format_ in ("csv", "parquet"):
-        from leanbench.report.frame import results_frame
+        from leanbench.report.frame import csv_text, results_frame
 
         frame = results_frame(*results.runs, baseline=results.baseline)
-        # Every row, every column, full precision; not measured is an empty field.
-        return (
-            frame.to_csv(index=False, lineterminator="\n") if format_ == "csv" else _parquet(frame)
-        )
+        return csv_text(frame) if format_ == "csv" else _parquet(frame)
     from leanbench.report.facts import facts
 
     document = facts(results)

@@ -8,6 +8,7 @@ spans two runs, two sources (`measured`, `predicted`), two GPUs or two states of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 BASELINE = "lean"
 #: Its place in headings and titles.
 THE_BASELINE = "the baseline"
+#: What spreadsheets run, and what this module has put a quote in front of.
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 #: Columns that together identify a problem: its fields. Numbers where every value is one and text
 #: elsewhere: `context` has a number, or one per sequence; `page_size` a number, or none.
 PROBLEM_COLUMNS = tuple(axis.name for axis in PROBLEM_AXES)
@@ -82,6 +86,23 @@ def results_frame(*runs: Run, baseline: str | None = None) -> DataFrame:
         place = list(frame.columns).index(derived.after) + 1
         frame.insert(place, derived.quantity.name, derived.values(frame))
     return frame
+
+
+def csv_text(frame: DataFrame) -> str:
+    """Return a frame as CSV: every row, every column, full precision. Not measured is empty."""
+    cells = frame.copy()
+    for name in cells.select_dtypes(exclude=["number", "bool"]):
+        cells[name] = cells[name].map(csv_cell)
+    return cells.to_csv(index=False, lineterminator="\n")
+
+
+def csv_cell(value: Any) -> Any:
+    """Return text that a spreadsheet would run as a formula with a quote in front.
+
+    To read it back, drop the first quote of a cell that begins with quotes and such a letter.
+    """
+    is_formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    return f"'{value}" if is_formula else value
 
 
 def gpu_name(manifest: dict[str, Any], environment: str | None = None) -> str:

@@ -258,6 +258,15 @@ def test_csv():
     assert lines[1]["base_config"] == "tile_tokens=64"
 
 
+def test_a_cell_of_csv_is_no_formula(tmp_path):
+    for name in ("a", "b"):
+        run_of(tmp_path / name, {(problem(), "=A1"): spread(10.0)})
+    result = run(str(tmp_path / "a"), str(tmp_path / "b"), "--format", "csv")
+    [line] = csv.DictReader(io.StringIO(result.stdout))
+    assert (line["base_kernel"], line["new_kernel"]) == ("'=A1", "'=A1")
+    assert line["base_latency_us"] == "10.0"
+
+
 @pytest.mark.usefixtures("runs")
 def test_fail_above_names_the_cells_on_stderr():
     result = run("before", "after", "--fail-above", "5%", "--format", "csv")

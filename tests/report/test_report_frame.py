@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from typing import Any
 
+import pandas as pd
 import pytest
 from example_runs import (
     GPU,
@@ -22,7 +24,15 @@ from leanbench.report import write_report
 from leanbench.report.compare.ratios import geomean
 from leanbench.report.facts.summary import status_counts, summaries
 from leanbench.report.facts.winners import Winner
-from leanbench.report.frame import gpu_name, has_values, kernel_order, results_frame, speedups
+from leanbench.report.frame import (
+    csv_cell,
+    csv_text,
+    gpu_name,
+    has_values,
+    kernel_order,
+    results_frame,
+    speedups,
+)
 from leanbench.report.series import (
     add_series_columns,
     fixed_words,
@@ -30,6 +40,47 @@ from leanbench.report.series import (
     short_labels,
     varying_axes,
 )
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("=HYPERLINK(1)", "'=HYPERLINK(1)"),
+        ("+1+cmd|' /C calc'!A0", "'+1+cmd|' /C calc'!A0"),
+        ("-2+3", "'-2+3"),
+        ("@SUM(1)", "'@SUM(1)"),
+        ("\t=1", "'\t=1"),
+        ("\r=1", "'\r=1"),
+        ("＝1+1", "'＝1+1"),
+        ("'=1", "''=1"),
+        ("-", "'-"),
+        ("-1.5e3", "-1.5e3"),
+        ("+7", "+7"),
+        ("lean", "lean"),
+        ("a=1", "a=1"),
+        ("'lean'", "'lean'"),
+        ("", ""),
+        (-1.5, -1.5),
+        (None, None),
+    ],
+)
+def test_a_cell_of_csv_is_no_formula(text, cell):
+    assert csv_cell(text) == cell
+    # As docs/formats.md reads it back.
+    if isinstance(text, str):
+        assert re.sub(r"^'(?='*[=+\-@\t\r\n＝＋－＠])", "", cell) == text
+
+
+def test_a_csv_has_no_formulas_and_its_numbers_stay(write_run: WriteRun) -> None:
+    rows = [row(problem(n), kernel, 10.0) for n in (64, 128) for kernel in ("=A1", "@b", "lean")]
+    directory = write_run([{**row_, "reason": None} for row_ in rows])
+    [path] = write_report(directory, directory, ["csv"])
+    read = pd.read_csv(path)
+    assert [*read["kernel"]] == ["'=A1", "'@b", "lean"] * 2
+    assert read["latency_us"].dtype == "float64"
+    assert read["speedup"].notna().any()
+    text = csv_text(DataFrame({"a": ["-x", None], "b": [-1.5, None], "c": pd.array([-1, None])}))
+    assert text == "a,b,c\n'-x,-1.5,-1\n,,\n"
 
 
 def frame_of(directory):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.report.compare.core import counts, group
 from leanbench.report.compare.pair import COMPARED
 from leanbench.report.compare.sentences import METHOD, best_gain, summarise, worst_regression
-from leanbench.report.frame import problem_values
+from leanbench.report.frame import csv_cell, problem_values
 
 if TYPE_CHECKING:
     from leanbench.report.compare.core import Comparison
@@ -62,7 +62,7 @@ def csv_text(comparison: Comparison) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows({name: csv_cell(value) for name, value in line.items()} for line in lines)
     return text.getvalue()
 
 
