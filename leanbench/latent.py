@@ -9,10 +9,16 @@ import torch
 
 from leanbench.calls import values
 from leanbench.calls.arguments import NO_NUMBER, check_types, flag, said
-from leanbench.calls.call import Call, check_device, check_pages, whole_number
+from leanbench.calls.call import Call, check_device, check_layouts, check_pages, whole_number
 from leanbench.calls.empty import attend_nothing
 from leanbench.calls.latent import attend_latent_traced, latent_call
-from leanbench.calls.latent_launch import as_attention, check_heads, check_latent_out
+from leanbench.calls.latent_launch import (
+    LatentShapes,
+    as_attention,
+    check_heads,
+    check_latent_out,
+    latent_shapes,
+)
 from leanbench.calls.prepared import attend
 from leanbench.calls.run import refuse_derivatives
 from leanbench.calls.traced import is_traced
@@ -87,15 +93,16 @@ def lean_mla_with_kvcache(
         causal = flag("causal", causal, "lean_mla_with_kvcache")
     if not isinstance(return_softmax_lse, bool):
         return_softmax_lse = flag("return_softmax_lse", return_softmax_lse, "lean_mla_with_kvcache")
+    cache = kv_cache
     if block_table is not None and kv_cache.dim() == 3:
-        kv_cache = kv_cache.unsqueeze(2)
+        cache = kv_cache.unsqueeze(2)
     lengths, length = cache_seqlens, None
     if not isinstance(lengths, torch.Tensor):
         lengths, length = None, whole_number(cache_seqlens)
     is_fp8 = fp8_name(kv_cache.dtype) != SAME
     if not is_fp8 or fp8_name(q.dtype) == SAME:
         q_descale = None
-    call = latent_call(q, kv_cache, lengths, length, block_table, out, scale, causal)
+    call = latent_call(q, cache, lengths, length, block_table, out, scale, causal)
     if is_fp8 and k_descale is not None:
         k_descale = _scales("k_descale", k_descale, call)
         call = call._replace(extras=Extras(k_descale=k_descale))
@@ -105,10 +112,17 @@ def lean_mla_with_kvcache(
     if is_fp8 and fp8_name(q.dtype) != SAME:
         call = call._replace(q=_in_bf16(q, q_descale))
     is_none = q.numel() == 0 or kv_cache.numel() == 0
-    if is_none and q.shape[-1:] == kv_cache.shape[-1:] == (LATENT_DIM,):
-        result, lse = attend_nothing(as_attention(call), return_softmax_lse)
-    else:
-        result, lse = _attend_by_head(call, return_softmax_lse)
+    try:
+        if is_none and q.shape[-1:] == kv_cache.shape[-1:] == (LATENT_DIM,):
+            result, lse = attend_nothing(as_attention(call), return_softmax_lse)
+        else:
+            result, lse = _attend_by_head(call, return_softmax_lse)
+    except LatentShapes:
+        # Of the tensors as they were passed: a launch has one KV head.
+        raise latent_shapes(q, kv_cache, block_table) from None
+    except RuntimeError:
+        check_layouts(call)
+        raise
     return result if lse is None else (result, lse)
 
 
@@ -165,6 +179,8 @@ def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Ten
     kv_heads = _kv_heads(cache)
     if kv_heads < 2 or q.dim() != 4:
         return _attend(_with_whole_pages(call), with_lse)
+    if cache.shape[3] != LATENT_DIM:
+        raise latent_shapes(q, cache, call.block_table)
     group = _group(q, kv_heads)
     is_copied = call.block_table is not None and cache.shape[1] % PAGE_TOKENS
     if not is_copied:

@@ -16,7 +16,7 @@ import torch
 
 from leanbench.calls import values
 from leanbench.calls.appending import after_append
-from leanbench.calls.call import Call, check_device
+from leanbench.calls.call import Call, check_device, check_layouts
 from leanbench.calls.empty import attend_nothing
 from leanbench.calls.extra_checks import check_extras, check_tensors
 from leanbench.calls.latent_launch import device_refusal, is_on_hopper
@@ -55,6 +55,7 @@ def attend_with_qv(call: Call, qv: Any, with_lse: bool) -> tuple[torch.Tensor, t
         NotImplementedError: no kernel takes it.
         ValueError: the tensors do not fit together.
     """
+    check_layouts(call, qv=qv)
     call = call.with_own_rows()
     _check(call, qv)
     if call.q.numel() == 0 or call.k_cache.numel() == 0:

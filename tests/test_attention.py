@@ -323,6 +323,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         TypeError,
         "^out is of type list: expected a torch.Tensor$",
     ),
+    "splits in words": ({"num_splits": "two"}, ValueError, "^num_splits is 'two': expected"),
+    "half a split": ({"num_splits": 0.5}, ValueError, "^num_splits is 0.5: expected"),
+    "a list of splits": ({"num_splits": [0]}, ValueError, r"^num_splits is \[0\]: expected"),
     "lengths in numpy": (
         {"cache_seqlens": np.array([3, 4])},
         ValueError,
@@ -476,6 +479,48 @@ def test_bad_tensors_are_one_sentence(arguments, error, words, monkeypatch):
         lean_attn_with_kvcache(**{"q": Q, "k_cache": CACHE, "v_cache": CACHE, **arguments})
     assert type(caught.value) is error
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("splits", [-1, 1, 7, np.int32(3)], ids=repr)
+def test_a_number_of_splits_is_a_hint(splits, device):
+    inputs = make_inputs(AttentionProblem(1, 2, 2, 40, 64), device)
+    for result, expected in zip(attend(inputs, num_splits=splits), attend(inputs), strict=True):
+        assert torch.equal(result, expected)
+
+
+LENGTHS = torch.full((2,), 3, dtype=torch.int32)
+#: A call for each tensor that it may have.
+WITH = {
+    "q": {},
+    "k_cache": {},
+    "v_cache": {},
+    "out": {"out": Q},
+    "cache_seqlens": {"cache_seqlens": LENGTHS},
+    "block_table": PAGES,
+    "k": {"k": CACHE[:, :1], "v": CACHE[:, :1], "cache_seqlens": LENGTHS},
+    "sinks": {"sinks": torch.zeros(8)},
+    "cache_leftpad": {"cache_leftpad": LENGTHS},
+    "qv": {"qv": Q},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *((name, layout) for name in WITH for layout in ("sparse", "nested")),
+        *((name, "jagged") for name in ("q", "k_cache", "v_cache", "qv")),
+    ],
+)
+def test_a_tensor_that_is_not_dense_is_one_sentence(name, layout, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    call = {"q": Q, "k_cache": CACHE, "v_cache": CACHE, **WITH[name]}
+    if layout == "sparse":
+        call[name], words = call[name].to_sparse(), "of layout torch.sparse_coo"
+    else:
+        form = torch.jagged if layout == "jagged" else torch.strided
+        call[name], words = torch.nested.nested_tensor([*call[name]], layout=form), "nested"
+    with pytest.raises(ValueError, match=f"^{name} is {words}: pass a dense tensor$"):
+        lean_attn_with_kvcache(**call)
 
 
 @pytest.mark.parametrize("config", [None, CONFIG], ids=["default", "own"])

@@ -333,6 +333,27 @@ def test_a_process_that_is_no_member_of_the_group_is_refused() -> None:
     )
 
 
+def test_without_processes_a_group_is_refused() -> None:
+    for make in (ContextGroup, Layout.make):
+        with pytest.raises(UserError, match=r"^torch\.distributed is not initialized: start a"):
+            make()
+
+
+def test_what_is_no_process_group_is_refused() -> None:
+    groups: list[Any] = ["world", 0, [], object()]
+    for _ in range(2):
+        store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            for group in groups:
+                with pytest.raises(UserError, match="which is no process group, or one that was"):
+                    ContextGroup(group)
+            # The second time it was destroyed.
+            groups = [dist.group.WORLD]
+        finally:
+            dist.destroy_process_group()
+
+
 def test_only_process_groups_by_the_name_of_one_that_is_gone_had_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,18 @@ def said(value: Any) -> str:
     return text if is_short else f"of type {type(value).__name__}"
 
 
+def check_splits(num_splits: Any) -> None:
+    """Check the hint `num_splits`, which is ignored.
+
+    Raises:
+        ValueError: It is no whole number.
+    """
+    if isinstance(num_splits, bool) or not hasattr(type(num_splits), "__index__"):
+        raise ValueError(
+            f"num_splits is {said(num_splits)}: expected a whole number, which is ignored"
+        )
+
+
 def most_query_tokens(q: torch.Tensor, cu_seqlens_q: Any, max_seqlen_q: Any) -> Any:
     """`max_seqlen_q` as it counts: none without packed queries, at most their tokens, and these
     where it is not given. What is no whole number is left for `check_tensors` to refuse.

@@ -224,6 +224,35 @@ def _check_memory(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
         )
 
 
+def check_layouts(call: Call, **others: torch.Tensor | None) -> None:
+    """Check that no tensor of a call, nor another one, is sparse or nested.
+
+    torch fails in its own words on these. A call asks only once it has: the check takes time.
+
+    Raises:
+        ValueError: One is.
+    """
+    caches = {"k_cache": call.k_cache, "v_cache": call.v_cache}
+    if call.latent:
+        caches = {"kv_cache": call.k_cache}
+    names = {"k_new": "k", "v_new": "v"}
+    tensors = {
+        "q": call.q,
+        **caches,
+        "cache_seqlens": call.cache_seqlens,
+        "block_table": call.block_table,
+        "out": call.out,
+        **{names.get(name, name): tensor for name, tensor in call.all_extras.tensors.items()},
+        **others,
+    }
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and (
+            tensor.is_nested or tensor.layout is not torch.strided
+        ):
+            layout = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
+            raise ValueError(f"{name} is {layout}: pass a dense tensor")
+
+
 def check_pages(block_table: torch.Tensor, q: torch.Tensor, batch: int | None) -> None:
     """Whether a block table has a row for each sequence, or any number of them, at any strides, and
     lies on the device of `q`.

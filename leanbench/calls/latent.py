@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from leanbench.calls.call import Call
+from leanbench.calls.call import Call, check_layouts
 from leanbench.calls.latent_launch import as_attention, check_latent, check_latent_out
 from leanbench.calls.prepared import attend
 from leanbench.core.extras import Extras, fp8_name
@@ -42,6 +42,7 @@ def latent_call(
 
 def attend_latent_traced(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output, and the LSE if asked for, through an operator; errors as in leanbench.latent."""
+    check_layouts(call)
     result, lse = torch.ops.leanbench.lean_mla_with_kvcache.default(
         call.q,
         call.k_cache,

@@ -43,6 +43,22 @@ def relaunch_latent(inputs: AttentionInputs) -> Relaunch:
     return MlaRelaunch(launch_of(inputs, config))
 
 
+class LatentShapes(ValueError):
+    """Shapes of `q` and `kv_cache` that do not fit together."""
+
+
+def latent_shapes(
+    q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor | None
+) -> LatentShapes:
+    """Make the error about tensors as they were passed."""
+    rows = "(batch, tokens" if block_table is None else "(pages, page_size"
+    heads = ", kv_heads" if kv_cache.dim() == 4 else ""
+    return LatentShapes(
+        f"q is {tuple(q.shape)} and kv_cache {tuple(kv_cache.shape)}: expected (batch, q_len,"
+        f" q_heads, {LATENT_DIM}) and {rows}{heads}, {LATENT_DIM}), no size 0"
+    )
+
+
 def check_latent(call: Call) -> None:
     """Whether the tensors fit together, by what a tracer knows of them.
 
@@ -50,17 +66,13 @@ def check_latent(call: Call) -> None:
         ValueError: they do not; the sentence names what was given and what is expected.
     """
     q, cache, table = call.q, as_attention(call).k_cache, call.block_table
-    caches = "(batch, tokens, 576)" if table is None else "(pages, page_size, 1, 576)"
     if (
         (q.dim(), cache.dim()) != (4, 4)
         or (q.shape[3], cache.shape[2], cache.shape[3]) != (LATENT_DIM, 1, LATENT_DIM)
         or (table is None and q.shape[0] != cache.shape[0])
         or 0 in (*q.shape, *cache.shape)
     ):
-        raise ValueError(
-            f"q is {tuple(q.shape)} and kv_cache {tuple(cache.shape)}: expected (batch, q_len,"
-            f" q_heads, {LATENT_DIM}) and {caches}, no size 0"
-        )
+        raise latent_shapes(q, call.k_cache, table)
     of_cache = cache.dtype == q.dtype or fp8_name(cache.dtype) != SAME
     if q.dtype not in _DTYPES or not of_cache:
         raise ValueError(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from leanbench.calls.call import Call
+from leanbench.calls.call import Call, check_layouts
 from leanbench.calls.extra_checks import check_extras
 from leanbench.calls.prepared import attend
 from leanbench.calls.refusals import refuse_kinds
@@ -142,6 +142,7 @@ append_operator = torch.ops.leanbench.lean_attn_with_kvcache_append.default
 
 def attend_traced(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output, and the LSE if asked for, through an operator; errors as in leanbench.attention."""
+    check_layouts(call)
     extras = {} if call.extras is None else _departing(call.extras)
     if call.out is not None:
         # Before the caches are changed; what these are is checked by the operator.

@@ -17,7 +17,7 @@ import torch
 
 from leanbench.calls import values
 from leanbench.calls.adapted import launch_adapted, launch_latent
-from leanbench.calls.call import Call
+from leanbench.calls.call import Call, check_layouts
 from leanbench.calls.extra_checks import check_extras
 from leanbench.calls.latent_launch import (
     as_attention,
@@ -125,17 +125,22 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
         with torch.cuda.device(index):
             return attend(call, with_lse)
     if values.CHECKS_VALUES and not capturing:
+        check_layouts(call)
         if not call.latent and (own := call.with_own_rows()) is not call:
             return attend(own, with_lse)
         _check(call)
         values.check_values(call)
     capacity, dense_form = None, None
-    if lengths is None and block_table is None and peers is None:
-        dense_form = _dense_form(k_cache, v_cache, extras)
-        if dense_form is not None:
-            capacity = k_cache.shape[1]
-            length = capacity if length is None else length
-    signature = _signature(call, length, dense_form, with_lse, stream, capturing)
+    try:
+        if lengths is None and block_table is None and peers is None:
+            dense_form = _dense_form(k_cache, v_cache, extras)
+            if dense_form is not None:
+                capacity = k_cache.shape[1]
+                length = capacity if length is None else length
+        signature = _signature(call, length, dense_form, with_lse, stream, capturing)
+    except RuntimeError:
+        check_layouts(call)
+        raise
     prepared = _LAUNCHES.get(signature)
     if prepared is None or not (length is None or prepared.is_for(length, capacity)):
         # Asked where no launch is known: other calls have no time for it.

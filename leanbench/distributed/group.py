@@ -84,9 +84,10 @@ class ContextGroup:
             output: 64 MB are enough for 4,096 query rows of 128 on 8 GPUs.
 
     Raises:
-        UserError: the ranks are on several hosts, share a GPU, have none or no peer access, or are
-            too many; one had a context group before `destroy_process_group`; this process is not
-            one of them; or `timeout_s` or `workspace_bytes` is out of its limits.
+        UserError: torch.distributed is not initialized; the ranks are on several hosts, share a
+            GPU, have none or no peer access, or are too many; one had a context group before
+            `destroy_process_group`; `process_group` is none, or this process is not one of it; or
+            `timeout_s` or `workspace_bytes` is out of its limits.
         RuntimeError: torch cannot map the peer workspaces.
     """
 
@@ -100,7 +101,8 @@ class ContextGroup:
         import torch.distributed as dist
 
         check_limits(timeout_s, workspace_bytes)
-        self._processes = process_group or dist.group.WORLD
+        check_processes(process_group)
+        self._processes = dist.group.WORLD if process_group is None else process_group
         self.rank = dist.get_rank(self._processes)
         if self.rank < 0:
             raise UserError(
@@ -192,6 +194,28 @@ def check_limits(timeout_s: float, workspace_bytes: int) -> None:
         raise UserError(
             f"workspace_bytes is {workspace_bytes!r}: pass a whole number of {_LEAST_BYTES} or more"
         )
+
+
+def check_processes(process_group: object = None) -> None:
+    """Check that this process has process groups, and that this is one of them.
+
+    Raises:
+        UserError: It has none, or this is none.
+    """
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UserError(
+            "torch.distributed is not initialized: start a process for each GPU, as torchrun does,"
+            " and call torch.distributed.init_process_group in each of them first"
+        )
+    try:
+        dist.get_rank(process_group)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        raise UserError(
+            f"process_group is {process_group!r}, which is no process group, or one that was"
+            " destroyed: pass one of torch.distributed.new_group, or None for all processes"
+        ) from None
 
 
 def late_sentence(late: int, rank: int, timeout_s: float) -> str:

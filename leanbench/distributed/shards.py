@@ -10,7 +10,12 @@ import torch
 
 from leanbench.core.errors import UserError
 from leanbench.core.parallel import shard_start
-from leanbench.distributed.group import TIMEOUT_S, WORKSPACE_BYTES, ContextGroup
+from leanbench.distributed.group import (
+    TIMEOUT_S,
+    WORKSPACE_BYTES,
+    ContextGroup,
+    check_processes,
+)
 
 
 def contiguous_shard(length: Any, rank: int, size: int) -> tuple[Any, Any]:
@@ -122,6 +127,7 @@ class Layout:
         """
         import torch.distributed as dist
 
+        check_processes()
         size, rank = dist.get_world_size(), dist.get_rank()
         if tensor < 1 or context < 1 or tensor * context != size:
             raise UserError(

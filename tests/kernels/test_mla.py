@@ -149,18 +149,51 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
     [
         (
             {"q": Q[..., :512]},
-            "q is (2, 1, 16, 512) and kv_cache (2, 128, 1, 576): expected (batch, q_len, q_heads,"
+            "q is (2, 1, 16, 512) and kv_cache (2, 128, 576): expected (batch, q_len, q_heads,"
             " 576) and (batch, tokens, 576), no size 0",
         ),
         (
             {"kv_cache": CACHE[:1]},
-            "q is (2, 1, 16, 576) and kv_cache (1, 128, 1, 576): expected (batch, q_len, q_heads,"
+            "q is (2, 1, 16, 576) and kv_cache (1, 128, 576): expected (batch, q_len, q_heads,"
             " 576) and (batch, tokens, 576), no size 0",
         ),
         (
             {"block_table": torch.zeros(2, 2, dtype=torch.int32), "kv_cache": CACHE[0].bfloat16()},
             "q is (2, 1, 16, 576) and kv_cache (128, 576): expected (batch, q_len, q_heads, 576)"
-            " and (pages, page_size, 1, 576), no size 0",
+            " and (pages, page_size, 576), no size 0",
+        ),
+        (
+            {
+                "block_table": torch.zeros(2, 2, dtype=torch.int32),
+                "kv_cache": CACHE[..., :512].bfloat16(),
+            },
+            "q is (2, 1, 16, 576) and kv_cache (2, 128, 512): expected (batch, q_len, q_heads, 576)"
+            " and (pages, page_size, 576), no size 0",
+        ),
+        (
+            {"kv_cache": torch.zeros(2, 128, 2, 500, dtype=torch.bfloat16)},
+            "q is (2, 1, 16, 576) and kv_cache (2, 128, 2, 500): expected (batch, q_len, q_heads,"
+            " 576) and (batch, tokens, kv_heads, 576), no size 0",
+        ),
+        (
+            {"q": Q[..., :512], "kv_cache": torch.zeros(2, 128, 2, 576, dtype=torch.bfloat16)},
+            "q is (2, 1, 16, 512) and kv_cache (2, 128, 2, 576): expected (batch, q_len, q_heads,"
+            " 576) and (batch, tokens, kv_heads, 576), no size 0",
+        ),
+        (
+            {"kv_cache": CACHE.bfloat16().to_sparse()},
+            "kv_cache is of layout torch.sparse_coo: pass a dense tensor",
+        ),
+        (
+            {"kv_cache": torch.zeros(2, 128, 2, 576, dtype=torch.bfloat16).to_sparse()},
+            "kv_cache is of layout torch.sparse_coo: pass a dense tensor",
+        ),
+        (
+            {
+                "block_table": torch.zeros(2, 2, dtype=torch.int32).to_sparse(),
+                "kv_cache": CACHE[:, :48].bfloat16(),
+            },
+            "block_table is of layout torch.sparse_coo: pass a dense tensor",
         ),
         ({"softmax_scale": 0.0}, "softmax_scale is 0.0: pass a number above 0"),
         ({"softmax_scale": math.inf}, "softmax_scale is inf: pass a number above 0"),
