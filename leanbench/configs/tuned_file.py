@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.files import UnreadableFile, read_file
-from leanbench.core.strict_json import parse_unchecked
+from leanbench.core.strict_json import parse_unchecked, short_json
 
 if TYPE_CHECKING:
     from leanbench.configs.tuned import TunedConfigs
@@ -72,7 +72,8 @@ def _check_version(path: Path, content: dict[str, Any]) -> None:
     newer = isinstance(version, int) and version > SCHEMA_VERSION
     fix = ", or update leanbench" if newer else " and tune again"
     raise UserError(
-        f"{path} has schema version {version!r}, this leanbench reads {SCHEMA_VERSION}{_FIX}{fix}"
+        f"{path} has schema version {short_json(version)}, this leanbench reads"
+        f" {SCHEMA_VERSION}{_FIX}{fix}"
     )
 
 

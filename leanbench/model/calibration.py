@@ -21,7 +21,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.files import UnreadableFile, read_file
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.paths import user_folder
-from leanbench.core.strict_json import parse_unchecked
+from leanbench.core.strict_json import parse_unchecked, short_json
 from leanbench.gpu.catalogue import find
 from leanbench.model.constants import Calibrated, Constants, LeanCudaConstants, declared
 
@@ -176,7 +176,9 @@ def _from_json(content: dict[str, Any]) -> Calibration:
 
     version = content.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise ValueError(f"schema version {version!r}, this leanbench reads {SCHEMA_VERSION}")
+        raise ValueError(
+            f"schema version {short_json(version)}, this leanbench reads {SCHEMA_VERSION}"
+        )
     values = _values(content["constants"], Constants)
     if content["lean_cuda"] is not None:
         values["lean_cuda"] = _values(content["lean_cuda"], LeanCudaConstants)

@@ -50,7 +50,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             else "use the leanbench version that wrote it or start a new run"
         )
         raise UserError(
-            f"{path} was written with schema version {version!r}, this leanbench reads"
+            f"{path} was written with schema version {short_json(version)}, this leanbench reads"
             f" {SCHEMA_VERSION}: {fix}"
         )
     return manifest

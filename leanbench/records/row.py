@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.quantities import EVERY_STATUS, Status, quantities, quantity
-from leanbench.core.strict_json import parse
+from leanbench.core.strict_json import parse, short_json
 from leanbench.records.figures import Figures
 
 #: Raised when a field changes its meaning or goes; a new optional field does not raise it.
@@ -187,11 +187,11 @@ def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
     """
     fields = parse(line)
     if not isinstance(fields, dict):
-        raise ValueError(f"a row is a JSON object, this is a {type(fields).__name__}")
+        raise ValueError(f"a row is a JSON object, this is {short_json(fields)}")
     version = fields.get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         raise ValueError(
-            f"it has schema version {version!r}, this leanbench reads {SCHEMA_VERSION}"
+            f"it has schema version {short_json(version)}, this leanbench reads {SCHEMA_VERSION}"
         )
     try:
         # A field that a later version added is left out.

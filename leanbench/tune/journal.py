@@ -15,11 +15,20 @@ from typing import Any
 from leanbench.configs.space import FamilyKey
 from leanbench.core.config import read_config
 from leanbench.core.errors import UserError
-from leanbench.core.files import append_whole, locked, replace_file, whole_lines
+from leanbench.core.files import (
+    append_whole,
+    locked,
+    read_file,
+    read_if_there,
+    replace_file,
+    whole_lines,
+)
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.strict_json import parse
 from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig
 from leanbench.tune.stopwatch import Time
+
+_MOST_MB = 1000
 
 Timed = tuple[FamilyKey, AttentionProblem, dict[LeanConfig, Time]]
 
@@ -73,7 +82,7 @@ class Journal:
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self._path), self._path.open("ab", buffering=0) as file:
-            file.truncate(len(whole_lines(self._path.read_bytes())))
+            file.truncate(len(whole_lines(read_file(self._path, _MOST_MB))))
             try:
                 append_whole(file.fileno(), json.dumps(entry).encode() + b"\n")
             except OSError as error:
@@ -98,10 +107,7 @@ class Journal:
         return True
 
     def _lines(self) -> list[bytes]:
-        try:
-            return whole_lines(self._path.read_bytes()).split(b"\n")[:-1]
-        except OSError:
-            return []
+        return whole_lines(read_if_there(self._path, _MOST_MB)).split(b"\n")[:-1]
 
 
 #: Called with every problem that was timed.

@@ -151,7 +151,7 @@ FAULTS = {
         plain(schema_version=4),
         "has schema version 4, this .* 3: move it away, or update leanbench",
     ),
-    "no version": (plain(schema_version="one"), "has schema version 'one'"),
+    "no version": (plain(schema_version="one"), 'has schema version "one"'),
     "an unknown field": (plain(more=1), r"\(more: extra inputs are not permitted\)"),
     "a missing field": (
         {key: value for key, value in plain().items() if key != "gpu"},

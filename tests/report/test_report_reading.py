@@ -73,7 +73,7 @@ def test_complete_last_line_without_newline_counts(write_run: WriteRun) -> None:
     ("line", "says"),
     [
         ("{not json", "no JSON at column 2"),
-        ("[1, 2]", "a row is a JSON object, this is a list"),
+        ("[1, 2]", "a row is a JSON object, this is [1, 2]"),
         (
             json.dumps({**row(problem(), "lean", 1.0), "status": "fine"}),
             "status: Input should be 'ok'",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 
 import pytest
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.configs.space import FamilyKey
+from leanbench.core.files import UnreadableFile
 from leanbench.tune.journal import Journal
 from leanbench.tune.stopwatch import Time
 
@@ -68,6 +70,13 @@ def test_damaged_lines_are_left_out(path):
     assert [problem for _, problem, _ in journal.read([FAMILY])] == [FAMILY.problem(8, 1000)]
     path.write_bytes(b"\xff\xfe\x00")
     assert journal.read([FAMILY]) == []
+
+
+def test_what_is_no_file_is_not_waited_for(path):
+    path.parent.mkdir()
+    os.mkfifo(path)
+    with pytest.raises(UnreadableFile):
+        Journal(path, ABOUT).read([FAMILY])
 
 
 def test_what_is_whole_is_read_wherever_the_last_line_was_cut_off(path):
