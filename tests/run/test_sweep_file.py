@@ -193,7 +193,7 @@ def test_a_value_is_told_as_the_file_has_it(tmp_path, key, value):
     assert len(sentence) < 6000
 
 
-@pytest.mark.parametrize("count", [DIGITS, f"'{DIGITS}'", HEX, "'٣'", "true", "1e3"])
+@pytest.mark.parametrize("count", [DIGITS, f"'{DIGITS}'", HEX, "'٣'", "true", "1e3"], ids=range(6))
 def test_a_count_is_told_as_the_file_has_it(tmp_path, count):
     sentence = refusal(tmp_path, f'name = "a"\n[draw]\ncount = {count}\n')
     assert not PYTHON.search(sentence), sentence
