@@ -265,7 +265,6 @@ CATALOGUE: tuple[GpuSpec, ...] = (
             "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet; SMs, clock and L2 as the"
             " driver reads them"
         ),
-        aliases=("rtx-pro-6000-blackwell", "rtx-pro-6000-server"),
     ),
     _gpu(
         "gb10",

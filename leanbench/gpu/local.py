@@ -115,7 +115,7 @@ def _why_surprising(name: str, gpus: list[LocalGpu], fault: NvmlError | None) ->
             known = match_product(gpu.product)
             own_name = known.name if known else slug(gpu.product)
             return (
-                f"There is an {gpu.product} here, another GPU than {name} (`--gpu {own_name}`"
+                f"there is an {gpu.product} here, another GPU than {name} (`--gpu {own_name}`"
                 " measures on it)"
             )
     return None

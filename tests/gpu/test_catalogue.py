@@ -116,6 +116,9 @@ def test_figures(
         (" H200 ", "h200"),
         ("RTX 4090", "rtx-4090"),
         ("5090", "rtx-5090"),
+        ("GH200 120GB", "gh200"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("dgx spark", "gb10"),
     ],
 )
 def test_find_takes_aliases_in_any_case(words: str, name: str) -> None:
@@ -128,7 +131,7 @@ def test_find_takes_aliases_in_any_case(words: str, name: str) -> None:
         ("a100-80g", "did you mean 'a100-80gb'?"),
         ("h100sxm", "did you mean 'h100-sxm'?"),
         ("gh-200", "did you mean 'gh200'?"),
-        ("rtx-pro-6000-servr", "did you mean 'rtx-pro-6000-server'?"),
+        ("rtx-pro-6000-server", "did you mean 'rtx-pro-6000'?"),
         # Another amount of memory is another product.
         ("h100-64gb", "known: h100-pcie, h100-sxm, h100-nvl"),
     ],

@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
 
-from leanbench.gpu.nvml import GpuState, Nvml
+from leanbench.doctor.checks import examine
+from leanbench.doctor.machine import Machine
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.local import Target
+from leanbench.gpu.nvml import GpuLimits, GpuState, Nvml
 from leanbench.gpu.nvml_library import (
     GpuLostError,
     GpuNotFoundError,
@@ -308,6 +313,48 @@ def test_limits(fake_nvml: Install) -> None:
         )  # 6144 bits, both edges of 3201 MHz
         gpu.errors["nvmlDeviceGetMemoryBusWidth"] = pynvml.NVML_ERROR_NOT_SUPPORTED
         assert nvml.limits().bandwidth_tb_s is None
+
+
+def test_a_gpu_that_supports_little(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A GB10 has neither memory, bus nor power limit of its own."""
+    readable = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName", "nvmlDeviceGetUUID")
+    names = [name for name in dir(pynvml) if name.startswith("nvmlDeviceGet")]
+    errors = dict.fromkeys({*names} - {*readable}, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    fake_nvml({"product": "NVIDIA GB10", "errors": errors})
+    (gpu,) = local_gpus()
+    assert (gpu.product, gpu.fault) == ("NVIDIA GB10", None)
+    assert (gpu.memory_total_bytes, gpu.memory_free_bytes, gpu.mig) == (None, None, False)
+    assert gpu.compute_capability is None
+    with Nvml(0) as nvml:
+        assert nvml.limits() == GpuLimits(None, None, None)
+        assert nvml.state() == GpuState(None, None, None, None, None)
+        assert (nvml.power_limit_w(), nvml.total_energy_mj(), nvml.other_processes()) == (None,) * 3
+    target = Target(find("gb10"), None, "torch is built without CUDA")
+    monkeypatch.setattr("leanbench.doctor.machine.choose", lambda name, require_gpu: target)
+    findings = dict(examine(Machine(tmp_path), True, lambda what: None))
+    statuses = {name: findings[name].status for name in ("gpu", "memory", "processes", "clocks")}
+    assert statuses == {"gpu": "ok", "memory": "note", "processes": "note", "clocks": "ok"}
+
+
+def test_doctor_tells_of_a_gpu_that_is_not_used(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lost = {"errors": {"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST}}
+    fake_nvml(A, lost)
+    target = Target(find("h200"), None, "torch is built without CUDA")
+    monkeypatch.setattr("leanbench.doctor.machine.choose", lambda name, require_gpu: target)
+    findings = dict(examine(Machine(tmp_path), True, lambda what: None))
+    assert findings["gpu"].status == "note"
+    assert "GPU 1 no longer answers" in findings["gpu"].text
+    assert findings["memory"].status == "ok"
+    assert findings["links"].values["pairs"][0]["peer_access"] is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    findings = dict(examine(Machine(tmp_path), True, lambda what: None))
+    assert findings["gpu"].status == "problem"
+    assert findings["gpu"].text.startswith("GPU 1 no longer answers")
+    assert "memory" not in findings
 
 
 #: Calls that ask one thing, the NVML function behind each, and what the pretended GPU answers.
