@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from leanbench.core.version import __version__
 
 # typing's own would be the first import that takes a while, before Ctrl-C means anything to the
@@ -20,6 +22,12 @@ __all__ = [
     "lean_attn_with_kvcache",
     "lean_mla_with_kvcache",
 ]
+
+_home = os.path.expanduser("~")
+if not (os.path.isabs(_home) and os.access(_home, os.W_OK)):
+    from leanbench.core.paths import redirect_compiler_caches
+
+    redirect_compiler_caches()
 
 
 def __getattr__(name: str) -> Any:

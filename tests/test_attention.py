@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -77,6 +78,26 @@ def test_without_lengths_all_pages_are_full(device):
         out, lse = attend(inputs, cache_seqlens=part)
         assert_right(replace(inputs, context=37), out, lse)
         assert not torch.equal(out, whole[0])
+
+
+@pytest.mark.parametrize("head_dim", [64, 60])
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.device("meta")], ids=str)
+def test_torch_defaults_of_model_loaders_change_nothing(default, head_dim, device):
+    q, k, v = (
+        torch.randn(2, tokens, heads, head_dim, dtype=torch.float16, device=device)
+        for tokens, heads in ((1, 4), (40, 2), (40, 2))
+    )
+    with contextlib.ExitStack() as stack:
+        if isinstance(default, torch.device):
+            stack.enter_context(default)
+        else:
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(default)
+        results = lean_attn_with_kvcache(q, k, v, cache_seqlens=33, return_softmax_lse=True)
+    expected = lean_attn_with_kvcache(q, k, v, cache_seqlens=33, return_softmax_lse=True)
+    for result, usual in zip(results, expected, strict=True):
+        assert (result.dtype, result.device) == (usual.dtype, usual.device)
+        assert torch.equal(result, usual)
 
 
 def test_a_block_table_cut_from_a_wider_one(device):

@@ -290,14 +290,15 @@ def _nothing_tuned(gpu: str) -> UserError:
     """What is said of a GPU that has no file."""
     from leanbench.configs.lookup import stand_in
     from leanbench.configs.store import all_files
-    from leanbench.core.errors import nearest
+    from leanbench.gpu.catalogue import suggest
 
     spec = _catalogued(gpu)
     if spec is None:
-        known = {name for file in all_files() for name in file.names}
+        known = sorted({name for file in all_files() for name in file.names})
+        guess = suggest(gpu, known)
+        hint = f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}"
         return UserError(
-            f"nothing is tuned for a GPU {gpu!r},"
-            f" {nearest(gpu, known) if known else 'nor for any other'}"
+            f"nothing is tuned for a GPU {gpu!r}, {hint if known else 'nor for any other'}"
         )
     other = stand_in(spec)
     used = f", the settings of {other.tuned.gpu.name} are used on it" if other else ""

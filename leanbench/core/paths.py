@@ -5,7 +5,10 @@ its top), and what leanbench keeps for its user.
 from __future__ import annotations
 
 import os
+import stat
+from functools import cache
 from pathlib import Path
+from tempfile import gettempdir, mkdtemp
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SHIPPED = _PACKAGE / "_shipped"
@@ -18,23 +21,74 @@ REPORT_TEMPLATES = _ROOT / "reports" / "templates"
 
 def user_folder() -> Path:
     """The folder of what was tuned and calibrated here: `LEANBENCH_HOME`, or else leanbench in the
-    user's data folder (XDG).
+    user's data folder (XDG), or `private_folder` for a user without a home folder.
     """
-    return _folder("LEANBENCH_HOME", "user_data_path")
+    return _folder("LEANBENCH_HOME", "user_data_path", "data")
 
 
 def cache_folder() -> Path:
     """The folder of what can be made again: `LEANBENCH_CACHE`, or else leanbench in the user's
-    cache folder (XDG).
+    cache folder (XDG), or `private_folder` for a user without a home folder.
     """
-    return _folder("LEANBENCH_CACHE", "user_cache_path")
+    return _folder("LEANBENCH_CACHE", "user_cache_path", "cache")
 
 
-def _folder(variable: str, default: str) -> Path:
+def _folder(variable: str, default: str, name: str) -> Path:
     """The folder that an environment variable names, or that platformdirs has; absolute."""
-    if own := os.environ.get(variable):
-        return Path(own).expanduser().absolute()
-    import platformdirs
+    try:
+        if own := os.environ.get(variable):
+            return Path(own).expanduser().absolute()
+        import platformdirs
 
-    folder: Path = getattr(platformdirs, default)("leanbench", appauthor=False)
-    return folder.absolute()
+        folder: Path = getattr(platformdirs, default)("leanbench", appauthor=False)
+        return folder.expanduser().absolute()
+    except RuntimeError:  # no HOME, and no passwd entry
+        return private_folder() / name
+
+
+def private_folder() -> Path:
+    """Return a folder in the temporary directory that no other user can write to.
+
+    A folder of that name that another user made is left alone. This process then gets one of its
+    own.
+    """
+    uid = os.geteuid()
+    try:
+        folder = Path(gettempdir()) / f"leanbench-{uid}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == uid and not others_write:
+            return folder
+    except OSError:
+        pass
+    return _own_folder()
+
+
+@cache
+def _own_folder() -> Path:
+    try:
+        return Path(mkdtemp(prefix="leanbench-"))
+    except OSError:
+        # Reading finds nothing there, writing fails with the sentence of whoever writes.
+        return Path(os.devnull)
+
+
+def redirect_compiler_caches() -> None:
+    """Move the caches of Triton and torch.compile out of a home folder that cannot be written.
+
+    Triton would fail, or create a folder named ``~``. What a variable names stays.
+    """
+    if os.environ.get("TRITON_HOME") or os.environ.get("TRITON_CACHE_DIR"):
+        return
+    triton = Path(os.path.expanduser("~"), ".triton")
+    if triton.is_absolute() and os.access(nearest_existing(triton), os.W_OK):
+        return
+    folder = private_folder()
+    os.environ["TRITON_HOME"] = str(folder)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
+    return next(parent for parent in (path, *path.parents) if parent.exists())

@@ -29,6 +29,8 @@ def product(machine: Machine) -> Finding:
             gpus=0,
         )
     gpu, listed = machine.gpu, match_product(machine.gpu.product)
+    if gpu.fault is not None:
+        raise gpu.fault
     spec = listed if machine.device_index is None else machine.spec
     capability = gpu.compute_capability
     values = {
@@ -44,13 +46,16 @@ def product(machine: Machine) -> Finding:
     )
     if len(machine.gpus) > 1:
         text += f"; GPU {gpu.index} of {len(machine.gpus)}, CUDA_VISIBLE_DEVICES picks another"
+    faults = "".join(f"; {other.fault}" for other in machine.gpus if other.fault is not None)
     if capability is not None and capability < _MIN_COMPUTE_CAPABILITY:
         return problem(
             text, "the kernels need compute capability 8.0 or newer: use another GPU", **values
         )
     if listed is None:
-        return note(f"{text}; not in the catalogue, its figures are the driver's", **values)
-    return ok(f"{text}; `{listed.name}` in the catalogue", **values)
+        text += "; not in the catalogue, its figures are the driver's"
+    else:
+        text += f"; `{listed.name}` in the catalogue"
+    return (note if faults or listed is None else ok)(text + faults, **values)
 
 
 def driver(machine: Machine) -> Finding:

@@ -38,9 +38,9 @@ class Machine:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether the driver works and has a GPU."""
+        """Whether the driver works and the GPU that a sweep would use can be read."""
         try:
-            return bool(self.gpus)
+            return bool(self.gpus) and self.gpu.fault is None
         except NvmlError:
             return False
 
@@ -49,13 +49,11 @@ class Machine:
         """Target that a sweep would run on; None without a GPU that NVML or, where NVML is silent,
         torch sees. Starts torch's CUDA.
         """
-        if self.has_gpu:
-            return choose(None, require_gpu=False)
         try:
             chosen = choose(None, require_gpu=False)
+            return chosen if chosen.local_index is not None or self.gpus else None
         except NvmlError:  # the check of the GPU says it
             return None
-        return None if chosen.local_index is None else chosen
 
     @cached_property
     def device_index(self) -> int | None:

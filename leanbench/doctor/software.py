@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from leanbench.core.paths import nearest_existing
 from leanbench.doctor.finding import Finding, note, ok, problem
 from leanbench.doctor.machine import Machine
 
@@ -101,8 +102,8 @@ def environment_variables(machine: Machine) -> Finding:
 
 
 def triton_cache(machine: Machine) -> Finding:
-    home = Path(os.environ.get("TRITON_HOME") or Path.home())
-    folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))
     return _folder(
         "compiled kernels", folder, "set TRITON_CACHE_DIR to a folder that can be written"
     )
@@ -116,8 +117,8 @@ def runs_folder(machine: Machine) -> Finding:
 
 def _folder(purpose: str, folder: Path, fix: str) -> Finding:
     """Can files be made there, or in the nearest folder above that exists?"""
-    path = folder.expanduser().absolute()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    path = Path(os.path.expanduser(folder)).absolute()
+    existing = nearest_existing(path)
     try:
         with tempfile.TemporaryFile(dir=existing):
             free_bytes = shutil.disk_usage(existing).free

@@ -5,12 +5,23 @@ another.
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.gpu.catalogue import find, match_product, slug
+from leanbench.gpu.catalogue import (
+    CATALOGUE,
+    UnknownGpu,
+    find,
+    is_instance,
+    is_known,
+    is_virtual,
+    match_product,
+    model_of,
+    slug,
+)
 from leanbench.gpu.nvml import Nvml
 from leanbench.gpu.nvml_library import NvmlError
 from leanbench.gpu.visible import LocalGpu, local_gpus, why_no_gpu, why_silent
@@ -43,39 +54,74 @@ def choose(gpu_name: str | None, require_gpu: bool) -> Target:
     of those, or else the model of that GPU. Where NVML cannot say what is here, torch is asked.
 
     Raises:
-        UserError: the name is unknown; or `require_gpu`, and no GPU here answers to it; or the
-            driver is broken.
+        UnknownGpu: The catalogue does not have it, and no GPU here answers to it.
+        NvmlError: The GPU in question cannot be read; or `require_gpu`, and NVML is broken.
+        UserError: `require_gpu`, and no GPU here answers to the name.
     """
-    broken: NvmlError | None = None
+    fault: NvmlError | None = None
     try:
         gpus = local_gpus()
     except NvmlError as error:
-        gpus, broken = [], error
-    if not gpus and (silence := why_silent() if broken is None else str(broken)) is not None:
-        target = _torch_target(gpu_name, silence)
-        if target is not None:
+        gpus, fault = [], error
+    here = next((gpu for gpu in gpus if gpu_name is None or _is_named(gpu, gpu_name)), None)
+    if here is None or here.fault is not None:
+        # Torch may know what NVML cannot read.
+        fault = fault or next((gpu.fault for gpu in gpus if gpu.fault is not None), None)
+        silence = why_silent() if fault is None and not gpus else fault and str(fault)
+        if silence is not None and (target := _torch_target(gpu_name, gpus, silence)) is not None:
             return target
-        if broken is not None:
-            raise broken
-    here = next(
-        (gpu for gpu in gpus if gpu_name is None or _answers_to(gpu.product, gpu_name)), None
-    )
     if here is None:
-        spec = find(gpu_name or DEFAULT_GPU)
-        if require_gpu:
-            raise UserError(_nothing_to_measure_on(gpu_name, gpus))
-        return Target(spec, None)
+        return _predicted(gpu_name, require_gpu, gpus, fault)
+    if here.fault is not None:
+        raise here.fault
     obstacle = _why_torch_cannot()
     if obstacle is None:
         index = 0 if gpu_name is None else _torch_index(here)
         return Target(spec_of_device(index), index)
+    note = f"there is an {here.product} here, but {obstacle}"
+    spec = match_product(here.product)
+    if require_gpu or (spec is None and gpu_name is not None):
+        raise UserError(note)
+    return Target(spec or find(DEFAULT_GPU), None, note)
+
+
+def _predicted(
+    gpu_name: str | None, require_gpu: bool, gpus: list[LocalGpu], fault: NvmlError | None
+) -> Target:
+    """Return the model of a GPU that is not here."""
     if require_gpu:
-        raise UserError(f"there is an {here.product} here, but {obstacle}")
-    spec = find(gpu_name) if gpu_name else match_product(here.product) or find(DEFAULT_GPU)
-    return Target(spec, None, note=f"there is an {here.product} here, but {obstacle}")
+        if fault is not None and not gpus:
+            raise fault
+        raise UserError(_nothing_to_measure_on(gpu_name, gpus))
+    name = gpu_name or DEFAULT_GPU
+    note = _why_surprising(name, gpus, fault)
+    try:
+        return Target(find(name), None, note)
+    except UnknownGpu as error:
+        raise (error if note is None else UnknownGpu(name, f"{error.hint}; {note}")) from None
 
 
-def _torch_target(gpu_name: str | None, silence: str) -> Target | None:
+def _why_surprising(name: str, gpus: list[LocalGpu], fault: NvmlError | None) -> str | None:
+    """Return why a prediction may surprise: CUDA would not see a GPU that is here, or another
+    product of the model is.
+    """
+    if fault is not None:
+        return str(fault) if gpus else f"NVML cannot be used ({fault})"
+    if not gpus:
+        is_meant = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip() in ("", "-1")
+        return None if is_meant or why_silent() is not None else why_no_gpu()
+    for gpu in gpus:
+        if model_of(gpu.product) == model_of(name):
+            known = match_product(gpu.product)
+            own_name = known.name if known else slug(gpu.product)
+            return (
+                f"there is an {gpu.product} here, another GPU than {name} (`--gpu {own_name}`"
+                " measures on it)"
+            )
+    return None
+
+
+def _torch_target(gpu_name: str | None, gpus: list[LocalGpu], silence: str) -> Target | None:
     """A GPU to measure on without NVML's word, which is silent for the reason given; None where
     torch has none.
     """
@@ -88,6 +134,9 @@ def _torch_target(gpu_name: str | None, silence: str) -> Target | None:
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         spec = spec_of_device(index)
         if gpu_name is None or _answers_to(spec.product, gpu_name):
+            uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
+            if uuid and any(gpu.uuid.endswith(uuid) for gpu in gpus):
+                return Target(spec, index)
             note = (
                 "Clocks, temperature, power and other processes stay unknown, NVML cannot be used"
                 f" ({silence})"
@@ -121,15 +170,17 @@ def spec_of_device(index: int) -> GpuSpec:
     known = match_product(device.name)
     base = known or _unknown_product(device, index)
     # A whole GPU's total is 2^30 bytes a GB, less a few percent; an instance has an eighth or more
-    # of that.
-    share = device.total_memory / (base.memory_gb * 2**30) if " MIG " in device.name else 1.0
+    # of that. A virtual GPU that is no instance takes turns with others at the whole bandwidth.
+    share = device.total_memory / (base.memory_gb * 2**30)
+    memory_share = share if is_instance(device.name) or is_virtual(device.name) else 1
+    bandwidth_share = share if is_instance(device.name) else 1
     return replace(
         base,
         product=device.name,
         compute_capability=(device.major, device.minor),
         sms=device.multi_processor_count,
-        memory_gb=round(base.memory_gb * share, 1),
-        bandwidth_tb_s=base.bandwidth_tb_s * share,
+        memory_gb=round(base.memory_gb * memory_share, 1),
+        bandwidth_tb_s=base.bandwidth_tb_s * bandwidth_share,
         l2_mib=_read(device, "L2_cache_size", 2**20, base.l2_mib),
         shared_kb_per_sm=int(
             _read(device, "shared_memory_per_multiprocessor", 1024, base.shared_kb_per_sm)
@@ -169,12 +220,15 @@ def _unknown_product(device: Any, index: int) -> GpuSpec:
     answers = {"bandwidth": bandwidth_tb_s, "clock": clock_mhz, "power": power_w}
     missing = [name for name, value in answers.items() if value is None]
     source = "the driver; bandwidth: memory clock times bus width"
+    memory_gb = round(device.total_memory / 2**30, 1)
+    name = slug(device.name)
     return GpuSpec(
-        name=slug(device.name),
+        # An "NVIDIA H100" of 94 GB is not what the catalogue calls `h100`.
+        name=f"{name}-{memory_gb:.0f}gb" if is_known(name) else name,
         product=device.name,
         compute_capability=(device.major, device.minor),
         sms=device.multi_processor_count,
-        memory_gb=round(device.total_memory / 2**30, 1),
+        memory_gb=memory_gb,
         bandwidth_tb_s=bandwidth_tb_s or _UNKNOWN_BANDWIDTH_TB_S,
         # The smallest of compute capability 8.0 and later, for a torch that does not say.
         l2_mib=4,
@@ -187,21 +241,27 @@ def _unknown_product(device: Any, index: int) -> GpuSpec:
     )
 
 
+def _is_named(gpu: LocalGpu, name: str) -> bool:
+    return gpu.fault is None and _answers_to(gpu.product, name)
+
+
 def _answers_to(product: str, name: str) -> bool:
     """Is `name` this GPU's catalogue name, alias or product name, or the family it belongs to
     (``a100``)?
     """
-    wanted = slug(name)
-    if wanted == slug(product):
+    wanted, words = slug(name), slug(product)
+    if wanted == words:
         return True
     spec = match_product(product)
-    if spec is None:
-        return False
-    if wanted == spec.name or wanted in spec.aliases:
+    if spec is not None and (wanted == spec.name or wanted in spec.aliases):
         return True
     # `a100` is short for a100-80gb where there is no GPU, but whoever has an A100-40GB here means
-    # that one. `h200` is a GPU of its own, and no family.
-    return spec.name.startswith(f"{wanted}-") and find(wanted).name != wanted
+    # that one. `h200` is a GPU of its own, and no family: an H200 NVL is another.
+    if words.startswith(f"{wanted}-"):
+        return all(slug(other.product) != wanted for other in CATALOGUE)
+    if spec is not None and spec.name.startswith(f"{wanted}-"):
+        return all(other.name != wanted for other in CATALOGUE)
+    return False
 
 
 def _torch_index(gpu: LocalGpu) -> int:
@@ -236,5 +296,9 @@ def _why_torch_cannot() -> str | None:
 def _nothing_to_measure_on(gpu_name: str | None, gpus: list[LocalGpu]) -> str:
     if not gpus:
         return f"--require-gpu: {why_no_gpu()}; leave --require-gpu out to predict"
-    products = ", ".join(dict.fromkeys(gpu.product for gpu in gpus))
-    return f"--require-gpu: no {gpu_name} here, only {products}; leave --gpu out to measure on that"
+    here = ", ".join(dict.fromkeys(gpu.product for gpu in gpus if gpu.fault is None))
+    faults = "".join(f"; {gpu.fault}" for gpu in gpus if gpu.fault is not None)
+    return (
+        f"--require-gpu: no {gpu_name} here, only {here or 'what cannot be read'}; leave --gpu out"
+        f" to measure on that{faults}"
+    )

@@ -81,7 +81,7 @@ class Nvml:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._library.__exit__(None, None, None)
+        self._library.__exit__(kind, error, trace)
 
     def state(self) -> GpuState:
         """Clocks, temperature, power and throttle reasons now; about a millisecond.

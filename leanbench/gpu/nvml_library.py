@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import Any
 
 from leanbench.core.errors import GpuUnusable, UserError
@@ -27,6 +28,24 @@ class GpuLostError(NvmlError, GpuUnusable):
     """The GPU fell off the bus or needs a reset."""
 
 
+class OldBindingError(NvmlError):
+    """An outdated `pynvml`, most often the package of that name, which shadows nvidia-ml-py.
+
+    Attributes:
+        path: File that was imported.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is an outdated pynvml: pip uninstall pynvml, then pip install"
+            " --force-reinstall nvidia-ml-py"
+        )
+
+
 @contextmanager
 def open_nvml() -> Iterator[Any]:
     """NVML, initialised; it counts its users, so nesting is fine.
@@ -34,10 +53,18 @@ def open_nvml() -> Iterator[Any]:
     Raises:
         NvmlError: it cannot be used, or something that was read in it failed.
     """
+    pynvml = _import_pynvml()
     try:
-        import pynvml
-    except ImportError:
-        raise NvmlUnavailableError("pynvml is not installed: pip install nvidia-ml-py") from None
+        with _initialised(pynvml):
+            yield pynvml
+    except AttributeError as error:
+        if error.obj is not pynvml:
+            raise
+        raise OldBindingError(_path_of_pynvml()) from None
+
+
+@contextmanager
+def _initialised(pynvml: Any) -> Iterator[None]:
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
@@ -52,7 +79,7 @@ def open_nvml() -> Iterator[Any]:
             f"there is no working NVIDIA driver here (NVML: {error})"
         ) from None
     try:
-        yield pynvml
+        yield
     except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
         raise _lost(pynvml, error) or NvmlError(
             f"NVML fails ({error}): see what `nvidia-smi` says"
@@ -61,6 +88,31 @@ def open_nvml() -> Iterator[Any]:
         # One that fails has nothing to close.
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+def _import_pynvml() -> Any:
+    """Import the bindings that nvidia-ml-py installs.
+
+    Raises:
+        NvmlUnavailableError: They are not installed.
+        OldBindingError: Another package's module of the same name is found first.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        raise NvmlUnavailableError("pynvml is not installed: pip install nvidia-ml-py") from None
+    except Exception:  # bindings for Python 2 are a syntax error
+        raise OldBindingError(_path_of_pynvml()) from None
+    # The newest name that leanbench cannot do without: nvidia-ml-py has it since 12.560.
+    if not hasattr(pynvml, "NVMLLibraryMismatchError"):
+        raise OldBindingError(_path_of_pynvml())
+    return pynvml
+
+
+def _path_of_pynvml() -> str:
+    spec = find_spec("pynvml")
+    assert spec is not None
+    return spec.origin or str(spec.submodule_search_locations)
 
 
 def ask(nvml: Any, function: Callable[..., Any], *args: Any) -> Any:
@@ -73,6 +125,19 @@ def ask(nvml: Any, function: Callable[..., Any], *args: Any) -> Any:
         if lost := _lost(nvml, error):
             raise lost from None
         return None
+
+
+def unreadable(nvml: Any, name: str, error: Exception) -> NvmlError:
+    """Return the fault of one of several GPUs, named as in ``GPU 1``."""
+    if isinstance(error, GpuLostError) or _lost(nvml, error):
+        return GpuLostError(
+            f"{name} no longer answers: reset it with `nvidia-smi --gpu-reset`, or reboot, or pick"
+            " another with CUDA_VISIBLE_DEVICES"
+        )
+    return NvmlError(
+        f"{name} cannot be read (NVML: {error}): see what `nvidia-smi` says, or pick another with"
+        " CUDA_VISIBLE_DEVICES"
+    )
 
 
 def _lost(nvml: Any, error: Exception) -> GpuLostError | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from leanbench.gpu.nvml_library import ask, open_nvml
-from leanbench.gpu.visible import handle_of, visible_handles
+from leanbench.gpu.nvml_library import GpuLostError, ask, open_nvml
+from leanbench.gpu.visible import handle_of, visible_places
 
 #: GB/s one way of a PCIe lane, by generation.
 _LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
@@ -46,7 +46,8 @@ class Topology:
 
 
 def topology(devices: Sequence[int] | None = None) -> Topology:
-    """Pairs and links of GPUs, which are numbered by their places.
+    """Pairs and links of GPUs, which are numbered by their places. Of one that cannot be read
+    nothing is known.
 
     Args:
         devices: as CUDA counts; None: all that it would see.
@@ -56,12 +57,13 @@ def topology(devices: Sequence[int] | None = None) -> Topology:
     """
     with open_nvml() as nvml:
         if devices is None:
-            handles = visible_handles(nvml)
+            handles = [place.handle for place in visible_places(nvml)]
         else:
             handles = [handle_of(nvml, device) for device in devices]
         gpus = range(len(handles))
         pairs = [_pair(nvml, handles, *numbers) for numbers in combinations(gpus, 2)]
-        return Topology(tuple(pairs), min((len(_nvlinks(nvml, own)) for own in handles), default=0))
+        links = [_links_up(nvml, handle) for handle in handles]
+        return Topology(tuple(pairs), min((n for n in links if n is not None), default=0))
 
 
 def pairs_in_words(pairs: Iterable[Pair]) -> str:
@@ -86,6 +88,16 @@ def has_peer_access(first: int, second: int) -> bool:
 
 
 def _pair(nvml: Any, handles: list[Any], first: int, second: int) -> Pair:
+    unknown = Pair(first, second, None, None)
+    if handles[first] is None or handles[second] is None:
+        return unknown
+    try:
+        return _readable_pair(nvml, handles, first, second)
+    except GpuLostError:
+        return unknown
+
+
+def _readable_pair(nvml: Any, handles: list[Any], first: int, second: int) -> Pair:
     own, other = handles[first], handles[second]
     peer_access = _can(nvml, own, other, nvml.NVML_P2P_CAPS_INDEX_WRITE)
     nvlink = _can(nvml, own, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
@@ -102,6 +114,14 @@ def _can(nvml: Any, first: Any, second: Any, capability: int) -> bool | None:
     if status is None or status == nvml.NVML_P2P_STATUS_UNKNOWN:
         return None
     return status == nvml.NVML_P2P_STATUS_OK
+
+
+def _links_up(nvml: Any, handle: Any) -> int | None:
+    """Return the number of NVLinks that are up; None for a GPU that cannot be read."""
+    try:
+        return None if handle is None else len(_nvlinks(nvml, handle))
+    except GpuLostError:
+        return None
 
 
 def _nvlinks(nvml: Any, handle: Any) -> list[int]:

@@ -141,7 +141,8 @@ def _by_nvml(uuid: str, index: int) -> LocalGpu | None:
         return None
     # NVML counts GPUs by bus, torch may put the fastest first.
     named = [gpu for gpu in gpus if uuid and gpu.uuid.endswith(uuid)]
-    return (named or gpus[index : index + 1] or [None])[0]
+    in_place = [gpu for gpu in gpus[index : index + 1] if gpu.fault is None]
+    return (named or in_place or [None])[0]
 
 
 def _version(distribution: str) -> str | None:

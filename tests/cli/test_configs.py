@@ -278,7 +278,10 @@ def test_show_chooses_families():
 
 def test_a_name_that_is_nearly_right_is_suggested():
     save_families(H200, [family()])
-    assert_refused(invoke("show", "h20"), "nothing is tuned for a GPU 'h20', did you mean 'h200'?")
+    assert_refused(invoke("show", "h200x"), "nothing is tuned for a GPU 'h200x', known: h200")
+    assert_refused(
+        invoke("show", "h2-00"), "nothing is tuned for a GPU 'h2-00', did you mean 'h200'?"
+    )
     for name in ("h200", "NVIDIA H200", "h200-sxm5"):
         assert invoke("show", name).exit_code == 0
 

@@ -169,7 +169,7 @@ def test_nothing_is_saved_where_that_is_asked(home, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--gpu", "a10"), "there is no GPU 'a10' in the catalogue, did you mean 'a10g'?"),
+        (("--gpu", "a10-g"), "there is no GPU 'a10-g' in the catalogue, did you mean 'a10g'?"),
         (("--gpu", " "), "--gpu is empty"),
         (("--gpu", "l4", "--require-gpu"), "--require-gpu"),
         (("--head-dim", "100"), "head_dim"),

@@ -114,6 +114,7 @@ def _functions(fake: FakeNvml) -> dict[str, Callable[..., Any]]:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return fake.process_names[pid]
 
+    handle = _failing("nvmlDeviceGetHandleByIndex", lambda gpu: gpu)
     clocks = {pynvml.NVML_CLOCK_SM: "sm_clock_mhz", pynvml.NVML_CLOCK_MEM: "memory_clock_mhz"}
     per_gpu: dict[str, Callable[..., Any]] = {
         "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
@@ -149,7 +150,7 @@ def _functions(fake: FakeNvml) -> dict[str, Callable[..., Any]]:
         "nvmlSystemGetDriverVersion": lambda: "580.65.06",
         "nvmlSystemGetProcessName": process_name,
         "nvmlDeviceGetCount": lambda: len(fake.gpus),
-        "nvmlDeviceGetHandleByIndex": lambda index: fake.gpus[index],
+        "nvmlDeviceGetHandleByIndex": lambda index: handle(fake.gpus[index]),
         "nvmlDeviceGetHandleByUUID": by_uuid,
         **{name: _failing(name, function) for name, function in per_gpu.items()},
     }

@@ -9,14 +9,14 @@ import pynvml
 import pytest
 
 from leanbench.core.errors import UserError
-from leanbench.gpu.catalogue import find
+from leanbench.gpu.catalogue import UnknownGpu, find
 from leanbench.gpu.local import Target, choose, spec_of_device
+from leanbench.gpu.nvml_library import GpuLostError, NvmlError, OldBindingError
 
 Install = Callable[..., Any]
 
 H200 = {"product": "NVIDIA H200", "uuid": "GPU-aaaa"}
 A100_40 = {"product": "NVIDIA A100-SXM4-40GB", "uuid": "GPU-bbbb"}
-H200_NVL = {"product": "NVIDIA H200 NVL", "uuid": "GPU-cccc"}
 UNKNOWN = {"product": "NVIDIA X9000", "uuid": "GPU-dddd"}
 
 
@@ -138,10 +138,9 @@ def test_without_gpu_the_model_of_the_named_one_or_a100(fake_nvml: Install) -> N
     fake_nvml().init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
     assert choose("H200", require_gpu=False) == Target(find("h200"), None)
-    with pytest.raises(
-        UserError, match=r"there is no GPU 'h2000' in the catalogue, did you mean 'h200'\?"
-    ):
-        choose("h2000", require_gpu=False)
+    with pytest.raises(UnknownGpu) as error:
+        choose("a100-80g", require_gpu=False)
+    assert (error.value.name, error.value.hint) == ("a100-80g", "did you mean 'a100-80gb'?")
 
 
 @pytest.mark.usefixtures("no_torch")
@@ -174,26 +173,94 @@ def test_local_gpu_that_answers(
 
 
 @pytest.mark.parametrize(
-    ("here", "name", "measured"),
+    ("product", "name", "measured"),
     [
-        (A100_40, "a100", True),  # the family
-        (A100_40, "a100-40gb", True),
-        (A100_40, "a100-80gb", False),
-        (H200_NVL, "h200", False),  # another GPU than the NVL
-        (H200_NVL, "h200-nvl", True),
-        (H200, "h100", False),
-        (UNKNOWN, "x9000", True),
+        ("NVIDIA A100-SXM4-40GB", "a100", True),  # the family
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb", True),
+        ("NVIDIA A100-SXM4-40GB", "a100-80gb", False),
+        ("NVIDIA A100-SXM-64GB", "a100", True),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb", False),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "a100", True),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "a100-40gb", True),
+        ("GRID A100-40C", "a100", True),
+        ("NVIDIA A100DX-1-10C", "a100-80gb", True),
+        ("NVIDIA H100L-94C", "h100", True),
+        ("NVIDIA H100L-94C", "h100-nvl", True),
+        ("NVIDIA H100L-94C", "h100-sxm", False),
+        ("NVIDIA H100 PCIe", "h100", True),
+        ("NVIDIA H100 80GB HBM2e", "h100", True),
+        ("NVIDIA H100", "h100", True),
+        ("NVIDIA H100", "h100-sxm", False),
+        ("NVIDIA H200 NVL", "h200", False),  # another GPU than the NVL
+        ("NVIDIA H200 NVL", "h200-nvl", True),
+        ("NVIDIA H20-3e", "h20", False),
+        ("NVIDIA GH200 120GB", "gh200", True),
+        ("NVIDIA GH200 120GB", "gh200-120gb", True),
+        ("NVIDIA GH200 144G HBM3e", "gh200", True),
+        ("NVIDIA B300 SXM6 AC", "b300", True),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtx-pro-6000", True),
+        ("NVIDIA GeForce RTX 4090 D", "rtx-4090", False),
+        ("NVIDIA H200", "h100", False),
+        ("NVIDIA H200", "h20", False),
+        ("NVIDIA X9000", "x9000", True),
+        ("NVIDIA X9000 MIG 1g.10gb", "x9000", True),
+        ("NVIDIA X9000 Ultra", "x9000", True),
     ],
 )
 def test_names(
-    fake_nvml: Install, fake_torch: Install, here: dict[str, Any], name: str, measured: bool
+    fake_nvml: Install, fake_torch: Install, product: str, name: str, measured: bool
 ) -> None:
-    fake_nvml(here)
-    fake_torch(device(here["product"], here["uuid"].removeprefix("GPU-")))
+    fake_nvml({"product": product, "uuid": "GPU-aaaa"})
+    fake_torch(device(product))
     target = choose(name, require_gpu=False)
     assert (target.local_index == 0) is measured
     if not measured:
         assert target.spec == find(name)
+        with pytest.raises(UserError, match=f"--require-gpu: no {name} here, only {product}"):
+            choose(name, require_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("product", "name", "own_name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-80gb", "a100-40gb"),
+        ("NVIDIA H200 NVL", "h200", "h200-nvl"),
+        ("NVIDIA GH200 144G HBM3e", "gh200-96gb", "gh200-144gb"),
+        ("NVIDIA H100L-94C", "h100-sxm", "h100-nvl"),
+        ("NVIDIA GeForce RTX 4090 D", "4090", "rtx-4090-d"),
+        ("NVIDIA H200", "h100", None),
+        ("NVIDIA H200", "h20", None),
+        ("NVIDIA GeForce RTX 5090", "rtx-4090", None),
+    ],
+)
+def test_a_prediction_tells_of_another_product_of_the_model(
+    fake_nvml: Install, product: str, name: str, own_name: str | None
+) -> None:
+    fake_nvml({"product": product, "uuid": "GPU-aaaa"})
+    note = choose(name, require_gpu=False).note
+    if own_name is None:
+        assert note is None
+    else:
+        assert note is not None
+        assert product in note
+        assert f"`--gpu {own_name}`" in note
+
+
+def test_an_h100_without_further_words_is_not_the_catalogue_s(
+    fake_nvml: Install, fake_torch: Install
+) -> None:
+    fake_nvml({"product": "NVIDIA H100", "uuid": "GPU-aaaa"})
+    fake_torch(device("NVIDIA H100", total_memory=94 * 2**30))
+    assert spec_of_device(0).name == "h100-94gb"
+
+
+def test_a_virtual_gpu_has_its_own_memory_and_the_whole_bandwidth(fake_torch: Install) -> None:
+    fake_torch(device("GRID A100D-20C", major=8, total_memory=20 * 2**30))
+    spec = spec_of_device(0)
+    assert (spec.name, spec.memory_gb, spec.bandwidth_tb_s) == ("a100-80gb-pcie", 20.0, 1.935)
+    fake_torch(device("NVIDIA A100D-2-20C", major=8, total_memory=20 * 2**30))
+    spec = spec_of_device(0)
+    assert (spec.memory_gb, spec.bandwidth_tb_s) == (20.0, pytest.approx(1.935 / 4))
 
 
 def test_index_is_torch_s_where_the_orders_differ(fake_nvml: Install, fake_torch: Install) -> None:
@@ -224,6 +291,12 @@ def nvml_too_old(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
     return "NVML fails (Unversioned function called): see what `nvidia-smi` says"
 
 
+def nvml_of_an_old_binding(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
+    fake_nvml(H200)
+    monkeypatch.delattr(pynvml, "NVMLLibraryMismatchError")
+    return str(OldBindingError(pynvml.__file__))
+
+
 def nvml_failing(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
     fake_nvml(H200).init_error = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
     return (
@@ -244,7 +317,7 @@ def nvml_failing_halfway(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) ->
 
 
 #: A driver that is broken is no machine without a GPU.
-BROKEN = (nvml_too_old, nvml_failing, nvml_failing_halfway)
+BROKEN = (nvml_too_old, nvml_of_an_old_binding, nvml_failing, nvml_failing_halfway)
 SILENT = pytest.mark.parametrize("nvml", [nvml_missing, nvml_without_its_library, *BROKEN])
 
 
@@ -274,9 +347,9 @@ def test_torch_s_gpu_where_nvml_cannot_say(
             == "Clocks, temperature, power and other processes stay unknown, NVML cannot be used"
             f" ({why})"
         )
-    if nvml not in BROKEN:
-        # Another one than torch has.
-        assert choose("b200", require_gpu=False) == Target(find("b200"), None)
+    # Another one than torch has.
+    note = f"NVML cannot be used ({why})" if nvml in BROKEN else None
+    assert choose("b200", require_gpu=False) == Target(find("b200"), None, note)
 
 
 @SILENT
@@ -293,14 +366,16 @@ def test_neither_nvml_nor_torch_has_a_gpu(
     monkeypatch.setitem(sys.modules, "torch", None)
     if with_torch:
         fake_torch(available=False)
-    if nvml in BROKEN:
-        with pytest.raises(UserError) as broken:
-            choose(None, require_gpu=False)
-        assert str(broken.value) == why
-    else:
-        assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
-        with pytest.raises(UserError, match=r"^--require-gpu: "):
-            choose(None, require_gpu=True)
+    note = f"NVML cannot be used ({why})" if nvml in BROKEN else None
+    for name in (None, "h200"):
+        assert choose(name, require_gpu=False) == Target(find(name or "a100-80gb"), None, note)
+        with pytest.raises(UserError) as error:
+            choose(name, require_gpu=True)
+        assert why in str(error.value)
+    if note is not None:
+        with pytest.raises(UnknownGpu) as unknown:
+            choose("x9000", require_gpu=False)
+        assert unknown.value.hint.endswith(note)
 
 
 @pytest.mark.usefixtures("cuda_is_here", "no_torch")
@@ -347,4 +422,111 @@ def test_torch_that_cannot_use_the_gpu(
     assert (target.spec.name, target.local_index) == ("h200", None)
     assert fix in str(target.note)
     with pytest.raises(UserError, match=fix):
+        choose(None, require_gpu=True)
+
+
+@pytest.mark.parametrize("name", ["h20", "H200 NVL", "x9000"])
+def test_torch_without_cuda_is_told_before_the_catalogue(
+    fake_nvml: Install, fake_torch: Install, name: str
+) -> None:
+    product = {"h20": "NVIDIA H20", "H200 NVL": "NVIDIA H200 NVL", "x9000": "NVIDIA X9000"}[name]
+    fake_nvml({"product": product, "uuid": "GPU-aaaa"})
+    fake_torch(available=False, built_for=None)
+    obstacle = f"there is an {product} here, but torch 2.13.0 is built without CUDA"
+    if name == "x9000":
+        with pytest.raises(UserError, match=obstacle):
+            choose(name, require_gpu=False)
+    else:
+        target = choose(name, require_gpu=False)
+        assert (target.spec, target.local_index) == (find(name), None)
+        assert str(target.note).startswith(obstacle)
+
+
+def test_a_family_is_the_product_that_is_here_without_cuda_too(
+    fake_nvml: Install, fake_torch: Install
+) -> None:
+    fake_nvml(A100_40)
+    fake_torch(available=False)
+    assert choose("a100", require_gpu=False).spec == find("a100-40gb")
+
+
+LOST = {"errors": {"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST}}
+FORBIDDEN = {
+    "uuid": "GPU-dddd",
+    "errors": {"nvmlDeviceGetName": pynvml.NVML_ERROR_NO_PERMISSION},
+}
+
+
+@pytest.mark.parametrize("fault", [LOST, FORBIDDEN])
+@pytest.mark.parametrize("visible", [None, "0", "2,1,0"])
+def test_a_gpu_that_cannot_be_read_matters_only_if_it_is_chosen(
+    fake_nvml: Install,
+    fake_torch: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: dict[str, Any],
+    visible: str | None,
+) -> None:
+    fake_nvml(H200, fault, A100_40)
+    fake_torch(device(), device("NVIDIA A100-SXM4-40GB", "bbbb"))
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert choose(None, require_gpu=True).local_index == 0
+    assert choose("h200", require_gpu=True).note is None
+    predicted = choose("b200", require_gpu=False)
+    assert (predicted.spec, predicted.local_index) == (find("b200"), None)
+    # It might be the one, where it is visible.
+    assert (predicted.note is None) is (visible == "0")
+
+
+@pytest.mark.parametrize(("fault", "kind"), [(LOST, GpuLostError), (FORBIDDEN, NvmlError)])
+@pytest.mark.parametrize("require_gpu", [False, True])
+def test_the_chosen_gpu_is_refused_by_its_number(
+    fake_nvml: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: dict[str, Any],
+    kind: type[NvmlError],
+    require_gpu: bool,
+) -> None:
+    fake_nvml(H200, fault, A100_40)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    monkeypatch.setattr("leanbench.gpu.local._has_cuda", lambda: False)
+    with pytest.raises(NvmlError) as error:
+        choose(None, require_gpu)
+    assert type(error.value) is kind
+    assert str(error.value).startswith("GPU 1 ")
+    with pytest.raises(UserError, match=r"no b200 here, only NVIDIA H200; .*GPU 1 "):
+        choose("b200", require_gpu=True)
+
+
+@pytest.mark.usefixtures("cuda_is_here")
+def test_torch_decides_which_gpu_is_first(fake_nvml: Install, fake_torch: Install) -> None:
+    """CUDA does not count a GPU that the container may not use; NVML does."""
+    fake_nvml(FORBIDDEN, H200)
+    fake_torch(device())
+    assert choose(None, require_gpu=True) == Target(spec_of_device(0), 0)
+    fake_torch(device(uuid="dddd"))
+    note = choose(None, require_gpu=True).note
+    assert note is not None
+    assert "GPU 0 cannot be read" in note
+
+
+@pytest.mark.parametrize(
+    ("visible", "is_told"), [("0,0", True), ("9", True), ("x", True), ("", False), ("-1", False)]
+)
+def test_cuda_visible_devices_is_told_and_not_the_driver(
+    fake_nvml: Install,
+    fake_torch: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str,
+    is_told: bool,
+) -> None:
+    fake_nvml(H200)
+    fake_torch(available=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    target = choose("h200", require_gpu=False)
+    reason = f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU"
+    assert (target.spec, target.local_index) == (find("h200"), None)
+    assert (target.note is not None) is is_told
+    assert target.note is None or target.note.startswith(reason)
+    with pytest.raises(UserError, match=reason):
         choose(None, require_gpu=True)

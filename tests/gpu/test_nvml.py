@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
 
-from leanbench.gpu.nvml import GpuState, Nvml
+from leanbench.doctor.checks import examine
+from leanbench.doctor.machine import Machine
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.local import Target
+from leanbench.gpu.nvml import GpuLimits, GpuState, Nvml
 from leanbench.gpu.nvml_library import (
     GpuLostError,
     GpuNotFoundError,
@@ -46,27 +51,79 @@ def test_local_gpus(fake_nvml: Install) -> None:
     assert why_no_gpu() is None
 
 
+#: UUIDs of eight GPUs; two begin alike.
+UUIDS = [f"GPU-{start}-a134-0fdd" for start in "9942 9e8d e429 eee1 bbcd 472e e562 1c20".split()]
+
+
 @pytest.mark.parametrize(
-    ("visible", "products"),
+    ("visible", "numbers"),
     [
-        ("1", ["NVIDIA A100-SXM4-80GB"]),
-        ("1,0", ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"]),
-        ("GPU-bbbb, 0", ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"]),
-        (B["uuid"], ["NVIDIA A100-SXM4-80GB"]),
-        ("0,7,1", ["NVIDIA H200"]),
-        ("GPU-", []),  # not unique
+        ("1", [1]),
+        ("1,0", [1, 0]),
+        # Numbers end at the first character that is none.
+        ("1gpu2,2ampere", [1, 2]),
+        ("1x", [1]),
+        (" 2, +3,-0 , 5", [2, 3, 0, 5]),
+        # The first entry that names no GPU ends the list.
+        ("0,1,2,-1,3", [0, 1, 2]),
+        ("0,8,1", [0]),
+        ("4,3,two,one", [4, 3]),
+        ("one,2", []),
         ("-1", []),
         ("", []),
+        (",0", []),
+        ("NoDevFiles", []),
+        # A repeated GPU empties it.
+        ("0,0", []),
+        ("0,1,2,1", []),
+        ("0,00", []),
+        ("0,-1,0", [0]),
+        # UUIDs may be abbreviated; numbers do not stand among them, nor the other way round.
+        ("GPU-9942,GPU-9e8d", [0, 1]),
+        ("GPU-1,GPU-47", [7, 5]),
+        (UUIDS[6], [6]),
+        ("GPU-bbcd,2", [4]),
+        ("2,GPU-bbcd", [2]),
+        ("GPU-9,GPU-bbcd", []),
+        ("GPU-bbcd,GPU-9", [4]),
+        ("GPU-bbcd,GPU-ffff,GPU-472e", [4]),
+        ("GPU-", []),
+        ("GPU-bbcd,GPU-bbcd", []),
+        ("GPU-bbcd,GPU-bb", []),
     ],
 )
 def test_cuda_visible_devices(
-    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, visible: str, products: list[str]
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, visible: str, numbers: list[int]
 ) -> None:
-    fake_nvml(A, B)
+    fake_nvml(*({"uuid": uuid} for uuid in UUIDS))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [(gpu.index, gpu.product) for gpu in local_gpus()] == list(enumerate(products))
-    if not products:
-        assert why_no_gpu() == f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU: unset it"
+    assert [(gpu.index, gpu.uuid) for gpu in local_gpus()] == list(
+        enumerate(UUIDS[number] for number in numbers)
+    )
+    reason = why_no_gpu()
+    assert (reason is None) is bool(numbers)
+    assert reason is None or reason.startswith(f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU")
+    assert reason is None or ("names one twice" in reason) is (
+        visible in ("0,0", "0,1,2,1", "0,00", "GPU-bbcd,GPU-bbcd", "GPU-bbcd,GPU-bb")
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        ("MIG-1111", ["MIG-1111"]),
+        ("MIG-1111,MIG-2222", ["MIG-1111"]),  # CUDA opens one
+        ("MIG-1111,MIG-1111", []),
+        ("MIG-3333", []),
+        ("MIG-11", []),
+    ],
+)
+def test_mig_instances_in_cuda_visible_devices(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, visible: str, uuids: list[str]
+) -> None:
+    fake_nvml(A, {"uuid": "MIG-1111"}, {"uuid": "MIG-2222"})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.uuid for gpu in local_gpus()] == uuids
 
 
 @pytest.mark.parametrize(
@@ -100,13 +157,12 @@ def test_updated_driver_says_reboot(fake_nvml: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlSystemGetDriverVersion"]
-)
-@pytest.mark.parametrize(
-    "error",
+    ("name", "error"),
     [
-        pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN),
-        pynvml.NVMLLibraryMismatchError("Function not found"),
+        ("nvmlDeviceGetCount", pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)),
+        ("nvmlDeviceGetCount", pynvml.NVMLLibraryMismatchError("Function not found")),
+        ("nvmlDeviceGetHandleByIndex", pynvml.NVMLLibraryMismatchError("Function not found")),
+        ("nvmlSystemGetDriverVersion", pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)),
     ],
 )
 def test_nvml_that_fails_on_the_way_is_a_sentence(
@@ -127,17 +183,61 @@ def test_nvml_that_fails_on_the_way_is_a_sentence(
     assert fake.open == 0
 
 
-def test_a_gpu_that_is_lost_when_nvml_is_opened(fake_nvml: Install) -> None:
-    fake_nvml({"errors": {"nvmlDeviceGetName": pynvml.NVML_ERROR_GPU_IS_LOST}})
-    with pytest.raises(GpuLostError, match="no longer answers"):
-        local_gpus()
-
-
 def test_nvml_is_not_silent_where_it_says_that_there_is_no_gpu(fake_nvml: Install) -> None:
     fake_nvml().init_error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     assert "no working NVIDIA driver" in str(why_silent())
     fake_nvml()
     assert why_silent() is None
+
+
+#: What fails of a GPU that is lost or forbidden, and with which error.
+UNREADABLE = pytest.mark.parametrize(
+    ("function", "error", "kind"),
+    [
+        ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST, GpuLostError),
+        ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_RESET_REQUIRED, GpuLostError),
+        ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_NO_PERMISSION, NvmlError),
+        ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_UNKNOWN, NvmlError),
+        ("nvmlDeviceGetName", pynvml.NVML_ERROR_GPU_IS_LOST, GpuLostError),
+        ("nvmlDeviceGetName", pynvml.NVML_ERROR_NO_PERMISSION, NvmlError),
+        ("nvmlDeviceGetUUID", pynvml.NVML_ERROR_UNKNOWN, NvmlError),
+        ("nvmlDeviceGetMemoryInfo", pynvml.NVML_ERROR_GPU_IS_LOST, GpuLostError),
+    ],
+)
+
+
+@UNREADABLE
+def test_a_gpu_that_cannot_be_read_keeps_its_place(
+    fake_nvml: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+    error: int,
+    kind: type[NvmlError],
+) -> None:
+    fake = fake_nvml(A, {**A, "uuid": "GPU-lost", "errors": {function: error}}, B)
+    first, lost, last = local_gpus()
+    assert (first.product, first.fault) == ("NVIDIA H200", None)
+    assert (last.index, last.product, last.uuid) == (2, B["product"], B["uuid"])
+    assert (lost.index, lost.product, lost.uuid, type(lost.fault)) == (1, "", "", kind)
+    assert str(lost.fault).startswith("GPU 1 ")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
+    assert [gpu.product for gpu in local_gpus()] == [B["product"], ""]
+    with Nvml(0) as nvml:
+        assert nvml.state().temperature_c == 41
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bbbb")
+    assert [(gpu.index, gpu.product) for gpu in local_gpus()] == [(0, B["product"])]
+    assert fake.open == 0
+
+
+def test_the_number_of_a_lost_gpu_is_nvidia_smi_s(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = {"errors": {"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST}}
+    fake = fake_nvml(A, B, lost)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    with pytest.raises(GpuLostError, match=r"^GPU 2 no longer answers"), Nvml(0):
+        pass
+    assert fake.open == 0
 
 
 def test_state(fake_nvml: Install) -> None:
@@ -213,6 +313,48 @@ def test_limits(fake_nvml: Install) -> None:
         )  # 6144 bits, both edges of 3201 MHz
         gpu.errors["nvmlDeviceGetMemoryBusWidth"] = pynvml.NVML_ERROR_NOT_SUPPORTED
         assert nvml.limits().bandwidth_tb_s is None
+
+
+def test_a_gpu_that_supports_little(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A GB10 has neither memory, bus nor power limit of its own."""
+    readable = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName", "nvmlDeviceGetUUID")
+    names = [name for name in dir(pynvml) if name.startswith("nvmlDeviceGet")]
+    errors = dict.fromkeys({*names} - {*readable}, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    fake_nvml({"product": "NVIDIA GB10", "errors": errors})
+    (gpu,) = local_gpus()
+    assert (gpu.product, gpu.fault) == ("NVIDIA GB10", None)
+    assert (gpu.memory_total_bytes, gpu.memory_free_bytes, gpu.mig) == (None, None, False)
+    assert gpu.compute_capability is None
+    with Nvml(0) as nvml:
+        assert nvml.limits() == GpuLimits(None, None, None)
+        assert nvml.state() == GpuState(None, None, None, None, None)
+        assert (nvml.power_limit_w(), nvml.total_energy_mj(), nvml.other_processes()) == (None,) * 3
+    target = Target(find("gb10"), None, "torch is built without CUDA")
+    monkeypatch.setattr("leanbench.doctor.machine.choose", lambda name, require_gpu: target)
+    findings = dict(examine(Machine(tmp_path), True, lambda what: None))
+    statuses = {name: findings[name].status for name in ("gpu", "memory", "processes", "clocks")}
+    assert statuses == {"gpu": "ok", "memory": "note", "processes": "note", "clocks": "ok"}
+
+
+def test_doctor_tells_of_a_gpu_that_is_not_used(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lost = {"errors": {"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST}}
+    fake_nvml(A, lost)
+    target = Target(find("h200"), None, "torch is built without CUDA")
+    monkeypatch.setattr("leanbench.doctor.machine.choose", lambda name, require_gpu: target)
+    findings = dict(examine(Machine(tmp_path), True, lambda what: None))
+    assert findings["gpu"].status == "note"
+    assert "GPU 1 no longer answers" in findings["gpu"].text
+    assert findings["memory"].status == "ok"
+    assert findings["links"].values["pairs"][0]["peer_access"] is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    findings = dict(examine(Machine(tmp_path), True, lambda what: None))
+    assert findings["gpu"].status == "problem"
+    assert findings["gpu"].text.startswith("GPU 1 no longer answers")
+    assert "memory" not in findings
 
 
 #: Calls that ask one thing, the NVML function behind each, and what the pretended GPU answers.

@@ -117,6 +117,18 @@ def test_speeds_that_the_driver_does_not_say(
     assert pairs[1].words == "PCIe, no peer access"
 
 
+def test_of_a_gpu_that_is_lost_nothing_is_known(fake_nvml, links: Links) -> None:
+    fields = gpus()
+    fields[1]["errors"] = {"nvmlDeviceGetMaxPcieLinkGeneration": pynvml.NVML_ERROR_GPU_IS_LOST}
+    fake_nvml(*fields)
+    links.can = {(UUIDS[0], UUIDS[1]): {WRITE}, (UUIDS[0], UUIDS[2]): {WRITE}}
+    assert topology().pairs == (
+        Pair(0, 1, None, None),
+        Pair(0, 2, True, False, 0, 16 * 3.938),
+        Pair(1, 2, None, None),
+    )
+
+
 def test_peer_access_is_that_of_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = {(0, 1), (1, 0), (0, 2)}
     monkeypatch.setattr(

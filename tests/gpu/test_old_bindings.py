@@ -1,0 +1,125 @@
+"""A `pynvml` that lacks names: another package of that name, or an old release."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+import leanbench.gpu
+from leanbench.doctor.checks import examine
+from leanbench.doctor.machine import Machine
+from leanbench.gpu.nvml import Nvml
+from leanbench.gpu.nvml_library import OldBindingError
+from leanbench.gpu.topology import topology
+from leanbench.gpu.visible import local_gpus
+
+Install = Callable[..., Any]
+#: Every name of the bindings that the package uses.
+NAMES = sorted(
+    {
+        name
+        for path in Path(leanbench.gpu.__file__).parent.glob("*.py")
+        for name in re.findall(r"\bNVML\w+|\bnvml[A-Z]\w+", path.read_text())
+        if hasattr(pynvml, name)
+    }
+)
+#: Names that pynvml 8 and 11 and early releases of nvidia-ml-py lack.
+KNOWN = (
+    "NVMLLibraryMismatchError",
+    "NVML_DEVICE_MIG_ENABLE",
+    "NVML_FI_DEV_POWER_INSTANT",
+    "NVML_P2P_CAPS_INDEX_NVLINK",
+    "NVML_P2P_CAPS_INDEX_WRITE",
+    "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+    "nvmlDeviceGetMemoryBusWidth",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetP2PStatus",
+    "nvmlDeviceGetProcessUtilization",
+)
+
+
+def read_everything() -> None:
+    """Ask NVML all that a command may ask."""
+    local_gpus()
+    with Nvml("GPU-aaaa") as nvml:
+        nvml.state()
+        nvml.limits()
+        nvml.total_energy_mj()
+        nvml.power_limit_w()
+        nvml.other_processes()
+    topology()
+
+
+def test_the_names_are_found() -> None:
+    assert set(KNOWN) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_name_is_one_sentence(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fake = fake_nvml({"uuid": "GPU-aaaa"}, {"uuid": "GPU-bbbb"})
+    monkeypatch.delattr(pynvml, name)
+    with suppress(OldBindingError):
+        read_everything()
+    # Without these two it cannot be closed.
+    assert fake.open == (name in ("NVMLError", "nvmlShutdown"))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_sentence_names_the_module(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fake_nvml({"uuid": "GPU-aaaa"}, {"uuid": "GPU-bbbb"})
+    monkeypatch.delattr(pynvml, name)
+    with pytest.raises(OldBindingError) as error:
+        read_everything()
+    assert error.value.path == pynvml.__file__
+    assert pynvml.__file__ in str(error.value)
+
+
+def test_doctor_lists_it_as_a_problem(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_nvml({})
+    monkeypatch.delattr(pynvml, "NVMLLibraryMismatchError")
+    monkeypatch.setattr("leanbench.gpu.local._has_cuda", lambda: False)
+    finding = dict(examine(Machine(tmp_path), True, lambda what: None))["gpu"]
+    assert (finding.status, finding.text) == ("problem", str(OldBindingError(pynvml.__file__)))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "is_old"),
+    [
+        ("pynvml.py", "def nvmlInit(): pass\n", True),
+        ("pynvml.py", "print 'Python 2'\n", True),
+        ("pynvml.py", "raise RuntimeError('no')\n", True),
+        ("pynvml.py", "import no_such_module_of_theirs\n", False),
+        ("pynvml/__init__.py", "NVMLError = Exception\n", True),
+    ],
+)
+def test_another_module_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str, is_old: bool
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    monkeypatch.delitem(sys.modules, "pynvml")
+    monkeypatch.syspath_prepend(tmp_path)
+    if is_old:
+        with pytest.raises(OldBindingError) as error:
+            local_gpus()
+        assert error.value.path == str(path)
+    else:
+        assert local_gpus() == []
