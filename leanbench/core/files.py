@@ -1,5 +1,7 @@
-"""Files that several processes write, or that a crash may cut off: one at a time, and in
-one piece.
+"""Reading files that anybody may have written, and writing files in one piece.
+
+A reader must not hang on a FIFO, fill the memory from a device, or leave the folder in which a
+file may name others. A writer may be killed, and other processes may write the same file.
 """
 
 from __future__ import annotations
@@ -7,11 +9,139 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
+
+from leanbench.core.errors import UserError
 
 #: Ends the name of a file that is being written; a crash may leave it.
 PART = ".part"
+_MB = 1_000_000
+_PIECE_BYTES = 1 << 20
+_NAME_LETTERS = 200
+
+
+class FileFault(StrEnum):
+    """Why a file is not read. Messages use the text; tests compare the member."""
+
+    MISSING = "there is no such file"
+    FOLDER = "it is a folder"
+    NOT_REGULAR = "it is no regular file"
+    OUTSIDE = "it lies outside of {limit}"
+    TOO_LARGE = "it has more than {limit} MB"
+    NOT_UTF8 = "it is not UTF-8 text"
+    #: The operating system's words are the limit.
+    SYSTEM = "{limit}"
+
+
+_FIXES = {
+    FileFault.MISSING: "check its name",
+    FileFault.FOLDER: "name a file in it",
+    FileFault.NOT_REGULAR: "name a regular file",
+    FileFault.OUTSIDE: "move it into that folder",
+    FileFault.TOO_LARGE: "keep a part of it",
+    FileFault.NOT_UTF8: "save it as UTF-8",
+    FileFault.SYSTEM: "name a file that can be read",
+}
+
+
+class UnreadableFile(UserError):
+    """A file that is not read.
+
+    Attributes:
+        path: File, as it was named.
+        fault: What is wrong with it.
+        limit: Violated limit, if the fault has one.
+    """
+
+    def __init__(self, path: Path, fault: FileFault, limit: object = None) -> None:
+        super().__init__(path, fault, limit)
+        self.path = path
+        self.fault = fault
+        self.limit = limit
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, for a sentence that names the file itself."""
+        return self.fault.format(limit=self.limit)
+
+    def __str__(self) -> str:
+        name = str(self.path)
+        if len(name) > _NAME_LETTERS:
+            name = f"{name[:_NAME_LETTERS]}..."
+        return f"cannot read {name} ({self.reason}): {_FIXES[self.fault]}"
+
+
+def read_file(path: Path, most_mb: int, inside: Path | None = None) -> bytes:
+    """Read a regular file.
+
+    Args:
+        most_mb: Largest size in MB. No more is read, whatever size the system reports.
+        inside: Folder that must hold the file, links followed. Required if another file names it.
+
+    Raises:
+        UnreadableFile: It cannot be read, is no regular file, too large or outside the folder.
+    """
+    try:
+        place = os.path.realpath(path)
+        if inside is not None and not Path(place).is_relative_to(os.path.realpath(inside)):
+            raise UnreadableFile(path, FileFault.OUTSIDE, inside)
+        # Opening a device can have effects, so look first.
+        _check_regular(path, os.stat(place))
+        file = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(file)
+            _check_regular(path, status)
+            content = _read_at_most(file, status.st_size, most_mb * _MB)
+        finally:
+            os.close(file)
+    except FileNotFoundError:
+        raise UnreadableFile(path, FileFault.MISSING) from None
+    except OSError as error:
+        words = (error.strerror or str(error)).lower()
+        raise UnreadableFile(path, FileFault.SYSTEM, words) from None
+    except ValueError:  # NUL, or half a character
+        raise UnreadableFile(path, FileFault.SYSTEM, "no file can have this name") from None
+    if content is None:
+        raise UnreadableFile(path, FileFault.TOO_LARGE, most_mb)
+    return content
+
+
+def read_text(path: Path, most_mb: int, inside: Path | None = None) -> str:
+    """Read a regular file as UTF-8. See `read_file`.
+
+    Some editors begin a file with a byte order mark: it is dropped.
+
+    Raises:
+        UnreadableFile: As `read_file`, or it is not UTF-8.
+    """
+    try:
+        return read_file(path, most_mb, inside).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UnreadableFile(path, FileFault.NOT_UTF8) from None
+
+
+def _read_at_most(file: int, size: int, most: int) -> bytes | None:
+    """Read to the end, or return None if that is more than `most` bytes."""
+    if size > most:
+        return None
+    pieces = []
+    # Files in /proc have content and a size of 0.
+    while piece := os.read(file, _PIECE_BYTES):
+        pieces.append(piece)
+        most -= len(piece)
+        if most < 0:
+            return None
+    return b"".join(pieces)
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise UnreadableFile(path, FileFault.FOLDER)
+    if not stat.S_ISREG(status.st_mode):
+        raise UnreadableFile(path, FileFault.NOT_REGULAR)
 
 
 @contextlib.contextmanager

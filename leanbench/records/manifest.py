@@ -35,7 +35,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
     except ValueError as error:
-        raise _damaged(path, f"it is no JSON: {error}") from None
+        raise _damaged(path, str(error)) from None
     except KeyError:
         raise _damaged(path, "it has no schema_version") from None
     except TypeError:

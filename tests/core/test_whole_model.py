@@ -110,7 +110,7 @@ def _written(path: Path, content: Any) -> str:
     [
         (
             "{",
-            r"is no config.json of a model \(Expecting property name.*\): name the one that came",
+            r"is no config.json of a model \(no JSON at column \d+\): name the one that came",
         ),
         (" \n", r"of a model \(it is empty\): name the one that came"),
         (b"\xff\xfe\x00", r"of a model \(it is not UTF-8 text\): name the one that came"),

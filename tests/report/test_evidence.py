@@ -947,7 +947,7 @@ def test_a_row_that_was_changed_or_taken_out_is_a_fault(
             DECLARED.replace("[seeds]", "[seeds]\n7 = 3"),
             "seeds 7 is 3, not text",
         ),
-        ("reports/h200/mine/manifest.json", "{", "manifest.json is no manifest (Expecting"),
+        ("reports/h200/mine/manifest.json", "{", "manifest.json is no manifest (no JSON at"),
         ("reports/h200/mine/manifest.json", "[]", "manifest.json is no manifest (it is no object)"),
         ("README.md", b"\xff", "README.md is not UTF-8 text: mend it"),
     ],

@@ -72,7 +72,7 @@ def test_complete_last_line_without_newline_counts(write_run: WriteRun) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{not json", "Expecting property name"),
+        ("{not json", "no JSON at column 2"),
         ("[1, 2]", "a row is a JSON object, this is a list"),
         (
             json.dumps({**row(problem(), "lean", 1.0), "status": "fine"}),

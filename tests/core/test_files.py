@@ -1,0 +1,113 @@
+"""Files that anybody may have written."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from leanbench.core.files import FileFault, UnreadableFile, read_file, read_text
+from leanbench.core.strict_json import parse, parse_foreign
+
+
+def fault(path: Path, most_mb: int = 1, inside: Path | None = None) -> FileFault:
+    with pytest.raises(UnreadableFile) as refused:
+        read_text(path, most_mb, inside)
+    assert refused.value.path == path
+    message = str(refused.value)
+    assert "\n" not in message
+    assert len(message) < 400
+    return refused.value.fault
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("nowhere")
+    faults = {
+        "fifo": FileFault.NOT_REGULAR,
+        "zeros": FileFault.NOT_REGULAR,
+        "/dev/null": FileFault.NOT_REGULAR,
+        "loop": FileFault.SYSTEM,
+        "gone": FileFault.MISSING,
+        ".": FileFault.FOLDER,
+        "gone/below": FileFault.MISSING,
+        "a\0b": FileFault.SYSTEM,
+        "x" * 300: FileFault.SYSTEM,
+    }
+    assert {name: fault(tmp_path / name) for name in faults} == faults
+
+
+def test_no_more_than_the_limit_is_read(tmp_path):
+    path = tmp_path / "large"
+    path.touch()
+    os.truncate(path, 2_000_000)
+    assert len(read_file(path, 2)) == 2_000_000
+    os.truncate(path, 2_000_001)
+    assert fault(path, 2) is FileFault.TOO_LARGE
+    os.truncate(path, 1 << 40)
+    assert fault(path, 2) is FileFault.TOO_LARGE
+    # The system reports a size of 0 for these.
+    assert read_file(Path("/proc/self/status"), 1).startswith(b"Name:")
+    assert fault(Path("/proc/self/status"), 0) is FileFault.TOO_LARGE
+
+
+def test_a_file_names_others_in_its_folder_alone(tmp_path):
+    root = tmp_path / "set"
+    (root / "blob").mkdir(parents=True)
+    (root / "blob" / "own").write_text("own")
+    (root / "link").symlink_to("blob/own")
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "set-two").mkdir()
+    (tmp_path / "set-two" / "own").write_text("no")
+    (root / "out").symlink_to(tmp_path / "secret")
+    (root / "up").symlink_to("..")
+    for name in ("blob/own", "link", "blob/../link", "up/set/link"):
+        assert read_file(root / name, 1, root) == b"own"
+    # Whether such a file exists is not told either.
+    for name in ("../secret", "../none", "/etc/hostname", "out", "up/secret", "../set-two/own"):
+        assert fault(root / name, inside=root) is FileFault.OUTSIDE
+    # The folder itself may be named by a link.
+    (tmp_path / "alias").symlink_to(root)
+    assert read_file(tmp_path / "alias" / "link", 1, tmp_path / "alias") == b"own"
+
+
+def test_text_is_utf8_with_or_without_its_mark(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes("\ufeffé\r\n".encode())
+    assert read_text(path, 1) == "é\r\n"
+    path.write_bytes(b"caf\xe9")
+    assert fault(path) is FileFault.NOT_UTF8
+
+
+def test_numbers_of_other_programs_are_read():
+    digits = "1" * 5000
+    text = f'{{"a": [Infinity, -Infinity, NaN, 1e400, -1e400, {digits}, -{digits}], "size": 64}}'
+    numbers = parse_foreign(text)["a"]
+    assert [*map(math.isnan, numbers)] == [number == 2 for number in range(7)]
+    del numbers[2]
+    assert numbers == [math.inf, -math.inf] * 3
+    assert parse_foreign(f"[{2**63 - 1}, {-(2**63)}, 16]") == [2**63 - 1, -(2**63), 16]
+    assert [type(n) for n in parse_foreign(f"[{2**63}, {10**30}, 16.0]")] == [float] * 3
+    for number in ("Infinity", "-Infinity", "NaN", "1e400", digits, str(2**63)):
+        with pytest.raises(ValueError, match=r"no (finite )?number"):
+            parse(f'{{"a": {number}}}')
+
+
+@pytest.mark.parametrize("read", [parse, parse_foreign])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b" \n", "it is empty"),
+        ("[" * 200_000, "it is nested too deep"),
+        (b'"\xff"', "it is not UTF-8 text"),
+        (r'"\ud800"', "it is not UTF-8 text"),
+        ("[1, 2", "no JSON at column 6"),
+        ('{"a": 1}\n{"b"', "no JSON at line 2, column 1"),
+    ],
+    ids=["empty", "deep", "bytes", "half", "cut", "lines"],
+)
+def test_faults_of_json_are_told_in_words_of_this_project(read, text, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        read(text)
