@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -82,7 +83,9 @@ def _models() -> None:
     from leanbench.core.language_models import models
 
     listed = models().values()
-    kinds = ["\n".join(_layer_words(model)) for model in listed]
+    kinds = [
+        "\n".join(textwrap.fill(words, 24) for words in _layer_words(model)) for model in listed
+    ]
     columns = [
         ("heads", [f"{model.main_layer.q_heads}/{model.main_layer.kv_heads}" for model in listed]),
         ("head\ndim", [str(model.main_layer.head_dim) for model in listed]),

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from leanbench.core.errors import UserError, nearest
+from leanbench.core.errors import nearest
 from leanbench.core.model_config import (
     ModelConfig,
+    UnknownModel,
     existing_path,
     own_name,
     read_config,
@@ -107,7 +108,7 @@ def _parse_model(item: str) -> str:
     if own is None:
         known = [known for config in registry().values() for known in (config.name, *config.also)]
         there_is = nearest(item.lower(), known, "`leanbench list models`")
-        raise UserError(f"there is no model or config.json {item[:80]!r}, {there_is}")
+        raise UnknownModel(item, there_is)
     return own
 
 

@@ -6,10 +6,11 @@ installed and knows the model_type. No code of a publisher runs, and nothing is 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -43,6 +44,7 @@ _OLD_NAMES = {
     "num_kv_heads": "num_key_value_heads",
     "num_experts_per_token": "num_experts_per_tok",
 }
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 _MAX_LAYERS = 10_000
 _MOST_MB = 10
 
@@ -76,6 +78,66 @@ _FLAGS = (
 )
 _OTHERS = ("sliding_window_pattern", "hybrid_override_pattern", "attn_logit_softcapping")
 _KEYS = (*REQUIRED, *_SIZES, *_COUNTS, *_LISTS, *_TABLES, *_FLAGS, *_OTHERS)
+
+
+class UnknownModel(UserError):
+    """A name that is neither in the registry nor a path.
+
+    Attributes:
+        name: Name, as given.
+        hint: Nearest known name, or the known names.
+    """
+
+    def __init__(self, name: str, hint: str) -> None:
+        super().__init__(name, hint)
+        self.name = name
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"there is no model or config.json {self.name[:80]!r}, {self.hint}"
+
+
+class NotAConfig(UserError):
+    """A file that is no config.json of a language model.
+
+    Attributes:
+        path: File.
+        reason: What it has instead.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is no config.json of a language model ({self.reason}): name the one that"
+            " came with the weights"
+        )
+
+
+class InvalidKey(UserError):
+    """A key of a config.json that is absent or out of range.
+
+    Attributes:
+        path: File.
+        key: Key.
+        value: Its value; None if it is absent.
+        must: What it must be.
+    """
+
+    def __init__(self, path: Path | str, key: str, value: Any, must: str) -> None:
+        super().__init__(path, key, value, must)
+        self.path = path
+        self.key = key
+        self.value = value
+        self.must = must
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"{self.path} has no {self.key}: add it, {self.must}"
+        return f"{self.path} has {self.key} {short_json(self.value)}: it must be {self.must}"
 
 
 @dataclass(frozen=True)
@@ -145,10 +207,15 @@ def split_models(text: str) -> list[str]:
     while parts:
         # A path with more commas than this is not looked for.
         ends = range(min(len(parts), 16), 1, -1)
-        end = next((end for end in ends if existing_path(",".join(parts[:end]).strip())), 1)
+        end = next((end for end in ends if _is_one_path(",".join(parts[:end]))), 1)
         models.append(",".join(parts[:end]))
         del parts[:end]
     return models
+
+
+def _is_one_path(text: str) -> bool:
+    path = existing_path(text.strip())
+    return bool(path) and "," not in text.strip()[len(path) :]
 
 
 @cache
@@ -162,62 +229,58 @@ def read_config(name: str) -> ModelConfig:
         return known
     if not os.path.exists(name):
         there_is = nearest(name.lower(), registry(), "`leanbench list models`")
-        raise UserError(f"there is no model or config.json {name[:80]!r}, {there_is}")
+        raise UnknownModel(name, there_is)
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
     whole = _read_table(path)
     part = next((key for key in _TEXT_PARTS if key in whole), None)
     published = dict(whole if part is None else _table(path, whole[part]))
-    published.setdefault("tie_word_embeddings", whole.get("tie_word_embeddings"))
     quantization = _quantization(path, whole, published)
-    published = {
-        key: value
-        for key, value in published.items()
-        if value is not None and key not in ("quantization_config", "compression_config")
-    }
+    for key in _QUANTIZATION_KEYS:
+        published.pop(key, None)
     published = _with_new_names(published)
     _check(path, published)
-    config_class = _config_class(whole.get("model_type"), published.get("model_type"))
-    model_type = published.get("model_type", whole.get("model_type"))
+    model_type = published.get("model_type") or whole.get("model_type")
+    config_class, tied = _config_class(whole.get("model_type"), published.get("model_type"))
     if config_class is not None:
         model_type = config_class.model_type
+    tied = whole.get("tie_word_embeddings", None if part is None else tied)
+    if tied is not None:
+        published.setdefault("tie_word_embeddings", tied)
     if not isinstance(model_type, str):
-        raise UserError(f"{path} has model_type {model_type!r}: write the name of one, as llama")
-    keys = _without_nulls({**published, **_with_defaults(config_class, published)})
-    if missing := [key for key in REQUIRED if key not in keys]:
-        raise UserError(
-            f"{path} has no {', '.join(missing)}, and no default of model_type {model_type!r} is"
-            f" known{_upgrade()}: add {'it' if len(missing) == 1 else 'them'}"
-        )
+        raise InvalidKey(path, "model_type", model_type, "the name of a type, such as llama")
+    keys = {key: value for key, value in published.items() if value is not None}
+    keys |= _defaults(config_class, published)
+    if config_class is not None and not hasattr(config_class, "sliding_window"):
+        # Its code has no window, whatever the file says.
+        keys.pop("sliding_window", None)
+    for key in REQUIRED:
+        if key not in keys:
+            raise InvalidKey(path, key, None, f"no default of {model_type!r} is known{_hint()}")
     _check(path, keys)
     return ModelConfig(name, _SAME_TYPE.get(model_type, model_type), published, keys, quantization)
 
 
-def _upgrade() -> str:
-    return "" if find_spec("transformers") else " (transformers, which has them, is not installed)"
+def _hint() -> str:
+    return "" if find_spec("transformers") else " (transformers may have one: install it)"
 
 
 def _read_table(path: Path) -> dict[str, Any]:
     try:
         return _table(path, parse_foreign(read_file(path, _MOST_MB)))
     except ValueError as error:
-        raise UserError(
-            f"{path} is no config.json of a model ({error}): name the one that came with the"
-            " weights"
-        ) from None
+        raise NotAConfig(path, str(error)) from None
 
 
 def _table(path: Path, content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise UserError(
-            f"{path} is no config.json of a model: it has {short_json(content)} where keys and"
-            " values should be, name the one that came with the weights"
-        )
+        raise NotAConfig(path, f"{short_json(content)} in the place of keys and values")
     return content
 
 
 def _check(path: Path, keys: Mapping[str, Any]) -> None:
     """Check the types and ranges of the keys that are read."""
+    keys = {key: value for key, value in keys.items() if value is not None}
     for key, value in keys.items():
         if key == "num_hidden_layers":
             fault = _size_fault(value, 1, _MAX_LAYERS)
@@ -234,20 +297,15 @@ def _check(path: Path, keys: Mapping[str, Any]) -> None:
         else:
             continue
         if fault:
-            raise UserError(f"{path} has {key} {short_json(value)}: it must be {fault}")
+            raise InvalidKey(path, key, value, fault)
     layers = keys.get("num_hidden_layers", 0)
     for key in ("layer_types", "layers_block_type", "attn_type_list", "hybrid_layer_pattern"):
         if keys.get(key) and len(keys[key]) < layers:
-            raise UserError(
-                f"{path} has {key} of {len(keys[key])} layers and num_hidden_layers {layers}: it"
-                " must have one for each layer"
-            )
+            raise InvalidKey(path, key, keys[key], f"an entry for each of {layers} layers")
     heads = keys.get("num_attention_heads", 1)
     if heads % keys.get("num_key_value_heads", heads) and "kv_lora_rank" not in keys:
-        raise UserError(
-            f"{path} has num_attention_heads {heads}, not a multiple of num_key_value_heads"
-            f" {keys['num_key_value_heads']}: it must be"
-        )
+        must = f"a multiple of num_key_value_heads {keys['num_key_value_heads']}"
+        raise InvalidKey(path, "num_attention_heads", heads, must)
 
 
 def _size_fault(value: Any, least: int, most: int) -> str:
@@ -257,24 +315,16 @@ def _size_fault(value: Any, least: int, most: int) -> str:
 
 def _with_new_names(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Add keys by the names that are read here."""
-    named = {new: keys[old] for old, new in _OLD_NAMES.items() if old in keys}
+    named = {new: keys[old] for old, new in _OLD_NAMES.items() if keys.get(old) is not None}
     for each in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
         if isinstance(keys.get(each), list | str) and keys[each]:
             named.setdefault("num_hidden_layers", len(keys[each]))
     return named | dict(keys)
 
 
-def _without_nulls(keys: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in keys.items() if value is not None}
-
-
 def _quantization(path: Path, *configs: Mapping[str, Any]) -> str | None:
     """Name the format of quantised weights; it stands in the config or in a file beside it."""
-    tables = [
-        config.get(key)
-        for config in configs
-        for key in ("quantization_config", "compression_config")
-    ]
+    tables = [config.get(key) for config in configs for key in _QUANTIZATION_KEYS]
     beside = path.with_name("hf_quant_config.json")
     if beside.exists():
         tables.append(_read_table(beside).get("quantization"))
@@ -288,16 +338,20 @@ def _quantization(path: Path, *configs: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _config_class(whole_type: Any, text_type: Any) -> Any:
-    """Return transformers' class for the decoder of a model, or None if it knows none."""
+def _config_class(whole_type: Any, text_type: Any) -> tuple[Any, bool | None]:
+    """Return transformers' class for the decoder of a model, or None if it knows none; and whether
+    the whole model ties its embeddings by default.
+    """
     if find_spec("transformers") is None:
-        return None
+        return None, None
     try:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         types = [
             _SAME_TYPE.get(name, name) for name in (text_type, whole_type) if isinstance(name, str)
         ]
+        whole = CONFIG_MAPPING.get(whole_type, None)
+        tied = getattr(whole, "tie_word_embeddings", None)
         for name in [name + end for name in types for end in ("_text", "")]:
             if name in CONFIG_MAPPING:
                 known: Any = CONFIG_MAPPING[name]
@@ -305,29 +359,37 @@ def _config_class(whole_type: Any, text_type: Any) -> Any:
                 text = next(filter(None, parts), known)
                 # AutoConfig stands for any type.
                 if getattr(text, "model_type", ""):
-                    return text
+                    return text, tied if isinstance(tied, bool) else None
     except Exception:
         # Whatever a broken installation raises: the file's own keys are read.
-        return None
-    return None
+        return None, None
+    return None, None
 
 
-def _with_defaults(config_class: Any, published: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(config_class: Any, published: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that are read, as the class has them."""
     if config_class is None:
         return {}
+    try:
+        with quiet_transformers():
+            config = config_class.from_dict(dict(published))
+    except Exception:
+        # A class may refuse what it does not use, or what a later version allows.
+        return {}
+    return {key: value for key in _KEYS if (value := _attribute(config, key)) is not None}
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence warnings about keys that change no layer, such as a token's number."""
     import transformers
 
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        config = config_class.from_dict(dict(published))
-    except Exception:
-        # A class may refuse what it does not use, or what a later version allows.
-        return {}
+        yield
     finally:
         transformers.logging.set_verbosity(verbosity)
-    return {key: value for key in _KEYS if (value := _attribute(config, key)) is not None}
 
 
 def _attribute(config: Any, key: str) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.model_config import ModelConfig, positive_number
+from leanbench.core.model_config import InvalidKey, ModelConfig, positive_number
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 SPARSE, LINEAR = "sparse_attention", "linear_attention"
@@ -24,8 +24,30 @@ _KINDS = {
 _LETTERS = {"*": FULL, "M": LINEAR, "-": "mlp", "E": "moe"}
 #: Of models in which all layers slide but every n-th, where their config does not give n.
 _PATTERNS = {"cohere2": 4, "exaone4": 4, "gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}
+#: Types whose code has no window, whatever their config says.
+_WITHOUT_WINDOW = ("gemma", "llama", "opt")
 #: Types whose scores have a sink in every layer.
 _WITH_SINKS = ("gpt_oss", "deepseek_v4")
+
+
+class NoDecodeAttention(UserError):
+    """A model without an attention layer that leanbench has.
+
+    Attributes:
+        model: Its name or path.
+        layers: What its layers are.
+    """
+
+    def __init__(self, model: str, layers: tuple[str, ...]) -> None:
+        super().__init__(model, layers)
+        self.model = model
+        self.layers = layers
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model} has no decode attention that leanbench knows, only"
+            f" {', '.join(self.layers)}: name another model"
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +113,7 @@ def layers_of(config: ModelConfig) -> tuple[Layer | str, ...]:
     """
     keys = config.keys
     if keys.get("is_encoder_decoder"):
-        raise UserError(f"{config.name} has an encoder: name a model that has a decoder alone")
+        raise NoDecodeAttention(config.name, ("encoder layers",))
     names = _names(config)
     made: dict[tuple[str, int], Layer | str] = {}
     layers = []
@@ -105,10 +127,7 @@ def layers_of(config: ModelConfig) -> tuple[Layer | str, ...]:
             made[kind, heads] = _layer(config, kind, heads)
         layers.append(made[kind, heads])
     if not any(isinstance(layer, Layer) for layer in layers):
-        raise UserError(
-            f"{config.name} has no attention layer that leanbench knows, only"
-            f" {', '.join(dict.fromkeys(names))}: name another model"
-        )
+        raise NoDecodeAttention(config.name, tuple(dict.fromkeys(names)))
     return tuple(layers)
 
 
@@ -162,6 +181,8 @@ def _window_names(config: ModelConfig) -> Callable[[int], str] | None:
         ]
         return lambda index: CHUNKED if rotary[index : index + 1] == [1] else FULL
     if "sliding_window" not in keys or keys.get("use_sliding_window") is False:
+        return None
+    if config.model_type in _WITHOUT_WINDOW:
         return None
     if types := keys.get("hybrid_layer_pattern"):
         return lambda index: SLIDING if types[index] else FULL
@@ -243,5 +264,5 @@ def _selected(keys: Mapping[str, Any], kind: str) -> int | None:
 
 def _needed(config: ModelConfig, key: str) -> int:
     if key not in config.keys:
-        raise UserError(f"{config.name} has layers with a window or chunks, and no {key}: add it")
+        raise InvalidKey(config.name, key, None, "its layers have a window or chunks")
     return config.keys[key]

@@ -11,13 +11,33 @@ from importlib.util import find_spec
 from typing import Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.model_config import ModelConfig
+from leanbench.core.model_config import InvalidKey, ModelConfig, quiet_transformers
 
 #: Keys that a common type needs for its weights.
 _NEEDED = ("hidden_size", "vocab_size", "num_attention_heads")
 #: Keys that change weights: a model is refused whose publisher's code has one that transformers'
 #: class has not.
 _SIZE_KEY = re.compile(r"(hidden|intermediate|latent)_size$|lora_rank$")
+
+
+class UnknownWeights(UserError):
+    """A model whose weights cannot be counted here.
+
+    Attributes:
+        model: Its name or path.
+        reason: What is missing.
+        fix: What to do instead; None: compare its attention alone.
+    """
+
+    def __init__(self, model: str, reason: str, fix: str | None = None) -> None:
+        super().__init__(model, reason, fix)
+        self.model = model
+        self.reason = reason
+        self.fix = fix
+
+    def __str__(self) -> str:
+        fix = self.fix or f"compare its attention alone, `leanbench sweep --model {self.model}`"
+        return f"the weights of {self.model} are not known, {self.reason}: {fix}"
 
 
 @dataclass(frozen=True)
@@ -99,23 +119,15 @@ def weights_of(config: ModelConfig, keys: Mapping[str, Any]) -> Weights:
     Raises:
         UserError: They do not follow from the keys, and transformers does not know the type.
     """
+    if config.hub and not config.is_whole:
+        fix = f"give the path of the config.json of {config.hub}"
+        raise UnknownWeights(config.name, "only its attention is", fix)
     if config.model_type not in _COMMON:
         return _counted(config, keys)
-    if missing := [key for key in (*_NEEDED, *_widths(config.model_type)) if key not in keys]:
-        raise UserError(_missing(config, missing))
+    for key in (*_NEEDED, *_widths(config.model_type)):
+        if key not in keys:
+            raise InvalidKey(config.name, key, None, f"weights of {config.model_type!r} need it")
     return _opt(keys) if config.model_type == "opt" else _common(config.model_type, keys)
-
-
-def _missing(config: ModelConfig, missing: list[str]) -> str:
-    if config.hub:
-        return (
-            f"of {config.name} only the attention is known here, for `leanbench sweep --model"
-            f" {config.name}`: give the path of its config.json ({config.hub})"
-        )
-    return (
-        f"{config.name} has no {', '.join(missing)}, which the weights of model_type"
-        f" {config.model_type!r} need: add {'it' if len(missing) == 1 else 'them'}"
-    )
 
 
 def _widths(model_type: str) -> tuple[str, ...]:
@@ -186,10 +198,8 @@ def _count(keys: Mapping[str, Any]) -> int:
 def _counted(config: ModelConfig, keys: Mapping[str, Any]) -> Weights:
     """Count the weights of transformers' model of this config."""
     if find_spec("transformers") is None:
-        raise UserError(
-            f"the weights of model_type {config.model_type!r} ({config.name}) are counted by"
-            " transformers, which is not installed here: pip install transformers"
-        )
+        reason = f"transformers counts those of {config.model_type!r} and is not installed"
+        raise UnknownWeights(config.name, reason, "pip install transformers")
     import torch
 
     model = _empty_model(config, keys)
@@ -233,36 +243,26 @@ def _empty_model(config: ModelConfig, keys: Mapping[str, Any]) -> Any:
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    version = f"transformers {transformers.__version__}"
     if config.model_type not in CONFIG_MAPPING:
-        raise UserError(
-            f"transformers {transformers.__version__} does not know model_type"
-            f" {config.model_type!r}, so the weights of {config.name} are not known: compare its"
-            f" attention alone with `leanbench sweep --model {config.name}`"
-        )
+        raise UnknownWeights(config.name, f"{version} has no model_type {config.model_type!r}")
     try:
-        own = CONFIG_MAPPING[config.model_type].from_dict(dict(keys))
+        with quiet_transformers():
+            own = CONFIG_MAPPING[config.model_type].from_dict(dict(keys))
         if unknown := _unknown_sizes(own, keys):
-            raise UserError(
-                f"transformers {transformers.__version__} does not use {', '.join(unknown)} of"
-                f" {config.name}, so its weights are not known: compare its attention alone with"
-                f" `leanbench sweep --model {config.name}`"
-            )
-        with torch.device("meta"):
+            raise UnknownWeights(config.name, f"{version} does not use {', '.join(unknown)}")
+        with torch.device("meta"), quiet_transformers():
             for auto in (AutoModelForCausalLM, AutoModel):
                 if type(own) in auto._model_mapping:
                     return auto.from_config(own)
-        raise UserError(
-            f"transformers {transformers.__version__} has no decoder of model_type"
-            f" {config.model_type!r} by itself, so the weights of {config.name} are not known:"
-            f" compare its attention alone with `leanbench sweep --model {config.name}`"
-        )
+        reason = f"{version} has no decoder of {config.model_type!r} by itself"
+        raise UnknownWeights(config.name, reason)
     except UserError:
         raise
     except Exception as error:
         reason = str(error).strip().partition("\n")[0][:200]
-        raise UserError(
-            f"transformers cannot build {config.name} ({reason}): check its config.json"
-        ) from None
+        reason = f"{version} cannot build it ({reason})"
+        raise UnknownWeights(config.name, reason, "check its config.json") from None
 
 
 def _unknown_sizes(own: Any, keys: Mapping[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.language_models import Model
 from leanbench.core.model_config import (
     PER_LAYER,
+    InvalidKey,
     ModelConfig,
     existing_path,
     own_name,
@@ -72,9 +73,8 @@ class WholeModel:
             self._check_tp()
         if "max_position_embeddings" not in self.source.keys and self.positions is None:
             _ = self.all_weights  # What is missing besides is more to the point.
-            raise UserError(
-                f"{self.name} has no max_position_embeddings: give the positions, as in"
-                f" {self.name}:positions=8192"
+            raise InvalidKey(
+                self.name, "max_position_embeddings", None, "or give the positions: --positions 8k"
             )
 
     def _check_tp(self) -> None:
@@ -120,19 +120,24 @@ class WholeModel:
                 part[key] = part[key][: self.layer_count]
         if self.positions is not None:
             part["max_position_embeddings"] = self.positions
+        if all(layer.window is None for layer in self.layer_kinds):
+            # Where the config has none, a class may have a default.
+            part["sliding_window"] = None
         return part
 
     def _shared(self, keys: Mapping[str, Any]) -> dict[str, Any]:
         """The keys of one GPU."""
         part = dict(keys)
         if self.tp > 1:
-            part |= {key: keys[key] // self.tp for key in _SHARED if key in keys}
+            part |= {key: keys[key] // self.tp for key in _SHARED if keys.get(key)}
             own_heads = self.source.keys["num_attention_heads"]
-            part.setdefault("num_key_value_heads", own_heads)
+            part["num_key_value_heads"] = part.get("num_key_value_heads") or own_heads
             if "kv_lora_rank" not in keys:
-                part.setdefault("head_dim", self.source.keys["hidden_size"] // own_heads)
+                part["head_dim"] = (
+                    part.get("head_dim") or self.source.keys["hidden_size"] // own_heads
+                )
             for key in _SHARED_KV:
-                if key in part:
+                if part.get(key):
                     part[key] = max(1, part[key] // self.tp)
         return part
 

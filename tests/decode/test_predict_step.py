@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from decode.tiny_models import problem_of
 
+from leanbench.core.model_layers import Layer
 from leanbench.core.registry import kernel
 from leanbench.decode.predict import predict_step
 from leanbench.gpu.catalogue import find
@@ -18,11 +19,11 @@ def test_a_step_is_its_layers_and_its_weights():
     whole = predict_step(problem, kernel("fa2"), "default", H200)
     bound = predict_step(problem, kernel("no_attention"), "default", H200)
 
-    def layer_us(window: int | None) -> float:
-        layer = problem.layer_problem(window)
+    def layer_us(window: tuple[tuple[str, int], ...]) -> float:
+        layer = problem.layer_problem(Layer(32, 16, 128, window))
         return predict_cell(layer, kernel("fa2"), "default", H200)["latency_us"]
 
-    full, sliding = layer_us(None), layer_us(1024)
+    full, sliding = layer_us(()), layer_us((("window_left", 1023),))
     assert whole["latency_us"] == pytest.approx(bound["latency_us"] + 10 * full + 52 * sliding)
     assert whole["no_attention_us"] == bound["latency_us"] == bound["no_attention_us"]
     assert whole["attention_share"] == pytest.approx(1 - bound["latency_us"] / whole["latency_us"])
