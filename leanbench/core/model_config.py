@@ -168,7 +168,7 @@ class ModelConfig:
 @cache
 def registry() -> Mapping[str, ModelConfig]:
     """Return the models that ship with leanbench by name, in the file's order."""
-    entries = tomllib.loads(_REGISTRY.read_text(encoding="utf-8"))
+    entries: dict[str, dict[str, Any]] = tomllib.loads(_REGISTRY.read_text(encoding="utf-8"))
     configs = {}
     for name, entry in entries.items():
         published = {key: value for key, value in entry.items() if key not in _ABOUT}
@@ -243,7 +243,7 @@ def read_config(name: str) -> ModelConfig:
     model_type = published.get("model_type") or whole.get("model_type")
     config_class, tied = _config_class(whole.get("model_type"), published.get("model_type"))
     if config_class is not None:
-        model_type = config_class.model_type
+        model_type = str(config_class.model_type)
     tied = whole.get("tie_word_embeddings", None if part is None else tied)
     if tied is not None:
         published.setdefault("tie_word_embeddings", tied)
@@ -347,19 +347,19 @@ def _config_class(whole_type: Any, text_type: Any) -> tuple[Any, bool | None]:
     try:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-        types = [
-            _SAME_TYPE.get(name, name) for name in (text_type, whole_type) if isinstance(name, str)
-        ]
-        whole = CONFIG_MAPPING.get(whole_type, None)
-        tied = getattr(whole, "tie_word_embeddings", None)
-        for name in [name + end for name in types for end in ("_text", "")]:
-            if name in CONFIG_MAPPING:
-                known: Any = CONFIG_MAPPING[name]
-                parts = [known.sub_configs.get(part) for part in _TEXT_PARTS]
-                text = next(filter(None, parts), known)
-                # AutoConfig stands for any type.
-                if getattr(text, "model_type", ""):
-                    return text, tied if isinstance(tied, bool) else None
+        types = [name for name in (text_type, whole_type) if isinstance(name, str)]
+        names = [_SAME_TYPE.get(name, name) + end for name in types for end in ("_text", "")]
+        # The mapping is lazy: only `in` and an index load what it names.
+        classes: dict[str, Any] = {
+            name: CONFIG_MAPPING[name] for name in names if name in CONFIG_MAPPING
+        }
+        tied = getattr(classes.get(whole_type), "tie_word_embeddings", None)
+        for known in classes.values():
+            parts = [known.sub_configs.get(part) for part in _TEXT_PARTS]
+            text = next(filter(None, parts), known)
+            # AutoConfig stands for any type.
+            if getattr(text, "model_type", ""):
+                return text, tied if isinstance(tied, bool) else None
     except Exception:
         # Whatever a broken installation raises: the file's own keys are read.
         return None, None
@@ -376,7 +376,13 @@ def _defaults(config_class: Any, published: Mapping[str, Any]) -> dict[str, Any]
     except Exception:
         # A class may refuse what it does not use, or what a later version allows.
         return {}
-    return {key: value for key in _KEYS if (value := _attribute(config, key)) is not None}
+    values = {key: _attribute(config, key) for key in _KEYS}
+    # Some classes write 0 where there is none.
+    return {
+        key: value
+        for key, value in values.items()
+        if value is not None and (value != 0 or key not in _SIZES)
+    }
 
 
 @contextlib.contextmanager

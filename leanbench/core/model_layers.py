@@ -70,10 +70,11 @@ class Layer:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it differs from full attention in nothing but a window, sinks or a soft cap."""
-        return self.selected is None and not {"attention_chunk", "v_head_dim", "latent"} & set(
-            dict(self.kinds)
-        )
+        """Whether it differs from full attention in nothing but a window and sinks."""
+        return self.selected is None and {name for name, _ in self.kinds} <= {
+            "window_left",
+            "sinks",
+        }
 
     @property
     def words(self) -> str:

@@ -110,11 +110,14 @@ _COMMON["qwen3_vl_text"] = _COMMON["qwen3"]
 _COMMON["qwen3_vl_moe_text"] = _COMMON["qwen3_moe"]
 
 
-def weights_of(config: ModelConfig, keys: Mapping[str, Any]) -> Weights:
+def weights_of(
+    config: ModelConfig, published: Mapping[str, Any], keys: Mapping[str, Any]
+) -> Weights:
     """Count the weights of the part of a model that one GPU has.
 
     Args:
-        keys: Keys of that part, with defaults.
+        published: Keys of that part as transformers' class takes them.
+        keys: The same with defaults.
 
     Raises:
         UserError: They do not follow from the keys, and transformers does not know the type.
@@ -123,7 +126,7 @@ def weights_of(config: ModelConfig, keys: Mapping[str, Any]) -> Weights:
         fix = f"give the path of the config.json of {config.hub}"
         raise UnknownWeights(config.name, "only its attention is", fix)
     if config.model_type not in _COMMON:
-        return _counted(config, keys)
+        return _counted(config, published, keys)
     for key in (*_NEEDED, *_widths(config.model_type)):
         if key not in keys:
             raise InvalidKey(config.name, key, None, f"weights of {config.model_type!r} need it")
@@ -195,14 +198,14 @@ def _count(keys: Mapping[str, Any]) -> int:
     return keys["num_hidden_layers"]
 
 
-def _counted(config: ModelConfig, keys: Mapping[str, Any]) -> Weights:
+def _counted(config: ModelConfig, published: Mapping[str, Any], keys: Mapping[str, Any]) -> Weights:
     """Count the weights of transformers' model of this config."""
     if find_spec("transformers") is None:
         reason = f"transformers counts those of {config.model_type!r} and is not installed"
         raise UnknownWeights(config.name, reason, "pip install transformers")
     import torch
 
-    model = _empty_model(config, keys)
+    model = _empty_model(config, published)
     embeddings = {
         id(module.weight): module.weight.numel()
         for module in model.modules()
@@ -237,7 +240,7 @@ def _counted(config: ModelConfig, keys: Mapping[str, Any]) -> Weights:
     return Weights(tables, rest, layers, min(1.0, chosen / number) if number else 1.0)
 
 
-def _empty_model(config: ModelConfig, keys: Mapping[str, Any]) -> Any:
+def _empty_model(config: ModelConfig, published: Mapping[str, Any]) -> Any:
     import torch
     import transformers
     from transformers import AutoModel, AutoModelForCausalLM
@@ -248,8 +251,8 @@ def _empty_model(config: ModelConfig, keys: Mapping[str, Any]) -> Any:
         raise UnknownWeights(config.name, f"{version} has no model_type {config.model_type!r}")
     try:
         with quiet_transformers():
-            own = CONFIG_MAPPING[config.model_type].from_dict(dict(keys))
-        if unknown := _unknown_sizes(own, keys):
+            own = CONFIG_MAPPING[config.model_type].from_dict(dict(published))
+        if unknown := _unknown_sizes(own, published):
             raise UnknownWeights(config.name, f"{version} does not use {', '.join(unknown)}")
         with torch.device("meta"), quiet_transformers():
             for auto in (AutoModelForCausalLM, AutoModel):

@@ -114,7 +114,8 @@ class WholeModel:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Published keys of the part that runs here, for transformers' model."""
-        part = self._shared(self.source.published) | {"num_hidden_layers": self.layer_count}
+        part = self._shared(self.source.published)
+        part["num_hidden_layers"] = self.layer_count
         for key in PER_LAYER:
             if part.get(key):
                 part[key] = part[key][: self.layer_count]
@@ -177,7 +178,7 @@ class WholeModel:
         if others:
             why = f"has layers of {', '.join(others)}, whose state a step here does not keep"
         elif not all(layer.is_plain for layer in self.layer_kinds):
-            why = "has latent, sparse or chunked attention, which transformers computes itself"
+            why = "has attention of a kind that a step here gives to no kernel"
         elif len({(kind.q_heads, kind.kv_heads, kind.head_dim) for kind in self.layer_kinds}) > 1:
             why = "has layers with different heads, for which a step here has no cache"
         else:
@@ -242,7 +243,7 @@ class WholeModel:
 def _weights(name: str, tp: int) -> Weights:
     source = read_config(name)
     whole = WholeModel(source, tp, positions=1)
-    return weights_of(source, whole._shared(source.keys))
+    return weights_of(source, whole._shared(source.published), whole._shared(source.keys))
 
 
 @cache

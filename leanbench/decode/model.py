@@ -72,6 +72,9 @@ def _made(text: str, dtype: str, device: str) -> torch.nn.Module:
     return model.eval()
 
 
-def _attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **call: Any) -> Any:
+def _attention(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **call: Any
+) -> Any:
     """What a model calls for its attention: the function that its config carries."""
-    return module.config.leanbench_attention(module, query, key, value, mask, **call), None
+    attend = module.config.leanbench_attention
+    return attend(module, query, key, value, attention_mask, **call), None
