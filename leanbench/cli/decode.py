@@ -32,7 +32,7 @@ def decode(
         typer.Argument(
             metavar="MODEL",
             help="A model that `leanbench list models` marks (opt-6.7b, llama-3-8b, ...), or the"
-            " path of a config.json.",
+            " path of any config.json.",
             autocompletion=whole_model_names,
         ),
     ],

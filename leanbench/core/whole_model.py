@@ -140,6 +140,8 @@ class WholeModel:
             for key in _SHARED_KV:
                 if part.get(key):
                     part[key] = max(1, part[key] // self.tp)
+            # A token that may lie in another GPU's part of the vocabulary.
+            part["pad_token_id"] = None
         return part
 
     @property
@@ -233,8 +235,8 @@ class WholeModel:
             )
         if any(layer.experts for layer in self.all_weights.layers):
             notes.append(
-                "experts are read as if each token drew its own evenly: E * (1 - (1 - k / E) **"
-                " batch) of E"
+                "a step reads the experts that its tokens go to, each token's drawn evenly:"
+                f" 1 - (1 - {self.all_weights.expert_share:.3g}) ** batch of them"
             )
         return notes
 
