@@ -172,9 +172,10 @@ def registry() -> Mapping[str, ModelConfig]:
     configs = {}
     for name, entry in entries.items():
         published = {key: value for key, value in entry.items() if key not in _ABOUT}
+        model_type: str = published["model_type"]
         configs[name] = ModelConfig(
             name,
-            _SAME_TYPE.get(entry["model_type"], entry["model_type"]),
+            _SAME_TYPE.get(model_type, model_type),
             published,
             _with_new_names(published),
             entry.get("quantization"),
