@@ -32,19 +32,19 @@ def gpu_names(incomplete: str) -> list[str]:
 
 def model_names(incomplete: str) -> list[str]:
     """Of a list of language models, the last."""
-    from leanbench.core.language_models import models
+    from leanbench.core.model_config import registry
 
-    names = (name for model in models().values() for name in (model.name, *model.also))
+    names = (name for config in registry().values() for name in (config.name, *config.also))
     return _in_list(incomplete, names)
 
 
 def whole_model_names(incomplete: str) -> list[str]:
-    """Of a list of models whose config ships, the last; where none begins so, the shell completes
+    """Of a list of models with a whole config, the last; where none begins so, the shell completes
     files.
     """
-    from leanbench.core.model_config import shipped_models
+    from leanbench.core.model_config import registry
 
-    return _in_list(incomplete, shipped_models())
+    return _in_list(incomplete, (name for name, config in registry().items() if config.is_whole))
 
 
 def length_names(incomplete: str) -> list[str]:

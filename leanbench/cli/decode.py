@@ -14,6 +14,7 @@ from leanbench.cli.sweep_flags import check_window_is_used, measure_flags
 from leanbench.cli.sweep_run import command_line, run_sweep
 from leanbench.core.axes import AXES
 from leanbench.core.lengths import is_explicit
+from leanbench.core.model_config import split_models
 from leanbench.core.whole_model import read_model
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def decode(
         typer.Argument(
             metavar="MODEL",
             help="A model that `leanbench list models` marks (opt-6.7b, llama-3-8b, ...), or the"
-            " path of a config.json.",
+            " path of any config.json.",
             autocompletion=whole_model_names,
         ),
     ],
@@ -121,7 +122,7 @@ def decode(
     options = {"tp": tp, "layers": layers, "positions": positions}
     suffix = "".join(f":{key}={value}" for key, value in options.items() if value is not None)
     axes = {
-        "whole_model": ",".join(f"{one}{suffix}" for one in model.split(",")),
+        "whole_model": ",".join(f"{one}{suffix}" for one in split_models(model)),
         "context": context,
         "batch": batch,
         "lengths": lengths,

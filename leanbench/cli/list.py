@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import textwrap
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import that_begin
+
+if TYPE_CHECKING:
+    from leanbench.core.language_models import Model
 
 FORMATS = ("table", "markdown", "json")
 
@@ -77,41 +81,35 @@ def _lengths() -> None:
 
 def _models() -> None:
     from leanbench.core.language_models import models
-    from leanbench.core.model_config import shipped_models
 
     listed = models().values()
-    sliding = [
-        f"{model.sliding_layers}, {model.sliding_window or model.attention_chunk} tokens"
-        if model.sliding_layers
-        else ""
-        for model in listed
-    ]
-    others = [
-        "sinks"
-        if model.sinks
-        else f"softcap {model.softcap:g}"
-        if model.softcap
-        else f"latent, V {model.v_head_dim}"
-        if model.v_head_dim
-        else ""
-        for model in listed
+    kinds = [
+        "\n".join(textwrap.fill(words, 24) for words in _layer_words(model)) for model in listed
     ]
     columns = [
-        ("heads", [f"{model.q_heads}/{model.kv_heads}" for model in listed]),
-        ("head\ndim", [str(model.head_dim) for model in listed]),
+        ("heads", [f"{model.main_layer.q_heads}/{model.main_layer.kv_heads}" for model in listed]),
+        ("head\ndim", [str(model.main_layer.head_dim) for model in listed]),
         ("layers", [str(model.layers) for model in listed]),
-        ("window or chunk\nlayers", sliding),
-        ("all layers", others),
+        ("not plain", kinds),
         # The others need the path of their config.json there.
-        (
-            "leanbench\ndecode",
-            ["yes" if model.name in shipped_models() else "" for model in listed],
-        ),
+        ("leanbench\ndecode", ["yes" if model.config.is_whole else "" for model in listed]),
         # First its config on the hub.
-        ("also called", ["\n".join((model.config, *model.also)) for model in listed]),
+        ("also called", ["\n".join((model.config.hub, *model.config.also)) for model in listed]),
     ]
     names: output.Column = ("name", [model.name for model in listed])
     output.show_columns("Language models, for --model", [names], columns)
+
+
+def _layer_words(model: Model) -> list[str]:
+    """Describe the layers of a model that are not full attention with the heads of its column."""
+    words = []
+    main = model.main_layer
+    for layer, count in model.layer_kinds(1).items():
+        heads = f"h{main.q_heads}/{main.kv_heads} d{main.head_dim}"
+        kind = layer.words.removeprefix(heads).strip()
+        if kind:
+            words.append(kind if count == model.layers else f"{count}: {kind}")
+    return words + [f"{count}: {name}" for name, count in model.other_layers.items()]
 
 
 def _gpus() -> None:

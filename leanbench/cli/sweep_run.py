@@ -142,11 +142,14 @@ def _announce_prediction(sweep: Sweep, target: Target, flags: RunFlags) -> None:
 
 def _print_model_layers(sweep: Sweep) -> None:
     """Print the models behind each problem; models with equal layers share one."""
-    from leanbench.core.language_models import by_layer
+    from leanbench.core.language_models import by_layer, model_named
 
     for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in sweep.grids):
         for layer, models in by_layer(names, tps).items():
             output.say(f"{layer.words}: {', '.join(models)}")
+        for model in map(model_named, names):
+            for kind, count in model.other_layers.items():
+                output.say(f"{kind}, left out: {model.name} ({count} of {model.layers} layers)")
 
 
 def _warn_truncated_lengths(sweep: Sweep) -> None:

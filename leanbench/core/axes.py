@@ -13,7 +13,7 @@ from leanbench.core.problem import PROBLEM_AXES
 
 
 class ModelNames(Values):
-    """Names of leanbench.core.language_models."""
+    """Names and paths of leanbench.core.language_models."""
 
     def parse(self, name: str, text: str) -> tuple[str, ...]:
         return parse_models(text)
@@ -41,7 +41,7 @@ MODEL = Axis(
     "model",
     ModelNames(),
     swept=(),
-    help="Heads and head_dim of models, names from `leanbench list models`:"
+    help="Attention of models, names from `leanbench list models` or a config.json:"
     " llama-3-70b,gpt-oss-20b.",
 )
 TP = Axis(

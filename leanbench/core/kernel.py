@@ -193,7 +193,7 @@ class Kernel(ABC, Generic[ConfigT]):
                 f" {model.name}: choose a shorter context, or --positions {problem.max_context}"
                 " for more of them than it was trained with"
             )
-        layers = (problem.layer_problem(kind.window) for kind in model.layer_kinds)
+        layers = map(problem.layer_problem, model.layer_kinds)
         return next(filter(None, map(self._call_refusal, layers)), None)
 
     def _call_refusal(self, problem: AttentionProblem) -> str | None:

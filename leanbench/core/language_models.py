@@ -1,159 +1,114 @@
-"""Language models by name, and the decode attention shapes that they have on each GPU of a
-tensor-parallel group.
+"""Language models of `--model`: registry names and config.json files, and the decode attention of
+their layers on each GPU of a tensor-parallel group.
 """
 
 from __future__ import annotations
 
-import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any
+from functools import cache, cached_property
 
-from leanbench.core.axis_values import HeadPairs
-from leanbench.core.errors import UserError, nearest
-from leanbench.core.syntax import parse_names
-
-_FILE = Path(__file__).with_suffix(".toml")
+from leanbench.core.errors import nearest
+from leanbench.core.model_config import (
+    ModelConfig,
+    UnknownModel,
+    existing_path,
+    own_name,
+    read_config,
+    registry,
+    split_models,
+)
+from leanbench.core.model_layers import Layer, layers_of
+from leanbench.core.syntax import parse_list
 
 #: (q_heads, kv_heads, head_dim) of one GPU.
 Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Layer:
-    """Decode attention of some layers of a model, on one GPU."""
+class Model:
+    """Layers of a language model."""
 
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    #: Fields of AttentionProblem in which it is not plain, with their values.
-    kinds: tuple[tuple[str, Any], ...] = ()
+    config: ModelConfig
 
     @property
-    def words(self) -> str:
-        """As in the labels of problems: ``h64/8 d64 window_left 127 sinks``."""
-        kinds = [name if value is True else f"{name} {value:g}" for name, value in self.kinds]
-        return " ".join([f"h{self.q_heads}/{self.kv_heads} d{self.head_dim}", *kinds])
+    def name(self) -> str:
+        return self.config.name
 
+    @cached_property
+    def every_layer(self) -> tuple[Layer | str, ...]:
+        return layers_of(self.config)
 
-@dataclass(frozen=True)
-class Model:
-    """What decode attention needs to know of a language model."""
+    @property
+    def layers(self) -> int:
+        return len(self.every_layer)
 
-    name: str
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    layers: int
-    #: Repository of the Hugging Face hub whose config.json says the above.
-    config: str
-    #: Names of models with the same figures.
-    also: tuple[str, ...] = ()
-    #: Tokens that `sliding_layers` of the layers attend to at most, the last ones or those of the
-    #: query's chunk; None: every layer attends to the whole context.
-    sliding_window: int | None = None
-    attention_chunk: int | None = None
-    sliding_layers: int = 0
-    #: Of every layer: a logit for each query head in the softmax's denominator, a soft cap of
-    #: scores (0: none), and a latent cache of which V is the first `v_head_dim` columns.
-    sinks: bool = False
-    softcap: float = 0.0
-    v_head_dim: int | None = None
+    @property
+    def main_layer(self) -> Layer:
+        """First layer that attends to the whole context; the first with attention if none does."""
+        own = [layer for layer in self.every_layer if isinstance(layer, Layer)]
+        return next((layer for layer in own if not _is_local(layer)), own[0])
+
+    @property
+    def other_layers(self) -> Mapping[str, int]:
+        """Layers that are not attention: ``{"linear_attention": 36}``."""
+        return Counter(layer for layer in self.every_layer if isinstance(layer, str))
 
     def layer_kinds(self, tp: int) -> dict[Layer, int]:
-        """Layers of each kind, those with a window or chunks first.
+        """Count the attention layers of each kind, those with a window or chunks first.
 
         Raises:
-            UserError: as `shape`.
+            UserError: `tp` does not share out their heads.
         """
-        kinds: list[tuple[str, Any]] = []
-        kinds += [("sinks", True)] if self.sinks else []
-        kinds += [("softcap", self.softcap)] if self.softcap else []
-        if self.v_head_dim is not None:
-            kinds += [("v_head_dim", self.v_head_dim), ("latent", True)]
-        layers: dict[Layer, int] = {}
-        if self.sliding_layers:
-            layers[Layer(*self.shape(tp), (self._local, *kinds))] = self.sliding_layers
-        if full := self.layers - self.sliding_layers:
-            layers[Layer(*self.shape(tp), tuple(kinds))] = full
-        return layers
-
-    @property
-    def _local(self) -> tuple[str, Any]:
-        """What the layers have that do not attend to the whole context."""
-        if self.attention_chunk is not None:
-            return "attention_chunk", self.attention_chunk
-        assert self.sliding_window is not None
-        # The window has the query token itself.
-        return "window_left", self.sliding_window - 1
+        counts = Counter(layer for layer in self.every_layer if isinstance(layer, Layer))
+        kinds = sorted(counts, key=lambda layer: not _is_local(layer))
+        return {kind.share(tp, self.name): counts[kind] for kind in kinds}
 
     def shape(self, tp: int) -> Shape:
-        """The heads that one of `tp` GPUs has, with head_dim.
-
-        Query heads are shared out evenly, and so are KV heads while there are enough of them; with
-        more GPUs than KV heads every GPU has one, the same one on several.
+        """Return the heads and head_dim of the main layer on one of `tp` GPUs.
 
         Raises:
-            UserError: the heads cannot be shared out so.
+            UserError: `tp` does not share out its heads.
         """
-        if not self._divides(tp):
-            can = ", ".join(
-                str(number) for number in range(1, self.q_heads + 1) if self._divides(number)
-            )
-            raise UserError(
-                f"tp {tp} does not share out the heads of {self.name},"
-                f" {self.q_heads}/{self.kv_heads} (query/KV), evenly: choose tp from {can}"
-            )
-        return self.q_heads // tp, max(1, self.kv_heads // tp), self.head_dim
+        layer = self.main_layer.share(tp, self.name)
+        return layer.q_heads, layer.kv_heads, layer.head_dim
 
-    def _divides(self, tp: int) -> bool:
-        return self.q_heads % tp == 0 and (self.kv_heads % tp == 0 or tp % self.kv_heads == 0)
+
+def _is_local(layer: Layer) -> bool:
+    return layer.window is not None or "attention_chunk" in dict(layer.kinds)
 
 
 @cache
 def models() -> Mapping[str, Model]:
-    """Every model of the data file by its name, in the file's order."""
-    return {
-        name: _read(name, fields)
-        for name, fields in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
-    }
+    """Return the models of the registry by name, in its order."""
+    return {name: Model(config) for name, config in registry().items()}
 
 
-def _read(name: str, fields: dict[str, Any]) -> Model:
-    ((q_heads, kv_heads),) = HeadPairs().parse("heads", fields.pop("heads"))
-    return Model(name, q_heads, kv_heads, also=tuple(fields.pop("also", ())), **fields)
+@cache
+def model_named(name: str) -> Model:
+    """Return the model of a registry name or a path, as `parse_models` returns them."""
+    return models().get(name) or Model(read_config(name))
 
 
 def parse_models(text: str) -> tuple[str, ...]:
-    """The models' own names from comma-separated ones, whatever their case; other names of the same
-    figures too.
+    """Parse comma-separated names, in any case, and paths. An existing path wins over a name.
 
     Raises:
-        UserError: there is no such model; the nearest name is suggested.
+        UserError: There is no such model; the nearest name is suggested.
     """
-    names = dict.fromkeys(_own(name) for name in parse_names("model", text))
-    return tuple(names)
+    return parse_list("model", text, lambda item: [_parse_model(item)], split_models)
 
 
-def own_name(name: str) -> str | None:
-    """The name here of a model that `leanbench list models` has under this or another one, whatever
-    its case.
-    """
-    name = name.lower()
-    for model in models().values():
-        if name in (model.name, *model.also, model.config.lower()):
-            return model.name
-    return None
-
-
-def _own(name: str) -> str:
-    own = own_name(name)
+def _parse_model(item: str) -> str:
+    own = own_name(item)
+    if existing_path(item) == item and (own is None or "/" in item):
+        _ = model_named(item).every_layer
+        return item
     if own is None:
-        known = [known for model in models().values() for known in (model.name, *model.also)]
-        there_is = nearest(name.lower(), known, "`leanbench list models`")
-        raise UserError(f"there is no model {name!r}, {there_is}")
+        known = [known for config in registry().values() for known in (config.name, *config.also)]
+        there_is = nearest(item.lower(), known, "`leanbench list models`")
+        raise UnknownModel(item, there_is)
     return own
 
 
@@ -166,11 +121,11 @@ def by_layer(names: Iterable[str], tps: Sequence[int]) -> dict[Layer, list[str]]
     """
     layers: dict[Layer, list[str]] = {}
     for name in names:
-        model = models()[name]
+        model = model_named(name)
         for tp in tps:
             label = name if tp == 1 else f"{name} tp {tp}"
             kinds = model.layer_kinds(tp)
             for layer, count in kinds.items():
-                of_them = f" ({count} of {model.layers} layers)" if len(kinds) > 1 else ""
+                of_them = f" ({count} of {model.layers} layers)" if count < model.layers else ""
                 layers.setdefault(layer, []).append(label + of_them)
     return layers

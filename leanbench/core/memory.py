@@ -24,7 +24,7 @@ def needed_bytes(problem: AttentionProblem) -> int:
         # The logits and the layers' activations besides.
         rows = problem.batch * (2 * problem.model.config["vocab_size"] + 8 * _widest(problem.model))
         weights = problem.model.weights * WEIGHT_BYTES + rows * WEIGHT_BYTES
-        alone = problem.layer_problem(None)
+        alone = problem.layer_problem(next(iter(problem.model.layer_kinds)))
         return needed_bytes(alone) - alone.kv_allocated_bytes + problem.kv_allocated_bytes + weights
     reference = problem.max_context * (2 * problem.head_dim + 3 * queries) * _FP64_BYTES
     query_and_output = problem.io_bytes - problem.kv_bytes

@@ -4,6 +4,7 @@ arithmetic.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
@@ -15,6 +16,7 @@ from leanbench.core.axis import Axis, axes_of, axis
 from leanbench.core.axis_values import Capacity, Whole, Words, resolve_capacity
 from leanbench.core.errors import UserError
 from leanbench.core.lengths import write_lengths
+from leanbench.core.model_layers import Layer
 from leanbench.core.parallel import NONE, GpuCounts, GpuShares, counts_of, shard_start
 from leanbench.core.whole_model import WholeModel, WholeModels, read_model
 
@@ -336,21 +338,37 @@ class AttentionProblem:
         """The model of which a whole decode step is asked for."""
         return None if self.whole_model is None else read_model(self.whole_model)
 
-    def layer_problem(self, window: int | None) -> AttentionProblem:
-        """The attention of a layer of the whole model that attends to `window` tokens at most, of
-        which its cache has that many.
+    def layer_problem(self, layer: Layer) -> AttentionProblem:
+        """Return the attention of a layer of the whole model.
+
+        The cache of a layer with a window has no more tokens than that. A layer that selects tokens
+        has a cache of all of them, and reads the selected ones.
         """
-        assert self.model is not None
-        if window is None:
-            return replace(self, whole_model=None, sinks=self.model.has_sinks, lengths_on="device")
-        contexts = tuple(min(context, window) for context in self.contexts)
+        kinds = dict(layer.kinds)
+        window = layer.window
+        kinds.pop("window_left", None)
+        if window is not None:
+            kinds["capacity"] = min(self.cache_capacity, window)
+        elif layer.selected is not None:
+            kinds["capacity"] = self.cache_capacity
+        most = window or layer.selected
+        if most is not None:
+            contexts = tuple(min(context, most) for context in self.contexts)
+            kinds["context"] = contexts if self.is_ragged else contexts[0]
         return replace(
             self,
             whole_model=None,
-            sinks=self.model.has_sinks,
             lengths_on="device",
-            context=contexts if self.is_ragged else contexts[0],
-            capacity=min(self.cache_capacity, window),
+            q_heads=layer.q_heads,
+            kv_heads=layer.kv_heads,
+            head_dim=layer.head_dim,
+            **kinds,
+        )
+
+    def _of_all_layers(self, model: WholeModel, bytes_of: Callable[[AttentionProblem], int]) -> int:
+        return sum(
+            count * bytes_of(self.layer_problem(layer))
+            for layer, count in model.layer_kinds.items()
         )
 
     @property
@@ -499,8 +517,7 @@ class AttentionProblem:
         if self.parallel != NONE:
             return self.shard(0).kv_bytes
         if self.model is not None:
-            tokens = sum(map(self.model.cached_tokens, self.contexts))
-            return tokens * self.kv_heads * self.token_bytes
+            return self._of_all_layers(self.model, lambda layer: layer.kv_bytes)
         return self.visible_tokens * self.kv_heads * self.token_bytes
 
     @property
@@ -511,8 +528,7 @@ class AttentionProblem:
         if self.parallel != NONE:
             return self.shard(0).kv_allocated_bytes
         if self.model is not None:
-            tokens = self.batch * self.model.cached_tokens(self.cache_capacity)
-            return tokens * self.kv_heads * self.token_bytes
+            return self._of_all_layers(self.model, lambda layer: layer.kv_allocated_bytes)
         if self.page_size is None:
             tokens = (self.batch + self.batch_idx) * self.cache_capacity
         elif isinstance(self.context, int):

@@ -27,10 +27,19 @@ _NUMBER = re.compile(r"(-?\d{1,40})([km]?)", re.ASCII | re.IGNORECASE)
 T = TypeVar("T")
 
 
-def parse_list(name: str, text: str, parse: Callable[[str], Sequence[T]]) -> tuple[T, ...]:
-    """Parse each comma-separated entry. Keep the order, drop duplicates."""
+def parse_list(
+    name: str,
+    text: str,
+    parse: Callable[[str], Sequence[T]],
+    split: Callable[[str], list[str]] = lambda text: text.split(","),
+) -> tuple[T, ...]:
+    """Parse each comma-separated entry. Keep the order, drop duplicates.
+
+    Args:
+        split: Splits the text; of entries that may contain commas, such as paths.
+    """
     values: dict[T, None] = {}
-    for item in text.split(","):
+    for item in split(text):
         if not item.strip():
             raise InvalidValue(name, text, Reason.EMPTY_ENTRY, "separate values with single commas")
         values.update(dict.fromkeys(parse(item.strip())))

@@ -1,8 +1,8 @@
-"""Whole language models: the config.json of one, the part of it that a GPU runs, and the layers,
-weights and KV cache of that part.
+"""Whole language models of `leanbench decode`: the part that one GPU runs, its layers, weights and
+KV cache.
 
-A model is written as ``NAME`` or ``NAME:tp=8:layers=16:positions=131072``, where NAME is that of a
-shipped config or the path of a config.json.
+A model is written as ``NAME`` or ``NAME:tp=8:layers=16:positions=131072``, where NAME is a registry
+name or the path of a config.json.
 """
 
 from __future__ import annotations
@@ -15,24 +15,34 @@ from typing import Any
 
 from leanbench.core.axis_values import Values
 from leanbench.core.errors import UserError
-from leanbench.core.model_config import read_config, shipped_models
+from leanbench.core.language_models import Model
+from leanbench.core.model_config import (
+    PER_LAYER,
+    InvalidKey,
+    ModelConfig,
+    existing_path,
+    own_name,
+    read_config,
+    registry,
+    split_models,
+)
+from leanbench.core.model_layers import Layer
+from leanbench.core.model_weights import Weights, weights_of
 from leanbench.core.syntax import parse_list, parse_number
 
-#: What a model's share of tensor parallelism divides, where its config has them.
-_SHARED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
-#: Whose output weights are those of the embedding, unless their config says otherwise.
-_TIED = ("gemma3_text", "opt")
+#: Sizes that the GPUs of a tensor-parallel group share out, where a config has them.
+_SHARED = (
+    *("num_attention_heads", "swa_num_attention_heads", "linear_num_key_heads"),
+    *("linear_num_value_heads", "mamba_num_heads", "n_groups", "vocab_size", "intermediate_size"),
+    *("dense_intermediate_size", "intermediate_size_mlp", "moe_intermediate_size", "ffn_dim"),
+    *("moe_shared_expert_intermediate_size", "shared_expert_intermediate_size"),
+    "shared_intermediate_size",
+)
+#: Heads that they share out while there are enough of them.
+_SHARED_KV = ("num_key_value_heads", "swa_num_key_value_heads", "num_global_key_value_heads")
+_OPTIONS = ("tp", "layers", "positions")
 #: Bytes of a weight: both dtypes.
 WEIGHT_BYTES = 2
-
-
-@dataclass(frozen=True)
-class Layers:
-    """Layers of a model that attend alike."""
-
-    count: int
-    #: Tokens that they attend to at most; None: the whole context.
-    window: int | None
 
 
 @dataclass(frozen=True)
@@ -40,12 +50,11 @@ class WholeModel:
     """A language model, or the part of it that one GPU runs.
 
     Raises:
-        UserError: a tp that does not share out its sizes, or more layers than it has.
+        UserError: a tp that does not share out its sizes, more layers than it has, or weights that
+            are not known.
     """
 
-    name: str
-    #: Keys of config.json as its publisher wrote them.
-    published: Mapping[str, Any]
+    source: ModelConfig
     #: GPUs that share out every layer; this is one of them, without their communication.
     tp: int = 1
     #: The first so many layers; None: all of them.
@@ -54,23 +63,32 @@ class WholeModel:
     positions: int | None = None
 
     def __post_init__(self) -> None:
-        own = self.published["num_hidden_layers"]
+        own = self.source.keys["num_hidden_layers"]
         if self.layers is not None and self.layers > own:
             raise UserError(
                 f"layers {self.layers} is above the {own} layers of {self.name}: choose at most"
                 f" {own}, or leave layers out"
             )
-        if self.tp == 1:
-            return
-        if "head_dim" not in self.published:
-            raise UserError(
-                f"tp {self.tp} cannot share out {self.name}: its config.json has no head_dim, so"
-                " its heads follow from hidden_size; leave tp out"
+        if self.tp > 1:
+            self._check_tp()
+        if "max_position_embeddings" not in self.source.keys and self.positions is None:
+            _ = self.all_weights  # What is missing besides is more to the point.
+            raise InvalidKey(
+                self.name, "max_position_embeddings", None, "or give the positions: --positions 8k"
             )
+
+    def _check_tp(self) -> None:
+        if self.source.model_type == "opt":
+            raise UserError(
+                f"tp {self.tp} cannot share out {self.name}: OPT has no head_dim, its heads follow"
+                " from hidden_size; leave tp out"
+            )
+        for layer in self.model.layer_kinds(1):
+            layer.share(self.tp, self.name)
         for key in _SHARED:
-            if self.published.get(key, self.tp) % self.tp:
+            if self.source.keys.get(key, self.tp) % self.tp:
                 raise UserError(
-                    f"tp {self.tp} does not divide {key} {self.published[key]} of {self.name}:"
+                    f"tp {self.tp} does not divide {key} {self.source.keys[key]} of {self.name}:"
                     " choose a tp that does"
                 )
 
@@ -81,142 +99,173 @@ class WholeModel:
             [self.name, *(f"{key}={value}" for key, value in parts.items() if value != own[key])]
         )
 
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """Keys of config.json of the part that runs here."""
-        shared = {key: self.published[key] // self.tp for key in _SHARED if key in self.published}
-        part = {**self.published, **shared, "num_hidden_layers": self.layer_count}
-        if part.get("layer_types"):
-            part["layer_types"] = part["layer_types"][: self.layer_count]
-        if self.positions is not None:
-            part["max_position_embeddings"] = self.positions
-        return part
+    @property
+    def name(self) -> str:
+        return self.source.name
 
     @property
     def model_type(self) -> str:
-        return self.published["model_type"]
+        return self.source.model_type
+
+    @cached_property
+    def model(self) -> Model:
+        return Model(self.source)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Published keys of the part that runs here, for transformers' model."""
+        part = self._shared(self.source.published)
+        part["num_hidden_layers"] = self.layer_count
+        for key in PER_LAYER:
+            if part.get(key):
+                part[key] = part[key][: self.layer_count]
+        if self.positions is not None:
+            part["max_position_embeddings"] = self.positions
+        if all(layer.window is None for layer in self.layer_kinds):
+            # Where the config has none, a class may have a default.
+            part["sliding_window"] = None
+        return part
+
+    def _shared(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of one GPU."""
+        part = dict(keys)
+        if self.tp > 1:
+            part |= {key: keys[key] // self.tp for key in _SHARED if keys.get(key)}
+            own_heads = self.source.keys["num_attention_heads"]
+            part["num_key_value_heads"] = part.get("num_key_value_heads") or own_heads
+            if "kv_lora_rank" not in keys:
+                part["head_dim"] = (
+                    part.get("head_dim") or self.source.keys["hidden_size"] // own_heads
+                )
+            for key in _SHARED_KV:
+                if part.get(key):
+                    part[key] = max(1, part[key] // self.tp)
+            # A token that may lie in another GPU's part of the vocabulary.
+            part["pad_token_id"] = None
+        return part
 
     @property
     def heads(self) -> tuple[int, int, int]:
-        """(q_heads, kv_heads, head_dim) of one GPU."""
-        q_heads = self.published["num_attention_heads"]
-        kv_heads = self.published.get("num_key_value_heads", q_heads)
-        head_dim = self.published.get("head_dim", self.published["hidden_size"] // q_heads)
-        return q_heads // self.tp, kv_heads // self.tp, head_dim
-
-    @property
-    def has_sinks(self) -> bool:
-        return self.model_type == "gpt_oss"
+        """(q_heads, kv_heads, head_dim) of one GPU, of the layers that see everything if any do."""
+        return self.model.shape(self.tp)
 
     @property
     def max_positions(self) -> int:
-        return self.positions or self.published["max_position_embeddings"]
-
-    @property
-    def layer_kinds(self) -> tuple[Layers, ...]:
-        """Its layers by how far they see, those that see everything first."""
-        kinds = [Layers(count, window) for window, count in self._layer_windows.items()]
-        return tuple(sorted(kinds, key=lambda kind: (kind.window is not None, kind.window)))
-
-    @cached_property
-    def _layer_windows(self) -> Counter[int | None]:
-        return Counter(self.window_of(layer) for layer in range(self.layer_count))
+        return self.positions or self.source.keys["max_position_embeddings"]
 
     @property
     def layer_count(self) -> int:
-        return self.layers or self.published["num_hidden_layers"]
+        return self.layers or self.source.keys["num_hidden_layers"]
 
-    def window_of(self, layer: int) -> int | None:
-        """Tokens that a layer attends to at most; None: the whole context."""
-        types = self.published.get("layer_types")
-        if types:
-            slides = types[layer] == "sliding_attention"
-        elif self.model_type == "gemma3_text":
-            slides = (layer + 1) % self.published.get("sliding_window_pattern", 6) != 0
-        elif self.model_type == "gpt_oss":
-            slides = layer % 2 == 0
+    @cached_property
+    def every_layer(self) -> tuple[Layer | str, ...]:
+        """Each layer that runs here, on one GPU."""
+        shares = {
+            layer: layer.share(self.tp, self.name) if isinstance(layer, Layer) else layer
+            for layer in set(self.model.every_layer)
+        }
+        return tuple(shares[layer] for layer in self.model.every_layer[: self.layer_count])
+
+    @cached_property
+    def layer_kinds(self) -> Mapping[Layer, int]:
+        """Number of attention layers of each kind, those that see everything first."""
+        counts = Counter(layer for layer in self.every_layer if isinstance(layer, Layer))
+        kinds = sorted(counts, key=lambda layer: (layer.window is not None, layer.window or 0))
+        return {kind: counts[kind] for kind in kinds}
+
+    @property
+    def only_predicted(self) -> str | None:
+        """Why a step of this model can be predicted and not measured, or None."""
+        others = sorted({layer for layer in self.every_layer if isinstance(layer, str)})
+        if others:
+            why = f"has layers of {', '.join(others)}, whose state a step here does not keep"
+        elif not all(layer.is_plain for layer in self.layer_kinds):
+            why = "has attention of a kind that a step here gives to no kernel"
+        elif len({(kind.q_heads, kind.kv_heads, kind.head_dim) for kind in self.layer_kinds}) > 1:
+            why = "has layers with different heads, for which a step here has no cache"
         else:
-            slides = self.model_type == "mistral" and self.published.get("sliding_window")
-        return self.published["sliding_window"] if slides else None
+            return None
+        return f"{self.name} {why}: predict it, with --gpu for a GPU that is not here"
 
-    def cached_tokens(self, context: int) -> int:
-        """Tokens of a sequence of `context` tokens that its layers attend to, all layers
-        together.
-        """
-        return sum(kind.count * min(context, kind.window or context) for kind in self.layer_kinds)
+    @property
+    def all_weights(self) -> Weights:
+        """Weights of all layers on one of `tp` GPUs."""
+        return _weights(self.name, self.tp)
 
     @property
     def weights(self) -> int:
         """Weights of this part, the same tensor counted once."""
-        embeddings = self._embedding_weights + self._position_weights
-        is_tied = self.config.get("tie_word_embeddings", self.model_type in _TIED)
-        head = 0 if is_tied else self._embedding_weights
-        return embeddings + head + self.layer_count * sum(self._layer_weights) + self._norm_weights
+        return self.all_weights.total(self.layer_count) + self._more_positions
 
     def weights_read(self, batch: int) -> float:
-        """Weights that a step of `batch` sequences reads at least once: all but the tables of
-        embeddings, a row of which is read, and experts that no token goes to (in the mean, if each
-        token's experts were drawn evenly).
-        """
-        dense, experts = self._layer_weights
-        reached = 1.0
-        if experts:
-            share = self.config["num_experts_per_tok"] / self.config["num_local_experts"]
-            reached = 1 - (1 - share) ** batch
-        of_layers = self.layer_count * (dense + experts * reached)
-        return self._embedding_weights + of_layers + self._norm_weights
+        """Expected number of weights that a step of `batch` sequences reads at least once."""
+        return self.all_weights.read(self.layer_count, batch)
 
     @property
-    def _embedding_weights(self) -> int:
-        return self.config["vocab_size"] * self.config["hidden_size"]
+    def _more_positions(self) -> int:
+        """Weights of the positions that it has beyond its config's."""
+        if self.positions is None or self.model_type != "opt":
+            return 0
+        more = self.positions - self.source.keys["max_position_embeddings"]
+        return more * self.source.keys["hidden_size"]
 
     @property
-    def _position_weights(self) -> int:
-        # OPT's table of positions begins with two that stand for padding.
-        is_table = self.model_type == "opt"
-        return (self.max_positions + 2) * self.config["hidden_size"] if is_table else 0
+    def notes(self) -> list[str]:
+        """What a row must tell of this model, measured or predicted."""
+        if self.source.quantization is None:
+            return []
+        return [
+            f"the published weights of {self.name} are quantised ({self.source.quantization}); here"
+            " they have 16 bits, so a step reads more bytes than a server's"
+        ]
 
     @property
-    def _norm_weights(self) -> int:
-        """Of the norm after the last layer."""
-        return self.config["hidden_size"] * (2 if self.model_type == "opt" else 1)
+    def prediction_notes(self) -> list[str]:
+        """What a predicted row must tell besides."""
+        notes = []
+        others = Counter(layer for layer in self.every_layer if isinstance(layer, str))
+        if others:
+            named = ", ".join(f"{count} of {name}" for name, count in others.items())
+            notes.append(
+                f"layers without an attention that leanbench has ({named}) count as their weights"
+            )
+        if any(kind.selected for kind in self.layer_kinds):
+            notes.append(
+                "sparse layers read the tokens that they select; selecting counts as its weights"
+            )
+        if any(layer.experts for layer in self.all_weights.layers):
+            notes.append(
+                "a step reads the experts that its tokens go to, each token's drawn evenly:"
+                f" 1 - (1 - {self.all_weights.expert_share:.3g}) ** batch of them"
+            )
+        return notes
 
-    @property
-    def _layer_weights(self) -> tuple[int, int]:
-        """Weights of a layer, (all but its experts, its experts)."""
-        hidden = self.config["hidden_size"]
-        q_heads, kv_heads, head_dim = self.heads
-        q_columns, kv_columns = q_heads * head_dim, kv_heads * head_dim
-        attention = 2 * hidden * (q_columns + kv_columns)
-        biases = q_columns + 2 * kv_columns + hidden
-        if self.model_type == "opt":
-            inner = self.config["ffn_dim"]
-            return attention + biases + 2 * hidden * inner + inner + hidden + 4 * hidden, 0
-        inner = self.config["intermediate_size"]
-        attention += (
-            biases if self.config.get("attention_bias", self.model_type == "gpt_oss") else 0
-        )
-        if self.model_type == "gpt_oss":
-            experts = self.config["num_local_experts"]
-            router = experts * (hidden + 1)
-            expert = 3 * hidden * inner + 2 * inner + hidden
-            return attention + q_heads + router + 2 * hidden, experts * expert
-        norms = {"qwen3": 2 * hidden + 2 * head_dim, "gemma3_text": 4 * hidden + 2 * head_dim}
-        return attention + 3 * hidden * inner + norms.get(self.model_type, 2 * hidden), 0
+
+@cache
+def _weights(name: str, tp: int) -> Weights:
+    source = read_config(name)
+    whole = WholeModel(source, tp, positions=1)
+    return weights_of(source, whole._shared(source.published), whole._shared(source.keys))
 
 
 @cache
 def read_model(text: str) -> WholeModel:
-    """The model of ``NAME`` or ``NAME:tp=8:layers=16:positions=128k``.
+    """The model of ``NAME`` or ``NAME:tp=8:layers=16:positions=128k``; a path that exists wins over
+    options.
 
     Raises:
-        UserError: there is no such model, its config.json is not understood, or an option is none.
+        UserError: there is no such model, its config.json is not understood, its weights are not
+            known, or an option is none.
     """
-    name, *options = text.split(":")
+    name = existing_path(text) or text.partition(":")[0]
+    if text.partition(":")[0].lower() in registry():
+        name = text.partition(":")[0]
     given: dict[str, int] = {}
-    for option in options:
+    options = text[len(name) + 1 :]
+    source = _source(name)
+    for option in options.split(":") if options else ():
         key, equals, value = option.partition("=")
-        if key not in ("tp", "layers", "positions") or not equals:
+        if key not in _OPTIONS or not equals:
             raise UserError(
                 f"whole_model {text!r} has the option {option!r}: write tp=, layers= or positions="
                 " and a number, as in llama-3-70b:tp=8"
@@ -226,9 +275,19 @@ def read_model(text: str) -> WholeModel:
                 f"whole_model {text!r} has {key} twice, {given[key]} and {value}: give it once"
             )
         given[key] = parse_number(key, value)
-    shipped = {known.lower(): known for known in shipped_models()}
-    name = shipped.get(name.lower(), name)
-    return WholeModel(name, read_config(name), **given)
+    model = WholeModel(source, **given)
+    _ = model.weights
+    return model
+
+
+def _source(name: str) -> ModelConfig:
+    own = own_name(name)
+    if own is not None and own != name.lower() and not existing_path(name):
+        raise UserError(
+            f"there is no config.json of {name!r} here: give its path, or name {own}, whose"
+            " attention is the same"
+        )
+    return read_config(name)
 
 
 class WholeModels(Values):
@@ -238,7 +297,10 @@ class WholeModels(Values):
 
     def parse(self, name: str, text: str) -> tuple[str | None, ...]:
         return parse_list(
-            name, text, lambda item: [None if item.lower() == "none" else str(read_model(item))]
+            name,
+            text,
+            lambda item: [None if item.lower() == "none" else str(read_model(item))],
+            split_models,
         )
 
     def check(self, name: str, value: str | None) -> None:

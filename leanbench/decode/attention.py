@@ -47,7 +47,7 @@ class LayerAttention:
         self._request = request
         #: How launch settings were chosen, by the layers' window.
         self.choices = {
-            kind.window: lookup.resolve(kernel, problem.layer_problem(kind.window), spec, request)
+            kind.window: lookup.resolve(kernel, problem.layer_problem(kind), spec, request)
             for kind in problem.model.layer_kinds
         }
         self._plans: dict[int | None, Any] = {}

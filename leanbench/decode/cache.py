@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leanbench.core.inputs import torch_dtype
+from leanbench.core.model_layers import Layer
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class StepCache:
         contexts = torch.tensor(problem.contexts, device=device)
         self._rows = torch.arange(problem.batch, device=device)
         self._windows = [
-            problem.model.window_of(layer) for layer in range(problem.model.layer_count)
+            layer.window if isinstance(layer, Layer) else None
+            for layer in problem.model.every_layer
         ]
         #: Tokens of each sequence by the layer's window, (batch,), int32.
         self.lengths: dict[int | None, torch.Tensor] = {}

@@ -113,7 +113,9 @@ class ModelStep(Subject):
     logits: dict[str, torch.Tensor]
 
     def refusal(self, kernel: Kernel, request: str | KernelConfig) -> str | None:
-        return version_fault() or refusal(kernel, self.problem, request)
+        assert self.problem.model is not None
+        reason = version_fault() or self.problem.model.only_predicted
+        return reason or refusal(kernel, self.problem, request)
 
     def known_fields(self, kernel: Kernel) -> dict[str, Any]:
         fields = super().known_fields(kernel)
@@ -166,9 +168,10 @@ class ModelStep(Subject):
     def finish(self, candidates: Sequence[Candidate], timed: Sequence[Candidate]) -> None:
         """Measure the time to first token. Last, because a prompt overwrites the random K and V."""
         first_token, warnings = prefill_fields(self.instruments, self.step)
+        model = self.problem.model
         for candidate in candidates:
             candidate.outcome |= first_token
-            candidate.warnings += warnings
+            candidate.warnings += [*warnings, *(model.notes if model else ())]
 
 
 def attention_of(

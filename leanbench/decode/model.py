@@ -50,9 +50,9 @@ def _made(text: str, dtype: str, device: str) -> torch.nn.Module:
 
     AttentionInterface.register(IMPLEMENTATION, _attention)
     whole = read_model(text)
-    fields = dict(whole.config)
+    fields = {key: value for key, value in whole.config.items() if key != "model_type"}
     try:
-        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+        config = AutoConfig.for_model(whole.model_type, **fields)
         with torch.device(device), no_init_weights():
             model = AutoModelForCausalLM.from_config(
                 config, attn_implementation=IMPLEMENTATION, dtype=torch_dtype(dtype)
@@ -72,6 +72,9 @@ def _made(text: str, dtype: str, device: str) -> torch.nn.Module:
     return model.eval()
 
 
-def _attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **call: Any) -> Any:
+def _attention(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **call: Any
+) -> Any:
     """What a model calls for its attention: the function that its config carries."""
-    return module.config.leanbench_attention(module, query, key, value, mask, **call), None
+    attend = module.config.leanbench_attention
+    return attend(module, query, key, value, attention_mask, **call), None

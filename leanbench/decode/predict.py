@@ -57,15 +57,13 @@ def _predicted(
         return Outcome(status="unsupported", reason=reason)
     if (reason := shortage_on(problem, spec)) is not None:
         return Outcome(status="out_of_memory", reason=reason)
-    kinds = () if kernel.name == BOUND else problem.model.layer_kinds
-    layers = [
-        predict_cell(problem.layer_problem(kind.window), kernel, configs, spec) for kind in kinds
-    ]
+    kinds = {} if kernel.name == BOUND else problem.model.layer_kinds
+    layers = [predict_cell(problem.layer_problem(kind), kernel, configs, spec) for kind in kinds]
     for layer in layers:
         if layer["status"] != "ok":
             return Outcome(status=layer["status"], reason=layer["reason"])
     attention_us = sum(
-        kind.count * layer["latency_us"] for kind, layer in zip(kinds, layers, strict=True)
+        count * layer["latency_us"] for count, layer in zip(kinds.values(), layers, strict=True)
     )
     first = layers[0] if layers else {}
     settings = Outcome(**{name: first[name] for name in _SETTINGS if name in first})
@@ -79,7 +77,7 @@ def _predicted(
         no_attention_us=without_us,
         attention_share=attention_us / step_us,
         weight_bytes=problem.model.weights * WEIGHT_BYTES,
-        warnings=[_ROUGH],
+        warnings=[_ROUGH, *problem.model.notes, *problem.model.prediction_notes],
     )
 
 

@@ -46,7 +46,7 @@ class DecodeStep:
             seen = torch.arange(room, device=device) < lengths[:, None]
             kind = "full_attention" if window is None else "sliding_attention"
             masks[kind] = seen[:, None, None]
-        return masks if len(masks) > 1 else masks["full_attention"]
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def attend_with(self, attention: Attention) -> None:
         """Call `attention` in every layer from the next step on."""

@@ -15,8 +15,9 @@ from typing import Any
 from leanbench.core.axes import AXES
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
-from leanbench.core.language_models import Layer, by_layer
+from leanbench.core.language_models import by_layer
 from leanbench.core.lengths import Context, as_context, draw_context, is_explicit, read_lengths
+from leanbench.core.model_layers import Layer
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
 from leanbench.core.whole_model import read_model
 from leanbench.measure.options import CacheState, MeasureOptions
@@ -83,7 +84,8 @@ class Grid:
         inner = self._combined([axis.name for axis in plain if axis.is_number])
         for words in outer:
             for layer, numbers in product(self._layers_of(words["whole_model"]), inner):
-                for batch, context in self._lengths():
+                for batch, full in self._lengths():
+                    context = _selected(layer, full)
                     fields = {**words, **numbers}
                     fields |= _kinds_of(layer, fields, context)
                     yield AttentionProblem(
@@ -110,6 +112,15 @@ class Grid:
         says = self["model"] or None not in self["whole_model"]
         silent = ("heads", "head_dim") if says else ("model", "tp")
         return {name: _plain(values) for name, values in self.values.items() if name not in silent}
+
+
+def _selected(layer: Layer, context: Context) -> Context:
+    """The tokens of a context that a layer's selection leaves."""
+    if layer.selected is None:
+        return context
+    if isinstance(context, int):
+        return min(context, layer.selected)
+    return tuple(min(length, layer.selected) for length in context)
 
 
 def _kinds_of(layer: Layer, fields: Mapping[str, Any], context: Context) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from leanbench.core.axes import AXES, KINDS
 from leanbench.core.errors import UserError
-from leanbench.core.language_models import models
+from leanbench.core.language_models import model_named
 from leanbench.core.lengths import as_context, draw_context, is_explicit, read_lengths
 from leanbench.core.memory import needed_bytes
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
@@ -121,7 +121,7 @@ class Draw:
         drawn = {name: draw.choice(self.values[name]) for name in first}
         (q_heads, kv_heads), head_dim = drawn["heads"], drawn["head_dim"]
         if "model" in drawn:
-            q_heads, kv_heads, head_dim = models()[drawn["model"]].shape(drawn["tp"])
+            q_heads, kv_heads, head_dim = model_named(drawn["model"]).shape(drawn["tp"])
         batch, longest, lengths = drawn["batch"], drawn["context"], drawn["lengths"]
         if self.fill is not None:
             low, high = self.fill

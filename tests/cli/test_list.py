@@ -76,7 +76,9 @@ def test_models_are_listed_with_their_figures():
     text = CliRunner().invoke(app, ["list", "models"]).stdout
     lines = text.splitlines()
     [gemma] = [line for line in lines if line.startswith("gemma-3-12b")]
-    assert gemma.split() == "gemma-3-12b 16/8 256 48 40, 1024 tokens google/gemma-3-12b-it".split()
+    assert gemma.split() == [
+        *"gemma-3-12b 16/8 256 48 40: window_left 1023 google/gemma-3-12b-it".split()
+    ]
     [at] = [number for number, line in enumerate(lines) if line.startswith("llama-3-8b")]
     assert lines[at].split() == [
         *("llama-3-8b", "32/8", "128", "32"),
@@ -96,7 +98,9 @@ def test_nothing_is_cut_at_100_columns(monkeypatch, what):
     whole = {
         "kernels": {*kernels(), "scaled_dot_product_attention", "flash_attn_with_kvcache,"},
         "models": {
-            name for model in models().values() for name in (model.name, model.config, *model.also)
+            name
+            for model in models().values()
+            for name in (model.name, model.config.hub, *model.config.also)
         },
     }
     assert words >= whole[what]

@@ -309,3 +309,20 @@ def test_a_sample_is_taken_behind_a_replay(monkeypatch):
     events.clear()
     assert replay.sample_us() == 1000.0
     assert events == ["replay", "event", "replay", "event"]
+
+
+def test_a_model_that_can_only_be_predicted_is_a_row(world):
+    problem = problem_of("gemma-4-26b-a4b:layers=6", 37)
+    row = measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))["sdpa"]
+    assert (row["status"], row["reason"]) == (
+        "unsupported",
+        problem.model and problem.model.only_predicted,
+    )
+
+
+def test_quantised_weights_are_told_on_every_row(world, tmp_path):
+    problem = problem_of(
+        written(tmp_path, "llama", quantization_config={"quant_method": "fp8"}), 37
+    )
+    rows = measure_problem(ModelStep(world.instruments(), problem), kernels("eager", "sdpa"))
+    assert all("(fp8)" in row["warnings"][0] for row in rows.values())

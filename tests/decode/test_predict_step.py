@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from decode.tiny_models import problem_of
 
+from leanbench.core.model_layers import Layer
 from leanbench.core.registry import kernel
 from leanbench.decode.predict import predict_step
 from leanbench.gpu.catalogue import find
@@ -18,11 +19,11 @@ def test_a_step_is_its_layers_and_its_weights():
     whole = predict_step(problem, kernel("fa2"), "default", H200)
     bound = predict_step(problem, kernel("no_attention"), "default", H200)
 
-    def layer_us(window: int | None) -> float:
-        layer = problem.layer_problem(window)
+    def layer_us(window: tuple[tuple[str, int], ...]) -> float:
+        layer = problem.layer_problem(Layer(32, 16, 128, window))
         return predict_cell(layer, kernel("fa2"), "default", H200)["latency_us"]
 
-    full, sliding = layer_us(None), layer_us(1024)
+    full, sliding = layer_us(()), layer_us((("window_left", 1023),))
     assert whole["latency_us"] == pytest.approx(bound["latency_us"] + 10 * full + 52 * sliding)
     assert whole["no_attention_us"] == bound["latency_us"] == bound["no_attention_us"]
     assert whole["attention_share"] == pytest.approx(1 - bound["latency_us"] / whole["latency_us"])
@@ -43,3 +44,25 @@ def test_what_cannot_be_predicted_says_so():
     (warning,) = predict_step(problem, kernel("fa2"), "default", H200)["warnings"]
     assert "the time in which its weights are read" in warning
     assert "GPU kernels (1,400 in a step of Llama-3-8B, some hundred in OPT's)" in warning
+
+
+def test_a_model_with_other_layers_is_told_on_its_rows():
+    pytest.importorskip("transformers")
+    problem = problem_of("qwen3.5-35b-a3b", 65536)
+    row = predict_step(problem, kernel("lean"), "default", H200)
+    _, others, experts = row["warnings"]
+    assert "30 of linear_attention" in others
+    assert "1 - (1 - 0.0312) ** batch" in experts
+    layer = predict_cell(problem.layer_problem(Layer(16, 2, 256)), kernel("lean"), "default", H200)
+    assert row["latency_us"] == pytest.approx(row["no_attention_us"] + 10 * layer["latency_us"])
+
+
+def test_a_latent_model_has_a_bound_and_no_kernel():
+    pytest.importorskip("transformers")
+    problem = problem_of("deepseek-v3:tp=16", 4096)
+    assert predict_step(problem, kernel("lean"), "default", H200)["status"] == "unsupported"
+    bound = predict_step(problem, kernel("no_attention"), "default", H200)
+    assert (bound["status"], bound["attention_share"]) == ("ok", 0)
+    assert any("(fp8)" in warning for warning in bound["warnings"])
+    large = predict_step(problem_of("deepseek-v3", 4096), kernel("no_attention"), "default", H200)
+    assert large["status"] == "out_of_memory"

@@ -52,11 +52,11 @@ def test_attention_of_the_step_is_the_references(tmp_path, name):
     assert outcome.status is None
     assert 0 < (outcome.relative_error or 0) < 2e-3
     heads = 2 if name != "opt" else 1
-    kinds = 2 if name in ("gemma", "gpt-oss") else 1
+    kinds = 2 if name in ("gemma", "gpt-oss", "qwen2") else 1
     assert outcome.total_heads == kinds * 2 * heads
 
 
-@pytest.mark.parametrize("name", ["llama", "opt", "gemma"])
+@pytest.mark.parametrize("name", ["llama", "opt", "gemma", "mistral"])
 @pytest.mark.parametrize("own", ["lean", "fixed_split"])
 def test_kernels_stand_in_for_a_models_attention(tmp_path, name, own):
     """`lean` through attn_implementation="lean", another by its launch; of every kind of layer."""

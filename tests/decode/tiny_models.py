@@ -44,11 +44,31 @@ _GPT_OSS = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
 }
+_MOE = {**_LLAMA, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "opt": _OPT,
     "gemma": _GEMMA,
     "gpt-oss": _GPT_OSS,
+    # Windows of all layers, and of those behind the first.
+    "mistral": {**_LLAMA, "model_type": "mistral", "sliding_window": 16},
+    "qwen2": {
+        **_LLAMA,
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+    },
+    "qwen3-moe": {**_MOE, "model_type": "qwen3_moe", "num_experts": 4},
+    # Weights that transformers counts.
+    "glm4-moe": {
+        **_MOE,
+        "model_type": "glm4_moe",
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
 }
 
 

@@ -43,7 +43,7 @@ def engine(backend: str, folder: Path, longest: int, most: int) -> Any:
     """vLLM with the backend and room for `most` requests of `longest` tokens."""
     from vllm import LLM
 
-    config = read_config("llama-3-8b") | LLAMA
+    config = dict(read_config("llama-3-8b").published) | LLAMA
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return LLM(
         model=str(folder),

@@ -1,10 +1,13 @@
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from leanbench.core.errors import UserError
-from leanbench.core.language_models import Layer, Model, by_layer, models, parse_models
+from leanbench.core.language_models import Model, by_layer, model_named, models, parse_models
+from leanbench.core.model_config import UnknownModel, registry
+from leanbench.core.model_layers import Layer
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.syntax import parse_names
 from leanbench.run.cells import Grid, Sweep, expand
@@ -35,50 +38,49 @@ def test_the_shapes_of_one_gpu(name, tp_1, tp_8, tp_16):
     assert shapes(name, 1, 8, 16) == [tp_1, tp_8, tp_16]
 
 
-def test_figures_beside_the_shapes():
-    gemma = models()["gemma-3-27b"]
-    assert (gemma.q_heads, gemma.kv_heads, gemma.head_dim, gemma.layers) == (32, 16, 128, 62)
-    assert (gemma.sliding_window, gemma.sliding_layers, gemma.config) == (
-        1024,
-        52,
-        "google/gemma-3-27b-it",
-    )
-    llama = models()["llama-3-70b"]
-    assert (llama.sliding_window, llama.sliding_layers, llama.also) == (
-        None,
-        0,
-        ("llama-3.1-70b", "llama-3.3-70b"),
-    )
-
-
 @pytest.mark.parametrize("model", models().values(), ids=list(models()))
-def test_every_model_gives_a_problem(model: Model):
+def test_every_model_gives_its_problems(model: Model):
     cells = expand(Sweep("s", (Grid(context=(16384,), model=(model.name,)),), ("lean",)))
-    plain = AttentionProblem(
-        *(1, model.q_heads, model.kv_heads, 16384, model.head_dim),
-        softcap=model.softcap,
-        sinks=model.sinks,
-        v_head_dim=model.v_head_dim,
-        latent=model.v_head_dim is not None,
-    )
-    window, chunk = model.sliding_window, model.attention_chunk
-    expected = [] if window is None else [replace(plain, window_left=window - 1)]
-    expected += [] if chunk is None else [replace(plain, attention_chunk=chunk)]
-    expected += [plain] if model.sliding_layers < model.layers else []
+    kinds = model.layer_kinds(1)
+    expected = [
+        AttentionProblem(
+            *(1, layer.q_heads, layer.kv_heads, layer.selected or 16384, layer.head_dim),
+            **dict(layer.kinds),
+        )
+        for layer in kinds
+    ]
     assert [cell.problem for cell in cells] == expected
-    assert sum(model.layer_kinds(1).values()) == model.layers
-    # Half of the layers or more slide in every model that has a window; the others have no such
-    # layers.
-    assert (
-        model.layers // 2 <= model.sliding_layers <= model.layers
-        if window or chunk
-        else not model.sliding_layers
-    )
-    assert model.config.count("/") == 1
+    assert sum(kinds.values()) + sum(model.other_layers.values()) == model.layers
+    assert model.config.hub.count("/") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "others"),
+    [
+        ("llama-3-405b", ["126 h128/8 d128"], {}),
+        ("gemma-3-27b", ["52 h32/16 d128 window_left 1023", "10 h32/16 d128"], {}),
+        ("gemma-4-31b", ["50 h32/16 d256 window_left 1023", "10 h32/4 d512"], {}),
+        ("llama-4-scout", ["36 h40/8 d128 attention_chunk 8192", "12 h40/8 d128"], {}),
+        ("qwen3.5-397b-a17b", ["15 h32/2 d256"], {"linear_attention": 45}),
+        ("kimi-linear-48b-a3b", ["7 h32/1 d576 v_head_dim 512 latent"], {"linear_attention": 20}),
+        ("nemotron-h-56b", ["10 h64/8 d128"], {"linear_attention": 54, "mlp": 54}),
+        ("deepseek-v3.2", ["61 h128/1 d576 v_head_dim 512 latent 2048 selected tokens"], {}),
+        ("minimax-m3", ["3 h64/4 d128", "57 h64/4 d128 2048 selected tokens"], {}),
+        (
+            "mimo-v2-flash",
+            ["39 h64/8 d192 window_left 127 sinks v_head_dim 128", "9 h64/4 d192 v_head_dim 128"],
+            {},
+        ),
+    ],
+)
+def test_layers_of_each_kind(name, kinds, others):
+    model = models()[name]
+    assert [f"{count} {layer.words}" for layer, count in model.layer_kinds(1).items()] == kinds
+    assert dict(model.other_layers) == others
 
 
 def test_every_name_is_plain_and_means_one_model():
-    names = [name for model in models().values() for name in (model.name, *model.also)]
+    names = [name for config in registry().values() for name in (config.name, *config.also)]
     assert len(set(names)) == len(names)
     # As --model reads them.
     assert all(parse_names("model", name) == (name,) == (name.lower(),) for name in names)
@@ -87,10 +89,9 @@ def test_every_name_is_plain_and_means_one_model():
 def test_names_in_any_case_and_other_names_of_a_model():
     assert parse_models("meta-llama/Meta-Llama-3-8B") == ("llama-3-8b",)
     assert parse_models("Llama-3.3-70B, qwen2.5-72b,llama-3-70b") == ("llama-3-70b", "qwen2.5-72b")
-    with pytest.raises(
-        UserError, match=r"^there is no model 'llama-3-80b', did you mean 'llama-3-8b'\?$"
-    ):
+    with pytest.raises(UnknownModel) as error:
         parse_models("llama-3-80b")
+    assert (error.value.name, error.value.hint) == ("llama-3-80b", "did you mean 'llama-3-8b'?")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_the_values_of_tp_that_a_refusal_names_are_taken():
 
 
 def test_any_head_dim_is_taken():
-    assert Model("odd-3b", 32, 8, 192, 26, "nobody/odd-3b").shape(2) == (16, 4, 192)
+    assert Layer(32, 8, 192).share(2, "odd-3b") == Layer(16, 4, 192)
 
 
 def test_models_of_one_shape_are_one_problem():
@@ -197,6 +198,33 @@ def test_an_axis_that_is_given_holds_for_every_layer():
     ]
 
 
+@pytest.mark.parametrize("folder", ["mine", "a:b", "a,b", "llama,3-8b"])
+def test_a_config_is_a_model(tmp_path, folder):
+    path = tmp_path / folder
+    path.mkdir()
+    keys = {"model_type": "new", "hidden_size": 512, "num_attention_heads": 8}
+    keys |= {"num_key_value_heads": 2, "num_hidden_layers": 6, "full_attention_interval": 3}
+    (path / "config.json").write_text(json.dumps(keys))
+    assert parse_models(f"phi-4,{path}") == ("phi-4", str(path))
+    assert by_layer((str(path),), (1, 4)) == {
+        Layer(8, 2, 64): [f"{path} (2 of 6 layers)"],
+        Layer(2, 1, 64): [f"{path} tp 4 (2 of 6 layers)"],
+    }
+    assert dict(model_named(str(path)).other_layers) == {"linear_attention": 4}
+    assert problems_of(context=(128,), model=parse_models(str(path))) == [
+        AttentionProblem(1, 8, 2, 128, 64)
+    ]
+
+
+def test_a_selection_bounds_the_context():
+    plain = AttentionProblem(1, 64, 4, 1024, 128)
+    assert problems_of(context=(1024, 4096), model=("minimax-m3",)) == [
+        plain,
+        replace(plain, context=4096),
+        replace(plain, context=2048),
+    ]
+
+
 def test_a_manifest_names_the_axes_that_hold():
     (grid,) = Sweep("s", (Grid(model=("phi-4",), tp=(2,)),)).to_dict()["grids"]
     assert (grid["model"], grid["tp"]) == (["phi-4"], [2])
@@ -253,7 +281,10 @@ def test_a_file_names_models_at_the_top_or_in_a_grid(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('model = "phi-5"', ", line 2, key 'model': there is no model 'phi-5', did you mean 'phi-"),
+        (
+            'model = "phi-5"',
+            ", line 2, key 'model': there is no model or config.json 'phi-5', did you mean 'phi-",
+        ),
         ("tp = 0", ", line 2, key 'tp': tp '0' is below"),
         (
             'model = "phi-4"\nheads = 8',

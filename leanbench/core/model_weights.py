@@ -1,0 +1,281 @@
+"""Number of weights of a language model: from the keys of its config for common types, else from
+transformers' own model, built without memory for its weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from leanbench.core.errors import UserError
+from leanbench.core.model_config import InvalidKey, ModelConfig, quiet_transformers
+
+#: Keys that a common type needs for its weights.
+_NEEDED = ("hidden_size", "vocab_size", "num_attention_heads")
+#: Keys that change weights: a model is refused whose publisher's code has one that transformers'
+#: class has not.
+_SIZE_KEY = re.compile(r"(hidden|intermediate|latent)_size$|lora_rank$")
+
+
+class UnknownWeights(UserError):
+    """A model whose weights cannot be counted here.
+
+    Attributes:
+        model: Its name or path.
+        reason: What is missing.
+        fix: What to do instead; None: compare its attention alone.
+    """
+
+    def __init__(self, model: str, reason: str, fix: str | None = None) -> None:
+        super().__init__(model, reason, fix)
+        self.model = model
+        self.reason = reason
+        self.fix = fix
+
+    def __str__(self) -> str:
+        fix = self.fix or f"compare its attention alone, `leanbench sweep --model {self.model}`"
+        return f"the weights of {self.model} are not known, {self.reason}: {fix}"
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    dense: int
+    #: Of all experts together, of which a token goes to some.
+    experts: int = 0
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers of weights, a shared tensor counted once."""
+
+    #: Tables of which a step reads a row for each sequence.
+    tables: int
+    #: Of no layer, read in every step: the output matrix and the last norm.
+    rest: int
+    layers: tuple[LayerWeights, ...]
+    #: Part of the experts that a token goes to.
+    expert_share: float = 1.0
+
+    def total(self, layers: int) -> int:
+        """Return the weights of the model with its first layers alone."""
+        own = self.layers[:layers]
+        return self.tables + self.rest + sum(layer.dense + layer.experts for layer in own)
+
+    def read(self, layers: int, tokens: int) -> float:
+        """Return the expected number of weights that a step of `tokens` tokens reads.
+
+        Each token's experts count as drawn evenly: of E experts, k for each token, a step reads
+        E * (1 - (1 - k / E) ** tokens).
+        """
+        reached = 1 - (1 - self.expert_share) ** tokens
+        own = self.layers[:layers]
+        return self.rest + sum(layer.dense + layer.experts * reached for layer in own)
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What a type of plain decoder layers has."""
+
+    norms: int = 2
+    #: Norms of head_dim over Q and K.
+    head_norms: int = 0
+    #: Default of attention_bias; None: there are none.
+    bias: bool | None = None
+    is_tied: bool = False
+    #: Names of the sizes of experts: number, width. Empty: one MLP.
+    experts: tuple[str, ...] = ()
+
+
+_COMMON = {
+    "gemma": _Common(bias=False, is_tied=True),
+    "gemma2": _Common(norms=4, bias=False, is_tied=True),
+    "gemma3_text": _Common(norms=4, head_norms=2, bias=False, is_tied=True),
+    "gpt_oss": _Common(bias=True, experts=("num_local_experts", "intermediate_size")),
+    "llama": _Common(bias=False),
+    "mistral": _Common(),
+    "mixtral": _Common(experts=("num_local_experts", "intermediate_size")),
+    "opt": _Common(is_tied=True),
+    "phi3": _Common(),
+    "qwen2": _Common(),
+    "qwen3": _Common(head_norms=2, bias=False),
+    "qwen3_moe": _Common(
+        head_norms=2, bias=False, experts=("num_experts", "moe_intermediate_size")
+    ),
+}
+# The decoders of Qwen3-VL, which transformers builds only with the part that sees.
+_COMMON["qwen3_vl_text"] = _COMMON["qwen3"]
+_COMMON["qwen3_vl_moe_text"] = _COMMON["qwen3_moe"]
+
+
+def weights_of(
+    config: ModelConfig, published: Mapping[str, Any], keys: Mapping[str, Any]
+) -> Weights:
+    """Count the weights of the part of a model that one GPU has.
+
+    Args:
+        published: Keys of that part as transformers' class takes them.
+        keys: The same with defaults.
+
+    Raises:
+        UserError: They do not follow from the keys, and transformers does not know the type.
+    """
+    if config.hub and not config.is_whole:
+        fix = f"give the path of the config.json of {config.hub}"
+        raise UnknownWeights(config.name, "only its attention is", fix)
+    if config.model_type not in _COMMON:
+        return _counted(config, published, keys)
+    for key in (*_NEEDED, *_widths(config.model_type)):
+        if key not in keys:
+            raise InvalidKey(config.name, key, None, f"weights of {config.model_type!r} need it")
+    return _opt(keys) if config.model_type == "opt" else _common(config.model_type, keys)
+
+
+def _widths(model_type: str) -> tuple[str, ...]:
+    if model_type == "opt":
+        return ("ffn_dim", "max_position_embeddings")
+    experts = _COMMON[model_type].experts
+    return (*experts, "num_experts_per_tok") if experts else ("intermediate_size",)
+
+
+def _common(model_type: str, keys: Mapping[str, Any]) -> Weights:
+    kind = _COMMON[model_type]
+    hidden, q_heads = keys["hidden_size"], keys["num_attention_heads"]
+    head_dim = keys.get("head_dim", hidden // q_heads)
+    q_columns = q_heads * head_dim
+    kv_columns = keys.get("num_key_value_heads", q_heads) * head_dim
+    dense = 2 * hidden * (q_columns + kv_columns) + kind.norms * hidden
+    dense += kind.head_norms * head_dim
+    if model_type == "qwen2":
+        dense += q_columns + 2 * kv_columns
+    elif kind.bias is not None and keys.get("attention_bias", kind.bias):
+        dense += q_columns + 2 * kv_columns + hidden
+    if model_type == "gpt_oss":
+        # A sink for each head, and biases of the router and the experts.
+        dense += q_heads + keys["num_local_experts"]
+    table = keys["vocab_size"] * hidden
+    is_tied = keys.get("tie_word_embeddings", kind.is_tied)
+    layers = tuple(_mlp(model_type, keys, dense, layer) for layer in range(_count(keys)))
+    share = keys["num_experts_per_tok"] / keys[kind.experts[0]] if kind.experts else 1.0
+    return Weights(0 if is_tied else table, table + hidden, layers, min(1.0, share))
+
+
+def _mlp(model_type: str, keys: Mapping[str, Any], dense: int, layer: int) -> LayerWeights:
+    """Add a layer's MLP or experts to the weights of its attention and norms."""
+    hidden, kind = keys["hidden_size"], _COMMON[model_type]
+    is_dense = layer in keys.get("mlp_only_layers", ()) or (layer + 1) % keys.get(
+        "decoder_sparse_step", 1
+    )
+    if not kind.experts or is_dense:
+        inner = keys["intermediate_size"]
+        bias = 2 * inner + hidden if model_type == "llama" and keys.get("mlp_bias") else 0
+        return LayerWeights(dense + 3 * hidden * inner + bias)
+    number, inner = (keys[key] for key in kind.experts)
+    expert = 3 * hidden * inner + (2 * inner + hidden if model_type == "gpt_oss" else 0)
+    return LayerWeights(dense + number * hidden, number * expert)
+
+
+def _opt(keys: Mapping[str, Any]) -> Weights:
+    hidden, inner = keys["hidden_size"], keys["ffn_dim"]
+    words = keys.get("word_embed_proj_dim", hidden)
+    has_bias = keys.get("enable_bias", True)
+    norm = 2 * hidden if keys.get("layer_norm_elementwise_affine", True) else 0
+    layer = 4 * hidden * hidden + 2 * hidden * inner + 2 * norm
+    layer += 5 * hidden + inner if has_bias else 0
+    table = keys["vocab_size"] * words
+    # Models with norms behind their layers have none at the end.
+    has_last = keys.get("do_layer_norm_before", True) and not keys.get("_remove_final_layer_norm")
+    rest = table + (norm if has_last else 0) + (2 * words * hidden if words != hidden else 0)
+    # Its table of positions begins with two that stand for padding.
+    tables = (keys["max_position_embeddings"] + 2) * hidden
+    tables += 0 if keys.get("tie_word_embeddings", True) else table
+    return Weights(tables, rest, (LayerWeights(layer),) * _count(keys))
+
+
+def _count(keys: Mapping[str, Any]) -> int:
+    return keys["num_hidden_layers"]
+
+
+def _counted(config: ModelConfig, published: Mapping[str, Any], keys: Mapping[str, Any]) -> Weights:
+    """Count the weights of transformers' model of this config."""
+    if find_spec("transformers") is None:
+        reason = f"transformers counts those of {config.model_type!r} and is not installed"
+        raise UnknownWeights(config.name, reason, "pip install transformers")
+    import torch
+
+    model = _empty_model(config, published)
+    embeddings = {
+        id(module.weight): module.weight.numel()
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding)
+    }
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    is_tied = head is not None and id(getattr(head, "weight", None)) in embeddings
+    if head is None:
+        # A decoder without the output matrix of the whole.
+        is_tied = bool(keys.get("tie_word_embeddings"))
+    read_rows = dict(embeddings)
+    if is_tied:
+        read_rows.pop(id(model.get_input_embeddings().weight))
+    dense, experts = [0] * _count(keys), [0] * _count(keys)
+    tables = rest = 0
+    number = 0
+    for name, weight in model.named_parameters():
+        place = re.search(r"\blayers\.(\d+)\.", name)
+        if id(weight) in read_rows:
+            tables += weight.numel()
+        elif place is None or int(place[1]) >= len(dense):
+            rest += weight.numel()
+        elif ".experts." in name and weight.dim() > 2:
+            experts[int(place[1])] += weight.numel()
+            number = weight.shape[0]
+        else:
+            dense[int(place[1])] += weight.numel()
+    if head is None and not is_tied:
+        rest += model.get_input_embeddings().weight.numel()
+    layers = tuple(map(LayerWeights, dense, experts))
+    chosen = keys.get("num_experts_per_tok", keys.get("top_k_experts", number))
+    return Weights(tables, rest, layers, min(1.0, chosen / number) if number else 1.0)
+
+
+def _empty_model(config: ModelConfig, published: Mapping[str, Any]) -> Any:
+    import torch
+    import transformers
+    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    version = f"transformers {transformers.__version__}"
+    if config.model_type not in CONFIG_MAPPING:
+        raise UnknownWeights(config.name, f"{version} has no model_type {config.model_type!r}")
+    try:
+        with quiet_transformers():
+            own = CONFIG_MAPPING[config.model_type].from_dict(dict(published))
+        if unknown := _unknown_sizes(own, published):
+            raise UnknownWeights(config.name, f"{version} does not use {', '.join(unknown)}")
+        with torch.device("meta"), quiet_transformers():
+            for auto in (AutoModelForCausalLM, AutoModel):
+                if type(own) in auto._model_mapping:
+                    return auto.from_config(own)
+        reason = f"{version} has no decoder of {config.model_type!r} by itself"
+        raise UnknownWeights(config.name, reason)
+    except UserError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        reason = f"{version} cannot build it ({reason})"
+        raise UnknownWeights(config.name, reason, "check its config.json") from None
+
+
+def _unknown_sizes(own: Any, keys: Mapping[str, Any]) -> list[str]:
+    """Return sizes that the class does not declare, and which its model cannot have."""
+    names = {*type(own)().to_dict(), *type(own).attribute_map}
+    # A size that a declared key has too is that one by an older name.
+    sizes = {keys[name] for name in names & keys.keys() if type(keys[name]) is int}
+    return [
+        key
+        for key, value in keys.items()
+        if key not in names and _SIZE_KEY.search(key) and type(value) is int and value > 0
+        if value not in sizes
+    ]

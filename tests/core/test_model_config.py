@@ -1,0 +1,349 @@
+"""config.json of language models: as published, with defaults, quantised, hostile."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leanbench.core import model_config
+from leanbench.core.errors import UserError
+from leanbench.core.files import FileFault, UnreadableFile
+from leanbench.core.model_config import InvalidKey, NotAConfig, read_config, registry, split_models
+from leanbench.core.model_layers import NoDecodeAttention, layers_of
+from leanbench.core.model_weights import UnknownWeights
+from leanbench.core.whole_model import read_model
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+
+
+def written(folder: Path, content: Any) -> str:
+    path = folder / "config.json"
+    text = content if isinstance(content, (str, bytes)) else json.dumps(content)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def kinds(folder: Path, **keys: Any) -> dict[str, int]:
+    """Words of the layers of a config, with their number."""
+    layers = layers_of(read_config(written(folder, {**TINY, **keys})))
+    return dict(Counter(layer if isinstance(layer, str) else layer.words for layer in layers))
+
+
+@pytest.fixture(params=["defaults of transformers", "keys alone"])
+def reader(request, monkeypatch):
+    """With transformers, and without."""
+    if request.param == "keys alone":
+        monkeypatch.setattr(model_config, "find_spec", lambda name: None)
+    else:
+        pytest.importorskip("transformers")
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, {"h4/4 d16": 4}),
+        ({"num_key_value_heads": None, "head_dim": None}, {"h4/4 d16": 4}),
+        (
+            {"model_type": "mistral", "num_key_value_heads": 4, "sliding_window": 8},
+            {"h4/4 d16 window_left 7": 4},
+        ),
+        ({"sliding_window": 8}, {"h4/4 d16": 4}),
+        (
+            {
+                "model_type": "qwen3",
+                "head_dim": 16,
+                "num_key_value_heads": 2,
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "max_window_layers": 3,
+            },
+            {"h4/2 d16": 3, "h4/2 d16 window_left 7": 1},
+        ),
+        (
+            {
+                "model_type": "qwen2",
+                "num_key_value_heads": 2,
+                "use_sliding_window": False,
+                "sliding_window": 8,
+            },
+            {"h4/2 d16": 4},
+        ),
+        (
+            {
+                "model_type": "qwen2",
+                "num_key_value_heads": 1,
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "max_window_layers": 0,
+            },
+            {"h4/1 d16 window_left 7": 4},
+        ),
+        (
+            {
+                "model_type": "gemma3_text",
+                "head_dim": 8,
+                "num_key_value_heads": 2,
+                "sliding_window": 8,
+                "sliding_window_pattern": 2,
+            },
+            {"h4/2 d8 window_left 7": 2, "h4/2 d8": 2},
+        ),
+        (
+            {
+                "model_type": "gemma2",
+                "head_dim": 8,
+                "num_key_value_heads": 2,
+                "sliding_window": 8,
+                "attn_logit_softcapping": 30.0,
+            },
+            {"h4/2 d8 window_left 7 softcap 30": 2, "h4/2 d8 softcap 30": 2},
+        ),
+        (
+            {
+                "model_type": "llama4_text",
+                "head_dim": 8,
+                "num_key_value_heads": 2,
+                "attention_chunk_size": 32,
+            },
+            {"h4/2 d8 attention_chunk 32": 3, "h4/2 d8": 1},
+        ),
+        (
+            {
+                "model_type": "deepseek_v3",
+                "kv_lora_rank": 32,
+                "qk_rope_head_dim": 8,
+                "qk_nope_head_dim": 16,
+                "v_head_dim": 16,
+                "q_lora_rank": 16,
+            },
+            {"h4/1 d40 v_head_dim 32 latent": 4},
+        ),
+        (
+            {
+                "model_type": "qwen3_next",
+                "head_dim": 16,
+                "num_key_value_heads": 2,
+                "full_attention_interval": 2,
+            },
+            {"linear_attention": 2, "h4/2 d16": 2},
+        ),
+        # Types that no class knows.
+        (
+            {"model_type": "new", "layer_types": ["conv"] * 3 + ["full_attention"]},
+            {"conv": 3, "h4/4 d16": 1},
+        ),
+        (
+            {
+                "model_type": "new",
+                "block_configs": [
+                    {"attention": {"n_heads_in_group": 2}},
+                    {"attention": {"no_op": True, "n_heads_in_group": None}},
+                    {"attention": {"n_heads_in_group": 4}},
+                    "none",
+                ],
+            },
+            {"h4/2 d16": 1, "no_op": 2, "h4/1 d16": 1},
+        ),
+        (
+            {"model_type": "new", "attn_type_list": [0, 0, 1, 0]},
+            {"linear_attention": 3, "h4/4 d16": 1},
+        ),
+        (
+            {"model_type": "new", "hybrid_override_pattern": "M-*E"},
+            {"linear_attention": 1, "mlp": 1, "h4/4 d16": 1, "moe": 1},
+        ),
+        (
+            {
+                "model_type": "mimo_v2",
+                "sliding_window": 8,
+                "hybrid_layer_pattern": [0, 1, 1, 1],
+                "head_dim": 24,
+                "v_head_dim": 16,
+                "swa_num_key_value_heads": 2,
+                "add_swa_attention_sink_bias": True,
+            },
+            {"h4/4 d24 v_head_dim 16": 1, "h4/2 d24 window_left 7 sinks v_head_dim 16": 3},
+        ),
+    ],
+)
+def test_layers_are_the_publishers(tmp_path, keys, expected):
+    assert kinds(tmp_path, **keys) == expected
+
+
+@pytest.mark.parametrize("name", [name for name, own in registry().items() if own.is_whole])
+def test_the_registry_says_what_the_classes_say(tmp_path, name):
+    """Its entries have every key that transformers has no default for, or another one."""
+    pytest.importorskip("transformers")
+    own = registry()[name]
+    again = read_config(written(tmp_path, {"sliding_window": None, **own.published}))
+    assert again.model_type == own.model_type
+    assert layers_of(again) == layers_of(own)
+
+
+def test_absent_keys_are_the_defaults_of_the_class(tmp_path):
+    pytest.importorskip("transformers")
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text"}
+    text |= {"num_hidden_layers": 34, "sliding_window": 1024}
+    whole = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": -1}}
+    model = read_model(written(tmp_path, whole))
+    own = {(layer.words, count) for layer, count in model.layer_kinds.items()}
+    assert own == {("h8/4 d256", 5), ("h8/4 d256 window_left 1023", 29)}
+    assert model.weights == 3_880_263_168
+
+
+def test_a_part_without_a_type_is_that_of_the_whole(tmp_path):
+    pytest.importorskip("transformers")
+    text = {key: value for key, value in TINY.items() if key != "model_type"}
+    path = written(tmp_path, {"model_type": "gemma3", "text_config": text})
+    assert read_config(path).model_type == "gemma3_text"
+
+
+def test_keys_that_are_not_read_may_be_anything(tmp_path):
+    text = json.dumps({**TINY, "model_type": "new"})
+    text = text[:-1] + ', "time_step_limit": [0.0, Infinity], "x": NaN, "y": ' + "9" * 400 + "}"
+    assert layers_of(read_config(written(tmp_path, text)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "beside", "expected"),
+    [
+        ({}, None, None),
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}, None, "fp8"),
+        ({"compression_config": {"format": "pack-quantized"}}, None, "pack-quantized"),
+        (
+            {"quantization_config": {"quant_algo": "NVFP4", "quant_method": "modelopt"}},
+            None,
+            "NVFP4",
+        ),
+        ({"quantization_config": [1]}, None, "quantised"),
+        ({}, {"quantization": {"quant_algo": "FP8"}}, "FP8"),
+    ],
+)
+def test_quantised_weights_are_told(tmp_path, keys, beside, expected):
+    if beside is not None:
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    model = read_model(written(tmp_path, {**TINY, **keys}))
+    assert model.source.quantization == expected
+    assert len(model.notes) == (expected is not None)
+
+
+@pytest.mark.parametrize(
+    "content", ["{", " \n", b"\xff\xfe\x00", "[" * 100_000, "[]", {"text_config": None}, "NaN"]
+)
+def test_what_is_no_config(tmp_path, content):
+    path = written(tmp_path, content)
+    with pytest.raises(NotAConfig) as error:
+        read_config(path)
+    assert str(error.value.path) == path
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("num_hidden_layers", value) for value in (-1, 0, 1.5, "2", True, [2], 10**9)),
+        *(("hidden_size", value) for value in (float("nan"), 10**400, 2**31, {"a": 1})),
+        ("intermediate_size", 0),
+        ("num_key_value_heads", "2"),
+        ("num_attention_heads", 0),
+        ("head_dim", -8),
+        ("sliding_window", "all"),
+        ("vocab_size", 2**63),
+        ("layer_types", 3),
+        ("layer_types", ["full_attention"]),
+        ("max_window_layers", -1),
+        ("full_attention_interval", 0),
+        ("mlp_bias", 1),
+        ("linear_attn_config", []),
+    ],
+)
+def test_a_key_out_of_range_is_one_sentence(tmp_path, key, value):
+    with pytest.raises(InvalidKey) as error:
+        read_config(written(tmp_path, {**TINY, key: value}))
+    assert error.value.key == key
+    assert len(str(error.value)) < 300 + len(str(tmp_path))
+
+
+def test_heads_that_are_no_groups(tmp_path):
+    with pytest.raises(InvalidKey) as error:
+        read_config(written(tmp_path, {**TINY, "num_key_value_heads": 3}))
+    assert (error.value.key, error.value.value) == ("num_attention_heads", 4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"model_type": "new", "hidden_size": None}, "hidden_size"),
+        ({"model_type": None}, "model_type"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"model_type": "new", "layer_types": ["sliding_attention"] * 4}, "sliding_window"),
+    ],
+)
+def test_keys_that_are_missing(tmp_path, keys, key):
+    with pytest.raises(InvalidKey) as error:
+        layers_of(read_config(written(tmp_path, {**TINY, **keys})))
+    assert error.value.key == key
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model_type": "new", "layer_types": ["mamba"] * 4},
+        {"model_type": "new", "is_encoder_decoder": True},
+        {"model_type": "new", "compress_ratios": [4, 128, 4, 128]},
+    ],
+)
+def test_models_that_have_no_decode_attention(tmp_path, keys):
+    with pytest.raises(NoDecodeAttention):
+        layers_of(read_config(written(tmp_path, {**TINY, **keys})))
+
+
+@pytest.mark.parametrize(
+    "keys", [{"model_type": "new"}, {"model_type": "cohere2", "routed_expert_hidden_size": 33}]
+)
+def test_weights_that_are_not_known(tmp_path, keys):
+    path = written(tmp_path, {**TINY, **keys})
+    assert layers_of(read_config(path))
+    with pytest.raises(UnknownWeights) as error:
+        read_model(path)
+    assert error.value.model == path
+
+
+@pytest.mark.parametrize("fault", [FileFault.NOT_REGULAR, FileFault.MISSING])
+def test_files_that_are_not_read(tmp_path, fault):
+    with pytest.raises(UnreadableFile) as error:
+        read_config("/dev/zero" if fault == FileFault.NOT_REGULAR else str(tmp_path))
+    assert error.value.fault == fault
+
+
+def test_commas_and_colons_of_paths_that_exist(tmp_path):
+    for name in ("a,b", "c:d,e"):
+        (tmp_path / name).mkdir()
+    both = f"{tmp_path}/a,b"
+    assert split_models(f"x,{both},y") == ["x", both, "y"]
+    assert split_models(f"{both}:tp=2,y,{tmp_path}/c:d,e") == [
+        f"{both}:tp=2",
+        "y",
+        f"{tmp_path}/c:d,e",
+    ]
+    assert split_models(f"{tmp_path}/no,b") == [f"{tmp_path}/no", "b"]
+    assert split_models("a,,b") == ["a", "", "b"]
+
+
+def test_bad_models_are_user_errors(tmp_path):
+    """The command line prints them in one line, with exit code 2."""
+    for error in (InvalidKey, NotAConfig, NoDecodeAttention, UnknownWeights):
+        assert issubclass(error, UserError)

@@ -1,0 +1,178 @@
+"""Weights and windows of tiny models against those that transformers builds."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from leanbench.core.model_weights import _COMMON
+from leanbench.core.whole_model import WholeModel, read_model
+
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "sliding_window": 16,
+}
+HEADS = {"head_dim": 16}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LOCAL_MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_key_value_heads": 8,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
+TIED = [{"tie_word_embeddings": True}, {"tie_word_embeddings": False}]
+BIAS = [{"attention_bias": True}, {"attention_bias": False}]
+WINDOWS = [{"use_sliding_window": True, "max_window_layers": 2}, {"use_sliding_window": False}]
+OPT = {"ffn_dim": 48, "num_key_value_heads": None, "sliding_window": None}
+#: By type: keys that it needs, and its optional keys.
+CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "gemma": (HEADS, [*BIAS, *TIED]),
+    "gemma2": (HEADS, [*BIAS, *TIED, {"sliding_window": 8}]),
+    "gemma3_text": (HEADS, [*BIAS, *TIED, {"sliding_window_pattern": 3}]),
+    "gpt_oss": ({**HEADS, **LOCAL_MOE}, [*BIAS, *TIED]),
+    "llama": ({}, [*BIAS, *TIED, HEADS, {"mlp_bias": True}, {"num_key_value_heads": None}]),
+    "mistral": ({}, [*TIED, HEADS, {"sliding_window": None}]),
+    "mixtral": (LOCAL_MOE, [*TIED, HEADS, {"sliding_window": None}]),
+    "opt": (
+        OPT,
+        [
+            {"word_embed_proj_dim": 32},
+            {"do_layer_norm_before": False},
+            {"enable_bias": False},
+            {"layer_norm_elementwise_affine": False},
+            {"_remove_final_layer_norm": True},
+            {"tie_word_embeddings": False},
+        ],
+    ),
+    "phi3": ({}, [*TIED, {"sliding_window": None}]),
+    "qwen2": ({}, [*TIED, *WINDOWS]),
+    "qwen3": (HEADS, [*BIAS, *TIED, *WINDOWS, {"use_sliding_window": True}]),
+    "qwen3_moe": (
+        {**HEADS, **MOE},
+        [*BIAS, *TIED, {"mlp_only_layers": [1, 2]}, {"decoder_sparse_step": 2}, WINDOWS[1]],
+    ),
+    # Counted by transformers.
+    "cohere2": (HEADS, [{"sliding_window_pattern": 3}]),
+    "deepseek_v3": (LATENT, [{"q_lora_rank": None}]),
+    "gemma4_text": (
+        {**HEADS, "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+        [{"attention_k_eq_v": False}, {"hidden_size_per_layer_input": 8}],
+    ),
+    "glm4_moe": (
+        {**HEADS, **LATENT, "kv_lora_rank": None, "v_head_dim": None},
+        [{"use_qk_norm": True}],
+    ),
+    "olmo2": ({}, []),
+    "starcoder2": ({}, [{"sliding_window": None}]),
+    "qwen3_next": (
+        {**HEADS, **MOE, "shared_expert_intermediate_size": 24, "full_attention_interval": 3},
+        [],
+    ),
+}
+VARIANTS = [
+    pytest.param(model_type, {**needed, **optional}, id=f"{model_type} {number}")
+    for model_type, (needed, options) in CASES.items()
+    for number, optional in enumerate([{}, *options])
+]
+
+
+def built(tmp_path, model_type: str, keys: dict[str, Any]) -> tuple[WholeModel, Any]:
+    """The model as leanbench reads it, and transformers' own on the meta device."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    fields = {**TINY, **keys}
+    fields.pop("model_type", None)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": model_type, **fields}))
+    config = transformers.AutoConfig.for_model(model_type, **fields)
+    with torch.device("meta"):
+        return read_model(str(path)), transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(("model_type", "keys"), VARIANTS)
+def test_weights_and_windows_are_those_of_transformers(tmp_path, model_type, keys):
+    own, model = built(tmp_path, model_type, keys)
+    assert own.weights == sum(weight.numel() for weight in model.parameters())
+    windows: Counter[int | None] = Counter()
+    for layer, count in own.layer_kinds.items():
+        windows[layer.window] += count
+    attentions = [
+        module
+        for name, module in model.named_modules()
+        if name.endswith(("self_attn", "attention", "attn")) and "linear" not in name
+    ]
+    assert windows == Counter(getattr(module, "sliding_window", None) for module in attentions) or (
+        # Modules of these types take the window from the config.
+        model_type in ("mixtral", "mistral", "phi3", "starcoder2")
+        and windows == {keys.get("sliding_window", 16): 6}
+    )
+
+
+def test_every_common_type_is_compared():
+    others = {"qwen3_vl_text", "qwen3_vl_moe_text"}
+    assert set(_COMMON) - others <= set(CASES)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl_text", "qwen3_vl_moe_text"])
+def test_decoders_of_models_that_see(tmp_path, model_type):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    keys = {**TINY, **HEADS, **(MOE if "moe" in model_type else {}), "model_type": model_type}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": model_type[:-5], "text_config": keys}))
+    fields = {key: value for key, value in keys.items() if key != "model_type"}
+    with torch.device("meta"):
+        config = transformers.AutoConfig.for_model(model_type, **fields)
+        decoder = transformers.AutoModel.from_config(config)
+    weights = sum(weight.numel() for weight in decoder.parameters())
+    assert read_model(str(path)).weights == weights + 96 * 64
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+@pytest.mark.parametrize("model_type", ["llama", "gpt_oss", "qwen3_moe"])
+def test_a_share_is_the_model_that_is_built_of_it(tmp_path, model_type, tp):
+    own, _ = built(tmp_path, model_type, CASES[model_type][0])
+    part = WholeModel(own.source, tp)
+    (tmp_path / "part").mkdir()
+    _, model = built(tmp_path / "part", model_type, dict(part.config))
+    assert part.weights == sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss", "qwen3_moe"])
+def test_a_step_reads_what_tokens_reach(tmp_path, model_type):
+    own, model = built(tmp_path, model_type, CASES[model_type][0])
+    names = dict(model.named_parameters())
+    experts = sum(own.numel() for name, own in names.items() if ".experts." in name)
+    tables = sum(
+        module.weight.numel() for module in model.modules() if type(module).__name__ == "Embedding"
+    )
+    others = own.weights - experts - tables
+    for tokens in (1, 3):
+        assert own.weights_read(tokens) == pytest.approx(others + experts * (1 - 0.5**tokens))
+
+
+def test_tables_of_each_layer_are_read_by_the_row(tmp_path):
+    """Gemma 4's embeddings of each layer; the table of the output matrix is read whole."""
+    keys = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 512}
+    own, model = built(tmp_path, "gemma4_text", {**CASES["gemma4_text"][0], **keys})
+    assert own.weights == sum(weight.numel() for weight in model.parameters())
+    assert own.weights_read(1) == own.weights - 512 * 8 * 6
