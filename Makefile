@@ -6,8 +6,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: sweep test test-deep test-range gpu-gate gpu-runs lint clean
 
-sweep: $(VENV)/installed  ## Run the smoke sweep; writes HTML and CSV and prints their paths
+sweep: $(VENV)/installed  ## Run the smoke sweep; writes HTML and CSV, prints their paths and how to activate the environment
 	$(BIN)/leanbench sweep smoke
+	@echo 'To use leanbench in this shell, run:  . $(BIN)/activate'
 
 test: $(VENV)/installed-dev  ## Lint, type-check and run every test that can run on this machine
 	$(BIN)/ruff check .

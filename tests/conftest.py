@@ -24,6 +24,9 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from leanbench.configs.tuned import Family
 
+# The width that sentences and tables are laid out for, where there is no terminal.
+os.environ.pop("COLUMNS", None)
+
 # Triton decides when a kernel is defined: before any test module is imported, and alike in every
 # pytest-xdist worker.
 if not torch.cuda.is_available():

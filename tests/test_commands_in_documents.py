@@ -70,6 +70,22 @@ def test_a_command_that_is_none_is_named() -> None:
     ]
 
 
+def test_leanbench_is_on_the_path_before_it_is_called() -> None:
+    """As `make sweep` says with its last line, and as the README has it."""
+    activation = ". .venv/bin/activate"
+    recipe = re.search(r"^sweep:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    last = recipe[1].replace("$(BIN)", ".venv/bin").splitlines()[-1]
+    assert last.startswith("\t@echo ")
+    assert activation in last
+    lines = "\n".join(block for block, _ in _BLOCK.findall((ROOT / "README.md").read_text()))
+    before = lines.partition("\nleanbench ")[0]
+    assert [line.partition(" #")[0].strip() for line in before.splitlines()] == [
+        "make sweep",
+        activation,
+    ]
+
+
 def test_every_question_of_the_readme_is_answered_with_a_way() -> None:
     """Ten lines, each with a link; docs/questions.md has the same ten, in this order."""
     index = (ROOT / "README.md").read_text().partition("## Where to look\n")[2]

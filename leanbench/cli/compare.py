@@ -113,9 +113,9 @@ def _show(comparison: Comparison, format_: str, all_: bool) -> None:
     elif format_ == "markdown":
         from leanbench.report.markdown import markdown_text
 
-        output.show(markdown_text(comparison_document(comparison)).rstrip("\n"))
+        output.show_whole(markdown_text(comparison_document(comparison)).rstrip("\n"))
     else:
-        output.show((json_text if format_ == "json" else csv_text)(comparison).rstrip("\n"))
+        output.show_whole((json_text if format_ == "json" else csv_text)(comparison).rstrip("\n"))
 
 
 def _say_failures(comparison: Comparison, above: float, given: str) -> bool:

@@ -12,6 +12,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.configs_validate import validate
+from leanbench.cli.help import Commands
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from leanbench.configs.tuned import Family
     from leanbench.core.gpu_spec import GpuSpec
 
-configs = typer.Typer(
+configs = Commands(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

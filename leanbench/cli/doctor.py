@@ -69,7 +69,7 @@ def _show_json(findings: list[tuple[str, Finding]], machine: Machine) -> None:
     from dataclasses import asdict
 
     listed = [{"check": name, **asdict(finding)} for name, finding in findings]
-    output.show(json.dumps({"can_measure": machine.can_launch, "findings": listed}, indent=2))
+    output.show_whole(json.dumps({"can_measure": machine.can_launch, "findings": listed}, indent=2))
 
 
 def _show_table(findings: list[tuple[str, Finding]], machine: Machine) -> None:

@@ -17,6 +17,8 @@ NOT_HERE = ("cards", "hint", "empty")
 #: Problems named in a line of a list, and lines of a list.
 NAMED = 3
 LINES = 20
+#: Styles of the names of sentences.
+_NAMES = {"Fastest": "bold green", "Note": "bold yellow"}
 
 _STYLES = {
     "best": "bold green",
@@ -57,7 +59,7 @@ def _show(block: Block) -> None:
         for item in block.items:
             # A fact stands alone: its name is a heading's, for who looks it up.
             name = f"{item.name}: " if item.name and block.layout != "facts" else ""
-            output.show(f"{name}{item.words}")
+            output.show(str(item.words), lead=name, style=_NAMES.get(item.name, "bold"))
     elif isinstance(block, Table):
         _show_table(block)
 
@@ -90,12 +92,23 @@ def _show_notes(rows: Sequence[Sequence[Words]]) -> None:
 
 
 def _show_list(table: Table) -> None:
-    """A line for each row: ``kind: kernel · problems: sentence``."""
-    for kind, kernel, sentence, _, problems in table.rows[:LINES]:
-        mark = "!" if str(kind) == "warning" else f"{kind}:"
-        output.show(f"{mark} {kernel} · {_named(problems)}: {sentence}")
-    if len(table.rows) > LINES:
-        output.show(f"and {len(table.rows) - LINES} more lines like these, see the report")
+    """Print ``kind: kernels · problems: sentence``, one line for kernels with the same sentence."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for kind, kernel, sentence, count, problems in map(_as_text, table.rows):
+        # A refusal begins with the kernel's name.
+        words = sentence.removeprefix(f"{kernel} ")
+        where = f"{count} problems" if kind == "unsupported" and int(count) > NAMED else problems
+        lines.setdefault((kind, where, words), []).append(kernel)
+    for (kind, where, words), kernels in [*lines.items()][:LINES]:
+        mark = "!" if kind == "warning" else f"{kind}:"
+        output.show(f"{mark} {', '.join(kernels)} · {where}: {words}")
+    if len(lines) > LINES:
+        output.show(f"and {len(lines) - LINES} more lines like these, see the report")
+
+
+def _as_text(row: Sequence[Words]) -> list[str]:
+    *cells, problems = row
+    return [*map(str, cells), _named(problems)]
 
 
 def _named(problems: Words) -> str:

@@ -159,8 +159,8 @@ def list_(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="|".join(_LISTS),
-            help="What to list.",
+            metavar="WHAT",
+            help=f"{', '.join([*_LISTS][:-1])} or {[*_LISTS][-1]}.",
             autocompletion=lambda incomplete: that_begin(incomplete, _LISTS),
         ),
     ],
@@ -181,6 +181,6 @@ def list_(
     elif what == "quantities":
         from leanbench.report.quantities import markdown_text, schema_text
 
-        output.show((markdown_text if format_ == "markdown" else schema_text)().rstrip("\n"))
+        output.show_whole((markdown_text if format_ == "markdown" else schema_text)().rstrip("\n"))
     else:
         raise UserError(f"--format {format_} is for quantities, {what} are a table: leave it out")

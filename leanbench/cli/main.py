@@ -21,6 +21,7 @@ from leanbench.cli.decode import decode
 from leanbench.cli.doctor import doctor
 from leanbench.cli.encoding import write_ascii_where_needed
 from leanbench.cli.evidence import evidence
+from leanbench.cli.help import Commands
 from leanbench.cli.interruption import signal_of
 from leanbench.cli.list import list_
 from leanbench.cli.merge import merge
@@ -161,7 +162,7 @@ def _refusal_with_value(error: typer.BadParameter, words: list[str]) -> str | No
     return None
 
 
-app = typer.Typer(
+app = Commands(
     cls=_Commands,
     no_args_is_help=True,
     # Plain usage errors: one line says more in a log than a box does.
@@ -180,7 +181,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Measure and explain decode attention on GPUs."""

@@ -39,4 +39,4 @@ def merge(
     output.say(f"Run directory: {path}")
     if not no_report:
         for written in write_report(path, path, ["html", "csv"]):
-            output.show(str(written))
+            output.show_whole(str(written))

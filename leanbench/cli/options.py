@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from leanbench.cli import completion
+from leanbench.cli.help import panel_of
 from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
 
@@ -170,7 +173,7 @@ def with_shared_options(
         for flag in fields(RunFlags):
             default = timeout if flag.name == "timeout" else flag.default
             parameters.append(_parameter(flag.name, default, hints[flag.name]))
-        vars(command)["__signature__"] = inspect.Signature(parameters)
+        vars(command)["__signature__"] = inspect.Signature(list(map(_in_panel, parameters)))
         return command
 
     return decorate
@@ -185,6 +188,18 @@ def _axis_parameter(axis: Axis) -> inspect.Parameter:
     complete = completion.OF_AXES.get(axis.name)
     option = typer.Option(axis.flag, metavar=axis.metavar, help=axis.help, autocompletion=complete)
     return _parameter(axis.name, None, Annotated[str | None, option])
+
+
+def _in_panel(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Put an option into its panel of the help."""
+    option = next(iter(getattr(parameter.annotation, "__metadata__", ())), None)
+    if not isinstance(option, OptionInfo):
+        return parameter
+    # Other commands share the option, and have no panels.
+    option = copy(option)
+    option.rich_help_panel = panel_of(parameter.name, is_axis=parameter.name in AXES)
+    hint = get_args(parameter.annotation)[0]
+    return parameter.replace(annotation=Annotated[hint, option])
 
 
 def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:

@@ -7,10 +7,11 @@ import itertools
 import os
 import re
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 
     from leanbench.gpu.local import Target
 
-#: Columns where there is no terminal to ask: piped tables are not cut at 80.
+#: Columns of tables in a pipe, unless COLUMNS says otherwise.
 PIPED_COLUMNS = 200
+#: Columns of a terminal that does not know its size.
+_TERMINAL_COLUMNS = 80
 #: Columns between those of a table.
 GAP = 2
 
@@ -43,20 +46,63 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     return Ours(
         file=stream,
-        width=None if stream.isatty() else PIPED_COLUMNS,
+        # A terminal may be resized: rich asks it each time.
+        width=None if stream.isatty() else _stated_columns() or PIPED_COLUMNS,
         highlight=False,
         soft_wrap=False,
     )
 
 
-def say(text: str) -> None:
-    """A line about what happens, on stderr; where that cannot be written, what happens goes on
-    unsaid.
+def _stated_columns() -> int | None:
+    """Return the columns that the environment states."""
+    stated = os.environ.get("COLUMNS", "")
+    return int(stated) or None if stated.isdecimal() else None
+
+
+def _wrap(text: str, stream: TextIO) -> str:
+    """Wrap lines at words to the columns of a terminal. Leave the lines of a pipe whole, for grep,
+    unless COLUMNS states a width. Never break a path or a number.
+    """
+    columns = _stated_columns()
+    if columns is None and stream.isatty():
+        try:
+            columns = os.get_terminal_size(stream.fileno()).columns or _TERMINAL_COLUMNS
+        except OSError:
+            columns = _TERMINAL_COLUMNS
+    if columns is None:
+        return text
+    wrapped = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        wrapped += textwrap.wrap(
+            line,
+            columns,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+    return "\n".join(wrapped)
+
+
+def say(text: str, *, whole: bool = False) -> None:
+    """Print a line about progress on stderr. Continue silently if stderr cannot be written.
+
+    Args:
+        whole: Do not wrap the line: a shell command that is to be copied.
     """
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(text if whole else _wrap(text, sys.stderr), file=sys.stderr, flush=True)
     except OSError:
         mute("stderr")
+
+
+def why_predicted(target: Target, gpu: str | None) -> str:
+    """Return why nothing is measured.
+
+    Args:
+        gpu: --gpu.
+    """
+    return target.note or f"No {'such GPU' if gpu else 'GPU'} here"
 
 
 def say_note(target: Target) -> None:
@@ -95,8 +141,25 @@ def warnings_in_sentences() -> Iterator[None]:
         warnings.showwarning = usual
 
 
-def show(text: str) -> None:
-    """A line of the result, on stdout."""
+def show(text: str, *, lead: str = "", style: str = "bold") -> None:
+    """Print a sentence of the result on stdout, wrapped at words.
+
+    Args:
+        lead: First words of the sentence, styled on a terminal.
+    """
+    wrapped = _wrap(lead + text, sys.stdout)
+    if lead and sys.stdout.isatty():
+        from rich.text import Text
+
+        styled = Text(wrapped)
+        styled.stylize(style, 0, len(lead))
+        console().print(styled, soft_wrap=True)
+    else:
+        print(wrapped, flush=True)
+
+
+def show_whole(text: str) -> None:
+    """Print data or a path on stdout as it is, for a program or a shell to read."""
     print(text, flush=True)
 
 

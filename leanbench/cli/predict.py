@@ -10,6 +10,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names, run_names
+from leanbench.cli.help import Commands
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from leanbench.model.calibration import Errors, InUse, RunErrors
     from leanbench.model.claims import Outcome
 
-predict = typer.Typer(
+predict = Commands(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -241,7 +242,7 @@ def claims(gpu: _GpuOfPaper = "a100-80gb", json_: _Json = False) -> None:
 def _show_json(content: Any) -> None:
     import json
 
-    output.show(json.dumps(content, indent=1))
+    output.show_whole(json.dumps(content, indent=1))
 
 
 def _say_source(in_use: InUse, spec: GpuSpec, kernels: Iterable[str] = ()) -> None:

@@ -29,8 +29,8 @@ class SweepProgress:
         self._console = output.console(stderr=True)
         self._lines = not quiet and not self._console.is_terminal
         self._done, self._total = 0, total
-        #: Kernels and reasons printed in full: a missing library is missing for every problem.
-        self._explanations: set[tuple[str, str]] = set()
+        #: Warnings printed in full.
+        self._warnings: set[str] = set()
         self._bar = Progress(
             BarColumn(bar_width=_BAR),
             MofNCompleteColumn(),
@@ -63,22 +63,20 @@ class SweepProgress:
         self._done += 1
         self._bar.advance(self._task)
         latency = "" if row["latency_us"] is None else f" {row['latency_us']:.1f} µs"
-        known = self._is_known(cell.kernel, row)
-        reason = "" if row["reason"] is None else " (as above)" if known else f" ({row['reason']})"
-        warnings = "".join(f" ! {text}" for text in row.get("warnings") or ())
+        # The results list why kernels do not support problems.
+        is_unsupported = row["status"] == "unsupported"
+        reason = "" if is_unsupported or row["reason"] is None else f" ({row['reason']})"
+        warnings = "".join(f" ! {self._once(text)}" for text in row.get("warnings") or ())
         line = (
             f"[{self._done}/{self._total}] {cell.label}: {row['status']}{latency}{reason}{warnings}"
         )
         if self._lines:
             output.say(line)
-        elif row["status"] != "ok" and not known:
+        elif row["status"] != "ok" and not is_unsupported:
             self._bar.console.print(line, markup=False)
 
-    def _is_known(self, kernel: str, row: dict[str, Any]) -> bool:
-        """Whether a row says of its kernel no more than one before: not supported, for the same
-        reason.
-        """
-        explanation = (kernel, row["reason"])
-        known = row["status"] == "unsupported" and explanation in self._explanations
-        self._explanations.add(explanation)
-        return known
+    def _once(self, warning: str) -> str:
+        if warning in self._warnings:
+            return "as above"
+        self._warnings.add(warning)
+        return warning

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 FAILED = ("crashed", "timeout", "incorrect")
 #: Statuses of a cell that did not start.
 NOT_RUN = ("unsupported", "out_of_memory")
-#: Measurements that a prediction leaves out.
-_NOT_PREDICTED = ("sustained", "energy", "occupancy", "counters", "prefill")
+#: Measurements that a prediction leaves out, besides the energy of whole models.
+_NOT_PREDICTED = ("sustained", "occupancy", "counters", "prefill")
 
 
 def run_sweep(sweep: Sweep, flags: RunFlags, command: list[str]) -> None:
@@ -72,13 +73,17 @@ def run_sweep(sweep: Sweep, flags: RunFlags, command: list[str]) -> None:
 
         # Write before printing: printing fails if stdout is full.
         files = write_report(path, path, ["html", "csv"], baseline=flags.baseline)
+    nothing_ran = explain_nothing_ran(run)
     if not flags.quiet:
-        show_ending(run, flags.baseline)
+        if not nothing_ran:
+            show_ending(run, flags.baseline)
         output.say(f"Run directory: {path}")
     for file in files:
-        output.show(str(file))
-    if nothing_ran := explain_nothing_ran(run):
+        output.show_whole(str(file))
+    if nothing_ran:
         output.say(nothing_ran)
+    elif not flags.quiet and (missing := explain_missing_kernels(run)):
+        output.say(missing)
     if nothing_ran or has_failed(run):
         raise typer.Exit(1)
 
@@ -107,6 +112,8 @@ def _print_notes(sweep: Sweep, target: Target, flags: RunFlags) -> None:
 
     output.say_kernel_warnings()
     if not flags.quiet:
+        if not _is_predicted(target) and (missing := _missing_kernels(sweep.kernels)):
+            output.say(missing)
         _print_model_layers(sweep)
         _warn_truncated_lengths(sweep)
     if _is_predicted(target):
@@ -119,23 +126,18 @@ def _print_notes(sweep: Sweep, target: Target, flags: RunFlags) -> None:
 
 def _announce_prediction(sweep: Sweep, target: Target, flags: RunFlags) -> None:
     """Print that nothing is measured, and why. Reject options that need a GPU."""
-    from leanbench.model import short_error
-
     if sweep.measure.cache == "warm":
         raise UserError(
             "--cache warm cannot be predicted, the model reads K and V from memory: leave it out"
         )
-    why = target.note or f"No {flags.gpu or 'GPU'} here"
-    product = target.spec.product
+    why, product = output.why_predicted(target, flags.gpu), target.spec.product
     if flags.dry_run:
         output.say(f"{why}: the sweep {sweep.name} would be predicted for {product}.")
     else:
-        # The results show the model's error, unless the sweep is quiet.
-        error = f" {short_error(target.spec.name, sweep.kernels)}" if flags.quiet else ""
-        output.say(
-            f"{why}: predicted by the performance model for {product}, nothing was measured.{error}"
-        )
-    left_out = [name for name in _NOT_PREDICTED if getattr(sweep.measure, name)]
+        output.say(f"{why}: predicted for {product}, nothing was measured.")
+    whole_models = any(name is not None for grid in sweep.grids for name in grid["whole_model"])
+    not_predicted = ("energy", *_NOT_PREDICTED) if whole_models else _NOT_PREDICTED
+    left_out = [name for name in not_predicted if getattr(sweep.measure, name)]
     if left_out:
         output.say(f"Only a GPU can measure {', '.join(left_out)}: left out.")
 
@@ -258,17 +260,55 @@ def has_failed(run: Run) -> bool:
 
 
 def explain_nothing_ran(run: Run) -> str:
-    """Return a message if no cell could run, else an empty string."""
+    """Return a message if no cell could run, else an empty string. Of several reasons, give that of
+    a kernel of this project: a library lacks more.
+    """
+    from leanbench.core.registry import kernels
+
     rows = [row for row, _ in run.results]
     if not rows or not all(row.status in NOT_RUN for row in rows):
         return ""
     statuses = {row.status for row in rows}
     status = " or ".join(name.replace("_", " ") for name in NOT_RUN if name in statuses)
+    libraries = {name for name, kernel in kernels().items() if kernel.is_peer}
+    chosen = min(rows, key=lambda row: row.kernel in libraries)
     subject = f"the only cell is {status}"
     if len(rows) > 1:
-        subject = f"all {len(rows)} cells are {status}, the first"
-    why = " because" if rows[0].status == "unsupported" else ":"
-    return f"Nothing to compare: {subject}{why} {rows[0].reason}."
+        subject = f"all {len(rows)} cells are {status}, {chosen.kernel}"
+    why = " because" if chosen.status == "unsupported" else ":"
+    return f"Nothing to compare: {subject}{why} {chosen.reason}."
+
+
+def explain_missing_kernels(run: Run) -> str:
+    """Return a message if kernels of the run are not installed here or cannot be predicted, else an
+    empty string.
+    """
+    from leanbench.core.registry import kernels
+
+    names = dict.fromkeys(row.kernel for row, _ in run.results)
+    ran = dict.fromkeys(row.kernel for row, _ in run.results if row.status not in NOT_RUN)
+    others = [name for name in names if name not in ran]
+    sentences = []
+    if len(ran) == 1 and others:
+        sentences.append(f"There was nothing to compare {next(iter(ran))} with.")
+    sentences.append(_missing_kernels(others))
+    libraries = {name for name, kernel in kernels().items() if kernel.is_peer}
+    if run.manifest["source"] == "predicted" and libraries.intersection(others):
+        sentences.append("Libraries are measured on a GPU, never predicted.")
+    return " ".join(filter(None, sentences))
+
+
+def _missing_kernels(names: Iterable[str]) -> str:
+    """Return which kernels are not installed here and how to install them, or an empty string."""
+    from leanbench.core.registry import kernel
+
+    fixes: dict[str, list[str]] = {}
+    for name in names:
+        if reason := kernel(name).unavailable_reason():
+            fix = re.search(r"pip install [^,;]+", reason)
+            fixes.setdefault(fix[0] if fix else reason, []).append(name)
+    missing = "; ".join(f"{', '.join(missing)} ({fix})" for fix, missing in fixes.items())
+    return missing and f"Not installed here: {missing}."
 
 
 def run_path(flags: RunFlags, cells: list[Cell], sweep: Sweep, target: Target) -> Path:
@@ -311,7 +351,8 @@ def _print_resume_command(
     # Count on disk: a signal may arrive between writing a row and recording it in memory.
     done = len(read_rows(directory.path))
     output.say(f"{why}: {_progress(cells, cells - done)}")
-    output.say(f"Go on with: {shlex.join([*command, '--name', directory.path.name, '--resume'])}")
+    resume = shlex.join([*command, "--name", directory.path.name, "--resume"])
+    output.say(f"Go on with: {resume}", whole=True)
 
 
 def command_line(ctx: typer.Context) -> list[str]:

@@ -104,7 +104,7 @@ def trace(
         if not quiet:
             _show_picture(panels)
         for path in write_trace(panels, folder, formats):
-            output.show(str(path))
+            output.show_whole(str(path))
         _write_manifest(folder, parsed, panels, target)
     finally:
         _remove_empty(folder)
@@ -176,11 +176,8 @@ def _predict(
         if not isinstance(own, str)
     ]
     if drawn:
-        why = target.note or f"No {requested_gpu or 'GPU'} here"
-        source = (
-            f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
-            " measured."
-        )
+        why = output.why_predicted(target, requested_gpu)
+        source = f"{why}: predicted for {target.spec.product}, nothing was measured."
         output.say(f"{source} {short_error(target.spec.name, drawn)}")
     return timelines
 

@@ -202,7 +202,7 @@ def _plan(budget: str | None, exhaustive: bool, *, predicted: bool) -> Plan:
 def _say_predicted(target: Target, gpu: str, kernel: str) -> None:
     from leanbench.model import short_error
 
-    why = target.note or f"No {gpu} here"
+    why = output.why_predicted(target, gpu)
     source = (
         f"{why}: predicted by the performance model of {target.spec.product}, nothing is timed."
     )

@@ -103,15 +103,22 @@ def _kernel_checks() -> list[Check]:
 
 
 def _library_checks(machine: Machine) -> list[Check]:
-    """Only importing takes time."""
-    return [
+    """Check each installed library, and name the others in one line. Only importing takes time."""
+    installed = {
+        module: distribution
+        for module, distribution in software.LIBRARIES.items()
+        if find_spec(module) is not None
+    }
+    checks = [
         Check(
             module,
             partial(software.library, module, distribution),
-            slow=f"importing {distribution}" if machine.deep and find_spec(module) else None,
+            slow=f"importing {distribution}" if machine.deep else None,
         )
-        for module, distribution in software.LIBRARIES.items()
+        for module, distribution in installed.items()
     ]
+    missing = [name for module, name in software.LIBRARIES.items() if module not in installed]
+    return [*checks, Check("libraries", partial(software.missing_libraries, missing))]
 
 
 def examine(

@@ -7,8 +7,8 @@ import os
 import platform
 import shutil
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 from leanbench.core.paths import nearest_existing
@@ -133,12 +133,20 @@ def _folder(purpose: str, folder: Path, fix: str) -> Finding:
     return ok(text, **values)
 
 
+def missing_libraries(distributions: Sequence[str], machine: Machine) -> Finding:
+    """Name the libraries that are not installed."""
+    if not distributions:
+        return ok("every library that kernels wrap is installed", missing=[])
+    return note(
+        f"not installed: {', '.join(distributions)}; only kernels that wrap them need them",
+        missing=list(distributions),
+    )
+
+
 def library(module: str, distribution: str, machine: Machine) -> Finding:
-    """Looked for, and in depth imported: a library built for another torch is there and does not
-    load.
+    """Report the version of an installed library. In depth, import it: a library built for another
+    torch does not load.
     """
-    if find_spec(module) is None:
-        return note(f"{distribution} is not installed; only kernels that wrap it need it")
     try:
         installed = version(distribution)
     except PackageNotFoundError:

@@ -53,8 +53,8 @@ def uncompared(kernel: str, problem: AttentionProblem, spec: GpuSpec) -> str | N
     if not runs or not new:
         return None
     return (
-        f"the model was compared with no row of {kernel} with {' or '.join(new)}: how wrong it is"
-        " there is not known"
+        f"the model was never compared with measured rows of this kernel with {' or '.join(new)}:"
+        " its error is unknown"
     )
 
 

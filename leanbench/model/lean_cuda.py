@@ -56,10 +56,9 @@ def refusal(
         )
     if spec.compute_capability != CALIBRATED_CAPABILITY:
         return (
-            f"the model knows {name} with the copies and clusters of compute capability 9.0 "
-            f"alone, {spec.name} has {'.'.join(map(str, spec.compute_capability))}: measure it "
-            f"there, predict for a GPU that has (--gpu h200), or predict {in_triton} where it "
-            "takes the problem"
+            f"{name} is predicted for compute capability 9.0 only, {spec.name} has "
+            f"{'.'.join(map(str, spec.compute_capability))}: add --gpu h200, or "
+            f"choose {in_triton} if it supports the problem"
         )
     if constants.lean_cuda is None:
         return (

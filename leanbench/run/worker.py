@@ -89,21 +89,23 @@ def _start(init: Message, announce: Announcer) -> tuple[RunProblem, Message]:
     environment that rows are taken in, and the calibration where it is wanted.
     """
     from leanbench.configs.fingerprint import settings_hash
+    from leanbench.measure.options import MeasureOptions
     from leanbench.records.environment import measured_environment, predicted_environment
 
     index, gpu = init["local_index"], GpuSpec.from_dict(init["gpu"])
+    options = MeasureOptions.from_dict(init["options"])
     settings = {"settings": settings_hash(gpu)}
     if index is None:
-        return _predictor(gpu, announce), {"environment": predicted_environment() | settings}
+        predictor = _predictor(gpu, announce, energy=options.energy)
+        return predictor, {"environment": predicted_environment() | settings}
     from leanbench.decode.measure import ModelStep
     from leanbench.measure.calibration import calibrate
     from leanbench.measure.instruments import open_instruments
-    from leanbench.measure.options import MeasureOptions
     from leanbench.measure.protocol import measure_problem
     from leanbench.measure.ranks import environment_of_ranks
     from leanbench.measure.shared import attention_on
 
-    instruments = open_instruments(index, MeasureOptions.from_dict(init["options"]), announce)
+    instruments = open_instruments(index, options, announce)
     several = environment_of_ranks(init["gpus"], index) if init["gpus"] > 1 else {}
     hello: Message = {"environment": measured_environment(index) | several | settings}
     if init["calibrate"]:
@@ -119,7 +121,7 @@ def _start(init: Message, announce: Announcer) -> tuple[RunProblem, Message]:
     return measure, hello
 
 
-def _predictor(gpu: GpuSpec, announce: Announcer) -> RunProblem:
+def _predictor(gpu: GpuSpec, announce: Announcer, *, energy: bool) -> RunProblem:
     from leanbench.decode.predict import predict_step
     from leanbench.model.cell import predict_cell
 
@@ -134,7 +136,10 @@ def _predictor(gpu: GpuSpec, announce: Announcer) -> RunProblem:
             announce(kernel.name)
             request = overrides.get(kernel.name, kernel.config_choice or configs)
             predict_row = predict_cell if problem.whole_model is None else predict_step
-            rows[kernel.name] = predict_row(problem, kernel, request, gpu)
+            row = predict_row(problem, kernel, request, gpu)
+            if not energy:
+                row.pop("energy_mj", None)
+            rows[kernel.name] = row
         return rows
 
     return predict

@@ -104,7 +104,7 @@ def test_names_are_completed(words, names, tmp_path, monkeypatch):
         ("--help", "List kernels, sweeps, axes, quantities, lengths, models or GPUs."),
         ("predict --help", "Fit the performance model, compare it with runs, and show what"),
         ("configs --help", "List, show, move and verify the launch settings that were tuned"),
-        ("report --help", "report [OPTIONS] {RUN}... "),
+        ("report --help", "report [OPTIONS] RUN... "),
         ("sweep --help", "of least energy times latency. [default: (default, or FILE's)]"),
         (
             "tune --help",

@@ -20,12 +20,14 @@ from leanbench.cli.main import app
 from leanbench.cli.options import RunFlags
 from leanbench.cli.progress import SweepProgress
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
 from leanbench.model import known_error, short_error
 from leanbench.records.reading import Run, read_run
+from leanbench.report.command import sweep_command
 from leanbench.run.cells import Cell, Sweep, expand
 from leanbench.run.estimate import estimated_seconds
 from leanbench.run.sweep_file import load_sweep, shipped_sweeps
@@ -221,9 +223,9 @@ def test_what_cannot_be_predicted_is_refused_or_said():
     assert_refused(
         invoke("sweep", "--cache", "warm", "--dry-run"), "--cache warm cannot be predicted"
     )
-    result = invoke("sweep", "--energy", "--occupancy", "--dry-run")
+    result = invoke("sweep", "--energy", "--sustained", "--occupancy", "--dry-run")
     assert result.exit_code == 0
-    assert "Only a GPU can measure energy, occupancy: left out." in result.stderr
+    assert "Only a GPU can measure sustained, occupancy: left out." in result.stderr
 
 
 def test_windows_of_a_file_are_checked_as_those_of_flags(tmp_path):
@@ -358,17 +360,18 @@ def test_a_terminal_says_the_models_error_once_and_a_page_all_of_it(tmp_path):
     result = invoke("sweep", *words, "--name", "said")
     assert result.exit_code == 0, result.output
     kernels = ["lean", "fa2", "fixed_split"]
-    [beware] = [line for line in result.stdout.splitlines() if line.startswith("Beware: ")]
+    [note] = [line for line in result.stdout.splitlines() if line.startswith("Note: ")]
     error = short_error("a100", kernels)
-    assert beware == f"Beware: Predicted by the performance model, nothing was measured. {error}"
-    assert len(beware) < 300
+    assert note == f"Note: Predicted by the performance model, nothing was measured. {error}"
+    assert len(note) < 300
     assert error.startswith("Model error on h200, median and 90th percentile: lean_triton ")
     assert result.output.count("Model error") == 1
     page = (tmp_path / "said" / "report.html").read_text()
     assert known_error("a100", kernels) in page
-    # With nothing else printed, the first line says it.
     quiet = invoke("sweep", *words, "--name", "quiet", "--quiet")
-    assert quiet.stderr.endswith(f"nothing was measured. {error}\n")
+    [line] = quiet.stderr.splitlines()
+    assert "nothing was measured" in line
+    assert len(line) < 100
     assert "Model error" not in quiet.stdout
 
 
@@ -377,9 +380,9 @@ def test_a_dry_run_without_a_file_names_the_sweep_that_it_is():
     assert result.exit_code == 0
     assert (
         result.stderr
-        == "No h100 here: the sweep smoke would be predicted for NVIDIA H100 80GB HBM3.\n"
+        == "No such GPU here: the sweep smoke would be predicted for NVIDIA H100 80GB HBM3.\n"
     )
-    assert result.stdout.splitlines()[0].rstrip() == "smoke: 36 cells for h100-sxm"
+    assert result.stdout.splitlines()[0].rstrip() == "smoke: 24 cells for h100-sxm"
 
 
 def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
@@ -410,14 +413,14 @@ def test_a_dry_run_of_a_resumed_sweep_lists_the_cells_that_are_left(tmp_path):
     assert invoke("sweep", *words, "--name", "one", "--quiet").exit_code == 0
     results = tmp_path / "one" / "results.jsonl"
     lines = results.read_bytes().splitlines(keepends=True)
-    results.write_bytes(b"".join(lines[:10]))
+    results.write_bytes(b"".join(lines[:6]))
     kept = results.read_bytes()
     for name in (["--name", "one"], []):
         result = invoke("sweep", *words, *name, "--resume", "--dry-run")
         assert result.exit_code == 0
-        assert f"{tmp_path / 'one'}: 10 of 12 cells are done, 2 are left.\n" in result.stderr
-        listed = [line.split()[3] for line in result.stdout.splitlines() if line[:5] == "lean "]
-        assert listed == ["n4096", "n16384"]
+        assert f"{tmp_path / 'one'}: 6 of 8 cells are done, 2 are left.\n" in result.stderr
+        listed = [line.split()[1:4] for line in result.stdout.splitlines() if line[:5] == "lean "]
+        assert listed == [["b17", "h32/8", "n4096"], ["b16", "h32/8", "n65536+1024x15"]]
         assert "2 cells, less than 1 s; nothing was run." in result.stdout
     assert results.read_bytes() == kept
     other = invoke("sweep", *words, "--name", "one", "--resume", "--dry-run", "--batch", "2")
@@ -465,14 +468,19 @@ def test_a_dry_run_says_which_cells_are_unsupported():
     assert "2 cells (1 unsupported), less than 1 s; nothing was run." in result.stdout
 
 
-def _run_of(rows: list[Any]) -> Any:
-    return SimpleNamespace(results=rows)
+def _run_of(rows: list[Any], source: str = "measured") -> Any:
+    return SimpleNamespace(results=rows, manifest={"source": source})
 
 
-LARGE = SimpleNamespace(status="out_of_memory", reason="needs 2 GB"), None
-UNSUPPORTED = SimpleNamespace(status="unsupported", reason="it has no schedule"), None
-OK = SimpleNamespace(status="ok", reason=None), None
-CRASHED = SimpleNamespace(status="crashed", reason="signal 11"), None
+def _row_of(kernel: str, status: str, reason: str | None = None) -> Any:
+    return SimpleNamespace(kernel=kernel, status=status, reason=reason), None
+
+
+LARGE = _row_of("lean", "out_of_memory", "needs 2 GB")
+UNSUPPORTED = _row_of("fa2", "unsupported", "it has no schedule")
+LIBRARY = _row_of("cudnn_best", "unsupported", "it is a library")
+OK = _row_of("lean", "ok")
+CRASHED = _row_of("lean", "crashed", "signal 11")
 
 
 @pytest.mark.parametrize("rows", [[], [OK], [UNSUPPORTED, LARGE, OK]])
@@ -486,8 +494,66 @@ def test_a_crash_fails_the_run():
 
 
 def test_a_run_without_a_result_is_explained(snapshot):
-    runs = [[UNSUPPORTED], 2 * [UNSUPPORTED], 2 * [LARGE], [UNSUPPORTED, LARGE]]
+    runs = [
+        *([UNSUPPORTED], 2 * [UNSUPPORTED], 2 * [LARGE], [UNSUPPORTED, LARGE]),
+        *([LIBRARY], [LIBRARY, UNSUPPORTED, LARGE]),
+    ]
     assert "\n".join(sweep_run.explain_nothing_ran(_run_of(rows)) for rows in runs) == snapshot
+
+
+def test_missing_libraries_are_named_with_what_installs_them(monkeypatch, snapshot):
+    missing = {
+        "flashinfer_best": "is not installed here (no module flashinfer): pip install a b",
+        "flashinfer": "is not installed here (no module flashinfer): pip install a b",
+        "flash_attn_3": "is not installed here: pip install vllm, or set PATH_OF_IT",
+        "flash_attn": "needs another torch",
+    }
+    for name, kernel in kernels().items():
+        monkeypatch.setattr(kernel, "unavailable_reason", lambda name=name: missing.get(name))
+
+    def message(names: str, source: str = "measured", ran: str = "lean") -> str:
+        refused = [_row_of(name, "unsupported", "x") for name in names.split()]
+        timed = [_row_of(name, "ok") for name in ran.split()]
+        return sweep_run.explain_missing_kernels(_run_of([*timed, *refused], source))
+
+    assert message("") == message("cudnn_best", ran="lean fa2") == ""
+    # What ran somewhere is not missing there.
+    assert message("", ran="lean flashinfer") == ""
+    assert (
+        "\n".join(
+            [
+                message("flashinfer_best flash_attn_3"),
+                message("flashinfer_best flashinfer flash_attn_3", ran="lean fa2"),
+                message("flash_attn", ran="lean fa2"),
+                message("flashinfer_best cudnn_best", "predicted"),
+                message("cudnn_best", "predicted"),
+                message("fa2", "predicted"),
+            ]
+        )
+        == snapshot
+    )
+
+
+@pytest.mark.parametrize("flags", [[], ["--energy"]])
+def test_energy_is_predicted_if_asked_for(tmp_path, flags):
+    words = ["--gpu", "h200", "--heads", "8", "--context", "1k", "--out", str(tmp_path)]
+    result = invoke("sweep", *words, "--name", "r", "--no-report", *flags)
+    assert result.exit_code == 0, result.output
+    run = read_run(tmp_path / "r")
+    assert {row.energy_mj is not None for row, _ in run.results} == {bool(flags)}
+    assert ("energy of one launch" in result.stdout) == bool(flags)
+    commands = [sweep_command(row, problem, run.manifest) for row, problem in run.results]
+    assert {"--energy" in command for command in commands} == {bool(flags)}
+
+
+def test_a_model_that_no_kernel_is_predicted_for_gets_one_reason(tmp_path):
+    words = "--model gpt-oss-120b --tp 8 --context 4k --batch 1 --gpu a100"
+    result = invoke("sweep", *words.split(), "--out", str(tmp_path), "--name", "r")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [f"{tmp_path}/r/report.{kind}" for kind in ("html", "csv")]
+    reasons = [line for line in result.stderr.splitlines() if "--gpu h200" in line]
+    assert reasons == [result.stderr.splitlines()[-1]]
+    assert "pip install" not in result.stderr
 
 
 def test_a_dry_run_of_models_says_whose_shapes_it_takes():
@@ -596,7 +662,7 @@ def test_the_summary_has_a_line_per_problem_with_speedups(capsys):
     assert lines[-3:] == [
         "Fastest: fixed_split.",
         "By how much: lean is 0.90× as fast as the fastest other kernel.",
-        "Beware: 1 of 4 rows enter no statistic: 1 timeout.",
+        "Note: 1 of 4 rows is excluded: 1 timeout.",
     ]
 
 
@@ -609,7 +675,7 @@ def test_the_summary_says_once_what_all_problems_share(capsys, monkeypatch):
     shown = [line.split() for line in lines if line.startswith("h")]
     assert [words[:3] for words in shown] == [["h8", "n1024", "10.0"], ["h32/8", "n262144", "20.0"]]
     # Headings break at their last space, and no row of the table wraps.
-    lines = lines[: lines.index("* the fastest of its problem, or within 1% of it")]
+    lines = lines[: lines.index("* ahead of all others by more than 1%")]
     assert [line.split() for line in lines[1:3]] == [
         ["lean", "vs"],
         ["problem", "lean", "fixed_split", "fixed_split"],

@@ -41,7 +41,7 @@ def test_without_a_gpu_it_predicts_and_says_so(tmp_path: Path):
     result = invoke("h56", "n64k", "d64", "--gpu", "h200", "--out", "here")
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith(
-        "No h200 here: predicted by the performance model for NVIDIA H200, nothing was"
+        "No such GPU here: predicted for NVIDIA H200, nothing was measured. "
     )
     assert result.stderr.rstrip().endswith(short_error("h200", ["lean", "fixed_split", "fa2"]))
     lines = result.stdout.splitlines()

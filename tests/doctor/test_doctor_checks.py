@@ -28,6 +28,7 @@ def harmless(monkeypatch):
         ]
 
     monkeypatch.setattr(checks, "checks", named)
+    monkeypatch.setattr(checks, "find_spec", lambda module: None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
@@ -37,8 +38,7 @@ def names(machine: Machine, quick: bool = False) -> list[str]:
 
 SOFTWARE = ["leanbench", "python", "torch", "triton", "environment", "gpu"]
 STATE = ["driver", "memory", "mig", "links", "processes", "clocks", "throttling"]
-LIBRARIES = "flash_attn flash_attn_interface flashinfer flash_mla cudnn xformers".split()
-ALWAYS = [*LIBRARIES, "triton cache", "runs"]
+ALWAYS = ["libraries", "triton cache", "runs"]
 MAIN = ["kernel fa2", "kernel fixed_split", "kernel lean"]
 KERNELS = [f"kernel {name}" for name in kernels() if name != "reference"]
 
@@ -56,6 +56,19 @@ def test_on_a_gpu_the_kernels_of_a_default_sweep_are_checked_and_in_depth_all(ma
     measured = ["energy", "events", "timer", *KERNELS, "bandwidth", "noise", "counters"]
     assert len(KERNELS) > 20
     assert names(machine) == [*SOFTWARE, *STATE, *measured, *ALWAYS]
+
+
+@pytest.mark.parametrize("installed", [(), ("flashinfer", "cudnn"), tuple(software.LIBRARIES)])
+def test_missing_libraries_share_one_line(machine, monkeypatch, installed):
+    monkeypatch.setattr(checks, "find_spec", lambda module: module in installed or None)
+    listed = checks.checks(machine)
+    named = [check.name for check in listed if check.name in software.LIBRARIES]
+    assert named == [module for module in software.LIBRARIES if module in installed]
+    [check] = [check for check in listed if check.name == "libraries"]
+    missing = [name for module, name in software.LIBRARIES.items() if module not in installed]
+    finding = run_check(check, machine)
+    assert finding.values == {"missing": missing}
+    assert finding.status == ("note" if missing else "ok")
 
 
 def test_every_library_that_a_kernel_wraps_is_looked_for():

@@ -295,14 +295,14 @@ def test_energy_is_capped_by_the_power_limit() -> None:
         ("lean", {}, None),
         ("lean", {"page_size": 64}, None),
         ("lean", {"lengths_on": "device", "capacity": 65_536}, None),
-        ("lean", {"q_len": 3}, "lean_cuda with q_len 3"),
-        ("lean_triton", {"page_size": 64}, "lean_triton with a paged cache"),
-        ("fa2_triton", {"q_len": 4}, "fa2_triton with q_len 4"),
+        ("lean", {"q_len": 3}, "q_len 3"),
+        ("lean_triton", {"page_size": 64}, "a paged cache"),
+        ("fa2_triton", {"q_len": 4}, "q_len 4"),
         ("lean_cuda", {"window_left": 1023, "sinks": True}, None),
         ("lean_cuda", {"kv_dtype": "e4m3"}, None),
-        ("fa2_cuda", {"softcap": 30.0, "alibi": True}, "fa2_cuda with softcap or ALiBi"),
-        ("fixed_split_cuda", {"kv_dtype": "e4m3"}, "fixed_split_cuda with an fp8 cache"),
-        ("fixed_split_oracle", {"q_len": 4}, "fixed_split_cuda with q_len 4"),
+        ("fa2_cuda", {"softcap": 30.0, "alibi": True}, "softcap or ALiBi"),
+        ("fixed_split_cuda", {"kv_dtype": "e4m3"}, "an fp8 cache"),
+        ("fixed_split_oracle", {"q_len": 4}, "q_len 4"),
         # Nothing is known of its error anywhere, and the run says so.
         ("unified_max", {"q_len": 4}, None),
     ],
@@ -312,7 +312,10 @@ def test_a_row_says_where_the_model_s_error_is_not_known(
 ) -> None:
     problem = replace(AttentionProblem(1, 32, 8, 4096, 128), **fields)
     warnings = predict_cell(problem, kernels()[name], "default", H200).get("warnings")
-    sentence = "the model was compared with no row of {}: how wrong it is there is not known"
+    sentence = (
+        "the model was never compared with measured rows of this kernel with {}: its error is"
+        " unknown"
+    )
     assert warnings == (features and [sentence.format(features)])
 
 

@@ -250,16 +250,15 @@ def test_where_it_is_not_calibrated_it_is_refused() -> None:
     fields = predict_cell(problem, LEAN_CUDA, "default", A100)
     assert fields["status"] == "unsupported"
     assert fields["reason"] == (
-        "the model knows lean_cuda with the copies and clusters of compute capability 9.0 alone,"
-        " a100-80gb has 8.0: measure it there, predict for a GPU that has (--gpu"
-        " h200), or predict lean_triton where it takes the problem"
+        "lean_cuda is predicted for compute capability 9.0 only,"
+        " a100-80gb has 8.0: add --gpu h200, or choose lean_triton if it supports the problem"
     )
     # Triton's has no pages of 17 tokens.
     paged = AttentionProblem(1, 32, 8, 1024, 128, page_size=17)
     reason = predict_cell(paged, kernels()["fa2"], "default", A100)["reason"]
-    assert reason.startswith("the model knows fa2_cuda with the copies and clusters of ")
-    assert reason.endswith(" or predict fa2_triton where it takes the problem")
-    with pytest.raises(UserError, match=r"compute capability 9\.0 alone"):
+    assert reason.startswith("fa2_cuda is predicted for compute capability 9.0 only, ")
+    assert reason.endswith(", or choose fa2_triton if it supports the problem")
+    with pytest.raises(UserError, match=r"compute capability 9\.0 only"):
         predict_latency_us(problem, LEAN_CUDA, config(), A100)
     schedule = LEAN_CUDA.schedule(problem, config(), H200)
     assert schedule is not None

@@ -53,8 +53,8 @@ def test_a_run_that_lacks_cells_says_so_and_how_to_go_on(write_run: WriteRun, mo
     assert (
         f"The run is not finished, {left} `{command}`." in (directory / "report.html").read_text()
     )
-    beware = f"- **Beware:** The run is not finished, {left} \\`{command}\\`. Rows that were timed"
-    assert beware in (directory / "report.md").read_text()
+    note = f"- **Note:** The run is not finished, {left} \\`{command}\\`. Rows that were timed"
+    assert note in (directory / "report.md").read_text()
     assert read_run(directory).unfinished == f"{left} `{command}`"
     # All cells have a row, or nobody knows which there are.
     for number, known in enumerate((cells[:-2], None, "x", [1])):
@@ -159,8 +159,8 @@ def test_markdown_says_what_the_page_says(write_run: WriteRun) -> None:
         "",
         "`leanbench sweep example`",
     ]
-    beware = "Rows that were timed with noise count, 1 of 10. 2 of 10 rows enter no statistic: "
-    assert f"- **Beware:** {beware}1 crashed, 1 unsupported." in lines
+    note = "Rows that were timed with noise count, 1 of 10. 2 of 10 rows are excluded: "
+    assert f"- **Note:** {note}1 crashed, 1 unsupported." in lines
     assert (
         "| fa2 | 4.00× | 2 | 2, within 1% on 0, slower on 0 | 8.00× (context 64k, batch 1) | 2.00×"
         " (context 1k, batch 1) |" in lines

@@ -49,7 +49,7 @@ def test_winners_are_counted_with_ties(write_run: WriteRun) -> None:
     assert winners(frame) == Winners(4, 2, (lean, fa2))
 
 
-def test_headline_says_who_wins_by_how_much_and_what_to_beware_of(write_run: WriteRun) -> None:
+def test_headline_says_who_wins_by_how_much_and_with_what_caveats(write_run: WriteRun) -> None:
     [sentences] = sentences_of(write_run(measured_rows()))
     assert sentences == {
         "Fastest": (
@@ -60,8 +60,8 @@ def test_headline_says_who_wins_by_how_much_and_what_to_beware_of(write_run: Wri
             "lean is 0.71× as fast as the fastest other kernel (geometric mean); at worst 0.50× "
             "(context 64k, batch 1), at best 1.00× (context 1k, batch 1)."
         ),
-        "Beware": (
-            "Rows that were timed with noise count, 1 of 9. 2 of 9 rows enter no statistic: 1"
+        "Note": (
+            "Rows that were timed with noise count, 1 of 9. 2 of 9 rows are excluded: 1"
             " crashed, 1 unsupported."
         ),
     }
@@ -101,7 +101,7 @@ def test_headline_of_energy_and_warnings(write_run: WriteRun) -> None:
             "Fastest": "lean.",
             "By how much": "lean is 1.50× as fast as the fastest other kernel.",
             "Energy": "Per launch, fa2 takes 1.50× the energy of lean.",
-            "Beware": "1 row has a warning.",
+            "Note": "1 row has a warning.",
         }
     ]
 
@@ -127,7 +127,7 @@ def test_headline_of_a_prediction_says_so(
     assert (sentences["Fastest"], sentences["By how much"]) == (fastest, by_how_much)
     error = short_error("NVIDIA H200", names)
     words = f"Predicted by the performance model, nothing was measured. {error}"
-    assert sentences["Beware"] == words
+    assert sentences["Note"] == words
 
 
 @pytest.mark.parametrize("predicted", [("lean",), ()])
@@ -149,9 +149,9 @@ def test_the_model_s_error_is_that_of_kernels_with_a_prediction(
     [sentences] = sentences_of(run)
     failed = 2 - len(predicted)
     error = f" {short_error('NVIDIA H200', predicted)}" if predicted else ""
-    assert sentences["Beware"] == (
-        f"Predicted by the performance model, nothing was measured.{error} {failed} of 2 rows enter"
-        f" no statistic: {failed} unsupported."
+    assert sentences["Note"] == (
+        f"Predicted by the performance model, nothing was measured.{error} {failed} of 2 rows"
+        f" {'is' if failed == 1 else 'are'} excluded: {failed} unsupported."
     )
     [block] = banner_section(Results([read_run(run)])).blocks
     assert isinstance(block, Sentences)

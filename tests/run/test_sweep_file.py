@@ -10,9 +10,11 @@ from leanbench.kernels.lean.configs import LeanTritonConfig
 from leanbench.core.errors import UserError
 from leanbench.core.files import FileFault, UnreadableFile
 from leanbench.core.paths import SWEEPS
-from leanbench.core.registry import kernels
+from leanbench.core.registry import kernel, kernels
+from leanbench.gpu.catalogue import find
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
+from leanbench.model.cell import predict_cell
 from leanbench.run.cells import CONFIG_CHOICES, Grid, Sweep, expand
 from leanbench.run.sweep_errors import in_toml
 from leanbench.run.sweep_file import load_sweep, requested_sweep, shipped_sweeps
@@ -324,6 +326,28 @@ def test_without_a_file_axes_make_a_sweep_and_nothing_means_smoke():
     assert requested_sweep(None, {"batch": "2"}, None, None) == Sweep("custom", (Grid(batch=(2,)),))
     assert requested_sweep(None, {}, None, None) == load_sweep("smoke")
     assert requested_sweep(None, {}, "lean", None).name == "smoke"
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100", "h200"])
+def test_the_smoke_sweep_shows_where_stream_k_helps(gpu):
+    """On an uneven batch, and on output tiles that fill less than half of the last wave."""
+    spec, sweep = find(gpu), load_sweep("smoke")
+    rows = {
+        problem: {
+            name: predict_cell(problem, kernel(name), "default", spec) for name in sweep.kernels
+        }
+        for problem in dict.fromkeys(cell.problem for cell in expand(sweep))
+    }
+    [waves, uneven] = [problem for problem in rows if problem.batch > 1]
+    tiles = waves.batch * waves.kv_heads
+    assert tiles > spec.sms
+    assert tiles % spec.sms < spec.sms / 2
+    assert uneven.is_ragged
+    for problem in (waves, uneven):
+        assert rows[problem]["lean"]["schedule"] == "stream-K"
+        latency = {name: row["latency_us"] for name, row in rows[problem].items()}
+        assert latency["lean"] < latency["fa2"] / 1.1
+        assert latency["lean"] < latency["fixed_split"] * 1.01
 
 
 def test_unknown_kernels_and_configs_are_refused():

@@ -1,5 +1,5 @@
 """Headline of a run in a few sentences: the fastest kernel where, by how much, how far ahead of
-libraries, energy, and what to beware of.
+libraries, energy, and caveats.
 
 Many runs come to a sentence for each GPU and a line for each run.
 """
@@ -66,7 +66,7 @@ def headline(part: Part) -> list[Sentence]:
     if summary.energies:
         sentences.append(Sentence(_energy(summary), "Energy"))
     if words := caveats(part):
-        sentences.append(Sentence(" ".join(words), "Beware"))
+        sentences.append(Sentence(" ".join(words), "Note"))
     return sentences
 
 
@@ -86,9 +86,9 @@ def caveats(part: Part) -> list[str]:
         counts = ", ".join(
             f"{count} {status.replace('_', ' ')}" for status, count in failed.items()
         )
-        sentences.append(
-            f"{sum(failed.values())} of {len(part.rows)} rows enter no statistic: {counts}."
-        )
+        excluded = sum(failed.values())
+        verb = "is" if excluded == 1 else "are"
+        sentences.append(f"{excluded} of {len(part.rows)} rows {verb} excluded: {counts}.")
     if warned := part.rows["warnings"].notna().tolist().count(True):
         sentences.append(f"{warned} row{' has' if warned == 1 else 's have'} a warning.")
     return sentences
@@ -174,7 +174,7 @@ def _by_how_much(summary: Summary, over: Ratios, short: Mapping[str, str]) -> st
     if over.problems == 1:
         return f"{baseline} is {times(over.geomean)} as fast as {over_what}{no_more}."
     return (
-        f"{baseline} is {times(over.geomean)} as fast as {over_what} (geometric mean){no_more}; at"
+        f"{baseline} is {times(over.geomean)} as fast as {over_what} (geometric mean{no_more}); at"
         f" worst {times(over.lowest)} ({short[over.lowest_at]}), at best {times(over.highest)}"
         f" ({short[over.highest_at]})."
     )

@@ -54,7 +54,7 @@ def _overview(overview: Overview) -> list[Block]:
         f"{THE_BASELINE if several else baselines[0]} fastest, or within {margin.words}:",
         "over the fastest other, mean:",
         *("lowest:", "at", "highest:", "at"),
-        *("over the fastest library, mean:", "as fast or faster:", "beware"),
+        *("over the fastest library, mean:", "as fast or faster:", "note"),
     ]
     rows = []
     for number, (name, part) in enumerate(overview.parts, 1):

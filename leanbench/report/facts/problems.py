@@ -42,6 +42,17 @@ class _Alike:
         return [name for name in self.kernels if name not in (self.baseline, BOUND)]
 
     @property
+    def stream_k(self) -> str | None:
+        """The kernel that chooses among schedules: the baseline, or else the first that does."""
+        choosing = {
+            row.kernel
+            for of in self.problems.values()
+            for row in of.values()
+            if row.decomposition == "stream_k"
+        }
+        return next((name for name in (self.baseline, *self.kernels) if name in choosing), None)
+
+    @property
     def has_baseline(self) -> bool:
         """Whether the row ran."""
         return self.baseline in self.kernels
@@ -111,6 +122,9 @@ def _latency(rows: _Alike, title: str) -> Table:
             rows, lambda row: _figure(row.tokens_per_s, ".4g")
         )
         columns["attention"] = _of_baseline(rows, lambda row: _figure(row.attention_share, ".0%"))
+    if rows.stream_k is not None:
+        name = rows.stream_k
+        columns[f"{name} schedule"] = lambda of: (of[name].schedule or "") if name in of else ""
     return _table(rows, title, columns)
 
 
@@ -169,7 +183,7 @@ def _table(rows: _Alike, title: str, columns: Mapping[str, Callable[[ByKernel], 
         tuple(zip(short, *shown.values(), strict=True)),
         title,
         most=ROWS,
-        note=f"* the fastest of its problem, or within {rows.margin.words} of it" if marked else "",
+        note=f"* ahead of all others by more than {rows.margin.words}" if marked else "",
     )
 
 
@@ -178,18 +192,18 @@ def _latency_cell(of: ByKernel, name: str, margin: Margin) -> Words:
     row = of.get(name)
     mark = "! " if row is not None and row.warnings else ""
     text = _status(row, lambda row: mark + _figure(row.latency_us, ".1f"))
-    return Text(text, "best") if row is not None and _is_fastest(row, of, margin) else text
+    return Text(text, "best") if row is not None and _is_ahead(row, of, margin) else text
 
 
-def _is_fastest(row: Row, of: ByKernel, margin: Margin) -> bool:
-    """Whether the row is the fastest of several timed ones, or within the margin of it; the bound
-    is none of them.
-    """
-    rivals = [other for other in of.values() if other.status in TIMED and other.kernel != BOUND]
-    latencies = [other.latency_us for other in rivals if other.latency_us]
-    if row.status not in TIMED or row.kernel == BOUND or not row.latency_us or len(latencies) < 2:
-        return False
-    return row.latency_us <= min(latencies) * (1 + margin.share)
+def _is_ahead(row: Row, of: ByKernel, margin: Margin) -> bool:
+    """Return True if the row is faster than every other timed one by more than the margin."""
+    timed = {
+        other.kernel: other.latency_us
+        for other in of.values()
+        if other.status in TIMED and other.kernel != BOUND and other.latency_us
+    }
+    own = timed.pop(row.kernel, None)
+    return own is not None and bool(timed) and min(timed.values()) > own * (1 + margin.share)
 
 
 def _of_baseline(rows: _Alike, text: Callable[[Row], str]) -> Callable[[ByKernel], Words]:
