@@ -91,7 +91,7 @@ def _show_notes(rows: Sequence[Sequence[Words]]) -> None:
 
 def _show_list(table: Table) -> None:
     """A line for each row: ``kind: kernel · problems: sentence``."""
-    for kind, kernel, sentence, _, problems in table.rows[:LINES]:
+    for kind, kernel, sentence, _, problems, *_ in table.rows[:LINES]:
         mark = "!" if str(kind) == "warning" else f"{kind}:"
         output.show(f"{mark} {kernel} · {_named(problems)}: {sentence}")
     if len(table.rows) > LINES:

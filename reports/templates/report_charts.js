@@ -31,7 +31,8 @@
   /** The series that a chart shows: the chosen one, or the nearest that has values for it. */
   function seriesOf(chart) {
     const axes = choosable().filter((axis) => !chart.all_problems || isCompared(axis));
-    const holds = (row) => row[chart.y] != null && (!chart.stack.length || isBaseline(row));
+    const sums = chart.stack.slice(0, -1);
+    const holds = (row) => row[chart.y] != null && (!sums.length || (isBaseline(row) && sums.some(([column]) => row[column] != null)));
     const rows = ofSeries(axes, state.chosen);
     if (rows.some(holds)) return { chosen: state.chosen, rows };
     const chosen = nearestSeries(drawn.filter(holds), axes, state.chosen);
@@ -170,7 +171,7 @@
       tagFigure(figure, picture.chosen);
       const other = told(picture.chosen).filter((axis) => picture.chosen[axis.name] !== state.chosen[axis.name]);
       const instead = seriesText(other, picture.chosen);
-      figure.querySelector(".series").textContent = instead && `no values in the chosen series; shown: ${instead}`;
+      figure.querySelector(".series").textContent = instead && `No values in the chosen series. Shown: ${instead}.`;
       for (const line of picture.lines) if (line.points.length) shown.add(line.name);
       place(element(chart), drawChart, picture, 310);
     }

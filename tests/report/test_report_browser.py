@@ -240,7 +240,7 @@ def test_a_picture_shows_another_series_where_the_chosen_one_has_no_values(
       choose("run", "full");
       return { before, chosen: [keys.map(shown), legend()], rows: all("#results tbody tr").length };"""
     seen, _ = look(first, probe, second)
-    instead = "no values in the chosen series; shown: run full"
+    instead = "No values in the chosen series. Shown: run full."
     energy = ["energy floor", "fa2"]
     busy = ["fa2, CTA slots with work, by the schedule", "fa2"]
     latency = ["read floor", "lean"]
@@ -257,8 +257,9 @@ def test_an_error_in_a_picture_leaves_the_table_alone(write_run: WriteRun) -> No
     [report] = write_report(directory, directory, ["html"])
     html = report.read_text(encoding="utf-8").replace("function drawAxes(", "function broken(")
     probe = """return [failures.splice(0), filter("kernel=fa2")[0]];"""
-    [failure], count = answer_of(directory, html, "", PROBE, probe)["seen"]
-    assert "drawAxes" in failure
+    failures, count = answer_of(directory, html, "", PROBE, probe)["seen"]
+    assert all("drawAxes" in failure for failure in failures)
+    assert failures
     assert count == "3 of 9 rows"
 
 
@@ -454,7 +455,7 @@ def test_hostile_names_are_only_text_in_maps_and_beside(write_run: WriteRun) -> 
       const names = document.getElementById("sides-sides").querySelectorAll(".legendtext");
       return [document.images.length, lean, [...names].map((each) => each.textContent)];"""
     seen, _ = look(first, probe, second)
-    assert seen == [0, "lean 5 µs", [f"{HOSTILE} a, NVIDIA H200", f"{HOSTILE} b, NVIDIA H200"]]
+    assert seen == [0, "lean 5 µs", [f"{HOSTILE} a", f"{HOSTILE} b"]]
 
 
 def test_paper_shows_the_main_columns(write_run: WriteRun) -> None:
