@@ -182,7 +182,7 @@ def test_the_head_names_few_values_and_few_kinds(write_run: WriteRun) -> None:
     capacities = [row(problem(capacity=4096 << n), "lean", 10.0) for n in range(FEW_VALUES + 1)]
     frame = Results([read_run(write_run(capacities))]).frame
     assert f"capacity ({FEW_VALUES + 1} choices)" in fixed_words(frame).split(" · ")
-    assert "capacity 4096/8192" in fixed_words(frame[:2]).split(" · ")
+    assert "capacity 4096/8192" in fixed_words(frame.head(2)).split(" · ")
     kinds: list[dict[str, Any]] = [
         {"dtype": "bf16"},
         {"kv_layout": "NHD"},

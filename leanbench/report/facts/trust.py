@@ -39,7 +39,7 @@ def trust_section(results: Results) -> Section:
             words = [run.name] if results.are_several else []
             words += [name] if len(groups) > 1 else []
             known += [(", ".join(words), fact) for fact in (*_settings(rows), *facts(rows))]
-    blocks = _by_fact(known) if any(about for about, _ in known) else []
+    blocks: list[Block] = _by_fact(known) if any(about for about, _ in known) else []
     if known and not blocks:
         blocks = [Sentences(tuple(fact for _, fact in known), "facts")]
     if warnings := of_runs(results, warned):
