@@ -107,7 +107,7 @@ def _show_list(table: Table) -> None:
 
 
 def _as_text(row: Sequence[Words]) -> list[str]:
-    *cells, problems = row
+    *cells, problems = row[:5]
     return [*map(str, cells), _named(problems)]
 
 

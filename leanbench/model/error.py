@@ -76,6 +76,12 @@ def model_error(gpu: str, names: Iterable[str]) -> float:
     return max((error.errors.p90 for error in counted), default=0.0)
 
 
+def scaled_from(gpu: str) -> str:
+    """Return the GPU that the errors were measured on; empty if it is the same GPU."""
+    calibration, _, scaled = _in_use(gpu)
+    return find(calibration.gpu).product.removeprefix("NVIDIA ") if scaled else ""
+
+
 def known_error(gpu: str, names: Iterable[str] = ()) -> str:
     """What a page says with every prediction for a GPU (catalogue or product name): how wrong the
     model was for each kernel, and where.

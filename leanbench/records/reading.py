@@ -133,7 +133,8 @@ def _nearest(name: str, folder: Path, prefix: str) -> str:
 
 
 def read_run(directory: Path) -> Run:
-    """The run in a directory; a last line cut off by a kill is left out and noted.
+    """The run in a directory. A last line cut off by a kill is left out and noted, as are copies of
+    a row.
 
     Raises:
         UserError: not a run directory, a run of another schema version, or a line that is no row
@@ -145,17 +146,22 @@ def read_run(directory: Path) -> Run:
 
     # Rows end with a newline, so what follows the last one is empty, or was being written when the
     # run was killed.
-    results = [
-        _read_row(path, number, line) for number, line in enumerate(lines[:-1], 1) if line.strip()
-    ]
+    written = [(line, number) for number, line in enumerate(lines, 1) if line.strip()]
     notes = []
     if lines[-1].strip():
         try:
             parse(lines[-1])
         except ValueError:
+            written.pop()
             notes.append(f"{RESULTS} line {len(lines)} was cut off in writing and is left out")
-        else:
-            results.append(_read_row(path, len(lines), lines[-1]))
+    # Rows have the time at which they were measured: equal ones are copies.
+    rows: dict[bytes, int] = {}
+    for line, number in written:
+        rows.setdefault(line, number)
+    results = [_read_row(path, number, line) for line, number in rows.items()]
+    if copies := len(written) - len(rows):
+        have = "1 row is a copy" if copies == 1 else f"{copies} rows are copies"
+        notes.append(f"{RESULTS}: {have} of another row and left out")
     notes += _notes_of_samples(directory)
     return Run(directory, manifest, tuple(results), tuple(notes))
 

@@ -197,10 +197,11 @@ def charts_of(drawn: DataFrame, axes: Sequence[VaryingAxis]) -> list[Chart]:
 
 
 def _is_filled(chart: Chart, drawn: DataFrame) -> bool:
-    """Whether the rows have its values, and one of its stack's sums below them."""
+    """Return True if the rows have its values, and the baseline's one of its stack's sums."""
     sums = [column for column, _ in chart.stack[:-1]]
+    own = where(drawn, drawn["kernel"] == drawn["baseline"])
     return has_values(drawn, chart.y) and (
-        not sums or any(has_values(drawn, column) for column in sums)
+        not sums or any(has_values(own, column) for column in sums)
     )
 
 

@@ -12,6 +12,7 @@ from leanbench.report.frame import (
     baseline_of,
     fastest_rows,
     has_values,
+    latencies_by_kernel,
 )
 from leanbench.report.series import listed
 
@@ -48,7 +49,10 @@ def winner_map(margin: Margin) -> HeatMap:
 
 
 def maps_of(frame: DataFrame, margin: Margin) -> list[HeatMap]:
-    """The maps that these rows fill: at least two rows and two columns of cells."""
+    """The maps that these rows fill: at least two rows and two columns of cells.
+
+    If only one kernel beats the baseline anywhere, the map of speedups says who is the fastest.
+    """
     timed = fastest_rows(frame)
     if (
         len(set(timed["max_context"])) < 2
@@ -56,8 +60,11 @@ def maps_of(frame: DataFrame, margin: Margin) -> list[HeatMap]:
     ):
         return []
     kernels = {*timed["kernel"]} - {BOUND}
-    maps = [winner_map(margin)] if len(kernels) > 1 else []
-    if len(kernels) > 1 and kernels & {*timed["baseline"]}:
+    has_speedups = len(kernels) > 1 and bool(kernels & {*timed["baseline"]})
+    fastest = {*latencies_by_kernel(frame).dropna(how="all").idxmin(axis=1)}
+    few_win = has_speedups and len(fastest - {*timed["baseline"]}) < 2
+    maps = [] if few_win or len(kernels) < 2 else [winner_map(margin)]
+    if has_speedups:
         baseline = baseline_in_words(frame)
         note = f"blue: {baseline} is faster, orange: slower"
         if baseline == THE_BASELINE:

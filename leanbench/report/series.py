@@ -29,6 +29,8 @@ LABELS = {
 }
 #: Of the axis `lengths`: every sequence of the batch has the same context.
 EQUAL = "equal"
+#: Values of an axis that one line names, and axes whose values it names.
+FEW_VALUES, FEW_KINDS = 4, 4
 #: What may stand on the x axis, the first that varies by default.
 X_AXES = ("max_context", "q_heads", "batch", *(axis.name for axis in PLAIN_AXES if axis.is_number))
 
@@ -129,12 +131,18 @@ def fixed_words(frame: DataFrame) -> str:
     """What is the same in every problem, and the range of what is not, in one line."""
     if frame.empty:
         return ""
+    shown = [axis for axis in PLAIN_AXES if not _is_implied(axis, frame)]
+    varying = [axis for axis in shown if not axis.is_number and len({*frame[axis.name]}) > 1]
+    # Many kinds are named without their values.
+    unnamed = varying if len(varying) > FEW_KINDS else []
     words = [
         _range("batch", frame["batch"]),
         _heads(frame),
         _range("context", frame["max_context"], tokens),
-        *(_fixed(axis, frame) for axis in PLAIN_AXES if not _is_implied(axis, frame)),
+        *(_fixed(axis, frame) for axis in shown if axis not in unnamed),
     ]
+    if unnamed:
+        words.append(f"various {', '.join(axis.label or axis.title for axis in unnamed)}")
     lengths = set(frame["is_ragged"].tolist())
     if True in lengths:
         words.append("equal and ragged batches" if False in lengths else "ragged batches")
@@ -153,7 +161,10 @@ def _fixed(axis: Axis, frame: DataFrame) -> str:
     """The values of an axis in a line: ``head_dim 64 to 128``, ``fp16/bf16``, ``page size 16``."""
     if axis.is_number:
         return _range(axis.title, frame[axis.name])
-    texts = "/".join(dict.fromkeys(frame[axis.name]))
+    values = list(dict.fromkeys(frame[axis.name]))
+    if len(values) > FEW_VALUES:
+        return f"{axis.title} ({len(values)} choices)"
+    texts = "/".join(values)
     return axis.describe(texts) if axis.values.is_word else f"{axis.title} {texts}"
 
 
@@ -190,6 +201,6 @@ def _heads(frame: DataFrame) -> str:
     texts = _heads_of(frame)
     return (
         f"heads {', '.join(texts)}"
-        if len(texts) <= 4
+        if len(texts) <= FEW_VALUES
         else f"heads {texts[0]} to {texts[-1]} ({len(texts)} choices)"
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from leanbench.core.axes import KINDS
 from leanbench.core.quantities import Quantity
 from leanbench.report.columns import COLUMNS, HIDDEN_WHEN_CONSTANT
 from leanbench.report.frame import THE_BASELINE, baseline_in_words, has_values
@@ -24,7 +25,10 @@ def page_columns(frame: DataFrame, axes: list[VaryingAxis]) -> list[dict[str, An
     Columns without any value are left out. A column of texts that repeat has them once, in `texts`,
     and rows hold their places there.
     """
-    columns = [_described(column, frame) for column in COLUMNS if column.is_in("page")]
+    shown = [column for column in COLUMNS if column.is_in("page")]
+    # Of most rows, the kinds of attention say none: a reader looks for kernel and figures first.
+    shown.sort(key=lambda column: column.name in KINDS)
+    columns = [_described(column, frame) for column in shown]
     known = {column["name"] for column in columns}
     for name in dict.fromkeys([*DATA, *(axis.name for axis in axes)]):
         if name not in known:

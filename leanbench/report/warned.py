@@ -30,6 +30,8 @@ class Warned:
     sentence: str
     #: Labels of the first `NAMED` problems, that of `sentence` in front.
     problems: tuple[str, ...]
+    #: Names of the runs that have them, if the rows say.
+    runs: tuple[str, ...]
     #: Rows.
     count: int
     #: Not all rows have the very same sentence: `sentence` is the worst.
@@ -74,11 +76,9 @@ def _gather(
         worst = max(by_row, key=lambda index: _severity(by_row[index]))
         first = [worst, *(index for index in by_row if index != worst)][:NAMED]
         problems = tuple(label(rows[index]) for index in first)
-        gathered.append(
-            Warned(
-                kernel, kind, by_row[worst], problems, len(by_row), len(set(by_row.values())) > 1
-            )
-        )
+        runs = tuple(dict.fromkeys(filter(None, (rows[index].get("run") for index in by_row))))
+        varies = len(set(by_row.values())) > 1
+        gathered.append(Warned(kernel, kind, by_row[worst], problems, runs, len(by_row), varies))
     return gathered
 
 

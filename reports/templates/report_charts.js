@@ -9,18 +9,37 @@
   const severalSeries = page.axes.length > Math.min(1, xAxes.length);
   const state = { x: xAxes[0] || oneX, chosen: {} };
 
-  const xText = (x) => (state.x.name === "max_context" ? tokens(x) : `${x}`);
+  const xText = (x) => textOf(state.x, x);
   const positive = (value) => value > 0;
 
-  /** Axes a reader chooses a value of: all that vary but the one on the x axis. */
+  /** Axes of a series: all that vary but the one on the x axis. */
   const choosable = () => page.axes.filter((axis) => axis.name !== state.x.name);
-  const matches = (row) => choosable().every((axis) => row[axis.name] === state.chosen[axis.name]);
-  /** Measured and predicted rows, two GPUs or runs, or a cold and a warm L2 never share a picture. */
-  const comparable = (row) => ["run", "source", "gpu", "cache"].every((name) => !(name in state.chosen) || row[name] === state.chosen[name]);
+  const ofSeries = (axes, chosen) => drawn.filter((row) => axes.every((axis) => row[axis.name] === chosen[axis.name]));
+  const xAxesOfRun = () => varyingIn(drawn, xAxes, state.chosen);
 
-  function chooseFullest() {
-    state.chosen = fullestSeries(drawn, choosable(), (row) => row[state.x.name]);
+  function chooseFullest(rows) {
+    state.chosen = fullestSeries(rows, choosable(), (row) => row[state.x.name]);
   }
+
+  /** The fullest series of the chosen run, over an x axis that varies in it. */
+  function chooseInRun() {
+    const known = xAxesOfRun();
+    if (known.length && !known.includes(state.x)) state.x = known[0];
+    chooseFullest(drawn.filter((row) => comparable(row, state.chosen)));
+  }
+
+  /** The series that a chart shows: the chosen one, or the nearest that has values for it. */
+  function seriesOf(chart) {
+    const axes = choosable().filter((axis) => !chart.all_problems || isCompared(axis));
+    const sums = chart.stack.slice(0, -1);
+    const holds = (row) => row[chart.y] != null && (!sums.length || (isBaseline(row) && sums.some(([column]) => row[column] != null)));
+    const rows = ofSeries(axes, state.chosen);
+    if (rows.some(holds)) return { chosen: state.chosen, rows };
+    const chosen = nearestSeries(drawn.filter(holds), axes, state.chosen);
+    return { chosen: { ...state.chosen, ...chosen }, rows: ofSeries(axes, chosen) };
+  }
+
+  const told = (chosen) => varyingIn(drawn, choosable(), chosen);
 
   /** One row for each x: a kernel that ran with several configs is drawn with its fastest. */
   function fastestByX(series, x) {
@@ -103,14 +122,6 @@
     return `${+(bytes / size).toPrecision(3)} ${unit}`;
   }
 
-  /** What an empty picture says: which choice would fill it. */
-  function emptyNote(chart) {
-    const near = nearestSeries(drawn.filter((row) => row[chart.y] != null), choosable(), state.chosen);
-    const other = choosable().filter((axis) => near[axis.name] !== state.chosen[axis.name]);
-    const words = other.map((axis) => `${axis.label} ${axis.name === "max_context" ? tokens(near[axis.name]) : near[axis.name]}`);
-    return ["no values in this series; choose", words.join(", ")];
-  }
-
   function yAxis(chart, lines, asBars) {
     const shown = lines.filter((line) => !line.hidden).flatMap((line) => line.points);
     const all = shown.flatMap((point) => [point.y, point.low, point.high]).filter((value) => value != null);
@@ -126,7 +137,7 @@
   }
 
   function build(chart, width) {
-    const series = drawn.filter(chart.all_problems ? comparable : matches);
+    const { chosen, rows: series } = seriesOf(chart);
     const x = chart.all_problems ? "kv_bytes" : state.x.name;
     const xs = [...new Set(series.map((row) => row[x]))].sort((a, b) => a - b);
     // Over a single x, lines are dots above one another: bars side by side read better.
@@ -139,44 +150,48 @@
     if (chart.floor) lines.unshift(floorLine(chart, series, x, asBars));
     if (chart.stack.length && !asBars) lines.unshift(...stackedAreas(chart, series, x));
     const drawnLines = lines.filter((line) => line.points.length);
-    if (!drawnLines.some((line) => line.symbol)) {
-      const bare = { type: "linear", range: [0, 1], ticks: [], title: "" };
-      return { lines, x: bare, y: bare, note: emptyNote(chart) };
-    }
+    if (!drawnLines.some((line) => line.symbol)) return null;
     const bars = lines.filter((line) => line.bar && line.points.length && !line.hidden).map((line) => line.name).reverse();
     let xAxis = { title: state.x.label, ...xTicks(xs, width) };
     if (asBars) xAxis = { type: "category", values: bars, ticks: bars.map((name) => [name, name]), title: "", write: String };
     else if (chart.all_problems) xAxis = { title: "K and V read (bytes)", write: bytesText, ...logTicks(xs, bytesText) };
     const closest = chart.all_problems || asBars;
-    return { lines, x: xAxis, y: yAxis(chart, drawnLines, asBars), line_at: chart.line_at, closest };
+    return { chosen, lines, x: xAxis, y: yAxis(chart, drawnLines, asBars), line_at: chart.line_at, closest };
   }
 
   const element = (chart) => document.getElementById(`charts-${chart.key}`);
-  const seriesText = () => choosable().map((axis) => `${axis.label} ${state.chosen[axis.name]}`).join(", ");
 
   function draw() {
-    const { source, cache } = state.chosen;
-    if (source) document.querySelectorAll("#charts figcaption .tag").forEach((tag) => { tag.textContent = source; });
-    if (cache) document.querySelectorAll("#charts figcaption .l2").forEach((tag) => { tag.textContent = `${cache} L2`; });
-    for (const chart of page.charts) place(element(chart), drawChart, build(chart, element(chart).clientWidth), 310);
+    const shown = new Set();
+    for (const chart of page.charts) {
+      const figure = element(chart).closest("figure");
+      const picture = build(chart, element(chart).clientWidth);
+      figure.hidden = !picture;
+      if (!picture) continue;
+      tagFigure(figure, picture.chosen);
+      const other = told(picture.chosen).filter((axis) => picture.chosen[axis.name] !== state.chosen[axis.name]);
+      const instead = seriesText(other, picture.chosen);
+      figure.querySelector(".series").textContent = instead && `No values in the chosen series. Shown: ${instead}.`;
+      for (const line of picture.lines) if (line.points.length) shown.add(line.name);
+      place(element(chart), drawChart, picture, 310);
+    }
+    document.querySelectorAll("#legend button").forEach((button) => { button.hidden = !shown.has(button.dataset.kernel); });
   }
 
   function drawSelectors() {
-    const again = () => { drawSelectors(); draw(); };
-    const controls = [];
-    if (xAxes.length > 1)
-      controls.push(select("x axis", xAxes.map((axis) => axis.label), xAxes.indexOf(state.x), (i) => {
-        state.x = xAxes[i];
-        chooseFullest();
-        again();
+    const again = (axis) => {
+      if (isCompared(axis)) chooseInRun();
+      drawSelectors();
+      draw();
+    };
+    const known = xAxesOfRun();
+    const controls = selectorsOf(drawn, choosable(), state, again);
+    if (known.length > 1)
+      controls.unshift(select("x axis", known.map((axis) => axis.label), known.indexOf(state.x), (i) => {
+        state.x = known[i];
+        chooseFullest(drawn.filter((row) => comparable(row, state.chosen)));
+        again(state.x);
       }));
-    for (const axis of choosable()) {
-      const texts = axis.values.map((value) => (axis.name === "max_context" ? tokens(value) : `${value}`));
-      controls.push(select(axis.label, texts, axis.values.indexOf(state.chosen[axis.name]), (i) => {
-        state.chosen = nearestSeries(drawn, choosable(), state.chosen, { name: axis.name, value: axis.values[i] });
-        again();
-      }));
-    }
     replaceSelectors("charts-selectors", controls);
   }
 
@@ -190,11 +205,13 @@
   document.querySelectorAll("#charts .save").forEach((button) =>
     button.addEventListener("click", () => {
       const chart = page.charts[button.dataset.chart];
-      const title = pictureTitle(chart.title, state.chosen, chart.all_problems ? "" : seriesText());
-      savePicture(chart.key, title, drawChart, build(chart, 800), button.dataset.format, 480);
+      const picture = build(chart, 800);
+      const title = pictureTitle(chart.title, picture.chosen, chart.all_problems ? "" : seriesText(told(picture.chosen), picture.chosen));
+      savePicture(chart.key, title, drawChart, picture, button.dataset.format, 480);
     }));
 
-  chooseFullest();
+  chooseFullest(drawn);
+  chooseInRun();
   drawSelectors();
   keepDrawn(document.querySelector("#charts .grid"), draw);
 })();

@@ -1,5 +1,4 @@
 // What pictures and the table share: the data of the page, how values are written, ticks, and selectors of a series.
-"use strict";
 const page = JSON.parse(document.getElementById("data").textContent);
 page.columns.forEach(({ texts }, i) => {
   if (texts) for (const row of page.rows) if (row[i] !== null) row[i] = texts[row[i]];
@@ -85,6 +84,45 @@ function fullestSeries(rows, axes, pointOf) {
   }
   const fullest = [...seen.values()].reduce((a, b) => (b.points.size > a.points.size ? b : a));
   return Object.fromEntries(axes.map((axis) => [axis.name, fullest.row[axis.name]]));
+}
+
+const COMPARED = ["run", "source", "gpu", "cache"];
+const isCompared = (axis) => COMPARED.includes(axis.name);
+const textOf = (axis, value) => (axis.name === "max_context" ? tokens(value) : `${value}`);
+
+/** Measured and predicted rows, two GPUs or runs, or a cold and a warm L2 never share a picture. */
+const comparable = (row, chosen) => COMPARED.every((name) => !(name in chosen) || row[name] === chosen[name]);
+
+function valuesIn(rows, axis, chosen) {
+  if (isCompared(axis)) return axis.values;
+  const present = new Set(rows.filter((row) => comparable(row, chosen)).map((row) => row[axis.name]));
+  return axis.values.filter((value) => present.has(value));
+}
+
+/** The axes that vary in the chosen run, behind those that tell runs apart. */
+function varyingIn(rows, axes, chosen) {
+  const varying = axes.filter((axis) => valuesIn(rows, axis, chosen).length > 1);
+  return [...varying.filter(isCompared), ...varying.filter((axis) => !isCompared(axis))];
+}
+
+const seriesText = (axes, chosen) => axes.map((axis) => `${axis.label} ${textOf(axis, chosen[axis.name])}`).join(", ");
+
+/** A selector for each axis that varies; the other axes follow to the nearest series that exists. */
+function selectorsOf(rows, axes, state, onChange) {
+  return varyingIn(rows, axes, state.chosen).map((axis) => {
+    const values = valuesIn(rows, axis, state.chosen);
+    const texts = values.map((value) => textOf(axis, value));
+    return select(axis.label, texts, values.indexOf(state.chosen[axis.name]), (i) => {
+      state.chosen = nearestSeries(rows, axes, state.chosen, { name: axis.name, value: values[i] });
+      onChange(axis);
+    });
+  });
+}
+
+/** Tags of a figure whose rows are not all of one source or one state of the L2. */
+function tagFigure(figure, { source, cache }) {
+  if (source) figure.querySelectorAll(".tag").forEach((tag) => { tag.textContent = source; });
+  if (cache) figure.querySelectorAll(".l2").forEach((tag) => { tag.textContent = `${cache} L2`; });
 }
 
 function select(label, options, value, onChange) {

@@ -6,12 +6,11 @@
   const inMap = ["max_context", "batch", "q_heads", "group_size"];
   const axes = page.axes.filter((axis) => !inMap.includes(axis.name));
   const names = page.kernels.map((kernel) => kernel.name);
-  const others = names.filter((name) => measured.some((row) => row.kernel === name && !isBaseline(row)));
   const cellOf = (row) => `${labelOf(row)} ${row.max_context}`;
   const state = {
     chosen: fullestSeries(measured, axes, cellOf),
     against: null,
-    kernel: measured.some((row) => row.kernel === page.baseline) ? page.baseline : names[0],
+    kernel: null,
   };
 
   function labelOf(row) {
@@ -88,22 +87,26 @@
 
   const colorOf = (name) => page.kernels.find((kernel) => kernel.name === name).color;
   const element = (map) => document.getElementById(`maps-${map.key}`);
-  const heightOf = (rows, each) => each * rows + 52;
+  const heightOf = (rows) => rows * (rows > 30 ? 10 : 20) + 52;
 
   function draw() {
-    const { source, cache } = state.chosen;
-    if (source) document.querySelectorAll("#maps figcaption .tag").forEach((tag) => { tag.textContent = source; });
-    if (cache) document.querySelectorAll("#maps figcaption .l2").forEach((tag) => { tag.textContent = `${cache} L2`; });
-    for (const map of page.maps) place(element(map), drawCells, build(map), heightOf(grid().labels.length, 20));
+    tagFigure(document.getElementById("maps"), state.chosen);
+    for (const map of page.maps) place(element(map), drawCells, build(map), heightOf(grid().labels.length));
   }
 
   function drawSelectors() {
-    const again = () => { drawSelectors(); draw(); };
-    const controls = axes.map((axis) =>
-      select(axis.label, axis.values.map(String), axis.values.indexOf(state.chosen[axis.name]), (i) => {
-        state.chosen = nearestSeries(measured, axes, state.chosen, { name: axis.name, value: axis.values[i] });
-        again();
-      }));
+    const again = (axis) => {
+      if (axis && isCompared(axis)) state.chosen = fullestSeries(measured.filter((row) => comparable(row, state.chosen)), axes, cellOf);
+      drawSelectors();
+      draw();
+    };
+    const inRun = measured.filter((row) => comparable(row, state.chosen));
+    const present = names.filter((name) => inRun.some((row) => row.kernel === name));
+    const others = present.filter((name) => !inRun.some((row) => row.kernel === name && isBaseline(row)));
+    if (!others.includes(state.against)) state.against = null;
+    if (!present.includes(state.kernel)) state.kernel = present.find((name) => !others.includes(name)) ?? present[0];
+    document.querySelectorAll("#maps .legend [data-kernel]").forEach((each) => { each.hidden = !present.includes(each.dataset.kernel); });
+    const controls = selectorsOf(measured, axes, state, again);
     const has = (key) => page.maps.some((map) => map.key === key);
     const choices = [null, ...others];
     if (has("speedup") && others.length > 1)
@@ -111,9 +114,9 @@
         state.against = choices[i];
         again();
       }));
-    if (has("floor") && page.kernels.length > 1)
-      controls.push(select("read floor share of", names, names.indexOf(state.kernel), (i) => {
-        state.kernel = names[i];
+    if (has("floor") && present.length > 1)
+      controls.push(select("read floor share of", present, present.indexOf(state.kernel), (i) => {
+        state.kernel = present[i];
         again();
       }));
     replaceSelectors("maps-selectors", controls);
@@ -121,14 +124,14 @@
 
   function titleOf(map) {
     const of = { winner: "", speedup: ` over ${state.against ?? "the fastest other"}`, floor: ` of ${state.kernel}` };
-    const series = axes.map((axis) => `${axis.label} ${state.chosen[axis.name]}`).join(", ");
+    const series = seriesText(varyingIn(measured, axes, state.chosen), state.chosen);
     return pictureTitle(`${map.title}${of[map.key]}`, state.chosen, series);
   }
 
   document.querySelectorAll("#maps .save").forEach((button) =>
     button.addEventListener("click", () => {
       const map = page.maps[button.dataset.chart];
-      savePicture(`map-${map.key}`, titleOf(map), drawCells, build(map), button.dataset.format, heightOf(grid().labels.length, 20) + 60);
+      savePicture(`map-${map.key}`, titleOf(map), drawCells, build(map), button.dataset.format, heightOf(grid().labels.length) + 60);
     }));
 
   drawSelectors();

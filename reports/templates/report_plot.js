@@ -130,7 +130,6 @@ function drawChart(picture, { width, height, colors, title = [], legend = false 
   const parts = [...drawAxes(picture, plot, xAt, yAt, colors)];
   if (picture.line_at != null) parts.push(segment(plot[0], yAt(picture.line_at), plot[2], yAt(picture.line_at), { stroke: NEUTRAL, class: "limit" }));
   for (const line of shown) parts.push(drawLine(line, picture, plot, xAt, yAt));
-  if (picture.note) picture.note.forEach((text, i) => parts.push(words(text, (plot[0] + plot[2]) / 2, (plot[1] + plot[3]) / 2 + 16 * i, colors, { "text-anchor": "middle", class: "none" })));
   rows.forEach((row, i) => row.forEach(({ line, x: at }) => {
     const middle = height - 8 - 18 * (rows.length - 1 - i);
     parts.push(segment(10 + at, middle - 4, 30 + at, middle - 4, { stroke: line.color, "stroke-width": 2, "stroke-dasharray": line.dash }));

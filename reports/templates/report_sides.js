@@ -4,21 +4,31 @@
   const element = document.getElementById("sides-sides");
   if (!element || !measured.length) return;
 
-  // What tells the runs apart is no series of the picture.
-  const ofSide = ["run", "source", "gpu", "cache"];
   const xAxis = page.axes.find((axis) => axis.is_x) ?? { name: "max_context", label: "context (tokens)" };
-  const axes = page.axes.filter((axis) => axis.name !== xAxis.name && !ofSide.includes(axis.name));
-  const kernels = page.kernels.map((kernel) => kernel.name).filter((name) => measured.some((row) => row.kernel === name));
+  // What tells the runs apart is no series of the picture.
+  const axes = page.axes.filter((axis) => axis.name !== xAxis.name && !isCompared(axis));
   const { lines, quantities } = page.sides;
   const state = {
     chosen: fullestSeries(measured, axes, (row) => `${row.run} ${row.source} ${row.gpu} ${row[xAxis.name]}`),
-    kernel: kernels[0], quantity: quantities[0],
+    kernel: page.kernels[0].name, quantity: quantities[0],
   };
+
+  const known = () => measured.filter((row) => row[state.quantity.column] != null);
+  const ofKernel = () => known().filter((row) => row.kernel === state.kernel);
+  const kernels = () => page.kernels.map((kernel) => kernel.name).filter((name) => known().some((row) => row.kernel === name));
+
+  /** The nearest choice that has values. */
+  function settle() {
+    if (!ofKernel().length) [state.kernel] = kernels();
+    state.chosen = nearestSeries(ofKernel(), axes, state.chosen);
+    drawSelectors();
+    draw();
+  }
 
   function lineOf(side, shown, column, xText) {
     const fastest = new Map();
     for (const row of shown) {
-      if (!ofSide.every((name) => row[name] === side[name])) continue;
+      if (!COMPARED.every((name) => row[name] === side[name])) continue;
       const before = fastest.get(row[xAxis.name]);
       if (!before || row.latency_us < before.latency_us) fastest.set(row[xAxis.name], row);
     }
@@ -30,11 +40,10 @@
 
   function build() {
     const { column, scale, y_title } = state.quantity;
-    const shown = measured.filter((row) => row.kernel === state.kernel && row[column] != null
-      && axes.every((axis) => row[axis.name] === state.chosen[axis.name]));
-    const xText = (x) => (xAxis.name === "max_context" ? tokens(x) : `${x}`);
+    const shown = ofKernel().filter((row) => axes.every((axis) => row[axis.name] === state.chosen[axis.name]));
+    const xText = (x) => textOf(xAxis, x);
     const values = [...new Set(shown.map((row) => row[xAxis.name]))].sort((a, b) => a - b).map(xText);
-    const drawn = lines.map((side) => lineOf(side, shown, column, xText)).reverse();
+    const drawn = lines.map((side) => lineOf(side, shown, column, xText)).filter((line) => line.points.length).reverse();
     const ys = drawn.flatMap((line) => line.points.map((point) => point.y));
     const ticks = scale === "log" ? logTicks(ys) : linearTicks(0, Math.max(...ys), column);
     return {
@@ -44,33 +53,25 @@
     };
   }
 
-  const draw = () => place(element, drawChart, build(), 310 + 18 * lines.length);
+  function draw() {
+    const picture = build();
+    place(element, drawChart, picture, 310 + 18 * picture.lines.length);
+  }
 
   function drawSelectors() {
-    const again = () => { drawSelectors(); draw(); };
-    const controls = [];
-    if (kernels.length > 1)
-      controls.push(select("kernel", kernels, kernels.indexOf(state.kernel), (i) => { state.kernel = kernels[i]; again(); }));
-    if (quantities.length > 1)
-      controls.push(select("shown", quantities.map((each) => each.title), quantities.indexOf(state.quantity), (i) => {
-        state.quantity = quantities[i];
-        again();
-      }));
-    for (const axis of axes)
-      controls.push(select(axis.label, axis.values.map(String), axis.values.indexOf(state.chosen[axis.name]), (i) => {
-        state.chosen = nearestSeries(measured, axes, state.chosen, { name: axis.name, value: axis.values[i] });
-        again();
-      }));
-    replaceSelectors("sides-selectors", controls);
+    const choices = [["kernel", "kernel", kernels(), String], ["shown", "quantity", quantities, (each) => each.title]];
+    const controls = choices.filter(([, , values]) => values.length > 1).map(([label, name, values, text]) =>
+      select(label, values.map(text), values.indexOf(state[name]), (i) => { state[name] = values[i]; settle(); }));
+    replaceSelectors("sides-selectors", [...controls, ...selectorsOf(ofKernel(), axes, state, settle)]);
   }
 
   document.querySelectorAll("#side-by-side .save").forEach((button) =>
     button.addEventListener("click", () => {
-      const series = axes.map((axis) => `${axis.label} ${state.chosen[axis.name]}`).join(", ");
+      const series = seriesText(varyingIn(ofKernel(), axes, state.chosen), state.chosen);
       const title = [`${state.quantity.title} of ${state.kernel}`, series].filter(Boolean);
       savePicture("sides", title, drawChart, build(), button.dataset.format, 480);
     }));
 
-  drawSelectors();
+  settle();
   keepDrawn(element, draw);
 })();

@@ -45,7 +45,7 @@ ANSWER = """new Promise((done) => {
 })"""
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"
-    " --disable-component-update --disable-sync --window-size=1400,1000 --remote-debugging-pipe"
+    " --disable-component-update --disable-sync --remote-debugging-pipe"
 )
 #: Until an answer is late.
 _LONGEST_S = 120
@@ -69,12 +69,14 @@ class Chromium:
         self._numbers = count(1)
         self._unread = b""
 
-    def text_of(self, url: str) -> str:
-        """The text of #probe, once the page at `url` has it."""
+    def text_of(self, url: str, width: int) -> str:
+        """The text of #probe, once the page at `url`, in a window of this width, has it."""
         context = self._call("Target.createBrowserContext")
         page = self._call("Target.createTarget", url="about:blank", **context)
         session = self._call("Target.attachToTarget", flatten=True, **page)["sessionId"]
         self._call("Page.enable", session)
+        window = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        self._call("Emulation.setDeviceMetricsOverride", session, **window)
         self._call("Page.navigate", session, url=url)
         self._read(lambda message: message.get("method") == "Page.loadEventFired")
         answer = self._call("Runtime.evaluate", session, expression=ANSWER, awaitPromise=True)
@@ -125,7 +127,9 @@ def _chromium() -> Chromium:
     return chromium
 
 
-def answer_of(directory: Path, page: str, first: str, last: str, probe: str) -> dict[str, Any]:
+def answer_of(
+    directory: Path, page: str, first: str, last: str, probe: str, width: int = 1400
+) -> dict[str, Any]:
     """What the page answers; any failure in it, and anything that it loads, fails.
 
     Args:
@@ -134,13 +138,14 @@ def answer_of(directory: Path, page: str, first: str, last: str, probe: str) -> 
         first: a script that runs before anything else in it.
         last: one that runs after everything else, with { PROBE } for the lines of `probe`.
         probe: the test's own lines.
+        width: of the window, in pixels.
     """
     page = page.replace("<head>", f"<head>{WATCH}{first}", 1)
     head, body_end, tail = page.rpartition("</body>")
     watched = directory / "watched.html"
     script = last.replace("{ PROBE }", f"{{ {probe} }}")
     watched.write_text(f"{head}<script>{script}</script>{body_end}{tail}", encoding="utf-8")
-    result = json.loads(_chromium().text_of(watched.as_uri()))
+    result = json.loads(_chromium().text_of(watched.as_uri(), width))
     assert result["failures"] == []
     assert result["loaded"] == []
     return result

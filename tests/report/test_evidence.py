@@ -30,6 +30,7 @@ from leanbench.report.evidence.faults import faults
 from leanbench.report.evidence.pages import evidence_page
 from leanbench.report.evidence.places import FOLDERS, name_of, place_of
 from leanbench.report.evidence.query import FORMATS, Figures
+from leanbench.report.evidence.scatter import Point, scatter
 from leanbench.report.evidence.sources import Source, boards_of
 from leanbench.report.evidence.writing import differing, write, write_pages
 
@@ -785,12 +786,12 @@ def test_a_scatter_chart_has_a_point_for_each_ratio(checkout: Checkout) -> None:
     path = checkout.root / "reports" / "h200" / "all.svg"
     assert "reports/h200/all.svg" in write(checkout.evidence())
     drawn = path.read_text()
-    # 14.7 and twice 940 MB between 10 MB and 1 GB; 1.1, 0.95 and 1.04 between 0.8 and 1.25.
+    # From 14.7 to twice 940 MB; 1.1, 0.95 and 1.04 between 0.9 and 1.1.
     points = re.findall(r'<circle cx="([0-9.]+)" cy="([0-9.]+)" r="3.4"', drawn)
-    assert points == [("136.5", "163.9"), ("770.5", "230.2"), ("770.5", "189.2")]
-    assert [f">{words}<" in drawn for words in ("3 problems", "cuDNN (3)", "10 MB", "1 GB")] == [
-        True
-    ] * 4
+    assert points == [("78.0", "106.0"), ("780.0", "253.6"), ("780.0", "162.5")]
+    shown = ("3 problems", "cuDNN (3)", "20 MB", "500 MB", "0.9x", "1x", "1.1x")
+    assert [words for words in shown if f">{words}<" not in drawn] == []
+    assert ">10 MB<" not in drawn
     # A picture is no log: it needs no purpose. A link to it is one to its run.
     assert faults(checkout.evidence()) == []
     (checkout.root / "kernels" / "mine.cu").write_text("faster kernel")
@@ -803,6 +804,37 @@ def test_a_scatter_chart_has_a_point_for_each_ratio(checkout: Checkout) -> None:
     assert faults(checkout.evidence()) == [
         "reports/h200/all.svg is not in [pictures]: declare or delete it"
     ]
+
+
+@pytest.mark.parametrize(
+    ("others", "levels", "beyond"),
+    [
+        ([5.07], ["0.9x", "1.6x"], ["5.07x"]),
+        # The second is no outlier once the first is gone.
+        ([3.02, 1.7], ["0.9x", "1.8x"], ["3.02x"]),
+        ([5.07, 0.1], ["0.8x", "1.6x"], ["5.07x", "0.10x"]),
+        # Three of 43 are more than a few.
+        ([5.07, 5.1, 5.2], ["0.8x", "6x"], []),
+        ([], ["0.9x", "1.5x"], []),
+    ],
+)
+def test_a_few_points_far_out_do_not_stretch_a_scatter_chart(
+    others: list[float], levels: list[str], beyond: list[str]
+) -> None:
+    ratios = [0.93 + 0.013 * number for number in range(40)] + others
+    points = [Point(10**5 * (1 + place), ratio, "x") for place, ratio in enumerate(ratios)]
+    drawn = scatter("title", "below", "x", "y", points)
+    shown = re.findall(r'text-anchor="end">([0-9.]+x)<', drawn)
+    ticks = [words for words in shown if words not in beyond]
+    assert [ticks[0], ticks[-1]] == levels
+    assert re.findall(r"<path", drawn) == ["<path"] * len(beyond)
+    assert [words for words in beyond if f">{words}<" not in drawn] == []
+    assert len(re.findall(r'<circle [^>]* r="3.4"', drawn)) == len(ratios) - len(beyond)
+
+
+def test_of_few_points_none_is_far_out() -> None:
+    points = [Point(10**6, 1.1, "x"), Point(10**7, 1.2, "x"), Point(10**8, 9.0, "x")]
+    assert "<path" not in scatter("title", "below", "x", "y", points)
 
 
 def test_a_page_made_before_a_run_in_it_is_a_fault(checkout: Checkout) -> None:

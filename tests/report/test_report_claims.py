@@ -339,7 +339,7 @@ def test_the_page_of_several_runs_names_the_run_of_each_claim(write_run: WriteRu
 
 
 def claim_lines(html: str) -> list[str]:
-    section = html[html.index('<section id="claims">') : html.index('<section id="charts">')]
+    section = html[html.index('<section id="claims">') :].partition("</section>")[0]
     return [" ".join(re.sub("<[^>]+>", " ", line).split()) for line in section.split("<tr")]
 
 

@@ -224,11 +224,11 @@ def test_many_runs_have_an_overview(write_run: WriteRun) -> None:
     overview = overview_of(parts)
     assert overview is not None
     [sentence] = overview.sentences
-    assert sentence.name == parts[0].summary.gpu
+    assert sentence.name == "lean"
     assert (
         sentence.words
-        == "lean is the fastest, or within 1% of it, on 6 of 8 problems (one of several runs counts"
-        " in each); at worst 0.90× as fast as the fastest other kernel, at best 2.00×."
+        == "The fastest, or within 1% of it, on 6 of 8 problems, one of several runs counted in"
+        " each. Against the fastest other kernel: at worst 0.90× as fast (run2)."
     )
     assert [near(part) for _, part in overview.parts] == [2, 2, 0, 2]
     assert overview_of(parts[:FEW_RUNS]) is None
@@ -247,19 +247,15 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
     )
     overview = overview_of(parts_of(runs))
     assert overview is not None
-    about = [sentence.name for sentence in overview.sentences]
-    sentences = [str(sentence.words) for sentence in overview.sentences]
-    assert [words.split(", ", 1)[1] for words in about] == [
-        "cold L2",
-        "predicted, cold L2",
-        "cold L2",
-    ]
-    assert sentences[0].startswith("lean is")
-    assert "on 4 of 6 problems" in sentences[0]
-    assert sentences[1].startswith("lean is")
-    assert "on 1 of 1 problem (" in sentences[1]
-    assert sentences[2].startswith("fa2 is")
-    assert "on 1 of 1 problem (" in sentences[2]
+    counts = {
+        sentence.name: str(sentence.words).partition(" on ")[2].partition(",")[0]
+        for sentence in overview.sentences
+    }
+    assert counts == {
+        "lean, cold L2": "4 of 6 problems",
+        "lean, predicted, cold L2": "1 of 1 problem",
+        "fa2, cold L2": "1 of 1 problem",
+    }
     names = [name.rpartition("/")[2] for name, _ in overview.parts]
     assert names == [
         *(f"run{i}, cold L2" for i in range(3)),
@@ -292,10 +288,26 @@ def test_the_overview_holds_each_run_against_others_and_against_libraries(
         )
         for number, of_run in enumerate(latencies)
     ]
-    of_overview, *_ = [
-        block
-        for block in summary_section(Results(read_runs(runs))).blocks
-        if isinstance(block, Table)
+    verdict, of_overview = summary_section(Results(read_runs(runs))).blocks[:2]
+    assert isinstance(verdict, Sentences)
+    assert isinstance(of_overview, Table)
+    # Libraries and all other kernels stand apart.
+    assert [(item.name, str(item.words).split(". ")[1:]) for item in verdict.items] == [
+        (
+            "lean",
+            [
+                "Against the fastest library of each: as fast or faster on 1 of 2; at worst 0.90×"
+                " as fast (run0), at best 2.00× (run0)",
+                "Against kernels that are not libraries: at worst 1.05× as fast (run0).",
+            ],
+        ),
+        (
+            "lean_mla",
+            [
+                "Against the fastest library of each: as fast or faster on 2 of 2; at worst 1.20×"
+                " as fast (run3), at best 1.20× (run3).",
+            ],
+        ),
     ]
     headings = [str(column.heading) for column in of_overview.columns]
     assert headings[1] == "the baseline fastest, or within 1%"

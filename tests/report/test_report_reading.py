@@ -37,6 +37,21 @@ def test_last_line_cut_off_is_noted_and_left_out(
     assert f"Note: {run.notes[0]}." in page.read_text()
 
 
+def test_copies_of_a_row_count_once_and_are_noted(write_run: WriteRun) -> None:
+    first, second = row(problem(), "lean", 10.0), row(problem(), "fa2", 20.0)
+    # The same cell measured at another time is no copy.
+    later = {**first, "time": "2026-01-02T03:04:06+00:00"}
+    run = read_run(write_run([first, second, first, later, second], tail=json.dumps(first)))
+    assert [(r.kernel, r.time) for r, _ in run.results] == [
+        ("lean", first["time"]),
+        ("fa2", second["time"]),
+        ("lean", later["time"]),
+    ]
+    assert run.notes == ("results.jsonl: 3 rows are copies of another row and left out",)
+    one = read_run(write_run([first], tail=json.dumps(first), folder="one"))
+    assert one.notes == ("results.jsonl: 1 row is a copy of another row and left out",)
+
+
 def test_samples_without_a_whole_member_are_noted(
     write_run: WriteRun, caplog: pytest.LogCaptureFixture
 ) -> None:

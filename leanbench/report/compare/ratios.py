@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from leanbench.model.error import model_error
+from leanbench.model.error import model_error, scaled_from
 from leanbench.report.compare.pair import judge
 
 #: A relative difference within this is none, unless another margin is chosen.
@@ -21,12 +21,15 @@ class Margin:
     share: float
     #: The performance model is as wrong: the latencies are predicted.
     is_model_error: bool = False
+    #: The GPU that this error was measured on, if it is another one than the rows'.
+    scaled_from: str = ""
 
     @property
     def words(self) -> str:
         """Text behind ``within``."""
         if self.is_model_error:
-            return f"the model's error of {self.share:.1%}"
+            of = f"{self.scaled_from} error" if self.scaled_from else "error"
+            return f"the model's {of} of {self.share:.1%}"
         return f"{self.share * 100:g}%"
 
 
@@ -40,9 +43,11 @@ def margin_of(
     on the GPU that is known worst, if it is more than `least`.
     """
     names = list(kernels)
-    errors = [model_error(gpu, names) for gpu in gpus] if source == "predicted" else []
-    error = max(errors, default=0.0)
-    return Margin(error, is_model_error=True) if error > least else Margin(least)
+    errors = {gpu: model_error(gpu, names) for gpu in gpus} if source == "predicted" else {}
+    worst = max(errors, key=errors.__getitem__, default="")
+    if errors.get(worst, 0.0) <= least:
+        return Margin(least)
+    return Margin(errors[worst], is_model_error=True, scaled_from=scaled_from(worst))
 
 
 @dataclass(frozen=True)

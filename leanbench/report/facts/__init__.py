@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from leanbench.report.document import Document, Section
 from leanbench.report.facts.claims import claims_section
@@ -35,6 +37,8 @@ SECTIONS: dict[str, Callable[[Results], Section]] = {
     "rows": rows_section,
     "environment": environment_section,
 }
+#: Sections that stay open in a report of many runs.
+OPEN = ("banner", "head", "links", "summary", "rows")
 #: What a terminal shows after a sweep: the conclusion last, where the eye is.
 ENDING = ("links", "problems", "trust", "flagged", "summary")
 
@@ -45,7 +49,7 @@ def facts(results: Results, keys: Sequence[str] | None = None) -> Document:
     Args:
         keys: of `SECTIONS`; None for a report's, in the order in which it is read.
     """
-    sections = [SECTIONS[key](results) for key in (_report(results) if keys is None else keys)]
+    sections = _report(results) if keys is None else [SECTIONS[key](results) for key in keys]
     tags = []
     if "predicted" in results.sources:
         tags.append("predicted" if len(results.sources) == 1 else "measured and predicted")
@@ -58,13 +62,20 @@ def facts(results: Results, keys: Sequence[str] | None = None) -> Document:
     )
 
 
-def _report(results: Results) -> list[str]:
-    if results.frame.empty:
-        return ["banner", "head", "links", "summary", "environment"]
-    figures = ["decompositions", "claims", "maps", "charts"]
+def _report(results: Results) -> list[Section]:
+    """All sections of a report, in the order in which it is read."""
+    figures = ["maps", "charts", "decompositions", "claims"]
     if results.are_several:
         # Several GPUs are what a reader compares; runs of one GPU differ in what they ran.
         at = 0 if len(results.gpus) > 1 else len(figures)
         figures.insert(at, "side-by-side")
     first, last = ["banner", "head", "links", "summary"], ["trust", "flagged", "rows"]
-    return [*first, *figures, *last, "environment"]
+    between = [] if results.frame.empty else [*figures, *last]
+    makers = {**SECTIONS, "summary": partial(summary_section, under_banner=True)}
+    sections = [makers[key](results) for key in (*first, *between, "environment")]
+    if overview_of(results.parts) is None:
+        return sections
+    return [
+        section if section.key in OPEN else replace(section, folded="closed")
+        for section in sections
+    ]

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def claims_section(results: Results) -> Section:
-    """Every claim, in a table for each GPU, L2 state and source."""
+    """Set every claim beside the rows, in a table for each GPU, L2 state and source that has one of
+    them.
+    """
     hint = (
         "LeanAttention (arXiv 2405.10480) on an A100-80GB with FlashAttention 2.5.6: LA is lean,"
         " FA2 and FD are the kernels in the column “with”. In brackets the 95% interval, from those"
@@ -34,8 +36,10 @@ def claims_section(results: Results) -> Section:
     sections = [
         _table_section(name, of_group, predicted=predicted, several=results.are_several)
         for name, predicted, of_group in claims_of_runs(results.runs)
+        if any(measured.figure is not None for measured in of_group)
     ]
-    return Section("claims", "The paper's claims", (sentences(hint, layout="hint"), *sections))
+    blocks = (sentences(hint, layout="hint"), *sections) if sections else ()
+    return Section("claims", "The paper's claims", blocks)
 
 
 def _table_section(
@@ -60,10 +64,9 @@ def _table_section(
     if not several:
         headings.remove("run")
         rows = [[*row[:6], row[7]] for row in rows]
-    known = [measured for measured in of_group if measured.figure is not None]
     every = table(headings, rows, keep_empty=True)
     heading = f"{name}, {word}: {_counts(of_group, lacking)}"
-    return Section("", heading, (every,), "open" if known else "closed")
+    return Section("", heading, (every,), "open")
 
 
 def _counts(of_group: Sequence[MeasuredClaim], lacking: str) -> str:

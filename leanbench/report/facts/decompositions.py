@@ -5,18 +5,19 @@ implementation, and what an implementation gives with one decomposition.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leanbench.report.compare.ratios import Ratios, ratios_of, times
-from leanbench.report.document import Block, Section, Table, Text, sentences, table
+from leanbench.report.document import Section, Table, Text, sentences, table
 from leanbench.report.facts.side_by_side import sides_of
 
 if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
     from leanbench.records.row import Row
     from leanbench.report.facts.results import Results
+    from leanbench.report.facts.side_by_side import Side
 
 #: Decompositions, as their kernels are called, and the implementations that each has.
 _FAMILIES, _IMPLEMENTATIONS = ("lean", "fa2", "fixed_split"), ("cuda", "triton")
@@ -47,25 +48,36 @@ def decompositions_section(results: Results) -> Section:
     """The two questions, and on how many problems each kernel ran which schedule; for each run,
     source and GPU.
     """
-    blocks: list[Block] = []
     sides = sides_of(results.runs)
-    for side, rows in sides.items():
-        effects = effects_of(rows)
-        name = side.name if len(sides) > 1 else ""
-        if effects:
-            counts = schedules_of(rows)
-            blocks += [_effects_table(effects, name), _counts_table(counts, name)]
-    if blocks:
-        hint = (
-            "The latency of the second kernel over the first one's: geometric mean, lowest to"
-            " highest, problems. Decomposition: both kernels have one copy and attend code; fa2"
-            " never splits an output tile, fixed_split splits all into as many parts, merged in the"
-            " same launch in CUDA C++ and in a second one in Triton. Over equal lengths lean"
-            " runs stream-K where splits would fill waves partly; where it runs equal splits, or"
-            " one CTA or cluster a tile, it is fixed_split's decomposition itself."
-        )
-        blocks.insert(0, sentences(hint, layout="hint"))
-    return Section("decompositions", "Decomposition and implementation", tuple(blocks))
+    effects = {_name(side, sides): effects_of(rows) for side, rows in sides.items()}
+    # Of one schedule and one implementation, the summary has the same figures.
+    says_more = any(
+        effect.question == "implementation" or len(effect.by_place) > 1
+        for of_side in effects.values()
+        for effect in of_side
+    )
+    if not says_more:
+        return Section("decompositions", "Decomposition and implementation", ())
+    hint = (
+        "The latency of the second kernel over the first one's: geometric mean, lowest to"
+        " highest, problems. Decomposition: both kernels have one copy and attend code; fa2"
+        " never splits an output tile, fixed_split splits all into as many parts, merged in the"
+        " same launch in CUDA C++ and in a second one in Triton. Over equal lengths lean"
+        " runs stream-K where splits would fill waves partly; where it runs equal splits, or"
+        " one CTA or cluster a tile, it is fixed_split's decomposition itself."
+    )
+    counts = {_name(side, sides): schedules_of(rows) for side, rows in sides.items()}
+    blocks = (
+        sentences(hint, layout="hint"),
+        _effects_table(effects),
+        _counts_table({name: of_side for name, of_side in counts.items() if effects[name]}),
+    )
+    return Section("decompositions", "Decomposition and implementation", blocks)
+
+
+def _name(side: Side, sides: Collection[Side]) -> str:
+    """The side's name; empty for a single one."""
+    return side.name if len(sides) > 1 else ""
 
 
 def effects_of(rows: Mapping[tuple[AttentionProblem, str], Row]) -> list[Effect]:
@@ -145,25 +157,22 @@ def schedules_of(rows: Mapping[tuple[AttentionProblem, str], Row]) -> dict[str, 
     return counts
 
 
-def _effects_table(effects: Sequence[Effect], name: str) -> Table:
-    headings = [
-        "effect of the",
-        "kernel",
-        "over",
-        "all schedules:",
-        *(f"{place}:" for place in PLACES),
-    ]
+def _effects_table(effects: Mapping[str, Sequence[Effect]]) -> Table:
+    headings = ["effect of the", "run", "kernel", "over", "all schedules:"]
+    headings += [f"{place}:" for place in PLACES]
     cells = [
         [
             effect.question,
+            name,
             effect.of,
             effect.over,
             Text(_words(effect.every), "strong"),
             *(_words(effect.by_place.get(place)) for place in PLACES),
         ]
-        for effect in effects
+        for name, of_side in effects.items()
+        for effect in of_side
     ]
-    return table(headings, cells, name)
+    return table(headings, cells)
 
 
 def _words(ratios: Ratios | None) -> str:
@@ -173,11 +182,13 @@ def _words(ratios: Ratios | None) -> str:
     return f"{times(ratios.geomean)} ({span}, {ratios.problems})"
 
 
-def _counts_table(counts: Mapping[str, Counter[str]], name: str) -> Table:
-    kinds = list(dict.fromkeys(kind for of_kernel in counts.values() for kind in of_kernel))
+def _counts_table(counts: Mapping[str, Mapping[str, Counter[str]]]) -> Table:
+    every = [of_kernel for of_side in counts.values() for of_kernel in of_side.values()]
+    kinds = list(dict.fromkeys(kind for of_kernel in every for kind in of_kernel))
     cells = [
-        [kernel, *(str(of_kernel[kind] or "") for kind in kinds)]
-        for kernel, of_kernel in counts.items()
+        [kernel, name, *(str(of_kernel[kind] or "") for kind in kinds)]
+        for name, of_side in counts.items()
+        for kernel, of_kernel in of_side.items()
     ]
-    title = "Problems by the schedule that ran" + (f", {name}" if name else "")
-    return table(["kernel", *(f"{kind}:" for kind in kinds)], cells, title)
+    headings = ["kernel", "run", *(f"{kind}:" for kind in kinds)]
+    return table(headings, cells, "Problems by the schedule that ran")

@@ -18,26 +18,28 @@ if TYPE_CHECKING:
 
 
 def banner_section(results: Results) -> Section:
-    """Sentences on what is predicted."""
+    """Sentences on what is predicted, each with the runs that it is about."""
+    runs_of: dict[tuple[str, str], list[str]] = {}
+    for run in results.runs:
+        for banner in _banner(run):
+            runs_of.setdefault(banner, []).append(run.name)
     banners = [
-        Sentence(Text(words, "strong"), note=note)
-        for run in results.runs
-        for words, note in _banner(run, results)
+        Sentence(Text(words, "strong"), listed(runs) if results.are_several else "", note)
+        for (words, note), runs in runs_of.items()
     ]
     return Section("banner", "", (Sentences(tuple(banners), "banner"),) if banners else ())
 
 
-def _banner(run: Run, results: Results) -> list[tuple[str, str]]:
+def _banner(run: Run) -> list[tuple[str, str]]:
     sources = _sources(run)
     if sources == ["predicted"]:
-        name = f"{run.name}: predicted" if results.are_several else "Predicted"
-        words = f"{name} by the performance model for {listed(_gpus(run))}; nothing was measured."
+        gpus = listed(_gpus(run))
+        words = f"Predicted by the performance model for {gpus}; nothing was measured."
         # A row without a latency has no error either.
         kernels = dict.fromkeys(row.kernel for row, _ in run.results if row.status in TIMED)
         return [(words, known_error(gpu_name(run.manifest), kernels) if kernels else "")]
     if "predicted" in sources:
-        name = run.name if results.are_several else "This run"
-        words = f"{name} holds measured rows and rows predicted by the performance model."
+        words = "Some rows are measured, some predicted by the performance model."
         return [(words, "They are never mixed in one figure.")]
     return []
 

@@ -50,8 +50,12 @@ def title(runs: Sequence[str], overview: Overview | None) -> str:
     return f"{listed(gpus)}: {len(runs)} runs"
 
 
-def headline(part: Part) -> list[Sentence]:
-    """Sentences about one part, each under a name."""
+def headline(part: Part, *, under_banner: bool = False) -> list[Sentence]:
+    """Return sentences about one part, each under a name.
+
+    Args:
+        under_banner: the document begins with a banner on what is predicted.
+    """
     summary = part.summary
     sentences = []
     if summary.winners:
@@ -65,17 +69,17 @@ def headline(part: Part) -> list[Sentence]:
         sentences.append(Sentence(over_peers, "Over the fastest peer"))
     if summary.energies:
         sentences.append(Sentence(_energy(summary), "Energy"))
-    if words := caveats(part):
+    if words := caveats(part, under_banner=under_banner):
         sentences.append(Sentence(" ".join(words), "Note"))
     return sentences
 
 
-def caveats(part: Part) -> list[str]:
-    """Caveats of a part's figures."""
+def caveats(part: Part, *, under_banner: bool = False) -> list[str]:
+    """Return caveats of a part's figures."""
     sentences = [f"The run is not finished, {part.unfinished}."] if part.unfinished else []
-    if part.summary.source == "predicted":
+    if part.summary.source == "predicted" and not under_banner:
         sentences.append("Predicted by the performance model, nothing was measured.")
-        # The banner of a page says the rest. A row without a latency has no error either.
+        # A row without a latency has no error either.
         if timed := list(dict.fromkeys(part.rows.loc[part.rows["status"].isin(TIMED), "kernel"])):
             sentences.append(short_error(part.summary.gpu, timed))
     counted = status_counts(part.rows)
@@ -107,36 +111,55 @@ def overview_of(parts: Sequence[Part]) -> Overview | None:
     several_gpus = len({part.summary.gpu for part in parts}) > 1
     several_caches = len({part.summary.cache for part in parts}) > 1
 
-    def about(summary: Summary, *, gpu: bool) -> str:
-        words = [summary.gpu] if gpu else []
+    def about(summary: Summary) -> str:
+        words = [summary.gpu] if several_gpus else []
         words += ["predicted"] if summary.source == "predicted" else []
         return ", ".join([*words, *([f"{summary.cache} L2"] if several_caches else [])])
 
-    alike: dict[tuple[str, str], list[Part]] = defaultdict(list)
+    alike: dict[str, list[Part]] = defaultdict(list)
     for part in parts:
         if part.summary.over_best:
-            alike[about(part.summary, gpu=True), part.summary.baseline].append(part)
-    sentences = [Sentence(_of_many(group), words) for (words, _), group in alike.items()]
-    names = [
-        ", ".join(filter(None, (part.summary.run, about(part.summary, gpu=several_gpus))))
-        for part in parts
-    ]
+            name = ", ".join(filter(None, (part.summary.baseline, about(part.summary))))
+            alike[name].append(part)
+    sentences = [Sentence(_of_many(group), name) for name, group in alike.items()]
+    names = [", ".join(filter(None, (part.summary.run, about(part.summary)))) for part in parts]
     return Overview(tuple(sentences), tuple(zip(names, parts, strict=True)))
 
 
 def _of_many(parts: Sequence[Part]) -> str:
-    """Of parts in which the baseline met another kernel."""
-    overs = [part.summary.over_best for part in parts if part.summary.over_best]
-    fastest_on, problems = sum(map(near, parts)), sum(over.problems for over in overs)
-    lowest, highest = min(over.lowest for over in overs), max(over.highest for over in overs)
+    """Sentences on parts in which one baseline met other kernels."""
+    problems = sum(part.summary.over_best.problems for part in parts if part.summary.over_best)
     margin = max((part.summary.margin for part in parts), key=lambda margin: margin.share)
-    noun = "problem" if problems == 1 else "problems"
-    baseline = parts[0].summary.baseline
-    return (
-        f"{baseline} is the fastest, or within {margin.words} of it, on {fastest_on} of"
-        f" {problems} {noun} (one of several runs counts in each); at worst {times(lowest)} as fast"
-        f" as the fastest other kernel, at best {times(highest)}."
-    )
+    words = [
+        f"The fastest, or within {margin.words} of it, on {sum(map(near, parts))} of {problems}"
+        f" {'problem' if problems == 1 else 'problems'}, one of several runs counted in each."
+    ]
+    libraries = [
+        (over.ratios, over.not_slower, part.summary.run)
+        for part in parts
+        if (over := part.summary.over_peers)
+    ]
+    if libraries:
+        lowest, _, lowest_in = min(libraries, key=lambda each: each[0].lowest)
+        highest, _, highest_in = max(libraries, key=lambda each: each[0].highest)
+        words.append(
+            f"Against the fastest library of each: as fast or faster on"
+            f" {sum(count for _, count, _ in libraries)} of"
+            f" {sum(ratios.problems for ratios, _, _ in libraries)}; at worst"
+            f" {times(lowest.lowest)} as fast ({lowest_in}), at best {times(highest.highest)}"
+            f" ({highest_in})."
+        )
+    others = [
+        (ratios.lowest, part.summary.run)
+        for part in parts
+        for kernel, ratios in part.summary.speedups.items()
+        if not (part.summary.over_peers and kernel in part.summary.over_peers.kernels)
+    ]
+    if others:
+        lowest, lowest_in = min(others)
+        than = "kernels that are not libraries" if libraries else "the fastest other kernel"
+        words.append(f"Against {than}: at worst {times(lowest)} as fast ({lowest_in}).")
+    return " ".join(words)
 
 
 def _fastest(winners: Winners, margin: Margin) -> str:

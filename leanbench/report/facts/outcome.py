@@ -20,20 +20,21 @@ if TYPE_CHECKING:
     from leanbench.report.facts.summary import BestBandwidth, OwnEnergy, Summary
 
 
-def summary_section(results: Results) -> Section:
-    """Conclusion of the runs."""
+def summary_section(results: Results, *, under_banner: bool = False) -> Section:
+    """Make the conclusion of the runs; see `leanbench.report.facts.headline.headline`."""
     blocks: list[Block] = []
     overview = overview_of(results.parts)
     if results.frame.empty:
         blocks.append(sentences("This run has no rows yet.", layout="empty"))
     if overview:
-        blocks += _overview(overview)
-        sections = _parts(results, folded="")
+        blocks += _overview(overview, under_banner=under_banner)
+        sections = _parts(results, folded="", under_banner=under_banner)
         blocks.append(Section("figures", "Figures of each run", tuple(sections), "closed"))
     elif len(results.parts) > 1:
-        blocks += _parts(results, folded="closed")
+        blocks += _parts(results, folded="closed", under_banner=under_banner)
     else:
-        blocks += [block for part in results.parts for block in _part(part, results)]
+        for part in results.parts:
+            blocks += _part(part, results, under_banner=under_banner)
     if results.parts and not any(part.summary.speedups for part in results.parts):
         baseline = baseline_in_words(results.frame)
         nothing = f"No speedups: no problem has a timed row of {baseline} and of another kernel."
@@ -43,7 +44,7 @@ def summary_section(results: Results) -> Section:
     return Section("summary", "", tuple(blocks))
 
 
-def _overview(overview: Overview) -> list[Block]:
+def _overview(overview: Overview, *, under_banner: bool) -> list[Block]:
     margin = max(
         (part.summary.margin for _, part in overview.parts), key=lambda margin: margin.share
     )
@@ -80,11 +81,12 @@ def _overview(overview: Overview) -> list[Block]:
                 times(peers.ratios.geomean),
                 f"{peers.not_slower} of {peers.ratios.problems}",
             ]
-        rows.append([Text(name, link=f"run-{number}"), *figures, " ".join(caveats(part))])
+        words = " ".join(caveats(part, under_banner=under_banner))
+        rows.append([Text(name, link=f"run-{number}"), *figures, words])
     return [Sentences(overview.sentences, "headline"), table(headings, rows)]
 
 
-def _parts(results: Results, folded: str) -> list[Section]:
+def _parts(results: Results, folded: str, *, under_banner: bool) -> list[Section]:
     """A section for each part, its cards folded away below the sentences that begin it."""
     sections = []
     for number, part in enumerate(results.parts, 1):
@@ -92,7 +94,7 @@ def _parts(results: Results, folded: str) -> list[Section]:
         name = f"{summary.run}, {summary.source}"
         name = name if results.are_several else summary.source.capitalize()
         l2 = f", {summary.cache} L2" if results.l2 else ""
-        blocks = _part(part, results)
+        blocks = _part(part, results, under_banner=under_banner)
         if folded and isinstance(blocks[0], Sentences):
             of = summary.run if results.are_several else summary.source
             blocks[1:] = [Section("", f"Figures of {of}", tuple(blocks[1:]), folded)]
@@ -100,10 +102,10 @@ def _parts(results: Results, folded: str) -> list[Section]:
     return sections
 
 
-def _part(part: Part, results: Results) -> list[Block]:
+def _part(part: Part, results: Results, *, under_banner: bool) -> list[Block]:
     summary = part.summary
     blocks: list[Block] = []
-    if words := headline(part):
+    if words := headline(part, under_banner=under_banner):
         blocks.append(Sentences(tuple(words), "headline"))
     if summary.speedups:
         blocks.append(_speedups(part))

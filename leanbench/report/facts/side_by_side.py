@@ -34,7 +34,7 @@ class Side:
     source: str
     gpu: str
     cache: str
-    #: Run and GPU, and what else distinguishes it.
+    #: Run, and what else distinguishes it.
     name: str
 
 
@@ -76,7 +76,7 @@ def side_by_side_section(results: Results) -> Section:
 
 def _table(rows: Sequence[SideBySide], short: Mapping[str, str]) -> Table:
     headings = ["kernel", "run", "over", "problems:", "latency, geometric mean:"]
-    headings += ["lowest:", "at", "highest:", "at", "of the read floor (run, over):"]
+    headings += ["lowest", "highest", "of the read floor (run, over):"]
     headings += [f"{quantity.heading}:" for quantity in COMPARED]
     cells = []
     for comparison in rows:
@@ -94,13 +94,19 @@ def _table(rows: Sequence[SideBySide], short: Mapping[str, str]) -> Table:
                     str(latency.problems),
                 ),
                 Text(times(latency.geomean), "strong"),
-                *(times(latency.lowest), short[latency.lowest_at]),
-                *(times(latency.highest), short[latency.highest_at]),
+                _extreme(latency.lowest, latency.lowest_at, short),
+                _extreme(latency.highest, latency.highest_at, short),
                 ", ".join(shares) if len(shares) > 1 else "",
                 *map(times, comparison.compared),
             ]
         )
     return table(headings, cells)
+
+
+def _extreme(ratio: float, at: str, short: Mapping[str, str]) -> Text:
+    # If many axes vary, the label itself is shorter.
+    words = short[at] if len(short[at]) <= 2 * len(at) else at
+    return Text(times(ratio), note=words, title=at)
 
 
 def _name(side: Side) -> str:
@@ -117,12 +123,13 @@ def sides_of(runs: Sequence[Run]) -> dict[Side, dict[tuple[AttentionProblem, str
         for row, problem in run.results:
             key = (run.name, row.source, gpu_name(run.manifest, row.environment), row.cache)
             results.setdefault(key, []).append((row, problem))
-    several_sources = len({source for _, source, _, _ in results}) > 1
-    several_caches = len({cache for _, _, _, cache in results}) > 1
+    several_gpus, several_sources, several_caches = (
+        len({key[place] for key in results}) > 1 for place in (2, 1, 3)
+    )
     sides = {}
     for (run, source, gpu, cache), of_side in results.items():
-        differing = [source] * several_sources + [cache] * several_caches
-        name = ", ".join([run, gpu, *differing])
+        differing = [gpu] * several_gpus + [source] * several_sources + [cache] * several_caches
+        name = ", ".join([run, *differing])
         sides[Side(run, source, gpu, cache, name)] = fastest(of_side)
     return sides
 

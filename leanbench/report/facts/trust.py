@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from leanbench.report.document import Block, Section, Sentence, Sentences, sentences
+from leanbench.report.document import Block, Section, Sentence, Sentences, Words, sentences
 from leanbench.report.facts.config_lines import config_lines
 from leanbench.report.facts.peer_lines import layout_line, mode_lines
-from leanbench.report.facts.warnings import warnings_table
+from leanbench.report.facts.warnings import of_runs, warnings_table
 from leanbench.report.frame import gpu_name
+from leanbench.report.series import listed
 from leanbench.report.warned import label, warned
 
 if TYPE_CHECKING:
@@ -31,25 +32,41 @@ SUSTAINED_MARGIN = 0.01
 
 def trust_section(results: Results) -> Section:
     """What is known of each run's GPUs and L2 states, and the warnings of its rows."""
-    sections: list[Block] = []
-    for number, run in enumerate(results.runs, 1):
-        of_run = f"{run.name}: " if results.are_several else ""
+    known: list[tuple[str, Sentence]] = []
+    for run in results.runs:
         groups = _groups(run)
         for name, rows in groups.items():
-            if known := (*_settings(rows), *facts(rows)):
-                heading = f"{of_run}{name}" if results.are_several or len(groups) > 1 else ""
-                sections.append(Section("", heading, (Sentences(known, "facts"),)))
-        warnings = warned([row.model_dump() for row, _ in run.results])
-        if warnings:
-            hint = (
-                "Rows with a warning enter statistics and are marked !. Sentences that differ in"
-                " numbers alone are one line, with the worst."
-            )
-            heading = f"Warnings of {run.name}" if results.are_several else "Warnings"
-            blocks = (sentences(hint, layout="hint"), warnings_table(warnings))
-            name = f"warnings-{number}" if results.are_several else "warnings"
-            sections.append(Section(name, heading, blocks))
-    return Section("trust", "How far to trust these numbers", tuple(sections))
+            words = [run.name] if results.are_several else []
+            words += [name] if len(groups) > 1 else []
+            known += [(", ".join(words), fact) for fact in (*_settings(rows), *facts(rows))]
+    blocks: list[Block] = _by_fact(known) if any(about for about, _ in known) else []
+    if known and not blocks:
+        blocks = [Sentences(tuple(fact for _, fact in known), "facts")]
+    if warnings := of_runs(results, warned):
+        hint = (
+            "Rows with a warning enter statistics and are marked !. Sentences that differ in"
+            " numbers alone are one line, with the worst."
+        )
+        shown = (sentences(hint, layout="hint"), warnings_table(warnings))
+        blocks.append(Section("warnings", "Warnings", shown))
+    return Section("trust", "How far to trust these numbers", tuple(blocks))
+
+
+def _by_fact(known: Sequence[tuple[str, Sentence]]) -> list[Block]:
+    """A section for each kind of fact: its note once, then a sentence for each run or group, equal
+    ones once.
+    """
+    notes: dict[str, str] = {}
+    about: dict[str, dict[Words, list[str]]] = {}
+    for name, fact in known:
+        notes[fact.name] = fact.note
+        about.setdefault(fact.name, {}).setdefault(fact.words, []).append(name)
+    blocks: list[Block] = []
+    for fact, of_words in about.items():
+        items = [Sentence(words, listed(names)) for words, names in of_words.items()]
+        hint = [sentences(notes[fact], layout="hint")] if notes[fact] else []
+        blocks.append(Section("", fact, (*hint, Sentences(tuple(items), "facts"))))
+    return blocks
 
 
 def _settings(rows: Rows) -> list[Sentence]:

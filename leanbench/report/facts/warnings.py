@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from leanbench.report.document import Block, Section, Table, Text, sentences, table
+from leanbench.report.document import Section, Table, Text, sentences, table
 from leanbench.report.warned import Warned, flagged
 
 if TYPE_CHECKING:
@@ -13,20 +13,28 @@ if TYPE_CHECKING:
 
 
 def flagged_section(results: Results) -> Section:
-    """The rows that did not end `ok`, by run."""
+    """Make a line for each reason for which rows did not end `ok`."""
     hint = (
         "Every row whose status is not ok. Noisy rows count where kernels are compared, none of the"
         " others enters a statistic. Reasons that differ in numbers alone are one line, with the"
         " worst."
     )
-    blocks: list[Block] = []
-    for run in results.runs:
-        if rows := flagged([row.model_dump() for row, _ in run.results]):
-            shown = warnings_table(rows)
-            blocks.append(Section("", run.name, (shown,)) if results.are_several else shown)
-    if blocks:
-        blocks.insert(0, sentences(hint, layout="hint"))
-    return Section("flagged", "Flagged rows", tuple(blocks))
+    rows = of_runs(results, flagged)
+    blocks = (sentences(hint, layout="hint"), warnings_table(rows)) if rows else ()
+    return Section("flagged", "Flagged rows", blocks)
+
+
+def of_runs(
+    results: Results, gather: Callable[[Sequence[Mapping[str, Any]]], list[Warned]]
+) -> list[Warned]:
+    """Gather over the rows of all runs, each with its run if there are several."""
+    return gather(
+        [
+            {**row.model_dump(), "run": run.name if results.are_several else ""}
+            for run in results.runs
+            for row, _ in run.results
+        ]
+    )
 
 
 def warnings_table(warnings: Sequence[Warned]) -> Table:
@@ -44,9 +52,10 @@ def warnings_table(warnings: Sequence[Warned]) -> Table:
                 f"{_before(warned)}{warned.sentence}",
                 str(warned.count),
                 problems,
+                ", ".join(warned.runs),
             ]
         )
-    return table(["status", "kernel", "reason", "rows:", "problems"], rows, layout="list")
+    return table(["status", "kernel", "reason", "rows:", "problems", "runs"], rows, layout="list")
 
 
 def _before(warned: Warned) -> str:

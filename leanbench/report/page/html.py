@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Glyphs of `styles.MARKS`, for the legend.
 GLYPHS = dict(zip(MARKS, "●■◆▲▼⬟✚★", strict=True))
 #: `report_<name>.js`, in this order.
-SCRIPTS = ("common", "plot", "sides", "maps", "charts", "table")
+SCRIPTS = ("common", "table", "plot", "sides", "maps", "charts")
 
 
 def html_text(document: Document, results: Results) -> str:
@@ -36,7 +36,7 @@ def html_text(document: Document, results: Results) -> str:
         document=document,
         sections={section.key: section for section in document.sections},
         style=raw("report.css"),
-        script=Markup("\n").join(raw(f"report_{part}.js") for part in SCRIPTS),
+        scripts=[raw(f"report_{part}.js") for part in SCRIPTS],
         page=page_data(results),
         legend=_legend(results),
     )
