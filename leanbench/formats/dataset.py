@@ -71,8 +71,8 @@ def read_problems(path: Path) -> Imported:
     if path.is_dir():
         imported = _read_folder(path)
     elif path.suffix == ".jsonl":
-        imported = Imported()
-        _add_workloads(imported, path, _read_definition(_definition_of(path)))
+        imported, lines = Imported(), _lines(path)
+        _add_workloads(imported, path, lines, _read_definition(_definition_of(path)))
     else:
         return Imported([_read_definition(path)], not_read=_workloads_of(path))
     if not imported.grids:
@@ -188,24 +188,25 @@ def _definition_of(workloads: Path) -> Path:
 
 def _add_or_name(imported: Imported, path: Path, axes: Axes) -> None:
     try:
-        _add_workloads(imported, path, axes)
+        _add_workloads(imported, path, _lines(path), axes)
     except UnreadableFile as error:
         imported.left_out.append(f"{path.name}: {error.reason}")
 
 
-def _add_workloads(imported: Imported, path: Path, axes: Axes) -> None:
-    """Add the problem of every line. A line that is none is left out.
+def _lines(workloads: Path) -> list[tuple[int, bytes]]:
+    """Read the lines that are not blank, with their numbers."""
+    lines = read_file(workloads, _WORKLOADS_MB).splitlines()
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
-    Raises:
-        UnreadableFile: The file cannot be read.
-    """
+
+def _add_workloads(
+    imported: Imported, path: Path, lines: list[tuple[int, bytes]], axes: Axes
+) -> None:
+    """Add the problem of every line. A line that is none is left out."""
     root, _ = _place_in(path, WORKLOADS) or (path.parent, path)
-    lines = [*enumerate(read_file(path, _WORKLOADS_MB).splitlines(), 1)]
-    if not any(line.strip() for _, line in lines):
+    if not lines:
         imported.left_out.append(f"{path.name}: it is empty")
     for number, line in lines:
-        if not line.strip():
-            continue
         try:
             trace = parse_foreign(line)
             workload = trace.get("workload") if isinstance(trace, dict) else None

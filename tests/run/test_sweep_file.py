@@ -228,6 +228,7 @@ def test_a_sweep_file_that_is_no_file(tmp_path, monkeypatch):
     os.truncate("large.toml", 1 << 40)
     faults = {
         "pipe.toml": FileFault.NOT_REGULAR,
+        "pipe.jsonl": FileFault.NOT_REGULAR,
         "/dev/zero": FileFault.NOT_REGULAR,
         "loop.toml": FileFault.SYSTEM,
         "large.toml": FileFault.TOO_LARGE,
