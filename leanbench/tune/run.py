@@ -136,21 +136,19 @@ def _measured(
 
 
 def journal_of(request: Request) -> Journal:
-    """Timings on the GPU that is here, until they are saved."""
+    """Open the journal of timings on the local GPU, kept until they are saved."""
     index = request.target.local_index
     assert index is not None
     from leanbench.records.environment import measured_environment
 
     environment = measured_environment(index)
-    return journal_at(request, versions_of(environment), str(environment["gpu_uuid"]))
-
-
-def journal_at(request: Request, about: dict[str, str], board: str) -> Journal:
-    """Timings of this request's kernel, GPU model and candidates, on that board."""
+    about = {
+        **versions_of(environment),
+        "board": str(environment["gpu_uuid"]),
+        "kernel": request.kernel.name,
+    }
     path = user_folder() / "tuning" / f"{request.target.spec.name}.jsonl"
-    return Journal(
-        path, {**about, "board": board, "kernel": request.kernel.name}, request.plan.every_candidate
-    )
+    return Journal(path, about, request.plan.every_candidate)
 
 
 def _power(

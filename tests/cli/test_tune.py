@@ -72,7 +72,7 @@ def test_a_tuning_that_would_leave_nothing_is_refused_before_it_begins(home, mon
     def never(*_):
         raise AssertionError("it looked for a GPU")
 
-    monkeypatch.setattr("leanbench.cli.tune.open_tuner", never)
+    monkeypatch.setattr("leanbench.gpu.local.choose", never)
     result = tune("--gpu", "h100", "--no-keep", "--quiet")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
