@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from leanbench.gpu.local import Target
     from leanbench.tune.plan import Plan
     from leanbench.tune.result import Summary
-    from leanbench.tune.run import Request
+    from leanbench.tune.run import Request, Tuned
 
 #: The budget on a GPU where none is given, besides compiling.
 _MEASURED_S = 60.0
@@ -117,16 +117,18 @@ def tune(
         _say_predicted(target, gpu, request.kernel.name)
     output.say_note(target)
 
-    results = _tune(request, quiet=quiet)
+    tuned = _tune(request, quiet=quiet)
 
     if not quiet:
-        _show(results, target, time.monotonic() - began_s)
+        _show(tuned.families, target, time.monotonic() - began_s)
+    for family, reason in tuned.left_out.items():
+        output.say(f"{family.label} is left out, {reason}.")
     if keep:
-        _save(request, results)
+        _save(request, tuned.families)
     forget(request)
 
 
-def _tune(request: Request, *, quiet: bool) -> list[tuple[Summary, Family]]:
+def _tune(request: Request, *, quiet: bool) -> Tuned:
     """Tune with a progress bar.
 
     Raises:
@@ -316,8 +318,22 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float, *, predict
             f"The best of those that were not timed would be {1 - untried:.1%} faster in the mean,"
             f" by the formula, which {knows}."
         )
+    _show_spills(summaries, predicted=predicted)
     output.show(f"Stopped after {took_s:.0f} s: {results[0][1].stopped}.")
     _show_lean_tiles(summaries)
+
+
+def _show_spills(summaries: list[Summary], *, predicted: bool) -> None:
+    """Print which families' chosen settings spill registers."""
+    spilling = [
+        f"{summary.family.label} on {len(summary.spilled)} of {summary.problems} problems"
+        f" (up to {max(summary.spilled)} of a thread)"
+        for summary in summaries
+        if summary.spilled
+    ]
+    if spilling:
+        cost = ", whose cost is a rough estimate" if predicted else ""
+        output.show(f"Chosen settings spill registers{cost}: {'; '.join(spilling)}.")
 
 
 def _range(shares: Sequence[float]) -> str:
