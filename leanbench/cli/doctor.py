@@ -38,7 +38,7 @@ def doctor(
     ] = Path("runs"),
 ) -> None:
     """Examine this machine: software, GPU, timers, energy counter, bandwidth, noise, kernels,
-    messages between GPUs. Changes no settings.
+    links between GPUs. Changes no settings.
 
     Each finding is ok, a note (worth knowing) or a problem (nothing can be measured, or figures
     would mislead), with what to do about it. A machine without a GPU is no problem: sweeps predict

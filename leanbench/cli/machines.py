@@ -1,4 +1,4 @@
-"""Where a command's work runs, by --executor: on this machine, or on a Ray cluster."""
+"""Where a sweep runs, by --executor: on this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ def open_machines(
     Raises:
         UserError: a flag is wrong, there is no such cluster, or no GPU of it can work.
     """
-    if uses_ray(flags.executor, flags.ray_address, flags.mix_boards):
-        with contextlib.closing(connected(flags.ray_address)) as cluster:
+    if _uses_ray(flags.executor, flags.ray_address, flags.mix_boards):
+        from leanbench.cluster.ray_cluster import RayCluster
+
+        with contextlib.closing(RayCluster(flags.ray_address)) as cluster:
             yield _of_cluster(cluster, flags, options, cells, limits)
     else:
         yield _here(flags, options, cells, limits)
 
 
-def uses_ray(executor: str, ray_address: str | None, mix_boards: bool) -> bool:
-    """Whether --executor is `ray`.
+def _uses_ray(executor: str, ray_address: str | None, mix_boards: bool) -> bool:
+    """Return True for --executor ray.
 
     Raises:
         UserError: it is unknown, or flags for a cluster are given for nothing.
@@ -62,13 +64,6 @@ def uses_ray(executor: str, ray_address: str | None, mix_boards: bool) -> bool:
         if is_given:
             raise UserError(f"{flag} says nothing here: add --executor ray or leave it out")
     return False
-
-
-def connected(ray_address: str | None) -> Cluster:
-    """The Ray cluster at that address, or the one that Ray itself looks for."""
-    from leanbench.cluster.ray_cluster import RayCluster
-
-    return RayCluster(ray_address)
 
 
 def _here(

@@ -9,8 +9,8 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names
-from leanbench.cli.options import Executor, MixBoards, Quiet, RayAddress, RequireGpu
-from leanbench.cli.tuner import TuneFlags, open_tuner
+from leanbench.cli.interruption import signal_of
+from leanbench.cli.options import Quiet, RequireGpu
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.report.document import without_shared
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from leanbench.gpu.local import Target
     from leanbench.tune.plan import Plan
     from leanbench.tune.result import Summary
-    from leanbench.tune.run import Request
+    from leanbench.tune.run import Request, Tuned
 
 #: The budget on a GPU where none is given, besides compiling.
 _MEASURED_S = 60.0
@@ -71,9 +71,6 @@ def tune(
         str, typer.Option("--objective", metavar="latency|energy|edp", help="What to minimise.")
     ] = "latency",
     require_gpu: RequireGpu = False,
-    executor: Executor = "local",
-    ray_address: RayAddress = None,
-    mix_boards: MixBoards = False,
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Write what was found to the tuned configs.")
     ] = True,
@@ -100,31 +97,60 @@ def tune(
     families = _families(head_dim, group, dtype, kv_layout)
     if gpu is not None and not gpu.strip():
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
-    flags = TuneFlags(gpu, require_gpu, executor, ray_address, mix_boards, quiet)
-    with open_tuner(flags) as tuner:
-        request = _request(tuner.target(), families, (budget, exhaustive), objective)
-        if gpu is None and request.target.local_index is None:
-            raise UserError(
-                f"{request.target.note or 'there is no GPU here'}: tune on a machine that has one,"
-                " or name one to predict for, as in --gpu a100 (`leanbench list gpus`)"
+    from leanbench.gpu.local import choose
+    from leanbench.tune.run import check_budget, forget
+
+    request = _request(choose(gpu, require_gpu), families, (budget, exhaustive), objective)
+    target = request.target
+    if gpu is None and target.local_index is None:
+        raise UserError(
+            f"{target.note or 'there is no GPU here'}: tune on a machine that has one, or name one"
+            " to predict for, as in --gpu a100 (`leanbench list gpus`)"
+        )
+    # Before anything says that something is predicted.
+    check_budget(request)
+    if keep:
+        from leanbench.configs.store import check_target
+
+        check_target(target.spec)
+    if gpu is not None and target.local_index is None:
+        _say_predicted(target, gpu, request.kernel.name)
+    output.say_note(target)
+
+    tuned = _tune(request, quiet=quiet)
+
+    if not quiet:
+        _show(tuned.families, target, time.monotonic() - began_s)
+    for family, reason in tuned.left_out.items():
+        output.say(f"{family.label} is left out, {reason}.")
+    if keep:
+        _save(request, tuned.families)
+    forget(request)
+
+
+def _tune(request: Request, *, quiet: bool) -> Tuned:
+    """Tune with a progress bar.
+
+    Raises:
+        typer.Exit: the command was interrupted.
+    """
+    from leanbench.cli.tune_progress import TuneProgress
+    from leanbench.tune.run import tune
+
+    predicted = request.plan.predicted
+    with TuneProgress(predicted=predicted, quiet=quiet) as progress:
+        try:
+            return tune(request, progress)
+        except KeyboardInterrupt as error:
+            progress.stop()
+            output.say(
+                "Stopped: nothing was saved but what was compiled, the same command takes less"
+                " time."
+                if predicted
+                else f"Stopped: {progress.done} problems are noted, the same command goes on"
+                " from there."
             )
-        from leanbench.tune.run import check_budget
-
-        # Before anything says that something is predicted.
-        check_budget(request)
-        if keep:
-            from leanbench.configs.store import check_target
-
-            check_target(request.target.spec)
-        if gpu is not None and request.target.local_index is None:
-            _say_predicted(request.target, gpu, request.kernel.name)
-        output.say_note(request.target)
-        results = tuner.tune(request)
-        if not quiet:
-            _show(results, request.target, time.monotonic() - began_s)
-        if keep:
-            _save(request, results)
-        tuner.forget(request)
+            raise typer.Exit(128 + signal_of(error)) from None
 
 
 def _save(request: Request, results: list[tuple[Summary, Family]]) -> None:
@@ -292,8 +318,22 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float, *, predict
             f"The best of those that were not timed would be {1 - untried:.1%} faster in the mean,"
             f" by the formula, which {knows}."
         )
+    _show_spills(summaries, predicted=predicted)
     output.show(f"Stopped after {took_s:.0f} s: {results[0][1].stopped}.")
     _show_lean_tiles(summaries)
+
+
+def _show_spills(summaries: list[Summary], *, predicted: bool) -> None:
+    """Print which families' chosen settings spill registers."""
+    spilling = [
+        f"{summary.family.label} on {len(summary.spilled)} of {summary.problems} problems"
+        f" (up to {max(summary.spilled)} of a thread)"
+        for summary in summaries
+        if summary.spilled
+    ]
+    if spilling:
+        cost = ", whose cost is a rough estimate" if predicted else ""
+        output.show(f"Chosen settings spill registers{cost}: {'; '.join(spilling)}.")
 
 
 def _range(shares: Sequence[float]) -> str:

@@ -19,9 +19,7 @@ class Alike:
     def __init__(
         self, target: Target, first: Board | None, mix: bool, say: Callable[[str], None]
     ) -> None:
-        self._target, self._mix, self._say = target, mix, say
-        #: What others are compared with.
-        self.first = first
+        self._target, self._first, self._mix, self._say = target, first, mix, say
 
     def __call__(self, board: Board) -> str | None:
         source = "predicted" if self._target.local_index is None else "measured"
@@ -30,13 +28,13 @@ class Alike:
                 f"its rows would be {board.source} for {board.gpu['name']}, those of this run are"
                 f" {source} for {self._target.spec.name}"
             )
-        if self.first is None:
-            self.first = board
-        found = difference(self.first, board)
+        if self._first is None:
+            self._first = board
+        found = difference(self._first, board)
         if found is None:
             return None
         if not found.mixable or not self._mix:
             hint = ", --mix-boards takes it all the same" if found.mixable else ""
-            return f"{found.phrase} as of {self.first.label}{hint}"
-        self._say(f"! {board.label} takes part, and {found.phrase} as of {self.first.label}.")
+            return f"{found.phrase} as of {self._first.label}{hint}"
+        self._say(f"! {board.label} takes part, and {found.phrase} as of {self._first.label}.")
         return None

@@ -107,11 +107,6 @@ class Dispatcher(Generic[J]):
         measured = [target for _, target in targets if target.local_index is not None]
         return (measured or [target for _, target in targets])[0]
 
-    @property
-    def places(self) -> int:
-        """Agents that may work."""
-        return sum(place.state != "left out" for place in self._places)
-
     def run(
         self,
         jobs: Iterator[J],

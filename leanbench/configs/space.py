@@ -62,22 +62,30 @@ def jobs(kernel: Kernel, family: FamilyKey, spec: GpuSpec) -> dict[BuildKey, Job
     return by_build
 
 
-def why_left_out(build: Build, config: LeanConfig, spec: GpuSpec) -> str | None:
-    """One sentence why a compiled candidate is not worth timing, from what it really takes; None if
-    it is.
+def why_not_run(build: Build, spec: GpuSpec) -> str | None:
+    """Return why a build cannot run on a GPU, as a phrase; None if it can.
+
+    A build that spills registers runs, slowly.
     """
     if build.failure is not None:
         return f"does not compile: {build.failure}"
     taken = build.resources[0]
-    if taken.spilled_registers:
-        return f"spills {taken.spilled_registers} registers of a thread"
     shared_kb = taken.shared_bytes / 1024
     if shared_kb > spec.shared_kb_per_cta:
         return f"takes {shared_kb:.0f} KB of shared memory, a CTA has {spec.shared_kb_per_cta} KB"
-    fitting = theoretical_occupancy(taken, spec).ctas_per_sm
-    if config.ctas_per_sm > fitting:
-        return f"{config.ctas_per_sm} CTAs to an SM were asked for, {fitting} fit"
+    if theoretical_occupancy(taken, spec).ctas_per_sm == 0:
+        return f"takes {taken.registers_per_thread} registers of {taken.num_warps} warps, too many"
     return None
+
+
+def why_left_out(build: Build, config: LeanConfig, spec: GpuSpec) -> str | None:
+    """Return why a compiled candidate is not worth timing, as a phrase; None if it is."""
+    reason = why_not_run(build, spec)
+    if reason is None:
+        fitting = theoretical_occupancy(build.resources[0], spec).ctas_per_sm
+        if config.ctas_per_sm > fitting:
+            return f"{config.ctas_per_sm} CTAs to an SM were asked for, {fitting} fit"
+    return reason
 
 
 @dataclass(frozen=True)

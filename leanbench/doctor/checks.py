@@ -69,20 +69,11 @@ def checks(machine: Machine) -> list[Check]:
             "bandwidth", figures.read_bandwidth, "launches", "measuring the read bandwidth (3 s)"
         ),
         Check("noise", figures.noise_floor, "launches", "timing lean against itself (3 s)"),
-        *_checks_of_pairs(machine),
         Check("counters", instruments.hardware_counters, "launches", trying),
         *_library_checks(machine),
         Check("triton cache", software.triton_cache),
         Check("runs", software.runs_folder),
     ]
-
-
-def _checks_of_pairs(machine: Machine) -> list[Check]:
-    """After all that is measured on one GPU, which it leaves as it was."""
-    if not machine.has_gpu or len(machine.gpus) < 2:
-        return []
-    progress = "sending messages from GPU to GPU and back (1 s)"
-    return [Check("ping-pong", figures.ping_pong, "launches", progress)]
 
 
 def _kernel_checks() -> list[Check]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
@@ -90,48 +89,6 @@ def noise_floor(machine: Machine) -> Finding:
             f"{text}: smaller differences between kernels mean nothing here", _BUSY_FIX, **values
         )
     return ok(text, **values)
-
-
-def ping_pong(machine: Machine) -> Finding:
-    """Messages between the GPUs of each pair that has peer access: the floor of what an exchange
-    adds to GPUs that share tokens.
-    """
-    from leanbench.measure.ping_pong import BATCHES, MESSAGES, ROUNDS, measure_ping_pong, peer_pairs
-
-    with_access, without = peer_pairs()
-    apart = ", ".join(f"{first} and {second}" for first, second in without)
-    if not with_access:
-        return note(f"no message was timed: no peer access between GPUs {apart}", pairs=[])
-    trips = [measure_ping_pong(*pair) for pair in with_access]
-    one_way_us = {name: _spread([trip.one_way_us[name] for trip in trips]) for name in MESSAGES}
-    values: dict[str, Any] = {
-        "pairs": [
-            {
-                "first": trip.first,
-                "second": trip.second,
-                "round_trip_us": trip.round_trip_us,
-                "one_way_us": trip.one_way_us,
-            }
-            for trip in trips
-        ],
-        "sent_bytes": {name: message.sent_bytes for name, message in MESSAGES.items()},
-        "round_trips": (BATCHES - 1) * ROUNDS,
-    }
-    text = (
-        f"half a round trip between GPUs: {one_way_us['unit']} us for 16 bytes stored as lean"
-        " stores partials, the floor of what an exchange in its launch adds;"
-        f" {one_way_us['partial']} for a CTA's 4 kB of partials, {one_way_us['flag']} for a flag by"
-        " store-release and load-acquire, the floor of a barrier"
-    )
-    if without:
-        return note(f"{text}; none was timed between GPUs {apart}: no peer access", **values)
-    return ok(text, **values)
-
-
-def _spread(values: list[float]) -> str:
-    """The lowest to the highest, once if they are written alike."""
-    lowest, highest = (f"{value:.2f}" for value in (min(values), max(values)))
-    return lowest if lowest == highest else f"{lowest} to {highest}"
 
 
 def _inputs(machine: Machine, size: AttentionProblem) -> list[AttentionInputs]:

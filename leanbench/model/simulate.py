@@ -27,7 +27,6 @@ from leanbench.model.rates import (
     rates_for,
     resident_ctas,
 )
-from leanbench.model.waves import are_alike, play_alike
 
 #: With more whole output tiles than this on each CTA, `latency_us` takes those in the middle
 #: together, unless a sequence is so short that the pauses between them are no small part.
@@ -87,22 +86,19 @@ def latency_us(
     resident: int | None = None,
     constants: Constants | None = None,
 ) -> float:
-    """`simulate`'s latency alone, sooner: equal CTAs are played together, which gives the same
-    figure, and where a CTA has many whole output tiles, those that follow each other as one
-    (docs/model.md says how far off that is).
+    """Return `simulate`'s latency alone, sooner where a CTA has many whole output tiles.
+
+    Tiles that follow each other are played as one; docs/model.md gives the difference.
 
     Raises:
         UserError: not even one CTA of this config fits an SM, or the model does not know lean_cuda
             there.
     """
     work, rates = _launch(schedule, problem, config, spec, resident, constants)
-    if are_alike(work, schedule.merge_launch):
-        reading_us = play_alike(len(work), work[0].read_bytes[0], rates)
-    else:
-        long = min(problem.visible_lengths) >= _LEAST_COARSE_TOKENS
-        if long and len(schedule.segments) > _MANY_SEGMENTS * len(work):
-            work, rates = _coarse(work, rates)
-        reading_us = Player(work, rates, schedule.merge_launch).play()
+    long = min(problem.visible_lengths) >= _LEAST_COARSE_TOKENS
+    if long and len(schedule.segments) > _MANY_SEGMENTS * len(work):
+        work, rates = _coarse(work, rates)
+    reading_us = Player(work, rates, schedule.merge_launch).play()
     return reading_us + merge_launch_us(schedule, problem, rates)
 
 

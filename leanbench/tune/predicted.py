@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 
 from leanbench.compile.build import Build
-from leanbench.configs.space import FamilyKey
+from leanbench.configs.formula import Shape, grid_of
+from leanbench.configs.space import FamilyKey, why_not_run
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.kernel import Kernel
+from leanbench.core.kernel import Kernel, LaunchResources
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.occupancy import theoretical_occupancy
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig
@@ -19,6 +20,8 @@ from leanbench.tune.stopwatch import Result, Time
 
 #: Predictions that one process makes at a time.
 _CHUNK = 8
+#: Bytes that an SM's L1 reads or writes in a clock.
+_L1_BYTES = 128
 
 
 def predict_us(
@@ -28,7 +31,7 @@ def predict_us(
     spec: GpuSpec,
     resident: Sequence[int],
 ) -> list[float]:
-    """Latency of each config, which has `resident` CTAs on an SM at once."""
+    """Return the latency of each config, given the CTAs of it that an SM holds."""
     from leanbench.core.registry import kernel
     from leanbench.model.cell import predict_latency_us
 
@@ -39,16 +42,33 @@ def predict_us(
     ]
 
 
+def spill_us(
+    problem: AttentionProblem,
+    config: LeanConfig,
+    taken: LaunchResources,
+    target: tuple[Kernel, GpuSpec],
+) -> float:
+    """Estimate what spilled registers cost, which the performance model does not know.
+
+    Assumes that a thread stores and loads each of them once a LeanTile, through the L1 of its SM,
+    and that nothing hides it.
+    """
+    kernel, spec = target
+    shape = Shape.of(problem)
+    lean_tiles = shape.output_tiles(config) * -(-shape.context // config.tile_tokens)
+    moved_bytes = 2 * 4 * taken.spilled_registers * 32 * taken.num_warps * lean_tiles
+    busy_sms = min(spec.sms, grid_of(shape, config, spec.sms, kernel))
+    return moved_bytes / (busy_sms * _L1_BYTES * spec.boost_clock_mhz)
+
+
 def model_ranker(kernel: Kernel, spec: GpuSpec, pool: Executor) -> Ranker:
-    """A ranker by the performance model, in the pool's processes."""
+    """Return a ranker by the performance model, which runs in the pool's processes."""
 
     def rank(
         problem: AttentionProblem, configs: Sequence[LeanConfig], builds: Mapping[BuildKey, Build]
     ) -> list[float]:
-        resident = [
-            theoretical_occupancy(builds[config.build_key].resources[0], spec).ctas_per_sm
-            for config in configs
-        ]
+        resources = [builds[config.build_key].resources[0] for config in configs]
+        resident = [theoretical_occupancy(taken, spec).ctas_per_sm for taken in resources]
         futures = [
             pool.submit(
                 predict_us,
@@ -60,30 +80,36 @@ def model_ranker(kernel: Kernel, spec: GpuSpec, pool: Executor) -> Ranker:
             )
             for at in range(0, len(configs), _CHUNK)
         ]
-        return [latency_us for future in futures for latency_us in future.result()]
+        latencies_us = [latency_us for future in futures for latency_us in future.result()]
+        return [
+            latency_us + spill_us(problem, config, taken, (kernel, spec))
+            for latency_us, config, taken in zip(latencies_us, configs, resources, strict=True)
+        ]
 
     return rank
 
 
 class ModelStopwatch:
-    """Every config's predicted latency; no interval, because nothing was measured.
+    """Stopwatch that predicts. Latencies have no interval, because nothing was measured.
 
     Args:
-        builds: of every family that will be asked for.
+        builds: Builds of every family that will be timed.
     """
 
-    def __init__(self, rank: Ranker, builds: Mapping[FamilyKey, dict[BuildKey, Build]]) -> None:
-        self._rank, self._builds = rank, builds
+    def __init__(
+        self, rank: Ranker, builds: Mapping[FamilyKey, dict[BuildKey, Build]], spec: GpuSpec
+    ) -> None:
+        self._rank, self._builds, self._spec = rank, builds, spec
 
     def time(self, problem: AttentionProblem, configs: Sequence[LeanConfig]) -> Result:
         family = FamilyKey(problem.head_dim, problem.group_size, problem.dtype, problem.kv_layout)
         builds = self._builds[family]
-        able = [config for config in configs if builds[config.build_key].resources]
-        predicted = self._rank(problem, able, builds)
-        return Result(
-            {config: Time(latency_us) for config, latency_us in zip(able, predicted, strict=True)},
-            {},
-        )
+        reasons = {config: why_not_run(builds[config.build_key], self._spec) for config in configs}
+        failures = {config: reason for config, reason in reasons.items() if reason is not None}
+        able = [config for config in configs if config not in failures]
+        predicted_us = self._rank(problem, able, builds)
+        times = {config: Time(us) for config, us in zip(able, predicted_us, strict=True)}
+        return Result(times, failures)
 
 
 def no_ranking(

@@ -41,6 +41,8 @@ class Summary:
     tile_tokens: dict[int, int]
     #: On how many problems CUDA C++ was chosen, whose LeanTile is not tuned.
     cuda: int
+    #: Registers of a thread that the chosen settings spill, of each problem where they do.
+    spilled: list[int]
     #: Mean size of a tie set.
     ties: float
     #: What the heuristic costs over what the chosen one costs: geometric mean, and the most.
@@ -90,7 +92,7 @@ def cost_of(objective: Objective, power_kw: Mapping[BuildKey, float] | None = No
 def summarise(outcome: Outcome, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summary:
     """The figures to print; gains and LeanTiles are those of what is chosen by `cost`."""
     progress = outcome.progress
-    gains, sizes, tiles, untried = [], [], Counter[int](), []
+    gains, sizes, tiles, untried, spilled = [], [], Counter[int](), [], []
     for problem, times in progress.times.items():
         tied = ties(times)
         chosen = min(times, key=lambda config, times=times: cost(config, times[config]))
@@ -99,6 +101,9 @@ def summarise(outcome: Outcome, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Su
         sizes.append(len(tied))
         if isinstance(chosen, LeanTritonConfig):
             tiles[chosen.tile_tokens] += 1
+        build = outcome.builds.get(chosen.build_key)
+        if build is not None and build.resources and build.resources[0].spilled_registers:
+            spilled.append(build.resources[0].spilled_registers)
         untried.append(_untried(outcome, kernel, spec, problem, times))
     least = least_gain(outcome.trials)
     shares = [trial.share(least) for trial in outcome.trials]
@@ -111,6 +116,7 @@ def summarise(outcome: Outcome, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Su
         shortlist=outcome.shortlist,
         tile_tokens=dict(sorted(tiles.items())),
         cuda=len(progress.times) - tiles.total(),
+        spilled=spilled,
         ties=statistics.fmean(sizes),
         gain=geometric_mean(gains),
         most_gain=max(gains),

@@ -37,6 +37,16 @@ _PREDICTING = ("leanbench.tune.search", "leanbench.model.cell", "scipy.optimize"
 
 
 @dataclass(frozen=True)
+class Tuned:
+    """Result of a tuning."""
+
+    #: Figures to print and settings to save, by family.
+    families: list[tuple[Summary, Family]]
+    #: Families that have no candidate, and why.
+    left_out: dict[FamilyKey, str]
+
+
+@dataclass(frozen=True)
 class Request:
     """Families to tune, their target and objective."""
 
@@ -47,9 +57,8 @@ class Request:
     objective: Objective = "latency"
 
 
-def tune(request: Request, observer: Observer) -> list[tuple[Summary, Family]]:
-    """What to print and what to save of every family, tuned. `forget` what was noted once it is
-    saved.
+def tune(request: Request, observer: Observer) -> Tuned:
+    """Tune all families. Call `forget` once the result is saved.
 
     Raises:
         UserError: the budget is too small, or nothing can run on this GPU.
@@ -63,8 +72,10 @@ def tune(request: Request, observer: Observer) -> list[tuple[Summary, Family]]:
         search = Search(request.kernel, request.target.spec, plan, observer)
         compiled = search.compile(request.families, pool)
         if request.target.local_index is None:
-            return _predicted(request, search, compiled, pool)
-        return _measured(request, search, compiled, pool, observer)
+            families = _predicted(request, search, compiled, pool)
+        else:
+            families = _measured(request, search, compiled, pool, observer)
+        return Tuned(families, search.left_out)
 
 
 def check_budget(request: Request) -> None:
@@ -104,7 +115,8 @@ def _predicted(
     request: Request, search: Search, compiled: Compiled, pool: Executor
 ) -> list[tuple[Summary, Family]]:
     rank = model_ranker(request.kernel, request.target.spec, pool)
-    watch = ModelStopwatch(rank, {progress.family: builds for progress, builds in compiled})
+    by_family = {progress.family: builds for progress, builds in compiled}
+    watch = ModelStopwatch(rank, by_family, request.target.spec)
     stopped = search.run(compiled, watch, no_ranking, float("inf"))
     outcomes = search.finish(compiled, stopped, pool)
     return [_summarised(request, outcome, "predicted", versions(None)) for outcome in outcomes]
@@ -121,7 +133,7 @@ def _measured(
     about = versions(index)
     journal = journal_of(request)
     by_family = {progress.family: progress for progress, _ in compiled}
-    for family, problem, times in journal.read(request.families):
+    for family, problem, times in journal.read(by_family):
         search.take_up(by_family[family], problem, times)
     search.note = journal.add
     watch = GpuStopwatch(kernel, index, spec)
@@ -136,21 +148,19 @@ def _measured(
 
 
 def journal_of(request: Request) -> Journal:
-    """Timings on the GPU that is here, until they are saved."""
+    """Open the journal of timings on the local GPU, kept until they are saved."""
     index = request.target.local_index
     assert index is not None
     from leanbench.records.environment import measured_environment
 
     environment = measured_environment(index)
-    return journal_at(request, versions_of(environment), str(environment["gpu_uuid"]))
-
-
-def journal_at(request: Request, about: dict[str, str], board: str) -> Journal:
-    """Timings of this request's kernel, GPU model and candidates, on that board."""
+    about = {
+        **versions_of(environment),
+        "board": str(environment["gpu_uuid"]),
+        "kernel": request.kernel.name,
+    }
     path = user_folder() / "tuning" / f"{request.target.spec.name}.jsonl"
-    return Journal(
-        path, {**about, "board": board, "kernel": request.kernel.name}, request.plan.every_candidate
-    )
+    return Journal(path, about, request.plan.every_candidate)
 
 
 def _power(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 
 from leanbench.compile.build import Build, Job, build, build_all
@@ -34,6 +34,27 @@ _FEW_POINTS = 3
 _LAST_S, _PROBLEM_S = 4.0, 0.4
 
 
+class NothingToTune(UserError):
+    """No family has a candidate that runs on the GPU.
+
+    Attributes:
+        product: GPU that is tuned for.
+        left_out: Why each family cannot be tuned.
+    """
+
+    def __init__(self, product: str, left_out: Mapping[FamilyKey, str]) -> None:
+        super().__init__(product, left_out)
+        self.product = product
+        self.left_out = left_out
+
+    def __str__(self) -> str:
+        reasons = "; ".join(f"{family.label} ({why})" for family, why in self.left_out.items())
+        return (
+            f"nothing can be tuned on {self.product}: {reasons}; choose other families with"
+            " --head-dim or --group"
+        )
+
+
 class Search:
     """The search for one kernel on one GPU. The budget runs from the first problem on: compiling
     takes as long as the machine has few cores, and once.
@@ -44,6 +65,8 @@ class Search:
         self._began_s = 0.0
         #: Called with every problem that was timed.
         self.note: Note = lambda family, problem, times: None
+        #: Families without a candidate that runs, and why.
+        self.left_out: dict[FamilyKey, str] = {}
         self._fitter = Fitter(kernel, spec)
         #: What is done to a problem, for people.
         self._done = "predicted" if plan.predicted else "timed"
@@ -51,10 +74,10 @@ class Search:
     def compile(
         self, families: Sequence[FamilyKey], pool: Executor
     ) -> list[tuple[Progress, dict[BuildKey, Build]]]:
-        """Every build of every family, and the candidates that are left after it.
+        """Compile every build, and return the families that have candidates.
 
         Raises:
-            UserError: none of a family's candidates can run on this GPU.
+            NothingToTune: no candidate of any family can run on this GPU.
         """
         wanted = [
             (family, key, job)
@@ -80,12 +103,13 @@ class Search:
                 if of == family
             }
             able, left_out = candidates(self._kernel, family, self._spec, builds)
-            if not able:
-                reason = next(iter(left_out.values()), "there is none")
-                raise UserError(
-                    f"no candidate of {family.label} can run on {self._spec.product}: {reason}"
-                )
-            compiled_families.append((Progress(family, able, left_out), builds))
+            if able:
+                compiled_families.append((Progress(family, able, left_out), builds))
+            else:
+                why = next(iter(left_out.values()), "no candidate fits")
+                self.left_out[family] = f"no candidate can run: {why}"
+        if not compiled_families:
+            raise NothingToTune(self._spec.product, self.left_out)
         return compiled_families
 
     def run(
@@ -95,12 +119,29 @@ class Search:
         rank: Ranker,
         most_bytes: float,
     ) -> str:
-        """Times problems of all families in turn until the plan or the budget ends; returns why it
-        stopped.
+        """Time problems of all families in turn, and return why it stopped.
 
         Raises:
             UserError: the budget ends before every family has enough timings to learn from.
+            NothingToTune: no candidate of any family runs.
         """
+        stopped = self._time_problems(compiled, stopwatch, rank, most_bytes)
+        for progress, _ in compiled:
+            if not (progress.able and progress.times):
+                why = next(reversed(progress.left_out.values()), "no settings fit")
+                self.left_out[progress.family] = f"nothing could be {self._done}: {why}"
+        if all(progress.family in self.left_out for progress, _ in compiled):
+            raise NothingToTune(self._spec.product, self.left_out)
+        return stopped
+
+    def _time_problems(
+        self,
+        compiled: Sequence[tuple[Progress, dict[BuildKey, Build]]],
+        stopwatch: Stopwatch,
+        rank: Ranker,
+        most_bytes: float,
+    ) -> str:
+        """Time until the plan or the budget ends, and return which it was."""
         self._began_s = time.monotonic()
         streams = [problems(progress.family, self._spec, most_bytes) for progress, _ in compiled]
         total = self._plan.problems * len(compiled)
@@ -110,8 +151,8 @@ class Search:
             ):
                 problem = next(stream)
                 done = number * len(compiled) + place
-                if problem in progress.times:
-                    # From the journal of a tuning that was interrupted.
+                # The latter come from the journal of an interrupted tuning.
+                if not progress.able or problem in progress.times:
                     continue
                 if self._left_s() < _LAST_S + _PROBLEM_S:
                     self._refuse_too_little(compiled)
@@ -125,13 +166,7 @@ class Search:
                 self._observer.fitting()
                 for progress, _ in compiled:
                     progress.fits = self._fitter.fits(progress.times, _FEW_POINTS)
-        for progress, _ in compiled:
-            if not progress.times:
-                reason = next(reversed(progress.left_out.values()), "its settings do not fit")
-                raise UserError(
-                    f"nothing of {progress.family.label} could be {self._done} on"
-                    f" {self._spec.product}: {reason}"
-                )
+        total = self._plan.problems * sum(bool(progress.able) for progress, _ in compiled)
         return f"all {total} problems were {self._done}"
 
     def finish(
@@ -140,8 +175,9 @@ class Search:
         stopped: str,
         pool: Executor,
     ) -> list[Outcome]:
-        """The last fits, and the shortlists."""
+        """Make the last fits and the shortlists of the families that were not left out."""
         self._observer.fitting()
+        compiled = [pair for pair in compiled if pair[0].family not in self.left_out]
         futures = [
             pool.submit(_finish, self._kernel.name, self._spec, progress)
             for progress, _ in compiled
@@ -169,19 +205,19 @@ class Search:
     def _refuse_too_little(
         self, compiled: Sequence[tuple[Progress, dict[BuildKey, Build]]]
     ) -> None:
-        fewest = min(len(progress.times) for progress, _ in compiled)
-        if fewest >= _FIRST_PROBLEMS:
+        counts = [len(progress.times) for progress, _ in compiled if progress.able]
+        if min(counts, default=_FIRST_PROBLEMS) >= _FIRST_PROBLEMS:
             return
         spent_s = time.monotonic() - self._began_s
-        timed = sum(len(progress.times) for progress, _ in compiled)
-        missing = _FIRST_PROBLEMS * len(compiled) - timed
+        timed = sum(counts)
+        missing = _FIRST_PROBLEMS * len(counts) - timed
         each_s = spent_s / timed if timed else 0.0
         rest_s = missing * max(each_s, 2 * _PROBLEM_S) + _LAST_S + self._plan.reserve_s
         needed_s = math.ceil((spent_s + rest_s) / 10) * 10
         raise UserError(
             f"--budget {self._plan.budget_s:.0f}s is too small: after {spent_s:.0f} s {timed}"
             f" problems are {self._done}, the last fits take {_LAST_S:.0f} s more, and"
-            f" {_FIRST_PROBLEMS} problems of each of {len(compiled)} families are needed; some"
+            f" {_FIRST_PROBLEMS} problems of each of {len(counts)} families are needed; some"
             f" {needed_s} s would do"
         )
 

@@ -57,8 +57,6 @@ def test_two_shards_merged_are_one_run(tmp_path):
             "sweep smoke --executor ray",
             "--executor ray needs Ray .*: pip install '..ray.' in",
         ),
-        ("tune --gpu h200 --executor ray", "--executor ray needs Ray .*: pip install"),
-        ("tune --gpu h200 --mix-boards", "--mix-boards says nothing here: add --executor ray"),
         ("sweep smoke --ray-address a:1", "--ray-address a:1 says nothing here: add --executor"),
         ("sweep smoke --mix-boards", "--mix-boards says nothing here: add --executor ray"),
         ("sweep smoke --shard 3/2", "--shard 3/2: there is no shard 3 of 2, choose from 1/2"),

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from leanbench.__main__ import Interrupted
 from leanbench.cli.main import app
-from leanbench.cli.tune import _chosen, _range, _show_lean_tiles, _show_table
+from leanbench.cli.tune import _chosen, _range, _show_lean_tiles, _show_spills, _show_table
 from leanbench.configs.space import FamilyKey
 from leanbench.configs.store import tuned_for
 from leanbench.core.problem import AttentionProblem
@@ -20,6 +20,7 @@ from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.tune import run as run_module
 from leanbench.tune.result import Summary
+from leanbench.tune.run import Tuned
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,7 @@ def test_a_tuning_that_would_leave_nothing_is_refused_before_it_begins(home, mon
     def never(*_):
         raise AssertionError("it looked for a GPU")
 
-    monkeypatch.setattr("leanbench.cli.tune.open_tuner", never)
+    monkeypatch.setattr("leanbench.gpu.local.choose", never)
     result = tune("--gpu", "h100", "--no-keep", "--quiet")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
@@ -91,6 +92,7 @@ def summary(tile_tokens: dict[int, int], cuda: int) -> Summary:
         [],
         tile_tokens,
         cuda,
+        [],
         3.0,
         1.05,
         1.5,
@@ -160,10 +162,34 @@ def test_the_table_fits_100_columns(capsys, monkeypatch):
 
 
 def test_nothing_is_saved_where_that_is_asked(home, monkeypatch):
-    monkeypatch.setattr(run_module, "tune", lambda request, observer: [])
+    monkeypatch.setattr(run_module, "tune", lambda request, observer: Tuned([], {}))
     monkeypatch.setattr("leanbench.cli.tune._show", lambda results, target, took_s: None)
     assert tune("--gpu", "a100", "--no-keep").exit_code == 0
     assert not home.exists()
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_a_family_that_is_left_out_is_named(monkeypatch, quiet):
+    left_out = {FamilyKey(128, 8): "no candidate can run: takes 230 KB of shared memory"}
+    monkeypatch.setattr(run_module, "tune", lambda request, observer: Tuned([], left_out))
+    monkeypatch.setattr("leanbench.cli.tune._show", lambda results, target, took_s: None)
+    monkeypatch.setattr("leanbench.cli.tune._save", lambda request, results: None)
+    result = tune("--gpu", "a100", *quiet)
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[-1] == (
+        f"d128 group 8 fp16 HND is left out, {left_out[FamilyKey(128, 8)]}."
+    )
+
+
+def test_spilled_registers_are_noted(capsys):
+    kept, spills = summary({}, 24), replace(summary({}, 24), spilled=[2, 40, 8])
+    _show_spills([kept], predicted=True)
+    assert capsys.readouterr().out == ""
+    _show_spills([kept, spills], predicted=False)
+    assert capsys.readouterr().out == (
+        "Chosen settings spill registers: d128 group 4 fp16 HND on 3 of 24 problems (up to 40 of"
+        " a thread).\n"
+    )
 
 
 @pytest.mark.parametrize(

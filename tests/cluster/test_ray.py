@@ -150,17 +150,6 @@ def _figures(path: Path) -> list[dict[str, Any]]:
     return [{name: row[name] for name in row if name not in when} for row in rows(path)]
 
 
-@pytest.mark.deep
-@pytest.mark.timeout(600)
-def test_families_are_tuned_on_nodes_of_their_own(cluster):
-    words = "tune --gpu h200 --head-dim 64 --group 1,4 --no-keep --executor ray --ray-address"
-    done = subprocess.run(
-        [*LEANBENCH, *words.split(), cluster.address], capture_output=True, text=True, check=True
-    )
-    assert "[2/2] d64" in done.stderr
-    assert "all 12 problems were predicted" in done.stdout
-
-
 def test_a_handler_of_sigterm_stays(cluster):
     """Ray's own ends the process without a word of the run."""
     before = signal.getsignal(signal.SIGTERM)

@@ -95,31 +95,6 @@ def test_quick_leaves_out_what_takes_seconds(machine):
 
 
 @pytest.mark.usefixtures("harmless")
-def test_several_gpus_send_one_another_messages(machine):
-    assert "ping-pong" not in names(machine)
-    machine.gpus *= 2
-    assert names(machine)[-len(ALWAYS) - 2 :] == ["ping-pong", "counters", *ALWAYS]
-    assert "ping-pong" not in names(machine, quick=True)
-    machine.device_index = None
-    assert "ping-pong" not in names(machine)
-
-
-def test_a_message_that_does_not_come_is_a_problem(machine, monkeypatch):
-    def silent(first, second):
-        raise UserError("a message between GPUs 0 and 1 did not come: stop what else runs on them")
-
-    monkeypatch.setattr("leanbench.measure.ping_pong.peer_pairs", lambda: ([(0, 1)], []))
-    monkeypatch.setattr("leanbench.measure.ping_pong.measure_ping_pong", silent)
-    machine.gpus *= 2
-    [check] = [check for check in checks.checks(machine) if check.name == "ping-pong"]
-    finding = run_check(check, machine)
-    assert (finding.status, finding.text) == (
-        "problem",
-        "a message between GPUs 0 and 1 did not come: stop what else runs on them",
-    )
-
-
-@pytest.mark.usefixtures("harmless")
 def test_what_takes_seconds_is_announced(machine):
     progress: list[str] = []
     machine.deep = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from leanbench.doctor import figures
 from leanbench.doctor.kernels import TRIED, kernel_is_right
 from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import find
-from leanbench.measure import ping_pong, read_floor
+from leanbench.measure import read_floor
 
 
 @pytest.fixture
@@ -188,70 +187,3 @@ def test_a_kernel_that_writes_nothing():
 def test_a_kernel_that_cannot():
     finding = kernel_is_right(FakeKernel(1.0, "fake wants a page size"), OnCpu())
     assert (finding.status, finding.text) == ("note", "fake wants a page size")
-
-
-@pytest.fixture
-def pairs(monkeypatch) -> list[list[tuple[int, int]]]:
-    """Pairs with peer access, and those without; half a round trip of 16 bytes takes 0.85 us
-    between GPUs 0 and 1 and 0.04 more between others.
-    """
-    listed: list[list[tuple[int, int]]] = [[(0, 1)], []]
-
-    def measure(first: int, second: int) -> ping_pong.PingPong:
-        more_us = 0.0 if (first, second) == (0, 1) else 0.08
-        return ping_pong.PingPong(
-            first,
-            second,
-            {"unit": 1.7 + more_us, "partial": 2.8 + more_us, "flag": 2.5 + more_us},
-        )
-
-    monkeypatch.setattr(ping_pong, "peer_pairs", lambda: tuple(listed))
-    monkeypatch.setattr(ping_pong, "measure_ping_pong", measure)
-    return listed
-
-
-def test_ping_pong_of_two_gpus(machine, pairs):
-    finding = figures.ping_pong(machine)
-    assert finding.status == "ok"
-    assert finding.text == (
-        "half a round trip between GPUs: 0.85 us for 16 bytes stored as lean stores partials, the"
-        " floor of what an exchange in its launch adds; 1.40 for a CTA's 4 kB of partials, 1.25"
-        " for a flag by store-release and load-acquire, the floor of a barrier"
-    )
-    assert finding.values == {
-        "pairs": [
-            {
-                "first": 0,
-                "second": 1,
-                "round_trip_us": {"unit": 1.7, "partial": 2.8, "flag": 2.5},
-                "one_way_us": {"unit": 0.85, "partial": 1.4, "flag": 1.25},
-            }
-        ],
-        "sent_bytes": {"unit": 16, "partial": 4096, "flag": 4},
-        "round_trips": 4096,
-    }
-    json.dumps(finding.values)
-
-
-def test_ping_pong_of_more_gpus(machine, pairs):
-    pairs[:] = [[(0, 1), (0, 2), (1, 2)], []]
-    finding = figures.ping_pong(machine)
-    assert finding.status == "ok"
-    assert "GPUs: 0.85 to 0.89 us for" in finding.text
-    assert "1.40 to 1.44 for a CTA" in finding.text
-    assert "1.25 to 1.29 for a flag" in finding.text
-    assert [pair["second"] for pair in finding.values["pairs"]] == [1, 2, 2]
-    pairs[:] = [[(0, 1)], [(0, 2), (1, 2)]]
-    finding = figures.ping_pong(machine)
-    assert finding.status == "note"
-    assert finding.text.endswith("; none was timed between GPUs 0 and 2, 1 and 2: no peer access")
-
-
-def test_no_ping_pong_without_peer_access(machine, pairs):
-    pairs[:] = [[], [(0, 1)]]
-    finding = figures.ping_pong(machine)
-    assert (finding.status, finding.text, finding.values) == (
-        "note",
-        "no message was timed: no peer access between GPUs 0 and 1",
-        {"pairs": []},
-    )

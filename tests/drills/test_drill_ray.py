@@ -83,15 +83,8 @@ def occupied(cluster: Any) -> Iterator[Any]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("command", ["sweep", "tune"])
-def test_a_driver_that_is_stopped_before_a_gpu_is_free_says_so(
-    occupied, tmp_path, command, number, code
-):
-    asked = {
-        "sweep": [*ASKED, "--out", str(tmp_path)],
-        "tune": ["tune", "--gpu", "h200", "--no-keep", "--executor", "ray"],
-    }
-    words = [*asked[command], "--ray-address", occupied.address]
+def test_a_driver_that_is_stopped_before_a_gpu_is_free_says_so(occupied, tmp_path, number, code):
+    words = [*ASKED, "--out", str(tmp_path), "--ray-address", occupied.address]
     with start(*words, LEANBENCH_HOME=str(tmp_path)) as process:
         wait_until(lambda: len(actors()) == 2, "the agents that wait for a GPU")
         process.send_signal(number)

@@ -82,6 +82,7 @@ EVERY_BUILD = f"{ON_GPU}/launch_every_build.py"
 PADDING = "tests/calls/test_padding.py"
 FORMS = f"{ON_GPU}/test_forms_on_gpu.py"
 SHARED = f"{ON_GPU}/shared_sequences.py"
+PING_PONG = "tools/gpu/ping_pong.py"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "gpu")
 
 
@@ -195,6 +196,7 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
             (((*TORCHRUN, SHARED, str(seed), "late=1", "chain=3", "fuzz=50"),),),
             gpus=2,
         ),
+        "messages": Part("messages between GPUs, one way", (((PING_PONG,),),), gpus=2),
     }
 
 

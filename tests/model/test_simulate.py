@@ -343,6 +343,19 @@ def test_whole_output_tiles_may_be_played_as_one(
     assert latency_us(schedule, problem, config, spec) == pytest.approx(whole_us, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("kv_heads", "context", "grid"), [(2048, 1024, 264), (2600, 5000, 396), (1024, 2048, 132)]
+)
+def test_many_whole_output_tiles_take_the_shortcut(kv_heads: int, context: int, grid: int) -> None:
+    problem = heads(context, kv_heads)
+    schedule = stream_k(TileGrid.of(problem, 128), grid)
+    assert len(schedule.segments) > 6 * grid
+    whole_us = simulate(schedule, problem, CONFIG, H200).latency_us
+    quick_us = latency_us(schedule, problem, CONFIG, H200)
+    assert quick_us != whole_us
+    assert quick_us == pytest.approx(whole_us, rel=0.03)
+
+
 @pytest.mark.parametrize("context", [16, 128, 1023])
 def test_short_sequences_are_played_whole(context: int) -> None:
     problem = heads(context, 56, 64)

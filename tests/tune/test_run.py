@@ -74,9 +74,16 @@ def request(families=(FAMILY,), objective: Any = "latency", **plan):
     )
 
 
+def tuned(wanted, observer):
+    """Tune, and return the families."""
+    result = tune(wanted, observer)
+    assert result.left_out == {}
+    return result.families
+
+
 def test_what_was_timed_is_measured_and_forgotten_once_it_is_saved(worlds, tmp_path):
     wanted = request()
-    ((summary, family),) = tune(wanted, Silent())
+    ((summary, family),) = tuned(wanted, Silent())
     assert family.source == "measured"
     assert family.versions == {"leanbench": "1", "torch": "2", "triton": "3", "driver": "4"}
     assert summary.problems == len(family.problems) == 8
@@ -98,7 +105,7 @@ def test_an_interrupted_tuning_goes_on_and_leaves_others_alone(worlds):
     tune(request([OTHER], problems=5), Silent())
     forget(request([OTHER]))
     # Another plan and a further family: what was timed counts, the rest is timed.
-    results = tune(request([FAMILY, OTHER], problems=4), Silent())
+    results = tuned(request([FAMILY, OTHER], problems=4), Silent())
     assert [summary.problems for summary, _ in results] == [5, 4]
     assert len(worlds[2].calls) == 4
     # Every candidate is another promise.
@@ -117,7 +124,7 @@ def test_energy_goes_by_power(worlds, monkeypatch):
         ]
 
     monkeypatch.setattr(power, "measure_power", measure)
-    ((summary, family),) = tune(request(objective="energy"), Silent())
+    ((summary, family),) = tuned(request(objective="energy"), Silent())
     assert family.objective == "energy"
     assert summary.tile_tokens == {64: 8}
     assert summary.gain >= 1

@@ -9,16 +9,18 @@ import pytest
 from leanbench.kernels.lean.configs import BuildKey
 from world import H200, LEAN, TRITON, Here, Silent, World, builds_of, no_ranking, true_us
 
+from leanbench.compile.build import Build
 from leanbench.configs.space import Candidate, FamilyKey, distinct
 from leanbench.configs.tuned import LEAST_GAIN
 from leanbench.core.errors import UserError
+from leanbench.core.kernel import LaunchResources
 from leanbench.core.registry import kernel
 from leanbench.tune import search as search_module
 from leanbench.tune.fits import Fitter, Trial, held_out, least_gain
 from leanbench.tune.plan import PROBLEMS, Plan, Progress
 from leanbench.tune.problems import problems
 from leanbench.tune.result import cost_of, geometric_mean, summarise, ties, to_family
-from leanbench.tune.search import Search
+from leanbench.tune.search import NothingToTune, Search
 from leanbench.tune.stopwatch import Time
 
 FAMILY = FamilyKey(128, 4)
@@ -169,12 +171,83 @@ def test_what_fails_later_is_not_chosen_earlier():
     assert set(result.progress.left_out) == set(ruled_out)
 
 
-def test_a_family_of_which_nothing_runs_is_one_sentence():
-    world = World(fails=lambda config: True)
-    with pytest.raises(
-        UserError, match=r"nothing of d128 group 4 .* could be timed on NVIDIA H200: out of shared"
-    ):
-        run(world)
+def test_nothing_runs():
+    with pytest.raises(NothingToTune) as error:
+        run(World(fails=lambda config: True))
+    assert error.value.product == "NVIDIA H200"
+    assert {**error.value.left_out} == {FAMILY: "nothing could be timed: out of shared memory"}
+
+
+def test_a_family_of_which_nothing_runs_leaves_the_others():
+    other, family = FamilyKey(256, 8), FamilyKey(256, 4)
+
+    class OneFails(World):
+        def time(self, problem, configs):
+            self.fails = lambda config: problem.group_size == 8
+            return super().time(problem, configs)
+
+    world = OneFails()
+    search = Search(TRITON, H200, Plan(1e9, problems=6), Silent())
+    pairs = [compiled(other, TRITON), compiled(family, TRITON)]
+    assert search.run(pairs, world, no_ranking, 1e12) == "all 6 problems were timed"
+    assert search.left_out == {other: "nothing could be timed: out of shared memory"}
+    # Once every launch has failed, nothing of the family is tried.
+    assert sum(problem.group_size == 8 for problem, _ in world.calls) < 6
+    (outcome,) = search.finish(pairs, "", Here())
+    assert outcome.progress.family == family
+
+
+def resources_of(job, shared_kb: int = 60, spilled: int = 0) -> LaunchResources:
+    return LaunchResources("lean", 132, job.config.num_warps, 128, shared_kb * 1024, spilled)
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """Set what a job is compiled to."""
+
+    def set_build(make):
+        def build_all(jobs, capability, pool, on_build):
+            return [make(job) for job in jobs]
+
+        monkeypatch.setattr(search_module, "build_all", build_all)
+
+    return set_build
+
+
+def test_a_family_whose_builds_do_not_fit_leaves_the_others(builds):
+    def build(job):
+        large = job.problem.group_size == 8
+        return Build(job, (resources_of(job, shared_kb=230 if large else 60),))
+
+    builds(build)
+    search = Search(TRITON, H200, Plan(1e9), Silent())
+    ((progress, _),) = search.compile([FamilyKey(128, 8), FAMILY], Here())
+    assert progress.family == FAMILY
+    assert search.left_out == {
+        FamilyKey(128, 8): ("no candidate can run: takes 230 KB of shared memory, a CTA has 227 KB")
+    }
+
+
+def test_no_family_compiles(builds):
+    builds(lambda job: Build(job, failure="ValueError: no such instruction"))
+    search = Search(TRITON, H200, Plan(1e9), Silent())
+    with pytest.raises(NothingToTune) as error:
+        search.compile([FAMILY], Here())
+    (why,) = error.value.left_out.values()
+    assert why == "no candidate can run: does not compile: ValueError: no such instruction"
+
+
+def test_builds_that_spill_are_candidates(builds):
+    builds(lambda job: Build(job, (resources_of(job, spilled=40),)))
+    family = FamilyKey(256, 4)
+    search = Search(TRITON, H200, Plan(1e9, problems=2), Silent())
+    pairs = search.compile([family], Here())
+    ((progress, _),) = pairs
+    space = TRITON.tuning_space(family.problem(8, 4096), H200)
+    assert {candidate.config for candidate in progress.able} | {*progress.left_out} == {*space}
+    assert all("CTAs to an SM" in why for why in progress.left_out.values())
+    (outcome,) = search.finish(pairs, search.run(pairs, World(), no_ranking, 1e12), Here())
+    assert summarise(outcome, TRITON, H200, cost_of("latency")).spilled == [40] * 2
 
 
 def test_the_budget_ends_it(monkeypatch):

@@ -1,4 +1,4 @@
-// A message from one GPU to another and back, again and again; leanbench/measure/ping_pong.py
+// A message from one GPU to another and back, again and again; ping_pong.py
 // launches a CTA on each and has the macros: RELEASE, THREADS, UNITS, BATCHES, ROUNDS, POLLS.
 //
 // Each message has the number of its round, which nobody has sent before, so whoever sees it has the

@@ -1,15 +1,17 @@
-"""How long a message takes from one GPU to another and back: a CTA on each, which store into one
-another's memory and poll their own.
+"""Time messages between the GPUs of this machine.
 
-Half of it is the floor of what an exchange in a launch adds to GPUs that share tokens: the last
-partial has to arrive. Plain peer memory (NVLink, or PCIe between GPUs with peer access), through
-the driver alone: contexts that were not there before are gone afterwards, and so is peer access.
+    python tools/gpu/ping_pong.py
+
+A CTA on each of two GPUs stores into the other's memory and polls its own. Half of a round trip is
+the floor of what an exchange adds to a launch whose tokens are shared: the last partial has to
+arrive. Plain peer memory (NVLink, or PCIe between GPUs with peer access), by the driver alone.
 """
 
 from __future__ import annotations
 
 import ctypes
 import statistics
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.compile.nvrtc import CudaSource, check_nvrtc, compile_cuda
-from leanbench.core.errors import UserError
 
 #: Batches of a launch, and round trips of each, which lasts some 100 timer ticks of 1 us or more.
 #: The first batch is not used: one GPU waits there for the other's launch.
@@ -31,12 +32,12 @@ _LAUNCHES = 2
 
 @dataclass(frozen=True)
 class Message:
-    """What goes from GPU to GPU, by one CTA."""
+    """Message from GPU to GPU, sent by one CTA."""
 
     threads: int
-    #: That each thread stores and polls: 16 bytes with the round's number in them, or a flag of 4.
+    #: Units per thread: 16 bytes that carry the round's number, or a flag of 4 bytes.
     units: int
-    #: A flag by store-release and load-acquire, in place of relaxed units.
+    #: Store-release and load-acquire of a flag instead of relaxed units.
     release: bool = False
 
     @property
@@ -44,7 +45,7 @@ class Message:
         return self.threads * self.units * (4 if self.release else 16)
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
-        """The kernel that sends it, for a compute capability."""
+        """Return the kernel that sends it, for a compute capability."""
         defines = {
             "BATCHES": BATCHES,
             "POLLS": POLLS,
@@ -67,61 +68,40 @@ MESSAGES = {
 }
 
 
-@dataclass(frozen=True)
-class PingPong:
-    """What was measured between two GPUs, as CUDA counts them."""
-
-    first: int
-    second: int
-    #: Of each of MESSAGES, there and back.
-    round_trip_us: dict[str, float]
-
-    @property
-    def one_way_us(self) -> dict[str, float]:
-        """Half of each: the mean of both ways."""
-        return {name: trip_us / 2 for name, trip_us in self.round_trip_us.items()}
-
-
-def peer_pairs() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The pairs of GPUs, as CUDA counts them, that have peer access both ways, and the others: by
-    CUDA, which is asked to enable it, not by NVML as `leanbench.gpu.topology`, which may not know.
-
-    Raises:
-        UserError: NVRTC or cuda-bindings is missing.
-        RuntimeError: a call of the driver failed.
-    """
+def main() -> int:
+    """Print a line for each pair of GPUs; return 1 if no pair has peer access."""
     driver = _driver()
-    _check(driver.cuInit(0))
     pairs = list(combinations(range(_check(driver.cuDeviceGetCount())), 2))
     with_access = [pair for pair in pairs if _has_peer_access(driver, *pair)]
-    return with_access, [pair for pair in pairs if pair not in with_access]
+    for pair in pairs:
+        if pair not in with_access:
+            print(f"GPUs {pair[0]} and {pair[1]}: no peer access")
+            continue
+        trips_us = measure_round_trips(driver, *pair)
+        half = ", ".join(f"{name} {trip_us / 2:.2f}" for name, trip_us in trips_us.items())
+        print(f"GPUs {pair[0]} and {pair[1]}, one way in us: {half}", flush=True)
+    return 0 if with_access else 1
 
 
-def measure_ping_pong(first: int, second: int) -> PingPong:
-    """Round trips of each of MESSAGES between two GPUs, the medians of batches.
+def measure_round_trips(driver: Any, first: int, second: int) -> dict[str, float]:
+    """Return the round trip in microseconds of each of MESSAGES between two GPUs.
 
     Args:
         first: the GPU that sends and takes the time, as CUDA counts.
-        second: the one that answers.
+        second: the GPU that answers.
 
     Raises:
-        UserError: there is no such GPU, both are one, they have no peer access, a message did not
-            come in POLLS looks, or NVRTC or cuda-bindings is missing.
-        RuntimeError: a call of the driver failed.
+        RuntimeError: a message did not arrive, or a call of the driver failed.
     """
-    driver = _driver()
-    _check(driver.cuInit(0))
-    _check_pair(driver, first, second)
     with ExitStack() as stack:
         asking, answering = (_Side(driver, index, stack) for index in (first, second))
         asking.reach(answering, stack)
         answering.reach(asking, stack)
-        trips = {name: _measure(message, asking, answering) for name, message in MESSAGES.items()}
-    return PingPong(first, second, trips)
+        return {name: _measure(message, asking, answering) for name, message in MESSAGES.items()}
 
 
 def round_trip_us(ends_ns: Sequence[int], rounds: int = ROUNDS) -> float:
-    """The median over batches of a round trip in microseconds; the first batch is not used.
+    """Return the median round trip over all batches but the first, in microseconds.
 
     Args:
         ends_ns: nanoseconds at the end of each batch of `rounds`.
@@ -131,7 +111,7 @@ def round_trip_us(ends_ns: Sequence[int], rounds: int = ROUNDS) -> float:
 
 
 class _Side:
-    """One of the two GPUs: its context and its memory, until the stack unwinds."""
+    """One of the two GPUs, with its context and memory until the stack unwinds."""
 
     def __init__(self, driver: Any, index: int, stack: ExitStack) -> None:
         self._driver, self.index = driver, index
@@ -151,7 +131,7 @@ class _Side:
         self._numbers = ((self._slots, slots_bytes // 4), (self._ends, 2 * BATCHES))
 
     def reach(self, peer: _Side, stack: ExitStack) -> None:
-        """Lets kernels of this GPU store into the other's memory."""
+        """Let kernels of this GPU store into the other's memory."""
         returned = self._call("cuCtxEnablePeerAccess", peer._context, 0)
         # torch enables it when it first copies between two GPUs, and counts on it.
         if returned[0] == self._driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
@@ -160,20 +140,20 @@ class _Side:
         stack.callback(self._call, "cuCtxDisablePeerAccess", peer._context)
 
     def load(self, message: Message, stack: ExitStack) -> Any:
-        """The kernel of a message, on this GPU."""
+        """Load the kernel of a message on this GPU."""
         binary = compile_cuda(message.source(self._capability))
         module = _check(self._call("cuModuleLoadData", binary.cubin))
         stack.callback(self._call, "cuModuleUnload", module)
         return _check(self._call("cuModuleGetFunction", module, b"ping_pong"))
 
     def clear(self) -> None:
-        """Makes slots and ends 0, and waits until they are."""
+        """Zero slots and ends, and wait."""
         for memory, numbers in self._numbers:
             _check(self._call("cuMemsetD32", memory, 0, numbers))
         self.wait()
 
     def launch(self, function: Any, message: Message, peer: _Side, asks: bool) -> None:
-        """Starts the CTA that sends first and takes the time, or the one that answers."""
+        """Start the CTA that sends first and takes the time, or the one that answers."""
         values = (int(self._slots), int(peer._slots), int(self._ends) if asks else 0)
         arguments = (values, (ctypes.c_void_p,) * 3)
         grid, block = (1, 1, 1), (message.threads, 1, 1)
@@ -197,9 +177,7 @@ class _Side:
         return _check(self._driver.cuDeviceGetAttribute(attribute, self._device))
 
     def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """What a function of the driver returns in this GPU's context; the caller's is current
-        again afterwards.
-        """
+        """Call the driver in this GPU's context, and restore the caller's."""
         _check(self._driver.cuCtxPushCurrent(self._context))
         try:
             return getattr(self._driver, name)(*arguments)
@@ -208,7 +186,7 @@ class _Side:
 
 
 def _measure(message: Message, asking: _Side, answering: _Side) -> float:
-    """The round trip of a message in microseconds, between GPUs that reach one another."""
+    """Return the round trip of a message in microseconds."""
     ends_ns: list[int] = []
     with ExitStack() as stack:
         # Both are loaded before either runs: loading may wait for what runs.
@@ -223,44 +201,26 @@ def _measure(message: Message, asking: _Side, answering: _Side) -> float:
             ends_ns = asking.read_ends()
             if 0 in ends_ns:
                 done = ends_ns.index(0) * ROUNDS
-                raise UserError(
-                    f"a message between GPUs {asking.index} and {answering.index} did not come"
-                    f" within {POLLS:,} looks, in round {done + 1:,} to {done + ROUNDS:,} of"
-                    f" {BATCHES * ROUNDS:,}: stop what else runs on them, or leave one out with"
+                raise RuntimeError(
+                    f"a message between GPUs {asking.index} and {answering.index} did not arrive"
+                    f" within {POLLS:,} polls, in round {done + 1:,} to {done + ROUNDS:,} of"
+                    f" {BATCHES * ROUNDS:,}: stop other work on them, or hide one with"
                     " CUDA_VISIBLE_DEVICES"
                 )
     return round_trip_us(ends_ns)
 
 
-def _check_pair(driver: Any, first: int, second: int) -> None:
-    """Raises UserError where two GPUs cannot send one another messages."""
-    count = _check(driver.cuDeviceGetCount())
-    for index in (first, second):
-        if not 0 <= index < count:
-            raise UserError(
-                f"GPU {index} is asked for and CUDA sees {count}, counted from 0: give two that are"
-                " here"
-            )
-    if first == second:
-        raise UserError(f"GPU {first} is asked for twice: give two GPUs")
-    if not _has_peer_access(driver, first, second):
-        raise UserError(
-            f"GPUs {first} and {second} have no peer access: give two that have it, `leanbench"
-            " doctor` says which"
-        )
-
-
 def _has_peer_access(driver: Any, first: int, second: int) -> bool:
-    """Whether each of two GPUs may store into the other's memory."""
+    """Return True if each of two GPUs may store into the other's memory."""
     own, peer = (_check(driver.cuDeviceGet(index)) for index in (first, second))
     return all(_check(driver.cuDeviceCanAccessPeer(*way)) for way in ((own, peer), (peer, own)))
 
 
 def _check(returned: tuple[Any, ...]) -> Any:
-    """What a driver call returned after its status.
+    """Return the result of a driver call.
 
     Raises:
-        RuntimeError: the status says that it failed.
+        RuntimeError: the call failed.
     """
     status, *rest = returned
     if int(status) != 0:
@@ -272,4 +232,9 @@ def _driver() -> Any:
     check_nvrtc()
     from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
 
+    _check(driver.cuInit(0))
     return driver
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,23 +9,14 @@ import shutil
 import subprocess
 from collections import Counter
 from enum import IntEnum
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from leanbench.compile.nvrtc import CudaSource, compile_cuda
-from leanbench.core.errors import UserError
-from leanbench.measure import ping_pong
-from leanbench.measure.ping_pong import (
-    BATCHES,
-    MESSAGES,
-    ROUNDS,
-    measure_ping_pong,
-    peer_pairs,
-    round_trip_us,
-)
+from tools.gpu import ping_pong
+from tools.gpu.ping_pong import BATCHES, MESSAGES, ROUNDS, measure_round_trips, round_trip_us
 
 COMPILER = shutil.which("g++")
 #: What the rounds of ping_pong.cu need of a GPU: here threads, which look at ordinary memory.
@@ -136,11 +127,6 @@ def test_a_round_trip_is_the_median_of_batches_after_the_first():
     assert round_trip_us(ends[:4], rounds=100) == pytest.approx(1.70)
 
 
-def test_one_way_is_half():
-    trip = ping_pong.PingPong(0, 1, {"unit": 1.7, "flag": 2.5})
-    assert trip.one_way_us == {"unit": 0.85, "flag": 1.25}
-
-
 class Status(IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_OUT_OF_MEMORY = 2
@@ -173,17 +159,14 @@ class FakeDriver:
         #: After so many batches nobody answers.
         self.answered = BATCHES
         self.free_bytes = 1 << 30
+        self.gpus = 3
 
     @property
     def context(self) -> int:
         return self.contexts[-1]
 
-    def cuInit(self, flags: int) -> tuple[Any, ...]:
-        assert flags == 0
-        return (Status.CUDA_SUCCESS,)
-
     def cuDeviceGetCount(self) -> tuple[Any, ...]:
-        return Status.CUDA_SUCCESS, 3
+        return Status.CUDA_SUCCESS, self.gpus
 
     def cuDeviceGet(self, index: int) -> tuple[Any, ...]:
         return Status.CUDA_SUCCESS, index
@@ -279,7 +262,6 @@ class FakeDriver:
 @pytest.fixture
 def driver(monkeypatch) -> FakeDriver:
     fake = FakeDriver()
-    monkeypatch.setattr(ping_pong, "_driver", lambda: fake)
     # Its modules are the sources themselves.
     monkeypatch.setattr(ping_pong, "compile_cuda", lambda source: SimpleNamespace(cubin=source))
     return fake
@@ -291,9 +273,8 @@ def assert_nothing_is_left(driver: FakeDriver) -> None:
 
 
 def test_round_trips(driver):
-    trip = measure_ping_pong(1, 0)
-    assert (trip.first, trip.second) == (1, 0)
-    assert trip.round_trip_us == pytest.approx({"unit": 1.7, "partial": 2.8, "flag": 2.5})
+    trips_us = measure_round_trips(driver, 1, 0)
+    assert trips_us == pytest.approx({"unit": 1.7, "partial": 2.8, "flag": 2.5})
     # GPU 0 waits before GPU 1 sends; a launch that wakes them, and one that counts.
     once = [(0, "unit", (101, 0)), (1, "unit", (100, 101))]
     assert driver.launches[:4] == once * 2
@@ -304,52 +285,35 @@ def test_round_trips(driver):
 
 def test_peer_access_that_was_there_stays(driver):
     driver.enabled = {(100, 101)}
-    measure_ping_pong(0, 1)
+    measure_round_trips(driver, 0, 1)
     assert driver.enabled == {(100, 101)}
 
 
 def test_a_message_that_does_not_come(driver):
     driver.answered = 2
-    with pytest.raises(UserError) as error:
-        measure_ping_pong(0, 1)
-    assert str(error.value) == (
-        "a message between GPUs 0 and 1 did not come within 2,097,152 looks, in round 257 to 384 of"
-        " 4,224: stop what else runs on them, or leave one out with CUDA_VISIBLE_DEVICES"
-    )
+    with pytest.raises(RuntimeError, match=r"GPUs 0 and 1 .* in round 257 to 384 of 4,224"):
+        measure_round_trips(driver, 0, 1)
     assert_nothing_is_left(driver)
 
 
 def test_no_memory(driver):
     driver.free_bytes = 100
-    with pytest.raises(RuntimeError, match="CUDA driver: CUDA_ERROR_OUT_OF_MEMORY"):
-        measure_ping_pong(0, 1)
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        measure_round_trips(driver, 0, 1)
     assert_nothing_is_left(driver)
 
 
-@pytest.mark.parametrize(
-    ("pair", "sentence"),
-    [
-        ((0, 3), "GPU 3 is asked for and CUDA sees 3, counted from 0: give two that are here"),
-        ((-1, 0), "GPU -1 is asked for and CUDA sees 3, counted from 0: give two that are here"),
-        ((1, 1), "GPU 1 is asked for twice: give two GPUs"),
-        (
-            (2, 0),
-            "GPUs 2 and 0 have no peer access: give two that have it, `leanbench doctor` says"
-            " which",
-        ),
-    ],
-)
-def test_refusals(driver, pair, sentence):
-    with pytest.raises(UserError) as error:
-        measure_ping_pong(*pair)
-    assert str(error.value) == sentence
-    assert driver.launches == []
-
-
-@pytest.mark.usefixtures("driver")
-def test_pairs():
-    assert peer_pairs() == ([(0, 1)], [(0, 2), (1, 2)])
-
-
-def test_the_source_travels_with_the_package():
-    assert Path(ping_pong.__file__).with_suffix(".cu").is_file()
+@pytest.mark.parametrize(("gpus", "code"), [(3, 0), (1, 1)])
+def test_each_pair_has_a_line(driver, monkeypatch, capsys, gpus, code):
+    monkeypatch.setattr(ping_pong, "_driver", lambda: driver)
+    driver.gpus = gpus
+    assert ping_pong.main() == code
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        lines
+        == [
+            "GPUs 0 and 1, one way in us: unit 0.85, partial 1.40, flag 1.25",
+            "GPUs 0 and 2: no peer access",
+            "GPUs 1 and 2: no peer access",
+        ][: 3 if gpus == 3 else 0]
+    )
