@@ -1,0 +1,324 @@
+"""Render the documents that hold figures from their templates and the published runs.
+
+    python tools/figures.py            # exit 1 if a document is not what its template makes
+    python tools/figures.py --write    # write the documents
+
+`docs/results.md.j2` makes `docs/results.md`. A template calls `runs("h200/peers", ...)` and writes
+what it offers: `Figures`, `Ratios` and the filters of `FORMATS`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from leanbench.core.axes import KINDS
+from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
+from leanbench.core.quantities import TIMED
+from leanbench.core.registry import kernels
+from leanbench.records.reading import Run, read_run
+from leanbench.records.row import Row
+
+ROOT = Path(__file__).resolve().parents[1]
+REPORTS = ROOT / "reports"
+#: Stands for the third-party kernels of a run.
+LIBRARIES = "libraries"
+#: Distributions whose versions a `Run:` line names.
+VERSIONS = {
+    "torch": "torch",
+    "vllm": "FlashAttention-3 of vLLM",
+    "flashinfer-python": "FlashInfer",
+    "cudnn": "cuDNN",
+    "sgl-flash-mla": "FlashMLA",
+}
+
+
+def _microseconds(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+FORMATS: dict[str, Callable[[float], str]] = {
+    "us": _microseconds,
+    "x": lambda ratio: f"{ratio:.2f}x",
+    "x3": lambda ratio: f"{ratio:.3f}x",
+    "pct": lambda share: f"{share:.0%}",
+    "one": lambda value: f"{value:.1f}",
+    "two": lambda value: f"{value:.2f}",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of a run and the fastest timed row of each kernel."""
+
+    problem: AttentionProblem
+    rows: dict[str, Row]
+    ended: dict[str, str]
+
+    @property
+    def kv_mb(self) -> float:
+        return self.problem.kv_bytes / 1e6
+
+    @property
+    def output_tiles(self) -> int:
+        return self.problem.batch * self.problem.kv_heads
+
+    @property
+    def schedule(self) -> str:
+        """The schedule that `lean` ran."""
+        return (self.rows["lean"].schedule or "") if "lean" in self.rows else ""
+
+    @property
+    def size(self) -> str:
+        """Batch x heads x context x head_dim, and what departs from a contiguous HND cache."""
+        problem = self.problem
+        heads = f"{problem.q_heads}"
+        if problem.kv_heads != problem.q_heads:
+            heads += f"/{problem.kv_heads}"
+        context = (
+            f"{problem.total_context / problem.batch:,.0f} (mean)"
+            if problem.is_ragged
+            else _tokens(problem.max_context)
+        )
+        layout = "" if problem.kv_layout == "HND" else f", {problem.kv_layout}"
+        pages = f", pages of {problem.page_size}" if problem.page_size else ""
+        return f"{problem.batch} x {heads} x {context} x {problem.head_dim}{layout}{pages}"
+
+    @property
+    def kind(self) -> str:
+        """The attention variant in words, or `plain`."""
+        words = []
+        for axis in PROBLEM_AXES:
+            value = getattr(self.problem, axis.name)
+            if axis.name in KINDS and value != axis.default:
+                title = axis.describe(axis.write(value)) if axis.values.is_word else axis.title
+                words.append(title)
+        return ", ".join(words) or "plain"
+
+    def value(self, wanted: str, field: str = "latency_us") -> float | None:
+        """Return the lowest value of the kernels, or None if none was timed.
+
+        Args:
+            wanted: `libraries`, or names separated by commas.
+        """
+        row = self.fastest(wanted, field)
+        return None if row is None else getattr(row, field)
+
+    def fastest(self, wanted: str, field: str = "latency_us") -> Row | None:
+        names = wanted.split(",")
+        chosen = [
+            row
+            for name, row in self.rows.items()
+            if (name in names or (wanted == LIBRARIES and kernels()[name].is_peer))
+            and getattr(row, field) is not None
+        ]
+        return min(chosen, key=lambda row: getattr(row, field), default=None)
+
+    def matches(self, name: str, wanted: Any) -> bool:
+        """Compare an attribute with a value, or a range (low, high) without its end."""
+        value = getattr(self if hasattr(self, name) else self.problem, name)
+        if isinstance(wanted, tuple):
+            low, high = wanted
+            return low <= value < high
+        return value == wanted
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """One ratio per problem that both sides timed; above 1 means that `under` is faster."""
+
+    pairs: Sequence[tuple[float, Problem]]
+
+    @cached_property
+    def values(self) -> list[float]:
+        return [value for value, _ in self.pairs]
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    @property
+    def geomean(self) -> float:
+        return geometric_mean(self.values)
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+    @property
+    def lowest(self) -> float:
+        return min(self.values)
+
+    @property
+    def highest(self) -> float:
+        return max(self.values)
+
+    @property
+    def ahead(self) -> int:
+        return sum(value >= 1 for value in self.values)
+
+    @property
+    def share_ahead(self) -> float:
+        return self.ahead / self.count
+
+    @property
+    def worst(self) -> Problem:
+        return min(self.pairs, key=lambda pair: pair[0])[1]
+
+    @property
+    def best(self) -> Problem:
+        return max(self.pairs, key=lambda pair: pair[0])[1]
+
+    @property
+    def behind(self) -> list[tuple[float, Problem]]:
+        """Problems that `under` loses, worst first."""
+        return sorted((pair for pair in self.pairs if pair[0] < 1), key=lambda pair: pair[0])
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Problems of one or several runs."""
+
+    runs: tuple[Run, ...]
+    problems: list[Problem]
+
+    def where(self, **conditions: Any) -> Figures:
+        """Select problems by attributes, such as ``batch=1, kv_mb=(0, 5)``."""
+        chosen = [
+            problem
+            for problem in self.problems
+            if all(problem.matches(name, wanted) for name, wanted in conditions.items())
+        ]
+        return Figures(self.runs, chosen)
+
+    def kinds(self) -> dict[str, Figures]:
+        """Group the problems by attention variant."""
+        groups: dict[str, list[Problem]] = {}
+        for problem in self.problems:
+            groups.setdefault(problem.kind, []).append(problem)
+        return {kind: Figures(self.runs, problems) for kind, problems in groups.items()}
+
+    def ratio(self, over: str, under: str = "lean", field: str = "latency_us") -> Ratios:
+        """Divide the kernels' lowest values, problem by problem."""
+        pairs = []
+        for problem in self.problems:
+            numerator, denominator = problem.value(over, field), problem.value(under, field)
+            if numerator and denominator:
+                pairs.append((numerator / denominator, problem))
+        return Ratios(pairs)
+
+    def values(self, kernels: str, field: str) -> list[float]:
+        values = (problem.value(kernels, field) for problem in self.problems)
+        return [value for value in values if value is not None]
+
+    def median(self, kernels: str, field: str) -> float:
+        return median(self.values(kernels, field))
+
+    def one(self, kernels: str, field: str = "latency_us", **conditions: Any) -> float:
+        """Return the value of the only problem that matches.
+
+        Raises:
+            ValueError: no problem or several match.
+        """
+        (value,) = self.where(**conditions).values(kernels, field)
+        return value
+
+    def ended(self, status: str, kernel: str) -> int:
+        return sum(problem.ended.get(kernel) == status for problem in self.problems)
+
+    def run_line(self) -> str:
+        """Name the runs behind a table: links, days, GPUs, kernels, versions of libraries."""
+        return run_line(self)
+
+
+def run_line(*figures: Figures) -> str:
+    """Name the runs behind a table: links, days, GPUs, kernels, versions of libraries."""
+    runs = list({run.directory: run for of in figures for run in of.runs}.values())
+    parts: dict[str, list[str]] = {}
+    for run in runs:
+        name = run.directory.relative_to(REPORTS).as_posix()
+        parts.setdefault(_provenance(run), []).append(f"[{name}]({{reports}}/{name})")
+    lines = [f"{', '.join(links)}: {provenance}" for provenance, links in parts.items()]
+    return f"Run{'s' if len(runs) > 1 else ''}: {'; '.join(lines)}."
+
+
+def _provenance(run: Run) -> str:
+    environments = list(run.manifest["environments"].values())
+    gpus = max(problem.gpus.gpus for _, problem in run.results)
+    products = sorted({environment["gpu_product"] for environment in environments})
+    kernels = sorted({environment["kernels"] for environment in environments})
+    versions = [
+        f"{title} {environments[0][package]}"
+        for package, title in VERSIONS.items()
+        if environments[0].get(package)
+    ]
+    day = str(run.manifest["created"])[:10]
+    gpu = f"{gpus} x {products[0]}" if gpus > 1 else ", ".join(products)
+    return ", ".join([day, gpu, f"kernels {', '.join(kernels)}", *versions])
+
+
+def runs(*names: str) -> Figures:
+    """Read runs below `reports/`, such as ``h200/peers``."""
+    read = tuple(read_run(REPORTS / name) for name in names)
+    problems: dict[tuple[int, AttentionProblem], Problem] = {}
+    for number, run in enumerate(read):
+        for row, problem in run.results:
+            entry = problems.setdefault((number, problem), Problem(problem, {}, {}))
+            entry.ended[row.kernel] = row.status
+            best = entry.rows.get(row.kernel)
+            if row.status in TIMED and (best is None or row.latency_us < best.latency_us):  # type: ignore[operator]
+                entry.rows[row.kernel] = row
+    return Figures(read, list(problems.values()))
+
+
+def _tokens(tokens: int) -> str:
+    for suffix, size in (("M", 1024**2), ("k", 1024)):
+        if tokens % size == 0:
+            return f"{tokens // size}{suffix}"
+    return f"{tokens}"
+
+
+def rendered(template: Path) -> str:
+    """Render one document."""
+    environment = Environment(
+        loader=FileSystemLoader(template.parent),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
+    )
+    environment.filters.update(FORMATS)
+    environment.globals.update(runs=runs, run_line=run_line)
+    text = environment.get_template(template.name).render()
+    return text.replace("{reports}", os.path.relpath(REPORTS, template.parent))
+
+
+def templates() -> Iterable[Path]:
+    return sorted([*ROOT.glob("*.md.j2"), *(ROOT / "docs").glob("*.md.j2")])
+
+
+def main(words: Sequence[str]) -> int:
+    differing = []
+    for template in templates():
+        document, text = template.with_suffix(""), rendered(template)
+        if not document.exists() or document.read_text(encoding="utf-8") != text:
+            differing.append(document)
+            if "--write" in words:
+                document.write_text(text, encoding="utf-8")
+    verb = "wrote" if "--write" in words else "differs from its template:"
+    for document in differing:
+        print(verb, document.relative_to(ROOT))
+    return int(bool(differing) and "--write" not in words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
