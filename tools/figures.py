@@ -83,14 +83,19 @@ class Problem:
         heads = f"{problem.q_heads}"
         if problem.kv_heads != problem.q_heads:
             heads += f"/{problem.kv_heads}"
-        context = (
-            f"{problem.total_context / problem.batch:,.0f} (mean)"
-            if problem.is_ragged
-            else _tokens(problem.max_context)
-        )
         layout = "" if problem.kv_layout == "HND" else f", {problem.kv_layout}"
         pages = f", pages of {problem.page_size}" if problem.page_size else ""
-        return f"{problem.batch} x {heads} x {context} x {problem.head_dim}{layout}{pages}"
+        queries = f", {problem.q_len} query tokens" if problem.q_len > 1 else ""
+        size = f"{problem.batch} x {heads} x {self.context} x {problem.head_dim}"
+        return f"{size}{queries}{layout}{pages}"
+
+    @property
+    def context(self) -> str:
+        """Cached tokens of a sequence: `4k`, or the mean of a ragged batch."""
+        problem = self.problem
+        if problem.is_ragged:
+            return f"{problem.total_context / problem.batch:,.0f} (mean)"
+        return _tokens(problem.max_context)
 
     @property
     def kind(self) -> str:
@@ -98,7 +103,8 @@ class Problem:
         words = []
         for axis in PROBLEM_AXES:
             value = getattr(self.problem, axis.name)
-            if axis.name in KINDS and value != axis.default:
+            shown = axis.name in KINDS and not (axis.name == "v_head_dim" and self.problem.latent)
+            if shown and value != axis.default:
                 title = axis.describe(axis.write(value)) if axis.values.is_word else axis.title
                 words.append(title)
         return ", ".join(words) or "plain"
@@ -123,7 +129,12 @@ class Problem:
         return min(chosen, key=lambda row: getattr(row, field), default=None)
 
     def matches(self, name: str, wanted: Any) -> bool:
-        """Compare an attribute with a value, or a range (low, high) without its end."""
+        """Compare an attribute with a value, or a range (low, high) without its end.
+
+        `not_NAME` inverts the comparison.
+        """
+        if name.startswith("not_"):
+            return not self.matches(name.removeprefix("not_"), wanted)
         value = getattr(self if hasattr(self, name) else self.problem, name)
         if isinstance(wanted, tuple):
             low, high = wanted
@@ -296,10 +307,14 @@ def rendered(template: Path) -> str:
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
-    environment.filters.update(FORMATS)
+    environment.filters.update({name: _or_empty(write) for name, write in FORMATS.items()})
     environment.globals.update(runs=runs, run_line=run_line)
     text = environment.get_template(template.name).render()
     return text.replace("{reports}", os.path.relpath(REPORTS, template.parent))
+
+
+def _or_empty(write: Callable[[float], str]) -> Callable[[float | None], str]:
+    return lambda value: "" if value is None else write(value)
 
 
 def templates() -> Iterable[Path]:
