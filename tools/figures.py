@@ -246,12 +246,12 @@ class Figures:
         return sum(problem.ended.get(kernel) == status for problem in self.problems)
 
     def run_line(self) -> str:
-        """Name the runs behind a table: links, days, GPUs, kernels, versions of libraries."""
+        """Name the runs behind a table: links, days, GPUs, kernels."""
         return run_line(self)
 
 
 def run_line(*figures: Figures) -> str:
-    """Name the runs behind a table: links, days, GPUs, kernels, versions of libraries."""
+    """Name the runs behind a table: links, days, GPUs, kernels."""
     runs = list({run.directory: run for of in figures for run in of.runs}.values())
     parts: dict[str, list[str]] = {}
     for run in runs:
@@ -261,19 +261,30 @@ def run_line(*figures: Figures) -> str:
     return f"Run{'s' if len(runs) > 1 else ''}: {'; '.join(lines)}."
 
 
+def versions(*figures: Figures) -> str:
+    """Name the versions of the libraries in runs."""
+    environments = [
+        environment
+        for of in figures
+        for run in of.runs
+        for environment in run.manifest["environments"].values()
+    ]
+    named = []
+    for package, title in VERSIONS.items():
+        present = dict.fromkeys(str(of[package]) for of in environments if of.get(package))
+        if present:
+            named.append(f"{title} {' and '.join(present)}")
+    return ", ".join(named)
+
+
 def _provenance(run: Run) -> str:
     environments = list(run.manifest["environments"].values())
     gpus = max(problem.gpus.gpus for _, problem in run.results)
     products = sorted({environment["gpu_product"] for environment in environments})
     kernels = sorted({environment["kernels"] for environment in environments})
-    versions = [
-        f"{title} {environments[0][package]}"
-        for package, title in VERSIONS.items()
-        if environments[0].get(package)
-    ]
     day = str(run.manifest["created"])[:10]
     gpu = f"{gpus} x {products[0]}" if gpus > 1 else ", ".join(products)
-    return ", ".join([day, gpu, f"kernels {', '.join(kernels)}", *versions])
+    return ", ".join([day, gpu, f"kernels {', '.join(kernels)}"])
 
 
 def runs(*names: str) -> Figures:
@@ -308,7 +319,7 @@ def rendered(template: Path) -> str:
         extensions=["jinja2.ext.do"],
     )
     environment.filters.update({name: _or_empty(write) for name, write in FORMATS.items()})
-    environment.globals.update(runs=runs, run_line=run_line)
+    environment.globals.update(runs=runs, run_line=run_line, versions=versions)
     text = environment.get_template(template.name).render()
     return text.replace("{reports}", os.path.relpath(REPORTS, template.parent))
 
