@@ -34,6 +34,7 @@ def read_bandwidth(machine: Machine) -> Finding:
     """The read floor of sweeps at 1.1 GB. All eight reads are ranked: on one H200 (2026-11-23) one
     that was fixed here reached 3.87 TB/s, the fastest 4.66.
     """
+    from leanbench.measure.judge import knows_bandwidth
     from leanbench.measure.read_floor import measure_read_floor
 
     large, datasheet_tb_s = _sizes(machine)[-1], machine.spec.bandwidth_tb_s
@@ -53,6 +54,12 @@ def read_bandwidth(machine: Machine) -> Finding:
         return problem(
             f"{text}, below {_MIN_BANDWIDTH_SHARE:.0%}",
             f"{_BUSY_FIX}, and look at clocks and throttling",
+            **values,
+        )
+    if share > 1 and knows_bandwidth(machine.spec):
+        return problem(
+            f"{text}, more than the memory can deliver",
+            "report it: part was read from a cache or not at all, so shares of the floor are wrong",
             **values,
         )
     return ok(text, **values)

@@ -79,23 +79,21 @@ def disturbance(processes: Sequence[GpuProcess] | None) -> str | None:
 def impossible(
     latency_us: float, floor_us: float, kv_bytes: int, spec: GpuSpec, cache: str
 ) -> str | None:
-    """One sentence if no kernel that reads K and V from memory can be so fast, or None."""
+    """Return why K and V cannot have been read from memory in one of these times, or None."""
     if latency_us < floor_us * (1 - FLOOR_MARGIN):
         return (
             f"{latency_us:.2f} µs beats a kernel that only reads the same bytes ({floor_us:.2f}"
             " µs): K and V came from a cache, or were not all read"
         )
-    tb_s = kv_bytes / latency_us / 1e6
-    if (
-        _knows_bandwidth(spec)
-        and cache == "cold"
-        and kv_bytes > 2 * spec.l2_bytes
-        and tb_s > spec.bandwidth_tb_s
-    ):
-        return (
-            f"{tb_s:.2f} TB/s is above the {spec.bandwidth_tb_s:g} TB/s that the memory of this GPU"
-            " can deliver"
-        )
+    if not knows_bandwidth(spec) or cache == "warm" or kv_bytes <= 2 * spec.l2_bytes:
+        return None
+    for of, time_us in (("", latency_us), (" of the read floor", floor_us)):
+        tb_s = kv_bytes / time_us / 1e6
+        if tb_s > spec.bandwidth_tb_s:
+            return (
+                f"{tb_s:.2f} TB/s{of} is above the {spec.bandwidth_tb_s:g} TB/s that the memory of"
+                " this GPU can deliver: K and V came from a cache, or were not all read"
+            )
     return None
 
 
@@ -115,7 +113,7 @@ def floor_warning(floor_us: float, kv_bytes: int, spec: GpuSpec, cache: str) -> 
     """A sentence if even the read floor is far below what this GPU's memory should deliver."""
     tb_s = kv_bytes / floor_us / 1e6
     if (
-        not _knows_bandwidth(spec)
+        not knows_bandwidth(spec)
         or cache == "warm"
         or kv_bytes < _LARGE_READ_BYTES
         or tb_s >= _HEALTHY_SHARE * spec.bandwidth_tb_s
@@ -145,8 +143,6 @@ def rotation_warning(copies: int, kv_bytes: int, spec: GpuSpec, cache: str) -> s
     )
 
 
-def _knows_bandwidth(spec: GpuSpec) -> bool:
-    """Not where the GPU is in no list and its driver does not tell: then a stand-in is in its
-    place.
-    """
+def knows_bandwidth(spec: GpuSpec) -> bool:
+    """Return False for a GPU of no list whose driver does not tell: its bandwidth is a stand-in."""
     return "assumed" not in spec.source

@@ -34,7 +34,15 @@ def sizes(machine, monkeypatch) -> list[AttentionProblem]:
 
 
 @pytest.mark.parametrize(
-    ("share", "status"), [(0.96, "ok"), (0.801, "ok"), (0.799, "problem"), (0.5, "problem")]
+    ("share", "status"),
+    [
+        (1.9, "problem"),
+        (1.001, "problem"),
+        (0.999, "ok"),
+        (0.801, "ok"),
+        (0.799, "problem"),
+        (0.5, "problem"),
+    ],
 )
 def test_read_bandwidth(machine, sizes, monkeypatch, share, status):
     def measure(buffers, kv_bytes):

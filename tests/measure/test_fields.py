@@ -168,15 +168,27 @@ def test_nothing_reads_faster_than_the_floor(cache):
 
 def test_nothing_large_reads_faster_than_the_memory():
     large = 480_000_000  # 100 µs at 4.8 TB/s
-    assert impossible(100.0, 90.0, large, H200, "cold") is None
-    assert (
-        impossible(99.0, 90.0, large, H200, "cold")
-        == "4.85 TB/s is above the 4.8 TB/s that the memory of this GPU can deliver"
-    )
+    assert impossible(100.0, 100.0, large, H200, "cold") is None
+    alarm = impossible(99.0, 100.0, large, H200, "cold")
+    assert alarm is not None
+    assert "4.85 TB/s is above the 4.8 TB/s" in alarm
     # The L2 is no memory, and holds some of what is not much larger.
-    assert impossible(99.0, 90.0, large, H200, "warm") is None
+    assert impossible(99.0, 100.0, large, H200, "warm") is None
     assert impossible(1.0, 1.0, 2 * L2_BYTES, H200, "cold") is None
     assert impossible(1.0, 1.0, 2 * L2_BYTES + 1, H200, "cold") is not None
+
+
+def test_a_floor_faster_than_the_memory_is_an_alarm_of_every_kernel():
+    """It read half of the bytes, and every share of it was half of the truth."""
+    large = 480_000_000
+    alarm = impossible(110.0, 50.0, large, H200, "cold")
+    assert alarm is not None
+    assert "9.60 TB/s of the read floor is above the 4.8 TB/s" in alarm
+    assert impossible(110.0, 99.9, large, H200, "cold") is not None
+    assert impossible(110.0, 50.0, large, H200, "warm") is None
+    assert impossible(110.0, 5.0, 2 * L2_BYTES, H200, "cold") is None
+    unknown = replace(H200, source="driver; assumed: bandwidth")
+    assert impossible(110.0, 50.0, large, unknown, "cold") is None
 
 
 def test_lowered_clocks_in_samples_that_count_are_said():

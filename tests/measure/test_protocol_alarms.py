@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pretended_gpu import PROBLEM, Launch, PretendedGpu, Right, measure, pretend
+from pretended_gpu import H200, PROBLEM, Launch, PretendedGpu, Right, measure, pretend
 
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import GpuUnusable, SuspectResult
@@ -226,6 +226,16 @@ def test_suspect_is_said_before_noisy(gpu):
     fields = measure(gpu, Right(samples_us=[10.0, 12.0]), effort=Effort(max_samples=20))["right"]
     assert fields["status"] == "suspect"
     assert "beats a kernel that only reads" in fields["reason"]
+
+
+def test_a_floor_faster_than_the_memory_makes_all_rows_of_the_problem_suspect(gpu, monkeypatch):
+    gpu.floor_us = gpu.best_floor_us = PROBLEM.kv_bytes / 1e6 / 9.6
+    monkeypatch.setattr(
+        "leanbench.gpu.local.spec_of_device", lambda index: replace(H200, l2_mib=0.01)
+    )
+    rows = measure(gpu, Right("a"), Right("b"))
+    assert {fields["status"] for fields in rows.values()} == {"suspect"}
+    assert all("9.60 TB/s of the read floor" in fields["reason"] for fields in rows.values())
 
 
 def test_figures_that_contradict_each_other_are_warned_of(gpu):

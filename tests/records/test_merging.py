@@ -206,7 +206,9 @@ def test_nothing_is_overwritten(tmp_path, shard):
         merge_runs(parts, tmp_path / "both")
 
 
-@pytest.mark.parametrize("tail", [b"garbage", gzip.compress(b"...")[:-3]])
+@pytest.mark.parametrize(
+    "tail", [b"garbage", gzip.compress(b"...")[:-3]], ids=["not-gzip", "cut-off"]
+)
 def test_samples_that_are_cut_off_are_refused_and_nothing_is_written(tmp_path, shard, tail):
     parts = [shard(1), shard(2)]
     path = parts[1] / SAMPLES

@@ -102,7 +102,11 @@ def test_a_member_with_a_wrong_checksum_ends_the_file(tmp_path):
     assert whole_length((run / SAMPLES).read_bytes()) == len(pack(A))
 
 
-@pytest.mark.parametrize("content", [b"garbage", b"\0", pack(A)[:-1], pack(A)[1:]])
+@pytest.mark.parametrize(
+    "content",
+    [b"garbage", b"\0", pack(A)[:-1], pack(A)[1:]],
+    ids=["not-gzip", "zero", "cut-off", "headless"],
+)
 def test_a_file_without_a_whole_member_is_damaged(tmp_path, content):
     with pytest.raises(ValueError, match="it has no whole gzip member"):
         read_samples(write(tmp_path, content))
@@ -201,6 +205,7 @@ def measured_run(path: Path) -> bytes:
         (pack(B)[:-6] + b"\0" * 6 + pack(AGAIN), " after {whole} of its {length} bytes"),
         (gzip.compress(b"no samples\n"), ": put back a copy of it, or remove it"),
     ],
+    ids=["not-gzip", "zeros", "wrong-checksum", "no-samples"],
 )
 def test_resume_refuses_samples_that_no_kill_left_so(tmp_path, tail, fault):
     run = tmp_path / "r"
