@@ -10,6 +10,7 @@ what it offers: `Figures`, `Ratios` and the filters of `FORMATS`.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from leanbench.core.axes import KINDS
+from leanbench.core.axes import AXES, KINDS
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
 from leanbench.core.quantities import TIMED
 from leanbench.core.registry import kernels
@@ -301,6 +303,40 @@ def runs(*names: str) -> Figures:
     return Figures(read, list(problems.values()))
 
 
+def libraries() -> tuple[list[str], dict[str, str], dict[str, list[str]]]:
+    """Return third-party kernels: axes that all support, titles, and names by further axes.
+
+    Kernels that only run in whole models are left out.
+    """
+    peers = [of for of in kernels().values() if of.is_peer and not of.only_in_whole_models]
+    shared = frozenset.intersection(*(of.axes for of in peers))
+    by_axes: dict[str, list[str]] = {}
+    for of in peers:
+        by_axes.setdefault(_supported(of, shared), []).append(f"`{of.name}`")
+    return sorted(shared), {of.name: of.title for of in peers}, by_axes
+
+
+def _supported(kernel: Kernel[Any], shared: frozenset[str]) -> str:
+    sizes = {
+        "head_dim": _sizes(kernel.head_dims),
+        "page_size": _sizes(kernel.page_sizes),
+        "q_len": f"to {kernel.max_q_len:,}",
+    }
+    names = ["head_dim", *(name for name in AXES if name in kernel.axes - shared)]
+    return ", ".join(f"{name} {sizes[name]}" if name in sizes else name for name in names)
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    return f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
+
+
+def host_times(log: str) -> dict[str, float]:
+    """Read the medians over all rounds of a log of tests/gpu_only/host_time.py, in us."""
+    text = (REPORTS / log).read_text(encoding="utf-8")
+    medians = re.findall(r"^all +(.*?) +([0-9.]+) +[0-9.]+$", text, re.MULTILINE)
+    return {call: float(microseconds) for call, microseconds in medians}
+
+
 def _tokens(tokens: int) -> str:
     for suffix, size in (("M", 1024**2), ("k", 1024)):
         if tokens % size == 0:
@@ -319,7 +355,13 @@ def rendered(template: Path) -> str:
         extensions=["jinja2.ext.do"],
     )
     environment.filters.update({name: _or_empty(write) for name, write in FORMATS.items()})
-    environment.globals.update(runs=runs, run_line=run_line, versions=versions)
+    environment.globals.update(
+        runs=runs,
+        run_line=run_line,
+        versions=versions,
+        libraries=libraries,
+        host_times=host_times,
+    )
     text = environment.get_template(template.name).render()
     return text.replace("{reports}", os.path.relpath(REPORTS, template.parent))
 
