@@ -21,6 +21,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from leanbench.configs.store import SHIPPED, read
+from leanbench.configs.tuned import Family
 from leanbench.core.axes import AXES, KINDS
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
@@ -52,6 +54,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "x": lambda ratio: f"{ratio:.2f}x",
     "x3": lambda ratio: f"{ratio:.3f}x",
     "pct": lambda share: f"{share:.0%}",
+    "pct1": lambda share: f"{share:.1%}",
     "one": lambda value: f"{value:.1f}",
     "two": lambda value: f"{value:.2f}",
 }
@@ -330,6 +333,20 @@ def _sizes(sizes: Sequence[int]) -> str:
     return f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
 
 
+def tuned_gains(gpu: str) -> dict[str, tuple[int, float, float]]:
+    """Return, per family of a shipped file, problems and the mean and highest gain of tuning."""
+    families = read(SHIPPED / f"{gpu}.json").families
+    return {f"{of.head_dim} x group {of.group_size}": _gains(of) for of in families}
+
+
+def _gains(family: Family) -> tuple[int, float, float]:
+    gains = []
+    for problem in family.problems:
+        latency = {timed.candidate: timed.latency_us for timed in problem.timed}
+        gains.append(latency[problem.heuristic] / latency[problem.chosen])
+    return len(gains), geometric_mean(gains) - 1, max(gains) - 1
+
+
 def host_times(log: str) -> dict[str, float]:
     """Read the medians over all rounds of a log of tests/gpu_only/host_time.py, in us."""
     text = (REPORTS / log).read_text(encoding="utf-8")
@@ -361,6 +378,7 @@ def rendered(template: Path) -> str:
         versions=versions,
         libraries=libraries,
         host_times=host_times,
+        tuned_gains=tuned_gains,
     )
     text = environment.get_template(template.name).render()
     return text.replace("{reports}", os.path.relpath(REPORTS, template.parent))

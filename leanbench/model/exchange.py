@@ -25,9 +25,9 @@ class Link:
 
 #: Latency: written before a sweep ran, beside a ping-pong between two H200s whose program was not
 #: kept (entry 45 of reports/performance-log.md: 4 kB from 128 threads take as long one way); 1.4 us
-#: is also what `exchange_us` is in the median of 32 problems. `leanbench doctor` measures that message
-#: as `partial`; nothing here is read from it. Further partials: the median of 28 problems on four
-#: H200s (reports/h200/shared-4, shards below 100 us), 1.8 us without the bandwidth's share.
+#: is also what `exchange_us` is in the median of 32 problems. `leanbench doctor` measures that
+#: message as `partial`; nothing here is read from it. Further partials: the median of 28 problems
+#: on four H200s (reports/h200/shared-4, shards below 100 us), 1.8 us without the bandwidth's share.
 #: Bandwidth: NVLink 4, datasheet. An H100 SXM has the same links, and an exchange of one sequence
 #: adds 1.1 us on two and 2.0 on four in the median (reports/h100/scaling; here 1.5 and 2.0).
 _NVLINK_4 = Link(1.4, 0.2, 450.0)
