@@ -350,8 +350,12 @@ def _gains(family: Family) -> tuple[int, float, float]:
 def host_times(log: str) -> dict[str, float]:
     """Read the medians over all rounds of a log of tests/gpu_only/host_time.py, in us."""
     text = (REPORTS / log).read_text(encoding="utf-8")
-    medians = re.findall(r"^all +(.*?) +([0-9.]+) +[0-9.]+$", text, re.MULTILINE)
-    return {call: float(microseconds) for call, microseconds in medians}
+    times = re.findall(r"^all +(.*?) +([0-9.]+) +[0-9.]+$", text, re.MULTILINE)
+    times += re.findall(r"(1000 new shapes, .*?): median ([0-9.]+)", text)
+    by_call: dict[str, list[float]] = {}
+    for call, microseconds in times:
+        by_call.setdefault(call, []).append(float(microseconds))
+    return {call: median(values) for call, values in by_call.items()}
 
 
 def _tokens(tokens: int) -> str:
