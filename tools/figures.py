@@ -4,7 +4,8 @@
     python tools/figures.py --write    # write the documents
 
 `docs/results.md.j2` makes `docs/results.md`. A template calls `runs("h200/peers", ...)` and writes
-what it offers: `Figures`, `Ratios` and the filters of `FORMATS`.
+what it offers: `Figures`, `Ratios` and the filters of `FORMATS`. Tables of kernels, tuned settings
+and host times come from `libraries`, `tuned_gains` and `host_times`.
 """
 
 from __future__ import annotations
