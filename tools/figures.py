@@ -381,6 +381,7 @@ def rendered(template: Path) -> str:
         runs=runs,
         run_line=run_line,
         versions=versions,
+        axes=AXES,
         libraries=libraries,
         host_times=host_times,
         tuned_gains=tuned_gains,
