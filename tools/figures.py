@@ -29,13 +29,17 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
 from leanbench.core.quantities import TIMED
 from leanbench.core.registry import kernels
+from leanbench.model.claim import OWN
 from leanbench.records.reading import Run, read_run
 from leanbench.records.row import Row
+from leanbench.report.facts.measured_claims import claims_of_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "reports"
 #: Stands for the third-party kernels of a run.
 LIBRARIES = "libraries"
+#: Kernel of torch that stands for the paper's FlashAttention-2.
+TORCH_BUILD = "torch_flash_no_split"
 #: Distributions whose versions a `Run:` line names.
 VERSIONS = {
     "torch": "torch",
@@ -334,6 +338,24 @@ def _sizes(sizes: Sequence[int]) -> str:
     return f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
 
 
+def claims(figures: Figures) -> list[tuple[str, str, str, str, str]]:
+    """Return the paper's claims that runs of one GPU measured.
+
+    Each has the figure, the claim and the value of the paper, and the verdict with the measured
+    value over torch's builds and over this project's kernels.
+    """
+    ((_, _, measured),) = claims_of_runs(figures.runs)
+    told: dict[tuple[str, str, str], dict[str, str]] = {}
+    for of in measured:
+        if of.figure is not None:
+            key = of.claim.figure, of.claim.words, of.claim.paper_words
+            told.setdefault(key, {})[of.baselines.fa2] = f"{of.verdict}: {of.words}"
+    return [
+        (*key, verdicts.get(TORCH_BUILD, ""), verdicts.get(OWN.fa2, ""))
+        for key, verdicts in told.items()
+    ]
+
+
 def tuned_gains(gpu: str) -> dict[str, tuple[int, float, float]]:
     """Return, per family of a shipped file, problems and the mean and highest gain of tuning."""
     families = read(SHIPPED / f"{gpu}.json").families
@@ -382,6 +404,7 @@ def rendered(template: Path) -> str:
         run_line=run_line,
         versions=versions,
         axes=AXES,
+        claims=claims,
         libraries=libraries,
         host_times=host_times,
         tuned_gains=tuned_gains,
