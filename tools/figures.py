@@ -29,6 +29,8 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
 from leanbench.core.quantities import TIMED
 from leanbench.core.registry import kernels
+from leanbench.model.calibration import SHIPPED as CALIBRATIONS
+from leanbench.model.calibration import Calibration, read_calibration
 from leanbench.model.claim import OWN
 from leanbench.records.reading import Run, read_run
 from leanbench.records.row import Row
@@ -338,6 +340,11 @@ def _sizes(sizes: Sequence[int]) -> str:
     return f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
 
 
+def calibration(gpu: str) -> Calibration:
+    """Read a shipped calibration of the performance model."""
+    return read_calibration(CALIBRATIONS / f"{gpu}.json")
+
+
 def claims(figures: Figures) -> list[tuple[str, str, str, str, str]]:
     """Return the paper's claims that runs of one GPU measured.
 
@@ -404,6 +411,7 @@ def rendered(template: Path) -> str:
         run_line=run_line,
         versions=versions,
         axes=AXES,
+        calibration=calibration,
         claims=claims,
         libraries=libraries,
         host_times=host_times,
