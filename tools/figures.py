@@ -42,6 +42,8 @@ REPORTS = ROOT / "reports"
 LIBRARIES = "libraries"
 #: Kernel of torch that stands for the paper's FlashAttention-2.
 TORCH_BUILD = "torch_flash_no_split"
+#: Day, GPU and kernels in a log.
+DAY, PRODUCT, HASH = r"\d{4}-\d\d-\d\d", r"NVIDIA \w+( \d+GB \w+)?", r"kernels \w+"
 #: Distributions whose versions a `Run:` line names.
 VERSIONS = {
     "torch": "torch",
@@ -388,6 +390,23 @@ def host_times(log: str) -> dict[str, float]:
     return {call: median(values) for call, values in by_call.items()}
 
 
+def table(log: str, pattern: str) -> list[tuple[str, ...]]:
+    """Return the groups of every match in a log below `reports/`."""
+    return re.findall(pattern, (REPORTS / log).read_text(encoding="utf-8"))
+
+
+def log_line(*logs: str) -> str:
+    """Name the logs behind a table: links, day, GPU, kernels."""
+    parts: dict[str, list[str]] = {}
+    for log in logs:
+        text = (REPORTS / log).read_text(encoding="utf-8")
+        found = [re.search(pattern, text) for pattern in (DAY, PRODUCT, HASH)]
+        provenance = ", ".join(match[0].strip() for match in found if match)
+        parts.setdefault(provenance, []).append(f"[{log}]({{reports}}/{log})")
+    lines = [f"{', '.join(links)}: {provenance}" for provenance, links in parts.items()]
+    return f"Log{'s' if len(logs) > 1 else ''}: {'; '.join(lines)}."
+
+
 def _tokens(tokens: int) -> str:
     for suffix, size in (("M", 1024**2), ("k", 1024)):
         if tokens % size == 0:
@@ -407,6 +426,7 @@ def rendered(template: Path) -> str:
     )
     environment.filters.update({name: _or_empty(write) for name, write in FORMATS.items()})
     environment.globals.update(
+        log_line=log_line,
         runs=runs,
         run_line=run_line,
         versions=versions,
@@ -415,6 +435,7 @@ def rendered(template: Path) -> str:
         claims=claims,
         libraries=libraries,
         host_times=host_times,
+        table=table,
         tuned_gains=tuned_gains,
     )
     text = environment.get_template(template.name).render()
