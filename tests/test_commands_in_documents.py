@@ -68,13 +68,3 @@ def test_a_command_that_is_none_is_named() -> None:
         (["sweep", "--contxt", "1k"], "No such option: --contxt"),
         (["check"], ""),
     ]
-
-
-def test_every_question_of_the_readme_is_answered_with_a_way() -> None:
-    """Ten lines, each with a link; docs/questions.md has the same ten, in this order."""
-    index = (ROOT / "README.md").read_text().partition("## Where to look\n")[2]
-    lines = re.findall(r"^\| (.*?) \| (.*) \|$", index.partition("\n## ")[0], re.MULTILINE)[1:]
-    questions = re.findall(r"^## (.*\?)$", (ROOT / "docs/questions.md").read_text(), re.MULTILINE)
-    assert [question for question, _ in lines] == questions
-    assert len(questions) == 10
-    assert [way for _, way in lines if "](" not in way] == []
