@@ -4,8 +4,8 @@
     python tools/figures.py --write    # write the documents
 
 `docs/results.md.j2` makes `docs/results.md`. A template calls `runs("h200/peers", ...)` and writes
-what it offers: `Figures`, `Ratios` and the filters of `FORMATS`. Tables of kernels, tuned settings
-and host times come from `libraries`, `tuned_gains` and `host_times`.
+what it offers: `Figures`, `Ratios` and the filters of `FORMATS`. Other tables come from `axes`,
+`calibration`, `claims`, `libraries`, `tuned_gains`, `host_times`, and logs from `table`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -301,9 +301,12 @@ def _provenance(run: Run) -> str:
     return ", ".join([day, gpu, f"kernels {', '.join(kernels)}"])
 
 
+_read = cache(read_run)
+
+
 def runs(*names: str) -> Figures:
     """Read runs below `reports/`, such as ``h200/peers``."""
-    read = tuple(read_run(REPORTS / name) for name in names)
+    read = tuple(_read(REPORTS / name) for name in names)
     problems: dict[tuple[int, AttentionProblem], Problem] = {}
     for number, run in enumerate(read):
         for row, problem in run.results:
