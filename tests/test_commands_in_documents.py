@@ -84,13 +84,3 @@ def test_leanbench_is_on_the_path_before_it_is_called() -> None:
         "make sweep",
         activation,
     ]
-
-
-def test_every_question_of_the_readme_is_answered_with_a_way() -> None:
-    """Ten lines, each with a link; docs/questions.md has the same ten, in this order."""
-    index = (ROOT / "README.md").read_text().partition("## Where to look\n")[2]
-    lines = re.findall(r"^\| (.*?) \| (.*) \|$", index.partition("\n## ")[0], re.MULTILINE)[1:]
-    questions = re.findall(r"^## (.*\?)$", (ROOT / "docs/questions.md").read_text(), re.MULTILINE)
-    assert [question for question, _ in lines] == questions
-    assert len(questions) == 10
-    assert [way for _, way in lines if "](" not in way] == []

@@ -12,7 +12,11 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+DOCUMENTS = [
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/*.md", "kernels/*/README.md")
+    for path in sorted(ROOT.glob(pattern))
+]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 ROOMS = "leanbench|kernels|sweeps|reports|docs|tests"
 #: A file that must not be here, and a folder that a wheel has.
@@ -66,12 +70,11 @@ def _normal(path: PurePosixPath) -> str:
     return "/".join(parts)
 
 
-@pytest.mark.parametrize("document", [Path(document).name for document in DOCUMENTS])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_what_a_document_points_to_exists(document: str, paths: set[str]) -> None:
-    file = ROOT / document if (ROOT / document).exists() else ROOT / "docs" / document
-    folder = PurePosixPath(file.relative_to(ROOT).parent.as_posix())
+    file = ROOT / document
     text = file.read_text(encoding="utf-8")
-    assert missing(text, folder, paths) == []
+    assert missing(text, PurePosixPath(document).parent, paths) == []
     assert dead_anchors(text, file) == []
 
 

@@ -20,7 +20,6 @@ from leanbench.cli.configs import configs
 from leanbench.cli.decode import decode
 from leanbench.cli.doctor import doctor
 from leanbench.cli.encoding import write_ascii_where_needed
-from leanbench.cli.evidence import evidence
 from leanbench.cli.help import Commands
 from leanbench.cli.interruption import signal_of
 from leanbench.cli.list import list_
@@ -200,7 +199,6 @@ app.command("report", short_help="Write HTML and CSV from the rows of a run.")(r
 app.command("merge", short_help="Put the runs of a sweep's shards together.")(merge)
 app.command("check", short_help="Compare every kernel with the fp64 reference.")(check)
 app.command("doctor", short_help="Say what this machine can measure, and how well.")(doctor)
-app.command("evidence", short_help="Say what each published figure rests on.")(evidence)
 app.add_typer(
     predict, name="predict", short_help="What predictions rest on, and how wrong they are."
 )

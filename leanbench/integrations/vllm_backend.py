@@ -20,7 +20,7 @@ from vllm.v1.attention.backends.flash_attn import (
 from leanbench.attention import lean_attn_with_kvcache
 
 #: Query tokens of a sequence up to which a batch is a decode step: one, or those that speculation
-#: verifies. More of them are FlashAttention's (docs/performance-log.md, entry 42).
+#: verifies. More of them are FlashAttention's (reports/performance-log.md, entry 42).
 MAX_QUERY_TOKENS = 16
 #: Fields of FlashAttention's metadata, in vLLM 0.25 and 0.33, that have ranges of a prompt whose
 #: tokens see each other both ways: those of an image.

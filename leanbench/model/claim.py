@@ -1,7 +1,7 @@
 """One claim of the LeanAttention paper, and when it holds.
 
 A speedup is judged by its gain, the ratio less 1: its direction and the 95% interval of what was
-measured. docs/model.md, "When a claim holds", says it in words.
+measured. docs/results.md, "When a claim holds", has the rules.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class Link:
 
 
 #: Latency: written before a sweep ran, beside a ping-pong between two H200s whose program was not
-#: kept (entry 45 of docs/performance-log.md: 4 kB from 128 threads take as long one way); 1.4 us is
-#: also what `exchange_us` is in the median of 32 problems. tools/gpu/ping_pong.py measures that
+#: kept (entry 45 of reports/performance-log.md: 4 kB from 128 threads take as long one way); 1.4 us
+#: is also what `exchange_us` is in the median of 32 problems. tools/gpu/ping_pong.py measures that
 #: message as `partial`; nothing here is read from it. Further partials: the median of 28 problems
 #: on four H200s (reports/h200/shared-4, shards below 100 us), 1.8 us without the bandwidth's share.
 #: Bandwidth: NVLink 4, datasheet. An H100 SXM has the same links, and an exchange of one sequence

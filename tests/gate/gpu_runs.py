@@ -1,16 +1,14 @@
-"""The published runs of a GPU, made again: each by the command in its manifest.
+"""Remake the published runs of a GPU, each by the command in its manifest.
 
     make gpu-runs [RUNS="mla fp8"] [OUT=folder] [SEED=1]
     python tests/gate/gpu_runs.py [RUN...] [--out folder] [--seed N] [--limit-s 540] [--list]
     python tests/gate/gpu_runs.py --place [--out folder]
 
-Names are those of the evidence, `peers` or `h100/peers`. Without names: those of the GPU here (of
-all where there is none) that are of older kernels or settings. A run on each GPU, the longest
-first; runs of several GPUs before all others, alone. What the limit leaves undone goes on in the
-next call with the same folder. Drawn runs get new problems: the first of them those of --seed, the
-next one those of the number after it. --place copies whole runs that were measured to the folder of
-their GPU under reports/.
-Exits with 1 while anything is undone.
+A run is a folder below reports/GPU. Without names, all runs of the GPU here are made that are of
+older kernels; where there is no GPU, `--list` has those of all. Runs of several GPUs come first,
+then the longest; one run a GPU at a time. Call it again with the same folder to continue after the
+limit. Drawn runs get new problems: the first one those of --seed, the next one those of the number
+after it. --place copies finished runs to reports/. Exits with 1 while a run is unfinished.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from processes import end_together, run_within
 
@@ -38,79 +37,72 @@ from leanbench.records.environment import kernels_hash
 from leanbench.records.manifest import MANIFEST, RESULTS
 from leanbench.records.reading import Run, read_run
 from leanbench.records.samples import SAMPLES
-from leanbench.report.evidence.documents import Evidence
-from leanbench.report.evidence.places import (
-    FOLDERS,
-    below,
-    folder_of,
-    gpu_of,
-    name_of,
-    place_of,
-)
-from leanbench.report.evidence.sources import CURRENT, RECORD, Source
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Folders below reports/ by the name of their GPU in the catalogue.
+FOLDERS = {"h200": "h200", "h100-sxm": "h100"}
 LIMIT_S = 540.0
-#: Seconds beside its cells that a run takes: imports, and a kernel's first build.
+#: Seconds of a run besides its cells: imports, and a kernel's first build.
 START_S = 8.0
 #: Seconds after a run's budget in which its last cell may end.
 GRACE_S = 60.0
-#: Of the second GPU alone, so that it needs both.
-SECOND_GPU = "second-gpu"
-#: Options of a command that say where its run goes, not what is in it; the first take a value.
+#: Options that say where a run goes, with the number of their values.
 _WHERE = {"--out": 1, "--name": 1, "--budget": 1}
 _WHERE |= dict.fromkeys(("--no-report", "--quiet", "--resume", "--require-gpu"), 0)
-#: Where runs and seeds are declared.
-DECLARED = "reports/evidence.toml"
 
 
 @dataclass(frozen=True)
 class Again:
-    """A run that is to be made."""
+    """A run to make."""
 
     name: str
     #: After ``leanbench``.
     words: tuple[str, ...]
     gpus: int
-    #: As long as its cells took before.
+    #: Duration of its cells the last time.
     expected_s: float
 
-    @property
-    def folder(self) -> str:
-        """Its name in --out, without the GPU, which the manifest says."""
-        return below(self.name)
+
+def published(gpus: Iterable[str] = FOLDERS, root: Path = ROOT) -> dict[str, Path]:
+    """Return the folders of published runs by name, such as ``h200/peers``."""
+    folders = [root / "reports" / FOLDERS[gpu] for gpu in gpus]
+    manifests = sorted(path for folder in folders for path in folder.glob(f"*/{MANIFEST}"))
+    return {path.parent.relative_to(root / "reports").as_posix(): path.parent for path in manifests}
 
 
-def runs_of(sources: Iterable[Source], seed: int | None) -> list[Again]:
-    """Runs by their commands, those of several GPUs first, then the longest.
+def runs_of(folders: Iterable[Path], seed: int | None) -> list[Again]:
+    """Return what remakes runs: those of several GPUs first, then the longest.
 
     Args:
-        seed: of the first drawn run.
+        seed: Seed of the first drawn run.
 
     Raises:
-        SystemExit: there is a drawn one and no seed.
+        SystemExit: A run was drawn and there is no seed.
     """
     found: list[Again] = []
-    for source in sorted(sources, key=lambda each: each.name):
-        words, name = _what(shlex.split(source.manifest["command"])[1:]), source.name
-        if any(word.endswith(".toml") for word in words):
-            print(f"{name} left out, {shlex.join(words)} names a file of its own: run it by hand")
-            continue
-        if source.seed:
+    for folder in folders:
+        run = read_run(folder)
+        words = _without_place(shlex.split(run.manifest["command"])[1:])
+        name = folder.name
+        if old := _seed(run.manifest):
             if seed is None:
                 sys.exit(f"{name} was drawn: give --seed, a number that no problem is from yet")
-            words = _with_seed(words, source.seed, seed)
-            if name.endswith(f"-{source.seed}"):
-                name = f"{name.removesuffix(source.seed)}{seed}"
+            words[words.index("--seed") + 1] = str(seed)
+            name = f"{name.removesuffix(old)}{seed}"
             seed += 1
-        took_s = sum(row.wall_s or 0.0 for row, _ in source.run.results)
-        gpus = 2 if below(name) == SECOND_GPU else source.parallel_gpus
+        took_s = sum(row.wall_s or 0.0 for row, _ in run.results)
+        gpus = max(problem.gpus.gpus for _, problem in run.results)
         found.append(Again(name, tuple(words), gpus, took_s + START_S))
-    return sorted(found, key=lambda run: (-run.gpus, -run.expected_s))
+    return sorted(found, key=lambda again: (-again.gpus, -again.expected_s))
 
 
-def _what(words: Sequence[str]) -> list[str]:
-    """A command without the options that say where its run goes."""
+def _seed(manifest: dict[str, Any]) -> str:
+    sweep = manifest.get("sweep") or {}
+    drawn = sweep.get("draw") or sweep.get("sample") or {}
+    return str(drawn.get("seed", ""))
+
+
+def _without_place(words: Sequence[str]) -> list[str]:
     rest = iter(words)
     kept = []
     for word in rest:
@@ -122,34 +114,19 @@ def _what(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def _with_seed(words: Sequence[str], old: str, new: int) -> list[str]:
-    """The command with another seed.
-
-    Raises:
-        SystemExit: it names none, or not that one.
-    """
-    words = list(words)
-    if "--seed" not in words or words[words.index("--seed") + 1] != old:
-        sys.exit(f"`leanbench {shlex.join(words)}` does not say --seed {old}: run it by hand")
-    words[words.index("--seed") + 1] = str(new)
-    return words
-
-
 def whole_run(folder: Path) -> Run | None:
-    """The run of a folder, or None: it is none, is damaged, or has cells without a row. A run that
-    was killed may end in a piece of one.
-    """
+    """Return the run of a folder, or None if it is damaged or has cells without a row."""
     try:
         run = read_run(folder)
     except UserError:
         return None
-    asked = run.manifest.get("cells")
+    cells = run.manifest.get("cells")
     done = {row.cell for row, _ in run.results}
-    return run if isinstance(asked, list) and done >= {*asked} else None
+    return run if isinstance(cells, list) and done >= {*cells} else None
 
 
 def kernels_of(folder: Path) -> set[str]:
-    """Hashes of the kernels that a run has rows of; none where it cannot be read."""
+    """Return the hashes of the kernels that a run has rows of."""
     try:
         environments = read_run(folder).manifest.get("environments", {})
     except UserError:
@@ -158,23 +135,19 @@ def kernels_of(folder: Path) -> set[str]:
 
 
 def make(runs: Sequence[Again], out: Path, gpus: Sequence[str], limit_s: float) -> list[str]:
-    """Makes runs on GPUs, and says of each what came of it; the names of those not whole.
+    """Make runs, print what became of each, and return the names of the unfinished ones.
 
     Args:
-        gpus: as CUDA_VISIBLE_DEVICES names them.
+        gpus: As CUDA_VISIBLE_DEVICES names them.
 
     Raises:
-        SystemExit: the folder has one of them of other kernels, or two of them have one folder.
+        SystemExit: `out` has one of them of other kernels.
     """
     ends_at = time.monotonic() + limit_s
-    by_folder: dict[str, Again] = {}
     for run in runs:
-        folder, other = out / run.folder, by_folder.setdefault(run.folder, run)
-        if other is not run:
-            sys.exit(f"{other.name} and {run.name} are both {folder}: give each its own --out")
-        if kernels_of(folder) - {kernels_hash()}:
-            sys.exit(f"{folder} is of other kernels: move it away, or give another --out")
-    undone = [run for run in runs if whole_run(out / run.folder) is None]
+        if kernels_of(out / run.name) - {kernels_hash()}:
+            sys.exit(f"{out / run.name} is of other kernels: move it, or give another --out")
+    undone = [run for run in runs if whole_run(out / run.name) is None]
     for run in undone:
         if run.gpus > 1:
             _make(run, out, gpus[: run.gpus], ends_at)
@@ -193,78 +166,58 @@ def make(runs: Sequence[Again], out: Path, gpus: Sequence[str], limit_s: float) 
 
     with ThreadPoolExecutor(len(gpus)) as pool:
         list(pool.map(lane, gpus))
-    return [run.name for run in runs if whole_run(out / run.folder) is None]
+    return [run.name for run in runs if whole_run(out / run.name) is None]
 
 
 def _make(run: Again, out: Path, gpus: Sequence[str], ends_at: float) -> None:
     left_s = ends_at - time.monotonic()
     if len(gpus) < run.gpus or left_s < START_S:
-        why = f"asks for {run.gpus} GPUs" if len(gpus) < run.gpus else "no time is left"
-        print(f"{run.name:<20} not begun: {why}", flush=True)
+        why = f"needs {run.gpus} GPUs" if len(gpus) < run.gpus else "no time is left"
+        print(f"{run.name:<20} not started: {why}", flush=True)
         return
-    resume = ["--resume"] if (out / run.folder / MANIFEST).exists() else []
-    where = ["--out", str(out), "--name", run.folder, "--no-report", "--quiet", *resume]
+    resume = ["--resume"] if (out / run.name / MANIFEST).exists() else []
+    where = ["--out", str(out), "--name", run.name, "--no-report", "--quiet", *resume]
     # A prediction stands for no measurement.
     where += [] if "--gpu" in run.words else ["--require-gpu"]
-    visible = gpus[1:] if run.folder == SECOND_GPU else gpus
     words = [*run.words, *where, "--budget", f"{left_s:.0f}s"]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ",".join(visible)}
-    command = [sys.executable, "-m", "leanbench", *words]
-    ended = run_within(left_s + GRACE_S, command, ROOT, own)
-    state = "not whole" if whole_run(out / run.folder) is None else "whole"
-    said = (ended.output.strip().splitlines() or [""])[-1] if ended.code else ""
-    took = f"{ended.seconds:.0f} s on GPU {own['CUDA_VISIBLE_DEVICES']}"
-    print(f"{run.name:<20} {state}, {took}  {said}".rstrip(), flush=True)
+    own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    ended = run_within(left_s + GRACE_S, [sys.executable, "-m", "leanbench", *words], ROOT, own)
+    state = "unfinished" if whole_run(out / run.name) is None else "whole"
+    last = (ended.output.strip().splitlines() or [""])[-1] if ended.code else ""
+    print(f"{run.name:<20} {state}, {ended.seconds:.0f} s  {last}".rstrip(), flush=True)
 
 
-def place(out: Path, names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
-    """Copies whole runs to the folders of their GPUs, whose commands say no more where a run went.
-
-    Args:
-        names: of the runs; all in the folder unless given.
-
-    Returns:
-        A sentence for each: that it was placed, or why not.
-
-    Raises:
-        SystemExit: the folder has no run, or not one of these.
-    """
-    folders = {path.parent.name: path.parent for path in sorted(out.glob(f"*/{MANIFEST}"))}
-    for name in names:
-        if below(name) not in folders:
-            sys.exit(f"there is no run {name!r} in {out}: make it, or give its folder by --out")
+def place(out: Path, root: Path = ROOT) -> list[str]:
+    """Copy finished, measured runs to the folders of their GPUs; return a sentence for each."""
+    folders = sorted(path.parent for path in out.glob(f"*/{MANIFEST}"))
     if not folders:
         sys.exit(f"there is no run in {out}: make one, or give their folder by --out")
-    return [_placed(folders[below(name)], root) for name in names or folders]
+    return [_placed(folder, root) for folder in folders]
 
 
 def _placed(folder: Path, root: Path) -> str:
     run = whole_run(folder)
     if run is None:
-        return f"{folder.name} is not whole: left"
-    manifest = run.manifest
-    source, gpu = manifest.get("source"), manifest.get("gpu", {}).get("name")
+        return f"{folder.name} is unfinished: left"
+    source, gpu = run.manifest.get("source"), run.manifest.get("gpu", {}).get("name")
     if source != "measured" or gpu not in FOLDERS:
-        known = " or ".join(FOLDERS)
-        return f"{folder.name} was {source} on {gpu}, not measured on {known}: left"
+        return f"{folder.name} was {source} on {gpu}, not measured on {' or '.join(FOLDERS)}: left"
     if kernels_of(folder) != {kernels_hash(root / "kernels")}:
         return f"{folder.name} is of other kernels than these: left"
-    place = FOLDERS[gpu] / folder.name
-    to = root / place
-    new = not to.exists()
-    to.mkdir(parents=True, exist_ok=True)
+    place = Path("reports") / FOLDERS[gpu] / folder.name
+    (root / place).mkdir(parents=True, exist_ok=True)
     for name in (RESULTS, SAMPLES):
-        shutil.copyfile(folder / name, to / name)
-    first, *words = shlex.split(manifest["command"])
-    manifest = {**manifest, "command": shlex.join([first, *_what(words)])}
-    (to / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    name_it = f", new: name it in {DECLARED}, and its seed where it was drawn" if new else ""
-    return f"{name_of(place)} placed{name_it}"
+        shutil.copyfile(folder / name, root / place / name)
+    first, *words = shlex.split(run.manifest["command"])
+    manifest = {**run.manifest, "command": shlex.join([first, *_without_place(words)])}
+    text = json.dumps(manifest, indent=2) + "\n"
+    (root / place / MANIFEST).write_text(text, encoding="utf-8")
+    return f"{place.as_posix()} placed"
 
 
 def _gpus() -> list[str]:
-    """Those that this process may use."""
+    """Return the GPUs that this process may use."""
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return visible.split(",")
     try:
@@ -274,55 +227,42 @@ def _gpus() -> list[str]:
     return [str(number) for number in range(len(listed.stdout.strip().splitlines()))]
 
 
-def _here() -> set[str]:
-    """Those of `FOLDERS` that are in this machine; all where none is."""
+def _chosen(names: Sequence[str]) -> Iterator[Path]:
+    """Yield the named runs, or all of the GPU here that are of older kernels."""
     specs = [match_product(gpu.product) for gpu in local_gpus()]
-    here = {spec.name for spec in specs if spec}
-    return here & FOLDERS.keys() or {*FOLDERS}
-
-
-def _chosen(names: Sequence[str]) -> Iterator[Source]:
-    """The runs of these names, or else all of a GPU here that documents quote and that are not
-    current.
-    """
-    evidence = Evidence(ROOT)
-    sources = evidence.sources
+    here = {spec.name for spec in specs if spec} & FOLDERS.keys() or {*FOLDERS}
+    folders = published(here)
     for name in names:
-        if name not in sources.by_name or "sweep" not in sources[name].manifest:
-            index = folder_of(name) / "README.md"
-            sys.exit(f"there is no run {place_of(name)}: take names of {index}")
-        yield sources[name]
+        found = [folder for full, folder in folders.items() if name in (full, folder.name)]
+        if not found:
+            sys.exit(f"there is no run {name!r}: choose from {', '.join(folders)}")
+        yield from found
     if not names:
-        here = _here()
-        for source in sources.by_name.values():
-            of_cells = "sweep" in source.manifest and not source.of_model
-            stale = sources.state(source) not in (CURRENT, RECORD)
-            if of_cells and stale and gpu_of(source.name) in here:
-                yield source
+        for folder in folders.values():
+            if kernels_of(folder) != {kernels_hash()}:
+                yield folder
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(usage="gpu_runs.py [RUN...] [--out FOLDER] [--seed N]")
-    parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help="a name of the evidence: peers, h100/peers"
-    )
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="a folder's name: peers, h100/peers")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "again")
     parser.add_argument("--seed", type=int, help="of the first drawn run")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S)
-    parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
-    parser.add_argument("--place", action="store_true", help="copy whole runs to reports/")
+    parser.add_argument("--list", action="store_true", help="print what would run, and run nothing")
+    parser.add_argument("--place", action="store_true", help="copy finished runs to reports/")
     options = parser.parse_intermixed_args(arguments)
     out = options.out.absolute()
     if options.place:
-        print("\n".join(place(out, options.runs)))
+        print("\n".join(place(out)))
         return 0
-    # Of drawn runs a list has what the first call could be.
     seed = 0 if options.list and options.seed is None else options.seed
     runs = runs_of(_chosen(options.runs), seed)
     if options.list:
         for run in runs:
             line = f"{run.name:<20} {run.gpus} x {run.expected_s:4.0f} s"
             print(f"{line}  leanbench {shlex.join(run.words)}")
+        print(f"{sum(run.expected_s for run in runs):.0f} s in all")
         return 0
     end_together()
     out.mkdir(parents=True, exist_ok=True)

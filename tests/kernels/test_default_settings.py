@@ -167,7 +167,7 @@ def test_splits_of_equal_lengths(batch, heads, context, head_dim, build, splits)
     ],
 )
 def test_two_ctas_of_an_output_tile_are_no_pair(heads, context, head_dim, build):
-    """Of reports/h200/settings/pairs-of-tiles.txt, and entry 58 of docs/performance-log.md."""
+    """Of reports/h200/settings/pairs-of-tiles.txt, and entry 58 of reports/performance-log.md."""
     problem = AttentionProblem(1, heads, heads, context, head_dim)
     config = kernel("lean_cuda").default_config(problem, H200)
     assert config is not None
