@@ -25,6 +25,7 @@ COMMANDS = (
     "sweep smoke --gpu h200 --quiet",
     "trace h32/8 n4k d128 --gpu h200 --quiet",
     "list gpus",
+    "sweep --help",
 )
 
 
