@@ -82,7 +82,7 @@ def completed(words: str) -> list[str]:
         ("leanbench sweep paper-fig7", ["paper-fig7a", "paper-fig7b", "paper-fig7c"]),
         ("leanbench sweep --kernels lean,fa2_", ["lean,fa2_triton", "lean,fa2_cuda"]),
         ("leanbench check --kernels lean_t", ["lean_triton"]),
-        ("leanbench sweep --gpu rtx", ["rtx-4090", "rtx-5090"]),
+        ("leanbench sweep --gpu rtx", ["rtx-4090", "rtx-5090", "rtx-pro-6000"]),
         ("leanbench sweep --model llama-3-8b,llama-3-7", ["llama-3-8b,llama-3-70b"]),
         ("leanbench list g", ["gpus"]),
         ("leanbench report par", ["part", "party"]),
