@@ -303,17 +303,23 @@ def test_no_memory(driver):
     assert_nothing_is_left(driver)
 
 
-@pytest.mark.parametrize(("gpus", "code"), [(3, 0), (1, 1)])
-def test_each_pair_has_a_line(driver, monkeypatch, capsys, gpus, code):
+@pytest.mark.parametrize(
+    ("gpus", "code", "lines"),
+    [
+        (
+            3,
+            0,
+            [
+                "GPUs 0 and 1, one way in us: unit 0.85, partial 1.40, flag 1.25",
+                "GPUs 0 and 2: no peer access",
+                "GPUs 1 and 2: no peer access",
+            ],
+        ),
+        (1, 1, ["messages need two GPUs, CUDA sees 1"]),
+    ],
+)
+def test_each_pair_has_a_line(driver, monkeypatch, capsys, gpus, code, lines):
     monkeypatch.setattr(ping_pong, "_driver", lambda: driver)
     driver.gpus = gpus
     assert ping_pong.main() == code
-    lines = capsys.readouterr().out.splitlines()
-    assert (
-        lines
-        == [
-            "GPUs 0 and 1, one way in us: unit 0.85, partial 1.40, flag 1.25",
-            "GPUs 0 and 2: no peer access",
-            "GPUs 1 and 2: no peer access",
-        ][: 3 if gpus == 3 else 0]
-    )
+    assert capsys.readouterr().out.splitlines() == lines

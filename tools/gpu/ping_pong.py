@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.compile.nvrtc import CudaSource, check_nvrtc, compile_cuda
+from leanbench.core.errors import UserError
 
 #: Batches of a launch, and round trips of each, which lasts some 100 timer ticks of 1 us or more.
 #: The first batch is not used: one GPU waits there for the other's launch.
@@ -71,7 +72,10 @@ MESSAGES = {
 def main() -> int:
     """Print a line for each pair of GPUs; return 1 if no pair has peer access."""
     driver = _driver()
-    pairs = list(combinations(range(_check(driver.cuDeviceGetCount())), 2))
+    count = _check(driver.cuDeviceGetCount())
+    if count < 2:
+        print(f"messages need two GPUs, CUDA sees {count}")
+    pairs = list(combinations(range(count), 2))
     with_access = [pair for pair in pairs if _has_peer_access(driver, *pair)]
     for pair in pairs:
         if pair not in with_access:
@@ -237,4 +241,7 @@ def _driver() -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (RuntimeError, UserError) as error:
+        sys.exit(f"Error: {error}")
