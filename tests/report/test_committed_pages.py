@@ -8,7 +8,9 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,17 +42,34 @@ globalThis.Option = class {};
 """
 
 
+def data_of(page: str) -> tuple[str, dict[str, Any]]:
+    html = (ROOT / page).read_text(encoding="utf-8")
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)
+    return html, json.loads(data)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_committed_page_is_of_the_runs_beside_it(page: str) -> None:
+    """CONTRIBUTING.md has the command that makes it again."""
+    _, data = data_of(page)
+    columns = [column["name"] for column in data["columns"]]
+    column = data["columns"][columns.index("run")]
+    places = Counter(row[columns.index("run")] for row in data["rows"])
+    shown = {column["texts"][place]: count for place, count in places.items()}
+    runs = (ROOT / page).parent.glob("*/results.jsonl")
+    assert shown == {path.parent.name: len(path.read_bytes().splitlines()) for path in runs}
+
+
 @pytest.mark.skipif(NODE is None, reason="no node on the PATH")
 @pytest.mark.parametrize("page", PAGES)
 def test_the_scripts_of_a_committed_page_draw_its_table(page: str) -> None:
-    html = (ROOT / page).read_text(encoding="utf-8")
-    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)
+    html, data = data_of(page)
     scripts = re.findall(r"<script>\n(.*?)</script>", html, re.DOTALL)
     assert len(scripts) > 1
     # As in a page, constants of one script are known to the next.
     program = "\n".join(
         [
-            f"const DATA = {json.dumps(data)};",
+            f"const DATA = {json.dumps(json.dumps(data))};",
             DOCUMENT,
             *scripts,
             "console.log(JSON.stringify([drawn.rows, count.textContent]));",
@@ -60,6 +79,6 @@ def test_the_scripts_of_a_committed_page_draw_its_table(page: str) -> None:
         [str(NODE), "-"], input=program, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    rows = len(json.loads(data)["rows"])
+    rows = len(data["rows"])
     assert rows > 1000
     assert json.loads(done.stdout) == [200, f"{rows} rows"]

@@ -108,7 +108,7 @@ def test_a_speedup_of_one_percent_looks_small(write_run: WriteRun) -> None:
 
 def map_rows() -> list[dict[str, Any]]:
     """Two contexts, two shapes and two dtypes; one cell is lean's, one fa2's with noise, one a tie,
-    one lean ran alone.
+    one lean ran alone; of bf16, one is fixed_split's.
     """
     rows = []
     latencies = {
@@ -128,6 +128,7 @@ def map_rows() -> list[dict[str, Any]]:
         *rows,
         row(problem(1024, 8, dtype="bf16"), "lean", 7.0),
         row(problem(1024, 8, dtype="bf16"), "fa2", 14.0),
+        row(problem(1024, 8, dtype="bf16"), "fixed_split", 3.5),
     ]
 
 
@@ -156,7 +157,7 @@ def test_maps_show_the_winner_the_speedup_and_the_floor(write_run: WriteRun) -> 
     assert seen["first"][2] == [*axes, [0.5, 0.5, 0.5, 0.5], ["50", "50", "50", "50"]]
     assert seen["hover"] == ["b1 h8 n4096 d64 fp16 HND", "fa2 5 µs", "lean 10 µs"]
     assert seen["fa2"] == [0.6, 0.25, 0.502]
-    assert seen["bf16"] == [["1k"], ["b1 h8"], [0], ["2.00"]]
+    assert seen["bf16"] == [["1k"], ["b1 h8"], [2], ["2.00"]]
     assert len(set(seen["tops"])) == 1
     # One line is too low for the title of its axis.
     assert seen["titled"] is False
@@ -451,7 +452,7 @@ def test_hostile_names_are_only_text_in_maps_and_beside(write_run: WriteRun) -> 
         control.selectedIndex = control.options.length - 1;
         control.dispatchEvent(new Event("change"));
       });
-      const [lean] = document.getElementById("maps-winner").picture.cells.at(-1).lines.map((each) => each.text);
+      const [lean] = document.getElementById("maps-speedup").picture.cells.at(-1).lines.map((each) => each.text);
       const names = document.getElementById("sides-sides").querySelectorAll(".legendtext");
       return [document.images.length, lean, [...names].map((each) => each.textContent)];"""
     seen, _ = look(first, probe, second)

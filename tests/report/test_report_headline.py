@@ -227,8 +227,8 @@ def test_many_runs_have_an_overview(write_run: WriteRun) -> None:
     assert sentence.name == "lean"
     assert (
         sentence.words
-        == "The fastest, or within 1% of it, on 6 of 8 problems, one of several runs counted in"
-        " each. Against the fastest other kernel: at worst 0.90× as fast (run2)."
+        == "The fastest, or within 1% of it, on 6 of 8 problems (counted once a run). Against the"
+        " fastest other kernel: at worst 0.90× as fast (run2)."
     )
     assert [near(part) for _, part in overview.parts] == [2, 2, 0, 2]
     assert overview_of(parts[:FEW_RUNS]) is None
@@ -248,7 +248,7 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
     overview = overview_of(parts_of(runs))
     assert overview is not None
     counts = {
-        sentence.name: str(sentence.words).partition(" on ")[2].partition(",")[0]
+        sentence.name: str(sentence.words).partition(" on ")[2].partition(" (")[0]
         for sentence in overview.sentences
     }
     assert counts == {
@@ -296,7 +296,7 @@ def test_the_overview_holds_each_run_against_others_and_against_libraries(
         (
             "lean",
             [
-                "Against the fastest library of each: as fast or faster on 1 of 2; at worst 0.90×"
+                "Against the fastest library: as fast or faster on 1 of 2; at worst 0.90×"
                 " as fast (run0), at best 2.00× (run0)",
                 "Against kernels that are not libraries: at worst 1.05× as fast (run0).",
             ],
@@ -304,7 +304,7 @@ def test_the_overview_holds_each_run_against_others_and_against_libraries(
         (
             "lean_mla",
             [
-                "Against the fastest library of each: as fast or faster on 2 of 2; at worst 1.20×"
+                "Against the fastest library: as fast or faster on 2 of 2; at worst 1.20×"
                 " as fast (run3), at best 1.20× (run3).",
             ],
         ),

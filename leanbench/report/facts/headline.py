@@ -132,7 +132,7 @@ def _of_many(parts: Sequence[Part]) -> str:
     margin = max((part.summary.margin for part in parts), key=lambda margin: margin.share)
     words = [
         f"The fastest, or within {margin.words} of it, on {sum(map(near, parts))} of {problems}"
-        f" {'problem' if problems == 1 else 'problems'}, one of several runs counted in each."
+        f" {'problem' if problems == 1 else 'problems'} (counted once a run)."
     ]
     libraries = [
         (over.ratios, over.not_slower, part.summary.run)
@@ -143,7 +143,7 @@ def _of_many(parts: Sequence[Part]) -> str:
         lowest, _, lowest_in = min(libraries, key=lambda each: each[0].lowest)
         highest, _, highest_in = max(libraries, key=lambda each: each[0].highest)
         words.append(
-            f"Against the fastest library of each: as fast or faster on"
+            f"Against the fastest library: as fast or faster on"
             f" {sum(count for _, count, _ in libraries)} of"
             f" {sum(ratios.problems for ratios, _, _ in libraries)}; at worst"
             f" {times(lowest.lowest)} as fast ({lowest_in}), at best {times(highest.highest)}"
