@@ -188,7 +188,7 @@ def test_a_log_that_cannot_be_read_is_named_by_merge(finished, tmp_path):
     (path / "worker.log").chmod(0o000)
     words = ("merge", str(path), "--out", str(tmp_path / "both"))
     done = run(*words, preexec_fn=without_roots_rights)
-    assert_one_sentence(done, f"cannot read {path / 'worker.log'} (Permission denied): make it")
+    assert_one_sentence(done, f"cannot read {path / 'worker.log'} (permission denied): make it")
     assert [file.name for file in tmp_path.iterdir()] == ["r"]
 
 

@@ -54,9 +54,8 @@ def test_a_run_of_another_version_is_refused_by_every_command(out, version, fix)
         for words in commands:
             done = CliRunner().invoke(app, words)
             assert done.exit_code == 2, done.stderr
-            says = (
-                f"{path} was written with schema version {version!r}, this leanbench reads 2: {fix}"
-            )
+            given = json.dumps(version)
+            says = f"{path} was written with schema version {given}, this leanbench reads 2: {fix}"
             assert done.stderr.splitlines()[-1] == f"Error: {says}"
         assert (path / "results.jsonl").read_bytes() == results
         assert not (path / "report.html").exists()
