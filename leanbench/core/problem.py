@@ -593,7 +593,7 @@ class AttentionProblem:
         front, in the order of the fields.
         """
         heads = f"{self.q_heads}" if self.group_size == 1 else f"{self.q_heads}/{self.kv_heads}"
-        context = write_lengths(self.contexts if self.is_ragged else self.contexts[:1])
+        context = write_lengths(self.contexts if self.is_ragged else (self.max_context,))
         if context.count("+") >= _LABEL_LENGTHS:
             context = f"ragged{self.max_context}x{self.total_context}"
         stated = self.stated

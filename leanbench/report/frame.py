@@ -125,7 +125,7 @@ def problem_values(problem: AttentionProblem) -> dict[str, Any]:
     texts = {
         axis.name: axis.write(values[axis.name]) for axis in PROBLEM_AXES if not axis.is_number
     }
-    lengths = problem.contexts if problem.is_ragged else problem.contexts[:1]
+    lengths = problem.contexts if problem.is_ragged else (problem.max_context,)
     return {**values, **texts, "context": " ".join(map(str, lengths))}
 
 
