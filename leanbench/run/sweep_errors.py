@@ -34,7 +34,8 @@ def in_toml(value: Any) -> str:
     match value:
         case bool():
             text = "true" if value else "false"
-        case int() if value.bit_length() > 63:
+        # Python writes no integer of thousands of digits.
+        case int() if value.bit_length() > 1024:
             text = hex(value)
         case date() | time():
             text = value.isoformat()

@@ -120,8 +120,8 @@ def test_a_sweep_without_a_figure_fails(tmp_path):
     done = run(*words.split(), "standard", "--out", str(tmp_path))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "Nothing to compare: all 2 cells are unsupported, the first because standard has no"
-        " schedule to predict from: measure it, or leave it out."
+        "Nothing to compare: all 2 cells are unsupported, standard because standard has"
+        " no schedule to predict from: measure it, or leave it out."
     )
     assert [row["status"] for row in rows(tmp_path / "run")] == ["unsupported"] * 2
     done = run(*words.split(), "standard,lean", "--out", str(tmp_path / "both"))

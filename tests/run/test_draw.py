@@ -245,7 +245,7 @@ def test_wrong_flags(file, count, seed, sentence):
     [
         ("seed = 1", "line 2: the key 'count' is missing, add for example count = 300"),
         ("count = 0", "line 3, key 'count': 0 is refused, write a whole number from 1 to 10000"),
-        ("count = true", "line 3, key 'count': True is refused, write a whole number from 1 to"),
+        ("count = true", "line 3, key 'count': true is refused, write a whole number from 1 to"),
         (
             "count = 1\nseed = 9223372036854775808",
             "line 4, key 'seed': 9223372036854775808 is refused, write a whole number from 0 to"

@@ -250,8 +250,11 @@ def test_a_model_replaces_heads_and_head_dim_of_a_file():
     problems = dict.fromkeys(
         cell.problem for cell in expand(requested_sweep("smoke", {"model": "phi-2"}, None, None))
     )
+    uneven = (65536, *[1024] * 15)
     assert list(problems) == [
-        AttentionProblem(1, 32, 32, context, 80) for context in (1024, 4096, 16384)
+        *(AttentionProblem(1, 32, 32, context, 80) for context in (1024, 4096, 16384)),
+        AttentionProblem(17, 32, 32, 4096, 80),
+        AttentionProblem(16, 32, 32, uneven, 80, lengths_on="device"),
     ]
 
 
