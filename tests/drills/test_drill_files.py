@@ -173,7 +173,7 @@ SCRIPTS = 7
 def assert_no_markup(html: str) -> None:
     assert "<script>alert" not in html
     assert "<img" not in html
-    assert len(re.findall("<script", html)) == html.count("</script>") <= SCRIPTS
+    assert len(re.findall("<script", html)) == html.count("</script>") == SCRIPTS
 
 
 #: As `report`, `compare` and `sweep` at its end do.
