@@ -13,10 +13,10 @@ SHARED_RESERVE_KB = 12
 
 
 def shared_kb(problem: AttentionProblem, tile_tokens: int, num_stages: int, gpu: GpuSpec) -> float:
-    """Shared memory of the K and V tiles of one CTA.
+    """Return the shared memory of one CTA's K and V tiles, in KB.
 
-    Triton keeps `num_stages - 1` of each in flight; one more where Hopper's asynchronous matrix
-    instructions (64 rows and up) still read the oldest.
+    Triton keeps `num_stages - 1` of each in flight. Hopper's asynchronous matrix instructions, used
+    from 64 rows on, need one more, because they still read the oldest.
     """
     rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
     asynchronous = gpu.compute_capability[0] == 9 and rows >= 64
@@ -27,7 +27,7 @@ def shared_kb(problem: AttentionProblem, tile_tokens: int, num_stages: int, gpu:
 def stages_that_fit(
     problem: AttentionProblem, tile_tokens: int, num_stages: int, gpu: GpuSpec, per_sm: int = 1
 ) -> int:
-    """`num_stages`, or as many as fit when `per_sm` CTAs share an SM; at least 1."""
+    """Return `num_stages`, reduced to fit `per_sm` CTAs on an SM; at least 1."""
     limit_kb = min(gpu.shared_kb_per_cta, gpu.shared_kb_per_sm / per_sm) - SHARED_RESERVE_KB
     while num_stages > 1 and shared_kb(problem, tile_tokens, num_stages, gpu) > limit_kb:
         num_stages -= 1

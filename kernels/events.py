@@ -1,14 +1,13 @@
-"""Timeline events: a kernel's own record of what each of its CTAs did and when, compiled in where a
-launch passes `events`.
+"""Timeline events, recorded by each CTA of a kernel whose launch passes `events`.
 
-Every CTA has a row of int64 words: when it started and ended, its SM, how many events it had; then
-its events, two words each. An event ends what the CTA did since the event before it: what that was
-(a kind, and the output tile in the lower half), and the time. The first event, `BEGIN`, ends what
-precedes all work, such as finding out which LeanTiles to walk.
+Each CTA has a row of int64 words: start, end, SM and number of events, then two words per event. An
+event ends the activity since the previous event. Its first word has the kind, and the output tile
+in the lower half; its second word has the time. The first event, `BEGIN`, ends all preparation,
+such as determining the LeanTiles to walk.
 
-`MAX_EVENTS` is how many events a row holds; 0 is the plain build, in which nothing of this is left.
-A barrier comes before each event, so that it speaks for all of the CTA's warps; one thread stores
-it. A CTA counts events past the last one that its row holds and stores nothing.
+`MAX_EVENTS` is the capacity of a row. With 0 the compiler removes all recording. A barrier precedes
+each event, so it covers all warps of the CTA; one thread stores it. Events beyond the capacity are
+counted but not stored.
 """
 
 import triton
@@ -16,23 +15,21 @@ import triton.language as tl
 from leanbench.kernels.tile import INTERPRETED
 from triton.language.extra.cuda import globaltimer, smid
 
-#: What a CTA did before an event. `TILES` includes storing the result, as a partial or as a whole
-#: tile's output.
+#: Kinds of activity that an event ends. `TILES` includes storing the result: a partial, or the
+#: output of a whole tile.
 BEGIN = tl.constexpr(0)
 TILES = tl.constexpr(1)
 WAIT = tl.constexpr(2)
 REDUCTION = tl.constexpr(3)
 
-#: Words before a row's events, and words of an event.
+#: Words of a row's header, and words per event.
 HEADER_WORDS = tl.constexpr(4)
 EVENT_WORDS = tl.constexpr(2)
 
 
 @triton.jit
 def _time_ns(recorded):
-    """The GPU's timer, which all SMs share. The interpreter has none: there an event's time is its
-    number.
-    """
+    """Read the GPU's timer, shared by all SMs. The interpreter returns the event's number."""
     return tl.cast(recorded, tl.int64) if INTERPRETED else globaltimer()
 
 
@@ -43,7 +40,7 @@ def _row(events, MAX_EVENTS: tl.constexpr):
 
 @triton.jit
 def start_events(events, MAX_EVENTS: tl.constexpr):
-    """Records a CTA's start and its SM; returns its count of events, 0."""
+    """Record a CTA's start and SM; return the number of events, 0."""
     if MAX_EVENTS > 0:
         row = _row(events, MAX_EVENTS)
         tl.store(row, _time_ns(0))
@@ -53,9 +50,7 @@ def start_events(events, MAX_EVENTS: tl.constexpr):
 
 @triton.jit
 def record_event(events, recorded, kind: tl.constexpr, output_tile, MAX_EVENTS: tl.constexpr):
-    """Records the end of what the CTA did since the last event; returns the count of events with
-    this one.
-    """
+    """Record the end of an activity; return the number of events, including this one."""
     if MAX_EVENTS > 0:
         tl.debug_barrier()
         at = _row(events, MAX_EVENTS) + HEADER_WORDS + EVENT_WORDS * recorded
@@ -68,7 +63,7 @@ def record_event(events, recorded, kind: tl.constexpr, output_tile, MAX_EVENTS: 
 
 @triton.jit
 def end_events(events, recorded, MAX_EVENTS: tl.constexpr):
-    """Records a CTA's end and how many events it had."""
+    """Record a CTA's end and number of events."""
     if MAX_EVENTS > 0:
         tl.debug_barrier()
         row = _row(events, MAX_EVENTS)
@@ -78,6 +73,6 @@ def end_events(events, recorded, MAX_EVENTS: tl.constexpr):
 
 @triton.jit
 def timer_kernel(times, count):
-    """Reads the timer `count` times in a row, as fast as one thread does it."""
+    """Read the timer `count` times back to back in one thread."""
     for i in range(count):
         tl.store(times + i, _time_ns(i))

@@ -1,4 +1,4 @@
-"""Launches of this room's kernels, and what they pass, taken from the call's tensors."""
+"""Launches of kernels, and their arguments from the tensors of a call."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ if TYPE_CHECKING:
     from leanbench.core.gpu_spec import GpuSpec
     from leanbench.core.inputs import AttentionInputs
 
-#: SMs that stand in for a GPU's in Triton's interpreter: odd, so that shares come out uneven.
+#: Number of SMs in Triton's interpreter. An odd number makes uneven shares.
 INTERPRETER_SMS = 5
-#: Numbers of a partial's row after its D columns: a logarithm, and three that keep the next slot's
-#: rows on 16-byte boundaries.
+#: Numbers of a partial's row after its D columns: a logarithm, and three for 16-byte alignment of
+#: the next slot's rows.
 PARTIAL_ROW_EXTRA = 4
-#: Events that a CTA's row holds; the most is 16 KB, and more would need some 400k output tiles.
+#: Capacity of a CTA's row of events. The maximum is 16 KB, enough for some 400k output tiles.
 _LEAST_EVENTS, _MOST_EVENTS = 8, 1024
 
-#: Bytes that a 16-byte copy, and the start and strides of a bulk tensor copy, must be a multiple
-#: of.
+#: Alignment in bytes of 16-byte copies, and of the start and strides of bulk tensor copies.
 _COPY_BYTES = 16
-#: Tensors that are read 4 bytes at a time, in calls that append.
+#: Tensors read 4 bytes at a time by calls that append.
 _READ_IN_WORDS = ("k_new", "v_new", "rotary_cos", "rotary_sin")
 
 
@@ -50,7 +49,7 @@ class LaunchShape:
     head_dim: int
     rows: int
     row_tiles: int
-    #: Rows of a partial that hold anything: the padding of small groups is neither stored nor read.
+    #: Rows of a partial in use. The padding of small groups is neither stored nor read.
     row_count: int
 
     @classmethod
@@ -73,7 +72,7 @@ class LaunchShape:
         return self.batch * self.kv_heads * self.row_tiles
 
     def lean_tiles(self, context: int, tile_tokens: int) -> int:
-        """All LeanTiles if every sequence had `context` tokens."""
+        """Return the number of LeanTiles if every sequence had `context` tokens."""
         return self.output_tiles * max(1, -(-context // tile_tokens))
 
 
@@ -88,7 +87,7 @@ class TritonLaunch:
     arguments: tuple[Any, ...]
     #: Compile-time parameters of the kernel and of Triton, by name.
     options: dict[str, Any]
-    #: Makes the arguments that come before the others and that every launch has anew.
+    #: Factory of leading arguments that every launch gets anew.
     lent: Callable[[], tuple[Any, ...]] = tuple
 
     @property
@@ -96,7 +95,7 @@ class TritonLaunch:
         return self.function.__name__
 
     def run(self) -> Callable[[], None]:
-        """A function that makes the launch."""
+        """Return a function that launches the kernel."""
         function, grid, arguments, options, lent = (
             self.function,
             (self.grid,),
@@ -111,8 +110,9 @@ class TritonLaunch:
         return launch
 
     def traced(self, events: torch.Tensor, max_events: int) -> TritonLaunch:
-        """The same launch of a build that records up to `max_events` events a CTA; see
-        leanbench.kernels.events.
+        """Return the launch of a build that records timeline events.
+
+        A CTA records up to `max_events`; see leanbench.kernels.events.
         """
         return replace(self, options={**self.options, "events": events, "MAX_EVENTS": max_events})
 
@@ -122,7 +122,7 @@ class TritonLaunch:
         )
 
     def compile(self) -> LaunchResources:
-        """What a CTA takes, compiled for the active target.
+        """Return the resources of a CTA, compiled for the active target.
 
         Raises:
             RuntimeError: Triton's interpreter is on.
@@ -141,15 +141,15 @@ class TritonLaunch:
         )
 
     def resources(self) -> LaunchResources | None:
-        """What a CTA of the compiled kernel takes; None in the interpreter, which compiles nothing.
+        """Return the resources of a CTA of the compiled kernel; None in the interpreter.
 
         Raises:
-            triton.runtime.errors.OutOfResources: a CTA takes more than the GPU has.
+            triton.runtime.errors.OutOfResources: a CTA needs more than the GPU has.
         """
         compiled = self._compiled()
         if compiled is None:
             return None
-        # Registers are known once the kernel is on the GPU, which otherwise the first launch does.
+        # Registers are known once the kernel is loaded. Otherwise the first launch would load it.
         compiled._init_handles()
         return LaunchResources(
             launch=self.name,
@@ -166,36 +166,39 @@ class Launch(Protocol):
 
     @property
     def name(self) -> str:
-        """The GPU kernel's."""
+        """Name of the GPU kernel."""
         ...
 
     @property
     def grid(self) -> int:
-        """CTAs."""
+        """Number of CTAs."""
         ...
 
     def run(self) -> Callable[[], None]:
-        """A function that makes the launch."""
+        """Return a function that launches the kernel."""
         ...
 
     def traced(self, events: torch.Tensor, max_events: int) -> Launch:
-        """The same launch of a build that records up to `max_events` events a CTA; see
-        leanbench.kernels.events.
+        """Return the launch of a build that records timeline events.
+
+        A CTA records up to `max_events`; see leanbench.kernels.events.
         """
         ...
 
 
 class Relaunch(Protocol):
-    """A launch over any tensors of the shapes, strides, dtypes and alignments (to 16 bytes) that it
-    was prepared for, on the stream that it was prepared on; it keeps none of them alive. For one
-    thread at a time.
+    """A launch over any tensors with the prepared shapes, strides, dtypes and alignments (to 16
+    bytes).
+
+    It runs on the stream for which it was prepared and keeps no tensor alive. It is not
+    thread-safe.
     """
 
-    #: Tokens of its LeanTiles.
+    #: Tokens per LeanTile.
     @property
     def tile_tokens(self) -> int: ...
 
-    #: Whether it launches over dense caches (`leanbench.calls.prepared`) of other capacities, too.
+    #: True if dense caches (`leanbench.calls.prepared`) of other capacities are supported.
     @property
     def any_capacity(self) -> bool: ...
 
@@ -211,18 +214,20 @@ class Relaunch(Protocol):
         lse: torch.Tensor,
         extras: Extras | None = None,
     ) -> None:
-        """Launches; arguments as the fields of AttentionInputs, `extras` those of a call that is
-        not plain.
+        """Launch the kernel.
+
+        Arguments are the fields of AttentionInputs; `extras` belong to a call that is not plain.
 
         Args:
-            context: makes as many LeanTiles as that of the tensors it was prepared for.
+            context: must give the number of LeanTiles of the tensors used for preparation.
         """
         ...
 
 
 def run_all(launches: Sequence[Launch]) -> Callable[[], None]:
-    """A function that makes these launches in order, with as little work on the host as calls
-    written out.
+    """Return a function that makes these launches in order.
+
+    Its host time is that of calls written out.
     """
     launchers = [launch.run() for launch in launches]
     if len(launchers) == 1:
@@ -236,8 +241,9 @@ def run_all(launches: Sequence[Launch]) -> Callable[[], None]:
 
 
 def events_per_row(events: int) -> int:
-    """Events that a CTA's row holds where a CTA has up to `events`. A power of two: every number of
-    them is another build of the kernel.
+    """Return the capacity of a CTA's row for up to `events` events.
+
+    It is a power of two: each value is another build of the kernel.
     """
     return min(_MOST_EVENTS, padded(max(_LEAST_EVENTS, events)))
 
@@ -251,8 +257,9 @@ def most_parts(
     end_tiles: int = 0,
     packs: bool = False,
 ) -> int:
-    """The most output tiles, `per_sequence` of them a sequence, that one work range of a stream-K
-    launch over sequences of these lengths has a part of. See
+    """Return the most output tiles in which a stream-K work range over these lengths has a part.
+
+    `per_sequence` is the number of output tiles of a sequence. See
     leanbench.core.decomposition.stream_k_with_ends.
     """
     tiles = TileGrid(tuple(max(1, -(-length // tile_tokens)) for length in lengths), per_sequence)
@@ -269,34 +276,37 @@ def _most_segments(
 
 
 def cache_strides(cache: torch.Tensor) -> tuple[int, int, int]:
-    """(batch or page, head, token) strides of K or V, in elements."""
+    """Return the (batch or page, head, token) strides of K or V, in elements."""
     batch, token, head, _ = cache.stride()
     return batch, head, token
 
 
 def row_strides(tensor: torch.Tensor) -> tuple[int, int, int | None]:
-    """(batch, head, query position) strides of Q or of the output; the last is None where there is
-    one position: what is None is no argument of the compiled kernel.
+    """Return the (batch, head, query position) strides of Q or of the output.
+
+    The last is None for a single position: the compiled kernel takes no argument for None.
     """
     batch, position, head, _ = tensor.stride()
     return batch, head, position if tensor.shape[1] > 1 else None
 
 
 def block_table(inputs: AttentionInputs) -> tuple[torch.Tensor | None, int | None]:
-    """The block table and its row stride, None without pages: what is None is no argument of the
-    compiled kernel.
+    """Return the block table and its row stride, or None twice without pages.
+
+    The compiled kernel takes no argument for None.
     """
     return inputs.block_table, None if inputs.block_table is None else inputs.block_table.stride(0)
 
 
 def qk_scale(inputs: AttentionInputs) -> float:
-    """Softmax scale in units of log2, the kernels exponentiate with base 2."""
+    """Return the softmax scale in units of log2. The kernels exponentiate with base 2."""
     return inputs.softmax_scale * math.log2(math.e)
 
 
 def constants(inputs: AttentionInputs, config: TileConfig) -> dict[str, Any]:
-    """The compile-time parameters that all kernels of this room take; shapes that change between
-    calls are not among them.
+    """Return the compile-time parameters common to all Triton kernels.
+
+    They exclude shapes that change between calls.
     """
     shape = LaunchShape.of(inputs)
     return {
@@ -311,31 +321,34 @@ def constants(inputs: AttentionInputs, config: TileConfig) -> dict[str, Any]:
 
 
 def padded(size: int) -> int:
-    """The next power of two."""
+    """Return the next power of two."""
     return 1 << (size - 1).bit_length()
 
 
 def merge_rows_at_once(row_count: int, head_dim: int, num_warps: int) -> int:
-    """Rows that a merge accumulates together: a power of two, at most 8 numbers a thread."""
+    """Return the rows that a merge accumulates together.
+
+    A power of two, with at most 8 numbers per thread.
+    """
     return min(padded(row_count), max(1, 8 * 32 * num_warps // padded(head_dim)))
 
 
-#: Below this the kernels spill, and more CTAs than fit at once cost nothing but their start.
+#: Lower caps make kernels spill. CTAs beyond those that fit at once only cost their start.
 _MIN_REGISTERS = 96
 
 
 def registers_per_thread(warps_per_sm: int) -> int | None:
-    """The cap that lets `warps_per_sm` warps share an SM's 64K registers; None where it would be
-    too low.
+    """Return the register cap for `warps_per_sm` warps on an SM with 64K registers.
 
-    Without one the compiler may spill for an occupancy that nobody asked for.
+    None if the cap would be too low. Without a cap the compiler may spill for an occupancy that the
+    settings do not need.
     """
     cap = min(255, 65536 // (32 * warps_per_sm) // 8 * 8)
     return cap if cap >= _MIN_REGISTERS else None
 
 
 def misalignment(inputs: AttentionInputs) -> str | None:
-    """One sentence on a tensor that cannot be read or written in whole copies, or None."""
+    """Return why a tensor cannot be read or written in whole copies, or None."""
     checked: list[tuple[str, torch.Tensor | None, int, str]] = [
         ("k_cache", inputs.k_cache, _COPY_BYTES, "copies 16 bytes at a time"),
         ("v_cache", inputs.v_cache, _COPY_BYTES, "copies 16 bytes at a time"),
@@ -362,10 +375,10 @@ def misalignment(inputs: AttentionInputs) -> str | None:
 
 
 def problem_of(inputs: AttentionInputs, context: int | None = None) -> AttentionProblem:
-    """What these tensors ask for, without reading numbers from the device.
+    """Return the problem that these tensors define, without reading from the device.
 
     Args:
-        context: in place of theirs.
+        context: replaces the tensors' context.
     """
     _, token_stride, head_stride, _ = inputs.k_cache.stride()
     return AttentionProblem(
@@ -375,7 +388,7 @@ def problem_of(inputs: AttentionInputs, context: int | None = None) -> Attention
         context=max(1, inputs.context if context is None else context, inputs.new_tokens),
         head_dim=inputs.head_dim,
         dtype=dtype_name(inputs.out.dtype),
-        # HND: a head's tokens lie next to each other.
+        # HND: tokens of a head are adjacent.
         kv_layout="HND" if head_stride > token_stride else "NHD",
         q_len=inputs.q_len,
         page_size=inputs.page_size,
@@ -385,7 +398,7 @@ def problem_of(inputs: AttentionInputs, context: int | None = None) -> Attention
 
 @cache
 def spec_of(device: torch.device) -> GpuSpec:
-    """The GPU of these tensors; the interpreter plays an H200."""
+    """Return the spec of the tensors' GPU; an H200 in the interpreter."""
     if device.type == "cuda":
         import torch
 

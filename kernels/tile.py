@@ -1,11 +1,10 @@
-"""The LeanTile loop and the softmax re-scaling that lean, fa2 and fixed_split share.
+"""The LeanTile loop and the softmax re-scaling, shared by lean, fa2 and fixed_split.
 
-Because all three call the same code, a comparison between them shows their decomposition and
-nothing else.
+All three call the same code, so a comparison shows only their decompositions.
 
 Notation: R = `TILE_ROWS` rows of an output tile (a KV head's query heads, once for each of `Q_LEN`
 query positions: row = position x `GROUP_SIZE` + head), D = `HEAD_DIM`, DP = D rounded up to a power
-of two (Triton's tile sides are powers of two; the columns past D are masked and cost no memory
+of two (Triton's tile sides are powers of two; columns past D are masked and cause no memory
 traffic). A partial is (acc, m, l): the un-scaled output, the running maximum of the scores in units
 of log2, and the sum of exponentials.
 """
@@ -16,17 +15,16 @@ import triton
 import triton.language as tl
 from leanbench.kernels.launch import PARTIAL_ROW_EXTRA
 
-#: Triton's interpreter multiplies the bit patterns of bf16 operands; there the operands are widened
-#: first.
+#: Triton's interpreter multiplies the bit patterns of bf16 operands, so they are widened first.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
-#: `PARTIAL_ROW_EXTRA`, for use inside kernels.
+#: `PARTIAL_ROW_EXTRA` for use inside kernels.
 SLOT_PADDING = tl.constexpr(PARTIAL_ROW_EXTRA)
 
 
 @triton.jit
 def _dot(a, b, acc):
-    """acc + a @ b with fp32 accumulation."""
+    """Return acc + a @ b with fp32 accumulation."""
     if INTERPRETED:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
@@ -35,9 +33,7 @@ def _dot(a, b, acc):
 
 @triton.jit
 def row_offsets(rows, stride_head, stride_position, GROUP_SIZE: tl.constexpr, Q_LEN: tl.constexpr):
-    """Where the rows of an output tile lie, from the KV head's first query head at query position
-    0.
-    """
+    """Return offsets of an output tile's rows from the KV head's first query head at position 0."""
     if Q_LEN == 1:
         offsets = rows * stride_head
     else:
@@ -47,9 +43,7 @@ def row_offsets(rows, stride_head, stride_position, GROUP_SIZE: tl.constexpr, Q_
 
 @triton.jit
 def _pages(table, start, context, TILE_TOKENS: tl.constexpr, PAGE_SIZE: tl.constexpr):
-    """The page of the LeanTile that starts at token `start`, or, where it has several, the page of
-    each token.
-    """
+    """Return the page of the LeanTile at token `start`, or each token's page if it has several."""
     if PAGE_SIZE >= TILE_TOKENS:
         pages = tl.load(table + start // PAGE_SIZE, mask=start < context, other=0)
     else:
@@ -69,35 +63,34 @@ def lean_tiles(
     kv_head,
     k_strides,  # (batch, or page in a paged cache; head; token)
     v_strides,
-    rows,  # (R,) see row_offsets
-    first,  # LeanTiles [first, last) are walked
+    rows,  # (R,), see row_offsets
+    first,  # LeanTiles [first, last) to walk
     last,
     context,  # tokens of this sequence
     qk_scale,  # softmax scale x log2(e)
     GROUP_SIZE: tl.constexpr,
     Q_LEN: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,  # 0: the cache is contiguous
+    PAGE_SIZE: tl.constexpr,  # 0: contiguous cache
     TILE_ROWS: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
-    WINDOW_LEFT: tl.constexpr = -1,  # tokens before its own that a row sees; -1: all
+    WINDOW_LEFT: tl.constexpr = -1,  # preceding tokens visible to a row; -1: all
     SOFTCAP: tl.constexpr = 0.0,  # 0: none
-    UNIFIED: tl.constexpr = False,  # exponentials of the scores themselves, never re-scaled
+    UNIFIED: tl.constexpr = False,  # exponentials of the scores without maximum, never re-scaled
 ):
-    """Online softmax over LeanTiles `[first, last)` of one output tile; returns the partial (acc,
-    m, l).
+    """Compute online softmax over LeanTiles `[first, last)` of an output tile; return (acc, m, l).
 
-    The loop of FlashAttention-2 (Dao 2023, Algorithm 1), whose re-scaling LeanAttention (section
-    III) takes as its associative reduction. A row of query position i sees the tokens up to context
-    - Q_LEN + i. With UNIFIED, FlashDecoding++'s loop: acc and l are of a maximum of 0, and m is the
-    largest score.
+    This is the loop of FlashAttention-2 (Dao 2023, Algorithm 1). LeanAttention (section III) uses
+    its re-scaling as an associative reduction. A row of query position i sees the tokens up to
+    context - Q_LEN + i. With UNIFIED it is FlashDecoding++'s loop: acc and l are relative to a
+    maximum of 0, and m is the largest score.
     """
     tokens = tl.arange(0, TILE_TOKENS)
     columns = tl.arange(0, HEAD_DIM_PADDED)
     lines = tokens
-    # 64-bit: in HND layout a head of a long context is past 2^31 elements from its sequence.
+    # 64-bit: in HND layout, a head of a long context is more than 2^31 elements from its sequence.
     kv_head64 = tl.cast(kv_head, tl.int64)
     if PAGE_SIZE == 0:
         k += sequence * k_strides[0] + kv_head64 * k_strides[1]
@@ -127,16 +120,16 @@ def lean_tiles(
         start = tile * TILE_TOKENS
         valid = start + tokens < context
         if WINDOW_LEFT >= 0:
-            # What lies before every row's window may be anything, NaN too.
+            # Tokens before every row's window can have any value, even NaN.
             valid &= start + tokens >= context - Q_LEN - WINDOW_LEFT
-        # 64-bit: a long context in NHD layout is past 2^31 elements from its head's start, and so
-        # are pages.
+        # 64-bit: in NHD layout, a long context extends more than 2^31 elements from its head's
+        # start, and so do pages.
         if PAGE_SIZE == 0:
             k_tile = k + start.to(tl.int64) * k_strides[2]
             v_tile = v + start.to(tl.int64) * v_strides[2]
         else:
             pages = next_pages.to(tl.int64)
-            # Read a step ahead: loads of K and V that had to wait for it could not be in flight
+            # Read one step ahead. Otherwise loads of K and V would wait for it and not be in flight
             # together.
             next_pages = _pages(table, start + TILE_TOKENS, context, TILE_TOKENS, PAGE_SIZE)
             k_tile = k + pages * k_strides[0]
@@ -170,8 +163,7 @@ def lean_tiles(
             m = tl.maximum(m, scores)
         else:
             m_new = tl.maximum(m, tl.max(scores, 1))
-            # A row that sees nothing has no finite score: without this its -inf - -inf would be
-            # NaN.
+            # A row that sees nothing has no finite score: -inf - -inf would be NaN.
             m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
             p = tl.exp2(scores - m_finite[:, None])
             rescale = tl.exp2(m - m_finite)
@@ -188,7 +180,7 @@ def lean_tiles(
 
 @triton.jit
 def _capped(scores, SOFTCAP: tl.constexpr):
-    """softcap x tanh(score / softcap), of scores in units of log2."""
+    """Return softcap x tanh(score / softcap) for scores in units of log2."""
     cap = SOFTCAP * 1.4426950408889634
     # tanh(x) = 2 / (1 + exp(-2x)) - 1
     return cap * (2.0 / (1.0 + tl.exp2(scores * (-2.0 / SOFTCAP))) - 1.0)
@@ -198,7 +190,7 @@ def _capped(scores, SOFTCAP: tl.constexpr):
 def first_lean_tile(
     tokens, TILE_TOKENS: tl.constexpr, Q_LEN: tl.constexpr, WINDOW_LEFT: tl.constexpr
 ):
-    """The first LeanTile of a sequence of `tokens` that any query position sees."""
+    """Return the first LeanTile of a sequence of `tokens` that any query position sees."""
     first = 0
     if WINDOW_LEFT >= 0:
         first = tl.maximum(tokens - Q_LEN - WINDOW_LEFT, 0) // TILE_TOKENS
@@ -207,11 +199,12 @@ def first_lean_tile(
 
 @triton.jit
 def write_output(acc, m, l, out, lse, out_offsets, lse_offsets, valid_rows, HEAD_DIM: tl.constexpr):  # noqa: E741
-    """Scales a complete (acc, m, l) and writes its valid rows: O = acc / l, LSE = ln(sum of
-    exponentials).
+    """Scale a complete (acc, m, l) and write its valid rows.
+
+    O = acc / l, LSE = ln(sum of exponentials).
     """
     columns = tl.arange(0, acc.shape[1])
-    # l is 0 only where a row sees nothing: its output is 0 and its LSE -inf. A NaN stays one.
+    # l is 0 only for a row that sees nothing: output 0 and LSE -inf. NaN is kept.
     divisor = tl.where(l == 0.0, 1.0, l)
     scaled = acc / divisor[:, None]
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
@@ -234,15 +227,16 @@ def store_partial(
     valid_rows,
     HEAD_DIM: tl.constexpr,
 ):
-    """Stores acc / l and m + log2(l), all that a merge needs, in `slot`: `row_count` rows of D,
-    then the logarithms.
+    """Store acc / l and m + log2(l), sufficient for a merge, in `slot`.
+
+    The layout is `row_count` rows of D, then the logarithms.
     """
     columns = tl.arange(0, acc.shape[1])
     base = partials + slot * (row_count * (HEAD_DIM + SLOT_PADDING))
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
-    # l is 0 only where a row sees nothing of this part. A NaN stays one.
+    # l is 0 only for a row that sees nothing of this part. NaN is kept.
     divisor = tl.where(l == 0.0, 1.0, l)
-    # .cg: to the L2, where the CTA that merges reads it.
+    # .cg: to the L2, read by the merging CTA.
     tl.store(
         base + rows[:, None] * HEAD_DIM + columns[None, :],
         _tagged(acc / divisor[:, None], epoch),
@@ -259,7 +253,7 @@ def store_partial(
 
 @triton.jit
 def _tagged(x, epoch):
-    """Numbers of a slot: fp32 bits below, the epoch above; `x` itself without an epoch."""
+    """Return numbers of a slot: fp32 bits below, the epoch above; without an epoch `x`."""
     if epoch is not None:
         bits = x.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
         x = bits | (epoch.to(tl.int64) << 32)
@@ -270,7 +264,7 @@ def _tagged(x, epoch):
 def merge_partials(
     partials,
     first_slot,
-    count,  # of consecutive slots
+    count,  # consecutive slots
     row_count,
     rows,
     valid_rows,
@@ -278,9 +272,10 @@ def merge_partials(
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
 ):
-    """Merges `count` partials that an earlier launch wrote; returns (acc, m, l)."""
+    """Merge `count` partials of an earlier launch; return (acc, m, l)."""
     columns = tl.arange(0, HEAD_DIM_PADDED)
-    # 32-bit offsets from one pointer: a pointer per element would double the registers of a merge.
+    # 32-bit offsets from a single pointer: a pointer per element would double the registers of a
+    # merge.
     slot_size = row_count * (HEAD_DIM + SLOT_PADDING)
     acc_offsets = rows[:, None] * HEAD_DIM + columns[None, :]
     acc = tl.zeros((rows.shape[0], HEAD_DIM_PADDED), tl.float32)
@@ -312,7 +307,7 @@ def merge_partials(
 
 @triton.jit
 def load_query(q, offsets, valid_rows, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr):
-    """The query rows of an output tile, (R, DP), zero where there is no row or column."""
+    """Return the query rows of an output tile, (R, DP), padded with zeros."""
     columns = tl.arange(0, HEAD_DIM_PADDED)
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
     return tl.load(q + offsets[:, None] + columns[None, :], mask=mask, other=0.0)
@@ -322,8 +317,9 @@ def load_query(q, offsets, valid_rows, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: 
 def sequence_tiles(
     cache_seqlens, sequence, context, TILE_TOKENS: tl.constexpr, RAGGED: tl.constexpr
 ):
-    """(tokens, LeanTiles per output tile) of one sequence; at least one LeanTile, so that its
-    output gets written. No length is below 0 or past the cache, whatever the tensor says.
+    """Return (tokens, LeanTiles per output tile) of a sequence.
+
+    At least one LeanTile, so that its output is written. The length is clamped to the cache.
     """
     tokens = context
     if RAGGED:

@@ -1,4 +1,4 @@
-"""Launches of a kernel with timeline events, and the timelines that these are read as."""
+"""Launches of a kernel with timeline events, and their timelines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS: dict[int, SpanKind] = {
     WAIT.value: "wait",
     REDUCTION.value: "reduction",
 }
-#: A CTA whose row starts with this has not started.
+#: Initial word of a CTA's row, before it starts.
 _NEVER = -1
 
 
@@ -24,7 +24,7 @@ class TracedLaunches(TracedCall):
     """Launches of one call, each with a row of events per CTA.
 
     Args:
-        max_events: how many events a CTA's row holds; each value is compiled on its own.
+        max_events: capacity of a CTA's row; each value is a separate build.
     """
 
     def __init__(self, launches: Sequence[Launch], max_events: int, device: torch.device) -> None:
@@ -46,10 +46,10 @@ class TracedLaunches(TracedCall):
         self._run()
 
     def read(self) -> tuple[CtaTimeline, ...]:
-        """See TracedCall.
+        """Return the timelines; see TracedCall.
 
         Raises:
-            RuntimeError: nothing was launched yet, or a CTA had more events than its row holds.
+            RuntimeError: no launch yet, or a CTA had more events than its row holds.
         """
         for events in self._events:
             if events.is_cuda:

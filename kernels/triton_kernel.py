@@ -1,4 +1,4 @@
-"""A kernel of the registry that is written in Triton, given by its launches."""
+"""Base of registry kernels written in Triton, defined by their launches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ConfigT = TypeVar("ConfigT", bound=TileConfig)
 
 
 class TritonKernel(Kernel[ConfigT]):
-    """A Triton kernel, given by its launches."""
+    """A Triton kernel, defined by its launches."""
 
     axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
     guards_lengths = True
@@ -28,7 +28,7 @@ class TritonKernel(Kernel[ConfigT]):
 
     @abstractmethod
     def launches(self, inputs: AttentionInputs, config: ConfigT) -> tuple[TritonLaunch, ...]:
-        """The launches of one call, in order."""
+        """Return the launches of one call, in order."""
 
     def compile(
         self, problem: AttentionProblem, config: ConfigT, capability: tuple[int, int]
@@ -42,7 +42,7 @@ class TritonKernel(Kernel[ConfigT]):
     def most_events(
         self, inputs: AttentionInputs, config: ConfigT, launches: Sequence[TritonLaunch]
     ) -> int:
-        """Events that a CTA of the traced launches has at most, see leanbench.kernels.events."""
+        """Return the maximum events of a CTA in traced launches; see leanbench.kernels.events."""
         return 2
 
     def prepare(self, inputs: AttentionInputs, config: ConfigT) -> Callable[[], None]:

@@ -1,7 +1,7 @@
-"""What others do where GPUs share a KV cache: attend, exchange through a collective, merge; for
-comparison with `lean`, which exchanges and merges in its own launch.
+"""Baselines for GPUs that share a KV cache: attend, exchange through a collective, merge.
 
-Each of them attends to its shard with `lean` and its settings: they differ in the exchange alone.
+`lean` exchanges and merges in its own launch. Each baseline attends to its shard with `lean` and
+the same settings, so only the exchange differs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: What FlashInfer's exchange is imported from.
+#: Install command for FlashInfer's exchange and its dependencies.
 INSTALL = "pip install flashinfer-python==0.6.13 apache-tvm-ffi cuda-tile cuda-bindings"
 
 
@@ -64,7 +64,7 @@ class NcclAllGather(Exchanging):
 
 
 class DealingHeads(Exchanging):
-    """Each GPU merges a share of the query heads."""
+    """A kernel after which each GPU has the merged output of its share of the query heads."""
 
     shares_heads = True
 
@@ -113,7 +113,7 @@ class FlashInferAllToAll(DealingHeads):
         return self.unavailable_reason() or super().refusal(problem)
 
     def prepare(self, inputs: AttentionInputs, config: LeanConfig) -> Callable[[], None]:
-        """Raises UserError where what flashinfer.comm itself imports is missing."""
+        """Prepare the launch; raise UserError if a dependency of flashinfer.comm is missing."""
         from leanbench.kernels.distributed.flash_infer import all_to_all
 
         try:

@@ -1,4 +1,4 @@
-"""Launches that exchange what GPUs made of their shards by collectives, and merge it."""
+"""Launches that exchange and merge the partial results of GPUs through collectives."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs, Peers
 
-#: Parts begin at multiples of this many bytes.
+#: Alignment of parts, in bytes.
 _ALIGNMENT = 256
-#: As many warps as a row of up to 256 numbers has work for.
+#: Enough for the work of a row of up to 256 numbers.
 WARPS = 1
 
 Launch = Callable[[], None]
@@ -28,7 +28,7 @@ Launch = Callable[[], None]
 
 @dataclass(frozen=True)
 class Part:
-    """Output and LSE of one shard in one piece of memory: rows of the output, then their LSEs."""
+    """Output and LSE of one shard in a single buffer: rows of the output, then their LSEs."""
 
     memory: torch.Tensor
     rows: int
@@ -37,7 +37,7 @@ class Part:
 
     @property
     def lse_at(self) -> int:
-        """Bytes before the LSEs."""
+        """Offset of the LSEs, in bytes."""
         return self.rows * self.head_dim * self.dtype.itemsize
 
     @property
@@ -57,7 +57,7 @@ def part_bytes(rows: int, head_dim: int, dtype: torch.dtype) -> int:
 
 
 def part_of(inputs: AttentionInputs, memory: torch.Tensor | None = None) -> Part:
-    """A part for the output of a call, in new memory unless some is given."""
+    """Create a part for the output of a call, in `memory` if given."""
     rows, head_dim, dtype = (
         inputs.out.numel() // inputs.value_dim,
         inputs.value_dim,
@@ -70,7 +70,7 @@ def part_of(inputs: AttentionInputs, memory: torch.Tensor | None = None) -> Part
 
 
 def attend_to(inputs: AttentionInputs, config: LeanConfig, part: Part) -> Launch:
-    """Attention over this GPU's shard alone, into `part`."""
+    """Return a launch of attention over this GPU's shard that writes to `part`."""
     out, lse = part.out.view(inputs.out.shape), part.lse.view(inputs.lse.shape)
     return LEAN.prepare(replace(inputs, out=out, lse=lse, peers=None), config)
 
@@ -80,7 +80,7 @@ def addresses_of(parts: list[int], device: torch.device) -> torch.Tensor:
 
 
 def merging(part: Part, addresses: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> Launch:
-    """The merge of parts like `part`, at these addresses, into consecutive rows."""
+    """Return a launch that merges parts like `part`, at `addresses`, into consecutive rows."""
 
     def merge() -> None:
         merge_parts[(part.rows,)](
@@ -121,7 +121,10 @@ def all_gather(inputs: AttentionInputs, config: LeanConfig) -> Launch:
 
 
 def all_to_all(inputs: AttentionInputs, config: LeanConfig) -> Launch:
-    """Each GPU merges its share of the query heads, and writes that share of `inputs.out`."""
+    """Return a launch in which each GPU merges its share of the query heads.
+
+    It writes only that share of `inputs.out`.
+    """
     peers, part = peers_of(inputs), part_of(inputs)
     attend = attend_to(inputs, config, part)
     ranks, heads = peers.ranks, inputs.q_heads
@@ -165,9 +168,10 @@ def all_to_all(inputs: AttentionInputs, config: LeanConfig) -> Launch:
 
 @dataclass
 class SharedBuffers:
-    """Two buffers that all GPUs see, used in turn by all launches of a size: a GPU writes one of
-    them again once all others have passed the barrier after they read it. A CUDA graph has an even
-    number of launches.
+    """Two buffers visible to all GPUs, used in turn by all launches of a size.
+
+    A GPU overwrites a buffer only after all GPUs have passed the barrier that follows its last
+    read. A CUDA graph must contain an even number of launches.
     """
 
     memories: list[torch.Tensor]
@@ -181,7 +185,7 @@ class SharedBuffers:
 
 @cache
 def _shared_buffers(processes: Any, size: int, device: torch.device) -> SharedBuffers:
-    """A collective, where they are not there yet."""
+    """Return the buffers of a size. The first call is a collective."""
     import torch.distributed._symmetric_memory as symmetric
 
     memories = [symmetric.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
@@ -209,8 +213,9 @@ def symmetric_memory(inputs: AttentionInputs, config: LeanConfig) -> Launch:
 
 
 def tree_attention(inputs: AttentionInputs, config: LeanConfig) -> Launch:
-    """Tree Attention's algorithm 2: the maximum of all shards' LSEs, then the sums of numerators
-    and denominators against it.
+    """Return a launch of Tree Attention's algorithm 2.
+
+    It reduces the maximum of all LSEs, then the numerators and denominators relative to it.
     """
     peers, part = peers_of(inputs), part_of(inputs)
     attend = attend_to(inputs, config, part)

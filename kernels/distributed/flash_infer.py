@@ -1,8 +1,8 @@
-"""FlashInfer's all-to-all for decode context parallelism, and what goes before and after it.
+"""FlashInfer's all-to-all for decode context parallelism, with its pre- and post-processing.
 
-Its workspace is memory of all ranks in one range of addresses. On x86-64 hosts FlashInfer 0.6.13
-makes it of ordinary allocations, which processes of one host take from each other as file
-descriptors: neither multicast nor a memory fabric of several hosts.
+The workspace maps the memory of all ranks into one address range. On x86-64 hosts FlashInfer 0.6.13
+allocates it as ordinary memory that processes of one host share through file descriptors. Neither
+multicast nor a multi-host memory fabric is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def all_to_all(inputs: AttentionInputs, config: LeanConfig) -> Launch:
-    """Each GPU merges its share of the query heads, and writes that share of `inputs.out`."""
+    """Return a launch in which each GPU merges its share of the query heads.
+
+    It writes only that share of `inputs.out`.
+    """
     from flashinfer.comm import decode_cp_a2a_alltoall
 
     peers, part = peers_of(inputs), part_of(inputs)
@@ -34,7 +37,7 @@ def all_to_all(inputs: AttentionInputs, config: LeanConfig) -> Launch:
     workspace = _workspace(peers.processes, inputs.out.device)
     entries = part.rows // ranks
     numbers = part.out.new_empty(entries, ranks, part.head_dim)
-    # Pairs: the smallest that it exchanges.
+    # FlashInfer exchanges at least a pair per entry.
     stats = part.lse.new_zeros(entries, ranks, 2)
     first = rank * (heads // ranks)
     out, lse = inputs.out[:, :, first:], inputs.lse[:, first:]
@@ -60,10 +63,10 @@ def all_to_all(inputs: AttentionInputs, config: LeanConfig) -> Launch:
 
 @cache
 def _workspace(processes: Any, device: torch.device) -> torch.Tensor:
-    """A collective, where it is not there yet: one for all launches, which follow each other.
+    """Return the workspace that all launches share. The first call is a collective.
 
     Raises:
-        UserError: the system does not let processes take each other's file descriptors.
+        UserError: the system does not let processes share file descriptors.
     """
     from flashinfer.comm import (
         Mapping,
@@ -73,7 +76,9 @@ def _workspace(processes: Any, device: torch.device) -> torch.Tensor:
     from flashinfer.comm.mnnvl import MnnvlConfig, TorchDistBackend
 
     class Group(TorchDistBackend):
-        """These processes, whole: 0.6.13 would part the ranks of a context-parallel group."""
+        """A process group for FlashInfer that spans all ranks; 0.6.13 would split a
+        context-parallel group.
+        """
 
         def Split(self, color: int, key: int) -> Group:
             return self
@@ -91,6 +96,6 @@ def _workspace(processes: Any, device: torch.device) -> torch.Tensor:
             " or with the capability SYS_PTRACE"
         ) from error
     decode_cp_a2a_init_workspace(workspace, rank, ranks)
-    # Before any rank sends.
+    # No rank sends before all workspaces are ready.
     dist.barrier(processes)
     return workspace

@@ -1,4 +1,4 @@
-"""Ring Attention's decode: every GPU attends to every shard in turn, while the next one comes."""
+"""Ring Attention's decode: each GPU attends to one shard while it receives the next."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
 
 def ring_attention(inputs: AttentionInputs, config: LeanConfig) -> Launch:
-    """Shards go from rank to rank through two buffers; parts are merged in the order of ranks."""
+    """Return a launch that passes shards around the ring through two buffers.
+
+    Parts are merged in the order of ranks, so all ranks compute the same bits.
+    """
     peers = inputs.peers
     assert peers is not None
     ranks, rank, processes = peers.ranks, peers.rank, peers.processes
     own = (inputs.k_cache, inputs.v_cache)
     buffers = [tuple(_like(cache) for cache in own) for _ in range(2)]
-    #: What is attended to at each step: the own shard, then the buffers in turn.
+    #: K and V of each step: this rank's shard, then the buffers in turn.
     shards = [own, *(buffers[step % 2] for step in range(ranks - 1))]
     parts = {(rank - step) % ranks: part_of(inputs) for step in range(ranks)}
     attends = [
@@ -62,10 +65,10 @@ def ring_attention(inputs: AttentionInputs, config: LeanConfig) -> Launch:
 
 
 def _in_order(cache: torch.Tensor) -> torch.Tensor:
-    """The cache with its dimensions in the order of its memory."""
+    """Return a view of the cache with dimensions in memory order."""
     return cache if cache.is_contiguous() else cache.transpose(1, 2)
 
 
 def _like(cache: torch.Tensor) -> torch.Tensor:
-    """Memory with the shape and the order in memory of a cache, without gaps."""
+    """Allocate a cache of the same shape and memory order, without gaps."""
     return torch.empty_like(cache, memory_format=torch.preserve_format)

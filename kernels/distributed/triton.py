@@ -1,4 +1,4 @@
-"""Merges of what GPUs make of their shards."""
+"""Triton kernels that merge the partial results of GPUs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import triton.language as tl
 
 @triton.jit
 def merge_parts(
-    addresses,  # int64, of each rank's part: `rows` x HEAD_DIM numbers, then `rows` LSEs
+    addresses,  # int64, one per rank: a part of `rows` x HEAD_DIM numbers, then `rows` LSEs
     out,
     lse,
-    lse_at,  # where the LSEs begin in a part, in bytes
-    together,  # rows of a part that are consecutive rows of the output
-    stride,  # rows of the output from one such run to the next
+    lse_at,  # offset of the LSEs in a part, in bytes
+    together,  # consecutive rows of a part that are consecutive in the output
+    stride,  # rows of the output between two such runs
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
     RANKS: tl.constexpr,
 ):
-    """Row `program_id(0)` of the parts, merged in the order of ranks."""
+    """Merge row `program_id(0)` of all parts in the order of ranks."""
     row = tl.program_id(0)
     columns = tl.arange(0, HEAD_DIM_PADDED)
     valid = columns < HEAD_DIM
@@ -53,7 +53,7 @@ def deal_heads(
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
 ):
-    """Copies row `program_id(0)` of a shard's output to the share of the rank that merges it."""
+    """Copy row `program_id(0)` of a shard's output to the share of the rank that merges it."""
     row = tl.program_id(0)
     sequence, head = row // heads, row % heads
     columns = tl.arange(0, HEAD_DIM_PADDED)
@@ -71,16 +71,14 @@ def deal_entries(
     part_out,
     part_lse,
     numbers,  # (sequences x heads of a share, ranks, HEAD_DIM)
-    stats,  # as many pairs, fp32: the LSE and what nobody reads
+    stats,  # one pair per entry, fp32: the LSE and an unused number
     heads,
     heads_each,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
     RANKS: tl.constexpr,
 ):
-    """Copies row `program_id(0)` of a shard's output to its place among those that are dealt one
-    to each rank.
-    """
+    """Copy row `program_id(0)` of a shard's output to its entry, grouped by receiving rank."""
     row = tl.program_id(0)
     sequence, head = row // heads, row % heads
     columns = tl.arange(0, HEAD_DIM_PADDED)
@@ -105,8 +103,9 @@ def merge_entries(
     RANKS: tl.constexpr,
     RANKS_PADDED: tl.constexpr,
 ):
-    """Entry `program_id(0)`, laid out as in `deal_entries`, one from each rank, into its row of the
-    output, which begins at the share's first head.
+    """Merge entry `program_id(0)` of all ranks into its output row.
+
+    Entries are laid out as in `deal_entries`. The output begins at the share's first head.
     """
     entry = tl.program_id(0)
     columns = tl.arange(0, HEAD_DIM_PADDED)
@@ -134,13 +133,13 @@ def merge_entries(
 def weigh(
     part_out,
     part_lse,
-    most,  # of all ranks, by row
+    most,  # maximum LSE of each row over all ranks
     numerator,  # fp32
     denominator,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
 ):
-    """Row `program_id(0)` of a shard's numerator and denominator against the maximum of all."""
+    """Scale row `program_id(0)` of a shard's numerator and denominator to the common maximum."""
     row = tl.program_id(0)
     columns = tl.arange(0, HEAD_DIM_PADDED)
     valid = columns < HEAD_DIM
@@ -162,7 +161,7 @@ def divide(
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
 ):
-    """Row `program_id(0)` of the output and of the LSE."""
+    """Write row `program_id(0)` of the output and its LSE."""
     row = tl.program_id(0)
     columns = tl.arange(0, HEAD_DIM_PADDED)
     valid = columns < HEAD_DIM

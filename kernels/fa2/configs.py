@@ -1,4 +1,4 @@
-"""The launch settings of the FlashAttention-2 decomposition."""
+"""Launch settings of the FlashAttention-2 decomposition."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ from leanbench.core.problem import AttentionProblem
 
 @dataclass(frozen=True)
 class Fa2TritonConfig(TileConfig):
-    """A LeanTile, warps and stages."""
+    """Settings of the Triton implementation."""
 
     implementation = "triton"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fa2CudaConfig(EqualSplitsConfig):
-    """The settings of lean.cu's body: a CTA walks an output tile."""
+    """Settings of the body of lean.cu, with an output tile per CTA."""
 
-    #: A cluster would split it.
+    #: A cluster would split the output tile.
     cluster_size: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 def triton_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> Fa2TritonConfig:
-    """The fastest on an H200 over 24 problems: a lone CTA wants its whole SM's shared memory in
-    flight.
+    """Return the fastest settings over 24 problems on an H200.
+
+    A CTA alone on its SM needs all shared memory for bytes in flight.
     """
     tile_tokens, stages = (256, 4) if problem.head_dim <= 64 else (128, 3)
     if problem.head_dim > 128:
@@ -50,15 +51,17 @@ def triton_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> Fa2TritonConfig
 
 
 def triton_candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Fa2TritonConfig]:
-    """LeanTile, warps and stages worth trying: those whose stages fit."""
+    """Return combinations of LeanTile, warps and stages that fit."""
     for tile_tokens, num_stages, num_warps in product((64, 128, 256), (2, 3, 4, 6), (4, 8)):
         if stages_that_fit(problem, tile_tokens, num_stages, gpu) == num_stages:
             yield Fa2TritonConfig(tile_tokens, num_warps, num_stages)
 
 
 def cuda_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
-    """A CTA that has its SM for itself keeps the most bytes in flight; where there are more output
-    tiles than SMs, one CTA reads while another begins or ends.
+    """Return settings for lengths known to the host.
+
+    A CTA alone on its SM keeps the most bytes in flight. With more output tiles than SMs, one CTA
+    reads while another begins or ends.
     """
     rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     row_tiles = -(-problem.group_size * problem.q_len // rows)
@@ -68,8 +71,9 @@ def cuda_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
 
 
 def cuda_any_length(problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
-    """Settings for lengths that the host does not know: the CTA of the longest sequence, which ends
-    last, reads as much as it can.
+    """Return settings for lengths on the device.
+
+    The CTA of the longest sequence ends last, so it reads at the highest rate.
     """
     rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     build = lone_build(problem, rows)
@@ -77,7 +81,7 @@ def cuda_any_length(problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
 
 
 def cuda_candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Fa2CudaConfig]:
-    """Builds and rows of an output tile worth trying: those that fit."""
+    """Return builds and `tile_rows` that fit."""
     for build, rows in product(builds_to_try(problem), rows_to_try(problem)):
         config = Fa2CudaConfig(**body(problem, gpu, build, rows))
         if CudaBuild.of(problem, config).fits(gpu):

@@ -1,6 +1,4 @@
-"""FlashAttention-2's decomposition in Triton: one CTA walks the whole context of an output tile and
-never splits it.
-"""
+"""FlashAttention-2's decomposition in Triton: one CTA per output tile walks the whole context."""
 
 from __future__ import annotations
 
@@ -127,7 +125,7 @@ def fa2_kernel(
 
 
 def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
-    """The launch of `fa2_kernel` over these tensors."""
+    """Return the launch of `fa2_kernel` over these tensors."""
     shape = LaunchShape.of(inputs)
     arguments = (
         inputs.q,
@@ -158,5 +156,5 @@ def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunc
 
 
 def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]:
-    """A function that makes the launches."""
+    """Return a function that launches the kernel."""
     return run_all(launches(inputs, config))

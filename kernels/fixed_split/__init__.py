@@ -1,4 +1,4 @@
-"""FlashDecoding: every output tile in the same number of equal splits (Dao et al., 2023)."""
+"""FlashDecoding: equal splits, the same number for every output tile (Dao et al., 2023)."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class FixedSplit(Implementations[FixedSplitTritonConfig | FixedSplitCudaConfig])
 
 
 class FixedSplitOracle(FixedSplit):
-    """FlashDecoding with its fastest split count, measured: no library's heuristic does better."""
+    """FlashDecoding with the fastest measured split count, an upper bound for split heuristics."""
 
     name = "fixed_split_oracle"
     title = "fixed_split with the fastest of all split counts worth measuring, timed in every cell"

@@ -1,4 +1,4 @@
-"""The launch settings of FlashDecoding on lean.cu."""
+"""Launch settings of FlashDecoding on lean.cu."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from leanbench.core.decomposition import TileGrid, cluster_slots, usable_sms
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 
-# Of `_cost_us`, from decompositions.txt and uneven.txt of reports/h200/settings: on their 37
-# problems of equal lengths what it chooses is 0.7% behind the fastest candidate in the mean, 3.6%
-# at most (entry 52).
-#: What an SM reads of its share of the memory's bandwidth, where at most half of the SMs run and
-#: where more do: two of them share a way to the L2. At most half of the SMs read no more than
-#: `_HALF_SHARE` of the bandwidth.
+# Coefficients of `_cost_us`, fitted to timings of 37 problems with equal lengths
+# (reports/performance-log.md, entry 52).
+#: Read rate of an SM relative to its share of the memory bandwidth: with at most half of the SMs
+#: running, and with more. Two SMs share a path to the L2. At most half of the SMs together read no
+#: more than `_HALF_SHARE` of the bandwidth.
 _LONE_RATE, _PAIRED_RATE, _HALF_SHARE = 2.2, 1.3, 0.9
-#: Microseconds of a merge through memory, of one within a cluster, and of a wave after the first.
+#: Microseconds per merge through memory, per merge within a cluster, and per wave after the first.
 _MERGE_US, _CLUSTER_US, _WAVE_US = 2.0, 1.6, 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSplitCudaConfig(EqualSplitsConfig):
-    """The settings of lean.cu's body, and the number of splits: a split is a CTA's, or a
-    cluster's.
+    """Settings of the body of lean.cu, and the number of splits. A CTA or a cluster computes a
+    split.
     """
 
-    #: Parts of every output tile.
+    #: Number of splits per output tile.
     splits: int = number(1, MOST_SPLITS)  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class _Shape(NamedTuple):
-    """CTAs of an SM and of a cluster."""
+    """CTAs per SM and per cluster."""
 
     ctas_per_sm: int
     cluster_size: int
 
 
 def cuda_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
-    """CTAs of an SM and of a cluster, and one of the split counts worth measuring, that read K and
-    V of equal lengths the soonest by `_cost_us`.
+    """Return settings for equal lengths with the lowest `_cost_us`.
+
+    The search covers CTAs per SM and per cluster, and split counts worth measuring.
     """
     rows = tile_rows_of(problem)
     tiles = TileGrid.of(problem, TILE_TOKENS, rows)
@@ -68,8 +68,10 @@ def cuda_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaCon
 
 
 def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
-    """Settings for lengths that the host does not know; `any_length_splits` for a full cache, by
-    two CTAs of an SM where rows are short, as lean_cuda's.
+    """Return settings for lengths on the device.
+
+    The splits are `any_length_splits` of a full cache. Like lean_cuda, two CTAs share an SM if rows
+    are short.
     """
     rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     splits = any_length_splits(TileGrid.of(problem, TILE_TOKENS, rows), gpu)
@@ -92,8 +94,9 @@ def _fitted(
 
 
 def cuda_candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[FixedSplitCudaConfig]:
-    """Builds and rows of an output tile that fit, with every split count worth measuring, and
-    clusters of the build with the most bytes in flight.
+    """Return builds and `tile_rows` that fit, with split counts worth measuring, and clusters.
+
+    Clusters use the build with the most bytes in flight.
     """
     clusters = (2, 4, 8) if gpu.compute_capability >= HOPPER else ()
     for rows in rows_to_try(problem):
@@ -117,7 +120,7 @@ def _shapes(gpu: GpuSpec) -> list[_Shape]:
 def _cost_us(
     problem: AttentionProblem, tiles: TileGrid, shape: _Shape, splits: int, gpu: GpuSpec
 ) -> float:
-    """What reading all splits takes, wave by wave, with the merges."""
+    """Estimate the time to read all splits, wave by wave, and to merge them."""
     ctas_per_sm, cluster = shape
     rate = gpu.bandwidth_tb_s * 1e6
     sms, slots = usable_sms(gpu.sms, cluster), cluster_slots(gpu.sms, ctas_per_sm, cluster)
@@ -127,7 +130,7 @@ def _cost_us(
     def wave_us(units: int) -> float:
         if units == 0:
             return 0.0
-        # Those of an SM have the bytes in flight of one that has it for itself.
+        # CTAs that share an SM have together the bytes in flight of one alone.
         running = units * cluster / ctas_per_sm / gpu.sms
         if units * cluster <= gpu.sms / 2:
             share = min(_HALF_SHARE, _LONE_RATE * running)

@@ -1,6 +1,4 @@
-"""FlashDecoding's decomposition in Triton: every output tile in equal splits, and a second kernel
-that merges them.
-"""
+"""FlashDecoding's decomposition in Triton: equal splits, merged by a second kernel."""
 
 from __future__ import annotations
 
@@ -41,9 +39,9 @@ if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
 
-#: A row's largest score, in units of log2, with which a unified maximum of 0 loses nothing: 2^15 is
-#: the last power of two below fp16's largest number, and beside a largest weight of 2^-8 those of
-#: 2^-16 of it are still told apart at 2^-24, fp16's smallest.
+#: Smallest row maximum, in units of log2, with which a unified maximum of 0 keeps its precision.
+#: 2^15 is the last power of two below fp16's largest number. With a largest weight of 2^-8, weights
+#: of 2^-16 relative to it are still distinct: fp16's smallest number is 2^-24.
 LEAST_UNIFIED = tl.constexpr(-8.0)
 MOST_UNIFIED = tl.constexpr(15.0)
 
@@ -219,18 +217,19 @@ def merge_kernel(
     end_events(events, recorded, MAX_EVENTS)
 
 
-#: Numbers that a merge step holds in registers, 32 a thread of 128.
+#: Numbers in registers per merge step: 32 per thread of 128 threads.
 _MERGED_NUMBERS = 4096
 
 _workspaces: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
 def _partials(device: torch.device, count: int) -> torch.Tensor:
-    """Room for partials, shared by the launches of the current stream as in serving, where it stays
-    in the L2.
+    """Return the partials buffer of the current stream.
+
+    Launches share it, as in serving, so it stays in the L2.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # The graph owns what is allocated now.
+        # Within a capture the graph owns the allocation.
         return torch.empty(count, dtype=torch.float32, device=device)
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     workspace = _workspaces.get((device, stream))
@@ -241,8 +240,9 @@ def _partials(device: torch.device, count: int) -> torch.Tensor:
 
 
 def launches(inputs: AttentionInputs, config: FixedSplitTritonConfig) -> tuple[TritonLaunch, ...]:
-    """The launches of `split_kernel` and `merge_kernel` over these tensors; with one split, of
-    FlashAttention-2's kernel.
+    """Return the launches of `split_kernel` and `merge_kernel`.
+
+    A single split is a launch of FlashAttention-2's kernel.
     """
     if config.splits == 1:
         return fa2_launches(inputs, config)
@@ -252,10 +252,10 @@ def launches(inputs: AttentionInputs, config: FixedSplitTritonConfig) -> tuple[T
 def split_launches(
     inputs: AttentionInputs, config: FixedSplitTritonConfig, unified: bool = False
 ) -> tuple[TritonLaunch, ...]:
-    """The launches of `split_kernel` and `merge_kernel`, whatever the number of splits.
+    """Return the launches of `split_kernel` and `merge_kernel` for any number of splits.
 
     Args:
-        unified: by FlashDecoding++'s softmax.
+        unified: use FlashDecoding++'s softmax.
     """
     shape = LaunchShape.of(inputs)
     slots = shape.output_tiles * config.splits
@@ -297,7 +297,7 @@ def split_launches(
         "NUM_STAGES": config.num_stages,
         "num_warps": config.num_warps,
     }
-    # A power of two that covers the splits, so that most merges take one step.
+    # A power of two that covers the splits, so most merges take one step.
     at_once = min(_MERGED_NUMBERS // padded(shape.head_dim), padded(config.splits))
     merge_options = {**shared, "PARTIALS_AT_ONCE": at_once, "num_warps": 4}
     return (
@@ -307,5 +307,5 @@ def split_launches(
 
 
 def prepare(inputs: AttentionInputs, config: FixedSplitTritonConfig) -> Callable[[], None]:
-    """A function that makes the launches."""
+    """Return a function that launches the kernels."""
     return run_all(launches(inputs, config))

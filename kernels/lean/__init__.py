@@ -44,12 +44,12 @@ class Lean(Implementations[LeanConfig]):
         return _TRITON.merge_rounds(rows, head_dim, num_warps, partials)
 
     def relaunch(self, inputs: AttentionInputs, config: LeanConfig) -> Relaunch:
-        """The launch over other tensors; see leanbench.kernels.launch.Relaunch."""
+        """Return a launch for other tensors; see leanbench.kernels.launch.Relaunch."""
         kernel, config = self._launched(inputs, config)
         return kernel.relaunch(inputs, config)
 
     def _launched(self, inputs: AttentionInputs, config: LeanConfig) -> tuple[Any, Any]:
-        # GPUs that share the sequences have no other implementation.
+        # Only CUDA C++ supports GPUs that share sequences.
         return (_CUDA, config) if inputs.peers is not None else super()._launched(inputs, config)
 
     def _in_triton(
@@ -61,7 +61,7 @@ class Lean(Implementations[LeanConfig]):
 
 
 class LeanBatchInvariant(Lean):
-    """What `batch_invariant=True` costs, to be seen side by side with `lean`."""
+    """`lean` with `batch_invariant=True`, to show its cost next to `lean`."""
 
     name = "lean_batch_invariant"
     title = "lean with batch_invariant=True: bits that do not depend on the rest of the batch"
@@ -78,7 +78,7 @@ class LeanBatchInvariant(Lean):
         return [self.batch_invariant_config(problem, gpu)]
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanConfig]:
-        """Not tuned; one for each implementation."""
+        """Return one config per implementation: the settings are not tuned."""
         able = [kernel for kernel in (_TRITON, _CUDA) if kernel.unsupported_reason(problem) is None]
         return [kernel.batch_invariant_config(problem, gpu) for kernel in able]
 

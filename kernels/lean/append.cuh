@@ -1,7 +1,7 @@
-// Appending: the warp that takes a chunk in which new tokens have their places writes their rows of
-// K and V over what the copy brought, and, for one row tile, into the cache. So whoever needs them
-// has them, and no CTA waits for another. The first of them are read when the part begins, behind its
-// first copies: read with their chunk, whose copy is there by then, they would be waited for.
+// Appending: the warp that processes a chunk with new tokens writes their rows of K and V over the
+// copied chunk and, for one row tile, into the cache. Every reader then has them, and no CTA waits
+// for another. The first new tokens are read at the start of a part, behind its first copies.
+// Reading them with their chunk would stall: its copy has arrived by then.
 #pragma once
 #include "params.cuh"
 #include "ptx.cuh"
@@ -9,10 +9,10 @@
 #include "schedule.cuh"
 
 constexpr int WORD_NUMBERS = 4 / KV_BYTES;
-// Words of a row for a lane, a word to each lane at a time.
+// Words of a row per lane; the lanes read one word each at a time.
 constexpr int K_WORDS = (HEAD_DIM / WORD_NUMBERS + 31) / 32;
 constexpr int V_WORDS = (V_HEAD_DIM / WORD_NUMBERS + 31) / 32;
-// Rows on their way at once, as registers allow; the first ones have theirs for longer.
+// Rows in flight, limited by registers. The first ones hold theirs for longer.
 constexpr int APPEND_ROWS = ROTARY_DIM > 0 && ROWS > 16 ? 1
                             : ROTARY_DIM > 0 && K_WORDS <= 2 ? 2
                             : K_WORDS <= 1                   ? 4
@@ -21,11 +21,11 @@ constexpr int APPEND_ROWS = ROTARY_DIM > 0 && ROWS > 16 ? 1
 constexpr int FIRST_ROWS = ROTARY_DIM > 0 || ROWS > 8 ? 1 : APPEND_ROWS;
 
 struct Append {
-  int length;       // of the sequence before
+  int length;       // of the sequence before the launch
   int kv_head;
-  bool to_cache;    // the last row tile, which takes all of the sequence's last tokens
-  int token, stop;  // of the chunk's tokens: the first, and the end of those that are there
-  int early;        // the warp's chunk whose first new tokens are read when the part begins, -1: none
+  bool to_cache;    // true for the last row tile, which sees all of the sequence's last tokens
+  int token, stop;  // of the chunk's tokens: the first, and the end of the new ones
+  int early;        // chunk with new tokens that are read at the start of the part; -1: none
   u32 k[APPEND_ROWS][K_WORDS], v[APPEND_ROWS][V_WORDS];
   Turn turns[ROTARY_DIM > 0 ? APPEND_ROWS : 1][K_WORDS];
   int outer[APPEND_ROWS];  // rows of the cache, or pages
@@ -36,7 +36,7 @@ struct Append {
     kv_head = tile.kv_head;
     to_cache = tile.row_offset + ROWS >= all_rows(part.queries.count);
     early = -1;
-    // The warp's first chunk from the one on that has the first new token.
+    // The warp's first chunk at or after the one with the first new token.
     const int behind = max(length - part.token, 0) / CHUNK - part.chunk;
     const int chunk = part.chunk + (max(behind, 0) + RANGE_WARPS - 1) / RANGE_WARPS * RANGE_WARPS;
     if (chunk >= part.chunks) return;
@@ -46,7 +46,7 @@ struct Append {
     load<FIRST_ROWS>(p, part, max(token, length), lane);
   }
 
-  // Whether the part's next chunk has places of new tokens; if so, starts reading the first.
+  // Returns whether the part's next chunk has new tokens; if so, starts reading the first.
   __device__ __forceinline__ bool starts(const Params &p, const Position &part, int lane) {
     token = part.token + part.chunk * CHUNK;
     stop = min(token + CHUNK, part.tokens);
@@ -55,7 +55,7 @@ struct Append {
     return any;
   }
 
-  // Starts reading the rows of COUNT tokens from `at` on, as far as the chunk has them.
+  // Starts reading the rows of COUNT tokens from `at` on, within the chunk.
   template <int COUNT>
   __device__ __forceinline__ void load(const Params &p, const Position &part, int at, int lane) {
     const KvNumber *k_new = p.k_new + part.sequence * p.stride_k_new_batch +
@@ -86,14 +86,14 @@ struct Append {
     }
   }
 
-  // The row of the cache, or the page, that has the sequence's token `at`.
+  // Returns the cache row, or the page, of the sequence's token `at`.
   __device__ __forceinline__ static int outer_of(const Params &p, const Position &part, int at) {
     if (PAGE > 0)
       return __ldg(p.block_table + (i64)part.sequence * p.stride_table + at / PAGE_OR_1);
     return BATCH_IDX ? __ldg(p.cache_batch_idx + part.sequence) : part.sequence;
   }
 
-  // Writes the rows that were read to `stage`, and to the cache.
+  // Writes the loaded rows to `stage`, and to the cache.
   template <int COUNT>
   __device__ __forceinline__ void store(const Params &p, const Position &part, u32 stage, int at,
                                         int lane) const {
@@ -124,7 +124,7 @@ struct Append {
     for (int word = 0; word < WORDS; word++) {
       const int at = lane + 32 * word, piece = at / 4;
       if (WORD_NUMBERS * at >= DIM) continue;
-      // As copies write it.
+      // The layout of copies.
       st_shared_b32(stage + (piece / COLUMN_PIECES * CHUNK + row) * COLUMN_BYTES +
                         ((piece % COLUMN_PIECES ^ swizzle_of(row % 8)) << 4) + at % 4 * 4,
                     words[word]);
@@ -132,7 +132,7 @@ struct Append {
     }
   }
 
-  // Writes the new tokens of the chunk in `stage`, the first of which have been read.
+  // Writes the new tokens of the chunk in `stage`; the first have been read already.
   __device__ __forceinline__ void write_chunk(const Params &p, const Position &part, u32 stage,
                                               int lane) {
     const int first = max(token, length);

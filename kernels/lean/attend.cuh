@@ -1,6 +1,6 @@
-// Attention over a chunk: scores, the running softmax of a warp, and the weighted sum of values.
-// Tokens fill the large dimension of the matrix instructions (S^T = K Q^T, O^T = V^T P^T), so a
-// group of up to 8 query heads pads to 8 columns.
+// Attention over a chunk: scores, a warp's running softmax, and the weighted sum of values. Tokens
+// fill the large dimension of the matrix instructions (S^T = K Q^T, O^T = V^T P^T), so a group of
+// up to 8 query heads pads to 8 columns.
 #pragma once
 #include "fp8.cuh"
 #include "params.cuh"
@@ -8,22 +8,23 @@
 #include "rotary.cuh"
 #include "schedule.cuh"
 
-// Numbers of Q in a lane, of the four that hold a row of a step: these of the first half, and of the
-// second so far on; in the order of `keys_of`.
+// Four lanes hold a step's row of Q, in the order of `keys_of`: adjacent lanes begin LANE_STEP
+// numbers apart, and a lane's second half is HALF_STEP numbers after its first.
 constexpr int LANE_STEP = KV_DTYPE == 0 ? 2 : 4, HALF_STEP = KV_DTYPE == 0 ? 8 : 2;
 
 // The query rows of an output tile, as columns of the second operand.
 struct Query {
   u32 fragments[SHARED_QUERY ? 1 : K_STEPS][ROW_BLOCKS][2];
-  const QNumber *base;         // of the KV head's query heads
+  const QNumber *base;         // the KV head's query heads
   int row_offset, all_rows;    // of the output tile; of the KV head
-  int sequence = -1, head;     // FIXED_RUNS: whose rows these are
-  int position;                // ROTARY_DIM: of the first query token
-  float slopes[ROW_BLOCKS][2];  // ALIBI: of the lane's rows, see State
+  int sequence = -1, head;     // FIXED_RUNS: owner of these rows
+  int position;                // ROTARY_DIM: position of the first query token
+  float slopes[ROW_BLOCKS][2];  // ALIBI: slopes of the lane's rows, see State
   u32 shared_lane;             // SHARED_QUERY: the lane's address
-  float scales[ROW_BLOCKS][2];  // KV_DTYPE: of the scores of the lane's rows
+  float scales[ROW_BLOCKS][2];  // KV_DTYPE: scales of the lane's rows of scores
 
-  // Whether the rows are others than before; fixed runs of an output tile have the same.
+  // Returns whether the rows differ from the previous ones. Fixed runs of an output tile share
+  // them.
   __device__ __forceinline__ bool enter_part(const Params &p, const Position &part) {
     const HeadTile tile = part.head_tile();
     row_offset = tile.row_offset;
@@ -48,7 +49,7 @@ struct Query {
             __ldg(of_heads + (row_offset + rows * BLOCK_ROWS + lane % 4 * 2 + j) % GROUP_SIZE);
   }
 
-  // As operands have them, but for `divide_row`.
+  // Loads two numbers as operands, except for `divide_row`.
   __device__ __forceinline__ static u32 two_numbers(const QNumber *at) {
     if (Q_DTYPE == 0) return __ldg(reinterpret_cast<const u32 *>(at));
     return to_fp16<Q_DTYPE>(__ldg(reinterpret_cast<const unsigned short *>(at)), 0, 1);
@@ -98,7 +99,7 @@ struct Query {
     }
   }
 
-  // From shared memory, after `load_shared` and a barrier.
+  // Loads from shared memory, after `load_shared` and a barrier.
   __device__ __forceinline__ void load_staged() {
 #pragma unroll
     for (int step = 0; step < K_STEPS; step++)
@@ -107,7 +108,7 @@ struct Query {
         ldmatrix_x2(fragments[step][rows], shared_lane + 2 * (rows * 8 * QUERY_ROW + step * 16));
   }
 
-  // KV_DTYPE: what scores of the rows of the `head`th KV head of a row are multiplied by.
+  // KV_DTYPE: returns the factor of scores for rows of a row's KV head `head`.
   __device__ __forceinline__ static float descaled(const Params &p, const Position &part,
                                                    int head) {
     const int kv_head = part.head_tile().kv_head * HEADS_OF_ROW + head;
@@ -115,7 +116,7 @@ struct Query {
            scale_of(p.k_descale, part.sequence, kv_head);
   }
 
-  // Turns a row of bf16 into fp16; its unit.
+  // Converts a row from bf16 to fp16; returns its unit.
   __device__ __forceinline__ float divide_row(int rows) {
     u32 largest = 0;
 #pragma unroll
@@ -130,7 +131,7 @@ struct Query {
     return unit;
   }
 
-  // By all threads; barriers around it are the caller's.
+  // Called by all threads; the caller places barriers around it.
   __device__ __forceinline__ void load_shared(const Params &p, unsigned char *shared) const {
     float *units = reinterpret_cast<float *>(shared + UNITS_AT);
     if (DIVIDED_QUERY) load_units(p, units);
@@ -153,7 +154,7 @@ struct Query {
 #pragma unroll
         for (int word = 0; word < 4; word++)
           if (DIVIDED_QUERY) words[word] = in_units(words[word], units[within]);
-        // Two lanes' numbers: 8 bytes of either half.
+        // Numbers of two lanes: 8 bytes in each half.
         const int to = within * QUERY_ROW + column / 16 * 16 + column % 16 / 2;
         uint2 *halves = reinterpret_cast<uint2 *>(shared + QUERY_AT + 2 * to);
         halves[0] = make_uint2(words[0], words[2]);
@@ -162,7 +163,7 @@ struct Query {
     }
   }
 
-  // The units of all rows, a warp to a row. By all threads.
+  // Stores the units of all rows, a row per warp. Called by all threads.
   __device__ __forceinline__ void load_units(const Params &p, float *units) const {
     const int lane = threadIdx.x % 32;
     for (int within = threadIdx.x / 32; within < ROWS; within += WARPS) {
@@ -178,7 +179,7 @@ struct Query {
     __syncthreads();
   }
 
-  // KV_DTYPE: after `load_shared` and a barrier.
+  // KV_DTYPE: called after `load_shared` and a barrier.
   __device__ __forceinline__ void load_scales(const Params &p, const Position &part,
                                               const unsigned char *shared, int lane) {
     const float *units = reinterpret_cast<const float *>(shared + UNITS_AT);
@@ -202,13 +203,13 @@ struct Query {
   }
 };
 
-// PAGE_SCALES: reads the scales of the lane's tokens of a chunk, from where those of its first page
-// are: of K, or 4 bytes further of V.
+// PAGE_SCALES: reads the scales of the lane's tokens of a chunk. `at` is the scale of K's first
+// page; V's are 4 bytes further.
 __device__ __forceinline__ void load_scales(float (&scales)[TOKEN_BLOCKS][2], u32 at, int lane) {
 #pragma unroll
   for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) {
     const int token = 8 * i;
-    // The lane's tokens before it may be of the same page.
+    // Otherwise the lane's previous token has the same page.
     scales[i / 2][i % 2] = token % BOX == 0
                                ? ld_shared_f32(at + (token + (BOX < 8 ? lane / 4 : 0)) / BOX * 8)
                                : scales[(i - 1) / 2][(i - 1) % 2];
@@ -218,11 +219,11 @@ __device__ __forceinline__ void load_scales(float (&scales)[TOKEN_BLOCKS][2], u3
 // A warp's share of an output tile: the running softmax over its chunks. Lane `lane` holds rows
 // `pair` and `pair` + 1 of each block of 8 rows.
 struct State {
-  float o[V_STEPS][ROW_BLOCKS][4];  // O^T: 16 columns of head_dim a step
-  float m[ROW_BLOCKS][2];         // the reference that weights are taken against, in units of log2
+  float o[V_STEPS][ROW_BLOCKS][4];  // O^T: 16 columns of head_dim per step
+  float m[ROW_BLOCKS][2];         // the reference of weights, in units of log2
   float l[ROW_BLOCKS][2];         // this lane's sum of weights
-  float unit;                     // PAGE_SCALES: a power of two that `o` is to be multiplied by
-  float v_scales[TOKEN_BLOCKS][2];  // PAGE_SCALES: of the lane's tokens of a chunk, over `unit`
+  float unit;                     // PAGE_SCALES: pending factor of `o`, a power of two
+  float v_scales[TOKEN_BLOCKS][2];  // PAGE_SCALES: scales of the lane's tokens over `unit`
 
   __device__ __forceinline__ void reset() {
     if (PAGE_SCALES) unit = unit_above(0.0f);
@@ -237,7 +238,7 @@ struct State {
     }
   }
 
-  // Moves the references where a score of this chunk has passed one by the threshold.
+  // Moves the references if a score of this chunk exceeds one by the threshold.
   __device__ __forceinline__ void rescale(const float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4]) {
     float top[ROW_BLOCKS][2];
     bool passed = false;
@@ -249,7 +250,7 @@ struct State {
 #pragma unroll
         for (int block = 1; block < TOKEN_BLOCKS; block++)
           top[rows][j] = fmaxf(top[rows][j], fmaxf(s[block][rows][j], s[block][rows][j + 2]));
-        // A sum would be rounded up to more than the threshold where scores are above 2^27.
+        // A sum would be rounded up beyond the threshold for scores above 2^27.
         passed |= top[rows][j] - m[rows][j] > RESCALE_THRESHOLD;
       }
     if (!__any_sync(~0u, passed)) return;
@@ -270,8 +271,8 @@ struct State {
       }
   }
 
-  // PAGE_SCALES: reads scales of values and divides them by the unit, which is moved where one has
-  // passed it: weights times what is left of them stay within fp16.
+  // PAGE_SCALES: reads scales of values and divides them by the unit. A scale above it moves the
+  // unit, so weights times the quotients stay within fp16.
   __device__ __forceinline__ void take_scales(u32 page_scales, int lane) {
     load_scales(v_scales, page_scales + 4, lane);
     float top = 0.0f;
@@ -312,11 +313,11 @@ struct State {
         }
   }
 
-  // To shared memory, where the CTA's warps meet; values times `v_scale`, those of a second KV head
-  // times its own.
+  // Stores the state to shared memory, where the CTA's warps merge. Values are multiplied by
+  // `v_scale`, those of a second KV head by its own scale.
   __device__ __forceinline__ void store(float *scratch, float2 *logs, int warp, int lane,
                                         float v_scale, float second_v_scale) const {
-    // Columns of a lane's rows of O^T, as of `values_of`.
+    // Columns of a lane's rows of O^T, in the order of `values_of`.
     constexpr int LANE_COLUMNS = KV_DTYPE == 0 ? 1 : 2, SECOND = KV_DTYPE == 0 ? 8 : 1;
     if (PAGE_SCALES) v_scale *= unit;
     const int pair = lane % 4 * 2;
@@ -342,9 +343,9 @@ struct State {
   }
 };
 
-// Addresses of ldmatrix within a stage, 32 bytes of 16 tokens each; the number of a 16-byte piece is
-// XORed with the row (swizzle).
-// `odd`: SHIFTED_ROWS: whether the row begins in the middle of a column.
+// Returns the address for ldmatrix within a stage: 32 bytes of 16 tokens each. The number of a
+// 16-byte piece is XORed with the row (swizzle). `odd`: SHIFTED_ROWS: the row begins in the middle
+// of a column.
 __device__ __forceinline__ u32 load_address(u32 lane_at, int load, int block, u32 odd) {
   constexpr int COLUMN_LOADS = COLUMN_BYTES / 32;
   if (SHIFTED_ROWS) {
@@ -367,11 +368,11 @@ __device__ __forceinline__ u32 v_address(u32 stage, int lane, int load, int bloc
   return load_address(stage + v_lane, load, block, odd);
 }
 
-// S^T = scale K Q^T of a chunk.
+// Computes S^T = scale K Q^T of a chunk.
 __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
                                                const Params &p, const Query &query, u32 stage,
                                                u32 page_scales, int lane, u32 odd) {
-  // Sums: with two of them few instructions wait for one another.
+  // Two sums in turn reduce dependencies between instructions.
   constexpr int CHAINS = TOKEN_BLOCKS * ROW_BLOCKS == 1 ? 2 : 1;
   float chains[CHAINS][TOKEN_BLOCKS][ROW_BLOCKS][4];
 #pragma unroll
@@ -431,9 +432,9 @@ __device__ __forceinline__ int query_of(const Query &query, int rows, int j, int
   return (query.row_offset + rows * BLOCK_ROWS + lane % 4 * 2 + j) / GROUP_SIZE;
 }
 
-// Soft cap: scores are 2 log2(e) / softcap times what they are to be, so that 2^s is e^2x of
-// tanh(x) = 1 - 2 / (1 + e^2x). ex2 and rcp are right to some 2^-22, tanh.approx to 2^-11: a cap of
-// 50 would have scores 0.02 off.
+// Soft cap. The scores arrive multiplied by 2 log2(e) / softcap, so that 2^s is e^2x of tanh(x) = 1
+// - 2 / (1 + e^2x). ex2 and rcp are accurate to some 2^-22, tanh.approx only to 2^-11, which is too
+// coarse for a cap of 50.
 __device__ __forceinline__ void cap_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
                                            float softcap) {
 #pragma unroll
@@ -446,11 +447,11 @@ __device__ __forceinline__ void cap_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][
             softcap - 2.0f * softcap * rcp_approx_ftz(1.0f + ex2_approx_ftz(s[block][rows][i]));
 }
 
-// ALiBi: scores fall by the head's slope for each token between theirs and the query token's.
+// ALiBi: scores decrease by the head's slope per token of distance from the query token.
 __device__ __forceinline__ void slope_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
                                              const Query &query, const Position &part, int token,
                                              int lane) {
-  // From the first query token; exact below 2^24.
+  // Relative to the first query token; exact below 2^24.
   const float ahead = __int2float_rz(token + lane / 4 - (part.tokens - part.queries.count));
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
@@ -464,8 +465,8 @@ __device__ __forceinline__ void slope_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS
       }
 }
 
-// Masks the tokens that a row does not see: before the sequence or past its end, outside of the
-// window, past its query token (the causal tail).
+// Masks the tokens that a row does not see: before the sequence or past its end, outside the
+// window, or past its query token (the causal tail).
 __device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
                                             const Params &p, const Query &query,
                                             const Position &part, int token, int lane) {
@@ -488,13 +489,13 @@ __device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS]
       }
 }
 
-// Zeroes the values of a stage before token `first` and from token `end` on: what lies in the cache
-// around the sequence may be NaN, which a weight of 0 does not silence.
+// Zeroes the values of a stage before token `first` and from token `end` on. The cache around the
+// sequence can contain NaN, which a weight of 0 does not remove.
 __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int lane) {
   const auto outside = [=](int row) {
     return row >= end || (START_STEP > 1 && MASKED_STARTS && row < first);
   };
-  const u32 lane_at = stage + V_AT + 16 * lane;  // 16 bytes a lane
+  const u32 lane_at = stage + V_AT + 16 * lane;  // 16 bytes per lane
   if (WHOLE_ROWS) {
 #pragma unroll
     for (int piece = 0; piece < CHUNK * COLUMN_PIECES; piece += 32)
@@ -515,13 +516,13 @@ __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int l
   __syncwarp();
 }
 
-// Attends to a chunk that has arrived: the part's next one, PAGE_SCALES: with its pages' scales at
+// Attends to the part's next chunk, after its arrival. PAGE_SCALES: its pages' scales are at
 // `page_scales`.
 __device__ __forceinline__ void attend_chunk(State &state, const Params &p, const Query &query,
                                              u32 stage, u32 page_scales, const Position &part,
                                              int lane) {
   const int token = part.token + part.chunk * CHUNK, tokens = part.tokens;
-  // From the tokens on that the output tile's first row does not see.
+  // Masking starts at the first token that some row of the output tile does not see.
   const int first_query = Q_LEN > 0 ? 0 : query.row_offset / GROUP_SIZE;
   bool masked = token + CHUNK > tokens - (part.queries.count - 1) + first_query;
   if (MASKED_STARTS) masked |= token < part.first_seen(p, query.row_offset + ROWS - 1);

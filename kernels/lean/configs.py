@@ -1,4 +1,4 @@
-"""The launch settings of LeanAttention: one class for each implementation."""
+"""Launch settings of LeanAttention, one class per implementation."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from leanbench.kernels.launch import registers_per_thread
 
 from leanbench.core.config import TileConfig, number, optional_number, switch, word
 
-#: Warps that an SM of any GPU here holds at once.
+#: Resident warps of an SM, on every supported GPU.
 _WARPS_PER_SM = 64
-#: `tile_rows` up to which warps multiply by themselves, above it warpgroups.
+#: Largest `tile_rows` with matrix instructions of warps; warpgroups multiply above it.
 _MOST_WARP_ROWS = 32
-#: Rows of all CTAs of an SM at most where warpgroups multiply, for their registers.
+#: Maximum rows of all CTAs on an SM with warpgroups, limited by registers.
 _MOST_WARPGROUP_ROWS = 128
-#: 16 rows to a warp, chunks of 64 tokens at least, two CTAs to an SM at most, with one warpgroup;
-#: CTAs of a cluster, or one of a pair with one warpgroup and bulk copies; fixed runs.
+#: Required values of `_settings_of_warpgroups`: 16 rows per warp, chunks of at least 64 tokens,
+#: rows that fit an SM; a cluster size of 1, also for a pair of CTAs with one warpgroup and bulk
+#: copies; no fixed runs.
 _OF_WARPGROUPS = (True, True, True, 1, 0)
 
 
 def too_many_warps(config: TileConfig) -> str | None:
-    """One sentence where an SM does not hold the warps of `ctas_per_sm` CTAs, or None."""
+    """Return why an SM cannot hold the warps of `ctas_per_sm` CTAs, or None."""
     warps = config.num_warps * config.ctas_per_sm
     if warps <= _WARPS_PER_SM:
         return None
@@ -33,8 +34,9 @@ def too_many_warps(config: TileConfig) -> str | None:
 
 
 def chunk_contradiction(config: CudaConfig) -> str | None:
-    """One sentence on a chunk that ends in the LeanTile of the next work range, where both would
-    count it, or None.
+    """Return why a chunk is too large for a LeanTile, or None.
+
+    It would end in the LeanTile of the next work range, and both would count it.
     """
     if config.chunk_tokens <= config.tile_tokens:
         return None
@@ -45,7 +47,7 @@ def chunk_contradiction(config: CudaConfig) -> str | None:
 
 
 class BuildKey(NamedTuple):
-    """The settings that distinguish compiled kernels of a head_dim, dtype and group size."""
+    """Settings that distinguish compiled kernels of a head_dim, dtype and group size."""
 
     implementation: str
     settings: tuple[Any, ...]
@@ -53,25 +55,25 @@ class BuildKey(NamedTuple):
 
 @dataclass(frozen=True)
 class LeanConfig(TileConfig):
-    """The settings that both implementations have: how a grid of stream-K is made."""
+    """Settings common to both implementations: the grid of stream-K."""
 
-    #: CTAs launched per SM; the grid is this times the SMs.
+    #: CTAs per SM; the grid is this times the number of SMs.
     ctas_per_sm: int = number(1, 32)  # pyright: ignore[reportIncompatibleVariableOverride]
-    #: A CTA, or a cluster of them, with fewer LeanTiles than this is not worth waking.
+    #: Minimum number of LeanTiles for a CTA or a cluster. With fewer, its start costs more than it
+    #: saves.
     min_tiles_per_cta: int = number(1, 2**31 - 1)
-    #: The grid is rounded down to a multiple of the output tiles, so that no CTA crosses from one
-    #: to the next; in CUDA C++ many short output tiles are a CTA's each, however many that makes.
+    #: Round the grid down to a multiple of the output tiles, so that no CTA crosses a tile
+    #: boundary. In CUDA C++, each of many short output tiles gets a CTA, so the grid may be larger.
     align_grid: bool = switch()
-    #: Output tiles are split into fixed runs of this many LeanTiles at most, whatever the GPU holds
-    #: at once: the parts of a sequence, and so the bits of its output, depend on its own length
-    #: alone. `min_tiles_per_cta` and `align_grid` say nothing. 0: the LeanTiles are dealt to the
-    #: grid.
+    #: Maximum LeanTiles of a fixed run; 0: LeanTiles are distributed over the grid. Fixed runs do
+    #: not depend on the number of resident CTAs: the parts of a sequence, and so the bits of its
+    #: output, depend only on its length. They ignore `min_tiles_per_cta` and `align_grid`.
     fixed_run_tiles: int = optional_number(1, 2**16, unused=0)
 
     @property
     @abstractmethod
     def build_key(self) -> BuildKey:
-        """Configs with the same key differ in their grid only."""
+        """Key of the compiled kernel. Configs with the same key differ only in their grid."""
 
     def contradiction(self) -> str | None:
         return too_many_warps(self)
@@ -79,7 +81,7 @@ class LeanConfig(TileConfig):
 
 @dataclass(frozen=True)
 class LeanTritonConfig(LeanConfig):
-    """The settings of the implementation in Triton."""
+    """Settings of the implementation in Triton."""
 
     implementation = "triton"
 
@@ -91,37 +93,36 @@ class LeanTritonConfig(LeanConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CudaBody:
-    """The settings of lean.cu's body, which copies and attends; its macros are made of them."""
+    """Settings of the body of lean.cu, which copies and attends. Its macros derive from them."""
 
     implementation = "cuda"
 
-    #: Tokens that a warp takes at a time.
+    #: Tokens that a warp processes at a time.
     chunk_tokens: int = number(16, 128, power_of_two=True)
-    #: Query rows of an output tile at most. Fewer make more output tiles of the same K and V, which
-    #: the L2 then holds for them. Where rows of two KV heads lie side by side, 16 are those of
-    #: both, copied as one: in fp8 of 8 query heads each, in 16 bits of up to 8
-    #: (`takes_head_pairs`). 64 and 128 are those of a kernel with the matrix instructions of
-    #: warpgroups, on Hopper alone, with 4 warps to 64 rows.
+    #: Maximum query rows of an output tile. Fewer rows make more output tiles that share K and V
+    #: through the L2. With adjacent rows of two KV heads, 16 covers both, copied as one: in fp8 for
+    #: 8 query heads each, in 16 bits for up to 8 (`takes_head_pairs`). 64 and 128 select the kernel
+    #: with matrix instructions of warpgroups, only on Hopper, with 4 warps per 64 rows.
     tile_rows: int = number(8, 128, power_of_two=True)
-    #: CTAs of a thread-block cluster, which share a work range. `ctas_per_sm` counts CTAs, not
-    #: clusters. With 64 rows a cluster, of 2, has a whole output tile.
+    #: CTAs of a thread-block cluster that share a work range. `ctas_per_sm` counts CTAs, not
+    #: clusters. With 64 rows, a cluster of 2 has a whole output tile.
     cluster_size: int = number(1, 8, power_of_two=True)
-    #: How K and V get to shared memory: bulk tensor copies, or 16-byte cp.async.
+    #: Copies of K and V to shared memory: bulk tensor copies, or 16-byte cp.async.
     copy: str = word("bulk", "async")
 
     @property
     def of_warpgroups(self) -> bool:
-        """Whether warpgroups multiply: many_rows.cu."""
+        """True if warpgroups multiply, in many_rows.cu."""
         return self.tile_rows > _MOST_WARP_ROWS
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeanCudaConfig(CudaBody, LeanConfig):
-    """The settings of the implementation in CUDA C++."""
+    """Settings of the implementation in CUDA C++."""
 
     implementation = "cuda"
 
-    #: Splits of every output tile; 0: the LeanTiles are dealt to the grid.
+    #: Splits per output tile; 0: LeanTiles are distributed over the grid.
     splits: ClassVar[int] = 0
 
     @property
@@ -131,7 +132,7 @@ class LeanCudaConfig(CudaBody, LeanConfig):
 
     @property
     def of_warps(self) -> LeanCudaConfig:
-        """What of these settings holds in calls that many_rows.cu does not take, for lean.cu."""
+        """Equivalent settings of lean.cu, for calls that many_rows.cu does not support."""
         return replace(
             self,
             tile_rows=_MOST_WARP_ROWS,
@@ -142,7 +143,7 @@ class LeanCudaConfig(CudaBody, LeanConfig):
         )
 
     def _settings_of_warpgroups(self) -> tuple[object, ...]:
-        """What `_OF_WARPGROUPS` has."""
+        """Return the values to compare with `_OF_WARPGROUPS`."""
         fits = self.ctas_per_sm * self.tile_rows <= _MOST_WARPGROUP_ROWS
         alone = (self.tile_rows, self.ctas_per_sm, self.copy) == (64, 1, "bulk")
         pair = alone and self.cluster_size == 2
@@ -170,17 +171,18 @@ class LeanCudaConfig(CudaBody, LeanConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EqualSplitsConfig(CudaBody, TileConfig):
-    """The settings of lean.cu where every output tile has as many splits of equal length, each a
-    CTA's or a cluster's.
+    """Settings of lean.cu with equal splits: the same number for every output tile.
+
+    A CTA or a cluster computes a split.
     """
 
     implementation = "cuda"
 
-    #: Splits of every output tile.
+    #: Splits per output tile.
     splits: ClassVar[int] = 1
     fixed_run_tiles: ClassVar[int] = 0
 
-    #: CTAs that an SM holds at once.
+    #: Resident CTAs per SM.
     ctas_per_sm: int = number(1, 32)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def contradiction(self) -> str | None:
@@ -195,5 +197,5 @@ class EqualSplitsConfig(CudaBody, TileConfig):
 #: Settings of a launch of lean.cu.
 CudaConfig = LeanCudaConfig | EqualSplitsConfig
 
-#: The union that files hold, distinguished by `implementation`.
+#: Union of the configs in files, distinguished by `implementation`.
 LEAN_CONFIGS: tuple[type[LeanConfig], ...] = (LeanTritonConfig, LeanCudaConfig)

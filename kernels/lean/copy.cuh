@@ -5,7 +5,7 @@
 #include "schedule.cuh"
 
 constexpr int BOXES = CHUNK / BOX;        // copies of a chunk along its tokens
-// Whose pages a warp knows: a box to each lane, or several.
+// Pages held by a warp: a box per lane, or several.
 constexpr int CHUNKS_AHEAD = BOXES <= 32 ? 32 / BOXES : 1;
 constexpr int LANE_PAGES = (BOXES + 31) / 32;
 // 16-byte pieces of a row in shared memory.
@@ -13,12 +13,12 @@ constexpr int K_PIECES = HEADS_OF_ROW * KV_BYTES * K_STEPS;
 constexpr int V_PIECES = HEADS_OF_ROW * KV_BYTES * V_STEPS;
 constexpr int PIECE_NUMBERS = 16 / KV_BYTES;
 
-// A warp, and where its stages lie.
+// A warp and the addresses of its stages.
 struct Warp {
-  u32 ring, barriers;  // shared addresses: this warp's stages, and their barriers
+  u32 ring, barriers;  // shared addresses of this warp's stages and barriers
   int lane, range_warp;
-  // PAGE > 0: the pages of this warp's next chunks, one read for all of them; how many of the
-  // chunks are left.
+  // PAGE > 0: pages of this warp's next chunks, fetched by a single read, and the number of chunks
+  // left.
   int page[LANE_PAGES], known;
 
   __device__ __forceinline__ void start(unsigned char *shared, int rank, int number, int lane_) {
@@ -38,7 +38,7 @@ struct Warp {
 #endif
   }
 
-  // From the chunk `chunk` on.
+  // Reads the pages from chunk `chunk` on.
   __device__ __forceinline__ void look_up_pages(const Params &p, const Position &position,
                                                 int chunk) {
     const int *row = p.block_table + (i64)position.sequence * p.stride_table;
@@ -54,18 +54,19 @@ struct Warp {
   }
 
 #if PAGE_SCALES
-  // Where the scales of a stage's pages are: for each copy of K and V along its tokens, those two.
+  // Returns the address of the scales of a stage's pages: a pair for each copy of K and V along its
+  // tokens.
   __device__ __forceinline__ u32 scales(int stage) const {
     return barriers + 8 * STAGES + stage * (8 * BOXES);
   }
 
-  // Starts the copies of the scales of the pages of the chunk at `position`, which are those known
-  // from `first` on.
+  // Starts the copies of the page scales of the chunk at `position`. Its pages are those held from
+  // `first` on.
   __device__ __forceinline__ void copy_scales(const Params &p, const Position &position, int first,
                                               int stage) {
     const int token = position.token + position.chunk * CHUNK;
     const int kv_head = position.head_tile().kv_head;
-    // K's and V's are a lane's in turn.
+    // Lanes copy scales of K and of V alternately.
 #pragma unroll
     for (int i = 0; i < (2 * BOXES + 31) / 32; i++) {
       const int place = lane + 32 * i, box = place / 2;
@@ -73,15 +74,15 @@ struct Warp {
       if (box >= BOXES) continue;
       const Descale &of = p.page_descales[lane % 2];
       const float *from = of.at + own * of.stride_batch + kv_head * of.stride_head;
-      // Zeros past the sequence's end: weights of 0 do not silence what lay there.
+      // Zeros past the sequence's end: weights of 0 do not remove NaN.
       cp_async_ca_4(scales(stage) + 4 * place, from, token + box * BOX < position.tokens);
     }
   }
 #endif
 
 #if !BULK
-  // Starts the copy of this lane's pieces of a row of K or V, `column` the first of PIECES; those
-  // past head_dim become zeros.
+  // Starts the copy of this lane's pieces of a row of K or V; `column` is the first of PIECES.
+  // Pieces past head_dim become zeros.
   template <int PIECES, int DIM>
   __device__ __forceinline__ static void copy_row(u32 to, const KvNumber *from, int column) {
 #pragma unroll
@@ -96,7 +97,7 @@ struct Warp {
   }
 #endif
 
-  // Starts the copies of K and V of the chunk at `position`; of a guess without scales.
+  // Starts the copies of K and V of the chunk at `position`; a guess copies no scales.
   __device__ __forceinline__ void copy_chunk(const Params &p, const Position &position, int stage,
                                              bool guess) {
     const int token = position.token + position.chunk * CHUNK;
@@ -119,11 +120,11 @@ struct Warp {
       boxes = min(CHUNK, position.tokens - token + BOX - 1) / BOX;  // none past the sequence's end
     }
 #if BULK
-    // One lane starts them all; the copies write the swizzle.
+    // One lane starts all copies, which write the swizzle.
     if (lane == 0) {
       const u32 barrier = barriers + 8 * stage;
       mbarrier_arrive_expect_tx(barrier, boxes * ((K_COLUMNS + V_COLUMNS) * BOX * COLUMN_BYTES));
-      // Other row tiles read the same K and V again, from the L2.
+      // Other row tiles reread the same K and V from the L2.
       const bool once = ONE_ROW_TILE || (Q_LEN == 0 && row_tiles(position.queries.count) == 1);
       const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_unchanged();
 #pragma unroll
@@ -145,7 +146,7 @@ struct Warp {
         }
     }
 #else
-    // A row has this many lanes, which take the same pieces of K and V.
+    // Lanes of a row, each with the same pieces of K and V.
     constexpr int PIECES = K_PIECES > V_PIECES ? K_PIECES : V_PIECES;
     constexpr int ROW_LANES = PIECES <= COLUMN_PIECES ? COLUMN_PIECES : PIECES <= 16 ? 16 : 32;
     constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
@@ -163,7 +164,7 @@ struct Warp {
                                       (CHUNKS_AHEAD - known) * BOXES + (i + row) / BOX);
         const int at = token + i + row, from = at % PAGE_OR_1;
         const u32 offset = (lane_to ^ (swizzle_of(i % 8) << 4)) + i * COLUMN_BYTES;
-        if (at >= position.tokens) continue;  // what is there is masked
+        if (at >= position.tokens) continue;  // the stage's contents are masked
         if (has_k)
           copy_row<K_PIECES, HEAD_DIM>(
               offset, k_head + outer * p.stride_k_batch + (i64)from * p.stride_k_token, column);
@@ -173,7 +174,7 @@ struct Warp {
               column);
       }
       known--;
-      // For the next copy: they arrive while others are made.
+      // Read for the next copy, in flight while others are started.
       if (known == 0) look_up_pages(p, position, position.chunk + position.step());
     } else if (has_k || has_v) {
 #pragma unroll
@@ -184,10 +185,10 @@ struct Warp {
         const KvNumber *v = v_head + outer * p.stride_v_batch;
         const int at = token + box * BOX;
         const int first = PAGE > 0 ? at % PAGE_OR_1 : at;
-        const int last = PAGE > 0 ? PAGE - 1 : position.tokens - 1;  // all of a page is there
+        const int last = PAGE > 0 ? PAGE - 1 : position.tokens - 1;  // a page is complete
 #pragma unroll
         for (int i = 0; i < BOX; i += ROWS_AT_ONCE) {
-          // Past the end the last token again: it is masked.
+          // Past the end, the last token is copied again and masked.
           const i64 from = min(first + row + i, last);
           const u32 offset = (lane_to ^ (swizzle_of(i % 8) << 4)) + (box * BOX + i) * COLUMN_BYTES;
           if (has_k) copy_row<K_PIECES, HEAD_DIM>(offset, k + from * p.stride_k_token, column);
@@ -200,9 +201,9 @@ struct Warp {
   }
 };
 
-// A warp's ring: how full it is, and which stage comes next.
+// State of a warp's ring: its fill level and next stage.
 struct Ring {
-  Position next;  // of the next chunk to copy
+  Position next;  // next chunk to copy
   bool more;
   int next_stage, empty_stages, stage;
   u32 parity;
@@ -214,7 +215,7 @@ struct Ring {
     parity = 0;
   }
 
-  // Takes up a part of which `STAGES - empty_stages` chunks of this warp are on their way.
+  // Begins a part; `STAGES - empty_stages` of this warp's chunks are already in flight.
   __device__ __forceinline__ void enter(const Position &part) {
     next = part;
     next.chunk += (STAGES - empty_stages) * RANGE_WARPS;
@@ -227,15 +228,15 @@ struct Ring {
   }
 
 #if BULK && CLUSTER > 1
-  // Starts a copy that may turn out not to be wanted.
+  // Starts a speculative copy.
   __device__ __forceinline__ void copy_guess(const Params &p, Warp &warp) {
     copy_next(p, warp, true);
     empty_stages--;
   }
 
 #if PAGE_SCALES
-  // Starts the copies that it left out. Past the sequence's end a block table may name any pages:
-  // tensor maps read nothing outside of the caches, these copies would.
+  // Starts the copies that the guess left out. Past the sequence's end, a block table can contain
+  // any pages. Tensor maps read nothing outside the caches, but these copies would.
   __device__ __forceinline__ void complete_guess(const Params &p, Warp &warp,
                                                  const Position &part) {
     warp.copy_scales(p, part, 0, 0);
@@ -243,10 +244,10 @@ struct Ring {
   }
 #endif
 
-  // Waits for that copy, and forgets it.
+  // Waits for the speculative copy and discards it.
   __device__ __forceinline__ void drop_guess(const Warp &warp) {
     mbarrier_try_wait_parity(warp.barriers, 0);
-    // Lane 0 starts the next copy there: a lane that still waits would miss this phase.
+    // Lane 0 starts the next copy into this stage: a lane still waiting would miss this phase.
     __syncwarp();
     parity = 1;
     next_stage = 0;
@@ -254,8 +255,7 @@ struct Ring {
   }
 #endif
 
-  // Where copies start: until the ring is full, then one chunk for each that was
-  // attended to.
+  // Starts copies until the ring is full, then one for each chunk attended to.
   __device__ __forceinline__ void fill(const Params &p, Warp &warp, int end) {
 #pragma unroll 1
     for (; empty_stages > 0; empty_stages--) {
@@ -270,7 +270,7 @@ struct Ring {
     }
   }
 
-  // The address of the next chunk, once it is there.
+  // Returns the address of the next chunk, after its arrival.
   __device__ __forceinline__ u32 wait(const Warp &warp) {
 #if BULK
     mbarrier_try_wait_parity(warp.barriers + 8 * stage, parity >> stage & 1);

@@ -1,4 +1,4 @@
-"""The launch of lean.cu: what it passes, taken from the call's tensors."""
+"""Launches of lean.cu, and their arguments from the tensors of a call."""
 
 from __future__ import annotations
 
@@ -74,22 +74,22 @@ class CudaLaunch:
 
     build: CudaBuild
     device: torch.device
-    #: CTAs.
+    #: Number of CTAs.
     grid: int
     params: Params
-    #: What its partials take.
+    #: Size of the partials in bytes.
     slots_bytes: int
-    #: Tokens that the caches have room for, of a sequence or a page.
+    #: Capacity of the caches in tokens, per sequence or page.
     capacity: int
-    #: What the parameters point to: it lives as long as the launch.
+    #: Tensors that the parameters point to, kept alive by the launch.
     tensors: tuple[torch.Tensor | None, ...]
-    #: Names of the tensors of leanbench.core.extras that it takes.
+    #: Names of the tensors from leanbench.core.extras in use.
     extras: tuple[str, ...] = ()
 
     name = "lean_cuda"
 
     def run(self) -> Callable[[], None]:
-        """A function that launches on the current stream, and keeps the tensors alive."""
+        """Return a function that launches on the current stream and keeps the tensors alive."""
         launch = DriverLaunch(self.build, self.device, self.grid, self.params, self.slots_bytes)
 
         def run(keep: CudaLaunch = self) -> None:
@@ -98,14 +98,16 @@ class CudaLaunch:
         return run
 
     def relaunch(self) -> Relaunch:
-        """The launch over other tensors of the same shapes, strides and alignments; see
-        leanbench.kernels.launch.Relaunch.
+        """Return a launch for other tensors of the same shapes, strides and alignments.
+
+        See leanbench.kernels.launch.Relaunch.
         """
         return CudaRelaunch(self)
 
     def traced(self, events: torch.Tensor, max_events: int) -> CudaLaunch:
-        """The same launch of a build that records up to `max_events` events a CTA; see
-        leanbench.kernels.events.
+        """Return the launch of a build that records timeline events.
+
+        A CTA records up to `max_events`; see leanbench.kernels.events.
         """
         params = Params.from_buffer_copy(self.params)
         params.events = events.data_ptr()
@@ -117,7 +119,10 @@ class CudaLaunch:
         )
 
     def most_parts(self, inputs: AttentionInputs) -> int:
-        """See leanbench.kernels.launch.most_parts; of fixed runs, as if the caches were full."""
+        """Return the most parts per CTA; see leanbench.kernels.launch.most_parts.
+
+        With fixed runs, full caches are assumed.
+        """
         params = self.params
         if self.build.fixed_runs:
             return -(-self.slots_bytes // (self.build.partial_bytes * self.grid))
@@ -144,8 +149,9 @@ class CudaLaunch:
 
 
 class CudaRelaunch:
-    """A launch of lean.cu whose pointers and length are written anew in every call, and strides and
-    tensor maps where the caches have another capacity.
+    """A launch of lean.cu that updates its pointers and length in every call.
+
+    Strides and tensor maps are updated if the capacity of the caches changes.
     """
 
     any_capacity = True
@@ -158,12 +164,12 @@ class CudaRelaunch:
         self._caches = launch.params.k, launch.params.v
         self._map: CacheMap | None = None
         self.tile_tokens = 1 << launch.params.tile_shift
-        #: Of its extras: which field of Extras each is, and where it is pointed to.
+        #: For each extra tensor: its index in Extras, and the structure and field of its pointer.
         self._places = [
             (Extras._fields.index(name), *pointer(self._launch.params, name))
             for name in launch.extras
         ]
-        #: Whether it has a workspace until its stream ends.
+        #: True if the launch holds its stream's workspace.
         self._has_workspace = False
 
     def __call__(
@@ -182,7 +188,7 @@ class CudaRelaunch:
         if self._has_workspace:
             epoch = WORKSPACES.next_epoch()
         else:
-            # The slots of a capture are held until the launch is in it.
+            # `lent` keeps a capture's slots alive until the launch is captured.
             lent = launch.borrow()
             epoch, self._has_workspace = lent.epoch, lent.stays
         k, v = caches = k_cache.data_ptr(), v_cache.data_ptr()
@@ -212,7 +218,7 @@ class CudaRelaunch:
         launch.launch(epoch)
 
     def _resize(self, cache: torch.Tensor, k: int, v: int) -> None:
-        """Passes the strides and tensor maps of dense caches, K and V alike."""
+        """Update strides and tensor maps for dense caches; those of K apply to V."""
         params, shape, strides = self._launch.params, cache.shape, cache.stride()
         self._capacity = shape[1]
         params.stride_k_batch = params.stride_v_batch = strides[0]
@@ -225,15 +231,16 @@ class CudaRelaunch:
 
 
 def pointer(params: Params, name: str) -> tuple[ctypes.Structure, str]:
-    """Where a tensor of leanbench.core.extras is pointed to: the field of its name, or that
-    structure's `at`.
+    """Return the structure and field with the pointer of an extra tensor.
+
+    It is the field of that name, or its `at` if the field is a structure.
     """
     field = getattr(params, name)
     return (field, "at") if isinstance(field, ctypes.Structure) else (params, name)
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
-    """One sentence why these tensors are not for this implementation, or None."""
+    """Return why this implementation cannot run these tensors, or None."""
     reason = too_far_apart(inputs)
     if reason is not None:
         return reason
@@ -245,9 +252,7 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 
 def build_of(inputs: AttentionInputs, config: CudaConfig) -> CudaBuild:
-    """What these tensors are launched with; lengths on the device are `ragged`, whatever
-    they are.
-    """
+    """Return the build for these tensors. Lengths on the device make it `ragged`, even if equal."""
     bf16, ragged = inputs.out.dtype == torch.bfloat16, inputs.cache_seqlens is not None
     dims, queries = (inputs.head_dim, inputs.value_dim), (inputs.group_size, inputs.q_len)
     fp8 = _FP8_NAMES.get(inputs.k_cache.dtype, SAME), _FP8_NAMES.get(inputs.q.dtype, SAME)
@@ -264,8 +269,10 @@ def build_of(inputs: AttentionInputs, config: CudaConfig) -> CudaBuild:
 
 
 def _has_head_pairs(inputs: AttentionInputs) -> bool:
-    """Whether the rows of two KV heads lie side by side for each token, and nothing that these
-    tensors ask for is a KV head's alone: what `takes_head_pairs` asks that sizes do not say.
+    """Return True if these tensors allow copying the rows of two KV heads as one.
+
+    The rows must be adjacent for each token, and no feature may need a single KV head. The sizes
+    are checked by `takes_head_pairs`.
     """
     k, v = inputs.k_cache, inputs.v_cache
     return (
@@ -313,14 +320,14 @@ def _build(
 
 
 def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = None) -> CudaLaunch:
-    """The launch over these tensors.
+    """Return the launch over these tensors.
 
     Args:
-        sms: SMs to choose the grid for; the device's by default.
+        sms: SMs that determine the grid; the device's by default.
 
     Raises:
-        UserError: these tensors, or this config on this GPU, are not for this implementation, or
-            the partials of fixed runs are too many.
+        UserError: this implementation cannot run these tensors, or this config on this GPU, or the
+            partials of fixed runs are too large.
     """
     reason = refusal(inputs)
     if reason is not None:
@@ -378,12 +385,13 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
         )
         even = many_rows and (clusters or (aligned and output_tiles <= slots))
         range_bytes = build.partial_bytes * (1 if even else build.range_partials)
-        # The workspace holds the partials of each work range.
+        # The workspace holds the partials of all work ranges.
         work_ranges = min(work_ranges, WORKSPACE_BYTES // range_bytes)
         sizes = output_tiles, real_tiles, config.tile_tokens, slots
         whole = aligned and has_whole_tiles(build, *sizes)
         if clusters or whole:
-            # Each has a whole output tile and waits for no other: they need not run at once.
+            # Each CTA has a whole output tile and waits for no other, so not all need to be
+            # resident.
             work_ranges, range_bytes = output_tiles, 0
         in_step = aligned and (rereads or many_rows) and build.q_len == 0
         if in_step and work_ranges < output_tiles:
@@ -409,24 +417,24 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
 
 
 def _kv_bytes(inputs: AttentionInputs) -> int:
-    """Bytes of K and V that the call reads, with lengths on the device at most."""
+    """Return the bytes of K and V that the call reads; an upper bound for lengths on the device."""
     columns = inputs.head_dim + inputs.value_dim
     numbers = inputs.batch * inputs.context * inputs.kv_heads * columns
     return numbers * inputs.k_cache.element_size()
 
 
 def _most_output_tiles(inputs: AttentionInputs, build: CudaBuild) -> int:
-    """Output tiles; with `cu_seqlens_q`, of which the host knows the sum, at most."""
+    """Return the number of output tiles; with `cu_seqlens_q` an upper bound from the total."""
     row_tiles = inputs.batch * build.row_tiles(inputs.q_len)
     if inputs.cu_seqlens_q is not None:
-        # Each sequence's last one may be partly empty.
+        # The last output tile of each sequence can be partly empty.
         full = inputs.q.shape[0] * inputs.group_size // build.rows
         row_tiles = max(1, min(row_tiles, full + inputs.batch))
     return inputs.kv_heads // build.heads_of_row * row_tiles
 
 
 def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.Tensor]) -> Params:
-    """What follows from the tensors alone; `extras` are their `extra_tensors`."""
+    """Return the parameters that depend only on the tensors; `extras` are their `extra_tensors`."""
     params = Params()
     params.q, params.out, params.lse = (
         inputs.q.data_ptr(),
@@ -471,7 +479,10 @@ def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.T
 def _pass_caches(
     params: Params, k_cache: torch.Tensor, v_cache: torch.Tensor, build: CudaBuild
 ) -> None:
-    """Sets the pointers, strides and tensor maps of K and V; that of V may be K's, to be moved."""
+    """Set the pointers, strides and tensor maps of K and V.
+
+    V's map may be a copy of K's, to be moved to V's address.
+    """
     params.k, params.v = k_cache.data_ptr(), v_cache.data_ptr()
     params.stride_k_batch, params.stride_k_head, params.stride_k_token = cache_strides(k_cache)
     params.stride_v_batch, params.stride_v_head, params.stride_v_token = cache_strides(v_cache)
@@ -480,7 +491,7 @@ def _pass_caches(
     if build.bulk:
         shape, strides = v_cache.shape, v_cache.stride()
         params.k_map.words[:] = tensor_map(params.k, k_cache.shape, k_cache.stride(), build)
-        # Not the structure: ctypes would have `params` refer to itself.
+        # Assigning the structure would make ctypes keep a reference from `params` to itself.
         params.v_map.words[:] = params.k_map.words
         if (shape, strides) != (k_cache.shape, k_cache.stride()):
             params.v_map.words[:] = tensor_map(params.v, shape, strides, build)

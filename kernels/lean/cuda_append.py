@@ -1,4 +1,4 @@
-"""What a launch of lean.cu passes of appended tokens, and of the tables that rotate them and Q."""
+"""Parameters of lean.cu for appended tokens and rotary tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def with_append(build: CudaBuild, inputs: AttentionInputs) -> CudaBuild:
-    """The build for a call that may append."""
+    """Return the build for a call that may append."""
     if inputs.k_new is None:
         return build
     if inputs.rotary_cos is None:
@@ -23,7 +23,7 @@ def with_append(build: CudaBuild, inputs: AttentionInputs) -> CudaBuild:
 
 
 def pass_append(params: Params, inputs: AttentionInputs) -> None:
-    """Sets the fields of `params` for it, besides pointers."""
+    """Set the fields of `params` for appended tokens, except pointers."""
     params.new_tokens = inputs.new_tokens
     for name, new in (("k", inputs.k_new), ("v", inputs.v_new)):
         if new is not None:
@@ -31,7 +31,7 @@ def pass_append(params: Params, inputs: AttentionInputs) -> None:
                 setattr(params, f"stride_{name}_new_{step}", stride)
     if inputs.rotary_cos is not None:
         params.rotary_positions = inputs.rotary_cos.shape[0]
-        # Without a causal mask or a window all query tokens have the position of the first, as in
-        # flash-attn.
+        # Without a causal mask or a window, all query tokens rotate by the position of the first,
+        # as in flash-attn.
         is_local = inputs.most_behind >= 0 or inputs.window_right >= 0
         params.rotary_step = int(inputs.causal or is_local)

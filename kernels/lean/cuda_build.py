@@ -1,6 +1,4 @@
-"""What a config of LeanAttention's CUDA C++ implementation compiles to, and what a CTA of
-it takes.
-"""
+"""Builds of LeanAttention's CUDA C++ implementation, and the resources of their CTAs."""
 
 from __future__ import annotations
 
@@ -20,45 +18,47 @@ from leanbench.core.kernel import LaunchResources
 from leanbench.core.kinds import FP8_DTYPES, NO_PAGE_SCALES, SAME
 from leanbench.core.problem import AttentionProblem
 
-#: Of the sources and their headers.
+#: Folder of the sources and headers.
 _FOLDER = Path(__file__).parent
-#: The kernel's name in lean.cu, and in many_rows.cu.
+#: Kernel names in lean.cu and in many_rows.cu.
 ENTRY, MANY_ROWS_ENTRY = "lean", "lean_many_rows"
-#: The first GPUs with bulk tensor copies and thread-block clusters.
+#: First compute capability with bulk tensor copies and thread-block clusters.
 HOPPER = (9, 0)
-#: Bulk copies have boxes of at least this many tokens, which must not cross a page.
+#: Minimum tokens of a bulk copy, which must not cross a page.
 BULK_TOKENS = 16
-#: Query tokens of a sequence up to which a build is made for their number; it is a parameter of the
-#: launch above.
+#: Maximum query tokens of a sequence that are a parameter of the build. Larger numbers are a
+#: parameter of the launch.
 MOST_BUILT_Q_LEN = 16
-#: Dtypes by the numbers that KV_DTYPE and Q_DTYPE in build.cuh have for them.
+#: Dtypes, indexed by the values of KV_DTYPE and Q_DTYPE in build.cuh.
 FP8_NUMBERS = (SAME, *FP8_DTYPES)
-#: Shared memory that the system takes of every CTA.
+#: Shared memory of every CTA reserved by the system.
 _SYSTEM_SHARED_BYTES = 1024
-#: Rows of an output tile that a warpgroup has in many_rows.cu.
+#: Rows of an output tile per warpgroup in many_rows.cu.
 WARPGROUP_ROWS = 64
-#: Rows of an output tile of two KV heads, whose rows of a token are copied as one: a block of 8 for
-#: the query heads of each.
+#: Rows of an output tile of two KV heads whose rows are copied as one: a block of 8 for the query
+#: heads of each.
 HEAD_PAIR_ROWS = 16
 _BLOCK_ROWS = HEAD_PAIR_ROWS // 2
-#: In 8 bits: query heads of each, and numbers of its row: 64 bytes, which take as long to copy as
-#: 128.
+#: For 8 bits: query heads per KV head, and numbers per row. Copying 64 bytes takes as long as 128.
 _PAIRED_GROUP, _PAIRED_HEAD_DIM = 8, 64
-#: In 16 bits: numbers of a line of the L2, and of a row from which on query rows of a pair do not
-#: stay in registers.
+#: For 16 bits: numbers per L2 line, and the row length from which the query rows of a pair do not
+#: fit in registers.
 _LINE_NUMBERS, _WIDE_ROW_NUMBERS = 64, 128
-#: Warps beside those that multiply there: one, which copies, or as many as a warpgroup has, where
-#: lanes copy, and where two warpgroups take registers of others.
+#: Warps that copy in many_rows.cu: one, or a whole warpgroup for copies by lanes and for two
+#: multiplying warpgroups that take registers of others.
 _COPY_WARPS, _COPY_WARPGROUP = 1, 4
-#: Of K and of V there: rows are whole columns of 128 bytes in shared memory.
+#: Supported head_dims of K and V in many_rows.cu: rows are whole columns of 128 bytes in shared
+#: memory.
 _WARPGROUP_HEAD_DIMS, _WARPGROUP_VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
-#: `sinks` of a build, by the problem's dtype, which they have too.
+#: `sinks` of a build by the problem's dtype, which is also that of the sinks.
 _SINKS = {"fp16": 2, "bf16": 3}
 
 
 def rows_of(group_size: int, q_len: int, head_dim: int) -> int:
-    """The most rows that an output tile can use, padded: matrix instructions take 8 at a time,
-    registers hold 32 (V's head_dim above 128: 16, above 256: 8).
+    """Return the most rows that an output tile can use, padded.
+
+    Matrix instructions take 8 at a time. Registers hold 32, or 16 above a V head_dim of 128, or 8
+    above 256.
     """
     rows = group_size * q_len
     most = 32 if head_dim <= 128 else 16 if head_dim <= 256 else 8
@@ -68,7 +68,7 @@ def rows_of(group_size: int, q_len: int, head_dim: int) -> int:
 def refusal_of_fp8(
     kv_dtype: str, head_dim: int, v_head_dim: int, kernel: str = "lean_cuda"
 ) -> str | None:
-    """One sentence on an fp8 cache whose rows are not made of 16-byte pieces, or None."""
+    """Return why an fp8 cache's rows do not consist of 16-byte pieces, or None."""
     if kv_dtype == SAME or (head_dim | v_head_dim) % 16 == 0:
         return None
     return (
@@ -78,8 +78,10 @@ def refusal_of_fp8(
 
 
 def refusal_of_sharing(problem: AttentionProblem) -> str | None:
-    """One sentence on what GPUs that share sequences cannot have, or None: what depends on where in
-    its sequence a token is, what changes the caches, and scales of pages.
+    """Return why GPUs cannot share the problem's sequences, or None.
+
+    Unsupported are features that depend on a token's position in its sequence, changes of the
+    caches, and page scales.
     """
     if problem.gpus.context == 1:
         return None
@@ -103,12 +105,12 @@ def refusal_of_sharing(problem: AttentionProblem) -> str | None:
 
 
 def looks_up_rows(problem: AttentionProblem) -> bool:
-    """Whether a page is looked up for each row of a copy: PAGED_ROWS in build.cuh."""
+    """Return True if each row of a copy needs a page lookup: PAGED_ROWS in build.cuh."""
     return (problem.page_size or 0) % 8 > 0
 
 
 def takes_warpgroups(problem: AttentionProblem) -> bool:
-    """Whether a problem is of the kinds that many_rows.cu takes."""
+    """Return True if many_rows.cu supports the problem."""
     return (
         problem.head_dim in _WARPGROUP_HEAD_DIMS
         and problem.value_dim in _WARPGROUP_VALUE_DIMS
@@ -119,13 +121,14 @@ def takes_warpgroups(problem: AttentionProblem) -> bool:
 
 
 def takes_head_pairs(problem: AttentionProblem) -> bool:
-    """Whether rows of two KV heads of a token, side by side in a token-major cache, may be copied
-    as one: HEADS_OF_ROW in build.cuh. Not where tokens are appended or pages have scales, which are
-    a KV head's each, nor on GPUs that share sequences.
+    """Return True if rows of two KV heads can be copied as one: HEADS_OF_ROW in build.cuh.
+
+    They are adjacent in a token-major cache. Appended tokens and page scales belong to a single KV
+    head, so neither is supported. GPUs that share sequences are not supported either.
     """
     head_dim = problem.head_dim
     if problem.kv_dtype == SAME:
-        # Rows that share lines, in steps of whole matrix instructions.
+        # Rows that share L2 lines, in steps of whole matrix instructions.
         split_lines = head_dim % _LINE_NUMBERS > 0 and head_dim < _WIDE_ROW_NUMBERS
         sizes = split_lines and head_dim % 16 == 0 and problem.group_size <= _BLOCK_ROWS
     else:
@@ -145,11 +148,11 @@ def takes_head_pairs(problem: AttentionProblem) -> bool:
 
 @dataclass(frozen=True)
 class CudaBuild:
-    """The parameters of a build: the macros of build.cuh."""
+    """Parameters of a build: the macros of build.cuh."""
 
-    #: The kernel's name in its source.
+    #: Kernel name in the source.
     entry: ClassVar[str] = ENTRY
-    #: Partials of a work range at most that others wait for: at its start, and at its end.
+    #: Maximum partials of a work range that other CTAs wait for: one at its start, one at its end.
     range_partials: ClassVar[int] = 1
 
     head_dim: int
@@ -230,7 +233,7 @@ class CudaBuild:
             interleaved=int(problem.rotary_interleaved),
             max_events=max_events,
         )
-        # Equal splits and fixed runs were not timed with them.
+        # Equal splits and fixed runs have not been timed with pairs of heads.
         pairs = (
             config.tile_rows >= HEAD_PAIR_ROWS
             and config.splits == config.fixed_run_tiles == 0
@@ -239,14 +242,14 @@ class CudaBuild:
         return build.of_head_pairs() if pairs else build
 
     def of_head_pairs(self) -> CudaBuild:
-        """The same for two KV heads whose rows are copied as one: HEADS_OF_ROW in build.cuh.
+        """Return the build for two KV heads with rows copied as one: HEADS_OF_ROW in build.cuh.
 
         Raises:
-            DoesNotFit: it is not made for these heads.
+            DoesNotFit: these heads are unsupported.
         """
         least_group = _BLOCK_ROWS if self.kv_dtype else 1
         takes = least_group <= self.group_size <= self.rows == _BLOCK_ROWS and self.q_len == 1
-        # Loads of matrix instructions have 32 bytes of a row.
+        # A load of a matrix instruction has 32 bytes of a row.
         whole_loads = (self.head_dim | self.v_head_dim) * self.kv_bytes % 32 == 0
         beyond = self.append or self.page_scales or self.peers
         if not takes or not whole_loads or beyond:
@@ -265,26 +268,26 @@ class CudaBuild:
 
     @property
     def cooperative(self) -> bool:
-        """Whether its CTAs wait for one another in a circle: all of a launch must run at once."""
+        """True if CTAs wait in a circle, so that all of a launch must be resident."""
         return False
 
     @property
     def row_count(self) -> int:
-        """Rows of a partial that hold anything, as far as the build knows."""
+        """Rows of a partial in use, as far as the build knows."""
         return min(self.group_size * self.q_len or self.rows, self.rows)
 
     def row_tiles(self, q_len: int) -> int:
-        """Output tiles of one KV head of a sequence with `q_len` query tokens."""
+        """Return the output tiles of one KV head of a sequence with `q_len` query tokens."""
         return -(-self.group_size * q_len // self.rows)
 
     @property
     def kv_bytes(self) -> int:
-        """Of a number of K or V."""
+        """Bytes of a number of K or V."""
         return 1 if self.kv_dtype else 2
 
     @property
     def whole_rows(self) -> bool:
-        """Whether a row of K or V is one bulk copy: WHOLE_ROWS in build.cuh."""
+        """True if a row of K or V is a single bulk copy: WHOLE_ROWS in build.cuh."""
         numbers = self.head_dim
         of_no_whole_columns = numbers > 64 and numbers % 64 > 0 and numbers % 16 == 0
         is_same = self.v_head_dim == self.head_dim and not self.kv_dtype
@@ -293,7 +296,7 @@ class CudaBuild:
 
     @property
     def column_bytes(self) -> int:
-        """Of a row of K or V in shared memory that one copy fills: COLUMN_BYTES in build.cuh."""
+        """Bytes of a row of K or V per copy to shared memory: COLUMN_BYTES in build.cuh."""
         if self.whole_rows:
             return 2 * self.head_dim
         row = self.heads_of_row * max(self.head_dim, self.v_head_dim)
@@ -301,22 +304,22 @@ class CudaBuild:
 
     @property
     def partial_bytes(self) -> int:
-        """Of a work range's slot in the partials workspace: SLOT in build.cuh."""
+        """Bytes of a work range's slot in the partials workspace: SLOT in build.cuh."""
         return 8 * self.row_count * self.v_head_dim
 
     @property
     def box(self) -> int:
-        """Tokens of one copy: BOX in build.cuh."""
+        """Tokens per copy: BOX in build.cuh."""
         return math.gcd(self.page, self.chunk)
 
     @property
     def start_step(self) -> int:
-        """What the first token of a LeanTile is a multiple of: START_STEP in build.cuh."""
+        """Divisor of the first token of a LeanTile: START_STEP in build.cuh."""
         return self.box if self.page else 1
 
     @property
     def shared_query(self) -> bool:
-        """Whether query rows lie in shared memory: SHARED_QUERY in build.cuh."""
+        """True if query rows are in shared memory: SHARED_QUERY in build.cuh."""
         k_steps, v_steps = -(-self.head_dim // 16), -(-self.v_head_dim // 16)
         head_rows = self.rows // self.heads_of_row
         most_query = 48 if not self.kv_dtype or (self.bulk and head_rows == 8) else 47
@@ -324,7 +327,7 @@ class CudaBuild:
 
     @property
     def packs(self) -> bool:
-        """Whether short output tiles may be a single warp's: PACKS in build.cuh."""
+        """True if a single warp may process a short output tile: PACKS in build.cuh."""
         never = (
             self.ragged_q
             or self.fixed_runs
@@ -339,7 +342,7 @@ class CudaBuild:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a CTA: the layout in build.cuh."""
+        """Bytes of shared memory of a CTA, as laid out in build.cuh."""
         numbers = self.column_bytes // self.kv_bytes
         heads = self.heads_of_row
         columns = -(-heads * self.head_dim // numbers) + -(-heads * self.v_head_dim // numbers)
@@ -362,12 +365,12 @@ class CudaBuild:
         return total + 8 * self.warps * self.stages
 
     def fits(self, gpu: GpuSpec) -> bool:
-        """Whether `ctas_per_sm` of its CTAs find room on an SM, by their shared memory."""
+        """Return True if the shared memory of `ctas_per_sm` CTAs fits on an SM."""
         per_sm = gpu.shared_kb_per_sm * 1024 / self.ctas_per_sm - _SYSTEM_SHARED_BYTES
         return self.shared_bytes <= min(gpu.shared_kb_per_cta * 1024, per_sm)
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
-        """What is compiled for a compute capability.
+        """Return the source to compile for a compute capability.
 
         Raises:
             DoesNotFit: it has neither bulk copies nor clusters.
@@ -385,7 +388,7 @@ class CudaBuild:
         return CudaSource(_text("lean.cu"), ENTRY, named, capability, _FOLDER)
 
     def _check_pages(self) -> None:
-        """Raises DoesNotFit where bulk copies would cross a page."""
+        """Raise DoesNotFit if bulk copies would cross a page."""
         if self.bulk and self.box < BULK_TOKENS:
             raise DoesNotFit(
                 f"lean_cuda has bulk copies for pages of a multiple of {BULK_TOKENS} tokens, these"
@@ -405,32 +408,32 @@ class CudaBuild:
 
 @dataclass(frozen=True)
 class ManyRowsBuild(CudaBuild):
-    """The parameters of a build of many_rows.cu, which has some of lean.cu's: see `source`."""
+    """Parameters of a build of many_rows.cu, a subset of those of lean.cu; see `source`."""
 
     entry: ClassVar[str] = MANY_ROWS_ENTRY
     range_partials: ClassVar[int] = 2
 
     @property
     def cooperative(self) -> bool:
-        # Clusters have whole output tiles, and wait for nobody.
+        # Clusters have whole output tiles, so they wait for nothing.
         return self.cluster == 1
 
     @property
     def partial_bytes(self) -> int:
-        """Of a slot in the partials workspace: the layout in rows_layout.cuh."""
+        """Bytes of a slot in the partials workspace, as laid out in rows_layout.cuh."""
         return 4 * self.rows * (self.v_head_dim + 4)
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a CTA: the layout in rows_layout.cuh."""
+        """Bytes of shared memory of a CTA, as laid out in rows_layout.cuh."""
         stage = 2 * self.chunk * (self.head_dim + self.v_head_dim) + 4 * 8
         return 2 * self.rows * max(self.head_dim, self.v_head_dim) + self.stages * stage
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
-        """What is compiled for a compute capability.
+        """Return the source to compile for a compute capability.
 
         Raises:
-            DoesNotFit: it is not 9.0, which alone has these matrix instructions.
+            DoesNotFit: it is not 9.0, the only one with these matrix instructions.
         """
         if capability != HOPPER:
             raise DoesNotFit(
@@ -438,7 +441,7 @@ class ManyRowsBuild(CudaBuild):
                 f" {capability[0]}.{capability[1]}: choose tile_rows 8, 16 or 32"
             )
         self._check_pages()
-        # Sums of a pair of CTAs lie over the ring: SUMS_AT in rows_layout.cuh.
+        # Sums of a pair of CTAs overlay the ring: SUMS_AT in rows_layout.cuh.
         sums = 4 * self.rows * (self.v_head_dim + 8) + 8 * self.rows
         ring = 2 * self.stages * self.chunk * (self.head_dim + self.v_head_dim)
         if self.cluster > 1 and sums > ring:

@@ -1,4 +1,4 @@
-"""What the CUDA driver is asked for: a build's function, clusters, tensor maps, launches."""
+"""CUDA driver calls: functions of builds, clusters, tensor maps, launches."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from leanbench.core.errors import DoesNotFit
 
 
 class DriverLaunch:
-    """The arguments of cuLaunchKernelEx, laid out once.
+    """Arguments of cuLaunchKernelEx, laid out once.
 
     Args:
-        params: copied, its tensor maps pointed to K and V; `self.params` may be written between
-            launches, which copy it in their turn.
-        slots_bytes: what the slots of the partials take that each launch is lent.
+        params: copied, with tensor maps moved to K and V. `self.params` may be written between
+            launches; each launch copies it.
+        slots_bytes: size of the partials' slots that each launch borrows.
 
     Raises:
-        DoesNotFit: a CTA takes more than the GPU has.
+        DoesNotFit: a CTA needs more than the GPU has.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class DriverLaunch:
         slots_bytes: int,
     ) -> None:
         self._device, self._stream, self._slots_bytes = device, 0, slots_bytes
-        #: The address of what the last `borrow` lent.
+        #: Address of the slots from the last `borrow`.
         self.slots = 0
         self._config = _launch_config(build, grid)
         self.params = aligned_params()
@@ -58,17 +58,17 @@ class DriverLaunch:
             self.move(params.k, params.v)
 
     def run(self) -> None:
-        """Launches on the device's current stream.
+        """Launch on the device's current stream.
 
         Raises:
-            RuntimeError: the driver refuses; or see Workspaces.lend.
+            RuntimeError: a driver error, or see Workspaces.lend.
         """
-        # The slots of a capture are held until the launch is in it.
+        # `lent` keeps a capture's slots alive until the launch is captured.
         lent = self.borrow()
         self.launch(lent.epoch)
 
     def borrow(self) -> Lent:
-        """Lets launches have a workspace of the device's current stream, and be on that stream.
+        """Borrow a workspace of the device's current stream, and use that stream for launches.
 
         Raises:
             RuntimeError: see Workspaces.lend.
@@ -82,37 +82,37 @@ class DriverLaunch:
         return lent
 
     def launch(self, epoch: int) -> None:
-        """Launches on the stream and with the workspace of the last `borrow`.
+        """Launch on the stream and with the workspace of the last `borrow`.
 
         Args:
-            epoch: of Workspaces.next_epoch.
+            epoch: from Workspaces.next_epoch.
 
         Raises:
-            RuntimeError: the driver refuses.
+            RuntimeError: a driver error.
         """
         self.params.epoch = epoch
         if status := self._launch(*self._arguments):
             _check((_driver().CUresult(status),))
 
     def move(self, k: int, v: int) -> None:
-        """Lets the tensor maps of `params` describe K and V at other addresses.
+        """Move the tensor maps of `params` to other addresses of K and V.
 
         Raises:
-            RuntimeError: the driver refuses.
+            RuntimeError: a driver error.
         """
         k_map, v_map = self._maps
         if status := self._replace_address(k_map, k) or self._replace_address(v_map, v):
             _check((_driver().CUresult(status),))
 
     def encode(self, cache_map: CacheMap, k: int, v: int) -> None:
-        """Lets the tensor maps of `params` be those of `cache_map`, of K and V at these addresses.
+        """Replace the tensor maps of `params` by `cache_map` at these addresses of K and V.
 
         Raises:
-            RuntimeError: the driver refuses.
+            RuntimeError: a driver error.
         """
         k_map, v_map = self._maps
         cache_map.encode(k_map, k)
-        # A copy at another address takes less host time than a second map.
+        # A copy with a new address takes less host time than encoding a second map.
         ctypes.memmove(v_map, k_map, ctypes.sizeof(TensorMap))
         if status := self._replace_address(v_map, v):
             _check((_driver().CUresult(status),))
@@ -125,21 +125,23 @@ def tensor_map(
     build: CudaBuild,
     box_tokens: int | None = None,
 ) -> tuple[int, ...]:
-    """The words of `CacheMap`'s tensor map."""
+    """Return the words of a tensor map encoded by `CacheMap`."""
     aligned = aligned_params()
     CacheMap(shape, strides, build, box_tokens).encode(ctypes.addressof(aligned), address)
     return tuple(aligned.k_map.words)
 
 
-# An array type of ctypes takes longer to make than an array.
+# Creating an array type of ctypes takes longer than creating an array.
 _Layout, _Box = ctypes.c_uint64 * 7, ctypes.c_uint32 * 4
-#: Writes a cache's four sizes and three strides to a `_Layout`.
+#: Write a cache's four sizes and three strides to a `_Layout`.
 _pack_layout = struct.Struct("7Q").pack_into
 
 
 class CacheMap:
-    """The arguments of cuTensorMapEncodeTiled, laid out once: a tensor map of a cache as (head_dim,
-    token, KV head, sequence or page), read in boxes of `box_tokens` by a column of shared memory.
+    """Arguments of cuTensorMapEncodeTiled, laid out once.
+
+    The tensor map describes a cache as (head_dim, token, KV head, sequence or page), read in boxes
+    of `box_tokens` by a column of shared memory.
 
     Args:
         box_tokens: a page or a chunk by default.
@@ -170,12 +172,12 @@ class CacheMap:
         self.resize(shape, strides)
 
     def resize(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-        """Lets the next tensor map be of another shape."""
+        """Change the shape and strides of the next tensor map."""
         rows, tokens, heads, head_dim = shape
         row_stride, token_stride, head_stride, _ = strides
         heads, head_dim = heads // self._heads_of_row, head_dim * self._heads_of_row
         head_stride *= self._heads_of_row
-        # A size of 1 may have any stride, one that is too large for a tensor map among them.
+        # A dimension of size 1 can have any stride, even one too large for a tensor map.
         _pack_layout(
             self._layout,
             0,
@@ -189,10 +191,10 @@ class CacheMap:
         )
 
     def encode(self, place: int, address: int) -> None:
-        """Writes the tensor map of a cache at `address` to `place`, a multiple of 64.
+        """Write the tensor map of a cache at `address` to `place`, a multiple of 64.
 
         Raises:
-            RuntimeError: the driver refuses.
+            RuntimeError: a driver error.
         """
         if status := self._encode(place, self._dtype, 4, address, *self._arguments):
             _check((_driver().CUresult(status),))
@@ -200,9 +202,9 @@ class CacheMap:
 
 @cache
 def _map_modes(kv_bytes: int, column_bytes: int) -> tuple[int, ...]:
-    """Of a tensor map: dtype, interleaving, swizzle, promotion and fill."""
+    """Return a tensor map's dtype, interleaving, swizzle, promotion and fill."""
     driver = _driver()
-    # Numbers are copied as they are.
+    # The dtype only sets the size: numbers are copied unchanged.
     dtypes, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     modes = (
         {
@@ -214,7 +216,7 @@ def _map_modes(kv_bytes: int, column_bytes: int) -> tuple[int, ...]:
             64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
             128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
         }.get(column_bytes, swizzles.CU_TENSOR_MAP_SWIZZLE_NONE),
-        # Promotion to 256 bytes costs 9% of the bandwidth above 500 MB (H200).
+        # Promotion to 256 bytes reduces the bandwidth of large caches.
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
@@ -233,10 +235,10 @@ def sm_count(device: torch.device) -> int:
 
 @cache
 def clusters_at_once(build: CudaBuild, device: torch.device) -> int:
-    """Clusters that the GPU holds at once: GPUs of one name differ in how many SMs their GPCs have.
+    """Return the number of resident clusters. GPUs of one name differ in the SMs of their GPCs.
 
     Raises:
-        DoesNotFit: it holds none.
+        DoesNotFit: no cluster is resident.
     """
     if build.cluster == 1:
         return sm_count(device) * build.ctas_per_sm
@@ -253,15 +255,15 @@ def clusters_at_once(build: CudaBuild, device: torch.device) -> int:
 
 @cache
 def _function(build: CudaBuild, device: torch.device) -> Any:
-    """The compiled kernel, loaded on the device.
+    """Return the compiled kernel, loaded on the device.
 
     Raises:
-        DoesNotFit: a CTA takes more than the GPU has.
+        DoesNotFit: a CTA needs more than the GPU has.
     """
     driver = _driver()
     binary = compile_cuda(build.source(capability(device)))
     with torch.cuda.device(device):
-        torch.cuda.current_stream()  # makes the context
+        torch.cuda.current_stream()  # creates the context
         module = _check(driver.cuModuleLoadData(binary.cubin))
         function = _check(driver.cuModuleGetFunction(module, build.entry.encode()))
         attributes = driver.CUfunction_attribute
@@ -289,7 +291,7 @@ def _launch_config(build: CudaBuild, grid: int) -> Any:
     config.sharedMemBytes = build.shared_bytes
     attributes = _launch_attributes(build.cluster, build.cooperative)
     if attributes:
-        # Copied.
+        # cuda.bindings copies the attributes.
         config.attrs, config.numAttrs = attributes, len(attributes)
     return config
 
@@ -317,8 +319,10 @@ def _launch_attributes(cluster: int, cooperative: bool) -> list[Any]:
 
 @cache
 def _entry_point(name: str, arguments: int) -> Callable[..., int]:
-    """A function of the driver that takes pointers: through ctypes it takes less host time than
-    through cuda.bindings, which reads the same structures.
+    """Return a driver function that takes pointers.
+
+    Through ctypes it takes less host time than through cuda.bindings, which reads the same
+    structures.
     """
     function = getattr(ctypes.CDLL("libcuda.so.1"), name)
     function.argtypes = [ctypes.c_void_p] * arguments
@@ -334,10 +338,10 @@ def _driver() -> Any:
 
 
 def _check(returned: tuple[Any, ...]) -> Any:
-    """What a driver call returned after its status.
+    """Return a driver call's results after its status.
 
     Raises:
-        RuntimeError: the status says that it failed.
+        RuntimeError: the status is an error.
     """
     status, *rest = returned
     if int(status) != 0:

@@ -27,10 +27,10 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
-# The thresholds of `heuristic`, for lengths that the host knows, say which quantity they limit and
-# which timings on an H200 gave them: [families] reports/h200/settings/families.json.gz (240
-# problems, every candidate; docs/performance-log.md, entry 25), [trial] settings/trial.json (34
-# problems; entry 28). docs/tuning.md has what each is worth there. "Bytes" are those of K and V.
+# Thresholds of `heuristic`, for lengths known to the host. "Bytes" are those of K and V. Sources
+# are timings on an H200: [families] reports/h200/settings/families.json.gz (240 problems, every
+# candidate; entry 25), [trial] 34 problems (entry 28). Entries are those of
+# reports/performance-log.md.
 #: Tokens of a LeanTile.
 TILE_TOKENS = 128
 #: Tokens of a chunk: matrix instructions take 16.
@@ -82,7 +82,7 @@ _UNEVEN_SHARE = 0.02
 #: Lengths on the device: by the size of a cluster, output tiles up to which each has one, and the
 #: numbers of a partial from which on that pays (entries 36 and 43).
 _ANY_LENGTH_CLUSTERS = {8: (8, 512), 4: (24, 1536)}
-#: Of the L2.
+#: Bytes of a line and of a sector of the L2.
 _LINE_BYTES = 128
 _SECTOR_BYTES = 32
 #: Lengths on the device: query heads of a KV head up to which four warps of 32 tokens are enough
@@ -102,8 +102,8 @@ _MIN_BYTES_FOR_PAIRS_IN_8_BITS = 100e6
 #: CTAs to an output tile 7% more at 36 heads x 8k (entry 56).
 _MIN_BYTES_FOR_PAIRS_OF_TILES = 100e6
 #: Bytes from which on CTAs of such pairs have eight warps with chunks of 32 tokens, not four with
-#: chunks of 64: 5 to 8% less at 36 to 40 heads x 4k to 8k x 64, as much at 2k; where there are few
-#: output tiles up to 4% more ([families], entry 58).
+#: chunks of 64: 5 to 8% less at 36 to 40 heads x 4k to 8k x 64, the same at 2k; with few output
+#: tiles up to 4% more ([families], entry 58).
 _MIN_BYTES_FOR_WARPS_OF_PAIRS = 30e6
 #: Bytes below which few clusters are enough. [families]
 _SMALL_BYTES = 4e6
@@ -139,7 +139,7 @@ _SHORT_TILES = 5
 _SHORT_TILES_OF_FEW_COLUMNS = 8
 
 
-# A check of settings takes as long as the rest of the heuristic.
+# Checking settings takes as long as the rest of the heuristic.
 @lru_cache(maxsize=1024)
 def cuda_config(
     chunk: int,
@@ -167,27 +167,30 @@ def cuda_config(
 
 
 def widest(problem: AttentionProblem) -> int:
-    """The larger head_dim of K's and V's."""
+    """Return the larger head_dim of K and V."""
     return max(problem.head_dim, problem.value_dim)
 
 
 def _heads_of_row(problem: AttentionProblem, rows: int) -> int:
-    """KV heads of an output tile of up to `rows`: more rows than `rows_of` has are of two."""
+    """Return the KV heads of an output tile of up to `rows`: two if more than `rows_of`."""
     return 2 if rows > rows_of(problem.group_size, problem.q_len, problem.value_dim) else 1
 
 
 def _copied_numbers(problem: AttentionProblem, rows: int) -> int:
-    """Numbers of a row of K or V as it is copied, where output tiles have up to `rows`. In 8 bits
-    two rows that are copied as one count as a row of 16 bits, of as many bytes.
+    """Return the numbers of a row of K or V as copied, for output tiles of up to `rows`.
+
+    In 8 bits, two rows copied as one count as a row of 16 bits with the same bytes.
     """
-    # The rows first: most calls have others and cost the host no further call.
+    # The rows first: most calls differ in them, which saves a call on the host.
     two = rows == HEAD_PAIR_ROWS and problem.kv_dtype == SAME and _heads_of_row(problem, rows) == 2
     return (2 if two else 1) * max(problem.head_dim, problem.value_dim)
 
 
 def copy_of(problem: AttentionProblem, gpu: GpuSpec, rows: int = TILE_ROWS[0]) -> str:
-    """Bulk copies where the GPU has them, unless rows of several KV heads share a line: a bulk copy
-    reads all of it for each. Of two rows copied as one there are whole units of DRAM, 64 bytes.
+    """Return "bulk" if the GPU has bulk copies, unless rows of several KV heads share a line.
+
+    A bulk copy would read all of the line for each. Two rows copied as one consist of whole DRAM
+    units of 64 bytes.
 
     Args:
         rows: of an output tile.
@@ -209,18 +212,20 @@ def copy_of(problem: AttentionProblem, gpu: GpuSpec, rows: int = TILE_ROWS[0]) -
 
 
 def _wide_in_8_bits(problem: AttentionProblem, rows: int) -> bool:
-    """Whether a chunk may have twice the tokens of 16 bits: the same bytes, in as many
-    registers as there are.
+    """Return True if a chunk can have twice the tokens of 16 bits.
+
+    They have the same bytes and must fit the registers.
     """
     return problem.kv_dtype != SAME and 64 < problem.head_dim <= 128 and rows == TILE_ROWS[0]
 
 
 def fitted(config: LeanCudaConfig, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-    """The config with less of what takes shared memory, until it fits: a third stage first,
-    the cluster and the warps last.
+    """Return the config, reduced until its shared memory fits.
+
+    A third stage goes first, the cluster and the warps last.
 
     Raises:
-        UserError: nothing does.
+        UserError: no reduction fits.
     """
     while not CudaBuild.of(problem, config).fits(gpu):
         config = _smaller(config, gpu)
@@ -248,15 +253,17 @@ def _smaller(config: LeanCudaConfig, gpu: GpuSpec) -> LeanCudaConfig:
 
 
 def tile_rows_of(problem: AttentionProblem) -> int:
-    """Rows of an output tile at most: fewer make more output tiles, which keep more SMs busy and
-    have less to merge, and read the same K and V from the L2 again.
+    """Return the maximum rows of an output tile.
+
+    Fewer rows make more output tiles. They keep more SMs busy and have less to merge, but read the
+    same K and V from the L2 again.
     """
     all_rows = problem.group_size * problem.q_len
     heads = problem.batch * problem.kv_heads
     most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
-    # What is read again in 8 bits is converted again, number by number.
+    # In 8 bits each rereading converts the numbers again.
     most_reread = _MAX_REREAD_BYTES / (1 if problem.kv_dtype == SAME else 2)
-    # Output tiles of a KV head, and so reads of its K and V.
+    # Output tiles per KV head: the number of times its K and V are read.
     reads = {rows: -(-all_rows // rows) for rows in TILE_ROWS if rows <= most}
     able = [
         rows
@@ -276,16 +283,17 @@ def tile_rows_of(problem: AttentionProblem) -> int:
 
 
 def pairs_heads(problem: AttentionProblem, gpu: GpuSpec, one_length: bool) -> bool:
-    """Whether an output tile has the rows of two KV heads, which are copied as one. In 8 bits: a
-    bulk copy takes as long for rows of 64 bytes as for rows of 128. With an output tile for each
-    SM, 14 to 36% less; with fewer, 5 to 17% less from 34 MB on, 7 to 22% more below 9 MB, where
-    half as many CTAs have work (entry 62). In 16 bits, rows that share lines, by bulk copies: 2
-    to 9% less at head_dim 48 and 80 to 112, 34% at 32 (entry 66). Before Hopper it was not timed.
+    """Return True if an output tile has the rows of two KV heads, copied as one.
+
+    In 8 bits, a bulk copy takes as long for rows of 64 bytes as for rows of 128. Below a minimum
+    size it pays only with an output tile per SM, because half as many CTAs have work
+    (reports/performance-log.md, entry 62). In 16 bits, rows must share lines and have bulk copies
+    (entry 66). GPUs before Hopper were not timed.
 
     Args:
-        one_length: of all sequences, as the host knows; others are held to be long.
+        one_length: all sequences have one length known to the host; others are assumed long.
     """
-    # The sizes first: most calls have no others and cost the host no further call.
+    # The sizes first: most calls differ in them, which saves a call on the host.
     whole_lines = problem.head_dim % (_LINE_BYTES // 2) == 0
     if (problem.kv_dtype == SAME and whole_lines) or gpu.compute_capability < HOPPER:
         return False
@@ -300,7 +308,7 @@ def pairs_heads(problem: AttentionProblem, gpu: GpuSpec, one_length: bool) -> bo
 
 
 def _launched_rows(problem: AttentionProblem, rows: int) -> tuple[int, int]:
-    """Rows that an output tile of up to `rows` holds, and all output tiles."""
+    """Return the rows in an output tile of up to `rows`, and the number of output tiles."""
     heads_of_row = _heads_of_row(problem, rows)
     queries = heads_of_row * problem.group_size * problem.q_len
     heads = problem.batch * problem.kv_heads // heads_of_row
@@ -316,14 +324,14 @@ def _cluster_size(
     in_8_bits: bool,
     gpu: GpuSpec,
 ) -> int:
-    """The largest cluster of which one for each output tile finds room, and no second one: partials
-    then meet without a detour through memory, which is worth the SMs that are left idle. 1: there
-    is none.
+    """Return the largest cluster size with room for exactly one cluster per output tile.
+
+    Partials then meet without a detour through memory, worth the SMs left idle. 1 means no cluster.
 
     Args:
         row_tiles: output tiles of a KV head.
         lean_tiles: of an output tile; a CTA of the cluster has more than half of one.
-        in_8_bits: half of the SMs do not compute as fast then as memory can be read.
+        in_8_bits: half of the SMs cannot compute at the rate of memory.
     """
     if row_tiles > 1 and kv_bytes > _MAX_BYTES_FOR_SHARED_CLUSTERS:
         return 1
@@ -345,15 +353,15 @@ def _cluster_size(
 def _hopper_build(
     problem: AttentionProblem, rows: int, output_tiles: int, cluster: int
 ) -> tuple[int, int, int]:
-    """Chunk, warps and stages of one CTA to an SM."""
+    """Return chunk, warps and stages for one CTA per SM."""
     numbers = _copied_numbers(problem, rows)
     if numbers > 128:
         return _LEAST_CHUNK, 4, 3
     if _wide_in_8_bits(problem, rows):
         # Copies of small pages are smaller.
         return (64, 4, 2) if (problem.page_size or 64) % 64 == 0 else (32, 4, 3)
-    # Many rows to a chunk, where more warps share their softmax; or others that read the same
-    # chunk, as timed.
+    # Many rows per chunk, so more warps share their softmax; or several output tiles that read the
+    # same chunk, as timed.
     many_rows = rows > 8 or (cluster == 1 and problem.group_size * problem.q_len > rows)
     if numbers > 64 and many_rows and cluster <= 2:
         return _LEAST_CHUNK, 8, 2
@@ -384,9 +392,11 @@ def _hopper_build(
 def _wide_pair_build(
     problem: AttentionProblem, rows: int, output_tiles: int, cluster: int, gpu: GpuSpec
 ) -> tuple[int, int, int, int] | None:
-    """Chunk, warps, stages and CTAs of an SM for two rows of 16 bits that are copied as one of more
-    than 128 numbers; None for others. With an output tile and more to an SM two CTAs share one,
-    else one has eight warps, if they fit: else one of four warps has a third stage (entry 66).
+    """Return chunk, warps, stages and CTAs per SM for long pairs of rows in 16 bits.
+
+    These are two rows copied as one with more than 128 numbers; None for others. With at least one
+    output tile per SM, two CTAs share an SM. Otherwise one CTA has eight warps if they fit, else
+    four warps and a third stage (reports/performance-log.md, entry 66).
     """
     if _copied_numbers(problem, rows) <= 128 or _heads_of_row(problem, rows) == 1:
         return None
@@ -400,7 +410,7 @@ def _wide_pair_build(
 
 
 def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
-    """Whether many query rows share a KV head, in a problem that many_rows.cu takes."""
+    """Return True if many query rows share a KV head and many_rows.cu supports the problem."""
     few_tiles = problem.lengths_on == "host" and problem.batch * problem.kv_heads <= gpu.sms
     least = _MANY_ROWS_OF_FEW_TILES if few_tiles else _MANY_ROWS
     return (
@@ -412,8 +422,9 @@ def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
 
 
 def _pairs_share_sms(problem: AttentionProblem, tiles_of_sm: float) -> bool:
-    """Whether two CTAs of many_rows.cu share an SM: one reads while the other begins or ends an
-    output tile.
+    """Return True if two CTAs of many_rows.cu share an SM.
+
+    One reads while the other begins or ends an output tile.
     """
     least, most = _SPLIT_OUTPUT_TILES_OF_PAIRS
     split = problem.lengths_on == "device" and least < tiles_of_sm <= most
@@ -421,8 +432,9 @@ def _pairs_share_sms(problem: AttentionProblem, tiles_of_sm: float) -> bool:
 
 
 def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-    """Settings of many_rows.cu. Row tiles that share K and V read them in step, unless too many
-    CTAs would idle.
+    """Return settings of many_rows.cu.
+
+    Row tiles that share K and V read them in step, unless too many CTAs would idle.
     """
     all_rows = problem.group_size * problem.q_len
     rows = WARPGROUP_ROWS if all_rows <= WARPGROUP_ROWS else 2 * WARPGROUP_ROWS
@@ -443,11 +455,11 @@ def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
 
 
 def one_length_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-    """Settings of many_rows.cu for sequences of one length, which the host knows.
+    """Return settings of many_rows.cu for sequences of one length known to the host.
 
-    Where each CTA has one part of an output tile with all rows of a KV head, copies run less far
-    ahead. A pair of CTAs has an output tile that would have two splits: 2 to 9% less, in pages of
-    16 2 to 3% more (entry 60).
+    If each CTA has one part of an output tile with all rows of a KV head, copies run less far
+    ahead. A pair of CTAs replaces two splits of an output tile (reports/performance-log.md, entry
+    60).
     """
     config = many_rows_config(problem, gpu)
     all_rows = problem.group_size * problem.q_len
@@ -469,7 +481,7 @@ def one_length_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig
 
 
 def many_rows_configs(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
-    """What may be tuned of many_rows.cu's settings; none where it does not take the problem."""
+    """Return the settings of many_rows.cu to tune; none if it does not support the problem."""
     if not has_many_rows(problem, gpu):
         return []
     chosen = many_rows_config(problem, gpu)
@@ -484,9 +496,7 @@ def many_rows_configs(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaC
 
 
 def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-    """Settings for sequences of one length, which the host knows, chosen by sizes, after some
-    10,000 timings on an H200: see docs/performance-log.md.
-    """
+    """Return settings for sequences of one length known to the host, chosen by sizes."""
     if has_many_rows(problem, gpu):
         packed = problem.q_lens is not None
         return (many_rows_config if packed else one_length_config)(problem, gpu)
@@ -524,8 +534,9 @@ def _aligned(config: LeanCudaConfig, align_grid: bool) -> LeanCudaConfig:
 
 
 def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-    """Where no context is longer than a LeanTile nothing can be split: as many output tiles at once
-    as the SMs hold, each with all rows that share its K and V.
+    """Return settings for contexts of at most one LeanTile, which cannot be split.
+
+    All resident CTAs have an output tile, with all rows that share its K and V.
     """
     most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     rows = HEAD_PAIR_ROWS if pairs_heads(problem, gpu, True) else most
@@ -535,12 +546,12 @@ def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
 
 
 def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-    """Settings for lengths on the device: for a cache that holds sequences of any length.
+    """Return settings for lengths on the device: for a cache with sequences of any length.
 
-    They follow from the model's shape and the batch alone, not from capacity or lengths; the kernel
-    deals the work by the lengths (leanbench.core.decomposition.stream_k_by_lengths). Chosen by the
-    regret over batches from traces and other distributions on an H200: docs/performance-log.md,
-    entries 34, 36 and 43.
+    They follow only from the model's shape and the batch. The kernel distributes the work by the
+    lengths (leanbench.core.decomposition.stream_k_by_lengths). Chosen by the regret over batches
+    from traces and other distributions on an H200 (reports/performance-log.md, entries 34, 36 and
+    43).
     """
     if has_many_rows(problem, gpu):
         return many_rows_config(problem, gpu)
@@ -595,8 +606,10 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
 def _timed_build(
     problem: AttentionProblem, rows: int, output_tiles: int, cluster: int, gpu: GpuSpec
 ) -> tuple[int, int, int, int, int] | None:
-    """Chunk, warps, stages, CTAs of an SM and of a cluster where pages are looked up for each row,
-    and of several query tokens; None where those of one query token are as fast. Entry 42.
+    """Return chunk, warps, stages, and CTAs per SM and cluster for row-wise page lookups.
+
+    The same settings apply to several query tokens. None if those of one query token are as fast
+    (reports/performance-log.md, entry 42).
     """
     few_tiles = output_tiles < _MANY_OUTPUT_TILES * gpu.sms
     if looks_up_rows(problem):
@@ -622,13 +635,14 @@ def _timed_build(
 
 
 def _any_length_cluster(output_tiles: int, partial: int, in_8_bits: bool) -> int:
-    """CTAs of a cluster, of which there is at least one for each output tile: partials meet without
-    a detour through memory.
+    """Return a cluster size with room for at least one cluster per output tile.
+
+    Partials then meet without a detour through memory.
 
     Args:
         partial: numbers of an output tile's partial. Only large ones are worth the SMs that
             clusters leave idle.
-        in_8_bits: as of `_cluster_size`.
+        in_8_bits: as in `_cluster_size`.
     """
     if in_8_bits and output_tiles >= _FEW_TILES:
         return 1
@@ -641,7 +655,7 @@ def _any_length_cluster(output_tiles: int, partial: int, in_8_bits: bool) -> int
 def _hopper_heuristic(
     problem: AttentionProblem, rows: int, output_tiles: int, lean_tiles: int, gpu: GpuSpec
 ) -> LeanCudaConfig:
-    """Where there are more SMs than output tiles, which all have the same length."""
+    """Return settings for fewer output tiles than SMs, all of one length."""
     copy = copy_of(problem, gpu, rows)
     numbers = _copied_numbers(problem, rows)
     few_columns = numbers <= 64 and problem.kv_dtype == SAME
@@ -675,7 +689,7 @@ def _hopper_heuristic(
     partial = _launched_rows(problem, rows)[0] * problem.value_dim
     if output_tiles < _FEW_TILES and partial >= _LARGE_PARTIAL:
         # Large partials of many parts: a cluster merges most of them before they go through memory.
-        # Pairs where their runs are even, as those of a short context are held to be.
+        # Pairs if their runs are even, assumed for short contexts.
         ctas = 2 * (pairs // output_tiles)
         even = rows == 8 and -(-lean_tiles // ctas) * ctas <= (1 + _UNEVEN_SHARE) * lean_tiles
         size = 2 if problem.kv_bytes < _MAX_BYTES_FOR_FEWEST_ROWS or even or head_pairs else 4
@@ -697,7 +711,7 @@ def _hopper_heuristic(
 
 
 def small_chunk(problem: AttentionProblem, rows: int) -> int:
-    """Tokens of a chunk where two CTAs share an SM."""
+    """Return the tokens of a chunk for two CTAs per SM."""
     # Rows of 160 bytes side by side: 3 to 6% faster in chunks of 32 than of 16 (entry 53).
     side_by_side = problem.kv_layout == "HND" and rows == TILE_ROWS[0]
     narrow = _copied_numbers(problem, rows) <= (80 if side_by_side else 64)

@@ -1,4 +1,4 @@
-"""The registry's entry for LeanAttention's CUDA C++ implementation."""
+"""Registry entry of LeanAttention's CUDA C++ implementation."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: Of V, and of K, which may have a latent row's numbers beside a V of its own.
+#: Supported head_dims of V, and of K, which can exceed it in a latent row.
 VALUE_DIMS = (*range(8, 257, 8), 512)
 HEAD_DIMS = (*VALUE_DIMS, 576)
-#: Tokens of a page, and query tokens of a sequence, at most.
+#: Maximum tokens per page, and query tokens per sequence.
 MAX_PAGE_SIZE, MAX_Q_LEN = 2**20, 2**20
-#: What `leanbench tune` considers, as (chunk_tokens, num_warps, num_stages, ctas_per_sm), by the
-#: largest head_dim in 16 bits. Bulk copies where the GPU has them: over six problems of 6 MB to
-#: 2 GB cp.async was 0.1% faster at most on an H200.
+#: Candidates of `leanbench tune` as (chunk_tokens, num_warps, num_stages, ctas_per_sm), by the
+#: largest head_dim in 16 bits. All have bulk copies if the GPU does: cp.async was no faster on an
+#: H200.
 _TUNED_BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     64: (
         (64, 4, 3, 1),
@@ -70,7 +70,7 @@ _TUNED_BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
 }
 _TUNED_CLUSTERS = (1, 2, 4, 8)
 _TUNED_MIN_TILES = (1, 2, 4)
-#: LeanTiles of a fixed run at most, where a sequence's bits must not depend on the batch.
+#: Maximum LeanTiles of a fixed run if a sequence's bits must not depend on the batch.
 _FIXED_RUN_TILES = 8
 
 
@@ -109,7 +109,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         )
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-        # With paddings, where sequences begin, and so how long they are, is on the device alone.
+        # With paddings, the start and so the length of sequences is known only on the device.
         if problem.lengths_on == "device" or problem.leftpad:
             return self.any_length_config(problem.known_to_host, gpu)
         return heuristic(as_seen(problem), gpu)
@@ -118,8 +118,8 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         return any_length_heuristic(problem, gpu)
 
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-        # Chunk, warps, rows and the run's tokens decide about bits and follow from the family;
-        # stages do not.
+        # Chunk, warps, rows and the run's tokens determine the bits and follow from the family.
+        # Stages do not affect them.
         rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
         chunk = small_chunk(problem, rows)
         config = replace(
@@ -136,7 +136,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
         hopper = gpu.compute_capability >= HOPPER
-        # In 8 bits a row has the bytes of half its head_dim.
+        # In 8 bits, a row has the bytes of half its head_dim.
         numbers = widest(problem) if problem.kv_dtype == SAME else widest(problem) // 2
         builds = next(builds for most, builds in _TUNED_BUILDS.items() if numbers <= most)
         space = many_rows_configs(problem, gpu)
@@ -157,7 +157,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         return space
 
     def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
-        """Levels of a tree of 16 partials a CTA."""
+        """Return the levels of a tree of 16 partials per CTA."""
         return max(1, -(-(partials.bit_length()) // 4))
 
     def schedule(
@@ -194,14 +194,14 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         from leanbench.kernels.traced import TracedLaunches
 
         launch = launch_of(inputs, config)
-        # The beginning; each part, and its reduction; the exchange with other GPUs.
+        # The beginning; each part and its reduction; the exchange with other GPUs.
         max_events = events_per_row(2 + 2 * launch.most_parts(inputs))
         return TracedLaunches((launch,), max_events, inputs.q.device)
 
 
 @cache
 def missing(kernel: str = "lean_cuda") -> str | None:
-    """What the CUDA C++ implementation lacks on this machine, as a sentence, or None."""
+    """Return why the CUDA C++ implementation cannot run on this machine, or None."""
     try:
         check_nvrtc()
     except UserError as error:

@@ -1,5 +1,5 @@
-"""What windows, biases, sinks and paddings make of a build of lean.cu and of a launch's parameters,
-and which tokens are dealt where query tokens do not see all of them.
+"""Parameters of lean.cu for windows, biases, sinks and paddings, and the tokens distributed if
+query tokens do not see all of them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from leanbench.core.problem import AttentionProblem
 if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
-#: SINKS of build.cuh, by their dtype.
+#: SINKS of build.cuh, by dtype.
 _SINKS = {"float32": 1, "float16": 2, "bfloat16": 3}
 
 
 def with_masks(build: CudaBuild, inputs: AttentionInputs) -> CudaBuild:
-    """The build with what these tensors ask for."""
+    """Return the build with the features of these tensors."""
     macros = {
         "window_left": inputs.most_behind >= 0,
         "window_right": inputs.q_len > 1 and not inputs.causal,
@@ -39,7 +39,7 @@ def with_masks(build: CudaBuild, inputs: AttentionInputs) -> CudaBuild:
 
 
 def pass_masks(params: Params, inputs: AttentionInputs, build: CudaBuild) -> None:
-    """Sets the parameters of `with_masks`, besides pointers."""
+    """Set the parameters of `with_masks`, except pointers."""
     params.window_left = min(inputs.most_behind, INT32_MAX - inputs.q_len)
     params.window_tokens = _window_tokens(
         build, dealt_window(inputs.most_behind, inputs.new_tokens), inputs.q_len
@@ -47,7 +47,7 @@ def pass_masks(params: Params, inputs: AttentionInputs, build: CudaBuild) -> Non
     if inputs.attention_chunk:
         params.attention_chunk = min(inputs.attention_chunk, INT32_MAX // 2)
         params.by_attention_chunk = Divisor.of(params.attention_chunk)
-    # The first query token sees no more, however wide the window.
+    # A wider window would show no more tokens to the first query token.
     widest = inputs.q_len - 1
     params.window_right = widest if inputs.window_right < 0 else min(inputs.window_right, widest)
     if inputs.softcap:
@@ -58,8 +58,9 @@ def pass_masks(params: Params, inputs: AttentionInputs, build: CudaBuild) -> Non
 
 
 def dealt_window(window_left: int, new_tokens: int) -> int:
-    """Tokens before a query token's own that LeanTiles are dealt for; -1: all of them. A token that
-    is appended and not seen is dealt, too: who has its chunk writes it.
+    """Return the preceding tokens for which LeanTiles are distributed; -1: all.
+
+    Appended tokens are included even if unseen: the CTA with their chunk writes them.
     """
     return window_left if window_left < 0 else max(window_left, new_tokens)
 
@@ -67,18 +68,18 @@ def dealt_window(window_left: int, new_tokens: int) -> int:
 def dealt_tokens(
     build: CudaBuild, tokens: int, q_len: int, window_left: int, leftpad: int = 0
 ) -> int:
-    """Tokens of a sequence that its LeanTiles are dealt for: `dealt_tokens` in schedule.cuh.
+    """Return the tokens of a sequence in its LeanTiles: `dealt_tokens` in schedule.cuh.
 
     Args:
         tokens: in the cache, up to the sequence's end.
-        window_left: of `dealt_window`.
+        window_left: from `dealt_window`.
     """
     own = tokens - leftpad // build.start_step * build.start_step
     return own if window_left < 0 else min(own, _window_tokens(build, window_left, q_len) + q_len)
 
 
 def dealt_lengths(build: CudaBuild, problem: AttentionProblem) -> tuple[int, ...]:
-    """`dealt_tokens` of each sequence."""
+    """Return `dealt_tokens` of each sequence."""
     window = dealt_window(problem.most_behind, problem.append)
     return tuple(
         dealt_tokens(build, tokens, q_len, window, leftpad)
@@ -89,7 +90,10 @@ def dealt_lengths(build: CudaBuild, problem: AttentionProblem) -> tuple[int, ...
 
 
 def read_dealt_lengths(build: CudaBuild, inputs: AttentionInputs) -> tuple[int, ...]:
-    """`dealt_tokens` of each sequence, read from the device: for planners, not for launches."""
+    """Return `dealt_tokens` of each sequence, read from the device.
+
+    For planners, not for launches.
+    """
     lengths = inputs.read_lengths()
     leftpads: list[int] = [0] * len(lengths)
     if inputs.cache_leftpad is not None:
@@ -102,7 +106,10 @@ def read_dealt_lengths(build: CudaBuild, inputs: AttentionInputs) -> tuple[int, 
 
 
 def as_seen(problem: AttentionProblem) -> AttentionProblem:
-    """The problem without a window, over as many tokens as are seen: settings follow from those."""
+    """Return an equivalent problem without a window, over the visible tokens.
+
+    Settings depend on the visible tokens.
+    """
     if problem.most_behind < 0:
         return problem
     most = max(problem.q_len + problem.most_behind, problem.append)
@@ -112,5 +119,5 @@ def as_seen(problem: AttentionProblem) -> AttentionProblem:
 
 
 def _window_tokens(build: CudaBuild, window_left: int, q_len: int) -> int:
-    """Tokens of a window, and where copies may start before it, less its query tokens."""
+    """Return a window's tokens, less its query tokens, from where copies may start."""
     return min(window_left + build.start_step - 1, INT32_MAX - q_len)

@@ -1,6 +1,4 @@
-"""What a launch of lean.cu is passed: the C structures of its beginning, field by field, and what
-fits their fields.
-"""
+"""Parameters of a launch of lean.cu: C structures, field by field, and their limits."""
 
 from __future__ import annotations
 
@@ -15,10 +13,9 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: Of the tensor maps, which the driver wants there; the compiler rounds the size of Params up to a
-#: multiple.
+#: Alignment required by tensor maps. The compiler rounds the size of Params up to a multiple.
 PARAMS_ALIGNMENT = 64
-#: Of the 32-bit numbers: ctypes drops the bits above it silently.
+#: Limit of 32-bit fields: ctypes silently drops higher bits.
 INT32_MAX = 2**31 - 1
 
 
@@ -31,15 +28,13 @@ class Divisor(ctypes.Structure):
 
     @classmethod
     def of(cls, divisor: int) -> Divisor:
-        """n // divisor == n * multiplier >> shift, for n below 2^31."""
+        """Return the divisor: n // divisor == n * multiplier >> shift, for n below 2^31."""
         bits = (divisor - 1).bit_length()
         return cls((1 << (31 + bits)) // divisor + 1, 31 + bits)
 
 
 class Descale(ctypes.Structure):
-    """Scales by sequence, or page of a cache, and KV head; strides in numbers. A null address:
-    1.
-    """
+    """Scales by sequence, or page of a cache, and KV head. Strides count numbers. Null: scale 1."""
 
     _fields_ = [
         ("at", ctypes.c_uint64),
@@ -51,11 +46,11 @@ class Descale(ctypes.Structure):
     def of(cls, scales: torch.Tensor | None) -> Descale:
         if scales is None:
             return cls()
-        # (pages,): all KV heads have the same.
+        # (pages,): one scale for all KV heads.
         return cls(scales.data_ptr(), *scales.stride(), *[0] * (2 - scales.dim()))
 
 
-#: Those that every call has or leaves 0.
+#: Pointers of every call, or 0.
 _POINTERS = ("q", "k", "v", "out", "lse", "partials", "cache_seqlens", "block_table")
 
 
@@ -126,13 +121,12 @@ class Params(ctypes.Structure):
         ("attention_chunk", ctypes.c_int32),
         ("by_attention_chunk", Divisor),
         ("peers", ctypes.c_uint64),
-        # Of builds with PAGE_SCALES alone: its `page_descales`.
+        # Only in builds with PAGE_SCALES: its `page_descales`.
         *((f"{name}_page_descale", Descale) for name in ("k", "v")),
     ]
 
 
-#: Writes the pointers above to Params, from their offset there on: in a third of the time that
-#: ctypes takes field by field.
+#: Write all pointers of Params from POINTERS_OFFSET on, faster than ctypes sets single fields.
 pack_pointers = struct.Struct(f"{len(_POINTERS)}Q").pack_into
 POINTERS_OFFSET = Params.q.offset
 
@@ -141,7 +135,7 @@ def _aligned(size: int) -> int:
     return -(-size // PARAMS_ALIGNMENT) * PARAMS_ALIGNMENT
 
 
-#: sizeof(Params) in params.cuh, which refuses to compile with another; with PAGE_SCALES.
+#: sizeof(Params) in params.cuh, checked by the compiler; and with PAGE_SCALES.
 PARAMS_BYTES = _aligned(Params.k_page_descale.offset)
 PAGE_SCALES_PARAMS_BYTES = _aligned(ctypes.sizeof(Params))
 
@@ -150,15 +144,13 @@ _Memory = ctypes.c_uint8 * (PAGE_SCALES_PARAMS_BYTES + PARAMS_ALIGNMENT)
 
 
 def aligned_params() -> Params:
-    """Params in memory as long, and aligned, as the driver and the kernel read it."""
+    """Create Params with the size and alignment that the driver and the kernel read."""
     memory = _Memory()
     return Params.from_buffer(memory, -ctypes.addressof(memory) % PARAMS_ALIGNMENT)
 
 
 def too_far_apart(inputs: AttentionInputs) -> str | None:
-    """One sentence on a stride, or a number of pages, that does not fit its field of `Params`, or
-    None.
-    """
+    """Return which stride or number of pages exceeds its field of `Params`, or None."""
     q, out, k, v, table = inputs.q, inputs.out, inputs.k_cache, inputs.v_cache, inputs.block_table
     pages = 0 if table is None else table.shape[1]
     if max(*q.stride()[-3:-1], *out.stride()[-3:-1], k.stride(1), v.stride(1), pages) <= INT32_MAX:
@@ -186,8 +178,9 @@ def too_far_apart(inputs: AttentionInputs) -> str | None:
 
 
 def check_counts(lean_tiles: int, tokens: int) -> None:
-    """Raises UserError where a launch has more LeanTiles, or tokens in those of an output tile,
-    than it can count.
+    """Raise UserError if the LeanTiles, or the tokens in them, exceed their counters.
+
+    The tokens are those of an output tile's LeanTiles.
     """
     for count, what in (
         (lean_tiles, "LeanTiles"),

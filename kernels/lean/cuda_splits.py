@@ -1,6 +1,7 @@
-"""Kernels on lean.cu whose output tiles all have as many splits of equal length: its copies, its
-arithmetic and its merge, in the decompositions of FlashAttention-2 (one split, a CTA's) and of
-FlashDecoding.
+"""Kernels on lean.cu with equal splits, the same number for every output tile.
+
+They use its copies, its arithmetic and its merge in the decompositions of FlashAttention-2 (one
+split, computed by a CTA) and of FlashDecoding.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
 ConfigT = TypeVar("ConfigT", bound=EqualSplitsConfig)
-#: (chunk_tokens, num_warps, num_stages, ctas_per_sm) worth trying, by the largest head_dim in 16
-#: bits: those that `leanbench tune` considers of lean_cuda, and more CTAs to an SM, which fill a
-#: last wave better.
+#: Candidates (chunk_tokens, num_warps, num_stages, ctas_per_sm) by the largest head_dim in 16 bits:
+#: those of `leanbench tune` for lean_cuda, and more CTAs per SM, which fill a last wave better.
 BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     64: ((64, 4, 3, 1), (32, 8, 2, 1), (32, 8, 3, 1), (32, 4, 3, 2), (32, 4, 2, 2), (32, 4, 2, 3)),
     128: ((32, 4, 3, 1), (16, 8, 3, 1), (16, 8, 2, 1), (16, 4, 3, 2), (16, 4, 2, 2), (16, 4, 2, 3)),
@@ -44,10 +44,10 @@ BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
 
 
 class EqualSplitsCuda(Kernel[ConfigT]):
-    """A kernel on lean.cu whose output tiles have `config.splits` splits each."""
+    """A kernel on lean.cu with `config.splits` splits per output tile."""
 
-    #: Packed queries are dealt by what each sequence has of them, and GPUs that share sequences
-    #: merge in stream-K's launch: lean_cuda alone.
+    #: Only lean_cuda distributes packed queries by their lengths, and merges across GPUs that share
+    #: sequences.
     axes = LeanCuda.axes - {"q_lens", "parallel"}
     head_dims = LeanCuda.head_dims
     page_sizes = LeanCuda.page_sizes
@@ -76,7 +76,7 @@ class EqualSplitsCuda(Kernel[ConfigT]):
     def schedule(self, problem: AttentionProblem, config: ConfigT, gpu: GpuSpec) -> Schedule | None:
         build = CudaBuild.of(problem, config)
         if build.q_len == 0:
-            # The number of query tokens is no part of the build.
+            # The number of query tokens is not part of the build.
             return None
         lengths = dealt_lengths(build, problem)
         tiles = TileGrid.of(problem, config.tile_tokens, build.rows, lengths)
@@ -104,14 +104,14 @@ class EqualSplitsCuda(Kernel[ConfigT]):
         from leanbench.kernels.lean.cuda import launch_of
         from leanbench.kernels.traced import TracedLaunches
 
-        # The beginning; the part, and its reduction.
+        # The beginning; the part and its reduction.
         return TracedLaunches((launch_of(inputs, config),), events_per_row(3), inputs.q.device)
 
 
 def body(
     problem: AttentionProblem, gpu: GpuSpec, build: tuple[int, int, int, int], rows: int
 ) -> dict[str, Any]:
-    """The settings of a build that every `EqualSplitsConfig` has."""
+    """Return the settings of a build common to every `EqualSplitsConfig`."""
     chunk, warps, stages, ctas_per_sm = build
     return {
         "tile_tokens": TILE_TOKENS,
@@ -125,20 +125,25 @@ def body(
 
 
 def builds_to_try(problem: AttentionProblem) -> tuple[tuple[int, int, int, int], ...]:
-    """Those of `BUILDS` for the problem; in 8 bits a row has the bytes of half its head_dim."""
+    """Return the entry of `BUILDS` for the problem.
+
+    In 8 bits, a row has the bytes of half its head_dim.
+    """
     numbers = widest(problem) if problem.kv_dtype == SAME else widest(problem) // 2
     return next(builds for most, builds in BUILDS.items() if numbers <= most)
 
 
 def rows_to_try(problem: AttentionProblem) -> list[int]:
-    """`tile_rows` that differ for the problem."""
+    """Return the distinct `tile_rows` for the problem."""
     most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     return [rows for rows in TILE_ROWS if rows <= most]
 
 
 def lone_build(problem: AttentionProblem, rows: int) -> tuple[int, int, int, int]:
-    """The build of a CTA that has its SM for itself: with four warps and larger chunks one that
-    walks a whole output tile takes up to 17% longer (entry 52).
+    """Return the build of a CTA alone on its SM.
+
+    Four warps with larger chunks are slower at whole output tiles (reports/performance-log.md,
+    entry 52).
     """
     if widest(problem) > 128:
         return 16, 4, 3, 1
@@ -146,9 +151,7 @@ def lone_build(problem: AttentionProblem, rows: int) -> tuple[int, int, int, int
 
 
 def cluster_build(problem: AttentionProblem, rows: int) -> tuple[int, int, int, int]:
-    """The build with the most bytes in flight on an SM, which CTAs of a cluster have for
-    themselves.
-    """
+    """Return the build with the most bytes in flight, for CTAs of a cluster alone on their SMs."""
     if widest(problem) > 128:
         return 16, 4, 3, 1
     if widest(problem) > 64:
@@ -157,5 +160,5 @@ def cluster_build(problem: AttentionProblem, rows: int) -> tuple[int, int, int, 
 
 
 def shared_build(problem: AttentionProblem, rows: int) -> tuple[int, int, int, int]:
-    """The build with which two CTAs share an SM: one reads while the other begins or ends."""
+    """Return the build for two CTAs per SM: one reads while the other begins or ends."""
     return small_chunk(problem, rows), 4, 2 if widest(problem) <= 64 else 3, 2

@@ -5,7 +5,7 @@
 
 constexpr int BEGIN = 0, TILES = 1, REDUCTION = 3;
 
-// What the CTA did and when; one thread stores it. Nothing of it is left where MAX_EVENTS is 0.
+// Activities of the CTA with their times, stored by one thread. With MAX_EVENTS 0, no code remains.
 struct Events {
   u64 *row;
   int count;
@@ -24,7 +24,7 @@ struct Events {
     store(kind, output_tile);
   }
 
-  // Once all threads that take part have come.
+  // Called once all participating threads have arrived.
   __device__ __forceinline__ void store(int kind, int output_tile) {
     if (threadIdx.x == 0 && count < MAX_EVENTS) {
       row[4 + 2 * count] = (u64)kind << 32 | (u32)output_tile;

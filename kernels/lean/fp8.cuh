@@ -1,4 +1,4 @@
-// K and V in 8 bits, and Q with them, as operands in fp16: it holds all numbers of e4m3 and e5m2.
+// K and V in 8 bits, with Q, as operands in fp16, which holds all numbers of e4m3 and e5m2.
 #pragma once
 #include "ptx.cuh"
 #include "schedule.cuh"
@@ -13,7 +13,7 @@ __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2_half(u32) {
   return 0;
 }
 #endif
-// e4m3 without an instruction for it comes 2^8 times too small: its bits under fp16's exponent.
+// Without an instruction for e4m3, its bits under fp16's exponent are smaller by 2^8.
 constexpr float fp16_unit(int dtype) { return dtype == 1 && !HAS_CVT ? 256.0f : 1.0f; }
 constexpr float KV_UNIT = fp16_unit(KV_DTYPE), Q_UNIT = fp16_unit(Q_DTYPE);
 
@@ -27,18 +27,18 @@ __device__ __forceinline__ float reciprocal_of(float power_of_two) {
   return __uint_as_float((254 << 23) - __float_as_uint(power_of_two));
 }
 
-// PAGE_SCALES: a power of two above a scale; of 0 the least that has no fewer digits.
+// PAGE_SCALES: returns a power of two above a scale; for 0 the smallest normal one.
 __device__ __forceinline__ float unit_above(float scale) {
   return __uint_as_float(min((__float_as_uint(scale) >> 23) + 1, 253u) << 23);
 }
 
-// V's scale of the `head`th KV head of a part's rows.
+// Returns V's scale for KV head `head` of a part's rows.
 __device__ __forceinline__ float v_scale_of(const Params &p, const Position &part, int head) {
   const int kv_head = part.head_tile().kv_head * HEADS_OF_ROW + head;
   return KV_DTYPE == 0 ? 1.0f : scale_of(p.v_descale, part.sequence, kv_head);
 }
 
-// Bytes `first` and `second` of a word, in fp16.
+// Converts bytes `first` and `second` of a word to fp16.
 template <int DTYPE>
 __device__ __forceinline__ u32 to_fp16(u32 word, int first, int second) {
   if (DTYPE == 1 && HAS_CVT)
@@ -50,18 +50,18 @@ __device__ __forceinline__ u32 to_fp16(u32 word, int first, int second) {
   return high_bytes & 0x80008000 | digits >> 1 | nan - (nan >> 5);
 }
 
-// Whether words are converted by their halves, which the instruction for e4m3 takes as they lie.
-// Elsewhere two numbers take a permutation either way.
+// True if words are converted by halves, which the instruction for e4m3 takes unchanged. Otherwise
+// two numbers need a permutation in any case.
 constexpr bool BY_HALVES = KV_DTYPE == 1 && HAS_CVT;
 
-// Bytes 0 and 1 of a word in e4m3, and 2 and 3, in fp16.
+// Converts bytes 0 and 1 of a word, and 2 and 3, from e4m3 to fp16.
 __device__ __forceinline__ void halves_to_fp16(u32 word, u32 &low, u32 &high) {
   low = cvt_rn_f16x2_e4m3x2_half<0>(word);
   high = cvt_rn_f16x2_e4m3x2_half<1>(word);
 }
 
-// The first operand of the `part`th matrix instruction of a load of K. Lane t of four has numbers
-// 4t to 4t + 3 of its tokens, as columns 2t, 2t + 1, 2t + 8 and 2t + 9: Q is in the same order.
+// Sets the first operand of matrix instruction `part` of a load of K. Lane t of four has numbers 4t
+// to 4t + 3 of its tokens, as columns 2t, 2t + 1, 2t + 8 and 2t + 9. Q has the same order.
 __device__ __forceinline__ void keys_of(u32 (&k)[4], const u32 (&loaded)[4], int part) {
 #pragma unroll
   for (int i = 0; i < 2; i++)
@@ -74,7 +74,7 @@ __device__ __forceinline__ void keys_of(u32 (&k)[4], const u32 (&loaded)[4], int
                : to_fp16<KV_DTYPE>(loaded[2 * part + i % 2], i / 2 * 2, i / 2 * 2 + 1);
 }
 
-// The same of V: a lane has numbers 2g and 2g + 1 of two tokens, as rows g and g + 8.
+// The same for V: a lane has numbers 2g and 2g + 1 of two tokens, as rows g and g + 8.
 __device__ __forceinline__ void values_of(u32 (&v)[4], const u32 (&loaded)[4], int part) {
 #pragma unroll
   for (int i = 0; i < 4; i += 2)
@@ -88,10 +88,10 @@ __device__ __forceinline__ void values_of(u32 (&v)[4], const u32 (&loaded)[4], i
                          : to_fp16<KV_DTYPE>(loaded[part + i / 2 * 2], i % 2, i % 2 + 2);
 }
 
-// Rows of Q in bf16 are divided by a power of two each that brings their largest number to 2^14 or
-// more, below 2^15: what fp16 then rounds is 2^-39 of it.
+// Rows of Q in bf16 are each divided by a power of two that brings their largest number to at least
+// 2^14, below 2^15. Rounding to fp16 then loses at most 2^-39 of it.
 __device__ __forceinline__ u32 larger(u32 largest, u32 pair) {
-  // Finite ones alone, by their bits.
+  // Only finite numbers count, compared by their bits.
   const u32 low = pair & 0x7fff, high = pair >> 16 & 0x7fff;
   largest = max(largest, low < 0x7f80 ? low : 0);
   return max(largest, high < 0x7f80 ? high : 0);
@@ -101,7 +101,7 @@ __device__ __forceinline__ float unit_of(u32 largest) {
   return __uint_as_float((max(largest >> 7, 15u) - 14) << 23);
 }
 
-// A pair of bf16 to fp16.
+// Converts a pair from bf16 to fp16.
 __device__ __forceinline__ u32 in_units(u32 pair, float unit) {
   const float by = reciprocal_of(unit);
   return cvt_rn_x2<false>(__uint_as_float(pair << 16) * by,

@@ -1,6 +1,4 @@
-"""A kernel of the registry that stands for two implementations, in CUDA C++ and in Triton: the
-config says which one launches.
-"""
+"""A registry kernel with implementations in CUDA C++ and in Triton; the config selects one."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ ConfigT = TypeVar("ConfigT", bound=TileConfig)
 
 
 class Implementations(Kernel[ConfigT]):
-    """Both implementations of a decomposition: the config says which launches."""
+    """A decomposition with two implementations; the config selects one."""
 
     triton: TritonKernel[Any]
     cuda: Kernel[Any]
@@ -34,12 +32,12 @@ class Implementations(Kernel[ConfigT]):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.axes = cls.triton.axes | cls.cuda.axes
-        # The CUDA C++ implementation takes all sizes that Triton's does.
+        # CUDA C++ supports all sizes of the Triton implementation.
         cls.head_dims, cls.page_sizes = cls.cuda.head_dims, cls.cuda.page_sizes
         cls.max_q_len = cls.cuda.max_q_len
 
     def refusal(self, problem: AttentionProblem) -> str | None:
-        """None where one of the implementations takes the problem."""
+        """Return None if either implementation supports the problem."""
         if self.triton.unsupported_reason(problem) is None:
             return None
         return self.cuda.unsupported_reason(problem)
@@ -54,12 +52,12 @@ class Implementations(Kernel[ConfigT]):
         return self._implementation_for(problem, gpu).any_length_config(problem, gpu)
 
     def implementation_on(self, gpu: GpuSpec) -> Kernel[Any]:
-        # Hopper is where the CUDA C++ was measured.
+        # CUDA C++ was measured on Hopper.
         use_cuda = gpu.compute_capability == HOPPER and self.cuda.unavailable_reason() is None
         return self.cuda if use_cuda else self.triton
 
     def _implementation_for(self, problem: AttentionProblem, gpu: GpuSpec) -> Kernel[Any]:
-        """The preferred one on this GPU, if it takes the problem, or the one that does."""
+        """Return the preferred implementation on this GPU, or the other if it takes the problem."""
         preferred = self.implementation_on(gpu)
         other = self.triton if preferred is self.cuda else self.cuda
         return preferred if preferred.unsupported_reason(problem) is None else other
@@ -79,7 +77,7 @@ class Implementations(Kernel[ConfigT]):
         ]
 
     def _able(self, problem: AttentionProblem, *kernels: Kernel[Any]) -> list[Kernel[Any]]:
-        """Those of `kernels` that take the problem here."""
+        """Return the elements of `kernels` that can run the problem on this machine."""
         return [
             kernel
             for kernel in kernels
@@ -107,11 +105,12 @@ class Implementations(Kernel[ConfigT]):
         return kernel.prepare_traced(inputs, config)
 
     def _launched(self, inputs: AttentionInputs, config: ConfigT) -> tuple[Kernel[Any], Any]:
-        """Which implementation runs, and how: tensors that the CUDA C++ one cannot take go to
-        Triton's, with its heuristic.
+        """Return the implementation to run, and its config.
+
+        Tensors unsupported by CUDA C++ run in Triton with its heuristic.
 
         Raises:
-            UserError: neither takes them.
+            UserError: neither supports the tensors.
         """
         from leanbench.kernels.launch import problem_of, spec_of
         from leanbench.kernels.lean.cuda import refusal
@@ -127,5 +126,5 @@ class Implementations(Kernel[ConfigT]):
         return self.triton, config if is_triton else self._in_triton(problem, config, gpu)
 
     def _in_triton(self, problem: AttentionProblem, config: ConfigT, gpu: GpuSpec) -> Any:
-        """The settings with which Triton's implementation runs in place of `config`."""
+        """Return the settings of the Triton implementation that replace `config`."""
         return self.triton.default_config(problem, gpu)

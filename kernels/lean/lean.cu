@@ -1,10 +1,11 @@
 // LeanAttention in CUDA C++: stream-K over LeanTiles and the reduction, in one launch.
 //
-// Compiled at run time; build.cuh has the parameters of a build. Each warp has a ring of STAGES
-// chunks of its own and walks every RANGE_WARPS-th chunk of the work range, with its own running
-// softmax; warps meet only where an output tile ends. Short output tiles may be a warp's alone.
+// Compiled at run time; build.cuh has the parameters of a build. Each warp has a private ring of
+// STAGES chunks. It walks every RANGE_WARPS-th chunk of the work range with its own running
+// softmax. Warps meet only at the end of an output tile. A single warp can process a short output
+// tile.
 //
-// Words, schedule and reduction are those of kernels/lean/triton.py.
+// Terms, schedule and reduction are those of kernels/lean/triton.py.
 
 #include "append.cuh"
 #include "attend.cuh"
@@ -29,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   Warp warp;
   warp.start(shared, rank, warp_number, lane);
 
-  Position part;  // the part at hand
+  Position part;  // the current part
   WorkRange range;
   Ring ring;
   ring.start();
@@ -38,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   exchange.start(p);
 #endif
   Lengths lengths;
-  if (RAGGED && !EQUAL_SPLITS) lengths.start(p, lane);  // the fences of `warp.start` would wait for it
+  if (RAGGED && !EQUAL_SPLITS) lengths.start(p, lane);  // else fences of `warp.start` wait for it
 #if BULK && CLUSTER > 1
   const bool guessed = range.guess(p, warp.range_warp, ring.next);
   if (guessed) ring.copy_guess(p, warp);
@@ -61,10 +62,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   Query query;
   query.shared_lane =
       shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
-  bool first_part = true, fresh = true;  // fresh: the query rows are not here yet
-  bool exchanged = false;  // CLUSTER: its CTAs have read one another's partials
+  bool first_part = true, fresh = true;  // fresh: the query rows are yet to be loaded
+  bool exchanged = false;  // CLUSTER: its CTAs have read each other's partials
   while (true) {
-    // Before what else a part needs is found and read: it is not what the copies wait for.
+    // Copies do not depend on the part's other values, so they start before those are read.
     if (SCRATCH_OVER_RING || first_part) ring.fill(p, warp, range.end);
     State state;
     state.reset();
@@ -75,13 +76,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     const u32 sink = SINKS ? load_sink(p, part) : 0;
     Splits splits;
     splits.find(p, part, range);
-    // Needed once the part is done, by when they have arrived.
+    // Read early, used at the end of the part.
     const u32 replays = splits.count > 1 ? __ldg(p.replays) : 0;
     const float v_scale = v_scale_of(p, part, 0);
     const float second_v_scale = HEADS_OF_ROW > 1 ? v_scale_of(p, part, 1) : 1.0f;
     while (true) {
       if (STAGED_QUERY && fresh && !part.is_rest) {
-        if (SHARED_QUERY && !first_part) __syncthreads();  // the part before has been computed
+        if (SHARED_QUERY && !first_part) __syncthreads();  // the previous part has been computed
         query.load_shared(p, shared);
         __syncthreads();
         if (SHARED_QUERY && KV_DTYPE != 0) query.load_scales(p, part, shared, lane);
@@ -111,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     float2 *logs = reinterpret_cast<float2 *>(shared + LOGS_AT);
     const bool is_shared = part.is_shared();
     if (is_shared) {
-      // The ring, or the part before, has been read.
+      // The ring, or the previous part, has been read.
       if (SCRATCH_OVER_RING || !first_part) __syncthreads();
       state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT, second_v_scale * KV_UNIT);
       if (SINKS && threadIdx.x < ROWS)
@@ -121,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       if (part.first == 0) exchange.stored(output_tile);
 #endif
       __syncthreads();
-      // What a reduction waits for comes in while it goes on, and counts as part of it.
+      // Values for a reduction arrive during it and count as part of it.
       const bool reduces = CLUSTER > 1 || (part.first == 0 && splits.count > 1);
       if (reduces) events.record(TILES, output_tile);
       const int slot = FIXED_RUNS ? part.at : range.slot;
@@ -160,11 +161,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   }
 #if PEERS
   collect_peers(p, exchange, rank, shared);
-  // Waiting for the other GPUs' partials counts as part of it.
+  // The wait for partials of other GPUs counts as part of the reduction.
   if (exchange.count > 0) events.record(REDUCTION, exchange.first);
 #endif
 #if CLUSTER > 1
-  if (exchanged) barrier_cluster_wait();  // no peer reads this CTA's shared memory any more
+  if (exchanged) barrier_cluster_wait();  // no peer still reads this CTA's shared memory
 #endif
   events.end();
 }

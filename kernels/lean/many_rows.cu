@@ -1,5 +1,5 @@
-// LeanAttention for many query rows that share a KV head, on Hopper: stream-K over the schedule of
-// lean.cu, with matrix instructions of warpgroups. rows_layout.cuh has who does what.
+// LeanAttention for many query rows per KV head, on Hopper: stream-K over the schedule of lean.cu,
+// with matrix instructions of warpgroups. rows_layout.cuh describes the roles of threads.
 
 #include "events.cuh"
 #include "params.cuh"
@@ -11,8 +11,8 @@
 #include "schedule.cuh"
 #include "wgmma.cuh"
 
-// Starts the copies of the stage's K, or V, by the lanes of the warps that copy together: `boxes` of them,
-// each lane's from token `at` on in row `outer` of the cache.
+// Starts the copies of the stage's K, or V, by the lanes of the copying warps. There are `boxes`
+// copies; a lane's starts at token `at` in row `outer` of the cache.
 template <int KV_COLUMNS>
 __device__ __forceinline__ void copy_columns(const TensorMap *map, u32 to, u32 full, u32 empty,
                                              int parity, int boxes, int at, int kv_head, int outer,
@@ -30,7 +30,7 @@ __device__ __forceinline__ void copy_columns(const TensorMap *map, u32 to, u32 f
                             kv_head, outer, policy);
 }
 
-// A warp that copies: K and V of all parts.
+// Runs a copying warp: K and V of all parts.
 __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range, Position part,
                                          int rank, u32 shared) {
   constexpr int BOXES = CHUNK / BOX;
@@ -50,9 +50,9 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
         rows.copy_chunk(p, part, stage, shared, token, kv_head, cache_row);
         continue;
       }
-      // None past the sequence's end.
+      // No copies past the sequence's end.
       const int boxes = PAGE > 0 ? min(CHUNK, part.tokens - token + BOX - 1) / BOX : 1;
-      // Of K's and of V's box.
+      // For the boxes of K and of V.
       int outer[2] = {cache_row, cache_row}, at[2] = {token, token};
 #pragma unroll
       for (int i = 0; PAGE > 0 && i < 2; i++) {
@@ -76,13 +76,13 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
     if (!part.is_rest && threadIdx.x / 32 == COPY_WARP) prefetch_queries(p, part);
   }
   if (!BULK) {
-    // Copies that a barrier counts are those of a thread that is there.
+    // A barrier counts copies only of threads that have not exited.
     cp_async_commit_group();
     cp_async_wait_group<0>();
   }
 }
 
-// Once all threads that compute have come.
+// Called once all computing threads have arrived.
 __device__ __forceinline__ void record(Events &events, int kind, int output_tile) {
   if (MAX_EVENTS == 0) return;
   bar_sync(OF_CONSUMERS, CONSUMERS);
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         if (!whole) {
           const u32 epoch = p.epoch + __ldg(p.replays);
           const Slots slots(p, range, part, splits);
-          // Of two splits, and the other's CTA goes on.
+          // One of two splits, and the other's CTA continues with another output tile.
           whole = slots.mergers == 1 && splits.mine == 0;
           if (whole) {
             add_partial(part, slots, 1, o, m, l, epoch);

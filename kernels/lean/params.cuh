@@ -1,4 +1,4 @@
-// What a launch passes; kernels/lean/cuda_params.py has the same structures.
+// Parameters of a launch; kernels/lean/cuda_params.py has the same structures.
 #pragma once
 #include "build.cuh"
 
@@ -6,18 +6,18 @@ struct alignas(64) TensorMap {
   u64 words[16];
 };
 
-// Division of numbers below 2^31 by a number that the host knows: n / d = n x multiplier >> shift.
+// Division of numbers below 2^31 by a divisor known to the host: n / d = n x multiplier >> shift.
 struct Divisor {
   u32 multiplier, shift;
 };
 
-// The scales of a tensor in 8 bits, by sequence, or page of a cache, and KV head; `at` null: 1.
+// Scales of a tensor in 8 bits, by sequence, or page of a cache, and KV head. Null `at`: scale 1.
 struct Descale {
   const float *at;
   i64 stride_batch, stride_head;
 };
 
-// A number of `DTYPE`, as KV_DTYPE and Q_DTYPE have it.
+// Type of a number of `DTYPE`, a value of KV_DTYPE or Q_DTYPE.
 template <int DTYPE>
 struct Number {
   typedef unsigned char Type;
@@ -31,16 +31,16 @@ struct Number<0> {
 typedef Number<KV_DTYPE>::Type KvNumber;
 typedef Number<Q_DTYPE>::Type QNumber;
 
-// PEERS: what a launch knows of the GPUs that share its sequences, in this GPU's memory;
-// PeerFields in leanbench/distributed/group.py has the same structure.
+// PEERS: state of the GPUs that share a launch's sequences, in this GPU's memory. PeerFields in
+// leanbench/distributed/group.py has the same structure.
 struct PeerGroup {
-  u64 tickets;       // that CTAs have drawn
-  u64 timeout_ns;    // that a CTA waits for the other GPUs
-  u64 failed;        // 1: a launch has waited in vain
-  u32 *failure;      // on the host: 1 + the rank that did not come in time
+  u64 tickets;       // drawn by CTAs
+  u64 timeout_ns;    // of a CTA's wait for the other GPUs
+  u64 failed;        // 1: a launch has timed out
+  u32 *failure;      // on the host: 1 + the rank that was late
   i64 half_numbers;  // 32-bit numbers of half a workspace
   u64 rank;          // of this GPU
-  u32 *workspaces[PEERS > 0 ? PEERS : 1];  // by rank, where this GPU sees them
+  u32 *workspaces[PEERS > 0 ? PEERS : 1];  // by rank, as addresses on this GPU
 };
 
 struct Params {
@@ -64,24 +64,24 @@ struct Params {
   int stride_out_token, stride_out_head;
   int context, batch, kv_heads, stride_table;
   int window_left, window_right;
-  int window_tokens;  // WINDOW_LEFT: of LeanTiles at most, less the sequence's query tokens
+  int window_tokens;  // WINDOW_LEFT: maximum in LeanTiles, less the sequence's query tokens
   int tile_shift;     // log2 of a LeanTile's tokens; FIXED_RUNS: of the shortest run's
   int longest_shift;  // FIXED_RUNS: of the longest run's
   int new_tokens;        // APPEND: of each sequence
-  int rotary_positions;  // ROTARY_DIM: for which there are cos and sin
-  int rotary_step;       // ROTARY_DIM: positions from a query token to the next, 0 or 1
-  // RAGGED, EVEN_SPLITS: empty LeanTiles that an output tile counts at its end in the schedule.
+  int rotary_positions;  // ROTARY_DIM: rows of cos and sin
+  int rotary_step;       // ROTARY_DIM: positions between consecutive query tokens, 0 or 1
+  // RAGGED, EVEN_SPLITS: empty LeanTiles counted by the schedule at an output tile's end.
   int end_tiles;
   int min_tiles_per_range, share, longer;
-  // RAGGED: sixteenths by which a split may exceed the mean range so that no range crosses from an
-  // output tile to the next, and LeanTiles of what a merge through memory takes.
+  // RAGGED: sixteenths by which a split may exceed the mean range so that no range crosses an
+  // output tile's boundary; and the cost of a merge through memory, in LeanTiles.
   int longest_steps, merge_tiles;
-  // RAGGED, FIXED_RUNS: by_heads only, the others come from the lengths.
+  // RAGGED, FIXED_RUNS: only by_heads; the others follow from the lengths.
   Divisor by_tiles, by_heads, by_share, by_share_plus_1;
   float qk_scale;  // softmax scale x log2(e); SOFTCAP: x 2 / softcap
   float softcap;   // x log2(e)
   u32 epoch;       // of the launch; see kernels/lean/workspace.py
-  const u32 *replays;  // added to it
+  const u32 *replays;  // added to the epoch
   u64 *events;     // MAX_EVENTS: see kernels/events.py
   const int *cu_seqlens_q;  // RAGGED_Q
   int q_len;                // Q_LEN is 0: query tokens of a sequence; RAGGED_Q: at most

@@ -1,24 +1,23 @@
-// Partials: how several become one, and how they travel between CTAs through the partials
-// workspace. A slot is made of 16-byte units, each of which arrives whole and carries the epoch of
-// its launch: no fence and no flag stand between the store and the read, and what a slot held
-// before, whatever it was, is not taken for a partial.
+// Partials: merging, and the exchange between CTAs through the partials workspace. A slot consists
+// of 16-byte units. Each arrives whole and carries the epoch of its launch, so store and read need
+// neither fence nor flag, and earlier contents of a slot are never mistaken for a partial.
 #pragma once
 #include "params.cuh"
 #include "ptx.cuh"
 
-// A 16-byte piece of a partial: four columns of a row, weighted against 2^m; and the sum of the
+// A 16-byte piece of a partial: four columns of a row, weighted relative to 2^m, and the sum of the
 // row's weights.
 struct Piece {
   float4 o;
-  float m, l;  // m: in units of log2; l: 0 where no token was seen
+  float m, l;  // m: in units of log2; l: 0 if no token was seen
 
-  // Four columns of the output.
+  // Returns four columns of the output.
   __device__ __forceinline__ float4 scaled() const {
-    const float scale = l > 0.0f ? rcp_approx_ftz(l) : l;  // 0 where no token was seen, or NaN
+    const float scale = l > 0.0f ? rcp_approx_ftz(l) : l;  // 0 if no token was seen, or NaN
     return make_float4(o.x * scale, o.y * scale, o.z * scale, o.w * scale);
   }
 
-  // One more logit, in units of log2, that has no value.
+  // Adds a logit without a value, in units of log2.
   __device__ __forceinline__ void add_logit(float logit) {
     const float reference = fmaxf(m, logit), scale = ex2_approx_ftz(m - reference);
     o = make_float4(o.x * scale, o.y * scale, o.z * scale, o.w * scale);
@@ -31,12 +30,12 @@ struct Piece {
   }
 };
 
-// Several pieces of one row on the way to one. The re-scaling of LeanAttention's section III; a
-// fixed order, so the same parts give the same bits.
+// Pieces of one row to be merged, by the re-scaling of LeanAttention's section III. The order is
+// fixed, so the same parts give the same bits.
 template <int COUNT>
 struct Parts {
   float4 o[COUNT];
-  float m[COUNT], l[COUNT];  // m: -INFINITE where there is no part
+  float m[COUNT], l[COUNT];  // m: -INFINITE without a part
 
   // Merges the parts of the TEAM threads of this piece; all of them get the result.
   template <int TEAM>
@@ -77,8 +76,8 @@ __device__ __forceinline__ void store_partial(u32 *slot, int quad, const Piece &
                                  __float_as_uint(piece.l), epoch));
 }
 
-// Merges to `own` the same piece of `count` < MERGE partials, `stride` numbers apart, once they
-// have arrived. All reads are in flight together; what was too early is read again.
+// Waits for the same piece of `count` < MERGE partials, `stride` numbers apart, and merges them
+// into `own`. All reads are in flight together; those that came too early are repeated.
 template <int TEAM>
 __device__ __forceinline__ Piece gather_partials(const Piece &own, const u32 *slots, i64 stride,
                                                  int count, int quad, u32 epoch) {
@@ -109,7 +108,7 @@ __device__ __forceinline__ Piece gather_partials(const Piece &own, const u32 *sl
     parts.m[i] = __uint_as_float(second[i].y);
     parts.l[i] = __uint_as_float(second[i].z);
   }
-  // A place is free, count < MERGE: the last member's last.
+  // The last member's last element is free because count < MERGE.
   if (member == TEAM - 1)
     parts.o[EACH - 1] = own.o, parts.m[EACH - 1] = own.m, parts.l[EACH - 1] = own.l;
   return parts.template merged<TEAM>();

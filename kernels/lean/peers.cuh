@@ -1,11 +1,12 @@
-// Context parallelism: each of PEERS GPUs has a part of every sequence's tokens. A CTA that has an
-// output tile's partial of this GPU stores it in the peer workspace of every GPU, its own among
-// them, by NVLink; once its work range is done it merges the partials of all GPUs, in the order of
-// their ranks, from its own GPU's peer workspace: the same bits on all of them.
+// Context parallelism: each of PEERS GPUs has a part of every sequence's tokens. A CTA with an
+// output tile's partial of this GPU stores it by NVLink in the peer workspaces of all GPUs,
+// including its own. At the end of its work range it merges the partials of all GPUs from its own
+// GPU's peer workspace, in the order of their ranks: the bits are the same on all GPUs.
 //
 // Units are those of the partials workspace: 16 bytes, whole, with the epoch of the launch. A peer
-// workspace has two halves, used in turn. A GPU stores for launch n + 2 once it has seen all others'
-// partials of n + 1, so all others have ended launch n: what it overwrites has been read.
+// workspace has two halves, used in turn. A GPU stores for launch n + 2 only after it has all
+// others' partials of launch n + 1. All others have then ended launch n, so the overwritten half
+// has been read.
 #pragma once
 #if PEERS
 #include "params.cuh"
@@ -13,23 +14,23 @@
 #include "ptx.cuh"
 #include "schedule.cuh"
 
-// Of a launch together; see `PeerExchange::start`.
+// Sum of a launch's tickets; see `PeerExchange::start`.
 constexpr u64 LAUNCH_TICKETS = 1 << 20;
 
-// What the CTA knows of the exchange, in shared memory.
+// The CTA's state of the exchange, in shared memory.
 struct PeerPlaces {
   u32 *workspaces[PEERS];  // the half of this launch
   u32 epoch;
-  unsigned short rank, failed;  // failed: a launch before this one has waited in vain
+  unsigned short rank, failed;  // failed: a previous launch has timed out
 };
 
 static_assert(sizeof(PeerPlaces) == PEERS_BYTES, "CudaBuild.shared_bytes counts with it");
 
-// Where a piece lies in a workspace: whatever the output tiles of the GPU that stores it.
+// Address of a piece in a workspace, independent of the output tiles of the GPU that stores it.
 struct PeerPiece {
   i64 at, pieces;
 
-  // False: the row is padding.
+  // Returns false if the row is padding.
   __device__ __forceinline__ bool find(const Params &p, const Position &part, int quad) {
     const HeadTile tile = part.head_tile();
     const int row = tile.row_offset + quad / ROW_QUADS, rows = all_rows(part.queries.count);
@@ -39,7 +40,7 @@ struct PeerPiece {
     return ONE_ROW_TILE || row < rows;
   }
 
-  // The first of two units that rank `source` stores; the second is `pieces` units on.
+  // Returns the first of two units stored by rank `source`; the second is `pieces` units further.
   __device__ __forceinline__ u32 *unit(u32 *workspace, int source) const {
     return workspace + 4 * (2 * source * pieces + at);
   }
@@ -65,11 +66,11 @@ __device__ __forceinline__ void push_piece(const Params &p, const Position &part
 struct PeerExchange {
   u64 ticket, failed;  // thread 0
   u32 *workspace;      // thread i < PEERS: of rank i
-  int first, count;    // output tiles whose partials the CTA has stored
-  u64 deadline;        // of a thread that waits; 0: it has not yet
+  int first, count;    // output tiles with partials stored by the CTA
+  u64 deadline;        // of a waiting thread; 0: not waiting yet
 
-  // Draws the CTA's ticket, which counts launches: all of a launch's add up to LAUNCH_TICKETS. So a
-  // graph's replays count, and no CTA has to be the last.
+  // Draws the CTA's ticket. Tickets count launches: those of a launch add up to LAUNCH_TICKETS.
+  // This also counts a graph's replays, and no CTA has to be the last.
   __device__ __forceinline__ void start(const Params &p) {
     first = count = 0;
     deadline = 0;
@@ -81,21 +82,21 @@ struct PeerExchange {
     if (threadIdx.x < PEERS) workspace = p.peers->workspaces[threadIdx.x];
   }
 
-  // By all threads, before the barrier in front of the first `push_piece`.
+  // Called by all threads, before the barrier that precedes the first `push_piece`.
   __device__ __forceinline__ void publish(const Params &p, PeerPlaces &places) {
     if (threadIdx.x >= 32) return;
     const u32 launch = __shfl_sync(~0u, (u32)(ticket / LAUNCH_TICKETS), 0);
     if (threadIdx.x < PEERS)
       places.workspaces[threadIdx.x] = workspace + (launch & 1) * p.peers->half_numbers;
     if (threadIdx.x == 0) {
-      // Never 0, which new workspaces hold.
+      // 0 is the content of new workspaces.
       places.epoch = (launch ^ shape(p)) | 1u << 31;
       places.rank = p.peers->rank, places.failed = failed != 0;
     }
   }
 
-  // A number of the call's shape: GPUs that are called with different ones do not take one
-  // another's partials.
+  // Returns a hash of the call's shape. GPUs called with different shapes do not accept each
+  // other's partials.
   __device__ __forceinline__ static u32 shape(const Params &p) {
     u32 hash = 0;
     for (u32 size : {(u32)p.batch, (u32)p.kv_heads, (u32)p.q_len, (u32)GROUP_SIZE, (u32)V_HEAD_DIM})
@@ -108,7 +109,7 @@ struct PeerExchange {
     count++;
   }
 
-  // All GPUs' partials of a piece, merged, once they have arrived; NaN past the deadline.
+  // Waits for all GPUs' partials of a piece and returns them merged; NaN past the deadline.
   __device__ __forceinline__ Piece gather(const Params &p, const PeerPiece &place,
                                           const PeerPlaces &places) {
     u32 *workspace = places.workspaces[places.rank];
@@ -143,7 +144,7 @@ struct PeerExchange {
     return parts.template merged<1>();
   }
 
-  // A launch after one that has waited in vain waits no longer: many may be queued, or in a graph.
+  // After a timeout, later launches do not wait: many may be queued, or in a graph.
   __device__ __forceinline__ bool is_late(const Params &p, const PeerPlaces &places) {
     const u64 now = globaltimer();
     if (deadline == 0) deadline = now + (places.failed ? 0 : p.peers->timeout_ns);

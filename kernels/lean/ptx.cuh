@@ -1,4 +1,4 @@
-// PTX instructions that C++ has no word for, each under its own name.
+// PTX instructions without a C++ equivalent, each under its own name.
 #pragma once
 #include "params.cuh"
 
@@ -32,7 +32,7 @@ __device__ __forceinline__ float cvt_f32_f16(u32 half) {
   return x;
 }
 
-// Two numbers of 16 bits, `low` in the low half.
+// Converts two numbers to 16 bits, `low` to the low half.
 template <bool TO_BF16>
 __device__ __forceinline__ u32 cvt_rn_x2(float low, float high) {
   u32 both;
@@ -44,14 +44,14 @@ __device__ __forceinline__ u32 cvt_rn_x2(float low, float high) {
 }
 
 #if __CUDA_ARCH__ >= 890
-// Two numbers in e4m3 to fp16.
+// Converts two numbers from e4m3 to fp16.
 __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
   u32 both;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(pair));
   return both;
 }
 
-// The same of a word's low or high half: an operand of the instruction, which takes no other.
+// Converts a word's low or high half: the only form of operand that the instruction takes.
 template <int HALF>
 __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2_half(u32 word) {
   u32 both;
@@ -118,8 +118,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u
 // ---- copies to shared memory -------------------------------------------------------------------
 
 __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from) {
-  // Whole lines of 128 bytes come from memory at once, unless rows share lines with others that
-  // are not wanted now: rows of 160 and 192 bytes, one KV head of a token-major cache.
+  // Whole lines of 128 bytes are prefetched, unless rows share lines with others that are not
+  // needed now: rows of 160 and 192 bytes, one KV head of a token-major cache.
   if (HEADS_OF_ROW * (HEAD_DIM | V_HEAD_DIM) * KV_BYTES % 128 == 0)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                  : "memory");
@@ -127,14 +127,14 @@ __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// The same where `copied`; zeros otherwise, and nothing is read.
+// Copies if `copied`; otherwise writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from, bool copied) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(copied ? 16 : 0)
                : "memory");
 }
 
-// 4 bytes where `copied`; zeros otherwise, and nothing is read.
+// Copies 4 bytes if `copied`; otherwise writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async_ca_4(u32 to, const void *from, bool copied) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                "r"(copied ? 4 : 0)
@@ -145,7 +145,7 @@ __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Until no more than PENDING of the latest groups are on their way.
+// Waits until at most PENDING of the latest groups are in flight.
 template <int PENDING>
 __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -167,7 +167,7 @@ __device__ __forceinline__ void st_shared_b32(u32 address, u32 x) {
 
 // Warpgroups wait for all copies on mbarriers.
 #if BULK || ROWS > 32
-// What is read once leaves the L2 before anything else does.
+// Data read once leaves the L2 first.
 __device__ __forceinline__ u64 createpolicy_evict_first() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -198,12 +198,12 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes
                : "memory");
 }
 
-// Arrives once for this thread when all of its copies by cp.async so far have arrived.
+// Arrives once for this thread after all of its previous cp.async copies.
 __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Again and again, until the phase of this parity is complete.
+// Polls until the phase of this parity is complete.
 __device__ __forceinline__ void mbarrier_try_wait_parity(u32 barrier, u32 parity) {
   asm volatile(
       "{\n"
@@ -227,7 +227,7 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
 
 // ---- global memory that other CTAs read and write ----------------------------------------------
 
-// 16 bytes that the threads of SCOPE, gpu or sys (all GPUs), see whole or not at all.
+// 16 bytes, accessed as a whole by the threads of SCOPE: gpu or sys (all GPUs).
 #define RELAXED_B128(SCOPE)                                                                    \
   __device__ __forceinline__ void st_relaxed_##SCOPE##_b128(u32 *at, uint4 x) {                \
     asm volatile(                                                                              \
@@ -298,7 +298,7 @@ __device__ __forceinline__ int cluster_ctarank() {
   return rank;
 }
 
-// Where the CTA `rank` of the cluster has what this one has at `address`.
+// Returns the address in CTA `rank` of the cluster that corresponds to `address` in this one.
 __device__ __forceinline__ u32 mapa_shared_cluster(u32 address, int rank) {
   u32 result;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
@@ -326,7 +326,7 @@ __device__ __forceinline__ float2 ld_shared_cluster_v2(u32 address) {
 
 // ---- registers of the machine ------------------------------------------------------------------
 
-// Nanoseconds, on a clock that all SMs share.
+// Returns nanoseconds of a clock shared by all SMs.
 __device__ __forceinline__ u64 globaltimer() {
   u64 now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");

@@ -1,5 +1,5 @@
-// An output tile's end, all threads together: the CTA's warps, the cluster's CTAs and the output
-// tile's splits are merged, and its rows written.
+// The end of an output tile, by all threads: merges the CTA's warps, the cluster's CTAs and the
+// output tile's splits, and writes the rows.
 #pragma once
 #include "params.cuh"
 #include "partials.cuh"
@@ -7,7 +7,7 @@
 #include "ptx.cuh"
 #include "schedule.cuh"
 
-// SINKS: of the output tile's row `row`.
+// SINKS: returns the sink of the output tile's row `row`.
 __device__ __forceinline__ u32 sink_of(const Params &p, const Position &part, u32 row) {
   const HeadTile tile = part.head_tile();
   const int head = tile.kv_head * GROUP_SIZE + (tile.row_offset + row) % GROUP_SIZE;
@@ -15,18 +15,19 @@ __device__ __forceinline__ u32 sink_of(const Params &p, const Position &part, u3
                     : __ldg(static_cast<const unsigned short *>(p.sinks) + head);
 }
 
-// SINKS: of the part's row threadIdx.x, read once its part begins: it has arrived when it ends.
+// SINKS: returns the sink of the part's row threadIdx.x. It is read at the beginning of the part
+// and arrives by its end.
 __device__ __forceinline__ u32 load_sink(const Params &p, const Position &part) {
   return threadIdx.x < ROWS ? sink_of(p, part, threadIdx.x) : 0;
 }
 
-// A sink's logit in units of log2.
+// Returns a sink's logit in units of log2.
 __device__ __forceinline__ float logit_of(u32 sink) {
   const u32 bits = SINKS == 3 ? sink << 16 : sink;
   return (SINKS == 2 ? cvt_f32_f16(bits) : __uint_as_float(bits)) * LOG2_E;
 }
 
-// Writes four columns of the output; the row's LSE goes with the first. `sink`: of the row.
+// Writes four columns of the output; the first four include the row's LSE. `sink`: of the row.
 __device__ __forceinline__ void write_output(const Params &p, const Position &part, int quad,
                                              Piece piece, u32 sink) {
   const HeadTile tile = part.head_tile();
@@ -47,7 +48,7 @@ __device__ __forceinline__ void write_output(const Params &p, const Position &pa
           query] = piece.lse();
 }
 
-// A piece of this GPU's result: to the output, or to all GPUs that share the sequence.
+// Writes a piece of this GPU's result to the output, or to all GPUs that share the sequence.
 __device__ __forceinline__ void finish_piece(const Params &p, const Position &part, int quad,
                                              const Piece &piece, const unsigned char *shared) {
 #if PEERS
@@ -79,7 +80,7 @@ __device__ __forceinline__ void collect_peers(const Params &p, PeerExchange &exc
 }
 #endif
 
-// A piece of the CTA's partial: its warps'.
+// Merges a piece of the CTA's partial from its warps.
 template <int TEAM>
 __device__ __forceinline__ Piece merge_warps(const float *scratch, const float2 *logs, int quad) {
   constexpr int EACH = (WARPS + TEAM - 1) / TEAM;
@@ -114,7 +115,7 @@ __device__ __forceinline__ void write_packed(const Params &p, const Position &pa
 }
 
 #if CLUSTER > 1
-// A piece of the cluster's partial: its CTAs'.
+// Merges a piece of the cluster's partial from its CTAs.
 template <int TEAM>
 __device__ __forceinline__ Piece merge_cluster(u32 own, int quad) {
   constexpr int EACH = (CLUSTER + TEAM - 1) / TEAM;
@@ -132,7 +133,7 @@ __device__ __forceinline__ Piece merge_cluster(u32 own, int quad) {
   return parts.template merged<TEAM>();
 }
 
-// Publishes the CTA's partial where its peers read it.
+// Publishes the CTA's partial to its peers.
 __device__ __forceinline__ void publish_partial(float4 *own, const float *scratch,
                                                 const float2 *logs) {
   constexpr int TEAM = team_of(QUADS);
@@ -150,7 +151,7 @@ __device__ __forceinline__ void publish_partial(float4 *own, const float *scratc
 #endif
 
 #if CLUSTER > 1
-// Writes an output tile whose chunks the cluster's first CTA has all computed, by that CTA.
+// Writes an output tile by the cluster's first CTA, which has computed all of its chunks.
 __device__ __forceinline__ void write_alone(const Params &p, const Position &part,
                                             const unsigned char *shared) {
   const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
@@ -161,8 +162,8 @@ __device__ __forceinline__ void write_alone(const Params &p, const Position &par
 }
 #endif
 
-// A piece of this work range's partial goes to the output, to the range's slot, or on up the tree
-// of the output tile's splits. A split waits for splits after it only, which belong to ranges that
+// Sends a piece of this work range's partial to the output, to the range's slot, or up the tree of
+// the output tile's splits. A split waits only for later splits, which belong to ranges that
 // started earlier.
 template <int TEAM>
 __device__ __forceinline__ void reduce_partials(const Params &p, const Position &part,
@@ -187,8 +188,8 @@ __device__ __forceinline__ void reduce_partials(const Params &p, const Position 
   }
 }
 
-// Merges the CTA's warps, and the cluster's CTAs, and reduces this CTA's slice. All threads stay to
-// the end: they shuffle.
+// Merges the CTA's warps and the cluster's CTAs, and reduces this CTA's slice. All threads stay
+// until the end, because they shuffle.
 __device__ __forceinline__ void reduce_part(const Params &p, const Position &part,
                                             const Splits &splits, int range, int rank,
                                             unsigned char *shared, bool first_part, u32 epoch) {
@@ -196,7 +197,7 @@ __device__ __forceinline__ void reduce_part(const Params &p, const Position &par
   const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
 #if CLUSTER > 1
   float4 *own = reinterpret_cast<float4 *>(shared + OWN_AT);
-  if (!first_part) barrier_cluster_wait();  // the peers have read the part before
+  if (!first_part) barrier_cluster_wait();  // the peers have read the previous part
   publish_partial(own, scratch, logs);
   barrier_cluster_arrive();
   barrier_cluster_wait();

@@ -1,11 +1,10 @@
-"""The reduction of an output tile's partials, which CTAs of the same launch store in the partials
-workspace while others wait for them.
+"""Reduction of an output tile's partials: CTAs store them in the partials workspace while other
+CTAs of the same launch wait for them.
 
-A number of a partial is 8 bytes: the bits of an fp32 and the epoch of the launch, which no launch
-before had. They arrive together, so whoever reads the epoch has the number, and what a slot held
-before, whatever it was, is not taken for one. No fence and no flag stand between the store and the
-read; a partial costs one trip to the L2 and back, where a fence, a flag and a read would cost
-three.
+A number of a partial is 8 bytes: the bits of an fp32 and the epoch, unique to the launch. Both
+arrive together, so a reader that sees the epoch has the number. Earlier contents of a slot have
+other epochs and are never mistaken for it. Store and read need neither fence nor flag: a partial
+costs one trip to the L2 and back instead of three for a fence, a flag and a read.
 """
 
 import triton
@@ -14,13 +13,12 @@ from leanbench.kernels.tile import INTERPRETED, SLOT_PADDING, row_offsets
 
 
 def _wait_ptx(pointers: int, count: int) -> str:
-    """PTX that reads, at each of `pointers`, up to `count` numbers a stride apart, until all of
-    them have the epoch.
+    """Return PTX that polls up to `count` numbers at each of `pointers` until all have the epoch.
 
-    Operands: `count` outputs for each pointer, the pointers, the stride in bytes, how many of the
-    `count` there are, and the epoch. The loop is each thread's own: threads that hold the same
-    element wait for their own copies of it, which a reduction over the tensor would not see. All
-    reads of a round are in flight together.
+    Operands: `count` outputs per pointer, the pointers, their stride in bytes, the number present
+    out of `count`, and the epoch. Each thread loops on its own: threads with the same element wait
+    for their own copies, which a reduction over the tensor would miss. All reads of a round are in
+    flight together.
     """
     outputs = pointers * count
     stride, present, epoch = [f"${outputs + pointers + i}" for i in range(3)]
@@ -62,7 +60,7 @@ _WAIT_ROWS_CONSTRAINTS = tl.constexpr(_constraints(2, 8))
 _WAIT_LOGS = tl.constexpr(_wait_ptx(1, 16))
 _WAIT_LOGS_CONSTRAINTS = tl.constexpr(_constraints(1, 16))
 _SIXTEEN = tl.constexpr((tl.int32,) * 16)
-#: Reads a number again that had not arrived yet.
+#: Rereads a number until it has arrived.
 _SETTLE = tl.constexpr(
     """{
     .reg .b64 number;
@@ -83,17 +81,18 @@ _SETTLE = tl.constexpr(
 
 @triton.jit
 def _value(number):
-    """The bits of the fp32 in a number of a slot."""
+    """Return the bits of the fp32 in a slot's number."""
     return number.to(tl.int32)
 
 
 @triton.jit
 def _wait_rows(acc_pointers, log_pointers, stride, present, epoch):
-    """16 tensors: the numbers of up to 8 partials, then their logarithms; 0 from partial `present`
-    on.
+    """Return 16 tensors: the numbers of up to 8 partials, then their logarithms.
+
+    They are 0 from partial `present` on.
     """
     if INTERPRETED:
-        # Programs run one after the other there: what is waited for has been written.
+        # The interpreter runs programs sequentially, so all partials have been written.
         numbers = _values_8(acc_pointers, stride, present) + _values_8(
             log_pointers, stride, present
         )
@@ -111,7 +110,7 @@ def _wait_rows(acc_pointers, log_pointers, stride, present, epoch):
 
 @triton.jit
 def _wait_logs(log_pointers, stride, present, epoch):
-    """16 tensors: the logarithms of up to 16 partials; 0 from partial `present` on."""
+    """Return 16 tensors: the logarithms of up to 16 partials, 0 from partial `present` on."""
     if INTERPRETED:
         logs = _values_8(log_pointers, stride, present) + _values_8(
             log_pointers + stride * 8, stride, present - 8
@@ -130,9 +129,7 @@ def _wait_logs(log_pointers, stride, present, epoch):
 
 @triton.jit
 def _settle(numbers, pointers, is_there, epoch):
-    """The values of `numbers`, those that had not arrived read again until they have; 0 where there
-    is none.
-    """
+    """Return the values of `numbers`, rereading those yet to arrive; 0 outside `is_there`."""
     if INTERPRETED:
         values = _value(numbers)
     else:
@@ -161,9 +158,9 @@ def _values_8(pointers, stride, present):
 @triton.jit
 def _load_8(pointers, stride, present):
     if INTERPRETED:
-        # Triton 3.9's interpreter takes no mask of one number with a block of pointers.
+        # Triton's interpreter does not accept a scalar mask with a block of pointers.
         present = tl.zeros(pointers.shape, tl.int32) + present
-    # .cg reads the L2, which all SMs share; an L1 would answer with what it saw first.
+    # .cg reads the L2, shared by all SMs. An L1 would return stale numbers.
     return (
         tl.load(pointers, mask=present > 0, other=0, cache_modifier=".cg"),
         tl.load(pointers + stride, mask=present > 1, other=0, cache_modifier=".cg"),
@@ -178,7 +175,7 @@ def _load_8(pointers, stride, present):
 
 @triton.jit
 def _log(bits, is_there):
-    """A partial's logarithm, -inf where there is no partial."""
+    """Return a partial's logarithm, -inf outside `is_there`."""
     return tl.where(is_there, bits.to(tl.float32, bitcast=True), float("-inf"))
 
 
@@ -196,17 +193,17 @@ def gather_partials(
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
 ):
-    """Waits for the `count` other partials of an output tile and merges them to the host block's,
-    always in this order.
+    """Wait for the `count` other partials of an output tile and merge them into the host block's.
 
-    Returns (acc, m, l), each (R, DP); m and l repeat along the columns. With one number a thread,
-    each waits for its own and its row's logarithm at once and no thread depends on another: in so
-    small a merge a barrier costs more than the arithmetic. With more, waits of one thread would
-    queue up: it waits for the logarithms, which are stored last, and then finds the numbers there.
+    The order is fixed. Returns (acc, m, l), each (R, DP); m and l repeat along the columns. With
+    one number per thread, each waits for its number and its row's logarithm at once and depends on
+    no other thread: a barrier would cost more than the arithmetic of so small a merge. With more
+    numbers, the waits of a thread would queue up. It waits for the logarithms, which are stored
+    last, and then finds the numbers.
     """
     columns = tl.arange(0, HEAD_DIM_PADDED)
     stride = row_count * (HEAD_DIM + SLOT_PADDING)
-    # Rows and columns that are padding read what a valid one does.
+    # Padding rows and columns read a valid element.
     row = tl.where(valid_rows, rows, 0)
     acc_offsets = row[:, None] * HEAD_DIM + (columns % HEAD_DIM)[None, :]
     if HEAD_DIM == HEAD_DIM_PADDED:
@@ -238,8 +235,7 @@ def gather_partials(
     for first in range(0, count, 16):
         present = count - first
         base = partials + (first_slot + first) * stride
-        # A partial's logarithms are stored last: where they have arrived, the rest nearly always
-        # has.
+        # A partial's logarithms are stored last. Once they arrive, the rest nearly always has, too.
         logs = _wait_logs(base + row_logs, stride, present, epoch)
         m_new = m_row
         for i in tl.static_range(16):
@@ -247,7 +243,7 @@ def gather_partials(
         rescale = tl.exp2(m_row - m_new)
         acc = acc * rescale[:, None]
         l_row = l_row * rescale
-        # 8 at a time: 16 numbers of 8 bytes for each element do not fit the registers.
+        # 8 at a time: 16 numbers of 8 bytes per element do not fit the registers.
         for half in tl.static_range(2):
             pointers = base + (acc_offsets + half * 8 * stride)
             parts = _load_8(pointers, stride, present - half * 8)
@@ -267,14 +263,15 @@ def gather_partials(
 
 @triton.jit
 def wait_for_all(partials, first_slot, count, epoch, row_count, HEAD_DIM: tl.constexpr):
-    """Waits for `count` partials at once and merges none: what shows a traced build's wait apart
-    from its merge.
+    """Wait for `count` partials at once without merging.
+
+    A traced build uses it to show the wait separately from the merge.
     """
     if not INTERPRETED:
         stride = row_count * (HEAD_DIM + SLOT_PADDING)
         for first in range(0, count, 128):
             slots = first_slot + tl.minimum(first + tl.arange(0, 128), count - 1)
-            # A partial's logarithms are stored last. No number has this one's epoch.
+            # A partial's logarithms are stored last. The initial epoch matches no number.
             _settle(
                 tl.full((128,), 0, tl.int64) + ((epoch.to(tl.int64) + 1) << 32),
                 partials + (slots * stride + row_count * HEAD_DIM),
@@ -288,7 +285,7 @@ def reduce_partials(
     host_partials,
     partials,
     work_range,
-    others,  # parts of the output tile besides the host block's
+    others,  # parts of the output tile in addition to the host block's
     epoch,
     out,
     lse,
@@ -302,14 +299,14 @@ def reduce_partials(
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
 ):
-    """Merges an output tile's partials and writes its rows.
+    """Merge an output tile's partials and write its rows.
 
-    Every row has a finite logarithm in the host block's partial: one that sees no token belongs to
-    a context shorter than Q_LEN, which is one LeanTile and needs no merge.
+    Every row has a finite logarithm in the host block's partial. A row that sees no token belongs
+    to a context shorter than Q_LEN, which is a single LeanTile and needs no merge.
     """
     SLOT_SIZE: tl.constexpr = ROW_COUNT * (HEAD_DIM + SLOT_PADDING)
     columns = tl.arange(0, HEAD_DIM_PADDED)[None, :]
-    # The host block's threads wrote its partial; others of them read it.
+    # Other threads of the host block read the partial written by its threads.
     tl.debug_barrier()
     for first_row in range(0, ROW_COUNT, MERGE_ROWS):
         rows = first_row + tl.arange(0, MERGE_ROWS)

@@ -1,21 +1,21 @@
-// Rotary position embedding of Q, and of K before it is appended: pairs of numbers are turned by
-// angles that follow from the token's position, and rounded to their dtype again. The first
-// ROTARY_DIM numbers of a head are: number i with i + ROTARY_DIM / 2, or INTERLEAVED 2i with 2i + 1.
+// Rotary position embedding of Q, and of K before it is appended. Pairs of numbers are rotated by
+// angles that follow from the token's position, and rounded to their dtype. The first ROTARY_DIM
+// numbers of a head are paired: number i with i + ROTARY_DIM / 2, or INTERLEAVED 2i with 2i + 1.
 #pragma once
 #include "params.cuh"
 #include "ptx.cuh"
 
-// Two numbers in Q's dtype.
+// Converts two numbers from Q's dtype.
 __device__ __forceinline__ float2 floats_of(u32 both) {
   if (BF16) return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000));
   return make_float2(cvt_f32_f16(both & 0xffff), cvt_f32_f16(both >> 16));
 }
 
-// Cos and sin of a position, as they lie in memory.
+// Addresses of cos and sin of a position.
 struct Angles {
   const unsigned short *cos, *sin;
 
-  // Past the last position it is the last.
+  // Positions past the last use the last.
   __device__ __forceinline__ void enter(const Params &p, int position) {
     if (ROTARY_DIM == 0) return;
     const i64 row = (i64)min(position, p.rotary_positions - 1) * (ROTARY_DIM / 2);
@@ -23,12 +23,12 @@ struct Angles {
   }
 };
 
-// What turns two numbers of a row, read some time before they are turned: the numbers that they
-// are turned with, and cos and sin, as they lie in memory.
+// Operands that rotate two numbers of a row, read some time in advance: the numbers paired with
+// them, and cos and sin, in their dtype.
 struct Turn {
   u32 other, cos, sin;
 
-  // Starts reading them for the numbers at `at`, the first of them in `column`.
+  // Starts reading the operands for the numbers at `at`; the first is in `column`.
   __device__ __forceinline__ void read(const Angles &angles, const void *at, int column) {
     if (ROTARY_DIM == 0 || column >= ROTARY_DIM) return;
     if (INTERLEAVED) {
@@ -42,7 +42,7 @@ struct Turn {
     sin = __ldg(reinterpret_cast<const u32 *>(angles.sin + angle));
   }
 
-  // The numbers `own`, turned.
+  // Returns the numbers `own`, rotated.
   __device__ __forceinline__ u32 of(u32 own, int column) const {
     if (ROTARY_DIM == 0 || column >= ROTARY_DIM) return own;
     const float2 x = floats_of(own), c = floats_of(cos), s = floats_of(sin);
@@ -53,8 +53,8 @@ struct Turn {
   }
 };
 
-// Reads what turns two numbers of a row that were read from `at`, the first of them in `column`, and
-// turns them.
+// Rotates two numbers of a row, read from `at`, after reading their operands; the first is in
+// `column`.
 __device__ __forceinline__ u32 turned(const Angles &angles, u32 own, const void *at, int column) {
   Turn turn;
   turn.read(angles, at, column);

@@ -1,11 +1,11 @@
-// What a warpgroup does with its rows of an output tile: queries, scores, softmax, values.
+// A warpgroup's work on its rows of an output tile: queries, scores, softmax, values.
 #pragma once
 #include "ptx.cuh"
 #include "reduce.cuh"
 #include "rows_layout.cuh"
 #include "wgmma.cuh"
 
-// S of CHUNK tokens, in 16 numbers of the depth.
+// S of CHUNK tokens, over 16 numbers of the depth.
 __device__ __forceinline__ void score_step(float (&s)[32], u64 q, u64 k, int add) {
   wgmma_m64n64k16(s, q, k, add);
 }
@@ -24,7 +24,8 @@ __device__ __forceinline__ void value_step(float (&o)[128], const u32 (&p)[4], u
   wgmma_m64n256k16(o, p, v);
 }
 
-// Warpgroups take turns at the tensor cores: one multiplies while the other turns scores into weights.
+// Warpgroups alternate at the tensor cores: one multiplies while the other turns scores into
+// weights.
 __device__ __forceinline__ void take_turn() {
   if (WARPGROUPS > 1) bar_sync(TURN_OF_WARPGROUP + warpgroup(), CONSUMERS);
 }
@@ -33,20 +34,20 @@ __device__ __forceinline__ void pass_turn() {
   if (WARPGROUPS > 1) bar_arrive(TURN_OF_WARPGROUP + 1 - warpgroup(), CONSUMERS);
 }
 
-// Tells a barrier that this warp does not read any more what may be overwritten.
+// Arrives at a barrier: this warp has finished reading memory that may be overwritten.
 __device__ __forceinline__ void release(u32 barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
-// Waits for a stage's K, or V. Matrix instructions read through the async proxy, which bulk copies write
-// through; what cp.async wrote it sees behind a fence.
+// Waits for a stage's K, or V. Matrix instructions read through the async proxy, as bulk copies
+// write. The proxy sees data from cp.async only after a fence.
 __device__ __forceinline__ void wait_for_copies(u32 full, int parity) {
   mbarrier_try_wait_parity(full, parity);
   if (!BULK) fence_proxy_async_shared_cta();
 }
 
-// Row `row` of an output tile in q.
+// Returns row `row` of an output tile in q.
 __device__ __forceinline__ const QNumber *query_row(const Params &p, const Position &part, int row) {
   const HeadTile tile = part.head_tile();
   const int of_head = tile.row_offset + row;
@@ -56,7 +57,7 @@ __device__ __forceinline__ const QNumber *query_row(const Params &p, const Posit
          (i64)(tile.kv_head * GROUP_SIZE + of_head % GROUP_SIZE) * p.stride_q_head;
 }
 
-// Starts reads of all rows of Q into the L2; by a warp together.
+// Prefetches all rows of Q into the L2; called by a whole warp.
 __device__ __forceinline__ void prefetch_queries(const Params &p, const Position &part) {
   const int rows = rows_of(part);
 #pragma unroll 1
@@ -66,7 +67,7 @@ __device__ __forceinline__ void prefetch_queries(const Params &p, const Position
       prefetch_l2(query_row(p, part, row) + 64 * column);
 }
 
-// Copies this warpgroup's rows of Q to shared memory; zeros where there are none.
+// Copies this warpgroup's rows of Q to shared memory, with zeros for missing rows.
 __device__ __forceinline__ void load_queries(const Params &p, const Position &part,
                                              unsigned char *memory) {
   constexpr int PIECES = HEAD_DIM / 8, OF_THREAD = GROUP_ROWS * PIECES / 128;
@@ -74,7 +75,7 @@ __device__ __forceinline__ void load_queries(const Params &p, const Position &pa
   const int rows = rows_of(part);
 #pragma unroll 1
   for (int first = 0; first < OF_THREAD; first += AT_ONCE) {
-    // All reads before the first store: each waits for memory.
+    // All reads precede the first store, because each waits for memory.
     u32 words[AT_ONCE][4];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
@@ -84,7 +85,7 @@ __device__ __forceinline__ void load_queries(const Params &p, const Position &pa
 #pragma unroll
       for (int word = 0; word < 4; word++) words[i][word] = __ldg(from + word);
     }
-    // Until all have written what they had there.
+    // Waits until all have written the previous contents.
     if (first == 0) bar_sync(OF_WARPGROUP + warpgroup(), 128);
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
@@ -128,13 +129,13 @@ __device__ __forceinline__ void start_values(float (&o)[COLUMNS],
   wgmma_commit_group();
 }
 
-// What becomes of scores before they are weights.
+// True if scores are transformed before they become weights.
 constexpr bool SHAPED_SCORES = SOFTCAP || ALIBI;
 
-// Soft cap and ALiBi, as `cap_scores` and `slope_scores` of attend.cuh have them.
+// Soft cap and ALiBi, as in `cap_scores` and `slope_scores` of attend.cuh.
 struct Shape {
   float slopes[2];  // ALIBI: of a thread's two rows
-  int own[2];       // ALIBI: their query tokens, as tokens of the cache
+  int own[2];       // ALIBI: positions of their query tokens in the cache
 
   __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
     if (!ALIBI) return;
@@ -149,7 +150,7 @@ struct Shape {
     }
   }
 
-  // Takes scores of the chunk from `token` on to powers of two.
+  // Transforms scores of the chunk from `token` on into exponents of 2.
   __device__ __forceinline__ void apply(const Params &p, float (&s)[SCORES], int token) const {
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
@@ -165,11 +166,11 @@ struct Shape {
   }
 };
 
-// The tokens of which a thread's two rows see some, and a chunk's first.
+// Visible tokens of a thread's two rows.
 struct Seen {
   int first[2], end[2];  // of each row
-  int all_from, all_to;  // what all rows of the warp see
-  int start, tokens;     // that the sequence has
+  int all_from, all_to;  // visible to all rows of the warp
+  int start, tokens;     // of the sequence
 
   __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
     const int row_offset = part.head_tile().row_offset;
@@ -185,7 +186,7 @@ struct Seen {
     start = part.first_seen(p, row_offset), tokens = part.tokens;
   }
 
-  // Hides what a row does not see of the chunk from `token` on.
+  // Masks tokens of the chunk from `token` on that a row does not see.
   __device__ __forceinline__ void mask(float (&s)[SCORES], int token) const {
     if (token + CHUNK <= all_to && (!MASKED_STARTS || token >= all_from)) return;
 #pragma unroll
@@ -195,8 +196,8 @@ struct Seen {
     }
   }
 
-  // Zeroes the values of tokens that are not the sequence's: they may be NaN, which weights of 0 do
-  // not silence. Each warpgroup does it for itself.
+  // Zeroes the values of tokens outside the sequence. They can be NaN, which weights of 0 do not
+  // remove. Each warpgroup does it for its own reads.
   __device__ __forceinline__ void zero_values(u32 shared, Stage stage, int token) const {
     const int left = tokens - token, before = START_STEP > 1 && MASKED_STARTS ? start - token : 0;
     if (left >= CHUNK && before <= 0) return;
@@ -211,18 +212,18 @@ struct Seen {
   }
 };
 
-// What a thread's two rows' weights stand against, and their sum so far over its tokens.
+// References of the weights of a thread's two rows, and their sums over its tokens so far.
 struct Softmax {
   float m[2], l[2];
-  float scale[2];  // of what was summed before the latest chunk
+  float scale[2];  // factor of the sums before the latest chunk
 
   __device__ __forceinline__ void reset() {
     m[0] = m[1] = LOWEST;
     l[0] = l[1] = 0.0f;
   }
 
-  // Turns scores into weights; `qk_scale` takes them to powers of two. Whether a row of the warp has
-  // a scale other than 1.
+  // Turns scores into weights; `qk_scale` makes them exponents of 2. Returns whether a row of the
+  // warp has a scale other than 1.
   __device__ __forceinline__ bool weigh(float (&s)[SCORES], float qk_scale) {
     float high[2];
 #pragma unroll
@@ -256,7 +257,7 @@ struct Softmax {
     return rescales;
   }
 
-  // The whole row's sum.
+  // Returns the sum over the whole row.
   __device__ __forceinline__ float sum(int half) const {
     float whole = l[half];
     whole += __shfl_xor_sync(~0u, whole, 1);
@@ -264,7 +265,7 @@ struct Softmax {
   }
 };
 
-// Weights as the left operands of a matrix instruction.
+// Packs weights as left operands of a matrix instruction.
 __device__ __forceinline__ void pack_weights(const float (&s)[SCORES],
                                              u32 (&weights)[TOKEN_STEPS][4]) {
 #pragma unroll
@@ -272,7 +273,7 @@ __device__ __forceinline__ void pack_weights(const float (&s)[SCORES],
     weights[i / 4][i % 4] = cvt_rn_x2<BF16>(s[2 * i], s[2 * i + 1]);
 }
 
-// Walks a part of which this warpgroup has no rows: it lets every stage go, and the other take its turns.
+// Walks a part in which this warpgroup has no rows: releases every stage, and passes its turns.
 __device__ __forceinline__ void skip_part(const Position &part, Stage &stage, u32 shared) {
   for (int chunk = 0; chunk < part.chunks; chunk++, stage.filled++) {
     if (chunk > 0) {
@@ -286,8 +287,8 @@ __device__ __forceinline__ void skip_part(const Position &part, Stage &stage, u3
   }
 }
 
-// Attends to a part: its sum of values in `o`, its softmax. CLUSTER > 1: to this CTA's chunks of it, who
-// is number `rank` of its cluster.
+// Attends to a part: accumulates values in `o`, and the softmax. CLUSTER > 1: only this CTA's
+// chunks; `rank` is its number in the cluster.
 __device__ __forceinline__ void attend_part(const Params &p, const Position &part, Stage &stage,
                                             int rank, u32 shared, unsigned char *memory,
                                             float (&o)[COLUMNS], Softmax &softmax) {
@@ -318,7 +319,7 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
   seen.mask(s, part.token + first * CHUNK);
   softmax.weigh(s, scale);
   pack_weights(s, weights);
-  // The tensor cores have the values of a chunk while the scores of the next become weights.
+  // The tensor cores multiply values of a chunk while scores of the next become weights.
 #pragma unroll 1
   for (int chunk = first + CLUSTER; chunk < part.chunks; chunk += CLUSTER) {
     const Stage next = {stage.filled + 1};

@@ -1,30 +1,31 @@
-// Copies of K and V for many_rows.cu without bulk copies: 16 bytes by each lane of four warps, wherever
-// rows lie. Pages that are no multiple of 16 tokens need them.
+// Copies of K and V for many_rows.cu without bulk copies: 16 bytes per lane of four warps, from
+// rows at any address. Required by pages that are not multiples of 16 tokens.
 #pragma once
 #include "ptx.cuh"
 #include "rows_layout.cuh"
 #include "wgmma.cuh"
 
-constexpr int COPY_ROWS = CHUNK / COPY_WARPS;  // of a stage, for each warp; a lane knows where one of them lies
-constexpr int ROWS_AT_ONCE = 32 / 8;           // that a warp copies 64 numbers of: 8 lanes to a row
+constexpr int COPY_ROWS = CHUNK / COPY_WARPS;  // rows per warp; a lane has one's address
+constexpr int ROWS_AT_ONCE = 32 / 8;           // with 64 numbers copied by a warp: 8 lanes per row
 
 struct RowCopies {
   int page;  // of this lane's token of the next chunk
 
-  // This lane's token of the chunk from `token` on. Past the sequence's end the last one again: it is masked.
+  // Returns this lane's token of the chunk from `token` on. Past the sequence's end, the last token
+  // is copied again and masked.
   __device__ __forceinline__ static int own_token(const Position &part, int token) {
     const int row = (threadIdx.x / 32 - COPY_WARP) * COPY_ROWS + threadIdx.x % COPY_ROWS;
     return min(token + row, part.tokens - 1);
   }
 
-  // Reads the page of a chunk: it arrives while the chunk before is copied.
+  // Reads the page of a chunk, in flight while the previous chunk is copied.
   __device__ __forceinline__ void look_up(const Params &p, const Position &part, int token) {
     if (PAGE == 0) return;
     const int *row = p.block_table + (i64)part.sequence * p.stride_table;
     page = __ldg(row + own_token(part, token) / PAGE_OR_1);
   }
 
-  // Starts this warp's copies of a stage's K, or V; `own` is where this lane's row starts.
+  // Starts this warp's copies of a stage's K, or V; `own` is the start of this lane's row.
   template <int COLUMNS>
   __device__ __forceinline__ static void copy(u32 to, u32 full, u32 empty, int parity,
                                               const KvNumber *own) {
@@ -43,12 +44,12 @@ struct RowCopies {
     cp_async_mbarrier_arrive_noinc(full);
   }
 
-  // The chunk from `token` on, and looks up the next one's pages.
+  // Copies the chunk from `token` on, and looks up the next one's pages.
   __device__ __forceinline__ void copy_chunk(const Params &p, const Position &part, Stage stage,
                                              u32 shared, int token, int kv_head, int cache_row) {
     const int at = own_token(part, token);
     const i64 outer = PAGE > 0 ? page : cache_row, from = PAGE > 0 ? at % PAGE_OR_1 : at;
-    // Both before the look-up, or a register that it is moved to would wait for it.
+    // Both addresses precede the look-up: otherwise a register move would wait for it.
     const KvNumber *k = p.k + kv_head * p.stride_k_head + outer * p.stride_k_batch +
                         from * p.stride_k_token;
     const KvNumber *v = p.v + kv_head * p.stride_v_head + outer * p.stride_v_batch +

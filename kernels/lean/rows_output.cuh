@@ -1,12 +1,12 @@
-// Where a part ends: the rows of a whole output tile are written; partials are stored, and merged by all
-// CTAs that have one of the output tile and nothing else to do.
+// The end of a part: writes the rows of a whole output tile, or stores partials. They are merged by
+// all CTAs that have a part of the output tile and no further work.
 #pragma once
 #include "ptx.cuh"
 #include "reduce.cuh"
 #include "rows_layout.cuh"
 #include "wgmma.cuh"
 
-// Where rows of an output tile are written.
+// Addresses of an output tile's rows.
 struct RowWriter {
   unsigned short *out;
   float *lse;
@@ -24,7 +24,7 @@ struct RowWriter {
                             : ((i64)part.sequence * p.kv_heads * GROUP_SIZE + head) * stride_lse);
   }
 
-  // The place of row `row` of the output tile.
+  // Returns the address of row `row` of the output tile.
   __device__ __forceinline__ unsigned short *at(const Params &p, int row) const {
     const int of_head = row_offset + row;
     return out + (i64)(of_head / GROUP_SIZE) * p.stride_out_token +
@@ -38,10 +38,10 @@ struct RowWriter {
   }
 };
 
-// What a row's sum of values is multiplied by; 0 where no token was seen, or NaN.
+// Returns the factor of a row's sum of values; 0 if no token was seen, or NaN.
 __device__ __forceinline__ float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
 
-// SINKS: the logit of a row's head, in units of log2.
+// SINKS: returns the logit of a row's head, in units of log2.
 __device__ __forceinline__ float sink_of(const Params &p, const Position &part, int row) {
   const HeadTile tile = part.head_tile();
   const int head = tile.kv_head * GROUP_SIZE + (tile.row_offset + row) % GROUP_SIZE;
@@ -49,8 +49,8 @@ __device__ __forceinline__ float sink_of(const Params &p, const Position &part, 
                              : __ldg(static_cast<const unsigned short *>(p.sinks) + head));
 }
 
-// Writes this warp's rows of an output tile, through shared memory where no queries are needed any more:
-// in whole lines.
+// Writes this warp's rows of an output tile, in whole lines through shared memory if the queries
+// are no longer needed.
 __device__ __forceinline__ void write_rows(const Params &p, const Position &part,
                                            unsigned char *memory, const float (&o)[COLUMNS],
                                            const float (&m)[2], const float (&l)[2]) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int row = own_row() + 8 * half;
-    // With the sink.
+    // Includes the sink.
     const float sink = SINKS ? sink_of(p, part, row) : m[half], high = fmaxf(m[half], sink);
     const float share = ex2_approx_ftz(m[half] - high);
     const float sum = l[half] * share + (SINKS ? ex2_approx_ftz(sink - high) : 0.0f);
@@ -91,9 +91,9 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
 }
 
 #if CLUSTER > 1
-// Waits for all threads of the cluster, those that copy among them.
+// Waits for all threads of the cluster, including copying ones.
 __device__ __forceinline__ void meet_cluster() {
-  __syncwarp();  // lanes have had unlike work
+  __syncwarp();  // lanes have diverged
   barrier_cluster_arrive();
   barrier_cluster_wait();
 }
@@ -115,8 +115,8 @@ __device__ __forceinline__ void store_sums(unsigned char *memory, const float (&
   }
 }
 
-// Merges the sums of a cluster, which has a whole output tile, in distributed shared memory: each CTA
-// a share of the rows, which it writes. By all threads that compute.
+// Merges the sums of a cluster with a whole output tile in distributed shared memory. Each CTA
+// merges and writes a share of the rows. Called by all computing threads.
 __device__ __forceinline__ void merge_cluster(const Params &p, const Position &part, int rank,
                                               u32 shared, unsigned char *memory,
                                               const float (&o)[COLUMNS], const float (&m)[2],
@@ -127,7 +127,7 @@ __device__ __forceinline__ void merge_cluster(const Params &p, const Position &p
   const RowWriter writer(p, part);
   const int rows = rows_of(part), share = (rows + CLUSTER - 1) / CLUSTER;
   const int first = rank * share, units = max(0, min(share, rows - first)) * ROW_UNITS;
-  // All reads of as many units before the first is used.
+  // All reads of AT_ONCE units precede the first use.
   constexpr int AT_ONCE = 8 / CLUSTER;
 #pragma unroll 1
   for (int base = threadIdx.x; base < units; base += AT_ONCE * CONSUMERS) {
@@ -167,16 +167,18 @@ __device__ __forceinline__ void merge_cluster(const Params &p, const Position &p
       if (at % ROW_UNITS == 0) writer.write_lse(row, high, sum);
     }
   }
-  meet_cluster();  // no CTA ends while others read its sums
+  meet_cluster();  // no CTA exits while others read its sums
 }
 #endif
 
-// Where the partials of an output tile's splits are. Work ranges have a slot each; one that begins with the
-// end of an output tile has another for the first split of the next, so that none has to be read before.
+// Slots of the partials of an output tile's splits. Each work range has a slot. A range that begins
+// with the end of an output tile has another for the first split of the next, so that it need not
+// wait until the first slot has been read.
 struct Slots {
   u32 *partials;
   int second, first;  // of the second split, less 1; of the first
-  // CTAs that merge: those of all splits, but for the last one's if it goes on to another output tile.
+  // Number of merging CTAs: those of all splits, except the last one's if it continues with another
+  // output tile.
   int mergers;
 
   __device__ __forceinline__ Slots(const Params &p, const WorkRange &range, const Position &part,
@@ -197,13 +199,14 @@ struct Slots {
     }
   }
 
-  // Unit `unit` of a split's partial.
+  // Returns unit `unit` of a split's partial.
   __device__ __forceinline__ u32 *at(int split, int unit) const {
     return partials + (i64)(split == 0 ? first : second + split) * (PARTIAL_BYTES / 4) + 4 * unit;
   }
 };
 
-// Four numbers with the epoch in their last bytes; NaN stays NaN. What is lost is 2^-15 of each.
+// Replaces the last byte of four numbers by the epoch, with an error of 2^-15 of each; NaN stays
+// NaN.
 __device__ __forceinline__ uint4 marked(float x, float y, float z, float w, u32 epoch) {
   return make_uint4(__byte_perm(__float_as_uint(x), epoch, 0x3214),
                     __byte_perm(__float_as_uint(y), epoch, 0x3215),
@@ -282,18 +285,18 @@ __device__ __forceinline__ void add_partial(const Position &part, const Slots &s
   }
 }
 
-// Merges rows of this CTA's share, a warp to AT_ONCE of them, SPLITS of each at a time. By a warp
-// together; each thread reads what has not arrived again.
+// Merges rows of this CTA's share: AT_ONCE rows per warp, SPLITS of each at a time. Called by a
+// whole warp; each thread rereads units that have not arrived.
 template <int SPLITS, int AT_ONCE>
 __device__ __forceinline__ void merge_rows(const Params &p, const Position &part,
                                            const Splits &splits, const Slots &slots,
                                            const RowWriter &writer, u32 epoch) {
-  // Units of a row for each lane; lanes without any follow another.
+  // Units of a row per lane; lanes without any duplicate another.
   constexpr int LANE_UNITS = ROW_UNITS > 32 ? ROW_UNITS / 32 : 1;
   const int mergers = slots.mergers;
   const int rows = (rows_of(part) - splits.mine + mergers - 1) / mergers;  // this CTA's
   const int lane = threadIdx.x % 32, unit = lane % ROW_UNITS;
-  // Whose (m, l) this lane has.
+  // Row and split of this lane's (m, l).
   const int log_row = lane / SPLITS % AT_ONCE, log_split = lane % SPLITS;
   for (int i = threadIdx.x / 32 * AT_ONCE; i < rows; i += CONSUMERS / 32 * AT_ONCE) {
     int row[AT_ONCE];
@@ -308,7 +311,7 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
       for (int j = 0; j < LANE_UNITS; j++) sum[r][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
     for (int first = 0; first < splits.count; first += SPLITS) {
-      // Whoever waits reads (m, l) again and again, and not all rows, which others would wait for.
+      // A waiting lane polls (m, l) instead of all rows, which would delay others.
       const u32 *log_at = slots.at(min(first + log_split, splits.count - 1), LOGS_UNIT + own);
       uint4 units[SPLITS][AT_ONCE][LANE_UNITS], log;
       bool missing = true;
@@ -382,8 +385,8 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
   }
 }
 
-// Merges this CTA's share of the rows of an output tile: row `splits.mine` and every one of as many as
-// there are mergers after it. All CTAs of the launch run at once: it is a cooperative one.
+// Merges this CTA's share of the rows of an output tile: row `splits.mine`, and further rows in
+// steps of the number of mergers. All CTAs of the launch are resident, because it is cooperative.
 __device__ __forceinline__ void merge(const Params &p, const Position &part, const Splits &splits,
                                       const Slots &slots, u32 epoch) {
   const RowWriter writer(p, part);

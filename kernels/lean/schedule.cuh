@@ -1,4 +1,4 @@
-// Which LeanTiles a work range holds, where a warp is in it, and how an output tile is split:
+// LeanTiles of a work range, a warp's position in it, and splits of an output tile:
 // leanbench.core.decomposition.stream_k; RAGGED: stream_k_by_lengths; EQUAL_SPLITS: fixed_split.
 #pragma once
 #include "params.cuh"
@@ -8,7 +8,7 @@ __device__ __forceinline__ int divide(int n, Divisor by) {
   return (int)((u64)(u32)n * by.multiplier >> by.shift);
 }
 
-// A quotient below 2^21: through a reciprocal, a third of an integer division's latency.
+// Returns a quotient below 2^21 through a reciprocal: a third of an integer division's latency.
 __device__ __forceinline__ int divide(int n, int d) {
   int q = (int)(__int2float_rz(n) * rcp_approx_ftz(__int2float_rz(d)));
   const int rest = n - q * d;
@@ -19,25 +19,24 @@ __device__ __forceinline__ int divide(int n, int d) {
 
 __device__ __forceinline__ int lean_tiles(int tokens, int shift) {
   int tiles = (tokens + (1 << shift) - 1) >> shift;
-  return tiles > 1 ? tiles : 1;  // an empty sequence has one too: its output gets written
+  return tiles > 1 ? tiles : 1;  // an empty sequence has one, too, so that its output is written
 }
 
-// Tokens that the cache has of a sequence before the launch, whatever the length tensor says: none
-// below 0, none past the cache.
+// Returns the tokens of a sequence in the cache before the launch, clamped to 0 and the cache.
 __device__ __forceinline__ int length_of(const Params &p, int sequence) {
-  // Lengths on the host.
+  // Lengths known to the host.
   if (!RAGGED || ((LEFTPAD || RAGGED_Q) && !p.cache_seqlens))
     return APPEND ? max(p.context - p.new_tokens, 0) : p.context;
   return min(max(__ldg(p.cache_seqlens + sequence), 0), p.context);
 }
 
-// RAGGED: tokens of a sequence, with those new ones that the cache has room for.
+// RAGGED: returns the tokens of a sequence, including new ones for which the cache has room.
 __device__ __forceinline__ int tokens_of(const Params &p, int sequence) {
   const int length = length_of(p, sequence);
   return APPEND ? length + min(p.new_tokens, p.context - length) : length;
 }
 
-// Query tokens of a sequence, and the first of them, whatever cu_seqlens_q says: none outside of q.
+// Query tokens of a sequence and the first of them. cu_seqlens_q is clamped to q.
 struct Queries {
   int first, count;
 
@@ -50,54 +49,55 @@ struct Queries {
   }
 };
 
-// Whether output tiles may count empty LeanTiles at their end so that all have splits of one length.
+// True if output tiles may count empty LeanTiles at their end, so that all splits have one length.
 constexpr bool EVEN_SPLITS = ROWS > 32 && !RAGGED;
 
-// Output tiles of a sequence; RAGGED_Q: of one with the most query tokens.
+// Returns the output tiles of a sequence; RAGGED_Q: of the one with the most query tokens.
 __device__ __forceinline__ int head_tiles(const Params &p) {
   return p.kv_heads * row_tiles(p.q_len);
 }
 
-// The token of its cache at which a sequence starts, none past its end.
+// Returns the position in the cache at which a sequence starts, clamped to its end.
 __device__ __forceinline__ int leftpad_of(const Params &p, int sequence, int tokens) {
   return LEFTPAD ? min(max(__ldg(p.cache_leftpad + sequence), 0), tokens) : 0;
 }
 
-// ATTENTION_CHUNK: the first token of the chunk with `token`; before the sequence there is one.
+// ATTENTION_CHUNK: returns the first token of the chunk with `token`. Tokens before the sequence
+// belong to a chunk, too.
 __device__ __forceinline__ int chunk_start(const Params &p, int leftpad, int token) {
   const int place = token - leftpad;
   return leftpad +
          (place < 0 ? -1 : divide(place, p.by_attention_chunk)) * p.attention_chunk;
 }
 
-// The first token that a sequence's first query token sees.
+// Returns the first token that a sequence's first query token sees.
 __device__ __forceinline__ int first_seen(const Params &p, int leftpad, int tokens, int queries) {
   int first = WINDOW_LEFT ? max(leftpad, tokens - queries - p.window_left) : leftpad;
   if (ATTENTION_CHUNK) first = max(first, chunk_start(p, leftpad, tokens - queries));
   return first;
 }
 
-// The last token up to `token` where a copy may start.
+// Returns the last token up to `token` at which a copy may start.
 __device__ __forceinline__ int copy_start(int token) { return token / START_STEP * START_STEP; }
 
-// Tokens that a sequence's LeanTiles are dealt for: those that a query token sees, from a
-// `copy_start` on, or START_STEP - 1 more. A window has as many wherever it starts.
+// Returns the tokens in a sequence's LeanTiles: those that a query token sees, from a `copy_start`
+// on. With a window, START_STEP - 1 more, so that their number does not depend on its start.
 __device__ __forceinline__ int dealt_tokens(const Params &p, int leftpad, int tokens, int queries) {
   const int own = tokens - copy_start(leftpad);
   return WINDOW_LEFT ? min(own, p.window_tokens + queries) : own;
 }
 
-// The log2 of a LeanTile's tokens. FIXED_RUNS: a LeanTile is a fixed run, whose length follows from
-// its sequence's own: runs for 128 CTAs where it is alone, no shorter than `tile_shift` and no longer
-// than `longest_shift`. leanbench.kernels.lean.cuda_schedule.fixed_run_tokens.
+// Returns the log2 of a LeanTile's tokens. FIXED_RUNS: a LeanTile is a fixed run. Its length
+// follows from that of its sequence: runs for 128 CTAs if it is alone, from `tile_shift` to
+// `longest_shift`. leanbench.kernels.lean.cuda_schedule.fixed_run_tokens.
 __device__ __forceinline__ int tile_shift(const Params &p, int tokens) {
   if (!FIXED_RUNS) return p.tile_shift;
   const int run = min(tokens, 1 << 17) * head_tiles(p) >> 7;
   return min(max(run > 1 ? 32 - __clz(run - 1) : 0, p.tile_shift), p.longest_shift);
 }
 
-// Where two warpgroups compute, a LeanTile in which one has no rows takes less time, and has more tokens:
-// these many times 2^`tile_shift`. Entry 56 of docs/performance-log.md.
+// With two computing warpgroups, a LeanTile in which one has no rows takes less time and has more
+// tokens: these multiples of 2^`tile_shift` (reports/performance-log.md, entry 56).
 constexpr bool UNEQUAL_TILES = RAGGED_Q && ROWS > 64;
 constexpr int STEPS_OF_MANY_ROWS = 3, STEPS_OF_FEW_ROWS = 4;
 
@@ -106,7 +106,7 @@ __device__ __forceinline__ int tile_steps(int queries) {
   return 2 * all_rows(queries) <= ROWS ? STEPS_OF_FEW_ROWS : STEPS_OF_MANY_ROWS;
 }
 
-// LeanTiles of an output tile.
+// Returns the LeanTiles of an output tile.
 __device__ __forceinline__ int tiles_of(const Params &p, int leftpad, int tokens, int queries) {
   const int dealt = dealt_tokens(p, leftpad, tokens, queries);
   const int steps = lean_tiles(dealt, tile_shift(p, dealt));
@@ -116,42 +116,42 @@ __device__ __forceinline__ int tiles_of(const Params &p, int leftpad, int tokens
              : (steps + STEPS_OF_MANY_ROWS - 1) / STEPS_OF_MANY_ROWS;
 }
 
-// RAGGED: the same of a sequence.
+// RAGGED: returns the LeanTiles of an output tile of a sequence.
 __device__ __forceinline__ int tiles_of_sequence(const Params &p, int sequence) {
   const int tokens = tokens_of(p, sequence);
   const int leftpad = leftpad_of(p, sequence, tokens);
   return tiles_of(p, leftpad, tokens, Queries::of(p, sequence).count);
 }
 
-// RAGGED: empty LeanTiles that an output tile counts at its end. Where output tiles are packed,
-// those of one LeanTile count none: other warps go on meanwhile.
+// RAGGED: returns the empty LeanTiles that an output tile counts at its end. With packing, output
+// tiles of one LeanTile count none, because other warps continue meanwhile.
 __device__ __forceinline__ int end_tiles_of(const Params &p, int tiles, bool packs) {
   return packs && tiles == 1 ? 0 : p.end_tiles;
 }
 
-// RAGGED: whether output tiles are packed: few have more than a LeanTile. Where many do, the other
-// warps would wait in those for the one that walks a packed one.
+// RAGGED: returns whether output tiles are packed: if few have more than one LeanTile. If many do,
+// the other warps would wait in those for the warp with a packed one.
 __device__ __forceinline__ bool packs(int lean_tiles, int output_tiles) {
   return PACKS && lean_tiles - output_tiles <= output_tiles / 8 * 3;
 }
 
-// Of CTAs that multiply with warpgroups, whether so few idle that row tiles are kept in step;
+// Returns whether few enough CTAs with warpgroups idle to keep row tiles in step;
 // leanbench.kernels.lean.cuda_schedule.few_idle.
 __device__ __forceinline__ bool few_idle(int used, int all) { return 8 * used >= 7 * all; }
 
-// RAGGED: LeanTiles at an output tile's end, besides the empty ones, that belong to the work range
-// before. Where warpgroups multiply, those that take no longer than a merge; elsewhere none: ranges
-// that are longer for a rest cost more than the merge that it saves (entry 58).
+// RAGGED: returns the LeanTiles at an output tile's end, in addition to the empty ones, that belong
+// to the previous work range. With warpgroups, as long as a merge; otherwise none, because longer
+// ranges cost more than the merge (reports/performance-log.md, entry 58).
 __device__ __forceinline__ int short_rest(const Params &p) {
   return ROWS > 32 ? max(1, p.merge_tiles) : 0;
 }
 
-// First LeanTile of a work range.
+// Returns the first LeanTile of a work range.
 __device__ __forceinline__ int range_start(int range, int share, int longer) {
   return range * share + min(range, longer);
 }
 
-// The work range that holds a LeanTile.
+// Returns the work range of a LeanTile.
 __device__ __forceinline__ int range_of(const Params &p, int lean_tile, int share, int longer) {
   const int boundary = longer * (share + 1);
   const bool early = lean_tile < boundary;
@@ -160,8 +160,9 @@ __device__ __forceinline__ int range_of(const Params &p, int lean_tile, int shar
   return (early ? 0 : longer) + divide(n, early ? p.by_share_plus_1 : p.by_share);
 }
 
-// The row tile that is dealt as number `i`. Where warpgroups multiply, the first, the last, the second,
-// the last but one: the later ones see more, and two that follow one another as much as any two.
+// Returns the row tile with number `i` in the order of distribution. With warpgroups: the first,
+// the last, the second, the last but one. Later row tiles see more tokens, so every two consecutive
+// ones see about the same number.
 __device__ __forceinline__ int row_tile_in_turn(int i, int tiles) {
   return ROWS > 32 && i % 2 ? tiles - 1 - i / 2 : ROWS > 32 ? i / 2 : i;
 }
@@ -171,11 +172,11 @@ struct HeadTile {
   int kv_head, row_offset;
 };
 
-// A warp's position in its work range: the part of an output tile that it is in, from there to the
-// end of the output tile or of the work range, and its next chunk of that part.
+// A warp's position in its work range: the part of the current output tile, up to the end of the
+// output tile or of the work range, and its next chunk of that part.
 struct Position {
   int lowest, highest;  // FIXED_RUNS: LeanTiles of the work range
-  int at;               // LeanTile, among all LeanTiles of the launch
+  int at;               // LeanTile among all LeanTiles of the launch
   int sequence, head;   // `head`: KV head x row tiles + row tile
   HeadTile run_time_head_tile;  // Q_LEN is 0: `head`
   Queries queries;              // of the sequence
@@ -186,22 +187,22 @@ struct Position {
   int first, last;      // LeanTiles of the output tile
   int token;            // first token of the part
   int chunks, chunk;    // of the part; this warp's next
-  // PACKS: tokens up to which a whole output tile is packed, 0: none is; whether this part is, and
-  // this warp's; the warp whose turn is next.
+  // PACKS: maximum tokens of a packed output tile, or 0; warp with the next turn; whether this part
+  // is packed, and belongs to this warp.
   int packed_tokens, turn;
   bool packed, mine;
-  bool is_rest;  // RAGGED: of the work range before
-  // FIXED_RUNS: whether the CTA has come to the runs that wait for others; where it began.
+  bool is_rest;  // RAGGED: the part belongs to the previous work range
+  // FIXED_RUNS: whether the CTA has reached the runs that wait for others; its start.
   bool merging;
   int begin_at, begin_first, begin_tiles, begin_sequence, begin_sequence_start;
 
-  // Chunks from one of this warp's to its next; its first one.
+  // Returns the number of chunks from one of this warp's to its next, and its first one.
   __device__ __forceinline__ int step() const { return PACKS && packed ? 1 : RANGE_WARPS; }
   __device__ __forceinline__ int first_chunk(int range_warp) const {
     return PACKS && packed ? 0 : range_warp;
   }
 
-  // Whether all warps of the CTA walk the part.
+  // Returns whether all warps of the CTA walk the part.
   __device__ __forceinline__ bool is_shared() const { return !packed && !is_rest; }
 
   __device__ __forceinline__ void enter_part(const Params &p, int end, int range_warp) {
@@ -213,7 +214,8 @@ struct Position {
       head = divide(within, tiles);
       first = within - head * tiles;
     } else {
-      // How many fixed runs there are is not the host's: lengths of one prepared launch differ in it.
+      // Fixed runs are not counted on the host, because a prepared launch is used with other
+      // lengths.
       int output_tile = FIXED_RUNS ? divide(at, tiles) : divide(at, p.by_tiles);
       first = at - output_tile * tiles;
       sequence = divide(output_tile, p.by_heads);
@@ -241,12 +243,12 @@ struct Position {
     return {head / TILES, ONE_ROW_TILE ? 0 : head % TILES * ROWS};
   }
 
-  // The query token of the output tile's row `row`.
+  // Returns the query token of the output tile's row `row`.
   __device__ __forceinline__ int query_of(int row) const {
     return min(row / GROUP_SIZE, queries.count - 1);
   }
 
-  // Tokens that the output tile's row `row` sees (the causal tail).
+  // Returns the number of tokens that the output tile's row `row` sees (the causal tail).
   __device__ __forceinline__ int seen_by(const Params &p, int row) const {
     int seen = tokens - (queries.count - 1) + query_of(row);
     const int own = seen - 1;
@@ -256,12 +258,12 @@ struct Position {
     return seen;
   }
 
-  // The first token that it sees.
+  // Returns the first token that the row sees.
   __device__ __forceinline__ int first_seen(const Params &p, int row) const {
     return ::first_seen(p, leftpad, tokens, queries.count - query_of(row));
   }
 
-  // The first token that it sees, or that is appended.
+  // Returns the first token that the row sees, or that is appended.
   __device__ __forceinline__ int first_needed(const Params &p, int row) const {
     const int seen = first_seen(p, row);
     return WINDOW_LEFT && APPEND ? min(seen, length_of(p, sequence)) : seen;
@@ -274,19 +276,20 @@ struct Position {
     tiles = tiles_of(p, leftpad, tokens, Queries::of(p, sequence).count);
   }
 
-  // The length is the host's.
+  // Uses the length known to the host.
   __device__ __forceinline__ void enter_host_length(const Params &p) {
     tokens = p.context;
     leftpad = 0;
     tiles = tiles_of(p, 0, tokens, Q_LEN > 0 ? Q_LEN : p.q_len) + (EVEN_SPLITS ? p.end_tiles : 0);
   }
 
-  // RAGGED: whether an output tile's rest from LeanTile `from` on belongs to the work range before.
+  // RAGGED: returns whether an output tile's rest from LeanTile `from` on belongs to the previous
+  // work range.
   __device__ __forceinline__ bool is_short_rest(const Params &p, int from) const {
     return tiles - from <= short_rest(p) + end_tiles;
   }
 
-  // Enters the part from LeanTile `first` of the output tile to before LeanTile `stop`.
+  // Enters the part of the output tile from LeanTile `first` up to LeanTile `stop`.
   __device__ __forceinline__ void enter_tiles(const Params &p, int stop_tile, int range_warp) {
     enter_head(p);
     last = stop_tile;
@@ -296,10 +299,10 @@ struct Position {
     token = start + (first * steps << shift);
     int stop = start + min(last * steps << shift, tokens - start);
     if (Q_LEN == 0) {
-      // Row tiles of many query tokens see less than all of these.
+      // Row tiles of many query tokens see only some of these tokens.
       const int row = run_time_head_tile.row_offset;
       stop = min(stop, seen_by(p, row + ROWS - 1));
-      // In whole chunks: the part's last one ends where the next part begins.
+      // In whole chunks: the next part begins at the end of this part's last one.
       if (WINDOW_LEFT) token += max(first_needed(p, row) - token, 0) / CHUNK * CHUNK;
     }
     chunks = max(0, stop - token + CHUNK - 1) / CHUNK;
@@ -313,10 +316,10 @@ struct Position {
     }
   }
 
-  // FIXED_RUNS: whether a run waits for others, whose partials it merges.
+  // FIXED_RUNS: returns whether a run waits for others and merges their partials.
   __device__ __forceinline__ bool merges() const { return first % MERGE == 0; }
 
-  // FIXED_RUNS: to the run before in the output tile, or the last one of the next output tile.
+  // FIXED_RUNS: goes to the previous run of the output tile, or to the last one of the next.
   __device__ __forceinline__ void to_next_run(const Params &p) {
     if (first > 0 && at > lowest) {
       at -= 1, first -= 1;
@@ -333,7 +336,7 @@ struct Position {
     at += first;
   }
 
-  // FIXED_RUNS: at the end of the first output tile, where the CTA begins.
+  // FIXED_RUNS: goes to the end of the first output tile, the CTA's start.
   __device__ __forceinline__ void begin_runs(const Params &p) {
     const int ahead = min(tiles - 1 - first, highest - at);
     at += ahead, first += ahead;
@@ -343,9 +346,9 @@ struct Position {
     if (merges() && !merging) leave_part(p);
   }
 
-  // To the LeanTile that the CTA walks next; at the work range's end there is none. FIXED_RUNS: first
-  // all runs that wait for no other, then the others, each output tile's from the last to the first:
-  // what they wait for has mostly come by then.
+  // Goes to the next LeanTile of the CTA; there is none at the work range's end. FIXED_RUNS: runs
+  // that wait for no other come first, then the others, each output tile's from the last to the
+  // first. Most partials have arrived by then.
   __device__ __forceinline__ void leave_part(const Params &p) {
     if (FIXED_RUNS) {
       do {
@@ -369,7 +372,7 @@ struct Position {
     }
   }
 
-  // To the next chunk that this warp takes, whichever part it is of; false at the range's end.
+  // Goes to this warp's next chunk, in any part; returns false at the range's end.
   __device__ __forceinline__ bool to_next_chunk(const Params &p, int end, int range_warp) {
     while (chunk >= chunks) {
       leave_part(p);
@@ -380,15 +383,15 @@ struct Position {
   }
 };
 
-// Splits of an output tile where none has more than `longest` LeanTiles.
+// Returns the splits of an output tile with at most `longest` LeanTiles each.
 __device__ __forceinline__ int split_count(int tiles, int longest) {
   return divide(tiles + longest - 1, longest);
 }
 
-// RAGGED: LeanTiles of one KV head's row tile. By a warp together.
+// RAGGED: LeanTiles of one KV head's row tile, held by a whole warp.
 struct Lengths {
-  int own;           // of sequence `lane`; 0: there is none, or it has no query tokens
-  int sum, most;     // of all sequences, with RAGGED_Q of all their row tiles; of the longest
+  int own;           // of sequence `lane`; 0: none, or without query tokens
+  int sum, most;     // of all sequences (RAGGED_Q: of all their row tiles); of the longest
   int output_tiles;  // of all sequences
   int longer_than_one;  // PACKS: sequences of more than a LeanTile
 
@@ -396,17 +399,17 @@ struct Lengths {
     return sequence < p.batch && rows_of(p, sequence) > 0 ? tiles_of_sequence(p, sequence) : 0;
   }
 
-  // How often a sequence counts: RAGGED_Q: its row tiles.
+  // Returns the weight of a sequence in sums: 1; RAGGED_Q: its row tiles.
   __device__ __forceinline__ static int rows_of(const Params &p, int sequence) {
     return RAGGED_Q && sequence < p.batch ? row_tiles(Queries::of(p, sequence).count) : 1;
   }
 
-  // Output tiles for each of them.
+  // Returns the output tiles per sequence; RAGGED_Q: per row tile.
   __device__ __forceinline__ static int heads(const Params &p) {
     return RAGGED_Q ? p.kv_heads : head_tiles(p);
   }
 
-  // Starts the read; other work may fill its latency.
+  // Starts the read. Other work can hide its latency.
   __device__ __forceinline__ void start(const Params &p, int lane) { own = of(p, lane); }
 
   __device__ __forceinline__ void finish(const Params &p, int lane) {
@@ -426,7 +429,8 @@ struct Lengths {
     }
   }
 
-  // Splits of all sequences, none longer than `longest`, which differs from lane to lane.
+  // Returns the splits of all sequences with at most `longest` LeanTiles, which differs between
+  // lanes.
   __device__ __forceinline__ int splits_by_lane(const Params &p, int lane, int longest) const {
     int count = 0;
 #pragma unroll 1
@@ -442,7 +446,7 @@ struct Lengths {
     return count;
   }
 
-  // The same for one `longest`.
+  // Returns the splits of all sequences for a single `longest`.
   __device__ __forceinline__ int splits(const Params &p, int lane, int longest) const {
     int count = split_count(own, longest) * rows_of(p, lane);
     for (int i = lane + 32; i < p.batch; i += 32)
@@ -451,8 +455,9 @@ struct Lengths {
   }
 };
 
-// RAGGED: what output tiles of a sequence count in the schedule: their splits after the first,
-// where `longest` is the longest split, or LeanTiles with their ends, or 1 where it is negative.
+// RAGGED: returns the units of a sequence's output tiles in the schedule: splits after the first if
+// `longest` is the longest split; otherwise LeanTiles with their ends, without ends of packed ones
+// if it is negative. RAGGED_Q: 1 per output tile if it is negative.
 __device__ __forceinline__ int units_of(const Params &p, int sequence, int longest) {
   if (sequence >= p.batch) return 0;
   const int tiles = tiles_of_sequence(p, sequence);
@@ -462,7 +467,7 @@ __device__ __forceinline__ int units_of(const Params &p, int sequence, int longe
   return units * p.kv_heads * row_tiles(Queries::of(p, sequence).count);
 }
 
-// RAGGED: the sequence that holds unit `unit`, and its first unit; by a warp together.
+// RAGGED: finds the sequence of unit `unit`, and its first unit; called by a whole warp.
 __device__ __forceinline__ void find_sequence(const Params &p, int lane, int longest, int unit,
                                               int &sequence, int &first_unit) {
   int seen = 0;
@@ -484,33 +489,34 @@ __device__ __forceinline__ void find_sequence(const Params &p, int lane, int lon
   }
 }
 
-// RAGGED: units of the sequences before this one.
+// RAGGED: returns the units of the preceding sequences.
 __device__ __forceinline__ int units_before(const Params &p, int lane, int longest, int sequence) {
   int units = 0;
   for (int i = lane; i < sequence; i += 32) units += units_of(p, i, longest);
   return __reduce_add_sync(~0u, units);
 }
 
-// The work range that a CTA, or its cluster, walks, up to LeanTile `end`. Ranges are equal shares
-// of all LeanTiles, the first `longer` of them have one more; or, where `longest` is not 0, splits
-// of output tiles, none of them longer than that.
+// The work range of a CTA or its cluster, up to LeanTile `end`. Ranges are equal shares of all
+// LeanTiles; the first `longer` have one more. If `longest` is not 0, they are splits of output
+// tiles, none longer than that.
 struct WorkRange {
   int index, end, share, longer;
   int slot;                     // of its partial in the workspace
   int longest, splits, split;   // RAGGED, EQUAL_SPLITS
 
-  // RAGGED: the longest split with which no range crosses from one output tile to the next, and how
-  // many of `ranges` that takes; 0: stream-K. leanbench.core.decomposition.longest_split.
+  // RAGGED: returns the longest split with which no range crosses an output tile's boundary, and
+  // how many of `ranges` it needs; 0: stream-K. leanbench.core.decomposition.longest_split.
   __device__ __forceinline__ int longest_split(const Params &p, int lane, const Lengths &lengths,
                                                int ranges, int output_tiles, int real,
                                                int &used) const {
     if (ranges < output_tiles) return 0;
     const int share = divide(real + ranges - 1, ranges);
     int shortest = share, count = 0;
-    // Whole, where a merge takes longer than splitting saves.
+    // Whole output tiles if a merge takes longer than splitting saves.
     bool whole = lengths.most <= share + p.merge_tiles, enough = false;
     if (!whole && (CLUSTER > 1 || Q_LEN == 0)) {
-      // Candidates, a sixteenth of the share apart; the shortest that needs no more than `ranges`.
+      // Candidates are a sixteenth of the share apart; the shortest that needs at most `ranges`
+      // wins.
       const int longer_by = (share >> 4) * lane + ((share & 15) * lane + 15 >> 4);
       count = lengths.splits_by_lane(p, lane, share + longer_by) * Lengths::heads(p);
       const u32 fitting = __ballot_sync(~0u, lane <= p.longest_steps && count <= ranges);
@@ -520,7 +526,7 @@ struct WorkRange {
       enough = fitting != 0;
       whole = lengths.most <= shortest + p.merge_tiles;
     } else if (!whole) {
-      // The same, one after the other: there are few, and batches may be large.
+      // The same sequentially: the candidates are few, and batches may be large.
       int candidate = 0;
 #pragma unroll 1
       for (int step = 0; step <= (LARGE_PARTIAL ? p.longest_steps : 0) && !enough; step++) {
@@ -537,8 +543,8 @@ struct WorkRange {
     return whole ? lengths.most : shortest;
   }
 
-  // RAGGED: the output tile whose first split a CTA's unit has, if it has one. First splits come
-  // last, they wait for the others.
+  // RAGGED: returns the output tile whose first split is a CTA's unit, if any. First splits come
+  // last, because they wait for the others.
   __device__ __forceinline__ static int first_split_of(int unit, int output_tiles) {
     return unit - divide(unit, output_tiles) * output_tiles;
   }
@@ -579,8 +585,9 @@ struct WorkRange {
     position.enter_tiles(p, position.first + end - position.at, range_warp);
   }
 
-  // EQUAL_SPLITS: the unit's split of its output tile; every output tile has as many units. False: its
-  // sequence has too few LeanTiles for so many splits. First splits come last, they wait for the others.
+  // EQUAL_SPLITS: enters the unit's split of its output tile; every output tile has the same number
+  // of units. Returns false if its sequence has too few LeanTiles for all splits. First splits come
+  // last, because they wait for the others.
   __device__ __forceinline__ bool enter_equal_split(const Params &p, int ranges, int unit,
                                                     int range_warp, Position &position) {
     const int each = head_tiles(p), output_tiles = p.batch * each;
@@ -605,9 +612,9 @@ struct WorkRange {
   }
 
 #if BULK && CLUSTER > 1
-  // RAGGED: where the unit's part starts if it turns out to be a first split; false: it does not look
-  // like one. The first chunk is the same for any length, but for windows and padded sequences, which
-  // wait for their own.
+  // RAGGED: sets the start of the unit's part in case it is a first split; returns false if that is
+  // unlikely. The first chunk does not depend on the length, except with windows and padded
+  // sequences, which wait for their length.
   __device__ __forceinline__ bool guess(const Params &p, int range_warp, Position &position) const {
     const int ranges = gridDim.x / CLUSTER;
     const int each = head_tiles(p), output_tiles = p.batch * each;
@@ -631,8 +638,9 @@ struct WorkRange {
 
   __device__ __forceinline__ bool is_first_split() const { return longest > 0 && split == 0; }
 
-  // Sets `position` to its start. Ranges are dealt from the last to the first, so that who merges
-  // waits for CTAs that started before it. False: there is none, the lengths need fewer ranges.
+  // Sets `position` to the range's start. Ranges are assigned from the last to the first, so that
+  // merging CTAs wait for CTAs that started earlier. Returns false if the lengths need fewer
+  // ranges.
   __device__ __forceinline__ bool find(const Params &p, int lane, Lengths &lengths, int range_warp,
                                        Position &position) {
     const int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
@@ -644,7 +652,7 @@ struct WorkRange {
     if (EQUAL_SPLITS) return enter_equal_split(p, ranges, unit, range_warp, position);
     if (RAGGED) lengths.finish(p, lane);
     if (FIXED_RUNS) {
-      // Dealt from the last to the first.
+      // Assigned from the last to the first.
       position.enter_host_length(p);
       const int total =
           (RAGGED ? lengths.sum : p.batch * position.tiles) * head_tiles(p);
@@ -664,11 +672,12 @@ struct WorkRange {
     if (RAGGED) {
       const int output_tiles = lengths.output_tiles, real = lengths.sum * Lengths::heads(p);
       if (RAGGED_Q && real == 0) return false;
-      // Ends are no work to share: how many ranges there are follows from the real LeanTiles.
+      // Ends are no divisible work, so the number of ranges follows from the real LeanTiles.
       used = min(ranges, p.min_tiles_per_range > 1 ? divide(real, p.min_tiles_per_range) : real);
       used = max(1, used);
       longest = longest_split(p, lane, lengths, used, output_tiles, real, used);
-      // Row tiles that share K and V are in step: leanbench.kernels.lean.cuda_schedule.whole_ranges.
+      // Row tiles that share K and V are in step:
+      // leanbench.kernels.lean.cuda_schedule.whole_ranges.
       if (Q_LEN == 0 && CLUSTER == 1 && longest == 0 && p.longest_steps > 0 && used < output_tiles) {
         const int whole = divide(output_tiles, divide(output_tiles + used - 1, used));
         if (ROWS <= 32 || few_idle(whole, used)) used = whole;
@@ -699,7 +708,7 @@ struct WorkRange {
   }
 };
 
-// The splits of an output tile, and which of them a work range has. Split 0 is the host block's.
+// The splits of an output tile, and the one of this work range. Split 0 belongs to the host block.
 struct Splits {
   int count, mine;
 
@@ -717,7 +726,7 @@ struct Splits {
     }
     const int tile_start = part.at - part.first;
     const int host = range_of(p, tile_start, range.share, range.longer);
-    // Not counted: who would have a short rest.
+    // A range with a short rest is not counted.
     const int rest = RAGGED ? part.end_tiles + short_rest(p) : 0;
     const int last = max(0, part.tiles - 1 - rest);
     count = range_of(p, tile_start + last, range.share, range.longer) - host + 1;

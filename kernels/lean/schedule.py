@@ -1,6 +1,4 @@
-"""Which LeanTiles a CTA's work range holds: the arithmetic of
-leanbench.core.decomposition.stream_k, inside the kernel.
-"""
+"""LeanTiles of a CTA's work range: leanbench.core.decomposition.stream_k inside the kernel."""
 
 import triton
 import triton.language as tl
@@ -8,13 +6,13 @@ import triton.language as tl
 
 @triton.jit
 def range_start(work_range, share, longer):
-    """First LeanTile of a work range: leanbench.core.decomposition.stream_k_start."""
+    """Return the first LeanTile of a work range: leanbench.core.decomposition.stream_k_start."""
     return work_range * share + tl.minimum(work_range, longer)
 
 
 @triton.jit
 def range_of(lean_tile, share, longer):
-    """The work range that holds a LeanTile: the inverse of `range_start`."""
+    """Return the work range of a LeanTile: the inverse of `range_start`."""
     boundary = longer * (share + 1)
     return tl.where(
         lean_tile < boundary, lean_tile // (share + 1), longer + (lean_tile - boundary) // share
@@ -23,8 +21,9 @@ def range_of(lean_tile, share, longer):
 
 @triton.jit
 def _tiles_of(cache_seqlens, sequences, batch, context, TILE_TOKENS: tl.constexpr):
-    """LeanTiles per output tile for a block of sequences, 0 past the batch; lengths as in
-    `sequence_tiles`.
+    """Return LeanTiles per output tile for a block of sequences, 0 past the batch.
+
+    Lengths are as in `sequence_tiles`.
     """
     tokens = tl.load(cache_seqlens + sequences, mask=sequences < batch, other=0)
     tokens = tl.minimum(tl.maximum(tokens, 0), context)
@@ -53,7 +52,7 @@ def find_sequence(
     TILE_TOKENS: tl.constexpr,
     SEQUENCES_AT_ONCE: tl.constexpr,
 ):
-    """(sequence that holds a LeanTile, its first LeanTile)."""
+    """Return the sequence of a LeanTile, and that sequence's first LeanTile."""
     sequence = 0
     sequence_start = 0
     seen = 0

@@ -1,17 +1,17 @@
 """LeanAttention in Triton: stream-K over LeanTiles and the reduction, in one launch.
 
-The schedule is `leanbench.core.decomposition.stream_k`. With the lengths on the device every CTA
-computes it for itself.
+The schedule is `leanbench.core.decomposition.stream_k`. For lengths on the device, every CTA
+computes it.
 
-The reduction is the paper's (Algorithm 2): a CTA whose work range starts in the middle of an output
-tile stores that part's partial and goes on; the host block, which holds the tile's first LeanTile
-at the end of its own work range, waits for the other partials, merges them in the order of the
-context, whoever came first, and writes the output. So repeats agree bit for bit.
+The reduction is the paper's Algorithm 2. A CTA with a work range that starts in the middle of an
+output tile stores that part's partial and continues. The host block has the tile's first LeanTile
+at the end of its work range. It waits for the other partials, merges them in the order of the
+context and writes the output. So repeats agree bit for bit.
 
-No grid deadlocks, whether or not all CTAs fit the GPU at once: work ranges are dealt from the last
-to the first, a host block only waits for CTAs of lower index, the hardware starts CTAs in the order
-of their index (decoupled look-back scans rest on the same), and a CTA stores its first partial
-before it waits.
+No grid deadlocks, even if not all CTAs are resident. Work ranges are assigned from the last to the
+first, so a host block waits only for CTAs of lower index. The hardware starts CTAs in the order of
+their index (decoupled look-back scans rely on it), and a CTA stores its first partial before it
+waits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 @triton.jit(
     do_not_specialize=[
         "epoch",
-        "replays",  # a capture's begins at any multiple of 4 bytes, a plain call's at one of 16
+        "replays",  # aligned to 4 bytes in a capture, to 16 in a plain call
         "stride_table",
         "batch",
         "kv_heads",
@@ -86,9 +86,9 @@ if TYPE_CHECKING:
 )
 def lean_kernel(
     partials,  # int64, a slot per work range, see store_partial
-    host_partials,  # int64, a slot per work range; with fixed runs, `partials` again
+    host_partials,  # int64, a slot per work range; with fixed runs, same as `partials`
     epoch,  # of the launch; see kernels/lean/workspace.py
-    replays,  # (1,), int32: added to it
+    replays,  # (1,), int32: added to the epoch
     q,  # (batch, Q_LEN, q_heads, D) through q_strides
     k,  # see lean_tiles
     v,
@@ -100,8 +100,8 @@ def lean_kernel(
     context,
     batch,
     kv_heads,
-    min_tiles_per_cta,  # RAGGED: the share is computed here, from the lengths
-    share,  # not RAGGED: LeanTiles of a CTA, and how many CTAs have one more
+    min_tiles_per_cta,  # RAGGED: the kernel computes the share from the lengths
+    share,  # not RAGGED: LeanTiles per CTA, and number of CTAs with one more
     longer,
     qk_scale,
     q_strides,  # (batch, head, query position)
@@ -129,13 +129,13 @@ def lean_kernel(
     recorded = start_events(events, MAX_EVENTS)
     epoch += tl.load(replays)
     per_sequence = kv_heads * ROW_TILES
-    # Fixed runs are dealt as LeanTiles of their length would be, one to a CTA: but for the loop
-    # over the LeanTiles themselves, what is counted below are then fixed runs.
+    # Fixed runs are assigned as if they were LeanTiles of their length, one per CTA. Everything
+    # counted below is then a fixed run, except in the loop over LeanTiles.
     UNIT_TOKENS: tl.constexpr = (
         TILE_TOKENS * FIXED_RUN_TILES if FIXED_RUN_TILES > 0 else TILE_TOKENS
     )
-    # Work ranges are dealt from the last to the first, so that a host block waits for CTAs that
-    # started before it.
+    # Work ranges are assigned from the last to the first, so a host block waits for CTAs that
+    # started earlier.
     if RAGGED:
         total = (
             total_tiles(cache_seqlens, batch, context, UNIT_TOKENS, SEQUENCES_AT_ONCE)
@@ -235,14 +235,15 @@ def lean_kernel(
             )
             recorded = record_event(events, recorded, TILES, output_tile, MAX_EVENTS)
         elif first > 0:
-            # A work range has one such part at most, where it starts: its number names the slot.
+            # A work range has at most one such part, at its start, so its number identifies the
+            # slot.
             store_partial(
                 acc, m, l, partials, work_range, epoch, ROW_COUNT, local_rows, valid_rows, HEAD_DIM
             )
             recorded = record_event(events, recorded, TILES, output_tile, MAX_EVENTS)
         else:
-            # The host block. The other parts belong to the work ranges after this one, up to the
-            # output tile's last LeanTile.
+            # The host block. The other parts belong to the following work ranges, up to the output
+            # tile's last LeanTile.
             store_partial(
                 acc,
                 m,
@@ -288,21 +289,21 @@ def lean_kernel(
     end_events(events, recorded, MAX_EVENTS)
 
 
-#: Sequences whose lengths a CTA adds up in one step.
+#: Lengths of sequences added per step of a CTA.
 _SEQUENCES_AT_ONCE = 128
 
 
 def launches(
     inputs: AttentionInputs, config: LeanTritonConfig, sms: int | None = None
 ) -> tuple[TritonLaunch, ...]:
-    """The launch of `lean_kernel` over these tensors.
+    """Return the launch of `lean_kernel` over these tensors.
 
     Args:
-        sms: the grid is `config.ctas_per_sm` times this, but for fixed runs; defaults to the
-            device's.
+        sms: multiplied by `config.ctas_per_sm` for the grid, except with fixed runs; defaults to
+            the device's.
 
     Raises:
-        UserError: the partials of fixed runs are too many.
+        UserError: the partials of fixed runs are too large.
     """
     device, shape = inputs.q.device, LaunchShape.of(inputs)
     total = shape.lean_tiles(inputs.context, config.tile_tokens * (config.fixed_run_tiles or 1))
@@ -326,8 +327,8 @@ def launches(
         host = slots if config.fixed_run_tiles else slots[grid * slot_bytes // 8 :]
         return slots, host, epoch, replays
 
-    # With lengths on the device `total` is an upper bound: the kernel leaves CTAs idle where the
-    # real lengths need fewer.
+    # For lengths on the device, `total` is an upper bound. The kernel leaves CTAs idle if the
+    # actual lengths need fewer.
     share, longer = divmod(total, grid)
     arguments = (
         inputs.q,
@@ -369,12 +370,12 @@ def launches(
 def prepare(
     inputs: AttentionInputs, config: LeanTritonConfig, sms: int | None = None
 ) -> Callable[[], None]:
-    """A function that makes the launch; arguments as in `launches`."""
+    """Return a function that launches the kernel; arguments as in `launches`."""
     return run_all(launches(inputs, config, sms))
 
 
 class TritonRelaunch:
-    """See leanbench.kernels.launch.Relaunch."""
+    """A launch for other tensors; see leanbench.kernels.launch.Relaunch."""
 
     any_capacity = False
 

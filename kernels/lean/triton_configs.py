@@ -12,9 +12,9 @@ from leanbench.core.decomposition import TileGrid, stream_k_grid
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 
-#: What `--configs best` tries, as (tile_tokens, num_warps, num_stages, ctas_per_sm,
-#: min_tiles_per_cta, align_grid): on an H200, those that were among the fastest of 128 for some of
-#: 24 problems.
+#: Candidates of `--configs best` as (tile_tokens, num_warps, num_stages, ctas_per_sm,
+#: min_tiles_per_cta, align_grid): on an H200, each was among the fastest of 128 for some of 24
+#: problems.
 _CANDIDATES = (
     (64, 4, 3, 2, 1, True),
     (64, 4, 3, 3, 1, False),
@@ -32,32 +32,32 @@ _CANDIDATES = (
     (256, 8, 3, 1, 1, False),
     (256, 8, 2, 1, 4, False),
 )
-#: What `leanbench tune` considers. Eight warps want a LeanTile that feeds them.
+#: Search space of `leanbench tune`. Eight warps need a LeanTile large enough to occupy them.
 _TUNED_TILES = ((64, (4,)), (128, (4, 8)), (256, (4, 8)))
 _TUNED_STAGES = (2, 3, 4, 5, 6)
 _TUNED_CTAS_PER_SM = {4: (1, 2, 3, 4), 8: (1, 2)}
 _TUNED_MIN_TILES = (1, 2, 4, 8)
-#: Rounding the grid down to a multiple of the output tiles idles a share of the CTAs and saves the
-#: crossing of tile boundaries, about a microsecond. It pays while that share of the KV cache, in
-#: bytes, is below this (H200: between 32k and 64k at 56 heads).
+#: Maximum idle share of the KV cache, in bytes, for an aligned grid. Rounding the grid down to a
+#: multiple of the output tiles idles CTAs but saves crossings of tile boundaries, about a
+#: microsecond on an H200.
 _MAX_IDLE_BYTES = 80e6
 
-#: LeanTiles of a CTA at least, at most so many where a cache may hold sequences of any length: a
-#: share of its capacity would leave a short sequence to a single CTA.
+#: Limit of the minimum LeanTiles per CTA in a cache with sequences of any length. A share of its
+#: capacity would leave a short sequence to a single CTA.
 _ANY_LENGTH_MIN_TILES = 4
 
-#: Tokens of a CTA where a sequence's bits must not depend on the batch. Half as many would be twice
-#: the partials.
+#: Tokens per CTA if a sequence's bits must not depend on the batch. Half of it would double the
+#: partials.
 _FIXED_RUN_TOKENS = 1024
 
 
 def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanTritonConfig:
-    """Settings chosen among the candidates on an H200, see docs/performance-log.md."""
+    """Return settings chosen among the candidates on an H200; see reports/performance-log.md."""
     min_tiles = 1
     rows = problem.group_size * problem.q_len
     if rows >= 16:
-        # One CTA merges all rows of all parts: past some 32 parts that takes longer than
-        # reading the context.
+        # One CTA merges all rows of all parts. With more than some 32 parts, merging takes longer
+        # than reading the context.
         tile_tokens, warps, stages, per_sm = (
             (128, 8, 3, 1) if problem.head_dim <= 128 else (64, 4, 2, 1)
         )
@@ -80,15 +80,17 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanTritonConfig:
 
 
 def any_length(problem: AttentionProblem, gpu: GpuSpec) -> LeanTritonConfig:
-    """The heuristic's build for a full cache, with a grid for any lengths in it."""
+    """Return the heuristic's build for a full cache, with a grid for any lengths."""
     config = heuristic(replace(problem, context=problem.max_context), gpu)
     min_tiles = min(config.min_tiles_per_cta, _ANY_LENGTH_MIN_TILES)
     return replace(config, min_tiles_per_cta=min_tiles, align_grid=False)
 
 
 def batch_invariant(problem: AttentionProblem, gpu: GpuSpec) -> LeanTritonConfig:
-    """LeanTile and warps decide about bits and follow from the family; stages and the cap on
-    registers do not.
+    """Return settings with bits that do not depend on the batch.
+
+    LeanTile and warps determine the bits and follow from the family. Stages and the register cap do
+    not affect them.
     """
     wide = problem.group_size * problem.q_len >= 16 and problem.head_dim <= 128
     tile_tokens, warps, stages, per_sm = (128, 8, 3, 1) if wide else (64, 4, 3, 2)
@@ -99,7 +101,7 @@ def batch_invariant(problem: AttentionProblem, gpu: GpuSpec) -> LeanTritonConfig
 
 
 def candidates(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanTritonConfig]:
-    """The heuristic's settings and the few that were fastest somewhere, as far as they fit."""
+    """Return the heuristic's settings and those of `_CANDIDATES` that fit."""
     fitting = [
         config for config in starmap(LeanTritonConfig, _CANDIDATES) if _fits(config, problem, gpu)
     ]
@@ -107,7 +109,7 @@ def candidates(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanTritonConfig
 
 
 def space(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanTritonConfig]:
-    """What `leanbench tune` considers: all combinations whose stages fit."""
+    """Return the search space of `leanbench tune`: all combinations with stages that fit."""
     all_of_them = (
         LeanTritonConfig(tile_tokens, num_warps, num_stages, ctas_per_sm, min_tiles, align_grid)
         for tile_tokens, all_warps in _TUNED_TILES

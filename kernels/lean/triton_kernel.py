@@ -1,4 +1,4 @@
-"""The registry's entry for LeanAttention's Triton implementation."""
+"""Registry entry of LeanAttention's Triton implementation."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class LeanTriton(TritonKernel[LeanTritonConfig]):
     def most_events(
         self, inputs: AttentionInputs, config: LeanTritonConfig, launches: Sequence[TritonLaunch]
     ) -> int:
-        """From the lengths as they are now."""
+        """Return the capacity for events, from the current lengths."""
         shape = LaunchShape.of(inputs)
         per_sequence = shape.kv_heads * shape.row_tiles
         fixed = config.fixed_run_tiles > 0

@@ -1,9 +1,9 @@
-// Instructions of Hopper alone: matrix instructions of a warpgroup, copies to all CTAs of a cluster,
+// Hopper-only instructions: matrix instructions of a warpgroup, copies to all CTAs of a cluster,
 // barriers of other CTAs; each under its own name.
 #pragma once
 #include "ptx.cuh"
 
-// Of operands; BF16_OPERANDS in build.cuh.
+// Dtype of operands; BF16_OPERANDS in build.cuh.
 #if BF16 && KV_DTYPE == 0
 #define OPERAND "bf16"
 #else
@@ -20,8 +20,8 @@ __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At the barrier that CTA `rank` of the cluster has at this address. It says that reads have ended,
-// so that there is nothing to release at the scope of the cluster, which takes a microsecond.
+// Arrives at the barrier at this address in CTA `rank` of the cluster. It signals the end of reads,
+// so a release at cluster scope, which takes a microsecond, is unnecessary.
 __device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier, int rank) {
   asm volatile(
       "{\n"
@@ -34,7 +34,7 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier, int rank) {
 }
 
 #if CLUSTER > 1
-// Of what was written before, others see what a fence has released.
+// Other CTAs see earlier writes only after a releasing fence.
 __device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -79,12 +79,13 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// The line of `at` to the L2.
+// Prefetches the line of `at` into the L2.
 __device__ __forceinline__ void prefetch_l2(const void *at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
 }
 
-// To the same place of all CTAs of the cluster, whose barriers at `barrier` count the bytes.
+// Copies to the same address in all CTAs of the cluster; their barriers at `barrier` count the
+// bytes.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_multicast(u32 to, const TensorMap *map,
                                                                   u32 barrier, int x, int y, int z,
                                                                   int w, u64 policy) {
@@ -106,13 +107,13 @@ __device__ __forceinline__ void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until no more than PENDING of the latest groups are on their way.
+// Waits until at most PENDING of the latest groups are in flight.
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Keeps the compiler from moving what reads or writes accumulators across this point.
+// Prevents the compiler from moving accesses to accumulators across this point.
 template <int COUNT>
 __device__ __forceinline__ void hold(float (&x)[COUNT]) {
 #pragma unroll
@@ -125,14 +126,15 @@ __device__ __forceinline__ void hold(u32 (&x)[COUNT]) {
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(x[i])::"memory");
 }
 
-// The descriptor of a matrix in shared memory: columns of 128 bytes, swizzled. `leading`: bytes from
-// one column to the next where the matrix is read transposed; groups of eight rows are 1024 apart.
+// Returns the descriptor of a matrix in shared memory: columns of 128 bytes, swizzled. `leading`:
+// bytes between columns if the matrix is read transposed. Groups of eight rows are 1024 bytes
+// apart.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, int leading) {
   return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(leading >> 4) << 16 |
          (u64)((address & 0x3ffff) >> 4);
 }
 
-// The accumulators of a matrix instruction: their names in its text, and its operands.
+// Accumulators of a matrix instruction: their names in its text, and its operands.
 #define NAMES_OF_32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -154,7 +156,7 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address, int leading) {
 #define OPERANDS_OF_64(d) OPERANDS_OF_32(d, 0), OPERANDS_OF_32(d, 32)
 #define OPERANDS_OF_128(d) OPERANDS_OF_64(d), OPERANDS_OF_32(d, 64), OPERANDS_OF_32(d, 96)
 
-// d = a b, added to d if `add`; both with 16 numbers of the depth side by side.
+// d = a b, added to d if `add`; both operands have 16 adjacent numbers of the depth.
 __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, int add) {
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
                "wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
@@ -171,7 +173,7 @@ __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, i
                : "l"(a), "l"(b), "r"(add));
 }
 
-// d += a b; b has 64 columns side by side.
+// d += a b; b has 64 adjacent columns.
 __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." OPERAND "." OPERAND " {" NAMES_OF_128
                "}, %128, %129, 1, 1, 1, 0, 1;"
@@ -179,7 +181,7 @@ __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) 
                : "l"(a), "l"(b));
 }
 
-// The same of half and of a quarter of the columns.
+// The same with half and a quarter of the columns.
 __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
                "}, %64, %65, 1, 1, 1, 0, 1;"

@@ -1,10 +1,9 @@
-"""The partials workspace: the slots through which CTAs of a launch hand partials to one another,
-for both implementations.
+"""Partials workspace: slots that pass partials between CTAs of a launch, for both implementations.
 
-Nothing clears a slot. What it holds carries the epoch of the launch that stored it, and a launch
-takes only its own: so whatever a launch finds there, it is right. Epochs come from the host, but a
-CUDA graph replays the same one: its first launch adds to a counter before, and launches of a graph
-add that to their epoch.
+Slots are never cleared. Their numbers carry the epoch of the launch that stored them, and a launch
+reads only its own, so earlier contents do no harm. Epochs come from the host, but a CUDA graph
+replays the same one. A graph's first launch therefore increments a counter before it runs, and
+launches of the graph add the counter to their epoch.
 """
 
 from __future__ import annotations
@@ -25,46 +24,45 @@ if TYPE_CHECKING:
 
     import torch
 
-#: The most that the slots of a launch take: its grid is capped so that they fit. With fixed runs,
-#: whose number the problem alone decides, they take what they need.
+#: Maximum size of a launch's slots; its grid is capped accordingly. Fixed runs are not capped,
+#: because the problem determines their number.
 WORKSPACE_BYTES = 32 * 1000 * 1000
-#: A stream's workspace at first. A launch of 132 CTAs takes 0.3 MB (4 rows of 64) to 4.3 (32 rows
-#: of 128).
+#: Initial size of a stream's workspace. A launch of 132 CTAs takes 0.3 MB (4 rows of 64) to 4.3 MB
+#: (32 rows of 128).
 _FIRST_BYTES = 4 << 20
 
-#: Partials that a merge loads at once, by whether a thread holds one number of each;
+#: Partials loaded at once by a merge, by whether a thread holds one number of each; see
 #: kernels/lean/reduce.py.
 PARTIALS_AT_ONCE = {True: 8, False: 16}
 
-#: Offsets of a partial's numbers, 8 bytes each, are 32-bit; the largest power of two among the
-#: sizes.
+#: Limit of 32-bit offsets of a partial's 8-byte numbers: the largest power of two among the sizes.
 _MAX_PARTIALS_BYTES = 8 << 30
-#: What a replay adds to its graph's counter. The golden ratio of 2^32: the epochs of a graph's
-#: launches, which follow one another, meet those of none of 100,000 replays before.
+#: Increment of a graph's counter per replay: the golden ratio of 2^32. The consecutive epochs of a
+#: graph's launches meet no epoch of the 100,000 previous replays.
 _REPLAY_STEP = 0x9E3779B1 - (1 << 32)
-#: Counters of a device; captures that are further apart share one.
+#: Counters per device. Captures further apart share one.
 _COUNTERS = 1 << 16
 
 T = TypeVar("T")
 
 
 def one_number_each(row_count: int, head_dim: int, num_warps: int) -> bool:
-    """Whether a thread of the merge holds one number of the rows that are merged at once."""
+    """Return True if a thread of the merge holds one number of the rows merged at once."""
     return merge_rows_at_once(row_count, head_dim, num_warps) * padded(head_dim) <= 32 * num_warps
 
 
 def lean_grid_limit(row_count: int, head_dim: int, wanted: int) -> int:
-    """The largest grid up to `wanted` whose partials, two per CTA, fit the workspace."""
+    """Return the largest grid up to `wanted` with partials, two per CTA, that fit the workspace."""
     return min(wanted, WORKSPACE_BYTES // (2 * partial_bytes(row_count, head_dim)))
 
 
 def partial_bytes(row_count: int, head_dim: int) -> int:
-    """Of a slot of the Triton kernel."""
+    """Return the bytes of a slot of the Triton kernel."""
     return 8 * row_count * (head_dim + PARTIAL_ROW_EXTRA)
 
 
 def fixed_run_bytes(fixed_runs: int, slot_bytes: int) -> int:
-    """What the slots of fixed runs take, `slot_bytes` each.
+    """Return the size of the slots of fixed runs, each of `slot_bytes`.
 
     Raises:
         UserError: more than kernels can address.
@@ -80,56 +78,57 @@ def fixed_run_bytes(fixed_runs: int, slot_bytes: int) -> int:
 
 
 class Lent(NamedTuple):
-    """What one launch has of a workspace."""
+    """A launch's share of a workspace."""
 
-    #: int64: the slots.
+    #: Slots, int64.
     slots: torch.Tensor
-    #: 32 bits, signed, that no launch on these slots had before.
+    #: Unique number of the launch on these slots: 32 bits, signed.
     epoch: int
-    #: int32, (1,): what the kernel adds to the epoch, another number in every replay of a graph.
+    #: Addend of the epoch that differs in every replay of a graph: int32, (1,).
     replays: torch.Tensor
-    #: Whether slots and `replays` are for later launches of the stream, too: not in a capture. What
-    #: the stream has outgrown stays in memory.
+    #: True if slots and `replays` also serve later launches of the stream; False in a capture.
+    #: Slots that the stream has outgrown stay allocated.
     stays: bool
 
 
 @dataclass
 class Workspaces:
-    """The owner of all workspaces: one for each stream of each device.
+    """Owner of all workspaces, one per stream and device.
 
-    A launch that a CUDA graph captures has slots in that graph's memory instead, as other operators
-    have their temporary tensors: graphs may be replayed at the same time, and beside other calls.
+    A launch captured by a CUDA graph has its slots in that graph's memory, like temporary tensors
+    of other operators: graphs can replay concurrently with other graphs and calls.
     """
 
-    #: By device and stream.
+    #: Slots by device and stream.
     of_streams: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
-    #: By device: the counters of captures, and the one that nobody adds to.
+    #: Counters by device: those of captures, and one that stays 0.
     counters: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    #: By device and stream: the capture that goes on there, and its counter.
+    #: Active captures by device and stream, each with its counter.
     captures: dict[tuple[torch.device, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _epochs: itertools.count[int] = field(
         default_factory=lambda: itertools.count(random.getrandbits(32))
     )
-    #: All slots of streams: a launch may still use what its stream has outgrown.
+    #: All slots of streams: a launch may still use slots that its stream has outgrown.
     _all_slots: list[torch.Tensor] = field(default_factory=list)
     _used_counters: itertools.count[int] = field(default_factory=itertools.count)
 
     def next_epoch(self) -> int:
-        """32 bits, signed, that no launch had before."""
-        # Never 0, which new slots hold.
+        """Return a new epoch: 32 bits, signed, unique in the process."""
+        # 0 is the content of new slots.
         number = next(self._epochs) & 0xFFFFFFFF or 1
         return number - (number >> 31 << 32)
 
     def lend(self, device: torch.device, slots_bytes: int) -> Lent:
-        """What the next launch on the device's current stream has: the stream's workspace, made on
-        first use and again where a launch needs a larger one.
+        """Return the slots, epoch and counter of the next launch on the device's current stream.
+
+        The stream's workspace is allocated on first use, and again if a launch needs a larger one.
 
         Args:
-            slots_bytes: what the slots must hold.
+            slots_bytes: size of the slots.
 
         Raises:
-            RuntimeError: a graph is captured, and no call was made on this device before.
+            RuntimeError: a graph is captured before any call on this device.
         """
         epoch = self.next_epoch()
         if device.type != "cuda":
@@ -148,7 +147,8 @@ class Workspaces:
         slots = self.of_streams.get((device, stream))
         if slots is None or slots.numel() * 8 < slots_bytes:
             with self._lock:
-                # Powers of two: a batch that grows one by one needs more a few times only.
+                # Powers of two: a batch that grows by single sequences reallocates only a few
+                # times.
                 size = max(_FIRST_BYTES, padded(slots_bytes))
                 slots = _made(device, lambda: _zeros(device, size // 8, "int64"))
                 self._all_slots.append(slots)
@@ -156,7 +156,10 @@ class Workspaces:
         return slots
 
     def no_replays(self, device: torch.device) -> torch.Tensor:
-        """What calls outside of captures add to their epoch, 0; it lives as long as the process."""
+        """Return a counter that stays 0, for calls outside of captures.
+
+        It lives as long as the process.
+        """
         counters = self.counters.get(device)
         if counters is None:
             with self._lock:
@@ -167,8 +170,9 @@ class Workspaces:
         return counters[1]
 
     def _counter_of_capture(self, device: torch.device, stream: int) -> torch.Tensor:
-        """The counter of the capture that goes on; the first launch of it is preceded by what adds
-        to the counter in each replay.
+        """Return the counter of the active capture.
+
+        The capture's first launch is preceded by an increment of the counter in each replay.
         """
         capture = _capture_id(stream)
         known, counter = self.captures.get((device, stream), (None, None))
@@ -197,7 +201,7 @@ def _zeros(device: torch.device, numbers: int, dtype: str) -> torch.Tensor:
 
 
 def _capture_id(stream: int) -> int:
-    """What tells a capture from all others of the process."""
+    """Return the identifier of a capture, unique in the process."""
     from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
 
     status, _, capture, *_ = driver.cuStreamGetCaptureInfo(stream)
@@ -207,7 +211,7 @@ def _capture_id(stream: int) -> int:
 
 
 def _made(device: torch.device, make: Callable[[], T]) -> T:
-    """What `make` allocates, for all that is launched later."""
+    """Return the result of `make`, with memory that outlives graphs."""
     if device.type != "cuda":
         return make()
     import torch
@@ -217,7 +221,7 @@ def _made(device: torch.device, make: Callable[[], T]) -> T:
         torch.cuda.current_stream(device).synchronize()
         return made
 
-    # In a thread of its own: before torch.compile captures a graph, it lets the calling thread's
-    # allocations come from that graph's memory, and refuses one that lives on.
+    # In a separate thread: before torch.compile captures a graph, it redirects the calling thread's
+    # allocations to that graph's memory, and rejects allocations that outlive it.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(make_and_wait).result()

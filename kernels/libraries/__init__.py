@@ -1,6 +1,4 @@
-"""Kernels of the libraries that people use, measured as they are. They run where they are asked for
-by name.
-"""
+"""Adapters of widely used attention libraries, measured unchanged and run only on request."""
 
 from leanbench.kernels.libraries.cudnn_best import CudnnBest
 from leanbench.kernels.libraries.cudnn_frontend import CudnnFrontend, CudnnFrontendLse

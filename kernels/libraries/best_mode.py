@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 
 class BestMode(LibraryKernel):
-    """Each mode is a kernel of its own. The config has the field `mode`: the name of the one that
-    runs.
-    """
+    """Selection among modes. The config's field `mode` names the kernel that runs."""
 
-    #: The one to name where none takes a problem first.
+    #: The first is named in a message if no mode takes a problem.
     modes: tuple[LibraryKernel, ...]
     config_choice = "best"
 
@@ -50,7 +48,7 @@ class BestMode(LibraryKernel):
         return self._mode(config).planner(inputs, None)
 
     def _own(self, reasons: list[str | None]) -> str | None:
-        """The first mode's reason as this kernel's, unless a mode has none."""
+        """Return the first mode's reason under this kernel's name, or None if a mode takes it."""
         first = reasons[0]
         if first is None or None in reasons:
             return None

@@ -15,13 +15,13 @@ _MODES = (Cudnn(), CudnnLse(), CudnnFrontend(), CudnnFrontendLse())
 
 @dataclass(frozen=True)
 class CudnnMode(KernelConfig):
-    """How cuDNN is called."""
+    """API through which cuDNN is called."""
 
     mode: str = word(*(mode.name for mode in _MODES))
 
 
 class CudnnBest(BestMode):
-    """Not every mode writes an LSE: the output alone is checked."""
+    """cuDNN in its best mode. Only the output is checked: not every mode writes an LSE."""
 
     name = "cudnn_best"
     title = (

@@ -1,5 +1,5 @@
-"""cuDNN's attention through its own front end (nvidia-cudnn-frontend), as servers call it: lengths
-on the device, paged caches.
+"""cuDNN's attention through its front end (nvidia-cudnn-frontend), as servers call it: lengths on
+the device, paged caches.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 class CudnnFrontend(LibraryKernel):
-    """Where all lengths are equal and known to the host it is called without any, on the caches'
-    first tokens.
+    """cuDNN through its front end.
+
+    Equal lengths known to the host are passed as shapes of views on the caches' first tokens.
     """
 
     name = "cudnn_frontend"
@@ -32,12 +33,12 @@ class CudnnFrontend(LibraryKernel):
     distribution = "nvidia-cudnn-frontend"
     written_for = "1.20"
     head_dims = (64, 80, 96, 128)
-    #: No sinks: cuDNN 9.19 takes them with several query tokens alone.
+    #: No sinks: cuDNN 9.19 supports them only with several query tokens.
     axes = LibraryKernel.axes | {
         *("page_size", "lengths", "lengths_on"),
         *("q_len", "causal", "window_left"),
     }
-    #: The output alone is asked for.
+    #: Only the output is requested.
     lse_base = None
 
     def library(self) -> str:
@@ -57,7 +58,7 @@ class CudnnFrontendLse(CudnnFrontend):
 
 @dataclass(frozen=True)
 class _Tensor:
-    """What cuDNN's graph must know of a tensor."""
+    """Tensor properties in cuDNN's graph."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -70,20 +71,20 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class _Shape:
-    """All that cuDNN's graph depends on: rotating buffers of one problem share it."""
+    """Key of cuDNN's graph. Rotating buffers of a problem share it."""
 
-    #: By name: q, k, v, out, and where there are any lengths_q, lengths_kv, table and lse.
+    #: By name: q, k, v, out, and if used lengths_q, lengths_kv, table and lse.
     tensors: tuple[tuple[str, _Tensor], ...]
     max_tokens: int
     softmax_scale: float
-    #: Whether a query token sees none after it, and how many before it; -1: all.
+    #: Causal mask, and number of preceding tokens visible to a query token; -1: all.
     causal: bool
     window_left: int
     device: torch.device
 
 
 class CudnnLaunch:
-    """A cuDNN graph's execution on these tensors, on the stream that is current."""
+    """Execution of a cuDNN graph on these tensors, on the current stream."""
 
     def __init__(self, inputs: AttentionInputs, with_lse: bool) -> None:
         tensors = _tensors(inputs, with_lse)
@@ -94,7 +95,7 @@ class CudnnLaunch:
             described,
             max_tokens,
             inputs.softmax_scale,
-            # With one query token there is nothing to mask, but a window ends there.
+            # A single query token needs a causal mask only for the end of its window.
             inputs.causal and (inputs.q_len > 1 or inputs.window_left >= 0),
             inputs.window_left,
             inputs.q.device,
@@ -108,14 +109,16 @@ class CudnnLaunch:
         import cudnn
 
         handle = _handle(self._device)
-        # The stream of a capture is another one.
+        # A capture has a stream of its own.
         cudnn.set_stream(handle, current_stream(self._device))
         self._graph.execute(self._pointers, self._workspace, handle=handle)
 
 
 def _tensors(inputs: AttentionInputs, with_lse: bool) -> dict[str, torch.Tensor]:
-    """Views as cuDNN names them: (batch, heads, tokens, head_dim); of a paged cache (pages, heads,
-    page_size, head_dim); lengths and block table with four dimensions.
+    """Return views in cuDNN's layouts.
+
+    They are (batch, heads, tokens, head_dim), or (pages, heads, page_size, head_dim) for a paged
+    cache. Lengths and the block table have four dimensions.
     """
     import torch
 
@@ -137,10 +140,10 @@ def _tensors(inputs: AttentionInputs, with_lse: bool) -> dict[str, torch.Tensor]
     return named | ({"lse": inputs.lse[..., None]} if with_lse else {})
 
 
-# The latest few are of the kernels of one problem.
+# The latest graphs belong to the kernels of one problem.
 @lru_cache(maxsize=4)
 def _built(shape: _Shape) -> tuple[Any, dict[str, int], torch.Tensor]:
-    """cuDNN's graph for a shape, its tensors' numbers by name, and its workspace."""
+    """Build cuDNN's graph for a shape; return graph, tensor numbers by name and workspace."""
     import cudnn
     import torch
 
@@ -183,9 +186,7 @@ def _built(shape: _Shape) -> tuple[Any, dict[str, int], torch.Tensor]:
 
 
 def _mask(shape: _Shape) -> dict[str, Any]:
-    """The band of tokens around its own place that a query token sees, its last place the
-    sequence's last.
-    """
+    """Return the mask: the band of visible tokens, aligned to the end of the sequence."""
     import cudnn
 
     if not shape.causal and shape.window_left < 0:
@@ -194,14 +195,14 @@ def _mask(shape: _Shape) -> dict[str, Any]:
     if shape.causal:
         bounds["diagonal_band_right_bound"] = 0
     if shape.window_left >= 0:
-        # It counts the query token itself.
+        # cuDNN counts the query token itself.
         bounds["diagonal_band_left_bound"] = shape.window_left + 1
     return bounds
 
 
 @cache
 def _handle(device: torch.device) -> Any:
-    """A handle of the device that is current."""
+    """Return a handle of the current device."""
     import cudnn
 
     return cudnn.create_handle()

@@ -1,5 +1,5 @@
-"""FlashAttention-2 (Dao, 2023) and FlashDecoding (Dao et al., 2023) of the package flash-attn: its
-`flash_attn_with_kvcache` without splits, and with them.
+"""FlashAttention-2 (Dao, 2023) and FlashDecoding (Dao et al., 2023) of the package flash-attn:
+`flash_attn_with_kvcache` without and with splits.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: Its pages are multiples of this many tokens.
+#: Page sizes must be multiples of this.
 _PAGE_TOKENS = 256
-#: What `num_splits` means where it is not a number of splits.
+#: Value of `num_splits` that selects the library's heuristic.
 _HEURISTIC = 0
 
 
@@ -67,14 +67,14 @@ class FlashAttn(LibraryKernel):
 
 @dataclass(frozen=True)
 class FlashDecodingConfig(TileConfig):
-    """What flash-attn is compiled with, and the splits."""
+    """Compiled parameters of flash-attn, and the number of splits."""
 
-    #: Parts of every output tile; 0: its heuristic chooses.
+    #: Splits per output tile; 0: the library's heuristic.
     splits: int = optional_number(1, 2**16, unused=0)
 
 
 class FlashDecoding(FlashAttn):
-    """Its heuristic chooses the splits where the config names none."""
+    """flash-attn with splits. The library's heuristic applies if the config names none."""
 
     name = "flash_decoding"
     title = "FlashDecoding: flash-attn's flash_attn_with_kvcache, its heuristic splits the context"
@@ -122,7 +122,7 @@ class FlashAttnLaunch(OwnOutputs):
             cache_leftpad=inputs.cache_leftpad,
             block_table=inputs.block_table,
             softmax_scale=inputs.softmax_scale,
-            # With one query token there is nothing to mask, but a window ends there.
+            # A single query token needs a causal mask only for the end of its window.
             causal=inputs.causal and (inputs.q_len > 1 or inputs.window_left >= 0),
             window_size=(inputs.window_left, inputs.window_right),
             softcap=inputs.softcap,
@@ -137,8 +137,9 @@ class FlashAttnLaunch(OwnOutputs):
 
 
 def _compiled_in(head_dim: int) -> FlashDecodingConfig:
-    """Tile and warps of its split kernels; it counts no stages, K and V have one tile each in
-    shared memory.
+    """Return tile and warps of its split kernels.
+
+    They have no stages: shared memory holds one tile each of K and V.
     """
     return FlashDecodingConfig(
         256 if head_dim <= 64 else 128 if head_dim <= 128 else 64, num_warps=4, num_stages=1

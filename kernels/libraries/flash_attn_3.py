@@ -1,5 +1,5 @@
 """FlashAttention-3 for Hopper (Shah et al., 2024, arXiv 2407.08608): decoding over a KV cache, with
-its heuristics and as the fastest of what its caller may choose.
+its heuristics and with the fastest of its options.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: CTAs of a launch over SMs that split counts are tried for.
+#: Waves of CTAs for which split counts are tried.
 _WAVES = (0.5, 1, 2, 4)
 _MOST_SPLITS = 128
 
 
 @dataclass(frozen=True)
 class FlashAttn3Config(KernelConfig):
-    """What a caller of FlashAttention-3 may choose."""
+    """Options of FlashAttention-3 available to a caller."""
 
-    #: Query heads of a group share a tile's rows.
+    #: Pack the query heads of a group into the rows of a tile.
     pack_gqa: bool = switch()
-    #: Parts of every output tile at most; 0: its heuristic chooses.
+    #: Maximum splits per output tile; 0: the library's heuristic.
     splits: int = optional_number(1, _MOST_SPLITS, unused=0)
 
 
 class FlashAttn3(LibraryKernel):
-    """Its heuristic chooses the splits; query heads of a group are packed, as servers have it."""
+    """FlashAttention-3 with its split heuristic and packed query heads, as in servers."""
 
     name = "flash_attn_3"
     title = "FlashAttention-3 over a KV cache, for Hopper; a heuristic splits the context"
@@ -91,15 +91,16 @@ class FlashAttn3(LibraryKernel):
         return None
 
     def precision(self, problem: AttentionProblem) -> str:
-        """It multiplies in the caches' fp8, Q and softmax weights rounded to it."""
+        """Return FP8 for fp8 caches: Q and softmax weights are rounded to their dtype."""
         return problem.dtype if problem.kv_dtype == SAME else FP8
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FlashAttn3Config:
         return FlashAttn3Config(pack_gqa=problem.group_size > 1)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[FlashAttn3Config]:
-        """Heads of a group packed and not, each with the heuristic's splits and with counts that
-        make from half a wave to four waves of CTAs.
+        """Return packed and unpacked groups, each with several split counts.
+
+        They are the heuristic's, and those that make half a wave to four waves of CTAs.
         """
         tiles = problem.batch * problem.kv_heads
         counts = {1, *(int(gpu.sms * waves / tiles) for waves in _WAVES)}
@@ -110,9 +111,11 @@ class FlashAttn3(LibraryKernel):
     def launches(
         self, copies: Sequence[AttentionInputs], config: FlashAttn3Config
     ) -> list[FlashAttn3Launch]:
-        """Who does what is worked out once where the build lets it, as servers do for all layers of
-        a step. Each launch has it in memory of its own, as it has its lengths: with a cold L2 it is
-        read from there.
+        """Return a launch per copy.
+
+        The schedule is computed once if the build supports it, as servers do for all layers of a
+        step. Each launch has a copy of the schedule and its lengths, so that a cold L2 reads both
+        from memory.
         """
         work_out = self.planner(copies[0], config)
         if work_out is None:
@@ -141,7 +144,7 @@ class FlashAttn3Best(FlashAttn3):
 
 
 class FlashAttn3Launch(OwnOutputs):
-    """A call that is told who does what, where `schedule` is not None."""
+    """A call with a precomputed `schedule`, unless it is None."""
 
     def __init__(
         self, inputs: AttentionInputs, config: FlashAttn3Config, schedule: torch.Tensor | None
@@ -156,7 +159,7 @@ class FlashAttn3Launch(OwnOutputs):
 
 
 def _build() -> Build:
-    """The build that runs here; raises ImportError without one."""
+    """Return the build that runs on this machine; raise ImportError if there is none."""
     if (build := find_build()) is None:
         raise ImportError("no module flash_attn_interface or vllm")
     return build

@@ -1,5 +1,5 @@
-"""Where FlashAttention-3's code comes from: the package built from source (`flash_attn_interface`),
-or the shared object that vLLM's wheels carry, which needs no build.
+"""Sources of FlashAttention-3: the package built from source (`flash_attn_interface`), or the
+shared object in vLLM's wheels, which needs no build.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: Path of the shared object, in place of an installed vLLM's.
+#: Variable with a path of the shared object, overriding an installed vLLM.
 LIBRARY_PATH = "LEANBENCH_FA3_LIBRARY"
 _PACKAGE = "flash_attn_interface"
 _OBJECT = "vllm_flash_attn/_vllm_fa3_C.abi3.so"
-#: What the shared object's functions take where a call has nothing to say; arguments of optional
-#: types take None.
+#: Neutral values of arguments that a call does not use. Arguments of optional types take None.
 _NEUTRAL = {
     "is_rotary_interleaved": True,
     "sm_margin": 0,
@@ -37,21 +36,21 @@ _NEUTRAL = {
     "cp_rank": 0,
 }
 
-#: Output and LSE, with what else the library returns.
+#: Output and LSE, with any further results of the library.
 Results = tuple["torch.Tensor", ...]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of FlashAttention-3: the tensors, and what its caller may choose."""
+    """One call of FlashAttention-3: tensors and options."""
 
     inputs: AttentionInputs
-    #: Of `inputs`, or in the caches' fp8: the library takes Q and the caches of one dtype.
+    #: `inputs.q`, or rounded to the caches' fp8: the library takes Q and the caches in one dtype.
     q: torch.Tensor
-    #: (batch,), int32: before the call, as `inputs.cache_seqlens`.
+    #: (batch,), int32: lengths before the call, as `inputs.cache_seqlens`.
     lengths: torch.Tensor
     pack_gqa: bool
-    #: Parts of every output tile at most; 0: a heuristic chooses.
+    #: Maximum splits per output tile; 0: a heuristic.
     splits: int
 
     @classmethod
@@ -60,7 +59,10 @@ class Call:
 
     @property
     def causal(self) -> bool:
-        """With one query token there is nothing to mask, but a window ends there."""
+        """Return whether a causal mask is needed.
+
+        A single query token needs it only for the end of its window.
+        """
         return self.inputs.causal and (self.inputs.q_len > 1 or self.inputs.window_left >= 0)
 
     @property
@@ -69,7 +71,10 @@ class Call:
 
     @property
     def capacity(self) -> int:
-        """Tokens that a sequence may have: the library does not ask the device for the longest."""
+        """Return the maximum length of a sequence.
+
+        The library does not read the longest from the device.
+        """
         table = self.inputs.block_table
         return self.inputs.k_cache.shape[1] * (1 if table is None else table.shape[1])
 
@@ -80,25 +85,26 @@ class Build(ABC):
     @property
     @abstractmethod
     def version(self) -> str:
-        """Package and version, or the file's digest."""
+        """Return package and version, or the file's digest."""
 
     def refusal(self, problem: AttentionProblem) -> str | None:
-        """What this build does not do of the problem's kinds, or None: ``has no sinks``."""
+        """Return which of the problem's features this build lacks, or None: ``has no sinks``."""
         return None
 
     @abstractmethod
     def schedule(self, call: Call) -> Callable[[], torch.Tensor] | None:
-        """Who does what for the call's lengths, which servers work out once for all layers of a
-        step; None where this build has no such function.
+        """Return the schedule for the call's lengths, or None if this build cannot precompute it.
+
+        Servers compute it once for all layers of a step.
         """
 
     @abstractmethod
     def attend(self, call: Call, schedule: torch.Tensor | None) -> Callable[[], Results]:
-        """The call itself, without copies."""
+        """Run attention without copies."""
 
 
 class SourcePackage(Build):
-    """The package that `hopper/setup.py` of flash-attention builds."""
+    """The package built by `hopper/setup.py` of flash-attention."""
 
     @property
     def version(self) -> str:
@@ -157,7 +163,7 @@ class SourcePackage(Build):
         )
 
     def _shared(self, call: Call) -> dict[str, Any]:
-        """What both functions must be given alike."""
+        """Return the arguments common to both functions."""
         return {
             "cache_seqlens": call.lengths,
             "cache_leftpad": call.inputs.cache_leftpad,
@@ -171,10 +177,10 @@ class SourcePackage(Build):
 
 @dataclass(frozen=True)
 class SharedObject(Build):
-    """`_vllm_fa3_C.abi3.so`, whose functions torch loads as operators."""
+    """`_vllm_fa3_C.abi3.so`: torch loads its functions as operators."""
 
     path: Path
-    #: Where it comes from; empty: a file of its own, told by its digest.
+    #: Distribution that contains it; empty for a separate file, identified by its digest.
     package: str = ""
 
     @property
@@ -224,7 +230,7 @@ class SharedObject(Build):
         )
 
     def _shared(self, call: Call) -> dict[str, Any]:
-        """What both functions must be given alike."""
+        """Return the arguments common to both functions."""
         left, right = call.window
         return {
             "max_seqlen_q": call.inputs.q_len,
@@ -247,11 +253,12 @@ class SharedObject(Build):
 
 
 def find_build() -> Build | None:
-    """The build that runs here: of the path that is named, else the package, else vLLM's; None:
-    there is none. Imports nothing.
+    """Return the build to run: of the named path, else the package, else vLLM's, else None.
+
+    Nothing is imported.
 
     Raises:
-        UserError: the path that is named is no file.
+        UserError: the named path is no file.
     """
     if named := os.environ.get(LIBRARY_PATH):
         if not Path(named).is_file():
@@ -269,11 +276,12 @@ def find_build() -> Build | None:
 
 
 def _bound(operator: Any, **given: Any) -> partial[Any]:
-    """A call of a torch operator without defaults: arguments by the names of its schema, which
-    differ from version to version.
+    """Return a call of a torch operator without defaults, with arguments by name.
+
+    Schemas differ between versions.
 
     Raises:
-        TypeError: the schema lacks a name that is given, or has one with nothing to put there.
+        TypeError: the schema lacks an argument, or has one without a neutral value.
     """
     overload = operator.default
     is_optional = _arguments(overload)
@@ -286,10 +294,10 @@ def _bound(operator: Any, **given: Any) -> partial[Any]:
     return partial(overload, *(values.get(name) for name in is_optional))
 
 
-# Reading a schema takes 30 us, and there may be thousands of calls to prepare.
+# Reading a schema takes 30 us. Thousands of calls may need it.
 @cache
 def _arguments(overload: Any) -> dict[str, bool]:
-    """The names of an operator's arguments, in order, and whether each may be None."""
+    """Return the names of an operator's arguments in order, and whether each is optional."""
     return {
         argument.name: argument.type.kind() == "OptionalType"
         for argument in overload._schema.arguments

@@ -1,8 +1,8 @@
 """FlashInfer's batch decode and its persistent batch attention over a paged cache (Ye et al., 2025,
-arXiv 2501.01005), of flashinfer-python 0.6 and 0.7.
+arXiv 2501.01005), for flashinfer-python 0.6 and 0.7.
 
-A contiguous cache is handed over as pages of itself, in place: FlashInfer reads K and V through the
-strides of the tensors it is given. Its planner gives CTAs whole pages, so a sequence in one page
+A contiguous cache is passed as views of pages, without a copy: FlashInfer reads K and V through the
+strides of its tensors. Its planner assigns whole pages to CTAs, so a sequence in a single page
 would never be split.
 """
 
@@ -29,19 +29,18 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: Tokens of a page of a contiguous cache, or the largest part of it that divides the cache's
-#: length.
+#: Tokens per page of a contiguous cache; its largest factor that divides the cache's length is
+#: used.
 _PAGE_TOKENS = 64
-#: For partials. FlashInfer recommends 128 MB; by its source, 32 query heads to one KV head of
-#: head_dim 128 take 280 MB on 132 SMs.
+#: Size of the partials buffer. FlashInfer recommends 128 MB. By its source, 32 query heads to one
+#: KV head of head_dim 128 need 280 MB on 132 SMs.
 _WORKSPACE_BYTES = 512 * 1000 * 1000
-#: Group sizes that the decode kernel without tensor cores is compiled for, in all versions from 0.6
-#: on.
+#: Group sizes compiled for the decode kernel without tensor cores, in all versions since 0.6.
 _CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)
 
 
 class FlashInferKernel(LibraryKernel):
-    """What all of FlashInfer's kernels here share."""
+    """Common base of FlashInfer's kernels."""
 
     source = "Ye et al. 2025, arXiv 2501.01005; flashinfer-python"
     modules = ("flashinfer", "tvm_ffi")
@@ -65,34 +64,37 @@ class FlashInferKernel(LibraryKernel):
 
 
 class PlannedFlashInfer(FlashInferKernel):
-    """Kernels whose work the host deals out, for the lengths of a call, before it is launched."""
+    """Kernels planned on the host for the lengths of a call before the launch."""
 
-    #: The attribute of a wrapper that has the page numbers which its runs read.
+    #: Wrapper attribute that holds the page numbers read by its runs.
     page_numbers_name: str
 
     @abstractmethod
     def plan_call(self, plan: Plan) -> tuple[Any, Callable[[], Any]]:
-        """A new wrapper, and its planning."""
+        """Create a wrapper and its planning function."""
 
     @abstractmethod
     def run_call(self, wrapper: Any, inputs: AttentionInputs, plan: Plan) -> Callable[[], Any]:
-        """The launch of a wrapper that has planned, over these tensors."""
+        """Return the launch of a planned wrapper over these tensors."""
 
     def page_size(self, inputs: AttentionInputs) -> int:
-        """Tokens of a page, of a contiguous cache as it is handed over."""
+        """Return tokens per page, also for a contiguous cache."""
         return page_size_of(inputs)
 
     def launches(
         self, copies: Sequence[AttentionInputs], config: KernelConfig | None
     ) -> list[Callable[[], Any]]:
-        """Each through a wrapper that has page numbers of its own, because a run is handed their
-        address, and shares the plan, which would take 8 MB for each.
+        """Return a launch per copy, each with a wrapper of its own.
+
+        A run takes its page numbers by address. The launches share the plan, which would take 8 MB
+        each.
         """
         plan = self._plan_of(copies[0])
         numbers = page_numbers(copies, plan.page_size, plan.page_counts)
         wrappers = [copy.copy(_planned(self, plan)) for _ in copies]
         for wrapper, own in zip(wrappers, numbers, strict=True):
-            # AttributeError of a version whose runs read another one: these are placeholders.
+            # The page numbers so far are placeholders. AttributeError if a version uses another
+            # name.
             getattr(wrapper, self.page_numbers_name)
             setattr(wrapper, self.page_numbers_name, own)
         return [
@@ -140,7 +142,7 @@ class FlashInfer(PlannedFlashInfer):
             plan.page_size,
             q_data_type=plan.dtype,
             kv_data_type=plan.kv_dtype,
-            # The output would have the caches' dtype.
+            # The default would be the caches' dtype.
             o_data_type=plan.dtype,
             sm_scale=plan.softmax_scale,
             window_left=plan.window_left,
@@ -171,7 +173,7 @@ class FlashInferPersistent(PlannedFlashInfer):
     page_numbers_name = "_kv_indices"
 
     def plan_call(self, plan: Plan) -> tuple[Any, Callable[[], Any]]:
-        """The wrapper sets the sizes of all its buffers itself."""
+        """The wrapper sizes all its buffers itself."""
         import torch
         from flashinfer import BatchAttention
 
@@ -188,7 +190,7 @@ class FlashInferPersistent(PlannedFlashInfer):
             plan.head_dim,
             plan.head_dim,
             plan.page_size,
-            # The one query token sees all.
+            # The single query token sees all tokens.
             causal=False,
             sm_scale=plan.softmax_scale,
             q_data_type=plan.dtype,
@@ -202,7 +204,7 @@ class FlashInferPersistent(PlannedFlashInfer):
 
 @dataclass(frozen=True)
 class Plan:
-    """All that FlashInfer's plan depends on: copies of a call share it."""
+    """Key of FlashInfer's plan, shared by copies of a call."""
 
     device: torch.device
     stream: int
@@ -218,9 +220,9 @@ class Plan:
     kv_dtype: torch.dtype
     softmax_scale: float
     causal: bool
-    #: Tokens before the query token that it sees; -1: all.
+    #: Preceding tokens visible to the query token; -1: all.
     window_left: int
-    #: 0: none.
+    #: Soft cap of scores; 0: none.
     softcap: float
 
     @classmethod
@@ -251,17 +253,17 @@ class Plan:
 
 
 def layout_of(inputs: AttentionInputs) -> str:
-    """The layout's name, from the stride of heads against that of tokens."""
+    """Return the layout's name, from the strides of heads and tokens."""
     return "HND" if inputs.k_cache.stride(2) > inputs.k_cache.stride(1) else "NHD"
 
 
 def page_size_of(inputs: AttentionInputs) -> int:
-    """Tokens of a page, of a contiguous cache as it is handed over."""
+    """Return tokens per page, also for a contiguous cache."""
     return inputs.page_size or math.gcd(inputs.k_cache.shape[1], _PAGE_TOKENS)
 
 
 def _over_pages(wrapper: Any, inputs: AttentionInputs, plan: Plan) -> partial[Any]:
-    """The call of a wrapper that has planned, on one query token a sequence and caches of heads."""
+    """Return the call of a planned wrapper for one query token per sequence."""
     batch, _, q_heads, head_dim = inputs.q.shape
     k = pages_of(inputs.k_cache, inputs, plan.page_size)
     v = pages_of(inputs.v_cache, inputs, plan.page_size)
@@ -272,11 +274,10 @@ def _over_pages(wrapper: Any, inputs: AttentionInputs, plan: Plan) -> partial[An
 
 
 def pages_of(cache: torch.Tensor, inputs: AttentionInputs, page_size: int) -> torch.Tensor:
-    """(pages, page_size, kv_heads, head_dim): a contiguous cache seen as pages, one every
-    `page_size` tokens.
+    """Return the cache as (pages, page_size, kv_heads, head_dim).
 
-    In the HND layout the pages of a sequence's later heads lie between those of its first and the
-    next sequence's.
+    A contiguous cache becomes views of `page_size` tokens. In the HND layout, pages of later heads
+    lie between those of the first head and of the next sequence.
     """
     if inputs.block_table is not None:
         return cache
@@ -287,7 +288,7 @@ def pages_of(cache: torch.Tensor, inputs: AttentionInputs, page_size: int) -> to
 
 
 def _sequence_stride(cache: torch.Tensor, page_size: int) -> int:
-    """Pages from one sequence's first to the next one's."""
+    """Return the number of pages between the first pages of two sequences."""
     pages, rest = divmod(cache.stride(0), page_size * cache.stride(1))
     assert rest == 0, (
         f"a cache with strides {cache.stride()} is no whole number of pages of {page_size} tokens"
@@ -298,8 +299,10 @@ def _sequence_stride(cache: torch.Tensor, page_size: int) -> int:
 def page_numbers(
     copies: Sequence[AttentionInputs], page_size: int, counts: Sequence[int]
 ) -> list[torch.Tensor]:
-    """For each copy of a call the first `counts` pages of each sequence, one sequence after the
-    other, int32; in memory of its own, so that a launch for a cold L2 finds them there too.
+    """Return the page numbers for each copy of a call, int32.
+
+    They are the first `counts` pages of each sequence. Each copy has its own memory, so a cold L2
+    reads the numbers from memory.
     """
     import torch
 
@@ -318,15 +321,14 @@ def page_numbers(
     ]
 
 
-# Copies of a call are prepared one after the other. Launches keep their plan; a plan of
+# Copies of a call are prepared consecutively. Launches keep their plan alive; a plan of
 # BatchAttention holds 400 MB.
 @lru_cache(maxsize=1)
 def _planned(kernel: PlannedFlashInfer, plan: Plan) -> Any:
-    """A wrapper that has planned, with page numbers that are not the real ones; compiles if it
-    must.
+    """Return a planned wrapper with placeholder page numbers; compiles if necessary.
 
     Raises:
-        UserError: one of FlashInfer's buffers is too small for what it plans.
+        UserError: one of FlashInfer's buffers is too small for the plan.
     """
     wrapper, call = kernel.plan_call(plan)
     try:
@@ -344,7 +346,7 @@ def _planned(kernel: PlannedFlashInfer, plan: Plan) -> Any:
 
 
 def offsets(counts: list[int]) -> torch.Tensor:
-    """Where each sequence's part starts, and where the last one ends: (sequences + 1,), int32."""
+    """Return the offsets of the sequences and the total: (sequences + 1,), int32."""
     import torch
 
     return torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
@@ -352,9 +354,7 @@ def offsets(counts: list[int]) -> torch.Tensor:
 
 @cache
 def workspace(device: torch.device, stream: int) -> torch.Tensor:
-    """Launches of one stream follow each other, so they share it. FlashInfer wants it zero at
-    first.
-    """
+    """Return the buffer shared by all launches of a stream. FlashInfer requires zeros initially."""
     import torch
 
     return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)

@@ -18,7 +18,7 @@ from leanbench.kernels.libraries.flash_infer_single import (
 
 from leanbench.core.config import KernelConfig, word
 
-#: The one for any problem first.
+#: The first takes any problem.
 _MODES = (
     FlashInfer(),
     FlashInferCudaCores(),
@@ -30,7 +30,7 @@ _MODES = (
 
 @dataclass(frozen=True)
 class FlashInferMode(KernelConfig):
-    """Which of FlashInfer's kernels runs."""
+    """Kernel of FlashInfer that runs."""
 
     mode: str = word(*(mode.name for mode in _MODES))
 

@@ -1,8 +1,8 @@
-"""FlashInfer's decode over a latent cache: `flashinfer.mla.BatchMLAPagedAttentionWrapper`, with the
-backend that it chooses, on Hopper the one named fa3.
+"""FlashInfer's decode over a latent cache: `flashinfer.mla.BatchMLAPagedAttentionWrapper` with its
+default backend, on Hopper the backend fa3.
 
-Its planner splits sequences by tokens, not by pages, so a contiguous cache is handed over in place
-as one page a sequence. Partials of a sequence that is split are rounded to the output's dtype.
+Its planner splits sequences by tokens, not by pages, so a contiguous cache is passed as one page
+per sequence without a copy. Partials of split sequences are rounded to the output's dtype.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: Pieces of work that a plan has room for, which FlashInfer does not check: parts of a sequence,
-#: each with up to 64 query rows, or 128 where a sequence has more than 64.
+#: Capacity of a plan in work items, which FlashInfer does not check. A work item is part of a
+#: sequence with up to 64 query rows, or 128 if the sequence has more than 64.
 _PIECES = 16384
-#: More than any GPU has SMs. Splitting adds at most a piece for each of them.
+#: Upper bound of a GPU's SMs. Splitting adds at most one work item per SM.
 _SMS = 1024
 
 
@@ -89,7 +89,7 @@ class FlashInferMla(PlannedFlashInfer):
 
 
 class FlashInferMlaLaunch(OwnOutputs):
-    """It writes `inputs.out`; its LSE has the heads of a query token together."""
+    """A launch that writes `inputs.out`. In its LSE, heads of a query token are adjacent."""
 
     def __init__(self, wrapper: Any, inputs: AttentionInputs, plan: Plan) -> None:
         import torch

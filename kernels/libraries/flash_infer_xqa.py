@@ -26,21 +26,22 @@ if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
 _PAGE_SIZES = (16, 32, 64, 128)
-#: Of a partial result of every split, and of counters: what FlashInfer's own wrapper sets aside.
+#: Memory for a partial result per split and for counters, as in FlashInfer's own wrapper.
 _SCRATCH_BYTES = 256 << 20
 _COUNTERS = 2 << 20
 
 
 @dataclass(frozen=True)
 class XqaConfig(KernelConfig):
-    """What a caller of XQA may choose."""
+    """Options of XQA available to a caller."""
 
-    #: Whether a launch begins while the one before it ends (programmatic dependent launch).
+    #: Overlap the start of a launch with the end of the previous one (programmatic dependent
+    #: launch).
     enable_pdl: bool = switch()
 
 
 class FlashInferXqa(FlashInferKernel):
-    """With an fp8 cache it multiplies in fp8: Q and the softmax weights are rounded to it."""
+    """XQA. With an fp8 cache it multiplies in fp8: Q and softmax weights are rounded to it."""
 
     name = "flashinfer_xqa"
     title = (
@@ -49,7 +50,7 @@ class FlashInferXqa(FlashInferKernel):
     )
     decomposition = "fixed_split"
     source = "NVIDIA TensorRT-LLM; flashinfer-python"
-    #: It writes none.
+    #: The kernel writes no LSE.
     lse_base = None
     page_sizes = _PAGE_SIZES
     config_types = (XqaConfig,)
@@ -107,9 +108,9 @@ class FlashInferXqa(FlashInferKernel):
             inputs.kv_heads,
             page_size,
             sinks=None if sinks is None else sinks.float().view(inputs.kv_heads, -1),
-            # Scores are scaled by this over the root of head_dim.
+            # XQA divides this factor of the scores by the root of head_dim.
             q_scale=inputs.softmax_scale * inputs.head_dim**0.5,
-            # Its window has the query token itself.
+            # XQA's window includes the query token.
             sliding_win_size=inputs.window_left + 1,
             enable_pdl=config.enable_pdl,
         )
@@ -117,7 +118,7 @@ class FlashInferXqa(FlashInferKernel):
 
 @cache
 def _workspace(device: torch.device, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scratch and counters, zero at first, which launches of one stream share."""
+    """Return scratch memory and counters, initially zero, shared by launches of a stream."""
     import torch
 
     scratch = torch.empty(_SCRATCH_BYTES, dtype=torch.uint8, device=device)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: Tokens of a page: the kernel has no others.
+#: The only page size of the kernel.
 _PAGE_TOKENS = 64
 
 
@@ -66,8 +66,8 @@ class FlashMla(LibraryKernel):
 
 
 class FlashMlaLaunch(OwnOutputs):
-    """Its first call makes the schedule for the lengths, and later ones keep it, as a server does
-    for all layers of a step.
+    """A launch that keeps the schedule of its first call, as a server does for all layers of a
+    step.
     """
 
     def __init__(self, inputs: AttentionInputs) -> None:
@@ -97,10 +97,10 @@ class FlashMlaLaunch(OwnOutputs):
 
 
 def _pages(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cache as pages and its block table; a contiguous cache in place.
+    """Return the cache as pages, and its block table, without copying a contiguous cache.
 
     Raises:
-        UserError: a contiguous cache's tokens do not lie one after the other.
+        UserError: tokens of a contiguous cache are not adjacent.
     """
     import torch
 

@@ -1,5 +1,5 @@
 """torch's FlexAttention (Dong et al., 2024, arXiv 2412.05496), compiled: soft caps and ALiBi as
-functions of scores, windows and causal masks as block masks.
+score functions, windows and causal masks as block masks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TorchFlex(LibraryKernel):
     )
     decomposition = "fixed_split"
     source = "Dong et al. 2024, arXiv 2412.05496; torch"
-    #: The output alone is asked for.
+    #: Only the output is requested.
     lse_base = None
     head_dims = (64, 80, 96, 128, 256)
     axes = LibraryKernel.axes | {
@@ -48,7 +48,7 @@ class TorchFlex(LibraryKernel):
 
 
 class TorchFlexLaunch(OwnOutputs):
-    """The tensors are views: q (batch, q_heads, q_len, head_dim), K and V (batch, kv_heads, tokens,
+    """A launch over views: q (batch, q_heads, q_len, head_dim), K and V (batch, kv_heads, tokens,
     head_dim).
     """
 
@@ -78,7 +78,7 @@ def _used(inputs: AttentionInputs) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class _Band:
-    """Which tokens the query tokens see."""
+    """Band of tokens visible to the query tokens."""
 
     q_len: int
     context: int
@@ -100,9 +100,9 @@ class _Band:
 
     @property
     def mask_mod(self) -> Callable[[Any, Any, Any, Any], Any]:
-        """Whether a query token sees a token; torch takes plain functions alone."""
+        """Return a predicate of visible tokens. torch accepts only plain functions."""
         first_query = self.context - self.q_len
-        # No limit is one past both ends.
+        # A missing limit becomes a position past both ends.
         before = self.left if self.left >= 0 else self.context
         after = 0 if self.causal else self.right if self.right >= 0 else self.context
 
@@ -114,7 +114,7 @@ class _Band:
 
 
 def _score_mod(inputs: AttentionInputs) -> Callable[..., torch.Tensor] | None:
-    """What is done to a score; None: nothing."""
+    """Return the function applied to scores, or None."""
     softcap, slopes = inputs.softcap, inputs.alibi_slopes
     first = inputs.context - inputs.q_len
 
@@ -134,9 +134,10 @@ def _score_mod(inputs: AttentionInputs) -> Callable[..., torch.Tensor] | None:
 
 @lru_cache(maxsize=1)
 def _block_mask(band: _Band) -> Any:
-    """Also where nothing is masked: left out, two small kernels would make one of a single block in
-    every call, by which the decode kernel does not split (1157 us at 1 x 32/8 x 32k x 128 on an
-    H200).
+    """Return the block mask, also if nothing is masked.
+
+    Without it, each call would build a mask of a single block by two small kernels, and the decode
+    kernel would not split.
     """
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -145,10 +146,10 @@ def _block_mask(band: _Band) -> Any:
 
 @lru_cache(maxsize=1)
 def _compiled(shapes: tuple[Any, ...], kinds: tuple[Any, ...]) -> Callable[..., torch.Tensor]:
-    """Compiled anew for every problem: torch keeps eight shapes of a function, and refuses more."""
+    """Compile per problem: torch keeps at most eight shapes of a function."""
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 
     torch.compiler.reset()
-    # Sizes that are known let it take the decode kernel.
+    # Static sizes allow the decode kernel.
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)

@@ -1,6 +1,4 @@
-"""What the adapters of kernels for latent caches share: caches of 576 columns, of which V is the
-first 512.
-"""
+"""Common code of adapters for latent caches: 576 columns; the first 512 are V."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ HEAD_DIMS = (576,)
 
 
 def latent_refusal(kernel: str, problem: AttentionProblem) -> str | None:
-    """One sentence on a problem whose cache is not of this kind, or None."""
+    """Return why a problem's cache is not of this kind, or None."""
     if problem.latent and problem.value_dim == VALUE_DIM:
         return None
     return (

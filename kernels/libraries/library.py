@@ -1,4 +1,4 @@
-"""What the adapters of libraries share."""
+"""Common base of library adapters."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 
 
 class LibraryKernel(Kernel):
-    """A library's kernel behind the library's own launch settings."""
+    """A library's kernel with the library's own launch settings."""
 
     decomposition = "other"
     is_peer = True
-    #: The modules it is imported from, and what installs them.
+    #: Modules to import, and the command that installs them.
     modules: tuple[str, ...] = ("torch",)
     install: str = "pip install torch"
-    #: The distribution whose version decides what runs, and the versions whose signatures the
-    #: adapter was written for.
+    #: Distribution with the kernel's code, and the version supported by the adapter.
     distribution: str = "torch"
     written_for: str = "2.13"
     axes = Kernel.axes | {"capacity"}
@@ -49,16 +48,18 @@ class LibraryKernel(Kernel):
         return None
 
     def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        """As `prepare_all`, of a single call."""
+        """Prepare a single call; see `prepare_all`."""
         return self.prepare_all([inputs], config)[0]
 
     def prepare_all(
         self, copies: Sequence[AttentionInputs], config: KernelConfig | None
     ) -> list[Callable[[], Any]]:
-        """Calls the first: libraries compile and plan in the first call of a shape.
+        """Prepare all copies and call the first.
+
+        Libraries compile and plan in the first call of a shape.
 
         Raises:
-            UserError: the installed version lacks a function, or takes other arguments.
+            UserError: the installed version lacks a function or takes other arguments.
         """
         try:
             launches = self.launches(copies, config)
@@ -68,19 +69,18 @@ class LibraryKernel(Kernel):
         return launches
 
     def prepare_planned(self, inputs: AttentionInputs, config: Any, plan: Any) -> Callable[[], Any]:
-        """A launch that is not called yet, for a CUDA graph would keep the call; `plan` is None for
-        a kernel that plans nothing.
+        """Prepare a launch without calling it, because a CUDA graph would record the call.
+
+        `plan` is None for kernels without a plan.
         """
         return self.launches([inputs], config)[0]
 
     def launches(self, copies: Sequence[AttentionInputs], config: Any) -> list[Callable[[], Any]]:
-        """What `prepare_all` hands out, not yet called; of a kernel that makes something once for
-        all copies, by a method of its own.
-        """
+        """Return a launch per copy. Override it to share work between copies."""
         return [self.launch(inputs, config) for inputs in copies]
 
     def launch(self, inputs: AttentionInputs, config: Any) -> Callable[[], Any]:
-        """One of them, of a kernel whose copies share nothing."""
+        """Return one launch. Override it if copies share nothing."""
         raise NotImplementedError(f"{self.name} makes its launches together")
 
     def _misfit(self, error: Exception) -> str:
@@ -100,14 +100,14 @@ def installed_version(distribution: str) -> str:
 
 
 def current_stream(device: torch.device) -> int:
-    """The handle of the stream that launches go to; 0, the default one's, without a GPU."""
+    """Return the handle of the current stream; without a GPU 0, the default stream."""
     import torch
 
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def lengths(inputs: AttentionInputs) -> torch.Tensor:
-    """(batch,), int32, before the call, also where all are the same."""
+    """Return the lengths before the call, (batch,), int32, also if all are equal."""
     import torch
 
     if inputs.cache_seqlens is not None:

@@ -1,7 +1,7 @@
-"""The backends of `torch.nn.functional.scaled_dot_product_attention`: cuDNN, FlashAttention-2,
+"""Backends of `torch.nn.functional.scaled_dot_product_attention`: cuDNN, FlashAttention-2,
 memory-efficient, math.
 
-What each backend takes is in torch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
+Their limits are in torch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class SdpaKernel(LibraryKernel):
-    """One backend and no other: torch raises where it refuses."""
+    """A single backend; torch raises if it cannot run."""
 
-    #: The call returns the output alone.
+    #: The call returns only the output.
     lse_base = None
-    #: Its name in `torch.nn.attention.SDPBackend`.
+    #: Name in `torch.nn.attention.SDPBackend`.
     backend: str
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> SdpaLaunch:
@@ -34,7 +34,7 @@ class SdpaKernel(LibraryKernel):
 
 
 class SdpaLaunch(OwnOutputs):
-    """The tensors are views: q (batch, q_heads, 1, head_dim), K and V (batch, kv_heads, tokens,
+    """A launch over views: q (batch, q_heads, 1, head_dim), K and V (batch, kv_heads, tokens,
     head_dim).
     """
 
@@ -68,7 +68,7 @@ class Cudnn(SdpaKernel):
     title = "cuDNN's attention through torch's scaled_dot_product_attention"
     source = "NVIDIA cuDNN, the version that torch loads"
     backend = "CUDNN_ATTENTION"
-    # 256 depends on the GPU and on the versions of cuDNN and torch.
+    # Support for 256 depends on the GPU and the versions of cuDNN and torch.
     head_dims = (64, 80, 96, 128)
 
     def refusal(self, problem: AttentionProblem) -> str | None:
@@ -87,7 +87,7 @@ class CudnnLse(Cudnn):
 
 
 class CudnnLseLaunch(SdpaLaunch):
-    """The operator that `scaled_dot_product_attention` calls where a gradient is wanted."""
+    """The operator that `scaled_dot_product_attention` calls if a gradient is required."""
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -136,8 +136,8 @@ class TorchEfficient(SdpaKernel):
 
 
 class TorchMath(SdpaKernel):
-    """Torch's plain operators: every call casts K and V to fp32 and repeats them for every query
-    head of a group.
+    """torch's plain operators. Each call casts K and V to fp32 and repeats them for each query
+    head.
     """
 
     name = "torch_math"

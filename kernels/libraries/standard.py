@@ -1,6 +1,4 @@
-"""Standard attention, which LeanAttention's Section II starts from: the scores of all tokens go
-through memory.
-"""
+"""Standard attention, the baseline of LeanAttention's Section II: all scores go through memory."""
 
 from __future__ import annotations
 
@@ -17,18 +15,18 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: The softmax weights of more tokens are so small that fp16 rounds them too far: at twice as many
-#: the output's error comes near the limit of the check.
+#: Longest context in fp16. With more tokens, rounding of the small softmax weights approaches the
+#: error limit of the check.
 _FP16_TOKENS = 65_536
 
 
 class Standard(LibraryKernel):
-    """Scores and softmax weights take batch * q_heads * context * 2 bytes each."""
+    """Scores and softmax weights in memory, batch * q_heads * context * 2 bytes each."""
 
     name = "standard"
     title = "standard attention: two matrix products and a softmax in torch, the scores in memory"
     source = "Vaswani et al. 2017, arXiv 1706.03762; operators of torch"
-    #: The softmax writes none.
+    #: The softmax returns no LSE.
     lse_base = None
     head_dims = (64, 80, 96, 128, 256)
 
@@ -50,7 +48,7 @@ class Standard(LibraryKernel):
 
 
 class StandardLaunch(OwnOutputs):
-    """The tensors are views, a matrix for every KV head of every sequence: q (matrices, group_size,
+    """A launch over views with a matrix per KV head and sequence: q (matrices, group_size,
     head_dim), K and V (matrices, tokens, head_dim).
     """
 
@@ -64,7 +62,8 @@ class StandardLaunch(OwnOutputs):
         self._q = inputs.q.view(heads, inputs.group_size, head_dim)
         self._k = inputs.k_cache[:, :context].transpose(1, 2).view(heads, context, head_dim)
         self._v = inputs.v_cache[:, :context].transpose(1, 2).view(heads, context, head_dim)
-        #: Added to the scores, times 0: that is how a matrix product takes a factor.
+        #: Added to the scores with a factor of 0. The matrix product takes its scale only with an
+        #: addend.
         self._nothing = inputs.q.new_zeros(1)
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""FlashAttention-2 in torch without split-KV: the operator below `torch.nn.attention.varlen`."""
+"""FlashAttention-2 in torch without split-KV: the operator behind `torch.nn.attention.varlen`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 
 class TorchFlashNoSplit(LibraryKernel):
-    """What `torch_flash` runs with one CTA to an output tile.
+    """The kernel of `torch_flash` with one CTA per output tile.
 
-    Torch's code splits contexts wherever it may: of calls with lengths of their own, only those
-    with groups of query heads (mha_varlen_fwd in aten/src/ATen/native/transformers/cuda/
-    flash_attn/flash_api.cpp).
+    torch splits contexts by default. With variable lengths it does so only for groups of query
+    heads (mha_varlen_fwd in aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp).
     """
 
     name = "torch_flash_no_split"
@@ -47,9 +46,10 @@ class TorchFlashNoSplit(LibraryKernel):
 
 
 class TorchVarlenLaunch(OwnOutputs):
-    """The caches are views: (rows, kv_heads, head_dim), a row every token of one head; sequence b
-    starts at row b * rows_per_sequence, and with the layout HND other heads' tokens lie between two
-    sequences.
+    """A launch over views of the caches: (rows, kv_heads, head_dim), one row per token.
+
+    Sequence b starts at row b * rows_per_sequence. In the HND layout, tokens of other heads lie
+    between two sequences.
     """
 
     def __init__(self, inputs: AttentionInputs) -> None:
@@ -75,7 +75,7 @@ class TorchVarlenLaunch(OwnOutputs):
             False,
             scale=inputs.softmax_scale,
             seqused_k=lengths(inputs),
-            # Torch 2.11 has no such argument and splits none of these calls.
+            # torch 2.11 lacks this argument and splits none of these calls.
             **({"num_splits": 1} if "num_splits" in names else {}),
         )
 
@@ -88,8 +88,9 @@ class TorchVarlenLaunch(OwnOutputs):
 
 @lru_cache(maxsize=1024)
 def _starts(batch: int, device: torch.device, rows: int) -> torch.Tensor:
-    """(batch + 1,), int32: the first row of each sequence of `rows` rows. Kept, so that the layers
-    of a captured step do not each compute it.
+    """Return the first row of each sequence of `rows` rows, and the end: (batch + 1,), int32.
+
+    It is cached, so layers of a captured step do not each compute it.
     """
     import torch
 
@@ -97,7 +98,7 @@ def _starts(batch: int, device: torch.device, rows: int) -> torch.Tensor:
 
 
 def _rows_per_sequence(cache: torch.Tensor) -> int:
-    """Rows from one sequence's first to the next one's."""
+    """Return the number of rows between the first rows of two sequences."""
     rows, rest = divmod(cache.stride(0), cache.stride(1))
     assert rest == 0, f"a cache with strides {cache.stride()} is no whole number of rows"
     return rows

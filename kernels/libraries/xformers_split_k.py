@@ -23,7 +23,7 @@ class XformersSplitK(LibraryKernel):
     title = "xFormers' Triton kernel triton_splitk; a heuristic splits the context"
     decomposition = "fixed_split"
     source = "Lefaudeux et al. 2022, xFormers; xformers"
-    #: The output alone is asked for.
+    #: Only the output is requested.
     lse_base = None
     modules = ("xformers",)
     install = "pip install xformers"
@@ -34,15 +34,17 @@ class XformersSplitK(LibraryKernel):
     def prepare_all(
         self, copies: Sequence[AttentionInputs], config: KernelConfig | None
     ) -> list[Callable[[], Any]]:
-        """Raises UserError also where xFormers refuses the call: even its Triton kernels want its
-        compiled part, which is not loaded with another CUDA than it was built for.
+        """Prepare all copies; raise UserError also if xFormers rejects the call.
+
+        Even its Triton kernels need its compiled extension, which does not load with another CUDA
+        version.
         """
         try:
             return super().prepare_all(copies, config)
         except ValueError as error:
             if "does not support inputs" not in str(error):
                 raise
-            # The call in many lines, the reason in the last.
+            # The error repeats the call over many lines; its last line has the reason.
             reason = str(error).strip().splitlines()[-1].strip()
             raise UserError(
                 f"{self.name} is refused by xFormers ({reason}): `python -m xformers.info` tells"
@@ -54,9 +56,10 @@ class XformersSplitK(LibraryKernel):
 
 
 class XformersLaunch(OwnOutputs):
-    """The tensors are views, as its users hand them over: without groups (batch, tokens, heads,
-    head_dim), with groups (batch, tokens, kv_heads, group_size, head_dim), in which K and V are
-    expanded and not repeated.
+    """A launch over views as passed by users of xFormers.
+
+    Without groups they are (batch, tokens, heads, head_dim), with groups (batch, tokens, kv_heads,
+    group_size, head_dim) with K and V expanded, not repeated.
     """
 
     def __init__(self, inputs: AttentionInputs) -> None:

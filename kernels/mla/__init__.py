@@ -28,17 +28,18 @@ from leanbench.core.problem import AttentionProblem
 if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
-#: Tokens that pages have a multiple of: those of a stage.
+#: Page sizes are multiples of a stage's tokens.
 PAGE_TOKENS = TILE
 _MOST_PAGE_TOKENS = 1 << 20
-#: Splits of one stage, and of more; of more splits it is the merge that takes longer.
+#: Maximum splits of one stage, and of more stages. Beyond them the merge dominates.
 _MOST_SHORT_SPLITS, _MOST_SPLITS = 32, 64
-#: What MlaConfig.min_tiles_per_cta goes up to.
+#: Upper limit of MlaConfig.min_tiles_per_cta.
 _MOST_STAGES = 64
-#: Stages of a split up to which so many column groups are faster, with more rows than FEW_ROWS and
-#: with as few: each group computes scores of all tokens (H200, entry 59).
+#: Maximum stages per split for each number of column groups, with more rows than FEW_ROWS and with
+#: at most that. Each group computes the scores of all tokens (H200; reports/performance-log.md,
+#: entry 59).
 _MOST_GROUPED_STAGES = {4: (5, 1), 2: (4, 2)}
-#: Splits that two groups have at least, or one: of fewer they were slower than one group.
+#: Minimum splits of two groups, except for a single split. Fewer were slower than one group.
 _LEAST_SPLITS_OF_TWO = 8
 
 
@@ -91,12 +92,14 @@ class LeanMla(Kernel[MlaConfig]):
     def config_of(
         self, shape: tuple[int, int], context: int, exact: bool, sms: int, kv_dtype: str
     ) -> MlaConfig:
-        """The heuristic: no more splits than merge well (H200, entry 47 of the performance log),
-        and of short contexts as many column groups as save more than they compute anew (entry 59).
+        """Return the heuristic's settings.
+
+        There are no more splits than merge well, and short contexts have column groups if they save
+        more than they recompute (H200; reports/performance-log.md, entries 47 and 59).
 
         Args:
             shape: sequences, and rows of each: query heads at all positions.
-            exact: `context` is every sequence's length, and not just the most of one.
+            exact: `context` is the length of every sequence, not only an upper bound.
         """
         stages = max(1, -(-context // PAGE_TOKENS))
         least = 1 if stages <= _MOST_SHORT_SPLITS else 2
@@ -106,7 +109,7 @@ class LeanMla(Kernel[MlaConfig]):
         short = [deal for deal in deals if deal.column_groups == 1 or deal.is_short]
         chosen = min(short, key=lambda deal: deal.cost)
         if exact and chosen.column_groups > 1:
-            # Splits of one length: one more would begin a further round of the merge.
+            # Equal splits. One more would start another round of the merge.
             least = max(least, stages // chosen.splits)
         return MlaConfig(least, align_grid=True, column_groups=chosen.column_groups)
 
@@ -149,17 +152,17 @@ class LeanMla(Kernel[MlaConfig]):
 
 @dataclass(frozen=True)
 class _Deal:
-    """Output tiles of one length dealt to clusters, no split crossing from one to the next."""
+    """Output tiles of one length, assigned to clusters without splits across boundaries."""
 
     column_groups: int
-    #: Each column group's.
+    #: Output tiles of all column groups.
     output_tiles: int
-    #: CTAs, or pairs, that run at once.
+    #: Resident CTAs, or pairs.
     clusters: int
-    #: Of an output tile, and of a split at least.
+    #: Stages of an output tile, and the minimum of a split.
     stages: int
     least: int
-    #: Of a CTA.
+    #: Rows of a CTA.
     rows: int
 
     @property
@@ -170,12 +173,12 @@ class _Deal:
 
     @property
     def splits(self) -> int:
-        """Of an output tile."""
+        """Splits per output tile."""
         return -(-self.stages // self.longest)
 
     @property
     def is_short(self) -> bool:
-        """Whether all run at once, and none for so long that scores cost more than merges save."""
+        """True if all splits are resident, and so short that merges save more than scores cost."""
         few = self.rows <= FEW_ROWS
         if (
             self.output_tiles > self.clusters
@@ -184,15 +187,16 @@ class _Deal:
             return False
         if self.column_groups == 2:
             return self.splits == 1 or self.splits >= _LEAST_SPLITS_OF_TWO
-        # Four groups of few rows compute what the others do: where half of the SMs would idle.
+        # Four groups of few rows repeat the scores, which pays if half of the SMs would idle.
         return not few or 2 * self.output_tiles * self.splits <= self.clusters
 
     @property
     def cost(self) -> float:
-        """Of the longest split and the merge, in stages (1.4 us on an H200).
+        """Cost of the longest split and the merge, in stages (1.4 us on an H200).
 
-        In a merge each CTA stores a partial and reads as much of others, however many splits there
-        are: 4 stages with 64 rows and all columns; 1 more where one round does not do.
+        In a merge, each CTA stores a partial and reads an equal amount of others, for any number of
+        splits: 4 stages with 64 rows and all columns, and 1 more if a single round does not
+        suffice.
         """
         merge = self.rows / 16 / self.column_groups if self.splits > 1 else 0
         return self.longest + merge + (self.splits > ONE_ROUND)
@@ -201,7 +205,7 @@ class _Deal:
 def _deals(
     shape: tuple[int, int], stages: int, least: int, sms: int, most_groups: int
 ) -> list[_Deal]:
-    """With each number of column groups, the most first."""
+    """Return a deal for each number of column groups, the largest first."""
     batch, rows = shape
     cluster = cluster_of(rows)
     output_tiles = batch * -(-rows // (TILE * cluster))
@@ -214,7 +218,7 @@ def _deals(
 
 @cache
 def _missing() -> str | None:
-    """What the kernel lacks on this machine, as a sentence, or None."""
+    """Return why the kernel cannot run on this machine, or None."""
     try:
         check_nvrtc()
     except UserError as error:

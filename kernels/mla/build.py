@@ -1,4 +1,4 @@
-"""What a launch of mla.cu compiles to, and what a CTA of it takes."""
+"""Builds of mla.cu, and the resources of their CTAs."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from leanbench.compile.nvrtc import CudaSource
 from leanbench.core.errors import DoesNotFit
 from leanbench.core.kinds import SAME
 
-#: Numbers of a token's latent row: K is all of them, V the first ones.
+#: Numbers of a token's latent row: K is all of them, V the first VALUE_DIM.
 LATENT_DIM, VALUE_DIM = 576, 512
-#: Rows of a CTA, and tokens of a stage.
+#: Rows per CTA, and tokens per stage.
 TILE = 64
-#: Splits that are merged in one round where there are several column groups: `merge_few` in
-#: outputs.cuh, whose registers hold a number of each.
+#: Splits merged in one round with several column groups: `merge_few` in outputs.cuh holds a number
+#: of each in registers.
 ONE_ROUND = 16
-#: Rows up to which warps without any take a share of merges: ROW_WARPS in outputs.cuh.
+#: Maximum rows for which warps without rows take a share of merges: ROW_WARPS in outputs.cuh.
 FEW_ROWS = 32
 _STAGES = 2
-#: Columns of a cache in 8 bits that one copy has: RUN_ROW in layout.cuh.
+#: Columns per copy of a cache in 8 bits: RUN_ROW in layout.cuh.
 _RUN_COLUMNS = 192
-#: Of both warpgroups that compute, and of the one that copies.
+#: Warps of both computing warpgroups and of the copying one.
 _WARPS = 12
 
 _FOLDER = Path(__file__).parent
 
 
 def cluster_of(rows: int) -> int:
-    """CTAs that share what they copy, of an output tile with so many rows of a sequence."""
+    """Return the CTAs of an output tile that share copies, for this many rows of a sequence."""
     return 2 if rows > TILE else 1
 
 
 @dataclass(frozen=True)
 class MlaBuild(CudaBuild):
-    """The parameters of a build of mla.cu: the macros of lean/build.cuh and of layout.cuh."""
+    """Parameters of a build of mla.cu: the macros of lean/build.cuh and of layout.cuh."""
 
     entry: ClassVar[str] = "mla"
 
@@ -63,8 +63,9 @@ class MlaBuild(CudaBuild):
         kv_dtype: str = SAME,
         column_groups: int = 1,
     ) -> MlaBuild:
-        """The build for query heads and positions; two CTAs that have rows of the same sequences
-        share what they copy.
+        """Return the build for these query heads and positions.
+
+        Two CTAs with rows of the same sequences share copies.
 
         Args:
             kv_dtype: of the cache: same (as Q), e4m3, e5m2.
@@ -101,29 +102,29 @@ class MlaBuild(CudaBuild):
 
     @property
     def partial_bytes(self) -> int:
-        """Of a CTA's partial: PARTIAL in layout.cuh."""
+        """Bytes of a CTA's partial: PARTIAL in layout.cuh."""
         return 4 * (TILE * VALUE_DIM // self.column_groups + 2 * TILE + 32)
 
     @property
     def column_bytes(self) -> int:
-        """Of a token of the cache that one copy has."""
+        """Bytes of a cache token per copy."""
         return _RUN_COLUMNS if self.kv_dtype else super().column_bytes
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a CTA: the layout in layout.cuh."""
+        """Bytes of shared memory of a CTA, as laid out in layout.cuh."""
         rows = 2 * TILE * LATENT_DIM
         every = (1 + _STAGES) * rows + 40 * TILE
         if not self.kv_dtype:
             return every + 26 * 8
-        # What of a stage's bytes its own warpgroup's values have no room for; rows' units.
+        # Bytes of a stage that exceed the values of its warpgroup, in units of rows.
         return every + _STAGES * (rows // 2 - TILE * VALUE_DIM) + 4 * TILE + 14 * 8
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
-        """What is compiled for a compute capability.
+        """Return the source to compile for a compute capability.
 
         Raises:
-            DoesNotFit: it is not 9.0, which alone has these matrix instructions.
+            DoesNotFit: it is not 9.0, the only one with these matrix instructions.
         """
         if capability != HOPPER:
             raise DoesNotFit(

@@ -1,4 +1,4 @@
-// A latent cache in 8 bits: the bytes of a stage become its operands in fp16, and Q is in fp16, too.
+// A latent cache in 8 bits: the bytes of a stage are converted to operands in fp16, and so is Q.
 #pragma once
 #if KV_DTYPE != 0
 #include "lean/fp8.cuh"
@@ -6,8 +6,8 @@
 #include "lean/wgmma.cuh"
 #include "mla/scores.cuh"
 
-// Makes operands of a run that has arrived: a thread of 16 bytes of each of its columns, of two tokens.
-// Tokens past the sequence's end, where the cache may have NaN, become zeros.
+// Converts a run that has arrived to operands: a thread converts 16 bytes of each column, of two
+// tokens. Tokens past the sequence's end, which can be NaN in the cache, become zeros.
 template <int STAGE, int TURN>
 __device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, int filled,
                                             int tokens) {
@@ -27,10 +27,10 @@ __device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, i
       words[i][half][2] = bytes.z, words[i][half][3] = bytes.w;
     }
   if (TURN == 0)
-    // The other warpgroup has used its values of the stage before, and the weights.
+    // The other warpgroup has used its values of the previous stage, and the weights.
     mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
   else
-    // All threads have loaded what operands are stored over.
+    // All threads have loaded the bytes that operands overwrite.
     bar_sync(OF_WARPGROUP + STAGE, 128);
 #pragma unroll
   for (int i = 0; i < RUN_COLUMNS; i++) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, i
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const u32(&of_token)[4] = words[i][half];
-      // Operands of one token at a time take registers.
+      // Operands of a single token at a time, to save registers.
       hold(words[i][half]);
 #pragma unroll
       for (int j = 0; j < 2; j++)
@@ -55,7 +55,7 @@ __device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, i
   bar_sync(OF_WARPGROUP + STAGE, 128);
 }
 
-// Makes operands of a run and starts their share of S = Q K^T.
+// Converts a run to operands and starts its share of S = Q K^T.
 template <int STAGE, int TURN>
 __device__ __forceinline__ void start_scores_of_run(float (&s)[32], u32 shared, unsigned char *memory,
                                                     int filled, int tokens) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void start_scores_of_run(float (&s)[32], u32 shared, 
   }
 }
 
-// Starts S = Q K^T of a stage: matrix instructions have one run while the next becomes operands.
+// Starts S = Q K^T of a stage: matrix instructions process one run while the next is converted.
 template <int STAGE>
 __device__ __forceinline__ void start_scores_of_bytes(float (&s)[32], u32 shared,
                                                       unsigned char *memory, int filled,
@@ -85,8 +85,8 @@ __device__ __forceinline__ void start_scores_of_bytes(float (&s)[32], u32 shared
   wgmma_commit_group();
 }
 
-// Q in bf16 becomes fp16, each row in units of its own; see `unit_of`. All consumers, four threads to
-// a row.
+// Converts Q from bf16 to fp16, each row in its own unit; see `unit_of`. All consumers, four
+// threads per row.
 __device__ __forceinline__ void divide_query(unsigned char *memory) {
   const int row = threadIdx.x / 4;
   const auto piece = [&](int i) {

@@ -1,4 +1,4 @@
-"""What a caller may choose of a launch of mla.cu."""
+"""Launch settings of mla.cu."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from leanbench.core.config import KernelConfig, number, optional_number, switch
 class MlaConfig(KernelConfig):
     """Launch settings of lean_mla."""
 
-    #: Work ranges are no shorter than this many stages of 64 tokens, unless the context is.
+    #: Minimum stages (64 tokens) of a work range, unless the context is shorter.
     min_tiles_per_cta: int = number(1, 64)
-    #: No work range crosses from an output tile to the next, unless the SMs that this leaves
-    #: without work cost more than partials do.
+    #: Prevent work ranges from crossing output tiles, unless the SMs left idle cost more than
+    #: partials.
     align_grid: bool = switch()
-    #: CTAs that have the same rows and tokens, and a share of the output's columns each: scores are
-    #: computed as often, and each merges so much less. 1 for caches in fp8.
+    #: CTAs with the same rows and tokens, each with a share of the output's columns. Each computes
+    #: all scores and merges only its columns. Caches in fp8 require 1.
     column_groups: int = optional_number(1, 4, unused=1, power_of_two=True)

@@ -1,4 +1,4 @@
-"""The launch of mla.cu: what it passes, taken from the call's tensors."""
+"""Launches of mla.cu, and their arguments from the tensors of a call."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from leanbench.core.extras import Extras
     from leanbench.core.inputs import AttentionInputs
 
-#: What partials and their merge take, in stages of 64 tokens (H200: 64 x 32k is faster with ranges
-#: that are 15 stages shorter than whole output tiles, 128 x 4k with whole ones, 4 stages longer).
+#: Cost of partials and their merge, in stages of 64 tokens (H200). Short ranges pay for long
+#: contexts, whole output tiles for short ones.
 _PARTIALS_TILES = 5
-#: What an output tile's end takes, in stages of 64 tokens, where lengths are on the device.
+#: Cost of an output tile's end, in stages of 64 tokens, for lengths on the device.
 _END_TILES = 1
-#: What a merge takes, likewise.
+#: Cost of a merge, in stages of 64 tokens.
 _MERGE_TILES = 4
-#: Sixteenths by which a split may be longer than the mean work range, of pairs of CTAs.
+#: Sixteenths by which a split may exceed the mean work range, for pairs of CTAs.
 _LONGEST_STEPS = 31
 
 
 class MlaRelaunch(CudaRelaunch):
-    """A launch of mla.cu whose pointers and length are written anew in every call."""
+    """A launch of mla.cu that updates its pointers and length in every call."""
 
     any_capacity = False
 
@@ -48,13 +48,13 @@ class MlaRelaunch(CudaRelaunch):
         lse: torch.Tensor,
         extras: Extras | None = None,
     ) -> None:
-        """leanbench.kernels.launch.Relaunch; V is in `k_cache`."""
+        """Launch the kernel; see leanbench.kernels.launch.Relaunch. V is part of `k_cache`."""
         # The second tensor map is the query's.
         super().__call__(q, k_cache, q, cache_seqlens, context, block_table, out, lse, extras)
 
 
 def launch_of(inputs: AttentionInputs, config: MlaConfig) -> CudaLaunch:
-    """The launch over these tensors."""
+    """Return the launch over these tensors."""
     build, params = _build(inputs, config), Params()
     _pass_tensors(params, inputs, build)
     grid, slots_bytes = _deal(inputs, build, config, params)
@@ -81,7 +81,7 @@ def _build(inputs: AttentionInputs, config: MlaConfig) -> MlaBuild:
 def _deal(
     inputs: AttentionInputs, build: MlaBuild, config: MlaConfig, params: Params
 ) -> tuple[int, int]:
-    """CTAs of the launch and bytes of its partials; writes the schedule to `params`."""
+    """Write the schedule to `params`; return the CTAs of the launch and the partials' bytes."""
     device, batch = inputs.q.device, inputs.q.shape[0]
     slots = sm_count(device) // build.cluster
     slots = min(slots, clusters_at_once(build, device))
@@ -105,13 +105,14 @@ def _deal(
     params.by_tiles = Divisor.of(tiles)
     params.by_share = Divisor.of(params.share)
     params.by_share_plus_1 = Divisor.of(params.share + 1)
-    # Each range's own, and one for the first split of each output tile that is split.
+    # One per range, and one for the first split of each split output tile.
     return work_ranges * build.cluster, 2 * work_ranges * build.cluster * build.partial_bytes
 
 
 def _aligned(work_ranges: int, output_tiles: int, tiles: int) -> int:
-    """Work ranges that end where output tiles of `tiles` stages do, unless the longest then has so
-    much more than an equal share that partials cost less.
+    """Return work ranges that end at output tiles of `tiles` stages.
+
+    Returns `work_ranges` if the longest would exceed an equal share by more than partials cost.
     """
     if output_tiles <= work_ranges:
         splits = work_ranges // output_tiles
@@ -126,7 +127,7 @@ def _aligned(work_ranges: int, output_tiles: int, tiles: int) -> int:
 
 
 def _pass_tensors(params: Params, inputs: AttentionInputs, build: MlaBuild) -> None:
-    """What follows from the tensors alone. The second tensor map is the query's."""
+    """Set the parameters that depend only on the tensors. The second tensor map is the query's."""
     q, out, cache = inputs.q, inputs.out, inputs.k_cache
     batch, q_len, heads, _ = q.shape
     params.k, params.v = cache.data_ptr(), q.data_ptr()
@@ -145,10 +146,10 @@ def _pass_tensors(params: Params, inputs: AttentionInputs, build: MlaBuild) -> N
     params.k_map.words[:] = tensor_map(params.k, cache.shape, cache.stride(), build, share)
     rows = (batch, q_len * heads, 1, q.shape[3])
     strides = (q.stride(0), q.stride(2), q.stride(2), 1)
-    # Of 16-bit numbers whatever the cache has.
+    # The query has 16-bit numbers for any cache dtype.
     params.v_map.words[:] = tensor_map(params.v, rows, strides, replace(build, kv_dtype=0), TILE)
 
 
 def _descale(scales: torch.Tensor) -> Descale:
-    """One number for the whole cache, or one a sequence, (batch, 1)."""
+    """Return one scale for the whole cache, or one per sequence, (batch, 1)."""
     return Descale(scales.data_ptr(), 0, 0) if scales.dim() == 1 else Descale.of(scales)

@@ -1,7 +1,7 @@
 // Multi-head latent attention in CUDA C++ for Hopper: stream-K over the schedule of lean.cu.
 //
-// A token of the cache is one row of 576 numbers, K whole and V in its first 512, for all query heads.
-// layout.cuh has who does what.
+// A token of the cache is one row of 576 numbers for all query heads: K is the whole row, V its
+// first 512 numbers. layout.cuh describes the roles of threads.
 
 #include "lean/params.cuh"
 #include "lean/ptx.cuh"
@@ -12,7 +12,7 @@
 #include "mla/scores.cuh"
 #include "mla/outputs.cuh"
 
-// To the next part that is not a rest of the work range before; false: there is none.
+// Goes to the next part that is no rest of the previous work range; returns false if there is none.
 __device__ __forceinline__ bool next_part(const Params &p, const WorkRange &range, Position &part) {
   do {
     part.leave_part(p);
@@ -23,7 +23,7 @@ __device__ __forceinline__ bool next_part(const Params &p, const WorkRange &rang
 }
 
 #if KV_DTYPE != 0
-// A stage of bytes, to where its own warpgroup's values were.
+// Copies a stage of bytes to the memory of its own warpgroup's values.
 template <int STAGE>
 __device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int filled, int row, int token,
                                            int rank, u64 policy) {
@@ -43,8 +43,8 @@ __device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int fill
 }
 #endif
 
-// The warp that copies: Q of each part, and its stages, column by column in the order in which they
-// are free. Each CTA of a cluster copies its share of a stage's tokens to all of them.
+// The copying warp: Q of each part, and its stages, column by column in the order in which they
+// become free. Each CTA of a cluster copies its share of a stage's tokens to all of them.
 template <int STAGE>
 __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int filled, int row, int token,
                                            int rank, u64 policy) {
@@ -99,13 +99,13 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
         copy_stage<1>(p, shared, filled[1]++, row, at, rank, policy);
     }
   } while (next_part(p, range, part));
-  // Until all CTAs of the cluster have arrived at this one's barriers for the last time.
+  // Waits for the last arrivals of all CTAs of the cluster at this one's barriers.
   for (int i = 0; i < LATENT_STAGES; i++)
     for (int half = 0; half < 2; half++)
       mbarrier_try_wait_parity(shared + empty_at(i, half), filled[i] % 2 ^ 1);
 }
 
-// A warpgroup's columns of the output, its softmax, and where it is in the ring of stages.
+// A warpgroup's columns of the output, its softmax, and its position in the ring of stages.
 struct Attention {
   float o[ACCUMULATORS];
   Softmax softmax;
@@ -125,7 +125,7 @@ struct Attention {
     wgmma_commit_group();
   }
 
-  // Of the other warpgroup's stage.
+  // Starts O += P V of the other warpgroup's stage.
   template <int HALF>
   __device__ __forceinline__ void start_other(u32 shared, const unsigned char *memory) {
     constexpr int OTHER = 1 - HALF;
@@ -141,12 +141,12 @@ struct Attention {
     wgmma_commit_group();
   }
 
-  // Waits until the values of a stage have been added, and gives their place back.
+  // Waits until the values of a stage have been added, and releases their memory.
   template <int STAGE, int HALF>
   __device__ __forceinline__ void end_values(u32 shared) {
     wgmma_wait_group<0>();
     hold(o);
-    // Bytes are copied over its own warpgroup's values alone.
+    // Bytes are copied only over its own warpgroup's values.
     if (KV_DTYPE != 0 && STAGE != HALF)
       release(shared + empty_at(STAGE, HALF));
     else
@@ -157,7 +157,7 @@ struct Attention {
 
 // This thread's rows.
 struct OwnRows {
-  int visible[2];  // tokens that they see, counted from the part's first
+  int visible[2];  // number of visible tokens, counted from the part's first
 
   __device__ __forceinline__ void find(const Position &part, int first_row) {
 #pragma unroll
@@ -169,16 +169,16 @@ struct OwnRows {
 
 #if KV_DTYPE != 0
   static constexpr float LEAST_SCALE = 1.17549435e-38f;  // the smallest normal number
-  float2 scale;  // what takes their scores to powers of two
+  float2 scale;  // factors that make their scores exponents of 2
 
-  // After `divide_query`.
+  // Called after `divide_query`.
   __device__ __forceinline__ void find_scale(const Params &p, const Position &part,
                                              const unsigned char *memory) {
     const float *units = reinterpret_cast<const float *>(memory + ROW_UNITS_AT);
     const float of_cache = p.qk_scale * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
     scale = make_float2(of_cache, of_cache);
     if (DIVIDED_QUERY) scale.x *= units[own_row()], scale.y *= units[own_row() + 8];
-    // A row of zeros has a unit near 0, and the scores of hidden tokens are -inf: times 0, NaN.
+    // A row of zeros has a unit near 0. Scores of hidden tokens are -inf, and -inf times 0 is NaN.
     scale.x = fmaxf(scale.x, LEAST_SCALE), scale.y = fmaxf(scale.y, LEAST_SCALE);
   }
 #endif
@@ -196,7 +196,7 @@ __device__ __forceinline__ void start_stage(float (&s)[32], u32 shared, unsigned
 #endif
 }
 
-// Scores of a stage that have arrived become weights, for both warpgroups.
+// Turns a stage's scores into weights, for both warpgroups.
 template <int STAGE>
 __device__ __forceinline__ void weigh(const Params &p, const OwnRows &rows, int chunk, u32 shared,
                                       unsigned char *memory, float (&s)[32], Softmax &softmax,
@@ -233,8 +233,8 @@ __device__ __forceinline__ void attend_left(const Params &p, const Position &par
   }
 }
 
-// Warpgroup 1's: its scores, the other's values while these become weights, its values. So tensor
-// cores have one warpgroup's products while the other one has its softmax.
+// Warpgroup 1's share: its scores, the other's values while these become weights, its values. The
+// tensor cores multiply for one warpgroup while the other computes its softmax.
 template <bool PAIR>
 __device__ __forceinline__ void attend_right(const Params &p, const Position &part,
                                              const OwnRows &rows, int chunk, u32 shared,
@@ -286,7 +286,7 @@ __device__ __forceinline__ void attend(const Params &p, const Position &part, in
   }
 }
 
-// The whole rows' sums of both warpgroups' tokens.
+// Adds the sums of both warpgroups' tokens over whole rows.
 __device__ __forceinline__ void add_sums(unsigned char *memory, int parts, Softmax &softmax) {
   float *sums = reinterpret_cast<float *>(memory + SUMS_AT) + parts % 2 * 2 * TILE;
   const int half_of_thread = threadIdx.x / 128;
@@ -301,7 +301,7 @@ __device__ __forceinline__ void add_sums(unsigned char *memory, int parts, Softm
     softmax.l[half] = sums[own_row() + 8 * half] + sums[TILE + own_row() + 8 * half];
 }
 
-// A warpgroup's share of a work range: each part of it, and its rows or its partial.
+// A warpgroup's share of a work range: all parts, and their rows or partials.
 __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, Position part, int rank,
                                              u32 shared, unsigned char *memory) {
   Attention own;
@@ -312,7 +312,8 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
     Splits splits;
     splits.find(p, part, range);
 #if KV_DTYPE != 0
-    // Not in `attend`, once for each warpgroup: synccheck takes a barrier in two places for a divergence.
+    // Here and not in `attend`, which exists once per warpgroup: synccheck reports a barrier in two
+    // positions as divergence.
     if (DIVIDED_QUERY) {
       mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
       divide_query(memory);
@@ -389,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
 #endif
   WorkRange range;
   Position part;
-  // As all CTAs of the cluster.
+  // All CTAs of the cluster take the same branch.
   if (!range.find(p, lane, lengths, 0, part) || (part.is_rest && !next_part(p, range, part))) return;
 
   if (warp >= COPY_WARP) {

@@ -1,4 +1,4 @@
-// Both warpgroups: the output's columns of each, and what becomes of them where a part ends.
+// The output columns of both warpgroups, and the end of a part.
 #pragma once
 #if KV_DTYPE != 0
 #include "lean/fp8.cuh"
@@ -12,7 +12,7 @@ __device__ __forceinline__ void rescale(float (&o)[ACCUMULATORS], float first, f
   for (int i = 0; i < ACCUMULATORS; i++) o[i] *= i / 2 % 2 ? second : first;
 }
 
-// o += weights x values, whose weights are in registers or in shared memory.
+// o += weights x values, with weights in registers or in shared memory.
 template <class Weights>
 __device__ __forceinline__ void add_values(float (&o)[ACCUMULATORS], const Weights &weights, u64 values) {
 #if COLUMN_GROUPS == 1
@@ -24,13 +24,13 @@ __device__ __forceinline__ void add_values(float (&o)[ACCUMULATORS], const Weigh
 #endif
 }
 
-// Tells a barrier that this warp does not use any more what may be overwritten.
+// Arrives at a barrier: this warp has finished using memory that may be overwritten.
 __device__ __forceinline__ void release(u32 barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
-// The same to all CTAs of the cluster, which copy to one another.
+// Arrives at the barriers of all CTAs of the cluster, which copy to each other.
 __device__ __forceinline__ void release_in_cluster(u32 barrier) {
 #if CLUSTER > 1
   __syncwarp();
@@ -40,7 +40,7 @@ __device__ __forceinline__ void release_in_cluster(u32 barrier) {
 #endif
 }
 
-// Writes two columns of a row, if there is such a row.
+// Writes two columns of a row, if the row exists.
 __device__ __forceinline__ void write_pair(const Params &p, const Position &part, int row, int column,
                                            float x, float y) {
   if (row >= ALL_ROWS) return;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void write_lse(const Params &p, const Position &part,
 
 __device__ __forceinline__ float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
 
-// What a row's sum of values is multiplied by; `l` is its sum of weights.
+// Returns the factor of a row's sum of values; `l` is its sum of weights.
 #if KV_DTYPE != 0
 __device__ __forceinline__ float value_scale(const Params &p, const Position &part, float l) {
   return reciprocal(l) * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
@@ -69,12 +69,12 @@ __device__ __forceinline__ float value_scale(const Params &p, const Position &pa
 #define value_scale(p, part, l) reciprocal(l)
 #endif
 
-// The column of a thread's accumulator pair `unit`; it is of row own_row() + 8 * (unit % 2).
+// Returns the column of a thread's accumulator pair `unit`, in row own_row() + 8 * (unit % 2).
 __device__ __forceinline__ int column_of(int group, int unit) {
   return group * OWN_VALUES + threadIdx.x / 128 * (OWN_VALUES / 2) + unit / 2 * 8 + threadIdx.x % 4 * 2;
 }
 
-// Four words of each of four lanes, transposed: lane i has the i-th of each.
+// Transposes four words of each of four lanes: lane i gets the i-th of each.
 __device__ __forceinline__ void transpose_in_quad(u32 (&words)[4]) {
 #pragma unroll
   for (int step = 1; step <= 2; step *= 2) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ void transpose_in_quad(u32 (&words)[4]) {
   }
 }
 
-// Writes the thread's rows, 16 bytes at a time; `number` has the number of an accumulator.
+// Writes the thread's rows, 16 bytes at a time; `number` returns the number of an accumulator.
 template <class NumberOf>
 __device__ __forceinline__ void write_rows(const Params &p, const Position &part, int first_row,
                                            const NumberOf &number) {
@@ -115,8 +115,8 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
   }
 }
 
-// Where the partial of split `split` of an output tile is: work ranges have a slot each, and another
-// for an output tile's first split, so that none has to be read before the next is stored.
+// Returns the partial of split `split` of an output tile. Each work range has a slot, and another
+// for an output tile's first split, so that it need not wait until the first slot has been read.
 __device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &range,
                                              const Position &part, const Splits &splits, int split,
                                              int rank) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &r
   return reinterpret_cast<float *>(p.partials) + ((i64)slot * CLUSTER + rank) * PARTIAL;
 }
 
-// Whether this warp has rows at all: 16 query heads are those of one warp of each warpgroup.
+// Returns whether this warp has any rows: 16 query heads fill one warp of each warpgroup.
 __device__ __forceinline__ bool has_rows(int first_row) {
   return ALL_ROWS % TILE == 0 || first_row + threadIdx.x % 128 / 32 * 16 < ALL_ROWS;
 }
@@ -141,7 +141,7 @@ __device__ __forceinline__ void store_partial(float *slot, int first_row, const 
         make_float2(o[2 * unit], o[2 * unit + 1]);
 }
 
-// Once all threads of the CTA have stored theirs.
+// Called once all threads of the CTA have stored theirs.
 __device__ __forceinline__ void publish_partial(float *slot, u32 epoch) {
   bar_sync(OF_CONSUMERS, CONSUMERS);
   if (threadIdx.x == 0) st_release_gpu(slot + EPOCH_AT, epoch);
@@ -152,8 +152,8 @@ __device__ __forceinline__ void wait_for_partial(const float *slot, u32 epoch) {
   }
 }
 
-// Merges the partial of an output tile's second split, the last one, with the first one's, which this
-// CTA has at hand, and writes the rows. `shares`: of each row, what the two are multiplied by.
+// Merges the partial of an output tile's second and last split with the first one's, held by this
+// CTA, and writes the rows. `shares`: factors of the two for each row.
 __device__ __forceinline__ void merge_pair(const Params &p, const Position &part, int first_row,
                                            const float *slot, const float (&o)[ACCUMULATORS],
                                            const float (&m)[2], const float (&l)[2], float2 *shares,
@@ -184,10 +184,10 @@ __device__ __forceinline__ void merge_pair(const Params &p, const Position &part
   });
 }
 
-// Warps that have rows where there are fewer than 64; the others take a share of their units in merges.
+// Warps with rows, if there are fewer than 64; the others take a share of their units in merges.
 constexpr int ROW_WARPS = ALL_ROWS <= 32 ? (ALL_ROWS + 15) / 16 : 4;
 
-// A thread's share of an output tile's units: which, and the thread whose partials' they are.
+// A thread's share of an output tile's units, and the thread that stored them.
 struct MergeShare {
   int thread, row, first, step;
 
@@ -201,9 +201,9 @@ struct MergeShare {
 };
 
 #if COLUMN_GROUPS > 1
-// Adds up this CTA's share of the units of up to SPLITS splits and writes them: units and what they are
-// weighted by are read at once, so that nothing is waited for between them. Partials of all columns took
-// longer so, 50.4 us for 47.6 at 32 x 4k with 16 heads (H200, entry 59 of the performance log).
+// Merges and writes this CTA's share of the units of up to SPLITS splits. Units and weights are
+// read at once, so nothing waits between them. Slower for partials of all columns (H200;
+// reports/performance-log.md, entry 59).
 template <int SPLITS>
 __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &range, const Position &part,
                                           const Splits &splits, int rank, int first_row) {
@@ -253,7 +253,7 @@ struct AtOnce {
   static constexpr int UNITS_AT_ONCE = AT_ONCE, SPLITS_AT_ONCE = SPLITS;
 };
 
-// Adds up this CTA's share of the units of all splits, weighted, and writes them.
+// Merges and writes this CTA's share of the units of all splits, weighted.
 template <int AT_ONCE, int SPLITS>
 __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &range,
                                             const Position &part, const Splits &splits, int rank,
@@ -296,9 +296,9 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
   }
 }
 
-// Merges the partials of an output tile's splits and writes its rows, together with the other CTAs
-// that do: all but the one that has the last split, which goes on. They wait for one another, so all
-// CTAs of the launch must run at once: it is a cooperative one.
+// Merges the partials of an output tile's splits and writes its rows, together with the other CTAs:
+// all except the one with the last split, which continues. They wait for each other, so all CTAs of
+// the launch must be resident: it is cooperative.
 __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, const Position &part,
                                       const Splits &splits, int rank, int first_row,
                                       unsigned char *memory, u32 epoch) {
@@ -313,7 +313,7 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
     return;
   }
 #endif
-  // The stages are not used any more.
+  // The stages are no longer used.
   float2 *logs = reinterpret_cast<float2 *>(memory + STAGES_AT);
   constexpr int AT_ONCE = 8;
   const int rows = splits.count * TILE;
@@ -359,14 +359,14 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
   else
     units(AtOnce<2, 16>());
 #elif CLUSTER == 1
-  // Fewer reads in flight, in less code (H200, entry 47 of the performance log).
+  // Fewer reads in flight, in less code (H200; reports/performance-log.md, entry 47).
   if (mergers >= 8)
     units(AtOnce<2, 8>());
   else
     units(AtOnce<4, 4>());
 #else
-  // As many reads in flight as registers allow; but 8 to 15 mergers are those of a short context, which
-  // less code makes faster (H200, entry 54 of the performance log).
+  // The most reads in flight that registers allow. 8 to 15 mergers belong to a short context, which
+  // is faster with less code (H200; reports/performance-log.md, entry 54).
   if (mergers >= 32)
     units(AtOnce<2, 32>());
   else if (mergers >= 16)

@@ -1,17 +1,18 @@
-// Scores, softmax and weights of a stage, which are its own warpgroup's.
+// Scores, softmax and weights of a stage, computed by its own warpgroup.
 #pragma once
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
 
-// What takes the scores of a thread's row `half` to powers of two, above 0: of both rows, or of each.
+// Returns the factor above 0 that makes scores of a thread's row `half` exponents of 2: of both
+// rows, or of each.
 __device__ __forceinline__ float of_row(float scale, int) { return scale; }
 __device__ __forceinline__ float of_row(float2 scale, int half) { return half ? scale.y : scale.x; }
 
-// What a row's weights stand against, and their sum so far, over this thread's tokens; of two rows.
+// References of the weights of two rows, and their sums over this thread's tokens so far.
 struct Softmax {
   float m[2], l[2];
-  float scale[2];  // of what was summed before the latest stage
+  float scale[2];  // factor of the sums before the latest stage
   bool rescales;   // a row of this warp has a scale other than 1
 
   __device__ __forceinline__ void reset() {
@@ -19,7 +20,7 @@ struct Softmax {
     l[0] = l[1] = 0.0f;
   }
 
-  // Turns scores into weights; `qk_scale` as of `of_row`.
+  // Turns scores into weights; `qk_scale` as in `of_row`.
   template <class Scale>
   __device__ __forceinline__ void weigh(float (&s)[32], Scale qk_scale, bool first) {
     rescales = false;
@@ -50,7 +51,7 @@ struct Softmax {
     rescales = __any_sync(~0u, rescales);
   }
 
-  // The whole row's sum.
+  // Returns the sum over the whole row.
   __device__ __forceinline__ float sum(int half) const {
     float whole = l[half];
     whole += __shfl_xor_sync(~0u, whole, 1);
@@ -58,7 +59,7 @@ struct Softmax {
   }
 };
 
-// Weights as the left operands of a matrix instruction.
+// Packs weights as left operands of a matrix instruction.
 __device__ __forceinline__ void pack_weights(const float (&s)[32], u32 (&weights)[4][4]) {
 #pragma unroll
   for (int i = 0; i < 16; i++) weights[i / 4][i % 4] = cvt_rn_x2<BF16_OPERANDS>(s[2 * i], s[2 * i + 1]);
@@ -81,7 +82,8 @@ __device__ __forceinline__ void start_scores(float (&s)[32], u32 shared, int fil
   wgmma_commit_group();
 }
 
-// Clears the values of tokens past the sequence's end, NaN too, which weights of 0 would not do.
+// Clears the values of tokens past the sequence's end. They can be NaN, which weights of 0 do not
+// remove.
 template <int STAGE>
 __device__ __forceinline__ void clear_end(u32 shared, int filled, int tokens) {
   for (int column = 0; column < QUERY_COLUMNS; column++)
@@ -93,7 +95,7 @@ __device__ __forceinline__ void clear_end(u32 shared, int filled, int tokens) {
   bar_sync(OF_WARPGROUP + STAGE, 128);
 }
 
-// Hides tokens: `visible` are those that the row sees, counted from the stage's first.
+// Masks tokens: the row sees the first `visible`, counted from the stage's first.
 __device__ __forceinline__ void mask(float (&s)[32], const int (&visible)[2]) {
   if (min(visible[0], visible[1]) >= TILE) return;
 #pragma unroll
@@ -103,7 +105,7 @@ __device__ __forceinline__ void mask(float (&s)[32], const int (&visible)[2]) {
   }
 }
 
-// Hands weights and maxima to the other warpgroup.
+// Passes weights and maxima to the other warpgroup.
 template <int STAGE>
 __device__ __forceinline__ void publish(u32 shared, unsigned char *memory, const Softmax &softmax,
                                         const u32 (&weights)[4][4]) {
@@ -114,7 +116,7 @@ __device__ __forceinline__ void publish(u32 shared, unsigned char *memory, const
     for (int half = 0; half < 2; half++)
       maxima[row + 8 * half] = make_float2(softmax.m[half], softmax.scale[half]);
   }
-  // All warps have their scores: what these were made of is overwritten.
+  // All warps have their scores, so their operands may be overwritten.
   bar_sync(OF_WARPGROUP + STAGE, 128);
 #pragma unroll
   for (int i = 0; i < 16; i++) {
@@ -127,7 +129,7 @@ __device__ __forceinline__ void publish(u32 shared, unsigned char *memory, const
   if (lane == 0) mbarrier_arrive(shared + WEIGHTS_FULL + 8 * STAGE);
 }
 
-// Waits for the other warpgroup's weights, and takes over its maxima.
+// Waits for the other warpgroup's weights, and adopts its maxima.
 template <int STAGE>
 __device__ __forceinline__ void take_over(u32 shared, const unsigned char *memory, int filled,
                                           Softmax &softmax) {

@@ -1,4 +1,4 @@
-"""Attention written plainly in fp64: what every other kernel is compared with."""
+"""Plain attention in fp64, the reference for every other kernel."""
 
 from __future__ import annotations
 

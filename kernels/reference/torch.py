@@ -10,11 +10,10 @@ from leanbench.core.inputs import AttentionInputs
 def attend(
     inputs: AttentionInputs, sequence: int, kv_head: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output (q_len, group_size, head_dim of V) and LSE (group_size, q_len) of one sequence's KV
-    head, both fp64.
+    """Return the output (q_len, group_size, head_dim of V) and LSE (group_size, q_len) in fp64.
 
-    A row that sees no token has output 0; its LSE is -inf, or its sink's logit. A length below 0
-    is 0, one past the cache is the cache's.
+    They belong to one sequence's KV head. A row that sees no token has output 0, and an LSE of -inf
+    or its sink's logit. Lengths are clamped to the cache.
     """
     q = _queries(inputs, sequence, kv_head)
     k, v = keys_and_values(inputs, sequence, kv_head)
@@ -37,20 +36,23 @@ def attend(
         sinks = inputs.sinks.double()[_heads(inputs, kv_head), None, None]
         scores = torch.cat([scores, sinks.expand(-1, len(q), -1)], dim=-1)
     lse = torch.logsumexp(scores, dim=-1)
-    # Against the largest score: lse rounds to it where scores are huge.
+    # Relative to the largest score: huge scores would absorb the difference in lse.
     seen = torch.softmax(scores, dim=-1)[..., : len(k)]
     weights = torch.where(lse.isneginf()[..., None], torch.zeros_like(seen), seen)
     return torch.einsum("hqn,nd->qhd", weights, v), lse
 
 
 def _distance(q_len: int, tokens: int, device: torch.device) -> torch.Tensor:
-    """(q_len, tokens): how far behind each query token each token is; the last of both are one."""
+    """Return the distance of each token behind each query token, (q_len, tokens).
+
+    The last query token is the last token.
+    """
     places = tokens - q_len + torch.arange(q_len, device=device)
     return places[:, None] - torch.arange(tokens, device=device)[None, :]
 
 
 def _hidden(inputs: AttentionInputs, distance: torch.Tensor) -> torch.Tensor:
-    """Which tokens a query token does not see."""
+    """Return a mask of the tokens hidden from each query token."""
     hidden = torch.zeros_like(distance, dtype=torch.bool)
     if inputs.causal:
         hidden |= distance < 0
@@ -62,22 +64,22 @@ def _hidden(inputs: AttentionInputs, distance: torch.Tensor) -> torch.Tensor:
 
 
 def _in_other_chunks(inputs: AttentionInputs, distance: torch.Tensor) -> torch.Tensor:
-    """Which tokens are in another chunk of the sequence than a query token."""
+    """Return a mask of the tokens in another chunk of the sequence than the query token."""
     if not inputs.attention_chunk:
         return torch.zeros_like(distance, dtype=torch.bool)
     places = torch.arange(distance.shape[1], device=distance.device)
     chunk = places // inputs.attention_chunk
-    # Before the sequence, too.
+    # Tokens before the sequence count as hidden, too.
     return (distance + places) // inputs.attention_chunk != chunk
 
 
 def _heads(inputs: AttentionInputs, kv_head: int) -> slice:
-    """The query heads of a KV head."""
+    """Return the slice of query heads of a KV head."""
     return slice(kv_head * inputs.group_size, (kv_head + 1) * inputs.group_size)
 
 
 def _queries(inputs: AttentionInputs, sequence: int, kv_head: int) -> torch.Tensor:
-    """(q_len, group_size, head_dim): rotated, and with their scale."""
+    """Return rotated and scaled queries, (q_len, group_size, head_dim)."""
     if inputs.cu_seqlens_q is None:
         q = inputs.q[sequence]
     else:
@@ -95,8 +97,9 @@ def _queries(inputs: AttentionInputs, sequence: int, kv_head: int) -> torch.Tens
 def keys_and_values(
     inputs: AttentionInputs, sequence: int, kv_head: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, head_dim) of K and of V in fp64, unscaled: what a sequence has in the caches after
-    the call, behind its padding.
+    """Return K and V of a sequence after the call, (tokens, head_dim) in fp64, unscaled.
+
+    Padding is excluded.
     """
     tokens = inputs.read_lengths()[sequence]
     k = in_cache(inputs, inputs.k_cache, sequence, kv_head).double()
@@ -117,7 +120,7 @@ def keys_and_values(
 
 
 def _new_rows(inputs: AttentionInputs, new: torch.Tensor, sequence: int) -> torch.Tensor:
-    """(new tokens, kv_heads, head_dim): those of a sequence."""
+    """Return a sequence's new rows, (new tokens, kv_heads, head_dim)."""
     if inputs.cu_seqlens_k_new is None:
         return new[sequence]
     starts = inputs.read_new_starts()
@@ -125,15 +128,16 @@ def _new_rows(inputs: AttentionInputs, new: torch.Tensor, sequence: int) -> torc
 
 
 def _first_angle(inputs: AttentionInputs, sequence: int) -> int:
-    """The row of the tables by which a sequence's first new token is rotated."""
+    """Return the row of the rotary tables for a sequence's first new token."""
     if inputs.rotary_seqlens is not None:
         return int(inputs.rotary_seqlens[sequence])
     return inputs.read_cached()[sequence]
 
 
 def _rotated(inputs: AttentionInputs, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """(tokens, heads, head_dim), each token rotated by its place's row of the tables, or their last
-    row for places past it, and rounded to its dtype again.
+    """Return rotated rows, (tokens, heads, head_dim), rounded to their dtype.
+
+    Each token rotates by the table row of its position, or by the last row for positions past it.
     """
     assert inputs.rotary_cos is not None
     assert inputs.rotary_sin is not None
@@ -159,9 +163,7 @@ def _scale(scales: torch.Tensor | None, sequence: int, kv_head: int) -> float:
 def _page_scales(
     inputs: AttentionInputs, scales: torch.Tensor, sequence: int, kv_head: int
 ) -> torch.Tensor:
-    """(tokens, 1) in fp64: those of the pages that a sequence's tokens lie in, behind its
-    padding.
-    """
+    """Return the scale of each token's page without padding, (tokens, 1) in fp64."""
     tokens = inputs.read_lengths()[sequence]
     padding = 0
     if inputs.cache_leftpad is not None:
@@ -175,7 +177,7 @@ def _page_scales(
 def in_cache(
     inputs: AttentionInputs, cache: torch.Tensor, sequence: int, kv_head: int
 ) -> torch.Tensor:
-    """(tokens, head_dim): one head of a sequence in the order of its tokens, padding included."""
+    """Return one head of a sequence in token order, padding included, (tokens, head_dim)."""
     tokens = inputs.read_lengths()[sequence]
     rows, offsets = _places(inputs, sequence, torch.arange(tokens, device=cache.device))
     return cache[rows, offsets, kv_head]
@@ -184,7 +186,7 @@ def in_cache(
 def _places(
     inputs: AttentionInputs, sequence: int, tokens: torch.Tensor
 ) -> tuple[torch.Tensor | int, torch.Tensor]:
-    """(row or page, place in it) of tokens of a sequence in the caches."""
+    """Return (row or page, position in it) of a sequence's tokens in the caches."""
     if inputs.block_table is not None:
         page_size, row = inputs.k_cache.shape[1], sequence
         if inputs.cache_batch_idx is not None:
@@ -196,7 +198,7 @@ def _places(
 
 
 def attend_all(inputs: AttentionInputs) -> None:
-    """Writes `inputs.out` and `inputs.lse`, and appends to the caches."""
+    """Write `inputs.out` and `inputs.lse`, and append to the caches."""
     starts = inputs.read_query_starts()
     for sequence in range(inputs.batch):
         for kv_head in range(inputs.kv_heads):

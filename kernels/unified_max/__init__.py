@@ -1,6 +1,7 @@
-"""FlashDecoding++'s softmax (Hong et al., 2023, arXiv 2311.01282, section 3): one maximum for all
-parts of all rows, so that no part waits for its own; a part whose scores leave the range in which
-that is exact is computed again as FlashDecoding does.
+"""FlashDecoding++'s softmax (Hong et al., 2023, arXiv 2311.01282, section 3).
+
+All parts of all rows share one maximum, so no part waits for it. A part with scores outside the
+exact range is recomputed as in FlashDecoding.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class UnifiedMax(FixedSplitTriton):
-    """For contrast with `fixed_split`, whose splits, launches and merge it has."""
+    """The splits, launches and merge of `fixed_split` with a unified maximum, for comparison."""
 
     name = "unified_max"
     title = (

@@ -1,5 +1,5 @@
-"""What a whole model has for its attention besides the kernels of the other families:
-transformers' own, and nothing.
+"""Attention of a whole model, in addition to the other kernel families: transformers' own, and
+none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class WholeModelKernel(Kernel[None]):
-    """An attention function of transformers, which a model calls in every layer."""
+    """An attention function of transformers, called by a model in every layer."""
 
     decomposition = "other"
     source = "transformers, the version that is installed"
@@ -58,10 +58,10 @@ class WholeModelKernel(Kernel[None]):
         mask: torch.Tensor,
         **call: Any,
     ) -> torch.Tensor:
-        """Output, (batch, 1, q_heads, head_dim), as transformers' attention functions are called.
+        """Return the output as transformers' attention functions do, (batch, 1, q_heads, head_dim).
 
         Args:
-            mask: (batch, 1, 1, capacity), True where a token is seen.
+            mask: (batch, 1, 1, capacity), True for visible tokens.
         """
 
 
@@ -84,7 +84,7 @@ class Eager(WholeModelKernel):
     ) -> torch.Tensor:
         import torch
 
-        # Every model's file has its own.
+        # Each model's module defines its own.
         attend = sys.modules[type(module).__module__].eager_attention_forward
         zero = torch.zeros((), dtype=query.dtype, device=query.device)
         additive = zero.where(mask, torch.finfo(query.dtype).min)
@@ -112,7 +112,7 @@ class Sdpa(WholeModelKernel):
 
 
 class NoAttention(WholeModelKernel):
-    """The bound of a step: whatever attention costs, it is not in it."""
+    """No attention: the lower bound of a step's time."""
 
     name = "no_attention"
     title = "no attention: the query stands for the output, and the KV cache is not read"

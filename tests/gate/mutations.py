@@ -889,8 +889,8 @@ LATENT_ATTENTION = (
     Mutation(
         "operands of an fp8 latent cache lie over bytes that are still to be read",
         f"{MLA}/bytes.cuh",
-        "stored over.\n    bar_sync(OF_WARPGROUP + STAGE, 128);",
-        "stored over.\n    ;",
+        "\n    bar_sync(OF_WARPGROUP + STAGE, 128);",
+        "\n    ;",
         "warps convert what others have converted",
         by_pytest(
             f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n131072 d576 p64 kv-e4m3 dv512 bf16 HND latent-1.0]"
