@@ -92,7 +92,7 @@ class Problem:
 
     @property
     def size(self) -> str:
-        """Batch x heads x context x head_dim, and what departs from a contiguous HND cache."""
+        """Batch x heads x context x head_dim, and any differences from a contiguous HND cache."""
         problem = self.problem
         heads = f"{problem.q_heads}"
         if problem.kv_heads != problem.q_heads:

@@ -1,3 +1,1 @@
-"""Tuned launch settings: the files, the look-up, the formula that carries timings to other
-problems.
-"""
+"""Tuned launch settings: files, lookup, and the formula that applies timings to other problems."""

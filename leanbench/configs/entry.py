@@ -1,6 +1,4 @@
-"""A family of tuned configs, laid out for the look-up: what a choice needs, and nothing that must
-be searched.
-"""
+"""A family of tuned configs in the form of a lookup: ready to choose from without a search."""
 
 from __future__ import annotations
 
@@ -22,10 +20,9 @@ if TYPE_CHECKING:
     from leanbench.configs.store import File
     from leanbench.configs.tuned import Build, Candidate, Family, TunedProblem
 
-#: The formula is believed up to this many times the tokens of the largest problem that it was
-#: fitted to.
+#: Validity limit of the formula, as a multiple of the tokens of the largest fitted problem.
 _REACH = 2
-#: What a gain in each objective is called.
+#: Wording of a gain in each objective.
 _BETTER = {"latency": "faster", "energy": "lower in energy", "edp": "lower in energy x latency"}
 
 
@@ -34,9 +31,9 @@ class Rates:
     """Cost of a launch of one build, in its objective: latency (us), energy or energy x latency."""
 
     coefficients: Coefficients
-    #: 1 for latency.
+    #: Power of the build; 1 for latency.
     power_kw: float
-    #: Of latency in the objective: 2 for energy x latency.
+    #: Exponent of latency in the objective: 2 for energy x latency.
     exponent: int
 
     def cost(self, work: Work) -> float:
@@ -45,53 +42,53 @@ class Rates:
 
 @dataclass(frozen=True)
 class TimedChoice:
-    """Settings to use on a problem that was timed."""
+    """Settings for a problem that was timed."""
 
     config: LeanConfig
     #: ``timed at 8 x 4096 tokens``: (sequence, KV head) pairs and context.
     where: str
-    #: Of latency over the heuristic's of then; None where that is not what was sought, or not
-    #: known.
+    #: Gain in latency over the heuristic at that time; None for other objectives, or if unknown.
     gain: float | None
     heuristic: LeanConfig
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A family that answers for `key` on the GPU `spec`, perhaps in the place of its own."""
+    """A family that serves `key` on the GPU `spec`, possibly a fallback from another family."""
 
     kernel: Kernel
     spec: GpuSpec
-    #: The key that is looked up, perhaps not the family's own.
+    #: Requested key; the family's own can differ.
     key: EntryKey
     #: ``measured 2026-11-21 on NVIDIA H200, shipped``.
     source: str
-    #: What a better choice is called.
+    #: Wording of a better choice.
     better: str
-    #: What a choice by the formula must promise over the heuristic's, as a share.
+    #: Minimum predicted gain over the heuristic for a choice by the formula, as a fraction.
     least_gain: float
     shortlist: tuple[tuple[LeanConfig, Rates], ...]
     rates: Mapping[BuildKey, Rates]
-    #: The most (sequence, KV head) pairs, and the most tokens of all pairs together, of the
-    #: problems that the formula was fitted to; infinite where the file does not say.
+    #: Maximum number of (sequence, KV head) pairs, and of tokens of all pairs, in the fitted
+    #: problems; infinite if the file does not have them.
     most_kv_heads: float
     most_tokens: float
-    #: Those that were timed.
+    #: Implementations that were timed.
     implementations: frozenset[str | None]
-    #: Tokens of the smallest LeanTile that the kernel has among the family's candidates: contexts
-    #: of as many of them share an answer. 1 where it has no candidate.
+    #: Tokens of the smallest LeanTile among the family's candidates for this kernel; 1 without
+    #: candidates. Contexts with the same number of them share a result.
     granule: int
-    #: By (batch x KV heads, context rounded up to `granule`).
+    #: Choices by (batch x KV heads, context rounded up to `granule`).
     timed: Mapping[tuple[int, int], TimedChoice]
-    #: ``another GPU`` or ``another group size``, whose times are none of this key's; or empty.
+    #: ``another GPU`` or ``another group size`` if its times do not apply to this key; or empty.
     times_of: str = ""
 
     def rates_of(self, config: LeanConfig) -> Rates | None:
         return self.rates.get(config.build_key)
 
     def reaches(self, kv_heads: int, context: int) -> bool:
-        """Whether problems of about this size were among those that the formula was fitted to: far
-        beyond them it is wrong by more than it can gain.
+        """Return True if the formula was fitted to problems of about this size.
+
+        Far beyond them, its error exceeds its possible gain.
 
         Args:
             kv_heads: of all sequences together.
@@ -100,8 +97,10 @@ class Entry:
 
     @classmethod
     def of(cls, kernel: Kernel, spec: GpuSpec, key: EntryKey, file: File, family: Family) -> Entry:
-        """A family of `file` for the GPU `spec`, without what the kernel cannot launch here; where
-        that is not the file's GPU, the memory's rate is scaled, and what does not fit is left out.
+        """Create an entry for `key` and the GPU `spec` from a family of `file`.
+
+        Candidates that the kernel cannot launch are removed. On another GPU than the file's, the
+        memory's rate is scaled, and candidates that do not fit are removed.
         """
         gpu = file.tuned.gpu
         here = gpu.is_like(spec)
@@ -123,7 +122,7 @@ class Entry:
             for candidate in shortlist
             if candidate.config.build_key in rates
         ]
-        # The family's was fitted against the heuristic of all implementations together.
+        # The family's value was fitted against the heuristic over all implementations.
         least_gain = LEAST_GAIN if kernel.implementation else family.least_gain
         kv_heads = [problem.batch * problem.kv_heads for problem in family.problems]
         tokens = [
@@ -150,7 +149,7 @@ class Entry:
             min(tile_tokens, default=1),
             {},
         )
-        # Times of another GPU, or of other query rows, are none of this problem's.
+        # Times of another GPU, or of other query rows, do not apply to this problem.
         if not here:
             return replace(entry, times_of="another GPU")
         if family.group_size != key[2]:
@@ -159,7 +158,7 @@ class Entry:
 
 
 def _rates(build: Build, objective: str, bandwidth_ratio: float) -> Rates | None:
-    """None where the power is not known that the objective asks for."""
+    """Return a build's rates, or None if the objective needs an unknown power."""
     coefficients = build.coefficients
     coefficients = replace(
         coefficients, gpu_bytes_per_us=coefficients.gpu_bytes_per_us * bandwidth_ratio
@@ -183,15 +182,13 @@ def _timed(kernel: Kernel, family: Family, granule: int) -> dict[tuple[int, int]
 
 
 def _launches(kernel: Kernel, candidate: Candidate) -> bool:
-    """Whether the kernel takes the candidate, and has on this machine what launches it."""
+    """Return True if the kernel takes the candidate and can launch it on this machine."""
     config = candidate.config
     return kernel.takes(config) and kernel.implementation_of(config).unavailable_reason() is None
 
 
 def _chosen(kernel: Kernel, family: Family, problem: TunedProblem) -> int | None:
-    """The candidate that was chosen, or for latency the fastest that the kernel launches; None if
-    there is none.
-    """
+    """Return the chosen candidate, or for latency the fastest that the kernel launches, or None."""
     able = [problem.chosen]
     if family.objective == "latency":
         able += [timed.candidate for timed in problem.timed]
@@ -203,7 +200,7 @@ def _timed_choice(
 ) -> TimedChoice:
     times_us = {timed.candidate: timed.latency_us for timed in problem.timed}
     chosen_us, heuristic_us = times_us.get(chosen), times_us.get(problem.heuristic)
-    # Of several implementations together the heuristic may be another's than this kernel's.
+    # With several implementations, the heuristic may have chosen another than this kernel's.
     own = _launches(kernel, family.candidates[problem.heuristic])
     gain = None
     if (
@@ -222,9 +219,7 @@ def _timed_choice(
 
 
 def _fits(candidate: Candidate, key: EntryKey, spec: GpuSpec) -> bool:
-    """Whether a GPU with other shared memory than the one it was timed on holds the candidate's
-    CTAs.
-    """
+    """Return True if the candidate's CTAs fit a GPU with other shared memory than the timed one."""
     if candidate.shared_bytes is not None:
         shared_kb = candidate.shared_bytes / 1024
         return shared_kb <= min(

@@ -1,6 +1,4 @@
-"""Fingerprint of the tuned configs that look-ups can choose from, so that two runs can be compared
-knowingly.
-"""
+"""Fingerprint of the tuned configs available to lookups, recorded to compare runs."""
 
 from __future__ import annotations
 
@@ -11,20 +9,21 @@ from leanbench.configs import store
 from leanbench.configs.switch import is_off
 from leanbench.core.gpu_spec import GpuSpec
 
-#: In place of a hash: no file, or LEANBENCH_CONFIGS turns them off. The heuristic itself is among
-#: the kernels' sources, see leanbench.records.environment.kernels_hash.
+#: Replaces the hash if there is no file, or if LEANBENCH_CONFIGS turns them off. The heuristic
+#: belongs to the kernels' sources, see leanbench.records.environment.kernels_hash.
 HEURISTIC = "heuristic"
 
 
 def settings_hash(spec: GpuSpec) -> str:
-    """Twelve characters that differ when a file of tuned configs of this GPU does, its place or its
-    text; or `HEURISTIC`.
+    """Return 12 characters that depend on this GPU's files of tuned configs, or `HEURISTIC`.
+
+    Both the path and the text of a file count.
     """
     return HEURISTIC if is_off() else _hash(store.tuned_for(spec))
 
 
 def shipped_settings_hash(spec: GpuSpec) -> str:
-    """The same of what comes with leanbench, whatever the user has."""
+    """Return the same for the shipped files, ignoring the user's."""
     return _hash([file for file in store.tuned_for(spec) if file.where == "shipped"])
 
 

@@ -1,11 +1,11 @@
-"""Latency of a stream-K launch as a formula of how its LeanTiles divide: what carries timings from
-the problems that were tuned to those that were not, of lengths that the host knows.
+"""Formula for the latency of a stream-K launch, from the way its LeanTiles divide. It applies
+timings of tuned problems to others with lengths known to the host.
 
-The nearest tuned problem is a poor guide: whether 200 output tiles of 3000 tokens leave SMs idle is
-not seen at 128 tiles of 4096. A schedule's own figures tell (the longest CTA, tile boundaries
-crossed, partials merged), and few coefficients make microseconds of them. They are fitted to the
-timings of one build of the kernel, so they hold for its LeanTile, warps and stages on that GPU; the
-grid is the formula's argument.
+The nearest tuned problem is a poor guide: 128 output tiles of 4096 tokens do not show whether 200
+of 3000 leave SMs idle. Properties of the schedule do: the longest CTA, crossed tile boundaries,
+merged partials. A few coefficients convert them to microseconds. They are fitted to timings of one
+build of the kernel, so they hold for its LeanTile, warps and stages on that GPU. The grid is an
+argument of the formula.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig
 
 
 class Kernel(Protocol):
-    """Methods of a kernel that the formula calls, see leanbench.core.kernel.Kernel."""
+    """Methods of a kernel called by the formula, see leanbench.core.kernel.Kernel."""
 
     def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int: ...
 
@@ -29,15 +29,15 @@ class Kernel(Protocol):
     def implementation_of(self, config: LeanConfig) -> Kernel: ...
 
 
-#: Reads get faster until so many bytes are read: half of `ramp_us` is paid at this size (H200).
+#: Bytes read at which half of `ramp_us` is paid: the read rate increases with size (H200).
 RAMP_BYTES = 30e6
-#: How sharply the slower of two limits, the GPU's memory and a CTA's pipeline, takes over.
+#: Sharpness of the maximum of two limits: the GPU's memory and a CTA's pipeline.
 _SHARPNESS = 5
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a problem that the formula reads."""
+    """Sizes of a problem used by the formula."""
 
     #: KV heads of all sequences.
     kv_heads: int
@@ -49,7 +49,10 @@ class Shape:
 
     @classmethod
     def of(cls, problem: AttentionProblem) -> Shape:
-        """Of a problem whose length the host knows: lengths on the device are dealt otherwise."""
+        """Return the shape of a problem with a length known to the host.
+
+        Lengths on the device are distributed differently.
+        """
         assert problem.lengths_on == "host"
         return cls(
             kv_heads=problem.batch * problem.kv_heads,
@@ -59,7 +62,7 @@ class Shape:
         )
 
     def partial_rows(self, config: LeanConfig) -> int:
-        """Query rows of a partial."""
+        """Return the query rows of a partial."""
         if isinstance(config, LeanCudaConfig):
             return min(self.rows, config.tile_rows)
         return min(self.rows, tile_rows(self.rows, self.head_dim))
@@ -70,27 +73,27 @@ class Shape:
 
 @dataclass(frozen=True)
 class Work:
-    """How a config divides a shape. Numbers, or arrays of them for many launches at once."""
+    """Division of a shape by a config. Fields are numbers, or arrays for many launches at once."""
 
-    #: K and V once, however many output tiles share them.
+    #: K and V once, for any number of output tiles that share them.
     kv_bytes: Any
-    #: LeanTiles of the CTA that has most, as bytes of K and V; a cluster's CTAs share theirs. A
-    #: context's last one counts whole: its missing tokens take their share of the arithmetic.
+    #: LeanTiles of the longest CTA, in bytes of K and V; CTAs of a cluster divide theirs. A
+    #: context's last LeanTile counts as a whole: its missing tokens still take arithmetic.
     longest_bytes: Any
-    #: What would be read beyond all output tiles if every work range were as long.
+    #: Bytes read in addition to all output tiles if every work range had the longest's length.
     excess_bytes: Any
     #: CTAs of the fullest SM.
     ctas_per_sm: Any
-    #: Boundaries between output tiles that one work range crosses.
+    #: Boundaries between output tiles crossed by one work range.
     boundaries: Any
-    #: Partials that a host block merges: the splits of its output tile, less one.
+    #: Partials merged by a host block: the splits of its output tile, less one.
     partials: Any
-    #: Rounds of loads in which it does.
+    #: Rounds of loads of the merge.
     rounds: Any
 
 
 def grid_of(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> int:
-    """CTAs that `config` launches on a GPU with `sms` SMs."""
+    """Return the number of CTAs launched by `config` on a GPU with `sms` SMs."""
     return _work_ranges(shape, config, sms, kernel) * _cluster_size(config)
 
 
@@ -99,7 +102,7 @@ def _cluster_size(config: LeanConfig) -> int:
 
 
 def _work_ranges(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> int:
-    """Number of work ranges: one for each CTA, or for each cluster of them."""
+    """Return the number of work ranges: one per CTA or per cluster."""
     output_tiles = shape.output_tiles(config)
     total = output_tiles * -(-shape.context // config.tile_tokens)
     slots = cluster_slots(sms, config.ctas_per_sm, _cluster_size(config))
@@ -111,7 +114,7 @@ def _work_ranges(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> 
 
 
 def divide(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> Work:
-    """The work of `config` on a GPU with `sms` SMs; see leanbench.core.decomposition.stream_k."""
+    """Return the work of `config` on `sms` SMs; see leanbench.core.decomposition.stream_k."""
     tile_tokens, cluster_size = config.tile_tokens, _cluster_size(config)
     output_tiles = shape.output_tiles(config)
     of = -(-shape.context // tile_tokens)
@@ -120,7 +123,7 @@ def divide(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> Work:
     longest = share + (longer > 0)
     # Every work range has the same share, and shares and output tiles end together.
     even = longer == 0 and (share % of == 0 or of % share == 0)
-    # A work range of n that starts anywhere touches ceil((n - 1) / m) + 1 stretches of m at most.
+    # A work range of n touches at most ceil((n - 1) / m) + 1 stretches of m, from any start.
     boundaries = (
         max(1, longest // of) - 1 if even else min(-(-(longest - 1) // of), output_tiles - 1)
     )
@@ -146,8 +149,9 @@ def divide(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> Work:
 
 
 def _longest_tokens(shape: Shape, config: LeanConfig, whole: int, part: int) -> int:
-    """Tokens of a work range of `whole` output tiles and `part` LeanTiles, rounded up to what it
-    takes at a time: LeanTiles, or in CUDA C++ a chunk for each warp of its CTAs.
+    """Return the tokens of a work range of `whole` output tiles and `part` LeanTiles.
+
+    They are rounded up to the step: a LeanTile, or in CUDA C++ a chunk per warp of its CTAs.
     """
     if not isinstance(config, LeanCudaConfig):
         return (whole * -(-shape.context // config.tile_tokens) + part) * config.tile_tokens
@@ -160,25 +164,25 @@ def _longest_tokens(shape: Shape, config: LeanConfig, whole: int, part: int) -> 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Of one build on one GPU; times in microseconds, rates in bytes a microsecond."""
+    """Coefficients of one build on one GPU. Times in us, rates in bytes per us."""
 
     #: Launch, first loads, last stores.
     start_us: float
-    #: What the memory system takes longer while it gets up to speed, at most; see RAMP_BYTES.
+    #: Maximum delay while the memory system reaches its rate; see RAMP_BYTES.
     ramp_us: float
     #: Rate of the GPU's memory.
     gpu_bytes_per_us: float
-    #: One CTA alone, and all CTAs of one SM.
+    #: Rate of one CTA alone, and of all CTAs of an SM.
     cta_bytes_per_us: float
     sm_bytes_per_us: float
-    #: A work range's first boundary between output tiles, and each further one.
+    #: Cost of a work range's first boundary between output tiles, and of each further one.
     boundary_us: float
     more_boundaries_us: float
-    #: An output tile that is split at all, each of its partials, and each round of its merge.
+    #: Cost of splitting an output tile, of each partial, and of each round of its merge.
     split_us: float
     partial_us: float
     round_us: float
-    #: Share of the time for `Work.excess_bytes` that is not hidden.
+    #: Fraction of the time for `Work.excess_bytes` that is not hidden.
     excess: float
 
     def latency_us(
@@ -187,7 +191,10 @@ class Coefficients:
         lesser: Callable[[Any, Any], Any] = min,
         greater: Callable[[Any, Any], Any] = max,
     ) -> Any:
-        """Of a launch; of many with arrays in `work`, numpy's minimum and maximum."""
+        """Return the latency of a launch, or of many.
+
+        For many, `work` has arrays, and the functions are numpy's minimum and maximum.
+        """
         ramp = self.ramp_us * work.kv_bytes / (work.kv_bytes + RAMP_BYTES)
         gpu_us = work.kv_bytes / self.gpu_bytes_per_us
         cta_us = work.longest_bytes / lesser(
@@ -206,35 +213,37 @@ class Coefficients:
         return self.start_us + ramp + stream_us + boundary_us + split_us + excess_us
 
 
-#: Where a fit starts, and the range of each coefficient. Rates of the GPU scale with its bandwidth
-#: in TB/s.
+#: Start of a fit, and the range of each coefficient. Rates of the GPU scale with its bandwidth in
+#: TB/s.
 _START = Coefficients(4, 3, 1.0e6, 5e4, 6e4, 0.9, 0.8, 0.8, 0.06, 0.5, 0.2)
 _LOW = Coefficients(0.5, 0.01, 0.5e6, 2e3, 4e3, 0.01, 0.01, 0.01, 0.003, 0.005, 0.001)
 _HIGH = Coefficients(20, 15, 1.3e6, 4e5, 6e5, 8, 6, 10, 2, 5, 2)
-#: How far a fit's logarithm may stray from what it leans on, against a logarithm of latency.
+#: Allowed deviation of a coefficient's logarithm from its prior, relative to that of a latency.
 LEAN = 0.4
-#: Timings this much above their shape's best say little about the choice.
+#: Timings this much above their shape's best get a lower weight: they matter little for the choice.
 _FAR, _FAR_WEIGHT = 1.25, 0.3
 
 
 @dataclass(frozen=True)
 class Point:
-    """One timing that a fit learns from."""
+    """A timing used by a fit."""
 
     work: Work
     latency_us: float
-    #: Over the fastest of the same shape.
+    #: Ratio to the fastest of the same shape.
     over_best: float
 
 
 def fit(
     points: Sequence[Point], bandwidth_tb_s: float, leaning_on: Coefficients | None = None
 ) -> Coefficients:
-    """The coefficients that explain `points` best, by least squares of the logarithm of latency
-    (outliers count less).
+    """Return the coefficients that explain `points` best.
+
+    Uses robust least squares of the logarithm of latency.
 
     Args:
-        leaning_on: coefficients of all builds of a family together, for a build with few timings.
+        leaning_on: coefficients of all builds of a family together, a prior for a build with few
+            timings.
     """
     import numpy as np
     from scipy.optimize import least_squares
@@ -262,7 +271,7 @@ def fit(
 
 
 def typical(bandwidth_tb_s: float) -> Coefficients:
-    """Where nothing was timed: good for comparing grids, not builds."""
+    """Return coefficients without any timings: good for comparing grids, not builds."""
     return Coefficients(*_scaled(_START, bandwidth_tb_s))
 
 

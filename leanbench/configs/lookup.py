@@ -1,8 +1,9 @@
-"""Picks the launch settings of a call: those that were tuned for this GPU where they promise to be
-faster than the kernel's heuristic, or else the heuristic's.
+"""Lookup of a call's launch settings: those tuned for this GPU if they promise to be faster than
+the kernel's heuristic, else the heuristic's.
 
-Files are parsed once. The heuristic sees the context itself; what was timed, and the formula, are
-looked up once for all contexts of as many LeanTiles. Nothing here asks the device or imports torch.
+Files are parsed once. The heuristic uses the exact context. Timed choices and the formula are
+looked up once for all contexts with the same number of LeanTiles. This module neither queries the
+device nor imports torch.
 """
 
 from __future__ import annotations
@@ -29,32 +30,32 @@ if TYPE_CHECKING:
     from leanbench.configs.entry import Entry
     from leanbench.configs.tuned import Family
 
-#: Axes that tuned configs are tuned for; at another value than the default of any other axis the
-#: heuristic chooses.
+#: Axes covered by tuned configs. The heuristic chooses if any other axis differs from its default.
 _FAMILY = frozenset({"head_dim", "dtype", "kv_layout"})
-#: What the variables say that name the folder of the user's files or turn them off, and how often
-#: this process saved any.
+#: Values of the variables that set the folder of the user's files or turn them off, and the number
+#: of saves by this process.
 State = tuple[bytes | None, bytes | None, bytes | None, int]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Launch settings and where they come from."""
+    """Launch settings and their source."""
 
     #: None for a kernel without launch settings.
     config: KernelConfig | None
     #: `given`, `tuned`, `heuristic` or `none`.
     how: str
-    #: One sentence, without its full stop.
+    #: Reason as a sentence without full stop.
     why: str
 
 
 def resolve(
     kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, request: str | KernelConfig
 ) -> Choice:
-    """What a sweep's request means: settings of its own, `heuristic`, or tuned ones where there are
-    any: for latency (`default`), `energy` or `edp`; or what a kernel always runs with, see
-    `Kernel.config_choice`.
+    """Return the settings of a sweep's request.
+
+    These are given settings, `heuristic`, or tuned ones, if any: for latency (`default`), `energy`
+    or `edp`. Kernels with a fixed request ignore it, see `Kernel.config_choice`.
     """
     if isinstance(request, KernelConfig):
         return choose(kernel, problem, spec, request)
@@ -70,8 +71,9 @@ def resolve(
 
 
 def row_fields(kernel: Kernel, choice: Choice) -> dict[str, Any]:
-    """The fields of a leanbench.records.row.Row that say which settings ran; a reason only where
-    there was a choice.
+    """Return the fields of a leanbench.records.row.Row for the settings.
+
+    The reason is empty for kernels without a choice.
     """
     chosen = choice.how != "none"
     there_was_a_choice = kernel.tuned_as is not None or kernel.config_choice == "best"
@@ -91,12 +93,12 @@ def choose(
     objective: str = "latency",
     uniform: bool = True,
 ) -> Choice:
-    """The settings to launch `problem` with: given, tuned, or the heuristic's.
+    """Return the settings for launching `problem`: given, tuned, or the heuristic's.
 
     Args:
-        objective: `latency`, `energy` or `edp`: what the tuned configs were tuned for.
-        uniform: False where lengths are on the device and `problem.context` is only the longest
-            they may be, as where `problem.lengths_on` says so. Nothing was tuned for that.
+        objective: `latency`, `energy` or `edp`: the objective of the tuning.
+        uniform: False for lengths on the device, with `problem.context` as their upper bound; as
+            `problem.lengths_on` does. No configs are tuned for that.
     """
     if explicit is not None:
         return Choice(explicit, "given", "the settings were given")
@@ -109,7 +111,7 @@ def choose(
         return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
     if is_off():
         return _heuristic(kernel, problem, spec, f"{SWITCH} turns tuned configs off")
-    # Few calls of the API ask for anything special.
+    # Few calls of the API use special axes.
     for axis in PLAIN_AXES if problem.special.keys() - _FAMILY else ():
         value = getattr(problem, axis.name)
         if axis.name not in _FAMILY and value != axis.default:
@@ -130,26 +132,28 @@ def choose(
 
 @lru_cache(maxsize=4096)
 def _by_timings(entry: Entry, shape: Shape, heuristic: LeanConfig) -> Choice:
-    """What was timed for a shape of whole LeanTiles, or what the formula says of it, against the
-    heuristic's settings.
+    """Return the timed choice of a shape of whole LeanTiles, else the formula's.
+
+    Both are compared with the heuristic's settings.
     """
     timed = entry.timed.get((shape.kv_heads, shape.context))
-    # What was timed before the heuristic's implementation was there was not held against it.
+    # Timings without the heuristic's implementation do not cover its settings.
     if timed is None or heuristic.implementation not in entry.implementations:
         return _by_formula(entry, shape, heuristic)
     if _same_launch(entry, shape, timed.config, heuristic):
         return Choice(
             heuristic, "heuristic", f"{entry.source}: {timed.where}, where nothing was faster"
         )
-    # The heuristic may have been changed since.
+    # The heuristic may have changed since.
     known = timed.gain is not None and _same_launch(entry, shape, timed.heuristic, heuristic)
     gain = f", {timed.gain:.1%} faster than the heuristic" if known else ""
     return Choice(timed.config, "tuned", f"{entry.source}: {timed.where}{gain}")
 
 
 def _by_formula(entry: Entry, shape: Shape, heuristic: LeanConfig) -> Choice:
-    """The fastest in Triton by the formula, where the heuristic takes Triton; for CUDA C++ the
-    heuristic is better than the formula.
+    """Return the fastest Triton config by the formula if the heuristic chooses Triton.
+
+    For CUDA C++, the heuristic is better than the formula.
     """
     if not isinstance(heuristic, LeanTritonConfig):
         why = (
@@ -197,7 +201,7 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: LeanConfig) -> Choice:
 
 
 def _same_launch(entry: Entry, shape: Shape, config: LeanConfig, heuristic: LeanConfig) -> bool:
-    """Whether both settings, which may differ, come down to the same build and grid."""
+    """Return True if both settings result in the same build and grid."""
     launches = {
         (
             launched.build_key,
@@ -218,14 +222,15 @@ def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: st
     )
 
 
-#: The dictionary behind os.environ: every call of the API looks, and os.environ takes 0.7 us to say
-#: that a variable is not set.
+#: Dictionary behind os.environ. Every call of the API reads it, and os.environ takes longer to
+#: report a missing variable than the rest of the lookup.
 _ENVIRONMENT: dict[bytes, bytes] = os.environ._data  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def state() -> State:
-    """What the answers depend on besides the question. Files that other processes change meanwhile
-    are not among it.
+    """Return the state that results depend on, in addition to the arguments.
+
+    Changes of files by other processes are not detected.
     """
     get = _ENVIRONMENT.get
     return get(b"LEANBENCH_HOME"), get(b"XDG_DATA_HOME"), get(b"LEANBENCH_CONFIGS"), store.saves()
@@ -233,7 +238,7 @@ def state() -> State:
 
 @lru_cache(maxsize=512)
 def _entry(kernel: Kernel, spec: GpuSpec, key: EntryKey, state: State) -> Entry | None:
-    """The family that answers for `key` on this GPU, laid out for look-ups."""
+    """Return the family that serves `key` on this GPU, ready for lookups."""
     from leanbench.configs.entry import Entry
 
     answering = _find(kernel, spec, key)
@@ -244,14 +249,16 @@ def _entry(kernel: Kernel, spec: GpuSpec, key: EntryKey, state: State) -> Entry 
 
 
 def _find(kernel: Kernel, spec: GpuSpec, key: EntryKey) -> tuple[store.File, Family] | None:
-    """Measured families of this GPU's files, then of the nearest GPUs', then predicted ones of this
-    GPU's.
+    """Return the best family and its file.
+
+    Order: measured families of this GPU's files, then of the nearest GPUs', then predicted ones of
+    this GPU's.
     """
     files = [file for file in _readable(spec) if file.tuned.kernel == kernel.tuned_as]
     own = [file for file in files if file.tuned.gpu.is_like(spec)]
     others = _of_others(files, spec)
-    # This GPU's files together: a shipped family of the group size itself says more than one's own
-    # of another.
+    # This GPU's files compete: a shipped family with the exact group size beats a user's with
+    # another.
     for source, together in (
         ("measured", own),
         *(("measured", [file]) for file in others),
@@ -272,7 +279,7 @@ def _find(kernel: Kernel, spec: GpuSpec, key: EntryKey) -> tuple[store.File, Fam
 
 
 def _of_others(files: list[store.File], spec: GpuSpec) -> list[store.File]:
-    """Those of other GPUs of its architecture, the nearest first."""
+    """Return the files of other GPUs of the same architecture, the nearest first."""
     near = [
         (gpu_distance(file.tuned.gpu, spec), file)
         for file in files
@@ -283,8 +290,9 @@ def _of_others(files: list[store.File], spec: GpuSpec) -> list[store.File]:
 
 
 def stand_in(spec: GpuSpec) -> store.File | None:
-    """The file whose measured families are used first on a GPU that has none of its own; None where
-    the heuristic's settings are.
+    """Return the file with the first measured families for a GPU without its own, or None.
+
+    Without such a file, the heuristic chooses.
     """
     measured = (
         file
@@ -295,8 +303,9 @@ def stand_in(spec: GpuSpec) -> store.File | None:
 
 
 def _readable(spec: GpuSpec) -> list[store.File]:
-    """All files of tuned configs: the user's, then the shipped ones, the GPU's namesake first in
-    each.
+    """Return all readable files: the user's, then the shipped ones.
+
+    In each group, files of the GPU's name come first.
     """
     files = sorted(
         store.all_files(), key=lambda file: (file.where != "yours", file.path.stem != spec.name)
@@ -308,7 +317,7 @@ def _readable(spec: GpuSpec) -> list[store.File]:
     return [file for file in files if not isinstance(file.content, str)]
 
 
-#: Warned of once a process: files that cannot be used, and pairs of GPUs.
+#: Warnings are issued once per process: unusable files, and pairs of GPUs.
 _warned: set[Path] = set()
 _warned_pairs: set[tuple[str, str]] = set()
 

@@ -1,4 +1,4 @@
-"""What stands in for a family or a GPU that nothing is tuned for."""
+"""Fallbacks for a family or a GPU without tuned configs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 #: head_dim, dtype, group_size, kv_layout, objective.
 EntryKey = tuple[int, str, int, str, str]
-#: How far the group size of a stand-in may be away, as a factor.
+#: Maximum ratio of the group sizes of a family and its fallback.
 MOST_GROUP_RATIO = 2
-#: The rank of such a stand-in, whose merge takes other rounds.
+#: Rank of a fallback with another group size, which merges in other rounds.
 NEARBY_GROUP = 2
 
 
 def rank(family: Family, key: EntryKey) -> tuple[int, float, int] | None:
-    """How well a family answers for `key`, the least is best; None where it does not.
+    """Return how well a family serves `key`, lower is better; None if it does not.
 
     0: the same. 1: another dtype or layout, which move the same bytes through the same
-    instructions. 2: the nearest group size within a factor of 2, as long as the output tiles have
-    as many rows.
+    instructions. 2: the nearest group size within a factor of 2 and with the same rows of output
+    tiles.
     """
     head_dim, dtype, group_size, kv_layout, objective = key
     if (family.head_dim, family.objective) != (head_dim, objective):
@@ -40,8 +40,9 @@ def rank(family: Family, key: EntryKey) -> tuple[int, float, int] | None:
 
 
 def gpu_distance(gpu: TunedGpu, spec: GpuSpec) -> float | None:
-    """How far apart two GPUs of one architecture are in SMs and bandwidth, in logarithms; None for
-    another one.
+    """Return the distance of two GPUs in SMs and bandwidth, in logarithms.
+
+    None for different architectures.
     """
     if gpu.compute_capability[0] != spec.compute_capability[0]:
         return None

@@ -1,6 +1,4 @@
-"""What a tuning is about: families of problems, the candidates of each, and the launches that they
-come down to.
-"""
+"""Search space of a tuning: families of problems, their candidates, and the resulting launches."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 
 @dataclass(frozen=True)
 class FamilyKey:
-    """Problems that run the same compiled kernels: they differ in batch, KV heads and
-    context only.
-    """
+    """Problems that run the same compiled kernels. They differ in batch, KV heads and context."""
 
     head_dim: int
     group_size: int
@@ -30,13 +26,14 @@ class FamilyKey:
 
     @property
     def label(self) -> str:
-        """``d128 group 4 fp16 HND``."""
+        """Label: ``d128 group 4 fp16 HND``."""
         heads = "MHA" if self.group_size == 1 else f"group {self.group_size}"
         return f"d{self.head_dim} {heads} {self.dtype} {self.kv_layout}"
 
     def problem(self, output_tiles: int, context: int) -> AttentionProblem:
-        """One with so many (sequence, KV head) pairs: 8 KV heads where they divide, as most models
-        have.
+        """Return a problem with this many (sequence, KV head) pairs.
+
+        It has 8 KV heads if possible, like most models.
         """
         kv_heads = next(heads for heads in (8, 4, 2, 1) if output_tiles % heads == 0)
         if self.group_size == 1 and output_tiles <= 64:
@@ -54,7 +51,7 @@ class FamilyKey:
 
 
 def jobs(kernel: Kernel, family: FamilyKey, spec: GpuSpec) -> dict[BuildKey, Job]:
-    """Jobs to compile for a family, one for each build."""
+    """Return the compile jobs of a family, one per build."""
     problem = family.problem(8, 4096)
     by_build: dict[BuildKey, Job] = {}
     for config in kernel.tuning_space(problem, spec):
@@ -90,7 +87,7 @@ def why_left_out(build: Build, config: LeanConfig, spec: GpuSpec) -> str | None:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A config of a family whose build may be timed."""
+    """A config of a family with a build that can be timed."""
 
     config: LeanConfig
     build: BuildKey
@@ -99,7 +96,7 @@ class Candidate:
 def candidates(
     kernel: Kernel, family: FamilyKey, spec: GpuSpec, builds: dict[BuildKey, Build]
 ) -> tuple[list[Candidate], dict[LeanConfig, str]]:
-    """Those worth timing, and why the others are not."""
+    """Return the candidates worth timing, and the reasons against the others."""
     problem = family.problem(8, 4096)
     able: list[Candidate] = []
     left_out: dict[LeanConfig, str] = {}
@@ -116,9 +113,7 @@ def candidates(
 def distinct(
     able: Iterable[Candidate], problem: AttentionProblem, kernel: Kernel, spec: GpuSpec
 ) -> list[Candidate]:
-    """One candidate for each launch that they come down to on this problem: same build, LeanTiles
-    and grid.
-    """
+    """Return one candidate per distinct launch on this problem: build, LeanTile and grid."""
     shape = Shape.of(problem)
     launches: dict[tuple[BuildKey, int, int], Candidate] = {}
     for candidate in able:
@@ -128,9 +123,7 @@ def distinct(
 
 
 def heuristics(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec) -> list[LeanConfig]:
-    """What the kernel chooses by itself; then what each of its implementations does where it runs
-    alone.
-    """
+    """Return the kernel's default, then those of its implementations alone."""
     alone = [
         implementation
         for implementation in kernels().values()
@@ -146,7 +139,7 @@ def default_families(
     dtypes: Sequence[str] = ("fp16",),
     kv_layouts: Sequence[str] = ("HND",),
 ) -> list[FamilyKey]:
-    """Every combination."""
+    """Return the families of every combination."""
     return [
         FamilyKey(head_dim, group_size, dtype, kv_layout)
         for dtype in dtypes

@@ -1,7 +1,6 @@
-"""Where files of tuned configs lie; they are merged under a lock and replaced in one piece.
+"""Files of tuned configs, merged under a lock and replaced atomically.
 
-A user's files lie in `configs/` of leanbench.core.paths.user_folder(), those that come with
-leanbench in `SHIPPED`.
+A user's files are in `configs/` of leanbench.core.paths.user_folder(), shipped ones in `SHIPPED`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class File:
     path: Path
     #: `yours` or `shipped`.
     where: str
-    #: What is in it; one sentence where it cannot be used.
+    #: Content, or a sentence that explains why it cannot be used.
     content: TunedConfigs | str
 
     @property
@@ -45,7 +44,7 @@ class File:
 
     @property
     def names(self) -> set[str]:
-        """What its GPU is called."""
+        """Names of its GPU."""
         from leanbench.gpu.catalogue import slug
 
         named = (
@@ -58,18 +57,18 @@ class File:
 
 @dataclass(frozen=True)
 class Saved:
-    """What became of families that were to be saved."""
+    """Result of saving families."""
 
     path: Path
     added: tuple[Family, ...]
-    #: Those that stood in the file before.
+    #: Families replaced in the file.
     replaced: tuple[Family, ...]
-    #: Predicted ones whose measured counterpart stays.
+    #: Predicted families rejected in favor of measured ones.
     refused: tuple[Family, ...]
 
 
 def saves() -> int:
-    """How often this process saved anything: what was looked up before may have changed since."""
+    """Return the number of saves by this process, which invalidate earlier lookups."""
     return _saves
 
 
@@ -78,18 +77,21 @@ def configs_folder() -> Path:
 
 
 def path_of(gpu_name: str) -> Path:
-    """The user's file of a GPU, there or not."""
+    """Return the path of the user's file of a GPU, existing or not."""
     return configs_folder() / f"{gpu_name}.json"
 
 
 def all_files() -> list[File]:
-    """The user's files, then those that come with leanbench; each folder by name."""
+    """Return the user's files, then the shipped ones, each folder sorted by name."""
     places = {"yours": configs_folder(), "shipped": SHIPPED}
     return [_file(path, where) for where, folder in places.items() for path in _files(folder)]
 
 
 def tuned_for(spec: GpuSpec) -> list[File]:
-    """The readable files of a GPU: the user's before the shipped, its namesake first among each."""
+    """Return the readable files of a GPU: the user's before the shipped.
+
+    In each group, files of the GPU's name come first.
+    """
     files = [
         file
         for file in all_files()
@@ -101,17 +103,17 @@ def tuned_for(spec: GpuSpec) -> list[File]:
 def save_families(
     spec: GpuSpec, families: Sequence[Family], path: Path | None = None, *, kernel: str = "lean"
 ) -> Saved:
-    """Merges families into the user's file of a GPU, or into `path`; see `merge`."""
+    """Merge families into the user's file of a GPU, or into `path`; see `merge`."""
     from leanbench.configs.tuned import TunedGpu
 
     return merge(TunedGpu.of(spec), families, path, kernel=kernel)
 
 
 def check_target(spec: GpuSpec) -> None:
-    """Looks whether families of a GPU could be saved, before a minute is spent on finding them.
+    """Check that families of a GPU could be saved, before spending a minute on finding them.
 
     Raises:
-        UserError: what is there is no file of tuned configs, or the folder cannot be written.
+        UserError: the existing file is none of tuned configs, or the folder cannot be written.
     """
     from leanbench.configs.tuned import TunedConfigs, TunedGpu
 
@@ -119,7 +121,7 @@ def check_target(spec: GpuSpec) -> None:
     path = _users_path(gpu)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # No lock's file is left where nothing is saved in the end.
+        # A plain file would leave a lock file behind if the tuning is not saved.
         with tempfile.TemporaryFile(dir=path.parent):
             _before(path, TunedConfigs(kernel="lean", gpu=gpu, families=[]))
     except OSError as error:
@@ -129,7 +131,7 @@ def check_target(spec: GpuSpec) -> None:
 
 
 def user_faults() -> list[str]:
-    """A sentence for each of the user's files that cannot be used."""
+    """Return a sentence for each of the user's files that cannot be used."""
     files = [_file(path, "yours") for path in _files(configs_folder())]
     return [file.content for file in files if isinstance(file.content, str)]
 
@@ -137,14 +139,14 @@ def user_faults() -> list[str]:
 def merge(
     gpu: TunedGpu, families: Sequence[Family], path: Path | None = None, *, kernel: str = "lean"
 ) -> Saved:
-    """Adds families to the file, in the place of those with the same key.
+    """Add families to the file, replacing those with the same key.
 
-    A predicted family never takes the place of a measured one. Others who save at the same time
-    wait, and a reader finds the old file or the new one.
+    A predicted family never replaces a measured one. Concurrent saves wait, and a reader finds the
+    old or the new file.
 
     Raises:
-        UserError: what is there is no file of tuned configs, or one of another kernel or GPU; a
-            family contradicts itself; or the file cannot be written. Nothing was changed then.
+        UserError: the existing file is none of tuned configs, or belongs to another kernel or GPU;
+            a family is inconsistent; or the file cannot be written. The file is unchanged then.
     """
     global _saves
     from leanbench.configs.tuned import TunedConfigs
@@ -168,7 +170,7 @@ def merge(
 
 
 def export(path: Path, gpu: TunedGpu, families: Sequence[Family], *, kernel: str = "lean") -> None:
-    """Writes families to a file of their own, in one piece.
+    """Write families to a separate file, atomically.
 
     Raises:
         UserError: the file cannot be written.
@@ -206,8 +208,9 @@ def _merged(
 
 
 def _before(path: Path, new: TunedConfigs) -> TunedConfigs | None:
-    """What the file holds; raises UserError if it is of another GPU or kernel, or nothing that may
-    be overwritten.
+    """Return the existing content; raise UserError if the file may not be overwritten.
+
+    That is a file of another GPU or kernel, or none of tuned configs.
     """
     if not path.exists():
         return None
@@ -229,7 +232,10 @@ def _before(path: Path, new: TunedConfigs) -> TunedConfigs | None:
 
 
 def _users_path(gpu: TunedGpu) -> Path:
-    """The file of the GPU's name; another where that is a namesake's, as of a MIG instance."""
+    """Return the file of the GPU's name.
+
+    If that belongs to a namesake, as for a MIG instance, return another.
+    """
     path = path_of(gpu.name)
     with contextlib.suppress(UserError):
         if path.is_file() and not read(path).gpu.is_like(gpu):
@@ -251,7 +257,7 @@ def _file(path: Path, where: str) -> File:
 
 @lru_cache(maxsize=256)
 def _content(path: Path, mtime_ns: int, size: int) -> TunedConfigs | str:
-    """Parsed once, until it changes."""
+    """Parse a file once until it changes."""
     try:
         return read(path)
     except UserError as error:

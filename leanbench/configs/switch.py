@@ -6,16 +6,16 @@ import os
 
 from leanbench.core.errors import UserError
 
-#: `off`, or another word of _OFF: heuristics alone choose.
+#: `off`, or another word of _OFF, leaves the choice to the heuristics.
 SWITCH = "LEANBENCH_CONFIGS"
 _OFF, _ON = ("off", "0", "false", "no"), ("", "on", "1", "true", "yes")
 
 
 def is_off() -> bool:
-    """Whether heuristics alone choose.
+    """Return True if only heuristics choose.
 
     Raises:
-        UserError: the switch says neither.
+        UserError: the variable has another value.
     """
     word = os.environ.get(SWITCH, "").strip().lower()
     if word in _ON:

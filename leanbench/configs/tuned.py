@@ -1,7 +1,6 @@
-"""Tuned configs: one JSON file a GPU, with what a look-up reads, and when and with what it was
-found.
+"""Tuned configs: a JSON file per GPU with the data of a lookup, and its date and versions.
 
-Written by `leanbench tune`, read by whatever launches a kernel without settings of its own
+Written by `leanbench tune`, read for every launch without given settings
 (leanbench.configs.lookup).
 """
 
@@ -19,15 +18,14 @@ from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec, name_fault
 from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig
 
-#: Raised when a field changes its meaning or goes.
+#: Increased if a field changes its meaning or is removed.
 SCHEMA_VERSION = 3
-#: What a choice by the formula must promise over the heuristic's at least, as a share of the
-#: latency.
+#: Minimum predicted gain in latency over the heuristic for a choice by the formula.
 LEAST_GAIN = 0.005
 
 Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-#: Drivers round the L2 in their own ways. H200, GH200 and H100 NVL differ in their bandwidth alone.
+#: Drivers round the L2 differently. H200, GH200 and H100 NVL differ only in their bandwidth.
 L2_TOLERANCE = 0.02
 BANDWIDTH_TOLERANCE = 0.1
 Objective = Literal["latency", "energy", "edp"]
@@ -44,11 +42,11 @@ class _Model(BaseModel):
 
 
 class TunedGpu(_Model):
-    """The GPU that the entries hold for: compute capability, SMs, L2 and bandwidth are its key,
-    names are for people.
+    """GPU of the entries. Compute capability, SMs, L2 and bandwidth are its key; names are
+    informative.
     """
 
-    #: Names the file, see leanbench.configs.store.path_of.
+    #: Name of the file, see leanbench.configs.store.path_of.
     name: Annotated[str, AfterValidator(_safe)]
     product: str
     compute_capability: tuple[Positive, Annotated[int, Field(ge=0)]]
@@ -61,7 +59,7 @@ class TunedGpu(_Model):
         return cls(**{name: getattr(spec, name) for name in cls.model_fields})
 
     def is_like(self, gpu: TunedGpu | GpuSpec) -> bool:
-        """Whether what was found on one of them holds for the other."""
+        """Return True if results of one GPU hold for the other."""
         return (
             tuple(self.compute_capability) == tuple(gpu.compute_capability)
             and self.sms == gpu.sms
@@ -82,21 +80,19 @@ def _read_settings(value: Any) -> LeanConfig:
 
 
 class Candidate(_Model):
-    """Launch settings that a look-up may choose or compare with."""
+    """Launch settings available to a lookup, as a choice or for comparison."""
 
     config: Annotated[
         LeanConfig, PlainValidator(_read_settings), PlainSerializer(lambda config: config.to_dict())
     ]
-    #: Of a CTA of the compiled kernel; null if it did not compile.
+    #: Shared memory of a CTA of the compiled kernel; null if it did not compile.
     shared_bytes: Annotated[int, Field(ge=0)] | None = None
-    #: Index into `Family.builds`; null where it has no coefficients: CUDA C++, or timed too seldom.
+    #: Index into `Family.builds`; null without coefficients: CUDA C++, or too few timings.
     build: Annotated[int, Field(ge=0)] | None = None
 
 
 class Build(_Model):
-    """The formula of a compiled Triton kernel; candidates that differ in their grid only share
-    it.
-    """
+    """Formula of a compiled Triton kernel, shared by candidates that differ only in their grid."""
 
     #: See leanbench.configs.formula.Coefficients.
     start_us: PositiveFloat
@@ -110,10 +106,10 @@ class Build(_Model):
     partial_us: PositiveFloat
     round_us: PositiveFloat
     excess: PositiveFloat
-    #: Timings behind the coefficients, and their median relative error.
+    #: Number of timings behind the coefficients, and their median relative error.
     points: Positive
     median_error: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    #: Energy of a launch over its latency, where the objective asked for it (mJ per us is kW).
+    #: Energy of a launch divided by its latency, if the objective needs it (mJ per us is kW).
     power_kw: PositiveFloat | None = None
 
     @property
@@ -135,18 +131,17 @@ class TunedProblem(_Model):
     batch: Positive
     kv_heads: Positive
     context: Positive
-    #: The candidate that the heuristic chooses here, and the one to use.
+    #: Candidate of the heuristic, and the one to use.
     heuristic: Annotated[int, Field(ge=0)]
     chosen: Annotated[int, Field(ge=0)]
-    #: Candidates that the intervals cannot tell from the fastest.
+    #: Candidates with intervals that overlap the fastest's.
     ties: list[int]
-    #: Fastest first: the heuristic's, the chosen one, those that tie, the fastest of each
-    #: implementation.
+    #: Fastest first: the heuristic's, the chosen one, ties, the fastest of each implementation.
     timed: list[Timed]
 
 
 class Family(_Model):
-    """What was found for problems that differ in batch, KV heads and context only."""
+    """Results for problems that differ only in batch, KV heads and context."""
 
     head_dim: Positive
     dtype: str
@@ -156,27 +151,26 @@ class Family(_Model):
     objective: Objective
     #: UTC, ISO 8601.
     time: str
-    #: leanbench, torch, triton, driver.
+    #: Versions of leanbench, torch, triton, driver.
     versions: dict[str, str]
-    #: Why the search ended.
+    #: Reason for the end of the search.
     stopped: str
     candidates: list[Candidate]
     builds: list[Build]
-    #: Candidates in Triton to choose from for a problem that was not timed, by the formula.
+    #: Triton candidates for problems that were not timed, chosen by the formula.
     shortlist: list[int]
-    #: What the formula must promise over the heuristic's choice to be believed, as a share of the
-    #: latency.
+    #: Minimum predicted gain in latency over the heuristic for a choice by the formula.
     least_gain: Annotated[float, Field(ge=0, lt=1)] = LEAST_GAIN
     problems: list[TunedProblem]
 
     @property
     def key(self) -> tuple[int, str, int, str, str]:
-        """A file has one family of each key."""
+        """Key, unique in a file."""
         return self.head_dim, self.dtype, self.group_size, self.kv_layout, self.objective
 
     @property
     def label(self) -> str:
-        """``head_dim 128, group size 4, fp16, HND``; the objective where it is not latency."""
+        """Label: ``head_dim 128, group size 4, fp16, HND``, and the objective unless latency."""
         objective = "" if self.objective == "latency" else f", for {self.objective}"
         return (
             f"head_dim {self.head_dim}, group size {self.group_size}, {self.dtype},"
@@ -184,9 +178,7 @@ class Family(_Model):
         )
 
     def fault(self) -> str | None:
-        """What contradicts itself although every field is of its type, as a phrase; None if nothing
-        does.
-        """
+        """Return an inconsistency that field types do not catch, as a phrase, or None."""
         try:
             datetime.fromisoformat(self.time)
         except ValueError:
@@ -200,7 +192,7 @@ class Family(_Model):
         return None
 
     def _indices(self) -> Iterator[tuple[str, int, int]]:
-        """(what, index, how many there are) of all that point into a list."""
+        """Yield (what, index, length) of every index into a list."""
         builds, candidates = len(self.builds), len(self.candidates)
         for number, candidate in enumerate(self.candidates):
             if candidate.build is not None:
@@ -222,9 +214,7 @@ class TunedConfigs(_Model):
     families: list[Family]
 
     def fault(self) -> str | None:
-        """The first family's fault, see Family.fault, or that a family is there twice; None if
-        there is none.
-        """
+        """Return the first family's fault, see Family.fault, or a duplicate family, or None."""
         seen: set[tuple[int, str, int, str, str]] = set()
         for number, family in enumerate(self.families):
             fault = "it is there twice" if family.key in seen else family.fault()

@@ -1,4 +1,4 @@
-"""A file of tuned configs as text: read with every check, and written."""
+"""Text of a file of tuned configs: checked reading, and writing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leanbench.core.strict_json import parse_unchecked, short_json
 if TYPE_CHECKING:
     from leanbench.configs.tuned import TunedConfigs
 
-#: How the sentence about a file that cannot be used goes on.
+#: Fix appended to the message about an unusable file.
 _FIX = ": move it away"
 _MOST_MB = 100
 
@@ -45,7 +45,7 @@ def read(path: Path, *, or_pipe: bool = False) -> TunedConfigs:
 
 
 def fault_of(error: UserError) -> str:
-    """Return what `read` found wrong, without what to do about it."""
+    """Return the fault found by `read`, without the fix."""
     if isinstance(error, UnreadableFile):
         return f"cannot read {error.path} ({error.reason})"
     return str(error).partition(_FIX)[0]
@@ -82,7 +82,7 @@ def _damaged(path: Path, fault: str) -> UserError:
 
 
 def text_of(tuned: TunedConfigs) -> str:
-    """JSON with a line for each candidate, build and problem; fields that are null are left out."""
+    """Return JSON with a line per candidate, build and problem, without null fields."""
     content = tuned.model_dump(mode="json", exclude_none=True)
     families = [_family_text(family) for family in content.pop("families")]
     head = json.dumps(content)[:-1]

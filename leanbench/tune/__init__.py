@@ -1,1 +1,1 @@
-"""The search for the best launch settings of a kernel on a GPU, and its check by other problems."""
+"""Search for the best launch settings of a kernel on a GPU, and their check on other problems."""

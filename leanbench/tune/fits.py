@@ -1,6 +1,4 @@
-"""Coefficients of every build of a family from its timings, and the few candidates worth choosing
-from.
-"""
+"""Coefficients of a family's builds from their timings, and the shortlist of candidates."""
 
 from __future__ import annotations
 
@@ -24,16 +22,16 @@ from leanbench.tune.stopwatch import Time
 #: Latencies by problem and config.
 Times = Mapping[AttentionProblem, Mapping[LeanConfig, Time]]
 
-#: What a choice by the formula may have to promise over the heuristic's, as a share.
+#: Minimum predicted gains to try for a choice by the formula.
 LEAST_GAINS = (LEAST_GAIN, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
-#: Parts of the problems, each of which is left out of a fit once.
+#: Number of parts of the problems in cross-validation.
 _PARTS = 4
-#: Timings that a build needs for coefficients of its own.
+#: Minimum timings of a build for its own coefficients.
 LEAST_POINTS = 6
-#: Problems that candidates for the shortlist are compared on, besides those timed.
+#: Problems for comparing shortlist candidates, in addition to the timed ones.
 _SAMPLED_PROBLEMS = 200
 _LONGEST_SHORTLIST = 24
-#: A further candidate must lower the mean regret by this.
+#: Minimum reduction of the mean regret by a further candidate.
 _WORTH_LISTING = 0.0001
 
 
@@ -54,8 +52,10 @@ class Fitter:
         self._kernel, self._spec = kernel, spec
 
     def fits(self, times: Times, least_points: int = LEAST_POINTS) -> dict[BuildKey, Fit]:
-        """Every build with `least_points` timings, and the heuristics' with what there are: others
-        are held against them. All lean on the coefficients of their implementation together.
+        """Fit every build with `least_points` timings, and the heuristics' builds with any number.
+
+        Others are compared with the heuristics. All fits have a prior: the coefficients of their
+        implementation as a whole.
         """
         by_build: dict[BuildKey, list[Point]] = {}
         for problem, timed in times.items():
@@ -87,7 +87,7 @@ class Fitter:
     def predict_us(
         self, fits: Mapping[BuildKey, Fit], problem: AttentionProblem, config: LeanConfig
     ) -> float:
-        """Latency in us by the formula; infinite for a build without coefficients."""
+        """Return the latency in us by the formula; infinite for a build without coefficients."""
         fit_of_build = fits.get(config.build_key)
         return (
             math.inf
@@ -112,11 +112,11 @@ class Fitter:
         fits: Mapping[BuildKey, Fit],
         times: Times,
     ) -> list[LeanConfig]:
-        """A few Triton candidates that are together nearly as good as all: each is the one that
-        lowers the mean regret most.
+        """Choose a few Triton candidates that are together nearly as good as all.
 
-        Regret is the logarithm of predicted latency over the lowest predicted one, over the
-        problems that were timed and others like them.
+        Each candidate is the one that lowers the mean regret most. Regret is the logarithm of
+        predicted latency over the lowest predicted one, over the timed problems and others like
+        them.
         """
         import numpy as np
 
@@ -135,8 +135,9 @@ class Fitter:
 
 
 def _cover(costs: Any) -> list[int]:
-    """Columns that together have nearly the least of every row: each is the one that lowers the
-    mean most.
+    """Choose columns that together nearly reach every row's minimum.
+
+    Each is the one that lowers the mean most.
     """
     import numpy as np
 
@@ -154,19 +155,19 @@ def _cover(costs: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class Trial:
-    """A problem that the formula was not fitted to: what the formula's choice and the heuristic's
-    reach there, each as the fastest timed latency over its own.
+    """Cross-validation on a problem: fastest timed latency over that of the formula's choice, and
+    over that of the heuristic's.
     """
 
     formula: float
     heuristic: float
-    #: What the formula promised of its choice over the heuristic's, as a share; None where it knows
-    #: nothing of that.
+    #: Predicted gain of the formula's choice over the heuristic's; None if unknown.
     gain: float | None
 
     def share(self, least_gain: float) -> float:
-        """Of the formula's choice where it promises as much, or else the heuristic's, as in
-        leanbench.configs.lookup.
+        """Return the result of the choice in leanbench.configs.lookup.
+
+        It is the formula's if its predicted gain suffices, else the heuristic's.
         """
         return self.heuristic if self.gain is None or self.gain < least_gain else self.formula
 
@@ -174,9 +175,9 @@ class Trial:
 def held_out(
     kernel: Kernel, spec: GpuSpec, times: Times, heuristic: Mapping[AttentionProblem, LeanConfig]
 ) -> list[Trial]:
-    """Every problem once, from a fit to the others of four parts of the problems.
+    """Cross-validate every problem with a fit to the other three of four parts.
 
-    Only candidates that were timed there can be chosen: a choice that nobody timed says nothing.
+    Only candidates timed on the problem can be chosen, because only they can be judged.
     """
     fitter = Fitter(kernel, spec)
     trials: list[Trial] = []
@@ -219,9 +220,7 @@ def _trial(
 
 
 def least_gain(trials: Sequence[Trial]) -> float:
-    """What the formula must promise to be believed more than the heuristic: what does best over
-    `trials`, the least of equals.
-    """
+    """Return the minimum predicted gain that does best over `trials`; the lowest of equals."""
     if not trials:
         return LEAST_GAIN
     return max(

@@ -1,7 +1,6 @@
-"""Timings that are not saved yet, so that a command that was interrupted goes on from there.
+"""Unsaved timings, from which an interrupted command resumes.
 
-A line for each problem says by itself what it belongs to: tunings of other families, versions or
-boards share the file.
+Each line, one per problem, names its family, versions and board, so several tunings share the file.
 """
 
 from __future__ import annotations
@@ -37,17 +36,15 @@ class Journal:
     """A file of JSON lines.
 
     Args:
-        about: what timings depend on besides the problem: board, versions, kernel.
-        thorough: every candidate is timed; lines that say otherwise are not enough then.
+        about: dependencies of timings in addition to the problem: board, versions, kernel.
+        thorough: every candidate is timed; lines without it do not suffice then.
     """
 
     def __init__(self, path: Path, about: dict[str, Any], thorough: bool = False) -> None:
         self._path, self._about, self._thorough = path, json.loads(json.dumps(about)), thorough
 
     def read(self, families: Collection[FamilyKey]) -> list[Timed]:
-        """Timings of these families; damaged lines, and a last one that was cut off, are
-        left out.
-        """
+        """Read the timings of these families; skip damaged lines and a truncated last line."""
         timed: list[Timed] = []
         for line in self._lines():
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, UserError):
@@ -65,7 +62,7 @@ class Journal:
     def add(
         self, family: FamilyKey, problem: AttentionProblem, times: dict[LeanConfig, Time]
     ) -> None:
-        """Appends a problem, in place of a last line that was cut off.
+        """Append a problem, overwriting a truncated last line.
 
         Raises:
             OSError: the disk is full, or the file cannot be written.
@@ -89,7 +86,7 @@ class Journal:
                 raise OSError(error.errno, error.strerror, str(self._path)) from None
 
     def forget(self, families: Collection[FamilyKey]) -> None:
-        """Drops the lines of these families: they are saved now."""
+        """Drop the lines of these families, because they are saved."""
         if not self._path.exists():
             return
         with locked(self._path):
@@ -103,12 +100,12 @@ class Journal:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             entry = parse(line)
             return entry["about"] == self._about and FamilyKey(**entry["family"]) in families
-        # Damaged: of use to nobody.
+        # Damaged lines go, too.
         return True
 
     def _lines(self) -> list[bytes]:
         return whole_lines(read_if_there(self._path, _MOST_MB)).split(b"\n")[:-1]
 
 
-#: Called with every problem that was timed.
+#: Callback for every timed problem.
 Note = Callable[[FamilyKey, AttentionProblem, dict[LeanConfig, Time]], None]

@@ -1,6 +1,6 @@
-"""Which launches of a problem are timed first, while little is known of them.
+"""Order of a problem's launches for timing, before much is known about them.
 
-Timings of one implementation say little of another's, so each has its share.
+Timings of one implementation say little about another's, so each has its share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanCudaConfig,
 
 #: Launches of builds with too few timings, in addition to the promising ones.
 _UNKNOWN = 2
-#: The share of each implementation among the promising ones, at least.
+#: Minimum share of each implementation among the promising ones.
 _LEAST_SHARE = 0.25
 
 
@@ -28,11 +28,13 @@ def first(
     target: tuple[Kernel, GpuSpec],
     begin: int,
 ) -> list[int]:
-    """An order of launches before anything was fitted: Triton's as the performance model (`rank`)
-    has them, in turn with those of CUDA C++, among which it tells less, spread over their builds.
+    """Return an order of launches before any fit.
+
+    Triton launches are ranked by the performance model (`rank`). They alternate with those of CUDA
+    C++, for which it is less reliable; those are spread over their builds.
 
     Args:
-        begin: the build that the others begin with, counted round and round.
+        begin: index of the first build, modulo their number.
     """
     known = [index for index, config in enumerate(launches) if isinstance(config, LeanTritonConfig)]
     others = [index for index, config in enumerate(launches) if isinstance(config, LeanCudaConfig)]
@@ -49,8 +51,10 @@ def _over_builds(
     target: tuple[Kernel, GpuSpec],
     begin: int,
 ) -> list[int]:
-    """One launch of each build, then another of each. Within a build those come first that the
-    formula calls the fastest with typical coefficients, which know the grids and not the builds.
+    """Order launches in rounds over the builds.
+
+    Within a build, the fastest by the formula come first. Its typical coefficients cover grids, not
+    builds.
     """
     kernel, spec = target
     shape, coefficients = Shape.of(problem), typical(spec.bandwidth_tb_s)
@@ -67,7 +71,7 @@ def _over_builds(
 
 
 def _in_turn(orders: Sequence[Sequence[int]]) -> list[int]:
-    """The first of each, the second of each, and so on."""
+    """Interleave: the first of each, the second of each, and so on."""
     longest = max(map(len, orders), default=0)
     return [order[place] for place in range(longest) for order in orders if place < len(order)]
 
@@ -75,8 +79,10 @@ def _in_turn(orders: Sequence[Sequence[int]]) -> list[int]:
 def promising(
     launches: Sequence[LeanConfig], predicted_us: Sequence[float], most: int
 ) -> list[int]:
-    """The `most` that are predicted to be the fastest, each implementation's share of its own among
-    them; and a few whose builds have no coefficients, or nobody would ever know.
+    """Return the `most` launches with the lowest predicted latency, and a few of unknown builds.
+
+    Each implementation has a minimum share. Builds without coefficients would otherwise never get
+    any.
     """
     order = sorted(range(len(launches)), key=predicted_us.__getitem__)
     share = int(_LEAST_SHARE * most)

@@ -1,4 +1,4 @@
-"""What a search is given, where it stands, and what it comes to."""
+"""Inputs, state and result of a search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.fits import Fit, Trial
 from leanbench.tune.stopwatch import Time
 
-#: Problems of a family: by default, with --exhaustive, and where the model predicts them.
+#: Problems per family: by default, with --exhaustive, and for predictions by the model.
 PROBLEMS, EXHAUSTIVE_PROBLEMS, PREDICTED_PROBLEMS = 24, 40, 12
 
 
@@ -31,7 +31,7 @@ class Observer(Protocol):
     def power(self, done: int, total: int) -> None: ...
 
 
-#: Ranks configs of a problem by predicted latency in microseconds, before anything was timed.
+#: Ranking of a problem's configs by predicted latency in microseconds, before any timing.
 Ranker = Callable[[AttentionProblem, Sequence[LeanConfig], dict[BuildKey, Build]], list[float]]
 
 
@@ -43,7 +43,7 @@ class Progress:
     able: list[Candidate]
     left_out: dict[LeanConfig, str]
     times: dict[AttentionProblem, dict[LeanConfig, Time]] = field(default_factory=dict)
-    #: The heuristic's choice on each problem that was timed.
+    #: The heuristic's choice on each timed problem.
     heuristic: dict[AttentionProblem, LeanConfig] = field(default_factory=dict)
     fits: dict[BuildKey, Fit] = field(default_factory=dict)
 
@@ -65,13 +65,13 @@ class Outcome:
 class Plan:
     """Limits of a search."""
 
-    #: Of the timings and what follows them, without compiling; infinite for no limit.
+    #: Time limit of the timings and their evaluation, without compiling; infinite for no limit.
     budget_s: float
-    #: Of each family.
+    #: Problems per family.
     problems: int = PROBLEMS
-    #: Time every candidate that compiles on every problem, not only the promising ones.
+    #: Time every compiled candidate on every problem, not only the promising ones.
     every_candidate: bool = False
-    #: The stopwatch is the performance model.
+    #: The performance model replaces the stopwatch.
     predicted: bool = False
-    #: Seconds of the budget for what comes after the timings, besides the last fits.
+    #: Seconds of the budget reserved for work after the timings, in addition to the last fits.
     reserve_s: float = 0.0

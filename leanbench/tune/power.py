@@ -1,8 +1,9 @@
-"""Power of each build, for `--objective energy|edp`: energy of a launch is its latency times this.
+"""Power of each build, for `--objective energy|edp`. The energy of a launch is its latency times
+this.
 
-Measured once for a build, on a problem that fills the GPU: while K and V stream, a build draws the
-same power whatever the problem, and a window of seconds for every candidate on every problem would
-take an hour.
+It is measured once per build, on a problem that fills the GPU: while K and V stream, a build draws
+the same power on any problem. A window of seconds for every candidate and problem would take an
+hour.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.stopwatch import GpuStopwatch
 
-#: Builds of a family whose power is measured: the first of those that are asked for.
+#: Builds of a family with measured power: the first requested ones.
 MOST_BUILDS = 8
-#: Window of one measurement, and what comes around it: warming up, capture, waiting for a tick.
+#: Window of one measurement, and its overhead: warm-up, capture, waiting for a tick.
 WINDOW_S, AROUND_S = 2.0, 1.6
-#: Idle power and the counter's tick.
+#: Time to measure idle power and the counter's tick.
 CALIBRATION_S = 2.5
 
 
 def needed_s(families: int) -> float:
-    """Seconds that measuring power takes, besides the latencies."""
+    """Return the seconds for measuring power, in addition to the latencies."""
     return CALIBRATION_S + families * MOST_BUILDS * (WINDOW_S + AROUND_S)
 
 
@@ -35,13 +36,13 @@ def measure_power(
     work: Sequence[tuple[AttentionProblem, Sequence[LeanConfig]]],
     report_progress: Callable[[int, int], None],
 ) -> list[dict[BuildKey, float]]:
-    """kW of each config's build while it runs back to back, for each problem of `work`.
+    """Measure the kW of each config's build in back-to-back launches, for each problem of `work`.
 
     Args:
-        report_progress: called with how many builds are done, of how many.
+        report_progress: called with the number of builds done, and their total.
 
     Raises:
-        UserError: NVML or its energy counter cannot be used here.
+        UserError: NVML or its energy counter cannot be used on this machine.
     """
     import torch
 

@@ -1,5 +1,5 @@
-"""The performance model in the search: as the ranker before anything was timed, and as the
-stopwatch where there is no such GPU.
+"""The performance model in the search: it ranks before any timing, and replaces the stopwatch for a
+GPU that is not available.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.plan import Ranker
 from leanbench.tune.stopwatch import Result, Time
 
-#: Predictions that one process makes at a time.
+#: Predictions per task of a process.
 _CHUNK = 8
-#: Bytes that an SM's L1 reads or writes in a clock.
+#: Bytes that an SM's L1 reads or writes per clock.
 _L1_BYTES = 128
 
 
@@ -48,10 +48,10 @@ def spill_us(
     taken: LaunchResources,
     target: tuple[Kernel, GpuSpec],
 ) -> float:
-    """Estimate what spilled registers cost, which the performance model does not know.
+    """Estimate the cost of spilled registers, which the performance model ignores.
 
-    Assumes that a thread stores and loads each of them once a LeanTile, through the L1 of its SM,
-    and that nothing hides it.
+    Assumes that a thread stores and loads each once per LeanTile through its SM's L1, and that
+    nothing hides it.
     """
     kernel, spec = target
     shape = Shape.of(problem)
@@ -115,5 +115,5 @@ class ModelStopwatch:
 def no_ranking(
     problem: AttentionProblem, configs: Sequence[LeanConfig], builds: Mapping[BuildKey, Build]
 ) -> list[float]:
-    """All alike: where the model is the stopwatch, it need not be asked twice."""
+    """Rank all equally, because the model is already the stopwatch."""
     return [0.0] * len(configs)

@@ -1,6 +1,4 @@
-"""The problems that a tuning times: spread over all sizes, so that any number of them, from the
-first on, covers the range.
-"""
+"""Problems timed by a tuning, spread over all sizes: any number of first ones covers the range."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from leanbench.configs.space import FamilyKey
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
 
-#: (sequence, KV head) pairs: what models have, times batch sizes.
+#: (sequence, KV head) pairs: those of models, times batch sizes.
 OUTPUT_TILES = (
     4,
     8,
@@ -37,29 +35,28 @@ OUTPUT_TILES = (
     384,
     512,
 )
-#: First come what most people run, one sequence on 8 KV heads: a step of the merge's cost there is
-#: a large share.
+#: The most common problems come first, a sequence on 8 KV heads: merging takes a large share of
+#: their time.
 _COMMON = tuple((8, context) for context in (1024, 4096, 16384, 65536))
-#: Soon after: the formula is not asked for more KV heads than it has seen.
+#: Soon after: lookups do not use the formula beyond the KV heads that it was fitted to.
 _MANY = (OUTPUT_TILES[-1], 1024)
-#: K and V on a GPU of 1 TB/s: from what the launch dominates to where only the bandwidth counts.
+#: K and V on a GPU of 1 TB/s: from dominated by the launch to limited only by bandwidth.
 _LEAST_BYTES, _MOST_BYTES = 0.4e6, 160e6
 _LEAST_CONTEXT, _MOST_CONTEXT = 256, 1 << 20
-#: Contexts of every other problem are rounded to these: prompts are often padded, decode passes
-#: every length.
+#: Rounding of every other problem's context: prompts are often padded, decode reaches every length.
 _ROUND_CONTEXT = 1024
-#: The plastic number's powers: steps of these fractions fill a square evenly (the R2 sequence of M.
-#: Roberts, 2018, "The unreasonable effectiveness of quasirandom sequences").
+#: Powers of the plastic number: steps of these fractions fill a square evenly (the R2 sequence of
+#: M. Roberts, 2018, "The unreasonable effectiveness of quasirandom sequences").
 _PLASTIC = 1.32471795724474602596
 
 
 def problems(
     family: FamilyKey, spec: GpuSpec, most_bytes: float = math.inf
 ) -> Iterator[AttentionProblem]:
-    """Endless; no two alike.
+    """Generate distinct problems without end.
 
     Args:
-        most_bytes: K and V of a problem at most.
+        most_bytes: maximum of K and V of a problem.
     """
     low, high = (
         _LEAST_BYTES * spec.bandwidth_tb_s,
@@ -75,7 +72,7 @@ def problems(
 
 
 def _spread(family: FamilyKey, low: float, high: float) -> Iterator[tuple[int, int]]:
-    """Output tiles and contexts, evenly over both on logarithmic scales."""
+    """Generate output tiles and contexts, evenly over both on logarithmic scales."""
     for number in count(1):
         across, along = (0.5 + number / _PLASTIC) % 1, (0.5 + number / _PLASTIC**2) % 1
         output_tiles = OUTPUT_TILES[int(across * len(OUTPUT_TILES))]

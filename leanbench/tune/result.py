@@ -23,7 +23,7 @@ from leanbench.tune.plan import Outcome
 from leanbench.tune.problems import problems
 from leanbench.tune.stopwatch import Time
 
-#: Problems besides those that were timed whose heuristics' builds are noted.
+#: Problems for collecting the heuristics' builds, in addition to the timed ones.
 _SAMPLED_PROBLEMS = 200
 
 
@@ -33,29 +33,29 @@ class Summary:
 
     family: FamilyKey
     problems: int
-    #: Candidates that were timed at least once, and those that compiling ruled out.
+    #: Candidates timed at least once, and those rejected after compiling.
     timed: int
     left_out: int
     shortlist: list[LeanConfig]
-    #: tile_tokens of the Triton configs chosen over the problems that were timed, with how often.
+    #: Frequency of tile_tokens among the Triton configs chosen for the timed problems.
     tile_tokens: dict[int, int]
-    #: On how many problems CUDA C++ was chosen, whose LeanTile is not tuned.
+    #: Number of problems with CUDA C++ chosen; its LeanTile is not tuned.
     cuda: int
-    #: Registers of a thread that the chosen settings spill, of each problem where they do.
+    #: Spilled registers per thread of the chosen settings, for problems with any.
     spilled: list[int]
     #: Mean size of a tie set.
     ties: float
-    #: What the heuristic costs over what the chosen one costs: geometric mean, and the most.
+    #: Cost of the heuristic over the cost of the chosen one: geometric mean and maximum.
     gain: float
     most_gain: float
-    #: Latency of the best that was not timed, by the formula, over that of the best that was:
+    #: Latency of the best untimed launch, by the formula, over that of the best timed one:
     #: geometric mean over the problems, at most 1. Only builds with coefficients can be predicted:
     #: `fitted` of `able`.
     untried: float
     fitted: int
     able: int
-    #: Fastest timed latency over the chosen one's on problems that the formula was not fitted to:
-    #: geometric mean and worst. None: too few problems.
+    #: Fastest timed latency over the chosen one's in cross-validation: geometric mean and worst.
+    #: None: too few problems.
     held_out: float | None
     worst_held_out: float | None
     #: Median error of the formula.
@@ -63,7 +63,7 @@ class Summary:
 
 
 def ties(times: Mapping[LeanConfig, Time]) -> list[LeanConfig]:
-    """The fastest first, then those whose interval overlaps with its."""
+    """Return the fastest, then those with an overlapping interval."""
     order = sorted(times, key=lambda config: times[config].latency_us)
     fastest = times[order[0]]
     limit_us = fastest.high_us or fastest.latency_us
@@ -73,12 +73,15 @@ def ties(times: Mapping[LeanConfig, Time]) -> list[LeanConfig]:
     ]
 
 
-#: What is to be least of a config and its time.
+#: Objective to minimize for a config and its time.
 Cost = Callable[[LeanConfig, Time], float]
 
 
 def cost_of(objective: Objective, power_kw: Mapping[BuildKey, float] | None = None) -> Cost:
-    """Latency, energy or energy times latency; infinite where a build's power is not known."""
+    """Return a cost function: latency, energy or energy times latency.
+
+    It is infinite for a build of unknown power.
+    """
 
     def cost(config: LeanConfig, time: Time) -> float:
         if objective == "latency":
@@ -90,7 +93,7 @@ def cost_of(objective: Objective, power_kw: Mapping[BuildKey, float] | None = No
 
 
 def summarise(outcome: Outcome, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summary:
-    """The figures to print; gains and LeanTiles are those of what is chosen by `cost`."""
+    """Compute the figures to print; gains and LeanTiles are those of the choice by `cost`."""
     progress = outcome.progress
     gains, sizes, tiles, untried, spilled = [], [], Counter[int](), [], []
     for problem, times in progress.times.items():
@@ -136,9 +139,7 @@ def _untried(
     problem: AttentionProblem,
     times: Mapping[LeanConfig, Time],
 ) -> float:
-    """Predicted latency of the best launch that was not timed, over the best that was; 1 if that is
-    no better.
-    """
+    """Return the predicted latency of the best untimed launch over the best timed; at most 1."""
     fitter = Fitter(kernel, spec)
     launches = distinct(outcome.progress.able, problem, kernel, spec)
     others = [launch.config for launch in launches if launch.config not in times]
@@ -150,7 +151,7 @@ def _untried(
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of at least one positive number."""
+    """Return the geometric mean of at least one positive number."""
     return exp(statistics.fmean(log(value) for value in values))
 
 
@@ -164,8 +165,10 @@ def to_family(
     versions: dict[str, str],
     power_kw: Mapping[BuildKey, float] | None = None,
 ) -> tuned.Family:
-    """What a look-up reads of a family: the shortlist and the heuristics' builds with their
-    formulas, and of each problem the chosen settings and those that they are compared with.
+    """Return the data of a family for lookups.
+
+    It has the shortlist and the heuristics' builds with their formulas, and for each problem the
+    chosen settings and those compared with them.
     """
     progress, cost = outcome.progress, cost_of(objective, power_kw)
     times = {
@@ -219,15 +222,17 @@ def to_family(
 
 
 def _rounded(coefficients: dict[str, float]) -> dict[str, float]:
-    """To six digits: a millionth of a latency decides nothing."""
+    """Round to six digits: a millionth of a latency decides nothing."""
     return {name: float(f"{value:.6g}") for name, value in coefficients.items()}
 
 
 def _compared(
     times: Mapping[LeanConfig, Time], heuristic: LeanConfig, cost: Cost
 ) -> dict[LeanConfig, Time]:
-    """The heuristic's, the chosen one, those that tie with the fastest, and the fastest of each
-    implementation; fastest first.
+    """Return the timings to keep, fastest first.
+
+    They are the heuristic's, the chosen one's, ties with the fastest, and each implementation's
+    fastest.
     """
     order = sorted(times, key=lambda config: times[config].latency_us)
     fastest = {config.implementation: config for config in reversed(order)}
@@ -237,8 +242,10 @@ def _compared(
 
 
 def _heuristics(outcome: Outcome, kernel: Kernel, spec: GpuSpec) -> list[LeanConfig]:
-    """A config of each build that the heuristic takes for problems of any size, of this group size
-    or one that the family may stand in for: the formula's choices are compared with it.
+    """Return a config of each build that the heuristic uses for problems of any size.
+
+    This covers the group size and those for which the family is a fallback. The formula's choices
+    are compared with it.
     """
     family = outcome.progress.family
     groups = (family.group_size // MOST_GROUP_RATIO or 1, family.group_size * MOST_GROUP_RATIO)

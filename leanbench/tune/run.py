@@ -1,6 +1,4 @@
-"""A tuning from beginning to end: on a GPU that is here, or by the performance model of one that is
-not.
-"""
+"""A tuning from start to end: on a local GPU, or by the performance model of another."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 Compiled = Sequence[tuple[Progress, "dict[BuildKey, Build]"]]
 
 
-#: Modules that ranking by the performance model, and fitting, import.
+#: Modules imported for ranking by the performance model and for fitting.
 _PREDICTING = ("leanbench.tune.search", "leanbench.model.cell", "scipy.optimize")
 
 
@@ -42,7 +40,7 @@ class Tuned:
 
     #: Figures to print and settings to save, by family.
     families: list[tuple[Summary, Family]]
-    #: Families that have no candidate, and why.
+    #: Families without candidates, and the reasons.
     left_out: dict[FamilyKey, str]
 
 
@@ -65,7 +63,7 @@ def tune(request: Request, observer: Observer) -> Tuned:
     """
     check_budget(request)
     if request.target.local_index is None:
-        # What would not run there is not among the candidates.
+        # Configs that cannot run on the target are not candidates.
         request = replace(request, kernel=request.kernel.implementation_on(request.target.spec))
     plan = replace(request.plan, reserve_s=_power_s(request))
     with process_pool(preload=_PREDICTING) as pool:
@@ -79,7 +77,7 @@ def tune(request: Request, observer: Observer) -> Tuned:
 
 
 def check_budget(request: Request) -> None:
-    """Raises UserError if the objective's windows alone take longer than the budget."""
+    """Raise UserError if the objective's windows alone take longer than the budget."""
     if request.objective == "latency":
         return
     if request.target.local_index is None:
@@ -106,7 +104,7 @@ def _power_s(request: Request) -> float:
 
 
 def forget(request: Request) -> None:
-    """Drops this tuning's journal: its result is saved, or nobody wants it."""
+    """Drop this tuning's journal: its result is saved or discarded."""
     if request.target.local_index is not None:
         journal_of(request).forget(request.families)
 
@@ -170,8 +168,9 @@ def _power(
     index: int,
     observer: Observer,
 ) -> list[dict[BuildKey, float]]:
-    """kW of the heuristic's builds, which others are held against, and of the fastest where K and V
-    stream.
+    """Measure the kW of the heuristic's builds, for comparison, and of the fastest builds.
+
+    The problems stream K and V.
     """
     from leanbench.tune.power import measure_power
 
@@ -202,13 +201,13 @@ def _summarised(
 
 
 def versions(index: int | None) -> dict[str, str]:
-    """Those of this machine, with the driver of the GPU that torch calls `cuda:index`."""
+    """Return the versions of this machine, with the driver of torch's GPU `cuda:index`."""
     from leanbench.records.environment import measured_environment, predicted_environment
 
     return versions_of(predicted_environment() if index is None else measured_environment(index))
 
 
 def versions_of(environment: dict[str, Any]) -> dict[str, str]:
-    """Versions that the timings depend on, besides the GPU."""
+    """Return the versions that the timings depend on, in addition to the GPU."""
     names = ("leanbench", "kernels", "torch", "triton", "driver")
     return {name: str(environment[name]) for name in names if environment.get(name)}

@@ -1,5 +1,5 @@
-"""The search: compile and prune the candidates, time the promising ones on one problem after
-another, fit, shorten.
+"""The search: compile and prune the candidates, time the promising ones problem by problem, fit,
+shorten.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from leanbench.tune.plan import Observer, Outcome, Plan, Progress, Ranker
 from leanbench.tune.problems import problems
 from leanbench.tune.stopwatch import Stopwatch, Time
 
-#: Candidates timed on a problem: more while the formula has learned nothing yet and the model
-#: ranks.
+#: Candidates timed per problem: more at first, while the model ranks and the formula has no data.
 _FIRST_PROBLEMS, _FIRST_CANDIDATES, _CANDIDATES = 5, 64, 24
-#: Problems of a family after which the formula is fitted again, and the timings that it takes then:
-#: what looks good by few of them is timed again.
+#: Problems of a family after which the formula is fitted again, and the minimum timings of a build
+#: then. Builds that look good by few timings are timed again.
 _FIT_AFTER = (5, 12)
 _FEW_POINTS = 3
-#: Seconds of the budget reserved for the last fits, and a problem's share at least.
+#: Seconds of the budget reserved for the last fits, and the minimum share of a problem.
 _LAST_S, _PROBLEM_S = 4.0, 0.4
 
 
@@ -56,19 +55,19 @@ class NothingToTune(UserError):
 
 
 class Search:
-    """The search for one kernel on one GPU. The budget runs from the first problem on: compiling
-    takes as long as the machine has few cores, and once.
+    """The search for one kernel on one GPU. The budget starts with the first problem: compiling
+    depends on the number of cores, and happens once.
     """
 
     def __init__(self, kernel: Kernel, spec: GpuSpec, plan: Plan, observer: Observer) -> None:
         self._kernel, self._spec, self._plan, self._observer = kernel, spec, plan, observer
         self._began_s = 0.0
-        #: Called with every problem that was timed.
+        #: Callback for every timed problem.
         self.note: Note = lambda family, problem, times: None
-        #: Families without a candidate that runs, and why.
+        #: Families without a runnable candidate, and the reasons.
         self.left_out: dict[FamilyKey, str] = {}
         self._fitter = Fitter(kernel, spec)
-        #: What is done to a problem, for people.
+        #: Verb for messages.
         self._done = "predicted" if plan.predicted else "timed"
 
     def compile(
@@ -151,7 +150,7 @@ class Search:
             ):
                 problem = next(stream)
                 done = number * len(compiled) + place
-                # The latter come from the journal of an interrupted tuning.
+                # Known times come from the journal of an interrupted tuning.
                 if not progress.able or problem in progress.times:
                     continue
                 if self._left_s() < _LAST_S + _PROBLEM_S:
@@ -194,8 +193,9 @@ class Search:
     def take_up(
         self, progress: Progress, problem: AttentionProblem, times: dict[LeanConfig, Time]
     ) -> None:
-        """What an interrupted tuning had timed; without the heuristic's settings of today it is of
-        no use.
+        """Restore the timings of an interrupted tuning.
+
+        Ignored unless they include the heuristic's current settings.
         """
         heuristic = self._heuristics(progress, problem)[0]
         if heuristic in times:
@@ -222,8 +222,9 @@ class Search:
         )
 
     def _heuristics(self, progress: Progress, problem: AttentionProblem) -> list[LeanConfig]:
-        """The heuristic's choice and those of its implementations, as the candidates that make the
-        same launches where there are any.
+        """Return the heuristic's choice and those of its implementations.
+
+        A candidate with the same launch replaces them if there is one.
         """
         return [
             self._as_candidate(progress, problem, config)
@@ -234,7 +235,7 @@ class Search:
         self, progress: Progress, problem: AttentionProblem, config: LeanConfig
     ) -> LeanConfig:
         own = Candidate(config, config.build_key)
-        # Of equal launches the first one stays.
+        # The first of equal launches stays.
         launches = distinct([*progress.able, own], problem, self._kernel, self._spec)
         if own in launches:
             return config
@@ -274,10 +275,10 @@ class Search:
         heuristic, *others = self._heuristics(progress, problem)
         for config in (heuristic, *others):
             if config.build_key not in builds:
-                # No candidate, and still what the chosen config is compared with.
+                # Not a candidate, but the chosen config is compared with it.
                 job = Job(self._kernel.name, problem, config)
                 builds[config.build_key] = build(job, self._spec.compute_capability)
-        # The heuristic leads: the others' outputs are compared with its.
+        # The heuristic leads: outputs of the others are compared with it.
         launched = dict.fromkeys([heuristic, *others, *(launches[index] for index in order)])
         result = stopwatch.time(problem, list(launched))
         if result.failures:
@@ -289,7 +290,7 @@ class Search:
 
 
 def _drop(progress: Progress, failures: dict[LeanConfig, str]) -> None:
-    """Takes the builds of these configs out, with the reason, and what was timed of them."""
+    """Remove the builds of these configs, with the reason, and their timings."""
     reasons = {config.build_key: reason for config, reason in failures.items()}
     for candidate in progress.able:
         if candidate.build in reasons:
@@ -307,7 +308,7 @@ def _drop(progress: Progress, failures: dict[LeanConfig, str]) -> None:
 def _finish(
     kernel_name: str, spec: GpuSpec, progress: Progress
 ) -> tuple[dict[BuildKey, Fit], list[LeanConfig], list[Trial]]:
-    """In a process of its own: a second or two of fitting for each family."""
+    """Finish a family in a separate process: fitting takes a second or two."""
     from leanbench.core.registry import kernel
 
     fitter = Fitter(kernel(kernel_name), spec)

@@ -1,5 +1,5 @@
-"""Times the candidates of one problem: in rounds that drop the losers on a GPU, or by the
-performance model.
+"""Timing of a problem's candidates: on a GPU in rounds that drop the slowest, or by the performance
+model.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Time:
-    """One config's latency; a 95% confidence interval of the median where there were samples
-    enough.
-    """
+    """One config's latency, with the median's 95% confidence interval for enough samples."""
 
     latency_us: float
     low_us: float | None = None
@@ -47,28 +45,27 @@ class Result:
     """Times of some configs on a problem, and the configs that failed."""
 
     times: dict[LeanConfig, Time]
-    #: A sentence each for those that could not be timed.
+    #: Reasons why configs could not be timed.
     failures: dict[LeanConfig, str]
 
 
 class Stopwatch(Protocol):
-    """Times configs on a problem."""
+    """Timing of configs on a problem."""
 
     def time(self, problem: AttentionProblem, configs: Sequence[LeanConfig]) -> Result: ...
 
 
-#: Samples of each round, and how far above the fastest a candidate may be to see the next one.
+#: Samples per round, and maximum ratio to the fastest for a candidate to reach the next round.
 ROUNDS = ((2, 1.15), (3, 1.04), (8, 1.0))
 
 
 def knock_out(
     samplers: Mapping[Key, Sampler], rounds: Sequence[tuple[int, float]] = ROUNDS
 ) -> dict[Key, Timing]:
-    """Timings of all, more samples for those that may be the fastest, and for the first: gains are
-    counted against it.
+    """Time all, with more samples for those that may be the fastest, and for the first.
 
-    Within a round one sample of each is taken in turn, so that drifting clocks meet all alike; the
-    first pass over all is not counted, as in leanbench.measure.timing.run_rounds.
+    Gains are relative to the first. A round takes samples in turn, so that drifting clocks affect
+    all candidates equally. A warm-up pass is discarded, as in leanbench.measure.timing.run_rounds.
     """
     for sampler in samplers.values():
         sampler.sample_us()
@@ -89,22 +86,22 @@ def knock_out(
     return timings
 
 
-#: Samples behind an interval; fewer give none at 95%.
+#: Minimum samples of an interval; fewer give none at 95%.
 _LEAST_SAMPLES = 6
-#: Device time of one sample.
+#: GPU time per sample.
 _SAMPLE_MS = 0.4
-#: Random numbers that K and V of all problems are cut from.
+#: Bytes of random numbers shared by K and V of all problems.
 _POOL_BYTES = 2_000_000_000
 _POOL_SHARE = 0.5
-#: ||out - the first config's out|| over its norm: both differ from the truth by a few roundings of
-#: the output.
+#: Limit of ||out - the first config's out|| over its norm: each differs from the exact result by a
+#: few roundings of the output.
 _RELATIVE_LIMIT = {"fp16": 4e-3, "bf16": 2e-2}
 
 
 class GpuStopwatch:
-    """On the GPU that torch counts as `index`.
+    """Timing on the GPU with torch's `index`.
 
-    K and V of all problems are views of one pool of random numbers: nothing is filled or freed
+    K and V of all problems are views of one pool of random numbers: no memory is filled or freed
     between problems.
     """
 
@@ -115,15 +112,17 @@ class GpuStopwatch:
         self._device = torch.device("cuda", index)
         torch.cuda.set_device(self._device)
         free, _ = torch.cuda.mem_get_info(self._device)
-        #: What a problem may need of memory.
+        #: Memory available to a problem.
         self.room_bytes = int(_POOL_SHARE * free)
-        #: The largest K and V that the pool holds.
+        #: The largest K and V in the pool.
         self.most_bytes = min(_POOL_BYTES, self.room_bytes)
         self._pools: dict[str, torch.Tensor] = {}
 
     def time(self, problem: AttentionProblem, configs: Sequence[LeanConfig]) -> Result:
-        """Times configs on rotating buffers, cold L2; each output is held against that of the first
-        config, and that one against the fp64 reference.
+        """Time configs over rotating buffers with a cold L2.
+
+        Each output is compared with that of the first config, which is compared with the fp64
+        reference.
         """
         from triton.runtime.errors import OutOfResources
 
@@ -154,8 +153,10 @@ class GpuStopwatch:
         return Result({config: _time(timing) for config, timing in timings.items()}, failures)
 
     def buffers(self, problem: AttentionProblem) -> list[AttentionInputs]:
-        """Inputs that launches rotate over: in the pool, or in memory of their own where that is
-        too small, or the cache has room for others.
+        """Return inputs for launches to rotate over.
+
+        They are in the pool, or in separate memory if the pool is too small or the cache has a
+        larger capacity.
         """
         import torch
 
@@ -185,7 +186,7 @@ class GpuStopwatch:
         return self._pools[dtype]
 
     def _checked(self, inputs: AttentionInputs) -> Any:
-        """The output that is there, in fp64, after a look at a few heads of it."""
+        """Return the current output in fp64, after checking a few heads."""
         from leanbench.check.reference import Reference
 
         dtype = "fp16" if str(inputs.q.dtype) == "torch.float16" else "bf16"

@@ -1,5 +1,5 @@
-"""Validation of launch settings on problems that were not tuned: the looked-up choice against every
-candidate.
+"""Validation of launch settings on problems outside of the tuning: the lookup's choice against
+every candidate.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from leanbench.configs.tuned import Family
     from leanbench.tune.stopwatch import GpuStopwatch
 
-#: (sequence, KV head) pairs and context of decode steps that models run: powers of two, and lengths
-#: in between.
+#: (sequence, KV head) pairs and contexts of models' decode steps: powers of two, and lengths in
+#: between.
 _STEPS = (
     (8, 2048),
     (8, 32768),
@@ -41,16 +41,17 @@ _STEPS = (
     (128, 2048),
     (56, 16384),
 )
-#: Every other problem comes from the tuner's own sequence, from here on: no tuning gets so far.
+#: Every other problem comes from the tuner's own sequence, starting beyond any tuning.
 _SKIPPED = 60
-#: The fastest of the first rounds that are timed again, with the choice and the heuristic.
+#: Number of the fastest of the first rounds that are timed again, with the choice and the
+#: heuristic.
 _FINALISTS = 5
 _EFFORT = Effort(relative_ci=0.003, max_samples=40, max_seconds=0.3, sample_ms=1.0, max_repeats=0)
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """One problem that was not tuned."""
+    """A problem outside of the tuning."""
 
     problem: AttentionProblem
     choice: Choice
@@ -58,21 +59,21 @@ class Unseen:
     heuristic_us: float
     best: LeanConfig
     best_us: float
-    #: Launches that were timed.
+    #: Number of timed launches.
     candidates: int
 
     @property
     def share(self) -> float:
-        """The best's latency over the choice's: 1 is as good as it gets."""
+        """The best's latency over the choice's, at most 1."""
         return self.best_us / self.chosen_us
 
     @property
     def heuristic_share(self) -> float:
-        """The same of the heuristic."""
+        """The best's latency over the heuristic's, at most 1."""
         return self.best_us / self.heuristic_us
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the fields as plain JSON types."""
         assert self.choice.config is not None
         return {
             "problem": self.problem.to_dict(),
@@ -90,8 +91,9 @@ class Unseen:
 def unseen_problems(
     family: Family, spec: GpuSpec, count: int, most_bytes: float
 ) -> list[AttentionProblem]:
-    """`count` problems of a family that it was not tuned on: decode steps of models and others, in
-    turn.
+    """Return `count` problems of a family outside of its tuning.
+
+    Decode steps of models alternate with others.
     """
     key = FamilyKey(family.head_dim, family.group_size, family.dtype, family.kv_layout)
     tuned = {(problem.batch * problem.kv_heads, problem.context) for problem in family.problems}
@@ -110,9 +112,7 @@ def unseen_problems(
 def fitting(
     drawn: Iterable[AttentionProblem], kernel: Kernel, count: int, most_bytes: float
 ) -> list[AttentionProblem]:
-    """The first `count` problems of a draw that the kernel takes and that need `most_bytes` of
-    memory at most.
-    """
+    """Return the first `count` drawn problems that the kernel takes, up to `most_bytes` each."""
     able = (
         problem
         for problem in drawn
@@ -122,10 +122,10 @@ def fitting(
 
 
 def launches_of(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec) -> list[LeanConfig]:
-    """What the kernel's candidates come down to on a problem, one of each launch.
+    """Return a candidate for each distinct launch on a problem.
 
-    Lengths on the device: what `--configs best` times, but for aligned grids, which there are none
-    of.
+    For lengths on the device these are the candidates of `--configs best`, without aligned grids,
+    which do not exist then.
     """
     if problem.lengths_on == "device":
         able = kernel.candidate_configs(problem.known_to_host, spec)
@@ -137,7 +137,7 @@ def launches_of(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec) -> lis
 def compile_launches(
     kernel: Kernel, problems_timed: Iterable[AttentionProblem], spec: GpuSpec, pool: Executor
 ) -> None:
-    """Compiles the builds of all launches on all cores, so that timing finds them on the disk."""
+    """Compile the builds of all launches on all cores, so that timing finds them on disk."""
     jobs = [
         Job(kernel.name, problem, config)
         for problem in problems_timed
@@ -163,9 +163,7 @@ def _in_turn(
 def validate(
     kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, watch: GpuStopwatch
 ) -> Unseen:
-    """Times every launch that the candidates come down to on a problem, the fastest few and the
-    choice again.
-    """
+    """Time every distinct launch of a problem, then the fastest few and the choice again."""
     choice = choose(kernel, problem, spec)
     heuristic = resolve(kernel, problem, spec, "heuristic").config
     assert choice.config is not None

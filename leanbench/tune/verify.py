@@ -1,6 +1,4 @@
-"""Tuned configs timed again on the tuned problems, side by side with those that tied and the
-heuristic: are they still the ones to use?
-"""
+"""Verification of tuned configs: the tuned problems timed again, with ties and the heuristic."""
 
 from __future__ import annotations
 
@@ -19,15 +17,15 @@ from leanbench.measure.timing import Effort, Replay, run_rounds
 if TYPE_CHECKING:
     from leanbench.configs.tuned import Family, TunedProblem
 
-#: A choice still holds within this of the fastest.
+#: Maximum regret of a choice that still holds.
 HOLDS_WITHIN = 0.01
-#: The median regret above which a file is out of date.
+#: Median regret above which a file is out of date.
 FAILS_ABOVE = 0.02
-#: Fine enough to tell 1% apart.
+#: Precise enough for differences of 1%.
 EFFORT = Effort(relative_ci=0.003, max_samples=60)
 
-#: Microseconds of each config on a problem, or one sentence why there are none. Configs that do not
-#: fit are missing.
+#: Timing in microseconds of configs on a problem, or the reason against it. Configs that do not fit
+#: are missing.
 TimeConfigs = Callable[[AttentionProblem, Sequence[LeanConfig]], Mapping[LeanConfig, float] | str]
 
 
@@ -58,14 +56,14 @@ class Task:
 
     @property
     def configs(self) -> list[LeanConfig]:
-        """The chosen one, those that tied with it, the heuristic's."""
+        """The chosen config, its ties, and the heuristic's."""
         indices = dict.fromkeys((self.tuned.chosen, *self.tuned.ties, self.tuned.heuristic))
         return [self.family.candidates[index].config for index in indices]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Comparison of a problem's chosen config with the fastest one now."""
+    """Comparison of a problem's chosen config with the currently fastest one."""
 
     task: Task
     chosen_us: float
@@ -74,7 +72,7 @@ class Verdict:
 
     @property
     def regret(self) -> float:
-        """Time of the choice beyond the fastest's, as a share of it."""
+        """Excess of the choice's time over the fastest's, as a fraction."""
         return self.chosen_us / self.fastest_us - 1
 
     @property
@@ -83,9 +81,7 @@ class Verdict:
 
 
 def tasks_of(families: Sequence[Family], sample: int | None = None) -> list[Task]:
-    """The tuned problems of all families that were tuned for latency; `sample` of them evenly
-    spread, where given.
-    """
+    """Return the problems of all families tuned for latency, or `sample` of them, evenly spread."""
     tasks = [
         Task(family, tuned)
         for family in families
@@ -98,7 +94,7 @@ def tasks_of(families: Sequence[Family], sample: int | None = None) -> list[Task
 
 
 def judge(task: Task, time: TimeConfigs) -> Verdict | str:
-    """Times the task's configs; one sentence where the chosen one cannot be judged."""
+    """Time the task's configs; return a sentence if the chosen one cannot be judged."""
     latencies_us = time(task.problem, task.configs)
     if isinstance(latencies_us, str):
         return latencies_us
@@ -113,9 +109,7 @@ def median_regret(verdicts: Sequence[Verdict]) -> float:
 
 
 class GpuTimer:
-    """A `TimeConfigs` on the GPU that torch counts as `index`: rotating buffers, cold L2, configs
-    in turn.
-    """
+    """A `TimeConfigs` on torch's GPU `index`: rotating buffers, cold L2, configs in turn."""
 
     def __init__(self, kernel: Kernel, index: int, spec: GpuSpec) -> None:
         import torch

@@ -1,13 +1,14 @@
-// A message from one GPU to another and back, again and again; ping_pong.py
-// launches a CTA on each and has the macros: RELEASE, THREADS, UNITS, BATCHES, ROUNDS, POLLS.
+// A message between two GPUs, back and forth repeatedly; ping_pong.py launches a CTA on each and
+// has the macros: RELEASE, THREADS, UNITS, BATCHES, ROUNDS, POLLS.
 //
-// Each message has the number of its round, which nobody has sent before, so whoever sees it has the
-// message. Nothing is overwritten unread: a GPU sends the next one once it has all of the answer.
+// Each message carries the unique number of its round, so a reader that sees the number has the
+// message. Nothing unread is overwritten: a GPU sends the next message only after it has received
+// the whole answer.
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #if RELEASE
-// A flag beside data: what was stored before it is seen by those that see it.
+// A flag next to data: a reader that sees it also sees earlier stores.
 constexpr int UNIT = 1;  // 32-bit numbers
 
 __device__ __forceinline__ void store(u32 *at, u32 number) {
@@ -20,8 +21,8 @@ __device__ __forceinline__ bool holds(const u32 *at, u32 number) {
   return found == number;
 }
 #else
-// Data that has its flag in it: 16 bytes, seen whole or not at all, as kernels/lean/peers.cuh sends
-// partials. Here every one of the four numbers is the flag.
+// Data that contains its flag: 16 bytes, seen as a whole, as kernels/lean/peers.cuh sends partials.
+// Each of the four numbers is the flag.
 constexpr int UNIT = 4;
 
 __device__ __forceinline__ void store(u32 *at, u32 number) {
@@ -37,7 +38,7 @@ __device__ __forceinline__ void store(u32 *at, u32 number) {
       : "memory");
 }
 
-// Looks at all four: of an asm's unused results the compiler would leave out the reading.
+// Compares all four numbers: the compiler would remove loads of unused results.
 __device__ __forceinline__ bool holds(const u32 *at, u32 number) {
   u32 a, b, c, d;
   asm volatile(
@@ -73,7 +74,7 @@ __device__ __forceinline__ void send(u32 *slots, u32 number) {
   for (int unit = 0; unit < UNITS; unit++) store(unit_of_thread(slots, unit), number);
 }
 
-// Whether all of the message came within POLLS looks; the same to all threads.
+// Returns whether all of the message arrived within POLLS reads; the same for all threads.
 __device__ __forceinline__ bool receive(u32 *slots, u32 number) {
   bool came = false;
   for (int poll = 0; poll < POLLS && !came; poll++) {
@@ -85,8 +86,8 @@ __device__ __forceinline__ bool receive(u32 *slots, u32 number) {
   return THREADS == 1 ? came : __syncthreads_and(came);
 }
 
-// Of one CTA. `own` is this GPU's memory, `peer` the other's; `ends`: nanoseconds at the end of
-// each batch of ROUNDS, 0 where a message did not come; null on the GPU that answers.
+// Runs one CTA. `own` is this GPU's memory, `peer` the other's; `ends`: nanoseconds at the end of
+// each batch of ROUNDS, 0 if a message did not arrive; null on the answering GPU.
 extern "C" __global__ void __launch_bounds__(THREADS)
     ping_pong(u32 *own, u32 *peer, u64 *ends) {
   const bool asks = ends != nullptr;

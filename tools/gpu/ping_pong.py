@@ -3,7 +3,7 @@
     python tools/gpu/ping_pong.py
 
 A CTA on each of two GPUs stores into the other's memory and polls its own. Half of a round trip is
-the floor of what an exchange adds to a launch whose tokens are shared: the last partial has to
+the floor for the cost of an exchange in a launch with shared tokens: the last partial has to
 arrive. Plain peer memory (NVLink, or PCIe between GPUs with peer access), by the driver alone.
 """
 
@@ -22,10 +22,10 @@ from typing import Any
 from leanbench.compile.nvrtc import CudaSource, check_nvrtc, compile_cuda
 from leanbench.core.errors import UserError
 
-#: Batches of a launch, and round trips of each, which lasts some 100 timer ticks of 1 us or more.
-#: The first batch is not used: one GPU waits there for the other's launch.
+#: Batches per launch, and round trips per batch, which lasts some 100 timer ticks of 1 us or more.
+#: The first batch is discarded: one GPU waits there for the other's launch.
 BATCHES, ROUNDS = 33, 128
-#: Looks for a message before a launch gives up: one to two seconds.
+#: Polls before a launch gives up: one to two seconds.
 POLLS = 1 << 21
 #: The first launch of each message wakes both GPUs.
 _LAUNCHES = 2
@@ -59,9 +59,9 @@ class Message:
         return CudaSource(text, "ping_pong", tuple(sorted(defines.items())), capability)
 
 
-#: By name. `unit`: 16 bytes as `lean` stores them, the least that it can send. `partial`: what a
-#: CTA of `lean` sends of 4 query heads x 128, 32 bytes to 4 numbers (kernels/lean/peers.cuh).
-#: `flag`: what barriers are made of, and exchanges whose flag comes after the data.
+#: By name. `unit`: 16 bytes as stored by `lean`, its smallest message. `partial`: data of a CTA of
+#: `lean` with 4 query heads x 128, 32 bytes per 4 numbers (kernels/lean/peers.cuh). `flag`: the
+#: basis of barriers, and of exchanges with a flag after the data.
 MESSAGES = {
     "unit": Message(threads=1, units=1),
     "partial": Message(threads=128, units=2),
@@ -91,11 +91,11 @@ def measure_round_trips(driver: Any, first: int, second: int) -> dict[str, float
     """Return the round trip in microseconds of each of MESSAGES between two GPUs.
 
     Args:
-        first: the GPU that sends and takes the time, as CUDA counts.
-        second: the GPU that answers.
+        first: index of the GPU that sends and takes the time.
+        second: index of the GPU that answers.
 
     Raises:
-        RuntimeError: a message did not arrive, or a call of the driver failed.
+        RuntimeError: a message did not arrive, or a driver call failed.
     """
     with ExitStack() as stack:
         asking, answering = (_Side(driver, index, stack) for index in (first, second))
@@ -120,7 +120,7 @@ class _Side:
     def __init__(self, driver: Any, index: int, stack: ExitStack) -> None:
         self._driver, self.index = driver, index
         self._device = _check(driver.cuDeviceGet(index))
-        # Not a new context, but the one that torch uses or would.
+        # The primary context, which torch also uses.
         self._context = _check(driver.cuDevicePrimaryCtxRetain(self._device))
         stack.callback(driver.cuDevicePrimaryCtxRelease, self._device)
         attributes = driver.CUdevice_attribute
@@ -129,7 +129,7 @@ class _Side:
             self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
         slots_bytes = max(message.sent_bytes for message in MESSAGES.values())
-        # Not torch's allocator: memory of its expandable segments has no peer access.
+        # Memory of torch's expandable segments has no peer access.
         self._slots = self._allocate(slots_bytes, stack)
         self._ends = self._allocate(8 * BATCHES, stack)
         self._numbers = ((self._slots, slots_bytes // 4), (self._ends, 2 * BATCHES))
@@ -137,7 +137,7 @@ class _Side:
     def reach(self, peer: _Side, stack: ExitStack) -> None:
         """Let kernels of this GPU store into the other's memory."""
         returned = self._call("cuCtxEnablePeerAccess", peer._context, 0)
-        # torch enables it when it first copies between two GPUs, and counts on it.
+        # torch enables peer access at its first copy between two GPUs, and relies on it.
         if returned[0] == self._driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
             return
         _check(returned)
@@ -193,7 +193,7 @@ def _measure(message: Message, asking: _Side, answering: _Side) -> float:
     """Return the round trip of a message in microseconds."""
     ends_ns: list[int] = []
     with ExitStack() as stack:
-        # Both are loaded before either runs: loading may wait for what runs.
+        # Load both before either runs: loading may wait for running kernels.
         asks, answers = (side.load(message, stack) for side in (asking, answering))
         for _ in range(_LAUNCHES):
             asking.clear()
@@ -215,7 +215,7 @@ def _measure(message: Message, asking: _Side, answering: _Side) -> float:
 
 
 def _has_peer_access(driver: Any, first: int, second: int) -> bool:
-    """Return True if each of two GPUs may store into the other's memory."""
+    """Return True if each of two GPUs can store into the other's memory."""
     own, peer = (_check(driver.cuDeviceGet(index)) for index in (first, second))
     return all(_check(driver.cuDeviceCanAccessPeer(*way)) for way in ((own, peer), (peer, own)))
 
