@@ -1,4 +1,4 @@
-// What cuda_on_cpu.hpp declares.
+// Implementation of cuda_on_cpu.hpp.
 #include "cuda_on_cpu.hpp"
 
 #include <setjmp.h>
@@ -18,12 +18,12 @@ namespace {
 
 struct Copy {
   u32 to, barrier;
-  std::vector<unsigned char> bytes;  // empty: 16 bytes from `from`, or, where that is null, an arrival
+  std::vector<unsigned char> bytes;  // empty: 16 bytes from `from`, or an arrival if that is null
   const unsigned char *from;
-  u32 swizzle;  // the part of a 128-byte row's number that pieces' numbers are XORed with
+  u32 swizzle;  // part of a 128-byte row's number that is XORed with numbers of pieces
 };
 
-// Of 16 bytes to global memory.
+// A store of 16 bytes to global memory.
 struct Store {
   u32 *at;
   uint4 x;
@@ -35,7 +35,7 @@ struct Barrier {
   u32 phase = 0;
 };
 
-// A thread's share of d = [d +] a b, which is computed when it is waited for.
+// A thread's share of d = [d +] a b, computed when it is waited for.
 struct WarpgroupProduct {
   float *d;
   int count;
@@ -52,14 +52,14 @@ struct Fiber : Thread {
   jmp_buf at;
   bool started = false;
   std::unique_ptr<char[]> stack;
-  const void *argument;                      // of the collective that it waits in
+  const void *argument;                      // of the collective in which it waits
   std::vector<std::vector<Copy>> groups{1};  // cp.async; the last one is not committed
-  std::vector<std::vector<WarpgroupProduct>> products{1};  // wgmma; likewise
+  std::vector<std::vector<WarpgroupProduct>> products{1};  // wgmma; the last one is not committed
   bool arrived = false;                      // at its cluster's barrier
   u32 cluster_phase = 0;
 };
 
-// A warp: who of it can go on, and who waits in a collective.
+// A warp: its runnable fibers, and those that wait in a collective.
 struct Lanes {
   Fiber *all[LANES];
   std::vector<Fiber *> ready;
@@ -75,7 +75,7 @@ struct Cluster {
   std::vector<struct Cta *> ctas;
 };
 
-// A named barrier: threads that have come, and those of them that wait.
+// A named barrier: the number of arrivals, and the waiting threads.
 struct Named {
   int arrived = 0;
   std::vector<Fiber *> waiting;
@@ -88,15 +88,15 @@ struct Cta {
   std::vector<Fiber *> waiting;  // at __syncthreads
   std::map<u32, Barrier> barriers;
   std::map<int, Named> named;
-  std::vector<Copy> copies;  // on their way
+  std::vector<Copy> copies;  // in flight
   unsigned char *shared;
   Cluster *cluster;
 };
 
 struct Machine {
   Kernel kernel;
-  const float *floats;  // that the operands' numbers of 16 bits are
-  bool lazy;            // copies arrive when they are waited for; otherwise at once
+  const float *floats;  // values of the 16-bit numbers of operands
+  bool lazy;            // copies arrive when they are waited for; otherwise immediately
   u32 random, shared_bytes;
   const void *params;
   Fiber *current;
@@ -106,7 +106,7 @@ struct Machine {
   i64 lowest;
   std::string failure;
   std::vector<std::unique_ptr<Cta>> running;
-  std::vector<Store> stores;  // that nobody sees yet
+  std::vector<Store> stores;  // not visible yet
 };
 Machine machine;
 
@@ -151,7 +151,7 @@ void wake_all(std::vector<Fiber *> &waiting) {
   waiting.clear();
 }
 
-// A store that nobody saw yet is seen: any of them, their order is free.
+// Makes a pending store visible. The order of stores is arbitrary.
 void show_store() {
   std::swap(machine.stores[draw(machine.stores.size())], machine.stores.back());
   memcpy(machine.stores.back().at, &machine.stores.back().x, 16);
@@ -159,7 +159,7 @@ void show_store() {
   machine.idle_reads = 0;
 }
 
-// Lets all others go on before this thread's warp does.
+// Lets all others run before this thread's warp continues.
 void yield_to_others() {
   Lanes *lanes = machine.current->lanes;
   if (++machine.idle_reads > MOST_IDLE_READS) fail("waits for a partial that nobody stores");
@@ -171,7 +171,7 @@ void yield_to_others() {
 
 // ---- where threads meet ------------------------------------------------------------------------
 
-// A collective of a warp: the last lane to come calls `combine` with all lanes' arguments.
+// A collective of a warp: the last lane to arrive calls `combine` with all lanes' arguments.
 template <class Argument, class Combine>
 void meet(const char *name, Argument &argument, Combine combine) {
   Fiber *own = machine.current;
@@ -286,7 +286,7 @@ void wait_for_cluster() {
 
 // ---- arithmetic --------------------------------------------------------------------------------
 
-// Bytes of two words, by the numbers in the selector's digits.
+// Bytes of two words, selected by the digits of the selector.
 u32 __byte_perm(u32 low, u32 high, u32 selector) {
   const u64 both = (u64)high << 32 | low;
   u32 bytes = 0;
@@ -295,7 +295,7 @@ u32 __byte_perm(u32 low, u32 high, u32 selector) {
 }
 
 float ex2_approx_ftz(float x) {
-  // Threads may fall behind anywhere, within a merge too.
+  // Threads can fall behind anywhere, even within a merge.
   if (draw(256) == 0) yield_to_others();
   return exp2f(x);
 }
@@ -327,7 +327,7 @@ u32 half_of_e4m3(u32 byte) {
   return half_of(byte & 128 ? -a : a, false);
 }
 
-// The numbers of all halves.
+// The values of all 16-bit numbers.
 static std::vector<float> floats_of(bool bf16) {
   std::vector<float> numbers(1 << 16);
   for (u32 half = 0; half < numbers.size(); half++)
@@ -366,7 +366,7 @@ struct Product {
   u32 b[2];
 };
 
-// Where a number of an operand is; those of a 16-byte piece lie side by side.
+// Returns the address of a number of an operand; numbers of a 16-byte piece are adjacent.
 u32 operand_at(u64 descriptor, int outer, int depth, bool transposed) {
   const u32 start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4,
             stride = (descriptor >> 32 & 0x3fff) << 4;
@@ -376,7 +376,7 @@ u32 operand_at(u64 descriptor, int outer, int depth, bool transposed) {
   return at ^ (at >> 7 & 7) << 4;
 }
 
-// The 16 numbers of a row of a, or of a column of b that is not transposed.
+// Loads the 16 numbers of a row of a, or of a column of b that is not transposed.
 void load_row(u64 descriptor, int outer, float (&numbers)[16]) {
   for (int depth = 0; depth < 16; depth += 8) {
     unsigned short halves[8];
@@ -385,7 +385,7 @@ void load_row(u64 descriptor, int outer, float (&numbers)[16]) {
   }
 }
 
-// Those of two columns of b; the first has an even number.
+// Loads two columns of b; the first has an even number.
 void load_columns(u64 descriptor, int column, bool transposed, float (&numbers)[2][16]) {
   if (!transposed) {
     for (int i = 0; i < 2; i++) load_row(descriptor, column + i, numbers[i]);
@@ -398,7 +398,8 @@ void load_columns(u64 descriptor, int column, bool transposed, float (&numbers)[
   }
 }
 
-// This thread's share: of each 8 columns two, in a row of the warpgroup's and the one 8 further.
+// Computes this thread's share: two of each 8 columns, in a row of the warpgroup and the one 8
+// further.
 void multiply(WarpgroupProduct &own) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   if (!own.loaded)
@@ -477,7 +478,7 @@ void start_product(float *d, int count, u64 a, u64 b, bool transposed, bool add)
   machine.current->products.back().push_back({d, count, false, {}, a, b, transposed, add});
 }
 
-// Rows of a left operand in registers are spread over four lanes: they are exchanged when it starts.
+// Rows of a left operand in registers are spread over four lanes, which exchange them at the start.
 void start_product(float *d, int count, const u32 (&a)[4], u64 b) {
   struct Rows {
     u32 words[4];
@@ -545,7 +546,7 @@ void arrive_copy(const Copy &copy) {
   complete_phase(barrier);
 }
 
-// Those that a barrier waits for.
+// Completes the copies that a barrier waits for.
 void arrive_copies(u32 address) {
   auto &copies = machine.current->cta->copies;
   for (size_t i = 0; i < copies.size();) {
@@ -668,7 +669,7 @@ void arrive_after_copies(u32 address) {
 }
 
 void wait_for_parity(u32 address, u32 parity) {
-  // Lane 0 starts copies, which the others may come to wait for before it.
+  // Other lanes may wait for copies before lane 0 has started them.
   __syncwarp();
   Barrier &barrier = barrier_at(address);
   if ((barrier.phase & 1) != parity) return;
@@ -713,7 +714,7 @@ u64 globaltimer() {
 
 namespace {
 
-// A fiber's life.
+// The main function of a fiber.
 void live() {
   machine.kernel.run(machine.params);
   Cta *cta = machine.current->cta;
@@ -751,8 +752,8 @@ void start_cta(int block, Cluster *cluster) {
   }
 }
 
-// The warp of highest priority that can go on. Now and then a warp falls behind all others, so that
-// what only a barrier keeps in order gets out of order where the barrier is missing.
+// Returns the runnable warp of highest priority. Occasionally a warp falls behind all others, which
+// breaks any order that is not enforced by a barrier.
 Lanes *next_warp() {
   Lanes *best = nullptr;
   for (auto &cta : machine.running)

@@ -1,9 +1,9 @@
 // A GPU that executes lean.cu on one thread of the CPU: every CUDA thread is a fiber. Fibers switch
-// where threads of a GPU meet or wait, so one that nobody wakes is an error, not a hang.
+// where threads of a GPU meet or wait, so a fiber that is never resumed is an error, not a hang.
 //
-// What follows from a build's macros is in ptx_on_cpu.hpp and wgmma_on_cpu.hpp. All else is here and
-// in cuda_on_cpu.cpp, which are compiled once for all builds: no macro of a build may be named here,
-// and whatever this header includes, every build reads.
+// Code that depends on a build's macros is in ptx_on_cpu.hpp and wgmma_on_cpu.hpp. All else is here
+// and in cuda_on_cpu.cpp, compiled once for all builds: neither may use a macro of a build. Every
+// build reads whatever this header includes.
 #ifndef CUDA_ON_CPU
 #define CUDA_ON_CPU
 #include <math.h>
@@ -33,16 +33,16 @@ inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 
 constexpr int LANES = 32;
-constexpr u32 RANK_SHIFT = 24;  // of a peer's shared address: its rank + 1 above this bit
+constexpr u32 RANK_SHIFT = 24;  // of a peer's shared address: its rank + 1 is above this bit
 
-// What a build is.
+// Properties of a build.
 struct Kernel {
   int warps, cluster;
   bool bf16;             // of the operands of matrix instructions
   void (*run)(const void *params);
 };
 
-// A CUDA thread, as kernels see it.
+// A CUDA thread, as seen by kernels.
 struct Thread {
   Index index, block;
   unsigned char *shared;
@@ -54,13 +54,14 @@ extern Index grid;
 #define blockIdx (current_thread->block)
 #define gridDim (grid)
 
-// Runs a grid, no more than `most_ctas` of it at once, started in order. Why it cannot end, or null.
+// Runs a grid, started in order with at most `most_ctas` running. Returns why it cannot end, or
+// null.
 const char *run_grid(const Kernel &kernel, const void *params, int ctas, int shared_bytes,
                      int most_ctas, bool lazy, u32 seed);
 
 // ---- where threads meet ------------------------------------------------------------------------
 
-// What lane `source` has; the own value where there is no such lane.
+// Returns the value of lane `source`, or the own value if there is no such lane.
 u64 shuffle_word(const char *name, u64 value, int source);
 
 template <class T>
@@ -125,7 +126,7 @@ inline T __ldg(const T *at) { return *at; }
 template <class T>
 inline T __ldcg(const T *at) { return *at; }
 
-// Threads may fall behind in it.
+// Threads can fall behind in it.
 float ex2_approx_ftz(float x);
 inline float rcp_approx_ftz(float x) { return 1.0f / x; }
 inline float lg2_approx_ftz(float x) { return log2f(x); }
@@ -138,7 +139,7 @@ u32 half_of_e4m3(u32 byte);
 
 inline unsigned char *shared_memory() { return current_thread->shared; }
 u32 shared_address(const void *pointer);
-// What is at a shared address, a peer's among them.
+// Returns memory at a shared address, which can be a peer's.
 unsigned char *at_shared(u32 address, u32 bytes);
 
 template <class T>
@@ -165,7 +166,7 @@ inline void ldmatrix_x2(u32 (&b)[2], u32 address) { load_matrices(b, 2, false, a
 void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
 
 void start_product(float *d, int count, u64 a, u64 b, bool transposed, bool add);
-// With a left operand in registers.
+// Starts a product with a left operand in registers.
 void start_product(float *d, int count, const u32 (&a)[4], u64 b);
 void commit_products();
 void wait_for_products(int pending);
@@ -177,21 +178,21 @@ void cp_async_cg_16(u32 to, const void *from, bool copied);
 void cp_async_ca_4(u32 to, const void *from, bool copied);
 void cp_async_commit_group();
 void wait_for_copies(int pending);
-// A tensor map's words: address; size and stride, in numbers, of (head_dim, token, head, outer); tokens
-// of a box; bytes of a number, and of a row of a box: 64 and 128 are swizzled.
+// Words of a tensor map: address; size and stride, in numbers, of (head_dim, token, head, outer);
+// tokens of a box; bytes of a number, and of a row of a box: 64 and 128 are swizzled.
 void copy_box(u32 to, const u64 *words, u32 barrier, int x, int y, int z, int w);
-// Into the shared memory of every CTA of the cluster.
+// Copies into the shared memory of every CTA of the cluster.
 void copy_box_to_all(u32 to, const u64 *words, u32 barrier, int x, int y, int z, int w);
 
 void init_barrier(u32 barrier, int arrivals);
 void arrive(u32 barrier);
 void arrive_at_peer(u32 barrier, int rank);
 void arrive_with_bytes(u32 barrier, u32 bytes);
-// This thread's copies arrive in their order, and then it does.
+// This thread's copies arrive in order, followed by its arrival.
 void arrive_after_copies(u32 barrier);
-// Of a warp, whose lanes wait together, for copies alone.
+// Waits only for copies. Called by a warp, whose lanes wait together.
 void wait_for_parity(u32 barrier, u32 parity);
-// For what other warps do as well: lanes come alone.
+// Waits for other warps, too. Lanes call it separately.
 void wait_for_phase(u32 barrier, u32 parity);
 
 // ---- global memory that other CTAs read and write ----------------------------------------------

@@ -1,6 +1,6 @@
-"""A rank of test_distributed_kernels.py: its number, how many there are, a port, kernels.
+"""A rank of test_distributed_kernels.py. Arguments: rank, number of ranks, port, kernels.
 
-Prints the errors of each kernel, as JSON.
+Prints the errors of each kernel as JSON.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 
-#: Of each rank.
+#: Problem of each rank.
 PROBLEM = AttentionProblem(2, 4, 2, 48, 64)
 
 
 def expected(shards: list[AttentionInputs]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and LSE over the tokens of all shards, with the first one's queries, in fp64."""
+    """Return output and LSE over the tokens of all shards in fp64, for the first one's queries."""
     q = shards[0].q.double()
     k = torch.cat([shard.k_cache for shard in shards], 1).double().repeat_interleave(2, 2)
     v = torch.cat([shard.v_cache for shard in shards], 1).double().repeat_interleave(2, 2)
@@ -53,7 +53,7 @@ class TorchDistBackend:
 
 
 class FlashInfer:
-    """A stand-in of FlashInfer's exchange, which tells a workspace that is not ready."""
+    """A fake of FlashInfer's exchange that detects a workspace in use before it is ready."""
 
     def __init__(self) -> None:
         self.ready: set[int] = set()

@@ -1,5 +1,5 @@
-"""lean.cu and many_rows.cu on the CPU: compiled by g++ with cuda_on_cpu.cpp for a GPU, and launched
-as `launch_of` has it.
+"""lean.cu and many_rows.cu on the CPU: compiled by g++ with cuda_on_cpu.cpp instead of a GPU, and
+launched with the arguments of `launch_of`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from leanbench.core.paths import KERNELS
 
 COMPILER = shutil.which("g++")
 _HERE = Path(__file__).parent
-#: The source of each kernel.
+#: Source of each kernel.
 _SOURCES = {ENTRY: "lean.cu", MANY_ROWS_ENTRY: "many_rows.cu", MlaBuild.entry: "mla.cu"}
-#: What shared memory is called in them; here each CTA has its own.
+#: Name of shared memory in the sources, replaced by memory of each CTA.
 _SHARED = {"lean.cu": "shared", "many_rows.cu": "shared", "mla.cu": "memory"}
-#: Of the compiler. Launches are short: a build that takes less time is worth more than its speed.
+#: Compiler flags. Launches are short, so fast compilation matters more than fast code.
 _FLAGS = (
     "-std=c++17",
     "-Og",
@@ -46,23 +46,23 @@ _FLAGS = (
     "-Wno-psabi",
     "-fPIC",
 )
-#: Edits of a source: what is replaced in which file, and by what.
+#: Edit of a source: file, old text, new text.
 Mutation = tuple[str, str, str]
 
 
 @dataclass
 class Cpu:
-    """A stand-in for a GPU of a few SMs."""
+    """A fake GPU with a few SMs."""
 
-    #: Replaced in the sources of all launches.
+    #: Edit of the sources of all launches.
     mutation: Mutation | None = None
-    #: What __CUDA_ARCH__ says.
+    #: Value of __CUDA_ARCH__.
     architecture: int = 900
     _libraries: dict[CudaBuild, ctypes.CDLL] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.mutation is not None:
-            # Here: a launch that fails for any reason passes for a mutation that is noticed.
+            # Outside of the launch: there, any error would count as a detected mutation.
             name, old, new = self.mutation
             replaced((KERNELS / "lean" / name).read_text(encoding="utf-8"), old, new)
 
@@ -76,16 +76,16 @@ class Cpu:
         lazy: bool = True,
         seed: int = 0,
     ) -> CudaLaunch:
-        """Makes the call.
+        """Launch the call.
 
         Args:
-            sms: SMs of the GPU that the grid is chosen for.
-            most_ctas: CTAs that run at once.
-            lazy: whether copies arrive as late as can be, or at once.
+            sms: SMs of the GPU that determine the grid.
+            most_ctas: number of resident CTAs.
+            lazy: copies arrive as late as possible, not immediately.
             seed: of the order in which warps take turns.
 
         Raises:
-            AssertionError: the launch does not end, or does what a GPU takes for an error.
+            AssertionError: the launch does not end, or does something that is an error on a GPU.
         """
         launch = launch_on(inputs, config, sms)
         build = launch.build
@@ -105,7 +105,7 @@ class Cpu:
 
 
 def with_cut_table(inputs: AttentionInputs) -> AttentionInputs:
-    """The same call with a block table cut from a wider one, whose other pages nobody has."""
+    """Return the call with a block table cut from a wider one, with invalid pages in the rest."""
     table = inputs.block_table
     if table is None:
         return inputs
@@ -115,7 +115,9 @@ def with_cut_table(inputs: AttentionInputs) -> AttentionInputs:
 
 
 class Workspace:
-    """Slots that hold anything but partials of the launch, at first; later what launches left."""
+    """Slots that initially hold anything but the launch's partials; later, contents of past
+    launches.
+    """
 
     def __init__(self, epoch: int, replays: int = 0) -> None:
         self.epoch = epoch
@@ -124,7 +126,7 @@ class Workspace:
 
     def lend(self, params: Params, slots_bytes: int) -> None:
         if 4 * self.slots.numel() < slots_bytes:
-            # Zeros, NaN, and units of the launches before and after.
+            # Zeros, NaN, and units of the previous and the next launch.
             words = torch.tensor([0, -1, self.epoch - 1, self.epoch + 1], dtype=torch.int32)
             generator = torch.Generator().manual_seed(self.epoch)
             self.slots = words[torch.randint(4, (slots_bytes // 4,), generator=generator)]
@@ -150,7 +152,7 @@ def tensor_map(
     build: CudaBuild,
     box_tokens: int | None = None,
 ) -> tuple[int, ...]:
-    """The words that ptx_on_cpu.hpp reads."""
+    """Return the tensor map words that ptx_on_cpu.hpp reads."""
     rows, tokens, heads, head_dim = shape
     row, token, head, one = strides
     each = build.heads_of_row
@@ -162,11 +164,11 @@ def tensor_map(
 def library_of(
     families: tuple[str, ...], build: CudaBuild | MlaBuild, mutation: Mutation | None, arch: int
 ) -> ctypes.CDLL:
-    """The shared object that g++ makes of a build, once for all processes.
+    """Return the shared object of a build, compiled by g++ once for all processes.
 
     Args:
-        families: whose sources it is made of, that of the kernel last.
-        arch: what __CUDA_ARCH__ says.
+        families: families of the sources, the kernel's last.
+        arch: value of __CUDA_ARCH__.
     """
     defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
     defines += [f"-DENTRY={build.entry}", f"-D__CUDA_ARCH__={arch}"]
@@ -179,7 +181,7 @@ def library_of(
         source = sources / families[-1] / _SOURCES[build.entry]
         part = library.with_suffix(f".{os.getpid()}")
         words = (*defines, f"-I{sources}", f"-I{machine}", "-include", "cuda_on_cpu.hpp")
-        # Linked with the machine alone, whose libraries are the build's.
+        # Linked only with the machine, which depends on the same libraries.
         words = (*words, "-shared", "-nostdlib", "-o", part, "-x", "c++", source)
         words = (*words, "-x", "none", machine / "cuda_on_cpu.so")
         subprocess.run([COMPILER, *_FLAGS, *words], check=True)
@@ -189,7 +191,7 @@ def library_of(
 
 @cache
 def _sources(families: tuple[str, ...], mutation: Mutation | None) -> Path:
-    """A folder with the sources of families, for g++."""
+    """Create a folder with the sources of families, for g++."""
     folder = Path(tempfile.mkdtemp(dir=_machine()))
     for family in families:
         (folder / family).mkdir()
@@ -209,8 +211,9 @@ def _sources(families: tuple[str, ...], mutation: Mutation | None) -> Path:
 
 @cache
 def _machine() -> Path:
-    """A folder with what all builds have in common, compiled once for all processes: the header
-    cuda_on_cpu.hpp, and cuda_on_cpu.cpp as a shared object, which is optimised.
+    """Create a folder with the code common to all builds, compiled once for all processes.
+
+    It has the header cuda_on_cpu.hpp, and cuda_on_cpu.cpp as an optimised shared object.
     """
     folder = Path(os.environ["LEANBENCH_CACHE"]) / "cuda-on-cpu"
     folder.mkdir(parents=True, exist_ok=True)
@@ -229,11 +232,11 @@ def _machine() -> Path:
 
 
 def replaced(text: str, old: str, new: str) -> str:
-    """The text with another line.
+    """Return the text with another line.
 
     Raises:
-        ValueError: it stands there other than once. Not AssertionError, which tests of changed
-            lines expect.
+        ValueError: the old line does not occur exactly once. Not AssertionError, which tests of
+            mutations expect.
     """
     if text.count(old) != 1:
         raise ValueError(f"{old!r} stands there {text.count(old)} times")

@@ -1,6 +1,4 @@
-"""Problems, and what stands in the place of libraries: modules in sys.modules that compute with
-plain torch.
-"""
+"""Problems, and fakes of libraries: modules in sys.modules that compute with plain torch."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ SEVERAL_QUERIES = [
     AttentionProblem(2, 4, 2, 50, 80, q_len=4),
     AttentionProblem(3, 4, 2, (9, 65, 130), 64, "bf16", "HND", q_len=7, page_size=16),
 ]
-#: Room beyond the longest sequence, lengths on the host and on the device.
+#: Capacity beyond the longest sequence, lengths on the host and on the device.
 CAPACITY = [
     AttentionProblem(2, 4, 2, 50, 64, "fp16", "HND", capacity=192),
     AttentionProblem(2, 4, 2, 50, 64, "fp16", "NHD", capacity=128, lengths_on="device"),
@@ -52,7 +50,7 @@ CAPACITY = [
 ]
 
 
-#: Kinds by what a library must be told, over contiguous caches and pages, lengths known and not.
+#: Windows over contiguous caches and pages, lengths known and not.
 WINDOWS = [
     replace(UNIFORM[1], window_left=40),
     replace(RAGGED[1], window_left=0),
@@ -64,7 +62,7 @@ FP8 = [
     replace(UNIFORM[1], kv_dtype="e4m3", scaled=False),
     replace(PAGED[1], kv_dtype="e4m3", scaled=False),
 ]
-#: Of flash-attn's interface alone.
+#: Problems that only flash-attn's interface takes.
 OF_FLASH_ATTN = [
     replace(SEVERAL_QUERIES[0], causal=False),
     replace(SEVERAL_QUERIES[0], window_left=20, window_right=1, causal=False),
@@ -90,8 +88,10 @@ def attend(
     window_left: int = -1,
     softcap: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(heads, q_len, head_dim) over (kv_heads, tokens, head_dim), causal at the end: output in
-    fp32, natural LSE.
+    """Return fp32 output and natural LSE of a causal call.
+
+    The query is (heads, q_len, head_dim), K and V are (kv_heads, tokens, head_dim). The mask is
+    aligned to the end.
     """
     group_size = q.shape[0] // k.shape[0]
     k = k.float().repeat_interleave(group_size, 0)
@@ -115,7 +115,7 @@ def attended(
     scale: float,
     **kinds: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and LSE of a call, by the fp64 reference.
+    """Return output and LSE of a call, by the fp64 reference.
 
     Args:
         kinds: fields of AttentionInputs.
@@ -141,8 +141,9 @@ def attended(
 def checked(
     name: str, problem: AttentionProblem, config: KernelConfig | None = None
 ) -> tuple[AttentionInputs, Any]:
-    """One call, held against the reference; on the same inputs every time, because `standard` keeps
-    its scores in bf16, which costs more than the limit on one draw in a hundred.
+    """Compare one call with the reference, on the same inputs every time.
+
+    `standard` keeps its scores in bf16, which exceeds the limit for one draw in a hundred.
     """
     inputs = make_inputs(problem, "cpu", seed=0)
     launch = kernel(name).prepare(inputs, config)
@@ -156,7 +157,7 @@ def checked(
 
 
 def lacking() -> None:
-    """A function of a version that takes none of the arguments."""
+    """Stand for a function of a version that takes none of the arguments."""
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:

@@ -1,4 +1,4 @@
-"""mla.cu on the CPU, as lean_on_cpu.py has lean.cu."""
+"""mla.cu on the CPU, see lean_on_cpu.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leanbench.core.inputs import AttentionInputs
 
 @dataclass
 class Cpu:
-    """A stand-in for a GPU of a few SMs; see lean_on_cpu.Cpu."""
+    """A fake GPU with a few SMs; see lean_on_cpu.Cpu."""
 
     mutation: Mutation | None = None
     _libraries: dict[MlaBuild, ctypes.CDLL] = field(default_factory=dict)
@@ -34,10 +34,10 @@ class Cpu:
         lazy: bool = True,
         seed: int = 0,
     ) -> CudaLaunch:
-        """Makes the call; all CTAs run at once.
+        """Launch the call; all CTAs are resident.
 
         Raises:
-            AssertionError: the launch does not end, or does what a GPU takes for an error.
+            AssertionError: the launch does not end, or does something that is an error on a GPU.
         """
         stand_ins: Mapping[str, Any] = {
             "sm_count": lambda device: sms,

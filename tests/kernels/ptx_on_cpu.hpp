@@ -80,7 +80,7 @@ inline float2 ld_shared_cluster_v2(u32 address) { return of_shared<float2>(addre
 
 extern "C" void ENTRY(const Params p);
 
-// As `run_grid` has it.
+// See `run_grid`.
 extern "C" const char *launch(const Params *params, int grid, int shared_bytes, int most_ctas,
                               int lazy, u32 seed) {
   const Kernel kernel = {WARPS, CLUSTER, BF16_OPERANDS,

@@ -1,4 +1,4 @@
-// schedule.cuh of kernels/lean on the CPU: the lanes of a warp take turns where they meet.
+// schedule.cuh of kernels/lean on the CPU: the lanes of a warp take turns at their meeting points.
 #include <ucontext.h>
 
 #define __device__
@@ -13,14 +13,14 @@ static int this_lane, values[LANES];
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 
-// Until all lanes have come as far.
+// Waits until all lanes have arrived.
 static void wait() {
   const int lane = this_lane;
   this_lane = (lane + 1) % LANES;
   swapcontext(&lanes[lane], &lanes[this_lane]);
 }
 
-// What `combine` makes of every lane's value.
+// Returns the combination of every lane's value.
 template <class Combine>
 static int meet(int value, Combine combine) {
   values[this_lane] = value;
@@ -74,7 +74,7 @@ static const Params *params;
 static Part *parts;
 static int ranges, most, count;
 
-// What a lane of every CTA does; lane 0 notes it.
+// Runs a lane of every CTA; lane 0 records the parts.
 static void walk() {
   for (int cta = 0; cta < ranges; cta++) {
     gridDim.x = ranges * CLUSTER, blockIdx.x = cta * CLUSTER;
@@ -95,11 +95,11 @@ static void walk() {
       part.enter_part(*params, range.end, 0);
     }
   }
-  // The next lane, which has met the others as often, ends too; the last one returns.
+  // The next lane has met the others equally often and ends, too. The last one returns.
   if (++this_lane < LANES) setcontext(&lanes[this_lane]);
 }
 
-// The parts that a launch of `work_ranges` walks, `room` at most; returns how many.
+// Writes the parts of a launch of `work_ranges`, at most `room`; returns their number.
 extern "C" int deal(const Params *of, int work_ranges, Part *into, int room) {
   params = of, ranges = work_ranges, parts = into, most = room, count = 0;
   for (int lane = 0; lane < LANES; lane++) {

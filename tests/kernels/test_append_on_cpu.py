@@ -1,4 +1,4 @@
-"""lean.cu appends tokens to the cache and rotates them and Q, on the stand-in for a GPU."""
+"""lean.cu appends tokens to the cache and rotates them and Q, on a fake GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile l
 
 @dataclass(frozen=True)
 class Case:
-    """A call on GPUs of so many SMs."""
+    """A call on GPUs with these numbers of SMs."""
 
     config: LeanCudaConfig
     problem: AttentionProblem
@@ -37,7 +37,7 @@ def case(
     sms: tuple[int, ...],
     **axes: object,
 ) -> Case:
-    """Lengths on the device, in caches with room for 768 tokens."""
+    """Return a case with lengths on the device, in caches with room for 768 tokens."""
     q_heads, kv_heads = map(int, heads.split("/"))
     problem = AttentionProblem(
         len(lengths),
@@ -51,7 +51,7 @@ def case(
     return Case(config, replace(problem, **axes), sms)
 
 
-#: cuda_config takes chunk, warps, stages, CTAs of an SM, cluster, rows, copy, LeanTiles of a CTA.
+#: cuda_config takes chunk, warps, stages, CTAs per SM, cluster, rows, copy, LeanTiles per CTA.
 BULK = cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False)
 ASYNC = cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False)
 CLUSTERS = cuda_config(32, 2, 3, 1, 2, 16, "bulk", 1, False)
@@ -59,7 +59,7 @@ ROWS = cuda_config(32, 2, 2, 1, 1, 32, "bulk", 1, False)
 LENGTHS = (300, 5, 700, 64)
 CASES = {
     "plain": case(BULK, LENGTHS, "8/2", 64, (7, 99), append=1),
-    # A sequence that begins with the appended tokens; one whose chunk begins with them.
+    # A sequence that begins with the appended tokens; one with a chunk that begins with them.
     "rotated": case(BULK, LENGTHS, "8/2", 64, (7, 1), append=5, rotary_dim=64),
     "clusters": case(
         CLUSTERS, LENGTHS, "8/2", 64, (22, 8), append=1, rotary_dim=32, rotary_interleaved=True
@@ -84,7 +84,7 @@ CASES = {
     "row tiles": case(ROWS, (300, 77, 40), "8/2", 64, (5,), q_len=37, append=20, rotary_dim=64),
     # Appended tokens that no query token sees.
     "windows": case(BULK, (300, 77), "8/2", 64, (7,), q_len=2, append=70, window_left=10),
-    # More of them than are read at once, over the end of a chunk.
+    # More of them than one read takes, across the end of a chunk.
     "several tokens": case(
         cuda_config(16, 2, 2, 1, 1, 16, "bulk", 1, False),
         (300, 77, 69, 700),
@@ -95,7 +95,7 @@ CASES = {
         q_len=2,
         kv_layout="NHD",
     ),
-    # A warp has several chunks of appended tokens; the first of them are read when its part begins.
+    # A warp has several chunks of appended tokens. The first tokens are read when its part begins.
     "chunks of a warp": case(
         replace(BULK, num_warps=2), (301, 163), "8/2", 64, (7,), append=140, page_size=16
     ),
@@ -149,7 +149,7 @@ DEEP_CASES = {
         CLUSTERS, LENGTHS, "8/2", 128, (8,), append=3, kv_dtype="e5m2", dtype="bf16"
     ),
 }  # fmt: skip
-#: Whether copies arrive late, CTAs at once, seed of the order.
+#: Late copies, resident CTAs, seed of the order.
 ORDERS = [(True, 1 << 20, 1), (False, 16, 2)]
 
 
@@ -159,7 +159,7 @@ def cpu() -> Cpu:
 
 
 def copied(inputs: AttentionInputs) -> AttentionInputs:
-    """The same call on caches and outputs of its own."""
+    """Return the same call with its own caches and outputs."""
     return replace(
         inputs,
         k_cache=inputs.k_cache.clone(),
@@ -170,13 +170,14 @@ def copied(inputs: AttentionInputs) -> AttentionInputs:
 
 
 def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether all bits are, NaN's too."""
+    """Return True if all bits are equal, including NaN."""
     return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
 
 
 def attend(cpu: Cpu, inputs: AttentionInputs, config: LeanCudaConfig, sms: int) -> None:
-    """Makes the call in every order; asserts that outputs are right, that the caches have the
-    appended tokens, and that nothing else in them has changed.
+    """Run the call in every order and check outputs and caches.
+
+    The caches have the appended tokens and are otherwise unchanged.
     """
     expected = copied(inputs)
     attend_all(expected)
@@ -203,7 +204,7 @@ def test_appended_tokens_are_attended_to_and_stored(cpu: Cpu, name: str) -> None
 
 
 def test_what_the_cache_has_no_room_for_is_left_out(cpu: Cpu) -> None:
-    """Lengths past the cache, up to its end, near it, and below 0."""
+    """Lengths below 0, near the cache's end, at its end, and past it."""
     problem = replace(CASES["rotated"].problem, context=(768,) * 4, append=5)
     inputs = make_inputs(problem, "cpu", 1)
     assert inputs.cache_seqlens is not None
@@ -212,7 +213,7 @@ def test_what_the_cache_has_no_room_for_is_left_out(cpu: Cpu) -> None:
 
 
 def test_queries_past_the_last_position_have_it(cpu: Cpu) -> None:
-    """More query tokens than appended ones, at the end of a cache for which the tables are made."""
+    """At a cache's end with just enough angles, query tokens outnumber appended ones."""
     case = CASES["row tiles"]
     inputs = make_inputs(replace(case.problem, context=(768, 760, 40)), "cpu", 1)
     assert inputs.rotary_cos is not None
@@ -222,7 +223,7 @@ def test_queries_past_the_last_position_have_it(cpu: Cpu) -> None:
 
 
 def test_a_call_that_is_made_again_appends_again(cpu: Cpu) -> None:
-    """At the lengths that the tensor then holds, as a CUDA graph is replayed."""
+    """The call uses the lengths currently in the tensor, like a replayed CUDA graph."""
     problem = replace(CASES["rotated"].problem, context=(300, 5, 700, 64), append=5)
     inputs = make_inputs(problem, "cpu", 1)
     assert inputs.cache_seqlens is not None
@@ -232,9 +233,9 @@ def test_a_call_that_is_made_again_appends_again(cpu: Cpu) -> None:
         inputs.cache_seqlens.add_(5)
 
 
-#: What is seen of a changed line.
+#: Evidence that a mutation is detected.
 NOTICED = r"failure\(|is_same|^CTA |deadlock"
-#: A line of a source and what it is changed to; the case that notices.
+#: Mutations, each with the case that detects it.
 MUTATIONS: list[tuple[str, Mutation]] = [
     (
         "rotated",

@@ -18,7 +18,7 @@ from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 
-#: A unified maximum overflows before it is computed again, on purpose.
+#: A unified maximum overflows on purpose before it is recomputed.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 
 CONFIGS = {
@@ -36,8 +36,7 @@ PROBLEMS = [
     AttentionProblem(1, 71, 1, 70, 64),
     AttentionProblem(1, 4, 2, 65, 256),
     AttentionProblem(4, 4, 2, (1, 190, 33, 64), 64, "fp16", "NHD"),
-    # Pages smaller than a LeanTile, as large, larger; contexts before, on and after a page's
-    # border.
+    # Pages smaller than a LeanTile, equal, larger; contexts before, on and after a page's border.
     AttentionProblem(2, 4, 2, 97, 64, page_size=16),
     AttentionProblem(1, 6, 2, 96, 128, "bf16", "NHD", page_size=32),
     AttentionProblem(2, 3, 3, 127, 80, page_size=64),
@@ -73,8 +72,8 @@ def test_matches_the_reference_and_repeats(name, problem, device):
     assert torch.equal(inputs.lse, lse)
 
 
-#: Of the kernels that never split or split evenly; windows that begin within a LeanTile, at its
-#: border, in the first one, and with the last token alone.
+#: For kernels without splits or with even ones: windows that begin within a LeanTile, at its
+#: border, in the first one, and with only the last token.
 WINDOWS_AND_CAPS = [
     AttentionProblem(2, 4, 2, 190, 64, window_left=70),
     AttentionProblem(1, 8, 1, 160, 128, "bf16", "NHD", window_left=31),
@@ -94,7 +93,7 @@ def test_windows_and_soft_caps(name, problem, device):
     for sequence, tokens in enumerate(problem.contexts):
         first = max(0, tokens - problem.q_len - problem.window_left)
         if problem.window_left >= 0 and problem.page_size is None:
-            # Whatever a window has left behind may be anybody's.
+            # Tokens before the window can have any value.
             inputs.k_cache[sequence, :first] = float("nan")
             inputs.v_cache[sequence, :first] = float("nan")
     kernel(name).prepare(inputs, CONFIGS[name])()
@@ -104,7 +103,7 @@ def test_windows_and_soft_caps(name, problem, device):
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("score_scale", [0.0, 40.0])
 def test_extreme_scores(name, score_scale, device):
-    """Scores all equal, and so far apart that softmax picks one token."""
+    """Scores are all equal, or differ so much that softmax picks one token."""
     problem = AttentionProblem(1, 4, 2, 150, 64)
     inputs = make_inputs(problem, device, score_scale=score_scale)
     kernel(name).prepare(inputs, CONFIGS[name])()
@@ -113,7 +112,7 @@ def test_extreme_scores(name, score_scale, device):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_large_negative_scores_do_not_underflow(name, device):
-    """exp(score) of every token is 0 in fp32; only the difference to the maximum may matter."""
+    """exp(score) of every token is 0 in fp32, so only the difference to the maximum may matter."""
     problem = AttentionProblem(1, 2, 2, 100, 64)
     inputs = make_inputs(problem, device)
     inputs.q.copy_(torch.full_like(inputs.q, 30.0))
@@ -125,7 +124,7 @@ def test_large_negative_scores_do_not_underflow(name, device):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_empty_sequences_give_zero(name, device):
-    """A length of 0 reaches kernels only through lengths on the device."""
+    """Kernels see a length of 0 only with lengths on the device."""
     inputs = make_inputs(AttentionProblem(3, 4, 2, (70, 1, 40), 64), device)
     lengths = torch.tensor([70, 0, 40], dtype=torch.int32, device=device)
     inputs = replace(inputs, cache_seqlens=lengths)
@@ -137,7 +136,7 @@ def test_empty_sequences_give_zero(name, device):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_tokens_past_the_length_are_not_read(name, device):
-    """A serving cache holds anything there, NaN included."""
+    """A serving cache can have any value there, even NaN."""
     inputs = make_inputs(AttentionProblem(2, 4, 2, (45, 100), 64), device)
     inputs.k_cache[0, 45:] = float("nan")
     inputs.v_cache[0, 45:] = float("nan")
@@ -156,8 +155,9 @@ def test_tokens_past_the_length_are_not_read(name, device):
 )
 @pytest.mark.parametrize("name", CONFIGS)
 def test_garbage_past_the_context_is_not_read(name, problem, device):
-    """NaN in the tail of each last page, in pages of nobody and behind wild entries of the block
-    table, or in the tail of a contiguous cache.
+    """NaN fills the tails of last pages, unused pages and the tail of a contiguous cache.
+
+    Unused entries of the block table are wild.
     """
     inputs = make_inputs(problem, device)
     used = torch.zeros(inputs.k_cache.shape[:2], dtype=torch.bool, device=device)
@@ -183,9 +183,7 @@ def test_garbage_past_the_context_is_not_read(name, problem, device):
 
 @pytest.mark.parametrize(("page_size", "name"), diagonal([None, 16], list(CONFIGS), keep=2))
 def test_a_query_sees_nothing_after_itself(name, page_size, device):
-    """Each query position alone, over the context that ends with it, gives the same as all of them
-    together.
-    """
+    """Each query position alone, over the context up to it, gives the same as all together."""
     problem = AttentionProblem(2, 4, 2, 70, 64, q_len=5, page_size=page_size)
     inputs = make_inputs(problem, device)
     kernel(name).prepare(inputs, CONFIGS[name])()
@@ -218,7 +216,7 @@ def test_queries_that_see_nothing_give_zero(name, device):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_pages_in_any_order_give_the_same_bits(name, device):
-    """A paged cache and the contiguous one that its block table spells."""
+    """A paged cache gives the bits of the contiguous cache with the same tokens."""
     problem = AttentionProblem(2, 4, 2, 96, 64, q_len=2, page_size=32)
     paged = make_inputs(problem, device)
     assert paged.block_table is not None
@@ -247,7 +245,10 @@ def test_any_split_count(splits, device):
     ("sms", "align_grid"), diagonal([1, 2, 3, 7, 19, 50], [False, True], keep=2)
 )
 def test_any_grid(sms, align_grid, device):
-    """From one CTA to one LeanTile each, through merges of more partials than one wait collects."""
+    """Grids range from one CTA to one LeanTile per CTA.
+
+    Some merge more partials than one wait takes.
+    """
     from leanbench.kernels.lean.triton import prepare
 
     problem = AttentionProblem(1, 2, 2, 390, 64)
@@ -279,7 +280,7 @@ def test_merges_of_many_rows_and_partials(problem, device):
 
 
 def test_one_workspace_serves_different_problems(device):
-    """Whatever launch was before."""
+    """Previous launches do not matter."""
     from leanbench.kernels.lean.triton import prepare
 
     for problem, sms in [
@@ -316,7 +317,7 @@ def test_softmax_scale_and_negative_scale(device):
 
 
 def test_a_wrong_kernel_is_caught(device):
-    """The check itself: a missing token, a wrong LSE and an unwritten element all fail."""
+    """The check fails for a missing token, a wrong LSE and an unwritten element."""
     problem = AttentionProblem(1, 2, 2, 40, 64)
     inputs = make_inputs(problem, device)
     kernel("fa2").prepare(replace(inputs, context=39), CONFIGS["fa2"])()

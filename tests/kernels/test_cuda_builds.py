@@ -1,6 +1,4 @@
-"""LeanAttention in CUDA C++, as far as it goes without a GPU: what it compiles to, and what it is
-passed.
-"""
+"""LeanAttention in CUDA C++ without a GPU: its compiled code and its parameters."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ from leanbench.gpu.occupancy import theoretical_occupancy
 PAGE_SCALES = AttentionProblem(
     8, 32, 8, 8192, 128, "bf16", kv_dtype="e4m3", page_scales="page", page_size=64
 )
-#: One for every way that the kernel is built: rows, pages, query positions, lengths on the device.
+#: One for every kind of build: rows, pages, query positions, lengths on the device.
 PROBLEMS = (
     AttentionProblem(1, 32, 8, 4096, 128),
     AttentionProblem(1, 56, 56, 1024, 64, "bf16"),
@@ -68,7 +66,7 @@ PROBLEMS = (
     replace(PAGE_SCALES, page_size=1, q_len=64),
     replace(PAGE_SCALES, page_size=48, q_len=4, window_left=1023, lengths_on="device"),
 )
-#: Places of those whose parts others have, too.
+#: Indices of problems that others cover.
 MET_IN_OTHERS = (2, 3, 4, 6, 7, 8, 10, 12, 17, 22, 25, 28)
 GPUS = ("a100", "h200", "b200")
 BUILDS = [
@@ -83,7 +81,7 @@ def heuristic_build(problem: AttentionProblem, name: str) -> CudaBuild:
     return CudaBuild.of(problem, config)
 
 
-# Seconds of NVRTC each: a problem is compiled for one GPU, and all for all of them in a deep run.
+# NVRTC takes seconds for each: a problem is compiled for one GPU, in a deep run for all.
 @pytest.mark.parametrize(("problem", "name"), BUILDS, ids=label)
 def test_heuristic_builds_spill_nothing_and_fit(problem, name):
     spec, build = find(name), heuristic_build(problem, name)
@@ -149,8 +147,9 @@ def test_tensors_are_launched_with_the_build_of_their_problem(problem):
 
 
 def test_params_stand_where_the_kernel_reads_them():
-    """Offsets by the C rules: two tensor maps of 128 bytes, 16 pointers, 13 strides of 8 bytes,
-    then 4 bytes each.
+    """Offsets follow the C rules.
+
+    They are two tensor maps of 128 bytes, 16 pointers, 13 strides of 8 bytes, then 4 bytes each.
     """
     assert Params.q.offset == 256
     assert Params.stride_q_batch.offset == 256 + 16 * 8
@@ -162,7 +161,7 @@ def test_params_stand_where_the_kernel_reads_them():
 
 
 def stepping(tensor: torch.Tensor, axis: int, stride: int) -> torch.Tensor:
-    """One without memory behind it, like `tensor` but for a stride."""
+    """Return a tensor without memory, like `tensor` except for a stride."""
     strides = [
         stride if axis == dimension else own for dimension, own in enumerate(tensor.stride())
     ]
@@ -201,7 +200,7 @@ def test_strides_that_are_never_used_or_that_have_room_are_not_refused():
 
 @pytest.mark.parametrize(("end_tiles", "parts"), [(0, 8), (1, 7), (3, 4)])
 def test_a_trace_has_room_for_all_parts_of_a_run(end_tiles, parts):
-    """One long sequence and seven short ones, most of which one of five runs has."""
+    """One of five ranges has most of the seven short sequences, next to a long one."""
     problem = AttentionProblem(8, 16, 1, (8192, *[100] * 7), 128)
     params = Params(tile_shift=7, min_tiles_per_range=1, end_tiles=end_tiles)
     build = SimpleNamespace(
@@ -267,7 +266,7 @@ def test_all_tuned_settings_fit_their_gpu():
 
 
 def test_shared_memory_is_what_the_kernel_lays_out():
-    """By hand, from the constants of build.cuh."""
+    """The expected values are computed by hand from the constants of build.cuh."""
     config = LeanCudaConfig(
         128, 4, 3, 1, 1, True, chunk_tokens=32, tile_rows=32, cluster_size=8, copy="bulk"
     )
@@ -275,12 +274,12 @@ def test_shared_memory_is_what_the_kernel_lays_out():
     states = 4 * 4 * 4 * (128 + 4) + 8 * 4 * 8
     own = 16 * 128 + 16 * 2
     assert CudaBuild.of(PROBLEMS[0], config).shared_bytes == ring + states + own + 8 * 4 * 3
-    # In 8 bits a row is one column, of 64 bytes where it has no more.
+    # In 8 bits, a row is one column, of 64 bytes if that suffices.
     fp8 = replace(PROBLEMS[0], kv_dtype="e4m3")
     assert CudaBuild.of(fp8, config).shared_bytes == ring // 2 + states + own + 8 * 4 * 3
     narrow = CudaBuild.of(replace(fp8, head_dim=64), config)
     assert narrow.shared_bytes == ring // 4 + 4 * 4 * 4 * 68 + 8 * 4 * 8 + 16 * 64 + 32 + 96
-    # 32 rows: states lie over the ring, and the query rows come beside.
+    # 32 rows: states overlay the ring, and the query rows are added.
     assert (
         CudaBuild.of(PROBLEMS[3], config).shared_bytes
         == ring + 8 * 4 * 32 + 16 * 1024 + 16 * 16 + 2 * 32 * 136 + 96
@@ -314,9 +313,7 @@ def test_rows_of_an_output_tile(group_size, q_len, head_dim, tile_rows, rows, ti
     [(1, 8192, 8), (1, 1 << 16, 32), (4, 32_768, 16), (4, 1 << 17, 32), (16, 8192, 16)],
 )
 def test_small_caches_are_shared_by_output_tiles_of_few_rows(batch, context, rows):
-    """4 to 268 MB: many rows of a small cache are better spread over the SMs, and of a large one
-    read once.
-    """
+    """4 to 268 MB: many rows of a small cache are spread over the SMs, of a large one read once."""
     problem = AttentionProblem(batch, 32, 1, context, 128)
     config = kernel("lean_cuda").default_config(problem, find("h200"))
     assert CudaBuild.of(problem, config).rows == rows
@@ -335,7 +332,7 @@ def test_settings_for_any_lengths_follow_from_no_capacity(kind):
 @pytest.mark.parametrize(
     ("batch", "heads", "kv_heads", "capacity", "head_dim", "build"),
     [
-        # One cluster to an output tile: of 8 CTAs, of 4 where partials are large.
+        # One cluster per output tile: of 8 CTAs, of 4 for large partials.
         (1, 32, 8, 131_072, 128, (32, 4, 3, 1, 8, 8)),
         (2, 32, 8, 131_072, 128, (32, 4, 2, 1, 8, 1)),
         (4, 32, 4, 131_072, 256, (16, 4, 2, 1, 8, 4)),
@@ -360,8 +357,9 @@ def test_settings_for_any_lengths_follow_from_no_capacity(kind):
     ],
 )
 def test_a_cache_of_any_lengths(batch, heads, kv_heads, capacity, head_dim, build):
-    """(chunk, warps, stages, CTAs to an SM, rows, CTAs of a cluster); the same whatever the
-    capacity and the lengths are, with pages and without.
+    """The settings do not depend on capacity and lengths, with pages and without.
+
+    They are (chunk, warps, stages, CTAs per SM, rows, CTAs per cluster).
     """
     problem = AttentionProblem(batch, heads, kv_heads, capacity, head_dim)
     uneven = (capacity, *[16] * (batch - 1))
@@ -401,8 +399,9 @@ def test_a_cache_of_any_lengths(batch, heads, kv_heads, capacity, head_dim, buil
     ],
 )
 def test_settings_of_caches_in_8_bits(problem, settings):
-    """The fastest of reports/h200/settings/fp8.json, or within 2% of it: (chunk, warps, stages,
-    CTAs to an SM, CTAs of a cluster, copy).
+    """The settings are the fastest of reports/h200/settings/fp8.json, or within 2% of it.
+
+    They are (chunk, warps, stages, CTAs per SM, CTAs per cluster, copy).
     """
     batch, heads, context, head_dim, layout, lengths_on = problem.split()
     q_heads, kv_heads = map(int, heads.split("/"))

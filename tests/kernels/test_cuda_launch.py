@@ -1,4 +1,4 @@
-"""What a launch of lean.cu hands to the driver, by a driver that notes it."""
+"""Arguments of a launch of lean.cu, recorded by a fake driver."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROBLEM = AttentionProblem(1, 8, 1, (90,), 64, page_size=16)
 
 
 class Driver:
-    """Notes launches, and does to tensor maps what the real one does."""
+    """A driver that records launches, and edits tensor maps like the real one."""
 
     def __init__(self) -> None:
         #: Parameters, stream, (grid, block, shared bytes), cluster of each.
@@ -36,7 +36,7 @@ class Driver:
         #: Words of tensor maps: address, dtype, rank, sizes, strides, box, modes.
         self.encoded: list[tuple[int, ...]] = []
         self.status = 0
-        #: What each launch was lent, and whether the next one may keep it.
+        #: Result of each borrow, and whether the next launch may keep it.
         self.lent: list[Lent] = []
         self.stays = False
 
@@ -132,7 +132,7 @@ def test_a_relaunch_points_to_the_extras_of_each_call(driver):
         scales = params.k_descale.at, params.v_page_descale.at
         pointers = (params.sinks, params.alibi_slopes, *scales, params.cu_seqlens_q)
         assert pointers == tuple(extras.tensors[name].data_ptr() for name in names)
-    # No pointer of the call before stands in for a tensor that is missing.
+    # A missing tensor is not replaced by a pointer of the previous call.
     with pytest.raises(AttributeError):
         call(relaunch, inputs, 90, given[0]._replace(k_descale=None))
 
@@ -161,7 +161,7 @@ def test_a_relaunch_writes_pointers_and_the_length(driver):
     launch = launch_over(first)
     relaunch = cuda.CudaRelaunch(launch)
     assert relaunch.tile_tokens == 128
-    # Its tensor maps are pointed to K and V once, and again where they are others.
+    # Tensor maps are moved to K and V once, and again for other addresses.
     call(relaunch, first, 90)
     assert driver.moved == [first.k_cache.data_ptr(), first.v_cache.data_ptr()]
     driver.moved.clear()
@@ -192,11 +192,11 @@ def test_a_relaunch_writes_pointers_and_the_length(driver):
         assert params.cache_seqlens == inputs.cache_seqlens.data_ptr()
         assert params.block_table == inputs.block_table.data_ptr()
         assert params.context == context
-        # What it was lent, and what it was prepared with.
+        # The borrowed slots, and the prepared parameters.
         assert (params.partials, params.epoch) == (lent.slots.data_ptr(), lent.epoch)
         assert params.replays == lent.replays.data_ptr()
         assert (params.kv_heads, params.tile_shift) == (1, 7)
-    # The launch itself is as it was.
+    # The original launch is unchanged.
     assert launch.params.context == 0
 
 
@@ -277,7 +277,7 @@ def test_a_relaunch_takes_caches_that_have_grown(driver):
         sizes, strides = (64, tokens, 1, 1), (128, 128, 128)
         # UINT16 of rank 4; box of (columns, tokens, 1, 1); swizzled by 128 bytes.
         rest = (*sizes, *strides, columns | box << 32, 1 | 1 << 32, 0, 3, 0, 0)
-        # One map is encoded; V's is a copy of it, at V's address.
+        # One map is encoded. V's is a copy of it, at V's address.
         words = (1, 4, *rest)
         assert driver.encoded == [(k.data_ptr(), *words)]
         for cache, written in ((k, params.k_map), (v, params.v_map)):
@@ -299,7 +299,7 @@ def test_a_relaunch_takes_caches_that_have_grown(driver):
     ("shape", "strides", "expected"),
     [
         ((2, 40, 3, 64), (7680, 64, 2560, 1), (128, 5120, 15360)),
-        # A size of 1 may have any stride.
+        # A dimension of size 1 can have any stride.
         ((1, 40, 1, 64), (1 << 60, 64, 1 << 60, 1), (128, 128, 128)),
     ],
 )

@@ -1,4 +1,4 @@
-"""How lean.cu deals LeanTiles is how the performance model plays it: schedule.cuh, compiled for the
+"""lean.cu distributes LeanTiles as the performance model assumes: schedule.cuh, compiled for the
 CPU, against leanbench.kernels.lean.cuda_schedule.
 """
 
@@ -43,14 +43,14 @@ COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile schedule.cuh")
 H200 = find("h200")
 ONE_ROW = cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False)
-#: 16 query heads to a KV head are two output tiles.
+#: 16 query heads per KV head are two output tiles.
 BUILDS = {
     "one row": (1, ONE_ROW),
     "two row tiles, at least 3 LeanTiles": (16, cuda_config(32, 4, 2, 1, 1, 8, "bulk", 3, False)),
     "clusters": (4, cuda_config(32, 4, 2, 1, 8, 8, "bulk", 1, False)),
     "two CTAs to an SM": (1, cuda_config(16, 4, 2, 2, 1, 8, "bulk", 1, False)),
 }
-#: (CTA, output tile, first and last LeanTile, LeanTiles, splits of the output tile, which of them).
+#: (CTA, output tile, first and last LeanTile, LeanTiles, splits of the output tile, split).
 Part = tuple[int, int, int, int, int, int, int]
 Deal = Callable[[AttentionProblem, CudaConfig], list[Part]]
 
@@ -64,7 +64,7 @@ class CPart(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def deal(tmp_path_factory: pytest.TempPathFactory) -> Deal:
-    """The parts that a launch on an H200 walks, lengths of ragged batches on the device."""
+    """Return a function for the parts of a launch on an H200; ragged lengths are on the device."""
     libraries: dict[CudaBuild, ctypes.CDLL] = {}
 
     def parts(problem: AttentionProblem, config: CudaConfig) -> list[Part]:
@@ -79,7 +79,7 @@ def deal(tmp_path_factory: pytest.TempPathFactory) -> Deal:
 def compiled(build: CudaBuild, folder: Path) -> ctypes.CDLL:
     for header in ("schedule.cuh", "params.cuh", "build.cuh"):
         shutil.copy(KERNELS / "lean" / header, folder)
-    # PTX is for GPUs; what schedule.cuh takes of it, schedule_on_cpu.cpp has.
+    # PTX is for GPUs; schedule_on_cpu.cpp has the functions that schedule.cuh needs.
     (folder / "ptx.cuh").write_text("")
     source, library = Path(__file__).with_name("schedule_on_cpu.cpp"), folder / "schedule.so"
     defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
@@ -151,7 +151,7 @@ def walked(
 
 
 def played(problem: AttentionProblem, config: CudaConfig) -> list[Part]:
-    """The schedule that predictions, traces and tests go by."""
+    """Return the parts of the schedule used for predictions, traces and tests."""
     return parts_of(cuda_schedule(problem, config, H200).segments)
 
 
@@ -178,8 +178,8 @@ def parts_of(segments: Sequence[Segment]) -> list[Part]:
 @pytest.mark.parametrize(
     "contexts",
     [
-        # Equal splits, with and without CTAs left over; whole short output tiles, the longest of
-        # those and the shortest that is split.
+        # Equal splits, with and without idle CTAs; whole short output tiles, the longest of those
+        # and the shortest that is split.
         (4096, 4096),
         (4096,) * 5,
         (704 * 128,) * 5,
@@ -189,7 +189,7 @@ def parts_of(segments: Sequence[Segment]) -> list[Part]:
         (512,) * 5,
         # More output tiles than CTAs.
         (1024,) * 40,
-        # One long sequence, and short ones beside it; none much longer than a share; an empty one.
+        # One long sequence with short ones; none much longer than a share; an empty one.
         (65_536, 16, 16, 16),
         (256, 128, 1, 128),
         (1, 1, 1, 30_000),
@@ -206,7 +206,7 @@ def test_lengths_on_the_device(deal: Deal, build: str, contexts: tuple[int, ...]
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("context", [100, 4096, (65_536, 16, 16), (300, 1, 300)])
 def test_caches_with_room_for_more(deal: Deal, build: str, context: int | tuple[int, ...]) -> None:
-    """CTAs are launched for the capacity; what they walk are the lengths."""
+    """CTAs are launched for the capacity, but walk the lengths."""
     group, config = BUILDS[build]
     problem = AttentionProblem(3, 4 * group, 4, context, 64, capacity=131_072, lengths_on="device")
     parts = deal(problem, config)
@@ -285,8 +285,9 @@ def test_many_short_output_tiles_are_a_cta_each(deal: Deal, build: str, min_tile
 
 
 def test_a_sequence_with_rows_for_one_of_two_warpgroups_has_longer_lean_tiles(tmp_path) -> None:
-    """384 tokens, and 512 where all rows of a KV head are those of one warpgroup: 16 query tokens
-    of 4 query heads have 64 rows, 17 have 68.
+    """LeanTiles have 384 tokens, and 512 if all rows of a KV head belong to one warpgroup.
+
+    16 query tokens of 4 query heads have 64 rows, 17 have 68.
     """
     contexts, q_lens = (3000, 2999, 1536, 70), (40, 16, 17, 1)
     problem = AttentionProblem(
@@ -306,7 +307,7 @@ FIXED = replace(ONE_ROW, fixed_run_tiles=8)
 
 
 def of_runs(problem: AttentionProblem, config: CudaConfig) -> list[Part]:
-    """What is played, with fixed runs counted instead of LeanTiles."""
+    """Return the expected parts, counting fixed runs instead of LeanTiles."""
     parts = []
     for cta, output_tile, first, _, of, splits, split in played(problem, config):
         build = CudaBuild.of(problem, config)
@@ -398,7 +399,10 @@ def test_who_merges_waits_for_ctas_that_start_before(
 @pytest.mark.parametrize("splits", [1, 3, 40])
 @pytest.mark.parametrize("cluster_size", [1, 2])
 def test_equal_splits(deal: Deal, splits: int, cluster_size: int) -> None:
-    """Lengths of the host and of the device, windows; sequences of fewer LeanTiles than splits."""
+    """Lengths are on the host and on the device, with windows.
+
+    Some sequences have fewer LeanTiles than splits.
+    """
     config = replace(FLASH_DECODING, cluster_size=cluster_size, splits=splits)
     flash_decoding = kernel("fixed_split_cuda")
     for context in (1, 245, 4096, (65_536, 16, 16), (300, 1, 300)):
@@ -415,8 +419,9 @@ def test_equal_splits(deal: Deal, splits: int, cluster_size: int) -> None:
     "contexts", [(4096,) * 8, (1024,) * 32, (20_000, 1, 300, 2048), (65_536,), (3000,) * 5]
 )
 def test_fixed_runs_end_on_any_number_of_places(contexts: tuple[int, ...], places: int) -> None:
-    """CTAs that start in order and keep their place while a first run waits for all others of its
-    output tile.
+    """CTAs start in order.
+
+    They stay resident while a first run waits for all others of its output tile.
     """
     context = contexts[0] if len(set(contexts)) == 1 else contexts
     problem = AttentionProblem(len(contexts), 8, 8, context, 64)

@@ -1,5 +1,5 @@
-"""Settings that a kernel chooses by itself: lengths on the device, FlashAttention-2's and
-FlashDecoding's decompositions on lean.cu.
+"""Default settings of kernels: for lengths on the device, and for the decompositions of
+FlashAttention-2 and FlashDecoding on lean.cu.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ THREE_LONG = replace(PLAIN, context=(65_536,) * 3 + (16,) * 5)
 
 
 def build_of(config) -> tuple[int, ...]:
-    """Chunk, warps, stages, CTAs of an SM and of a cluster."""
+    """Return chunk, warps, stages, CTAs per SM and per cluster."""
     return (
         *(config.chunk_tokens, config.num_warps, config.num_stages),
         *(config.ctas_per_sm, config.cluster_size),
@@ -28,8 +28,9 @@ def build_of(config) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("name", ["lean_cuda", "lean_triton", "fixed_split_cuda", "fixed_split"])
 def test_uneven_lengths_take_the_settings_for_any_lengths(name):
-    """Not those of sequences that are all as long as the longest: lean_cuda takes 299 us with them,
-    179 with these (entry 52).
+    """Settings for equal lengths, as long as the longest, would be slower.
+
+    See entry 52 of reports/performance-log.md.
     """
     own = kernel(name)
     on_device = replace(PLAIN, lengths_on="device")
@@ -42,7 +43,7 @@ def test_uneven_lengths_take_the_settings_for_any_lengths(name):
 
 
 def test_three_long_sequences_among_short_ones():
-    """Not clusters that each take a whole output tile."""
+    """Clusters with a whole output tile each would be slower."""
     lean = kernel("lean_cuda").default_config(THREE_LONG, H200)
     assert lean is not None
     assert (*build_of(lean), lean.min_tiles_per_cta, lean.align_grid) == (32, 4, 2, 1, 1, 1, False)
@@ -78,7 +79,10 @@ def test_many_short_output_tiles_are_a_cta_each(batch, heads, context, ctas):
     ],
 )
 def test_splits_for_any_lengths(contexts, kv_heads, splits):
-    """Eight waves of CTAs, of few output tiles two; of two LeanTiles at least, and 128 at most."""
+    """There are eight waves of CTAs, or two of few output tiles.
+
+    A split has at least two LeanTiles, and an output tile at most 128 splits.
+    """
     problem = AttentionProblem(len(contexts), 4 * kv_heads, kv_heads, max(contexts), 128)
     tiles = TileGrid.of(problem, 128, 8)
     assert any_length_splits(tiles, H200) == splits
@@ -92,7 +96,10 @@ def test_splits_for_any_lengths(contexts, kv_heads, splits):
 
 
 def test_never_split_the_longest_sequence_decides():
-    """More output tiles than SMs: one CTA of an SM takes 58 us where two take 91 (entry 52)."""
+    """For more output tiles than SMs, one CTA per SM is faster than two.
+
+    See entry 52 of reports/performance-log.md.
+    """
     fa2 = kernel("fa2_cuda")
     equal = AttentionProblem(32, 64, 8, 8192, 128)
     uneven = replace(equal, context=(8192,) + (800,) * 31)
@@ -136,7 +143,7 @@ def test_a_cta_that_has_its_sm_for_itself(heads, head_dim, kv_dtype, build):
     ],
 )
 def test_splits_of_equal_lengths(batch, heads, context, head_dim, build, splits):
-    """Within 1% of the fastest of reports/h200/settings/decompositions.txt and uneven.txt."""
+    """The splits are within 1% of the fastest (entry 52 of reports/performance-log.md)."""
     problem = AttentionProblem(batch, heads[0], heads[1], context, head_dim)
     config = kernel("fixed_split_cuda").default_config(problem, H200)
     assert config is not None
@@ -146,7 +153,7 @@ def test_splits_of_equal_lengths(batch, heads, context, head_dim, build, splits)
 @pytest.mark.parametrize(
     ("heads", "context", "head_dim", "build"),
     [
-        # Two CTAs to an output tile, 45 to 66 of them.
+        # Two CTAs per output tile, 45 to 66 of them.
         (56, 1024, 64, (32, 8, 2, 1, 1)),
         (66, 4096, 64, (32, 8, 2, 1, 1)),
         (45, 2048, 64, (32, 8, 2, 1, 1)),
@@ -167,7 +174,7 @@ def test_splits_of_equal_lengths(batch, heads, context, head_dim, build, splits)
     ],
 )
 def test_two_ctas_of_an_output_tile_are_no_pair(heads, context, head_dim, build):
-    """Of reports/h200/settings/pairs-of-tiles.txt, and entry 58 of reports/performance-log.md."""
+    """Two CTAs of an output tile do not form a cluster (entry 58 of reports/performance-log.md)."""
     problem = AttentionProblem(1, heads, heads, context, head_dim)
     config = kernel("lean_cuda").default_config(problem, H200)
     assert config is not None

@@ -1,4 +1,4 @@
-"""Others' exchanges between GPUs that share sequences: over gloo, in Triton's interpreter."""
+"""Baseline exchanges between GPUs that share sequences: over gloo, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 
 SCRIPT = Path(__file__).with_name("exchanging_rank.py")
-#: Without a GPU; torch's symmetric memory needs one.
+#: Kernels that run without a GPU; torch's symmetric memory needs one.
 KERNELS = (
     "nccl_all_gather",
     "nccl_all_to_all",

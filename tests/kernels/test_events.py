@@ -1,4 +1,4 @@
-"""Instrumented builds: outputs stay right, and the timeline events are those of the schedule in
+"""Instrumented builds: outputs stay right, and the timeline events match the schedule of
 leanbench.core.decomposition.
 """
 
@@ -49,7 +49,7 @@ def most_events(family: str, inputs: AttentionInputs, config: TileConfig, launch
 def traced_call(
     family: str, inputs: AttentionInputs, config: TileConfig, max_events: int | None = None, **grid
 ) -> TracedCall:
-    """A traced call; `max_events` are as many as the kernel says by default."""
+    """Return a traced call; `max_events` defaults to the kernel's value."""
     launches = importlib.import_module(f"leanbench.kernels.{family}.triton").launches(
         inputs, config, **grid
     )
@@ -62,7 +62,7 @@ def traced_call(
 def traced(
     family: str, problem: AttentionProblem, config: TileConfig, device: str, **grid
 ) -> tuple[CtaTimeline, ...]:
-    """The CTAs of the second of two traced calls, whose output is right."""
+    """Return the CTAs of the second of two traced calls, after checking its output."""
     inputs = make_inputs(problem, device)
     call = traced_call(family, inputs, config, **grid)
     call.launch()
@@ -75,7 +75,7 @@ def traced(
 
 
 def assert_times_are_sound(ctas: tuple[CtaTimeline, ...]) -> None:
-    """Within its CTA's life every span begins where the one before it ended."""
+    """Check that within its CTA's life every span begins at the end of the previous one."""
     assert min(cta.start_us for cta in ctas) == 0
     for cta in ctas:
         at = cta.spans[0].start_us if cta.spans else cta.end_us
@@ -87,7 +87,7 @@ def assert_times_are_sound(ctas: tuple[CtaTimeline, ...]) -> None:
 
 
 def recorded(ctas: tuple[CtaTimeline, ...], launch: str) -> dict[int, list[tuple[str, int]]]:
-    """(kind, output tile) of every span of a launch, by CTA."""
+    """Return (kind, output tile) of every span of a launch, by CTA."""
     return {
         cta.cta: [(span.kind, span.output_tile) for span in cta.spans]
         for cta in ctas
@@ -96,8 +96,9 @@ def recorded(ctas: tuple[CtaTimeline, ...], launch: str) -> dict[int, list[tuple
 
 
 def expected(schedule: Schedule, grid: int | None = None) -> dict[int, list[tuple[str, int]]]:
-    """What the schedule asks of every CTA of the grid; a host block waits and reduces in the same
-    launch.
+    """Return the spans that the schedule requires of every CTA of the grid.
+
+    A host block waits and reduces in the same launch.
     """
     events: dict[int, list[tuple[str, int]]] = {cta: [] for cta in range(grid or schedule.grid)}
     for segment in schedule.segments:
@@ -117,8 +118,8 @@ def assert_covers(ctas: tuple[CtaTimeline, ...], tiles: TileGrid) -> None:
 def test_lean(problem, sms, device):
     tiles = TileGrid.of(problem, TILE_TOKENS)
     ctas = traced("lean", problem, LEAN, device, sms=sms)
-    # With lengths on the device the grid is launched for the longest context; CTAs past the
-    # schedule's are idle.
+    # For lengths on the device, the grid is launched for the longest context. CTAs past the
+    # schedule's idle.
     assert recorded(ctas, "lean_kernel") == expected(
         stream_k(tiles, sms), len(ctas) if problem.is_ragged else None
     )
@@ -166,7 +167,7 @@ def test_fixed_split(problem, device):
     tiles = TileGrid.of(problem, TILE_TOKENS)
     ctas = traced("fixed_split", problem, FIXED_SPLIT, device)
     assert recorded(ctas, "split_kernel") == expected(fixed_split(tiles, 3))
-    # One CTA for each query head, in the order of sequences and heads.
+    # One CTA per query head, in the order of sequences and heads.
     rows = tile_rows(problem.group_size, problem.head_dim)
     row_tiles = -(-problem.group_size // rows)
     heads = [divmod(head, problem.group_size) for head in range(problem.batch * problem.q_heads)]
@@ -212,9 +213,9 @@ def test_events_that_nobody_recorded_are_not_read(device):
 
 
 def test_more_events_than_a_row_holds(device):
-    """The output is right all the same, and reading says what happened."""
+    """The output is still right, and reading reports the overflow."""
     inputs = make_inputs(AttentionProblem(1, 4, 4, 40, 64), device)
-    # Two whole output tiles a CTA: a beginning and two ends.
+    # Two whole output tiles per CTA: a beginning and two ends.
     call = traced_call("lean", inputs, LEAN, max_events=2, sms=2)
     call.launch()
     assert Reference(inputs).check(inputs).failure("fp16") is None
@@ -244,7 +245,7 @@ def test_resources_of_a_compiled_kernel():
 
 
 def test_resources_follow_the_launches(device):
-    """The interpreter compiles nothing, so there are none to tell."""
+    """The interpreter compiles nothing, so there are no resources."""
     taken = kernel("fixed_split_triton").resources(make_inputs(PROBLEMS[0], device), FIXED_SPLIT)
     names = [] if device == "cpu" else ["split_kernel", "merge_kernel"]
     assert [resources.launch for resources in taken] == names
@@ -270,14 +271,14 @@ def test_launches_run_in_order():
 @pytest.mark.parametrize(
     ("context", "sms", "events"),
     [
-        # 12 output tiles of 3 LeanTiles each: a CTA has 12, 6, 4, 3 of them, and a part of a 13th
-        # costs nothing more.
+        # 12 output tiles of 3 LeanTiles each: a CTA has 12, 6, 4, 3 of them, and part of a 13th
+        # needs no more events.
         (48, 1, 16),
         (48, 2, 16),
         (48, 3, 8),
         (48, 12, 8),
-        # 15 + 11 LeanTiles, the second CTA has 11 of 13 output tiles: a beginning and as many ends
-        # as parts, a wait and a reduction.
+        # 15 + 11 LeanTiles, the second CTA has 11 of 13 output tiles: a beginning, an end per part,
+        # a wait and a reduction.
         ((240, *[1] * 11), 2, 16),
         # Of 36 sequences the busiest of three CTAs has 17.
         ((240, *[1] * 35), 3, 32),

@@ -15,7 +15,7 @@ from leanbench.core.problem import AttentionProblem
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
-#: 52 rows, which end within a warp's, and 28, which one CTA of a pair has more than half of.
+#: 52 rows, which end within a warp's, and 28, of which one CTA of a pair has more than half.
 FEW = AttentionProblem(1, 4, 1, 1100, 64, q_len=13)
 BATCH = replace(FEW, batch=3, q_len=7, head_dim=128, dtype="bf16", context=515, sinks=True)
 
@@ -24,11 +24,11 @@ def of_pairs(stages: int = 2) -> LeanCudaConfig:
     return cuda_config(64, 4, stages, 1, 2, 64, "bulk", 1, align_grid=True)
 
 
-#: Problem, stages, SMs: more output tiles than the GPU holds pairs at once, too.
+#: Problem, stages, SMs; including more output tiles than resident pairs.
 CASES = {
     "rows within a warp's": (FEW, 2, 132),
     "sinks": (BATCH, 3, 2),
-    # One CTA has a chunk more than the other, or all there are.
+    # One CTA has a chunk more than the other, or the only one.
     "one chunk": (replace(FEW, context=40), 2, 132),
     "a window": (replace(FEW, window_left=130, softcap=2.0, batch=2), 2, 132),
     "pages": (replace(BATCH, page_size=16, sinks=False, q_len=16, context=300), 2, 132),

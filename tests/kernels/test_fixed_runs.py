@@ -1,4 +1,4 @@
-"""Fixed runs: where an output tile is split depends on a sequence's own length alone, and so do the
+"""Fixed runs: the splits of an output tile depend only on the length of its sequence, and so do the
 bits of its output.
 """
 
@@ -30,7 +30,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 
-#: Three LeanTiles to a CTA: no power of two.
+#: Three LeanTiles per CTA: no power of two.
 CONFIG = LeanTritonConfig(
     TILE_TOKENS, 4, 2, ctas_per_sm=1, fixed_run_tiles=3, min_tiles_per_cta=1, align_grid=False
 )
@@ -77,7 +77,7 @@ def test_cuts_depend_on_the_length_alone(tiles, run_tiles):
 
 @given(tile_grids, st.integers(1, 45))
 def test_hosts_wait_for_lower_ctas_only_whose_slots_follow_their_own(tiles, run_tiles):
-    """What freedom from deadlock rests on, and what the host block counts on when it collects."""
+    """The host block relies on it when it collects, and the launch for freedom from deadlock."""
     schedule = fixed_runs(tiles, run_tiles)
     hosts = {segment.output_tile: segment.cta for segment in schedule.segments if segment.is_host}
     for segment in schedule.segments:
@@ -86,8 +86,9 @@ def test_hosts_wait_for_lower_ctas_only_whose_slots_follow_their_own(tiles, run_
 
 @given(tile_grids, st.integers(1, 6), st.integers(1, 9), st.integers(2, 5))
 def test_runs_that_wait_come_last(tiles, run_tiles, max_grid, merge_at_once):
-    """A run merges the next ones of its output tile: no CTA comes to it before it has walked all
-    that others may wait for.
+    """A run merges the next ones of its output tile.
+
+    A CTA must walk all runs that others may wait for before it comes to such a run.
     """
     segments = fixed_runs(tiles, run_tiles, max_grid, merge_at_once).segments
     for cta in range(max_grid):
@@ -130,7 +131,7 @@ def test_events_are_those_of_the_schedule(problem, run_tiles, device):
     assert_covers(ctas, tiles)
 
 
-#: Sequences of these lengths are put together to batches.
+#: Lengths combined to batches.
 LENGTHS = (100, 1, 48, 49)
 SHAPES = {
     "MHA": {"q_heads": 2, "kv_heads": 2, "head_dim": 64},
@@ -151,14 +152,14 @@ SHAPES = {
 def launched(
     inputs: AttentionInputs, config: KernelConfig, sms: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a call wrote."""
+    """Return the output and LSE of a call."""
     inputs.poison()
     lean.prepare(inputs, config, sms)()
     return inputs.out.clone(), inputs.lse.clone()
 
 
 def differences(shape: dict[str, Any], config: KernelConfig, device: str) -> list[str]:
-    """In which surroundings some sequence's bits are not those that it has in the whole batch."""
+    """Return the surroundings in which a sequence's bits differ from those in the whole batch."""
     inputs = make_inputs(AttentionProblem(batch=len(LENGTHS), context=LENGTHS, **shape), device)
     names = differing(inputs, lambda call: launched(call, config, 5))
     results = zip(launched(inputs, config, 17), launched(inputs, config, 5), strict=True)
@@ -174,15 +175,13 @@ def test_bits_do_not_depend_on_the_surroundings(name, device):
 
 @pytest.mark.parametrize("name", diagonal(["MHA", "paged"], keep=2))
 def test_bits_of_equal_shares_do(name, device):
-    """Or the test above could not fail. 28 heads: some numbers come out alike by chance,
-    not all.
-    """
+    """Otherwise the test above could not fail. With 28 heads, not all numbers agree by chance."""
     assert {"alone", "another GPU"} <= set(
         differences({**SHAPES[name], "q_heads": 28}, EQUAL_SHARES, device)
     )
 
 
-#: The call's own runs are 1024 tokens.
+#: The call's own runs have 1024 tokens.
 CALLS = {
     "ragged": AttentionProblem(4, 12, 1, (1500, 1, 1024, 1025), 64, "bf16", "NHD"),
     "uniform": AttentionProblem(2, 12, 1, 2100, 64),
@@ -210,12 +209,12 @@ def test_bits_of_a_batch_invariant_call_do_not_depend_on_the_surroundings(
 
     assert differing(inputs, lambda inputs: call(inputs, batch_invariant=True)) == []
     whole, equal_shares = call(inputs, batch_invariant=True), call(inputs, config=EQUAL_SHARES)
-    # The H100 PCIe has 18 SMs fewer than the H200 that the interpreter plays.
+    # The H100 PCIe has 18 SMs fewer than the interpreter's H200.
     monkeypatch.setattr("leanbench.kernels.launch.INTERPRETER_SMS", 17)
     monkeypatch.setattr(settings, "spec_of", lambda device: find("h100-pcie"))
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
     assert is_same(call(inputs, batch_invariant=True), whole)
-    # Or what is asserted above could not fail.
+    # Otherwise the assertions above could not fail.
     if device == "cpu":
         assert not is_same(call(inputs, config=EQUAL_SHARES), equal_shares)
 
@@ -232,7 +231,7 @@ def test_a_batch_invariant_call_takes_settings_of_fixed_runs_only(device):
 
 
 def test_many_partials_are_merged(device):
-    """60 of one output tile, several times what one wait collects."""
+    """There are 60 of one output tile, several times the capacity of one wait."""
     inputs = make_inputs(AttentionProblem(1, 9, 1, 960, 64), device)
     assert_right(inputs, *launched(inputs, replace(CONFIG, fixed_run_tiles=1), 5))
 
@@ -243,8 +242,9 @@ def test_many_partials_are_merged(device):
     [(1, 64, 1), (4, 128, 1), (4, 128, 4), (71, 128, 1), (8, 256, 2)],
 )
 def test_settings_follow_from_the_family(name, group_size, head_dim, q_len):
-    """No size, layout or page decides about the bits, nor a GPU's SMs: the H100 PCIe has 18 fewer
-    than the H200.
+    """The bits depend neither on sizes, layouts and pages nor on the number of SMs.
+
+    The H100 PCIe has 18 fewer than the H200.
     """
     seen = set()
     for gpu in ("h200", "h100-pcie"):
@@ -267,7 +267,7 @@ def test_settings_follow_from_the_family(name, group_size, head_dim, q_len):
             assert config is not None
             assert config.fixed_run_tiles is not None
             assert config.tile_tokens * config.fixed_run_tiles == 1024
-            # What waits for what changes no bits.
+            # Stages do not change the bits.
             seen.add(replace(config, num_stages=1))
     assert len(seen) == 1
 

@@ -1,4 +1,4 @@
-"""Two KV heads whose rows are copied as one: which calls take them, and with which settings."""
+"""Two KV heads with rows copied as one: the calls that take them, and their settings."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from leanbench.gpu.catalogue import find
 
 H200, LEAN = find("h200"), kernel("lean_cuda")
 PLAIN = AttentionProblem(8, 64, 8, 16_384, 64, "bf16", "NHD", kv_dtype="e4m3")
-#: Of a few tokens.
+#: A problem with few tokens.
 SMALL = AttentionProblem(2, 32, 4, 100, 64, "bf16", "NHD", kv_dtype="e4m3")
 PAIRS = cuda_config(32, 8, 2, 1, 1, 16, "bulk", 1, True)
 #: In 16 bits, rows of 160 bytes.
 PLAIN_16 = AttentionProblem(32, 32, 32, 1000, 80, "fp16", "NHD", page_size=64)
 SMALL_16 = AttentionProblem(2, 4, 4, 100, 80, "bf16", "NHD")
-#: Kinds that it is right with, which tests/kernels/test_head_pairs_on_cpu.py computes.
+#: Supported features, computed by tests/kernels/test_head_pairs_on_cpu.py.
 TAKEN: dict[str, dict[str, Any]] = {
     "e4m3": {},
     "e5m2": {"kv_dtype": "e5m2"},
@@ -51,7 +51,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "left padding": {"leftpad": True},
     "rows of the cache": {"batch_idx": True},
 }
-#: Of `SMALL_16`.
+#: Supported features of `SMALL_16`.
 TAKEN_IN_16_BITS: dict[str, dict[str, Any]] = {
     **{
         kind: axes
@@ -103,7 +103,7 @@ def test_calls_that_take_pairs_of_heads(kind: str) -> None:
     inputs = make_inputs(problem, "cpu")
     # Sinks of tensors are fp32.
     assert replace(build_of(inputs, config), sinks=expected.sinks) == expected
-    # Fewer rows, which is how one head to a row is asked for.
+    # Fewer rows select one head per row.
     single = build_of(inputs, replace(config, tile_rows=8))
     assert (single.heads_of_row, single.group_size, single.rows) == (1, 8, 8)
 
@@ -146,7 +146,7 @@ def test_calls_that_keep_one_head_to_a_row(kind: str) -> None:
 
 
 def test_heads_that_do_not_lie_side_by_side() -> None:
-    """Of K, of V, or both; and GPUs that share sequences."""
+    """Rows of K, of V, or of both are not adjacent; or GPUs share sequences."""
     inputs = make_inputs(SMALL, "cpu")
     assert build_of(inputs, PAIRS).heads_of_row == 2
     wide = make_inputs(replace(SMALL, kv_heads=8, q_heads=64), "cpu")
@@ -160,7 +160,7 @@ def test_heads_that_do_not_lie_side_by_side() -> None:
     build = build_of(replace(inputs, peers=shared), PAIRS)
     assert (build.heads_of_row, build.peers) == (1, 2)
     assert not takes_head_pairs(replace(SMALL, parallel="cp:2"))
-    # Half of the heads of a larger cache lie side by side.
+    # Half of the heads of a larger cache are adjacent.
     half = {name: getattr(wide, name)[:, :, 2:6] for name in ("k_cache", "v_cache")}
     assert build_of(replace(inputs, **half), PAIRS).heads_of_row == 2
 
@@ -207,7 +207,7 @@ def test_builds_of_pairs_in_16_bits_refuse_what_they_do_not_take(axes: dict[str,
 @pytest.mark.parametrize(
     ("batch", "context", "axes", "settings"),
     [
-        # Chunk, warps, stages, CTAs of an SM and of a cluster, rows.
+        # Chunk, warps, stages, CTAs per SM and per cluster, rows.
         (8, 16_384, {}, (64, 4, 3, 1, 2, 16)),
         (16, 16_384, {}, (64, 4, 3, 1, 2, 16)),
         (8, 16_384, {"kv_dtype": "e5m2", "page_size": 64}, (64, 4, 3, 1, 2, 16)),
@@ -215,7 +215,7 @@ def test_builds_of_pairs_in_16_bits_refuse_what_they_do_not_take(axes: dict[str,
         (8, 4096, {"page_size": 16}, (32, 8, 2, 1, 1, 16)),
         # Too few bytes, with too few output tiles.
         (8, 1024, {}, (32, 8, 2, 1, 1, 8)),
-        # 64 output tiles of 67 MB: not half of the SMs.
+        # 64 output tiles of 67 MB: fewer than half of the SMs.
         (16, 4096, {}, (64, 4, 3, 1, 2, 16)),
         (64, 2048, {}, (32, 4, 2, 2, 1, 16)),
         (64, 300, {}, (32, 4, 2, 2, 1, 16)),
@@ -231,7 +231,7 @@ def test_builds_of_pairs_in_16_bits_refuse_what_they_do_not_take(axes: dict[str,
         (64, 2048, {"lengths_on": "device"}, (32, 4, 2, 2, 1, 16)),
         (8, 4096, {"page_size": 1}, (32, 8, 2, 1, 1, 16)),
         (64, 4096, {"page_size": 1}, (32, 4, 2, 2, 1, 16)),
-        # A context or a window of one LeanTile, and where pairs are not taken.
+        # A context or a window of one LeanTile, and unsupported pairs.
         (8, 128, {}, (32, 4, 2, 2, 1, 8)),
         (64, 128, {}, (32, 4, 2, 2, 1, 16)),
         (8, 16_384, {"window_left": 127, "sinks": True}, (32, 4, 2, 2, 1, 8)),
@@ -260,7 +260,7 @@ ON_DEVICE: dict[str, Any] = {"lengths_on": "device"}
 @pytest.mark.parametrize(
     ("batch", "axes", "settings", "copy"),
     [
-        # Chunk, warps, stages, CTAs of an SM and of a cluster, rows.
+        # Chunk, warps, stages, CTAs per SM and per cluster, rows.
         (32, ON_DEVICE, (16, 4, 2, 2, 1, 16), "bulk"),
         (32, {}, (16, 4, 2, 2, 1, 16), "bulk"),
         (32, {"page_size": None, **ON_DEVICE}, (16, 4, 2, 2, 1, 16), "bulk"),
@@ -284,7 +284,7 @@ ON_DEVICE: dict[str, Any] = {"lengths_on": "device"}
         (2, {}, (32, 4, 3, 1, 2, 8), "async"),
         (8, {"context": 100}, (16, 4, 2, 2, 1, 8), "async"),
         (4, {"window_left": 100, **ON_DEVICE}, (32, 4, 2, 1, 1, 8), "async"),
-        # Pages that bulk copies would cross, and what pairs are not taken with.
+        # Pages that bulk copies would cross, and features without pairs.
         (32, {"page_size": 8, **ON_DEVICE}, (16, 4, 2, 2, 1, 8), "async"),
         (32, {"append": 1, **ON_DEVICE}, (16, 4, 2, 2, 1, 8), "async"),
         (32, {"q_heads": 512, **ON_DEVICE}, (16, 4, 2, 2, 1, 16), "async"),
@@ -333,7 +333,7 @@ def test_a_schedule_of_half_as_many_output_tiles(lengths_on: str) -> None:
 
 
 def test_a_tensor_map_of_pairs_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes, and strides in bytes, as the driver gets them: a pair is a head of twice as many."""
+    """The driver gets a pair as a head of twice the size, with strides in bytes."""
     monkeypatch.setattr(cuda_driver, "_map_modes", lambda *_: (0, 0, 0, 0, 0))
     monkeypatch.setattr(cuda_driver, "_entry_point", lambda *_: None)
     cache = make_inputs(replace(PLAIN_16, batch=2), "cpu").k_cache
@@ -341,7 +341,7 @@ def test_a_tensor_map_of_pairs_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     cache_map = cuda_driver.CacheMap(cache.shape, cache.stride(), build)
     pages, token_bytes = cache.shape[0], 32 * 160
     assert list(cache_map._layout) == [160, 64, 16, pages, token_bytes, 320, 64 * token_bytes]
-    # 64 numbers are a column of 128 bytes, of which a pair of rows has two and a half.
+    # 64 numbers are a column of 128 bytes; a pair of rows has two and a half.
     assert list(cache_map._box) == [64, 16, 1, 1]
 
 
@@ -352,10 +352,10 @@ def test_parameters_of_pairs_in_16_bits() -> None:
     assert params.kv_heads == 16
     assert params.stride_k_head == params.stride_v_head == 160
     assert params.stride_k_token == params.stride_v_token == 32 * 80
-    # Of the address, sizes, strides, and boxes of the stand-in for a tensor map.
+    # Address, sizes, strides, and boxes of the fake tensor map.
     assert list(params.k_map.words[1:9]) == [160, 64, 16, 32, 1, 2560, 160, 64 * 2560]
     assert list(params.k_map.words[9:12]) == [16, 2, 128]
-    # A CTA for each pair of heads of a sequence and more, whose partials have two rows.
+    # Several CTAs for each pair of heads of a sequence; their partials have two rows.
     assert launch.build.partial_bytes == 8 * 2 * 80
     assert launch.slots_bytes == launch.grid * launch.build.partial_bytes
     assert launch.grid == 128

@@ -1,4 +1,4 @@
-"""Two KV heads whose rows are copied as one, on the CPU: every kind that takes them is right."""
+"""Two KV heads with rows copied as one, on the CPU: every supported feature is right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from leanbench.core.problem import AttentionProblem
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile lean.cu")
 
 FP8: dict[str, Any] = {"kv_dtype": "e4m3", "kv_layout": "NHD"}
-#: Scales of tensors are random numbers for each sequence and KV head.
+#: Scales in tensors are random for each sequence and KV head.
 HOST = AttentionProblem(2, 32, 4, 515, 64, "bf16", **FP8)
 RAGGED = on_device((700, 1, 300, 64), "32/4", 64, 768, **FP8)
 PAIR = on_device((700, 1, 300, 64), "16/2", 64, 768, **FP8)
@@ -38,7 +38,7 @@ CASES = {
         CLUSTER,
         ((replace(RAGGED, kv_dtype="e5m2", q_dtype="e5m2", dtype="bf16", page_size=64), 12),),
     ),
-    # A range crosses output tiles; clusters of their own.
+    # A range that crosses output tiles; a cluster per output tile.
     "clusters": Case(CLUSTER, ((RAGGED, 12), (RAGGED, 22), (HOST, 8))),
     "a cluster of 8": Case(replace(CLUSTER, cluster_size=8), ((PAIR, 64), (PAIR, 24))),
     "pages of 16": Case(
@@ -68,7 +68,7 @@ CASES = {
     "short output tiles": Case(
         LONE, ((MANY_SHORT, 2), (MANY_SHORT, 1), (replace(MANY_SHORT, alibi=True), 2))
     ),
-    # Those that are chosen.
+    # The heuristic's choices.
     "eight warps": Case(cuda_config(32, 8, 2, 1, 1, 16, "bulk", 1, True), ((HOST, 9),)),
     "chunks of 64": Case(cuda_config(64, 4, 3, 1, 2, 16, "bulk", 1, True), ((HOST, 9),)),
 }
@@ -132,7 +132,7 @@ CASES_IN_16_BITS = {
         SHARED_SM, ((SHORT_ALONE, 2), (SHORT_ALONE, 1), (replace(SHORT_ALONE, q_heads=8), 2))
     ),
 }
-#: Those whose parts others have, too.
+#: Cases that others cover.
 DEEP_CASES = (
     *("groups of 3", "groups of 8", "head_dim 16", "head_dim 48", "pages of 48, chunks of 32"),
     *("pages in clusters", "pages of 8 in 16 bits", "pages of 1 in 16 bits"),
@@ -141,7 +141,7 @@ DEEP_CASES = (
     *("groups of 4", "head_dim 96", "16-byte copies in 16 bits", "short output tiles in 16 bits"),
     *("e5m2", "pages of 8", "16-byte copies", "sinks on the host", "chunks of 32", "pages of 64"),
 )
-#: The case that notices a changed line.
+#: Mutations, each with the case that detects it.
 MUTATIONS: list[tuple[str, Mutation]] = [
     ("groups of 1", ("attend.cuh", "within = rows * BLOCK", "within = (1 - rows) * BLOCK")),
     ("groups of 2", ("attend.cuh", "int row = rows * BLOCK", "int row = (1 - rows) * BLOCK")),
@@ -170,7 +170,7 @@ def test_pairs_of_heads(cpu: Cpu, name: str) -> None:
 
 
 def launched(cpu: Cpu, inputs: AttentionInputs) -> AttentionInputs:
-    """The inputs, with the outputs of a launch over pairs of heads."""
+    """Return the inputs with the outputs of a launch over pairs of heads."""
     inputs.poison()
     assert cpu.launch(inputs, LONE, 7, Workspace(1000)).build.heads_of_row == 2
     return inputs
@@ -178,7 +178,7 @@ def launched(cpu: Cpu, inputs: AttentionInputs) -> AttentionInputs:
 
 @pytest.mark.parametrize("problem", [HOST, ONE_LENGTH], ids=["8 bits", "16 bits"])
 def test_heads_of_a_larger_cache(cpu: Cpu, problem: AttentionProblem) -> None:
-    """Rows lie side by side, tokens and sequences further apart."""
+    """Rows are adjacent, tokens and sequences are not."""
     wide = make_inputs(replace(problem, q_heads=2 * problem.q_heads, kv_heads=8), "cpu", 1)
     own = {name: getattr(wide, name)[:, :, 2:6] for name in ("k_cache", "v_cache")}
     inputs = replace(poison_unused(make_inputs(problem, "cpu", 1)), **own)
@@ -187,7 +187,7 @@ def test_heads_of_a_larger_cache(cpu: Cpu, problem: AttentionProblem) -> None:
 
 
 def test_heads_whose_scores_are_far_apart(cpu: Cpu) -> None:
-    """Each head's weights are taken against a reference of its own."""
+    """Each head's weights are relative to its own reference."""
     inputs = poison_unused(make_inputs(replace(ONE_LENGTH, q_heads=8), "cpu", 1))
     for heads, factor in ((slice(0, 2), 1e30), (slice(2, 4), -1e30), (slice(4, 6), 1e-30)):
         inputs.q[:, :, heads] *= factor
@@ -196,7 +196,7 @@ def test_heads_whose_scores_are_far_apart(cpu: Cpu) -> None:
 
 
 def test_finite_scores_below_minus_1e30_are_scores(cpu: Cpu) -> None:
-    """Of one head of a pair; the output is the V of the token whose score is the highest."""
+    """Only one head of a pair has them. The output is the V of the token with the highest score."""
     inputs = make_inputs(replace(ONE_LENGTH, context=500), "cpu", 1)
     inputs.q[:, :, 1] = 3e15
     inputs.k_cache[:, :, 1] = -6e15

@@ -1,5 +1,5 @@
-"""Triton kernels on inputs that must not break them, in the interpreter without a GPU and on the
-GPU with one. tests/gpu_only/test_robust_on_gpu.py has the same for CUDA C++.
+"""Triton kernels on hostile inputs, in the interpreter without a GPU and on the GPU with one.
+tests/gpu_only/test_robust_on_gpu.py has the same for CUDA C++.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""lean.cu computes attention: the kernel itself, on a stand-in for a GPU (cuda_on_cpu.cpp), against
-the fp64 reference; and with a line of it changed, it does not.
+"""lean.cu computes attention: the kernel itself, on a fake GPU (cuda_on_cpu.cpp), against the fp64
+reference. Mutations of its source do not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile l
 
 @dataclass(frozen=True)
 class Case:
-    """Calls of one build, each on a GPU of so many SMs."""
+    """Calls of one build, each on a GPU with its number of SMs."""
 
     config: CudaConfig
     calls: tuple[tuple[AttentionProblem, int], ...]
@@ -34,7 +34,7 @@ class Case:
 def on_device(
     lengths: tuple[int, ...], heads: str, head_dim: int, capacity: int, **axes: object
 ) -> AttentionProblem:
-    """A problem with its lengths on the device.
+    """Return a problem with its lengths on the device.
 
     Args:
         heads: query heads and KV heads, as in "8/2".
@@ -53,12 +53,12 @@ def on_device(
 
 
 def fixed(config: LeanCudaConfig) -> LeanCudaConfig:
-    """The config with fixed runs of 128 to 512 tokens."""
+    """Return the config with fixed runs of 128 to 512 tokens."""
     return replace(config, fixed_run_tiles=4)
 
 
 def splits_of(count: int, config: LeanCudaConfig) -> FixedSplitCudaConfig:
-    """FlashDecoding with the copies, warps and clusters of a config of lean_cuda."""
+    """Return settings of FlashDecoding with copies, warps and clusters of a lean_cuda config."""
     settings = config.to_dict()
     for name in ("implementation", "min_tiles_per_cta", "align_grid"):
         del settings[name]
@@ -66,7 +66,7 @@ def splits_of(count: int, config: LeanCudaConfig) -> FixedSplitCudaConfig:
 
 
 def whole(config: LeanCudaConfig) -> Fa2CudaConfig:
-    """FlashAttention-2, likewise."""
+    """Return settings of FlashAttention-2 with copies, warps and clusters of a lean_cuda config."""
     settings = splits_of(1, config).to_dict()
     for name in ("implementation", "cluster_size", "splits"):
         del settings[name]
@@ -80,17 +80,18 @@ ODD_PAGES = on_device((300, 77, 1, 515), "8/2", 64, 640, page_size=1)
 CHUNK = on_device((300, 77, 30), "8/2", 64, 384, q_len=37)
 MIXED = on_device((300, 77, 30, 515), "8/2", 64, 640, q_lens=(37, 1, 5, 1))
 FP8 = replace(ONE_LONG, kv_dtype="e4m3")
-#: A scale for each KV head of each page.
+#: A scale per KV head and page.
 SCALED_PAGES = replace(FP8, page_size=16, page_scales="page-head")
 MANY_SHORT = on_device((5, 100, 2, 300, 128, 64, 16, 129, 33, 1, 127, 15), "8/2", 64, 512)
 #: More sequences than a warp has lanes.
 LARGE_BATCH = on_device((3, 20, 150, 1, 40) * 10, "2/1", 64, 192)
 SEVERAL_TOKENS = on_device((300, 77), "16/1", 128, 384, q_len=3)
-#: Sequences shorter than the window, longer, and with a row that sees nothing but its sink.
+#: Sequences shorter and longer than the window, and one with a row that sees only its sink.
 WINDOWS = on_device(
     (700, 1, 300, 64), "8/2", 64, 768, q_len=2, window_left=130, sinks=True, softcap=2.0
 )
-#: A sequence that begins a chunk with its last query token, one of a token less than query tokens.
+#: A sequence with its last query token at the start of a chunk, one with fewer tokens than query
+#: tokens.
 CHUNKED = on_device((301, 1, 640), "4/1", 64, 768, q_len=2, causal=False, attention_chunk=100)
 #: Windows that start within a page, behind padding.
 PAGED_WINDOWS = replace(
@@ -104,13 +105,13 @@ PAGED_WINDOWS = replace(
     leftpad=True,
 )
 SHORT_AND_LONG = on_device((20, 700, 5, 1, 32, 33, 400), "8/2", 64, 768, sinks=True)
-#: cuda_config takes chunk, warps, stages, CTAs of an SM, cluster, rows, copy, LeanTiles of a CTA.
+#: cuda_config takes chunk, warps, stages, CTAs per SM, cluster, rows, copy, LeanTiles per CTA.
 CASES = {
-    # Work ranges that cross output tiles; one CTA for each LeanTile; a CTA for everything.
+    # Work ranges that cross output tiles; one CTA per LeanTile; a single CTA.
     "host": Case(
         cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False), ((EQUAL, 7), (EQUAL, 99), (EQUAL, 1))
     ),
-    # Eight output tiles and more are a CTA's each, of which one SM holds one at a time.
+    # Eight output tiles and more, a CTA each; an SM holds one at a time.
     "host, a CTA each": Case(
         cuda_config(32, 2, 2, 1, 1, 8, "bulk", 1, True),
         (
@@ -118,7 +119,7 @@ CASES = {
             (AttentionProblem(8, 4, 2, 300, 64, page_size=16), 2),
         ),
     ),
-    # K of 72 pieces of 16 bytes: no whole number for each lane.
+    # K of 72 pieces of 16 bytes, not a multiple of the lanes.
     "K of 576, 16-byte copies": Case(
         cuda_config(16, 2, 1, 1, 1, 8, "async", 1, False),
         (
@@ -131,13 +132,13 @@ CASES = {
         cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False),
         ((ONE_LONG, 7), (ONE_LONG, 8), (on_device((4700,), "4/1", 64, 5120), 37), (ONE_LONG, 1)),
     ),
-    # The guess is dropped where ranges cross output tiles or the sequence is too short for it,
-    # right where each output tile has its own.
+    # The guess is discarded if ranges cross output tiles or the sequence is too short for it, and
+    # right if each output tile has its own range.
     "clusters": Case(
         cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, False),
         ((ONE_LONG, 12), (ONE_LONG, 22), (on_device((700, 650), "8/2", 64, 768), 8)),
     ),
-    # The first CTA writes those of up to two chunks alone, between others that all CTAs merge.
+    # The first CTA alone writes those of up to two chunks, between others that all CTAs merge.
     "short sequences in clusters": Case(
         cuda_config(16, 2, 2, 1, 4, 8, "bulk", 1, False),
         ((SHORT_AND_LONG, 8), (SHORT_AND_LONG, 4), (SHORT_AND_LONG, 56), (SHORT_AND_LONG, 64)),
@@ -150,7 +151,7 @@ CASES = {
         cuda_config(16, 2, 2, 1, 1, 32, "bulk", 1, False),
         ((SEVERAL_TOKENS, 5), (SEVERAL_TOKENS, 2)),
     ),
-    # Rows of 160 and 224 bytes, of which one copy takes each.
+    # Rows of 160 and 224 bytes, each a single copy.
     "whole rows": Case(
         cuda_config(32, 2, 2, 1, 1, 8, "bulk", 1, False),
         (
@@ -158,7 +159,7 @@ CASES = {
             (replace(PAGED_WINDOWS, head_dim=112), 5),
         ),
     ),
-    # A page for each token; boxes of 16 tokens; of 8, by 16-byte copies.
+    # A page per token; boxes of 16 tokens; of 8, by 16-byte copies.
     "pages of one token": Case(
         cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False), ((ODD_PAGES, 9),)
     ),
@@ -171,7 +172,7 @@ CASES = {
         cuda_config(16, 2, 3, 1, 1, 8, "bulk", 1, False),
         ((on_device((300, 77, 515), "3/3", 72, 640), 7),),
     ),
-    # Query tokens of a sequence are a parameter of the launch.
+    # The number of query tokens is a parameter of the launch.
     "chunks of queries": Case(
         cuda_config(32, 2, 2, 1, 1, 32, "bulk", 1, False),
         ((CHUNK, 5), (replace(CHUNK, q_len=17), 9)),
@@ -191,7 +192,7 @@ CASES = {
     "fp8, bf16 queries": Case(
         cuda_config(32, 2, 3, 1, 4, 16, "bulk", 1, False), ((replace(PAGED, kv_dtype="e5m2"), 8),)
     ),
-    # Copies of whole chunks and of half a chunk, each with scales of its own.
+    # Copies of whole chunks and of half a chunk, each with its scales.
     "scales of pages": Case(
         cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False),
         ((replace(SCALED_PAGES, page_size=64), 7), (replace(SCALED_PAGES, dtype="bf16"), 8)),
@@ -200,11 +201,11 @@ CASES = {
         cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False),
         ((replace(ODD_PAGES, kv_dtype="e5m2", scaled=False, page_scales="page"), 9),),
     ),
-    # Guesses begin before the lengths are known: their scales come later.
+    # Guesses begin before the lengths are known; their scales come later.
     "scales of pages in clusters": Case(
         cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, False), ((SCALED_PAGES, 12), (SCALED_PAGES, 22))
     ),
-    # Output tiles that are a warp's alone, among others.
+    # Output tiles of a single warp, among others.
     "short output tiles": Case(
         cuda_config(16, 4, 2, 1, 1, 8, "bulk", 1, False),
         (
@@ -234,8 +235,8 @@ CASES = {
     "paged windows in clusters": Case(
         cuda_config(32, 2, 3, 1, 2, 16, "bulk", 1, False), ((PAGED_WINDOWS, 8), (PAGED_WINDOWS, 2))
     ),
-    # Splits of 2 LeanTiles, the last one's of 1; a sequence with fewer LeanTiles than splits; a CTA
-    # for each.
+    # Splits of 2 LeanTiles, the last one of 1; a sequence with fewer LeanTiles than splits; a CTA
+    # per split.
     "equal splits, host": Case(
         splits_of(3, cuda_config(32, 2, 2, 1, 1, 8, "async", 1, True)), ((EQUAL, 7),)
     ),
@@ -435,11 +436,11 @@ DEEP_CASES = {
         cuda_config(32, 2, 2, 1, 1, 16, "async", 1, False), ((PAGED, 5), (PAGED, 9))
     ),
 }
-#: Whether copies arrive late, CTAs at once, seed of the order.
+#: Late copies, resident CTAs, seed of the order.
 ORDERS = [
     (True, 1 << 20, 1),
     (False, 1 << 20, 2),
-    # No room for a second cluster until the first one ends.
+    # The second cluster has to wait for the end of the first.
     (True, 0, 3),
     *((bool(seed % 2), 16 * (seed % 3), seed) for seed in range(4, 24 if DEEP else 4)),
 ]
@@ -451,8 +452,9 @@ def cpu() -> Cpu:
 
 
 def attend(cpu: Cpu, case: Case) -> None:
-    """Makes all calls of a case, every one in each order, on one workspace; asserts that what they
-    write is right, and the same bits each time.
+    """Make all calls of a case, each in every order, on one workspace.
+
+    Checks that results are right, and have the same bits each time.
     """
     for problem, sms in case.calls:
         inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0)))
@@ -467,7 +469,7 @@ def attend(cpu: Cpu, case: Case) -> None:
         assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
-#: Those whose parts others have, too.
+#: Cases that others cover.
 MET_IN_OTHERS = (
     *("pages of 48", "V of its own head_dim", "host", "clusters of one stage", "fp8, bf16 queries"),
     *("scales of tokens", "equal splits, host", "many equal splits", "paged windows in clusters"),
@@ -483,7 +485,7 @@ def test_attention(cpu: Cpu, name: str) -> None:
 
 
 def alone(inputs: AttentionInputs, sequence: int) -> AttentionInputs:
-    """The call of one sequence of a batch."""
+    """Return the call of one sequence of a batch."""
     own = slice(sequence, sequence + 1)
     assert inputs.cache_seqlens is not None
     return replace(
@@ -512,8 +514,9 @@ def test_bits_of_fixed_runs_are_those_of_the_sequence_alone(cpu: Cpu) -> None:
 @pytest.mark.parametrize("architecture", [800, 900])
 @pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
 def test_every_fp8_number(kv_dtype: str, architecture: int) -> None:
-    """The output of a sequence of one token is its V, on GPUs with an instruction for e4m3 and on
-    those without.
+    """The output of a sequence of one token is its V.
+
+    GPUs with an instruction for e4m3 and without give the same.
     """
     inputs = make_inputs(AttentionProblem(1, 1, 1, 1, 256, kv_dtype=kv_dtype), "cpu", 1)
     bits = torch.arange(256, dtype=torch.uint8)
@@ -529,7 +532,7 @@ def test_every_fp8_number(kv_dtype: str, architecture: int) -> None:
 
 
 def test_fp8_without_an_instruction_for_it() -> None:
-    """e4m3 in both operands of the scores, as compute capability 8.0 has it."""
+    """e4m3 is in both operands of the scores, as in compute capability 8.0."""
     problem = AttentionProblem(1, 2, 1, 300, 64, kv_dtype="e4m3", q_dtype="e4m3")
     inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0)))
     reference = Reference(inputs)
@@ -540,7 +543,7 @@ def test_fp8_without_an_instruction_for_it() -> None:
 
 @pytest.mark.parametrize("power", [-120, 0, 100])
 def test_queries_in_bf16_that_fp16_cannot_hold(cpu: Cpu, power: int) -> None:
-    """Scores are the same with queries and their scale 2^power times as large and as small."""
+    """Scores stay the same with queries multiplied, and their scale divided, by 2^power."""
     problem = replace(PAGED, kv_dtype="e4m3")
     inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0)))
     assert inputs.k_descale is not None
@@ -553,8 +556,9 @@ def test_queries_in_bf16_that_fp16_cannot_hold(cpu: Cpu, power: int) -> None:
 
 @pytest.mark.parametrize("power", [-100, 0, 100])
 def test_scales_that_fp16_cannot_hold(cpu: Cpu, power: int) -> None:
-    """Values are the same with scales of pages 2^power times as large and those of sequences as
-    small; scales that rise and fall by a thousand along a sequence.
+    """Values stay the same if scales of pages grow by 2^power and those of sequences shrink.
+
+    The scales vary by a factor of a thousand along a sequence.
     """
     inputs = poison_unused(make_inputs(SCALED_PAGES, "cpu", 1))
     assert inputs.v_descale is not None
@@ -562,7 +566,7 @@ def test_scales_that_fp16_cannot_hold(cpu: Cpu, power: int) -> None:
     assert inputs.block_table is not None
     for row in inputs.block_table.long():
         inputs.v_page_descale[row] *= 2.0 ** (10 * torch.linspace(0, 6, len(row)).sin())[:, None]
-    # What is of nobody stays NaN.
+    # Unused memory stays NaN.
     reference = Reference(inputs)
     inputs.v_page_descale.mul_(2.0**power)
     inputs.v_descale.mul_(2.0**-power)
@@ -572,7 +576,7 @@ def test_scales_that_fp16_cannot_hold(cpu: Cpu, power: int) -> None:
 
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_scales_of_pages_of_nobody_are_not_read(cpu: Cpu, cluster: int) -> None:
-    """NaN of page 0, which nobody has, and page numbers past a sequence's end that no cache has."""
+    """The unused page 0 is NaN, and page numbers past a sequence's end are invalid."""
     inputs = poison_unused(make_inputs(SCALED_PAGES, "cpu", 1))
     assert inputs.block_table is not None
     pages = inputs.k_cache.shape[0]
@@ -594,7 +598,7 @@ def test_scales_of_pages_of_nobody_are_not_read(cpu: Cpu, cluster: int) -> None:
 
 
 def test_lengths_that_are_none(cpu: Cpu) -> None:
-    """Below 0, 0 and past the cache; an empty sequence has an output of 0 and an LSE of -inf."""
+    """Lengths are below 0, 0 and past the cache; an empty sequence has output 0 and LSE -inf."""
     inputs = make_inputs(ONE_LONG, "cpu", 1)
     assert inputs.cache_seqlens is not None
     inputs.cache_seqlens[:3] = torch.tensor([-5, 0, 100_000])
@@ -608,11 +612,11 @@ def test_lengths_that_are_none(cpu: Cpu) -> None:
 @pytest.mark.parametrize(
     ("problem", "sms", "ctas"),
     [
-        # 30 output tiles: six to a CTA, and one; with 40 places, splits of one length.
+        # 30 output tiles: six per CTA, and one; with 40 slots, splits of one length.
         (CHUNK, 5, 5),
         (CHUNK, 40, 40),
         (MIXED, 7, 7),
-        # 20 output tiles, lengths on the host: four to each of 5 CTAs, two CTAs to each.
+        # 20 output tiles, lengths on the host: four for each of 5 CTAs, two CTAs for each.
         (AttentionProblem(2, 8, 2, 200, 64, q_len=33), 6, 5),
         (AttentionProblem(2, 8, 2, 300, 64, q_len=33), 45, 40),
     ],
@@ -620,7 +624,7 @@ def test_lengths_that_are_none(cpu: Cpu) -> None:
 def test_row_tiles_that_share_tokens_are_in_step(
     cpu: Cpu, monkeypatch: pytest.MonkeyPatch, problem: AttentionProblem, sms: int, ctas: int
 ) -> None:
-    """As where their tokens do not fit into the L2."""
+    """The fake L2 holds none of the tokens."""
     monkeypatch.setattr("leanbench.kernels.lean.cuda_schedule._MOST_L2_BYTES", 0)
     inputs = poison_unused(make_inputs(problem, "cpu", 1))
     reference = Reference(inputs)
@@ -648,7 +652,7 @@ def test_sequences_without_query_tokens_write_nothing(cpu: Cpu) -> None:
 
 
 def test_query_starts_that_are_none_stay_within_q(cpu: Cpu) -> None:
-    """Below 0, past all query tokens, and falling; the largest number of them is 37."""
+    """Starts are below 0, past all query tokens, and decreasing; the most query tokens are 37."""
     inputs = poison_unused(make_inputs(MIXED, "cpu", 1))
     assert inputs.cu_seqlens_q is not None
     inputs.cu_seqlens_q.copy_(torch.tensor([-9, 5, 1000, 3, 44], dtype=torch.int32))
@@ -670,10 +674,10 @@ def test_a_launch_that_cannot_end_is_an_error() -> None:
         attend(cpu, CASES["fixed runs"])
 
 
-#: What is seen of a changed line: a wrong output, other bits, or what a GPU would not survive. (A
-#: line that is not in the source any more is none of it.)
+#: Evidence that a mutation is detected: a wrong output, other bits, or an error on a GPU. A line
+#: that is missing in the source is no evidence.
 NOTICED = r"failure\(|torch\.equal|^CTA |deadlock"
-#: A line of a source and what it is changed to; the case that notices.
+#: Mutations, each with the case that detects it.
 MUTATIONS: list[tuple[str, Mutation]] = [
     ("fixed runs", ("partials.cuh", "first[i].w != epoch | second[i].w", "first[i].w")),
     ("device", ("partials.cuh", "first[i].w != epoch | second[i].w", "second[i].w")),

@@ -1,4 +1,4 @@
-"""Switches of lean.cu that no call takes yet, on the CPU: each build is as right as without."""
+"""Switches of lean.cu that no call uses yet, on the CPU: each build is as right as without."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def cpu() -> Cpu:
 
 
 def switched(build: CudaBuild, switches: dict[str, int]) -> CudaBuild:
-    """The build with these switches; `pairs` of heads in a row among them."""
+    """Return the build with these switches, including `pairs` of heads in a row."""
     others = {name: value for name, value in switches.items() if name != "pairs"}
     return replace(build.of_head_pairs() if switches.get("pairs") else build, **others)
 

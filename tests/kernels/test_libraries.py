@@ -1,5 +1,5 @@
-"""What the adapters of libraries share: what they say where a library is missing, too old or asked
-for too much, and how outputs that a library makes itself are checked.
+"""Common behavior of library adapters: messages for a library that is missing, too old or lacks a
+feature, and checks of outputs made by the library.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ SDPA = ("cudnn", "cudnn_lse", "torch_flash", "torch_efficient", "torch_math")
 IN_TORCH = (*SDPA, "torch_flex", "standard")
 SINGLE = ("flashinfer_single", "flashinfer_single_cuda_cores")
 BATCH = ("flashinfer_best", "flashinfer", "flashinfer_cuda_cores", "flashinfer_persistent")
-#: Takes caches of whole pages alone.
+#: Kernels that take only caches of whole pages.
 XQA = ("flashinfer_xqa",)
 FLASHINFER = (*BATCH, *SINGLE)
 FLASH_ATTN_2 = ("flash_attn", "flash_decoding")
 FLASH_ATTN_3 = ("flash_attn_3", "flash_attn_3_best")
 FRONTEND = ("cudnn_frontend", "cudnn_frontend_lse")
 CUDNN_BEST = "cudnn_best"
-#: Torch's, a KV head for every query head.
+#: torch's kernel with a KV head per query head.
 NO_SPLIT = "torch_flash_no_split"
-#: Takes latent caches alone.
+#: Kernels that take only latent caches.
 LATENT = ("flash_mla", "flashinfer_mla")
 NOT_LATENT = tuple(name for name in NAMES if name not in (*LATENT, *XQA))
-#: Attends over uniform contiguous caches alone.
+#: Kernels that attend only over uniform contiguous caches.
 PLAIN = (*IN_TORCH, "xformers_split_k")
 
 
@@ -234,7 +234,7 @@ def test_without_a_schedule_there_is_no_prediction_and_the_row_says_so():
 def test_another_version_of_a_library_is_said_in_a_sentence(
     names, module, function, lacks, monkeypatch
 ):
-    """Without the function, with one that takes nothing, and as a package that does not load."""
+    """The function is missing, takes nothing, or its package does not load."""
     monkeypatch.setattr(library, "version", lambda distribution: "0.1")
     stand_in(monkeypatch, module.partition(".")[0])
     members = {function: lacking} if lacks == "an argument" else {}
@@ -294,7 +294,7 @@ def test_an_lse_is_checked_in_the_base_it_is_written_in():
 
 @pytest.fixture
 def pretended(monkeypatch) -> Any:
-    """The pretended GPU of the tests of measuring."""
+    """Provide the fake GPU of the measuring tests."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "measure"))
     return importlib.import_module("pretended_gpu")
 
@@ -319,7 +319,7 @@ def own_outputs_kernel(pretended: Any, replay_writes: bool) -> Kernel:
             return Launch(self, inputs)
 
         def replay(self, launches: Any) -> None:
-            """Writes the tensors of the capture again, as a graph does."""
+            """Write the captured tensors again, as a graph does."""
             for launch in launches:
                 if replay_writes:
                     launch.results.out.copy_(launch.compute()[0])

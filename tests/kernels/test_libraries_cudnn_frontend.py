@@ -1,5 +1,5 @@
-"""The adapter of cuDNN's front end against a stand-in that reads memory as the library does: by
-addresses, shapes and strides of its graph.
+"""The adapter of cuDNN's front end against a fake that reads memory like the library: by addresses,
+shapes and strides of its graph.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMES = ("cudnn_frontend", "cudnn_frontend_lse")
 
 
 class Tensor:
-    """A tensor of cuDNN's graph: no memory, but what it takes to find it."""
+    """A tensor of cuDNN's graph: the data to find it, without memory."""
 
     def __init__(self, uid: int) -> None:
         self.uid = uid
@@ -59,7 +59,7 @@ class Tensor:
         return self
 
     def at(self, address: int) -> torch.Tensor:
-        """The memory at an address, seen as this tensor."""
+        """Return the memory at an address as this tensor."""
         last = sum((size - 1) * stride for size, stride in zip(self.dim, self.stride, strict=True))
         numbers = (last + 1) * self.dtype.itemsize
         memory = (ctypes.c_char * numbers).from_address(address)
@@ -123,7 +123,7 @@ class Graph:
         if (paged := options["paged_attention_k_table"]) is not None:
             assert options["paged_attention_v_table"] is paged
             table = paged.at(pointers[paged.uid])[:, 0, :, 0]
-            # A block table ends where the longest sequence may.
+            # A block table ends at the maximum length of a sequence.
             assert options["paged_attention_max_seq_len_kv"] == table.shape[1] * k.shape[1]
         out, lse = attended(q, k, v, lengths, table, options["attn_scale"], **kinds)
         self.out.at(pointers[self.out.uid]).copy_(out.transpose(1, 2))
@@ -133,7 +133,7 @@ class Graph:
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """The graphs that were built."""
+    """Return the graphs that were built."""
     Graph.made = []
     stand_in(
         monkeypatch,
@@ -165,7 +165,7 @@ def test_cudnn_reads_the_caches_and_writes_the_outputs_in_place(name, problem, g
     options = graphs[0].options
     assert options["attn_scale"] == problem.head_dim**-0.5
     assert options["generate_stats"] == (name == "cudnn_frontend_lse")
-    # Equal lengths that the host knows need no mask.
+    # Equal lengths known to the host need no mask.
     is_plain = problem.lengths_on == "host" and problem.page_size is None
     assert options["use_padding_mask"] == (not is_plain)
     assert inputs.lse.isnan().all() == (name == "cudnn_frontend")

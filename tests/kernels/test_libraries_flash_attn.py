@@ -1,4 +1,4 @@
-"""The adapters of flash-attn against stand-ins of its functions."""
+"""The adapters of flash-attn against fakes of its functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from leanbench.gpu.catalogue import find
 
 @pytest.fixture
 def asked_splits(monkeypatch) -> list[int]:
-    """A stand-in of flash-attn; the `num_splits` of its calls."""
+    """Install a fake of flash-attn; return the `num_splits` of its calls."""
     calls: list[int] = []
 
     def flash_attn_with_kvcache(

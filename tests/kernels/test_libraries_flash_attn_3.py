@@ -1,5 +1,5 @@
-"""FlashAttention-3's adapter against stand-ins of its two builds: the source package's functions,
-and operators with the schemas of vLLM's shared object.
+"""FlashAttention-3's adapter against fakes of its two builds: the source package's functions, and
+operators with the schemas of vLLM's shared object.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def heuristic(problem: AttentionProblem) -> Any:
 
 
 class SharedObject:
-    """Operators of the shared object's names, and the arguments of their calls by name."""
+    """Operators with the shared object's names, and the arguments of their calls by name."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, fwd: str) -> None:
         self.calls: list[dict[str, Any]] = []
         self.plans: list[dict[str, Any]] = []
         self.loaded: list[str] = []
         self.fwd_names, self.plan_names = names_of(fwd), names_of(METADATA)
-        # torch keeps operators for as long as their library lives.
+        # torch keeps operators as long as their library lives.
         self.operators = torch.library.Library("_vllm_fa3_C", "DEF")
         for schema, function in ((fwd, self.fwd), (METADATA, self.plan)):
             self.operators.define(schema)
@@ -147,7 +147,7 @@ def test_the_shared_object_is_handed_the_tensors_and_its_schedule(problem, share
     assert [call[name].data_ptr() for name in ("k", "v")] == [
         tensor.data_ptr() for tensor in (inputs.k_cache, inputs.v_cache)
     ]
-    # Q is handed over as it is, or in the caches' dtype.
+    # Q is passed unchanged, or in the caches' dtype.
     assert call["q"].dtype == inputs.k_cache.dtype
     assert (call["q"] is inputs.q) == (inputs.q.dtype == inputs.k_cache.dtype)
     assert call["k"].stride() == inputs.k_cache.stride()
@@ -239,8 +239,9 @@ def test_planning_again_is_the_call_that_the_launch_made_once(shared_object):
 
 @pytest.mark.parametrize("problem", [RAGGED[0], PAGED[2]], ids=label)
 def test_copies_of_a_call_are_planned_once(problem, shared_object):
-    """Prepared first, launched afterwards: each on its own tensors, with the schedule of all in
-    memory of its own.
+    """All are prepared before any is launched.
+
+    Each has its tensors and a copy of the common schedule.
     """
     copies = [make_inputs(problem, "cpu") for _ in range(3)]
     launches = kernel("flash_attn_3").prepare_all(copies, heuristic(problem))
@@ -260,7 +261,7 @@ def test_copies_of_a_call_are_planned_once(problem, shared_object):
 
 
 def source_package(monkeypatch: pytest.MonkeyPatch, **members: Any) -> list[dict[str, Any]]:
-    """A stand-in of `flash_attn_interface`; the options of its calls."""
+    """Install a fake of `flash_attn_interface`; return the options of its calls."""
     calls: list[dict[str, Any]] = []
 
     def flash_attn_with_kvcache(

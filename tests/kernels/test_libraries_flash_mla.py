@@ -1,4 +1,4 @@
-"""The adapter of FlashMLA against a stand-in of its functions."""
+"""The adapter of FlashMLA against a fake of its functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROBLEMS = [
 
 @pytest.fixture
 def schedules(monkeypatch) -> list[object]:
-    """A stand-in of FlashMLA; the schedules of its calls."""
+    """Install a fake of FlashMLA; return the schedules of its calls."""
     calls: list[object] = []
 
     def flash_mla_with_kvcache(

@@ -1,5 +1,5 @@
-"""The adapters of FlashInfer against stand-ins that read the cache as the library does: by page
-numbers and strides.
+"""The adapters of FlashInfer against fakes that read the cache like the library: by page numbers
+and strides.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ from leanbench.gpu.catalogue import find
 
 
 class FlashInferWrapper:
-    """Reads the cache by page numbers, as the library does: through the strides of what it is
-    handed.
-    """
+    """A wrapper that reads the cache by page numbers, through the strides of its tensors."""
 
     made: list[FlashInferWrapper]
 
@@ -130,7 +128,7 @@ class FlashInferWrapper:
 
 @pytest.fixture
 def flashinfer(monkeypatch) -> Iterator[list[FlashInferWrapper]]:
-    """The wrappers that were made."""
+    """Return the wrappers that were created."""
     FlashInferWrapper.made = []
     stand_in(monkeypatch, "flashinfer", BatchDecodeWithPagedKVCacheWrapper=FlashInferWrapper)
     stand_in(monkeypatch, "tvm_ffi")
@@ -168,7 +166,7 @@ def test_flashinfer_reads_the_cache_in_place(name, problem, flashinfer):
 
 @pytest.mark.parametrize("problem", [UNIFORM[1], RAGGED[0], PAGED[2]], ids=label)
 def test_flashinfer_plans_once_for_buffers_that_rotate(problem, flashinfer):
-    """Made first, launched afterwards: no launch reads what another one was prepared for."""
+    """All are created before any is launched: no launch reads data of another."""
     buffers = [make_inputs(problem, "cpu") for _ in range(3)]
     launches: list[Any] = kernel("flashinfer").prepare_all(buffers, None)
     assert [launch.func.__self__.runs for launch in launches] == [1, 0, 0]
@@ -210,9 +208,7 @@ def test_flashinfer_keeps_the_latest_plan():
 
 
 class PersistentWrapper:
-    """A BatchAttention: it is told lengths, not last pages, and keeps the page numbers under
-    another name.
-    """
+    """A BatchAttention: it takes lengths, not last pages, and has its own name for page numbers."""
 
     made: list[PersistentWrapper]
 
@@ -276,7 +272,7 @@ class PersistentWrapper:
 
 @pytest.fixture
 def persistent(flashinfer, monkeypatch) -> list[PersistentWrapper]:
-    """The BatchAttentions that were made."""
+    """Return the BatchAttentions that were created."""
     PersistentWrapper.made = []
     stand_in(monkeypatch, "flashinfer", BatchAttention=PersistentWrapper)
     return PersistentWrapper.made
@@ -386,7 +382,7 @@ def test_a_plan_that_does_not_fit_a_buffer_is_told(
 
 
 class Xqa:
-    """A stand-in of `flashinfer.xqa`, which reads pages through their strides."""
+    """A fake of `flashinfer.xqa` that reads pages through their strides."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -421,7 +417,7 @@ class Xqa:
 
 @pytest.fixture
 def xqa(monkeypatch) -> Iterator[Xqa]:
-    """What takes the place of XQA, with its calls."""
+    """Install a fake of XQA; return it with its calls."""
     calls = Xqa()
     stand_in(monkeypatch, "flashinfer", xqa=calls)
     stand_in(monkeypatch, "tvm_ffi")

@@ -1,4 +1,4 @@
-"""The adapter of FlashInfer's MLA decode against a stand-in of its wrapper."""
+"""The adapter of FlashInfer's MLA decode against a fake of its wrapper."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ PROBLEMS = [
 
 
 class MlaWrapper:
-    """Reads the cache by page numbers and strides, in two parts of its columns, and tells the LSE
-    to base 2 with the heads of a query token together, as the library does.
+    """A wrapper that reads the cache in two column ranges, by page numbers and strides.
+
+    Like the library, it returns the LSE to base 2 with the heads of a query token together.
     """
 
     made: list[MlaWrapper]
@@ -87,7 +88,7 @@ class MlaWrapper:
         assert kpe_cache.shape[1:] == (self.page_size, 64)
         assert {q_nope.dtype, ckv_cache.dtype, kpe_cache.dtype} == self.dtypes
         assert ckv_cache.dtype == out.dtype
-        # A row's addresses are those of 16 bytes at a time.
+        # Rows are read 16 bytes at a time.
         for tensor in (q_nope, q_pe, ckv_cache, kpe_cache):
             assert tensor.data_ptr() % 16 == 0
             assert tensor.stride(-1) == 1
@@ -96,7 +97,7 @@ class MlaWrapper:
             parts = [cache[pages].flatten(0, 1)[None, :length] for cache in (ckv_cache, kpe_cache)]
             own = slice(int(self.queries[row]), int(self.queries[row + 1]))
             q = torch.cat([q_nope[own], q_pe[own]], -1)
-            # Each query token alone sees what a causal mask leaves it.
+            # Each query token attends alone to the tokens that the causal mask leaves.
             for token, at in enumerate(range(own.start, own.stop)):
                 seen = length - (len(q) - 1 - token if self.causal else 0)
                 k = torch.cat([part[:, :seen] for part in parts], -1)
@@ -108,7 +109,7 @@ class MlaWrapper:
 
 @pytest.fixture
 def wrappers(monkeypatch) -> Iterator[list[MlaWrapper]]:
-    """The wrappers that were made."""
+    """Return the wrappers that were created."""
     MlaWrapper.made = []
     stand_in(monkeypatch, "flashinfer")
     stand_in(monkeypatch, "flashinfer.mla", BatchMLAPagedAttentionWrapper=MlaWrapper)
@@ -131,7 +132,7 @@ def test_the_cache_is_read_in_place_and_the_lse_is_to_base_2(problem, wrappers):
     assert wrapper.plans == 1
     assert wrapper.scale == problem.head_dim**-0.5
     assert wrapper.causal == problem.causal
-    # A contiguous cache is one page a sequence.
+    # A contiguous cache is one page per sequence.
     assert wrapper.page_size == (problem.page_size or problem.cache_capacity)
     *given, options = (*launch._attend.args, launch._attend.keywords)
     assert [tensor.data_ptr() for tensor in given] == [
@@ -205,7 +206,7 @@ def test_what_it_does_not_take_is_a_sentence(problem, sentence):
 
 @pytest.mark.usefixtures("wrappers")
 def test_a_version_that_keeps_page_numbers_elsewhere_is_named(monkeypatch):
-    """Its runs would read the placeholders that the plan was made with."""
+    """Its runs would read the plan's placeholders."""
 
     class Later(MlaWrapper):
         def plan(self, *args: Any, **options: Any) -> None:

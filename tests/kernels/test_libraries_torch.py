@@ -1,4 +1,4 @@
-"""The adapters of torch's own attention and of xFormers; what runs on a CPU runs itself."""
+"""The adapters of torch's attention and of xFormers. Code that runs on a CPU is not faked."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_cudnn_with_its_lse_is_the_operator_that_computes_one(problem, monkeypat
 
 
 class VarlenOperator:
-    """`aten::_flash_attention_forward` on sequences with starts and lengths of their own."""
+    """`aten::_flash_attention_forward` on sequences with separate starts and lengths."""
 
     def __init__(self, *arguments: str) -> None:
         schema = SimpleNamespace(arguments=[SimpleNamespace(name=name) for name in arguments])
@@ -161,7 +161,10 @@ def test_flash_attention_2_without_splits_reads_sequences_in_place(problem, argu
 
 
 def test_flash_attention_2_is_the_attention_of_a_model_without_groups(tmp_path, monkeypatch):
-    """Once a layer, but for the call that may compile, which a CUDA graph must not keep."""
+    """It is called once per layer.
+
+    The call that may compile is an exception, because a CUDA graph must not keep it.
+    """
     pytest.importorskip("transformers")
     operator = VarlenOperator()
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", operator)
@@ -229,8 +232,8 @@ def test_the_best_of_cudnn_launches_the_call_that_its_config_names(monkeypatch):
     checked("cudnn_best", UNIFORM[0], CudnnMode("cudnn_lse"))
 
 
-#: The real backend MATH, FlexAttention and matrix products; every group size, dtype and layout that
-#: these take.
+#: The real backend MATH, FlexAttention and matrix products, with every group size, dtype and layout
+#: that they take.
 REAL = [
     AttentionProblem(2, 8, 2, 100, 64, "fp16", "HND"),
     AttentionProblem(3, 4, 4, 130, 96, "bf16", "HND"),
@@ -263,9 +266,7 @@ def test_standard_attention_is_two_products_and_a_softmax():
 
 @pytest.fixture
 def eager(monkeypatch) -> list[dict[str, Any]]:
-    """FlexAttention's own definition, not compiled; the options of `torch.compile` for each time it
-    was asked.
-    """
+    """Use FlexAttention's own definition, not compiled; return the options of its compilations."""
     from torch.nn.attention import flex_attention
 
     calls: list[dict[str, Any]] = []
@@ -291,7 +292,7 @@ def test_flex_attention_is_compiled_once_for_buffers_that_rotate(problem, eager)
     ]
     assert k.shape == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
     checked("torch_flex", problem)
-    # Known sizes, and no silent return to what is not compiled.
+    # Static sizes, and no silent fallback to eager code.
     assert eager == [{"dynamic": False, "fullgraph": True}]
 
 

@@ -1,4 +1,4 @@
-"""Which calls many_rows.cu takes, and what it is built and launched with."""
+"""Calls that many_rows.cu takes, with its builds and launches."""
 
 from __future__ import annotations
 
@@ -142,30 +142,30 @@ def test_two_ctas_share_an_sm_by_its_output_tiles(axes, ctas_per_sm):
         ({"batch": 8, "q_len": 4, "window_left": 4096, "sinks": True}, 2, 3),
         ({"batch": 58, "q_heads": 4, "kv_heads": 1}, 2, 3),
         ({"batch": 66, "q_heads": 4, "kv_heads": 1, "context": 641}, 2, 3),
-        # In pages pairs were slower.
+        # With pages, pairs were slower.
         ({"batch": 8, "q_heads": 64, "q_len": 4, "page_size": 16}, 1, 3),
-        # So short that five LeanTiles hold it, and seen as short.
+        # So short that five LeanTiles hold it, and visible tokens that are.
         ({"batch": 8, "context": 640}, 1, 3),
         ({"batch": 8, "window_left": 600}, 1, 3),
-        # More or fewer output tiles, or several to a KV head.
+        # More or fewer output tiles, or several per KV head.
         ({"batch": 57, "q_heads": 4, "kv_heads": 1}, 1, 6),
         ({"batch": 67, "q_heads": 4, "kv_heads": 1}, 1, 6),
         ({"batch": 4}, 1, 3),
         ({"batch": 16}, 1, 3),
         ({"batch": 1}, 1, 3),
         ({"batch": 4, "q_len": 64}, 1, 3),
-        # Two warpgroups, and two CTAs to an SM.
+        # Two warpgroups, and two CTAs per SM.
         ({"batch": 8, "q_len": 17}, 1, 4),
         ({"batch": 32}, 1, 2),
         ({"batch": 64}, 1, 3),
-        # Other head_dims, where only narrow ones were timed; copies by lanes.
+        # Other head_dims, of which only narrow ones were timed; copies by lanes.
         ({"batch": 32, "head_dim": 64}, 1, 4),
         ({"batch": 8, "head_dim": 64, "q_len": 17}, 1, 8),
         ({"batch": 8, "head_dim": 128, "v_head_dim": 64}, 1, 4),
         ({"batch": 8, "head_dim": 192, "v_head_dim": 128}, 1, 5),
         ({"batch": 8, "head_dim": 256}, 1, 3),
         ({"batch": 8, "page_size": 1}, 1, 6),
-        # Lengths that the host does not know.
+        # Lengths on the device.
         ({"batch": 8, "lengths_on": "device"}, 1, 3),
         ({"batch": 16, "lengths_on": "device"}, 1, 6),
         ({"batch": 16, "q_lens": (16,) * 16}, 1, 6),
@@ -180,7 +180,7 @@ def test_pairs_and_stages_of_lengths_that_the_host_knows(axes, cluster_size, sta
     assert (config.cluster_size, config.num_stages) == (cluster_size, stages)
     build = CudaBuild.of(problem, config)
     assert isinstance(build, ManyRowsBuild)
-    # Who waits for nobody need not run together with others.
+    # CTAs that do not wait need not be resident together.
     assert (build.fits(H200), build.cooperative) == (True, cluster_size == 1)
 
 
@@ -230,7 +230,7 @@ def test_settings_that_may_be_tuned_have_both_kernels():
 
 
 def test_shared_memory_and_partials_are_what_the_kernel_lays_out():
-    """By hand, from rows_layout.cuh."""
+    """Computed by hand from rows_layout.cuh."""
     build = CudaBuild.of(CHUNK, cuda_config(128, 8, 2, 1, 1, 128, "bulk", 1, True))
     query, stage = 128 * 128 * 2, 2 * 128 * 128 * 2
     assert build.shared_bytes == query + 2 * (stage + 4 * 8)
@@ -269,7 +269,7 @@ def test_a_warpgroup_copies_pages_that_bulk_copies_cannot_take(page_size, copy):
                 bulk.source((9, 0))
 
 
-# Of two warpgroups and of one, with each mechanism once: a second or two of NVRTC each.
+# Two warpgroups and one, with each mechanism once: a second or two of NVRTC each.
 @pytest.mark.parametrize(
     "axes",
     [

@@ -27,7 +27,7 @@ def of_warpgroups(
 class Case(NamedTuple):
     problem: AttentionProblem
     config: LeanCudaConfig
-    #: SMs of the GPUs that the call is made on.
+    #: SMs of the GPUs on which the call is made.
     sms: tuple[int, ...]
 
 
@@ -43,12 +43,11 @@ MANY = replace(
 CASES = {
     # Two warpgroups and two row tiles; ranges that cross output tiles; splits that are merged.
     "host": Case(CHUNK, of_warpgroups(128), (1, 3, 7)),
-    # Ranges in which the rest of an output tile belongs to the one before; two splits, and more,
-    # that are merged.
+    # Ranges with the rest of the next range's output tile; merges of two and of more splits.
     "device": Case(replace(RAGGED, q_lens=(37, 1, 5), sinks=True), of_warpgroups(64), (2, 5, 44)),
-    # Sequences of which the second warpgroup has no rows, and whose LeanTiles are longer; ranges
-    # that begin and end within an output tile of either kind. Four warps copy, each several boxes
-    # of K and of V, which have unlike columns, and some none where a sequence ends.
+    # Sequences in which the second warpgroup has no rows and LeanTiles are longer; ranges that
+    # begin and end within an output tile of either kind. Four warps copy, each several boxes of K
+    # and of V, which differ in columns; some copy none at a sequence's end.
     "chunk and decodes": Case(
         AttentionProblem(
             batch=3,
@@ -65,8 +64,8 @@ CASES = {
         of_warpgroups(128, 64),
         (3,),
     ),
-    # Rows are copied by lanes, each from a page of its own. Sequences that end within a chunk, of
-    # which the second warpgroup has no rows; ranges that begin and end within an output tile.
+    # Rows are copied by lanes, each from another page. Sequences end within a chunk, and the second
+    # warpgroup has no rows of some; ranges begin and end within an output tile.
     "pages of one token": Case(
         replace(RAGGED, page_size=1, q_lens=(37, 1, 5)),
         of_warpgroups(128, copy="async"),
@@ -179,7 +178,7 @@ MUTATIONS: dict[str, Mutation] = {
         "    start_values(o, weights, shared, stage);\n    pass_turn();\n",
         "    start_values(o, weights, shared, stage);\n",
     ),
-    # The same, and more, of copies by lanes.
+    # Further mutations, of copies by lanes.
     "a stage is overwritten by lanes while it is read": (
         "rows_copy.cuh",
         "    mbarrier_try_wait_parity(empty, parity ^ 1);\n",
@@ -248,10 +247,10 @@ def failure_of(
     sms: int,
     seed: int,
 ) -> str | None:
-    """What is wrong with a launch, with NaN wherever a call must not look."""
+    """Return why a launch is wrong, with NaN in all memory that a call must not read, or None."""
     inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", seed, score_scale=6.0)))
     if inputs.sinks is not None:
-        # As large as scores: others would count for nothing.
+        # On the scale of scores: smaller ones would not matter.
         inputs.sinks.mul_(12)
     try:
         cpu.launch(inputs, config, sms, workspace, lazy=seed % 2 == 0, seed=seed)

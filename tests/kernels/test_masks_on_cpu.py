@@ -1,4 +1,4 @@
-"""lean.cu's windows, sinks, biases and paddings at their edges, on the stand-in for a GPU."""
+"""lean.cu's windows, sinks, biases and paddings at their edges, on a fake GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cpu() -> Cpu:
 
 
 def attend(cpu: Cpu, inputs: AttentionInputs) -> None:
-    """Makes the call and compares what it writes with the reference."""
+    """Make the call and compare its results with the reference."""
     inputs = poison_unused(inputs)
     inputs.poison()
     cpu.launch(inputs, CONFIG, 5, Workspace(1000))
@@ -40,7 +40,7 @@ def attend(cpu: Cpu, inputs: AttentionInputs) -> None:
 
 
 def test_rows_that_see_nothing_have_their_sink(cpu: Cpu) -> None:
-    """A sequence of padding alone, and one with a token less than query tokens."""
+    """One sequence is padding only, one has fewer tokens than query tokens."""
     inputs = make_inputs(SINKS, "cpu", 1)
     assert inputs.cache_seqlens is not None
     assert inputs.cache_leftpad is not None
@@ -56,7 +56,7 @@ def test_rows_that_see_nothing_have_their_sink(cpu: Cpu) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_sinks_of_each_dtype(cpu: Cpu, dtype: torch.dtype) -> None:
-    """One far above all scores, and one that counts for nothing."""
+    """One sink is far above all scores, one is negligible."""
     inputs = make_inputs(SINKS, "cpu", 1)
     sinks = torch.tensor([-math.inf, 1.3, -2.7, 30.0]).to(dtype)
     attend(cpu, replace(inputs, sinks=sinks))
@@ -67,8 +67,9 @@ def test_sinks_of_each_dtype(cpu: Cpu, dtype: torch.dtype) -> None:
 
 
 def test_sinks_that_leave_the_smallest_numbers(cpu: Cpu) -> None:
-    """Outputs below the smallest normal number of fp16 are rounded, not flushed to zero, and pass
-    the check for that: they are some spacings only.
+    """Outputs below the smallest normal number of fp16 are rounded, not flushed to zero.
+
+    They pass the check, because they are only some spacings in size.
     """
     inputs = make_inputs(SINKS, "cpu", 1)
     sinks = torch.tensor([17.0, 18.0, 19.0, 20.0])
@@ -80,7 +81,7 @@ def test_sinks_that_leave_the_smallest_numbers(cpu: Cpu) -> None:
 
 
 def test_padding_that_is_none(cpu: Cpu) -> None:
-    """Below 0 it is 0."""
+    """Below 0 counts as 0."""
     inputs = make_inputs(SINKS, "cpu", 1)
     assert inputs.cache_leftpad is not None
     inputs.cache_leftpad[:] = torch.tensor([-7, 0])
@@ -92,7 +93,7 @@ def test_padding_that_is_none(cpu: Cpu) -> None:
 
 
 def test_pages_before_a_window_may_be_any(cpu: Cpu) -> None:
-    """A server frees them: the block table names a page of NaN."""
+    """Servers free such pages, so the block table names a page of NaN."""
     problem = AttentionProblem(
         2, 4, 1, (300, 100), 64, page_size=16, window_left=40, q_len=2, capacity=384
     )
@@ -108,7 +109,8 @@ def test_pages_before_a_window_may_be_any(cpu: Cpu) -> None:
     assert reference.check(inputs).failure("fp16") is None
 
 
-#: Chunks that begin within a page, before the sequence's padding ends, and of more than it has.
+#: Chunks that begin within a page, before the end of a sequence's padding, and with more tokens
+#: than it has.
 CHUNKS: dict[str, dict[str, Any]] = {
     "not causal, padded pages": {
         "context": (300, 131, 64),

@@ -1,5 +1,5 @@
-"""lean_mla without a GPU: what it compiles to, what it refuses, what a call of
-`lean_mla_with_kvcache` says of wrong tensors.
+"""lean_mla without a GPU: its compiled code, unsupported problems, and errors of
+`lean_mla_with_kvcache` for wrong tensors.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_configs_leave_one_column_group_out():
         MlaConfig(2, True, 3)
 
 
-# Several seconds of NVRTC each; tests/kernels/test_mla_on_cpu.py computes with both dtypes.
+# NVRTC takes several seconds for each; tests/kernels/test_mla_on_cpu.py computes with both dtypes.
 @pytest.mark.parametrize(
     ("heads", "kv_dtype"), [(16, "e4m3"), deep(16, "e5m2"), deep(128, "e4m3"), deep(128, "e5m2")]
 )
@@ -84,7 +84,7 @@ def test_a_cta_of_an_fp8_cache_fits_an_h200(kv_dtype, heads):
     problem = replace(PROBLEM, q_heads=heads, kv_dtype=kv_dtype)
     [cta] = LEAN_MLA.compile(problem, LEAN_MLA.default_config(problem, H200), HOPPER)
     assert (cta.num_warps, cta.registers_per_thread) == (12, 168)
-    # 4 KB for each stage's bytes, and what rows of Q are divided by, more than 16 bits take.
+    # 4 KB for each stage's bytes, and divisors of rows of Q, in addition to 16 bits.
     assert cta.shared_bytes == 223_952 - 12 * 8 + 2 * 4096 + 4 * 64
     assert cta.shared_bytes <= H200.shared_kb_per_cta * 1024
 
@@ -399,21 +399,21 @@ def test_ranges_end_with_output_tiles_unless_too_many_sms_have_no_work(
         (128, 1, 8192, 2, 4),
         (128, 1, 8449, 1, 3),
         (128, 1, 32_768, 1, 8),
-        # Merges of few splits take as long as those of many, stages of 4 column groups longer.
+        # Merges of few splits take as long as those of many; stages of 4 column groups take longer.
         (128, 2, 1024, 4, 2),
         (128, 4, 1024, 2, 2),
         # Two groups of fewer than 8 splits were slower than one.
         (128, 8, 512, 4, 4),
-        # Whole output tiles, which nothing is merged of.
+        # Whole output tiles, without a merge.
         (128, 16, 300, 4, 5),
         (128, 33, 200, 2, 4),
         (128, 2, 4096, 2, 4),
         (128, 67, 64, 1, 1),
         (128, 8, 8192, 1, 2),
         (128, 128, 1024, 1, 1),
-        # Single CTAs, a quarter of whose rows are stored and merged.
+        # Single CTAs, which store and merge a quarter of the rows.
         (16, 1, 1024, 4, 1),
-        # More than half of the SMs have work with two.
+        # More than half of the SMs are busy with two.
         (16, 1, 1025, 2, 1),
         (16, 2, 1024, 2, 1),
         (16, 1, 4096, 2, 2),
@@ -433,7 +433,7 @@ def test_column_groups_where_merges_cost_more_than_scores(heads, batch, context,
 
 
 def test_column_groups_follow_from_what_the_host_knows():
-    """Of lengths on the device that is the capacity."""
+    """For lengths on the device, it is the capacity."""
     problem = AttentionProblem(1, 128, 1, 100, 576, lengths_on="device", capacity=4096, **LATENT)
     expected = MlaConfig(2, align_grid=True, column_groups=4)
     assert LEAN_MLA.default_config(problem, H200) == expected
@@ -465,7 +465,7 @@ def test_no_more_splits_than_merge_well(context, stages, on_device):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Calls that come to the kernel."""
+    """Return the calls that reach the kernel."""
     return take_latent_calls(monkeypatch)
 
 
@@ -508,7 +508,7 @@ def test_pages_of_other_sizes_are_copied(page_size, dtype, launched):
     as_bits = given.view(torch.int8 if dtype.itemsize == 1 else torch.int16)
     as_bits[order.long()] = cache.view(as_bits.dtype).view(2, pages, page_size, 1, 576)
     lengths = torch.tensor([65, 160 - page_size], dtype=torch.int32)
-    # Past the sequences' ends are no pages.
+    # Invalid pages past the sequences' ends.
     order[1, -1] = 2**31 - 1
     options = {"cache_seqlens": lengths, "return_softmax_lse": True}
     out, lse = lean_mla_with_kvcache(q, given, block_table=order, **options)
@@ -526,7 +526,7 @@ def test_scales_beside_16_bits_are_ignored(launched):
         out = lean_mla_with_kvcache(q, cache, **options)
         assert isinstance(out, torch.Tensor)
         assert plain.equal(out)
-    # Of q alone.
+    # Scales of q only.
     options = {"q_descale": 0.5, "k_descale": 0.5}
     with pytest.raises(ValueError, match=r"^k_descale is 0.5, on the host"):
         lean_mla_with_kvcache(q, cache.to(torch.float8_e4m3fn), **options)
@@ -543,7 +543,7 @@ def test_queries_and_caches_in_fp8(shape, kv_heads, launched):
     whole: dict[str, Any] = {}
     if shape is not None:
         sizes = [kv_heads if size == "kv_heads" else size for size in shape]
-        # What they make of fp8 numbers is exact in bf16.
+        # Their products with fp8 numbers are exact in bf16.
         powers = [torch.randint(-3, 3, sizes) for _ in range(2)]
         q_scale, k_scale = (2.0**own for own in powers)
         scales = {"q_descale": q_scale, "k_descale": k_scale}
@@ -601,7 +601,7 @@ def test_qv_is_a_call_over_the_latent_cache(packed, views, launched):
 
 
 class Relaunched:
-    """A launch of the reference over tensors that lie in a row."""
+    """A launch of the reference over contiguous tensors."""
 
     tile_tokens = 64
     any_capacity = False
@@ -641,7 +641,7 @@ def test_queries_lengths_and_pages_are_copied_where_they_do_not_lie_in_a_row(cha
 
 
 def inputs_of(inputs):
-    """What a launch is handed."""
+    """Return the arguments of a launch."""
     names = ("q", "k_cache", "v_cache", "cache_seqlens", "context", "block_table", "out", "lse")
     return [getattr(inputs, name) for name in names]
 

@@ -20,18 +20,18 @@ from leanbench.core.problem import AttentionProblem
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
 LATENT: dict[str, Any] = {"latent": True, "v_head_dim": 512, "dtype": "bf16"}
-#: Two CTAs of 64 rows share what they copy; one CTA.
+#: Two CTAs of 64 rows that share copies; one CTA.
 PAIR = AttentionProblem(3, 128, 1, 300, 576, **LATENT)
 SINGLE = AttentionProblem(3, 16, 1, 200, 576, **LATENT)
 
 
 class Case(NamedTuple):
     problem: AttentionProblem
-    #: Work ranges are no shorter, in stages of 64 tokens.
+    #: Minimum length of work ranges, in stages of 64 tokens.
     min_tiles: int
     sms: int
     lazy: bool = True
-    #: 12 makes softmax pick few tokens, whose maximum moves more than once.
+    #: With 12, softmax picks few tokens, and the maximum moves more than once.
     score_scale: float = 1.0
     column_groups: int = 1
 
@@ -43,13 +43,13 @@ class Case(NamedTuple):
 CASES = {
     # A range that crosses output tiles; output tiles of two partials, and of three.
     "crossing": Case(replace(PAIR, batch=2), 1, 8, score_scale=12.0),
-    # The first query token of the first sequence sees nothing; the range before has a rest.
+    # The first query token of the first sequence sees nothing; the previous range has a rest.
     "several query tokens": Case(
         replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, q_len=2), 1, 6
     ),
     # Pairs of CTAs, output tiles of four partials and of three, and ranges that cross.
     "2 column groups": Case(replace(PAIR, batch=1), 1, 14, score_scale=12.0, column_groups=2),
-    # Single CTAs, which have a whole output tile, two splits, or more of the longest sequence.
+    # Single CTAs with a whole output tile, two splits, or more of the longest sequence.
     "4 column groups": Case(
         replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64),
         1,
@@ -59,7 +59,7 @@ CASES = {
     ),
     # Pairs of CTAs, output tiles of several partials; Q in bf16 is divided.
     "e4m3": Case(replace(PAIR, batch=2, kv_dtype="e4m3"), 1, 8, score_scale=12.0),
-    # Bytes arrive at once; sequences end in all quarters of a stage.
+    # Bytes arrive immediately; sequences end in all quarters of a stage.
     "e5m2 pages": Case(
         replace(
             SINGLE,
@@ -94,7 +94,7 @@ DEEP_CASES = {
         36,
         column_groups=2,
     ),
-    # Stages that are filled more than once, as soon as they are free.
+    # Stages that are refilled as soon as they are free.
     "2 column groups, long ranges": Case(
         replace(SINGLE, batch=2, context=400, capacity=512),
         1,
@@ -103,7 +103,7 @@ DEEP_CASES = {
         score_scale=30.0,
         column_groups=2,
     ),
-    # More splits than are merged in one round, and as many.
+    # More splits than one round merges, and exactly that number.
     "2 column groups, split over many": Case(
         replace(SINGLE, batch=1, context=20 * 64), 1, 40, score_scale=12.0, column_groups=2
     ),
@@ -157,7 +157,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a merge does not wait": ("outputs.cuh", "!= epoch", "== 0"),
 }
-#: The same of column groups, and the case that notices.
+#: Mutations of column groups, each with the case that detects it.
 COLUMN_MUTATIONS: dict[str, tuple[Mutation, str]] = {
     "a round takes a split's weights as if its maximum were all splits'": (
         (
@@ -192,7 +192,7 @@ COLUMN_MUTATIONS: dict[str, tuple[Mutation, str]] = {
         "4 column groups",
     ),
 }
-#: The same of fp8 caches.
+#: Mutations of fp8 caches.
 FP8_MUTATIONS: dict[str, Mutation] = {
     "operands lie over bytes that are still to be read": (
         "bytes.cuh",
@@ -226,13 +226,13 @@ FP8_MUTATIONS: dict[str, Mutation] = {
 
 @pytest.fixture(scope="module")
 def cpu():
-    """Without mutations: builds are compiled once."""
+    """Return a fake GPU without mutations: its builds are compiled once."""
     return Cpu()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_mla_is_right(name, cpu):
-    # Slots then hold another launch's partials, too.
+    # Slots then also hold another launch's partials.
     run(cpu, CASES[name], seeds=1 if name == "crossing" else 2)
 
 
@@ -255,7 +255,7 @@ def test_mla_is_right_in_every_shape(name, cpu):
     ],
 )
 def test_lengths_that_are_none(cpu, name, sms, lengths):
-    """0, below 0 and past the cache; an empty sequence has an output of 0 and an LSE of -inf."""
+    """Lengths are 0, below 0 and past the cache; an empty sequence has output 0 and LSE -inf."""
     case = (CASES | DEEP_CASES)[name]
     inputs = make_inputs(case.problem, "cpu", seed=1)
     assert inputs.cache_seqlens is not None
@@ -302,7 +302,7 @@ def test_every_number_of_fp8(kv_dtype, cpu):
     problem = replace(SINGLE, batch=1, context=1, kv_dtype=kv_dtype, dtype="fp16")
     inputs = make_inputs(problem, "cpu", seed=1)
     numbers = torch.arange(256, dtype=torch.uint8)
-    # The scores of NaN and of infinities are none.
+    # NaN and infinities have no valid scores.
     numbers = numbers[numbers.view(inputs.k_cache.dtype).float().isfinite()].tile(3)[:576]
     inputs.k_cache.copy_(numbers.view(inputs.k_cache.dtype).expand(1, 1, 1, 576))
     assert inputs.k_descale is not None
@@ -314,7 +314,7 @@ def test_every_number_of_fp8(kv_dtype, cpu):
 
 
 def test_a_query_beyond_the_range_of_fp16(cpu):
-    """Rows of Q in bf16 have units of their own."""
+    """Rows of Q in bf16 have separate units."""
     inputs = make_inputs(replace(CASES["e4m3"].problem, context=100), "cpu", seed=1)
     powers = torch.arange(-60, 68, dtype=torch.float32)[:, None]
     inputs.q.mul_(powers.exp2().to(inputs.q.dtype))
@@ -325,7 +325,7 @@ def test_a_query_beyond_the_range_of_fp16(cpu):
 
 @pytest.mark.parametrize("scale", [1e-7, 1e-30])
 def test_a_query_of_zeros_beside_a_scale_near_0(cpu, scale):
-    """Scores of tokens that are hidden are -inf: times a unit of the row that is 0, NaN."""
+    """Scores of hidden tokens are -inf, and times a row unit of 0 they would be NaN."""
     inputs = make_inputs(replace(CASES["e4m3"].problem, context=100), "cpu", seed=1)
     assert inputs.k_descale is not None
     inputs.k_descale.fill_(scale)
@@ -343,7 +343,7 @@ def run(cpu: Cpu, case: Case, seeds: int) -> None:
 
 
 def failure_of(cpu: Cpu, workspace: Workspace, case: Case, seed: int) -> str | None:
-    """What is wrong with a launch, with NaN wherever a call must not look."""
+    """Return why a launch is wrong, with NaN in all memory that a call must not read, or None."""
     inputs = with_cut_table(
         make_inputs(case.problem, "cpu", seed=seed, score_scale=case.score_scale)
     )

@@ -1,4 +1,4 @@
-"""Lines that the tests on the CPU change on purpose are still those of the sources."""
+"""Mutated lines of the CPU tests still exist in the sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leanbench.core.paths import KERNELS
 
 
 def gone(family: str, mutations: list[Mutation]) -> list[Mutation]:
-    """Those whose line stands in its file other than once."""
+    """Return the mutations with a line that does not occur exactly once in its file."""
     return [
         (file, old, new)
         for file, old, new in mutations

@@ -1,7 +1,7 @@
-"""GPUs that share sequences: lean.cu itself, launched for each of them on a stand-in for a GPU.
+"""GPUs that share sequences: lean.cu itself, launched for each of them on a fake GPU.
 
-Launches run one after the other. The first ones wait in vain for later ones, give up, and are made
-again as the same launch once the others' partials have come.
+Launches run one after the other. The first ones time out while they wait for later ones, and are
+repeated as the same launch once the others' partials have arrived.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from leanbench.distributed.group import MOST_RANKS, PeerFields, workspace_bytes_
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile lean.cu")
 
 _LAUNCH = 1 << 20
-#: Reads of the clock that a launch waits for: more than the own partials take to arrive.
+#: Clock readings before a launch times out: longer than its own partials take to arrive.
 _PATIENCE = 30_000
 
 
@@ -64,7 +64,7 @@ class FakeGroup:
 
 
 def shards_of(problem: AttentionProblem, lengths: list[tuple[int, ...]]) -> list[AttentionInputs]:
-    """Inputs of a rank each, with the same queries and these lengths."""
+    """Return inputs for each rank, with the same queries and these lengths."""
     shards = [
         make_inputs(problem, "cpu", 1 + rank, score_scale=6.0) for rank in range(len(lengths))
     ]
@@ -77,7 +77,7 @@ def shards_of(problem: AttentionProblem, lengths: list[tuple[int, ...]]) -> list
 
 
 def whole(problem: AttentionProblem, shards: list[AttentionInputs]) -> AttentionInputs:
-    """The call over the tokens of all shards."""
+    """Return the call over the tokens of all shards."""
     lengths = [list(shard.read_lengths()) for shard in shards]
     total = [sum(own) for own in zip(*lengths, strict=True)]
     most = max(*total, 1)
@@ -96,7 +96,7 @@ def whole(problem: AttentionProblem, shards: list[AttentionInputs]) -> Attention
 
 
 def rows_of(inputs: AttentionInputs, cache: str, sequence: int) -> torch.Tensor:
-    """A sequence's tokens of a cache, up to its capacity."""
+    """Return a sequence's tokens in a cache, up to its capacity."""
     tensor = getattr(inputs, cache)
     if inputs.block_table is None:
         return tensor[sequence]
@@ -111,7 +111,7 @@ def launch_all(
     sms: list[int],
     seed: int = 0,
 ) -> None:
-    """One launch of the group: all ranks in turn, and those that waited in vain again."""
+    """Make one launch of the group: all ranks in turn, and again those that timed out."""
     workspaces = [Workspace(1000 + 77 * group.launches) for _ in shards]
     group.launches += 1
     for rank in [*range(group.ranks), *range(group.ranks - 1)]:
@@ -146,11 +146,11 @@ PAGED = AttentionProblem(
 )
 ONE = cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False)
 CLUSTERS = cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, False)
-#: Problem, lengths by rank, a config for each rank, SMs of each rank's GPU.
+#: Problem, lengths by rank, a config per rank, SMs of each rank's GPU.
 CASES = {
     # Uneven, empty on one rank, empty on both.
     "two": (PLAIN, [(700, 0, 300), (131, 0, 0)], [ONE, ONE], [7, 3]),
-    # Ranks with other launch settings: a cluster to a work range, and none.
+    # Ranks with different launch settings: a cluster per work range, and none.
     "settings": (PLAIN, [(700, 5, 300), (64, 1, 700)], [ONE, CLUSTERS], [4, 12]),
     "pages": (
         PAGED,
@@ -176,8 +176,9 @@ DEEP_CASES = {
 
 
 def share(cpu: Cpu, name: str) -> None:
-    """Three launches, which use both halves of the workspaces, and one of them again; asserts that
-    all ranks have the whole output, and the same bits.
+    """Make three launches, which use both halves of the workspaces, and repeat one.
+
+    Checks that all ranks have the whole output with the same bits.
     """
     problem, lengths, configs, sms = (CASES | DEEP_CASES)[name]
     group = FakeGroup(len(lengths), workspace_bytes_for(len(lengths), 64, 64))
@@ -201,11 +202,11 @@ def test_all_ranks_have_the_whole_output_and_the_same_bits(cpu: Cpu, name: str) 
 
 
 def wait_in_vain(cpu: Cpu, case: str = "two") -> None:
-    """A launch of one rank alone; asserts that outputs are NaN, and the failure names the other."""
+    """Launch one rank alone; check that outputs are NaN, and the failure names the other."""
     problem, lengths, configs, sms = CASES[case]
     group = FakeGroup(2, workspace_bytes_for(2, 64, 64))
     shards = shards_of(problem, lengths)
-    # So that the half that the lone launch uses holds partials.
+    # Fills the half used by the lone launch with partials.
     for _ in range(2):
         launch_all(cpu, group, shards, configs, sms)
     own = replace(shards[0], peers=group.peers(0))
@@ -215,7 +216,7 @@ def wait_in_vain(cpu: Cpu, case: str = "two") -> None:
     assert group.failures[0].item() == 2
     assert own.out.isnan().all()
     assert own.lse.isnan().all()
-    # Launches behind it: with this patience they would not end.
+    # Later launches would not end with this timeout.
     group.fields[0].timeout_ns = 1 << 62
     own.out.zero_()
     cpu.launch(own, configs[0], sms[0], Workspace(6))
@@ -226,7 +227,7 @@ def test_a_rank_that_does_not_come(cpu: Cpu) -> None:
     wait_in_vain(cpu)
 
 
-#: What is replaced in peers.cuh, by what, and what notices.
+#: Mutations of peers.cuh, each with the check that detects it.
 MUTATIONS: dict[str, tuple[str, str, Callable[[Cpu, str], None]]] = {
     "epochs stay": ("(launch ^ shape(p)) | 1u << 31", "shape(p) | 1u << 31", wait_in_vain),
     "another's place": (

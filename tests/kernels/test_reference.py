@@ -1,4 +1,4 @@
-"""The fp64 reference against flash-attn's definitions, written out number by number."""
+"""The fp64 reference against flash-attn's definitions, computed number by number."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_kind_is_flash_attns(kinds: dict[str, Any]) -> None:
 
 
 def _places(problem: AttentionProblem) -> list[tuple[int, int, int]]:
-    """(sequence, query, query head) of every row in the order of packed outputs."""
+    """Return (sequence, query, query head) of every row in the order of packed outputs."""
     return [
         (sequence, query, head)
         for sequence, q_len in enumerate(problem.query_lengths)
@@ -94,7 +94,7 @@ def _places(problem: AttentionProblem) -> list[tuple[int, int, int]]:
 def _row(
     problem: AttentionProblem, inputs: AttentionInputs, sequence: int, query: int, head: int
 ) -> tuple[list[float], float]:
-    """The output and LSE of a row before anything is appended, by scalars."""
+    """Return output and LSE of a row before anything is appended, by scalars."""
     kv_head = head // problem.group_size
     total = problem.contexts[sequence]
     cached = total - problem.append
@@ -183,7 +183,7 @@ def _numbers(
 
 
 def _turned(inputs: AttentionInputs, row: torch.Tensor, place: int) -> torch.Tensor:
-    """The row with pairs of columns as complex numbers, turned by their angles."""
+    """Return the row with pairs of columns, as complex numbers, rotated by their angles."""
     if inputs.rotary_cos is None or inputs.rotary_sin is None:
         return row
     turned = row.double().tolist()

@@ -1,5 +1,5 @@
-"""The kernels' index arithmetic is leanbench.core.decomposition's: who walks which LeanTiles, seen
-from inside the kernels.
+"""The kernels' index arithmetic matches leanbench.core.decomposition: the LeanTiles of each CTA,
+observed inside the kernels.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ PROBLEMS = [
 def walks(
     monkeypatch: pytest.MonkeyPatch, family: str, problem: AttentionProblem, **prepare_arguments
 ) -> list:
-    """(CTA, sequence, KV head, first LeanTile, end) of every call of the LeanTile loop, in the
-    order of the calls.
+    """Return every call of the LeanTile loop, in order.
+
+    A call is (CTA, sequence, KV head, first LeanTile, end).
     """
     import triton.language as tl
 

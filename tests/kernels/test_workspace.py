@@ -1,6 +1,4 @@
-"""What launches are lent of a partials workspace, on a GPU that is pretended: streams, captures and
-counters.
-"""
+"""Loans of a partials workspace to launches, on a fake GPU: streams, captures and counters."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ SMALL, LARGE = 4 << 20, 50_000_000
 
 @pytest.fixture
 def gpu(monkeypatch) -> SimpleNamespace:
-    """A GPU's current stream and whether a graph is captured there."""
+    """Fake a GPU's current stream and capture state."""
     now = SimpleNamespace(stream=1, capture=None, made=[])
 
     def made(device, make):
@@ -28,7 +26,7 @@ def gpu(monkeypatch) -> SimpleNamespace:
         return torch.zeros(numbers, dtype=getattr(torch, dtype))
 
     empty = torch.empty
-    # A torch without CUDA has no such function.
+    # A torch without CUDA lacks this function.
     monkeypatch.setattr(
         torch._C, "_cuda_getCurrentRawStream", lambda index: now.stream, raising=False
     )
@@ -82,7 +80,7 @@ def test_a_capture_has_slots_and_a_counter_of_its_own(gpu):
     assert (eager.stays, first.stays, second.stays) == (True, False, False)
     assert first.slots.numel() * 8 == 1000
     assert len({slots.data_ptr() for slots in (eager.slots, first.slots, second.slots)}) == 3
-    # Added to once: both are of one capture, and each replay adds to it once.
+    # Incremented once: both belong to one capture, and each replay increments it once.
     assert first.replays.data_ptr() == second.replays.data_ptr() != eager.replays.data_ptr()
     assert first.replays.item() == workspace._REPLAY_STEP
     gpu.capture = 8
@@ -96,7 +94,7 @@ def test_a_capture_has_slots_and_a_counter_of_its_own(gpu):
 
 
 def test_epochs_of_replays_do_not_meet():
-    """Of a graph of 1,000 launches, in 100,000 replays."""
+    """The graph has 1,000 launches, replayed 100,000 times."""
     step = workspace._REPLAY_STEP % 2**32
     distances = (torch.arange(1, 100_000) * step) % 2**32
     assert torch.minimum(distances, 2**32 - distances).min().item() > 1000

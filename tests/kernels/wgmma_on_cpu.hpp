@@ -1,5 +1,5 @@
-// wgmma.cuh of kernels/lean for cuda_on_cpu.hpp: the same functions in C++. Matrix instructions read
-// shared memory when they are waited for.
+// wgmma.cuh of kernels/lean for cuda_on_cpu.hpp: the same functions in C++. Matrix instructions
+// read shared memory only when they are waited for.
 #pragma once
 #include "ptx.cuh"
 
@@ -18,7 +18,7 @@ inline void mbarrier_arrive_cluster(u32 barrier, int rank) { arrive_at_peer(barr
 inline void barrier_cluster_arrive_relaxed() { barrier_cluster_arrive(); }
 #endif
 
-// Waits are for what other warps do as well.
+// These barriers wait for other warps, too.
 #define mbarrier_try_wait_parity wait_for_phase
 
 inline void prefetch_tensormap(const TensorMap *) {}
