@@ -1,4 +1,4 @@
-"""Random tensors for the calls of tests/argument_grid.py, and the calls made."""
+"""Random tensors for the calls of tests/argument_grid.py, and the calls."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from argument_grid import Row
 
 _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 BATCH = 3
-#: Query tokens x query heads x tokens of a call, at most: the reference has them in fp64.
+#: Maximum of query tokens x query heads x tokens of a call: the reference holds them in fp64.
 _MOST_SCORES = 6_000_000
 
 
 @dataclass
 class Drawn:
-    """A call: its arguments, and what they mean, each sequence in its own row."""
+    """A call: its arguments, and their meaning, with a row per sequence."""
 
     arguments: dict[str, Any]
     row: Row
-    #: (batch, tokens, kv_heads, head_dim), before the call, dequantized; garbage where there is no
-    #: token.
+    #: (batch, tokens, kv_heads, head_dim), before the call, dequantized; garbage outside of
+    #: sequences.
     k: torch.Tensor
     v: torch.Tensor
-    #: (batch, q_len, q_heads, head_dim), dequantized; zeros where a sequence has fewer.
+    #: (batch, q_len, q_heads, head_dim), dequantized; zeros past a sequence's query tokens.
     q: torch.Tensor
     q_lens: list[int]
     #: Tokens of each sequence in the caches before the call.
     cached: list[int]
     leftpads: list[int]
-    #: (batch, new tokens, kv_heads, head_dim), and how many of them each sequence has.
+    #: (batch, new tokens, kv_heads, head_dim), and the number of new tokens per sequence.
     k_new: torch.Tensor | None
     v_new: torch.Tensor | None
     new_lens: list[int]
-    #: Rows of the rotary tables where each sequence begins.
+    #: Rows of the rotary tables at which sequences begin.
     first_angles: list[int]
-    #: (batch, capacity): where in `arguments["k_cache"].flatten(0, 1)` each token is.
+    #: (batch, capacity): index of each token in `arguments["k_cache"].flatten(0, 1)`.
     places: torch.Tensor
     scale: float
     descales: dict[str, torch.Tensor] = field(default_factory=dict)
-    #: (batch, tokens, kv_heads): of the pages that tokens are in.
+    #: (batch, tokens, kv_heads): scales of the tokens' pages.
     page_descales: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def on_device(self, numbers: list[int]) -> torch.Tensor:
@@ -51,7 +51,7 @@ class Drawn:
 
 
 def draw_call(row: Row, seed: int, device: str) -> Drawn:
-    """Random tensors for a call."""
+    """Draw random tensors for a call."""
     generator = torch.Generator(device).manual_seed(seed)
     draw = random.Random(seed)
     dtype, (q_heads, kv_heads) = row["dtype"], row["heads"]
@@ -216,7 +216,7 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
 
 
 def _moved(numbers: torch.Tensor, device: str) -> torch.Tensor:
-    """On the device, which nobody waits for."""
+    """Return numbers on the device without synchronization."""
     return numbers.pin_memory().to(device, non_blocking=True) if device != "cpu" else numbers
 
 
@@ -241,7 +241,7 @@ def rows_at(cache: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 def _fill_nan(cache: torch.Tensor, where: torch.Tensor) -> None:
     if cache.element_size() == 1:
-        # Both formats read all bits set as NaN.
+        # In both formats, all bits set is NaN.
         cache.view(torch.uint8).masked_fill_(where[:, :, None, None], 0xFF)
     else:
         cache.masked_fill_(where[:, :, None, None], math.nan)
@@ -279,7 +279,7 @@ def _rotary_tables(
 
 
 def run_call(drawn: Drawn, function: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Output and LSE of the call, in the style of its row."""
+    """Return output and LSE of the call, in the style of its row."""
     given, style = dict(drawn.arguments), drawn.row["style"]
     names = list(given)[: list(given).index("return_softmax_lse") + 1]
     if style == "positions":

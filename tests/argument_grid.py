@@ -1,5 +1,5 @@
-"""Calls of `flash_attn_with_kvcache` that together have every value of every argument beside every
-value of every other. tests/argument_calls.py draws their tensors.
+"""Calls of `flash_attn_with_kvcache` that together cover every pair of values of its arguments.
+tests/argument_calls.py draws their tensors.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-#: What decides which kernels are compiled. A set of values is a row; every pair of values that go
-#: together is in a row.
+#: Factors that select the compiled kernels. A row is a set of values; every compatible pair of
+#: values is in a row.
 COMPILED: dict[str, tuple[Any, ...]] = {
     "dtype": (torch.float16, torch.bfloat16),
-    # Of the caches, and of q.
+    # Dtypes of the caches, and of q.
     "fp8": (None, "e4m3", "e5m2", "e4m3 and q", "e5m2 and q"),
     "head_dim": (32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 256, 512, 576),
     "v_head_dim": (None, 64, 128, 256, 512),
@@ -40,9 +40,9 @@ COMPILED: dict[str, tuple[Any, ...]] = {
     "alibi_slopes": (None, "heads", "batch", "expanded"),
     "cache_leftpad": (False, True),
     "cache_batch_idx": (False, True),
-    # New tokens: as many as query tokens, or fewer.
+    # New tokens: the number of query tokens, or fewer.
     "append": (None, "q_len", "fewer"),
-    # Share of head_dim that is rotated, and whether neighbours are.
+    # Rotated fraction of head_dim, and whether neighbors form pairs.
     "rotary": (None, (0.5, False), (0.5, True), (1.0, False), (1.0, True)),
     "cu_seqlens_k_new": (False, True),
     "rotary_seqlens": (False, True),
@@ -50,9 +50,9 @@ COMPILED: dict[str, tuple[Any, ...]] = {
     "batch_invariant": (False, True),
     "capacity": (130, 339, 1024),
 }
-#: What changes from call to call of a row.
+#: Factors that change between calls of a row.
 DRAWN: dict[str, tuple[Any, ...]] = {
-    # Of the arguments: flash-attn's order, or FlashAttention-3's names.
+    # Style of the arguments: flash-attn's order, or FlashAttention-3's names.
     "style": ("positions", "keywords", "FlashAttention-3"),
     "kv_layout": ("NHD", "HND", "K beside V"),
     "q_layout": ("own", "of q, k and v"),
@@ -70,7 +70,7 @@ Row = dict[str, Any]
 
 
 def go_together(first: str, value: Any, second: str, other: Any) -> bool:
-    """Whether flash-attn has a meaning for two values in one call."""
+    """Return True if flash-attn supports both values in one call."""
     pair = {first: value, second: other}
     for name, needed in (
         ("page_descale", "page_size"),
@@ -83,19 +83,19 @@ def go_together(first: str, value: Any, second: str, other: Any) -> bool:
     ):
         if pair.get(name) and needed in pair and pair[needed] is None:
             return False
-    # V has no more than 512.
+    # V has at most 512.
     if pair.get("head_dim") == 576 and pair.get("v_head_dim", 512) is None:
         return False
     return not (pair.get("append") == "fewer" and pair.get("q_len") == 1)
 
 
 def pairs(row: Row) -> set[tuple[str, Any, str, Any]]:
-    """The pairs of values in a row."""
+    """Return the pairs of values in a row."""
     return {(a, row[a], b, row[b]) for a, b in combinations(sorted(row), 2)}
 
 
 def all_pairs(factors: dict[str, tuple[Any, ...]]) -> set[tuple[str, Any, str, Any]]:
-    """Every pair of values that go together."""
+    """Return every compatible pair of values."""
     return {
         (a, x, b, y)
         for a, b in combinations(sorted(factors), 2)
@@ -106,11 +106,12 @@ def all_pairs(factors: dict[str, tuple[Any, ...]]) -> set[tuple[str, Any, str, A
 
 
 def pairwise_rows(factors: dict[str, tuple[Any, ...]], seed: int = 0) -> list[Row]:
-    """Rows that have every pair: each begins with one that is missing, and takes the values with
-    the most missing pairs.
+    """Return rows that cover every pair.
+
+    Each begins with a missing pair, and takes the values with the most missing pairs.
     """
     draw = random.Random(seed)
-    # In an order that does not depend on hashes.
+    # The order must not depend on hashes.
     missing = dict.fromkeys(sorted(all_pairs(factors), key=str))
     rows: list[Row] = []
     while missing:
@@ -141,7 +142,7 @@ def _gain(row: Row, name: str, value: Any, missing: dict[tuple[str, Any, str, An
 
 
 def calls_of(row: Row, count: int, seed: int) -> Iterator[Row]:
-    """`count` calls of a row, each with values of `DRAWN` too."""
+    """Yield `count` calls of a row, each with values of `DRAWN`."""
     draw = random.Random(f"{seed} {row}")
     for _ in range(count):
         yield {**row, **{name: draw.choice(values) for name, values in DRAWN.items()}}

@@ -1,5 +1,5 @@
 """Attention over the tensors of tests/argument_calls.py in plain torch, every step in one dtype,
-and how far from it a call's results are.
+and the errors of a call's results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from argument_calls import Drawn, rows_at
 
 
 def appended(drawn: Drawn) -> tuple[torch.Tensor, torch.Tensor]:
-    """(batch, tokens, kv_heads, head_dim) of K and V after the call, in the caches' dtype."""
+    """Return K and V after the call, (batch, tokens, kv_heads, head_dim), in the caches' dtype."""
     k, v = drawn.k.clone(), drawn.v.clone()
     if drawn.k_new is None or drawn.v_new is None:
         return k, v
@@ -26,7 +26,7 @@ def appended(drawn: Drawn) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rotated(drawn: Drawn, numbers: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """(batch, tokens, heads, head_dim) turned by the tables' rows (batch, tokens)."""
+    """Return (batch, tokens, heads, head_dim) rotated by table rows (batch, tokens)."""
     cos, sin = drawn.arguments["rotary_cos"], drawn.arguments["rotary_sin"]
     if cos is None:
         return numbers
@@ -44,19 +44,19 @@ def rotated(drawn: Drawn, numbers: torch.Tensor, positions: torch.Tensor) -> tor
 
 @dataclass(frozen=True)
 class Answer:
-    """(batch, q_len, q_heads, head_dim of V), and LSE (batch, q_heads, q_len)."""
+    """Output (batch, q_len, q_heads, head_dim of V), and LSE (batch, q_heads, q_len)."""
 
     out: torch.Tensor
     lse: torch.Tensor
 
 
 def attend(drawn: Drawn, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -> Answer:
-    """Attention over K and V after the call, every step in one dtype."""
+    """Compute attention over K and V after the call, every step in one dtype."""
     row, arguments = drawn.row, drawn.arguments
     batch, q_len, q_heads, _ = drawn.q.shape
     kv_heads, tokens = k.shape[2], k.shape[1]
     q_at = drawn.on_device(drawn.first_angles)[:, None].expand(batch, q_len)
-    # A window as wide as the cache is none.
+    # A window of the cache's size or more has no effect.
     is_local = any(0 <= side < tokens for side in row["window_size"]) or row["attention_chunk"]
     if row["causal"] or is_local:
         q_at = q_at + torch.arange(q_len, device=k.device)
@@ -76,11 +76,11 @@ def attend(drawn: Drawn, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -
     v = _scaled(v, drawn.descales.get("v"), True, dtype)
     k, v = (numbers.masked_fill(~is_token[..., None, None], 0) for numbers in (k, v))
     q = q.unflatten(2, (kv_heads, q_heads // kv_heads))
-    # FlashAttention's own low-precision reference scales K.
+    # FlashAttention's low-precision reference also scales K.
     scores = torch.einsum("bqhgd,bnhd->bhgqn", q, k * drawn.scale).flatten(1, 2)
     if row["softcap"]:
         scores = torch.tanh(scores / row["softcap"]) * row["softcap"]
-    # Query i stands at `position` of the sequence's own tokens.
+    # Query i has `position` among the sequence's own tokens.
     position = (ends - leftpad - q_lens)[:, None] + torch.arange(q_len, device=k.device)
     behind = position[:, :, None] - (places - leftpad[:, None])[:, None, :]
     if arguments["alibi_slopes"] is not None:
@@ -105,7 +105,8 @@ def attend(drawn: Drawn, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -
     weights = torch.softmax(scores, dim=-1)[..., :tokens].masked_fill(~seen[:, None], 0)
     weights = weights.to(dtype).unflatten(1, (kv_heads, -1))
     if "v" in pages:
-        # Weights take the scales of pages, as kernels do: scaled values are no operands of theirs.
+        # Weights take the scales of pages, as in kernels, which have no operands with scaled
+        # values.
         of_tokens = pages["v"].masked_fill(~is_token[..., None], 0).transpose(1, 2)
         weights = (weights * of_tokens[:, :, None, None].to(dtype)).to(dtype)
     out = torch.einsum("bhgqn,bnhd->bqhgd", weights, v).flatten(2, 3)
@@ -129,20 +130,20 @@ def _scaled(
 
 
 class Errors(NamedTuple):
-    """How far a call's results are from what they should be, and from what they may be."""
+    """Errors of a call's results, and the allowed errors."""
 
     out: float
     #: flash-attn's criterion: twice the error of a low-precision reference.
     allowed: float
     lse: float
-    #: Whether a cache is changed where nothing is appended.
+    #: True if a cache changed where no token is appended.
     changed: float
-    #: Of what was appended, over what it may be.
+    #: Ratio of an appended token's error to the allowed one.
     appended: float
 
     @property
     def failure(self) -> str | None:
-        """What is wrong, in a sentence, or None; what is not a number is wrong."""
+        """Return why the results are wrong, or None; NaN is wrong."""
         if self.changed:
             return "a cache was changed where nothing is appended"
         if not self.appended <= 1:
@@ -153,7 +154,7 @@ class Errors(NamedTuple):
 
 
 def errors(drawn: Drawn, out: torch.Tensor, lse: torch.Tensor | None) -> torch.Tensor:
-    """`Errors` of a call that was made, on the device, which nobody waits for."""
+    """Return the `Errors` of a completed call, on the device without synchronization."""
     k, v = appended(drawn)
     work = drawn.row["dtype"] if drawn.q.element_size() == 2 else torch.bfloat16
     exact, low = attend(drawn, k, v, torch.float64), attend(drawn, k, v, work)
@@ -170,7 +171,7 @@ def errors(drawn: Drawn, out: torch.Tensor, lse: torch.Tensor | None) -> torch.T
     lse_error = torch.zeros((), device=k.device, dtype=torch.float64)
     if lse is not None:
         off = (exact.lse - lse).abs() / exact.lse.abs().clamp(min=1)
-        # -inf on both sides where a row sees nothing.
+        # -inf on both sides for a row that sees nothing.
         off = torch.where(exact.lse.isinf(), torch.where(exact.lse == lse, 0.0, math.inf), off)
         lse_error = off.masked_fill(~is_row[..., 0].transpose(1, 2), 0).max()
     changed, new = zip(*(_cache_errors(drawn, own) for own in (("k", k), ("v", v))), strict=True)
@@ -186,7 +187,7 @@ def errors(drawn: Drawn, out: torch.Tensor, lse: torch.Tensor | None) -> torch.T
 
 
 def _in_rows(packed: torch.Tensor, counts: list[int], most: int) -> torch.Tensor:
-    """(batch, most, ...): packed tokens, 0 behind each sequence's."""
+    """Return (batch, most, ...): packed tokens, 0 behind each sequence's."""
     rows = packed.new_zeros((len(counts), most, *packed.shape[1:]))
     for row, own in zip(rows, packed.split([*counts]), strict=True):
         row[: len(own)] = own
@@ -196,7 +197,7 @@ def _in_rows(packed: torch.Tensor, counts: list[int], most: int) -> torch.Tensor
 def _cache_errors(
     drawn: Drawn, expected: tuple[str, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whether a cache was changed where nothing is appended, and how far off what is appended is.
+    """Return whether a cache changed where no token is appended, and the error of appended tokens.
 
     Rotated numbers may be rounded to the next one.
     """
@@ -221,5 +222,5 @@ def _bits(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def failure(drawn: Drawn, out: torch.Tensor, lse: torch.Tensor | None) -> str | None:
-    """What is wrong with the results of a call that was made, in a sentence, or None."""
+    """Return why the results of a completed call are wrong, or None."""
     return Errors(*errors(drawn, out, lse).tolist()).failure

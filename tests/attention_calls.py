@@ -1,5 +1,5 @@
-"""`lean_attn_with_kvcache` over a problem's tensors, whether what it returned is right, and what
-its bits depend on.
+"""`lean_attn_with_kvcache` over a problem's tensors, the check of its results, and the dependencies
+of its bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leanbench.core.inputs import AttentionInputs
 
 
 def attend(inputs: AttentionInputs, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and LSE; `inputs.out` and `inputs.lse` are left alone."""
+    """Return output and LSE; `inputs.out` and `inputs.lse` do not change."""
     options = {
         "cache_seqlens": inputs.cache_seqlens,
         "block_table": inputs.block_table,
@@ -30,7 +30,7 @@ def attend(inputs: AttentionInputs, **options: Any) -> tuple[torch.Tensor, torch
 
 
 def assert_right(inputs: AttentionInputs, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Within the limits of `leanbench.check.reference`, every head compared."""
+    """Check the results of every head within the limits of `leanbench.check.reference`."""
     written = replace(inputs, out=out, lse=lse)
     result = Reference(written, max_elements=1 << 62).check(written)
     assert result.failure("fp16" if out.dtype == torch.float16 else "bf16") is None
@@ -40,11 +40,12 @@ def assert_right(inputs: AttentionInputs, out: torch.Tensor, lse: torch.Tensor) 
 def differing(
     inputs: AttentionInputs, call: Callable[[AttentionInputs], tuple[torch.Tensor, torch.Tensor]]
 ) -> list[str]:
-    """In which surroundings some sequence's bits are not those that it has in the whole batch; all
-    results are right.
+    """Return the surroundings in which a sequence's bits differ from those in the whole batch.
+
+    Also checks all results.
 
     Args:
-        call: output and LSE of a call.
+        call: returns output and LSE.
     """
     whole = call(inputs)
     assert_right(inputs, *whole)
@@ -61,7 +62,7 @@ def differing(
 
 
 def _surroundings(inputs: AttentionInputs) -> dict[str, tuple[list[int], AttentionInputs]]:
-    """Other batches of the same sequences, and which of them each has."""
+    """Return other batches of the same sequences, with the indices of those in each."""
     everyone = list(range(inputs.q.shape[0]))
     last = everyone[-1]
     chosen = {
@@ -85,7 +86,7 @@ def _surroundings(inputs: AttentionInputs) -> dict[str, tuple[list[int], Attenti
 
 
 def _some(inputs: AttentionInputs, sequences: list[int]) -> AttentionInputs:
-    """These sequences of a batch, outputs poisoned; pages stay where they are."""
+    """Return these sequences of a batch, with poisoned outputs and unchanged pages."""
     paged = inputs.block_table is not None
     some = replace(
         inputs,
@@ -102,8 +103,9 @@ def _some(inputs: AttentionInputs, sequences: list[int]) -> AttentionInputs:
 
 
 def _roomier(inputs: AttentionInputs) -> AttentionInputs:
-    """The same batch, its lengths on the device, in caches with room for twice as many tokens and
-    some, NaN in what is added. Pages lie elsewhere.
+    """Return the batch with lengths on the device, and more than twice the capacity.
+
+    The added tokens are NaN, and pages are in another order.
     """
     batch, room = inputs.q.shape[0], inputs.context + 90
     lengths = inputs.cache_seqlens
@@ -117,7 +119,7 @@ def _roomier(inputs: AttentionInputs) -> AttentionInputs:
     v_cache = torch.nn.functional.pad(inputs.v_cache, padding, value=math.nan)
     table = inputs.block_table
     if table is not None:
-        # Entries past a sequence's end lead to the pages that were added.
+        # Entries past a sequence's end refer to the added pages.
         table = torch.nn.functional.pad(table + added, (0, -(-room // inputs.k_cache.shape[1])))
     context = inputs.context + room
     padded = replace(

@@ -1,4 +1,4 @@
-"""What code costs, on any machine and however busy it is."""
+"""Cost of code, independent of the machine and its load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 def function_calls(call: Callable[[], object]) -> int:
-    """Calls of Python functions that one call makes: what its time goes with, on any machine."""
+    """Return the number of Python function calls that a call makes, a measure of its time."""
     count = 0
 
     def profile(frame: FrameType, event: str, argument: object) -> None:

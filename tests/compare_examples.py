@@ -1,6 +1,4 @@
-"""Pairs of runs made in code, for the tests of comparing: rows, manifest and samples by the
-project's own writers.
-"""
+"""Pairs of runs for the tests of comparing: rows, manifest and samples by the project's writers."""
 
 from __future__ import annotations
 
@@ -34,15 +32,16 @@ def problem(context: int = 1024, **fields: Any) -> AttentionProblem:
 
 
 def spread(middle_us: float, count: int = 11, step: float = 0.001) -> list[float]:
-    """Samples around a median, evenly apart by `step` of it."""
+    """Return samples around a median, evenly spaced by `step` relative to it."""
     return [middle_us * (1 + step * (index - (count - 1) / 2)) for index in range(count)]
 
 
 def row(
     problem: AttentionProblem, kernel: str = "lean", samples_us: Sequence[float] = (), **fields: Any
 ) -> dict[str, Any]:
-    """One row, with the median and the interval of `samples_us`; a row without samples needs a
-    `status`.
+    """Return a row with the median and the interval of `samples_us`.
+
+    A row without samples needs a `status`.
     """
     measured: dict[str, Any] = {}
     if samples_us:
@@ -81,7 +80,7 @@ def write_run(
     environment: Mapping[str, Any] = ENVIRONMENT,
     measure: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A run directory of these rows, and the samples of their cells."""
+    """Write a run directory with these rows, and the samples of their cells."""
     manifest = {
         "command": "leanbench sweep",
         "source": source,
@@ -108,7 +107,7 @@ def write_run(
 def run_of(
     path: Path, latencies: Mapping[tuple[AttentionProblem, str], Sequence[float]], **fields: Any
 ) -> Path:
-    """A run with a row and raw samples for each (problem, kernel)."""
+    """Write a run with a row and raw samples for each (problem, kernel)."""
     rows = [row(problem, kernel, samples_us) for (problem, kernel), samples_us in latencies.items()]
     samples = {row["cell"]: us for row, us in zip(rows, latencies.values(), strict=True)}
     return write_run(path, rows, samples, **fields)

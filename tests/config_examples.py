@@ -1,4 +1,4 @@
-"""Launch settings that tests of several rooms start from."""
+"""Launch settings used by tests of several rooms."""
 
 from __future__ import annotations
 

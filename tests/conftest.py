@@ -1,6 +1,4 @@
-"""What all tests share: the interpreter where there is no GPU, skips with a reason, and how deep
-they go.
-"""
+"""Common setup of all tests: the interpreter without a GPU, skips with a reason, and the depth."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from leanbench.configs.tuned import Family
 
-# The width that sentences and tables are laid out for, where there is no terminal.
+# Width of messages and tables without a terminal.
 os.environ.pop("COLUMNS", None)
 
-# Triton decides when a kernel is defined: before any test module is imported, and alike in every
-# pytest-xdist worker.
+# Triton decides when a kernel is defined: before the import of any test module, and identically in
+# every pytest-xdist worker.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -42,8 +40,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         languages = (_language, _language.core)
         return [language for language in languages if any(language is value for value in values)]
 
-    # Triton's interpreter patches its language anew for every call of a device function, which
-    # takes a third of the time: a language that is patched stays as it is. `load` stands for all.
+    # Triton's interpreter patches its language for every call of a device function, which takes a
+    # third of the time. A patched language stays patched. `load` represents all functions.
     def _patch_lang_once(function: Any) -> Any:
         if any(_language.core.is_builtin(own.load) for own in _languages_of(function)):
             return _patch_lang(function)
@@ -51,7 +49,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     _interpreter._patch_lang = _patch_lang_once
 
-    # The interpreter writes a table of all dtypes down for every operation, to look one of them up.
+    # For every operation, the interpreter builds a table of all dtypes to look up one.
     _dtype_of, _known_dtypes = _interpreter._get_np_dtype, {}
 
     def _get_np_dtype_once(type: Any) -> Any:
@@ -62,32 +60,31 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     _interpreter._get_np_dtype = _get_np_dtype_once
 
-    # Sums and products of integers are computed in int64 too, for an assertion that is left out
-    # unless `debug` is set: another third.
+    # Sums and products of integers are also computed in int64, for an assertion that only `debug`
+    # enables: another third.
     _builder = _interpreter.interpreter_builder
     _builder.options = replace(_builder.options, sanitize_overflow=_builder.options.debug)
 
-# Tensors are small here: threads would wait for one another, and for those of other processes.
+# Tensors are small here: threads would wait for each other and for those of other processes.
 torch.set_num_threads(1)
 
-# Processes that tests start read what the first of them has compiled of the sources.
+# Processes started by tests reuse the byte code compiled by the first of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# No test switches the machine off: what it writes need not reach the disk.
+# No test turns the machine off, so files need not reach the disk.
 os.fsync = lambda descriptor: None
 
-# What whoever runs the tests has tuned and calibrated changes nothing; tests of tuned configs turn
-# them on.
+# The user's tuned configs and calibrations have no effect; tests of tuned configs enable them.
 os.environ["LEANBENCH_CONFIGS"] = "off"
 os.environ["LEANBENCH_HOME"] = os.path.join(tempfile.gettempdir(), "leanbench-tests-no-such-home")
 
-# CUDA kernels are compiled once for all tests; the workers of pytest-xdist inherit the folder.
+# CUDA kernels are compiled once for all tests; workers of pytest-xdist inherit the folder.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["LEANBENCH_CACHE"] = tempfile.mkdtemp(prefix="leanbench-tests-cache-")
     atexit.register(shutil.rmtree, os.environ["LEANBENCH_CACHE"], ignore_errors=True)
 
-# No deadline: the first example of a test pays for imports.
-# The same examples every time, but in a deep run: a failure of `make test` is of what was changed.
+# No deadline: the first example of a test pays for imports. Examples are the same every time,
+# except in a deep run, so a failure of `make test` comes from a change.
 settings.register_profile("leanbench", deadline=None, max_examples=EXAMPLES, derandomize=not DEEP)
 settings.load_profile("leanbench")
 
@@ -104,9 +101,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What all tests share is no garbage: collections, which measuring asks for, leave it out.
+    """Exclude shared objects from collections, which measuring triggers.
 
-    Nobody needs those that Python makes after every 700 objects.
+    Python's own collections after every 700 objects are unnecessary.
     """
     gc.collect()
     gc.freeze()
@@ -115,13 +112,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def device() -> str:
-    """Where kernels run in these tests."""
+    """Return the device of kernels in these tests."""
     return "cuda" if _why_no_gpu() is None else "cpu"
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder without tuned configs, nothing shipped either, and tuned configs on."""
+    """Return a user's folder; enable tuned configs, with no user's or shipped files."""
     from leanbench.configs import lookup, store
 
     (tmp_path / "shipped").mkdir()
@@ -136,7 +133,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def ship(home: Path) -> Callable[..., None]:
-    """Puts a file among those that come with leanbench."""
+    """Return a function that adds a file to the shipped ones."""
     from tuned_examples import gpu, tuned_configs
 
     from leanbench.configs import lookup, store

@@ -1,4 +1,4 @@
-"""A copy of the sources that a test changes, and commands that run in it."""
+"""A copy of the sources for a test to change, and commands that run in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("leanbench", "kernels", "sweeps", "reports/templates")
-#: Runs commands in one process that imports the copy; a line of JSON for each.
+#: Runs commands in one process that imports the copy; prints a line of JSON for each.
 DRIVER = """
 import json, sys
 from typer.testing import CliRunner
@@ -29,7 +29,7 @@ def copy_sources(folder: Path) -> None:
 
 
 def run(copy: Path, *commands: str) -> list[tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of each command, run in the copy."""
+    """Return (exit code, stdout, stderr) of each command, run in the copy."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LEANBENCH_")}
     own = {
         "PYTHONPATH": str(copy),

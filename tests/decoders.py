@@ -1,5 +1,5 @@
-"""Models of transformers with the attention of well-known ones and random weights, and their decode
-steps over tokens that are given.
+"""Transformers models with the attention of well-known ones and random weights, and their decode
+steps over given tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.masking_utils import create_masks_for_generate
 
-#: Two layers; gemma2 and gemma3 have one with a window and one without, as gpt-oss.
+#: Two layers; gemma2, gemma3 and gpt-oss have one with a window and one without.
 SIZES: dict[str, Any] = {
     "vocab_size": 128,
     "num_hidden_layers": 2,
@@ -51,14 +51,14 @@ KINDS = {
         8,
         64,
         2880,
-        # All experts: a router's choice between two would make a step of a rounding.
+        # All experts: a router's choice between two would turn a rounding into a step.
         {"sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 4},
     ),
 }
 
 
 def decoder(name: str) -> Any:
-    """A model on the GPU, in eval mode, the same weights every time."""
+    """Return a model on the GPU, in eval mode, with the same weights every time."""
     import transformers
 
     kind = KINDS[name]
@@ -87,10 +87,10 @@ def logits_of(
     prompt: int,
     cache: Any,
 ) -> torch.Tensor:
-    """Logits of each step, (batch, steps, vocabulary), fp32: of the prompt, then of a token each.
+    """Return fp32 logits of the prompt, then of each token: (batch, steps, vocabulary).
 
     Args:
-        mask: (batch, tokens): 0 where a token is padding.
+        mask: (batch, tokens): 0 for padding.
         prompt: tokens of the prompt, padding included.
     """
     model.set_attn_implementation(implementation)
@@ -110,7 +110,7 @@ def logits_of(
 
 
 class CapturedStep:
-    """One CUDA graph of a step, after a run of it over another cache, which may compile."""
+    """A CUDA graph of a step, captured after a run over another cache, which may compile."""
 
     def __init__(self, step: Callable[[Any], torch.Tensor], cache: Any, warm_up: Any) -> None:
         stream = torch.cuda.Stream()
@@ -119,7 +119,7 @@ class CapturedStep:
             step(warm_up)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        # Replays read it.
+        # Read by replays.
         self._last = torch.tensor([-1], device="cuda")
         with _as_last_index(self._last), torch.cuda.graph(self._graph):
             self._out = step(cache)
@@ -131,9 +131,10 @@ class CapturedStep:
 
 @contextmanager
 def _as_last_index(last: torch.Tensor) -> Iterator[None]:
-    """transformers' static cache of a sliding window copies the index of its last token, -1, from
-    the host in every step, which no capture allows; its compiled steps have it as a constant. While
-    a step is captured it gets `last`, which is on the device.
+    """Replace the index of the last token, -1, in transformers' static cache of a sliding window.
+
+    The cache copies it from the host in every step, which a capture does not allow. Compiled steps
+    have it as a constant. During a capture, `last` on the device replaces it.
     """
     original = torch.tensor
 
@@ -156,14 +157,13 @@ def captured_logits_of(
     prompt: int,
     caches: tuple[Any, Any],
 ) -> torch.Tensor:
-    """Logits as of `logits_of`, by one CUDA graph that is replayed for every token after the
-    prompt.
+    """Return logits as in `logits_of`, by one CUDA graph replayed for every token after the prompt.
 
-    Models with a sliding window get the masks of each step from outside of the graph, as
-    transformers' own `generate()` makes them for its compiled steps; others make theirs inside.
+    Models with a sliding window get the masks of each step from outside the graph, as transformers'
+    `generate()` makes them for its compiled steps. Others make theirs inside.
 
     Args:
-        caches: two empty static ones, of whose windows the prompt fills all: of the result, and of
+        caches: two empty static ones, with windows filled by the prompt: for the result, and for
             the run before the capture.
     """
     model.set_attn_implementation(implementation)
@@ -199,7 +199,7 @@ def captured_logits_of(
         )
         return result.logits[:, -1].float()
 
-    # What layers with a window count on the host, where no replay comes by.
+    # Windows of layers counted on the host, which replays do not update.
     windows = [layer for layer in cache.layers if hasattr(layer, "cumulative_length_int")]
     captured = CapturedStep(step, cache, warm_up)
     for count in range(prompt, tokens.shape[1] - 1):

@@ -1,4 +1,4 @@
-"""How deep the tests go: as deep as fits into minutes, or all the way in `make test-deep`."""
+"""Depth of the tests: limited to some minutes, or complete in `make test-deep`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 
 import pytest
 
-#: `LEANBENCH_TESTS=deep` runs what is marked `deep` too, and all examples of property tests.
+#: `LEANBENCH_TESTS=deep` also runs tests marked `deep`, and all examples of property tests.
 DEEP = os.environ.get("LEANBENCH_TESTS") == "deep"
-#: Examples of a property test that names no number: hypothesis' own 100, or a quarter of them.
+#: Examples of a property test without a number: hypothesis' default of 100, or a quarter.
 EXAMPLES = 100 if DEEP else 25
 
 
 def examples(deep: int) -> int:
-    """Examples of a property test, of which `deep` are wanted in a deep run."""
+    """Return the number of examples of a property test, given the number in a deep run."""
     return deep if DEEP else max(5, deep // 4)
 
 
 def deep(*values: Any) -> Any:
-    """A parameter of a deep run."""
+    """Return a parameter of a deep run."""
     return pytest.param(*values, marks=pytest.mark.deep)
 
 
 def diagonal(*axes: Sequence[Any], keep: int) -> list[Any]:
-    """Parameters for every combination of the axes, all but every `keep`-th of them marked deep.
+    """Return parameters for every combination of the axes.
 
-    The kept ones lie on diagonals, so that each value of each axis is among them where the axes are
-    longer than `keep`.
+    All but every `keep`-th are marked deep. The kept ones are on diagonals, so they include each
+    value of each axis if the axes are longer than `keep`.
     """
     places = product(*(range(len(axis)) for axis in axes))
     return [
@@ -39,5 +39,5 @@ def diagonal(*axes: Sequence[Any], keep: int) -> list[Any]:
 
 
 def label(value: Any) -> str | None:
-    """The id of a problem in a parametrised test; pytest's own for anything else."""
+    """Return the id of a problem in a parametrised test; pytest's default for other values."""
     return getattr(value, "label", None)

@@ -1,5 +1,5 @@
-"""Every kind, and a kernel that takes every kind and size, in the place of `lean`: the fp64
-reference over the tensors that it is handed.
+"""All kinds, and a kernel for every kind and size that replaces `lean`: the fp64 reference over the
+tensors it gets.
 """
 
 from __future__ import annotations
@@ -75,9 +75,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Relaunched:
-    """A launch of the reference over what it is handed: tensors of the strides that it was prepared
-    for.
-    """
+    """A launch of the reference over tensors of the prepared strides."""
 
     tile_tokens = 32
     any_capacity = False
@@ -118,7 +116,7 @@ class Relaunched:
 
 
 def take_every_kind(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:
-    """Puts that kernel in the place of `lean`; inputs that its launches are prepared for."""
+    """Replace `lean` by that kernel; return the inputs of prepared launches."""
     seen: list[AttentionInputs] = []
 
     def relaunch(inputs: AttentionInputs, config: Any) -> Relaunched:
@@ -137,7 +135,7 @@ def take_every_kind(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:
 
 
 def take_latent_calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """The same in the place of `lean_mla`, of what mla.cu takes; calls that come to it."""
+    """Replace `lean_mla` in the same way, for problems of mla.cu; return the calls reaching it."""
     seen: list[Call] = []
 
     def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -178,6 +176,6 @@ def take_latent_calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
 
 def called(inputs: AttentionInputs, **options: Any) -> Any:
-    """Output and LSE of a call with what the inputs ask for."""
+    """Return output and LSE of a call with the features of the inputs."""
     arguments = {**api_arguments(inputs), "config": CONFIG, **options}
     return lean_attn_with_kvcache(inputs.q, inputs.k_cache, inputs.v_cache, **arguments)

@@ -1,4 +1,4 @@
-"""Rows as the run directory holds them."""
+"""Rows of a run directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leanbench.records.row import SCHEMA_VERSION, Row
 
 
 def row(cell: str, **fields: Any) -> dict[str, Any]:
-    """A row of `cell` with every field, as it is read back."""
+    """Return a row of `cell` with every field, as read from a file."""
     problem = AttentionProblem(1, 8, 8, 1024, 64)
     shared = {
         "problem": problem.to_dict(),
@@ -33,7 +33,10 @@ def row(cell: str, **fields: Any) -> dict[str, Any]:
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints what a sweep ends with; rows need a problem, a kernel, a source and a status."""
+    """Print the final output of a sweep.
+
+    Rows need a problem, a kernel, a source and a status.
+    """
     written = [row(f"c{number}", **fields) for number, fields in enumerate(rows)]
     results = [(Row.model_validate(fields), _problem(fields)) for fields in written]
     show_ending(Run(Path("runs/example"), {"schema_version": SCHEMA_VERSION}, tuple(results)))

@@ -1,5 +1,5 @@
-"""A cluster in this process: agents are objects, a call runs when its end is waited for, and nodes
-and actors end where a test says so.
+"""A cluster in this process: agents are objects, calls run when their end is waited for, and tests
+end nodes and actors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FakeCluster:
     """A cluster of these nodes.
 
     Args:
-        before: called with this cluster before each `work` of an agent, to end something.
+        before: called with this cluster before each `work` of an agent, to end nodes or actors.
     """
 
     address = "10.0.0.1:6379"
@@ -45,7 +45,7 @@ class FakeCluster:
         self._before = before
         self._numbers = count()
         self.actors: list[Actor] = []
-        #: (node, job) of every work that was begun.
+        #: (node, job) of every started work.
         self.works: list[tuple[str, Any]] = []
         self.closed = False
 
@@ -71,7 +71,7 @@ class FakeCluster:
         return Call(actor, method, arguments, next(self._numbers))
 
     def done(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
-        """The one that was begun first alone."""
+        """Complete only the call that started first."""
         call = min(calls, key=lambda call: call.number)
         if call.method == "work":
             self.works.append((call.actor.node.name, call.arguments[0]))
@@ -99,5 +99,5 @@ class FakeCluster:
 
 
 def nodes(*gpus: int) -> list[Node]:
-    """Nodes a, b and so on with so many GPUs."""
+    """Return nodes a, b and so on with these numbers of GPUs."""
     return [Node(name, f"host-{name}", own) for name, own in zip("abcdef", gpus, strict=False)]

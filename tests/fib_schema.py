@@ -1,5 +1,5 @@
-"""What FlashInfer-Bench 0.1.2 takes, without its package: `fixtures/flashinfer_bench.json` names
-the fields of each model, optional ones with a question mark, and what they hold.
+"""Schema of FlashInfer-Bench 0.1.2 without its package: `fixtures/flashinfer_bench.json` has the
+fields of each model, optional ones with a question mark, and their contents.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def faults(value: Any, kind: Any, where: str = "") -> list[str]:
-    """What is wrong with a value, each with its place; `kind` is a model's name or a part of one.
+    """Return the faults of a value, each with its path; `kind` is a model's name or a part of one.
 
-    A list of one kind is a list of such values, a list of several is a choice of them.
+    A list with one kind is a list of such values, a list with several is a choice.
     """
     if isinstance(kind, list) and len(kind) > 1:
         return [] if any(not faults(value, choice) for choice in kind) else [f"{where}: {value!r}"]

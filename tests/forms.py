@@ -1,5 +1,5 @@
-"""Calls in the forms of flash-attn, FlashAttention-3 and FlashMLA, and the tensors of the plain
-call that each of them is: what the fp64 reference is over.
+"""Calls in the forms of flash-attn, FlashAttention-3 and FlashMLA, and the tensors of the
+equivalent plain calls for the fp64 reference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INT32 = torch.int32
 
 
 def numbers(*values: int, device: str = "cpu") -> torch.Tensor:
-    """(values,) int32."""
+    """Return int32 values, (values,)."""
     return torch.tensor(values, dtype=INT32, device=device)
 
 
@@ -29,12 +29,13 @@ def plain_form(
     scale: float | None = None,
     **others: Any,
 ) -> AttentionInputs:
-    """The tensors of a call without `qv`: rows of q and qv, and of K and V, are one after the
-    other. Outputs are poisoned.
+    """Return the tensors of a call without `qv`, with poisoned outputs.
+
+    Rows of q and qv are concatenated, and so are those of K and V.
 
     Args:
         scale: None: head_dim ** -0.5, of both together.
-        others: fields of AttentionInputs; `causal` is False unless it is given.
+        others: fields of AttentionInputs; `causal` is False by default.
     """
     if qv is not None:
         q, k_cache = torch.cat([q, qv], -1), joined(k_cache, v_cache)
@@ -62,7 +63,7 @@ def _dtype(q: torch.Tensor) -> torch.dtype:
 
 
 def joined(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Rows of K and V one after the other."""
+    """Return concatenated rows of K and V."""
     return torch.cat([k, v], -1)
 
 
@@ -71,18 +72,18 @@ def assert_form(
     results: Any,
     caches: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """Within the limits of `leanbench.check.reference`, every head compared.
+    """Check the results of every head within the limits of `leanbench.check.reference`.
 
     Args:
         inputs: made by `plain_form` before the call.
         results: output and LSE.
-        caches: of K and V after an appending call; what is in them is as it was, or appended.
+        caches: K and V after an appending call, with tokens unchanged or appended.
     """
     out, lse = results
     written = replace(inputs, k_cache=inputs.k_cache.clone(), v_cache=inputs.v_cache.clone())
     if caches is not None:
         attend_all(written)
-        # Rotations in fp64 and in fp32 may be rounded to another number.
+        # Rotations in fp64 and in fp32 may be rounded to different numbers.
         k_cache = written.k_cache[..., : caches[0].shape[-1]]
         torch.testing.assert_close(caches[0], k_cache, equal_nan=True)
         assert torch.equal(caches[1].nan_to_num(), written.v_cache.nan_to_num())
@@ -92,8 +93,9 @@ def assert_form(
 
 
 def pages_of(rows: torch.Tensor, page_size: int, spare: int = 3) -> tuple[torch.Tensor, Any]:
-    """(pages, page_size, kv_heads, head_dim) with what (batch, tokens, kv_heads, head_dim) has, in
-    any order and among others that are NaN, and the block table.
+    """Return pages of (batch, tokens, kv_heads, head_dim), and the block table.
+
+    Pages (pages, page_size, kv_heads, head_dim) are in any order, among others that are NaN.
     """
     batch, tokens = rows.shape[:2]
     count = tokens // page_size
@@ -107,7 +109,7 @@ def pages_of(rows: torch.Tensor, page_size: int, spare: int = 3) -> tuple[torch.
 
 
 def gapped(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers, with NaN, or numbers that are too large, between each two."""
+    """Return the same numbers with NaN, or numbers that are too large, between them."""
     wide = torch.empty((*tensor.shape, 2), dtype=tensor.dtype, device=tensor.device)
     wide.view(torch.uint8).fill_(0x7F)
     wide[..., 0] = tensor

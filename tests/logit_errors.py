@@ -1,10 +1,10 @@
-"""How far the logits of models with `attn_implementation="lean"` lie from the same weights in fp32
-with eager attention, beside how far eager attention in the model's own dtype does:
+"""Errors of logits with `attn_implementation="lean"`, relative to the same weights in fp32 with
+eager attention, next to the errors of eager attention in the model's own dtype:
 
     python tests/logit_errors.py [KIND...]
 
-Two layers, random weights. Tokens are given (the fp32 model's greedy ones), so that no step follows
-from another one's rounding.
+Two layers, random weights. The tokens are given (the fp32 model's greedy ones), so that steps do
+not depend on the rounding of others.
 """
 
 from __future__ import annotations
@@ -47,20 +47,18 @@ class LogitErrors:
 
     @property
     def clear(self) -> torch.Tensor:
-        """(batch, steps): where the reference's best two logits are further apart than rounding
-        moves them.
-        """
+        """Return (batch, steps): True if the reference's best logits differ beyond rounding."""
         best = self.reference.topk(2).values
         return best[..., 0] - best[..., 1] > 2 * self.eager_error
 
     @property
     def same_tokens(self) -> torch.Tensor:
-        """(batch, steps): where the greedy token is the reference's."""
+        """Return (batch, steps): True if the greedy token is the reference's."""
         return self.lean.argmax(-1) == self.reference.argmax(-1)
 
 
 def prompts(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(batch, PROMPT) tokens, and their mask with room for the new ones."""
+    """Return (batch, PROMPT) tokens, and their mask with capacity for the new ones."""
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(2, 128, (batch, PROMPT), generator=generator)
     mask = torch.zeros(batch, PROMPT + NEW_TOKENS, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""`lean_attn_with_kvcache`: what it computes, and how it refuses what it cannot."""
+"""`lean_attn_with_kvcache`: its results, and its rejection of unsupported calls."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_transposed_hnd_cache_and_its_nhd_copy_agree(device):
 
 
 def test_a_query_cut_from_a_larger_tensor(device):
-    """As from a fused QKV projection: heads are contiguous, tokens are not."""
+    """Heads are contiguous and tokens are not, as in a fused QKV projection."""
     inputs = make_inputs(AttentionProblem(3, 4, 2, 45, 64), device)
     fused = torch.randn(3, 1, 8, 64, device=device).to(inputs.q.dtype)
     inputs = replace(inputs, q=fused[:, :, 2:6])
@@ -214,7 +214,7 @@ NONE = "leave it at its default, None"
 
 @pytest.fixture
 def plain_kernel(monkeypatch) -> None:
-    """The kernel as if it took nothing besides plain decode."""
+    """Limit the kernel to plain decode."""
     monkeypatch.setattr(LEAN, "axes", LeanTriton.axes, raising=False)
     for name in ("head_dims", "page_sizes", "max_q_len"):
         monkeypatch.setattr(LEAN, name, getattr(Kernel, name), raising=False)
@@ -288,7 +288,7 @@ def test_what_no_kernel_takes_is_refused_by_name_first(arguments, words):
     inputs = make_inputs(AttentionProblem(1, 2, 2, 40, 64), "cpu")
     inputs = replace(inputs, **{name: arguments[name] for name in ("q",) if name in arguments})
     tensors = {"q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache}
-    # A block table that is none besides: the name comes first.
+    # A block table that is invalid, too: the argument's name comes first.
     wrong = {} if "block_table" in arguments else {"block_table": TABLE.double()}
     if "pages" not in words and "head_dim 72" not in words and "17" not in words:
         tensors |= wrong
@@ -314,7 +314,7 @@ def table(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-#: 7 pages, of which each of two sequences has 4.
+#: 7 pages; each of two sequences has 4.
 PAGES = {"k_cache": half(7, 16, 4, 64), "v_cache": half(7, 16, 4, 64), "block_table": table(2, 4)}
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "q without a token dimension": (
@@ -510,7 +510,7 @@ def test_a_number_of_splits_is_a_hint(splits, device):
 
 
 LENGTHS = torch.full((2,), 3, dtype=torch.int32)
-#: A call for each tensor that it may have.
+#: A call for each optional tensor.
 WITH = {
     "q": {},
     "k_cache": {},
@@ -555,7 +555,7 @@ def test_cpu_tensors_need_the_interpreter(config, monkeypatch):
 
 @pytest.fixture
 def looked_up(monkeypatch) -> list[tuple[AttentionProblem, bool]]:
-    """What `choose` was asked for: the problem, and whether all lengths are known to be alike."""
+    """Record the arguments of `choose`: the problem, and whether all lengths are equal."""
     lookups: list[tuple[AttentionProblem, bool]] = []
 
     def choose(kernel: Any, problem: AttentionProblem, spec: Any, *, uniform: bool) -> Choice:
@@ -582,7 +582,7 @@ def test_settings_are_looked_up_for_the_problem_as_it_is(looked_up, device, layo
     several = make_inputs(replace(problem, context=128, q_len=2, page_size=16), device)
     attend(several)
     assert looked_up.pop() == (replace(problem, context=128, q_len=2, page_size=16), True)
-    # Once a shape; and not where they are given.
+    # Once per shape, and not for given settings.
     attend(inputs)
     attend(inputs, cache_seqlens=33, config=CONFIG)
     assert len(looked_up) == alike + 1
@@ -612,7 +612,7 @@ def test_what_was_tuned_since_the_last_call_is_looked_up(looked_up, device, monk
 
 def test_tuned_settings_that_do_not_fit_any_more_give_way(looked_up, device, monkeypatch):
     class OutOfResources(Exception):
-        """Called like Triton's."""
+        """An error with the name of Triton's."""
 
     relaunch = LEAN.relaunch
     tried: list[int] = []
@@ -626,7 +626,7 @@ def test_tuned_settings_that_do_not_fit_any_more_give_way(looked_up, device, mon
     monkeypatch.setattr(LEAN, "relaunch", relaunch_or_not)
     monkeypatch.setattr(LEAN, "default_config", lambda problem, spec: CONFIG)
     tuned = replace(CONFIG, num_stages=1)
-    # Another GPU's refusal is none of this one's.
+    # Another GPU's rejection does not apply to this one.
     monkeypatch.setattr(prepared, "_refused", {(torch.device("cuda", 7), tuned)})
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
     words = (
@@ -635,12 +635,12 @@ def test_tuned_settings_that_do_not_fit_any_more_give_way(looked_up, device, mon
     )
     with pytest.warns(UserWarning, match=words):
         assert_right(inputs, *attend(inputs))
-    # Said and tried once, also where another shape asks for them.
+    # The warning and the attempt happen once, also for another shape with these settings.
     assert_right(inputs, *attend(inputs))
     larger = make_inputs(AttentionProblem(2, 4, 2, 100, 64), device)
     assert_right(larger, *attend(larger))
     assert tried == [1, 2, 2]
-    # Settings that were given are given.
+    # Given settings are not replaced.
     with pytest.raises(OutOfResources):
         attend(inputs, config=replace(CONFIG, num_stages=1))
 

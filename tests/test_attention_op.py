@@ -1,5 +1,5 @@
-"""`torch.ops.leanbench.lean_attn_with_kvcache`: what traces a call sees the same shapes, and runs
-the same kernel.
+"""`torch.ops.leanbench.lean_attn_with_kvcache`: traced calls see the same shapes, and run the same
+kernel.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPTIONS = {
 def operands(
     inputs: AttentionInputs, config: KernelConfig | None = None, batch_invariant: bool = False
 ) -> tuple:
-    """What the operator takes."""
+    """Return the operator's arguments."""
     return (
         inputs.q,
         inputs.k_cache,
@@ -102,7 +102,7 @@ def test_other_sizes_and_lengths_need_no_compilation(device):
         )
 
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=counter)
-    # torch takes sizes that are equal in the first call for the same size: there, all differ.
+    # torch assumes that sizes equal in the first call stay equal, so all differ there.
     for batch, tokens, length in [(3, 70, 37), (2, 90, 85), (5, 41, 30)]:
         inputs = make_inputs(AttentionProblem(batch, 4, 2, tokens, 64, kv_layout="NHD"), device)
         out, lse = compiled(inputs.q, inputs.k_cache, inputs.v_cache, length)
@@ -119,7 +119,7 @@ def test_fake_tensors_give_shapes_without_a_launch(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with FakeTensorMode():
         q = torch.empty(3, 5, 8, 96, dtype=torch.bfloat16, device="cuda")
-        # A slice would ask for a GPU.
+        # A slice would require a GPU.
         smaller = torch.empty(3, 5, 8, 64, dtype=torch.bfloat16, device="cuda")
         cache = torch.empty(11, 16, 2, 96, dtype=torch.bfloat16, device="cuda")
         table = torch.zeros(3, 4, dtype=torch.int32, device="cuda")
@@ -198,7 +198,7 @@ def test_settings_pass_through():
 
 
 def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch, device):
-    """Also where another call's were compiled before."""
+    """Settings of another compiled call do not matter."""
     torch._dynamo.reset()
     launched: list[LeanConfig] = []
     relaunch = LEAN.relaunch
@@ -226,7 +226,7 @@ DERIVATIVE = (
 @pytest.mark.parametrize("which", ["q", "k_cache", "v_cache"])
 @pytest.mark.parametrize("grad", [True, False])
 def test_forward_derivatives_are_refused(which, grad, device):
-    """They would be 0 otherwise, without a word."""
+    """Otherwise they would silently be 0."""
     inputs = make_inputs(PROBLEMS["uniform"], device)
     primal = getattr(inputs, which)
 
@@ -240,7 +240,7 @@ def test_forward_derivatives_are_refused(which, grad, device):
             dual = forward_ad.make_dual(primal, torch.ones_like(primal))
             with pytest.raises(NotImplementedError, match=DERIVATIVE):
                 call(dual)
-            # A call beside the derivative is none of it.
+            # A call within the derivative's scope, but not part of it.
             assert_right(inputs, *attend(inputs))
         with pytest.raises(NotImplementedError, match="has no gradient"):
             torch.func.grad(lambda tensor: call(tensor).float().sum())(primal)
@@ -271,7 +271,7 @@ def test_a_compiled_call_writes_to_out(device):
 
 
 def test_plain_calls_pass_the_operator_by(device, monkeypatch):
-    """It is for what traces a call: modes, transforms and subclasses see it."""
+    """The operator is for tracing: modes, transforms and subclasses see it."""
     inputs = make_inputs(PROBLEMS["uniform"], device)
     attended: list[str] = []
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""The axis of CONTRIBUTING.md, declared in one place of a copy of the sources, is everywhere."""
+"""The axis of CONTRIBUTING.md, declared once in a copy of the sources, is known everywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from copied_sources import ROOT, copy_sources, run
 
-#: Grid and kernel of the sweeps; its cell with a temperature is refused.
+#: Grid and kernel of the sweeps; cells with a temperature are rejected.
 SWEEP = """
 name = "heated"
 kernels = ["fa2"]
@@ -22,7 +22,7 @@ temperature = ["none", 30]
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the rooms, in which AttentionProblem has one more field."""
+    """Return a folder with a copy of the rooms and one more field of AttentionProblem."""
     folder = tmp_path_factory.mktemp("copy")
     copy_sources(folder)
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -41,7 +41,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(copy: Path) -> dict[str, str]:
-    """What commands print, by their name here."""
+    """Return the output of commands by name."""
     commands = {
         "help": "sweep --help",
         "list": "list axes",

@@ -1,4 +1,4 @@
-"""The quantity of CONTRIBUTING.md, declared once in a copy of the sources, is everywhere."""
+"""The quantity of CONTRIBUTING.md, declared once in a copy of the sources, is known everywhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from copied_sources import ROOT, copy_sources, run
 
-#: Runs that hold it, and its values by context.
+#: Runs that have it, and its values by context.
 VALUES = {"first": {1024: 0.02, 4096: 0.08}, "second": {1024: 0.03, 4096: 0.04}}
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the rooms, in which rows have one more figure."""
+    """Return a folder with a copy of the rooms and one more figure in rows."""
     folder = tmp_path_factory.mktemp("copy")
     copy_sources(folder)
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fill(run_directory: Path, values: dict[int, float]) -> None:
-    """Writes the figure into the rows, as whatever measures it would."""
+    """Write the figure into the rows, as a measurement would."""
     results = run_directory / "results.jsonl"
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     for row in rows:
@@ -39,7 +39,7 @@ def fill(run_directory: Path, values: dict[int, float]) -> None:
 
 @pytest.fixture(scope="module")
 def answers(copy: Path) -> dict[str, str]:
-    """What commands print, by their name here."""
+    """Return the output of commands by name."""
     sweep = "sweep --kernels fa2 --context 1k,4k --gpu h200 --name"
     run(copy, *(f"{sweep} {name}" for name in VALUES))
     for name, values in VALUES.items():

@@ -1,5 +1,5 @@
-"""Every `leanbench` command in a code block of the documents is one: its name, its flags and the
-kinds of their values. Nothing is run.
+"""Every `leanbench` command in a code block of the documents is valid: its name, its flags and the
+types of their values. No command is run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*"))]
 #: A block, or a line of an indented one.
 _BLOCK = re.compile(r"^```sh\n(.*?)^```|^    (leanbench [^\n]*)$", re.MULTILINE | re.DOTALL)
-#: Of the axis that CONTRIBUTING.md adds.
+#: Flag of the axis that CONTRIBUTING.md adds.
 MADE_UP = {"--temperature"}
 COMMAND = typer.main.get_command(app)
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words behind `leanbench` of each command; ``a|b`` stands for one command with each."""
+    """Yield the words behind `leanbench` of each command; ``a|b`` gives one command for each."""
     blocks = "\n".join("".join(block) for block in _BLOCK.findall(text))
     for line in blocks.replace("\\\n", " ").splitlines():
         for part in re.split(r" && | >", line.partition(" #")[0]):
@@ -37,7 +37,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def fault(words: list[str]) -> str:
-    """Why this is no command; empty where it is one."""
+    """Return why a command is invalid, or an empty string."""
     command: Any = COMMAND
     name = "leanbench"
     while hasattr(command, "commands") and words:
@@ -71,7 +71,7 @@ def test_a_command_that_is_none_is_named() -> None:
 
 
 def test_leanbench_is_on_the_path_before_it_is_called() -> None:
-    """As `make sweep` says with its last line, and as the README has it."""
+    """`make sweep` ends with this line, and the README has it."""
     activation = ". .venv/bin/activate"
     recipe = re.search(r"^sweep:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe

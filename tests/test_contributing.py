@@ -1,4 +1,4 @@
-"""The example of CONTRIBUTING.md does what it says."""
+"""The example of CONTRIBUTING.md works as described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs by default and what in a deep run."""
+"""Tests of a default run and of a deep run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_diagonal_keeps_every_value_of_each_axis():
 
 
 def test_no_test_asserts_on_a_clock():
-    """On a busy machine it fails and nothing is wrong."""
+    """Such a test fails on a busy machine without a fault."""
     clocks = re.compile(
         r"assert .*(monotonic|perf_counter|process_time|thread_time|time\.time)(_ns)?\(\)"
     )

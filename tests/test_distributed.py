@@ -1,4 +1,4 @@
-"""Calls over sequences that GPUs share: what is refused, and who has which tokens and heads."""
+"""Calls over sequences shared by GPUs: rejected calls, and the tokens and heads of each rank."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Q, CACHE = torch.zeros(1, 1, 8, 64).half(), torch.zeros(1, 32, 2, 64).half()
 
 
 def group(failed: int = 0, workspace_bytes: int = 1 << 20) -> ContextGroup:
-    """A group of two without GPUs, this process rank 0, of which rank `failed` - 1 is late."""
+    """Return a group of two without GPUs; this process is rank 0, and rank `failed` - 1 is late."""
     own = ContextGroup.__new__(ContextGroup)
     own.rank, own.size, own.workspace_bytes = 0, 2, workspace_bytes
     own.peers = Peers(2, 0, 0)
@@ -59,7 +59,7 @@ def call(**arguments: Any) -> Any:
 
 @pytest.fixture
 def attended(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """The calls that reach the kernel."""
+    """Return the calls that reach the kernel."""
     calls: list[Call] = []
 
     def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, None]:
@@ -70,7 +70,7 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     return calls
 
 
-#: Of leanbench.lean_attn_with_kvcache.
+#: Defaults of leanbench.lean_attn_with_kvcache.
 DEFAULTS = {
     name: argument.default
     for name, argument in inspect.signature(leanbench.lean_attn_with_kvcache).parameters.items()
@@ -234,7 +234,7 @@ def test_a_workspace_that_is_too_small() -> None:
 
 
 def places(*gpus: str, **fields: Any) -> list[Place]:
-    """Ranks on these GPUs of one host."""
+    """Return ranks on these GPUs of one host."""
     return [Place("one", gpu, index, **fields) for index, gpu in enumerate(gpus)]
 
 
@@ -323,7 +323,7 @@ def test_a_process_that_is_no_member_of_the_group_is_refused() -> None:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         with pytest.raises(UserError) as caught:
-            # What torch.distributed.new_group gives to those that it leaves out.
+            # Result of torch.distributed.new_group for processes outside of the group.
             ContextGroup(dist.GroupMember.NON_GROUP_MEMBER)  # type: ignore[arg-type]
     finally:
         dist.destroy_process_group()
@@ -348,7 +348,7 @@ def test_what_is_no_process_group_is_refused() -> None:
             for group in groups:
                 with pytest.raises(UserError, match="which is no process group, or one that was"):
                     ContextGroup(group)
-            # The second time it was destroyed.
+            # It was destroyed before the second time.
             groups = [dist.group.WORLD]
         finally:
             dist.destroy_process_group()
@@ -372,12 +372,12 @@ def test_only_process_groups_by_the_name_of_one_that_is_gone_had_another(
             assert [_had_another(own) for own in groups] == [had_another] * 3
             for own in groups:
                 _peer_workspaces(own, torch.device("cpu"), 32)
-            # Another context group of the same process group, or beside one of another.
+            # Another context group of the same process group, or next to one of another.
             assert not any(_had_another(own) for own in groups)
             assert not _had_another(dist.new_group([0]))
         finally:
             dist.destroy_process_group()
-        # One that is gone may still have a name in its process.
+        # A destroyed group may still have a name in its process.
         kept.append(groups[0])
 
 
@@ -426,7 +426,7 @@ def test_the_second_half_of_a_workspace_starts_at_a_unit() -> None:
         half_bytes = 4 * half_numbers(workspace_bytes)
         assert half_bytes % 16 == 0
         assert 2 * half_bytes <= workspace_bytes < 2 * half_bytes + 32
-    # Whatever fits into the workspace fits into its halves.
+    # Data that fits the workspace fits its halves.
     assert all(workspace_bytes_for(8, rows, 4) % 32 == 0 for rows in range(1, 9))
 
 

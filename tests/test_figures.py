@@ -1,4 +1,4 @@
-"""Documents are what tools/figures.py makes of their templates and the published runs."""
+"""Documents match the output of tools/figures.py for their templates and the published runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def latency(problem: AttentionProblem, kernel: str, us: float, **fields: Any) ->
     return row(f"{problem.label} {kernel}", **{"source": "measured", "environment": "a", **taken})
 
 
-#: `lean` is 2x and 0.5x as fast as `fa2`; the fastest library 0.9x as fast as `lean` on one.
+#: `lean` is 2x and 0.5x as fast as `fa2`; the fastest library is 0.9x as fast as `lean` on one.
 ROWS = [
     latency(SHORT, "lean", 10.0, schedule="equal splits"),
     latency(SHORT, "fa2", 20.0),

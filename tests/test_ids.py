@@ -1,4 +1,4 @@
-"""Ids of tests. Workers of pytest-xdist compare theirs, and end a run where these differ."""
+"""Ids of tests. Workers of pytest-xdist compare theirs, and abort a run if they differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-#: What collecting imports or reads. Other parts of a checkout are linked.
+#: Folders imported or read by collecting. Other parts of a checkout are linked.
 COPIED = ("kernels", "leanbench", "sweeps", "tests")
 
 
@@ -29,7 +29,7 @@ def copy_checkout(to: Path) -> Path:
 
 
 def collected(root: Path, hash_seed: str) -> list[str]:
-    """Collect all tests of a checkout in a process of its own."""
+    """Collect all tests of a checkout in a separate process."""
     options = "--collect-only -q -n 0 -p no:cacheprovider -p no:syrupy"
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": hash_seed}
     environment.pop("PYTEST_ADDOPTS", None)
@@ -46,7 +46,7 @@ def collected(root: Path, hash_seed: str) -> list[str]:
 
 
 def by_file(tests: Iterable[str]) -> list[str]:
-    """Sort by file alone: whoever names files gets them in that order."""
+    """Sort only by file, as if files were named in that order."""
     return sorted(tests, key=lambda test: test.partition("::")[0])
 
 
@@ -57,7 +57,7 @@ def test_ids_are_the_same_in_another_process_second_and_folder(
     here = [item.nodeid for item in items]
     if {item.path for item in items} == {Path(__file__)}:  # alone, it would compare itself
         here = collected(ROOT, hash_seed="1")
-    # A seed of 0 turns off what every other seed does.
+    # A seed of 0 disables the randomization of all other seeds.
     there = collected(copy_checkout(tmp_path / "elsewhere"), hash_seed="0")
     wanted = set(here)
     assert by_file(test for test in there if test in wanted) == by_file(here)

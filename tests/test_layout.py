@@ -1,6 +1,4 @@
-"""The rule of the layout in a checkout: no room is a package, and a command that answers at
-once.
-"""
+"""Layout of a checkout: no room is a package, and commands start immediately."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ def test_no_room_is_a_package():
 
 
 def test_another_distributions_package_wins_over_the_checkout(tmp_path):
-    """In a checkout Python could take a room for a namespace package, but a real package comes
-    first wherever it is.
-    """
+    """Python could treat a room as a namespace package, but a real package precedes it anywhere."""
     for room in ROOMS:
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text("WHOSE = 'theirs'\n")
@@ -38,8 +34,7 @@ def test_another_distributions_package_wins_over_the_checkout(tmp_path):
     assert done.stdout.split() == ["theirs"] * 3
 
 
-#: Modules of `leanbench --help`, the standard library's among them: 183 in Python 3.11. Importing
-#: is what its time goes into, about 1 ms for two of them; torch alone brings 2,000.
+#: Modules imported by `leanbench --help`, including the standard library. They dominate its time.
 HELP_MODULES = 240
 HEAVY = {"torch", "triton", "numpy", "pandas", "pydantic", "jinja2", "pynvml", "scipy"}
 
@@ -74,7 +69,7 @@ def test_help_imports_little_and_nothing_heavy():
     ],
 )
 def test_an_import_that_goes_up_or_round_is_refused(tmp_path, module, line, broken):
-    """Inside a function, too: there it stands where a circle would fail at once."""
+    """Imports inside a function count, too. At module level a circle would fail immediately."""
     done = imports_with(tmp_path, module, f"\n\ndef late():\n    {line}\n")
     assert done.returncode == 1
     assert re.search(rf"{broken}.* BROKEN", done.stdout)
@@ -87,7 +82,7 @@ def test_a_room_without_a_layer_is_refused(tmp_path):
 
 
 def imports_with(folder: Path, module: str, text: str) -> subprocess.CompletedProcess[str]:
-    """What `.ci/imports.py` answers on a copy of the sources in whose `module` `text` is added."""
+    """Run `.ci/imports.py` on a copy of the sources with `text` added to `module`."""
     pytest.importorskip("importlinter")
     for room in ("leanbench", "kernels"):
         shutil.copytree(ROOT / room, folder / room, ignore=only_python)

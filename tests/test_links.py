@@ -1,5 +1,5 @@
-"""Every relative link, and every path of the repository that documents name, leads to a file, and
-to a heading where it names one.
+"""Every relative link, and every path of the repository in documents, leads to a file, and to a
+heading if it has an anchor.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ DOCUMENTS = [
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 ROOMS = "leanbench|kernels|sweeps|reports|docs|tests"
-#: A file that must not be here, and a folder that a wheel has.
+#: A file that must not exist, and a folder of the wheel.
 ELSEWHERE = {"kernels/__init__.py", "leanbench/_shipped"}
 NAMED = re.compile(rf"`((?:{ROOMS})/[\w./*-]*)`")
 
 
 @pytest.fixture(scope="module")
 def paths() -> set[str]:
-    """Files of the repository, and the folders that they are in."""
+    """Return files of the repository, and their folders."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -37,7 +37,7 @@ def paths() -> set[str]:
 
 
 def missing(text: str, folder: PurePosixPath, paths: set[str]) -> list[str]:
-    """What a document in `folder` links to or names that is not in the repository."""
+    """Return links and paths of a document in `folder` that are not in the repository."""
     links = {link.partition("#")[0] for link in LINK.findall(text) if "://" not in link}
     targets = {link: _normal(folder / link) for link in links if link}
     targets |= {name: _normal(PurePosixPath(name)) for name in {*NAMED.findall(text)} - ELSEWHERE}
@@ -45,13 +45,13 @@ def missing(text: str, folder: PurePosixPath, paths: set[str]) -> list[str]:
 
 
 def headings(text: str) -> set[str]:
-    """Anchors of a document's headings, as GitHub makes them."""
+    """Return anchors of a document's headings, as made by GitHub."""
     lines = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
 
 
 def dead_anchors(text: str, document: Path) -> list[str]:
-    """Links with an anchor that no heading of their document has."""
+    """Return links with an anchor without heading in their document."""
     dead = []
     for link in LINK.findall(text):
         path, _, anchor = link.partition("#")
@@ -84,7 +84,7 @@ def test_a_link_that_leads_nowhere_is_named(paths: set[str]) -> None:
 
 
 def test_an_anchor_without_a_heading_is_named(tmp_path: Path) -> None:
-    """Ids of what is in a code block are none."""
+    """Ids in code blocks do not count."""
     document = tmp_path / "a.md"
     document.write_text("# A `call_of`, or (two)\n```sh\n# no heading\n```\n")
     text = "[a](#a-call_of-or-two) [b](a.md#no-heading) [c](gone.md#x) [d](https://x.y/z.md#q)"

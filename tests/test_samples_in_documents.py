@@ -1,4 +1,4 @@
-"""What the documents show of a command is what it prints at 80 columns."""
+"""Samples of a command in the documents match its output at 80 columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES = [
 
 
 def is_shown(shown: str, printed: str) -> bool:
-    """Return True if the sample is what was printed, where a line of dots stands for any lines."""
+    """Return True if the sample matches the output; a line of dots stands for any lines."""
     parts = [re.escape(line) if line != "..." else None for line in shown.split("\n")]
     pattern = "".join(r"(?:.*\n)*?" if part is None else rf"{part} *\n" for part in parts)
     return re.fullmatch(pattern, printed) is not None

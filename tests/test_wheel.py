@@ -1,4 +1,4 @@
-"""The wheel: one top-level package with the rooms inside, which works beside another distribution's
+"""The wheel: one top-level package with the rooms inside, compatible with another distribution's
 `kernels`.
 """
 
@@ -24,7 +24,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The wheel of this checkout, built from a copy so that nothing is written into it."""
+    """Build the wheel of this checkout from a copy, so that the checkout does not change."""
     copy = tmp_path_factory.mktemp("checkout") / "leanbench"
     skipped = shutil.ignore_patterns(
         ".*", "runs", "build", "dist", "__pycache__", "*.egg-info", "node_modules"
@@ -48,7 +48,7 @@ def test_the_wheel_has_one_top_level_package(files):
     assert tops == {"leanbench", f"leanbench-{importlib.metadata.version('leanbench')}.dist-info"}
 
 
-#: Folders of the checkout, and where the wheel has their files.
+#: Folders of the checkout, and their location in the wheel.
 SHIPPED = {
     "leanbench": "leanbench",
     "kernels": "leanbench/_shipped/kernels",
@@ -58,7 +58,7 @@ SHIPPED = {
 
 
 def test_the_wheel_has_every_file_of_its_folders_and_no_other(files):
-    """Sources, CUDA headers, tuned configs, model and calibration data, sweeps, templates."""
+    """They are sources, CUDA headers, tuned configs, models, calibrations, sweeps and templates."""
     here = {
         f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, place in SHIPPED.items()
@@ -77,7 +77,7 @@ def test_an_installed_wheel_finds_its_rooms(wheel, tmp_path):
         "from leanbench.run.sweep_file import shipped_sweeps;"
         "print(p.KERNELS, *kernels(), *shipped_sweeps())"
     )
-    # The extracted wheel comes before the checkout on the path.
+    # The extracted wheel precedes the checkout on the path.
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -99,7 +99,7 @@ def test_the_wheel_provides_no_room_by_its_own_name(wheel, tmp_path):
         "import importlib.util as u; print([u.find_spec(name) is None for name in ('leanbench',"
         f" *{ROOMS!r})])"
     )
-    # -S: nothing but the standard library and the wheel.
+    # -S: only the standard library and the wheel.
     done = subprocess.run(
         [sys.executable, "-S", "-c", script],
         cwd=tmp_path / "empty",
@@ -111,14 +111,14 @@ def test_the_wheel_provides_no_room_by_its_own_name(wheel, tmp_path):
     assert done.stdout.strip() == "[False, True, True, True]"
 
 
-#: What a distribution that owns the name `kernels` looks like: Hugging Face's has this package and
-#: this function.
+#: A distribution with the name `kernels`, like Hugging Face's: it has this package and this
+#: function.
 OTHERS = "def get_kernel(name):\n    return f'kernel {name} of another distribution'\n"
 
 
 @pytest.fixture(scope="module")
 def others_wheel(tmp_path_factory) -> Path:
-    """A wheel whose top-level package is `kernels`."""
+    """Build a wheel with the top-level package `kernels`."""
     path = tmp_path_factory.mktemp("others") / "kernels-1.0-py3-none-any.whl"
     files = {
         "kernels/__init__.py": OTHERS,
@@ -137,16 +137,14 @@ def others_wheel(tmp_path_factory) -> Path:
 
 
 class Environment:
-    """A virtual environment that holds nothing but what is installed here, and finds dependencies
-    next to pytest.
-    """
+    """A virtual environment with only the installed wheels, and dependencies next to pytest."""
 
     def __init__(self, folder: Path) -> None:
         venv.create(folder / "venv", symlinks=True)
         self.bin = folder / "venv" / "bin"
         self.site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")}))
-        # A path file adds the folder after the environment's own, and reads no path file in it: the
-        # checkout, which an editable install names in one, stays out.
+        # A path file adds the folder after the environment's own, and ignores path files in it. So
+        # the checkout, named in one by an editable install, stays out.
         (self.site / "dependencies.pth").write_text(
             "".join(f"{sysconfig.get_path(name)}\n" for name in ("purelib", "platlib"))
         )
@@ -154,8 +152,8 @@ class Environment:
         self.elsewhere.mkdir()
 
     def pip(self, *words: str) -> None:
-        # Named by its folder, so that pip sees this environment alone; --no-deps, so that it
-        # fetches nothing.
+        # Identified by its folder, so that pip sees only this environment; --no-deps, so that it
+        # downloads nothing.
         done = subprocess.run(
             [*PIP, "--python", str(self.bin / "python"), *words], capture_output=True, text=True
         )
@@ -166,7 +164,7 @@ class Environment:
             self.pip("install", "--quiet", "--no-index", "--no-deps", str(wheel))
 
     def run(self, program: str, *words: str, **variables: str) -> str:
-        """What an installed program prints, started outside the checkout."""
+        """Return the output of an installed program, started outside the checkout."""
         hidden = ("PYTHONPATH", "LEANBENCH_KERNEL_PATH")
         kept = {name: value for name, value in os.environ.items() if name not in hidden}
         command = [str(self.bin / program), *words]
@@ -192,7 +190,7 @@ print(kernels.__file__, kernels.get_kernel("relu"), leanbench.__file__, lean.__f
     scope="module", params=[False, deep(True)], ids=["kernels first", "leanbench first"]
 )
 def environment(request, wheel, others_wheel, tmp_path_factory) -> Environment:
-    """Both distributions, installed one after the other."""
+    """Install both distributions, one after the other."""
     environment = Environment(tmp_path_factory.mktemp("environment"))
     environment.install(*((wheel, others_wheel) if request.param else (others_wheel, wheel)))
     return environment
@@ -221,7 +219,7 @@ print(leanbench.__file__, float((got - weights @ v[0, :, 0].double()).abs().max(
 def test_the_installed_command_and_kernels_work_outside_the_checkout(environment):
     assert "stream_k" in environment.run("leanbench", "list", "kernels")
     options = ("smoke", "--gpu", "h200", "--name", "r", "--quiet")
-    # Predicted, also where there is an H200.
+    # Predicted, even with an H200.
     printed = environment.run("leanbench", "sweep", *options, CUDA_VISIBLE_DEVICES="")
     assert printed.split() == ["runs/r/report.html", "runs/r/report.csv"]
     rows = (environment.elsewhere / "runs" / "r" / "results.jsonl").read_text().splitlines()
@@ -233,7 +231,7 @@ def test_the_installed_command_and_kernels_work_outside_the_checkout(environment
 
 
 def test_neither_wrote_over_the_others_files(environment):
-    """What one leaves behind is whole. The last test: it uninstalls leanbench."""
+    """Each survives the other's removal. This is the last test, because it uninstalls leanbench."""
     environment.pip("uninstall", "--quiet", "--yes", "leanbench")
     assert (environment.site / "kernels" / "__init__.py").read_text() == OTHERS
     assert not (environment.site / "leanbench").exists()

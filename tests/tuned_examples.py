@@ -1,4 +1,4 @@
-"""Tuned configs made up so that it can be said in the head which candidate is the fastest."""
+"""Tuned configs designed so that the fastest candidate is obvious."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 
 H200 = find("h200")
-#: The Triton implementation of what the files call lean: its heuristic does not depend on what is
-#: installed.
+#: The Triton implementation of lean: its heuristic does not depend on the installation.
 LEAN = kernel("lean_triton")
-#: head_dim 128, group size 4; its heuristic is 64 tokens, 4 warps, 4 stages, 1 CTA an SM.
+#: head_dim 128, group size 4; its heuristic is 64 tokens, 4 warps, 4 stages, 1 CTA per SM.
 PROBLEM = AttentionProblem(1, 32, 8, 4096, 128)
 HEURISTIC = LeanTritonConfig(64, 4, 4, 1, 1, True)
-#: As the heuristic but for its grid: the same build.
+#: Same as the heuristic except for its grid: the same build.
 SAME_BUILD = LeanTritonConfig(64, 4, 4, 1, 2, False)
 LARGE = LeanTritonConfig(128, 4, 3, 1, 1, True)
 WIDE = LeanTritonConfig(128, 8, 3, 1, 1, True)
 assert LEAN.default_config(PROBLEM, H200) == HEURISTIC
 
-#: How `family` says where it comes from, but for whose file it is in.
+#: Source text of a `family`, without its file's.
 FROM = "measured 2026-11-21 on NVIDIA H200"
 
 
@@ -41,7 +40,7 @@ def problem_of(group_size: int, head_dim: int = 128) -> AttentionProblem:
     return AttentionProblem(1, 8 * group_size, 8, 4096, head_dim)
 
 
-#: Coefficients that make a launch take its start alone, within 0.1 us for the problems here.
+#: Coefficients that reduce a launch to its start, within 0.1 us for these problems.
 _INSTANT = dict.fromkeys(("gpu_bytes_per_us", "cta_bytes_per_us", "sm_bytes_per_us"), 1e12)
 _NOTHING = dict.fromkeys(
     (
@@ -58,7 +57,7 @@ _NOTHING = dict.fromkeys(
 
 
 def build(start_us: float, **fields: Any) -> Build:
-    """One whose launches take `start_us`, whatever the problem."""
+    """Return a build with launches that take `start_us` for any problem."""
     values: dict[str, Any] = {
         "start_us": start_us,
         **_INSTANT,
@@ -86,8 +85,9 @@ def tuned(context: int = 4096, chosen: int = 1, **fields: Any) -> TunedProblem:
 
 
 def family(heuristic_us: float = 10.0, large_us: float = 9.0, **fields: Any) -> Family:
-    """Candidates 0: the heuristic's; 1: LARGE, alone on the shortlist; each build takes a constant
-    time.
+    """Return a family with candidate 0, the heuristic's, and 1, LARGE, alone on the shortlist.
+
+    Each build takes a constant time.
     """
     values: dict[str, Any] = {
         "head_dim": 128,

@@ -51,7 +51,7 @@ def triton_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> Fa2TritonConfig
 
 
 def triton_candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Fa2TritonConfig]:
-    """Return combinations of LeanTile, warps and stages that fit."""
+    """Yield combinations of LeanTile, warps and stages that fit."""
     for tile_tokens, num_stages, num_warps in product((64, 128, 256), (2, 3, 4, 6), (4, 8)):
         if stages_that_fit(problem, tile_tokens, num_stages, gpu) == num_stages:
             yield Fa2TritonConfig(tile_tokens, num_warps, num_stages)
@@ -81,7 +81,7 @@ def cuda_any_length(problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
 
 
 def cuda_candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Fa2CudaConfig]:
-    """Return builds and `tile_rows` that fit."""
+    """Yield builds and `tile_rows` that fit."""
     for build, rows in product(builds_to_try(problem), rows_to_try(problem)):
         config = Fa2CudaConfig(**body(problem, gpu, build, rows))
         if CudaBuild.of(problem, config).fits(gpu):

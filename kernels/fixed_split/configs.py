@@ -57,7 +57,7 @@ def _build(problem: AttentionProblem, gpu: GpuSpec) -> tuple[int, int]:
 
 
 def candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[FixedSplitTritonConfig]:
-    """Return builds that fit, combined with every split count worth measuring."""
+    """Yield builds that fit, combined with every split count worth measuring."""
     for tile_tokens, num_warps, num_stages in _TILES:
         if stages_that_fit(problem, tile_tokens, num_stages, gpu) == num_stages:
             for splits in split_counts(TileGrid.of(problem, tile_tokens), gpu):

@@ -94,7 +94,7 @@ def _fitted(
 
 
 def cuda_candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[FixedSplitCudaConfig]:
-    """Return builds and `tile_rows` that fit, with split counts worth measuring, and clusters.
+    """Yield builds and `tile_rows` that fit, with split counts worth measuring, and clusters.
 
     Clusters use the build with the most bytes in flight.
     """

@@ -173,7 +173,7 @@ class FlashInferPersistent(PlannedFlashInfer):
     page_numbers_name = "_kv_indices"
 
     def plan_call(self, plan: Plan) -> tuple[Any, Callable[[], Any]]:
-        """The wrapper sizes all its buffers itself."""
+        """Create a wrapper, which sizes its buffers itself, and its planning function."""
         import torch
         from flashinfer import BatchAttention
 

@@ -146,7 +146,7 @@ def _block_mask(band: _Band) -> Any:
 
 @lru_cache(maxsize=1)
 def _compiled(shapes: tuple[Any, ...], kinds: tuple[Any, ...]) -> Callable[..., torch.Tensor]:
-    """Compile per problem: torch keeps at most eight shapes of a function."""
+    """Compile FlexAttention per problem: torch keeps at most eight shapes of a function."""
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 

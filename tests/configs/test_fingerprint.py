@@ -1,4 +1,4 @@
-"""Fingerprints of the settings that a run could choose from."""
+"""Fingerprints of the settings available to a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formula that carries timings from tuned problems to others."""
+"""The formula that applies timings of tuned problems to others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRUE = Coefficients(4.5, 3.0, 4.6e6, 4.2e4, 6e4, 1.0, 0.7, 1.2, 0.08, 0.4, 0.3)
 
 
 class Unlimited:
-    """A kernel that launches what it is asked for, and merges four partials at a time."""
+    """A kernel that launches every requested grid, and merges four partials at a time."""
 
     def grid_limit(self, rows, head_dim, wanted):
         return wanted
@@ -76,9 +76,9 @@ def test_work_is_what_the_schedule_does(batch, kv_heads, context, config):
         parts_of[segment.output_tile] = parts_of.get(segment.output_tile, 0) + 1
         lean_tiles[segment.cta] = lean_tiles.get(segment.cta, 0) + segment.last - segment.first
     longest = max(lean_tiles.values())
-    # Boundaries and partials are counted from the shares alone, wherever runs start: never too
-    # few. Partials are counted as if all runs were the shorter ones; a longer one is at most twice
-    # as long.
+    # Boundaries and partials follow from the shares alone, for any start of ranges: never too few.
+    # Partials are counted as if all ranges had the shorter length; a longer one has at most twice
+    # that.
     assert 0 <= work.boundaries - (max(segments_of.values()) - 1) <= 1
     assert max(parts_of.values()) - 1 <= work.partials <= 2 * max(parts_of.values())
     assert work.longest_bytes == longest * config.tile_tokens * 64 * 4
@@ -94,15 +94,15 @@ def test_a_grid_is_aligned_where_it_is_asked_for():
 
 @pytest.mark.parametrize(("cluster_size", "clusters"), [(1, 132), (2, 66), (4, 30), (8, 15)])
 def test_a_cluster_is_one_run(cluster_size, clusters):
-    """H200: larger clusters than pairs find room on 120 of 132 SMs."""
+    """On an H200, clusters larger than pairs fit on 120 of 132 SMs."""
     config = LeanCudaConfig(
         128, 4, 3, 1, 1, False, cluster_size=cluster_size, chunk_tokens=32, tile_rows=8, copy="bulk"
     )
-    # 40 LeanTiles a cluster: runs end with no output tile but the last.
+    # 40 LeanTiles per cluster: only the last output tile ends with a range.
     shape = Shape(kv_heads=1, context=128 * 40 * clusters, head_dim=64, rows=1)
     assert grid_of(shape, config, SMS, ANY) == clusters * cluster_size
     work = divide(shape, config, SMS, ANY)
-    # Its CTAs share its bytes, its partial is one.
+    # Its CTAs share its bytes, and its partial is one.
     assert work.longest_bytes == 40 * 128 * 64 * 4 / cluster_size
     assert (work.partials, work.boundaries, work.ctas_per_sm) == (clusters - 1, 0, 1)
     assert work.rounds == -(-(clusters - 1) // 4)
@@ -116,7 +116,8 @@ def test_two_ctas_of_a_pair_on_each_sm():
     work = divide(Shape(kv_heads=1, context=128 * 4000, head_dim=64, rows=1), config, SMS, ANY)
     assert grid_of(Shape(1, 128 * 4000, 64, 1), config, SMS, ANY) == 264
     assert work.ctas_per_sm == 2
-    # 132 pairs: 40 of them have 31 LeanTiles, the others 30; eight warps take a chunk of 32 each.
+    # 132 pairs: 40 of them have 31 LeanTiles, the others 30; eight warps process a chunk of 32
+    # each.
     assert work.longest_bytes == -(-31 * 128 // 256) * 256 * 64 * 4 / 2
 
 
@@ -192,7 +193,7 @@ def test_a_fit_of_few_points_leans_on_the_others():
     few = points_of(replace(TRUE, start_us=6.0))[:6]
     leaning = fit(few, 4.8, TRUE)
     assert leaning.latency_us(few[0].work) == pytest.approx(few[0].latency_us, rel=0.05)
-    # Six timings of small problems say nothing of the bandwidth.
+    # Six timings of small problems do not determine the bandwidth.
     assert leaning.gpu_bytes_per_us == pytest.approx(TRUE.gpu_bytes_per_us, rel=0.05)
 
 

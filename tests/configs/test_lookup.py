@@ -1,4 +1,4 @@
-"""Which settings a call gets, from which file, and why."""
+"""The settings of a call, their file, and the reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from leanbench.gpu.catalogue import find
 
 @pytest.fixture(autouse=True)
 def _home(home):
-    """All tests here start with nothing tuned."""
+    """Start every test without tuned settings."""
 
 
 def heuristic_because(why: str, config: LeanTritonConfig = HEURISTIC) -> Choice:
@@ -126,18 +126,17 @@ def test_the_fastest_of_the_shortlist_wins_and_the_others_do_not_count():
 
 
 def test_the_heuristic_is_judged_by_its_build_not_by_its_candidate():
-    """Its own grid need not have been considered; its LeanTile, warps, stages and registers
-    must.
-    """
+    """Its grid need not be a candidate's, but its LeanTile, warps, stages and registers must."""
     candidates = [candidate(SAME_BUILD, 0), candidate(LARGE, 1)]
     save_families(H200, [family(candidates=candidates)])
     assert choose(LEAN, PROBLEM, H200).config == LARGE
-    # 8 warps of the heuristic's LeanTile are another build.
+    # With 8 warps, the heuristic's LeanTile is another build.
     candidates[0] = candidate(replace(HEURISTIC, num_warps=8), 0)
     save_families(H200, [family(candidates=candidates)])
     why = f"{FROM}, yours: the heuristic's settings have no formula, so nothing can be compared"
     assert choose(LEAN, PROBLEM, H200) == heuristic_because(why)
-    # So does another cap of registers: 3 CTAs of 4 warps leave 168 of them, 1 CTA needs no cap.
+    # Another register cap is another build, too: 3 CTAs of 4 warps leave 168 registers, 1 CTA needs
+    # no cap.
     candidates[0] = candidate(replace(HEURISTIC, ctas_per_sm=4), 0)
     save_families(H200, [family(candidates=candidates)])
     assert choose(LEAN, PROBLEM, H200).how == "heuristic"
@@ -154,8 +153,9 @@ def test_the_heuristic_is_judged_by_its_build_not_by_its_candidate():
     ],
 )
 def test_far_beyond_what_was_timed_the_heuristic_decides(batch, context, how):
-    """The largest was 32 KV heads of 4096 tokens: not more KV heads, and up to twice as many
-    tokens.
+    """The largest problem had 32 KV heads of 4096 tokens.
+
+    The formula's limit is the same heads with twice the tokens.
     """
     save_families(H200, [family(problems=[tuned(context=300), tuned(batch=4)])])
     choice = choose(LEAN, replace(PROBLEM, batch=batch, context=context), H200)
@@ -171,11 +171,11 @@ def test_far_beyond_what_was_timed_the_heuristic_decides(batch, context, how):
 
 
 def test_a_problem_that_was_timed_takes_what_was_chosen_there():
-    """Even where the formula says otherwise."""
+    """The choice holds even if the formula disagrees."""
     save_families(H200, [family(10.0, 11.0, problems=[tuned(4096)])])
     why = f"{FROM}, yours: timed at 8 x 4096 tokens, 10.0% faster than the heuristic"
     assert choose(LEAN, PROBLEM, H200) == Choice(LARGE, "tuned", why)
-    # As many (sequence, KV head) pairs are the same launch.
+    # The same number of (sequence, KV head) pairs is the same launch.
     assert choose(LEAN, AttentionProblem(2, 16, 4, 4096, 128), H200) == Choice(LARGE, "tuned", why)
     assert choose(LEAN, replace(PROBLEM, context=8192), H200).how == "heuristic"
     assert choose(LEAN, replace(PROBLEM, batch=2), H200).how == "heuristic"
@@ -200,11 +200,11 @@ def test_a_heuristic_that_has_changed_since_leaves_the_timed_one():
 @pytest.mark.parametrize(
     ("name", "context", "how"),
     [
-        # LeanTiles of 128 tokens in CUDA C++: 8 of them hold 949 to 1024 tokens alike.
+        # LeanTiles of 128 tokens in CUDA C++: 949 to 1024 tokens all have 8 of them.
         ("lean_cuda", 1024, "tuned"),
         ("lean_cuda", 896, "heuristic"),
         ("lean_cuda", 1025, "heuristic"),
-        # Of 64 in HEURISTIC, which Triton may answer with, too.
+        # HEURISTIC, a possible result in Triton, has LeanTiles of 64.
         ("lean_triton", 960, "tuned"),
         ("lean_triton", 961, "heuristic"),
     ],
@@ -231,7 +231,7 @@ def test_lengths_on_the_device_take_settings_for_any_of_them(name):
         "heuristic",
         "lengths are on the device, these settings are for any of them",
     )
-    # What a sweep knows of the lengths changes nothing: a caller's host does not know them.
+    # A sweep knows the lengths, but a caller's host does not, so they change nothing.
     lengths = (PROBLEM.max_context, *[16] * (PROBLEM.batch - 1))
     if PROBLEM.batch > 1:
         assert choose(lean, replace(PROBLEM, context=lengths), H200) == choice
@@ -248,7 +248,7 @@ def test_room_beyond_a_length_that_the_host_knows_changes_nothing(name):
 
 @pytest.mark.parametrize("context", [1001, 1024, 4001, 8964])
 def test_the_heuristic_is_asked_about_the_context_itself(context):
-    """Sizes are rounded to whole LeanTiles for what was timed, and for nothing else."""
+    """Only for timed choices, sizes are rounded to whole LeanTiles."""
     problem = AttentionProblem(1, 8, 8, context, 64)
     save_families(H200, [family(head_dim=64, group_size=1, problems=[])])
     choice = choose(LEAN, problem, H200)
@@ -276,7 +276,7 @@ def test_energy_and_energy_delay_have_their_own_families():
     )
     assert choose(LEAN, PROBLEM, H200, objective="energy").how == "tuned"
     assert choose(LEAN, PROBLEM, H200, objective="edp").how == "heuristic"
-    # Without the heuristic's power nothing can be compared.
+    # Without the heuristic's power, no comparison is possible.
     save_families(
         H200, [family(builds=[build(10.0), build(5.0, power_kw=0.1)], objective="energy")]
     )
@@ -324,7 +324,7 @@ def test_a_kernel_that_always_runs_batch_invariant(spec):
     )
     assert own.config_choice is not None
     why = "these settings do not depend on the rest of the batch"
-    # Predictions are made for another kernel in its place.
+    # Predictions replace lean by a kernel that can run.
     for lean in (own, LEAN) if spec.name == "a100" else (own,):
         assert resolve(lean, PROBLEM, spec, own.config_choice) == heuristic_because(why, config)
 
@@ -399,7 +399,7 @@ def test_nothing_is_chosen_that_its_formula_calls_slower_than_the_heuristic(
         rates_of.setdefault(config.build_key, made.coefficients)
 
     def latency_us(config: LeanConfig) -> float:
-        # At the length that the choice is made for.
+        # At the length used for the choice.
         granule = min(launched.tile_tokens for launched in listed)
         shape = Shape.of(replace(problem, context=-(-context // granule) * granule))
         return rates_of[config.build_key].latency_us(divide(shape, config, H200.sms, LEAN))

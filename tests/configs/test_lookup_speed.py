@@ -1,4 +1,4 @@
-"""What a look-up costs, and what it reads."""
+"""Cost and inputs of a lookup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leanbench.core.problem import AttentionProblem
 
 @pytest.fixture(autouse=True)
 def _home(home):
-    """All tests here start with nothing tuned."""
+    """Start every test without tuned settings."""
 
 
 def test_what_is_saved_counts_at_once():
@@ -57,7 +57,7 @@ def ten_candidates() -> Family:
 
 
 def test_a_look_up_costs_few_calls():
-    """A call is about 0.1 us: tens of microseconds for a new problem, a few for one seen before."""
+    """A call takes about 0.1 us, so a new problem costs tens of microseconds, a known one a few."""
     save_families(H200, [ten_candidates()])
     choose(LEAN, PROBLEM, H200)
     fresh = AttentionProblem(1, 32, 8, 128 * 77, 128)

@@ -1,4 +1,4 @@
-"""Which families and which GPUs stand in for one that nothing is tuned for."""
+"""Fallback families and GPUs where no configs are tuned."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from leanbench.gpu.catalogue import find
 
 @pytest.fixture(autouse=True)
 def _home(home):
-    """All tests here start with nothing tuned."""
+    """Start every test without tuned settings."""
 
 
 def test_dtype_and_layout_stand_in_for_each_other():
@@ -42,7 +42,7 @@ def test_dtype_and_layout_stand_in_for_each_other():
         "tuned",
         f"{FROM}, yours, {instead}: timed at 8 x 4096 tokens, 10.0% faster than the heuristic",
     )
-    # One's own comes first, then the one that differs less.
+    # The user's own comes first, then the one that differs less.
     save_families(H200, [family(large_us=8.0, dtype="bf16")])
     assert (
         "layout HND for NHD: predicted 20.0%"
@@ -63,7 +63,7 @@ def test_dtype_and_layout_stand_in_for_each_other():
         ([4], 3, 4),
         ([2, 8], 5, 8),
         ([3, 16], 8, 16),
-        # More than a factor 2, or other rows of an output tile, or a group that is none.
+        # A ratio above 2, other rows of an output tile, or an invalid group.
         ([4], 9, None),
         ([4], 1, None),
         ([1], 2, None),
@@ -126,14 +126,14 @@ def test_the_nearest_gpu_stands_in_and_it_is_said_once(ship):
         warnings.simplefilter("error")
         assert choose(LEAN, replace(PROBLEM, batch=3), h100).how == "tuned"
         assert choose(LEAN, replace(PROBLEM, dtype="bf16"), h100).how == "tuned"
-    # Another architecture never does.
+    # Another architecture is no fallback.
     assert choose(LEAN, PROBLEM, find("b200")).why.startswith("nothing is tuned")
 
 
 def test_the_nearest_of_several_gpus(ship):
     for name in ("h200", "gh200", "h100-pcie"):
         ship(family(), name=name)
-    # 3.9 TB/s: within 10% of GH200's 4.0, but in its L2 alike too, so that this is the same GPU.
+    # 3.9 TB/s is within 10% of GH200's 4.0, and the L2 is equal, so this is the same GPU.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "on NVIDIA GH200 480GB, shipped" in choose(LEAN, PROBLEM, find("h100-nvl")).why
@@ -156,9 +156,7 @@ def test_of_another_gpu_nothing_predicted_and_no_times(ship):
 
 
 def test_the_sms_and_the_memory_of_the_gpu_that_is_here_count(ship):
-    """A build whose time is the memory's alone wins on the slower GPU only by as much as that is
-    slower.
-    """
+    """A memory-bound build wins on a slower GPU only in proportion to its bandwidth."""
     reads = build(1e-6, gpu_bytes_per_us=4.8e6)
     ship(family(builds=[build(12.0), reads]))
     us_on_h200 = PROBLEM.kv_bytes / 4.8e6
@@ -201,8 +199,7 @@ def test_what_does_not_fit_the_gpu_that_is_here_is_passed_over(ship):
         name="a100-80gb",
     )
     assert choose(LEAN, PROBLEM, l4).how == "heuristic"
-    # Where nobody compiled, the estimate of the kernels room says so: 5 stages of 128 tokens are
-    # 256 KB.
+    # For an uncompiled candidate, the kernels' estimate decides: 5 stages of 128 tokens are 256 KB.
     unknown = candidate(LeanTritonConfig(128, 4, 5, 1, 1, False), 1, shared_bytes=None)
     ship(
         family(candidates=[candidate(small, 0), unknown], builds=[build(10.0), build(9.0)]),

@@ -1,4 +1,4 @@
-"""Families, candidates and what compiling rules out."""
+"""Families, candidates and their exclusion after compiling."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_a_cuda_build_is_parted_by():
     cuda_config = LeanCudaConfig(
         128, 4, 3, 1, 1, True, chunk_tokens=32, tile_rows=8, cluster_size=2, copy="bulk"
     )
-    # LeanTile and grid are numbers of the launch.
+    # LeanTile and grid are arguments of the launch.
     other_grid = replace(cuda_config, tile_tokens=256, min_tiles_per_cta=4, align_grid=False)
     assert cuda_config.build_key == other_grid.build_key
     others = [
@@ -89,7 +89,7 @@ def test_launches_of_other_lean_tiles_are_others():
     cuda_config = LeanCudaConfig(
         128, 4, 3, 1, 1, True, chunk_tokens=32, tile_rows=8, cluster_size=1, copy="bulk"
     )
-    # 8 output tiles, 16 CTAs each at most: both grids are 128.
+    # 8 output tiles with at most 16 CTAs each: both grids are 128.
     pairs = [
         Candidate(config, config.build_key)
         for config in (cuda_config, replace(cuda_config, tile_tokens=64))
@@ -108,7 +108,7 @@ def test_heuristics_are_the_kernels_own_first_and_what_it_takes():
     assert heuristics(LEAN, problem, H200) == own
     assert heuristics(triton, problem, H200) == own[1:]
     assert heuristics(cuda, problem, H200) == own[:1]
-    # On an Ampere GPU Triton leads.
+    # Triton leads on an Ampere GPU.
     a100 = find("a100")
     assert heuristics(LEAN, problem, a100) == [
         config.default_config(problem, a100) for config in (triton, cuda)

@@ -1,4 +1,4 @@
-"""Files of tuned configs: what is written, what is refused, and that nobody's entries are lost."""
+"""Files of tuned configs: contents, rejected files, and no lost entries."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_predicted_family_replaces_no_measured_one(home):
     saved = save_families(H200, [predicted])
     assert (saved.added, saved.replaced, saved.refused) == ((), (), (predicted,))
     assert read(saved.path).families == [measured]
-    # The other way round it does, and a prediction replaces a prediction.
+    # A measurement replaces a prediction, and so does a prediction.
     elsewhere = home / "other.json"
     for new in (predicted, family(source="predicted"), measured):
         save_families(H200, [new], elsewhere)
@@ -125,7 +125,7 @@ def plain(**fields: Any) -> dict[str, Any]:
 
 
 def spoiled(path: str, value: Any) -> dict[str, Any]:
-    """A file whose part at ``families.0.shortlist`` is `value`."""
+    """Write a file with `value` at ``families.0.shortlist``."""
     content: Any = plain()
     steps: list[Any] = [int(step) if step.isdigit() else step for step in path.split(".")]
     at = content
@@ -254,7 +254,7 @@ def test_a_file_of_another_gpu_or_kernel_is_not_overwritten(home):
 
 
 def test_a_part_of_a_gpu_has_a_file_of_its_own(home):
-    """A MIG instance goes by the name of the whole."""
+    """A MIG instance has the whole GPU's name."""
     part = replace(H200, sms=16, bandwidth_tb_s=0.6)
     save_families(H200, [family()])
     saved = save_families(part, [family(large_us=3.0)])
@@ -305,7 +305,7 @@ def test_what_cannot_be_read_or_written(home):
 
 
 def test_a_lock_that_cannot_be_made_is_an_error():
-    """In a folder that is there; a lock would be waited for."""
+    """The folder exists; a lock would be waited for."""
     with pytest.raises(FileNotFoundError), locked(Path("/proc/x.json")):
         pass
 

@@ -1,11 +1,11 @@
-"""The GPU gate: one command that says whether this tree's kernels are right on this GPU.
+"""The GPU gate: one command that checks this tree's kernels on this GPU.
 
     make gpu-gate [PART="check fuzz"] [OUT=folder] [SEED=1]
     python tests/gate/gpu_gate.py [PART...] [--out folder] [--seed N]
 
-The second is for an environment of your own. Each part takes less than nine minutes and leaves
-OUT/PART.txt: GPU, driver, versions, the hashes of kernels and settings, what its commands say.
-OUT/summary.txt has a line for each log that is there. Exits with 1 where a part fails.
+The second form uses the current environment. Each part takes less than nine minutes and leaves
+OUT/PART.txt: GPU, driver, versions, hashes of kernels and settings, and output. OUT/summary.txt has
+a line per log. The exit code is 1 if a part fails.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from typing import Any
 from processes import end_together, run_within
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Seconds that a part may take.
+#: Time limit of a part.
 LIMIT_S = 540
-#: Processes of a check: most of the time goes into compiling.
+#: Processes of a check, which spends most of its time on compiling.
 JOBS = max(1, min(20, (os.cpu_count() or 2) - 2))
 #: Processes of a tool of compute-sanitizer.
 SHARES = 4
@@ -45,7 +45,7 @@ import torch
 own = {"settings": settings_hash(spec_of_device(0)), "gpus": torch.cuda.device_count()}
 print(json.dumps(measured_environment(0) | own))
 """
-#: What a header says in a line of its own, or not at all.
+#: Fields that a header prints on a separate line, or omits.
 _NOT_LISTED = ("gpu_product", "gpu_uuid", "driver", "kernels", "gpus")
 _KERNELS = re.compile(r"^GPU .*, kernels (\w+)$", re.MULTILINE)
 _RESULT = re.compile(r"^(passed|FAILED) in (\d+) s$", re.MULTILINE)
@@ -57,13 +57,13 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """Commands that run one after the other, those of a group at the same time; what the last line
-    of each says is what the summary says.
+    """Groups of commands: groups run in sequence, commands of a group concurrently. The summary has
+    the last line of each.
     """
 
     title: str
     groups: tuple[tuple[Command, ...], ...]
-    #: With fewer it is left out.
+    #: Minimum number of GPUs; with fewer the part is skipped.
     gpus: int = 1
 
 
@@ -75,7 +75,7 @@ def leanbench(*words: str) -> Command:
     return ("-m", "leanbench", *words)
 
 
-#: All of this project that have sources of their own.
+#: All kernels of this project with their own sources.
 KERNELS = "lean,lean_triton,lean_mla,fa2_cuda,fa2_triton,fixed_split_cuda,fixed_split_triton"
 ON_GPU = "tests/gpu_only"
 EVERY_BUILD = f"{ON_GPU}/launch_every_build.py"
@@ -95,20 +95,21 @@ MEMCHECK, RACECHECK, SYNCCHECK = (
 
 
 def sanitized(tool: tuple[str, ...], kernel: str, *words: str) -> Command:
-    """Launches under a tool.
+    """Return a command with launches under a tool.
 
     Args:
-        kernel: part of the names of the kernels that are looked at.
-        words: of launch_every_build.py.
+        kernel: part of the names of the inspected kernels.
+        words: arguments of launch_every_build.py.
     """
     chosen = ("--kernel-regex", f"kns={kernel}", "--error-exitcode", "1")
     return ("compute-sanitizer", "--tool", *tool, *chosen, sys.executable, EVERY_BUILD, *words)
 
 
 def sanitizers() -> Iterator[Command]:
-    """Every build under every tool; mla.cu not under racecheck, which knows neither mbarriers nor
-    barriers of a part of a CTA: each of the 41 pairs of accesses that it reports has one of these
-    between its two (H200, 2026-11-22).
+    """Yield commands with every build under every tool, except mla.cu under racecheck.
+
+    Racecheck knows neither mbarriers nor barriers of a part of a CTA, and each pair of accesses
+    that it reports is separated by one.
     """
     yield sanitized(MEMCHECK, "mla", "--latent")
     yield sanitized(SYNCCHECK, "mla", "--latent")
@@ -118,11 +119,11 @@ def sanitizers() -> Iterator[Command]:
 
 
 def parts(seed: int, runs: Path) -> dict[str, Part]:
-    """All parts.
+    """Return all parts.
 
     Args:
         seed: of the random problems.
-        runs: a folder for runs of reference sweeps, with none of them yet.
+        runs: an empty folder for runs of reference sweeps.
     """
     jobs = str(JOBS)
     fuzz = ("--fuzz", "10000", "--kernels", "lean,lean_mla", "--seed", str(seed))
@@ -201,7 +202,7 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
 
 
 def environment() -> dict[str, Any]:
-    """Software, driver and GPU; in a process of its own, which leaves the GPU alone afterwards.
+    """Return software, driver and GPU, read in a separate process that does not keep the GPU.
 
     Raises:
         SystemExit: there is no GPU.
@@ -221,7 +222,7 @@ def environment() -> dict[str, Any]:
 
 
 def with_checkout() -> dict[str, str]:
-    """What commands have in their environment besides this process's."""
+    """Return the environment of commands in addition to this process's."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {"PYTHONPATH": path, "COLUMNS": "160"}
 
@@ -231,7 +232,7 @@ def words_of(command: Command) -> tuple[str, ...]:
 
 
 def run_command(command: Command, limit_s: float) -> str:
-    """The command, its output, and its exit code: 124 where it was killed at the limit."""
+    """Return the command, its output, and its exit code: 124 if it was killed at the limit."""
     code, output, took_s = run_within(limit_s, words_of(command), ROOT, with_checkout())
     code = 124 if code is None else code
     words = command if command[0] == "compute-sanitizer" else ("python", *command)
@@ -241,7 +242,7 @@ def run_command(command: Command, limit_s: float) -> str:
 
 
 def run_part(name: str, part: Part, header: str, out: Path, limit_s: float) -> bool:
-    """Runs a part and writes its log; whether all commands passed."""
+    """Run a part and write its log; return True if all commands passed."""
     began_s = time.monotonic()
     log = out / f"{name}.txt"
     sections = [f"{name}: {part.title}\n{header}\n"]
@@ -258,7 +259,7 @@ def run_part(name: str, part: Part, header: str, out: Path, limit_s: float) -> b
 
 
 def header_of(found: dict[str, Any]) -> str:
-    """What ran, and where: the first lines of every log."""
+    """Return the first lines of every log: software and hardware."""
     rest = ", ".join(
         f"{name} {value}"
         for name, value in found.items()
@@ -269,7 +270,7 @@ def header_of(found: dict[str, Any]) -> str:
 
 
 def summary(out: Path, names: Iterable[str], kernels: str) -> str:
-    """A line for each part that has a log."""
+    """Return a line for each part with a log."""
     rows = [
         row_of(name, path.read_text(encoding="utf-8"), kernels)
         for name in names
@@ -284,8 +285,9 @@ def summary(out: Path, names: Iterable[str], kernels: str) -> str:
 
 
 def row_of(name: str, log: str, kernels: str) -> tuple[str, str, str, str, str]:
-    """Part, result, seconds, kernels, what its commands said last. A log of other kernels is stale,
-    one without a result was not finished.
+    """Return part, result, seconds, kernels, and the commands' last lines.
+
+    A log of other kernels is stale, one without a result is unfinished.
     """
     of_log, result = _KERNELS.search(log), _RESULT.findall(log)
     hashed = of_log[1] if of_log else "?"
@@ -312,7 +314,7 @@ def main(arguments: list[str]) -> int:
     found = environment()
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    # Other kernels, other problems.
+    # New problems for new kernels.
     seed = int(found["kernels"][:5], 16) if options.seed is None else options.seed
     with tempfile.TemporaryDirectory(prefix="leanbench-gate-") as runs:
         passed = []

@@ -4,11 +4,11 @@
     python tests/gate/gpu_runs.py [RUN...] [--out folder] [--seed N] [--limit-s 540] [--list]
     python tests/gate/gpu_runs.py --place [--out folder]
 
-A run is a folder below reports/GPU. Without names, all runs of the GPU here are made that are of
-older kernels; where there is no GPU, `--list` has those of all. Runs of several GPUs come first,
-then the longest; one run a GPU at a time. Call it again with the same folder to continue after the
-limit. Drawn runs get new problems: the first one those of --seed, the next one those of the number
-after it. --place copies finished runs to reports/. Exits with 1 while a run is unfinished.
+A run is a folder below reports/GPU. Without names, all runs of this GPU with older kernels are
+made; without a GPU, `--list` has those of all. Runs with several GPUs come first, then the longest;
+each GPU makes one run at a time. Call it again with the same folder to continue after the limit.
+Drawn runs get new problems: the first uses --seed, the next one the number after it. --place copies
+finished runs to reports/. The exit code is 1 while a run is unfinished.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from leanbench.records.reading import Run, read_run
 from leanbench.records.samples import SAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Folders below reports/ by the name of their GPU in the catalogue.
+#: Folders below reports/, by the GPU's name in the catalogue.
 FOLDERS = {"h200": "h200", "h100-sxm": "h100"}
 LIMIT_S = 540.0
-#: Seconds of a run besides its cells: imports, and a kernel's first build.
+#: Time of a run in addition to its cells: imports, and a kernel's first build.
 START_S = 8.0
-#: Seconds after a run's budget in which its last cell may end.
+#: Time after a run's budget in which its last cell may end.
 GRACE_S = 60.0
-#: Options that say where a run goes, with the number of their values.
+#: Options for the destination of a run, with the number of their values.
 _WHERE = {"--out": 1, "--name": 1, "--budget": 1}
 _WHERE |= dict.fromkeys(("--no-report", "--quiet", "--resume", "--require-gpu"), 0)
 
@@ -59,7 +59,7 @@ class Again:
     #: After ``leanbench``.
     words: tuple[str, ...]
     gpus: int
-    #: Duration of its cells the last time.
+    #: Duration of its cells in the published run.
     expected_s: float
 
 
@@ -71,7 +71,7 @@ def published(gpus: Iterable[str] = FOLDERS, root: Path = ROOT) -> dict[str, Pat
 
 
 def runs_of(folders: Iterable[Path], seed: int | None) -> list[Again]:
-    """Return what remakes runs: those of several GPUs first, then the longest.
+    """Return the runs to remake: those with several GPUs first, then the longest.
 
     Args:
         seed: Seed of the first drawn run.
@@ -126,7 +126,7 @@ def whole_run(folder: Path) -> Run | None:
 
 
 def kernels_of(folder: Path) -> set[str]:
-    """Return the hashes of the kernels that a run has rows of."""
+    """Return the hashes of the kernels in a run's rows."""
     try:
         environments = read_run(folder).manifest.get("environments", {})
     except UserError:
@@ -135,13 +135,13 @@ def kernels_of(folder: Path) -> set[str]:
 
 
 def make(runs: Sequence[Again], out: Path, gpus: Sequence[str], limit_s: float) -> list[str]:
-    """Make runs, print what became of each, and return the names of the unfinished ones.
+    """Make runs, print the result of each, and return the names of the unfinished ones.
 
     Args:
-        gpus: As CUDA_VISIBLE_DEVICES names them.
+        gpus: As in CUDA_VISIBLE_DEVICES.
 
     Raises:
-        SystemExit: `out` has one of them of other kernels.
+        SystemExit: `out` has one of them with other kernels.
     """
     ends_at = time.monotonic() + limit_s
     for run in runs:
@@ -177,7 +177,7 @@ def _make(run: Again, out: Path, gpus: Sequence[str], ends_at: float) -> None:
         return
     resume = ["--resume"] if (out / run.name / MANIFEST).exists() else []
     where = ["--out", str(out), "--name", run.name, "--no-report", "--quiet", *resume]
-    # A prediction stands for no measurement.
+    # A prediction must not replace a measurement.
     where += [] if "--gpu" in run.words else ["--require-gpu"]
     words = [*run.words, *where, "--budget", f"{left_s:.0f}s"]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -228,7 +228,7 @@ def _gpus() -> list[str]:
 
 
 def _chosen(names: Sequence[str]) -> Iterator[Path]:
-    """Yield the named runs, or all of the GPU here that are of older kernels."""
+    """Yield the named runs, or all of this GPU with older kernels."""
     specs = [match_product(gpu.product) for gpu in local_gpus()]
     here = {spec.name for spec in specs if spec} & FOLDERS.keys() or {*FOLDERS}
     folders = published(here)

@@ -1,9 +1,9 @@
-"""Mutation kills: each mutation is applied to a copy of the sources, and the check that it names
-must fail there, and pass in a copy without it. A mutation's delay is in both copies.
+"""Mutation tests: each mutation is applied to a copy of the sources. Its check must fail there, and
+pass in a copy without it. Both copies have the mutation's delay.
 
     python tests/gate/mutants.py gpu|cpu [--jobs N] [WORDS...]
 
-With words, of the mutations whose names contain one of them. Exits with 1 where any survives.
+Words select mutations by parts of their names. The exit code is 1 if any survives.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from processes import Ended, end_together, run_within
 from leanbench.records.environment import kernels_hash
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What is imported from a copy.
+#: Folders imported from a copy.
 ROOMS = ("leanbench", "kernels")
-#: Seconds that a check may take; half of them where a mutation's launch does not end.
+#: Time limit of a check, halved for a mutation with a launch that does not end.
 LIMIT_S = 60.0
 CAUGHT = "caught"
 SURVIVED = "SURVIVED"
 NOT_JUDGED = "NOT JUDGED"
-#: What shows that a mutation is no program.
+#: Evidence that a mutation does not compile.
 _NO_PROGRAM = re.compile(
     r"does not compile|CompilationError|SyntaxError|ImportError|ModuleNotFoundError"
     r"|g\+\+.*non-zero exit status"
 )
-#: What tells best why a check failed, the first of them that there is.
+#: Reasons of a failed check, the most informative first.
 _TELLING = (
     re.compile(r"^WRONG .*|^=+ Error: .*|^=+ RACECHECK SUMMARY.*", re.MULTILINE),
     re.compile(
@@ -53,7 +53,7 @@ _TELLING = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutation."""
+    """Result of a mutation."""
 
     mutation: Mutation
     outcome: str
@@ -62,7 +62,7 @@ class Verdict:
 
 
 def command_of(mutation: Mutation, where: str) -> Command | None:
-    """The check of a mutation.
+    """Return the check of a mutation.
 
     Args:
         where: gpu or cpu.
@@ -75,7 +75,7 @@ def command_of(mutation: Mutation, where: str) -> Command | None:
 def judge(
     mutations: Iterable[Mutation], where: str, jobs: int, limit_s: float = LIMIT_S
 ) -> Iterator[Verdict]:
-    """Verdicts over mutations, in their order; those without a check there are left out."""
+    """Yield the verdicts on mutations in order; mutations without a check are skipped."""
     checks = {
         mutation: check
         for mutation in mutations
@@ -89,7 +89,7 @@ def judge(
         unchanged: dict[tuple[Command, Delay | None], Future[Ended]] = {}
         befores: dict[Mutation, Future[Ended]] = {}
         changed: dict[Mutation, Future[Ended]] = {}
-        # Launches that do not end come last: they share the GPU with whatever else runs.
+        # Launches that do not end come last, because they share the GPU with everything else.
         for mutation, check in sorted(checks.items(), key=lambda item: not item[0].ends):
             copy = folder / str(len(changed))
             delay = None if where == "cpu" else mutation.delay
@@ -105,8 +105,10 @@ def judge(
 
 
 def verdict(mutation: Mutation, unchanged: Future[Ended], changed: Future[Ended]) -> Verdict:
-    """A mutation is caught where its check passes without it and fails with it. A check that was
-    killed has failed where the launch is not to end, and the check did in less time without it.
+    """Judge a mutation: caught if its check passes without it and fails with it.
+
+    A killed check counts as failed if the launch is not to end, and the check took less time
+    without the mutation.
     """
     before, after = unchanged.result(), changed.result()
     if before.code != 0:
@@ -121,14 +123,15 @@ def verdict(mutation: Mutation, unchanged: Future[Ended], changed: Future[Ended]
 
 
 def failed(ended: Ended) -> bool:
-    """Whether a check says that something is wrong: not so where pytest ran no test (2 to 5), or
-    there is no such program.
+    """Return True if a check found a fault.
+
+    False if pytest ran no test (2 to 5), or the program does not exist.
     """
     return ended.code is None or ended.code not in (0, 2, 3, 4, 5, 127)
 
 
 def sentence_of(ended: Ended) -> str:
-    """What a failed check says."""
+    """Return the message of a failed check."""
     if ended.code is None:
         return f"did not end in {ended.seconds:.0f} s"
     if ended.code < 0:
@@ -138,7 +141,7 @@ def sentence_of(ended: Ended) -> str:
 
 
 def run(copy: Path, edits: list[Delay | Mutation], check: Command, limit_s: float) -> Ended:
-    """Runs a check in a copy of the sources of its own."""
+    """Run a check in its own copy of the sources."""
     copy_sources(copy, edits)
     path = os.pathsep.join([str(copy), *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {"PYTHONPATH": path, "LEANBENCH_CACHE": str(copy / "cache")}
@@ -157,10 +160,10 @@ def copy_sources(copy: Path, edits: list[Delay | Mutation]) -> None:
 
 
 def changed(edit: Delay | Mutation, text: str) -> str:
-    """The source with the edit.
+    """Return the source with the edit.
 
     Raises:
-        ValueError: what it changes stands there other than once.
+        ValueError: the old text does not occur exactly once.
     """
     count = text.count(edit.old)
     if count != 1:
@@ -169,7 +172,7 @@ def changed(edit: Delay | Mutation, text: str) -> str:
 
 
 def words_of(check: Command) -> list[str]:
-    """The command line, with paths of the checkout: tests are not copied."""
+    """Return the command line with paths of the checkout, because tests are not copied."""
     words = [str(ROOT / word) if word.startswith("tests/") else word for word in check]
     if words[0] != "compute-sanitizer":
         return [sys.executable, *words]
@@ -178,7 +181,7 @@ def words_of(check: Command) -> list[str]:
 
 
 def report(verdicts: Iterable[Verdict], where: str) -> int:
-    """Prints a line for each as it comes, then how many were caught; 1 if not all were."""
+    """Print a line for each as it arrives, then the number caught; return 1 if any survives."""
     outcomes: Counter[str] = Counter()
     for each in verdicts:
         outcomes[each.outcome] += 1

@@ -1,12 +1,12 @@
-"""Lines of the kernels' sources that are changed on purpose, one at a time: a check on a GPU must
-fail with each of them. What a survivor would mean stands in `why`.
+"""Mutations of single lines of the kernels' sources: a check on a GPU must fail with each. `why`
+has the consequences of each mutation.
 
-Of lines that look as if they had to be here, these change nothing that anybody could see:
+Some lines look like candidates, but changing them has no visible effect:
 
-- `l == 0.0f ? -INFINITE` of an LSE (partials.cuh): the logarithm of 0 is that, too.
-- `rank < CLUSTER ? weights.x` (reduce.cuh): clusters merge without teams, none is past the last.
-- The lower bound of a length on the device (schedule.cuh), without appended tokens: one below 0 has
-  no chunk, as one of 0; with them, tests/kernels/test_append_on_cpu.py needs it.
+- `l == 0.0f ? -INFINITE` of an LSE (partials.cuh): the logarithm of 0 is the same. - `rank <
+CLUSTER ? weights.x` (reduce.cuh): clusters merge without teams, so no rank is past the last. - The
+lower bound of a length on the device (schedule.cuh), without appended tokens: a negative length has
+no chunk, like 0. With appended tokens, tests/kernels/test_append_on_cpu.py needs it.
 """
 
 from __future__ import annotations
@@ -14,55 +14,55 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 EVERY_BUILD = "tests/gpu_only/launch_every_build.py"
-#: Words after `python`; paths are of the checkout.
+#: Words after `python`, with paths of the checkout.
 Command = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Delay:
-    """A line that makes some CTAs or warps late on a GPU and changes no result: what they store is
-    not there yet when others ask for it, or what they read is stored over before they do. The check
-    must pass with it alone.
+    """An edit that delays some CTAs or warps on a GPU without changing results. Their data is then
+    missing when others ask for it, or overwritten before they read it. The check must pass with
+    the delay alone.
     """
 
     name: str
-    #: Of the checkout.
+    #: Path in the checkout.
     file: str
-    #: Stands there once.
+    #: Text that occurs once.
     old: str
     new: str
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A line that is changed, and what fails then."""
+    """A changed line, and the checks that fail."""
 
     name: str
-    #: Of the checkout.
+    #: Path in the checkout.
     file: str
-    #: Stands there once.
+    #: Text that occurs once.
     old: str
     new: str
-    #: Why results are wrong then, or a launch does not end.
+    #: Reason for wrong results, or for a launch that does not end.
     why: str
-    #: What fails on a GPU.
+    #: Check that fails on a GPU.
     gpu: Command
-    #: A test that fails without a GPU, or None, and why none can.
+    #: Test that fails without a GPU; None if `why_not_cpu` explains why none can.
     cpu: str | None
     why_not_cpu: str = ""
-    #: False: a launch does not end on a GPU, so the check is killed.
+    #: False if a launch does not end on a GPU, so the check is killed.
     ends: bool = True
-    #: Where CTAs or warps seldom come in an order in which it matters.
+    #: Delay for an order of CTAs or warps that is otherwise rare.
     delay: Delay | None = None
 
 
 def by_launches(*names: str) -> Command:
-    """Launches of launch_every_build.py, by their names or parts of them."""
+    """Return a command with launches of launch_every_build.py, selected by parts of their names."""
     return EVERY_BUILD, *names
 
 
 def by_pytest(*tests: str) -> Command:
-    """Tests of pytest, below tests/."""
+    """Return a command with tests of pytest, below tests/."""
     return (
         "-m",
         "pytest",
@@ -75,7 +75,7 @@ def by_pytest(*tests: str) -> Command:
 
 
 def by_sanitizer(tool: str, name: str) -> Command:
-    """A launch under compute-sanitizer."""
+    """Return a command with a launch under compute-sanitizer."""
     return ("compute-sanitizer", tool, *by_launches(name))
 
 
@@ -92,15 +92,15 @@ ATTENTION = "gpu_only/test_attention_on_gpu.py"
 MLA_ON_GPU = "gpu_only/test_mla_on_gpu.py"
 LATENT = "test_right_and_the_same_bits_again"
 
-#: 0.5 ms: whatever is merged is stored that much later.
+#: 0.5 ms: partials are stored later by this time.
 LATE_PARTIALS = Delay(
     "late partials",
     f"{LEAN}/reduce.cuh",
     "store_partial(slot, quad, piece, epoch);",
     "__nanosleep(500000), store_partial(slot, quad, piece, epoch);",
 )
-#: The same of latent attention: every other CTA stores its partial later. Were it published later
-#: alone, who does not wait would mostly read what is new.
+#: The same for latent attention: every other CTA stores its partial later. If it only published
+#: later, a reader that does not wait would mostly see new data.
 LATE_LATENT_PARTIALS = Delay(
     "late partials of latent attention",
     f"{MLA}/outputs.cuh",
@@ -110,7 +110,7 @@ LATE_LATENT_PARTIALS = Delay(
     "  if (!has_rows(first_row)) return;\n#pragma unroll\n"
     "  for (int unit = 0; unit < UNITS; unit++)\n    reinterpret_cast<float2 *>(slot)",
 )
-#: 2 us: the last warp of four reads a run of bytes that much later than the others.
+#: 2 us: the last warp of four reads a run of bytes later than the others.
 LATE_BYTES = Delay(
     "late bytes of a latent cache",
     f"{MLA}/bytes.cuh",
@@ -118,7 +118,7 @@ LATE_BYTES = Delay(
     "mbarrier_try_wait_parity(shared + full_at(STAGE, TURN), filled % 2);\n"
     "  if (threadIdx.x / 32 % 4 == 3) __nanosleep(2000);",
 )
-#: The same of Triton: all but host blocks store theirs later.
+#: The same for Triton: all except host blocks store theirs later.
 LATE_TRITON_PARTIALS = Delay(
     "late partials in Triton",
     f"{LEAN}/triton.py",
@@ -128,7 +128,7 @@ LATE_TRITON_PARTIALS = Delay(
     "dtype=tl.int32, is_pure=False, pack=1)\n",
 )
 
-#: Launches that several mutations are seen in.
+#: Launches used by several mutations.
 MQA = "b1 h32/1 n5000 d128 fp16 HND"
 MHA = "b1 h24 n1024 d64 fp16 HND"
 PAGED = "b2 h32/8 n2000+5 d128 p16 fp16 HND"
@@ -316,7 +316,7 @@ ATTEND = (
     ),
 )
 
-#: Copies into shared memory, and what waits for them.
+#: Copies into shared memory, and their waits.
 COPY = (
     Mutation(
         "all KV heads take the scales of the first",
@@ -519,7 +519,7 @@ REDUCE = (
     ),
 )
 
-#: Who has which LeanTiles.
+#: Distribution of LeanTiles.
 SCHEDULE = (
     Mutation(
         "work ranges begin as if none were longer",

@@ -1,4 +1,4 @@
-"""Commands that end at a limit, with all that they started, and no later than this process."""
+"""Commands that end at a limit together with their children, and no later than this process."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-#: Seconds in which a command may end by itself once it was told to.
+#: Time for a command to end by itself after a signal.
 _GRACE_S = 5.0
 
 _running: set[subprocess.Popen[str]] = set()
-#: Set once nothing may begin any more.
+#: Set once nothing may start any more.
 _ending = threading.Event()
 
 
 class Ended(NamedTuple):
     """A command that has run."""
 
-    #: None: it was killed at its limit.
+    #: Exit code; None if it was killed at its limit.
     code: int | None
-    #: Of stdout and stderr.
+    #: Output of stdout and stderr.
     output: str
     seconds: float
 
@@ -34,8 +34,9 @@ class Ended(NamedTuple):
 def run_within(
     limit_s: float, words: Sequence[str], folder: Path, own_env: Mapping[str, str]
 ) -> Ended:
-    """Runs a command in a folder, with more in its environment, for so many seconds at most. A
-    program that is not there has the exit code 127.
+    """Run a command in a folder with further environment variables and a time limit.
+
+    A missing program has the exit code 127.
     """
     began_s = time.monotonic()
     if _ending.is_set():
@@ -65,8 +66,9 @@ def run_within(
 
 
 def end_together() -> None:
-    """What runs is killed when this process is told to end: a kernel that does not end would have
-    the GPU for ever.
+    """Kill running commands when this process receives a signal to end.
+
+    A kernel that does not end would occupy the GPU forever.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
@@ -80,7 +82,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """First so that it can end what it has started itself, then whatever is left of it."""
+    """Signal it first, so that it can end its children, then kill the rest."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""Commands of the gate end at their limit, and with it, with all that they started."""
+"""Commands of the gate end with all their children, at their limit and with the gate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def test_a_command_has_its_folder_and_environment(tmp_path):
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """What a program runs that begins another, which holds a pipe open; the pipe's reading end."""
+    """Return a program and the reading end of a pipe.
+
+    The program starts another one, which holds the pipe open.
+    """
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -41,7 +44,7 @@ def mark(tmp_path: Path) -> Iterator[tuple[str, int]]:
 
 
 def test_nothing_outlives_the_limit(tmp_path, mark):
-    """What a gate within a gate has begun neither."""
+    """A gate within a gate leaves nothing behind either."""
     program, pipe = mark
     words = [sys.executable, "-c", GATE, sys.executable, "-c", program]
     own = {"PYTHONPATH": str(Path(__file__).parent)}
@@ -63,7 +66,7 @@ def test_nothing_outlives_the_gate(mark, number):
 
 
 def assert_ended(pipe: int) -> None:
-    """Somebody had it open, and nobody has: else reading would be an error."""
+    """Check that all writers are gone. Reading would be an error if there had been none."""
     assert os.read(pipe, 1) == b"x"
     while select.select([pipe], [], [], 30)[0]:
         if os.read(pipe, 1) == b"":

@@ -1,6 +1,4 @@
-"""Parts of the GPU gate, their logs and their summary; their commands here are not those of a
-GPU.
-"""
+"""Parts of the GPU gate, their logs and their summary, with commands that need no GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def test_a_log_says_what_ran_where_and_how_it_ended(tmp_path):
 
 @pytest.mark.parametrize(("bad", "code", "said"), [(BAD, 3, "1 failed"), (ENDLESS, 124, "begun")])
 def test_one_command_that_fails_is_the_parts_failure(tmp_path, bad, code, said):
-    """At the same time as others; what comes after it is run, too."""
+    """It fails while others run concurrently, and later commands still run."""
     assert not run_part("fuzz", Part("", ((GOOD, bad), (GOOD,))), HEADER, tmp_path, 2)
     log = (tmp_path / "fuzz.txt").read_text()
     assert f"{said}\nexit code {code} after" in log

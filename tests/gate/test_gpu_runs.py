@@ -1,4 +1,4 @@
-"""Published runs made again: their commands, seeds and folders; predicted here, on no GPU."""
+"""Remade published runs: commands, seeds and folders. They are predicted, without a GPU."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_runs_are_made_and_gone_on_with(tmp_path, capfd):
     results = out / "tiny" / "results.jsonl"
     rows = results.read_text().splitlines()
     assert len(rows) == 4
-    # Killed amid a line.
+    # Killed within a line.
     results.write_text("\n".join(rows[:3]) + "\n" + rows[3][:40])
     assert whole_run(out / "tiny") is None
     assert make([run], out, ["0"], 60) == []

@@ -1,5 +1,5 @@
-"""Launches that mutations of lean.cu and many_rows.cu name for a GPU, on the CPU with the settings
-and the grid of an H200: a mutation shows in none whose CTAs do not come to the line.
+"""Launches that mutations of lean.cu and many_rows.cu use on a GPU, on the CPU with the settings
+and the grid of an H200. A mutation is visible only if CTAs reach its line.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from leanbench.check.reference import Reference
 from leanbench.core.inputs import make_inputs
 from leanbench.gpu.catalogue import find
 
-# Of the launches that are made once for all mutations, the longest takes two minutes.
+# The longest launch, made once for all mutations, takes two minutes.
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the kernels"),
     pytest.mark.timeout(900),
 ]
 H200 = find("h200")
 TESTS = Path(__file__).parents[1]
-#: How the stand-in for a GPU says that a launch cannot end, or that a GPU would not survive it.
+#: Messages of the fake GPU for a launch that cannot end or is an error on a GPU.
 NOTICED = re.compile(r"CTA \d+, thread|threads wait for one another")
 LAUNCHED = [
     each
     for each in MUTATIONS
     if each.gpu[0] == EVERY_BUILD and Path(each.file).suffix in (".cu", ".cuh")
 ]
-#: What is wrong with a launch, or None: with a line of a source changed, or with none.
+#: Return why a launch is wrong, with or without a mutation, or None.
 Failure = Callable[[Any, Mutation | None], str | None]
 
 

@@ -1,4 +1,4 @@
-"""The list of mutations is of the sources as they are, and a survivor is a failure."""
+"""Mutations match the current sources, and a survivor is a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from processes import Ended
 from leanbench.gpu.catalogue import find
 
 ROOT = Path(__file__).parents[2]
-#: The issue asks for 20, of the kernels' sources and of what the host passes.
+#: Minimum number of mutations, of the kernels' sources and of launch parameters.
 LEAST = 20
 
 
@@ -36,7 +36,7 @@ def test_every_mutation_is_of_a_line_that_is_there():
 
 
 def test_every_check_is_there(monkeypatch):
-    """Tests by their functions, launches by their names."""
+    """Tests exist by their functions, launches by their names."""
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "gpu_only"))
     import launch_every_build
 
@@ -74,7 +74,7 @@ LATE = Delay("late", "kernels/lean/lean.cu", "// LeanAttention in CUDA", "// Lat
 
 
 def check(*, changed: str, unchanged: str = "pass") -> tuple[str, ...]:
-    """What a copy with the first mutation runs, and any other."""
+    """Return checks for a copy with the first mutation, and for any other."""
     return "-c", f"import sys, time\nif 'epoch + replays' in {SOURCE}: {unchanged}\nelse: {changed}"
 
 
@@ -82,7 +82,7 @@ JUDGED = (
     (EPOCH, check(changed="sys.exit('WRONG output')"), CAUGHT, "WRONG output"),
     (EPOCH, check(changed="import os; os.abort()"), CAUGHT, "ended by SIGABRT"),
     (replace(EPOCH, ends=False), check(changed="time.sleep(60)"), CAUGHT, "did not end in 1 s"),
-    # Killed, and who knows why: it was to end, or takes as long without the mutation.
+    # Killed for an unknown reason: it was to end, or takes equally long without the mutation.
     (EPOCH, check(changed="time.sleep(60)"), NOT_JUDGED, "did not end in 2 s"),
     (
         replace(EPOCH, ends=False),
@@ -92,7 +92,7 @@ JUDGED = (
     ),
     (NOTE, check(changed="sys.exit('WRONG output')"), SURVIVED, "its check passes"),
     (EPOCH, check(changed="pass"), SURVIVED, "its check passes"),
-    # A delay is in both copies: a check that fails of it alone catches nothing.
+    # Both copies have a delay, so a check that fails with the delay alone catches nothing.
     (
         replace(EPOCH, delay=LATE),
         check(changed=f"sys.exit('Late' in {SOURCE} and 'seen')"),
@@ -105,7 +105,7 @@ JUDGED = (
         NOT_JUDGED,
         "too late",
     ),
-    # What fails anyway, what is no program, and tests that are not there, catch nothing.
+    # A check that always fails, a syntax error, and missing tests catch nothing.
     (EPOCH, check(changed="sys.exit(1)", unchanged="sys.exit('no GPU')"), NOT_JUDGED, "no GPU"),
     (EPOCH, check(changed="sys.exit('lean does not compile')"), NOT_JUDGED, "no program"),
     (EPOCH, check(changed="print('no tests ran'); sys.exit(5)"), NOT_JUDGED, "no tests ran"),

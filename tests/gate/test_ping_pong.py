@@ -1,5 +1,5 @@
-"""Messages between two GPUs: the kernel compiled for GPUs and played on the CPU, and a pretended
-driver that knows how long messages take.
+"""Messages between two GPUs: the kernel compiled for GPUs and run on the CPU, and a fake driver
+with known latencies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tools.gpu import ping_pong
 from tools.gpu.ping_pong import BATCHES, MESSAGES, ROUNDS, measure_round_trips, round_trip_us
 
 COMPILER = shutil.which("g++")
-#: What the rounds of ping_pong.cu need of a GPU: here threads, which look at ordinary memory.
+#: GPU functions for the rounds of ping_pong.cu: threads that poll ordinary memory.
 ON_CPU = """
 #include <atomic>
 #include <barrier>
@@ -111,7 +111,7 @@ def test_the_rounds_end_with_and_without_an_answer(tmp_path, threads, units):
     slots, ends = (ctypes.c_uint32 * (2 * threads * units))(), (ctypes.c_uint64 * 3)()
     play(slots, ends, ctypes.c_bool(True))
     assert list(ends) == [1, 2, 3]
-    # All of the last message has come to both.
+    # Both have received all of the last message.
     assert list(slots) == [15] * (2 * threads * units)
 
     slots, ends = (ctypes.c_uint32 * (2 * threads * units))(), (ctypes.c_uint64 * 3)()
@@ -121,7 +121,7 @@ def test_the_rounds_end_with_and_without_an_answer(tmp_path, threads, units):
 
 
 def test_a_round_trip_is_the_median_of_batches_after_the_first():
-    # 100 rounds a batch: the first, with the other GPU's launch in it, ends at 9,000,000 ns.
+    # 100 rounds per batch: the first, with the other GPU's launch in it, ends at 9,000,000 ns.
     ends = [9_000_000, 9_170_000, 9_345_000, 9_515_000, 9_985_000]
     assert round_trip_us(ends, rounds=100) == pytest.approx((1.70 + 1.75) / 2)
     assert round_trip_us(ends[:4], rounds=100) == pytest.approx(1.70)
@@ -138,25 +138,25 @@ class Attribute(IntEnum):
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
 
 
-#: What the pretended driver's messages take, there and back.
+#: Round-trip times of the fake driver's messages.
 TRUTH_NS = {"unit": 1700, "partial": 2800, "flag": 2500}
 
 
 class FakeDriver:
-    """Three H200s, of which GPU 2 has no peer access. Contexts are numbered 100 + GPU."""
+    """Three H200s; GPU 2 has no peer access. Contexts are numbered 100 + GPU."""
 
     CUresult = Status
     CUdevice_attribute = Attribute
 
     def __init__(self) -> None:
-        #: By what is taken: contexts, memory, modules, peer access.
+        #: Number of live resources by kind: contexts, memory, modules, peer access.
         self.held: Counter[str] = Counter()
         self.contexts: list[int] = []
-        #: (context, peer) whose access torch has enabled before.
+        #: (context, peer) pairs with access already enabled by torch.
         self.enabled: set[tuple[int, int]] = set()
         self.launches: list[tuple[int, str, tuple[int, ...]]] = []
         self.ends_ns: list[int] = []
-        #: After so many batches nobody answers.
+        #: Number of batches with an answer.
         self.answered = BATCHES
         self.free_bytes = 1 << 30
         self.gpus = 3
@@ -217,7 +217,7 @@ class FakeDriver:
 
     def cuMemsetD32(self, memory: int, value: int, numbers: int) -> tuple[Any, ...]:
         assert (memory >> 32, value) == (self.context, 0)
-        # All of it.
+        # The whole allocation.
         assert memory & 0xFFFFFFFF == 4 * numbers
         return (Status.CUDA_SUCCESS,)
 
@@ -262,7 +262,7 @@ class FakeDriver:
 @pytest.fixture
 def driver(monkeypatch) -> FakeDriver:
     fake = FakeDriver()
-    # Its modules are the sources themselves.
+    # Modules are the sources themselves.
     monkeypatch.setattr(ping_pong, "compile_cuda", lambda source: SimpleNamespace(cubin=source))
     return fake
 
@@ -275,7 +275,7 @@ def assert_nothing_is_left(driver: FakeDriver) -> None:
 def test_round_trips(driver):
     trips_us = measure_round_trips(driver, 1, 0)
     assert trips_us == pytest.approx({"unit": 1.7, "partial": 2.8, "flag": 2.5})
-    # GPU 0 waits before GPU 1 sends; a launch that wakes them, and one that counts.
+    # GPU 0 waits before GPU 1 sends; a warm-up launch, and one that counts.
     once = [(0, "unit", (101, 0)), (1, "unit", (100, 101))]
     assert driver.launches[:4] == once * 2
     assert [name for _, name, _ in driver.launches] == ["unit"] * 4 + ["partial"] * 4 + ["flag"] * 4

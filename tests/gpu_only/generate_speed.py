@@ -1,10 +1,11 @@
-"""Tokens per second of transformers' `generate()`, step by step from the host without a graph, of a
-model with the shapes of Llama-3-8B, 8 layers and random weights:
+"""Tokens per second of transformers' `generate()`, step by step from the host without a graph, for
+a model with the shapes of Llama-3-8B, 8 layers and random weights:
 
     python tests/gpu_only/generate_speed.py [SECONDS]
 
-Implementations take turns. A step's time is that between two calls of a logits processor, the first
-two steps left out, which wait for the prompt; the median of all steps stands for an implementation.
+Implementations take turns. A step's time is the interval between two calls of a logits processor.
+The first two steps wait for the prompt and are discarded. The result of an implementation is the
+median of all steps.
 """
 
 from __future__ import annotations

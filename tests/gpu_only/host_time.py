@@ -1,10 +1,10 @@
-"""How long calls keep the host, in us: the median and the least of 40 means of 16 calls; between
-two means the GPU is waited for.
+"""Host time of calls in us: median and minimum of 40 means of 16 calls, with a GPU synchronization
+between means.
 
     python tests/gpu_only/host_time.py [--rounds N]
 
-torch's `scaled_dot_product_attention` is timed at the start and at the end: a host that other
-programs disturb shows there. Then calls of 1,000 shapes that were not seen before.
+torch's `scaled_dot_product_attention` is timed at the start and at the end, which shows a host
+disturbed by other programs. Calls of 1,000 new shapes follow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# One thread: others that wait for work to compile would be timed, too.
+# A single thread: others that wait for compilations would be timed, too.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 import torch
@@ -32,7 +32,7 @@ from leanbench.records.environment import kernels_hash
 
 BATCH, CAPACITY, LENGTH = 8, 4096, 1024
 MEANS, CALLS = 40, 16
-#: Of the shapes that were not seen before.
+#: Limits and number of the new shapes.
 MOST_BATCH, MOST_CAPACITY, SHAPES = 64, 2000, 1000
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -61,7 +61,10 @@ def lengths_of(batch: int, length: int) -> torch.Tensor:
 
 
 def eager_calls() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Calls by name, of 8 x 32/8 x 128 with room for 4k tokens; fp16, `lean_mla` bf16."""
+    """Yield calls by name, of 8 x 32/8 x 128 with capacity for 4k tokens.
+
+    They are fp16, `lean_mla` is bf16.
+    """
     q, k, v = cache(BATCH, 1, 32), cache(BATCH, CAPACITY), cache(BATCH, CAPACITY)
     lengths, out = lengths_of(BATCH, LENGTH), torch.empty_like(q)
     new = cache(BATCH, 1)

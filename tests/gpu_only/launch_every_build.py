@@ -1,13 +1,13 @@
-"""One launch of each kind of build of lean.cu, many_rows.cu and mla.cu on small problems, and of
-each kind of call, checked; a program for compute-sanitizer:
+"""One checked launch of each kind of build of lean.cu, many_rows.cu and mla.cu on small problems,
+and of each kind of call. A program for compute-sanitizer:
 
     compute-sanitizer --tool TOOL --kernel-regex kns=KERNEL python
     tests/gpu_only/launch_every_build.py [--compile] [--latent] [--share 2/4] [WORDS...]
 
-TOOL is memcheck (with --report-api-errors no), racecheck or synccheck; KERNEL lean, or mla with
-`--latent`, which makes the launches of mla.cu alone. `--compile` does nothing else, on all cores:
-it takes longest. Words are parts of launches' names: those launches alone are made; `--share 2/4`:
-every fourth, from the second on.
+TOOL is memcheck (with --report-api-errors no), racecheck or synccheck; KERNEL is lean, or mla with
+`--latent`, which makes only the launches of mla.cu. `--compile` only compiles, on all cores: it
+takes longest. Words select launches by parts of their names. `--share 2/4` makes every fourth, from
+the second on.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ PROBLEMS = [
     AttentionProblem(1, 32, 8, 4096, 128, "bf16", q_len=16),
     AttentionProblem(2, 32, 8, (2000, 5), 128, page_size=16, q_len=40),
     AttentionProblem(3, 8, 8, 700, 64, q_len=200, window_left=100, sinks=True),
-    # Output tiles for all SMs: a ring of many_rows.cu goes round more than once.
+    # Output tiles for all SMs: a ring of many_rows.cu wraps around.
     AttentionProblem(20, 32, 8, 1500, 128, q_len=16),
-    # Pairs of CTAs with whole output tiles, whose rings go round more than once.
+    # Pairs of CTAs with whole output tiles and rings that wrap around.
     AttentionProblem(8, 32, 8, 1500, 128, "bf16", q_len=7),
-    # The query tokens' tails lie over two chunks, and what they do not see is a good part.
+    # Tails of the query tokens span two chunks, and hide a large part.
     AttentionProblem(2, 8, 8, (33, 66), 128, q_len=5),
-    # Copies by lanes, which go round a ring more than once.
+    # Copies by lanes, with a ring that wraps around.
     AttentionProblem(2, 32, 8, (5000, 5), 128, page_size=1, q_len=40),
-    # Rows of two KV heads, copied as one: with an output tile for each SM, or lengths that differ.
+    # Rows of two KV heads, copied as one: with an output tile per SM, or with different lengths.
     AttentionProblem(34, 64, 8, 300, 64, "bf16", "NHD", kv_dtype="e4m3"),
     AttentionProblem(3, 16, 2, (1, 70, 3000), 64, "fp16", "NHD", page_size=16, kv_dtype="e5m2"),
     AttentionProblem(9, 32, 32, 300, 80, "fp16", "NHD"),
     AttentionProblem(3, 8, 4, (1, 70, 3000), 96, "bf16", "NHD", page_size=16),
-    # States over the ring, in CTAs of several parts; scales of pages, several for each warp.
+    # States overlay the ring, in CTAs of several parts; scales of pages, several per warp.
     AttentionProblem(
         *(20, 32, 8, 300, 128), q_len=16, page_size=64, kv_dtype="e4m3", page_scales="page-head"
     ),
 ]
-#: Of mla.cu: rows of part of a CTA, of a pair of CTAs, of two pairs, output tiles of many splits;
-#: the first has four column groups, as the second to last has, the third two.
+#: Problems of mla.cu: rows of part of a CTA, of a pair of CTAs, of two pairs, output tiles of many
+#: splits. The first and the second to last have four column groups, the third has two.
 LATENT_PROBLEMS = [
     AttentionProblem(1, 16, 1, 1000, 576, page_size=64, latent=True, v_head_dim=512),
     AttentionProblem(1, 128, 1, 9000, 576, "bf16", latent=True, v_head_dim=512),
@@ -84,7 +84,7 @@ LATENT_PROBLEMS = [
         3, 128, 1, (700, 2, 65), 576, "bf16", latent=True, v_head_dim=512, kv_dtype="e4m3"
     ),
 ]
-#: Of the problems of all kinds, which have some five for each.
+#: Stride through the problems of all kinds, which have some five for each.
 KIND_STEP = 4
 
 
@@ -93,10 +93,11 @@ class Launch:
     """A build of lean.cu or many_rows.cu, and a problem to launch it on."""
 
     problem: AttentionProblem
-    #: What the settings are called, or the kernel that is not lean_cuda.
+    #: Name of the settings, or of a kernel other than lean_cuda.
     settings: str
     config: KernelConfig
-    #: Of the inputs: 12 makes a softmax that picks few tokens, whose maximum moves more than once.
+    #: Factor of the inputs: with 12, softmax picks few tokens, and the maximum moves more than
+    #: once.
     score_scale: float
 
     @property
@@ -109,8 +110,9 @@ class Launch:
 
 
 def settings(problem: AttentionProblem) -> Iterator[tuple[str, KernelConfig]]:
-    """The heuristic's, and what it left out: cp.async, single CTAs, pairs, the largest clusters,
-    fixed runs.
+    """Yield the heuristic's settings, and alternatives that it does not use.
+
+    They are cp.async, single CTAs, pairs, the largest clusters, and fixed runs.
     """
     spec = spec_of_device(0)
     chosen = LEAN.default_config(problem, spec)
@@ -121,7 +123,7 @@ def settings(problem: AttentionProblem) -> Iterator[tuple[str, KernelConfig]]:
     if chosen.of_warpgroups:
         yield "other grid", replace(chosen, cluster_size=1, align_grid=not chosen.align_grid)
         return
-    # One stage of single sequences: a chunk is waited for right after its copy has begun.
+    # One stage for single sequences: a chunk is waited for immediately after the start of its copy.
     stages = 1 if problem.batch == 1 else chosen.num_stages
     yield "cp.async", replace(chosen, copy="async", cluster_size=1, num_stages=stages)
     yield "stream-K", replace(chosen, cluster_size=1, align_grid=False, min_tiles_per_cta=1)
@@ -132,14 +134,16 @@ def settings(problem: AttentionProblem) -> Iterator[tuple[str, KernelConfig]]:
 
 
 def launches() -> Iterator[Launch]:
-    """Plain problems with all of those settings and in other decompositions, every kind and size
-    with the heuristic's: on the host and the device, contiguous and in pages in turn.
+    """Yield launches of plain problems and of every kind.
+
+    Plain problems have all settings and decompositions, kinds have the heuristic's. They alternate
+    between lengths on the host and the device, and between contiguous caches and pages.
     """
     scales, kind_scales = itertools.cycle((1.0, 12.0)), itertools.cycle((1.0, 4.0))
     for problem in PROBLEMS:
         known: set[KernelConfig] = set()
         for name, config in settings(problem):
-            # Mutations name launches of stream-K, whatever the heuristic chooses.
+            # Mutations name launches of stream-K, for any choice of the heuristic.
             if config not in known or name == "stream-K":
                 yield Launch(problem, name, config, next(scales))
             known.add(config)
@@ -154,18 +158,18 @@ def launches() -> Iterator[Launch]:
 
 
 def latent_launches() -> Iterator[Launch]:
-    """Of mla.cu: apart from the others, racecheck crashes where it leaves clusters of it alone."""
+    """Yield launches of mla.cu, kept separate: racecheck crashes if it skips clusters of them."""
     for problem, scale in zip(LATENT_PROBLEMS, itertools.cycle((12.0, 1.0)), strict=False):
         config = kernel(LATENT).default_config(problem, spec_of_device(0))
         yield Launch(problem, LATENT, config, scale)
 
 
 def wanted(words: list[str], share: str = "1/1", latent: bool = False) -> list[Launch]:
-    """Launches with one of the words in their names; all without any.
+    """Return launches with one of the words in their names; all without words.
 
     Args:
-        share: "2/4": of four shares the second.
-        latent: of mla.cu.
+        share: "2/4": the second of four shares.
+        latent: only mla.cu.
     """
     made = latent_launches() if latent else launches()
     of_words = [
@@ -176,7 +180,7 @@ def wanted(words: list[str], share: str = "1/1", latent: bool = False) -> list[L
 
 
 def compile_one(launch: Launch) -> None:
-    """Into the folder of compiled kernels."""
+    """Compile into the folder of compiled kernels."""
     try:
         launch.kernel.compile(launch.problem, launch.config, (9, 0))
     except UserError as error:
@@ -191,7 +195,7 @@ def compile_all(compiled: list[Launch]) -> int:
 
 
 def launch_all(chosen: list[Launch]) -> int:
-    """1 if any is wrong, or there is none. What no sequence has in the cache is NaN."""
+    """Make launches; return 1 if any is wrong, or there is none. Unused parts of caches are NaN."""
     launched = wrong = 0
     for launch in chosen:
         inputs = make_inputs(launch.problem, "cuda", score_scale=launch.score_scale)

@@ -1,8 +1,7 @@
-"""Calls over sequences that GPUs share, checked on each of them:
-``torchrun --nproc-per-node 2 tests/gpu_only/shared_sequences.py SEED chain=5 fuzz=60 late=1``, with
-seconds of each.
+"""Calls over sequences shared by GPUs, checked on each of them: ``torchrun --nproc-per-node 2
+tests/gpu_only/shared_sequences.py SEED chain=5 fuzz=60 late=1``, with seconds of each.
 
-Every rank ends with 0, or with a traceback.
+Every rank exits with 0, or with a traceback.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _MOST_PROBLEMS, _FAMILIES = 5000, 10
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """(ranks, *): every rank's."""
+    """Return every rank's tensor: (ranks, *)."""
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor.contiguous())
     return torch.stack(parts)
 
 
 def reference(arguments: dict[str, Any], tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output (batch, heads, q_len, head_dim) and LSE (batch, heads, q_len) of all shards."""
+    """Return output (batch, heads, q_len, head_dim) and LSE (batch, heads, q_len) of all shards."""
     q, k_cache, v_cache = (arguments[name].double() for name in ("q", "k_cache", "v_cache"))
     table, softcap = arguments["block_table"], arguments["softcap"]
     q = q.unflatten(2, (k_cache.shape[2], -1)) * q.shape[3] ** -0.5
@@ -61,8 +60,9 @@ def reference(arguments: dict[str, Any], tokens: list[int]) -> tuple[torch.Tenso
 
 
 def families(count: int, seed: int) -> list[dict[str, Any]]:
-    """What decides which builds of the kernel a problem needs: each takes half a second. The first
-    is what most problems that are measured have.
+    """Return random families, each of which needs builds of the kernel.
+
+    A build takes half a second. The first family is that of most measured problems.
     """
     draw = random.Random(seed)
     plain = {"group": 4, "head_dim": 128, "dtype": torch.float16, "q_len": 1, "page": None}
@@ -87,8 +87,9 @@ def families(count: int, seed: int) -> list[dict[str, Any]]:
 def drawn(
     draw: random.Random, kinds: list[dict[str, Any]], rank: int, size: int
 ) -> tuple[dict[str, Any], list[int]]:
-    """A call's arguments, of which Q and the sinks are the same on all ranks, and the rank's own
-    tokens of each sequence.
+    """Return a call's arguments, and the rank's own tokens of each sequence.
+
+    Q and the sinks are the same on all ranks.
     """
     batch, kv_heads = draw.choice([1, 1, 2, 3, 8]), draw.choice([1, 2, 4, 8])
     family, most = draw.choice(kinds), draw.choice([40, 700, 5000])
@@ -132,7 +133,7 @@ def check_one(group: ContextGroup, draw: random.Random, kinds: list[dict[str, An
 
 
 def check_call(group: ContextGroup, arguments: dict[str, Any], tokens: list[int]) -> None:
-    """Asserts that a call is right, and the same on all ranks."""
+    """Check that a call is right, and the same on all ranks."""
     expected, expected_lse = reference(arguments, tokens)
     out, lse = lean_attn_with_kvcache(**arguments, group=group, return_softmax_lse=True)
     group.check()
@@ -153,14 +154,14 @@ def check_call(group: ContextGroup, arguments: dict[str, Any], tokens: list[int]
 
 
 def agree(go_on: bool) -> bool:
-    """Rank 0's answer, on all ranks."""
+    """Return rank 0's answer on all ranks."""
     answer = torch.tensor(int(go_on), device="cuda")
     dist.broadcast(answer, 0)
     return bool(answer)
 
 
 def fuzz(group: ContextGroup, seconds: float, seed: int) -> str:
-    """Random problems, at most `_MOST_PROBLEMS`."""
+    """Check random problems, at most `_MOST_PROBLEMS`."""
     draw, begun, count = random.Random(seed), time.monotonic(), 0
     kinds = families(_FAMILIES, seed)
     while count < _MOST_PROBLEMS and agree(time.monotonic() - begun < seconds):
@@ -173,9 +174,10 @@ def fuzz(group: ContextGroup, seconds: float, seed: int) -> str:
 
 
 def chain(group: ContextGroup, seconds: float, seed: int) -> str:
-    """Dependent steps in a graph that is replayed: the output of each step is the next one's query.
+    """Replay a graph of dependent steps: the output of each step is the next one's query.
+
     Each rank is delayed before some replays, and before some steps of every replay. The first step
-    is held against the reference, every replay to the bits of the first.
+    is compared with the reference, every replay with the bits of the first.
     """
     generator = torch.Generator("cuda").manual_seed(seed)
     query = torch.randn(2, 1, 16, 128, device="cuda", generator=generator).half()
@@ -215,8 +217,9 @@ def chain(group: ContextGroup, seconds: float, seed: int) -> str:
 
 
 def late(group: ContextGroup, seconds: float, seed: int) -> str:
-    """Rank 0 calls alone, ten times in a graph: an error once the first has waited for the group's
-    limit, and NaN.
+    """Call on rank 0 alone, ten times in a graph.
+
+    The first call waits for the group's limit; then there is an error, and outputs are NaN.
     """
     own = ContextGroup(timeout_s=1.0)
     step: Callable[..., Any] = lean_attn_with_kvcache

@@ -1,4 +1,4 @@
-"""A kernel that holds SMs until it is told to let go: what runs beside it finds few."""
+"""A kernel that occupies SMs until it is released, leaving few for others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from leanbench.compile.nvrtc import CudaSource, compile_cuda
 
-#: Shared memory of a CTA: no other one with a ring of its own fits beside it.
+#: Shared memory of a CTA: no other CTA with a ring fits next to it.
 _SHARED_BYTES = 200 * 1024
 _SOURCE = CudaSource(
     """
@@ -29,7 +29,7 @@ extern "C" __global__ void spin(volatile int *released, int *running) {
 
 @contextmanager
 def spinning(ctas: int) -> Iterator[None]:
-    """Within it, `ctas` SMs are taken; at its end they are released."""
+    """Occupy `ctas` SMs until the end of the block."""
     from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
 
     def check(returned):

@@ -1,4 +1,4 @@
-"""`lean_attn_with_kvcache` on a GPU: what its bits depend on, CUDA graphs, torch.compile and tuned
+"""`lean_attn_with_kvcache` on a GPU: dependencies of its bits, CUDA graphs, torch.compile and tuned
 configs.
 """
 
@@ -30,10 +30,10 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.local import spec_of_device
 
-# The thread method ends the process: a kernel that waits for ever cannot be interrupted.
+# The thread method ends the process, because a kernel that never ends cannot be interrupted.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
 
-#: Batch-invariant runs are 1024 tokens.
+#: Batch-invariant runs have 1024 tokens.
 PROBLEMS = {
     "uniform": AttentionProblem(3, 8, 2, 2500, 128),
     "ragged": AttentionProblem(5, 8, 2, (5000, 1, 1024, 1025, 3000), 64, "bf16", "NHD"),
@@ -58,9 +58,7 @@ def spec() -> GpuSpec:
 
 
 def fixed_runs_of(name: str, problem: AttentionProblem) -> KernelConfig:
-    """What `batch_invariant` stands for in an implementation; the test is skipped where that cannot
-    run.
-    """
+    """Return the config of `batch_invariant` for an implementation; skip if it cannot run."""
     reason = kernel(name).unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
@@ -71,7 +69,7 @@ def fixed_runs_of(name: str, problem: AttentionProblem) -> KernelConfig:
 
 
 def assert_taken(inputs: AttentionInputs, config: KernelConfig) -> None:
-    """The implementation that the config names runs, and no other in its place."""
+    """Check that the config's implementation runs, and no replacement."""
     if config.implementation == "cuda":
         assert importlib.import_module("leanbench.kernels.lean.cuda").refusal(inputs) is None
 
@@ -101,8 +99,9 @@ def test_bits_of_a_batch_invariant_call_do_not_depend_on_the_surroundings(name, 
 
 @implementations
 def test_bits_of_equal_shares_do(name):
-    """Or the test above could not fail. 40 KV heads: every CTA has several LeanTiles, fewer in a
-    smaller batch.
+    """Otherwise the test above could not fail.
+
+    With 40 KV heads, every CTA has several LeanTiles, and fewer in a smaller batch.
     """
     problem = AttentionProblem(4, 40, 40, 2000, 64)
     fixed_runs_of(name, problem)
@@ -159,8 +158,9 @@ def test_batch_invariant_takes_the_implementation_of_this_gpu(problem):
 
 
 def captured(inputs: AttentionInputs, call: Callable, stream: torch.cuda.Stream):
-    """(graph of one call, its output, its LSE, poisoned); called once before, on the same
-    stream.
+    """Return a graph of one call, its output and its LSE, poisoned.
+
+    The same stream made the call before.
     """
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -228,7 +228,7 @@ def test_lengths_outside_the_cache_count_as_its_ends(which):
 @pytest.mark.parametrize("length", [0, 1, 129, 300, 4000])
 @pytest.mark.parametrize(("batch", "kv_heads"), [(1, 8), (3, 8), (8, 8), (40, 8)])
 def test_equal_lengths_on_the_device(batch, kv_heads, length):
-    """Output tiles whole, split alike, and more of them than CTAs."""
+    """Output tiles are whole, split equally, or more than the CTAs."""
     problem = AttentionProblem(batch, 4 * kv_heads, kv_heads, (4096,) * (batch - 1) + (4095,), 128)
     inputs = make_inputs(problem, "cuda")
     assert inputs.cache_seqlens is not None
@@ -237,15 +237,13 @@ def test_equal_lengths_on_the_device(batch, kv_heads, length):
 
 
 def test_a_graph_outlives_a_larger_workspace_of_its_stream(monkeypatch):
-    """As in a process that has not called the kernel yet, so that the second call is the first to
-    want a larger one.
-    """
+    """Workspaces are those of a new process. The second call is the first to need a larger one."""
     monkeypatch.setattr(workspaces(), "of_streams", {})
     stream, call = torch.cuda.Stream(), caller(None, batch_invariant=True)
     small = make_inputs(PROBLEMS["ragged"], "cuda")
     graph, out, lse = captured(small, call, stream)
     before = workspaces().of_streams[small.q.device, stream.cuda_stream]
-    # Room for 40 runs of each of 32 output tiles, 16 rows each: 10 MB of partials at least.
+    # Capacity for 40 runs of each of 32 output tiles, 16 rows each: at least 10 MB of partials.
     large = make_inputs(
         AttentionProblem(8, 64, 4, (1500, 3, 1024, 1, 2, 700, 2500, 64), 128, page_size=64), "cuda"
     )
@@ -324,7 +322,7 @@ def test_tuned_configs_run_and_batch_invariant_ones_before_them(chosen, tmp_path
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("LEANBENCH_CONFIGS")
     lookup._entry.cache_clear()
-    # Timed at this very size: where the heuristic takes CUDA C++, no formula is asked.
+    # Timed at this exact size: if the heuristic chooses CUDA C++, the formula is not used.
     candidates = [candidate(heuristic, 0), candidate(tuned_config, 1)]
     timed = tuned(batch=problem.batch)
     store.save_families(spec(), [family(candidates=candidates, problems=[timed])])
@@ -350,7 +348,7 @@ def test_tuned_configs_run_and_batch_invariant_ones_before_them(chosen, tmp_path
 
 
 def prepared_launches(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:
-    """Tensors that launches are prepared for from now on."""
+    """Return the tensors for which launches are prepared from now on."""
     launches: list[AttentionInputs] = []
     relaunch = LEAN.relaunch
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
@@ -362,7 +360,7 @@ def prepared_launches(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:
 
 @problems
 def test_other_tensors_of_the_same_shapes_are_launched_as_before(problem, monkeypatch):
-    """Tensor maps among them."""
+    """This includes tensor maps."""
     launches = prepared_launches(monkeypatch)
     several = [make_inputs(problem, "cuda") for _ in range(3)]
     outputs = [attend(inputs) for inputs in [*several, *several[::-1]]]
@@ -384,7 +382,7 @@ def test_a_sequence_that_grows_finds_its_launch_prepared(monkeypatch):
 @pytest.mark.parametrize("kv_heads", [1, 8])
 @pytest.mark.parametrize("extras", [{}, {"window_size": (99, -1), "softcap": 30.0}], ids=str)
 def test_a_cache_that_grows_finds_its_launch_prepared(kv_heads, extras, monkeypatch):
-    """Caches as torch.cat makes them, of other strides and tensor maps in every step."""
+    """Caches come from torch.cat, with other strides and tensor maps in every step."""
     launches = prepared_launches(monkeypatch)
     problem = AttentionProblem(2, 16, kv_heads, 1930, 128)
     for tokens in range(1930, 2060):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 needs_ncu = pytest.mark.skipif(
     find_ncu() is None, reason="needs Nsight Compute, which is not installed"
 )
-#: 14.7 MB: fits any L2 that a data-centre GPU has had since the A100.
+#: 14.7 MB fits the L2 of every data-centre GPU since the A100.
 SMALL = AttentionProblem(1, 56, 56, 1024, 64)
 
 

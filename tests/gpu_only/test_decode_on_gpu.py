@@ -1,4 +1,4 @@
-"""A step of whole models on the GPU: small ones of every type, through the command."""
+"""A step of small models of every type on the GPU, through the command."""
 
 from __future__ import annotations
 

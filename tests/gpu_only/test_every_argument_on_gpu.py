@@ -1,5 +1,6 @@
 """20,000 calls of `lean_attn_with_kvcache` with every pair of values of its arguments, against an
-fp64 reference with flash-attn's criterion. `pytest -s` prints what was right, wrong and refused.
+fp64 reference with flash-attn's criterion. `pytest -s` prints the numbers of right, wrong and
+rejected calls.
 
 tests/argument_grid.py has the values.
 """
@@ -23,7 +24,7 @@ from leanbench.records.environment import kernels_hash
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600, method="thread")]
 
-#: Sets of rows that each have every pair.
+#: Sets of rows, each with every pair.
 COVERINGS = 3
 CALLS_OF_ROW = 60
 MOST_PROCESSES = 16
@@ -31,8 +32,9 @@ RIGHT = "right"
 
 
 def run_row(row: Row, seed: int) -> list[tuple[str, str]]:
-    """(`right`, `wrong` or `refused`, what and why) of each call of a row. The GPU is waited for
-    once.
+    """Return (`right`, `wrong` or `refused`, what and why) of each call of a row.
+
+    There is one synchronization with the GPU.
     """
     results, made = [], []
     for number, call in enumerate(calls_of(row, CALLS_OF_ROW, seed)):
@@ -61,7 +63,7 @@ def test_every_argument_beside_every_other(seed):
     sentences: Counter[str] = Counter()
     print(f"{torch.cuda.get_device_name()}, kernels {kernels_hash()}", flush=True)
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        # Distinct numbers for each row: its calls draw from them.
+        # Unique numbers for each row, from which its calls draw.
         jobs = [pool.submit(run_row, row, seed * len(rows) + at) for at, row in enumerate(rows)]
         for done, job in enumerate(as_completed(jobs)):
             for status, sentence in job.result():

@@ -21,7 +21,7 @@ from leanbench.records.samples import read_samples
 
 pytestmark = pytest.mark.gpu
 
-#: What the driver keeps or frees by itself between two readings.
+#: Memory that the driver can keep or free between two readings.
 MEMORY_NOISE_BYTES = 256 << 20
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gpu_kernels"
 
@@ -57,7 +57,7 @@ ASKED = ("--context", "256:6400:+256", "--heads", "8", "--head-dim", "64", "--ti
 
 
 def used_bytes() -> int:
-    """Memory of the GPU that anybody uses."""
+    """Return the memory of the GPU in use by any process."""
     gpu = local_gpus()[0]
     assert gpu.memory_total_bytes is not None
     assert gpu.memory_free_bytes is not None
@@ -72,7 +72,7 @@ def assert_one_fault(out: Path, kernel: str, status: str, reason: str) -> None:
     assert re.search(reason, faulty["reason"]), faulty
     assert "latency_us" not in faulty
     for row in by_cell.values():
-        # Also of the cells that came next: nothing of a broken context reached them.
+        # The following cells, too, are unaffected by the broken context.
         assert row["status"] in ("ok", "noisy"), row
         assert row["relative_error"] < 2e-3
         assert row["latency_us"] > 0
@@ -113,7 +113,7 @@ def test_a_worker_that_is_killed_from_outside_costs_one_row_of_50(tmp_path, monk
 def test_a_signal_stops_a_kernel_that_never_ends_and_frees_the_gpu(tmp_path, number, code):
     before = used_bytes()
     process = sweep(tmp_path, "--kernels", "fa2,endless_loop", *ASKED, "--timeout", "90s")
-    # Seven problems of two, and the eighth never ends.
+    # Seven problems of two kernels; the eighth never ends.
     wait_until(lambda: len(rows(tmp_path)) >= 14)
     time.sleep(3)
     process.send_signal(number)
@@ -137,7 +137,7 @@ def test_a_signal_stops_a_kernel_that_never_ends_and_frees_the_gpu(tmp_path, num
     ],
 )
 def test_a_kernel_whose_figures_would_mean_nothing_is_suspect(tmp_path, kernel, reason):
-    """At 2048 only, in the middle of two that are right, which are measured all the same."""
+    """It is only wrong at 2048, between two right ones, which are still measured."""
     options = (
         "--kernels",
         f"fa2,{kernel},lean",
@@ -148,7 +148,7 @@ def test_a_kernel_whose_figures_would_mean_nothing_is_suspect(tmp_path, kernel, 
         "--head-dim",
         "64",
     )
-    # Suspect is no failure of the sweep.
+    # A suspect row is no failure of the sweep.
     assert sweep(tmp_path, *options).wait(timeout=120) == 0
     by_cell = {(row["kernel"], row["problem"]["context"]): row for row in rows(tmp_path)}
     assert len(by_cell) == len(rows(tmp_path)) == 6

@@ -1,4 +1,4 @@
-"""Calls in forms that no kernel takes as they are, on a GPU, against the fp64 reference."""
+"""Calls in forms that no kernel supports directly, on a GPU, against the fp64 reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forms import INT32, assert_form, gapped, pages_of, plain_form
 
 from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
 
-# The thread method ends the process: a kernel that waits for ever cannot be interrupted.
+# The thread method ends the process, because a kernel that never ends cannot be interrupted.
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(180, method="thread"),
@@ -37,7 +37,7 @@ def poison(like: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def latent_views(cache: torch.Tensor, views: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of a cache of 576 columns: views of it, or tensors of their own."""
+    """Return K and V of a cache of 576 columns: views of it, or separate tensors."""
     k, v = cache[..., 512:], cache[..., :512]
     return (k, v) if views else (k.contiguous(), v.contiguous())
 
@@ -160,7 +160,7 @@ def test_latent_queries_in_fp8(page_size, q_dtype):
     if page_size is not None:
         cache, table = pages_of(cache, page_size)
     q, lengths = rand(2, 2, 16, 576, dtype=q_dtype), numbers(*LENGTHS)
-    # Powers of two, and of three halves: q times either is exact in bf16.
+    # Powers of two, and 1.5 times that: q times either is exact in bf16.
     q_scale, k_scale = torch.tensor([[0.25], [1.5]], device="cuda")
     inputs = plain_form(
         q,
@@ -348,7 +348,7 @@ def test_qv_beside_every_mask(kv_heads, page_size, padded, picked, q_len, v_dim,
 @pytest.mark.parametrize("q_len", [1, 3, 64])
 @pytest.mark.parametrize("kind", ["softcap", "sinks", "alibi_slopes"])
 def test_qv_beside_scores_of_other_kinds(kind, q_len, v_dim):
-    """64 and 512 columns too, which their own kernel takes without these alone."""
+    """64 and 512 columns are included, which have their own kernel without these features."""
     k, v = rand(2, ROOM, 2, 64), rand(2, ROOM, 2, v_dim)
     q, qv, lengths = rand(2, q_len, 6, 64), rand(2, q_len, 6, v_dim), numbers(*LENGTHS)
     numbers_of_heads = torch.linspace(0.1, 0.9, 6, device="cuda")

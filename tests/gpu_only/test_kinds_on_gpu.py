@@ -1,4 +1,4 @@
-"""Every kind of call on a GPU: under torch.compile, in CUDA graphs whose lengths change, and on
+"""Every kind of call on a GPU: under torch.compile, in CUDA graphs with changing lengths, and on
 several streams at once.
 """
 
@@ -17,7 +17,7 @@ from leanbench.check.reference import Reference
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 
-# The thread method ends the process: a kernel that waits for ever cannot be interrupted.
+# The thread method ends the process, because a kernel that never ends cannot be interrupted.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
 
 Call = Callable[[AttentionInputs], tuple[torch.Tensor, torch.Tensor]]
@@ -25,7 +25,7 @@ kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 def problem_of(kind: dict[str, Any]) -> AttentionProblem:
-    """Lengths on the device, in caches with room for more."""
+    """Return the problem with lengths on the device, in caches with spare capacity."""
     own = {"context": (700, 430), "capacity": 1024, **kind}
     if isinstance(own["context"], tuple):
         own["context"] = (700, 430)
@@ -33,12 +33,12 @@ def problem_of(kind: dict[str, Any]) -> AttentionProblem:
 
 
 def called_by_default(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """With settings that nobody gave."""
+    """Return a call with default settings."""
     return called(inputs, config=None)
 
 
 def assert_right(inputs: AttentionInputs, call: Call) -> None:
-    """Right results, and caches that have what was appended."""
+    """Check the results, and appended tokens in the caches."""
     reference = Reference(inputs, max_elements=1 << 62)
     out, lse = call(inputs)
     check = reference.check(replace(inputs, out=out, lse=lse))
@@ -46,7 +46,7 @@ def assert_right(inputs: AttentionInputs, call: Call) -> None:
 
 
 def redraw(inputs: AttentionInputs, seed: int) -> None:
-    """Other lengths, other starts of sequences, other query lengths, in place."""
+    """Replace lengths, starts of sequences and query lengths without reallocation."""
     draw, batch = random.Random(seed), inputs.batch
     assert inputs.cache_seqlens is not None
     most = inputs.context - inputs.new_tokens
@@ -67,7 +67,7 @@ def redraw(inputs: AttentionInputs, seed: int) -> None:
 
 
 def whole_pages(inputs: AttentionInputs) -> AttentionInputs:
-    """The inputs with pages for the whole capacity of each sequence."""
+    """Return the inputs with pages for the whole capacity of each sequence."""
     if inputs.block_table is None:
         return inputs
     pages, size = inputs.block_table.numel(), inputs.k_cache.shape[1]
@@ -126,7 +126,7 @@ def test_a_captured_call_follows_what_changes_in_its_tensors(kind):
         redraw(inputs, seed)
         assert_right(inputs, replayed)
         first = out.clone(), lse.clone()
-        # What is appended is the same again.
+        # The same tokens are appended again.
         again = called_by_default(inputs)
         assert torch.equal(first[0], again[0])
         assert torch.equal(first[1], again[1])
@@ -153,7 +153,7 @@ def test_streams_run_at_the_same_time(kind):
 
 
 def test_bits_of_packed_queries_do_not_depend_on_the_other_sequences():
-    """Batch-invariant calls of the same `max_seqlen_q`."""
+    """Batch-invariant calls have the same `max_seqlen_q`."""
     problem = AttentionProblem(4, 8, 2, (3000, 90, 2048, 700), 128, q_lens=(5, 1, 3, 5))
     inputs = make_inputs(problem, "cuda")
     starts = inputs.read_query_starts()

@@ -1,6 +1,4 @@
-"""The libraries themselves, where they are installed: against the reference, and as a CUDA graph
-replays them.
-"""
+"""The installed libraries, against the reference and replayed by a CUDA graph."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from leanbench.measure.protocol import measure_problem
 from leanbench.measure.shared import attention_on
 from leanbench.measure.timing import capture
 
-# The first calls of FlashInfer compile for minutes, those of FlexAttention for each problem.
+# The first calls of FlashInfer compile for minutes, and those of FlexAttention for each problem.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600, method="thread")]
 
 NAMES = tuple(
@@ -82,7 +80,7 @@ KINDS = [
     )
     for shape in (PLAIN, replace(PLAIN, capacity=1408, lengths_on="device", kv_layout="HND"))
 ]
-#: Of libraries that are here and do not take a call. Any other words are a failure.
+#: Reasons of an installed library to reject a call. Any other reason is a failure.
 REFUSALS = "has no room for|refused by xFormers"
 
 
@@ -99,7 +97,7 @@ def or_skip(name: str, problem: AttentionProblem) -> None:
 def test_right_when_called_and_when_a_graph_is_replayed(name, problem):
     or_skip(name, problem)
     lse_base, precision = kernel(name).lse_base, kernel(name).precision(problem)
-    # Two buffers: what one launch writes, the other must not.
+    # Two buffers: no launch may write to the other's.
     buffers = [make_inputs(problem, "cuda") for _ in range(2)]
     references = [Reference(inputs) for inputs in buffers]
     try:

@@ -29,7 +29,7 @@ ONE = AttentionProblem(1, 128, 1, 4096, 576, "bf16", page_size=64, **LATENT)
 PROBLEMS = [
     *(replace(ONE, context=context) for context in (1, 63, 64, 65, 1000, 131_072)),
     *(replace(ONE, q_heads=heads, context=1000, page_size=None) for heads in (1, 16, 24, 64, 96)),
-    # Column groups: 4 and as many splits as one round merges, 2 and more of them, batches.
+    # Column groups: 4 with the number of splits merged in one round, 2 with more of them, batches.
     *(replace(ONE, context=context) for context in (4096, 8192)),
     *(replace(ONE, q_heads=16, context=context) for context in (2048, 8192)),
     *(replace(ONE, batch=batch, context=context) for batch, context in ((4, 1024), (8, 512))),
@@ -134,7 +134,7 @@ def test_a_graph_is_replayed_with_other_lengths():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    # Other queries every time: what the launch before left in a slot is wrong at any length.
+    # Other queries every time: leftovers of the previous launch in a slot are wrong at any length.
     for tokens in ((4096, 1, 700), (4090, 3, 690), (5, 4000, 0), (4096, 1, 700), (64, 64, 4096)):
         inputs.q.normal_()
         lengths.copy_(torch.tensor(tokens).clamp(max=torch.tensor((4096, 64, 704))))

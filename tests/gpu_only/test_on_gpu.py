@@ -1,6 +1,4 @@
-"""What Triton's interpreter cannot show: graphs, streams, CTAs that run at the same time,
-compilation.
-"""
+"""Behavior that Triton's interpreter does not show: graphs, streams, resident CTAs, compilation."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from leanbench.measure.protocol import measure_problem
 from leanbench.measure.read_floor import fingerprint
 from leanbench.measure.shared import attention_on
 
-# The thread method ends the process: a kernel that waits for ever cannot be interrupted.
+# The thread method ends the process, because a kernel that never ends cannot be interrupted.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
 
 MHA = AttentionProblem(1, 56, 56, 4096, 64)
@@ -44,13 +42,14 @@ def partials_workspace() -> ModuleType:
 
 @pytest.fixture
 def no_workspaces(monkeypatch):
-    """As in a process that has not called the kernel yet."""
+    """Start without workspaces, as in a new process."""
     monkeypatch.setattr(partials_workspace().WORKSPACES, "of_streams", {})
 
 
 def captured(inputs: AttentionInputs, stream: torch.cuda.Stream | None = None):
-    """(graph of one call, its output, its LSE); compiled before, on another stream, as torch's
-    guide to graphs says.
+    """Return a graph of one call, its output and its LSE.
+
+    The call is compiled before on another stream, as in torch's guide to graphs.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -89,7 +88,7 @@ def test_a_captured_call_follows_lengths_that_change_on_the_device():
 
 @pytest.mark.usefixtures("no_workspaces")
 def test_a_graph_does_not_need_an_earlier_graph_to_have_run():
-    """Whichever graph is replayed first."""
+    """The order of replays does not matter."""
     problems = [MHA, replace(MHA, context=9000), replace(MHA, context=1000)]
     calls = [make_inputs(problem, "cuda") for problem in problems]
     graphs = [captured(inputs) for inputs in calls]
@@ -160,15 +159,13 @@ def test_two_streams_have_workspaces_of_their_own():
 )
 @pytest.mark.parametrize("context", [8192, (8192, 1, 5000)], ids=["uniform", "ragged"])
 def test_a_grid_that_does_not_fit_at_once_ends(ctas_per_sm, times_the_sms, context):
-    """CTAs that wait hold their SMs while those they wait for have started already, whatever has
-    not.
-    """
+    """Waiting CTAs hold their SMs, but they wait only for CTAs that have started."""
     batch = 1 if isinstance(context, int) else len(context)
     problem = AttentionProblem(batch, 40, 40, context, 64)
     inputs = make_inputs(problem, "cuda")
     sms = torch.cuda.get_device_properties("cuda").multi_processor_count
-    # 64 KB of shared memory: not a quarter of these CTAs has room on any GPU. 16 CTAs of 4 warps
-    # are the most that a config takes.
+    # 64 KB of shared memory: no GPU holds a quarter of these CTAs. 16 CTAs of 4 warps are the
+    # maximum of a config.
     config = LeanTritonConfig(
         128, 4, 3, ctas_per_sm=ctas_per_sm, min_tiles_per_cta=1, align_grid=False
     )
@@ -194,16 +191,16 @@ def test_200_repeats_agree_bit_for_bit(problem):
 
 
 def compiled_kernels() -> int:
-    # What triton.runtime.JITFunction keeps: per device, a dict of compiled kernels and what belongs
-    # to it.
+    # triton.runtime.JITFunction keeps a dict of compiled kernels per device.
     return sum(len(caches[0]) for caches in lean().lean_kernel.device_caches.values())
 
 
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 80])
 def test_other_shapes_need_no_compilation(ragged, head_dim):
-    """Serving changes batch and context at every step: a compilation there would stop it for a
-    second.
+    """Serving changes batch and context at every step.
+
+    A compilation would stop it for a second.
     """
 
     def run(batch: int, kv_heads: int, context: int, kv_layout: str) -> None:
@@ -236,7 +233,7 @@ def test_other_shapes_need_no_compilation(ragged, head_dim):
 
 
 def test_captures_compile_nothing():
-    """After a plain call, whichever counter of replays they have."""
+    """A plain call came before; captures can have any counter of replays."""
     inputs = make_inputs(MHA, "cuda")
     attend(inputs, config=CONFIG)
     before = compiled_kernels()
@@ -260,7 +257,7 @@ def synchronisation_raises() -> Iterator[None]:
 def test_a_call_does_not_wait_for_the_gpu(problem):
     inputs = make_inputs(problem, "cuda")
     attend(inputs)
-    # The check can fail: reading a number from the GPU waits for it.
+    # The check can fail: reading a number from the GPU synchronizes.
     with pytest.raises(RuntimeError, match="synchron"), synchronisation_raises():
         inputs.q[0, 0, 0, 0].item()
     with synchronisation_raises():
@@ -271,7 +268,7 @@ def test_a_call_does_not_wait_for_the_gpu(problem):
 
 
 def test_a_warm_cache_is_faster_than_a_cold_one_and_says_so():
-    """12.6 MB of K and V fit the L2 of any GPU that is supported; rotating buffers do not."""
+    """12.6 MB of K and V fit the L2 of any supported GPU; rotating buffers do not."""
     problem = AttentionProblem(1, 32, 8, 3072, 128)
     by_cache = {}
     for cache in ("cold", "warm"):
@@ -280,7 +277,7 @@ def test_a_warm_cache_is_faster_than_a_cold_one_and_says_so():
         assert {row["cache"] for row in rows.values()} == {cache}
         assert {row["status"] for row in rows.values()} <= {"ok", "noisy"}, rows
         by_cache[cache] = rows
-    # fa2 has 8 CTAs, which wait for latency and not for bandwidth.
+    # fa2 has 8 CTAs, limited by latency and not by bandwidth.
     for name, most in (("fa2", 1.02), ("lean", 1.0)):
         assert by_cache["warm"][name]["latency_us"] < most * by_cache["cold"][name]["latency_us"]
 
@@ -301,7 +298,7 @@ def test_two_methods_agree_on_a_latency_and_the_floor_is_below_it():
 
 
 def test_a_problem_is_as_fast_after_another_one_as_first():
-    """After one look by CUPTI every later replay of a process was slower."""
+    """A single use of CUPTI slows down all later replays of a process."""
     instruments, problem = open_instruments(0), AttentionProblem(1, 32, 8, 1024, 128)
     kernels = [kernel(name) for name in ("lean", "torch_flash")]
     first, second = (measure_problem(attention_on(instruments, problem), kernels) for _ in range(2))

@@ -1,4 +1,4 @@
-"""fp8 caches with a scale of each page, on a GPU, against the fp64 reference."""
+"""fp8 caches with a scale per page, on a GPU, against the fp64 reference."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.local import spec_of_device
 
-# The thread method ends the process: a kernel that waits for ever cannot be interrupted.
+# The thread method ends the process, because a kernel that never ends cannot be interrupted.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
 
 ONE = AttentionProblem(
     8, 32, 8, 2000, 128, "bf16", "NHD", page_size=64, kv_dtype="e4m3", page_scales="page-head"
 )
-#: Of tokens that a cluster's first copies may reach past: they begin before the lengths are known.
+#: Short sequences: a cluster's first copies begin before the lengths are known and may reach past
+#: their end.
 SHORT = replace(ONE, batch=2, context=(900, 30), capacity=4096, lengths_on="device")
 PROBLEMS = [
     *(replace(ONE, page_size=page) for page in (1, 16, 48, 64, 128, 544)),
@@ -59,7 +60,7 @@ def test_lengths_that_the_cache_does_not_have(problem):
 
 
 def call(inputs: AttentionInputs, **options: Any) -> AttentionInputs:
-    """The inputs with what a call of them gives."""
+    """Return the inputs with the results of a call."""
     arguments = {**api_arguments(inputs), **options}
     out, lse = lean_attn_with_kvcache(inputs.q, inputs.k_cache, inputs.v_cache, **arguments)
     return replace(inputs, out=out, lse=lse)
@@ -74,7 +75,7 @@ def assert_right(inputs: AttentionInputs, **options: Any) -> AttentionInputs:
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_pages_past_a_sequences_end_are_not_read(page_size):
-    """They have numbers that no cache has, and page 0, which nobody has, a scale that is NaN."""
+    """Unused entries have invalid page numbers, and unused page 0 has a scale of NaN."""
     inputs = poison_unused(make_inputs(replace(SHORT, page_size=page_size), "cuda"))
     table, last = inputs.block_table, inputs.k_cache.shape[0] - 1
     assert table is not None
@@ -95,7 +96,7 @@ def test_scales_of_pages_and_of_sequences_multiply():
     assert inputs.v_page_descale is not None
     assert inputs.k_descale is not None
     assert inputs.v_descale is not None
-    # Powers of two move from one to the other without a rounding.
+    # Powers of two move from one to the other without rounding.
     other = replace(
         inputs,
         k_page_descale=inputs.k_page_descale * 4,

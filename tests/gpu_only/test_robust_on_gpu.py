@@ -1,5 +1,5 @@
-"""Launches where nothing is in order: garbage in the workspace, few SMs free, many launches at
-once, lengths and scores that no caller should pass.
+"""Launches under adverse conditions: garbage in the workspace, few free SMs, many concurrent
+launches, invalid lengths and extreme scores.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.local import spec_of_device
 
-# The thread method ends the process: a kernel that waits for ever cannot be interrupted. With
-# pytest -n the other tests run on, in another one.
+# The thread method ends the process, because a kernel that never ends cannot be interrupted. With
+# pytest -n the other tests continue in another process.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60, method="thread")]
 
 PROBLEMS = {
@@ -34,13 +34,13 @@ PROBLEMS = {
     "pages": AttentionProblem(3, 16, 4, (4000, 129, 1500), 64, page_size=64),
 }
 problems = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-#: Of `calls`.
+#: Implementations and settings of `calls`.
 WAYS = ("cuda", "cuda, stream-K", "cuda, any length", "cuda, batch invariant", "triton")
 ways = pytest.mark.parametrize("way", WAYS)
 
 
 def config_of(way: str, problem: AttentionProblem) -> Any:
-    """Launch settings; the test is skipped where the implementation cannot run."""
+    """Return launch settings; skip if the implementation cannot run."""
     name = "lean_triton" if way == "triton" else "lean_cuda"
     reason = kernel(name).unavailable_reason()
     if reason is not None:
@@ -58,7 +58,7 @@ def config_of(way: str, problem: AttentionProblem) -> Any:
 
 
 def problem_of(inputs: AttentionInputs) -> AttentionProblem:
-    """The problem that a call with these inputs is: its lengths may be a tensor's."""
+    """Return the problem of these inputs; its lengths may be in a tensor."""
     return importlib.import_module("leanbench.kernels.launch").problem_of(inputs)
 
 
@@ -70,7 +70,7 @@ def call_of(way: str, inputs: AttentionInputs) -> Callable[[], tuple[torch.Tenso
 
 
 def slots_of(device: torch.device) -> torch.Tensor:
-    """The workspace of the current stream."""
+    """Return the workspace of the current stream."""
     workspaces = importlib.import_module("leanbench.kernels.lean.workspace").WORKSPACES
     return workspaces.lend(device, 8).slots
 
@@ -115,7 +115,7 @@ def test_a_launch_is_right_whatever_the_workspace_holds(way, problem):
 @problems
 @ways
 def test_a_graph_is_right_whatever_its_slots_hold(way, problem, monkeypatch):
-    """What a replay that was torn leaves among it: every number with the epoch of a replay."""
+    """Leftovers include those of an interrupted replay: every number has a replay's epoch."""
     inputs = make_inputs(problem, "cuda")
     call = call_of(way, inputs)
     expected = call()
@@ -168,8 +168,9 @@ def test_two_graphs_of_one_stream_and_an_eager_call_run_at_once(way):
 @pytest.mark.parametrize("free_sms", [12, 5, 1])
 @ways
 def test_launches_end_beside_a_kernel_that_holds_most_sms(way, free_sms):
-    """Down to one SM for 132 and more CTAs that wait for one another. Clusters wait until the SMs
-    are released.
+    """132 and more CTAs that wait for each other run on as few as one SM.
+
+    Clusters wait until the SMs are released.
     """
     calls = {name: make_inputs(problem, "cuda") for name, problem in PROBLEMS.items()}
     prepared = {name: call_of(way, inputs) for name, inputs in calls.items()}
@@ -186,9 +187,9 @@ def test_launches_end_beside_a_kernel_that_holds_most_sms(way, free_sms):
 
 
 def test_a_grid_ends_one_cta_after_the_other():
-    """Who waits has nobody left to wait for."""
+    """A waiting CTA finds all others already ended."""
     problem = PROBLEMS["many parts"]
-    # 137 KB of shared memory: an SM has room for one.
+    # 137 KB of shared memory: an SM holds one.
     config = replace(config_of("triton", problem), num_stages=5)
     inputs = make_inputs(problem, "cuda")
     expected = attend(inputs, cache_seqlens=inputs.context, config=config)
@@ -202,7 +203,7 @@ def test_a_grid_ends_one_cta_after_the_other():
 
 
 def fits(way: str, inputs: AttentionInputs) -> bool:
-    """Whether CTAs need no SMs of one GPC next to each other."""
+    """Return True if CTAs do not need adjacent SMs of one GPC."""
     config = config_of(way, problem_of(inputs))
     return not isinstance(config, LeanCudaConfig) or config.cluster_size == 1
 
@@ -250,7 +251,7 @@ def test_nan_in_k_shows_in_output_and_lse(way, token):
 
 @ways
 def test_scores_above_2_to_the_27th(way):
-    """There a score of 15 more than the running maximum's is not told from one of 16 more."""
+    """Above it, scores of 15 and 16 above the running maximum are indistinguishable."""
     inputs = make_inputs(AttentionProblem(1, 1, 1, 2048, 64), "cuda")
     for tensor in (inputs.q, inputs.k_cache):
         tensor.zero_()
@@ -281,7 +282,7 @@ def test_expanded_caches(way, axis):
 
 
 def test_config_types_of_the_ways():
-    """Or the ways would be one."""
+    """Otherwise all would be the same config."""
     problem = PROBLEMS["many parts"]
     types = [type(config_of(way, problem)) for way in WAYS]
     assert types == [LeanCudaConfig] * 4 + [LeanTritonConfig]

@@ -1,4 +1,4 @@
-"""Sequences that GPUs share, on two GPUs or more: see shared_sequences.py."""
+"""Sequences shared by two or more GPUs: see shared_sequences.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("shared_sequences.py")
 
 
 def run(*arguments: str) -> str:
-    """What rank 0 prints; asserts that all ranks end well."""
+    """Return rank 0's output; check that all ranks exit without error."""
     gpus = min(8, torch.cuda.device_count())
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
     command = [sys.executable, "-m", *launcher, str(SCRIPT), *arguments]

@@ -1,6 +1,4 @@
-"""2,000 small cells in one sweep: nothing grows after the first hundred, nothing slows down,
-nothing is left behind.
-"""
+"""2,000 small cells in one sweep: no growth after the first hundred, no slowdown, no leftovers."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ EVERY = 100
 #: Two kernels at each of a thousand contexts.
 ASKED = ["--kernels", "lean,fa2", "--context", "256:16240:+16", "--heads", "8", "--head-dim", "64"]
 QUICK = ["--ci", "5%", "--min-samples", "6", "--max-samples", "10", "--timeout", "60s"]
-#: What may come and go: pages of the allocators, a file that is open while a row is written.
+#: Normal variation: pages of the allocators, a file that is open while a row is written.
 HOST_NOISE_BYTES = 128 << 20
 GPU_NOISE_BYTES = 256 << 20
 FILES_NOISE = 4
@@ -35,17 +33,17 @@ FILES_NOISE = 4
 class Reading:
     rows: int
     seconds: float
-    #: Resident: of the sweep, and of its worker and what that started.
+    #: Resident memory: of the sweep, and of its worker with its children.
     sweep_bytes: int
     worker_bytes: int
     gpu_bytes: int
-    #: Of all of them.
+    #: Open files of all processes.
     open_files: int
     processes: int
 
 
 def family(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *(pid for child in below for pid in family(int(child)))]
 
@@ -70,8 +68,9 @@ def reading(pid: int, rows: int, seconds: float) -> Reading:
 
 
 def soak(out: Path) -> tuple[list[Reading], int]:
-    """A reading every `EVERY` rows but the last, when the worker is on its way out, and the exit
-    code.
+    """Return a reading every `EVERY` rows, and the exit code.
+
+    The last reading is omitted, because the worker is exiting.
     """
     words = [
         sys.executable,
@@ -116,8 +115,8 @@ def test_2000_cells_leave_everything_as_it_was(tmp_path):
     assert last.gpu_bytes - first.gpu_bytes < GPU_NOISE_BYTES, readings
     assert abs(last.open_files - first.open_files) <= FILES_NOISE, readings
     assert last.processes == first.processes, readings
-    # The first hundred compile; contexts grow, and with them a cell's bytes, but not its
-    # milliseconds of sampling.
+    # The first hundred compile. Contexts grow, and with them a cell's bytes, but not its sampling
+    # time.
     paces = [
         (after.seconds - before.seconds) / (after.rows - before.rows)
         for before, after in itertools.pairwise(readings)

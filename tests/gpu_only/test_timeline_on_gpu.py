@@ -1,5 +1,5 @@
-"""Timelines measured on the GPU: real times, SMs and waits, and builds that differ in nothing but
-the timeline events.
+"""Timelines measured on the GPU: real times, SMs and waits, and builds that differ only in timeline
+events.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def test_a_host_block_waits_until_the_other_parts_are_there():
     reductions = [span for cta in timeline.ctas for span in cta.spans if span.kind == "reduction"]
     assert len(reductions) == timeline.output_tiles
     for span in reductions:
-        # A part is there a moment before its CTA records that it is.
+        # A part arrives a moment before its CTA records it.
         assert span.start_us >= walked[span.output_tile] - max(1.0, 2 * tick_us)
 
 
 def test_a_cluster_reduces_once_all_of_it_has_walked():
-    """All its CTAs do, and the waiting counts as part of it."""
+    """All its CTAs reduce, and waiting counts as part of it."""
     timeline = recorded("lean_cuda", PROBLEMS[1])
     tick_us = (timeline.tick_ns or 0) / 1e3
     walked = walked_us(timeline)
@@ -81,7 +81,7 @@ def test_a_cluster_reduces_once_all_of_it_has_walked():
 
 
 def walked_us(timeline: Timeline) -> dict[int, float]:
-    """When the last part of each output tile had been walked."""
+    """Return the end of the last part's walk for each output tile."""
     ends_us: dict[int, float] = {}
     for cta in timeline.ctas:
         for span in cta.spans:

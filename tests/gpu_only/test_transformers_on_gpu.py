@@ -2,8 +2,8 @@
 the same weights in fp32 with eager attention.
 
 A low-precision model differs from the fp32 one by its rounding everywhere. Lean's logits may differ
-by 1.5 times as much as eager attention's do in the same dtype; where the fp32 model's choice is
-clearer than eager attention's difference, the token must be its own.
+by 1.5 times the difference of eager attention in the same dtype. The token must be the fp32 model's
+if that model's margin exceeds eager attention's difference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _registered() -> None:
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_and_greedy_tokens(kind, batch):
-    """From the host with both caches, and by one graph of the step replayed as its cache grows."""
+    """Steps run from the host with both caches, and in one graph replayed while its cache grows."""
     seen = []
     for errors in logit_errors(kind, batch):
         assert errors.clear.float().mean() > 0.2
@@ -44,9 +44,7 @@ def test_logits_and_greedy_tokens(kind, batch):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_generate_compiles_its_steps_with_a_static_cache(padded):
-    """transformers compiles them with CUDA graphs by itself. Logits are compared as long as the
-    tokens before them agree.
-    """
+    """transformers compiles them with CUDA graphs. Logits are compared until tokens differ."""
     torch._dynamo.reset()
     model = decoder("llama")
     model.set_attn_implementation("lean")
@@ -70,7 +68,7 @@ def test_generate_compiles_its_steps_with_a_static_cache(padded):
 
 
 def test_continuous_batching():
-    """OPT in fp16, whose choices are far clearer than its rounding."""
+    """OPT in fp16 makes choices with far larger margins than its rounding."""
     model = decoder("opt")
     tokens, _ = prompts(4)
     requests = [row[:length].tolist() for row, length in zip(tokens, LENGTHS, strict=True)]

@@ -1,11 +1,11 @@
-"""Time per output token in vLLM of a model with the shapes of Llama-3-8B and random weights, with
+"""Time per output token in vLLM for a model with the shapes of Llama-3-8B and random weights, with
 one of its attention backends:
 
     python tests/gpu_only/vllm_speed.py FLASH_ATTN|CUSTOM [BATCHxTOKENS...]
 
 CUSTOM is this project's plugin. Caches are filled by vLLM's DecodeBenchConnector, so there is no
-prefill. A step's time is the difference of two requests, one with 128 tokens more, over 128: the
-median of several. One backend to a process: an engine keeps the GPU's memory.
+prefill. A step's time is the difference of two requests, one of them with 128 tokens more, over
+128: the median of several. One backend per process: an engine keeps the GPU's memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from leanbench.core.model_config import read_config
 
-#: The engine's process is this one, where the plugin is registered.
+#: The engine runs in this process, where the plugin is registered.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -30,7 +30,7 @@ BACKENDS = ("FLASH_ATTN", "CUSTOM")
 CELLS = ("1x1024", "16x1024", "1x16384", "16x16384", "1x65536", "4x65536")
 FEW, MANY = 16, 144
 ROUNDS = 5
-#: What vLLM asks for besides the shipped config.
+#: Fields that vLLM requires in addition to the shipped config.
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_act": "silu",
@@ -40,7 +40,7 @@ LLAMA = {
 
 
 def engine(backend: str, folder: Path, longest: int, most: int) -> Any:
-    """vLLM with the backend and room for `most` requests of `longest` tokens."""
+    """Create vLLM with the backend and capacity for `most` requests of `longest` tokens."""
     from vllm import LLM
 
     config = dict(read_config("llama-3-8b").published) | LLAMA
@@ -59,7 +59,7 @@ def engine(backend: str, folder: Path, longest: int, most: int) -> Any:
 
 
 def seconds(llm: Any, batch: int, tokens: int, outputs: int) -> float:
-    """The time that requests take, each with so many output tokens."""
+    """Return the time of requests, each with this number of output tokens."""
     from vllm import SamplingParams
 
     prompts = [{"prompt_token_ids": [1 + number % 100] * tokens} for number in range(batch)]

@@ -1,6 +1,4 @@
-"""A GPU for `leanbench.measure.protocol` where there is none: inputs and kernels are real, times
-are made up.
-"""
+"""A fake GPU for `leanbench.measure.protocol`: inputs and kernels are real, times are scripted."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from leanbench.measure.protocol import measure_problem
 from leanbench.measure.shared import attention_on
 
 H200 = find("h200")
-#: K and V are 102,400 bytes: three buffers exceed the pretended GPU's cold bytes.
+#: K and V have 102,400 bytes: three buffers exceed the fake GPU's cold bytes.
 PROBLEM = AttentionProblem(2, 4, 2, 100, 64)
 COLD_BYTES = 300_000
 CONFIG = TileConfig(64, 4, 2)
@@ -37,7 +35,7 @@ FASTER = TileConfig(128, 4, 2)
 
 
 class Right(Kernel):
-    """The reference behind launch settings; replays of it take `samples_us`, one after another."""
+    """The reference as a kernel with launch settings; its replays take `samples_us` in turn."""
 
     title = "the reference"
     decomposition = "one_cta_per_tile"
@@ -69,7 +67,7 @@ class Right(Kernel):
         self.prepared.append(config)
         attend_all = kernel("reference").prepare(inputs, None)
         read = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.cache_seqlens)
-        # Hundreds of launches of the same inputs: what they write is computed once.
+        # Results by inputs: hundreds of launches over the same inputs compute them once.
         written: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
         def launch() -> None:
@@ -86,17 +84,17 @@ class Right(Kernel):
         return Launch(self, launch)
 
     def spoil(self, inputs: AttentionInputs) -> None:
-        """What a wrong kernel overrides."""
+        """Do nothing. A wrong kernel overrides it."""
 
     def replay(self, launches: Sequence[Callable[[], object]]) -> None:
-        """What a replay of its graph does."""
+        """Run a replay of a graph."""
         for launch in launches:
             launch()
 
 
 @dataclass
 class Launch:
-    """A launch that knows whose it is."""
+    """A launch with its kernel."""
 
     kernel: Any
     launch: Callable[[], object]
@@ -107,24 +105,23 @@ class Launch:
 
 @dataclass
 class PretendedGpu:
-    """What the GPU answers; tests change it. And what was asked of it."""
+    """Answers of the GPU, set by tests, and a record of its calls."""
 
     free_bytes: float = 140e9
-    #: Samples of the read floor: of the variant that is there, and of the one that a new ranking
-    #: finds.
+    #: Samples of the read floor: of the current variant, and of the one found by a new ranking.
     floor_us: float = 8.0
     best_floor_us: float = 8.0
-    #: By kernel; others agree with their latency of 10 µs.
+    #: Cross-checks by kernel; all others agree with their latency of 10 µs.
     crosschecks: dict[str, CrossCheck | str] = field(default_factory=dict)
     made: list[AttentionProblem] = field(default_factory=list)
     #: Whether each floor was ranked anew.
     floors: list[bool] = field(default_factory=list)
     announced: list[str | None] = field(default_factory=list)
-    #: Whose samples were taken, the floor's as None.
+    #: Owner of each sample, None for the floor.
     sampled: list[str | None] = field(default_factory=list)
     nvml: Any = None
 
-    #: Bytes that torch holds, those that nothing uses among them.
+    #: Bytes held by torch, used or not.
     reserved_bytes: int = 0
     unused_bytes: int = 0
 
@@ -138,7 +135,7 @@ class PretendedGpu:
 
 
 class PretendedReplay:
-    """Stands for `leanbench.measure.timing.Replay`."""
+    """A fake of `leanbench.measure.timing.Replay`."""
 
     gpu: PretendedGpu
 
@@ -155,7 +152,7 @@ class PretendedReplay:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
-    """Puts a pretended H200 in place of torch's GPU 0."""
+    """Replace torch's GPU 0 by a fake H200."""
     gpu = PretendedGpu()
 
     def made(problem: AttentionProblem, device: torch.device, count: int) -> list[AttentionInputs]:
@@ -206,6 +203,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
 def measure(
     gpu: PretendedGpu, *kernels: Right, configs: str = "default", **options: Any
 ) -> dict[str, dict[str, Any]]:
-    """Rows of `PROBLEM`, measured with new instruments."""
+    """Measure rows of `PROBLEM` with new instruments."""
     instruments = open_instruments(0, MeasureOptions(**options), gpu.announce)
     return measure_problem(attention_on(instruments, PROBLEM), kernels, configs)

@@ -12,29 +12,29 @@ from dataclasses import dataclass, field
 
 @dataclass
 class SimulatedGpu:
-    """The clock stands still but for `sleep` and for what calls cost. Plays the host, torch's
-    events and `Nvml`.
+    """A clock that moves only by `sleep` and the cost of calls. Plays the host, torch's events and
+    `Nvml`.
     """
 
     replay_s: float = 0.004
-    #: Replays differ by up to this share of `replay_s`.
+    #: Maximum variation of replays, as a fraction of `replay_s`.
     replay_jitter: float = 0.0
     idle_w: float = 80.0
     load_w: float = 600.0
-    #: Time constant with which power follows the load.
+    #: Time constant of the power's response to the load.
     lag_s: float = 0.1
     tick_s: float = 0.1
-    #: Of the first tick.
+    #: Time of the first tick.
     phase_s: float = 0.037
     nvml_call_s: float = 0.0003
     replay_call_s: float = 0.00002
-    #: A sleep lasts up to this much longer.
+    #: Maximum excess of a sleep.
     oversleep_s: float = 0.0
-    #: What the instantaneous power reads over what it is; None: the driver has none.
+    #: Ratio of the instantaneous power's reading to the actual power; None: the driver has none.
     power_gain: float | None = 1.0
     has_counter: bool = True
-    #: Read instead of the true energy: (time, mJ to add) from that time on; None for a counter that
-    #: has stopped.
+    #: Faults of the counter: from each time on, add mJ to the true energy; None for a stopped
+    #: counter.
     counter_faults: list[tuple[float, float | None]] = field(default_factory=list)
     reasons: list[tuple[float, list[str] | None]] = field(default_factory=lambda: [(0.0, [])])
     clocks: list[tuple[float, int | None]] = field(default_factory=lambda: [(0.0, 1980)])
@@ -47,12 +47,12 @@ class SimulatedGpu:
         self._energy_mj = 1e6
         self._published_mj, self._published_w = self._energy_mj, self.idle_w
         self._next_tick_s = self.phase_s
-        #: When the queued replays end.
+        #: End times of the queued replays.
         self._ends: deque[float] = deque()
         self._busy_until_s = 0.0
         self.replays = 0
         self.longest_queue = 0
-        #: When the GPU ran out of work.
+        #: Times at which the GPU ran out of work.
         self.went_idle: list[float] = []
         self.sleeps: list[float] = []
 

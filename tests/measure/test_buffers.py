@@ -1,4 +1,4 @@
-"""How many inputs launches rotate over, and what the free memory holds."""
+"""Number of inputs that launches rotate over, and the limits of free memory."""
 
 from __future__ import annotations
 
@@ -144,14 +144,14 @@ def test_freed_memory_is_waited_for_until_the_driver_has_cleared_it(gpu, monkeyp
         {"kv_dtype": "e4m3"},
         {"v_head_dim": 32},
         {"latent": True, "v_head_dim": 48},
-        # They are to change.
+        # The inputs are to change.
         {"append": 1},
     ],
     ids=lambda kinds: " ".join(kinds) or "plain",
 )
 @pytest.mark.parametrize("kv_layout", ["HND", "NHD"])
 def test_a_fingerprint_reads_the_caches_whole_and_nothing_else(kinds, kv_layout, monkeypatch):
-    """Of an fp8 cache it read as many numbers as of a cache of 16 bits: the memory behind it."""
+    """For an fp8 cache, the number of elements of a 16-bit cache would read memory behind it."""
     reads: list[tuple[int, int]] = []
 
     def read(places: Any, *settings: int) -> Any:

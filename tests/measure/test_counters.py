@@ -1,4 +1,4 @@
-"""Counters by a pretended `ncu`: a script on the PATH that prints what Nsight Compute would."""
+"""Counters by a fake `ncu`: a script on the PATH with the output of Nsight Compute."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEADER = (
 
 
 def lines(number: int, name: str, read: str, written: str, duration: str, occupancy: str) -> str:
-    """What ncu writes of one GPU kernel, numbers as it groups them."""
+    """Return ncu's output for one GPU kernel, with its grouping of digits."""
     start = (
         f'"{number}","4711","python3.12","127.0.0.1","{name}","1","7","(128, 1, 1)","(224, 1,'
         ' 1)","0","9.0"'
@@ -76,7 +76,7 @@ concurrently collecting profiling data.
 
 @pytest.fixture
 def fake_ncu(tmp_path, monkeypatch):
-    """Call with the body of a shell script; it becomes the only `ncu` there is."""
+    """Return a function that installs a shell script as the only `ncu`."""
 
     def install(body: str) -> None:
         script = tmp_path / "bin" / "ncu"
@@ -90,8 +90,9 @@ def fake_ncu(tmp_path, monkeypatch):
 
 @pytest.fixture
 def printing(fake_ncu, tmp_path):
-    """Call with a text; a `ncu` that writes its arguments to `arguments`, prints the text and exits
-    with `code`.
+    """Return a function that installs a `ncu` with a given output and exit code.
+
+    It writes its arguments to `arguments`.
     """
 
     def install(text: str, code: int = 0) -> None:
@@ -125,7 +126,7 @@ def test_two_kernels_are_added_up(printing):
     assert launch.dram_bytes == 58_812_416 + 120_832 + 1024
     assert launch.duration_us == pytest.approx(22.528)
     assert launch.dram_tb_s == pytest.approx(58_934_272 / 22.528e-6 / 1e12)
-    # Of the longest GPU kernel, not of the first and not the mean.
+    # From the longest GPU kernel, neither the first nor the mean.
     assert launch.warp_occupancy == 0.1125
     assert CountedLaunch(launch.kernels[::-1]).warp_occupancy == 0.1125
 
@@ -257,7 +258,7 @@ def test_a_timeout_ends_ncu_and_what_it_started(fake_ncu, tmp_path):
     )
     child = Path("/proc") / (tmp_path / "pid").read_text().strip() / "stat"
     deadline = time.monotonic() + 120
-    # A zombie that nobody has reaped yet is dead, too.
+    # A zombie that has not been reaped yet is dead, too.
     while child.exists() and child.read_text().split()[2] != "Z" and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not child.exists() or child.read_text().split()[2] == "Z"
@@ -305,7 +306,7 @@ def test_the_counted_process_says_why_it_failed(fake_ncu, monkeypatch):
 
 
 def test_only_the_call_on_the_oldest_inputs_is_profiled(monkeypatch):
-    """The order of calls, with torch's parts replaced."""
+    """Calls happen in order, with torch's parts replaced."""
     import torch
 
     events: list[object] = []

@@ -1,5 +1,5 @@
-"""The second opinion: readings of the clock to a figure a launch, a graph's kernels to those of a
-launch, and when two figures contradict each other.
+"""The cross-check: clock readings per launch, a graph's kernels per launch, and contradicting
+figures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_what_a_reading_takes_is_of_no_launch(start, reading, launch, launches):
 
 
 def nodes(launch: list[str], launches: int, of_graph: list[str]) -> list[str]:
-    """Of a graph that reads the clock, in an order that says nothing."""
+    """Return the nodes of a graph that reads the clock, in an arbitrary order."""
     return [*launch * launches, *["timer_kernel"] * 3, *of_graph]
 
 
@@ -45,7 +45,7 @@ def nodes(launch: list[str], launches: int, of_graph: list[str]) -> list[str]:
         (["attend"], [], ("attend",)),
         (["split", "merge"], [], ("split", "merge")),
         (["merge", "split", "merge"], [], ("merge", "merge", "split")),
-        # What counts the replays of a graph of lean's launches is of none of them.
+        # The kernel that counts replays of lean's graph belongs to no launch.
         (["lean"], ["count"], ("lean",)),
         (["split", "unknown"], [], ()),
     ],
@@ -57,7 +57,7 @@ def test_kernels_of_a_launch(launch, of_graph, kernels, launches):
 
 
 def test_what_a_graph_has_for_itself_may_be_another_kernel_of_the_next_graph():
-    """torch adds to numbers at an address of 16 bytes by another kernel than to others."""
+    """torch adds to numbers at 16-byte boundaries by another kernel than elsewhere."""
     fewer, more = (
         ["vectorized", *["lean"] * 32],
         ["elementwise", *["lean"] * 33, *["timer_kernel"] * 3],
@@ -75,21 +75,21 @@ def test_readings_of_the_clock_are_counted(readings):
 @pytest.mark.parametrize(
     ("fewer", "more", "sentence"),
     [
-        # A launch that does more than another.
+        # One launch has more kernels than another.
         (
             ["split", "merge"] * 3,
             [*["split", "merge"] * 4, "memset"],
             "graphs of 3 and 4 launches have 3 x split, 3 x merge and 4 x split, 4 x merge, 1 x"
             " memset, not as many kernels for each launch",
         ),
-        # The same in both graphs, of other kernels.
+        # The same kernels in both graphs, but other ones.
         (
             [*["attend"] * 3, "copy", "memset"],
             [*["attend"] * 4, "split", "merge"],
             "graphs of 3 and 4 launches have 3 x attend, 1 x copy, 1 x memset and 4 x attend, 1 x"
             " split, 1 x merge, not as many kernels for each launch",
         ),
-        # Launches that are lost, in one graph or both.
+        # Missing launches, in one graph or both.
         (
             ["attend"] * 2,
             ["attend"] * 4,
@@ -102,7 +102,7 @@ def test_readings_of_the_clock_are_counted(readings):
             "graphs of 3 and 4 launches have 2 x attend and 3 x attend, not as many kernels for"
             " each launch",
         ),
-        # What no launch more makes more, and is there more than once.
+        # A repeated kernel that does not increase with the launches.
         (
             ["attend", "count", "attend", "count", "attend"],
             [*["attend"] * 4, "count", "count"],
@@ -129,7 +129,7 @@ def test_other_kernels_in_other_launches_give_no_figure(fewer, more, sentence):
 @pytest.mark.parametrize(
     ("crosscheck_us", "samples_us", "differs"),
     [
-        # Below 50 µs a microsecond is allowed.
+        # Below 50 µs, a difference of a microsecond is allowed.
         (11.0, [10.0], False),
         (9.0, [10.0], False),
         (11.01, [10.0], True),
@@ -138,7 +138,7 @@ def test_other_kernels_in_other_launches_give_no_figure(fewer, more, sentence):
         (1020.0, [1000.0], False),
         (1020.1, [1000.0], True),
         (979.9, [1000.0], True),
-        # Beyond the samples, however far they scatter.
+        # Beyond the samples, for any spread.
         (1119.9, [1000.0, 1000.0, 1100.0], False),
         (1120.1, [1000.0, 1000.0, 1100.0], True),
         (880.1, [900.0, 1000.0, 1000.0], False),
@@ -159,14 +159,14 @@ def test_disagreement_says_both_figures_and_how_far_they_are_apart(crosscheck_us
 
 
 class Clock:
-    """A GPU whose launches take two microseconds, and readings of its clock one."""
+    """A GPU with launches of two microseconds, and clock readings of one."""
 
     def __init__(self) -> None:
         self.times = torch.zeros(6, dtype=torch.int64)
         self.now_ns = 1 << 40
-        #: What ran, launches by their numbers and readings by their letters.
+        #: Executed nodes: numbers of launches and letters of readings.
         self.ran: list[Any] = []
-        #: What each graph holds.
+        #: Nodes of each graph.
         self.graphs: list[list[Any]] = []
         self.launch_ns = 2000
 
@@ -260,7 +260,7 @@ def test_launches_that_a_graph_lost_are_a_sentence(monkeypatch, clock):
 
 
 def test_the_buffers_that_count_have_left_the_l2(clock):
-    """A full rotation, then launches on the last buffers, then on the first ones."""
+    """The graph has a full rotation, then launches on the last buffers, then on the first ones."""
     cross_check([clock.launch(number) for number in range(100)], 10.0)
     stamped, before = clock.graphs
     assert stamped == [99, "a", "b", *range(32), "c"]
@@ -269,7 +269,7 @@ def test_the_buffers_that_count_have_left_the_l2(clock):
     clock.ran.clear()
     cross_check([clock.launch(number) for number in range(20)], 10.0)
     assert clock.graphs[3] == [*range(20), *range(12)]
-    # Fewer than a replay has: they are all that there is.
+    # Fewer buffers than launches per replay.
     assert clock.ran == [*clock.graphs[3], *clock.graphs[2]] * 3
 
 

@@ -1,4 +1,4 @@
-"""Sustained latency and energy against a simulated GPU whose truth is known."""
+"""Sustained latency and energy on a simulated GPU with known true values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def measured_gain(reading: SustainedReading) -> float:
 
 
 def after(gpu: SimulatedGpu, seconds: float) -> float:
-    """A time in the window of `measured`, which a warm-up of a second comes before."""
+    """Return a time in the window of `measured`, after a warm-up of a second."""
     return gpu.time_s + 1.0 + seconds
 
 
@@ -71,12 +71,12 @@ def after(gpu: SimulatedGpu, seconds: float) -> float:
 def test_energy_of_a_random_load_within_one_percent(window_s: float, **figures: Any):
     gpu = SimulatedGpu(**figures)
     calibration = calibrated(gpu)
-    # A tick is seen at a poll, every 2 to 5 ms.
+    # Polls, every 2 to 5 ms, see the ticks.
     assert calibration.tick_ms == pytest.approx(gpu.tick_s * 1000, abs=5)
     assert calibration.idle_power_w == pytest.approx(gpu.idle_w, rel=0.01)
     started_s = gpu.time_s
     reading = measured(gpu, calibration, window_s)
-    # The mean of that many replays of random lengths: five standard deviations.
+    # Five standard deviations of the mean of this many replays with random lengths.
     chance = 5 * gpu.replay_jitter / math.sqrt(3 * window_s / gpu.replay_s)
     assert reading.sustained_us == pytest.approx(gpu.replay_s / LAUNCHES * 1e6, rel=1e-6 + chance)
     assert reading.energy_mj == pytest.approx(gpu.load_w * reading.sustained_us / 1000, rel=0.01)
@@ -89,8 +89,7 @@ def test_energy_of_a_random_load_within_one_percent(window_s: float, **figures: 
     assert reading.warnings == []
     assert window_s <= reading.window_s + 1e-3
     assert reading.window_s < window_s + 2 * gpu.tick_s + 0.02
-    # Before the queue is filled a replay is timed alone; the end comes when the queue has been
-    # emptied.
+    # A replay is timed alone before the queue is filled, and the queue is empty at the end.
     probed_s = started_s + 3 * gpu.replay_s
     assert not [idle_s for idle_s in gpu.went_idle if probed_s < idle_s < gpu.time_s], (
         "the GPU was without work"
@@ -114,15 +113,12 @@ def test_readings_of_the_h200_s_figures():
     assert reading.power_w == pytest.approx(600, rel=0.002)
     assert reading.idle_power_w == calibration.idle_power_w
     assert (reading.clock_mhz, reading.throttle_reasons) == (1755, ["sw_power_cap"])
-    # Two seconds are 20 ticks: whether the last is still ahead when they are over is a matter of a
-    # millisecond.
+    # Two seconds are 20 ticks. Whether the last one is still ahead depends on a millisecond.
     assert min(abs(reading.window_s - ticks_s) for ticks_s in (2.0, 2.1)) < 0.004
 
 
 def test_the_window_lies_between_ticks():
-    """Ticks of half a second: a window that did not end on one would be wrong by up to a
-    quarter.
-    """
+    """With ticks of half a second, a window between ticks would be wrong by up to a quarter."""
     gpu = SimulatedGpu(tick_s=0.5)
     reading = measured(gpu, calibrated(gpu, seconds=3), window_s=2.2)
     assert reading.window_s == pytest.approx(2.5, abs=0.004)
@@ -163,7 +159,7 @@ def test_at_least_two_replays_are_queued_and_no_pile(replay_s: float):
     measured(gpu, calibration, window_s=3.0)
     assert min(short) >= 2
     assert gpu.longest_queue * replay_s <= max(0.03 + replay_s, 3 * replay_s)
-    # Neither a busy loop nor sleep for as long as the queue lasts.
+    # Neither a busy loop nor a sleep as long as the queue.
     assert len(gpu.sleeps) < 4.2 / 0.0015
 
 
@@ -244,7 +240,7 @@ def test_calibration_notices_a_counter_that_goes_back():
 
 def test_calibration_notices_a_gpu_that_is_not_idle():
     gpu = SimulatedGpu(lag_s=1.0)
-    gpu._power_w = 300.0  # it comes down from a load
+    gpu._power_w = 300.0  # its load has ended
     calibration = calibrated(gpu)
     assert len(calibration.warnings) == 1
     assert calibration.warnings[0].startswith("power went from 2")
@@ -257,7 +253,7 @@ def test_calibration_notices_a_gpu_that_is_not_idle():
         (
             lambda gpu: (after(gpu, 1.0), -gpu._energy_mj),
             "went back from ",
-        ),  # the driver was loaded again
+        ),  # the driver was reloaded
         (
             lambda gpu: (after(gpu, 1.0), -5e5),
             "went back from ",

@@ -1,4 +1,4 @@
-"""From timings to row fields and verdicts, and the limits at which a sentence appears."""
+"""Row fields and verdicts from timings, and the limits of warnings."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_raw_samples_line_up():
 
 
 def test_noise_by_the_stopping_rule():
-    # Of 6 samples the extremes are the interval.
+    # The interval of 6 samples is their extremes.
     assert noise(timing(*[100.0] * 5, 101.0), EFFORT) is None
     assert (
         noise(timing(*[100.0] * 5, 101.1), EFFORT)
@@ -172,14 +172,14 @@ def test_nothing_large_reads_faster_than_the_memory():
     alarm = impossible(99.0, 100.0, large, H200, "cold")
     assert alarm is not None
     assert "4.85 TB/s is above the 4.8 TB/s" in alarm
-    # The L2 is no memory, and holds some of what is not much larger.
+    # The L2 is no memory, and holds part of slightly larger data.
     assert impossible(99.0, 100.0, large, H200, "warm") is None
     assert impossible(1.0, 1.0, 2 * L2_BYTES, H200, "cold") is None
     assert impossible(1.0, 1.0, 2 * L2_BYTES + 1, H200, "cold") is not None
 
 
 def test_a_floor_faster_than_the_memory_is_an_alarm_of_every_kernel():
-    """It read half of the bytes, and every share of it was half of the truth."""
+    """The floor read half of the bytes, so every share of it was half of the truth."""
     large = 480_000_000
     alarm = impossible(110.0, 50.0, large, H200, "cold")
     assert alarm is not None
@@ -211,7 +211,7 @@ def test_a_floor_far_below_the_memory_is_said():
         " memory is slowed down; run `leanbench doctor`"
     )
     assert floor_warning(201.0, 720_000_000, H200, "warm") is None
-    # Small reads are far below on any GPU.
+    # Small reads are far below it on any GPU.
     assert floor_warning(1000.0, 499_999_999, H200, "cold") is None
     assert floor_warning(1000.0, 500_000_000, H200, "cold") is not None
 
@@ -227,7 +227,7 @@ def test_a_warm_cache_that_cannot_be_warm_is_said():
 
 
 def test_a_rotation_that_memory_cuts_short_is_said():
-    # 400 MB, as the rotation itself counts.
+    # 400 MB, the rotation's own size.
     assert rotation_warning(40, 10_000_000, H200, "cold") is None
     assert rotation_warning(39, 10_000_000, H200, "warm") is None
     assert rotation_warning(39, 10_000_000, H200, "cold") == (

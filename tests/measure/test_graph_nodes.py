@@ -1,4 +1,4 @@
-"""Names of a graph's nodes, of a driver in Python."""
+"""Names of a graph's nodes, with a driver in Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leanbench.measure.crosscheck import demangled
 
 
 class Types(enum.IntEnum):
-    """Of nodes, as the driver numbers them."""
+    """Node types with the driver's numbers."""
 
     CU_GRAPH_NODE_TYPE_KERNEL = 0
     CU_GRAPH_NODE_TYPE_MEMCPY = 1
@@ -23,8 +23,8 @@ class Types(enum.IntEnum):
 
 
 class Driver:
-    """Functions of `cuda.bindings.driver`, which return a status first. A graph is a list of nodes;
-    a node a kernel's name, a list (a graph in it), or a type.
+    """Fake functions of `cuda.bindings.driver`, which return a status first. A graph is a list of
+    nodes; a node is a kernel's name, a list (a child graph), or a type.
     """
 
     CUgraphNodeType = Types
@@ -48,7 +48,7 @@ class Driver:
     def cuGraphKernelNodeGetParams(self, node: bytes) -> tuple[Any, ...]:
         if node == b"broken":
             return 1, None
-        # A kernel is known by its function, or else by itself.
+        # A kernel is identified by its function, or else by itself.
         number = int.from_bytes(node, "big")
         is_function = node.startswith(b"_Z")
         return 0, SimpleNamespace(func=number * is_function, kern=number * (not is_function))
@@ -74,7 +74,7 @@ def test_kernels_copies_and_fills_of_a_graph_and_of_those_in_it():
     graph = [b"lean", copy, [b"_Z5mergeiPf", fill], empty, b"nameless"]
     names = module._names_in(driver, graph)
     assert names == ["lean", "memcpy", "merge(int, float*)", "memset", "unknown"]
-    # A count first, of the graph and of the one in it.
+    # A count first, for the graph and for its child.
     assert driver.asked == [0, 5, 0, 2]
 
 

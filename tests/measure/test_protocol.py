@@ -1,5 +1,5 @@
-"""How the kernels of a problem are measured, on a pretended GPU: times are made up, inputs and the
-check are real.
+"""Measurement of a problem's kernels on a fake GPU: times are scripted, inputs and the check are
+real.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_kernels_of_a_problem_are_measured_side_by_side(gpu):
     rows = measure(gpu, Right("a", [10.0]), Right("b", [20.0]), effort=effort)
     assert list(rows) == ["a", "b"]
     assert {name: fields["latency_us"] for name, fields in rows.items()} == {"a": 10.0, "b": 20.0}
-    # The floor is one of them, and measured once for all. A first round is not counted.
+    # The floor takes part, measured once for all. A warm-up round is discarded.
     assert gpu.sampled == [None, "a", "b", *[None, "a", "b", "a", "b", None, "b", None, "a"] * 2]
     assert gpu.floors == [False]
     assert len(gpu.made) == 3
@@ -145,7 +145,7 @@ def test_whose_code_runs_is_announced_before_it_runs(gpu):
 
     rows = measure(gpu, Watched("a"), Watched("b"), effort=Effort(min_samples=6, max_samples=6))
     assert {fields["status"] for fields in rows.values()} == {"ok"}
-    # What it can run, its check and its graph are each one's own; the inputs are nobody's.
+    # Support, check and graph are announced with their kernel, inputs without any.
     assert gpu.announced[:7] == ["a", "b", None, "a", "b", "a", "b"]
     assert gpu.announced[-1] is None
 
@@ -154,7 +154,7 @@ def test_inputs_are_given_up_when_a_problem_is_done(gpu):
     kept: list[Callable[[], object]] = []
 
     class Keeping(Right):
-        """Keeps its launches, as a library's module globals may."""
+        """A kernel that keeps its launches, like a library's module globals."""
 
         def replay(self, launches: Sequence[Callable[[], object]]) -> None:
             super().replay(launches)
@@ -175,7 +175,7 @@ def test_a_floor_that_a_kernel_beats_is_looked_for_again(gpu):
     rows = measure(gpu, Right())
     assert gpu.floors == [False, True]
     assert (rows["right"]["status"], rows["right"]["read_floor_us"]) == ("ok", 9.5)
-    # Once: what is then still too fast is suspect.
+    # Once: a latency still too low after that is suspect.
     gpu.floors.clear()
     gpu.best_floor_us = 12.0
     rows = measure(gpu, Right("a"), Right("b", [13.0]))
@@ -203,7 +203,7 @@ def test_the_fastest_candidate_is_measured(gpu, monkeypatch):
 
 
 class WrongWith(Right):
-    """Its outputs are doubled with these settings."""
+    """A kernel that doubles its outputs with these settings."""
 
     config_choice = "best"
 
@@ -217,7 +217,7 @@ class WrongWith(Right):
 
 
 def first_that_runs(candidates: dict[object, Callable[[], object]]) -> tuple[object, int]:
-    """As `leanbench.measure.timing.fastest`, the later one being faster."""
+    """Stand for `leanbench.measure.timing.fastest`; the last candidate is the fastest."""
     ran, refusals = [], []
     for config, make_launches in candidates.items():
         try:
@@ -304,12 +304,12 @@ def test_out_of_memory_is_said_of_all_kernels_that_could(gpu):
         assert row(rows[name]).kv_bytes == large.kv_bytes
     assert rows["reference"]["status"] == "unsupported"
     assert gpu.made == []
-    # What does not fit leaves the process usable.
+    # A kernel that does not fit leaves the process usable.
     assert measure_problem(attention_on(instruments, PROBLEM), [Right()])["right"]["status"] == "ok"
 
 
 class PretendedNvml:
-    """Answers with one state, and with other processes."""
+    """A fake NVML with one state and other processes."""
 
     def __init__(self, reasons: list[str], processes: list[GpuProcess] | None = None) -> None:
         self.reading = GpuState(1755, 2619, 44, 412.5, reasons)
@@ -362,9 +362,9 @@ def test_other_programs_on_the_gpu_make_all_rows_noisy_but_the_sweep_itself_does
 
 @pytest.fixture
 def sustained(monkeypatch) -> list[tuple[int, object, float]]:
-    """Launches of a replay, NVML and window of each call of `measure_window`.
+    """Return launches of a replay, NVML and window of each call of `measure_window`.
 
-    The calls return at once; the energy of the n-th reading is n mJ.
+    The calls return immediately; the energy of the n-th reading is n mJ.
     """
     calls: list[tuple[int, object, float]] = []
 
@@ -428,7 +428,7 @@ def test_sustained_alone_asks_nvml_for_nothing(gpu, sustained):
 
 @pytest.mark.parametrize(("latency_us", "calls"), [(10.0, 200), (500.0, 30), (9000.0, 9)])
 def test_host_time_is_the_median_of_calls(gpu, monkeypatch, latency_us, calls):
-    """As many as the GPU does in 15 ms, within limits, after three that do not count."""
+    """The number of calls fills 15 ms of GPU time, within limits, after three that do not count."""
     now_s, waits = 0.0, []
     monkeypatch.setattr(extras, "time", SimpleNamespace(perf_counter=lambda: now_s))
     kernel = Right(samples_us=[latency_us])
@@ -442,7 +442,7 @@ def test_host_time_is_the_median_of_calls(gpu, monkeypatch, latency_us, calls):
             nonlocal now_s
             launch()
             called.append(inputs)
-            # The first ones compile; every fifth meets a busy host.
+            # The first ones compile; every fifth coincides with a busy host.
             now_s += 0.5 if len(called) <= 3 or len(called) % 5 == 0 else 20e-6
 
         return Launch(kernel, call)
@@ -457,7 +457,7 @@ def test_host_time_is_the_median_of_calls(gpu, monkeypatch, latency_us, calls):
         outcome = extra(loaded, candidate)
         monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
         assert len(called) == 3 + calls
-        # The buffers in turn.
+        # The buffers take turns.
         assert called[:4] == [*loaded.buffers, loaded.buffers[0]]
         return outcome
 
@@ -547,7 +547,7 @@ def test_a_timeline_holds_the_plain_latency(gpu, monkeypatch):
 
 
 def test_settings_that_are_tuned_or_given(gpu, monkeypatch):
-    """Where the settings come from, leanbench.configs.lookup says."""
+    """leanbench.configs.lookup provides the source of the settings."""
 
     def choose(kernel: Right, problem: AttentionProblem, spec: GpuSpec, request: object) -> Choice:
         assert (problem, spec) == (PROBLEM, open_instruments(0).spec)

@@ -1,4 +1,4 @@
-"""What becomes of kernels that are wrong, cheat or vary, on a pretended GPU."""
+"""Kernels that are wrong, cheat or vary, on a fake GPU."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_kernel_that_writes_nothing_does_not_pass_on_the_last_one_s_output(gpu
 
 def test_an_output_that_changes_while_it_is_timed_is_wrong(gpu):
     class Drifting(Right):
-        """Right the first time only."""
+        """A kernel that is right only the first time."""
 
         def spoil(self, inputs: AttentionInputs) -> None:
             if self.launches > 1:
@@ -116,14 +116,14 @@ def test_a_kernel_that_changes_its_inputs_is_an_alarm(gpu, tensor):
             attention_on(instruments, ragged), [Right("a"), Changing("changing"), Right("b")]
         )
     assert gpu.announced[-1] == "changing"
-    # The others are given inputs that nobody changed.
+    # The other kernels get unchanged inputs.
     gpu.made.clear()
     assert measure_problem(attention_on(instruments, ragged), [Right("a")])["a"]["status"] == "ok"
     assert gpu.made
 
 
 class Late(Right):
-    """Changes its inputs from some launch on."""
+    """A kernel that changes its inputs from some launch on."""
 
     after = 1
 

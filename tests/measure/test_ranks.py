@@ -13,7 +13,7 @@ from leanbench.core.errors import UserError
 from leanbench.measure import ranks
 from leanbench.measure.ranks import LOST_FOLLOWER, Gang, ProcessGroupReuseError, Ranks, devices_for
 
-#: Each rank prints what it got, as JSON.
+#: Each rank prints its results as JSON.
 _TOGETHER = """
 import json, sys
 import torch
@@ -62,7 +62,7 @@ with gang.at_work():
 """
 
 
-#: A follower that answers to nothing, in place of one that measures.
+#: A follower that answers nothing.
 _CLOSES = """
 import subprocess, sys
 from leanbench.measure import ranks as module

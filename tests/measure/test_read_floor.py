@@ -1,4 +1,4 @@
-"""Bytes that the read floor reads. Every published share of it divides by their time."""
+"""Bytes of the read floor. Every published share divides by their time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SumsOf = Callable[[Sequence[AttentionInputs], int, Variant], list[int]]
 
 @pytest.fixture
 def sums_of(monkeypatch, device) -> SumsOf:
-    """Launch the floor's reads; return what each of them added up."""
+    """Launch the floor's reads; return the sum of each."""
     sums: list[torch.Tensor] = []
     read = read_floor._read
 
@@ -59,15 +59,15 @@ def fill(inputs: AttentionInputs, word: int) -> None:
         ({"kv_layout": "NHD"}, PLAIN_BYTES),
         ({"dtype": "bf16", "head_dim": 80}, 2 * 2 * 100 * 2 * 80 * 2),
         ({"context": (100, 30)}, 2 * 130 * 2 * 64 * 2),
-        # Neither the room behind the tokens is read nor the rest of a page.
+        # Neither spare capacity behind the tokens is read nor the rest of a page.
         ({"capacity": 256}, PLAIN_BYTES),
         ({"page_size": 16}, PLAIN_BYTES),
         ({"page_size": 64, "kv_layout": "NHD", "kv_dtype": "e4m3"}, PLAIN_BYTES // 2),
-        # The query token sees itself and 31 tokens before it.
+        # The query token sees itself and the 31 preceding tokens.
         ({"window_left": 31}, 2 * 2 * 32 * 2 * 64 * 2),
         ({"kv_dtype": "e5m2"}, PLAIN_BYTES // 2),
         ({"v_head_dim": 32}, 2 * 100 * 2 * (64 + 32) * 2),
-        # V are columns of K.
+        # V consists of columns of K.
         ({"latent": True, "kv_heads": 1, "v_head_dim": 32}, PLAIN_BYTES // 4),
         ({"latent": True, "kv_heads": 1, "v_head_dim": 32, "kv_dtype": "e4m3"}, PLAIN_BYTES // 8),
     ],
@@ -92,7 +92,7 @@ def test_every_buffer_of_one_cache_is_read_in_full(sums_of, device):
 @pytest.mark.parametrize("variant", _VARIANTS, ids=str)
 @pytest.mark.parametrize("context", [1024, 40_000], ids=str)
 def test_every_grid_reads_all_words(sums_of, context, variant):
-    """A last block that is cut off among them, and caches larger than the L2."""
+    """Grids include a truncated last block, and caches larger than the L2."""
     problem = AttentionProblem(4, 32, 8, context, 128)
     kv_bytes = 2 * 4 * 8 * context * 128 * 2
     inputs = make_inputs(problem, "cuda")

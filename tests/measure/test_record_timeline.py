@@ -1,6 +1,4 @@
-"""How a timeline is recorded: which launch is kept, what is checked, on a pretended GPU and in the
-interpreter.
-"""
+"""Recording of a timeline: the kept launch and the checks, on a fake GPU and in the interpreter."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ interpreted = pytest.mark.skipif(
 
 
 class ScriptedCall(TracedCall):
-    """Computes attention; its n-th reading lasts as long as the n-th of `durations_us`, shared by
-    all calls.
-    """
+    """Attention with scripted durations of its readings; all calls share `durations_us`."""
 
     def __init__(
         self,
@@ -101,7 +97,7 @@ class Traceable(Kernel):
 
 @pytest.fixture
 def gpu(monkeypatch) -> SimpleNamespace:
-    """Graphs that replay on the CPU, and times that are made up."""
+    """Fake graphs that replay on the CPU, with scripted times."""
     gpu = SimpleNamespace(timed=[], captured=[], replays=0)
 
     def time_launches(launches, effort=None):
@@ -160,7 +156,7 @@ def test_recorded_launches_come_last_in_a_sequence_over_all_buffers(gpu, count, 
     assert gpu.captured == [launches]
     assert gpu.replays == replays
     assert len(gpu.timed[0]) == count
-    # The check of the output, then each replay: all buffers in turn, then the last ones are read.
+    # The check of the output, then each replay: all buffers in turn; the last ones are read.
     names = [index % count for index in range(launches)]
     last = names[-min(count, 3) :]
     replay = [("launch", name) for name in names] + [("read", name) for name in last]
@@ -205,7 +201,7 @@ def test_an_instrumented_build_may_round_elsewhere(gpu):
     [
         ("lean", CONFIG, 5),
         ("fa2", TileConfig(16, 4, 2), 2),
-        # 2 output tiles in two splits, and a merge for each query head.
+        # 2 output tiles in two splits, and a merge per query head.
         ("fixed_split", FixedSplitTritonConfig(16, 4, 2, splits=2), 8),
     ],
 )

@@ -1,4 +1,4 @@
-"""Candidates sampled in turn, the stopping rule, and samples thrown away, with pretended samples,
+"""Candidates sampled in turn, the stopping rule, and discarded samples, with scripted samples,
 clocks and states.
 """
 
@@ -19,7 +19,7 @@ EFFORT = Effort(relative_ci=0.01, min_samples=10, max_samples=40, max_seconds=1.
 
 
 class Clock:
-    """Moves only when told."""
+    """A clock that moves only on request."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -35,12 +35,12 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
-#: The first sample is not counted; it would be noticed.
+#: The warm-up sample is discarded; otherwise it would be visible.
 WARM_UP_US = 1e6
 
 
 class Scripted:
-    """A sampler: one to warm up, its samples, then the last one again and again."""
+    """A sampler: a warm-up sample, its samples, then the last one repeatedly."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ def state(*reasons: str, clock_mhz: int = 1980) -> GpuState:
 
 
 def states(*readings: GpuState | None) -> Callable[[], GpuState | None]:
-    """One after another, then the last one again and again."""
+    """Return a function that gives states in turn, then the last one repeatedly."""
     endless = itertools.chain(readings, itertools.repeat(readings[-1]))
     return lambda: next(endless)
 
@@ -141,7 +141,7 @@ def test_who_has_spent_its_effort_leaves_and_holds_nobody_up(clock):
     assert counts["settling"] == counts["calm"] > 15
     assert timings["settling"].is_precise(EFFORT)
     assert not timings["slow"].is_precise(EFFORT)
-    # The rounds are counted on, and the order of those left turns.
+    # Rounds continue to count, and the order of the remaining ones rotates.
     assert timings["calm"].rounds == list(range(counts["calm"]))
     assert "".join(name[0] for name in turns[-4:]) in ("sccs", "cssc")
 
@@ -150,7 +150,7 @@ def test_seconds_are_a_candidates_own(clock):
     slow = Scripted(*[100.0, 150.0] * 30, clock=clock, takes_s=0.05)
     quick = Scripted(*[100.0, 150.0] * 30, clock=clock, takes_s=0.001)
     timings = run_rounds({"slow": slow, "quick": quick}, EFFORT)
-    # After 20 samples 1 s is reached, after 21 exceeded.
+    # 1 s is reached after 20 samples, exceeded after 21.
     assert len(timings["slow"].samples_us) == pytest.approx(21, abs=1)
     assert timings["slow"].spent_s == pytest.approx(0.05 * len(timings["slow"].samples_us))
     assert len(timings["quick"].samples_us) == 40
@@ -169,7 +169,7 @@ def test_samples_at_lowered_clocks_are_thrown_away_and_repeated():
     timing = run_rounds({"a": sampler}, EFFORT, readings, sleep=naps.append)["a"]
     assert timing.samples_us == [100.0] * 10
     assert timing.throttled_samples == 2
-    # The rounds of those thrown away are missing.
+    # The rounds of discarded samples are missing.
     assert timing.rounds == [1, *range(3, 12)]
     assert timing.states == [state(), *[state(clock_mhz=1900)] * 9]
     assert naps == [EFFORT.throttled_pause_s] * 2
@@ -188,7 +188,7 @@ def test_no_more_than_so_many_are_thrown_away():
 
 
 def test_thrown_away_samples_leave_no_candidate_empty_handed(clock):
-    # Each takes longer than all the seconds there are, and the first ones are thrown away.
+    # Each takes longer than the time limit, and the first ones are discarded.
     sampler = Scripted(100.0, clock=clock, takes_s=2.0)
     timing = run_rounds(
         {"a": sampler}, EFFORT, lambda: state("sw_power_cap"), sleep=lambda seconds: None
@@ -232,7 +232,7 @@ def test_rounds_end_and_their_lists_line_up(samples, throttled, fewest, most, re
         assert len(timing.rounds) == len(timing.states) == len(timing.samples_us)
         assert timing.rounds == sorted(set(timing.rounds))
         assert 0 <= timing.throttled_samples <= repeats
-        # Each round gave a sample or threw one away, the last ones perhaps the latter.
+        # Each round gave a sample or discarded one; the last ones can be either.
         assert timing.rounds[-1] + 1 <= len(timing.samples_us) + timing.throttled_samples
         assert WARM_UP_US not in timing.samples_us
         if timing.throttled_samples < repeats:

@@ -1,4 +1,4 @@
-"""What ranks have of a problem, without GPUs."""
+"""A rank's part of a problem, without GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How problems that GPUs share are measured, on rank 0 of two pretended ones that do the same."""
+"""Measurement of problems shared by GPUs, on rank 0 of two fake ranks with identical actions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Pair(Ranks):
-    """Rank 0 of two, of which the other one does and has the same."""
+    """Rank 0 of two; the other one has the same results."""
 
     def __init__(self) -> None:
         super().__init__(0, 2)
@@ -61,13 +61,13 @@ class Pair(Ranks):
 
 class SharedPretendedReplay(PretendedReplay):
     def __init__(self, ranks: Ranks, launches: Any, sample_ms: float) -> None:
-        # Chains with a barrier and instrumented builds belong to no kernel.
+        # Chains with a barrier, and instrumented builds, belong to no kernel.
         if hasattr(launches[0], "kernel"):
             super().__init__(launches, sample_ms)
 
 
 class Alike(Right):
-    """As `Right`; that all GPUs have the same tokens does not change the output."""
+    """A `Right` kernel; all GPUs have the same tokens, so the output does not change."""
 
     lse_base = None
     axes = Right.axes | {"parallel"}
@@ -110,7 +110,7 @@ def test_heads_that_are_split(gpu: PretendedGpu, pair: Pair) -> None:
     assert rows["one"]["read_floor_us"] == 8.0
     assert "shard_us" not in rows["one"]
     assert gpu.made[-1] == replace(PROBLEM, q_heads=2, kv_heads=1)
-    # The problem for the other ranks first, no further sample last.
+    # The other ranks get the problem first; there is no further sample at the end.
     request = pickle.loads(pickle.dumps(pair.announced[0]))
     assert request == pair.announced[0]
     assert request.problem["parallel"] == "tp:2"
@@ -230,8 +230,9 @@ def test_a_follower_takes_the_samples_that_rank_0_names(
 def test_a_chain_uses_each_buffer_equally_often_and_is_as_slow_as_the_slowest_rank(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, buffers: int, launch_ms: float, launches: int
 ) -> None:
-    """A sample of 4 ms, of an even number of launches on each buffer; the other rank takes twice as
-    long as this one.
+    """A sample takes 4 ms, with an even number of launches on each buffer.
+
+    The other rank takes twice the time of this one.
     """
     monkeypatch.undo()
     own_ms = launch_ms / 2
@@ -308,7 +309,7 @@ def test_best_is_refused(gpu: PretendedGpu, pair: Pair) -> None:
 
 
 class Traced(Alike):
-    """With an instrumented build whose n-th recorded launch lasts `durations_us[n]`."""
+    """A kernel with an instrumented build; its n-th recorded launch lasts `durations_us[n]`."""
 
     def __init__(self, durations_us: list[float], factor: float = 1.0) -> None:
         super().__init__("traced")
@@ -329,7 +330,7 @@ class Traced(Alike):
 
 
 class Uneven(Pair):
-    """The other rank's launches last as long as these."""
+    """A pair of ranks; the other rank's launches have these durations."""
 
     def __init__(self, durations_us: list[float]) -> None:
         super().__init__()
@@ -356,7 +357,7 @@ def test_timelines_of_ranks_are_of_the_launch_whose_slowest_gpu_took_the_median(
     times_us = iter([10.0, 10.5])
     monkeypatch.setattr(shared, "median_us", lambda replay: next(times_us))
     own_us = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
-    # The slowest: 9, 8, 12, 6, 5, 4, 3, 2, 10, whose median is the fourth launch.
+    # The slowest: 9, 8, 12, 6, 5, 4, 3, 2, 10, with the fourth launch as the median.
     other_us = [1.0, 1.0, 12.0, 1.0, 1.0, 1.0, 1.0, 1.0, 10.0]
     both = timelines(gpu, Uneven(other_us), Traced(own_us))
     assert [own.name for own in both] == ["traced, rank 0", "traced, rank 1"]

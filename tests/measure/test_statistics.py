@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 
 from leanbench.measure.timing import FEWEST_FOR_RATIO, median_interval, ratio_interval
 
-#: Samples whose extremes enclose the median this often: the first n with 2 / 2^n at most 1 -
-#: confidence.
+#: Minimum number of samples with extremes that enclose the median at this confidence: the first n
+#: with 2 / 2^n at most 1 - confidence.
 FEWEST = {0.5: 2, 0.9: 5, 0.95: 6, 0.975: 7, 0.99: 8}
 SAMPLES = st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=80)
 CONFIDENCES = st.floats(min_value=0.01, max_value=0.999)
 
 
 def exact_coverage(count: int, confidence: float) -> float:
-    """How probable it is that the true median lies in the interval: from 1 + low to high samples
-    are below it.
+    """Return the probability that the true median is in the interval.
+
+    It is if 1 + low to high samples are below it.
     """
     low, high = median_interval(range(count), confidence)
     return sum(math.comb(count, below) for below in range(int(low) + 1, int(high) + 1)) / 2**count
@@ -102,7 +103,7 @@ def test_more_confidence_is_never_narrower(samples, first, second):
 
 @given(SAMPLES, CONFIDENCES, st.integers(min_value=-20, max_value=20))
 def test_scales_with_the_samples(samples, confidence, power):
-    """By powers of two, which floats multiply exactly."""
+    """Factors are powers of two, for which floats multiply exactly."""
     low, high = median_interval(samples, confidence)
     scaled = [value * 2.0**power for value in samples]
     assert median_interval(scaled, confidence) == (low * 2.0**power, high * 2.0**power)
@@ -127,11 +128,10 @@ def test_a_confidence_that_is_none(confidence):
 
 
 def exact_rank_sum_coverage(base: int, new: int, outside: int) -> float:
-    """How probable it is that at least `outside` and at most all but `outside` of base x new
-    comparisons are won.
+    """Return the probability that the number of wins is from `outside` to all but `outside`.
 
-    Counts, for each number of pairs won, the orders of base and new samples that win so many: a new
-    sample behind k base samples wins k.
+    A win is a comparison of a base and a new sample. Counts, for each number of wins, the orders of
+    base and new samples that have it: a new sample behind k base samples wins k.
     """
     ways = [[0] * (base * new + 1) for _ in range(base + 1)]
     for row in ways:
@@ -153,7 +153,7 @@ def test_the_normal_approximation_of_the_ratio_interval_keeps_its_promise(base, 
     ratios = sorted(later / earlier for later in new_us for earlier in base_us)
     outside = ratios.index(low)
     assert ratios[len(ratios) - 1 - outside] == high
-    # The k-th smallest ratio is below the true one unless fewer than k pairs are won.
+    # The k-th smallest ratio is below the true one unless there are fewer than k wins.
     assert exact_rank_sum_coverage(base, new, outside + 1) >= 0.945
 
 

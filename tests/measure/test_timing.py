@@ -1,6 +1,4 @@
-"""Figures of a timing, when it is enough, graphs and the choice among candidates, with pretended
-launches.
-"""
+"""Figures of a timing, its precision, graphs and the choice of candidates, with fake launches."""
 
 from __future__ import annotations
 
@@ -68,7 +66,7 @@ EFFORT = Effort(relative_ci=0.01, min_samples=10, max_samples=40, max_seconds=1.
 def test_enough_is_the_fewest_samples_and_a_narrow_interval():
     assert timing_of(*[100.0] * 10).is_precise(EFFORT)
     assert not timing_of(*[100.0] * 9).is_precise(EFFORT)
-    # 10 samples: the 2nd and the 9th, 1% beside the median and then a little more.
+    # 10 samples: the 2nd and the 9th, 1% from the median and then a little more.
     assert timing_of(*[100.0] * 8, 101.0, 101.0).is_precise(EFFORT)
     assert not timing_of(*[100.0] * 8, 101.1, 101.1).is_precise(EFFORT)
 
@@ -93,7 +91,7 @@ Launches = Sequence[Callable[[], object]]
 
 
 class FakeReplay:
-    """Stands for `Replay`: launches answer with the time that replays of them take."""
+    """A fake of `Replay`: launches return the time of their replays."""
 
     made: list[tuple[str, float]]
 
@@ -109,7 +107,7 @@ class FakeReplay:
 
 @pytest.fixture
 def made(monkeypatch) -> list[tuple[str, float]]:
-    """The replays made, by name and sample length."""
+    """Return the replays made, by name and sample length."""
     monkeypatch.setattr(module, "Replay", FakeReplay)
     monkeypatch.setattr(FakeReplay, "made", [], raising=False)
     return FakeReplay.made
@@ -140,7 +138,7 @@ def test_fastest_times_the_best_three_again(made):
         *[(name, RANKING.sample_ms) for name in ("fourth", "first", "third", "second")],
         *[(name, FINALS.sample_ms) for name in ("first", "second", "third")],
     ]
-    # Times that decide get more samples than times that only rank.
+    # Final times get more samples than times for ranking.
     assert FINALS.relative_ci < RANKING.relative_ci
     assert FINALS.min_samples > RANKING.min_samples
 
@@ -188,7 +186,7 @@ def test_fastest_passes_over_what_a_library_refuses():
 
 
 def test_fastest_leaves_no_graph_to_the_garbage_collector(made, monkeypatch):
-    """It would destroy them at any time, also while the graph of another kernel is captured."""
+    """A collection could destroy them at any time, even during the capture of another graph."""
     alive: weakref.WeakSet[FakeReplay] = weakref.WeakSet()
 
     class Watched(FakeReplay):
@@ -217,7 +215,7 @@ def test_fastest_lets_other_errors_through():
 
 @pytest.fixture
 def collected_in_captures(monkeypatch) -> list[bool]:
-    """Whether garbage may be collected, at the beginning and at the end of each capture."""
+    """Record whether garbage collection is enabled at the start and end of each capture."""
     seen: list[bool] = []
 
     @contextmanager
@@ -234,7 +232,7 @@ def collected_in_captures(monkeypatch) -> list[bool]:
 
 
 def test_no_garbage_is_collected_while_a_graph_is_captured(collected_in_captures):
-    """A graph among it would be destroyed, which breaks the capture."""
+    """Destroying a garbage graph would break the capture."""
     launched, launches = counted(2)
     assert gc.isenabled()
     module.capture([*launches, lambda: collected_in_captures.append(gc.isenabled())], 5)
@@ -254,7 +252,7 @@ def test_no_garbage_is_collected_while_a_graph_is_captured(collected_in_captures
 
 @pytest.fixture
 def pretended_graphs(monkeypatch) -> SimpleNamespace:
-    """Graphs whose replay takes `launch_us` a launch; counts the launches captured in each."""
+    """Fake graphs with replays of `launch_us` per launch; count the launches captured in each."""
     pretended = SimpleNamespace(launch_us=20.0, captured=[], replays=0)
 
     class Graph:
@@ -287,9 +285,9 @@ def counted(count: int) -> tuple[Counter[int], Launches]:
     ("launch_us", "buffers", "expected"),
     [
         (20.0, 5, 200),  # 40 rotations of 100 us make 4 ms
-        (3000.0, 2, 2),  # one rotation is longer already
+        (3000.0, 2, 2),  # one rotation takes longer
         (30.0, 7, 7 * 20),  # 210 us: 19.05 rotations, rounded up
-        (1.0, 3, 682 * 3),  # the most nodes of a graph, in whole rotations
+        (1.0, 3, 682 * 3),  # maximum nodes of a graph, in whole rotations
         (1.0, 3000, 3000),  # more buffers than that
     ],
 )
@@ -327,17 +325,17 @@ def test_a_graph_that_no_other_can_replace_is_not_tried(
 
 def test_a_graph_is_replayed_before_it_is_timed(pretended_graphs):
     module.Replay(counted(2)[1], sample_ms=4.0)
-    # The one that tells how long it takes; the graph that is sampled is warmed up by run_rounds.
+    # The graph that estimates the duration; run_rounds warms up the sampled graph.
     assert pretended_graphs.replays == 1
 
 
 @pytest.mark.usefixtures("pretended_graphs")
 def test_what_a_launch_made_for_itself_lives_as_long_as_its_graph():
-    """A library's launch holds Q in another dtype, and a schedule: a graph has their addresses."""
+    """A library's launch holds Q in another dtype, and a schedule. A graph has their addresses."""
 
     class Launch:
         def __call__(self) -> None:
-            """Nothing."""
+            """Do nothing."""
 
     launch = Launch()
     alive = weakref.ref(launch)

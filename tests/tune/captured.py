@@ -1,6 +1,4 @@
-"""Builds of lean_kernel that Triton makes for launches which CUDA graphs capture; in a process
-without Triton's interpreter.
-"""
+"""Triton's builds of lean_kernel for captured launches, in a process without the interpreter."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ META = torch.device("meta")
 
 
 def counters_of_captures(device: torch.device, captures: int) -> list[torch.Tensor]:
-    """The counter of each of so many captures, one after the other, of a GPU's stream."""
+    """Return the counters of successive captures on a GPU's stream."""
     capture_id, counters = workspace._capture_id, []
     try:
         for capture in range(captures):
@@ -32,8 +30,10 @@ def counters_of_captures(device: torch.device, captures: int) -> list[torch.Tens
 
 
 def builds_compiled(folder: Path) -> tuple[int, int]:
-    """Builds in an empty cache `folder` after a job of `leanbench tune`, and after the launch that
-    it compiled for was captured five times.
+    """Count builds in an empty cache `folder`.
+
+    Counts after a job of `leanbench tune`, and after five captures of the launch that it compiled
+    for.
     """
     os.environ["TRITON_CACHE_DIR"] = str(folder)
     lean, problem = LeanTriton(), AttentionProblem(1, 8, 8, 1024, 64)

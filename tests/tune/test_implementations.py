@@ -1,5 +1,5 @@
-"""Two implementations tuned together: which is chosen where, and what each alone makes of
-the file.
+"""Two implementations tuned together: the choice of each problem, and the use of the file by each
+alone.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from leanbench.tune.search import Search
 
 FAMILY = FamilyKey(128, 4)
 TRITON, CUDA = kernel("lean_triton"), kernel("lean_cuda")
-#: What each of a file's kernels may launch.
+#: Implementations that each of a file's kernels can launch.
 TAKES = {LEAN: ("triton", "cuda"), TRITON: ("triton",), CUDA: ("cuda",)}
-#: K and V of problems that are clearly on one side of where CUDA C++ and Triton take as long.
+#: K and V of problems clearly on one side of the size at which CUDA C++ and Triton are equal.
 SMALL_BYTES, LARGE_BYTES = 15e6, 120e6
 
 
@@ -52,7 +52,7 @@ def both(outcome: Outcome) -> Family:
 
 
 def unseen() -> list[AttentionProblem]:
-    """No larger than what is tuned on."""
+    """Return problems no larger than those of the tuning."""
     most_kv_heads = max(
         problem.batch * problem.kv_heads for problem in islice(problems(FAMILY, H200), 24)
     )
@@ -77,7 +77,7 @@ def fastest_us(problem: AttentionProblem, implementation: str | None) -> float:
 def test_cuda_is_chosen_on_small_problems_and_triton_on_large_ones(home, both):
     save_families(H200, [both])
     seen = set()
-    # Those that were timed: others run with the heuristic's implementation.
+    # Timed problems: others run with the heuristic's implementation.
     for problem in islice(problems(FAMILY, H200), 24):
         choice = choose(LEAN, problem, H200)
         assert choice.config is not None
@@ -92,7 +92,7 @@ def test_cuda_is_chosen_on_small_problems_and_triton_on_large_ones(home, both):
 
 
 def test_the_two_sides_of_that_world_differ():
-    """Or the test above could not fail."""
+    """Otherwise the test above could not fail."""
     for problem in unseen():
         ratio = fastest_us(problem, "cuda") / fastest_us(problem, "triton")
         if problem.kv_bytes < SMALL_BYTES:
@@ -124,7 +124,7 @@ def test_each_kernel_gets_the_best_of_what_it_takes(home, outcome, both, lean):
             best_us = fastest_us(problem, "triton")
             assert cuda_where_small_us(problem, choice.config) <= 1.03 * best_us
         else:
-            # The heuristic of CUDA C++ is held to be better than the formula.
+            # For CUDA C++, the heuristic is assumed better than the formula.
             assert choice.config == lean.default_config(problem, H200)
             assert choice.why.endswith(": this size was not timed")
 
@@ -141,12 +141,12 @@ def test_gains_are_counted_against_the_kernels_own_heuristic(home, outcome, both
                 continue
             gains[lean] += 1
             assert choice.config is not None
-            # As they are saved.
+            # Rounded as in files.
             chosen_us = round(times[choice.config].latency_us, 3)
             heuristic_us = round(times[heuristic].latency_us, 3)
             gain = 1 - chosen_us / heuristic_us
             assert f", {gain:.1%} faster than the heuristic" in choice.why
-    # The heuristic of the problem was CUDA C++'s: of Triton's gain nothing is known.
+    # The problem's heuristic chose CUDA C++, so Triton's gain is unknown.
     assert gains[TRITON] == 0
     assert min(gains[LEAN], gains[CUDA]) > 5
 
@@ -170,7 +170,7 @@ def test_without_what_launches_cuda_triton_is_looked_up(home, both, monkeypatch)
 
 
 def test_a_file_from_before_cuda_does_not_override_its_heuristic(ship):
-    """What was timed then was not held against it."""
+    """Such timings did not include the heuristic's settings."""
     ship(family(10.0, 1.0, problems=[tuned(4096)]))
     heuristic = LEAN.default_config(PROBLEM, H200)
     assert heuristic is not None

@@ -1,4 +1,4 @@
-"""An interrupted tuning goes on."""
+"""An interrupted tuning resumes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_full_disk_names_the_file_and_costs_the_last_problem_only(path):
     second = (FAMILY, FAMILY.problem(20, 1000), TIMES)
     journal.add(*first)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # No file may become larger, which is how a full disk looks to a writer.
+    # No file may grow, like on a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, before[1]))
     try:
         with pytest.raises(OSError, match="No space left") as full:

@@ -1,4 +1,4 @@
-"""Which launches are timed while little is known."""
+"""Order of launches while little is known."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def cuda(cluster_size: int, min_tiles: int = 1) -> LeanConfig:
 
 
 def test_what_the_model_knows_takes_turns_with_one_of_each_other_build():
-    # 1024 LeanTiles on 132 SMs: with at least 64 of them to a run most SMs idle, so that grid comes
-    # last of its build.
+    # 1024 LeanTiles on 132 SMs: with at least 64 of them per range most SMs idle, so that grid is
+    # the last of its build.
     others = [cuda(1, 64), cuda(1), cuda(2)]
     launches = [*others, *TRITON]
     ranked: list[LeanConfig] = []
@@ -45,7 +45,7 @@ def test_what_the_model_knows_takes_turns_with_one_of_each_other_build():
 
     assert first(PROBLEM, launches, rank, TARGET, begin=0) == [4, 1, 5, 2, 3, 0]
     assert ranked == TRITON
-    # The next problem begins with the next build, and so round and round.
+    # The next problem starts with the next build, modulo their number.
     assert first(PROBLEM, launches, rank, TARGET, begin=1) == [4, 2, 5, 1, 3, 0]
     assert first(PROBLEM, launches, rank, TARGET, begin=2) == [4, 1, 5, 2, 3, 0]
 
@@ -64,7 +64,7 @@ def test_each_implementation_has_its_share_of_the_promising():
         *(replace(TRITON[0], num_stages=n) for n in range(1, 9)),
     ]
     predicted_us = [float(number) for number in range(1, 17)]
-    # A quarter of 8 each in turn, then the others by prediction alone.
+    # A quarter of 8 each in turn, then the others only by prediction.
     assert promising(launches, predicted_us, 8) == [0, 8, 1, 9, 2, 3, 4, 5]
     assert promising(launches[:8], predicted_us[:8], 4) == [0, 1, 2, 3]
 
@@ -74,6 +74,6 @@ def test_a_few_whose_builds_have_no_coefficients_come_beside():
     assert len({config.build_key for config in launches}) == 8
     predicted_us = [math.inf, 2.0, math.inf, 1.0, math.inf, 4.0, 3.0, math.inf]
     assert promising(launches, predicted_us, 3) == [3, 1, 6, 0, 2]
-    # Where all are known, or all are among them already, there are none.
+    # No unknown ones remain if all are known, or all are included already.
     assert promising(launches, [float(number) for number in range(8)], 3) == [0, 1, 2]
     assert promising(launches[:1], [math.inf], 3) == [0]

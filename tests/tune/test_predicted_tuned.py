@@ -1,4 +1,4 @@
-"""Predicted times, and what is saved of them."""
+"""Predicted times, and the saved results."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_ranking_prefers_what_spills_less():
 
 
 def test_what_cannot_run_fails_in_a_prediction():
-    """Such as a heuristic's build, which is no candidate."""
+    """A heuristic's build is an example, because it is no candidate."""
     problem = FAMILY.problem(8, 4096)
     configs = [replace(CONFIG, num_stages=stages) for stages in (2, 3, 4, 5)]
     keys = [config.build_key for config in configs]
@@ -88,7 +88,7 @@ def test_what_cannot_run_fails_in_a_prediction():
 
 @pytest.mark.parametrize("spec", [pytest.param(gpu, id=gpu.name) for gpu in CATALOGUE])
 def test_every_gpu_of_the_catalogue_is_tuned(spec, monkeypatch):
-    """Of three families one spills and one has no build that fits; tests/run compiles."""
+    """One of three families spills, and one has no build that fits; tests/run compiles."""
     spills, small, large = FamilyKey(256, 8), FamilyKey(256, 1), FamilyKey(256, 4)
 
     def build(job, capability):

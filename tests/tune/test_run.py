@@ -1,4 +1,4 @@
-"""A tuning from beginning to end on a GPU that does not exist."""
+"""A tuning from start to end on a fake GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAMILY, OTHER = FamilyKey(128, 4), FamilyKey(128, 8)
 
 @pytest.fixture
 def worlds(tmp_path, monkeypatch):
-    """What was timed, a stopwatch for each tuning."""
+    """Return the timings: a stopwatch per tuning."""
     made: list[World] = []
 
     class Watch(World):
@@ -38,7 +38,7 @@ def worlds(tmp_path, monkeypatch):
     def compile(self, families, pool):
         compiled = []
         for family in families:
-            # Every sixth build: it is not about what is found.
+            # Every sixth build, because the result does not matter.
             space = LEAN.tuning_space(family.problem(8, 4096), H200)
             few = list(dict.fromkeys(config.build_key for config in space))[::6]
             able = [
@@ -104,11 +104,11 @@ def test_an_interrupted_tuning_goes_on_and_leaves_others_alone(worlds):
     assert len(worlds[0].calls) == 5
     tune(request([OTHER], problems=5), Silent())
     forget(request([OTHER]))
-    # Another plan and a further family: what was timed counts, the rest is timed.
+    # Another plan and a further family: known timings count, the rest is timed.
     results = tuned(request([FAMILY, OTHER], problems=4), Silent())
     assert [summary.problems for summary, _ in results] == [5, 4]
     assert len(worlds[2].calls) == 4
-    # Every candidate is another promise.
+    # `every_candidate` requires more than the known timings.
     tune(request(problems=3, every_candidate=True), Silent())
     assert len(worlds[3].calls) == 3
 
@@ -135,7 +135,7 @@ def test_energy_goes_by_power(worlds, monkeypatch):
         largest.kv_heads,
         largest.context,
     )
-    # What the others are held against is among those whose power is measured.
+    # Builds used for comparisons are among those with a measured power.
     heuristics = {family.candidates[tuned.heuristic].config.build_key for tuned in family.problems}
     assert heuristics <= {config.build_key for config in configs[: power.MOST_BUILDS]}
 
@@ -150,7 +150,7 @@ def test_windows_must_fit_the_budget(worlds):
         tune(Request(LEAN, [FAMILY], Target(H200, None), Plan(1e9), "energy"), Silent())
 
 
-#: In a process that has imported what the processes of a tuning have.
+#: Runs in a process with the imports of a tuning's processes.
 PREDICTING = """
 import importlib, json, sys
 from leanbench.compile import build
@@ -171,7 +171,7 @@ print(json.dumps([*{name.partition(".")[0] for name in {*sys.modules} - before}]
 
 
 def test_processes_predict_without_importing_libraries():
-    """The process that they are forked from has imported them, once for all."""
+    """The process they are forked from has imported them once for all."""
     result = subprocess.run(
         [sys.executable, "-c", PREDICTING], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""The search on a GPU that does not exist: what it finds can be held against the truth."""
+"""The search on a fake GPU with known true latencies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(world, problems=PROBLEMS, family=FAMILY, tuned=LEAN):
 
 @pytest.fixture(scope="module")
 def world():
-    """What was timed for `outcome`."""
+    """Return the timings of `outcome`."""
     return World()
 
 
@@ -53,7 +53,7 @@ def outcome(world):
 
 @pytest.fixture(scope="module")
 def triton_outcome():
-    """A search of the implementation that the formula answers for."""
+    """Return a search of the implementation with a formula."""
     return run(World(), tuned=TRITON)
 
 
@@ -72,7 +72,7 @@ def test_the_choice_is_near_the_best_where_nothing_was_timed(triton_outcome):
         heuristic.append(best_us / true_us(problem, TRITON.default_config(problem, H200)))
     assert geometric_mean(shares) > 0.985
     assert min(shares) > 0.92
-    # And the task is not trivial.
+    # The task is not trivial.
     assert geometric_mean(heuristic) < 0.97
 
 
@@ -100,7 +100,7 @@ def test_it_says_how_good_the_choice_is(outcome, triton_outcome):
 @pytest.mark.usefixtures("outcome")
 def test_fewer_candidates_are_timed_once_the_formula_knows(world):
     counts = [len(configs) for _, configs in world.calls]
-    # The heuristic's choice and Triton's may be among them.
+    # They can include the heuristic's choice and Triton's.
     assert all(64 <= count <= 66 for count in counts[:5])
     assert all(24 <= count <= 28 for count in counts[5:])
     assert max(counts[5:]) > 26
@@ -191,7 +191,7 @@ def test_a_family_of_which_nothing_runs_leaves_the_others():
     pairs = [compiled(other, TRITON), compiled(family, TRITON)]
     assert search.run(pairs, world, no_ranking, 1e12) == "all 6 problems were timed"
     assert search.left_out == {other: "nothing could be timed: out of shared memory"}
-    # Once every launch has failed, nothing of the family is tried.
+    # After every launch has failed, no further one of the family is tried.
     assert sum(problem.group_size == 8 for problem, _ in world.calls) < 6
     (outcome,) = search.finish(pairs, "", Here())
     assert outcome.progress.family == family
@@ -203,7 +203,7 @@ def resources_of(job, shared_kb: int = 60, spilled: int = 0) -> LaunchResources:
 
 @pytest.fixture
 def builds(monkeypatch):
-    """Set what a job is compiled to."""
+    """Return a function that sets the build of a job."""
 
     def set_build(make):
         def build_all(jobs, capability, pool, on_build):
@@ -293,7 +293,7 @@ def test_what_was_timed_before_is_not_timed_again():
     progress, builds = compiled()
     for problem, configs in first.calls[:5]:
         search.take_up(progress, problem, World().time(problem, configs).times)
-    # Timed without the heuristic's settings of today: of no use.
+    # Timings without the heuristic's current settings are useless.
     problem, configs = first.calls[5]
     search.take_up(progress, problem, World().time(problem, configs[1:]).times)
     second = World()
@@ -327,7 +327,7 @@ def test_held_out_problems_are_not_fitted_to(triton_outcome):
 
 
 def test_the_formula_is_believed_as_far_as_it_was_right():
-    """By hand: it gains 10% where it promises 10%, and loses 5% where it promises 2%."""
+    """By hand: it gains 10% if it promises 10%, and loses 5% if it promises 2%."""
     right, wrong = Trial(1.0, 0.9, 0.1), Trial(0.95, 1.0, 0.02)
     assert least_gain([]) == LEAST_GAIN
     assert least_gain([right]) == LEAST_GAIN
@@ -367,7 +367,7 @@ def test_what_is_saved(outcome):
         build = family.candidates[index].build
         assert build is not None
         config = family.candidates[index].config
-        # Files hold six digits.
+        # Files have six digits.
         assert asdict(family.builds[build].coefficients) == pytest.approx(
             asdict(outcome.fits[config.build_key].coefficients), rel=1e-5
         )

@@ -1,4 +1,4 @@
-"""Rounds that drop the losers."""
+"""Rounds that drop the slowest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_losers_leave_after_their_round():
         "far": 5,
         "lost": 2,
     }
-    # One sample each in turn, after a pass that is not counted.
+    # One sample each in turn, after a discarded pass.
     assert seen[:15] == list(latencies) * 3
     assert sum(samples for samples, _ in ROUNDS) == 13
 
@@ -73,7 +73,7 @@ def test_buffers_are_a_call_of_the_problem(page_size):
     stopwatch.most_bytes, stopwatch._pools = 1_000_000, {}
     problem = AttentionProblem(2, 4, 2, 100, 64, page_size=page_size)
     buffers = stopwatch.buffers(problem)
-    # All that the pool has room for, none over another.
+    # All for which the pool has room, without overlap.
     assert len(buffers) == 1_000_000 // problem.kv_allocated_bytes
     starts = sorted(
         cache.data_ptr() for inputs in buffers for cache in (inputs.k_cache, inputs.v_cache)
@@ -138,7 +138,7 @@ def test_times_on_the_gpu(h200, group, layout, dtype):
 
 
 class Wrong(Lean):
-    """Right with every config but one."""
+    """A kernel that is right with every config but one."""
 
     def __init__(self, bad):
         self.bad = bad

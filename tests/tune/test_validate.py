@@ -1,4 +1,4 @@
-"""Choices held against every candidate: on which problems, of which launches, by which times."""
+"""Choices against every candidate: problems, launches and times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from leanbench.tune import validate as module
 from leanbench.tune.stopwatch import Result, Time
 from leanbench.tune.validate import compile_launches, fitting, launches_of, validate
 
-#: In a cache of 32k tokens, lengths on the device.
+#: A problem in a cache of 32k tokens, lengths on the device.
 SERVED = AttentionProblem(
     4, 32, 8, (900, 5000, 100, 2000), 128, capacity=32768, lengths_on="device"
 )

@@ -1,4 +1,4 @@
-"""Whether a tuned choice still holds: what is timed again, and what is made of the times."""
+"""Verification of tuned choices: configs timed again, and the verdict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THREE = family(
 
 
 def timed(**latencies_us: float):
-    """Answers with these; `None` stands for a config that does not fit."""
+    """Return a timer with these times; `None` stands for a config that does not fit."""
     named = {"heuristic": HEURISTIC, "large": LARGE, "wide": WIDE}
 
     def time(
@@ -47,7 +47,7 @@ def test_what_is_timed_again():
     )
     (task,) = tasks_of([bf16])
     assert task.problem == AttentionProblem(3, 16, 2, 300, 128, "bf16", "NHD")
-    # The chosen one need not be named among the ties.
+    # The ties need not include the chosen one.
     assert task.configs == [LARGE, HEURISTIC]
     (same,) = tasks_of([family(problems=[tuned(chosen=0, ties=[0])])])
     assert same.configs == [HEURISTIC]
@@ -99,7 +99,9 @@ class Launch:
 
 
 class PretendedReplay:
-    """Takes as many microseconds as the config has stages, more in every sample of a round."""
+    """A replay that takes a microsecond per stage of the config, and more in every sample of a
+    round.
+    """
 
     def __init__(self, launches: Sequence[Launch], sample_ms: float) -> None:
         self.launches = len(launches)
@@ -136,7 +138,7 @@ def test_the_timer_takes_turns_on_rotating_buffers(monkeypatch):
     monkeypatch.setattr(buffers, "COLD_L2_MULTIPLE", 0)
     monkeypatch.setattr(verify, "Replay", PretendedReplay)
     timer = GpuTimer(Kernel(), 0, H200)  # pyright: ignore[reportArgumentType]
-    # K and V are 102,400 bytes: three copies leave the pretended L2.
+    # K and V have 102,400 bytes: three copies exceed the fake L2.
     problem = AttentionProblem(2, 4, 2, 100, 64)
     times = timer(problem, [HEURISTIC, WIDE, LARGE])
     assert times == {HEURISTIC: pytest.approx(4.001), LARGE: pytest.approx(3.001)}

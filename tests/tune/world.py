@@ -1,6 +1,4 @@
-"""A GPU that does not exist: latencies from coefficients that the tuner does not know, with
-noise.
-"""
+"""A fake GPU: latencies from coefficients unknown to the tuner, with noise."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ from leanbench.gpu.catalogue import find
 from leanbench.tune.stopwatch import Result, Time
 
 LEAN = kernel("lean")
-#: The formula is asked for Triton alone.
+#: The formula is used only for Triton.
 TRITON = kernel("lean_triton")
 H200 = find("h200")
 
 
 class Here(Executor):
-    """An executor that runs jobs at once, in this process."""
+    """An executor that runs jobs immediately, in this process."""
 
     def submit(self, fn, /, *args, **kwargs):
         future = Future()
@@ -33,7 +31,7 @@ class Here(Executor):
 
 
 class Silent:
-    """Hears of a tuning's progress and counts."""
+    """An observer that counts a tuning's progress."""
 
     def __init__(self):
         self.compiled = self.timed = self.fitted = 0
@@ -52,8 +50,9 @@ class Silent:
 
 
 def true_us(problem, config):
-    """Builds differ in their rates, so that no build is the best everywhere, nor is an
-    implementation.
+    """Return a latency by rates of the build.
+
+    No build is the best everywhere, nor is an implementation.
     """
     coefficients = (
         cuda_coefficients(config)
@@ -82,8 +81,10 @@ def triton_coefficients(config):
 
 
 def cuda_coefficients(config):
-    """Large clusters make splits cheap, and starts and the whole GPU slow; tile boundaries cost
-    more than Triton's.
+    """Return the coefficients of a CUDA C++ build.
+
+    Large clusters make splits cheap, and starts and the whole GPU slow. Tile boundaries cost more
+    than Triton's.
     """
     warps, stages, cluster = config.num_warps, config.num_stages, config.cluster_size
     in_flight = warps * stages * config.chunk_tokens
@@ -104,8 +105,9 @@ def cuda_coefficients(config):
 
 
 def cuda_where_small_us(problem, config):
-    """CUDA C++ starts 2 us earlier and reads a quarter slower than Triton: faster up to some tens
-    of MB.
+    """Return a latency with CUDA C++ faster than Triton up to some tens of MB.
+
+    It starts 2 us earlier and reads a quarter slower.
     """
     slower = 1.25 if config.implementation == "cuda" else 1.0
     coefficients = Coefficients(
@@ -153,6 +155,6 @@ def builds_of(family: FamilyKey, tuned: Kernel = LEAN) -> dict:
 
 
 def no_ranking(problem, configs, builds):
-    """The model knows nothing: all alike. It is not asked for what it cannot know."""
+    """Rank all equally: the model cannot know the fake GPU."""
     assert all(config.implementation == "triton" for config in configs)
     return [1.0] * len(configs)
