@@ -683,7 +683,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("device", ("partials.cuh", "first[i].w != epoch | second[i].w", "second[i].w")),
     ("device", ("lean.cu", "p.epoch + replays", "p.epoch")),
     ("device", ("lean.cu", "if (SCRATCH_OVER_RING || !first_part) __syncthreads();", "")),
-    ("device", ("lean.cu", "__syncthreads();\n      // What a", "// What a")),
+    ("device", ("lean.cu", "#endif\n      __syncthreads();", "#endif")),
     ("many rows", ("lean.cu", "__syncthreads();  // the states have been read", "")),
     (
         "many rows",
@@ -693,7 +693,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
             "query.load_shared(p, shared);",
         ),
     ),
-    ("clusters", ("lean.cu", "barrier_cluster_wait();  // no peer reads", "//")),
+    ("clusters", ("lean.cu", "if (exchanged) barrier_cluster_wait();", "if (exchanged)")),
     ("clusters", ("reduce.cuh", "if (!first_part) barrier_cluster_wait();", "")),
     ("clusters", ("reduce.cuh", "  barrier_cluster_arrive();\n  barrier_cluster_wait();", "")),
     ("short sequences in clusters", ("lean.cu", "chunks <= WARPS", "chunks <= 2 * WARPS")),

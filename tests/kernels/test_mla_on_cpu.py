@@ -196,8 +196,8 @@ COLUMN_MUTATIONS: dict[str, tuple[Mutation, str]] = {
 FP8_MUTATIONS: dict[str, Mutation] = {
     "operands lie over bytes that are still to be read": (
         "bytes.cuh",
-        "stored over.\n    bar_sync(OF_WARPGROUP + STAGE, 128);",
-        "stored over.\n    ;",
+        "\n    bar_sync(OF_WARPGROUP + STAGE, 128);",
+        "\n    ;",
     ),
     "bytes are copied over values that are read": (
         "mla.cu",
