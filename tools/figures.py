@@ -266,7 +266,7 @@ class Figures:
 
 def run_line(*figures: Figures) -> str:
     """Name the runs behind a table: links, days, GPUs, kernels."""
-    runs = list({run.directory: run for of in figures for run in of.runs}.values())
+    runs = list({run.directory: run for each in figures for run in each.runs}.values())
     parts: dict[str, list[str]] = {}
     for run in runs:
         name = run.directory.relative_to(REPORTS).as_posix()
@@ -323,12 +323,12 @@ def libraries() -> tuple[list[str], dict[str, str], dict[str, list[str]]]:
 
     Kernels that only run in whole models are left out.
     """
-    peers = [of for of in kernels().values() if of.is_peer and not of.only_in_whole_models]
-    shared = frozenset.intersection(*(of.axes for of in peers))
+    peers = [peer for peer in kernels().values() if peer.is_peer and not peer.only_in_whole_models]
+    shared = frozenset.intersection(*(peer.axes for peer in peers))
     by_axes: dict[str, list[str]] = {}
-    for of in peers:
-        by_axes.setdefault(_supported(of, shared), []).append(f"`{of.name}`")
-    return sorted(shared), {of.name: of.title for of in peers}, by_axes
+    for peer in peers:
+        by_axes.setdefault(_supported(peer, shared), []).append(f"`{peer.name}`")
+    return sorted(shared), {peer.name: peer.title for peer in peers}, by_axes
 
 
 def _supported(kernel: Kernel[Any], shared: frozenset[str]) -> str:
@@ -357,21 +357,21 @@ def claims(figures: Figures) -> list[tuple[str, str, str, str, str]]:
     value over torch's builds and over this project's kernels.
     """
     ((_, _, measured),) = claims_of_runs(figures.runs)
-    told: dict[tuple[str, str, str], dict[str, str]] = {}
-    for of in measured:
-        if of.figure is not None:
-            key = of.claim.figure, of.claim.words, of.claim.paper_words
-            told.setdefault(key, {})[of.baselines.fa2] = f"{of.verdict}: {of.words}"
+    results: dict[tuple[str, str, str], dict[str, str]] = {}
+    for result in measured:
+        if result.figure is not None:
+            key = result.claim.figure, result.claim.words, result.claim.paper_words
+            results.setdefault(key, {})[result.baselines.fa2] = f"{result.verdict}: {result.words}"
     return [
         (*key, verdicts.get(TORCH_BUILD, ""), verdicts.get(OWN.fa2, ""))
-        for key, verdicts in told.items()
+        for key, verdicts in results.items()
     ]
 
 
 def tuned_gains(gpu: str) -> dict[str, tuple[int, float, float]]:
     """Return, per family of a shipped file, problems and the mean and highest gain of tuning."""
     families = read(SHIPPED / f"{gpu}.json").families
-    return {f"{of.head_dim} x group {of.group_size}": _gains(of) for of in families}
+    return {f"{family.head_dim} x group {family.group_size}": _gains(family) for family in families}
 
 
 def _gains(family: Family) -> tuple[int, float, float]:

@@ -85,8 +85,8 @@ def deal_entries(
     valid = columns < HEAD_DIM
     entry = sequence * heads_each + head % heads_each
     to = entry * RANKS + head // heads_each
-    own = tl.load(part_out + row * HEAD_DIM + columns, mask=valid)
-    tl.store(numbers + to * HEAD_DIM + columns, own, valid)
+    values = tl.load(part_out + row * HEAD_DIM + columns, mask=valid)
+    tl.store(numbers + to * HEAD_DIM + columns, values, valid)
     tl.store(stats + 2 * to, tl.load(part_lse + row))
 
 
@@ -111,13 +111,13 @@ def merge_entries(
     columns = tl.arange(0, HEAD_DIM_PADDED)
     ranks = tl.arange(0, RANKS_PADDED)
     valid = columns < HEAD_DIM
-    own = entry * RANKS + ranks
-    lses = tl.load(stats + 2 * own, mask=ranks < RANKS, other=float("-inf"))
+    entries = entry * RANKS + ranks
+    lses = tl.load(stats + 2 * entries, mask=ranks < RANKS, other=float("-inf"))
     most = tl.max(lses, 0)
     reference = tl.where(most == float("-inf"), 0.0, most)
     weights = tl.exp(lses - reference)
     parts = tl.load(
-        numbers + own[:, None] * HEAD_DIM + columns[None, :],
+        numbers + entries[:, None] * HEAD_DIM + columns[None, :],
         mask=(ranks < RANKS)[:, None] & valid[None, :],
         other=0.0,
     )

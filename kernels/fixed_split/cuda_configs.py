@@ -125,7 +125,7 @@ def _cost_us(
     rate = gpu.bandwidth_tb_s * 1e6
     sms, slots = usable_sms(gpu.sms, cluster), cluster_slots(gpu.sms, ctas_per_sm, cluster)
     split_bytes = -(-max(tiles.lean_tiles) // splits) * TILE_TOKENS * problem.token_bytes
-    waves, rest = divmod(tiles.output_tiles * splits, slots)
+    waves, remainder = divmod(tiles.output_tiles * splits, slots)
 
     def wave_us(units: int) -> float:
         if units == 0:
@@ -138,6 +138,6 @@ def _cost_us(
             share = min(sms / gpu.sms, _PAIRED_RATE * running)
         return units * split_bytes / (rate * share)
 
-    reading_us = waves * wave_us(slots) + wave_us(rest)
+    reading_us = waves * wave_us(slots) + wave_us(remainder)
     merging_us = (_MERGE_US if splits > 1 else 0) + (_CLUSTER_US if cluster > 1 else 0)
-    return reading_us + merging_us + _WAVE_US * max(0, waves - 1 + (rest > 0))
+    return reading_us + merging_us + _WAVE_US * max(0, waves - 1 + (remainder > 0))

@@ -212,9 +212,9 @@ class CudaRelaunch:
         )
         params.context = context
         if extras is not None:
-            given: Any = extras
-            for place, structure, field in self._places:
-                setattr(structure, field, given[place].data_ptr())
+            fields: Any = extras
+            for index, structure, field in self._places:
+                setattr(structure, field, fields[index].data_ptr())
         launch.launch(epoch)
 
     def _resize(self, cache: torch.Tensor, k: int, v: int) -> None:

@@ -95,11 +95,11 @@ def refusal_of_sharing(problem: AttentionProblem) -> str | None:
         "packed queries": problem.q_lens is not None,
         "scales of pages": problem.page_scales != NO_PAGE_SCALES,
     }
-    asked = [what for what, is_asked in refused.items() if is_asked]
-    if not asked:
+    missing = [what for what, is_asked in refused.items() if is_asked]
+    if not missing:
         return None
     return (
-        f"lean_cuda takes no {asked[0]} where GPUs share sequences ({problem.parallel}): split"
+        f"lean_cuda takes no {missing[0]} where GPUs share sequences ({problem.parallel}): split"
         " heads, with tp"
     )
 

@@ -343,8 +343,8 @@ def _check(returned: tuple[Any, ...]) -> Any:
     Raises:
         RuntimeError: the status is an error.
     """
-    status, *rest = returned
+    status, *results = returned
     if int(status) != 0:
         _, name = _driver().cuGetErrorString(status)
         raise RuntimeError(f"CUDA driver: {name.decode() if name else status}")
-    return rest[0] if len(rest) == 1 else tuple(rest)
+    return results[0] if len(results) == 1 else tuple(results)

@@ -74,8 +74,8 @@ def dealt_tokens(
         tokens: in the cache, up to the sequence's end.
         window_left: from `dealt_window`.
     """
-    own = tokens - leftpad // build.start_step * build.start_step
-    return own if window_left < 0 else min(own, _window_tokens(build, window_left, q_len) + q_len)
+    used = tokens - leftpad // build.start_step * build.start_step
+    return used if window_left < 0 else min(used, _window_tokens(build, window_left, q_len) + q_len)
 
 
 def dealt_lengths(build: CudaBuild, problem: AttentionProblem) -> tuple[int, ...]:

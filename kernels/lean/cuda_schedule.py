@@ -68,8 +68,8 @@ def split_limits(build: CudaBuild, tile_tokens: int, rereads: bool = False) -> t
     tile_bytes = 2 * build.kv_bytes * tile_tokens * build.head_dim
     in_step = build.cluster > 1 or rereads
     large = build.q_len > 0 and build.row_count * build.v_head_dim >= _LARGE_PARTIAL
-    others = _LONGEST_STEPS_OF_LARGE_PARTIALS if large else _LONGEST_STEPS
-    steps = _LONGEST_STEPS_OF_CLUSTERS if in_step else others
+    default_steps = _LONGEST_STEPS_OF_LARGE_PARTIALS if large else _LONGEST_STEPS
+    steps = _LONGEST_STEPS_OF_CLUSTERS if in_step else default_steps
     return steps, int(build.cluster * _MERGE_BYTES // tile_bytes)
 
 

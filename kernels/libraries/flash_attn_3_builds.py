@@ -275,7 +275,7 @@ def find_build() -> Build | None:
     return SharedObject(objects[0], f"vllm {installed_version('vllm')}") if objects else None
 
 
-def _bound(operator: Any, **given: Any) -> partial[Any]:
+def _bound(operator: Any, **arguments: Any) -> partial[Any]:
     """Return a call of a torch operator without defaults, with arguments by name.
 
     Schemas differ between versions.
@@ -285,9 +285,9 @@ def _bound(operator: Any, **given: Any) -> partial[Any]:
     """
     overload = operator.default
     is_optional = _arguments(overload)
-    if lacking := given.keys() - is_optional.keys():
+    if lacking := arguments.keys() - is_optional.keys():
         raise TypeError(f"{overload} takes no {', '.join(sorted(lacking))}")
-    values = {**_NEUTRAL, **given}
+    values = {**_NEUTRAL, **arguments}
     unknown = [name for name in is_optional if name not in values and not is_optional[name]]
     if unknown:
         raise TypeError(f"{overload} wants {', '.join(unknown)}")

@@ -92,11 +92,11 @@ class PlannedFlashInfer(FlashInferKernel):
         plan = self._plan_of(copies[0])
         numbers = page_numbers(copies, plan.page_size, plan.page_counts)
         wrappers = [copy.copy(_planned(self, plan)) for _ in copies]
-        for wrapper, own in zip(wrappers, numbers, strict=True):
+        for wrapper, copy_numbers in zip(wrappers, numbers, strict=True):
             # The page numbers so far are placeholders. AttributeError if a version uses another
             # name.
             getattr(wrapper, self.page_numbers_name)
-            setattr(wrapper, self.page_numbers_name, own)
+            setattr(wrapper, self.page_numbers_name, copy_numbers)
         return [
             self.run_call(wrapper, inputs, plan)
             for wrapper, inputs in zip(wrappers, copies, strict=True)
@@ -289,8 +289,8 @@ def pages_of(cache: torch.Tensor, inputs: AttentionInputs, page_size: int) -> to
 
 def _sequence_stride(cache: torch.Tensor, page_size: int) -> int:
     """Return the number of pages between the first pages of two sequences."""
-    pages, rest = divmod(cache.stride(0), page_size * cache.stride(1))
-    assert rest == 0, (
+    pages, remainder = divmod(cache.stride(0), page_size * cache.stride(1))
+    assert remainder == 0, (
         f"a cache with strides {cache.stride()} is no whole number of pages of {page_size} tokens"
     )
     return pages

@@ -99,8 +99,8 @@ def _starts(batch: int, device: torch.device, rows: int) -> torch.Tensor:
 
 def _rows_per_sequence(cache: torch.Tensor) -> int:
     """Return the number of rows between the first rows of two sequences."""
-    rows, rest = divmod(cache.stride(0), cache.stride(1))
-    assert rest == 0, f"a cache with strides {cache.stride()} is no whole number of rows"
+    rows, remainder = divmod(cache.stride(0), cache.stride(1))
+    assert remainder == 0, f"a cache with strides {cache.stride()} is no whole number of rows"
     return rows
 
 

@@ -170,8 +170,8 @@ def _page_scales(
         padding = int(inputs.cache_leftpad[sequence].clamp(0, tokens))
     places = torch.arange(padding, tokens, device=scales.device)
     pages, _ = _places(inputs, sequence, places)
-    own = scales[pages] if scales.dim() == 1 else scales[pages, kv_head]
-    return own.double()[:, None]
+    token_scales = scales[pages] if scales.dim() == 1 else scales[pages, kv_head]
+    return token_scales.double()[:, None]
 
 
 def in_cache(

@@ -201,11 +201,11 @@ def _timed_choice(
     times_us = {timed.candidate: timed.latency_us for timed in problem.timed}
     chosen_us, heuristic_us = times_us.get(chosen), times_us.get(problem.heuristic)
     # With several implementations, the heuristic may have chosen another than this kernel's.
-    own = _launches(kernel, family.candidates[problem.heuristic])
+    launches_heuristic = _launches(kernel, family.candidates[problem.heuristic])
     gain = None
     if (
         family.objective == "latency"
-        and own
+        and launches_heuristic
         and chosen != problem.heuristic
         and chosen_us
         and heuristic_us

@@ -256,17 +256,17 @@ def _find(kernel: Kernel, spec: GpuSpec, key: EntryKey) -> tuple[store.File, Fam
     """
     files = [file for file in _readable(spec) if file.tuned.kernel == kernel.tuned_as]
     own = [file for file in files if file.tuned.gpu.is_like(spec)]
-    others = _of_others(files, spec)
+    other_gpus = _of_others(files, spec)
     # This GPU's files compete: a shipped family with the exact group size beats a user's with
     # another.
     for source, together in (
         ("measured", own),
-        *(("measured", [file]) for file in others),
+        *(("measured", [file]) for file in other_gpus),
         ("predicted", own),
     ):
         ranked = [
-            ((order[0] == NEARBY_GROUP, place, order), file, family)
-            for place, file in enumerate(together)
+            ((order[0] == NEARBY_GROUP, index, order), file, family)
+            for index, file in enumerate(together)
             for family in file.tuned.families
             if family.source == source and (order := rank(family, key)) is not None
         ]

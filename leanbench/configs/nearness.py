@@ -29,14 +29,14 @@ def rank(family: Family, key: EntryKey) -> tuple[int, float, int] | None:
     head_dim, dtype, group_size, kv_layout, objective = key
     if (family.head_dim, family.objective) != (head_dim, objective):
         return None
-    others = (family.dtype != dtype) + (family.kv_layout != kv_layout)
+    differences = (family.dtype != dtype) + (family.kv_layout != kv_layout)
     if family.group_size == group_size:
-        return min(others, 1), 0.0, others
+        return min(differences, 1), 0.0, differences
     ratio = max(family.group_size, group_size) / min(family.group_size, group_size)
     same_rows = tile_rows(family.group_size, head_dim) == tile_rows(group_size, head_dim)
     if ratio > MOST_GROUP_RATIO or not same_rows or 1 in (family.group_size, group_size):
         return None
-    return NEARBY_GROUP, math.log(ratio), others
+    return NEARBY_GROUP, math.log(ratio), differences
 
 
 def gpu_distance(gpu: TunedGpu, spec: GpuSpec) -> float | None:

@@ -194,15 +194,15 @@ def _merged(
     replaced: list[Family] = []
     refused: list[Family] = []
     for family in new.families:
-        there = families.get(family.key)
-        if there is not None and (there.source, family.source) == ("measured", "predicted"):
+        existing = families.get(family.key)
+        if existing is not None and (existing.source, family.source) == ("measured", "predicted"):
             refused.append(family)
             continue
         families[family.key] = family
-        if there is None:
+        if existing is None:
             added.append(family)
         else:
-            replaced.append(there)
+            replaced.append(existing)
     merged = (before or new).model_copy(update={"families": list(families.values())})
     return merged, Saved(path, tuple(added), tuple(replaced), tuple(refused))
 

@@ -131,7 +131,7 @@ class Fitter:
         costs = np.log(
             [[self.predict_us(fits, problem, config) for config in able] for problem in sample]
         )
-        return [able[place] for place in _cover(costs - costs.min(axis=1, keepdims=True))]
+        return [able[index] for index in _cover(costs - costs.min(axis=1, keepdims=True))]
 
 
 def _cover(costs: Any) -> list[int]:

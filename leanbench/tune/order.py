@@ -37,11 +37,11 @@ def first(
         begin: index of the first build, modulo their number.
     """
     known = [index for index, config in enumerate(launches) if isinstance(config, LeanTritonConfig)]
-    others = [index for index, config in enumerate(launches) if isinstance(config, LeanCudaConfig)]
+    cuda = [index for index, config in enumerate(launches) if isinstance(config, LeanCudaConfig)]
     predicted_us = dict(
         zip(known, rank([launches[index] for index in known]) if known else [], strict=True)
     )
-    spread = _over_builds(problem, {index: launches[index] for index in others}, target, begin)
+    spread = _over_builds(problem, {index: launches[index] for index in cuda}, target, begin)
     return _in_turn([sorted(known, key=predicted_us.__getitem__), spread])
 
 
@@ -73,7 +73,7 @@ def _over_builds(
 def _in_turn(orders: Sequence[Sequence[int]]) -> list[int]:
     """Interleave: the first of each, the second of each, and so on."""
     longest = max(map(len, orders), default=0)
-    return [order[place] for place in range(longest) for order in orders if place < len(order)]
+    return [order[index] for index in range(longest) for order in orders if index < len(order)]
 
 
 def promising(

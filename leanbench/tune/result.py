@@ -142,9 +142,9 @@ def _untried(
     """Return the predicted latency of the best untimed launch over the best timed; at most 1."""
     fitter = Fitter(kernel, spec)
     launches = distinct(outcome.progress.able, problem, kernel, spec)
-    others = [launch.config for launch in launches if launch.config not in times]
+    untried = [launch.config for launch in launches if launch.config not in times]
     least = min(
-        (fitter.predict_us(outcome.fits, problem, config) for config in others),
+        (fitter.predict_us(outcome.fits, problem, config) for config in untried),
         default=float("inf"),
     )
     return min(1.0, least / min(time.latency_us for time in times.values()))

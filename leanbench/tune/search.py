@@ -98,8 +98,8 @@ class Search:
         for family in families:
             builds = {
                 key: build
-                for (of, key, _), build in zip(wanted, built, strict=True)
-                if of == family
+                for (owner, key, _), build in zip(wanted, built, strict=True)
+                if owner == family
             }
             able, left_out = candidates(self._kernel, family, self._spec, builds)
             if able:
@@ -145,11 +145,11 @@ class Search:
         streams = [problems(progress.family, self._spec, most_bytes) for progress, _ in compiled]
         total = self._plan.problems * len(compiled)
         for number in range(self._plan.problems):
-            for place, ((progress, builds), stream) in enumerate(
+            for index, ((progress, builds), stream) in enumerate(
                 zip(compiled, streams, strict=True)
             ):
                 problem = next(stream)
-                done = number * len(compiled) + place
+                done = number * len(compiled) + index
                 # Known times come from the journal of an interrupted tuning.
                 if not progress.able or problem in progress.times:
                     continue
@@ -272,14 +272,14 @@ class Search:
                 (self._kernel, self._spec),
                 begin=len(progress.times) * _FIRST_CANDIDATES // 2,
             )[:_FIRST_CANDIDATES]
-        heuristic, *others = self._heuristics(progress, problem)
-        for config in (heuristic, *others):
+        heuristic, *alternatives = self._heuristics(progress, problem)
+        for config in (heuristic, *alternatives):
             if config.build_key not in builds:
                 # Not a candidate, but the chosen config is compared with it.
                 job = Job(self._kernel.name, problem, config)
                 builds[config.build_key] = build(job, self._spec.compute_capability)
         # The heuristic leads: outputs of the others are compared with it.
-        launched = dict.fromkeys([heuristic, *others, *(launches[index] for index in order)])
+        launched = dict.fromkeys([heuristic, *alternatives, *(launches[index] for index in order)])
         result = stopwatch.time(problem, list(launched))
         if result.failures:
             _drop(progress, result.failures)

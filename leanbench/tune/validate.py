@@ -98,8 +98,8 @@ def unseen_problems(
     key = FamilyKey(family.head_dim, family.group_size, family.dtype, family.kv_layout)
     tuned = {(problem.batch * problem.kv_heads, problem.context) for problem in family.problems}
     steps = (key.problem(*step) for step in _STEPS if step not in tuned)
-    others = islice(problems(key, spec, most_bytes), _SKIPPED, None)
-    candidates = _in_turn(steps, others)
+    drawn = islice(problems(key, spec, most_bytes), _SKIPPED, None)
+    candidates = _in_turn(steps, drawn)
     fitting = (problem for problem in candidates if problem.kv_bytes <= most_bytes)
     fresh = (
         problem

@@ -226,10 +226,10 @@ def _check(returned: tuple[Any, ...]) -> Any:
     Raises:
         RuntimeError: the call failed.
     """
-    status, *rest = returned
+    status, *results = returned
     if int(status) != 0:
         raise RuntimeError(f"CUDA driver: {getattr(status, 'name', status)}")
-    return rest[0] if rest else None
+    return results[0] if results else None
 
 
 def _driver() -> Any:
