@@ -78,8 +78,6 @@ class LaunchShape:
 
 @dataclass(frozen=True)
 class TritonLaunch:
-    """One launch of a Triton kernel."""
-
     #: The function under `@triton.jit`.
     function: Any
     #: CTAs.

@@ -26,8 +26,6 @@ from leanbench.core.problem import AttentionProblem
 
 @dataclass(frozen=True)
 class Fa2TritonConfig(TileConfig):
-    """Settings of the Triton implementation."""
-
     implementation = "triton"
 
 

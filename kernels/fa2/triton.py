@@ -156,5 +156,4 @@ def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunc
 
 
 def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]:
-    """Return a function that launches the kernel."""
     return run_all(launches(inputs, config))

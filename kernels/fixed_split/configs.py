@@ -29,7 +29,6 @@ class FixedSplitTritonConfig(TileConfig):
 
     implementation = "triton"
 
-    #: Number of splits per output tile.
     splits: int = number(1, MOST_SPLITS)
 
 

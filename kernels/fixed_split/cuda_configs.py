@@ -41,7 +41,6 @@ class FixedSplitCudaConfig(EqualSplitsConfig):
     split.
     """
 
-    #: Number of splits per output tile.
     splits: int = number(1, MOST_SPLITS)  # pyright: ignore[reportIncompatibleVariableOverride]
 
 

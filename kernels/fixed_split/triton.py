@@ -307,5 +307,4 @@ def split_launches(
 
 
 def prepare(inputs: AttentionInputs, config: FixedSplitTritonConfig) -> Callable[[], None]:
-    """Return a function that launches the kernels."""
     return run_all(launches(inputs, config))

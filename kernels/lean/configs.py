@@ -81,8 +81,6 @@ class LeanConfig(TileConfig):
 
 @dataclass(frozen=True)
 class LeanTritonConfig(LeanConfig):
-    """Settings of the implementation in Triton."""
-
     implementation = "triton"
 
     @property
@@ -118,8 +116,6 @@ class CudaBody:
 
 @dataclass(frozen=True, kw_only=True)
 class LeanCudaConfig(CudaBody, LeanConfig):
-    """Settings of the implementation in CUDA C++."""
-
     implementation = "cuda"
 
     #: Splits per output tile; 0: LeanTiles are distributed over the grid.
@@ -178,7 +174,6 @@ class EqualSplitsConfig(CudaBody, TileConfig):
 
     implementation = "cuda"
 
-    #: Splits per output tile.
     splits: ClassVar[int] = 1
     fixed_run_tiles: ClassVar[int] = 0
 
@@ -194,7 +189,6 @@ class EqualSplitsConfig(CudaBody, TileConfig):
         return too_many_warps(self) or chunk_contradiction(self)
 
 
-#: Settings of a launch of lean.cu.
 CudaConfig = LeanCudaConfig | EqualSplitsConfig
 
 #: Union of the configs in files, distinguished by `implementation`.

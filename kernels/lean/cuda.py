@@ -70,11 +70,8 @@ _FP8_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 @dataclass(frozen=True)
 class CudaLaunch:
-    """One launch of lean.cu."""
-
     build: CudaBuild
     device: torch.device
-    #: Number of CTAs.
     grid: int
     params: Params
     #: Size of the partials in bytes.

@@ -18,7 +18,6 @@ from leanbench.core.kernel import LaunchResources
 from leanbench.core.kinds import FP8_DTYPES, NO_PAGE_SCALES, SAME
 from leanbench.core.problem import AttentionProblem
 
-#: Folder of the sources and headers.
 _FOLDER = Path(__file__).parent
 #: Kernel names in lean.cu and in many_rows.cu.
 ENTRY, MANY_ROWS_ENTRY = "lean", "lean_many_rows"
@@ -150,7 +149,6 @@ def takes_head_pairs(problem: AttentionProblem) -> bool:
 class CudaBuild:
     """Parameters of a build: the macros of build.cuh."""
 
-    #: Kernel name in the source.
     entry: ClassVar[str] = ENTRY
     #: Maximum partials of a work range that other CTAs wait for: one at its start, one at its end.
     range_partials: ClassVar[int] = 1

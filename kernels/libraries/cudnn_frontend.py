@@ -202,7 +202,6 @@ def _mask(shape: _Shape) -> dict[str, Any]:
 
 @cache
 def _handle(device: torch.device) -> Any:
-    """Return a handle of the current device."""
     import cudnn
 
     return cudnn.create_handle()

@@ -80,8 +80,6 @@ class Call:
 
 
 class Build(ABC):
-    """One build of FlashAttention-3."""
-
     @property
     @abstractmethod
     def version(self) -> str:

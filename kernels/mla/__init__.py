@@ -162,7 +162,6 @@ class _Deal:
     #: Stages of an output tile, and the minimum of a split.
     stages: int
     least: int
-    #: Rows of a CTA.
     rows: int
 
     @property

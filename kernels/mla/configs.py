@@ -9,8 +9,6 @@ from leanbench.core.config import KernelConfig, number, optional_number, switch
 
 @dataclass(frozen=True)
 class MlaConfig(KernelConfig):
-    """Launch settings of lean_mla."""
-
     #: Minimum stages (64 tokens) of a work range, unless the context is shorter.
     min_tiles_per_cta: int = number(1, 64)
     #: Prevent work ranges from crossing output tiles, unless the SMs left idle cost more than

@@ -54,7 +54,6 @@ class MlaRelaunch(CudaRelaunch):
 
 
 def launch_of(inputs: AttentionInputs, config: MlaConfig) -> CudaLaunch:
-    """Return the launch over these tensors."""
     build, params = _build(inputs, config), Params()
     _pass_tensors(params, inputs, build)
     grid, slots_bytes = _deal(inputs, build, config, params)

@@ -22,7 +22,6 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 
-#: Problem of each rank.
 PROBLEM = AttentionProblem(2, 4, 2, 48, 64)
 
 

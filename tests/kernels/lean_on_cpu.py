@@ -31,7 +31,6 @@ from leanbench.core.paths import KERNELS
 
 COMPILER = shutil.which("g++")
 _HERE = Path(__file__).parent
-#: Source of each kernel.
 _SOURCES = {ENTRY: "lean.cu", MANY_ROWS_ENTRY: "many_rows.cu", MlaBuild.entry: "mla.cu"}
 #: Name of shared memory in the sources, replaced by memory of each CTA.
 _SHARED = {"lean.cu": "shared", "many_rows.cu": "shared", "mla.cu": "memory"}

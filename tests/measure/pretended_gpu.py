@@ -87,15 +87,12 @@ class Right(Kernel):
         """Do nothing. A wrong kernel overrides it."""
 
     def replay(self, launches: Sequence[Callable[[], object]]) -> None:
-        """Run a replay of a graph."""
         for launch in launches:
             launch()
 
 
 @dataclass
 class Launch:
-    """A launch with its kernel."""
-
     kernel: Any
     launch: Callable[[], object]
 

@@ -75,7 +75,6 @@ def request(families=(FAMILY,), objective: Any = "latency", **plan):
 
 
 def tuned(wanted, observer):
-    """Tune, and return the families."""
     result = tune(wanted, observer)
     assert result.left_out == {}
     return result.families

@@ -127,8 +127,6 @@ def cuda_where_small_us(problem, config):
 
 
 class World:
-    """A stopwatch of that GPU."""
-
     def __init__(self, noise=0.005, fails=lambda config: False, truth=true_us):
         self.random = random.Random(3)
         self.noise, self.fails, self.truth = noise, fails, truth
