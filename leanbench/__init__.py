@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from leanbench.core.version import __version__
+from leanbench.core import __version__
 
 # typing's own would be the first import that takes a while, before Ctrl-C means anything to the
 # command line.

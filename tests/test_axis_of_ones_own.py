@@ -33,7 +33,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = "    def __post_init__"
     assert source.count(place) == 1
     source = source.replace(place, f"{field[1]}\n{place}")
-    source = source.replace("axis_values import Capacity", "axis_values import Capacity, Decimals")
+    source = source.replace("import Axis, Capacity", "import Axis, Capacity, Decimals")
     problem.write_text(source, encoding="utf-8")
     (folder / "heated.toml").write_text(SWEEP, encoding="utf-8")
     return folder

@@ -32,7 +32,7 @@ def gpu_names(incomplete: str) -> list[str]:
 
 def model_names(incomplete: str) -> list[str]:
     """Of a list of language models, the last."""
-    from leanbench.core.model_config import registry
+    from leanbench.core.llm.config import registry
 
     names = (name for config in registry().values() for name in (config.name, *config.also))
     return _in_list(incomplete, names)
@@ -42,7 +42,7 @@ def whole_model_names(incomplete: str) -> list[str]:
     """Of a list of models with a whole config, the last; where none begins so, the shell completes
     files.
     """
-    from leanbench.core.model_config import registry
+    from leanbench.core.llm.config import registry
 
     return _in_list(incomplete, (name for name, config in registry().items() if config.is_whole))
 

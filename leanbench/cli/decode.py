@@ -14,8 +14,8 @@ from leanbench.cli.sweep_flags import check_window_is_used, measure_flags
 from leanbench.cli.sweep_run import command_line, run_sweep
 from leanbench.core.axes import AXES
 from leanbench.core.lengths import is_explicit
-from leanbench.core.model_config import split_models
-from leanbench.core.whole_model import read_model
+from leanbench.core.llm.config import split_models
+from leanbench.core.llm.model import read_model
 
 if TYPE_CHECKING:
     from leanbench.run.cells import Sweep

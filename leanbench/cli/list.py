@@ -11,7 +11,7 @@ from leanbench.cli import output
 from leanbench.cli.completion import that_begin
 
 if TYPE_CHECKING:
-    from leanbench.core.language_models import Model
+    from leanbench.core.llm.model import Model
 
 FORMATS = ("table", "markdown", "json")
 
@@ -80,7 +80,7 @@ def _lengths() -> None:
 
 
 def _models() -> None:
-    from leanbench.core.language_models import models
+    from leanbench.core.llm.model import models
 
     listed = models().values()
     kinds = [

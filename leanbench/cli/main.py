@@ -30,9 +30,9 @@ from leanbench.cli.sweep import sweep
 from leanbench.cli.trace import trace
 from leanbench.cli.tune import tune
 from leanbench.configs.switch import is_off
+from leanbench.core import __version__
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
-from leanbench.core.version import __version__
 
 #: Of a context: the words of the command line.
 _WORDS = "leanbench.words"

@@ -144,7 +144,7 @@ def _announce_prediction(sweep: Sweep, target: Target, flags: RunFlags) -> None:
 
 def _print_model_layers(sweep: Sweep) -> None:
     """Print the models behind each problem; models with equal layers share one."""
-    from leanbench.core.language_models import by_layer, model_named
+    from leanbench.core.llm.model import by_layer, model_named
 
     for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in sweep.grids):
         for layer, models in by_layer(names, tps).items():

@@ -78,7 +78,7 @@ def trace(
 
     Exit code 1 means that no kernel has a timeline.
     """
-    from leanbench.core.problem_words import parse_problem
+    from leanbench.core.axes import parse_problem
     from leanbench.core.registry import kernel
     from leanbench.core.syntax import choose as choose_word
     from leanbench.core.syntax import parse_names

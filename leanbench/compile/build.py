@@ -26,10 +26,10 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from leanbench.compile.server import STARTED_BY
 from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
 from leanbench.core.kernel import LaunchResources
+from leanbench.core.parent import STARTED_BY
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 
@@ -72,7 +72,7 @@ def process_pool(
     # Not fork: this process may hold a CUDA context. The server imports modules once, for all
     # workers.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["leanbench.compile.server", *_COMPILING, *preload])
+    context.set_forkserver_preload(["leanbench.core.parent", *_COMPILING, *preload])
     with _environment_of_server(), ctrl_c_kept_from_children():
         forkserver.ensure_running()
     others = set(multiprocessing.active_children())

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.files import UnreadableFile, read_file
-from leanbench.core.strict_json import parse_unchecked, short_json
+from leanbench.core.files import UnreadableFile, parse_unchecked_json, read_file, short_json
 
 if TYPE_CHECKING:
     from leanbench.configs.tuned import TunedConfigs
@@ -53,7 +52,7 @@ def fault_of(error: UserError) -> str:
 
 def _json_object(path: Path, or_pipe: bool) -> dict[str, Any]:
     try:
-        content = parse_unchecked(read_file(path, _MOST_MB, or_pipe=or_pipe))
+        content = parse_unchecked_json(read_file(path, _MOST_MB, or_pipe=or_pipe))
     except ValueError as error:
         raise _damaged(path, str(error)) from None
     if not isinstance(content, dict) or not {"schema_version", "families"} <= content.keys():

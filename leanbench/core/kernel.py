@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from leanbench.core.axes import AXES, LENGTHS
-from leanbench.core.axis import Axis
-from leanbench.core.axis_values import Switch
+from leanbench.core.axis import Axis, Switch
 from leanbench.core.config import KernelConfig, read_config
 from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.llm.model import WholeModel
 from leanbench.core.parallel import NONE
 from leanbench.core.problem import HEAD_DIMS, MAX_Q_LEN, PAGE_SIZES, AttentionProblem
-from leanbench.core.whole_model import WholeModel
 
 if TYPE_CHECKING:
     import torch

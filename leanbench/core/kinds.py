@@ -1,12 +1,11 @@
 """Axes of the kinds of decode attention that are not plain: masks, biases, appended tokens, fp8
-caches. `leanbench.core.problem` has them as fields; `leanbench.core.kind_inputs` draws their
+caches. `leanbench.core.problem` has them as fields; `leanbench.core.inputs` draws their
 tensors.
 """
 
 from __future__ import annotations
 
-from leanbench.core.axis import axis
-from leanbench.core.axis_values import Decimals, Switch, Whole, Words
+from leanbench.core.axis import Decimals, Switch, Whole, Words, axis
 from leanbench.core.lengths import QueryLengths
 
 FP8_DTYPES = ("e4m3", "e5m2")

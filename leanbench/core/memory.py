@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.llm.model import WEIGHT_BYTES, WholeModel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.whole_model import WEIGHT_BYTES, WholeModel
 
 #: For the CUDA context, the kernels' workspaces and CUDA graphs.
 RESERVE_BYTES = 512_000_000

@@ -9,7 +9,7 @@ from functools import cache
 from typing import NamedTuple
 
 from leanbench.core import syntax
-from leanbench.core.axis_values import Values
+from leanbench.core.axis import Values
 from leanbench.core.errors import UserError
 
 #: GPUs of a host that NVLink connects.

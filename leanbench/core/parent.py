@@ -19,3 +19,10 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the call above
             os._exit(1)
+
+
+#: The variable that tells a server who started it. Nobody else has it.
+STARTED_BY = "LEANBENCH_POOL_OF"
+
+if _parent := os.environ.pop(STARTED_BY, None):
+    die_with_parent(int(_parent))

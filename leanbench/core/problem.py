@@ -12,13 +12,12 @@ from operator import attrgetter, is_not
 from typing import Any
 
 from leanbench.core import kinds
-from leanbench.core.axis import Axis, axes_of, axis
-from leanbench.core.axis_values import Capacity, Whole, Words, resolve_capacity
+from leanbench.core.axis import Axis, Capacity, Whole, Words, axes_of, axis, resolve_capacity
 from leanbench.core.errors import UserError
 from leanbench.core.lengths import write_lengths
-from leanbench.core.model_layers import Layer
+from leanbench.core.llm.layers import Layer
+from leanbench.core.llm.model import WholeModel, WholeModels, read_model
 from leanbench.core.parallel import NONE, GpuCounts, GpuShares, counts_of, shard_start
-from leanbench.core.whole_model import WholeModel, WholeModels, read_model
 
 #: Of most kernels; a problem may have any multiple of 8.
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -180,7 +179,7 @@ class AttentionProblem:
         none_phrase="one GPU",
         refusal="runs on one GPU",
     )
-    #: A model, as leanbench.core.whole_model writes it, of which a whole decode step is asked for:
+    #: A model, as leanbench.core.llm.model writes it, of which a whole decode step is asked for:
     #: heads and head_dim are those of its layers. None: one call of attention alone.
     whole_model: str | None = axis(
         WholeModels(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leanbench.core.inputs import torch_dtype
-from leanbench.core.model_layers import Layer
+from leanbench.core.llm.layers import Layer
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:

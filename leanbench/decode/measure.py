@@ -17,8 +17,8 @@ from leanbench.configs import lookup
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import SuspectResult
 from leanbench.core.kernel import Kernel
+from leanbench.core.llm.model import WEIGHT_BYTES
 from leanbench.core.registry import kernel as kernel_named
-from leanbench.core.whole_model import WEIGHT_BYTES
 from leanbench.decode import BOUND
 from leanbench.decode.attention import Attention, LayerAttention, call_inputs
 from leanbench.decode.model import kept_bytes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import torch_dtype
-from leanbench.core.whole_model import read_model
+from leanbench.core.llm.model import read_model
 from leanbench.integrations.transformers import version_fault
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def kept_bytes(text: str, dtype: str, device: str) -> int:
 
 
 def random_model(text: str, dtype: str, device: str) -> torch.nn.Module:
-    """The model that `leanbench.core.whole_model` reads from `text`, in evaluation mode.
+    """The model that `leanbench.core.llm.model` reads from `text`, in evaluation mode.
 
     Raises:
         UserError: transformers is missing or of another version, or refuses the config.

@@ -9,13 +9,13 @@ from typing import Any
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
+from leanbench.core.llm.model import WEIGHT_BYTES, WholeModel
 from leanbench.core.memory import shortage_on
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.whole_model import WEIGHT_BYTES, WholeModel
 from leanbench.decode import BOUND
 from leanbench.decode.refusal import refusal
 from leanbench.model.calibration import calibration_for
-from leanbench.model.cell import predict_cell
+from leanbench.model.predict import predict_cell
 from leanbench.model.rates import floor_us
 from leanbench.records.outcome import Outcome
 
@@ -36,7 +36,7 @@ def predict_step(
     """Fields of a row, `source` predicted.
 
     Args:
-        configs: as of `leanbench.model.cell.predict_cell`.
+        configs: as of `leanbench.model.predict.predict_cell`.
     """
     known = {
         "decomposition": kernel.decomposition,

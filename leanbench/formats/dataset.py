@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.files import UnreadableFile, read_file
+from leanbench.core.files import UnreadableFile, parse_foreign_json, read_file
 from leanbench.core.lengths import as_context, write_lengths
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.strict_json import parse_foreign
 from leanbench.formats.definition import NoDecode, read_axes
 from leanbench.formats.workload import read_workload
 
@@ -138,7 +137,7 @@ def _axes_of(path: Path) -> Axes:
         UnreadableFile: It cannot be read.
         ValueError: It is no definition; NoDecode: it is none of decode attention.
     """
-    axes = read_axes(parse_foreign(read_file(path, _DEFINITION_MB)))
+    axes = read_axes(parse_foreign_json(read_file(path, _DEFINITION_MB)))
     try:
         _check_problem(axes)
     except UserError as error:
@@ -208,7 +207,7 @@ def _add_workloads(
         imported.left_out.append(f"{path.name}: it is empty")
     for number, line in lines:
         try:
-            trace = parse_foreign(line)
+            trace = parse_foreign_json(line)
             workload = trace.get("workload") if isinstance(trace, dict) else None
             own = {**axes, **read_workload(workload, axes, root)}
             _check_problem(own)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from leanbench.core.files import short_json
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.strict_json import short_json
 from leanbench.formats import sources
 
 #: dtypes of Q and the output, and those that a cache has besides.

@@ -9,7 +9,7 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 
-from leanbench.core.strict_json import parse_foreign, short_json
+from leanbench.core.files import parse_foreign_json, short_json
 
 #: Type codes of Python's arrays by the format's dtypes.
 _CODES = {"I32": "i", "I64": "q"}
@@ -38,7 +38,7 @@ def read_integers(content: bytes, name: str) -> list[int]:
     start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     if start > len(content):
         raise ValueError("it is no safetensors file")
-    header = parse_foreign(content[_LENGTH_BYTES:start])
+    header = parse_foreign_json(content[_LENGTH_BYTES:start])
     tensor = header.get(name) if isinstance(header, dict) else None
     if not isinstance(tensor, dict):
         raise ValueError(f"it has no tensor {name!r}")

@@ -13,10 +13,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from leanbench.core.files import FileFault, UnreadableFile, read_file
+from leanbench.core.files import FileFault, UnreadableFile, read_file, short_json
 from leanbench.core.lengths import MAX_SEQUENCES
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.strict_json import short_json
 from leanbench.formats.safetensors import read_integers
 
 #: In which names of workloads are unique; the same problem has the same name everywhere.

@@ -14,7 +14,7 @@ from leanbench.measure.timing import Effort, Timing
 from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
-    from leanbench.gpu.processes import GpuProcess
+    from leanbench.gpu.nvml import GpuProcess
 
 #: Allowed distance of a latency below the read floor. Both are noisy, and the floor is the best of
 #: a few kernels.

@@ -26,7 +26,7 @@ from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.core.timeline import Timeline
-    from leanbench.gpu.processes import GpuProcess
+    from leanbench.gpu.nvml import GpuProcess
     from leanbench.measure.energy_meter import SustainedReading
     from leanbench.measure.ranks import Ranks
 

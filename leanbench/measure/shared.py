@@ -42,7 +42,7 @@ from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.core.timeline import Timeline
-    from leanbench.gpu.processes import GpuProcess
+    from leanbench.gpu.nvml import GpuProcess
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from leanbench.core import __version__
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.version import __version__
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import Calibration, InUse, RunErrors, calibration_for
 from leanbench.model.check import check

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leanbench.core.errors import UserError
-from leanbench.core.files import UnreadableFile, read_file
+from leanbench.core.files import UnreadableFile, parse_unchecked_json, read_file, short_json
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.paths import user_folder
-from leanbench.core.strict_json import parse_unchecked, short_json
 from leanbench.gpu.catalogue import find
 from leanbench.model.constants import Calibrated, Constants, LeanCudaConstants, declared
 
@@ -56,7 +55,7 @@ class RunErrors:
     pairs_right: int
     #: GPU, torch, Triton and driver that the run was measured with.
     environment: dict[str, str]
-    #: leanbench.model.features of its problems.
+    #: leanbench.model.error of its problems.
     features: tuple[str, ...]
 
 
@@ -162,7 +161,7 @@ def read_calibration(path: Path) -> Calibration:
         UserError: it cannot be read, or is no calibration; the first thing that is wrong is named.
     """
     try:
-        return _from_json(parse_unchecked(read_file(path, 10)))
+        return _from_json(parse_unchecked_json(read_file(path, 10)))
     except UnreadableFile as error:
         raise UserError(f"cannot read the calibration {path} ({error.reason})") from None
     except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:

@@ -12,9 +12,9 @@ from typing import Any
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.model.calibration import Errors, RunErrors
 from leanbench.model.constants import Constants
-from leanbench.model.energy import energy_mj
-from leanbench.model.features import features
+from leanbench.model.error import features
 from leanbench.model.measured import MeasuredCell, MeasuredRun, errors_of, orders
+from leanbench.model.predict import energy_mj
 from leanbench.model.simulate import latency_us
 
 

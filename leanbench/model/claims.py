@@ -18,10 +18,10 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.kernels.fa2.configs import Fa2TritonConfig
-from leanbench.model.cell import predict_energy_mj, predict_latency_us
 from leanbench.model.claim import OWN, Claim, Figure
 from leanbench.model.error import model_error
 from leanbench.model.paper import claims
+from leanbench.model.predict import predict_energy_mj, predict_latency_us
 
 #: An `fa2` that loads a LeanTile, then computes it.
 SINGLE_STAGE = Fa2TritonConfig(tile_tokens=128, num_warps=4, num_stages=1)

@@ -4,7 +4,7 @@ CTAs start in order as slots (SMs x resident CTAs) fall free. A CTA walks its se
 `segment_us` it streams the segment's K and V, then computes what is left and writes an output or a
 partial. A host block keeps its slot until the partials of its output tile have arrived and are
 merged. What a streaming CTA gets depends on its SM: on how many of that SM's CTAs stream, and on
-how the SMs share the memory (leanbench.model.sharing).
+how the SMs share the memory (leanbench.model.engine).
 
 SMs of one class with the same number of streaming CTAs all give each CTA the same rate. So one
 number for each such group tells how far its CTAs have come: the bytes that a CTA which had streamed
@@ -25,7 +25,45 @@ from leanbench.core.decomposition import Schedule, Segment
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.timeline import Span, SpanKind
 from leanbench.model.rates import SM_CLASSES, Rates
-from leanbench.model.sharing import Load, share
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """SMs of one class with the same number of streaming CTAs."""
+
+    #: Share of full memory over the mean, CTAs that stream on each SM, and what such an SM asks
+    #: for.
+    weight: float
+    ctas: int
+    demand: float
+    #: SMs.
+    sms: int = 0
+    #: What each of its CTAs gets, and could get if it were faster itself.
+    rate: float = 0.0
+    reach: float = 0.0
+
+
+def share(loads: Sequence[Load], available: float, sm_limit: float) -> None:
+    """Sets rate and reach: no SM gets more than it asks for, and those that ask for more than is
+    left share the rest in proportion to their weights.
+
+    Args:
+        available: bytes per microsecond of the memory.
+        sm_limit: the most that one SM reads.
+    """
+    if sum(load.demand * load.sms for load in loads) <= available:
+        for load in loads:
+            load.rate, load.reach = load.demand / load.ctas, sm_limit / load.ctas
+        return
+    weights = sum(load.weight * load.sms for load in loads)
+    # The easiest to satisfy first: what they leave, the others share.
+    for load in sorted(loads, key=lambda load: load.demand / load.weight):
+        fair = load.weight * available / weights
+        got = min(load.demand, fair)
+        load.rate, load.reach = got / load.ctas, min(fair, sm_limit) / load.ctas
+        available -= got * load.sms
+        weights -= load.weight * load.sms
+
 
 #: Events closer than this happen at once.
 SAME_US = 1e-9

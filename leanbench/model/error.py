@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
+from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import Calibration, Errors, calibration_for
-from leanbench.model.features import features
 
 
 @dataclass(frozen=True)
@@ -160,3 +161,20 @@ def _in_use(gpu: str) -> tuple[Calibration, GpuSpec, str]:
         return in_use.calibration, spec, ""
     words = f"; scaled from {in_use.calibration.gpu} and not fitted to {of}"
     return in_use.calibration, spec, words
+
+
+#: Axes whose values, whatever they are, make another build of a kernel.
+_MASKS = ("window_left", "causal", "softcap", "sinks", "alibi", "leftpad", "batch_idx")
+
+
+def features(problem: AttentionProblem) -> tuple[str, ...]:
+    """What else than its size makes a kernel take another way through its code, in words."""
+    return (
+        f"head_dim {problem.head_dim}",
+        f"kv_layout {problem.kv_layout}",
+        f"q_len {problem.q_len}",
+        "a contiguous cache" if problem.page_size is None else "a paged cache",
+        f"lengths on the {problem.lengths_on}",
+        *(AXES[name].title for name in _MASKS if name in problem.special),
+        *(("an fp8 cache",) if problem.kv_dtype != SAME else ()),
+    )

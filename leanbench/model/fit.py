@@ -22,8 +22,8 @@ from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.model.check import predictor
 from leanbench.model.constants import Constants, LeanCudaConstants, names
-from leanbench.model.energy import fit_energy
 from leanbench.model.measured import MeasuredCell, MeasuredRun
+from leanbench.model.predict import fit_energy
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import latency_us
 

@@ -16,7 +16,7 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
 from leanbench.model.calibration import Errors
-from leanbench.model.cell import AXES
+from leanbench.model.predict import AXES
 from leanbench.records.reading import find_run, read_run
 from leanbench.records.row import Row
 

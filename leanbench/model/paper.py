@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from functools import cache
 
 from leanbench.core.lengths import draw_context
+from leanbench.core.llm.model import read_model
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.whole_model import read_model
 from leanbench.model.claim import SAMPLES, Claim, Relation, Role, Statistic
 
 

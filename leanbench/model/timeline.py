@@ -14,7 +14,7 @@ from leanbench.core.registry import kernels
 from leanbench.core.timeline import CtaTimeline, Span, Timeline
 from leanbench.model import rates
 from leanbench.model.calibration import calibration_for
-from leanbench.model.cell import predict_cell, unknown_exchange
+from leanbench.model.predict import predict_cell, unknown_exchange
 from leanbench.model.simulate import MERGE_LAUNCH_WARPS, Simulation, simulate
 
 #: A timeline of more CTAs than this shows nothing, and takes minutes to play.

@@ -19,12 +19,12 @@ from leanbench.core.files import (
     PART,
     UnreadableFile,
     append_whole,
+    parse_json,
     read_file,
     read_if_there,
     replace_file,
     whole_lines,
 )
-from leanbench.core.strict_json import parse
 from leanbench.records.boards import Board
 from leanbench.records.manifest import (
     MANIFEST,
@@ -80,7 +80,7 @@ def newest_run(parent: Path, sweep: str, cells: Collection[str]) -> Path:
             # Of a merge that was killed.
             continue
         with contextlib.suppress(UnreadableFile, ValueError, KeyError, TypeError):
-            content = parse(read_file(manifest, MOST_MB))
+            content = parse_json(read_file(manifest, MOST_MB))
             if content["sweep"]["name"] == sweep:
                 candidates.append(
                     (set(content["cells"]) == set(cells), str(content["created"]), manifest.parent)

@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leanbench.core import __version__
 from leanbench.core.paths import KERNELS
-from leanbench.core.version import __version__
 
 if TYPE_CHECKING:
     from leanbench.gpu.visible import LocalGpu

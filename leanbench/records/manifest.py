@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.files import FileFault, UnreadableFile, read_file
-from leanbench.core.strict_json import parse, short_json
+from leanbench.core.files import FileFault, UnreadableFile, parse_json, read_file, short_json
 
 MANIFEST, RESULTS = "manifest.json", "results.jsonl"
 #: Limit of each file of a run.
@@ -23,7 +22,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     from leanbench.records.row import SCHEMA_VERSION
 
     try:
-        manifest = parse(read_file(path / MANIFEST, MOST_MB))
+        manifest = parse_json(read_file(path / MANIFEST, MOST_MB))
         version = manifest["schema_version"]
     except UnreadableFile as error:
         if error.fault is not FileFault.MISSING:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.files import UnreadableFile, read_if_there
+from leanbench.core.files import UnreadableFile, parse_json, read_if_there
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.strict_json import parse
 from leanbench.records.directory import not_a_row
 from leanbench.records.manifest import MOST_MB, RESULTS, read_manifest
 
@@ -150,7 +149,7 @@ def read_run(directory: Path) -> Run:
     notes = []
     if lines[-1].strip():
         try:
-            parse(lines[-1])
+            parse_json(lines[-1])
         except ValueError:
             written.pop()
             notes.append(f"{RESULTS} line {len(lines)} was cut off in writing and is left out")

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from leanbench.core.errors import UserError
+from leanbench.core.files import parse_json, short_json
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.quantities import EVERY_STATUS, Status, quantities, quantity
-from leanbench.core.strict_json import parse, short_json
 from leanbench.records.figures import Figures
 
 #: Raised when a field changes its meaning or goes; a new optional field does not raise it.
@@ -185,7 +185,7 @@ def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
     Raises:
         ValueError: it is no row; the message says in one line why.
     """
-    fields = parse(line)
+    fields = parse_json(line)
     if not isinstance(fields, dict):
         raise ValueError(f"a row is a JSON object, this is {short_json(fields)}")
     version = fields.get("schema_version", SCHEMA_VERSION)

@@ -16,8 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from leanbench.core.errors import UserError
-from leanbench.core.files import UnreadableFile, read_if_there
-from leanbench.core.strict_json import parse
+from leanbench.core.files import UnreadableFile, parse_json, read_if_there
 from leanbench.records.manifest import MOST_MB
 
 SAMPLES = "samples.jsonl.gz"
@@ -127,7 +126,7 @@ def _by_cell(content: bytes) -> dict[str, Samples]:
     samples_by_cell: dict[str, Samples] = {}
     for member, _ in _whole_members(content):
         for line in member.decode().splitlines():
-            samples = Samples.model_validate(parse(line))
+            samples = Samples.model_validate(parse_json(line))
             samples_by_cell[samples.cell] = samples
     return samples_by_cell
 

@@ -15,11 +15,10 @@ from typing import Any
 from leanbench.core.axes import AXES
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
-from leanbench.core.language_models import by_layer
 from leanbench.core.lengths import Context, as_context, draw_context, is_explicit, read_lengths
-from leanbench.core.model_layers import Layer
+from leanbench.core.llm.layers import Layer
+from leanbench.core.llm.model import by_layer, read_model
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
-from leanbench.core.whole_model import read_model
 from leanbench.measure.options import CacheState, MeasureOptions
 from leanbench.run.draw import Draw, Sample
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from leanbench.core.axes import AXES, KINDS
 from leanbench.core.errors import UserError
-from leanbench.core.language_models import model_named
 from leanbench.core.lengths import as_context, draw_context, is_explicit, read_lengths
+from leanbench.core.llm.model import model_named, read_model
 from leanbench.core.memory import needed_bytes
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
-from leanbench.core.whole_model import read_model
 
 #: A drawn problem that needs more is drawn again: caches, queries, outputs and the check.
 MOST_BYTES = 120e9

@@ -14,7 +14,7 @@ from leanbench.core.problem import MAX_Q_LEN, AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.decode import BOUND
 from leanbench.measure.options import MeasureOptions
-from leanbench.model.cell import AXES, refusal
+from leanbench.model.predict import AXES, refusal
 from leanbench.run.cells import Cell
 
 #: Of a problem whose settings a dry run chooses.

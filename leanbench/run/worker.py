@@ -123,7 +123,7 @@ def _start(init: Message, announce: Announcer) -> tuple[RunProblem, Message]:
 
 def _predictor(gpu: GpuSpec, announce: Announcer, *, energy: bool) -> RunProblem:
     from leanbench.decode.predict import predict_step
-    from leanbench.model.cell import predict_cell
+    from leanbench.model.predict import predict_cell
 
     def predict(
         problem: AttentionProblem,

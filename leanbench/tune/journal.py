@@ -17,13 +17,13 @@ from leanbench.core.errors import UserError
 from leanbench.core.files import (
     append_whole,
     locked,
+    parse_json,
     read_file,
     read_if_there,
     replace_file,
     whole_lines,
 )
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.strict_json import parse
 from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig
 from leanbench.tune.stopwatch import Time
 
@@ -48,7 +48,7 @@ class Journal:
         timed: list[Timed] = []
         for line in self._lines():
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, UserError):
-                entry = parse(line)
+                entry = parse_json(line)
                 family = FamilyKey(**entry["family"])
                 enough = entry["thorough"] or not self._thorough
                 if entry["about"] == self._about and family in families and enough:
@@ -98,7 +98,7 @@ class Journal:
 
     def _is_of(self, line: bytes, families: Collection[FamilyKey]) -> bool:
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            entry = parse(line)
+            entry = parse_json(line)
             return entry["about"] == self._about and FamilyKey(**entry["family"]) in families
         # Damaged lines go, too.
         return True

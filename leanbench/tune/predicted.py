@@ -33,7 +33,7 @@ def predict_us(
 ) -> list[float]:
     """Return the latency of each config, given the CTAs of it that an SM holds."""
     from leanbench.core.registry import kernel
-    from leanbench.model.cell import predict_latency_us
+    from leanbench.model.predict import predict_latency_us
 
     lean = kernel(kernel_name)
     return [

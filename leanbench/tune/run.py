@@ -31,7 +31,7 @@ Compiled = Sequence[tuple[Progress, "dict[BuildKey, Build]"]]
 
 
 #: Modules imported for ranking by the performance model and for fitting.
-_PREDICTING = ("leanbench.tune.search", "leanbench.model.cell", "scipy.optimize")
+_PREDICTING = ("leanbench.tune.search", "leanbench.model.predict", "scipy.optimize")
 
 
 @dataclass(frozen=True)

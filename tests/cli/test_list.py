@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 import leanbench
 from leanbench.cli.main import app
 from leanbench.core.axes import AXES
-from leanbench.core.language_models import models
 from leanbench.core.lengths import DISTRIBUTIONS, traces
+from leanbench.core.llm.model import models
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import CATALOGUE
 from leanbench.records.row import Row

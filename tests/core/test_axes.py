@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from leanbench.core.axes import AXES
-from leanbench.core.axis_values import Switch, Words
+from leanbench.core.axis import Switch, Words
 from leanbench.core.errors import InvalidValue, Reason, UserError
 from leanbench.core.syntax import (
     MAX_NUMBER,

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from leanbench.core.files import FileFault, UnreadableFile, read_file, read_text
-from leanbench.core.strict_json import parse, parse_foreign, parse_unchecked
+from leanbench.core.files import (
+    FileFault,
+    UnreadableFile,
+    parse_foreign_json,
+    parse_json,
+    parse_unchecked_json,
+    read_file,
+    read_text,
+)
 
 
 def fault(path: Path, most_mb: int = 1, inside: Path | None = None) -> FileFault:
@@ -98,23 +105,23 @@ def test_text_is_utf8_with_or_without_its_mark(tmp_path):
 def test_numbers_of_other_programs_are_read():
     digits = "1" * 5000
     text = f'{{"a": [Infinity, -Infinity, NaN, 1e400, -1e400, {digits}, -{digits}], "size": 64}}'
-    numbers = parse_foreign(text)["a"]
+    numbers = parse_foreign_json(text)["a"]
     assert [*map(math.isnan, numbers)] == [number == 2 for number in range(7)]
     del numbers[2]
     assert numbers == [math.inf, -math.inf] * 3
-    assert parse_foreign(f"[{2**63 - 1}, {-(2**63)}, 16]") == [2**63 - 1, -(2**63), 16]
-    assert [type(n) for n in parse_foreign(f"[{2**63}, {10**30}, 16.0]")] == [float] * 3
+    assert parse_foreign_json(f"[{2**63 - 1}, {-(2**63)}, 16]") == [2**63 - 1, -(2**63), 16]
+    assert [type(n) for n in parse_foreign_json(f"[{2**63}, {10**30}, 16.0]")] == [float] * 3
     for number in ("Infinity", "-Infinity", "NaN", "1e400", digits, str(2**63)):
         with pytest.raises(ValueError, match=r"no (finite )?number"):
-            parse(f'{{"a": {number}}}')
+            parse_json(f'{{"a": {number}}}')
     with pytest.raises(ValueError, match=r"^it has a number of too many digits$"):
-        parse_unchecked(digits)
-    for read in (parse, parse_foreign):
+        parse_unchecked_json(digits)
+    for read in (parse_json, parse_foreign_json):
         with pytest.raises(ValueError, match=r"^it is not UTF-8 text$"):
             read(r'"\ud800"')
 
 
-@pytest.mark.parametrize("read", [parse, parse_foreign, parse_unchecked])
+@pytest.mark.parametrize("read", [parse_json, parse_foreign_json, parse_unchecked_json])
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from leanbench.core.axes import AXES
 from leanbench.core.errors import InvalidValue, Reason, UserError
 from leanbench.core.files import FileFault, UnreadableFile
-from leanbench.core.length_file import UnknownColumn, read_lengths_of
 from leanbench.core.lengths import (
     MAX_SEQUENCES,
+    UnknownColumn,
     draw_context,
     longest_in_file,
     read_lengths,
+    read_lengths_of,
     traces,
     write_lengths,
 )

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from leanbench.core import model_config
 from leanbench.core.errors import UserError
 from leanbench.core.files import FileFault, UnreadableFile
-from leanbench.core.model_config import InvalidKey, NotAConfig, read_config, registry, split_models
-from leanbench.core.model_layers import NoDecodeAttention, layers_of
-from leanbench.core.model_weights import UnknownWeights
-from leanbench.core.whole_model import read_model
+from leanbench.core.llm import config as model_config
+from leanbench.core.llm.config import InvalidKey, NotAConfig, read_config, registry, split_models
+from leanbench.core.llm.layers import NoDecodeAttention, layers_of
+from leanbench.core.llm.model import read_model
+from leanbench.core.llm.weights import UnknownWeights
 
 TINY = {
     "model_type": "llama",

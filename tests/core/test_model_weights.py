@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from leanbench.core.model_weights import _COMMON
-from leanbench.core.whole_model import WholeModel, read_model
+from leanbench.core.llm.model import WholeModel, read_model
+from leanbench.core.llm.weights import _COMMON
 
 TINY = {
     "hidden_size": 64,

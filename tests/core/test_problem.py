@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leanbench.core.axes import parse_problem
 from leanbench.core.errors import InvalidValue, Reason, UserError
 from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
-from leanbench.core.problem_words import parse_problem
 
 GQA = AttentionProblem(batch=3, q_heads=32, kv_heads=8, context=1000, head_dim=128, q_len=2)
 RAGGED = AttentionProblem(batch=3, q_heads=32, kv_heads=8, context=(1, 1000, 99), head_dim=128)

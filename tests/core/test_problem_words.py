@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from leanbench.core.axes import parse_problem
 from leanbench.core.errors import InvalidValue, Reason, UserError
 from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
-from leanbench.core.problem_words import parse_problem
 
 
 @pytest.mark.parametrize(

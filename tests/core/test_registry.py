@@ -17,7 +17,7 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel, kernel_warnings, kernels
 from leanbench.gpu.catalogue import find
-from leanbench.model.cell import predict_cell
+from leanbench.model.predict import predict_cell
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kernels"
 H200 = find("h200")

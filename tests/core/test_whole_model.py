@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from leanbench.core.errors import UserError
+from leanbench.core.llm.config import UnknownModel
+from leanbench.core.llm.layers import Layer
+from leanbench.core.llm.model import read_model
+from leanbench.core.llm.weights import UnknownWeights
 from leanbench.core.memory import shortage
-from leanbench.core.model_config import UnknownModel
-from leanbench.core.model_layers import Layer
-from leanbench.core.model_weights import UnknownWeights
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
-from leanbench.core.whole_model import read_model
 
 #: Parameters of the models that transformers 5.17 makes of the same configs.
 WEIGHTS = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from decode.tiny_models import problem_of
 
-from leanbench.core.model_layers import Layer
+from leanbench.core.llm.layers import Layer
 from leanbench.core.registry import kernel
 from leanbench.decode.predict import predict_step
 from leanbench.gpu.catalogue import find
-from leanbench.model.cell import predict_cell
+from leanbench.model.predict import predict_cell
 
 H200 = find("h200")
 

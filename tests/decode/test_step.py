@@ -11,8 +11,8 @@ import torch
 from decode.tiny_models import CONFIGS, problem_of, written
 
 from leanbench.core.errors import UserError
+from leanbench.core.llm.model import read_model
 from leanbench.core.registry import kernel
-from leanbench.core.whole_model import read_model
 from leanbench.decode import model as models
 from leanbench.decode.cache import StepCache
 from leanbench.decode.measure import attention_of, checked

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from leanbench.core.llm.model import read_model
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.whole_model import read_model
 
 _LLAMA = {
     "model_type": "llama",

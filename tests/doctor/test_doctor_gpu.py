@@ -10,9 +10,8 @@ from leanbench.doctor import figures, gpu
 from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
-from leanbench.gpu.nvml import GpuState
+from leanbench.gpu.nvml import GpuProcess, GpuState
 from leanbench.gpu.nvml_library import NvmlError
-from leanbench.gpu.processes import GpuProcess
 from leanbench.gpu.topology import Pair, Topology
 
 

@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 
 from leanbench.cli import sweep_run
 from leanbench.cli.main import app
-from leanbench.core.axes import AXES
+from leanbench.core.axes import AXES, parse_problem
 from leanbench.core.errors import UserError
 from leanbench.core.paths import SWEEPS
-from leanbench.core.problem_words import parse_problem
 from leanbench.records.reading import Run
 from leanbench.run.cells import MAX_CELLS, expand
 from leanbench.run.sweep_file import parse_kernels, requested_sweep

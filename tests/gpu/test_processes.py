@@ -11,8 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from leanbench.gpu.nvml import Nvml
-from leanbench.gpu.processes import GpuProcess
+from leanbench.gpu.nvml import GpuProcess, Nvml
 
 Install = Callable[..., Any]
 HERE = os.getpid()

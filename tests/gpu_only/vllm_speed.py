@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from leanbench.core.model_config import read_config
+from leanbench.core.llm.config import read_config
 
 #: The engine runs in this process, where the plugin is registered.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

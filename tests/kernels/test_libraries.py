@@ -31,7 +31,7 @@ from leanbench.core.registry import kernel
 from leanbench.doctor.checks import Check, run_check
 from leanbench.doctor.kernels import kernel_is_right
 from leanbench.gpu.catalogue import find
-from leanbench.model.cell import predict_cell
+from leanbench.model.predict import predict_cell
 from leanbench.records import environment
 from leanbench.run.cells import DEFAULT_KERNELS
 

@@ -21,7 +21,7 @@ from leanbench.core.inputs import shape_only
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
-from leanbench.model.cell import predict_cell
+from leanbench.model.predict import predict_cell
 
 H200 = find("h200")
 CHUNK = AttentionProblem(1, 32, 8, 32_768, 128, "bf16", q_len=128)

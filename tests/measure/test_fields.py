@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from leanbench.gpu.catalogue import find
-from leanbench.gpu.nvml import GpuState
-from leanbench.gpu.processes import GpuProcess
+from leanbench.gpu.nvml import GpuProcess, GpuState
 from leanbench.measure.candidate import sample_fields, timing_outcome
 from leanbench.measure.judge import (
     disturbance,

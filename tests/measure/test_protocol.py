@@ -23,8 +23,7 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
-from leanbench.gpu.nvml import GpuState
-from leanbench.gpu.processes import GpuProcess
+from leanbench.gpu.nvml import GpuProcess, GpuState
 from leanbench.measure import extras, one_gpu
 from leanbench.measure import instruments as instruments_module
 from leanbench.measure.candidate import Candidate, timing_outcome

@@ -19,8 +19,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import calibration_for
-from leanbench.model.cell import predict_cell, predict_latency_us
-from leanbench.model.energy import energy_mj
+from leanbench.model.predict import energy_mj, predict_cell, predict_latency_us
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import latency_us
 from leanbench.records.row import Row
@@ -140,7 +139,9 @@ def test_best_is_of_the_implementation_that_runs_there_within_the_model_s_error(
     triton = predict_cell(problem, kernels()["lean_triton"], "best", H200)
     lead = cuda["latency_us"] / triton["latency_us"] - 1
     assert lead > 0.005
-    monkeypatch.setattr("leanbench.model.cell.model_error", lambda gpu, names: share_of_lead * lead)
+    monkeypatch.setattr(
+        "leanbench.model.predict.model_error", lambda gpu, names: share_of_lead * lead
+    )
     lean = predict_cell(problem, kernels()["lean"], "best", H200)
     assert lean["config"]["implementation"] == implementation
     assert lean["latency_us"] == {"cuda": cuda, "triton": triton}[implementation]["latency_us"]
@@ -372,7 +373,7 @@ def test_a_latent_cache_is_refused_as_one():
 def test_an_axis_that_the_model_does_not_know_is_refused(monkeypatch):
     problem = AttentionProblem(1, 32, 8, 4096, 128, page_size=64)
     assert predict_cell(problem, kernels()["fa2"], "heuristic", find("h200"))["status"] == "ok"
-    monkeypatch.setattr("leanbench.model.cell.AXES", {"dtype", "kv_layout"})
+    monkeypatch.setattr("leanbench.model.predict.AXES", {"dtype", "kv_layout"})
     row = predict_cell(problem, kernels()["fa2"], "heuristic", find("h200"))
     assert (row["status"], row["reason"]) == (
         "unsupported",

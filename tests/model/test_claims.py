@@ -7,11 +7,11 @@ import pytest
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
-from leanbench.model.cell import predict_latency_us
 from leanbench.model.claim import SAMPLES
 from leanbench.model.claims import SINGLE_STAGE, evaluate
 from leanbench.model.error import model_error
 from leanbench.model.paper import claims
+from leanbench.model.predict import predict_latency_us
 
 A100 = find("a100-80gb")
 

@@ -11,8 +11,7 @@ import pytest
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
-from leanbench.model.cell import predict_cell
-from leanbench.model.exchange import exchange_us
+from leanbench.model.predict import exchange_us, predict_cell
 from leanbench.records.reading import read_run
 
 RUNS = Path(__file__).resolve().parents[2] / "reports"

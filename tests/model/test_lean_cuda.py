@@ -16,7 +16,6 @@ from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
-from leanbench.model.cell import predict_cell, predict_latency_us
 from leanbench.model.constants import Constants, LeanCudaConstants
 from leanbench.model.engine import Packing, work_of
 from leanbench.model.lean_cuda import (
@@ -25,6 +24,7 @@ from leanbench.model.lean_cuda import (
     packing_of,
     step_tokens,
 )
+from leanbench.model.predict import predict_cell, predict_latency_us
 from leanbench.model.rates import Merge, Rates, tree_levels
 
 H200, A100 = find("h200"), find("a100")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanbench.model.sharing import Load, share
+from leanbench.model.engine import Load, share
 
 
 def test_everybody_gets_what_they_ask_for_while_there_is_enough() -> None:

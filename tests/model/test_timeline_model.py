@@ -19,8 +19,8 @@ from leanbench.core.registry import kernel
 from leanbench.core.timeline import Span, Timeline
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import calibration_for
-from leanbench.model.cell import predict_cell
 from leanbench.model.constants import Constants
+from leanbench.model.predict import predict_cell
 from leanbench.model.rates import rates_for
 from leanbench.model.simulate import simulate
 from leanbench.model.timeline import MAX_CTAS, predict_timeline, schedule_efficiency

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from example_runs import WriteRun, problem, row, row_with_all_fields
 
+from leanbench.core.llm.model import read_model
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.whole_model import read_model
 from leanbench.model.claim import FEWEST_SAMPLES, SAMPLES
 from leanbench.model.paper import claims
 from leanbench.records.reading import read_runs

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from leanbench.core.errors import UserError
-from leanbench.core.language_models import models
+from leanbench.core.llm.model import models
 from leanbench.core.memory import needed_bytes
 from leanbench.core.problem import AttentionProblem
 from leanbench.run.cells import expand

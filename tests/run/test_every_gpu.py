@@ -19,7 +19,7 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.registry import kernel
 from leanbench.decode.predict import predict_step
 from leanbench.gpu.catalogue import CATALOGUE
-from leanbench.model.cell import predict_cell
+from leanbench.model.predict import predict_cell
 from leanbench.records.reading import read_run
 from leanbench.run.cells import Cell, expand
 from leanbench.run.sweep_file import load_sweep, shipped_sweeps

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from leanbench.core.errors import UserError
-from leanbench.core.language_models import Model, by_layer, model_named, models, parse_models
-from leanbench.core.model_config import UnknownModel, registry
-from leanbench.core.model_layers import Layer
+from leanbench.core.llm.config import UnknownModel, registry
+from leanbench.core.llm.layers import Layer
+from leanbench.core.llm.model import Model, by_layer, model_named, models, parse_models
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.syntax import parse_names
 from leanbench.run.cells import Grid, Sweep, expand

@@ -14,7 +14,7 @@ from leanbench.core.registry import kernel, kernels
 from leanbench.gpu.catalogue import find
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
-from leanbench.model.cell import predict_cell
+from leanbench.model.predict import predict_cell
 from leanbench.run.cells import CONFIG_CHOICES, Grid, Sweep, expand
 from leanbench.run.sweep_errors import in_toml
 from leanbench.run.sweep_file import load_sweep, requested_sweep, shipped_sweeps

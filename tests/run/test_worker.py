@@ -268,7 +268,7 @@ def started(log: Path) -> Iterator[WorkerProcess]:
 
 
 def test_a_worker_answers_with_the_models_figures(tmp_path):
-    from leanbench.model.cell import predict_cell
+    from leanbench.model.predict import predict_cell
 
     with started(tmp_path / "log") as worker:
         settings = {"settings": settings_hash(find("h200"))}

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.core.errors import UserError, nearest
-from leanbench.core.files import read_file
-from leanbench.core.strict_json import parse_foreign, short_json
+from leanbench.core.files import parse_foreign_json, read_file, short_json
 from leanbench.core.syntax import MAX_NUMBER
 
-_REGISTRY = Path(__file__).with_name("language_models.toml")
+_REGISTRY = Path(__file__).with_name("registry.toml")
 #: Keys of the registry that are not those of a config.json.
 _ABOUT = ("config", "also", "quantization")
 #: Where models that also see images or hear have the config of the part that decodes.
@@ -268,7 +267,7 @@ def _hint() -> str:
 
 def _read_table(path: Path) -> dict[str, Any]:
     try:
-        return _table(path, parse_foreign(read_file(path, _MOST_MB)))
+        return _table(path, parse_foreign_json(read_file(path, _MOST_MB)))
     except ValueError as error:
         raise NotAConfig(path, str(error)) from None
 

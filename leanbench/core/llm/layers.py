@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.model_config import InvalidKey, ModelConfig, positive_number
+from leanbench.core.llm.config import InvalidKey, ModelConfig, positive_number
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 SPARSE, LINEAR = "sparse_attention", "linear_attention"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -18,9 +20,8 @@ from leanbench.gpu.catalogue import find
 from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.model import lean_cuda
 from leanbench.model.calibration import calibration_for
-from leanbench.model.energy import energy_mj
+from leanbench.model.constants import Constants
 from leanbench.model.error import model_error, uncompared
-from leanbench.model.exchange import exchange_us
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import fits, latency_us
 from leanbench.records.outcome import Outcome
@@ -255,3 +256,106 @@ def _figures(
         energy_mj=predict_energy_mj(predicted_us, problem, schedule, spec),
         quantisation_efficiency=quantisation_efficiency(schedule, slots),
     )
+
+
+#: Of four numbers of a partial: kernels/lean/peers.cuh.
+_PIECE_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one GPU has to all others of its host."""
+
+    #: From the last CTA's partial to the merged output, where nothing waits for bandwidth.
+    latency_us: float
+    #: For the partial of each GPU beyond the second.
+    further_us: float
+    #: To the others, one direction.
+    bandwidth_gb_s: float
+
+
+#: Latency: written before a sweep ran, beside a ping-pong between two H200s whose program was not
+#: kept (entry 45 of reports/performance-log.md: 4 kB from 128 threads take as long one way); 1.4 us
+#: is also what `exchange_us` is in the median of 32 problems. tools/gpu/ping_pong.py measures that
+#: message as `partial`; nothing here is read from it. Further partials: the median of 28 problems
+#: on four H200s (reports/h200/shared-4, shards below 100 us), 1.8 us without the bandwidth's share.
+#: Bandwidth: NVLink 4, datasheet. An H100 SXM has the same links, and an exchange of one sequence
+#: adds 1.1 us on two and 2.0 on four in the median (reports/h100/scaling; here 1.5 and 2.0).
+_NVLINK_4 = Link(1.4, 0.2, 450.0)
+_LINKS = {"h200": _NVLINK_4, "h100-sxm": _NVLINK_4}
+
+
+def exchange_us(problem: AttentionProblem, spec: GpuSpec) -> float | None:
+    """What the exchange adds to attention over the shards; None: the links of this GPU are not
+    known.
+    """
+    context = problem.gpus.context
+    if context == 1:
+        return 0.0
+    link = _LINKS.get(spec.name)
+    if link is None:
+        return None
+    rows = problem.query_rows // problem.gpus.tensor
+    sent = rows * problem.value_dim // 4 * _PIECE_BYTES * (context - 1)
+    latency_us = link.latency_us + (context - 2) * link.further_us
+    return latency_us + sent / link.bandwidth_gb_s / 1e3
+
+
+_WATT_US_IN_MJ = 1e-3
+
+
+def energy_mj(
+    latency_us: float,
+    kv_bytes: int,
+    running_sms: int,
+    spec: GpuSpec,
+    constants: Constants,
+    calibrated_limit_w: float,
+) -> float:
+    """Energy of one launch, back to back with others.
+
+    Args:
+        running_sms: SMs that run a CTA.
+        calibrated_limit_w: the power limit of the GPU that the constants belong to; the idle power
+            scales with it.
+    """
+    idle_w = constants.idle_power_w * spec.power_limit_w / calibrated_limit_w
+    static_mj = (idle_w + running_sms * constants.sm_power_w) * latency_us * _WATT_US_IN_MJ
+    read_mj = kv_bytes * constants.byte_pj * 1e-9
+    limit_mj = constants.power_cap_share * spec.power_limit_w * latency_us * _WATT_US_IN_MJ
+    return min(static_mj + read_mj, limit_mj)
+
+
+def fit_energy(
+    figures: Sequence[tuple[float, int, int, float, float, float]], spec: GpuSpec, start: Constants
+) -> Constants:
+    """Constants of energy for rows of (latency_us, kv_bytes, running SMs, energy_mj, idle power,
+    sustained power).
+
+    The idle power is the rows' own, the cap the highest power seen where it is near the limit. An
+    SM's power and a byte's energy follow by least squares, held near where they start: runs in
+    which all uncapped kernels use as many SMs do not tell them apart.
+    """
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    if not figures:
+        return start
+    idle_w = float(np.median([idle for *_, idle, _ in figures]))
+    capped_w = [power for *_, power in figures if power > 0.97 * spec.power_limit_w]
+    cap = float(np.median(capped_w)) / spec.power_limit_w if capped_w else 1.0
+    base = replace(start, idle_power_w=idle_w, power_cap_share=cap)
+
+    def constants(steps: Sequence[float]) -> Constants:
+        sm_w, byte_pj = start.sm_power_w * np.exp(steps[0]), start.byte_pj * np.exp(steps[1])
+        return replace(base, sm_power_w=float(sm_w), byte_pj=float(byte_pj))
+
+    def residuals(steps: Sequence[float]) -> list[float]:
+        now = constants(steps)
+        errors = [
+            np.log(energy_mj(us, read, sms, spec, now, spec.power_limit_w) / measured)
+            for us, read, sms, measured, _, _ in figures
+        ]
+        return [*errors, *(1e-3 * step for step in steps)]
+
+    return constants(least_squares(residuals, [0.0, 0.0]).x)

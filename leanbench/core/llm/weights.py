@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.model_config import InvalidKey, ModelConfig, quiet_transformers
+from leanbench.core.llm.config import InvalidKey, ModelConfig, quiet_transformers
 
 #: Keys that a common type needs for its weights.
 _NEEDED = ("hidden_size", "vocab_size", "num_attention_heads")

@@ -1,0 +1,1 @@
+"""Language models: config.json files, their layers, weights and decode steps."""
