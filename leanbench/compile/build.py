@@ -63,11 +63,12 @@ class Build:
 def process_pool(
     workers: int | None = None, preload: Sequence[str] = ()
 ) -> Iterator[ProcessPoolExecutor]:
-    """Processes that compile and compute, one for each core unless `workers` says otherwise; jobs
-    that did not start are dropped at the end, and those that run are where an exception ends it.
+    """Open a pool of processes that compile and compute, one per core by default.
+
+    At the end, jobs that did not start are dropped. An exception also kills the running ones.
 
     Args:
-        preload: modules that jobs import, besides those that compiling does.
+        preload: Modules that jobs import, besides those of the compilers.
     """
     # Not fork: this process may hold a CUDA context. The server imports modules once, for all
     # workers.
@@ -97,7 +98,7 @@ def process_pool(
 
 @contextlib.contextmanager
 def _environment_of_server() -> Iterator[None]:
-    """A block in which the server is started: it knows who started it."""
+    """Start the server in this block: it learns which process started it."""
     # Triton's interpreter, where this process uses it, compiles nothing.
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
     os.environ[STARTED_BY] = str(os.getpid())
@@ -110,8 +111,8 @@ def _environment_of_server() -> Iterator[None]:
 
 
 class _Pool(ProcessPoolExecutor):
-    """A pool whose processes are there or were not asked for, whenever a signal comes: of one
-    that was half started nobody would know.
+    """Pool that has all of its processes or none, whenever a signal comes. A half-started pool
+    would have no owner.
     """
 
     def __init__(self, workers: int, context: ForkServerContext) -> None:
@@ -120,7 +121,7 @@ class _Pool(ProcessPoolExecutor):
         self._is_served = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As ever; the first one returns when the server has loaded its modules."""
+        """Submit a job. The first call waits until the server has loaded its modules."""
         if not self._is_served:
             # For seconds, in which a signal is heeded: what it leaves behind is a process of which
             # no pool is a part, or no process.
@@ -132,10 +133,10 @@ class _Pool(ProcessPoolExecutor):
 
 
 def wait_for_server(context: ForkServerContext) -> None:
-    """Waits until the forkserver has loaded its modules and forks processes.
+    """Wait until the forkserver has loaded its modules and forks processes.
 
     Raises:
-        BrokenExecutor: it died.
+        BrokenExecutor: The server died.
     """
     # What it answers only then is a request for a process.
     process = context.Process(target=_nothing)
@@ -147,16 +148,16 @@ def wait_for_server(context: ForkServerContext) -> None:
 
 
 def _nothing() -> None:
-    """What a process does that is only asked for to see when it comes."""
+    """Do nothing. The start of this process shows that the server works."""
 
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """A block in which Ctrl-C and SIGTERM wait for its end, as far as Python answers them: handlers
-    run in the main thread, so that nothing waits in another.
+    """Delay Ctrl-C and SIGTERM until the end of the block, as far as Python handles them.
 
-    Not a mask: with another thread there the system gives it the signal, and the main thread runs
-    the handler.
+    Handlers run in the main thread; other threads have nothing to wait for. A signal mask would not
+    help: the system would give the signal to another thread, and the main thread would run the
+    handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -172,7 +173,7 @@ def signals_held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(number: int, arrived: list[int]) -> Iterator[None]:
-    """A block in which the signal is noted."""
+    """Note the signal until the end of the block."""
     before = signal.getsignal(number)
     # None: a handler that Python does not know, and could not put back.
     if before in (None, signal.SIG_IGN):
@@ -186,8 +187,9 @@ def _held(number: int, arrived: list[int]) -> Iterator[None]:
 
 
 def kill_workers(others: set[BaseProcess]) -> None:
-    """Kills this process' children but `others`. A pool that is shut down goes on with each job
-    that it has handed out, one more than it has processes, and waits for them.
+    """Kill the children of this process except `others`.
+
+    A pool that is shut down finishes every job that it handed out, one more than it has processes.
     """
     for child in set(multiprocessing.active_children()) - others:
         child.kill()
@@ -195,8 +197,8 @@ def kill_workers(others: set[BaseProcess]) -> None:
 
 @contextlib.contextmanager
 def ctrl_c_kept_from_children() -> Iterator[None]:
-    """A block whose new processes never see Ctrl-C, also while they load the modules that their
-    initializer needs; this process sees it at the block's end.
+    """Hide Ctrl-C from processes started in this block, even while they load modules. This process
+    gets it at the end.
     """
     # Starting the tracker ends with SIGINT let through: it has to be there before.
     resource_tracker.ensure_running()
@@ -208,16 +210,16 @@ def ctrl_c_kept_from_children() -> Iterator[None]:
 
 
 def begin_worker() -> None:
-    """Ctrl-C reaches every process of a terminal; this one's parent decides what becomes of it."""
+    """Ignore Ctrl-C, which reaches every process of a terminal: the parent decides."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
 
 
 def end_with_parent() -> None:
-    """The end of this process, once the one that made the pool is gone, however it ended.
+    """End this process as soon as the owner of the pool is gone.
 
-    Nothing else tells a worker: it holds both ends of the pool's pipes itself. The forkserver and
-    the resource tracker end when no worker is left.
+    A worker cannot notice otherwise: it holds both ends of the pool's pipes. The forkserver and the
+    resource tracker end with the last worker.
     """
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
@@ -235,13 +237,13 @@ def build_all(
     pool: Executor,
     on_build: Callable[[Build], None] = lambda build: None,
 ) -> list[Build]:
-    """The builds of all jobs for a compute capability, in the jobs' order.
+    """Build all jobs for a compute capability. Return the builds in the jobs' order.
 
     Args:
-        on_build: called with each build as it is finished.
+        on_build: Called with each build as it finishes.
 
     Raises:
-        UserError: a process of the pool died.
+        UserError: A process of the pool died.
     """
     done: dict[int, Build] = {}
     try:
@@ -258,7 +260,7 @@ def build_all(
 
 
 def build(job: Job, capability: tuple[int, int]) -> Build:
-    """The build of one job, compiled in this process; a failure is in the result."""
+    """Compile one job in this process. A failure is in the result."""
     try:
         return Build(job, kernel(job.kernel).compile(job.problem, job.config, capability))
     except Exception as error:

@@ -27,11 +27,11 @@ class CubinResources:
 
 
 def cubin_resources(cubin: bytes, kernel: str) -> CubinResources:
-    """Resources of `kernel`, its name after the compiler's mangling, as written in the cubin.
+    """Return the resources of `kernel`, a mangled name, as written in the cubin.
 
     Raises:
         UserError: cuobjdump is missing.
-        RuntimeError: the cubin holds no such kernel.
+        RuntimeError: The cubin has no such kernel.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -53,7 +53,7 @@ def cubin_resources(cubin: bytes, kernel: str) -> CubinResources:
 
 @cache
 def _cuobjdump() -> str:
-    """Path of the cuobjdump that comes with Triton, or else of a CUDA toolkit's."""
+    """Return the path of the cuobjdump of Triton, or else of a CUDA toolkit."""
     # Not imported: that takes a second, and the place is enough.
     triton = find_spec("triton")
     if triton is not None and triton.origin is not None:

@@ -47,8 +47,8 @@ class CudaSource:
 
 @dataclass(frozen=True)
 class CudaBinary:
-    """A compiled kernel, and what it takes of an SM, which a launch need not know: cuobjdump reads
-    it, in a process of its own, when it is asked for.
+    """A compiled kernel and its resources. A launch does not need those: a process of cuobjdump
+    reads them on first use.
     """
 
     cubin: bytes
@@ -60,21 +60,19 @@ class CudaBinary:
 
     @property
     def spilled_registers(self) -> int:
-        """The stack of a thread, 4 bytes each: what it spills, and its local arrays."""
+        """Stack of a thread, 4 bytes each: spills and local arrays."""
         return self._resources.spilled_registers
 
     @property
     def static_shared_bytes(self) -> int:
-        """Shared memory that the source declares, without what a launch adds and the system
-        takes.
-        """
+        """Shared memory that the source declares, without that of the launch and the system."""
         system_bytes = _SYSTEM_SHARED_BYTES if self.source.capability >= (9, 0) else 0
         return max(0, self._resources.shared_bytes - system_bytes)
 
     @cached_property
     def _resources(self) -> CubinResources:
-        """Raises UserError where cuobjdump is missing, RuntimeError where the source has no such
-        kernel.
+        """Resources, read by cuobjdump. Raises UserError if it is missing, RuntimeError for an
+        unknown kernel.
         """
         return cubin_resources(self.cubin, self.source.kernel)
 
@@ -94,15 +92,15 @@ class CudaCompileError(Exception):
 
 
 def compile_cuda(source: CudaSource, folder: Path | None = None) -> CudaBinary:
-    """The kernel of a source, compiled now or taken from the cache.
+    """Compile a source, or take the kernel from the cache.
 
     Args:
-        folder: of the cache; `cuda` in leanbench.core.paths.cache_folder() unless it is given. If
-            it cannot be written, nothing is kept, and a warning says so once.
+        folder: Cache folder; `cuda` in `cache_folder()` by default. If it cannot be written,
+            nothing is kept and a warning appears once.
 
     Raises:
         UserError: cuda-core, cuda-bindings or NVRTC is missing.
-        CudaCompileError: NVRTC refuses the source.
+        CudaCompileError: NVRTC rejects the source.
     """
     check_nvrtc()
     from cuda.core.utils import make_program_cache_key
@@ -125,7 +123,7 @@ def compile_cuda(source: CudaSource, folder: Path | None = None) -> CudaBinary:
 
 @cache
 def check_nvrtc() -> None:
-    """Loads NVRTC, and looks for cuda-core, which takes a quarter of a second to import.
+    """Load NVRTC and look for cuda-core, whose import takes a quarter of a second.
 
     Raises:
         UserError: cuda-core, cuda-bindings or NVRTC is missing or cannot be loaded.
@@ -185,7 +183,7 @@ def _cubin(source: CudaSource, options: Any) -> bytes:
 
 
 def _read(folder: Path, key: bytes) -> bytes | None:
-    """A cubin from the cache; None where none is kept, or what is there is damaged."""
+    """Return a cubin from the cache, or None if it is missing or damaged."""
     from cuda.core.utils import FileStreamProgramCache
 
     try:

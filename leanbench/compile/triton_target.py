@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def triton_target(capability: tuple[int, int]) -> Iterator[None]:
-    """Triton compiles for this compute capability, whatever GPU is here or not."""
+    """Compile Triton kernels for this compute capability, with or without such a GPU."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 

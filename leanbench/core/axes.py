@@ -82,15 +82,13 @@ _NAMED = sorted(
 
 
 def parse_problem(words: Sequence[str]) -> AttentionProblem:
-    """The problem that the words name, in any order, quoted together or not.
+    """Parse the words of one problem, in any order, quoted together or not.
 
-    The letters are those of leanbench.core.axes. What has a default may be left out, and so may the
-    batch, which is 1 or as many sequences as there are contexts. ``k`` and ``m`` are 1024 and 1024
-    x 1024. A ragged batch is one length per sequence, ``n1k+300+16x3``.
+    The letters are those of `AXES`. Axes with a default may be omitted, and so may the batch: it is
+    1, or the number of contexts. A ragged batch has one length per sequence, ``n1k+300+16x3``.
 
     Raises:
-        UserError: a word that is not understood or given twice, one that is missing, or a problem
-            that cannot be.
+        UserError: A word is unknown, duplicate or missing, or the problem is invalid.
     """
     given: dict[str, str] = {}
     for word in " ".join(words).split():
@@ -124,7 +122,7 @@ def _needed() -> list[Axis]:
 
 
 def _split(word: str) -> tuple[str, str]:
-    """(axis, value) of one word."""
+    """Split a word into axis and value."""
     for axis in _NAMED:
         letter, value = word[: len(axis.letter)].lower(), word[len(axis.letter) :]
         # Anything may follow the context's letter: its own sentence says what should.

@@ -23,11 +23,11 @@ class Limit(Protocol):
     """The values that a setting takes."""
 
     def fault(self, value: Any) -> str | None:
-        """What is wrong with a value, as the end of a sentence; None if nothing is."""
+        """Return the end of a sentence about an invalid value, or None."""
         ...
 
     def parse(self, text: str) -> Any:
-        """The value that a person wrote; one with a fault where it cannot be understood."""
+        """Parse user input. Text that cannot be parsed is returned as it is, for `fault`."""
         ...
 
 
@@ -81,33 +81,32 @@ class Switch:
 
 
 def number(least: int, most: int, *, power_of_two: bool = False) -> Any:
-    """A field of a config: a whole number from `least` to `most`."""
+    """Declare a setting that is a whole number from `least` to `most`."""
     return field(metadata={"limit": Range(least, most, power_of_two)})
 
 
 def optional_number(least: int, most: int, *, unused: int, power_of_two: bool = False) -> Any:
-    """A field of a config that is `unused` unless it is given."""
+    """Declare a setting that is `unused` by default."""
     limit = Range(least, most, power_of_two, unused)
     return field(default=unused, metadata={"limit": limit})
 
 
 def word(*words: str) -> Any:
-    """A field of a config: one of `words`."""
+    """Declare a setting that is one of `words`."""
     return field(metadata={"limit": Words(words)})
 
 
 def switch() -> Any:
-    """A field of a config: true or false."""
+    """Declare a setting that is true or false."""
     return field(metadata={"limit": Switch()})
 
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """How a kernel is launched: the fields of a subclass, each with its limit.
+    """Launch settings of a kernel: the fields of a subclass, each with its limit.
 
     Raises:
-        UserError: a value outside its field's limits, or values that contradict one another; the
-            sentence names the field, the value and the limit.
+        UserError: A value is outside its limit, or values contradict each other.
     """
 
     #: Which of a kernel's implementations the settings are for; None: it has one.
@@ -122,13 +121,11 @@ class KernelConfig:
             raise UserError(contradiction)
 
     def contradiction(self) -> str | None:
-        """One sentence on values that do not go together, or None."""
+        """Return a sentence about values that contradict each other, or None."""
         return None
 
     def to_dict(self) -> dict[str, int | bool | str]:
-        """Plain JSON types, without optional settings that are not used; `read_config` reads it
-        back.
-        """
+        """Convert to JSON types, without unused optional settings. `read_config` reads it back."""
         tag = {} if self.implementation is None else {TAG: self.implementation}
         values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         unused = {setting.name: setting.default for setting in fields(self)}
@@ -156,20 +153,20 @@ ConfigT = TypeVar("ConfigT", bound=KernelConfig)
 
 @cache
 def limits(config_type: type[KernelConfig]) -> dict[str, Limit]:
-    """What each setting takes, in the fields' order."""
+    """Return the limit of each setting, in field order."""
     return {setting.name: setting.metadata["limit"] for setting in fields(config_type)}
 
 
 def required(config_type: type[KernelConfig]) -> list[str]:
-    """The settings without a default."""
+    """Return the settings without a default."""
     return [setting.name for setting in fields(config_type) if setting.default is MISSING]
 
 
 def read_config(types: Sequence[type[ConfigT]], values: Mapping[str, Any]) -> ConfigT:
-    """The config that `to_dict` gave, of the class among `types` that its implementation names.
+    """Build the config of a `to_dict`, of the class among `types` that its implementation names.
 
     Raises:
-        UserError: a setting is unknown, missing or out of range.
+        UserError: A setting is unknown, missing or out of range.
     """
     given = {name: value for name, value in values.items() if name != TAG}
     config_type = config_type_of(types, values.get(TAG), given)
@@ -180,13 +177,13 @@ def read_config(types: Sequence[type[ConfigT]], values: Mapping[str, Any]) -> Co
 def config_type_of(
     types: Sequence[type[ConfigT]], implementation: Any, names: Iterable[str]
 ) -> type[ConfigT]:
-    """The class among `types` of an implementation.
+    """Return the class among `types` of an implementation.
 
     Args:
-        implementation: its name; None: the one that has all settings of `names` and no other.
+        implementation: Its name; None for the only class that has exactly the settings `names`.
 
     Raises:
-        UserError: there is none, or it is not named and there are several.
+        UserError: No class matches, or several do.
     """
     if implementation is None and len(types) == 1:
         return types[0]
@@ -213,7 +210,7 @@ def config_type_of(
 
 
 def check_names(config_type: type[KernelConfig], given: Mapping[str, Any]) -> None:
-    """Raises UserError where a setting is unknown or missing; names come with the nearest."""
+    """Raise UserError for an unknown or missing setting."""
     known = limits(config_type)
     for name in given:
         if name not in known:

@@ -23,8 +23,8 @@ MAX_TILE_ROWS = 64
 
 
 def tile_rows(group_size: int, head_dim: int, q_len: int = 1) -> int:
-    """Rows of one output tile (the paper's T_m): a power of two from 16 to 64, at most 32 at
-    head_dim 256.
+    """Return the rows of one output tile (the paper's T_m): a power of two from 16 to 64, at most
+    32 at head_dim 256.
     """
     rows = 1 << (group_size * q_len - 1).bit_length()
     return max(MIN_TILE_ROWS, min(rows, MAX_TILE_ROWS if head_dim <= 128 else MAX_TILE_ROWS // 2))
@@ -47,11 +47,11 @@ class TileGrid:
         rows: int | None = None,
         lengths: tuple[int, ...] | None = None,
     ) -> TileGrid:
-        """The grid of LeanTiles of `tile_tokens`.
+        """Return the grid of LeanTiles of `tile_tokens`.
 
         Args:
-            rows: of an output tile, where a kernel does not take `tile_rows` of them.
-            lengths: tokens of each sequence that are dealt, where others than those that are seen.
+            rows: Rows of an output tile, if a kernel does not take `tile_rows` of them.
+            lengths: Tokens dealt per sequence, if not the visible ones.
         """
         rows = rows or tile_rows(problem.group_size, problem.head_dim, problem.q_len)
         row_tiles = -(-problem.group_size * problem.q_len // rows)
@@ -72,7 +72,7 @@ class TileGrid:
         return sum(self.lean_tiles) * self.per_sequence
 
     def of_output_tile(self, output_tile: int) -> int:
-        """LeanTiles of one output tile (the paper's C_n)."""
+        """Return the LeanTiles of one output tile (the paper's C_n)."""
         return self.lean_tiles[output_tile // self.per_sequence]
 
 
@@ -89,17 +89,17 @@ class Segment:
 
     @property
     def is_host(self) -> bool:
-        """Whether it holds the output tile's first LeanTile: the host block."""
+        """True for the host block: it holds the first LeanTile of the output tile."""
         return self.first == 0
 
     @property
     def is_finishing(self) -> bool:
-        """Whether it holds the output tile's last LeanTile: the finishing block."""
+        """True for the finishing block: it holds the last LeanTile of the output tile."""
         return self.last == self.of
 
     @property
     def is_whole(self) -> bool:
-        """Whether it needs no reduction: the CTA writes the output straight away."""
+        """True if it needs no reduction: the CTA writes the output directly."""
         return self.is_host and self.is_finishing
 
 
@@ -119,8 +119,7 @@ class Schedule:
 
     @property
     def kind(self) -> str:
-        """What it comes to, whatever the decomposition's name: stream-K with as many CTAs as output
-        tiles has one CTA a tile.
+        """Effective kind of schedule. Stream-K with one CTA per output tile is one CTA a tile.
 
         `stream-K` crosses from one output tile to the next, `splits by length` and `equal splits`
         do not.
@@ -147,18 +146,18 @@ class Schedule:
         return 1 + max(segment.output_tile for segment in self.segments)
 
     def slots(self, sms: int, ctas_per_sm: int | None) -> int:
-        """CTAs, or clusters of them, that run at once on a GPU with `sms` SMs."""
+        """Return how many CTAs, or clusters, run at once on a GPU with `sms` SMs."""
         return cluster_slots(sms, ctas_per_sm or 1, self.cluster_size)
 
     def running_sms(self, sms: int) -> int:
-        """SMs that run a CTA."""
+        """Return the number of SMs that run a CTA."""
         ctas = len({segment.cta for segment in self.segments}) * self.cluster_size
         return min(usable_sms(sms, self.cluster_size), ctas)
 
 
 def stream_k_start(work_range: int, total: int, grid: int) -> int:
-    """First LeanTile of a work range of `grid`: shares differ by at most one LeanTile, the longer
-    ones come first.
+    """Return the first LeanTile of a work range. Ranges differ by at most one LeanTile, longer ones
+    come first.
     """
     share, longer = divmod(total, grid)
     return work_range * share + min(work_range, longer)
@@ -167,33 +166,29 @@ def stream_k_start(work_range: int, total: int, grid: int) -> int:
 def stream_k_grid(
     total: int, max_grid: int, min_tiles_per_cta: int = 1, multiple_of: int = 1
 ) -> int:
-    """CTAs that get work: no more than the hardware holds (`max_grid`), none with less than
-    `min_tiles_per_cta`.
+    """Return the number of CTAs with work: at most `max_grid`, each with `min_tiles_per_cta` or
+    more.
 
     Args:
-        multiple_of: rounds down to a multiple of this where that leaves any CTA; with the number of
-            output tiles (of equal length) CTAs stay within one of them, the paper's special case of
-            FlashDecoding (section IV-C), but for the LeanTiles that are left over where the
-            division has a remainder.
+        multiple_of: Round down to a multiple of this unless that is 0. With the number of output
+            tiles of equal length, no CTA crosses output tiles: the paper's special case of
+            FlashDecoding (section IV-C), except for a remainder of the division.
     """
     grid = max(1, min(max_grid, total // min_tiles_per_cta))
     return grid // multiple_of * multiple_of or grid
 
 
 def usable_sms(sms: int, cluster_size: int = 1) -> int:
-    """SMs on which clusters of CTAs find room: a cluster lives in one GPC, and GPCs have SMs left
-    over.
+    """Return the number of SMs that clusters can use. A cluster lives in one GPC, and GPCs have SMs
+    left over.
 
-    A GPU holds pairs on all SMs. Of larger clusters an H200 (132 SMs) holds 30 of 4 CTAs and 15 of
-    8: 120 SMs.
+    Pairs use all SMs. Of larger clusters an H200 (132 SMs) holds 30 of 4 CTAs and 15 of 8: 120 SMs.
     """
     return sms if cluster_size <= 2 else sms * 10 // 11
 
 
 def cluster_slots(sms: int, ctas_per_sm: int, cluster_size: int) -> int:
-    """Clusters of `cluster_size` CTAs that run at once: the work ranges of a stream-K launch of
-    clusters.
-    """
+    """Return how many clusters run at once: the work ranges of a stream-K launch of clusters."""
     return ctas_per_sm * usable_sms(sms, cluster_size) // cluster_size
 
 
@@ -204,15 +199,15 @@ def stream_k(
     aligned: bool = False,
     short_rests: Sequence[int] = (),
 ) -> Schedule:
-    """Schedule of LeanAttention: all LeanTiles end to end, an equal work range for each CTA
-    (section IV, Algorithm 2).
+    """Build the schedule of LeanAttention: all LeanTiles end to end, an equal work range for each
+    CTA (section IV, Algorithm 2).
 
     Work ranges are dealt from the last to the first: the host block of an output tile waits for its
     other parts, and those then belong to CTAs of lower index, which the hardware starts earlier.
 
     Args:
-        short_rests: LeanTiles up to which the rest of an output tile goes to the work range before,
-            for each sequence; none does by default.
+        short_rests: LeanTiles per sequence up to which the rest of an output tile goes to the
+            previous work range; none by default.
     """
     grid = stream_k_grid(
         tiles.total, max_grid, min_tiles_per_cta, tiles.output_tiles if aligned else 1
@@ -250,16 +245,17 @@ def stream_k_with_ends(
     merge_tiles: int = 0,
     packs: bool = False,
 ) -> Schedule:
-    """Schedule of stream-K over a ragged batch in which every output tile counts `end_tiles`
-    LeanTiles more, empty ones at its end, for what ending it takes: a CTA with many short sequences
-    ends many. The number of CTAs follows from the real LeanTiles. Segments, and their `of`, count
-    the added ones.
+    """Build stream-K over a ragged batch. Every output tile counts `end_tiles` extra, empty
+    LeanTiles.
+
+    They stand for the time to end an output tile: a CTA with many short sequences ends many. The
+    number of CTAs follows from the real LeanTiles. Segments, and their `of`, count the extra ones.
 
     Args:
-        merge_tiles: LeanTiles that take as long as a merge: the rest of an output tile goes to the
-            work range before where it has no more.
-        packs: output tiles of one LeanTile count no end where few have more: a CTA then walks
-            several at a time.
+        merge_tiles: LeanTiles that take as long as a merge. A shorter rest of an output tile goes
+            to the previous work range.
+        packs: Output tiles of one LeanTile count no end if few have more: a CTA then walks several
+            at a time.
     """
     few = tiles.total - tiles.output_tiles <= tiles.output_tiles // 8 * 3
     ends = [0 if packs and few and count == 1 else end_tiles for count in tiles.lean_tiles]
@@ -277,13 +273,12 @@ _SPLIT_STEPS = 32
 
 
 def longest_split(tiles: TileGrid, grid: int, longest_steps: int, merge_tiles: int) -> int:
-    """LeanTiles of the longest split with which `grid` CTAs take one split of an output tile each
-    and none crosses from one to the next; 0: there is none, stream-K.
+    """Return the LeanTiles of the longest split; 0 for stream-K.
 
-    The choice of lean.cu where lengths are on the device: the shortest that needs no more splits
-    than there are CTAs, if it exceeds the mean work range by `longest_steps` sixteenths at most.
-    Output tiles stay whole where splits save no more than `merge_tiles`, what a merge through
-    memory takes.
+    `grid` CTAs then take one split of one output tile each. This is the choice of lean.cu for
+    lengths on the device: the shortest split that needs no more CTAs than there are, if it exceeds
+    the mean work range by `longest_steps` sixteenths at most. Output tiles stay whole if splits
+    save no more than `merge_tiles`, the time of a merge through memory.
     """
     if grid < tiles.output_tiles:
         return 0
@@ -308,10 +303,11 @@ def stream_k_by_lengths(
     merge_tiles: int,
     packs: bool = False,
 ) -> Schedule:
-    """Schedule of stream-K as lean.cu deals it by lengths on the device: equal splits of each
-    output tile, none longer than `longest_split`, or else `stream_k_with_ends`.
+    """Build stream-K as lean.cu deals it by lengths on the device.
 
-    First splits come last, as they wait for the others of their output tile.
+    That is equal splits of each output tile, none longer than `longest_split`, or else
+    `stream_k_with_ends`. First splits come last, because they wait for the other splits of their
+    output tile.
     """
     most = stream_k_grid(tiles.total, max_grid, min_tiles_per_cta)
     longest = longest_split(tiles, most, longest_steps, merge_tiles)
@@ -341,12 +337,12 @@ def fixed_runs(
     max_grid: int | None = None,
     merge_at_once: int = 1,
 ) -> Schedule:
-    """Schedule of stream-K in fixed runs, which depend on a sequence's own length alone: of
-    `run_tiles` LeanTiles, for all sequences or for each, and of what is left of an output tile.
+    """Build stream-K in fixed runs, which depend only on a sequence's own length.
 
-    Dealt from the last to the first, as in `stream_k`, as many to each of `max_grid` CTAs. None: a
-    CTA for each. A CTA walks the runs that wait for others last, which are every
-    `merge_at_once`-th of an output tile, and an output tile's from the last to the first.
+    A run has `run_tiles` LeanTiles, for all sequences or for each, or the rest of an output tile.
+    Runs are dealt from the last to the first, as in `stream_k`, evenly to `max_grid` CTAs; None
+    gives each its own CTA. A CTA walks merging runs last: every `merge_at_once`-th run of an output
+    tile waits for others. It walks an output tile from the last run to the first.
     """
     of_sequences = [run_tiles] * len(tiles.lean_tiles) if isinstance(run_tiles, int) else run_tiles
 
@@ -380,7 +376,7 @@ def fixed_runs(
 
 
 def one_cta_per_tile(tiles: TileGrid) -> Schedule:
-    """Schedule of FlashAttention-2: one CTA walks the whole context of an output tile."""
+    """Build the schedule of FlashAttention-2: one CTA walks the whole context of an output tile."""
     counts = [tiles.of_output_tile(tile) for tile in range(tiles.output_tiles)]
     return Schedule(
         "one_cta_per_tile",
@@ -390,16 +386,16 @@ def one_cta_per_tile(tiles: TileGrid) -> Schedule:
 
 
 def fixed_split_range(split: int, splits: int, lean_tiles: int) -> tuple[int, int]:
-    """LeanTiles `[first, last)` of one split: equal parts, rounded up, so the last ones may be
-    shorter or empty.
+    """Return the LeanTiles `[first, last)` of one split: equal parts, rounded up, so the last ones
+    can be shorter or empty.
     """
     share = -(-lean_tiles // splits)
     return min(split * share, lean_tiles), min((split + 1) * share, lean_tiles)
 
 
 def fixed_split(tiles: TileGrid, splits: int) -> Schedule:
-    """Schedule of FlashDecoding: every output tile in the same number of equal splits, merged by a
-    second kernel.
+    """Build the schedule of FlashDecoding: every output tile in the same number of equal splits,
+    merged by a second kernel.
     """
     segments = []
     for tile in range(tiles.output_tiles):
@@ -414,10 +410,10 @@ def fixed_split(tiles: TileGrid, splits: int) -> Schedule:
 
 
 def equal_splits(tiles: TileGrid, splits: int, cluster_size: int = 1) -> Schedule:
-    """Schedule of lean.cu where every output tile has as many splits, with the ranges of
-    `fixed_split`, and the merge in the same launch.
+    """Build the schedule of lean.cu with the same number of splits in every output tile.
 
-    First splits come last, as they wait for the others of their output tile.
+    The ranges are those of `fixed_split`, the merge is in the same launch. First splits come last,
+    because they wait for the other splits of their output tile.
     """
 
     def walk() -> Iterator[Segment]:
@@ -435,12 +431,11 @@ def equal_splits(tiles: TileGrid, splits: int, cluster_size: int = 1) -> Schedul
 def fixed_split_heuristic(
     output_tiles: int, ctas_at_once: int, lean_tiles: int, max_splits: int = 128
 ) -> int:
-    """The usual wave heuristic: the fewest splits whose last wave is nearly as full as the best
-    split count's.
+    """Return the fewest splits whose last wave is nearly as full as that of the best split count.
 
-    `ctas_at_once` is how many CTAs the GPU holds (SMs x resident CTAs); with 80% of them busy
-    already, nothing is split. "Nearly" is 85%, as in FlashAttention's own heuristic; split counts
-    that leave some splits empty are passed over.
+    `ctas_at_once` is how many CTAs the GPU holds (SMs x resident CTAs). With 80% of them busy
+    already, nothing is split. "Nearly" is 85%, as in FlashAttention's heuristic. Split counts that
+    leave splits empty are skipped.
     """
     if output_tiles >= 0.8 * ctas_at_once:
         return 1
@@ -456,11 +451,11 @@ def fixed_split_heuristic(
 
 
 def quantisation_efficiency(schedule: Schedule, slots: int) -> float:
-    """Share of CTA slots x time that has work, if every LeanTile took equally long and `slots` CTAs
-    ran at once.
+    """Return the share of CTA slots x time with work, if every LeanTile took equally long and
+    `slots` CTAs ran at once.
 
-    CTAs start in order as slots fall free: the schedule's own ceiling, before any hardware effect
-    (0 to 1).
+    CTAs start in order as slots fall free. This is the schedule's ceiling, before any hardware
+    effect (0 to 1).
     """
     work: dict[int, int] = {}
     for segment in schedule.segments:

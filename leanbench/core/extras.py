@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class Extras(NamedTuple):
-    """Fields of leanbench.core.inputs.AttentionInputs that a plain call leaves at their defaults;
-    such a call has None in place of this.
+    """Fields of AttentionInputs that a plain call leaves at their defaults. A plain call has None
+    instead of this object.
     """
 
     k_new: torch.Tensor | None = None
@@ -44,14 +44,14 @@ class Extras(NamedTuple):
 
     @property
     def new_tokens(self) -> int:
-        """Appended to every sequence; 0 where `cu_seqlens_k_new` says how many."""
+        """Tokens appended to every sequence; 0 if `cu_seqlens_k_new` has the numbers."""
         if self.k_new is None or self.cu_seqlens_k_new is not None:
             return 0
         return self.k_new.shape[1]
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Those that there are, by name."""
+        """Tensors that are set, by name."""
         named: Any = zip(_TENSORS, self, strict=False)
         return {name: tensor for name, tensor in named if tensor is not None}
 
@@ -71,20 +71,21 @@ NO_EXTRAS = Extras()
 
 
 def extras_of(inputs: AttentionInputs) -> Extras | None:
-    """Those of the inputs; None where they are a plain call's."""
+    """Return the extras of inputs, or None for a plain call."""
     extras = Extras(*[getattr(inputs, name) for name in Extras._fields])
     return None if extras.asks_nothing else extras
 
 
 def extra_tensors(inputs: AttentionInputs) -> dict[str, torch.Tensor]:
-    """Tensors of the inputs that no plain call has, by name."""
+    """Return the tensors that no plain call has, by name."""
     extras = extras_of(inputs)
     return {} if extras is None else extras.tensors
 
 
 def kinds_of(inputs: AttentionInputs) -> dict[str, Any]:
-    """Fields of AttentionProblem that tensors ask for, besides their sizes. The query lengths of a
-    packed Q, which are on the device, are taken to be the longest.
+    """Return the fields of AttentionProblem that follow from tensors, except their sizes.
+
+    The query lengths of a packed Q are on the device: all count as the longest.
     """
     packed = inputs.cu_seqlens_q is not None
     return {
@@ -118,6 +119,6 @@ def _page_scales(inputs: AttentionInputs) -> str:
 
 @cache
 def fp8_name(dtype: torch.dtype) -> str:
-    """`e4m3` or `e5m2`; `same` of any other dtype, those of other fp8 formats (`fnuz`) too."""
+    """Return `e4m3` or `e5m2`; `same` for any other dtype, including other fp8 formats (`fnuz`)."""
     name = str(dtype).removeprefix("torch.float8_").removesuffix("fn")
     return name if name in FP8_DTYPES else SAME

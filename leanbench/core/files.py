@@ -54,8 +54,8 @@ class UnreadableFile(UserError):
     """A file that is not read.
 
     Attributes:
-        path: File, as it was named.
-        fault: What is wrong with it.
+        path: File, as given.
+        fault: Cause.
         limit: Violated limit, if the fault has one.
     """
 
@@ -67,7 +67,7 @@ class UnreadableFile(UserError):
 
     @property
     def reason(self) -> str:
-        """What is wrong, for a sentence that names the file itself."""
+        """Fault in words, for a message that names the file itself."""
         return self.fault.format(limit=self.limit)
 
     def __str__(self) -> str:
@@ -167,11 +167,10 @@ def _check_kind(path: Path, status: os.stat_result, or_pipe: bool) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Waits until nobody else writes `path`. The lock's file stays: removing it would let
-    two in.
+    """Wait for an exclusive lock on `path`. The lock file stays: removing it would admit two.
 
     Raises:
-        OSError: the lock's file cannot be made.
+        OSError: The lock file cannot be created.
     """
     from filelock import FileLock
 
@@ -183,10 +182,10 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def append_whole(file: int, content: bytes) -> None:
-    """Appends in one piece and waits until it is on the disk; `file` was opened to append.
+    """Append in one write and wait until it is on disk. `file` was opened to append.
 
     Raises:
-        OSError: it could not be, and a part may be there.
+        OSError: The write failed. A part of the content can be there.
     """
     if os.write(file, content) < len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -194,12 +193,12 @@ def append_whole(file: int, content: bytes) -> None:
 
 
 def whole_lines(content: bytes) -> bytes:
-    """Without a last line that was cut off while it was written."""
+    """Drop a last line that was cut off while it was written."""
     return content[: content.rfind(b"\n") + 1]
 
 
 def replace_file(path: Path, text: str) -> None:
-    """A reader, or a crash, sees the old file or the new one, never a part."""
+    """Replace a file. A reader, or a crash, sees the old file or the new one, never a part."""
     part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
         with part.open("w", encoding="utf-8") as file:
@@ -224,20 +223,20 @@ def parse_json(text: bytes | str) -> Any:
 def parse_foreign_json(text: bytes | str) -> Any:
     """Parse JSON of another program, such as a config.json.
 
-    Numbers that no reader asks for are harmless: Infinity, NaN and integers of more than 64 bits
-    become floats. Whoever reads a size checks that it is an int.
+    Infinity, NaN and integers of more than 64 bits become floats: they are harmless in keys that
+    nothing reads. Callers check that a size is an int.
 
     Raises:
-        ValueError: As `parse`, numbers apart.
+        ValueError: As `parse_json`, except for numbers.
     """
     return _writable(_load(text, parse_int=_int_or_float))
 
 
 def parse_unchecked_json(text: bytes | str) -> Any:
-    """Parse JSON whose every value is checked afterwards, in a third of the time.
+    """Parse JSON in a third of the time, if every value is checked afterwards.
 
     Raises:
-        ValueError: As `parse`, but for numbers and halves of characters.
+        ValueError: As `parse_json`, except for numbers and halves of characters.
     """
     return _load(text)
 
@@ -271,7 +270,7 @@ def _writable(value: Any) -> Any:
 
 
 def short_json(value: Any) -> str:
-    """Return a value as JSON for a message, cut where it is long."""
+    """Return a value as JSON for a message, truncated if long."""
     words = json.dumps(value)
     return words if len(words) <= 40 else f"{words[:40]}..."
 

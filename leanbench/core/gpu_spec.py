@@ -13,7 +13,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 def name_fault(name: str) -> str | None:
-    """What is wrong with a GPU's name, as a phrase, or None."""
+    """Return a phrase about an invalid GPU name, or None."""
     if _NAME.fullmatch(name):
         return None
     return (
@@ -57,8 +57,8 @@ class GpuSpec:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GpuSpec:
-        """The spec that `dataclasses.asdict` gave, through JSON or not; unknown keys are
-        left out.
+        """Build a spec from the output of `dataclasses.asdict`, through JSON or not. Ignore unknown
+        keys.
         """
         known = {field.name for field in fields(cls)}
         tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}

@@ -33,11 +33,11 @@ class Peers(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Shapes and meanings are those of flash-attn's `flash_attn_with_kvcache`; the layout (NHD or
+    """Shapes and meanings are those of flash-attn's `flash_attn_with_kvcache`. The layout (NHD or
     HND) is in the strides of `k_cache` and `v_cache`.
 
-    Query i of a sequence stands at position p = tokens - q_len + i of its tokens j, those in front
-    of which `cache_leftpad` ends, appended ones included.
+    Query i of a sequence has position p = tokens - q_len + i. Tokens count from the end of
+    `cache_leftpad` and include appended ones.
     """
 
     #: (batch, q_len, q_heads, head_dim); with `cu_seqlens_q`: (all query tokens, q_heads,
@@ -131,7 +131,7 @@ class AttentionInputs:
 
     @property
     def q_len(self) -> int:
-        """Query tokens of a sequence, or the most of one."""
+        """Query tokens of a sequence; the maximum of a packed Q."""
         return self.q.shape[1] if self.max_seqlen_q is None else self.max_seqlen_q
 
     @property
@@ -162,12 +162,14 @@ class AttentionInputs:
 
     @property
     def most_behind(self) -> int:
-        """Tokens before its own that a query sees at most; -1: all."""
+        """Maximum number of preceding tokens that a query sees; -1 for all."""
         return most_behind(self.window_left, self.attention_chunk)
 
     @property
     def new_tokens(self) -> int:
-        """Tokens that the call appends to each sequence; 0 where `cu_seqlens_k_new` says it."""
+        """Tokens that the call appends to each sequence; 0 if `cu_seqlens_k_new` has the
+        numbers.
+        """
         if self.k_new is None or self.cu_seqlens_k_new is not None:
             return 0
         return self.k_new.shape[1]
@@ -179,8 +181,9 @@ class AttentionInputs:
         return self.k_cache.shape[1] * pages
 
     def read_lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence in the cache after the call, padding included, read from the
-        device where they are there: for checks and planners, not for launches.
+        """Return the tokens of each sequence in the cache after the call, padding included.
+
+        Reads the device: for checks and planners, not for launches.
         """
         if self.cu_seqlens_k_new is None and self.cache_seqlens is None:
             return (self.context,) * self.batch
@@ -192,31 +195,25 @@ class AttentionInputs:
         )
 
     def read_cached(self) -> tuple[int, ...]:
-        """Tokens of each sequence in the cache before the call; read from the device as
-        `read_lengths` does.
-        """
+        """Return the tokens of each sequence in the cache before the call. Reads the device."""
         if self.cache_seqlens is None:
             return (self.context - self.new_tokens,) * self.batch
         return tuple(self.cache_seqlens.clamp(0, self.context).tolist())
 
     def read_new_starts(self) -> tuple[int, ...]:
-        """Where each sequence's new tokens begin among those of all, and their number; read from
-        the device as `read_lengths` does.
-        """
+        """Return the first new token of each sequence, and their total. Reads the device."""
         if self.cu_seqlens_k_new is not None:
             return tuple(self.cu_seqlens_k_new.tolist())
         return tuple(sequence * self.new_tokens for sequence in range(self.batch + 1))
 
     def read_query_starts(self) -> tuple[int, ...]:
-        """Where each sequence's query tokens begin among those of all, and their number; read from
-        the device as `read_lengths` does.
-        """
+        """Return the first query token of each sequence, and their total. Reads the device."""
         if self.cu_seqlens_q is None:
             return tuple(range(0, (self.batch + 1) * self.q_len, self.q_len))
         return tuple(self.cu_seqlens_q.tolist())
 
     def poison(self) -> None:
-        """Fills the outputs with NaN, so that an element nobody wrote cannot pass a check."""
+        """Fill the outputs with NaN: an element that no kernel writes then fails every check."""
         self.out.fill_(math.nan)
         self.lse.fill_(math.nan)
 
@@ -233,17 +230,18 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`fp16` or `bf16`."""
+    """Return `fp16` or `bf16`."""
     import torch
 
     return "bf16" if dtype == torch.bfloat16 else "fp16"
 
 
 def cache_shape(problem: AttentionProblem, columns: int | None = None) -> tuple[int, int, int, int]:
-    """K as it lies in memory, with room for the capacity; of a paged cache, the pages in use.
+    """Return the shape of K in memory, with room for the capacity; of a paged cache, the pages in
+    use.
 
     Args:
-        columns: of V, where they are others than K's.
+        columns: Columns of V, if they differ from K's.
     """
     rows, tokens = problem.batch + problem.batch_idx, problem.cache_capacity
     if problem.page_size is not None:
@@ -263,10 +261,9 @@ def query_shape(problem: AttentionProblem) -> tuple[int, ...]:
 def deal_pages(
     problem: AttentionProblem, device: str | torch.device, generator: torch.Generator | None = None
 ) -> torch.Tensor | None:
-    """A block table of the capacity's length that gives each page of `cache_shape` to one sequence,
-    in random order; None for a contiguous cache.
+    """Return a block table that gives each page of `cache_shape` to one sequence, in random order.
 
-    Entries past a sequence's end are 0.
+    Entries past a sequence's end are 0. A contiguous cache has no table: None.
     """
     import torch
 
@@ -290,14 +287,14 @@ def inputs_over(
     block_table: torch.Tensor | None = None,
     **kinds: Any,
 ) -> AttentionInputs:
-    """The call of `problem` on these tensors, outputs not yet written.
+    """Return the call of `problem` on these tensors, outputs not yet written.
 
     Args:
-        q: of `query_shape`.
-        k_cache: of `cache_shape`, on the device of `q`.
-        v_cache: like `k_cache`.
-        block_table: of `deal_pages`, for a problem with a page size.
-        **kinds: of `leanbench.core.inputs`, and what is appended.
+        q: Shape `query_shape`.
+        k_cache: Shape `cache_shape`, on the device of `q`.
+        v_cache: Like `k_cache`.
+        block_table: Result of `deal_pages`, for a problem with a page size.
+        **kinds: Result of `kind_inputs`, and the appended tokens.
     """
     import torch
 
@@ -334,19 +331,19 @@ def make_inputs(
     seed: int | None = None,
     score_scale: float = 1.0,
 ) -> AttentionInputs:
-    """Standard normal Q, K and V in the problem's layout, and poisoned outputs.
+    """Return standard normal Q, K and V in the problem's layout, and poisoned outputs.
 
     Args:
-        seed: None draws fresh inputs every time, which is what a check wants.
-        score_scale: multiplies Q; 1 gives scores of standard deviation 1, large values make softmax
+        seed: None for other inputs every time, as checks want them.
+        score_scale: Factor of Q. 1 gives scores of standard deviation 1, large values make softmax
             pick single tokens.
     """
     return make_windows(problem, device, 1, seed, score_scale)[0]
 
 
 def windows_in_cache(problem: AttentionProblem) -> int:
-    """Inputs that share one cache of the problem's capacity without sharing a token in use: the
-    sequences of each lie behind those of the one before.
+    """Return how many inputs fit in one cache without sharing a token in use, one after the
+    other.
     """
     if problem.page_size is not None:
         return 1
@@ -354,7 +351,7 @@ def windows_in_cache(problem: AttentionProblem) -> int:
 
 
 def _window_tokens(problem: AttentionProblem) -> int:
-    """Tokens from one window's sequences to the next one's, in whole blocks of memory."""
+    """Return the tokens from one window to the next, in whole blocks of memory."""
     return -(-problem.max_context // _WINDOW_GRANULE) * _WINDOW_GRANULE
 
 
@@ -365,11 +362,13 @@ def make_windows(
     seed: int | None = None,
     score_scale: float = 1.0,
 ) -> list[AttentionInputs]:
-    """Inputs as of `make_inputs` over one pool of memory, each with the strides of a cache of its
-    own; what lies past a sequence's end may be in use in another window.
+    """Return inputs as of `make_inputs` over one pool of memory.
+
+    Each has the strides of its own cache. Memory past the end of a sequence can be in use in
+    another window.
 
     Args:
-        count: at most `windows_in_cache`.
+        count: At most `windows_in_cache`.
     """
     import torch
 
@@ -408,7 +407,7 @@ def make_windows(
 
 
 def _generator(device: str | torch.device, seed: int | None) -> torch.Generator | None:
-    """None where there is no memory to fill."""
+    """Return a generator; None without memory to fill."""
     import torch
 
     if torch.device(device).type == "meta":
@@ -426,9 +425,7 @@ def _dtype(name: str, problem: AttentionProblem) -> torch.dtype:
 
 
 def shape_only(problem: AttentionProblem) -> AttentionInputs:
-    """Inputs of a problem without memory behind them: shapes, strides and dtypes are what a
-    compiler asks for.
-    """
+    """Return inputs without memory. A compiler needs only shapes, strides and dtypes."""
     return make_inputs(problem, "meta")
 
 
@@ -439,10 +436,11 @@ _LARGEST_SLOPE = 0.3
 def kind_inputs(
     problem: AttentionProblem, like: torch.Tensor, generator: torch.Generator | None = None
 ) -> dict[str, Any]:
-    """Fields of leanbench.core.inputs.AttentionInputs that are not at their defaults for `problem`.
+    """Draw the tensors that only some kinds have. Return the fields of AttentionInputs that are not
+    at their defaults.
 
     Args:
-        like: has the device, and the dtype of tensors that have the problem's.
+        like: Tensor with the device and the problem's dtype.
     """
     import torch
 

@@ -48,24 +48,22 @@ class LaunchResources:
 
 
 class TracedCall(ABC):
-    """One call of a kernel whose GPU kernels were compiled with timeline events."""
+    """One call of a kernel compiled with timeline events."""
 
     @abstractmethod
     def launch(self) -> None:
-        """Does what the plain launch does, and records events."""
+        """Launch like the plain call, and record events."""
 
     @abstractmethod
     def read(self) -> tuple[CtaTimeline, ...]:
-        """Every CTA of the latest launch, after waiting for it; times in microseconds from the
-        first start.
-        """
+        """Wait for the latest launch. Return every CTA, in microseconds from the first start."""
 
 
 class OwnOutputs(ABC):
-    """A launch of a library that makes its output tensors itself, anew in every call.
+    """Launch of a library that allocates its outputs in every call.
 
-    To copy them to `inputs.out` would take a GPU kernel that is not the library's. Whoever reads or
-    poisons outputs goes through `written_by`.
+    A copy to `inputs.out` would be a GPU kernel that is not the library's. Read or poison outputs
+    through `written_by`.
     """
 
     def __init__(self, inputs: AttentionInputs) -> None:
@@ -79,18 +77,16 @@ class OwnOutputs(ABC):
 
     @abstractmethod
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output and LSE, shaped as `AttentionInputs` says."""
+        """Return output and LSE, shaped as in `AttentionInputs`."""
 
 
 def written_by(launch: Callable[[], Any], inputs: AttentionInputs) -> AttentionInputs:
-    """The inputs with the outputs that the latest call of `launch`, prepared for `inputs`,
-    wrote.
-    """
+    """Return the inputs with the outputs that the latest call of `launch` wrote."""
     return launch.results if isinstance(launch, OwnOutputs) else inputs
 
 
 def caller(launch: Callable[[], Any]) -> Callable[[], Any]:
-    """The call behind a launch, without what is kept for a check of its outputs."""
+    """Return the call behind a launch, which keeps no outputs for a check."""
     return launch.compute if isinstance(launch, OwnOutputs) else launch
 
 
@@ -155,21 +151,22 @@ class Kernel(ABC, Generic[ConfigT]):
             )
 
     def unavailable_reason(self) -> str | None:
-        """One sentence why this kernel cannot run here, whatever the problem, or None; without a
-        heavy import.
+        """Return a sentence if the kernel cannot run here, whatever the problem, or None. No heavy
+        import.
         """
         return None
 
     def library(self) -> str | None:
-        """Package and version whose code runs here, of a kernel that is available; None: this
+        """Return package and version of the code, if the kernel is available; None for this
         project's own.
         """
         return None
 
     @final
     def unsupported_reason(self, problem: AttentionProblem) -> str | None:
-        """One sentence why this kernel cannot run the problem, or None; the attention of every
-        layer of a whole model.
+        """Return a sentence if the kernel does not support the problem, or None.
+
+        A whole model is supported if the attention of every layer is.
         """
         if problem.model is not None:
             return self._whole_model_refusal(problem, problem.model)
@@ -223,29 +220,29 @@ class Kernel(ABC, Generic[ConfigT]):
         return None
 
     def refusal(self, problem: AttentionProblem) -> str | None:
-        """One sentence why this kernel cannot run a problem that differs from others in `axes`
-        alone, or None.
+        """Return a sentence if the kernel does not support a combination of values in `axes`, or
+        None.
         """
         return None
 
     def precision(self, problem: AttentionProblem) -> str:
-        """`fp16`, `bf16` or `FP8`: what Q and softmax weights are rounded to, by which the error
-        is judged; with `ROUNDED_SCORES`, scores too.
+        """Return `fp16`, `bf16` or `FP8`: the rounding of Q and softmax weights, by which errors
+        are judged.
+
+        With `ROUNDED_SCORES`, scores are rounded too.
         """
         return problem.dtype
 
     @property
     def implementation(self) -> str | None:
-        """`triton` or `cuda` where the kernel is one of several implementations; None: it is not,
-        or stands for them all.
-        """
+        """`triton` or `cuda`; None if there is only one, or the kernel stands for all."""
         return self.config_types[0].implementation if len(self.config_types) == 1 else None
 
     def read_config(self, values: Mapping[str, Any]) -> KernelConfig:
-        """The launch settings that `to_dict` of one of its config classes gave.
+        """Build the launch settings of a `to_dict`.
 
         Raises:
-            UserError: they are none of this kernel's.
+            UserError: The settings are not this kernel's.
         """
         if not self.config_types:
             raise UserError(f"{self.name} has no launch settings")
@@ -253,41 +250,45 @@ class Kernel(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT:
-        """The heuristic: what runs when nobody chose and nothing is tuned, where the problem's
-        lengths are on the device that of `any_length_config`; None for a kernel without launch
-        settings.
+        """Return the heuristic's launch settings, for untuned problems; None for a kernel without
+        any.
+
+        With lengths on the device they are those of `any_length_config`.
         """
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT:
-        """The heuristic where lengths are on the device, good for every length up to
-        `problem.max_context`, the capacity of the cache.
+        """Return the heuristic for lengths on the device, good for every length up to
+        `max_context`, the capacity of the cache.
         """
         return self.default_config(problem, gpu)
 
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT | None:
-        """Settings with which the bits of a sequence's output depend on nothing else in the batch,
-        nor on the GPU's SMs; alike for all problems of a head_dim, dtype, group size and q_len.
-        None: the kernel has none.
+        """Return settings whose output bits do not depend on the other sequences or the GPU's SMs,
+        or None.
+
+        They are equal for all problems of a head_dim, dtype, group size and q_len.
         """
         return None
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
-        """What `--configs best` tries, the default among them."""
+        """Return the candidates of `--configs best`, the default among them."""
         config = self.default_config(problem, gpu)
         return [] if config is None else [config]
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
-        """What `leanbench tune` considers for problems of this head_dim, dtype, group size and
-        layout, of any size.
+        """Return the candidates of `leanbench tune` for problems of any size of this head_dim,
+        dtype, group size and layout.
         """
         return []
 
     def implementation_of(self, config: ConfigT) -> Kernel[Any]:
-        """The kernel that launches `config`, where this one stands for several implementations."""
+        """Return the kernel that launches `config`, if this one stands for several
+        implementations.
+        """
         return self
 
     def implementation_on(self, gpu: GpuSpec) -> Kernel[Any]:
-        """The kernel that its heuristic launches on a GPU, where this one stands for several
+        """Return the kernel that the heuristic launches on a GPU, if this one stands for several
         implementations.
         """
         return self
@@ -295,79 +296,79 @@ class Kernel(ABC, Generic[ConfigT]):
     def compile(
         self, problem: AttentionProblem, config: ConfigT, capability: tuple[int, int]
     ) -> tuple[LaunchResources, ...]:
-        """What a CTA of each GPU kernel of a call takes, in the order of the launches, compiled for
-        a compute capability that need not be here.
+        """Compile for a compute capability, with or without such a GPU. Return the resources of a
+        CTA of each GPU kernel, in launch order.
 
         Raises:
-            TypeError: the kernel has nothing to compile.
+            TypeError: The kernel has nothing to compile.
         """
         raise TypeError(f"{self.name} has nothing to compile")
 
     def takes(self, config: KernelConfig) -> bool:
-        """Whether `config` is of this kernel."""
+        """Return True for a config of this kernel."""
         return isinstance(config, self.config_types)
 
     def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
-        """Work ranges of a launch at most where there would be `wanted`, with `rows` query rows to
-        a partial. A work range is a CTA's, or a cluster's.
+        """Return the maximum number of work ranges of a launch that wants `wanted`, with `rows`
+        query rows per partial. A work range belongs to a CTA or a cluster.
         """
         return wanted
 
     def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
-        """Rounds of loads, each waiting for the one before, in which one CTA merges `partials` of
+        """Return the number of dependent rounds of loads in which one CTA merges `partials` of
         `rows` query rows.
         """
         return partials
 
     def schedule(self, problem: AttentionProblem, config: ConfigT, gpu: GpuSpec) -> Schedule | None:
-        """Who does what, for predictions; None where the kernel's inside is unknown."""
+        """Return the schedule for predictions; None if it is unknown."""
         return None
 
     @abstractmethod
     def prepare(self, inputs: AttentionInputs, config: ConfigT) -> Callable[[], Any]:
-        """A launch that writes `inputs.out` and `inputs.lse`, or is one of `OwnOutputs`, without
-        host synchronisation; compiles before it returns.
+        """Compile, and return a launch that writes `inputs.out` and `inputs.lse`, or is an
+        `OwnOutputs`.
+
+        The launch does not synchronize with the host.
         """
 
     def prepare_all(
         self, copies: Sequence[AttentionInputs], config: ConfigT
     ) -> list[Callable[[], Any]]:
-        """Launches as of `prepare`, one over each of at least one copies of a call: tensors of
-        equal shapes, strides and lengths at other addresses. What depends on those alone may be
-        made once.
+        """Prepare a launch over each copy of a call.
+
+        Copies have equal shapes, strides and lengths at other addresses. Work that depends only on
+        those can be shared.
         """
         return [self.prepare(inputs, config) for inputs in copies]
 
     def planner(self, inputs: AttentionInputs, config: ConfigT) -> Callable[[], Any] | None:
-        """What must be done once for a step's lengths before its launches, as a call that repeats
-        it, timed apart from the launch; None: nothing.
+        """Return a call that plans a step for its lengths, timed apart from the launch; None
+        without plan.
         """
         return None
 
     def prepare_planned(
         self, inputs: AttentionInputs, config: ConfigT, plan: Any
     ) -> Callable[[], Any]:
-        """A launch as of `prepare`, with what a planner of a call over tensors of the same shapes
-        and the same lengths returned.
+        """Return a launch as of `prepare`, with the plan of a call with equal shapes and lengths.
 
         Raises:
-            TypeError: the kernel cannot do without a plan of its own.
+            TypeError: The kernel needs its own plan.
         """
         raise TypeError(f"{self.name} plans every call by itself")
 
     def resources(self, inputs: AttentionInputs, config: ConfigT) -> tuple[LaunchResources, ...]:
-        """What the compiled GPU kernels of a call take, in the order they are launched; empty where
-        that is unknown.
-        """
+        """Return the resources of the GPU kernels of a call, in launch order; empty if unknown."""
         return ()
 
     def prepare_traced(self, inputs: AttentionInputs, config: ConfigT) -> TracedCall | None:
-        """The same call in an instrumented build; None where the kernel has none."""
+        """Return the same call in an instrumented build; None if there is none."""
         return None
 
 
 def size_choices(sizes: Container[int]) -> str:
-    """Sizes in a sentence: ``one of 64, 128``, ``from 8 to 256 in steps of 8``."""
+    """Format sizes: ``one of 64, 128``, ``from 8 to 256 in steps of 8``."""
     if isinstance(sizes, range):
         step = f" in steps of {sizes.step}" if sizes.step > 1 else ""
         return f"from {sizes[0]} to {sizes[-1]}{step}"
@@ -375,7 +376,7 @@ def size_choices(sizes: Container[int]) -> str:
 
 
 def _beyond(axis: Axis, problem: AttentionProblem) -> str:
-    """What a kernel without `axis` does, what the problem has, and the fix."""
+    """Describe the limit of a kernel without `axis`, the value of the problem, and the fix."""
     does = axis.refusal or f"takes no {axis.name}"
     if axis is LENGTHS:
         return f"{does}, all sequences must have the same context"

@@ -20,7 +20,7 @@ _WINDOW = "a number of tokens such as 1024, or none for no window"
 
 
 def most_behind(window_left: int, attention_chunk: int) -> int:
-    """Tokens before its own that a query token sees at most; -1: all."""
+    """Return the maximum number of preceding tokens that a query token sees; -1 for all."""
     if not attention_chunk:
         return window_left
     return attention_chunk - 1 if window_left < 0 else min(window_left, attention_chunk - 1)

@@ -61,7 +61,7 @@ class Trace:
 
     @property
     def mean_tokens(self) -> float:
-        """Of what is drawn: linear between quantiles."""
+        """Mean of the drawn lengths, linear between quantiles."""
         inner = sum(self.quantiles[1:-1])
         ends = (self.quantiles[0] + self.quantiles[-1]) / 2
         return (inner + ends) / (len(self.quantiles) - 1)
@@ -69,7 +69,7 @@ class Trace:
 
 @cache
 def traces() -> dict[str, Trace]:
-    """The traces that come with leanbench, by name."""
+    """Return the traces that come with leanbench, by name."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return {
         name: Trace(**{**fields, "quantiles": tuple(fields["quantiles"])})
@@ -104,7 +104,7 @@ class Lengths(Values):
 
 
 class QueryLengths(Values):
-    """Query tokens of each sequence, ``512+1x7``; None: all sequences have as many."""
+    """Query tokens of each sequence, ``512+1x7``; None for equal numbers."""
 
     or_none = "as many for all sequences"
 
@@ -137,15 +137,15 @@ class QueryLengths(Values):
 
 
 def is_explicit(lengths: str) -> bool:
-    """Whether the text has a length for each sequence: those say batch and context themselves."""
+    """Return True for a text with a length per sequence, which determines batch and context."""
     return lengths[:1].isdigit() and re.fullmatch(r"[0-9km+x]+", lengths) is not None
 
 
 def read_lengths(name: str, text: str) -> tuple[int, ...]:
-    """The tokens of each sequence from ``1k+300+16x3``, where ``16x3`` is 16+16+16.
+    """Parse the tokens of each sequence from ``1k+300+16x3``, where ``16x3`` is 16+16+16.
 
     Raises:
-        UserError: `text` is no such list, or has more than MAX_SEQUENCES lengths.
+        UserError: Invalid text, or more than MAX_SEQUENCES lengths.
     """
     lengths: list[int] = []
     for part in text.lower().split("+"):
@@ -167,22 +167,18 @@ def read_lengths(name: str, text: str) -> tuple[int, ...]:
 
 
 def write_lengths(lengths: tuple[int, ...]) -> str:
-    """The text that `read_lengths` reads back: ``65536+16x3``."""
+    """Format lengths as `read_lengths` reads them: ``65536+16x3``."""
     runs = [(length, len(list(run))) for length, run in groupby(lengths)]
     return "+".join(f"{length}x{count}" if count > 1 else f"{length}" for length, count in runs)
 
 
 def as_context(lengths: tuple[int, ...]) -> Context:
-    """One number where all lengths are alike."""
+    """Return one number if all lengths are equal."""
     return lengths[0] if len(set(lengths)) == 1 else lengths
 
 
 def longest_in_file(lengths: str) -> int | None:
-    """The longest length of a file that a value of `Lengths` names; None: it names none.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Return the longest length of a file, or None if a value of `Lengths` names no file."""
     named = lengths in (*DISTRIBUTIONS, *traces()) or lengths.startswith(_MEAN)
     return None if named or is_explicit(lengths) else _file_quantiles("lengths", lengths)[-1]
 
@@ -190,16 +186,15 @@ def longest_in_file(lengths: str) -> int | None:
 def draw_context(
     lengths: str, batch: int, longest: int, draw: random.Random | None = None
 ) -> Context:
-    """The lengths of a batch, none above `longest`.
+    """Draw the lengths of a batch, none above `longest`.
 
     Args:
-        lengths: a value of `Lengths`, not the lengths themselves.
-        draw: None: one that depends on the other arguments alone, so that the same cell is the same
-            problem in every sweep. random.Random keeps its sequence from one Python version to the
-            next.
+        lengths: Value of `Lengths`, not explicit lengths.
+        draw: Random numbers; None seeds them by the other arguments, so that a cell is the same
+            problem in every sweep and Python version.
 
     Raises:
-        UserError: the batch cannot have such lengths, or a file cannot be read.
+        UserError: The batch cannot have such lengths, or a file cannot be read.
     """
     if lengths == UNIFORM:
         return longest
@@ -221,7 +216,7 @@ def draw_context(
 
 
 def _ranked(lengths: str, batch: int, longest: int, draw: random.Random) -> tuple[int, ...]:
-    """Lengths that follow from a sequence's rank, in random order."""
+    """Return lengths that follow from a sequence's rank, in random order."""
     if lengths == ZIPF:
         ranked = [max(1, longest // rank) for rank in range(1, batch + 1)]
     else:
@@ -231,7 +226,7 @@ def _ranked(lengths: str, batch: int, longest: int, draw: random.Random) -> tupl
 
 
 def _inverse(quantiles: tuple[int, ...], share: float) -> int:
-    """The length below which a share of a distribution lies, linear between its quantiles."""
+    """Return the length at a share of a distribution, linear between its quantiles."""
     place = share * (len(quantiles) - 1)
     below = int(place)
     above = quantiles[min(below + 1, len(quantiles) - 1)]
@@ -252,13 +247,13 @@ def _mean(name: str, text: str) -> float:
 def _lengths_of_mean(
     batch: int, longest: int, mean_over_max: float, draw: random.Random
 ) -> tuple[int, ...]:
-    """`batch` lengths of which one is `longest` and whose mean is `mean_over_max` x `longest`.
+    """Draw `batch` lengths: one is `longest`, the mean is `mean_over_max` x `longest`.
 
-    The others are log-uniform over a factor of _SPREAD, scaled by one factor that brings the mean
-    to its target, clipped to 1..longest and rounded (so the mean is met to within one token).
+    The other lengths are log-uniform over a factor of _SPREAD, then scaled to the mean, clipped to
+    1..longest and rounded. The mean is met to within one token.
 
     Raises:
-        UserError: the longest sequence alone exceeds the mean.
+        UserError: The longest sequence alone exceeds the mean.
     """
     if mean_over_max * batch <= 1:
         raise UserError(
@@ -382,7 +377,7 @@ class _Table:
 
 
 def _column(file: str, column: str, table: _Table) -> int | None:
-    """Return the place of a column; None if the file is one row of lengths."""
+    """Return the index of a column; None if the file is one row of lengths."""
     if column:
         if column not in table.columns:
             raise UnknownColumn(file, column, table.columns)

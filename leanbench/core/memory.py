@@ -16,8 +16,8 @@ _FP64_BYTES = 8
 
 
 def needed_bytes(problem: AttentionProblem) -> int:
-    """Bytes of K and V as they are allocated, Q and the outputs, the fp64 reference of one KV head
-    (its K, V and scores), and the reserve.
+    """Return the bytes of the allocated K and V, Q and the outputs, the fp64 reference of one KV
+    head (its K, V and scores), and the reserve.
     """
     queries = problem.group_size * problem.q_len
     if problem.model is not None:
@@ -36,7 +36,7 @@ def _widest(model: WholeModel) -> int:
 
 
 def _what_fits(problem: AttentionProblem, model: WholeModel, available_bytes: float) -> str:
-    """What would fit: a GPU of more, or so many layers of the model as a part of it."""
+    """Suggest more GPUs, or the number of layers that fit."""
 
     def fits(layers: int) -> bool:
         part = replace(problem, whole_model=str(replace(model, layers=layers)))
@@ -50,11 +50,11 @@ def _what_fits(problem: AttentionProblem, model: WholeModel, available_bytes: fl
 def shortage(
     problem: AttentionProblem, available_bytes: float, gpu: str, state: str = ""
 ) -> str | None:
-    """One sentence where the problem needs more than is available, or None.
+    """Return a sentence if the problem needs more than is available, or None.
 
     Args:
-        gpu: whose memory it is.
-        state: of the available bytes, e.g. ``free``.
+        gpu: Name of the GPU.
+        state: Adjective of the available bytes, such as ``free``.
     """
     needed = needed_bytes(problem)
     if needed <= available_bytes:
@@ -74,5 +74,5 @@ def shortage(
 
 
 def shortage_on(problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-    """As `shortage`, on an otherwise empty GPU of that kind."""
+    """Return `shortage` on an otherwise empty GPU."""
     return shortage(problem, gpu.memory_gb * 1e9, gpu.name)

@@ -74,13 +74,13 @@ class GpuShares(Values):
 
 @cache
 def counts_of(value: str) -> GpuCounts:
-    """The GPUs of an axis value."""
+    """Return the GPU counts of an axis value."""
     sizes = {share[1]: int(share[2]) for share in _SHARE.finditer(value)}
     return GpuCounts(sizes.get("tp", 1), sizes.get("cp", 1))
 
 
 def shard_start(length: int, rank: int, size: int) -> int:
-    """The first token that a rank has of a sequence that is cut into `size` shards one after the
-    other: the first `length` % `size` of them have a token more than the others.
+    """Return a rank's first token of a sequence in `size` consecutive shards. The first `length` %
+    `size` shards have one token more.
     """
     return length // size * rank + min(length % size, rank)

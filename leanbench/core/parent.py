@@ -12,8 +12,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """The end of this process with `parent`, which started it, however that ends and whatever this
-    one is doing then (Linux). To the system the parent is the thread that started it.
+    """End this process with `parent`, which started it, however that ends (Linux).
+
+    To the system the parent is the thread that started it.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -20,21 +20,23 @@ REPORT_TEMPLATES = _ROOT / "reports" / "templates"
 
 
 def user_folder() -> Path:
-    """The folder of what was tuned and calibrated here: `LEANBENCH_HOME`, or else leanbench in the
-    user's data folder (XDG), or `private_folder` for a user without a home folder.
+    """Return the folder of tuned configs and calibrations.
+
+    That is `LEANBENCH_HOME`, or else leanbench in the user's data folder (XDG). A user without home
+    gets `private_folder`.
     """
     return _folder("LEANBENCH_HOME", "user_data_path", "data")
 
 
 def cache_folder() -> Path:
-    """The folder of what can be made again: `LEANBENCH_CACHE`, or else leanbench in the user's
-    cache folder (XDG), or `private_folder` for a user without a home folder.
+    """Return the folder of reproducible files: `LEANBENCH_CACHE`, or else the user's cache
+    folder.
     """
     return _folder("LEANBENCH_CACHE", "user_cache_path", "cache")
 
 
 def _folder(variable: str, default: str, name: str) -> Path:
-    """The folder that an environment variable names, or that platformdirs has; absolute."""
+    """Return the absolute folder of an environment variable, or else platformdirs' default."""
     try:
         if own := os.environ.get(variable):
             return Path(own).expanduser().absolute()

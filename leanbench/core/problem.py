@@ -250,7 +250,7 @@ class AttentionProblem:
             object.__setattr__(self, name, value)
 
     def _check_kinds(self, least: int) -> None:
-        """Refuses kinds that do not go together; the shortest context has `least` tokens."""
+        """Check that kinds are compatible. `least` is the shortest context."""
         if self.q_lens is not None and len(self.q_lens) != self.batch:
             raise UserError(
                 f"{len(self.q_lens)} query lengths were given for a batch of {self.batch}: give one"
@@ -334,7 +334,7 @@ class AttentionProblem:
 
     @property
     def model(self) -> WholeModel | None:
-        """The model of which a whole decode step is asked for."""
+        """Model of a whole decode step."""
         return None if self.whole_model is None else read_model(self.whole_model)
 
     def layer_problem(self, layer: Layer) -> AttentionProblem:
@@ -375,8 +375,10 @@ class AttentionProblem:
         return counts_of(self.parallel)
 
     def shard(self, rank: int) -> AttentionProblem:
-        """What one of the GPUs has of the problem: its KV heads, with their query heads, and its
-        tokens of each sequence, one run of them. Rank 0 has the most.
+        """Return one GPU's part: its KV heads with their query heads, and its run of each
+        sequence's tokens.
+
+        Rank 0 has the most.
         """
         tensor, context = self.gpus
         place = rank % context
@@ -416,15 +418,16 @@ class AttentionProblem:
 
     @property
     def cache_capacity(self) -> int:
-        """Tokens that every sequence has room for; with pages, whole ones."""
+        """Tokens allocated per sequence; whole pages of a paged cache."""
         tokens = self.capacity if isinstance(self.capacity, int) else self.max_context
         return tokens if self.page_size is None else -(-tokens // self.page_size) * self.page_size
 
     @property
     def known_to_host(self) -> AttentionProblem:
-        """The problem as launch settings may follow from it, as of a caller of the public API:
-        lengths on the device may be anything up to the cache's capacity, beside a length on the
-        host capacity says nothing. Of GPUs that share it, what one has.
+        """Problem as the caller's host knows it, from which launch settings can follow.
+
+        Lengths on the device can be anything up to the capacity of the cache. With a length on the
+        host, the capacity does not matter. Of a shared problem, it is the part of one GPU.
         """
         if self.parallel != NONE:
             return self.shard(0).known_to_host
@@ -434,7 +437,7 @@ class AttentionProblem:
 
     @property
     def page_counts(self) -> tuple[int, ...]:
-        """Pages of each sequence; of a paged cache."""
+        """Pages of each sequence in a paged cache."""
         assert self.page_size is not None
         return tuple(-(-context // self.page_size) for context in self.contexts)
 
@@ -461,8 +464,8 @@ class AttentionProblem:
 
     @property
     def leftpads(self) -> tuple[int, ...]:
-        """Tokens of padding in front of each sequence: sixteenths of what is cached before the
-        call, 3, 6, 1, 4 and so on.
+        """Padding tokens of each sequence: 3, 6, 1, 4, ... sixteenths of the tokens cached before
+        the call.
         """
         if not self.leftpad:
             return (0,) * self.batch
@@ -472,7 +475,7 @@ class AttentionProblem:
 
     @property
     def visible_lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence that a query token sees."""
+        """Tokens of each sequence that any query token sees."""
         if not self.leftpad and self.most_behind < 0:
             return self.contexts
         lengths = tuple(
@@ -481,7 +484,7 @@ class AttentionProblem:
         return tuple(map(self._visible, lengths, self.query_lengths))
 
     def _visible(self, length: int, q_len: int) -> int:
-        """The same of a sequence with `length` tokens."""
+        """Return the visible tokens of a sequence with `length` tokens."""
         first = max(0, length - q_len)
         behind = min(first, self.window_left) if self.window_left >= 0 else first
         if self.attention_chunk:
@@ -490,28 +493,28 @@ class AttentionProblem:
 
     @property
     def most_behind(self) -> int:
-        """Tokens before its own that a query token sees at most; -1: all."""
+        """Maximum number of preceding tokens that a query token sees; -1 for all."""
         return kinds.most_behind(self.window_left, self.attention_chunk)
 
     @property
     def visible_tokens(self) -> int:
-        """Of all sequences together."""
+        """Visible tokens of all sequences."""
         if not self.leftpad and self.most_behind < 0:
             return self.total_context
         return sum(self.visible_lengths)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K and V of a token and a KV head; once, where V is a part of K."""
+        """Bytes of K and V of one token and KV head; counted once if V is a part of K."""
         number = ELEMENT_BYTES if self.kv_dtype == kinds.SAME else _FP8_BYTES
         return (self.head_dim + (0 if self.latent else self.value_dim)) * number
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V that any kernel must read at least once: those of the tokens that a
-        query token sees, of appended ones where they come from; of all layers of a whole model.
-        Where GPUs share the problem, this and all other bytes are those of the one that has the
-        most.
+        """Bytes of K and V that any kernel must read at least once.
+
+        These are the visible tokens, appended ones included, of all layers of a whole model. Of a
+        shared problem, this and all other bytes are those of the GPU with the most.
         """
         if self.parallel != NONE:
             return self.shard(0).kv_bytes
@@ -521,9 +524,7 @@ class AttentionProblem:
 
     @property
     def kv_allocated_bytes(self) -> int:
-        """Bytes of the K and V caches as allocated: every sequence has room for `cache_capacity`
-        tokens, or its pages; with `batch_idx`, there is a row more than sequences.
-        """
+        """Bytes of the allocated K and V caches. `batch_idx` adds one row."""
         if self.parallel != NONE:
             return self.shard(0).kv_allocated_bytes
         if self.model is not None:
@@ -538,9 +539,10 @@ class AttentionProblem:
 
     @property
     def io_bytes(self) -> int:
-        """`kv_bytes` plus one read of Q, and one write of the output, of the LSE (fp32) and of what
-        is appended. What there is a number of for each head, page or position is left out:
-        scales, slopes, sinks, rotary tables.
+        """`kv_bytes`, one read of Q, and one write of the output, the LSE (fp32) and appended
+        tokens.
+
+        Scales, slopes, sinks and rotary tables are not counted.
         """
         if self.parallel != NONE:
             return self.shard(0).io_bytes
@@ -551,8 +553,8 @@ class AttentionProblem:
 
     @cached_property
     def special(self) -> dict[str, Any]:
-        """Axes that have a default and are not at it, with their values; `lengths` is one, with
-        the contexts of a ragged batch.
+        """Optional axes that are not at their defaults, with their values. `lengths` has the
+        contexts of a ragged batch.
         """
         values = {
             field.name: value
@@ -565,20 +567,18 @@ class AttentionProblem:
         return {**values, **({"lengths": self.contexts} if self.is_ragged else {})}
 
     def _departs(self, field: Axis) -> bool:
-        """Whether the value is not the default, and does not follow from others either."""
+        """Return True for a value that is neither the default nor derived from other fields."""
         return getattr(self, field.name) != field.default and not self._follows(field.name)
 
     def _follows(self, name: str) -> bool:
-        """Whether the value of an axis follows from others."""
+        """Return True for an axis whose value is derived from other fields."""
         return (name == "lengths_on" and (self.is_ragged or self.whole_model is not None)) or (
             name == "q_len" and self.q_lens is not None
         )
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The plain axes that labels and repeat commands name, with their values: what is required,
-        what is not at its default, and what always is named.
-        """
+        """Plain axes in labels and repeat commands, with their values."""
         values = {field.name: getattr(self, field.name) for field in PLAIN_AXES}
         return {
             field.name: values[field.name]
@@ -588,8 +588,8 @@ class AttentionProblem:
 
     @property
     def label(self) -> str:
-        """A short name for people: ``b1 h32/8 n4096 d128 fp16 HND``. Axes with a letter stand in
-        front, in the order of the fields.
+        """Short name: ``b1 h32/8 n4096 d128 fp16 HND``. Axes with a letter come first, in field
+        order.
         """
         heads = f"{self.q_heads}" if self.group_size == 1 else f"{self.q_heads}/{self.kv_heads}"
         context = write_lengths(self.contexts if self.is_ragged else (self.max_context,))
@@ -604,9 +604,10 @@ class AttentionProblem:
         return " ".join([*words[True], *words[False]])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; `from_dict` reads it back. An axis at its default is left out, but for
-        those that were there from the start: a problem reads, and its cell is named, as in runs
-        from before there was the axis.
+        """Convert to JSON types. `from_dict` reads it back.
+
+        Later axes are omitted at their defaults: problems, and cell keys, stay the same as in runs
+        from before the axis.
         """
         context = list(self.contexts) if self.is_ragged else self.context
         return {
@@ -619,12 +620,12 @@ class AttentionProblem:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> AttentionProblem:
-        """What `to_dict` gave, through JSON or not.
+        """Build a problem from the output of `to_dict`, through JSON or not.
 
         Raises:
-            KeyError: a field is missing.
-            TypeError: a field is unknown or of another type.
-            UserError: the fields are no problem.
+            KeyError: A field is missing.
+            TypeError: A field is unknown or of another type.
+            UserError: The problem is invalid.
         """
         if unknown := fields.keys() - {field.name for field in PROBLEM_AXES}:
             raise TypeError(f"no axis is called {', '.join(sorted(unknown))}")

@@ -126,17 +126,17 @@ class Quantity:
 
     @property
     def is_number(self) -> bool:
-        """Whether a table aligns it as a number."""
+        """True if tables align it as a number."""
         return self.kind in _FORMATS
 
     @property
     def head(self) -> str:
-        """Heading and unit in one line: ``latency µs``. What `write` ends with is left out."""
+        """Heading and unit in one line: ``latency µs``. Units that `write` appends are omitted."""
         unit = "" if self.unit_text in ("%", "×") else self.unit_text
         return f"{self.heading} {unit}".rstrip()
 
     def write(self, value: Any) -> str:
-        """A value as text, without its unit but for ``%``."""
+        """Format a value without its unit, except ``%``."""
         if not self.is_number:
             return str(value)
         if self.kind == "bytes":
@@ -152,7 +152,7 @@ class Quantity:
         return self.name.removesuffix(f"_{self.unit}") if self.unit else self.name
 
     def is_in(self, place: Shown) -> bool:
-        """Whether tables of `place` have a column for it."""
+        """Return True if tables of `place` have a column for it."""
         return WIDER.index(self.shown) <= WIDER.index(place)
 
 
@@ -169,10 +169,10 @@ def quantity(
     notes: str = "",
     default: Any = None,
 ) -> Any:
-    """A field of `Row`, declared with all that is said of it anywhere; see `Quantity`.
+    """Declare a field of `Row`; see `Quantity`.
 
     Args:
-        default: of a row that does not carry it; ``...`` where every row must.
+        default: Value of a row without it; ``...`` if every row must have it.
     """
     about = {
         "heading": heading,
@@ -192,7 +192,7 @@ def quantity(
 
 
 def quantities(row: type[BaseModel]) -> tuple[Quantity, ...]:
-    """The quantities that `row` declares, by group and in each group as declared."""
+    """Return the quantities that `row` declares, by group, then in field order."""
     declared = []
     for name, field in row.model_fields.items():
         about: Any = field.json_schema_extra

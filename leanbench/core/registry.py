@@ -27,11 +27,11 @@ _warnings: list[str] = []
 
 @cache
 def kernels() -> dict[str, Kernel[Any]]:
-    """Every kernel, by name, in a stable order; those of a family that cannot be loaded are left
-    out.
+    """Return every kernel by name, in a stable order, except those of families that cannot be
+    loaded.
 
     Raises:
-        UserError: two have the same name.
+        UserError: Two kernels have the same name.
     """
     _warnings.clear()
     folders = list(importlib.import_module("leanbench.kernels").__path__)
@@ -52,8 +52,8 @@ def kernels() -> dict[str, Kernel[Any]]:
 
 
 def kernel_warnings() -> list[str]:
-    """A sentence without its full stop for each family that cannot be loaded, with its file and the
-    error, and for each folder of `LEANBENCH_KERNEL_PATH` that holds no kernel.
+    """Return a sentence without its full stop for each family that cannot be loaded, and for each
+    folder of `LEANBENCH_KERNEL_PATH` without a kernel.
     """
     kernels()
     return list(_warnings)
@@ -74,9 +74,7 @@ def _why_no_kernel(folder: Path) -> str:
 
 
 def _family(name: str) -> list[tuple[str, Kernel[Any]]]:
-    """The kernels of the folder `name`, with their names; none, and a warning, where its code
-    fails, however it does.
-    """
+    """Return the kernels of a family, by name. Code that fails gives none and a warning."""
     module = f"leanbench.kernels.{name}"
     try:
         return [
@@ -103,10 +101,10 @@ def _family(name: str) -> list[tuple[str, Kernel[Any]]]:
 
 
 def kernel(name: str) -> Kernel[Any]:
-    """The kernel of that name.
+    """Return the kernel of that name.
 
     Raises:
-        UserError: there is none; what could not be loaded is named, and the nearest name suggested.
+        UserError: There is none.
     """
     known = kernels()
     if name not in known:

@@ -68,12 +68,12 @@ class Timeline:
 
     @property
     def name(self) -> str:
-        """The kernel, with the rank where there are several."""
+        """Kernel, with the rank if there are several."""
         return self.kernel if self.rank is None else f"{self.kernel}, rank {self.rank}"
 
     @property
     def own_problem(self) -> AttentionProblem:
-        """What this GPU has of the problem."""
+        """Part of the problem on this GPU."""
         return self.problem if self.rank is None else self.problem.shard(self.rank)
 
     @cached_property
@@ -83,9 +83,7 @@ class Timeline:
 
     @cached_property
     def busy_us(self) -> dict[int, float]:
-        """For each SM with a CTA: the time in which at least one of its CTAs was neither absent nor
-        waiting.
-        """
+        """Time in which an SM has at least one CTA that is not waiting, for each SM with a CTA."""
         by_sm: dict[int, list[tuple[float, float]]] = {}
         for cta in self.ctas:
             by_sm.setdefault(cta.sm, []).extend(_working(cta))
@@ -93,14 +91,14 @@ class Timeline:
 
     @cached_property
     def sm_busy_share(self) -> float:
-        """Busy time of all SMs over SMs x duration; the SMs without work count."""
+        """Busy time of all SMs over SMs x duration. SMs without work count."""
         return (
             sum(self.busy_us.values()) / (self.sms * self.duration_us) if self.duration_us else 0.0
         )
 
 
 def _working(cta: CtaTimeline) -> list[tuple[float, float]]:
-    """The CTA's life without its waits."""
+    """Return the intervals of a CTA without its waits."""
     parts, at = [], cta.start_us
     for span in cta.spans:
         if span.kind == "wait":

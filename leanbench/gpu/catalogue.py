@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import difflib
 import re
+import tomllib
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
@@ -37,445 +39,23 @@ _SHARED_KB_RESERVED = 1
 _REGISTERS_PER_SM = 65_536
 
 
-def _gpu(
-    name: str,
-    product: str,
-    compute_capability: tuple[int, int],
-    *,
-    sms: int,
-    memory_gb: float,
-    bandwidth_tb_s: float,
-    l2_mib: float,
-    boost_clock_mhz: int,
-    power_limit_w: int,
-    source: str,
-    aliases: tuple[str, ...] = (),
-) -> GpuSpec:
-    shared_kb = _SHARED_KB_PER_SM[compute_capability]
-    return GpuSpec(
-        name=name,
-        product=product,
-        compute_capability=compute_capability,
-        sms=sms,
-        memory_gb=memory_gb,
-        bandwidth_tb_s=bandwidth_tb_s,
-        l2_mib=l2_mib,
-        shared_kb_per_sm=shared_kb,
-        shared_kb_per_cta=shared_kb - _SHARED_KB_RESERVED,
-        registers_per_sm=_REGISTERS_PER_SM,
-        boost_clock_mhz=boost_clock_mhz,
-        power_limit_w=power_limit_w,
-        source=f"{source}; shared memory: CUDA C++ Programming Guide",
-        aliases=aliases,
-    )
+def _read_catalogue() -> tuple[GpuSpec, ...]:
+    entries = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    specs = []
+    for name, entry in entries.items():
+        shared_kb = _SHARED_KB_PER_SM[tuple(entry["compute_capability"])]
+        derived = {
+            "name": name,
+            "shared_kb_per_sm": shared_kb,
+            "shared_kb_per_cta": shared_kb - _SHARED_KB_RESERVED,
+            "registers_per_sm": _REGISTERS_PER_SM,
+            "source": f"{entry['source']}; shared memory: CUDA C++ Programming Guide",
+        }
+        specs.append(GpuSpec.from_dict({**entry, **derived}))
+    return tuple(specs)
 
 
-CATALOGUE: tuple[GpuSpec, ...] = (
-    _gpu(
-        "a100-40gb",
-        "NVIDIA A100-SXM4-40GB",
-        (8, 0),
-        sms=108,
-        memory_gb=40,
-        bandwidth_tb_s=1.555,
-        l2_mib=40,
-        boost_clock_mhz=1410,
-        power_limit_w=400,
-        source="NVIDIA A100 datasheet and Ampere GA100 whitepaper",
-        aliases=("a100-sxm-40gb", "a100-sxm4-40gb"),
-    ),
-    _gpu(
-        "a100-40gb-pcie",
-        "NVIDIA A100-PCIE-40GB",
-        (8, 0),
-        sms=108,
-        memory_gb=40,
-        bandwidth_tb_s=1.555,
-        l2_mib=40,
-        boost_clock_mhz=1410,
-        power_limit_w=250,
-        source="NVIDIA A100 datasheet and Ampere GA100 whitepaper",
-        aliases=("a100-pcie-40gb",),
-    ),
-    _gpu(
-        "a100-80gb",
-        "NVIDIA A100-SXM4-80GB",
-        (8, 0),
-        sms=108,
-        memory_gb=80,
-        bandwidth_tb_s=2.039,
-        l2_mib=40,
-        boost_clock_mhz=1410,
-        power_limit_w=400,
-        source="NVIDIA A100 datasheet and Ampere GA100 whitepaper",
-        aliases=("a100", "a100-sxm", "a100-sxm-80gb", "a100-sxm4-80gb"),
-    ),
-    _gpu(
-        "a100-80gb-pcie",
-        "NVIDIA A100 80GB PCIe",
-        (8, 0),
-        sms=108,
-        memory_gb=80,
-        bandwidth_tb_s=1.935,
-        l2_mib=40,
-        boost_clock_mhz=1410,
-        power_limit_w=300,
-        source="NVIDIA A100 datasheet and Ampere GA100 whitepaper",
-        aliases=("a100-pcie", "a100-pcie-80gb"),
-    ),
-    _gpu(
-        "a100-64gb",
-        "NVIDIA A100-SXM-64GB",
-        (8, 0),
-        sms=124,
-        memory_gb=64,
-        bandwidth_tb_s=1.640,
-        l2_mib=32,
-        boost_clock_mhz=1410,
-        power_limit_w=440,
-        source=(
-            "CINECA's paper and user guide on LEONARDO; L2: 8 of 10 memory controllers; clock:"
-            " that of its peak"
-        ),
-        aliases=("a100-sxm-64gb",),
-    ),
-    _gpu(
-        "a800-80gb",
-        "NVIDIA A800-SXM4-80GB",
-        (8, 0),
-        sms=108,
-        memory_gb=80,
-        bandwidth_tb_s=2.039,
-        l2_mib=40,
-        boost_clock_mhz=1410,
-        power_limit_w=400,
-        source="NVIDIA A800 datasheet; SMs, clock and L2 as on A100",
-        aliases=("a800", "a800-sxm", "a800-sxm4-80gb"),
-    ),
-    _gpu(
-        "a800-80gb-pcie",
-        "NVIDIA A800 80GB PCIe",
-        (8, 0),
-        sms=108,
-        memory_gb=80,
-        bandwidth_tb_s=1.935,
-        l2_mib=40,
-        boost_clock_mhz=1410,
-        power_limit_w=300,
-        source="NVIDIA A800 datasheet; SMs, clock and L2 as on A100",
-        aliases=("a800-pcie", "a800-pcie-80gb"),
-    ),
-    _gpu(
-        "a30",
-        "NVIDIA A30",
-        (8, 0),
-        sms=56,
-        memory_gb=24,
-        bandwidth_tb_s=0.933,
-        l2_mib=24,
-        boost_clock_mhz=1440,
-        power_limit_w=165,
-        source="NVIDIA A30 datasheet and product brief; SMs and L2 as the driver reads them",
-    ),
-    _gpu(
-        "a10g",
-        "NVIDIA A10G",
-        (8, 6),
-        sms=80,
-        memory_gb=24,
-        bandwidth_tb_s=0.600,
-        l2_mib=6,
-        boost_clock_mhz=1710,
-        power_limit_w=300,
-        source="NVIDIA A10G datasheet; SMs and L2 as the driver reads them",
-    ),
-    _gpu(
-        "l4",
-        "NVIDIA L4",
-        (8, 9),
-        sms=58,
-        memory_gb=24,
-        bandwidth_tb_s=0.300,
-        l2_mib=48,
-        boost_clock_mhz=2040,
-        power_limit_w=72,
-        source="NVIDIA L4 datasheet and Ada whitepaper",
-    ),
-    _gpu(
-        "l20",
-        "NVIDIA L20",
-        (8, 9),
-        sms=92,
-        memory_gb=48,
-        bandwidth_tb_s=0.864,
-        l2_mib=96,
-        boost_clock_mhz=2520,
-        power_limit_w=275,
-        source="NVIDIA L20 datasheet; SMs, clock and L2 as the driver reads them",
-    ),
-    _gpu(
-        "l40s",
-        "NVIDIA L40S",
-        (8, 9),
-        sms=142,
-        memory_gb=48,
-        bandwidth_tb_s=0.864,
-        l2_mib=96,
-        boost_clock_mhz=2520,
-        power_limit_w=350,
-        source="NVIDIA L40S datasheet and Ada whitepaper",
-    ),
-    _gpu(
-        "rtx-4090",
-        "NVIDIA GeForce RTX 4090",
-        (8, 9),
-        sms=128,
-        memory_gb=24,
-        bandwidth_tb_s=1.008,
-        l2_mib=72,
-        boost_clock_mhz=2520,
-        power_limit_w=450,
-        source="NVIDIA Ada GPU architecture whitepaper",
-        aliases=("4090", "rtx4090"),
-    ),
-    _gpu(
-        "rtx-5090",
-        "NVIDIA GeForce RTX 5090",
-        (12, 0),
-        sms=170,
-        memory_gb=32,
-        bandwidth_tb_s=1.792,
-        l2_mib=96,
-        boost_clock_mhz=2407,
-        power_limit_w=575,
-        source="NVIDIA RTX Blackwell GPU architecture whitepaper",
-        aliases=("5090", "rtx5090"),
-    ),
-    _gpu(
-        "rtx-pro-6000",
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-        (12, 0),
-        sms=188,
-        memory_gb=96,
-        bandwidth_tb_s=1.597,
-        l2_mib=128,
-        boost_clock_mhz=2430,
-        power_limit_w=600,
-        source=(
-            "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet; SMs, clock and L2 as the"
-            " driver reads them"
-        ),
-    ),
-    _gpu(
-        "gb10",
-        "NVIDIA GB10",
-        (12, 1),
-        sms=48,
-        memory_gb=128,
-        bandwidth_tb_s=0.273,
-        l2_mib=24,
-        boost_clock_mhz=2418,
-        power_limit_w=140,
-        source=(
-            "NVIDIA DGX Spark datasheet; memory shared with the CPU, SMs, clock and L2 as the"
-            " driver reads them"
-        ),
-        aliases=("dgx-spark",),
-    ),
-    _gpu(
-        "h100-pcie",
-        "NVIDIA H100 PCIe",
-        (9, 0),
-        sms=114,
-        memory_gb=80,
-        bandwidth_tb_s=2.039,
-        l2_mib=50,
-        boost_clock_mhz=1755,
-        power_limit_w=350,
-        source=(
-            "NVIDIA H100 PCIe product brief and Hopper whitepaper; bandwidth: 5120 bits at 1593 MHz"
-        ),
-        aliases=("h100-pcie-80gb", "h100-80gb-hbm2e"),
-    ),
-    _gpu(
-        "h100-sxm",
-        "NVIDIA H100 80GB HBM3",
-        (9, 0),
-        sms=132,
-        memory_gb=80,
-        bandwidth_tb_s=3.35,
-        l2_mib=50,
-        boost_clock_mhz=1980,
-        power_limit_w=700,
-        source="NVIDIA H100 datasheet and Hopper whitepaper",
-        aliases=("h100", "h100-sxm5", "h100-80gb"),
-    ),
-    _gpu(
-        "h100-nvl",
-        "NVIDIA H100 NVL",
-        (9, 0),
-        sms=132,
-        memory_gb=94,
-        bandwidth_tb_s=3.9,
-        l2_mib=60,
-        boost_clock_mhz=1785,
-        power_limit_w=400,
-        source=(
-            "NVIDIA H100 NVL product brief; L2: all six memory partitions are enabled, as on H200"
-        ),
-    ),
-    _gpu(
-        "h800",
-        "NVIDIA H800",
-        (9, 0),
-        sms=132,
-        memory_gb=80,
-        bandwidth_tb_s=3.35,
-        l2_mib=50,
-        boost_clock_mhz=1980,
-        power_limit_w=700,
-        source="NVIDIA H800 datasheet; SMs, clock and L2 as on H100 SXM",
-        aliases=("h800-sxm", "h800-sxm5", "h800-80gb"),
-    ),
-    _gpu(
-        "h800-pcie",
-        "NVIDIA H800 PCIe",
-        (9, 0),
-        sms=114,
-        memory_gb=80,
-        bandwidth_tb_s=2.039,
-        l2_mib=50,
-        boost_clock_mhz=1755,
-        power_limit_w=350,
-        source="NVIDIA H800 datasheet; SMs, clock, L2 and bandwidth as on H100 PCIe",
-        aliases=("h800-pcie-80gb",),
-    ),
-    _gpu(
-        "h20",
-        "NVIDIA H20",
-        (9, 0),
-        sms=78,
-        memory_gb=96,
-        bandwidth_tb_s=4.0,
-        l2_mib=60,
-        boost_clock_mhz=1980,
-        power_limit_w=500,
-        source="NVIDIA HGX H20 specification; SMs, clock and L2 as the driver reads them",
-        aliases=("h20-sxm", "h20-96gb"),
-    ),
-    _gpu(
-        "h20-3e",
-        "NVIDIA H20-3e",
-        (9, 0),
-        sms=78,
-        memory_gb=141,
-        bandwidth_tb_s=4.8,
-        l2_mib=60,
-        boost_clock_mhz=1980,
-        power_limit_w=500,
-        source="NVIDIA HGX H20 specification; SMs, clock and L2 as on H20",
-        aliases=("h20-141gb",),
-    ),
-    _gpu(
-        "h200",
-        "NVIDIA H200",
-        (9, 0),
-        sms=132,
-        memory_gb=141,
-        bandwidth_tb_s=4.8,
-        l2_mib=60,
-        boost_clock_mhz=1980,
-        power_limit_w=700,
-        source="NVIDIA H200 datasheet; SMs and L2 as the driver reads them",
-        aliases=("h200-sxm", "h200-sxm5"),
-    ),
-    _gpu(
-        "h200-nvl",
-        "NVIDIA H200 NVL",
-        (9, 0),
-        sms=132,
-        memory_gb=141,
-        bandwidth_tb_s=4.8,
-        l2_mib=60,
-        boost_clock_mhz=1785,
-        power_limit_w=600,
-        source="NVIDIA H200 datasheet; SMs and L2 as on H200",
-    ),
-    _gpu(
-        "gh200",
-        "NVIDIA GH200 480GB",
-        (9, 0),
-        sms=132,
-        memory_gb=96,
-        bandwidth_tb_s=4.0,
-        l2_mib=60,
-        boost_clock_mhz=1980,
-        power_limit_w=1000,
-        source=(
-            "NVIDIA GH200 datasheet and Grace Hopper whitepaper; 96 GB HBM3 beside 120 or 480 GB of"
-            " the CPU, power of the whole module"
-        ),
-        aliases=("gh200-96gb", "gh200-120gb"),
-    ),
-    _gpu(
-        "gh200-144gb",
-        "NVIDIA GH200 144G HBM3e",
-        (9, 0),
-        sms=132,
-        memory_gb=144,
-        bandwidth_tb_s=4.9,
-        l2_mib=60,
-        boost_clock_mhz=1980,
-        power_limit_w=1000,
-        source=(
-            "NVIDIA GH200 datasheet; SMs and L2 as the driver reads them, power of the whole module"
-        ),
-        aliases=("gh200-144g",),
-    ),
-    _gpu(
-        "b200",
-        "NVIDIA B200",
-        (10, 0),
-        sms=148,
-        memory_gb=180,
-        bandwidth_tb_s=7.7,
-        l2_mib=126,
-        boost_clock_mhz=1965,
-        power_limit_w=1000,
-        source=(
-            "NVIDIA DGX B200 datasheet and Blackwell tuning guide; SMs as the driver reads them, "
-            "bandwidth: 7680 bits at 3996 MHz (the datasheet rounds up to 8)"
-        ),
-        aliases=("b200-sxm", "b200-180gb"),
-    ),
-    _gpu(
-        "gb200",
-        "NVIDIA GB200",
-        (10, 0),
-        sms=152,
-        memory_gb=186,
-        bandwidth_tb_s=8.0,
-        l2_mib=126,
-        boost_clock_mhz=2062,
-        power_limit_w=1200,
-        source=(
-            "NVIDIA GB200 NVL72 datasheet; SMs and clock as the driver reads them, L2 as on B200"
-        ),
-    ),
-    _gpu(
-        "b300",
-        "NVIDIA B300 SXM6 AC",
-        (10, 3),
-        sms=148,
-        memory_gb=270,
-        bandwidth_tb_s=7.7,
-        l2_mib=126,
-        boost_clock_mhz=2032,
-        power_limit_w=1100,
-        source="NVIDIA Blackwell Ultra datasheet; SMs, clock and L2 as the driver reads them",
-        aliases=("b300-sxm", "b300-270gb"),
-    ),
-)
+CATALOGUE: tuple[GpuSpec, ...] = _read_catalogue()
 
 
 #: Whole GPUs behind the boards that names of virtual GPUs begin with, where these differ: NVIDIA AI
@@ -520,7 +100,7 @@ class UnknownGpu(UserError):
 
 
 def find(name: str) -> GpuSpec:
-    """The GPU of that name, alias or product name; upper and lower case are the same.
+    """Return the GPU of that name, alias or product name, in any case.
 
     Raises:
         UnknownGpu: The catalogue has none.
@@ -537,10 +117,10 @@ def is_known(name: str) -> bool:
 
 
 def match_product(product: str) -> GpuSpec | None:
-    """The catalogue's entry for a product name as the driver prints it, or None.
+    """Return the catalogue's entry for a product name of the driver, or None.
 
     A MIG instance (``NVIDIA H200 MIG 1g.18gb``) or a virtual GPU (``NVIDIA H100L-94C``) matches the
-    GPU that it is a part of.
+    whole GPU.
     """
     key = slug(_MIG.sub("", product))
     if virtual := _VIRTUAL.fullmatch(key):
@@ -562,9 +142,7 @@ def is_virtual(product: str) -> bool:
 
 
 def slug(name: str) -> str:
-    """``NVIDIA GeForce RTX 4090`` -> ``rtx-4090``: lower case, without the brand, parts joined by
-    hyphens.
-    """
+    """Normalize a name: ``NVIDIA GeForce RTX 4090`` becomes ``rtx-4090``."""
     words = re.split(r"[^a-z0-9.]+", name.lower())
     return "-".join(word for word in words if word not in _BRANDS)
 

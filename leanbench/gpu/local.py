@@ -47,16 +47,16 @@ class Target:
 
 
 def choose(gpu_name: str | None, require_gpu: bool) -> Target:
-    """What `--gpu` and `--require-gpu` mean on this machine; torch is not imported where NVML says
-    there is no GPU.
+    """Resolve `--gpu` and `--require-gpu` on this machine. torch is not imported if NVML finds no
+    GPU.
 
-    No name: the first GPU here, or else the model of `DEFAULT_GPU`. A name: a GPU here that is one
-    of those, or else the model of that GPU. Where NVML cannot say what is here, torch is asked.
+    Without a name: the first GPU here, or else the model of `DEFAULT_GPU`. With a name: a matching
+    GPU here, or else the model of that GPU. If NVML cannot answer, torch is asked.
 
     Raises:
-        UnknownGpu: The catalogue does not have it, and no GPU here answers to it.
+        UnknownGpu: The name matches neither the catalogue nor a GPU here.
         NvmlError: The GPU in question cannot be read; or `require_gpu`, and NVML is broken.
-        UserError: `require_gpu`, and no GPU here answers to the name.
+        UserError: `require_gpu`, and no GPU here matches.
     """
     fault: NvmlError | None = None
     try:
@@ -122,8 +122,8 @@ def _why_surprising(name: str, gpus: list[LocalGpu], fault: NvmlError | None) ->
 
 
 def _torch_target(gpu_name: str | None, gpus: list[LocalGpu], silence: str) -> Target | None:
-    """A GPU to measure on without NVML's word, which is silent for the reason given; None where
-    torch has none.
+    """Return a GPU to measure on that torch finds without NVML, or None. `silence` is NVML's
+    fault.
     """
     if not _has_cuda():
         return None
@@ -146,8 +146,8 @@ def _torch_target(gpu_name: str | None, gpus: list[LocalGpu], silence: str) -> T
 
 
 def _has_cuda() -> bool:
-    """Whether the driver's library for CUDA is here. Without it torch sees no GPU, which it takes
-    seconds to say.
+    """Return True if the driver's CUDA library is here. Without it torch takes seconds to find no
+    GPU.
     """
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -157,12 +157,10 @@ def _has_cuda() -> bool:
 
 
 def spec_of_device(index: int) -> GpuSpec:
-    """The GPU that torch counts as `index`: the catalogue's figures, replaced where the driver
-    knows better.
+    """Return the GPU with torch's index: the catalogue's figures, corrected by the driver.
 
-    A MIG instance gets its share of the whole GPU's bandwidth, in proportion to its memory. A
-    product that the catalogue does not know gets its figures from the driver alone; `source` says
-    so.
+    A MIG instance gets its share of the bandwidth, in proportion to its memory. An unknown product
+    gets only the driver's figures; `source` says so.
     """
     import torch
 
@@ -198,15 +196,13 @@ def spec_of_device(index: int) -> GpuSpec:
 
 
 def _read(device: Any, name: str, unit: int, fallback: float) -> float:
-    """A property that not every torch version has, in `unit`s."""
+    """Return a property that not every torch version has, in `unit`s."""
     value = getattr(device, name, None)
     return value / unit if value else fallback
 
 
 def _unknown_product(device: Any, index: int) -> GpuSpec:
-    """A spec from what the driver says; figures it keeps to itself are assumed, and `source` names
-    them.
-    """
+    """Build a spec from the driver's figures. `source` names the assumed ones."""
     try:
         with Nvml(index) as nvml:
             limits = nvml.limits()
@@ -246,8 +242,8 @@ def _is_named(gpu: LocalGpu, name: str) -> bool:
 
 
 def _answers_to(product: str, name: str) -> bool:
-    """Is `name` this GPU's catalogue name, alias or product name, or the family it belongs to
-    (``a100``)?
+    """Return True if `name` is this GPU's catalogue name, alias, product name or family
+    (``a100``).
     """
     wanted, words = slug(name), slug(product)
     if wanted == words:
@@ -265,8 +261,8 @@ def _answers_to(product: str, name: str) -> bool:
 
 
 def _torch_index(gpu: LocalGpu) -> int:
-    """torch's index of a GPU that NVML named: they differ where CUDA puts the fastest of unlike
-    GPUs first.
+    """Return torch's index of an NVML GPU. They differ if CUDA puts the fastest of unlike GPUs
+    first.
     """
     import torch
 

@@ -85,10 +85,10 @@ class Nvml:
         self._library.__exit__(kind, error, trace)
 
     def state(self) -> GpuState:
-        """Clocks, temperature, power and throttle reasons now; about a millisecond.
+        """Read clocks, temperature, power and throttle reasons; about a millisecond.
 
         Raises:
-            GpuLostError: the GPU no longer answers.
+            GpuLostError: The GPU no longer answers.
         """
         nvml, gpu = self._nvml, self._handle
         return GpuState(
@@ -100,71 +100,47 @@ class Nvml:
         )
 
     def total_energy_mj(self) -> int | None:
-        """What the whole GPU, memory included, has used since the driver was loaded, in mJ; None
-        before Volta.
+        """Return the energy of the whole GPU, memory included, since the driver was loaded, in mJ.
 
-        The counter moves in ticks, every 100 ms on an H200.
-
-        Raises:
-            GpuLostError: the GPU no longer answers.
+        None before Volta. The counter moves in ticks, every 100 ms on an H200.
         """
         return ask(self._nvml, self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
 
     def power_instant_w(self) -> float | None:
-        """The latest power reading that is no average over a second; None where the driver has only
-        that average.
-
-        Raises:
-            GpuLostError: the GPU no longer answers.
+        """Return the latest instantaneous power; None if the driver has only a one-second
+        average.
         """
         return _power_instant_w(self._nvml, self._handle)
 
     def power_limit_w(self) -> float | None:
-        """The limit that is in force now, whoever set it.
-
-        Raises:
-            GpuLostError: the GPU no longer answers.
-        """
+        """Return the enforced power limit."""
         limit_mw = ask(self._nvml, self._nvml.nvmlDeviceGetEnforcedPowerLimit, self._handle)
         return None if limit_mw is None else limit_mw / 1000
 
     def throttle_reasons(self) -> list[str] | None:
-        """As in `state`, in one call to the driver.
-
-        Raises:
-            GpuLostError: the GPU no longer answers.
-        """
+        """Return the throttle reasons of `state`, in one call to the driver."""
         return _throttle_reasons(self._nvml, self._handle)
 
     def sm_clock_mhz(self) -> int | None:
-        """As in `state`, in one call to the driver.
-
-        Raises:
-            GpuLostError: the GPU no longer answers.
-        """
+        """Return the SM clock of `state`, in one call to the driver."""
         return ask(
             self._nvml, self._nvml.nvmlDeviceGetClockInfo, self._handle, self._nvml.NVML_CLOCK_SM
         )
 
     def other_processes(self, since_us: int = 0) -> list[GpuProcess] | None:
-        """The processes with a context on this GPU, this one left out, by pid; None where NVML
-        cannot say.
+        """Return the other processes with a context on this GPU, by pid; None if NVML cannot list
+        them.
 
-        One that only holds a context has an `sm_utilisation` of 0. A process that has ended is not
-        listed.
+        A process without kernels has an `sm_utilisation` of 0. Ended processes are not listed.
 
         Args:
-            since_us: microseconds of CPU time, as `time.time_ns() // 1000` counts; SM use before
-                that is left out.
-
-        Raises:
-            GpuLostError: the GPU no longer answers.
+            since_us: Start of the counted SM use, as `time.time_ns() // 1000`.
         """
         return other_processes(self._nvml, self._handle, since_us)
 
     def limits(self) -> GpuLimits:
-        """Highest clocks, default power limit, and the bandwidth that memory clock and bus width
-        amount to.
+        """Return maximum clocks, default power limit, and the bandwidth of memory clock and bus
+        width.
         """
         nvml, gpu = self._nvml, self._handle
         power_mw = ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, gpu)
@@ -226,11 +202,11 @@ class GpuProcess:
 
 
 def other_processes(nvml: Any, gpu: Any, since_us: int) -> list[GpuProcess] | None:
-    """See `leanbench.gpu.nvml.Nvml.other_processes`.
+    """Return the other processes of a GPU; see `Nvml.other_processes`.
 
     Args:
-        nvml: the `pynvml` module.
-        gpu: its handle of the whole GPU.
+        nvml: The `pynvml` module.
+        gpu: Handle of the whole GPU.
     """
     lists = [ask(nvml, getattr(nvml, name), gpu) for name in _LISTS]
     if lists[0] is None:
@@ -250,7 +226,7 @@ def other_processes(nvml: Any, gpu: Any, since_us: int) -> list[GpuProcess] | No
 
 
 def _sm_utilisation(nvml: Any, gpu: Any, since_us: int) -> dict[int, int] | None:
-    """The highest sample of each pid, in percent; a pid without samples had no work."""
+    """Return the highest sample of each pid, in percent. A pid without samples had no work."""
 
     def read() -> list[Any]:
         try:
@@ -274,7 +250,7 @@ def _sm_utilisation(nvml: Any, gpu: Any, since_us: int) -> dict[int, int] | None
 
 
 def _runs_cuda_here() -> bool:
-    """Whether this process has a context for certain: torch has memory of a GPU."""
+    """Return True if this process certainly has a context: torch uses memory of a GPU."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 0
 

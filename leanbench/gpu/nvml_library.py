@@ -48,10 +48,10 @@ class OldBindingError(NvmlError):
 
 @contextmanager
 def open_nvml() -> Iterator[Any]:
-    """NVML, initialised; it counts its users, so nesting is fine.
+    """Initialize NVML. It counts its users, so nesting is fine.
 
     Raises:
-        NvmlError: it cannot be used, or something that was read in it failed.
+        NvmlError: NVML cannot be used, or a read in this block failed.
     """
     pynvml = _import_pynvml()
     try:
@@ -116,7 +116,7 @@ def _path_of_pynvml() -> str:
 
 
 def ask(nvml: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """The answer, or None where this GPU, driver or user has none."""
+    """Return the answer, or None if this GPU, driver or user has none."""
     try:
         return function(*args)
     except nvml.NVMLLibraryMismatchError:  # the driver is older than the call

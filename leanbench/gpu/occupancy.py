@@ -34,7 +34,7 @@ _SYSTEM_SHARED_BYTES = 1024
 
 @dataclass(frozen=True)
 class Occupancy:
-    """CTAs of one kernel that fit an SM at once, whether or not its grid has as many."""
+    """CTAs of one kernel that fit an SM at once, whatever its grid."""
 
     ctas_per_sm: int
     warps_per_sm: int
@@ -43,10 +43,10 @@ class Occupancy:
 
 
 def theoretical_occupancy(resources: LaunchResources, spec: GpuSpec) -> Occupancy:
-    """How much of an SM of `spec` the kernel's CTAs can fill.
+    """Return the share of an SM of `spec` that the kernel's CTAs can fill.
 
     Raises:
-        UserError: the limits of this compute capability are not known here.
+        UserError: The limits of this compute capability are unknown.
     """
     most_warps, most_ctas = _most_per_sm(spec)
     ctas = min(
@@ -75,7 +75,9 @@ def _rounded_up(number: int, unit: int) -> int:
 
 
 def _most_per_sm(spec: GpuSpec) -> tuple[int, int]:
-    """The limits of the compute capability, or of the nearest lower one of the same generation."""
+    """Return the limits of the compute capability, or of the nearest lower one of its
+    generation.
+    """
     major, _ = spec.compute_capability
     known = [key for key in _MOST_PER_SM if key[0] == major and key <= spec.compute_capability]
     if not known:

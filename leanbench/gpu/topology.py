@@ -46,11 +46,10 @@ class Topology:
 
 
 def topology(devices: Sequence[int] | None = None) -> Topology:
-    """Pairs and links of GPUs, which are numbered by their places. Of one that cannot be read
-    nothing is known.
+    """Return pairs and links of GPUs, numbered from 0. Nothing is known of an unreadable GPU.
 
     Args:
-        devices: as CUDA counts; None: all that it would see.
+        devices: CUDA's indices; None for all that it would see.
 
     Raises:
         NvmlError: NVML cannot be used, or there is no such GPU.
@@ -67,7 +66,7 @@ def topology(devices: Sequence[int] | None = None) -> Topology:
 
 
 def pairs_in_words(pairs: Iterable[Pair]) -> str:
-    """A phrase on each kind of pair: ``GPUs 0 and 1: 18 NVLinks, peer access``."""
+    """Describe each kind of pair: ``GPUs 0 and 1: 18 NVLinks, peer access``."""
     named: dict[str, list[str]] = {}
     for pair in pairs:
         named.setdefault(pair.words, []).append(f"{pair.first} and {pair.second}")
@@ -78,8 +77,9 @@ def pairs_in_words(pairs: Iterable[Pair]) -> str:
 
 
 def has_peer_access(first: int, second: int) -> bool:
-    """Whether each of two GPUs, as torch counts, may write to the other's memory: by CUDA, which
-    has the last word where NVML's differs.
+    """Return True if two GPUs, by torch's index, can write to each other's memory.
+
+    CUDA decides if NVML disagrees.
     """
     import torch
 
@@ -125,14 +125,14 @@ def _links_up(nvml: Any, handle: Any) -> int | None:
 
 
 def _nvlinks(nvml: Any, handle: Any) -> list[int]:
-    """The NVLinks of a GPU that are up."""
+    """Return the NVLinks of a GPU that are up."""
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
     states = [ask(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) for link in links]
     return [link for link in links if states[link] == nvml.NVML_FEATURE_ENABLED]
 
 
 def _nvlinks_between(nvml: Any, first: Any, second: Any) -> int:
-    """Those that end at the other GPU; of GPUs at a switch, the fewest of the two."""
+    """Return the number of links to the other GPU; of GPUs at a switch, the fewest of the two."""
     links, place = _nvlinks(nvml, first), _place(ask(nvml, nvml.nvmlDeviceGetPciInfo, second))
     ends = [_place(ask(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, first, link)) for link in links]
     if place is not None and place in ends:
@@ -141,12 +141,12 @@ def _nvlinks_between(nvml: Any, first: Any, second: Any) -> int:
 
 
 def _place(pci: Any) -> tuple[int, int, int] | None:
-    """Where a device is on the PCI bus."""
+    """Return the PCI address of a device."""
     return None if pci is None else (pci.domain, pci.bus, pci.device)
 
 
 def _nvlink_gb_s(nvml: Any, handle: Any) -> float | None:
-    """One way of one of a GPU's NVLinks that are up."""
+    """Return the one-way bandwidth of an NVLink that is up."""
     field = nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON
     values = ask(nvml, nvml.nvmlDeviceGetFieldValues, handle, [field])
     if values and values[0].nvmlReturn == nvml.NVML_SUCCESS and values[0].value.uiVal:
@@ -155,7 +155,7 @@ def _nvlink_gb_s(nvml: Any, handle: Any) -> float | None:
 
 
 def _pcie_gb_s(nvml: Any, *handles: Any) -> float | None:
-    """The slower of the GPUs' PCIe links at their fastest: an idle one reports a lower speed."""
+    """Return the slower of the GPUs' PCIe links at full speed: an idle link reports less."""
     speeds = []
     for handle in handles:
         generation = ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)

@@ -62,10 +62,10 @@ class Place:
 
 
 def local_gpus() -> list[LocalGpu]:
-    """Every GPU that CUDA would see here, in its order; empty where there is no driver or no GPU.
+    """Return every GPU that CUDA would see here, in its order; empty without driver or GPU.
 
     Raises:
-        NvmlError: there is a driver, but it is broken; the sentence says the fix.
+        NvmlError: The driver is broken.
     """
     try:
         with open_nvml() as nvml:
@@ -79,9 +79,7 @@ def local_gpus() -> list[LocalGpu]:
 
 
 def why_silent() -> str | None:
-    """One sentence why NVML cannot say which GPUs are here; None where it can, also where there are
-    none.
-    """
+    """Return a sentence if NVML cannot list the GPUs, or None, even if there are none."""
     try:
         with open_nvml() as nvml:
             visible_places(nvml)
@@ -91,7 +89,7 @@ def why_silent() -> str | None:
 
 
 def why_no_gpu() -> str | None:
-    """One sentence why `local_gpus` is empty, None when it is not."""
+    """Return a sentence about an empty `local_gpus`, or None."""
     try:
         with open_nvml() as nvml:
             visible, reason = _visible(nvml)
@@ -150,7 +148,7 @@ def _place(nvml: Any, number: int) -> Place:
 
 
 def _named(nvml: Any, places: list[Place], uuid: str) -> Place | None:
-    """Return the MIG instance of that UUID, or the only GPU whose UUID begins so."""
+    """Return the MIG instance of that UUID, or the only GPU whose UUID starts with it."""
     if uuid.startswith("MIG-"):
         handle = ask(nvml, nvml.nvmlDeviceGetHandleByUUID, uuid)
         return None if handle is None else Place(uuid, handle)
@@ -175,10 +173,10 @@ def _number(entry: str) -> int:
 
 
 def handle_of(nvml: Any, device: int | str) -> Any:
-    """NVML's handle of a GPU, by its number as CUDA counts or its UUID.
+    """Return NVML's handle of a GPU, by CUDA's index or by UUID.
 
     Raises:
-        GpuNotFoundError: there is none.
+        GpuNotFoundError: There is none.
         NvmlError: It cannot be read.
     """
     if isinstance(device, int):
@@ -201,7 +199,7 @@ def handle_of(nvml: Any, device: int | str) -> Any:
 
 
 def _torch_uuid(index: int) -> str | None:
-    """What torch says, if it runs CUDA already: the only sure word on how unlike GPUs are
+    """Return torch's answer if it runs CUDA already: only CUDA knows how unlike GPUs are
     ordered.
     """
     torch = sys.modules.get("torch")

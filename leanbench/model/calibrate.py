@@ -42,10 +42,10 @@ class CellError:
 
 
 def read_runs(runs: Sequence[str], gpu: str | None) -> list[MeasuredRun]:
-    """The usable rows of runs of one GPU: of `gpu`, or else of the first run's.
+    """Return the usable rows of runs of one GPU: `gpu`, or else the first run's.
 
     Raises:
-        UserError: see read_measured; the GPU is not in the catalogue.
+        UserError: As `read_measured`, or the GPU is not in the catalogue.
     """
     wanted = None if gpu is None else find(gpu).name
     measured: list[MeasuredRun] = []
@@ -57,16 +57,16 @@ def read_runs(runs: Sequence[str], gpu: str | None) -> list[MeasuredRun]:
 
 
 def starting_constants(spec: GpuSpec, in_use: InUse) -> Constants:
-    """Where a fit for this GPU starts: the calibration in use, its idle power scaled where it is
-    another GPU's.
-    """
+    """Return the start of a fit: the calibration in use, its idle power scaled to this GPU."""
     return replace(
         constants_in_use(spec, in_use), lean_cuda=in_use.constants.lean_cuda or LeanCudaConstants()
     )
 
 
 def constants_in_use(spec: GpuSpec, in_use: InUse) -> Constants:
-    """What predictions for this GPU go by, the idle power scaled where it is another GPU's."""
+    """Return the constants of predictions for this GPU. Those of another GPU have a scaled idle
+    power.
+    """
     scale = spec.power_limit_w / find(in_use.calibration.gpu).power_limit_w
     return replace(in_use.constants, idle_power_w=in_use.constants.idle_power_w * scale)
 
@@ -79,16 +79,15 @@ def calibrate(
     *,
     only_lean_cuda: bool = False,
 ) -> Fitted:
-    """Fits to half of the shapes of each run, and says how wrong that is on the other half and on
-    `checks`.
+    """Fit to half of the shapes of each run. Compute the errors on the other half and on `checks`.
 
     Args:
-        only_lean_cuda: fits the constants of lean_cuda to its rows; the others, and what is known
-            of their errors, stay those in use.
+        only_lean_cuda: Fit the constants of lean_cuda to its rows, and keep the other constants and
+            their errors.
 
     Raises:
-        UserError: too few rows to fit to, a run among the checks that is fitted to, or no
-            calibration of this GPU's own whose constants could stay.
+        UserError: Too few rows, a run that is both fitted and checked, or no calibration of this
+            GPU whose constants could stay.
     """
     spec = runs[0].spec
     for twice in {run.name for run in runs} & {run.name for run in checks}:
@@ -134,7 +133,7 @@ def calibrate(
 
 
 def _that_stay(in_use: InUse, fits_lean_cuda: bool, only_lean_cuda: bool) -> list[RunErrors]:
-    """Errors of the kernels whose constants a fit leaves as they are."""
+    """Return the errors of kernels whose constants a fit does not change."""
     runs = in_use.calibration.runs
     if only_lean_cuda:
         return [run for run in runs if LEAN_CUDA.isdisjoint(run.by_kernel)]
@@ -151,11 +150,13 @@ def _of_lean_cuda(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
 def check_runs(
     runs: Sequence[MeasuredRun], constants: Constants, workers: int | None = None
 ) -> tuple[list[RunErrors], list[CellError]]:
-    """Errors of these constants on measured runs, and those of every cell's latency, the worst
-    first. Rows of a kernel that the constants do not know are left out.
+    """Return the errors of these constants on measured runs, and of every cell's latency, worst
+    first.
+
+    Rows of kernels that the constants do not know are left out.
 
     Raises:
-        UserError: they know none of the rows.
+        UserError: No row is left.
     """
     of_runs, cells = [], []
     for run in runs:

@@ -61,7 +61,7 @@ class RunErrors:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The constants of one GPU, and what is known of them."""
+    """Constants of one GPU, and their errors."""
 
     #: Catalogue name of the GPU.
     gpu: str
@@ -73,7 +73,7 @@ class Calibration:
 
     @property
     def rows(self) -> int:
-        """Rows that it was fitted to and held against."""
+        """Rows that it was fitted to or checked with."""
         return sum(run.all.rows for run in self.runs)
 
 
@@ -98,12 +98,12 @@ class InUse:
 
 
 def user_file(gpu: str) -> Path:
-    """Where the user's calibration of a GPU is looked for."""
+    """Return the path of the user's calibration of a GPU."""
     return user_folder() / "models" / f"{gpu}.json"
 
 
 def calibration_for(spec: GpuSpec) -> InUse:
-    """The calibration that predictions for this GPU use."""
+    """Return the calibration that predictions for this GPU use."""
     own = user_file(spec.name)
     return _look_up(
         spec.name,
@@ -115,9 +115,7 @@ def calibration_for(spec: GpuSpec) -> InUse:
 
 
 def _file_versions(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Changes when a file of the folder does, so that what was looked up before is not used
-    then.
-    """
+    """Return a cache key that changes with the files of the folder."""
     try:
         files = sorted(folder.glob("*.json"))
         return tuple((file.name, (stat := file.stat()).st_mtime_ns, stat.st_size) for file in files)
@@ -155,10 +153,10 @@ def _look_up(
 
 
 def read_calibration(path: Path) -> Calibration:
-    """A calibration file, checked.
+    """Read and check a calibration file.
 
     Raises:
-        UserError: it cannot be read, or is no calibration; the first thing that is wrong is named.
+        UserError: The file cannot be read or is invalid.
     """
     try:
         return _from_json(parse_unchecked_json(read_file(path, 10)))
@@ -208,7 +206,7 @@ def _one_line(error: Exception) -> str:
 
 
 def to_json(calibration: Calibration) -> dict[str, Any]:
-    """What a calibration file holds; every constant with its unit and meaning."""
+    """Return the content of a calibration file; every constant has its unit and meaning."""
     lean_cuda = calibration.constants.lean_cuda
     return {
         "schema_version": SCHEMA_VERSION,
@@ -231,11 +229,7 @@ def _described(constants: Calibrated) -> dict[str, Any]:
 
 
 def refuse_to_overwrite(path: Path) -> None:
-    """Refuses a path where something other than a calibration is.
-
-    Raises:
-        UserError: a folder or another file is there.
-    """
+    """Raise UserError if `path` is a folder or a file other than a calibration."""
     if path.is_dir():
         raise UserError(f"cannot write {path} (is a directory): give another --out")
     if path.exists():
@@ -243,10 +237,10 @@ def refuse_to_overwrite(path: Path) -> None:
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """Writes it whole or not at all. A file that is there must be a calibration itself.
+    """Write the file whole or not at all. An existing file must be a calibration.
 
     Raises:
-        UserError: the file there is none, or the folder cannot be written.
+        UserError: The file there is none, or the folder cannot be written.
     """
     refuse_to_overwrite(path)
     part = path.with_name(path.name + f".{os.getpid()}.part")

@@ -25,8 +25,8 @@ def check(
     role: str,
     workers: int | None = None,
 ) -> list[tuple[RunErrors, list[float]]]:
-    """Errors on cells of a run: of latency, and of energy where rows have it; with the signed error
-    of every cell.
+    """Return the errors on cells of a run, of latency and, if measured, energy, and every cell's
+    signed error.
     """
     if not cells:
         return []
@@ -105,7 +105,7 @@ def _predict_some(task: tuple[Constants, int, int]) -> list[float]:
 def predictor(
     cells: Sequence[MeasuredCell], spec: GpuSpec, workers: int | None
 ) -> Iterator[Callable[[Constants], list[float]]]:
-    """A function that predicts all cells, on several cores where there are many cells."""
+    """Return a function that predicts all cells, on several cores if there are many cells."""
     workers = (os.cpu_count() or 1) if workers is None else workers
     if workers < 2 or len(cells) < 40:
         yield lambda constants: [

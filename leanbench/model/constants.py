@@ -79,11 +79,11 @@ class LeanCudaConstants:
 
 @dataclass(frozen=True)
 class Constants:
-    """What the model knows of a GPU besides its datasheet. Rates are bytes per microsecond.
+    """Constants of a GPU beyond its datasheet. Rates are bytes per microsecond.
 
-    The defaults are where a fit starts; `leanbench predict show` prints the values in use. `fitted`
-    in a field's metadata says to what: `floor` (the read floor), `latency`, `energy`, or `held`: no
-    run here tells it apart from the others.
+    The defaults are the start of a fit; `leanbench predict show` prints the values in use. `fitted`
+    in a field's metadata names the data: `floor` (the read floor), `latency`, `energy`, or `held`
+    if no run here can determine it.
     """
 
     launch_us: float = _constant(
@@ -181,8 +181,8 @@ Calibrated = Constants | LeanCudaConstants
 
 
 def declared(of: Calibrated | type[Calibrated]) -> tuple[Field[Any], ...]:
-    """The constants of a class in their order; each has `unit`, `meaning` and `fitted` as its
-    metadata.
+    """Return the constants of a class in order. Their metadata has `unit`, `meaning` and
+    `fitted`.
     """
     return tuple(constant for constant in fields(of) if constant.metadata)
 
@@ -192,7 +192,7 @@ def values_of(constants: Calibrated) -> dict[str, float]:
 
 
 def names(of: Calibrated | type[Calibrated], fitted: str) -> tuple[str, ...]:
-    """Constants that a fit of this kind moves."""
+    """Return the constants that a fit of this kind changes."""
     return tuple(
         constant.name for constant in declared(of) if constant.metadata["fitted"] == fitted
     )

@@ -44,12 +44,12 @@ class Load:
 
 
 def share(loads: Sequence[Load], available: float, sm_limit: float) -> None:
-    """Sets rate and reach: no SM gets more than it asks for, and those that ask for more than is
-    left share the rest in proportion to their weights.
+    """Set rate and reach of the loads. No SM gets more than it demands. SMs that demand more than
+    is left share the rest by weight.
 
     Args:
-        available: bytes per microsecond of the memory.
-        sm_limit: the most that one SM reads.
+        available: Bytes per microsecond of the memory.
+        sm_limit: Maximum that one SM reads.
     """
     if sum(load.demand * load.sms for load in loads) <= available:
         for load in loads:
@@ -83,7 +83,7 @@ class CtaWork:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Short whole output tiles that are a single warp's each, as many at a time as warps."""
+    """Short whole output tiles of one warp each. A CTA walks as many at a time as it has warps."""
 
     #: Tokens up to which output tiles are packed.
     tokens: int
@@ -94,11 +94,13 @@ class Packing:
     def steps(
         self, segments: Sequence[Segment], tokens: Sequence[int], steps: Sequence[int]
     ) -> list[int]:
-        """`steps`, but for packed output tiles: as many as the longest of the warps' turn has
-        chunks, with the first of the turn. The others have none, only their pauses.
+        """Return `steps` with those of packed output tiles replaced.
+
+        The first tile of a turn of warps has the chunks of the turn's longest one. The other tiles
+        of the turn have none, only their pauses.
 
         Args:
-            tokens: of each segment.
+            tokens: Tokens of each segment.
         """
         packed = list(steps)
         first: int | None = None
@@ -122,14 +124,13 @@ def work_of(
     tile_heads: int = 1,
     packing: Packing | None = None,
 ) -> list[CtaWork]:
-    """Every CTA that has work; tokens past the end of a context, or before its window, are not
+    """Return every CTA with work. Tokens past the end of a context, or before its window, are not
     read.
 
     Args:
-        step_tokens: a CTA takes as many tokens of a segment at a time; the last ones take as long
-            where there are fewer.
+        step_tokens: Tokens of a segment per step. A shorter last step takes as long.
         tile_heads: KV heads whose tokens an output tile reads.
-        packing: of short output tiles; None: all warps walk each.
+        packing: Packing of short output tiles; None if all warps walk each.
     """
     lengths, per_sequence = problem.visible_lengths, schedule.output_tiles // problem.batch
     work = []
@@ -181,9 +182,7 @@ class _Group:
     heap: list[tuple[float, int, _Run]] = field(default_factory=list)
 
     def left_bytes(self) -> float:
-        """What the CTA that is nearest to its segment's end has still to read; infinite where none
-        streams.
-        """
+        """Return the bytes to the next end of a segment; infinite if no CTA streams."""
         heap = self.heap
         while heap and heap[0][1] != heap[0][2].entry:
             heappop(heap)
@@ -241,7 +240,7 @@ class Player:
         self._hosts: dict[int, tuple[_Run, float]] = {}
 
     def play(self) -> float:
-        """Microseconds from the launch to the last CTA's end."""
+        """Return the microseconds from the launch to the last CTA's end."""
         sms = [_Sm(number) for number in range(self.rates.sms)]
         for slot in range(min(self.rates.slots, len(self._work))):
             self._start(sms[slot % len(sms)], self.rates.start_us, self.rates.first_byte_us)
@@ -260,8 +259,8 @@ class Player:
         return max((cta.end_us for cta in self.played), default=0.0)
 
     def _step(self, change_us: float) -> None:
-        """To the next event: a segment's last byte, or something that is due, or the memory's next
-        rate.
+        """Advance to the next event: the last byte of a segment, a due event, or a change of the
+        memory's rate.
         """
         if not self._active:
             # Nobody streams: the memory's rate matters to nobody either.
@@ -287,7 +286,7 @@ class Player:
         self._stale = False
 
     def _group(self, sm: _Sm) -> _Group:
-        """Where an SM belongs by the CTAs that stream on it now."""
+        """Return the group of an SM by the CTAs that stream on it now."""
         key = sm.number % SM_CLASSES, len(sm.streaming)
         group = self._groups.get(key)
         if group is None:
@@ -296,7 +295,7 @@ class Player:
         return group
 
     def _regroup(self, sm: _Sm, joins: _Run | None = None, leaves: _Run | None = None) -> None:
-        """Moves an SM to its new group, when a CTA of it begins to stream or ends."""
+        """Move an SM to its new group, when a CTA on it begins to stream or ends."""
         clock = 0.0
         if sm.streaming:
             old = self._group(sm)
@@ -331,7 +330,7 @@ class Player:
         self._regroup(run.sm, joins=run)
 
     def _on_read(self, run: _Run, reach: float) -> None:
-        """A segment's last byte is there."""
+        """Handle the last byte of a segment."""
         has_read = run.work.read_bytes[run.at] > 0
         done_us = self.now_us + (self.rates.drain_us(reach) if has_read else 0.0)
         self._regroup(run.sm, leaves=run)
@@ -351,7 +350,7 @@ class Player:
             self._merge(tile)
 
     def _merge(self, tile: int) -> None:
-        """The last partial is on its way: the host block, which has waited in its slot, merges."""
+        """Merge an output tile in its waiting host block: the last partial is on its way."""
         run, waits_since_us = self._hosts[tile]
         part, arrived_us = run.work.segments[run.at], self._arrived_us[tile]
         done_us = self.rates.merge.end_us(arrived_us, self._parts[tile])
@@ -360,7 +359,7 @@ class Player:
         self._go_on(run, done_us)
 
     def _go_on(self, run: _Run, done_us: float) -> None:
-        """A CTA is through with a segment: on to its next one, or its slot to the next CTA."""
+        """Advance a CTA to its next segment, or give its slot to the next CTA."""
         run.at += 1
         if run.at < len(run.work.segments):
             run.began_us = done_us

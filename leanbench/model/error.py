@@ -29,8 +29,8 @@ class KernelError:
 
 
 def error_of(calibration: Calibration, kernel: str) -> KernelError | None:
-    """The latency's error, on rows that no constant was chosen on where there are such; None: no
-    row of the kernel was ever compared.
+    """Return the latency's error, on rows that no constant was fitted to if there are any; None if
+    the kernel was never compared.
     """
     runs = [
         run for run in calibration.runs if run.quantity == "latency" and kernel in run.by_kernel
@@ -45,8 +45,9 @@ def error_of(calibration: Calibration, kernel: str) -> KernelError | None:
 
 
 def uncompared(kernel: str, problem: AttentionProblem, spec: GpuSpec) -> str | None:
-    """One sentence where the problem has a feature that none of the kernel's rows had which the
-    calibration in use was compared with; None where it has none, or no row was ever compared.
+    """Return a sentence if the problem has a feature that none of the kernel's compared rows had.
+
+    None if it has no such feature, or no row was ever compared.
     """
     runs = [run for run in calibration_for(spec).calibration.runs if kernel in run.by_kernel]
     seen = {feature for run in runs for feature in run.features}
@@ -60,13 +61,14 @@ def uncompared(kernel: str, problem: AttentionProblem, spec: GpuSpec) -> str | N
 
 
 def model_error(gpu: str, names: Iterable[str]) -> float:
-    """The share of a latency within which predictions of these kernels say nothing about their
-    order: the largest of their errors at the 90th percentile, that of all kernels where one was
-    never compared.
+    """Return the share of a latency below which the order of these kernels' predictions is unknown.
+
+    It is the largest 90th percentile of their errors. A kernel that was never compared counts with
+    that of all kernels.
 
     Args:
-        gpu: catalogue or product name.
-        names: of kernels as rows have them.
+        gpu: Catalogue or product name.
+        names: Kernels as in rows.
     """
     calibration, spec, _ = _in_use(gpu)
     errors = _errors(calibration)
@@ -84,17 +86,17 @@ def scaled_from(gpu: str) -> str:
 
 
 def known_error(gpu: str, names: Iterable[str] = ()) -> str:
-    """What a page says with every prediction for a GPU (catalogue or product name): how wrong the
-    model was for each kernel, and where.
+    """Describe the model's error by kernel, for a page with predictions for a GPU.
 
     Args:
-        names: of kernels as rows have them; empty: all that were compared.
+        gpu: Catalogue or product name.
+        names: Kernels as in rows; empty for all that were compared.
     """
     return _said(gpu, names, "", _words)
 
 
 def short_error(gpu: str, names: Iterable[str] = ()) -> str:
-    """What a terminal says of it: the median and the 90th percentile, and where the rest is."""
+    """Describe the error for a terminal: median, 90th percentile, and where to read more."""
     said = _said(gpu, names, ", median and 90th percentile", _short_words)
     return f"{said} More in docs/model.md."
 
@@ -110,8 +112,9 @@ def _said(
 
 
 def _modelled(names: Iterable[str], spec: GpuSpec) -> list[str]:
-    """The kernels that are played for these: of `lean` the implementation that runs on this GPU.
-    One without a schedule, as a library's, has no prediction.
+    """Return the kernels behind these names, of `lean` the implementation on this GPU.
+
+    A kernel without a schedule, such as a library's, has no prediction.
     """
     registered = kernels()
     modelled: list[str] = []
@@ -148,7 +151,7 @@ def _short_words(error: KernelError | None) -> str:
 
 
 def _in_use(gpu: str) -> tuple[Calibration, GpuSpec, str]:
-    """The calibration in use for a GPU, the GPU, and what is said where it is another one's."""
+    """Return the calibration in use for a GPU, the GPU, and a note if it is another GPU's."""
     try:
         spec = find(gpu)
     except UserError:
@@ -168,7 +171,7 @@ _MASKS = ("window_left", "causal", "softcap", "sinks", "alibi", "leftpad", "batc
 
 
 def features(problem: AttentionProblem) -> tuple[str, ...]:
-    """What else than its size makes a kernel take another way through its code, in words."""
+    """Return the features, except size, that change a kernel's path through its code, in words."""
     return (
         f"head_dim {problem.head_dim}",
         f"kv_layout {problem.kv_layout}",

@@ -47,7 +47,7 @@ _MOST_EVALUATIONS = 12
 
 
 def split(run: MeasuredRun) -> tuple[list[MeasuredCell], list[MeasuredCell]]:
-    """Cells to fit to and cells to check with; deterministic, see the module."""
+    """Split cells into those to fit to and those to check with; deterministic, see the module."""
     fitted: dict[tuple[object, ...], MeasuredCell] = {}
     checked = []
     for cell in run.cells:
@@ -61,7 +61,7 @@ def split(run: MeasuredRun) -> tuple[list[MeasuredCell], list[MeasuredCell]]:
 def sample(
     cells: Sequence[MeasuredCell], spec: GpuSpec, most: int = MOST_ROWS
 ) -> list[MeasuredCell]:
-    """At most so many cells, as many of each kernel, spread over the sizes; quick ones only."""
+    """Return at most `most` quick cells, evenly by kernel, spread over the sizes."""
     quick = [cell for cell in cells if len(cell.schedule(spec).segments) <= _MOST_SEGMENTS]
     if len(quick) <= most:
         return quick
@@ -83,15 +83,16 @@ def fit(
     workers: int | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Constants:
-    """Constants for these cells of one GPU, energy included where rows have it. Those of a kernel
-    that too few cells are of stay as they are in `start`.
+    """Fit constants to these cells of one GPU, energy included if measured.
+
+    Constants of kernels with too few cells stay as in `start`.
 
     Args:
-        workers: processes; left out, one for each core.
-        on_progress: called with a line about the progress.
+        workers: Processes; one per core by default.
+        on_progress: Called with a line about the progress.
 
     Raises:
-        UserError: too few cells to fit to.
+        UserError: Too few cells.
     """
     of_lean_cuda = [cell for cell in cells if cell.kernel in LEAN_CUDA]
     others = [cell for cell in cells if cell.kernel not in LEAN_CUDA]
@@ -112,10 +113,10 @@ def fit_lean_cuda(
     workers: int | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Constants:
-    """`start` with constants of lean_cuda for its cells among these.
+    """Fit the constants of lean_cuda to its cells among these, the others stay as in `start`.
 
     Raises:
-        UserError: too few of them.
+        UserError: Too few of them.
     """
     own = [cell for cell in cells if cell.kernel in LEAN_CUDA]
     if len(own) < FEWEST_ROWS:
@@ -124,7 +125,7 @@ def fit_lean_cuda(
 
 
 def known(cells: Sequence[MeasuredCell], constants: Constants) -> list[MeasuredCell]:
-    """The cells of kernels that these constants are of."""
+    """Return the cells of kernels that these constants cover."""
     return [
         cell for cell in cells if cell.kernel not in LEAN_CUDA or constants.lean_cuda is not None
     ]
@@ -187,7 +188,7 @@ def _fit_lean_cuda(
 def _log_errors(
     cells: Sequence[MeasuredCell], spec: GpuSpec, workers: int | None
 ) -> Iterator[Callable[[Constants], list[float]]]:
-    """A function that gives the logarithm of predicted over measured of every cell."""
+    """Return a function that computes the logarithm of predicted over measured of every cell."""
     with predictor(cells, spec, workers) as predict:
         yield lambda constants: [
             math.log(us / cell.latency_us)
@@ -202,8 +203,8 @@ def _least_squares(
     pull: float,
     most: int | None = None,
 ) -> _Fitted:
-    """Moves the free constants, each by a factor: none changes its sign, and small ones move as
-    easily as large.
+    """Fit a factor to each free constant: none changes its sign, small and large ones move as
+    easily.
     """
     import numpy as np
     from scipy.optimize import least_squares
@@ -246,5 +247,5 @@ def _fit_energy(cells: Sequence[MeasuredCell], spec: GpuSpec, constants: Constan
 
 
 def _hash(shape: tuple[object, ...]) -> int:
-    """The same in every process, unlike `hash`."""
+    """Hash a shape, equal in every process unlike `hash`."""
     return int.from_bytes(hashlib.sha256(repr(shape).encode()).digest()[:8], "big")

@@ -42,11 +42,11 @@ def refusal(
     config: CudaConfig | None = None,
     name: str = "lean_cuda",
 ) -> str | None:
-    """One sentence why a kernel of lean_cuda's copies, or this config of it, is not predicted for a
-    GPU with these constants, or None.
+    """Return a sentence if a kernel of lean_cuda's copies, or this config, cannot be predicted, or
+    None.
 
     Args:
-        name: the kernel's.
+        name: Name of the kernel.
     """
     in_triton = f"{name.removesuffix('_cuda')}_triton"
     if config is not None and config.of_warpgroups:
@@ -69,19 +69,20 @@ def refusal(
 
 
 def step_tokens(problem: AttentionProblem, config: CudaConfig) -> int:
-    """Tokens of a segment that all warps of a CTA, or of a cluster, take at a time."""
+    """Return the tokens of a segment that all warps of a CTA, or of a cluster, take at a time."""
     build = CudaBuild.of(problem, config)
     return build.warps * build.cluster * build.chunk
 
 
 def tile_heads(problem: AttentionProblem, config: CudaConfig) -> int:
-    """KV heads of an output tile: HEADS_OF_ROW in build.cuh."""
+    """Return the KV heads of an output tile: HEADS_OF_ROW in build.cuh."""
     return CudaBuild.of(problem, config).heads_of_row
 
 
 def packing_of(problem: AttentionProblem, config: CudaConfig, schedule: Schedule) -> Packing | None:
-    """How a launch packs output tiles that count no end, PACKS in build.cuh; None where it packs
-    none: each CTA has one segment, or all warps walk every one.
+    """Return how a launch packs output tiles that count no end (PACKS in build.cuh).
+
+    None if each CTA has one segment, or all warps walk every one.
     """
     build = CudaBuild.of(problem, config)
     if not build.packs or len(schedule.segments) == schedule.grid:
@@ -97,10 +98,10 @@ def lean_cuda_rates(
     spec: GpuSpec,
     constants: Constants,
 ) -> Rates:
-    """The rates of a launch.
+    """Return the rates of a launch.
 
     Raises:
-        UserError: the model does not know the kernel on this GPU, or no CTA of this config fits.
+        UserError: The kernel cannot be predicted on this GPU, or no CTA of this config fits.
     """
     if (reason := refusal(spec, constants, config)) is not None:
         raise UserError(reason)
@@ -142,8 +143,9 @@ def lean_cuda_rates(
 
 
 def _lengths_us(problem: AttentionProblem, build: CudaBuild, costs: LeanCudaConstants) -> float:
-    """Until a CTA that reads the lengths knows its work range. Clusters copy their first chunks
-    before: `guess` in schedule.cuh.
+    """Return the time until a CTA that reads the lengths knows its work range.
+
+    Clusters copy their first chunks before: `guess` in schedule.cuh.
     """
     guesses = build.cluster > 1 and build.bulk
     if not build.ragged or guesses:
@@ -160,7 +162,7 @@ def _chunk_bytes(build: CudaBuild) -> int:
 def _chunk_us(
     build: CudaBuild, spec: GpuSpec, constants: Constants, costs: LeanCudaConstants
 ) -> float:
-    """A chunk in shared memory, where every warp of the SM has one."""
+    """Return the time of a chunk in shared memory, if every warp of the SM has one."""
     blocks = build.chunk / 16 * build.head_dim / 64
     head_rows = build.rows // build.heads_of_row
     chunk_us = costs.chunk_us + costs.chunk_depth_us * build.head_dim / 16
@@ -175,8 +177,8 @@ def _chunk_us(
 def _cta_bytes_per_us(
     build: CudaBuild, chunk_us: float, sm_rate: float, costs: LeanCudaConstants
 ) -> float:
-    """The most that a CTA reads: its warps' arithmetic, what they have in flight (Little's law),
-    and its part of what an SM reads.
+    """Return the maximum that a CTA reads, limited by its warps' arithmetic, their bytes in flight
+    (Little's law), and its part of the SM's maximum.
     """
     period_us = max(chunk_us, (costs.dram_latency_us + chunk_us) / build.stages)
     warps_rate = build.warps * _chunk_bytes(build) / period_us
@@ -191,7 +193,7 @@ def _gpu_bytes_per_us(
     spec: GpuSpec,
     costs: LeanCudaConstants,
 ) -> float:
-    """What all CTAs together read, from DRAM and the L2."""
+    """Return the rate of all CTAs together, from DRAM and the L2."""
     dram_rate = costs.bandwidth_share * spec.bandwidth_tb_s * 1e6
     dram_rate /= 1 + costs.line_share * _in_vain(problem, build)
     row_tiles = build.row_tiles(problem.q_len)
@@ -206,8 +208,8 @@ def _gpu_bytes_per_us(
 
 
 def _in_vain(problem: AttentionProblem, build: CudaBuild) -> float:
-    """Bytes of the lines that a token's row of one KV head touches, over the row's own, less 1;
-    0 where the rows of a KV head follow each other.
+    """Return the wasted share of the lines that a token's row of one KV head touches; 0 if the rows
+    of a KV head are contiguous.
     """
     if problem.kv_layout != "NHD" or problem.kv_heads == 1:
         return 0.0
@@ -218,7 +220,7 @@ def _in_vain(problem: AttentionProblem, build: CudaBuild) -> float:
 
 
 def _in_step(schedule: Schedule, row_tiles: int) -> float:
-    """Share of the output tiles of one KV head that are split where the one before them is."""
+    """Return the share of output tiles of one KV head that are split like the previous one."""
     splits: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for segment in schedule.segments:
         splits[segment.output_tile].append((segment.first, segment.last))

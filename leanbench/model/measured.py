@@ -43,15 +43,15 @@ class MeasuredCell:
     sustained_power_w: float | None
 
     def schedule(self, spec: GpuSpec) -> Schedule:
-        """Who does what; cells are made of kernels that can say it."""
+        """Return the schedule. Only kernels with a schedule become cells."""
         schedule = kernels()[self.kernel].schedule(self.problem, self.config, spec)
         assert schedule is not None
         return schedule
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Alike for cells in which every kernel does the same: batch and KV heads only count by
-        their product.
+        """Key of cells in which every kernel does the same work: batch and KV heads count by their
+        product.
         """
         problem = self.problem
         contexts = problem.contexts if problem.is_ragged else problem.context
@@ -61,13 +61,13 @@ class MeasuredCell:
         return tiles, contexts, problem.head_dim, problem.group_size, problem.q_len, *more
 
     def running_sms(self, spec: GpuSpec) -> int:
-        """SMs that run a CTA of this cell."""
+        """Return the number of SMs that run a CTA of this cell."""
         return self.schedule(spec).running_sms(spec.sms)
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The usable rows of one run: status ok, cold cache, a kernel whose schedule is known."""
+    """Usable rows of one run: status ok, cold cache, a kernel with a schedule."""
 
     name: str
     spec: GpuSpec
@@ -76,13 +76,13 @@ class MeasuredRun:
 
 
 def read_measured(run: str, gpu: str | None = None) -> MeasuredRun:
-    """The usable rows of a run (a path, or a name under `runs/`).
+    """Return the usable rows of a run (a path, or a name under `runs/`).
 
     Args:
-        gpu: the GPU it must be of (catalogue name).
+        gpu: Required GPU (catalogue name).
 
     Raises:
-        UserError: the run was predicted, is of another GPU, or has no usable row.
+        UserError: The run was predicted, is of another GPU, or has no usable row.
     """
     directory = find_run(run)
     content = read_run(directory)
@@ -161,7 +161,7 @@ def _environment(manifest: dict[str, object]) -> dict[str, str]:
 
 
 def errors_of(errors: Iterable[float]) -> Errors:
-    """Of signed relative errors."""
+    """Return statistics of signed relative errors."""
     sizes = sorted(abs(error) for error in errors)
     if len(sizes) < 2:
         return Errors(len(sizes), *(sizes * 3 or [0.0, 0.0, 0.0]))
@@ -170,8 +170,8 @@ def errors_of(errors: Iterable[float]) -> Errors:
 
 
 def orders(cells: Sequence[MeasuredCell], predicted_us: Sequence[float]) -> tuple[int, int]:
-    """Pairs of kernels of a problem that differ by more than `ORDER_MARGIN`, and how many are
-    predicted in order.
+    """Return the number of kernel pairs of a problem that differ by more than `ORDER_MARGIN`, and
+    how many are predicted in order.
     """
     by_problem: dict[AttentionProblem, list[tuple[float, float]]] = {}
     for cell, us in zip(cells, predicted_us, strict=True):

@@ -34,15 +34,15 @@ def predict_latency_us(
     spec: GpuSpec,
     resident: int | None = None,
 ) -> float:
-    """What one launch would take: 2 to 30 ms for a grid of 400 CTAs, for ranking candidates.
+    """Predict one launch, for ranking candidates: 2 to 30 ms for a grid of 400 CTAs.
 
     Args:
-        resident: CTAs that an SM holds at once, from the compiled kernel's registers and shared
-            memory; left out, they are estimated.
+        resident: CTAs per SM, from the compiled kernel's registers and shared memory; estimated by
+            default.
 
     Raises:
-        UserError: the kernel has no schedule to predict from or the model is not calibrated for it,
-            or not even one CTA of this config fits an SM.
+        UserError: The kernel has no schedule or no calibration, or no CTA of this config fits an
+            SM.
     """
     schedule = kernel.schedule(problem, config, spec)
     if schedule is None:
@@ -55,7 +55,7 @@ def predict_latency_us(
 def predict_energy_mj(
     predicted_us: float, problem: AttentionProblem, schedule: Schedule, spec: GpuSpec
 ) -> float:
-    """Energy of one launch of this latency, back to back with others."""
+    """Predict the energy of one launch, back to back with others."""
     in_use = calibration_for(spec)
     limit_w = find(in_use.calibration.gpu).power_limit_w
     running = schedule.running_sms(spec.sms)
@@ -75,14 +75,13 @@ AXES = frozenset(
 def predict_cell(
     problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
 ) -> dict[str, Any]:
-    """Fields of a `leanbench.records.row.Row`, `source` predicted; what only a measurement can know
-    is left out.
+    """Return the fields of a `leanbench.records.row.Row` with `source` predicted, without those
+    that only a measurement can know.
 
     Args:
-        configs: `default` or `heuristic`, see leanbench.configs.lookup; `best`: the kernel's
-            candidate with the lowest predicted latency, of the implementation that runs on this GPU
-            by default where another is not ahead by more than the model's error; or the launch
-            settings themselves.
+        configs: `default` or `heuristic`, see leanbench.configs.lookup; `best`: the candidate with
+            the lowest predicted latency, preferring this GPU's default implementation unless
+            another leads by more than the model's error; or launch settings.
     """
     known = {
         "decomposition": kernel.decomposition,
@@ -152,8 +151,8 @@ def _predicted(
 
 
 def unknown_exchange(problem: AttentionProblem, kernel: Kernel) -> str | None:
-    """A sentence where a kernel that runs the problem does not run one GPU's shard: it does more
-    than attend to it.
+    """Return a sentence if a kernel runs a shared problem but not one GPU's shard: its exchange is
+    unknown.
     """
     if kernel.unsupported_reason(problem.shard(0)) is None:
         return None
@@ -163,8 +162,8 @@ def unknown_exchange(problem: AttentionProblem, kernel: Kernel) -> str | None:
 def _shared(
     problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
 ) -> Outcome:
-    """Of GPUs that share a problem: that of the one with the most of it, and the exchange; energy
-    is that of all.
+    """Predict a problem that GPUs share: the shard with the most work, and the exchange. Energy is
+    that of all GPUs.
     """
     shard = _predicted(problem.shard(0), kernel, configs, spec)
     if shard.latency_us is None or shard.energy_mj is None or shard.read_floor_us is None:
@@ -191,7 +190,7 @@ def _unsupported(reason: str | None) -> Outcome:
 
 
 def refusal(kernel: Kernel, config: TileConfig, spec: GpuSpec) -> str | None:
-    """One sentence why the model does not know what `config` launches on this GPU, or None."""
+    """Return a sentence if the model cannot predict `config` on this GPU, or None."""
     if not isinstance(config, CudaConfig):
         return None
     name = kernel.implementation_of(config).name
@@ -205,7 +204,7 @@ def _candidates(
     chosen: KernelConfig | None,
     all_of_them: bool,
 ) -> list[TileConfig]:
-    """Those of LeanTiles: the model knows no others."""
+    """Return the candidates that read LeanTiles: the model knows no others."""
     others = kernel.candidate_configs(problem, spec) if all_of_them else []
     return [config for config in dict.fromkeys([chosen, *others]) if isinstance(config, TileConfig)]
 
@@ -216,10 +215,10 @@ def _fastest(
     problem: AttentionProblem,
     spec: GpuSpec,
 ) -> tuple[TileConfig, Schedule, float]:
-    """The first of the fastest, so that equal ones do not change places between runs.
+    """Return the fastest candidate, the first of equal ones.
 
-    Two implementations have constants fitted apart: the one that runs on this GPU by default wins,
-    unless the other is ahead by more than the model's error.
+    Constants of two implementations are fitted apart. The default of this GPU wins, unless the
+    other leads by more than the model's error.
     """
     played = [
         (config, schedule, latency_us(schedule, problem, config, spec))
@@ -286,8 +285,8 @@ _LINKS = {"h200": _NVLINK_4, "h100-sxm": _NVLINK_4}
 
 
 def exchange_us(problem: AttentionProblem, spec: GpuSpec) -> float | None:
-    """What the exchange adds to attention over the shards; None: the links of this GPU are not
-    known.
+    """Return the time of the exchange after attention over the shards; None if this GPU's links are
+    unknown.
     """
     context = problem.gpus.context
     if context == 1:
@@ -312,12 +311,11 @@ def energy_mj(
     constants: Constants,
     calibrated_limit_w: float,
 ) -> float:
-    """Energy of one launch, back to back with others.
+    """Return the energy of one launch, back to back with others.
 
     Args:
         running_sms: SMs that run a CTA.
-        calibrated_limit_w: the power limit of the GPU that the constants belong to; the idle power
-            scales with it.
+        calibrated_limit_w: Power limit of the calibrated GPU; the idle power scales with it.
     """
     idle_w = constants.idle_power_w * spec.power_limit_w / calibrated_limit_w
     static_mj = (idle_w + running_sms * constants.sm_power_w) * latency_us * _WATT_US_IN_MJ
@@ -329,12 +327,12 @@ def energy_mj(
 def fit_energy(
     figures: Sequence[tuple[float, int, int, float, float, float]], spec: GpuSpec, start: Constants
 ) -> Constants:
-    """Constants of energy for rows of (latency_us, kv_bytes, running SMs, energy_mj, idle power,
-    sustained power).
+    """Fit the constants of energy to rows of (latency_us, kv_bytes, running SMs, energy_mj, idle
+    power, sustained power).
 
-    The idle power is the rows' own, the cap the highest power seen where it is near the limit. An
-    SM's power and a byte's energy follow by least squares, held near where they start: runs in
-    which all uncapped kernels use as many SMs do not tell them apart.
+    The idle power is the rows' own. The cap is the highest power near the limit. An SM's power and
+    a byte's energy follow by least squares with a pull to the start: runs in which all uncapped
+    kernels use equally many SMs cannot separate them.
     """
     import numpy as np
     from scipy.optimize import least_squares

@@ -49,7 +49,7 @@ class Merge:
     level_us: float = 0.0
 
     def end_us(self, arrived_us: float, partials: int) -> float:
-        """When the output tile is done whose `partials` had arrived at `arrived_us`."""
+        """Return the end of an output tile whose `partials` arrived at `arrived_us`."""
         if self.at_once is None:
             return arrived_us + self.once_us + self.partial_us * partials
         levels = tree_levels(partials, self.at_once) * self.level_us
@@ -57,7 +57,7 @@ class Merge:
 
 
 def tree_levels(partials: int, at_once: int) -> int:
-    """Levels of a tree in which each CTA merges up to `at_once` partials."""
+    """Return the levels of a tree in which each CTA merges up to `at_once` partials."""
     levels = 0
     while partials > 1:
         partials = -(-partials // at_once)
@@ -67,9 +67,9 @@ def tree_levels(partials: int, at_once: int) -> int:
 
 @dataclass(frozen=True)
 class Rates:
-    """What the simulation needs to know about one launch on one GPU.
+    """Rates of one launch on one GPU.
 
-    A cluster of CTAs is played as one CTA on a GPU whose SMs are as many together.
+    A cluster of CTAs is played as one CTA, on a GPU with SMs combined accordingly.
     """
 
     constants: Constants
@@ -98,35 +98,34 @@ class Rates:
 
     @property
     def start_us(self) -> float:
-        """From the launch to the first CTAs' start."""
+        """Time from the launch to the first CTAs' start."""
         return self.constants.launch_us
 
     def weight(self, sm: int) -> float:
-        """An SM's share of full memory, over the mean."""
+        """Return an SM's share of saturated memory, over the mean."""
         place = 2 * (sm % SM_CLASSES) / (SM_CLASSES - 1) - 1
         return 1 + self.constants.sm_spread * place
 
     def demand(self, streaming: int) -> float:
-        """What an SM with this many streaming CTAs asks for."""
+        """Return the demand of an SM with this many streaming CTAs."""
         return min(streaming * self.cta_bytes_per_us, self.sm_bytes_per_us)
 
     def drain_us(self, reach: float) -> float:
-        """From a segment's last byte, as `cta_bytes_per_us` counts it, to the end of its
-        arithmetic.
+        """Return the time from a segment's last byte, as `cta_bytes_per_us` counts it, to the end
+        of its arithmetic.
 
-        A CTA that waits for memory has its last LeanTile to compute when that arrives. A CTA whose
-        arithmetic is the limit has loaded ahead: only its first LeanTile was waited for, at the
-        rate `reach` that memory had for it.
+        A CTA that waits for memory computes its last LeanTile after its arrival. A CTA limited by
+        arithmetic has loaded ahead: it waited only for its first LeanTile, at the rate `reach`.
         """
         return min(self.compute_us, self.tile_bytes / reach)
 
     def warm_up_ends(self) -> list[float]:
-        """When the memory's rate changes, microseconds from the launch."""
+        """Return the times at which the memory's rate changes, microseconds from the launch."""
         return [self.first_byte_us + step * self.warm_up_us for step in WARM_UP_STEPS]
 
     def memory_bytes_per_us(self, now_us: float) -> float:
-        """DRAM bandwidth at a time from the launch: the mean of `1 - exp(-t / warm_up)` over each
-        step.
+        """Return the DRAM bandwidth at a time from the launch: the mean of `1 - exp(-t / warm_up)`
+        over each step.
         """
         since = (now_us - self.first_byte_us) / self.warm_up_us
         begin = 0.0
@@ -146,11 +145,11 @@ def rates_for(
     constants: Constants,
     resident: int | None = None,
 ) -> Rates:
-    """The rates of a launch.
+    """Return the rates of a launch.
 
     Args:
-        resident: CTAs that an SM holds at once, from the compiled kernel's registers and shared
-            memory; left out, they are estimated.
+        resident: CTAs per SM, from the compiled kernel's registers and shared memory; estimated by
+            default.
     """
     compute_us = tile_compute_us(problem, config, spec, constants)
     sm_rate = sm_bytes_per_us(spec, constants)
@@ -177,13 +176,13 @@ def rates_for(
 
 
 def achievable_bytes_per_us(spec: GpuSpec, constants: Constants) -> float:
-    """DRAM bandwidth that a kernel gets, all SMs together."""
+    """Return the DRAM bandwidth that a kernel gets with all SMs."""
     return constants.bandwidth_share * spec.bandwidth_tb_s * 1e6
 
 
 def floor_us(kv_bytes: int, spec: GpuSpec, constants: Constants) -> float:
-    """The fastest kernel that only reads `kv_bytes`: launch, first byte, and bandwidth that warms
-    up.
+    """Return the time of a kernel that only reads `kv_bytes`: launch, first byte, and bandwidth
+    that warms up.
 
     Solves `streaming = t - warm_up (1 - exp(-t / warm_up))` for t by Newton's method.
     """
@@ -200,19 +199,19 @@ def floor_us(kv_bytes: int, spec: GpuSpec, constants: Constants) -> float:
 
 
 def sm_bytes_per_us(spec: GpuSpec, constants: Constants) -> float:
-    """The most that one SM can read, whatever runs on it."""
+    """Return the maximum that one SM can read."""
     return constants.sm_bytes_per_clock * spec.boost_clock_mhz
 
 
 def tile_bytes(problem: AttentionProblem, config: TileConfig) -> int:
-    """K and V of one full LeanTile."""
+    """Return the bytes of K and V of one full LeanTile."""
     return config.tile_tokens * problem.token_bytes
 
 
 def tile_compute_us(
     problem: AttentionProblem, config: TileConfig, spec: GpuSpec, constants: Constants
 ) -> float:
-    """One CTA's arithmetic for one LeanTile that is in shared memory already."""
+    """Return one CTA's arithmetic for one LeanTile in shared memory."""
     warps = min(config.num_warps, MAX_USEFUL_WARPS)
     token_us = config.tile_tokens * constants.token_warp_us / warps
     byte_us = tile_bytes(problem, config) / (warps * constants.warp_bytes_per_us)
@@ -224,10 +223,10 @@ def tile_compute_us(
 def cta_bytes_per_us(
     problem: AttentionProblem, config: TileConfig, spec: GpuSpec, constants: Constants
 ) -> float:
-    """The most that one CTA can read when it is alone.
+    """Return the maximum that one CTA alone can read.
 
-    With one stage it loads, then computes. With more, the next `num_stages - 1` LeanTiles are on
-    their way meanwhile (Little's law: bytes in flight over latency).
+    With one stage it loads, then computes. With more, the next `num_stages - 1` LeanTiles are in
+    flight meanwhile (Little's law: bytes in flight over latency).
     """
     compute_us = tile_compute_us(problem, config, spec, constants)
     if config.num_stages == 1:
@@ -238,26 +237,26 @@ def cta_bytes_per_us(
 
 
 def partial_rows(problem: AttentionProblem) -> int:
-    """Rows of a partial that hold anything, in Triton."""
+    """Return the nonempty rows of a partial, in Triton."""
     rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
     return min(problem.group_size * problem.q_len, rows)
 
 
 def merge_waves(output_tiles: int, sms: int) -> int:
-    """Waves of the CTAs of fixed_split's second kernel."""
+    """Return the waves of CTAs of fixed_split's second kernel."""
     return -(-output_tiles // (sms * MAX_CTAS_PER_SM))
 
 
 def merge_partial_us(constants: Constants, numbers: int, warps: int) -> float:
-    """What one more partial adds to a merge in which a CTA of so many warps moves `numbers` of its
-    numbers.
+    """Return the time that one more partial adds to a merge in which a CTA of so many warps moves
+    `numbers` of its numbers.
     """
     return constants.merge_partial_us + constants.merge_number_warp_us * numbers / warps
 
 
 def resident_ctas(problem: AttentionProblem, config: TileConfig, spec: GpuSpec) -> int:
-    """CTAs that one SM holds at once, by an estimate of shared memory and registers; 0 if not even
-    one fits.
+    """Estimate the CTAs that one SM holds at once, by shared memory and registers; 0 if none
+    fits.
     """
     # Triton pads head_dim to a power of two, and keeps `num_stages - 1` LeanTiles in shared memory.
     padded = 1 << (problem.head_dim - 1).bit_length()

@@ -59,16 +59,15 @@ def simulate(
     resident: int | None = None,
     constants: Constants | None = None,
 ) -> Simulation:
-    """One launch of `schedule` with cold caches, CTA by CTA.
+    """Play one launch of `schedule` with cold caches, CTA by CTA.
 
     Args:
-        spans: what every CTA did, by number, is appended; microseconds from the launch.
-        resident: CTAs that an SM holds at once, where the compiled kernel's resources are known.
-        constants: instead of those of the calibration in use for this GPU.
+        spans: Receives every CTA's spans, by number; microseconds from the launch.
+        resident: CTAs per SM, if the compiled kernel's resources are known.
+        constants: Constants other than those in use for this GPU.
 
     Raises:
-        UserError: not even one CTA of this config fits an SM, or the model does not know lean_cuda
-            there.
+        UserError: No CTA of this config fits an SM, or the model does not know lean_cuda there.
     """
     work, rates = _launch(schedule, problem, config, spec, resident, constants)
     player = Player(work, rates, schedule.merge_launch, spans)
@@ -103,15 +102,16 @@ def latency_us(
 
 
 def fits(problem: AttentionProblem, config: TileConfig, spec: GpuSpec) -> bool:
-    """Whether an SM holds a CTA of this config, or as many as it asks for where that is known."""
+    """Return True if an SM holds a CTA of this config, or as many as it asks for."""
     if config.implementation == "cuda":
         return CudaBuild.of(problem, config).fits(spec)
     return resident_ctas(problem, config, spec) > 0
 
 
 def merge_launch_us(schedule: Schedule, problem: AttentionProblem, rates: Rates) -> float:
-    """fixed_split's second kernel: one CTA per query head and position reads its partials. 0 where
-    there is none.
+    """Return the time of fixed_split's second kernel; 0 without one.
+
+    One CTA per query head and position reads its partials.
     """
     if not schedule.merge_launch:
         return 0.0
@@ -156,11 +156,10 @@ def _launch(
 
 
 def _coarse(work: Sequence[CtaWork], rates: Rates) -> tuple[list[CtaWork], Rates]:
-    """The same with whole output tiles that follow each other as one, their pauses spread over the
-    reading.
+    """Merge consecutive whole output tiles, and spread their pauses over the reading.
 
-    Pauses of many CTAs fall at different times and hide behind each other's reading, so they lower
-    what a CTA asks for and not what the memory gives.
+    Pauses of many CTAs fall at different times and hide behind other CTAs' reading. They lower the
+    demand of a CTA, not the rate of the memory.
     """
     coarse, saved = [], 0
     for cta in work:

@@ -32,8 +32,9 @@ _SPLIT_LAUNCH, _MERGE_LAUNCH = "split_kernel", "merge_kernel"
 def predict_timelines(
     problem: AttentionProblem, kernel: Kernel, configs: str, spec: GpuSpec
 ) -> list[Timeline] | str:
-    """Timelines by GPU, or one sentence why there are none. Where GPUs share the problem each is
-    that of its own part, without the exchange.
+    """Return timelines by GPU, or a sentence why there are none.
+
+    GPUs that share a problem have one each, of their own part, without the exchange.
     """
     if problem.parallel == NONE:
         timeline = predict_timeline(problem, kernel, configs, spec)
@@ -53,11 +54,11 @@ def predict_timelines(
 def predict_timeline(
     problem: AttentionProblem, kernel: Kernel, configs: str, spec: GpuSpec
 ) -> Timeline | str:
-    """What the model says every CTA does, or one sentence why it says nothing.
+    """Predict the timeline of every CTA, or return a sentence why there is none.
 
-    The latency is that of the play, within a percent of `predict_cell`'s, which takes a shortcut.
-    It has parts outside the timeline: the launch before the first CTA starts. fixed_split's second
-    launch is drawn roughly: its CTAs all as long as their partials ask, dealt to the SMs in turn.
+    The latency is that of the simulation, within a percent of `predict_cell`'s shortcut. It
+    includes the launch before the first CTA, which the timeline does not show. fixed_split's second
+    launch is approximate: its CTAs take as long as their partials, dealt to the SMs in turn.
 
     Args:
         configs: `default`, or `best`: the kernel's candidate with the lowest predicted latency.
@@ -96,8 +97,8 @@ def predict_timeline(
 
 
 def schedule_efficiency(timeline: Timeline, spec: GpuSpec) -> float | None:
-    """The quantisation efficiency of what ran, counted as in rows; None where the kernel's inside
-    is unknown.
+    """Return the quantisation efficiency of a timeline, counted as in rows; None if the schedule is
+    unknown.
     """
     kernel = kernels().get(timeline.kernel)
     if kernel is None or timeline.config is None:
@@ -121,7 +122,7 @@ def _launch_name(schedule: Schedule) -> str:
 def _ctas(
     launch: str, cluster_size: int, simulation: Simulation, played: list[tuple[int, Span]]
 ) -> list[CtaTimeline]:
-    """Every CTA; those of a cluster, which was played as one, do the same at the same time."""
+    """Return every CTA. Those of a cluster, which was played as one, act at the same time."""
     spans: dict[int, list[Span]] = {}
     for cta, span in played:
         spans.setdefault(cta, []).append(span)
@@ -137,7 +138,9 @@ def _ctas(
 def _merge_ctas(
     schedule: Schedule, problem: AttentionProblem, simulation: Simulation, spec: GpuSpec
 ) -> list[CtaTimeline]:
-    """One CTA per query head and position, the last wave's longest ending with the call."""
+    """Return one CTA per query head and position. The longest of the last wave ends with the
+    call.
+    """
     parts: dict[int, int] = {}
     for segment in schedule.segments:
         parts[segment.output_tile] = parts.get(segment.output_tile, 0) + 1
@@ -167,7 +170,7 @@ def _merge_ctas(
 
 
 def _from_first_start(ctas: list[CtaTimeline]) -> tuple[CtaTimeline, ...]:
-    """Time 0 is the first CTA's start."""
+    """Shift all times so that 0 is the first CTA's start."""
     begin_us = min(cta.start_us for cta in ctas)
 
     def moved(cta: CtaTimeline) -> CtaTimeline:

@@ -160,7 +160,7 @@ class ModelConfig:
 
     @property
     def is_whole(self) -> bool:
-        """Whether more than the attention is known."""
+        """True if more than the attention is known."""
         return "vocab_size" in self.keys
 
 
@@ -185,7 +185,7 @@ def registry() -> Mapping[str, ModelConfig]:
 
 
 def own_name(name: str) -> str | None:
-    """Return the registry name of a model that may be given by another one, in any case."""
+    """Return the registry name of a model, given by any of its names in any case."""
     name = name.lower()
     for config in registry().values():
         if name in (config.name, *config.also, config.hub.lower()):
@@ -323,7 +323,7 @@ def _with_new_names(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quantization(path: Path, *configs: Mapping[str, Any]) -> str | None:
-    """Name the format of quantised weights; it stands in the config or in a file beside it."""
+    """Name the format of quantised weights, from the config or a file next to it."""
     tables = [config.get(key) for config in configs for key in _QUANTIZATION_KEYS]
     beside = path.with_name("hf_quant_config.json")
     if beside.exists():

@@ -64,13 +64,15 @@ class Layer:
 
     @property
     def window(self) -> int | None:
-        """Tokens that it attends to at most, the query's own included; None: the whole context."""
+        """Maximum number of tokens it attends to, the query's own included; None for the whole
+        context.
+        """
         left = dict(self.kinds).get("window_left")
         return None if left is None else left + 1
 
     @property
     def is_plain(self) -> bool:
-        """Whether it differs from full attention in nothing but a window and sinks."""
+        """True if it differs from full attention only by a window or sinks."""
         return self.selected is None and {name for name, _ in self.kinds} <= {
             "window_left",
             "sinks",

@@ -121,11 +121,13 @@ def _parse_model(item: str) -> str:
 
 
 def by_layer(names: Iterable[str], tps: Sequence[int]) -> dict[Layer, list[str]]:
-    """The kinds of layers on one of `tps` GPUs, and the models that have each: ``{Layer(8, 1, 128):
-    ["llama-3-70b tp 8"]}``, with the number of layers where a model has several kinds.
+    """Group models by the layers that one of `tps` GPUs runs.
+
+    Returns ``{Layer(8, 1, 128): ["llama-3-70b tp 8"]}``, with the number of layers if a model has
+    several kinds.
 
     Raises:
-        UserError: as Model.shape.
+        UserError: `tps` does not share out the heads of a model.
     """
     layers: dict[Layer, list[str]] = {}
     for name in names:
@@ -159,8 +161,7 @@ class WholeModel:
     """A language model, or the part of it that one GPU runs.
 
     Raises:
-        UserError: a tp that does not share out its sizes, more layers than it has, or weights that
-            are not known.
+        UserError: An indivisible tp, more layers than the model has, or unknown weights.
     """
 
     source: ModelConfig
@@ -222,7 +223,7 @@ class WholeModel:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Published keys of the part that runs here, for transformers' model."""
+        """Published keys of this part, for transformers' model."""
         part = self._shared(self.source.published)
         part["num_hidden_layers"] = self.layer_count
         for key in PER_LAYER:
@@ -236,7 +237,7 @@ class WholeModel:
         return part
 
     def _shared(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys of one GPU."""
+        """Return the keys of one GPU."""
         part = dict(keys)
         if self.tp > 1:
             part |= {key: keys[key] // self.tp for key in _SHARED if keys.get(key)}
@@ -255,7 +256,9 @@ class WholeModel:
 
     @property
     def heads(self) -> tuple[int, int, int]:
-        """(q_heads, kv_heads, head_dim) of one GPU, of the layers that see everything if any do."""
+        """(q_heads, kv_heads, head_dim) of one GPU, of the layers with full attention if there are
+        any.
+        """
         return self.model.shape(self.tp)
 
     @property
@@ -268,7 +271,7 @@ class WholeModel:
 
     @cached_property
     def every_layer(self) -> tuple[Layer | str, ...]:
-        """Each layer that runs here, on one GPU."""
+        """Each layer of this part, on one GPU."""
         shares = {
             layer: layer.share(self.tp, self.name) if isinstance(layer, Layer) else layer
             for layer in set(self.model.every_layer)
@@ -277,14 +280,14 @@ class WholeModel:
 
     @cached_property
     def layer_kinds(self) -> Mapping[Layer, int]:
-        """Number of attention layers of each kind, those that see everything first."""
+        """Number of attention layers of each kind, those with full attention first."""
         counts = Counter(layer for layer in self.every_layer if isinstance(layer, Layer))
         kinds = sorted(counts, key=lambda layer: (layer.window is not None, layer.window or 0))
         return {kind: counts[kind] for kind in kinds}
 
     @property
     def only_predicted(self) -> str | None:
-        """Why a step of this model can be predicted and not measured, or None."""
+        """Reason why a step can be predicted but not measured, or None."""
         others = sorted({layer for layer in self.every_layer if isinstance(layer, str)})
         if others:
             why = f"has layers of {', '.join(others)}, whose state a step here does not keep"
@@ -303,16 +306,16 @@ class WholeModel:
 
     @property
     def weights(self) -> int:
-        """Weights of this part, the same tensor counted once."""
+        """Weights of this part, a shared tensor counted once."""
         return self.all_weights.total(self.layer_count) + self._more_positions
 
     def weights_read(self, batch: int) -> float:
-        """Expected number of weights that a step of `batch` sequences reads at least once."""
+        """Return the expected number of weights that a step of `batch` sequences reads."""
         return self.all_weights.read(self.layer_count, batch)
 
     @property
     def _more_positions(self) -> int:
-        """Weights of the positions that it has beyond its config's."""
+        """Weights of the positions beyond the config's."""
         if self.positions is None or self.model_type != "opt":
             return 0
         more = self.positions - self.source.keys["max_position_embeddings"]
@@ -320,7 +323,7 @@ class WholeModel:
 
     @property
     def notes(self) -> list[str]:
-        """What a row must tell of this model, measured or predicted."""
+        """Notes for a row of this model, measured or predicted."""
         if self.source.quantization is None:
             return []
         return [
@@ -330,7 +333,7 @@ class WholeModel:
 
     @property
     def prediction_notes(self) -> list[str]:
-        """What a predicted row must tell besides."""
+        """Additional notes for a predicted row."""
         notes = []
         others = Counter(layer for layer in self.every_layer if isinstance(layer, str))
         if others:
@@ -359,12 +362,11 @@ def _weights(name: str, tp: int) -> Weights:
 
 @cache
 def read_model(text: str) -> WholeModel:
-    """The model of ``NAME`` or ``NAME:tp=8:layers=16:positions=128k``; a path that exists wins over
-    options.
+    """Return the model of ``NAME`` or ``NAME:tp=8:layers=16:positions=128k``. An existing path wins
+    over options.
 
     Raises:
-        UserError: there is no such model, its config.json is not understood, its weights are not
-            known, or an option is none.
+        UserError: An unknown model, an invalid config.json, unknown weights, or an invalid option.
     """
     name = existing_path(text) or text.partition(":")[0]
     if text.partition(":")[0].lower() in registry():

@@ -21,12 +21,12 @@ _SIZE_KEY = re.compile(r"(hidden|intermediate|latent)_size$|lora_rank$")
 
 
 class UnknownWeights(UserError):
-    """A model whose weights cannot be counted here.
+    """A model with unknown weights.
 
     Attributes:
-        model: Its name or path.
-        reason: What is missing.
-        fix: What to do instead; None: compare its attention alone.
+        model: Name or path.
+        reason: Cause.
+        fix: Fix; None for a comparison of its attention alone.
     """
 
     def __init__(self, model: str, reason: str, fix: str | None = None) -> None:
