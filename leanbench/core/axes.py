@@ -1,6 +1,6 @@
-"""The axes of a sweep, in one table: the fields of AttentionProblem, and what only sweeps have.
+"""Table of all axes: the fields of AttentionProblem, and those of sweeps alone.
 
-Flags, the keys of sweep files, grids, repeat commands and `leanbench list axes` follow from it.
+Flags, keys of sweep files, grids, repeat commands and `leanbench list axes` follow from it.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from leanbench.core.axis import Axis, HeadPairs, Values, Whole
-from leanbench.core.errors import UserError
+from leanbench.core.errors import InvalidValue, Reason
 from leanbench.core.lengths import UNIFORM, Lengths, as_context, is_explicit, read_lengths
 from leanbench.core.llm.model import parse_models
 from leanbench.core.problem import PLAIN_AXES, PROBLEM_AXES, AttentionProblem
 
 
 class ModelNames(Values):
-    """Names and paths of leanbench.core.llm.model."""
-
     def parse(self, name: str, text: str) -> tuple[str, ...]:
         return parse_models(text)
 
@@ -28,7 +26,7 @@ class ModelNames(Values):
 HEADS = Axis(
     "heads", HeadPairs(), "h", swept=((32, 8),), help="Query heads, or query/KV heads: 56,32/8."
 )
-#: Over the context, which is then the longest that a sequence may be.
+#: Distribution below the context, the maximum length of a sequence.
 LENGTHS = Axis(
     "lengths",
     Lengths(),
@@ -39,7 +37,7 @@ LENGTHS = Axis(
     label="batch lengths",
     refusal="takes no ragged batch",
 )
-#: Models say heads and head_dim in place of those axes.
+#: Replaces heads and head_dim.
 MODEL = Axis(
     "model",
     ModelNames(),
@@ -55,26 +53,24 @@ TP = Axis(
 )
 
 
-#: Names of the axes of leanbench.core.kinds, and of those that came after them.
-KINDS = tuple(axis.name for axis in PROBLEM_AXES)[
-    [axis.name for axis in PROBLEM_AXES].index("causal") :
-]
+_NAMES = tuple(axis.name for axis in PROBLEM_AXES)
+#: Names of the axes of leanbench.core.kinds, and of later ones.
+KINDS = _NAMES[_NAMES.index("causal") :]
 
 
 def _table() -> dict[str, Axis]:
-    own = {axis.name: axis for axis in PROBLEM_AXES if not axis.part_of}
-    of_problems = {"heads": HEADS, "context": own["context"], **own}
-    of_sweeps = {axis.name: axis for axis in (LENGTHS, MODEL, TP)}
-    kinds = {name: of_problems.pop(name) for name in KINDS}
-    return {**of_problems, **of_sweeps, **kinds}
+    table = {axis.name: axis for axis in PROBLEM_AXES if not axis.part_of}
+    table = {"heads": HEADS, "context": table["context"], **table}
+    kinds = {name: table.pop(name) for name in KINDS}
+    return {**table, "lengths": LENGTHS, "model": MODEL, "tp": TP, **kinds}
 
 
-#: Every axis that a sweep can have, by name; heads and context first, kinds of attention last.
+#: Every axis of sweeps by name: heads and context first, kinds of attention last.
 AXES: dict[str, Axis] = _table()
 
 
-_EXAMPLE = "h32/8 n4096 d128, with b8, q4, p64, bf16 or NHD where needed"
-#: Axes that a word can name. Whole words first, NHD is no context; then by the longest letters.
+_FIX = "write for example h32/8 n4096 d128, with b8, q4, p64, bf16 or NHD where needed"
+#: Axes that a word can name: whole words first (NHD is no context), then the longest letters.
 _NAMED = sorted(
     (axis for axis in AXES.values() if axis.letter or axis.values.is_word),
     key=lambda axis: (axis.letter != "", -len(axis.letter)),
@@ -94,15 +90,17 @@ def parse_problem(words: Sequence[str]) -> AttentionProblem:
     for word in " ".join(words).split():
         name, value = _split(word)
         if name in given:
-            raise UserError(
-                f"{name} is given twice, as {given[name]!r} and {value!r}: leave one of them out"
-            )
+            fix = "leave one of them out"
+            raise InvalidValue(name, value, Reason.CONFLICT, fix, repr(given[name]))
         given[name] = value
-    missing = [f"{axis.letter} ({axis.name})" for axis in _needed() if axis.name not in given]
+    missing = [
+        f"{axis.letter} ({axis.name})"
+        for axis in AXES.values()
+        if axis.is_required and axis.letter and axis.name not in (*given, "batch")
+    ]
     if missing:
-        raise UserError(
-            f"the problem has no {' and no '.join(missing)}: write for example {_EXAMPLE}"
-        )
+        limit = " and ".join(missing)
+        raise InvalidValue("problem", " ".join(words), Reason.NEEDS, _FIX, limit)
     q_heads, kv_heads = _value("heads", given["heads"])
     lengths = _lengths(given["context"])
     batch = _value("batch", given["batch"]) if "batch" in given else len(lengths)
@@ -115,38 +113,26 @@ def parse_problem(words: Sequence[str]) -> AttentionProblem:
     )
 
 
-def _needed() -> list[Axis]:
-    return [
-        axis for axis in AXES.values() if axis.is_required and axis.letter and axis.name != "batch"
-    ]
-
-
 def _split(word: str) -> tuple[str, str]:
     """Split a word into axis and value."""
     for axis in _NAMED:
         letter, value = word[: len(axis.letter)].lower(), word[len(axis.letter) :]
-        # Anything may follow the context's letter: its own sentence says what should.
+        # Any text after the context's letter is left to its own check.
         if letter == axis.letter and (axis.values.reads(value) or axis.name == "context"):
             return axis.name, value
-    raise UserError(f"problem word {word!r} is not understood, write for example {_EXAMPLE}")
+    raise InvalidValue("problem word", word, Reason.SYNTAX, _FIX)
 
 
 def _lengths(text: str) -> tuple[int, ...]:
     if text.lower().startswith("ragged"):
-        raise UserError(
-            f"context {text!r} does not say how long each sequence is: write a length for each,"
-            " such as n1k+300+16x3"
-        )
+        fix = "write a length for each sequence, such as n1k+300+16x3"
+        raise InvalidValue("context", text, Reason.SYNTAX, fix)
     several = is_explicit(text.lower()) and not text.isdigit()
     return read_lengths("context", text) if several else (_value("context", text),)
 
 
 def _value(name: str, text: str) -> Any:
-    if not text:
-        raise UserError(f"{name} has an empty entry: write for example {_EXAMPLE}")
     values = AXES[name].parse(text)
     if len(values) != 1:
-        raise UserError(
-            f"{name} has {len(values)} values, a problem has one: write for example {_EXAMPLE}"
-        )
+        raise InvalidValue(name, text, Reason.TOO_MANY_VALUES, _FIX, 1)
     return values[0]

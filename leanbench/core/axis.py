@@ -1,4 +1,4 @@
-"""Axis declarations. `leanbench.core.axes` has the table of all axes."""
+"""Axis declarations and their value types. `leanbench.core.axes` has the table of all axes."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Capacity(Values):
     or None for exactly the longest sequence.
     """
 
-    or_none = "a cache that ends with its longest sequence"
+    or_none = "exact capacity"
     json_type = int
     kind = "whole number"
     _SYNTAX = "exact, a multiple of the longest sequence such as 4x, or tokens such as 32k"
@@ -210,6 +210,7 @@ class Words(Values):
     choices: tuple[str, ...]
     #: Normalizes input before it is compared with the choices.
     fold: Callable[[str], str] = str.lower
+    or_none: str = ""
     is_word: bool = True
 
     def parse(self, name: str, text: str) -> tuple[str, ...]:
@@ -318,17 +319,11 @@ class Axis:
     #: added later: it would rename existing problems.
     always_in_label: bool = False
     always_in_json: bool = False
-    #: Display name in charts and selectors.
+    #: Column heading and name in charts; defaults to the name.
     label: str = ""
-    #: Column heading; defaults to the label.
-    heading: str = ""
-    #: Description of the column, if the heading is not enough.
-    meaning: str = ""
-    #: Format string for reports; defaults to "<heading> <value>".
+    #: Format string for reports; defaults to "<label> <value>".
     phrase: str = ""
-    #: Text for ``none`` in reports.
-    none_phrase: str = ""
-    #: What a kernel without support for the axis does: "takes no sinks". Follows its name.
+    #: Predicate of kernels without support for the axis: "takes no sinks".
     refusal: str = ""
 
     @property
@@ -357,7 +352,12 @@ class Axis:
     @property
     def title(self) -> str:
         """Column heading."""
-        return self.heading or self.label or self.name
+        return self.label or self.name
+
+    @property
+    def meaning(self) -> str:
+        """Description of the column."""
+        return self.help
 
     def parse(self, text: str) -> tuple[Any, ...]:
         """Parse a flag or a sweep-file key; raises UserError."""
@@ -381,8 +381,8 @@ class Axis:
 
     def describe(self, text: str) -> str:
         """Return a formatted value as a report shows it: ``q_len 4``, ``bf16``, ``pages of 64``."""
-        if self.none_phrase and text == self.write(self.values.none):
-            return self.none_phrase
+        if self.values.or_none and text == self.write(self.values.none):
+            return self.values.or_none
         phrase = self.phrase or ("{}" if self.values.is_word else f"{self.title} {{}}")
         return phrase.format(text)
 

@@ -1,8 +1,8 @@
-"""Launch settings: one frozen dataclass for each kernel, checked where it is made.
+"""Launch settings: one frozen dataclass per kernel, checked on construction.
 
-Each field declares the values it takes (`number`, `word`, `switch`), a class adds what must hold
-between fields. Nothing else checks settings: a config that exists is one that its kernel can be
-launched with, whether it came from code, a flag, a sweep file or a file of tuned configs.
+Each field declares its valid values (`number`, `word`, `switch`). A class adds constraints between
+fields. Nothing else checks settings: every config that exists can be launched, whether it came
+from code, a flag, a sweep file or a file of tuned configs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from leanbench.core.errors import UserError, nearest
 
-#: The key that tells the implementations of a kernel apart, in files and flags.
+#: Key of the implementation in files and flags.
 TAG = "implementation"
 
 
 class Limit(Protocol):
-    """The values that a setting takes."""
+    """Valid values of a setting."""
 
     def fault(self, value: Any) -> str | None:
         """Return the end of a sentence about an invalid value, or None."""
@@ -33,9 +33,7 @@ class Limit(Protocol):
 
 @dataclass(frozen=True)
 class Range:
-    """Whole numbers from `least` to `most`, and `unused`, which says that there is no such
-    setting.
-    """
+    """Whole numbers from `least` to `most`, and `unused`, the value of an absent setting."""
 
     least: int
     most: int
@@ -109,7 +107,7 @@ class KernelConfig:
         UserError: A value is outside its limit, or values contradict each other.
     """
 
-    #: Which of a kernel's implementations the settings are for; None: it has one.
+    #: Implementation of the kernel; None if there is only one.
     implementation: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
@@ -134,17 +132,14 @@ class KernelConfig:
 
 @dataclass(frozen=True)
 class TileConfig(KernelConfig):
-    """Launch settings of a kernel that reads LeanTiles. A kernel with further settings has a
-    subclass of its own.
-    """
+    """Launch settings of a kernel that reads LeanTiles. Subclasses add settings."""
 
-    #: Context tokens of one LeanTile. Matrix instructions take 16 of them, Triton powers of two.
+    #: Context tokens of one LeanTile. Matrix instructions take 16, Triton powers of two.
     tile_tokens: int = number(16, 1024, power_of_two=True)
     num_warps: int = number(1, 32, power_of_two=True)
     num_stages: int = number(1, 10)
 
-    #: CTAs of an SM at once that the grid is made for: 1 where that is no setting. A subclass may
-    #: make a field of it, which takes this place in the order.
+    #: CTAs per SM that the grid is made for. A subclass can declare it as a field at this position.
     ctas_per_sm: ClassVar[int] = 1
 
 

@@ -20,6 +20,9 @@ class Reason(StrEnum):
     NOT_POSITIVE = "is not above 0"
     ABOVE_MAXIMUM = "is above the maximum of {limit}"
     NOT_A_MULTIPLE = "is not a multiple of {limit}"
+    NOT_ONE_EACH = "is not one for each of {limit} sequences"
+    NEEDS = "needs {limit}"
+    CONFLICT = "conflicts with {limit}"
     UNSUPPORTED = "is not supported"
     UNEVEN_HEADS = "needs query heads that are a multiple of its KV heads"
     REVERSED_RANGE = "starts above its end"
@@ -33,9 +36,9 @@ class InvalidValue(UserError):
     Attributes:
         name: Option, key or field.
         value: Rejected value, as given.
-        reason: What is wrong with it.
+        reason: Cause.
         limit: Violated limit, if the reason has one.
-        fix: What to do instead, an imperative.
+        fix: Fix, an imperative.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a call can ask for besides plain decode, in one object."""
+"""Arguments of a call beyond plain decode, in one object."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Extras(NamedTuple):
     window_left: int = -1
     window_right: int = -1
     attention_chunk: int = 0
-    #: A whole number: torch.compile compiles anew for what hangs on a float.
+    #: An int by default: torch.compile recompiles for expressions of a float.
     softcap: float = 0
     rotary_interleaved: bool = False
 
@@ -63,10 +63,9 @@ class Extras(NamedTuple):
         return self[EXTRA_TENSORS:] == NO_EXTRAS[EXTRA_TENSORS:]
 
 
-#: How many of the fields are tensors; they are the first.
+#: Number of tensors, the first fields.
 EXTRA_TENSORS = Extras._fields.index("max_seqlen_q")
 _TENSORS = Extras._fields[:EXTRA_TENSORS]
-#: Of a plain call.
 NO_EXTRAS = Extras()
 
 

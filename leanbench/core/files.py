@@ -1,7 +1,7 @@
-"""Reading files that anybody may have written, and writing files in one piece.
+"""Reads untrusted files and JSON, and writes files atomically.
 
-A reader must not hang on a FIFO, fill the memory from a device, or leave the folder in which a
-file may name others. A writer may be killed, and other processes may write the same file.
+A reader must not hang on a FIFO, fill the memory from a device, or leave the folder that a file
+belongs to. A writer can be killed, and other processes can write the same file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from leanbench.core.errors import UserError
 
-#: Ends the name of a file that is being written; a crash may leave it.
+#: Suffix of a file that is being written. A crash can leave it.
 PART = ".part"
 _MB = 1_000_000
 _PIECE_BYTES = 1 << 20

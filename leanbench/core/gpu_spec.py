@@ -1,4 +1,4 @@
-"""The figures of one GPU that schedules, predictions and reports need."""
+"""Figures of one GPU for schedules, predictions and reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from leanbench.core.errors import UserError
 
-#: Files are named by GPUs: a name is no path.
+#: Names of GPUs are names of files, not paths.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
@@ -16,10 +16,7 @@ def name_fault(name: str) -> str | None:
     """Return a phrase about an invalid GPU name, or None."""
     if _NAME.fullmatch(name):
         return None
-    return (
-        f"{name!r} names no GPU, a GPU's name has lower-case letters, digits, '.', '_' and '-', 64"
-        " at most"
-    )
+    return f"{name!r} is no GPU name: write up to 64 lower-case letters, digits, '.', '_' and '-'"
 
 
 @dataclass(frozen=True)
@@ -27,12 +24,12 @@ class GpuSpec:
     """One GPU model. Figures are the vendor's unless `source` says measured.
 
     Raises:
-        UserError: the name could not name a file.
+        UserError: The name is no file name.
     """
 
-    #: Catalogue name, e.g. ``a100-80gb``.
+    #: Catalogue name, such as ``a100-80gb``.
     name: str
-    #: Product name as the driver prints it, e.g. ``NVIDIA A100-SXM4-80GB``.
+    #: Product name of the driver, such as ``NVIDIA A100-SXM4-80GB``.
     product: str
     compute_capability: tuple[int, int]
     sms: int

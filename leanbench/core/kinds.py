@@ -1,6 +1,6 @@
-"""Axes of the kinds of decode attention that are not plain: masks, biases, appended tokens, fp8
-caches. `leanbench.core.problem` has them as fields; `leanbench.core.inputs` draws their
-tensors.
+"""Axes of attention variants: masks, biases, appended tokens, fp8 caches.
+
+They are fields of AttentionProblem; `leanbench.core.inputs` draws their tensors.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from leanbench.core.axis import Decimals, Switch, Whole, Words, axis
 from leanbench.core.lengths import QueryLengths
 
 FP8_DTYPES = ("e4m3", "e5m2")
-#: A dtype that is another axis' own.
+#: The dtype of another axis.
 SAME = "same"
-#: No scales of pages.
 NO_PAGE_SCALES = "none"
-#: Capped scores are a difference of two numbers as large as the cap, in fp32: at this one their
-#: error is that of fp16 inputs, at a hundred times as much it is larger. Models have 30 or 50.
+#: A capped score is a difference of two fp32 numbers of the cap's size. At this cap its error is
+#: that of fp16 inputs. Models have 30 or 50.
 MOST_SOFTCAP = 1e4
 _WINDOW = "a number of tokens such as 1024, or none for no window"
 
@@ -38,20 +37,16 @@ WINDOW_LEFT = axis(
     default=-1,
     help="Tokens before a query token that it sees: none,128,4k.",
     label="window",
-    meaning="tokens before a query token that it sees; none: all",
     phrase="window of {}",
-    none_phrase="no window",
     refusal="has no sliding window",
 )
 WINDOW_RIGHT = axis(
-    Whole(least=0, or_none="no window", none=-1, syntax=_WINDOW),
+    Whole(least=0, or_none="no window to the right", none=-1, syntax=_WINDOW),
     "wr",
     default=-1,
     help="Tokens after a query token that it sees without a causal mask: none,0,64.",
     label="window to the right",
-    meaning="tokens after a query token that it sees; none: all, or none of them if causal",
     phrase="window of {} to the right",
-    none_phrase="no window to the right",
     refusal="has no window to the right",
 )
 ATTENTION_CHUNK = axis(
@@ -64,9 +59,7 @@ ATTENTION_CHUNK = axis(
     default=0,
     help="Tokens of a chunk of the sequence, which its query tokens see alone (Llama 4): none,8k.",
     label="attention chunk",
-    meaning="tokens of a chunk of the sequence, which its query tokens see alone; none: no chunks",
     phrase="attention chunks of {}",
-    none_phrase="no attention chunks",
     refusal="has no attention chunks",
 )
 SOFTCAP = axis(
@@ -74,9 +67,6 @@ SOFTCAP = axis(
     "cap",
     default=0.0,
     help="Scores s become softcap x tanh(s / softcap): none,50.",
-    meaning="scores s become softcap x tanh(s / softcap)",
-    phrase="softcap {}",
-    none_phrase="no softcap",
     refusal="has no soft cap",
 )
 SINKS = axis(
@@ -113,11 +103,7 @@ APPEND = axis(
     "new",
     default=0,
     help="Tokens of the context that the call itself appends to the cache: none,1.",
-    label="appended tokens",
-    heading="append",
-    meaning="tokens of the context that the call itself appends to the cache",
     phrase="{} appended",
-    none_phrase="nothing appended",
     refusal="appends nothing to the cache",
 )
 ROTARY_DIM = axis(
@@ -133,9 +119,6 @@ ROTARY_DIM = axis(
     default=0,
     help="Columns of Q and of appended K that are rotated: none,64.",
     label="rotary dim",
-    meaning="columns of Q and of appended K that are rotated",
-    phrase="rotary dim {}",
-    none_phrase="no rotary embedding",
     refusal="has no rotary embedding",
 )
 ROTARY_INTERLEAVED = axis(
@@ -151,7 +134,6 @@ KV_DTYPE = axis(
     default=SAME,
     help="Of the KV cache: same (as dtype), e4m3, e5m2.",
     label="KV dtype",
-    heading="KV",
     phrase="{} KV cache",
     refusal="takes no KV cache of another dtype than Q",
 )
@@ -161,7 +143,6 @@ Q_DTYPE = axis(
     default=SAME,
     help="Of Q: same (as dtype, which the output has), e4m3, e5m2.",
     label="Q dtype",
-    heading="Q",
     phrase="{} Q",
     refusal="takes no Q of another dtype than the output",
 )
@@ -174,31 +155,26 @@ SCALED = axis(
     refusal="takes no fp8 numbers without scales",
 )
 PAGE_SCALES = axis(
-    Words((NO_PAGE_SCALES, "page", "page-head")),
+    Words((NO_PAGE_SCALES, "page", "page-head"), or_none="no scales of pages"),
     "ps-",
     default=NO_PAGE_SCALES,
     help="none,page,page-head: scales of an fp8 cache's pages, one for each, or for each of its KV"
     " heads.",
     label="page scales",
-    meaning="scales of an fp8 cache's pages: one for each page, or for each of its KV heads",
     phrase="scales of each {}",
-    none_phrase="no scales of pages",
     refusal="takes no scales of pages",
 )
 V_HEAD_DIM = axis(
     Whole(
         1024,
         multiple_of=8,
-        or_none="as head_dim",
+        or_none="V head_dim as K's",
         syntax="a multiple of 8 such as 128, or none for the same as head_dim",
     ),
     "dv",
     default=None,
     help="Columns of V and of the output: none (as head_dim), 128.",
     label="V head_dim",
-    meaning="columns of V and of the output; none: as many as K's",
-    phrase="V head_dim {}",
-    none_phrase="V head_dim as K's",
     refusal="takes no V of another head_dim than K",
 )
 Q_LENS = axis(
@@ -207,9 +183,6 @@ Q_LENS = axis(
     default=None,
     help="New tokens of each sequence, packed in one tensor (cu_seqlens_q): none, 512+1x7.",
     label="query lengths",
-    meaning="new tokens of each sequence, packed in one tensor; none: q_len for all",
-    phrase="query lengths {}",
-    none_phrase="equal query lengths",
     refusal="takes no query lengths that differ",
 )
 LATENT = axis(

@@ -1,4 +1,4 @@
-"""Lengths of the sequences of a batch: alike, drawn from a distribution, or one by one.
+"""Sequence lengths of a batch: uniform, sampled from a distribution or file, or explicit.
 
 Batches of the traces in lengths.toml are those of a server at steady state: a sequence is in the
 batch as often as it has output tokens, with its prompt and the output so far in the cache.
@@ -26,24 +26,24 @@ from leanbench.core.errors import InvalidValue, Reason, UserError, nearest
 from leanbench.core.files import parse_foreign_json, read_text, short_json
 
 UNIFORM = "uniform"
-#: One sequence has the context, every other one these tokens.
 ONE_LONG = "one-long"
+#: Tokens of the other sequences of `ONE_LONG`.
 _SHORT_TOKENS = 16
-#: The r-th longest sequence has the context over r.
 ZIPF = "zipf"
-#: The mean over the longest length follows, as in ``mean-0.25``.
+#: Prefix of the mean over the longest length, as in ``mean-0.25``.
 _MEAN = "mean-"
-#: With `_MEAN`, lengths are spread log-uniformly over this factor before they are scaled.
+#: Log-uniform spread of the lengths of `_MEAN` before they are scaled.
 _SPREAD = 64
-#: What can be named besides traces.
+#: Names of distributions, with their meanings. Traces are further names.
 DISTRIBUTIONS = {
     UNIFORM: "all have the context",
     ONE_LONG: f"one has the context, the others {_SHORT_TOKENS} tokens",
     ZIPF: "the r-th longest has the context over r",
     f"{_MEAN}0.25": "one has the context, the mean is that share of it, the others log-uniform",
 }
-#: Sequences of a batch whose lengths differ.
+#: Maximum number of sequences of a ragged batch.
 MAX_SEQUENCES = 4096
+_LENGTHS = "lengths such as 1k+300 or 64k+16x3"
 
 #: Tokens of each sequence: one number for all, or one per sequence.
 Context = int | tuple[int, ...]
@@ -51,12 +51,12 @@ Context = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Trace:
-    """The lengths that a decode batch of a public trace has at steady state."""
+    """Lengths in a decode batch of a public trace at steady state."""
 
     source: str
     licence: str
     requests: int
-    #: Evenly spaced, from the shortest to the longest length.
+    #: Evenly spaced quantiles, from the shortest to the longest length.
     quantiles: tuple[int, ...]
 
     @property
@@ -78,8 +78,8 @@ def traces() -> dict[str, Trace]:
 
 
 class Lengths(Values):
-    """Names of distributions, ``mean-0.25``, files, ``FILE:COLUMN``, or the lengths themselves,
-    ``64k+16x3``. All are text, which `draw_context` reads.
+    """Names of distributions, ``mean-0.25``, files, ``FILE:COLUMN``, or explicit lengths,
+    ``64k+16x3``. All stay text, for `draw_context`.
     """
 
     def parse(self, name: str, text: str) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class Lengths(Values):
         if word.startswith(_MEAN):
             mean = _mean(name, word)
             return UNIFORM if mean == 1 else f"{_MEAN}{mean:g}"
-        if word in (*DISTRIBUTIONS, *traces()):
+        if word in _names():
             return word
         if is_explicit(word):
             return write_lengths(read_lengths(name, word))
@@ -106,7 +106,7 @@ class Lengths(Values):
 class QueryLengths(Values):
     """Query tokens of each sequence, ``512+1x7``; None for equal numbers."""
 
-    or_none = "as many for all sequences"
+    or_none = "equal query lengths"
 
     def parse(self, name: str, text: str) -> tuple[tuple[int, ...] | None, ...]:
         return syntax.parse_list(
@@ -116,11 +116,9 @@ class QueryLengths(Values):
         )
 
     def check(self, name: str, value: tuple[int, ...] | None) -> None:
-        if value is not None and (not value or min(value) < 1):
-            raise UserError(
-                f"{name} {value} is no number of tokens for each sequence: give numbers from 1 on,"
-                " such as 512+1x7"
-            )
+        if value is not None and min(value, default=0) < 1:
+            fix = "write tokens of each sequence, such as 512+1x7"
+            raise InvalidValue(name, value, Reason.BELOW_MINIMUM, fix, 1)
 
     def write(self, value: tuple[int, ...] | None) -> str:
         return "none" if value is None else write_lengths(value)
@@ -151,18 +149,12 @@ def read_lengths(name: str, text: str) -> tuple[int, ...]:
     for part in text.lower().split("+"):
         tokens, times, count = part.partition("x")
         if not tokens or (times and not count):
-            raise UserError(
-                f"{name} {text[:40]!r} lacks a number beside + or x, write lengths such as 1k+300"
-                " or 64k+16x3"
-            )
+            raise InvalidValue(name, text[:40], Reason.SYNTAX, f"write {_LENGTHS}")
         repeats = syntax.parse_number(name, count) if times else 1
         if len(lengths) + repeats > MAX_SEQUENCES:
-            raise UserError(
-                f"{name} {text[:40]!r} has more than {MAX_SEQUENCES} sequences: leave some out"
-            )
-        lengths += [
-            syntax.parse_number(name, tokens, "lengths such as 1k+300 or 64k+16x3")
-        ] * repeats
+            fix, limit = "leave some out", MAX_SEQUENCES
+            raise InvalidValue(name, text[:40], Reason.TOO_MANY_VALUES, fix, limit)
+        lengths += [syntax.parse_number(name, tokens, _LENGTHS)] * repeats
     return tuple(lengths)
 
 
@@ -179,8 +171,12 @@ def as_context(lengths: tuple[int, ...]) -> Context:
 
 def longest_in_file(lengths: str) -> int | None:
     """Return the longest length of a file, or None if a value of `Lengths` names no file."""
-    named = lengths in (*DISTRIBUTIONS, *traces()) or lengths.startswith(_MEAN)
+    named = lengths in _names() or lengths.startswith(_MEAN)
     return None if named or is_explicit(lengths) else _file_quantiles("lengths", lengths)[-1]
+
+
+def _names() -> tuple[str, ...]:
+    return (*DISTRIBUTIONS, *traces())
 
 
 def draw_context(
@@ -199,10 +195,8 @@ def draw_context(
     if lengths == UNIFORM:
         return longest
     if batch > MAX_SEQUENCES:
-        raise UserError(
-            f"batch {batch} is above the limit of {MAX_SEQUENCES} for lengths that differ: choose a"
-            " smaller one"
-        )
+        fix = f"choose a smaller one for lengths {lengths}"
+        raise InvalidValue("batch", batch, Reason.ABOVE_MAXIMUM, fix, MAX_SEQUENCES)
     if lengths.startswith(_MEAN):
         mean = _mean("lengths", lengths)
         draw = draw or random.Random(f"{batch} {longest} {mean!r}")
@@ -227,20 +221,18 @@ def _ranked(lengths: str, batch: int, longest: int, draw: random.Random) -> tupl
 
 def _inverse(quantiles: tuple[int, ...], share: float) -> int:
     """Return the length at a share of a distribution, linear between its quantiles."""
-    place = share * (len(quantiles) - 1)
-    below = int(place)
+    position = share * (len(quantiles) - 1)
+    below = int(position)
     above = quantiles[min(below + 1, len(quantiles) - 1)]
-    return max(1, round(quantiles[below] + (place - below) * (above - quantiles[below])))
+    return max(1, round(quantiles[below] + (position - below) * (above - quantiles[below])))
 
 
 def _mean(name: str, text: str) -> float:
     number = text.removeprefix(_MEAN)
     # Plain decimals only: float() would also take "nan", "inf" and "1_0".
     if not re.fullmatch(r"\d{0,1}\.?\d{1,9}", number, re.ASCII) or not 0 < float(number) <= 1:
-        raise UserError(
-            f"{name} {text!r} is not a mean over the longest length, write {_MEAN} and a number"
-            f" above 0 and up to 1, as in {_MEAN}0.25"
-        )
+        fix = f"write the mean over the maximum, above 0 and up to 1, such as {_MEAN}0.25"
+        raise InvalidValue(name, text, Reason.SYNTAX, fix)
     return float(number)
 
 
@@ -256,11 +248,9 @@ def _lengths_of_mean(
         UserError: The longest sequence alone exceeds the mean.
     """
     if mean_over_max * batch <= 1:
-        raise UserError(
-            f"lengths {_MEAN}{mean_over_max:g} with batch {batch} cannot be: one sequence at the"
-            f" full context alone has a mean of 1/{batch} of it, choose a mean above"
-            f" {1 / batch:.3g} or a batch above {1 / mean_over_max:g}"
-        )
+        fix = f"choose a larger one, or a batch above {1 / mean_over_max:g}"
+        value, limit = f"{_MEAN}{mean_over_max:g}", f"{1 / batch:.3g} of batch {batch}"
+        raise InvalidValue("lengths", value, Reason.BELOW_MINIMUM, fix, limit)
     weights = [_SPREAD ** (draw.random() - 1) for _ in range(batch - 1)]
     target = mean_over_max * batch * longest - longest
 
@@ -285,10 +275,8 @@ def _file_quantiles(name: str, file: str) -> tuple[int, ...]:
         UserError: There is no such file, or it has no lengths; see `read_lengths_of`.
     """
     if not names_file(file):
-        raise UserError(
-            f"{name} {file[:80]!r} is no distribution, no file and no lengths such as 64k+16x3,"
-            f" {nearest(file, (*DISTRIBUTIONS, *traces()))}"
-        )
+        fix = f"write a distribution, a file or {_LENGTHS} ({nearest(file, _names())})"
+        raise InvalidValue(name, file[:80], Reason.UNSUPPORTED, fix)
     return tuple(sorted(read_lengths_of(name, file)))
 
 
@@ -349,12 +337,12 @@ def read_lengths_of(name: str, text: str) -> list[int]:
         raise UserError(f"{where} has no length: write one a line")
     index = _column(file, column, table)
     if index is None:
-        [(place, cells)] = table.rows
-        return [_length(f"{where} {place}:", cell) for cell in cells]
+        [(at, cells)] = table.rows
+        return [_length(f"{where} {at}:", cell) for cell in cells]
     title = f", column {table.columns[index]!r}" if len(table.columns) > 1 else ""
     return [
-        _length(f"{where} {place}{title}:", cells[index] if index < len(cells) else "")
-        for place, cells in table.rows
+        _length(f"{where} {at}{title}:", cells[index] if index < len(cells) else "")
+        for at, cells in table.rows
     ]
 
 
@@ -371,9 +359,15 @@ def _split(text: str) -> tuple[str, str] | None:
 @dataclass(frozen=True)
 class _Table:
     columns: list[str]
-    #: Where each row is, such as ``line 3``, and its cells.
+    #: Position of each row, such as ``line 3``, and its cells.
     rows: Sequence[tuple[str, Sequence[Any]]]
     has_header: bool
+
+    @classmethod
+    def without_header(cls, rows: Sequence[tuple[str, Sequence[Any]]]) -> _Table:
+        """Name the columns by their numbers."""
+        columns = max((len(cells) for _, cells in rows), default=1)
+        return cls([str(number + 1) for number in range(columns)], rows, has_header=False)
 
 
 def _column(file: str, column: str, table: _Table) -> int | None:
@@ -402,8 +396,7 @@ def _read_lines(where: str, content: str) -> _Table:
         rows = [(f"line {n}", line.split()) for n, line in enumerate(lines, 1) if _has_data(line)]
     header = rows[0][1] if rows and _is_header(rows[0][1]) else None
     if header is None:
-        columns = max((len(cells) for _, cells in rows), default=1)
-        return _Table([str(number + 1) for number in range(columns)], rows, has_header=False)
+        return _Table.without_header(rows)
     rows = rows[1:]
     if delimiter not in first and all(len(cells) == 1 for _, cells in rows):
         header = [first.strip()]
@@ -411,7 +404,7 @@ def _read_lines(where: str, content: str) -> _Table:
 
 
 def _read_csv(where: str, content: str, delimiter: str) -> list[tuple[str, Sequence[str]]]:
-    # A cell may be a prompt, of any length and with several lines.
+    # A cell can be a prompt, of any length and with several lines.
     csv.field_size_limit(_MOST_MB * 1_000_000)
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
     rows = []
@@ -442,7 +435,9 @@ def _read_json(where: str, content: str) -> _Table:
     try:
         value = parse_foreign_json(content)
     except ValueError as error:
-        if not _is_json(lines[0][1]):
+        try:
+            parse_foreign_json(lines[0][1])
+        except ValueError:
             raise UserError(f"{where} cannot be read ({error}): write JSON") from None
         return _table_of((f"line {n}", _parse(f"{where} line {n}", line)) for n, line in lines)
     if isinstance(value, dict) and any(isinstance(cells, list) for cells in value.values()):
@@ -450,14 +445,6 @@ def _read_json(where: str, content: str) -> _Table:
         value = [dict(zip(value, cells, strict=True)) for cells in zip_longest(*columns)]
     rows = value if isinstance(value, list) else [value]
     return _table_of((f"entry {n}", row) for n, row in enumerate(rows, 1))
-
-
-def _is_json(line: str) -> bool:
-    try:
-        parse_foreign_json(line)
-    except ValueError:
-        return False
-    return True
 
 
 def _parse(where: str, line: str) -> Any:
@@ -468,17 +455,17 @@ def _parse(where: str, line: str) -> Any:
 
 
 def _table_of(rows: Iterable[tuple[str, Any]]) -> _Table:
-    given = list(rows)
-    columns = [*dict.fromkeys(key for _, row in given if isinstance(row, dict) for key in row)]
+    rows = list(rows)
+    columns = [*dict.fromkeys(key for _, row in rows if isinstance(row, dict) for key in row)]
     if columns:
         cells = [
-            (place, [row.get(key, "") if isinstance(row, dict) else row for key in columns])
-            for place, row in given
+            (at, [row.get(key, "") if isinstance(row, dict) else row for key in columns])
+            for at, row in rows
         ]
         return _Table(columns, cells, has_header=True)
-    listed = [(place, row if isinstance(row, list) else [row]) for place, row in given]
-    most = max((len(cells) for _, cells in listed), default=1)
-    return _Table([str(number + 1) for number in range(most)], listed, has_header=False)
+    return _Table.without_header(
+        [(at, row if isinstance(row, list) else [row]) for at, row in rows]
+    )
 
 
 def _length(where: str, cell: Any) -> int:

@@ -1,6 +1,4 @@
-"""Whether a problem fits into a GPU's memory: one answer for a plan, a prediction and a
-measurement.
-"""
+"""GPU memory that a problem needs, for plans, predictions and measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.llm.model import WEIGHT_BYTES, WholeModel
 from leanbench.core.problem import AttentionProblem
 
-#: For the CUDA context, the kernels' workspaces and CUDA graphs.
+#: CUDA context, workspaces of kernels, and CUDA graphs.
 RESERVE_BYTES = 512_000_000
 _FP64_BYTES = 8
 
@@ -21,18 +19,16 @@ def needed_bytes(problem: AttentionProblem) -> int:
     """
     queries = problem.group_size * problem.q_len
     if problem.model is not None:
-        # The logits and the layers' activations besides.
-        rows = problem.batch * (2 * problem.model.config["vocab_size"] + 8 * _widest(problem.model))
+        config = problem.model.config
+        widest = max(config.get(key, 0) for key in ("hidden_size", "intermediate_size", "ffn_dim"))
+        # Logits and activations of the layers.
+        rows = problem.batch * (2 * config["vocab_size"] + 8 * widest)
         weights = problem.model.weights * WEIGHT_BYTES + rows * WEIGHT_BYTES
         alone = problem.layer_problem(next(iter(problem.model.layer_kinds)))
         return needed_bytes(alone) - alone.kv_allocated_bytes + problem.kv_allocated_bytes + weights
     reference = problem.max_context * (2 * problem.head_dim + 3 * queries) * _FP64_BYTES
     query_and_output = problem.io_bytes - problem.kv_bytes
     return problem.kv_allocated_bytes + query_and_output + reference + RESERVE_BYTES
-
-
-def _widest(model: WholeModel) -> int:
-    return max(model.config.get(key, 0) for key in ("hidden_size", "intermediate_size", "ffn_dim"))
 
 
 def _what_fits(problem: AttentionProblem, model: WholeModel, available_bytes: float) -> str:

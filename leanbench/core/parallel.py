@@ -1,6 +1,4 @@
-"""How several GPUs share a problem: heads among some (tensor parallel), tokens among others
-(context parallel).
-"""
+"""GPUs that share a problem: heads (tensor parallel) or tokens (context parallel)."""
 
 from __future__ import annotations
 
@@ -10,9 +8,9 @@ from typing import NamedTuple
 
 from leanbench.core import syntax
 from leanbench.core.axis import Values
-from leanbench.core.errors import UserError
+from leanbench.core.errors import InvalidValue, Reason
 
-#: GPUs of a host that NVLink connects.
+#: Maximum number of GPUs of a host connected by NVLink.
 MOST_GPUS = 8
 #: One GPU.
 NONE = "none"
@@ -20,9 +18,7 @@ _SHARE = re.compile(r"(tp|cp):(\d{1,9})", re.ASCII)
 
 
 class GpuCounts(NamedTuple):
-    """`tensor` x `context` GPUs: heads are split into `tensor` shares, and the tokens of each share
-    over `context` GPUs.
-    """
+    """`tensor` shares of heads, each with its tokens split over `context` GPUs."""
 
     tensor: int = 1
     context: int = 1
@@ -40,7 +36,6 @@ class GpuCounts(NamedTuple):
 class GpuShares(Values):
     """Words such as ``cp:2``, ``tp:4``, ``cp:2xtp:2``, or ``none`` for one GPU."""
 
-    kind = "text"
     is_word = True
     none = NONE
     or_none = "one GPU"
@@ -52,21 +47,24 @@ class GpuShares(Values):
     def _value(self, name: str, item: str) -> str:
         if item == NONE:
             return NONE
-        shares = [_SHARE.fullmatch(share) for share in item.split("x")]
-        kinds = [share[1] for share in shares if share is not None]
-        if None in shares or len(set(kinds)) < len(shares):
-            raise UserError(f"{name} {item!r} is not understood, write {self._SYNTAX}")
-        sizes = {share[1]: int(share[2]) for share in shares if share is not None}
-        counts = GpuCounts(sizes.get("tp", 1), sizes.get("cp", 1))
-        if min(counts) < 1 or counts.gpus > MOST_GPUS:
-            raise UserError(
-                f"{name} {item!r} is {counts.gpus} GPUs, choose 1 to {MOST_GPUS} together"
-            )
+        shares = item.split("x")
+        kinds = {share[1] for share in map(_SHARE.fullmatch, shares) if share}
+        if len(kinds) < len(shares):
+            raise self._invalid(name, item)
+        counts = counts_of(item)
+        fix = f"choose 1 to {MOST_GPUS} GPUs together"
+        if min(counts) < 1:
+            raise InvalidValue(name, item, Reason.BELOW_MINIMUM, fix, 1)
+        if counts.gpus > MOST_GPUS:
+            raise InvalidValue(name, item, Reason.ABOVE_MAXIMUM, fix, MOST_GPUS)
         return str(counts)
+
+    def _invalid(self, name: str, value: object) -> InvalidValue:
+        return InvalidValue(name, value, Reason.SYNTAX, f"write {self._SYNTAX}")
 
     def check(self, name: str, value: str) -> None:
         if not isinstance(value, str) or self._value(name, value) != value:
-            raise UserError(f"{name} {value!r} is not understood, write {self._SYNTAX}")
+            raise self._invalid(name, value)
 
     def reads(self, text: str) -> bool:
         return text[:3].lower() in ("cp:", "tp:")

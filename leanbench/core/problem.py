@@ -1,6 +1,4 @@
-"""What is asked of a kernel: the shapes of one decode attention call, its bytes and its
-arithmetic.
-"""
+"""Problem definition: shapes of one decode attention call, and its bytes."""
 
 from __future__ import annotations
 
@@ -13,52 +11,46 @@ from typing import Any
 
 from leanbench.core import kinds
 from leanbench.core.axis import Axis, Capacity, Whole, Words, axes_of, axis, resolve_capacity
-from leanbench.core.errors import UserError
+from leanbench.core.errors import InvalidValue, Reason
 from leanbench.core.lengths import write_lengths
 from leanbench.core.llm.layers import Layer
 from leanbench.core.llm.model import WholeModel, WholeModels, read_model
 from leanbench.core.parallel import NONE, GpuCounts, GpuShares, counts_of, shard_start
 
-#: Of most kernels; a problem may have any multiple of 8.
+#: Supported by most kernels; a problem may have any multiple of 8.
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = ("fp16", "bf16")
 KV_LAYOUTS = ("HND", "NHD")
 LENGTHS_ON = ("host", "device")
-#: Of most kernels; a problem may have any.
+#: Supported by most kernels; a problem may have any.
 PAGE_SIZES = (16, 32, 64, 128, 256)
-#: Of most kernels: speculative decoding drafts a few tokens, more of them are a chunk of a prefill.
+#: Maximum of most kernels: speculative decoding drafts a few tokens, a prefill chunk has more.
 MAX_Q_LEN = 16
-#: More sequences than any GPU has memory for, and few enough for a length each.
+#: More sequences than fit any GPU, and few enough for a length each.
 MAX_BATCH = 2**20
-#: Above any GPU's memory by far, and below what 64 bits count.
+#: Far above any GPU's memory. 64 bits can count it.
 MAX_KV_BYTES = 2**60
 ELEMENT_BYTES = 2  # both dtypes
 _FP8_BYTES = 1
-#: Runs of alike lengths that a label names one by one; of more, the longest and the sum.
+#: Maximum number of runs of equal lengths in a label; beyond, it has the maximum and the sum.
 _LABEL_LENGTHS = 3
-
-
-def _listed(values: tuple[Any, ...]) -> str:
-    return ", ".join(map(str, values))
 
 
 @dataclass(frozen=True)
 class AttentionProblem:
     """One decode attention call: `q_len` new tokens per sequence attend to the cached tokens.
 
-    The new tokens are the last ones of the cache, and none sees those after it (the causal tail):
-    query position i of a sequence sees the tokens j <= context - q_len + i.
+    The new tokens are the last ones of the cache. Query position i of a sequence sees the tokens
+    j <= context - q_len + i (the causal tail).
 
     Raises:
-        UserError: a shape or name that no kernel here could run; the sentence says the limit and
-            the fix.
+        InvalidValue: A value that no kernel could run.
     """
 
     batch: int = axis(Whole(MAX_BATCH), "b", swept=(1,), help="Sequences: 1,8,64.")
     q_heads: int = axis(Whole(), part_of="heads", label="query heads")
     kv_heads: int = axis(Whole(), part_of="heads", label="KV heads")
-    #: Cached tokens, the new ones included: one number for all sequences, or one per sequence (a
-    #: ragged batch).
+    #: Cached tokens, new ones included: one number, or one per sequence (a ragged batch).
     context: int | tuple[int, ...] = axis(
         Whole(syntax="a whole number such as 4096, 4k (4 x 1024) or 1m (1024 x 1024)"),
         "n",
@@ -69,22 +61,20 @@ class AttentionProblem:
         Whole(1024, multiple_of=8, syntax="a multiple of 8 such as 128"),
         "d",
         swept=(128,),
-        help=f"A multiple of 8; most kernels take {_listed(HEAD_DIMS)}.",
+        help=f"A multiple of 8; most kernels take {', '.join(map(str, HEAD_DIMS))}.",
     )
     dtype: str = axis(
         Words(DTYPES), default="fp16", always_in_label=True, always_in_json=True, help="fp16,bf16."
     )
-    #: `HND`: (batch, kv_heads, tokens, head_dim), the paper's. `NHD`: (batch, tokens, kv_heads,
-    #: head_dim), flash-attn's. A paged cache has pages for the batch, and a page's tokens.
+    #: `HND`: (batch, kv_heads, tokens, head_dim), as in the paper. `NHD`: (batch, tokens, kv_heads,
+    #: head_dim), as in flash-attn. A paged cache has pages for the batch, and a page's tokens.
     kv_layout: str = axis(
         Words(KV_LAYOUTS, str.upper),
         default="HND",
         always_in_label=True,
         always_in_json=True,
         help="HND,NHD.",
-        label="KV layout",
-        heading="layout",
-        meaning="of K and V: HND is heads, tokens, head_dim; NHD is tokens, heads, head_dim",
+        label="layout",
     )
     q_len: int = axis(
         Whole(),
@@ -92,12 +82,9 @@ class AttentionProblem:
         default=1,
         always_in_json=True,
         help=f"New tokens per sequence, in most kernels up to {MAX_Q_LEN}: 1,4.",
-        label="new tokens (q_len)",
-        heading="q_len",
-        meaning="new tokens per sequence",
         refusal="decodes one query token per sequence",
     )
-    #: Tokens of a page; None: a sequence's tokens lie one after the other.
+    #: Tokens of a page; None for a contiguous cache.
     page_size: int | None = axis(
         Whole(
             or_none="a contiguous cache",
@@ -107,80 +94,69 @@ class AttentionProblem:
         default=None,
         help="Tokens of a page: 16,64,256; none is a contiguous cache.",
         label="page size",
-        meaning="tokens of a page of K and V; none: a sequence's tokens lie in a row",
         phrase="pages of {}",
-        none_phrase="no pages",
         refusal="takes no paged cache",
     )
-    #: Tokens that every sequence has room for; None: as many as the longest one has. Given as a
-    #: multiple of the longest, ``4x``, it becomes tokens.
+    #: Tokens allocated per sequence; None for exactly the longest sequence. A multiple of the
+    #: longest, ``4x``, is converted to tokens.
     capacity: int | str | None = axis(
         Capacity(),
         "c",
         default=None,
         help="Room for each sequence in the cache: exact (for the longest one), 4x, 32k.",
-        label="cache capacity",
-        heading="capacity",
-        meaning="tokens that each sequence has room for; exact: as many as the longest one has",
-        phrase="capacity {}",
-        none_phrase="exact capacity",
         refusal="takes no cache longer than its sequences",
     )
-    #: `host`: one length for all, a number that the caller passes; `device`: a tensor, as servers
-    #: pass it, and the host knows the cache's capacity alone. Lengths that differ are always there.
+    #: `host`: one length for all, which the caller passes as a number; `device`: a tensor, as in
+    #: servers, and the host knows only the capacity. Different lengths are always on the device.
     lengths_on: str = axis(
         Words(LENGTHS_ON),
         default="host",
         help="host,device; lengths that differ are always on the device.",
         label="lengths on",
-        meaning="where the lengths are: a number on the host, or a tensor on the device",
         phrase="lengths on the {}",
         refusal="takes no lengths from the device",
     )
-    #: With one query token, which is the last, the same as True.
+    #: Normalized to True for one query token, which is the last.
     causal: bool = kinds.CAUSAL
-    #: The query token at position p sees the tokens from p - window_left to p + window_right; -1:
-    #: no limit. To the right a causal mask has the stricter one.
+    #: The query token at position p sees the tokens from p - window_left to p + window_right; -1
+    #: for no limit. A causal mask is stricter to the right.
     window_left: int = kinds.WINDOW_LEFT
     window_right: int = kinds.WINDOW_RIGHT
-    #: The query token at position p sees those of the tokens from p - p % attention_chunk on that
-    #: are fewer than attention_chunk further; 0: no limit.
+    #: The query token at position p sees attention_chunk tokens from p - p % attention_chunk; 0
+    #: for no limit.
     attention_chunk: int = kinds.ATTENTION_CHUNK
-    #: 0: none.
+    #: 0 for none.
     softcap: float = kinds.SOFTCAP
     sinks: bool = kinds.SINKS
     alibi: bool = kinds.ALIBI
-    #: See `leftpads`; they are a part of the context.
+    #: Padding, a part of the context; see `leftpads`.
     leftpad: bool = kinds.LEFTPAD
     batch_idx: bool = kinds.BATCH_IDX
-    #: They are the context's last; 0: none.
+    #: Appended tokens, the last of the context; 0 for none.
     append: int = kinds.APPEND
-    #: 0: nothing is rotated.
+    #: 0 for no rotation.
     rotary_dim: int = kinds.ROTARY_DIM
     rotary_interleaved: bool = kinds.ROTARY_INTERLEAVED
     kv_dtype: str = kinds.KV_DTYPE
     q_dtype: str = kinds.Q_DTYPE
     #: See `value_dim`.
     v_head_dim: int | None = kinds.V_HEAD_DIM
-    #: Sequences may have different numbers of query tokens, and `q_len` is the largest; None: all
-    #: have `q_len`.
+    #: Query tokens per sequence, with their maximum in `q_len`; None for `q_len` in all.
     q_lens: tuple[int, ...] | None = kinds.Q_LENS
-    #: Multi-head latent attention: the cache has K alone, and V is its first `value_dim` columns.
+    #: Multi-head latent attention: the cache has only K, and V is its first `value_dim` columns.
     latent: bool = kinds.LATENT
-    #: Of fp8 caches and Q: `k_descale`, `v_descale` and `q_descale` are there.
+    #: fp8 caches and Q have `k_descale`, `v_descale` and `q_descale`.
     scaled: bool = kinds.SCALED
-    #: Which GPUs share the call; heads and contexts are those of all together.
+    #: GPUs that share the call; heads and contexts are the total.
     parallel: str = axis(
         GpuShares(),
         default=NONE,
         help="GPUs that share a problem: cp:2 its tokens, tp:2 its heads, cp:2xtp:2 both.",
         label="GPUs",
-        meaning="GPUs that share the problem: cp the tokens (context parallel), tp the heads",
-        none_phrase="one GPU",
         refusal="runs on one GPU",
     )
-    #: A model, as leanbench.core.llm.model writes it, of which a whole decode step is asked for:
-    #: heads and head_dim are those of its layers. None: one call of attention alone.
+    #: Model of a whole decode step, in the syntax of leanbench.core.llm.model; heads and head_dim
+    #: are those of its layers. None for one call of attention.
     whole_model: str | None = axis(
         WholeModels(),
         "model=",
@@ -189,17 +165,14 @@ class AttentionProblem:
         " head_dim follow.",
         metavar="MODEL",
         label="whole model",
-        meaning="the model of which a whole decode step runs; none: attention alone",
         phrase="a whole step of {}",
-        none_phrase="attention alone",
         refusal="computes attention alone",
     )
-    #: Of fp8 caches in pages: `k_page_descale` and `v_page_descale` are there, beside what `scaled`
-    #: says.
+    #: fp8 pages have `k_page_descale` and `v_page_descale`, in addition to those of `scaled`.
     page_scales: str = kinds.PAGE_SCALES
 
     def __post_init__(self) -> None:
-        # Every call of the API with a new shape makes a problem, of defaults for the most part.
+        # Fast for defaults: every call of the API with a new shape makes a problem.
         values = _ALL(self)
         for field, value in compress(
             zip(PROBLEM_AXES, values, strict=True), map(is_not, values, _ALL_DEFAULTS)
@@ -207,30 +180,26 @@ class AttentionProblem:
             if field.name != "context":
                 field.check(value)
         if self.q_heads % self.kv_heads:
-            raise UserError(
-                f"q_heads {self.q_heads} is not a multiple of kv_heads {self.kv_heads}: every KV"
-                " head serves the same number of query heads, choose kv_heads that divides q_heads"
-            )
-        if self.is_ragged and len(self.contexts) != self.batch:
-            raise UserError(
-                f"{len(self.contexts)} context lengths were given for a batch of {self.batch}: give"
-                " one per sequence"
-            )
+            fix = "choose a number of KV heads that divides the query heads"
+            raise InvalidValue("q_heads", self.q_heads, Reason.NOT_A_MULTIPLE, fix, self.kv_heads)
+        if self.is_ragged:
+            self._check_number("context lengths", self.contexts)
         least = self.context if isinstance(self.context, int) else min(self.context)
         if least < 1:
-            raise UserError(
-                f"context {least} is below 1: decode attends to at least one cached token"
-            )
-        self._write_in_one_way()
+            raise InvalidValue("context", least, Reason.BELOW_MINIMUM, "write at least 1 token", 1)
+        self._normalize()
         self._check_kinds(least)
-        if self.kv_allocated_bytes > MAX_KV_BYTES:
-            raise UserError(
-                f"K and V would take {self.kv_allocated_bytes} bytes, the limit is {MAX_KV_BYTES}: "
-                "choose a shorter context, fewer KV heads or a smaller batch"
-            )
+        if (size := self.kv_allocated_bytes) > MAX_KV_BYTES:
+            fix = "choose a shorter context, fewer KV heads or a smaller batch"
+            raise InvalidValue("K and V bytes", size, Reason.ABOVE_MAXIMUM, fix, MAX_KV_BYTES)
 
-    def _write_in_one_way(self) -> None:
-        """Gives fields that say the same one value."""
+    def _check_number(self, name: str, lengths: tuple[int, ...]) -> None:
+        if len(lengths) != self.batch:
+            name, fix = f"number of {name}", "give one per sequence"
+            raise InvalidValue(name, len(lengths), Reason.NOT_ONE_EACH, fix, self.batch)
+
+    def _normalize(self) -> None:
+        """Canonicalize equivalent field values."""
         same: dict[str, Any] = {"capacity": resolve_capacity(self.capacity, self.max_context)}
         if self.is_ragged or self.whole_model is not None:
             same["lengths_on"] = "device"
@@ -251,86 +220,60 @@ class AttentionProblem:
 
     def _check_kinds(self, least: int) -> None:
         """Check that kinds are compatible. `least` is the shortest context."""
-        if self.q_lens is not None and len(self.q_lens) != self.batch:
-            raise UserError(
-                f"{len(self.q_lens)} query lengths were given for a batch of {self.batch}: give one"
-                " per sequence"
-            )
+        tensor, context = self.gpus
+        if self.q_lens is not None:
+            self._check_number("query lengths", self.q_lens)
         if self.append > least:
-            raise UserError(
-                f"append {self.append} is above the shortest context, {least} tokens with the"
-                f" appended ones: append at most {least}"
-            )
+            fix = "append at most the shortest context"
+            raise InvalidValue("append", self.append, Reason.ABOVE_MAXIMUM, fix, least)
         if self.rotary_dim and not self.append:
-            raise UserError(
-                f"rotary_dim {self.rotary_dim} rotates appended tokens, but append is none: give"
-                " append"
-            )
+            fix = "give append"
+            raise InvalidValue("rotary_dim", self.rotary_dim, Reason.NEEDS, fix, "appended tokens")
         if self.rotary_dim > self.head_dim:
-            raise UserError(
-                f"rotary_dim {self.rotary_dim} is above head_dim {self.head_dim}: choose at most"
-                " head_dim"
-            )
+            fix, limit = "choose at most head_dim", self.head_dim
+            raise InvalidValue("rotary_dim", self.rotary_dim, Reason.ABOVE_MAXIMUM, fix, limit)
         if self.rotary_dim and self.kv_dtype != kinds.SAME:
-            raise UserError(
-                f"rotary_dim {self.rotary_dim} rotates fp16 and bf16, appended tokens are"
-                f" {self.kv_dtype} as the cache is: leave rotary_dim or kv_dtype out"
-            )
+            fix, limit = "only fp16 and bf16 are rotated", f"kv_dtype {self.kv_dtype}"
+            raise InvalidValue("rotary_dim", self.rotary_dim, Reason.CONFLICT, fix, limit)
         if self.batch_idx and self.page_size is not None:
-            raise UserError(
-                f"batch_idx picks rows of a contiguous cache, the page size is {self.page_size}:"
-                " leave one of them out"
-            )
+            fix, limit = "leave one of them out", f"page_size {self.page_size}"
+            raise InvalidValue("batch_idx", True, Reason.CONFLICT, fix, limit)
         if self.latent and self.kv_heads > 1:
-            raise UserError(
-                f"latent has one KV head for all query heads, kv_heads is {self.kv_heads}: give"
-                f" heads {self.q_heads}/1"
-            )
+            fix = f"a latent cache has one KV head, give heads {self.q_heads}/1"
+            raise InvalidValue("kv_heads", self.kv_heads, Reason.ABOVE_MAXIMUM, fix, 1)
         if self.latent and self.value_dim > self.head_dim:
-            raise UserError(
-                f"latent has V in the first columns of K, v_head_dim {self.v_head_dim} is above"
-                f" head_dim {self.head_dim}: choose at most head_dim"
-            )
+            fix, limit = "V is a part of a latent K, choose at most head_dim", self.head_dim
+            raise InvalidValue("v_head_dim", self.v_head_dim, Reason.ABOVE_MAXIMUM, fix, limit)
         if self.latent and self.append:
-            raise UserError(
-                f"append {self.append} appends K and V, and latent has no V of its own: leave one"
-                " of them out"
-            )
-        if self.kv_heads % self.gpus.tensor:
-            raise UserError(
-                f"{self.kv_heads} KV heads do not divide by the {self.gpus.tensor} GPUs of"
-                f" {self.parallel}: choose a number that divides them, and cp for the others"
-            )
-        if least < self.gpus.context:
-            raise UserError(
-                f"context {least} is too short for the {self.gpus.context} GPUs of"
-                f" {self.parallel}: choose at least a token for each"
-            )
+            fix = "leave one of them out"
+            raise InvalidValue("append", self.append, Reason.CONFLICT, fix, "latent")
+        if self.kv_heads % tensor:
+            fix = f"change {self.parallel}: tp must divide the KV heads, cp shares tokens"
+            raise InvalidValue("kv_heads", self.kv_heads, Reason.NOT_A_MULTIPLE, fix, tensor)
+        if least < context:
+            fix = f"give each GPU of {self.parallel} at least a token"
+            raise InvalidValue("context", least, Reason.BELOW_MINIMUM, fix, context)
         if self.q_dtype != kinds.SAME and self.kv_dtype == kinds.SAME:
-            raise UserError(f"q_dtype {self.q_dtype} needs an fp8 KV cache: give kv_dtype e4m3")
-        if self.page_scales != kinds.NO_PAGE_SCALES and (
-            self.kv_dtype == kinds.SAME or self.page_size is None
-        ):
-            raise UserError(
-                f"page_scales {self.page_scales} needs pages in fp8: give kv_dtype e4m3 and"
-                " page_size"
-            )
+            fix = "give kv_dtype e4m3"
+            raise InvalidValue("q_dtype", self.q_dtype, Reason.NEEDS, fix, "an fp8 KV cache")
+        is_fp8_pages = self.kv_dtype != kinds.SAME and self.page_size is not None
+        if self.page_scales != kinds.NO_PAGE_SCALES and not is_fp8_pages:
+            fix = "give kv_dtype e4m3 and page_size"
+            raise InvalidValue("page_scales", self.page_scales, Reason.NEEDS, fix, "fp8 pages")
         if self.whole_model is not None:
             self._check_whole_model(self.whole_model)
 
     def _check_whole_model(self, text: str) -> None:
-        heads = (self.q_heads, self.kv_heads, self.head_dim)
-        if heads != read_model(text).heads:
-            own = "{}/{} heads x {}".format(*read_model(text).heads)
-            raise UserError(
-                f"{text} has {own}, the problem {heads[0]}/{heads[1]} x {heads[2]}: leave heads and"
-                " head_dim out"
-            )
-        taken = {"dtype", "kv_layout", "capacity", "lengths", "lengths_on", "whole_model"}
-        if others := [name for name in self.special if name not in taken]:
-            raise UserError(
-                f"a whole model says {others[0]} itself: leave {others[0]} out, or whole_model"
-            )
+        heads, expected = (self.q_heads, self.kv_heads, self.head_dim), read_model(text).heads
+        if heads != expected:
+            limit = "heads {}/{} and head_dim {}".format(*expected)
+            fix = "leave heads and head_dim out"
+            raise InvalidValue("whole_model", text, Reason.NEEDS, fix, limit)
+        allowed = {"dtype", "kv_layout", "capacity", "lengths", "lengths_on", "whole_model"}
+        for name, value in self.special.items():
+            if name not in allowed:
+                fix, limit = f"leave {name} out, or whole_model", f"whole_model {text}"
+                raise InvalidValue(name, value, Reason.CONFLICT, fix, limit)
 
     @property
     def model(self) -> WholeModel | None:
@@ -381,12 +324,11 @@ class AttentionProblem:
         Rank 0 has the most.
         """
         tensor, context = self.gpus
-        place = rank % context
-
-        def tokens(length: int) -> int:
-            return shard_start(length, place + 1, context) - shard_start(length, place, context)
-
-        lengths = tuple(tokens(length) for length in self.contexts)
+        part = rank % context
+        lengths = tuple(
+            shard_start(length, part + 1, context) - shard_start(length, part, context)
+            for length in self.contexts
+        )
         return replace(
             self,
             q_heads=self.q_heads // tensor,
@@ -402,10 +344,10 @@ class AttentionProblem:
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """Cached tokens of each sequence, `batch` numbers."""
-        return (
-            (self.context,) * self.batch if isinstance(self.context, int) else tuple(self.context)
-        )
+        """Cached tokens of each sequence."""
+        if isinstance(self.context, int):
+            return (self.context,) * self.batch
+        return tuple(self.context)
 
     @property
     def max_context(self) -> int:
@@ -453,7 +395,7 @@ class AttentionProblem:
 
     @property
     def query_lengths(self) -> tuple[int, ...]:
-        """Query tokens of each sequence, `batch` numbers."""
+        """Query tokens of each sequence."""
         return (self.q_len,) * self.batch if self.q_lens is None else self.q_lens
 
     @property
@@ -579,9 +521,8 @@ class AttentionProblem:
     @property
     def stated(self) -> dict[str, Any]:
         """Plain axes in labels and repeat commands, with their values."""
-        values = {field.name: getattr(self, field.name) for field in PLAIN_AXES}
         return {
-            field.name: values[field.name]
+            field.name: getattr(self, field.name)
             for field in PLAIN_AXES
             if field.always_in_label or self._departs(field)
         }
@@ -595,11 +536,10 @@ class AttentionProblem:
         context = write_lengths(self.contexts if self.is_ragged else (self.max_context,))
         if context.count("+") >= _LABEL_LENGTHS:
             context = f"ragged{self.max_context}x{self.total_context}"
-        stated = self.stated
         words = {True: [f"b{self.batch}", f"h{heads}", f"n{context}"], False: []}
         for field in PLAIN_AXES:
-            if field.name in stated:
-                text = f"{field.letter}{field.write(stated[field.name])}"
+            if field.always_in_label or self._departs(field):
+                text = f"{field.letter}{field.write(getattr(self, field.name))}"
                 words[field.letter != ""].append(text)
         return " ".join([*words[True], *words[False]])
 
@@ -639,13 +579,11 @@ class AttentionProblem:
         return cls(**values)
 
 
-#: The fields of AttentionProblem, in their order.
+#: Fields of AttentionProblem, in order.
 PROBLEM_AXES: tuple[Axis, ...] = axes_of(AttentionProblem)
-#: Their defaults, and a function that reads the values of a problem.
 _ALL_DEFAULTS = tuple(field.default for field in PROBLEM_AXES)
 _ALL = attrgetter(*[field.name for field in PROBLEM_AXES])
-#: Those that mean what they say alone: batch and context make up the lengths of a batch, q_heads
-#: and kv_heads the heads.
+#: Axes that can be read one by one, unlike heads, or batch and context.
 PLAIN_AXES = tuple(
     field for field in PROBLEM_AXES if not field.part_of and field.name not in ("batch", "context")
 )

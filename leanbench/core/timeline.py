@@ -1,6 +1,4 @@
-"""What every CTA of a launch did and when, measured by timeline events in the kernel or predicted
-by the model.
-"""
+"""Timeline of every CTA of a launch, measured by events in the kernel or predicted."""
 
 from __future__ import annotations
 
@@ -10,14 +8,14 @@ from typing import Any, Literal
 
 from leanbench.core.problem import AttentionProblem
 
-#: `tiles`: LeanTiles of an output tile are read and computed. `wait`: for other CTAs' partials.
-#: `reduction`: partials are merged and the output written.
+#: `tiles`: read and compute LeanTiles of an output tile. `wait`: wait for other CTAs' partials.
+#: `reduction`: merge partials and write the output.
 SpanKind = Literal["tiles", "wait", "reduction"]
 
 
 @dataclass(frozen=True)
 class Span:
-    """What a CTA did from `start_us` to `end_us`, microseconds from the first CTA's start."""
+    """Activity of a CTA, in microseconds from the first CTA's start."""
 
     kind: SpanKind
     output_tile: int
@@ -29,21 +27,19 @@ class Span:
 class CtaTimeline:
     """One CTA. Several can be on one SM at once."""
 
-    #: The GPU kernel it belongs to: `lean_kernel`, `split_kernel`, `merge_kernel`...
+    #: GPU kernel: `lean_kernel`, `split_kernel`, `merge_kernel`...
     launch: str
     cta: int
     sm: int
     start_us: float
     end_us: float
-    #: In the order of time, not overlapping.
+    #: In order of time, without overlap.
     spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """All CTAs of one call of a kernel, second launches included. Time 0 is the first CTA's
-    start.
-    """
+    """All CTAs of one call, second launches included. Time 0 is the first CTA's start."""
 
     kernel: str
     problem: AttentionProblem
@@ -56,14 +52,13 @@ class Timeline:
     sms: int
     output_tiles: int
     ctas: tuple[CtaTimeline, ...]
-    #: Median latency of the plain kernel, and of the instrumented one, by the suite's timing;
-    #: predicted: the first.
+    #: Median latency of the plain kernel, and of the instrumented one if measured.
     latency_us: float | None = None
     traced_latency_us: float | None = None
-    #: Smallest step of the clock of timeline events.
+    #: Resolution of the event clock.
     tick_ns: int | None = None
-    #: Of the GPU, where several share the problem. Their clocks are not compared: time 0 is each
-    #: one's own.
+    #: Rank of the GPU if several share the problem. Clocks of GPUs are not comparable: each has its
+    #: own time 0.
     rank: int | None = None
 
     @property
@@ -89,12 +84,12 @@ class Timeline:
             by_sm.setdefault(cta.sm, []).extend(_working(cta))
         return {sm: _union_us(intervals) for sm, intervals in sorted(by_sm.items())}
 
-    @cached_property
+    @property
     def sm_busy_share(self) -> float:
         """Busy time of all SMs over SMs x duration. SMs without work count."""
-        return (
-            sum(self.busy_us.values()) / (self.sms * self.duration_us) if self.duration_us else 0.0
-        )
+        if not self.duration_us:
+            return 0.0
+        return sum(self.busy_us.values()) / (self.sms * self.duration_us)
 
 
 def _working(cta: CtaTimeline) -> list[tuple[float, float]]:

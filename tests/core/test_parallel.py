@@ -6,7 +6,7 @@ import pytest
 
 from leanbench.configs.lookup import choose
 from leanbench.core.axes import AXES
-from leanbench.core.errors import UserError
+from leanbench.core.errors import InvalidValue, Reason
 from leanbench.core.parallel import GpuCounts, counts_of
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
@@ -27,18 +27,19 @@ def test_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "reason", "limit"),
     [
-        ("cp", "'cp' is not understood, write cp:2"),
-        ("cp:2xcp:2", "'cp:2xcp:2' is not understood"),
-        ("pp:2", "'pp:2' is not understood"),
-        ("cp:0", "'cp:0' is 0 GPUs, choose 1 to 8"),
-        ("cp:4xtp:4", "'cp:4xtp:4' is 16 GPUs, choose 1 to 8"),
+        ("cp", Reason.SYNTAX, None),
+        ("cp:2xcp:2", Reason.SYNTAX, None),
+        ("pp:2", Reason.SYNTAX, None),
+        ("cp:0", Reason.BELOW_MINIMUM, 1),
+        ("cp:4xtp:4", Reason.ABOVE_MAXIMUM, 8),
     ],
 )
-def test_what_is_no_value(text: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+def test_invalid_values(text: str, reason: Reason, limit: int | None) -> None:
+    with pytest.raises(InvalidValue) as caught:
         AXES["parallel"].parse(text)
+    assert (caught.value.value, caught.value.reason, caught.value.limit) == (text, reason, limit)
 
 
 def test_shards_are_the_problem_together() -> None:
@@ -66,13 +67,6 @@ def test_labels_and_json() -> None:
     assert problem("cp:2").label == "b1 h32/8 n8192 d128 fp16 HND cp:2"
     assert AttentionProblem.from_dict(problem("cp:2").to_dict()) == problem("cp:2")
     assert "parallel" not in problem("none").to_dict()
-
-
-def test_what_cannot_be_shared() -> None:
-    with pytest.raises(UserError, match="8 KV heads do not divide by the 3 GPUs of tp:3"):
-        problem("tp:3")
-    with pytest.raises(UserError, match="context 1 is too short for the 2 GPUs of cp:2"):
-        problem("cp:2", (100, 1))
 
 
 def test_kernels_that_cannot_share_refuse() -> None:
