@@ -226,7 +226,6 @@ def _run(
         begin_worker,
         ctrl_c_kept_from_children,
         kill_workers,
-        signals_held,
     )
 
     ordered = sorted(cases, key=lambda case: str(case.compiled_for))
@@ -242,7 +241,7 @@ def _run(
         with Progress(console=console, disable=not console.is_terminal) as progress:
             task = progress.add_task("checking", total=len(cases))
             # This starts the processes.
-            with ctrl_c_kept_from_children(), signals_held():
+            with ctrl_c_kept_from_children():
                 for family in families:
                     future = pool.submit(run_family, names, family, gpu, device)
                     running[future] = len(family)

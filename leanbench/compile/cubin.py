@@ -1,4 +1,4 @@
-"""What a kernel in a cubin takes of an SM, as NVIDIA's cuobjdump reads it."""
+"""Resources of a CTA of a cubin, read by NVIDIA's cuobjdump."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class CubinResources:
     """Registers and shared memory of one kernel in a cubin."""
 
     registers_per_thread: int
-    #: The stack of a thread, 4 bytes each: what it spills, and its local arrays.
+    #: Stack of a thread, 4 bytes each: spills and local arrays.
     spilled_registers: int
-    #: What cuobjdump counts: where a kernel for compute capability 9.0 or later uses any shared
-    #: memory, the 1 KB that the system takes is among it.
+    #: Shared memory that cuobjdump counts. From compute capability 9.0 it includes the 1 KB of the
+    #: system, if the kernel uses any.
     shared_bytes: int
 
 
@@ -54,7 +54,7 @@ def cubin_resources(cubin: bytes, kernel: str) -> CubinResources:
 @cache
 def _cuobjdump() -> str:
     """Return the path of the cuobjdump of Triton, or else of a CUDA toolkit."""
-    # Not imported: that takes a second, and the place is enough.
+    # An import would take a second.
     triton = find_spec("triton")
     if triton is not None and triton.origin is not None:
         bundled = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -1,7 +1,6 @@
-"""CUDA C++ compiled at run time by NVRTC, through cuda.core, for a GPU that need not be here.
+"""CUDA C++ compiled at run time by NVRTC, through cuda.core, for any GPU.
 
-Compiled kernels are kept on disk by all that they depend on: source, headers, options, architecture
-and NVRTC's version.
+Compiled kernels are cached on disk by source, headers, options, architecture and NVRTC's version.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from leanbench.compile.cubin import CubinResources, cubin_resources
 from leanbench.core.errors import UserError
 from leanbench.core.paths import cache_folder
 
-#: Their own instructions (wgmma, tcgen05) are there for this architecture alone, which the `a` asks
-#: for.
+#: Architectures with instructions of their own (wgmma, tcgen05), enabled by the suffix `a`.
 _WITH_OWN_INSTRUCTIONS = {(9, 0), (10, 0)}
-#: The system takes it from every CTA that uses shared memory, and from 9.0 on the cubin says so.
+#: Shared memory of the system in every CTA that uses any. From 9.0 cubins include it.
 _SYSTEM_SHARED_BYTES = 1024
-#: Of the SHA-256 that stands before a cubin on disk.
+#: Size of the SHA-256 in front of a cubin on disk.
 _CHECKSUM_BYTES = 32
 
 
@@ -32,16 +30,15 @@ _CHECKSUM_BYTES = 32
 class CudaSource:
     """A kernel before it is compiled."""
 
-    #: A whole translation unit, but for the headers of `folder`.
+    #: Translation unit, without the headers of `folder`.
     text: str
-    #: Its `extern "C"` name.
+    #: `extern "C"` name.
     kernel: str
     #: Macros and their values, sorted.
     defines: tuple[tuple[str, int], ...]
-    #: The compute capability to compile for: (9, 0).
+    #: Compute capability to compile for: (9, 0).
     capability: tuple[int, int]
-    #: Where its includes find their headers, `*.cuh` there or in folders of it; None: it includes
-    #: nothing.
+    #: Folder of the headers, `*.cuh` in it or below; None without includes.
     folder: Path | None = None
 
 

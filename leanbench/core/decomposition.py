@@ -1,9 +1,9 @@
-"""How LeanTiles are dealt to CTAs, in plain Python: what each kernel's index arithmetic must equal.
+"""Schedules that deal LeanTiles to CTAs. Each kernel's index arithmetic must equal these.
 
 An **output tile** is one sequence's rows of one KV head (its query heads packed together,
 `tile_rows` at a time). Its context is divided into **LeanTiles** of `tile_tokens`. A decomposition
-says which CTA walks which LeanTiles. Output tiles are numbered batch -> KV head -> row tile,
-LeanTiles along the context (LeanAttention, arXiv 2405.10480, section IV).
+assigns LeanTiles to CTAs. Output tiles are numbered batch -> KV head -> row tile, LeanTiles along
+the context (LeanAttention, arXiv 2405.10480, section IV).
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import accumulate
 
 from leanbench.core.problem import AttentionProblem
 
-#: Tensor cores want 16 rows; above 64 (32 at head_dim 256) the accumulator no longer fits the
-#: registers next to the tiles.
+#: Tensor cores need 16 rows. Above 64 (32 at head_dim 256) accumulator and tiles exceed the
+#: registers.
 MIN_TILE_ROWS = 16
 MAX_TILE_ROWS = 64
 
@@ -32,9 +33,7 @@ def tile_rows(group_size: int, head_dim: int, q_len: int = 1) -> int:
 
 @dataclass(frozen=True)
 class TileGrid:
-    """The LeanTiles of a problem: `lean_tiles[b]` for each output tile of sequence `b`, which has
-    `per_sequence` of them.
-    """
+    """LeanTiles of a problem: sequence `b` has `per_sequence` output tiles of `lean_tiles[b]`."""
 
     lean_tiles: tuple[int, ...]
     per_sequence: int
@@ -55,11 +54,9 @@ class TileGrid:
         """
         rows = rows or tile_rows(problem.group_size, problem.head_dim, problem.q_len)
         row_tiles = -(-problem.group_size * problem.q_len // rows)
-        # An empty sequence still owns one LeanTile, fully masked, so that somebody writes its
-        # output.
-        lean_tiles = tuple(
-            max(1, -(-length // tile_tokens)) for length in lengths or problem.visible_lengths
-        )
+        lengths = lengths or problem.visible_lengths
+        # An empty sequence has one masked LeanTile, whose CTA writes the output.
+        lean_tiles = tuple(max(1, -(-length // tile_tokens)) for length in lengths)
         return cls(lean_tiles, problem.kv_heads * row_tiles)
 
     @property
@@ -68,7 +65,7 @@ class TileGrid:
 
     @property
     def total(self) -> int:
-        """All LeanTiles (the paper's I)."""
+        """Number of LeanTiles (the paper's I)."""
         return sum(self.lean_tiles) * self.per_sequence
 
     def of_output_tile(self, output_tile: int) -> int:
@@ -105,7 +102,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Work of each CTA: `segments` are ordered by CTA and, within a CTA, as it walks them."""
+    """Work of each CTA: `segments` in order of CTA, then of its walk."""
 
     decomposition: str
     grid: int
@@ -114,7 +111,7 @@ class Schedule:
     merge_launch: bool = False
     #: CTAs that walk a segment together. Above 1 a segment's `cta`, and `grid`, count clusters.
     cluster_size: int = 1
-    #: Whether splits follow from a sequence's own length, so that its bits do.
+    #: True if the splits, and so the bits, of a sequence follow from its length.
     in_fixed_runs: bool = False
 
     @property
@@ -126,9 +123,9 @@ class Schedule:
         """
         units = {segment.cta for segment in self.segments}
         if all(segment.is_whole for segment in self.segments):
-            whose = "CTA" if self.cluster_size == 1 else "cluster"
-            alone = len(units) == len(self.segments)
-            return f"one {whose} a tile" if alone else f"several tiles a {whose}"
+            unit = "CTA" if self.cluster_size == 1 else "cluster"
+            single = len(units) == len(self.segments)
+            return f"one {unit} a tile" if single else f"several tiles a {unit}"
         if self.in_fixed_runs:
             return "fixed runs"
         if len(units) < len(self.segments):
@@ -212,7 +209,7 @@ def stream_k(
     grid = stream_k_grid(
         tiles.total, max_grid, min_tiles_per_cta, tiles.output_tiles if aligned else 1
     )
-    # Where each sequence's LeanTiles start on the line of all LeanTiles.
+    # First LeanTile of each sequence.
     starts = [0, *accumulate(count * tiles.per_sequence for count in tiles.lean_tiles)]
 
     def walk() -> Iterator[Segment]:
@@ -267,7 +264,7 @@ def stream_k_with_ends(
     return stream_k(counted, grid, short_rests=[merge_tiles + end for end in ends])
 
 
-#: Candidates for the longest split are this share of the mean work range apart, and so many.
+#: Candidates for the longest split: their number, and steps per mean work range.
 _SPLIT_STEP = 16
 _SPLIT_STEPS = 32
 
@@ -457,20 +454,13 @@ def quantisation_efficiency(schedule: Schedule, slots: int) -> float:
     CTAs start in order as slots fall free. This is the schedule's ceiling, before any hardware
     effect (0 to 1).
     """
-    work: dict[int, int] = {}
+    work: Counter[int] = Counter()
     for segment in schedule.segments:
-        work[segment.cta] = work.get(segment.cta, 0) + segment.last - segment.first
-    finish = _list_schedule(list(work.values()), slots)
-    return sum(work.values()) / (slots * finish)
-
-
-def _list_schedule(durations: Sequence[int], slots: int) -> int:
-    import heapq
-
+        work[segment.cta] += segment.last - segment.first
     running: list[int] = []
     now = 0
-    for duration in durations:
+    for duration in work.values():
         if len(running) == slots:
-            now = heapq.heappop(running)
-        heapq.heappush(running, now + duration)
-    return max(running)
+            now = heappop(running)
+        heappush(running, now + duration)
+    return work.total() / (slots * max(running))

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Any
 
 
 class UserError(Exception):
-    """Bad input. The CLI prints the message and exits with code 2."""
+    """Bad input. The CLI prints the message and exits with code 2.
+
+    A subclass with values is a dataclass, whose `__str__` is the message.
+    """
+
+    def __post_init__(self) -> None:
+        # Exceptions are pickled and copied by their args.
+        values: Any = self
+        self.args = tuple(getattr(self, field.name) for field in fields(values))
 
 
 class Reason(StrEnum):
@@ -30,45 +40,33 @@ class Reason(StrEnum):
     TOO_MANY_VALUES = "has more than {limit} values"
 
 
+@dataclass(eq=False)
 class InvalidValue(UserError):
-    """A value that an option, a sweep-file key or a problem field does not accept.
+    """A value that an option, a sweep-file key or a problem field does not accept."""
 
-    Attributes:
-        name: Option, key or field.
-        value: Rejected value, as given.
-        reason: Cause.
-        limit: Violated limit, if the reason has one.
-        fix: Fix, an imperative.
-    """
-
-    def __init__(
-        self, name: str, value: object, reason: Reason, fix: str, limit: object = None
-    ) -> None:
-        super().__init__(name, value, reason, fix, limit)
-        self.name = name
-        self.value = value
-        self.reason = reason
-        self.fix = fix
-        self.limit = limit
+    #: Option, key or field.
+    name: str
+    #: Rejected value, as given.
+    value: object
+    reason: Reason
+    #: Fix, an imperative.
+    fix: str
+    #: Violated limit, if the reason has one.
+    limit: object = None
 
     def __str__(self) -> str:
         return f"{self.name} {self.value!r} {self.reason.format(limit=self.limit)}: {self.fix}"
 
 
+@dataclass(eq=False)
 class OptionWithoutEffect(UserError):
-    """An option that changes nothing unless another one is given.
+    """An option that changes nothing unless another one is given."""
 
-    Attributes:
-        option: Option with its value.
-        needs: Options that would give it an effect.
-        hint: Further advice.
-    """
-
-    def __init__(self, option: str, needs: str, hint: str = "") -> None:
-        super().__init__(option, needs, hint)
-        self.option = option
-        self.needs = needs
-        self.hint = hint
+    #: Option with its value.
+    option: str
+    #: Options that would give it an effect.
+    needs: str
+    hint: str = ""
 
     def __str__(self) -> str:
         return f"{self.option} has no effect without {self.needs}{self.hint and f' ({self.hint})'}"

@@ -13,6 +13,7 @@ import math
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ _NAME_LETTERS = 200
 
 
 class FileFault(StrEnum):
-    """Why a file is not read. Messages use the text; tests compare the member."""
+    """Cause of an unreadable file. Messages use the text; tests compare the member."""
 
     MISSING = "there is no such file"
     FOLDER = "it is a folder"
@@ -35,7 +36,7 @@ class FileFault(StrEnum):
     OUTSIDE = "it lies outside of {limit}"
     TOO_LARGE = "it has more than {limit} MB"
     NOT_UTF8 = "it is not UTF-8 text"
-    #: The operating system's words are the limit.
+    #: The limit is the message of the operating system.
     SYSTEM = "{limit}"
 
 
@@ -50,20 +51,15 @@ _FIXES = {
 }
 
 
+@dataclass(eq=False)
 class UnreadableFile(UserError):
-    """A file that is not read.
+    """A file that is not read."""
 
-    Attributes:
-        path: File, as given.
-        fault: Cause.
-        limit: Violated limit, if the fault has one.
-    """
-
-    def __init__(self, path: Path, fault: FileFault, limit: object = None) -> None:
-        super().__init__(path, fault, limit)
-        self.path = path
-        self.fault = fault
-        self.limit = limit
+    #: File, as given.
+    path: Path
+    fault: FileFault
+    #: Violated limit, if the fault has one.
+    limit: object = None
 
     @property
     def reason(self) -> str:

@@ -1,4 +1,4 @@
-"""The tensors of one decode attention call, and random ones for a problem."""
+"""Tensors of one decode attention call, and random ones for a problem."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Windows of a cache start at multiples of this many tokens, as caches do.
+#: Alignment of windows in a cache, in tokens.
 _WINDOW_GRANULE = 64
 
 
 class Peers(NamedTuple):
-    """GPUs that each have a part of every sequence's tokens, and merge what they make of them."""
+    """GPUs that share every sequence's tokens and merge their results."""
 
-    #: How many, this one among them.
+    #: Number of GPUs, and the rank of this one.
     ranks: int
-    #: Of this one among them.
     rank: int
     #: Address of PeerGroup in kernels/lean/params.cuh, in this GPU's memory.
     group: int
-    #: Their torch.distributed.ProcessGroup.
+    #: torch.distributed.ProcessGroup.
     processes: Any = None
 
 
@@ -43,86 +42,78 @@ class AttentionInputs:
     #: (batch, q_len, q_heads, head_dim); with `cu_seqlens_q`: (all query tokens, q_heads,
     #: head_dim).
     q: torch.Tensor
-    #: (batch, capacity, kv_heads, head_dim): room for `capacity` tokens of each sequence, the
-    #: longest context or more; head_dim is contiguous. What lies past a sequence's end may be
-    #: anything, NaN too. With a `block_table`: (pages, page_size, kv_heads, head_dim), the pages of
-    #: all sequences. Of the dtype of `q`, or float8_e4m3fn or float8_e5m2.
+    #: (batch, capacity, kv_heads, head_dim), head_dim contiguous; past a sequence's end anything,
+    #: even NaN. With a `block_table`: (pages, page_size, kv_heads, head_dim), the pages of all
+    #: sequences. Dtype of `q`, float8_e4m3fn or float8_e5m2.
     k_cache: torch.Tensor
-    #: Like `k_cache`; may have another head_dim.
+    #: Like `k_cache`; head_dim can differ.
     v_cache: torch.Tensor
     #: (batch,), int32, on the device: tokens in the cache before the call, padding included,
     #: clamped to 0..`context`. None: every sequence has `context` tokens.
     cache_seqlens: torch.Tensor | None
-    #: Tokens of every sequence, appended ones included, which the host knows; with `cache_seqlens`,
-    #: the cache's capacity.
+    #: Tokens of every sequence, appended ones included; with `cache_seqlens`, the capacity.
     context: int
     softmax_scale: float
-    #: Like `q`, with head_dim of `v_cache`; of the dtype of `q`, bf16 or fp16 where that is fp8.
+    #: Like `q`, with head_dim of `v_cache`; bf16 or fp16 if `q` is fp8.
     out: torch.Tensor
     #: (batch, q_heads, q_len), fp32, natural logarithm; with `cu_seqlens_q`: (q_heads, all query
     #: tokens).
     lse: torch.Tensor
-    #: (batch, pages of the cache's capacity), int32, contiguous, on the device: which page of the
-    #: caches holds a sequence's page. Entries past its end may be any page. None: the cache is
-    #: contiguous.
+    #: (batch, pages of the capacity), int32, contiguous, on the device: page of the caches for each
+    #: page of a sequence; any page past its end. None for a contiguous cache.
     block_table: torch.Tensor | None = None
-    #: Whether a query sees the tokens j <= p only; False: all tokens.
+    #: A query sees the tokens j <= p; False: all tokens.
     causal: bool = True
-    #: A query sees the tokens j >= p - window_left and j <= p + window_right; -1: no limit.
+    #: A query sees the tokens j >= p - window_left and j <= p + window_right; -1 for no limit.
     window_left: int = -1
     window_right: int = -1
-    #: The query at position p sees the tokens from p - p % attention_chunk to before
-    #: attention_chunk further; 0: no limit.
+    #: The query at p sees attention_chunk tokens from p - p % attention_chunk; 0 for no limit.
     attention_chunk: int = 0
-    #: Scores s = scale x q.k become softcap x tanh(s / softcap), before the ALiBi bias; 0: they
-    #: stay.
+    #: Scores s = scale x q.k become softcap x tanh(s / softcap), before the ALiBi bias; 0 for none.
     softcap: float = 0.0
-    #: (q_heads,), fp32, fp16 or bf16: a further logit in a row's denominator, with no value; LSE
-    #: includes it.
+    #: (q_heads,), fp32, fp16 or bf16: extra logit in a row's denominator and in the LSE.
     sinks: torch.Tensor | None = None
     #: (q_heads,) or (batch, q_heads), fp32: scores less slope x |p - j|.
     alibi_slopes: torch.Tensor | None = None
-    #: (batch,), int32: the token of the cache that a sequence begins with.
+    #: (batch,), int32: first token of a sequence in the cache.
     cache_leftpad: torch.Tensor | None = None
-    #: (batch,), int32: the row of the caches that a sequence has; contiguous caches.
+    #: (batch,), int32: row of a sequence in contiguous caches.
     cache_batch_idx: torch.Tensor | None = None
     #: (batch, new tokens, kv_heads, head_dim), in the caches' dtype: written to the caches from
-    #: `cache_seqlens` on, then attended to; those that the cache has no room for are neither, nor
-    #: are those of a sequence without query tokens (`cu_seqlens_q`).
+    #: `cache_seqlens` on, then attended to. Tokens beyond the capacity are ignored, and so are
+    #: those of a sequence without query tokens (`cu_seqlens_q`).
     k_new: torch.Tensor | None = None
     v_new: torch.Tensor | None = None
-    #: (batch + 1,), int32: where each sequence's new tokens begin in `k_new` and `v_new`, which are
-    #: then (new tokens, kv_heads, head_dim). None: all sequences have as many.
+    #: (batch + 1,), int32: first new token of each sequence in `k_new` and `v_new`, which are then
+    #: (new tokens, kv_heads, head_dim). None for equal numbers.
     cu_seqlens_k_new: torch.Tensor | None = None
-    #: (positions, rotary_dim / 2), in the dtype of `q`, by which `k_new` and `q` are rotated, and
-    #: rounded to their dtype: token i of `k_new`, and query i with a causal mask or a window, by
-    #: row `cache_seqlens` + i; every query by row `cache_seqlens` otherwise.
+    #: (positions, rotary_dim / 2), in the dtype of `q`: rotation of `k_new` and `q`, rounded to
+    #: their dtype. Token i of `k_new`, and query i with a causal mask or a window, uses row
+    #: `cache_seqlens` + i; every query uses row `cache_seqlens` otherwise.
     rotary_cos: torch.Tensor | None = None
     rotary_sin: torch.Tensor | None = None
-    #: (batch,), int32: rows of the tables in place of those that begin at `cache_seqlens`.
+    #: (batch,), int32: first rows of the tables, instead of `cache_seqlens`.
     rotary_seqlens: torch.Tensor | None = None
-    #: Whether columns 0 and 1 are rotated together, 2 and 3, and so on; False: 0 and rotary_dim / 2
-    #: (GPT-NeoX).
+    #: Columns 0 and 1 are rotated together, and so on; False: 0 and rotary_dim / 2 (GPT-NeoX).
     rotary_interleaved: bool = False
-    #: (batch, kv_heads), fp32, any strides: what fp8 numbers are multiplied by; of Q by the KV head
-    #: that a query head goes with. None: 1.
+    #: (batch, kv_heads), fp32, any strides: factor of fp8 numbers; a query head uses its KV head's.
+    #: None for 1.
     q_descale: torch.Tensor | None = None
     k_descale: torch.Tensor | None = None
     v_descale: torch.Tensor | None = None
-    #: (pages,) or (pages, kv_heads), fp32, any strides: what the fp8 numbers of each page of the
-    #: caches are multiplied by, besides; those of `k_new` and `v_new` by their page's. Both or
-    #: neither.
+    #: (pages,) or (pages, kv_heads), fp32, any strides: additional factor of the fp8 numbers of
+    #: each page, including `k_new` and `v_new` written to it. Both or neither.
     k_page_descale: torch.Tensor | None = None
     v_page_descale: torch.Tensor | None = None
-    #: (batch + 1,), int32: where each sequence's query tokens begin in `q`, and their number. None:
-    #: all sequences have as many.
+    #: (batch + 1,), int32: first query token of each sequence in `q`, and their total. None for
+    #: equal numbers.
     cu_seqlens_q: torch.Tensor | None = None
-    #: With `cu_seqlens_q`: the most query tokens of a sequence.
+    #: Maximum number of query tokens of a sequence, with `cu_seqlens_q`.
     max_seqlen_q: int | None = None
-    #: Whether `v_cache` is a view of the first columns of `k_cache`.
+    #: True if `v_cache` is a view of the first columns of `k_cache`.
     latent: bool = False
-    #: With whom the sequences are shared; the caches have this GPU's part of the tokens, `out` and
-    #: `lse` are those of all parts. None: with nobody.
+    #: GPUs that share the sequences. The caches have this GPU's tokens, `out` and `lse` are those
+    #: of all. None for one GPU.
     peers: Peers | None = None
 
     @property
@@ -389,11 +380,11 @@ def make_windows(
     if not problem.latent:
         v_pool = normal(kv_dtype, math.prod(v_shape) + last * problem.value_dim)
     windows = []
-    for place in range(0, count * step, step):
-        k_cache = k_pool[place * problem.head_dim :][: math.prod(shape)].view(shape)
+    for start in range(0, count * step, step):
+        k_cache = k_pool[start * problem.head_dim :][: math.prod(shape)].view(shape)
         v_cache = k_cache[..., : problem.value_dim]
         if v_pool is not None:
-            v_cache = v_pool[place * problem.value_dim :][: math.prod(v_shape)].view(v_shape)
+            v_cache = v_pool[start * problem.value_dim :][: math.prod(v_shape)].view(v_shape)
         q = normal(q_dtype, *query_shape(problem), scale=score_scale)
         table = deal_pages(problem, device, generator)
         kinds = kind_inputs(problem, plain, generator)
@@ -429,7 +420,7 @@ def shape_only(problem: AttentionProblem) -> AttentionInputs:
     return make_inputs(problem, "meta")
 
 
-#: As flash-attn's tests draw them.
+#: As in flash-attn's tests.
 _LARGEST_SLOPE = 0.3
 
 
@@ -466,8 +457,8 @@ def kind_inputs(
     if problem.leftpad:
         fields["cache_leftpad"] = int32(problem.leftpads)
     if problem.batch_idx:
-        # One cycle through all rows: no sequence has the row of its own number, so what ignores the
-        # index is always wrong.
+        # One cycle through all rows: no sequence has the row of its own number, so that a kernel
+        # without the index is always wrong.
         order = torch.randperm(problem.batch + 1, device=like.device, generator=generator)
         rows = torch.empty_like(order)
         rows[order] = order.roll(1)
@@ -484,7 +475,7 @@ def kind_inputs(
         if problem.latent and name == "v_descale":
             fields[name] = fields["k_descale"]
         elif problem.latent and name == "k_descale":
-            # One number for the whole cache, of which V is a part.
+            # One number for the whole cache, which includes V.
             fields[name] = (0.5 + uniform(1, 1)).expand(problem.batch, 1)
         else:
             fields[name] = 0.5 + uniform(problem.batch, problem.kv_heads)

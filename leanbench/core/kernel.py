@@ -1,4 +1,4 @@
-"""What a kernel must say of itself."""
+"""Kernel interface."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from leanbench.core.timeline import CtaTimeline
 
 
-#: The precision of a kernel that rounds Q and softmax weights to fp8.
+#: Precision of a kernel that rounds Q and softmax weights to fp8.
 FP8 = "fp8"
-#: Behind the dtype, the precision of a kernel that also rounds scores to it.
+#: Suffix of the precision of a kernel that also rounds scores to the dtype.
 ROUNDED_SCORES = " scores"
-#: What a kernel asks for that always runs with its `batch_invariant_config`.
+#: `Kernel.config_choice` of a kernel that always runs with its `batch_invariant_config`.
 BATCH_INVARIANT = "batch_invariant"
 
 
 @dataclass(frozen=True)
 class LaunchResources:
-    """What one CTA of a compiled GPU kernel takes of its SM."""
+    """Resources of one CTA of a compiled GPU kernel."""
 
-    #: The GPU kernel's name.
+    #: Name of the GPU kernel.
     launch: str
     #: CTAs of the grid.
     ctas: int
@@ -67,8 +67,8 @@ class OwnOutputs(ABC):
     """
 
     def __init__(self, inputs: AttentionInputs) -> None:
-        #: The inputs, with what the latest call wrote in place of `out` and `lse`; kept alive until
-        #: the next one. After a capture, these are the tensors that the graph writes.
+        #: Inputs with the outputs of the latest call, which they keep alive until the next one.
+        #: After a capture, these are the tensors that the graph writes.
         self.results = inputs
 
     def __call__(self) -> None:
@@ -90,14 +90,14 @@ def caller(launch: Callable[[], Any]) -> Callable[[], Any]:
     return launch.compute if isinstance(launch, OwnOutputs) else launch
 
 
-#: The launch settings of a kernel; None where it has none.
+#: Launch settings of a kernel; None without any.
 ConfigT = TypeVar("ConfigT", bound="KernelConfig | None")
 
 
 class Kernel(ABC, Generic[ConfigT]):
     """One way to compute decode attention."""
 
-    #: The name users type.
+    #: Name in flags.
     name: str
     #: One line for `leanbench list kernels`.
     title: str
@@ -105,40 +105,35 @@ class Kernel(ABC, Generic[ConfigT]):
     decomposition: str
     #: Paper, or library and version.
     source: str
-    #: Whether it is others' code, which this project's kernels are held against.
+    #: True for third-party kernels used as baselines.
     is_peer: bool = False
-    #: Whether its launches can be timed: captured in a CUDA graph, without host synchronisation.
+    #: True if its launches can be captured in a CUDA graph, without host synchronisation.
     is_timed: bool = True
-    #: The kernel name that its tuned configs go under; None: it is not tuned. A stream-K kernel,
-    #: see leanbench.tune.
+    #: Kernel name of its tuned configs (stream-K, see leanbench.tune); None if it is not tuned.
     tuned_as: str | None = None
-    #: The classes of its launch settings, one for each implementation; none: it has no settings.
+    #: Classes of its launch settings, one per implementation.
     config_types: tuple[type[KernelConfig], ...] = ()
-    #: In place of `--configs`: `best` where the kernel always runs with the fastest of its
-    #: candidates, `BATCH_INVARIANT` where with its `batch_invariant_config`; None: nothing.
+    #: Replaces `--configs`: `best` or `BATCH_INVARIANT`; None for the flag.
     config_choice: str | None = None
-    #: Whether it is measured through `leanbench.lean_attn_with_kvcache`, as its users call it.
+    #: True if it is measured through `leanbench.lean_attn_with_kvcache`.
     is_api: bool = False
-    #: Whether, where GPUs share sequences, each has its share of the query heads in the end and not
-    #: all of them.
+    #: True if GPUs that share sequences end with a share of the query heads each.
     shares_heads: bool = False
-    #: Base of the logarithm in the LSE that it writes; None: it writes no LSE.
+    #: Base of the logarithm in the LSE; None for a kernel without LSE.
     lse_base: float | None = math.e
-    #: Whether lengths on the device that are no lengths of the cache count as the nearest ones, and
-    #: nothing past a sequence's end, NaN too, reaches its outputs. `leanbench check` tries it.
+    #: True if lengths on the device are clamped to the cache, and nothing past a sequence's end,
+    #: not even NaN, reaches its outputs. `leanbench check` tests it.
     guards_lengths: bool = False
-    #: Whether it can be the attention of a whole model: a launch over new tensors can be prepared
-    #: while a CUDA graph is captured, by `prepare`, or by `prepare_planned` where there is a plan
-    #: or the kernel is a library's.
+    #: True if a launch over new tensors can be prepared during the capture of a CUDA graph: by
+    #: `prepare`, or by `prepare_planned` for a library or with a plan.
     fits_whole_models: bool = False
-    #: Whether it is nothing else: attention as a model's own code calls it.
+    #: True for attention that only a model's own code calls.
     only_in_whole_models: bool = False
-    #: Axes of leanbench.core.axes of which it takes other values than the default, `lengths` for
-    #: several of them. A problem that is not at the default of any other axis is refused, so an
-    #: axis that comes later is never ignored.
+    #: Axes with values off the default that it supports; `lengths` for ragged batches. Problems off
+    #: the default of another axis are unsupported, so a later axis is never ignored.
     axes: frozenset[str] = frozenset({"dtype", "kv_layout"})
-    #: Of the axes of sizes, what it takes: containers of int. Any, because the type of a variable
-    #: may not be narrowed, and some kernels say that theirs are tuples.
+    #: Supported sizes: containers of int. Any, because some kernels declare tuples, and the type of
+    #: a variable cannot be narrowed.
     head_dims: Any = HEAD_DIMS
     page_sizes: Any = PAGE_SIZES
     max_q_len: int = MAX_Q_LEN
@@ -202,22 +197,15 @@ class Kernel(ABC, Generic[ConfigT]):
         return self._size_refusal(problem) or self.refusal(problem)
 
     def _size_refusal(self, problem: AttentionProblem) -> str | None:
-        """One sentence on a size that the kernel does not take, or None."""
+        size, choices = "", ""
         if problem.head_dim not in self.head_dims:
-            return (
-                f"{self.name} does not take head_dim {problem.head_dim}: choose"
-                f" {size_choices(self.head_dims)}"
-            )
-        if problem.page_size is not None and problem.page_size not in self.page_sizes:
-            return (
-                f"{self.name} does not take page_size {problem.page_size}: choose"
-                f" {size_choices(self.page_sizes)}, or no pages"
-            )
-        if problem.q_len > self.max_q_len:
-            return (
-                f"{self.name} does not take q_len {problem.q_len}: choose at most {self.max_q_len}"
-            )
-        return None
+            size, choices = f"head_dim {problem.head_dim}", size_choices(self.head_dims)
+        elif problem.page_size is not None and problem.page_size not in self.page_sizes:
+            size = f"page_size {problem.page_size}"
+            choices = f"{size_choices(self.page_sizes)}, or no pages"
+        elif problem.q_len > self.max_q_len:
+            size, choices = f"q_len {problem.q_len}", f"at most {self.max_q_len}"
+        return f"{self.name} does not take {size}: choose {choices}" if size else None
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         """Return a sentence if the kernel does not support a combination of values in `axes`, or
@@ -381,6 +369,6 @@ def _beyond(axis: Axis, problem: AttentionProblem) -> str:
     if axis is LENGTHS:
         return f"{does}, all sequences must have the same context"
     value = axis.write(getattr(problem, axis.name))
-    # A switch's words name it: not "sinks sinks".
-    what = value if isinstance(axis.values, Switch) else f"{axis.name} {value}"
-    return f"{does}, this problem has {what}: leave it out"
+    # The words of a switch contain its name: not "sinks sinks".
+    text = value if isinstance(axis.values, Switch) else f"{axis.name} {value}"
+    return f"{does}, this problem has {text}: leave it out"

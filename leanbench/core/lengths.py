@@ -283,28 +283,24 @@ def _file_quantiles(name: str, file: str) -> tuple[int, ...]:
 _MOST_MB = 100
 _DELIMITERS = ",;\t|"
 _NUMBER = re.compile(r"[+-]?\d{1,40}(\.\d{0,40})?(e[+-]?\d{1,9})?", re.ASCII | re.IGNORECASE)
-#: Numbers to other programs, so no names of columns.
+#: Numbers or missing values of other programs rather than names of columns.
 _NO_NAMES = {"nan", "inf", "infinity", "none", "null", "true", "false", "na", "n/a"}
 _SYNTAX = "whole numbers of tokens such as 8192, or name another column: FILE:COLUMN"
 _FIX = f"write {_SYNTAX}"
 
 
+@dataclass(eq=False)
 class UnknownColumn(UserError):
-    """A column that a file of lengths does not have, or none of several.
+    """A column that a file of lengths does not have, or none of several."""
 
-    Attributes:
-        file: File, as it was named.
-        column: Column that was named; empty if none was.
-        columns: Columns of the file, in its order.
-        example: Column of numbers, if none was named.
-    """
-
-    def __init__(self, file: str, column: str, columns: Sequence[str], example: str = "") -> None:
-        super().__init__(file, column, columns, example)
-        self.file = file
-        self.column = column
-        self.columns = columns
-        self.example = example
+    #: File, as given.
+    file: str
+    #: Column, as given; empty without one.
+    column: str
+    #: Columns of the file, in its order.
+    columns: Sequence[str]
+    #: Column of numbers, if no column is given.
+    example: str = ""
 
     def __str__(self) -> str:
         if not self.column:

@@ -22,7 +22,8 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-#: The variable that tells a server who started it. Nobody else has it.
+#: Environment variable with the parent of a forkserver, which preloads this module. Without it the
+#: server would survive its parent for seconds, then fork processes that find their pool gone.
 STARTED_BY = "LEANBENCH_POOL_OF"
 
 if _parent := os.environ.pop(STARTED_BY, None):

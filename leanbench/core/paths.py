@@ -1,5 +1,4 @@
-"""Where things are: the rooms next to the package (in the wheel under `_shipped`, in a checkout at
-its top), and what leanbench keeps for its user.
+"""Paths of the rooms outside the package (in the wheel under `_shipped`), and of the user's files.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def _own_folder() -> Path:
     try:
         return Path(mkdtemp(prefix="leanbench-"))
     except OSError:
-        # Reading finds nothing there, writing fails with the sentence of whoever writes.
+        # Reads find nothing there, writes fail with the writer's message.
         return Path(os.devnull)
 
 

@@ -1,8 +1,7 @@
-"""Quantities: what a row of `results.jsonl` can hold, each declared once, as a field of
-`leanbench.records.row.Row`.
+"""Quantities of a row of `results.jsonl`, declared once as fields of `leanbench.records.row.Row`.
 
-The tables of a report, the CSV header, the JSON schema and docs/quantities.md take heading, unit,
-format and meaning from that declaration.
+Tables of a report, the CSV header, the JSON schema and docs/quantities.md take heading, unit,
+format and meaning from the declaration.
 """
 
 from __future__ import annotations
@@ -13,19 +12,18 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, Field
 from pydantic_core import PydanticUndefined
 
-#: `noisy`: the figures are there, but the stopping rule was not met or something else used the GPU.
-#: `suspect`: the figures contradict a physical limit, or the launches did something that makes them
-#: meaningless. docs/measuring.md explains both.
+#: `noisy`: the stopping rule was not met, or another process used the GPU. `suspect`: the figures
+#: contradict a physical limit, or the launches made them meaningless. See docs/measuring.md.
 Status = Literal[
     "ok", "unsupported", "incorrect", "out_of_memory", "timeout", "crashed", "noisy", "suspect"
 ]
 EVERY_STATUS: tuple[Status, ...] = get_args(Status)
-#: The kernel ran and its output was compared with the reference: such a row may carry figures.
+#: The kernel ran and its output was compared with the reference: the row can have figures.
 RAN: tuple[Status, ...] = ("ok", "noisy", "suspect", "incorrect")
-#: The latency counts where kernels are compared: a rival that was timed with noise is a rival.
+#: The latency counts in comparisons of kernels.
 TIMED: tuple[Status, ...] = ("ok", "noisy")
 
-#: In the order of tables.
+#: Groups in the order of tables.
 Group = Literal[
     "repeat",
     "problem",
@@ -44,9 +42,8 @@ Group = Literal[
 ]
 GROUPS: tuple[Group, ...] = get_args(Group)
 
-#: How a value is written: `figure` with four significant digits, `fixed` with two decimals and
-#: `fixed3` with three, `share` as a percentage (1.0 is 100%), `change` as one with its sign and
-#: `bytes` in MB.
+#: Format of a value: `figure` with four significant digits, `fixed` with two decimals and `fixed3`
+#: with three, `share` as a percentage (1.0 is 100%), `change` with a sign and `bytes` in MB.
 Kind = Literal[
     "text",
     "outcome",
@@ -63,12 +60,11 @@ Kind = Literal[
     "exponent",
 ]
 
-#: Where a column is shown: on `paper` and in everything wider, in `markdown` and on the page, on
-#: the `page`, or in no table but in the `data` (CSV and Parquet, which have every column).
+#: Narrowest table with a column: `paper`, `markdown` or `page`; `data` (CSV and Parquet) has all.
 Shown = Literal["paper", "markdown", "page", "data"]
 WIDER: tuple[Shown, ...] = get_args(Shown)
 
-#: Units as they end a name, and as people read them.
+#: Display units by suffix of a name.
 UNITS = {
     "us": "µs",
     "s": "s",
@@ -83,7 +79,7 @@ UNITS = {
     "per_s": "per s",
     "x": "×",
 }
-#: Units of the kinds whose values are not written in the unit in which they are held.
+#: Display units of kinds that convert their values.
 _WRITTEN_IN: dict[Kind, str] = {"bytes": "MB", "share": "%", "change": "%"}
 _FORMATS: dict[Kind, str] = {
     "count": "d",
@@ -103,20 +99,20 @@ class Quantity:
     """One quantity: a field of a row, or a column that a report computes from rows."""
 
     name: str
-    #: What a table calls it.
+    #: Heading of a column.
     heading: str
     group: Group
     kind: Kind
-    #: One line for whoever hovers over the heading; empty where the heading says it.
+    #: Tooltip text; empty if the heading is enough.
     meaning: str = ""
-    #: Of the value as it is held, see `UNITS`; other words stand as they are.
+    #: Unit of the stored value, see `UNITS`; other words are displayed as they are.
     unit: str = ""
     shown: Shown = "page"
-    #: The statuses whose rows may carry it.
+    #: Statuses of rows that can have it.
     statuses: tuple[Status, ...] = RAN
     #: `leanbench compare` shows it as a ratio of new over base.
     compared: bool = False
-    #: The quantity whose sentences show where a reader points at this one.
+    #: Quantity with sentences for the tooltip of this one's cells.
     notes: str = ""
 
     @property
@@ -142,8 +138,7 @@ class Quantity:
         if self.kind == "bytes":
             value /= 1e6
         if self.kind in ("bytes", "figure") and abs(value) >= 10_000:
-            # An exponent says nothing in a table.
-            return f"{value:.0f}"
+            return f"{value:.0f}"  # no exponents in tables
         return format(value, _FORMATS[self.kind])
 
     @property

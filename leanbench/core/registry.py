@@ -1,8 +1,7 @@
-"""How the kernels room is searched.
+"""Registry of kernels.
 
-A family is a folder in `kernels/` (or in a folder of `LEANBENCH_KERNEL_PATH`) whose `__init__.py`
-lists its kernels in `KERNELS`. That file must import fast: torch and triton are loaded in
-`prepare`, not at the top.
+A family is a folder in `kernels/` (or in a folder of `LEANBENCH_KERNEL_PATH`) with an `__init__.py`
+that lists its kernels in `KERNELS`. It must import fast: `prepare` loads torch and triton.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from leanbench.core.errors import UserError, nearest
 from leanbench.core.kernel import Kernel
 from leanbench.core.paths import KERNELS
 
-#: Of the latest search: a sentence without its full stop for each family that could not be loaded,
-#: and for each folder of `LEANBENCH_KERNEL_PATH` without a kernel.
+#: Warnings of the latest search, see `kernel_warnings`.
 _warnings: list[str] = []
 
 
@@ -77,25 +75,19 @@ def _family(name: str) -> list[tuple[str, Kernel[Any]]]:
     """Return the kernels of a family, by name. Code that fails gives none and a warning."""
     module = f"leanbench.kernels.{name}"
     try:
-        return [
-            (kernel.name, kernel)
-            for kernel in getattr(importlib.import_module(module), "KERNELS", ())
-        ]
+        family = getattr(importlib.import_module(module), "KERNELS", ())
+        return [(kernel.name, kernel) for kernel in family]
     except (Exception, SystemExit) as error:
         spec = importlib.util.find_spec(module)
         message = (str(error).strip().splitlines() or [""])[0]
         where = spec.origin if spec and spec.origin else module
-        # Of a SyntaxError the message names the line, and no frame is the file's.
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == where
-        ]
+        # The message of a SyntaxError has the line, and no frame is the file's.
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == where]
         at = f", line {lines[-1]}," if lines else ""
+        error_text = f"{type(error).__name__}{': ' if message else ''}{message}"
         _warnings.append(
-            f"{where}{at} cannot be loaded"
-            f" ({type(error).__name__}{': ' if message else ''}{message}), so its kernels are left"
-            " out"
+            f"{where}{at} cannot be loaded ({error_text}), so its kernels are left out"
         )
         return []
 

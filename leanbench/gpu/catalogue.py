@@ -1,11 +1,8 @@
-"""The GPUs that leanbench knows without having them.
+"""Catalogue of GPUs, read from catalogue.toml.
 
-Units: `memory_gb` is the vendor's label, `bandwidth_tb_s` counts 10^12 bytes, `l2_mib` counts
-2^20 and shared memory 2^10. The driver reports up to 7% more than 10^9 bytes a GB, or a little less
-where ECC takes its share, so whoever asks whether something fits counts 10^9. Shared memory and
-registers come from the CUDA C++ Programming Guide, table "Technical Specifications per Compute
-Capability"; a CTA can use 1 KB less than its SM holds. Where a datasheet says "up to" and the
-driver reads another number, the driver's stands here and `source` says so.
+The driver reports up to 7% more than 10^9 bytes a GB, or a little less with ECC: memory limits
+count 10^9. Shared memory and registers come from the CUDA C++ Programming Guide, table "Technical
+Specifications per Compute Capability"; a CTA can use 1 KB less than its SM holds.
 """
 
 from __future__ import annotations
@@ -14,13 +11,14 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 
-#: Words of product names that tell nothing about the GPU.
+#: Words of product names that do not identify the GPU.
 _BRANDS = ("nvidia", "geforce", "tesla", "grid", "")
 #: Shared memory per SM, in KB, by compute capability.
 _SHARED_KB_PER_SM = {
@@ -82,18 +80,14 @@ _VIRTUAL = re.compile(r"(.+?)-(?:(\d)-)?\d+[abcq](?:me|nome|meall|gfx)?")
 _MIG = re.compile(r"\s+MIG\s.*$")
 
 
+@dataclass(eq=False)
 class UnknownGpu(UserError):
-    """A name that the catalogue does not have.
+    """A name that the catalogue does not have."""
 
-    Attributes:
-        name: Name as given.
-        hint: Nearest name of the same model, or the known names.
-    """
-
-    def __init__(self, name: str, hint: str) -> None:
-        super().__init__(name, hint)
-        self.name = name
-        self.hint = hint
+    #: Name, as given.
+    name: str
+    #: Nearest name of the same model, or the known names.
+    hint: str
 
     def __str__(self) -> str:
         return f"there is no GPU {self.name!r} in the catalogue, {self.hint}"

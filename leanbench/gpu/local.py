@@ -1,6 +1,4 @@
-"""The GPU that is here, as a `GpuSpec`, and the choice between measuring on it and predicting for
-another.
-"""
+"""The GPU of this machine as a `GpuSpec`, and the choice between measuring and predicting."""
 
 from __future__ import annotations
 
@@ -22,14 +20,13 @@ from leanbench.gpu.catalogue import (
     model_of,
     slug,
 )
-from leanbench.gpu.nvml import Nvml
+from leanbench.gpu.nvml import GpuLimits, Nvml
 from leanbench.gpu.nvml_library import NvmlError
 from leanbench.gpu.visible import LocalGpu, local_gpus, why_no_gpu, why_silent
 
-#: What is predicted for when there is no GPU and none was named: the GPU of the LeanAttention
-#: paper.
+#: GPU of predictions without `--gpu` on a machine without a GPU: that of the LeanAttention paper.
 DEFAULT_GPU = "a100-80gb"
-#: Stand-ins for a GPU that is in no list and does not say: below any current data-centre GPU's.
+#: Assumptions for an unknown GPU: below any current data-centre GPU.
 _UNKNOWN_BANDWIDTH_TB_S = 0.25
 _UNKNOWN_CLOCK_MHZ = 1500
 _UNKNOWN_POWER_W = 300
@@ -37,12 +34,12 @@ _UNKNOWN_POWER_W = 300
 
 @dataclass(frozen=True)
 class Target:
-    """What a command is about: a GPU to measure on, or the model of one."""
+    """GPU to measure on or to predict for."""
 
     spec: GpuSpec
-    #: torch's index of the GPU; None: nothing is measured, `spec` is predicted for.
+    #: torch's index of the GPU; None for a prediction.
     local_index: int | None
-    #: Why a GPU that is here is not used, or not in full, where that may surprise.
+    #: Reason why a GPU here is not used, or not in full.
     note: str | None = None
 
 
@@ -63,7 +60,7 @@ def choose(gpu_name: str | None, require_gpu: bool) -> Target:
         gpus = local_gpus()
     except NvmlError as error:
         gpus, fault = [], error
-    here = next((gpu for gpu in gpus if gpu_name is None or _is_named(gpu, gpu_name)), None)
+    here = next((gpu for gpu in gpus if gpu_name is None or _answers_to(gpu, gpu_name)), None)
     if here is None or here.fault is not None:
         # Torch may know what NVML cannot read.
         fault = fault or next((gpu.fault for gpu in gpus if gpu.fault is not None), None)
@@ -133,7 +130,7 @@ def _torch_target(gpu_name: str | None, gpus: list[LocalGpu], silence: str) -> T
         return None
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         spec = spec_of_device(index)
-        if gpu_name is None or _answers_to(spec.product, gpu_name):
+        if gpu_name is None or _is_name_of(spec.product, gpu_name):
             uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
             if uuid and any(gpu.uuid.endswith(uuid) for gpu in gpus):
                 return Target(spec, index)
@@ -167,11 +164,14 @@ def spec_of_device(index: int) -> GpuSpec:
     device = torch.cuda.get_device_properties(index)
     known = match_product(device.name)
     base = known or _unknown_product(device, index)
-    # A whole GPU's total is 2^30 bytes a GB, less a few percent; an instance has an eighth or more
-    # of that. A virtual GPU that is no instance takes turns with others at the whole bandwidth.
+    # A whole GPU has 2^30 bytes a GB, less a few percent. An instance has an eighth or more of
+    # that. Other virtual GPUs take turns at the whole bandwidth.
     share = device.total_memory / (base.memory_gb * 2**30)
     memory_share = share if is_instance(device.name) or is_virtual(device.name) else 1
     bandwidth_share = share if is_instance(device.name) else 1
+    per_sm = _read(device, "shared_memory_per_multiprocessor", 1024, base.shared_kb_per_sm)
+    per_cta = _read(device, "shared_memory_per_block_optin", 1024, base.shared_kb_per_cta)
+    source = f"the driver; bandwidth, clock and power: {base.source}" if known else base.source
     return replace(
         base,
         product=device.name,
@@ -180,18 +180,10 @@ def spec_of_device(index: int) -> GpuSpec:
         memory_gb=round(base.memory_gb * memory_share, 1),
         bandwidth_tb_s=base.bandwidth_tb_s * bandwidth_share,
         l2_mib=_read(device, "L2_cache_size", 2**20, base.l2_mib),
-        shared_kb_per_sm=int(
-            _read(device, "shared_memory_per_multiprocessor", 1024, base.shared_kb_per_sm)
-        ),
-        shared_kb_per_cta=int(
-            _read(device, "shared_memory_per_block_optin", 1024, base.shared_kb_per_cta)
-        ),
+        shared_kb_per_sm=int(per_sm),
+        shared_kb_per_cta=int(per_cta),
         registers_per_sm=int(_read(device, "regs_per_multiprocessor", 1, base.registers_per_sm)),
-        source=(
-            base.source
-            if known is None
-            else f"the driver; bandwidth, clock and power: {known.source}"
-        ),
+        source=source,
     )
 
 
@@ -206,42 +198,41 @@ def _unknown_product(device: Any, index: int) -> GpuSpec:
     try:
         with Nvml(index) as nvml:
             limits = nvml.limits()
-        clock_mhz, power_w, bandwidth_tb_s = (
-            limits.sm_clock_mhz,
-            limits.power_limit_w,
-            limits.bandwidth_tb_s,
-        )
     except NvmlError:
-        clock_mhz = power_w = bandwidth_tb_s = None
-    answers = {"bandwidth": bandwidth_tb_s, "clock": clock_mhz, "power": power_w}
+        limits = GpuLimits(None, None, None)
+    answers = {
+        "bandwidth": limits.bandwidth_tb_s,
+        "clock": limits.sm_clock_mhz,
+        "power": limits.power_limit_w,
+    }
     missing = [name for name, value in answers.items() if value is None]
     source = "the driver; bandwidth: memory clock times bus width"
     memory_gb = round(device.total_memory / 2**30, 1)
     name = slug(device.name)
     return GpuSpec(
-        # An "NVIDIA H100" of 94 GB is not what the catalogue calls `h100`.
+        # An "NVIDIA H100" of 94 GB is not the catalogue's `h100`.
         name=f"{name}-{memory_gb:.0f}gb" if is_known(name) else name,
         product=device.name,
         compute_capability=(device.major, device.minor),
         sms=device.multi_processor_count,
         memory_gb=memory_gb,
-        bandwidth_tb_s=bandwidth_tb_s or _UNKNOWN_BANDWIDTH_TB_S,
-        # The smallest of compute capability 8.0 and later, for a torch that does not say.
+        bandwidth_tb_s=limits.bandwidth_tb_s or _UNKNOWN_BANDWIDTH_TB_S,
+        # The minimum of compute capability 8.0 and later, for an older torch.
         l2_mib=4,
         shared_kb_per_sm=100,
         shared_kb_per_cta=99,
         registers_per_sm=65_536,
-        boost_clock_mhz=clock_mhz or _UNKNOWN_CLOCK_MHZ,
-        power_limit_w=round(power_w or _UNKNOWN_POWER_W),
+        boost_clock_mhz=limits.sm_clock_mhz or _UNKNOWN_CLOCK_MHZ,
+        power_limit_w=round(limits.power_limit_w or _UNKNOWN_POWER_W),
         source=f"{source}; assumed: {', '.join(missing)}" if missing else source,
     )
 
 
-def _is_named(gpu: LocalGpu, name: str) -> bool:
-    return gpu.fault is None and _answers_to(gpu.product, name)
+def _answers_to(gpu: LocalGpu, name: str) -> bool:
+    return gpu.fault is None and _is_name_of(gpu.product, name)
 
 
-def _answers_to(product: str, name: str) -> bool:
+def _is_name_of(product: str, name: str) -> bool:
     """Return True if `name` is this GPU's catalogue name, alias, product name or family
     (``a100``).
     """
@@ -251,8 +242,8 @@ def _answers_to(product: str, name: str) -> bool:
     spec = match_product(product)
     if spec is not None and (wanted == spec.name or wanted in spec.aliases):
         return True
-    # `a100` is short for a100-80gb where there is no GPU, but whoever has an A100-40GB here means
-    # that one. `h200` is a GPU of its own, and no family: an H200 NVL is another.
+    # `a100` is short for a100-80gb, but matches an A100-40GB that is here. `h200` is no family: an
+    # H200 NVL is another GPU.
     if words.startswith(f"{wanted}-"):
         return all(slug(other.product) != wanted for other in CATALOGUE)
     if spec is not None and spec.name.startswith(f"{wanted}-"):

@@ -1,4 +1,4 @@
-"""What NVML says of one GPU, without torch: how it is doing right now."""
+"""State, limits and processes of one GPU by NVML, without torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 from leanbench.gpu.nvml_library import ask, open_nvml
 from leanbench.gpu.visible import handle_of
 
-# Bits of nvmlClocksEventReasons. Idle, and clocks that somebody set, are no throttling: bits 0x1,
-# 0x2 and 0x100.
+# Bits of nvmlClocksEventReasons. Idle and user-defined clocks (0x1, 0x2, 0x100) are no throttling.
 _THROTTLE_REASONS = {
     0x004: "sw_power_cap",
     0x008: "hw_slowdown",
@@ -34,14 +33,13 @@ class GpuState:
     memory_clock_mhz: int | None
     temperature_c: int | None
     power_w: float | None
-    #: Why the clocks are lower than they could be, e.g. ``["sw_power_cap"]``; empty when nothing
-    #: holds them back.
+    #: Reasons for lowered clocks, such as ``["sw_power_cap"]``.
     throttle_reasons: list[str] | None
 
 
 @dataclass(frozen=True)
 class GpuLimits:
-    """What the GPU was built for. A field that the GPU does not support is None."""
+    """Limits of the GPU. A field that the GPU does not support is None."""
 
     sm_clock_mhz: int | None
     power_limit_w: float | None
@@ -50,14 +48,14 @@ class GpuLimits:
 
 
 class Nvml:
-    """NVML for one GPU, open between `with` and its end.
+    """NVML for one GPU, as a context manager. Every read raises GpuLostError for a lost GPU.
 
     Args:
-        device: the index as torch counts, or a UUID with or without its ``GPU-`` prefix.
+        device: torch's index, or a UUID with or without its ``GPU-`` prefix.
 
     Raises:
-        NvmlUnavailableError: there is no driver.
-        GpuNotFoundError: there is no such GPU.
+        NvmlUnavailableError: There is no driver.
+        GpuNotFoundError: There is no such GPU.
     """
 
     def __init__(self, device: int | str = 0) -> None:
@@ -85,11 +83,7 @@ class Nvml:
         self._library.__exit__(kind, error, trace)
 
     def state(self) -> GpuState:
-        """Read clocks, temperature, power and throttle reasons; about a millisecond.
-
-        Raises:
-            GpuLostError: The GPU no longer answers.
-        """
+        """Read clocks, temperature, power and throttle reasons; about a millisecond."""
         nvml, gpu = self._nvml, self._handle
         return GpuState(
             sm_clock_mhz=ask(nvml, nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_SM),
@@ -191,13 +185,12 @@ _LISTS = (
 class GpuProcess:
     """A process with a context on a GPU."""
 
-    #: As NVML counts. In a container that can be the host's count: such a process may not exist
-    #: here.
+    #: NVML's pid. In a container it can be the host's, and not exist here.
     pid: int
-    #: The program, without its folder; None where that cannot be seen from here.
+    #: Program without its folder; None if it cannot be seen from here.
     name: str | None
-    #: Percent of the time in which the process had a kernel on the SMs, the highest of NVML's
-    #: samples; 0: it only holds a context. None where NVML does not say.
+    #: Percent of time with a kernel on the SMs, the highest of NVML's samples; 0 for an idle
+    #: context, None if unknown.
     sm_utilisation: int | None
 
 

@@ -1,11 +1,10 @@
-"""NVML opened and read: its errors turned into few exceptions, and into None where it has no
-answer.
-"""
+"""Access to NVML, with few exceptions, and None for missing answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +12,7 @@ from leanbench.core.errors import GpuUnusable, UserError
 
 
 class NvmlError(UserError):
-    """NVML could not answer; the sentence says the fix."""
+    """NVML could not answer."""
 
 
 class NvmlUnavailableError(NvmlError):
@@ -28,16 +27,12 @@ class GpuLostError(NvmlError, GpuUnusable):
     """The GPU fell off the bus or needs a reset."""
 
 
+@dataclass(eq=False)
 class OldBindingError(NvmlError):
-    """An outdated `pynvml`, most often the package of that name, which shadows nvidia-ml-py.
+    """An outdated `pynvml`, most often the package of that name, which shadows nvidia-ml-py."""
 
-    Attributes:
-        path: File that was imported.
-    """
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
+    #: File that was imported.
+    path: str
 
     def __str__(self) -> str:
         return (
@@ -73,8 +68,7 @@ def _initialised(pynvml: Any) -> Iterator[None]:
                 "the NVIDIA driver was updated while its kernel module kept running: reboot, or"
                 " reload the module"
             ) from None
-        # A container or a machine without a GPU fails here in many ways; none of them leaves a GPU
-        # to use.
+        # Containers and machines without a GPU fail in many ways.
         raise NvmlUnavailableError(
             f"there is no working NVIDIA driver here (NVML: {error})"
         ) from None
@@ -103,7 +97,7 @@ def _import_pynvml() -> Any:
         raise NvmlUnavailableError("pynvml is not installed: pip install nvidia-ml-py") from None
     except Exception:  # bindings for Python 2 are a syntax error
         raise OldBindingError(_path_of_pynvml()) from None
-    # The newest name that leanbench cannot do without: nvidia-ml-py has it since 12.560.
+    # The newest required name, in nvidia-ml-py since 12.560.
     if not hasattr(pynvml, "NVMLLibraryMismatchError"):
         raise OldBindingError(_path_of_pynvml())
     return pynvml

@@ -1,8 +1,7 @@
-"""Theoretical warp occupancy: the warps that an SM can hold of a compiled kernel, over the most it
-can hold of any.
+"""Theoretical warp occupancy of a compiled kernel.
 
-It says how many loads can be in flight, not how busy an SM is. The rules of allocation are those of
-NVIDIA's occupancy calculator; the limits are the CUDA C++ Programming Guide's, table "Technical
+It limits the loads in flight, not how busy an SM is. The rules of allocation are those of NVIDIA's
+occupancy calculator; the limits are from the CUDA C++ Programming Guide, table "Technical
 Specifications per Compute Capability".
 """
 
@@ -14,7 +13,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import LaunchResources
 
-#: (warps, CTAs) that an SM holds at most, by compute capability.
+#: Maximum warps and CTAs of an SM, by compute capability.
 _MOST_PER_SM = {
     (8, 0): (64, 32),
     (8, 6): (48, 16),
@@ -24,10 +23,10 @@ _MOST_PER_SM = {
     (12, 0): (48, 24),
 }
 _WARP_THREADS = 32
-#: Registers are given to a warp in pieces of this size, from the quarter of the SM that it runs on.
+#: Registers are allocated to a warp in units of this size, from its quarter of the SM.
 _REGISTERS_AT_ONCE = 256
 _SM_PARTITIONS = 4
-#: Shared memory is given to a CTA in pieces of this size; the system takes 1 KB for each.
+#: Shared memory is allocated to a CTA in units of this size; the system takes 1 KB of each CTA.
 _SHARED_BYTES_AT_ONCE = 128
 _SYSTEM_SHARED_BYTES = 1024
 
@@ -49,25 +48,18 @@ def theoretical_occupancy(resources: LaunchResources, spec: GpuSpec) -> Occupanc
         UserError: The limits of this compute capability are unknown.
     """
     most_warps, most_ctas = _most_per_sm(spec)
+    registers = max(1, resources.registers_per_thread) * _WARP_THREADS
+    warp_registers = _rounded_up(registers, _REGISTERS_AT_ONCE)
+    warps_by_registers = spec.registers_per_sm // _SM_PARTITIONS // warp_registers * _SM_PARTITIONS
+    shared = resources.shared_bytes + _SYSTEM_SHARED_BYTES
     ctas = min(
         most_warps // resources.num_warps,
         most_ctas,
-        _warps_by_registers(resources, spec) // resources.num_warps,
-        spec.shared_kb_per_sm * 1024 // _shared_bytes(resources),
+        warps_by_registers // resources.num_warps,
+        spec.shared_kb_per_sm * 1024 // _rounded_up(shared, _SHARED_BYTES_AT_ONCE),
     )
     warps = ctas * resources.num_warps
     return Occupancy(ctas, warps, warps / most_warps)
-
-
-def _warps_by_registers(resources: LaunchResources, spec: GpuSpec) -> int:
-    of_warp = _rounded_up(
-        max(1, resources.registers_per_thread) * _WARP_THREADS, _REGISTERS_AT_ONCE
-    )
-    return spec.registers_per_sm // _SM_PARTITIONS // of_warp * _SM_PARTITIONS
-
-
-def _shared_bytes(resources: LaunchResources) -> int:
-    return _rounded_up(resources.shared_bytes + _SYSTEM_SHARED_BYTES, _SHARED_BYTES_AT_ONCE)
 
 
 def _rounded_up(number: int, unit: int) -> int:

@@ -1,4 +1,4 @@
-"""How the GPUs of this machine reach one another, by NVML."""
+"""Links between the GPUs of this machine, by NVML."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 
 @dataclass(frozen=True)
 class Pair:
-    """Two GPUs, as CUDA counts them, or ranks. None: the driver does not say."""
+    """Two GPUs by CUDA's index, or ranks. None if the driver has no answer."""
 
     first: int
     second: int
-    #: Whether each may write to the other's memory.
+    #: True if each can write to the other's memory.
     peer_access: bool | None
-    #: Whether it does so over NVLink.
+    #: True if the connection is NVLink.
     nvlink: bool | None
     #: NVLinks between the two, or to the switch between them.
     nvlinks: int = 0
-    #: Raw speed of these one way, or of PCIe where there are none.
+    #: One-way bandwidth of the NVLinks, or of PCIe.
     gb_s: float | None = None
 
     @property
@@ -56,7 +56,7 @@ def topology(devices: Sequence[int] | None = None) -> Topology:
     """
     with open_nvml() as nvml:
         if devices is None:
-            handles = [place.handle for place in visible_places(nvml)]
+            handles = [visible.handle for visible in visible_places(nvml)]
         else:
             handles = [handle_of(nvml, device) for device in devices]
         gpus = range(len(handles))
@@ -133,14 +133,15 @@ def _nvlinks(nvml: Any, handle: Any) -> list[int]:
 
 def _nvlinks_between(nvml: Any, first: Any, second: Any) -> int:
     """Return the number of links to the other GPU; of GPUs at a switch, the fewest of the two."""
-    links, place = _nvlinks(nvml, first), _place(ask(nvml, nvml.nvmlDeviceGetPciInfo, second))
-    ends = [_place(ask(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, first, link)) for link in links]
-    if place is not None and place in ends:
-        return ends.count(place)
+    links, address = _nvlinks(nvml, first), _address(ask(nvml, nvml.nvmlDeviceGetPciInfo, second))
+    remote = nvml.nvmlDeviceGetNvLinkRemotePciInfo
+    ends = [_address(ask(nvml, remote, first, link)) for link in links]
+    if address is not None and address in ends:
+        return ends.count(address)
     return min(len(links), len(_nvlinks(nvml, second)))
 
 
-def _place(pci: Any) -> tuple[int, int, int] | None:
+def _address(pci: Any) -> tuple[int, int, int] | None:
     """Return the PCI address of a device."""
     return None if pci is None else (pci.domain, pci.bus, pci.device)
 

@@ -1,7 +1,7 @@
-"""Which GPUs are here, by NVML and without torch.
+"""GPUs of this machine, by NVML and without torch.
 
-GPUs are counted as CUDA counts them: `CUDA_VISIBLE_DEVICES` hides and reorders. NVML itself knows
-nothing of that variable, so every look-up goes through the GPU's UUID or the list of visible ones.
+GPUs have CUDA's indices: `CUDA_VISIBLE_DEVICES` hides and reorders them. NVML ignores that
+variable, so every look-up uses the GPU's UUID or the list of visible GPUs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from leanbench.gpu.nvml_library import (
 
 @dataclass(frozen=True)
 class LocalGpu:
-    """One GPU that CUDA programs started here would see. A figure that NVML does not know
-    is None.
-    """
+    """One GPU that CUDA programs would see. A figure that NVML does not know is None."""
 
-    #: As CUDA and torch count, after `CUDA_VISIBLE_DEVICES`.
+    #: Index in CUDA and torch, after `CUDA_VISIBLE_DEVICES`.
     index: int
-    #: As the driver prints it, e.g. ``NVIDIA H200``; empty with a `fault`.
+    #: Product name of the driver, such as ``NVIDIA H200``; empty with a `fault`.
     product: str
     #: ``GPU-...``, or ``MIG-...`` for a MIG instance named in `CUDA_VISIBLE_DEVICES`; empty with a
     #: `fault`.
@@ -42,10 +40,9 @@ class LocalGpu:
     memory_free_bytes: int | None
     driver_version: str
     compute_capability: tuple[int, int] | None
-    #: Is the GPU partitioned? Then CUDA sees one instance, smaller than `memory_total_bytes` of the
-    #: whole.
+    #: True for a partitioned GPU. CUDA sees one instance, smaller than `memory_total_bytes`.
     mig: bool
-    #: Why the GPU cannot be read: it is lost or forbidden. It keeps its place in the order.
+    #: Error of a lost or forbidden GPU, which keeps its index.
     fault: NvmlError | None = None
 
 

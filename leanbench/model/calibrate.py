@@ -1,4 +1,4 @@
-"""From measured runs to a calibration: fit, and the errors before and after."""
+"""Calibration from measured runs: the fit, and the errors before and after."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from leanbench.model.fit import FEWEST_ROWS, LEAN_CUDA, fit, fit_lean_cuda, know
 from leanbench.model.lean_cuda import refusal
 from leanbench.model.measured import MeasuredCell, MeasuredRun, read_measured
 
-#: A run with fewer rows is fitted to as a whole: half of it would say little.
+#: Minimum number of rows of a run whose half is held out.
 _FEWEST_TO_SPLIT = 40
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A calibration, and the errors on the rows of the runs at hand, run by run."""
+    """A calibration, with errors on the rows of each run."""
 
     calibration: Calibration
-    #: Of the one in use before, and of this one.
+    #: Errors of the previous calibration, and of this one.
     before: tuple[RunErrors, ...]
     after: tuple[RunErrors, ...]
 
 
 @dataclass(frozen=True)
 class CellError:
-    """How far a prediction of one cell is from its measured latency."""
+    """Error of the predicted latency of one cell."""
 
     cell: MeasuredCell
     run: str

@@ -1,24 +1,28 @@
-"""Which constants the model uses for a GPU, where they come from, and how wrong they were.
+"""Calibrations: constants of the model for a GPU, and their errors.
 
-A calibration is a JSON file. Looked for in this order: the user's own for the GPU
-(`models/<gpu>.json` in leanbench.core.paths.user_folder), the shipped one, and the nearest
-calibrated GPU's, whose shares and times are then used with this GPU's bandwidth, clock and SMs:
-of the same generation the nearest by bandwidth; of others the user's own, or that of most rows.
+A calibration is a JSON file. The look-up takes the user's file for the GPU (`models/<gpu>.json` in
+`user_folder`), else the shipped one, else the nearest calibrated GPU's, with this GPU's bandwidth,
+clock and SMs. The nearest is that of the closest bandwidth in the same generation, else the user's
+own, else the one with most rows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from leanbench.core.errors import UserError
-from leanbench.core.files import UnreadableFile, parse_unchecked_json, read_file, short_json
+from leanbench.core.files import (
+    UnreadableFile,
+    parse_unchecked_json,
+    read_file,
+    replace_file,
+    short_json,
+)
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.paths import user_folder
 from leanbench.gpu.catalogue import find
@@ -30,7 +34,7 @@ SHIPPED = Path(__file__).resolve().parent / "calibrations"
 
 @dataclass(frozen=True)
 class Errors:
-    """Predicted over measured, minus one, without its sign."""
+    """Statistics of |predicted / measured - 1|."""
 
     rows: int
     median: float
@@ -40,22 +44,21 @@ class Errors:
 
 @dataclass(frozen=True)
 class RunErrors:
-    """How wrong a calibration was on the rows of one run."""
+    """Errors of a calibration on the rows of one run."""
 
     run: str
-    #: `fitted`: its constants were chosen on these rows. `checked`: they were not.
+    #: Role of the rows in the fit.
     role: Literal["fitted", "checked"]
     #: `latency_us`, or `energy_mj`.
     quantity: Literal["latency", "energy"]
     all: Errors
     by_kernel: dict[str, Errors]
-    #: Pairs of kernels of one problem that differ by more than 5%, and how many the model put in
-    #: the right order.
+    #: Kernel pairs of one problem that differ by more than 5%, and pairs in the predicted order.
     pairs: int
     pairs_right: int
-    #: GPU, torch, Triton and driver that the run was measured with.
+    #: GPU, torch, Triton and driver of the run.
     environment: dict[str, str]
-    #: leanbench.model.error of its problems.
+    #: `leanbench.model.error.features` of its problems.
     features: tuple[str, ...]
 
 
@@ -104,14 +107,10 @@ def user_file(gpu: str) -> Path:
 
 def calibration_for(spec: GpuSpec) -> InUse:
     """Return the calibration that predictions for this GPU use."""
-    own = user_file(spec.name)
-    return _look_up(
-        spec.name,
-        spec.bandwidth_tb_s,
-        spec.compute_capability[0],
-        own.parent,
-        _file_versions(own.parent),
-    )
+    folder = user_file(spec.name).parent
+    generation = spec.compute_capability[0]
+    versions = _file_versions(folder)
+    return _look_up(spec.name, spec.bandwidth_tb_s, generation, folder, versions)
 
 
 def _file_versions(folder: Path) -> tuple[tuple[str, int, int], ...]:
@@ -133,7 +132,7 @@ def _look_up(
         try:
             calibration = read_calibration(path)
         except UserError as error:
-            # Another GPU's damaged file says nothing about this prediction.
+            # Another GPU's damaged file does not affect this prediction.
             if path.stem == gpu:
                 notes.append(f"{error}; it is passed over")
             continue
@@ -145,7 +144,7 @@ def _look_up(
         ratio = abs(math.log(spec.bandwidth_tb_s / bandwidth_tb_s))
         if spec.compute_capability[0] == generation:
             return name != gpu, False, False, 0, ratio
-        # No bandwidth is near there: the user's own, then the one that is known best.
+        # Bandwidths of other generations are never near: prefer the user's, then the most rows.
         return True, True, path.parent == SHIPPED, -calibration.rows, ratio
 
     calibration, path = readable[min(readable, key=distance)]
@@ -208,16 +207,14 @@ def _one_line(error: Exception) -> str:
 def to_json(calibration: Calibration) -> dict[str, Any]:
     """Return the content of a calibration file; every constant has its unit and meaning."""
     lean_cuda = calibration.constants.lean_cuda
+    values = asdict(calibration)
+    del values["constants"]
     return {
         "schema_version": SCHEMA_VERSION,
         "gpu": calibration.gpu,
         "constants": _described(calibration.constants),
         "lean_cuda": None if lean_cuda is None else _described(lean_cuda),
-        **{
-            name: value
-            for name, value in asdict(calibration).items()
-            if name not in ("gpu", "constants")
-        },
+        **values,
     }
 
 
@@ -243,17 +240,10 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
         UserError: The file there is none, or the folder cannot be written.
     """
     refuse_to_overwrite(path)
-    part = path.with_name(path.name + f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(to_json(calibration), indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        replace_file(path, json.dumps(to_json(calibration), indent=1) + "\n")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
         raise UserError(
             f"cannot write {path} ({(error.strerror or str(error)).lower()}): give another --out"
         ) from None

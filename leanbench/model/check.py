@@ -1,4 +1,4 @@
-"""How wrong constants are on measured cells, predicted on several cores where there are many."""
+"""Errors of constants on measured cells, predicted on several cores."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _run_errors(
     )
 
 
-#: What a worker process predicts.
+#: Task of a worker process.
 _cells: list[MeasuredCell] = []
 _spec: list[GpuSpec] = []
 
@@ -117,7 +117,7 @@ def predictor(
 
         def predict(constants: Constants) -> list[float]:
             predicted = [0.0] * len(cells)
-            # More tasks than workers, so that a slow one holds nobody up.
+            # More tasks than workers, so that slow ones are balanced.
             step = 4 * workers
             tasks = [(constants, first, step) for first in range(step)]
             for (_, first, _), own in zip(tasks, pool.map(_predict_some, tasks), strict=True):

@@ -1,6 +1,4 @@
-"""The constants of the performance model: what each means, in which unit, and whether a fit moves
-it.
-"""
+"""Constants of the performance model, with unit, meaning, and the fit that moves them."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ def _constant(default: float, unit: str, meaning: str, *, fitted: str = "latency
 
 @dataclass(frozen=True)
 class LeanCudaConstants:
-    """What the model knows of lean.cu on a GPU. The defaults are where a first fit starts."""
+    """Constants of lean.cu on a GPU. The defaults are the start of a first fit."""
 
     bandwidth_share: float = _constant(
         0.96, "of the datasheet", "bandwidth that its copies get from DRAM on large buffers"
@@ -155,19 +153,18 @@ class Constants:
     power_cap_share: float = _constant(
         0.996, "of the limit", "power under the board's limit, as seen", fitted="energy"
     )
-    #: The clock at which the figures of arithmetic hold.
     reference_clock_mhz: float = _constant(
         1980.0, "MHz", "SM clock of the runs behind these figures", fitted="held"
     )
 
-    #: Of the kernel in CUDA C++; None: it is not calibrated.
+    #: Constants of lean.cu; None if it is not calibrated.
     lean_cuda: LeanCudaConstants | None = None
 
     def __post_init__(self) -> None:
         _check(self, _DIVISORS)
 
 
-#: The model divides by these.
+#: Constants that the model divides by.
 _DIVISORS = (
     "warm_up_us",
     "bandwidth_share",

@@ -1,16 +1,15 @@
 """Plays a schedule over a GPU, event by event.
 
 CTAs start in order as slots (SMs x resident CTAs) fall free. A CTA walks its segments: after
-`segment_us` it streams the segment's K and V, then computes what is left and writes an output or a
-partial. A host block keeps its slot until the partials of its output tile have arrived and are
-merged. What a streaming CTA gets depends on its SM: on how many of that SM's CTAs stream, and on
-how the SMs share the memory (leanbench.model.engine).
+`segment_us` it streams the segment's K and V, then finishes its arithmetic and writes an output or
+a partial. A host block keeps its slot until the partials of its output tile have arrived and are
+merged. The rate of a streaming CTA depends on its SM: on how many of the SM's CTAs stream, and on
+how the SMs share the memory (`share`).
 
-SMs of one class with the same number of streaming CTAs all give each CTA the same rate. So one
-number for each such group tells how far its CTAs have come: the bytes that a CTA which had streamed
-in it from the start would have read (`_Group.clock`). A CTA ends its segment when that number has
-grown by the segment's bytes, whatever the rate was in between; when its SM changes group, only that
-SM's CTAs are moved.
+SMs of one class with the same number of streaming CTAs form a group, in which all CTAs have the
+same rate. `_Group.clock` is the progress of a group: the bytes that a CTA would have read in it
+since the start. A CTA ends its segment when the clock has grown by the segment's bytes, whatever
+the rate was. When an SM changes group, only that SM's CTAs are moved.
 """
 
 from __future__ import annotations
@@ -31,14 +30,12 @@ from leanbench.model.rates import SM_CLASSES, Rates
 class Load:
     """SMs of one class with the same number of streaming CTAs."""
 
-    #: Share of full memory over the mean, CTAs that stream on each SM, and what such an SM asks
-    #: for.
+    #: Share of saturated memory over the mean, streaming CTAs per SM, and demand of an SM.
     weight: float
     ctas: int
     demand: float
-    #: SMs.
     sms: int = 0
-    #: What each of its CTAs gets, and could get if it were faster itself.
+    #: Rate of each CTA, and the rate it could get if it were faster.
     rate: float = 0.0
     reach: float = 0.0
 
@@ -56,7 +53,7 @@ def share(loads: Sequence[Load], available: float, sm_limit: float) -> None:
             load.rate, load.reach = load.demand / load.ctas, sm_limit / load.ctas
         return
     weights = sum(load.weight * load.sms for load in loads)
-    # The easiest to satisfy first: what they leave, the others share.
+    # The easiest to satisfy first: the others share the rest.
     for load in sorted(loads, key=lambda load: load.demand / load.weight):
         fair = load.weight * available / weights
         got = min(load.demand, fair)
@@ -67,13 +64,13 @@ def share(loads: Sequence[Load], available: float, sm_limit: float) -> None:
 
 #: Events closer than this happen at once.
 SAME_US = 1e-9
-#: What is left of a segment after rounding.
+#: Rounding error of a segment.
 SAME_BYTES = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
 class CtaWork:
-    """What one CTA has to do, in order."""
+    """Work of one CTA, in order."""
 
     cta: int
     segments: tuple[Segment, ...]
@@ -105,7 +102,7 @@ class Packing:
         packed = list(steps)
         first: int | None = None
         for at, (part, count) in enumerate(zip(segments, tokens, strict=True)):
-            # One LeanTile, and none that is counted for its end.
+            # Tiles of one LeanTile, without one for their end.
             if part.of > 1 or count > self.tokens:
                 first = None
                 continue

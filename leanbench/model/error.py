@@ -1,4 +1,4 @@
-"""How wrong predictions are, kernel by kernel, and what is said of it."""
+"""Error of predictions by kernel, for warnings, pages and terminals."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 from leanbench.core.axes import AXES
-from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
-from leanbench.gpu.catalogue import find
+from leanbench.gpu.catalogue import find, is_known
 from leanbench.model.calibration import Calibration, Errors, calibration_for
 
 
 @dataclass(frozen=True)
 class KernelError:
-    """How wrong the predictions of one kernel were, on the run that most rows stand behind."""
+    """Error of one kernel's predictions, on the run with most rows."""
 
     run: str
     role: Literal["fitted", "checked"]
     errors: Errors
-    #: Of all runs of that role.
+    #: Worst of all runs of that role.
     worst: float
 
 
@@ -32,9 +31,8 @@ def error_of(calibration: Calibration, kernel: str) -> KernelError | None:
     """Return the latency's error, on rows that no constant was fitted to if there are any; None if
     the kernel was never compared.
     """
-    runs = [
-        run for run in calibration.runs if run.quantity == "latency" and kernel in run.by_kernel
-    ]
+    latencies = [run for run in calibration.runs if run.quantity == "latency"]
+    runs = [run for run in latencies if kernel in run.by_kernel]
     runs = [run for run in runs if run.role == "checked"] or runs
     if not runs:
         return None
@@ -92,21 +90,24 @@ def known_error(gpu: str, names: Iterable[str] = ()) -> str:
         gpu: Catalogue or product name.
         names: Kernels as in rows; empty for all that were compared.
     """
-    return _said(gpu, names, "", _words)
+    return _sentence(gpu, names, "", _words)
 
 
 def short_error(gpu: str, names: Iterable[str] = ()) -> str:
     """Describe the error for a terminal: median, 90th percentile, and where to read more."""
-    said = _said(gpu, names, ", median and 90th percentile", _short_words)
-    return f"{said} More in docs/model.md."
+    sentence = _sentence(gpu, names, ", median and 90th percentile", _short_words)
+    return f"{sentence} More in docs/model.md."
 
 
-def _said(
-    gpu: str, names: Iterable[str], of: str, words_of: Callable[[KernelError | None], str]
+def _sentence(
+    gpu: str, names: Iterable[str], of: str, words_of: Callable[[KernelError], str]
 ) -> str:
     calibration, spec, scaled = _in_use(gpu)
     errors = _errors(calibration)
-    words = [f"{name} {words_of(errors.get(name))}" for name in _modelled(names, spec) or errors]
+    words = [
+        f"{name} {words_of(errors[name]) if name in errors else 'unknown'}"
+        for name in _modelled(names, spec) or errors
+    ]
     sentence = f"Model error on {calibration.gpu}{of}: {'; '.join(words) or 'unknown'}{scaled}."
     return " ".join([sentence, *(f"Note: {note}." for note in calibration_for(spec).notes)])
 
@@ -133,9 +134,7 @@ def _errors(calibration: Calibration) -> dict[str, KernelError]:
     return {name: error for name, error in errors.items() if error is not None}
 
 
-def _words(error: KernelError | None) -> str:
-    if error is None:
-        return "unknown"
+def _words(error: KernelError) -> str:
     fitted = ", which it was fitted to" if error.role == "fitted" else ""
     return (
         f"{error.errors.median:.1%} in the median, {error.errors.p90:.1%} at the 90th percentile"
@@ -143,30 +142,22 @@ def _words(error: KernelError | None) -> str:
     )
 
 
-def _short_words(error: KernelError | None) -> str:
-    if error is None:
-        return "unknown"
+def _short_words(error: KernelError) -> str:
     fitted = " of rows it was fitted to" if error.role == "fitted" else ""
     return f"{error.errors.median:.1%} and {error.errors.p90:.1%}{fitted}"
 
 
 def _in_use(gpu: str) -> tuple[Calibration, GpuSpec, str]:
     """Return the calibration in use for a GPU, the GPU, and a note if it is another GPU's."""
-    try:
-        spec = find(gpu)
-    except UserError:
-        # Not in the catalogue: no calibration can be its own.
-        spec, of = find("h200"), gpu or "this GPU"
-    else:
-        of = spec.name
-    in_use = calibration_for(spec)
-    if in_use.calibration.gpu == of:
-        return in_use.calibration, spec, ""
-    words = f"; scaled from {in_use.calibration.gpu} and not fitted to {of}"
-    return in_use.calibration, spec, words
+    # Without an entry in the catalogue a GPU has no calibration of its own.
+    spec = find(gpu) if is_known(gpu) else find("h200")
+    name = spec.name if is_known(gpu) else gpu or "this GPU"
+    calibration = calibration_for(spec).calibration
+    scaled = f"; scaled from {calibration.gpu} and not fitted to {name}"
+    return calibration, spec, "" if calibration.gpu == name else scaled
 
 
-#: Axes whose values, whatever they are, make another build of a kernel.
+#: Axes with a build of the kernel for any value but the default.
 _MASKS = ("window_left", "causal", "softcap", "sinks", "alibi", "leftpad", "batch_idx")
 
 

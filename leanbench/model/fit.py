@@ -1,12 +1,11 @@
-"""Fits the model's constants to measured rows; leanbench.model.check has its errors on others.
+"""Fits the model's constants to measured rows; leanbench.model.check computes errors on others.
 
-The rows are split by shape: all kernels of a shape, and all batches and head counts that make the
-same output tiles, are on one side. Half of the shapes are fitted to, one row for each kernel and
-config, drawn by a hash and so the same every time. The read floor's constants come from the floors,
-the others from the latencies (lean_cuda's own from its rows, the others from all other rows), by
-least squares of the logarithm of predicted over measured (a soft L1 loss, so that a few odd rows
-weigh little). A weak pull to the start keeps constants that the
-rows say nothing about where they were.
+Rows are split by shape: all kernels of a shape, and all batches and head counts with the same
+output tiles, are on one side. Half of the shapes are fitted to, one row for each kernel and config,
+chosen by a hash and so the same every time. The read floor's constants come from the floors, the
+others from the latencies (lean_cuda's from its rows, the others from all other rows), by least
+squares of the logarithm of predicted over measured (a soft L1 loss, so that outliers weigh little).
+A weak pull to the start keeps constants that the rows do not determine.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.model.check import predictor
 from leanbench.model.constants import Constants, LeanCudaConstants, names
 from leanbench.model.measured import MeasuredCell, MeasuredRun
-from leanbench.model.predict import fit_energy
+from leanbench.model.predict import energy_mj
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import latency_us
 
@@ -32,16 +31,16 @@ if TYPE_CHECKING:
 
 _Fitted = TypeVar("_Fitted", Constants, LeanCudaConstants)
 
-#: The kernels of lean.cu, which has constants of its own.
+#: Kernels of lean.cu, which has constants of its own.
 LEAN_CUDA = frozenset({"lean_cuda", "fa2_cuda", "fixed_split_cuda"})
-#: Rows that a fit evaluates at most, and needs at least.
+#: Maximum and minimum number of rows of a fit.
 MOST_ROWS, FEWEST_ROWS = 300, 12
-#: Schedules with more segments take longer than they tell.
+#: Schedules with more segments are too slow to evaluate.
 _MOST_SEGMENTS = 2500
 #: Errors beyond this weigh less than by their square.
 _SOFT_ERROR = 0.03
-#: What a change of a constant by its e-fold counts, as an error of every row in units of
-#: `_SOFT_ERROR`. The floors tell their three constants apart by themselves.
+#: Penalty for a change of a constant by a factor of e, as an error of every row in units of
+#: `_SOFT_ERROR`. The floors determine their three constants well.
 _PULL, _FLOOR_PULL = 0.1, 0.005
 _MOST_EVALUATIONS = 12
 
@@ -244,6 +243,41 @@ def _fit_energy(cells: Sequence[MeasuredCell], spec: GpuSpec, constants: Constan
         if cell.energy_mj and cell.idle_power_w and cell.sustained_power_w
     ]
     return fit_energy(figures, spec, constants)
+
+
+def fit_energy(
+    figures: Sequence[tuple[float, int, int, float, float, float]], spec: GpuSpec, start: Constants
+) -> Constants:
+    """Fit the constants of energy to rows of (latency_us, kv_bytes, running SMs, energy_mj, idle
+    power, sustained power).
+
+    The idle power is the rows' own. The cap is the highest power near the limit. An SM's power and
+    a byte's energy follow by least squares with a pull to the start: runs in which all uncapped
+    kernels use equally many SMs cannot separate them.
+    """
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    if not figures:
+        return start
+    idle_w = float(np.median([idle for *_, idle, _ in figures]))
+    capped_w = [power for *_, power in figures if power > 0.97 * spec.power_limit_w]
+    cap = float(np.median(capped_w)) / spec.power_limit_w if capped_w else 1.0
+    base = replace(start, idle_power_w=idle_w, power_cap_share=cap)
+
+    def constants(steps: Sequence[float]) -> Constants:
+        sm_w, byte_pj = start.sm_power_w * np.exp(steps[0]), start.byte_pj * np.exp(steps[1])
+        return replace(base, sm_power_w=float(sm_w), byte_pj=float(byte_pj))
+
+    def residuals(steps: Sequence[float]) -> list[float]:
+        now = constants(steps)
+        errors = [
+            np.log(energy_mj(us, read, sms, spec, now, spec.power_limit_w) / measured)
+            for us, read, sms, measured, _, _ in figures
+        ]
+        return [*errors, *(1e-3 * step for step in steps)]
+
+    return constants(least_squares(residuals, [0.0, 0.0]).x)
 
 
 def _hash(shape: tuple[object, ...]) -> int:

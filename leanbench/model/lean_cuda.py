@@ -1,9 +1,9 @@
-"""How fast lean.cu reads: what the simulation needs to know about one launch of it.
+"""Read rates of lean.cu in one launch, for the simulation.
 
 A warp takes every (warps x cluster_size)-th chunk of its work range and has `num_stages` of them in
 flight. Warps of an SM share its arithmetic, CTAs of a cluster their work range: a cluster is played
-as one CTA on a GPU whose SMs are as many together. Output tiles that share a KV head read it once
-from DRAM and again from the L2, as long as they are at the same tokens or it fits the L2.
+as one CTA on combined SMs. Output tiles of one KV head read it once from DRAM and again from the
+L2, as long as they are at the same tokens or it fits the L2.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from leanbench.model.constants import Constants, LeanCudaConstants
 from leanbench.model.engine import Packing
 from leanbench.model.rates import Merge, Rates
 
-#: How sharply the slower of two limits of an SM, its warps and its reads, takes over.
+#: Sharpness of the transition between two limits of an SM, its warps and its reads.
 _SHARPNESS = 4
-#: What DRAM and the L2 exchange at a time.
+#: Unit of DRAM reads.
 LINE_BYTES = 128
 #: Partials of fixed runs that a CTA merges at once: MERGE in build.cuh.
 MERGE_FIXED_RUNS_AT_ONCE = 16
-#: Tokens up to which output tiles are packed, and where a CTA has more than two: PACKED_TOKENS in
+#: Maximum tokens of packed output tiles, and with more than two per CTA: PACKED_TOKENS in
 #: build.cuh.
 _PACKED_TOKENS, _PACKED_TOKENS_OF_MANY = 64, 128
-#: Sequences whose lengths a warp reads at once.
+#: Lengths that a warp reads at once.
 _LENGTHS_AT_ONCE = 32
-#: The compute capability whose copies (bulk, on mbarriers) and clusters the constants hold for.
+#: Compute capability of the calibrated copies (bulk, on mbarriers) and clusters.
 CALIBRATED_CAPABILITY = (9, 0)
 
 

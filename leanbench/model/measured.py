@@ -1,6 +1,4 @@
-"""Measured rows that a model can be fitted to or checked with, and how far a prediction is from
-them.
-"""
+"""Measured rows to fit a model to or check it with, and errors of predictions."""
 
 from __future__ import annotations
 
@@ -20,11 +18,9 @@ from leanbench.model.predict import AXES
 from leanbench.records.reading import find_run, read_run
 from leanbench.records.row import Row
 
-#: Two kernels that differ by less than this have no order worth predicting.
+#: Kernels that differ by less have no order worth predicting.
 ORDER_MARGIN = 0.05
-
-
-#: Axes whose values stand in a cell's shape anyway, or change nothing that a kernel does.
+#: Axes in a cell's shape, or without effect on the work of a kernel.
 _IN_SHAPE = ("lengths", "q_len", "dtype", "kv_layout")
 
 
@@ -32,7 +28,7 @@ _IN_SHAPE = ("lengths", "q_len", "dtype", "kv_layout")
 class MeasuredCell:
     """One measured row, with the config that ran."""
 
-    #: The kernel that ran, where the row's own stands for several: `lean_cuda`, not `lean`.
+    #: Implementation that ran: `lean_cuda`, not `lean`.
     kernel: str
     problem: AttentionProblem
     config: TileConfig
@@ -56,7 +52,7 @@ class MeasuredCell:
         problem = self.problem
         contexts = problem.contexts if problem.is_ragged else problem.context
         tiles = problem.kv_heads if problem.is_ragged else problem.batch * problem.kv_heads
-        # Only where not at their defaults: by the shape the cells of older runs fall into halves.
+        # Defaults are left out: the shape splits the cells of older runs in halves.
         more = [problem.special[name] for name in problem.special if name not in _IN_SHAPE]
         return tiles, contexts, problem.head_dim, problem.group_size, problem.q_len, *more
 

@@ -1,9 +1,8 @@
-"""Predicts one cell: the fields of its row that a model can fill."""
+"""Prediction of one cell: the fields of its row."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -62,7 +61,7 @@ def predict_energy_mj(
     return energy_mj(predicted_us, problem.kv_bytes, running, spec, in_use.constants, limit_w)
 
 
-#: Axes whose values, the default or not, predictions rest on. Any other is refused.
+#: Axes that the model knows. Problems with other axes off their defaults are unsupported.
 AXES = frozenset(
     {
         *("dtype", "kv_layout", "q_len", "page_size", "capacity", "lengths", "lengths_on"),
@@ -101,14 +100,11 @@ def _predicted(
             return _unsupported(reason)
         return _shared(problem, kernel, configs, spec)
     if unknown := [name for name in problem.special if name not in AXES]:
-        # What a latent cache is all about cannot be left out, nor its v_head_dim.
-        if problem.latent:
-            return _unsupported(
-                "the performance model does not know latent caches: run it on a GPU"
-            )
+        # A latent cache needs its further axes: only a GPU helps.
+        name = "latent caches" if problem.latent else unknown[0]
+        leave_out = "" if problem.latent else f", or leave {name} out"
         return _unsupported(
-            f"the performance model does not know {unknown[0]}: run it on a GPU, or leave"
-            f" {unknown[0]} out"
+            f"the performance model does not know {name}: run it on a GPU{leave_out}"
         )
     if problem.q_len > MAX_Q_LEN:
         return _unsupported(
@@ -243,7 +239,7 @@ def _figures(
     spec: GpuSpec,
 ) -> Outcome:
     read_us = floor_us(problem.kv_bytes, spec, calibration_for(spec).constants)
-    # As for measured rows: one CTA on an SM at once, or as many as the config asks for.
+    # As in measured rows: one CTA per SM, or the number in the config.
     slots = schedule.slots(spec.sms, config.ctas_per_sm)
     return Outcome(
         status="ok",
@@ -257,29 +253,27 @@ def _figures(
     )
 
 
-#: Of four numbers of a partial: kernels/lean/peers.cuh.
+#: Bytes of four numbers of a partial: kernels/lean/peers.cuh.
 _PIECE_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Link:
-    """What one GPU has to all others of its host."""
+    """Connection of one GPU to all others of its host."""
 
-    #: From the last CTA's partial to the merged output, where nothing waits for bandwidth.
+    #: Time from the last CTA's partial to the merged output, without bandwidth.
     latency_us: float
-    #: For the partial of each GPU beyond the second.
+    #: Time for the partial of each GPU beyond the second.
     further_us: float
-    #: To the others, one direction.
+    #: One-way bandwidth to the others.
     bandwidth_gb_s: float
 
 
-#: Latency: written before a sweep ran, beside a ping-pong between two H200s whose program was not
-#: kept (entry 45 of reports/performance-log.md: 4 kB from 128 threads take as long one way); 1.4 us
-#: is also what `exchange_us` is in the median of 32 problems. tools/gpu/ping_pong.py measures that
-#: message as `partial`; nothing here is read from it. Further partials: the median of 28 problems
-#: on four H200s (reports/h200/shared-4, shards below 100 us), 1.8 us without the bandwidth's share.
-#: Bandwidth: NVLink 4, datasheet. An H100 SXM has the same links, and an exchange of one sequence
-#: adds 1.1 us on two and 2.0 on four in the median (reports/h100/scaling; here 1.5 and 2.0).
+#: Latency: the median of 32 problems, and one way of 4 kB from 128 threads between two H200s (entry
+#: 45 of reports/performance-log.md; the message `partial` of tools/gpu/ping_pong.py). Further
+#: partials: the median of 28 problems on four H200s (reports/h200/shared-4, shards below 100 us),
+#: without the bandwidth's share. Bandwidth: NVLink 4, datasheet. An H100 SXM has the same links; an
+#: exchange of one sequence adds 1.1 us on two and 2.0 on four in the median (reports/h100/scaling).
 _NVLINK_4 = Link(1.4, 0.2, 450.0)
 _LINKS = {"h200": _NVLINK_4, "h100-sxm": _NVLINK_4}
 
@@ -291,8 +285,7 @@ def exchange_us(problem: AttentionProblem, spec: GpuSpec) -> float | None:
     context = problem.gpus.context
     if context == 1:
         return 0.0
-    link = _LINKS.get(spec.name)
-    if link is None:
+    if (link := _LINKS.get(spec.name)) is None:
         return None
     rows = problem.query_rows // problem.gpus.tensor
     sent = rows * problem.value_dim // 4 * _PIECE_BYTES * (context - 1)
@@ -322,38 +315,3 @@ def energy_mj(
     read_mj = kv_bytes * constants.byte_pj * 1e-9
     limit_mj = constants.power_cap_share * spec.power_limit_w * latency_us * _WATT_US_IN_MJ
     return min(static_mj + read_mj, limit_mj)
-
-
-def fit_energy(
-    figures: Sequence[tuple[float, int, int, float, float, float]], spec: GpuSpec, start: Constants
-) -> Constants:
-    """Fit the constants of energy to rows of (latency_us, kv_bytes, running SMs, energy_mj, idle
-    power, sustained power).
-
-    The idle power is the rows' own. The cap is the highest power near the limit. An SM's power and
-    a byte's energy follow by least squares with a pull to the start: runs in which all uncapped
-    kernels use equally many SMs cannot separate them.
-    """
-    import numpy as np
-    from scipy.optimize import least_squares
-
-    if not figures:
-        return start
-    idle_w = float(np.median([idle for *_, idle, _ in figures]))
-    capped_w = [power for *_, power in figures if power > 0.97 * spec.power_limit_w]
-    cap = float(np.median(capped_w)) / spec.power_limit_w if capped_w else 1.0
-    base = replace(start, idle_power_w=idle_w, power_cap_share=cap)
-
-    def constants(steps: Sequence[float]) -> Constants:
-        sm_w, byte_pj = start.sm_power_w * np.exp(steps[0]), start.byte_pj * np.exp(steps[1])
-        return replace(base, sm_power_w=float(sm_w), byte_pj=float(byte_pj))
-
-    def residuals(steps: Sequence[float]) -> list[float]:
-        now = constants(steps)
-        errors = [
-            np.log(energy_mj(us, read, sms, spec, now, spec.power_limit_w) / measured)
-            for us, read, sms, measured, _, _ in figures
-        ]
-        return [*errors, *(1e-3 * step for step in steps)]
-
-    return constants(least_squares(residuals, [0.0, 0.0]).x)

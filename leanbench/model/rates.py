@@ -1,11 +1,11 @@
-"""How fast a GPU's memory, one SM and one CTA read, for one problem and config.
+"""Read rates of a GPU's memory, one SM and one CTA, for one problem and config.
 
 Rates are bytes per microsecond. The constants come from a calibration
-(leanbench.model.calibration): the GPU's own, or the nearest GPU's, whose shares and times are then
-used with this GPU's bandwidth, clock and SMs.
+(leanbench.model.calibration): the GPU's own, or the nearest GPU's with this GPU's bandwidth, clock
+and SMs.
 
 Not modelled: spilled registers, bank conflicts, the L2 as a cache (K and V are read once; row tiles
-that share a KV head count their reads apart), ECC, and clocks lowered by power or heat.
+of one KV head count separately), ECC, and clocks lowered by power or heat.
 """
 
 from __future__ import annotations
@@ -19,32 +19,28 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
 from leanbench.model.constants import Constants
 
-#: An SM has four partitions, each with its own scheduler and tensor core: with a warp on each, more
-#: do not help.
+#: One warp for each of an SM's four partitions, which have their own scheduler and tensor core.
 MAX_USEFUL_WARPS = 4
-#: Query tile, barriers and layout conversions next to the K and V stages, with the 1 KB that CUDA
-#: takes.
+#: Query tile, barriers, layout conversions and CUDA's 1 KB, in addition to the K and V stages.
 SHARED_RESERVE_KB = 12
-#: What Triton's decode loop takes up to head_dim 128; the whole 255 above.
+#: Registers of Triton's decode loop up to head_dim 128; above, all 255.
 REGISTERS_PER_THREAD = 128
 MAX_CTAS_PER_SM = 16
-#: SMs are played in this many classes of luck, dealt in turn: enough that they do not pause in
-#: step.
+#: Classes of SMs with different luck, dealt in turn, so that they do not pause in step.
 SM_CLASSES = 6
-#: The warm-up is played in steps that end at these multiples of its time constant.
+#: Ends of the steps of the warm-up, in multiples of its time constant.
 WARM_UP_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0)
 
 
 @dataclass(frozen=True)
 class Merge:
-    """What merging the partials of an output tile takes once they have arrived, microseconds."""
+    """Microseconds of merging the partials of an output tile after their arrival."""
 
-    #: The last partial's way to the merging CTA, the last loads and the stores.
+    #: Arrival of the last partial at the merging CTA, last loads and stores.
     once_us: float
-    #: One more partial among those that a CTA merges at once.
+    #: One more partial merged at once.
     partial_us: float
-    #: Partials that a CTA merges at once, where more go through a tree, and each level of it; None:
-    #: all of them.
+    #: Partials that a CTA merges at once, and time of a level of the tree for more; None for all.
     at_once: int | None = None
     level_us: float = 0.0
 
@@ -79,17 +75,17 @@ class Rates:
     #: K and V of one full LeanTile, and one CTA's arithmetic for it.
     tile_bytes: int
     compute_us: float
-    #: What comes before a segment's first byte, the end of the segment before included.
+    #: Time before a segment's first byte, including the end of the previous segment.
     segment_us: float
-    #: From the launch to the first CTAs' first byte.
+    #: Time from the launch to the first CTAs' first byte.
     first_byte_us: float
-    #: Time constant with which the memory reaches its full bandwidth.
+    #: Time constant of the memory's warm-up.
     warm_up_us: float
-    #: The most that one CTA reads when it is alone, one SM, and all together.
+    #: Maximum that one CTA alone, one SM, and all together read.
     cta_bytes_per_us: float
     sm_bytes_per_us: float
     gpu_bytes_per_us: float
-    #: A stream-K merge, in the same launch.
+    #: Stream-K merge, in the same launch.
     merge: Merge
 
     @property
@@ -103,8 +99,8 @@ class Rates:
 
     def weight(self, sm: int) -> float:
         """Return an SM's share of saturated memory, over the mean."""
-        place = 2 * (sm % SM_CLASSES) / (SM_CLASSES - 1) - 1
-        return 1 + self.constants.sm_spread * place
+        luck = 2 * (sm % SM_CLASSES) / (SM_CLASSES - 1) - 1
+        return 1 + self.constants.sm_spread * luck
 
     def demand(self, streaming: int) -> float:
         """Return the demand of an SM with this many streaming CTAs."""
@@ -131,9 +127,8 @@ class Rates:
         begin = 0.0
         for end in WARM_UP_STEPS:
             if since < end - 1e-9:
-                return self.gpu_bytes_per_us * (
-                    1 - (math.exp(-begin) - math.exp(-end)) / (end - begin)
-                )
+                missing = (math.exp(-begin) - math.exp(-end)) / (end - begin)
+                return self.gpu_bytes_per_us * (1 - missing)
             begin = end
         return self.gpu_bytes_per_us
 
@@ -151,27 +146,21 @@ def rates_for(
         resident: CTAs per SM, from the compiled kernel's registers and shared memory; estimated by
             default.
     """
-    compute_us = tile_compute_us(problem, config, spec, constants)
-    sm_rate = sm_bytes_per_us(spec, constants)
+    # One CTA reads each number of a partial, and empties its slot for the next launch.
+    numbers = 2 * partial_rows(problem) * problem.head_dim
     return Rates(
         constants=constants,
         sms=spec.sms,
         resident=resident_ctas(problem, config, spec) if resident is None else resident,
         tile_bytes=tile_bytes(problem, config),
-        compute_us=compute_us,
+        compute_us=tile_compute_us(problem, config, spec, constants),
         segment_us=constants.segment_us,
         first_byte_us=constants.launch_us + constants.first_read_us + constants.segment_us,
         warm_up_us=constants.warm_up_us,
         cta_bytes_per_us=cta_bytes_per_us(problem, config, spec, constants),
-        sm_bytes_per_us=sm_rate,
+        sm_bytes_per_us=sm_bytes_per_us(spec, constants),
         gpu_bytes_per_us=achievable_bytes_per_us(spec, constants),
-        # One CTA reads each number of a partial, and empties its slot for the next launch.
-        merge=Merge(
-            constants.merge_us,
-            merge_partial_us(
-                constants, 2 * partial_rows(problem) * problem.head_dim, config.num_warps
-            ),
-        ),
+        merge=Merge(constants.merge_us, merge_partial_us(constants, numbers, config.num_warps)),
     )
 
 

@@ -1,6 +1,4 @@
-"""What one launch of a schedule would take: the play of its CTAs, and a second launch that
-merges.
-"""
+"""Simulation of one launch: the play of its CTAs, and a second launch that merges."""
 
 from __future__ import annotations
 
@@ -28,8 +26,8 @@ from leanbench.model.rates import (
     resident_ctas,
 )
 
-#: With more whole output tiles than this on each CTA, `latency_us` takes those in the middle
-#: together, unless a sequence is so short that the pauses between them are no small part.
+#: Number of segments per CTA above which `latency_us` merges whole output tiles. Sequences shorter
+#: than `_LEAST_COARSE_TOKENS` have pauses too long for that.
 _MANY_SEGMENTS = 6
 _LEAST_COARSE_TOKENS = 1024
 #: Warps of a CTA of fixed_split's second kernel.
@@ -38,14 +36,14 @@ MERGE_LAUNCH_WARPS = 4
 
 @dataclass(frozen=True)
 class Simulation:
-    """What one launch would take."""
+    """Result of one launch."""
 
     latency_us: float
-    #: The K and V that must be read, over the latency.
+    #: K and V that must be read, over the latency.
     bandwidth_tb_s: float
-    #: CTAs that ran at once at most.
+    #: Maximum number of CTAs at once.
     slots: int
-    #: CTAs that had work, by number; the second launch's are not among them.
+    #: CTAs with work, by number, without the second launch.
     ctas: tuple[Played, ...]
 
 
@@ -117,8 +115,7 @@ def merge_launch_us(schedule: Schedule, problem: AttentionProblem, rates: Rates)
         return 0.0
     parts = Counter(segment.output_tile for segment in schedule.segments)
     costs = rates.constants
-    # fp32, with the two softmax statistics of each row; they come from the L2 mostly, DRAM's rate
-    # is a lower bound.
+    # fp32, with two softmax statistics per row. Most reads hit the L2: DRAM's rate is a bound.
     partial_bytes = 4 * partial_rows(problem) * (problem.head_dim + 2)
     traffic_us = sum(parts.values()) * partial_bytes / rates.gpu_bytes_per_us
     longest_us = merge_partial_us(costs, problem.head_dim, MERGE_LAUNCH_WARPS) * max(parts.values())

@@ -1,4 +1,4 @@
-"""Predicts a kernel's timeline: the simulation behind a predicted latency, CTA by CTA."""
+"""Predicted timeline of a kernel: the simulation behind a predicted latency, CTA by CTA."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from leanbench.model.calibration import calibration_for
 from leanbench.model.predict import predict_cell, unknown_exchange
 from leanbench.model.simulate import MERGE_LAUNCH_WARPS, Simulation, simulate
 
-#: A timeline of more CTAs than this shows nothing, and takes minutes to play.
+#: Timelines of more CTAs are unreadable, and take minutes to play.
 MAX_CTAS = 500_000
-#: GPU kernels are called as in this project's Triton code; where a second launch merges, the first
-#: one splits.
+#: Names of GPU kernels as in this project's Triton code, without a second launch that merges.
 _LAUNCHES = {
     "stream_k": "lean_kernel",
     "one_cta_per_tile": "fa2_kernel",
@@ -158,7 +157,7 @@ def _merge_ctas(
         head, position = divmod(cta, problem.q_len)
         kv_head, row = divmod(head, problem.group_size)
         output_tile = kv_head * row_tiles + (position * problem.group_size + row) // rows
-        # The model counts waves of output tiles; rows of one tile share its place.
+        # The model counts waves of output tiles; the rows of a tile are in the same wave.
         start_us = begin_us + output_tile // at_once * costs.merge_us
         fewer_us = rates.merge_partial_us(costs, problem.head_dim, MERGE_LAUNCH_WARPS) * (
             most - parts[output_tile]

@@ -135,11 +135,11 @@ def test_batches_are_drawn_as_those_of_sweeps(tmp_path):
         ),
         (
             ["meta-llama/Meta-Llama-3-8B"],
-            "there is no config.json of 'meta-llama/Meta-Llama-3-8B' here: give its path, or name"
-            " llama-3-8b, whose attention is the same",
+            "there is no model or config.json 'meta-llama/Meta-Llama-3-8B', give its path, or name"
+            " llama-3-8b",
         ),
-        (["opt-6.7b", "--tp", "2"], "tp 2 cannot share out opt-6.7b"),
-        (["llama-3-8b", "--layers", "33"], "layers 33 is above the 32 layers of llama-3-8b"),
+        (["opt-6.7b", "--tp", "2"], "tp 2 conflicts with opt-6.7b"),
+        (["llama-3-8b", "--layers", "33"], "layers 33 is above the maximum of 32"),
         (["llama-3-8b", "--kernels", "none"], "there is no kernel 'none'"),
     ],
 )

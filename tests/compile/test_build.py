@@ -4,11 +4,9 @@ interpreter.
 
 from __future__ import annotations
 
-import signal
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from typing import Any, cast
 
 import pytest
 import torch
@@ -16,14 +14,7 @@ from depth import DEEP
 from leanbench.kernels.lean.configs import LeanTritonConfig
 from leanbench.kernels.lean.triton_kernel import LeanTriton
 
-from leanbench.compile.build import (
-    Build,
-    Job,
-    build_all,
-    process_pool,
-    signals_held,
-    wait_for_server,
-)
+from leanbench.compile.build import Build, Job, build_all, process_pool
 from leanbench.compile.triton_target import triton_target
 from leanbench.configs.store import SHIPPED
 from leanbench.configs.tuned_file import read
@@ -183,68 +174,3 @@ def test_a_process_that_dies_is_one_sentence():
 
     with pytest.raises(UserError, match="a compiling process died"):
         build_all([Job("lean", PROBLEM, CONFIG)], (9, 0), Dead())
-
-
-@pytest.fixture
-def answered():
-    """Signals that were answered."""
-    arrived: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, frame: arrived.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    yield arrived
-    for number, action in before.items():
-        signal.signal(number, action)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_held_signal_is_answered_at_the_end(answered, number):
-    with signals_held():
-        signal.raise_signal(number)
-        assert answered == []
-    assert answered == [number]
-    signal.raise_signal(number)
-    assert answered == [number] * 2
-
-
-def test_a_held_signal_is_answered_after_an_error(answered):
-    def fails():
-        with signals_held():
-            signal.raise_signal(signal.SIGTERM)
-            raise ValueError("of the block")
-
-    with pytest.raises(ValueError, match="of the block"):
-        fails()
-    assert answered == [signal.SIGTERM]
-
-
-def test_a_signal_that_is_ignored_stays_ignored(answered):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with signals_held():
-        signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    assert answered == []
-
-
-def test_another_thread_holds_nothing(answered):
-    with ThreadPoolExecutor(1) as threads, signals_held():
-        assert threads.submit(held_elsewhere).result() == "done"
-    assert answered == []
-
-
-def held_elsewhere() -> str:
-    with signals_held():
-        return "done"
-
-
-def test_a_server_that_dies_is_one_sentence():
-    class Dead:
-        def Process(self, target):
-            return self
-
-        def start(self):
-            raise EOFError
-
-    with pytest.raises(BrokenExecutor, match="the server of the pool's processes died"):
-        wait_for_server(cast(Any, Dead()))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leanbench.core.errors import UserError
+from leanbench.core.errors import InvalidValue, Reason
 from leanbench.core.llm.config import UnknownModel
 from leanbench.core.llm.layers import Layer
 from leanbench.core.llm.model import read_model
@@ -74,20 +74,22 @@ def test_a_name_comes_back_as_it_is_written():
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "value", "reason", "limit"),
     [
-        ("opt-6.7b:tp=8", "tp 8 cannot share out opt-6.7b: OPT has no head_dim"),
-        ("qwen3-32b:tp=3", "tp 3 does not share out the heads of qwen3-32b, 64/8"),
-        ("qwen3-30b-a3b:tp=32:tp=4", "has tp twice, 32 and 4"),
-        ("llama-3.2-3b:tp=24", "tp 24 does not divide intermediate_size 8192 of llama-3.2-3b"),
-        ("opt-1.3b:layers=25", "layers 25 is above the 24 layers of opt-1.3b: choose at most 24"),
-        ("opt-1.3b:heads=8", "has the option 'heads=8': write tp=, layers= or positions="),
-        ("opt-1.3b:layers=x", "layers"),
+        ("opt-6.7b:tp=8", 8, Reason.CONFLICT, "opt-6.7b"),
+        ("qwen3-32b:tp=3", 3, Reason.CONFLICT, "query/KV heads 64/8"),
+        ("llama-3.2-3b:tp=24", 24, Reason.CONFLICT, "intermediate_size 8192 of llama-3.2-3b"),
+        ("qwen3-30b-a3b:tp=32:tp=4", "tp=4", Reason.CONFLICT, "tp=32"),
+        ("opt-1.3b:layers=25", 25, Reason.ABOVE_MAXIMUM, 24),
+        ("opt-1.3b:heads=8", "heads=8", Reason.SYNTAX, None),
+        ("opt-1.3b:layers=x", "x", Reason.SYNTAX, None),
     ],
 )
-def test_bad_models_are_one_sentence(model, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_options(model, value, reason, limit):
+    with pytest.raises(InvalidValue) as caught:
         read_model(model)
+    error = caught.value
+    assert (error.value, error.reason, error.limit) == (value, reason, limit)
 
 
 def test_models_that_are_not_known():
@@ -192,10 +194,12 @@ def test_a_layer_with_a_window_is_a_short_cache():
 
 
 def test_heads_and_kinds_are_the_models_own():
-    with pytest.raises(UserError, match=r"opt-6.7b has 32/32 heads x 128, the problem 8/8 x 128"):
+    with pytest.raises(InvalidValue) as heads:
         AttentionProblem(1, 8, 8, 1024, 128, whole_model="opt-6.7b")
-    with pytest.raises(UserError, match="a whole model says softcap itself: leave softcap out"):
+    assert heads.value.limit == "heads 32/32 and head_dim 128"
+    with pytest.raises(InvalidValue) as softcap:
         problem("opt-6.7b", softcap=30.0)
+    assert (softcap.value.name, softcap.value.reason) == ("softcap", Reason.CONFLICT)
 
 
 def test_kernels_refuse_by_layer_and_by_position():

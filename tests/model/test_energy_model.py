@@ -8,7 +8,8 @@ import pytest
 
 from leanbench.gpu.catalogue import find
 from leanbench.model.constants import Constants
-from leanbench.model.predict import energy_mj, fit_energy
+from leanbench.model.fit import fit_energy
+from leanbench.model.predict import energy_mj
 
 H200 = find("h200")
 COSTS = Constants(idle_power_w=120, sm_power_w=2, byte_pj=100, power_cap_share=0.99)

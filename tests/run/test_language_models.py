@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from leanbench.core.errors import UserError
+from leanbench.core.errors import InvalidValue, UserError
 from leanbench.core.llm.config import UnknownModel, registry
 from leanbench.core.llm.layers import Layer
 from leanbench.core.llm.model import Model, by_layer, model_named, models, parse_models
@@ -95,33 +95,19 @@ def test_names_in_any_case_and_other_names_of_a_model():
 
 
 @pytest.mark.parametrize(
-    ("name", "tp", "sentence"),
+    ("name", "tp", "heads", "choices"),
     [
-        (
-            "falcon-7b",
-            2,
-            "tp 2 does not share out the heads of falcon-7b, 71/1 (query/KV), evenly: choose tp"
-            " from 1, 71",
-        ),
+        ("falcon-7b", 2, "71/1", "1, 71"),
         # 40 query heads go by 4, but 10 KV heads do not.
-        (
-            "phi-4",
-            4,
-            "tp 4 does not share out the heads of phi-4, 40/10 (query/KV), evenly: choose tp"
-            " from 1, 2, 5, 10, 20, 40",
-        ),
-        (
-            "gemma-3-1b",
-            8,
-            "tp 8 does not share out the heads of gemma-3-1b, 4/1 (query/KV), evenly: choose tp"
-            " from 1, 2, 4",
-        ),
+        ("phi-4", 4, "40/10", "1, 2, 5, 10, 20, 40"),
+        ("gemma-3-1b", 8, "4/1", "1, 2, 4"),
     ],
 )
-def test_heads_that_cannot_be_shared_out(name, tp, sentence):
-    with pytest.raises(UserError) as error:
+def test_heads_that_cannot_be_shared_out(name, tp, heads, choices):
+    with pytest.raises(InvalidValue) as caught:
         models()[name].shape(tp)
-    assert str(error.value) == sentence
+    assert (caught.value.value, caught.value.limit) == (tp, f"query/KV heads {heads}")
+    assert f"choose tp from {choices} for" in caught.value.fix
 
 
 def test_the_values_of_tp_that_a_refusal_names_are_taken():

@@ -22,11 +22,11 @@ from leanbench.core.files import parse_foreign_json, read_file, short_json
 from leanbench.core.syntax import MAX_NUMBER
 
 _REGISTRY = Path(__file__).with_name("registry.toml")
-#: Keys of the registry that are not those of a config.json.
+#: Keys of the registry in addition to those of a config.json.
 _ABOUT = ("config", "also", "quantization")
-#: Where models that also see images or hear have the config of the part that decodes.
+#: Keys of the decoder's config in multimodal models.
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
-#: Publishers' types that are another type of transformers.
+#: Publishers' types, with the equal type of transformers.
 _SAME_TYPE = {
     "deepseek_ref": "deepseek_v4",
     "kimi_k2": "deepseek_v3",
@@ -47,9 +47,9 @@ _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 _MAX_LAYERS = 10_000
 _MOST_MB = 10
 
-#: Sizes that every model needs.
+#: Sizes of every model.
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-#: Sizes that may be absent or null.
+#: Optional sizes, absent or null.
 _SIZES = (
     *("vocab_size", "max_position_embeddings", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "ffn_dim", "word_embed_proj_dim", "moe_intermediate_size"),
@@ -79,35 +79,25 @@ _OTHERS = ("sliding_window_pattern", "hybrid_override_pattern", "attn_logit_soft
 _KEYS = (*REQUIRED, *_SIZES, *_COUNTS, *_LISTS, *_TABLES, *_FLAGS, *_OTHERS)
 
 
+@dataclass(eq=False)
 class UnknownModel(UserError):
-    """A name that is neither in the registry nor a path.
+    """A name that is neither in the registry nor a path."""
 
-    Attributes:
-        name: Name, as given.
-        hint: Nearest known name, or the known names.
-    """
-
-    def __init__(self, name: str, hint: str) -> None:
-        super().__init__(name, hint)
-        self.name = name
-        self.hint = hint
+    #: Name, as given.
+    name: str
+    #: Nearest known name, or the known names.
+    hint: str
 
     def __str__(self) -> str:
         return f"there is no model or config.json {self.name[:80]!r}, {self.hint}"
 
 
+@dataclass(eq=False)
 class NotAConfig(UserError):
-    """A file that is no config.json of a language model.
+    """A file that is no config.json of a language model."""
 
-    Attributes:
-        path: File.
-        reason: What it has instead.
-    """
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
+    path: Path
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -116,22 +106,16 @@ class NotAConfig(UserError):
         )
 
 
+@dataclass(eq=False)
 class InvalidKey(UserError):
-    """A key of a config.json that is absent or out of range.
+    """A key of a config.json that is absent or out of range."""
 
-    Attributes:
-        path: File.
-        key: Key.
-        value: Its value; None if it is absent.
-        must: What it must be.
-    """
-
-    def __init__(self, path: Path | str, key: str, value: Any, must: str) -> None:
-        super().__init__(path, key, value, must)
-        self.path = path
-        self.key = key
-        self.value = value
-        self.must = must
+    path: Path | str
+    key: str
+    #: Value; None if it is absent.
+    value: Any
+    #: Valid values.
+    must: str
 
     def __str__(self) -> str:
         if self.value is None:
@@ -145,7 +129,7 @@ class ModelConfig:
 
     #: Registry name, or path as given.
     name: str
-    #: Type whose code transformers has, or the publisher's.
+    #: Type in transformers, or the publisher's.
     model_type: str
     #: Keys as published.
     published: Mapping[str, Any]
@@ -205,7 +189,7 @@ def split_models(text: str) -> list[str]:
     parts = text.split(",")
     models = []
     while parts:
-        # A path with more commas than this is not looked for.
+        # Paths have at most 15 commas.
         ends = range(min(len(parts), 16), 1, -1)
         end = next((end for end in ends if _is_one_path(",".join(parts[:end]))), 1)
         models.append(",".join(parts[:end]))
@@ -252,17 +236,14 @@ def read_config(name: str) -> ModelConfig:
     keys = {key: value for key, value in published.items() if value is not None}
     keys |= _defaults(config_class, published)
     if config_class is not None and not hasattr(config_class, "sliding_window"):
-        # Its code has no window, whatever the file says.
+        # The code has no window, regardless of the file.
         keys.pop("sliding_window", None)
     for key in REQUIRED:
         if key not in keys:
-            raise InvalidKey(path, key, None, f"no default of {model_type!r} is known{_hint()}")
+            hint = "" if find_spec("transformers") else " (transformers may have one: install it)"
+            raise InvalidKey(path, key, None, f"no default of {model_type!r} is known{hint}")
     _check(path, keys)
     return ModelConfig(name, _SAME_TYPE.get(model_type, model_type), published, keys, quantization)
-
-
-def _hint() -> str:
-    return "" if find_spec("transformers") else " (transformers may have one: install it)"
 
 
 def _read_table(path: Path) -> dict[str, Any]:
@@ -274,7 +255,7 @@ def _read_table(path: Path) -> dict[str, Any]:
 
 def _table(path: Path, content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise NotAConfig(path, f"{short_json(content)} in the place of keys and values")
+        raise NotAConfig(path, f"{short_json(content)} instead of keys and values")
     return content
 
 
@@ -361,7 +342,7 @@ def _config_class(whole_type: Any, text_type: Any) -> tuple[Any, bool | None]:
             if getattr(text, "model_type", ""):
                 return text, tied if isinstance(tied, bool) else None
     except Exception:
-        # Whatever a broken installation raises: the file's own keys are read.
+        # A broken installation can raise anything. The file's own keys are read then.
         return None, None
     return None, None
 
@@ -374,7 +355,7 @@ def _defaults(config_class: Any, published: Mapping[str, Any]) -> dict[str, Any]
         with quiet_transformers():
             config = config_class.from_dict(dict(published))
     except Exception:
-        # A class may refuse what it does not use, or what a later version allows.
+        # A class can reject unused keys, or those of a later version.
         return {}
     values = {key: _attribute(config, key) for key in _KEYS}
     # Some classes write 0 where there is none.
@@ -402,7 +383,7 @@ def _attribute(config: Any, key: str) -> Any:
     try:
         return getattr(config, key, None)
     except Exception:
-        # A size that differs between layers (Gemma 4): the published keys say which.
+        # A size that differs between layers (Gemma 4): the published keys decide.
         return None
 
 

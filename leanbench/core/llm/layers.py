@@ -1,4 +1,4 @@
-"""Layers of a language model: the decode attention of each, or the name of what it is instead."""
+"""Layers of a language model: decode attention, or the name of another kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from leanbench.core.errors import UserError
+from leanbench.core.errors import InvalidValue, Reason, UserError
 from leanbench.core.llm.config import InvalidKey, ModelConfig, positive_number
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -20,28 +20,24 @@ _KINDS = {
     "deepseek_sparse_attention": SPARSE,
     "minimax_m3_sparse": SPARSE,
 }
-#: Of Nemotron-H's hybrid_override_pattern.
+#: Letters of Nemotron-H's hybrid_override_pattern.
 _LETTERS = {"*": FULL, "M": LINEAR, "-": "mlp", "E": "moe"}
-#: Of models in which all layers slide but every n-th, where their config does not give n.
+#: Every n-th layer is full, the others slide: n for configs without it.
 _PATTERNS = {"cohere2": 4, "exaone4": 4, "gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}
-#: Types whose code has no window, whatever their config says.
+#: Types without a window, regardless of their config.
 _WITHOUT_WINDOW = ("gemma", "llama", "opt")
-#: Types whose scores have a sink in every layer.
+#: Types with a sink in every layer.
 _WITH_SINKS = ("gpt_oss", "deepseek_v4")
 
 
+@dataclass(eq=False)
 class NoDecodeAttention(UserError):
-    """A model without an attention layer that leanbench has.
+    """A model without an attention layer that leanbench has."""
 
-    Attributes:
-        model: Its name or path.
-        layers: What its layers are.
-    """
-
-    def __init__(self, model: str, layers: tuple[str, ...]) -> None:
-        super().__init__(model, layers)
-        self.model = model
-        self.layers = layers
+    #: Name or path.
+    model: str
+    #: Kinds of its layers.
+    layers: tuple[str, ...]
 
     def __str__(self) -> str:
         return (
@@ -57,9 +53,9 @@ class Layer:
     q_heads: int
     kv_heads: int
     head_dim: int
-    #: Fields of AttentionProblem in which it is not plain, with their values.
+    #: Fields of AttentionProblem off their defaults, with their values.
     kinds: tuple[tuple[str, Any], ...] = ()
-    #: Tokens that a selection leaves of the context (top-k sparse attention); None: all.
+    #: Tokens selected from the context (top-k sparse attention); None for all.
     selected: int | None = None
 
     @property
@@ -73,10 +69,7 @@ class Layer:
     @property
     def is_plain(self) -> bool:
         """True if it differs from full attention only by a window or sinks."""
-        return self.selected is None and {name for name, _ in self.kinds} <= {
-            "window_left",
-            "sinks",
-        }
+        return self.selected is None and dict(self.kinds).keys() <= {"window_left", "sinks"}
 
     @property
     def words(self) -> str:
@@ -91,20 +84,17 @@ class Layer:
     def share(self, tp: int, name: str) -> Layer:
         """Return the part of one of `tp` GPUs.
 
-        Query heads are shared out evenly, and so are KV heads while there are enough of them; with
-        more GPUs than KV heads every GPU has one, the same one on several.
+        Query heads are divided evenly, and so are KV heads if there are enough of them. With more
+        GPUs than KV heads every GPU has one, the same one on several.
 
         Raises:
-            UserError: The heads of the model `name` cannot be shared out so.
+            InvalidValue: The heads of the model `name` do not divide.
         """
         if not self.divides(tp):
-            can = ", ".join(
-                str(number) for number in range(1, self.q_heads + 1) if self.divides(number)
-            )
-            raise UserError(
-                f"tp {tp} does not share out the heads of {name}, {self.q_heads}/{self.kv_heads}"
-                f" (query/KV), evenly: choose tp from {can}"
-            )
+            can = [str(number) for number in range(1, self.q_heads + 1) if self.divides(number)]
+            fix = f"choose tp from {', '.join(can)} for the heads of {name}"
+            limit = f"query/KV heads {self.q_heads}/{self.kv_heads}"
+            raise InvalidValue("tp", tp, Reason.CONFLICT, fix, limit)
         return replace(self, q_heads=self.q_heads // tp, kv_heads=max(1, self.kv_heads // tp))
 
 

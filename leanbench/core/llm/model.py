@@ -1,8 +1,7 @@
-"""Whole language models of `leanbench decode`: the part that one GPU runs, its layers, weights and
-KV cache.
+"""Language models: layers of `sweep --model`, and whole models of `decode` on one GPU.
 
-A model is written as ``NAME`` or ``NAME:tp=8:layers=16:positions=131072``, where NAME is a registry
-name or the path of a config.json.
+A whole model is written as ``NAME`` or ``NAME:tp=8:layers=16:positions=131072``, where NAME is a
+registry name or the path of a config.json.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from leanbench.core.axis import Values
-from leanbench.core.errors import UserError, nearest
+from leanbench.core.errors import InvalidValue, Reason, nearest
 from leanbench.core.llm.config import (
     PER_LAYER,
     InvalidKey,
@@ -141,7 +140,7 @@ def by_layer(names: Iterable[str], tps: Sequence[int]) -> dict[Layer, list[str]]
     return layers
 
 
-#: Sizes that the GPUs of a tensor-parallel group share out, where a config has them.
+#: Sizes that a tensor-parallel group divides.
 _SHARED = (
     *("num_attention_heads", "swa_num_attention_heads", "linear_num_key_heads"),
     *("linear_num_value_heads", "mamba_num_heads", "n_groups", "vocab_size", "intermediate_size"),
@@ -149,10 +148,10 @@ _SHARED = (
     *("moe_shared_expert_intermediate_size", "shared_expert_intermediate_size"),
     "shared_intermediate_size",
 )
-#: Heads that they share out while there are enough of them.
+#: Heads that it divides while there are enough of them.
 _SHARED_KV = ("num_key_value_heads", "swa_num_key_value_heads", "num_global_key_value_heads")
 _OPTIONS = ("tp", "layers", "positions")
-#: Bytes of a weight: both dtypes.
+#: Bytes of a weight in both dtypes.
 WEIGHT_BYTES = 2
 
 
@@ -165,49 +164,41 @@ class WholeModel:
     """
 
     source: ModelConfig
-    #: GPUs that share out every layer; this is one of them, without their communication.
+    #: GPUs that share every layer. This is one of them, without communication.
     tp: int = 1
-    #: The first so many layers; None: all of them.
+    #: Number of layers, the first ones; None for all.
     layers: int | None = None
-    #: Positions in place of the config's; None: its own.
+    #: Positions; None for the config's.
     positions: int | None = None
 
     def __post_init__(self) -> None:
-        own = self.source.keys["num_hidden_layers"]
-        if self.layers is not None and self.layers > own:
-            raise UserError(
-                f"layers {self.layers} is above the {own} layers of {self.name}: choose at most"
-                f" {own}, or leave layers out"
-            )
+        most = self.source.keys["num_hidden_layers"]
+        if self.layers is not None and self.layers > most:
+            fix = f"leave layers out for all of {self.name}"
+            raise InvalidValue("layers", self.layers, Reason.ABOVE_MAXIMUM, fix, most)
         if self.tp > 1:
             self._check_tp()
         if "max_position_embeddings" not in self.source.keys and self.positions is None:
-            _ = self.all_weights  # What is missing besides is more to the point.
-            raise InvalidKey(
-                self.name, "max_position_embeddings", None, "or give the positions: --positions 8k"
-            )
+            _ = self.all_weights  # Other missing keys come first.
+            must = "or give the positions: --positions 8k"
+            raise InvalidKey(self.name, "max_position_embeddings", None, must)
 
     def _check_tp(self) -> None:
         if self.source.model_type == "opt":
-            raise UserError(
-                f"tp {self.tp} cannot share out {self.name}: OPT has no head_dim, its heads follow"
-                " from hidden_size; leave tp out"
-            )
+            fix, limit = "leave tp out, heads of OPT follow from hidden_size", self.name
+            raise InvalidValue("tp", self.tp, Reason.CONFLICT, fix, limit)
         for layer in self.model.layer_kinds(1):
             layer.share(self.tp, self.name)
         for key in _SHARED:
             if self.source.keys.get(key, self.tp) % self.tp:
-                raise UserError(
-                    f"tp {self.tp} does not divide {key} {self.source.keys[key]} of {self.name}:"
-                    " choose a tp that does"
-                )
+                fix, limit = "choose a divisor", f"{key} {self.source.keys[key]} of {self.name}"
+                raise InvalidValue("tp", self.tp, Reason.CONFLICT, fix, limit)
 
     def __str__(self) -> str:
-        parts = {"tp": self.tp, "layers": self.layers, "positions": self.positions}
-        own = {"tp": 1, "layers": None, "positions": None}
-        return ":".join(
-            [self.name, *(f"{key}={value}" for key, value in parts.items() if value != own[key])]
-        )
+        tp = None if self.tp == 1 else self.tp
+        options = {"tp": tp, "layers": self.layers, "positions": self.positions}
+        given = [f"{key}={value}" for key, value in options.items() if value is not None]
+        return ":".join([self.name, *given])
 
     @property
     def name(self) -> str:
@@ -232,26 +223,25 @@ class WholeModel:
         if self.positions is not None:
             part["max_position_embeddings"] = self.positions
         if all(layer.window is None for layer in self.layer_kinds):
-            # Where the config has none, a class may have a default.
+            # transformers' class can have a default.
             part["sliding_window"] = None
         return part
 
     def _shared(self, keys: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keys of one GPU."""
         part = dict(keys)
-        if self.tp > 1:
-            part |= {key: keys[key] // self.tp for key in _SHARED if keys.get(key)}
-            own_heads = self.source.keys["num_attention_heads"]
-            part["num_key_value_heads"] = part.get("num_key_value_heads") or own_heads
-            if "kv_lora_rank" not in keys:
-                part["head_dim"] = (
-                    part.get("head_dim") or self.source.keys["hidden_size"] // own_heads
-                )
-            for key in _SHARED_KV:
-                if part.get(key):
-                    part[key] = max(1, part[key] // self.tp)
-            # A token that may lie in another GPU's part of the vocabulary.
-            part["pad_token_id"] = None
+        if self.tp == 1:
+            return part
+        part |= {key: keys[key] // self.tp for key in _SHARED if keys.get(key)}
+        heads = self.source.keys["num_attention_heads"]
+        part["num_key_value_heads"] = part.get("num_key_value_heads") or heads
+        if "kv_lora_rank" not in keys:
+            part["head_dim"] = part.get("head_dim") or self.source.keys["hidden_size"] // heads
+        for key in _SHARED_KV:
+            if part.get(key):
+                part[key] = max(1, part[key] // self.tp)
+        # The token can be in another GPU's part of the vocabulary.
+        part["pad_token_id"] = None
         return part
 
     @property
@@ -290,11 +280,11 @@ class WholeModel:
         """Reason why a step can be predicted but not measured, or None."""
         others = sorted({layer for layer in self.every_layer if isinstance(layer, str)})
         if others:
-            why = f"has layers of {', '.join(others)}, whose state a step here does not keep"
+            why = f"has layers of {', '.join(others)}, whose state a measured step does not keep"
         elif not all(layer.is_plain for layer in self.layer_kinds):
-            why = "has attention of a kind that a step here gives to no kernel"
+            why = "has attention of a kind that no measured step supports"
         elif len({(kind.q_heads, kind.kv_heads, kind.head_dim) for kind in self.layer_kinds}) > 1:
-            why = "has layers with different heads, for which a step here has no cache"
+            why = "has layers with different heads, which a measured step has no cache for"
         else:
             return None
         return f"{self.name} {why}: predict it, with --gpu for a GPU that is not here"
@@ -368,22 +358,21 @@ def read_model(text: str) -> WholeModel:
     Raises:
         UserError: An unknown model, an invalid config.json, unknown weights, or an invalid option.
     """
-    name = existing_path(text) or text.partition(":")[0]
-    if text.partition(":")[0].lower() in registry():
-        name = text.partition(":")[0]
+    name = first = text.partition(":")[0]
+    if first.lower() not in registry():
+        name = existing_path(text) or first
     given: dict[str, int] = {}
     options = text[len(name) + 1 :]
     source = _source(name)
     for option in options.split(":") if options else ():
         key, equals, value = option.partition("=")
         if key not in _OPTIONS or not equals:
-            raise UserError(
-                f"whole_model {text!r} has the option {option!r}: write tp=, layers= or positions="
-                " and a number, as in llama-3-70b:tp=8"
-            )
+            fix = "write tp=, layers= or positions= and a number, as in llama-3-70b:tp=8"
+            raise InvalidValue(f"option of whole_model {text}:", option, Reason.SYNTAX, fix)
         if key in given:
-            raise UserError(
-                f"whole_model {text!r} has {key} twice, {given[key]} and {value}: give it once"
+            fix, limit = "give it once", f"{key}={given[key]}"
+            raise InvalidValue(
+                f"option of whole_model {text}:", option, Reason.CONFLICT, fix, limit
             )
         given[key] = parse_number(key, value)
     model = WholeModel(source, **given)
@@ -394,10 +383,7 @@ def read_model(text: str) -> WholeModel:
 def _source(name: str) -> ModelConfig:
     own = own_name(name)
     if own is not None and own != name.lower() and not existing_path(name):
-        raise UserError(
-            f"there is no config.json of {name!r} here: give its path, or name {own}, whose"
-            " attention is the same"
-        )
+        raise UnknownModel(name, f"give its path, or name {own}, which has the same attention")
     return read_config(name)
 
 
@@ -407,12 +393,10 @@ class WholeModels(Values):
     or_none = "attention alone"
 
     def parse(self, name: str, text: str) -> tuple[str | None, ...]:
-        return parse_list(
-            name,
-            text,
-            lambda item: [None if item.lower() == "none" else str(read_model(item))],
-            split_models,
-        )
+        def parse_item(item: str) -> list[str | None]:
+            return [None if item.lower() == "none" else str(read_model(item))]
+
+        return parse_list(name, text, parse_item, split_models)
 
     def check(self, name: str, value: str | None) -> None:
         if value is not None:

@@ -1,5 +1,7 @@
-"""Number of weights of a language model: from the keys of its config for common types, else from
-transformers' own model, built without memory for its weights.
+"""Number of weights of a language model.
+
+Common types are counted from the keys of the config, others from transformers' model, built without
+memory for its weights.
 """
 
 from __future__ import annotations
@@ -13,27 +15,21 @@ from typing import Any
 from leanbench.core.errors import UserError
 from leanbench.core.llm.config import InvalidKey, ModelConfig, quiet_transformers
 
-#: Keys that a common type needs for its weights.
+#: Keys of a common type's weights.
 _NEEDED = ("hidden_size", "vocab_size", "num_attention_heads")
-#: Keys that change weights: a model is refused whose publisher's code has one that transformers'
-#: class has not.
+#: Keys that change weights. A model is unsupported if transformers' class lacks one of them.
 _SIZE_KEY = re.compile(r"(hidden|intermediate|latent)_size$|lora_rank$")
 
 
+@dataclass(eq=False)
 class UnknownWeights(UserError):
-    """A model with unknown weights.
+    """A model with unknown weights."""
 
-    Attributes:
-        model: Name or path.
-        reason: Cause.
-        fix: Fix; None for a comparison of its attention alone.
-    """
-
-    def __init__(self, model: str, reason: str, fix: str | None = None) -> None:
-        super().__init__(model, reason, fix)
-        self.model = model
-        self.reason = reason
-        self.fix = fix
+    #: Name or path.
+    model: str
+    reason: str
+    #: Fix; None for a comparison of its attention alone.
+    fix: str | None = None
 
     def __str__(self) -> str:
         fix = self.fix or f"compare its attention alone, `leanbench sweep --model {self.model}`"
@@ -43,7 +39,7 @@ class UnknownWeights(UserError):
 @dataclass(frozen=True)
 class LayerWeights:
     dense: int
-    #: Of all experts together, of which a token goes to some.
+    #: All experts together; a token goes to some of them.
     experts: int = 0
 
 
@@ -51,12 +47,12 @@ class LayerWeights:
 class Weights:
     """Numbers of weights, a shared tensor counted once."""
 
-    #: Tables of which a step reads a row for each sequence.
+    #: Tables with one row read per sequence and step.
     tables: int
-    #: Of no layer, read in every step: the output matrix and the last norm.
+    #: Output matrix and last norm, read in every step.
     rest: int
     layers: tuple[LayerWeights, ...]
-    #: Part of the experts that a token goes to.
+    #: Share of the experts that a token goes to.
     expert_share: float = 1.0
 
     def total(self, layers: int) -> int:
@@ -77,12 +73,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class _Common:
-    """What a type of plain decoder layers has."""
+    """Sizes of a type with plain decoder layers."""
 
     norms: int = 2
     #: Norms of head_dim over Q and K.
     head_norms: int = 0
-    #: Default of attention_bias; None: there are none.
+    #: Default of attention_bias; None without biases.
     bias: bool | None = None
     is_tied: bool = False
     #: Names of the sizes of experts: number, width. Empty: one MLP.
@@ -157,7 +153,9 @@ def _common(model_type: str, keys: Mapping[str, Any]) -> Weights:
         dense += q_heads + keys["num_local_experts"]
     table = keys["vocab_size"] * hidden
     is_tied = keys.get("tie_word_embeddings", kind.is_tied)
-    layers = tuple(_mlp(model_type, keys, dense, layer) for layer in range(_count(keys)))
+    layers = tuple(
+        _mlp(model_type, keys, dense, layer) for layer in range(keys["num_hidden_layers"])
+    )
     share = keys["num_experts_per_tok"] / keys[kind.experts[0]] if kind.experts else 1.0
     return Weights(0 if is_tied else table, table + hidden, layers, min(1.0, share))
 
@@ -191,11 +189,7 @@ def _opt(keys: Mapping[str, Any]) -> Weights:
     # Its table of positions begins with two that stand for padding.
     tables = (keys["max_position_embeddings"] + 2) * hidden
     tables += 0 if keys.get("tie_word_embeddings", True) else table
-    return Weights(tables, rest, (LayerWeights(layer),) * _count(keys))
-
-
-def _count(keys: Mapping[str, Any]) -> int:
-    return keys["num_hidden_layers"]
+    return Weights(tables, rest, (LayerWeights(layer),) * keys["num_hidden_layers"])
 
 
 def _counted(config: ModelConfig, published: Mapping[str, Any], keys: Mapping[str, Any]) -> Weights:
@@ -219,7 +213,7 @@ def _counted(config: ModelConfig, published: Mapping[str, Any], keys: Mapping[st
     read_rows = dict(embeddings)
     if is_tied:
         read_rows.pop(id(model.get_input_embeddings().weight))
-    dense, experts = [0] * _count(keys), [0] * _count(keys)
+    dense, experts = [0] * keys["num_hidden_layers"], [0] * keys["num_hidden_layers"]
     tables = rest = 0
     number = 0
     for name, weight in model.named_parameters():
