@@ -1,5 +1,4 @@
-"""Paths of the rooms outside the package (in the wheel under `_shipped`), and of the user's files.
-"""
+"""Paths of rooms outside the package (in the wheel under `_shipped`), and of the user's files."""
 
 from __future__ import annotations
 
@@ -37,8 +36,8 @@ def cache_folder() -> Path:
 def _folder(variable: str, default: str, name: str) -> Path:
     """Return the absolute folder of an environment variable, or else platformdirs' default."""
     try:
-        if own := os.environ.get(variable):
-            return Path(own).expanduser().absolute()
+        if value := os.environ.get(variable):
+            return Path(value).expanduser().absolute()
         import platformdirs
 
         folder: Path = getattr(platformdirs, default)("leanbench", appauthor=False)

@@ -117,9 +117,8 @@ class Nvml:
 
     def sm_clock_mhz(self) -> int | None:
         """Return the SM clock of `state`, in one call to the driver."""
-        return ask(
-            self._nvml, self._nvml.nvmlDeviceGetClockInfo, self._handle, self._nvml.NVML_CLOCK_SM
-        )
+        nvml = self._nvml
+        return ask(nvml, nvml.nvmlDeviceGetClockInfo, self._handle, nvml.NVML_CLOCK_SM)
 
     def other_processes(self, since_us: int = 0) -> list[GpuProcess] | None:
         """Return the other processes with a context on this GPU, by pid; None if NVML cannot list
@@ -152,8 +151,7 @@ class Nvml:
 def _power_w(nvml: Any, handle: Any) -> float | None:
     # The older call averages over about a second on recent GPUs, so the instantaneous field comes
     # first.
-    power_w = _power_instant_w(nvml, handle)
-    if power_w is not None:
+    if (power_w := _power_instant_w(nvml, handle)) is not None:
         return power_w
     power_mw = ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
     return None if power_mw is None else power_mw / 1000

@@ -88,25 +88,20 @@ def has_peer_access(first: int, second: int) -> bool:
 
 
 def _pair(nvml: Any, handles: list[Any], first: int, second: int) -> Pair:
-    unknown = Pair(first, second, None, None)
-    if handles[first] is None or handles[second] is None:
-        return unknown
-    try:
-        return _readable_pair(nvml, handles, first, second)
-    except GpuLostError:
-        return unknown
-
-
-def _readable_pair(nvml: Any, handles: list[Any], first: int, second: int) -> Pair:
     own, other = handles[first], handles[second]
-    peer_access = _can(nvml, own, other, nvml.NVML_P2P_CAPS_INDEX_WRITE)
-    nvlink = _can(nvml, own, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    if not nvlink:
-        return Pair(first, second, peer_access, nvlink, 0, _pcie_gb_s(nvml, own, other))
-    links = _nvlinks_between(nvml, own, other)
-    link_gb_s = _nvlink_gb_s(nvml, own)
-    gb_s = None if link_gb_s is None else links * link_gb_s
-    return Pair(first, second, peer_access, nvlink, links, gb_s)
+    if own is None or other is None:
+        return Pair(first, second, None, None)
+    try:
+        peer_access = _can(nvml, own, other, nvml.NVML_P2P_CAPS_INDEX_WRITE)
+        nvlink = _can(nvml, own, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        if not nvlink:
+            return Pair(first, second, peer_access, nvlink, 0, _pcie_gb_s(nvml, own, other))
+        links = _nvlinks_between(nvml, own, other)
+        link_gb_s = _nvlink_gb_s(nvml, own)
+        gb_s = None if link_gb_s is None else links * link_gb_s
+        return Pair(first, second, peer_access, nvlink, links, gb_s)
+    except GpuLostError:
+        return Pair(first, second, None, None)
 
 
 def _can(nvml: Any, first: Any, second: Any, capability: int) -> bool | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.model.calibration import Errors, RunErrors
+from leanbench.model.calibration import RunErrors
 from leanbench.model.constants import Constants
 from leanbench.model.error import features
 from leanbench.model.measured import MeasuredCell, MeasuredRun, errors_of, orders
@@ -34,25 +33,17 @@ def check(
         predicted = predict(constants)
     errors = [us / cell.latency_us - 1 for us, cell in zip(predicted, cells, strict=True)]
     order = orders(cells, predicted)
-    of_quantities = [(_run_errors(run, role, "latency", cells, errors, order), errors)]
-    drawn = [(us, cell) for us, cell in zip(predicted, cells, strict=True) if cell.energy_mj]
-    if drawn:
-        limit_w = run.spec.power_limit_w
-        energies = [
-            energy_mj(
-                us, cell.problem.kv_bytes, cell.running_sms(run.spec), run.spec, constants, limit_w
-            )
-            / (cell.energy_mj or math.nan)
-            - 1
-            for us, cell in drawn
-        ]
-        of_quantities.append(
-            (
-                _run_errors(run, role, "energy", [cell for _, cell in drawn], energies, (0, 0)),
-                energies,
-            )
-        )
-    return of_quantities
+    results = [(_run_errors(run, role, "latency", cells, errors, order), errors)]
+    measured, errors = [], []
+    for us, cell in zip(predicted, cells, strict=True):
+        if cell.energy_mj:
+            read, sms = cell.problem.kv_bytes, cell.running_sms(run.spec)
+            energy = energy_mj(us, read, sms, run.spec, constants, run.spec.power_limit_w)
+            measured.append(cell)
+            errors.append(energy / cell.energy_mj - 1)
+    if measured:
+        results.append((_run_errors(run, role, "energy", measured, errors, (0, 0)), errors))
+    return results
 
 
 def _run_errors(
@@ -66,20 +57,10 @@ def _run_errors(
     by_kernel: dict[str, list[float]] = {}
     for cell, error in zip(cells, errors, strict=True):
         by_kernel.setdefault(cell.kernel, []).append(error)
-    figures: dict[str, Errors] = {
-        kernel: errors_of(own) for kernel, own in sorted(by_kernel.items())
-    }
-    seen = {feature for cell in cells for feature in features(cell.problem)}
-    return RunErrors(
-        run.name,
-        role,
-        quantity,
-        errors_of(errors),
-        figures,
-        *order,
-        run.environment,
-        tuple(sorted(seen)),
-    )
+    figures = {kernel: errors_of(values) for kernel, values in sorted(by_kernel.items())}
+    seen = sorted({feature for cell in cells for feature in features(cell.problem)})
+    total, environment = errors_of(errors), run.environment
+    return RunErrors(run.name, role, quantity, total, figures, *order, environment, tuple(seen))
 
 
 #: Task of a worker process.
@@ -93,12 +74,11 @@ def _take(cells: Sequence[MeasuredCell], spec: GpuSpec) -> None:
 
 def _predict_some(task: tuple[Constants, int, int]) -> list[float]:
     constants, first, step = task
-    return [
-        latency_us(
-            cell.schedule(_spec[0]), cell.problem, cell.config, _spec[0], constants=constants
-        )
-        for cell in _cells[first::step]
-    ]
+    return [_predict(cell, _spec[0], constants) for cell in _cells[first::step]]
+
+
+def _predict(cell: MeasuredCell, spec: GpuSpec, constants: Constants) -> float:
+    return latency_us(cell.schedule(spec), cell.problem, cell.config, spec, constants=constants)
 
 
 @contextmanager
@@ -108,10 +88,7 @@ def predictor(
     """Return a function that predicts all cells, on several cores if there are many cells."""
     workers = (os.cpu_count() or 1) if workers is None else workers
     if workers < 2 or len(cells) < 40:
-        yield lambda constants: [
-            latency_us(cell.schedule(spec), cell.problem, cell.config, spec, constants=constants)
-            for cell in cells
-        ]
+        yield lambda constants: [_predict(cell, spec, constants) for cell in cells]
         return
     with ProcessPoolExecutor(workers, initializer=_take, initargs=(tuple(cells), spec)) as pool:
 
@@ -120,8 +97,8 @@ def predictor(
             # More tasks than workers, so that slow ones are balanced.
             step = 4 * workers
             tasks = [(constants, first, step) for first in range(step)]
-            for (_, first, _), own in zip(tasks, pool.map(_predict_some, tasks), strict=True):
-                predicted[first::step] = own
+            for (_, first, _), part in zip(tasks, pool.map(_predict_some, tasks), strict=True):
+                predicted[first::step] = part
             return predicted
 
         yield predict

@@ -117,10 +117,10 @@ def fit_lean_cuda(
     Raises:
         UserError: Too few of them.
     """
-    own = [cell for cell in cells if cell.kernel in LEAN_CUDA]
-    if len(own) < FEWEST_ROWS:
-        raise _too_few(len(own))
-    return _fit_lean_cuda(own, spec, start, workers, on_progress)
+    cells = [cell for cell in cells if cell.kernel in LEAN_CUDA]
+    if len(cells) < FEWEST_ROWS:
+        raise _too_few(len(cells))
+    return _fit_lean_cuda(cells, spec, start, workers, on_progress)
 
 
 def known(cells: Sequence[MeasuredCell], constants: Constants) -> list[MeasuredCell]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from leanbench.core.config import TileConfig
@@ -78,7 +79,12 @@ def predict_timeline(
     is_cuda = config.implementation == "cuda"
     played: list[tuple[int, Span]] = []
     simulation = simulate(schedule, problem, config, spec, played)
-    launch = kernel.implementation_of(config).name if is_cuda else _launch_name(schedule)
+    if is_cuda:
+        launch = kernel.implementation_of(config).name
+    elif schedule.merge_launch:
+        launch = _SPLIT_LAUNCH
+    else:
+        launch = _LAUNCHES.get(schedule.decomposition, schedule.decomposition)
     ctas = _ctas(launch, schedule.cluster_size, simulation, played)
     if schedule.merge_launch:
         ctas += _merge_ctas(schedule, problem, simulation, spec)
@@ -110,14 +116,6 @@ def schedule_efficiency(timeline: Timeline, spec: GpuSpec) -> float | None:
     return quantisation_efficiency(schedule, slots)
 
 
-def _launch_name(schedule: Schedule) -> str:
-    return (
-        _SPLIT_LAUNCH
-        if schedule.merge_launch
-        else _LAUNCHES.get(schedule.decomposition, schedule.decomposition)
-    )
-
-
 def _ctas(
     launch: str, cluster_size: int, simulation: Simulation, played: list[tuple[int, Span]]
 ) -> list[CtaTimeline]:
@@ -140,10 +138,9 @@ def _merge_ctas(
     """Return one CTA per query head and position. The longest of the last wave ends with the
     call.
     """
-    parts: dict[int, int] = {}
-    for segment in schedule.segments:
-        parts[segment.output_tile] = parts.get(segment.output_tile, 0) + 1
+    parts = Counter(segment.output_tile for segment in schedule.segments)
     costs = calibration_for(spec).constants
+    partial_us = rates.merge_partial_us(costs, problem.head_dim, MERGE_LAUNCH_WARPS)
     rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
     row_tiles = -(-problem.group_size * problem.q_len // rows)
     at_once = spec.sms * rates.MAX_CTAS_PER_SM
@@ -159,9 +156,7 @@ def _merge_ctas(
         output_tile = kv_head * row_tiles + (position * problem.group_size + row) // rows
         # The model counts waves of output tiles; the rows of a tile are in the same wave.
         start_us = begin_us + output_tile // at_once * costs.merge_us
-        fewer_us = rates.merge_partial_us(costs, problem.head_dim, MERGE_LAUNCH_WARPS) * (
-            most - parts[output_tile]
-        )
+        fewer_us = partial_us * (most - parts[output_tile])
         end_us = start_us + costs.merge_us + reading_us - fewer_us
         span = Span("reduction", output_tile, start_us, end_us)
         ctas.append(CtaTimeline(_MERGE_LAUNCH, cta, cta % spec.sms, start_us, end_us, (span,)))
@@ -172,13 +167,12 @@ def _from_first_start(ctas: list[CtaTimeline]) -> tuple[CtaTimeline, ...]:
     """Shift all times so that 0 is the first CTA's start."""
     begin_us = min(cta.start_us for cta in ctas)
 
-    def moved(cta: CtaTimeline) -> CtaTimeline:
+    def shifted(cta: CtaTimeline) -> CtaTimeline:
         spans = tuple(
             Span(span.kind, span.output_tile, span.start_us - begin_us, span.end_us - begin_us)
             for span in cta.spans
         )
-        return CtaTimeline(
-            cta.launch, cta.cta, cta.sm, cta.start_us - begin_us, cta.end_us - begin_us, spans
-        )
+        start_us, end_us = cta.start_us - begin_us, cta.end_us - begin_us
+        return CtaTimeline(cta.launch, cta.cta, cta.sm, start_us, end_us, spans)
 
-    return tuple(moved(cta) for cta in ctas)
+    return tuple(map(shifted, ctas))

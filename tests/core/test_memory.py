@@ -16,12 +16,9 @@ LARGE = AttentionProblem(4, 32, 32, 1_000_000, 64)
 NEEDED_BYTES = 32_768_000_000 + 33_280 + 1_048_000_000 + 512_000_000
 
 
-def test_what_a_problem_needs():
-    assert needed_bytes(LARGE) == NEEDED_BYTES
-
-
 @pytest.mark.parametrize(("available", "fits"), [(NEEDED_BYTES - 1, False), (NEEDED_BYTES, True)])
 def test_a_shortage_to_the_byte(available, fits):
+    assert needed_bytes(LARGE) == NEEDED_BYTES
     assert (shortage(LARGE, available, "the GPU", "free") is None) == fits
 
 

@@ -18,7 +18,7 @@ def problem(parallel: str, context: int | tuple[int, ...] = 8192) -> AttentionPr
     return AttentionProblem(batch, 32, 8, context, 128, parallel=parallel)
 
 
-def test_values() -> None:
+def test_values():
     axis = AXES["parallel"]
     assert axis.parse("none,TP:2,cp:2,tp:4xcp:2") == ("none", "tp:2", "cp:2", "cp:2xtp:4")
     assert axis.parse("tp:1,cp:1xtp:2") == ("none", "tp:2")
@@ -36,13 +36,13 @@ def test_values() -> None:
         ("cp:4xtp:4", Reason.ABOVE_MAXIMUM, 8),
     ],
 )
-def test_invalid_values(text: str, reason: Reason, limit: int | None) -> None:
+def test_invalid_values(text, reason, limit):
     with pytest.raises(InvalidValue) as caught:
         AXES["parallel"].parse(text)
     assert (caught.value.value, caught.value.reason, caught.value.limit) == (text, reason, limit)
 
 
-def test_shards_are_the_problem_together() -> None:
+def test_shards_are_the_problem_together():
     whole = problem("cp:3xtp:2", (1000, 7, 3))
     shards = [whole.shard(rank) for rank in range(6)]
     assert {(shard.q_heads, shard.kv_heads, shard.parallel) for shard in shards} == {
@@ -54,7 +54,7 @@ def test_shards_are_the_problem_together() -> None:
     assert whole.kv_bytes == (334 + 3 + 1) * 4 * 128 * 2 * 2
 
 
-def test_launch_settings_follow_from_what_one_gpu_has() -> None:
+def test_launch_settings_follow_from_what_one_gpu_has():
     assert problem("cp:2xtp:2").known_to_host == AttentionProblem(1, 16, 4, 4096, 128)
     ragged = problem("cp:2", (1000, 7))
     assert ragged.known_to_host.context == 500
@@ -63,13 +63,13 @@ def test_launch_settings_follow_from_what_one_gpu_has() -> None:
     assert shared == choose(kernel("lean"), problem("none", 4096), spec).config
 
 
-def test_labels_and_json() -> None:
+def test_labels_and_json():
     assert problem("cp:2").label == "b1 h32/8 n8192 d128 fp16 HND cp:2"
     assert AttentionProblem.from_dict(problem("cp:2").to_dict()) == problem("cp:2")
     assert "parallel" not in problem("none").to_dict()
 
 
-def test_kernels_that_cannot_share_refuse() -> None:
+def test_kernels_that_cannot_share_refuse():
     assert kernel("lean").unsupported_reason(problem("cp:2")) is None
     assert kernel("lean").unsupported_reason(problem("tp:2")) is None
     assert kernel("fa2").unsupported_reason(problem("cp:2")) == (

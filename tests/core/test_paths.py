@@ -42,7 +42,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_folders_are_in_the_temporary_directory(homeless: Path) -> None:
+def test_folders_are_in_the_temporary_directory(homeless):
     assert paths.user_folder() == homeless / OWN / "data"
     assert paths.cache_folder() == homeless / OWN / "cache"
     assert stat.S_IMODE((homeless / OWN).stat().st_mode) == 0o700
@@ -51,25 +51,19 @@ def test_folders_are_in_the_temporary_directory(homeless: Path) -> None:
 @pytest.mark.parametrize(
     "value", ["~/mine", "~nobody-of-that-name/mine"], ids=["own home", "another's home"]
 )
-def test_a_home_in_a_variable_cannot_be_found_either(
-    homeless: Path, monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
+def test_a_home_in_a_variable_cannot_be_found_either(homeless, monkeypatch, value):
     monkeypatch.setenv("LEANBENCH_HOME", value)
     assert paths.user_folder() == homeless / OWN / "data"
 
 
-def test_variables_that_name_whole_paths_count(
-    homeless: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_that_name_whole_paths_count(homeless, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(homeless / "xdg"))
     monkeypatch.setenv("LEANBENCH_CACHE", str(homeless / "cache"))
     assert paths.user_folder() == homeless / "xdg" / "leanbench"
     assert paths.cache_folder() == homeless / "cache"
 
 
-def test_early_platformdirs_leave_the_tilde_in(
-    homeless: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_early_platformdirs_leave_the_tilde_in(homeless, monkeypatch):
     monkeypatch.setattr(
         platformdirs, "user_data_path", lambda *names, **options: Path("~/.local/share/leanbench")
     )
@@ -87,7 +81,7 @@ def make_open_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [make_link, make_open_folder, Path.touch])
-def test_a_folder_that_others_can_write_to_is_left_alone(homeless: Path, make) -> None:
+def test_a_folder_that_others_can_write_to_is_left_alone(homeless, make):
     make(homeless / OWN)
     folder = paths.user_folder()
     assert folder.parent.parent == homeless
@@ -97,17 +91,15 @@ def test_a_folder_that_others_can_write_to_is_left_alone(homeless: Path, make) -
     assert paths.user_folder() == folder
 
 
-def test_another_user_s_folder_is_left_alone(
-    homeless: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_user_s_folder_is_left_alone(homeless, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
     (homeless / "leanbench-54321").mkdir(mode=0o700)
     assert paths.private_folder() != homeless / "leanbench-54321"
 
 
 def test_without_a_temporary_directory_nothing_is_found_and_writing_is_refused(
-    homeless: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    homeless, monkeypatch
+):
     def none() -> str:
         raise FileNotFoundError("no usable temporary directory")
 
@@ -119,16 +111,14 @@ def test_without_a_temporary_directory_nothing_is_found_and_writing_is_refused(
         store.save_families(find("h200"), [])
 
 
-def test_compilers_write_to_the_same_folder(homeless: Path) -> None:
+def test_compilers_write_to_the_same_folder(homeless):
     paths.redirect_compiler_caches()
     assert os.environ["TRITON_HOME"] == str(homeless / OWN)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(homeless / OWN / "inductor")
 
 
 @pytest.mark.parametrize("name", ["HOME", "TRITON_HOME", "TRITON_CACHE_DIR"])
-def test_compilers_that_have_a_folder_keep_it(
-    homeless: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_compilers_that_have_a_folder_keep_it(homeless, monkeypatch, name):
     monkeypatch.setenv(name, str(homeless / "theirs" / "new"))
     before = dict(os.environ)
     paths.redirect_compiler_caches()
@@ -158,7 +148,7 @@ print(cache_folder())
 """
 
 
-def test_a_call_works(tmp_path: Path) -> None:
+def test_a_call_works(tmp_path):
     (tmp_path / "here").mkdir()
     environment = {
         "PATH": os.environ["PATH"],

@@ -163,7 +163,7 @@ problems = st.builds(
 
 
 @given(problems)
-def test_json_and_back(problem: AttentionProblem):
+def test_json_and_back(problem):
     back = AttentionProblem.from_dict(json.loads(json.dumps(problem.to_dict())))
     assert back == problem
     assert hash(back) == hash(problem)
@@ -201,7 +201,7 @@ def test_fields_of_another_kind_are_no_problem(fields, words):
 
 
 @given(problems)
-def test_bytes_are_bounded(problem: AttentionProblem):
+def test_bytes_are_bounded(problem):
     most = problem.kv_bytes * problem.batch
     if problem.page_size is not None:
         most = problem.kv_bytes * problem.page_size

@@ -34,7 +34,7 @@ from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, At
         (["P64", "h8", "n4k", "d64"], AttentionProblem(1, 8, 8, 4096, 64, page_size=64)),
     ],
 )
-def test_words_in_any_order(words: list[str], problem: AttentionProblem) -> None:
+def test_words_in_any_order(words, problem):
     assert parse_problem(words) == problem
 
 
@@ -63,7 +63,7 @@ def test_words_in_any_order(words: list[str], problem: AttentionProblem) -> None
         ("b2m h8 n1 d64", "batch", "2m", Reason.ABOVE_MAXIMUM, 2**20),
     ],
 )
-def test_invalid_words(words: str, name: str, value: object, reason: Reason, limit: object) -> None:
+def test_invalid_words(words, name, value, reason, limit):
     with pytest.raises(InvalidValue) as caught:
         parse_problem(words.split())
     error = caught.value
@@ -84,7 +84,7 @@ def test_invalid_words(words: str, name: str, value: object, reason: Reason, lim
 )
 def test_a_label_is_read_back(
     batch, kv_heads, group, context, head_dim, dtype, kv_layout, q_len, page_size, random
-) -> None:
+):
     problem = AttentionProblem(
         batch, kv_heads * group, kv_heads, context, head_dim, dtype, kv_layout, q_len, page_size
     )
@@ -95,7 +95,7 @@ def test_a_label_is_read_back(
 
 
 @given(st.lists(st.integers(1, 100_000), min_size=2, max_size=20))
-def test_a_length_per_sequence(lengths: list[int]) -> None:
+def test_a_length_per_sequence(lengths):
     problem = parse_problem(["h8", f"n{'+'.join(map(str, lengths))}", "d64"])
     assert (problem.batch, problem.contexts) == (len(lengths), tuple(lengths))
 
@@ -111,6 +111,6 @@ _near_words = st.from_regex(r"[bhndqpBHN]?[0-9km/+:,x.-]{0,8}", fullmatch=True) 
 )
 @example(["h1 n1 d64", "b2147483647"])
 @example(["h2147483647/2147483647 n2147483647 d256"])
-def test_any_words_are_a_problem_or_a_user_error(words: list[str]) -> None:
+def test_any_words_are_a_problem_or_a_user_error(words):
     with contextlib.suppress(UserError):
         parse_problem(words)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pynvml
 import pytest
 
-from leanbench.gpu.nvml import GpuState, Nvml
+from leanbench.gpu.nvml import Nvml
 from leanbench.gpu.nvml_library import GpuLostError
 from leanbench.gpu.visible import local_gpus
 from leanbench.measure import ranks
@@ -79,34 +79,27 @@ def gpu_of(environment: dict[str, Any]) -> tuple[Any, ...]:
         999,
     ],
 )
-def test_without_nvml_rows_have_no_driver(fake_nvml: Install, error: int) -> None:
+def test_without_nvml_rows_have_no_driver(fake_nvml, monkeypatch, error):
     fake_nvml(H200).init_error = error
     assert gpu_of(measured_environment(0)) == (None, "NVIDIA H200", None)
-
-
-def test_without_pynvml_rows_have_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpu_of(measured_environment(1)) == (None, "NVIDIA A100-SXM4-80GB", None)
 
 
-def test_unlike_gpus_are_told_apart_by_their_uuid(fake_nvml: Install) -> None:
+def test_unlike_gpus_are_told_apart_by_their_uuid(fake_nvml):
     """NVML has the A100 first, as its bus address says, torch the faster H200."""
     fake_nvml(A100, H200)
     assert gpu_of(measured_environment(0)) == ("580.65.06", "NVIDIA H200", "GPU-aaaa")
     assert gpu_of(measured_environment(1)) == ("580.65.06", "NVIDIA A100-SXM4-80GB", "GPU-bbbb")
 
 
-def test_nvml_that_sees_fewer_gpus_than_torch(
-    fake_nvml: Install, torch_here: Callable[..., None]
-) -> None:
+def test_nvml_that_sees_fewer_gpus_than_torch(fake_nvml, torch_here):
     torch_here(("NVIDIA H200", "eeee"), ("NVIDIA L4", "ffff"))
     fake_nvml(H200)
     assert gpu_of(measured_environment(1)) == (None, "NVIDIA L4", None)
 
 
-def test_a_mig_instance_is_found_by_its_own_uuid(
-    fake_nvml: Install, torch_here: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mig_instance_is_found_by_its_own_uuid(fake_nvml, torch_here, monkeypatch):
     torch_here(("NVIDIA H200 MIG 1g.18gb", "1111"))
     fake_nvml({**H200, "mig": True}, {"product": "NVIDIA H200 MIG 1g.18gb", "uuid": "MIG-1111"})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1111")
@@ -115,33 +108,8 @@ def test_a_mig_instance_is_found_by_its_own_uuid(
     assert gpu_of(measured_environment(0)) == ("580.65.06", "NVIDIA H200 MIG 1g.18gb", "MIG-1111")
 
 
-def test_a_driver_that_answers_nothing_leaves_every_column_null(fake_nvml: Install) -> None:
-    fake_nvml({**H200, "errors": dict.fromkeys(STATE, pynvml.NVML_ERROR_NOT_SUPPORTED)})
-    with Nvml("GPU-aaaa") as nvml:
-        assert nvml.state() == GpuState(None, None, None, None, None)
-
-
-def test_functions_that_an_old_driver_lacks_leave_their_columns_null(
-    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_nvml(H200)
-
-    def missing(*args: Any) -> Any:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-
-    for name in (
-        "nvmlDeviceGetFieldValues",
-        "nvmlDeviceGetPowerUsage",
-        "nvmlDeviceGetTotalEnergyConsumption",
-    ):
-        monkeypatch.setattr(pynvml, name, missing)
-    with Nvml("GPU-aaaa") as nvml:
-        state = nvml.state()
-        assert (state.power_w, state.sm_clock_mhz, nvml.total_energy_mj()) == (None, 1755, None)
-
-
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
-def test_a_gpu_that_disappears_ends_its_worker_with_one_row(fake_nvml: Install, error: int) -> None:
+def test_a_gpu_that_disappears_ends_its_worker_with_one_row(fake_nvml, error):
     """The next worker does not start then, and the sweep stops with what it has."""
     gpu = fake_nvml(H200).gpus[0]
 
@@ -169,9 +137,7 @@ def test_a_gpu_that_disappears_ends_its_worker_with_one_row(fake_nvml: Install, 
         nvml.state()
 
 
-def test_the_gpus_of_ranks_and_their_links(
-    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gpus_of_ranks_and_their_links(fake_nvml, monkeypatch):
     """NVML has the A100 first, as its bus address says, torch the faster H200."""
     nvml = fake_nvml(A100, H200)
     status: dict[str, Callable[..., Any]] = {

@@ -66,7 +66,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
 
 
-def test_spec_takes_the_driver_s_figures(fake_torch: Install) -> None:
+def test_spec_takes_the_driver_s_figures(fake_torch):
     fake_torch(device(multi_processor_count=130, L2_cache_size=52_428_800))
     spec = spec_of_device(0)
     assert (spec.name, spec.product) == ("h200", "NVIDIA H200")
@@ -80,7 +80,7 @@ def test_spec_takes_the_driver_s_figures(fake_torch: Install) -> None:
     assert spec.source.startswith("the driver; bandwidth, clock and power: NVIDIA H200 datasheet")
 
 
-def test_spec_falls_back_on_the_catalogue_for_an_older_torch(fake_torch: Install) -> None:
+def test_spec_falls_back_on_the_catalogue_for_an_older_torch(fake_torch):
     names = (
         "L2_cache_size",
         "shared_memory_per_multiprocessor",
@@ -97,7 +97,7 @@ def test_spec_falls_back_on_the_catalogue_for_an_older_torch(fake_torch: Install
     )
 
 
-def test_mig_instance_has_its_share_of_the_bandwidth(fake_torch: Install) -> None:
+def test_mig_instance_has_its_share_of_the_bandwidth(fake_torch):
     fake_torch(
         device("NVIDIA H200 MIG 1g.18gb", total_memory=141 * 2**30 // 8, multi_processor_count=16)
     )
@@ -106,7 +106,7 @@ def test_mig_instance_has_its_share_of_the_bandwidth(fake_torch: Install) -> Non
     assert spec.bandwidth_tb_s == pytest.approx(0.6)
 
 
-def test_unknown_product(fake_torch: Install, fake_nvml: Install) -> None:
+def test_unknown_product(fake_torch, fake_nvml):
     fake_nvml({**UNKNOWN, "memory_clock_mhz": 2000, "memory_bus_bits": 5120, "sm_clock_mhz": 1800})
     fake_torch(
         device(
@@ -125,7 +125,7 @@ def test_unknown_product(fake_torch: Install, fake_nvml: Install) -> None:
     assert spec.source == "the driver; bandwidth: memory clock times bus width"
 
 
-def test_unknown_product_that_says_little(fake_torch: Install, fake_nvml: Install) -> None:
+def test_unknown_product_that_says_little(fake_torch, fake_nvml):
     fake_nvml(UNKNOWN).init_error = pynvml.NVML_ERROR_UNKNOWN
     fake_torch(device("NVIDIA X9000", "dddd"))
     spec = spec_of_device(0)
@@ -134,7 +134,7 @@ def test_unknown_product_that_says_little(fake_torch: Install, fake_nvml: Instal
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_without_gpu_the_model_of_the_named_one_or_a100(fake_nvml: Install) -> None:
+def test_without_gpu_the_model_of_the_named_one_or_a100(fake_nvml):
     fake_nvml().init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
     assert choose("H200", require_gpu=False) == Target(find("h200"), None)
@@ -144,7 +144,7 @@ def test_without_gpu_the_model_of_the_named_one_or_a100(fake_nvml: Install) -> N
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_required_gpu_is_missing(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_required_gpu_is_missing(fake_nvml, monkeypatch):
     fake = fake_nvml(H200)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(
@@ -163,9 +163,7 @@ def test_required_gpu_is_missing(fake_nvml: Install, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", [None, "h200", "H200-SXM", "NVIDIA H200"])
 @pytest.mark.parametrize("require_gpu", [False, True])
-def test_local_gpu_that_answers(
-    fake_nvml: Install, fake_torch: Install, name: str | None, require_gpu: bool
-) -> None:
+def test_local_gpu_that_answers(fake_nvml, fake_torch, name, require_gpu):
     fake_nvml(H200)
     fake_torch(device())
     target = choose(name, require_gpu)
@@ -207,9 +205,7 @@ def test_local_gpu_that_answers(
         ("NVIDIA X9000 Ultra", "x9000", True),
     ],
 )
-def test_names(
-    fake_nvml: Install, fake_torch: Install, product: str, name: str, measured: bool
-) -> None:
+def test_names(fake_nvml, fake_torch, product, name, measured):
     fake_nvml({"product": product, "uuid": "GPU-aaaa"})
     fake_torch(device(product))
     target = choose(name, require_gpu=False)
@@ -233,9 +229,7 @@ def test_names(
         ("NVIDIA GeForce RTX 5090", "rtx-4090", None),
     ],
 )
-def test_a_prediction_tells_of_another_product_of_the_model(
-    fake_nvml: Install, product: str, name: str, own_name: str | None
-) -> None:
+def test_a_prediction_tells_of_another_product_of_the_model(fake_nvml, product, name, own_name):
     fake_nvml({"product": product, "uuid": "GPU-aaaa"})
     note = choose(name, require_gpu=False).note
     if own_name is None:
@@ -246,15 +240,13 @@ def test_a_prediction_tells_of_another_product_of_the_model(
         assert f"`--gpu {own_name}`" in note
 
 
-def test_an_h100_without_further_words_is_not_the_catalogue_s(
-    fake_nvml: Install, fake_torch: Install
-) -> None:
+def test_an_h100_without_further_words_is_not_the_catalogue_s(fake_nvml, fake_torch):
     fake_nvml({"product": "NVIDIA H100", "uuid": "GPU-aaaa"})
     fake_torch(device("NVIDIA H100", total_memory=94 * 2**30))
     assert spec_of_device(0).name == "h100-94gb"
 
 
-def test_a_virtual_gpu_has_its_own_memory_and_the_whole_bandwidth(fake_torch: Install) -> None:
+def test_a_virtual_gpu_has_its_own_memory_and_the_whole_bandwidth(fake_torch):
     fake_torch(device("GRID A100D-20C", major=8, total_memory=20 * 2**30))
     spec = spec_of_device(0)
     assert (spec.name, spec.memory_gb, spec.bandwidth_tb_s) == ("a100-80gb-pcie", 20.0, 1.935)
@@ -263,7 +255,7 @@ def test_a_virtual_gpu_has_its_own_memory_and_the_whole_bandwidth(fake_torch: In
     assert (spec.memory_gb, spec.bandwidth_tb_s) == (20.0, pytest.approx(1.935 / 4))
 
 
-def test_index_is_torch_s_where_the_orders_differ(fake_nvml: Install, fake_torch: Install) -> None:
+def test_index_is_torch_s_where_the_orders_differ(fake_nvml, fake_torch):
     fake_nvml(A100_40, H200)
     fake_torch(device(), device("NVIDIA A100-SXM4-40GB", "bbbb"))
     assert choose("a100", require_gpu=True).local_index == 1
@@ -329,14 +321,7 @@ def cuda_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
 @SILENT
 @pytest.mark.usefixtures("cuda_is_here")
 @pytest.mark.parametrize(("name", "index"), [(None, 0), ("h200", 0), ("a100", 1)])
-def test_torch_s_gpu_where_nvml_cannot_say(
-    fake_nvml: Install,
-    fake_torch: Install,
-    monkeypatch: pytest.MonkeyPatch,
-    nvml: Any,
-    name: str | None,
-    index: int,
-) -> None:
+def test_torch_s_gpu_where_nvml_cannot_say(fake_nvml, fake_torch, monkeypatch, nvml, name, index):
     why = nvml(fake_nvml, monkeypatch)
     fake_torch(device(), device("NVIDIA A100-SXM4-40GB", "bbbb"))
     for require_gpu in (False, True):
@@ -355,13 +340,7 @@ def test_torch_s_gpu_where_nvml_cannot_say(
 @SILENT
 @pytest.mark.usefixtures("cuda_is_here")
 @pytest.mark.parametrize("with_torch", [False, True])
-def test_neither_nvml_nor_torch_has_a_gpu(
-    fake_nvml: Install,
-    fake_torch: Install,
-    monkeypatch: pytest.MonkeyPatch,
-    nvml: Any,
-    with_torch: bool,
-) -> None:
+def test_neither_nvml_nor_torch_has_a_gpu(fake_nvml, fake_torch, monkeypatch, nvml, with_torch):
     why = nvml(fake_nvml, monkeypatch)
     monkeypatch.setitem(sys.modules, "torch", None)
     if with_torch:
@@ -379,9 +358,7 @@ def test_neither_nvml_nor_torch_has_a_gpu(
 
 
 @pytest.mark.usefixtures("cuda_is_here", "no_torch")
-def test_torch_is_not_asked_where_nvml_says_that_there_is_no_gpu(
-    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_is_not_asked_where_nvml_says_that_there_is_no_gpu(fake_nvml, monkeypatch):
     def asked(*args: Any) -> Any:
         raise AssertionError("torch was asked")
 
@@ -393,9 +370,7 @@ def test_torch_is_not_asked_where_nvml_says_that_there_is_no_gpu(
     assert choose("h200", require_gpu=False) == Target(find("h200"), None)
 
 
-def test_torch_is_not_imported_without_the_driver_s_library(
-    fake_nvml: Install, fake_torch: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_is_not_imported_without_the_driver_s_library(fake_nvml, fake_torch, monkeypatch):
     nvml_without_its_library(fake_nvml, monkeypatch)
     fake_torch(device())
 
@@ -413,9 +388,7 @@ def test_torch_is_not_imported_without_the_driver_s_library(
     ("built_for", "fix"),
     [(None, "is built without CUDA: install a CUDA build"), ("13.0", "update the driver")],
 )
-def test_torch_that_cannot_use_the_gpu(
-    fake_nvml: Install, fake_torch: Install, built_for: str | None, fix: str
-) -> None:
+def test_torch_that_cannot_use_the_gpu(fake_nvml, fake_torch, built_for, fix):
     fake_nvml(H200)
     fake_torch(available=False, built_for=built_for)
     target = choose(None, require_gpu=False)
@@ -426,9 +399,7 @@ def test_torch_that_cannot_use_the_gpu(
 
 
 @pytest.mark.parametrize("name", ["h20", "H200 NVL", "x9000"])
-def test_torch_without_cuda_is_told_before_the_catalogue(
-    fake_nvml: Install, fake_torch: Install, name: str
-) -> None:
+def test_torch_without_cuda_is_told_before_the_catalogue(fake_nvml, fake_torch, name):
     product = {"h20": "NVIDIA H20", "H200 NVL": "NVIDIA H200 NVL", "x9000": "NVIDIA X9000"}[name]
     fake_nvml({"product": product, "uuid": "GPU-aaaa"})
     fake_torch(available=False, built_for=None)
@@ -442,9 +413,7 @@ def test_torch_without_cuda_is_told_before_the_catalogue(
         assert str(target.note).startswith(obstacle)
 
 
-def test_a_family_is_the_product_that_is_here_without_cuda_too(
-    fake_nvml: Install, fake_torch: Install
-) -> None:
+def test_a_family_is_the_product_that_is_here_without_cuda_too(fake_nvml, fake_torch):
     fake_nvml(A100_40)
     fake_torch(available=False)
     assert choose("a100", require_gpu=False).spec == find("a100-40gb")
@@ -460,12 +429,8 @@ FORBIDDEN = {
 @pytest.mark.parametrize("fault", [LOST, FORBIDDEN])
 @pytest.mark.parametrize("visible", [None, "0", "2,1,0"])
 def test_a_gpu_that_cannot_be_read_matters_only_if_it_is_chosen(
-    fake_nvml: Install,
-    fake_torch: Install,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: dict[str, Any],
-    visible: str | None,
-) -> None:
+    fake_nvml, fake_torch, monkeypatch, fault, visible
+):
     fake_nvml(H200, fault, A100_40)
     fake_torch(device(), device("NVIDIA A100-SXM4-40GB", "bbbb"))
     if visible is not None:
@@ -480,13 +445,7 @@ def test_a_gpu_that_cannot_be_read_matters_only_if_it_is_chosen(
 
 @pytest.mark.parametrize(("fault", "kind"), [(LOST, GpuLostError), (FORBIDDEN, NvmlError)])
 @pytest.mark.parametrize("require_gpu", [False, True])
-def test_the_chosen_gpu_is_refused_by_its_number(
-    fake_nvml: Install,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: dict[str, Any],
-    kind: type[NvmlError],
-    require_gpu: bool,
-) -> None:
+def test_the_chosen_gpu_is_refused_by_its_number(fake_nvml, monkeypatch, fault, kind, require_gpu):
     fake_nvml(H200, fault, A100_40)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     monkeypatch.setattr("leanbench.gpu.local._has_cuda", lambda: False)
@@ -499,7 +458,7 @@ def test_the_chosen_gpu_is_refused_by_its_number(
 
 
 @pytest.mark.usefixtures("cuda_is_here")
-def test_torch_decides_which_gpu_is_first(fake_nvml: Install, fake_torch: Install) -> None:
+def test_torch_decides_which_gpu_is_first(fake_nvml, fake_torch):
     """CUDA does not count a GPU that the container may not use; NVML does."""
     fake_nvml(FORBIDDEN, H200)
     fake_torch(device())
@@ -514,12 +473,8 @@ def test_torch_decides_which_gpu_is_first(fake_nvml: Install, fake_torch: Instal
     ("visible", "is_told"), [("0,0", True), ("9", True), ("x", True), ("", False), ("-1", False)]
 )
 def test_cuda_visible_devices_is_told_and_not_the_driver(
-    fake_nvml: Install,
-    fake_torch: Install,
-    monkeypatch: pytest.MonkeyPatch,
-    visible: str,
-    is_told: bool,
-) -> None:
+    fake_nvml, fake_torch, monkeypatch, visible, is_told
+):
     fake_nvml(H200)
     fake_torch(available=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

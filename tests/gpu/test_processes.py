@@ -34,12 +34,12 @@ def others(since_us: int = 0) -> list[GpuProcess] | None:
         return nvml.other_processes(since_us)
 
 
-def test_nobody_else(fake_nvml: Install) -> None:
+def test_nobody_else(fake_nvml):
     fake_nvml({"compute_pids": [HERE], "utilisation": [(HERE, 10, 99)]})
     assert others() == []
 
 
-def test_a_context_is_told_from_work(fake_nvml: Install) -> None:
+def test_a_context_is_told_from_work(fake_nvml):
     fake_nvml(
         {
             "compute_pids": [HERE, FURTHER, ELSEWHERE],
@@ -54,7 +54,7 @@ def test_a_context_is_told_from_work(fake_nvml: Install) -> None:
     assert others() == [GpuProcess(ELSEWHERE, None, 70), GpuProcess(FURTHER, None, 0)]
 
 
-def test_all_kinds_of_contexts_each_once(fake_nvml: Install) -> None:
+def test_all_kinds_of_contexts_each_once(fake_nvml):
     fake_nvml(
         {
             "compute_pids": [ELSEWHERE],
@@ -68,14 +68,14 @@ def test_all_kinds_of_contexts_each_once(fake_nvml: Install) -> None:
 @pytest.mark.parametrize(
     ("since_us", "percent"), [(0, 70), (19, 70), (20, 40), (30, 0), (10**15, 0)]
 )
-def test_samples_from_before_do_not_count(fake_nvml: Install, since_us: int, percent: int) -> None:
+def test_samples_from_before_do_not_count(fake_nvml, since_us, percent):
     fake_nvml(
         {"compute_pids": [ELSEWHERE], "utilisation": [(ELSEWHERE, 20, 70), (ELSEWHERE, 30, 40)]}
     )
     assert others(since_us) == [GpuProcess(ELSEWHERE, None, percent)]
 
 
-def test_entries_that_were_never_filled_do_not_count(fake_nvml: Install) -> None:
+def test_entries_that_were_never_filled_do_not_count(fake_nvml):
     junk = [(ELSEWHERE, 0, 3), (ELSEWHERE, 40, 2_147_483_632), (ELSEWHERE, 50, 101)]
     fake_nvml({"compute_pids": [ELSEWHERE], "utilisation": junk})
     assert others(10) == [GpuProcess(ELSEWHERE, None, 0)]
@@ -90,14 +90,12 @@ def test_entries_that_were_never_filled_do_not_count(fake_nvml: Install) -> None
         (pynvml.NVML_ERROR_NO_PERMISSION, None),
     ],
 )
-def test_no_samples_and_no_such_call(fake_nvml: Install, error: int, percent: int | None) -> None:
+def test_no_samples_and_no_such_call(fake_nvml, error, percent):
     fake_nvml({"compute_pids": [ELSEWHERE], "errors": {"nvmlDeviceGetProcessUtilization": error}})
     assert others() == [GpuProcess(ELSEWHERE, None, percent)]
 
 
-def test_a_driver_that_does_not_list_processes(
-    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_does_not_list_processes(fake_nvml, monkeypatch):
     gpu = fake_nvml({"compute_pids": [ELSEWHERE]}).gpus[0]
     gpu.errors["nvmlDeviceGetGraphicsRunningProcesses"] = pynvml.NVML_ERROR_NOT_SUPPORTED
     assert others() == [GpuProcess(ELSEWHERE, None, 0)]
@@ -121,12 +119,12 @@ def test_a_driver_that_does_not_list_processes(
         (" ", None),
     ],
 )
-def test_names(fake_nvml: Install, raw: str, name: str | None) -> None:
+def test_names(fake_nvml, raw, name):
     fake_nvml({"compute_pids": [ELSEWHERE]}).process_names[ELSEWHERE] = raw
     assert others() == [GpuProcess(ELSEWHERE, name, 0)]
 
 
-def test_name_from_proc(fake_nvml: Install) -> None:
+def test_name_from_proc(fake_nvml):
     parent = os.getppid()
     with open(f"/proc/{parent}/comm") as file:
         comm = file.read().split()[0]
@@ -140,18 +138,18 @@ class TestPidsOfAnotherNamespace:
     another pid.
     """
 
-    def test_the_only_stranger_is_this_process(self, fake_nvml: Install) -> None:
+    def test_the_only_stranger_is_this_process(self, fake_nvml):
         fake_nvml({"compute_pids": [ELSEWHERE], "utilisation": [(ELSEWHERE, 10, 99)]})
         assert others() == []
 
-    def test_two_strangers_cannot_be_told_apart(self, fake_nvml: Install) -> None:
+    def test_two_strangers_cannot_be_told_apart(self, fake_nvml):
         fake_nvml({"compute_pids": [ELSEWHERE, FURTHER]})
         assert others() is None
 
-    def test_a_process_of_this_namespace_is_another(self, fake_nvml: Install) -> None:
+    def test_a_process_of_this_namespace_is_another(self, fake_nvml):
         fake_nvml({"compute_pids": [ELSEWHERE, os.getppid()]})
         assert [process.pid for process in others() or []] == [os.getppid()]
 
-    def test_where_this_process_is_listed_strangers_are_others(self, fake_nvml: Install) -> None:
+    def test_where_this_process_is_listed_strangers_are_others(self, fake_nvml):
         fake_nvml({"compute_pids": [HERE, ELSEWHERE], "utilisation": [(ELSEWHERE, 10, 5)]})
         assert others() == [GpuProcess(ELSEWHERE, None, 5)]

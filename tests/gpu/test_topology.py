@@ -66,7 +66,7 @@ def gpus(**fields: Any) -> list[dict[str, Any]]:
     return [{"uuid": uuid, "bus": index, **fields} for index, uuid in enumerate(UUIDS)]
 
 
-def test_pairs_links_and_speeds(fake_nvml, links: Links) -> None:
+def test_pairs_links_and_speeds(fake_nvml, links):
     fake_nvml(*gpus())
     links.can = {(UUIDS[0], UUIDS[1]): {WRITE, NVLINK}, (UUIDS[0], UUIDS[2]): {WRITE}}
     # 12 links of 26.562 GB/s to the switch; PCIe 5 with 16 lanes.
@@ -85,7 +85,7 @@ def test_pairs_links_and_speeds(fake_nvml, links: Links) -> None:
     ]
 
 
-def test_links_that_end_at_the_other_gpu(fake_nvml, links: Links) -> None:
+def test_links_that_end_at_the_other_gpu(fake_nvml, links):
     fake_nvml(*gpus())
     links.can = {(UUIDS[0], UUIDS[1]): {WRITE, NVLINK}, (UUIDS[0], UUIDS[2]): {WRITE, NVLINK}}
     links.ends = {UUIDS[0]: [1] * 4 + [2] * 14}
@@ -106,9 +106,7 @@ def test_links_that_end_at_the_other_gpu(fake_nvml, links: Links) -> None:
         },
     ],
 )
-def test_speeds_that_the_driver_does_not_say(
-    fake_nvml, links: Links, fields: dict[str, Any]
-) -> None:
+def test_speeds_that_the_driver_does_not_say(fake_nvml, links, fields):
     fake_nvml(*gpus(**fields))
     links.can = {(UUIDS[0], UUIDS[1]): {WRITE, NVLINK}, (UUIDS[0], UUIDS[2]): set()}
     pairs = topology().pairs
@@ -117,7 +115,7 @@ def test_speeds_that_the_driver_does_not_say(
     assert pairs[1].words == "PCIe, no peer access"
 
 
-def test_of_a_gpu_that_is_lost_nothing_is_known(fake_nvml, links: Links) -> None:
+def test_of_a_gpu_that_is_lost_nothing_is_known(fake_nvml, links):
     fields = gpus()
     fields[1]["errors"] = {"nvmlDeviceGetMaxPcieLinkGeneration": pynvml.NVML_ERROR_GPU_IS_LOST}
     fake_nvml(*fields)
@@ -129,7 +127,7 @@ def test_of_a_gpu_that_is_lost_nothing_is_known(fake_nvml, links: Links) -> None
     )
 
 
-def test_peer_access_is_that_of_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_access_is_that_of_both_ways(monkeypatch):
     ways = {(0, 1), (1, 0), (0, 2)}
     monkeypatch.setattr(
         "torch.cuda.can_device_access_peer", lambda device, peer: (device, peer) in ways
@@ -140,7 +138,7 @@ def test_peer_access_is_that_of_both_ways(monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
-def test_what_nvml_does_not_know(fake_nvml, links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nvml_does_not_know(fake_nvml, links, monkeypatch):
     fake_nvml(*gpus()[:2])
     unknown = pynvml.NVML_P2P_STATUS_UNKNOWN
     monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", lambda *arguments: unknown)
@@ -148,7 +146,7 @@ def test_what_nvml_does_not_know(fake_nvml, links: Links, monkeypatch: pytest.Mo
     assert (pair.peer_access, pair.nvlink) == (None, None)
 
 
-def test_gpus_that_are_named(fake_nvml, links: Links) -> None:
+def test_gpus_that_are_named(fake_nvml, links):
     fake_nvml(*gpus())
     links.can = {(UUIDS[0], UUIDS[2]): {WRITE, NVLINK}}
     # Numbered by their places, as ranks are.
@@ -157,7 +155,7 @@ def test_gpus_that_are_named(fake_nvml, links: Links) -> None:
         topology([0, 3])
 
 
-def test_pairs_in_words() -> None:
+def test_pairs_in_words():
     alike = [Pair(*two, True, True, 18) for two in ((0, 1), (0, 2), (1, 2))]
     assert pairs_in_words(alike[:1]) == "GPUs 0 and 1: 18 NVLinks, peer access"
     assert pairs_in_words(alike) == "all pairs of GPUs: 18 NVLinks, peer access"

@@ -42,7 +42,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_where_the_user_s_own_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_the_user_s_own_are(monkeypatch, tmp_path):
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "here"))
     assert user_file("h200") == tmp_path / "here" / "models" / "h200.json"
     monkeypatch.setenv("LEANBENCH_HOME", "")
@@ -53,7 +53,7 @@ def test_where_the_user_s_own_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert user_file("h200").parent == tmp_path / ".local" / "share" / "leanbench" / "models"
 
 
-def test_what_is_written_is_read(own: Path) -> None:
+def test_what_is_written_is_read(own):
     calibration = made("l4", tile_us=0.7)
     path = own / "deep" / "l4.json"
     write_calibration(calibration, path)
@@ -67,7 +67,7 @@ def test_what_is_written_is_read(own: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_own_before_shipped_before_nearest(own: Path) -> None:
+def test_own_before_shipped_before_nearest(own):
     shipped = calibration_for(H200)
     assert (shipped.path, shipped.is_scaled) == (SHIPPED / "h200.json", False)
     scaled = calibration_for(A100)
@@ -114,7 +114,7 @@ def broken(change: dict[str, object], drop: str = "") -> str:
         (broken({"gpu": "h300"}), "there is no GPU 'h300'"),
     ],
 )
-def test_a_damaged_file_is_named_passed_over_and_kept(own: Path, text: str, fault: str) -> None:
+def test_a_damaged_file_is_named_passed_over_and_kept(own, text, fault):
     path = user_file("h200")
     path.parent.mkdir()
     path.write_text(text)
@@ -130,13 +130,13 @@ def test_a_damaged_file_is_named_passed_over_and_kept(own: Path, text: str, faul
     assert path.read_text() == text
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*give another --out"):
         write_calibration(made("h200"), tmp_path / "file" / "h200.json")
 
 
-def test_the_sentence_beside_a_prediction(own: Path) -> None:
+def test_the_sentence_beside_a_prediction(own):
     write_calibration(made("h200"), user_file("h200"))
     words = (
         "Model error on h200: lean_cuda 2.0% in the median, 5.0% at the 90th percentile (10 rows of"
@@ -154,7 +154,7 @@ def test_the_sentence_beside_a_prediction(own: Path) -> None:
     )
 
 
-def test_the_error_is_that_of_the_kernel_that_runs_there(own: Path) -> None:
+def test_the_error_is_that_of_the_kernel_that_runs_there(own):
     """`lean` is lean_cuda on an H200 and lean_triton on an A100; what was never compared says so,
     and what has no prediction no error.
     """
@@ -171,7 +171,7 @@ def test_the_error_is_that_of_the_kernel_that_runs_there(own: Path) -> None:
     assert model_error("h200", ["lean", "fa2"]) == 0.05
 
 
-def test_errors_of_rows_it_was_fitted_to_are_said_as_such(own: Path) -> None:
+def test_errors_of_rows_it_was_fitted_to_are_said_as_such(own):
     fitted = made("h200")
     write_calibration(
         replace(fitted, runs=(replace(fitted.runs[0], role="fitted"),)), user_file("h200")

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from depth import diagonal, label
-from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.config import TileConfig
-from leanbench.core.decomposition import Schedule, TileGrid, one_cta_per_tile, stream_k
+from leanbench.core.decomposition import TileGrid, one_cta_per_tile, stream_k
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs
@@ -50,9 +49,7 @@ class Plain(Kernel):
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[TileConfig]:
         return list(self.configs)
 
-    def schedule(
-        self, problem: AttentionProblem, config: TileConfig | None, gpu: GpuSpec
-    ) -> Schedule | None:
+    def schedule(self, problem, config, gpu):
         assert config is not None
         return one_cta_per_tile(TileGrid.of(problem, config.tile_tokens))
 
@@ -63,9 +60,7 @@ class Plain(Kernel):
 class Secret(Plain):
     name = "secret"
 
-    def schedule(
-        self, problem: AttentionProblem, config: TileConfig | None, gpu: GpuSpec
-    ) -> Schedule | None:
+    def schedule(self, problem, config, gpu):
         return None
 
 
@@ -73,9 +68,7 @@ class Balanced(Plain):
     name = "balanced"
     decomposition = "stream_k"
 
-    def schedule(
-        self, problem: AttentionProblem, config: TileConfig | None, gpu: GpuSpec
-    ) -> Schedule | None:
+    def schedule(self, problem, config, gpu):
         assert config is not None
         return stream_k(
             TileGrid.of(problem, config.tile_tokens), gpu.sms * (config.ctas_per_sm or 1)
@@ -95,7 +88,7 @@ def row(fields: dict[str, Any]) -> Row:
     return Row.model_validate({**json.loads(json.dumps(fields)), **beside})
 
 
-def test_default() -> None:
+def test_default():
     fields = predict_cell(PROBLEM, Plain(FAST, SLOW), "default", H200)
     predicted_us = latency_us(one_cta_per_tile(TileGrid.of(PROBLEM, 128)), PROBLEM, FAST, H200)
     costs = calibration_for(H200).constants
@@ -120,7 +113,7 @@ def test_default() -> None:
     assert row(fields).samples is None
 
 
-def test_best_keeps_the_fastest_that_fits() -> None:
+def test_best_keeps_the_fastest_that_fits():
     fields = predict_cell(PROBLEM, Plain(SLOW, TOO_LARGE, FAST), "best", H200)
     assert (fields["config"], fields["config_choice"]) == (FAST.to_dict(), "best of 2")
     default_us = predict_cell(PROBLEM, Plain(SLOW), "default", H200)["latency_us"]
@@ -131,8 +124,8 @@ def test_best_keeps_the_fastest_that_fits() -> None:
     ("share_of_lead", "implementation"), [(1.1, "cuda"), (0.9, "triton")], ids=["within", "beyond"]
 )
 def test_best_is_of_the_implementation_that_runs_there_within_the_model_s_error(
-    monkeypatch: pytest.MonkeyPatch, share_of_lead: float, implementation: str
-) -> None:
+    monkeypatch, share_of_lead, implementation
+):
     # 16 query heads to a KV head: Triton is predicted ahead.
     problem = AttentionProblem(16, 128, 8, 1024, 128)
     cuda = predict_cell(problem, kernels()["lean_cuda"], "best", H200)
@@ -153,17 +146,6 @@ def test_best_is_of_the_implementation_that_runs_there_within_the_model_s_error(
     assert on_a100["config_reason"].endswith("that were predicted for this cell")
 
 
-def test_stream_k_fills_all_sms() -> None:
-    # One CTA's arithmetic cannot keep up with an SM's part of the memory, that of two can.
-    for ctas_per_sm, floor_share in ((1, 0.87), (2, 0.94)):
-        config = LeanTritonConfig(
-            128, 4, 3, ctas_per_sm=ctas_per_sm, min_tiles_per_cta=1, align_grid=False
-        )
-        fields = predict_cell(PROBLEM, Balanced(config), "default", H200)
-        assert fields["quantisation_efficiency"] == pytest.approx(1, abs=0.01)
-        assert floor_share < fields["read_floor_share"] < floor_share + 0.05
-
-
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
@@ -173,19 +155,53 @@ def test_stream_k_fills_all_sms() -> None:
     ],
 )
 @pytest.mark.parametrize("configs", ["default", "best"])
-def test_nothing_to_predict_from(kernel: Kernel, reason: str, configs: str) -> None:
+def test_nothing_to_predict_from(kernel, reason, configs):
     fields = predict_cell(PROBLEM, kernel, configs, H200)
     assert (fields["status"], fields["reason"]) == ("unsupported", reason)
     assert row(fields).latency_us is None
 
 
-def test_the_kernel_s_own_reason_comes_first() -> None:
+MLA = {"dtype": "bf16", "page_size": 64, "latent": True, "v_head_dim": 512}
+MLA |= {"q_heads": 128, "kv_heads": 1, "head_dim": 576}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "unknown", "fix"),
+    [
+        ("lean_cuda", {"append": 1}, "append", "run it on a GPU, or leave append out"),
+        ("lean_cuda", {"v_head_dim": 64}, "v_head_dim", "run it on a GPU, or leave v_head_dim out"),
+        ("lean_cuda", {"q_lens": (4,)}, "q_lens", "run it on a GPU, or leave q_lens out"),
+        ("lean_mla", MLA, "latent caches", "run it on a GPU"),
+        (
+            "lean_cuda",
+            {"q_len": 17},
+            "how long the arithmetic of 17 query tokens takes",
+            "choose q_len up to 16",
+        ),
+    ],
+)
+def test_problems_that_are_not_predicted(name, fields, unknown, fix):
+    problem = replace(AttentionProblem(1, 32, 8, 4096, 128), **fields)
+    row = predict_cell(problem, kernels()[name], "heuristic", H200)
+    reason = f"the performance model does not know {unknown}: {fix}"
+    assert (row["status"], row["reason"]) == ("unsupported", reason)
+
+
+def test_a_later_axis_is_not_predicted(monkeypatch):
+    problem = AttentionProblem(1, 32, 8, 4096, 128, page_size=64)
+    assert predict_cell(problem, kernels()["fa2"], "heuristic", H200)["status"] == "ok"
+    monkeypatch.setattr("leanbench.model.predict.AXES", {"dtype", "kv_layout"})
+    reason = predict_cell(problem, kernels()["fa2"], "heuristic", H200)["reason"]
+    assert reason.startswith("the performance model does not know page_size: ")
+
+
+def test_the_kernel_s_own_reason_comes_first():
     huge = AttentionProblem(64, 64, 64, 10**7, 256)
     fields = predict_cell(huge, Plain(FAST), "default", H200)
     assert (fields["status"], fields["reason"]) == ("unsupported", "plain knows no head_dim 256")
 
 
-def test_out_of_memory_says_both_numbers() -> None:
+def test_out_of_memory_says_both_numbers():
     ragged = AttentionProblem(4, 32, 32, (1, 1, 1, 2_000_000), 64)
     fields = predict_cell(ragged, Plain(FAST), "default", find("l4"))
     assert fields["status"] == "out_of_memory"
@@ -198,7 +214,7 @@ def test_out_of_memory_says_both_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", ["lean", "lean_triton", "fa2", "fixed_split"])
-def test_capacity_takes_memory_and_no_time(name: str) -> None:
+def test_capacity_takes_memory_and_no_time(name):
     """4k tokens in a cache of 4k, and of 128k: the same bytes, and so the same latency."""
     exact = AttentionProblem(8, 32, 8, 4096, 128, lengths_on="device")
     roomy = replace(exact, capacity=131_072)
@@ -229,7 +245,7 @@ def test_capacity_takes_memory_and_no_time(name: str) -> None:
     ),
     ids=label,
 )
-def test_this_project_s_kernels(problem: AttentionProblem, gpu: str) -> None:
+def test_this_project_s_kernels(problem, gpu):
     spec = find(gpu)
     for name in ("lean", "fa2", "fixed_split"):
         default = predict_cell(problem, kernels()[name], "default", spec)
@@ -244,7 +260,7 @@ def test_this_project_s_kernels(problem: AttentionProblem, gpu: str) -> None:
         row(best)
 
 
-def test_lean_wins_where_heads_are_few_and_contexts_long() -> None:
+def test_lean_wins_where_heads_are_few_and_contexts_long():
     """The LeanAttention paper's case: 16 heads leave most SMs of one CTA per tile idle, and fixed
     splits fit badly.
     """
@@ -258,7 +274,7 @@ def test_lean_wins_where_heads_are_few_and_contexts_long() -> None:
     assert us["fa2_triton"] > 4 * us["lean"]
 
 
-def test_one_config_for_the_tuner() -> None:
+def test_one_config_for_the_tuner():
     kernel = kernels()["lean_triton"]
     config = kernel.default_config(PROBLEM, H200)
     assert config is not None
@@ -279,7 +295,7 @@ def test_one_config_for_the_tuner() -> None:
         predict_latency_us(PROBLEM, Plain(FAST), FAST, H200, resident=0)
 
 
-def test_energy_is_capped_by_the_power_limit() -> None:
+def test_energy_is_capped_by_the_power_limit():
     lean = predict_cell(PROBLEM, kernels()["lean"], "default", H200)
     fa2 = predict_cell(PROBLEM, kernels()["fa2_triton"], "default", H200)
     power_w = {
@@ -308,9 +324,7 @@ def test_energy_is_capped_by_the_power_limit() -> None:
         ("unified_max", {"q_len": 4}, None),
     ],
 )
-def test_a_row_says_where_the_model_s_error_is_not_known(
-    name: str, fields: dict[str, Any], features: str | None
-) -> None:
+def test_a_row_says_where_the_model_s_error_is_not_known(name, fields, features):
     problem = replace(AttentionProblem(1, 32, 8, 4096, 128), **fields)
     warnings = predict_cell(problem, kernels()[name], "default", H200).get("warnings")
     sentence = (
@@ -321,7 +335,7 @@ def test_a_row_says_where_the_model_s_error_is_not_known(
 
 
 @pytest.mark.parametrize("fields", [{}, {"lengths_on": "device", "capacity": 65_536}])
-def test_a_window_is_predicted_by_its_own_bytes(fields: dict[str, Any]) -> None:
+def test_a_window_is_predicted_by_its_own_bytes(fields):
     short = AttentionProblem(8, 32, 8, 2048, 128, **fields)
     window = replace(short, context=32_768, window_left=2047)
     assert window.kv_bytes == short.kv_bytes
@@ -333,7 +347,7 @@ def test_a_window_is_predicted_by_its_own_bytes(fields: dict[str, Any]) -> None:
     assert of_window["config"] == of_short["config"]
 
 
-def test_an_fp8_cache_is_predicted_by_its_bytes() -> None:
+def test_an_fp8_cache_is_predicted_by_its_bytes():
     plain = AttentionProblem(8, 32, 8, 8192, 128, "bf16")
     fp8 = replace(plain, kv_dtype="e4m3")
     assert fp8.kv_bytes == plain.kv_bytes // 2
@@ -344,48 +358,3 @@ def test_an_fp8_cache_is_predicted_by_its_bytes() -> None:
     assert rows[1]["latency_us"] / rows[0]["latency_us"] == pytest.approx(0.54, abs=0.03)
     assert rows[1]["read_floor_us"] / rows[0]["read_floor_us"] == pytest.approx(0.52, abs=0.02)
     assert rows[1]["energy_mj"] / rows[0]["energy_mj"] == pytest.approx(0.54, abs=0.03)
-
-
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"append": 1}, "append"),
-        ({"v_head_dim": 64}, "v_head_dim"),
-        ({"q_lens": (4,)}, "q_lens"),
-    ],
-)
-def test_kinds_that_are_not_predicted_are_named(fields: dict[str, Any], name: str) -> None:
-    problem = replace(AttentionProblem(1, 32, 8, 4096, 128), **fields)
-    row = predict_cell(problem, kernels()["lean_cuda"], "heuristic", H200)
-    assert row["reason"] == (
-        f"the performance model does not know {name}: run it on a GPU, or leave {name} out"
-    )
-
-
-def test_a_latent_cache_is_refused_as_one():
-    problem = AttentionProblem(
-        1, 128, 1, 4096, 576, dtype="bf16", page_size=64, v_head_dim=512, latent=True
-    )
-    row = predict_cell(problem, kernels()["lean_mla"], "heuristic", H200)
-    assert row["reason"] == "the performance model does not know latent caches: run it on a GPU"
-
-
-def test_an_axis_that_the_model_does_not_know_is_refused(monkeypatch):
-    problem = AttentionProblem(1, 32, 8, 4096, 128, page_size=64)
-    assert predict_cell(problem, kernels()["fa2"], "heuristic", find("h200"))["status"] == "ok"
-    monkeypatch.setattr("leanbench.model.predict.AXES", {"dtype", "kv_layout"})
-    row = predict_cell(problem, kernels()["fa2"], "heuristic", find("h200"))
-    assert (row["status"], row["reason"]) == (
-        "unsupported",
-        "the performance model does not know page_size: run it on a GPU, or leave page_size out",
-    )
-
-
-def test_more_query_tokens_than_memory_hides_are_refused():
-    problem = AttentionProblem(1, 32, 8, 4096, 128, q_len=17)
-    row = predict_cell(problem, kernels()["lean_cuda"], "heuristic", H200)
-    assert (row["status"], row["reason"]) == (
-        "unsupported",
-        "the performance model does not know how long the arithmetic of 17 query tokens takes:"
-        " choose q_len up to 16",
-    )

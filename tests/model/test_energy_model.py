@@ -15,7 +15,7 @@ H200 = find("h200")
 COSTS = Constants(idle_power_w=120, sm_power_w=2, byte_pj=100, power_cap_share=0.99)
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     """1 ms of 120 W idle and 50 SMs of 2 W, and 2 GB of 100 pJ a byte."""
     assert energy_mj(1000, 2 * 10**9, 50, H200, COSTS, 700) == pytest.approx(120 + 100 + 200)
     # All SMs and 4.5 GB in a millisecond would be 834 W: held at 99% of 700.
@@ -25,7 +25,7 @@ def test_by_hand() -> None:
     assert energy_mj(1000, 0, 50, half, COSTS, 700) == pytest.approx(60 + 100)
 
 
-def test_fit_finds_what_made_the_rows() -> None:
+def test_fit_finds_what_made_the_rows():
     # Two numbers of SMs, so that an SM's power and a byte's energy can be told apart.
     rows = [
         (us, read, sms, energy_mj(us, read, sms, H200, COSTS, 700), 120.0, power)
@@ -43,11 +43,11 @@ def test_fit_finds_what_made_the_rows() -> None:
     assert fitted.tile_us == Constants().tile_us
 
 
-def test_without_rows_nothing_moves() -> None:
+def test_without_rows_nothing_moves():
     assert fit_energy([], H200, COSTS) == COSTS
 
 
-def test_at_the_limit_on_the_h200() -> None:
+def test_at_the_limit_on_the_h200():
     """What the cap rests on: kernels that use all SMs were held at 696 to 699 W of 700."""
     rows = Path(__file__).parents[2] / "reports/h200/model/paper-fig13-again/results.jsonl"
     power = {}

@@ -23,7 +23,7 @@ def predicted(parallel: str, gpu: str = "h200", name: str = "lean") -> dict[str,
     return predict_cell(AttentionProblem.from_dict(fields), kernel(name), "default", find(gpu))
 
 
-def test_a_shard_and_the_exchange() -> None:
+def test_a_shard_and_the_exchange():
     half = AttentionProblem(1, 32, 8, 65536, 128)
     alone = predict_cell(half, kernel("lean"), "default", find("h200"))
     row = predicted("cp:2")
@@ -35,7 +35,7 @@ def test_a_shard_and_the_exchange() -> None:
     assert row["kv_bytes"] == half.kv_bytes
 
 
-def test_heads_need_no_exchange() -> None:
+def test_heads_need_no_exchange():
     share = AttentionProblem(1, 8, 2, 131072, 128)
     alone = predict_cell(share, kernel("fa2"), "default", find("h200"))
     row = predicted("tp:4", name="fa2")
@@ -43,7 +43,7 @@ def test_heads_need_no_exchange() -> None:
     assert row["exchange_us"] == 0.0
 
 
-def test_more_gpus_send_more() -> None:
+def test_more_gpus_send_more():
     of = {
         parallel: exchange_us(
             AttentionProblem.from_dict({**WHOLE.to_dict(), "parallel": parallel}), find("h200")
@@ -58,7 +58,7 @@ def test_more_gpus_send_more() -> None:
     ("gpu", "run"),
     [("h200", "h200/scaling"), ("h100-sxm", "h100/scaling")],
 )
-def test_exchanges_add_what_was_measured_in_the_median(gpu: str, run: str) -> None:
+def test_exchanges_add_what_was_measured_in_the_median(gpu, run):
     off_us = [
         (exchange_us(problem, find(gpu)) or 0.0) - row.exchange_us
         for row, _ in read_run(RUNS / run).results
@@ -69,14 +69,14 @@ def test_exchanges_add_what_was_measured_in_the_median(gpu: str, run: str) -> No
     assert abs(median(off_us)) < 0.5
 
 
-def test_links_that_nobody_measured() -> None:
+def test_links_that_nobody_measured():
     row = predicted("cp:2", "a100-80gb")
     assert row["status"] == "unsupported"
     assert "does not know the links between GPUs of a100-80gb" in row["reason"]
     assert predicted("tp:2", "a100-80gb")["status"] == "ok"
 
 
-def test_exchanges_of_other_kernels_are_not_predicted() -> None:
+def test_exchanges_of_other_kernels_are_not_predicted():
     row = predicted("cp:2", name="nccl_all_gather")
     assert (row["status"], row["reason"]) == (
         "unsupported",

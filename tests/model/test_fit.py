@@ -63,7 +63,7 @@ def measured(problems: Sequence[AttentionProblem] = PROBLEMS, name: str = "made"
     return MeasuredRun(name, H200, tuple(cells), {"gpu": "GPU-1"})
 
 
-def test_a_fit_finds_what_made_the_rows() -> None:
+def test_a_fit_finds_what_made_the_rows():
     run = measured([problem for problem in PROBLEMS if problem.max_context < 32_768])
     before = check(run, run.cells, Constants(), "checked", workers=1)[0][0].all
     fitted = fit(run.cells, H200, Constants(), workers=1)
@@ -78,7 +78,7 @@ def test_a_fit_finds_what_made_the_rows() -> None:
         assert getattr(fitted, name) == getattr(TRUE, name)
 
 
-def test_lean_cuda_has_constants_of_its_own() -> None:
+def test_lean_cuda_has_constants_of_its_own():
     true = replace(TRUE, lean_cuda=LeanCudaConstants(chunk_us=0.75, merge_level_us=1.8))
     start = replace(TRUE, lean_cuda=(begin := LeanCudaConstants()))
     cells = [lean_cuda_cell(problem, true) for problem in PROBLEMS]
@@ -95,12 +95,12 @@ def test_lean_cuda_has_constants_of_its_own() -> None:
         fit_lean_cuda(measured().cells, H200, start)
 
 
-def test_too_few_rows_are_refused() -> None:
+def test_too_few_rows_are_refused():
     with pytest.raises(UserError, match="3 rows are too few to fit the model to, it needs 12"):
         fit(measured(PROBLEMS[:1]).cells, H200, Constants())
 
 
-def test_halves_share_no_shape() -> None:
+def test_halves_share_no_shape():
     """Batch and heads that make the same output tiles are one shape."""
     same = [AttentionProblem(batch, 64 // batch, 64 // batch, 2048, 64) for batch in (1, 2, 4)]
     others = [AttentionProblem(1, 8, 8, 256 * context, 64) for context in range(1, 25)]
@@ -115,7 +115,7 @@ def test_halves_share_no_shape() -> None:
     assert split(measured([*same, *others])) == (fitted, checked)
 
 
-def test_a_sample_has_as_many_of_each_kernel_and_all_sizes() -> None:
+def test_a_sample_has_as_many_of_each_kernel_and_all_sizes():
     cells = [
         replace(
             cell("fa2_triton", PROBLEMS[0]),
@@ -136,21 +136,21 @@ def test_a_sample_has_as_many_of_each_kernel_and_all_sizes() -> None:
     assert len(cells) < 2 * MOST_ROWS
 
 
-def test_several_processes_predict_the_same() -> None:
+def test_several_processes_predict_the_same():
     cells = measured([AttentionProblem(1, 8, 8, 128 * tiles, 64) for tiles in range(1, 16)]).cells
     assert len(cells) >= 40
     with predictor(cells, H200, workers=2) as several, predictor(cells, H200, workers=1) as alone:
         assert several(TRUE) == alone(TRUE) == [cell.latency_us for cell in cells]
 
 
-def test_errors_by_hand() -> None:
+def test_errors_by_hand():
     errors = errors_of([-0.1, 0.02, 0.03, -0.04, 0.05])
     assert (errors.rows, errors.median, errors.worst) == (5, 0.04, 0.1)
     assert errors.p90 == pytest.approx(0.08)
     assert errors_of([-0.5]) == Errors(1, 0.5, 0.5, 0.5)
 
 
-def test_order_counts_pairs_that_differ() -> None:
+def test_order_counts_pairs_that_differ():
     cells = [
         replace(cell("fa2_triton", PROBLEMS[0]), kernel=name, latency_us=us)
         for name, us in (("a", 100), ("b", 104))
@@ -199,7 +199,7 @@ def written(
     return str(folder)
 
 
-def test_only_usable_rows_are_read(tmp_path: Path) -> None:
+def test_only_usable_rows_are_read(tmp_path):
     def change(row: dict[str, Any]) -> None:
         changes = {"0": {"status": "noisy"}, "1": {"cache": "warm"}, "2": {"kernel": "unknown"}}
         row.update(changes.get(row["cell"], {}))
@@ -225,15 +225,13 @@ def test_only_usable_rows_are_read(tmp_path: Path) -> None:
         ({}, {"gpu": None}, "does not say which GPU"),
     ],
 )
-def test_unusable_runs_are_refused(
-    tmp_path: Path, change: dict[str, Any], manifest: dict[str, Any], sentence: str
-) -> None:
+def test_unusable_runs_are_refused(tmp_path, change, manifest, sentence):
     run = written(tmp_path, lambda row: row.update(change), **manifest)
     with pytest.raises(UserError, match=sentence):
         read_runs([run], "h200")
 
 
-def test_a_calibration_knows_what_it_was_fitted_to_and_how_wrong_it_is() -> None:
+def test_a_calibration_knows_what_it_was_fitted_to_and_how_wrong_it_is():
     contexts = [AttentionProblem(1, 8, 8, 256 * tiles, 64) for tiles in range(1, 16)]
     run, second = measured(contexts), measured(PROBLEMS[:2], "other")
     fitted = calibrate([run], [second], workers=1)
@@ -254,7 +252,7 @@ def test_a_calibration_knows_what_it_was_fitted_to_and_how_wrong_it_is() -> None
         calibrate([run], [run])
 
 
-def test_the_worst_cells_come_first() -> None:
+def test_the_worst_cells_come_first():
     run = measured(PROBLEMS[:4])
     wrong = replace(run.cells[3], latency_us=2 * run.cells[3].latency_us)
     run = replace(run, cells=(*run.cells[:3], wrong, *run.cells[4:]))

@@ -71,7 +71,7 @@ def heads(count: int, context: int = 65_536, group: int = 1) -> AttentionProblem
     return AttentionProblem(1, count * group, count, context, 128)
 
 
-def test_a_cta_reads_what_its_warps_have_in_flight() -> None:
+def test_a_cta_reads_what_its_warps_have_in_flight():
     """Two chunks of 32 x 128 x 2 numbers for each of 4 warps, in (0.5 + 0.4) us."""
     assert rates(heads(8), config()).cta_bytes_per_us == pytest.approx(
         2 * 4 * 32 * 128 * 2 * 2 / 0.9, rel=1e-6
@@ -82,7 +82,7 @@ def test_a_cta_reads_what_its_warps_have_in_flight() -> None:
     )
 
 
-def test_more_rows_and_pages_take_longer() -> None:
+def test_more_rows_and_pages_take_longer():
     of_8, of_16 = (
         rates(heads(8, group=8), config()),
         rates(heads(8, group=16), config(tile_rows=16)),
@@ -93,13 +93,13 @@ def test_more_rows_and_pages_take_longer() -> None:
     assert rates(paged, config()).compute_us == pytest.approx(0.5)
 
 
-def test_warps_that_an_sm_has_no_room_for_take_turns() -> None:
+def test_warps_that_an_sm_has_no_room_for_take_turns():
     """8 warps want 1.6 of an SM."""
     many = config(chunk_tokens=16, num_warps=8)
     assert rates(heads(8), many).compute_us == pytest.approx(0.4 * 1.6)
 
 
-def test_a_cluster_is_one_cta_of_as_many_sms() -> None:
+def test_a_cluster_is_one_cta_of_as_many_sms():
     alone, pair = rates(heads(8), config()), rates(heads(8), config(cluster_size=2))
     assert (alone.sms, pair.sms) == (132, 66)
     assert rates(heads(8), config(cluster_size=8)).sms == 15
@@ -114,7 +114,7 @@ def test_a_cluster_is_one_cta_of_as_many_sms() -> None:
     assert step_tokens(heads(8), config(cluster_size=2)) == 2 * 4 * 32
 
 
-def test_partials_go_through_a_tree() -> None:
+def test_partials_go_through_a_tree():
     assert [tree_levels(parts, 16) for parts in (1, 2, 16, 17, 256, 257)] == [0, 1, 1, 2, 2, 3]
     merge = Merge(once_us=0.5, partial_us=0.01, at_once=16, level_us=1.0)
     assert merge.end_us(10.0, 4) == pytest.approx(10 + 0.5 + 1 + 0.04)
@@ -122,14 +122,14 @@ def test_partials_go_through_a_tree() -> None:
     assert Merge(0.5, 0.01).end_us(10.0, 40) == pytest.approx(10 + 0.5 + 0.4)
 
 
-def test_fixed_runs_merge_more_at_once() -> None:
+def test_fixed_runs_merge_more_at_once():
     fixed = config(fixed_run_tiles=8)
     assert rates(heads(8), config()).merge.at_once == MERGE_AT_ONCE == 8
     assert rates(heads(8), fixed).merge.at_once == MERGE_FIXED_RUNS_AT_ONCE == 16
     assert "MERGE_BITS = FIXED_RUNS ? 4 : 3;" in BUILD
 
 
-def test_lengths_are_read_before_the_first_copy() -> None:
+def test_lengths_are_read_before_the_first_copy():
     """Half a microsecond and more, but for clusters: they copy first."""
     plain = replace(heads(8), batch=33)
     problem = replace(plain, lengths_on="device", capacity=65_536)
@@ -139,7 +139,7 @@ def test_lengths_are_read_before_the_first_copy() -> None:
         )
 
 
-def test_short_output_tiles_are_a_warp_s_each() -> None:
+def test_short_output_tiles_are_a_warp_s_each():
     """Two warps, chunks of 16 tokens: the first turn has 17 and 3, then 40 alone; 70 tokens are
     walked by both, and so is what is split or counts an end.
     """
@@ -149,7 +149,7 @@ def test_short_output_tiles_are_a_warp_s_each() -> None:
     assert steps == [2, 0, 3, 3, 2, 1]
 
 
-def test_who_packs_is_the_kernel_s_choice() -> None:
+def test_who_packs_is_the_kernel_s_choice():
     assert "PACKED_TOKENS = 64, PACKED_TOKENS_OF_MANY = 128" in BUILD
     settings = config(chunk_tokens=16, ctas_per_sm=2)
     for batch, most in ((64, 64), (256, 128)):
@@ -171,7 +171,7 @@ def test_who_packs_is_the_kernel_s_choice() -> None:
     assert packing_of(alone, settings, schedule) is None
 
 
-def test_output_tiles_of_one_kv_head_read_it_again_from_the_l2() -> None:
+def test_output_tiles_of_one_kv_head_read_it_again_from_the_l2():
     """Group 16 in tiles of 8 rows: twice the K and V, half of it at ten times DRAM's rate where
     both tiles are split alike; elsewhere half of what exceeds the L2 comes from DRAM again.
     """
@@ -194,15 +194,13 @@ def test_output_tiles_of_one_kv_head_read_it_again_from_the_l2() -> None:
         (80, "NHD", 1, 1.0),
     ],
 )
-def test_rows_that_fill_lines_in_part_are_read_with_the_rest(
-    head_dim: int, layout: str, kv_heads: int, lines: float
-) -> None:
+def test_rows_that_fill_lines_in_part_are_read_with_the_rest(head_dim, layout, kv_heads, lines):
     problem = AttentionProblem(1, kv_heads, kv_heads, 4096, head_dim, kv_layout=layout)
     in_vain = lines - 1
     assert rates(problem, config()).gpu_bytes_per_us == pytest.approx(4.8e6 / (1 + 0.5 * in_vain))
 
 
-def test_two_kv_heads_of_a_row_are_read_together() -> None:
+def test_two_kv_heads_of_a_row_are_read_together():
     """Rows of 128 bytes fill their lines; a chunk has two heads' bytes and arithmetic."""
     problem = AttentionProblem(8, 64, 8, 4096, 64, kv_layout="NHD", kv_dtype="e4m3")
     apart, together = (rates(problem, config(tile_rows=rows)) for rows in (8, 16))
@@ -214,7 +212,7 @@ def test_two_kv_heads_of_a_row_are_read_together() -> None:
 @pytest.mark.parametrize("kv_dtype", ["same", "e4m3"])
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_no_call_reads_faster_than_the_memory(kv_dtype, kv_layout, head_dim) -> None:
+def test_no_call_reads_faster_than_the_memory(kv_dtype, kv_layout, head_dim):
     """With the settings that a call gets, more bytes than the L2 holds."""
     problem = AttentionProblem(16, 64, 8, 16384, head_dim, kv_layout=kv_layout, kv_dtype=kv_dtype)
     config = LEAN_CUDA.default_config(problem, H200)
@@ -222,7 +220,7 @@ def test_no_call_reads_faster_than_the_memory(kv_dtype, kv_layout, head_dim) -> 
     assert problem.kv_bytes / latency_us < 1e6 * H200.bandwidth_tb_s
 
 
-def test_a_ragged_batch_counts_its_ends() -> None:
+def test_a_ragged_batch_counts_its_ends():
     """Eight runs of 8 or 9 counted LeanTiles; two of all are ends with nothing to read."""
     problem = AttentionProblem(2, 1, 1, (1152, 7040), 128)
     schedule = LEAN_CUDA.schedule(problem, config(min_tiles_per_cta=8), H200)
@@ -233,7 +231,7 @@ def test_a_ragged_batch_counts_its_ends() -> None:
     assert 5 < us < 12
 
 
-def test_it_is_predicted_as_itself() -> None:
+def test_it_is_predicted_as_itself():
     """16/1 heads x 64k x 128 was measured at 15.9 us (reports/h200/groups)."""
     problem = AttentionProblem(1, 16, 1, 65_536, 128)
     fields = predict_cell(problem, kernels()["lean"], "default", H200)
@@ -245,7 +243,7 @@ def test_it_is_predicted_as_itself() -> None:
     assert on_a100["config"]["implementation"] == "triton"
 
 
-def test_where_it_is_not_calibrated_it_is_refused() -> None:
+def test_where_it_is_not_calibrated_it_is_refused():
     problem = heads(8)
     fields = predict_cell(problem, LEAN_CUDA, "default", A100)
     assert fields["status"] == "unsupported"

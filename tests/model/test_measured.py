@@ -32,7 +32,7 @@ def shipped() -> Calibration:
         *"model/paper-fig13-again peers serving-58213".split(),
     ],
 )
-def test_errors_it_states_are_those_it_makes(shipped: Calibration, run: str) -> None:
+def test_errors_it_states_are_those_it_makes(shipped, run):
     measured = read_measured(str(RUNS / run))
     stated = [figures for figures in shipped.runs if figures.run == measured.name]
     # A run that measured lean_cuda was compared with its predictions alone.
@@ -51,7 +51,7 @@ def test_errors_it_states_are_those_it_makes(shipped: Calibration, run: str) -> 
             assert getattr(before.all, name) == pytest.approx(getattr(now.all, name), abs=1e-6)
 
 
-def test_held_out_cells_of_the_grid(shipped: Calibration) -> None:
+def test_held_out_cells_of_the_grid(shipped):
     """Every 12th of them, so that it takes seconds."""
     run = read_measured(str(RUNS / "model" / "mha-grid"))
     _, held_out = split(run)
@@ -68,7 +68,7 @@ def test_held_out_cells_of_the_grid(shipped: Calibration) -> None:
     assert errors.all.worst <= stated.all.worst + 1e-6
 
 
-def test_errors_are_within_what_was_asked(shipped: Calibration) -> None:
+def test_errors_are_within_what_was_asked(shipped):
     """Median 10%, 90th percentile 25%; the order of kernels that differ by 5% right in 95% of the
     cells.
     """
@@ -96,7 +96,7 @@ def test_errors_are_within_what_was_asked(shipped: Calibration) -> None:
     assert max(figures.worst for figures in energies.values()) < 0.06
 
 
-def test_lean_cuda_is_predicted_as_itself(shipped: Calibration) -> None:
+def test_lean_cuda_is_predicted_as_itself(shipped):
     """Over the `groups` run its latency was once predicted as the Triton kernel's: 6% off in the
     median, 227% at the 90th percentile.
     """
@@ -115,7 +115,7 @@ def test_lean_cuda_is_predicted_as_itself(shipped: Calibration) -> None:
         assert errors.worst < 0.28
 
 
-def test_the_sentence_names_the_held_out_rows(shipped: Calibration) -> None:
+def test_the_sentence_names_the_held_out_rows(shipped):
     for name, run in (
         ("lean_cuda", "serving-58213"),
         ("fa2_triton", "mha-grid"),

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from leanbench.core.config import TileConfig
-from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.model.constants import Constants
@@ -40,13 +39,13 @@ COSTS = Constants(
 
 
 @pytest.mark.parametrize("spec", CATALOGUE, ids=[spec.name for spec in CATALOGUE])
-def test_bandwidth_stays_below_the_datasheet_and_is_within_reach_of_the_sms(spec: GpuSpec) -> None:
+def test_bandwidth_stays_below_the_datasheet_and_is_within_reach_of_the_sms(spec):
     read = 10 * 10**9
     assert 0.85 < read / floor_us(read, spec, COSTS) / 1e6 / spec.bandwidth_tb_s < 1
     assert spec.sms * sm_bytes_per_us(spec, COSTS) > spec.bandwidth_tb_s * 1e6
 
 
-def test_read_floor_solves_the_warm_up() -> None:
+def test_read_floor_solves_the_warm_up():
     """Bytes of a bandwidth that rises as 1 - exp(-t / 1 us), by hand for t = 2 us."""
     streamed_us = 2 - (1 - math.exp(-2))
     assert floor_us(round(streamed_us * 0.98 * 4.8e6), H200, COSTS) == pytest.approx(
@@ -56,7 +55,7 @@ def test_read_floor_solves_the_warm_up() -> None:
     assert floor_us(10**9, H200, COSTS) == pytest.approx(1.0 + 1.0 + 10**9 / (0.98 * 4.8e6))
 
 
-def test_warm_up_in_steps_moves_as_many_bytes() -> None:
+def test_warm_up_in_steps_moves_as_many_bytes():
     rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, COSTS)
     begin, moved = rates.first_byte_us, 0.0
     for end in rates.warm_up_ends():
@@ -67,7 +66,7 @@ def test_warm_up_in_steps_moves_as_many_bytes() -> None:
     assert rates.memory_bytes_per_us(0) < 0.2 * rates.gpu_bytes_per_us
 
 
-def test_arithmetic_of_a_tile_by_hand() -> None:
+def test_arithmetic_of_a_tile_by_hand():
     config = TileConfig(tile_tokens=64, num_warps=4, num_stages=1)
     # 0.5 + 64 x 0.004 / 4 + 32,768 bytes / (4 x 32,768); one stage waits 0.65 us for every tile.
     assert tile_compute_us(PROBLEM, config, H200, COSTS) == pytest.approx(0.814)
@@ -80,7 +79,7 @@ def test_arithmetic_of_a_tile_by_hand() -> None:
     assert tile_compute_us(PROBLEM, config, slower, COSTS) == pytest.approx(1.628)
 
 
-def test_stages_hide_the_latency_until_arithmetic_limits() -> None:
+def test_stages_hide_the_latency_until_arithmetic_limits():
     problem = replace(PROBLEM, head_dim=64)
     quick = replace(COSTS, tile_us=0.2)
 
@@ -93,26 +92,26 @@ def test_stages_hide_the_latency_until_arithmetic_limits() -> None:
     assert rate(3, num_warps=2) < rate(3) == rate(3, num_warps=8)
 
 
-def test_an_sm_asks_for_no_more_than_its_port() -> None:
+def test_an_sm_asks_for_no_more_than_its_port():
     rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, COSTS)
     assert rates.demand(1) == pytest.approx(32_768 / 0.814)
     assert rates.demand(2) == rates.demand(3) == 32 * 1980
 
 
-def test_luck_of_the_sms_is_even() -> None:
+def test_luck_of_the_sms_is_even():
     rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, replace(COSTS, sm_spread=0.1))
     weights = [rates.weight(sm) for sm in range(132)]
     assert (min(weights), max(weights)) == pytest.approx((0.9, 1.1))
     assert sum(weights) / 132 == pytest.approx(1)
 
 
-def test_drain_is_arithmetic_where_memory_is_slow_and_loading_where_it_is_fast() -> None:
+def test_drain_is_arithmetic_where_memory_is_slow_and_loading_where_it_is_fast():
     rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, COSTS)
     assert rates.drain_us(reach=20_000) == rates.compute_us == pytest.approx(0.814)
     assert rates.drain_us(reach=65_536) == pytest.approx(0.5)
 
 
-def test_merge_costs_by_numbers_and_warps() -> None:
+def test_merge_costs_by_numbers_and_warps():
     assert merge_partial_us(COSTS, numbers=512, warps=4) == pytest.approx(0.138)
     # A stream-K merge reads the rows of the group (4 x 128 here) and empties their slots.
     assert rates_for(PROBLEM, TileConfig(64, 8, 3), H200, COSTS).merge.partial_us == pytest.approx(
@@ -132,7 +131,7 @@ def test_merge_costs_by_numbers_and_warps() -> None:
         (TileConfig(256, 8, 3), 128, 0),  # 268 KB
     ],
 )
-def test_resident_ctas(config: TileConfig, head_dim: int, resident: int) -> None:
+def test_resident_ctas(config, head_dim, resident):
     assert resident_ctas(replace(PROBLEM, head_dim=head_dim), config, H200) == resident
     assert (
         rates_for(replace(PROBLEM, head_dim=head_dim), config, H200, COSTS, resident=5).resident
@@ -140,7 +139,7 @@ def test_resident_ctas(config: TileConfig, head_dim: int, resident: int) -> None
     )
 
 
-def test_smaller_shared_memory_holds_fewer() -> None:
+def test_smaller_shared_memory_holds_fewer():
     config = TileConfig(64, 4, 3)
     assert [resident_ctas(PROBLEM, config, find(name)) for name in ("h200", "a100", "l4")] == [
         3,
@@ -150,7 +149,7 @@ def test_smaller_shared_memory_holds_fewer() -> None:
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_a_constant_that_cannot_be_is_refused(value: float) -> None:
+def test_a_constant_that_cannot_be_is_refused(value):
     with pytest.raises(ValueError, match="tile_us is"):
         Constants(tile_us=value)
     with pytest.raises(ValueError, match=r"bandwidth_share is 0"):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from leanbench.model.engine import Load, share
 
 
-def test_everybody_gets_what_they_ask_for_while_there_is_enough() -> None:
+def test_everybody_gets_what_they_ask_for_while_there_is_enough():
     loads = [Load(1.1, 2, 60, sms=3), Load(0.9, 1, 40, sms=2)]
     share(loads, available=260, sm_limit=64)
     assert [load.rate for load in loads] == [30, 40]
@@ -15,14 +15,14 @@ def test_everybody_gets_what_they_ask_for_while_there_is_enough() -> None:
     assert [load.reach for load in loads] == [32, 64]
 
 
-def test_shortage_is_shared_by_weight() -> None:
+def test_shortage_is_shared_by_weight():
     loads = [Load(1.1, 2, 60, sms=3), Load(0.9, 1, 60, sms=3)]
     share(loads, available=120, sm_limit=64)
     assert [load.rate for load in loads] == pytest.approx([11, 18])
     assert [load.reach for load in loads] == pytest.approx([11, 18])
 
 
-def test_what_a_modest_one_leaves_goes_to_the_others() -> None:
+def test_what_a_modest_one_leaves_goes_to_the_others():
     modest, greedy = Load(1, 1, 10, sms=1), Load(1, 1, 60, sms=2)
     share([greedy, modest], available=90, sm_limit=64)
     assert (modest.rate, greedy.rate) == pytest.approx((10, 40))
@@ -43,7 +43,7 @@ loads = st.lists(
 
 
 @given(loads, st.floats(10, 5000))
-def test_no_byte_is_lost_or_made(loads: list[Load], available: float) -> None:
+def test_no_byte_is_lost_or_made(loads, available):
     share(loads, available, sm_limit=64)
     given = sum(load.rate * load.ctas * load.sms for load in loads)
     demand = sum(load.demand * load.sms for load in loads)

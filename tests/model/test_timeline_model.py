@@ -36,7 +36,7 @@ def predicted(problem: AttentionProblem, name: str, configs: str = "default") ->
     return timeline
 
 
-def test_one_cta_has_one_span_with_all_its_time() -> None:
+def test_one_cta_has_one_span_with_all_its_time():
     problem = AttentionProblem(1, 1, 1, 4096, 64)
     timeline = predicted(problem, "fa2_triton")
     [cta] = timeline.ctas
@@ -54,6 +54,171 @@ def test_one_cta_has_one_span_with_all_its_time() -> None:
         132,
         1,
     )
+
+
+def test_asking_for_spans_changes_no_figure():
+    problem = AttentionProblem(4, 8, 8, (1000, 2000, 4000, 100_000), 64)
+    for name in ("lean_triton", "fa2_triton", "fixed_split_triton"):
+        config = kernel(name).default_config(problem, H200)
+        assert config is not None
+        schedule = kernel(name).schedule(problem, config, H200)
+        assert schedule is not None
+        assert simulate(schedule, problem, config, H200, []) == simulate(
+            schedule, problem, config, H200
+        )
+
+
+def test_the_second_launch_has_a_cta_per_query_head_and_ends_with_the_call():
+    problem = AttentionProblem(2, 32, 8, (2048, 32_768), 128)
+    timeline = predicted(problem, "fixed_split_triton")
+    split = [cta for cta in timeline.ctas if cta.launch == "split_kernel"]
+    merge = [cta for cta in timeline.ctas if cta.launch == "merge_kernel"]
+    assert len(merge) == 64
+    assert timeline.latency_us is not None
+    assert max(cta.end_us for cta in merge) == pytest.approx(timeline.latency_us - COSTS.launch_us)
+    assert min(cta.start_us for cta in merge) == pytest.approx(
+        max(cta.end_us for cta in split) + COSTS.merge_launch_us
+    )
+    assert [cta.spans[0].output_tile for cta in merge] == [head // 4 for head in range(64)]
+    assert [cta.sm for cta in merge] == list(range(64))
+    assert {span.kind for cta in merge for span in cta.spans} == {"reduction"}
+    # Sixteen times the context in the same number of splits: no split of it is empty, some of the
+    # short one may be.
+    assert merge[0].end_us <= merge[-1].end_us
+
+
+def test_heads_of_one_group_can_be_in_two_output_tiles():
+    """80 query heads share a KV head, 64 rows make an output tile."""
+    timeline = predicted(AttentionProblem(1, 160, 2, 32_768, 128), "fixed_split_triton")
+    merge = [cta.spans[0].output_tile for cta in timeline.ctas if cta.launch == "merge_kernel"]
+    assert timeline.output_tiles == 4
+    assert merge == [0] * 64 + [1] * 16 + [2] * 64 + [3] * 16
+
+
+class HostFirst(Kernel):
+    """Its host block has one LeanTile of ten, ends long before the other part, and still has to
+    merge.
+    """
+
+    name = "host_first"
+    decomposition = "stream_k"
+    config_types = (TileConfig,)
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> TileConfig:
+        return CONFIG
+
+    def schedule(self, problem, config, gpu):
+        return Schedule("stream_k", 2, (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10)))
+
+    def prepare(self, inputs: object, config: TileConfig | None) -> Callable[[], None]:
+        raise NotImplementedError
+
+
+def test_a_host_block_lives_until_it_has_merged():
+    timeline = predict_timeline(AttentionProblem(1, 1, 1, 1280, 64), HostFirst(), "default", H200)
+    assert isinstance(timeline, Timeline)
+    first, host = timeline.ctas
+    assert [span.kind for span in host.spans] == ["tiles", "wait", "reduction"]
+    assert host.end_us == host.spans[-1].end_us == timeline.duration_us > first.end_us
+    # It fills its SM for all its life and works for all but the wait.
+    wait = host.spans[1]
+    assert timeline.busy_us[host.sm] == pytest.approx(host.end_us - (wait.end_us - wait.start_us))
+
+
+def test_one_split_is_one_launch():
+    timeline = predicted(AttentionProblem(64, 32, 32, 4096, 64), "fixed_split_triton")
+    assert timeline.config is not None
+    assert timeline.config["splits"] == 1
+    assert {cta.launch for cta in timeline.ctas} == {"fa2_kernel"}
+
+
+def test_lean_keeps_every_sm_busy_where_one_cta_per_tile_does_not():
+    problem = AttentionProblem(1, 56, 56, 65_536, 64)
+    lean, fa2 = predicted(problem, "lean_triton"), predicted(problem, "fa2_triton")
+    # Measured: 97% (reports/h200/trace).
+    assert lean.sm_busy_share > 0.95
+    assert fa2.sm_busy_share == pytest.approx(56 / 132, rel=1e-3)
+    assert len({cta.sm for cta in fa2.ctas}) == 56
+    assert {
+        span.output_tile for cta in lean.ctas for span in cta.spans if span.kind == "reduction"
+    } == {*range(56)}
+
+
+def test_the_best_candidate_is_the_one_of_the_row():
+    problem = AttentionProblem(1, 32, 8, 4096, 128)
+    row = predict_cell(problem, kernel("lean"), "best", H200)
+    timeline = predicted(problem, "lean", "best")
+    assert (timeline.config, timeline.latency_us) == (
+        row["config"],
+        pytest.approx(row["latency_us"], rel=0.015),
+    )
+    assert schedule_efficiency(timeline, H200) == row["quantisation_efficiency"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "name", "sentence"),
+    [
+        (
+            AttentionProblem(1, 8, 8, 4096, 64),
+            "reference",
+            "reference has no schedule to predict from: measure it, or leave it out",
+        ),
+        (
+            AttentionProblem(1, 512, 512, 1 << 21, 128),
+            "lean",
+            "K and V 549.8 GB, the rest for Q, the output and the check) and h200 has 141.0 GB",
+        ),
+        (
+            AttentionProblem(1 << 16, 8, 8, 64, 64),
+            "fa2_triton",
+            f"524288 output tiles, more than the {MAX_CTAS} CTAs",
+        ),
+    ],
+)
+def test_why_there_is_none(problem, name, sentence):
+    predicted = predict_timeline(problem, kernel(name), "default", H200)
+    assert isinstance(predicted, str)
+    assert sentence in predicted
+
+
+problems = st.builds(
+    lambda contexts, kv_heads, group, head_dim, q_len: AttentionProblem(
+        len(contexts),
+        kv_heads * group,
+        kv_heads,
+        tuple(contexts) if len(contexts) > 1 else contexts[0],
+        head_dim,
+        q_len=q_len,
+    ),
+    st.lists(st.integers(1, 20_000), min_size=1, max_size=5),
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.sampled_from([64, 128]),
+    st.sampled_from([1, 1, 2, 16]),
+)
+
+
+@given(problems, st.sampled_from(["lean_cuda", "lean_triton", "fa2_triton", "fixed_split_cuda"]))
+@settings(max_examples=examples(60), deadline=None)
+def test_every_timeline_is_whole(problem, name):
+    """Spans lie in their CTA in order, every output tile is read, and nothing outlives the
+    latency.
+    """
+    timeline = predicted(problem, name)
+    assert timeline.latency_us is not None
+    assert min(cta.start_us for cta in timeline.ctas) == 0
+    assert timeline.duration_us == pytest.approx(timeline.latency_us - COSTS.launch_us)
+    assert len({(cta.launch, cta.cta) for cta in timeline.ctas}) == len(timeline.ctas)
+    for cta in timeline.ctas:
+        times = [time for span in cta.spans for time in (span.start_us, span.end_us)]
+        assert times
+        assert all(
+            before <= after for before, after in pairwise([cta.start_us, *times, cta.end_us])
+        )
+        assert 0 <= cta.sm < H200.sms
+    read = {span.output_tile for cta in timeline.ctas for span in cta.spans if span.kind == "tiles"}
+    assert read == set(range(timeline.output_tiles))
+    assert 0 < timeline.sm_busy_share <= 1
 
 
 def test_a_host_block_waits_and_merges() -> None:
@@ -85,170 +250,3 @@ def test_a_host_block_waits_and_merges() -> None:
     ]
     assert times == [pytest.approx(pair) for pair in expected]
     assert result.latency_us == pytest.approx(merged_us)
-
-
-def test_asking_for_spans_changes_no_figure() -> None:
-    problem = AttentionProblem(4, 8, 8, (1000, 2000, 4000, 100_000), 64)
-    for name in ("lean_triton", "fa2_triton", "fixed_split_triton"):
-        config = kernel(name).default_config(problem, H200)
-        assert config is not None
-        schedule = kernel(name).schedule(problem, config, H200)
-        assert schedule is not None
-        assert simulate(schedule, problem, config, H200, []) == simulate(
-            schedule, problem, config, H200
-        )
-
-
-def test_the_second_launch_has_a_cta_per_query_head_and_ends_with_the_call() -> None:
-    problem = AttentionProblem(2, 32, 8, (2048, 32_768), 128)
-    timeline = predicted(problem, "fixed_split_triton")
-    split = [cta for cta in timeline.ctas if cta.launch == "split_kernel"]
-    merge = [cta for cta in timeline.ctas if cta.launch == "merge_kernel"]
-    assert len(merge) == 64
-    assert timeline.latency_us is not None
-    assert max(cta.end_us for cta in merge) == pytest.approx(timeline.latency_us - COSTS.launch_us)
-    assert min(cta.start_us for cta in merge) == pytest.approx(
-        max(cta.end_us for cta in split) + COSTS.merge_launch_us
-    )
-    assert [cta.spans[0].output_tile for cta in merge] == [head // 4 for head in range(64)]
-    assert [cta.sm for cta in merge] == list(range(64))
-    assert {span.kind for cta in merge for span in cta.spans} == {"reduction"}
-    # Sixteen times the context in the same number of splits: no split of it is empty, some of the
-    # short one may be.
-    assert merge[0].end_us <= merge[-1].end_us
-
-
-def test_heads_of_one_group_can_be_in_two_output_tiles() -> None:
-    """80 query heads share a KV head, 64 rows make an output tile."""
-    timeline = predicted(AttentionProblem(1, 160, 2, 32_768, 128), "fixed_split_triton")
-    merge = [cta.spans[0].output_tile for cta in timeline.ctas if cta.launch == "merge_kernel"]
-    assert timeline.output_tiles == 4
-    assert merge == [0] * 64 + [1] * 16 + [2] * 64 + [3] * 16
-
-
-class HostFirst(Kernel):
-    """Its host block has one LeanTile of ten, ends long before the other part, and still has to
-    merge.
-    """
-
-    name = "host_first"
-    decomposition = "stream_k"
-    config_types = (TileConfig,)
-
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> TileConfig:
-        return CONFIG
-
-    def schedule(
-        self, problem: AttentionProblem, config: TileConfig | None, gpu: GpuSpec
-    ) -> Schedule:
-        return Schedule("stream_k", 2, (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10)))
-
-    def prepare(self, inputs: object, config: TileConfig | None) -> Callable[[], None]:
-        raise NotImplementedError
-
-
-def test_a_host_block_lives_until_it_has_merged() -> None:
-    timeline = predict_timeline(AttentionProblem(1, 1, 1, 1280, 64), HostFirst(), "default", H200)
-    assert isinstance(timeline, Timeline)
-    first, host = timeline.ctas
-    assert [span.kind for span in host.spans] == ["tiles", "wait", "reduction"]
-    assert host.end_us == host.spans[-1].end_us == timeline.duration_us > first.end_us
-    # It fills its SM for all its life and works for all but the wait.
-    wait = host.spans[1]
-    assert timeline.busy_us[host.sm] == pytest.approx(host.end_us - (wait.end_us - wait.start_us))
-
-
-def test_one_split_is_one_launch() -> None:
-    timeline = predicted(AttentionProblem(64, 32, 32, 4096, 64), "fixed_split_triton")
-    assert timeline.config is not None
-    assert timeline.config["splits"] == 1
-    assert {cta.launch for cta in timeline.ctas} == {"fa2_kernel"}
-
-
-def test_lean_keeps_every_sm_busy_where_one_cta_per_tile_does_not() -> None:
-    problem = AttentionProblem(1, 56, 56, 65_536, 64)
-    lean, fa2 = predicted(problem, "lean_triton"), predicted(problem, "fa2_triton")
-    # Measured: 97% (reports/h200/trace).
-    assert lean.sm_busy_share > 0.95
-    assert fa2.sm_busy_share == pytest.approx(56 / 132, rel=1e-3)
-    assert len({cta.sm for cta in fa2.ctas}) == 56
-    assert {
-        span.output_tile for cta in lean.ctas for span in cta.spans if span.kind == "reduction"
-    } == {*range(56)}
-
-
-def test_the_best_candidate_is_the_one_of_the_row() -> None:
-    problem = AttentionProblem(1, 32, 8, 4096, 128)
-    row = predict_cell(problem, kernel("lean"), "best", H200)
-    timeline = predicted(problem, "lean", "best")
-    assert (timeline.config, timeline.latency_us) == (
-        row["config"],
-        pytest.approx(row["latency_us"], rel=0.015),
-    )
-    assert schedule_efficiency(timeline, H200) == row["quantisation_efficiency"]
-
-
-@pytest.mark.parametrize(
-    ("problem", "name", "sentence"),
-    [
-        (
-            AttentionProblem(1, 8, 8, 4096, 64),
-            "reference",
-            "reference has no schedule to predict from: measure it, or leave it out",
-        ),
-        (
-            AttentionProblem(1, 512, 512, 1 << 21, 128),
-            "lean",
-            "K and V 549.8 GB, the rest for Q, the output and the check) and h200 has 141.0 GB",
-        ),
-        (
-            AttentionProblem(1 << 16, 8, 8, 64, 64),
-            "fa2_triton",
-            f"524288 output tiles, more than the {MAX_CTAS} CTAs",
-        ),
-    ],
-)
-def test_why_there_is_none(problem: AttentionProblem, name: str, sentence: str) -> None:
-    predicted = predict_timeline(problem, kernel(name), "default", H200)
-    assert isinstance(predicted, str)
-    assert sentence in predicted
-
-
-problems = st.builds(
-    lambda contexts, kv_heads, group, head_dim, q_len: AttentionProblem(
-        len(contexts),
-        kv_heads * group,
-        kv_heads,
-        tuple(contexts) if len(contexts) > 1 else contexts[0],
-        head_dim,
-        q_len=q_len,
-    ),
-    st.lists(st.integers(1, 20_000), min_size=1, max_size=5),
-    st.integers(1, 40),
-    st.integers(1, 8),
-    st.sampled_from([64, 128]),
-    st.sampled_from([1, 1, 2, 16]),
-)
-
-
-@given(problems, st.sampled_from(["lean_cuda", "lean_triton", "fa2_triton", "fixed_split_cuda"]))
-@settings(max_examples=examples(60), deadline=None)
-def test_every_timeline_is_whole(problem: AttentionProblem, name: str) -> None:
-    """Spans lie in their CTA in order, every output tile is read, and nothing outlives the
-    latency.
-    """
-    timeline = predicted(problem, name)
-    assert timeline.latency_us is not None
-    assert min(cta.start_us for cta in timeline.ctas) == 0
-    assert timeline.duration_us == pytest.approx(timeline.latency_us - COSTS.launch_us)
-    assert len({(cta.launch, cta.cta) for cta in timeline.ctas}) == len(timeline.ctas)
-    for cta in timeline.ctas:
-        times = [time for span in cta.spans for time in (span.start_us, span.end_us)]
-        assert times
-        assert all(
-            before <= after for before, after in pairwise([cta.start_us, *times, cta.end_us])
-        )
-        assert 0 <= cta.sm < H200.sms
-    read = {span.output_tile for cta in timeline.ctas for span in cta.spans if span.kind == "tiles"}
-    assert read == set(range(timeline.output_tiles))
-    assert 0 < timeline.sm_busy_share <= 1

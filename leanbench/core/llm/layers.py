@@ -137,8 +137,8 @@ def _names(config: ModelConfig) -> Sequence[str]:
     if isinstance(pattern := keys.get("hybrid_override_pattern"), str):
         return [_LETTERS.get(letter, letter) for letter in pattern[:count]]
     for rule in (_mixed_names, _sparse_names, _window_names):
-        if (is_kind := rule(config)) is not None:
-            return [is_kind(index) for index in range(count)]
+        if (kind := rule(config)) is not None:
+            return [kind(index) for index in range(count)]
     return [FULL] * count
 
 
