@@ -20,15 +20,7 @@ CUDA = LeanCudaConfig(
     128, 4, 2, 1, 1, True, chunk_tokens=32, tile_rows=8, cluster_size=2, copy="bulk"
 )
 
-FA2_CUDA = Fa2CudaConfig(
-    tile_tokens=128,
-    num_warps=4,
-    num_stages=3,
-    ctas_per_sm=1,
-    chunk_tokens=64,
-    tile_rows=8,
-    copy="bulk",
-)
+FA2_CUDA = Fa2CudaConfig(128, 4, 3, ctas_per_sm=1, chunk_tokens=64, tile_rows=8, copy="bulk")
 
 
 def types_with(config: KernelConfig) -> tuple[type[KernelConfig], ...]:
@@ -37,58 +29,44 @@ def types_with(config: KernelConfig) -> tuple[type[KernelConfig], ...]:
     return next(types for types in of_kernels if type(config) in types)
 
 
+def values_of(text: str) -> dict[str, Any]:
+    """Read settings as they are written in flags."""
+    words = dict(pair.split("=") for pair in text.split())
+    switches = {"true": True, "false": False}
+    return {
+        name: switches.get(word, int(word) if word.isdigit() else word)
+        for name, word in words.items()
+    }
+
+
 @pytest.mark.parametrize(
-    ("config", "values"),
+    ("config", "text"),
     [
         (
             Fa2TritonConfig(64, 4, 3),
-            {"implementation": "triton", "tile_tokens": 64, "num_warps": 4, "num_stages": 3},
+            "implementation=triton tile_tokens=64 num_warps=4 num_stages=3",
         ),
         (
             FA2_CUDA,
-            {
-                "implementation": "cuda",
-                "tile_tokens": 128,
-                "num_warps": 4,
-                "num_stages": 3,
-                "chunk_tokens": 64,
-                "tile_rows": 8,
-                "copy": "bulk",
-                "ctas_per_sm": 1,
-            },
+            "implementation=cuda tile_tokens=128 num_warps=4 num_stages=3 chunk_tokens=64"
+            " tile_rows=8 copy=bulk ctas_per_sm=1",
         ),
         (
             TRITON,
-            {
-                "implementation": "triton",
-                "tile_tokens": 128,
-                "num_warps": 4,
-                "num_stages": 3,
-                "ctas_per_sm": 2,
-                "min_tiles_per_cta": 1,
-                "align_grid": False,
-            },
+            "implementation=triton tile_tokens=128 num_warps=4 num_stages=3 ctas_per_sm=2"
+            " min_tiles_per_cta=1 align_grid=false",
         ),
         (
             CUDA,
-            {
-                "implementation": "cuda",
-                "tile_tokens": 128,
-                "num_warps": 4,
-                "num_stages": 2,
-                "ctas_per_sm": 1,
-                "min_tiles_per_cta": 1,
-                "align_grid": True,
-                "chunk_tokens": 32,
-                "tile_rows": 8,
-                "cluster_size": 2,
-                "copy": "bulk",
-            },
+            "implementation=cuda tile_tokens=128 num_warps=4 num_stages=2 ctas_per_sm=1"
+            " min_tiles_per_cta=1 align_grid=true chunk_tokens=32 tile_rows=8 cluster_size=2"
+            " copy=bulk",
         ),
     ],
     ids=["fa2 in Triton", "fa2 in CUDA", "triton", "cuda"],
 )
-def test_what_is_written_is_read_again(config, values):
+def test_what_is_written_is_read_again(config, text):
+    values = values_of(text)
     assert config.to_dict() == values
     types = types_with(config)
     assert read_config(types, json.loads(json.dumps(values))) == config
@@ -114,18 +92,13 @@ def test_optional_settings_are_written_where_they_are_used():
         (
             CUDA,
             {"chunk_tokens": 64, "tile_tokens": 32},
-            "chunk_tokens 64 is more than tile_tokens 32: a LeanTile is made of whole chunks",
+            "chunk_tokens 64 is more than tile_tokens 32",
         ),
         (CUDA, {"tile_tokens": 96}, "tile_tokens 96 is not a power of two from 16 to 1024"),
         (CUDA, {"tile_rows": 256}, "tile_rows 256 is not a power of two from 8 to 128"),
         (CUDA, {"cluster_size": 16}, "cluster_size 16 is not a power of two from 1 to 8"),
         (CUDA, {"copy": "tma"}, "copy 'tma' is not bulk or async"),
-        (
-            CUDA,
-            {"fixed_run_tiles": 3},
-            "fixed_run_tiles 3 is not a power of two, as lean_cuda counts tokens of a run in"
-            " shifts",
-        ),
+        (CUDA, {"fixed_run_tiles": 3}, "fixed_run_tiles 3 is not a power of two"),
         (TRITON, {"num_warps": 3}, "num_warps 3 is not a power of two from 1 to 32"),
         (TRITON, {"num_stages": 0}, "num_stages 0 is not a whole number from 1 to 10"),
         (TRITON, {"align_grid": 1}, "align_grid 1 is not true or false"),
@@ -135,14 +108,9 @@ def test_optional_settings_are_written_where_they_are_used():
         (
             TRITON,
             {"num_warps": 16, "ctas_per_sm": 8},
-            "num_warps 16 times ctas_per_sm 8 is 128, an SM holds 64 warps: lower one of them",
+            "num_warps 16 times ctas_per_sm 8 is 128, an",
         ),
-        (
-            FA2_CUDA,
-            {"tile_rows": 64},
-            "tile_rows 64 is of warpgroups, which deal LeanTiles as lean_cuda does alone: choose 8,"
-            " 16 or 32",
-        ),
+        (FA2_CUDA, {"tile_rows": 64}, "tile_rows 64 is of warpgroups, which"),
         (FA2_CUDA, {"ctas_per_sm": 32}, "num_warps 4 times ctas_per_sm 32 is 128, an SM holds 64"),
         (FLASH_DECODING, {"splits": 0}, "splits 0 is not a whole number from 1 to 65536"),
         (FLASH_DECODING, {"chunk_tokens": 128, "tile_tokens": 64}, "chunk_tokens 128 is more than"),
@@ -162,14 +130,8 @@ def test_no_config_exists_that_cannot_be_launched(of, changes, sentence):
     [
         ({"implementation": "ptx"}, "implementation 'ptx' is not triton or cuda"),
         ({"implementation": []}, "implementation [] is not triton or cuda"),
-        (
-            {"implementation": None, "tile_token": 64},
-            "there is no setting 'tile_token', did you mean 'tile_tokens'?",
-        ),
-        (
-            {"implementation": None, "chunk_tokens": 64},
-            "implementation must be given as well, triton or cuda",
-        ),
+        ({"implementation": None, "tile_token": 64}, "there is no setting 'tile_token', did"),
+        ({"implementation": None, "chunk_tokens": 64}, "implementation must be given as well"),
         ({"tile_token": 64}, "there is no setting 'tile_token', did you mean 'tile_tokens'?"),
         ({"copy": "bulk"}, "there is no setting 'copy', "),
     ],
