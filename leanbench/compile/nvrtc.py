@@ -146,10 +146,10 @@ def _options(source: CudaSource) -> Any:
     from cuda.core import ProgramOptions  # pyright: ignore[reportAttributeAccessIssue]
 
     major, minor = source.capability
-    own = "a" if source.capability in _WITH_OWN_INSTRUCTIONS else ""
+    suffix = "a" if source.capability in _WITH_OWN_INSTRUCTIONS else ""
     return ProgramOptions(
         name=f"{source.kernel}.cu",
-        arch=f"sm_{major}{minor}{own}",
+        arch=f"sm_{major}{minor}{suffix}",
         std="c++17",
         device_as_default_execution_space=True,
         define_macro=[(name, f"{value:d}") for name, value in source.defines] or None,

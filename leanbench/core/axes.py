@@ -86,27 +86,29 @@ def parse_problem(words: Sequence[str]) -> AttentionProblem:
     Raises:
         UserError: A word is unknown, duplicate or missing, or the problem is invalid.
     """
-    given: dict[str, str] = {}
+    parsed: dict[str, str] = {}
     for word in " ".join(words).split():
         name, value = _split(word)
-        if name in given:
+        if name in parsed:
             fix = "leave one of them out"
-            raise InvalidValue(name, value, Reason.CONFLICT, fix, repr(given[name]))
-        given[name] = value
+            raise InvalidValue(name, value, Reason.CONFLICT, fix, repr(parsed[name]))
+        parsed[name] = value
     missing = [
         f"{axis.letter} ({axis.name})"
         for axis in AXES.values()
-        if axis.is_required and axis.letter and axis.name not in (*given, "batch")
+        if axis.is_required and axis.letter and axis.name not in (*parsed, "batch")
     ]
     if missing:
         limit = " and ".join(missing)
         raise InvalidValue("problem", " ".join(words), Reason.NEEDS, _FIX, limit)
-    q_heads, kv_heads = _value("heads", given["heads"])
-    lengths = _lengths(given["context"])
-    batch = _value("batch", given["batch"]) if "batch" in given else len(lengths)
+    q_heads, kv_heads = _value("heads", parsed["heads"])
+    lengths = _lengths(parsed["context"])
+    batch = _value("batch", parsed["batch"]) if "batch" in parsed else len(lengths)
     context = as_context(lengths) if len(lengths) in (1, batch) else lengths
     plain = {
-        axis.name: _value(axis.name, given[axis.name]) for axis in PLAIN_AXES if axis.name in given
+        axis.name: _value(axis.name, parsed[axis.name])
+        for axis in PLAIN_AXES
+        if axis.name in parsed
     }
     return AttentionProblem(
         batch=batch, q_heads=q_heads, kv_heads=kv_heads, context=context, **plain

@@ -402,4 +402,7 @@ def axis(values: Values, letter: str = "", default: Any = REQUIRED, **options: A
 
 def axes_of(dataclass_type: type) -> tuple[Axis, ...]:
     """Return the axes declared in a dataclass, in field order."""
-    return tuple(replace(own.metadata["axis"], name=own.name) for own in fields(dataclass_type))
+    return tuple(
+        replace(declared.metadata["axis"], name=declared.name)
+        for declared in fields(dataclass_type)
+    )

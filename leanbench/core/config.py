@@ -163,10 +163,10 @@ def read_config(types: Sequence[type[ConfigT]], values: Mapping[str, Any]) -> Co
     Raises:
         UserError: A setting is unknown, missing or out of range.
     """
-    given = {name: value for name, value in values.items() if name != TAG}
-    config_type = config_type_of(types, values.get(TAG), given)
-    check_names(config_type, given)
-    return config_type(**given)
+    settings = {name: value for name, value in values.items() if name != TAG}
+    config_type = config_type_of(types, values.get(TAG), settings)
+    check_names(config_type, settings)
+    return config_type(**settings)
 
 
 def config_type_of(
@@ -182,8 +182,8 @@ def config_type_of(
     """
     if implementation is None and len(types) == 1:
         return types[0]
-    given = set(names)
-    fitting = [known for known in types if {*required(known)} <= given <= limits(known).keys()]
+    chosen = set(names)
+    fitting = [known for known in types if {*required(known)} <= chosen <= limits(known).keys()]
     if implementation is None and len(fitting) == 1:
         return fitting[0]
     by_name = {
@@ -198,18 +198,18 @@ def config_type_of(
     known = " or ".join(by_name)
     if implementation is None:
         settings = dict.fromkeys(name for config_type in types for name in limits(config_type))
-        for name in given - settings.keys():
+        for name in chosen - settings.keys():
             raise UserError(f"there is no setting {name!r}, {nearest(name, settings)}")
         raise UserError(f"{TAG} must be given as well, {known}")
     raise UserError(f"{TAG} {implementation!r} is not {known}")
 
 
-def check_names(config_type: type[KernelConfig], given: Mapping[str, Any]) -> None:
+def check_names(config_type: type[KernelConfig], settings: Mapping[str, Any]) -> None:
     """Raise UserError for an unknown or missing setting."""
     known = limits(config_type)
-    for name in given:
+    for name in settings:
         if name not in known:
             raise UserError(f"there is no setting {name!r}, {nearest(name, known)}")
-    missing = [name for name in required(config_type) if name not in given]
+    missing = [name for name in required(config_type) if name not in settings]
     if missing:
         raise UserError(f"{', '.join(missing)} must be given as well")

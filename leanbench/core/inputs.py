@@ -181,8 +181,8 @@ class AttentionInputs:
         most = self.context if self.cu_seqlens_k_new is None else self.capacity
         starts = self.read_new_starts()
         return tuple(
-            min(own + end - start, most)
-            for own, start, end in zip(self.read_cached(), starts, starts[1:], strict=False)
+            min(cached + end - start, most)
+            for cached, start, end in zip(self.read_cached(), starts, starts[1:], strict=False)
         )
 
     def read_cached(self) -> tuple[int, ...]:
@@ -265,8 +265,8 @@ def deal_pages(
     )
     columns = problem.cache_capacity // problem.page_size
     table = torch.zeros(problem.batch, columns, dtype=torch.int32, device=device)
-    for row, own in zip(table, pages.split(problem.page_counts), strict=True):
-        row[: len(own)] = own
+    for row, used in zip(table, pages.split(problem.page_counts), strict=True):
+        row[: len(used)] = used
     return table
 
 

@@ -248,8 +248,8 @@ def _lengths_of_mean(
         UserError: The longest sequence alone exceeds the mean.
     """
     if mean_over_max * batch <= 1:
-        fix = f"choose a larger one, or a batch above {1 / mean_over_max:g}"
-        value, limit = f"{_MEAN}{mean_over_max:g}", f"{1 / batch:.3g} of batch {batch}"
+        fix = f"choose a larger mean for batch {batch}, or a batch above {1 / mean_over_max:g}"
+        value, limit = f"{_MEAN}{mean_over_max:g}", f"{_MEAN}{1 / batch:.3g}"
         raise InvalidValue("lengths", value, Reason.BELOW_MINIMUM, fix, limit)
     weights = [_SPREAD ** (draw.random() - 1) for _ in range(batch - 1)]
     target = mean_over_max * batch * longest - longest

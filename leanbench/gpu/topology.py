@@ -70,8 +70,8 @@ def pairs_in_words(pairs: Iterable[Pair]) -> str:
     named: dict[str, list[str]] = {}
     for pair in pairs:
         named.setdefault(pair.words, []).append(f"{pair.first} and {pair.second}")
-    (words, numbers), *others = named.items() or [("", [])]
-    if not others and len(numbers) > 1:
+    (words, numbers), *further = named.items() or [("", [])]
+    if not further and len(numbers) > 1:
         return f"all pairs of GPUs: {words}"
     return "; ".join(f"GPUs {', '.join(numbers)}: {words}" for words, numbers in named.items())
 
@@ -88,16 +88,16 @@ def has_peer_access(first: int, second: int) -> bool:
 
 
 def _pair(nvml: Any, handles: list[Any], first: int, second: int) -> Pair:
-    own, other = handles[first], handles[second]
-    if own is None or other is None:
+    handle, peer = handles[first], handles[second]
+    if handle is None or peer is None:
         return Pair(first, second, None, None)
     try:
-        peer_access = _can(nvml, own, other, nvml.NVML_P2P_CAPS_INDEX_WRITE)
-        nvlink = _can(nvml, own, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        peer_access = _can(nvml, handle, peer, nvml.NVML_P2P_CAPS_INDEX_WRITE)
+        nvlink = _can(nvml, handle, peer, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
         if not nvlink:
-            return Pair(first, second, peer_access, nvlink, 0, _pcie_gb_s(nvml, own, other))
-        links = _nvlinks_between(nvml, own, other)
-        link_gb_s = _nvlink_gb_s(nvml, own)
+            return Pair(first, second, peer_access, nvlink, 0, _pcie_gb_s(nvml, handle, peer))
+        links = _nvlinks_between(nvml, handle, peer)
+        link_gb_s = _nvlink_gb_s(nvml, handle)
         gb_s = None if link_gb_s is None else links * link_gb_s
         return Pair(first, second, peer_access, nvlink, links, gb_s)
     except GpuLostError:

@@ -124,11 +124,11 @@ def _visible(nvml: Any) -> tuple[list[Place], str]:
     entries = wanted.split(",")
     if wanted.startswith(("GPU-", "MIG-")):
         names = list(takewhile(lambda entry: entry.startswith(wanted[:4]), entries))
-        found = (_named(nvml, places, name) for name in names)
+        matches = (_named(nvml, places, name) for name in names)
     else:
         names = list(takewhile(lambda number: number >= 0, map(_number, entries)))
-        found = (places[number] if number < len(places) else None for number in names)
-    visible = [place for place in takewhile(lambda place: place is not None, found) if place]
+        matches = (places[number] if number < len(places) else None for number in names)
+    visible = [place for place in takewhile(lambda place: place is not None, matches) if place]
     if len(set(names)) < len(names) or len({place.name for place in visible}) < len(visible):
         return [], "it names one twice, which leaves CUDA none"
     if visible:

@@ -107,10 +107,10 @@ def calibrate(
         parts += [(run, "fitted", fitted), (run, "checked", held_out)]
     parts += [(run, "checked", list(run.cells)) for run in checks]
     before = starting_constants(spec, in_use)
-    own = [cell for _, role, cells in parts if role == "fitted" for cell in cells]
+    to_fit = [cell for _, role, cells in parts if role == "fitted" for cell in cells]
     fit_to = fit_lean_cuda if only_lean_cuda else fit
-    constants = fit_to(own, spec, before, workers, on_progress)
-    fits_lean_cuda = sum(cell.kernel in LEAN_CUDA for cell in own) >= FEWEST_ROWS
+    constants = fit_to(to_fit, spec, before, workers, on_progress)
+    fits_lean_cuda = sum(cell.kernel in LEAN_CUDA for cell in to_fit) >= FEWEST_ROWS
     if not fits_lean_cuda:
         # Its constants stay if they are this GPU's own.
         own_constants = None if in_use.is_scaled else in_use.constants.lean_cuda

@@ -69,9 +69,9 @@ def sample(
         by_kernel.setdefault(cell.kernel, []).append(cell)
     per_kernel = most // len(by_kernel)
     chosen = []
-    for own in by_kernel.values():
-        count = min(per_kernel, len(own))
-        chosen += [own[index * len(own) // count] for index in range(count)]
+    for group in by_kernel.values():
+        count = min(per_kernel, len(group))
+        chosen += [group[index * len(group) // count] for index in range(count)]
     return chosen
 
 
@@ -94,12 +94,12 @@ def fit(
         UserError: Too few cells.
     """
     of_lean_cuda = [cell for cell in cells if cell.kernel in LEAN_CUDA]
-    others = [cell for cell in cells if cell.kernel not in LEAN_CUDA]
-    if max(len(of_lean_cuda), len(others)) < FEWEST_ROWS:
+    rest = [cell for cell in cells if cell.kernel not in LEAN_CUDA]
+    if max(len(of_lean_cuda), len(rest)) < FEWEST_ROWS:
         raise _too_few(len(cells))
     constants = _fit_floor(cells, spec, start)
-    if len(others) >= FEWEST_ROWS:
-        constants = _fit_latency(others, spec, constants, workers, on_progress)
+    if len(rest) >= FEWEST_ROWS:
+        constants = _fit_latency(rest, spec, constants, workers, on_progress)
     if len(of_lean_cuda) >= FEWEST_ROWS:
         constants = _fit_lean_cuda(of_lean_cuda, spec, constants, workers, on_progress)
     return _fit_energy(known(cells, constants), spec, constants)
@@ -176,11 +176,11 @@ def _fit_lean_cuda(
     start = constants.lean_cuda or LeanCudaConstants()
     with _log_errors(chosen, spec, workers) as errors:
 
-        def residuals(own: LeanCudaConstants) -> list[float]:
-            return errors(replace(constants, lean_cuda=own))
+        def residuals(candidate: LeanCudaConstants) -> list[float]:
+            return errors(replace(constants, lean_cuda=candidate))
 
-        own = _least_squares(residuals, free, start, _PULL * math.sqrt(len(chosen)))
-    return replace(constants, lean_cuda=own)
+        candidate = _least_squares(residuals, free, start, _PULL * math.sqrt(len(chosen)))
+    return replace(constants, lean_cuda=candidate)
 
 
 @contextmanager

@@ -137,8 +137,8 @@ def _predicted(
     if configs == "best":
         why = f"the fastest of {len(fitting)} that were predicted for this cell"
         if len({kernel.implementation_of(config) for config, _ in fitting}) > 1:
-            own = kernel.implementation_on(spec).name
-            why += f", {own} unless another is ahead by more than the model's error"
+            default = kernel.implementation_on(spec).name
+            why += f", {default} unless another is ahead by more than the model's error"
         choice = lookup.Choice(config, f"best of {len(fitting)}", why)
     figures = _figures(config, schedule, predicted_us, problem, spec)
     warning = uncompared(kernel.implementation_of(config).name, problem, spec)
@@ -201,8 +201,10 @@ def _candidates(
     all_of_them: bool,
 ) -> list[TileConfig]:
     """Return the candidates that read LeanTiles: the model knows no others."""
-    others = kernel.candidate_configs(problem, spec) if all_of_them else []
-    return [config for config in dict.fromkeys([chosen, *others]) if isinstance(config, TileConfig)]
+    further = kernel.candidate_configs(problem, spec) if all_of_them else []
+    return [
+        config for config in dict.fromkeys([chosen, *further]) if isinstance(config, TileConfig)
+    ]
 
 
 def _fastest(
@@ -223,12 +225,12 @@ def _fastest(
     fastest = min(played, key=itemgetter(2))
     preferred = kernel.implementation_on(spec)
     rival = kernel.implementation_of(fastest[0])
-    own = [cell for cell in played if kernel.implementation_of(cell[0]) is preferred]
-    if rival is preferred or not own:
+    defaults = [cell for cell in played if kernel.implementation_of(cell[0]) is preferred]
+    if rival is preferred or not defaults:
         return fastest
-    own_fastest = min(own, key=itemgetter(2))
+    default = min(defaults, key=itemgetter(2))
     margin = model_error(spec.name, [preferred.name, rival.name])
-    return own_fastest if own_fastest[2] <= fastest[2] * (1 + margin) else fastest
+    return default if default[2] <= fastest[2] * (1 + margin) else fastest
 
 
 def _figures(

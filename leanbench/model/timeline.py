@@ -125,10 +125,10 @@ def _ctas(
         spans.setdefault(cta, []).append(span)
     ctas = []
     for cta in simulation.ctas:
-        own = tuple(sorted(spans[cta.cta], key=lambda span: span.start_us))
+        ordered = tuple(sorted(spans[cta.cta], key=lambda span: span.start_us))
         for rank in range(cluster_size):
             number, sm = cta.cta * cluster_size + rank, cta.sm * cluster_size + rank
-            ctas.append(CtaTimeline(launch, number, sm, cta.start_us, cta.end_us, own))
+            ctas.append(CtaTimeline(launch, number, sm, cta.start_us, cta.end_us, ordered))
     return ctas
 
 

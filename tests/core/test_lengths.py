@@ -57,7 +57,7 @@ def test_the_draw_is_the_same_in_every_process_and_version():
 @pytest.mark.parametrize(
     ("lengths", "batch", "name", "reason", "limit"),
     [
-        ("mean-0.25", 2, "lengths", Reason.BELOW_MINIMUM, "0.5 of batch 2"),
+        ("mean-0.25", 2, "lengths", Reason.BELOW_MINIMUM, "mean-0.5"),
         ("zipf", 4097, "batch", Reason.ABOVE_MAXIMUM, 4096),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from leanbench.core.problem import AttentionProblem
-from leanbench.model.claim import BASELINES, OWN, Claim, Figure
+from leanbench.model.claim import BASELINES, OWN, Claim, Figure, Statistic
 
 PROBLEM = AttentionProblem(1, 8, 8, 1024, 64)
 #: LA is 1.06x as fast as FD: all from 1.055 to 1.065 rounds to it.
@@ -72,7 +72,7 @@ def test_a_share_has_no_direction():
         ("highest over lowest", Figure(4, 3.6 / 1.25, 4.05 / 0.9)),
     ],
 )
-def test_intervals_of_statistics(statistic, expected):
+def test_intervals_of_statistics(statistic: Statistic, expected: Figure):
     figures = [Figure(1, 0.9, 1.25), Figure(4, 3.6, 4.05)]
     known = replace(FASTER, statistic=statistic).value(figures)
     assert (known.value, known.low, known.high) == pytest.approx(

@@ -23,7 +23,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leanbench.model.claims.claims", lambda: chosen)
 
 
-def test_every_figure_is_there():
+def test_every_figure_is_there() -> None:
     assert {claim.figure for claim in claims()} == {
         *"abstract 3 4 7a 7b 7c 8a 8b 8c text 9 10 11 13".split()
     }
@@ -37,7 +37,7 @@ def test_every_figure_is_there():
     assert len({problem.q_heads for problem in samples}) == 7
 
 
-def test_ragged_batches_get_more_uneven():
+def test_ragged_batches_get_more_uneven() -> None:
     [claim] = [claim for claim in claims() if claim.figure == "11"]
     shares = [
         problem.total_context / problem.batch / problem.max_context for problem in claim.problems
@@ -46,7 +46,7 @@ def test_ragged_batches_get_more_uneven():
 
 
 @pytest.mark.usefixtures("few")
-def test_outcomes_are_ratios_of_predictions():
+def test_outcomes_are_ratios_of_predictions() -> None:
     outcomes = {(outcome.claim.figure, outcome.claim.words): outcome for outcome in evaluate(A100)}
     outcome = outcomes["7a", "LA over FA2 at 512k"]
     [problem] = outcome.claim.problems
@@ -78,7 +78,7 @@ def test_outcomes_are_ratios_of_predictions():
 
 
 @pytest.mark.usefixtures("few")
-def test_another_gpu_another_figure():
+def test_another_gpu_another_figure() -> None:
     def at_512k(spec: GpuSpec) -> float:
         return next(
             outcome.predicted.value

@@ -54,8 +54,8 @@ class Model:
     @property
     def main_layer(self) -> Layer:
         """First layer that attends to the whole context; the first with attention if none does."""
-        own = [layer for layer in self.every_layer if isinstance(layer, Layer)]
-        return next((layer for layer in own if not _is_local(layer)), own[0])
+        attention = [layer for layer in self.every_layer if isinstance(layer, Layer)]
+        return next((layer for layer in attention if not _is_local(layer)), attention[0])
 
     @property
     def other_layers(self) -> Mapping[str, int]:
@@ -108,15 +108,15 @@ def parse_models(text: str) -> tuple[str, ...]:
 
 
 def _parse_model(item: str) -> str:
-    own = own_name(item)
-    if existing_path(item) == item and (own is None or "/" in item):
+    registered = own_name(item)
+    if existing_path(item) == item and (registered is None or "/" in item):
         _ = model_named(item).every_layer
         return item
-    if own is None:
+    if registered is None:
         known = [known for config in registry().values() for known in (config.name, *config.also)]
         there_is = nearest(item.lower(), known, "`leanbench list models`")
         raise UnknownModel(item, there_is)
-    return own
+    return registered
 
 
 def by_layer(names: Iterable[str], tps: Sequence[int]) -> dict[Layer, list[str]]:
@@ -278,9 +278,9 @@ class WholeModel:
     @property
     def only_predicted(self) -> str | None:
         """Reason why a step can be predicted but not measured, or None."""
-        others = sorted({layer for layer in self.every_layer if isinstance(layer, str)})
-        if others:
-            why = f"has layers of {', '.join(others)}, whose state a measured step does not keep"
+        kinds = sorted({layer for layer in self.every_layer if isinstance(layer, str)})
+        if kinds:
+            why = f"has layers of {', '.join(kinds)}, whose state a measured step does not keep"
         elif not all(layer.is_plain for layer in self.layer_kinds):
             why = "has attention of a kind that no measured step supports"
         elif len({(kind.q_heads, kind.kv_heads, kind.head_dim) for kind in self.layer_kinds}) > 1:
@@ -325,9 +325,9 @@ class WholeModel:
     def prediction_notes(self) -> list[str]:
         """Additional notes for a predicted row."""
         notes = []
-        others = Counter(layer for layer in self.every_layer if isinstance(layer, str))
-        if others:
-            named = ", ".join(f"{count} of {name}" for name, count in others.items())
+        kinds = Counter(layer for layer in self.every_layer if isinstance(layer, str))
+        if kinds:
+            named = ", ".join(f"{count} of {name}" for name, count in kinds.items())
             notes.append(
                 f"layers without an attention that leanbench has ({named}) count as their weights"
             )
@@ -361,29 +361,29 @@ def read_model(text: str) -> WholeModel:
     name = first = text.partition(":")[0]
     if first.lower() not in registry():
         name = existing_path(text) or first
-    given: dict[str, int] = {}
+    parsed: dict[str, int] = {}
     options = text[len(name) + 1 :]
     source = _source(name)
     for option in options.split(":") if options else ():
         key, equals, value = option.partition("=")
         if key not in _OPTIONS or not equals:
             fix = "write tp=, layers= or positions= and a number, as in llama-3-70b:tp=8"
-            raise InvalidValue(f"option of whole_model {text}:", option, Reason.SYNTAX, fix)
-        if key in given:
-            fix, limit = "give it once", f"{key}={given[key]}"
-            raise InvalidValue(
-                f"option of whole_model {text}:", option, Reason.CONFLICT, fix, limit
-            )
-        given[key] = parse_number(key, value)
-    model = WholeModel(source, **given)
+            raise InvalidValue(f"option of {text}", option, Reason.SYNTAX, fix)
+        if key in parsed:
+            fix, limit = "give it once", f"{key}={parsed[key]}"
+            raise InvalidValue(f"option of {text}", option, Reason.CONFLICT, fix, limit)
+        parsed[key] = parse_number(key, value)
+    model = WholeModel(source, **parsed)
     _ = model.weights
     return model
 
 
 def _source(name: str) -> ModelConfig:
-    own = own_name(name)
-    if own is not None and own != name.lower() and not existing_path(name):
-        raise UnknownModel(name, f"give its path, or name {own}, which has the same attention")
+    registered = own_name(name)
+    if registered is not None and registered != name.lower() and not existing_path(name):
+        raise UnknownModel(
+            name, f"give its path, or name {registered}, which has the same attention"
+        )
     return read_config(name)
 
 

@@ -57,8 +57,8 @@ class Weights:
 
     def total(self, layers: int) -> int:
         """Return the weights of the model with its first layers alone."""
-        own = self.layers[:layers]
-        return self.tables + self.rest + sum(layer.dense + layer.experts for layer in own)
+        part = self.layers[:layers]
+        return self.tables + self.rest + sum(layer.dense + layer.experts for layer in part)
 
     def read(self, layers: int, tokens: int) -> float:
         """Return the expected number of weights that a step of `tokens` tokens reads.
@@ -67,8 +67,8 @@ class Weights:
         E * (1 - (1 - k / E) ** tokens).
         """
         reached = 1 - (1 - self.expert_share) ** tokens
-        own = self.layers[:layers]
-        return self.rest + sum(layer.dense + layer.experts * reached for layer in own)
+        part = self.layers[:layers]
+        return self.rest + sum(layer.dense + layer.experts * reached for layer in part)
 
 
 @dataclass(frozen=True)
@@ -217,16 +217,16 @@ def _counted(config: ModelConfig, published: Mapping[str, Any], keys: Mapping[st
     tables = rest = 0
     number = 0
     for name, weight in model.named_parameters():
-        place = re.search(r"\blayers\.(\d+)\.", name)
+        match = re.search(r"\blayers\.(\d+)\.", name)
         if id(weight) in read_rows:
             tables += weight.numel()
-        elif place is None or int(place[1]) >= len(dense):
+        elif match is None or int(match[1]) >= len(dense):
             rest += weight.numel()
         elif ".experts." in name and weight.dim() > 2:
-            experts[int(place[1])] += weight.numel()
+            experts[int(match[1])] += weight.numel()
             number = weight.shape[0]
         else:
-            dense[int(place[1])] += weight.numel()
+            dense[int(match[1])] += weight.numel()
     if head is None and not is_tied:
         rest += model.get_input_embeddings().weight.numel()
     layers = tuple(map(LayerWeights, dense, experts))
@@ -245,13 +245,13 @@ def _empty_model(config: ModelConfig, published: Mapping[str, Any]) -> Any:
         raise UnknownWeights(config.name, f"{version} has no model_type {config.model_type!r}")
     try:
         with quiet_transformers():
-            own = CONFIG_MAPPING[config.model_type].from_dict(dict(published))
-        if unknown := _unknown_sizes(own, published):
+            parsed = CONFIG_MAPPING[config.model_type].from_dict(dict(published))
+        if unknown := _unknown_sizes(parsed, published):
             raise UnknownWeights(config.name, f"{version} does not use {', '.join(unknown)}")
         with torch.device("meta"), quiet_transformers():
             for auto in (AutoModelForCausalLM, AutoModel):
-                if type(own) in auto._model_mapping:
-                    return auto.from_config(own)
+                if type(parsed) in auto._model_mapping:
+                    return auto.from_config(parsed)
         reason = f"{version} has no decoder of {config.model_type!r} by itself"
         raise UnknownWeights(config.name, reason)
     except UserError:
@@ -262,9 +262,9 @@ def _empty_model(config: ModelConfig, published: Mapping[str, Any]) -> Any:
         raise UnknownWeights(config.name, reason, "check its config.json") from None
 
 
-def _unknown_sizes(own: Any, keys: Mapping[str, Any]) -> list[str]:
+def _unknown_sizes(config: Any, keys: Mapping[str, Any]) -> list[str]:
     """Return sizes that the class does not declare, and which its model cannot have."""
-    names = {*type(own)().to_dict(), *type(own).attribute_map}
+    names = {*type(config)().to_dict(), *type(config).attribute_map}
     # A size that a declared key has too is that one by an older name.
     sizes = {keys[name] for name in names & keys.keys() if type(keys[name]) is int}
     return [
