@@ -261,7 +261,7 @@ BAD = [
     (workload(2, 4, kv_last_page_len=[]), "it has a batch of 2 and 1 lengths"),
     (workload(1, 4, kv_last_page_len=[]), "a last page has 17 tokens, more than the 16 of a page"),
     (workload(3, 2), "a sequence has no token"),
-    (workload(1, 2**60), "K and V would take"),
+    (workload(1, 2**60), "K and V bytes"),
     ({"workload": None}, "it has no axes and inputs"),
     ({"workload": {"axes": [], "inputs": {}}}, "it has no axes and inputs"),
     ([1], "it has no axes and inputs"),
