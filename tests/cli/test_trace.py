@@ -176,7 +176,7 @@ def test_a_rank_that_fails_is_one_sentence(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["h8", "d64"], "the problem has no n (context): write for example h32/8 n4096 d128"),
+        (["h8", "d64"], "needs n (context): write for example h32/8 n4096 d128"),
         (["h8", "n4k", "d64", "--require-gpu"], "--require-gpu"),
         (["h8", "n4k", "d64", "--out", "file/x"], "cannot write file/x"),
     ],
