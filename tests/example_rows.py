@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanbench.cli.sweep_tables import show_ending
+from leanbench.cli.sweep_run import show_ending
 from leanbench.core.problem import AttentionProblem
 from leanbench.records.reading import Run
 from leanbench.records.row import SCHEMA_VERSION, Row

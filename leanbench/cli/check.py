@@ -13,7 +13,6 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names
-from leanbench.cli.interruption import signal_of
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -251,7 +250,7 @@ def _run(
                 progress.advance(task, running[future])
     except KeyboardInterrupt as error:
         # What is done is worth printing.
-        stopped_by = signal_of(error)
+        stopped_by = output.signal_of(error)
     except BrokenExecutor:
         raise UserError(
             "a checking process died, perhaps for want of memory: repeat the command with fewer"

@@ -9,8 +9,13 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names, whole_model_names
-from leanbench.cli.options import Ci, RunFlags, with_shared_options
-from leanbench.cli.sweep_flags import check_window_is_used, measure_flags
+from leanbench.cli.options import (
+    Ci,
+    RunFlags,
+    check_window_is_used,
+    measure_flags,
+    with_shared_options,
+)
 from leanbench.cli.sweep_run import command_line, run_sweep
 from leanbench.core.axes import AXES
 from leanbench.core.lengths import is_explicit

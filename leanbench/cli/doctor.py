@@ -11,8 +11,7 @@ import typer
 from leanbench.cli import output
 
 if TYPE_CHECKING:
-    from leanbench.doctor.finding import Finding
-    from leanbench.doctor.machine import Machine
+    from leanbench.doctor.machine import Finding, Machine
 
 #: Checks of folders: one that cannot be written to stops a sweep, and leaves figures as good as
 #: they are.

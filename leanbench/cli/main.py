@@ -19,9 +19,7 @@ from leanbench.cli.compare import compare
 from leanbench.cli.configs import configs
 from leanbench.cli.decode import decode
 from leanbench.cli.doctor import doctor
-from leanbench.cli.encoding import write_ascii_where_needed
 from leanbench.cli.help import Commands
-from leanbench.cli.interruption import signal_of
 from leanbench.cli.list import list_
 from leanbench.cli.merge import merge
 from leanbench.cli.predict import predict
@@ -38,13 +36,14 @@ from leanbench.core.version import __version__
 _WORDS = "leanbench.words"
 #: Typer has no public name for it.
 _UsageError: Any = typer.BadParameter.__base__
-#: What no command looks for, as anything that is printed may meet it.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: What any look at a path that was given may meet, and what to do about it.
-_NOT_OPEN = {
+#: Fixes of errors that any path or stream may cause.
+_FIXES = {
     errno.EACCES: "change its permissions or choose another place",
     errno.EPERM: "change its permissions or choose another place",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOSPC: "make room or choose another place",
+    errno.EDQUOT: "make room or choose another place",
+    errno.EFBIG: "make room or choose another place",
 }
 
 
@@ -99,21 +98,15 @@ def _in_sentences(words: list[str]) -> Iterator[None]:
         output.mute("stdout")
         raise typer.Exit(128 + signal.SIGPIPE) from None
     except OSError as error:
-        if error.errno in _NOT_OPEN and error.filename is not None:
-            fix = _NOT_OPEN[error.errno]
-            output.say(f"Error: cannot open {error.filename} ({error.strerror}): {fix}")
-            raise typer.Exit(2) from None
-        if error.errno not in _NO_ROOM:
+        if (fix := _FIXES.get(error.errno or 0)) is None:
             raise
         output.mute("stdout")
         where = error.filename or "the output"
-        output.say(
-            f"Error: cannot write {where} ({error.strerror}): make room or choose another place"
-        )
+        output.say(f"Error: cannot open or write {where} ({error.strerror}): {fix}")
         raise typer.Exit(2) from None
     except KeyboardInterrupt as error:
         # Commands that can go on say so themselves.
-        stopped_by = signal_of(error)
+        stopped_by = output.signal_of(error)
         output.say(f"Stopped by {stopped_by.name} before it was done.")
         raise typer.Exit(128 + stopped_by) from None
 
@@ -212,6 +205,5 @@ app.command("list", short_help="List kernels, sweeps, axes, quantities, lengths,
 
 def main() -> None:
     """The `leanbench` command."""
-    output.open_closed_streams()
-    write_ascii_where_needed()
+    output.prepare_streams()
     app(prog_name="leanbench")

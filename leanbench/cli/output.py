@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import io
 import os
 import re
+import signal
 import sys
 import textwrap
 import warnings
@@ -25,7 +26,7 @@ PIPED_COLUMNS = 200
 #: Columns of a terminal that does not know its size.
 _TERMINAL_COLUMNS = 80
 #: Columns between those of a table.
-GAP = 2
+_GAP = 2
 
 #: The folder of this package.
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -164,27 +165,24 @@ def show_whole(text: str) -> None:
 
 
 def mute(stream: str) -> None:
-    """Nothing more is written to `stdout` or `stderr`, at exit neither, where Python would fail
-    once more.
-    """
+    """Discard what is still written to `stdout` or `stderr`. At exit, Python would fail again."""
     # Held by sys until the end.
     setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
 
 
-def open_closed_streams() -> None:
-    """Nothing is written to `stdout` or `stderr` where the caller closed it, as by ``>&-``: Python
-    has None there, and the next file that is opened would get its number.
-    """
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is not None:
-            continue
-        mute(name)
-        opened = getattr(sys, name).fileno()
-        # Processes that are started write there too.
-        if opened == number:
-            os.set_inheritable(number, True)
-        else:
-            os.dup2(opened, number)
+def prepare_streams() -> None:
+    """Discard what is written to a closed stream, and replace what the locale cannot encode."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            mute(name)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def signal_of(error: KeyboardInterrupt) -> signal.Signals:
+    """Return SIGINT, or the signal that `leanbench.__main__` turned into this error."""
+    return signal.Signals(error.args[0] if error.args else signal.SIGINT)
 
 
 def show_table(table: Table) -> None:
@@ -208,12 +206,12 @@ def table(title: str | None = None) -> Table:
 
 
 def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]) -> None:
-    """A table of columns of figures behind those of labels; where the terminal is too narrow for
-    all, several below one another, each with the labels: a figure is never cut, nor broken over two
-    lines.
+    """Print a table of figures behind columns of labels, in several parts on a narrow terminal.
+
+    A figure is never cut, nor broken over two lines.
 
     Args:
-        labels: what a row is about. Words are left-aligned, figures are right-aligned.
+        labels: Subjects of the rows, repeated in each part. Words are left-aligned.
     """
     from rich.text import Text
 
@@ -226,70 +224,40 @@ def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]
             is_count = all(str(cell).isdigit() for cell in cells)
             shown.add_column(heading, justify="right" if is_count else "left", no_wrap=True)
         for heading, cells in part:
-            if _holds_figures(cells):
+            # A figure may have a sign or a mark before it.
+            if any(re.match(r"\W*\d", str(cell)) for cell in cells):
                 shown.add_column(heading, justify="right", no_wrap=True)
             else:
                 shown.add_column(heading, overflow="fold")
         for row in zip(*(cells for _, cells in (*labels, *part)), strict=True):
-            # What a run brings along is text, not markup.
+            # Text of a run is no markup.
             shown.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
         show_table(shown)
 
 
-def _holds_figures(cells: Sequence[str | Text]) -> bool:
-    """Whether a cell begins with a number, perhaps behind a sign or a mark."""
-    return any(re.match(r"\W*\d", str(cell)) for cell in cells)
-
-
 def _parts(labels: Sequence[Column], columns: Sequence[Column]) -> list[list[Column]]:
-    """The fewest parts that each fit the terminal beside the labels: about as long as one another,
-    with headings that are broken no more than they must be, or else as full as they can be.
-    """
+    """Return all columns, or parts that each fit the terminal with headings broken into words."""
     width = console().width
-    packed = _packed(labels, [(_in_words(heading), cells) for heading, cells in columns], width)
-    for count in range(1, len(packed) + 1):
-        for broken in (_whole, _in_two, _in_words):
-            headed = [(broken(heading), cells) for heading, cells in columns]
-            ends = [len(headed) * end // count for end in range(count + 1)]
-            parts = [headed[start:end] for start, end in itertools.pairwise(ends)]
-            if all(_columns_wide([*labels, *part]) <= width for part in parts):
-                return parts
-    return packed
-
-
-def _packed(labels: Sequence[Column], columns: Sequence[Column], width: int) -> list[list[Column]]:
-    """As many columns to a part as fit beside the labels, and one where none does."""
+    if _width([*labels, *columns]) <= width:
+        return [list(columns)]
     parts: list[list[Column]] = [[]]
-    for column in columns:
-        if parts[-1] and _columns_wide([*labels, *parts[-1], column]) > width:
+    for heading, cells in columns:
+        column = (heading.replace(" ", "\n").replace("_", "_\n"), cells)
+        if parts[-1] and _width([*labels, *parts[-1], column]) > width:
             parts.append([])
         parts[-1].append(column)
     return parts
 
 
-def _columns_wide(columns: Sequence[Column]) -> int:
-    """Terminal columns of a table in the house style."""
+def _width(columns: Sequence[Column]) -> int:
+    """Return the terminal columns of a table in the house style."""
     from rich.cells import cell_len
 
     lines = (
         [line for text in (heading, *cells) for line in str(text).splitlines()]
         for heading, cells in columns
     )
-    return sum(max(map(cell_len, of_one), default=0) + GAP for of_one in lines) - GAP
-
-
-def _whole(heading: str) -> str:
-    return heading
-
-
-def _in_two(heading: str) -> str:
-    """A heading broken at its last space."""
-    return "\n".join(heading.rsplit(" ", 1))
-
-
-def _in_words(heading: str) -> str:
-    """A heading broken at its spaces and after its underscores."""
-    return heading.replace(" ", "\n").replace("_", "_\n")
+    return sum(max(map(cell_len, column), default=0) + _GAP for column in lines) - _GAP
 
 
 def counted(number: int, noun: str) -> str:

@@ -7,8 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from leanbench.cli.completion import kernel_names, sweep_names
-from leanbench.cli.options import Ci, RunFlags, given_axes, with_shared_options
-from leanbench.cli.sweep_flags import check_window_is_used, measure_flags
+from leanbench.cli.options import (
+    Ci,
+    RunFlags,
+    check_window_is_used,
+    given_axes,
+    measure_flags,
+    with_shared_options,
+)
 from leanbench.cli.sweep_run import command_line, run_sweep
 
 

@@ -10,9 +10,8 @@ from typing import Literal
 
 from leanbench.core.errors import UserError
 from leanbench.core.registry import kernels as all_kernels
-from leanbench.doctor import figures, gpu, instruments, kernels, software
-from leanbench.doctor.finding import Finding, problem
-from leanbench.doctor.machine import Machine
+from leanbench.doctor import gpu, instruments, software
+from leanbench.doctor.machine import Finding, Machine, problem
 
 #: Kernels that are always checked: those of a sweep that names none.
 MAIN_KERNELS = ("lean", "fa2", "fixed_split")
@@ -66,9 +65,12 @@ def checks(machine: Machine) -> list[Check]:
         ),
         *_kernel_checks(),
         Check(
-            "bandwidth", figures.read_bandwidth, "launches", "measuring the read bandwidth (3 s)"
+            "bandwidth",
+            instruments.read_bandwidth,
+            "launches",
+            "measuring the read bandwidth (3 s)",
         ),
-        Check("noise", figures.noise_floor, "launches", "timing lean against itself (3 s)"),
+        Check("noise", instruments.noise_floor, "launches", "timing lean against itself (3 s)"),
         Check("counters", instruments.hardware_counters, "launches", trying),
         *_library_checks(machine),
         Check("triton cache", software.triton_cache),
@@ -83,7 +85,7 @@ def _kernel_checks() -> list[Check]:
     return [
         Check(
             f"kernel {name}",
-            partial(kernels.kernel_is_right, kernel),
+            partial(software.kernel_is_right, kernel),
             "launches",
             f"compiling and checking {name}",
             deep=name not in MAIN_KERNELS,

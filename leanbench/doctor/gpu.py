@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from leanbench.doctor.finding import Finding, note, ok, problem
-from leanbench.doctor.machine import Machine
+from leanbench.doctor.machine import Finding, Machine, note, ok, problem
 from leanbench.gpu.catalogue import match_product
 from leanbench.gpu.topology import pairs_in_words, topology
 from leanbench.gpu.visible import why_no_gpu

@@ -4,9 +4,14 @@ solution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from leanbench.core.problem import AttentionProblem
+
+#: Author of solutions and traces, and a folder of both.
+AUTHOR = "leanbench"
+_ENTRY = "main.py"
 
 _REFERENCE = '''\
 import math
@@ -112,3 +117,26 @@ def solution(inputs: Sequence[str], problem: AttentionProblem) -> str:
             "block_table": "\n        block_table=block_table,",
         }
     return _SOLUTION.format(arguments=", ".join(inputs), nhd=nhd, **parts)
+
+
+def solution_of(problem: AttentionProblem, definition: Mapping[str, Any]) -> dict[str, Any]:
+    """The solution of the problem's definition."""
+    return {
+        "name": solution_name(definition),
+        "definition": definition["name"],
+        "author": AUTHOR,
+        "description": "LeanAttention (stream-K), with the launch settings that leanbench finds for"
+        " the GPU. Needs the package leanbench.",
+        "spec": {
+            "language": "python",
+            "target_hardware": ["cuda"],
+            "entry_point": f"{_ENTRY}::run",
+            "dependencies": ["leanbench"],
+            "destination_passing_style": False,
+        },
+        "sources": [{"path": _ENTRY, "content": solution(list(definition["inputs"]), problem)}],
+    }
+
+
+def solution_name(definition: Mapping[str, Any]) -> str:
+    return f"leanbench_lean_{definition['name']}"

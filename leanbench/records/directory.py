@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.files import (
@@ -36,6 +36,9 @@ from leanbench.records.manifest import (
 )
 from leanbench.records.samples import SAMPLES, Samples, length_to_resume, pack
 
+if TYPE_CHECKING:
+    from leanbench.records.row import Row
+
 WORKER_LOG = "worker.log"
 _LOCK = "lock"
 
@@ -48,7 +51,7 @@ class CannotWrite(UserError):
         self.why = error.strerror
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[Row]:
     """The rows of a run directory with every field, without a last line that was cut off while it
     was written.
 
@@ -173,7 +176,7 @@ class RunDirectory:
             refuse_unlike_a_manifest(path, before)
             refuse_differences(path, before, manifest)
             rows, whole = _parse_rows(path / RESULTS)
-            measured = [row["cell"] for row in rows if row["samples"] is not None]
+            measured = [row.cell for row in rows if row.samples is not None]
             whole_samples = length_to_resume(path, measured)
             with _appended(path / RESULTS) as results:
                 try:
@@ -182,9 +185,9 @@ class RunDirectory:
                         os.truncate(path / SAMPLES, whole_samples)
                 except OSError as error:
                     raise _cannot_write(path, error) from None
-                yield cls(path, before, {row["cell"] for row in rows}, results)
+                yield cls(path, before, {row.cell for row in rows}, results)
 
-    def append(self, row: dict[str, Any], samples: Samples | None = None) -> None:
+    def append(self, row: Row, samples: Samples | None = None) -> None:
         """Writes the samples, then the row without its nulls, each in one piece, and waits until it
         is on the disk.
         """
@@ -192,10 +195,8 @@ class RunDirectory:
             # Opened late: a predicted run has none.
             with _appended(self.path / SAMPLES) as file:
                 self._write(file, pack(samples), SAMPLES)
-        measured = {name: value for name, value in row.items() if value is not None}
-        line = json.dumps(measured, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        self._write(self._results, line, RESULTS)
-        self.finished.add(row["cell"])
+        self._write(self._results, row.line(), RESULTS)
+        self.finished.add(row.cell)
 
     def sort(self) -> None:
         """Puts the rows into the order of the manifest's cells, where they came in another; no row
@@ -298,7 +299,7 @@ def _cannot_write(path: Path, error: OSError) -> CannotWrite:
     )
 
 
-def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+def _parse_rows(path: Path) -> tuple[list[Row], int]:
     """The rows, and how many bytes of the file hold whole lines."""
     from leanbench.records.row import read_row
 
@@ -310,5 +311,5 @@ def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
             row, _ = read_row(line)
         except ValueError as error:
             raise not_a_row(path, number, error) from None
-        rows.append(row.model_dump(mode="json"))
+        rows.append(row)
     return rows, len(whole)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from leanbench.core.quantities import EVERY_STATUS, quantity
+from leanbench.core.quantities import EVERY_STATUS, Status, quantity
 
 
 class Figures(BaseModel):
@@ -446,3 +446,22 @@ class Figures(BaseModel):
         kind="sentence",
         meaning="what a reader must know about the figures",
     )
+
+
+class Outcome(Figures):
+    """The fields of a row that only running or predicting its kernel fills in.
+
+    `a | b` has the fields of both, those of `b` where both have one.
+    """
+
+    status: Status | None = None
+    reason: str | None = None
+    #: Fields of `leanbench.records.samples.Samples` but the cell.
+    raw_samples: dict[str, Any] | None = None
+
+    def __or__(self, other: Outcome) -> Outcome:
+        return Outcome(**self.fields() | other.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """Those that were set, by name."""
+        return self.model_dump(exclude_unset=True)

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.files import PART, UnreadableFile, read_file
@@ -17,6 +17,9 @@ from leanbench.records.boards import Board, boards_of, difference
 from leanbench.records.directory import WORKER_LOG, CannotWrite, RunDirectory, read_rows
 from leanbench.records.manifest import MOST_MB, read_manifest, refuse_unlike_a_manifest
 from leanbench.records.samples import read_whole_samples
+
+if TYPE_CHECKING:
+    from leanbench.records.row import Row
 
 #: Of a manifest, and of what it is when it differs.
 _SAME = {"source": "source", "sweep": "request", "measure": "settings of measuring"}
@@ -26,8 +29,8 @@ _SAME = {"source": "source", "sweep": "request", "measure": "settings of measuri
 class _Part:
     path: Path
     manifest: dict[str, Any]
-    #: By cell.
-    rows: dict[str, dict[str, Any]]
+    #: Rows by cell.
+    rows: dict[str, Row]
 
     @property
     def wanted(self) -> list[str]:
@@ -80,7 +83,7 @@ def merge_runs(paths: Sequence[Path], out: Path, mix_boards: bool = False) -> li
 def _read(path: Path) -> _Part:
     manifest = read_manifest(path)
     refuse_unlike_a_manifest(path, manifest)
-    return _Part(path, manifest, {row["cell"]: row for row in read_rows(path)})
+    return _Part(path, manifest, {row.cell: row for row in read_rows(path)})
 
 
 def _refuse_twice(parts: Sequence[_Part]) -> None:

@@ -5,6 +5,7 @@ A field that was not measured is null, never 0, and is not written.
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ValidationError, model_validator
@@ -140,21 +141,33 @@ class Row(Figures, Identity):
     """One cell's result.
 
     Raises:
-        ValidationError: a figure that a row of this status cannot have, or none where it must; a
-            field that is unknown, missing or of another type.
+        ValidationError: A figure is forbidden for the status or missing, or out of range. A field
+            is unknown, missing or of another type.
     """
 
     @model_validator(mode="after")
-    def _fits_its_status(self) -> Self:
+    def _check_figures(self) -> Self:
         for figure in QUANTITIES:
             if self.status not in figure.statuses and getattr(self, figure.name) is not None:
-                raise _unfit(f"a row that is {self.status} carries no {figure.name}")
+                raise _fault(f"a row that is {self.status} carries no {figure.name}")
         if self.status in ("ok", "noisy") and self.latency_us is None:
-            raise _unfit(f"a row that is {self.status} needs a latency_us")
+            raise _fault(f"a row that is {self.status} needs a latency_us")
+        for name in _RATIOED:
+            value = getattr(self, name)
+            # An energy of 0 is a counter that stood still. Reports leave it out.
+            stood_still = name == "energy_mj" and value is not None and value <= 0
+            if value is not None and not stood_still and not _LEAST <= value <= _MOST:
+                raise _fault(f"{name}: {value:g} is not between {_LEAST:g} and {_MOST:g}")
         return self
 
+    def line(self) -> bytes:
+        """Return the row as a line of `results.jsonl`, without its nulls."""
+        fields = self.model_dump(mode="json")
+        measured = {name: value for name, value in fields.items() if value is not None}
+        return json.dumps(measured, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
-def _unfit(sentence: str) -> PydanticCustomError:
+
+def _fault(sentence: str) -> PydanticCustomError:
     return PydanticCustomError("status", "{sentence}", {"sentence": sentence})
 
 
@@ -173,17 +186,32 @@ _RATIOED = (
 _LEAST, _MOST = 1e-9, 1e18
 
 
+def make_row(fields: dict[str, Any]) -> Row:
+    """Validate the fields of a row before it is written.
+
+    Raises:
+        ValueError: They are no row, or a file cannot hold one of them. The message is one line.
+    """
+    try:
+        row = Row.model_validate(fields)
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from None
+    # A line that cannot be parsed would hide all other rows of its run.
+    parse(row.line())
+    return row
+
+
 def first_fault(error: ValidationError) -> str:
-    """The first thing that is wrong with a row: ``latency_us: Input should be a valid number``."""
+    """Return the first fault of a row: ``latency_us: Input should be a valid number``."""
     fault = error.errors(include_url=False)[0]
     return ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
 
 
 def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
-    """A line of `results.jsonl`.
+    """Read a line of `results.jsonl`.
 
     Raises:
-        ValueError: it is no row; the message says in one line why.
+        ValueError: It is no row. The message is one line.
     """
     fields = parse(line)
     if not isinstance(fields, dict):
@@ -194,24 +222,14 @@ def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
             f"it has schema version {short_json(version)}, this leanbench reads {SCHEMA_VERSION}"
         )
     try:
-        # A field that a later version added is left out.
+        # Leave out the fields of later versions.
         row = Row.model_validate(
             {name: fields[name] for name in fields if name in Row.model_fields}
         )
-        problem = AttentionProblem.from_dict(row.problem)
+        return row, AttentionProblem.from_dict(row.problem)
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
     except KeyError as error:
         raise ValueError(f"problem.{error.args[0]}: Field required") from None
     except (TypeError, UserError) as error:
         raise ValueError(f"problem: {error}") from None
-    for name in _RATIOED:
-        value = getattr(row, name)
-        # An energy of 0 is a counter that stood still: reports leave it out.
-        if (
-            value is not None
-            and not _LEAST <= value <= _MOST
-            and not (name == "energy_mj" and value <= 0)
-        ):
-            raise ValueError(f"{name}: {value:g} is not between {_LEAST:g} and {_MOST:g}")
-    return row, problem

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from leanbench.core.errors import UserError
 from leanbench.core.files import UnreadableFile, read_if_there
@@ -31,6 +31,8 @@ _MAX_BYTES = 1 << 30
 
 class Samples(BaseModel):
     """The raw measurements of one cell, in the order of time."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     #: The row's `cell`.
     cell: str

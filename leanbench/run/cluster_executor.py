@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from leanbench.cluster.alike import Alike
-from leanbench.cluster.cluster import ActorLost, Cluster
+from leanbench.cluster.cluster import ActorLost, Alike, Cluster
 from leanbench.cluster.dispatch import Dispatcher, Lost
 from leanbench.core.errors import UserError
 from leanbench.gpu.local import Target, choose
 from leanbench.measure.options import MeasureOptions
 from leanbench.records.boards import Board
 from leanbench.run.cells import Cell
-from leanbench.run.limits import Budget
-from leanbench.run.problem_runner import CellResult, ProblemRunner, result_of
+from leanbench.run.problem_runner import Budget, CellResult, ProblemRunner, result_of
 from leanbench.run.worker_process import WorkerLost, WorkerTarget
 
 
@@ -125,7 +123,7 @@ class ClusterExecutor:
         self._refusal = Alike(target, first, mix_boards, self._say)
 
     def run(self, problems: Iterator[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
-        """See leanbench.run.executor.Executor."""
+        """See leanbench.run.runner.Executor."""
         answers = self._dispatcher.run(
             problems, lambda cells: Problem(cells, budget.left_s), self._refusal
         )

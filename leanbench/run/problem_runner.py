@@ -4,29 +4,56 @@ worker.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanbench.core.registry import kernel
 from leanbench.records.boards import Board
 from leanbench.records.directory import WORKER_LOG
 from leanbench.records.samples import Samples
 from leanbench.run.cells import Cell
-from leanbench.run.limits import Budget
 from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget, WorkerTimeout
+
+if TYPE_CHECKING:
+    from leanbench.records.row import Row
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a sweep, in seconds."""
+
+    #: One kernel on one problem, everything included.
+    timeout_s: float = 120.0
+    #: No cell starts after this many seconds, also not once more because another kernel of its
+    #: problem failed; None is no limit.
+    budget_s: float | None = None
+
+
+class Budget:
+    """The time in which cells may start, from now on; without seconds, any time."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._end_s = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float | None:
+        return None if self._end_s is None else self._end_s - time.monotonic()
+
+    @property
+    def is_spent(self) -> bool:
+        return self._end_s is not None and time.monotonic() >= self._end_s
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """Row of a cell, validated, the raw samples behind it, and the board that it was taken on."""
+    """Row of a cell, its raw samples and its board."""
 
     cell: Cell
-    row: dict[str, Any]
+    row: Row
     samples: Samples | None
     board: Board
 
@@ -114,12 +141,10 @@ class ProblemRunner:
 
 
 def result_of(cell: Cell, outcome: dict[str, Any], board: Board, wall_s: float) -> CellResult:
-    """The cell's result with these fields of its row; a row that says so where they, or the raw
-    samples among them, are malformed.
-    """
+    """Return the result of a cell; a row that is crashed if its fields or samples are malformed."""
     from pydantic import ValidationError
 
-    from leanbench.records.row import first_fault
+    from leanbench.records.row import first_fault, make_row
 
     fields = {
         "cell": cell.key,
@@ -135,38 +160,13 @@ def result_of(cell: Cell, outcome: dict[str, Any], board: Board, wall_s: float) 
     }
     raw = outcome.pop("raw_samples", None)
     try:
-        row = _row_of({**outcome, **fields})
-        samples = None if raw is None else _samples_of(cell, raw)
+        row = make_row({**outcome, **fields})
+        samples = None if raw is None else Samples.model_validate({**raw, "cell": cell.key})
     except (TypeError, ValueError) as error:
         fault = first_fault(error) if isinstance(error, ValidationError) else str(error)
         reason = f"the kernel's result is malformed: {fault}"
-        row = _row_of({**fields, "status": "crashed", "reason": reason})
-        samples = None
+        row, samples = make_row({**fields, "status": "crashed", "reason": reason}), None
     return CellResult(cell, row, samples, board)
-
-
-def _row_of(fields: dict[str, Any]) -> dict[str, Any]:
-    """A row whose line can be read again: one that cannot would hide all others of its run.
-
-    Raises:
-        ValueError: these fields are no row, or one of them cannot be in a file.
-    """
-    from leanbench.records.row import Row, read_row
-
-    row = Row.model_validate(fields).model_dump(mode="json")
-    read_row(json.dumps(row))
-    return row
-
-
-def _samples_of(cell: Cell, raw: dict[str, Any]) -> Samples:
-    """Samples that can be read again.
-
-    Raises:
-        TypeError: these are no keys and values.
-        ValueError: these are no samples, or one is no finite number.
-    """
-    samples = Samples.model_validate({**raw, "cell": cell.key})
-    return Samples.model_validate_json(samples.model_dump_json())
 
 
 def _blame(

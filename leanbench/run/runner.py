@@ -7,13 +7,48 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from leanbench.records.directory import RunDirectory
 from leanbench.run.cells import Cell
-from leanbench.run.executor import Executor
-from leanbench.run.limits import Budget
+from leanbench.run.problem_runner import Budget, CellResult, ProblemRunner
+from leanbench.run.worker_process import WorkerTarget
+
+if TYPE_CHECKING:
+    from leanbench.records.row import Row
+
+
+class Executor(Protocol):
+    """Runs problems, all cells of one on one GPU."""
+
+    def run(self, problems: Iterator[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
+        """Results as they come, one for each cell but those that the budget leaves out. A problem
+        is taken from `problems` when there is a GPU for it.
+
+        Raises:
+            UserError: no GPU can work.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends what runs, at once."""
+        ...
+
+
+class LocalExecutor:
+    """One GPU of this machine, or the performance model of one."""
+
+    def __init__(self, target: WorkerTarget, timeout_s: float, log: Path) -> None:
+        self._runner = ProblemRunner(target, timeout_s, log)
+
+    def run(self, problems: Iterator[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
+        for cells in problems:
+            yield from self._runner.run(cells, budget)
+
+    def close(self) -> None:
+        self._runner.close()
 
 
 class Observer(Protocol):
@@ -21,7 +56,7 @@ class Observer(Protocol):
 
     def starts(self, cell: Cell) -> None: ...
 
-    def finished(self, cell: Cell, row: dict[str, Any]) -> None: ...
+    def finished(self, cell: Cell, row: Row) -> None: ...
 
 
 class Stopped(KeyboardInterrupt):
@@ -58,9 +93,9 @@ def run_cells(
                 continue
             run.add_board(result.board)
             # None in a run from before there were ids.
-            row = {**result.row, "run_id": run.manifest.get("id")}
-            run.append(row, result.samples)
-            observer.finished(result.cell, row)
+            result.row.run_id = run.manifest.get("id")
+            run.append(result.row, result.samples)
+            observer.finished(result.cell, result.row)
     return sum(cell.key not in run.finished for cell in cells)
 
 

@@ -1,9 +1,10 @@
-"""Errors of a sweep file: one sentence with file, line and key."""
+"""Errors of a sweep file, in one sentence with file, line and key, and axes without effect."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from leanbench.core.axes import AXES
-from leanbench.core.errors import nearest
+from leanbench.core.errors import OptionWithoutEffect, nearest
+from leanbench.core.kinds import SAME
 
 #: Where a key stands: at the top, in the `[[grid]]` table of a number, or in `[draw]`.
 Table = int | str | None
@@ -98,3 +100,64 @@ def _line(text: str, key: str, table: Table) -> int:
         ):
             return number
     return line_number
+
+
+#: Values of the axes of a sweep, by name.
+Values = Mapping[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """Condition under which the values of an axis beyond its default have an effect."""
+
+    axis: str
+    has_effect: Callable[[Values], bool]
+    #: Values of other axes that would give it one, and why it has none now.
+    needs: str
+    why: str
+
+
+_EFFECTS = (
+    _Effect(
+        "window_right",
+        lambda values: (
+            (max(values["q_len"]) > 1 or any(values["q_lens"])) and False in values["causal"]
+        ),
+        "causal noncausal and q_len 4",
+        "a query token that is the last or has a causal mask sees no token after it",
+    ),
+    _Effect(
+        "rotary_interleaved",
+        lambda values: any(values["rotary_dim"]),
+        "rotary_dim and append",
+        "nothing is rotated",
+    ),
+    _Effect(
+        "q_len",
+        lambda values: None in values["q_lens"],
+        "q_lens none",
+        "q_lens sets the new tokens of each sequence",
+    ),
+    _Effect(
+        "scaled",
+        lambda values: any(value != SAME for value in values["kv_dtype"]),
+        "kv_dtype e4m3",
+        "only fp8 numbers have scales",
+    ),
+)
+
+
+def check_effects(tables: Sequence[Values], given: Collection[str] = tuple(AXES)) -> None:
+    """Reject values of the axes in `given` that have an effect in none of a sweep's tables.
+
+    Raises:
+        OptionWithoutEffect: There is such a value.
+    """
+    for effect in _EFFECTS:
+        if effect.axis not in given or any(map(effect.has_effect, tables)):
+            continue
+        axis = AXES[effect.axis]
+        for value in (value for table in tables for value in table[axis.name]):
+            if value != axis.default:
+                option = f"{axis.name} {axis.write(value)}"
+                raise OptionWithoutEffect(option, effect.needs, effect.why)

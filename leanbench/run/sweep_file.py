@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tomllib
@@ -36,16 +37,16 @@ from leanbench.core.syntax import (
     parse_number,
     parse_percent,
 )
-from leanbench.formats.dataset import is_dataset
+from leanbench.formats.dataset import is_dataset, read_problems
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
 from leanbench.run.draw import MOST_PROBLEMS, Draw, Sample
-from leanbench.run.effects import refuse_without_effect
-from leanbench.run.imported import imported_sweep
 from leanbench.run.overrides import check_overrides, parse_overrides
-from leanbench.run.sweep_errors import in_toml, sentence
+from leanbench.run.sweep_errors import check_effects, in_toml, sentence
 
 _MOST_MB = 10
+#: Kernels of latent caches.
+LATENT_KERNELS = ("lean_mla", "flash_mla", "flashinfer_mla")
 #: What `prefill` takes in a file.
 _PREFILL = "a number of tokens such as 8k, or 0 for none"
 
@@ -216,7 +217,7 @@ class SweepFile(_Axes):
         )
         draw = self._draw()
         drawn = [draw.values] if draw else []
-        refuse_without_effect([*(grid.values for grid in grids), *drawn])
+        check_effects([*(grid.values for grid in grids), *drawn])
         return Sweep(
             self.name,
             tuple(grids),
@@ -273,7 +274,7 @@ def load_sweep(file: str) -> Sweep:
     shipped = shipped_sweeps()
     path = shipped.get(file, Path(file))
     if path.exists() and is_dataset(path):
-        return imported_sweep(path)
+        return _imported_sweep(path)
     if file not in shipped and not os.path.lexists(path):
         if path.suffix in (".toml", ".json", ".jsonl") or path.parent != Path():
             raise UserError(
@@ -299,6 +300,28 @@ def load_sweep(file: str) -> Sweep:
         raise UserError(sentence(path, text, error, SweepFile.model_fields)) from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _imported_sweep(path: Path) -> Sweep:
+    """The sweep of a definition, workloads, or a folder of them; batch and context of a definition
+    without workloads are the default grid's.
+
+    Raises:
+        UserError: as `leanbench.formats.dataset.read_problems`.
+    """
+    imported = read_problems(path)
+    if note := imported.note():
+        logging.getLogger(__name__).warning(f"{path}: {note}")
+    kernels = (DEFAULT_KERNELS if imported.has_plain else ()) + (
+        LATENT_KERNELS if imported.has_latent else ()
+    )
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().stem).lstrip("._-")[:64]
+    return Sweep(
+        name or "flashinfer-bench",
+        tuple(Grid(**axes) for axes in imported.grids),
+        kernels,
+        description=f"Decode attention of {path}, from FlashInfer-Bench",
+    )
 
 
 def requested_sweep(
@@ -353,7 +376,7 @@ def requested_sweep(
             " out, or lengths"
         )
     # What a flag makes moot in the file is no mistake: flags win.
-    refuse_without_effect(tables, given)
+    check_effects(tables, given)
     # The same axes in every grid may make grids equal; cells are deduplicated when they are
     # expanded.
     sweep = replace(sweep, grids=tuple(Grid(**values) for values in grids))

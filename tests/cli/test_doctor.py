@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from leanbench.cli.main import app
-from leanbench.doctor.finding import note, ok, problem
+from leanbench.doctor.machine import note, ok, problem
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from typing import IO, Any, get_args
 
 import pytest
 import typer
+from leanbench.cli.encoding import _replace
 from typer.models import ArgumentInfo, OptionInfo
 from typer.testing import CliRunner
 
 from leanbench.__main__ import Interrupted, _interrupt
 from leanbench.cli import interruption
-from leanbench.cli.encoding import _replace
 from leanbench.cli.main import app
 
 

@@ -34,7 +34,7 @@ def tune(*words: str):
 
 
 def test_without_a_gpu_the_model_tunes_and_says_so(home, monkeypatch):
-    monkeypatch.setattr("leanbench.cli.tune_progress._LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("leanbench.cli.progress._LINE_EVERY_S", 0.0)
     result = tune("--gpu", "a100", "--head-dim", "256", "--group", "1")
     assert result.exit_code == 0, result.stderr
     assert (

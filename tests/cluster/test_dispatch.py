@@ -12,7 +12,7 @@ import pytest
 from fake_cluster import Call, FakeCluster, nodes
 
 from leanbench.cluster import dispatch
-from leanbench.cluster.alike import Alike
+from leanbench.cluster.cluster import Alike
 from leanbench.cluster.dispatch import Dispatcher, Lost
 from leanbench.core.errors import UserError
 from leanbench.gpu.catalogue import find

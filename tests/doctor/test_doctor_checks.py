@@ -8,8 +8,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.registry import kernels
 from leanbench.doctor import checks, software
 from leanbench.doctor.checks import Check, examine, run_check
-from leanbench.doctor.finding import ok
-from leanbench.doctor.machine import Machine
+from leanbench.doctor.machine import Machine, ok
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 from leanbench.gpu.nvml_library import NvmlError

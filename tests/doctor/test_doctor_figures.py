@@ -12,8 +12,8 @@ import torch
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.doctor import figures
-from leanbench.doctor.kernels import TRIED, kernel_is_right
 from leanbench.doctor.machine import Machine
+from leanbench.doctor.software import TRIED, kernel_is_right
 from leanbench.gpu.catalogue import find
 from leanbench.measure import read_floor
 

@@ -22,8 +22,7 @@ from leanbench.gpu.catalogue import find
 from leanbench.measure.ranks import FAILED_FOLLOWER, RANK_LOST
 from leanbench.run import worker_process
 from leanbench.run.cells import Cell
-from leanbench.run.limits import Budget
-from leanbench.run.problem_runner import ProblemRunner
+from leanbench.run.problem_runner import Budget, ProblemRunner
 from leanbench.run.worker_process import WorkerProcess, WorkerTarget, WorkerTimeout
 
 #: For the hang, of 0.1 s each: the limit of a test that is broken.

@@ -27,9 +27,8 @@ from leanbench.records.samples import Samples, read_samples
 from leanbench.run import limits as clocked
 from leanbench.run import problem_runner as module
 from leanbench.run.cells import Cell
-from leanbench.run.executor import LocalExecutor
-from leanbench.run.limits import Limits
-from leanbench.run.runner import Stopped, run_cells
+from leanbench.run.problem_runner import Limits
+from leanbench.run.runner import LocalExecutor, Stopped, run_cells
 from leanbench.run.worker_process import WorkerLost, WorkerTarget, WorkerTimeout
 
 PROBLEMS = [AttentionProblem(1, 8, 8, context, 64) for context in (1024, 2048, 4096)]

@@ -6,8 +6,7 @@ import pytest
 
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
-from leanbench.run.cells import Cell
-from leanbench.run.shard import Shard
+from leanbench.run.cells import Cell, Shard
 
 CELLS = [
     Cell(AttentionProblem(1, 8, 8, 1024 * number, 64), kernel)
