@@ -13,11 +13,11 @@ from leanbench.cli.options import (
     Ci,
     RunFlags,
     check_window_is_used,
+    given_axes,
     measure_flags,
     with_shared_options,
 )
 from leanbench.cli.sweep_run import command_line, run_sweep
-from leanbench.core.axes import AXES
 from leanbench.core.lengths import is_explicit
 from leanbench.core.model_config import split_models
 from leanbench.core.whole_model import read_model
@@ -25,11 +25,12 @@ from leanbench.core.whole_model import read_model
 if TYPE_CHECKING:
     from leanbench.run.cells import Sweep
 
-#: The sweep that MODEL and the flags change.
+#: Base sweep of the command, and the axes that it accepts.
 _SWEEP = "decode"
+_AXES = ("context", "batch", "lengths", "dtype", "capacity", "kv_layout")
 
 
-@with_shared_options(timeout="300s")
+@with_shared_options(axes=_AXES, after="model", timeout="300s")
 def decode(
     ctx: typer.Context,
     model: Annotated[
@@ -41,24 +42,6 @@ def decode(
             autocompletion=whole_model_names,
         ),
     ],
-    context: Annotated[
-        str | None, typer.Option("--context", metavar="LIST", help=AXES["context"].help)
-    ] = None,
-    batch: Annotated[
-        str | None, typer.Option("--batch", metavar="LIST", help=AXES["batch"].help)
-    ] = None,
-    lengths: Annotated[
-        str | None, typer.Option("--lengths", metavar="LIST", help=AXES["lengths"].help)
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="LIST", help=AXES["dtype"].help)
-    ] = None,
-    capacity: Annotated[
-        str | None, typer.Option("--capacity", metavar="LIST", help=AXES["capacity"].help)
-    ] = None,
-    kv_layout: Annotated[
-        str | None, typer.Option("--kv-layout", metavar="LIST", help=AXES["kv_layout"].help)
-    ] = None,
     tp: Annotated[
         str | None,
         typer.Option(
@@ -126,28 +109,18 @@ def decode(
     flags = RunFlags.from_options(shared)
     options = {"tp": tp, "layers": layers, "positions": positions}
     suffix = "".join(f":{key}={value}" for key, value in options.items() if value is not None)
-    axes = {
-        "whole_model": ",".join(f"{one}{suffix}" for one in split_models(model)),
-        "context": context,
-        "batch": batch,
-        "lengths": lengths,
-        "dtype": dtype,
-        "capacity": capacity,
-        "kv_layout": kv_layout,
-    }
-    given = {axis: text for axis, text in axes.items() if text is not None}
+    models = ",".join(f"{one}{suffix}" for one in split_models(model))
+    given = {"whole_model": models, **given_axes(shared)}
     measure = measure_flags(ci=ci, energy=energy, window=window, prefill=prefill)
     requested = requested_sweep(_SWEEP, given, kernels, None, measure)
     check_window_is_used(window, requested.measure, "--energy")
-    if context is None:
+    if "context" not in given:
         requested = _within_positions(requested, quiet=flags.quiet)
     run_sweep(requested, flags, command_line(ctx))
 
 
 def _within_positions(requested: Sweep, *, quiet: bool) -> Sweep:
-    """The sweep with each model's contexts as long as its positions at most, and unless `quiet` a
-    line that says so.
-    """
+    """Limit the contexts of each model to its positions. Print a line unless `quiet`."""
     from leanbench.run.cells import Grid
 
     grids = []

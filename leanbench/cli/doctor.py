@@ -1,4 +1,4 @@
-"""`leanbench doctor`: what can this machine measure, and how well?"""
+"""`leanbench doctor`: what this machine can measure, and how well."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from leanbench.cli import output
 if TYPE_CHECKING:
     from leanbench.doctor.machine import Finding, Machine
 
-#: Checks of folders: one that cannot be written to stops a sweep, and leaves figures as good as
-#: they are.
+#: Checks of folders. They affect no figure.
 _FOLDERS = {"runs", "triton cache"}
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -121,7 +121,7 @@ class RunFlags:
         typer.Option(
             "--timeout",
             metavar="TIME",
-            help="Longest time for one cell, beside windows and counters.",
+            help="Longest time for one cell, windows and counters excluded.",
         ),
     ] = "120s"
     dry_run: Annotated[
@@ -153,15 +153,16 @@ class RunFlags:
 
 
 def with_shared_options(
-    *, axes: bool = False, timeout: str = RunFlags.timeout
+    *, axes: Iterable[str], after: str, timeout: str = RunFlags.timeout
 ) -> Callable[[Command], Command]:
-    """Add the options of RunFlags, and optionally of all axes, to a command.
+    """Add the options of RunFlags and of axes to a command.
 
     Typer reads options from the signature. The command accepts them as `**shared`, without a
     wrapper. `RunFlags.from_options` and `given_axes` unpack them.
 
     Args:
-        axes: Add one option per axis, after the command's FILE.
+        axes: Names of the axes.
+        after: Parameter that the axes follow.
         timeout: Default of --timeout.
     """
 
@@ -171,9 +172,8 @@ def with_shared_options(
             for parameter in inspect.signature(command, eval_str=True).parameters.values()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        if axes:
-            after_file = 1 + [parameter.name for parameter in parameters].index("file")
-            parameters[after_file:after_file] = map(_axis_parameter, AXES.values())
+        at = 1 + [parameter.name for parameter in parameters].index(after)
+        parameters[at:at] = [_axis_parameter(AXES[name]) for name in axes]
         hints = get_type_hints(RunFlags, include_extras=True)
         for flag in fields(RunFlags):
             default = timeout if flag.name == "timeout" else flag.default
@@ -186,7 +186,7 @@ def with_shared_options(
 
 def given_axes(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the text of each axis option that the user passed."""
-    return {name: options[name] for name in AXES if options[name] is not None}
+    return {name: options[name] for name in AXES if options.get(name) is not None}
 
 
 def _axis_parameter(axis: Axis) -> inspect.Parameter:

@@ -1,4 +1,4 @@
-"""The one place that prints: results on stdout, warnings and progress on stderr."""
+"""Printing: results on stdout, warnings and progress on stderr."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from leanbench.gpu.local import Target
 
-#: Columns of tables in a pipe, unless COLUMNS says otherwise.
+#: Default columns of tables in a pipe.
 PIPED_COLUMNS = 200
-#: Columns of a terminal that does not know its size.
+#: Default columns of a terminal of unknown size.
 _TERMINAL_COLUMNS = 80
 #: Columns between those of a table.
 _GAP = 2
@@ -36,18 +36,18 @@ Column = tuple[str, Sequence["str | Text"]]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The rich console of a stream."""
+    """Return the rich console of a stream."""
     from rich.console import Console
 
     class Ours(Console):
         def on_broken_pipe(self) -> None:
-            # Console's own ends the process with 1. This is called where the error is handled.
+            # Console's method exits with 1. The error is being handled here.
             raise
 
     stream = sys.stderr if stderr else sys.stdout
     return Ours(
         file=stream,
-        # A terminal may be resized: rich asks it each time.
+        # rich queries a terminal each time: it can be resized.
         width=None if stream.isatty() else _stated_columns() or PIPED_COLUMNS,
         highlight=False,
         soft_wrap=False,
@@ -89,7 +89,7 @@ def say(text: str, *, whole: bool = False) -> None:
     """Print a line about progress on stderr. Continue silently if stderr cannot be written.
 
     Args:
-        whole: Do not wrap the line: a shell command that is to be copied.
+        whole: Do not wrap the line, such as a shell command to copy.
     """
     try:
         print(text if whole else _wrap(text, sys.stderr), file=sys.stderr, flush=True)
@@ -107,13 +107,13 @@ def why_predicted(target: Target, gpu: str | None) -> str:
 
 
 def say_note(target: Target) -> None:
-    """What is not as usual about a GPU that is measured on."""
+    """Print a note about the GPU that is measured."""
     if target.local_index is not None and target.note:
         say(f"{target.note}.")
 
 
 def say_kernel_warnings() -> None:
-    """What of the kernels room and of LEANBENCH_KERNEL_PATH is left out, and why."""
+    """Print which kernel families are left out, and why."""
     from leanbench.core.registry import kernel_warnings
 
     for warning in kernel_warnings():
@@ -122,9 +122,7 @@ def say_kernel_warnings() -> None:
 
 @contextlib.contextmanager
 def warnings_in_sentences() -> Iterator[None]:
-    """A block in which warnings of this package are lines as of `say`: a program that imports it
-    wants to know where they come from, a person at the keyboard does not. Others' stay as they are.
-    """
+    """Print warnings of this package as lines of `say`, and leave those of others unchanged."""
     usual = warnings.showwarning
 
     def show_warning(
@@ -165,13 +163,13 @@ def show_whole(text: str) -> None:
 
 
 def mute(stream: str) -> None:
-    """Discard what is still written to `stdout` or `stderr`. At exit, Python would fail again."""
+    """Discard further output to `stdout` or `stderr`. At exit, Python would fail again."""
     # Held by sys until the end.
     setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def prepare_streams() -> None:
-    """Discard what is written to a closed stream, and replace what the locale cannot encode."""
+    """Discard output to a closed stream, and replace characters that the locale cannot encode."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -190,7 +188,7 @@ def show_table(table: Table) -> None:
 
 
 def table(title: str | None = None) -> Table:
-    """An empty table in the house style."""
+    """Return an empty table in the house style."""
     from rich import box
     from rich.table import Table
 
@@ -261,12 +259,12 @@ def _width(columns: Sequence[Column]) -> int:
 
 
 def counted(number: int, noun: str) -> str:
-    """``3 cells``, ``1 cell``, ``no cells``."""
+    """Return ``3 cells``, ``1 cell`` or ``no cells``."""
     return f"{number or 'no'} {noun}{'s' * (number != 1)}"
 
 
 def si_bytes(count: int) -> str:
-    """``512 MB``; 1 MB is 10^6 bytes, as in bandwidths."""
+    """Return ``512 MB``. 1 MB is 10^6 bytes, as in bandwidths."""
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.5:
@@ -276,7 +274,7 @@ def si_bytes(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``12 min`` or ``3.5 h``."""
+    """Return ``45 s``, ``12 min`` or ``3.5 h``."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -38,7 +38,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _gpu(default: str | bool) -> Any:
-    """The option --gpu; `default` is what help says, True for the parameter's."""
+    """Return the option --gpu. `default` is its default in the help, True for the parameter's."""
     return typer.Option(
         "--gpu",
         metavar="NAME",
@@ -58,7 +58,7 @@ _GpuOfPaper = Annotated[str | None, _gpu(True)]
 
 #: Cells that `check` lists.
 _WORST = 15
-#: What the tables' words mean, for who reads them first.
+#: Legends of the tables.
 _ABOUT_CONSTANTS = (
     "from: the figures that a fit takes the value from; held: a fit leaves it as it is, as no run"
     " tells it apart from the others. lean_cuda: of the kernels in CUDA C++."
@@ -113,7 +113,7 @@ def fit(
 
     measured = read_runs([*runs, *(check or [])], gpu)
     path = out or user_file(measured[0].spec.name)
-    # Before minutes of fitting.
+    # Check before minutes of fitting.
     refuse_to_overwrite(path)
     fitted = calibrate(
         measured[: len(runs)],
@@ -136,7 +136,7 @@ def fit(
 
 @predict.command("check", short_help="Compare predictions with measured runs.")
 def check(runs: _Runs, gpu: _GpuOfRuns = None, json_: _Json = False) -> None:
-    """Say how far predictions are from measured runs, and which cells are worst."""
+    """Print how far predictions are from measured runs, and the worst cells."""
     from dataclasses import asdict
 
     from leanbench.model.calibrate import check_runs, constants_in_use, read_runs
@@ -163,7 +163,7 @@ def check(runs: _Runs, gpu: _GpuOfRuns = None, json_: _Json = False) -> None:
             }
         )
         return
-    _say_source(in_use, measured[0].spec, {cell.cell.kernel: None for cell in cells})
+    _print_source(in_use, measured[0].spec, {cell.cell.kernel: None for cell in cells})
     _show_errors(measured[0].spec.name, errors)
     _show_worst(cells)
 
@@ -188,7 +188,7 @@ def show(name: _GpuNamed = None, gpu: _GpuHere = None, json_: _Json = False) -> 
             {"path": str(in_use.path), "gpu_asked": in_use.gpu, **to_json(in_use.calibration)}
         )
         return
-    _say_source(in_use, spec)
+    _print_source(in_use, spec)
     table = output.table(f"Constants of {_whose(in_use, spec)}")
     for name in ("constant", "value", "unit", "from", "meaning"):
         table.add_column(
@@ -245,11 +245,11 @@ def _show_json(content: Any) -> None:
     output.show_whole(json.dumps(content, indent=1))
 
 
-def _say_source(in_use: InUse, spec: GpuSpec, kernels: Iterable[str] = ()) -> None:
-    """Whose constants these are, and how wrong they were there.
+def _print_source(in_use: InUse, spec: GpuSpec, kernels: Iterable[str] = ()) -> None:
+    """Print the origin of the constants and their errors.
 
     Args:
-        kernels: those whose errors are said; empty: all that were compared.
+        kernels: Kernels to print errors of; empty for all that were compared.
     """
     from leanbench.gpu.catalogue import find
     from leanbench.model import short_error
@@ -275,10 +275,11 @@ def _whose(in_use: InUse, spec: GpuSpec) -> str:
 
 
 def _show_errors(gpu: str, runs: Sequence[RunErrors], before: Sequence[RunErrors] = ()) -> None:
-    """A row for each run and kernel: with two tables of errors, the earlier ones first.
+    """Print a row for each run and kernel.
 
     Args:
-        gpu: catalogue name of the one that the runs were measured on.
+        gpu: Catalogue name of the GPU that the runs were measured on.
+        before: Errors before the fit.
     """
     from leanbench.gpu.catalogue import find
     from leanbench.model.measured import ORDER_MARGIN

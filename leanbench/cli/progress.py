@@ -21,7 +21,7 @@ _LINE_EVERY_S = 5.0
 
 
 class SweepProgress:
-    """The observer of run_cells that shows a progress bar, as a context manager."""
+    """Observer of run_cells with a progress bar. Use it as a context manager."""
 
     def __init__(self, total: int, *, quiet: bool) -> None:
         from rich.progress import (
@@ -35,7 +35,7 @@ class SweepProgress:
         self._console = output.console(stderr=True)
         self._lines = not quiet and not self._console.is_terminal
         self._done, self._total = 0, total
-        #: Warnings printed in full.
+        #: Warnings printed so far.
         self._warnings: set[str] = set()
         self._bar = Progress(
             BarColumn(bar_width=_BAR),
@@ -45,7 +45,7 @@ class SweepProgress:
             TextColumn("{task.description}"),
             console=self._console,
             disable=quiet or self._lines,
-            # Cells take from milliseconds to minutes: the estimate looks at all of them.
+            # Cells take from milliseconds to minutes: estimate from all of them.
             speed_estimate_period=86_400,
         )
         self._task = self._bar.add_task("starting the worker", total=total)
@@ -61,7 +61,7 @@ class SweepProgress:
         self._bar.update(self._task, description=self._clipped(cell.label))
 
     def _clipped(self, label: str) -> str:
-        """A cell's name as far as the line has room: rich would cut the count and the time too."""
+        """Shorten a cell's name to the line. Rich would also cut the count and the time."""
         room = self._console.width - _BAR - 2 * len(f"{self._total} ") - len("ETA 10:00:00  ")
         return label if len(label) <= room else f"{label[: max(room - 1, 0)]}…"
 
@@ -87,10 +87,10 @@ class SweepProgress:
 
 
 class TuneProgress:
-    """The observer of a tuning that shows progress bars, as a context manager.
+    """Observer of a tuning with progress bars. Use it as a context manager.
 
     Args:
-        predicted: problems are not timed, the performance model predicts them.
+        predicted: The performance model predicts problems instead of timing them.
     """
 
     def __init__(self, *, predicted: bool, quiet: bool) -> None:
@@ -105,7 +105,7 @@ class TuneProgress:
         console = output.console(stderr=True)
         self._lines = not quiet and not console.is_terminal
         self._last_line_s = float("-inf")
-        #: Problems that were timed or predicted.
+        #: Number of problems timed or predicted.
         self.done = 0
         self._doing = "predicting" if predicted else "timing"
         self._bar = Progress(
@@ -128,7 +128,7 @@ class TuneProgress:
         self.stop()
 
     def stop(self) -> None:
-        """Clears the bars."""
+        """Clear the bars."""
         self._bar.stop()
 
     def compiling(self, done: int, total: int) -> None:

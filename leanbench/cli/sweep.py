@@ -16,9 +16,10 @@ from leanbench.cli.options import (
     with_shared_options,
 )
 from leanbench.cli.sweep_run import command_line, run_sweep
+from leanbench.core.axes import AXES
 
 
-@with_shared_options(axes=True)
+@with_shared_options(axes=AXES, after="file")
 def sweep(
     ctx: typer.Context,
     file: Annotated[

@@ -1,4 +1,4 @@
-"""Execution of a sweep: choose the machine, run the cells, print and report the results."""
+"""Execution of a sweep: open the machine, run the cells, print and report the results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LISTED = 40
 FAILED = ("crashed", "timeout", "incorrect")
 #: Statuses of a cell that did not start.
 NOT_RUN = ("unsupported", "out_of_memory")
-#: Measurements that a prediction leaves out, besides the energy of whole models.
+#: Measurements that are never predicted. Energy of whole models is not, either.
 _NOT_PREDICTED = ("sustained", "occupancy", "counters", "prefill")
 
 
@@ -133,7 +133,7 @@ def _local_machine(
     from leanbench.run.worker_process import WorkerTarget
 
     target = choose(flags.gpu, flags.require_gpu)
-    # The rows of a shard will stand beside those of other boards.
+    # Rows of a shard are merged with rows of other boards.
     calibrate = flags.shard is not None and target.local_index is not None
     gpus = max((cell.problem.gpus.gpus for cell in cells), default=1)
     worker = WorkerTarget(target.spec, target.local_index, options, calibrate, gpus)
@@ -449,10 +449,10 @@ def command_line(ctx: typer.Context) -> list[str]:
 
 
 def show_dry_run(requested: Sweep, cells: list[Cell], gpu: GpuSpec, *, predicted: bool) -> None:
-    """One line for each of the first `LISTED` cells, then the sum over those that can run.
+    """Print the first `LISTED` cells, and the total time of those that can run.
 
     Args:
-        cells: of the sweep, those that would run here.
+        cells: Cells that would run.
     """
     from leanbench.core.memory import shortage_on
     from leanbench.run.estimate import estimated_seconds, is_unsupported
@@ -495,11 +495,10 @@ def _about(seconds: float) -> str:
 
 
 def show_ending(run: Run, baseline: str | None = None) -> None:
-    """What came out: each problem's figures, how far to trust them, and the conclusion last.
+    """Print the results: figures by problem, their uncertainty, and the conclusion last.
 
     Args:
-        baseline: the kernel that others are compared with; None for lean, or the first that was
-            timed.
+        baseline: Kernel to compare with; None for lean, or the first that was timed.
     """
     from leanbench.cli.document import show_document
     from leanbench.report.facts import ENDING, facts

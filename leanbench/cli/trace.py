@@ -1,4 +1,4 @@
-"""`leanbench trace`: what every CTA did and when, as a picture."""
+"""`leanbench trace`: timelines of all CTAs, as pictures."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def trace(
 def _write_manifest(
     folder: Path, problem: AttentionProblem, panels: list[Panel], target: Target
 ) -> None:
-    """Writes what was traced, where and with which versions next to the pictures."""
+    """Write the problem, the settings and the environment next to the pictures."""
     from leanbench.configs.fingerprint import settings_hash
     from leanbench.measure.ranks import environment_of_ranks
     from leanbench.records.environment import measured_environment, predicted_environment
@@ -142,7 +142,7 @@ def _panels(
     target: Target,
     requested_gpu: str | None,
 ) -> list[Panel]:
-    """A panel for each GPU of a kernel that has timelines; a warning for each that has none."""
+    """Return a panel for each kernel and GPU. Warn about kernels without a timeline."""
     from leanbench.model.timeline import schedule_efficiency
     from leanbench.report.trace.picture import Panel
 
@@ -151,11 +151,11 @@ def _panels(
     else:
         timelines = _measure(problem, kernels, configs, target.local_index)
     panels: list[Panel] = []
-    for kernel, own in zip(kernels, timelines, strict=True):
-        if isinstance(own, str):
-            output.say(f"No timeline of {kernel.name}: {own}.")
+    for kernel, result in zip(kernels, timelines, strict=True):
+        if isinstance(result, str):
+            output.say(f"No timeline of {kernel.name}: {result}.")
             continue
-        panels += [Panel(timeline, schedule_efficiency(timeline, target.spec)) for timeline in own]
+        panels += [Panel(each, schedule_efficiency(each, target.spec)) for each in result]
     return panels
 
 
@@ -172,8 +172,8 @@ def _predict(
     timelines = [predict_timelines(problem, kernel, configs, target.spec) for kernel in kernels]
     drawn = [
         kernel.name
-        for kernel, own in zip(kernels, timelines, strict=True)
-        if not isinstance(own, str)
+        for kernel, result in zip(kernels, timelines, strict=True)
+        if not isinstance(result, str)
     ]
     if drawn:
         why = output.why_predicted(target, requested_gpu)
@@ -219,6 +219,6 @@ def _new_folder(problem: AttentionProblem, gpu: str) -> Path:
 
 
 def _remove_empty(folder: Path) -> None:
-    """A folder that was made for files which did not come."""
+    """Remove a folder that stayed empty."""
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

@@ -12,25 +12,24 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.doctor.machine import Finding, Machine, note, ok, problem
 from leanbench.measure.counters import ADMINISTRATORS_ONLY, count, find_ncu
 
-#: Event pairs that are recorded; their distances vary by a few steps.
+#: Recorded event pairs. Their distances vary by a few steps.
 _EVENT_PAIRS = 200
 #: 0.1% of a sample, which lasts 4 ms.
 _MAX_EVENT_STEP_NS = 4000
-#: A CTA of a small problem lives for some microseconds.
+#: CTAs of small problems live for some microseconds.
 _MAX_TIMER_TICK_NS = 1100
-#: Capabilities that may read counters although the driver keeps them from users, by their bits in
-#: Linux.
+#: Linux capabilities that can read restricted counters, by bit.
 _CAP_SYS_ADMIN, _CAP_PERFMON = 21, 38
-#: Of the datasheet's bandwidth. Data-centre GPUs reach 90 to 97%.
+#: Minimum share of the datasheet's bandwidth. Data-centre GPUs reach 90 to 97%.
 _MIN_BANDWIDTH_SHARE = 0.8
-#: Of `lean` against itself, relative. Quiet machines stay well below the first.
+#: Relative differences of `lean` to itself. Quiet machines stay well below the first.
 _NOISE_NOTE = 0.01
 _NOISE_PROBLEM = 0.05
 _BUSY_FIX = "stop other work on this GPU and this machine, then run `leanbench doctor` again"
 
 
 def event_resolution(machine: Machine) -> Finding:
-    """The smallest difference between the distances of CUDA events."""
+    """Check the smallest difference of distances between CUDA events."""
     import torch
 
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_EVENT_PAIRS)]
@@ -50,7 +49,7 @@ def event_resolution(machine: Machine) -> Finding:
 
 
 def smallest_step(values: Iterable[int]) -> int | None:
-    """The smallest difference between unlike values; None where all are alike."""
+    """Return the smallest difference between distinct values; None if all are equal."""
     return min((later - earlier for earlier, later in pairwise(sorted(set(values)))), default=None)
 
 
@@ -87,7 +86,7 @@ def energy_counter(machine: Machine) -> Finding:
 
 
 def hardware_counters(machine: Machine) -> Finding:
-    """Access to hardware counters, by looking, or by trying if `machine.deep` is set."""
+    """Check access to hardware counters. With `machine.deep`, read some."""
     ncu = find_ncu()
     if ncu is None:
         return note(
@@ -125,9 +124,7 @@ def _try_counters(machine: Machine, ncu: str) -> Finding:
 
 
 def counters_are_restricted(proc: Path = Path("/proc")) -> bool:
-    """Whether the driver keeps counters from users and this process has no privilege; False where
-    that is unknown.
-    """
+    """Return True if the driver restricts counters and this process has no privilege."""
     try:
         options = (proc / "driver" / "nvidia" / "params").read_text()
         status = (proc / "self" / "status").read_text()
@@ -140,7 +137,7 @@ def counters_are_restricted(proc: Path = Path("/proc")) -> bool:
 
 
 def _value(lines: str, name: str) -> str | None:
-    """Of a line ``name: value``."""
+    """Return the value of a line ``name: value``."""
     for line in lines.splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
@@ -149,8 +146,7 @@ def _value(lines: str, name: str) -> str | None:
 
 
 def _sizes(machine: Machine) -> list[AttentionProblem]:
-    """4 MB, 67 MB and 1.1 GB of K and V, the last one less where memory is short."""
-    # Where torch alone sees the GPU nobody says.
+    """Return problems of 4 MB, 67 MB and 1.1 GB of K and V. Reduce the last if memory is short."""
     free = (machine.gpu.memory_free_bytes if machine.gpus else None) or 0
     large = 16 if free > 4_000_000_000 else 4
     return [
@@ -161,9 +157,7 @@ def _sizes(machine: Machine) -> list[AttentionProblem]:
 
 
 def read_bandwidth(machine: Machine) -> Finding:
-    """The read floor of sweeps at 1.1 GB. All eight reads are ranked: on one H200 (2026-11-23) one
-    that was fixed here reached 3.87 TB/s, the fastest 4.66.
-    """
+    """Check the read floor of sweeps at 1.1 GB. The fastest of all read kernels counts."""
     from leanbench.measure.judge import knows_bandwidth
     from leanbench.measure.read_floor import measure_read_floor
 
@@ -196,7 +190,7 @@ def read_bandwidth(machine: Machine) -> Finding:
 
 
 def noise_floor(machine: Machine) -> Finding:
-    """`lean` as two candidates of one interleaved measurement: their medians should be equal."""
+    """Time `lean` as two candidates in one measurement. Their medians should be equal."""
     from leanbench.measure.timing import Effort, measure_interleaved
 
     differences: dict[AttentionProblem, float] = {}

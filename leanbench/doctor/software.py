@@ -17,7 +17,7 @@ from leanbench.core.paths import nearest_existing
 from leanbench.core.problem import AttentionProblem
 from leanbench.doctor.machine import Finding, Machine, note, ok, problem
 
-#: Variables that change what is timed: (the value that is harmless, what any other does).
+#: Variables that affect timings: harmless value, effect of any other.
 _FALSIFYING = {
     "CUDA_LAUNCH_BLOCKING": ("0", "makes every launch wait, and CUDA graphs cannot be captured"),
     "TRITON_INTERPRET": ("0", "runs the kernels in Triton's interpreter on the CPU"),
@@ -27,7 +27,7 @@ _FALSIFYING = {
     "NSYS_PROFILING_SESSION_ID": ("", "says that Nsight Systems is profiling this process"),
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": ("100", "leaves a part of the SMs unused"),
 }
-#: Module and distribution of what people compare with.
+#: Modules and distributions of libraries to compare with.
 LIBRARIES = {
     "flash_attn": "flash-attn",
     "flash_attn_interface": "flash_attn_3",
@@ -36,10 +36,9 @@ LIBRARIES = {
     "cudnn": "nvidia-cudnn-frontend",
     "xformers": "xformers",
 }
-#: A run directory of a thousand cells takes a few MB, Triton's cache some hundred.
+#: Run directories take a few MB per thousand cells, Triton's cache some hundred.
 _MIN_FREE_BYTES = 1_000_000_000
-#: Small, grouped queries, and the default launch settings that the noise floor needs compiled
-#: anyway.
+#: Small problem with grouped queries. The noise floor uses the same build.
 TRIED = AttentionProblem(1, 32, 8, 1024, 128)
 
 
@@ -48,7 +47,6 @@ def leanbench_version(machine: Machine) -> Finding:
 
     environment = predicted_environment()
     commit = environment["commit"]
-    # 12 characters, and whether files differ from the commit.
     shown = (
         ""
         if commit is None
@@ -121,7 +119,7 @@ def runs_folder(machine: Machine) -> Finding:
 
 
 def _folder(purpose: str, folder: Path, fix: str) -> Finding:
-    """Can files be made there, or in the nearest folder above that exists?"""
+    """Check that files can be made in a folder, or in its nearest parent."""
     path = Path(os.path.expanduser(folder)).absolute()
     existing = nearest_existing(path)
     try:
@@ -170,7 +168,7 @@ def library(module: str, distribution: str, machine: Machine) -> Finding:
 
 
 def kernel_is_right(kernel: Kernel, machine: Machine) -> Finding:
-    """One call on fresh inputs against the fp64 reference."""
+    """Compare one call on fresh inputs with the fp64 reference."""
     from leanbench.check.reference import Reference
     from leanbench.core.inputs import make_inputs
 
@@ -187,7 +185,7 @@ def kernel_is_right(kernel: Kernel, machine: Machine) -> Finding:
             f"trust no figure of it; `leanbench check --kernels {kernel.name}` shows where it is"
             " wrong"
         )
-        # JSON has no infinity, which stands for an output that was not written.
+        # Infinity stands for an unwritten output. JSON has no infinity.
         error = check.relative_error if math.isfinite(check.relative_error) else None
         return problem(f"wrong on {TRIED.label}: {failure}", fix, relative_error=error)
     return ok(

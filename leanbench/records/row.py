@@ -1,4 +1,4 @@
-"""Row: one line of `results.jsonl`, what was asked, what ran, what came out.
+"""Row: one line of `results.jsonl`, with request, settings and results.
 
 A field that was not measured is null, never 0, and is not written.
 """
@@ -6,6 +6,7 @@ A field that was not measured is null, never 0, and is not written.
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ValidationError, model_validator
@@ -21,119 +22,64 @@ from leanbench.records.figures import Figures
 SCHEMA_VERSION = 2
 
 
-class Identity(BaseModel):
-    """Fields of every row: its cell, and how that ended."""
+#: Declaration of a text that every row has.
+_text = partial(quantity, group="row", kind="text", statuses=EVERY_STATUS, default=...)
+_data = partial(_text, shown="data")
+_origin = partial(_data, group="origin")
 
-    cell: str = quantity(
+
+class Identity(BaseModel):
+    """Fields of every row: its cell and its status."""
+
+    cell: str = _data(
         "cell",
-        group="row",
-        kind="text",
-        shown="data",
-        statuses=EVERY_STATUS,
         meaning="problem, kernel and config request within a run; resume skips those with a row",
-        default=...,
     )
-    #: As `AttentionProblem.to_dict` writes it; tables have a column for each axis instead.
+    #: As `AttentionProblem.to_dict` writes it. Tables have a column for each axis instead.
     problem: dict[str, Any]
-    decomposition: str = quantity(
+    decomposition: str = _data(
         "decomposition",
-        group="row",
-        kind="text",
-        shown="data",
-        statuses=EVERY_STATUS,
         meaning="how the kernel deals out the work: one_cta_per_tile, fixed_split, stream_k, other",
-        default=...,
     )
-    source: Literal["measured", "predicted"] = quantity(
-        "source",
-        group="row",
-        kind="text",
-        shown="paper",
-        statuses=EVERY_STATUS,
-        meaning="measured on a GPU, or predicted by the performance model",
-        default=...,
+    source: Literal["measured", "predicted"] = _text(
+        "source", meaning="measured on a GPU, or predicted by the performance model", shown="paper"
     )
-    cache: Literal["cold", "warm"] = quantity(
+    cache: Literal["cold", "warm"] = _text(
         "L2",
-        group="row",
-        kind="text",
-        shown="paper",
-        statuses=EVERY_STATUS,
         meaning="when a launch starts: cold (buffers rotate, as K and V come in serving) or warm"
         " (one buffer again and again)",
+        shown="paper",
         default="cold",
     )
-    kernel: str = quantity(
-        "kernel",
-        group="row",
-        kind="text",
-        shown="paper",
-        statuses=EVERY_STATUS,
-        meaning="by its name in leanbench list kernels",
-        default=...,
-    )
-    status: Status = quantity(
+    kernel: str = _text("kernel", meaning="by its name in leanbench list kernels", shown="paper")
+    status: Status = _text(
         "status",
-        group="row",
+        meaning="ok, or how the row ended: see docs/measuring.md",
         kind="outcome",
         shown="paper",
-        statuses=EVERY_STATUS,
-        meaning="ok, or how the row ended: see docs/measuring.md",
-        default=...,
     )
-    reason: str | None = quantity(
+    reason: str | None = _data(
         "reason",
-        group="row",
-        kind="sentence",
-        shown="data",
-        statuses=EVERY_STATUS[1:],
         meaning="one sentence for every status but ok",
+        kind="sentence",
+        statuses=EVERY_STATUS[1:],
+        default=None,
     )
-    kv_bytes: int = quantity(
-        "K and V",
-        "bytes",
-        group="memory",
-        kind="bytes",
-        statuses=EVERY_STATUS,
-        meaning="bytes of K and V that must be read",
-        default=...,
+    kv_bytes: int = _text(
+        "K and V", "bytes", "bytes of K and V that must be read", group="memory", kind="bytes"
     )
-    wall_s: float = quantity(
-        "wall time",
-        "s",
-        group="origin",
-        kind="figure",
-        shown="data",
-        statuses=EVERY_STATUS,
-        meaning="that the cell took, everything included",
-        default=...,
+    wall_s: float = _origin(
+        "wall time", "s", "that the cell took, everything included", kind="figure"
     )
-    time: str = quantity(
-        "time",
-        group="origin",
-        kind="text",
-        shown="data",
-        statuses=EVERY_STATUS,
-        meaning="UTC, ISO 8601",
-        default=...,
+    time: str = _origin("time", meaning="UTC, ISO 8601")
+    environment: str = _origin(
+        "environment", meaning="key of the manifest's environment that the row was taken in"
     )
-    environment: str = quantity(
-        "environment",
-        group="origin",
-        kind="text",
-        shown="data",
-        statuses=EVERY_STATUS,
-        meaning="key of the manifest's environment that the row was taken in",
-        default=...,
-    )
-    run_id: str | None = quantity(
+    run_id: str | None = _origin(
         "run id",
-        group="origin",
-        kind="text",
-        shown="data",
-        statuses=EVERY_STATUS,
         meaning="of the run that took the row, as in its manifest; another in a row that was put in"
         " from elsewhere",
+        default=None,
     )
 
 
@@ -169,6 +115,25 @@ class Row(Figures, Identity):
 
 def _fault(sentence: str) -> PydanticCustomError:
     return PydanticCustomError("status", "{sentence}", {"sentence": sentence})
+
+
+class Outcome(Figures):
+    """Results of one kernel on one problem, complete or partial.
+
+    `a | b` has the fields of both, with those of `b` first.
+    """
+
+    status: Status | None = None
+    reason: str | None = None
+    #: Fields of `leanbench.records.samples.Samples` but the cell.
+    raw_samples: dict[str, Any] | None = None
+
+    def __or__(self, other: Outcome) -> Outcome:
+        return Outcome(**self.fields() | other.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that are set, by name."""
+        return self.model_dump(exclude_unset=True)
 
 
 #: Every quantity of a row, in the order of tables.

@@ -1,6 +1,4 @@
-"""Problems through a worker process on one target, a row for each cell, whatever happens to the
-worker.
-"""
+"""Problems through a worker process on one target, with a row for each cell."""
 
 from __future__ import annotations
 
@@ -26,15 +24,14 @@ if TYPE_CHECKING:
 class Limits:
     """Limits of a sweep, in seconds."""
 
-    #: One kernel on one problem, everything included.
+    #: One kernel on one problem, in total.
     timeout_s: float = 120.0
-    #: No cell starts after this many seconds, also not once more because another kernel of its
-    #: problem failed; None is no limit.
+    #: No cell starts or is retried after this; None for no limit.
     budget_s: float | None = None
 
 
 class Budget:
-    """The time in which cells may start, from now on; without seconds, any time."""
+    """Time from now in which cells can start; unlimited without seconds."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self._end_s = None if seconds is None else time.monotonic() + seconds
@@ -59,11 +56,11 @@ class CellResult:
 
 
 class ProblemRunner:
-    """One worker at a time, replaced when it dies, or where a problem needs a new one.
+    """Runs problems in one worker at a time. Replaces a worker that died or cannot continue.
 
     Args:
-        log: what the workers' stdout and stderr are appended to.
-        gives_up: a worker that was killed ends `run`, as the problem can run elsewhere.
+        log: Receives the output of the workers.
+        gives_up: Let a worker that was killed end `run`: the problem can run elsewhere.
     """
 
     def __init__(
@@ -75,24 +72,20 @@ class ProblemRunner:
         self._board: Board | None = None
 
     def board(self) -> Board:
-        """What rows stand for, as the worker says.
-
-        Raises:
-            UserError: the worker does not start.
-        """
+        """Return the board of the rows; raise UserError if the worker does not start."""
         self._started()
         assert self._board is not None
         return self._board
 
     def run(self, cells: Sequence[Cell], budget: Budget) -> Iterator[CellResult]:
-        """One result for each cell of a problem.
+        """Yield one result for each cell of a problem.
 
-        Whoever fails gets a row and leaves; the others are asked for again, of a new worker if need
-        be, unless the budget is spent.
+        A failing kernel is recorded and dropped. The others are retried, in a new worker if
+        necessary, unless the budget is spent.
 
         Raises:
-            UserError: a worker does not start.
-            WorkerLost: it was killed, where that ends the problem.
+            UserError: A worker does not start.
+            WorkerLost: It was killed, and `gives_up` is set.
         """
         left = {cell.kernel: cell for cell in cells}
         while left:
@@ -135,7 +128,7 @@ class ProblemRunner:
                 self._worker.environment,
                 calibration_us,
             )
-            # Once for all of its workers.
+            # Only the first worker calibrates.
             self._target = replace(self._target, calibrate=False)
         return self._worker
 
@@ -172,5 +165,5 @@ def result_of(cell: Cell, outcome: dict[str, Any], board: Board, wall_s: float) 
 def _blame(
     name: str | None, left: Mapping[str, Cell], outcome: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """The outcome for the kernel to blame; for all where that is nobody."""
+    """Return the outcome for the blamed kernel; for all kernels if none is blamed."""
     return {kernel: dict(outcome) for kernel in left if name in (None, kernel)}

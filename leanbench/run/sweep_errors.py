@@ -15,12 +15,12 @@ from leanbench.core.axes import AXES
 from leanbench.core.errors import OptionWithoutEffect, nearest
 from leanbench.core.kinds import SAME
 
-#: Where a key stands: at the top, in the `[[grid]]` table of a number, or in `[draw]`.
+#: Table of a key: None for the top, the number of a `[[grid]]`, or "draw".
 Table = int | str | None
 _LETTERS = 80
 _TABLE = re.compile(r"\s*(\[\[\s*grid\s*\]\]|\[\s*draw\s*\])")
 
-#: What to write instead, by the type of pydantic's error.
+#: Fixes by the type of pydantic's error.
 _FIXES = {
     "bool_type": "write true or false",
     "bool_parsing": "write true or false",
@@ -32,7 +32,7 @@ _FIXES = {
 
 
 def in_toml(value: Any) -> str:
-    """Return a value as a sweep file has it, cut where it is long."""
+    """Return a value in TOML syntax, truncated if long."""
     match value:
         case bool():
             text = "true" if value else "false"
@@ -51,10 +51,10 @@ def in_toml(value: Any) -> str:
 
 
 def sentence(path: Path, text: str, error: ValidationError, keys: Iterable[str]) -> str:
-    """The first of pydantic's errors.
+    """Describe pydantic's first error.
 
     Args:
-        keys: those that a file has at the top.
+        keys: Keys at the top of a file.
     """
     first = error.errors()[0]
     location = list(first["loc"])
@@ -87,7 +87,7 @@ def _table(location: list[int | str]) -> Table:
 
 
 def _line(text: str, key: str, table: Table) -> int:
-    """The line that sets `key` in the table; the table's own line if none does."""
+    """Return the line that sets `key` in the table, or the table's line."""
     current: Table = None
     grids, line_number = -1, 1
     for number, line in enumerate(text.splitlines(), 1):
@@ -148,11 +148,7 @@ _EFFECTS = (
 
 
 def check_effects(tables: Sequence[Values], given: Collection[str] = tuple(AXES)) -> None:
-    """Reject values of the axes in `given` that have an effect in none of a sweep's tables.
-
-    Raises:
-        OptionWithoutEffect: There is such a value.
-    """
+    """Reject values of the axes in `given` that have no effect in any of a sweep's tables."""
     for effect in _EFFECTS:
         if effect.axis not in given or any(map(effect.has_effect, tables)):
             continue

@@ -18,6 +18,7 @@ from leanbench.configs import store
 from leanbench.configs.store import save_families
 from leanbench.records.directory import read_rows
 from leanbench.records.manifest import read_manifest
+from leanbench.records.row import Row
 
 OVERRIDE = (
     "lean:implementation=triton,tile_tokens=64,num_warps=4,num_stages=2,"
@@ -49,9 +50,9 @@ def sweep(tmp_path: Path, *words: str) -> Result:
     return CliRunner().invoke(app, ["sweep", *SWEEP, "--out", str(tmp_path / "runs"), *words])
 
 
-def by_cell(tmp_path: Path, name: str) -> dict[tuple[str, int], dict[str, Any]]:
+def by_cell(tmp_path: Path, name: str) -> dict[tuple[str, int], Row]:
     rows = read_rows(tmp_path / "runs" / name)
-    return {(row["kernel"], row["problem"]["context"]): row for row in rows}
+    return {(row.kernel, row.problem["context"]): row for row in rows}
 
 
 @pytest.mark.parametrize(
@@ -98,10 +99,7 @@ def test_tuned_configs_reach_the_rows_and_the_summary(tmp_path):
     assert result.exit_code == 0, result.output
     cells = by_cell(tmp_path, "tuned")
     where = "measured 2026-11-21 on NVIDIA H200, yours"
-    chosen = {
-        key: (row["config"], row["config_choice"], row["config_reason"])
-        for key, row in cells.items()
-    }
+    chosen = {key: (row.config, row.config_choice, row.config_reason) for key, row in cells.items()}
     assert chosen["lean_triton", 4096] == (
         LARGE.to_dict(),
         "tuned",
@@ -125,9 +123,9 @@ def test_tuned_configs_reach_the_rows_and_the_summary(tmp_path):
         == 0
     )
     plain = by_cell(tmp_path, "heuristic")
-    assert plain["lean_triton", 4096]["config"] == HEURISTIC.to_dict()
-    assert plain["lean_triton", 4096]["config_reason"] == "the heuristic was asked for"
-    assert not {row["cell"] for row in plain.values()} & {row["cell"] for row in cells.values()}
+    assert plain["lean_triton", 4096].config == HEURISTIC.to_dict()
+    assert plain["lean_triton", 4096].config_reason == "the heuristic was asked for"
+    assert not {row.cell for row in plain.values()} & {row.cell for row in cells.values()}
 
 
 def test_given_settings_are_run_and_resumed(tmp_path, monkeypatch):
@@ -136,8 +134,8 @@ def test_given_settings_are_run_and_resumed(tmp_path, monkeypatch):
     fa2 = "fa2:tile_tokens=64,num_warps=4,num_stages=2"
     assert sweep(tmp_path, "--config", OVERRIDE, "--config", fa2, "--name", "given").exit_code == 0
     cells = by_cell(tmp_path, "given")
-    assert {row["config_choice"] for row in cells.values()} == {"given"}
-    assert cells["lean", 4096]["config"] == {
+    assert {row.config_choice for row in cells.values()} == {"given"}
+    assert cells["lean", 4096].config == {
         "implementation": "triton",
         "tile_tokens": 64,
         "num_warps": 4,
@@ -146,14 +144,14 @@ def test_given_settings_are_run_and_resumed(tmp_path, monkeypatch):
         "min_tiles_per_cta": 1,
         "align_grid": False,
     }
-    assert cells["fa2", 8192]["config"] == {
+    assert cells["fa2", 8192].config == {
         "implementation": "triton",
         "tile_tokens": 64,
         "num_warps": 4,
         "num_stages": 2,
     }
     manifest = read_manifest(tmp_path / "runs" / "given")
-    assert manifest["sweep"]["config"]["fa2"] == cells["fa2", 4096]["config"]
+    assert manifest["sweep"]["config"]["fa2"] == cells["fa2", 4096].config
     # The command can be repeated as it stands there.
     again = shlex.split(manifest["command"])[1:]
     assert again.count("--config") == 2
@@ -163,7 +161,7 @@ def test_given_settings_are_run_and_resumed(tmp_path, monkeypatch):
     resumed = CliRunner().invoke(app, [*again, "--name", "given", "--resume"])
     assert resumed.exit_code == 0, resumed.output
     assert "3 of 4 cells are done, 1 are left." in resumed.stderr
-    assert [row["cell"] for row in read_rows(tmp_path / "runs" / "given")] == manifest["cells"]
+    assert [row.cell for row in read_rows(tmp_path / "runs" / "given")] == manifest["cells"]
     # Other settings are other cells.
     refused = sweep(tmp_path, "--config", fa2, "--name", "given", "--resume")
     assert "is a run of other cells" in refused.stderr

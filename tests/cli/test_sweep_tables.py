@@ -7,12 +7,14 @@ from io import StringIO
 from typing import Any
 
 import pytest
+from example_rows import row as row_of
 from example_rows import show_rows
 
 from leanbench.cli import output
 from leanbench.cli.document import LINES
 from leanbench.cli.progress import SweepProgress
 from leanbench.core.problem import AttentionProblem
+from leanbench.records.row import Row
 from leanbench.report.facts.problems import ROWS
 from leanbench.run.cells import Cell
 
@@ -31,6 +33,10 @@ def row(
         "latency_us": latency_us,
         **fields,
     }
+
+
+def ended(kernel: str, latency_us: float | None, **fields: Any) -> Row:
+    return row_of("cell", **row(kernel, latency_us, **fields))
 
 
 def lines_of(capsys: pytest.CaptureFixture[str], rows: list[dict[str, Any]]) -> list[str]:
@@ -332,8 +338,8 @@ def test_a_narrow_terminal_cuts_no_figure(capsys, monkeypatch, columns, tables):
 def test_progress_gives_reasons_of_failures_and_the_results_those_of_refusals(capsys):
     cells = [Cell(AttentionProblem(1, 8, 8, 1024 << i, 64), "lean", "default") for i in range(2)]
     with SweepProgress(2, quiet=False) as progress:
-        progress.finished(cells[0], row("lean", None, status="unsupported", reason="no schedule"))
-        progress.finished(cells[1], row("lean", None, status="crashed", reason="signal 11"))
+        progress.finished(cells[0], ended("lean", None, status="unsupported", reason="no schedule"))
+        progress.finished(cells[1], ended("lean", None, status="crashed", reason="signal 11"))
     first, second = capsys.readouterr().err.splitlines()
     assert first.endswith(": unsupported")
     assert second.endswith(": crashed (signal 11)")
@@ -342,9 +348,9 @@ def test_progress_gives_reasons_of_failures_and_the_results_those_of_refusals(ca
 def test_progress_lines_say_the_warnings(capsys):
     cell = Cell(AttentionProblem(1, 8, 8, 1024, 64), "lean", "default")
     with SweepProgress(2, quiet=False) as progress:
-        progress.finished(cell, row("lean", 10.0, warnings=["one thing", "another"]))
-        progress.finished(cell, row("lean", 10.0, warnings=None))
-        progress.finished(cell, row("fa2", 10.0, warnings=["another", "a third"]))
+        progress.finished(cell, ended("lean", 10.0, warnings=["one thing", "another"]))
+        progress.finished(cell, ended("lean", 10.0, warnings=None))
+        progress.finished(cell, ended("fa2", 10.0, warnings=["another", "a third"]))
     first, second, third = capsys.readouterr().err.splitlines()
     assert first.endswith(": ok 10.0 µs ! one thing ! another")
     assert second.endswith(": ok 10.0 µs")

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from leanbench.__main__ import Interrupted
 from leanbench.cli.main import app
 from leanbench.cli.tune import _chosen, _range, _show_lean_tiles, _show_spills, _show_table
 from leanbench.configs.space import FamilyKey
@@ -239,7 +238,7 @@ def test_a_refusal_leaves_no_file(home):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_says_how_to_go_on(monkeypatch, number):
     def interrupted(request, observer):
-        raise Interrupted(number)
+        raise KeyboardInterrupt(number)
 
     monkeypatch.setattr(run_module, "tune", interrupted)
     result = tune("--gpu", "a100")

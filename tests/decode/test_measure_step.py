@@ -23,8 +23,7 @@ from leanbench.measure import timing
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.protocol import measure_problem
 from leanbench.measure.timing import Replay
-from leanbench.records.figures import Outcome
-from leanbench.records.row import Row
+from leanbench.records.row import Outcome, Row
 
 
 class PretendedReplay:

@@ -11,7 +11,7 @@ import torch
 
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.doctor import figures
+from leanbench.doctor import instruments as figures
 from leanbench.doctor.machine import Machine
 from leanbench.doctor.software import TRIED, kernel_is_right
 from leanbench.gpu.catalogue import find

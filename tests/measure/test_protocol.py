@@ -35,8 +35,7 @@ from leanbench.measure.one_gpu import OneGpu
 from leanbench.measure.protocol import measure_problem, measure_timelines
 from leanbench.measure.shared import attention_on
 from leanbench.measure.timing import Effort, Timing
-from leanbench.records.figures import Outcome
-from leanbench.records.row import Row
+from leanbench.records.row import Outcome, Row
 from leanbench.records.samples import Samples
 
 

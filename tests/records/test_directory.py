@@ -54,11 +54,11 @@ def test_what_was_not_measured_is_not_written(run):
     assert None not in written.values()
     assert written["latency_us"] == 1.5
     assert "energy_mj" not in written
-    assert read_rows(run)[0]["energy_mj"] is None
+    assert read_rows(run)[0].energy_mj is None
 
 
 def test_a_figure_that_the_status_forbids_is_named(run):
-    unsupported = {**row("two"), "status": "unsupported", "reason": "no pages"}
+    unsupported = {**row("two").model_dump(), "status": "unsupported", "reason": "no pages"}
     (run / "results.jsonl").write_text(json.dumps(unsupported) + "\n")
     with pytest.raises(
         UserError, match=r"line 1 is not a row \(a row that is unsupported carries no latency_us\)"
@@ -115,15 +115,13 @@ def test_resume_drops_only_a_torn_last_line(run):
         assert directory.finished == {"one"}
         assert results.read_bytes() == whole
         directory.append(row("two"))
-    assert [row["cell"] for row in read_rows(run)] == ["one", "two"]
+    assert [row.cell for row in read_rows(run)] == ["one", "two"]
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"3", b'{"kernel":"lean"}', b"", b"\xff"])
 def test_any_other_malformed_line_is_named(run, line):
     results = run / "results.jsonl"
-    results.write_bytes(
-        results.read_bytes() + line + b"\n" + json.dumps(row("two")).encode() + b"\n"
-    )
+    results.write_bytes(results.read_bytes() + line + b"\n" + row("two").line())
     before = results.read_bytes()
     with (
         pytest.raises(
@@ -326,7 +324,7 @@ def test_a_disk_that_is_full_for_the_samples_costs_their_row_too(run, monkeypatc
         ):
             directory.append(row("two"), raw)
         assert directory.finished == {"one"}
-    assert [row["cell"] for row in read_rows(run)] == ["one"]
+    assert [row.cell for row in read_rows(run)] == ["one"]
 
 
 def test_the_newest_run_of_a_sweep_is_found(tmp_path):

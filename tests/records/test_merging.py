@@ -71,10 +71,10 @@ def test_two_shards_are_one_run_in_the_order_of_the_sweep(tmp_path, shard):
     assert merge_runs(parts, tmp_path / "both") == []
     manifest = read_manifest(tmp_path / "both")
     rows = read_rows(tmp_path / "both")
-    assert [own["cell"] for own in rows] == manifest["cells"] == CELLS
-    by_cell = {own["cell"]: own for part in parts for own in read_rows(part)}
+    assert [own.cell for own in rows] == manifest["cells"] == CELLS
+    by_cell = {own.cell: own for part in parts for own in read_rows(part)}
     assert rows == [by_cell[cell] for cell in CELLS]
-    assert [own["environment"] for own in rows] == [board.key for board in BOARDS] * 2
+    assert [own.environment for own in rows] == [board.key for board in BOARDS] * 2
     assert manifest["environments"] == {board.key: board.environment for board in BOARDS}
     assert manifest["boards"][BOARDS[1].key] == {"gpu": GPU, "calibration_us": 65.0}
     samples = read_samples(tmp_path / "both")
@@ -166,7 +166,7 @@ def test_shards_whose_problems_are_for_other_numbers_of_gpus_are_one_run(tmp_pat
     assert merge_runs(parts, tmp_path / "both") == []
     manifest = read_manifest(tmp_path / "both")
     assert manifest["environments"] == {board.key: board.environment for board in boards}
-    assert [own["environment"] for own in read_rows(tmp_path / "both")] == [
+    assert [own.environment for own in read_rows(tmp_path / "both")] == [
         board.key for board in boards
     ] * 2
 
@@ -234,5 +234,5 @@ def test_damaged_samples_are_refused_and_nothing_is_written(tmp_path, shard, con
     (parts[1] / SAMPLES).unlink()
     merge_runs(parts, tmp_path / "both")
     assert sorted(read_samples(tmp_path / "both")) == sorted(
-        own["cell"] for own in read_rows(parts[0])
+        own.cell for own in read_rows(parts[0])
     )

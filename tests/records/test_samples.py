@@ -12,7 +12,6 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from example_rows import row
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 
 from leanbench.core.errors import UserError
 from leanbench.records.directory import RunDirectory, read_rows
+from leanbench.records.row import Row
 from leanbench.records.samples import SAMPLES, Samples, pack, read_samples, whole_length
 
 ASKED = {
@@ -164,7 +164,7 @@ def test_samples_are_on_disk_before_their_row(tmp_path):
         directory.append(row("a"), A)
         assert read_samples(run) == {"a": A}
         directory.append(row("b"))
-    assert [row["cell"] for row in read_rows(run)] == ["a", "b"]
+    assert [row.cell for row in read_rows(run)] == ["a", "b"]
     assert read_samples(run) == {"a": A}
 
 
@@ -259,9 +259,7 @@ class Killed(BaseException):
     pass
 
 
-def killed_between_samples_and_row(
-    directory: RunDirectory, row: dict[str, Any], raw: Samples
-) -> None:
+def killed_between_samples_and_row(directory: RunDirectory, row: Row, raw: Samples) -> None:
     write_bytes = directory._write
 
     def write_samples_only(file: int, content: bytes, name: str) -> None:
@@ -284,5 +282,5 @@ def test_a_kill_between_samples_and_row_runs_the_cell_again(tmp_path):
     with RunDirectory.resume(run, ASKED) as directory:
         assert directory.finished == {"b"}
         directory.append(row("a"), AGAIN)
-    assert [row["cell"] for row in read_rows(run)] == ["b", "a"]
+    assert [row.cell for row in read_rows(run)] == ["b", "a"]
     assert read_samples(run) == {"b": B, "a": AGAIN}

@@ -26,7 +26,7 @@ from leanbench.measure.instruments import Instruments
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.read_floor import ReadFloor
 from leanbench.records import environment
-from leanbench.records.figures import Outcome
+from leanbench.records.row import Outcome
 
 #: The problem of which rank 1 never finishes this kernel.
 HANGS_AT, HANGS = 2048, "fa2"

@@ -7,7 +7,7 @@ import pytest
 from leanbench.kernels.fa2.configs import Fa2TritonConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
-from leanbench.core.errors import UserError
+from leanbench.core.errors import OptionWithoutEffect, UserError
 from leanbench.core.files import FileFault, UnreadableFile
 from leanbench.core.paths import SWEEPS
 from leanbench.core.registry import kernel, kernels
@@ -426,9 +426,9 @@ def test_what_a_flag_makes_moot_in_a_file_is_no_mistake(sweep, axes, cells):
 
 
 def test_a_flag_or_a_file_that_changes_nothing_is_refused(tmp_path):
-    with pytest.raises(UserError, match="scaled unscaled says nothing, only fp8 numbers"):
+    with pytest.raises(OptionWithoutEffect) as error:
         requested_sweep("chunks", {"scaled": "no"}, None, None)
-    text = 'name = "x"\nscaled = "no"\n'
-    assert "scaled unscaled says nothing, only fp8 numbers" in refusal(tmp_path, text)
-    drawn = 'name = "x"\n[draw]\ncount = 3\nscaled = "no"\n'
-    assert "scaled unscaled says nothing, only fp8 numbers" in refusal(tmp_path, drawn)
+    assert (error.value.option, error.value.needs) == ("scaled unscaled", "kv_dtype e4m3")
+    for table in ("", "[draw]\ncount = 3\n"):
+        message = refusal(tmp_path, f'name = "x"\n{table}scaled = "no"\n')
+        assert message.startswith(": scaled unscaled has no effect without kv_dtype e4m3")
