@@ -13,6 +13,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names
+from leanbench.cli.options import option, switch
 from leanbench.core.errors import InvalidValue, OptionWithoutEffect, Reason, UserError
 
 if TYPE_CHECKING:
@@ -30,49 +31,43 @@ _MOST_JOBS = 1024
 def check(
     kernels: Annotated[
         str,
-        typer.Option(
+        option(
             "--kernels",
-            metavar="LIST",
-            help="Kernels to check, separated by commas.",
+            "LIST",
+            "Kernels to check, separated by commas.",
             autocompletion=kernel_names,
         ),
     ] = _DEFAULT_KERNELS,
     jobs: Annotated[
         int,
-        typer.Option(
+        option(
             "--jobs",
-            metavar="N",
-            help="Processes; most of the time goes into compiling. 0: one per CPU, at most 12 (4 in"
-            " the interpreter).",
+            "N",
+            "Processes; most of the time goes into compiling. 0: one per CPU, at most 12 (4"
+            " in the interpreter).",
         ),
     ] = 0,
     fuzz: Annotated[
         int,
-        typer.Option(
+        option(
             "--fuzz",
-            metavar="N",
-            help="Check this many random problems instead of the grid; in the interpreter plain"
+            "N",
+            "Check this many random problems instead of the grid; in the interpreter plain"
             " ones of up to 150 tokens.",
         ),
     ] = 0,
     seed: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--seed",
-            metavar="N",
-            help="Seed of the random problems; inputs are drawn afresh whatever it is.",
+            "N",
+            "Seed of the random problems; inputs are drawn afresh whatever it is.",
             show_default="0",
         ),
     ] = None,
-    limit: Annotated[
-        int,
-        typer.Option("--limit", metavar="N", help="Stop after this many problems; 0 runs all."),
-    ] = 0,
+    limit: Annotated[int, option("--limit", "N", "Stop after this many problems; 0 runs all.")] = 0,
     interpreter: Annotated[
-        bool,
-        typer.Option(
-            "--interpreter", help="Use Triton's interpreter on the CPU even if there is a GPU."
-        ),
+        bool, switch("--interpreter", "Use Triton's interpreter on the CPU even if there is a GPU.")
     ] = False,
 ) -> None:
     """Compare every kernel with the fp64 reference over a grid of problems: on the GPU, or in
@@ -94,15 +89,15 @@ def check(
     names = parse_names("--kernels", kernels)
     for name in names:
         kernel(name)
-    for option, value, most, zero in (
+    for flag, value, most, zero in (
         ("--limit", limit, None, "checks all problems"),
         ("--jobs", jobs, _MOST_JOBS, "uses the CPUs"),
         ("--fuzz", fuzz, MOST_CASES, "checks the grid"),
     ):
         if value < 0:
-            raise InvalidValue(option, value, Reason.BELOW_MINIMUM, f"0 {zero}", 0)
+            raise InvalidValue(flag, value, Reason.BELOW_MINIMUM, f"0 {zero}", 0)
         if most is not None and value > most:
-            raise InvalidValue(option, value, Reason.ABOVE_MAXIMUM, "choose fewer", most)
+            raise InvalidValue(flag, value, Reason.ABOVE_MAXIMUM, "choose fewer", most)
     if seed is not None:
         check_seed("--seed", seed)
         if not fuzz:
@@ -228,15 +223,15 @@ def _run(
             " processes, as in --jobs 1"
         ) from None
     finally:
-        done = {future: count for future, count in running.items() if _has_result(future)}
+        done = {
+            future: count
+            for future, count in running.items()
+            if future.done() and not future.cancelled() and future.exception() is None
+        }
         if len(done) < len(running):
             kill_workers(others)
         pool.shutdown(cancel_futures=True)
     return [result for future in done for result in future.result()], sum(done.values()), interrupt
-
-
-def _has_result(future: Future[list[CaseResult]]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _print_summary(results: list[CaseResult], problems: int) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names, run_names
+from leanbench.cli.options import argument, option, switch
 
 if TYPE_CHECKING:
     from leanbench.report.compare.core import Comparison
@@ -18,48 +19,32 @@ FORMATS = ("table", "markdown", "json", "csv")
 def compare(
     base: Annotated[
         str,
-        typer.Argument(
-            metavar="BASE",
-            help="RUN or RUN:KERNEL; a path or a name under runs/.",
-            autocompletion=run_names,
+        argument(
+            "BASE", "RUN or RUN:KERNEL; a path or a name under runs/.", autocompletion=run_names
         ),
     ],
     new: Annotated[
-        str,
-        typer.Argument(
-            metavar="NEW",
-            help="The same, for what is compared with BASE.",
-            autocompletion=run_names,
-        ),
+        str, argument("NEW", "The same, for what is compared with BASE.", autocompletion=run_names)
     ],
     kernels: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--kernels",
-            metavar="LIST",
-            help="These kernels only.",
+            "LIST",
+            "These kernels only.",
             show_default="all that both ran",
             autocompletion=kernel_names,
         ),
     ] = None,
     margin: Annotated[
-        str,
-        typer.Option("--margin", metavar="PERCENT", help="Differences within this count as none."),
+        str, option("--margin", "PERCENT", "Differences within this count as none.")
     ] = "1%",
     fail_above: Annotated[
         str | None,
-        typer.Option(
-            "--fail-above",
-            metavar="PERCENT",
-            help="Exit with 1 if a cell is slower by more than this.",
-        ),
+        option("--fail-above", "PERCENT", "Exit with 1 if a cell is slower by more than this."),
     ] = None,
-    format_: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print.")
-    ] = "table",
-    all_: Annotated[
-        bool, typer.Option("--all", help="Every cell in the table, not the first 30.")
-    ] = False,
+    format_: Annotated[str, option("--format", "|".join(FORMATS), "How to print.")] = "table",
+    all_: Annotated[bool, switch("--all", "Every cell in the table, not the first 30.")] = False,
 ) -> None:
     """Say for every cell of two runs whether its latency differs.
 

@@ -12,9 +12,12 @@ from leanbench.cli.completion import kernel_names, whole_model_names
 from leanbench.cli.options import (
     Ci,
     RunFlags,
+    argument,
     check_window_is_used,
     given_axes,
     measure_flags,
+    option,
+    switch,
     with_shared_options,
 )
 from leanbench.cli.sweep_run import command_line, run_sweep
@@ -35,62 +38,47 @@ def decode(
     ctx: typer.Context,
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model that `leanbench list models` marks (opt-6.7b, llama-3-8b, ...), or the"
+        argument(
+            "MODEL",
+            "A model that `leanbench list models` marks (opt-6.7b, llama-3-8b, ...), or the"
             " path of any config.json.",
             autocompletion=whole_model_names,
         ),
     ],
     tp: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--tp",
-            metavar="N",
-            help="GPUs that share the model out; one of them runs, without their communication.",
+            "N",
+            "GPUs that share the model out; one of them runs, without their communication.",
         ),
     ] = None,
     layers: Annotated[
-        str | None,
-        typer.Option("--layers", metavar="N", help="The first N layers: a part of the model."),
+        str | None, option("--layers", "N", "The first N layers: a part of the model.")
     ] = None,
     positions: Annotated[
         str | None,
-        typer.Option(
-            "--positions",
-            metavar="N",
-            help="Positions in place of the config's, for contexts beyond them.",
-        ),
+        option("--positions", "N", "Positions in place of the config's, for contexts beyond them."),
     ] = None,
     kernels: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--kernels",
-            metavar="LIST",
-            help="lean, fa2, fixed_split, flash_attn_3; transformers' own: sdpa, eager; the bound:"
+            "LIST",
+            "lean, fa2, fixed_split, flash_attn_3; transformers' own: sdpa, eager; the bound:"
             " no_attention.",
             autocompletion=kernel_names,
         ),
     ] = None,
     energy: Annotated[
-        bool, typer.Option("--energy", help="Also energy per token, over seconds back to back.")
+        bool, switch("--energy", "Also energy per token, over seconds back to back.")
     ] = False,
     prefill: Annotated[
         str | None,
-        typer.Option(
-            "--prefill",
-            metavar="N",
-            help="Also time to first token, for contexts up to N tokens: 8k.",
-        ),
+        option("--prefill", "N", "Also time to first token, for contexts up to N tokens: 8k."),
     ] = None,
     window: Annotated[
-        str | None,
-        typer.Option(
-            "--window",
-            metavar="TIME",
-            help="Length of the --energy window.",
-            show_default="3s",
-        ),
+        str | None, option("--window", "TIME", "Length of the --energy window.", show_default="3s")
     ] = None,
     ci: Ci = "0.5%",
     **shared: Any,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanbench.cli import output
+from leanbench.cli.options import option, switch
 
 if TYPE_CHECKING:
     from leanbench.doctor.machine import Finding, Machine
@@ -21,19 +22,16 @@ _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 def doctor(
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the findings and their figures as JSON.")
+        bool, switch("--json", "Print the findings and their figures as JSON.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes seconds.")] = False,
+    quick: Annotated[bool, switch("--quick", "Leave out what takes seconds.")] = False,
     deep: Annotated[
         bool,
-        typer.Option(
-            "--deep",
-            help="Also every kernel and library, and hardware counters; takes minutes.",
-        ),
+        switch("--deep", "Also every kernel and library, and hardware counters; takes minutes."),
     ] = False,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder that will hold run directories.")
-    ] = Path("runs"),
+    out: Annotated[Path, option("--out", "DIR", "Folder that will hold run directories.")] = Path(
+        "runs"
+    ),
 ) -> None:
     """Examine this machine: software, GPU, timers, energy counter, bandwidth, noise, kernels,
     links between GPUs. Changes no settings.

@@ -92,7 +92,9 @@ def _show_notes(rows: Sequence[Sequence[Words]]) -> None:
 def _show_list(table: Table) -> None:
     """Print ``kind: kernels · problems: sentence``, one line for kernels with the same sentence."""
     lines: dict[tuple[str, str, str], list[str]] = {}
-    for kind, kernel, sentence, count, problems in map(_as_text, table.rows):
+    for row in table.rows:
+        kind, kernel, sentence, count = map(str, row[:4])
+        problems = _named(row[4])
         # A refusal starts with the kernel's name.
         words = sentence.removeprefix(f"{kernel} ")
         where = f"{count} problems" if kind == "unsupported" and int(count) > NAMED else problems
@@ -102,11 +104,6 @@ def _show_list(table: Table) -> None:
         output.show(f"{mark} {', '.join(kernels)} · {where}: {words}")
     if len(lines) > LINES:
         output.show(f"and {len(lines) - LINES} more lines like these, see the report")
-
-
-def _as_text(row: Sequence[Words]) -> list[str]:
-    *cells, problems = row[:5]
-    return [*map(str, cells), _named(problems)]
 
 
 def _named(problems: Words) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import that_begin
+from leanbench.cli.options import option
 
 if TYPE_CHECKING:
     from leanbench.core.language_models import Model
@@ -159,7 +160,7 @@ def list_(
         ),
     ],
     format_: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print quantities.")
+        str, option("--format", "|".join(FORMATS), "How to print quantities.")
     ] = "table",
 ) -> None:
     """List the kernels, the sweeps that come with leanbench, the axes of sweeps, the quantities of

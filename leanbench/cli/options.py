@@ -24,23 +24,37 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
+
+def option(flag: str, metavar: str, help: str, **more: Any) -> Any:
+    """Declare an option with a value."""
+    return typer.Option(flag, metavar=metavar, help=help, **more)
+
+
+def switch(flag: str, help: str, **more: Any) -> Any:
+    """Declare an option without a value."""
+    return typer.Option(flag, help=help, **more)
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """Declare a positional argument."""
+    return typer.Argument(metavar=metavar, help=help, **more)
+
+
 #: Positional RUN of commands that read runs.
 Runs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="RUN",
-        help="Run directories, or names of some under runs/.",
-        autocompletion=completion.run_names,
+    argument(
+        "RUN", "Run directories, or names of some under runs/.", autocompletion=completion.run_names
     ),
 ]
 
 #: --baseline of commands that compare kernels.
 Baseline = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--baseline",
-        metavar="KERNEL",
-        help="The kernel that the others are compared with.",
+        "KERNEL",
+        "The kernel that the others are compared with.",
         show_default="lean, or the first that ran",
     ),
 ]
@@ -48,49 +62,40 @@ Baseline = Annotated[
 #: --gpu of commands that fall back to a prediction.
 Gpu = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--gpu",
-        metavar="NAME",
-        help="The GPU to use, or to predict for if it is not here.",
+        "NAME",
+        "The GPU to use, or to predict for if it is not here.",
         autocompletion=completion.gpu_names,
     ),
 ]
 
-RequireGpu = Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")]
+RequireGpu = Annotated[bool, switch("--require-gpu", "Refuse to predict.")]
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")]
 
 #: --executor of commands that can run on a cluster.
 Executor = Annotated[
-    str,
-    typer.Option(
-        "--executor",
-        metavar="local|ray",
-        help="One GPU of this machine, or all GPUs of a Ray cluster.",
-    ),
+    str, option("--executor", "local|ray", "One GPU of this machine, or all GPUs of a Ray cluster.")
 ]
 
 RayAddress = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--ray-address",
-        metavar="HOST:PORT",
-        help="The Ray cluster.",
+        "HOST:PORT",
+        "The Ray cluster.",
         show_default="RAY_ADDRESS, or the one that runs here",
     ),
 ]
 
 MixBoards = Annotated[
-    bool,
-    typer.Option("--mix-boards", help="Take boards that differ in clocks, driver or versions."),
+    bool, switch("--mix-boards", "Take boards that differ in clocks, driver or versions.")
 ]
 
 #: --ci of commands that time kernels.
 Ci = Annotated[
-    str,
-    typer.Option(
-        "--ci", metavar="PERCENT", help="Measure until the median is known to this, 95% interval."
-    ),
+    str, option("--ci", "PERCENT", "Measure until the median is known to this, 95% interval.")
 ]
 
 
@@ -100,35 +105,25 @@ class RunFlags:
 
     gpu: Gpu = None
     require_gpu: RequireGpu = False
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder that holds the run directories.")
-    ] = Path("runs")
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name of the run directory.")
-    ] = None
+    out: Annotated[Path, option("--out", "DIR", "Folder that holds the run directories.")] = Path(
+        "runs"
+    )
+    name: Annotated[str | None, option("--name", "NAME", "Name of the run directory.")] = None
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Finish the run of --name, or else the sweep's newest one."),
+        bool, switch("--resume", "Finish the run of --name, or else the sweep's newest one.")
     ] = False
     budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget", metavar="TIME", help="Start no cell after this long: 90s, 10m, 2h."
-        ),
+        str | None, option("--budget", "TIME", "Start no cell after this long: 90s, 10m, 2h.")
     ] = None
     timeout: Annotated[
         str,
-        typer.Option(
-            "--timeout",
-            metavar="TIME",
-            help="Longest time for one cell, windows and counters excluded.",
-        ),
+        option("--timeout", "TIME", "Longest time for one cell, windows and counters excluded."),
     ] = "120s"
     dry_run: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--dry-run",
-            help="List cells, bytes and estimated time, run none; with --resume, those left.",
+            "List cells, bytes and estimated time, run none; with --resume, those left.",
         ),
     ] = False
     executor: Executor = "local"
@@ -136,14 +131,12 @@ class RunFlags:
     mix_boards: MixBoards = False
     shard: Annotated[
         str | None,
-        typer.Option(
-            "--shard",
-            metavar="I/N",
-            help="Every N-th problem from the I-th on, for `leanbench merge` later.",
+        option(
+            "--shard", "I/N", "Every N-th problem from the I-th on, for `leanbench merge` later."
         ),
     ] = None
     baseline: Baseline = None
-    no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False
+    no_report: Annotated[bool, switch("--no-report", "Write no HTML and CSV.")] = False
     quiet: Quiet = False
 
     @classmethod

@@ -11,6 +11,7 @@ import typer
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names, run_names
 from leanbench.cli.help import Commands
+from leanbench.cli.options import argument, option, switch
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,13 +29,9 @@ predict = Commands(
 
 _Runs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="RUN",
-        help="Measured runs: paths, or names under runs/.",
-        autocompletion=run_names,
-    ),
+    argument("RUN", "Measured runs: paths, or names under runs/.", autocompletion=run_names),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Json = Annotated[bool, switch("--json", "Print JSON.")]
 
 
 def _gpu(default: str | bool) -> Any:
@@ -49,10 +46,7 @@ def _gpu(default: str | bool) -> Any:
 
 
 _GpuOfRuns = Annotated[str | None, _gpu("the first run's")]
-_GpuNamed = Annotated[
-    str | None,
-    typer.Argument(metavar="GPU", help="The same as --gpu.", autocompletion=gpu_names),
-]
+_GpuNamed = Annotated[str | None, argument("GPU", "The same as --gpu.", autocompletion=gpu_names)]
 _GpuHere = Annotated[str | None, _gpu("the GPU that is here, or else a100-80gb")]
 _GpuOfPaper = Annotated[str | None, _gpu(True)]
 
@@ -75,25 +69,17 @@ def fit(
     runs: _Runs,
     check: Annotated[
         list[str] | None,
-        typer.Option(
-            "--check",
-            metavar="RUN",
-            help="A run to check with; may be given again.",
-            autocompletion=run_names,
+        option(
+            "--check", "RUN", "A run to check with; may be given again.", autocompletion=run_names
         ),
     ] = None,
     gpu: _GpuOfRuns = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="FILE", help="Where to write it.", show_default="your own folder"
-        ),
+        Path | None, option("--out", "FILE", "Where to write it.", show_default="your own folder")
     ] = None,
     only_lean_cuda: Annotated[
         bool,
-        typer.Option(
-            "--only-lean-cuda", help="Fit the constants of lean_cuda, the others stay as they are."
-        ),
+        switch("--only-lean-cuda", "Fit the constants of lean_cuda, the others stay as they are."),
     ] = False,
     json_: _Json = False,
 ) -> None:

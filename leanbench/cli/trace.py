@@ -13,7 +13,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names
-from leanbench.cli.options import Gpu, RequireGpu
+from leanbench.cli.options import Gpu, RequireGpu, argument, option
 from leanbench.core.errors import GpuUnusable, UserError
 
 if TYPE_CHECKING:
@@ -26,26 +26,20 @@ if TYPE_CHECKING:
 
 def trace(
     problem: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PROBLEM", help="h56 n64k d64, or a label from a table (not a ragged one)."
-        ),
+        list[str], argument("PROBLEM", "h56 n64k d64, or a label from a table (not a ragged one).")
     ],
     kernels: Annotated[
         str,
-        typer.Option(
-            "--kernels",
-            metavar="LIST",
-            help="Names from `leanbench list kernels`.",
-            autocompletion=kernel_names,
+        option(
+            "--kernels", "LIST", "Names from `leanbench list kernels`.", autocompletion=kernel_names
         ),
     ] = "lean,fixed_split,fa2",
     configs: Annotated[
         str,
-        typer.Option(
+        option(
             "--configs",
-            metavar="default|heuristic|best|energy|edp",
-            help="Tuned settings or else the heuristic's; the heuristic's; the fastest candidate;"
+            "default|heuristic|best|energy|edp",
+            "Tuned settings or else the heuristic's; the heuristic's; the fastest candidate;"
             " tuned ones of least energy; of least energy times latency.",
         ),
     ] = "default",
@@ -53,15 +47,10 @@ def trace(
     require_gpu: RequireGpu = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Folder for the files; a new one under runs/ if not given."
-        ),
+        option("--out", "DIR", "Folder for the files; a new one under runs/ if not given."),
     ] = None,
     format_: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="LIST", help="html,svg,json; json is for https://ui.perfetto.dev."
-        ),
+        str, option("--format", "LIST", "html,svg,json; json is for https://ui.perfetto.dev.")
     ] = "html,svg,json",
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No picture in the terminal.")
@@ -84,6 +73,7 @@ def trace(
     from leanbench.core.syntax import parse_names
     from leanbench.gpu.local import choose
     from leanbench.report.trace import trace_files, write_trace
+    from leanbench.report.trace.terminal import terminal_text
     from leanbench.run.cells import CONFIG_CHOICES
 
     parsed = parse_problem(problem)
@@ -102,12 +92,16 @@ def trace(
         if not panels:
             raise typer.Exit(1)
         if not quiet:
-            _show_picture(panels)
+            console = output.console()
+            columns = console.width if console.is_terminal else min(console.width, 120)
+            ascii_only = console.options.ascii_only
+            console.print(terminal_text(panels, columns, ascii_only=ascii_only))
         for path in write_trace(panels, folder, formats):
             output.show_whole(str(path))
         _write_manifest(folder, parsed, panels, target)
     finally:
-        _remove_empty(folder)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _write_manifest(
@@ -202,23 +196,9 @@ def _measure(
     return timelines
 
 
-def _show_picture(panels: list[Panel]) -> None:
-    from leanbench.report.trace.terminal import terminal_text
-
-    console = output.console()
-    columns = console.width if console.is_terminal else min(console.width, 120)
-    console.print(terminal_text(panels, columns, ascii_only=console.options.ascii_only))
-
-
 def _new_folder(problem: AttentionProblem, gpu: str) -> Path:
     from leanbench.records.directory import make_new_folder
 
     words = re.sub(r"[^A-Za-z0-9_]+", "-", problem.label)
     path = Path("runs") / f"trace-{words}-{gpu}-{datetime.now():%Y%m%d-%H%M%S}"
     return make_new_folder(path)
-
-
-def _remove_empty(folder: Path) -> None:
-    """Remove a folder that stayed empty."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()

@@ -234,7 +234,7 @@ class Dispatcher(Generic[J]):
     def _nobody_left(self) -> UserError:
         why = self._why_left_out or "none became free in time"
         return UserError(
-            f"no GPU of the Ray cluster at {self._cluster.address} can work: {why}; mend that and"
+            f"no GPU of the Ray cluster at {self._cluster.address} can work: {why}; fix it and"
             " repeat the command, with --resume where a run has begun"
         )
 

@@ -60,7 +60,7 @@ def read_samples(run: Path) -> dict[str, Samples]:
         UnreadableFile: It cannot be read.
     """
     content = read_if_there(run / SAMPLES, MOST_MB)
-    if content and not has_whole_member(content):
+    if content and next(_whole_members(content), None) is None:
         raise ValueError("it has no whole gzip member")
     return _by_cell(content)
 
@@ -137,10 +137,6 @@ def _is_begun(content: bytes) -> bool:
     except zlib.error:
         return False
     return not (member.eof or member.unconsumed_tail)
-
-
-def has_whole_member(content: bytes) -> bool:
-    return next(_whole_members(content), None) is not None
 
 
 def whole_length(content: bytes) -> int:

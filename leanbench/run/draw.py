@@ -41,8 +41,13 @@ class Draw:
     given: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.fill is not None:
-            _check_fill(self.values["capacity"])
+        for capacity in self.values["capacity"] if self.fill else ():
+            if not isinstance(capacity, int):
+                raise UserError(
+                    "fill is a share of the capacity in tokens, and a capacity is"
+                    f" {AXES['capacity'].write(capacity)}: give capacity in tokens, as in 4k,32k,"
+                    " or context instead of fill"
+                )
 
     @classmethod
     def of(
@@ -136,17 +141,6 @@ class Draw:
         }
         fill = {} if self.fill is None else {"fill": list(self.fill)}
         return {"count": self.count, "seed": self.seed, **fill, **axes}
-
-
-def _check_fill(capacities: Sequence[Any]) -> None:
-    """Reject capacities that are not in tokens, for a fill."""
-    for capacity in capacities:
-        if not isinstance(capacity, int):
-            raise UserError(
-                "fill is a share of the capacity in tokens, and a capacity is"
-                f" {AXES['capacity'].write(capacity)}: give capacity in tokens, as in 4k,32k, or"
-                " context in place of fill"
-            )
 
 
 def _largest(capacities: Sequence[Any]) -> int | None:

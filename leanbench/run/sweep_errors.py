@@ -75,7 +75,7 @@ def sentence(path: Path, text: str, error: ValidationError, keys: Iterable[str])
     if first["type"] == "value_error":
         return f"{where}, key {key!r}: {first.get('ctx', {}).get('error')}"
     fix = _FIXES.get(first["type"], f"{first['msg'][0].lower()}{first['msg'][1:]}")
-    return f"{where}, key {key!r}: {in_toml(first['input'])} is refused, {fix}"
+    return f"{where}, key {key!r}: {in_toml(first['input'])} is invalid: {fix}"
 
 
 def _table(location: list[int | str]) -> Table:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -70,35 +69,41 @@ def _is_flag_value(value: Any) -> bool:
     return isinstance(value, (float, str))
 
 
+def _validator(read: Callable[[Any], Any]) -> BeforeValidator:
+    """Return a validator that raises ValueError for UserError, as pydantic expects."""
+
+    def checked(value: Any) -> Any:
+        try:
+            return read(value)
+        except UserError as error:
+            raise ValueError(str(error)) from error
+
+    return BeforeValidator(checked)
+
+
 def _reads(parse: Callable[[str], tuple[Any, ...]]) -> BeforeValidator:
     """Return a validator that joins numbers and lists, and parses them like a flag."""
 
     def read(value: Any) -> tuple[Any, ...]:
         items = value if isinstance(value, list) else [value]
         if not items or not all(map(_is_flag_value, items)):
-            raise ValueError(
-                f"{in_toml(value)} is not understood, write a number, a string or a list of them"
+            raise UserError(
+                f"{in_toml(value)} is invalid: write a number, a string or a list of them"
             )
-        try:
-            return parse(",".join(map(str, items)))
-        except UserError as error:
-            raise ValueError(str(error)) from None
+        return parse(",".join(map(str, items)))
 
-    return BeforeValidator(read)
+    return _validator(read)
 
 
 def _read_overrides(value: Any) -> dict[str, KernelConfig]:
     """Parse a string, or a list of strings, like --config."""
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError(
-            f"{in_toml(value)} is not understood, write a string such as"
-            " lean:tile_tokens=128,... or a list of them"
+        raise UserError(
+            f"{in_toml(value)} is invalid: write a string such as lean:tile_tokens=128,... or a"
+            " list of them"
         )
-    try:
-        return parse_overrides(texts)
-    except UserError as error:
-        raise ValueError(str(error)) from None
+    return parse_overrides(texts)
 
 
 class _Keys(BaseModel):
@@ -124,16 +129,10 @@ class GridTable(_Axes):
 def _read_fill(value: Any) -> tuple[float, float]:
     """Parse two percentages, as in ["1%", "100%"]."""
     if not isinstance(value, list) or len(value) != 2 or not all(isinstance(v, str) for v in value):
-        raise ValueError(
-            f'{in_toml(value)} is not understood, write two percentages: ["1%", "100%"]'
-        )
-    try:
-        low = parse_percent("fill", value[0], most=100, above_zero=True)
-        high = parse_percent("fill", value[1], most=100, above_zero=True)
-    except UserError as error:
-        raise ValueError(str(error)) from None
+        raise UserError(f'{in_toml(value)} is invalid: write two percentages: ["1%", "100%"]')
+    low, high = (parse_percent("fill", text, most=100, above_zero=True) for text in value)
     if low > high:
-        raise ValueError(
+        raise UserError(
             f"{in_toml(value)} starts above its end: write the smaller percentage first"
         )
     return low, high
@@ -146,22 +145,19 @@ def _whole(least: int, most: int) -> BeforeValidator:
         is_number = isinstance(value, str) and re.fullmatch("[0-9]{1,20}", value)
         number = int(value) if is_number else value
         if type(number) is not int or not least <= number <= most:
-            raise ValueError(
-                f"{in_toml(value)} is refused, write a whole number from {least} to {most}"
+            raise UserError(
+                f"{in_toml(value)} is invalid: write a whole number from {least} to {most}"
             )
         return number
 
-    return BeforeValidator(read)
+    return _validator(read)
 
 
 def _read_prefill(value: Any) -> int:
     """Parse tokens like --prefill; 0 for none."""
     if isinstance(value, float) or not _is_flag_value(value):
-        raise ValueError(f"{in_toml(value)} is not understood, write {_PREFILL}")
-    try:
-        return parse_number("prefill", str(value), _PREFILL, least=0)
-    except UserError as error:
-        raise ValueError(str(error)) from None
+        raise UserError(f"{in_toml(value)} is invalid: write {_PREFILL}")
+    return parse_number("prefill", str(value), _PREFILL, least=0)
 
 
 class DrawTable(_Axes):
@@ -169,14 +165,13 @@ class DrawTable(_Axes):
 
     count: Annotated[int, _whole(1, MOST_PROBLEMS)]
     seed: Annotated[int, _whole(0, MAX_SEED)] = 0
-    fill: Annotated[tuple[float, float] | None, BeforeValidator(_read_fill)] = None
+    fill: Annotated[tuple[float, float] | None, _validator(_read_fill)] = None
 
 
-def _choose_configs(value: str) -> str:
-    try:
-        return choose("configs", value, CONFIG_CHOICES)
-    except UserError as error:
-        raise ValueError(str(error)) from None
+def _read_configs(value: Any) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{in_toml(value)} is invalid: write text in quotes")
+    return choose("configs", value, CONFIG_CHOICES)
 
 
 class SweepFile(_Axes):
@@ -186,16 +181,16 @@ class SweepFile(_Axes):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     description: str = ""
     kernels: Annotated[tuple[str, ...], _reads(parse_kernels)] = DEFAULT_KERNELS
-    configs: Annotated[str, AfterValidator(_choose_configs)] = "default"
+    configs: Annotated[str, _validator(_read_configs)] = "default"
     #: Launch settings of kernels, instead of those by `configs`.
-    config: Annotated[dict[str, KernelConfig], BeforeValidator(_read_overrides)] = Field({})
+    config: Annotated[dict[str, KernelConfig], _validator(_read_overrides)] = Field({})
     #: Additional measurements, like the flags of the same names.
     cache: Literal["cold", "warm"] = "cold"
     sustained: bool = False
     energy: bool = False
     occupancy: bool = False
     counters: bool = False
-    prefill: Annotated[int, BeforeValidator(_read_prefill)] = 0
+    prefill: Annotated[int, _validator(_read_prefill)] = 0
     grid: list[GridTable] = Field([])
     draw: DrawTable | None = None
 

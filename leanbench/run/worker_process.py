@@ -75,7 +75,7 @@ class WorkerProcess:
             self._spawn()
         except OSError as error:
             raise UserError(
-                f"the worker did not start: {error}; mend that, then go on with --resume"
+                f"the worker did not start: {error}; fix it, then continue with --resume"
             ) from None
         try:
             hello = self._hello(target)

@@ -217,27 +217,14 @@ def test_a_kernel_that_supports_nothing_does_not_pass():
     [
         (["--kernels", "laen"], "Error: there is no kernel 'laen', did you mean 'lean'?"),
         (["--kernels", "lean,"], "Error: --kernels 'lean,' has an empty entry"),
-        (
-            ["--limit", "-1"],
-            "Error: --limit -1 is negative: give 0 for all problems, or a number above",
-        ),
+        (["--limit", "-1"], "Error: --limit -1 is negative: give 0 for all problems, or a number "),
         (["--fuzz", "999999999"], "Error: --fuzz 999999999 is above the limit of 100000: run sev"),
-        (
-            ["--fuzz", "1", "--seed", "9223372036854775808"],
-            "Error: --seed 9223372036854775808 is above the maximum",
-        ),
+        (["--fuzz", "1", "--seed", "9223372036854775808"], "Error: --seed 9223372036854775808 is "),
         (["--fuzz", "1", "--seed", "-3"], "Error: --seed -3 is below the minimum"),
-        (
-            ["--seed", "7"],
-            "Error: --seed 7 without --fuzz says nothing, the grid is always the same: leave it"
-            " out, or say how many random problems to check, such as --fuzz 100",
-        ),
+        (["--seed", "7"], "Error: --seed 7 without --fuzz says nothing, the grid is always the sa"),
         (["--jobs", "1025"], "Error: --jobs 1025 is above the limit of 1024: choose fewer"),
         (["--jobs", "abc"], "Error: --jobs 'abc' is refused: write a whole number such as 8"),
-        (
-            ["--jobs", "-2"],
-            "Error: --jobs -2 is negative: give 0 for as many as fit the CPU, or a number above",
-        ),
+        (["--jobs", "-2"], "Error: --jobs -2 is negative: give 0 for as many as fit the CPU, or a"),
     ],
 )
 def test_bad_input_is_one_sentence(words, sentence):

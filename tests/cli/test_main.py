@@ -104,10 +104,7 @@ def test_names_are_completed(words, names, tmp_path, monkeypatch):
         ("configs --help", "List, show, move and verify the launch settings that were tuned"),
         ("report --help", "report [OPTIONS] RUN... "),
         ("sweep --help", "of least energy times latency. [default: (default, or FILE's)]"),
-        (
-            "tune --help",
-            "Calls whose lengths the host knows use them; in CUDA C++, only for problems",
-        ),
+        ("tune --help", "Calls whose lengths the host knows use them; in CUDA C++, only for probl"),
         ("predict fit --help", "Of a run of 40 rows or more, the model is fitted to half of the"),
         ("configs import --help", "but a predicted one never replaces a measured one."),
         ("predict show --help", "[default: (the GPU that is here, or else a100-80gb)]"),

@@ -55,33 +55,6 @@ def by_cell(tmp_path: Path, name: str) -> dict[tuple[str, int], Row]:
     return {(row.kernel, row.problem["context"]): row for row in rows}
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ["--config", "lean_triton:tile_tokens=64"],
-            "num_warps, num_stages, ctas_per_sm, min_tiles_per_cta, align_grid must be given",
-        ),
-        (["--config", "laen:tile_tokens=64"], "there is no kernel 'laen', did you mean 'lean'?"),
-        (["--config", OVERRIDE, "--config", OVERRIDE], "lean has settings already"),
-        (
-            ["--config", OVERRIDE, "--kernels", "fa2"],
-            "add lean to --kernels or leave its config out",
-        ),
-        (
-            ["--configs", "tuned"],
-            "configs 'tuned' is not supported",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(tmp_path, words, sentence):
-    result = sweep(tmp_path, *words)
-    assert result.exit_code == 2
-    [error] = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-    assert sentence in error
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_dry_run_says_how_settings_are_chosen(tmp_path):
     result = sweep(tmp_path, "--dry-run", "--configs", "heuristic", "--config", OVERRIDE)
     cells = [

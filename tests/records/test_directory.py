@@ -98,7 +98,7 @@ def test_boards_are_added_once(run):
 def test_an_existing_run_is_not_overwritten(run):
     with (
         pytest.raises(
-            UserError, match="is not empty: add --resume to go on with it or choose another --name"
+            UserError, match="is not empty: add --resume to continue it or choose another --name"
         ),
         RunDirectory.create(run, ASKED),
     ):
@@ -204,18 +204,18 @@ def test_a_folder_without_manifest_is_no_run(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"cells": ["one"]}, r"1 of its 2 cells are not asked for now, such as two\)"),
+        ({"cells": ["one"]}, r"1 of its 2 cells are not requested, such as two\)"),
         (
             {"cells": ["one", "two", "six"]},
-            r"\(1 of the 3 asked for now are not in it, such as six\)",
+            r"\(1 of 3 requested cells are not in it, such as six\)",
         ),
         (
             {"gpu": {"name": "h200"}},
-            "has rows predicted for a100, this command's would be predicted for h200",
+            "has rows predicted for a100, not predicted for h200",
         ),
         (
             {"source": "measured"},
-            "has rows predicted for a100, this command's would be measured for a100",
+            "has rows predicted for a100, not measured for a100",
         ),
     ],
 )
@@ -308,7 +308,7 @@ def test_a_full_disk_is_a_sentence(run, monkeypatch):
     with RunDirectory.resume(run, ASKED) as directory:
         monkeypatch.setattr(os, "write", lambda fd, data: len(data) - 1)
         with pytest.raises(
-            UserError, match=r"No space left on device\): mend that, then go on with --resume"
+            UserError, match=r"No space left on device\): fix it, then continue with --resume"
         ):
             directory.append(row("two"))
         assert directory.finished == {"one"}
@@ -320,7 +320,7 @@ def test_a_disk_that_is_full_for_the_samples_costs_their_row_too(run, monkeypatc
         monkeypatch.setattr(os, "write", lambda fd, data: len(data) - 1)
         with pytest.raises(
             UserError,
-            match=r"cannot write .*samples.jsonl.gz \(No space left on device\): mend that",
+            match=r"cannot write .*samples.jsonl.gz \(No space left on device\): fix it",
         ):
             directory.append(row("two"), raw)
         assert directory.finished == {"one"}
@@ -343,5 +343,5 @@ def test_the_newest_run_of_a_sweep_is_found(tmp_path):
     assert newest_run(tmp_path, "s", ["two", "one"]) == tmp_path / "a"
     # None of these cells: the newest, and whoever resumes it will say what differs.
     assert newest_run(tmp_path, "s", ["three"]) == tmp_path / "d"
-    with pytest.raises(UserError, match="there is no run of sweep 'none'"):
+    with pytest.raises(UserError, match="has no run of sweep 'none'"):
         newest_run(tmp_path, "none", [])

@@ -97,7 +97,7 @@ def _other(**environment: Any) -> Board:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"source": "predicted"}, "is of another source than .*s1 .predicted, not measured."),
+        ({"source": "predicted"}, "has another source than .*s1 .predicted, not measured."),
         (
             {"sweep": {"name": "s", "kernels": ["fa2"]}},
             "another request than .*s1 .kernels.: merge",
@@ -105,7 +105,7 @@ def _other(**environment: Any) -> Board:
         ({"measure": {"cache": "warm"}}, "another settings of measuring than .*s1 .cache."),
         (
             {"shard": {"index": 2, "count": 2, "cells": CELLS[:2]}},
-            "is of other cells than .*s1 .2 and 4 in all.",
+            "has other cells than .*s1 .2 and 4 in all.",
         ),
         ({"board": _other(kernels="bb")}, "kernels is bb, not aa as in .*: run its cells again"),
         ({"board": _other(settings="ff")}, "settings is ff, not None"),
@@ -202,7 +202,7 @@ def test_a_cell_of_two_runs_and_a_run_given_twice_are_refused(tmp_path, shard):
 def test_nothing_is_overwritten(tmp_path, shard):
     parts = [shard(1), shard(2)]
     (tmp_path / "both").mkdir()
-    with pytest.raises(UserError, match="both is there already: choose another --out"):
+    with pytest.raises(UserError, match="both already exists: choose another --out"):
         merge_runs(parts, tmp_path / "both")
 
 

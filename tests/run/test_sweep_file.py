@@ -69,48 +69,21 @@ def test_grids_inherit_the_axes_at_the_top(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            'name = "a"\ncontext = 1k\n',
-            " is not TOML: Expected newline or end of document after a statement (at line",
-        ),
-        (
-            'name = "a"\n\ncontxt = 1024\n',
-            ", line 3: there is no key 'contxt', did you mean 'context'?",
-        ),
-        (
-            'name = "a"\n[[grid]]\n[[grid]]\nhaeds = 8\n',
-            ", line 4: there is no key 'haeds', did you mean 'heads'?",
-        ),
+        ('name = "a"\ncontext = 1k\n', " is not TOML: Expected newline or end of document after a"),
+        ('name = "a"\n\ncontxt = 1024\n', ", line 3: there is no key 'contxt', did you mean 'cont"),
+        ('name = "a"\n[[grid]]\n[[grid]]\nhaeds = 8\n', ", line 4: there is no key 'haeds', did y"),
         ('name = "a"\n[[grid]]\nname = "b"\n', ", line 3: there is no key 'name', "),
-        (
-            'name = "a"\nbatch = 2\n[[grid]]\nbatch = "1,"\n',
-            ", line 4, key 'batch': batch '1,' has an empty entry",
-        ),
-        (
-            'name = "a"\n"context" = "4q"\n',
-            ", line 2, key 'context': context '4q' is ",
-        ),
+        ('name = "a"\nbatch = 2\n[[grid]]\nbatch = "1,"\n', ", line 4, key 'batch': batch '1,' ha"),
+        ('name = "a"\n"context" = "4q"\n', ", line 2, key 'context': context '4q' is "),
         ('name = "a"\ncontext = 0\n', ", line 2, key 'context': context '0' is below"),
-        (
-            'name = "a"\nheads = "32/5"\n',
-            ", line 2, key 'heads': heads '32/5' needs query heads",
-        ),
-        (
-            'name = "a"\nkernels = ["lean", "laen"]\n',
-            ", line 2, key 'kernels': there is no kernel 'laen', did you mean",
-        ),
-        ('name = "a"\nbatch = true\n', ", line 2, key 'batch': true is not understood"),
-        ('name = "a"\nbatch = []\n', ", line 2, key 'batch': [] is not understood"),
-        (
-            'name = "a"\nconfigs = "fastest"\n',
-            ", line 2, key 'configs': configs 'fastest' is not supported",
-        ),
-        (
-            'name = "../a"\n',
-            ", line 1, key 'name': '../a' cannot name a folder: use up to 64 letters,",
-        ),
+        ('name = "a"\nheads = "32/5"\n', ", line 2, key 'heads': heads '32/5' needs query heads"),
+        ('name = "a"\nkernels = ["lean", "laen"]\n', ", line 2, key 'kernels': there is no kernel"),
+        ('name = "a"\nbatch = true\n', ", line 2, key 'batch': true is invalid"),
+        ('name = "a"\nbatch = []\n', ", line 2, key 'batch': [] is invalid"),
+        ('name = "a"\nconfigs = "fastest"\n', ", line 2, key 'configs': configs 'fastest' is not "),
+        ('name = "../a"\n', ", line 1, key 'name': '../a' cannot name a folder: use up to 64 lett"),
         ("batch = 1\n", ", line 1: the key 'name' is missing"),
-        ('name = "a"\ngrid = 3\n', ", line 2, key 'grid': 3 is refused"),
+        ('name = "a"\ngrid = 3\n', ", line 2, key 'grid': 3 is invalid"),
     ],
 )
 def test_errors_name_file_line_and_key(tmp_path, text, words):
@@ -133,22 +106,12 @@ def test_a_file_may_ask_for_more_than_latency(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            'cache = "hot"',
-            ", line 2, key 'cache': 'hot' is refused, write 'cold' or 'warm'",
-        ),
-        ("energy = 3", ", line 2, key 'energy': 3 is refused, write true or false"),
-        (
-            'occupancy = "all"',
-            ", line 2, key 'occupancy': 'all' is refused, write true or false",
-        ),
+        ('cache = "hot"', ", line 2, key 'cache': 'hot' is invalid: write 'cold' or 'warm'"),
+        ("energy = 3", ", line 2, key 'energy': 3 is invalid: write true or false"),
+        ('occupancy = "all"', ", line 2, key 'occupancy': 'all' is invalid: write true or false"),
         ("prefill = -1", ", line 2, key 'prefill': prefill '-1' is below"),
-        (
-            'prefill = "8q"',
-            ", line 2, key 'prefill': prefill '8q' is invalid: write a number of tokens such"
-            " as 8k, or 0 for none",
-        ),
-        ("prefill = true", ", line 2, key 'prefill': true is not understood, write a number of"),
+        ('prefill = "8q"', ", line 2, key 'prefill': prefill '8q' is invalid: write a number of t"),
+        ("prefill = true", ", line 2, key 'prefill': true is invalid: write a number of"),
         ("enregy = true", ", line 2: there is no key 'enregy', did you mean 'energy'?"),
         ("[[grid]]\nenergy = true", ", line 3: there is no key 'energy', "),
     ],
@@ -386,20 +349,12 @@ def test_a_file_may_give_settings(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            'config = "fa2:tile_tokens=96,num_warps=4,num_stages=3"',
-            ", line 2, key 'config': config 'fa2:tile_tokens=96,num_warps=4,num_stages=3':"
-            " tile_tokens 96 is",
-        ),
-        (
-            "config = 3",
-            ", line 2, key 'config': 3 is not understood, write a string such as"
-            " lean:tile_tokens=128,...",
-        ),
-        ("config = []", ", line 2, key 'config': [] is not understood"),
+        ('config = "fa2:tile_tokens=96,num_warps=4,num_stages=3"', ", line 2, key 'config': confi"),
+        ("config = 3", ", line 2, key 'config': 3 is invalid: write a string such as lean:"),
+        ("config = []", ", line 2, key 'config': [] is invalid"),
         (
             f'config = ["{FA2}", "{FA2}"]',
-            f", line 2, key 'config': config '{FA2}': fa2 has settings already",
+            f", line 2, key 'config': config '{FA2}': fa2 already has",
         ),
     ],
 )
