@@ -100,7 +100,8 @@ def _in_sentences(words: list[str]) -> Iterator[None]:
     except OSError as error:
         if (fix := _FIXES.get(error.errno or 0)) is None:
             raise
-        output.mute("stdout")
+        if error.filename is None:
+            output.mute("stdout")
         where = error.filename or "the output"
         output.say(f"Error: cannot open or write {where} ({error.strerror}): {fix}")
         raise typer.Exit(2) from None

@@ -357,7 +357,7 @@ def requested_sweep(
     lengths = given.get("lengths") or [value for table in tables for value in table["lengths"]]
     if "head_dim" in given and "model" in with_models and "model" not in given:
         raise OptionWithoutEffect(
-            f"--head-dim {axis_flags['head_dim']}", "--heads", f"models of {sweep.name} set it"
+            f"--head-dim {axis_flags['head_dim']}", "--heads", f"the sweep {sweep.name} has models"
         )
     _check_together([*given, *with_models], lengths)
     if "host" in given.get("lengths_on", ()) and not any(map(_can_be_uniform, tables)):

@@ -102,7 +102,6 @@ SUMMARIES = {
         row("lean", 100.0, crosscheck_us=101.0, **INTERVAL),
         row("fa2", 100.0, crosscheck_us=101.0, status="noisy", reason="wide", **INTERVAL),
     ],
-    "a prediction has neither": [row("lean", 100.0, source="predicted", **INTERVAL)],
     "a kernel that supports nothing": [
         row("lean", 10.0),
         row("cudnn", None, status="unsupported", reason="no schedule"),
