@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from leanbench.cli.sweep_run import show_ending
 from leanbench.core.problem import AttentionProblem
+from leanbench.records.directory import RunDirectory
 from leanbench.records.reading import Run
 from leanbench.records.row import SCHEMA_VERSION, Row
 
@@ -30,6 +32,12 @@ def row(cell: str, **fields: Any) -> Row:
         "environment": "e",
     }
     return Row.model_validate({"cell": cell, **shared, **taken, **fields})
+
+
+def opened(run: AbstractContextManager[RunDirectory]) -> set[str]:
+    """Open and close a run. Return the cells that have a row."""
+    with run as directory:
+        return directory.finished
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]]) -> None:

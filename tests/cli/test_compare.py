@@ -96,15 +96,6 @@ def test_table():
 
 
 @pytest.mark.usefixtures("runs")
-def test_output_is_the_same_twice():
-    for format_ in ("table", "markdown", "json", "csv"):
-        assert (
-            run("before", "after", "--format", format_).stdout
-            == run("before", "after", "--format", format_).stdout
-        )
-
-
-@pytest.mark.usefixtures("runs")
 def test_verdicts_are_coloured_in_a_terminal(monkeypatch):
     from rich.console import Console
 
