@@ -56,7 +56,7 @@ def invoke(*words: str) -> Result:
 
 
 def check_fixtures(*words: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, whose registry knows the fixture kernels."""
+    """Run the command in a new process with the fixture kernels."""
     environment = {
         **os.environ,
         "LEANBENCH_KERNEL_PATH": str(FIXTURES),
@@ -191,7 +191,7 @@ def test_wrong_kernels_fail_and_the_others_results_are_there():
 def test_a_kernel_that_supports_nothing_does_not_pass():
     done = check_fixtures("--kernels", "absent,picky", "--limit", "3")
     assert done.returncode == 1
-    # What the others did is said all the same.
+    # The results of other kernels are printed.
     assert done.stdout.splitlines()[-2:] == [
         "all 1 passed",
         "absent was not checked, it supports none of the 3 problems: leave it out, or raise"
@@ -235,8 +235,9 @@ def test_bad_input_is_one_sentence(words, sentence):
 
 
 def start_check(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
-    """The command with a session of its own, so that a signal reaches all its processes as Ctrl-C
-    does; the kernel `stuck` never comes back from its ninth problem.
+    """Start the command in a new session, so that a signal reaches all its processes like Ctrl-C.
+
+    The kernel `stuck` never returns from its ninth problem.
     """
     (tmp_path / "kernels" / "stuck").mkdir(parents=True)
     (tmp_path / "kernels" / "stuck" / "__init__.py").write_text(

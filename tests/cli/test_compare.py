@@ -25,9 +25,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`before`, and `after` with one cell 20% slower, one 10% faster, one the same and one
-    crashed.
-    """
+    """Write `before`, and `after` with a slower, a faster, an equal and a crashed cell."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "runs"
     cells = {(problem(context), "lean"): spread(10.0) for context in CONTEXTS}
@@ -351,7 +349,6 @@ def test_bad_input_is_one_sentence(arguments, sentence):
 
 
 def test_reference_runs_compare(pytestconfig):
-    """Two kernels of a committed run, and two runs of the same sweep."""
     run_dir = pytestconfig.rootpath / "reports/h200/model/paper-fig7a"
     content = json.loads(
         run(f"{run_dir}:fixed_split", f"{run_dir}:lean", "--format", "json").stdout

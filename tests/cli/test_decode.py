@@ -1,4 +1,4 @@
-"""`leanbench decode`: what is asked of a sweep, bad input, and a predicted run from end to end."""
+"""`leanbench decode`: its sweep, bad input, and a predicted run from end to end."""
 
 from __future__ import annotations
 

@@ -30,9 +30,7 @@ def commands(group: typer.Typer) -> Iterator[Any]:
 
 
 def test_every_flag_is_spelled_out():
-    """Typer 0.27.0 to 0.27.3 lose an option that has a metavar and whose flag follows from its
-    parameter's name.
-    """
+    """Typer 0.27.0 to 0.27.3 lose an option with a metavar and without an explicit flag."""
     options = [
         (command.__name__, name, info)
         for command in commands(app)
@@ -61,12 +59,12 @@ def test_every_value_has_a_word_in_the_help():
     }
     assert len(metavars) > 60
     assert [where for where, metavar in metavars.items() if not metavar] == []
-    # Typer has dots of its own behind an argument that may be repeated.
+    # Typer adds dots to a repeatable argument.
     assert "RUN..." not in metavars.values()
 
 
 def completed(words: str) -> list[str]:
-    """What bash is offered at the end of the words."""
+    """Return what bash offers at the end of the words."""
     count = len(words.split(" ")) - 1
     env = {"COMP_WORDS": words, "COMP_CWORD": str(count)}
     env["_LEANBENCH_COMPLETE"] = "complete_bash"
@@ -137,7 +135,7 @@ def test_a_command_that_was_interrupted_says_so(monkeypatch, error, name, code):
     assert result.stderr == f"Stopped by {name} before it was done.\n"
 
 
-#: Longer than a name may be in any file system.
+#: Too long for every file system.
 LONG = "a" * 300
 
 
@@ -187,7 +185,6 @@ def test_a_name_that_is_too_long_is_a_sentence(one_run, tmp_path, monkeypatch, w
     ["report closed", "merge closed --out both", "compare closed run", "sweep --out closed/in"],
 )
 def test_a_folder_that_may_not_be_looked_into_is_a_sentence(tmp_path, monkeypatch, words):
-    """As whoever is not root meets it."""
     monkeypatch.chdir(tmp_path)
     stat = Path.stat
 

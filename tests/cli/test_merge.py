@@ -22,7 +22,7 @@ def invoke(words: str, tmp_path: Path) -> None:
 
 
 def figures(path: Path) -> list[dict[str, Any]]:
-    """Rows without what no two runs share."""
+    """Return the rows without times and ids."""
     rows = [json.loads(line) for line in (path / "results.jsonl").read_text().splitlines()]
     when = ("time", "wall_s", "run_id")
     return [{name: row[name] for name in row if name not in when} for row in rows]

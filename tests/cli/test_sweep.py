@@ -34,7 +34,6 @@ from leanbench.run.worker_process import WorkerTarget
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    """The same machine for everyone: one without a GPU."""
     monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
 
 
@@ -154,7 +153,7 @@ def test_refusals_that_depend_on_the_machine_or_the_catalogue(words, value):
 
 @pytest.fixture
 def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[str]]]:
-    """Sweeps that would have been started: the sweep, its cells, its manifest, its command."""
+    """Return sweeps that would have started: sweep, cells, manifest, command."""
     sweeps = []
 
     requested = []
@@ -175,7 +174,7 @@ def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[s
 
 @pytest.fixture
 def h200_here(monkeypatch) -> None:
-    """As far as the command line looks; nothing runs."""
+    """Pretend that an H200 is here. Nothing runs."""
     monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: Target(find("h200"), 0))
 
 
@@ -191,7 +190,7 @@ def test_flags_say_what_is_measured_and_how_hard(started):
     assert sweep.measure == MeasureOptions(effort, "warm", True, True, 5.0, True, True)
     assert {cell.cache for cell in cells} == {"warm"}
     assert manifest["measure"] == json.loads(json.dumps(sweep.measure.to_dict()))
-    # What --resume is told to repeat.
+    # The command that --resume repeats.
     assert shlex.join(command) == f"leanbench sweep --kernels lean {flags} --no-report"
 
 

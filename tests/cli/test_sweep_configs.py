@@ -39,7 +39,7 @@ SWEEP = (
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No GPU, nothing tuned; workers see the same."""
+    """Remove GPUs and tuned settings, also for workers."""
     monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
     monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))

@@ -51,7 +51,7 @@ ENERGY: dict[str, Any] = {
     "sustained_power_w": 512.4,
     "sustained_us": 10.46,
 }
-#: Rows whose printed summary is in the snapshot.
+#: Rows of the summaries in the snapshot.
 SUMMARIES = {
     "a figure per kernel, ratios, and the reason of a failure": [
         row("lean", 10.0, bandwidth_tb_s=2.346, read_floor_share=0.876),
@@ -220,7 +220,7 @@ def test_a_narrow_terminal_cuts_no_figure(capsys, monkeypatch, columns, tables):
     lines = lines[: lines.index("")]
     assert max(map(len, lines)) <= columns
     assert "…" not in "".join(lines)
-    # Below one another where they do not fit beside: every figure is there once, whole.
+    # Every figure is printed once and whole, in several tables if necessary.
     of_one = [word for line in lines if line.startswith("n1024") for word in line.split()]
     figures = [word for word in of_one if word not in ("n1024", "*")]
     assert figures == [*(f"{123456.7 + i:.1f}" for i in range(5)), *["1.00x"] * 4, "4.25", "90%"]

@@ -15,8 +15,9 @@ CELLS = ("sweep", "-q", "--kernels", "steady", "--context", "1k:50k:+1k")
 
 
 def small_files(most_bytes: int) -> dict[str, object]:
-    """Options of a process whose files cannot grow further, which is how a full disk looks to a
-    writer. It keeps no bytecode: Python would leave truncated modules to all others.
+    """Return options of a process with small files, like on a full disk.
+
+    It keeps no bytecode, because truncated modules would break other processes.
     """
     return {
         "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
@@ -44,7 +45,7 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
         assert len(read_run(path).results) >= least_rows
         written = write_report(path, tmp_path / "report")
         assert [file.name for file in written] == ["report.html", "report.csv"]
-    # What is torn is dropped, and the rest runs.
+    # A truncated row is dropped, and the other cells run.
     assert run(*command, "--resume").returncode == 0
     assert [row["problem"]["context"] for row in rows(path)] == CONTEXTS
     assert not [file for file in path.iterdir() if "part" in file.name or file.name[0] == "."]

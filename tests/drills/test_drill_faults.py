@@ -58,7 +58,6 @@ def test_a_fault_costs_one_row_of_50(tmp_path, kernel):
     assert done.returncode == (0 if status == "out_of_memory" else 1), done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert_one_fault(tmp_path / "r", kernel, status, reason)
-    # Also said in the table.
     assert f"{status}: {kernel} · b1 h32/8 n13312 d128 fp16 HND: {reason}" in done.stdout
     if reason.startswith("RuntimeError"):
         assert "Traceback" in (tmp_path / "r" / "worker.log").read_text()

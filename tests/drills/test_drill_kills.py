@@ -41,7 +41,7 @@ ASKED = "sweep --no-report --quiet --kernels unhurried --context 1k:50k:+1k --na
 
 
 def report_rows(path: Path) -> int:
-    """Rows of the report that can be written now."""
+    """Write a report and return its number of rows."""
     html, csv = write_report(path, path.with_name("report"))
     data = re.search(
         r'<script type="application/json" id="data">(.*?)</script>', html.read_text(), re.DOTALL
@@ -97,7 +97,7 @@ def test_killed_at_random_moments_and_resumed_every_cell_once(tmp_path):
 
 
 def done_rows(path: Path) -> list[int]:
-    """Contexts of the rows that are whole, as a reader finds them at any time."""
+    """Return the contexts of the whole rows."""
     return (
         [row.problem["context"] for row, _ in read_run(path).results]
         if (path / "manifest.json").exists()
@@ -121,7 +121,7 @@ def test_a_results_file_cut_at_any_byte_of_its_last_line_is_a_report(finished, t
     manifest = read_manifest(path)
     last = whole.rindex(b"\n", 0, -1) + 1
     assert len(whole) - last > 500
-    # Some by default, and every place around the end of the row.
+    # Some lengths, and all around the end of the row.
     lengths = {*range(last, len(whole), 1 if DEEP else 9), *range(len(whole) - 3, len(whole) + 1)}
     for length in sorted(lengths):
         (path / "results.jsonl").write_bytes(whole[:length])

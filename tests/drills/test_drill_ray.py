@@ -26,7 +26,7 @@ CONTEXTS = [*range(1024, 51 * 1024, 1024)]
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Two nodes with a GPU each, as far as Ray knows."""
+    """Start two nodes with a fake GPU each."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1})
     started.add_node(num_cpus=1, num_gpus=1)
@@ -68,7 +68,7 @@ def test_a_stopped_driver_says_what_is_done_and_goes_on_as_it_says(cluster, tmp_
 
 
 def workers_of(cluster: Any) -> list[int]:
-    """Processes in which kernels run, below the raylets of a cluster."""
+    """Return the processes that run kernels, below the raylets of a cluster."""
     below = [
         info.process.pid
         for node in cluster.list_all_nodes()

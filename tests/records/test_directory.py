@@ -35,7 +35,7 @@ ASKED = {
 
 @pytest.fixture
 def run(tmp_path):
-    """A run with one row."""
+    """Write a run with one row."""
     path = tmp_path / "runs" / "mine"
     with RunDirectory.create(path, ASKED) as directory:
         directory.append(row("one", latency_us=1.5))
@@ -333,7 +333,7 @@ def test_the_newest_run_of_a_sweep_is_found(tmp_path):
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "manifest.json").write_text("{")
     assert newest_run(tmp_path, "s", ["two", "one"]) == tmp_path / "a"
-    # None of these cells: the newest, and whoever resumes it will say what differs.
+    # Without a match, the newest: resuming it reports the difference.
     assert newest_run(tmp_path, "s", ["three"]) == tmp_path / "d"
     with pytest.raises(UserError, match="has no run of sweep 'none'"):
         newest_run(tmp_path, "none", [])

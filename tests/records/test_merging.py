@@ -143,7 +143,7 @@ def _relabelled(path: Path) -> Path:
 
 
 def _of_several(index: int, count: int, *, nvlinks: int = 18) -> Board:
-    """A board whose problems `count` GPUs share; links after the first have so many NVLinks."""
+    """Return a board of `count` GPUs. Links after the first have `nvlinks`."""
     links = [
         {"first": first, "second": second, "nvlinks": nvlinks if second > 1 else 18}
         for first, second in combinations(range(count), 2)

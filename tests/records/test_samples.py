@@ -1,6 +1,4 @@
-"""Raw samples: what is written, what a cut leaves, and what a kill between samples and row
-costs.
-"""
+"""Raw samples: format, truncation, and kills between samples and row."""
 
 from __future__ import annotations
 
@@ -187,7 +185,7 @@ def test_resume_drops_what_was_cut_off(tmp_path):
 
 
 def measured_run(path: Path) -> bytes:
-    """A run of cell a, which goes on; what its samples file holds."""
+    """Write an unfinished run of cell a. Return its samples file."""
     with RunDirectory.create(path, ASKED) as directory:
         directory.append(row("a", samples=2), A)
     return (path / SAMPLES).read_bytes()
@@ -260,7 +258,6 @@ def killed_between_samples_and_row(directory: RunDirectory, row: Row, raw: Sampl
 
 
 def test_a_kill_between_samples_and_row_runs_the_cell_again(tmp_path):
-    """Its later samples count, and nothing else is lost."""
     run = tmp_path / "r"
     with RunDirectory.create(run, ASKED) as directory:
         directory.append(row("b"), B)

@@ -86,7 +86,7 @@ def stand_ins(monkeypatch):
 def go(
     path: Path, cluster: FakeCluster, cells: Sequence[Cell] = CELLS, budget_s: float | None = None
 ) -> int:
-    """Runs cells into a new run, or on in one that is there."""
+    """Run cells in a new or an existing run."""
     opened = RunDirectory.resume if path.exists() else RunDirectory.create
     with opened(path, deepcopy(ASKED)) as run:
         executor = ClusterExecutor(cluster, REQUEST, cells, lambda text: None)

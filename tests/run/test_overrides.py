@@ -120,7 +120,7 @@ def test_a_kernel_is_given_settings_once_and_must_run():
 
 @pytest.mark.parametrize("gpu", ["a100-80gb", "h200"])
 def test_every_kernels_own_settings_are_read_again(gpu):
-    """Also those that no sweep gives: the report's commands give what a row was taken with."""
+    """The report's commands contain them."""
     problem = AttentionProblem(4, 32, 8, 8192, 128)
     for registered in kernels().values():
         config = registered.default_config(problem, find(gpu))

@@ -49,7 +49,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProblemR
     receive = WorkerProcess._receive
 
     def hurried(own: WorkerProcess, timeout_s: float, at: str | None) -> Any:
-        """Waits no longer once the rank hangs; anything else has all the time that it needs."""
+        """Stop waiting once the rank hangs."""
         for _ in range(_LOOKS):
             if at != pretended_ranks.HANGS or hangs(tmp_path / "followers"):
                 break
@@ -64,18 +64,18 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProblemR
 
 
 def hangs(followers: Path) -> bool:
-    """Whether the first follower has stopped, and no other one was started."""
+    """Return True if the first follower has stopped and no other was started."""
     pids = followers.read_text().split() if followers.exists() else []
     return len(pids) == 1 and state_of(int(pids[0])) == "T"
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process has not ended, waited for or not."""
+    """Return True if a process has not ended."""
     return state_of(pid) not in (None, "Z", "X")
 
 
 def state_of(pid: int) -> str | None:
-    """The letter that Linux has for a process; None where there is none."""
+    """Return the state letter of a process; None if it does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -128,7 +128,7 @@ def test_each_number_of_gpus_has_a_worker_of_its_own(runner: ProblemRunner, tmp_
     assert of_eight.reason.startswith("this problem is for 8 GPUs and 4 can be used here")
     assert [row.status for row in rows] == ["ok"] * len(rows), (rows, log)
     workers = [row.warnings for row in rows]
-    # A problem on one GPU, and one for more than there are, run with whichever gang is there.
+    # Problems on one GPU, or on too many, run in any worker.
     assert workers == [workers[0]] * 4 + [workers[4]] * 4
     assert workers[0] != workers[4]
     assert len((tmp_path / "followers").read_text().split()) == 1 + 3

@@ -1,6 +1,4 @@
-"""The loop over problems: who is blamed, who is asked again, what is written, with workers that
-follow a script.
-"""
+"""The loop over problems with scripted workers: blame, retries and rows."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ Act = Callable[[Sequence[Cell]], tuple[Rows, bool]]
 
 
 def measured(cells: Sequence[Cell]) -> tuple[Rows, bool]:
-    """All well: latencies that name problem and kernel."""
+    """Return latencies that identify problem and kernel."""
     return {
         cell.kernel: {"status": "ok", "latency_us": latency_us(cell), "raw_samples": dict(RAW)}
         for cell in cells
@@ -110,7 +108,7 @@ def go(
     limits: Limits | None = None,
     observer: Watching | None = None,
 ) -> int:
-    """Runs cells into a new run, or on in one that is there."""
+    """Run cells in a new or an existing run."""
     monkeypatch.setattr(module, "WorkerProcess", workers)
     opened = RunDirectory.resume if path.exists() else RunDirectory.create
     with opened(path, ASKED) as run:
@@ -122,7 +120,7 @@ def go(
 
 
 def found(path: Path) -> list[tuple[str, int, str, float | None]]:
-    """(kernel, context, status, latency) of each row."""
+    """Return (kernel, context, status, latency) of each row."""
     return [
         (row.kernel, row.problem["context"], row.status, row.latency_us) for row in read_rows(path)
     ]
@@ -172,7 +170,7 @@ def test_kernels_of_a_problem_are_asked_together(tmp_path, monkeypatch):
 
 @pytest.fixture
 def heeded_signals() -> Iterator[dict[str, Any]]:
-    """Handlers that tell of signals, for SIGINT and SIGTERM, in place of those of pytest."""
+    """Replace the handlers of SIGINT and SIGTERM by recorders."""
     came: list[int] = []
 
     def tell(number: int, _frame: Any) -> None:
@@ -193,8 +191,6 @@ def test_a_run_to_its_end_gives_the_signals_back(tmp_path, monkeypatch, heeded_s
 
 
 def test_after_a_signal_further_ones_are_ignored_to_the_end(tmp_path, monkeypatch, heeded_signals):
-    """They would cut off what the command says of the run."""
-
     class Interrupted(Watching):
         def finished(self, cell: Cell, row: Row) -> None:
             super().finished(cell, row)
@@ -213,8 +209,6 @@ def test_after_a_signal_further_ones_are_ignored_to_the_end(tmp_path, monkeypatc
 def test_a_signal_of_which_a_library_made_another_exception_stops_the_sweep(
     tmp_path, monkeypatch, heeded_signals, other
 ):
-    """As a wait of Ray does."""
-
     class Interrupted(Watching):
         def finished(self, cell: Cell, row: Row) -> None:
             super().finished(cell, row)
@@ -362,7 +356,6 @@ def test_the_blame_for_the_last_one_left_ends_the_problem(tmp_path, monkeypatch)
 @given(st.data())
 @settings(max_examples=examples(40))
 def test_whatever_happens_every_cell_has_one_row(data):
-    """And who did not fail has the right one."""
     fates: dict[str, str] = {}
 
     def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
@@ -428,7 +421,6 @@ def test_a_spent_budget_ends_between_problems(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("usable", [True, False])
 def test_a_spent_budget_ends_a_problem_of_which_a_kernel_failed(tmp_path, monkeypatch, usable):
-    """Its other kernels would start anew. They are left, and --resume asks for them."""
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 

@@ -294,7 +294,6 @@ def test_without_a_file_axes_make_a_sweep_and_nothing_means_smoke():
 
 @pytest.mark.parametrize("gpu", ["a100", "h100", "h200"])
 def test_the_smoke_sweep_shows_where_stream_k_helps(gpu):
-    """On an uneven batch, and on output tiles that fill less than half of the last wave."""
     spec, sweep = find(gpu), load_sweep("smoke")
     rows = {
         problem: {

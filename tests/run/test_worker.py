@@ -42,7 +42,7 @@ def test_a_gpu_goes_through_json(spec):
 
 
 def request(*kernels: str, configs: str = "default") -> dict[str, Any]:
-    """As it arrives in the worker."""
+    """Return a request as it arrives in the worker."""
     message = {"problem": PROBLEM.to_dict(), "kernels": kernels, "configs": configs}
     return json.loads(json.dumps({**message, "overrides": {}}))
 
@@ -55,7 +55,7 @@ class Silent:
 
 
 def announced(name: str | None) -> Announcer:
-    """After `name` was announced."""
+    """Return an announcer after `name` was announced."""
     announce = Announcer(cast("Connection", Silent()))
     announce(name)
     return announce
@@ -92,7 +92,6 @@ ILLEGAL = "Triton Error [CUDA]: an illegal memory access"
 def test_errors_become_the_row_of_the_blamed_kernel(
     error, status, reason, usable, is_logged, capsys
 ):
-    """The other kernels are requested again."""
     rows, can_continue = _attempt(raising(error), request("lean", "fa2"), announced("fa2"))
     assert rows == {"fa2": {"status": status, "reason": reason}}
     assert can_continue is usable
@@ -202,7 +201,7 @@ def test_a_worker_answers_with_the_models_figures(tmp_path):
         for name in ("lean", "fa2")
     }
     best = predict_cell(PROBLEM, kernel("fixed_split"), "best", find("h200"))
-    # Nobody asked for energy.
+    # Energy was not requested.
     for row in (*expected.values(), best):
         assert row.pop("energy_mj") > 0
     assert usable
@@ -255,7 +254,6 @@ def test_a_worker_that_lost_another_gpus_process_says_so(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("answer", [b"\xff\xfe", b"", b"[]", b"{", b"[" * 100_000])
 def test_a_worker_whose_answer_cannot_be_read_is_lost(tmp_path, answer):
-    """As of a kernel that writes to every file."""
     connection: Any = SimpleNamespace(
         send_bytes=lambda data: None, poll=lambda timeout_s: True, recv_bytes=lambda: answer
     )
@@ -268,9 +266,7 @@ def test_a_worker_whose_answer_cannot_be_read_is_lost(tmp_path, answer):
 
 
 class Scripted(WorkerProcess):
-    """A worker of which only the waiting for messages is left: each takes its time, on a clock that
-    moves only then.
-    """
+    """Worker with scripted messages, on a clock that only they move."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, *lines: tuple[float, dict[str, Any]]
@@ -278,7 +274,7 @@ class Scripted(WorkerProcess):
         self._connection: Any = SimpleNamespace(send_bytes=lambda data: None)
         self._script = list(lines)
         self._now_s = 0.0
-        #: (seconds allowed, whose code ran) of each wait.
+        #: Allowed seconds and running kernel of each wait.
         self.waits: list[tuple[float, str | None]] = []
         monkeypatch.setattr(worker_process, "time", SimpleNamespace(monotonic=lambda: self._now_s))
 
@@ -323,7 +319,7 @@ def test_the_turns_of_a_kernel_count_together(monkeypatch):
 
 @contextmanager
 def spawned() -> Iterator[tuple[Connection, subprocess.Popen[bytes]]]:
-    """A worker and our end of its connection, which is closed in the end."""
+    """Start a worker with a connection."""
     ours, theirs = multiprocessing.Pipe()
     with theirs:
         process = subprocess.Popen(

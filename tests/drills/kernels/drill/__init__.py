@@ -120,7 +120,7 @@ class HangsUp(Faulty):
 
 
 class Waits(Faulty):
-    """For whoever ends it from outside, once it has said that it is there."""
+    """Reports that it runs, and waits to be killed."""
 
     name = "waits"
 
