@@ -33,7 +33,7 @@ from leanbench.measure.instruments import Instruments
 from leanbench.measure.judge import disturbance, noise, throttle_warning, verdict
 from leanbench.measure.protocol import Subject
 from leanbench.measure.timing import Launches, Replay, Sampler
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     import torch

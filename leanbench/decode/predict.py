@@ -17,7 +17,7 @@ from leanbench.decode.attention import refusal
 from leanbench.model.calibration import calibration_for
 from leanbench.model.cell import predict_cell
 from leanbench.model.rates import floor_us
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 #: What a row says of launch settings: those of the layers that see the whole context.
 _SETTINGS = ("config", "config_choice", "config_reason")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from leanbench.decode.step import DecodeStep
 from leanbench.measure.instruments import Instruments
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.config import KernelConfig
 from leanbench.core.kernel import Kernel
 from leanbench.measure.timing import Launches, Replay, Timing
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.check.reference import CheckResult

@@ -30,7 +30,7 @@ from typing import Any
 from leanbench.core.config import KernelConfig
 from leanbench.core.problem import AttentionProblem
 from leanbench.measure.options import CacheState
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 #: Start of the line with the reason why the counted process failed.
 TARGET_FAILED = "leanbench.measure.counters_target: "

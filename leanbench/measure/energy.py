@@ -35,7 +35,7 @@ from leanbench.measure.energy_meter import (
     SustainedReading,
     record_event,
 )
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.gpu.nvml import Nvml

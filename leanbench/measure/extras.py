@@ -19,7 +19,7 @@ from leanbench.measure.judge import SLOWDOWNS
 from leanbench.measure.protocol import Step, Subject
 from leanbench.measure.timeline import record_timeline
 from leanbench.measure.timing import Replay
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 #: Timed plans, and plans before them.
 _PLANS, _FIRST_PLANS = 20, 3

@@ -11,7 +11,7 @@ from leanbench.measure.candidate import Candidate, sample_fields, timing_outcome
 from leanbench.measure.crosscheck import cross_check, disagreement
 from leanbench.measure.protocol import FLOOR, Subject
 from leanbench.measure.timing import Effort, Timing
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.gpu.processes import GpuProcess

@@ -23,7 +23,7 @@ from leanbench.measure.protocol import FLOOR, Subject
 from leanbench.measure.read_floor import fingerprint
 from leanbench.measure.timeline import record_timeline
 from leanbench.measure.timing import Launches, Replay, Sampler, fastest, run_rounds
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     import torch

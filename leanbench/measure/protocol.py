@@ -22,7 +22,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.measure.candidate import Candidate
 from leanbench.measure.instruments import Instruments
 from leanbench.measure.timing import Launches, Replay, Sampler, Timing, run_rounds
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.core.timeline import Timeline

@@ -18,7 +18,7 @@ from leanbench.measure.instruments import Instruments
 from leanbench.measure.one_gpu import settings_for
 from leanbench.measure.ranks import Ranks
 from leanbench.measure.timing import Launches
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     import torch

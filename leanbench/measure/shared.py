@@ -38,7 +38,7 @@ from leanbench.measure.timeline import (
 )
 from leanbench.measure.timing import Launches, Replay, Sampler
 from leanbench.measure.torch_errors import first_line, launch_error
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.core.timeline import Timeline

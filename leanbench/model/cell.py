@@ -23,7 +23,7 @@ from leanbench.model.error import model_error, uncompared
 from leanbench.model.exchange import exchange_us
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import fits, latency_us
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 
 def predict_latency_us(

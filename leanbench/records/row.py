@@ -117,25 +117,6 @@ def _fault(sentence: str) -> PydanticCustomError:
     return PydanticCustomError("status", "{sentence}", {"sentence": sentence})
 
 
-class Outcome(Figures):
-    """Results of one kernel on one problem, complete or partial.
-
-    `a | b` has the fields of both, with those of `b` first.
-    """
-
-    status: Status | None = None
-    reason: str | None = None
-    #: Fields of `leanbench.records.samples.Samples` but the cell.
-    raw_samples: dict[str, Any] | None = None
-
-    def __or__(self, other: Outcome) -> Outcome:
-        return Outcome(**self.fields() | other.fields())
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields that are set, by name."""
-        return self.model_dump(exclude_unset=True)
-
-
 #: Every quantity of a row, in the order of tables.
 QUANTITIES = quantities(Row)
 

@@ -23,7 +23,8 @@ from leanbench.measure import timing
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.protocol import measure_problem
 from leanbench.measure.timing import Replay
-from leanbench.records.row import Outcome, Row
+from leanbench.records.outcome import Outcome
+from leanbench.records.row import Row
 
 
 class PretendedReplay:

@@ -35,7 +35,8 @@ from leanbench.measure.one_gpu import OneGpu
 from leanbench.measure.protocol import measure_problem, measure_timelines
 from leanbench.measure.shared import attention_on
 from leanbench.measure.timing import Effort, Timing
-from leanbench.records.row import Outcome, Row
+from leanbench.records.outcome import Outcome
+from leanbench.records.row import Row
 from leanbench.records.samples import Samples
 
 

@@ -22,7 +22,7 @@ from leanbench.measure.one_gpu import OneGpu
 from leanbench.measure.protocol import measure_problem
 from leanbench.measure.shared import attention_on
 from leanbench.measure.timing import Effort
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 
 @pytest.fixture

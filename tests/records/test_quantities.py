@@ -5,7 +5,8 @@ from example_rows import row
 from pydantic import BaseModel, ValidationError
 
 from leanbench.core.quantities import GROUPS, RAN, UNITS, Quantity, quantities, quantity
-from leanbench.records.row import QUANTITIES, Outcome, Row
+from leanbench.records.outcome import Outcome
+from leanbench.records.row import QUANTITIES, Row
 
 
 class Example(BaseModel):

@@ -25,7 +25,7 @@ from leanbench.measure.instruments import Instruments
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.read_floor import ReadFloor
 from leanbench.records import environment
-from leanbench.records.row import Outcome
+from leanbench.records.outcome import Outcome
 
 #: Problem and kernel that rank 1 never finishes.
 HANGS_AT, HANGS = 2048, "fa2"
