@@ -36,10 +36,11 @@ from leanbench.core.version import __version__
 _WORDS = "leanbench.words"
 #: Typer has no public name for it.
 _UsageError: Any = typer.BadParameter.__base__
+_DENIED = "change its permissions or choose another place"
 #: Fixes of errors that any path or stream may cause.
 _FIXES = {
-    errno.EACCES: "change its permissions or choose another place",
-    errno.EPERM: "change its permissions or choose another place",
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOSPC: "make room or choose another place",
     errno.EDQUOT: "make room or choose another place",
@@ -98,7 +99,8 @@ def _in_sentences(words: list[str]) -> Iterator[None]:
         output.mute("stdout")
         raise typer.Exit(128 + signal.SIGPIPE) from None
     except OSError as error:
-        if (fix := _FIXES.get(error.errno or 0)) is None:
+        fix = _FIXES.get(error.errno or 0)
+        if fix is None or (fix is _DENIED and error.filename is None):
             raise
         if error.filename is None:
             output.mute("stdout")
