@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from leanbench.attention import get_scheduler_metadata as get_scheduler_metadata
     from leanbench.attention import lean_attn_with_kvcache as lean_attn_with_kvcache
-    from leanbench.latent import lean_mla_with_kvcache as lean_mla_with_kvcache
+    from leanbench.attention import lean_mla_with_kvcache as lean_mla_with_kvcache
 
 __all__ = [
     "__version__",
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
 
         return get_scheduler_metadata
     if name == "lean_mla_with_kvcache":
-        from leanbench.latent import lean_mla_with_kvcache
+        from leanbench.attention import lean_mla_with_kvcache
 
         return lean_mla_with_kvcache
     raise AttributeError(f"module 'leanbench' has no attribute {name!r}")

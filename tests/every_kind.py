@@ -10,18 +10,16 @@ import pytest
 import torch
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanTritonConfig
-from leanbench.kernels.mla.build import LATENT_DIM
 from leanbench.kernels.reference.torch import attend_all
 
-from leanbench import latent, query_values
-from leanbench.attention import lean_attn_with_kvcache
-from leanbench.calls import latent as calls_latent
-from leanbench.calls import prepared
-from leanbench.calls.call import Call
-from leanbench.calls.latent_launch import as_attention, check_latent
-from leanbench.calls.prepared import PreparedLaunches
+from leanbench.attention import lean_attn_with_kvcache, mla, prepared, qv
+from leanbench.attention.call import Call
+from leanbench.attention.checks import check_length
+from leanbench.attention.mla_launch import as_attention, check_latent
+from leanbench.attention.prepared import PreparedLaunches
 from leanbench.check.launches import api_arguments
 from leanbench.core.axes import AXES
+from leanbench.core.extras import Extras
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
 
@@ -140,7 +138,7 @@ def take_latent_calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
     def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         check_latent(call)
-        call.check_length()
+        check_length(call)
         seen.append(call)
         call = as_attention(call)
         out = call.out
@@ -150,28 +148,12 @@ def take_latent_calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         scale = call.all_extras.k_descale
         if scale is not None:
             scale = scale.expand(call.batch, 1)
-        attend_all(
-            AttentionInputs(
-                q=call.q,
-                k_cache=call.k_cache,
-                v_cache=call.v_cache,
-                cache_seqlens=call.cache_seqlens,
-                context=call.capacity if call.length is None else call.length,
-                softmax_scale=call.softmax_scale or LATENT_DIM**-0.5,
-                out=out,
-                lse=lse,
-                block_table=call.block_table,
-                causal=call.causal,
-                k_descale=scale,
-                v_descale=scale,
-            )
-        )
+            call = call._replace(extras=Extras(k_descale=scale, v_descale=scale))
+        attend_all(call.inputs(out, lse))
         return out, lse if with_lse else None
 
-    for module in (latent, calls_latent):
-        monkeypatch.setattr(module, "attend", attend)
-    monkeypatch.setattr(query_values, "device_refusal", lambda q: None)
-    monkeypatch.setattr(query_values, "is_on_hopper", lambda q: True)
+    monkeypatch.setattr(mla, "attend", attend)
+    monkeypatch.setattr(qv, "unavailable_reason", lambda q: None)
     return seen
 
 

@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from leanbench.kernels.reference.torch import attend_all
 
+from leanbench.attention.call import Call
+from leanbench.attention.compat import non_contiguous
 from leanbench.check.reference import Reference
+from leanbench.core.extras import extras_of
 from leanbench.core.inputs import AttentionInputs
 
 INT32 = torch.int32
@@ -106,6 +109,12 @@ def pages_of(rows: torch.Tensor, page_size: int, spare: int = 3) -> tuple[torch.
     whole = rows.contiguous().view(bits)
     pages.view(bits)[order] = whole.view(batch * count, page_size, *whole.shape[2:])
     return pages, order.view(batch, count).to(INT32)
+
+
+def assert_read_as_is(inputs: AttentionInputs) -> None:
+    """Every tensor is contiguous where kernels need that."""
+    tensors = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.cache_seqlens, None)
+    assert not non_contiguous(Call(*tensors, inputs.block_table, extras=extras_of(inputs)))
 
 
 def gapped(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,11 +19,10 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leanbench.attention import lean_attn_with_kvcache
-from leanbench.calls import operator as operators
-from leanbench.calls import prepared
-from leanbench.calls.operator import _put_together, operator, taken_apart
-from leanbench.calls.prepared import PreparedLaunches
+from leanbench.attention import lean_attn_with_kvcache, prepared
+from leanbench.attention import operator as operators
+from leanbench.attention.operator import _unflatten_config, flatten_config, operator
+from leanbench.attention.prepared import PreparedLaunches
 from leanbench.core.config import KernelConfig
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
@@ -55,7 +54,7 @@ def operands(
         None,
         True,
         batch_invariant,
-        *taken_apart(config),
+        *flatten_config(config),
     )
 
 
@@ -185,16 +184,16 @@ def test_settings_pass_through():
         128, 4, 2, 1, 8, True, chunk_tokens=32, tile_rows=16, cluster_size=8, copy="async"
     )
     for config in (CONFIG, LeanTritonConfig(64, 4, 3, 1, 2, True, 5), cuda):
-        numbers, implementation = taken_apart(config)
+        numbers, implementation = flatten_config(config)
         assert numbers is not None
         assert implementation is not None
         assert all(type(number) is int for number in numbers)
-        rebuilt = _put_together(tuple(numbers), implementation)
+        rebuilt = _unflatten_config(tuple(numbers), implementation)
         assert rebuilt == config
         assert [type(value) for value in vars(rebuilt).values()] == [
             type(value) for value in vars(config).values()
         ]
-    assert taken_apart(None) == (None, None)
+    assert flatten_config(None) == (None, None)
 
 
 def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch, device):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import leanbench
-from leanbench.calls.call import Call
+from leanbench.attention.call import Call
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import Peers
 from leanbench.core.problem import AttentionProblem

@@ -1,19 +1,13 @@
-"""Random problems for `leanbench check --fuzz`: what nobody thought of putting into the grid."""
+"""Random problems for `leanbench check --fuzz`."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from leanbench.check.fuzz_kinds import (
-    GROUP_SIZES,
-    Family,
-    draw_family,
-    draw_latent_family,
-    draw_member,
-)
 from leanbench.check.grid import CheckCase, wild_case
+from leanbench.core.kinds import FP8_DTYPES, SAME
 from leanbench.core.lengths import Context, draw_context, traces
 from leanbench.core.problem import (
     DTYPES,
@@ -34,6 +28,12 @@ _SHARPNESS = (0.1, 1.0, 1.0, 4.0, 12.0)
 #: Of a cache over its longest sequence.
 _ROOM = (None, None, "1.01x", "2x", "4x")
 
+_GROUP_SIZES = (1, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 12, 16, 24, 32, 48)
+#: Rows of a KV head's queries at most: the fp64 reference has a score for each and every token.
+_MOST_ROWS = 512
+_MOST_QUERIES = 100
+_MOST_APPENDED = 9
+
 
 class _Limits(NamedTuple):
     #: Contexts are spread evenly over their logarithm.
@@ -47,37 +47,38 @@ _ON_GPU, _INTERPRETED = _Limits(20_000, 60_000, 24), _Limits(150, 600, 8)
 
 
 def fuzz_cases(count: int, seed: int, *, interpreted: bool = False) -> list[CheckCase]:
-    """`count` random cases, always the same ones for a seed; their inputs are drawn afresh. Half of
-    them are plain decode, the others have any kinds that go together, and any sizes.
+    """Draw `count` random cases, the same ones for a seed; their inputs differ.
+
+    About half of them are plain decode. The others combine any kinds and sizes.
 
     Args:
-        interpreted: for Triton's interpreter, whose kernels take few kinds: all are plain and
-            small.
+        interpreted: True for Triton's interpreter, which supports few kinds: all cases are plain
+            and small.
     """
     limits = _INTERPRETED if interpreted else _ON_GPU
     draw = random.Random(seed)
     cases: list[CheckCase] = []
     while len(cases) < count:
-        # As many cases of both.
+        # Equally many cases of both.
         is_plain = interpreted or draw.random() < _KIND_FAMILY / (_FAMILY + _KIND_FAMILY)
         is_latent = not is_plain and draw.random() < _LATENT_SHARE
-        draw_one = draw_latent_family if is_latent else draw_family
+        draw_one = _draw_latent_family if is_latent else _draw_family
         family = _plain_family(draw) if is_plain else draw_one(draw)
         settings = draw.randrange(1 << 30)
         # The interpreter compiles nothing.
         members = 1 if interpreted else _FAMILY if is_plain else _KIND_FAMILY
         for _ in range(min(members, count - len(cases))):
-            problem = draw_member(draw, family, _problem(draw, family, limits))
+            problem = _draw_member(draw, family, _problem(draw, family, limits))
             cases.append(_case(draw, problem, settings))
     return cases
 
 
-def _plain_family(draw: random.Random) -> Family:
+def _plain_family(draw: random.Random) -> _Family:
     head_dim, dtype = draw.choice(HEAD_DIMS), draw.choice(DTYPES)
-    group_size = draw.choice(GROUP_SIZES)
+    group_size = draw.choice(_GROUP_SIZES)
     q_len = draw.choice((1, 1, 1, draw.randint(2, 16)))
     page_size = draw.choice((None, None, draw.choice(PAGE_SIZES)))
-    return Family(head_dim, dtype, group_size, q_len, page_size)
+    return _Family(head_dim, dtype, group_size, q_len, page_size)
 
 
 def _case(draw: random.Random, problem: AttentionProblem, settings: int) -> CheckCase:
@@ -88,8 +89,8 @@ def _case(draw: random.Random, problem: AttentionProblem, settings: int) -> Chec
     return CheckCase(problem, sharpness, variant, settings)
 
 
-def _problem(draw: random.Random, family: Family, limits: _Limits) -> AttentionProblem:
-    """A plain problem of the family's sizes."""
+def _problem(draw: random.Random, family: _Family, limits: _Limits) -> AttentionProblem:
+    """Draw a plain problem with the sizes of a family."""
     kv_heads = draw.choice((1, 1, 2, 3, 4, 8))
     batch = draw.randint(1, max(1, limits.pairs // kv_heads)) if draw.random() < 0.5 else 1
     longest = min(limits.longest, limits.tokens // (batch * kv_heads))
@@ -109,10 +110,106 @@ def _problem(draw: random.Random, family: Family, limits: _Limits) -> AttentionP
 
 
 def _context(draw: random.Random, batch: int, longest: int) -> Context:
-    """Lengths alike, each of its own, or of a distribution that sweeps have."""
+    """Draw equal lengths, one per sequence, or a distribution of sweeps."""
     kind = draw.random()
     if kind < 0.5:
         return round(longest ** draw.random())
     if kind < 0.75 and batch > 1:
         return tuple(round(longest ** draw.random()) for _ in range(batch))
     return draw_context(draw.choice(("one-long", "zipf", *traces())), batch, longest, draw)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Properties that decide which kernels are compiled."""
+
+    head_dim: int
+    dtype: str
+    group_size: int
+    q_len: int
+    page_size: int | None
+    #: Kinds that are on; their numbers are each problem's values.
+    kinds: frozenset[str] = frozenset()
+    #: Fields of AttentionProblem.
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def _draw_family(draw: random.Random) -> _Family:
+    """Draw a family in which each kind is on with a probability of one in four."""
+    head_dim = draw.choice((*HEAD_DIMS, *HEAD_DIMS, 8 * draw.randint(1, 32), 512, 576))
+    group_size = draw.choice(_GROUP_SIZES)
+    most = min(_MOST_QUERIES, _MOST_ROWS // group_size)
+    q_len = draw.choice((1, 1, draw.randint(2, min(16, most)), draw.randint(2, most)))
+    page_size = draw.choice(
+        (None, None, draw.choice(PAGE_SIZES), draw.choice((1, draw.randint(2, 600))))
+    )
+    names = ("window_left", "window_right", "attention_chunk", "softcap", "append", "q_lens")
+    kinds = frozenset(name for name in names if draw.random() < 0.25)
+    fields: dict[str, Any] = {
+        name: draw.random() < 0.25 for name in ("sinks", "alibi", "leftpad", "batch_idx")
+    }
+    if page_size is not None:
+        fields["batch_idx"] = False
+    fields["causal"] = draw.random() < 0.7
+    if draw.random() < 0.25:
+        fields["kv_dtype"] = draw.choice(FP8_DTYPES)
+        fields["q_dtype"] = draw.choice((SAME, SAME, *FP8_DTYPES))
+        fields["scaled"] = draw.random() < 0.7
+        if page_size is not None and draw.random() < 0.5:
+            fields["page_scales"] = draw.choice(("page", "page-head"))
+    elif "append" in kinds and head_dim >= 16 and draw.random() < 0.5:
+        fields["rotary_dim"] = 16 * draw.randint(1, head_dim // 16)
+        fields["rotary_interleaved"] = draw.random() < 0.5
+    if draw.random() < 0.1 or head_dim > 512:
+        fields["v_head_dim"] = 8 * draw.randint(1, 32)
+    dtype = draw.choice(DTYPES)
+    if fields.get("q_dtype", SAME) != SAME:
+        # The output of fp8 queries.
+        dtype = "bf16"
+    return _Family(head_dim, dtype, group_size, q_len, page_size, kinds, fields)
+
+
+def _draw_latent_family(draw: random.Random) -> _Family:
+    """Draw a family over a latent cache, with one KV head."""
+    heads = draw.choice((1, 8, 16, 16, 24, 64, 96, 128, 128))
+    q_len = draw.choice((1, 1, 1, draw.randint(2, max(2, min(16, _MOST_ROWS // heads)))))
+    page_size = draw.choice((None, 64, 64 * draw.randint(2, 9)))
+    fields: dict[str, Any] = {
+        "q_heads": heads,
+        "kv_heads": 1,
+        "latent": True,
+        "v_head_dim": 512,
+        "causal": draw.random() < 0.7,
+    }
+    if draw.random() < 0.4:
+        fields |= {"kv_dtype": draw.choice(FP8_DTYPES), "scaled": draw.random() < 0.7}
+    return _Family(576, draw.choice(DTYPES), heads, q_len, page_size, frozenset(), fields)
+
+
+def _draw_member(draw: random.Random, family: _Family, plain: AttentionProblem) -> AttentionProblem:
+    """Add the kinds of a family to a plain problem."""
+    values = dict(family.fields)
+    for name in ("window_left", "window_right"):
+        if name in family.kinds:
+            values[name] = round(plain.max_context ** draw.random()) - 1
+    if "attention_chunk" in family.kinds:
+        values["attention_chunk"] = round(plain.max_context ** draw.random())
+    if "softcap" in family.kinds:
+        values["softcap"] = draw.choice((1.0, 5.0, 30.0, 50.0))
+    if "q_lens" in family.kinds:
+        lengths = [draw.randint(1, family.q_len) for _ in range(plain.batch)]
+        lengths[draw.randrange(plain.batch)] = family.q_len
+        values["q_lens"] = tuple(lengths)
+    if "append" in family.kinds:
+        values["append"] = draw.randint(1, _MOST_APPENDED)
+        values["context"] = _at_least(plain, values["append"])
+        if isinstance(plain.capacity, int) and plain.capacity < values["append"]:
+            values["capacity"] = None
+    return replace(plain, **values)
+
+
+def _at_least(problem: AttentionProblem, tokens: int) -> int | tuple[int, ...]:
+    """Return the context with at least `tokens` in every sequence."""
+    if isinstance(problem.context, int):
+        return max(problem.context, tokens)
+    return tuple(max(context, tokens) for context in problem.context)

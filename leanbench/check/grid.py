@@ -1,4 +1,4 @@
-"""The problems that `leanbench check` runs, and one of them run."""
+"""Problems of `leanbench check`, and the check of one of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from leanbench.check.interpreter import runs_as
-from leanbench.check.kind_cases import kind_problems
 from leanbench.check.launches import launch_of
 from leanbench.configs.lookup import resolve
 from leanbench.core.axes import KINDS
@@ -30,12 +29,78 @@ _HEADS = ((6, 6), (32, 8), (16, 2), (10, 2), (14, 2), (24, 1), (71, 1))
 _CONTEXTS = (1, 2, 127, 128, 129, 1000, 16384, 65537)
 _RAGGED = ((1, 128, 4097), (1000, 1, 129, 33, 2), (65537, 127, 5000))
 _INTERPRETER_CONTEXTS = (1, 31, 33, 150)
-#: (q_len, page_size) besides one query token over a contiguous cache.
+#: (q_len, page_size) without one query token over a contiguous cache.
 _TAILS_AND_PAGES = tuple(itertools.product((1, 2, 4, 7, 16), (None, *PAGE_SIZES)))[1:]
 #: Their (q_heads, kv_heads): MHA, GQA with groups of 4 and 7, and MQA of several row tiles.
 _TAIL_HEADS = ((6, 6), (32, 8), (14, 2), (24, 1))
-#: Split counts that divide nothing evenly, besides none and a pair.
+#: Split counts: none, a pair, and two that divide nothing evenly.
 _SPLITS = (1, 2, 3, 7)
+#: One at a time, then with others that share code in a kernel.
+_KINDS_ALONE: tuple[dict[str, Any], ...] = (
+    {"q_len": 5, "causal": False},
+    {"window_left": 100},
+    {"attention_chunk": 100},
+    {"q_len": 5, "attention_chunk": 64, "causal": False, "leftpad": True},
+    {"q_len": 4, "window_left": 0},
+    {"q_len": 4, "window_left": 33, "window_right": 2, "causal": False},
+    {"softcap": 20.0},
+    {"sinks": True},
+    {"q_len": 3, "sinks": True, "window_left": 128},
+    {"alibi": True},
+    {"q_len": 6, "alibi": True, "causal": False},
+    {"leftpad": True},
+    {"leftpad": True, "window_left": 60, "q_len": 2},
+    {"batch_idx": True},
+    {"append": 1},
+    {"append": 5, "q_len": 5},
+    {"append": 1, "rotary_dim": 64},
+    {"append": 3, "q_len": 3, "rotary_dim": 32, "rotary_interleaved": True},
+    {"append": 2, "q_len": 4, "rotary_dim": 64, "causal": False},
+    {"kv_dtype": "e4m3"},
+    {"kv_dtype": "e4m3", "scaled": False},
+    {"kv_dtype": "e5m2", "q_len": 4},
+    {"kv_dtype": "e4m3", "q_dtype": "e4m3", "dtype": "bf16"},
+    {"kv_dtype": "e4m3", "append": 1, "sinks": True},
+    {"v_head_dim": 128, "head_dim": 192},
+    {"q_lens": (1, 40, 3)},
+    {"q_lens": (17, 1, 2), "window_left": 64, "sinks": True},
+    {"softcap": 30.0, "alibi": True, "sinks": True, "window_left": 200, "q_len": 2},
+    {"append": 2, "rotary_dim": 64, "leftpad": True, "batch_idx": True, "window_left": 90},
+)
+#: Sizes that not every kernel takes.
+_SIZES: tuple[dict[str, Any], ...] = (
+    *({"head_dim": head_dim} for head_dim in (8, 40, 72, 112, 160, 192, 512)),
+    *({"page_size": page_size} for page_size in (1, 3, 48, 544)),
+    *({"q_len": q_len} for q_len in (17, 40, 130)),
+)
+#: Those that only a paged cache has.
+_PAGED: tuple[dict[str, Any], ...] = (
+    {"kv_dtype": "e4m3", "page_scales": "page-head", "page_size": 64},
+    {"kv_dtype": "e4m3", "page_scales": "page", "page_size": 16, "scaled": False},
+    {"kv_dtype": "e5m2", "page_scales": "page-head", "page_size": 1, "q_len": 4},
+    {
+        "kv_dtype": "e4m3",
+        "page_scales": "page-head",
+        "page_size": 48,
+        "append": 3,
+        "leftpad": True,
+        "window_left": 200,
+        "sinks": True,
+        "softcap": 20.0,
+    },
+    {"kv_dtype": "e4m3", "page_scales": "page", "page_size": 128, "q_len": 64},
+)
+_KIND_CONTEXTS = (700, (129, 700, 45))
+#: Query heads, query tokens and what else differs of latent problems: rows of part of a CTA, of a
+#: pair of CTAs, of two pairs.
+_LATENT_KINDS: tuple[dict[str, Any], ...] = (
+    {"q_heads": 128},
+    {"q_heads": 16, "page_size": 64},
+    {"q_heads": 24, "q_len": 3, "page_size": 128},
+    {"q_heads": 128, "q_len": 2, "causal": False},
+    {"q_heads": 16, "page_size": 64, "kv_dtype": "e5m2", "scaled": False},
+    {"q_heads": 128, "kv_dtype": "e4m3"},
+)
 
 
 @dataclass(frozen=True)
@@ -49,12 +114,12 @@ class CheckCase:
     variant: int
     #: Picks one of all launch settings that are tuned over; None: the heuristic's.
     settings: int | None = None
-    #: What the tensor of lengths says in place of the problem's: below 0, or past the cache.
+    #: Lengths on the device instead of the problem's: below 0, or past the cache.
     lengths: tuple[int, ...] | None = None
 
     @property
     def compiled_for(self) -> tuple[object, ...]:
-        """Cases that agree in this share compiled kernels."""
+        """Key that is equal for cases that share compiled kernels."""
         problem = self.problem
         return (
             problem.head_dim,
@@ -70,7 +135,7 @@ class CheckCase:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One kernel on one case."""
+    """Result of one kernel on one case."""
 
     kernel: str
     case: CheckCase
@@ -84,13 +149,15 @@ class CaseResult:
 
 
 def gpu_cases() -> list[CheckCase]:
-    """Those of plain decode, then every kind and size."""
+    """Return all cases: plain decode, then every kind and size."""
     return [*plain_cases(), *_kind_cases()]
 
 
 def plain_cases() -> list[CheckCase]:
-    """Every head_dim with every grouping, both dtypes and layouts in turn, every context; then
-    ragged batches. Then pages and several query tokens, and calls as servers make them.
+    """Return the cases of plain decode.
+
+    They cover every head_dim with every grouping, both dtypes and layouts in turn, and every
+    context; then ragged batches, pages, several query tokens, and calls as servers make them.
     """
     return [
         *_cases(_CONTEXTS, _RAGGED, _HEADS),
@@ -100,7 +167,7 @@ def plain_cases() -> list[CheckCase]:
 
 
 def interpreter_cases() -> list[CheckCase]:
-    """A small grid: Triton's interpreter takes a tenth of a second a problem."""
+    """Return a small grid: Triton's interpreter takes a tenth of a second per problem."""
     cases = list(
         _cases(_INTERPRETER_CONTEXTS, ((1, 40, 7, 150),), ((2, 2), (5, 1), (14, 2), (40, 1)))
     )
@@ -122,7 +189,7 @@ def _cases(
         for context in (*contexts, *ragged):
             number = next(numbers)
             is_ragged = not isinstance(context, int)
-            # A third of the families cover ragged batches: those kernels are compiled apart.
+            # A third of the families cover ragged batches: they need kernels of their own.
             if is_ragged and family % 3:
                 continue
             batch = (
@@ -139,8 +206,10 @@ def _cases(
 def _tail_and_page_cases(
     longest: int, heads: tuple[tuple[int, int], ...], count: int
 ) -> Iterator[CheckCase]:
-    """`count` pairs of q_len and page size for every head_dim and grouping, uniform or ragged;
-    contexts around the boundaries of pages and LeanTiles, and shorter than q_len.
+    """Yield `count` pairs of q_len and page size for every head_dim and grouping.
+
+    Batches are uniform or ragged. Contexts are near the boundaries of pages and LeanTiles, and
+    shorter than q_len.
     """
     pairs = itertools.cycle(_TAILS_AND_PAGES)
     numbers = itertools.count()
@@ -161,8 +230,9 @@ def _tail_and_page_cases(
 
 
 def _server_cases(longest: int, heads: tuple[tuple[int, int], ...]) -> Iterator[CheckCase]:
-    """Lengths on the device in a cache with room for more: alike, few long ones, and lengths that
-    the cache does not have; contiguous and in pages.
+    """Yield cases with lengths on the device in a cache with spare room.
+
+    Lengths are equal, mostly short, or outside the cache; caches are contiguous or paged.
     """
     pages = itertools.cycle((None, None, *PAGE_SIZES))
     for number, (head_dim, (q_heads, kv_heads)) in enumerate(itertools.product(HEAD_DIMS, heads)):
@@ -182,12 +252,48 @@ def _kind_cases() -> Iterator[CheckCase]:
             yield wild_case(problem, 1.0, number)
 
 
+def kind_problems() -> Iterator[AttentionProblem]:
+    """Yield problems of every kind and size beyond plain decode; latent ones last."""
+    yield from _kind_problems()
+    yield from _latent_problems()
+
+
+def _latent_problems() -> Iterator[AttentionProblem]:
+    """Yield each kind with short and long lengths on the host, and with lengths on the device."""
+    for number, kinds in enumerate(_LATENT_KINDS):
+        dtype = DTYPES[number % 2]
+        plain = AttentionProblem(2, 128, 1, 700, 576, dtype, v_head_dim=512, latent=True)
+        problem = replace(plain, **kinds)
+        yield from (problem, replace(problem, batch=1, context=9000))
+        yield replace(problem, batch=3, context=(129, 700, 1), lengths_on="device", capacity="2x")
+
+
+def _kind_problems() -> Iterator[AttentionProblem]:
+    """Yield each kind with lengths on the host, and with lengths on the device in a larger cache,
+    contiguous and paged.
+
+    Dtypes, layouts and groups take turns.
+    """
+    numbers = itertools.count()
+    for kinds, context in itertools.product((*_KINDS_ALONE, *_SIZES, *_PAGED), _KIND_CONTEXTS):
+        number = next(numbers)
+        heads, kv_heads = ((8, 2), (6, 6), (14, 1))[number % 3]
+        plain = AttentionProblem(3, heads, kv_heads, context, (64, 128)[number // 2 % 2])
+        plain = replace(plain, dtype=DTYPES[number % 2], kv_layout=KV_LAYOUTS[number // 2 % 2])
+        problem = replace(plain, **kinds)
+        yield problem
+        on_device = replace(problem, lengths_on="device", capacity="2x")
+        yield on_device
+        if not problem.batch_idx and "page_size" not in kinds:
+            yield replace(on_device, page_size=(16, 64, 1)[number % 3])
+
+
 #: What a tensor of lengths says, and of a sequence for which it does: whether it is a full one.
 _WILD_LENGTHS = ((0, False), (2**31 - 1, True), (-1, False), (2**30, True), (-(2**31), False))
 
 
 def wild_case(problem: AttentionProblem, score_scale: float, variant: int) -> CheckCase:
-    """A batch of one sequence as in `problem` and of such as no tensor of lengths should name."""
+    """Return a batch of one sequence of `problem` and others with lengths outside the cache."""
     full, least = problem.cache_capacity, max(1, problem.append)
     contexts = [full if is_full else least for _, is_full in _WILD_LENGTHS]
     lengths = [length for length, _ in _WILD_LENGTHS]
@@ -207,12 +313,12 @@ def wild_case(problem: AttentionProblem, score_scale: float, variant: int) -> Ch
 
 
 def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> KernelConfig | None:
-    """The kernel's default, with what costs no compilation varied from case to case."""
-    asked = kernel(runs_as(name, interpreted))
-    config: Any = cast("Any", resolve(asked, case.problem, gpu, "heuristic").config)
+    """Return the kernel's default settings; what needs no compilation varies by case."""
+    target = kernel(runs_as(name, interpreted))
+    config: Any = cast("Any", resolve(target, case.problem, gpu, "heuristic").config)
     if config is None:
         return None
-    if case.settings is not None and (space := asked.tuning_space(case.problem, gpu)):
+    if case.settings is not None and (space := target.tuning_space(case.problem, gpu)):
         config = space[case.settings % len(space)]
     if interpreted:
         config = replace(config, tile_tokens=32)
@@ -226,9 +332,10 @@ def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> 
 
 
 def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResult:
-    """Two runs over fresh inputs with poisoned outputs, the first compared with the reference, the
-    second with the first. What no sequence has in the cache is poisoned too, for kernels that are
-    to survive it.
+    """Run a kernel twice over fresh inputs with poisoned outputs.
+
+    The first run is compared with the reference, the second with the first. Unused parts of the
+    cache are poisoned, too, for kernels that guard lengths.
     """
     import torch
 
@@ -262,9 +369,7 @@ def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResul
 def run_family(
     names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str
 ) -> list[CaseResult]:
-    """Cases that share compiled kernels, in one process; a kernel is passed over where it says that
-    it cannot.
-    """
+    """Run cases that share compiled kernels in one process; skip unsupported ones."""
     runnable = [
         (name, case)
         for case in cases

@@ -1,4 +1,4 @@
-"""Which kernels Triton's interpreter runs, on a machine without a GPU."""
+"""Kernels that Triton's interpreter runs on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -16,55 +16,51 @@ _LIBRARIES_ON_CPU = ("standard", "torch_flash", "torch_flex", "torch_math")
 
 
 def runs_as(name: str, interpreted: bool) -> str:
-    """The name of the kernel that runs where `name` is asked for: of two implementations, the
-    interpreter runs Triton's.
-    """
+    """Return the kernel that runs for `name`; the interpreter runs only Triton implementations."""
     in_triton = f"{name}_triton"
     return in_triton if interpreted and in_triton in kernels() else name
 
 
 def refuse_cuda(names: Iterable[str], why: str, remedy: str) -> None:
-    """Refuses kernels that are CUDA C++ alone where only the interpreter runs.
+    """Reject kernels that exist only in CUDA C++ if there is only the interpreter.
 
     Args:
-        why: they have no GPU, as a clause.
-        remedy: what gives them one, as in "use a machine with a GPU".
+        why: Why there is no GPU, as a clause.
+        remedy: How to get one, such as "use a machine with a GPU".
 
     Raises:
-        UserError: there is one among `names`.
+        UserError: `names` has one.
     """
-    needy = [name for name in names if _is_cuda_alone(kernel(name))]
-    if not needy:
+    rejected = [name for name in names if _is_cuda_alone(kernel(name))]
+    if not rejected:
         return
-    verbs = ("is", "needs") if len(needy) == 1 else ("are", "need")
-    stand_ins = [f"{name.removesuffix('_cuda')}_triton" for name in needy]
+    verbs = ("is", "needs") if len(rejected) == 1 else ("are", "need")
+    stand_ins = [f"{name.removesuffix('_cuda')}_triton" for name in rejected]
     known = [name for name in stand_ins if name in kernels()]
     fix = f"check {','.join(known)} instead, or {remedy}" if known else remedy
     raise UserError(
-        f"{', '.join(needy)} {verbs[0]} CUDA C++ and {verbs[1]} a GPU: {why}, and Triton's"
+        f"{', '.join(rejected)} {verbs[0]} CUDA C++ and {verbs[1]} a GPU: {why}, and Triton's"
         f" interpreter runs Triton kernels alone; {fix}"
     )
 
 
 def refuse_libraries(names: Iterable[str], why: str, remedy: str) -> None:
-    """Refuses libraries' kernels that run on GPUs alone, as `refuse_cuda` does its own.
+    """Reject kernels of libraries that run only on GPUs; arguments as of `refuse_cuda`.
 
     Raises:
-        UserError: there is one among `names`.
+        UserError: `names` has one.
     """
-    needy = [name for name in names if _is_library_on_gpu(name)]
-    if not needy:
+    rejected = [name for name in names if _is_library_on_gpu(name)]
+    if not rejected:
         return
     are, it = "is a library's kernel and needs", "it"
-    if len(needy) > 1:
+    if len(rejected) > 1:
         are, it = "are libraries' kernels and need", "them"
-    raise UserError(f"{', '.join(needy)} {are} a GPU: {why}; leave {it} out, or {remedy}")
+    raise UserError(f"{', '.join(rejected)} {are} a GPU: {why}; leave {it} out, or {remedy}")
 
 
 def skipped_cuda(names: Iterable[str]) -> str | None:
-    """A sentence without its full stop on the CUDA C++ implementations of `names`, which the
-    interpreter does not run; None where there are none.
-    """
+    """Return a clause about skipped CUDA C++ implementations, or None."""
     both = [
         name
         for name in names
@@ -83,5 +79,5 @@ def _is_library_on_gpu(name: str) -> bool:
     return is_library and name not in _LIBRARIES_ON_CPU
 
 
-def _is_cuda_alone(asked: Kernel[Any]) -> bool:
-    return asked.implementation == "cuda" or MlaConfig in asked.config_types
+def _is_cuda_alone(target: Kernel[Any]) -> bool:
+    return target.implementation == "cuda" or MlaConfig in target.config_types

@@ -1,4 +1,4 @@
-"""Launches as users make them: of this project's kernel, calls of `lean_attn_with_kvcache`."""
+"""Launches as users make them: `lean` goes through `lean_attn_with_kvcache`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def launch_of(
     config: KernelConfig | None,
     request: str | KernelConfig | None = None,
 ) -> Callable[[], Any]:
-    """A launch of a kernel over these tensors.
+    """Return a launch of a kernel over these tensors.
 
     Args:
-        request: what `config` came from, as `leanbench.configs.lookup.resolve` takes it: the API is
-            told nothing that it finds by itself. None: these settings and no others.
+        request: Origin of `config`, as in `leanbench.configs.lookup.resolve`. The API then gets no
+            settings that it finds itself. None: exactly these settings.
     """
     if not kernel.is_api or inputs.peers is not None:
         return kernel.prepare(inputs, config)
@@ -41,20 +41,20 @@ def launches_of(
     config: KernelConfig | None,
     request: str | KernelConfig | None = None,
 ) -> list[Callable[[], Any]]:
-    """As `launch_of` over each of `copies`, which differ in their addresses and values alone."""
+    """Return a launch for each of `copies`, which differ only in addresses and values."""
     if kernel.is_api:
         return [launch_of(kernel, inputs, config, request) for inputs in copies]
     return kernel.prepare_all(copies, config)
 
 
 def finds_settings(kernel: Kernel, request: str | KernelConfig | None) -> bool:
-    """Whether the API is to choose the settings, as it does for a caller who gives none."""
+    """Return True if the API chooses the settings, as for a caller without a config."""
     return kernel.is_api and kernel.implementation is None and request == "default"
 
 
 class ApiCall(OwnOutputs):
-    """A call over `inputs`; lengths that the host knows are passed as a number. A launch writes
-    `inputs.out`, and an LSE of its own.
+    """A call over `inputs`; lengths on the host are passed as an int. It writes `inputs.out` and
+    allocates the LSE.
     """
 
     def __init__(self, inputs: AttentionInputs, **settings: Any) -> None:
@@ -80,7 +80,7 @@ class ApiCall(OwnOutputs):
 
 
 def api_arguments(inputs: AttentionInputs) -> dict[str, Any]:
-    """What `lean_attn_with_kvcache` is given besides Q and the caches."""
+    """Return the arguments of `lean_attn_with_kvcache` after Q and the caches."""
     length = inputs.cache_seqlens
     arguments = {
         "cache_seqlens": inputs.context - inputs.new_tokens if length is None else length,

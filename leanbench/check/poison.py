@@ -1,4 +1,4 @@
-"""What a cache holds where no sequence has a token, at its worst: NaN."""
+"""NaN in the parts of a cache that no sequence uses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from leanbench.core.inputs import AttentionInputs
 
 
 def poison_unused(inputs: AttentionInputs) -> AttentionInputs:
-    """The inputs with NaN in K and V past every sequence's end, in front of it where there is
-    padding, and where tokens are appended; with pages, also in a page of nobody, which the block
-    table names past each sequence's last one.
+    """Return the inputs with NaN in all unused parts of K and V.
+
+    These are tokens past the end of a sequence, its padding, and places of appended tokens. With
+    pages, block tables continue with a page of NaN past the end of each sequence.
     """
     if inputs.block_table is not None:
         return _poison_pages(inputs, inputs.block_table)
@@ -29,7 +30,7 @@ def poison_unused(inputs: AttentionInputs) -> AttentionInputs:
 
 
 def _used(inputs: AttentionInputs) -> list[tuple[int, int]]:
-    """(first token, end) of what each sequence has in the cache before the call."""
+    """Return (first token, end) of each sequence in the cache before the call."""
     firsts = [0] * inputs.batch
     if inputs.cache_leftpad is not None:
         firsts = inputs.cache_leftpad.tolist()
@@ -38,7 +39,7 @@ def _used(inputs: AttentionInputs) -> list[tuple[int, int]]:
 
 
 def _poisoned(cache: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
-    """The cache with NaN where it is not used, changed in place."""
+    """Write NaN to unused tokens."""
     nan = torch.tensor(math.nan, device=cache.device).to(cache.dtype)
     if cache.element_size() == 1:
         # No fp8 tensor can be filled under a mask.
@@ -60,21 +61,21 @@ def _poison_pages(inputs: AttentionInputs, block_table: torch.Tensor) -> Attenti
         table[sequence, -(-lengths[sequence] // page_size) :] = pages
     k_cache = _poisoned(_with_page(inputs.k_cache), used)
     v_cache = _poisoned(_with_page(inputs.v_cache), used)
-    scales = {
-        name: _with_nan(own)
+    page_scales = {
+        name: _with_nan(scales)
         for name in ("k_page_descale", "v_page_descale")
-        if (own := getattr(inputs, name)) is not None
+        if (scales := getattr(inputs, name)) is not None
     }
-    return replace(inputs, k_cache=k_cache, v_cache=v_cache, block_table=table, **scales)
+    return replace(inputs, k_cache=k_cache, v_cache=v_cache, block_table=table, **page_scales)
 
 
 def _with_nan(scales: torch.Tensor) -> torch.Tensor:
-    """The scales of the pages, and NaN of one more."""
+    """Append the scale NaN for one more page."""
     return torch.cat([scales, torch.full_like(scales[:1], math.nan)])
 
 
 def _with_page(cache: torch.Tensor) -> torch.Tensor:
-    """The pages and one more, in the same layout."""
+    """Append a page in the same layout."""
     stored = cache if cache.is_contiguous() else cache.transpose(1, 2)
     grown = torch.cat([stored, torch.zeros_like(stored[:1])])
     return grown if cache.is_contiguous() else grown.transpose(1, 2)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 #: over sqrt(3) each; the limits leave a factor of about three.
 #: With Q and softmax weights in e4m3 (unit roundoff 6.3e-2) scores of standard deviation 1 are off
 #: by 2.6e-2, and the weights by as much again: together 3.7e-2. Scales of K up to 1.5 make that
-#: 4.7e-2 (the median of 24 draws of 8,192 tokens on the CPU; 6.2e-2 at worst), of which the limit
-#: is some twice.
+#: 4.7e-2 (the median of 24 draws of 8,192 tokens on the CPU; 6.2e-2 at worst), about half of
+#: the limit.
 #: A score rounded to the dtype is off by its unit roundoff times the score, up to four or so, at
 #: which its weight is large: eager attention in bf16 was 1.2e-2 off on an H200 (docs/decode.md).
 RELATIVE_ERROR_LIMIT = {
@@ -45,9 +45,7 @@ CELL_PAIRS = 256
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The worst errors over the checked (sequence, KV head) pairs; NaN anywhere makes them
-    infinite.
-    """
+    """Largest errors of the checked (sequence, KV head) pairs; infinite if there is a NaN."""
 
     relative_error: float
     #: None: the kernel writes no LSE.
@@ -58,10 +56,10 @@ class CheckResult:
     lse_base: float | None = math.e
 
     def failure(self, precision: str) -> str | None:
-        """One sentence if a limit is exceeded, or None.
+        """Return a sentence if a limit is exceeded, or None.
 
         Args:
-            precision: of `leanbench.core.kernel.Kernel.precision`.
+            precision: See `leanbench.core.kernel.Kernel.precision`.
         """
         limit = RELATIVE_ERROR_LIMIT[precision]
         if not self.relative_error <= limit:
@@ -78,11 +76,11 @@ class CheckResult:
 
 
 class Reference:
-    """The fp64 outputs of some (sequence, KV head) pairs of one call, to hold any number of kernels
-    against.
+    """fp64 outputs of some (sequence, KV head) pairs of a call, to compare any number of kernels
+    with.
 
-    As many pairs as `max_elements` and `max_pairs` allow: the first, the last, and others drawn
-    afresh.
+    `max_elements` and `max_pairs` limit the pairs: the first, the last, and a random sample of the
+    others.
     """
 
     def __init__(
@@ -110,10 +108,10 @@ class Reference:
         starts = inputs.read_query_starts()
         lengths = [starts[sequence + 1] - starts[sequence] for sequence, _ in pairs]
         #: (pairs, q_len): rows of the pairs among all query tokens, and whether there are so many.
-        places = torch.arange(inputs.q_len, device=device)
-        self._is_row = places < torch.tensor(lengths, device=device)[:, None]
+        positions = torch.arange(inputs.q_len, device=device)
+        self._is_row = positions < torch.tensor(lengths, device=device)[:, None]
         firsts = torch.tensor([starts[sequence] for sequence, _ in pairs], device=device)
-        self._rows = (firsts[:, None] + places).where(self._is_row, firsts[:, None])
+        self._rows = (firsts[:, None] + positions).where(self._is_row, firsts[:, None])
         #: (pairs, q_len, group_size, head_dim of V), 0 where there is no row.
         self._out = _padded([out for out, _ in results], inputs.q_len)
         #: (pairs, q_len, group_size), likewise.
@@ -121,11 +119,10 @@ class Reference:
         self._appended = Appended(inputs, pairs) if inputs.new_tokens else None
 
     def merge(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Makes it the reference of sequences whose tokens other processes have parts of, from
-        theirs of the same pairs.
+        """Merge the references of processes that have parts of the same sequences.
 
         Args:
-            gather: the tensors that all processes pass, stacked in front.
+            gather: Stacks the tensors of all processes.
         """
         import torch
 
@@ -136,12 +133,12 @@ class Reference:
         self._out = (weights[..., None] * outs).sum(dim=0)
 
     def check(self, inputs: AttentionInputs, lse_base: float | None = math.e) -> CheckResult:
-        """Errors of `inputs.out` and `inputs.lse`, and of what was appended to the caches; every
-        element of the outputs is tested for NaN, outside the sampled heads too.
+        """Return the errors of `inputs.out`, `inputs.lse` and appended tokens.
+
+        NaN is searched in all elements of the outputs, also of heads that are not sampled.
 
         Args:
-            lse_base: of the logarithm in `inputs.lse`; None: nobody wrote it, only the output is
-                checked.
+            lse_base: Base of the logarithm in `inputs.lse`; None: there is no LSE.
         """
         import torch
 
@@ -172,7 +169,7 @@ class Reference:
 
 
 class Appended:
-    """What the caches hold of some (sequence, KV head) pairs after a call that appends."""
+    """Contents of the caches after a call that appends, for some (sequence, KV head) pairs."""
 
     def __init__(self, inputs: AttentionInputs, pairs: list[tuple[int, int]]) -> None:
         from leanbench.kernels.reference.torch import keys_and_values
@@ -185,7 +182,7 @@ class Appended:
         self._v = self._last([v for _, v in expected], inputs.new_tokens)
 
     def worst(self, inputs: AttentionInputs) -> torch.Tensor:
-        """The largest relative error of a pair's appended rows."""
+        """Return the largest relative error of appended rows."""
         import torch
 
         from leanbench.kernels.reference.torch import in_cache
@@ -193,35 +190,36 @@ class Appended:
         errors = []
         for cache, expected in ((inputs.k_cache, self._k), (inputs.v_cache, self._v)):
             rows = [in_cache(inputs, cache, *pair).double() for pair in self._pairs]
-            own = self._last(rows, inputs.new_tokens)
-            errors.append(_worst_relative(own, expected, cache.dtype))
+            appended = self._last(rows, inputs.new_tokens)
+            errors.append(_worst_relative(appended, expected, cache.dtype))
         return torch.maximum(*errors)
 
     def _last(self, rows: list[torch.Tensor], most: int) -> torch.Tensor:
-        """(pairs, most, head_dim): each pair's appended rows, its last."""
-        last = [own[len(own) - count :] for own, count in zip(rows, self._counts, strict=True)]
+        """Return the appended rows of each pair, (pairs, most, head_dim)."""
+        last = [pair[len(pair) - count :] for pair, count in zip(rows, self._counts, strict=True)]
         return _padded(last, most)
 
 
 def _padded(rows: list[torch.Tensor], count: int) -> torch.Tensor:
-    """Stacked, each with 0 for the rows that it has less than `count`."""
+    """Stack rows, zero-padded to `count`."""
 
     import torch
 
-    def padding(own: torch.Tensor) -> torch.Tensor:
-        return own.new_zeros((count - len(own), *own.shape[1:]))
+    def padding(pair: torch.Tensor) -> torch.Tensor:
+        return pair.new_zeros((count - len(pair), *pair.shape[1:]))
 
-    return torch.stack([torch.cat([own, padding(own)]) for own in rows])
+    return torch.stack([torch.cat([pair, padding(pair)]) for pair in rows])
 
 
 def _worst_relative(got: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The largest ||got - reference|| / ||reference|| of a pair; where the reference is 0, so must
-    be the output.
+    """Return the largest ||got - reference|| / ||reference|| of a pair.
+
+    Where the reference is 0, the output must be, too.
 
     Args:
-        dtype: of `got` where it was written. Numbers of the reference below its smallest normal
-            one, other than 0, count as that: rounding costs them as much. Those of fp16 are 6e-8
-            apart from 6e-5 down, where outputs are whose sinks have nearly all weight.
+        dtype: Dtype that `got` was written in. Nonzero numbers below its smallest normal one count
+            as that, because rounding costs them as much. fp16 numbers below 6e-5 are 6e-8 from each
+            other; outputs are so small if sinks have nearly all weight.
     """
     import torch
 
@@ -229,21 +227,22 @@ def _worst_relative(got: torch.Tensor, reference: torch.Tensor, dtype: torch.dty
     counted = torch.where(reference == 0, 0.0, reference.abs().clamp(min=least))
     norm = counted.flatten(1).norm(dim=1)
     difference = (got - reference).flatten(1).norm(dim=1)
-    of_zero = torch.where(difference == 0, 0.0, torch.inf).to(difference.dtype)
+    zero_error = torch.where(difference == 0, 0.0, torch.inf).to(difference.dtype)
     # A NaN difference stays NaN, whatever the norm.
-    ratio = torch.where((norm == 0) & ~difference.isnan(), of_zero, difference / norm)
+    ratio = torch.where((norm == 0) & ~difference.isnan(), zero_error, difference / norm)
     return _max_or_nan(ratio)
 
 
 def _worst_lse(got: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """The largest |got - reference| / max(1, |reference|); the LSE of an empty sequence is -inf on
-    both sides.
+    """Return the largest |got - reference| / max(1, |reference|).
+
+    The LSE of an empty sequence must be -inf.
     """
     import torch
 
-    of_empty = torch.where(got == reference, 0.0, torch.inf).to(got.dtype)
+    empty_error = torch.where(got == reference, 0.0, torch.inf).to(got.dtype)
     difference = torch.where(
-        reference.isinf(), of_empty, (got - reference).abs() / reference.abs().clamp(min=1.0)
+        reference.isinf(), empty_error, (got - reference).abs() / reference.abs().clamp(min=1.0)
     )
     return _max_or_nan(difference)
 

@@ -1,7 +1,8 @@
-"""Whole models: a decode step of a language model from its config, with random weights and a KV
-cache of any context, measured and predicted with each kernel in the place of its attention.
+"""Whole models: the decode step of a language model, measured and predicted with each kernel.
+
+Models are made from a config, with random weights and a KV cache of any context.
 """
 
-#: The kernel whose step is the bound of all others; it is timed in every problem's rounds. It
-#: computes no attention, so it is none of the kernels that are compared with each other.
+#: The kernel that computes no attention. Its step is the bound of all others and is timed in the
+#: rounds of every problem; it is not compared with other kernels.
 BOUND = "no_attention"

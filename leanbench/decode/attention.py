@@ -1,4 +1,4 @@
-"""The attention of a whole model's layers by a kernel of this project or a library."""
+"""Attention of a whole model by a kernel of this project or a library."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import Kernel, written_by
 from leanbench.core.problem import AttentionProblem
+from leanbench.decode import BOUND
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +24,10 @@ Attention = Callable[..., Any]
 
 
 class LayerAttention:
-    """A function that a model calls as transformers' attention functions, (module, query, key,
-    value, mask, scaling=, ...), which has a kernel compute the output.
+    """A function with the signature of transformers' attention functions that runs a kernel.
 
-    A layer's launch is prepared in every call, over the tensors of that call: while a CUDA graph is
-    captured, nothing else reaches the GPU. What must be worked out once for the lengths of a step
-    is kept from the first call, as servers keep it for all layers.
+    Each call prepares a launch over its tensors, because graph captures see nothing else. A plan
+    for the lengths of a step is made in the first call and shared by all layers, as in servers.
     """
 
     def __init__(
@@ -64,11 +63,12 @@ class LayerAttention:
         s_aux: torch.Tensor | None = None,
         **call: Any,
     ) -> torch.Tensor:
-        """Output, (batch, 1, q_heads, head_dim).
+        """Return the output, (batch, 1, q_heads, head_dim).
 
         Args:
             query: (batch, q_heads, 1, head_dim).
-            key: (batch, kv_heads, capacity, head_dim); value: likewise.
+            key: (batch, kv_heads, capacity, head_dim).
+            value: Like `key`.
         """
         lengths = self.lengths[sliding_window]
         if self._is_integration:
@@ -90,7 +90,7 @@ class LayerAttention:
         return written_by(launch, inputs).out
 
     def _plan(self, inputs: AttentionInputs, config: KernelConfig | None) -> Any:
-        """What a step's layers share; None: nothing."""
+        """Return what the layers of a step share, or None."""
         planner = self.kernel.planner(inputs, config)
         if planner is not None:
             return planner()
@@ -109,7 +109,9 @@ def call_inputs(
     scaling: float,
     sinks: torch.Tensor | None,
 ) -> AttentionInputs:
-    """The call of a layer, outputs not yet written; shapes as of `LayerAttention`."""
+    """Return the inputs of a layer's call; shapes as in `LayerAttention`."""
+    import torch
+
     q = query.transpose(1, 2)
     batch, q_len, q_heads, _ = q.shape
     return AttentionInputs(
@@ -120,12 +122,21 @@ def call_inputs(
         context=key.shape[2],
         softmax_scale=scaling,
         out=q.new_empty((batch, q_len, q_heads, value.shape[3])),
-        lse=q.new_empty((batch, q_heads, q_len), dtype=_fp32()),
+        lse=q.new_empty((batch, q_heads, q_len), dtype=torch.float32),
         sinks=sinks,
     )
 
 
-def _fp32() -> torch.dtype:
-    import torch
-
-    return torch.float32
+def refusal(kernel: Kernel, problem: AttentionProblem, request: str | KernelConfig) -> str | None:
+    """Return why a kernel cannot be the attention of a whole model, or None."""
+    if request == "best":
+        return (
+            f"{kernel.name} would be timed with each of its settings, which whole models are not:"
+            " choose --configs default or heuristic, and a kernel that is not always the best of"
+            " several"
+        )
+    model = problem.model
+    if kernel.name == BOUND and model is not None and problem.max_context <= model.max_positions:
+        # The bound computes no attention, so it supports every kind.
+        return None
+    return kernel.unsupported_reason(problem)

@@ -1,4 +1,4 @@
-"""The KV cache of a decode step, as a model of transformers uses one."""
+"""KV cache of a decode step with the interface of transformers' caches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 
 class StepCache:
-    """A cache filled with random values, in which a step writes the last token of every sequence:
-    the step can be repeated, and its lengths stay.
+    """A cache of random values in which a step writes the last token of every sequence.
 
-    Layers with a window have a ring of that many tokens. K and V of a layer are
-    (batch, kv_heads, capacity, head_dim), or token-major with the same meaning of the axes where
-    the problem's layout is NHD.
+    Lengths stay, so steps can be repeated. Layers with a window have a ring of that many tokens. K
+    and V of a layer are (batch, kv_heads, capacity, head_dim); with the layout NHD, tokens come
+    before heads in memory.
     """
 
     def __init__(self, problem: AttentionProblem, device: str | torch.device) -> None:
@@ -33,12 +32,12 @@ class StepCache:
         ]
         #: Tokens of each sequence by the layer's window, (batch,), int32.
         self.lengths: dict[int | None, torch.Tensor] = {}
-        #: The place of its last token in the cache, likewise, int64.
-        self._places: dict[int | None, torch.Tensor] = {}
+        #: Position of its last token in the cache, likewise, int64.
+        self._positions: dict[int | None, torch.Tensor] = {}
         for window in dict.fromkeys(self._windows):
             room = min(problem.cache_capacity, window or problem.cache_capacity)
             self.lengths[window] = contexts.clamp(max=room).int()
-            self._places[window] = (contexts - 1) % room
+            self._positions[window] = (contexts - 1) % room
         self.layers = [self._random_layer(problem, window, device) for window in self._windows]
 
     def _random_layer(
@@ -59,21 +58,23 @@ class StepCache:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a layer, after those of the new token are written; of several, which are a
-        prompt's, they alone.
+        """Write the K and V of new tokens and return those of the layer.
+
+        For several new tokens, a prompt, return only these.
 
         Args:
-            key: (batch, kv_heads, new tokens, head_dim); value: likewise.
+            key: (batch, kv_heads, new tokens, head_dim).
+            value: Like `key`.
         """
         if key.shape[2] > 1:
             for cache, new in zip(self.layers[layer], (key, value), strict=True):
                 cache[:, :, : key.shape[2]] = new
             return key, value
-        places = self._places[self._windows[layer]]
+        positions = self._positions[self._windows[layer]]
         for cache, new in zip(self.layers[layer], (key, value), strict=True):
-            cache[self._rows, :, places] = new[:, :, 0]
+            cache[self._rows, :, positions] = new[:, :, 0]
         return self.layers[layer]
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """0: positions and masks are given to the model."""
+        """Return 0: the model gets positions and masks as arguments."""
         return 0

@@ -1,4 +1,4 @@
-"""A model of transformers with random weights, made from its config alone."""
+"""Models of transformers with random weights, made from a config."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _latest: dict[tuple[str, str, str], torch.nn.Module] = {}
 
 
 def kept_bytes(text: str, dtype: str, device: str) -> int:
-    """Bytes of this model's weights if it is the latest, which any other is freed for."""
+    """Return the bytes of this model's weights if it is the latest one; free any other."""
     for key in _latest.keys() - {(text, dtype, device)}:
         del _latest[key]
     weights = [weight for model in _latest.values() for weight in model.parameters()]
@@ -31,10 +31,13 @@ def kept_bytes(text: str, dtype: str, device: str) -> int:
 
 
 def random_model(text: str, dtype: str, device: str) -> torch.nn.Module:
-    """The model that `leanbench.core.llm.model` reads from `text`, in evaluation mode.
+    """Return the model of a config, in evaluation mode.
+
+    Args:
+        text: See `leanbench.core.llm.model`.
 
     Raises:
-        UserError: transformers is missing or of another version, or refuses the config.
+        UserError: transformers is missing, unsupported, or rejects the config.
     """
     if not kept_bytes(text, dtype, device):
         _latest[text, dtype, device] = _made(text, dtype, device)
@@ -75,6 +78,6 @@ def _made(text: str, dtype: str, device: str) -> torch.nn.Module:
 def _attention(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **call: Any
 ) -> Any:
-    """What a model calls for its attention: the function that its config carries."""
+    """Call the attention function in the config of a model."""
     attend = module.config.leanbench_attention
     return attend(module, query, key, value, attention_mask, **call), None

@@ -1,5 +1,5 @@
-"""A step of a whole model, predicted: attention by the performance model, all else as the time in
-which its weights are read.
+"""Predicted step of a whole model: the performance model for attention, the time to read the
+weights for the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from leanbench.core.llm.model import WEIGHT_BYTES, WholeModel
 from leanbench.core.memory import shortage_on
 from leanbench.core.problem import AttentionProblem
 from leanbench.decode import BOUND
-from leanbench.decode.refusal import refusal
+from leanbench.decode.attention import refusal
 from leanbench.model.calibration import calibration_for
 from leanbench.model.predict import predict_cell
 from leanbench.model.rates import floor_us
@@ -33,10 +33,10 @@ _ROUGH = (
 def predict_step(
     problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
 ) -> dict[str, Any]:
-    """Fields of a row, `source` predicted.
+    """Return the fields of a predicted row.
 
     Args:
-        configs: as of `leanbench.model.predict.predict_cell`.
+        configs: See `leanbench.model.predict.predict_cell`.
     """
     known = {
         "decomposition": kernel.decomposition,

@@ -1,4 +1,4 @@
-"""Time to first token: the prompt of every sequence through the whole model."""
+"""Time to first token: prompts of all sequences through the whole model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ _PROMPTS, _ENOUGH_S = 3, 2.0
 
 
 def prefill_fields(instruments: Instruments, step: DecodeStep) -> tuple[Outcome, list[str]]:
-    """Median time of a prompt of the problem's context, where the options ask for it, and warnings
-    for its row.
-    """
+    """Return the median time of prompts as long as the context, if requested, and warnings."""
     import torch
 
     if step.problem.max_context > instruments.options.prefill:
@@ -64,12 +62,14 @@ def causal_attention(
     scaling: float = 1.0,
     **call: object,
 ) -> torch.Tensor:
-    """Output of a prompt's tokens, each of which sees those up to its own, (batch, tokens, q_heads,
-    head_dim); by torch's scaled_dot_product_attention, which takes its FlashAttention.
+    """Return the causal attention of a prompt, (batch, tokens, q_heads, head_dim).
+
+    torch's scaled_dot_product_attention computes it with its FlashAttention.
 
     Args:
         query: (batch, q_heads, tokens, head_dim).
-        key: (batch, kv_heads, tokens, head_dim); value: likewise.
+        key: (batch, kv_heads, tokens, head_dim).
+        value: Like `key`.
     """
     from torch.nn.functional import scaled_dot_product_attention
 

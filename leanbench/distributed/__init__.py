@@ -1,4 +1,4 @@
-"""LeanAttention over several GPUs of one host, a process each: see docs/distributed.md."""
+"""LeanAttention over several GPUs of one host, one process per GPU: see docs/distributed.md."""
 
 from __future__ import annotations
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from leanbench.attention import lean_attn_with_kvcache as _on_this_gpu
-from leanbench.calls.call import Call, whole_number
-from leanbench.calls.extra_checks import check_tensors
-from leanbench.calls.prepared import attend
+from leanbench.attention.call import Call, host_length
+from leanbench.attention.checks import check_tensors
+from leanbench.attention.prepared import attend
+from leanbench.attention.run import check_no_derivatives
 from leanbench.core.extras import Extras, fp8_name
 from leanbench.core.kinds import SAME
 from leanbench.distributed.group import ContextGroup
@@ -66,34 +67,35 @@ def lean_attn_with_kvcache(
     out: torch.Tensor | None = None,
     **arguments: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Decode attention over sequences whose tokens the GPUs of `group` share; every GPU gets the
-    whole output, the same bits on all of them. One launch a GPU: partials are exchanged and merged
-    in it. Nothing is copied to or read from the host, so calls can be captured in CUDA graphs.
+    """Compute decode attention over sequences with tokens split over the GPUs of `group`.
 
-    A collective of the group: `q` is the same on all ranks; caches, lengths and block tables are
-    each rank's own. A rank may have no token of a sequence. Which tokens it has is the caller's:
-    attention does not ask for their order (`contiguous_shard`, `interleaved_shard`).
+    Every GPU gets the whole output with the same bits. There is one launch per GPU, which exchanges
+    and merges partials. Nothing is copied to or read from the host, so CUDA graphs can capture
+    calls.
 
-    Tensor parallel calls need no exchange: pass this rank's heads of `q` and of the caches, and the
-    group of those ranks that have the same heads, or None.
+    A collective: `q` is the same on all ranks; caches, lengths and block tables are local. A rank
+    may have no token of a sequence. Any split of the tokens works (`contiguous_shard`,
+    `interleaved_shard`).
+
+    Tensor parallel calls need no exchange: pass the heads of this rank, and the group of the ranks
+    that share them, or None.
 
     Args:
-        group: None, or a group of one: this GPU has all tokens; the call is then
-            `leanbench.lean_attn_with_kvcache`, with all of its arguments.
-        cache_seqlens: tokens that this rank has, as in `leanbench.lean_attn_with_kvcache`; the
-            other arguments, too.
-        **arguments: others of `leanbench.lean_attn_with_kvcache`, with values that ask for nothing,
-            such as its defaults.
+        group: None, or a group of one: this GPU has all tokens, and the call is
+            `leanbench.lean_attn_with_kvcache` with all of its arguments.
+        cache_seqlens: Tokens on this rank, as in `leanbench.lean_attn_with_kvcache`. So are the
+            other arguments.
+        **arguments: Further arguments of `leanbench.lean_attn_with_kvcache`, at values without
+            effect such as their defaults.
 
     Returns:
         As `leanbench.lean_attn_with_kvcache`.
 
     Raises:
-        NotImplementedError: an argument asks for what depends on where in the sequence a token is,
-            or changes the caches.
-        RuntimeError: a rank did not come in time in an earlier call.
-        TypeError: `group` is no ContextGroup, or there is no such argument.
-        UserError: the group's workspace is too small.
+        NotImplementedError: An argument depends on the positions of tokens, or changes the caches.
+        RuntimeError: A rank timed out in an earlier call.
+        TypeError: `group` is not a ContextGroup, or an argument is unknown.
+        UserError: The group's workspace is too small.
     """
     if group is not None and not isinstance(group, ContextGroup):
         raise TypeError(f"group is {group!r}: pass a leanbench.distributed.ContextGroup, or None")
@@ -118,7 +120,7 @@ def lean_attn_with_kvcache(
             **arguments,
         )
     group.raise_failure()
-    _refuse(q, k_cache, v_cache, causal, arguments)
+    _check_arguments(q, causal, arguments)
     on_device = isinstance(cache_seqlens, torch.Tensor)
     extras = None
     if softcap or any(
@@ -137,7 +139,7 @@ def lean_attn_with_kvcache(
         k_cache,
         v_cache,
         cache_seqlens if on_device else None,
-        None if on_device else whole_number(cache_seqlens),
+        None if on_device else host_length(cache_seqlens),
         block_table,
         out,
         None if softmax_scale is None else float(softmax_scale),
@@ -148,6 +150,8 @@ def lean_attn_with_kvcache(
     )
     if extras is not None:
         check_tensors(call)
+    if torch.is_grad_enabled():
+        check_no_derivatives(call)
     if q.dim() == 4 and v_cache.dim() == 4:
         group.check_room(math.prod(q.shape[:3]), v_cache.shape[3])
     result, lse = attend(call, return_softmax_lse)
@@ -155,22 +159,16 @@ def lean_attn_with_kvcache(
 
 
 def _of_fp8(tensor: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor | None:
-    """The scales of a tensor in fp8; others have none."""
+    """Return the scales of an fp8 tensor, None for others."""
     return None if fp8_name(tensor.dtype) == SAME else scales
 
 
-def _refuse(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    causal: bool,
-    arguments: dict[str, Any],
-) -> None:
+def _check_arguments(q: torch.Tensor, causal: bool, arguments: dict[str, Any]) -> None:
     q_len = q.shape[1] if q.dim() == 4 else None
-    asked = [name for name, value in arguments.items() if _asks(name, value, q_len)]
-    if asked:
+    unsupported = [name for name, value in arguments.items() if _has_effect(name, value, q_len)]
+    if unsupported:
         raise NotImplementedError(
-            f"lean_attn_with_kvcache does not support {', '.join(asked)} where GPUs share the"
+            f"lean_attn_with_kvcache does not support {', '.join(unsupported)} where GPUs share the"
             " sequences: leave it out, or split heads (tensor parallel)"
         )
     if causal and q.dim() == 4 and q.shape[1] > 1:
@@ -178,20 +176,13 @@ def _refuse(
             f"lean_attn_with_kvcache does not support causal=True with {q.shape[1]} query tokens"
             " where GPUs share the sequences: attend to one token at a time, or split heads"
         )
-    if torch.is_grad_enabled() and (
-        q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
-    ):
-        raise NotImplementedError(
-            "lean_attn_with_kvcache is for inference and has no gradient, but a tensor of the call"
-            " requires one: call it under torch.no_grad()"
-        )
 
 
-def _asks(name: str, value: Any, q_len: int | None) -> bool:
-    """Whether an argument asks for what depends on places of tokens, or is not supported.
+def _has_effect(name: str, value: Any, q_len: int | None) -> bool:
+    """Return True if an argument depends on the positions of tokens or is unsupported.
 
     Raises:
-        TypeError: there is no such argument.
+        TypeError: The argument is unknown.
     """
     if name in _WITHOUT_EFFECT:
         return False
@@ -205,9 +196,7 @@ def _asks(name: str, value: Any, q_len: int | None) -> bool:
 
 
 def _limits(window_size: Any, q_len: int | None) -> bool:
-    """Whether a window leaves tokens out, however many a rank has: to the right of a sequence's
-    only query token there are none.
-    """
+    """Return True if a window may hide tokens; right of a single query token there are none."""
     try:
         left, right = map(operator.index, window_size)
     except (TypeError, ValueError):

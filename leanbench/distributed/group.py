@@ -1,6 +1,4 @@
-"""GPUs that share sequences, each with a part of their tokens, and the memory through which they
-exchange partials.
-"""
+"""GPUs that share sequences, and the memory through which they exchange partials."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ _met: dict[str, weakref.ref[Any]] = {}
 
 
 class PeerFields(ctypes.Structure):
-    """PeerGroup in kernels/lean/params.cuh, field by field, with as many workspaces as there may
-    be.
-    """
+    """PeerGroup in kernels/lean/params.cuh, with the maximum number of workspaces."""
 
     _fields_ = [
         ("tickets", ctypes.c_uint64),
@@ -52,7 +48,7 @@ class PeerFields(ctypes.Structure):
 
 
 class Place(NamedTuple):
-    """Where a rank is."""
+    """Host and GPU of a rank."""
 
     host: str
     #: UUID of its GPU; empty without one.
@@ -68,26 +64,26 @@ class Place(NamedTuple):
 class ContextGroup:
     """GPUs that share sequences, for `lean_attn_with_kvcache(..., group=)`.
 
-    A collective: all ranks make it, and later make the same calls with it in the same order, on one
-    stream each, or on streams that wait for one another. CUDA graphs with such calls are replayed
-    as often on all ranks.
+    A collective: all ranks make it, and later make the same calls in the same order, on one stream
+    each or on synchronized streams. CUDA graphs with such calls are replayed equally often on all
+    ranks.
 
-    Each GPU has a peer workspace, which the others write to directly: over NVLink, or PCIe between
-    GPUs with peer access, where nothing was measured. Multicast is never used.
+    Each GPU has a peer workspace, which the others write directly: over NVLink, or over PCIe with
+    peer access, which was not measured. Multicast is never used.
 
     Args:
-        process_group: whose GPUs these are; None: all processes.
-        timeout_s: that a launch waits for the other GPUs, a day at most. Past it the outputs are
-            NaN, and the next call, or `check`, raises RuntimeError. Launches that are queued
-            behind it, or in its graph, wait no longer.
-        workspace_bytes: of each GPU. A call takes 64 bytes for each rank and each 4 numbers of its
-            output: 64 MB are enough for 4,096 query rows of 128 on 8 GPUs.
+        process_group: The processes of these GPUs; None: all.
+        timeout_s: Maximum time that a launch waits for other GPUs, up to a day. After it the
+            outputs are NaN, and the next call, or `check`, raises RuntimeError. Queued launches,
+            and later ones in the same graph, do not wait again.
+        workspace_bytes: Size of each GPU's workspace. A call takes 64 bytes per rank and 4 numbers
+            of its output: 64 MB are enough for 4,096 query rows of 128 on 8 GPUs.
 
     Raises:
         UserError: torch.distributed is not initialized; the ranks are on several hosts, share a
-            GPU, have none or no peer access, or are too many; one had a context group before
-            `destroy_process_group`; `process_group` is none, or this process is not one of it; or
-            `timeout_s` or `workspace_bytes` is out of its limits.
+            GPU, lack a GPU or peer access, or are too many; a rank had a context group before
+            `destroy_process_group`; `process_group` is invalid or does not include this process; or
+            `timeout_s` or `workspace_bytes` is out of range.
         RuntimeError: torch cannot map the peer workspaces.
     """
 
@@ -135,27 +131,23 @@ class ContextGroup:
         dist.barrier(self._processes)
 
     def raise_failure(self) -> None:
-        """Raises RuntimeError where a launch that has ended waited in vain."""
+        """Raise RuntimeError if a finished launch has timed out."""
         if failed := self._failed_rank.value:
             raise RuntimeError(late_sentence(failed - 1, self.rank, self._timeout_s))
 
     def check(self) -> None:
-        """Waits for this GPU's launches; raises RuntimeError where one waited in vain."""
+        """Wait for the launches of this GPU; raise RuntimeError if one has timed out."""
         import torch
 
         torch.cuda.synchronize(self.device)
         self.raise_failure()
 
     def barrier(self) -> None:
-        """Lets the current stream wait until those of all GPUs are here: for measurements, calls
-        need none.
-        """
+        """Make the current stream wait for those of all GPUs; only measurements need it."""
         self._handle.barrier(channel=0)
 
     def check_room(self, rows: int, columns: int) -> None:
-        """Raises UserError where the peer workspace has no room for `rows` x `columns` numbers of
-        output.
-        """
+        """Raise UserError if `rows` x `columns` numbers of output do not fit into the workspace."""
         needed = workspace_bytes_for(self.size, rows, columns)
         if needed > self.workspace_bytes:
             raise UserError(
@@ -166,22 +158,23 @@ class ContextGroup:
 
 
 def workspace_bytes_for(ranks: int, rows: int, columns: int) -> int:
-    """What a call with `rows` x `columns` numbers of output takes of a workspace: pieces of four
-    numbers from each rank, in each of the two halves.
+    """Return the bytes of a workspace that a call with `rows` x `columns` numbers of output takes.
+
+    Each rank sends pieces of four numbers to each half.
     """
     return 2 * ranks * rows * columns // 4 * _PIECE_BYTES
 
 
 def half_numbers(workspace_bytes: int) -> int:
-    """The 32-bit numbers of half a peer workspace, whole units: the second half starts at one."""
+    """Return the number of 32-bit numbers in half a peer workspace, in whole units."""
     return workspace_bytes // _LEAST_BYTES * 4
 
 
 def check_limits(timeout_s: float, workspace_bytes: int) -> None:
-    """Whether a group can wait so long and have peer workspaces of that size.
+    """Check the limits of a group.
 
     Raises:
-        UserError: it cannot.
+        UserError: The time or the size is out of range.
     """
     is_time = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
     if not is_time or not 0 < timeout_s <= MOST_TIMEOUT_S:
@@ -197,10 +190,10 @@ def check_limits(timeout_s: float, workspace_bytes: int) -> None:
 
 
 def check_processes(process_group: object = None) -> None:
-    """Check that this process has process groups, and that this is one of them.
+    """Check that torch.distributed is initialized and that a process group is valid.
 
     Raises:
-        UserError: It has none, or this is none.
+        UserError: It is not.
     """
     import torch.distributed as dist
 
@@ -227,14 +220,13 @@ def late_sentence(late: int, rank: int, timeout_s: float) -> str:
 
 
 def check_places(places: list[Place]) -> None:
-    """Whether ranks are on one host, on a GPU each, which all have peer access to one another, and
-    can find one another.
+    """Check that ranks are on one host, with one GPU and peer access each.
 
     Args:
-        places: by rank.
+        places: Host and GPU by rank.
 
     Raises:
-        UserError: they are not, or are too many; or they cannot.
+        UserError: They are not, they are too many, or torch cannot connect them.
     """
     if len(places) > MOST_RANKS:
         raise UserError(
@@ -262,21 +254,21 @@ def check_places(places: list[Place]) -> None:
             _check_pair(other, places[other], rank, place)
 
 
-def _check_pair(first: int, of_first: Place, second: int, of_second: Place) -> None:
-    """Raises UserError where two ranks of a host cannot write to one another's memory."""
-    if of_first.gpu == of_second.gpu:
+def _check_pair(first: int, first_place: Place, second: int, second_place: Place) -> None:
+    """Raise UserError if two ranks of a host cannot write to each other's memory."""
+    if first_place.gpu == second_place.gpu:
         raise UserError(
-            f"ranks {first} and {second} are both on GPU {of_first.gpu}: call torch.cuda.set_device"
-            " with a GPU of its own on each rank"
+            f"ranks {first} and {second} are both on GPU {first_place.gpu}: call"
+            " torch.cuda.set_device with a GPU of its own on each rank"
         )
-    if of_first.device == of_second.device:
+    if first_place.device == second_place.device:
         # torch takes them for one GPU.
         raise UserError(
-            f"ranks {first} and {second} both count their GPU as cuda:{of_first.device}, a"
+            f"ranks {first} and {second} both count their GPU as cuda:{first_place.device}, a"
             " CUDA_VISIBLE_DEVICES for each rank: start them with the same GPUs visible to all, and"
             ' call torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
         )
-    if of_second.gpu in of_first.apart or of_first.gpu in of_second.apart:
+    if second_place.gpu in first_place.apart or first_place.gpu in second_place.apart:
         raise UserError(
             f"the GPUs of ranks {first} and {second} have no peer access: choose GPUs that have it,"
             " `leanbench doctor` says which, or split the heads over them (tensor parallel)"
@@ -287,19 +279,19 @@ def _places(processes: Any, size: int) -> list[Place]:
     import torch.distributed as dist
 
     places: list[Any] = [None] * size
-    own = _own_place()._replace(had_another=_had_another(processes))
-    dist.all_gather_object(places, own, processes)
+    place = _own_place()._replace(had_another=_had_another(processes))
+    dist.all_gather_object(places, place, processes)
     return places
 
 
 def _had_another(processes: Any) -> bool:
-    """Whether a process group by this one's name has met, and is not this one."""
+    """Return True if another process group with this name has mapped workspaces."""
     met = _met.get(processes.group_name)
     return met is not None and met() is not processes
 
 
 def _own_place() -> Place:
-    """That of this rank; one without a GPU takes part, so that no other waits for it."""
+    """Describe this rank; a rank without a GPU takes part, so that others do not wait."""
     import socket
 
     import torch
@@ -325,7 +317,7 @@ def _own_place() -> Place:
 def _peer_workspaces(
     processes: Any, device: torch.device, workspace_bytes: int
 ) -> tuple[torch.Tensor, Any]:
-    """This GPU's peer workspace, all zeros, and torch's handle of those of all ranks."""
+    """Return the peer workspace of this GPU, all zeros, and torch's handle of all workspaces."""
     import torch
 
     # Multicast memory is not needed, and has hung machines.

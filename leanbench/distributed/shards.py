@@ -1,4 +1,4 @@
-"""Which tokens and heads a GPU has where several share a call."""
+"""Tokens and heads of a GPU in a shared call."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from leanbench.distributed.group import (
 
 
 def contiguous_shard(length: Any, rank: int, size: int) -> tuple[Any, Any]:
-    """The first token, and the number of tokens, that a rank has of sequences that are cut into
-    `size` shards one after the other; the first `length` % `size` have a token more than the
-    others.
+    """Return the first token and the number of tokens of a rank, for contiguous shards.
+
+    The first `length` % `size` ranks have one token more than the others.
 
     Args:
-        length: of the whole sequences: a number, or an integer tensor.
+        length: Length of the whole sequences: an int, or an integer tensor.
 
     Raises:
-        UserError: the length is no number of tokens, or there is no such rank.
+        UserError: The length or the rank is invalid.
     """
     length = _checked(length, rank, size)
     start, end = _start(length, rank, size), _start(length, rank + 1, size)
@@ -35,21 +35,21 @@ def contiguous_shard(length: Any, rank: int, size: int) -> tuple[Any, Any]:
 
 
 def _start(length: Any, rank: int, size: int) -> Any:
-    """`shard_start`, of tensors, too: nothing in it is above the length."""
+    """Return `shard_start`, also of tensors; no intermediate value exceeds the length."""
     if isinstance(length, int):
         return shard_start(length, rank, size)
     return length // size * rank + (length % size).clamp(max=rank)
 
 
 def interleaved_shard(length: Any, rank: int, size: int, page_size: int) -> Any:
-    """The number of tokens that a rank has of sequences whose pages of `page_size` tokens are dealt
-    to the ranks in turn, as vLLM's decode context parallelism does.
+    """Return the number of tokens of a rank if pages are distributed round-robin, as by vLLM's
+    decode context parallelism.
 
     Args:
-        length: of the whole sequences: a number, or an integer tensor.
+        length: Length of the whole sequences: an int, or an integer tensor.
 
     Raises:
-        UserError: the length is no number of tokens, there is no such rank, or pages have no token.
+        UserError: The length, the rank or the page size is invalid.
     """
     length = _checked(length, rank, size)
     page_size = _whole("page_size", page_size, at_least=1)
@@ -64,10 +64,10 @@ def interleaved_shard(length: Any, rank: int, size: int, page_size: int) -> Any:
 
 
 def _checked(length: Any, rank: int, size: int) -> Any:
-    """The length as an int, or the tensor.
+    """Return the length as an int, or the tensor.
 
     Raises:
-        UserError: it is no number of tokens, or there is no such rank.
+        UserError: The length or the rank is invalid.
     """
     if _whole("rank", rank) >= _whole("size", size, at_least=1):
         raise UserError(
@@ -82,10 +82,10 @@ def _checked(length: Any, rank: int, size: int) -> Any:
 
 
 def _whole(name: str, value: Any, at_least: int = 0) -> int:
-    """The argument as an int.
+    """Return an argument as an int.
 
     Raises:
-        UserError: it is no whole number, or below `at_least`.
+        UserError: It is not a whole number, or below `at_least`.
     """
     try:
         number = operator.index(value)
@@ -98,8 +98,8 @@ def _whole(name: str, value: Any, at_least: int = 0) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """`tensor` x `context` GPUs: the heads are split into `tensor` shares, and the tokens of each
-    share over `context` GPUs. Ranks with the same heads follow one another.
+    """`tensor` x `context` GPUs: heads are split into `tensor` shares, and the tokens of each share
+    over `context` GPUs. Ranks with the same heads are consecutive.
     """
 
     tensor: int
@@ -117,13 +117,13 @@ class Layout:
         timeout_s: float = TIMEOUT_S,
         workspace_bytes: int = WORKSPACE_BYTES,
     ) -> Layout:
-        """The layout of all processes, with their context groups: a collective.
+        """Return the layout of all processes, with their context groups: a collective.
 
         Args:
-            timeout_s: as of `ContextGroup`; `workspace_bytes`, too.
+            timeout_s: See `ContextGroup`; `workspace_bytes`, too.
 
         Raises:
-            UserError: there are not `tensor` x `context` processes; or see `ContextGroup`.
+            UserError: There are not `tensor` x `context` processes; or see `ContextGroup`.
         """
         import torch.distributed as dist
 
@@ -152,10 +152,10 @@ class Layout:
         return self.rank % self.context
 
     def heads(self, kv_heads: int) -> range:
-        """KV heads of this rank, of a call's.
+        """Return the KV heads of this rank.
 
         Raises:
-            UserError: they cannot be shared out evenly.
+            UserError: They cannot be split evenly.
         """
         if kv_heads % self.tensor:
             raise UserError(

@@ -1,1 +1,1 @@
-"""LeanAttention inside other people's servers and libraries. Each module imports one of them."""
+"""LeanAttention in servers and libraries. Each module imports one of them."""

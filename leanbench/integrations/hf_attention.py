@@ -1,4 +1,4 @@
-"""The attention of a layer, as transformers calls it."""
+"""Attention of a layer with the interface of transformers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from leanbench.attention import lean_attn_with_kvcache
-from leanbench.calls.call import Call
-from leanbench.calls.run import run
+from leanbench.attention.call import Call
+from leanbench.attention.run import run
 from leanbench.core.errors import UserError
 from leanbench.integrations.hf_masks import dense_mask, is_windowed, lengths_of
 
@@ -29,28 +29,31 @@ def lean_attention(
     position_bias: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of a layer: LeanAttention for decode steps and chunks, for prompts that are padded
-    or longer than the layer's window, and for all of a model with sinks or soft caps; else torch's
+    """Compute the attention of a layer.
+
+    LeanAttention runs decode steps and chunks, prompts that are padded or longer than the layer's
+    window, and everything with sinks or soft caps. Other prompts use torch's
     `scaled_dot_product_attention`.
 
     Args:
         query: (batch, q_heads, q_len, head_dim), fp16 or bf16.
-        key: (batch, kv_heads, tokens, head_dim), of a static cache its whole capacity.
-        value: like `key`; may have another head_dim.
-        attention_mask: what `leanbench.integrations.hf_masks.lean_mask` made, or a mask of the
-            caller's as for sdpa.
-        scaling: of the scores; None: head_dim ** -0.5. OPT scales its queries and passes 1.
-        sliding_window: tokens that a query token sees, itself included; None: all before it, or
-            as many as the mask says.
-        position_bias: added to the scores, (1 or batch, q_heads, q_len, tokens), as in T5; sdpa's.
-        s_aux: (q_heads,): a sink's logit for each head (gpt-oss).
+        key: (batch, kv_heads, tokens, head_dim); the whole capacity of a static cache.
+        value: Like `key`; may have another head_dim.
+        attention_mask: A result of `leanbench.integrations.hf_masks.lean_mask`, or the caller's
+            mask for sdpa.
+        scaling: Scale of the scores; None: head_dim ** -0.5. OPT scales its queries and passes 1.
+        sliding_window: Number of visible tokens, the query's own included; None: no limit but the
+            mask's.
+        position_bias: Added to the scores, (1 or batch, q_heads, q_len, tokens), as in T5; uses
+            sdpa.
+        s_aux: (q_heads,): the logit of a sink for each head (gpt-oss).
 
     Returns:
-        (batch, q_len, q_heads, head_dim of V), and None in place of the attention's weights.
+        (batch, q_len, q_heads, head_dim of V), and None for the attention weights.
 
     Raises:
-        UserError: the model asks for what neither of the two has.
-        ValueError, NotImplementedError: as of `leanbench.lean_attn_with_kvcache`.
+        UserError: The model needs a feature that both lack.
+        ValueError, NotImplementedError: See `leanbench.lean_attn_with_kvcache`.
     """
     if options.get("output_attentions"):
         raise UserError(
@@ -123,7 +126,7 @@ def lean_attention(
 
 
 def _window_of(module: torch.nn.Module) -> int:
-    """The window of a layer that does not pass it, as `lean_mask` found it."""
+    """Return the window of a layer that does not pass it, as `lean_mask` does."""
     window = getattr(getattr(module, "config", None), "sliding_window", None)
     if window is None:
         raise UserError(

@@ -1,14 +1,12 @@
-"""What transformers hands each layer in place of a mask: the lengths of the sequences, computed
-once a step, on the device, with no mask in memory.
+"""Masks of transformers models as lengths, computed on the device once per step.
 
-A model asks for the masks of a step before its first layer. Three things may come back:
+A model requests the masks of a step before its first layer. The result is one of:
 
-- None: of several query tokens, a prompt from its start, no padding; of one, every key is seen.
-- int32, (batch, 1, 1 or 2, 1 or 2): tokens in use of each sequence and, where there is padding,
-  the token that it begins with; two rows, both alike, where the layers' window hides tokens, as
-  not every layer passes its window on. Four dimensions: transformers passes such a tensor on as it
-  is.
-- bool, (batch, 1, q_len, tokens): of masks that lengths do not say, made as for sdpa.
+- None: a prompt without padding, or a single query token that sees all keys.
+- int32, (batch, 1, 1 or 2, 1 or 2): the length of each sequence and, with padding, its first token.
+Two equal rows mean that the layers' window hides tokens, because not every layer passes its window.
+transformers keeps a tensor of four dimensions as it is.
+- bool, (batch, 1, q_len, tokens): an sdpa mask, where lengths do not suffice.
 """
 
 from __future__ import annotations
@@ -26,11 +24,10 @@ from transformers.utils.import_utils import is_cuda_stream_capturing, is_tracing
 
 from leanbench.core.errors import UserError
 
-#: In the source of models that index masks or join others to them: no `None`, please; of which
-#: type is it; the other one in its type.
+#: Expressions in the source of models that index masks or combine them: they need a mask, not None.
 _EDITS = r"allow_is_causal_skip|attention_mask\.dtype == torch\.bool|\.to\(attention_mask\.dtype\)"
 
-#: Models whose decoder computes attention itself, while another part asks the interface.
+#: Models with attention of their own in the decoder; only another part uses the interface.
 _OWN_DECODER = ("git", "informer")
 
 
@@ -49,18 +46,19 @@ def lean_mask(
     config: Any = None,
     **options: Any,
 ) -> torch.Tensor | None:
-    """The mask of a step's layers of a kind; arguments and call are those of
-    transformers.masking_utils.sdpa_mask.
+    """Return the mask of a step for one kind of layer.
+
+    Arguments are those of transformers.masking_utils.sdpa_mask.
 
     Args:
-        q_offset: cached tokens; on the device where a static cache counts them there.
-        kv_offset: tokens that a sliding window's cache has dropped.
-        attention_mask: (batch, tokens), bool: False where a token is padding.
-        local_size: tokens of the window, or of a chunk in models of chunked attention.
+        q_offset: Number of cached tokens; a tensor with a static cache.
+        kv_offset: Number of tokens that a sliding window's cache has dropped.
+        attention_mask: (batch, tokens), bool: False for padding.
+        local_size: Number of tokens of the window, or of a chunk.
 
     Raises:
-        UserError: the model adds masks to its scores itself, `attention_mask` has padding between
-            tokens, or a CUDA graph is captured over the static cache of a sliding window while it
+        UserError: The model adds masks to its scores itself; `attention_mask` has padding between
+            tokens; or a CUDA graph is captured over the static cache of a sliding window while it
             fills, or with padding.
     """
     model = type(config).__module__
@@ -70,7 +68,7 @@ def lean_mask(
             " attention interface, so attn_implementation='lean' would not be called: use 'eager'"
         )
     edits = _edits_masks(model)
-    # Packed sequences and blocks that see one another do not allow it. A decode step over a static
+    # Packed sequences and bidirectional blocks do not allow it. A decode step over a static
     # cache does not either, whatever its mask.
     is_causal = (allow_is_causal_skip or q_length == 1) and not edits
     if is_causal and _lengths_say_it(local_size, use_vmap, config, options):
@@ -99,11 +97,12 @@ def lean_mask(
 
 
 def lengths_of(mask: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Tokens in use, and the first token, of each sequence: (batch,), int32, contiguous; None for
-    all, and for 0.
+    """Return the length and the first token of each sequence, (batch,), int32, contiguous.
+
+    None means the whole cache, and 0.
 
     Raises:
-        UserError: `mask` is not one of `lean_mask`.
+        UserError: The mask is not one of `lean_mask`.
     """
     if mask is None:
         return None, None
@@ -119,32 +118,30 @@ def lengths_of(mask: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Te
 
 
 def is_windowed(mask: torch.Tensor) -> bool:
-    """Whether a mask of lengths is that of layers whose window hides tokens."""
+    """Return True for a mask of layers with a window that hides tokens."""
     return mask.shape[2] == 2
 
 
 def dense_mask(
     mask: torch.Tensor, q_length: int, kv_length: int, window: int | None
 ) -> torch.Tensor:
-    """What lengths and a window stand for: (batch, 1, q_length, kv_length), bool, True where a
-    query token sees one of the cache.
-    """
+    """Convert lengths and a window to a bool mask, (batch, 1, q_length, kv_length)."""
     lengths, starts = lengths_of(mask)
     assert lengths is not None
     tokens = torch.arange(kv_length, device=mask.device)
-    places = lengths[:, None] - q_length + torch.arange(q_length, device=mask.device)
-    seen = tokens <= places[..., None]
+    positions = lengths[:, None] - q_length + torch.arange(q_length, device=mask.device)
+    seen = tokens <= positions[..., None]
     if starts is not None:
         seen &= tokens >= starts[:, None, None]
     if window is not None:
-        seen &= tokens > places[..., None] - window
+        seen &= tokens > positions[..., None] - window
     return seen[:, None]
 
 
 def _lengths_say_it(
     local_size: int | None, use_vmap: bool, config: Any, options: dict[str, Any]
 ) -> bool:
-    """Whether the mask is causal, with a window or without, and no more than that."""
+    """Return True if the mask is causal, with or without a window."""
     if use_vmap or "allow_is_bidirectional_skip" in options:
         return False
     # Another size is that of chunked attention.
@@ -154,23 +151,23 @@ def _lengths_say_it(
 # Not the cached function itself: dynamo would trace it, and so read files.
 @torch.compiler.assume_constant_result
 def _computes_attention(configuration: str) -> bool:
-    """Whether a model adds masks to scores of its own, by the module that defines its config."""
+    """Return True if a model adds masks to its scores itself, by the module of its config."""
     return _traits_of(configuration)[0]
 
 
 @torch.compiler.assume_constant_result
 def _edits_masks(configuration: str) -> bool:
-    """Whether a model makes its own masks from what it is given, and so needs them in memory."""
+    """Return True if a model builds its masks from others, and so needs them in memory."""
     return _traits_of(configuration)[1]
 
 
 @cache
 def _traits_of(configuration: str) -> tuple[bool, bool]:
-    """Whether a model computes attention itself, and whether it edits masks, by the source of the
-    modeling module beside the config's; neither of models from elsewhere.
+    """Return `_computes_attention` and `_edits_masks` by the source of the modeling module next to
+    the config's; False for models from elsewhere.
 
-    transformers reads it, too, before it changes a model's `attn_implementation`, but takes any
-    that a model is made with.
+    transformers checks the first one, too, when a model's `attn_implementation` changes, but not
+    when a model is made.
     """
     name = configuration.rpartition(".")[2]
     path = getattr(sys.modules.get(configuration), "__file__", None)
@@ -186,7 +183,7 @@ def _traits_of(configuration: str) -> tuple[bool, bool]:
 def _starts(
     attention_mask: torch.Tensor | None, q_length: int, kv_offset: int
 ) -> torch.Tensor | None:
-    """The first token of each sequence among those in the cache; None: 0 of all."""
+    """Return the first token of each sequence in the cache; None: 0 for all."""
     if attention_mask is None:
         return None
     if not is_tracing(attention_mask):
@@ -219,7 +216,7 @@ def _sees_all(
     local_size: int | None,
     config: Any,
 ) -> bool:
-    """Whether `causal` alone says what the query tokens see."""
+    """Return True if `causal` alone describes the mask."""
     if q_length == 1:
         if isinstance(tokens, torch.Tensor) or tokens != kv_length:
             return False
@@ -237,8 +234,9 @@ def _sees_all(
 def _refuse_captured(
     kv_length: int, tokens: int | torch.Tensor, kv_offset: int, starts: torch.Tensor | None
 ) -> None:
-    """A static cache of a window counts on the host: a graph would replay the length and the tokens
-    dropped of its capture.
+    """Reject captures over a static cache of a window, which counts on the host.
+
+    A graph would replay the length and the dropped tokens of its capture.
     """
     # Dynamo compiles again for other numbers of the host's.
     is_on_host = not isinstance(tokens, torch.Tensor) and not torch.compiler.is_compiling()

@@ -1,6 +1,4 @@
-"""The attention of a layer in transformers' continuous batching: packed sequences, over a cache in
-blocks.
-"""
+"""Attention of a layer in transformers' continuous batching: packed sequences over blocks."""
 
 from __future__ import annotations
 
@@ -30,23 +28,23 @@ def lean_paged_attention(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of a layer after its new tokens have been written to the cache.
+    """Compute the attention of a layer, after writing its new tokens to the cache.
 
     Args:
         query: (1, q_heads, tokens, head_dim).
         key: (1, kv_heads, tokens, head_dim) of the new tokens.
         cache: transformers' PagedAttentionCache.
-        cu_seq_lens_q: (sequences + 1,), int32: where each sequence's query tokens begin.
-        cu_seq_lens_k: the same of its tokens, new ones included; a dict of them by layer type.
-        max_seqlen_k: the most tokens of a sequence, or a dict by layer type.
-        block_table: (groups of layers, sequences, blocks), int32, of decode steps: tokens are
+        cu_seq_lens_q: (sequences + 1,), int32: the start of each sequence's query tokens.
+        cu_seq_lens_k: Like `cu_seq_lens_q`, for all tokens; or a dict by layer type.
+        max_seqlen_k: Maximum number of tokens of a sequence, or a dict by layer type.
+        block_table: (groups of layers, sequences, blocks), int32, in decode steps: tokens are
             appended to these blocks. None: transformers writes and gathers them.
 
     Returns:
-        (1, tokens, q_heads, head_dim), and None in place of the attention's weights.
+        (1, tokens, q_heads, head_dim), and None for the attention weights.
 
     Raises:
-        UserError: it is called outside continuous batching.
+        UserError: The call is outside of continuous batching.
     """
     if cache is None or cu_seq_lens_q is None:
         raise UserError(
@@ -56,7 +54,7 @@ def lean_paged_attention(
     if isinstance(cu_seq_lens_k, dict):
         kind = "full_attention" if sliding_window is None else "sliding_attention"
         cu_seq_lens_k, max_seqlen_k = cu_seq_lens_k[kind], max_seqlen_k[kind]
-    own = {
+    shared = {
         "softmax_scale": scaling,
         "causal": True,
         "window_size": (-1, -1) if sliding_window is None else (sliding_window - 1, -1),
@@ -65,7 +63,7 @@ def lean_paged_attention(
     }
     lengths = cu_seq_lens_k.diff()
     if block_table is not None:
-        out = _appended(module, query, key, value, cache, lengths, block_table, own)
+        out = _appended(module, query, key, value, cache, lengths, block_table, shared)
         return out.transpose(0, 1), None
     k, v = cache.update(key, value, module.layer_idx, options["read_index"], options["write_index"])
     # Gathered tokens lie one after another: pages of one token, counted from a sequence's first.
@@ -80,7 +78,7 @@ def lean_paged_attention(
         block_table=table,
         cu_seqlens_q=cu_seq_lens_q,
         max_seqlen_q=min(max_seqlen_q, query.shape[2]),
-        **own,
+        **shared,
     )
     assert isinstance(out, torch.Tensor)
     return out[None], None
@@ -96,10 +94,10 @@ def _appended(
     block_table: torch.Tensor,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """Output of a decode step that writes its tokens itself, (sequences, 1, q_heads, head_dim).
+    """Return the output of a decode step that writes its tokens, (sequences, 1, q_heads, head_dim).
 
     Args:
-        lengths: tokens of each sequence, the new one included; 0 of one that pads a graph.
+        lengths: Length of each sequence, with the new token; 0 for padding of a graph.
     """
     group, layer = cache.layer_index_to_group_indices[module.layer_idx]
     shape = (-1, cache.block_size, cache.num_key_value_heads, cache.head_dim)

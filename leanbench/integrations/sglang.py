@@ -12,10 +12,10 @@ NAME = "lean"
 
 
 def register() -> None:
-    """Makes `lean` a choice of `--attention-backend`; calling it again changes nothing.
+    """Make `lean` a choice of `--attention-backend`. Repeated calls have no effect.
 
     Raises:
-        ImportError: this SGLang registers attention backends in another way; SGLang logs it.
+        ImportError: This SGLang registers attention backends in another way; SGLang logs it.
     """
     from sglang.srt.arg_groups.choices import (
         ATTENTION_BACKEND_CHOICES,
@@ -29,7 +29,7 @@ def register() -> None:
 
 
 def _backend(runner: Any) -> Any:
-    # Imports the server's kernels, which a process of it without a GPU may not have.
+    # Imports the server's kernels, which its processes without a GPU may lack.
     from leanbench.integrations.sglang_backend import LeanBackend
 
     return LeanBackend(runner)

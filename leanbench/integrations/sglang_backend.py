@@ -1,8 +1,7 @@
-"""SGLang's FlashAttention-3 backend, with LeanAttention in its decode steps. Read from the sources
+"""SGLang's FlashAttention-3 backend, with LeanAttention in decode steps. Written from the sources
 of SGLang 0.5.23; not run on a GPU.
 
-Metadata, page tables, CUDA graphs and prompts are those of the server's own backend, which this
-one inherits from.
+Metadata, page tables, CUDA graphs and prompts are inherited from the server's backend.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from leanbench.attention import lean_attn_with_kvcache
 
 
 class LeanBackend(FlashAttentionBackend):
-    """The backend that `leanbench.integrations.sglang.register` names."""
+    """Backend that `leanbench.integrations.sglang.register` registers."""
 
     def forward_decode(
         self,
@@ -32,12 +31,12 @@ class LeanBackend(FlashAttentionBackend):
         sinks: torch.Tensor | None = None,
         **options: Any,
     ) -> Any:
-        """Attention of a layer's decode step, after its tokens have been written to the cache.
+        """Compute the attention of a layer's decode step, after writing its tokens to the cache.
 
         Args:
             q: (batch, heads x head_dim).
             k: (batch, kv_heads, head_dim) of the new tokens; None: they are in the cache.
-            options: what asks for more than that; given to FlashAttention.
+            options: Further features, which FlashAttention handles.
 
         Returns:
             (batch, heads x head_dim of V).
@@ -83,15 +82,13 @@ class LeanBackend(FlashAttentionBackend):
         return result.view(-1, heads * layer.v_head_dim)
 
     def _page_table(self, layer: Any) -> torch.Tensor | None:
-        """The pages of a layer's sequences; None where they are not made once a step."""
+        """Return the pages of the sequences, or None if the step has no page table."""
         if _is_windowed(layer) and self.use_sliding_window_kv_pool:
             return self.forward_metadata.swa_page_table
         return self.forward_metadata.page_table
 
     def _is_plain(self, layer: Any, forward_batch: Any, options: dict[str, Any]) -> bool:
-        """Whether LeanAttention takes the step; each of these is a path of FlashAttention's own
-        otherwise.
-        """
+        """Return True if LeanAttention supports the step; FlashAttention handles the others."""
         metadata, chunked = self.forward_metadata, self.local_attn_builder
         return (
             not any(value is not None and value is not False for value in options.values())

@@ -16,11 +16,12 @@ _FIX = f"pip install 'transformers>={_OLDEST[0]}.{_OLDEST[1]},<{_UNTRIED}'"
 
 
 def register() -> None:
-    """Makes `attn_implementation="lean"` known to transformers, and "paged|lean" to its continuous
-    batching; calling it again changes nothing.
+    """Register `attn_implementation="lean"`, and "paged|lean" for continuous batching.
+
+    Repeated calls have no effect.
 
     Raises:
-        UserError: transformers is missing, or a version that this does not fit.
+        UserError: transformers is missing or unsupported.
     """
     if (fault := version_fault()) is not None:
         raise UserError(fault)
@@ -37,9 +38,7 @@ def register() -> None:
 
 
 def version_fault() -> str | None:
-    """A sentence where transformers is missing or of a version whose models and masks are not known
-    here, or None; imports nothing.
-    """
+    """Return a sentence if transformers is missing or unsupported, or None; import nothing."""
     try:
         version = metadata.version("transformers")
     except metadata.PackageNotFoundError:
@@ -53,6 +52,6 @@ def version_fault() -> str | None:
 
 
 def _release(version: str) -> tuple[int, int]:
-    """Major and minor version: (5, 14) of 5.14rc1, (6, 0) of 6; (0, 0) of what is no version."""
+    """Return major and minor version: (5, 14) of 5.14rc1, (6, 0) of 6; (0, 0) if invalid."""
     numbers = re.match(r"(\d+)(?:\.(\d+))?", version)
     return (int(numbers[1]), int(numbers[2] or 0)) if numbers else (0, 0)

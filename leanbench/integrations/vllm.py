@@ -12,11 +12,10 @@ BACKEND = "leanbench.integrations.vllm_backend.LeanBackend"
 
 
 def register() -> None:
-    """Makes LeanAttention vLLM's CUSTOM backend; calling it again changes nothing. A server that
-    does not ask for CUSTOM is as it was.
+    """Make LeanAttention vLLM's CUSTOM backend. Repeated calls have no effect.
 
-    Warns: another plugin is CUSTOM already, which it stays, or this vLLM has no such registry. It
-    raises nothing, as vLLM would end with it.
+    Servers without CUSTOM are unaffected. Warn if another plugin is CUSTOM already, which it stays,
+    or if this vLLM has no such registry. Never raise, because that would end vLLM.
     """
     try:
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend

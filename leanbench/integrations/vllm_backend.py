@@ -1,8 +1,7 @@
-"""vLLM's FlashAttention backend, with LeanAttention in its decode steps. Read from the sources of
-vLLM 0.25.0 and 0.33.0; vLLM 0.25.0 run on an H200 (docs/integrations.md).
+"""vLLM's FlashAttention backend, with LeanAttention in decode steps. Written from the sources of
+vLLM 0.25.0 and 0.33.0; vLLM 0.25.0 ran on an H200 (docs/integrations.md).
 
-What a batch consists of, the cache's shape and its writing, CUDA graphs and prompts are those of
-the server's own FlashAttention backend, which this one inherits from.
+Batches, cache shapes and writes, CUDA graphs and prompts are inherited from the server's backend.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from leanbench.attention import lean_attn_with_kvcache
 #: Query tokens of a sequence up to which a batch is a decode step: one, or those that speculation
 #: verifies. More of them are FlashAttention's (reports/performance-log.md, entry 42).
 MAX_QUERY_TOKENS = 16
-#: Fields of FlashAttention's metadata, in vLLM 0.25 and 0.33, that have ranges of a prompt whose
-#: tokens see each other both ways: those of an image.
+#: Fields of FlashAttention's metadata, in vLLM 0.25 and 0.33, with ranges of a prompt that have
+#: bidirectional attention: those of an image.
 MM_PREFIX_FIELDS = ("mm_prefix_range_tensor", "mm_prefix_query_range_tensor")
 
 
 class LeanBackend(FlashAttentionBackend):
-    """The backend that `leanbench.integrations.vllm.register` names."""
+    """Backend that `leanbench.integrations.vllm.register` registers."""
 
     @staticmethod
     def get_name() -> str:
-        """The member of vLLM's AttentionBackendEnum, which it looks up by this name."""
+        """Return the member of vLLM's AttentionBackendEnum."""
         return "CUSTOM"
 
     @staticmethod
@@ -45,8 +44,8 @@ class LeanBackend(FlashAttentionBackend):
 
 
 class LeanMetadataBuilder(FlashAttentionMetadataBuilder):
-    """FlashAttention's metadata, without its scheduler's and its cascade's where they are not read:
-    LeanAttention deals its work on the device.
+    """FlashAttention's metadata, without its scheduler's and cascade's if unused: LeanAttention
+    schedules on the device.
     """
 
     def build(
@@ -58,7 +57,7 @@ class LeanMetadataBuilder(FlashAttentionMetadataBuilder):
 
 
 class LeanImpl(FlashAttentionImpl):
-    """The attention of a layer."""
+    """Attention of a layer."""
 
     def forward(
         self,
@@ -72,12 +71,12 @@ class LeanImpl(FlashAttentionImpl):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention over a cache that new tokens have been written to already.
+        """Compute attention over a cache that has the new tokens already.
 
         Args:
-            query: (tokens, heads, head_size), padded up to the tokens of a graph.
-            kv_cache: (blocks, 2, block_size, kv_heads, head_size), in vLLM 0.33
-                (blocks, kv_heads, block_size, 2 head_size).
+            query: (tokens, heads, head_size), padded to the tokens of a graph.
+            kv_cache: (blocks, 2, block_size, kv_heads, head_size), in vLLM 0.33 (blocks, kv_heads,
+                block_size, 2 head_size).
             output: (tokens, heads, head_size), written.
         """
         scaled = output_scale is not None or output_block_scale is not None
@@ -126,8 +125,8 @@ class LeanImpl(FlashAttentionImpl):
         return output
 
     def _takes(self, attn_metadata: Any) -> bool:
-        """Whether LeanAttention takes the batch: a decode step of a decoder, and no path that
-        FlashAttention's backend has for itself.
+        """Return True for a decode step of a decoder that needs no feature of FlashAttention's
+        backend.
         """
         return (
             attn_metadata.max_query_len <= MAX_QUERY_TOKENS
@@ -142,7 +141,7 @@ class LeanImpl(FlashAttentionImpl):
         )
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V, (blocks, block_size, kv_heads, head_size)."""
+        """Return K and V, (blocks, block_size, kv_heads, head_size)."""
         if kv_cache.dim() == 5:
             k_cache, v_cache = kv_cache.unbind(1)
         else:
@@ -154,7 +153,7 @@ class LeanImpl(FlashAttentionImpl):
 
 
 def _is_single(attn_metadata: Any) -> bool:
-    """Whether each sequence has one query token, those that pad a graph included."""
+    """Return True if each sequence has one query token, with those that pad a graph."""
     return (
         attn_metadata.max_query_len == 1
         and attn_metadata.num_actual_tokens == attn_metadata.seq_lens.shape[0]

@@ -220,6 +220,6 @@ class OneGpu(Subject):
 
 def settings_for(inputs: AttentionInputs) -> lookup.Choice:
     """Return the launch settings that `lean_attn_with_kvcache` finds for these tensors."""
-    from leanbench.calls.settings import settings_of, shared_problem
+    from leanbench.attention.prepared import settings_of, shared_problem
 
     return settings_of(inputs, shared_problem(inputs), batch_invariant=False)

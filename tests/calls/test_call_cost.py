@@ -9,10 +9,8 @@ import torch
 from call_counts import function_calls
 from leanbench.kernels.lean import LEAN
 
-from leanbench.attention import lean_attn_with_kvcache
-from leanbench.calls import prepared
-from leanbench.calls.prepared import PreparedLaunches
-from leanbench.calls.settings import settings_of
+from leanbench.attention import lean_attn_with_kvcache, prepared
+from leanbench.attention.prepared import PreparedLaunches, settings_of
 from leanbench.core.problem import AttentionProblem
 
 Q = torch.zeros(2, 1, 8, 64, dtype=torch.float16)

@@ -11,11 +11,10 @@ import pytest
 import torch
 from attention_calls import assert_right
 from every_kind import PLAIN, called, take_every_kind
-from forms import gapped
+from forms import assert_read_as_is, gapped
 
 from leanbench import get_scheduler_metadata
 from leanbench.attention import lean_attn_with_kvcache
-from leanbench.calls.adapted import scattered
 from leanbench.core.inputs import make_inputs
 
 
@@ -28,34 +27,29 @@ def rand(*shape: int) -> torch.Tensor:
     return torch.randn(shape).half()
 
 
-@pytest.mark.parametrize(
-    "window", [None, (None, None), (-1, None), (None, -1), (np.int64(-1), np.int64(-1))]
-)
-def test_no_window(window):
-    inputs = make_inputs(PLAIN, "cpu")
-    assert_right(inputs, *called(inputs, window_size=window))
+BOTH_SIDES = {"causal": False, "window_left": 7, "window_right": 1}
+METADATA = get_scheduler_metadata(2, 3, 40, 4, 2, 64, torch.float16, headdim_v=64, page_size=None)
+#: Fields of a problem, and the arguments for it.
+FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *(({}, {"window_size": window}) for window in (None, (None, None), (-1, None), (None, -1))),
+    ({}, {"window_size": (np.int64(-1), np.int64(-1))}),
+    ({"window_left": 7}, {"window_size": (7, None)}),
+    (BOTH_SIDES, {"window_size": [7, 1]}),
+    (BOTH_SIDES, {"window_size": np.array([7, 1])}),
+    (BOTH_SIDES, {"window_size": torch.tensor([7, 1])}),
+    ({"attention_chunk": 16}, {"attention_chunk": np.int64(16)}),
+    *(({}, {"causal": flag}) for flag in (1, np.True_, torch.tensor(True), torch.tensor([1]))),
+    # Without packed queries.
+    ({}, {"max_seqlen_q": 3}),
+    ({}, {"scheduler_metadata": METADATA, "num_splits": 3}),
+    ({}, {"scheduler_metadata": torch.full((9,), -1, dtype=torch.int32), "pack_gqa": True}),
+]
 
 
-def test_a_window_of_one_side():
-    inputs = make_inputs(replace(PLAIN, window_left=7), "cpu")
-    assert_right(inputs, *called(inputs, window_size=(7, None)))
-
-
-@pytest.mark.parametrize("window", [[7, 1], np.array([7, 1]), torch.tensor([7, 1])], ids=type)
-def test_windows_of_other_types(window):
-    inputs = make_inputs(replace(PLAIN, causal=False, window_left=7, window_right=1), "cpu")
-    assert_right(inputs, *called(inputs, window_size=window))
-
-
-def test_chunks_of_other_types():
-    inputs = make_inputs(replace(PLAIN, attention_chunk=16), "cpu")
-    assert_right(inputs, *called(inputs, attention_chunk=np.int64(16)))
-
-
-@pytest.mark.parametrize("causal", [1, np.True_, torch.tensor(True), torch.tensor([1])])
-def test_flags_of_other_types(causal):
-    inputs = make_inputs(PLAIN, "cpu")
-    assert_right(inputs, *called(inputs, causal=causal))
+@pytest.mark.parametrize(("fields", "options"), FORMS, ids=[str(options) for _, options in FORMS])
+def test_arguments_in_other_forms(fields, options):
+    inputs = make_inputs(replace(PLAIN, **fields), "cpu")
+    assert_right(inputs, *called(inputs, **options))
 
 
 @pytest.mark.parametrize(
@@ -84,11 +78,6 @@ def test_the_most_query_tokens_of_packed_ones(most):
         q, cache, cache, causal=True, cu_seqlens_q=starts, max_seqlen_q=most
     )
     torch.testing.assert_close(out, torch.cat([own[0] for own in alone]))
-
-
-def test_the_most_query_tokens_without_packed_ones_say_nothing():
-    inputs = make_inputs(PLAIN, "cpu")
-    assert_right(inputs, *called(inputs, max_seqlen_q=3))
 
 
 @pytest.mark.parametrize(
@@ -144,9 +133,8 @@ def test_numbers_between_numbers(kinds, names, batch_invariant, prepared_for):
         inputs = make_inputs(replace(PLAIN, **kinds), "cpu")
         odd = replace(inputs, **{name: gapped(getattr(inputs, name)) for name in names})
         assert_right(odd, *called(odd, **options))
-    # What a launch is made over lies in a row.
-    (own,) = prepared_for
-    assert not scattered(own)
+    (inputs,) = prepared_for
+    assert_read_as_is(inputs)
 
 
 def test_torch_compile_takes_numbers_between_numbers():
@@ -208,16 +196,6 @@ def test_calls_of_nothing(arguments, prepared_for):
     assert given.eq(0).all()
     assert lse.equal(sinks[:, None].expand(tokens_last))
     assert not prepared_for
-
-
-def test_metadata_of_a_scheduler_changes_nothing():
-    inputs = make_inputs(PLAIN, "cpu")
-    lengths = torch.tensor([40, 40], dtype=torch.int32)
-    metadata = get_scheduler_metadata(
-        2, 3, 40, 4, 2, 64, lengths, torch.float16, headdim_v=64, page_size=None, causal=True
-    )
-    for given in (metadata, torch.full((9,), -1, dtype=torch.int32)):
-        assert_right(inputs, *called(inputs, scheduler_metadata=given, num_splits=3))
 
 
 def test_sinks_of_nothing_are_checked():

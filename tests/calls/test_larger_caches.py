@@ -11,8 +11,7 @@ import pytest
 import torch
 from every_kind import take_every_kind, take_latent_calls
 
-from leanbench.attention import lean_attn_with_kvcache
-from leanbench.calls import values
+from leanbench.attention import checks, lean_attn_with_kvcache
 
 ROOM = 30
 LENGTHS = torch.tensor([9, 17], dtype=torch.int32)
@@ -35,7 +34,7 @@ def caches(rows: int, v_dim: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
     return k, v
 
 
-@pytest.mark.parametrize("checks", [False, True])
+@pytest.mark.parametrize("checks_values", [False, True])
 @pytest.mark.parametrize(
     "options",
     [
@@ -48,8 +47,8 @@ def caches(rows: int, v_dim: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
     ],
     ids=lambda options: " ".join(options) or "plain",
 )
-def test_rows_past_the_batch_are_not_read(options, checks, prepared_for, monkeypatch):
-    monkeypatch.setattr(values, "CHECKS_VALUES", checks)
+def test_rows_past_the_batch_are_not_read(options, checks_values, prepared_for, monkeypatch):
+    monkeypatch.setattr(checks, "CHECKS_VALUES", checks_values)
     k, v = caches(5)
     q = half(2, 3, 4, 64)
     own_k, own_v = k[:2].clone(), v[:2].clone()

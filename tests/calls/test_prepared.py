@@ -15,10 +15,8 @@ from attention_calls import assert_right, attend
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
-from leanbench.attention import lean_attn_with_kvcache
-from leanbench.calls import prepared
-from leanbench.calls.prepared import PreparedLaunches
-from leanbench.calls.settings import lengths_with
+from leanbench.attention import lean_attn_with_kvcache, prepared
+from leanbench.attention.prepared import PreparedLaunches, lengths_with
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 
@@ -131,12 +129,12 @@ def test_what_decides_a_launch_is_another_launch(device, prepared_for):
             assert len(prepared_for) == (number if turn == 0 else 1 + len(halves))
 
 
-def test_a_refused_call_is_refused_again(device, monkeypatch):
+def test_an_unsupported_call_is_refused_again(device, monkeypatch):
     monkeypatch.setattr(LEAN, "axes", LEAN.axes - {"causal"}, raising=False)
     inputs = make_inputs(replace(PROBLEM, q_len=2), device)
     attend(inputs, config=CONFIG)
     for _ in range(2):
-        with pytest.raises(NotImplementedError, match="pass causal=True"):
+        with pytest.raises(NotImplementedError, match="noncausal"):
             attend(inputs, causal=False, config=CONFIG)
 
 
@@ -210,16 +208,10 @@ CACHE = torch.zeros(2, 30, 2, 64, dtype=torch.float16)
     ("out", "words"),
     [
         (Q[:1], r"^out is \(1, 1, 4, 64\) torch.float16 on cpu: expected \(2, 1, 4, 64\)"),
-        (Q.bfloat16(), r"^out is .* torch.bfloat16 on cpu: expected .* torch.float16 on cpu"),
-        (Q.to("meta"), r"^out is .* on meta: expected .* on cpu, as q is$"),
-        (
-            torch.zeros(2, 1, 64, 4, dtype=torch.float16).transpose(2, 3),
-            r"^the last stride of out is 4: head_dim must be contiguous, its stride 1$",
-        ),
-        (
-            Q[:1].expand(2, -1, -1, -1),
-            r"^out has strides \(0, 256, 64, 1\), so that some of its rows are one in memory: pass",
-        ),
+        (Q.bfloat16(), "^out is .* torch.bfloat16 on cpu: expected .* torch.float16 on cpu"),
+        (Q.to("meta"), "^out is .* on meta: expected .* on cpu"),
+        (Q.transpose(2, 3).contiguous().transpose(2, 3), "^the last stride of out is 4: .* 1$"),
+        (Q[:1].expand(2, -1, -1, -1), r"^out has strides \(0, 256, 64, 1\)"),
     ],
     ids=["shape", "dtype", "device", "stride", "expanded"],
 )

@@ -15,10 +15,8 @@ import torch
 from depth import DEEP
 from leanbench.kernels.lean import LEAN
 
-from leanbench import query_values
-from leanbench.attention import lean_attn_with_kvcache
-from leanbench.calls import prepared
-from leanbench.calls.prepared import PreparedLaunches
+from leanbench.attention import lean_attn_with_kvcache, prepared, qv
+from leanbench.attention.prepared import PreparedLaunches
 
 #: Calls of a suite, drawn from its parametrisations.
 CALLS = 3000 if DEEP else 100
@@ -29,7 +27,8 @@ SIZES = (
     *((1, 131_072), (16, 131_072), (128, 128), (256, 512), (2048, 3577)),
 )
 FLAG = (False, True)
-#: Of FlashAttention-3, where they may differ from K's; beside 64 columns it has `qv` then.
+#: Of FlashAttention-3, where they may differ from K's; with 64 columns it has `qv` then, here
+#: without the arguments that do not combine with it.
 V_DIMS = {32: (256, 512), 64: (256, 512), 160: (128,), 192: (128,)}
 KV_HEADS = {"mha": 6, "mqa": 1, "gqa": 3}
 
@@ -111,7 +110,8 @@ def flash_attn_3(draw: random.Random) -> Iterator[Arguments]:
             "num_splits": draw.choice((0, 1, 3)),
         }
         call["page_table"] = call.pop("block_table")
-        if d == 64 and dv >= 256:
+        unmasked = not (local or call["attention_chunk"] or leftpad)
+        if d == 64 and dv >= 256 and unmasked and not new_kv:
             call["qv"] = meta(5, q_len, 6, dv, dtype=dtype)
         if varlen:
             total = 5 * q_len - draw.randint(0, 4)
@@ -275,8 +275,7 @@ def test_no_call_of_the_libraries_suites_is_refused(suite, monkeypatch):
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
     monkeypatch.setattr(prepared, "check_latent_launch", lambda call: None)
     monkeypatch.setattr(prepared, "relaunch_latent", lambda inputs: Launched())
-    monkeypatch.setattr(query_values, "device_refusal", lambda q: None)
-    monkeypatch.setattr(query_values, "is_on_hopper", lambda q: True)
+    monkeypatch.setattr(qv, "unavailable_reason", lambda q: None)
     refused: Counter[str] = Counter()
     for arguments in islice(suite(random.Random(0)), CALLS):
         try:

@@ -62,14 +62,6 @@ def test_the_reference_is_torchs_attention_in_fp64(problem):
                 torch.testing.assert_close(lse[row], scores.logsumexp(-1), rtol=1e-12, atol=1e-12)
 
 
-def test_the_reference_of_one_token_is_its_value():
-    inputs = make_inputs(AttentionProblem(1, 2, 1, 1, 64), "cpu")
-    out, lse = attend(inputs, 0, 0)
-    assert torch.equal(out[0, 0], inputs.v_cache[0, 0, 0].double())
-    score = inputs.q[0, 0, 1].double() @ inputs.k_cache[0, 0, 0].double() / 8
-    assert lse[1, 0].item() == pytest.approx(score.item(), rel=1e-12)
-
-
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_rounding_to_the_dtype_passes_with_room(dtype):
     inputs = solved(replace(PROBLEM, dtype=dtype))
@@ -119,58 +111,12 @@ def test_small_numbers_in_place_of_zeros_are_found():
     assert reference.check(inputs).relative_error == math.inf
 
 
-@pytest.mark.parametrize(("sequence", "head"), [(0, 0), (1, 1), (2, 2), (0, 2)])
-def test_a_wrong_head_is_found_wherever_it_is(sequence, head):
-    inputs = solved()
-    inputs.out[sequence, 0, 2 * head + 1] *= 1.01
-    result = Reference(inputs).check(inputs)
-    # One of the two rows that share the KV head is 1% off.
-    assert 0.002 < result.relative_error < 0.01
-    assert "above 2e-03" in (result.failure("fp16") or "")
-
-
-def test_swapped_heads_are_found():
-    inputs = solved()
-    inputs.out.copy_(inputs.out.roll(1, dims=2))
-    assert Reference(inputs).check(inputs).relative_error > 0.5
-
-
-def test_a_wrong_lse_is_found():
-    inputs = solved()
-    inputs.lse[1, 3, 0] += 0.02
-    result = Reference(inputs).check(inputs)
-    assert result.relative_error < 2e-3
-    assert "LSE error" in (result.failure("fp16") or "")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("tensor", ["out", "lse"])
-def test_nothing_but_numbers_passes(tensor, value):
-    inputs = solved()
-    getattr(inputs, tensor)[1, 0, 0] = value
-    result = Reference(inputs).check(inputs)
-    assert float("inf") in (result.relative_error, result.lse_error)
-    assert result.failure("fp16") is not None
-
-
 def test_nan_in_a_head_that_is_not_sampled_is_found():
     inputs = solved()
     inputs.out[1, 0, 2, 5] = float("nan")
     result = Reference(inputs, max_elements=1).check(inputs)
     assert result.checked_heads == 2
     assert (result.relative_error, result.lse_error) == (float("inf"), float("inf"))
-
-
-def test_an_empty_sequence_must_say_minus_infinity():
-    inputs = make_inputs(AttentionProblem(2, 2, 2, (20, 1), 64), "cpu")
-    inputs = replace(inputs, cache_seqlens=torch.tensor([20, 0], dtype=torch.int32))
-    kernel("reference").prepare(inputs, None)()
-    assert Reference(inputs).check(inputs).failure("fp16") is None
-    inputs.lse[1, 0, 0] = -1e4
-    assert Reference(inputs).check(inputs).lse_error == float("inf")
-    inputs.lse[1, 0, 0] = float("-inf")
-    inputs.out[1, 0, 0, 0] = 1e-3
-    assert Reference(inputs).check(inputs).relative_error == float("inf")
 
 
 def plainly_checked(inputs: AttentionInputs) -> tuple[float, float]:

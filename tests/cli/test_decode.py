@@ -1,4 +1,4 @@
-"""`leanbench decode`: what is asked of a sweep, bad input, and a predicted run from end to end."""
+"""`leanbench decode`: its sweep, bad input, and a predicted run from end to end."""
 
 from __future__ import annotations
 
@@ -148,9 +148,9 @@ def test_bad_input_is_one_sentence(words, sentence):
 
 
 def test_a_whole_model_goes_with_no_heads_and_no_model(tmp_path):
-    said = "a whole model says heads itself: leave heads out, or whole_model"
+    said = "whole_model sets heads: leave heads or whole_model out"
     assert_refused(invoke("sweep", "decode", "--heads", "32", "--dry-run"), said)
-    said = "a whole model says model itself: leave model out, or whole_model"
+    said = "whole_model sets model: leave model or whole_model out"
     assert_refused(invoke("sweep", "decode", "--model", "opt-6.7b", "--dry-run"), said)
 
 

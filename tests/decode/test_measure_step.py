@@ -12,12 +12,12 @@ import torch
 from decode.tiny_models import problem_of, written
 
 from leanbench.core.errors import OutOfMemory, SuspectResult
+from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.decode import measure, prefill
-from leanbench.decode.measure import ModelStep
+from leanbench.decode.measure import ModelStep, token_fault
 from leanbench.decode.prefill import prefill_fields
-from leanbench.decode.products import products_of
-from leanbench.decode.step import DecodeStep
+from leanbench.decode.step import DecodeStep, products_of
 from leanbench.gpu.catalogue import find
 from leanbench.measure import timing
 from leanbench.measure.options import MeasureOptions
@@ -90,15 +90,22 @@ def world(monkeypatch) -> World:
     return own
 
 
-def kernels(*names: str) -> list[Any]:
-    return [kernel(name) for name in names]
+@pytest.fixture
+def llama(tmp_path) -> AttentionProblem:
+    return problem_of(written(tmp_path, "llama"), 37)
+
+
+def measured(
+    world: World, problem: AttentionProblem, *names: str, request: str = "default", **options: Any
+) -> dict[str, Any]:
+    """Rows by kernel."""
+    subject = ModelStep(world.instruments(**options), problem)
+    return measure_problem(subject, [kernel(name) for name in names], request)
 
 
 def test_a_row_of_each_kernel(world, tmp_path):
     problem = problem_of(written(tmp_path, "llama"), 37, 90)
-    rows = measure_problem(
-        ModelStep(world.instruments(), problem), kernels("eager", "sdpa", "cudnn")
-    )
+    rows = measured(world, problem, "eager", "sdpa", "cudnn")
     assert {name: row.get("status") for name, row in rows.items()} == {
         "eager": "ok",
         "sdpa": "ok",
@@ -124,18 +131,15 @@ def test_a_row_of_each_kernel(world, tmp_path):
     assert Row.model_validate({**eager, **fixed, **stamp}).attention_share == pytest.approx(0.4)
 
 
-def test_the_bound_can_be_asked_for(world, tmp_path):
-    problem = problem_of(written(tmp_path, "llama"), 37)
-    rows = measure_problem(ModelStep(world.instruments(), problem), kernels("no_attention", "sdpa"))
-    assert rows["no_attention"]["status"] == "ok"
-    assert rows["no_attention"]["attention_share"] == 0
-    assert "bandwidth_tb_s" not in {k: v for k, v in rows["no_attention"].items() if v is not None}
+def test_the_bound_can_have_a_row(world, llama):
+    row = measured(world, llama, "no_attention", "sdpa")["no_attention"]
+    assert (row["status"], row["attention_share"]) == ("ok", 0)
+    assert row.get("bandwidth_tb_s") is None
 
 
-def test_a_step_below_the_bound_is_suspect(world, tmp_path):
+def test_a_step_below_the_bound_is_suspect(world, llama):
     world.times_us["sdpa"] = 200.0
-    problem = problem_of(written(tmp_path, "llama"), 37)
-    row = measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))["sdpa"]
+    row = measured(world, llama, "sdpa")["sdpa"]
     assert row["status"] == "suspect"
     assert "beats the same step without attention (300.00 µs)" in row["reason"]
 
@@ -157,11 +161,11 @@ def test_a_replay_that_chooses_other_tokens_is_no_result(
     monkeypatch.setattr(world, "spoil", spoil)
     problem = problem_of(written(tmp_path, "llama"), 37, 37)
     with pytest.raises(SuspectResult, match=sentence):
-        measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))
+        measured(world, problem, "sdpa")
     assert world.announced[-1] == "sdpa"
 
 
-def test_a_replay_may_choose_another_token_of_the_same_logit(world, tmp_path, monkeypatch):
+def test_a_replay_may_choose_another_token_of_the_same_logit(world, llama, monkeypatch):
     twins: list[int] = []
 
     def choose_the_twin(step: DecodeStep) -> None:
@@ -182,57 +186,46 @@ def test_a_replay_may_choose_another_token_of_the_same_logit(world, tmp_path, mo
 
     monkeypatch.setattr(measure, "DecodeStep", with_a_twin)
     monkeypatch.setattr(world, "spoil", choose_the_twin)
-    problem = problem_of(written(tmp_path, "llama"), 37)
-    assert (
-        measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))["sdpa"]["status"]
-        == "ok"
-    )
+    assert measured(world, llama, "sdpa")["sdpa"]["status"] == "ok"
 
 
-def test_what_does_not_fit_is_a_row_of_all(world, tmp_path, monkeypatch):
+def test_a_step_that_does_not_fit_is_a_row_of_all(world, llama, monkeypatch):
     def refuse(problem: Any, device: Any, held: int) -> None:
         raise OutOfMemory("needs 99 GB")
 
     monkeypatch.setattr(measure, "refuse_shortage", refuse)
-    problem = problem_of(written(tmp_path, "llama"), 37)
-    rows = measure_problem(ModelStep(world.instruments(), problem), kernels("eager", "sdpa"))
-    assert [row["status"] for row in rows.values()] == ["out_of_memory"] * 2
-    assert rows["sdpa"]["reason"] == "needs 99 GB"
+    rows = measured(world, llama, "eager", "sdpa")
+    expected = ("out_of_memory", "needs 99 GB")
+    assert [(row["status"], row["reason"]) for row in rows.values()] == [expected] * 2
 
 
-def test_weights_that_are_there_count_as_free(world, tmp_path):
-    problem = problem_of(written(tmp_path, "llama"), 37)
+def test_weights_of_the_last_problem_count_as_free(world, llama):
     for _ in range(2):
-        measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))
-    assert problem.model is not None
-    assert world.refused == [0, 2 * problem.model.weights]
+        measured(world, llama, "sdpa")
+    assert llama.model is not None
+    assert world.refused == [0, 2 * llama.model.weights]
 
 
-def test_what_is_not_measured_of_a_step_is_said(world, tmp_path):
-    problem = problem_of(written(tmp_path, "llama"), 37)
-    plain = measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))["sdpa"]
-    asked = measure_problem(ModelStep(world.instruments(occupancy=True), problem), kernels("sdpa"))[
-        "sdpa"
-    ]
-    assert plain["warnings"] == []
-    assert "not measured of whole models" in asked["warnings"][0]
+def test_occupancy_of_a_step_is_a_warning(world, llama):
+    assert measured(world, llama, "sdpa")["sdpa"]["warnings"] == []
+    row = measured(world, llama, "sdpa", occupancy=True)["sdpa"]
+    assert "not measured of whole models" in row["warnings"][0]
 
 
-def test_settings_are_not_searched(world, tmp_path):
-    problem = problem_of(written(tmp_path, "llama"), 37)
-    asked = kernels("fixed_split_oracle", "sdpa")
-    rows = measure_problem(ModelStep(world.instruments(), problem), asked)
+def test_settings_are_not_searched(world, llama):
+    rows = measured(world, llama, "fixed_split_oracle", "sdpa")
     assert (rows["fixed_split_oracle"]["status"], rows["sdpa"]["status"]) == ("unsupported", "ok")
-    assert "whole models are not" in rows["fixed_split_oracle"]["reason"]
     assert rows["sdpa"]["no_attention_us"] == 300.0
-    best = measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"), "best")["sdpa"]
-    assert best["status"] == "unsupported"
+    assert measured(world, llama, "sdpa", request="best")["sdpa"]["status"] == "unsupported"
 
 
-def test_a_missing_library_is_a_row(world, tmp_path, monkeypatch):
+def test_unsupported_models_and_versions_are_rows(world, llama, monkeypatch):
+    gemma = problem_of("gemma-4-26b-a4b:layers=6", 37)
+    assert gemma.model is not None
+    row = measured(world, gemma, "sdpa")["sdpa"]
+    assert (row["status"], row["reason"]) == ("unsupported", gemma.model.only_predicted)
     monkeypatch.setattr(measure, "version_fault", lambda: "transformers is not installed")
-    problem = problem_of(written(tmp_path, "llama"), 37)
-    row = measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))["sdpa"]
+    row = measured(world, llama, "sdpa")["sdpa"]
     assert (row["status"], row["reason"]) == ("unsupported", "transformers is not installed")
 
 
@@ -248,11 +241,11 @@ def test_the_time_of_a_prompt_is_asked_for(world, tmp_path):
     ("seconds", "counted"),
     [((9.0, 0.1, 0.3, 0.2), 0.2), ((9.0, 1.5, 2.0), 1.75), ((9.0, 4.0), 4.0)],
 )
-def test_a_prompt_is_repeated_while_it_is_short(world, tmp_path, monkeypatch, seconds, counted):
+def test_a_prompt_is_repeated_while_it_is_short(world, llama, monkeypatch, seconds, counted):
     """The first does not count."""
     times_us = iter([1e6 * own for own in seconds])
     monkeypatch.setattr(prefill, "_prompt_us", lambda step: next(times_us))
-    step = DecodeStep(problem_of(written(tmp_path, "llama"), 37), "cpu")
+    step = DecodeStep(llama, "cpu")
     assert prefill_fields(world.instruments(prefill=36), step) == (Outcome(), [])
     outcome, warnings = prefill_fields(world.instruments(prefill=37), step)
     assert outcome.prefill_us == pytest.approx(1e6 * counted)
@@ -311,18 +304,50 @@ def test_a_sample_is_taken_behind_a_replay(monkeypatch):
     assert events == ["replay", "event", "replay", "event"]
 
 
-def test_a_model_that_can_only_be_predicted_is_a_row(world):
-    problem = problem_of("gemma-4-26b-a4b:layers=6", 37)
-    row = measure_problem(ModelStep(world.instruments(), problem), kernels("sdpa"))["sdpa"]
-    assert (row["status"], row["reason"]) == (
-        "unsupported",
-        problem.model and problem.model.only_predicted,
-    )
-
-
-def test_quantised_weights_are_told_on_every_row(world, tmp_path):
-    problem = problem_of(
-        written(tmp_path, "llama", quantization_config={"quant_method": "fp8"}), 37
-    )
-    rows = measure_problem(ModelStep(world.instruments(), problem), kernels("eager", "sdpa"))
+def test_quantised_weights_are_a_warning(world, tmp_path):
+    path = written(tmp_path, "llama", quantization_config={"quant_method": "fp8"})
+    rows = measured(world, problem_of(path, 37), "eager", "sdpa")
     assert all("(fp8)" in row["warnings"][0] for row in rows.values())
+
+
+def logits_of(*rows: list[float], dtype: str = "bf16") -> torch.Tensor:
+    return torch.tensor(rows, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "second", "values"),
+    [
+        # 2 x 2^-7 x 5.75
+        ("bf16", 5.6875, None),
+        ("bf16", 5.625, ("0.125", "bf16", "0.0898")),
+        # 2 x 2^-10 x 5.75
+        ("fp16", 5.7421875, None),
+        ("fp16", 5.734375, ("0.0156", "fp16", "0.0112")),
+    ],
+)
+def test_tokens_differ_where_their_logits_do(dtype, second, values):
+    logits = logits_of([-1.0, 5.75, second, 0.5], [3.0, 1.0, 0.0, 2.0], dtype=dtype)
+    assert token_fault(logits, torch.tensor([1, 0]), dtype) is None
+    fault = token_fault(logits, torch.tensor([2, 0]), dtype)
+    assert (fault is None) == (values is None)
+    if values is not None:
+        assert all(value in str(fault) for value in ("1 of 2", *values))
+
+
+def test_the_worst_token_is_reported_with_its_own_limit():
+    logits = logits_of([8.0, 4.0], [1.0, 0.5], [1.0, 0.25], [2.0, 2.0])
+    fault = str(token_fault(logits, torch.tensor([0, 1, 1, 1]), "bf16"))
+    assert all(value in fault for value in ("2 of 4", "0.75", "0.0156"))
+
+
+def test_rounding_counts_from_the_largest_logit_of_either_sign():
+    """Sums that nearly cancel are no more exact than the others of their row."""
+    logits = logits_of([-8.0, 0.0625, 0.0])
+    assert token_fault(logits, torch.tensor([2]), "bf16") is None
+
+
+def test_missing_tokens_and_nan_are_faults():
+    logits = logits_of([1.0, 2.0], [1.0, 2.0], [1.0, 2.0])
+    assert "2 of 3" in str(token_fault(logits, torch.tensor([1, -1, -1]), "bf16"))
+    broken = logits_of([float("nan"), 2.0])
+    assert "1 of 1" in str(token_fault(broken, torch.tensor([1]), "bf16"))

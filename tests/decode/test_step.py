@@ -77,7 +77,7 @@ def test_a_step_can_be_repeated_and_attention_matters(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_the_order_of_sums_moves_logits_by_less_than_what_tells_tokens_apart(tmp_path, dtype):
-    """In the dtype's epsilon times the largest logit; leanbench.decode.tokens allows 2."""
+    """In the dtype's epsilon times the largest logit; leanbench.decode.measure allows 2."""
     step = DecodeStep(problem_of(written(tmp_path, "llama"), 37, 90, dtype=dtype), "cpu")
     logits = []
     for own in ("eager", "sdpa"):

@@ -26,8 +26,8 @@ os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 import torch
 
 from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
-from leanbench.calls import prepared
-from leanbench.calls.prepared import PreparedLaunches
+from leanbench.attention import prepared
+from leanbench.attention.prepared import PreparedLaunches
 from leanbench.records.environment import kernels_hash
 
 BATCH, CAPACITY, LENGTH = 8, 4096, 1024

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from leanbench.check.kind_cases import kind_problems
+from leanbench.check.grid import kind_problems
 from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
 from leanbench.core.config import KernelConfig

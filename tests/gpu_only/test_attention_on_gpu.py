@@ -19,9 +19,8 @@ from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanTritonConfig
 from tuned_examples import candidate, family, tuned
 
-from leanbench.attention import lean_attn_with_kvcache
-from leanbench.calls import prepared
-from leanbench.calls.prepared import PreparedLaunches
+from leanbench.attention import lean_attn_with_kvcache, prepared
+from leanbench.attention.prepared import PreparedLaunches
 from leanbench.configs import lookup, store
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec

@@ -304,41 +304,30 @@ def test_block_tables_at_any_distance():
         assert_form(inputs, (out, lse))
 
 
-MASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "all": ({}, {}),
-    "causal": ({"causal": True}, {"causal": True}),
-    "window": ({"window_size": (100, 3)}, {"window_left": 100, "window_right": 3}),
-    "left": ({"causal": True, "window_size": (60, 0)}, {"causal": True, "window_left": 60}),
-    "chunks": ({"attention_chunk": 130}, {"attention_chunk": 130}),
-}
-
-
 @hopper
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("v_dim", [512, 256])
 @pytest.mark.parametrize("q_len", [1, 3, 64])
 @pytest.mark.parametrize(
-    ("kv_heads", "page_size", "padded", "picked"),
-    [(1, None, False, False), (2, 1, True, True), (6, 128, False, True), (1, 4, True, False)],
+    ("kv_heads", "page_size", "picked"), [(1, None, False), (2, 1, True), (6, 128, True)]
 )
-def test_qv_beside_every_mask(kv_heads, page_size, padded, picked, q_len, v_dim, mask):
-    arguments, fields = MASKS[mask]
+def test_qv_over_copies(kv_heads, page_size, picked, q_len, v_dim, causal):
     rows, table = 4 if picked else 2, None
     both = rand(rows, ROOM, kv_heads, 64 + v_dim)
     if page_size is not None:
         both, table = pages_of(both, page_size)
     k, v = both[..., :64].contiguous(), both[..., 64:].contiguous()
     q, qv = rand(2, q_len, 6, 64), rand(2, q_len, 6, v_dim)
-    shared: dict[str, Any] = {
+    options: dict[str, Any] = {
         "cache_seqlens": numbers(*LENGTHS),
         "block_table": table,
-        "cache_leftpad": numbers(33, 64) if padded else None,
         "cache_batch_idx": numbers(3, 0) if picked else None,
+        "causal": causal,
     }
-    inputs = plain_form(q, k, v, qv, **shared, **fields)
+    inputs = plain_form(q, k, v, qv, **options)
     out = poison(q, v_dim)
     result, lse = lean_attn_with_kvcache(
-        q, k, v, qv=qv, out=out, return_softmax_lse=True, **shared, **arguments
+        q, k, v, qv=qv, out=out, return_softmax_lse=True, **options
     )
     assert result is out
     assert_form(inputs, (out, lse))
@@ -370,79 +359,19 @@ def test_qv_beside_scores_of_other_kinds(kind, q_len, v_dim):
 
 
 @hopper
-@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("v_dim", [512, 256])
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(
-    ("rotary_dim", "interleaved", "page_size", "padded", "picked"),
-    [
-        (0, False, None, False, False),
-        (32, True, 1, True, True),
-        (64, False, 128, False, True),
-        (64, True, None, True, False),
-    ],
-)
-def test_appending_beside_qv(
-    rotary_dim, interleaved, page_size, padded, picked, packed, v_dim, mask
-):
-    arguments, fields = MASKS[mask]
-    rows, table = 4 if picked else 2, None
-    both = rand(rows, ROOM, 2, 64 + v_dim)
-    if page_size is not None:
-        both, table = pages_of(both, page_size)
-    k, v = both[..., :64].contiguous(), both[..., 64:].contiguous()
-    tokens, new = ((5,), (3,)) if packed else ((2, 3), (2, 2))
-    q, qv = rand(*tokens, 6, 64), rand(*tokens, 6, v_dim)
-    k_new, v_new = rand(*new, 2, 64), rand(*new, 2, v_dim)
-    shared: dict[str, Any] = {
-        "cache_seqlens": numbers(*LENGTHS),
-        "block_table": table,
-        "cache_leftpad": numbers(33, 64) if padded else None,
-        "cache_batch_idx": numbers(3, 0) if picked else None,
-    }
-    if packed:
-        starts = {"cu_seqlens_q": numbers(0, 2, 5), "cu_seqlens_k_new": numbers(0, 1, 3)}
-        shared |= {**starts, "max_seqlen_q": 3}
-    if rotary_dim:
-        angles = torch.rand(ROOM, rotary_dim // 2, device="cuda") * 2 * math.pi
-        tables = {"rotary_cos": angles.cos().bfloat16(), "rotary_sin": angles.sin().bfloat16()}
-        shared |= {**tables, "rotary_interleaved": interleaved}
-    own: dict[str, Any] = {"k_new": k_new, "v_new": v_new, **shared, **fields}
-    inputs = plain_form(q, k.clone(), v.clone(), qv, **own)
-    out = poison(q, v_dim)
-    result, lse = lean_attn_with_kvcache(
-        q, k, v, k_new, v_new, qv=qv, out=out, return_softmax_lse=True, **shared, **arguments
-    )
-    assert result is out
-    assert_form(inputs, (out, lse), (k, v))
-
-
-@hopper
-@pytest.mark.parametrize("v_dim", [512, 256])
-def test_torch_compile_takes_an_appending_call_with_qv(v_dim):
+def test_torch_compile_takes_a_call_with_qv(v_dim):
     torch._dynamo.reset()
     k, v = rand(2, ROOM, 1, 64), rand(2, ROOM, 1, v_dim)
-    q, qv = rand(2, 2, 16, 64), rand(2, 2, 16, v_dim)
-    k_new, v_new, lengths = rand(2, 2, 1, 64), rand(2, 2, 1, v_dim), numbers(*LENGTHS)
-    own: dict[str, Any] = {"cache_seqlens": lengths, "k_new": k_new, "v_new": v_new}
-    inputs = plain_form(q, k.clone(), v.clone(), qv, causal=True, **own)
+    q, qv, lengths = rand(2, 2, 16, 64), rand(2, 2, 16, v_dim), numbers(*LENGTHS)
+    options: dict[str, Any] = {"cache_seqlens": lengths, "causal": True}
 
     def call(q: torch.Tensor) -> Any:
-        out, lse = lean_attn_with_kvcache(
-            q + 0,
-            k,
-            v,
-            k_new,
-            v_new,
-            cache_seqlens=lengths,
-            qv=qv,
-            causal=True,
-            return_softmax_lse=True,
-        )
+        out, lse = lean_attn_with_kvcache(q + 0, k, v, qv=qv, return_softmax_lse=True, **options)
         return out * 2, lse
 
     out, lse = torch.compile(call, fullgraph=True, backend="aot_eager")(q)
-    assert_form(inputs, (out / 2, lse), (k, v))
+    assert_form(plain_form(q, k, v, qv, **options), (out / 2, lse))
 
 
 @pytest.mark.parametrize(
@@ -562,40 +491,3 @@ def test_latent_pages_without_a_dimension_for_the_kv_head(page_size):
             q, cache[:, :, 0], lengths, return_softmax_lse=True, **options
         )
         assert_form(inputs, results)
-
-
-@hopper
-@pytest.mark.parametrize("v_dim", [512, 256])
-def test_a_captured_call_with_qv_appends_behind_a_window(v_dim):
-    k, v = rand(2, ROOM, 1, 64), rand(2, ROOM, 1, v_dim)
-    q, qv = rand(2, 2, 16, 64), rand(2, 2, 16, v_dim)
-    k_new, v_new, lengths = rand(2, 2, 1, 64), rand(2, 2, 1, v_dim), numbers(*LENGTHS)
-
-    def call() -> Any:
-        return lean_attn_with_kvcache(
-            q,
-            k,
-            v,
-            k_new,
-            v_new,
-            cache_seqlens=lengths,
-            qv=qv,
-            causal=True,
-            window_size=(100, 0),
-            return_softmax_lse=True,
-        )
-
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out, lse = call()
-    for tokens in (LENGTHS, (2, ROOM - 2), (64, 63)):
-        lengths.copy_(torch.tensor(tokens))
-        for tensor in (q, qv, k_new, v_new):
-            tensor.normal_()
-        own: dict[str, Any] = {"cache_seqlens": lengths, "k_new": k_new, "v_new": v_new}
-        inputs = plain_form(q, k.clone(), v.clone(), qv, causal=True, window_left=100, **own)
-        out.fill_(math.nan)
-        lse.fill_(math.nan)
-        graph.replay()
-        assert_form(inputs, (out, lse), (k, v))

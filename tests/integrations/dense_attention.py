@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from leanbench.calls.call import Call
+from leanbench.attention.call import Call
 
 
 def in_place_of_lean(monkeypatch: pytest.MonkeyPatch) -> DenseAttention:
@@ -27,7 +27,7 @@ def in_place_of_lean(monkeypatch: pytest.MonkeyPatch) -> DenseAttention:
 
 
 def as_run(attend: Callable[..., torch.Tensor]) -> Callable[[Call, bool], Any]:
-    """Plain calls of `leanbench.calls.run.run`, made by what is called as
+    """Plain calls of `leanbench.attention.run.run`, made by what is called as
     `lean_attn_with_kvcache`.
     """
 

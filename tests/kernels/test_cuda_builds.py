@@ -321,7 +321,7 @@ def test_small_caches_are_shared_by_output_tiles_of_few_rows(batch, context, row
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_settings_for_any_lengths_follow_from_no_capacity(kind):
-    """leanbench.calls.prepared keeps them for all capacities."""
+    """leanbench.attention.prepared keeps them for all capacities."""
     lean = kernel("lean_cuda")
     problems = [
         replace(PLAIN, **{**KINDS[kind], "context": context}) for context in (40, 4096, 131_072)

@@ -31,7 +31,7 @@ from leanbench.kernels.lean.cuda_schedule import (
     split_limits,
 )
 
-from leanbench.calls.settings import lengths_with
+from leanbench.attention.prepared import lengths_with
 from leanbench.core.decomposition import Segment, cluster_slots, stream_k_grid
 from leanbench.core.inputs import make_inputs, shape_only
 from leanbench.core.paths import KERNELS

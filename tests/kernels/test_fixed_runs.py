@@ -20,8 +20,8 @@ from test_events import assert_covers, recorded, traced_call
 from test_events import expected as expected_spans
 from test_schedules import PROBLEMS, TILE_TOKENS, expected, walks
 
-from leanbench.calls import prepared, settings
-from leanbench.calls.prepared import PreparedLaunches
+from leanbench.attention import prepared
+from leanbench.attention.prepared import PreparedLaunches
 from leanbench.core.config import KernelConfig
 from leanbench.core.decomposition import TileGrid, fixed_runs, stream_k
 from leanbench.core.errors import UserError
@@ -211,7 +211,7 @@ def test_bits_of_a_batch_invariant_call_do_not_depend_on_the_surroundings(
     whole, equal_shares = call(inputs, batch_invariant=True), call(inputs, config=EQUAL_SHARES)
     # The H100 PCIe has 18 SMs fewer than the interpreter's H200.
     monkeypatch.setattr("leanbench.kernels.launch.INTERPRETER_SMS", 17)
-    monkeypatch.setattr(settings, "spec_of", lambda device: find("h100-pcie"))
+    monkeypatch.setattr(prepared, "spec_of", lambda device: find("h100-pcie"))
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
     assert is_same(call(inputs, batch_invariant=True), whole)
     # Otherwise the assertions above could not fail.

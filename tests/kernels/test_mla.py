@@ -24,10 +24,9 @@ from leanbench.kernels.reference.torch import attend_all
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
-from leanbench.calls.adapted import is_read_as_latent, launch_latent, scattered
-from leanbench.calls.call import Call, whole_number
-from leanbench.calls.latent import latent_call
-from leanbench.calls.latent_launch import check_latent
+from leanbench.attention.call import Call, host_length
+from leanbench.attention.compat import launch_after_steps, non_contiguous
+from leanbench.attention.mla_launch import as_attention, check_latent
 from leanbench.core.errors import DoesNotFit, UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
@@ -316,7 +315,8 @@ def test_an_output_that_is_not_written_16_bytes_at_a_time_is_refused(out, words)
 
 
 def _call(out: torch.Tensor | None = None) -> Call:
-    return latent_call(Q, CACHE.bfloat16(), None, None, None, out, None, causal=False)
+    cache = CACHE.bfloat16()
+    return Call(Q, cache, cache, out=out, latent=True)
 
 
 @pytest.mark.parametrize(
@@ -356,17 +356,10 @@ def test_torch_traces_the_scale_of_an_fp8_cache():
     assert (node.meta["val"][0].shape, node.meta["val"][0].dtype) == ((2, 1, 16, 512), Q.dtype)
 
 
-def test_the_scale_of_a_16_bit_cache_is_ignored():
-    call = latent_call(
-        Q, CACHE.bfloat16(), None, None, None, None, None, False, k_descale=torch.ones(1)
-    )
-    assert call.extras is None
-
-
 @pytest.mark.parametrize("length", [3.7, True, "64"])
 def test_a_length_that_is_no_whole_number_is_refused(length):
     with pytest.raises(ValueError, match=rf"^cache_seqlens is {length!r}: expected a number"):
-        whole_number(length)
+        host_length(length)
 
 
 def test_there_must_be_a_hopper_gpu():
@@ -569,14 +562,11 @@ def test_sizes_of_none(batch, q_len, tokens):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("views", [False, True])
-def test_qv_is_a_call_over_the_latent_cache(packed, views, launched):
+def test_qv_is_a_call_over_the_latent_cache(packed, launched):
     cache = latent_rows(4, 64, 1)
     table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
     lengths = torch.tensor([100, 128], dtype=torch.int32)
     v, k = cache[..., :512], cache[..., 512:]
-    if not views:
-        v, k = v.contiguous(), k.contiguous()
     q = latent_rows(2, 3, 16)
     options = {"cache_seqlens": lengths, "return_softmax_lse": True, "softmax_scale": 0.1}
     right, right_lse = lean_mla_with_kvcache(q, cache, block_table=table, **options)
@@ -596,8 +586,7 @@ def test_qv_is_a_call_over_the_latent_cache(packed, views, launched):
         )
         assert result.equal(torch.cat([right[0, 2:], right[1]]))
         assert lse.equal(torch.cat([right_lse[0, :, 2:], right_lse[1]], dim=1))
-    # The views' cache itself, or a copy.
-    assert (launched[-1].k_cache.data_ptr() == cache.data_ptr()) == views
+    assert launched[-1].k_cache.data_ptr() == cache.data_ptr()
 
 
 class Relaunched:
@@ -612,8 +601,7 @@ class Relaunched:
     def __call__(self, q, k, v, lengths, context, table, out, lse, extras=None):
         own = {"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": lengths, "out": out}
         inputs = replace(self._inputs, **own, lse=lse, context=context, block_table=table)
-        assert not scattered(inputs)
-        assert is_read_as_latent(q)
+        assert not non_contiguous(Call(q, k, v, lengths, None, table, latent=True))
         attend_all(inputs)
 
 
@@ -634,10 +622,18 @@ def test_queries_lengths_and_pages_are_copied_where_they_do_not_lie_in_a_row(cha
             q = torch.empty(q.numel() + 1).bfloat16()[1:].view(q.shape).copy_(q)
         options = {"cache_seqlens": lengths, "block_table": table, "causal": True}
         inputs = plain_form(q, cache, cache[..., :512], **options)
-        check_latent(latent_call(q, cache, lengths, None, table, None, None, causal=True))
-        relaunch = launch_latent(inputs, lambda ready: Relaunched(ready))
+        call = Call(q, cache, cache, lengths, None, table, causal=True, latent=True)
+        check_latent(call)
+        relaunch = launch_after_steps(as_attention(call), inputs.out, inputs.lse, launched_once)
+        inputs.poison()
         relaunch(*inputs_of(inputs))
         assert_form(inputs, (inputs.out, inputs.lse))
+
+
+def launched_once(inputs):
+    relaunch = Relaunched(inputs)
+    relaunch(*inputs_of(inputs))
+    return relaunch
 
 
 def inputs_of(inputs):

@@ -1,7 +1,7 @@
-"""Launches prepared once for all calls of a signature: what decides a launch, and nothing else.
+"""Prepared launches: one for all calls of a signature.
 
-A call with a signature seen before writes its pointers and its length into the launch that was
-prepared then, and launches: what the checks and the settings depend on is part of the signature.
+A signature holds everything that checks and settings depend on. A call with a known signature only
+writes its pointers and length into the prepared launch.
 """
 
 from __future__ import annotations
@@ -15,56 +15,52 @@ from typing import Any, NamedTuple
 
 import torch
 
-from leanbench.calls import values
-from leanbench.calls.adapted import launch_adapted, launch_latent
-from leanbench.calls.call import Call, check_layouts
-from leanbench.calls.extra_checks import check_extras
-from leanbench.calls.latent_launch import (
+from leanbench.attention import checks
+from leanbench.attention.call import Call
+from leanbench.attention.compat import launch_after_steps
+from leanbench.attention.mla_launch import (
     as_attention,
     check_latent,
     check_latent_launch,
     relaunch_latent,
 )
-from leanbench.calls.refusals import refuse_kinds, refuse_problem
-from leanbench.calls.settings import (
-    LENGTHS_TOGETHER,
-    all_but_capacity,
-    heuristic_of,
-    lengths_with,
-    settings_of,
-    shared_problem,
-)
-from leanbench.configs.lookup import state
+from leanbench.configs.lookup import Choice, choose, state
+from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
-from leanbench.core.extras import EXTRA_TENSORS, Extras, extras_of
+from leanbench.core.extras import EXTRA_TENSORS, Extras, extras_of, kinds_of
 from leanbench.core.inputs import AttentionInputs
-from leanbench.kernels.launch import Relaunch
-from leanbench.kernels.lean import LEAN
+from leanbench.core.kernel import Kernel
+from leanbench.core.problem import AttentionProblem
+from leanbench.kernels.launch import Relaunch, problem_of, spec_of
+from leanbench.kernels.lean import LEAN, LEAN_CUDA
 from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig
 from leanbench.kernels.lean.workspace import WORKSPACES
 
-#: Bytes to which the alignment of a pointer can matter.
+#: Alignment of pointers, in bytes, that a launch may depend on.
 _ALIGNMENT = 16
-#: Signatures that a thread keeps at least; it forgets those that were not used for as many others.
+#: Number of recent signatures that a thread keeps, and of those before them.
 _KEPT = 512
+#: Lengths between two multiples of this share settings and a launch, so a sequence that grows token
+#: by token finds both prepared.
+LENGTHS_TOGETHER = 64
 
 
 class Prepared(NamedTuple):
-    """The launch of a signature. It keeps no tensor of a call alive."""
+    """The launch of a signature. Keeps no tensor of a call alive."""
 
     relaunch: Relaunch
-    #: Lengths that it is for; of a call without a number, its capacity alone.
+    #: Supported lengths; without a length on the host, the capacity.
     lengths: range
-    #: Tokens that its caches have room for, of a sequence or a page; None: any number.
+    #: Capacity of the caches, of a sequence or a page; None: any.
     capacity: int | None
-    #: What outputs are like.
+    #: Template of outputs.
     out_like: torch.Tensor
-    #: What LSEs are like, or where those go that nobody asked for.
+    #: Template of LSEs, or scratch memory for them.
     lse: torch.Tensor
     has_own_lse: bool
 
     def is_for(self, length: int, capacity: int | None) -> bool:
-        """Whether it is for a length in caches with so much room; None: the signature says it."""
+        """Return True for a supported length; a `capacity` of None is part of the signature."""
         if length not in self.lengths:
             return False
         if capacity is None:
@@ -73,12 +69,12 @@ class Prepared(NamedTuple):
 
 
 class PreparedLaunches(threading.local):
-    """The prepared launches of a thread, by signature."""
+    """Prepared launches of a thread, by signature."""
 
     def __init__(self) -> None:
         self._recent: dict[Hashable, Prepared] = {}
         self._before: dict[Hashable, Prepared] = {}
-        #: Settings for lengths on the device, by `all_but_capacity`.
+        #: Settings for lengths on the device, by `_all_but_capacity`.
         self.any_length: dict[Hashable, LeanCudaConfig] = {}
         self._lses: dict[tuple[torch.device, Hashable], torch.Tensor] = {}
 
@@ -93,29 +89,29 @@ class PreparedLaunches(threading.local):
             self._before, self._recent = self._recent, {}
         self._recent[signature] = prepared
 
-    def unasked_lse(self, q: torch.Tensor, stream: Hashable) -> torch.Tensor:
-        """Room for the LSE of `q`, which all calls of a stream share: nobody reads it."""
+    def scratch_lse(self, q: torch.Tensor, stream: Hashable) -> torch.Tensor:
+        """Return a buffer of the stream for an LSE that the caller does not request."""
         rows = q.numel() // q.shape[-1]
-        room = self._lses.get((q.device, stream))
-        if room is None or room.numel() < rows:
+        buffer = self._lses.get((q.device, stream))
+        if buffer is None or buffer.numel() < rows:
             size = 1 << (rows - 1).bit_length()
-            room = torch.empty(size, dtype=torch.float32, device=q.device)
-            self._lses[q.device, stream] = room
-        return room
+            buffer = torch.empty(size, dtype=torch.float32, device=q.device)
+            self._lses[q.device, stream] = buffer
+        return buffer
 
 
 _LAUNCHES = PreparedLaunches()
-#: Tuned settings that did not fit a GPU.
-_refused: set[tuple[torch.device, LeanConfig]] = set()
+#: Tuned settings that do not fit a GPU.
+_too_large: set[tuple[torch.device, LeanConfig]] = set()
 
 
 def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Output, and the LSE if asked for; errors as in leanbench.attention."""
-    # Fields of a tuple by name take longer than all of them at once.
+    """Return the output, and the LSE if requested; errors as in leanbench.attention.decode."""
+    # Unpacking a tuple is faster than reading its fields by name.
     q, k_cache, v_cache, lengths, length, block_table, out, _, _, _, _, extras, peers, _ = call
     index = q.get_device()
     if index < 0:
-        # Of devices that are no GPUs, one number says nothing.
+        # All CPU devices have one index.
         stream, capturing = (q.device, k_cache.device, v_cache.device), False
     elif index == torch._C._cuda_getDevice():
         stream = torch._C._cuda_getCurrentRawStream(index)
@@ -124,12 +120,12 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
         # Kernels are launched on the current device.
         with torch.cuda.device(index):
             return attend(call, with_lse)
-    if values.CHECKS_VALUES and not capturing:
-        check_layouts(call)
-        if not call.latent and (own := call.with_own_rows()) is not call:
-            return attend(own, with_lse)
+    if checks.CHECKS_VALUES and not capturing:
+        checks.check_layouts(call)
+        if not call.latent and (trimmed := call.without_spare_rows()) is not call:
+            return attend(trimmed, with_lse)
         _check(call)
-        values.check_values(call)
+        checks.check_values(call)
     capacity, dense_form = None, None
     try:
         if lengths is None and block_table is None and peers is None:
@@ -139,13 +135,13 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
                 length = capacity if length is None else length
         signature = _signature(call, length, dense_form, with_lse, stream, capturing)
     except RuntimeError:
-        check_layouts(call)
+        checks.check_layouts(call)
         raise
     prepared = _LAUNCHES.get(signature)
     if prepared is None or not (length is None or prepared.is_for(length, capacity)):
-        # Asked where no launch is known: other calls have no time for it.
-        if not call.latent and (own := call.with_own_rows()) is not call:
-            return attend(own, with_lse)
+        # Only here: calls with a prepared launch have no time for it.
+        if not call.latent and (trimmed := call.without_spare_rows()) is not call:
+            return attend(trimmed, with_lse)
         out, lse, prepared = _attend_first(call, length, capacity, with_lse, stream, capturing)
         _LAUNCHES.put(signature, prepared)
         return out, lse if with_lse else None
@@ -163,10 +159,8 @@ def _check(call: Call) -> None:
     if call.latent:
         check_latent(call)
     else:
-        refuse_kinds(call)
-        call.check()
-        check_extras(call)
-    call.check_length()
+        checks.check_call(call)
+    checks.check_length(call)
 
 
 def _attend_first(
@@ -177,54 +171,63 @@ def _attend_first(
     stream: Hashable,
     capturing: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, Prepared]:
-    """Output, LSE, and what serves the next call.
+    """Check and launch a call; return output, LSE, and the launch for later calls.
 
     Args:
-        dense_capacity: None: the caches are not those of `_dense_form`.
+        dense_capacity: None if the caches have no `_dense_form`.
     """
-    inputs, relaunch = _launch_first(call)
+    _check(call)
+    if call.latent:
+        call = as_attention(call)
+        check_latent_launch(call)
+    else:
+        check_runs_on(call.q.device)
+    out, device = call.out, call.q.device
+    if out is None:
+        out = torch.empty(call.out_shape, dtype=call.out_dtype, device=device)
+    lse = torch.empty(call.lse_shape, dtype=torch.float32, device=device)
+    make_launch = _launch_latent if call.latent else partial(_launch_with_settings, call)
+    relaunch = launch_after_steps(call, out, lse, make_launch)
     any_capacity = dense_capacity is not None and relaunch.any_capacity
     lengths = range(call.capacity, call.capacity + 1)
     if length is not None:
         most = lengths_with(length)[-1] if any_capacity else call.capacity
         lengths = _lengths(length, call.new_tokens, most, relaunch.tile_tokens)
-    # A graph keeps its pointers: it writes to memory of its own.
+    # A graph keeps its pointers and must not write to shared memory.
     has_own_lse = with_lse or capturing
     prepared = Prepared(
         relaunch,
         lengths,
         None if any_capacity else call.k_cache.shape[1],
-        _like(inputs.out),
-        _like(inputs.lse) if has_own_lse else _LAUNCHES.unasked_lse(call.q, stream),
+        _like(out),
+        _like(lse) if has_own_lse else _LAUNCHES.scratch_lse(call.q, stream),
         has_own_lse,
     )
-    return inputs.out, inputs.lse, prepared
+    return out, lse, prepared
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """What torch.empty_like, which takes half the host time of torch.empty, makes contiguous
-    tensors of its shape from.
-    """
-    return _number(tensor.device, tensor.dtype).expand(tensor.shape)
+    """Return a template for torch.empty_like, which takes half the host time of torch.empty."""
+    return _one_number(tensor.device, tensor.dtype).expand(tensor.shape)
 
 
 @cache
-def _number(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """One number, in memory that is no graph's."""
+def _one_number(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return one number in memory outside of CUDA graphs."""
     return WORKSPACES.no_replays(device).view(dtype)[:1]
 
 
 def _dense_form(
     k_cache: torch.Tensor, v_cache: torch.Tensor, extras: Extras | None
 ) -> tuple[int, int, int] | None:
-    """What of the sizes and strides of dense caches decides a launch; None: others, which all do.
+    """Return (batch, kv_heads, head_dim) of dense caches, None for others.
 
-    Dense caches, K and V alike, lie in memory as (batch, kv_heads, tokens, head_dim) without gaps,
-    and the host knows the length: those that torch.cat makes longer are of another capacity, with
-    other strides, in every step, and nothing else in their launch changes.
+    Dense caches are (batch, kv_heads, tokens, head_dim) in memory, without gaps, with a length on
+    the host. torch.cat makes such caches, with another capacity and other strides in every step.
+    Nothing else in their launch changes.
     """
     shape, strides = k_cache.shape, k_cache.stride()
-    # The stride of tokens first: it tells most caches apart.
+    # The token stride first: it rules out most caches.
     if len(shape) != 4 or strides[1] != shape[3] or shape[1] < 2:
         return None
     batch, tokens, heads, dim = shape
@@ -246,14 +249,13 @@ def _signature(
     stream: Hashable,
     capturing: bool,
 ) -> Hashable:
-    """All that decides what is launched, besides pointers, the length, and the capacity of dense
-    caches.
+    """Return all that decides a launch but pointers, the length and the capacity of dense caches.
 
     Args:
-        stream: the GPU's; without a GPU, the devices of q and of the caches.
+        stream: The GPU's stream; on a CPU, the devices of q and the caches.
     """
     q, k, v, lengths, _, table, out, scale, causal, invariant, config, extras, peers, latent = call
-    # As `lengths_with` groups them: multiples are alone.
+    # Groups of `lengths_with`: a multiple is a group of its own.
     group = length
     if length is not None and length % LENGTHS_TOGETHER:
         group = -1 - length // LENGTHS_TOGETHER
@@ -288,7 +290,7 @@ def _signature(
 
 def _form(tensor: torch.Tensor) -> tuple[Hashable, ...]:
     index = tensor.get_device()
-    # A device takes longer to compare than its index; of those that are no GPUs, that says nothing.
+    # An index is faster to compare than a device, but all CPU devices have one.
     device = tensor.device if index < 0 else index
     return tensor.shape, tensor.stride(), tensor.dtype, device, tensor.data_ptr() % _ALIGNMENT
 
@@ -296,16 +298,14 @@ def _form(tensor: torch.Tensor) -> tuple[Hashable, ...]:
 def _forms(extras: Extras) -> Hashable:
     tensors: Any = extras[:EXTRA_TENSORS]
     forms: list[Hashable] = [extras[EXTRA_TENSORS:]]
-    for place, tensor in enumerate(tensors):
+    for field, tensor in enumerate(tensors):
         if tensor is not None:
-            forms += place, *_form(tensor)
+            forms += field, *_form(tensor)
     return tuple(forms)
 
 
 def _lengths(length: int, least: int, capacity: int, tile_tokens: int) -> range:
-    """The lengths from `least` to `capacity` that share their settings with `length` and have as
-    many LeanTiles.
-    """
+    """Return the lengths with the settings and the number of LeanTiles of `length`."""
     shared = lengths_with(length)
     most = -(-length // tile_tokens) * tile_tokens
     first = max(shared[0], most - tile_tokens + 1, least)
@@ -313,44 +313,17 @@ def _lengths(length: int, least: int, capacity: int, tile_tokens: int) -> range:
     return range(first, last + 1)
 
 
-def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
-    """Checks a call and launches it; its tensors, the outputs among them."""
-    _check(call)
-    device = call.q.device
-    if call.latent:
-        call = as_attention(call)
-        check_latent_launch(call)
-    else:
-        check_runs_on(device)
-    out = call.out
-    if out is None:
-        out = torch.empty(call.out_shape, dtype=call.out_dtype, device=device)
-    scale = call.softmax_scale
-    inputs = AttentionInputs(
-        q=call.q,
-        k_cache=call.k_cache,
-        v_cache=call.v_cache,
-        cache_seqlens=call.cache_seqlens,
-        context=call.capacity if call.length is None else call.length,
-        softmax_scale=call.q.shape[-1] ** -0.5 if scale is None else scale,
-        out=out,
-        lse=torch.empty(call.lse_shape, dtype=torch.float32, device=device),
-        block_table=call.block_table,
-        # The last query token sees all tokens either way.
-        causal=call.causal or call.q_len == 1,
-        peers=call.peers,
-        latent=call.latent,
-        **({} if call.extras is None else call.extras._asdict()),
-    )
-    if call.latent:
-        return inputs, launch_latent(inputs, _launched_latent)
-    launch = partial(_launched, config=call.config, batch_invariant=call.batch_invariant)
-    by_sequence = call.batch_invariant or bool(call.config and call.config.fixed_run_tiles)
-    return inputs, launch_adapted(inputs, launch, by_sequence)
+def lengths_with(length: int) -> range:
+    """Return the lengths that share settings: a multiple of `LENGTHS_TOGETHER`, or those between
+    two multiples.
+    """
+    multiple, rest = divmod(length, LENGTHS_TOGETHER)
+    first = multiple * LENGTHS_TOGETHER
+    return range(first + 1, first + LENGTHS_TOGETHER) if rest else range(length, length + 1)
 
 
 def check_runs_on(device: torch.device) -> None:
-    """Raises UserError: there is no GPU, and no interpreter in its place."""
+    """Raise UserError without a GPU or Triton's interpreter."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(
             f"the tensors are on {device}: move them to a GPU, or set TRITON_INTERPRET=1 before"
@@ -358,59 +331,115 @@ def check_runs_on(device: torch.device) -> None:
         )
 
 
-def _launched_latent(inputs: AttentionInputs) -> Relaunch:
+def _launch_latent(inputs: AttentionInputs) -> Relaunch:
     return _launch(relaunch_latent(inputs), inputs)
 
 
-def _launched(
-    inputs: AttentionInputs, config: LeanConfig | None, batch_invariant: bool
-) -> Relaunch:
-    """The launch with these settings, or the default ones, made once.
+def _launch_with_settings(call: Call, inputs: AttentionInputs) -> Relaunch:
+    """Launch with the settings of a call, or the default ones.
 
-    Tuned settings were timed with the compiler and on the GPU of their day: where they do not fit
-    any more, the heuristic's run.
+    Tuned settings depend on the compiler and the GPU that they were timed with. If they no longer
+    fit, the heuristic's are used.
     """
-    if config is None and inputs.cache_seqlens is not None and not batch_invariant:
+    config = call.config
+    if config is None and inputs.cache_seqlens is not None and not call.batch_invariant:
         return _launch(LEAN.relaunch(inputs, _any_length_config(inputs)), inputs)
-    problem = shared_problem(inputs)
-    refuse_problem(problem)
+    problem = _supported_problem(inputs)
     if config is not None:
         return _launch(LEAN.relaunch(inputs, config), inputs)
-    choice = settings_of(inputs, problem, batch_invariant)
+    choice = settings_of(inputs, problem, call.batch_invariant)
     if choice.how != "tuned":
         return _launch(LEAN.relaunch(inputs, choice.config), inputs)
     tuned = inputs.q.device, choice.config
-    if tuned not in _refused:
+    if tuned not in _too_large:
         try:
             return _launch(LEAN.relaunch(inputs, choice.config), inputs)
         except Exception as error:
             if type(error).__name__ not in ("OutOfResources", "DoesNotFit"):
                 raise
-            _refused.add(tuned)
+            _too_large.add(tuned)
             reason = str(error).partition("\n")[0]
             warnings.warn(
                 f"tuned settings do not fit any more ({reason}), the heuristic's are used: tune"
                 " again",
                 stacklevel=2,
             )
-    return _launch(LEAN.relaunch(inputs, heuristic_of(inputs, problem)), inputs)
+    default = _kernel_of(inputs).default_config(problem, spec_of(inputs.q.device))
+    return _launch(LEAN.relaunch(inputs, default), inputs)
 
 
-def _any_length_config(inputs: AttentionInputs) -> Any:
-    """The settings for lengths on the device; those in CUDA C++ are looked up once for all
-    capacities.
+def settings_of(
+    inputs: AttentionInputs, problem: AttentionProblem, batch_invariant: bool
+) -> Choice:
+    """Choose the launch settings of a call without a config.
+
+    Args:
+        problem: `shared_problem` of the inputs.
     """
-    known, key = _LAUNCHES.any_length, all_but_capacity(inputs)
+    spec, kernel = spec_of(inputs.q.device), _kernel_of(inputs)
+    if batch_invariant:
+        reason = "these settings do not depend on the rest of the batch"
+        return Choice(kernel.batch_invariant_config(problem, spec), "heuristic", reason)
+    return choose(kernel, problem, spec, uniform=inputs.cache_seqlens is None)
+
+
+def _kernel_of(inputs: AttentionInputs) -> Kernel[Any]:
+    # Only CUDA C++ merges the partials of several GPUs.
+    return LEAN if inputs.peers is None else LEAN_CUDA
+
+
+def shared_problem(inputs: AttentionInputs) -> AttentionProblem:
+    """Return the problem of a call, with the longest length that shares its settings."""
+    if inputs.cache_seqlens is not None:
+        return problem_of(inputs)
+    return problem_of(inputs, lengths_with(inputs.context)[-1])
+
+
+def _supported_problem(inputs: AttentionInputs) -> AttentionProblem:
+    """Return `shared_problem`; raise NotImplementedError if the kernel does not support it."""
+    problem = shared_problem(inputs)
+    reason = LEAN.unsupported_reason(problem)
+    if reason is not None:
+        raise NotImplementedError(f"lean_attn_with_kvcache does not support this yet: {reason}")
+    return problem
+
+
+def _any_length_config(inputs: AttentionInputs) -> KernelConfig | None:
+    """Return the settings for lengths on the device.
+
+    CUDA C++ settings are looked up once for all capacities.
+    """
+    known, key = _LAUNCHES.any_length, _all_but_capacity(inputs)
     config = known.get(key)
     if config is None:
-        problem = shared_problem(inputs)
-        refuse_problem(problem)
+        problem = _supported_problem(inputs)
         config = settings_of(inputs, problem, batch_invariant=False).config
         if isinstance(config, LeanCudaConfig):
             if len(known) >= _KEPT:
                 known.clear()
             known[key] = config
     return config
+
+
+def _all_but_capacity(inputs: AttentionInputs) -> Hashable:
+    """Return all that decides CUDA C++ settings for lengths on the device.
+
+    It takes less host time than a problem.
+    """
+    k_cache = inputs.k_cache
+    _, token_stride, head_stride, _ = k_cache.stride()
+    return (
+        inputs.q.device,
+        inputs.out.dtype,
+        inputs.batch,
+        inputs.q_heads,
+        inputs.q_len,
+        k_cache.shape[2:],
+        inputs.page_size,
+        head_stride > token_stride,
+        inputs.peers is None,
+        *kinds_of(inputs).values(),
+    )
 
 
 def _launch(relaunch: Relaunch, inputs: AttentionInputs) -> Relaunch:

@@ -1,10 +1,11 @@
-"""The launch of a call over a latent cache: whether its tensors fit together, and the kernel's."""
+"""Launches of calls over a latent cache, and the checks of their tensors."""
 
 from __future__ import annotations
 
 import torch
 
-from leanbench.calls.call import Call, check_device, check_numbers, check_pages
+from leanbench.attention.call import HALVES, Call
+from leanbench.attention.checks import MAX_STRIDE, check_device, check_numbers, check_pages
 from leanbench.core.errors import UserError
 from leanbench.core.extras import fp8_name
 from leanbench.core.inputs import AttentionInputs
@@ -15,15 +16,26 @@ from leanbench.kernels.mla import LEAN_MLA, PAGE_TOKENS
 from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
 from leanbench.kernels.mla.launch import MlaRelaunch, launch_of
 
-_DTYPES = (torch.bfloat16, torch.float16)
-#: Bytes that tensor maps and the kernel's stores start at and step by.
+#: Alignment of tensor maps and of the kernel's stores, in bytes.
 _ALIGNMENT = 16
-#: What the kernel has 32 bits for.
-_LARGEST_STEP = 2**31 - 1
+
+
+class LatentShapes(ValueError):
+    """Inconsistent shapes of `q` and `kv_cache`."""
+
+    def __init__(
+        self, q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor | None
+    ) -> None:
+        rows = "(batch, tokens" if block_table is None else "(pages, page_size"
+        heads = ", kv_heads" if kv_cache.dim() == 4 else ""
+        super().__init__(
+            f"q is {tuple(q.shape)} and kv_cache {tuple(kv_cache.shape)}: expected (batch, q_len,"
+            f" q_heads, {LATENT_DIM}) and {rows}{heads}, {LATENT_DIM}), no size 0"
+        )
 
 
 def as_attention(call: Call) -> Call:
-    """A latent call with its cache as K, and the cache's first columns as V."""
+    """Return a latent call with its cache as K, and the first columns as V."""
     cache, table = call.k_cache, call.block_table
     if cache.dim() == 3 and table is None:
         cache = cache.unsqueeze(2)
@@ -31,7 +43,7 @@ def as_attention(call: Call) -> Call:
 
 
 def relaunch_latent(inputs: AttentionInputs) -> Relaunch:
-    """The launch over these tensors, with the kernel's settings."""
+    """Prepare the launch over these tensors, with the kernel's settings."""
     batch, q_len, heads, _ = inputs.q.shape
     config = LEAN_MLA.config_of(
         (batch, q_len * heads),
@@ -43,27 +55,11 @@ def relaunch_latent(inputs: AttentionInputs) -> Relaunch:
     return MlaRelaunch(launch_of(inputs, config))
 
 
-class LatentShapes(ValueError):
-    """Shapes of `q` and `kv_cache` that do not fit together."""
-
-
-def latent_shapes(
-    q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor | None
-) -> LatentShapes:
-    """Make the error about tensors as they were passed."""
-    rows = "(batch, tokens" if block_table is None else "(pages, page_size"
-    heads = ", kv_heads" if kv_cache.dim() == 4 else ""
-    return LatentShapes(
-        f"q is {tuple(q.shape)} and kv_cache {tuple(kv_cache.shape)}: expected (batch, q_len,"
-        f" q_heads, {LATENT_DIM}) and {rows}{heads}, {LATENT_DIM}), no size 0"
-    )
-
-
 def check_latent(call: Call) -> None:
-    """Whether the tensors fit together, by what a tracer knows of them.
+    """Check the tensors of a latent call by what a tracer knows.
 
     Raises:
-        ValueError: they do not; the sentence names what was given and what is expected.
+        ValueError: The tensors are inconsistent.
     """
     q, cache, table = call.q, as_attention(call).k_cache, call.block_table
     if (
@@ -72,9 +68,8 @@ def check_latent(call: Call) -> None:
         or (table is None and q.shape[0] != cache.shape[0])
         or 0 in (*q.shape, *cache.shape)
     ):
-        raise latent_shapes(q, call.k_cache, table)
-    of_cache = cache.dtype == q.dtype or fp8_name(cache.dtype) != SAME
-    if q.dtype not in _DTYPES or not of_cache:
+        raise LatentShapes(q, call.k_cache, table)
+    if q.dtype not in HALVES or not (cache.dtype == q.dtype or fp8_name(cache.dtype) != SAME):
         raise ValueError(
             f"q is {q.dtype} and kv_cache {cache.dtype}: expected q in bf16 or fp16, and kv_cache"
             " in the same or in torch.float8_e4m3fn or torch.float8_e5m2"
@@ -101,14 +96,14 @@ def check_latent(call: Call) -> None:
 
 
 def check_latent_launch(call: Call) -> None:
-    """Whether the kernel runs over the tensors of a call of `as_attention`.
+    """Check that the kernel can launch over the tensors of `as_attention`.
 
     Raises:
-        UserError: the kernel does not run here.
-        ValueError: tensor maps cannot have these addresses or steps.
+        UserError: The kernel does not run here.
+        ValueError: Tensor maps do not support these addresses or strides.
     """
     q, cache = call.q, call.k_cache
-    if (reason := device_refusal(q)) is not None:
+    if (reason := unavailable_reason(q)) is not None:
         raise UserError(reason)
     steps = [cache.element_size() * step for step in cache.stride()[:2]]
     if any(number % _ALIGNMENT for number in (cache.data_ptr(), *steps)):
@@ -119,23 +114,9 @@ def check_latent_launch(call: Call) -> None:
         raise ValueError("out starts at no multiple of 16 bytes: pass an aligned tensor")
 
 
-def check_heads(cache: torch.Tensor) -> None:
-    """Raises ValueError: not every KV head of a cache, which has a launch each, can be read."""
-    if cache.element_size() * cache.stride(2) % _ALIGNMENT:
-        raise ValueError(
-            f"kv_cache steps by no multiple of {_ALIGNMENT} bytes from head to head: pass an"
-            " aligned tensor"
-        )
-
-
-def is_on_hopper(q: torch.Tensor) -> bool:
-    """Whether `q` is on a GPU that the kernel is for; TorchDynamo takes it as a constant."""
-    return q.device.type == "cuda" and torch.cuda.get_device_capability(q.device)[0] == 9
-
-
-def device_refusal(q: torch.Tensor) -> str | None:
-    """One sentence why the kernel does not run where `q` is, or None."""
-    if not is_on_hopper(q):
+def unavailable_reason(q: torch.Tensor) -> str | None:
+    """Return why the kernel does not run on the device of `q`, or None."""
+    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
         return (
             f"lean_mla_with_kvcache runs on Hopper GPUs, q is on {q.device}: move the tensors there"
         )
@@ -143,7 +124,11 @@ def device_refusal(q: torch.Tensor) -> str | None:
 
 
 def check_latent_out(call: Call, out: torch.Tensor) -> None:
-    """Raises ValueError: the kernel writes 16 bytes at a time, and has 32 bits for steps."""
+    """Check that the kernel can write `out`: 16 bytes at a time, with 32-bit strides.
+
+    Raises:
+        ValueError: It cannot.
+    """
     shape, dtype = as_attention(call).out_shape, call.out_dtype
     if out.shape != shape or out.dtype != dtype or out.stride(3) != 1:
         raise ValueError(
@@ -151,9 +136,9 @@ def check_latent_out(call: Call, out: torch.Tensor) -> None:
             f" {tuple(shape)} {dtype}, the last stride 1"
         )
     steps = [stride for size, stride in zip(shape[:3], out.stride()[:3], strict=True) if size > 1]
-    if any(step > _LARGEST_STEP for step in steps):
+    if any(step > MAX_STRIDE for step in steps):
         raise ValueError(
-            f"out has strides {tuple(out.stride())}: one is above {_LARGEST_STEP}, pass an output"
+            f"out has strides {tuple(out.stride())}: one is above {MAX_STRIDE}, pass an output"
             " with smaller ones"
         )
     if 0 in steps or any(2 * step % _ALIGNMENT for step in steps):

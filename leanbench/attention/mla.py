@@ -1,0 +1,290 @@
+"""Multi-head latent attention: `lean_mla_with_kvcache`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from leanbench.attention.call import (
+    NOT_A_NUMBER,
+    Call,
+    check_types,
+    flag,
+    host_length,
+    short_repr,
+)
+from leanbench.attention.checks import (
+    check_device,
+    check_layouts,
+    check_pages,
+    check_values,
+    reads_values,
+)
+from leanbench.attention.mla_launch import (
+    LatentShapes,
+    as_attention,
+    check_latent,
+    check_latent_out,
+)
+from leanbench.attention.prepared import attend
+from leanbench.attention.run import attend_nothing, check_no_derivatives, is_traced
+from leanbench.core.extras import Extras, fp8_name
+from leanbench.core.kinds import SAME
+from leanbench.kernels.mla import PAGE_TOKENS
+from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
+
+
+def lean_mla_with_kvcache(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor | int | None = None,
+    *,
+    block_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    head_dim_v: int = VALUE_DIM,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    causal: bool = False,
+    return_softmax_lse: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Compute decode attention over a latent cache (MLA) on Hopper GPUs.
+
+    All query heads attend to one row of 576 numbers per token. The row is K; its first 512 numbers
+    are V. Shapes are those of FlashMLA.
+
+    The kernel does not support `q` in fp8, several KV heads, or pages of other than a multiple of
+    64 tokens. Such calls convert `q` to bf16, launch once per KV head, and copy the whole capacity
+    of the sequences: for compatibility, not for speed.
+
+    Empty batches, queries and caches are handled as by `lean_attn_with_kvcache`.
+
+    Args:
+        q: (batch, q_len, q_heads, 576), bf16 or fp16, or fp8 with an fp8 cache. Copied in every
+            call unless positions and heads are contiguous.
+        kv_cache: (batch, tokens, 576) or (batch, tokens, kv_heads, 576); with a `block_table`
+            (pages, page_size, kv_heads, 576) or (pages, page_size, 576). In the dtype of `q`, or
+            all 576 numbers in torch.float8_e4m3fn or float8_e5m2. Fastest with one KV head and a
+            page_size that is a multiple of 64.
+        cache_seqlens: Number of tokens: an int, or (batch,) int32 on the device of `q`. None: all.
+            A sequence of length 0 gets output 0 and LSE -inf.
+        block_table: (batch, pages of a sequence), int32: the number of each page.
+        softmax_scale: Positive; 576 ** -0.5 by default.
+        head_dim_v: 512.
+        q_descale: One number, or (batch, kv_heads), fp32, on the device of `q`: scale of an fp8
+            `q`. Default 1. Ignored unless `q` is fp8.
+        k_descale: Like `q_descale`, positive, for an fp8 `kv_cache` as K and V.
+        causal: True: the last query token sees the whole sequence, each earlier one a token less.
+            False: all query tokens see all tokens.
+        return_softmax_lse: Also return the LSE, (batch, q_heads, q_len), fp32.
+        out: (batch, q_len, q_heads, 512), receives the output; None: a new tensor.
+
+    Raises:
+        NotImplementedError: A tensor requires a gradient or carries a tangent.
+        TypeError: An argument that must be a tensor is not.
+        ValueError: Shapes, dtypes, strides or devices are inconsistent.
+        UserError: The tensors are not on a Hopper GPU, or NVRTC is missing.
+    """
+    check_types(q=q, kv_cache=kv_cache)
+    optional = {"block_table": block_table, "out": out}
+    check_types(**{name: tensor for name, tensor in optional.items() if tensor is not None})
+    if isinstance(head_dim_v, torch.Tensor) or head_dim_v != VALUE_DIM:
+        raise ValueError(f"head_dim_v is {head_dim_v}: only {VALUE_DIM} is supported, pass that")
+    try:
+        scale = None if softmax_scale is None else float(softmax_scale)
+    except NOT_A_NUMBER:
+        scale = math.nan
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(f"softmax_scale is {short_repr(softmax_scale)}: pass a number above 0")
+    if not isinstance(causal, bool):
+        causal = flag("causal", causal, "lean_mla_with_kvcache")
+    if not isinstance(return_softmax_lse, bool):
+        return_softmax_lse = flag("return_softmax_lse", return_softmax_lse, "lean_mla_with_kvcache")
+    cache = kv_cache
+    if block_table is not None and kv_cache.dim() == 3:
+        cache = kv_cache.unsqueeze(2)
+    lengths, length = cache_seqlens, None
+    if not isinstance(lengths, torch.Tensor):
+        lengths, length = None, host_length(cache_seqlens)
+    q_is_fp8, is_fp8 = fp8_name(q.dtype) != SAME, fp8_name(kv_cache.dtype) != SAME
+    call = Call(q, cache, cache, lengths, length, block_table, out, scale, causal, latent=True)
+    if is_fp8 and k_descale is not None:
+        call = call._replace(extras=Extras(k_descale=_checked_scales("k_descale", k_descale, call)))
+    q_scales = None
+    if is_fp8 and q_is_fp8 and q_descale is not None:
+        q_scales = _checked_scales("q_descale", q_descale, call)
+    check_no_derivatives(call, *(() if q_scales is None else (q_scales,)))
+    if is_fp8 and q_is_fp8:
+        call = call._replace(q=_in_bf16(q, q_scales))
+    is_empty = q.numel() == 0 or kv_cache.numel() == 0
+    try:
+        if is_empty and q.shape[-1:] == kv_cache.shape[-1:] == (LATENT_DIM,):
+            result, lse = attend_nothing(as_attention(call), return_softmax_lse)
+        else:
+            result, lse = _attend_by_head(call, return_softmax_lse)
+    except LatentShapes:
+        # Report the tensors as passed, not those of one KV head.
+        raise LatentShapes(q, kv_cache, block_table) from None
+    except RuntimeError:
+        check_layouts(call)
+        raise
+    return result if lse is None else (result, lse)
+
+
+def _group_size(q: torch.Tensor, kv_heads: int) -> int:
+    if q.shape[2] % kv_heads:
+        raise ValueError(
+            f"q has {q.shape[2]} heads, kv_cache {kv_heads}: expected a multiple of those"
+        )
+    return q.shape[2] // kv_heads
+
+
+def _kv_heads(cache: torch.Tensor) -> int:
+    return cache.shape[2] if cache.dim() == 4 else 1
+
+
+def _checked_scales(name: str, scales: Any, call: Call) -> torch.Tensor:
+    """Return scales as (1,) or (batch, kv_heads), with any strides."""
+    if not isinstance(scales, torch.Tensor):
+        raise ValueError(
+            f"{name} is {scales!r}, on the host: pass a torch.float32 tensor of one number on the"
+            " device of q"
+        )
+    check_device(name, scales, call.q)
+    shape = (*call.q.shape[:1], _kv_heads(call.k_cache))
+    fits = scales.dim() == 2 and all(
+        size in (1, full) for size, full in zip(scales.shape, shape, strict=False)
+    )
+    if scales.dtype != torch.float32 or not (scales.numel() == 1 or fits):
+        raise ValueError(
+            f"{name} is {tuple(scales.shape)} {scales.dtype}: expected one number, or {shape}, in"
+            " torch.float32"
+        )
+    if scales.numel() == 1:
+        return scales if scales.dim() == 1 else scales.reshape(1)
+    return scales.expand(shape)
+
+
+def _in_bf16(q: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    """Convert an fp8 `q`, multiplied by the scales of its KV heads."""
+    # Other shapes than (batch, q_len, q_heads, head_dim) are rejected later.
+    if scales is None or (scales.dim() == 2 and q.dim() != 4):
+        return q.to(torch.bfloat16)
+    if scales.dim() == 2:
+        group = _group_size(q, scales.shape[1])
+        scales = scales.repeat_interleave(group, dim=1)[:, None, :, None]
+    return (q.float() * scales).to(torch.bfloat16)
+
+
+def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Launch once per KV head."""
+    q, cache = call.q, call.k_cache
+    kv_heads = _kv_heads(cache)
+    if kv_heads < 2 or q.dim() != 4:
+        return _attend(_with_supported_pages(call), with_lse)
+    if cache.shape[3] != LATENT_DIM:
+        raise LatentShapes(q, cache, call.block_table)
+    group = _group_size(q, kv_heads)
+    is_copied = call.block_table is not None and cache.shape[1] % PAGE_TOKENS
+    if not is_copied and cache.element_size() * cache.stride(2) % 16:
+        raise ValueError(
+            "kv_cache steps by no multiple of 16 bytes from head to head: pass an aligned tensor"
+        )
+    out = call.out
+    if out is None:
+        out = q.new_empty((*q.shape[:3], VALUE_DIM))
+    else:
+        check_latent_out(call, out)
+    lses = []
+    for head in range(kv_heads):
+        heads = slice(head * group, (head + 1) * group)
+        # The kernel reads positions and heads as one dimension.
+        rows = q[:, :, heads].contiguous() if q.shape[1] > 1 else q[:, :, heads]
+        latent = cache[:, :, head : head + 1]
+        one = call._replace(q=rows, k_cache=latent, v_cache=latent, out=out[:, :, heads])
+        scale = call.all_extras.k_descale
+        if scale is not None and scale.dim() == 2:
+            one = one._replace(extras=Extras(k_descale=scale[:, head : head + 1]))
+        lses.append(_attend(_with_supported_pages(one), with_lse)[1])
+    return out, torch.cat(lses, dim=1) if with_lse else None
+
+
+def _with_supported_pages(call: Call) -> Call:
+    """Copy pages of an unsupported size into a contiguous cache."""
+    cache, table = call.k_cache, call.block_table
+    if table is None or cache.dim() != 4 or cache.shape[1] % PAGE_TOKENS == 0 or 0 in cache.shape:
+        return call
+    if fp8_name(cache.dtype) == SAME and cache.element_size() != 2:
+        # An unsupported dtype, rejected later.
+        return call
+    check_pages(table, call.q, call.q.shape[0])
+    if not is_traced(call.q, cache, cache) and reads_values(cache):
+        check_values(call)
+    # Entries past the end of a sequence are arbitrary.
+    pages = table.clamp(0, cache.shape[0] - 1)
+    # As integers: torch does not index every fp8 dtype.
+    whole = cache.view(torch.int8 if cache.element_size() == 1 else torch.int16)[pages]
+    whole = whole.view(cache.dtype).flatten(1, 2)
+    return call._replace(k_cache=whole, v_cache=whole, block_table=None)
+
+
+def _attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if not is_traced(call.q, call.k_cache, call.k_cache):
+        return attend(call, with_lse)
+    check_layouts(call)
+    result, lse = torch.ops.leanbench.lean_mla_with_kvcache.default(
+        call.q,
+        call.k_cache,
+        call.cache_seqlens,
+        call.length,
+        call.block_table,
+        call.softmax_scale,
+        call.causal,
+        call.all_extras.k_descale,
+    )
+    if call.out is not None:
+        check_latent_out(call, call.out)
+        result = call.out.copy_(result)
+    return result, lse if with_lse else None
+
+
+def _operator_call(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor | None,
+    length: int | None,
+    block_table: torch.Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    k_descale: torch.Tensor | None,
+) -> Call:
+    extras = None if k_descale is None else Extras(k_descale=k_descale)
+    fields = (q, kv_cache, kv_cache, cache_seqlens, length, block_table, None, softmax_scale)
+    return Call(*fields, causal, extras=extras, latent=True)
+
+
+def _operator(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = attend(_operator_call(*arguments), with_lse=True)
+    assert lse is not None
+    return out, lse
+
+
+def _shapes(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _operator_call(*arguments)
+    check_latent(call)
+    call = as_attention(call)
+    q = call.q
+    return q.new_empty(call.out_shape), q.new_empty(call.lse_shape, dtype=torch.float32)
+
+
+_LIBRARY = torch.library.Library("leanbench", "FRAGMENT")
+_LIBRARY.define(
+    "lean_mla_with_kvcache(Tensor q, Tensor kv_cache, Tensor? cache_seqlens, SymInt? length,"
+    " Tensor? block_table, float? softmax_scale, bool causal,"
+    " Tensor? k_descale) -> (Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_LIBRARY.impl("lean_mla_with_kvcache", _operator, "CompositeExplicitAutograd")
+torch.library.register_fake("leanbench::lean_mla_with_kvcache", _shapes, lib=_LIBRARY)
