@@ -29,12 +29,13 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
 from leanbench.core.quantities import TIMED
 from leanbench.core.registry import kernels
+from leanbench.core.syntax import short_count
 from leanbench.model.calibration import SHIPPED as CALIBRATIONS
 from leanbench.model.calibration import Calibration, read_calibration
-from leanbench.model.claim import OWN
+from leanbench.paper.claim import OWN
+from leanbench.paper.measured import claims_of_runs
 from leanbench.records.reading import Run, read_run
 from leanbench.records.row import Row
-from leanbench.report.facts.measured_claims import claims_of_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "reports"
@@ -109,7 +110,7 @@ class Problem:
         problem = self.problem
         if problem.is_ragged:
             return f"{problem.total_context / problem.batch:,.0f} (mean)"
-        return _tokens(problem.max_context)
+        return short_count(problem.max_context)
 
     @property
     def kind(self) -> str:
@@ -408,13 +409,6 @@ def log_line(*logs: str) -> str:
         parts.setdefault(provenance, []).append(f"[{log}]({{reports}}/{log})")
     lines = [f"{', '.join(links)}: {provenance}" for provenance, links in parts.items()]
     return f"Log{'s' if len(logs) > 1 else ''}: {'; '.join(lines)}."
-
-
-def _tokens(tokens: int) -> str:
-    for suffix, size in (("M", 1024**2), ("k", 1024)):
-        if tokens % size == 0:
-            return f"{tokens // size}{suffix}"
-    return f"{tokens}"
 
 
 def rendered(template: Path) -> str:

@@ -60,15 +60,15 @@ def trace(
     format_: Annotated[
         str,
         typer.Option(
-            "--format", metavar="LIST", help="html,svg,json; json is for https://ui.perfetto.dev."
+            "--format", metavar="LIST", help="html,json; json is for https://ui.perfetto.dev."
         ),
-    ] = "html,svg,json",
+    ] = "html,json",
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No picture in the terminal.")
     ] = False,
 ) -> None:
-    """Show what every CTA of a kernel did and when: in the terminal, as HTML, as SVG and as a
-    Perfetto trace.
+    """Show what every CTA of a kernel did and when: in the terminal, as HTML and as a Perfetto
+    trace.
 
     PROBLEM is words in any order: h query heads or query/KV heads, n context, d head_dim; b batch,
     bf16 and NHD where they are not 1, fp16 and HND; `leanbench list axes` has all letters. k is

@@ -39,7 +39,7 @@ from leanbench.records.row import SCHEMA_VERSION, Row, read_row
 from leanbench.records.samples import Samples, pack, read_samples, whole_length
 from leanbench.report import write_report
 from leanbench.report.compare.core import compare
-from leanbench.report.compare.data import json_text
+from leanbench.report.compare.document import json_text
 from leanbench.run.cells import expand
 from leanbench.run.sweep_file import load_sweep
 

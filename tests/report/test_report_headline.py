@@ -5,18 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import WriteRun, measured_rows, problem, row, row_with_all_fields
+from example_runs import WriteRun, measured_rows, problem, row
 
 from leanbench.core.errors import UserError
 from leanbench.model import known_error, short_error
 from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
 from leanbench.report.document import Sentences, Table
-from leanbench.report.facts.head import banner_section
-from leanbench.report.facts.headline import FEW_RUNS, caveats, headline, near, overview_of, title
-from leanbench.report.facts.outcome import summary_section
-from leanbench.report.facts.results import Part, Results
-from leanbench.report.facts.winners import Winner, Winners, winners
+from leanbench.report.facts.headline import (
+    FEW_RUNS,
+    banner_section,
+    caveats,
+    headline,
+    near,
+    overview_of,
+    summary_section,
+    title,
+)
+from leanbench.report.facts.results import Part, Results, Winner, Winners, winners
 from leanbench.report.frame import results_frame
 
 
@@ -49,24 +55,6 @@ def test_winners_are_counted_with_ties(write_run: WriteRun) -> None:
     assert winners(frame) == Winners(4, 2, (lean, fa2))
 
 
-def test_headline_says_who_wins_by_how_much_and_with_what_caveats(write_run: WriteRun) -> None:
-    [sentences] = sentences_of(write_run(measured_rows()))
-    assert sentences == {
-        "Fastest": (
-            "fixed_split is the fastest, or within 1% of it, on 2 of 2 problems, ahead of all"
-            " others on 1."
-        ),
-        "By how much": (
-            "lean is 0.71× as fast as the fastest other kernel (geometric mean); at worst 0.50× "
-            "(context 64k, batch 1), at best 1.00× (context 1k, batch 1)."
-        ),
-        "Note": (
-            "Rows that were timed with noise count, 1 of 9. 2 of 9 rows are excluded: 1"
-            " crashed, 1 unsupported."
-        ),
-    }
-
-
 def test_the_bound_of_whole_models_has_won_nothing(write_run: WriteRun) -> None:
     """It is in no verdict, as the fastest or as another kernel, nor the kernel to compare with."""
     rows = [
@@ -89,21 +77,6 @@ def test_the_bound_of_whole_models_has_won_nothing(write_run: WriteRun) -> None:
     assert sentences_of(write_run(rows[:2], folder="lean-alone")) == [{}]
     without_lean = results_frame(read_run(write_run([rows[0], rows[2]], folder="without")))
     assert {*without_lean["baseline"]} == {"fa2"}
-
-
-def test_headline_of_energy_and_warnings(write_run: WriteRun) -> None:
-    rows = [
-        row_with_all_fields(problem(), "lean", 10.0),
-        row_with_all_fields(problem(), "fa2", 15.0, warnings=["a", "b"]),
-    ]
-    assert sentences_of(write_run(rows)) == [
-        {
-            "Fastest": "lean.",
-            "By how much": "lean is 1.50× as fast as the fastest other kernel.",
-            "Energy": "Per launch, fa2 takes 1.50× the energy of lean.",
-            "Note": "1 row has a warning.",
-        }
-    ]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
 from leanbench.report.facts.results import Results
 from leanbench.report.facts.side_by_side import SideBySide, side_by_side, sides_of
-from leanbench.report.facts.summary import summaries
-from leanbench.report.frame import results_frame
-from leanbench.report.page.data import page_data
+from leanbench.report.html import page_data
 
 
 def side_by_side_of(directories: Iterable[Path]) -> list[SideBySide]:
@@ -51,12 +49,10 @@ def test_no_statistic_spans_two_runs(write_run: WriteRun) -> None:
             "b": [("lean", 1.0), ("fa2", 4.0)],
         }.items()
     ]
-    frame = results_frame(*read_runs(directories))
-    assert [(summary.run, summary.speedups["fa2"].geomean) for summary in summaries(frame)] == [
-        ("a", 2.0),
-        ("b", 4.0),
-    ]
-    assert frame["speedup"].dropna().tolist() == [2.0, 4.0]
+    results = Results(read_runs(directories))
+    summaries = [part.summary for part in results.parts]
+    assert [(of.run, of.speedups["fa2"].geomean) for of in summaries] == [("a", 2.0), ("b", 4.0)]
+    assert results.frame["speedup"].dropna().tolist() == [2.0, 4.0]
     assert [side.name for side in sides_of(read_runs(directories))] == ["a", "b"]
 
 

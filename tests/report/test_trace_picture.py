@@ -13,12 +13,12 @@ from leanbench.report.trace.picture import (
     TILE_COLORS,
     Mark,
     Panel,
+    figure_words,
     merge_short,
     merge_to,
     ticks,
     union,
 )
-from leanbench.report.trace.words import figure_words
 
 
 def test_rows_are_sms_in_the_order_of_their_first_cta() -> None:
