@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 from example_runs import HOSTILE, manifest, problem, row, row_with_all_fields
 
 from leanbench.core.axes import AXES
@@ -37,7 +38,14 @@ def flags_of(command: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("directory", REFERENCE_RUNS, ids=lambda path: "/".join(path.parts[1:]))
+@pytest.mark.parametrize(
+    "directory",
+    [
+        *REFERENCE_RUNS[::5],
+        *(deep(run) for run in REFERENCE_RUNS if run not in REFERENCE_RUNS[::5]),
+    ],
+    ids=lambda path: "/".join(path.parts[1:]),
+)
 def test_every_reference_row_can_be_repeated(directory: Path) -> None:
     run = read_run(directory)
     # A kernel that was there for one run alone cannot be asked for; of a long run, some 50 rows.

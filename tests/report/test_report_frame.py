@@ -245,42 +245,33 @@ def test_a_noisy_rival_is_a_rival(write_run: WriteRun, noisy: set[str]) -> None:
     assert summary.winners.kernels[0] == Winner("lean", 1, 1, "")
 
 
-def test_measured_and_predicted_are_never_mixed(write_run: WriteRun) -> None:
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("source", ("measured", "predicted")),
+        ("cache", ("cold", "warm")),
+        ("environment", ("a", "b")),
+    ],
+)
+def test_no_statistic_spans_two(write_run: WriteRun, field: str, values: tuple[str, str]) -> None:
+    first, second = ({field: value} for value in values)
     rows = [
-        row(problem(), "lean", 10.0),
-        row(problem(), "fa2", 20.0),
-        row(problem(), "lean", 1.0, source="predicted"),
-        row(problem(), "fa2", 5.0, source="predicted"),
+        row(problem(), "lean", 10.0, energy_mj=10.0, **first),
+        row(problem(), "fa2", 20.0, energy_mj=20.0, **first),
+        row(problem(), "lean", 1.0, energy_mj=1.0, **second),
+        row(problem(), "fa2", 5.0, energy_mj=5.0, **second),
+        row(problem(4096), "lean", 3.0, **second),
+        row(problem(4096), "fa2", 30.0, **first),
     ]
-    results = results_of(write_run(rows))
-    frame = results.frame
-    assert [(s.source, s.speedups["fa2"].geomean) for s in summaries(results)] == [
-        ("measured", pytest.approx(2.0)),
-        ("predicted", pytest.approx(5.0)),
-    ]
-    assert frame["speedup"].dropna().tolist() == [2.0, 5.0]
-
-
-def test_cold_and_warm_are_never_mixed(write_run: WriteRun) -> None:
-    rows = [
-        row_with_all_fields(problem(), "lean", 10.0),
-        row_with_all_fields(problem(), "fa2", 20.0),
-        row_with_all_fields(problem(), "lean", 1.0, cache="warm"),
-        row_with_all_fields(problem(), "fa2", 5.0, cache="warm"),
-        row_with_all_fields(problem(4096), "lean", 3.0, cache="warm"),
-        row_with_all_fields(problem(4096), "fa2", 30.0),
-    ]
-    results = results_of(write_run(rows))
-    frame = results.frame
-    figures = [
-        (s.cache, [(r.geomean, r.problems) for r in s.speedups.values()], s.energies["fa2"].geomean)
-        for s in summaries(results)
-    ]
-    assert figures == [
-        ("cold", [(pytest.approx(2.0), 1)], pytest.approx(2.0)),
-        ("warm", [(pytest.approx(5.0), 1)], pytest.approx(5.0)),
-    ]
-    assert frame["speedup"].dropna().tolist() == [2.0, 5.0]
+    environments = {key: {"gpu_product": key.upper()} for key in ("a", "b", "env0")}
+    results = results_of(write_run(rows, environments=environments))
+    for ratios in ("speedups", "energies"):
+        of_fa2 = [getattr(summary, ratios)["fa2"] for summary in summaries(results)]
+        assert [(r.geomean, r.problems) for r in of_fa2] == [
+            (pytest.approx(2.0), 1),
+            (pytest.approx(5.0), 1),
+        ]
+    assert results.frame["speedup"].dropna().tolist() == [2.0, 5.0]
 
 
 def test_derived_columns(write_run: WriteRun) -> None:
@@ -382,18 +373,6 @@ def test_sentences_and_empty_lists_in_the_csv(write_run: WriteRun) -> None:
     frame = frame_of(write_run(rows))
     assert frame.to_csv().count("one thing; another") == 1
     assert frame["warnings"].isna().tolist() == [False, True]
-
-
-def test_two_gpus_are_never_mixed(write_run: WriteRun) -> None:
-    environments = {"a": {"gpu_product": "A"}, "b": {"gpu_product": "B"}}
-    rows = [
-        row(problem(), "lean", 10.0, environment="a"),
-        row(problem(), "fa2", 20.0, environment="b"),
-    ]
-    results = results_of(write_run(rows, environments=environments))
-    frame = results.frame
-    assert frame["gpu"].tolist() == ["A", "B"]
-    assert all(not summary.speedups for summary in summaries(results))
 
 
 def test_ragged_batches_of_equal_sums_are_different_problems(write_run: WriteRun) -> None:
