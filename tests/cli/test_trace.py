@@ -146,7 +146,7 @@ def test_with_a_gpu_it_measures(monkeypatch):
     assert result.stdout.startswith("b1 h8 n4096 d64 fp16 HND, measured on NVIDIA H200\n")
     assert "latency with events 1.020x" in result.stdout
     path = Path(result.stdout.splitlines()[-1])
-    assert "Measured on NVIDIA H200" in path.read_text(encoding="utf-8")
+    assert "measured on NVIDIA H200" in path.read_text(encoding="utf-8")
     manifest = json.loads((path.parent / "trace-manifest.json").read_text(encoding="utf-8"))
     assert (manifest["source"], manifest["gpu"]["name"], manifest["problem"]["context"]) == (
         "measured",

@@ -1,6 +1,4 @@
-"""Pairing, verdicts and statistics of two runs whose samples are chosen so that every figure is
-known by hand.
-"""
+"""Pairing, verdicts and statistics of two runs with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -329,7 +327,7 @@ def test_warm_and_cold_never_pair_and_never_share_a_statistic(tmp_path):
 
 
 def test_a_row_that_failed_before_it_chose_settings_is_paired(tmp_path):
-    """Its config_choice is null; the run knows what was asked."""
+    """Its config_choice is null; the run's manifest has the request."""
     base = run_of(tmp_path / "base", {(SHORT, "lean"): spread(10.0)}, configs="best")
     new = write_run(tmp_path / "new", [row(SHORT, status="crashed", reason="died")], configs="best")
     comparison = compare(str(base), str(new), margin=MARGIN)
@@ -528,7 +526,7 @@ def test_a_difference_within_the_model_s_error_is_none(tmp_path, new_us, verdict
     comparison = compare(str(runs[0]), str(runs[1]), margin=MARGIN)
     assert comparison.margin.is_model_error
     assert [pair.verdict for pair in comparison.pairs] == [verdict]
-    # A wider margin that was asked for is kept.
+    # A wider margin is kept.
     assert compare(str(runs[0]), str(runs[1]), margin=0.2).margin == Margin(0.2)
 
 

@@ -102,7 +102,7 @@ def test_occupancy_is_the_sms_where_it_was_measured_and_the_schedules_in_a_predi
         write_run([{**row, "source": "predicted"} for row in rows], folder="predicted")
     )[name]
     assert (predicted.words, predicted.verdict) == ("90%", "more")
-    # A run without --occupancy says nothing of the SMs.
+    # A run without --occupancy has no SM busy share.
     without = claims_of(
         write_run([{**row, "sm_busy_share": None} for row in rows], folder="without")
     )[name]
@@ -290,7 +290,7 @@ def test_a_claim_is_evaluated_with_each_baseline_that_was_measured(write_run: Wr
     # Of the two pairs one alone is whole: there is no fixed_split.
     [of_both] = [outcome for outcome in outcomes if outcome.claim.words == "FD over FA2 at 512k"]
     assert (of_both.baselines.fd, value(of_both)) == ("torch_flash", pytest.approx(500 / 120))
-    # A claim that nobody measured is there once.
+    # A claim that was not measured appears once.
     [none] = [outcome for outcome in outcomes if outcome.claim.words == "LA over FA2 at 64 heads"]
     assert (none.baselines.fa2, none.figure) == ("fa2", None)
 

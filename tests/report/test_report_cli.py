@@ -93,7 +93,7 @@ def test_the_command_says_that_a_run_lacks_cells(
 ) -> None:
     directory = write_run([row(problem(), "lean", 10.0)], cells=["a", "b", "c"])
     write_report(directory, directory)
-    # A sweep has said it.
+    # A sweep has printed it.
     assert not caplog.messages
     assert CliRunner().invoke(app, [str(directory)]).exit_code == 0
     [said] = caplog.messages

@@ -48,7 +48,7 @@ def flags_of(command: str) -> dict[str, str]:
 )
 def test_every_reference_row_can_be_repeated(directory: Path) -> None:
     run = read_run(directory)
-    # A kernel that was there for one run alone cannot be asked for; of a long run, some 50 rows.
+    # Kernels of one run alone cannot be named. Some 50 rows of a long run are enough.
     known = [result for result in run.results if result[0].kernel in kernels()]
     assert known
     for taken, shape in known[:: 1 + len(known) // 50]:

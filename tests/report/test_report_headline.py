@@ -212,7 +212,7 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
     rows = [row(problem(1024), "lean", 10.0), row(problem(1024), "fa2", 30.0)]
     runs.append(write_run([{**row, "source": "predicted"} for row in rows], folder="told"))
     runs.append(write_run([row(problem(1024), "fa2", 30.0, cache="warm")], folder="warm"))
-    # Lean is no kernel of this run: it is told apart, with a baseline of its own.
+    # A run without lean has another baseline.
     runs.append(
         write_run(
             [row(problem(1024), name, 30.0) for name in ("fa2", "fixed_split")], folder="without"
@@ -264,7 +264,7 @@ def test_the_overview_holds_each_run_against_others_and_against_libraries(
     verdict, of_overview = summary_section(Results(read_runs(runs))).blocks[:2]
     assert isinstance(verdict, Sentences)
     assert isinstance(of_overview, Table)
-    # Libraries and all other kernels stand apart.
+    # Libraries and other kernels have separate sentences.
     assert [(item.name, str(item.words).split(". ")[1:]) for item in verdict.items] == [
         (
             "lean",

@@ -266,7 +266,7 @@ def test_several_runs_begin_with_their_sentences(write_run: WriteRun, tmp_path: 
     )
     assert header.count("driver 580.1 · torch 2.11.0 · triton 3.6.0") == 1
     summary = text_of(html, '<section id="summary"', '<section id="charts"')
-    # In the words that tell a run's own problems apart.
+    # Labels are short for the problems of each run.
     assert (
         "at worst 1.91× (context 2k), at best 2.00× (context 1k). Figures of r0 lean over fa2"
         in summary

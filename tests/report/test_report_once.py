@@ -1,4 +1,4 @@
-"""What a report says once, and what it leaves out because it says nothing."""
+"""Facts that a report states once, and facts that it omits."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_without_a_timed_row_there_is_no_picture(write_run: WriteRun) -> None:
 def test_runs_of_one_name_are_told_apart_by_the_ends_of_their_paths(write_run: WriteRun) -> None:
     directories = [write_run(measured_rows(), folder=folder) for folder in ("x", "y")]
     assert [run.name for run in read_runs(directories)] == ["x", "y"]
-    # x is there already, and a run of another name is x, too.
+    # The name x is taken.
     (directories[0].parent / "z").mkdir()
     deeper = write_run(measured_rows(), folder="z/x")
     other = write_run(measured_rows(), folder="other", name="x")

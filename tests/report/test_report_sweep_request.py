@@ -1,4 +1,4 @@
-"""What a sweep asked for, as a report says it."""
+"""Sweeps in a report."""
 
 from __future__ import annotations
 
