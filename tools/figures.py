@@ -1,15 +1,17 @@
-"""Render the documents that hold figures from their templates and the published runs.
+"""Render documents with figures, and pictures, from their templates and the published runs.
 
     python tools/figures.py            # exit 1 if a document is not what its template makes
     python tools/figures.py --write    # write the documents
 
-`docs/results.md.j2` makes `docs/results.md`. A template calls `runs("h200/peers", ...)` and writes
-what it offers: `Figures`, `Ratios` and the filters of `FORMATS`. Other tables come from `axes`,
-`calibration`, `claims`, `libraries`, `tuned_gains`, `host_times`, and logs from `table`.
+`docs/results.md.j2` makes `docs/results.md`, `reports/h200/serving.svg.j2` a picture. A template
+calls `runs("h200/peers", ...)` and writes what it offers: `Figures`, `Ratios` and the filters of
+`FORMATS`. Other tables come from `axes`, `calibration`, `claims`, `libraries`, `tuned_gains`,
+`host_times`, and logs from `table`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -422,6 +424,7 @@ def rendered(template: Path) -> str:
         extensions=["jinja2.ext.do"],
     )
     environment.filters.update({name: _or_empty(write) for name, write in FORMATS.items()})
+    environment.filters["log10"] = math.log10
     environment.globals.update(
         log_line=log_line,
         runs=runs,
@@ -444,7 +447,8 @@ def _or_empty(write: Callable[[float], str]) -> Callable[[float | None], str]:
 
 
 def templates() -> Iterable[Path]:
-    return sorted([*ROOT.glob("*.md.j2"), *(ROOT / "docs").glob("*.md.j2")])
+    pictures = (ROOT / "reports").glob("*/*.svg.j2")
+    return sorted([*ROOT.glob("*.md.j2"), *(ROOT / "docs").glob("*.md.j2"), *pictures])
 
 
 def main(words: Sequence[str]) -> int:
