@@ -55,8 +55,6 @@ class Winners:
     """Fastest kernels over the problems that several kernels ran."""
 
     problems: int
-    #: Problems on which several kernels are the fastest within the margin.
-    ties: int
     #: Kernels that ran one of the problems, most `near` first.
     kernels: tuple[Winner, ...]
 
@@ -258,7 +256,7 @@ def winners(rows: DataFrame, margin: Margin = MEASURED) -> Winners | None:
             at = narrower_words(where(compared, compared["problem"].isin(labels)), compared)
             counted.append(Winner(kernel, near[kernel].tolist().count(True), len(labels), at))
     counted.sort(key=lambda winner: (-winner.near, -winner.alone))
-    return Winners(len(table), len(table) - len(alone), tuple(counted))
+    return Winners(len(table), tuple(counted))
 
 
 def _problems(table: DataFrame | Series) -> list[str]:
