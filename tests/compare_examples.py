@@ -100,7 +100,7 @@ def write_run(
                 rounds=list(range(count)),
                 sm_clock_mhz=[1980] * count,
             )
-            run.append(row, samples if us else None)
+            run.append(Row.model_validate(row), samples if us else None)
     return path
 
 

@@ -1,19 +1,21 @@
-"""Rows of a run directory."""
+"""Rows as the run directory holds them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from leanbench.cli.sweep_tables import show_ending
+from leanbench.cli.sweep_run import show_ending
 from leanbench.core.problem import AttentionProblem
+from leanbench.records.directory import RunDirectory
 from leanbench.records.reading import Run
 from leanbench.records.row import SCHEMA_VERSION, Row
 
 
-def row(cell: str, **fields: Any) -> dict[str, Any]:
-    """Return a row of `cell` with every field, as read from a file."""
+def row(cell: str, **fields: Any) -> Row:
+    """Return a row of `cell` with defaults for what every row has."""
     problem = AttentionProblem(1, 8, 8, 1024, 64)
     shared = {
         "problem": problem.to_dict(),
@@ -29,18 +31,19 @@ def row(cell: str, **fields: Any) -> dict[str, Any]:
         "time": "2026-01-02T03:04:05",
         "environment": "e",
     }
-    return Row.model_validate({"cell": cell, **shared, **taken, **fields}).model_dump(mode="json")
+    return Row.model_validate({"cell": cell, **shared, **taken, **fields})
+
+
+def opened(run: AbstractContextManager[RunDirectory]) -> set[str]:
+    """Open and close a run. Return the cells that have a row."""
+    with run as directory:
+        return directory.finished
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the final output of a sweep.
-
-    Rows need a problem, a kernel, a source and a status.
-    """
-    written = [row(f"c{number}", **fields) for number, fields in enumerate(rows)]
-    results = [(Row.model_validate(fields), _problem(fields)) for fields in written]
+    """Print what a sweep ends with. Rows need a problem, a kernel, a source and a status."""
+    results = [
+        (row(f"c{number}", **fields), AttentionProblem.from_dict(fields["problem"]))
+        for number, fields in enumerate(rows)
+    ]
     show_ending(Run(Path("runs/example"), {"schema_version": SCHEMA_VERSION}, tuple(results)))
-
-
-def _problem(fields: Mapping[str, Any]) -> AttentionProblem:
-    return AttentionProblem.from_dict(fields["problem"])

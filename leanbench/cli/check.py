@@ -1,4 +1,4 @@
-"""`leanbench check`: are the kernels right on this machine?"""
+"""`leanbench check`: compare the kernels with the fp64 reference on this machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names
-from leanbench.cli.interruption import signal_of
-from leanbench.core.errors import UserError
+from leanbench.cli.options import option, switch
+from leanbench.core.errors import InvalidValue, OptionWithoutEffect, Reason, UserError
 
 if TYPE_CHECKING:
-    import signal
     from concurrent.futures import Future
 
     from leanbench.check.grid import CaseResult, CheckCase
@@ -25,102 +24,84 @@ if TYPE_CHECKING:
     from leanbench.gpu.local import Target
 
 _DEFAULT_KERNELS = "lean,fa2,fixed_split"
-#: What a pool of processes holds on every system.
+#: Maximum size of a process pool on every system.
 _MOST_JOBS = 1024
 
 
 def check(
     kernels: Annotated[
         str,
-        typer.Option(
+        option(
             "--kernels",
-            metavar="LIST",
-            help="Kernels to check, separated by commas.",
+            "LIST",
+            "Kernels to check, separated by commas.",
             autocompletion=kernel_names,
         ),
     ] = _DEFAULT_KERNELS,
     jobs: Annotated[
         int,
-        typer.Option(
+        option(
             "--jobs",
-            metavar="N",
-            help="Processes; most of the time goes into compiling. 0: one per CPU, at most 12 (4 in"
-            " the interpreter).",
+            "N",
+            "Processes; most of the time goes into compiling. 0: one per CPU, at most 12 (4"
+            " in the interpreter).",
         ),
     ] = 0,
     fuzz: Annotated[
         int,
-        typer.Option(
+        option(
             "--fuzz",
-            metavar="N",
-            help="Check this many random problems instead of the grid; in the interpreter plain"
+            "N",
+            "Check this many random problems instead of the grid; in the interpreter plain"
             " ones of up to 150 tokens.",
         ),
     ] = 0,
     seed: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--seed",
-            metavar="N",
-            help="Seed of the random problems; inputs are drawn afresh whatever it is.",
+            "N",
+            "Seed of the random problems; inputs are drawn afresh whatever it is.",
             show_default="0",
         ),
     ] = None,
-    limit: Annotated[
-        int,
-        typer.Option("--limit", metavar="N", help="Stop after this many problems; 0 runs all."),
-    ] = 0,
+    limit: Annotated[int, option("--limit", "N", "Stop after this many problems; 0 runs all.")] = 0,
     interpreter: Annotated[
-        bool,
-        typer.Option(
-            "--interpreter", help="Use Triton's interpreter on the CPU even if there is a GPU."
-        ),
+        bool, switch("--interpreter", "Use Triton's interpreter on the CPU even if there is a GPU.")
     ] = False,
 ) -> None:
     """Compare every kernel with the fp64 reference over a grid of problems: on the GPU, or in
     Triton's interpreter.
 
-    Inputs are drawn afresh, outputs are poisoned with NaN first, and so is what no sequence has in
-    the cache; lengths on the device may be below 0 or past it. Every problem runs twice: the bits
+    Inputs are drawn afresh. Outputs and unused parts of the cache are poisoned with NaN first;
+    lengths on the device may be below 0 or past the cache. Every problem runs twice: the bits
     must agree. Exits with 1 if anything is wrong, or a kernel supports none of the problems.
     """
     from leanbench.check.fuzz import MOST_CASES, fuzz_cases
     from leanbench.check.grid import gpu_cases, interpreter_cases
-    from leanbench.check.interpreter import refuse_libraries, skipped_cuda
+    from leanbench.check.interpreter import refuse_cuda, refuse_libraries, skipped_cuda
     from leanbench.configs.fingerprint import settings_hash
     from leanbench.core.registry import kernel
-    from leanbench.core.syntax import check_seed
+    from leanbench.core.syntax import check_seed, parse_names
     from leanbench.gpu.local import choose
     from leanbench.records.environment import kernels_hash
 
-    names = tuple(dict.fromkeys(name.strip() for name in kernels.split(",")))
-    if "" in names:
-        raise UserError(
-            f"--kernels {kernels!r} has an empty entry: separate names by single commas, as in"
-            " lean,fa2"
-        )
+    names = parse_names("--kernels", kernels)
     for name in names:
         kernel(name)
-    for option, value, meaning in (
-        ("--limit", limit, "all problems"),
-        ("--jobs", jobs, "as many as fit the CPU"),
-        ("--fuzz", fuzz, "the grid"),
+    for flag, value, most, zero in (
+        ("--limit", limit, None, "checks all problems"),
+        ("--jobs", jobs, _MOST_JOBS, "uses the CPUs"),
+        ("--fuzz", fuzz, MOST_CASES, "checks the grid"),
     ):
         if value < 0:
-            raise UserError(
-                f"{option} {value} is negative: give 0 for {meaning}, or a number above"
-            )
+            raise InvalidValue(flag, value, Reason.BELOW_MINIMUM, f"0 {zero}", 0)
+        if most is not None and value > most:
+            raise InvalidValue(flag, value, Reason.ABOVE_MAXIMUM, "choose fewer", most)
     if seed is not None:
         check_seed("--seed", seed)
         if not fuzz:
-            raise UserError(
-                f"--seed {seed} without --fuzz says nothing, the grid is always the same: leave it"
-                " out, or say how many random problems to check, such as --fuzz 100"
-            )
-    if jobs > _MOST_JOBS:
-        raise UserError(f"--jobs {jobs} is above the limit of {_MOST_JOBS}: choose fewer")
-    if fuzz > MOST_CASES:
-        raise UserError(f"--fuzz {fuzz} is above the limit of {MOST_CASES}: run several seeds")
+            raise OptionWithoutEffect(f"--seed {seed}", "--fuzz", "the grid is fixed")
     output.say_kernel_warnings()
     target = choose(None, require_gpu=False)
     on_gpu = target.local_index is not None and not interpreter
@@ -131,7 +112,10 @@ def check(
     if limit:
         cases = cases[:limit]
     if not on_gpu:
-        _use_interpreter(names, target)
+        refuse_cuda(names, *_why_no_gpu(target))
+        # Triton reads it when a worker imports it.
+        os.environ["TRITON_INTERPRET"] = "1"
+        _check_interpreter()
     for name in names:
         if missing := kernel(name).unavailable_reason():
             raise UserError(missing)
@@ -147,15 +131,12 @@ def check(
     if not on_gpu and (skipped := skipped_cuda(names)) is not None:
         output.show(skipped)
     jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
-    results, checked, stopped_by = _run(names, cases, target.spec, device, jobs)
-    if stopped_by is not None:
+    results, checked, interrupt = _run(names, cases, target.spec, device, jobs)
+    if interrupt is not None:
         if results:
             _print_summary(results, checked)
-        output.say(
-            f"Stopped by {stopped_by.name}: {checked} of {output.counted(len(cases), 'problem')}"
-            " checked."
-        )
-        raise typer.Exit(128 + stopped_by)
+        output.say(f"{checked} of {output.counted(len(cases), 'problem')} checked.")
+        raise interrupt
     ran = {result.kernel for result in results}
     unchecked = [name for name in names if name not in ran]
     if results:
@@ -171,31 +152,15 @@ def check(
         raise typer.Exit(1)
 
 
-def _use_interpreter(names: tuple[str, ...], target: Target) -> None:
-    """Has every worker run Triton's interpreter.
-
-    Raises:
-        UserError: a kernel needs a GPU, or the interpreter does not work here.
-    """
-    from leanbench.check.interpreter import refuse_cuda
-
-    refuse_cuda(names, *_why_no_gpu(target))
-    # Before any worker imports triton: that is when it decides.
-    os.environ["TRITON_INTERPRET"] = "1"
-    _refuse_broken_interpreter()
-
-
 def _why_no_gpu(target: Target) -> tuple[str, str]:
-    """Why the interpreter runs, as a clause, and what would have a GPU run."""
+    """Return why the interpreter runs, as a clause, and how to run on a GPU instead."""
     if target.local_index is None:
         return target.note or "there is none here", "use a machine with a GPU"
     return "--interpreter does without", "leave --interpreter out"
 
 
-def _refuse_broken_interpreter() -> None:
-    """Triton 3.6's interpreter turns one-element arrays into numbers, which numpy 2.4 no longer
-    does.
-    """
+def _check_interpreter() -> None:
+    """Reject Triton 3.6's interpreter with numpy 2.4: it relies on numbers from arrays."""
     from importlib.metadata import version
 
     def first_two(distribution: str) -> tuple[int, ...]:
@@ -210,11 +175,11 @@ def _refuse_broken_interpreter() -> None:
 
 def _run(
     names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str, jobs: int
-) -> tuple[list[CaseResult], int, signal.Signals | None]:
-    """What came out, of how many cases, and what signal came before it was of all.
+) -> tuple[list[CaseResult], int, KeyboardInterrupt | None]:
+    """Return results, the number of checked cases, and the interrupt that ended the check.
 
     Raises:
-        UserError: a process of the pool died.
+        UserError: A process of the pool died.
     """
     import multiprocessing
     from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
@@ -237,7 +202,7 @@ def _run(
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), begin_worker)
     running: dict[Future[list[CaseResult]], int] = {}
-    stopped_by = None
+    interrupt = None
     try:
         with Progress(console=console, disable=not console.is_terminal) as progress:
             task = progress.add_task("checking", total=len(cases))
@@ -250,23 +215,23 @@ def _run(
                 future.result()
                 progress.advance(task, running[future])
     except KeyboardInterrupt as error:
-        # What is done is worth printing.
-        stopped_by = signal_of(error)
+        # Print what is done.
+        interrupt = error
     except BrokenExecutor:
         raise UserError(
             "a checking process died, perhaps for want of memory: repeat the command with fewer"
             " processes, as in --jobs 1"
         ) from None
     finally:
-        done = {future: count for future, count in running.items() if _has_result(future)}
+        done = {
+            future: count
+            for future, count in running.items()
+            if future.done() and not future.cancelled() and future.exception() is None
+        }
         if len(done) < len(running):
             kill_workers(others)
         pool.shutdown(cancel_futures=True)
-    return [result for future in done for result in future.result()], sum(done.values()), stopped_by
-
-
-def _has_result(future: Future[list[CaseResult]]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None
+    return [result for future in done for result in future.result()], sum(done.values()), interrupt
 
 
 def _print_summary(results: list[CaseResult], problems: int) -> None:

@@ -1,4 +1,4 @@
-"""`leanbench compare`: are two runs different, cell by cell?"""
+"""`leanbench compare`: differences of two runs, cell by cell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names, run_names
-from leanbench.core.errors import UserError
+from leanbench.cli.options import argument, option, switch
 
 if TYPE_CHECKING:
     from leanbench.report.compare.core import Comparison
@@ -19,48 +19,32 @@ FORMATS = ("table", "markdown", "json", "csv")
 def compare(
     base: Annotated[
         str,
-        typer.Argument(
-            metavar="BASE",
-            help="RUN or RUN:KERNEL; a path or a name under runs/.",
-            autocompletion=run_names,
+        argument(
+            "BASE", "RUN or RUN:KERNEL; a path or a name under runs/.", autocompletion=run_names
         ),
     ],
     new: Annotated[
-        str,
-        typer.Argument(
-            metavar="NEW",
-            help="The same, for what is compared with BASE.",
-            autocompletion=run_names,
-        ),
+        str, argument("NEW", "The same, for what is compared with BASE.", autocompletion=run_names)
     ],
     kernels: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--kernels",
-            metavar="LIST",
-            help="These kernels only.",
+            "LIST",
+            "These kernels only.",
             show_default="all that both ran",
             autocompletion=kernel_names,
         ),
     ] = None,
     margin: Annotated[
-        str,
-        typer.Option("--margin", metavar="PERCENT", help="Differences within this count as none."),
+        str, option("--margin", "PERCENT", "Differences within this count as none.")
     ] = "1%",
     fail_above: Annotated[
         str | None,
-        typer.Option(
-            "--fail-above",
-            metavar="PERCENT",
-            help="Exit with 1 if a cell is slower by more than this.",
-        ),
+        option("--fail-above", "PERCENT", "Exit with 1 if a cell is slower by more than this."),
     ] = None,
-    format_: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print.")
-    ] = "table",
-    all_: Annotated[
-        bool, typer.Option("--all", help="Every cell in the table, not the first 30.")
-    ] = False,
+    format_: Annotated[str, option("--format", "|".join(FORMATS), "How to print.")] = "table",
+    all_: Annotated[bool, switch("--all", "Every cell in the table, not the first 30.")] = False,
 ) -> None:
     """Say for every cell of two runs whether its latency differs.
 
@@ -72,11 +56,11 @@ def compare(
     With --fail-above, exit code 1 means that a cell is slower by more than that and significantly
     so, or worked (ok or noisy) and does so no longer. PERCENT is written with its sign: 5%.
     """
-    from leanbench.core.syntax import choose, parse_percent
+    from leanbench.core.syntax import choose, parse_names, parse_percent
     from leanbench.report.compare import core
 
     choose("--format", format_, FORMATS)
-    names = _names(kernels)
+    names = [] if kernels is None else list(parse_names("--kernels", kernels))
     same_within = parse_percent("--margin", margin, most=99)
     threshold = None if fail_above is None else parse_percent("--fail-above", fail_above, most=1000)
     comparison = core.compare(base, new, margin=same_within, kernels=names)
@@ -84,20 +68,8 @@ def compare(
         for note in run.notes:
             output.say(f"{run.directory}: {note}")
     _show(comparison, format_, all_)
-    if threshold is not None and _say_failures(comparison, threshold, fail_above or ""):
+    if threshold is not None and _print_failures(comparison, threshold, fail_above or ""):
         raise typer.Exit(1)
-
-
-def _names(kernels: str | None) -> list[str]:
-    if kernels is None:
-        return []
-    names = [name.strip() for name in kernels.split(",")]
-    if "" in names:
-        raise UserError(
-            f"--kernels {kernels!r} has an empty entry: separate names by single commas, as in"
-            " lean,fa2"
-        )
-    return list(dict.fromkeys(names))
 
 
 def _show(comparison: Comparison, format_: str, all_: bool) -> None:
@@ -106,7 +78,7 @@ def _show(comparison: Comparison, format_: str, all_: bool) -> None:
     if format_ == "table":
         from leanbench.cli.document import show_document
 
-        # What a reader looks for last stands last, above the prompt.
+        # The most important part is printed last, above the prompt.
         document = comparison_document(comparison, every=all_)
         show_document(document.only("sides", "cells", "outcome", "statistics"))
     elif format_ == "markdown":
@@ -117,8 +89,8 @@ def _show(comparison: Comparison, format_: str, all_: bool) -> None:
         output.show_whole((json_text if format_ == "json" else csv_text)(comparison).rstrip("\n"))
 
 
-def _say_failures(comparison: Comparison, above: float, given: str) -> bool:
-    """Names the cells that fail on stderr; whether there are any."""
+def _print_failures(comparison: Comparison, above: float, given: str) -> bool:
+    """Print the cells that fail. Return True if there are any."""
     from leanbench.report.compare.sentences import change
 
     if comparison.only_in_base:

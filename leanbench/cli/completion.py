@@ -1,6 +1,4 @@
-"""What a shell completes: names of kernels, sweeps, GPUs, models and runs. Everything is looked up
-when TAB is pressed, and nothing heavy is imported for it.
-"""
+"""Shell completion: names of kernels, sweeps, GPUs, models and runs, without heavy imports."""
 
 from __future__ import annotations
 
@@ -9,12 +7,17 @@ from pathlib import Path
 
 
 def that_begin(incomplete: str, names: Iterable[str]) -> list[str]:
-    """The names that begin with what was typed."""
+    """Return the names that start with what was typed."""
     return [name for name in names if name.startswith(incomplete)]
 
 
+def _in_list(incomplete: str, names: Iterable[str]) -> list[str]:
+    """Complete the last name of a list."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in that_begin(last, names)]
+
+
 def kernel_names(incomplete: str) -> list[str]:
-    """Of a list of kernels, the last."""
     from leanbench.core.errors import UserError
     from leanbench.core.registry import kernels
 
@@ -31,49 +34,35 @@ def gpu_names(incomplete: str) -> list[str]:
 
 
 def model_names(incomplete: str) -> list[str]:
-    """Of a list of language models, the last."""
     from leanbench.core.model_config import registry
 
     names = (name for config in registry().values() for name in (config.name, *config.also))
     return _in_list(incomplete, names)
 
 
+# Without a match, the shell completes paths.
 def whole_model_names(incomplete: str) -> list[str]:
-    """Of a list of models with a whole config, the last; where none begins so, the shell completes
-    files.
-    """
     from leanbench.core.model_config import registry
 
     return _in_list(incomplete, (name for name, config in registry().items() if config.is_whole))
 
 
 def length_names(incomplete: str) -> list[str]:
-    """Of a list of distributions of lengths, the last; where none begins so, the shell completes
-    files.
-    """
     from leanbench.core.lengths import DISTRIBUTIONS, traces
 
     return _in_list(incomplete, (*DISTRIBUTIONS, *traces()))
 
 
 def sweep_names(incomplete: str) -> list[str]:
-    """Sweeps that come with leanbench; where none begins so, the shell completes files."""
     from leanbench.core.paths import SWEEPS
 
     return that_begin(incomplete, sorted(path.stem for path in SWEEPS.glob("*.toml")))
 
 
 def run_names(incomplete: str) -> list[str]:
-    """Runs under runs/; where none begins so, the shell completes folders."""
     manifests = Path("runs").glob("*/manifest.json")
     return that_begin(incomplete, sorted(path.parent.name for path in manifests))
 
 
-#: By the axis' name.
+#: Completions by axis.
 OF_AXES = {"model": model_names, "lengths": length_names, "whole_model": whole_model_names}
-
-
-def _in_list(incomplete: str, names: Iterable[str]) -> list[str]:
-    """Lists whose last name begins so."""
-    before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in that_begin(last, names)]

@@ -1,4 +1,4 @@
-"""`leanbench doctor`: what can this machine measure, and how well?"""
+"""`leanbench doctor`: what this machine can measure, and how well."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanbench.cli import output
+from leanbench.cli.options import option, switch
 
 if TYPE_CHECKING:
-    from leanbench.doctor.finding import Finding
-    from leanbench.doctor.machine import Machine
+    from leanbench.doctor.machine import Finding, Machine
 
-#: Checks of folders: one that cannot be written to stops a sweep, and leaves figures as good as
-#: they are.
+#: Checks of folders. They affect no figure.
 _FOLDERS = {"runs", "triton cache"}
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
@@ -23,19 +22,16 @@ _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 def doctor(
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the findings and their figures as JSON.")
+        bool, switch("--json", "Print the findings and their figures as JSON.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes seconds.")] = False,
+    quick: Annotated[bool, switch("--quick", "Leave out what takes seconds.")] = False,
     deep: Annotated[
         bool,
-        typer.Option(
-            "--deep",
-            help="Also every kernel and library, and hardware counters; takes minutes.",
-        ),
+        switch("--deep", "Also every kernel and library, and hardware counters; takes minutes."),
     ] = False,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder that will hold run directories.")
-    ] = Path("runs"),
+    out: Annotated[Path, option("--out", "DIR", "Folder that will hold run directories.")] = Path(
+        "runs"
+    ),
 ) -> None:
     """Examine this machine: software, GPU, timers, energy counter, bandwidth, noise, kernels,
     links between GPUs. Changes no settings.

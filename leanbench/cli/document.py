@@ -1,4 +1,4 @@
-"""A document on the terminal."""
+"""Documents on the terminal."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ _STYLES = {
 
 
 def show_document(document: Document) -> None:
-    """All sections; of tables the first rows, of lists the first lines. Pictures and cards are for
-    a page.
-    """
+    """Print all sections with the first rows of tables. Pictures and cards are for a page."""
     first = True
     for section in document.sections:
         for block in section.blocks:
@@ -57,7 +55,7 @@ def _show(block: Block) -> None:
             _show(inner)
     elif isinstance(block, Sentences):
         for item in block.items:
-            # A fact stands alone: its name is a heading's, for who looks it up.
+            # A fact stands alone. Its name is a heading elsewhere.
             name = f"{item.name}: " if item.name and block.layout != "facts" else ""
             output.show(str(item.words), lead=name, style=_NAMES.get(item.name, "bold"))
     elif isinstance(block, Table):
@@ -83,7 +81,7 @@ def _show_table(table: Table) -> None:
 
 
 def _show_notes(rows: Sequence[Sequence[Words]]) -> None:
-    """What no column has the width for, a line for each row that has a note."""
+    """Print the notes of rows, which are too wide for a column."""
     for first, *others in rows:
         notes = [cell.note for cell in others if isinstance(cell, Text) and cell.note]
         if notes:
@@ -94,8 +92,10 @@ def _show_notes(rows: Sequence[Sequence[Words]]) -> None:
 def _show_list(table: Table) -> None:
     """Print ``kind: kernels · problems: sentence``, one line for kernels with the same sentence."""
     lines: dict[tuple[str, str, str], list[str]] = {}
-    for kind, kernel, sentence, count, problems in map(_as_text, table.rows):
-        # A refusal begins with the kernel's name.
+    for row in table.rows:
+        kind, kernel, sentence, count = map(str, row[:4])
+        problems = _named(row[4])
+        # A refusal starts with the kernel's name.
         words = sentence.removeprefix(f"{kernel} ")
         where = f"{count} problems" if kind == "unsupported" and int(count) > NAMED else problems
         lines.setdefault((kind, where, words), []).append(kernel)
@@ -104,11 +104,6 @@ def _show_list(table: Table) -> None:
         output.show(f"{mark} {', '.join(kernels)} · {where}: {words}")
     if len(lines) > LINES:
         output.show(f"and {len(lines) - LINES} more lines like these, see the report")
-
-
-def _as_text(row: Sequence[Words]) -> list[str]:
-    *cells, problems = row[:5]
-    return [*map(str, cells), _named(problems)]
 
 
 def _named(problems: Words) -> str:

@@ -1,4 +1,4 @@
-"""Help texts: options in panels, arguments without Python's names of types."""
+"""Help texts: options in panels, arguments without Python types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 
 #: Panels of a command with many options, in the order of its help.
 PANELS = ("Most used", "Problem", "Rarely used axes", "What is measured", "Run")
-#: Options of the panels that are not the rest: of the axes, or of all.
+#: Options by panel. Other axes and options go to the last panels.
 _MEMBERS = {
     "Most used": (
         *("kernels", "gpu", "context", "heads", "head_dim", "batch", "model"),
@@ -39,7 +39,7 @@ class Command(TyperCommand):
     """A command that lists its options by `rich_help_panel`, in plain text."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        # Typer puts braces around what is required: RUN... is shorter.
+        # Typer puts braces around required arguments.
         return [re.sub(r"[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -56,28 +56,28 @@ class Command(TyperCommand):
                 arguments.append((re.sub(r" <[^>]*>$", "", name), text))
             else:
                 panel = _panel(param) or (PANELS[-1] if has_panels else "Options")
-                panels.setdefault(panel, []).append((_place(panel, param.name or ""), record))
+                panels.setdefault(panel, []).append((_position(panel, param.name or ""), record))
         if arguments:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
         for panel in sorted(panels, key=[*PANELS, "Options"].index):
             with formatter.section(panel):
-                placed = sorted(panels[panel], key=itemgetter(0))
-                formatter.write_dl([record for _, record in placed])
+                ordered = sorted(panels[panel], key=itemgetter(0))
+                formatter.write_dl([record for _, record in ordered])
 
 
 def _panel(param: Any) -> str | None:
     return getattr(param, "rich_help_panel", None)
 
 
-def _place(panel: str, name: str) -> int:
-    """Return the place in a panel: as listed here, or else as the command has it."""
+def _position(panel: str, name: str) -> int:
+    """Return the position in a panel. Options that are not listed keep the command's order."""
     members = _MEMBERS.get(panel, ())
     return members.index(name) if name in members else len(members)
 
 
 class Commands(typer.Typer):
-    """Commands with help of `Command`."""
+    """Group of commands with the help of `Command`."""
 
     def command(self, *args: Any, **options: Any) -> Any:
         return super().command(*args, cls=Command, **options)

@@ -1,4 +1,4 @@
-"""`leanbench list`: what there is to measure, to ask and to predict for."""
+"""`leanbench list`: kernels, sweeps, axes, quantities, lengths, models and GPUs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import that_begin
+from leanbench.cli.options import option
 
 if TYPE_CHECKING:
     from leanbench.core.language_models import Model
@@ -17,9 +18,6 @@ FORMATS = ("table", "markdown", "json")
 
 
 def _kernels() -> None:
-    """What each is, how it shares out the work and where it comes from; below, what cannot run
-    here.
-    """
     from rich.text import Text
 
     from leanbench.core.registry import kernels
@@ -27,7 +25,7 @@ def _kernels() -> None:
     output.say_kernel_warnings()
     table = output.table()
     table.add_column("name", no_wrap=True)
-    # Titles have long names in them, which a second column of text would leave no room for.
+    # Titles have long names, which leave no room for a second column of text.
     table.add_column("what it is, its decomposition and source", overflow="fold")
     for kernel in kernels().values():
         about = f"{kernel.title}\n{kernel.decomposition}; {kernel.source}"
@@ -91,9 +89,7 @@ def _models() -> None:
         ("head\ndim", [str(model.main_layer.head_dim) for model in listed]),
         ("layers", [str(model.layers) for model in listed]),
         ("not plain", kinds),
-        # The others need the path of their config.json there.
         ("leanbench\ndecode", ["yes" if model.config.is_whole else "" for model in listed]),
-        # First its config on the hub.
         ("also called", ["\n".join((model.config.hub, *model.config.also)) for model in listed]),
     ]
     names: output.Column = ("name", [model.name for model in listed])
@@ -115,7 +111,6 @@ def _layer_words(model: Model) -> list[str]:
 def _gpus() -> None:
     from leanbench.gpu.catalogue import CATALOGUE
 
-    # One below the other where the line has no room for all.
     between = ", " if output.console().width >= 120 else ",\n"
     capabilities = [gpu.compute_capability for gpu in CATALOGUE]
     columns = [
@@ -164,7 +159,7 @@ def list_(
         ),
     ],
     format_: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print quantities.")
+        str, option("--format", "|".join(FORMATS), "How to print quantities.")
     ] = "table",
 ) -> None:
     """List the kernels, the sweeps that come with leanbench, the axes of sweeps, the quantities of

@@ -1,4 +1,4 @@
-"""`leanbench`: the commands and how errors reach the person at the keyboard."""
+"""`leanbench`: the commands, and errors as one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from leanbench.cli.compare import compare
 from leanbench.cli.configs import configs
 from leanbench.cli.decode import decode
 from leanbench.cli.doctor import doctor
-from leanbench.cli.encoding import write_ascii_where_needed
 from leanbench.cli.help import Commands
-from leanbench.cli.interruption import signal_of
 from leanbench.cli.list import list_
 from leanbench.cli.merge import merge
 from leanbench.cli.predict import predict
@@ -34,22 +32,24 @@ from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.core.version import __version__
 
-#: Of a context: the words of the command line.
+#: Key of the command line in a context.
 _WORDS = "leanbench.words"
 #: Typer has no public name for it.
 _UsageError: Any = typer.BadParameter.__base__
-#: What no command looks for, as anything that is printed may meet it.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: What any look at a path that was given may meet, and what to do about it.
-_NOT_OPEN = {
-    errno.EACCES: "change its permissions or choose another place",
-    errno.EPERM: "change its permissions or choose another place",
+_DENIED = "change its permissions or choose another place"
+#: Fixes of errors that any path or stream may cause.
+_FIXES = {
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOSPC: "make room or choose another place",
+    errno.EDQUOT: "make room or choose another place",
+    errno.EFBIG: "make room or choose another place",
 }
 
 
 class _Commands(TyperGroup):
-    """The commands, whose errors are a sentence on stderr and an exit code."""
+    """The commands, with errors as a sentence on stderr and an exit code."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         # --help and --version print while the words are parsed.
@@ -62,64 +62,60 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with _in_sentences(ctx.meta[_WORDS]), output.warnings_in_sentences():
-            _refuse_empty(ctx.meta[_WORDS])
-            _refuse_twice(ctx.meta[_WORDS])
-            is_off()  # refuses a word that is neither, before a worker meets it
+            _check_empty(ctx.meta[_WORDS])
+            _check_repeated(ctx.meta[_WORDS])
+            is_off()  # rejects an invalid LEANBENCH_CONFIGS before a worker reads it
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
 def _in_sentences(words: list[str]) -> Iterator[None]:
-    """A block whose errors are a sentence on stderr and an exit code.
+    """Turn errors into a sentence on stderr and an exit code.
 
     Args:
-        words: of the command line.
+        words: The command line.
     """
     try:
         yield
     except typer.BadParameter as error:
-        if (refusal := _refusal_with_value(error, words)) is None:
+        if (message := _message_with_value(error, words)) is None:
             raise
-        output.say(f"Error: {refusal}")
+        output.say(f"Error: {message}")
         raise typer.Exit(2) from None
     except _UsageError as error:
         extra = re.fullmatch(r"Got unexpected extra arguments?.* \((.*)\)", error.message)
         if extra is None:
             raise
         output.say(
-            f"Error: there is no use for {extra[1]!r} here: leave it out, or name the option it"
-            " belongs to; a list has commas between its values and no spaces"
+            f"Error: unexpected argument {extra[1]!r}: leave it out or name its option; values of a"
+            " list are separated by commas, without spaces"
         )
         raise typer.Exit(2) from None
     except UserError as error:
         output.say(f"Error: {error}")
         raise typer.Exit(2) from None
     except BrokenPipeError:
-        # As in `leanbench list kernels | head -1`: nobody reads on. 1 would be a finding.
+        # As in `leanbench list kernels | head -1`. Exit code 1 would be a finding.
         output.mute("stdout")
         raise typer.Exit(128 + signal.SIGPIPE) from None
     except OSError as error:
-        if error.errno in _NOT_OPEN and error.filename is not None:
-            fix = _NOT_OPEN[error.errno]
-            output.say(f"Error: cannot open {error.filename} ({error.strerror}): {fix}")
-            raise typer.Exit(2) from None
-        if error.errno not in _NO_ROOM:
+        fix = _FIXES.get(error.errno or 0)
+        if fix is None or (fix is _DENIED and error.filename is None):
             raise
-        output.mute("stdout")
+        if error.filename is None:
+            output.mute("stdout")
         where = error.filename or "the output"
-        output.say(
-            f"Error: cannot write {where} ({error.strerror}): make room or choose another place"
-        )
+        output.say(f"Error: cannot open or write {where} ({error.strerror}): {fix}")
         raise typer.Exit(2) from None
     except KeyboardInterrupt as error:
-        # Commands that can go on say so themselves.
-        stopped_by = signal_of(error)
+        # Commands that can be resumed print how.
+        stopped_by = output.signal_of(error)
         output.say(f"Stopped by {stopped_by.name} before it was done.")
         raise typer.Exit(128 + stopped_by) from None
 
 
-def _refuse_empty(words: list[str]) -> None:
-    """Refuses an empty value, as from an unset shell variable: no command has use for one."""
+def _check_empty(words: list[str]) -> None:
+    """Reject an empty value, such as an unset shell variable."""
     for before, word in pairwise(["", *words]):
         if assigned := re.fullmatch(r"(--[\w-]+)=\s*", word):
             name = assigned[1]
@@ -130,8 +126,8 @@ def _refuse_empty(words: list[str]) -> None:
         raise UserError(f"{name} is empty: give it a value, or leave it out")
 
 
-def _refuse_twice(words: list[str]) -> None:
-    """Refuses an axis that is given twice: the last one alone would hold, a list says both."""
+def _check_repeated(words: list[str]) -> None:
+    """Reject an axis that is given twice. Only the last one would take effect."""
     given: dict[str, list[str]] = {axis.flag: [] for axis in AXES.values()}
     for flag, value in _pairs(words):
         if flag in given:
@@ -142,17 +138,17 @@ def _refuse_twice(words: list[str]) -> None:
 
 
 def _pairs(words: list[str]) -> list[tuple[str, str]]:
-    """Each word and the next, where --draw=abc is --draw and abc."""
+    """Return each word with the next. --draw=abc counts as --draw and abc."""
     split = [part for word in words for part in word.split("=", int(word.startswith("--")))]
     return list(pairwise(split))
 
 
-def _refusal_with_value(error: typer.BadParameter, words: list[str]) -> str | None:
-    """What Typer says of an option's value, with the value; None where there is none."""
-    if not error.message:  # an option that is missing
+def _message_with_value(error: typer.BadParameter, words: list[str]) -> str | None:
+    """Return Typer's message about an option, with its value; None if it has none."""
+    if not error.message:  # a missing option
         return None
     options = getattr(error.param, "opts", ())
-    # Of an option that is given twice, the last value holds.
+    # The last value of a repeated option takes effect.
     for option, value in reversed(_pairs(words)):
         if option in options:
             if "valid integer" in error.message and not re.fullmatch(r"[+-]?\d+", value.strip()):
@@ -164,7 +160,7 @@ def _refusal_with_value(error: typer.BadParameter, words: list[str]) -> str | No
 app = Commands(
     cls=_Commands,
     no_args_is_help=True,
-    # Plain usage errors: one line says more in a log than a box does.
+    # Plain usage errors: a box is hard to read in a log.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -189,7 +185,7 @@ def _options(
     """Measure and explain decode attention on GPUs."""
 
 
-# The first sentences of their docstrings do not fit beside the names in a terminal of 80 columns.
+# First sentences of docstrings are too long for a terminal of 80 columns.
 app.command("sweep", short_help="Measure (or predict) kernels over a grid of problems.")(sweep)
 app.command("decode", short_help="Measure (or predict) a decode step of a whole model.")(decode)
 app.command("tune", short_help="Find and keep the best launch settings for a GPU.")(tune)
@@ -211,7 +207,6 @@ app.command("list", short_help="List kernels, sweeps, axes, quantities, lengths,
 
 
 def main() -> None:
-    """The `leanbench` command."""
-    output.open_closed_streams()
-    write_ascii_where_needed()
+    """Run the `leanbench` command."""
+    output.prepare_streams()
     app(prog_name="leanbench")

@@ -5,20 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from leanbench.cli import output
-from leanbench.cli.options import MixBoards, Runs
+from leanbench.cli.options import MixBoards, Runs, option, switch
 
 
 def merge(
     runs: Runs,
-    out: Annotated[
-        str,
-        typer.Option("--out", metavar="NAME", help="The new run: a name under runs/, or a path."),
-    ],
+    out: Annotated[str, option("--out", "NAME", "The new run: a name under runs/, or a path.")],
     mix_boards: MixBoards = False,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False,
+    no_report: Annotated[bool, switch("--no-report", "Write no HTML and CSV.")] = False,
 ) -> None:
     """Put the runs of all shards of a sweep together into one run, with HTML and CSV.
 

@@ -1,11 +1,12 @@
-"""The one place that prints: results on stdout, warnings and progress on stderr."""
+"""Printing: results on stdout, warnings and progress on stderr."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import io
 import os
 import re
+import signal
 import sys
 import textwrap
 import warnings
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
     from leanbench.gpu.local import Target
 
-#: Columns of tables in a pipe, unless COLUMNS says otherwise.
+#: Default columns of tables in a pipe.
 PIPED_COLUMNS = 200
-#: Columns of a terminal that does not know its size.
+#: Default columns of a terminal of unknown size.
 _TERMINAL_COLUMNS = 80
 #: Columns between those of a table.
-GAP = 2
+_GAP = 2
 
 #: The folder of this package.
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -35,18 +36,18 @@ Column = tuple[str, Sequence["str | Text"]]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The rich console of a stream."""
+    """Return the rich console of a stream."""
     from rich.console import Console
 
     class Ours(Console):
         def on_broken_pipe(self) -> None:
-            # Console's own ends the process with 1. This is called where the error is handled.
+            # Console's method exits with 1. The error is being handled here.
             raise
 
     stream = sys.stderr if stderr else sys.stdout
     return Ours(
         file=stream,
-        # A terminal may be resized: rich asks it each time.
+        # rich queries a terminal each time: it can be resized.
         width=None if stream.isatty() else _stated_columns() or PIPED_COLUMNS,
         highlight=False,
         soft_wrap=False,
@@ -88,7 +89,7 @@ def say(text: str, *, whole: bool = False) -> None:
     """Print a line about progress on stderr. Continue silently if stderr cannot be written.
 
     Args:
-        whole: Do not wrap the line: a shell command that is to be copied.
+        whole: Do not wrap the line, such as a shell command to copy.
     """
     try:
         print(text if whole else _wrap(text, sys.stderr), file=sys.stderr, flush=True)
@@ -106,13 +107,13 @@ def why_predicted(target: Target, gpu: str | None) -> str:
 
 
 def say_note(target: Target) -> None:
-    """What is not as usual about a GPU that is measured on."""
+    """Print a note about the GPU that is measured."""
     if target.local_index is not None and target.note:
         say(f"{target.note}.")
 
 
 def say_kernel_warnings() -> None:
-    """What of the kernels room and of LEANBENCH_KERNEL_PATH is left out, and why."""
+    """Print which kernel families are left out, and why."""
     from leanbench.core.registry import kernel_warnings
 
     for warning in kernel_warnings():
@@ -121,9 +122,7 @@ def say_kernel_warnings() -> None:
 
 @contextlib.contextmanager
 def warnings_in_sentences() -> Iterator[None]:
-    """A block in which warnings of this package are lines as of `say`: a program that imports it
-    wants to know where they come from, a person at the keyboard does not. Others' stay as they are.
-    """
+    """Print warnings of this package as lines of `say`, and leave those of others unchanged."""
     usual = warnings.showwarning
 
     def show_warning(
@@ -164,27 +163,24 @@ def show_whole(text: str) -> None:
 
 
 def mute(stream: str) -> None:
-    """Nothing more is written to `stdout` or `stderr`, at exit neither, where Python would fail
-    once more.
-    """
+    """Discard further output to `stdout` or `stderr`. At exit, Python would fail again."""
     # Held by sys until the end.
     setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
 
 
-def open_closed_streams() -> None:
-    """Nothing is written to `stdout` or `stderr` where the caller closed it, as by ``>&-``: Python
-    has None there, and the next file that is opened would get its number.
-    """
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is not None:
-            continue
-        mute(name)
-        opened = getattr(sys, name).fileno()
-        # Processes that are started write there too.
-        if opened == number:
-            os.set_inheritable(number, True)
-        else:
-            os.dup2(opened, number)
+def prepare_streams() -> None:
+    """Discard output to a closed stream, and replace characters that the locale cannot encode."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            mute(name)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def signal_of(error: KeyboardInterrupt) -> signal.Signals:
+    """Return SIGINT, or the signal that `leanbench.__main__` turned into this error."""
+    return signal.Signals(error.args[0] if error.args else signal.SIGINT)
 
 
 def show_table(table: Table) -> None:
@@ -192,7 +188,7 @@ def show_table(table: Table) -> None:
 
 
 def table(title: str | None = None) -> Table:
-    """An empty table in the house style."""
+    """Return an empty table in the house style."""
     from rich import box
     from rich.table import Table
 
@@ -208,12 +204,12 @@ def table(title: str | None = None) -> Table:
 
 
 def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]) -> None:
-    """A table of columns of figures behind those of labels; where the terminal is too narrow for
-    all, several below one another, each with the labels: a figure is never cut, nor broken over two
-    lines.
+    """Print a table of figures behind columns of labels, in several parts on a narrow terminal.
+
+    A figure is never cut, nor broken over two lines.
 
     Args:
-        labels: what a row is about. Words are left-aligned, figures are right-aligned.
+        labels: Subjects of the rows, repeated in each part. Words are left-aligned.
     """
     from rich.text import Text
 
@@ -226,79 +222,49 @@ def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]
             is_count = all(str(cell).isdigit() for cell in cells)
             shown.add_column(heading, justify="right" if is_count else "left", no_wrap=True)
         for heading, cells in part:
-            if _holds_figures(cells):
+            # A figure may have a sign or a mark before it.
+            if any(re.match(r"\W*\d", str(cell)) for cell in cells):
                 shown.add_column(heading, justify="right", no_wrap=True)
             else:
                 shown.add_column(heading, overflow="fold")
         for row in zip(*(cells for _, cells in (*labels, *part)), strict=True):
-            # What a run brings along is text, not markup.
+            # Text of a run is no markup.
             shown.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
         show_table(shown)
 
 
-def _holds_figures(cells: Sequence[str | Text]) -> bool:
-    """Whether a cell begins with a number, perhaps behind a sign or a mark."""
-    return any(re.match(r"\W*\d", str(cell)) for cell in cells)
-
-
 def _parts(labels: Sequence[Column], columns: Sequence[Column]) -> list[list[Column]]:
-    """The fewest parts that each fit the terminal beside the labels: about as long as one another,
-    with headings that are broken no more than they must be, or else as full as they can be.
-    """
+    """Return all columns, or parts that each fit the terminal with headings broken into words."""
     width = console().width
-    packed = _packed(labels, [(_in_words(heading), cells) for heading, cells in columns], width)
-    for count in range(1, len(packed) + 1):
-        for broken in (_whole, _in_two, _in_words):
-            headed = [(broken(heading), cells) for heading, cells in columns]
-            ends = [len(headed) * end // count for end in range(count + 1)]
-            parts = [headed[start:end] for start, end in itertools.pairwise(ends)]
-            if all(_columns_wide([*labels, *part]) <= width for part in parts):
-                return parts
-    return packed
-
-
-def _packed(labels: Sequence[Column], columns: Sequence[Column], width: int) -> list[list[Column]]:
-    """As many columns to a part as fit beside the labels, and one where none does."""
+    if _width([*labels, *columns]) <= width:
+        return [list(columns)]
     parts: list[list[Column]] = [[]]
-    for column in columns:
-        if parts[-1] and _columns_wide([*labels, *parts[-1], column]) > width:
+    for heading, cells in columns:
+        column = (heading.replace(" ", "\n").replace("_", "_\n"), cells)
+        if parts[-1] and _width([*labels, *parts[-1], column]) > width:
             parts.append([])
         parts[-1].append(column)
     return parts
 
 
-def _columns_wide(columns: Sequence[Column]) -> int:
-    """Terminal columns of a table in the house style."""
+def _width(columns: Sequence[Column]) -> int:
+    """Return the terminal columns of a table in the house style."""
     from rich.cells import cell_len
 
     lines = (
         [line for text in (heading, *cells) for line in str(text).splitlines()]
         for heading, cells in columns
     )
-    return sum(max(map(cell_len, of_one), default=0) + GAP for of_one in lines) - GAP
-
-
-def _whole(heading: str) -> str:
-    return heading
-
-
-def _in_two(heading: str) -> str:
-    """A heading broken at its last space."""
-    return "\n".join(heading.rsplit(" ", 1))
-
-
-def _in_words(heading: str) -> str:
-    """A heading broken at its spaces and after its underscores."""
-    return heading.replace(" ", "\n").replace("_", "_\n")
+    return sum(max(map(cell_len, column), default=0) + _GAP for column in lines) - _GAP
 
 
 def counted(number: int, noun: str) -> str:
-    """``3 cells``, ``1 cell``, ``no cells``."""
+    """Return ``3 cells``, ``1 cell`` or ``no cells``."""
     return f"{number or 'no'} {noun}{'s' * (number != 1)}"
 
 
 def si_bytes(count: int) -> str:
-    """``512 MB``; 1 MB is 10^6 bytes, as in bandwidths."""
+    """Return ``512 MB``. 1 MB is 10^6 bytes, as in bandwidths."""
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.5:
@@ -308,7 +274,7 @@ def si_bytes(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``12 min`` or ``3.5 h``."""
+    """Return ``45 s``, ``12 min`` or ``3.5 h``."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -11,6 +11,7 @@ import typer
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names, run_names
 from leanbench.cli.help import Commands
+from leanbench.cli.options import argument, option, switch
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,17 +29,13 @@ predict = Commands(
 
 _Runs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="RUN",
-        help="Measured runs: paths, or names under runs/.",
-        autocompletion=run_names,
-    ),
+    argument("RUN", "Measured runs: paths, or names under runs/.", autocompletion=run_names),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Json = Annotated[bool, switch("--json", "Print JSON.")]
 
 
 def _gpu(default: str | bool) -> Any:
-    """The option --gpu; `default` is what help says, True for the parameter's."""
+    """Return the option --gpu. `default` is its default in the help, True for the parameter's."""
     return typer.Option(
         "--gpu",
         metavar="NAME",
@@ -49,16 +46,13 @@ def _gpu(default: str | bool) -> Any:
 
 
 _GpuOfRuns = Annotated[str | None, _gpu("the first run's")]
-_GpuNamed = Annotated[
-    str | None,
-    typer.Argument(metavar="GPU", help="The same as --gpu.", autocompletion=gpu_names),
-]
+_GpuNamed = Annotated[str | None, argument("GPU", "The same as --gpu.", autocompletion=gpu_names)]
 _GpuHere = Annotated[str | None, _gpu("the GPU that is here, or else a100-80gb")]
 _GpuOfPaper = Annotated[str | None, _gpu(True)]
 
 #: Cells that `check` lists.
 _WORST = 15
-#: What the tables' words mean, for who reads them first.
+#: Legends of the tables.
 _ABOUT_CONSTANTS = (
     "from: the figures that a fit takes the value from; held: a fit leaves it as it is, as no run"
     " tells it apart from the others. lean_cuda: of the kernels in CUDA C++."
@@ -75,25 +69,17 @@ def fit(
     runs: _Runs,
     check: Annotated[
         list[str] | None,
-        typer.Option(
-            "--check",
-            metavar="RUN",
-            help="A run to check with; may be given again.",
-            autocompletion=run_names,
+        option(
+            "--check", "RUN", "A run to check with; may be given again.", autocompletion=run_names
         ),
     ] = None,
     gpu: _GpuOfRuns = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="FILE", help="Where to write it.", show_default="your own folder"
-        ),
+        Path | None, option("--out", "FILE", "Where to write it.", show_default="your own folder")
     ] = None,
     only_lean_cuda: Annotated[
         bool,
-        typer.Option(
-            "--only-lean-cuda", help="Fit the constants of lean_cuda, the others stay as they are."
-        ),
+        switch("--only-lean-cuda", "Fit the constants of lean_cuda, the others stay as they are."),
     ] = False,
     json_: _Json = False,
 ) -> None:
@@ -113,7 +99,7 @@ def fit(
 
     measured = read_runs([*runs, *(check or [])], gpu)
     path = out or user_file(measured[0].spec.name)
-    # Before minutes of fitting.
+    # Check before minutes of fitting.
     refuse_to_overwrite(path)
     fitted = calibrate(
         measured[: len(runs)],
@@ -136,7 +122,7 @@ def fit(
 
 @predict.command("check", short_help="Compare predictions with measured runs.")
 def check(runs: _Runs, gpu: _GpuOfRuns = None, json_: _Json = False) -> None:
-    """Say how far predictions are from measured runs, and which cells are worst."""
+    """Print how far predictions are from measured runs, and the worst cells."""
     from dataclasses import asdict
 
     from leanbench.model.calibrate import check_runs, constants_in_use, read_runs
@@ -163,7 +149,7 @@ def check(runs: _Runs, gpu: _GpuOfRuns = None, json_: _Json = False) -> None:
             }
         )
         return
-    _say_source(in_use, measured[0].spec, {cell.cell.kernel: None for cell in cells})
+    _print_source(in_use, measured[0].spec, {cell.cell.kernel: None for cell in cells})
     _show_errors(measured[0].spec.name, errors)
     _show_worst(cells)
 
@@ -188,7 +174,7 @@ def show(name: _GpuNamed = None, gpu: _GpuHere = None, json_: _Json = False) -> 
             {"path": str(in_use.path), "gpu_asked": in_use.gpu, **to_json(in_use.calibration)}
         )
         return
-    _say_source(in_use, spec)
+    _print_source(in_use, spec)
     table = output.table(f"Constants of {_whose(in_use, spec)}")
     for name in ("constant", "value", "unit", "from", "meaning"):
         table.add_column(
@@ -245,11 +231,11 @@ def _show_json(content: Any) -> None:
     output.show_whole(json.dumps(content, indent=1))
 
 
-def _say_source(in_use: InUse, spec: GpuSpec, kernels: Iterable[str] = ()) -> None:
-    """Whose constants these are, and how wrong they were there.
+def _print_source(in_use: InUse, spec: GpuSpec, kernels: Iterable[str] = ()) -> None:
+    """Print the origin of the constants and their errors.
 
     Args:
-        kernels: those whose errors are said; empty: all that were compared.
+        kernels: Kernels to print errors of; empty for all that were compared.
     """
     from leanbench.gpu.catalogue import find
     from leanbench.model import short_error
@@ -275,10 +261,11 @@ def _whose(in_use: InUse, spec: GpuSpec) -> str:
 
 
 def _show_errors(gpu: str, runs: Sequence[RunErrors], before: Sequence[RunErrors] = ()) -> None:
-    """A row for each run and kernel: with two tables of errors, the earlier ones first.
+    """Print a row for each run and kernel.
 
     Args:
-        gpu: catalogue name of the one that the runs were measured on.
+        gpu: Catalogue name of the GPU that the runs were measured on.
+        before: Errors before the fit.
     """
     from leanbench.gpu.catalogue import find
     from leanbench.model.measured import ORDER_MARGIN

@@ -1,21 +1,27 @@
-"""Progress of a sweep on stderr: a bar in a terminal, a line per cell elsewhere."""
+"""Progress of sweeps and tunings on stderr: bars in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING
 
 from leanbench.cli import output
 
 if TYPE_CHECKING:
+    from leanbench.configs.space import FamilyKey
+    from leanbench.core.problem import AttentionProblem
+    from leanbench.records.row import Row
     from leanbench.run.cells import Cell
 
 
 #: Terminal columns of the bar.
 _BAR = 24
+#: Minimum seconds between two lines of a tuning.
+_LINE_EVERY_S = 5.0
 
 
 class SweepProgress:
-    """The observer of run_cells that shows a progress bar, as a context manager."""
+    """Observer of run_cells with a progress bar. Use it as a context manager."""
 
     def __init__(self, total: int, *, quiet: bool) -> None:
         from rich.progress import (
@@ -29,7 +35,7 @@ class SweepProgress:
         self._console = output.console(stderr=True)
         self._lines = not quiet and not self._console.is_terminal
         self._done, self._total = 0, total
-        #: Warnings printed in full.
+        #: Warnings printed so far.
         self._warnings: set[str] = set()
         self._bar = Progress(
             BarColumn(bar_width=_BAR),
@@ -39,7 +45,7 @@ class SweepProgress:
             TextColumn("{task.description}"),
             console=self._console,
             disable=quiet or self._lines,
-            # Cells take from milliseconds to minutes: the estimate looks at all of them.
+            # Cells take from milliseconds to minutes: estimate from all of them.
             speed_estimate_period=86_400,
         )
         self._task = self._bar.add_task("starting the worker", total=total)
@@ -55,24 +61,22 @@ class SweepProgress:
         self._bar.update(self._task, description=self._clipped(cell.label))
 
     def _clipped(self, label: str) -> str:
-        """A cell's name as far as the line has room: rich would cut the count and the time too."""
+        """Shorten a cell's name to the line. Rich would also cut the count and the time."""
         room = self._console.width - _BAR - 2 * len(f"{self._total} ") - len("ETA 10:00:00  ")
         return label if len(label) <= room else f"{label[: max(room - 1, 0)]}…"
 
-    def finished(self, cell: Cell, row: dict[str, Any]) -> None:
+    def finished(self, cell: Cell, row: Row) -> None:
         self._done += 1
         self._bar.advance(self._task)
-        latency = "" if row["latency_us"] is None else f" {row['latency_us']:.1f} µs"
+        latency = "" if row.latency_us is None else f" {row.latency_us:.1f} µs"
         # The results list why kernels do not support problems.
-        is_unsupported = row["status"] == "unsupported"
-        reason = "" if is_unsupported or row["reason"] is None else f" ({row['reason']})"
-        warnings = "".join(f" ! {self._once(text)}" for text in row.get("warnings") or ())
-        line = (
-            f"[{self._done}/{self._total}] {cell.label}: {row['status']}{latency}{reason}{warnings}"
-        )
+        is_unsupported = row.status == "unsupported"
+        reason = "" if is_unsupported or row.reason is None else f" ({row.reason})"
+        warnings = "".join(f" ! {self._once(text)}" for text in row.warnings or ())
+        line = f"[{self._done}/{self._total}] {cell.label}: {row.status}{latency}{reason}{warnings}"
         if self._lines:
             output.say(line)
-        elif row["status"] != "ok" and not is_unsupported:
+        elif row.status != "ok" and not is_unsupported:
             self._bar.console.print(line, markup=False)
 
     def _once(self, warning: str) -> str:
@@ -80,3 +84,80 @@ class SweepProgress:
             return "as above"
         self._warnings.add(warning)
         return warning
+
+
+class TuneProgress:
+    """Observer of a tuning with progress bars. Use it as a context manager.
+
+    Args:
+        predicted: The performance model predicts problems instead of timing them.
+    """
+
+    def __init__(self, *, predicted: bool, quiet: bool) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        console = output.console(stderr=True)
+        self._lines = not quiet and not console.is_terminal
+        self._last_line_s = float("-inf")
+        #: Number of problems timed or predicted.
+        self.done = 0
+        self._doing = "predicting" if predicted else "timing"
+        self._bar = Progress(
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            disable=quiet or self._lines,
+        )
+        self._compiling = self._bar.add_task("starting compilers", total=None)
+        self._timing = self._bar.add_task(self._doing, total=None, visible=False)
+
+    def __enter__(self) -> TuneProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Clear the bars."""
+        self._bar.stop()
+
+    def compiling(self, done: int, total: int) -> None:
+        self._bar.update(
+            self._compiling, completed=done, total=total, description="compiling candidates"
+        )
+        self._say(f"compiled {done} of {total} candidates", last=done == total)
+
+    def timing(self, family: FamilyKey, problem: AttentionProblem, done: int, total: int) -> None:
+        self.done = done
+        self._bar.update(
+            self._timing,
+            completed=done,
+            total=total,
+            description=f"{self._doing} {problem.label}",
+            visible=True,
+        )
+        self._say(f"{self._doing} {problem.label}, problem {done + 1} of {total}")
+
+    def fitting(self) -> None:
+        self._bar.update(self._timing, description="fitting the formula")
+        self._say("fitting the formula", last=True)
+
+    def power(self, done: int, total: int) -> None:
+        self._bar.update(self._timing, completed=done, total=total, description="measuring power")
+        self._say(f"measuring power, build {done + 1} of {total}")
+
+    def _say(self, line: str, *, last: bool = False) -> None:
+        now_s = time.monotonic()
+        if self._lines and (last or now_s - self._last_line_s > _LINE_EVERY_S):
+            self._last_line_s = now_s
+            output.say(line)

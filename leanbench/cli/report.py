@@ -7,24 +7,20 @@ from typing import Annotated
 
 import typer
 
-from leanbench.cli.options import Baseline, Runs
+from leanbench.cli.options import Baseline, Runs, option
 
 
 def report(
     runs: Runs,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Where to write.", show_default="the run directory"
-        ),
+        Path | None, option("--out", "DIR", "Where to write.", show_default="the run directory")
     ] = None,
     format_: Annotated[
         str,
-        typer.Option(
+        option(
             "--format",
-            metavar="LIST",
-            help="Any of html, csv, parquet, markdown, github-benchmark, flashinfer-bench; by"
-            " commas.",
+            "LIST",
+            "Any of html, csv, parquet, markdown, github-benchmark, flashinfer-bench; by commas.",
         ),
     ] = "html,csv",
     baseline: Baseline = None,

@@ -7,103 +7,88 @@ from typing import Annotated, Any
 import typer
 
 from leanbench.cli.completion import kernel_names, sweep_names
-from leanbench.cli.options import Ci, RunFlags, given_axes, with_shared_options
-from leanbench.cli.sweep_flags import check_window_is_used, measure_flags
+from leanbench.cli.options import (
+    Ci,
+    RunFlags,
+    argument,
+    check_window_is_used,
+    given_axes,
+    measure_flags,
+    option,
+    switch,
+    with_shared_options,
+)
 from leanbench.cli.sweep_run import command_line, run_sweep
+from leanbench.core.axes import AXES
 
 
-@with_shared_options(axes=True)
+@with_shared_options(axes=AXES, after="file")
 def sweep(
     ctx: typer.Context,
     file: Annotated[
         str | None,
-        typer.Argument(
-            metavar="FILE",
-            help="A sweep file, a name from `leanbench list sweeps`, or definitions of"
+        argument(
+            "FILE",
+            "A sweep file, a name from `leanbench list sweeps`, or definitions of"
             " FlashInfer-Bench.",
             autocompletion=sweep_names,
         ),
     ] = None,
     draw: Annotated[
         int | None,
-        typer.Option(
-            "--draw",
-            metavar="N",
-            help="Problems to draw: of a sweep that draws them (serving), or of a grid's.",
+        option(
+            "--draw", "N", "Problems to draw: of a sweep that draws them (serving), or of a grid's."
         ),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Seed of the drawn problems.")
-    ] = None,
+    seed: Annotated[int | None, option("--seed", "N", "Seed of the drawn problems.")] = None,
     kernels: Annotated[
         str | None,
-        typer.Option(
-            "--kernels",
-            metavar="LIST",
-            help="Names from `leanbench list kernels`.",
-            autocompletion=kernel_names,
+        option(
+            "--kernels", "LIST", "Names from `leanbench list kernels`.", autocompletion=kernel_names
         ),
     ] = None,
     configs: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--configs",
-            metavar="default|heuristic|best|energy|edp",
-            help="Tuned ones or else the heuristic's; the heuristic's; the fastest candidate;"
+            "default|heuristic|best|energy|edp",
+            "Tuned ones or else the heuristic's; the heuristic's; the fastest candidate;"
             " tuned ones of least energy; of least energy times latency.",
             show_default="default, or FILE's",
         ),
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--config",
-            metavar="KERNEL:FIELD=VALUE,...",
-            help="A kernel's launch settings, whatever --configs says; repeatable.",
+            "KERNEL:FIELD=VALUE,...",
+            "A kernel's launch settings, whatever --configs says; repeatable.",
         ),
     ] = None,
     cache: Annotated[
         str | None,
-        typer.Option(
-            "--cache",
-            metavar="cold|warm",
-            help="The L2 at each launch: cold, as in serving, or warm.",
-        ),
+        option("--cache", "cold|warm", "The L2 at each launch: cold, as in serving, or warm."),
     ] = None,
     sustained: Annotated[
-        bool, typer.Option("--sustained", help="Also latency over seconds, back to back.")
+        bool, switch("--sustained", "Also latency over seconds, back to back.")
     ] = False,
-    energy: Annotated[
-        bool, typer.Option("--energy", help="Also energy, over seconds back to back.")
-    ] = False,
+    energy: Annotated[bool, switch("--energy", "Also energy, over seconds back to back.")] = False,
     window: Annotated[
         str | None,
-        typer.Option(
-            "--window",
-            metavar="TIME",
-            help="Length of the --sustained and --energy window.",
-            show_default="3s",
+        option(
+            "--window", "TIME", "Length of the --sustained and --energy window.", show_default="3s"
         ),
     ] = None,
     occupancy: Annotated[
         bool,
-        typer.Option(
-            "--occupancy", help="Also warp occupancy, and SM busy share from an instrumented build."
-        ),
+        switch("--occupancy", "Also warp occupancy, and SM busy share from an instrumented build."),
     ] = False,
     counters: Annotated[
-        bool,
-        typer.Option(
-            "--counters", help="Also hardware counters, by Nsight Compute in a separate pass."
-        ),
+        bool, switch("--counters", "Also hardware counters, by Nsight Compute in a separate pass.")
     ] = False,
     ci: Ci = "0.5%",
-    min_samples: Annotated[
-        int, typer.Option("--min-samples", metavar="N", help="Samples of a kernel at least.")
-    ] = 10,
-    max_samples: Annotated[
-        int, typer.Option("--max-samples", metavar="N", help="Samples of a kernel at most.")
-    ] = 200,
+    min_samples: Annotated[int, option("--min-samples", "N", "Samples of a kernel at least.")] = 10,
+    max_samples: Annotated[int, option("--max-samples", "N", "Samples of a kernel at most.")] = 200,
     **shared: Any,
 ) -> None:
     """Run every kernel on every problem of a sweep, then write HTML and CSV.

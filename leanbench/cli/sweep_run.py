@@ -1,11 +1,12 @@
-"""Execution of a sweep: choose the machine, run the cells, print and report the results."""
+"""Execution of a sweep: open the machine, run the cells, print and report the results."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,23 +14,28 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from leanbench.cli import output
-from leanbench.cli.machines import Machines, open_machines
-from leanbench.cli.options import RunFlags
-from leanbench.cli.sweep_flags import limits_from_flags
-from leanbench.core.errors import UserError, nearest
+from leanbench.cli.options import RunFlags, limits_from_flags
+from leanbench.core.errors import OptionWithoutEffect, UserError, nearest
 
 if TYPE_CHECKING:
+    from leanbench.cluster.cluster import Cluster
+    from leanbench.core.gpu_spec import GpuSpec
     from leanbench.gpu.local import Target
+    from leanbench.measure.options import MeasureOptions
     from leanbench.records.directory import RunDirectory
     from leanbench.records.reading import Run
     from leanbench.run.cells import Cell, Sweep
-    from leanbench.run.limits import Limits
+    from leanbench.run.problem_runner import Limits
+    from leanbench.run.runner import Executor
 
+EXECUTORS = ("local", "ray")
+#: Cells that a dry run names.
+LISTED = 40
 #: Statuses of a failed kernel.
 FAILED = ("crashed", "timeout", "incorrect")
 #: Statuses of a cell that did not start.
 NOT_RUN = ("unsupported", "out_of_memory")
-#: Measurements that a prediction leaves out, besides the energy of whole models.
+#: Measurements that are never predicted. Energy of whole models is not, either.
 _NOT_PREDICTED = ("sustained", "occupancy", "counters", "prefill")
 
 
@@ -43,9 +49,7 @@ def run_sweep(sweep: Sweep, flags: RunFlags, command: list[str]) -> None:
         UserError: A flag is invalid, or the sweep cannot run.
         typer.Exit: A kernel failed, or a signal stopped the sweep.
     """
-    from leanbench.cli.sweep_tables import show_dry_run, show_ending
-    from leanbench.run.cells import expand
-    from leanbench.run.shard import Shard
+    from leanbench.run.cells import Shard, expand
 
     every_cell = expand(sweep)
     shard = None if flags.shard is None else Shard.parse(flags.shard)
@@ -86,6 +90,82 @@ def run_sweep(sweep: Sweep, flags: RunFlags, command: list[str]) -> None:
         output.say(missing)
     if nothing_ran or has_failed(run):
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Target of the rows, and the executor that makes them for a run."""
+
+    target: Target
+    executor_of: Callable[[RunDirectory], Executor]
+
+
+@contextlib.contextmanager
+def open_machines(
+    flags: RunFlags, options: MeasureOptions, cells: Sequence[Cell], limits: Limits
+) -> Iterator[Machines]:
+    """Open the machine or the cluster that a sweep's flags name.
+
+    Raises:
+        UserError: A flag is invalid, the cluster does not answer, or no GPU can work.
+    """
+    from leanbench.core.syntax import choose
+
+    if choose("--executor", flags.executor, EXECUTORS) == "ray":
+        from leanbench.cluster.ray_cluster import RayCluster
+
+        with contextlib.closing(RayCluster(flags.ray_address)) as cluster:
+            yield _cluster_machines(cluster, flags, options, cells, limits)
+        return
+    if flags.ray_address is not None:
+        raise OptionWithoutEffect(f"--ray-address {flags.ray_address}", "--executor ray")
+    if flags.mix_boards:
+        raise OptionWithoutEffect("--mix-boards", "--executor ray")
+    yield _local_machine(flags, options, cells, limits)
+
+
+def _local_machine(
+    flags: RunFlags, options: MeasureOptions, cells: Sequence[Cell], limits: Limits
+) -> Machines:
+    from leanbench.gpu.local import choose
+    from leanbench.records.directory import WORKER_LOG
+    from leanbench.run.runner import LocalExecutor
+    from leanbench.run.worker_process import WorkerTarget
+
+    target = choose(flags.gpu, flags.require_gpu)
+    # Rows of a shard are merged with rows of other boards.
+    calibrate = flags.shard is not None and target.local_index is not None
+    gpus = max((cell.problem.gpus.gpus for cell in cells), default=1)
+    worker = WorkerTarget(target.spec, target.local_index, options, calibrate, gpus)
+    return Machines(
+        target, lambda run: LocalExecutor(worker, limits.timeout_s, run.path / WORKER_LOG)
+    )
+
+
+def _cluster_machines(
+    cluster: Cluster,
+    flags: RunFlags,
+    options: MeasureOptions,
+    cells: Sequence[Cell],
+    limits: Limits,
+) -> Machines:
+    from leanbench.cluster.cluster import shared_variables
+    from leanbench.records.boards import boards_of
+    from leanbench.records.directory import WORKER_LOG
+    from leanbench.run.cluster_executor import AgentRequest, ClusterExecutor
+
+    request = AgentRequest(
+        flags.gpu, flags.require_gpu, options, limits.timeout_s, shared_variables()
+    )
+    executor = ClusterExecutor(cluster, request, cells, output.say)
+    target = executor.target()
+
+    def executor_of(run: RunDirectory) -> Executor:
+        first = next(boards_of(run.manifest), None)
+        executor.prepare(target, run.path / WORKER_LOG, first, flags.mix_boards)
+        return executor
+
+    return Machines(target, executor_of)
 
 
 def _check_names(sweep: Sweep, flags: RunFlags) -> None:
@@ -366,3 +446,62 @@ def command_line(ctx: typer.Context) -> list[str]:
         for item in value if isinstance(value, list | tuple) else [value]:
             words += flag if item is True else [*flag, str(item)]
     return words
+
+
+def show_dry_run(requested: Sweep, cells: list[Cell], gpu: GpuSpec, *, predicted: bool) -> None:
+    """Print the first `LISTED` cells, and the total time of those that can run.
+
+    Args:
+        cells: Cells that would run.
+    """
+    from leanbench.core.memory import shortage_on
+    from leanbench.run.estimate import estimated_seconds, is_unsupported
+
+    table = output.table(f"{requested.name}: {output.counted(len(cells), 'cell')} for {gpu.name}")
+    for column in ("kernel", "problem", "configs"):
+        table.add_column(column)
+    for column in ("KV bytes", "about", "fits memory"):
+        table.add_column(column, justify="right")
+    total, large, refused = 0.0, 0, 0
+    for number, cell in enumerate(cells):
+        is_large = shortage_on(cell.problem, gpu) is not None
+        is_refused = is_unsupported(cell, gpu, predicted)
+        large += is_large
+        refused += is_refused
+        takes = "unsupported"
+        if not is_refused:
+            seconds = estimated_seconds(cell, gpu, predicted, requested.measure)
+            total += 0.0 if is_large else seconds
+            takes = _about(seconds)
+        if number < LISTED:
+            size = output.si_bytes(cell.problem.kv_bytes)
+            fit = "no" if is_large else "yes"
+            table.add_row(cell.kernel, cell.problem.label, cell.request, size, takes, fit)
+    output.show_table(table)
+    if len(cells) > LISTED:
+        output.show(f"and {len(cells) - LISTED} more")
+    counts = [
+        f"{count} {what}"
+        for count, what in ((large, "do not fit its memory"), (refused, "unsupported"))
+        if count
+    ]
+    left_out = f" ({', '.join(counts)})" if counts else ""
+    takes = "less than 1 s" if total < 1 else f"about {output.duration(total)}"
+    output.show(f"{output.counted(len(cells), 'cell')}{left_out}, {takes}; nothing was run.")
+
+
+def _about(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.05 else "< 0.1 s"
+
+
+def show_ending(run: Run, baseline: str | None = None) -> None:
+    """Print the results: figures by problem, their uncertainty, and the conclusion last.
+
+    Args:
+        baseline: Kernel to compare with; None for lean, or the first that was timed.
+    """
+    from leanbench.cli.document import show_document
+    from leanbench.report.facts import ENDING, facts
+    from leanbench.report.facts.results import Results
+
+    show_document(facts(Results([run], baseline), ENDING))

@@ -1,4 +1,4 @@
-"""`leanbench trace`: what every CTA did and when, as a picture."""
+"""`leanbench trace`: timelines of all CTAs, as pictures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names
-from leanbench.cli.options import Gpu, RequireGpu
+from leanbench.cli.options import Gpu, RequireGpu, argument, option
 from leanbench.core.errors import GpuUnusable, UserError
 
 if TYPE_CHECKING:
@@ -26,26 +26,20 @@ if TYPE_CHECKING:
 
 def trace(
     problem: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PROBLEM", help="h56 n64k d64, or a label from a table (not a ragged one)."
-        ),
+        list[str], argument("PROBLEM", "h56 n64k d64, or a label from a table (not a ragged one).")
     ],
     kernels: Annotated[
         str,
-        typer.Option(
-            "--kernels",
-            metavar="LIST",
-            help="Names from `leanbench list kernels`.",
-            autocompletion=kernel_names,
+        option(
+            "--kernels", "LIST", "Names from `leanbench list kernels`.", autocompletion=kernel_names
         ),
     ] = "lean,fixed_split,fa2",
     configs: Annotated[
         str,
-        typer.Option(
+        option(
             "--configs",
-            metavar="default|heuristic|best|energy|edp",
-            help="Tuned settings or else the heuristic's; the heuristic's; the fastest candidate;"
+            "default|heuristic|best|energy|edp",
+            "Tuned settings or else the heuristic's; the heuristic's; the fastest candidate;"
             " tuned ones of least energy; of least energy times latency.",
         ),
     ] = "default",
@@ -53,15 +47,10 @@ def trace(
     require_gpu: RequireGpu = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Folder for the files; a new one under runs/ if not given."
-        ),
+        option("--out", "DIR", "Folder for the files; a new one under runs/ if not given."),
     ] = None,
     format_: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="LIST", help="html,json; json is for https://ui.perfetto.dev."
-        ),
+        str, option("--format", "LIST", "html,json; json is for https://ui.perfetto.dev.")
     ] = "html,json",
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No picture in the terminal.")
@@ -84,6 +73,7 @@ def trace(
     from leanbench.core.syntax import parse_names
     from leanbench.gpu.local import choose
     from leanbench.report.trace import trace_files, write_trace
+    from leanbench.report.trace.terminal import terminal_text
     from leanbench.run.cells import CONFIG_CHOICES
 
     parsed = parse_problem(problem)
@@ -102,18 +92,22 @@ def trace(
         if not panels:
             raise typer.Exit(1)
         if not quiet:
-            _show_picture(panels)
+            console = output.console()
+            columns = console.width if console.is_terminal else min(console.width, 120)
+            ascii_only = console.options.ascii_only
+            console.print(terminal_text(panels, columns, ascii_only=ascii_only))
         for path in write_trace(panels, folder, formats):
             output.show_whole(str(path))
         _write_manifest(folder, parsed, panels, target)
     finally:
-        _remove_empty(folder)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _write_manifest(
     folder: Path, problem: AttentionProblem, panels: list[Panel], target: Target
 ) -> None:
-    """Writes what was traced, where and with which versions next to the pictures."""
+    """Write the problem, the settings and the environment next to the pictures."""
     from leanbench.configs.fingerprint import settings_hash
     from leanbench.measure.ranks import environment_of_ranks
     from leanbench.records.environment import measured_environment, predicted_environment
@@ -142,7 +136,7 @@ def _panels(
     target: Target,
     requested_gpu: str | None,
 ) -> list[Panel]:
-    """A panel for each GPU of a kernel that has timelines; a warning for each that has none."""
+    """Return a panel for each kernel and GPU. Warn about kernels without a timeline."""
     from leanbench.model.timeline import schedule_efficiency
     from leanbench.report.trace.picture import Panel
 
@@ -151,11 +145,11 @@ def _panels(
     else:
         timelines = _measure(problem, kernels, configs, target.local_index)
     panels: list[Panel] = []
-    for kernel, own in zip(kernels, timelines, strict=True):
-        if isinstance(own, str):
-            output.say(f"No timeline of {kernel.name}: {own}.")
+    for kernel, result in zip(kernels, timelines, strict=True):
+        if isinstance(result, str):
+            output.say(f"No timeline of {kernel.name}: {result}.")
             continue
-        panels += [Panel(timeline, schedule_efficiency(timeline, target.spec)) for timeline in own]
+        panels += [Panel(each, schedule_efficiency(each, target.spec)) for each in result]
     return panels
 
 
@@ -172,8 +166,8 @@ def _predict(
     timelines = [predict_timelines(problem, kernel, configs, target.spec) for kernel in kernels]
     drawn = [
         kernel.name
-        for kernel, own in zip(kernels, timelines, strict=True)
-        if not isinstance(own, str)
+        for kernel, result in zip(kernels, timelines, strict=True)
+        if not isinstance(result, str)
     ]
     if drawn:
         why = output.why_predicted(target, requested_gpu)
@@ -202,23 +196,9 @@ def _measure(
     return timelines
 
 
-def _show_picture(panels: list[Panel]) -> None:
-    from leanbench.report.trace.terminal import terminal_text
-
-    console = output.console()
-    columns = console.width if console.is_terminal else min(console.width, 120)
-    console.print(terminal_text(panels, columns, ascii_only=console.options.ascii_only))
-
-
 def _new_folder(problem: AttentionProblem, gpu: str) -> Path:
     from leanbench.records.directory import make_new_folder
 
     words = re.sub(r"[^A-Za-z0-9_]+", "-", problem.label)
     path = Path("runs") / f"trace-{words}-{gpu}-{datetime.now():%Y%m%d-%H%M%S}"
     return make_new_folder(path)
-
-
-def _remove_empty(folder: Path) -> None:
-    """A folder that was made for files which did not come."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()

@@ -9,7 +9,6 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names
-from leanbench.cli.interruption import signal_of
 from leanbench.cli.options import Quiet, RequireGpu
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
@@ -134,7 +133,7 @@ def _tune(request: Request, *, quiet: bool) -> Tuned:
     Raises:
         typer.Exit: the command was interrupted.
     """
-    from leanbench.cli.tune_progress import TuneProgress
+    from leanbench.cli.progress import TuneProgress
     from leanbench.tune.run import tune
 
     predicted = request.plan.predicted
@@ -150,7 +149,7 @@ def _tune(request: Request, *, quiet: bool) -> Tuned:
                 else f"Stopped: {progress.done} problems are noted, the same command goes on"
                 " from there."
             )
-            raise typer.Exit(128 + signal_of(error)) from None
+            raise typer.Exit(128 + output.signal_of(error)) from None
 
 
 def _save(request: Request, results: list[tuple[Summary, Family]]) -> None:

@@ -1,3 +1,1 @@
-"""Many machines: agents on a cluster's GPUs, jobs that are handed to them, and what happens where
-one is lost.
-"""
+"""Clusters: agents on their GPUs, dispatch of jobs, and recovery from lost agents."""

@@ -1,34 +1,34 @@
-"""A cluster as leanbench needs it: nodes with GPUs, actors on them, and calls of actors.
+"""Interface of a cluster: nodes with GPUs, actors on them, and calls of actors.
 
-`leanbench.cluster.ray_cluster` is Ray's.
+`leanbench.cluster.ray_cluster` implements it with Ray.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from leanbench.gpu.local import Target
-from leanbench.records.boards import Board
+from leanbench.records.boards import Board, difference
 
-#: Environment variables that decide which kernels and settings there are, on every node as here.
+#: Environment variables that select kernels and settings, on every node.
 _SHARED_VARIABLES = ("LEANBENCH_CONFIGS", "LEANBENCH_KERNEL_PATH")
 
 
 def shared_variables() -> dict[str, str]:
-    """Environment variables that agents get, too."""
+    """Return environment variables for agents."""
     return {name: os.environ[name] for name in _SHARED_VARIABLES if name in os.environ}
 
 
 class ActorLost(Exception):
-    """An actor that ended before it answered, or gave up. The message says how, as a phrase."""
+    """An actor that ended before it answered. The message is a phrase."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the cluster that is alive."""
+    """A machine of the cluster that is alive."""
 
     name: str
     host: str
@@ -36,23 +36,21 @@ class Node:
 
 
 class Agent(Protocol):
-    """An actor on one GPU, or on as many as its jobs share. Bad input and a machine that cannot
-    work are UserErrors in all of its methods.
-    """
+    """Actor on the GPUs of a job. Methods raise UserError for bad input and unusable machines."""
 
     def target(self) -> Target:
-        """What its jobs are about: its GPU, or the model of one."""
+        """Return the target of its jobs: its GPU, or the model of one."""
         ...
 
     def board(self) -> Board:
-        """What its results stand for, calibrated."""
+        """Return the board of its results, calibrated."""
         ...
 
     def work(self, job: Any, /) -> Any:
-        """What comes of a job.
+        """Run a job.
 
         Raises:
-            ActorLost: this agent is of no more use, another may have more luck.
+            ActorLost: This agent is unusable. Another can retry.
         """
         ...
 
@@ -64,30 +62,62 @@ class Cluster(Protocol):
     def address(self) -> str: ...
 
     def nodes(self) -> Sequence[Node]:
-        """Those that are alive, in an order that stays."""
+        """Return the nodes that are alive, in a stable order."""
         ...
 
     def start(self, node: Node, gpus: int, agent: type[Agent], arguments: Sequence[Any]) -> Any:
-        """An actor on that node with so many GPUs of its own; it ends with this process."""
+        """Start an actor with GPUs on a node. It ends with this process."""
         ...
 
     def call(self, actor: Any, method: str, *arguments: Any) -> Any:
-        """A call that was begun."""
+        """Start a call."""
         ...
 
     def done(self, calls: Sequence[Any], timeout_s: float) -> Sequence[Any]:
-        """Those of these calls that have ended, after a wait for the first."""
+        """Wait for one of the calls and return all that have ended."""
         ...
 
     def result(self, call: Any) -> Any:
-        """What a call that has ended returned.
+        """Return the result of a call that has ended.
 
         Raises:
-            UserError: that of the actor.
-            ActorLost: that of the actor; or it ended, or was not to be reached.
+            UserError: The actor raised it.
+            ActorLost: The actor raised it, ended or cannot be reached.
         """
         ...
 
     def stop(self, actor: Any) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Alike:
+    """Check of boards: why one cannot join a run. A `refusal` of Dispatcher.run.
+
+    Args:
+        first: First board of the run; None for the first that joins.
+        mix: Only report differences that --mix-boards accepts.
+    """
+
+    def __init__(
+        self, target: Target, first: Board | None, mix: bool, say: Callable[[str], None]
+    ) -> None:
+        self._target, self._first, self._mix, self._say = target, first, mix, say
+
+    def __call__(self, board: Board) -> str | None:
+        source = "predicted" if self._target.local_index is None else "measured"
+        if (board.source, board.gpu["name"]) != (source, self._target.spec.name):
+            return (
+                f"its rows would be {board.source} for {board.gpu['name']}, those of this run are"
+                f" {source} for {self._target.spec.name}"
+            )
+        if self._first is None:
+            self._first = board
+        found = difference(self._first, board)
+        if found is None:
+            return None
+        if not found.mixable or not self._mix:
+            hint = ", --mix-boards takes it all the same" if found.mixable else ""
+            return f"{found.phrase} as of {self._first.label}{hint}"
+        self._say(f"! {board.label} takes part, and {found.phrase} as of {self._first.label}.")
+        return None

@@ -1,6 +1,4 @@
-"""Jobs to the GPUs of a cluster: an agent on each, a job to whoever is free, a job whose agent was
-lost once more elsewhere.
-"""
+"""Dispatch of jobs to agents on the GPUs of a cluster, with one retry of lost jobs."""
 
 from __future__ import annotations
 
@@ -17,18 +15,18 @@ from leanbench.records.boards import Board
 
 J = TypeVar("J")
 
-#: Seconds between two looks at which nodes there are.
+#: Seconds between two queries of the nodes.
 LOOK_S = 5.0
-#: Until the first agent has said what its GPU is, and for how long the others are waited for then.
+#: Maximum seconds until the first agent reports its GPU, and then for the others.
 START_TIMEOUT_S = 300.0
 OTHERS_TIMEOUT_S = 30.0
-#: Agents that a job may take along, and a node may lose.
+#: Maximum agents lost by a job, and by a node.
 MOST_LOSSES, MOST_LOSSES_OF_A_NODE = 2, 3
 
 
 @dataclass(frozen=True)
 class Lost:
-    """Answer of a job that took `MOST_LOSSES` agents along; the reason is a sentence."""
+    """Answer of a job that lost `MOST_LOSSES` agents. The reason is a sentence."""
 
     reason: str
     board: Board
@@ -36,15 +34,15 @@ class Lost:
 
 @dataclass
 class _Task(Generic[J]):
-    """A job, and how its agents were lost."""
+    """A job, and the reasons why its agents were lost."""
 
     job: J
     losses: list[str]
 
 
 @dataclass(eq=False)
-class _Place(Generic[J]):
-    """An agent on a node. One that is left out keeps its GPU, so that no other agent gets it."""
+class _Slot(Generic[J]):
+    """A GPU slot with its agent. One that is left out keeps its GPU reserved."""
 
     node: Node
     actor: Any
@@ -55,13 +53,13 @@ class _Place(Generic[J]):
 
 
 class Dispatcher(Generic[J]):
-    """Agents on all GPUs of a cluster, so many GPUs to each.
+    """Agents on all GPUs of a cluster, with `gpus` each.
 
     Args:
-        say: receives a sentence about what the user does not expect.
+        say: Receives a sentence about each unexpected event.
 
     Raises:
-        UserError: the cluster has no GPU, or no node has so many.
+        UserError: The cluster has no GPU, or no node has enough.
     """
 
     def __init__(
@@ -74,32 +72,31 @@ class Dispatcher(Generic[J]):
     ) -> None:
         self._cluster, self._agent, self._arguments, self._say = cluster, agent, arguments, say
         self._gpus = gpus
-        self._places: list[_Place[J]] = []
+        self._slots: list[_Slot[J]] = []
         self._losses: Counter[str] = Counter()
         self._again: deque[_Task[J]] = deque()
         self._why_left_out = ""
         self._refuse_too_few_gpus()
 
     def target(self) -> Target:
-        """What jobs are about: the GPU of the first agent that has one, or else the model that they
-        predict for.
+        """Return the target of the jobs: a GPU if any agent has one, or a model.
 
         Raises:
-            UserError: no agent can work, or none starts in time.
+            UserError: No agent can work, or none starts in time.
         """
         self._fill()
-        asked = {self._cluster.call(place.actor, "target"): place for place in self._places}
+        calls = {self._cluster.call(slot.actor, "target"): slot for slot in self._slots}
         targets: list[tuple[Node, Target]] = []
         end_s = time.monotonic() + START_TIMEOUT_S
-        while asked and (left_s := end_s - time.monotonic()) > 0:
-            for call in self._cluster.done(list(asked), left_s):
-                place = asked.pop(call)
+        while calls and (left_s := end_s - time.monotonic()) > 0:
+            for call in self._cluster.done(list(calls), left_s):
+                slot = calls.pop(call)
                 try:
-                    targets.append((place.node, self._cluster.result(call)))
+                    targets.append((slot.node, self._cluster.result(call)))
                 except UserError as error:
-                    self._leave_out(place, str(error))
+                    self._leave_out(slot, str(error))
                 except ActorLost as lost:
-                    self._drop(place, str(lost))
+                    self._drop(slot, str(lost))
             if targets:
                 end_s = min(end_s, time.monotonic() + OTHERS_TIMEOUT_S)
         if not targets:
@@ -113,22 +110,23 @@ class Dispatcher(Generic[J]):
         sent: Callable[[J], Any],
         refusal: Callable[[Board], str | None],
     ) -> Iterator[tuple[J, Any]]:
-        """Every job with what an agent's `work` answered, or Lost, in the order in which they end.
-        A job is taken from `jobs` when an agent is free.
+        """Yield every job with the answer of an agent, or Lost, as they end.
+
+        Takes a job from `jobs` when an agent is free.
 
         Args:
-            sent: what the agent gets for a job.
-            refusal: why a board may not take part, as a phrase.
+            sent: Converts a job for the agent.
+            refusal: Returns why a board cannot join, as a phrase.
 
         Raises:
-            UserError: no agent is left.
+            UserError: No agent is left.
         """
         tasks = (_Task(job, []) for job in jobs)
         waited_s = 0.0
         while True:
             self._fill()
-            for place in self._in("new"):
-                self._ask(place, "joining", "board")
+            for slot in self._in("new"):
+                self._ask(slot, "joining", "board")
             all_are_out = self._hand_out(tasks, sent)
             busy, joining = self._in("busy"), self._in("joining")
             if all_are_out and not busy:
@@ -137,108 +135,106 @@ class Dispatcher(Generic[J]):
                 raise self._nobody_left()
             answered = self._answered([*busy, *joining])
             waited_s = 0.0 if busy or answered else waited_s + LOOK_S
-            for place in answered:
-                if place.state == "joining":
-                    self._join(place, refusal)
+            for slot in answered:
+                if slot.state == "joining":
+                    self._join(slot, refusal)
                 else:
-                    yield from self._take(place)
+                    yield from self._take(slot)
 
     def close(self) -> None:
-        """Ends all agents and what they started."""
-        for place in self._places:
-            self._cluster.stop(place.actor)
-        self._places.clear()
+        """End all agents and what they started."""
+        for slot in self._slots:
+            self._cluster.stop(slot.actor)
+        self._slots.clear()
         self._cluster.close()
 
     def _hand_out(self, tasks: Iterator[_Task[J]], sent: Callable[[J], Any]) -> bool:
-        """Gives each agent that is free a task, those that were put back first; whether there are
-        no more.
-        """
-        for place in self._in("idle"):
+        """Give each idle agent a task, retries first. Return True if there are no more."""
+        for slot in self._in("idle"):
             task = self._again.popleft() if self._again else next(tasks, None)
             if task is None:
                 return True
-            place.task = task
-            self._ask(place, "busy", "work", sent(task.job))
+            slot.task = task
+            self._ask(slot, "busy", "work", sent(task.job))
         return False
 
-    def _in(self, state: str) -> list[_Place[J]]:
-        return [place for place in self._places if place.state == state]
+    def _in(self, state: str) -> list[_Slot[J]]:
+        return [slot for slot in self._slots if slot.state == state]
 
-    def _ask(self, place: _Place[J], state: Any, method: str, *arguments: Any) -> None:
-        place.state = state
-        place.call = self._cluster.call(place.actor, method, *arguments)
+    def _ask(self, slot: _Slot[J], state: Any, method: str, *arguments: Any) -> None:
+        slot.state = state
+        slot.call = self._cluster.call(slot.actor, method, *arguments)
 
-    def _answered(self, places: Sequence[_Place[J]]) -> list[_Place[J]]:
-        by_call = {place.call: place for place in places}
+    def _answered(self, slots: Sequence[_Slot[J]]) -> list[_Slot[J]]:
+        by_call = {slot.call: slot for slot in slots}
         return [by_call[call] for call in self._cluster.done(list(by_call), LOOK_S)]
 
-    def _join(self, place: _Place[J], refusal: Callable[[Board], str | None]) -> None:
+    def _join(self, slot: _Slot[J], refusal: Callable[[Board], str | None]) -> None:
         try:
-            place.board = self._cluster.result(place.call)
+            slot.board = self._cluster.result(slot.call)
         except ActorLost as lost:
-            self._drop(place, str(lost))
+            self._drop(slot, str(lost))
             return
         except UserError as error:
-            self._leave_out(place, str(error))
+            self._leave_out(slot, str(error))
             return
-        assert place.board is not None
-        why = refusal(place.board)
+        assert slot.board is not None
+        why = refusal(slot.board)
         if why is None:
-            place.state = "idle"
+            slot.state = "idle"
         else:
-            self._leave_out(place, why)
+            self._leave_out(slot, why)
 
-    def _take(self, place: _Place[J]) -> Iterator[tuple[J, Any]]:
-        """The answer of a place that was busy, if its job is done with."""
-        task = place.task
+    def _take(self, slot: _Slot[J]) -> Iterator[tuple[J, Any]]:
+        """Yield the answer of an agent, if its job is finished."""
+        task = slot.task
         assert task is not None
-        assert place.board is not None
+        assert slot.board is not None
         try:
-            answer = self._cluster.result(place.call)
+            answer = self._cluster.result(slot.call)
         except ActorLost as lost:
-            self._drop(place, str(lost))
-            task.losses.append(f"an agent on {place.node.host} was lost ({lost})")
+            self._drop(slot, str(lost))
+            task.losses.append(f"an agent on {slot.node.host} was lost ({lost})")
         except UserError as error:
-            self._leave_out(place, str(error))
-            task.losses.append(f"an agent on {place.node.host} could not go on ({error})")
+            self._leave_out(slot, str(error))
+            task.losses.append(f"an agent on {slot.node.host} could not go on ({error})")
         else:
-            place.state, place.task = "idle", None
+            slot.state, slot.task = "idle", None
             yield task.job, answer
             return
         if len(task.losses) < MOST_LOSSES:
             self._say(f"! {task.losses[-1]}: what it was at runs elsewhere.")
             self._again.append(task)
         else:
-            yield task.job, Lost("; then ".join(task.losses), place.board)
+            yield task.job, Lost("; then ".join(task.losses), slot.board)
 
     def _fill(self) -> None:
-        """An agent on every GPU that has none."""
+        """Start an agent on every free GPU."""
         for node in self._cluster.nodes():
             if self._losses[node.name] >= MOST_LOSSES_OF_A_NODE:
                 continue
-            there = sum(place.node.name == node.name for place in self._places)
+            there = sum(slot.node.name == node.name for slot in self._slots)
             for _ in range(node.gpus // self._gpus - there):
                 actor = self._cluster.start(node, self._gpus, self._agent, self._arguments)
-                self._places.append(_Place(node, actor))
+                self._slots.append(_Slot(node, actor))
 
-    def _drop(self, place: _Place[J], why: str) -> None:
-        self._losses[place.node.name] += 1
-        self._why_left_out = f"an agent on {place.node.host} was lost ({why})"
-        self._places.remove(place)
-        self._cluster.stop(place.actor)
+    def _drop(self, slot: _Slot[J], why: str) -> None:
+        self._losses[slot.node.name] += 1
+        self._why_left_out = f"an agent on {slot.node.host} was lost ({why})"
+        self._slots.remove(slot)
+        self._cluster.stop(slot.actor)
 
-    def _leave_out(self, place: _Place[J], why: str) -> None:
-        place.state = "left out"
-        uuid = place.board and place.board.environment.get("gpu_uuid")
-        named = f"{place.node.host} {uuid}" if uuid else place.node.host
+    def _leave_out(self, slot: _Slot[J], why: str) -> None:
+        slot.state = "left out"
+        uuid = slot.board and slot.board.environment.get("gpu_uuid")
+        named = f"{slot.node.host} {uuid}" if uuid else slot.node.host
         self._why_left_out = f"{named} is left out ({why})"
         self._say(f"! {self._why_left_out}.")
 
     def _nobody_left(self) -> UserError:
         why = self._why_left_out or "none became free in time"
         return UserError(
-            f"no GPU of the Ray cluster at {self._cluster.address} can work: {why}; mend that and"
+            f"no GPU of the Ray cluster at {self._cluster.address} can work: {why}; fix it and"
             " repeat the command, with --resume where a run has begun"
         )
 

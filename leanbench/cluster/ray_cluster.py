@@ -1,4 +1,4 @@
-"""Ray's cluster: an actor a GPU, which is not started again by itself where it ends."""
+"""Ray's cluster, with one actor per GPU and no automatic restarts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 from leanbench.cluster.cluster import ActorLost, Agent, Node
 from leanbench.core.errors import UserError
 
-#: Until a cluster's address must have answered.
+#: Timeout of a cluster's address.
 _KNOCK_S = 10.0
 
 
 class RayCluster:
-    """The Ray cluster at `address`; None: RAY_ADDRESS, or the one that runs on this machine.
+    """The Ray cluster at `address`, RAY_ADDRESS, or on this machine.
 
     Raises:
-        UserError: Ray is not installed, no cluster answers, or one of other versions.
+        UserError: Ray is not installed, no cluster answers, or versions differ.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -43,7 +43,7 @@ class RayCluster:
                     address or "auto", log_to_driver=False, logging_level=logging.CRITICAL
                 )
         except Exception as error:
-            # It may be connected in part.
+            # It can be partly connected.
             ray.shutdown()
             raise UserError(_unreachable(address, error)) from None
         self.address: str = context.address_info["gcs_address"]
@@ -63,7 +63,7 @@ class RayCluster:
         actor = self._ray.remote(agent).options(
             num_gpus=gpus,
             num_cpus=0,
-            # The driver puts a lost job back itself, and says so.
+            # The dispatcher retries lost jobs.
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy=there,
@@ -109,25 +109,25 @@ def _refuse_client(address: str | None) -> None:
 
 @contextlib.contextmanager
 def _handler_of_sigterm_kept() -> Iterator[None]:
-    """Ray's own handler would end the process without a word of how to go on."""
+    """Restore the handler of SIGTERM. Ray's own ends the process without a message."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        # Ray sets none outside of the main thread, where nobody may.
+        # Only the main thread can set one.
         if signal.getsignal(signal.SIGTERM) is not before:
             signal.signal(signal.SIGTERM, before)
 
 
 def _knock(address: str | None) -> None:
-    """Raises OSError where nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    """Raise OSError if HOST:PORT does not listen. Ray itself would retry for minutes."""
     match = re.fullmatch(r"\[?(.+?)\]?:(\d+)", address or "")
     if match is not None:
         socket.create_connection((match[1], int(match[2])), timeout=_KNOCK_S).close()
 
 
 def _unreachable(address: str | None, error: Exception) -> str:
-    # Ray's own when it has found none.
+    # Ray found no cluster.
     if address is None and isinstance(error, ConnectionError):
         return (
             "no Ray cluster runs on this machine: start one with `ray start --head`, or name one"
@@ -145,7 +145,7 @@ def _unreachable(address: str | None, error: Exception) -> str:
 
 
 def _how_lost(error: Exception) -> str:
-    """The kind of the error; of one that an agent ended with as it was made, its own words."""
+    """Return the class of an error, or the message of an agent's constructor."""
     words = str(error)
     if "creation task" not in words:
         return type(error).__name__

@@ -33,8 +33,6 @@ from leanbench.core.kernel import LaunchResources
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 
-#: Pools that are open: processes and semaphores that somebody must end.
-open_pools: list[ProcessPoolExecutor] = []
 #: Modules that a compiling process imports; tensors without memory take torch._dynamo along.
 _COMPILING = ("torch", "torch._dynamo", "triton", "cuda.core.utils", "leanbench.compile.build")
 
@@ -80,7 +78,6 @@ def process_pool(
     try:
         with signals_held():
             pool = _Pool(workers or len(os.sched_getaffinity(0)), context)
-            open_pools.append(pool)
         yield pool
         pool.shutdown(cancel_futures=True)
     except BaseException:
@@ -90,9 +87,6 @@ def process_pool(
             # pipe, writes to that pipe and prints a traceback.
             pool.shutdown(cancel_futures=True)
         raise
-    finally:
-        if pool in open_pools:
-            open_pools.remove(pool)
 
 
 @contextlib.contextmanager

@@ -159,10 +159,10 @@ class Quantity:
 def quantity(
     heading: str,
     unit: str = "",
+    meaning: str = "",
     *,
     group: Group,
     kind: Kind,
-    meaning: str = "",
     shown: Shown = "page",
     statuses: tuple[Status, ...] = RAN,
     compared: bool = False,

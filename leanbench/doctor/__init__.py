@@ -1,3 +1,1 @@
-"""What this machine can measure and how well: short checks, each with one finding, see
-leanbench.doctor.checks.
-"""
+"""Checks of this machine, each with one finding. See leanbench.doctor.checks."""

@@ -1,4 +1,4 @@
-"""All checks in their order, and how they are run."""
+"""All checks in order, and their execution."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Literal
 
 from leanbench.core.errors import UserError
 from leanbench.core.registry import kernels as all_kernels
-from leanbench.doctor import figures, gpu, instruments, kernels, software
-from leanbench.doctor.finding import Finding, problem
-from leanbench.doctor.machine import Machine
+from leanbench.doctor import gpu, instruments, software
+from leanbench.doctor.machine import Finding, Machine, problem
 
-#: Kernels that are always checked: those of a sweep that names none.
+#: Kernels that are always checked, the default of sweeps.
 MAIN_KERNELS = ("lean", "fa2", "fixed_split")
 
-#: `gpu`: the driver has one. `launches`: kernels can run on it, too.
+#: `gpu`: the driver has one. `launches`: kernels also run on it.
 Needs = Literal["nothing", "gpu", "launches"]
 
 
@@ -28,14 +27,14 @@ class Check:
     name: str
     run: Callable[[Machine], Finding]
     needs: Needs = "nothing"
-    #: What is said while it runs; None for a check that takes no time.
+    #: Description of a slow check; None for a fast one.
     slow: str | None = None
-    #: Only where the machine is examined in depth.
+    #: Only with --deep.
     deep: bool = False
 
 
 def checks(machine: Machine) -> list[Check]:
-    """Every check. The energy counter comes before the load: it wants an idle GPU."""
+    """Return all checks. The energy counter comes first because it needs an idle GPU."""
     trying = "reading hardware counters for a try (half a minute)" if machine.deep else None
     return [
         Check("leanbench", software.leanbench_version),
@@ -66,9 +65,12 @@ def checks(machine: Machine) -> list[Check]:
         ),
         *_kernel_checks(),
         Check(
-            "bandwidth", figures.read_bandwidth, "launches", "measuring the read bandwidth (3 s)"
+            "bandwidth",
+            instruments.read_bandwidth,
+            "launches",
+            "measuring the read bandwidth (3 s)",
         ),
-        Check("noise", figures.noise_floor, "launches", "timing lean against itself (3 s)"),
+        Check("noise", instruments.noise_floor, "launches", "timing lean against itself (3 s)"),
         Check("counters", instruments.hardware_counters, "launches", trying),
         *_library_checks(machine),
         Check("triton cache", software.triton_cache),
@@ -77,13 +79,11 @@ def checks(machine: Machine) -> list[Check]:
 
 
 def _kernel_checks() -> list[Check]:
-    """The reference is left out: it is what the others are held against. Libraries compile for a
-    minute each.
-    """
+    """Return a check per timed kernel. Libraries compile for a minute each."""
     return [
         Check(
             f"kernel {name}",
-            partial(kernels.kernel_is_right, kernel),
+            partial(software.kernel_is_right, kernel),
             "launches",
             f"compiling and checking {name}",
             deep=name not in MAIN_KERNELS,
@@ -115,11 +115,11 @@ def _library_checks(machine: Machine) -> list[Check]:
 def examine(
     machine: Machine, quick: bool, announce: Callable[[str], None]
 ) -> Iterator[tuple[str, Finding]]:
-    """Runs the checks that this machine allows, and yields (name, finding).
+    """Run the checks that this machine allows, and yield (name, finding).
 
     Args:
-        quick: leave out what takes seconds.
-        announce: called with what takes a while, before it starts.
+        quick: Leave out slow checks.
+        announce: Receives a description before each slow check.
     """
     for check in checks(machine):
         if (quick and check.slow is not None) or (check.deep and not machine.deep):
@@ -134,7 +134,7 @@ def examine(
 
 
 def run_check(check: Check, machine: Machine) -> Finding:
-    """Finding of a check; an exception is one, too."""
+    """Return the finding of a check, also for an exception."""
     try:
         return check.run(machine)
     except UserError as error:

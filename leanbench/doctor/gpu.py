@@ -1,21 +1,20 @@
-"""The GPU and its state, as the driver reports it."""
+"""Checks of the GPU and its state, as the driver reports them."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from leanbench.doctor.finding import Finding, note, ok, problem
-from leanbench.doctor.machine import Machine
+from leanbench.doctor.machine import Finding, Machine, note, ok, problem
 from leanbench.gpu.catalogue import match_product
 from leanbench.gpu.topology import pairs_in_words, topology
 from leanbench.gpu.visible import why_no_gpu
 
-#: The kernels are built on what compute capability 8.0 brought.
+#: The kernels need features of compute capability 8.0.
 _MIN_COMPUTE_CAPABILITY = (8, 0)
-#: Less free memory than this share of the whole: somebody else is there.
+#: With a smaller share of free memory, other processes use the GPU.
 _MIN_FREE_SHARE = 0.9
-#: Lowered clocks by these are a fault or heat, not the GPU's ordinary limits.
+#: Reasons for lowered clocks that are faults or heat, not ordinary limits.
 _SERIOUS = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 
 
@@ -63,7 +62,7 @@ def driver(machine: Machine) -> Finding:
 
 
 def memory(machine: Machine) -> Finding:
-    """As it was before this process took any."""
+    """Check the free memory before this process takes any."""
     free, total = machine.gpu.memory_free_bytes, machine.gpu.memory_total_bytes
     if free is None or total is None:
         return note("the driver does not say how much memory is free", memory_free_bytes=None)
@@ -85,7 +84,7 @@ def mig(machine: Machine) -> Finding:
 
 
 def links(machine: Machine) -> Finding:
-    """Whether GPUs can share a problem: leanbench.distributed."""
+    """Check if GPUs can share a problem, see leanbench.distributed."""
     if len(machine.gpus) < 2:
         return ok("one GPU, no links to others", pairs=[])
     found = topology()

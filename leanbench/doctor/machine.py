@@ -1,12 +1,12 @@
-"""The machine that the checks look at."""
+"""The machine under examination, and the finding of a check."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.gpu.local import Target, choose
@@ -17,28 +17,51 @@ from leanbench.gpu.visible import LocalGpu, local_gpus
 if TYPE_CHECKING:
     import torch
 
+#: `note`: figures are right. `problem`: nothing can be measured, or figures would mislead.
+Status = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line and its fix."""
+
+    status: Status
+    text: str
+    #: None if `text` is enough.
+    fix: str | None = None
+    #: Figures of `text` with units in their names; null if unknown.
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def ok(text: str, **values: Any) -> Finding:
+    return Finding("ok", text, None, values)
+
+
+def note(text: str, fix: str | None = None, **values: Any) -> Finding:
+    return Finding("note", text, fix, values)
+
+
+def problem(text: str, fix: str | None, **values: Any) -> Finding:
+    return Finding("problem", text, fix, values)
+
 
 @dataclass
 class Machine:
-    """This machine, and the GPU of it that a sweep would use."""
+    """This machine, and its GPU that a sweep would use."""
 
-    #: Where run directories will be.
+    #: Folder of run directories.
     runs: Path = Path("runs")
-    #: Whether to look at all that may take minutes: every kernel, libraries, hardware counters.
+    #: Check also every kernel, libraries and hardware counters, which takes minutes.
     deep: bool = False
 
     @cached_property
     def gpus(self) -> list[LocalGpu]:
-        """The GPUs that CUDA would see.
-
-        Raises:
-            NvmlError: the driver is broken.
-        """
+        """Return the GPUs that CUDA would see; raise NvmlError for a broken driver."""
         return local_gpus()
 
     @property
     def has_gpu(self) -> bool:
-        """Whether the driver works and the GPU that a sweep would use can be read."""
+        """Return True if the driver can read the GPU that a sweep would use."""
         try:
             return bool(self.gpus) and self.gpu.fault is None
         except NvmlError:
@@ -46,32 +69,30 @@ class Machine:
 
     @cached_property
     def target(self) -> Target | None:
-        """Target that a sweep would run on; None without a GPU that NVML or, where NVML is silent,
-        torch sees. Starts torch's CUDA.
-        """
+        """Return the target of a sweep; None if neither NVML nor torch sees a GPU. Starts CUDA."""
         try:
             chosen = choose(None, require_gpu=False)
             return chosen if chosen.local_index is not None or self.gpus else None
-        except NvmlError:  # the check of the GPU says it
+        except NvmlError:  # reported by the check of the GPU
             return None
 
     @cached_property
     def device_index(self) -> int | None:
-        """torch's index of the GPU; None: there is none, or torch cannot use it."""
+        """Return torch's index of the GPU; None if torch cannot use one."""
         try:
             return None if self.target is None else self.target.local_index
-        except Exception:  # the check of torch asks for `target`, too, and says why
+        except Exception:  # reported by the check of torch
             return None
 
     @property
     def spec(self) -> GpuSpec:
-        """Of the GPU; there must be one."""
+        """Return the spec of the GPU, which must exist."""
         assert self.target is not None
         return self.target.spec
 
     @property
     def device(self) -> torch.device:
-        """The GPU for torch, which must be able to use it."""
+        """Return torch's device of the GPU, which must be usable."""
         import torch
 
         assert self.device_index is not None
@@ -79,22 +100,22 @@ class Machine:
 
     @property
     def can_launch(self) -> bool:
-        """Whether kernels run on the GPU: there is one, and Triton is not told to interpret."""
+        """Return True if kernels run on the GPU, not in the interpreter."""
         return self.device_index is not None and os.environ.get("TRITON_INTERPRET") != "1"
 
     @cached_property
     def gpu(self) -> LocalGpu:
-        """NVML's word on the GPU; there must be one."""
+        """Return NVML's record of the GPU, which must exist."""
         if self.device_index is not None:
             import torch
 
             uuid = str(torch.cuda.get_device_properties(self.device_index).uuid)
-            # NVML counts by bus, torch may put the fastest first.
+            # NVML counts GPUs by bus. torch can put the fastest first.
             return next(
                 (gpu for gpu in self.gpus if gpu.uuid.endswith(uuid)), self.gpus[self.device_index]
             )
         return self.gpus[0]
 
     def nvml(self) -> Nvml:
-        """NVML of that GPU, for a `with`."""
+        """Open NVML of that GPU."""
         return Nvml(self.gpu.uuid)

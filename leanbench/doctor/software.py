@@ -1,8 +1,9 @@
-"""Versions, environment variables, folders and optional libraries."""
+"""Versions, environment variables, folders, optional libraries, and kernels that are right."""
 
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import platform
 import shutil
@@ -11,11 +12,12 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from leanbench.core.kernel import Kernel, written_by
 from leanbench.core.paths import nearest_existing
-from leanbench.doctor.finding import Finding, note, ok, problem
-from leanbench.doctor.machine import Machine
+from leanbench.core.problem import AttentionProblem
+from leanbench.doctor.machine import Finding, Machine, note, ok, problem
 
-#: Variables that change what is timed: (the value that is harmless, what any other does).
+#: Variables that affect timings: harmless value, effect of any other.
 _FALSIFYING = {
     "CUDA_LAUNCH_BLOCKING": ("0", "makes every launch wait, and CUDA graphs cannot be captured"),
     "TRITON_INTERPRET": ("0", "runs the kernels in Triton's interpreter on the CPU"),
@@ -25,7 +27,7 @@ _FALSIFYING = {
     "NSYS_PROFILING_SESSION_ID": ("", "says that Nsight Systems is profiling this process"),
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": ("100", "leaves a part of the SMs unused"),
 }
-#: Module and distribution of what people compare with.
+#: Modules and distributions of libraries to compare with.
 LIBRARIES = {
     "flash_attn": "flash-attn",
     "flash_attn_interface": "flash_attn_3",
@@ -34,8 +36,10 @@ LIBRARIES = {
     "cudnn": "nvidia-cudnn-frontend",
     "xformers": "xformers",
 }
-#: A run directory of a thousand cells takes a few MB, Triton's cache some hundred.
+#: Run directories take a few MB per thousand cells, Triton's cache some hundred.
 _MIN_FREE_BYTES = 1_000_000_000
+#: Small problem with grouped queries. The noise floor uses the same build.
+TRIED = AttentionProblem(1, 32, 8, 1024, 128)
 
 
 def leanbench_version(machine: Machine) -> Finding:
@@ -43,7 +47,6 @@ def leanbench_version(machine: Machine) -> Finding:
 
     environment = predicted_environment()
     commit = environment["commit"]
-    # 12 characters, and whether files differ from the commit.
     shown = (
         ""
         if commit is None
@@ -116,7 +119,7 @@ def runs_folder(machine: Machine) -> Finding:
 
 
 def _folder(purpose: str, folder: Path, fix: str) -> Finding:
-    """Can files be made there, or in the nearest folder above that exists?"""
+    """Check that files can be made in a folder, or in its nearest parent."""
     path = Path(os.path.expanduser(folder)).absolute()
     existing = nearest_existing(path)
     try:
@@ -162,3 +165,30 @@ def library(module: str, distribution: str, machine: Machine) -> Finding:
             f"reinstall {distribution}",
         )
     return ok(f"{distribution} {installed} can be imported", version=installed)
+
+
+def kernel_is_right(kernel: Kernel, machine: Machine) -> Finding:
+    """Compare one call on fresh inputs with the fp64 reference."""
+    from leanbench.check.reference import Reference
+    from leanbench.core.inputs import make_inputs
+
+    reason = kernel.unsupported_reason(TRIED)
+    if reason is not None:
+        return note(reason)
+    inputs = make_inputs(TRIED, machine.device)
+    launch = kernel.prepare(inputs, kernel.default_config(TRIED, machine.spec))
+    launch()
+    check = Reference(inputs).check(written_by(launch, inputs), kernel.lse_base)
+    failure = check.failure(kernel.precision(TRIED))
+    if failure is not None:
+        fix = (
+            f"trust no figure of it; `leanbench check --kernels {kernel.name}` shows where it is"
+            " wrong"
+        )
+        # Infinity stands for an unwritten output. JSON has no infinity.
+        error = check.relative_error if math.isfinite(check.relative_error) else None
+        return problem(f"wrong on {TRIED.label}: {failure}", fix, relative_error=error)
+    return ok(
+        f"right on {TRIED.label}, relative error {check.relative_error:.1e}",
+        relative_error=check.relative_error,
+    )

@@ -1,1 +1,1 @@
-"""Other people's formats of a decode attention problem, read and written without their packages."""
+"""Foreign formats of decode attention problems, without their packages."""

@@ -1,6 +1,4 @@
-"""Problems of FlashInfer-Bench's definitions and workloads: a file of either, a folder that
-FLASHINFER_TRACE_DUMP wrote, or datasets.
-"""
+"""Problems of FlashInfer-Bench: files or folders of definitions and workloads."""
 
 from __future__ import annotations
 
@@ -101,7 +99,7 @@ def _read_folder(folder: Path) -> Imported:
             else:
                 _add_or_name(imported, workloads, axes)
     for workloads in sorted(folder.rglob("*.jsonl")):
-        if _place_in(workloads, WORKLOADS) and Path(os.path.abspath(workloads)) not in read:
+        if _split_at(workloads, WORKLOADS) and Path(os.path.abspath(workloads)) not in read:
             try:
                 axes = _read_definition(_definition_of(workloads))
             except UserError as error:
@@ -154,7 +152,7 @@ def _check_problem(axes: Axes) -> None:
     AttentionProblem(len(lengths), q_heads, kv_heads, as_context(lengths), **fields)
 
 
-def _place_in(path: Path, room: str) -> tuple[Path, Path] | None:
+def _split_at(path: Path, room: str) -> tuple[Path, Path] | None:
     """Return the dataset and the path in its folder of definitions or workloads.
 
     Links are not followed: in a cache of Hugging Face every file is one.
@@ -166,17 +164,17 @@ def _place_in(path: Path, room: str) -> tuple[Path, Path] | None:
 
 def _workloads_of(definition: Path) -> Path | None:
     """Return ``workloads/OP/NAME.jsonl`` of ``definitions/OP/NAME.json``, if there is one."""
-    place = _place_in(definition, DEFINITIONS)
-    if place is None:
+    parts = _split_at(definition, DEFINITIONS)
+    if parts is None:
         return None
-    root, name = place
+    root, name = parts
     path = root / WORKLOADS / name.with_suffix(".jsonl")
     return path if os.path.lexists(path) else None
 
 
 def _definition_of(workloads: Path) -> Path:
     """Return ``definitions/OP/NAME.json`` of ``workloads/OP/NAME.jsonl``."""
-    root, name = _place_in(workloads, WORKLOADS) or (workloads.parent, Path(workloads.name))
+    root, name = _split_at(workloads, WORKLOADS) or (workloads.parent, Path(workloads.name))
     path = root / DEFINITIONS / name.with_suffix(".json")
     if not path.is_file():
         raise UserError(
@@ -203,16 +201,17 @@ def _add_workloads(
     imported: Imported, path: Path, lines: list[tuple[int, bytes]], axes: Axes
 ) -> None:
     """Add the problem of every line. A line that is none is left out."""
-    root, _ = _place_in(path, WORKLOADS) or (path.parent, path)
+    root, _ = _split_at(path, WORKLOADS) or (path.parent, path)
     if not lines:
         imported.left_out.append(f"{path.name}: it is empty")
     for number, line in lines:
         try:
             trace = parse_foreign(line)
             workload = trace.get("workload") if isinstance(trace, dict) else None
-            own = {**axes, **read_workload(workload, axes, root)}
-            _check_problem(own)
+            problem = {**axes, **read_workload(workload, axes, root)}
+            _check_problem(problem)
         except (ValueError, UserError) as error:
             imported.left_out.append(f"{path.name} line {number}: {error}")
         else:
-            imported.grids.append({**own, "lengths": tuple(map(write_lengths, own["lengths"]))})
+            lengths = tuple(map(write_lengths, problem["lengths"]))
+            imported.grids.append({**problem, "lengths": lengths})

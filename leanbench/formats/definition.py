@@ -1,8 +1,7 @@
-"""Definitions of FlashInfer-Bench: what a decode attention call takes and returns, and the axes of
-a sweep that a definition fixes.
+"""Definitions of FlashInfer-Bench: inputs and outputs of a call, and the axes that they fix.
 
 FlashInfer's own are `gqa_paged` (a paged cache, kv_indptr and kv_indices), `mla_paged` and
-`single_decode`; contiguous caches of a batch are `gqa_contiguous` here.
+`single_decode`. `gqa_contiguous` is a contiguous cache of a batch.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.strict_json import short_json
 from leanbench.formats import sources
 
-#: dtypes of Q and the output, and those that a cache has besides.
+#: dtypes of Q and the output, and further ones of a cache.
 DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 FP8_DTYPES = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 _PAGED_CONSTRAINTS = ["len_indptr == batch_size + 1", "num_kv_indices == kv_indptr[-1].item()"]
-_NAMES = {own: theirs for theirs, own in DTYPES.items()}
-#: Axes that a definition of a contiguous cache has room for, and one of a paged cache: its lengths
-#: are tensors, and its block table ends with the longest sequence.
+_NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
+#: Axes of definitions with a contiguous and with a paged cache. The latter has lengths in tensors.
 _CONTIGUOUS = {"dtype", "kv_layout", "capacity", "lengths", "lengths_on"}
 _PAGED = {"dtype", "kv_layout", "page_size", "lengths", "lengths_on"}
 
@@ -51,12 +49,12 @@ _DESCRIPTIONS = {
 
 
 class NoDecode(ValueError):
-    """A definition of no decode attention that leanbench has axes for; the message says why."""
+    """A definition without decode attention that leanbench has axes for."""
 
 
 def can_be_defined(problem: AttentionProblem) -> bool:
-    """Whether the problem has one query token a sequence, no window, bias or the like, and a
-    contiguous cache, or a paged one whose lengths are on the device.
+    """Return True for one query token a sequence over a contiguous cache, or over a paged one with
+    lengths on the device, without window, bias or the like.
     """
     if problem.page_size is None:
         return not problem.special.keys() - _CONTIGUOUS
@@ -64,7 +62,7 @@ def can_be_defined(problem: AttentionProblem) -> bool:
 
 
 def definition_of(problem: AttentionProblem) -> dict[str, Any]:
-    """The definition that the problem is a workload of; see `can_be_defined`."""
+    """Return the definition of a problem; see `can_be_defined`."""
     paged = problem.page_size is not None
     inputs = _inputs(problem)
     query = ["batch_size", "num_qo_heads", "head_dim"]
@@ -86,8 +84,8 @@ def definition_of(problem: AttentionProblem) -> dict[str, Any]:
 
 
 def _name(problem: AttentionProblem) -> str:
-    """As FlashInfer-Bench names its own, which are bf16, NHD and with lengths in tensors; what
-    differs from that comes last.
+    """Return a name like those of FlashInfer-Bench. Differences from bf16, NHD and lengths in
+    tensors come last.
     """
     differs = {
         problem.dtype: problem.dtype != "bf16",
@@ -110,12 +108,12 @@ def _axes(problem: AttentionProblem) -> dict[str, dict[str, Any]]:
     if problem.page_size is not None:
         consts["page_size"] = problem.page_size
         variables = ["batch_size", "num_pages", "len_indptr", "num_kv_indices"]
-    own = {name: {"type": "const", "value": value} for name, value in consts.items()}
-    return {**{name: {"type": "var"} for name in variables}, **own}
+    constants = {name: {"type": "const", "value": value} for name, value in consts.items()}
+    return {**{name: {"type": "var"} for name in variables}, **constants}
 
 
 def _inputs(problem: AttentionProblem) -> dict[str, Any]:
-    """In the order in which `run` takes them."""
+    """Return the inputs in the order of `run`."""
     dtype = _NAMES[problem.dtype]
     rows, tokens = (
         ("num_pages", "page_size") if problem.page_size is not None else ("batch_size", "capacity")
@@ -147,13 +145,14 @@ def _described(name: str) -> dict[str, str]:
 
 
 def read_axes(definition: Any) -> dict[str, tuple[Any, ...]]:
-    """The axes of a sweep that a definition fixes, all but batch, lengths and capacity. The rest of
-    it is not read: what FLASHINFER_TRACE_DUMP writes has references without a `run`, and unknown
-    dtypes of index tensors. Inputs that are optional count as not given.
+    """Read the axes that a definition fixes, without batch, lengths and capacity.
+
+    Optional inputs count as not given. The rest is not read: FLASHINFER_TRACE_DUMP writes
+    references without a `run`, and unknown dtypes.
 
     Raises:
-        NoDecode: it is something else, or decode attention that no axis describes.
-        ValueError: it is no definition.
+        NoDecode: It is something else, or no axis describes it.
+        ValueError: It is no definition.
     """
     inputs, consts = _parts(definition)
     if {"q_nope", "q_pe", "ckv_cache", "kpe_cache"} <= inputs.keys():
@@ -191,7 +190,7 @@ def read_axes(definition: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def _read_single(inputs: _Inputs, consts: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Of one sequence whose length is the tensors' own."""
+    """Read a single sequence, with the length of its tensors."""
     return {
         "heads": ((_const(consts, "num_qo_heads"), _const(consts, "num_kv_heads")),),
         "head_dim": (_const(consts, "head_dim"),),
@@ -202,7 +201,7 @@ def _read_single(inputs: _Inputs, consts: Mapping[str, Any]) -> dict[str, tuple[
 
 
 def _read_latent(inputs: _Inputs, consts: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Of multi-head latent attention: columns that are V and K, then those that are K alone."""
+    """Read multi-head latent attention: columns of V and K, then columns of K alone."""
     lengths = {"kv_indptr", "kv_indices", "kv_last_page_len"}
     _refuse_others(inputs, {"q_nope", "q_pe", "ckv_cache", "kpe_cache", "sm_scale", *lengths})
     if _shape(inputs, "q_nope")[:1] != ["batch_size"]:
@@ -221,7 +220,7 @@ def _read_latent(inputs: _Inputs, consts: Mapping[str, Any]) -> dict[str, tuple[
 
 
 def _parts(definition: Any) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Inputs by name, and values of the constant axes."""
+    """Return inputs by name, and values of constant axes."""
     inputs = definition.get("inputs") if isinstance(definition, dict) else None
     axes = definition.get("axes") if isinstance(definition, dict) else None
     if not isinstance(inputs, dict) or not isinstance(axes, dict):

@@ -1,6 +1,4 @@
-"""Integer tensors of one dimension in a safetensors file: 8 bytes with the length of a JSON header,
-the header, the numbers.
-"""
+"""Integer tensors of one dimension in safetensors files: header length, JSON header, numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _LENGTH_BYTES = 8
 
 
 def write_int32(tensors: Mapping[str, Sequence[int]]) -> bytes:
-    """The file that holds each tensor, (numbers,), int32."""
+    """Return a file of int32 tensors of one dimension."""
     header, data = {}, b""
     for name, values in tensors.items():
         start = len(data)
@@ -70,9 +68,7 @@ def _count(shape: object) -> int | None:
 
 
 def _offsets(tensor: Mapping[str, object]) -> tuple[int, int]:
-    """Where the numbers begin and end behind the header; ends before it begins where that is not
-    said.
-    """
+    """Return start and end of the numbers behind the header; (0, -1) if missing."""
     match tensor.get("data_offsets"):
         case [int(begin), int(end)]:
             return begin, end

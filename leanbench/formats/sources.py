@@ -1,12 +1,15 @@
-"""Python sources that FlashInfer-Bench runs: the reference of a definition, and `lean` as its
-solution.
-"""
+"""Python sources for FlashInfer-Bench: the reference of a definition, and `lean` as solution."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from leanbench.core.problem import AttentionProblem
+
+#: Author of solutions and traces, and a folder of both.
+AUTHOR = "leanbench"
+_ENTRY = "main.py"
 
 _REFERENCE = '''\
 import math
@@ -67,10 +70,10 @@ _BLOCK_TABLE = """\
 
 
 def reference(inputs: Sequence[str], problem: AttentionProblem) -> str:
-    """The source of a `run` that returns output and LSE, by torch's operators.
+    """Return the source of a `run` with torch's operators.
 
     Args:
-        inputs: names of its arguments, in their order.
+        inputs: Names of its arguments in order.
     """
     lengths = [name for name in inputs if name.startswith("kv_") or name == "cache_seqlens"]
     return _REFERENCE.format(
@@ -81,7 +84,7 @@ def reference(inputs: Sequence[str], problem: AttentionProblem) -> str:
 
 
 def _tokens(problem: AttentionProblem) -> list[str]:
-    """Lines that return the tokens of a sequence from a cache."""
+    """Return source lines that return a sequence's tokens from a cache."""
     if problem.page_size is None:
         length = "cache_seqlens" + ("[sequence]" if problem.lengths_on == "device" else "")
         own = "cache[sequence]" + (".transpose(0, 1)" if problem.kv_layout == "HND" else "")
@@ -99,7 +102,7 @@ def _tokens(problem: AttentionProblem) -> list[str]:
 
 
 def solution(inputs: Sequence[str], problem: AttentionProblem) -> str:
-    """The source of the same by `lean_attn_with_kvcache`."""
+    """Return the source of a `run` with `lean_attn_with_kvcache`."""
     nhd = ".transpose(1, 2)" if problem.kv_layout == "HND" else ""
     parts = {"imports": "", "lengths": "", "block_table": ""}
     if problem.page_size is not None:
@@ -112,3 +115,26 @@ def solution(inputs: Sequence[str], problem: AttentionProblem) -> str:
             "block_table": "\n        block_table=block_table,",
         }
     return _SOLUTION.format(arguments=", ".join(inputs), nhd=nhd, **parts)
+
+
+def solution_of(problem: AttentionProblem, definition: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the solution of a problem's definition."""
+    return {
+        "name": solution_name(definition),
+        "definition": definition["name"],
+        "author": AUTHOR,
+        "description": "LeanAttention (stream-K), with the launch settings that leanbench finds for"
+        " the GPU. Needs the package leanbench.",
+        "spec": {
+            "language": "python",
+            "target_hardware": ["cuda"],
+            "entry_point": f"{_ENTRY}::run",
+            "dependencies": ["leanbench"],
+            "destination_passing_style": False,
+        },
+        "sources": [{"path": _ENTRY, "content": solution(list(definition["inputs"]), problem)}],
+    }
+
+
+def solution_name(definition: Mapping[str, Any]) -> str:
+    return f"leanbench_lean_{definition['name']}"

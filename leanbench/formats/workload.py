@@ -1,6 +1,4 @@
-"""Workloads of FlashInfer-Bench: the batch and the lengths of one call, with its index tensors in a
-safetensors file.
-"""
+"""Workloads of FlashInfer-Bench: batch and lengths of a call, with index tensors in a file."""
 
 from __future__ import annotations
 
@@ -19,15 +17,15 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.strict_json import short_json
 from leanbench.formats.safetensors import read_integers
 
-#: In which names of workloads are unique; the same problem has the same name everywhere.
+#: Namespace of workloads. Equal problems have equal names.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "leanbench")
-#: Where a dataset keeps the tensors of workloads.
+#: Folder of tensors in a dataset.
 _BLOBS = "blob/workloads"
 _BLOB_MB = 500
 
 
 def workload_of(problem: AttentionProblem, definition: Mapping[str, Any]) -> dict[str, Any]:
-    """The workload of a problem, whose tensors `index_tensors` are in the file of `blob_path`."""
+    """Return the workload of a problem. The file at `blob_path` has its `index_tensors`."""
     identity = json.dumps(problem.to_dict(), sort_keys=True)
     name = str(uuid.uuid5(_NAMESPACE, identity))
     blob = blob_path(definition, name)
@@ -50,7 +48,7 @@ def workload_of(problem: AttentionProblem, definition: Mapping[str, Any]) -> dic
 
 
 def blob_path(definition: Mapping[str, Any], name: str) -> str:
-    """The file of a workload's tensors in its dataset."""
+    """Return the file of a workload's tensors in its dataset."""
     folder = f"{_BLOBS}/{definition['op_type']}/{definition['name']}"
     return f"{folder}/{definition['name']}_{name}.safetensors"
 
@@ -68,9 +66,7 @@ def _axes(problem: AttentionProblem) -> dict[str, int]:
 
 
 def index_tensors(problem: AttentionProblem) -> dict[str, list[int]]:
-    """What tells a call the lengths of its sequences, and in a paged cache where they are: pages in
-    random order, as `leanbench.core.inputs` deals them.
-    """
+    """Return the lengths of a call, and the pages in random order like `leanbench.core.inputs`."""
     if problem.page_size is None:
         return {"cache_seqlens": list(problem.contexts)} if problem.lengths_on == "device" else {}
     pages = list(range(sum(problem.page_counts)))
@@ -86,17 +82,16 @@ def index_tensors(problem: AttentionProblem) -> dict[str, list[int]]:
 def read_workload(
     workload: Any, definition: Mapping[str, tuple[Any, ...]], root: Path
 ) -> dict[str, tuple[Any, ...]]:
-    """Read the axes of a sweep that a workload fixes: lengths of the sequences, and capacity.
+    """Read the axes that a workload fixes: lengths of the sequences, and capacity.
 
-    Index tensors may be random, as in workloads that were made from logs. Pages are then dealt
-    evenly, and the last one is full.
+    Index tensors can be random. Pages are then dealt evenly, and the last one is full.
 
     Args:
-        definition: Axes of the workload's definition.
-        root: Folder of the dataset, in which paths of tensors begin.
+        definition: Axes of the definition.
+        root: Folder of the dataset.
 
     Raises:
-        ValueError: It is no workload of a decode call, or a file of tensors cannot be read.
+        ValueError: It is no workload of decode attention, or a file cannot be read.
     """
     axes = workload.get("axes") if isinstance(workload, dict) else None
     inputs = workload.get("inputs") if isinstance(workload, dict) else None
@@ -119,7 +114,7 @@ def read_workload(
 
 @dataclass(frozen=True)
 class _Given:
-    """What a workload gives: numbers of axes, and inputs."""
+    """Numbers of axes and inputs of a workload."""
 
     axes: Mapping[str, Any]
     inputs: Mapping[str, Any]

@@ -1,1 +1,1 @@
-"""What is on disk: rows, samples, run directories, the environment of a run."""
+"""Runs on disk: rows, samples, run directories, environments."""

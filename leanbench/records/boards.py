@@ -1,6 +1,4 @@
-"""Boards: the GPUs that the rows of a run were taken on, and whether rows of two may stand in one
-run.
-"""
+"""Boards: the GPUs of the rows of a run, and which rows one run can combine."""
 
 from __future__ import annotations
 
@@ -13,34 +11,32 @@ from typing import Any
 from leanbench.core.errors import UserError
 from leanbench.records.environment import environment_key
 
-#: The calibration cell's latency on two boards of one run, the larger over the smaller, at most:
-#: H200s differ by 3 to 4% in bandwidth (docs/model.md).
+#: Maximum ratio of the calibration cell's latency on two boards of one run. H200s differ by 3 to 4%
+#: in bandwidth (docs/model.md).
 MOST_APART = 1.05
-#: Fields of environments in which boards always differ.
+#: Fields that differ on every board.
 _OWN = ("host", "gpu_uuid", "gpu_uuids")
-#: Fields of environments in which rows of several GPUs were taken; a part of a run may have none.
+#: Fields of rows of several GPUs, which a part of a run can lack.
 _OF_SEVERAL = ("gpu_products", "gpu_links")
-#: Fields without which rows are of another question, whatever --mix-boards says.
+#: Fields that rows must share even with --mix-boards.
 _SAME_ALWAYS = ("leanbench", "kernels", "settings")
 
 
 @dataclass(frozen=True)
 class Board:
-    """A GPU with its software, as rows stand for it; of a prediction, the model and the software
-    alone.
-    """
+    """A GPU with its software, or the model and the software of a prediction."""
 
     #: `measured` or `predicted`.
     source: str
     #: Fields of `leanbench.core.gpu_spec.GpuSpec`, clocks and limits as the driver says.
     gpu: dict[str, Any]
     environment: dict[str, Any]
-    #: Latency of the calibration cell; None where it was not measured.
+    #: Latency of the calibration cell; None if it was not measured.
     calibration_us: float | None = None
 
     @property
     def key(self) -> str:
-        """Of the environment, as rows name it."""
+        """Return the key of the environment in rows."""
         return environment_key(self.environment)
 
     @property
@@ -55,42 +51,41 @@ class Board:
 
 @dataclass(frozen=True)
 class Difference:
-    """Why two boards are not alike, as a phrase."""
+    """A difference between two boards, as a phrase."""
 
     phrase: str
-    #: Whether --mix-boards may put up with it.
+    #: True if --mix-boards accepts it.
     mixable: bool
 
 
 def boards_of(manifest: dict[str, Any]) -> Iterator[Board]:
-    """The boards of a manifest, in the order in which they came."""
+    """Yield the boards of a manifest in order."""
     for key, environment in manifest["environments"].items():
-        # A run from before boards were noted was taken on the manifest's GPU.
+        # Older runs have no boards.
         board = manifest.get("boards", {}).get(key, {"gpu": manifest["gpu"]})
         yield Board(manifest["source"], board["gpu"], environment, board.get("calibration_us"))
 
 
 def refuse_other_software(path: Path, manifest: dict[str, Any], here: dict[str, Any]) -> None:
-    """Refuses rows beside those that the run of `path` has, where `merge` would.
+    """Reject rows that `merge` would not combine with the rows of the run.
 
     Args:
-        here: of leanbench, kernels and settings of the rows to come those that matter to them, as
-            environments have them; what an environment lacks is not compared.
+        here: Versions of leanbench, kernels and settings of the new rows. Others are not compared.
 
     Raises:
-        UserError: the run's rows are of another leanbench, of other kernels or settings.
+        UserError: The run has rows of another leanbench, other kernels or settings.
     """
     for environment in manifest["environments"].values():
-        for name, own in here.items():
-            if name in environment and environment[name] != own:
+        for name, value in here.items():
+            if name in environment and environment[name] != value:
                 raise UserError(
-                    f"{path} has rows of {name} {environment[name]}, this command's would be of"
-                    f" {own}: start a run of its own with another --name"
+                    f"{path} has rows of {name} {environment[name]}, this command uses {value}:"
+                    " start a new run with another --name"
                 )
 
 
 def difference(first: Board, other: Board) -> Difference | None:
-    """The weightiest difference of two boards; None where their rows may stand in one run."""
+    """Return the most important difference of two boards; None if one run can have both."""
     differences = [
         *_of_fields(
             {"source": first.source, "GPU": first.gpu["name"]},
@@ -121,11 +116,9 @@ def _of_fields(
 
 
 def _of_as_many_gpus(first: dict[str, Any], other: dict[str, Any]) -> list[dict[str, Any]]:
-    """Two environments, both with the GPUs alone, by rank, that the one with fewer has: parts of a
-    run may have problems for other numbers of GPUs.
-    """
+    """Return two environments with only the GPUs that both have, by rank."""
     both = [first, other]
-    # Manifests are read as they were written: anything may stand there, or nothing.
+    # Manifests can contain anything.
     with contextlib.suppress(KeyError, TypeError):
         gpus = min(len(of["gpu_products"]) for of in both)
         return [
@@ -140,7 +133,7 @@ def _of_as_many_gpus(first: dict[str, Any], other: dict[str, Any]) -> list[dict[
 
 
 def _missing(names: tuple[str, ...], *fields: dict[str, Any]) -> list[str]:
-    """The names that one of them lacks."""
+    """Return the names that one of the environments lacks."""
     return [name for name in names if any(of.get(name) is None for of in fields)]
 
 
@@ -159,5 +152,5 @@ def _of_calibration(first: Board, other: Board) -> Iterator[Difference]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """Return a value like JSON stores it."""
     return list(value) if isinstance(value, tuple) else value

@@ -1,6 +1,4 @@
-"""The run directory: `manifest.json` says what was asked and where, `results.jsonl` holds one row a
-line, `samples.jsonl.gz` the raw samples behind them.
-"""
+"""The run directory: `manifest.json`, `results.jsonl` with one row a line, `samples.jsonl.gz`."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.files import (
@@ -36,31 +34,33 @@ from leanbench.records.manifest import (
 )
 from leanbench.records.samples import SAMPLES, Samples, length_to_resume, pack
 
+if TYPE_CHECKING:
+    from leanbench.records.row import Row
+
 WORKER_LOG = "worker.log"
 _LOCK = "lock"
 
 
 class CannotWrite(UserError):
-    """A run that cannot be written. `why` are the operating system's words."""
+    """A run that cannot be written. `why` is the operating system's message."""
 
     def __init__(self, message: str, error: OSError) -> None:
         super().__init__(message)
         self.why = error.strerror
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a run directory with every field, without a last line that was cut off while it
-    was written.
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a run directory. Ignore a truncated last line.
 
     Raises:
-        UserError: any other line is not a row; the line is named.
+        UserError: Another line is not a row.
     """
     rows, _ = _parse_rows(path / RESULTS)
     return rows
 
 
 def not_a_row(path: Path, number: int, error: ValueError) -> UserError:
-    """The refusal of a line of `results.jsonl`."""
+    """Make the error for an invalid line of `results.jsonl`."""
     return UserError(
         f"{path}, line {number} is not a row ({error}): delete that line, its cell will run again"
         " with --resume"
@@ -68,16 +68,15 @@ def not_a_row(path: Path, number: int, error: ValueError) -> UserError:
 
 
 def newest_run(parent: Path, sweep: str, cells: Collection[str]) -> Path:
-    """The run of `sweep` under `parent` that was started last; one of just these cells, where there
-    is any.
+    """Return the newest run of `sweep` under `parent`, preferably with exactly these cells.
 
     Raises:
-        UserError: there is none.
+        UserError: There is none.
     """
     candidates: list[tuple[bool, str, Path]] = []
     for manifest in parent.glob(f"*/{MANIFEST}"):
         if manifest.parent.name.endswith(PART):
-            # Of a merge that was killed.
+            # Remains of a killed merge.
             continue
         with contextlib.suppress(UnreadableFile, ValueError, KeyError, TypeError):
             content = parse(read_file(manifest, MOST_MB))
@@ -87,7 +86,7 @@ def newest_run(parent: Path, sweep: str, cells: Collection[str]) -> Path:
                 )
     if not candidates:
         raise UserError(
-            f"there is no run of sweep {sweep!r} in {parent} to resume: start it without --resume"
+            f"{parent} has no run of sweep {sweep!r} to resume: start it without --resume"
         )
     return max(candidates)[2]
 
@@ -116,7 +115,7 @@ def make_new_folder(path: Path) -> Path:
 
 @dataclass
 class RunDirectory:
-    """A run directory that this process writes; nobody else can while it is open."""
+    """A run directory that this process writes. It is locked while open."""
 
     path: Path
     manifest: dict[str, Any]
@@ -127,17 +126,16 @@ class RunDirectory:
     @classmethod
     @contextlib.contextmanager
     def create(cls, path: Path, manifest: dict[str, Any]) -> Iterator[RunDirectory]:
-        """Makes the directory and its manifest, to which schema version, name, id and creation time
-        are added.
+        """Create the directory and its manifest, with schema version, name, id and creation time.
 
         Raises:
-            UserError: it holds something already, cannot be written, or another sweep writes it.
+            UserError: It is not empty, cannot be written, or another sweep writes it.
         """
         from leanbench.records.row import SCHEMA_VERSION
 
         _refuse_taken(path)
         with _writable(path):
-            # Again: another sweep may have come and gone.
+            # Again: another sweep can have created it.
             _refuse_taken(path)
             created = datetime.now(UTC).isoformat(timespec="microseconds")
             head = {
@@ -154,14 +152,13 @@ class RunDirectory:
     @classmethod
     @contextlib.contextmanager
     def resume(cls, path: Path, manifest: dict[str, Any]) -> Iterator[RunDirectory]:
-        """Opens a run to finish it. A last line, or last samples, that were cut off are dropped;
-        nothing else changes.
+        """Open a run to finish it. Drop a truncated last row, or truncated last samples.
 
-        One that was killed before it had a manifest begins anew.
+        A run that was killed before it had a manifest starts again.
 
         Raises:
-            UserError: no such run, another version, another sweep or GPU than `manifest` says, a
-                malformed row, damaged samples, or another sweep writes it.
+            UserError: The run does not exist, has another version, sweep or GPU than `manifest`, is
+                damaged, or another sweep writes it.
         """
         if (path / _LOCK).exists() and not _is_taken(path):
             with cls.create(path, manifest) as run:
@@ -173,7 +170,7 @@ class RunDirectory:
             refuse_unlike_a_manifest(path, before)
             refuse_differences(path, before, manifest)
             rows, whole = _parse_rows(path / RESULTS)
-            measured = [row["cell"] for row in rows if row["samples"] is not None]
+            measured = [row.cell for row in rows if row.samples is not None]
             whole_samples = length_to_resume(path, measured)
             with _appended(path / RESULTS) as results:
                 try:
@@ -182,29 +179,23 @@ class RunDirectory:
                         os.truncate(path / SAMPLES, whole_samples)
                 except OSError as error:
                     raise _cannot_write(path, error) from None
-                yield cls(path, before, {row["cell"] for row in rows}, results)
+                yield cls(path, before, {row.cell for row in rows}, results)
 
-    def append(self, row: dict[str, Any], samples: Samples | None = None) -> None:
-        """Writes the samples, then the row without its nulls, each in one piece, and waits until it
-        is on the disk.
-        """
+    def append(self, row: Row, samples: Samples | None = None) -> None:
+        """Write the samples, then the row, and wait until both are on the disk."""
         if samples is not None:
-            # Opened late: a predicted run has none.
+            # Opened late, because predicted runs have none.
             with _appended(self.path / SAMPLES) as file:
                 self._write(file, pack(samples), SAMPLES)
-        measured = {name: value for name, value in row.items() if value is not None}
-        line = json.dumps(measured, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        self._write(self._results, line, RESULTS)
-        self.finished.add(row["cell"])
+        self._write(self._results, row.line(), RESULTS)
+        self.finished.add(row.cell)
 
     def sort(self) -> None:
-        """Puts the rows into the order of the manifest's cells, where they came in another; no row
-        is appended afterwards.
-        """
+        """Sort the rows by the cells of the manifest. No row can be appended afterwards."""
         path = self.path / RESULTS
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        places = {cell: place for place, cell in enumerate(self.manifest["cells"])}
-        ordered = sorted(lines, key=lambda line: places[json.loads(line)["cell"]])
+        order = {cell: index for index, cell in enumerate(self.manifest["cells"])}
+        ordered = sorted(lines, key=lambda line: order[json.loads(line)["cell"]])
         if ordered != lines:
             replace_file(path, "".join(ordered))
 
@@ -214,12 +205,12 @@ class RunDirectory:
         except OSError as error:
             where = self.path / name
             raise CannotWrite(
-                f"cannot write {where} ({error.strerror}): mend that, then go on with --resume",
+                f"cannot write {where} ({error.strerror}): fix it, then continue with --resume",
                 error,
             ) from None
 
     def add_board(self, board: Board) -> None:
-        """Stores what rows of this board were taken on, software and hardware."""
+        """Record the board of rows, with its software."""
         if board.key not in self.manifest["environments"]:
             self.manifest["environments"][board.key] = board.environment
             boards = self.manifest.setdefault("boards", {})
@@ -235,7 +226,7 @@ class RunDirectory:
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether there is more than what a sweep leaves that was killed before it had a manifest."""
+    """Return True if a folder has more than the remains of a sweep without a manifest."""
     try:
         names = {file.name for file in path.iterdir() if not file.name.endswith(PART)}
         begun = names - {_LOCK, RESULTS}
@@ -253,15 +244,13 @@ def _is_taken(path: Path) -> bool:
 def _refuse_taken(path: Path) -> None:
     if _is_taken(path):
         raise UserError(
-            f"{path} is not empty: add --resume to go on with it or choose another --name"
+            f"{path} is not empty: add --resume to continue it or choose another --name"
         )
 
 
 @contextlib.contextmanager
 def _writable(path: Path) -> Iterator[None]:
-    """Makes the directory if need be and holds its lock, which the operating system drops when the
-    process ends, however it ends.
-    """
+    """Create and lock the directory. The operating system drops the lock with the process."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path / _LOCK, timeout=0)
@@ -298,8 +287,8 @@ def _cannot_write(path: Path, error: OSError) -> CannotWrite:
     )
 
 
-def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The rows, and how many bytes of the file hold whole lines."""
+def _parse_rows(path: Path) -> tuple[list[Row], int]:
+    """Return the rows, and the length of all whole lines in bytes."""
     from leanbench.records.row import read_row
 
     content = read_if_there(path, MOST_MB)
@@ -310,5 +299,5 @@ def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
             row, _ = read_row(line)
         except ValueError as error:
             raise not_a_row(path, number, error) from None
-        rows.append(row.model_dump(mode="json"))
+        rows.append(row)
     return rows, len(whole)

@@ -1,6 +1,4 @@
-"""Environment of rows: versions, driver, GPU and commit, so that two runs can be compared
-knowingly.
-"""
+"""Environment of rows: versions, driver, GPU and commit."""
 
 from __future__ import annotations
 
@@ -20,9 +18,8 @@ from leanbench.core.version import __version__
 if TYPE_CHECKING:
     from leanbench.gpu.visible import LocalGpu
 
-#: Distributions that decide what is timed, where they are installed: what compiles `lean_cuda` at
-#: run time, and those whose kernels can be measured side by side with this project's, or that hold
-#: them compiled.
+#: Distributions that affect timings if installed: the run-time compiler of `lean_cuda`, and
+#: libraries with kernels of their own.
 _LIBRARIES = (
     "nvidia-cuda-nvrtc",
     "flash-attn",
@@ -40,14 +37,12 @@ _SOURCES = (".py", ".cu", ".cuh")
 
 
 def environment_key(environment: dict[str, Any]) -> str:
-    """Eight characters that differ when anything in the environment does."""
+    """Return eight characters that identify an environment."""
     return hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def kernels_hash(room: Path = KERNELS) -> str:
-    """Twelve characters that differ when any source under kernels/ does, its name or its text: what
-    was timed or checked, whatever the commit says.
-    """
+    """Return twelve characters that identify names and content of all sources under kernels/."""
     digest = hashlib.sha256()
     for path in sorted(room.rglob("*")):
         if path.suffix in _SOURCES:
@@ -57,7 +52,7 @@ def kernels_hash(room: Path = KERNELS) -> str:
 
 
 def predicted_environment() -> dict[str, Any]:
-    """The software alone: predictions use no driver and no GPU."""
+    """Return the software alone. Predictions use no driver and no GPU."""
     return {
         "python": platform.python_version(),
         "torch": _version("torch"),
@@ -73,20 +68,18 @@ def predicted_environment() -> dict[str, Any]:
 
 
 def software() -> dict[str, Any]:
-    """What all rows of a run have alike, besides the hash of the tuned settings."""
+    """Return the versions that all rows of a run share, without the hash of tuned settings."""
     return {"leanbench": __version__, "kernels": kernels_hash()}
 
 
 def measured_environment(device_index: int) -> dict[str, Any]:
-    """Software, driver and the GPU that torch calls `cuda:device_index`; the driver is None where
-    NVML has no word.
-    """
+    """Return software, driver and GPU of `cuda:device_index`. Without NVML, the driver is None."""
     import torch
 
     return {
         **predicted_environment(),
         "host": platform.node(),
-        # With the CUDA version it was built for.
+        # Includes the CUDA version.
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         **_gpu_fields(device_index),
@@ -94,7 +87,7 @@ def measured_environment(device_index: int) -> dict[str, Any]:
 
 
 def environment_of_several(devices: Sequence[int]) -> dict[str, Any]:
-    """Fields more of rows that several GPUs took: which GPUs, and how they reach one another.
+    """Return additional fields for rows of several GPUs: the GPUs and their links.
 
     Args:
         devices: torch's numbers of the ranks' GPUs.
@@ -119,7 +112,7 @@ def environment_of_several(devices: Sequence[int]) -> dict[str, Any]:
 
 
 def _gpu_fields(device_index: int) -> dict[str, Any]:
-    """The GPU that torch calls `cuda:device_index`, and its driver."""
+    """Return GPU and driver of `cuda:device_index`."""
     import torch
 
     device = torch.cuda.get_device_properties(device_index)
@@ -139,7 +132,7 @@ def _by_nvml(uuid: str, index: int) -> LocalGpu | None:
         gpus = local_gpus()
     except NvmlError:
         return None
-    # NVML counts GPUs by bus, torch may put the fastest first.
+    # NVML counts GPUs by bus. torch can put the fastest first.
     named = [gpu for gpu in gpus if uuid and gpu.uuid.endswith(uuid)]
     in_place = [gpu for gpu in gpus[index : index + 1] if gpu.fault is None]
     return (named or in_place or [None])[0]
@@ -153,22 +146,12 @@ def _version(distribution: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this package runs from, with ``+changes`` if files differ from it;
-    None in a wheel.
-    """
+    """Return the commit of the checkout, with ``+changes`` if files differ; None in a wheel."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    command = [
-        "git",
-        "-C",
-        str(root),
-        "describe",
-        "--always",
-        "--abbrev=40",
-        "--match=",
-        "--dirty=+changes",
-    ]
+    options = ("--always", "--abbrev=40", "--match=", "--dirty=+changes")
+    command = ["git", "-C", str(root), "describe", *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,17 +1,30 @@
-"""Figures of a row: what a measurement or a prediction fills in, each declared once.
+"""Figures of a row: results of a measurement or a prediction, each declared once.
 
-A figure that was not measured is null, never 0, and is not written. To add one, add a line here and
-set it where it is measured: CONTRIBUTING.md has the steps.
+A figure that was not measured is null, never 0, and is not written. CONTRIBUTING.md has the steps
+to add one.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from leanbench.core.quantities import EVERY_STATUS, quantity
+
+#: Declarations by the group of their column.
+_latency = partial(quantity, group="latency", kind="figure")
+_model = partial(quantity, group="whole model", kind="figure")
+_memory = partial(quantity, group="memory", kind="bytes")
+_energy = partial(quantity, group="energy", kind="figure")
+_sustained = partial(quantity, group="sustained", kind="figure")
+_samples = partial(quantity, group="samples", kind="figure")
+_occupancy = partial(quantity, group="occupancy", kind="share")
+_correctness = partial(quantity, group="correctness", kind="exponent")
+_gpu = partial(quantity, group="GPU state", kind="count")
+_settings = partial(quantity, group="settings", kind="text")
 
 
 class Figures(BaseModel):
@@ -24,425 +37,263 @@ class Figures(BaseModel):
     def _infinite_is_not_measured(cls, value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    latency_us: float | None = quantity(
+    latency_us: float | None = _latency(
         "latency",
         "us",
-        group="latency",
-        kind="figure",
+        "one launch; when measured, in bursts of milliseconds, median of the samples",
         shown="paper",
         notes="warnings",
-        meaning="one launch; when measured, in bursts of milliseconds, median of the samples",
     )
-    bandwidth_tb_s: float | None = quantity(
-        "bandwidth",
-        "tb_s",
-        group="latency",
-        kind="fixed",
-        shown="paper",
-        meaning="bytes of K and V over latency",
+    bandwidth_tb_s: float | None = _latency(
+        "bandwidth", "tb_s", "bytes of K and V over latency", kind="fixed", shown="paper"
     )
-    read_floor_us: float | None = quantity(
-        "read floor",
-        "us",
-        group="latency",
-        kind="figure",
-        meaning="the fastest kernel that only reads the same bytes, same timing method",
+    read_floor_us: float | None = _latency(
+        "read floor", "us", "the fastest kernel that only reads the same bytes, same timing method"
     )
-    read_floor_share: float | None = quantity(
+    read_floor_share: float | None = _latency(
         "of the floor",
-        group="latency",
+        "",
+        "read floor over latency: 100% is the physical limit",
         kind="share",
         shown="paper",
-        meaning="read floor over latency: 100% is the physical limit",
     )
 
-    shard_us: float | None = quantity(
+    shard_us: float | None = _latency(
         "shards",
         "us",
-        group="latency",
-        kind="figure",
-        meaning="attention over each GPU's tokens alone, where GPUs share them: the slowest GPU",
+        "attention over each GPU's tokens alone, where GPUs share them: the slowest GPU",
     )
-    exchange_us: float | None = quantity(
-        "exchange",
-        "us",
-        group="latency",
-        kind="figure",
-        meaning="latency above that: what exchanging and merging partials of GPUs adds",
+    exchange_us: float | None = _latency(
+        "exchange", "us", "latency above that: what exchanging and merging partials of GPUs adds"
     )
-    from_barrier_us: float | None = quantity(
+    from_barrier_us: float | None = _latency(
         "from a barrier",
         "us",
-        group="latency",
-        kind="figure",
-        meaning="one launch from a common barrier of the GPUs to the end of the slowest, where they"
-        " share tokens",
+        "one launch from a common barrier of the GPUs to the end of the slowest, where they "
+        "share tokens",
     )
-    tokens_per_s: float | None = quantity(
-        "tokens",
-        "per_s",
-        group="whole model",
-        kind="figure",
-        shown="paper",
-        meaning="of all sequences together: batch over the time of a step",
+    tokens_per_s: float | None = _model(
+        "tokens", "per_s", "of all sequences together: batch over the time of a step", shown="paper"
     )
-    no_attention_us: float | None = quantity(
+    no_attention_us: float | None = _model(
         "no attention",
         "us",
-        group="whole model",
-        kind="figure",
-        meaning="the same step without attention, timed in the same rounds; of a prediction, the"
-        " weights over the memory's bandwidth",
+        "the same step without attention, timed in the same rounds; of a prediction, the "
+        "weights over the memory's bandwidth",
     )
-    attention_share: float | None = quantity(
+    attention_share: float | None = _model(
         "attention",
-        group="whole model",
+        "",
+        "share of the step's time: what it takes less the step without attention",
         kind="share",
         shown="paper",
-        meaning="share of the step's time: what it takes less the step without attention",
     )
-    gemm_us: float | None = quantity(
-        "GEMMs",
-        "us",
-        group="whole model",
-        kind="figure",
-        meaning="the model's linear layers and experts alone, in the same rounds",
+    gemm_us: float | None = _model(
+        "GEMMs", "us", "the model's linear layers and experts alone, in the same rounds"
     )
-    prefill_us: float | None = quantity(
+    prefill_us: float | None = _model(
         "first token",
         "us",
-        group="whole model",
-        kind="figure",
-        meaning="the prompt of all sequences through the model, as long as the context; torch's own"
-        " FlashAttention, no CUDA graph",
+        "the prompt of all sequences through the model, as long as the context; torch's own "
+        "FlashAttention, no CUDA graph",
     )
-    weight_bytes: int | None = quantity(
+    weight_bytes: int | None = _memory(
         "weights",
         "bytes",
-        group="memory",
-        kind="bytes",
+        "of the model's weights, or of the part of it that runs here",
         shown="data",
-        meaning="of the model's weights, or of the part of it that runs here",
     )
-    memory_bytes: int | None = quantity(
+    memory_bytes: int | None = _memory(
         "memory",
         "bytes",
-        group="memory",
-        kind="bytes",
-        meaning="most that was allocated during a step: weights, KV cache and what lies between the"
-        " layers",
+        "most that was allocated during a step: weights, KV cache and what lies between the layers",
     )
-    energy_per_token_j: float | None = quantity(
-        "energy per token",
-        "j",
-        group="whole model",
-        kind="figure",
-        shown="paper",
-        meaning="energy of a step over its batch",
+    energy_per_token_j: float | None = _model(
+        "energy per token", "j", "energy of a step over its batch", shown="paper"
     )
 
-    energy_mj: float | None = quantity(
+    energy_mj: float | None = _energy(
         "energy",
         "mj",
-        group="energy",
-        kind="figure",
+        "of one launch over the sustained window: where measured, by NVML's counter",
         shown="paper",
         compared=True,
-        meaning="of one launch over the sustained window: where measured, by NVML's counter",
     )
-    energy_above_idle_mj: float | None = quantity(
-        "above idle",
-        "mj",
-        group="energy",
-        kind="figure",
-        meaning="energy of one launch above the idle power",
+    energy_above_idle_mj: float | None = _energy(
+        "above idle", "mj", "energy of one launch above the idle power"
     )
-    energy_by_power_mj: float | None = quantity(
+    energy_by_power_mj: float | None = _energy(
         "by power",
         "mj",
-        group="energy",
-        kind="figure",
-        meaning="energy by the second reading, the instantaneous power integrated over the same"
-        " window",
+        "energy by the second reading, the instantaneous power integrated over the same window",
     )
-    energy_floor_mj: float | None = quantity(
-        "energy floor",
-        "mj",
-        group="energy",
-        kind="figure",
-        meaning="energy of a kernel that only reads the same bytes",
+    energy_floor_mj: float | None = _energy(
+        "energy floor", "mj", "energy of a kernel that only reads the same bytes"
     )
-    energy_delay_mj_us: float | None = quantity(
-        "energy × delay",
-        "mj_us",
-        group="energy",
-        kind="figure",
-        meaning="energy times sustained latency",
+    energy_delay_mj_us: float | None = _energy(
+        "energy × delay", "mj_us", "energy times sustained latency"
     )
 
-    sustained_us: float | None = quantity(
+    sustained_us: float | None = _sustained(
         "sustained",
         "us",
-        group="sustained",
-        kind="figure",
-        meaning="one launch, back to back for seconds after a second of the same: under power and"
-        " heat",
+        "one launch, back to back for seconds after a second of the same: under power and heat",
     )
-    sustained_s: float | None = quantity(
-        "sustained window",
-        "s",
-        group="sustained",
-        kind="figure",
-        shown="data",
-        meaning="how long launches ran back to back",
+    sustained_s: float | None = _sustained(
+        "sustained window", "s", "how long launches ran back to back", shown="data"
     )
-    sustained_clock_mhz: int | None = quantity(
-        "sustained clock",
-        "mhz",
-        group="sustained",
-        kind="count",
-        meaning="SM clock over the sustained window",
+    sustained_clock_mhz: int | None = _sustained(
+        "sustained clock", "mhz", "SM clock over the sustained window", kind="count"
     )
-    sustained_power_w: float | None = quantity(
-        "mean power", "w", group="sustained", kind="figure", meaning="over the sustained window"
-    )
-    idle_power_w: float | None = quantity(
-        "idle power",
-        "w",
-        group="sustained",
-        kind="figure",
-        meaning="of the idle GPU before the sweep",
-    )
+    sustained_power_w: float | None = _sustained("mean power", "w", "over the sustained window")
+    idle_power_w: float | None = _sustained("idle power", "w", "of the idle GPU before the sweep")
 
-    latency_p25_us: float | None = quantity(
-        "p25", "us", group="samples", kind="figure", meaning="a quarter of the samples are below"
+    latency_p25_us: float | None = _samples("p25", "us", "a quarter of the samples are below")
+    latency_p75_us: float | None = _samples("p75", "us", "a quarter of the samples are above")
+    latency_ci_low_us: float | None = _samples(
+        "lower end", "us", "of the 95% confidence interval of the median latency", shown="data"
     )
-    latency_p75_us: float | None = quantity(
-        "p75", "us", group="samples", kind="figure", meaning="a quarter of the samples are above"
+    latency_ci_high_us: float | None = _samples(
+        "upper end", "us", "of the 95% confidence interval of the median latency", shown="data"
     )
-    latency_ci_low_us: float | None = quantity(
-        "lower end",
-        "us",
-        group="samples",
-        kind="figure",
-        shown="data",
-        meaning="of the 95% confidence interval of the median latency",
-    )
-    latency_ci_high_us: float | None = quantity(
-        "upper end",
-        "us",
-        group="samples",
-        kind="figure",
-        shown="data",
-        meaning="of the 95% confidence interval of the median latency",
-    )
-    samples: int | None = quantity(
-        "samples", group="samples", kind="count", shown="data", meaning="behind the latency"
-    )
-    launches_per_sample: int | None = quantity(
+    samples: int | None = _samples("samples", "", "behind the latency", kind="count", shown="data")
+    launches_per_sample: int | None = _samples(
         "launches",
         "per sample",
-        group="samples",
+        "of the CUDA graph whose replay is one sample",
         kind="count",
         shown="data",
-        meaning="of the CUDA graph whose replay is one sample",
     )
-    crosscheck_us: float | None = quantity(
+    crosscheck_us: float | None = _samples(
         "cross-check",
         "us",
-        group="samples",
-        kind="figure",
-        meaning="the same launches in a graph between two readings of the GPU's own clock"
-        " (%globaltimer); until 2026-11-23 under torch's profiler, by CUPTI's time stamps",
+        "the same launches in a graph between two readings of the GPU's own clock "
+        "(%globaltimer); until 2026-11-23 under torch's profiler, by CUPTI's time stamps",
     )
-    plan_us: float | None = quantity(
+    plan_us: float | None = _samples(
         "plan",
         "us",
-        group="samples",
-        kind="figure",
-        meaning="what must run once for a step's lengths before its launches, wall time waited"
-        " for; not part of the latency",
+        "what must run once for a step's lengths before its launches, wall time waited for; "
+        "not part of the latency",
     )
-    host_us: float | None = quantity(
+    host_us: float | None = _samples(
         "host",
         "us",
-        group="samples",
-        kind="figure",
+        "host time of an eager call, without waiting for the GPU, median; not part of the "
+        "latency, which a CUDA graph frees of it",
         shown="markdown",
         compared=True,
-        meaning="host time of an eager call, without waiting for the GPU, median; not part of the"
-        " latency, which a CUDA graph frees of it",
     )
 
-    quantisation_efficiency: float | None = quantity(
+    quantisation_efficiency: float | None = _occupancy(
         "schedule efficiency",
-        group="occupancy",
-        kind="share",
-        meaning="quantisation efficiency: share of CTA slots × time that the schedule gives work,"
-        " if all LeanTiles took equally long",
+        "",
+        "quantisation efficiency: share of CTA slots × time that the schedule gives work, if "
+        "all LeanTiles took equally long",
     )
-    sm_busy_share: float | None = quantity(
+    sm_busy_share: float | None = _occupancy(
         "SM busy",
-        group="occupancy",
-        kind="share",
-        meaning="share of SM time, from the first CTA's start to the last one's end, in which an"
-        " SM had a CTA that was not waiting; one of several is enough, so it can exceed the"
-        " schedule efficiency",
+        "",
+        "share of SM time, from the first CTA's start to the last one's end, in which an SM "
+        "had a CTA that was not waiting; one of several is enough, so it can exceed the "
+        "schedule efficiency",
     )
-    instrumentation_cost: float | None = quantity(
+    instrumentation_cost: float | None = _occupancy(
         "instrumentation",
         "x",
-        group="occupancy",
+        "what the timeline events behind the SM busy share cost: instrumented latency over "
+        "plain latency",
         kind="fixed3",
-        meaning="what the timeline events behind the SM busy share cost: instrumented latency over"
-        " plain latency",
     )
-    theoretical_warp_occupancy: float | None = quantity(
+    theoretical_warp_occupancy: float | None = _occupancy(
         "warps that fit",
-        group="occupancy",
-        kind="share",
-        meaning="theoretical occupancy: warps that registers and shared memory let an SM hold,"
-        " over the most it can hold",
+        "",
+        "theoretical occupancy: warps that registers and shared memory let an SM hold, over "
+        "the most it can hold",
     )
-    counted_warp_occupancy: float | None = quantity(
+    counted_warp_occupancy: float | None = _occupancy(
         "warps active",
-        group="occupancy",
-        kind="share",
-        meaning="counted by Nsight Compute: warps active over the most an SM can hold, while it"
-        " was active",
+        "",
+        "counted by Nsight Compute: warps active over the most an SM can hold, while it was active",
     )
-    counted_dram_bytes: int | None = quantity(
-        "DRAM",
-        "bytes",
-        group="occupancy",
-        kind="bytes",
-        meaning="counted by Nsight Compute: read and written by one launch",
+    counted_dram_bytes: int | None = _occupancy(
+        "DRAM", "bytes", "counted by Nsight Compute: read and written by one launch", kind="bytes"
     )
-    counted_dram_tb_s: float | None = quantity(
+    counted_dram_tb_s: float | None = _occupancy(
         "DRAM rate",
         "tb_s",
-        group="occupancy",
+        "bytes that DRAM moved over the launch's time, both by Nsight Compute",
         kind="fixed",
-        meaning="bytes that DRAM moved over the launch's time, both by Nsight Compute",
     )
-    registers_per_thread: int | None = quantity(
-        "registers",
-        "per thread",
-        group="occupancy",
-        kind="count",
-        meaning="of the launch that reads K and V",
+    registers_per_thread: int | None = _occupancy(
+        "registers", "per thread", "of the launch that reads K and V", kind="count"
     )
-    spilled_registers: int | None = quantity(
-        "spilled",
-        "registers",
-        group="occupancy",
-        kind="count",
-        meaning="of the launch that reads K and V",
+    spilled_registers: int | None = _occupancy(
+        "spilled", "registers", "of the launch that reads K and V", kind="count"
     )
-    shared_kb_per_cta: float | None = quantity(
-        "shared memory",
-        "KB per CTA",
-        group="occupancy",
-        kind="figure",
-        meaning="of the launch that reads K and V",
+    shared_kb_per_cta: float | None = _occupancy(
+        "shared memory", "KB per CTA", "of the launch that reads K and V", kind="figure"
     )
 
-    relative_error: float | None = quantity(
+    relative_error: float | None = _correctness(
         "relative error",
-        group="correctness",
-        kind="exponent",
-        meaning="‖out − reference‖ over ‖reference‖, the worst of the checked pairs of sequence and"
-        " KV head; numbers of the reference below the dtype's smallest normal one count as that",
+        "",
+        "‖out − reference‖ over ‖reference‖, the worst of the checked pairs of sequence and "
+        "KV head; numbers of the reference below the dtype's smallest normal one count as "
+        "that",
     )
-    lse_error: float | None = quantity(
-        "LSE error",
-        group="correctness",
-        kind="exponent",
-        shown="data",
-        meaning="worst |difference| of the LSE over max(1, |reference|)",
+    lse_error: float | None = _correctness(
+        "LSE error", "", "worst |difference| of the LSE over max(1, |reference|)", shown="data"
     )
-    checked_heads: int | None = quantity(
+    checked_heads: int | None = _correctness(
         "checked heads",
-        group="correctness",
+        "",
+        "pairs of sequence and KV head that were compared with the fp64 reference",
         kind="count",
         shown="data",
-        meaning="pairs of sequence and KV head that were compared with the fp64 reference",
     )
-    total_heads: int | None = quantity(
+    total_heads: int | None = _correctness(
         "total heads",
-        group="correctness",
+        "",
+        "pairs of sequence and KV head that there are",
         kind="count",
         shown="data",
-        meaning="pairs of sequence and KV head that there are",
     )
 
-    sm_clock_mhz: int | None = quantity(
-        "SM clock", "mhz", group="GPU state", kind="count", meaning="median, read after each sample"
+    sm_clock_mhz: int | None = _gpu("SM clock", "mhz", "median, read after each sample")
+    power_w: float | None = _gpu("power", "w", "median, read after each sample", kind="figure")
+    temperature_c: int | None = _gpu("temperature", "c", "highest, read after each sample")
+    throttled_samples: int | None = _gpu(
+        "repeated", "samples", "thrown away because the GPU had lowered its clocks"
     )
-    power_w: float | None = quantity(
-        "power", "w", group="GPU state", kind="figure", meaning="median, read after each sample"
-    )
-    temperature_c: int | None = quantity(
-        "temperature",
-        "c",
-        group="GPU state",
-        kind="count",
-        meaning="highest, read after each sample",
-    )
-    throttled_samples: int | None = quantity(
-        "repeated",
-        "samples",
-        group="GPU state",
-        kind="count",
-        meaning="thrown away because the GPU had lowered its clocks",
-    )
-    throttle_reasons: list[str] | None = quantity(
-        "throttled by",
-        group="GPU state",
-        kind="text",
-        meaning="why clocks were lowered in samples that count, by NVML",
+    throttle_reasons: list[str] | None = _gpu(
+        "throttled by", "", "why clocks were lowered in samples that count, by NVML", kind="text"
     )
 
-    gpu_kernels: list[str] | None = quantity(
-        "GPU kernels",
-        group="settings",
-        kind="text",
-        meaning="of one launch, as the nodes of its CUDA graph name them",
+    gpu_kernels: list[str] | None = _settings(
+        "GPU kernels", "", "of one launch, as the nodes of its CUDA graph name them"
     )
-    library: str | None = quantity(
+    library: str | None = _settings(
         "library",
-        group="settings",
-        kind="text",
+        "",
+        "package and version whose code ran; none: this project's own kernels",
         statuses=EVERY_STATUS,
-        meaning="package and version whose code ran; none: this project's own kernels",
     )
-    schedule: str | None = quantity(
+    schedule: str | None = _settings(
         "schedule",
-        group="settings",
-        kind="text",
+        "",
+        "what its schedule comes to on this problem: stream-K (crosses from one output tile "
+        "to the next), equal splits, splits by length, fixed runs, one CTA or cluster a "
+        "tile, several tiles a CTA or cluster; empty where a kernel's inside is not known",
         shown="markdown",
-        meaning="what its schedule comes to on this problem: stream-K (crosses from one output tile"
-        " to the next), equal splits, splits by length, fixed runs, one CTA or cluster a tile,"
-        " several tiles a CTA or cluster; empty where a kernel's inside is not known",
     )
-    config: dict[str, Any] | None = quantity(
-        "config", group="settings", kind="text", shown="markdown", meaning="launch settings"
+    config: dict[str, Any] | None = _settings("config", "", "launch settings", shown="markdown")
+    config_choice: str | None = _settings(
+        "config choice", "", "tuned, heuristic, best of so many candidates, or given"
     )
-    config_choice: str | None = quantity(
-        "config choice",
-        group="settings",
-        kind="text",
-        meaning="tuned, heuristic, best of so many candidates, or given",
+    config_reason: str | None = _settings(
+        "why this config", "", "one sentence; of kernels that had a choice", kind="sentence"
     )
-    config_reason: str | None = quantity(
-        "why this config",
-        group="settings",
-        kind="sentence",
-        meaning="one sentence; of kernels that had a choice",
-    )
-    warnings: list[str] | None = quantity(
-        "warnings",
-        group="settings",
-        kind="sentence",
-        meaning="what a reader must know about the figures",
+    warnings: list[str] | None = _settings(
+        "warnings", "", "what a reader must know about the figures", kind="sentence"
     )

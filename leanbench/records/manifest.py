@@ -1,4 +1,4 @@
-"""The manifest of a run: what was asked for and on what, and whether a sweep may go on with it."""
+"""The manifest of a run: its request and target, and checks before a sweep resumes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_MB = 1000
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a run directory.
+    """Read the manifest of a run directory.
 
     Raises:
         UserError: `path` is no run directory, or one of another schema version.
@@ -63,11 +63,7 @@ def _damaged(path: Path, fault: str) -> UserError:
 
 
 def refuse_unlike_a_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Refuses a manifest without what a sweep needs to go on; a report can do without.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """Reject a manifest without the keys that resuming needs. Reports do without."""
     kinds: dict[str, type] = {"gpu": dict, "measure": dict, "environments": dict, "cells": list}
     given = {"measure": {}, **manifest}
     for key, kind in kinds.items():
@@ -76,25 +72,19 @@ def refuse_unlike_a_manifest(path: Path, manifest: dict[str, Any]) -> None:
         if not isinstance(given[key], kind):
             what = "list" if kind is list else "table"
             raise _damaged(path, f"{key} is {short_json(given[key])}, not a {what}")
-    for own in manifest["environments"].values():
-        if not isinstance(own, dict):
-            raise _damaged(path, f"environments has {short_json(own)}, not a table")
+    for environment in manifest["environments"].values():
+        if not isinstance(environment, dict):
+            raise _damaged(path, f"environments has {short_json(environment)}, not a table")
     for cell in manifest["cells"]:
         if not isinstance(cell, str):
             raise _damaged(path, f"cells has {short_json(cell)}, not the key of a cell")
 
 
 def refuse_differences(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuses to go on with a run that is of another target, of other settings or of other cells.
-
-    Raises:
-        UserError: it is; the sentence names the first difference.
-    """
+    """Reject resuming a run of another target, other settings or other cells."""
     advice = "repeat the command it was started with, or start a new run without --resume"
     if _target(before) != _target(now):
-        raise UserError(
-            f"{path} has rows {_target(before)}, this command's would be {_target(now)}: {advice}"
-        )
+        raise UserError(f"{path} has rows {_target(before)}, not {_target(now)}: {advice}")
     measured, requested = before.get("measure", {}), now.get("measure", {})
     if measured != requested:
         names = ", ".join(
@@ -108,17 +98,16 @@ def refuse_differences(path: Path, before: dict[str, Any], now: dict[str, Any]) 
     differences = []
     if missing:
         differences.append(
-            f"{len(missing)} of its {len(recorded)} cells are not asked for now, such as"
-            f" {missing[0]}"
+            f"{len(missing)} of its {len(recorded)} cells are not requested, such as {missing[0]}"
         )
     if added:
         differences.append(
-            f"{len(added)} of the {len(wanted)} asked for now are not in it, such as {added[0]}"
+            f"{len(added)} of {len(wanted)} requested cells are not in it, such as {added[0]}"
         )
     if differences:
-        raise UserError(f"{path} is a run of other cells ({'; '.join(differences)}): {advice}")
+        raise UserError(f"{path} has other cells ({'; '.join(differences)}): {advice}")
 
 
 def _target(manifest: dict[str, Any]) -> str:
-    """What rows are of: ``measured for h200``."""
+    """Return the target of rows: ``measured for h200``."""
     return f"{manifest.get('source')} for {manifest.get('gpu', {}).get('name')}"

@@ -1,6 +1,4 @@
-"""Runs of parts of one sweep, put together into one run: every cell once, every row as it was
-taken.
-"""
+"""Merging of the runs of shards: every cell once, every row unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.files import PART, UnreadableFile, read_file
@@ -18,7 +16,10 @@ from leanbench.records.directory import WORKER_LOG, CannotWrite, RunDirectory, r
 from leanbench.records.manifest import MOST_MB, read_manifest, refuse_unlike_a_manifest
 from leanbench.records.samples import read_whole_samples
 
-#: Of a manifest, and of what it is when it differs.
+if TYPE_CHECKING:
+    from leanbench.records.row import Row
+
+#: Keys that manifests must share, with their names in messages.
 _SAME = {"source": "source", "sweep": "request", "measure": "settings of measuring"}
 
 
@@ -26,32 +27,31 @@ _SAME = {"source": "source", "sweep": "request", "measure": "settings of measuri
 class _Part:
     path: Path
     manifest: dict[str, Any]
-    #: By cell.
-    rows: dict[str, dict[str, Any]]
+    #: Rows by cell.
+    rows: dict[str, Row]
 
     @property
     def wanted(self) -> list[str]:
-        """Cells of the whole sweep, in its order."""
+        """Return the cells of the whole sweep, in order."""
         return self.manifest.get("shard", self.manifest)["cells"]
 
     @property
     def origin(self) -> dict[str, Any]:
-        """For the merged manifest."""
+        """Return the origin for the merged manifest."""
         shard = self.manifest.get("shard")
         words = {} if shard is None else {"shard": f"{shard['index']}/{shard['count']}"}
         return {name: self.manifest.get(name) for name in ("name", "id", "created")} | words
 
 
 def merge_runs(paths: Sequence[Path], out: Path, mix_boards: bool = False) -> list[str]:
-    """Writes the run `out` with the rows and samples of all runs, in the order of the sweep.
+    """Write the run `out` with rows and samples of all runs, in the order of the sweep.
 
     Returns:
-        A phrase for each difference of boards that was put up with.
+        A phrase for each accepted difference of boards.
 
     Raises:
-        UserError: the runs are not of one request, one target, one leanbench with one set of
-            kernels and settings; boards that differ, unless `mix_boards`; a cell that two of them
-            have, or none; `out` is there, or cannot be written.
+        UserError: The runs differ in request, target, leanbench, kernels or settings, or in boards
+            unless `mix_boards`. A cell has two rows or none. `out` exists or cannot be written.
     """
     parts = [_read(path) for path in paths]
     _refuse_twice(parts)
@@ -60,14 +60,14 @@ def merge_runs(paths: Sequence[Path], out: Path, mix_boards: bool = False) -> li
     differences = list(_differences(parts, mix_boards))
     _refuse_cells(parts)
     if out.exists():
-        raise UserError(f"{out} is there already: choose another --out")
+        raise UserError(f"{out} already exists: choose another --out")
     unfinished = out.with_name(f".{out.name}{PART}")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         _write(parts, out.name, unfinished)
         unfinished.rename(out)
     except (CannotWrite, OSError) as error:
-        # Under its own name, not the one that it has until it is whole.
+        # Name `out`, not the unfinished folder.
         why = error.strerror if isinstance(error, OSError) else error.why
         raise UserError(
             f"cannot write {out} ({why}): make room, or choose another folder with --out"
@@ -80,7 +80,7 @@ def merge_runs(paths: Sequence[Path], out: Path, mix_boards: bool = False) -> li
 def _read(path: Path) -> _Part:
     manifest = read_manifest(path)
     refuse_unlike_a_manifest(path, manifest)
-    return _Part(path, manifest, {row["cell"]: row for row in read_rows(path)})
+    return _Part(path, manifest, {row.cell: row for row in read_rows(path)})
 
 
 def _refuse_twice(parts: Sequence[_Part]) -> None:
@@ -94,14 +94,14 @@ def _refuse_other_request(first: _Part, other: _Part) -> None:
     for name, what in _SAME.items():
         if first.manifest.get(name) != other.manifest.get(name):
             raise UserError(
-                f"{other.path} is of another {what} than {first.path}"
+                f"{other.path} has another {what} than {first.path}"
                 f" ({_what_differs(first.manifest.get(name), other.manifest.get(name))}): merge"
-                " runs of one command alone"
+                " only runs of one command"
             )
     if first.wanted != other.wanted:
         raise UserError(
-            f"{other.path} is of other cells than {first.path} ({len(other.wanted)} and"
-            f" {len(first.wanted)} in all): merge runs of one command alone"
+            f"{other.path} has other cells than {first.path} ({len(other.wanted)} and"
+            f" {len(first.wanted)} in all): merge only runs of one command"
         )
 
 
@@ -112,7 +112,7 @@ def _what_differs(first: Any, other: Any) -> str:
 
 
 def _differences(parts: Sequence[_Part], mix_boards: bool) -> Iterator[str]:
-    """Those of boards from the first one, where they may be put up with."""
+    """Yield accepted differences of boards from the first one."""
     boards = [(part.path, board) for part in parts for board in boards_of(part.manifest)]
     for path, board in boards[1:]:
         found = difference(boards[0][1], board)
@@ -131,7 +131,7 @@ def _at(path: Path, board: Board) -> str:
 
 
 def _refuse_cells(parts: Sequence[_Part]) -> None:
-    """Refuses cells that two runs have, or none."""
+    """Reject cells with two rows or none."""
     owners: dict[str, _Part] = {}
     for part in parts:
         for cell in part.rows:
@@ -171,7 +171,7 @@ def _write(parts: Sequence[_Part], name: str, path: Path) -> None:
     for key in ("environments", "boards"):
         for part in parts:
             manifest[key] |= part.manifest.get(key, {})
-    samples = {cell: own for part in parts for cell, own in read_whole_samples(part.path).items()}
+    samples = {cell: raw for part in parts for cell, raw in read_whole_samples(part.path).items()}
     rows = {cell: row for part in parts for cell, row in part.rows.items()}
     with RunDirectory.create(path, manifest) as run:
         for cell in manifest["cells"]:

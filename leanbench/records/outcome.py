@@ -1,4 +1,4 @@
-"""Outcome: what came of one kernel on one problem, in whole or in part."""
+"""Outcome: results of one kernel on one problem. Workers import it without the model of rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from leanbench.records.figures import Figures
 
 
 class Outcome(Figures):
-    """The fields of a row that only running or predicting its kernel fills in.
+    """Fields of a row that running or predicting its kernel fills in, in whole or in part.
 
-    `a | b` has the fields of both, those of `b` where both have one.
+    `a | b` has the fields of both. Those of `b` win.
     """
 
     status: Status | None = None
@@ -23,5 +23,5 @@ class Outcome(Figures):
         return Outcome(**self.fields() | other.fields())
 
     def fields(self) -> dict[str, Any]:
-        """Those that were set, by name."""
+        """Return the fields that are set, by name."""
         return self.model_dump(exclude_unset=True)

@@ -1,4 +1,4 @@
-"""Reading a run directory: `manifest.json` and `results.jsonl`."""
+"""Reading of a run directory."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Run:
     """Content of a run directory."""
 
     directory: Path
-    #: As written; any key may be missing.
+    #: As written. Any key can be missing.
     manifest: dict[str, Any]
     #: One pair a line of `results.jsonl`, in its order.
     results: tuple[tuple[Row, AttentionProblem], ...]
     #: Sentences about what was left out on reading.
     notes: tuple[str, ...] = ()
-    #: In place of the manifest's name.
+    #: Name that overrides the manifest's.
     other_name: str | None = None
 
     @property
@@ -64,12 +64,12 @@ class Run:
 
     @property
     def unfinished(self) -> str:
-        """Cells without a row and the command that goes on with them, no sentence yet: ``2 of 40
-        cells have no row yet: finish it with `leanbench sweep --name x --resume```; empty where the
-        manifest names no cells or all have rows.
+        """Return cells without a row, and the command that finishes them; empty if all have rows.
+
+        For example ``2 of 40 cells have no row yet: finish it with `leanbench sweep --name x
+        --resume```.
         """
         cells = self.manifest.get("cells")
-        # As it was written: anything may stand there.
         known = cells if isinstance(cells, list) else []
         wanted = {cell for cell in known if isinstance(cell, str)}
         left = len(wanted - {row.cell for row, _ in self.results})
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def go_on(self) -> str:
-        """What finishes the run."""
+        """Return how to finish the run."""
         command = self.manifest.get("command")
         if not isinstance(command, str) or not command:
             return "finish it with its command and --resume"
@@ -89,7 +89,7 @@ class Run:
             words = shlex.join(_without_out(shlex.split(words)))
         directory = self.directory.resolve()
         where = ["--name", directory.name, "--resume"]
-        # It may have been moved since.
+        # It can have been moved.
         if directory.parent != RUNS.resolve():
             here = Path.cwd()
             parent = directory.parent
@@ -114,7 +114,7 @@ def fastest(
 
 
 def _without_out(words: list[str]) -> list[str]:
-    """A command's words without --out and its value."""
+    """Return a command's words without --out and its value."""
     return [
         word
         for before, word in itertools.pairwise(["", *words])
@@ -123,16 +123,16 @@ def _without_out(words: list[str]) -> list[str]:
 
 
 def find_run(run: str) -> Path:
-    """The directory meant by `run`: a path, or a name under `runs/`.
+    """Return the directory of a run: a path, or a name under `runs/`.
 
     Raises:
-        UserError: neither exists; the nearest run, next to the path or under `runs/`, is suggested.
+        UserError: Neither exists. The message suggests the nearest run.
     """
     for directory in (Path(run), RUNS / run):
         if directory.is_dir():
             return directory
     name = Path(run).name
-    # A name may end with a slash, as shells complete it.
+    # Shells complete a name with a slash.
     if "/" not in run.rstrip("/"):
         hint = (
             _nearest(name, RUNS, "") or f"{RUNS}/ holds no run yet, make one with `leanbench sweep`"
@@ -150,9 +150,7 @@ def find_run(run: str) -> Path:
 
 
 def _nearest(name: str, folder: Path, prefix: str) -> str:
-    """The run in `folder` that is probably meant, else those that have the name in theirs, else
-    that there are some; empty without any run there.
-    """
+    """Suggest a run in `folder` by its name; empty if there is no run."""
     try:
         known = sorted(path.name for path in folder.iterdir() if (path / RESULTS).is_file())
     except OSError:
@@ -160,7 +158,7 @@ def _nearest(name: str, folder: Path, prefix: str) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f"did you mean {prefix + close[0]!r}?"
-    # The names of a sweep's runs end with a GPU and a time: the last ones are the newest.
+    # Names of runs end with GPU and time: the last ones are the newest.
     if name and (begun := [run for run in known if name in run]):
         return f"nearest in {folder}/: {', '.join(begun[-3:])}"
     runs = "1 run" if len(known) == 1 else f"{len(known)} runs"
@@ -168,19 +166,16 @@ def _nearest(name: str, folder: Path, prefix: str) -> str:
 
 
 def read_run(directory: Path) -> Run:
-    """The run in a directory. A last line cut off by a kill is left out and noted, as are copies of
-    a row.
+    """Read a run. Leave out and note a truncated last line and copies of a row.
 
     Raises:
-        UserError: not a run directory, a run of another schema version, or a line that is no row
-            (file and line named).
+        UserError: It is no run directory, has another schema version, or a line is not a row.
     """
     manifest = read_manifest(directory)
     path = directory / RESULTS
     lines = read_if_there(path, MOST_MB).split(b"\n")
 
-    # Rows end with a newline, so what follows the last one is empty, or was being written when the
-    # run was killed.
+    # Rows end with a newline. Text after the last one was being written when the run was killed.
     written = [(line, number) for number, line in enumerate(lines, 1) if line.strip()]
     notes = []
     if lines[-1].strip():
@@ -189,7 +184,7 @@ def read_run(directory: Path) -> Run:
         except ValueError:
             written.pop()
             notes.append(f"{RESULTS} line {len(lines)} was cut off in writing and is left out")
-    # Rows have the time at which they were measured: equal ones are copies.
+    # Rows have a time, so equal rows are copies.
     rows: dict[bytes, int] = {}
     for line, number in written:
         rows.setdefault(line, number)
@@ -220,11 +215,10 @@ def _notes_of_samples(directory: Path) -> list[str]:
 
 
 def read_runs(directories: Sequence[Path]) -> list[Run]:
-    """Several runs as `read_run` does; those with the same name, as of one sweep on two GPUs, are
-    named by the ends of their paths, as long as tells all runs apart.
+    """Read several runs. Name runs of the same name by the ends of their paths.
 
     Raises:
-        UserError: as `read_run`, and for a run that is given twice.
+        UserError: As `read_run`, or a run is repeated.
     """
     resolved = [directory.resolve() for directory in directories]
     for directory in directories:

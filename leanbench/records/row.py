@@ -1,10 +1,12 @@
-"""Row: one line of `results.jsonl`, what was asked, what ran, what came out.
+"""Row: one line of `results.jsonl`, with request, settings and results.
 
 A field that was not measured is null, never 0, and is not written.
 """
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ValidationError, model_validator
@@ -20,119 +22,64 @@ from leanbench.records.figures import Figures
 SCHEMA_VERSION = 2
 
 
-class Identity(BaseModel):
-    """Fields of every row: its cell, and how that ended."""
+#: Declaration of a text that every row has.
+_text = partial(quantity, group="row", kind="text", statuses=EVERY_STATUS, default=...)
+_data = partial(_text, shown="data")
+_origin = partial(_data, group="origin")
 
-    cell: str = quantity(
+
+class Identity(BaseModel):
+    """Fields of every row: its cell and its status."""
+
+    cell: str = _data(
         "cell",
-        group="row",
-        kind="text",
-        shown="data",
-        statuses=EVERY_STATUS,
         meaning="problem, kernel and config request within a run; resume skips those with a row",
-        default=...,
     )
-    #: As `AttentionProblem.to_dict` writes it; tables have a column for each axis instead.
+    #: As `AttentionProblem.to_dict` writes it. Tables have a column for each axis instead.
     problem: dict[str, Any]
-    decomposition: str = quantity(
+    decomposition: str = _data(
         "decomposition",
-        group="row",
-        kind="text",
-        shown="data",
-        statuses=EVERY_STATUS,
         meaning="how the kernel deals out the work: one_cta_per_tile, fixed_split, stream_k, other",
-        default=...,
     )
-    source: Literal["measured", "predicted"] = quantity(
-        "source",
-        group="row",
-        kind="text",
-        shown="paper",
-        statuses=EVERY_STATUS,
-        meaning="measured on a GPU, or predicted by the performance model",
-        default=...,
+    source: Literal["measured", "predicted"] = _text(
+        "source", meaning="measured on a GPU, or predicted by the performance model", shown="paper"
     )
-    cache: Literal["cold", "warm"] = quantity(
+    cache: Literal["cold", "warm"] = _text(
         "L2",
-        group="row",
-        kind="text",
-        shown="paper",
-        statuses=EVERY_STATUS,
         meaning="when a launch starts: cold (buffers rotate, as K and V come in serving) or warm"
         " (one buffer again and again)",
+        shown="paper",
         default="cold",
     )
-    kernel: str = quantity(
-        "kernel",
-        group="row",
-        kind="text",
-        shown="paper",
-        statuses=EVERY_STATUS,
-        meaning="by its name in leanbench list kernels",
-        default=...,
-    )
-    status: Status = quantity(
+    kernel: str = _text("kernel", meaning="by its name in leanbench list kernels", shown="paper")
+    status: Status = _text(
         "status",
-        group="row",
+        meaning="ok, or how the row ended: see docs/measuring.md",
         kind="outcome",
         shown="paper",
-        statuses=EVERY_STATUS,
-        meaning="ok, or how the row ended: see docs/measuring.md",
-        default=...,
     )
-    reason: str | None = quantity(
+    reason: str | None = _data(
         "reason",
-        group="row",
-        kind="sentence",
-        shown="data",
-        statuses=EVERY_STATUS[1:],
         meaning="one sentence for every status but ok",
+        kind="sentence",
+        statuses=EVERY_STATUS[1:],
+        default=None,
     )
-    kv_bytes: int = quantity(
-        "K and V",
-        "bytes",
-        group="memory",
-        kind="bytes",
-        statuses=EVERY_STATUS,
-        meaning="bytes of K and V that must be read",
-        default=...,
+    kv_bytes: int = _text(
+        "K and V", "bytes", "bytes of K and V that must be read", group="memory", kind="bytes"
     )
-    wall_s: float = quantity(
-        "wall time",
-        "s",
-        group="origin",
-        kind="figure",
-        shown="data",
-        statuses=EVERY_STATUS,
-        meaning="that the cell took, everything included",
-        default=...,
+    wall_s: float = _origin(
+        "wall time", "s", "that the cell took, everything included", kind="figure"
     )
-    time: str = quantity(
-        "time",
-        group="origin",
-        kind="text",
-        shown="data",
-        statuses=EVERY_STATUS,
-        meaning="UTC, ISO 8601",
-        default=...,
+    time: str = _origin("time", meaning="UTC, ISO 8601")
+    environment: str = _origin(
+        "environment", meaning="key of the manifest's environment that the row was taken in"
     )
-    environment: str = quantity(
-        "environment",
-        group="origin",
-        kind="text",
-        shown="data",
-        statuses=EVERY_STATUS,
-        meaning="key of the manifest's environment that the row was taken in",
-        default=...,
-    )
-    run_id: str | None = quantity(
+    run_id: str | None = _origin(
         "run id",
-        group="origin",
-        kind="text",
-        shown="data",
-        statuses=EVERY_STATUS,
         meaning="of the run that took the row, as in its manifest; another in a row that was put in"
         " from elsewhere",
+        default=None,
     )
 
 
@@ -140,21 +87,33 @@ class Row(Figures, Identity):
     """One cell's result.
 
     Raises:
-        ValidationError: a figure that a row of this status cannot have, or none where it must; a
-            field that is unknown, missing or of another type.
+        ValidationError: A figure is forbidden for the status or missing, or out of range. A field
+            is unknown, missing or of another type.
     """
 
     @model_validator(mode="after")
-    def _fits_its_status(self) -> Self:
+    def _check_figures(self) -> Self:
         for figure in QUANTITIES:
             if self.status not in figure.statuses and getattr(self, figure.name) is not None:
-                raise _unfit(f"a row that is {self.status} carries no {figure.name}")
+                raise _fault(f"a row that is {self.status} carries no {figure.name}")
         if self.status in ("ok", "noisy") and self.latency_us is None:
-            raise _unfit(f"a row that is {self.status} needs a latency_us")
+            raise _fault(f"a row that is {self.status} needs a latency_us")
+        for name in _RATIOED:
+            value = getattr(self, name)
+            # An energy of 0 is a counter that stood still. Reports leave it out.
+            stood_still = name == "energy_mj" and value is not None and value <= 0
+            if value is not None and not stood_still and not _LEAST <= value <= _MOST:
+                raise _fault(f"{name}: {value:g} is not between {_LEAST:g} and {_MOST:g}")
         return self
 
+    def line(self) -> bytes:
+        """Return the row as a line of `results.jsonl`, without its nulls."""
+        fields = self.model_dump(mode="json")
+        measured = {name: value for name, value in fields.items() if value is not None}
+        return json.dumps(measured, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
-def _unfit(sentence: str) -> PydanticCustomError:
+
+def _fault(sentence: str) -> PydanticCustomError:
     return PydanticCustomError("status", "{sentence}", {"sentence": sentence})
 
 
@@ -173,17 +132,32 @@ _RATIOED = (
 _LEAST, _MOST = 1e-9, 1e18
 
 
+def make_row(fields: dict[str, Any]) -> Row:
+    """Validate the fields of a row before it is written.
+
+    Raises:
+        ValueError: They are no row, or a file cannot hold one of them. The message is one line.
+    """
+    try:
+        row = Row.model_validate(fields)
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from None
+    # A line that cannot be parsed would hide all other rows of its run.
+    parse(row.line())
+    return row
+
+
 def first_fault(error: ValidationError) -> str:
-    """The first thing that is wrong with a row: ``latency_us: Input should be a valid number``."""
+    """Return the first fault of a row: ``latency_us: Input should be a valid number``."""
     fault = error.errors(include_url=False)[0]
     return ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
 
 
 def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
-    """A line of `results.jsonl`.
+    """Read a line of `results.jsonl`.
 
     Raises:
-        ValueError: it is no row; the message says in one line why.
+        ValueError: It is no row. The message is one line.
     """
     fields = parse(line)
     if not isinstance(fields, dict):
@@ -194,24 +168,14 @@ def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
             f"it has schema version {short_json(version)}, this leanbench reads {SCHEMA_VERSION}"
         )
     try:
-        # A field that a later version added is left out.
+        # Leave out the fields of later versions.
         row = Row.model_validate(
             {name: fields[name] for name in fields if name in Row.model_fields}
         )
-        problem = AttentionProblem.from_dict(row.problem)
+        return row, AttentionProblem.from_dict(row.problem)
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
     except KeyError as error:
         raise ValueError(f"problem.{error.args[0]}: Field required") from None
     except (TypeError, UserError) as error:
         raise ValueError(f"problem: {error}") from None
-    for name in _RATIOED:
-        value = getattr(row, name)
-        # An energy of 0 is a counter that stood still: reports leave it out.
-        if (
-            value is not None
-            and not _LEAST <= value <= _MOST
-            and not (name == "energy_mj" and value <= 0)
-        ):
-            raise ValueError(f"{name}: {value:g} is not between {_LEAST:g} and {_MOST:g}")
-    return row, problem

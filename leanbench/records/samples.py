@@ -1,9 +1,7 @@
-"""Raw samples, next to the rows: `samples.jsonl.gz`, one gzip member with one JSON line for each
-measured cell.
+"""Raw samples: `samples.jsonl.gz` has one gzip member with one JSON line for each measured cell.
 
-The file is written like results.jsonl: appended, one cell in one piece, waited for. gzip members in
-a row are one gzip file, so `zcat` and `gzip.open` read it. A cell's samples are written before its
-row; where a kill came between the two, the cell runs again and its later samples count.
+Members are appended whole, so `zcat` reads the file at any time. The samples of a cell are written
+before its row. After a kill between the two, the cell runs again and its later samples count.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from leanbench.core.errors import UserError
 from leanbench.core.files import UnreadableFile, read_if_there
@@ -21,57 +19,57 @@ from leanbench.core.strict_json import parse
 from leanbench.records.manifest import MOST_MB
 
 SAMPLES = "samples.jsonl.gz"
-#: What follows a member is copied with it: in pieces, reading takes time in proportion to the file.
+#: Size of a read. Data after a member is copied with it, so large reads take quadratic time.
 _PIECE_BYTES = 4096
-#: Of a cell's samples, many times over: a few bytes can unpack to gigabytes.
+#: Limit of a member: a few bytes can unpack to gigabytes.
 MAX_MEMBER_BYTES = 1 << 26
-#: Of all members together.
+#: Limit of all members together.
 _MAX_BYTES = 1 << 30
 
 
 class Samples(BaseModel):
-    """The raw measurements of one cell, in the order of time."""
+    """Raw measurements of one cell, in order of time."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     #: The row's `cell`.
     cell: str
     #: Microseconds of one launch: a graph replay's time over its launches.
     samples_us: list[float]
-    #: Of each sample, the round it was taken in: samples of the problem's other kernels with the
-    #: same round were taken next to it, unless a kernel that failed had the others measured again.
+    #: Round of each sample. The problem's kernels are sampled in the same rounds, unless one failed
+    #: and the others were measured again.
     rounds: list[int]
-    #: Of each sample, right after it. Null where NVML does not say.
+    #: Clock after each sample; null without NVML.
     sm_clock_mhz: list[int | None]
-    #: The figures of the cross-check, a replay each.
+    #: Latency of each cross-check replay.
     crosscheck_us: list[float] = []
 
 
 def pack(samples: Samples) -> bytes:
-    """One gzip member."""
+    """Return one gzip member."""
     text = samples.model_dump_json() + "\n"
-    # mtime: the same samples give the same bytes.
+    # mtime=0: equal samples give equal bytes.
     return gzip.compress(text.encode(), mtime=0)
 
 
 def read_samples(run: Path) -> dict[str, Samples]:
-    """The samples of a run directory by cell, the latest of each; empty where there are none.
-
-    A member that was cut off while it was written ends the file.
+    """Read the latest samples of each cell. A truncated member ends the file.
 
     Raises:
-        ValueError: no member is whole, or one holds something else than samples.
-        UnreadableFile: it cannot be read.
+        ValueError: No member is whole, or one holds something else.
+        UnreadableFile: It cannot be read.
     """
     content = read_if_there(run / SAMPLES, MOST_MB)
-    if content and not has_whole_member(content):
+    if content and next(_whole_members(content), None) is None:
         raise ValueError("it has no whole gzip member")
     return _by_cell(content)
 
 
 def read_whole_samples(run: Path) -> dict[str, Samples]:
-    """As `read_samples`, of a run whose cells all have their rows: nothing may be cut off.
+    """Read the samples of a finished run, with nothing truncated.
 
     Raises:
-        UserError: the file is damaged or cannot be read.
+        UserError: The file is damaged or cannot be read.
     """
     path = run / SAMPLES
     content, samples_by_cell, whole = _read(path)
@@ -81,14 +79,13 @@ def read_whole_samples(run: Path) -> dict[str, Samples]:
 
 
 def length_to_resume(run: Path, measured: Collection[str]) -> int:
-    """Length in bytes of the samples with which a run goes on. What a kill cut off may follow, as
-    the last samples, of a cell that has no row.
+    """Return the length in bytes of the samples to resume with. A truncated last member can follow.
 
     Args:
-        measured: cells whose rows are made of samples.
+        measured: Cells with rows that have samples.
 
     Raises:
-        UserError: the file is damaged or cannot be read.
+        UserError: The file is damaged or cannot be read.
     """
     path = run / SAMPLES
     content, samples_by_cell, whole = _read(path)
@@ -99,7 +96,7 @@ def length_to_resume(run: Path, measured: Collection[str]) -> int:
 
 
 def _read(path: Path) -> tuple[bytes, dict[str, Samples], int]:
-    """What is in the file, its samples by cell, and the length of its whole members."""
+    """Return the file, its samples by cell, and the length of its whole members."""
     try:
         content = read_if_there(path, MOST_MB)
         return content, _by_cell(content), whole_length(content)
@@ -133,7 +130,7 @@ def _by_cell(content: bytes) -> dict[str, Samples]:
 
 
 def _is_begun(content: bytes) -> bool:
-    """Whether this is how a gzip member begins, without its end."""
+    """Return True if this is the start of a gzip member, without its end."""
     member = zlib.decompressobj(wbits=31)
     try:
         member.decompress(content, MAX_MEMBER_BYTES)
@@ -142,18 +139,13 @@ def _is_begun(content: bytes) -> bool:
     return not (member.eof or member.unconsumed_tail)
 
 
-def has_whole_member(content: bytes) -> bool:
-    """Whether anything of a samples file can be read."""
-    return next(_whole_members(content), None) is not None
-
-
 def whole_length(content: bytes) -> int:
-    """Length in bytes of the whole members of a samples file."""
+    """Return the length in bytes of the whole members of a samples file."""
     return max((end for _, end in _whole_members(content)), default=0)
 
 
 def _whole_members(content: bytes) -> Iterator[tuple[bytes, int]]:
-    """Each member and where it ends, up to the first that is not whole."""
+    """Yield each member and its end, up to the first that is not whole."""
     at = unpacked = 0
     while at < len(content):
         member = zlib.decompressobj(wbits=31)

@@ -14,7 +14,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.quantities import Status
 from leanbench.formats.definition import can_be_defined, definition_of
 from leanbench.formats.safetensors import write_int32
-from leanbench.formats.solution import AUTHOR, solution_name, solution_of
+from leanbench.formats.sources import AUTHOR, solution_name, solution_of
 from leanbench.formats.workload import blob_path, index_tensors, workload_of
 from leanbench.report.command import sweep_command
 

@@ -1,3 +1,1 @@
-"""From a sweep file and flags to rows on disk: axes, cells, the run directory, the worker process
-and the loop.
-"""
+"""From a sweep file and flags to rows on disk: axes, cells, worker process, run directory."""

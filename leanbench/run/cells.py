@@ -1,4 +1,4 @@
-"""A sweep as grids of axes, and the cells it stands for."""
+"""Sweeps as grids of axes, and their cells."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
+from itertools import groupby, product
 from math import prod
 from typing import Any
 
 from leanbench.core.axes import AXES
 from leanbench.core.config import KernelConfig
-from leanbench.core.errors import UserError
+from leanbench.core.errors import InvalidValue, Reason, UserError
 from leanbench.core.language_models import by_layer
 from leanbench.core.lengths import Context, as_context, draw_context, is_explicit, read_lengths
 from leanbench.core.model_layers import Layer
@@ -27,6 +27,7 @@ from leanbench.run.draw import Draw, Sample
 MAX_CELLS = 100_000
 
 DEFAULT_KERNELS = ("lean", "fa2", "fixed_split")
+MOST_SHARDS = 1000
 CONFIG_CHOICES = ("default", "heuristic", "best", "energy", "edp")
 
 
@@ -34,8 +35,8 @@ CONFIG_CHOICES = ("default", "heuristic", "best", "energy", "edp")
 class Grid:
     """Values of every axis; each combination is a problem."""
 
-    #: By axis, in the order of AXES. Where there are models, they say heads and head_dim in place
-    #: of those axes; lengths that are given one by one say batch and context.
+    #: Values by axis, in the order of AXES. Models set heads and head_dim, explicit lengths set
+    #: batch and context.
     values: Mapping[str, tuple[Any, ...]]
 
     def __init__(self, **values: tuple[Any, ...]) -> None:
@@ -49,10 +50,10 @@ class Grid:
 
     @property
     def layers(self) -> Sequence[Layer]:
-        """Heads, head_dim, and of models the kinds, without repeats.
+        """Return the layers of the models, or heads and head_dim, without repeats.
 
         Raises:
-            UserError: a model that does not go with a tp.
+            UserError: A model cannot be split by a tp.
         """
         if self["model"]:
             return list(by_layer(self["model"], self["tp"]))
@@ -62,22 +63,22 @@ class Grid:
         ]
 
     def _layers_of(self, whole_model: str | None) -> Sequence[Layer]:
-        """The one that a whole model says itself, or `layers`."""
+        """Return the only layer of a whole model, or `layers`."""
         return self.layers if whole_model is None else [Layer(*read_model(whole_model).heads)]
 
     @property
     def combinations(self) -> int:
-        layers = [layer for own in self["whole_model"] for layer in self._layers_of(own)]
-        others = ("head_dim", "whole_model")
-        plain = [self[axis.name] for axis in PLAIN_AXES if axis.name not in others]
+        layers = [layer for name in self["whole_model"] for layer in self._layers_of(name)]
+        in_layers = ("head_dim", "whole_model")
+        plain = [self[axis.name] for axis in PLAIN_AXES if axis.name not in in_layers]
         lengths = [self[name] for name in ("batch", "lengths", "context")]
         return prod(map(len, [layers, *plain, *lengths]))
 
     def problems(self) -> Iterator[AttentionProblem]:
-        """Every combination; what stands on the x axis of charts varies fastest, context last.
+        """Yield every combination. The x axis of charts varies fastest, context last.
 
         Raises:
-            UserError: a combination that is no problem, or as `layers`.
+            UserError: A combination is no problem, or as `layers`.
         """
         plain = [axis for axis in PLAIN_AXES if axis.name != "head_dim"]
         outer = self._combined([axis.name for axis in plain if not axis.is_number])
@@ -93,12 +94,12 @@ class Grid:
                     )
 
     def _combined(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The fields of every combination of these axes."""
+        """Return the fields of every combination of these axes."""
         combinations = product(*(self[name] for name in names))
         return [dict(zip(names, values, strict=True)) for values in combinations]
 
     def _lengths(self) -> Iterator[tuple[int, Context]]:
-        """(batch, context) of every batch."""
+        """Yield (batch, context) of every batch."""
         drawn = [lengths for lengths in self["lengths"] if not is_explicit(lengths)]
         for batch, lengths, longest in product(self["batch"], drawn, self["context"]):
             yield batch, draw_context(lengths, batch, longest)
@@ -108,14 +109,14 @@ class Grid:
                 yield len(given), as_context(given)
 
     def to_dict(self) -> dict[str, Any]:
-        """The axes that hold, in plain JSON types."""
-        says = self["model"] or None not in self["whole_model"]
-        silent = ("heads", "head_dim") if says else ("model", "tp")
-        return {name: _plain(values) for name, values in self.values.items() if name not in silent}
+        """Return the axes that hold, in JSON types."""
+        by_model = self["model"] or None not in self["whole_model"]
+        unused = ("heads", "head_dim") if by_model else ("model", "tp")
+        return {name: _plain(values) for name, values in self.values.items() if name not in unused}
 
 
 def _selected(layer: Layer, context: Context) -> Context:
-    """The tokens of a context that a layer's selection leaves."""
+    """Return the tokens of a context that a layer's selection leaves."""
     if layer.selected is None:
         return context
     if isinstance(context, int):
@@ -124,8 +125,8 @@ def _selected(layer: Layer, context: Context) -> Context:
 
 
 def _kinds_of(layer: Layer, fields: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """A model's kinds, where the grid says nothing else; a window or chunk that hides nothing is
-    none.
+    """Return a model's kinds that the grid does not set. Windows and chunks that hide no token are
+    left out.
     """
     longest = context if isinstance(context, int) else max(context)
     kinds = {name: value for name, value in layer.kinds if fields[name] == AXES[name].default}
@@ -138,24 +139,24 @@ def _kinds_of(layer: Layer, fields: Mapping[str, Any], context: Context) -> dict
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep's request: every kernel on every problem of its grids, and on those that it draws."""
+    """Every kernel on every problem of the grids and of the draw."""
 
     name: str
     grids: tuple[Grid, ...] = (Grid(),)
     kernels: tuple[str, ...] = DEFAULT_KERNELS
-    #: `default`: tuned configs, or else the kernel's heuristic, see leanbench.configs.lookup;
-    #: `heuristic`: that alone; `best`: the fastest of the kernel's candidates, found in each cell.
+    #: `default`: tuned configs or the heuristic, see leanbench.configs.lookup. `best`: the fastest
+    #: candidate of the kernel, searched in each cell.
     configs: str = "default"
     description: str = ""
     measure: MeasureOptions = field(default_factory=MeasureOptions)
-    #: Launch settings by kernel that hold whatever `configs` says.
+    #: Launch settings by kernel, instead of those by `configs`.
     overrides: Mapping[str, KernelConfig] = field(default_factory=dict)
     draw: Draw | None = None
-    #: Of the grids' problems; None: all of them.
+    #: Sample of the grids' problems; None for all.
     sample: Sample | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, for the manifest."""
+        """Return JSON types for the manifest."""
         overrides = (
             {"config": {name: config.to_dict() for name, config in self.overrides.items()}}
             if self.overrides
@@ -181,17 +182,17 @@ class Cell:
     kernel: str
     configs: str = "default"
     cache: CacheState = "cold"
-    #: Launch settings that were given for this kernel.
+    #: Launch settings instead of those by `configs`.
     override: KernelConfig | None = None
 
     @property
     def request(self) -> str:
-        """How its launch settings are chosen: `given`, or else `configs`."""
+        """Return the choice of its launch settings: `given`, or else `configs`."""
         return self.configs if self.override is None else "given"
 
     @cached_property
     def key(self) -> str:
-        """Names the cell in every run: readable first, then a hash of everything it asks.
+        """Return the name of the cell in every run, with a hash of all that identifies it.
 
         For example ``lean-b1-h32-8-n4096-d128-fp16-HND-default-3f9a01c2``.
         """
@@ -215,19 +216,68 @@ class Cell:
         return f"{self.kernel} · {self.problem.label}"
 
 
+@dataclass(frozen=True)
+class Shard:
+    """Part `index` of `count` of a sweep, from 1. `leanbench merge` combines the parts."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Parse ``2/8``.
+
+        Raises:
+            InvalidValue: It is no such pair, or out of range.
+        """
+        fix = "write I/N, as in 1/4 for the first of four"
+        match = re.fullmatch(r"(\d{1,18})/(\d{1,18})", text.strip(), re.ASCII)
+        if match is None:
+            raise InvalidValue("--shard", text, Reason.SYNTAX, fix)
+        index, count = int(match[1]), int(match[2])
+        if min(index, count) < 1:
+            raise InvalidValue("--shard", text, Reason.BELOW_MINIMUM, fix, "1/1")
+        most = min(count, MOST_SHARDS)
+        if index > most or count > MOST_SHARDS:
+            raise InvalidValue("--shard", text, Reason.ABOVE_MAXIMUM, fix, f"{most}/{most}")
+        return cls(index, count)
+
+    def of(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return every `count`-th problem's cells.
+
+        Raises:
+            UserError: There are none.
+        """
+        problems = [list(together) for _, together in groupby(cells, lambda cell: cell.problem)]
+        chosen = problems[self.index - 1 :: self.count]
+        if not chosen:
+            raise UserError(
+                f"--shard {self} is empty, the sweep has {len(problems)} problems: choose"
+                f" {len(problems)} shards at most"
+            )
+        return [cell for cells in chosen for cell in cells]
+
+    def to_manifest(self, cells: Sequence[Cell]) -> dict[str, Any]:
+        """Return the shard and the cells of the whole sweep for the manifest."""
+        return {"index": self.index, "count": self.count, "cells": [cell.key for cell in cells]}
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
 def expand(sweep: Sweep) -> list[Cell]:
-    """The cells of a sweep without repeats, all kernels of a problem next to each other.
+    """Return the cells of a sweep without repeats, sorted by problem.
 
     Raises:
-        UserError: there are more than MAX_CELLS, an axis value that makes no problem, or fewer
-            problems than a sample has.
+        UserError: There are more than MAX_CELLS cells, or fewer problems than a sample needs, or an
+            axis value makes no problem.
     """
     combinations = sum(grid.combinations for grid in sweep.grids)
     combinations += sweep.draw.count if sweep.draw else 0
     chosen = min(combinations, sweep.sample.count) if sweep.sample else combinations
     if chosen * len(sweep.kernels) > MAX_CELLS:
         raise UserError(
-            f"sweep {sweep.name!r} asks for {chosen * len(sweep.kernels)} cells, the limit is"
+            f"sweep {sweep.name!r} has {chosen * len(sweep.kernels)} cells, the limit is"
             f" {MAX_CELLS}: shorten an axis"
         )
     if combinations > MAX_CELLS:

@@ -1,6 +1,4 @@
-"""A sweep on the GPUs of a cluster: an agent beside each worker process, the cells put back and the
-rows written here.
-"""
+"""Sweeps on the GPUs of a cluster: an agent with a worker process per GPU, rows written here."""
 
 from __future__ import annotations
 
@@ -10,35 +8,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from leanbench.cluster.alike import Alike
-from leanbench.cluster.cluster import ActorLost, Cluster
+from leanbench.cluster.cluster import ActorLost, Alike, Cluster
 from leanbench.cluster.dispatch import Dispatcher, Lost
 from leanbench.core.errors import UserError
 from leanbench.gpu.local import Target, choose
 from leanbench.measure.options import MeasureOptions
 from leanbench.records.boards import Board
 from leanbench.run.cells import Cell
-from leanbench.run.limits import Budget
-from leanbench.run.problem_runner import CellResult, ProblemRunner, result_of
+from leanbench.run.problem_runner import Budget, CellResult, ProblemRunner, result_of
 from leanbench.run.worker_process import WorkerLost, WorkerTarget
 
 
 @dataclass(frozen=True)
 class AgentRequest:
-    """What agents of a sweep are to do: --gpu, --require-gpu, and how to measure."""
+    """Settings of all agents of a sweep: --gpu, --require-gpu, and how to measure."""
 
     gpu: str | None
     require_gpu: bool
     options: MeasureOptions
     timeout_s: float
     variables: Mapping[str, str]
-    #: Of the problem for the most.
+    #: GPUs of the largest problem.
     gpus: int = 1
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Cells of one problem, and what is left of the budget."""
+    """Cells of one problem, and the remaining budget."""
 
     cells: Sequence[Cell]
     budget_s: float | None
@@ -46,14 +42,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Answer:
-    """Results of a problem, and what its worker printed meanwhile."""
+    """Results of a problem, and the output of its worker."""
 
     results: Sequence[CellResult]
     log: bytes
 
 
 class SweepAgent:
-    """In an actor: a worker process on the actor's GPU, as a local sweep has one."""
+    """Actor with a worker process on its GPU."""
 
     def __init__(self, request: AgentRequest) -> None:
         os.environ.update(request.variables)
@@ -88,13 +84,13 @@ class SweepAgent:
 
 
 class ClusterExecutor:
-    """The GPUs of a cluster, each with an agent.
+    """Executor on the GPUs of a cluster, with an agent each.
 
     Args:
-        say: receives a sentence about what the user does not expect.
+        say: Receives a sentence about each unexpected event.
 
     Raises:
-        UserError: the cluster has no GPU, or none of its nodes has as many as a problem is for.
+        UserError: The cluster has no GPU, or no node has enough for a problem.
     """
 
     def __init__(
@@ -116,16 +112,14 @@ class ClusterExecutor:
         self._say = say
 
     def target(self) -> Target:
-        """See Dispatcher.target."""
         return self._dispatcher.target()
 
     def prepare(self, target: Target, log: Path, first: Board | None, mix_boards: bool) -> None:
-        """Before `run`: where workers' logs go, and what boards have to be like."""
+        """Set the log of the workers and the requirements on boards, before `run`."""
         self._log = log
         self._refusal = Alike(target, first, mix_boards, self._say)
 
     def run(self, problems: Iterator[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
-        """See leanbench.run.executor.Executor."""
         answers = self._dispatcher.run(
             problems, lambda cells: Problem(cells, budget.left_s), self._refusal
         )

@@ -1,4 +1,4 @@
-"""Problems drawn at random for a sweep, always the same ones for a seed."""
+"""Problems drawn at random for a sweep, reproducible by a seed."""
 
 from __future__ import annotations
 
@@ -8,42 +8,46 @@ from dataclasses import dataclass
 from typing import Any
 
 from leanbench.core.axes import AXES, KINDS
-from leanbench.core.errors import UserError
+from leanbench.core.errors import InvalidValue, Reason, UserError
 from leanbench.core.language_models import model_named
 from leanbench.core.lengths import as_context, draw_context, is_explicit, read_lengths
 from leanbench.core.memory import needed_bytes
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
 from leanbench.core.whole_model import read_model
 
-#: A drawn problem that needs more is drawn again: caches, queries, outputs and the check.
+#: Memory limit of a drawn problem: caches, queries, outputs and the check.
 MOST_BYTES = 120e9
-#: Problems of a draw; each may have thousands of lengths.
+#: Limit of a draw. Each problem can have thousands of lengths.
 MOST_PROBLEMS = 10_000
-#: Draws of a problem at most until one can be and fits.
+#: Maximum attempts per problem.
 _ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
 class Draw:
-    """So many problems; every axis takes one of its values, each as likely as the others.
+    """Random problems: every axis takes one of its values.
 
     Raises:
-        UserError: a fill with capacities that are no tokens.
+        UserError: A fill with capacities that are not in tokens.
     """
 
     count: int
     seed: int
-    #: By axis, in the order of AXES. Where there are models, one of them and a `tp` that shares out
-    #: its heads say heads and head_dim.
+    #: Values by axis, in the order of AXES. A model and a `tp` set heads and head_dim.
     values: Mapping[str, tuple[Any, ...]]
-    #: The context over the capacity: drawn log-uniformly between these two, in place of `context`.
+    #: Range of context over capacity, drawn log-uniformly instead of `context`.
     fill: tuple[float, float] | None = None
-    #: Axes whose values somebody gave; the others have their own.
+    #: Axes with given values.
     given: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.fill is not None:
-            _refuse_shares_of_no_tokens(self.values["capacity"])
+        for capacity in self.values["capacity"] if self.fill else ():
+            if not isinstance(capacity, int):
+                raise UserError(
+                    "fill is a share of the capacity in tokens, and a capacity is"
+                    f" {AXES['capacity'].write(capacity)}: give capacity in tokens, as in 4k,32k,"
+                    " or context instead of fill"
+                )
 
     @classmethod
     def of(
@@ -53,11 +57,10 @@ class Draw:
         given: Mapping[str, tuple[Any, ...]],
         fill: tuple[float, float] | None = None,
     ) -> Draw:
-        """The draw with the values of `given`, and the axes' own elsewhere; of the context's own,
-        those that a capacity holds.
+        """Return the draw with given values, or with defaults that fit a capacity.
 
         Raises:
-            UserError: a fill together with contexts, or as the class says.
+            UserError: A fill together with contexts, or as the class.
         """
         values = {name: given.get(name, axis.grid) for name, axis in AXES.items()}
         if fill and "context" in given:
@@ -66,13 +69,8 @@ class Draw:
             values["context"] = _held(values["context"], values["capacity"])
         return cls(count, seed, values, fill, frozenset(given))
 
-    def refuse_what_no_capacity_holds(self) -> None:
-        """Refuses lengths that were given and are above every capacity: they would be drawn again
-        until others come.
-
-        Raises:
-            UserError: there is one.
-        """
+    def check_capacities(self) -> None:
+        """Reject given lengths above every capacity. They would be redrawn forever."""
         most = _largest(self.values["capacity"])
         if most is None or self.fill is not None:
             return
@@ -88,10 +86,10 @@ class Draw:
             )
 
     def problems(self) -> Iterator[AttentionProblem]:
-        """The problems; the first of them are alike whatever the count.
+        """Yield the problems. A larger count only adds problems.
 
         Raises:
-            UserError: no combination of the values is a problem that fits.
+            UserError: No combination of the values is a problem that fits.
         """
         for number in range(self.count):
             yield self._problem(random.Random(f"{self.seed} {number}"))
@@ -112,11 +110,7 @@ class Draw:
         raise refusal
 
     def _one(self, draw: random.Random) -> AttentionProblem:
-        """One combination.
-
-        Raises:
-            UserError: it is no problem.
-        """
+        """Draw one combination; raise UserError if it is no problem."""
         first = [name for name, values in self.values.items() if values and name not in KINDS]
         drawn = {name: draw.choice(self.values[name]) for name in first}
         (q_heads, kv_heads), head_dim = drawn["heads"], drawn["head_dim"]
@@ -131,7 +125,7 @@ class Draw:
             batch, context = len(given), as_context(given)
         else:
             context = draw_context(lengths, batch, longest, draw)
-        # Last: what a seed draws for the others is as it was before there were kinds.
+        # Last, so that kinds do not change what a seed draws for other axes.
         drawn |= {name: draw.choice(self.values[name]) for name in KINDS}
         if drawn["whole_model"] is not None:
             q_heads, kv_heads, head_dim = read_model(drawn["whole_model"]).heads
@@ -139,7 +133,7 @@ class Draw:
         return AttentionProblem(batch, q_heads, kv_heads, context, head_dim, **plain)
 
     def to_dict(self) -> dict[str, Any]:
-        """The count, the seed and the values in plain JSON types, for the manifest."""
+        """Return JSON types for the manifest."""
         axes = {
             name: [list(value) if isinstance(value, tuple) else value for value in values]
             for name, values in self.values.items()
@@ -149,51 +143,37 @@ class Draw:
         return {"count": self.count, "seed": self.seed, **fill, **axes}
 
 
-def _refuse_shares_of_no_tokens(capacities: Sequence[Any]) -> None:
-    """Refuses capacities that a fill is no share of."""
-    for capacity in capacities:
-        if not isinstance(capacity, int):
-            raise UserError(
-                "fill is a share of the capacity in tokens, and a capacity is"
-                f" {AXES['capacity'].write(capacity)}: give capacity in tokens, as in 4k,32k, or"
-                " context in place of fill"
-            )
-
-
 def _largest(capacities: Sequence[Any]) -> int | None:
-    """In tokens; None where one of them holds any context."""
+    """Return the largest capacity in tokens; None if one holds any context."""
     return max(capacities) if all(isinstance(each, int) for each in capacities) else None
 
 
 def _held(contexts: tuple[int, ...], capacities: Sequence[Any]) -> tuple[int, ...]:
-    """The contexts that a capacity holds; all of them where none does, which a problem refuses."""
+    """Return the contexts that fit a capacity, or all if none does. A problem rejects those."""
     most = _largest(capacities)
     return tuple(each for each in contexts if most is None or each <= most) or contexts
 
 
 @dataclass(frozen=True)
 class Sample:
-    """So many of a grid's problems, each as likely as the others."""
+    """A random choice of a grid's problems."""
 
     count: int
     seed: int
 
     def of(self, problems: Iterable[AttentionProblem]) -> list[AttentionProblem]:
-        """The chosen ones, in the grid's order; a smaller count chooses among the same ones.
+        """Return the chosen problems in the grid's order. A larger count only adds problems.
 
         Raises:
-            UserError: there are not as many problems.
+            InvalidValue: There are too few problems.
         """
-        all_of_them = list(problems)
-        if self.count > len(all_of_them):
-            raise UserError(
-                f"--draw {self.count} is more than the sweep's {len(all_of_them)} problems: draw"
-                " fewer, or leave --draw out for all of them"
-            )
-        places = list(range(len(all_of_them)))
-        random.Random(f"{self.seed}").shuffle(places)
-        return [all_of_them[place] for place in sorted(places[: self.count])]
+        every = list(problems)
+        if self.count > len(every):
+            fix = "draw fewer, or leave --draw out for all problems"
+            raise InvalidValue("--draw", self.count, Reason.ABOVE_MAXIMUM, fix, len(every))
+        indices = list(range(len(every)))
+        random.Random(f"{self.seed}").shuffle(indices)
+        return [every[index] for index in sorted(indices[: self.count])]
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, for the manifest."""
         return {"count": self.count, "seed": self.seed}

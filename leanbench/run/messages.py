@@ -1,7 +1,6 @@
 """Messages between a sweep and its worker: JSON objects over a `multiprocessing` connection.
 
-JSON and not pickle, because the code of the kernels under test runs in the worker. A request names
-a problem and its kernels; before each answer, a message names the kernel whose code runs next.
+JSON instead of pickle, because the kernels under test run in the worker.
 """
 
 from __future__ import annotations
@@ -14,22 +13,18 @@ Message = dict[str, Any]
 
 
 def send(connection: Connection, message: Message) -> None:
-    """Sends one message.
-
-    Raises:
-        OSError: the other side is gone.
-    """
+    """Send one message; raise OSError if the other side ended."""
     connection.send_bytes(json.dumps(message).encode())
 
 
 def receive(connection: Connection) -> Message:
-    """Waits for one message.
+    """Wait for one message.
 
     Raises:
-        EOFError: the other side has closed the connection.
-        OSError: the other side died in the middle of a message.
-        ValueError: it is no JSON object.
-        RecursionError: it is nested too deep.
+        EOFError: The other side closed the connection.
+        OSError: The other side died in the middle of a message.
+        ValueError: It is no JSON object.
+        RecursionError: It is nested too deep.
     """
     message = json.loads(connection.recv_bytes())
     if not isinstance(message, dict):

@@ -1,6 +1,4 @@
-"""Config overrides: launch settings that a person gives, ``fa2:tile_tokens=128,...``, in flags and
-in sweep files alike.
-"""
+"""Config overrides: launch settings given in flags and sweep files, ``fa2:tile_tokens=128,...``."""
 
 from __future__ import annotations
 
@@ -14,35 +12,33 @@ from leanbench.gpu.catalogue import find
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, KernelConfig]:
-    """Settings by kernel, from one text for each kernel.
+    """Return settings by kernel, from one text per kernel.
 
     Raises:
-        UserError: a text is not understood, or two are for one kernel.
+        UserError: A text is invalid, or two are for one kernel.
     """
     overrides: dict[str, KernelConfig] = {}
     for text in texts:
         name, config = parse_override(text)
         if name in overrides:
             raise UserError(
-                f"config {text!r}: {name} has settings already, give each kernel's once"
+                f"config {text!r}: {name} already has settings, give one config per kernel"
             )
         overrides[name] = config
     return overrides
 
 
 def parse_override(text: str) -> tuple[str, KernelConfig]:
-    """Kernel and settings from ``lean:implementation=triton,tile_tokens=128,...``; every setting
-    that the kernel has, and no other.
+    """Parse ``lean:implementation=triton,tile_tokens=128,...`` with all settings of the kernel.
 
     Raises:
-        UserError: anything in it is unknown, missing, twice or out of range.
+        UserError: A setting is unknown, missing, repeated or out of range.
     """
     name, colon, written = text.partition(":")
     name = name.strip()
     if not colon or not name:
         raise UserError(
-            f"config {text!r} is not understood, write KERNEL:FIELD=VALUE,... such as"
-            f" {_example('lean')}"
+            f"config {text!r} is invalid: write KERNEL:FIELD=VALUE,... such as {_example('lean')}"
         )
     types = kernel(name).config_types
     if not types:
@@ -58,13 +54,13 @@ def parse_override(text: str) -> tuple[str, KernelConfig]:
             **{field: known[field].parse(value) for field, value in items.items()}
         )
     except UserError as error:
-        # After a question, "did you mean 'copy'?", a sentence of its own.
+        # A question, "did you mean 'copy'?", ends a sentence.
         then = " Write settings as in" if str(error).endswith("?") else ", as in"
         raise UserError(f"config {text!r}: {error}{then} {_example(name, config_type)}") from None
 
 
 def check_overrides(overrides: Mapping[str, KernelConfig], kernels: Sequence[str]) -> None:
-    """Raises UserError where settings are given for a kernel that does not run."""
+    """Reject settings of a kernel that does not run."""
     for name in overrides:
         if name not in kernels:
             raise UserError(
@@ -74,7 +70,7 @@ def check_overrides(overrides: Mapping[str, KernelConfig], kernels: Sequence[str
 
 
 def override_text(name: str, config: KernelConfig) -> str:
-    """Syntax that `parse_override` reads."""
+    """Format settings as `parse_override` reads them."""
     values = config.to_dict()
     written = (
         f"{field}={str(value).lower() if isinstance(value, bool) else value}"
@@ -84,18 +80,16 @@ def override_text(name: str, config: KernelConfig) -> str:
 
 
 def _check_values(types: Sequence[type[KernelConfig]], items: Mapping[str, str]) -> None:
-    """Raises UserError where a value is one in none of the kernel's implementations, whichever is
-    meant.
-    """
+    """Reject a value that no implementation of the kernel accepts."""
     for field, value in items.items():
-        known = [own[field] for own in map(limits, types) if field in own]
+        known = [of_type[field] for of_type in map(limits, types) if field in of_type]
         faults = [limit.fault(limit.parse(value)) for limit in known]
         if faults and None not in faults:
             raise UserError(f"{field} {known[0].parse(value)!r} {faults[0]}")
 
 
 def _items(text: str, name: str, written: str) -> dict[str, str]:
-    """Values after the colon, by field."""
+    """Return the values after the colon by field."""
     items: dict[str, str] = {}
     for item in written.split(","):
         field, equals, value = item.partition("=")
@@ -112,7 +106,7 @@ def _items(text: str, name: str, written: str) -> dict[str, str]:
 
 
 def _example(name: str, config_type: type[KernelConfig] = KernelConfig) -> str:
-    """Settings of that type for a small problem, the heuristic's if they are."""
+    """Return example settings of a type, those of the heuristic if possible."""
     problem, gpu = AttentionProblem(1, 8, 8, 4096, 64), find("h200")
     shown = kernel(name)
     configs = [shown.default_config(problem, gpu), *shown.tuning_space(problem, gpu)]

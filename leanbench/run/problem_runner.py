@@ -1,42 +1,66 @@
-"""Problems through a worker process on one target, a row for each cell, whatever happens to the
-worker.
-"""
+"""Problems through a worker process on one target, with a row for each cell."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanbench.core.registry import kernel
 from leanbench.records.boards import Board
 from leanbench.records.directory import WORKER_LOG
 from leanbench.records.samples import Samples
 from leanbench.run.cells import Cell
-from leanbench.run.limits import Budget
 from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget, WorkerTimeout
+
+if TYPE_CHECKING:
+    from leanbench.records.row import Row
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a sweep, in seconds."""
+
+    #: One kernel on one problem, in total.
+    timeout_s: float = 120.0
+    #: No cell starts or is retried after this; None for no limit.
+    budget_s: float | None = None
+
+
+class Budget:
+    """Time from now in which cells can start; unlimited without seconds."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._end_s = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float | None:
+        return None if self._end_s is None else self._end_s - time.monotonic()
+
+    @property
+    def is_spent(self) -> bool:
+        return self._end_s is not None and time.monotonic() >= self._end_s
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """Row of a cell, validated, the raw samples behind it, and the board that it was taken on."""
+    """Row of a cell, its raw samples and its board."""
 
     cell: Cell
-    row: dict[str, Any]
+    row: Row
     samples: Samples | None
     board: Board
 
 
 class ProblemRunner:
-    """One worker at a time, replaced when it dies, or where a problem needs a new one.
+    """Runs problems in one worker at a time. Replaces a worker that died or cannot continue.
 
     Args:
-        log: what the workers' stdout and stderr are appended to.
-        gives_up: a worker that was killed ends `run`, as the problem can run elsewhere.
+        log: Receives the output of the workers.
+        gives_up: Let a worker that was killed end `run`: the problem can run elsewhere.
     """
 
     def __init__(
@@ -48,24 +72,20 @@ class ProblemRunner:
         self._board: Board | None = None
 
     def board(self) -> Board:
-        """What rows stand for, as the worker says.
-
-        Raises:
-            UserError: the worker does not start.
-        """
+        """Return the board of the rows; raise UserError if the worker does not start."""
         self._started()
         assert self._board is not None
         return self._board
 
     def run(self, cells: Sequence[Cell], budget: Budget) -> Iterator[CellResult]:
-        """One result for each cell of a problem.
+        """Yield one result for each cell of a problem.
 
-        Whoever fails gets a row and leaves; the others are asked for again, of a new worker if need
-        be, unless the budget is spent.
+        A failing kernel is recorded and dropped. The others are retried, in a new worker if
+        necessary, unless the budget is spent.
 
         Raises:
-            UserError: a worker does not start.
-            WorkerLost: it was killed, where that ends the problem.
+            UserError: A worker does not start.
+            WorkerLost: It was killed, and `gives_up` is set.
         """
         left = {cell.kernel: cell for cell in cells}
         while left:
@@ -108,18 +128,16 @@ class ProblemRunner:
                 self._worker.environment,
                 calibration_us,
             )
-            # Once for all of its workers.
+            # Only the first worker calibrates.
             self._target = replace(self._target, calibrate=False)
         return self._worker
 
 
 def result_of(cell: Cell, outcome: dict[str, Any], board: Board, wall_s: float) -> CellResult:
-    """The cell's result with these fields of its row; a row that says so where they, or the raw
-    samples among them, are malformed.
-    """
+    """Return the result of a cell; a row that is crashed if its fields or samples are malformed."""
     from pydantic import ValidationError
 
-    from leanbench.records.row import first_fault
+    from leanbench.records.row import first_fault, make_row
 
     fields = {
         "cell": cell.key,
@@ -135,42 +153,17 @@ def result_of(cell: Cell, outcome: dict[str, Any], board: Board, wall_s: float) 
     }
     raw = outcome.pop("raw_samples", None)
     try:
-        row = _row_of({**outcome, **fields})
-        samples = None if raw is None else _samples_of(cell, raw)
+        row = make_row({**outcome, **fields})
+        samples = None if raw is None else Samples.model_validate({**raw, "cell": cell.key})
     except (TypeError, ValueError) as error:
         fault = first_fault(error) if isinstance(error, ValidationError) else str(error)
         reason = f"the kernel's result is malformed: {fault}"
-        row = _row_of({**fields, "status": "crashed", "reason": reason})
-        samples = None
+        row, samples = make_row({**fields, "status": "crashed", "reason": reason}), None
     return CellResult(cell, row, samples, board)
-
-
-def _row_of(fields: dict[str, Any]) -> dict[str, Any]:
-    """A row whose line can be read again: one that cannot would hide all others of its run.
-
-    Raises:
-        ValueError: these fields are no row, or one of them cannot be in a file.
-    """
-    from leanbench.records.row import Row, read_row
-
-    row = Row.model_validate(fields).model_dump(mode="json")
-    read_row(json.dumps(row))
-    return row
-
-
-def _samples_of(cell: Cell, raw: dict[str, Any]) -> Samples:
-    """Samples that can be read again.
-
-    Raises:
-        TypeError: these are no keys and values.
-        ValueError: these are no samples, or one is no finite number.
-    """
-    samples = Samples.model_validate({**raw, "cell": cell.key})
-    return Samples.model_validate_json(samples.model_dump_json())
 
 
 def _blame(
     name: str | None, left: Mapping[str, Cell], outcome: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """The outcome for the kernel to blame; for all where that is nobody."""
+    """Return the outcome for the blamed kernel; for all kernels if none is blamed."""
     return {kernel: dict(outcome) for kernel in left if name in (None, kernel)}

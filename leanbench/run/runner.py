@@ -1,4 +1,4 @@
-"""The loop: problems through an executor, one row on the disk for each cell."""
+"""The loop of a sweep: problems through an executor, one row on disk for each cell."""
 
 from __future__ import annotations
 
@@ -7,13 +7,46 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from leanbench.records.directory import RunDirectory
 from leanbench.run.cells import Cell
-from leanbench.run.executor import Executor
-from leanbench.run.limits import Budget
+from leanbench.run.problem_runner import Budget, CellResult, ProblemRunner
+from leanbench.run.worker_process import WorkerTarget
+
+if TYPE_CHECKING:
+    from leanbench.records.row import Row
+
+
+class Executor(Protocol):
+    """Runs problems, with all cells of a problem on the same GPU."""
+
+    def run(self, problems: Iterator[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
+        """Yield results as they come, one per cell, until the budget is spent.
+
+        Takes a problem from `problems` when a GPU is free; raises UserError if no GPU can work.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop all work at once."""
+        ...
+
+
+class LocalExecutor:
+    """Executor on one GPU of this machine, or on the performance model of one."""
+
+    def __init__(self, target: WorkerTarget, timeout_s: float, log: Path) -> None:
+        self._runner = ProblemRunner(target, timeout_s, log)
+
+    def run(self, problems: Iterator[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
+        for cells in problems:
+            yield from self._runner.run(cells, budget)
+
+    def close(self) -> None:
+        self._runner.close()
 
 
 class Observer(Protocol):
@@ -21,13 +54,13 @@ class Observer(Protocol):
 
     def starts(self, cell: Cell) -> None: ...
 
-    def finished(self, cell: Cell, row: dict[str, Any]) -> None: ...
+    def finished(self, cell: Cell, row: Row) -> None: ...
 
 
 class Stopped(KeyboardInterrupt):
-    """The sweep was asked to stop. `exit_code` is the shell's for that signal.
+    """A signal stopped the sweep. `exit_code` is the one of the shell.
 
-    Of the exceptions of a signal's handler, a wait of Ray lets KeyboardInterrupt alone through.
+    Derives from KeyboardInterrupt: a wait of Ray lets no other exception of a handler through.
     """
 
     def __init__(self, number: int) -> None:
@@ -42,32 +75,30 @@ def run_cells(
     observer: Observer,
     budget_s: float | None = None,
 ) -> int:
-    """Number of cells that have no row when the budget ends; all others have one, appended as they
-    finish.
+    """Run all cells without a row and append their rows. Return the number not started in budget.
 
     Raises:
-        Stopped: SIGINT or SIGTERM came; the workers are gone and every finished cell has its row.
-        UserError: a worker does not start, or a row cannot be written.
+        Stopped: SIGINT or SIGTERM came. The workers ended, and finished cells have rows.
+        UserError: A worker does not start, or a row cannot be written.
     """
     todo = [cell for cell in cells if cell.key not in run.finished]
     budget = Budget(budget_s)
     with _stop_on_signals(), contextlib.closing(executor):
         for result in executor.run(_problems(todo, budget, observer), budget):
             if result.cell.key in run.finished:
-                # Of a worker that was given up, and of the one in its place.
+                # From an agent that was given up, and from its replacement.
                 continue
             run.add_board(result.board)
-            # None in a run from before there were ids.
-            row = {**result.row, "run_id": run.manifest.get("id")}
-            run.append(row, result.samples)
-            observer.finished(result.cell, row)
+            result.row.run_id = run.manifest.get("id")
+            run.append(result.row, result.samples)
+            observer.finished(result.cell, result.row)
     return sum(cell.key not in run.finished for cell in cells)
 
 
 def _problems(
     cells: Sequence[Cell], budget: Budget, observer: Observer
 ) -> Iterator[Sequence[Cell]]:
-    """Cells that are measured together, kernels side by side, until the budget is spent."""
+    """Yield the cells that are measured together, until the budget is spent."""
     for _, together in groupby(cells, key=lambda cell: (cell.problem, cell.configs)):
         if budget.is_spent:
             return
@@ -78,9 +109,10 @@ def _problems(
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM raise Stopped where the main thread is, but one that is ignored already,
-    as Ctrl-C in a shell script's background job, stays so. A further one is ignored, also
-    afterwards: all that a stopped command still does is to say how to go on.
+    """Raise Stopped on SIGINT and SIGTERM in the main thread.
+
+    A signal that is already ignored stays ignored, as in background jobs. After the first signal,
+    all are ignored: the command only prints how to resume.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -101,7 +133,7 @@ def _stop_on_signals() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # Ray raises another KeyboardInterrupt, and what is ended in mid-work may fail.
+        # Ray raises its own KeyboardInterrupt, and interrupted work can fail.
         if came:
             raise Stopped(came[0]) from None
         raise

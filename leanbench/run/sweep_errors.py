@@ -1,9 +1,10 @@
-"""Errors of a sweep file: one sentence with file, line and key."""
+"""Errors of a sweep file, in one sentence with file, line and key, and axes without effect."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from leanbench.core.axes import AXES
-from leanbench.core.errors import nearest
+from leanbench.core.errors import OptionWithoutEffect, nearest
+from leanbench.core.kinds import SAME
 
-#: Where a key stands: at the top, in the `[[grid]]` table of a number, or in `[draw]`.
+#: Table of a key: None for the top, the number of a `[[grid]]`, or "draw".
 Table = int | str | None
 _LETTERS = 80
 _TABLE = re.compile(r"\s*(\[\[\s*grid\s*\]\]|\[\s*draw\s*\])")
 
-#: What to write instead, by the type of pydantic's error.
+#: Fixes by the type of pydantic's error.
 _FIXES = {
     "bool_type": "write true or false",
     "bool_parsing": "write true or false",
@@ -30,7 +32,7 @@ _FIXES = {
 
 
 def in_toml(value: Any) -> str:
-    """Return a value as a sweep file has it, cut where it is long."""
+    """Return a value in TOML syntax, truncated if long."""
     match value:
         case bool():
             text = "true" if value else "false"
@@ -49,10 +51,10 @@ def in_toml(value: Any) -> str:
 
 
 def sentence(path: Path, text: str, error: ValidationError, keys: Iterable[str]) -> str:
-    """The first of pydantic's errors.
+    """Describe pydantic's first error.
 
     Args:
-        keys: those that a file has at the top.
+        keys: Keys at the top of a file.
     """
     first = error.errors()[0]
     location = list(first["loc"])
@@ -73,7 +75,7 @@ def sentence(path: Path, text: str, error: ValidationError, keys: Iterable[str])
     if first["type"] == "value_error":
         return f"{where}, key {key!r}: {first.get('ctx', {}).get('error')}"
     fix = _FIXES.get(first["type"], f"{first['msg'][0].lower()}{first['msg'][1:]}")
-    return f"{where}, key {key!r}: {in_toml(first['input'])} is refused, {fix}"
+    return f"{where}, key {key!r}: {in_toml(first['input'])} is invalid: {fix}"
 
 
 def _table(location: list[int | str]) -> Table:
@@ -85,7 +87,7 @@ def _table(location: list[int | str]) -> Table:
 
 
 def _line(text: str, key: str, table: Table) -> int:
-    """The line that sets `key` in the table; the table's own line if none does."""
+    """Return the line that sets `key` in the table, or the table's line."""
     current: Table = None
     grids, line_number = -1, 1
     for number, line in enumerate(text.splitlines(), 1):
@@ -98,3 +100,60 @@ def _line(text: str, key: str, table: Table) -> int:
         ):
             return number
     return line_number
+
+
+#: Values of the axes of a sweep, by name.
+Values = Mapping[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """Condition under which the values of an axis beyond its default have an effect."""
+
+    axis: str
+    has_effect: Callable[[Values], bool]
+    #: Values of other axes that would give it one, and why it has none now.
+    needs: str
+    why: str
+
+
+_EFFECTS = (
+    _Effect(
+        "window_right",
+        lambda values: (
+            (max(values["q_len"]) > 1 or any(values["q_lens"])) and False in values["causal"]
+        ),
+        "causal noncausal and q_len 4",
+        "a query token that is the last or has a causal mask sees no token after it",
+    ),
+    _Effect(
+        "rotary_interleaved",
+        lambda values: any(values["rotary_dim"]),
+        "rotary_dim and append",
+        "nothing is rotated",
+    ),
+    _Effect(
+        "q_len",
+        lambda values: None in values["q_lens"],
+        "q_lens none",
+        "q_lens sets the new tokens of each sequence",
+    ),
+    _Effect(
+        "scaled",
+        lambda values: any(value != SAME for value in values["kv_dtype"]),
+        "kv_dtype e4m3",
+        "only fp8 numbers have scales",
+    ),
+)
+
+
+def check_effects(tables: Sequence[Values], given: Collection[str] = tuple(AXES)) -> None:
+    """Reject values of the axes in `given` that have no effect in any of a sweep's tables."""
+    for effect in _EFFECTS:
+        if effect.axis not in given or any(map(effect.has_effect, tables)):
+            continue
+        axis = AXES[effect.axis]
+        for value in (value for table in tables for value in table[axis.name]):
+            if value != axis.default:
+                option = f"{axis.name} {axis.write(value)}"
+                raise OptionWithoutEffect(option, effect.needs, effect.why)

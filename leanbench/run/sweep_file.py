@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tomllib
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,7 +23,13 @@ from pydantic import (
 from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
 from leanbench.core.config import KernelConfig
-from leanbench.core.errors import UserError, nearest
+from leanbench.core.errors import (
+    InvalidValue,
+    OptionWithoutEffect,
+    Reason,
+    UserError,
+    nearest,
+)
 from leanbench.core.files import read_text
 from leanbench.core.lengths import UNIFORM, is_explicit, longest_in_file, read_lengths
 from leanbench.core.paths import SWEEPS
@@ -36,69 +42,75 @@ from leanbench.core.syntax import (
     parse_number,
     parse_percent,
 )
-from leanbench.formats.dataset import is_dataset
+from leanbench.formats.dataset import is_dataset, read_problems
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
 from leanbench.run.draw import MOST_PROBLEMS, Draw, Sample
-from leanbench.run.effects import refuse_without_effect
-from leanbench.run.imported import imported_sweep
 from leanbench.run.overrides import check_overrides, parse_overrides
-from leanbench.run.sweep_errors import in_toml, sentence
+from leanbench.run.sweep_errors import check_effects, in_toml, sentence
 
 _MOST_MB = 10
-#: What `prefill` takes in a file.
+#: Kernels of latent caches.
+LATENT_KERNELS = ("lean_mla", "flash_mla", "flashinfer_mla")
+#: Syntax of `prefill` in a file.
 _PREFILL = "a number of tokens such as 8k, or 0 for none"
 
 
 def parse_kernels(text: str) -> tuple[str, ...]:
-    """Names of kernels from a list; raises UserError for one that there is not."""
+    """Parse a list of kernel names; raise UserError for an unknown one."""
     return tuple(kernel(name).name for name in parse_names("kernels", text))
 
 
 def _is_flag_value(value: Any) -> bool:
-    """Return True if the value, as text, is what a flag may be given."""
+    """Return True if the text of the value can be parsed like a flag."""
     if isinstance(value, int):
         # Python writes no integer of thousands of digits as text.
         return not isinstance(value, bool) and value.bit_length() <= 63
     return isinstance(value, (float, str))
 
 
+def _validator(read: Callable[[Any], Any]) -> BeforeValidator:
+    """Return a validator that raises ValueError for UserError, as pydantic expects."""
+
+    def checked(value: Any) -> Any:
+        try:
+            return read(value)
+        except UserError as error:
+            raise ValueError(str(error)) from error
+
+    return BeforeValidator(checked)
+
+
 def _reads(parse: Callable[[str], tuple[Any, ...]]) -> BeforeValidator:
-    """Reads a string as a flag does; numbers and lists are joined into such a string first."""
+    """Return a validator that joins numbers and lists, and parses them like a flag."""
 
     def read(value: Any) -> tuple[Any, ...]:
         items = value if isinstance(value, list) else [value]
         if not items or not all(map(_is_flag_value, items)):
-            raise ValueError(
-                f"{in_toml(value)} is not understood, write a number, a string or a list of them"
+            raise UserError(
+                f"{in_toml(value)} is invalid: write a number, a string or a list of them"
             )
-        try:
-            return parse(",".join(map(str, items)))
-        except UserError as error:
-            raise ValueError(str(error)) from None
+        return parse(",".join(map(str, items)))
 
-    return BeforeValidator(read)
+    return _validator(read)
 
 
 def _read_overrides(value: Any) -> dict[str, KernelConfig]:
-    """Reads a string, or each of a list of them, as --config does."""
+    """Parse a string, or a list of strings, like --config."""
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError(
-            f"{in_toml(value)} is not understood, write a string such as"
-            " lean:tile_tokens=128,... or a list of them"
+        raise UserError(
+            f"{in_toml(value)} is invalid: write a string such as lean:tile_tokens=128,... or a"
+            " list of them"
         )
-    try:
-        return parse_overrides(texts)
-    except UserError as error:
-        raise ValueError(str(error)) from None
+    return parse_overrides(texts)
 
 
 class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def axes(self) -> dict[str, tuple[Any, ...]]:
-        """Values of the axes that are given."""
+        """Return the values of the given axes."""
         return {name: value for name in AXES if (value := getattr(self, name)) is not None}
 
 
@@ -115,46 +127,37 @@ class GridTable(_Axes):
 
 
 def _read_fill(value: Any) -> tuple[float, float]:
-    """Reads two percentages, as in ["1%", "100%"], the smaller first."""
+    """Parse two percentages, as in ["1%", "100%"]."""
     if not isinstance(value, list) or len(value) != 2 or not all(isinstance(v, str) for v in value):
-        raise ValueError(
-            f'{in_toml(value)} is not understood, write two percentages: ["1%", "100%"]'
-        )
-    try:
-        low = parse_percent("fill", value[0], most=100, above_zero=True)
-        high = parse_percent("fill", value[1], most=100, above_zero=True)
-    except UserError as error:
-        raise ValueError(str(error)) from None
+        raise UserError(f'{in_toml(value)} is invalid: write two percentages: ["1%", "100%"]')
+    low, high = (parse_percent("fill", text, most=100, above_zero=True) for text in value)
     if low > high:
-        raise ValueError(
+        raise UserError(
             f"{in_toml(value)} starts above its end: write the smaller percentage first"
         )
     return low, high
 
 
 def _whole(least: int, most: int) -> BeforeValidator:
-    """Reads a whole number between the two, both included; a string as a flag does."""
+    """Return a validator of whole numbers in a range, given as number or string."""
 
     def read(value: Any) -> int:
         is_number = isinstance(value, str) and re.fullmatch("[0-9]{1,20}", value)
         number = int(value) if is_number else value
         if type(number) is not int or not least <= number <= most:
-            raise ValueError(
-                f"{in_toml(value)} is refused, write a whole number from {least} to {most}"
+            raise UserError(
+                f"{in_toml(value)} is invalid: write a whole number from {least} to {most}"
             )
         return number
 
-    return BeforeValidator(read)
+    return _validator(read)
 
 
 def _read_prefill(value: Any) -> int:
-    """Reads tokens as --prefill does, or 0 for none."""
+    """Parse tokens like --prefill; 0 for none."""
     if isinstance(value, float) or not _is_flag_value(value):
-        raise ValueError(f"{in_toml(value)} is not understood, write {_PREFILL}")
-    try:
-        return parse_number("prefill", str(value), _PREFILL, least=0)
-    except UserError as error:
-        raise ValueError(str(error)) from None
+        raise UserError(f"{in_toml(value)} is invalid: write {_PREFILL}")
+    return parse_number("prefill", str(value), _PREFILL, least=0)
 
 
 class DrawTable(_Axes):
@@ -162,45 +165,37 @@ class DrawTable(_Axes):
 
     count: Annotated[int, _whole(1, MOST_PROBLEMS)]
     seed: Annotated[int, _whole(0, MAX_SEED)] = 0
-    fill: Annotated[tuple[float, float] | None, BeforeValidator(_read_fill)] = None
+    fill: Annotated[tuple[float, float] | None, _validator(_read_fill)] = None
 
 
-def _choose_configs(value: str) -> str:
-    """One of `CONFIG_CHOICES`, as --configs takes them."""
-    try:
-        return choose("configs", value, CONFIG_CHOICES)
-    except UserError as error:
-        raise ValueError(str(error)) from None
+def _read_configs(value: Any) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{in_toml(value)} is invalid: write text in quotes")
+    return choose("configs", value, CONFIG_CHOICES)
 
 
 class SweepFile(_Axes):
-    """A sweep file as written. Axes at the top hold for every `[[grid]]`, which may set its own
-    over them.
-    """
+    """Content of a sweep file. Every `[[grid]]` inherits the axes at the top."""
 
-    #: Names run directories, so no separators.
+    #: Part of the names of run directories.
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     description: str = ""
     kernels: Annotated[tuple[str, ...], _reads(parse_kernels)] = DEFAULT_KERNELS
-    configs: Annotated[str, AfterValidator(_choose_configs)] = "default"
-    #: Launch settings of a kernel, whatever `configs` says.
-    config: Annotated[dict[str, KernelConfig], BeforeValidator(_read_overrides)] = Field({})
-    #: What is measured besides latency, as the flags of the same names.
+    configs: Annotated[str, _validator(_read_configs)] = "default"
+    #: Launch settings of kernels, instead of those by `configs`.
+    config: Annotated[dict[str, KernelConfig], _validator(_read_overrides)] = Field({})
+    #: Additional measurements, like the flags of the same names.
     cache: Literal["cold", "warm"] = "cold"
     sustained: bool = False
     energy: bool = False
     occupancy: bool = False
     counters: bool = False
-    prefill: Annotated[int, BeforeValidator(_read_prefill)] = 0
+    prefill: Annotated[int, _validator(_read_prefill)] = 0
     grid: list[GridTable] = Field([])
     draw: DrawTable | None = None
 
     def to_sweep(self) -> Sweep:
-        """The sweep that the file asks for.
-
-        Raises:
-            UserError: axes that do not go together.
-        """
+        """Return the sweep; raise UserError if axes contradict each other."""
         grids: list[Grid] = []
         for own in self.grid or ([] if self.draw else [GridTable()]):
             given = {**self.axes(), **own.axes()}
@@ -216,7 +211,7 @@ class SweepFile(_Axes):
         )
         draw = self._draw()
         drawn = [draw.values] if draw else []
-        refuse_without_effect([*(grid.values for grid in grids), *drawn])
+        check_effects([*(grid.values for grid in grids), *drawn])
         return Sweep(
             self.name,
             tuple(grids),
@@ -237,43 +232,46 @@ class SweepFile(_Axes):
 
 
 def _check_together(given: Collection[str], lengths: Sequence[str]) -> None:
-    """Refuses axes that contradict each other, or that say nothing; `lengths` are those given."""
-    twice = [axis for axis in ("heads", "head_dim") if axis in given]
-    if "model" in given and twice:
-        raise UserError(f"a model says {twice[0]} itself: leave {twice[0]} out, or the model")
-    says = [axis for axis in ("model", "tp", "heads", "head_dim") if axis in given]
-    if "whole_model" in given and says:
-        raise UserError(f"a whole model says {says[0]} itself: leave {says[0]} out, or whole_model")
+    """Reject axes that contradict each other or have no effect.
+
+    Args:
+        lengths: Values of the axis lengths.
+    """
+    for model, its_axes in (
+        ("model", ("heads", "head_dim")),
+        ("whole_model", ("model", "tp", "heads", "head_dim")),
+    ):
+        for axis in its_axes:
+            if model in given and axis in given:
+                raise UserError(f"{model} sets {axis}: leave {axis} or {model} out")
     if "tp" in given and "model" not in given:
         raise UserError(
-            "tp shares out the heads of models and none is given: name one of `leanbench list"
+            "tp splits the heads of models and no model is given: name one of `leanbench list"
             " models`"
         )
     doubled = [axis for axis in ("batch", "context") if axis in given]
     if doubled and lengths and all(map(is_explicit, lengths)):
         raise UserError(
-            f"lengths {lengths[0]} say batch and context themselves: leave {doubled[0]} out, or"
-            " name a distribution such as zipf"
+            f"lengths {lengths[0]} set batch and context: leave {doubled[0]} out, or name a"
+            " distribution such as zipf"
         )
 
 
 def shipped_sweeps() -> dict[str, Path]:
-    """The sweep files that come with leanbench, by name."""
+    """Return the sweep files that come with leanbench by name."""
     return {path.stem: path for path in sorted(SWEEPS.glob("*.toml"))}
 
 
 def load_sweep(file: str) -> Sweep:
-    """The sweep of a path or of a shipped name; of a definition, workloads or a dataset of
-    FlashInfer-Bench, one over their problems.
+    """Load a sweep from a path or a shipped name, or from files of FlashInfer-Bench.
 
     Raises:
-        UserError: there is no such sweep (the nearest is suggested), or the file is wrong (file,
-            line, key are named).
+        UserError: There is no such sweep, or the file is invalid.
     """
     shipped = shipped_sweeps()
     path = shipped.get(file, Path(file))
     if path.exists() and is_dataset(path):
-        return imported_sweep(path)
+        return _imported_sweep(path)
     if file not in shipped and not os.path.lexists(path):
         if path.suffix in (".toml", ".json", ".jsonl") or path.parent != Path():
             raise UserError(
@@ -301,6 +299,25 @@ def load_sweep(file: str) -> Sweep:
         raise UserError(f"{path}: {error}") from None
 
 
+def _imported_sweep(path: Path) -> Sweep:
+    """Return a sweep over FlashInfer-Bench's problems. Batch and context have defaults without
+    workloads.
+    """
+    imported = read_problems(path)
+    if note := imported.note():
+        logging.getLogger(__name__).warning(f"{path}: {note}")
+    kernels = (DEFAULT_KERNELS if imported.has_plain else ()) + (
+        LATENT_KERNELS if imported.has_latent else ()
+    )
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().stem).lstrip("._-")[:64]
+    return Sweep(
+        name or "flashinfer-bench",
+        tuple(Grid(**axes) for axes in imported.grids),
+        kernels,
+        description=f"Decode attention of {path}, from FlashInfer-Bench",
+    )
+
+
 def requested_sweep(
     file: str | None,
     axis_flags: dict[str, str],
@@ -311,27 +328,25 @@ def requested_sweep(
     count: int | None = None,
     seed: int | None = None,
 ) -> Sweep:
-    """The sweep of a command line; flags win over the file.
+    """Return the sweep of a command line. Flags win over the file.
 
-    Without a file it is `models` where a model is given, the default grid's where only other axes
-    are, or else smoke.
+    The default file is `models` with a model, none with other axes, else `smoke`.
 
     Args:
-        measure: fields of MeasureOptions that flags set.
-        overrides: launch settings of kernels, as `leanbench.run.overrides.parse_override` reads
-            them; another kernel's in the file stay.
-        count: problems to draw, in place of the file's; where it draws none, of its grids'.
-        seed: of the problems to draw, in place of the file's.
+        measure: Fields of MeasureOptions that flags set.
+        overrides: Launch settings in the syntax of `parse_override`.
+        count: Number of problems to draw, from the file's draw or else from its grids.
+        seed: Seed of the draw.
 
     Raises:
-        UserError: anything in it is wrong, an unknown kernel included.
+        UserError: A value is invalid, or a kernel unknown.
     """
     given = {name: AXES[name].parse(text) for name, text in axis_flags.items()}
     if file is None and given and "model" not in given:
         sweep = Sweep("custom")
     else:
         sweep = load_sweep(file or ("models" if given else "smoke"))
-    # What a grid's own contexts would cut off is left whole, unless they are asked for.
+    # Default contexts do not truncate lengths of files.
     contexts = {} if "context" in given else _contexts_of_files(given.get("lengths", ()))
     grids = [_overridden(grid.values, {**contexts, **given}) for grid in sweep.grids]
     drawn = [_overridden(sweep.draw.values, given)] if sweep.draw else []
@@ -341,26 +356,21 @@ def requested_sweep(
         with_models.append("whole_model")
     lengths = given.get("lengths") or [value for table in tables for value in table["lengths"]]
     if "head_dim" in given and "model" in with_models and "model" not in given:
-        raise UserError(
-            f"--head-dim {axis_flags['head_dim']} without --heads says nothing, the models of"
-            f" {sweep.name} have their own: add --heads, which takes the place of the models, or"
-            " leave --head-dim out"
+        raise OptionWithoutEffect(
+            f"--head-dim {axis_flags['head_dim']}", "--heads", f"the sweep {sweep.name} has models"
         )
     _check_together([*given, *with_models], lengths)
-    if "host" in given.get("lengths_on", ()) and not any(map(_may_be_alike, tables)):
-        raise UserError(
-            "lengths_on host says nothing, lengths that differ are always on the device: leave it"
-            " out, or lengths"
+    if "host" in given.get("lengths_on", ()) and not any(map(_can_be_uniform, tables)):
+        raise OptionWithoutEffect(
+            "lengths_on host", "equal lengths", "different lengths are always on the device"
         )
-    # What a flag makes moot in the file is no mistake: flags win.
-    refuse_without_effect(tables, given)
-    # The same axes in every grid may make grids equal; cells are deduplicated when they are
-    # expanded.
+    # Flags may override values of the file.
+    check_effects(tables, given)
     sweep = replace(sweep, grids=tuple(Grid(**values) for values in grids))
     _check_draw(sweep, count, seed)
     if sweep.draw is not None:
         draw = _redrawn(sweep.draw, given, count, seed)
-        draw.refuse_what_no_capacity_holds()
+        draw.check_capacities()
         sweep = replace(sweep, draw=draw)
     elif count is not None:
         of = f"{count} problems, drawn with seed {seed or 0}, of {sweep.name}"
@@ -379,14 +389,14 @@ def requested_sweep(
 
 
 def _contexts_of_files(lengths: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """The axis context where all lengths are those of files: the longest of them."""
+    """Return the longest length as the axis context, if all lengths come from files."""
     longest = [longest_in_file(one) for one in lengths]
     known = [one for one in longest if one is not None]
     return {"context": (max(known),)} if known and len(known) == len(longest) else {}
 
 
-def _may_be_alike(table: Mapping[str, tuple[Any, ...]]) -> bool:
-    """Whether a batch of a table may have sequences of one length."""
+def _can_be_uniform(table: Mapping[str, tuple[Any, ...]]) -> bool:
+    """Return True if a batch of a table can have sequences of one length."""
     return any(
         len(set(read_lengths("lengths", one))) == 1
         if is_explicit(one)
@@ -398,35 +408,33 @@ def _may_be_alike(table: Mapping[str, tuple[Any, ...]]) -> bool:
 def _overridden(
     values: Mapping[str, tuple[Any, ...]], given: Mapping[str, tuple[Any, ...]]
 ) -> dict[str, tuple[Any, ...]]:
-    """The values of a table with those of flags over them; heads take the place of models."""
+    """Return the values of a table, overridden by flags. Heads replace models."""
     shapes = {"model": (), "tp": (1,)} if "heads" in given else {}
     return {**values, **shapes, **given}
 
 
 def _check_draw(sweep: Sweep, count: int | None, seed: int | None) -> None:
-    """Refuses a number of problems or a seed that cannot be, or that says nothing."""
-    if count is not None and not 1 <= count <= MOST_PROBLEMS:
-        raise UserError(
-            f"--draw {count} is not a number of problems: choose from 1 to {MOST_PROBLEMS}"
-        )
+    """Reject --draw and --seed out of range, or without effect."""
+    fix = f"draw 1 to {MOST_PROBLEMS} problems"
+    if count is not None and count < 1:
+        raise InvalidValue("--draw", count, Reason.BELOW_MINIMUM, fix, 1)
+    if count is not None and count > MOST_PROBLEMS:
+        raise InvalidValue("--draw", count, Reason.ABOVE_MAXIMUM, fix, MOST_PROBLEMS)
     if seed is not None:
         check_seed("--seed", seed)
     if seed is not None and count is None and sweep.draw is None:
-        raise UserError(
-            f"sweep {sweep.name!r} draws no problems, so --seed says nothing: leave it out, or say"
-            " how many of its problems to draw, such as --draw 40"
-        )
+        raise OptionWithoutEffect(f"--seed {seed}", "--draw", f"{sweep.name} draws no problems")
 
 
 def _redrawn(
     draw: Draw, given: dict[str, tuple[Any, ...]], count: int | None, seed: int | None
 ) -> Draw:
-    """The draw of a sweep file with what flags say."""
+    """Return the draw of a sweep file with the values of flags."""
     own = {name: draw.values[name] for name in draw.given}
     return Draw.of(
         draw.count if count is None else count,
         draw.seed if seed is None else seed,
         _overridden(own, given),
-        # Given contexts take the place of those that the fill draws.
+        # Given contexts replace drawn ones.
         None if "context" in given else draw.fill,
     )

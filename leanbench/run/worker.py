@@ -1,11 +1,10 @@
-"""The worker process: one problem after another on one GPU (or for one predicted GPU), so that a
-crash costs a cell.
+"""The worker process: one problem after another on one GPU, or for one predicted GPU.
 
-Started as ``python -m leanbench.run.worker FD``, with its end of a connection as FD, see
-leanbench.run.messages. The first message names the target and is answered with the environment,
-each further one is a problem with its kernels and is answered with row fields for each kernel.
-Before a kernel's code runs, a message names it: if this process dies or hangs, the parent knows
-whom to blame. Its own stdout and stderr belong to the kernels; the parent sends them to a log.
+A crash costs one cell. Started as ``python -m leanbench.run.worker FD``, with FD its end of a
+connection, see leanbench.run.messages. The first message has the target; the answer is the
+environment. Each further one has a problem with kernels; the answer has row fields by kernel. A
+message names a kernel before its code runs, so that the parent can blame it. The parent logs stdout
+and stderr.
 """
 
 from __future__ import annotations
@@ -35,17 +34,14 @@ from leanbench.measure.torch_errors import (
 from leanbench.run.messages import Message, receive, send
 
 Outcome = dict[str, Any]
-#: Row fields by kernel, for a problem, its kernels, how their configs are chosen, and those that
-#: are given instead.
+#: Function of problem, kernels, config choice and overrides that returns row fields by kernel.
 RunProblem = Callable[
     [AttentionProblem, Sequence[Kernel], str, Mapping[str, KernelConfig]], dict[str, Outcome]
 ]
 
 
 class Announcer:
-    """The line to the parent that says whose code runs next, None for nobody's; `current` is the
-    last one.
-    """
+    """Tells the parent which kernel runs next; None for no kernel. `current` is the last one."""
 
     def __init__(self, parent: Connection) -> None:
         self._parent = parent
@@ -65,7 +61,7 @@ def main() -> None:
 
 
 def _serve(parent: Connection) -> None:
-    """Answers until the parent closes its side, or the process is of no more use."""
+    """Answer requests until the parent closes its side or this process is unusable."""
     announce = Announcer(parent)
     try:
         run_problem, hello = _start(receive(parent), announce)
@@ -85,9 +81,7 @@ def _serve(parent: Connection) -> None:
 
 
 def _start(init: Message, announce: Announcer) -> tuple[RunProblem, Message]:
-    """Function that runs a problem on the target, and what the parent is told of it: the
-    environment that rows are taken in, and the calibration where it is wanted.
-    """
+    """Return the function that runs a problem, and the first answer: environment, calibration."""
     from leanbench.configs.fingerprint import settings_hash
     from leanbench.measure.options import MeasureOptions
     from leanbench.records.environment import measured_environment, predicted_environment
@@ -110,7 +104,7 @@ def _start(init: Message, announce: Announcer) -> tuple[RunProblem, Message]:
     hello: Message = {"environment": measured_environment(index) | several | settings}
     if init["calibrate"]:
         hello["calibration_us"] = calibrate(instruments)
-    # What is imported stays: collecting garbage between problems need not look at it.
+    # Imported modules stay: exclude them from garbage collection between problems.
     gc.collect()
     gc.freeze()
 
@@ -148,11 +142,10 @@ def _predictor(gpu: GpuSpec, announce: Announcer, *, energy: bool) -> RunProblem
 def _attempt(
     run_problem: RunProblem, request: Message, announce: Announcer
 ) -> tuple[dict[str, Outcome], bool]:
-    """Row fields by kernel, and whether this process can go on afterwards.
+    """Return row fields by kernel, and True if this process is still usable.
 
-    When a kernel fails, only its fields are returned: the parent asks again for the others. What
-    fails where no kernel's code ran is everybody's. A problem that only a new process can measure
-    has no fields: the parent asks one.
+    If a kernel fails, only its fields are returned. An error outside of kernels fails all of them.
+    A problem that needs a new process has no fields.
     """
     names = request["kernels"]
     try:
@@ -172,14 +165,13 @@ def _attempt(
 
 
 def _failure(error: Exception) -> tuple[Outcome, bool]:
-    """The row fields of an error, and whether this process can go on afterwards."""
+    """Return the row fields of an error, and True if this process is still usable."""
     import traceback
 
     if isinstance(error, SuspectResult):
         return {"status": "suspect", "reason": str(error)}, True
     if isinstance(error, UserError) and not isinstance(error, GpuUnusable):
-        # A library of another version, settings that do not fit: a sentence, and nothing of the
-        # process is broken.
+        # Such as a wrong version of a library. The process is intact.
         return {"status": "unsupported", "reason": str(error)}, True
     # A log on a full disk must not cost the reason.
     with contextlib.suppress(OSError):
@@ -187,7 +179,7 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     if isinstance(error, RankLost):
         from leanbench.records.directory import WORKER_LOG
 
-        # In the parent's words, who may notice it first.
+        # The same words as the parent, which can notice it first.
         return {"status": "crashed", "reason": f"{error}, see {WORKER_LOG}"}, False
     reason = first_line(launch_error(error))
     if is_out_of_memory(error):
@@ -196,9 +188,7 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
 
 
 def _is_sticky(error: Exception) -> bool:
-    """Whether every later call of the process would fail too: after the loss of the GPU, and after
-    a CUDA error, which torch and Triton word differently.
-    """
+    """Return True if every later CUDA call of this process would fail."""
     return (
         isinstance(error, GpuUnusable)
         or is_torch_error(error, "AcceleratorError")

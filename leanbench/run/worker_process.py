@@ -1,6 +1,4 @@
-"""The parent's side of the worker: start it, give it a problem, wait no longer than allowed, kill
-it.
-"""
+"""The parent's side of the worker: start it, give it problems, limit its time, kill it."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ START_TIMEOUT_S = 180.0
 
 
 class WorkerFailure(Exception):
-    """The worker did not answer. `blamed` is the kernel whose code ran, None for nobody's."""
+    """The worker did not answer. `blamed` is the running kernel, None for no kernel."""
 
     def __init__(self, message: str = "", blamed: str | None = None) -> None:
         super().__init__(message)
@@ -36,9 +34,7 @@ class WorkerFailure(Exception):
 
 
 class WorkerLost(WorkerFailure):
-    """The worker is gone; the message says how, as a sentence. `was_killed`: by SIGKILL, which no
-    kernel sends.
-    """
+    """The worker ended; the message tells how. `was_killed`: by SIGKILL, which no kernel sends."""
 
     def __init__(self, message: str, blamed: str | None, was_killed: bool = False) -> None:
         super().__init__(message, blamed)
@@ -51,16 +47,14 @@ class WorkerTimeout(WorkerFailure):
 
 @dataclass(frozen=True)
 class WorkerTarget:
-    """Target of a worker: a GPU of this machine, or the performance model of `gpu` where
-    `local_index` is None.
-    """
+    """A GPU of this machine, or the performance model of `gpu` if `local_index` is None."""
 
     gpu: GpuSpec
     local_index: int | None
     options: MeasureOptions = field(default_factory=MeasureOptions)
-    #: Measure leanbench.measure.calibration's cell before anything else.
+    #: Measure the cell of leanbench.measure.calibration first.
     calibrate: bool = False
-    #: Of the problem for the most, whose rows say which they are and how they are linked.
+    #: GPUs of the largest problem.
     gpus: int = 1
 
     @property
@@ -69,10 +63,10 @@ class WorkerTarget:
 
 
 class WorkerProcess:
-    """A running worker. Its stdout and stderr are appended to `log`.
+    """A running worker. `log` receives its output.
 
     Raises:
-        UserError: it does not start; the sweep cannot run then.
+        UserError: It does not start, so that the sweep cannot run.
     """
 
     def __init__(self, target: WorkerTarget, log: Path) -> None:
@@ -81,7 +75,7 @@ class WorkerProcess:
             self._spawn()
         except OSError as error:
             raise UserError(
-                f"the worker did not start: {error}; mend that, then go on with --resume"
+                f"the worker did not start: {error}; fix it, then continue with --resume"
             ) from None
         try:
             hello = self._hello(target)
@@ -89,7 +83,7 @@ class WorkerProcess:
             self.kill()
             raise
         self.environment: dict[str, Any] = hello["environment"]
-        #: Latency of the calibration cell, where the target asks for it and it is not predicted.
+        #: Latency of the calibration cell, if it was measured.
         self.calibration_us: float | None = hello.get("calibration_us")
 
     def _spawn(self) -> None:
@@ -102,8 +96,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # Its own group: Ctrl-C reaches the parent only, and a kill takes compilers it
-                # started along.
+                # A process group: Ctrl-C reaches only the parent, a kill also ends compilers.
                 start_new_session=True,
             )
 
@@ -123,14 +116,14 @@ class WorkerProcess:
     def run(
         self, cells: Sequence[Cell], timeout_s: float
     ) -> tuple[dict[str, dict[str, Any]], bool]:
-        """Row fields by kernel for cells of one problem, and whether the worker can go on.
+        """Return row fields by kernel for cells of one problem, and True if the worker is usable.
 
-        Kernels may be missing: one of them failed, and the others were not finished; or only a new
-        worker can measure the problem.
+        Kernels are missing after one of them failed, or if only a new worker can measure the
+        problem.
 
         Raises:
-            WorkerTimeout: a kernel had `timeout_s` for itself and did not finish.
-            WorkerLost: the process ended.
+            WorkerTimeout: A kernel did not finish in its `timeout_s`.
+            WorkerLost: The process ended.
         """
         first = cells[0]
         kernels = [cell.kernel for cell in cells]
@@ -147,15 +140,15 @@ class WorkerProcess:
         return answer["rows"], answer["usable"]
 
     def kill(self) -> None:
-        """Ends the worker and everything it started, at once."""
+        """Kill the worker and everything it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._connection.close()
 
     def _ask(self, message: Message, timeout_s: float) -> Message:
-        """The answer. Each kernel that the worker says it is at has `timeout_s` for itself, all its
-        turns together.
+        """Send a message and return the answer. All turns of a kernel together take `timeout_s` at
+        most.
         """
         spent_s: dict[str | None, float] = {}
         at: str | None = None
@@ -178,7 +171,7 @@ class WorkerProcess:
         except (EOFError, OSError):
             raise self._lost(at) from None
         except (ValueError, RecursionError):
-            # Code of a kernel has written there, too.
+            # A kernel wrote into the connection.
             raise WorkerLost("the worker's answer cannot be read", at) from None
         raise WorkerTimeout(blamed=at)
 

@@ -31,7 +31,6 @@ def first_words(what: str) -> list[str]:
 
 
 def first_words_of_rows(what: str) -> set[str]:
-    """Also where the heading takes several lines."""
     return {
         line.split()[0]
         for line in CliRunner().invoke(app, ["list", what]).stdout.splitlines()

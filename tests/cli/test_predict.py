@@ -153,10 +153,7 @@ def test_fit_writes_what_is_used_from_then_on(own: Path, monkeypatch: pytest.Mon
     ("arguments", "sentence"),
     [
         (["fit", FIG_7A, "--gpu", "a100"], "was measured on h200, not on a100-80gb"),
-        (
-            ["fit", FIG_7A, "--check", FIG_7A],
-            "paper-fig7a is among the runs to fit to and to check with",
-        ),
+        (["fit", FIG_7A, "--check", FIG_7A], "paper-fig7a is among the runs to fit to and to chec"),
         (["fit", str(RUNS / "ragged")], "8 rows are too few to fit the model to"),
         (["check", str(RUNS / "nothing")], "there is no folder"),
         (["check", FIG_7A, "--gpu", "h300"], "there is no GPU 'h300' in the catalogue"),

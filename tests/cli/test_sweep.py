@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from example_rows import show_rows
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -19,7 +18,6 @@ from leanbench.cli import sweep_run
 from leanbench.cli.main import app
 from leanbench.cli.options import RunFlags
 from leanbench.cli.progress import SweepProgress
-from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
@@ -36,7 +34,6 @@ from leanbench.run.worker_process import WorkerTarget
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    """The same machine for everyone: one without a GPU."""
     monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
 
 
@@ -46,10 +43,9 @@ def invoke(*words: str) -> Result:
 
 def assert_refused(result: Result, words: str) -> None:
     assert result.exit_code == 2, result.output
-    errors = [line for line in result.stderr.splitlines() if not line.startswith("No GPU here")]
-    assert len(errors) == 1, result.stderr
-    assert errors[0].startswith("Error: ")
-    assert words in errors[0]
+    [error] = [line for line in result.stderr.splitlines() if not line.startswith("No GPU here")]
+    assert error.startswith("Error: ")
+    assert words in error
     assert result.stdout == ""
 
 
@@ -108,6 +104,17 @@ REFUSED = [
     "--name " + "x" * 101,
     "--resume",
     "--name never --resume",
+    "--kernels lean,fa2 --baseline cudnn",
+    "--context 1k --context 2k",
+    "--context=1k --context 2k",
+    "--executor slurm",
+    "--ray-address a:1",
+    "--mix-boards",
+    "--shard 3/2",
+    "--shard 99/99",
+    "smoke --seed 5",
+    "smoke --draw 0",
+    "models --head-dim 64 --draw 10001",
 ]
 
 
@@ -146,7 +153,7 @@ def test_refusals_that_depend_on_the_machine_or_the_catalogue(words, value):
 
 @pytest.fixture
 def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[str]]]:
-    """Sweeps that would have been started: the sweep, its cells, its manifest, its command."""
+    """Return sweeps that would have started: sweep, cells, manifest, command."""
     sweeps = []
 
     requested = []
@@ -165,17 +172,9 @@ def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[s
     return sweeps
 
 
-def test_without_flags_latency_alone_is_measured(started):
-    assert invoke("sweep", "--no-report").exit_code == 0
-    ((sweep, _, manifest, command),) = started
-    assert sweep.measure == MeasureOptions()
-    assert manifest["measure"] == MeasureOptions().to_dict()
-    assert command == ["leanbench", "sweep", "--no-report"]
-
-
 @pytest.fixture
 def h200_here(monkeypatch) -> None:
-    """As far as the command line looks; nothing runs."""
+    """Pretend that an H200 is here. Nothing runs."""
     monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: Target(find("h200"), 0))
 
 
@@ -191,7 +190,7 @@ def test_flags_say_what_is_measured_and_how_hard(started):
     assert sweep.measure == MeasureOptions(effort, "warm", True, True, 5.0, True, True)
     assert {cell.cache for cell in cells} == {"warm"}
     assert manifest["measure"] == json.loads(json.dumps(sweep.measure.to_dict()))
-    # What --resume is told to repeat.
+    # The command that --resume repeats.
     assert shlex.join(command) == f"leanbench sweep --kernels lean {flags} --no-report"
 
 
@@ -299,27 +298,13 @@ def test_what_is_asked_for_comes_on_top_of_the_longest_time(monkeypatch, flags, 
     assert seen == [timeout_s]
 
 
-def test_a_toml_error_names_file_line_and_key(tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_text('name = "mine"\ncontext = "1k"\nhaeds = 8\n')
-    assert_refused(
-        invoke("sweep", str(file)),
-        f"{file}, line 3: there is no key 'haeds', did you mean 'heads'?",
-    )
-    file.write_text('name = "mine"\ncontext = 1k\n')
-    assert_refused(invoke("sweep", str(file)), f"{file} is not TOML: ")
-
-
 @pytest.mark.parametrize(
     ("words", "say"),
     [
         (["frob"], "No such command 'frob'"),
         (["sweep", "--frob"], "--frob"),
         (["sweep", "--max-samples", "1e9"], "Error: --max-samples '1e9' is refused: write a"),
-        (
-            ["sweep", "smoke", "--draw=abc"],
-            "Error: --draw 'abc' is refused: write a whole number such as 8\n",
-        ),
+        (["sweep", "smoke", "--draw=abc"], "Error: --draw 'abc' is refused: write a whole number "),
         (["sweep", "smoke", "--draw", "3", "--draw", "abc"], "Error: --draw 'abc' is refused: "),
         (["merge", "--", "--out", "x"], "Missing option '--out'"),
         (["configs", "validate", "--problems", "0"], "Error: --problems '0' is refused: "),
@@ -336,14 +321,6 @@ def test_a_path_may_end_with_an_equals_sign(tmp_path):
     result = invoke("sweep", f"--out={tmp_path}/a=", "--dry-run", "--kernels", "fa2")
     assert result.exit_code == 0
     assert "is empty" not in result.stderr
-
-
-def test_ctrl_c_before_the_sweep_starts_is_130(monkeypatch):
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("leanbench.run.cells.expand", interrupt)
-    assert invoke("sweep", "--dry-run").exit_code == 130
 
 
 def test_a_dry_run_names_the_first_cells_and_counts_the_others():
@@ -373,16 +350,6 @@ def test_a_terminal_says_the_models_error_once_and_a_page_all_of_it(tmp_path):
     assert "nothing was measured" in line
     assert len(line) < 100
     assert "Model error" not in quiet.stdout
-
-
-def test_a_dry_run_without_a_file_names_the_sweep_that_it_is():
-    result = invoke("sweep", "--gpu", "h100", "--dry-run")
-    assert result.exit_code == 0
-    assert (
-        result.stderr
-        == "No such GPU here: the sweep smoke would be predicted for NVIDIA H100 80GB HBM3.\n"
-    )
-    assert result.stdout.splitlines()[0].rstrip() == "smoke: 24 cells for h100-sxm"
 
 
 def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
@@ -425,7 +392,7 @@ def test_a_dry_run_of_a_resumed_sweep_lists_the_cells_that_are_left(tmp_path):
     assert results.read_bytes() == kept
     other = invoke("sweep", *words, "--name", "one", "--resume", "--dry-run", "--batch", "2")
     assert (other.exit_code, other.stdout) == (2, "")
-    assert "is a run of " in other.stderr
+    assert "has other cells (" in other.stderr
 
 
 @pytest.mark.parametrize(
@@ -445,27 +412,6 @@ def test_a_dry_run_counts_what_the_run_says_is_unsupported(tmp_path, words, unsu
     invoke("sweep", *words.split(), "--out", str(tmp_path), "--name", "r", "-q", "--no-report")
     statuses = [row.status for row, _ in read_run(tmp_path / "r").results]
     assert statuses.count("unsupported") == unsupported
-
-
-@pytest.mark.parametrize("twice", ["--context 1k --context 2k", "--context=1k --context 2k"])
-def test_an_axis_given_twice_is_refused(twice):
-    assert_refused(
-        invoke("sweep", *twice.split(), "--dry-run"),
-        "--context is given twice: write --context 1k,2k",
-    )
-
-
-def test_a_dry_run_says_which_cells_are_unsupported():
-    flags = ("--sinks", "yes", "--context", "1k", "--kernels", "lean,fa2_triton")
-    result = invoke("sweep", *flags, "--gpu", "h200", "--dry-run")
-    assert result.exit_code == 0
-    takes = {
-        line.split()[0]: "unsupported" in line
-        for line in result.stdout.splitlines()
-        if line.startswith(("lean", "fa2"))
-    }
-    assert takes == {"lean": False, "fa2_triton": True}
-    assert "2 cells (1 unsupported), less than 1 s; nothing was run." in result.stdout
 
 
 def _run_of(rows: list[Any], source: str = "measured") -> Any:
@@ -627,76 +573,6 @@ def test_what_is_measured_beside_latency_takes_its_time():
     ) == estimated_seconds(cell, gpu, predicted=True)
 
 
-def row(
-    kernel: str, latency_us: float | None, status: str = "ok", **fields: object
-) -> dict[str, object]:
-    problem = AttentionProblem(1, 8, 8, 1024, 64).to_dict()
-    empty = {"bandwidth_tb_s": None, "read_floor_share": None, "reason": None, "source": "measured"}
-    return {
-        **empty,
-        "problem": problem,
-        "kernel": kernel,
-        "latency_us": latency_us,
-        "status": status,
-        **fields,
-    }
-
-
-def test_the_summary_has_a_line_per_problem_with_speedups(capsys):
-    lean = row("lean", 10.0, bandwidth_tb_s=2.346, read_floor_share=0.876)
-    show_rows(
-        [
-            lean,
-            row("fa2", 25.0),
-            row("fixed_split", 9.0),
-            row("reference", None, "timeout", reason="too slow"),
-        ]
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].strip() == "measured latency in µs"
-    line = next(line for line in lines if line.startswith("b1 h8 n1024"))
-    # One problem alone keeps its whole name.
-    rest = ["timeout", "2.50x", "0.90x", "2.35", "88%"]
-    assert line.split()[6:] == ["10.0", "25.0", "*", "9.0", *rest]
-    assert "timeout: reference · b1 h8 n1024 d64 fp16 HND: too slow" in lines
-    assert lines[-3:] == [
-        "Fastest: fixed_split.",
-        "By how much: lean is 0.90× as fast as the fastest other kernel.",
-        "Note: 1 of 4 rows is excluded: 1 timeout.",
-    ]
-
-
-def test_the_summary_says_once_what_all_problems_share(capsys, monkeypatch):
-    monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 50)
-    long = AttentionProblem(1, 32, 8, 262144, 64).to_dict()
-    show_rows([row("lean", 10.0), row("fixed_split", 9.0), {**row("lean", 20.0), "problem": long}])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].strip() == "measured latency in µs, all b1 d64 fp16 HND"
-    shown = [line.split() for line in lines if line.startswith("h")]
-    assert [words[:3] for words in shown] == [["h8", "n1024", "10.0"], ["h32/8", "n262144", "20.0"]]
-    # Headings break at their last space, and no row of the table wraps.
-    lines = lines[: lines.index("* ahead of all others by more than 1%")]
-    assert [line.split() for line in lines[1:3]] == [
-        ["lean", "vs"],
-        ["problem", "lean", "fixed_split", "fixed_split"],
-    ]
-    assert max(map(len, lines)) <= 50
-
-
-def test_a_wrong_result_gives_no_speedup(capsys):
-    show_rows([row("lean", 10.0), row("fa2", 5.0, "incorrect", reason="off by 3")])
-    out = capsys.readouterr().out
-    assert "incorrect 5.0" in out
-    assert "0.50x" not in out
-
-
-def test_a_run_without_lean_has_no_speedups(capsys):
-    show_rows([row("fa2", 25.0)])
-    out = capsys.readouterr().out
-    assert "25.0" in out
-    assert " vs " not in out
-
-
 def test_default_names_never_collide(tmp_path, monkeypatch):
     class Clock(sweep_run.datetime):
         @classmethod
@@ -712,17 +588,6 @@ def test_default_names_never_collide(tmp_path, monkeypatch):
         names.append(path.name)
     base = "s-a100-80gb-20300102-030405"
     assert names == [base, f"{base}-2", f"{base}-3"]
-
-
-def test_shipped_data_is_read_from_any_folder(tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert invoke("sweep", "smoke", "--dry-run").exit_code == 0
-
-
-def test_a_baseline_that_is_not_swept_is_refused():
-    result = invoke("sweep", "--kernels", "lean,fa2", "--baseline", "cudnn", "--no-report")
-    assert result.exit_code == 2
-    assert "--baseline cudnn is no kernel of this sweep, " in result.stderr
 
 
 def test_progress_in_a_narrow_terminal_cuts_the_cells_name_alone(monkeypatch):

@@ -28,7 +28,7 @@ from leanbench.model.timeline import predict_timeline
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch, tmp_path):
-    """The same machine for everyone: one without a GPU, in an empty folder."""
+    """Start in an empty folder without a GPU."""
     monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
     monkeypatch.chdir(tmp_path)
 
@@ -86,7 +86,7 @@ def test_a_kernel_without_a_timeline_is_said_and_the_others_are_drawn():
 def test_no_timeline_at_all_is_exit_code_1_and_leaves_no_folder(tmp_path: Path):
     result = invoke("h8", "n4k", "d64", "--kernels", "reference", "--out", "empty")
     assert (result.exit_code, result.stdout) == (1, "")
-    # Nothing is predicted, so no error of the model is told.
+    # Nothing is predicted, so no model error is printed.
     assert result.stderr.startswith("No timeline of reference: ")
     assert isinstance(result.exception, SystemExit)
     assert not (tmp_path / "empty").exists()
@@ -113,7 +113,7 @@ def test_gpus_that_share_a_problem_are_side_by_side(tmp_path: Path):
 
 
 def measured_timelines(subject: Subject, kernel: Kernel, configs: str) -> list[Timeline] | str:
-    """In place of the one that needs a GPU: a model's timeline that claims to be measured."""
+    """Return a model's timeline as if it was measured."""
     assert configs == "best"
     if kernel.name == "fa2":
         return "its build with timeline events failed"
@@ -193,7 +193,6 @@ def test_bad_input_is_one_sentence(tmp_path: Path, words: list[str], sentence: s
 
 
 def test_settings_of_another_gpu_are_a_sentence(tmp_path: Path, monkeypatch):
-    """Not Python's warning with the line of the program that gave it."""
     monkeypatch.setenv("LEANBENCH_CONFIGS", "on")
     monkeypatch.setattr(lookup, "_warned_pairs", set())
     lookup._entry.cache_clear()

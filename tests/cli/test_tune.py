@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from leanbench.__main__ import Interrupted
 from leanbench.cli.main import app
 from leanbench.cli.tune import _chosen, _range, _show_lean_tiles, _show_spills, _show_table
 from leanbench.configs.space import FamilyKey
@@ -34,7 +33,7 @@ def tune(*words: str):
 
 
 def test_without_a_gpu_the_model_tunes_and_says_so(home, monkeypatch):
-    monkeypatch.setattr("leanbench.cli.tune_progress._LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("leanbench.cli.progress._LINE_EVERY_S", 0.0)
     result = tune("--gpu", "a100", "--head-dim", "256", "--group", "1")
     assert result.exit_code == 0, result.stderr
     assert (
@@ -239,7 +238,7 @@ def test_a_refusal_leaves_no_file(home):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_says_how_to_go_on(monkeypatch, number):
     def interrupted(request, observer):
-        raise Interrupted(number)
+        raise KeyboardInterrupt(number)
 
     monkeypatch.setattr(run_module, "tune", interrupted)
     result = tune("--gpu", "a100")

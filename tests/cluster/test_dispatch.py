@@ -1,6 +1,4 @@
-"""Jobs on a cluster: who gets them, what becomes of those whose agent is lost, which boards take
-part.
-"""
+"""Dispatch of jobs on a cluster: assignment, lost agents, and boards that can join."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import pytest
 from fake_cluster import Call, FakeCluster, nodes
 
 from leanbench.cluster import dispatch
-from leanbench.cluster.alike import Alike
+from leanbench.cluster.cluster import Alike
 from leanbench.cluster.dispatch import Dispatcher, Lost
 from leanbench.core.errors import UserError
 from leanbench.gpu.catalogue import find
@@ -24,7 +22,7 @@ BOARD = Board("measured", asdict(find("h200")), {"kernels": "aa", "driver": "580
 
 
 class Doubling:
-    """An agent whose work doubles a number."""
+    """Agent that doubles a number."""
 
     def __init__(self, *answers: Any) -> None:
         self._target, self._board = answers or (H200, BOARD)

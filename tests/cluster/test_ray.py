@@ -1,5 +1,5 @@
-"""Sweeps on a Ray cluster of this machine, whose GPUs are fake: cells are predicted. Skipped where
-Ray is missing (pip install '.[ray]').
+"""Predicted sweeps on a local Ray cluster with fake GPUs. Skipped without Ray (pip install
+'.[ray]').
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ASKED = f"sweep {AXES} --kernels lean,fa2 --gpu h200 --no-report --quiet --execu
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Three nodes with a GPU each, as far as Ray knows."""
+    """Start three nodes with a fake GPU each."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1})
     for _ in range(2):
@@ -88,7 +88,7 @@ def end_a_worker(cluster: Any) -> None:
 
 
 def _kill_one(words: bytes) -> None:
-    """kill -9 of a process of this test's cluster with these words in its command line."""
+    """Kill a process of this test's cluster by words of its command line."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if words in (process / "cmdline").read_bytes() and _is_ours(process):
@@ -100,7 +100,7 @@ def _kill_one(words: bytes) -> None:
 
 
 def _is_ours(process: Path) -> bool:
-    """Whether this process is among its parents."""
+    """Return True if this process is an ancestor."""
     while process.name not in ("0", "1", str(os.getpid())):
         # After the name, which may hold anything: the state, then the parent.
         fields = (process / "stat").read_text().rpartition(")")[2].split()
@@ -145,13 +145,13 @@ def test_a_driver_that_was_killed_is_resumed_and_shards_are_one_run(cluster, tmp
 
 
 def _figures(path: Path) -> list[dict[str, Any]]:
-    """Rows without what no two runs share."""
+    """Return the rows without times and ids."""
     when = ("time", "wall_s", "run_id")
     return [{name: row[name] for name in row if name not in when} for row in rows(path)]
 
 
 def test_a_handler_of_sigterm_stays(cluster):
-    """Ray's own ends the process without a word of the run."""
+    """Ray's own handler ends the process without a message."""
     before = signal.getsignal(signal.SIGTERM)
     connected = RayCluster(cluster.address)
     try:

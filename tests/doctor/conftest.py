@@ -31,9 +31,7 @@ LIMITS = GpuLimits(1980, 700.0, 4.917)
 
 @pytest.fixture
 def machine(tmp_path) -> Machine:
-    """Its GPU can be changed by replacing `gpus` and `target`, as the first look would have set
-    them.
-    """
+    """Return a machine. Replace `gpus` and `target` to change its GPU."""
     made = Machine(runs=tmp_path)
     made.gpus = [H200]
     made.target = Target(find("h200"), 0)

@@ -8,8 +8,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.registry import kernels
 from leanbench.doctor import checks, software
 from leanbench.doctor.checks import Check, examine, run_check
-from leanbench.doctor.finding import ok
-from leanbench.doctor.machine import Machine
+from leanbench.doctor.machine import Machine, ok
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 from leanbench.gpu.nvml_library import NvmlError
@@ -18,7 +17,7 @@ from leanbench.run.cells import DEFAULT_KERNELS
 
 @pytest.fixture
 def harmless(monkeypatch):
-    """The real list of checks, each of which only says its name."""
+    """Replace every check by one that passes."""
     real = checks.checks
 
     def named(machine):
@@ -72,7 +71,6 @@ def test_missing_libraries_share_one_line(machine, monkeypatch, installed):
 
 
 def test_every_library_that_a_kernel_wraps_is_looked_for():
-    """But torch, and what FlashInfer brings along."""
     wrapped = {getattr(kernel, "distribution", "torch") for kernel in kernels().values()}
     assert wrapped - {"torch"} == {*software.LIBRARIES.values()}
 
@@ -169,8 +167,6 @@ def test_a_broken_driver_is_one_problem(monkeypatch):
 
 
 def test_a_torch_that_fails_to_start_is_one_problem(machine, monkeypatch):
-    """The checks of the driver still run, those of kernels do not."""
-
     def broken(gpu_name, require_gpu):
         raise RuntimeError("CUDA driver initialization failed")
 

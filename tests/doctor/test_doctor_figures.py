@@ -11,16 +11,16 @@ import torch
 
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.doctor import figures
-from leanbench.doctor.kernels import TRIED, kernel_is_right
+from leanbench.doctor import instruments as figures
 from leanbench.doctor.machine import Machine
+from leanbench.doctor.software import TRIED, kernel_is_right
 from leanbench.gpu.catalogue import find
 from leanbench.measure import read_floor
 
 
 @pytest.fixture
 def sizes(machine, monkeypatch) -> list[AttentionProblem]:
-    """The problems in the order in which inputs were asked for."""
+    """Return the problems of requested inputs, in order."""
     problems: list[AttentionProblem] = []
 
     def rotating(problem, device, spec, cache):
@@ -62,7 +62,6 @@ def test_read_bandwidth(machine, sizes, monkeypatch, share, status):
 @pytest.mark.parametrize("fastest", range(len(read_floor._VARIANTS)))
 @pytest.mark.usefixtures("sizes")
 def test_the_bandwidth_is_of_the_fastest_read_as_in_sweeps(machine, monkeypatch, fastest):
-    """One variant that was fixed here read 3.87 TB/s where the fastest of sweeps read 4.66."""
     timed: list[read_floor.Variant] = []
 
     class PretendedReplay:

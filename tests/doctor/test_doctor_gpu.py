@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from leanbench.doctor import figures, gpu
+from leanbench.doctor import gpu
+from leanbench.doctor import instruments as figures
 from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target

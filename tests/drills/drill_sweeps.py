@@ -33,9 +33,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def answer_signals() -> None:
-    """Called in the child: whoever runs the tests under nohup or in the background of a shell has
-    the signals ignored that these drills send, and children inherit that.
-    """
+    """Reset signals in a child. It inherits ignored ones from nohup or a background shell."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -54,7 +52,7 @@ def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def start(*words: str, **more: str) -> subprocess.Popen[str]:
-    """In a process group of its own."""
+    """Start a command in a new process group."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(
         command(*words),
@@ -75,7 +73,7 @@ def whole_rows(path: Path) -> int:
 
 
 def wait_until(done: Any, what: str, seconds: float = 240.0) -> None:
-    """Waits for an event. The limit is for an event that never comes, not for one that is slow."""
+    """Wait for an event that may be slow. The limit is for one that never comes."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
@@ -91,7 +89,7 @@ def children(pid: int) -> list[int]:
 
 
 def is_gone(pid: int) -> bool:
-    """Ended, whether or not whoever inherited it has asked yet."""
+    """Return True if a process ended, even if nobody waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -99,7 +97,7 @@ def is_gone(pid: int) -> bool:
 
 
 def stand_in_us(context: int) -> float:
-    """What the model says of the stand-in kernels, by this process."""
+    """Return the latency that the model predicts for the fixture kernels."""
     problem = AttentionProblem(1, 32, 8, context, 128)
     config = TileConfig(tile_tokens=64, num_warps=4, num_stages=2)
     return latency_us(one_cta_per_tile(TileGrid.of(problem, 64)), problem, config, find("a100"))

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 from depth import deep
-from drill_sweeps import KERNELS, children, environment, rows, run, stand_in_us, start, wait_until
-from typer.testing import CliRunner
+from drill_sweeps import children, rows, run, stand_in_us, start, wait_until
 
-from leanbench.cli.main import app
-from leanbench.records.manifest import read_manifest
-from leanbench.records.row import Row
-
-FEW = ("sweep", "--no-report", "--context", "1k", "--name", "r")
 CONTEXTS = [1024 * count for count in range(1, 26)]
 
 
@@ -43,34 +35,6 @@ def assert_one_fault(path, kernel: str, status: str, reason: str) -> None:
             assert row["latency_us"] == stand_in_us(row["problem"]["context"]), row
 
 
-def test_a_family_that_cannot_be_loaded_is_a_sentence_and_the_others_go_on(tmp_path):
-    file = tmp_path / "room" / "mine" / "__init__.py"
-    file.parent.mkdir(parents=True)
-    file.write_text("import no_such_module\n")
-    room = environment(
-        LEANBENCH_KERNEL_PATH=os.pathsep.join([*map(str, KERNELS), str(tmp_path / "room")])
-    )
-    sentence = (
-        f"{file}, line 1, cannot be loaded (ModuleNotFoundError: No module named 'no_such_module')"
-    )
-    listed = run("list", "kernels", env=room)
-    assert (listed.returncode, listed.stderr) == (
-        0,
-        f"! {sentence}, so its kernels are left out.\n",
-    )
-    assert {"lean", "steady"} <= {line.split(" ")[0] for line in listed.stdout.splitlines()}
-    swept = run(*FEW, "--kernels", "steady", "--out", str(tmp_path), env=room)
-    assert swept.returncode == 0, swept.stderr
-    assert swept.stderr.splitlines().count(f"! {sentence}, so its kernels are left out.") == 1
-    assert [(row["status"], row["latency_us"]) for row in rows(tmp_path / "r")] == [
-        ("ok", stand_in_us(1024))
-    ]
-    refused = run(*FEW, "--kernels", "steady,mine", "--out", str(tmp_path), env=room)
-    assert refused.returncode == 2
-    (line,) = refused.stderr.splitlines()
-    assert line.startswith(f"Error: {sentence}, so its kernels are left out; there is no")
-
-
 #: By kernel, with those of `make test-deep` last: they end as others do, or tests/run has them.
 FAULTS = {
     "loses_gpu": "RuntimeError: CUDA error: an illegal memory access was encountered",
@@ -94,7 +58,6 @@ def test_a_fault_costs_one_row_of_50(tmp_path, kernel):
     assert done.returncode == (0 if status == "out_of_memory" else 1), done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert_one_fault(tmp_path / "r", kernel, status, reason)
-    # Also said in the table.
     assert f"{status}: {kernel} · b1 h32/8 n13312 d128 fp16 HND: {reason}" in done.stdout
     if reason.startswith("RuntimeError"):
         assert "Traceback" in (tmp_path / "r" / "worker.log").read_text()
@@ -112,58 +75,6 @@ def test_a_worker_that_is_ended_from_outside_costs_one_row_of_50(tmp_path, numbe
     assert_one_fault(
         tmp_path / "r", "waits", "crashed", f"the worker was ended by {number.name}, see worker.log"
     )
-
-
-def test_a_sweep_without_a_figure_fails(tmp_path):
-    """`standard` has no schedule that the performance model could predict from."""
-    words = "sweep --no-report --quiet --gpu a100 --context 1k,2k --name run --kernels"
-    done = run(*words.split(), "standard", "--out", str(tmp_path))
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "Nothing to compare: all 2 cells are unsupported, standard because standard has"
-        " no schedule to predict from: measure it, or leave it out."
-    )
-    assert [row["status"] for row in rows(tmp_path / "run")] == ["unsupported"] * 2
-    done = run(*words.split(), "standard,lean", "--out", str(tmp_path / "both"))
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("finished")
-    done = run(*FEW, "--kernels", "fa2", "--out", str(folder))
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-def test_rows_are_valid_and_point_to_their_environment(finished):
-    [row] = rows(finished / "r")
-    manifest = read_manifest(finished / "r")
-    assert Row.model_validate(row).model_dump(mode="json", exclude_none=True) == row
-    assert row["source"] == manifest["source"] == "predicted"
-    assert row["cell"] in manifest["cells"]
-    assert row["kv_bytes"] == 2 * 1024 * 8 * 128 * 2
-    python = manifest["environments"][row["environment"]]["python"]
-    assert python == ".".join(map(str, sys.version_info[:3]))
-
-
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ("--batch 2", "1 of its 1 cells are not asked for now, such as fa2-b1-h32-8-n1024-"),
-        ("--gpu h200", "has rows predicted for a100-80gb, this command's would be predicted for"),
-        ("--ci 1%", "was measured with other settings (effort): repeat the command it was started"),
-    ],
-)
-def test_resume_with_other_cells_settings_or_another_gpu_is_refused(
-    finished, changed, sentence, monkeypatch
-):
-    monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
-    words = [*FEW, "--kernels", "fa2", "--resume", *changed.split(), "--out", str(finished)]
-    refused = CliRunner().invoke(app, words)
-    assert refused.exit_code == 2
-    assert sentence in refused.stderr
-    assert len(rows(finished / "r")) == 1
 
 
 def test_a_spent_budget_says_how_to_go_on_and_resume_finds_the_run(tmp_path):

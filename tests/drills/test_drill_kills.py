@@ -18,9 +18,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from depth import DEEP, diagonal
+from depth import DEEP
 from drill_sweeps import (
-    answer_signals,
     children,
     environment,
     is_gone,
@@ -34,7 +33,6 @@ from drill_sweeps import (
 from leanbench.records.directory import RunDirectory
 from leanbench.records.manifest import read_manifest
 from leanbench.records.reading import read_run
-from leanbench.records.samples import Samples, pack, read_samples, whole_length
 from leanbench.report import write_report
 
 KILLS = 20 if DEEP else 3
@@ -43,7 +41,7 @@ ASKED = "sweep --no-report --quiet --kernels unhurried --context 1k:50k:+1k --na
 
 
 def report_rows(path: Path) -> int:
-    """Rows of the report that can be written now."""
+    """Write a report and return its number of rows."""
     html, csv = write_report(path, path.with_name("report"))
     data = re.search(
         r'<script type="application/json" id="data">(.*?)</script>', html.read_text(), re.DOTALL
@@ -99,7 +97,7 @@ def test_killed_at_random_moments_and_resumed_every_cell_once(tmp_path):
 
 
 def done_rows(path: Path) -> list[int]:
-    """Contexts of the rows that are whole, as a reader finds them at any time."""
+    """Return the contexts of the whole rows."""
     return (
         [row.problem["context"] for row, _ in read_run(path).results]
         if (path / "manifest.json").exists()
@@ -123,7 +121,7 @@ def test_a_results_file_cut_at_any_byte_of_its_last_line_is_a_report(finished, t
     manifest = read_manifest(path)
     last = whole.rindex(b"\n", 0, -1) + 1
     assert len(whole) - last > 500
-    # Some by default, and every place around the end of the row.
+    # Some lengths, and all around the end of the row.
     lengths = {*range(last, len(whole), 1 if DEEP else 9), *range(len(whole) - 3, len(whole) + 1)}
     for length in sorted(lengths):
         (path / "results.jsonl").write_bytes(whole[:length])
@@ -139,30 +137,9 @@ def test_a_results_file_cut_at_any_byte_of_its_last_line_is_a_report(finished, t
         )
 
 
-def test_samples_cut_at_any_byte_of_the_last_member_keep_the_others(finished, tmp_path):
-    members = [
-        pack(
-            Samples(cell=name, samples_us=[1.5] * 20, rounds=[*range(20)], sm_clock_mhz=[1980] * 20)
-        )
-        for name in "ab"
-    ]
-    path = tmp_path / "r"
-    path.mkdir()
-    for length in range(len(members[1]) + 1):
-        content = members[0] + members[1][:length]
-        (path / "samples.jsonl.gz").write_bytes(content)
-        is_whole = length == len(members[1])
-        assert set(read_samples(path)) == ({"a", "b"} if is_whole else {"a"})
-        assert whole_length(content) == (len(content) if is_whole else len(members[0]))
-
-
 @pytest.mark.parametrize(
     ("leftover", "resume"),
-    diagonal(
-        [["lock"], ["lock", "results.jsonl"], ["lock", "results.jsonl", "manifest.json.part"]],
-        [[], ["--resume"]],
-        keep=2,
-    ),
+    [(["lock"], []), (["lock", "results.jsonl", "manifest.json.part"], ["--resume"])],
 )
 def test_a_sweep_killed_before_it_had_a_manifest_can_start_again(tmp_path, leftover, resume):
     path = tmp_path / "r"
@@ -175,105 +152,38 @@ def test_a_sweep_killed_before_it_had_a_manifest_can_start_again(tmp_path, lefto
     assert [row["status"] for row in rows(path)] == ["ok"]
 
 
-#: A worker that is busy and one that waits for a job, in a pool as `leanbench tune` makes it.
+#: A worker that is busy and one that waits for a job, in pools as `leanbench tune` and `leanbench
+#: check` make them.
 POOL = """
-import time
+import multiprocessing, time
+from concurrent.futures import ProcessPoolExecutor
 from leanbench.compile import build
 
 build._COMPILING = ()
-with build.process_pool(2) as pool:
+with {pool} as pool:
     pool.submit(time.sleep, 0.1).result()
     pool.submit(time.sleep, 1000)
     pool.submit(time.sleep, 0.1).result()
     print("ready", flush=True)
     time.sleep(1000)
 """
+SPAWNED = "ProcessPoolExecutor(2, multiprocessing.get_context('spawn'), build.end_with_parent)"
 
 
-def test_a_killed_pool_of_compiling_processes_leaves_none_behind():
+@pytest.mark.parametrize("pool", ["build.process_pool(2)", SPAWNED], ids=["tune", "check"])
+def test_a_killed_pool_leaves_no_process_behind(pool):
     with subprocess.Popen(
-        [sys.executable, "-c", POOL], env=environment(), stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        # The resource tracker, the forkserver, and its workers.
-        started = children(process.pid)
-        workers = [worker for child in started for worker in children(child)]
-        assert (len(started), len(workers)) == (2, 2)
-        process.kill()
-    for child in (*workers, *started):
-        wait_until(lambda child=child: is_gone(child), "the end of a process of the pool")
-
-
-#: More jobs than a pool of two hands out at once, each of which takes long. Python's end wakes each
-#: pool's thread that still runs, without a lock: slowed, its write comes after the pipe is closed.
-INTERRUPTED = """
-import concurrent.futures.process, time
-from leanbench.compile import build
-
-class Slow(concurrent.futures.process._ThreadWakeup):
-    def wakeup(self):
-        if not self._closed:
-            time.sleep(0.3)
-            self._writer.send_bytes(b"")
-
-concurrent.futures.process._ThreadWakeup = Slow
-build._COMPILING = ()
-try:
-    with build.process_pool(2) as pool:
-        jobs = [pool.submit(time.sleep, seconds) for seconds in (0.1, *[1000] * 5)]
-        jobs[0].result()
-        print("ready", flush=True)
-        jobs[1].result()
-except KeyboardInterrupt:
-    print("stopped", flush=True)
-"""
-
-
-def test_a_pool_that_is_interrupted_waits_for_no_job_and_ends_in_silence():
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED],
+        [sys.executable, "-c", POOL.format(pool=pool)],
         env=environment(),
-        preexec_fn=answer_signals,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
+        # The resource tracker, perhaps a forkserver, and two workers.
         started = children(process.pid)
         started += [worker for child in started for worker in children(child)]
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=240)
-    assert (process.returncode, stdout, stderr) == (0, "stopped\n", "")
-    for child in started:
-        wait_until(lambda child=child: is_gone(child), "the end of a process of the pool")
-
-
-#: The same as `leanbench check` makes it.
-CHECKING = """
-import multiprocessing, time
-from concurrent.futures import ProcessPoolExecutor
-from leanbench.compile.build import end_with_parent
-
-with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), end_with_parent) as pool:
-    pool.submit(time.sleep, 0.1).result()
-    pool.submit(time.sleep, 1000)
-    pool.submit(time.sleep, 0.1).result()
-    print("ready", flush=True)
-    time.sleep(1000)
-"""
-
-
-def test_a_killed_pool_of_checking_processes_leaves_none_behind():
-    with subprocess.Popen(
-        [sys.executable, "-c", CHECKING], env=environment(), stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        # The resource tracker and the workers.
-        started = children(process.pid)
-        assert len(started) == 3
+        assert len(started) == (3 if pool == SPAWNED else 4)
         process.kill()
     for child in started:
         wait_until(lambda child=child: is_gone(child), "the end of a process of the pool")

@@ -32,8 +32,8 @@ CACHE = ["num_pages", "page_size", "num_kv_heads", "head_dim"]
 
 
 def decode(**changed: Any) -> dict[str, Any]:
-    """A definition as FLASHINFER_TRACE_DUMP writes it: index tensors of unknown dtype, an optional
-    input, and a reference without a function `run`.
+    """Return a definition like those of FLASHINFER_TRACE_DUMP: unknown dtypes, an optional input,
+    and a reference without `run`.
     """
     index = {"optional": True, "description": "Set during plan()."}
     definition = {
@@ -247,7 +247,7 @@ def test_what_is_no_decode_attention_is_refused_in_a_sentence(tmp_path, definiti
 
 
 def tensor_at(path: str, key: str = "kv_indptr") -> dict[str, Any]:
-    """A workload of a sequence whose starts are in another file."""
+    """Return a workload with index tensors in another file."""
     line = workload(1, 4)
     given = {"type": "safetensors", "path": path, "tensor_key": key}
     line["workload"]["inputs"]["kv_indptr"] = given
@@ -418,7 +418,7 @@ def test_every_folder_of_a_dataset_stands_for_its_workloads(tmp_path, caplog):
     ):
         assert labels(folder) == LENGTHS, folder
     assert caplog.messages == []
-    # A file beside the dataset is read, too; workloads without a definition are named.
+    # A file next to the dataset is also read. Workloads without a definition are named.
     write(root.parent, SINGLE)
     path.with_name("more.jsonl").write_text(json.dumps(line))
     assert {*LENGTHS, "b1 h32/8 n1024 d128 bf16 NHD"} < {*labels(tmp_path)}
@@ -445,7 +445,6 @@ def test_workloads_that_are_not_read_are_named(tmp_path, caplog):
 
 
 def test_a_dataset_in_the_cache_of_hugging_face(tmp_path):
-    """Every file is a link into the folder blobs."""
     made, cache = tmp_path / "made", tmp_path / "datasets--x--y"
     root = cache / "snapshots" / "0123abc"
     dataset(made, workload(2, 4, kv_indptr=[]), kv_indptr=[0, 3, 4])

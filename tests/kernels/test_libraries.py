@@ -29,7 +29,7 @@ from leanbench.core.kernel import Kernel, OwnOutputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.doctor.checks import Check, run_check
-from leanbench.doctor.kernels import kernel_is_right
+from leanbench.doctor.software import kernel_is_right
 from leanbench.gpu.catalogue import find
 from leanbench.model.cell import predict_cell
 from leanbench.records import environment

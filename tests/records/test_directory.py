@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from example_rows import row
+from example_rows import opened, row
 
 from leanbench.core.errors import UserError
+from leanbench.core.files import FileFault, UnreadableFile
 from leanbench.measure.options import MeasureOptions
 from leanbench.records.boards import Board
 from leanbench.records.directory import (
@@ -20,7 +21,8 @@ from leanbench.records.directory import (
     read_rows,
 )
 from leanbench.records.manifest import read_manifest
-from leanbench.records.samples import Samples
+from leanbench.records.reading import read_run
+from leanbench.records.samples import Samples, read_samples
 
 ASKED = {
     "source": "predicted",
@@ -33,7 +35,7 @@ ASKED = {
 
 @pytest.fixture
 def run(tmp_path):
-    """A run with one row."""
+    """Write a run with one row."""
     path = tmp_path / "runs" / "mine"
     with RunDirectory.create(path, ASKED) as directory:
         directory.append(row("one", latency_us=1.5))
@@ -54,24 +56,16 @@ def test_what_was_not_measured_is_not_written(run):
     assert None not in written.values()
     assert written["latency_us"] == 1.5
     assert "energy_mj" not in written
-    assert read_rows(run)[0]["energy_mj"] is None
+    assert read_rows(run)[0].energy_mj is None
 
 
 def test_a_figure_that_the_status_forbids_is_named(run):
-    unsupported = {**row("two"), "status": "unsupported", "reason": "no pages"}
+    unsupported = {**row("two").model_dump(), "status": "unsupported", "reason": "no pages"}
     (run / "results.jsonl").write_text(json.dumps(unsupported) + "\n")
     with pytest.raises(
         UserError, match=r"line 1 is not a row \(a row that is unsupported carries no latency_us\)"
     ):
         read_rows(run)
-
-
-def test_each_row_is_on_disk_at_once(tmp_path):
-    with RunDirectory.create(tmp_path / "mine", ASKED) as directory:
-        for count in range(3):
-            directory.append(row(str(count)))
-            assert (tmp_path / "mine" / "results.jsonl").read_text().count("\n") == count + 1
-    assert directory.finished == {"0", "1", "2"}
 
 
 def test_what_a_merge_that_was_killed_left_is_no_run_to_resume(run):
@@ -96,13 +90,8 @@ def test_boards_are_added_once(run):
 
 
 def test_an_existing_run_is_not_overwritten(run):
-    with (
-        pytest.raises(
-            UserError, match="is not empty: add --resume to go on with it or choose another --name"
-        ),
-        RunDirectory.create(run, ASKED),
-    ):
-        pass
+    with pytest.raises(UserError, match="is not empty: add --resume"):
+        opened(RunDirectory.create(run, ASKED))
     assert len(read_rows(run)) == 1
 
 
@@ -115,37 +104,58 @@ def test_resume_drops_only_a_torn_last_line(run):
         assert directory.finished == {"one"}
         assert results.read_bytes() == whole
         directory.append(row("two"))
-    assert [row["cell"] for row in read_rows(run)] == ["one", "two"]
+    assert [row.cell for row in read_rows(run)] == ["one", "two"]
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"3", b'{"kernel":"lean"}', b"", b"\xff"])
 def test_any_other_malformed_line_is_named(run, line):
     results = run / "results.jsonl"
-    results.write_bytes(
-        results.read_bytes() + line + b"\n" + json.dumps(row("two")).encode() + b"\n"
-    )
+    results.write_bytes(results.read_bytes() + line + b"\n" + row("two").line())
     before = results.read_bytes()
-    with (
-        pytest.raises(
-            UserError,
-            match=(
-                r"results.jsonl, line 2 is not a row \(.+\): delete that line, its cell will run"
-                r" again"
-            ),
-        ),
-        RunDirectory.resume(run, ASKED),
+    with pytest.raises(
+        UserError,
+        match=r"results.jsonl, line 2 is not a row \(.+\): delete that line",
     ):
-        pass
+        opened(RunDirectory.resume(run, ASKED))
     assert results.read_bytes() == before
 
 
-def test_another_schema_version_is_refused(run):
+@pytest.mark.parametrize("version", [1, 3, "2", 2.0, True, None])
+def test_another_schema_version_is_refused(run, version):
     manifest = json.loads((run / "manifest.json").read_text())
-    (run / "manifest.json").write_text(json.dumps({**manifest, "schema_version": 7}))
-    with pytest.raises(
-        UserError, match="was written with schema version 7, this leanbench reads 2"
-    ):
+    (run / "manifest.json").write_text(json.dumps({**manifest, "schema_version": version}))
+    with pytest.raises(UserError) as error:
         read_manifest(run)
+    stated = f"schema version {json.dumps(version)}, this leanbench reads 2"
+    assert stated in str(error.value)
+    assert ("update leanbench" in str(error.value)) == (version == 3)
+
+
+def test_fields_of_later_versions_are_left_out(run):
+    results = run / "results.jsonl"
+    fields = {**json.loads(results.read_text()), "field_of_tomorrow": 3}
+    results.write_text(json.dumps(fields) + "\n")
+    assert read_rows(run) == [row("one", latency_us=1.5)]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "results.jsonl", "samples.jsonl.gz"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+def test_a_file_without_an_end_is_refused(run, name, kind):
+    path = run / name
+    path.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    with pytest.raises(UserError):
+        opened(RunDirectory.resume(run, ASKED))
+    fault = FileFault.TOO_LARGE if kind == "large" else FileFault.NOT_REGULAR
+    with pytest.raises(UnreadableFile) as error:
+        read_samples(run) if name.startswith("samples") else read_run(run)
+    assert error.value.fault is fault
 
 
 @pytest.mark.parametrize(
@@ -185,45 +195,39 @@ def test_a_manifest_to_go_on_with_has_all_parts(run, changed, fault):
     path = run / "manifest.json"
     before = {} if "schema_version" in changed else json.loads(path.read_text())
     path.write_text(json.dumps({**before, **changed}))
-    with (
-        pytest.raises(UserError, match=re.escape(f"is damaged ({fault}): put back a copy of it")),
-        RunDirectory.resume(run, ASKED),
-    ):
-        pass
+    with pytest.raises(UserError, match=re.escape(f"is damaged ({fault}): put back a copy of it")):
+        opened(RunDirectory.resume(run, ASKED))
 
 
 def test_a_folder_without_manifest_is_no_run(tmp_path):
     with pytest.raises(UserError, match=r"is not a run directory, it has no manifest.json"):
         read_manifest(tmp_path)
-    with (
-        pytest.raises(UserError, match="is not a run directory"),
-        RunDirectory.resume(tmp_path / "no", ASKED),
-    ):
-        pass
+    with pytest.raises(UserError, match="is not a run directory"):
+        opened(RunDirectory.resume(tmp_path / "no", ASKED))
     assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"cells": ["one"]}, r"1 of its 2 cells are not asked for now, such as two\)"),
+        ({"cells": ["one"]}, r"1 of its 2 cells are not requested, such as two\)"),
         (
             {"cells": ["one", "two", "six"]},
-            r"\(1 of the 3 asked for now are not in it, such as six\)",
+            r"\(1 of 3 requested cells are not in it, such as six\)",
         ),
         (
             {"gpu": {"name": "h200"}},
-            "has rows predicted for a100, this command's would be predicted for h200",
+            "has rows predicted for a100, not predicted for h200",
         ),
         (
             {"source": "measured"},
-            "has rows predicted for a100, this command's would be measured for a100",
+            "has rows predicted for a100, not measured for a100",
         ),
     ],
 )
 def test_resume_refuses_another_question(run, change, words):
-    with pytest.raises(UserError, match=words), RunDirectory.resume(run, {**ASKED, **change}):
-        pass
+    with pytest.raises(UserError, match=words):
+        opened(RunDirectory.resume(run, {**ASKED, **change}))
 
 
 MEASURE = MeasureOptions().to_dict()
@@ -240,23 +244,18 @@ MEASURE = MeasureOptions().to_dict()
 def test_resume_refuses_other_settings(tmp_path, changes, names):
     with RunDirectory.create(tmp_path / "r", {**ASKED, "measure": MEASURE}):
         pass
-    with (
-        pytest.raises(UserError) as error,
-        RunDirectory.resume(tmp_path / "r", {**ASKED, "measure": {**MEASURE, **changes}}),
-    ):
-        pass
+    with pytest.raises(UserError) as error:
+        opened(RunDirectory.resume(tmp_path / "r", {**ASKED, "measure": {**MEASURE, **changes}}))
     assert (
         str(error.value)
         == f"{tmp_path / 'r'} was measured with other settings ({names}): repeat the command it was"
         " started with, or start a new run without --resume"
     )
-    with RunDirectory.resume(tmp_path / "r", {**ASKED, "measure": MEASURE}) as directory:
-        assert directory.finished == set()
+    assert opened(RunDirectory.resume(tmp_path / "r", {**ASKED, "measure": MEASURE})) == set()
 
 
 def test_the_order_of_cells_is_no_difference(run):
-    with RunDirectory.resume(run, {**ASKED, "cells": ["two", "one"]}) as directory:
-        assert directory.finished == {"one"}
+    assert opened(RunDirectory.resume(run, {**ASKED, "cells": ["two", "one"]})) == {"one"}
 
 
 def test_a_second_sweep_is_refused_while_one_writes(tmp_path):
@@ -271,16 +270,12 @@ def test_a_second_sweep_is_refused_while_one_writes(tmp_path):
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "open\n"
-    with (
-        pytest.raises(UserError, match="another sweep is writing"),
-        RunDirectory.resume(path, ASKED),
-    ):
-        pass
+    with pytest.raises(UserError, match="another sweep is writing"):
+        opened(RunDirectory.resume(path, ASKED))
     # A killed sweep leaves no lock behind.
     process.kill()
     process.communicate()
-    with RunDirectory.resume(path, ASKED) as directory:
-        assert directory.finished == set()
+    assert opened(RunDirectory.resume(path, ASKED)) == set()
 
 
 def test_runs_that_start_together_get_a_folder_each(tmp_path):
@@ -297,20 +292,15 @@ def test_runs_that_start_together_get_a_folder_each(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(
-            UserError, match=r"cannot write .*file/mine \(Not a directory\): choose another folder"
-        ),
-        RunDirectory.create(tmp_path / "file" / "mine", ASKED),
-    ):
-        pass
+    with pytest.raises(UserError, match=r"cannot write .*file/mine \(Not a directory\)"):
+        opened(RunDirectory.create(tmp_path / "file" / "mine", ASKED))
 
 
 def test_a_full_disk_is_a_sentence(run, monkeypatch):
     with RunDirectory.resume(run, ASKED) as directory:
         monkeypatch.setattr(os, "write", lambda fd, data: len(data) - 1)
         with pytest.raises(
-            UserError, match=r"No space left on device\): mend that, then go on with --resume"
+            UserError, match=r"No space left on device\): fix it, then continue with --resume"
         ):
             directory.append(row("two"))
         assert directory.finished == {"one"}
@@ -322,11 +312,11 @@ def test_a_disk_that_is_full_for_the_samples_costs_their_row_too(run, monkeypatc
         monkeypatch.setattr(os, "write", lambda fd, data: len(data) - 1)
         with pytest.raises(
             UserError,
-            match=r"cannot write .*samples.jsonl.gz \(No space left on device\): mend that",
+            match=r"cannot write .*samples.jsonl.gz \(No space left on device\): fix it",
         ):
             directory.append(row("two"), raw)
         assert directory.finished == {"one"}
-    assert [row["cell"] for row in read_rows(run)] == ["one"]
+    assert [row.cell for row in read_rows(run)] == ["one"]
 
 
 def test_the_newest_run_of_a_sweep_is_found(tmp_path):
@@ -343,7 +333,7 @@ def test_the_newest_run_of_a_sweep_is_found(tmp_path):
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "manifest.json").write_text("{")
     assert newest_run(tmp_path, "s", ["two", "one"]) == tmp_path / "a"
-    # None of these cells: the newest, and whoever resumes it will say what differs.
+    # Without a match, the newest: resuming it reports the difference.
     assert newest_run(tmp_path, "s", ["three"]) == tmp_path / "d"
-    with pytest.raises(UserError, match="there is no run of sweep 'none'"):
+    with pytest.raises(UserError, match="has no run of sweep 'none'"):
         newest_run(tmp_path, "none", [])

@@ -71,10 +71,10 @@ def test_two_shards_are_one_run_in_the_order_of_the_sweep(tmp_path, shard):
     assert merge_runs(parts, tmp_path / "both") == []
     manifest = read_manifest(tmp_path / "both")
     rows = read_rows(tmp_path / "both")
-    assert [own["cell"] for own in rows] == manifest["cells"] == CELLS
-    by_cell = {own["cell"]: own for part in parts for own in read_rows(part)}
+    assert [own.cell for own in rows] == manifest["cells"] == CELLS
+    by_cell = {own.cell: own for part in parts for own in read_rows(part)}
     assert rows == [by_cell[cell] for cell in CELLS]
-    assert [own["environment"] for own in rows] == [board.key for board in BOARDS] * 2
+    assert [own.environment for own in rows] == [board.key for board in BOARDS] * 2
     assert manifest["environments"] == {board.key: board.environment for board in BOARDS}
     assert manifest["boards"][BOARDS[1].key] == {"gpu": GPU, "calibration_us": 65.0}
     samples = read_samples(tmp_path / "both")
@@ -97,7 +97,7 @@ def _other(**environment: Any) -> Board:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"source": "predicted"}, "is of another source than .*s1 .predicted, not measured."),
+        ({"source": "predicted"}, "has another source than .*s1 .predicted, not measured."),
         (
             {"sweep": {"name": "s", "kernels": ["fa2"]}},
             "another request than .*s1 .kernels.: merge",
@@ -105,7 +105,7 @@ def _other(**environment: Any) -> Board:
         ({"measure": {"cache": "warm"}}, "another settings of measuring than .*s1 .cache."),
         (
             {"shard": {"index": 2, "count": 2, "cells": CELLS[:2]}},
-            "is of other cells than .*s1 .2 and 4 in all.",
+            "has other cells than .*s1 .2 and 4 in all.",
         ),
         ({"board": _other(kernels="bb")}, "kernels is bb, not aa as in .*: run its cells again"),
         ({"board": _other(settings="ff")}, "settings is ff, not None"),
@@ -143,7 +143,7 @@ def _relabelled(path: Path) -> Path:
 
 
 def _of_several(index: int, count: int, *, nvlinks: int = 18) -> Board:
-    """A board whose problems `count` GPUs share; links after the first have so many NVLinks."""
+    """Return a board of `count` GPUs. Links after the first have `nvlinks`."""
     links = [
         {"first": first, "second": second, "nvlinks": nvlinks if second > 1 else 18}
         for first, second in combinations(range(count), 2)
@@ -166,7 +166,7 @@ def test_shards_whose_problems_are_for_other_numbers_of_gpus_are_one_run(tmp_pat
     assert merge_runs(parts, tmp_path / "both") == []
     manifest = read_manifest(tmp_path / "both")
     assert manifest["environments"] == {board.key: board.environment for board in boards}
-    assert [own["environment"] for own in read_rows(tmp_path / "both")] == [
+    assert [own.environment for own in read_rows(tmp_path / "both")] == [
         board.key for board in boards
     ] * 2
 
@@ -202,7 +202,7 @@ def test_a_cell_of_two_runs_and_a_run_given_twice_are_refused(tmp_path, shard):
 def test_nothing_is_overwritten(tmp_path, shard):
     parts = [shard(1), shard(2)]
     (tmp_path / "both").mkdir()
-    with pytest.raises(UserError, match="both is there already: choose another --out"):
+    with pytest.raises(UserError, match="both already exists: choose another --out"):
         merge_runs(parts, tmp_path / "both")
 
 
@@ -234,5 +234,5 @@ def test_damaged_samples_are_refused_and_nothing_is_written(tmp_path, shard, con
     (parts[1] / SAMPLES).unlink()
     merge_runs(parts, tmp_path / "both")
     assert sorted(read_samples(tmp_path / "both")) == sorted(
-        own["cell"] for own in read_rows(parts[0])
+        own.cell for own in read_rows(parts[0])
     )

@@ -51,12 +51,17 @@ def test_a_name_ends_with_its_unit(quantity):
 
 def test_a_misspelt_figure_is_no_field_of_a_row():
     with pytest.raises(ValidationError, match="latncy_us\n  Extra inputs are not permitted"):
-        Row.model_validate({**row("one"), "latncy_us": 1.0})
+        Row.model_validate({**row("one").model_dump(), "latncy_us": 1.0})
 
 
 @pytest.mark.parametrize("status", ["unsupported", "out_of_memory", "timeout", "crashed"])
 def test_a_row_that_did_not_run_carries_no_figures(status):
-    fields = {**row("one"), "status": status, "reason": "it does not fit", "latency_us": None}
+    fields = {
+        **row("one").model_dump(),
+        "status": status,
+        "reason": "it does not fit",
+        "latency_us": None,
+    }
     assert Row.model_validate(fields).latency_us is None
     for name, value in (("latency_us", 1.5), ("energy_mj", 2.0), ("warnings", [])):
         with pytest.raises(ValidationError, match=f"a row that is {status} carries no {name}"):
@@ -66,17 +71,20 @@ def test_a_row_that_did_not_run_carries_no_figures(status):
 @pytest.mark.parametrize("status", ["ok", "noisy"])
 def test_a_row_that_was_timed_has_a_latency(status):
     with pytest.raises(ValidationError, match=f"a row that is {status} needs a latency_us"):
-        Row.model_validate({**row("one"), "status": status, "latency_us": None})
+        Row.model_validate({**row("one").model_dump(), "status": status, "latency_us": None})
 
 
 def test_a_row_that_is_ok_gives_no_reason():
     with pytest.raises(ValidationError, match="a row that is ok carries no reason"):
-        Row.model_validate({**row("one"), "reason": "none"})
+        Row.model_validate({**row("one").model_dump(), "reason": "none"})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_figure_that_is_not_finite_was_not_measured(value):
-    assert Row.model_validate({**row("one"), "relative_error": value}).relative_error is None
+    assert (
+        Row.model_validate({**row("one").model_dump(), "relative_error": value}).relative_error
+        is None
+    )
 
 
 def test_outcomes_add_up_and_a_misspelt_figure_is_refused():

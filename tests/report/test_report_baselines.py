@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from example_runs import WriteRun, problem, row
 
-from leanbench.cli.sweep_tables import show_ending
+from leanbench.cli.sweep_run import show_ending
 from leanbench.records.reading import read_run
 from leanbench.report import write_report
 

@@ -20,7 +20,7 @@ from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.formats.definition import definition_of
 from leanbench.formats.safetensors import read_integers, write_int32
-from leanbench.formats.solution import solution_of
+from leanbench.formats.sources import solution_of
 from leanbench.formats.workload import index_tensors, workload_of
 from leanbench.report import write_report
 from leanbench.run.cells import expand

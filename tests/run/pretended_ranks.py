@@ -1,7 +1,6 @@
-"""A worker and its followers without GPUs, in processes of their own: who starts whom, what they
-say to one another and how they end is real, what they measure is not.
+"""A worker and its followers in real processes, with pretended GPUs and measurements.
 
-Imported by name, as requests to followers name a function of it.
+Imported by name, because requests to followers name a function of it.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from leanbench.measure.read_floor import ReadFloor
 from leanbench.records import environment
 from leanbench.records.outcome import Outcome
 
-#: The problem of which rank 1 never finishes this kernel.
+#: Problem and kernel that rank 1 never finishes.
 HANGS_AT, HANGS = 2048, "fa2"
-#: The problem of which rank 1 fails at this kernel, while rank 0 waits for its GPU.
+#: Problem and kernel that fail on rank 1 while rank 0 waits for its GPU.
 FAILS_AT, FAILS = 8192, "fa2"
 #: Where followers say who they are, a line each.
 FOLLOWERS = "LEANBENCH_TEST_FOLLOWERS"
@@ -42,7 +41,7 @@ def command(role: str, *words: str) -> list[str]:
 
 
 def folders() -> str:
-    """PYTHONPATH of the processes."""
+    """Return PYTHONPATH of the processes."""
     own = Path(__file__).parent
     return os.pathsep.join([str(own), str(own.parents[1]), os.environ.get("PYTHONPATH", "")])
 
@@ -64,8 +63,8 @@ def follow() -> None:
 def _measure(
     subject: shared.SeveralGpus, kernels: Sequence[Kernel], requests: Mapping[str, Any]
 ) -> dict[str, Outcome]:
-    """Stands for `measure_loaded` of a shared problem: tokens of all ranks together in place of a
-    latency.
+    """Replace `measure_loaded` of a shared problem: the latency is the number of tokens of all
+    ranks.
     """
     own, problem, outcomes = subject.all_ranks, subject.problem, {}
     own.layout(problem.gpus)
@@ -86,12 +85,12 @@ def _measure(
 def _measure_alone(
     subject: protocol.Subject, kernels: Sequence[Kernel], requests: Mapping[str, Any]
 ) -> dict[str, Outcome]:
-    """Stands for `measure_loaded` of one GPU, likewise."""
+    """Replace `measure_loaded` of one GPU likewise."""
     return {kernel.name: _outcome(subject.problem.max_context) for kernel in kernels}
 
 
 def _outcome(tokens: int) -> Outcome:
-    """With who measured it, as a warning."""
+    """Return an outcome with the worker as a warning."""
     return Outcome(status="ok", latency_us=float(tokens), warnings=[f"worker {os.getpid()}"])
 
 
@@ -109,7 +108,7 @@ class _ContextGroup:
 
 
 def _pretend() -> None:
-    """Puts four GPUs that are none in place of torch's."""
+    """Replace torch's GPUs by four pretended ones."""
     join = ranks.join
 
     def start(words: list[str], **options: Any) -> subprocess.Popen[Any]:

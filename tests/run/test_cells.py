@@ -106,7 +106,7 @@ def test_capacity_is_a_multiple_of_the_longest_sequence():
 
 
 def test_too_many_cells_are_refused_before_they_are_made():
-    with pytest.raises(UserError, match="asks for 300000000 cells, the limit is 100000"):
+    with pytest.raises(UserError, match="has 300000000 cells, the limit is 100000"):
         expand(Sweep("s", (Grid(context=tuple(range(1, 10001)), batch=tuple(range(1, 10001))),)))
 
 

@@ -23,6 +23,7 @@ from leanbench.measure.options import MeasureOptions
 from leanbench.records.boards import boards_of
 from leanbench.records.directory import RunDirectory, read_rows
 from leanbench.records.manifest import read_manifest
+from leanbench.records.row import Row
 from leanbench.run import cluster_executor, problem_runner
 from leanbench.run.cells import Cell
 from leanbench.run.cluster_executor import AgentRequest, Answer, ClusterExecutor
@@ -72,7 +73,7 @@ class Worker:
 class Unwatched:
     def starts(self, cell: Cell) -> None: ...
 
-    def finished(self, cell: Cell, row: dict[str, Any]) -> None: ...
+    def finished(self, cell: Cell, row: Row) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +86,7 @@ def stand_ins(monkeypatch):
 def go(
     path: Path, cluster: FakeCluster, cells: Sequence[Cell] = CELLS, budget_s: float | None = None
 ) -> int:
-    """Runs cells into a new run, or on in one that is there."""
+    """Run cells in a new or an existing run."""
     opened = RunDirectory.resume if path.exists() else RunDirectory.create
     with opened(path, deepcopy(ASKED)) as run:
         executor = ClusterExecutor(cluster, REQUEST, cells, lambda text: None)
@@ -97,20 +98,20 @@ def go(
 def test_every_cell_has_one_row_with_its_board(tmp_path):
     cluster = FakeCluster(nodes(1, 2))
     assert go(tmp_path / "r", cluster) == 0
-    rows = {row["cell"]: row for row in read_rows(tmp_path / "r")}
+    rows = {row.cell: row for row in read_rows(tmp_path / "r")}
     assert len(read_rows(tmp_path / "r")) == len(rows) == len(CELLS)
     for cell in CELLS:
-        assert rows[cell.key]["latency_us"] == cell.problem.max_context
+        assert rows[cell.key].latency_us == cell.problem.max_context
     # All kernels of a problem on one GPU.
     for lean, fa2 in zip(CELLS[::2], CELLS[1::2], strict=True):
-        assert rows[lean.key]["environment"] == rows[fa2.key]["environment"]
+        assert rows[lean.key].environment == rows[fa2.key].environment
     manifest = read_manifest(tmp_path / "r")
-    used = {row["environment"] for row in rows.values()}
+    used = {row.environment for row in rows.values()}
     assert used == manifest["environments"].keys() == manifest["boards"].keys()
     boards = {board.environment["gpu_uuid"]: board for board in boards_of(manifest)}
     assert set(boards) == {"GPU-1", "GPU-2", "GPU-3"}
     assert boards["GPU-2"].calibration_us == 63.2
-    assert {row["run_id"] for row in rows.values()} == {manifest["id"]}
+    assert {row.run_id for row in rows.values()} == {manifest["id"]}
     log = (tmp_path / "r" / "worker.log").read_text().splitlines()
     assert sorted(log) == sorted(cell.problem.label for cell in CELLS[::2])
     assert cluster.closed
@@ -123,10 +124,10 @@ def test_cells_of_a_node_that_ended_run_elsewhere(tmp_path):
 
     cluster = FakeCluster(nodes(1, 1, 1), end_b)
     assert go(tmp_path / "r", cluster) == 0
-    assert Counter(row["cell"] for row in read_rows(tmp_path / "r")) == Counter(
+    assert Counter(row.cell for row in read_rows(tmp_path / "r")) == Counter(
         cell.key for cell in CELLS
     )
-    assert {row["status"] for row in read_rows(tmp_path / "r")} == {"ok"}
+    assert {row.status for row in read_rows(tmp_path / "r")} == {"ok"}
 
 
 def test_a_worker_that_is_killed_costs_no_row_and_one_that_crashes_costs_the_kernels(tmp_path):
@@ -134,7 +135,7 @@ def test_a_worker_that_is_killed_costs_no_row_and_one_that_crashes_costs_the_ker
     cluster = FakeCluster(nodes(1, 1))
     assert go(tmp_path / "r", cluster) == 0
     assert Worker.kills == {}
-    statuses = {row["cell"]: row["status"] for row in read_rows(tmp_path / "r")}
+    statuses = {row.cell: row.status for row in read_rows(tmp_path / "r")}
     assert [key for key, status in statuses.items() if status != "ok"] == [CELLS[6].key]
     assert len(statuses) == len(CELLS)
     assert [actor.alive for actor in cluster.actors] == [False] * 3
@@ -149,10 +150,10 @@ def test_cells_that_take_two_agents_along_are_crashed_rows(tmp_path):
             call.actor.alive = False
 
     assert go(tmp_path / "r", FakeCluster(nodes(1, 1, 1), end)) == 0
-    rows = {row["cell"]: row for row in read_rows(tmp_path / "r")}
-    crashed = [row for row in rows.values() if row["status"] == "crashed"]
-    assert [row["cell"] for row in crashed] == [cell.key for cell in CELLS[4:6]]
-    assert crashed[0]["reason"].count("was lost (ActorDiedError)") == 2
+    rows = {row.cell: row for row in read_rows(tmp_path / "r")}
+    crashed = [row for row in rows.values() if row.status == "crashed"]
+    assert [row.cell for row in crashed] == [cell.key for cell in CELLS[4:6]]
+    assert crashed[0].reason.count("was lost (ActorDiedError)") == 2
     assert len(rows) == len(CELLS)
 
 
@@ -165,7 +166,7 @@ def test_results_that_come_twice_are_one_row(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cluster_executor.SweepAgent, "work", twice)
     assert go(tmp_path / "r", FakeCluster(nodes(1, 1))) == 0
-    assert Counter(row["cell"] for row in read_rows(tmp_path / "r")) == Counter(
+    assert Counter(row.cell for row in read_rows(tmp_path / "r")) == Counter(
         cell.key for cell in CELLS
     )
 
@@ -181,7 +182,7 @@ def test_a_driver_that_was_killed_is_resumed_on_boards_like_the_first(tmp_path, 
     cluster = FakeCluster(nodes(1, 1))
     assert go(tmp_path / "r", cluster) == 0
     assert len(cluster.works) == len(CELLS) / 2 - 3
-    assert Counter(row["cell"] for row in read_rows(tmp_path / "r")) == Counter(
+    assert Counter(row.cell for row in read_rows(tmp_path / "r")) == Counter(
         cell.key for cell in CELLS
     )
     (tmp_path / "r" / "results.jsonl").write_text("")

@@ -33,7 +33,7 @@ every_gpu = pytest.mark.parametrize("spec", [pytest.param(gpu, id=gpu.name) for 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
-    """The same machine for all: no GPU, no settings of its own, an empty folder."""
+    """Start in an empty folder without GPU and settings."""
     monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -118,7 +118,6 @@ def test_decode_and_trace_run(spec: GpuSpec):
 @pytest.mark.timeout(3000)
 @every_gpu
 def test_the_default_families_are_tuned(spec: GpuSpec):
-    """Every candidate is compiled; GPUs of one compute capability share builds."""
     # Triton's interpreter, which tests use, compiles nothing.
     environment = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
     done = subprocess.run(

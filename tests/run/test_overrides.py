@@ -65,84 +65,38 @@ def test_what_is_written_is_read_again(config):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            "lean",
-            "config 'lean' is not understood, write KERNEL:FIELD=VALUE,... such as"
-            " lean:implementation=",
-        ),
-        (":tile_tokens=64", "is not understood, write KERNEL"),
+        ("lean", "config 'lean' is invalid: write KERNEL:FIELD=VALUE,..."),
+        (":tile_tokens=64", "is invalid: write KERNEL"),
         ("laen:tile_tokens=64", "there is no kernel 'laen', did you mean 'lean'?"),
         ("reference:tile_tokens=64", "reference has no launch settings, leave it out"),
-        (
-            "fa2_triton:",
-            "'' is not FIELD=VALUE, write for example fa2_triton:implementation=triton,",
-        ),
+        ("fa2_triton:", "'' is not FIELD=VALUE, write for example fa2_triton:implementation=trito"),
         ("fa2_triton:tile_tokens", "'tile_tokens' is not FIELD=VALUE"),
         ("fa2_triton:tile_tokens=", "'tile_tokens=' is not FIELD=VALUE"),
         (f"{FA2},", "'' is not FIELD=VALUE"),
-        (
-            "fa2_triton:tile_tokens=64;num_warps=4",
-            "tile_tokens '64;num_warps=4' is not a power of two from 16 to 1024, as in fa2_triton:",
-        ),
-        (
-            "fa2_triton:tile_tokens=64",
-            "num_warps, num_stages must be given as well, as in fa2_triton:implementation=triton,",
-        ),
-        (
-            "fa2_triton:tile_token=64",
-            "there is no setting 'tile_token', did you mean 'tile_tokens'?",
-        ),
-        (
-            "lean:tile_tokens=64",
-            "implementation must be given as well, triton or cuda, as in lean:",
-        ),
+        ("fa2_triton:tile_tokens=64;num_warps=4", "tile_tokens '64;num_warps=4' is not a power of"),
+        ("fa2_triton:tile_tokens=64", "num_warps, num_stages must be given as well, as in fa2_tri"),
+        ("fa2_triton:tile_token=64", "there is no setting 'tile_token', did you mean 'tile_tokens"),
+        ("lean:tile_tokens=64", "implementation must be given as well, triton or cuda, as in lean"),
         ("lean:implementation=ptx", "implementation 'ptx' is not triton or cuda"),
         ("lean:implementation=cuda,tile_tokens=128", ", as in lean:implementation=cuda,"),
         ("lean:implementation=triton,num_warps=4", ", as in lean:implementation=triton,"),
         ("fa2_triton:implementation=cuda", "implementation 'cuda' is not triton"),
-        (
-            "lean_mla:implementation=cuda",
-            "there is no setting 'implementation', the kernel has one",
-        ),
+        ("lean_mla:implementation=cuda", "there is no setting 'implementation', the kernel has on"),
         (CUDA.replace("copy=bulk", "copy=slow"), "copy 'slow' is not bulk or async"),
         (CUDA.replace("chunk_tokens=32", "chunk_tokens=48"), "chunk_tokens 48 is not a power of"),
-        (
-            "fa2_triton:splits=4",
-            "there is no setting 'splits', known: num_stages, num_warps, tile_tokens",
-        ),
+        ("fa2_triton:splits=4", "there is no setting 'splits', known: num_stages, num_warps, tile"),
         (f"{FA2},num_warps=8", "num_warps is given twice, leave one of them out"),
-        (
-            SPLIT.replace(",splits=8", ""),
-            "splits must be given as well, as in fixed_split_triton:implementation=triton,",
-        ),
-        (
-            "lean_triton:tile_tokens=64,num_warps=4,num_stages=3",
-            "ctas_per_sm, min_tiles_per_cta, align_grid must be given as well",
-        ),
+        (SPLIT.replace(",splits=8", ""), "splits must be given as well, as in fixed_split_triton:"),
+        ("lean_triton:tile_tokens=64,num_warps=4,num_stages=3", "ctas_per_sm, min_tiles_per_cta, "),
         (FA2.replace("64", "96"), "tile_tokens 96 is not a power of two from 16 to 1024"),
         (FA2.replace("64", "8"), "tile_tokens 8 is not a power of two from 16 to 1024"),
         (FA2.replace("64", "2048"), "tile_tokens 2048 is not a power of two from 16 to 1024"),
-        (
-            FA2.replace("num_warps=4", "num_warps=0"),
-            "num_warps 0 is not a power of two from 1 to 32",
-        ),
-        (
-            FA2.replace("num_warps=4", "num_warps=four"),
-            "num_warps 'four' is not a power of two from 1 to 32",
-        ),
-        (
-            FA2.replace("num_stages=3", "num_stages=11"),
-            "num_stages 11 is not a whole number from 1 to 10",
-        ),
-        (
-            FA2.replace("num_stages=3", "num_stages=-1"),
-            "num_stages '-1' is not a whole number from 1 to 10",
-        ),
+        (FA2.replace("num_warps=4", "num_warps=0"), "num_warps 0 is not a power of two from 1 to "),
+        (FA2.replace("num_warps=4", "num_warps=four"), "num_warps 'four' is not a power of two fr"),
+        (FA2.replace("num_stages=3", "num_stages=11"), "num_stages 11 is not a whole number from "),
+        (FA2.replace("num_stages=3", "num_stages=-1"), "num_stages '-1' is not a whole number fro"),
         (LEAN.replace("false", "1"), "align_grid '1' is not true or false"),
-        (
-            SPLIT.replace("8", "99999999999"),
-            "splits '99999999999' is not a whole number from 1 to 65536",
-        ),
+        (SPLIT.replace("8", "99999999999"), "splits '99999999999' is not a whole number from 1 to"),
     ],
 )
 def test_bad_input_is_one_sentence(text, words):
@@ -153,7 +107,7 @@ def test_bad_input_is_one_sentence(text, words):
 
 
 def test_a_kernel_is_given_settings_once_and_must_run():
-    with pytest.raises(UserError, match="lean has settings already, give each kernel's once"):
+    with pytest.raises(UserError, match="lean already has settings, give one config per kernel"):
         parse_overrides([LEAN, FA2, LEAN])
     overrides = parse_overrides([LEAN, FA2])
     check_overrides(overrides, ["fa2_triton", "lean"])
@@ -166,7 +120,7 @@ def test_a_kernel_is_given_settings_once_and_must_run():
 
 @pytest.mark.parametrize("gpu", ["a100-80gb", "h200"])
 def test_every_kernels_own_settings_are_read_again(gpu):
-    """Also those that no sweep gives: the report's commands give what a row was taken with."""
+    """The report's commands contain them."""
     problem = AttentionProblem(4, 32, 8, 8192, 128)
     for registered in kernels().values():
         config = registered.default_config(problem, find(gpu))

@@ -1,6 +1,4 @@
-"""The loop over problems: who is blamed, who is asked again, what is written, with workers that
-follow a script.
-"""
+"""The loop over problems with scripted workers: blame, retries and rows."""
 
 from __future__ import annotations
 
@@ -23,13 +21,12 @@ from leanbench.measure.ranks import RANK_LOST
 from leanbench.records.directory import RunDirectory, read_rows
 from leanbench.records.environment import environment_key
 from leanbench.records.manifest import read_manifest
+from leanbench.records.row import Row
 from leanbench.records.samples import Samples, read_samples
-from leanbench.run import limits as clocked
 from leanbench.run import problem_runner as module
 from leanbench.run.cells import Cell
-from leanbench.run.executor import LocalExecutor
-from leanbench.run.limits import Limits
-from leanbench.run.runner import Stopped, run_cells
+from leanbench.run.problem_runner import Limits
+from leanbench.run.runner import LocalExecutor, Stopped, run_cells
 from leanbench.run.worker_process import WorkerLost, WorkerTarget, WorkerTimeout
 
 PROBLEMS = [AttentionProblem(1, 8, 8, context, 64) for context in (1024, 2048, 4096)]
@@ -49,7 +46,7 @@ Act = Callable[[Sequence[Cell]], tuple[Rows, bool]]
 
 
 def measured(cells: Sequence[Cell]) -> tuple[Rows, bool]:
-    """All well: latencies that name problem and kernel."""
+    """Return latencies that identify problem and kernel."""
     return {
         cell.kernel: {"status": "ok", "latency_us": latency_us(cell), "raw_samples": dict(RAW)}
         for cell in cells
@@ -97,9 +94,9 @@ class Watching:
     def starts(self, cell: Cell) -> None:
         self.events.append(("starts", cell.kernel, cell.problem.max_context))
 
-    def finished(self, cell: Cell, row: dict[str, Any]) -> None:
-        assert row["cell"] == cell.key
-        self.events.append((row["status"], cell.kernel, cell.problem.max_context))
+    def finished(self, cell: Cell, row: Row) -> None:
+        assert row.cell == cell.key
+        self.events.append((row.status, cell.kernel, cell.problem.max_context))
 
 
 def go(
@@ -111,7 +108,7 @@ def go(
     limits: Limits | None = None,
     observer: Watching | None = None,
 ) -> int:
-    """Runs cells into a new run, or on in one that is there."""
+    """Run cells in a new or an existing run."""
     monkeypatch.setattr(module, "WorkerProcess", workers)
     opened = RunDirectory.resume if path.exists() else RunDirectory.create
     with opened(path, ASKED) as run:
@@ -123,10 +120,9 @@ def go(
 
 
 def found(path: Path) -> list[tuple[str, int, str, float | None]]:
-    """(kernel, context, status, latency) of each row."""
+    """Return (kernel, context, status, latency) of each row."""
     return [
-        (row["kernel"], row["problem"]["context"], row["status"], row["latency_us"])
-        for row in read_rows(path)
+        (row.kernel, row.problem["context"], row.status, row.latency_us) for row in read_rows(path)
     ]
 
 
@@ -174,7 +170,7 @@ def test_kernels_of_a_problem_are_asked_together(tmp_path, monkeypatch):
 
 @pytest.fixture
 def heeded_signals() -> Iterator[dict[str, Any]]:
-    """Handlers that tell of signals, for SIGINT and SIGTERM, in place of those of pytest."""
+    """Replace the handlers of SIGINT and SIGTERM by recorders."""
     came: list[int] = []
 
     def tell(number: int, _frame: Any) -> None:
@@ -195,10 +191,8 @@ def test_a_run_to_its_end_gives_the_signals_back(tmp_path, monkeypatch, heeded_s
 
 
 def test_after_a_signal_further_ones_are_ignored_to_the_end(tmp_path, monkeypatch, heeded_signals):
-    """They would cut off what the command says of the run."""
-
     class Interrupted(Watching):
-        def finished(self, cell: Cell, row: dict[str, Any]) -> None:
+        def finished(self, cell: Cell, row: Row) -> None:
             super().finished(cell, row)
             signal.raise_signal(signal.SIGINT)
 
@@ -215,10 +209,8 @@ def test_after_a_signal_further_ones_are_ignored_to_the_end(tmp_path, monkeypatc
 def test_a_signal_of_which_a_library_made_another_exception_stops_the_sweep(
     tmp_path, monkeypatch, heeded_signals, other
 ):
-    """As a wait of Ray does."""
-
     class Interrupted(Watching):
-        def finished(self, cell: Cell, row: dict[str, Any]) -> None:
+        def finished(self, cell: Cell, row: Row) -> None:
             super().finished(cell, row)
             try:
                 signal.raise_signal(signal.SIGTERM)
@@ -233,7 +225,7 @@ def test_a_signal_of_which_a_library_made_another_exception_stops_the_sweep(
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path, monkeypatch, heeded_signals):
     class Interrupted(Watching):
-        def finished(self, cell: Cell, row: dict[str, Any]) -> None:
+        def finished(self, cell: Cell, row: Row) -> None:
             super().finished(cell, row)
             signal.raise_signal(signal.SIGINT)
 
@@ -258,19 +250,19 @@ def test_configs_are_not_mixed_in_a_request(tmp_path, monkeypatch):
 def test_rows_say_what_was_asked_and_where(tmp_path, monkeypatch):
     go(tmp_path / "r", monkeypatch, Workers(), CELLS[:1])
     (row,) = read_rows(tmp_path / "r")
-    assert row["cell"] == CELLS[0].key
-    assert row["problem"] == CELLS[0].problem.to_dict()
-    assert (row["source"], row["decomposition"], row["kv_bytes"]) == (
+    assert row.cell == CELLS[0].key
+    assert row.problem == CELLS[0].problem.to_dict()
+    assert (row.source, row.decomposition, row.kv_bytes) == (
         "measured",
         "one_cta_per_tile",
         2 * 2**20,
     )
-    assert row["environment"] == environment_key({"worker": "scripted"})
-    assert row["run_id"] == read_manifest(tmp_path / "r")["id"]
+    assert row.environment == environment_key({"worker": "scripted"})
+    assert row.run_id == read_manifest(tmp_path / "r")["id"]
     assert read_manifest(tmp_path / "r")["environments"] == {
-        row["environment"]: {"worker": "scripted"}
+        row.environment: {"worker": "scripted"}
     }
-    assert "raw_samples" not in row
+    assert not hasattr(row, "raw_samples")
 
 
 @pytest.mark.parametrize(
@@ -299,8 +291,8 @@ def test_who_fails_in_the_middle_gets_one_row_and_the_others_are_asked_again(
     assert [kernels for kernels, _ in workers.asked] == [KERNELS, ("fa2", "fixed_split"), KERNELS]
     others = [well(cell) for cell in CELLS[:6] if cell != CELLS[1]]
     assert [row for row in found(tmp_path / "r") if row[2] == "ok"] == others
-    bad = [row for row in read_rows(tmp_path / "r") if row["status"] != "ok"]
-    assert [(row["cell"], row["status"], row["reason"], row["latency_us"]) for row in bad] == [
+    bad = [row for row in read_rows(tmp_path / "r") if row.status != "ok"]
+    assert [(row.cell, row.status, row.reason, row.latency_us) for row in bad] == [
         (CELLS[1].key, status, reason, None)
     ]
     assert CELLS[1].key not in read_samples(tmp_path / "r")
@@ -350,7 +342,7 @@ def test_where_nobody_is_to_blame_every_kernel_gets_its_row(
         *[(kernel, 1024, status, None) for kernel in KERNELS],
         *[well(cell) for cell in CELLS[3:6]],
     ]
-    assert {row["reason"] for row in read_rows(tmp_path / "r")[:3]} == {reason}
+    assert {row.reason for row in read_rows(tmp_path / "r")[:3]} == {reason}
 
 
 def test_the_blame_for_the_last_one_left_ends_the_problem(tmp_path, monkeypatch):
@@ -364,7 +356,6 @@ def test_the_blame_for_the_last_one_left_ends_the_problem(tmp_path, monkeypatch)
 @given(st.data())
 @settings(max_examples=examples(40))
 def test_whatever_happens_every_cell_has_one_row(data):
-    """And who did not fail has the right one."""
     fates: dict[str, str] = {}
 
     def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
@@ -390,12 +381,12 @@ def test_whatever_happens_every_cell_has_one_row(data):
         run = Path(folder) / "r"
         assert go(run, monkeypatch, Workers(*[act] * 99), CELLS) == 0
         expected = {"ok": "ok", "lost": "crashed", "late": "timeout", "failed": "suspect"}
-        rows = {row["cell"]: row for row in read_rows(run)}
-        contexts = [row["problem"]["context"] for row in read_rows(run)]
+        rows = {row.cell: row for row in read_rows(run)}
+        contexts = [row.problem["context"] for row in read_rows(run)]
         assert len(contexts) == len(rows) == len(CELLS)
         for cell in CELLS:
-            assert rows[cell.key]["status"] == expected[fates[cell.key]]
-            assert rows[cell.key]["latency_us"] == (
+            assert rows[cell.key].status == expected[fates[cell.key]]
+            assert rows[cell.key].latency_us == (
                 latency_us(cell) if fates[cell.key] == "ok" else None
             )
         # Problems come in order, whatever order their kernels fail in.
@@ -412,8 +403,7 @@ def test_resume_asks_for_what_is_left_of_a_problem(tmp_path, monkeypatch):
 
 def test_a_spent_budget_ends_between_problems(tmp_path, monkeypatch):
     clock = SimpleNamespace(now_s=0.0)
-    for timed in (module, clocked):
-        monkeypatch.setattr(timed, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 
     def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
         clock.now_s += 3.0
@@ -426,15 +416,13 @@ def test_a_spent_budget_ends_between_problems(tmp_path, monkeypatch):
     )
     assert found(tmp_path / "r") == [well(cell) for cell in CELLS[:6]]
     # What a problem took is shared by its kernels.
-    assert [row["wall_s"] for row in read_rows(tmp_path / "r")] == [1.0] * 6
+    assert [row.wall_s for row in read_rows(tmp_path / "r")] == [1.0] * 6
 
 
 @pytest.mark.parametrize("usable", [True, False])
 def test_a_spent_budget_ends_a_problem_of_which_a_kernel_failed(tmp_path, monkeypatch, usable):
-    """Its other kernels would start anew. They are left, and --resume asks for them."""
     clock = SimpleNamespace(now_s=0.0)
-    for timed in (module, clocked):
-        monkeypatch.setattr(timed, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 
     def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
         clock.now_s += 3.0
@@ -461,13 +449,13 @@ def test_a_malformed_result_is_that_kernels_row(tmp_path, monkeypatch):
 
     go(tmp_path / "r", monkeypatch, Workers(act))
     fa2, lean, fixed_split = read_rows(tmp_path / "r")
-    assert fa2["status"] == "ok"
-    assert lean["status"] == "crashed"
-    assert lean["reason"].startswith(
+    assert fa2.status == "ok"
+    assert lean.status == "crashed"
+    assert lean.reason.startswith(
         "the kernel's result is malformed: latency_us: Input should be a valid number"
     )
     # Not a number is null.
-    assert (fixed_split["status"], fixed_split["relative_error"]) == ("ok", None)
+    assert (fixed_split.status, fixed_split.relative_error) == ("ok", None)
 
 
 @pytest.mark.parametrize(
@@ -480,7 +468,7 @@ def test_a_malformed_result_is_that_kernels_row(tmp_path, monkeypatch):
         ({"config": {"tile_tokens": 10**30}}, "10000000000000000000 is no number of 64 bits"),
         ({"config": {"a": "\udcff"}}, "it is not UTF-8 text"),
         ({"\udcff": 1}, "Input should be a valid string, unable to parse raw data as a unicode"),
-        ({"raw_samples": {**RAW, "samples_us": [math.nan]}}, "samples_us.0: Input should be a val"),
+        ({"raw_samples": {**RAW, "samples_us": [math.nan]}}, "samples_us.0: Input should be a fin"),
         ({"raw_samples": {**RAW, "crosscheck_us": [math.inf]}}, "crosscheck_us.0: Input should be"),
         ({"raw_samples": {"samples_us": [1.0]}}, "rounds: Field required"),
         ({"raw_samples": [1.0]}, "'list' object is not a mapping"),
@@ -494,10 +482,10 @@ def test_what_no_file_can_hold_costs_that_kernels_row_alone(tmp_path, monkeypatc
 
     assert go(tmp_path / "r", monkeypatch, Workers(act)) == 0
     fa2, lean, fixed_split = read_rows(tmp_path / "r")
-    assert [fa2["status"], lean["status"], fixed_split["status"]] == ["ok", "crashed", "ok"]
-    assert lean["reason"].startswith(f"the kernel's result is malformed: {fault}")
-    assert "\n" not in lean["reason"]
-    assert set(read_samples(tmp_path / "r")) == {fa2["cell"], fixed_split["cell"]}
+    assert [fa2.status, lean.status, fixed_split.status] == ["ok", "crashed", "ok"]
+    assert lean.reason.startswith(f"the kernel's result is malformed: {fault}")
+    assert "\n" not in lean.reason
+    assert set(read_samples(tmp_path / "r")) == {fa2.cell, fixed_split.cell}
 
 
 def test_a_worker_is_killed_when_the_sweep_is_stopped(tmp_path, monkeypatch):

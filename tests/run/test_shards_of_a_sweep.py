@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from leanbench.core.errors import UserError
+from leanbench.core.errors import InvalidValue, Reason, UserError
 from leanbench.core.problem import AttentionProblem
-from leanbench.run.cells import Cell
-from leanbench.run.shard import Shard
+from leanbench.run.cells import Cell, Shard
 
 CELLS = [
     Cell(AttentionProblem(1, 8, 8, 1024 * number, 64), kernel)
@@ -36,23 +35,23 @@ def test_a_shard_is_a_pair():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "reason", "limit"),
     [
-        ("2", "--shard '2' is not understood, write I/N, as in 1/4"),
-        ("/4", "--shard '/4' is not understood"),
-        ("a/4", "--shard 'a/4' is not understood"),
-        ("1/99999999", "--shard 1/99999999: 99999999 shards, choose from 1 to 1000"),
-        ("-1/4", "--shard '-1/4' is not understood"),
-        ("0/4", "there is no shard 0 of 4, choose from 1/4 to 4/4"),
-        ("5/4", "there is no shard 5 of 4, choose from 1/4 to 4/4"),
-        ("1/0", "0 shards, choose from 1 to 1000"),
-        ("1/1001", "1001 shards, choose from 1 to 1000"),
+        ("2", Reason.SYNTAX, None),
+        ("/4", Reason.SYNTAX, None),
+        ("a/4", Reason.SYNTAX, None),
+        ("-1/4", Reason.SYNTAX, None),
+        ("0/4", Reason.BELOW_MINIMUM, "1/1"),
+        ("1/0", Reason.BELOW_MINIMUM, "1/1"),
+        ("5/4", Reason.ABOVE_MAXIMUM, "4/4"),
+        ("1/1001", Reason.ABOVE_MAXIMUM, "1000/1000"),
+        ("1/99999999", Reason.ABOVE_MAXIMUM, "1000/1000"),
     ],
 )
-def test_what_is_no_shard_is_refused(text, words):
-    with pytest.raises(UserError) as refused:
+def test_invalid_shards(text, reason, limit):
+    with pytest.raises(InvalidValue) as error:
         Shard.parse(text)
-    assert words in str(refused.value)
+    assert (error.value.value, error.value.reason, error.value.limit) == (text, reason, limit)
 
 
 def test_an_empty_shard_is_refused():

@@ -42,7 +42,7 @@ def test_a_gpu_goes_through_json(spec):
 
 
 def request(*kernels: str, configs: str = "default") -> dict[str, Any]:
-    """As it arrives in the worker."""
+    """Return a request as it arrives in the worker."""
     message = {"problem": PROBLEM.to_dict(), "kernels": kernels, "configs": configs}
     return json.loads(json.dumps({**message, "overrides": {}}))
 
@@ -55,185 +55,106 @@ class Silent:
 
 
 def announced(name: str | None) -> Announcer:
-    """After `name` was announced."""
+    """Return an announcer after `name` was announced."""
     announce = Announcer(cast("Connection", Silent()))
     announce(name)
     return announce
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "reason", "usable"),
-    [
-        (ValueError("wrong\nmore"), "crashed", "ValueError: wrong", True),
-        (ValueError(), "crashed", "ValueError", True),
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried"),
-            "out_of_memory",
-            "CUDA out of memory. Tried",
-            True,
-        ),
-        (
-            torch.AcceleratorError("device-side assert"),
-            "crashed",
-            "AcceleratorError: device-side assert",
-            False,
-        ),
-        (
-            RuntimeError("CUDA error: misaligned address"),
-            "crashed",
-            "RuntimeError: CUDA error",
-            False,
-        ),
-        (
-            RuntimeError("Triton Error [CUDA]: an illegal memory access"),
-            "crashed",
-            "Triton Error [CUDA]",
-            False,
-        ),
-    ],
-)
-def test_errors_become_rows_and_cuda_errors_end_the_worker(error, status, reason, usable, capsys):
+def raising(error: Exception) -> Any:
     def run_problem(problem, kernels, configs, overrides):
         raise error
 
-    rows, can_go_on = _attempt(run_problem, request("lean", "fa2", "fixed_split"), announced("fa2"))
-    # The others are asked for again.
-    assert list(rows) == ["fa2"]
-    assert rows["fa2"]["status"] == status
-    assert reason in rows["fa2"]["reason"]
-    assert "\n" not in rows["fa2"]["reason"]
-    assert can_go_on is usable
-    assert type(error).__name__ in capsys.readouterr().err
+    return run_problem
 
 
-@contextmanager
-def capture_of_a_graph() -> Iterator[None]:
-    """As torch.cuda.graph: the end of a capture that was broken is an error, too."""
-    try:
-        yield
-    finally:
-        raise torch.AcceleratorError(
-            "CUDA error: operation failed due to a previous error during capture"
-        )
+LOST = "the process of another GPU ended while this was measured, see worker.log"
+MISALIGNED = "CUDA error: misaligned address"
+ILLEGAL = "Triton Error [CUDA]: an illegal memory access"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason", "usable", "is_logged"),
+    [
+        (ValueError("wrong\nmore"), "crashed", "ValueError: wrong", True, True),
+        (ValueError(), "crashed", "ValueError", True, True),
+        (torch.AcceleratorError("assert"), "crashed", "AcceleratorError: assert", False, True),
+        (RuntimeError(MISALIGNED), "crashed", f"RuntimeError: {MISALIGNED}", False, True),
+        (RuntimeError(ILLEGAL), "crashed", f"RuntimeError: {ILLEGAL}", False, True),
+        (GpuLostError("it is lost"), "crashed", "GpuLostError: it is lost", False, True),
+        (RankLost(), "crashed", LOST, False, True),
+        # A refusal or an alarm is a sentence without a traceback.
+        (UserError("1.0 is too old"), "unsupported", "1.0 is too old", True, False),
+        (DoesNotFit("needs 300 KB"), "unsupported", "needs 300 KB", True, False),
+        (SuspectResult("it changed its inputs"), "suspect", "it changed its inputs", True, False),
+    ],
+)
+def test_errors_become_the_row_of_the_blamed_kernel(
+    error, status, reason, usable, is_logged, capsys
+):
+    rows, can_continue = _attempt(raising(error), request("lean", "fa2"), announced("fa2"))
+    assert rows == {"fa2": {"status": status, "reason": reason}}
+    assert can_continue is usable
+    assert (type(error).__name__ in capsys.readouterr().err) is is_logged
+
+
+def test_an_error_outside_of_kernels_fails_all_and_a_new_process_none():
+    error = torch.OutOfMemoryError("no room")
+    failed = {"status": "out_of_memory", "reason": "OutOfMemoryError: no room"}
+    asked = request("lean", "fa2")
+    assert _attempt(raising(error), asked, announced(None)) == (
+        {"lean": failed, "fa2": failed},
+        True,
+    )
+    assert _attempt(raising(error), asked, announced("lean")) == ({"lean": failed}, True)
+    reuse = ProcessGroupReuseError("4 ranks need a new process")
+    assert _attempt(raising(reuse), asked, announced("lean")) == ({}, False)
 
 
 def test_an_error_about_a_path_that_is_no_utf_8_is_a_reason_that_can_be_read():
-    def run_problem(problem, kernels, configs, overrides):
-        raise FileNotFoundError(2, "No such file or directory", os.fsdecode(b"/lib/\xff.so"))
-
-    rows, _ = _attempt(run_problem, request("lean"), announced("lean"))
+    error = FileNotFoundError(2, "No such file or directory", os.fsdecode(b"/lib/\xff.so"))
+    rows, _ = _attempt(raising(error), request("lean"), announced("lean"))
     assert rows["lean"]["reason"].endswith(r"No such file or directory: '/lib/\udcff.so'")
     assert rows["lean"]["reason"].encode()
 
 
+@contextmanager
+def capture_of_a_graph() -> Iterator[None]:
+    """Fail at the end of a broken capture, as torch.cuda.graph does."""
+    try:
+        yield
+    finally:
+        raise torch.AcceleratorError("CUDA error: a previous error during capture")
+
+
 def test_a_broken_capture_is_told_by_the_launch_that_broke_it(capsys):
-    refused = "Triton Error [CUDA]: operation not permitted when stream is capturing"
-
-    def run_problem(problem, kernels, configs, overrides):
+    def broken(problem, kernels, configs, overrides):
         with capture_of_a_graph():
-            raise RuntimeError(refused)
+            raise RuntimeError("Triton Error [CUDA]: operation not permitted")
 
-    def end_early(problem, kernels, configs, overrides):
+    def ended_early(problem, kernels, configs, overrides):
         with capture_of_a_graph():
             pass
 
-    def lose(problem, kernels, configs, overrides):
+    def lost(problem, kernels, configs, overrides):
         try:
             raise KeyError("no plan yet")
         except KeyError:
-            raise torch.AcceleratorError("CUDA error: misaligned address")  # noqa: B904
+            raise torch.AcceleratorError(MISALIGNED)  # noqa: B904
 
-    reasons = [
-        (run_problem, f"RuntimeError: {refused}"),
-        (
-            end_early,
-            "AcceleratorError: CUDA error: operation failed due to a previous error during capture",
-        ),
-        (lose, "AcceleratorError: CUDA error: misaligned address"),
-    ]
-    for run, reason in reasons:
+    for run, reason in (
+        (broken, "RuntimeError: Triton Error [CUDA]: operation not permitted"),
+        (ended_early, "AcceleratorError: CUDA error: a previous error during capture"),
+        (lost, f"AcceleratorError: {MISALIGNED}"),
+    ):
         assert _attempt(run, request("lean", "fa2"), announced("fa2")) == (
             {"fa2": {"status": "crashed", "reason": reason}},
             False,
         )
     # The log has both.
     logged = capsys.readouterr().err
-    assert refused in logged
+    assert "operation not permitted" in logged
     assert "previous error during capture" in logged
-
-
-def test_what_a_kernel_refuses_when_it_is_prepared_is_a_sentence(capsys):
-    def run_problem(problem, kernels, configs, overrides):
-        raise UserError("flash-attn 1.0 is too old: update it")
-
-    rows, can_go_on = _attempt(run_problem, request("lean", "fa2"), announced("fa2"))
-    assert rows == {
-        "fa2": {"status": "unsupported", "reason": "flash-attn 1.0 is too old: update it"}
-    }
-    assert can_go_on
-    assert capsys.readouterr().err == ""
-
-
-def test_settings_that_do_not_fit_are_unsupported_and_a_lost_gpu_is_not():
-    def refuse(problem, kernels, configs, overrides):
-        raise DoesNotFit("lean needs 300 KB of shared memory")
-
-    def lose(problem, kernels, configs, overrides):
-        raise GpuLostError("the GPU no longer answers")
-
-    assert _attempt(refuse, request("lean"), announced("lean")) == (
-        {"lean": {"status": "unsupported", "reason": "lean needs 300 KB of shared memory"}},
-        True,
-    )
-    assert _attempt(lose, request("lean"), announced("lean")) == (
-        {"lean": {"status": "crashed", "reason": "GpuLostError: the GPU no longer answers"}},
-        False,
-    )
-
-
-def test_a_lost_rank_is_told_in_the_words_of_the_parent(capsys):
-    def run_problem(problem, kernels, configs, overrides):
-        raise RankLost
-
-    reason = "the process of another GPU ended while this was measured, see worker.log"
-    assert _attempt(run_problem, request("lean", "fa2"), announced("lean")) == (
-        {"lean": {"status": "crashed", "reason": reason}},
-        False,
-    )
-    assert "RankLost" in capsys.readouterr().err
-
-
-def test_a_problem_that_needs_a_new_process_has_no_rows(capsys):
-    def run_problem(problem, kernels, configs, overrides):
-        raise ProcessGroupReuseError("4 ranks need a new process")
-
-    assert _attempt(run_problem, request("lean", "fa2"), announced("lean")) == ({}, False)
-    assert capsys.readouterr().err == ""
-
-
-def test_what_fails_where_no_kernels_code_runs_is_everybodys():
-    def run_problem(problem, kernels, configs, overrides):
-        raise torch.OutOfMemoryError("no room for the inputs")
-
-    rows, can_go_on = _attempt(run_problem, request("lean", "fa2"), announced(None))
-    for name in ("lean", "fa2"):
-        assert rows.pop(name) == {
-            "status": "out_of_memory",
-            "reason": "OutOfMemoryError: no room for the inputs",
-        }
-    assert rows == {}
-    assert can_go_on
-
-
-def test_an_alarm_is_a_suspect_row_and_no_traceback(capsys):
-    def run_problem(problem, kernels, configs, overrides):
-        raise SuspectResult("lean changed its inputs")
-
-    assert _attempt(run_problem, request("lean", "fa2"), announced("lean")) == (
-        {"lean": {"status": "suspect", "reason": "lean changed its inputs"}},
-        True,
-    )
-    assert capsys.readouterr().err == ""
 
 
 def test_a_request_reaches_its_kernels_unchanged():
@@ -280,7 +201,7 @@ def test_a_worker_answers_with_the_models_figures(tmp_path):
         for name in ("lean", "fa2")
     }
     best = predict_cell(PROBLEM, kernel("fixed_split"), "best", find("h200"))
-    # Nobody asked for energy.
+    # Energy was not requested.
     for row in (*expected.values(), best):
         assert row.pop("energy_mj") > 0
     assert usable
@@ -333,7 +254,6 @@ def test_a_worker_that_lost_another_gpus_process_says_so(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("answer", [b"\xff\xfe", b"", b"[]", b"{", b"[" * 100_000])
 def test_a_worker_whose_answer_cannot_be_read_is_lost(tmp_path, answer):
-    """As of a kernel that writes to every file."""
     connection: Any = SimpleNamespace(
         send_bytes=lambda data: None, poll=lambda timeout_s: True, recv_bytes=lambda: answer
     )
@@ -346,9 +266,7 @@ def test_a_worker_whose_answer_cannot_be_read_is_lost(tmp_path, answer):
 
 
 class Scripted(WorkerProcess):
-    """A worker of which only the waiting for messages is left: each takes its time, on a clock that
-    moves only then.
-    """
+    """Worker with scripted messages, on a clock that only they move."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, *lines: tuple[float, dict[str, Any]]
@@ -356,7 +274,7 @@ class Scripted(WorkerProcess):
         self._connection: Any = SimpleNamespace(send_bytes=lambda data: None)
         self._script = list(lines)
         self._now_s = 0.0
-        #: (seconds allowed, whose code ran) of each wait.
+        #: Allowed seconds and running kernel of each wait.
         self.waits: list[tuple[float, str | None]] = []
         monkeypatch.setattr(worker_process, "time", SimpleNamespace(monotonic=lambda: self._now_s))
 
@@ -401,7 +319,7 @@ def test_the_turns_of_a_kernel_count_together(monkeypatch):
 
 @contextmanager
 def spawned() -> Iterator[tuple[Connection, subprocess.Popen[bytes]]]:
-    """A worker and our end of its connection, which is closed in the end."""
+    """Start a worker with a connection."""
     ours, theirs = multiprocessing.Pipe()
     with theirs:
         process = subprocess.Popen(

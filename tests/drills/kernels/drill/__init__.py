@@ -120,24 +120,13 @@ class HangsUp(Faulty):
 
 
 class Waits(Faulty):
-    """For whoever ends it from outside, once it has said that it is there."""
+    """Reports that it runs, and waits to be killed."""
 
     name = "waits"
 
     def fail(self) -> None:
         Path(os.environ["LEANBENCH_DRILL_MARK"]).touch()
         time.sleep(60)
-
-
-class Gated(Faulty):
-    """Says that it is there and goes on once it may."""
-
-    name = "gated"
-
-    def fail(self) -> None:
-        Path(os.environ["LEANBENCH_DRILL_MARK"]).touch()
-        while not Path(os.environ["LEANBENCH_DRILL_GATE"]).exists():
-            time.sleep(0.02)
 
 
 class Unhurried(Steady):
@@ -150,7 +139,7 @@ class Unhurried(Steady):
 
 
 _FAULTY = (
-    *(Gated, Raises, LosesGpu, ReadsNull, Aborts, Exits, Recurses, Greedy, Loops),
+    *(Raises, LosesGpu, ReadsNull, Aborts, Exits, Recurses, Greedy, Loops),
     *(IgnoresSignals, HangsUp, Waits),
 )
 KERNELS = [Unhurried(), *(kind() for kind in _FAULTY)]
