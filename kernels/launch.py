@@ -196,7 +196,7 @@ class Relaunch(Protocol):
     @property
     def tile_tokens(self) -> int: ...
 
-    #: True if dense caches (`leanbench.calls.prepared`) of other capacities are supported.
+    #: True if dense caches (`leanbench.attention.prepared`) of other capacities are supported.
     @property
     def any_capacity(self) -> bool: ...
 

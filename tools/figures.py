@@ -1,15 +1,17 @@
-"""Render the documents that hold figures from their templates and the published runs.
+"""Render documents with figures, and pictures, from their templates and the published runs.
 
     python tools/figures.py            # exit 1 if a document is not what its template makes
     python tools/figures.py --write    # write the documents
 
-`docs/results.md.j2` makes `docs/results.md`. A template calls `runs("h200/peers", ...)` and writes
-what it offers: `Figures`, `Ratios` and the filters of `FORMATS`. Other tables come from `axes`,
-`calibration`, `claims`, `libraries`, `tuned_gains`, `host_times`, and logs from `table`.
+`docs/results.md.j2` makes `docs/results.md`, `reports/h200/serving.svg.j2` a picture. A template
+calls `runs("h200/peers", ...)` and writes what it offers: `Figures`, `Ratios` and the filters of
+`FORMATS`. Other tables come from `axes`, `calibration`, `claims`, `libraries`, `tuned_gains`,
+`host_times`, and logs from `table`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -29,12 +31,13 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
 from leanbench.core.quantities import TIMED
 from leanbench.core.registry import kernels
+from leanbench.core.syntax import short_count
 from leanbench.model.calibration import SHIPPED as CALIBRATIONS
 from leanbench.model.calibration import Calibration, read_calibration
-from leanbench.model.claim import OWN
+from leanbench.paper.claim import OWN
+from leanbench.paper.measured import claims_of_runs
 from leanbench.records.reading import Run, read_run
 from leanbench.records.row import Row
-from leanbench.report.facts.measured_claims import claims_of_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "reports"
@@ -109,7 +112,7 @@ class Problem:
         problem = self.problem
         if problem.is_ragged:
             return f"{problem.total_context / problem.batch:,.0f} (mean)"
-        return _tokens(problem.max_context)
+        return short_count(problem.max_context)
 
     @property
     def kind(self) -> str:
@@ -410,13 +413,6 @@ def log_line(*logs: str) -> str:
     return f"Log{'s' if len(logs) > 1 else ''}: {'; '.join(lines)}."
 
 
-def _tokens(tokens: int) -> str:
-    for suffix, size in (("M", 1024**2), ("k", 1024)):
-        if tokens % size == 0:
-            return f"{tokens // size}{suffix}"
-    return f"{tokens}"
-
-
 def rendered(template: Path) -> str:
     """Render one document."""
     environment = Environment(
@@ -428,6 +424,7 @@ def rendered(template: Path) -> str:
         extensions=["jinja2.ext.do"],
     )
     environment.filters.update({name: _or_empty(write) for name, write in FORMATS.items()})
+    environment.filters["log10"] = math.log10
     environment.globals.update(
         log_line=log_line,
         runs=runs,
@@ -450,7 +447,8 @@ def _or_empty(write: Callable[[float], str]) -> Callable[[float | None], str]:
 
 
 def templates() -> Iterable[Path]:
-    return sorted([*ROOT.glob("*.md.j2"), *(ROOT / "docs").glob("*.md.j2")])
+    pictures = (ROOT / "reports").glob("*/*.svg.j2")
+    return sorted([*ROOT.glob("*.md.j2"), *(ROOT / "docs").glob("*.md.j2"), *pictures])
 
 
 def main(words: Sequence[str]) -> int:

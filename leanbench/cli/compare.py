@@ -73,8 +73,7 @@ def compare(
 
 
 def _show(comparison: Comparison, format_: str, all_: bool) -> None:
-    from leanbench.report.compare.data import csv_text, json_text
-    from leanbench.report.compare.document import comparison_document
+    from leanbench.report.compare.document import comparison_document, csv_text, json_text
 
     if format_ == "table":
         from leanbench.cli.document import show_document

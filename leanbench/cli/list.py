@@ -127,14 +127,13 @@ def _gpus() -> None:
 
 
 def _quantities() -> None:
-    from leanbench.report.columns import ROW_COLUMNS
-    from leanbench.report.quantities import held_unit
+    from leanbench.report.columns import ROW_COLUMNS, stored_unit
 
     table = output.table()
     table.add_column("name", no_wrap=True)
     table.add_column("heading in tables, unit and meaning", overflow="fold")
     for quantity in ROW_COLUMNS:
-        unit = f" ({held_unit(quantity)})" if held_unit(quantity) else ""
+        unit = f" ({stored_unit(quantity)})" if stored_unit(quantity) else ""
         table.add_row(quantity.name, f"{quantity.heading}{unit}: {quantity.meaning}")
     output.show_table(table)
 
@@ -174,8 +173,9 @@ def list_(
     if choose("--format", format_, FORMATS) == "table":
         show()
     elif what == "quantities":
-        from leanbench.report.quantities import markdown_text, schema_text
+        from leanbench.report.columns import quantities_text, schema_text
 
-        output.show_whole((markdown_text if format_ == "markdown" else schema_text)().rstrip("\n"))
+        text = quantities_text() if format_ == "markdown" else schema_text()
+        output.show_whole(text.rstrip("\n"))
     else:
         raise UserError(f"--format {format_} is for quantities, {what} are a table: leave it out")

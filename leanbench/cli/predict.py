@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from leanbench.core.gpu_spec import GpuSpec
     from leanbench.model.calibrate import CellError
     from leanbench.model.calibration import Errors, InUse, RunErrors
-    from leanbench.model.claims import Outcome
+    from leanbench.paper.predicted import Outcome
 
 predict = Commands(
     no_args_is_help=True,
@@ -204,7 +204,7 @@ def claims(gpu: _GpuOfPaper = "a100-80gb", json_: _Json = False) -> None:
 
     from leanbench.gpu.catalogue import find
     from leanbench.model import short_error
-    from leanbench.model.claims import evaluate
+    from leanbench.paper.predicted import evaluate
 
     spec = find(gpu or "a100-80gb")
     outcomes = evaluate(spec)

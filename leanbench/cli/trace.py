@@ -50,14 +50,14 @@ def trace(
         option("--out", "DIR", "Folder for the files; a new one under runs/ if not given."),
     ] = None,
     format_: Annotated[
-        str, option("--format", "LIST", "html,svg,json; json is for https://ui.perfetto.dev.")
-    ] = "html,svg,json",
+        str, option("--format", "LIST", "html,json; json is for https://ui.perfetto.dev.")
+    ] = "html,json",
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No picture in the terminal.")
     ] = False,
 ) -> None:
-    """Show what every CTA of a kernel did and when: in the terminal, as HTML, as SVG and as a
-    Perfetto trace.
+    """Show what every CTA of a kernel did and when: in the terminal, as HTML and as a Perfetto
+    trace.
 
     PROBLEM is words in any order: h query heads or query/KV heads, n context, d head_dim; b batch,
     bf16 and NHD where they are not 1, fp16 and HND; `leanbench list axes` has all letters. k is

@@ -165,3 +165,11 @@ def _parse_range(name: str, text: str, syntax: str) -> list[int]:
 def _too_many(name: str, text: str) -> InvalidValue:
     fix = "take larger steps, as in 1k:512k:x2"
     return InvalidValue(name, text, Reason.TOO_MANY_VALUES, fix, MAX_VALUES)
+
+
+def short_count(count: int) -> str:
+    """Format tokens: 1024 -> ``1k``, 524288 -> ``512k``, 1000 -> ``1000``."""
+    for unit, size in (("M", 1 << 20), ("k", 1 << 10)):
+        if count >= size and count % size == 0:
+            return f"{count // size}{unit}"
+    return str(count)

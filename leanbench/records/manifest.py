@@ -28,9 +28,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if error.fault is not FileFault.MISSING:
             raise
         if (path / "trace-manifest.json").exists():
-            raise UserError(
-                f"{path} is a trace, not a run: open its trace.html or trace.svg"
-            ) from None
+            raise UserError(f"{path} is a trace, not a run: open its trace.html") from None
         raise UserError(
             f"{path} is not a run directory, it has no {MANIFEST}: name one that `leanbench sweep`"
             " wrote"

@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import itertools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,26 @@ class Run:
     @property
     def name(self) -> str:
         return self.other_name or str(self.manifest.get("name") or self.directory.resolve().name)
+
+    def section(self, key: str) -> dict[str, Any]:
+        """Return an object of the manifest; empty if it is missing or malformed."""
+        value = self.manifest.get(key)
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def environments(self) -> dict[str, dict[str, Any]]:
+        """Environments of the manifest by key; malformed ones are left out."""
+        recorded = self.section("environments").items()
+        return {str(key): fields for key, fields in recorded if isinstance(fields, dict)}
+
+    def gpu_name(self, environment: str | None = None) -> str:
+        """Return the product that the rows of an environment ran on or were predicted for."""
+        gpu = self.section("gpu")
+        product = self.environments.get(environment or "", {}).get("gpu_product")
+        # The environment of a prediction is the machine that computed it.
+        if self.manifest.get("source") == "predicted":
+            product = None
+        return str(product or gpu.get("product") or gpu.get("name") or "unknown GPU")
 
     @property
     def unfinished(self) -> str:
@@ -75,6 +95,21 @@ class Run:
             parent = parent.relative_to(here) if parent.is_relative_to(here) else parent
             where = ["--out", str(parent), *where]
         return f"finish it with `{words} {shlex.join(where)}`"
+
+
+def fastest(
+    results: Iterable[tuple[Row, AttentionProblem]],
+) -> dict[tuple[AttentionProblem, str], Row]:
+    """Return the fastest timed row of each problem and kernel, which may have several configs."""
+    from leanbench.core.quantities import TIMED
+
+    rows: dict[tuple[AttentionProblem, str], Row] = {}
+    for row, problem in results:
+        if row.status in TIMED and row.latency_us is not None and row.latency_us > 0:
+            best = rows.get((problem, row.kernel))
+            if best is None or row.latency_us < (best.latency_us or 0):
+                rows[problem, row.kernel] = row
+    return rows
 
 
 def _without_out(words: list[str]) -> list[str]:

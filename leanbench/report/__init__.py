@@ -1,6 +1,4 @@
-"""From run directories to files that people read: one self-contained `report.html`, CSV, Parquet
-and Markdown, and to what other people's tools read.
-"""
+"""Reports of runs: a self-contained HTML page, Markdown, CSV, Parquet, and other tools' formats."""
 
 from __future__ import annotations
 
@@ -17,10 +15,9 @@ from leanbench.records.manifest import RESULTS
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from leanbench.records.reading import Run
     from leanbench.report.facts.results import Results
 
-#: Each format's file.
+#: Formats of one file.
 FILES = {
     "html": "report.html",
     "csv": "report.csv",
@@ -28,9 +25,8 @@ FILES = {
     "markdown": "report.md",
     "github-benchmark": "github-benchmark.json",
 }
-#: Folders of formats that have several files.
+#: Formats of several files.
 FOLDERS = {"flashinfer-bench": "flashinfer-bench"}
-#: Those that are written unless others are named.
 DEFAULT_FORMATS = ("html", "csv")
 
 
@@ -43,20 +39,19 @@ def write_report(
     *,
     alone: bool = False,
 ) -> list[Path]:
-    """Paths of the files of `FILES` and folders of `FOLDERS` that it writes into `out_dir`, one for
-    each format.
+    """Write a report and return its file or folder for each format.
 
     Args:
         more_runs: run directories that the report compares with the first.
-        baseline: the kernel that others are compared with; None for lean, or the first that was
-            timed, of each run.
-        alone: nothing else has said how the runs ended: one that is not finished is named, and one
-            without rows refused, so that it replaces no report.
+        baseline: kernel that others are compared with; None for lean, or each run's first timed
+            kernel.
+        alone: warn of unfinished runs and reject runs without rows. False right after a sweep,
+            which has printed how it ended.
 
     Raises:
-        UserError: an unknown format, one whose library is missing or that has nothing of the runs,
-            an `out_dir` that cannot be written, a run that cannot be read or is given twice, a
-            baseline that did not run; where it is all there is, a run without rows.
+        UserError: an unknown format, a missing library, nothing to write in a format, an `out_dir`
+            that cannot be written, a run that is unreadable or given twice, a baseline that did not
+            run, with `alone` a run without rows.
     """
     known = {**FILES, **FOLDERS}
     for format_ in formats:
@@ -72,17 +67,20 @@ def write_report(
     for run in runs:
         for note in run.notes:
             logging.getLogger(__name__).warning(f"{run.name}: {note}" if more_runs else note)
-        if alone:
-            _refuse_without_rows(run)
-            if run.unfinished:
-                logging.getLogger(__name__).warning(f"{run.directory}: {run.unfinished}")
+        if alone and not run.results:
+            raise UserError(
+                f"{run.directory} has no row to report, its {RESULTS} is missing or empty:"
+                f" {run.go_on}"
+            )
+        if alone and run.unfinished:
+            logging.getLogger(__name__).warning(f"{run.directory}: {run.unfinished}")
     results = Results(runs, baseline)
     contents: dict[Path, str | bytes] = {}
     for format_, target in targets.items():
         if format_ in FILES:
             contents[target] = _render(format_, results)
         else:
-            from leanbench.report.export.flashinfer_bench import dataset_files
+            from leanbench.report.flashinfer_bench import dataset_files
 
             files = dataset_files(results.runs, results.baseline)
             contents |= {target / path: content for path, content in files.items()}
@@ -91,16 +89,9 @@ def write_report(
     return list(targets.values())
 
 
-def _refuse_without_rows(run: Run) -> None:
-    if not run.results:
-        raise UserError(
-            f"{run.directory} has no row to report, its {RESULTS} is missing or empty: {run.go_on}"
-        )
-
-
 def _render(format_: str, results: Results) -> str | bytes:
     if format_ == "github-benchmark":
-        from leanbench.report.export.github_benchmark import github_benchmark
+        from leanbench.report.github_benchmark import github_benchmark
 
         return github_benchmark(results.runs)
     if format_ in ("csv", "parquet"):
@@ -115,7 +106,7 @@ def _render(format_: str, results: Results) -> str | bytes:
         from leanbench.report.markdown import markdown_text
 
         return markdown_text(document)
-    from leanbench.report.page.html import html_text
+    from leanbench.report.html import html_text
 
     return html_text(document, results)
 
@@ -130,10 +121,14 @@ def _parquet(frame: DataFrame) -> bytes:
 
 
 def check_writable(out_dir: Path, targets: Iterable[Path]) -> None:
+    """Create a folder and check that files can be written into it.
+
+    Raises:
+        UserError: it cannot be written, or one of `targets` is a folder.
+    """
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        # A real file: permission bits say nothing about read-only mounts, full disks or the root
-        # user.
+        # Permission bits do not cover read-only mounts, full disks and the root user.
         tempfile.TemporaryFile(dir=out_dir).close()
     except OSError as error:
         raise _cannot_write(out_dir, error) from error
@@ -146,7 +141,7 @@ def check_writable(out_dir: Path, targets: Iterable[Path]) -> None:
 
 
 def write_whole(target: Path, content: str | bytes) -> None:
-    """Whole or not at all: a report that is open in a browser is never seen half written."""
+    """Replace a file atomically, so that a browser never sees half a report."""
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

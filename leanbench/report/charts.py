@@ -1,49 +1,80 @@
-"""Which charts the page can hold: what each draws, and the words around it."""
+"""Charts and heat maps of the page, and the styles of kernels in them."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from leanbench.core.quantities import TIMED
-from leanbench.report.frame import THE_BASELINE, baseline_in_words, has_values, where
+from leanbench.decode import BOUND
+from leanbench.report.frame import (
+    THE_BASELINE,
+    baseline_in_words,
+    baseline_of,
+    by_kernel,
+    fastest_rows,
+    has_values,
+    where,
+)
+from leanbench.report.series import listed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from leanbench.report.compare.ratios import Margin
     from leanbench.report.series import VaryingAxis
+
+#: Wong's colour-blind-safe set, darkened where needed for a contrast of 3:1 on the white and on the
+#: dark page.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#B85C93", "#A67C00", "#7B6FD0", "#8C7468", "#2E93A8")
+#: Marks that `report_plot.js` draws.
+MARKS: tuple[str, ...] = (
+    "circle",
+    "square",
+    "diamond",
+    "triangle-up",
+    "triangle-down",
+    "pentagon",
+    "cross",
+    "star",
+)
+#: Index of the colour and mark that a kernel has in every report.
+FIXED = {
+    name: index for index, name in enumerate(("lean", "fa2", "fixed_split", "cudnn", "flashinfer"))
+}
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart. Columns are those of the frame."""
+    """A chart. Columns are those of the frame."""
 
     key: str
     title: str
-    #: What the marks mean, one line under the title.
+    #: Meaning of the marks, one line under the title.
     note: str
     y: str
     y_title: str
-    #: `log`, `linear` (from zero) or `auto`: log when the values span more than a factor of 5.
+    #: `log`, `linear` (from zero) or `auto`: log if the values span more than a factor of 5.
     y_scale: str
-    #: Error bars, from and to.
+    #: Ends of the error bars.
     low: str | None = None
     high: str | None = None
-    #: Drawn dashed: the same for every kernel.
+    #: Dashed line, the same for every kernel.
     floor: str | None = None
     floor_name: str = "read floor"
-    #: Drawn dotted in each kernel's colour.
+    #: Dotted line in each kernel's colour.
     dotted: str | None = None
     dotted_name: str = ""
-    #: What a reader may take it for.
+    #: Warning against a misreading of the dotted line.
     dotted_note: str = ""
-    #: A horizontal line.
+    #: Horizontal line.
     line_at: float | None = None
-    #: Every problem of the run against `kv_bytes`, whatever is selected.
+    #: Show every problem of the run against `kv_bytes`, whatever is selected.
     all_problems: bool = False
-    #: Columns that add up to `y`, from the lowest sum to `y` itself, each with the name of what it
-    #: adds: filled below the line of the baseline, which is the only one.
+    #: Cumulative columns up to `y`, each with the name of its part: filled areas below the line of
+    #: the baseline, which is the only one.
     stack: tuple[tuple[str, str], ...] = ()
 
 
@@ -181,39 +212,54 @@ CHARTS = (
 )
 
 
+@dataclass(frozen=True)
+class HeatMap:
+    """A map over batch x heads x context; `key` selects the value of its cells."""
+
+    key: str
+    title: str
+    note: str
+
+
+FLOOR = HeatMap(
+    "floor",
+    "Share of the read floor",
+    "time of a kernel that only reads K and V, over latency, in %",
+)
+
+
 def drawn_rows(frame: DataFrame) -> DataFrame:
-    """The rows that charts show: `noisy` ones are drawn hollow."""
+    """Select the rows that charts show."""
     return where(frame, frame["status"].isin(TIMED) & frame["latency_us"].notna())
 
 
 def charts_of(drawn: DataFrame, axes: Sequence[VaryingAxis]) -> list[Chart]:
-    """The charts that these rows have values for.
+    """Return the charts that the rows have values for, with the baseline's name in their texts.
 
-    With one series, the speedups of all problems are those that the speedup chart shows already.
+    With one series, the speedup chart already shows the speedups of all problems.
     """
     several_series = len(axes) > any(axis.is_x for axis in axes)
-    candidates = [chart for chart in CHARTS if several_series or chart.key != "speedup_all"]
-    return [_named(chart, drawn) for chart in candidates if _is_filled(chart, drawn)]
+    baseline = baseline_in_words(drawn)
+    charts = []
+    for chart in CHARTS:
+        if _has_values(chart, drawn) and (several_series or chart.key != "speedup_all"):
+            texts = {name: getattr(chart, name) for name in ("title", "note", "y_title")}
+            named = {name: text.replace(THE_BASELINE, baseline) for name, text in texts.items()}
+            charts.append(replace(chart, **named))
+    return charts
 
 
-def _is_filled(chart: Chart, drawn: DataFrame) -> bool:
-    """Return True if the rows have its values, and the baseline's one of its stack's sums."""
+def _has_values(chart: Chart, drawn: DataFrame) -> bool:
+    """Return True if the rows have the chart's values, and the baseline one of its stack's sums."""
+    of_baseline = where(drawn, drawn["kernel"] == drawn["baseline"])
     sums = [column for column, _ in chart.stack[:-1]]
-    own = where(drawn, drawn["kernel"] == drawn["baseline"])
     return has_values(drawn, chart.y) and (
-        not sums or any(has_values(own, column) for column in sums)
+        not sums or any(has_values(of_baseline, column) for column in sums)
     )
 
 
-def _named(chart: Chart, drawn: DataFrame) -> Chart:
-    baseline = baseline_in_words(drawn)
-    words = {name: getattr(chart, name) for name in ("title", "note", "y_title")}
-    named = {name: text.replace(THE_BASELINE, baseline) for name, text in words.items()}
-    return replace(chart, **named)
-
-
 def note(chart: Chart, drawn: DataFrame) -> str:
-    """The chart's note, with what its marks mean where these rows have them."""
+    """Return the chart's note with the meaning of the marks that these rows have."""
     marks = [chart.note]
     if chart.low and has_values(drawn, chart.low):
         marks.append("median, bars: quartiles")
@@ -222,3 +268,60 @@ def note(chart: Chart, drawn: DataFrame) -> str:
     if chart.dotted and has_values(drawn, chart.dotted):
         marks.append(f"dotted, or a dash over bars: {chart.dotted_name} ({chart.dotted_note})")
     return "; ".join(marks)
+
+
+def maps_of(frame: DataFrame, margin: Margin) -> list[HeatMap]:
+    """Return the maps that the rows fill: at least two rows and two columns of cells.
+
+    If at most one kernel beats the baseline anywhere, the map of speedups shows the fastest kernel.
+    """
+    timed = fastest_rows(frame)
+    if (
+        len(set(timed["max_context"])) < 2
+        or len(timed.drop_duplicates(["batch", "q_heads", "kv_heads"])) < 2
+    ):
+        return []
+    kernels = {*timed["kernel"]} - {BOUND}
+    has_speedups = len(kernels) > 1 and bool(kernels & {*timed["baseline"]})
+    winners = {*by_kernel(frame, "latency_us").dropna(how="all").idxmin(axis=1)}
+    few_win = has_speedups and len(winners - {*timed["baseline"]}) < 2
+    maps = []
+    if len(kernels) > 1 and not few_win:
+        note = (
+            f"how many times as long the second takes; grey: several within {margin.words};"
+            " blank: no two kernels timed"
+        )
+        maps.append(HeatMap("winner", "Fastest kernel", note))
+    if has_speedups:
+        baseline = baseline_in_words(frame)
+        note = f"blue: {baseline} is faster, orange: slower"
+        if baseline == THE_BASELINE:
+            note += f"; the baseline is {_by_run(timed)}"
+        maps.append(HeatMap("speedup", f"Speedup of {baseline}", note))
+    return [*maps, FLOOR] if has_values(timed, "read_floor_share") else maps
+
+
+def _by_run(timed: DataFrame) -> str:
+    """Name the baselines, with the runs of those that are not the usual one."""
+    runs: dict[str, list[str]] = {}
+    for baseline, run in dict.fromkeys(zip(timed["baseline"], timed["run"], strict=True)):
+        runs.setdefault(baseline, []).append(run)
+    usual = baseline_of(timed)
+    others = [f"{name} in {listed(of)}" for name, of in runs.items() if name != usual]
+    return ", ".join([usual, *others])
+
+
+def kernel_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Choose colour and mark of each kernel.
+
+    A kernel without a fixed style takes the entry that its name hashes to, or the next free one.
+    """
+    taken: dict[str, int] = {name: FIXED[name] for name in names if name in FIXED}
+    for name in sorted(set(names) - set(FIXED)):
+        start = zlib.crc32(name.encode())
+        candidates = [(start + step) % len(PALETTE) for step in range(len(PALETTE))]
+        # The first entries belong to lean, fa2 and fixed_split even if those did not run.
+        free = [index for index in candidates if index > 2 and index not in taken.values()]
+        spare = [index for index in candidates if index not in taken.values()]
+        taken[name] = (free or spare or candidates)[0]
+    return {name: (PALETTE[taken[name]], MARKS[taken[name]]) for name in names}

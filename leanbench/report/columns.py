@@ -1,17 +1,17 @@
-"""Columns of a report, in the order of tables: the axes of a problem, where a row was taken, the
-quantities of rows, and those that are computed from them (`leanbench.report.frame.DERIVED`).
-"""
+"""Columns of a report in the order of tables, docs/quantities.md, and the JSON schema of a row."""
 
 from __future__ import annotations
+
+import json
 
 from leanbench.core.axes import LENGTHS
 from leanbench.core.axis import Axis
 from leanbench.core.problem import PROBLEM_AXES
-from leanbench.core.quantities import GROUPS, Kind, Quantity
-from leanbench.records.row import QUANTITIES
+from leanbench.core.quantities import EVERY_STATUS, GROUPS, RAN, Kind, Quantity
+from leanbench.records.row import QUANTITIES, Row
 from leanbench.report.frame import COMPARED, DERIVED
 
-#: The axis `context` with a number for each row; its own column is text where batches are ragged.
+#: The axis `context` as one number per row; its own column is text for ragged batches.
 CONTEXT = Quantity(
     "max_context",
     "context",
@@ -57,17 +57,58 @@ def _with_derived() -> tuple[Quantity, ...]:
     return tuple(columns)
 
 
-#: The quantities of rows, and those that are computed from them.
+#: Quantities of rows, and those derived from them.
 ROW_COLUMNS = _with_derived()
 COLUMNS = tuple(
     sorted(
         [COMMAND, *PROBLEM, *ORIGIN, *ROW_COLUMNS], key=lambda column: GROUPS.index(column.group)
     )
 )
-#: Stated in the head of a report when the same in every row.
+#: Columns that the head of a report states if they are constant.
 HIDDEN_WHEN_CONSTANT = {column.name for column in PROBLEM[1:]} | set(COMPARED)
-#: Where a line has little room: one label in place of the axes.
+#: Columns of narrow tables: one label replaces the axes.
 NARROW = (
     Quantity("problem", "problem", "problem", "text"),
     *(column for column in COLUMNS if column.group != "problem" and column.is_in("markdown")),
 )
+
+_HEAD = f"""\
+# Quantities
+
+What a row of `results.jsonl` holds and what a report computes from rows, as
+`leanbench list quantities --format markdown` prints it. Each is declared once, in
+`leanbench/records/` or in `DERIVED` of `leanbench/report/frame.py`. Names are those of
+`results.jsonl`, CSV and Parquet; what was not measured is left out there, or an empty field. A row
+that ran is {", ".join(RAN[:-1])} or {RAN[-1]}; the others carry no figures.
+[measuring.md](measuring.md) says how figures are obtained.
+"""
+
+
+def quantities_text() -> str:
+    """Render docs/quantities.md: a table per group."""
+    lines = [_HEAD]
+    for group in dict.fromkeys(quantity.group for quantity in ROW_COLUMNS):
+        lines += [f"## {group[0].upper()}{group[1:]}", ""]
+        lines += ["| name | in tables | unit | rows | what it is |", "|---|---|---|---|---|"]
+        lines += [_line(quantity) for quantity in ROW_COLUMNS if quantity.group == group]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _line(quantity: Quantity) -> str:
+    rows = {EVERY_STATUS: "every", RAN: "that ran"}.get(quantity.statuses, "not ok")
+    cells = [f"`{quantity.name}`", quantity.heading, stored_unit(quantity), rows, quantity.meaning]
+    # A bar would end the cell.
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def schema_text() -> str:
+    """Render the JSON schema of a line of `results.jsonl`."""
+    return json.dumps(Row.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def stored_unit(quantity: Quantity) -> str:
+    """Return a value's unit in files: bytes where tables show MB, 1 for 100%."""
+    if quantity.kind in ("share", "change"):
+        return "1 is 100%"
+    return quantity.unit if quantity.kind == "bytes" else quantity.unit_text

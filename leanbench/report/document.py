@@ -1,7 +1,7 @@
-"""A report as a document: what it says, for every renderer.
+"""Document model that every renderer shares.
 
-`leanbench.report.facts` and `leanbench.report.compare` make documents; `markdown`, `terminal` and
-`page` show them. A document holds words, never markup.
+`leanbench.report.facts` and `leanbench.report.compare` make documents; `leanbench.report.markdown`,
+`leanbench.report.html` and `leanbench.cli.document` render them. A document has no markup.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class Text:
     words: str
     #: `best`, `code`, `strong`, `status`, `verdict`, or empty.
     role: str = ""
-    #: Smaller words behind these.
+    #: Small text after the words.
     note: str = ""
-    #: What a pointer that rests on the words shows.
+    #: Tooltip.
     title: str = ""
-    #: Key of the section that the words lead to.
+    #: Key of the section that the words link to.
     link: str = ""
-    #: Further words, folded away, and how many more there are that are not named.
+    #: Further words, folded away, and the number of those that are not listed.
     more: tuple[str, ...] = ()
     unnamed: int = 0
 
@@ -40,8 +40,6 @@ class Column:
 
     heading: str
     numeric: bool = False
-    #: What a pointer that rests on the heading shows.
-    meaning: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,20 +50,19 @@ class Table:
     rows: tuple[tuple[Words, ...], ...]
     title: str = ""
     #: `cards`: a page shows each row as a card, with the second cell in large type. `list`: a
-    #: terminal shows each row as a line. `wide`: a terminal may break it into several tables.
-    #: `every row`: a page shows its own table of all columns in place of this one.
+    #: terminal shows each row as a line. `every row`: a page shows its own table of all columns.
     layout: str = ""
-    #: Rows that a terminal shows; None for all.
+    #: Maximum number of rows on a terminal; None for all.
     most: int | None = None
-    #: Where the rows are that a terminal leaves out.
+    #: Reference to the rows that a terminal omits.
     rest: str = ""
-    #: What marks in the cells mean.
+    #: Meaning of marks in the cells.
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A statement, perhaps under a name, perhaps with a note on how it was come by."""
+    """A statement with an optional name and an optional note on its origin."""
 
     words: Words
     name: str = ""
@@ -74,28 +71,28 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Sentences:
-    """Statements below one another."""
+    """A sequence of statements."""
 
     items: tuple[Sentence, ...]
-    #: `headline`: in large type. `facts`: under their names. `list`: a list. `hint` and `empty`:
-    #: for who reads a page, of no use on a terminal. `note` and `banner`: must be seen.
+    #: `headline`: large type. `facts`: under their names. `list`: a list. `hint` and `empty`: on a
+    #: page only. `note` and `banner`: prominent.
     layout: str = "plain"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture that only a page draws, from the rows that it holds."""
+    """A picture that only a page draws, from its rows."""
 
     key: str
     title: str
     note: str
-    #: What the picture shows, for who does not see it.
+    #: Text alternative.
     label: str
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Pictures side by side, whose reader chooses one series for all."""
+    """Pictures side by side with one selection of the series."""
 
     items: tuple[Figure, ...]
     #: `charts`, `maps` or `sides`.
@@ -109,9 +106,9 @@ class Section:
     key: str
     heading: str
     blocks: tuple[Block, ...]
-    #: `open` or `closed`: a reader can fold the blocks away, or has to unfold them.
+    #: `open` or `closed`: initial state of foldable blocks; empty if not foldable.
     folded: str = ""
-    #: The tags of the document stand behind the heading.
+    #: True if the document's tags follow the heading.
     tagged: bool = True
 
 
@@ -124,11 +121,11 @@ class Document:
 
     title: str
     sections: tuple[Section, ...]
-    #: What holds for all figures and must be seen with each: `predicted`, `warm L2`.
+    #: Properties of all figures that each must show: `predicted`, `warm L2`.
     tags: tuple[str, ...] = ()
 
     def only(self, *keys: str) -> Document:
-        """The document of the sections of these keys, in this order; of those that it has."""
+        """Select sections by key, in the order of the keys."""
         by_key = {section.key: section for section in self.sections}
         return replace(self, sections=tuple(by_key[key] for key in keys if key in by_key))
 
@@ -141,10 +138,10 @@ def table(
     *,
     keep_empty: bool = False,
 ) -> Table:
-    """A table; columns without words are left out, but for the first.
+    """Build a table without its empty columns, but with the first.
 
     Args:
-        headings: one that ends with a colon is of a column of numbers.
+        headings: a final colon marks a column of numbers.
     """
     columns = [
         Column(heading.removesuffix(":"), numeric=heading.endswith(":")) for heading in headings
@@ -163,14 +160,12 @@ def table(
 
 
 def sentences(*words: Words, layout: str = "plain") -> Sentences:
-    """Statements without names."""
+    """Build statements without names."""
     return Sentences(tuple(Sentence(sentence) for sentence in words), layout)
 
 
 def without_shared(labels: list[str]) -> tuple[str, list[str]]:
-    """The words that all labels share, and each label without them; labels that are all alike stay
-    as they are.
-    """
+    """Split labels into their common words and the remaining ones; equal labels stay whole."""
     split = [label.split() for label in labels]
     shared = [word for word in split[0] if all(word in words for words in split)]
     rest = [" ".join(word for word in words if word not in shared) for words in split]

@@ -1,9 +1,9 @@
-"""Rows as a flat table, and what is compared in it.
+"""Rows as a flat table.
 
-Only timed rows (`ok` or `noisy`) enter a statistic, with warnings or without, as in the documents:
-without a noisy rival, the slowest of all might pass for the fastest other kernel. A statistic never
-spans two runs, two sources (`measured`, `predicted`), two GPUs or two states of the L2 (`cold`,
-`warm`). The bound of whole models is none of the kernels that are compared.
+Only timed rows (`ok` or `noisy`) enter a statistic, with or without warnings: without a noisy
+rival, the slowest might pass for the fastest other kernel. A statistic never spans two runs, two
+sources (`measured`, `predicted`), two GPUs or two states of the L2 (`cold`, `warm`). The bound of
+whole models is not compared.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from leanbench.records.reading import Run
     from leanbench.records.row import Row
 
-#: The kernel that others are compared with, where it ran and no other is chosen.
+#: Default baseline: the kernel that others are compared with.
 BASELINE = "lean"
-#: Its place in headings and titles.
+#: Placeholder in headings and titles.
 THE_BASELINE = "the baseline"
-#: What spreadsheets run, and what this module has put a quote in front of.
+#: Text that spreadsheets run as a formula, and such text after `csv_cell` quoted it.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-#: Columns that together identify a problem: its fields. Numbers where every value is one and text
-#: elsewhere: `context` has a number, or one per sequence; `page_size` a number, or none.
+#: Columns that identify a problem: its fields. A column is text if not every value is a number:
+#: `context` has a number per sequence of a ragged batch, `page_size` is a number or none.
 PROBLEM_COLUMNS = tuple(axis.name for axis in PROBLEM_AXES)
 DERIVED_COLUMNS = ("problem", "group_size", "max_context", "mean_context", "is_ragged")
 #: No statistic spans two values of these.
@@ -44,24 +44,23 @@ COMPARABLE = (*COMPARED, *PROBLEM_COLUMNS)
 
 @dataclass(frozen=True)
 class Derived:
-    """A column that is computed from the rows' own."""
+    """A column computed from others."""
 
-    quantity: Quantity
-    #: The column in front of it.
+    #: Name of the preceding column.
     after: str
     values: Callable[[DataFrame], Series]
+    quantity: Quantity
 
 
 def results_frame(*runs: Run, baseline: str | None = None) -> DataFrame:
-    """One row a result, in the runs' order, with flat columns.
+    """Build a table with one line per row, in the runs' order.
 
     Columns: the problem's fields and `DERIVED_COLUMNS`; the quantities of `Row` (`config` and lists
-    as text) with those of `DERIVED` among them; `gpu`, `run` (its name), `command` (what repeats
-    the row), `baseline` (the kernel that its speedup and ratios are of). Not measured is null,
-    never 0.
+    as text) with those of `DERIVED`; `gpu`, `run` (name), `command` (repeats the row), `baseline`
+    (the kernel that speedup and ratios refer to). A value that was not measured is null, never 0.
 
     Args:
-        baseline: None for that of each part, see `baselines`.
+        baseline: None for the default of each part, see `baselines`.
     """
     import pandas as pd
 
@@ -83,8 +82,8 @@ def results_frame(*runs: Run, baseline: str | None = None) -> DataFrame:
             frame[name] = frame[name].astype(kind)
     frame["baseline"] = baselines(frame, baseline)
     for derived in DERIVED:
-        place = list(frame.columns).index(derived.after) + 1
-        frame.insert(place, derived.quantity.name, derived.values(frame))
+        index = list(frame.columns).index(derived.after) + 1
+        frame.insert(index, derived.quantity.name, derived.values(frame))
     return frame
 
 
@@ -99,28 +98,14 @@ def csv_text(frame: DataFrame) -> str:
 def csv_cell(value: Any) -> Any:
     """Return text that a spreadsheet would run as a formula with a quote in front.
 
-    To read it back, drop the first quote of a cell that begins with quotes and such a letter.
+    To read it back, drop the first quote of a cell that begins with quotes and one of these.
     """
     is_formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
     return f"'{value}" if is_formula else value
 
 
-def gpu_name(manifest: dict[str, Any], environment: str | None = None) -> str:
-    """The product a row was taken on or predicted for; "unknown GPU" where the manifest does not
-    say.
-    """
-    environments = _mapping(manifest.get("environments"))
-    gpu = _mapping(manifest.get("gpu"))
-    of_row = _mapping(environments.get(environment or "")).get("gpu_product")
-    # A prediction's environment is the machine that computed it; the GPU it is for stands in the
-    # manifest.
-    if manifest.get("source") == "predicted":
-        of_row = None
-    return str(of_row or gpu.get("product") or gpu.get("name") or "unknown GPU")
-
-
 def problem_values(problem: AttentionProblem) -> dict[str, Any]:
-    """The values of `PROBLEM_COLUMNS`."""
+    """Return the values of `PROBLEM_COLUMNS`."""
     values = {axis.name: getattr(problem, axis.name) for axis in PROBLEM_AXES}
     texts = {
         axis.name: axis.write(values[axis.name]) for axis in PROBLEM_AXES if not axis.is_number
@@ -130,9 +115,7 @@ def problem_values(problem: AttentionProblem) -> dict[str, Any]:
 
 
 def kinds_of(frame: DataFrame) -> Series:
-    """What kind of attention each row's problem is: ``window, sinks``, ``e4m3 KV cache``, or
-    ``plain``.
-    """
+    """Name each row's attention variant: ``window, sinks``, ``e4m3 KV cache``, or ``plain``."""
     import pandas as pd
 
     kinds = pd.Series("", index=frame.index, dtype="object")
@@ -148,25 +131,25 @@ def kinds_of(frame: DataFrame) -> Series:
 
 
 def where(frame: DataFrame, mask: Any) -> DataFrame:
-    """The rows where `mask` is true."""
+    """Select the rows where `mask` is true."""
     return cast("DataFrame", frame[mask])
 
 
 def has_values(frame: DataFrame, column: str) -> bool:
-    """Whether any row has a value in `column`."""
+    """Return True if any row has a value in `column`."""
     return bool(frame[column].notna().to_numpy().any())
 
 
 def kernel_order(frame: DataFrame) -> list[str]:
-    """Kernel names for legends and tables: the baseline first, then as they first ran."""
+    """List kernels for legends and tables: the baseline first, then as they first ran."""
     names = list(dict.fromkeys(frame["kernel"]))
     return sorted(names, key=lambda name: name != baseline_of(frame))
 
 
 def baselines(frame: DataFrame, chosen: str | None = None) -> Series:
-    """Each row's baseline, the same for all rows that a statistic may span: the one that is chosen,
-    or else `BASELINE`, or the first kernel that was timed where that did not run. Everything that
-    names a baseline has it from here.
+    """Return each row's baseline, the same for all rows that a statistic may span.
+
+    The chosen one, else `BASELINE`, or the first kernel that was timed if that did not run.
     """
     import pandas as pd
 
@@ -185,38 +168,33 @@ def _default_baseline(rows: DataFrame) -> str:
 
 
 def baseline_of(frame: DataFrame) -> str:
-    """The kernel that others are compared with; of rows that have several, `BASELINE` or the first
-    of them.
-    """
+    """Return the rows' baseline; if they have several, `BASELINE` or the first of them."""
     names = dict.fromkeys(frame["baseline"])
     return BASELINE if BASELINE in names or not names else str(next(iter(names)))
 
 
 def baseline_in_words(frame: DataFrame) -> str:
-    """The kernel that others are compared with, for headings; `THE_BASELINE` for several."""
+    """Return the rows' baseline for headings; `THE_BASELINE` if they have several."""
     return THE_BASELINE if len({*frame["baseline"]}) > 1 else baseline_of(frame)
 
 
 def fastest_rows(frame: DataFrame) -> DataFrame:
-    """The fastest timed row of each kernel on each problem: a kernel that ran with several configs
-    counts once.
-    """
+    """Select the fastest timed row of each kernel on each problem, as `reading.fastest`."""
     timed = where(frame, frame["status"].isin(TIMED) & frame["latency_us"].notna())
     fastest_first = timed.sort_values(by=["latency_us"], kind="stable")
     return fastest_first.drop_duplicates([*COMPARABLE, "kernel"]).sort_index()
 
 
 def ratios_to_baseline(frame: DataFrame, column: str) -> DataFrame:
-    """Each other kernel's value over that of the baseline, in rows that have one baseline: one row
-    a problem that it ran, one column a kernel.
-
-    A value is null where the kernel has no timed row with a value. The index is `COMPARABLE` plus
-    `problem`, the label for people.
+    """Divide each kernel's values by the baseline's, in rows that have one baseline.
 
     Args:
         column: `latency_us` for speedups, `energy_mj` for energy.
+
+    Returns:
+        One line per problem that the baseline ran and one column per other kernel, as `by_kernel`.
     """
-    values = _by_kernel(frame, column)
+    values = by_kernel(frame, column)
     baseline = baseline_of(frame)
     if baseline not in values:
         return values.iloc[:0]
@@ -224,27 +202,20 @@ def ratios_to_baseline(frame: DataFrame, column: str) -> DataFrame:
     return ran.drop(columns=baseline).div(ran[baseline], axis=0)
 
 
-def latencies_by_kernel(frame: DataFrame) -> DataFrame:
-    """Latency of the fastest timed row of each kernel: one row a problem, indexed as in
-    `ratios_to_baseline`, one column a kernel.
+def by_kernel(frame: DataFrame, column: str) -> DataFrame:
+    """Pivot the fastest rows: one line per problem, one column per kernel.
+
+    A value is null if the kernel has no timed row with a value. The index is `COMPARABLE` plus
+    `problem`, the label.
     """
-    return _by_kernel(frame, "latency_us")
-
-
-def _by_kernel(frame: DataFrame, column: str) -> DataFrame:
     index = [*COMPARABLE, "problem"]
     values = fastest_rows(frame).pivot(index=index, columns="kernel", values=column)
     values = values.reindex(columns=[name for name in kernel_order(frame) if name != BOUND])
     return values.where(values > 0)
 
 
-def speedups(frame: DataFrame) -> DataFrame:
-    """Speedup of the baseline over each other kernel, see `ratios_to_baseline`."""
-    return ratios_to_baseline(frame, "latency_us")
-
-
 def _over_baseline(frame: DataFrame, column: str) -> Series:
-    """Each row's `column` over that of the baseline's fastest row of its problem."""
+    """Divide each row's value by that of the baseline's fastest row of its problem."""
     import pandas as pd
 
     of_baseline = fastest_rows(where(frame, frame["kernel"] == frame["baseline"]))
@@ -270,6 +241,8 @@ def _ratio(frame: DataFrame, column: str, over: str) -> Series:
 #: In the order of tables.
 DERIVED = (
     Derived(
+        "read_floor_share",
+        lambda frame: _over_baseline(frame, "latency_us"),
         Quantity(
             "speedup",
             "speedup of the baseline",
@@ -279,10 +252,10 @@ DERIVED = (
             "x",
             shown="paper",
         ),
-        "read_floor_share",
-        lambda frame: _over_baseline(frame, "latency_us"),
     ),
     Derived(
+        "energy_floor_mj",
+        lambda frame: _ratio(frame, "energy_mj", "energy_floor_mj"),
         Quantity(
             "energy_over_floor",
             "over the floor",
@@ -291,10 +264,10 @@ DERIVED = (
             "energy over the energy floor",
             "x",
         ),
-        "energy_floor_mj",
-        lambda frame: _ratio(frame, "energy_mj", "energy_floor_mj"),
     ),
     Derived(
+        "energy_over_floor",
+        lambda frame: _over_baseline(frame, "energy_mj"),
         Quantity(
             "energy_ratio",
             "energy over the baseline",
@@ -303,10 +276,10 @@ DERIVED = (
             "this row's energy over that of the baseline",
             "x",
         ),
-        "energy_over_floor",
-        lambda frame: _over_baseline(frame, "energy_mj"),
     ),
     Derived(
+        "sustained_us",
+        lambda frame: _ratio(frame, "sustained_us", "latency_us") - 1,
         Quantity(
             "sustained_slowdown",
             "sustained over burst",
@@ -314,10 +287,10 @@ DERIVED = (
             "change",
             "sustained over burst latency, less 1",
         ),
-        "sustained_us",
-        lambda frame: _ratio(frame, "sustained_us", "latency_us") - 1,
     ),
     Derived(
+        "crosscheck_us",
+        lambda frame: _ratio(frame, "crosscheck_us", "latency_us") - 1,
         Quantity(
             "crosscheck_difference",
             "cross-check off by",
@@ -325,8 +298,6 @@ DERIVED = (
             "change",
             "cross-check over latency, less 1",
         ),
-        "crosscheck_us",
-        lambda frame: _ratio(frame, "crosscheck_us", "latency_us") - 1,
     ),
 )
 
@@ -340,16 +311,14 @@ def _record(run: Run, row: Row, problem: AttentionProblem) -> dict[str, Any]:
         "mean_context": problem.total_context / problem.batch,
         "is_ragged": problem.is_ragged,
         **{name: _flat(value) for name, value in row if name != "problem"},
-        "gpu": gpu_name(run.manifest, row.environment),
+        "gpu": run.gpu_name(row.environment),
         "run": run.name,
-        "command": sweep_command(row, problem, run.manifest),
+        "command": sweep_command(row, problem, run),
     }
 
 
 def _flat(value: Any) -> Any:
-    """Containers as text: a mapping as ``tile_tokens=128 num_warps=4``, a list separated by spaces,
-    or by semicolons where it holds sentences; an empty one is nothing.
-    """
+    """Convert containers to text: ``tile_tokens=128 num_warps=4``; lists of sentences use "; "."""
     if isinstance(value, dict):
         return " ".join(f"{name}={item}" for name, item in value.items())
     if not isinstance(value, list):
@@ -359,7 +328,7 @@ def _flat(value: Any) -> Any:
 
 
 def _numeric_type(column: str) -> str | None:
-    """Nullable integers, so that a missing count does not turn 132 into 132.0; None for text."""
+    """Return a column's dtype, None for text. Nullable integers keep 132 from becoming 132.0."""
     from typing import get_args
 
     from leanbench.records.row import Row
@@ -374,7 +343,3 @@ def _numeric_type(column: str) -> str | None:
     field = Row.model_fields.get(column)
     kinds = {field.annotation, *get_args(field.annotation)} if field else set()
     return "float64" if float in kinds else "Int64" if int in kinds else None
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

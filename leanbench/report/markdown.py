@@ -1,4 +1,4 @@
-"""A document as GitHub's Markdown: what a run brings along cannot break out of its place."""
+"""A document as GitHub's Markdown. Texts of a run are escaped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from leanbench.report.document import Block, Document, Section, Sentences, Table
 
 
 def markdown_text(document: Document) -> str:
-    """The whole document."""
+    """Render a document."""
     lines = [f"# {_plain(document.title)}", ""] if document.title else []
     tags = "".join(f" ({tag})" for tag in document.tags)
     for section in document.sections:
@@ -18,10 +18,9 @@ def markdown_text(document: Document) -> str:
 
 
 def _section(section: Section, level: int, tags: str = "") -> list[str]:
-    """Nothing for a section of figures alone."""
     content = [line for block in section.blocks for line in _block(block, level)]
     if not content:
-        return []
+        return []  # A section of figures alone.
     if section.folded == "closed":
         summary = _plain(section.heading)
         return [f"<details><summary>{summary}</summary>", "", *content, "</details>", ""]
@@ -42,11 +41,8 @@ def _table(table: Table) -> list[str]:
     names = [_plain(column.heading) for column in table.columns]
     rule = ["---:" if column.numeric else "---" for column in table.columns]
     note = [_plain(table.note), ""] if table.note else []
-    return [*title, _line(names), f"|{'|'.join(rule)}|", *map(_row, table.rows), "", *note]
-
-
-def _row(cells: Sequence[Words]) -> str:
-    return _line([_words(cell) for cell in cells])
+    rows = [_line([*map(_words, row)]) for row in table.rows]
+    return [*title, _line(names), f"|{'|'.join(rule)}|", *rows, "", *note]
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -73,11 +69,11 @@ def _words(words: Words) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text with no markup in it, and nobody mentioned."""
+    """Escape markup and mentions."""
     escaped = re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", " ".join(text.split()))
     return escaped.replace("@", "@<!-- -->")
 
 
 def _code(text: str) -> str:
-    """Text in which nothing links, mentions or ends a table's cell."""
+    """Format code without links, mentions and ends of table cells."""
     return f"`{' '.join(text.split()).replace('`', chr(39)).replace('|', '¦')}`"

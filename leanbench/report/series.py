@@ -1,6 +1,4 @@
-"""How problems fall into series: what varies in a run, what can stand on the x axis, what a
-selector must choose.
-"""
+"""Series of problems: axes that vary in a run, and short descriptions of problems."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.axes import KINDS, LENGTHS
 from leanbench.core.axis import Axis
 from leanbench.core.problem import PLAIN_AXES, PROBLEM_AXES
+from leanbench.core.syntax import short_count
 from leanbench.report.frame import COMPARED, PROBLEM_COLUMNS, where
 
 if TYPE_CHECKING:
@@ -27,17 +26,17 @@ LABELS = {
     "cache": "L2",
     "run": "run",
 }
-#: Of the axis `lengths`: every sequence of the batch has the same context.
+#: Value of the axis `lengths`: all sequences of the batch have the same context.
 EQUAL = "equal"
-#: Values of an axis that one line names, and axes whose values it names.
+#: Maximum number of an axis's values, and of axes with values, that one line names.
 FEW_VALUES, FEW_KINDS = 4, 4
-#: What may stand on the x axis, the first that varies by default.
+#: Candidates for the x axis. The first that varies is the default.
 X_AXES = ("max_context", "q_heads", "batch", *(axis.name for axis in PLAIN_AXES if axis.is_number))
 
 
 @dataclass(frozen=True)
 class VaryingAxis:
-    """One way in which the problems of a run differ."""
+    """An axis on which the problems of a run differ."""
 
     name: str
     label: str
@@ -48,9 +47,7 @@ class VaryingAxis:
 
 
 def add_series_columns(frame: DataFrame) -> DataFrame:
-    """The frame with the column `lengths`: those of a batch in words, so that batches of one shape
-    form one series.
-    """
+    """Add the column `lengths` in words, so that batches of one shape form one series."""
     shares = (100 * frame["mean_context"] / frame["max_context"].astype("float64")).round()
     words = [
         f"ragged, mean {share:.0f}% of longest" if is_ragged else EQUAL
@@ -60,10 +57,10 @@ def add_series_columns(frame: DataFrame) -> DataFrame:
 
 
 def varying_axes(frame: DataFrame) -> list[VaryingAxis]:
-    """The axes with more than one value, x axes first. `frame` has the column `lengths`.
+    """Return the axes with more than one value, x axes first.
 
-    `context` and `kv_heads` are expressed by `max_context` with `lengths` and by `q_heads` with
-    `group_size`.
+    `max_context` with `lengths` replaces `context`, `q_heads` with `group_size` replaces
+    `kv_heads`.
     """
     # A field that AttentionProblem gains later becomes an axis by itself.
     names = dict.fromkeys([*X_AXES, "group_size", "lengths", *PROBLEM_COLUMNS, *COMPARED])
@@ -81,15 +78,16 @@ def varying_axes(frame: DataFrame) -> list[VaryingAxis]:
 
 
 def short_labels(frame: DataFrame, axes: list[VaryingAxis]) -> dict[str, str]:
-    """For each label of the column `problem`, only what distinguishes it: ``context 64k,
-    heads 32/8``; of kinds of attention, those that it has.
+    """Shorten each label of the column `problem` to its varying axes: ``context 64k, heads 32/8``.
+
+    Attention variants are named only where they differ from the default.
     """
     varying = {axis.name for axis in axes}
     short = {}
     for row in frame.drop_duplicates("problem").to_dict("records"):
         words = []
         if "max_context" in varying:
-            words.append(f"context {tokens(row['max_context'])}")
+            words.append(f"context {short_count(row['max_context'])}")
         if varying & {"q_heads", "group_size"}:
             words.append(f"heads {heads(row['q_heads'], row['kv_heads'])}")
         words += [f"batch {row['batch']}"] if "batch" in varying else []
@@ -108,37 +106,28 @@ def short_labels(frame: DataFrame, axes: list[VaryingAxis]) -> dict[str, str]:
 
 
 def heads(q_heads: int, kv_heads: int) -> str:
-    """``56``, or ``32/8`` where query heads share KV heads."""
+    """Format heads: ``56``, or ``32/8`` if query heads share KV heads."""
     return f"{q_heads}" if q_heads == kv_heads else f"{q_heads}/{kv_heads}"
 
 
-def tokens(count: float) -> str:
-    """1024 -> ``1k``, 524288 -> ``512k``, 1000 -> ``1000``."""
-    count = int(count)
-    for unit, size in (("M", 1 << 20), ("k", 1 << 10)):
-        if count >= size and count % size == 0:
-            return f"{count // size}{unit}"
-    return str(count)
-
-
 def listed(names: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Join names: ``a``, ``a and b``, ``a, b and c``."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def fixed_words(frame: DataFrame) -> str:
-    """What is the same in every problem, and the range of what is not, in one line."""
+    """Describe the values and ranges of all problems in one line."""
     if frame.empty:
         return ""
     shown = [axis for axis in PLAIN_AXES if not _is_implied(axis, frame)]
     varying = [axis for axis in shown if not axis.is_number and len({*frame[axis.name]}) > 1]
-    # Many kinds are named without their values.
+    # Many variants are named without their values.
     unnamed = varying if len(varying) > FEW_KINDS else []
     words = [
         _range("batch", frame["batch"]),
         _heads(frame),
-        _range("context", frame["max_context"], tokens),
+        _range("context", frame["max_context"], short_count),
         *(_fixed(axis, frame) for axis in shown if axis not in unnamed),
     ]
     if unnamed:
@@ -152,13 +141,13 @@ def fixed_words(frame: DataFrame) -> str:
 
 
 def _is_implied(axis: Axis, frame: DataFrame) -> bool:
-    """Whether every problem has the default, and that goes without saying."""
+    """Return True if every problem has the default and labels omit it."""
     is_named = axis.is_required or axis.always_in_label
     return not is_named and {*map(str, frame[axis.name])} == {axis.write(axis.default)}
 
 
 def _fixed(axis: Axis, frame: DataFrame) -> str:
-    """The values of an axis in a line: ``head_dim 64 to 128``, ``fp16/bf16``, ``page size 16``."""
+    """Describe an axis's values: ``head_dim 64 to 128``, ``fp16/bf16``, ``page size 16``."""
     if axis.is_number:
         return _range(axis.title, frame[axis.name])
     values = list(dict.fromkeys(frame[axis.name]))
@@ -169,9 +158,7 @@ def _fixed(axis: Axis, frame: DataFrame) -> str:
 
 
 def narrower_words(part: DataFrame, whole: DataFrame) -> str:
-    """The ranges of `part` that are narrower than those of `whole`, in one line: ``context 1k to
-    4k, batch 1``.
-    """
+    """Describe the ranges of `part` that are narrower than in `whole`: ``context 1k to 4k``."""
     if part.empty:
         return ""
     both = ((_span(column, part), _span(column, whole)) for column in X_AXES)
@@ -182,7 +169,7 @@ def _span(column: str, frame: DataFrame) -> str:
     if column == "q_heads":
         texts = _heads_of(frame)
         return f"heads {texts[0]}" if len(texts) == 1 else f"heads {texts[0]} to {texts[-1]}"
-    name, text = ("context", tokens) if column == "max_context" else (column, str)
+    name, text = ("context", short_count) if column == "max_context" else (column, str)
     return _range(name, frame[column], text)
 
 
@@ -192,7 +179,7 @@ def _range(name: str, column: Any, text: Any = str) -> str:
 
 
 def _heads_of(frame: DataFrame) -> list[str]:
-    """Each choice of heads once, from the fewest query heads on."""
+    """List each choice of heads once, from the fewest query heads on."""
     pairs = sorted(set(zip(frame["q_heads"].tolist(), frame["kv_heads"].tolist(), strict=True)))
     return [heads(*pair) for pair in pairs]
 

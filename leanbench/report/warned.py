@@ -1,92 +1,92 @@
-"""Warnings of rows and reasons of those that did not end `ok`, gathered: the same sentence about
-many rows is read once, with its worst example.
+"""Warnings of rows, and reasons of rows that are not `ok`, grouped.
+
+Sentences that differ only in numbers are one group, shown by the worst.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from leanbench.core.problem import AttentionProblem
 
-#: Problems named in full for one sentence.
+if TYPE_CHECKING:
+    from leanbench.records.row import Row
+
+#: Maximum number of problems named in a group.
 NAMED = 20
-#: `Warned.kind` of a warning; of a row that did not end `ok`, it is the row's status.
+#: `Warned.kind` of a warning. Otherwise it is the row's status.
 WARNING = "warning"
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 _PERCENT = re.compile(rf"({_NUMBER.pattern}) ?%")
 
+#: Rows with the names of their runs; an empty name is not shown.
+RunRows = Sequence[tuple["Row", str]]
+
 
 @dataclass(frozen=True)
 class Warned:
-    """Rows of one kernel of which one sentence is true, its numbers aside."""
+    """Rows of a kernel that share a sentence, except for its numbers."""
 
     kernel: str
     kind: str
-    #: The row's with the largest numbers, percentages first.
+    #: Sentence with the largest numbers, percentages first.
     sentence: str
-    #: Labels of the first `NAMED` problems, that of `sentence` in front.
+    #: Labels of the first `NAMED` problems, the worst first.
     problems: tuple[str, ...]
-    #: Names of the runs that have them, if the rows say.
+    #: Names of the runs.
     runs: tuple[str, ...]
-    #: Rows.
+    #: Number of rows.
     count: int
-    #: Not all rows have the very same sentence: `sentence` is the worst.
+    #: True if the sentences of the rows differ.
     varies: bool
 
 
-def flagged(rows: Sequence[Mapping[str, Any]]) -> list[Warned]:
-    """The rows of results.jsonl whose status is not `ok`, in their order."""
-    reasons = [
-        (index, row["status"], row.get("reason") or "no reason given")
-        for index, row in enumerate(rows)
-        if row["status"] != "ok"
-    ]
-    return _gather(rows, reasons)
+def flagged(rows: RunRows) -> list[Warned]:
+    """Group the rows that are not `ok` by status and reason."""
+    return _group(
+        (row, run, row.status, row.reason or "no reason given")
+        for row, run in rows
+        if row.status != "ok"
+    )
 
 
-def warned(rows: Sequence[Mapping[str, Any]]) -> list[Warned]:
-    """The warnings of rows of results.jsonl, whatever their status, in their order."""
-    warnings = [
-        (index, WARNING, text)
-        for index, row in enumerate(rows)
-        for text in row.get("warnings") or ()
-    ]
-    return _gather(rows, warnings)
+def warned(rows: RunRows) -> list[Warned]:
+    """Group the warnings of rows of any status."""
+    return _group((row, run, WARNING, text) for row, run in rows for text in row.warnings or ())
 
 
-def label(row: Mapping[str, Any]) -> str:
-    """The problem of a row of results.jsonl, for people."""
-    return AttentionProblem.from_dict(row["problem"]).label
+def label(row: Row) -> str:
+    return AttentionProblem.from_dict(row.problem).label
 
 
-def _gather(
-    rows: Sequence[Mapping[str, Any]], entries: Iterable[tuple[int, str, str]]
-) -> list[Warned]:
-    """`entries`: row, kind, sentence."""
-    groups: dict[tuple[str, str, str], dict[int, str]] = {}
-    for index, kind, sentence in entries:
-        by_row = groups.setdefault((rows[index]["kernel"], kind, _NUMBER.sub("#", sentence)), {})
-        by_row[index] = max(by_row.get(index, sentence), sentence, key=_severity)
-    gathered = []
+def _group(entries: Iterable[tuple[Row, str, str, str]]) -> list[Warned]:
+    """Group entries of row, run, kind and sentence."""
+    groups: dict[tuple[str, str, str], dict[int, tuple[Row, str, str]]] = {}
+    for row, run, kind, sentence in entries:
+        by_row = groups.setdefault((row.kernel, kind, _NUMBER.sub("#", sentence)), {})
+        _, _, previous = by_row.get(id(row), (row, run, sentence))
+        by_row[id(row)] = row, run, max(previous, sentence, key=_severity)
+    result = []
     for (kernel, kind, _), by_row in groups.items():
-        worst = max(by_row, key=lambda index: _severity(by_row[index]))
-        first = [worst, *(index for index in by_row if index != worst)][:NAMED]
-        problems = tuple(label(rows[index]) for index in first)
-        runs = tuple(dict.fromkeys(filter(None, (rows[index].get("run") for index in by_row))))
-        varies = len(set(by_row.values())) > 1
-        gathered.append(Warned(kernel, kind, by_row[worst], problems, runs, len(by_row), varies))
-    return gathered
+        members = list(by_row.values())
+        worst = max(members, key=lambda member: _severity(member[2]))
+        first = [worst, *(member for member in members if member is not worst)][:NAMED]
+        problems = tuple(label(row) for row, _, _ in first)
+        runs = tuple(dict.fromkeys(run for _, run, _ in members if run))
+        varies = len({sentence for _, _, sentence in members}) > 1
+        result.append(Warned(kernel, kind, worst[2], problems, runs, len(members), varies))
+    return result
 
 
 def _severity(sentence: str) -> tuple[list[float], list[float]]:
-    """How far something is off is nearly always given in per cent; the other numbers say where."""
+    """Rank a sentence by its percentages, then by its other numbers."""
     return _numbers(_PERCENT.findall(sentence)), _numbers(_NUMBER.findall(sentence))
 
 
 def _numbers(texts: Iterable[str]) -> list[float]:
-    # A version such as 2.11.0 is none.
+    # A version such as 2.11.0 is no number.
     return [float(text.replace(",", "")) for text in texts if text.count(".") < 2]

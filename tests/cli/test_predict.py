@@ -187,10 +187,10 @@ def test_a_file_that_cannot_be_replaced_is_refused_before_the_fit(
 
 
 def test_claims_say_what_they_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from leanbench.model.paper import claims
+    from leanbench.paper.claims import claims
 
     chosen = tuple(claim for claim in claims() if claim.figure == "7a")
-    monkeypatch.setattr("leanbench.model.claims.claims", lambda: chosen)
+    monkeypatch.setattr("leanbench.paper.predicted.claims", lambda: chosen)
     code, out, err = run("claims", "--gpu", "a100-80gb")
     assert code == 0
     assert "nothing was measured" in err

@@ -488,7 +488,7 @@ def test_energy_is_predicted_if_asked_for(tmp_path, flags):
     run = read_run(tmp_path / "r")
     assert {row.energy_mj is not None for row, _ in run.results} == {bool(flags)}
     assert ("energy of one launch" in result.stdout) == bool(flags)
-    commands = [sweep_command(row, problem, run.manifest) for row, problem in run.results]
+    commands = [sweep_command(row, problem, run) for row, problem in run.results]
     assert {"--energy" in command for command in commands} == {bool(flags)}
 
 

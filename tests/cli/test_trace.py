@@ -48,8 +48,8 @@ def test_without_a_gpu_it_predicts_and_says_so(tmp_path: Path):
     assert lines[0] == "b1 h56 n65536 d64 fp16 HND, predicted for NVIDIA H200, nothing was measured"
     kernels = [line.split()[0] for line in lines if "SMs busy" in line]
     assert kernels == ["lean", "fixed_split", "fa2"]
-    assert lines[-3:] == ["here/trace.html", "here/trace.svg", "here/trace.json"]
-    assert all((tmp_path / line).stat().st_size > 1000 for line in lines[-3:])
+    assert lines[-2:] == ["here/trace.html", "here/trace.json"]
+    assert all((tmp_path / line).stat().st_size > 1000 for line in lines[-2:])
     # 56 CTAs on 132 SMs: nine to a row, the seventh row has two of them.
     below = lines[next(i for i, line in enumerate(lines) if line.startswith("fa2")) + 1 :]
     picture = [line for line in below if "│" in line][:15]
@@ -76,7 +76,7 @@ def test_files_go_to_a_new_folder_under_runs(tmp_path: Path, monkeypatch):
 
 
 def test_a_kernel_without_a_timeline_is_said_and_the_others_are_drawn():
-    result = invoke("h8", "n4k", "d64", "--kernels", "reference,lean", "--format", "svg")
+    result = invoke("h8", "n4k", "d64", "--kernels", "reference,lean", "--format", "html")
     assert result.exit_code == 0
     said = "reference has no schedule to predict from: measure it, or leave it out."
     assert f"No timeline of reference: {said}" in result.stderr
@@ -137,7 +137,7 @@ def test_with_a_gpu_it_measures(monkeypatch):
     monkeypatch.setattr(
         "leanbench.records.environment.measured_environment", lambda index: {"driver": "580"}
     )
-    result = invoke("h8", "n4k", "d64", "--configs", "best", "--format", "svg")
+    result = invoke("h8", "n4k", "d64", "--configs", "best", "--format", "html")
     assert result.exit_code == 0, result.output
     assert "predicted" not in result.output
     assert closed == [True]
@@ -146,7 +146,7 @@ def test_with_a_gpu_it_measures(monkeypatch):
     assert result.stdout.startswith("b1 h8 n4096 d64 fp16 HND, measured on NVIDIA H200\n")
     assert "latency with events 1.020x" in result.stdout
     path = Path(result.stdout.splitlines()[-1])
-    assert "Measured on NVIDIA H200" in path.read_text(encoding="utf-8")
+    assert "measured on NVIDIA H200" in path.read_text(encoding="utf-8")
     manifest = json.loads((path.parent / "trace-manifest.json").read_text(encoding="utf-8"))
     assert (manifest["source"], manifest["gpu"]["name"], manifest["problem"]["context"]) == (
         "measured",

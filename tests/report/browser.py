@@ -52,7 +52,7 @@ _LONGEST_S = 120
 
 
 class Chromium:
-    """A browser that is asked over its DevTools pipe: descriptors 3 and 4, a NUL after each
+    """A browser controlled over its DevTools pipe: descriptors 3 and 4, a NUL after each
     message.
     """
 
@@ -130,7 +130,7 @@ def _chromium() -> Chromium:
 def answer_of(
     directory: Path, page: str, first: str, last: str, probe: str, width: int = 1400
 ) -> dict[str, Any]:
-    """What the page answers; any failure in it, and anything that it loads, fails.
+    """Return the page's answer; fail if the page fails or loads anything.
 
     Args:
         directory: where the page is written.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from leanbench.core.problem import AttentionProblem
-from leanbench.records.row import SCHEMA_VERSION
+from leanbench.records.row import SCHEMA_VERSION, Row
 
 GPU = "NVIDIA H200"
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -49,6 +49,10 @@ def row(
         **taken,
         **fields,
     }
+
+
+def as_rows(rows: Iterable[dict[str, Any]]) -> list[Row]:
+    return [Row.model_validate(row) for row in rows]
 
 
 def manifest(**fields: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = ("reports/h200/report.html", "reports/h100/report.html")
 NODE = shutil.which("node")
-#: Every property of it is a function that returns such an object; the table's parts are kept.
+#: Every property of it is a function that returns an equal object; the table's parts are kept.
 DOCUMENT = """
 const any = (known = {}) => new Proxy(function () {}, {
   get: (_, key) => key in known ? known[key]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from example_runs import as_rows, problem, row
 
-from leanbench.report.facts.config_lines import config_lines
+from leanbench.records.row import Row
+from leanbench.report.facts.trust import config_lines
 
 FILE = "measured 2026-11-21 on NVIDIA H200, shipped"
 
 
-def rows(
-    kernel: str, choice: str | None, reason: str | None, count: int = 1
-) -> list[dict[str, Any]]:
-    return [{"kernel": kernel, "config_choice": choice, "config_reason": reason}] * count
+def rows(kernel: str, choice: str | None, reason: str | None, count: int = 1) -> list[Row]:
+    fields = {"config_choice": choice, "config_reason": reason}
+    return as_rows([row(problem(), kernel, 10.0, **fields)] * count)
 
 
 KEPT = f"{FILE}: predicted 3.1% faster than the heuristic here"

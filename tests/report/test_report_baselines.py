@@ -19,7 +19,7 @@ MLA = Path(__file__).parents[2] / "reports" / "h200" / "mla"
 
 
 def named_by(out: Path) -> dict[str, set[str]]:
-    """Baselines that each file of a report names, where it says speedups."""
+    """Collect the baselines that each file of a report names."""
     page = (out / "report.html").read_text()
     data = json.loads(
         re.findall(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page)[0]
@@ -50,7 +50,7 @@ def report(out: Path, *runs: Path, baseline: str | None = None) -> Path:
 
 
 def libraries(write_run: WriteRun) -> Path:
-    """A run whose first kernel takes none of its problems, and without `lean` but for a refusal."""
+    """Write a run whose first kernel supports no problem and whose `lean` row is a refusal."""
     rows = []
     for context in (1024, 4096):
         rows += [

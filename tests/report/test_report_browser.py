@@ -29,7 +29,7 @@ pytestmark = MARKS
 
 TIED = {"lean": 10.0, "fa2": 9.9, "fixed_split": 10.1}
 
-#: Runs after everything else: the test's own lines stand in place of PROBE.
+#: Runs last. PROBE is replaced by the lines of the test.
 PROBE = Path(__file__).with_name("browser_probe.js").read_text(encoding="utf-8")
 
 
@@ -44,7 +44,7 @@ def look(directory: Path, probe: str = "return null;", *more_runs: Path) -> Any:
 
 
 def seven_digits(value: float) -> float:
-    """As the page has it."""
+    """Round as the page does."""
     return float(f"{value:.7g}")
 
 
@@ -315,7 +315,7 @@ def test_a_row_hands_out_its_command(write_run: WriteRun) -> None:
     assert seen["written"] == [command]
     assert seen["copied"] == [f"Copied: {command}", command]
     assert seen["refused"] == f"To copy: {shape} --kernels lean --config lean:{config}"
-    # Every row has one; and nobody filters by what is not seen.
+    # Every row has one. The filter ignores hidden text.
     assert (seen["buttons"], seen["found"]) == (9, "0 of 9 rows")
 
 

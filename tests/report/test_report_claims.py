@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +8,10 @@ from example_runs import WriteRun, problem, row, row_with_all_fields
 
 from leanbench.core.llm.model import read_model
 from leanbench.core.problem import AttentionProblem
-from leanbench.model.claim import FEWEST_SAMPLES, SAMPLES
-from leanbench.model.paper import claims
+from leanbench.paper.claim import FEWEST_SAMPLES, SAMPLES
+from leanbench.paper.claims import claims
+from leanbench.paper.measured import MeasuredClaim, claims_of_runs
 from leanbench.records.reading import read_runs
-from leanbench.records.row import read_row
-from leanbench.report import write_report
-from leanbench.report.facts.measured_claims import (
-    MeasuredClaim,
-    claims_of_runs,
-    measured_claims,
-    sweep_name,
-)
 from leanbench.run.sweep_file import shipped_sweeps
 
 OVER_FA2 = "7a: LA over FA2 at 512k"
@@ -37,13 +28,8 @@ def value(measured: MeasuredClaim) -> float:
 
 
 def claims_of(*directories: Path) -> dict[str, MeasuredClaim]:
-    runs = read_runs(directories)
-    return named(
-        measured_claims(
-            {run.name: run.results for run in runs},
-            {run.name: sweep_name(run.manifest) for run in runs},
-        )
-    )
+    [(_, _, outcomes)] = claims_of_runs(read_runs(directories))
+    return named(outcomes)
 
 
 def at_512k(heads: int = 56) -> AttentionProblem:
@@ -116,7 +102,7 @@ def test_occupancy_is_the_sms_where_it_was_measured_and_the_schedules_in_a_predi
         write_run([{**row, "source": "predicted"} for row in rows], folder="predicted")
     )[name]
     assert (predicted.words, predicted.verdict) == ("90%", "more")
-    # A run without --occupancy says nothing of the SMs.
+    # A run without --occupancy has no SM busy share.
     without = claims_of(
         write_run([{**row, "sm_busy_share": None} for row in rows], folder="without")
     )[name]
@@ -288,14 +274,14 @@ def test_predictions_other_gpus_and_a_warm_l2_have_tables_of_their_own(write_run
     ]
 
 
-def test_a_claim_is_told_with_each_baseline_that_was_measured() -> None:
+def test_a_claim_is_evaluated_with_each_baseline_that_was_measured(write_run: WriteRun) -> None:
     rows = [
         row(at_512k(), "lean", 100.0),
         row(at_512k(), "fa2", 180.0),
         row(at_512k(), "torch_flash_no_split", 500.0),
         row(at_512k(), "torch_flash", 120.0),
     ]
-    outcomes = measured_claims({"run": [read_row(json.dumps(line)) for line in rows]}, {})
+    [(_, _, outcomes)] = claims_of_runs(read_runs([write_run(rows)]))
     over_fa2 = [outcome for outcome in outcomes if outcome.claim.words == "LA over FA2 at 512k"]
     assert [(outcome.baselines.fa2, value(outcome), outcome.verdict) for outcome in over_fa2] == [
         ("torch_flash_no_split", 5.0, "more"),
@@ -304,7 +290,7 @@ def test_a_claim_is_told_with_each_baseline_that_was_measured() -> None:
     # Of the two pairs one alone is whole: there is no fixed_split.
     [of_both] = [outcome for outcome in outcomes if outcome.claim.words == "FD over FA2 at 512k"]
     assert (of_both.baselines.fd, value(of_both)) == ("torch_flash", pytest.approx(500 / 120))
-    # A claim that nobody measured is there once.
+    # A claim that was not measured appears once.
     [none] = [outcome for outcome in outcomes if outcome.claim.words == "LA over FA2 at 64 heads"]
     assert (none.baselines.fa2, none.figure) == ("fa2", None)
 
@@ -316,53 +302,3 @@ def test_means_are_geometric_and_name_the_arithmetic(write_run: WriteRun) -> Non
     outcome = claims_of(write_run(rows))[f"text: LA over FA2, mean of {SAMPLES} samples"]
     assert (value(outcome), outcome.arithmetic) == (pytest.approx(4), pytest.approx(5))
     assert outcome.words == "4.00x (3.92 to 4.08), arithmetic 5.00x"
-
-
-def test_the_page_of_several_runs_names_the_run_of_each_claim(write_run: WriteRun) -> None:
-    first = write_run(pair(512, 100, "fa2", 200), folder="first", name="first")
-    second = write_run(pair(256, 100, "fixed_split", 218), folder="second", name="second")
-    [path] = write_report(first, first.parent / "out", ["html"], [second])
-    lines = claim_lines(path.read_text(encoding="utf-8"))
-    assert (
-        "> 7a LA over FA2 at 512k 2.46x fa2 2.00x (1.96 to 2.04) less first b1 h56 n524288 d64 fp16"
-        " HND" in lines
-    )
-    assert (
-        "> abstract LA over FD at 256k, 56 heads 2.18x fixed_split 2.18x (2.14 to 2.22) holds"
-        " second b1 h56 n262144 d64 fp16 HND" in lines
-    )
-    count = len(claims())
-    assert (
-        f"{count} claims; with fa2 and fixed_split 1 hold, 1 less; {count - 2} not measured in"
-        " these runs" in lines[0]
-    )
-
-
-def claim_lines(html: str) -> list[str]:
-    section = html[html.index('<section id="claims">') :].partition("</section>")[0]
-    return [" ".join(re.sub("<[^>]+>", " ", line).split()) for line in section.split("<tr")]
-
-
-def test_the_page_sets_claims_beside_the_run(write_run: WriteRun) -> None:
-    rows = [row(at_512k(), "lean", 100.0), row(at_512k(), "fa2", 200.0)]
-    directory = write_run(rows)
-    [path] = write_report(directory, directory, ["html"])
-    html = path.read_text(encoding="utf-8")
-    lines = claim_lines(html)
-    assert (
-        "The paper does not say which problems its samples were: 150 or more multi-head problems"
-        in lines[0]
-    )
-    assert (
-        "> 7a LA over FA2 at 512k 2.46x fa2 2.00x (1.96 to 2.04) less b1 h56 n524288 d64 fp16 HND"
-        in lines
-    )
-    lacking = (
-        "7b LA over FA2 at 64 heads 2.15x fa2 not measured in this run b1 h64 n65536 d64 fp16 HND"
-    )
-    assert any(line.endswith(lacking) for line in lines)
-    count = len(claims())
-    assert (
-        f"{count} claims; with fa2 and fixed_split 1 less; {count - 1} not measured in this run"
-        in lines[0]
-    )

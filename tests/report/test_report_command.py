@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 from example_runs import HOSTILE, manifest, problem, row, row_with_all_fields
 
 from leanbench.core.axes import AXES
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
-from leanbench.records.reading import read_run
+from leanbench.records.reading import Run, read_run
 from leanbench.records.row import Row
 from leanbench.report.command import sweep_command
 from leanbench.run.cells import expand
@@ -22,8 +23,9 @@ from leanbench.run.sweep_file import requested_sweep
 REFERENCE_RUNS = sorted(path.parent for path in Path("reports").glob("*/*/results.jsonl"))
 
 
-def command_of(row: dict[str, Any], problem: AttentionProblem, **fields: Any) -> str | None:
-    return sweep_command(Row.model_validate(row), problem, manifest(**fields))
+def command_of(row: dict[str, Any], problem: AttentionProblem, **fields: Any) -> str:
+    run = Run(Path(), manifest(**fields), ())
+    return sweep_command(Row.model_validate(row), problem, run)
 
 
 def flags_of(command: str) -> dict[str, str]:
@@ -36,14 +38,21 @@ def flags_of(command: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("directory", REFERENCE_RUNS, ids=lambda path: "/".join(path.parts[1:]))
+@pytest.mark.parametrize(
+    "directory",
+    [
+        *REFERENCE_RUNS[::5],
+        *(deep(run) for run in REFERENCE_RUNS if run not in REFERENCE_RUNS[::5]),
+    ],
+    ids=lambda path: "/".join(path.parts[1:]),
+)
 def test_every_reference_row_can_be_repeated(directory: Path) -> None:
     run = read_run(directory)
-    # A kernel that was there for one run alone cannot be asked for; of a long run, some 50 rows.
+    # Kernels of one run alone cannot be named. Some 50 rows of a long run are enough.
     known = [result for result in run.results if result[0].kernel in kernels()]
     assert known
     for taken, shape in known[:: 1 + len(known) // 50]:
-        flags = flags_of(sweep_command(taken, shape, run.manifest) or "")
+        flags = flags_of(sweep_command(taken, shape, run))
         assert flags.pop("cache", "cold") == taken.cache
         measured = {
             name: flags.pop(name)
@@ -89,9 +98,9 @@ def test_a_row_in_full() -> None:
 @pytest.mark.parametrize("fields", [{"sustained_us": 5.0}, {"sustained_us": 5.0, "energy_mj": 1.0}])
 def test_sustained_is_part_of_energy(fields: dict[str, float]) -> None:
     flag = "--energy" if "energy_mj" in fields else "--sustained"
-    assert (
-        command_of(row(problem(), "lean", 10.0, config=None, **fields), problem()) or ""
-    ).endswith(f" lean {flag}")
+    assert (command_of(row(problem(), "lean", 10.0, config=None, **fields), problem())).endswith(
+        f" lean {flag}"
+    )
 
 
 def test_a_prediction_names_its_gpu() -> None:
@@ -104,13 +113,13 @@ def test_a_prediction_names_its_gpu() -> None:
 
 def test_ragged_batches_by_their_lengths() -> None:
     given = problem((512, 16, 16), capacity=4096)
-    flags = flags_of(command_of(row(given, "lean", 1.0), given) or "")
+    flags = flags_of(command_of(row(given, "lean", 1.0), given))
     assert (flags["lengths"], flags["capacity"]) == ("512+16x2", "4096")
     assert flags.keys().isdisjoint(("batch", "context"))
 
 
 def test_hostile_text_stays_one_word() -> None:
     taken = row(problem(), f"{HOSTILE}; rm -rf ~", 1.0, config={HOSTILE: "$(reboot)"})
-    words = shlex.split(command_of(taken, problem()) or "")
+    words = shlex.split(command_of(taken, problem()))
     assert words[words.index("--kernels") + 1] == f"{HOSTILE}; rm -rf ~"
     assert words[-1] == f"{HOSTILE}; rm -rf ~:{HOSTILE}=$(reboot)"

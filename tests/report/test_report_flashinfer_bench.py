@@ -1,6 +1,4 @@
-"""Runs as datasets of FlashInfer-Bench: against the fields that it takes, back as a sweep, and
-against the published package where it is installed.
-"""
+"""Runs as datasets of FlashInfer-Bench: fields, return as a sweep, and the published package."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -19,19 +20,17 @@ from example_runs import (
 )
 from pandas import DataFrame
 
-from leanbench.records.reading import read_run
+from leanbench.records.reading import Run, read_run
 from leanbench.report import write_report
 from leanbench.report.compare.ratios import geomean
-from leanbench.report.facts.summary import status_counts, summaries
-from leanbench.report.facts.winners import Winner
+from leanbench.report.facts.results import Results, Summary, Winner, status_counts
 from leanbench.report.frame import (
     csv_cell,
     csv_text,
-    gpu_name,
     has_values,
     kernel_order,
+    ratios_to_baseline,
     results_frame,
-    speedups,
 )
 from leanbench.report.series import (
     add_series_columns,
@@ -87,6 +86,14 @@ def frame_of(directory):
     return results_frame(read_run(directory))
 
 
+def results_of(directory) -> Results:
+    return Results([read_run(directory)])
+
+
+def summaries(results: Results) -> list[Summary]:
+    return [part.summary for part in results.parts]
+
+
 def test_csv_holds_every_row_and_exact_values(write_run: WriteRun) -> None:
     directory = write_run(measured_rows())
     [path] = write_report(directory, directory, ["csv"])
@@ -140,7 +147,7 @@ def test_lists_are_text_in_the_csv(write_run: WriteRun) -> None:
 
 def test_speedups_by_problem(write_run: WriteRun) -> None:
     frame = frame_of(write_run(measured_rows()))
-    table = speedups(frame)
+    table = ratios_to_baseline(frame, "latency_us")
     assert list(table.columns) == ["fa2", "fixed_split"]
     labels = table.index.get_level_values("problem")
     by_label = dict(zip(labels, table.to_numpy().tolist(), strict=True))
@@ -154,7 +161,7 @@ def test_speedups_by_problem(write_run: WriteRun) -> None:
 
 
 def test_summary_values(write_run: WriteRun) -> None:
-    [summary] = summaries(frame_of(write_run(measured_rows())))
+    [summary] = summaries(results_of(write_run(measured_rows())))
     assert list(summary.speedups) == ["fa2", "fixed_split"]
     fa2, fixed_split = summary.speedups.values()
     assert fa2.geomean == pytest.approx(4.0)
@@ -178,7 +185,7 @@ def test_a_difference_within_1_percent_is_none(write_run: WriteRun) -> None:
     fa2 = (100.0, 100.5, 101.0, 99.1, 101.2, 98.9)
     rows = [row(problem(1024 << i), "lean", 100.0, energy_mj=50.0) for i in range(6)]
     rows += [row(problem(1024 << i), "fa2", us, energy_mj=us / 2) for i, us in enumerate(fa2)]
-    [summary] = summaries(frame_of(write_run(rows)))
+    [summary] = summaries(results_of(write_run(rows)))
     for ratios in (summary.speedups["fa2"], summary.energies["fa2"]):
         assert (ratios.above, ratios.same, ratios.below) == (1, 4, 1)
 
@@ -194,15 +201,16 @@ def test_the_best_bandwidth_is_one_without_a_warning(
     write_run: WriteRun, cells: Any, best: tuple[str, bool]
 ) -> None:
     rows = [row(problem(), f"at {us}", us, warnings=sentence) for us, sentence in cells]
-    [summary] = summaries(frame_of(write_run(rows)))
+    [summary] = summaries(results_of(write_run(rows)))
     assert summary.best is not None
     assert (summary.best.kernel, summary.best.warned) == best
 
 
 def test_a_kernel_with_several_configs_counts_with_its_fastest(write_run: WriteRun) -> None:
     rows = [row(problem(), "lean", 10.0), row(problem(), "fa2", 30.0), row(problem(), "fa2", 20.0)]
-    frame = frame_of(write_run(rows))
-    [summary] = summaries(frame)
+    results = results_of(write_run(rows))
+    frame = results.frame
+    [summary] = summaries(results)
     assert [(s.geomean, s.problems) for s in summary.speedups.values()] == [(pytest.approx(2.0), 1)]
     assert frame["speedup"].tolist()[1:] == [3.0, 2.0]
 
@@ -213,8 +221,9 @@ def test_only_timed_rows_enter_a_statistic(write_run: WriteRun) -> None:
         row(problem(), "fa2", 11.0, status="suspect", reason="beats the memory"),
         row(problem(), "fixed_split", 12.0, status="incorrect", reason="wrong"),
     ]
-    frame = frame_of(write_run(rows))
-    [summary] = summaries(frame)
+    results = results_of(write_run(rows))
+    frame = results.frame
+    [summary] = summaries(results)
     assert summary.speedups == {}
     assert not has_values(frame, "speedup")
 
@@ -227,7 +236,7 @@ def test_a_noisy_rival_is_a_rival(write_run: WriteRun, noisy: set[str]) -> None:
         row(problem(), name, us, **({"status": "noisy", "reason": "x"} if name in noisy else {}))
         for name, us in times.items()
     ]
-    [summary] = summaries(frame_of(write_run(rows)))
+    [summary] = summaries(results_of(write_run(rows)))
     assert summary.over_best is not None
     assert summary.over_best.highest == pytest.approx(1.02)
     assert summary.over_peers is not None
@@ -236,40 +245,33 @@ def test_a_noisy_rival_is_a_rival(write_run: WriteRun, noisy: set[str]) -> None:
     assert summary.winners.kernels[0] == Winner("lean", 1, 1, "")
 
 
-def test_measured_and_predicted_are_never_mixed(write_run: WriteRun) -> None:
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("source", ("measured", "predicted")),
+        ("cache", ("cold", "warm")),
+        ("environment", ("a", "b")),
+    ],
+)
+def test_no_statistic_spans_two(write_run: WriteRun, field: str, values: tuple[str, str]) -> None:
+    first, second = ({field: value} for value in values)
     rows = [
-        row(problem(), "lean", 10.0),
-        row(problem(), "fa2", 20.0),
-        row(problem(), "lean", 1.0, source="predicted"),
-        row(problem(), "fa2", 5.0, source="predicted"),
+        row(problem(), "lean", 10.0, energy_mj=10.0, **first),
+        row(problem(), "fa2", 20.0, energy_mj=20.0, **first),
+        row(problem(), "lean", 1.0, energy_mj=1.0, **second),
+        row(problem(), "fa2", 5.0, energy_mj=5.0, **second),
+        row(problem(4096), "lean", 3.0, **second),
+        row(problem(4096), "fa2", 30.0, **first),
     ]
-    frame = frame_of(write_run(rows))
-    assert [(s.source, s.speedups["fa2"].geomean) for s in summaries(frame)] == [
-        ("measured", pytest.approx(2.0)),
-        ("predicted", pytest.approx(5.0)),
-    ]
-    assert frame["speedup"].dropna().tolist() == [2.0, 5.0]
-
-
-def test_cold_and_warm_are_never_mixed(write_run: WriteRun) -> None:
-    rows = [
-        row_with_all_fields(problem(), "lean", 10.0),
-        row_with_all_fields(problem(), "fa2", 20.0),
-        row_with_all_fields(problem(), "lean", 1.0, cache="warm"),
-        row_with_all_fields(problem(), "fa2", 5.0, cache="warm"),
-        row_with_all_fields(problem(4096), "lean", 3.0, cache="warm"),
-        row_with_all_fields(problem(4096), "fa2", 30.0),
-    ]
-    frame = frame_of(write_run(rows))
-    figures = [
-        (s.cache, [(r.geomean, r.problems) for r in s.speedups.values()], s.energies["fa2"].geomean)
-        for s in summaries(frame)
-    ]
-    assert figures == [
-        ("cold", [(pytest.approx(2.0), 1)], pytest.approx(2.0)),
-        ("warm", [(pytest.approx(5.0), 1)], pytest.approx(5.0)),
-    ]
-    assert frame["speedup"].dropna().tolist() == [2.0, 5.0]
+    environments = {key: {"gpu_product": key.upper()} for key in ("a", "b", "env0")}
+    results = results_of(write_run(rows, environments=environments))
+    for ratios in ("speedups", "energies"):
+        of_fa2 = [getattr(summary, ratios)["fa2"] for summary in summaries(results)]
+        assert [(r.geomean, r.problems) for r in of_fa2] == [
+            (pytest.approx(2.0), 1),
+            (pytest.approx(5.0), 1),
+        ]
+    assert results.frame["speedup"].dropna().tolist() == [2.0, 5.0]
 
 
 def test_derived_columns(write_run: WriteRun) -> None:
@@ -315,7 +317,7 @@ def test_page_sizes_are_told_apart(write_run: WriteRun) -> None:
     frame = add_series_columns(frame_of(write_run(rows)))
     assert frame["page_size"].tolist() == ["none", "none", "16", "16", "16", "16"]
     assert frame["speedup"].dropna().tolist() == [3.0, 3.0, 3.0]
-    assert len(speedups(frame)) == 3
+    assert len(ratios_to_baseline(frame, "latency_us")) == 3
     axes = varying_axes(frame)
     assert [(axis.name, axis.values) for axis in axes] == [
         ("q_len", (1, 4)),
@@ -331,16 +333,16 @@ def test_page_sizes_are_told_apart(write_run: WriteRun) -> None:
 
 
 def test_suspect_rows_stay_out_and_noisy_and_warned_ones_in(write_run: WriteRun) -> None:
-    [summary] = summaries(frame_of(write_run(rows_with_all_fields())))
+    [summary] = summaries(results_of(write_run(rows_with_all_fields())))
     assert [(name, r.problems) for name, r in summary.speedups.items()] == [
         ("fa2", 2),
         ("fixed_split", 1),
     ]
     assert summary.energies["fa2"].geomean == pytest.approx(4.0)
     assert summary.energies["fixed_split"].problems == 1
-    assert summary.own_energy is not None
-    assert (summary.own_energy.problems, summary.own_energy.power_w) == (2, 500.0)
-    assert summary.own_energy.slowdown == pytest.approx(0.25)
+    assert summary.baseline_energy is not None
+    assert (summary.baseline_energy.problems, summary.baseline_energy.power_w) == (2, 500.0)
+    assert summary.baseline_energy.slowdown == pytest.approx(0.25)
 
 
 def test_energy_that_was_read_as_zero_is_no_ratio(write_run: WriteRun) -> None:
@@ -349,8 +351,8 @@ def test_energy_that_was_read_as_zero_is_no_ratio(write_run: WriteRun) -> None:
         row_with_all_fields(problem(), "lean", 1.0, energy_mj=0.0),
         row_with_all_fields(problem(), "fa2", 2.0),
     ]
-    [summary] = summaries(frame_of(write_run(rows)))
-    assert (summary.energies, summary.own_energy) == ({}, None)
+    [summary] = summaries(results_of(write_run(rows)))
+    assert (summary.energies, summary.baseline_energy) == ({}, None)
 
 
 def test_energy_alone_is_no_card(write_run: WriteRun) -> None:
@@ -358,8 +360,8 @@ def test_energy_alone_is_no_card(write_run: WriteRun) -> None:
     rows = [
         row(problem(), name, 10.0, source="predicted", energy_mj=2.0) for name in ("lean", "fa2")
     ]
-    [summary] = summaries(frame_of(write_run(rows, source="predicted")))
-    assert summary.own_energy is None
+    [summary] = summaries(results_of(write_run(rows, source="predicted")))
+    assert summary.baseline_energy is None
     assert summary.energies["fa2"].geomean == 1.0
 
 
@@ -371,17 +373,6 @@ def test_sentences_and_empty_lists_in_the_csv(write_run: WriteRun) -> None:
     frame = frame_of(write_run(rows))
     assert frame.to_csv().count("one thing; another") == 1
     assert frame["warnings"].isna().tolist() == [False, True]
-
-
-def test_two_gpus_are_never_mixed(write_run: WriteRun) -> None:
-    environments = {"a": {"gpu_product": "A"}, "b": {"gpu_product": "B"}}
-    rows = [
-        row(problem(), "lean", 10.0, environment="a"),
-        row(problem(), "fa2", 20.0, environment="b"),
-    ]
-    frame = frame_of(write_run(rows, environments=environments))
-    assert frame["gpu"].tolist() == ["A", "B"]
-    assert all(not summary.speedups for summary in summaries(frame))
 
 
 def test_ragged_batches_of_equal_sums_are_different_problems(write_run: WriteRun) -> None:
@@ -409,6 +400,7 @@ def test_geomean() -> None:
 def test_gpu_of_a_prediction_is_the_one_it_is_for() -> None:
     environments = {"here": {"gpu_product": "the GPU of this machine"}}
     manifest = {"source": "predicted", "gpu": {"product": "A100"}, "environments": environments}
-    assert gpu_name(manifest, "here") == "A100"
-    assert gpu_name({**manifest, "source": "measured"}, "here") == "the GPU of this machine"
-    assert gpu_name({}) == "unknown GPU"
+    assert Run(Path(), manifest, ()).gpu_name("here") == "A100"
+    measured = Run(Path(), {**manifest, "source": "measured"}, ())
+    assert measured.gpu_name("here") == "the GPU of this machine"
+    assert Run(Path(), {}, ()).gpu_name() == "unknown GPU"

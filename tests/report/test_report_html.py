@@ -14,7 +14,6 @@ from example_runs import (
     problem,
     row,
     row_with_all_fields,
-    rows_with_all_fields,
 )
 
 from leanbench.core.errors import UserError
@@ -22,14 +21,11 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.model import known_error
 from leanbench.records.reading import read_run
 from leanbench.report import write_report
-from leanbench.report.charts import CHARTS
-from leanbench.report.document import Figures, Table, Text
-from leanbench.report.facts.figures import charts_section
+from leanbench.report.charts import PALETTE, kernel_styles
+from leanbench.report.document import Table, Text
 from leanbench.report.facts.results import Results
-from leanbench.report.facts.warnings import flagged_section
-from leanbench.report.page.data import page_data
-from leanbench.report.page.html import SCRIPTS
-from leanbench.report.styles import PALETTE, kernel_styles
+from leanbench.report.facts.trust import flagged_section
+from leanbench.report.html import SCRIPTS, page_data
 
 PREDICTED_GPU = {"name": "a100-80gb", "product": "NVIDIA A100-SXM4-80GB"}
 
@@ -270,7 +266,7 @@ def test_several_runs_begin_with_their_sentences(write_run: WriteRun, tmp_path: 
     )
     assert header.count("driver 580.1 · torch 2.11.0 · triton 3.6.0") == 1
     summary = text_of(html, '<section id="summary"', '<section id="charts"')
-    # In the words that tell a run's own problems apart.
+    # Labels are short for the problems of each run.
     assert (
         "at worst 1.91× (context 2k), at best 2.00× (context 1k). Figures of r0 lean over fa2"
         in summary
@@ -302,82 +298,9 @@ def test_axes_are_what_varies(write_run: WriteRun) -> None:
     ]
 
 
-def test_every_axis_has_its_unit() -> None:
-    titles = {chart.key: chart.y_title for chart in CHARTS}
-    assert titles == {
-        "token_time": "time per output token (µs)",
-        "tokens": "tokens per second",
-        "attention_share": "share of attention (%)",
-        "energy_per_token": "energy per token (J)",
-        "latency": "latency (µs)",
-        "bandwidth": "bandwidth (TB/s)",
-        "speedup": "speedup of the baseline (×)",
-        "share": "share of the read floor (%)",
-        "speedup_all": "speedup of the baseline (×)",
-        "energy": "energy of one launch (mJ)",
-        "power": "mean power (W)",
-        "sustained": "sustained over burst (%)",
-        "sm_busy": "SM busy share (%)",
-    }
-
-
-def test_the_schedules_slots_are_no_limit_of_sm_busy(write_run: WriteRun) -> None:
-    results = Results([read_run(write_run([row_with_all_fields(problem(), "lean", 10.0)]))])
-    [drawn] = charts_section(results).blocks
-    assert isinstance(drawn, Figures)
-    assert (
-        next(figure.note for figure in drawn.items if figure.key == "sm_busy")
-        == "share of SM time in which an SM had a CTA that was not waiting; dotted, or a dash over"
-        " bars: CTA slots with work, by the schedule (no limit, as one working CTA of several"
-        " makes an SM busy)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("short", "says"),
-    [
-        (["w"], "best bandwidth of lean, has a warning 2.94 TB/s of the read floor 93.4% at"),
-        ([], "best bandwidth of lean 1.47 TB/s of the read floor 56.7% at context 1k"),
-    ],
-)
-def test_a_best_bandwidth_with_a_warning_says_so(
-    write_run: WriteRun, short: list[str], says: str
-) -> None:
-    rows = [
-        row(problem(1024), "lean", 10.0, warnings=short),
-        row(problem(2048), "lean", 10.0, warnings=["w"]),
-    ]
-    assert says in text_of(
-        html_of(write_run(rows)), '<section id="summary"', '<section id="charts"'
-    )
-
-
 def text_of(html: str, start: str, end: str) -> str:
     part = html[html.index(start) : html.index(end)]
     return " ".join(re.sub("<[^>]+>", " ", part[part.index(">") + 1 :]).split())
-
-
-def test_energy_is_in_the_summary(write_run: WriteRun) -> None:
-    html = html_of(write_run(rows_with_all_fields()))
-    text = text_of(html, '<section id="summary"', '<section id="charts"')
-    # Energy goes with latency: 2x and 8x of lean's.
-    assert (
-        "lowest 2.00× context 1k energy 4.00× fa2's over lean's; lean needs less on 2 of 2, within"
-        " 1% on 0, more on 0" in text.replace("&#39;", "'")
-    )
-    assert (
-        "mean power 500 W median; highest 500 W sustained +25.0% against burst latency, median"
-        in text
-    )
-    floors = [
-        500.0 * 1.25 * us * 1e-3 / (problem(n).kv_bytes * 1e-7)
-        for us, n in ((10.0, 1024), (200.0, 65536))
-    ]
-    assert (
-        f"energy of lean {(floors[0] * floors[1]) ** 0.5:.2f}× over only reading K and V,"
-        " geometric mean" in text
-    )
-    assert "rows of this run 6 in all ok 4 noisy 1 suspect 1" in text
 
 
 def test_without_energy_nothing_speaks_of_it(write_run: WriteRun) -> None:
@@ -388,21 +311,6 @@ def test_without_energy_nothing_speaks_of_it(write_run: WriteRun) -> None:
     assert "nergy" not in page
     assert "ringed" not in page
     assert "L2" not in page
-
-
-def test_the_page_says_how_far_to_trust_it(write_run: WriteRun) -> None:
-    html = html_of(write_run(rows_with_all_fields())).replace("&#39;", "'")
-    text = text_of(html, '<section id="trust"', '<section id="flagged"')
-    assert text.startswith(
-        "How far to trust these numbers stopping rule 4 of 5 timed rows met the stopping rule"
-    )
-    # Two rows, one line, the worse numbers and their problem.
-    worst = "warning fa2 at worst, the cross-check (22.0 µs) differs by 10.0% from the latency 2 b1"
-    assert worst in text
-    assert "differs by 3.0%" not in text
-    flagged = text_of(html, '<section id="flagged"', '<section id="rows"')
-    suspect = "suspect fixed_split 2.00 µs beats a kernel that only reads the same bytes 1 b1 h56"
-    assert suspect in flagged
 
 
 def test_columns_without_values_are_hidden_and_the_others_explained(write_run: WriteRun) -> None:

@@ -1,4 +1,4 @@
-"""How GPUs that shared problems reach one another, as a run's environments say."""
+"""Links of GPUs that shared problems."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def data_of(out: Path) -> dict[str, Any]:
 
 
 def records(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The page's rows, with the texts in place of where they are."""
+    """Return the page's rows with their texts."""
     columns = data["columns"]
     return [
         {

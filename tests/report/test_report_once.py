@@ -1,4 +1,4 @@
-"""What a report says once, and what it leaves out because it says nothing."""
+"""Facts that a report states once, and facts that it omits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from example_runs import WriteRun, measured_rows, problem, row, rows_with_all_fi
 
 from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
+from leanbench.report.charts import maps_of
 from leanbench.report.compare.ratios import margin_of
 from leanbench.report.document import Document, Section, Sentences, Table
 from leanbench.report.facts import ENDING, OPEN, facts
 from leanbench.report.facts.environment import environment_section
 from leanbench.report.facts.results import Results
-from leanbench.report.maps import maps_of
 from leanbench.report.series import FEW_KINDS, FEW_VALUES, fixed_words
 
 ENVIRONMENT = {"torch": "2.11.0", "driver": "580.1", "gpu_product": "NVIDIA H200"}
@@ -79,27 +79,6 @@ def test_many_runs_open_on_their_overview(write_run: WriteRun) -> None:
     assert not {*closed} - {"rows"} & {*OPEN}
     few = facts(Results([read_run(write_run(rows_with_all_fields(), folder="alone"))]))
     assert [section.key for section in few.sections if section.folded == "closed"] == ["rows"]
-
-
-def test_explanations_and_equal_sentences_of_several_runs_stand_once(write_run: WriteRun) -> None:
-    results = runs_of(write_run, 3, rows_with_all_fields())
-    [path] = write_report(
-        results.runs[0].directory,
-        results.runs[0].directory,
-        ["markdown"],
-        [run.directory for run in results.runs[1:]],
-    )
-    text = path.read_text(encoding="utf-8")
-    for once in (
-        "Samples are taken until the 95% confidence interval",
-        "4 of 5 timed rows met the stopping rule",
-        "Rows with a warning enter statistics",
-        "Every row whose status is not ok.",
-        "2.00 µs beats a kernel that only reads the same bytes | 3 |",
-    ):
-        assert text.count(once) == 1, once
-    assert "**run0, run1 and run2:** 4 of 5 timed rows" in text
-    assert "| run0, run1, run2 |" in text
 
 
 def test_predicted_runs_have_one_banner_and_no_second_warning(write_run: WriteRun) -> None:

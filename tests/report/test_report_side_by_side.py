@@ -14,9 +14,7 @@ from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
 from leanbench.report.facts.results import Results
 from leanbench.report.facts.side_by_side import SideBySide, side_by_side, sides_of
-from leanbench.report.facts.summary import summaries
-from leanbench.report.frame import results_frame
-from leanbench.report.page.data import page_data
+from leanbench.report.html import page_data
 
 
 def side_by_side_of(directories: Iterable[Path]) -> list[SideBySide]:
@@ -51,12 +49,10 @@ def test_no_statistic_spans_two_runs(write_run: WriteRun) -> None:
             "b": [("lean", 1.0), ("fa2", 4.0)],
         }.items()
     ]
-    frame = results_frame(*read_runs(directories))
-    assert [(summary.run, summary.speedups["fa2"].geomean) for summary in summaries(frame)] == [
-        ("a", 2.0),
-        ("b", 4.0),
-    ]
-    assert frame["speedup"].dropna().tolist() == [2.0, 4.0]
+    results = Results(read_runs(directories))
+    summaries = [part.summary for part in results.parts]
+    assert [(of.run, of.speedups["fa2"].geomean) for of in summaries] == [("a", 2.0), ("b", 4.0)]
+    assert results.frame["speedup"].dropna().tolist() == [2.0, 4.0]
     assert [side.name for side in sides_of(read_runs(directories))] == ["a", "b"]
 
 
@@ -83,7 +79,7 @@ def test_without_a_timed_row_there_is_no_picture(write_run: WriteRun) -> None:
 def test_runs_of_one_name_are_told_apart_by_the_ends_of_their_paths(write_run: WriteRun) -> None:
     directories = [write_run(measured_rows(), folder=folder) for folder in ("x", "y")]
     assert [run.name for run in read_runs(directories)] == ["x", "y"]
-    # x is there already, and a run of another name is x, too.
+    # The name x is taken.
     (directories[0].parent / "z").mkdir()
     deeper = write_run(measured_rows(), folder="z/x")
     other = write_run(measured_rows(), folder="other", name="x")

@@ -1,4 +1,4 @@
-"""What a sweep asked for, as a report says it."""
+"""Sweeps in a report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.report.document import Sentences, Table
-from leanbench.report.facts.sweep_request import sweep_blocks
+from leanbench.report.facts.environment import sweep_blocks
 from leanbench.run.cells import Grid, Sweep, expand
 from leanbench.run.draw import Sample
 from leanbench.run.sweep_file import load_sweep

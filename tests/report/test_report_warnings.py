@@ -3,16 +3,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from example_runs import problem, row
+from example_runs import as_rows, problem, row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanbench.report.facts.warnings import warnings_table
-from leanbench.report.warned import NAMED, flagged, warned
+from leanbench.report import warned as grouping
+from leanbench.report.facts.trust import warnings_table
+from leanbench.report.warned import NAMED, Warned
 
 
 def warning(context: int, *sentences: str, kernel: str = "lean") -> dict[str, Any]:
     return row(problem(context), kernel, 10.0, warnings=list(sentences))
+
+
+def warned(rows: list[dict[str, Any]]) -> list[Warned]:
+    return grouping.warned([(row, "") for row in as_rows(rows)])
+
+
+def flagged(rows: list[dict[str, Any]]) -> list[Warned]:
+    return grouping.flagged([(row, "") for row in as_rows(rows)])
 
 
 def labels(*contexts: int) -> tuple[str, ...]:
@@ -46,11 +55,15 @@ def test_worst_without_percentages(first: str, second: str, worst: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "shown"), [("unsupported", "for example, has cp:8"), ("noisy", "at worst, has cp:8")]
+    ("status", "latency_us", "shown"),
+    [("unsupported", None, "for example, has cp:8"), ("noisy", 1.0, "at worst, has cp:8")],
 )
-def test_a_refusal_is_an_example_where_a_measured_row_is_the_worst(status: str, shown: str) -> None:
+def test_a_refusal_is_an_example_where_a_measured_row_is_the_worst(
+    status: str, latency_us: float | None, shown: str
+) -> None:
     rows = [
-        row(problem(1024), "fa2", None, status=status, reason=f"has cp:{gpus}") for gpus in (2, 8)
+        row(problem(1024), "fa2", latency_us, status=status, reason=f"has cp:{gpus}")
+        for gpus in (2, 8)
     ]
     [[_, _, reason, *_]] = warnings_table(flagged(rows)).rows
     assert reason == shown

@@ -20,9 +20,9 @@ pytestmark = MARKS
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 REDUCTION, WAIT, PLOT = "#16181c", "#b4bcc7", "#ffffff"
 
-#: Headless Chromium draws frames when it likes: here each is drawn when it is asked for.
+#: Headless Chromium draws frames irregularly. Here each is drawn on request.
 AT_ONCE = "<script>window.requestAnimationFrame = (callback) => callback();</script>"
-#: Helpers, then the test's own lines in place of PROBE. Times are in microseconds, between the grid
+#: Helpers, then the test's lines replace PROBE. Times are in microseconds, between the grid
 #: lines; rows count from the top.
 PROBE = """
 const hex = (data) => "#" + [...data].slice(0, 3).map((value) => value.toString(16).padStart(2, "0")).join("");

@@ -81,21 +81,15 @@ def test_too_many_spans_are_merged_and_that_is_said(monkeypatch: pytest.MonkeyPa
 
 def test_files_are_written_whole(tmp_path: Path) -> None:
     panels = [Panel(lean()), Panel(fixed_split())]
-    paths = write_trace(panels, tmp_path / "new" / "folder", ["svg", "json", "html"])
-    assert [path.name for path in paths] == ["trace.svg", "trace.json", "trace.html"]
-    assert paths[0].read_text(encoding="utf-8").startswith("<svg ")
-    assert json.loads(paths[1].read_text(encoding="utf-8"))["displayTimeUnit"] == "ns"
-    assert paths[2].read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert (
-        sorted(path.name for path in paths[0].parent.iterdir())
-        == "trace.html trace.json trace.svg".split()
-    )
+    paths = write_trace(panels, tmp_path / "new" / "folder", ["json", "html"])
+    assert [path.name for path in paths] == ["trace.json", "trace.html"]
+    assert json.loads(paths[0].read_text(encoding="utf-8"))["displayTimeUnit"] == "ns"
+    assert paths[1].read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert {path.name for path in paths[0].parent.iterdir()} == {"trace.html", "trace.json"}
 
 
 def test_bad_formats_and_folders_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match="format 'png' is not supported: choose from html, svg, json"
-    ):
+    with pytest.raises(UserError, match=r"format 'png' .* html, json"):
         write_trace([Panel(lean())], tmp_path, ["png"])
     (tmp_path / "file").write_text("")
     with pytest.raises(

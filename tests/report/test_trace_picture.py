@@ -13,12 +13,12 @@ from leanbench.report.trace.picture import (
     TILE_COLORS,
     Mark,
     Panel,
+    figure_words,
     merge_short,
     merge_to,
     ticks,
     union,
 )
-from leanbench.report.trace.words import figure_words
 
 
 def test_rows_are_sms_in_the_order_of_their_first_cta() -> None:
@@ -106,7 +106,7 @@ def test_lanes_never_overlap(lives: list[tuple[float, float, int]]) -> None:
 
 def test_figures() -> None:
     figures = Panel(lean()).figures
-    # Of 4 SMs x 40 us: 20 + 30 + 30 busy, 10 in which all that is there waits, 10 of reduction.
+    # Of 4 SMs x 40 us: 20 + 30 + 30 busy, 10 with all CTAs waiting, 10 of reduction.
     assert figures.busy_share == pytest.approx(80 / 160)
     assert figures.waiting_share == pytest.approx(10 / 160)
     assert figures.reduction_share == pytest.approx(10 / 160)
@@ -201,7 +201,7 @@ def test_ticks_are_round(end_us: float, most: int, expected: list[float]) -> Non
 
 
 def test_neighbouring_colours_differ_by_lightness() -> None:
-    """Who sees no hue tells neighbours apart; every colour stands out from white and from black."""
+    """Neighbours differ without hue; every colour contrasts with white and with black."""
 
     def luminance(color: str) -> float:
         channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]

@@ -1,4 +1,4 @@
-"""Which character stands where: timelines of which every cell is known."""
+"""Characters of timelines with known cells."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def reduction(output_tile: int, start_us: float, end_us: float) -> Span:
 def cta(
     number: int, sm: int, *spans: Span, launch: str = "lean_kernel", end_us: float | None = None
 ) -> CtaTimeline:
-    """Lives from its first span's start to its last one's end, unless told otherwise."""
+    """Make a CTA that lasts from its first span to its last, unless given."""
     return CtaTimeline(launch, number, sm, spans[0].start_us, end_us or spans[-1].end_us, spans)
 
 

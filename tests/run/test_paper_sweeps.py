@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from leanbench.core.problem import AttentionProblem
-from leanbench.model.claim import BASELINES, OWN
-from leanbench.model.paper import claims
+from leanbench.paper.claim import BASELINES, OWN
+from leanbench.paper.claims import claims
 from leanbench.run.cells import expand
 from leanbench.run.sweep_file import load_sweep
 

@@ -1,5 +1,1 @@
-"""Comparisons: two runs or two kernels cell by cell, and the runs of a report side by side.
-
-Both pair rows of the same problem (`match`) and put ratios of their latencies (`ratios`) into
-words.
-"""
+"""Comparisons: two runs or two kernels cell by cell, and ratios over problems."""

@@ -1,31 +1,65 @@
-"""Comparison of two runs, or two kernels, cell by cell; `leanbench.report.compare.pair` says how a
-verdict is reached.
-"""
+"""Comparison of two runs, or of two kernels, cell by cell. See `pair` for the verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanbench.core.errors import UserError
-from leanbench.report.compare.match import match
+from leanbench.core.errors import UserError, nearest
+from leanbench.core.problem import AttentionProblem
+from leanbench.records.reading import RUNS, Run, find_run, read_run
+from leanbench.report.compare.pair import match
 from leanbench.report.compare.ratios import Margin, margin_of
-from leanbench.report.compare.selection import Key, Selection, select
 
 if TYPE_CHECKING:
     from leanbench.records.row import Row
     from leanbench.report.compare.pair import Pair
 
-#: In this order in tables: what needs a look first, what needs none last.
+#: Order in tables: the most urgent first.
 _ORDER = ("broken", "slower", "ambiguous", "faster", "mended", "same", "no verdict")
+
+#: Identity of a cell: problem, kernel ("" if two kernels are compared), configs request, L2 state.
+Key = tuple[AttentionProblem, str, str, str]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One side of a comparison: rows of a run."""
+
+    run: Run
+    #: Kernel of ``RUN:KERNEL``; None for all.
+    kernel: str | None
+    rows: Mapping[Key, Row]
+
+    @property
+    def name(self) -> str:
+        """Name of the side: ``runs/before`` or ``runs/before:lean``."""
+        return str(self.run.directory) + (f":{self.kernel}" if self.kernel else "")
+
+    @property
+    def gpu(self) -> str:
+        return self.run.gpu_name(next(iter(self.rows.values())).environment)
+
+    def environment(self, key: str) -> dict[str, Any]:
+        """Return a recorded environment, with the GPU that a prediction is for."""
+        recorded = self.run.environments.get(key)
+        return {**recorded, "gpu_product": self.run.gpu_name(key)} if recorded else {}
+
+    @property
+    def measure(self) -> dict[str, Any]:
+        """Options of measuring in the manifest, with the fields of `effort`."""
+        measure = {**self.run.section("measure")}
+        effort = measure.pop("effort", None)
+        return {**(effort if isinstance(effort, dict) else {}), **measure}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A field of the environments, or of how was measured, that is not the same; several values in
-    a resumed run.
+    """A field of the environments or of the measuring options that differs.
+
+    A resumed run may have several values.
     """
 
     field: str
@@ -39,10 +73,8 @@ class Comparison:
 
     base: Selection
     new: Selection
-    #: Relative difference that counts as none.
     margin: Margin
-    #: What needs a look first: broken cells, then the worst slowdown; within a verdict by size,
-    #: `same` in base's order.
+    #: Most urgent first, within a verdict by size; `same` in base's order.
     pairs: tuple[Pair, ...]
     differences: tuple[Difference, ...]
     #: Labels of the cells without a partner.
@@ -56,28 +88,23 @@ class Comparison:
 
     @property
     def of_two_kernels(self) -> bool:
-        """`RUN:KERNEL` with another kernel, not a kernel with itself."""
         return self.base.kernel != self.new.kernel
 
     @property
     def without_samples(self) -> int:
-        """Pairs whose interval comes from a row's own."""
+        """Number of pairs with the interval of the rows instead of samples."""
         return sum(pair.ratio_low is not None and not pair.from_samples for pair in self.pairs)
 
     @property
     def other_settings(self) -> int:
-        """Pairs whose launch settings differ; two kernels have settings of their own, so none are
-        counted there.
-        """
+        """Number of pairs with different launch settings; 0 for two kernels."""
         if self.of_two_kernels:
             return 0
         configs = [(pair.base.config, pair.new.config) for pair in self.pairs]
         return sum(None not in pair and pair[0] != pair[1] for pair in configs)
 
     def failures(self, above: float) -> list[Pair]:
-        """Cells that worked and do so no longer, or are significantly slower and by more than
-        `above` (0.05 is 5%).
-        """
+        """Return broken cells, and significantly slower ones beyond `above` (0.05 is 5%)."""
         return [
             pair
             for pair in self.pairs
@@ -87,18 +114,19 @@ class Comparison:
 
 
 def compare(base: str, new: str, *, margin: float, kernels: Sequence[str] = ()) -> Comparison:
-    """The comparison of `RUN` with `RUN`, or of `RUN:KERNEL` with `RUN:KERNEL`; a run is a path or
-    a name under runs/.
+    """Compare `RUN` with `RUN`, or `RUN:KERNEL` with `RUN:KERNEL`.
+
+    A run is a path or a name under runs/.
 
     Args:
         margin: relative difference that counts as none, 0.01 for 1%.
-        kernels: the kernels to compare, where the two sides name none; empty for all.
+        kernels: kernels to compare if the sides name none; empty for all.
 
     Raises:
         UserError: no such run or kernel, a kernel on one side only, measured against predicted, or
             nothing to pair.
     """
-    sides = select(base, new, kernels)
+    sides = _select(base, new, kernels)
     sources = [{row.source for row in side.rows.values()} for side in sides]
     if len(sources[0] | sources[1]) > 1:
         kinds = " and ".join(
@@ -108,23 +136,101 @@ def compare(base: str, new: str, *, margin: float, kernels: Sequence[str] = ()) 
         raise UserError(
             f"{kinds}: a prediction and a measurement are never compared, name two runs of one kind"
         )
-    return _pair(sides[0], sides[1], margin)
+    return _compare(sides[0], sides[1], margin)
 
 
 def group(pair: Pair) -> str:
-    """The verdict, or what became of the cell: `broken`, `mended` or `no verdict`."""
+    """Return the verdict, or `broken`, `mended` or `no verdict`."""
     if pair.broken or pair.mended:
         return "broken" if pair.broken else "mended"
     return pair.verdict or "no verdict"
 
 
 def counts(pairs: Sequence[Pair]) -> dict[str, int]:
-    """Pairs by `group`, in the order of tables."""
+    """Count the pairs by `group`, in the order of tables."""
     groups = [group(pair) for pair in pairs]
     return {name: groups.count(name) for name in _ORDER if name in groups}
 
 
-def _pair(base: Selection, new: Selection, margin: float) -> Comparison:
+def _select(base: str, new: str, kernels: Sequence[str]) -> list[Selection]:
+    names = [_split(text) for text in (base, new)]
+    _check_names(names, base, new, kernels)
+    runs = [read_run(find_run(name)) for name, _ in names]
+    for kernel in kernels:
+        _check_kernel(kernel, runs)
+    return [_side(run, kernel, kernels) for run, (_, kernel) in zip(runs, names, strict=True)]
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    """Split ``RUN`` or ``RUN:KERNEL``; a folder with a colon in its name is a run."""
+    if ":" not in text or Path(text).is_dir() or (RUNS / text).is_dir():
+        return text, None
+    run, _, kernel = text.rpartition(":")
+    if not run or not kernel:
+        raise UserError(
+            f"{text!r} is not RUN or RUN:KERNEL, write for example before or before:lean"
+        )
+    return run, kernel
+
+
+def _check_names(
+    names: list[tuple[str, str | None]], base: str, new: str, kernels: Sequence[str]
+) -> None:
+    (base_run, base_kernel), (new_run, new_kernel) = names
+    if (base_kernel is None) != (new_kernel is None):
+        with_kernel, without = (base, new) if base_kernel else (new, base)
+        raise UserError(
+            f"{with_kernel} names a kernel and {without} does not: name one on both sides, or on"
+            " neither"
+        )
+    if kernels and base_kernel:
+        raise UserError(
+            f"--kernels {','.join(kernels)} and {base} both choose a kernel: leave one of them out"
+        )
+    if base_kernel == new_kernel and find_run(base_run).resolve() == find_run(new_run).resolve():
+        raise UserError(
+            f"BASE and NEW are both {base}: name another run, or two kernels as in RUN:lean RUN:fa2"
+        )
+
+
+def _check_kernel(kernel: str, runs: Sequence[Run]) -> None:
+    known = {row.kernel for run in runs for row, _ in run.results}
+    if known and kernel not in known:
+        where = " and ".join(dict.fromkeys(str(run.directory) for run in runs))
+        raise UserError(f"{where} ran no kernel {kernel!r}, {nearest(kernel, known)}")
+
+
+def _side(run: Run, kernel: str | None, kernels: Sequence[str]) -> Selection:
+    if kernel is not None:
+        _check_kernel(kernel, [run])
+    chosen = [kernel] if kernel is not None else kernels
+    rows: dict[Key, Row] = {}
+    for row, problem in run.results:
+        if not chosen or row.kernel in chosen:
+            # If a cell was measured twice, the later row counts, as with samples.
+            rows[problem, "" if kernel else row.kernel, _request(run, row), row.cache] = row
+    if not run.results:
+        raise UserError(f"{run.directory} has no rows to compare: {run.go_on}")
+    if not rows:
+        known = ", ".join(dict.fromkeys(row.kernel for row, _ in run.results))
+        raise UserError(
+            f"{run.directory} ran no {' or '.join(chosen)}: choose kernels that both ran, it has"
+            f" {known}"
+        )
+    return Selection(run, kernel, rows)
+
+
+def _request(run: Run, row: Row) -> str:
+    """Return the request for launch settings: `best`, or `default` for settings known before.
+
+    Rows that failed early have no choice, so the manifest goes first.
+    """
+    request = run.section("sweep").get("configs")
+    request = request if isinstance(request, str) else (row.config_choice or "default").split()[0]
+    return "default" if request in ("heuristic", "tuned", "given") else request
+
+
+def _compare(base: Selection, new: Selection, margin: float) -> Comparison:
     if not any(key in new.rows for key in base.rows):
         raise UserError(_why_no_pairs(base, new))
     samples = _samples_us(base.run.directory), _samples_us(new.run.directory)
@@ -144,7 +250,7 @@ def _pair(base: Selection, new: Selection, margin: float) -> Comparison:
 
 
 def _urgency(pair: Pair) -> tuple[int, float]:
-    # What counts as no difference is not ranked by it; the largest gain is the first of the gains.
+    # Pairs that are the same stay in base's order; the largest gain comes first.
     ratio = 1.0 if pair.verdict == "same" else pair.ratio or 1.0
     return _ORDER.index(group(pair)), ratio if pair.verdict == "faster" else -ratio
 
@@ -155,7 +261,6 @@ def _cell_label(key: Key, row: Row) -> str:
 
 
 def _why_no_pairs(base: Selection, new: Selection) -> str:
-    """One sentence; a difference in request or cache state alone is named."""
     common = {key[:2] for key in base.rows} & {key[:2] for key in new.rows}
     if not common and {key[0] for key in base.rows} & {key[0] for key in new.rows}:
         kernels = [list(dict.fromkeys(key[1] for key in side.rows)) for side in (base, new)]
@@ -172,14 +277,12 @@ def _why_no_pairs(base: Selection, new: Selection) -> str:
             f"there is nothing to pair, for example {ran[0]} and {ran[1]}: choose runs that share"
             " problems"
         )
-    requests = [
-        " and ".join(
-            dict.fromkeys(
-                f"configs {key[2]}, {key[3]} cache" for key in side.rows if key[:2] in common
-            )
+    requests = []
+    for side in (base, new):
+        shared = [key for key in side.rows if key[:2] in common]
+        requests.append(
+            " and ".join(dict.fromkeys(f"configs {k[2]}, {k[3]} cache" for k in shared))
         )
-        for side in (base, new)
-    ]
     return (
         f"there is nothing to pair, {base.name} ran the shared problems with {requests[0]} and"
         f" {new.name} with {requests[1]}: sweep one of them again as the other was"
@@ -199,7 +302,7 @@ def _samples_us(directory: Path) -> dict[str, list[float]]:
 
 
 def _differences(base: Selection, new: Selection, shared: Sequence[Key]) -> list[Difference]:
-    """Fields that both sides recorded, with other values, for the rows that are compared."""
+    """Return the fields that both sides recorded with other values for the compared rows."""
     recorded = [_recorded(side, [side.rows[key] for key in shared]) for side in (base, new)]
     return [
         Difference(field, tuple(values), tuple(recorded[1][field]))
@@ -208,17 +311,17 @@ def _differences(base: Selection, new: Selection, shared: Sequence[Key]) -> list
     ]
 
 
-def _recorded(side: Selection, rows: Sequence[Row]) -> dict[str, list[str]]:
-    """The values of each field, in the order they first appear."""
+def _recorded(side: Selection, rows: Sequence[Row]) -> dict[str, dict[str, None]]:
+    """Collect the values of each field, in the order of their first appearance."""
     values: dict[str, dict[str, None]] = {}
-    environments = [side.environment(key) for key in dict.fromkeys(row.environment for row in rows)]
-    # Options of measuring of a prediction changed nothing in it.
-    measure = side.measure if any(row.source == "measured" for row in rows) else {}
-    for field, value in (
-        item for recorded in (*environments, measure) for item in recorded.items()
-    ):
-        values.setdefault(field, {})[_written(value)] = None
-    return {field: list(of_field) for field, of_field in values.items()}
+    recorded = [side.environment(key) for key in dict.fromkeys(row.environment for row in rows)]
+    # Measuring options do not affect a prediction.
+    if any(row.source == "measured" for row in rows):
+        recorded.append(side.measure)
+    for fields in recorded:
+        for field, value in fields.items():
+            values.setdefault(field, {})[_written(value)] = None
+    return values
 
 
 def _written(value: Any) -> str:

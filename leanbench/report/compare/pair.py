@@ -1,34 +1,35 @@
-"""A pair of rows of the same cell, and whether their medians differ.
+"""A pair of rows of the same cell, and the verdict on their medians.
 
 The interval of new over base is Hodges and Lehmann's over the raw samples
-(`leanbench.measure.timing`). A margin is added to it, because between two processes a GPU's
-medians differ by tenths of a percent for reasons that no sample within a process shows: where
-buffers lie in memory, which clock the GPU settled on. Where a run has no samples, each row's own
-95% interval of the median stands in, new low over base high to new high over base low.
+(`leanbench.measure.timing`). A margin is added: between two processes a GPU's medians differ by
+tenths of a percent, due to the addresses of buffers and the GPU's clock. Without samples, the rows'
+own 95% intervals of the medians replace it: new low over base high to new high over base low.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.quantities import TIMED, Quantity
 from leanbench.measure.timing import FEWEST_FOR_RATIO, ratio_interval
 from leanbench.records.row import QUANTITIES, Row
 
-#: Compared as the latency is.
+#: Key of two rows of a pair: the problem, then whatever else they share.
+Key = TypeVar("Key", bound="tuple[AttentionProblem, *tuple[str, ...]]")
+#: Raw samples in microseconds, by cell.
+SamplesUs = Mapping[str, Sequence[float]]
+#: Quantities compared in addition to the latency.
 COMPARED = tuple(quantity for quantity in QUANTITIES if quantity.compared)
 
 #: `same`: the interval of the ratio lies within the margin. `slower`, `faster`: it lies beyond it.
 #: Else `ambiguous`.
 Verdict = Literal["slower", "ambiguous", "faster", "same"]
 
-#: The latency of any other row is none, or one of a wrong result.
+#: Statuses with a meaningful latency.
 _HAS_FIGURES = ("ok", "noisy", "suspect")
-#: The kernel ran, was right, and its figures break no limit.
-_WORKED = TIMED
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,16 @@ class Pair:
     problem: AttentionProblem
     base: Row
     new: Row
-    #: Of the median latencies; null unless both rows have figures.
+    #: Ratio of the median latencies; None unless both rows have figures.
     ratio: float | None = None
-    #: Its interval; null for predictions, and where a row has none.
+    #: Its interval; None for predictions, and if a row has none.
     ratio_low: float | None = None
     ratio_high: float | None = None
-    #: Null without figures on both sides.
+    #: None unless both rows have figures.
     verdict: Verdict | None = None
-    #: Why there is no verdict, or none but `ambiguous`.
+    #: Reason why there is no verdict but `ambiguous`.
     reason: str | None = None
-    #: False: at least one row's own 95% interval stood in for samples that are missing.
+    #: False if samples are missing and the rows' own 95% intervals were used.
     from_samples: bool = False
 
     @property
@@ -58,7 +59,7 @@ class Pair:
 
     @property
     def problem_label(self) -> str:
-        """The problem, and ``warm`` where the L2 was."""
+        """Label of the problem, with ``warm`` for a warm L2."""
         return self.problem.label + (" warm" if self.base.cache == "warm" else "")
 
     @property
@@ -73,37 +74,51 @@ class Pair:
 
     @property
     def has_warning(self) -> bool:
-        """A row has one, such as that latency and cross-check disagree: the verdict stands beside
-        a figure that may be wrong.
-        """
+        """True for a suspicious figure, for example if latency and cross-check disagree."""
         return any(row.warnings for row in (self.base, self.new))
 
     @property
     def broken(self) -> bool:
-        """The cell worked and does so no longer."""
-        return self.base.status in _WORKED and self.new.status not in _WORKED
+        """True if the cell no longer works."""
+        return self.base.status in TIMED and self.new.status not in TIMED
 
     @property
     def mended(self) -> bool:
-        """The cell did not work and does now."""
-        return self.base.status not in _WORKED and self.new.status in _WORKED
+        """True if the cell works only in new."""
+        return self.base.status not in TIMED and self.new.status in TIMED
 
     @property
     def both_ok(self) -> bool:
-        """Whether the pair may enter a statistic."""
+        """True if the pair may enter a statistic."""
         return self.ratio is not None and self.base.status == self.new.status == "ok"
 
     @property
     def latencies_us(self) -> tuple[float | None, float | None]:
-        """(base, new); null for a row whose figures mean nothing, as those of a wrong result."""
+        """Latencies of (base, new); None for a row without meaningful figures."""
         return _figure(self.base), _figure(self.new)
 
     def ratio_of(self, quantity: Quantity) -> float | None:
-        """Another quantity than the latency, new over base: a single reading each, so there is no
-        interval; null unless both rows have one.
+        """Divide a quantity, new over base; None unless both rows have it.
+
+        Each is a single reading, so the ratio has no interval.
         """
         base, new = getattr(self.base, quantity.name), getattr(self.new, quantity.name)
         return new / base if self.ratio is not None and base and new else None
+
+
+def match(
+    base: Mapping[Key, Row],
+    new: Mapping[Key, Row],
+    margin: float,
+    samples: tuple[SamplesUs, SamplesUs] = ({}, {}),
+) -> dict[Key, Pair]:
+    """Pair the rows of the keys that both sides have, in base's order; see `make_pair`."""
+    pairs = {}
+    for key, row in base.items():
+        if key in new:
+            samples_us = samples[0].get(row.cell, ()), samples[1].get(new[key].cell, ())
+            pairs[key] = make_pair(key[0], (row, new[key]), samples_us, margin)
+    return pairs
 
 
 def make_pair(
@@ -112,10 +127,10 @@ def make_pair(
     samples_us: tuple[Sequence[float], Sequence[float]],
     margin: float,
 ) -> Pair:
-    """The pair of (base, new) with its verdict.
+    """Pair (base, new) with a verdict.
 
     Args:
-        samples_us: raw samples in microseconds of (base, new); empty where the run has none.
+        samples_us: raw samples in microseconds of (base, new); empty if the run has none.
         margin: relative difference that counts as none, 0.01 for 1%.
     """
     base, new = rows
@@ -140,7 +155,7 @@ def make_pair(
 
 
 def judge(ratio_low: float, ratio_high: float, margin: float) -> Verdict:
-    """The verdict that an interval of new over base allows."""
+    """Return the verdict on an interval of new over base."""
     if ratio_low > 1 + margin:
         return "slower"
     if ratio_high < 1 - margin:
@@ -153,7 +168,7 @@ def _figure(row: Row) -> float | None:
 
 
 def _not_ok(rows: tuple[Row, Row]) -> list[str]:
-    """Statuses of the rows that are not ok, with their reasons."""
+    """List the statuses that are not ok, with their reasons."""
     endings = [f"({row.status}): {row.reason}" if row.reason else f"({row.status})" for row in rows]
     if rows[0].status != "ok" and endings[0] == endings[1]:
         return [f"both {endings[0]}"]
@@ -165,14 +180,9 @@ def _not_ok(rows: tuple[Row, Row]) -> list[str]:
 
 
 def _from_rows(base: Row, new: Row) -> tuple[float, float] | None:
-    """Of new over base, from the rows' own intervals of the medians."""
-    ends = (
-        base.latency_ci_low_us,
-        base.latency_ci_high_us,
-        new.latency_ci_low_us,
-        new.latency_ci_high_us,
-    )
-    base_low, base_high, new_low, new_high = ends
+    """Return the interval of new over base from the rows' own intervals of the medians."""
+    base_low, base_high = base.latency_ci_low_us, base.latency_ci_high_us
+    new_low, new_high = new.latency_ci_low_us, new.latency_ci_high_us
     if not base_low or not base_high or not new_low or not new_high:
         return None
     ordered = 0 < base_low <= base_high and 0 < new_low <= new_high

@@ -1,4 +1,4 @@
-"""Ratios of latencies or energies over problems, as every comparison sums them up."""
+"""Ratios of latencies or energies over problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from leanbench.model.error import model_error, scaled_from
 from leanbench.report.compare.pair import judge
 
-#: A relative difference within this is none, unless another margin is chosen.
+#: Default margin: a relative difference within it is none.
 MARGIN = 0.01
 
 
@@ -19,14 +19,14 @@ class Margin:
     """A relative difference within which two latencies have no order."""
 
     share: float
-    #: The performance model is as wrong: the latencies are predicted.
+    #: True if the latencies are predicted and the margin is the model's error.
     is_model_error: bool = False
-    #: The GPU that this error was measured on, if it is another one than the rows'.
+    #: GPU on which the error was measured, if not the rows' GPU.
     scaled_from: str = ""
 
     @property
     def words(self) -> str:
-        """Text behind ``within``."""
+        """Text after ``within``."""
         if self.is_model_error:
             of = f"{self.scaled_from} error" if self.scaled_from else "error"
             return f"the model's {of} of {self.share:.1%}"
@@ -39,8 +39,10 @@ MEASURED = Margin(MARGIN)
 def margin_of(
     source: str, gpus: Iterable[str], kernels: Iterable[str], least: float = MARGIN
 ) -> Margin:
-    """The margin of rows of one source: for predictions, what those of these kernels were wrong by
-    on the GPU that is known worst, if it is more than `least`.
+    """Return the margin of rows of one source.
+
+    For predictions it is the model's largest error of these kernels on one of the GPUs, if that
+    exceeds `least`.
     """
     names = list(kernels)
     errors = {gpu: model_error(gpu, names) for gpu in gpus} if source == "predicted" else {}
@@ -52,16 +54,16 @@ def margin_of(
 
 @dataclass(frozen=True)
 class Ratios:
-    """Ratios of one side over another, over the problems where both have a figure."""
+    """Statistics of the ratios of two sides over the problems that both have."""
 
     problems: int
     geomean: float
     lowest: float
-    #: Label of the problem.
+    #: Label of a problem.
     lowest_at: str
     highest: float
     highest_at: str
-    #: Problems with a ratio above 1, within the margin of 1, and below it.
+    #: Number of problems with a ratio above 1, within the margin of 1, and below it.
     above: int
     same: int
     below: int
@@ -70,11 +72,11 @@ class Ratios:
 def ratios_of(
     labels: Sequence[str], values: Sequence[float], margin: Margin = MEASURED
 ) -> Ratios | None:
-    """The statistics of one value a problem; None without any."""
+    """Summarise one value per problem; None without values."""
     if not values:
         return None
     lowest, highest = min(values), max(values)
-    # Of the base over the other, as a speedup's reader asks: how much less does the base need?
+    # Judged as base over the other, like a speedup.
     verdicts = Counter(judge(1 / value, 1 / value, margin.share) for value in values)
     return Ratios(
         problems=len(values),
@@ -90,10 +92,10 @@ def ratios_of(
 
 
 def geomean(values: Sequence[float]) -> float:
-    """The mean for ratios: doubling and halving cancel out."""
+    """Return the geometric mean."""
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
 def times(value: float | None) -> str:
-    """``1.08×``; empty for None."""
+    """Format a ratio: ``1.08×``; empty for None."""
     return "" if value is None else f"{value:.2f}×"

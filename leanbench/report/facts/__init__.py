@@ -1,4 +1,4 @@
-"""From runs to a document: every figure and every sentence, once for all renderers."""
+"""Documents of runs: every figure and sentence, once for all renderers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from leanbench.report.document import Document, Section
 from leanbench.report.facts.claims import claims_section
 from leanbench.report.facts.decompositions import decompositions_section
 from leanbench.report.facts.environment import environment_section, links_section
-from leanbench.report.facts.figures import charts_section, maps_section
-from leanbench.report.facts.head import banner_section, head_section
-from leanbench.report.facts.headline import overview_of, title
-from leanbench.report.facts.outcome import summary_section
+from leanbench.report.facts.headline import (
+    banner_section,
+    head_section,
+    overview_of,
+    summary_section,
+    title,
+)
 from leanbench.report.facts.problems import problems_section
 from leanbench.report.facts.results import Results
-from leanbench.report.facts.rows import rows_section
+from leanbench.report.facts.rows import charts_section, maps_section, rows_section
 from leanbench.report.facts.side_by_side import side_by_side_section
-from leanbench.report.facts.trust import trust_section
-from leanbench.report.facts.warnings import flagged_section
+from leanbench.report.facts.trust import flagged_section, trust_section
 
 SECTIONS: dict[str, Callable[[Results], Section]] = {
     "banner": banner_section,
@@ -39,15 +41,15 @@ SECTIONS: dict[str, Callable[[Results], Section]] = {
 }
 #: Sections that stay open in a report of many runs.
 OPEN = ("banner", "head", "links", "summary", "rows")
-#: What a terminal shows after a sweep: the conclusion last, where the eye is.
+#: Sections on a terminal after a sweep. The conclusion comes last.
 ENDING = ("links", "problems", "trust", "flagged", "summary")
 
 
 def facts(results: Results, keys: Sequence[str] | None = None) -> Document:
-    """The document of the sections of these keys, those that have something to say.
+    """Make a document of the sections that are not empty.
 
     Args:
-        keys: of `SECTIONS`; None for a report's, in the order in which it is read.
+        keys: keys of `SECTIONS`; None for those of a report.
     """
     sections = _report(results) if keys is None else [SECTIONS[key](results) for key in keys]
     tags = []
@@ -63,10 +65,9 @@ def facts(results: Results, keys: Sequence[str] | None = None) -> Document:
 
 
 def _report(results: Results) -> list[Section]:
-    """All sections of a report, in the order in which it is read."""
     figures = ["maps", "charts", "decompositions", "claims"]
     if results.are_several:
-        # Several GPUs are what a reader compares; runs of one GPU differ in what they ran.
+        # Several GPUs are compared first. Runs of one GPU differ in their problems.
         at = 0 if len(results.gpus) > 1 else len(figures)
         figures.insert(at, "side-by-side")
     first, last = ["banner", "head", "links", "summary"], ["trust", "flagged", "rows"]

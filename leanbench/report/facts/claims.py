@@ -1,22 +1,20 @@
-"""The paper's claims and what runs say of the same problems."""
+"""Section of the paper's claims with the figures of runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from leanbench.model.claim import BASELINES, FEWEST_SAMPLES
+from leanbench.paper.claim import BASELINES, FEWEST_SAMPLES
+from leanbench.paper.measured import MeasuredClaim, claims_of_runs, verdict_words
 from leanbench.report.document import Section, Text, sentences, table
-from leanbench.report.facts.measured_claims import MeasuredClaim, claims_of_runs, verdict_words
 
 if TYPE_CHECKING:
     from leanbench.report.facts.results import Results
 
 
 def claims_section(results: Results) -> Section:
-    """Set every claim beside the rows, in a table for each GPU, L2 state and source that has one of
-    them.
-    """
+    """Make a table of all claims for each GPU, L2 state and source that has one of them."""
     hint = (
         "LeanAttention (arXiv 2405.10480) on an A100-80GB with FlashAttention 2.5.6: LA is lean,"
         " FA2 and FD are the kernels in the column “with”. In brackets the 95% interval, from those"
@@ -34,19 +32,20 @@ def claims_section(results: Results) -> Section:
             " Each claim is of one run: of a sweep made for it, else the one that measured it last."
         )
     sections = [
-        _table_section(name, of_group, predicted=predicted, several=results.are_several)
-        for name, predicted, of_group in claims_of_runs(results.runs)
-        if any(measured.figure is not None for measured in of_group)
+        _table_section(name, claims, predicted=predicted, several=results.are_several)
+        for name, predicted, claims in claims_of_runs(results.runs)
+        if any(measured.figure is not None for measured in claims)
     ]
     blocks = (sentences(hint, layout="hint"), *sections) if sections else ()
     return Section("claims", "The paper's claims", blocks)
 
 
 def _table_section(
-    name: str, of_group: Sequence[MeasuredClaim], *, predicted: bool, several: bool
+    name: str, claims: Sequence[MeasuredClaim], *, predicted: bool, several: bool
 ) -> Section:
     word = "predicted" if predicted else "measured"
-    lacking = f"not {word} in {'these runs' if several else 'this run'}"
+    missing = f"not {word} in {'these runs' if several else 'this run'}"
+    headings = ["figure", "claim", "paper:", "with", f"{word}:", "verdict", "run", "cell"]
     rows = [
         [
             measured.claim.figure,
@@ -54,32 +53,28 @@ def _table_section(
             measured.claim.paper_words,
             " and ".join(measured.baselines.others(measured.claim)),
             measured.words,
-            Text(measured.verdict or lacking, _role(measured)),
+            Text(measured.verdict or missing, _role(measured)),
             measured.run,
             measured.cell,
         ]
-        for measured in of_group
+        for measured in claims
     ]
-    headings = ["figure", "claim", "paper:", "with", f"{word}:", "verdict", "run", "cell"]
     if not several:
         headings.remove("run")
         rows = [[*row[:6], row[7]] for row in rows]
-    every = table(headings, rows, keep_empty=True)
-    heading = f"{name}, {word}: {_counts(of_group, lacking)}"
-    return Section("", heading, (every,), "open")
+    heading = f"{name}, {word}: {_counts(claims, missing)}"
+    return Section("", heading, (table(headings, rows, keep_empty=True),), "open")
 
 
-def _counts(of_group: Sequence[MeasuredClaim], lacking: str) -> str:
-    """Verdicts of the claims by baselines, and how many claims have none: ``31 claims; with fa2 and
-    fixed_split 5 hold, 2 more, 12 not measured in this run``.
-    """
-    claimed = {(measured.claim.figure, measured.claim.words) for measured in of_group}
-    counted = [f"{len(claimed)} claims"]
+def _counts(claims: Sequence[MeasuredClaim], missing: str) -> str:
+    """Count claims and verdicts: ``31 claims; with fa2 and fixed_split 5 hold, 2 more``."""
+    distinct = {(measured.claim.figure, measured.claim.words) for measured in claims}
+    counted = [f"{len(distinct)} claims"]
     for baselines in BASELINES:
-        if words := verdict_words(of_group, baselines):
+        if words := verdict_words(claims, baselines):
             counted.append(f"with {baselines.fa2} and {baselines.fd} {words}")
-    without = sum(measured.figure is None for measured in of_group)
-    return "; ".join([*counted, *([f"{without} {lacking}"] if without else [])])
+    without = sum(measured.figure is None for measured in claims)
+    return "; ".join([*counted, *([f"{without} {missing}"] if without else [])])
 
 
 def _role(measured: MeasuredClaim) -> str:

@@ -1,11 +1,9 @@
-"""Two questions about this project's kernels, answered apart: what a decomposition gives with one
-implementation, and what an implementation gives with one decomposition.
-"""
+"""Effects of the decomposition and of the implementation on this project's kernels."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,24 +15,23 @@ if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
     from leanbench.records.row import Row
     from leanbench.report.facts.results import Results
-    from leanbench.report.facts.side_by_side import Side
 
-#: Decompositions, as their kernels are called, and the implementations that each has.
+#: Decompositions by the names of their kernels, and the implementations of each.
 _FAMILIES, _IMPLEMENTATIONS = ("lean", "fa2", "fixed_split"), ("cuda", "triton")
-#: Where problems lie, by what stream-K could change.
+#: Kinds of problems by the possible effect of stream-K.
 _UNEVEN = "uneven lengths"
 _CROSSING, _EQUAL = "equal lengths, stream-K", "equal lengths, other schedules"
 PLACES = (_UNEVEN, _CROSSING, _EQUAL)
 
-#: Rows of one problem, by kernel with its implementation: ``lean_cuda``.
+#: Rows of a problem by kernel with its implementation: ``lean_cuda``.
 OfProblem = Mapping[str, "Row"]
+#: Fastest rows of a run, source and GPU.
+Rows = Mapping[tuple["AttentionProblem", str], "Row"]
 
 
 @dataclass(frozen=True)
 class Effect:
-    """How many times the latency of `of` the kernel `over` needs, over the problems that both
-    ran.
-    """
+    """Latency of the kernel `over` divided by that of `of`, over the problems that both ran."""
 
     question: str
     of: str
@@ -45,19 +42,20 @@ class Effect:
 
 
 def decompositions_section(results: Results) -> Section:
-    """The two questions, and on how many problems each kernel ran which schedule; for each run,
-    source and GPU.
-    """
-    sides = sides_of(results.runs)
-    effects = {_name(side, sides): effects_of(rows) for side, rows in sides.items()}
-    # Of one schedule and one implementation, the summary has the same figures.
+    """Make a table of both effects, and one of the schedules of each kernel, for each side."""
+    heading = "Decomposition and implementation"
+    sides = {side.name: rows for side, rows in sides_of(results.runs).items()}
+    if len(sides) == 1:
+        sides = {"": next(iter(sides.values()))}
+    effects = {name: effects_of(rows) for name, rows in sides.items()}
+    # With one schedule and one implementation, the summary has the same figures.
     says_more = any(
         effect.question == "implementation" or len(effect.by_place) > 1
         for of_side in effects.values()
         for effect in of_side
     )
     if not says_more:
-        return Section("decompositions", "Decomposition and implementation", ())
+        return Section("decompositions", heading, ())
     hint = (
         "The latency of the second kernel over the first one's: geometric mean, lowest to"
         " highest, problems. Decomposition: both kernels have one copy and attend code; fa2"
@@ -66,58 +64,41 @@ def decompositions_section(results: Results) -> Section:
         " runs stream-K where splits would fill waves partly; where it runs equal splits, or"
         " one CTA or cluster a tile, it is fixed_split's decomposition itself."
     )
-    counts = {_name(side, sides): schedules_of(rows) for side, rows in sides.items()}
-    blocks = (
-        sentences(hint, layout="hint"),
-        _effects_table(effects),
-        _counts_table({name: of_side for name, of_side in counts.items() if effects[name]}),
-    )
-    return Section("decompositions", "Decomposition and implementation", blocks)
+    counts = {name: schedules_of(rows) for name, rows in sides.items() if effects[name]}
+    blocks = (sentences(hint, layout="hint"), _effects_table(effects), _counts_table(counts))
+    return Section("decompositions", heading, blocks)
 
 
-def _name(side: Side, sides: Collection[Side]) -> str:
-    """The side's name; empty for a single one."""
-    return side.name if len(sides) > 1 else ""
-
-
-def effects_of(rows: Mapping[tuple[AttentionProblem, str], Row]) -> list[Effect]:
-    """Those of which some problem has both kernels.
-
-    Args:
-        rows: the fastest of each problem and kernel, of one run, source and GPU.
-    """
+def effects_of(rows: Rows) -> list[Effect]:
+    """Return the effects that have at least one problem with both kernels."""
     problems: dict[AttentionProblem, dict[str, Row]] = {}
     for (problem, _), row in rows.items():
         name = implementation_of(row)
-        # Without a schedule, as of many_rows.cu, it is no body that the others share.
+        # Rows without a schedule, as of many_rows.cu, do not share the kernels' body.
         if name is None or row.schedule is None or not row.latency_us:
             continue
-        known = problems.setdefault(problem, {}).setdefault(name, row)
-        if known.latency_us and row.latency_us < known.latency_us:
+        best = problems.setdefault(problem, {}).setdefault(name, row)
+        if best.latency_us and row.latency_us < best.latency_us:
             problems[problem][name] = row
-    asked = [
+    questions = [
         ("decomposition", f"lean_{implementation}", f"{family}_{implementation}")
         for implementation in _IMPLEMENTATIONS
         for family in _FAMILIES[1:]
     ]
-    asked += [("implementation", f"{family}_cuda", f"{family}_triton") for family in _FAMILIES]
-    effects = (_effect(problems, *names) for names in asked)
+    questions += [("implementation", f"{family}_cuda", f"{family}_triton") for family in _FAMILIES]
+    effects = (_effect(problems, *question) for question in questions)
     return [effect for effect in effects if effect is not None]
 
 
 def implementation_of(row: Row) -> str | None:
-    """The kernel that ran, with its implementation, of a row of this project's kernels; None for
-    any other.
-    """
+    """Return the kernel with its implementation; None for kernels of other families."""
     names = {f"{family}_{which}" for family in _FAMILIES for which in _IMPLEMENTATIONS}
-    config = row.config or {}
     family = row.kernel.removesuffix("_oracle")
-    named = f"{family}_{config.get('implementation')}"
+    named = f"{family}_{(row.config or {}).get('implementation')}"
     return next((name for name in (row.kernel, named) if name in names), None)
 
 
-def place_of(problem: AttentionProblem, rows: OfProblem) -> str:
-    """One of `PLACES`."""
+def _place_of(problem: AttentionProblem, rows: OfProblem) -> str:
     if len({*problem.contexts}) > 1:
         return _UNEVEN
     lean = [rows[name] for name in ("lean_cuda", "lean_triton") if name in rows]
@@ -127,29 +108,25 @@ def place_of(problem: AttentionProblem, rows: OfProblem) -> str:
 def _effect(
     problems: Mapping[AttentionProblem, OfProblem], question: str, of: str, over: str
 ) -> Effect | None:
-    ratios: dict[str, tuple[str, float]] = {}
+    by_place: dict[str, dict[str, float]] = {place: {} for place in PLACES}
+    every: dict[str, float] = {}
     for problem, rows in problems.items():
-        own, other = rows.get(of), rows.get(over)
-        if own and other and own.latency_us and other.latency_us:
-            ratio = other.latency_us / own.latency_us
-            ratios[problem.label] = place_of(problem, rows), ratio
-    every = _ratios(ratios, PLACES)
-    if every is None:
+        row, other = rows.get(of), rows.get(over)
+        if row and other and row.latency_us and other.latency_us:
+            ratio = other.latency_us / row.latency_us
+            by_place[_place_of(problem, rows)][problem.label] = every[problem.label] = ratio
+    if not (of_all := _ratios(every)):
         return None
-    by_place = {place: _ratios(ratios, (place,)) for place in PLACES}
-    known = {place: ratio for place, ratio in by_place.items() if ratio is not None}
-    return Effect(question, of, over, every, known)
+    known = {place: ratios for place, some in by_place.items() if (ratios := _ratios(some))}
+    return Effect(question, of, over, of_all, known)
 
 
-def _ratios(by_label: Mapping[str, tuple[str, float]], places: Sequence[str]) -> Ratios | None:
-    chosen = {label: ratio for label, (place, ratio) in by_label.items() if place in places}
-    return ratios_of(list(chosen), list(chosen.values()))
+def _ratios(by_label: Mapping[str, float]) -> Ratios | None:
+    return ratios_of(list(by_label), list(by_label.values()))
 
 
-def schedules_of(rows: Mapping[tuple[AttentionProblem, str], Row]) -> dict[str, Counter[str]]:
-    """How many problems each kernel ran with which schedule; kernels of which that is not known are
-    left out.
-    """
+def schedules_of(rows: Rows) -> dict[str, Counter[str]]:
+    """Count the problems of each kernel by schedule."""
     counts: dict[str, Counter[str]] = {}
     for (_, kernel), row in rows.items():
         if row.schedule:

@@ -1,7 +1,6 @@
-"""Headline of a run in a few sentences: the fastest kernel where, by how much, how far ahead of
-libraries, energy, and caveats.
+"""Head and summary of a report: which runs, their conclusion in sentences, and the figures behind.
 
-Many runs come to a sentence for each GPU and a line for each run.
+More than `FEW_RUNS` runs get a sentence per GPU and a line per run.
 """
 
 from __future__ import annotations
@@ -12,127 +11,183 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leanbench.core.quantities import TIMED
-from leanbench.model import short_error
+from leanbench.decode import BOUND
+from leanbench.model import known_error, short_error
 from leanbench.report.compare.pair import judge
-from leanbench.report.compare.ratios import times
-from leanbench.report.document import Sentence
-from leanbench.report.facts.summary import status_counts
-from leanbench.report.series import listed
+from leanbench.report.compare.ratios import MARGIN, times
+from leanbench.report.document import (
+    Block,
+    Section,
+    Sentence,
+    Sentences,
+    Table,
+    Text,
+    sentences,
+    table,
+)
+from leanbench.report.facts.environment import environments_of
+from leanbench.report.facts.results import status_counts
+from leanbench.report.frame import PROBLEM_COLUMNS, THE_BASELINE, baseline_in_words, kernel_order
+from leanbench.report.series import fixed_words, listed
 
 if TYPE_CHECKING:
+    from leanbench.records.reading import Run
     from leanbench.report.compare.ratios import Margin, Ratios
-    from leanbench.report.facts.results import Part
-    from leanbench.report.facts.summary import OverPeers, Summary
-    from leanbench.report.facts.winners import Winner, Winners
+    from leanbench.report.document import Words
+    from leanbench.report.facts.results import (
+        BaselineEnergy,
+        BestBandwidth,
+        OverPeers,
+        Part,
+        Results,
+        Summary,
+        Winners,
+    )
 
-#: Kernels named after the first; a run with more has them in the charts.
+#: Maximum number of kernels named after the first.
 NAMED = 3
-#: More runs than this have an overview first.
+#: Maximum number of runs without an overview.
 FEW_RUNS = 3
 
 
-@dataclass(frozen=True)
-class Overview:
-    """Of many runs."""
-
-    #: What they come to, each under what it is about: the GPU, whether it is predicted, and the L2
-    #: where that differs.
-    sentences: tuple[Sentence, ...]
-    #: Every part, by the run's name and whatever else distinguishes it.
-    parts: tuple[tuple[str, Part], ...]
-
-
 def title(runs: Sequence[str], overview: Overview | None) -> str:
-    """The runs by name; of many their number and the GPUs."""
+    """Name the runs; with an overview, their number and the GPUs."""
     if overview is None:
         return listed(runs)
     gpus = list(dict.fromkeys(part.summary.gpu for _, part in overview.parts))
     return f"{listed(gpus)}: {len(runs)} runs"
 
 
-def headline(part: Part, *, under_banner: bool = False) -> list[Sentence]:
-    """Return sentences about one part, each under a name.
-
-    Args:
-        under_banner: the document begins with a banner on what is predicted.
-    """
-    summary = part.summary
-    sentences = []
-    if summary.winners:
-        sentences.append(Sentence(_fastest(summary.winners, summary.margin), "Fastest"))
-    if summary.over_best:
-        by_how_much = _by_how_much(summary, summary.over_best, part.short)
-        sentences.append(Sentence(by_how_much, "By how much"))
-    # One peer has its own line among the speedups.
-    if summary.over_peers and len(summary.over_peers.kernels) > 1:
-        over_peers = _over_peers(summary, summary.over_peers, part.short)
-        sentences.append(Sentence(over_peers, "Over the fastest peer"))
-    if summary.energies:
-        sentences.append(Sentence(_energy(summary), "Energy"))
-    if words := caveats(part, under_banner=under_banner):
-        sentences.append(Sentence(" ".join(words), "Note"))
-    return sentences
+def banner_section(results: Results) -> Section:
+    """Warn of predictions, with the names of their runs."""
+    runs_of: dict[tuple[str, str], list[str]] = {}
+    for run in results.runs:
+        if banner := _banner(run):
+            runs_of.setdefault(banner, []).append(run.name)
+    banners = [
+        Sentence(Text(words, "strong"), listed(runs) if results.are_several else "", note)
+        for (words, note), runs in runs_of.items()
+    ]
+    return Section("banner", "", (Sentences(tuple(banners), "banner"),) if banners else ())
 
 
-def caveats(part: Part, *, under_banner: bool = False) -> list[str]:
-    """Return caveats of a part's figures."""
-    sentences = [f"The run is not finished, {part.unfinished}."] if part.unfinished else []
-    if part.summary.source == "predicted" and not under_banner:
-        sentences.append("Predicted by the performance model, nothing was measured.")
-        # A row without a latency has no error either.
-        if timed := list(dict.fromkeys(part.rows.loc[part.rows["status"].isin(TIMED), "kernel"])):
-            sentences.append(short_error(part.summary.gpu, timed))
-    counted = status_counts(part.rows)
-    if noisy := counted.get("noisy"):
-        sentences.append(f"Rows that were timed with noise count, {noisy} of {len(part.rows)}.")
-    failed = {status: count for status, count in counted.items() if status not in TIMED}
-    if failed:
-        counts = ", ".join(
-            f"{count} {status.replace('_', ' ')}" for status, count in failed.items()
+def _banner(run: Run) -> tuple[str, str] | None:
+    sources = _sources(run)
+    if sources == ["predicted"]:
+        words = (
+            f"Predicted by the performance model for {listed(_gpus(run))}; nothing was measured."
         )
-        excluded = sum(failed.values())
-        verb = "is" if excluded == 1 else "are"
-        sentences.append(f"{excluded} of {len(part.rows)} rows {verb} excluded: {counts}.")
-    if warned := part.rows["warnings"].notna().tolist().count(True):
-        sentences.append(f"{warned} row{' has' if warned == 1 else 's have'} a warning.")
-    return sentences
+        # A row without a latency has no error.
+        kernels = dict.fromkeys(row.kernel for row, _ in run.results if row.status in TIMED)
+        return words, known_error(run.gpu_name(), kernels) if kernels else ""
+    if "predicted" in sources:
+        words = "Some rows are measured, some predicted by the performance model."
+        return words, "They are never mixed in one figure."
+    return None
 
 
-def near(part: Part) -> int:
-    """Problems on which the baseline is the fastest, or within the margin of it."""
-    kernels = part.summary.winners.kernels if part.summary.winners else ()
-    return sum(kernel.near for kernel in kernels if kernel.kernel == part.summary.baseline)
+def head_section(results: Results) -> Section:
+    """Describe the runs with their commands, versions and notes, and the problems in one line."""
+    versions = [_versions(run) for run in results.runs]
+    # Versions that several runs share are listed once.
+    are_equal = results.are_several and versions.count(versions[0]) == len(versions)
+    shared = versions[0] if are_equal else []
+    about: list[Sentence] = []
+    for run, of_run in zip(results.runs, versions, strict=True):
+        words = [_on(run), *([] if shared else of_run)]
+        if created := str(run.manifest.get("created") or ""):
+            words.append(f"{created[:16].replace('T', ' ')} UTC")
+        about.append(Sentence(" · ".join(words), run.name if results.are_several else ""))
+        if command := run.manifest.get("command"):
+            about.append(Sentence(Text(str(command), "code")))
+    runs: Block = Sentences(tuple(about))
+    if overview_of(results.parts):
+        runs = Section("", "The runs and their commands", (runs,), "closed")
+    lines = [" · ".join(shared)] if shared else []
+    notes = [f"Note: {note}." for run in results.runs for note in run.notes]
+    blocks = [runs, sentences(*lines, _problems(results))]
+    blocks += [sentences(*notes, layout="note")] if notes else []
+    return Section("head", "", tuple(blocks))
+
+
+def _on(run: Run) -> str:
+    sources = _sources(run)
+    on = "for" if sources == ["predicted"] else "on"
+    return f"{' and '.join(sources).capitalize()} {on} {' and '.join(_gpus(run))}"
+
+
+def _sources(run: Run) -> list[str]:
+    return list(dict.fromkeys(row.source for row, _ in run.results)) or [
+        str(run.manifest.get("source", "measured"))
+    ]
+
+
+def _gpus(run: Run) -> list[str]:
+    gpus = dict.fromkeys(run.gpu_name(row.environment) for row, _ in run.results)
+    return list(gpus) or [run.gpu_name()]
+
+
+def _versions(run: Run) -> list[str]:
+    """List versions, each value once: ``torch 2.11.0``."""
+    environments = environments_of(run).values()
+    words = []
+    for field in ("driver", "torch", "triton", "leanbench", "kernels"):
+        values = dict.fromkeys(fields[field] for fields in environments if fields.get(field))
+        words += [f"{field} {', '.join(values)}"] if values else []
+    return words
+
+
+def _problems(results: Results) -> str:
+    problems = len(results.frame.drop_duplicates([*PROBLEM_COLUMNS]))
+    kernels = len(kernel_order(results.frame))
+    counts = (
+        f"{problems} {'problem' if problems == 1 else 'problems'},"
+        f" {kernels} {'kernel' if kernels == 1 else 'kernels'}"
+    )
+    fixed = fixed_words(results.frame)
+    return f"{counts}: {fixed}" if fixed else counts
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Conclusion of many runs."""
+
+    #: Each named by baseline, GPU and source, and by the L2 if that differs.
+    sentences: tuple[Sentence, ...]
+    #: Every part with a distinctive name.
+    parts: tuple[tuple[str, Part], ...]
 
 
 def overview_of(parts: Sequence[Part]) -> Overview | None:
-    """None where the runs are few."""
+    """Make an overview; None for few runs."""
     if len({part.summary.run for part in parts}) <= FEW_RUNS:
         return None
     several_gpus = len({part.summary.gpu for part in parts}) > 1
     several_caches = len({part.summary.cache for part in parts}) > 1
 
-    def about(summary: Summary) -> str:
-        words = [summary.gpu] if several_gpus else []
+    def name(first: str, summary: Summary) -> str:
+        words = [first]
+        words += [summary.gpu] if several_gpus else []
         words += ["predicted"] if summary.source == "predicted" else []
-        return ", ".join([*words, *([f"{summary.cache} L2"] if several_caches else [])])
+        words += [f"{summary.cache} L2"] if several_caches else []
+        return ", ".join(words)
 
-    alike: dict[str, list[Part]] = defaultdict(list)
+    groups: dict[str, list[Part]] = defaultdict(list)
     for part in parts:
         if part.summary.over_best:
-            name = ", ".join(filter(None, (part.summary.baseline, about(part.summary))))
-            alike[name].append(part)
-    sentences = [Sentence(_of_many(group), name) for name, group in alike.items()]
-    names = [", ".join(filter(None, (part.summary.run, about(part.summary)))) for part in parts]
-    return Overview(tuple(sentences), tuple(zip(names, parts, strict=True)))
+            groups[name(part.summary.baseline, part.summary)].append(part)
+    return Overview(
+        tuple(Sentence(_of_many(group), title) for title, group in groups.items()),
+        tuple((name(part.summary.run, part.summary), part) for part in parts),
+    )
 
 
 def _of_many(parts: Sequence[Part]) -> str:
-    """Sentences on parts in which one baseline met other kernels."""
+    """Describe parts of one baseline."""
     problems = sum(part.summary.over_best.problems for part in parts if part.summary.over_best)
-    margin = max((part.summary.margin for part in parts), key=lambda margin: margin.share)
     words = [
-        f"The fastest, or within {margin.words} of it, on {sum(map(near, parts))} of {problems}"
-        f" {'problem' if problems == 1 else 'problems'} (counted once a run)."
+        f"The fastest, or within {_widest(parts).words} of it, on {sum(map(near, parts))} of"
+        f" {problems} {'problem' if problems == 1 else 'problems'} (counted once a run)."
     ]
     libraries = [
         (over.ratios, over.not_slower, part.summary.run)
@@ -162,6 +217,68 @@ def _of_many(parts: Sequence[Part]) -> str:
     return " ".join(words)
 
 
+def _widest(parts: Sequence[Part]) -> Margin:
+    return max((part.summary.margin for part in parts), key=lambda margin: margin.share)
+
+
+def near(part: Part) -> int:
+    """Count the problems on which the baseline is the fastest, or ties within the margin."""
+    kernels = part.summary.winners.kernels if part.summary.winners else ()
+    return sum(kernel.near for kernel in kernels if kernel.kernel == part.summary.baseline)
+
+
+def headline(part: Part, *, under_banner: bool = False) -> list[Sentence]:
+    """Return the conclusion of a part.
+
+    Args:
+        under_banner: the document begins with a banner on predictions.
+    """
+    summary = part.summary
+    sentences = []
+    if summary.winners:
+        sentences.append(Sentence(_fastest(summary.winners, summary.margin), "Fastest"))
+    if summary.over_best:
+        by_how_much = _by_how_much(summary, summary.over_best, part.short)
+        sentences.append(Sentence(by_how_much, "By how much"))
+    # A single peer has its line among the speedups.
+    if summary.over_peers and len(summary.over_peers.kernels) > 1:
+        over_peers = _over_peers(summary, summary.over_peers, part.short)
+        sentences.append(Sentence(over_peers, "Over the fastest peer"))
+    if energies := summary.energies:
+        taken = [f"{kernel} takes {times(energy.geomean)}" for kernel, energy in energies.items()]
+        several = max(energy.problems for energy in energies.values()) > 1
+        mean = " (geometric means)" if several else ""
+        words = f"Per launch, {listed(taken)} the energy of {summary.baseline}{mean}."
+        sentences.append(Sentence(words, "Energy"))
+    if notes := caveats(part, under_banner=under_banner):
+        sentences.append(Sentence(" ".join(notes), "Note"))
+    return sentences
+
+
+def caveats(part: Part, *, under_banner: bool = False) -> list[str]:
+    """Return caveats of a part's figures."""
+    sentences = [f"The run is not finished, {part.unfinished}."] if part.unfinished else []
+    if part.summary.source == "predicted" and not under_banner:
+        sentences.append("Predicted by the performance model, nothing was measured.")
+        # A row without a latency has no error.
+        if timed := list(dict.fromkeys(part.rows.loc[part.rows["status"].isin(TIMED), "kernel"])):
+            sentences.append(short_error(part.summary.gpu, timed))
+    counted = status_counts(part.rows)
+    if noisy := counted.get("noisy"):
+        sentences.append(f"Rows that were timed with noise count, {noisy} of {len(part.rows)}.")
+    failed = {status: count for status, count in counted.items() if status not in TIMED}
+    if failed:
+        counts = ", ".join(
+            f"{count} {status.replace('_', ' ')}" for status, count in failed.items()
+        )
+        excluded = sum(failed.values())
+        verb = "is" if excluded == 1 else "are"
+        sentences.append(f"{excluded} of {len(part.rows)} rows {verb} excluded: {counts}.")
+    if warned := part.rows["warnings"].notna().tolist().count(True):
+        sentences.append(f"{warned} row{' has' if warned == 1 else 's have'} a warning.")
+    return sentences
+
+
 def _fastest(winners: Winners, margin: Margin) -> str:
     first, *others = winners.kernels
     if winners.problems == 1:
@@ -177,16 +294,15 @@ def _fastest(winners: Winners, margin: Margin) -> str:
         f"{first.kernel} is the fastest, or within {margin.words} of it, on {first.near} of"
         f" {winners.problems} problems, ahead of all others on {first.alone or 'none'}"
     ]
-    losing = [_ahead(kernel) for kernel in others if kernel.alone]
-    words += losing[:NAMED]
-    if len(losing) > NAMED:
-        words.append(f"{len(losing) - NAMED} other kernels on some")
+    ahead = [
+        f"{winner.kernel} is ahead of all others on {winner.alone}{winner.at and f' ({winner.at})'}"
+        for winner in others
+        if winner.alone
+    ]
+    words += ahead[:NAMED]
+    if len(ahead) > NAMED:
+        words.append(f"{len(ahead) - NAMED} other kernels on some")
     return f"{'; '.join(words)}."
-
-
-def _ahead(winner: Winner) -> str:
-    at = f" ({winner.at})" if winner.at else ""
-    return f"{winner.kernel} is ahead of all others on {winner.alone}{at}"
 
 
 def _by_how_much(summary: Summary, over: Ratios, short: Mapping[str, str]) -> str:
@@ -215,10 +331,176 @@ def _over_peers(summary: Summary, over: OverPeers, short: Mapping[str, str]) -> 
     )
 
 
-def _energy(summary: Summary) -> str:
-    kernels = [
-        f"{kernel} takes {times(energy.geomean)}" for kernel, energy in summary.energies.items()
+def summary_section(results: Results, *, under_banner: bool = False) -> Section:
+    """Make the conclusion of the runs: sentences first, then the figures behind them as cards."""
+    blocks: list[Block] = []
+    overview = overview_of(results.parts)
+    if results.frame.empty:
+        blocks.append(sentences("This run has no rows yet.", layout="empty"))
+    if overview:
+        blocks += _overview(overview, under_banner=under_banner)
+        sections = _parts(results, folded="", under_banner=under_banner)
+        blocks.append(Section("figures", "Figures of each run", tuple(sections), "closed"))
+    elif len(results.parts) > 1:
+        blocks += _parts(results, folded="closed", under_banner=under_banner)
+    else:
+        for part in results.parts:
+            blocks += _part(part, results, under_banner=under_banner)
+    if results.parts and not any(part.summary.speedups for part in results.parts):
+        baseline = baseline_in_words(results.frame)
+        nothing = f"No speedups: no problem has a timed row of {baseline} and of another kernel."
+        if BOUND in {*results.frame["kernel"]}:
+            nothing += f" {BOUND} is the bound of all kernels and compared with none."
+        blocks.append(sentences(nothing, layout="empty"))
+    return Section("summary", "", tuple(blocks))
+
+
+def _overview(overview: Overview, *, under_banner: bool) -> list[Block]:
+    margin = _widest([part for _, part in overview.parts])
+    baselines = list(dict.fromkeys(part.summary.baseline for _, part in overview.parts))
+    several = len(baselines) > 1
+    headings = [
+        "run",
+        f"{THE_BASELINE if several else baselines[0]} fastest, or within {margin.words}:",
+        "over the fastest other, mean:",
+        *("lowest:", "at", "highest:", "at"),
+        *("over the fastest library, mean:", "as fast or faster:", "note"),
     ]
-    several = max(energy.problems for energy in summary.energies.values()) > 1
-    mean = " (geometric means)" if several else ""
-    return f"Per launch, {listed(kernels)} the energy of {summary.baseline}{mean}."
+    rows = []
+    for number, (name, part) in enumerate(overview.parts, 1):
+        summary = part.summary
+        figures = [f"{summary.baseline} met no other kernel", *[""] * 5]
+        if over := summary.over_best:
+            of = f" ({summary.baseline})" if summary.baseline != baselines[0] else ""
+            figures = [
+                f"{near(part)} of {over.problems}{of}",
+                times(over.geomean),
+                times(over.lowest),
+                part.short[over.lowest_at],
+                times(over.highest),
+                part.short[over.highest_at],
+            ]
+        libraries = ["", ""]
+        if peers := summary.over_peers:
+            not_slower = f"{peers.not_slower} of {peers.ratios.problems}"
+            libraries = [times(peers.ratios.geomean), not_slower]
+        words = " ".join(caveats(part, under_banner=under_banner))
+        rows.append([Text(name, link=f"run-{number}"), *figures, *libraries, words])
+    return [Sentences(overview.sentences, "headline"), table(headings, rows)]
+
+
+def _parts(results: Results, folded: str, *, under_banner: bool) -> list[Section]:
+    """Make a section per part, with its cards folded away below its sentences."""
+    sections = []
+    for number, part in enumerate(results.parts, 1):
+        summary = part.summary
+        name = f"{summary.run}, {summary.source}"
+        name = name if results.are_several else summary.source.capitalize()
+        l2 = f", {summary.cache} L2" if results.l2 else ""
+        blocks = _part(part, results, under_banner=under_banner)
+        if folded and isinstance(blocks[0], Sentences):
+            of = summary.run if results.are_several else summary.source
+            blocks[1:] = [Section("", f"Figures of {of}", tuple(blocks[1:]), folded)]
+        sections.append(Section(f"run-{number}", f"{name}: {summary.gpu}{l2}", tuple(blocks)))
+    return sections
+
+
+def _part(part: Part, results: Results, *, under_banner: bool) -> list[Block]:
+    summary = part.summary
+    blocks: list[Block] = []
+    if words := headline(part, under_banner=under_banner):
+        blocks.append(Sentences(tuple(words), "headline"))
+    if summary.speedups:
+        blocks.append(_speedups(part))
+    if summary.over_peers_by_kind:
+        blocks.append(_by_kind(part))
+    if summary.best:
+        blocks.append(_best(summary.best, part))
+    if summary.baseline_energy:
+        blocks.append(_energy(summary.baseline_energy, summary.baseline))
+    if part is results.parts[-1]:
+        counts = status_counts(results.frame)
+        about = "all runs" if results.are_several else "this run"
+        row = [about, str(len(results.frame)), *map(str, counts.values())]
+        blocks.append(_cards(["rows of", "in all:", *(f"{name}:" for name in counts)], [row]))
+    return blocks
+
+
+def _cards(headings: Sequence[str], rows: Sequence[Sequence[Words]]) -> Table:
+    return table(headings, rows, layout="cards")
+
+
+def _speedups(part: Part) -> Table:
+    summary = part.summary
+    of_many = any(speedup.problems > 1 for speedup in summary.speedups.values())
+    mean = "geometric mean:" if of_many else "on one problem:"
+    headings = [f"{summary.baseline} over", _mark(mean, summary)]
+    headings += ["problems:", "faster on:", "highest:", "lowest:", "energy:"]
+    rows = []
+    for kernel, ratios in summary.speedups.items():
+        figures: list[Words] = ["", "", "", ""]
+        if ratios.problems > 1:
+            within = f"within {summary.margin.words} on {ratios.same}"
+            figures = [
+                str(ratios.problems),
+                f"{ratios.above}, {within}, slower on {ratios.below}",
+                _extreme(ratios.highest, ratios.highest_at, part),
+                _extreme(ratios.lowest, ratios.lowest_at, part),
+            ]
+        energy = summary.energies.get(kernel)
+        taken = _energy_over(kernel, summary.baseline, energy) if energy else ""
+        rows.append([kernel, times(ratios.geomean), *figures, taken])
+    return _cards(headings, rows)
+
+
+def _by_kind(part: Part) -> Table:
+    headings = ["over the fastest peer", _mark("geometric mean:", part.summary)]
+    headings += ["problems:", "as fast or faster on:", "lowest:", "peers"]
+    rows = []
+    for kind, over in part.summary.over_peers_by_kind.items():
+        ratios = over.ratios
+        lowest = _extreme(ratios.lowest, ratios.lowest_at, part)
+        counts = [str(ratios.problems), str(over.not_slower)]
+        rows.append([kind, times(ratios.geomean), *counts, lowest, listed(over.kernels)])
+    return _cards(headings, rows)
+
+
+def _mark(heading: str, summary: Summary) -> str:
+    """Mark a heading of predicted numbers."""
+    return heading.replace(":", ", predicted:") if summary.source == "predicted" else heading
+
+
+def _extreme(value: float, label: str, part: Part) -> Text:
+    return Text(times(value), note=part.short[label], title=label)
+
+
+def _energy_over(kernel: str, baseline: str, energy: Ratios) -> Text:
+    note = f"{kernel}'s over {baseline}'s"
+    if energy.problems > 1:
+        note += (
+            f"; {baseline} needs less on {energy.above} of {energy.problems},"
+            f" within {MARGIN:.0%} on {energy.same}, more on {energy.below}"
+        )
+    return Text(times(energy.geomean), note=note)
+
+
+def _best(best: BestBandwidth, part: Part) -> Table:
+    share = "" if best.read_floor_share is None else f"{best.read_floor_share:.1%}"
+    kernel = f"{best.kernel}, has a warning" if best.warned else best.kernel
+    row = [kernel, f"{best.bandwidth_tb_s:.2f}", share, Text(part.short[best.at], title=best.at)]
+    headings = ["best bandwidth of", _mark("TB/s:", part.summary), "of the read floor:", "at"]
+    return _cards(headings, [row])
+
+
+def _energy(energy: BaselineEnergy, baseline: str) -> Table:
+    several = energy.problems > 1
+    over = "over only reading K and V, geometric mean:" if several else "over only reading K and V:"
+    power = sustained = ""
+    if energy.power_w is not None:
+        note = f"median; highest {energy.highest_power_w:.0f} W" if several else ""
+        power = Text(f"{energy.power_w:.0f} W", note=note)
+    if energy.slowdown is not None:
+        note = "against burst latency, median" if several else "against burst latency"
+        sustained = Text(f"{energy.slowdown:+.1%}", note=note)
+    headings = ["energy of", over, "mean power:", "sustained:"]
+    return _cards(headings, [[baseline, times(energy.over_floor), power, sustained]])

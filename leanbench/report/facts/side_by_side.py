@@ -1,17 +1,17 @@
-"""Runs side by side: the same kernel on the same problem in two runs, say on two GPUs."""
+"""Runs side by side: the same kernel on the same problems in two runs, say on two GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from leanbench.records.reading import fastest
 from leanbench.report.charts import CHARTS
-from leanbench.report.compare.match import fastest, match
-from leanbench.report.compare.pair import COMPARED
+from leanbench.report.compare.pair import COMPARED, match
 from leanbench.report.compare.ratios import MARGIN, Ratios, geomean, ratios_of, times
 from leanbench.report.document import Block, Figure, Figures, Section, Table, Text, sentences, table
-from leanbench.report.frame import fastest_rows, gpu_name, has_values, kernel_order
+from leanbench.report.frame import fastest_rows, has_values, kernel_order
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -22,41 +22,39 @@ if TYPE_CHECKING:
     from leanbench.report.compare.pair import Pair
     from leanbench.report.facts.results import Results
 
-#: What a figure of several runs can show: keys of charts.
+#: Keys of the charts that a figure of several runs can show.
 QUANTITIES = ("latency", "bandwidth", "energy", "power")
 
 
 @dataclass(frozen=True)
 class Side:
-    """The rows of one run and source on one GPU in one state of the L2."""
+    """Rows of one run and source on one GPU in one state of the L2."""
 
     run: str
     source: str
     gpu: str
     cache: str
-    #: Run, and what else distinguishes it.
+    #: The run, with whatever else distinguishes it.
     name: str
 
 
 @dataclass(frozen=True)
 class SideBySide:
-    """One kernel on two sides, over the problems that both timed. Ratios are the later
-    side's over the base's.
-    """
+    """Ratios of a kernel on two sides, later over base, over the problems that both timed."""
 
     kernel: str
     base: Side
     side: Side
     latency: Ratios
-    #: Geometric means of the read floor's share; null where not measured.
+    #: Geometric means of the read floor's share; None if not measured.
     base_floor_share: float | None
     side_floor_share: float | None
-    #: Geometric means of the ratios of `COMPARED`; null where not measured on both sides.
+    #: Geometric means of the ratios of `COMPARED`; None unless measured on both sides.
     compared: tuple[float | None, ...]
 
 
 def side_by_side_section(results: Results) -> Section:
-    """A table of ratios, and a picture of one kernel in every run."""
+    """Make a table of ratios, and a picture of one kernel in every run."""
     hint = (
         "Latency in a run over that in another, of the same kernel on the same problems, those that"
         " both timed: below 1×, the run in the column “run” is faster."
@@ -79,25 +77,19 @@ def _table(rows: Sequence[SideBySide], short: Mapping[str, str]) -> Table:
     headings += ["lowest", "highest", "of the read floor (run, over):"]
     headings += [f"{quantity.heading}:" for quantity in COMPARED]
     cells = []
-    for comparison in rows:
-        latency, floors = (
-            comparison.latency,
-            (comparison.side_floor_share, comparison.base_floor_share),
-        )
-        shares = [f"{share:.1%}" for share in floors if share]
+    for row in rows:
+        latency, floors = row.latency, (row.side_floor_share, row.base_floor_share)
         cells.append(
             [
-                *(
-                    comparison.kernel,
-                    _name(comparison.side),
-                    _name(comparison.base),
-                    str(latency.problems),
-                ),
+                row.kernel,
+                _name(row.side),
+                _name(row.base),
+                str(latency.problems),
                 Text(times(latency.geomean), "strong"),
                 _extreme(latency.lowest, latency.lowest_at, short),
                 _extreme(latency.highest, latency.highest_at, short),
-                ", ".join(shares) if len(shares) > 1 else "",
-                *map(times, comparison.compared),
+                ", ".join(f"{share:.1%}" for share in floors if share) if all(floors) else "",
+                *map(times, row.compared),
             ]
         )
     return table(headings, cells)
@@ -115,16 +107,14 @@ def _name(side: Side) -> str:
 
 
 def sides_of(runs: Sequence[Run]) -> dict[Side, dict[tuple[AttentionProblem, str], Row]]:
-    """The sides in the order of the runs, each with its fastest timed rows; a run on several GPUs,
-    or with a cold and a warm L2, has several.
-    """
+    """Split runs by source, GPU and state of the L2, each side with its fastest timed rows."""
     results: dict[tuple[str, str, str, str], list[tuple[Row, AttentionProblem]]] = {}
     for run in runs:
         for row, problem in run.results:
-            key = (run.name, row.source, gpu_name(run.manifest, row.environment), row.cache)
+            key = (run.name, row.source, run.gpu_name(row.environment), row.cache)
             results.setdefault(key, []).append((row, problem))
     several_gpus, several_sources, several_caches = (
-        len({key[place] for key in results}) > 1 for place in (2, 1, 3)
+        len({key[field] for key in results}) > 1 for field in (2, 1, 3)
     )
     sides = {}
     for (run, source, gpu, cache), of_side in results.items():
@@ -135,7 +125,7 @@ def sides_of(runs: Sequence[Run]) -> dict[Side, dict[tuple[AttentionProblem, str
 
 
 def side_by_side(runs: Sequence[Run], kernels: Sequence[str]) -> list[SideBySide]:
-    """Each later side over the first one with the same state of the L2, kernel by kernel."""
+    """Compare each later side with the first one of the same L2 state, kernel by kernel."""
     rows = []
     sides = sides_of(runs)
     for index, (side, of_side) in enumerate(sides.items()):
@@ -165,13 +155,13 @@ def _side_by_side(kernel: str, base: Side, side: Side, pairs: Sequence[Pair]) ->
     )
 
 
-def _mean(values: Any) -> float | None:
+def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None and value > 0]
     return geomean(known) if known else None
 
 
 def quantities(frame: DataFrame) -> list[dict[str, str]]:
-    """Columns that the figure can show, those of several runs, with their axis titles."""
+    """Describe the columns that the figure can show."""
     return [
         {"column": chart.y, "title": chart.title, "y_title": chart.y_title, "scale": chart.y_scale}
         for chart in CHARTS

@@ -1,6 +1,4 @@
-"""From timelines to pictures: a terminal's text, one offline HTML page, an SVG, and a trace file
-for Perfetto.
-"""
+"""Pictures of timelines: in the terminal, as one offline HTML page, and as a Perfetto trace."""
 
 from __future__ import annotations
 
@@ -11,29 +9,31 @@ from leanbench.core.syntax import choose
 from leanbench.report import check_writable, write_whole
 from leanbench.report.trace.picture import Panel
 
-FORMATS = ("html", "svg", "json")
+FORMATS = ("html", "json")
 
 
 def write_trace(
     panels: Sequence[Panel], out_dir: Path, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Paths of the files `trace.<format>` that it writes into `out_dir`, one for each format.
+    """Write a file `trace.<format>` for each format and return the paths.
 
     Args:
-        panels: at least one; one problem on one GPU, all measured or all predicted.
+        panels: one or more of the same problem and GPU, all measured or all predicted.
 
     Raises:
         UserError: an unknown format, or an `out_dir` that cannot be written.
     """
+    from leanbench.report.trace.html import html_text
+    from leanbench.report.trace.perfetto import perfetto_text
+
     targets = trace_files(out_dir, formats)
     for format_, target in targets.items():
-        write_whole(target, _render(format_, panels))
+        write_whole(target, html_text(panels) if format_ == "html" else perfetto_text(panels))
     return list(targets.values())
 
 
 def trace_files(out_dir: Path, formats: Sequence[str]) -> dict[str, Path]:
-    """Where each format goes; makes `out_dir`, so that what cannot be written is said before
-    anything is measured.
+    """Return each format's file, and create `out_dir`: a trace fails before it measures.
 
     Raises:
         UserError: as `write_trace`.
@@ -43,17 +43,3 @@ def trace_files(out_dir: Path, formats: Sequence[str]) -> dict[str, Path]:
     }
     check_writable(out_dir, targets.values())
     return targets
-
-
-def _render(format_: str, panels: Sequence[Panel]) -> str:
-    if format_ == "html":
-        from leanbench.report.trace.html import html_text
-
-        return html_text(panels)
-    if format_ == "svg":
-        from leanbench.report.trace.svg import svg_text
-
-        return svg_text(panels)
-    from leanbench.report.trace.perfetto import perfetto_text
-
-    return perfetto_text(panels)

@@ -1,54 +1,47 @@
-"""The timelines as one page that loads nothing: zoom in time, hover for what a CTA did, a table of
-figures.
-"""
+"""Timelines as one offline page: zoom in time, hover over a CTA, a table of figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from leanbench.core.paths import REPORT_TEMPLATES
 from leanbench.model import known_error
-from leanbench.report.trace.picture import TILE_COLORS, Mark, Panel, merge_to
-from leanbench.report.trace.words import (
-    config_words,
+from leanbench.report.html import raw, template
+from leanbench.report.trace.picture import (
+    TILE_COLORS,
+    Mark,
+    Panel,
     instrumentation_cost,
+    merge_to,
     microseconds,
     percent,
     source_words,
 )
 
-#: With more than this a browser takes a noticeable time for each redraw.
+#: Maximum number of marks. More take a browser a noticeable time for each redraw.
 MOST_MARKS = 200_000
-#: Of the whole time, the part that a merged mark lasts at first.
+#: Initial length of a merged mark, as a share of the whole time.
 _FINEST = 1e-5
-#: The page's numbers for kinds, in the order they are drawn.
+#: Kinds by their number on the page, in the order of drawing.
 KINDS = ("cta", "tiles", "wait", "reduction")
 
 
 def html_text(panels: Sequence[Panel]) -> str:
-    """The whole page."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    templates = Environment(
-        loader=FileSystemLoader(REPORT_TEMPLATES), autoescape=True, undefined=StrictUndefined
-    )
-    templates.trim_blocks = templates.lstrip_blocks = True
-
-    def raw(name: str) -> Markup:
-        return Markup((REPORT_TEMPLATES / name).read_text(encoding="utf-8"))
-
-    return templates.get_template("trace.html.j2").render(
+    """Render the page."""
+    return template("trace.html.j2").render(
         style=raw("report.css") + raw("trace.css"), script=raw("trace.js"), **page_context(panels)
     )
 
 
 def page_context(panels: Sequence[Panel]) -> dict[str, Any]:
-    """Everything the template shows, apart from style and script."""
+    """Build the template's values except style and script."""
     first = panels[0].timeline
     end_us = max(panel.timeline.duration_us for panel in panels)
-    drawn = [_drawn(panel, end_us, MOST_MARKS // len(panels)) for panel in panels]
+    most = MOST_MARKS // len(panels)
+    drawn: list[Sequence[Mark]] = [
+        panel.marks if len(panel.marks) <= most else merge_to(panel.marks, _FINEST * end_us, most)
+        for panel in panels
+    ]
     return {
         "label": first.problem.label,
         "source": first.source,
@@ -71,12 +64,6 @@ def page_context(panels: Sequence[Panel]) -> dict[str, Any]:
     }
 
 
-def _drawn(panel: Panel, end_us: float, most: int) -> Sequence[Mark]:
-    return (
-        panel.marks if len(panel.marks) <= most else merge_to(panel.marks, _FINEST * end_us, most)
-    )
-
-
 def _note(panel: Panel, marks: Sequence[Mark]) -> str | None:
     if len(marks) == len(panel.marks):
         return None
@@ -89,7 +76,7 @@ def _note(panel: Panel, marks: Sequence[Mark]) -> str | None:
 
 
 def _panel(panel: Panel, marks: Sequence[Mark]) -> dict[str, Any]:
-    """Data that the script draws from; a mark is ten numbers in `marks`."""
+    """Build the script's data. A mark is ten numbers in `marks`."""
     launches = list(dict.fromkeys(mark.launch for mark in marks))
     numbers: list[float] = []
     for mark in marks:
@@ -107,7 +94,7 @@ def _panel(panel: Panel, marks: Sequence[Mark]) -> dict[str, Any]:
 
 
 def _row(panel: Panel) -> dict[str, str]:
-    """The kernel's line of the table; empty where a figure is not at hand."""
+    """Build the kernel's figures of the table; an unknown one is empty."""
     figures, timeline = panel.figures, panel.timeline
     efficiency, cost = panel.quantisation_efficiency, instrumentation_cost(timeline)
     return {
@@ -125,5 +112,5 @@ def _row(panel: Panel) -> dict[str, str]:
         "output tiles": f"{timeline.output_tiles}",
         "quantisation efficiency": "" if efficiency is None else percent(efficiency),
         "latency with events": "" if cost is None else f"{cost:.3f}x",
-        "launch settings": config_words(timeline),
+        "launch settings": ", ".join(f"{k} {v}" for k, v in (timeline.config or {}).items()),
     }

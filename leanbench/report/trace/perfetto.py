@@ -1,8 +1,7 @@
-"""The timelines as Chrome trace events, which https://ui.perfetto.dev opens: every CTA and span,
-none merged.
+"""Timelines as Chrome trace events for https://ui.perfetto.dev, with every CTA and span.
 
-A kernel is a process, an SM is as many threads as it held CTAs at once: events of one thread must
-nest, and a CTA's spans lie within the CTA. The format: "Trace Event Format", the Catapult project.
+A kernel is a process, and each lane of an SM a thread, because events of a thread must nest. The
+format: "Trace Event Format", the Catapult project.
 """
 
 from __future__ import annotations
@@ -11,21 +10,19 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from leanbench.report.trace.picture import Mark, Panel
-from leanbench.report.trace.words import source_words
+from leanbench.report.trace.picture import Mark, Panel, source_words
 
 _NAMES = {
     "tiles": "output tile {}",
     "wait": "wait, output tile {}",
     "reduction": "reduction, output tile {}",
 }
-#: chrome://tracing's names of colours, for what is no output tile's; Perfetto picks its own by
-#: name.
+#: Colours of chrome://tracing for spans without an output tile's colour. Perfetto chooses its own.
 _COLOR_NAMES = {"wait": "grey", "reduction": "black"}
 
 
 def perfetto_text(panels: Sequence[Panel]) -> str:
-    """The whole file, one event a line."""
+    """Render the file, one event per line."""
     events = ",\n".join(json.dumps(event, separators=(",", ":")) for event in _events(panels))
     first = panels[0].timeline
     about = {
@@ -51,25 +48,22 @@ def _events(panels: Sequence[Panel]) -> Iterator[dict[str, Any]]:
             about = {"pid": pid, "tid": _thread(sm, lane, lanes)}
             thread_name = f"SM {sm}" if lane == 0 else f"SM {sm}, CTA {lane + 1}"
             yield {"ph": "M", **about, "name": "thread_name", "args": {"name": thread_name}}
-            yield {
-                "ph": "M",
-                **about,
-                "name": "thread_sort_index",
-                "args": {"sort_index": about["tid"]},
-            }
+            index = {"sort_index": about["tid"]}
+            yield {"ph": "M", **about, "name": "thread_sort_index", "args": index}
         for mark in panel.marks:
             sm = panel.sm_order[mark.row]
             yield _event(mark, sm, pid, _thread(sm, mark.lane, lanes))
 
 
 def _thread(sm: int, lane: int, lanes: int) -> int:
-    """From 1: some readers take thread 0 for the idle one."""
+    """Number threads from 1: some readers take thread 0 for the idle one."""
     return 1 + sm * lanes + lane
 
 
 def _event(mark: Mark, sm: int, pid: int, tid: int) -> dict[str, Any]:
-    """A complete event; microseconds, to the nanosecond."""
+    """Make a complete event, in microseconds with three decimals."""
     start_ns, end_ns = round(mark.start_us * 1000), round(mark.end_us * 1000)
+    is_cta = mark.kind == "cta"
     event: dict[str, Any] = {
         "ph": "X",
         "pid": pid,
@@ -77,9 +71,7 @@ def _event(mark: Mark, sm: int, pid: int, tid: int) -> dict[str, Any]:
         "ts": start_ns / 1000,
         "dur": (end_ns - start_ns) / 1000,
         "cat": mark.kind,
-        "name": f"CTA {mark.cta}"
-        if mark.kind == "cta"
-        else _NAMES[mark.kind].format(mark.output_tile),
+        "name": f"CTA {mark.cta}" if is_cta else _NAMES[mark.kind].format(mark.output_tile),
         "args": {"launch": mark.launch, "cta": mark.cta, "sm": sm},
     }
     if mark.output_tile is not None:

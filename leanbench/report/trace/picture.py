@@ -1,6 +1,4 @@
-"""Layout that every drawing of a timeline shares: which row an SM gets, which lane a CTA, and
-the figures next to it.
-"""
+"""Layout of a timeline's picture: rows of SMs, lanes of CTAs, and the figures next to it."""
 
 from __future__ import annotations
 
@@ -11,9 +9,8 @@ from typing import Literal
 
 from leanbench.core.timeline import CtaTimeline, SpanKind, Timeline
 
-#: Output tile i has colour i modulo their number. Dark and light take turns, so that neighbours
-#: differ by lightness alone for whoever sees no hue; all stand out from a white and from a black
-#: page.
+#: Colours of output tiles, in rotation. Dark and light alternate, so that neighbours differ without
+#: hue; all contrast with a white and with a black page.
 TILE_COLORS = (
     "#0072b2",
     "#e69f00",
@@ -26,16 +23,18 @@ TILE_COLORS = (
 )
 
 Interval = tuple[float, float]
+#: Smallest share that does not round to 0.0%.
+_VISIBLE = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A rectangle of the picture: a CTA's life, or one of its spans on top of that."""
+    """A rectangle of the picture: a CTA, or a span on top of its CTA."""
 
     kind: Literal["cta", SpanKind]
-    #: Place of its SM among `Panel.sm_order`, from the top.
+    #: Index of its SM in `Panel.sm_order`.
     row: int
-    #: Which of the row's `lanes`.
+    #: Index of its lane among the row's `lanes`.
     lane: int
     lanes: int
     start_us: float
@@ -44,7 +43,7 @@ class Mark:
     cta: int
     #: None for a CTA.
     output_tile: int | None = None
-    #: How many marks it stands for: neighbours too short to be drawn are one.
+    #: Number of marks that it replaces. Neighbours too short to be drawn are merged.
     merged: int = 1
 
 
@@ -52,12 +51,12 @@ class Mark:
 class Panel:
     """One kernel's timeline, ready to be drawn.
 
-    Rows are SMs in the order of their first CTA: CTAs of neighbouring number stand next to each
-    other, however the hardware spreads them. SMs without a CTA come last.
+    Rows are SMs in the order of their first CTA, so that CTAs of neighbouring number are adjacent.
+    SMs without a CTA come last.
     """
 
     timeline: Timeline
-    #: The schedule's own ceiling, see leanbench.core.decomposition.quantisation_efficiency.
+    #: Upper bound by the schedule, see leanbench.core.decomposition.quantisation_efficiency.
     quantisation_efficiency: float | None = None
 
     @cached_property
@@ -69,8 +68,8 @@ class Panel:
             for index, name in enumerate(dict.fromkeys(cta.launch for cta in self._ctas))
         }
         for cta in self._ctas:
-            place = (launches[cta.launch], cta.cta)
-            first[cta.sm] = min(first.get(cta.sm, place), place)
+            position = (launches[cta.launch], cta.cta)
+            first[cta.sm] = min(first.get(cta.sm, position), position)
         empty = [sm for sm in range(self.timeline.sms) if sm not in first]
         return (*sorted(first, key=lambda sm: (first[sm], sm)), *empty)
 
@@ -80,13 +79,13 @@ class Panel:
 
     @cached_property
     def marks(self) -> tuple[Mark, ...]:
-        """CTAs and spans, each lane's in the order of time."""
+        """CTAs and spans, in each lane in the order of time."""
         rows = {sm: row for row, sm in enumerate(self.sm_order)}
         drawn: list[Mark] = []
         for group in _groups(self._ctas):
-            own_lanes = _lanes(group)
-            lanes = 1 + max(own_lanes)
-            for cta, lane in zip(group, own_lanes, strict=True):
+            of_group = _lanes(group)
+            lanes = 1 + max(of_group)
+            for cta, lane in zip(group, of_group, strict=True):
                 mark = Mark(
                     "cta", rows[cta.sm], lane, lanes, cta.start_us, cta.end_us, cta.launch, cta.cta
                 )
@@ -105,7 +104,7 @@ class Panel:
 
     @property
     def lanes(self) -> int:
-        """CTAs that were on one SM at once, at most."""
+        """Maximum number of CTAs on one SM at once."""
         return max((mark.lanes for mark in self.marks), default=1)
 
     @cached_property
@@ -118,24 +117,22 @@ class Figures:
     """Shares of SM time, SMs x duration: busy, waiting and idle add up to 1."""
 
     busy_share: float
-    #: There was a CTA, and all that were there waited.
+    #: All CTAs on the SM waited.
     waiting_share: float
-    #: A part of the busy share: at least one CTA merged partials.
+    #: Part of the busy share: at least one CTA merged partials.
     reduction_share: float
     idle_share: float
-    #: SMs that had a CTA.
+    #: Number of SMs with a CTA.
     working_sms: int
-    #: When the first and the last of those SMs saw its last CTA end: what is between them is the
-    #: tail.
+    #: End of the last CTA on the first and on the last of those SMs. The tail lies between them.
     first_end_us: float
     last_end_us: float
 
 
 def merge_short(marks: Iterable[Mark], shortest_us: float) -> list[Mark]:
-    """The same picture with no more marks than its resolution can show.
+    """Merge neighbours in a lane that together last no longer than `shortest_us`.
 
-    Neighbours in a lane that together last no longer than `shortest_us` become one, of the kind and
-    output tile of the longest among them. CTAs and spans are merged apart.
+    The result has the kind and output tile of the longest. CTAs and spans are merged separately.
     """
     by_lane: dict[tuple[bool, int, int, int], list[Mark]] = {}
     for mark in marks:
@@ -153,9 +150,7 @@ def merge_short(marks: Iterable[Mark], shortest_us: float) -> list[Mark]:
 
 
 def merge_to(marks: Sequence[Mark], shortest_us: float, most: int) -> list[Mark]:
-    """`merge_short`, with longer and longer `shortest_us` until at most `most` marks are left, if
-    that can be.
-    """
+    """Double `shortest_us` of `merge_short` until at most `most` marks are left, if possible."""
     merged = merge_short(marks, shortest_us)
     for _ in range(16):
         if len(merged) <= most:
@@ -166,7 +161,7 @@ def merge_to(marks: Sequence[Mark], shortest_us: float, most: int) -> list[Mark]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union of intervals, without overlaps, in order."""
+    """Merge overlapping intervals and sort them."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -177,7 +172,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def ticks(end_us: float, most: int) -> list[float]:
-    """Round times from 0 to `end_us`, at most `most` steps of 1, 2 or 5 times a power of ten."""
+    """Choose ticks from 0 to `end_us`: at most `most` steps of 1, 2 or 5 times a power of ten."""
     if end_us <= 0:
         return [0.0]
     exponent = -3
@@ -200,9 +195,7 @@ def _as_one(group: list[Mark]) -> Mark:
 
 
 def _groups(ctas: list[CtaTimeline]) -> list[list[CtaTimeline]]:
-    """CTAs that share lanes, by start: a launch's, together with any launch that began before it
-    had ended.
-    """
+    """Group the CTAs that share lanes: those of a launch, and of launches that overlap with it."""
     launches: dict[str, list[CtaTimeline]] = {}
     for cta in ctas:
         launches.setdefault(cta.launch, []).append(cta)
@@ -216,9 +209,9 @@ def _groups(ctas: list[CtaTimeline]) -> list[list[CtaTimeline]]:
 
 
 def _lanes(ctas: list[CtaTimeline]) -> list[int]:
-    """For each CTA, by start: the first lane of its SM that is free.
+    """Assign each CTA, by start, to the first free lane of its SM.
 
-    An SM's lanes are numbered by their first CTAs: which of two starts a moment earlier is chance.
+    An SM's lanes are numbered by their first CTAs, because the order of two starts is random.
     """
     free_from: dict[int, list[float]] = {}
     first: dict[int, list[int]] = {}
@@ -237,7 +230,7 @@ def _lanes(ctas: list[CtaTimeline]) -> list[int]:
 
 
 def _ranks(numbers: list[int]) -> list[int]:
-    """The place of each number among them in order."""
+    """Return the rank of each number."""
     order = sorted(range(len(numbers)), key=lambda index: numbers[index])
     return [rank for _, rank in sorted((index, rank) for rank, index in enumerate(order))]
 
@@ -270,3 +263,50 @@ def _figures(timeline: Timeline) -> Figures:
 
 def _total_us(intervals: list[Interval]) -> float:
     return sum(end - start for start, end in union(intervals))
+
+
+def source_words(timeline: Timeline) -> str:
+    """Name the source: ``measured on NVIDIA H200``."""
+    if timeline.source == "measured":
+        return f"measured on {timeline.gpu}"
+    return f"predicted for {timeline.gpu}, nothing was measured"
+
+
+def figure_words(panel: Panel) -> list[str]:
+    """Describe the known figures, a phrase each."""
+    figures, timeline = panel.figures, panel.timeline
+    latency_us, efficiency = timeline.latency_us, panel.quantisation_efficiency
+    words = [] if latency_us is None else [f"latency {microseconds(latency_us)} µs"]
+    words.append(f"SMs busy {percent(figures.busy_share)}")
+    if figures.waiting_share >= _VISIBLE:
+        words.append(f"waiting {percent(figures.waiting_share)}")
+    if figures.reduction_share >= _VISIBLE:
+        words.append(f"merging {percent(figures.reduction_share)}")
+    first, last = microseconds(figures.first_end_us), microseconds(figures.last_end_us)
+    words.append(f"SMs end at {first} µs" if first == last else f"SMs end at {first} to {last} µs")
+    if figures.working_sms < timeline.sms:
+        words.append(f"{timeline.sms - figures.working_sms} of {timeline.sms} SMs without a CTA")
+    if efficiency is not None:
+        words.append(f"quantisation efficiency {percent(efficiency)}")
+    cost = instrumentation_cost(timeline)
+    if cost is not None:
+        words.append(f"latency with events {cost:.3f}x")
+    return words
+
+
+def instrumentation_cost(timeline: Timeline) -> float | None:
+    """Return the latency of the build with timeline events over the plain one's."""
+    if timeline.traced_latency_us is None or not timeline.latency_us:
+        return None
+    return timeline.traced_latency_us / timeline.latency_us
+
+
+def microseconds(value: float) -> str:
+    """Format with three or four digits: ``0.83``, ``57.5``, ``1610``."""
+    return (
+        f"{value:.0f}" if value >= 999.5 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    )
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}%"

@@ -1,7 +1,6 @@
-"""The timelines in a terminal: rows are SMs, columns are time, a cell shows what took most of it.
+"""Timelines in a terminal: rows are SMs, columns are time, a cell shows its longest activity.
 
-Colour is the output tile's; without colour the characters still tell busy, waiting, merging and
-idle apart.
+Colours distinguish output tiles, characters busy, waiting, merging and idle SMs.
 """
 
 from __future__ import annotations
@@ -9,26 +8,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from leanbench.report.trace.picture import TILE_COLORS, Panel, ticks, union
-from leanbench.report.trace.words import figure_lines, source_words
+from leanbench.report.trace.picture import (
+    TILE_COLORS,
+    Panel,
+    figure_words,
+    source_words,
+    ticks,
+    union,
+)
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-#: By the share of the cell's SM time that has a working CTA, from an eighth on.
+#: Characters by the share of the cell's SM time with a working CTA, from an eighth on.
 _FILL, _FILL_ASCII = "░▒▓█", ".:oO"
 _WAIT, _REDUCTION, _IDLE = "-", "#", " "
-#: An output tile gives a cell its colour when it has this share of the cell's work in the first
-#: lane.
+#: Minimum share of the first lane's work for an output tile to give a cell its colour.
 _DOMINANT = 0.3
 _MANY = "#808690"
-#: Rows of a panel: one alone may be taller than each of several.
+#: Maximum number of rows of a single panel, and of each of several.
 _ROWS_ALONE, _ROWS_EACH = 24, 16
 _LABEL = 8
 
 
 def terminal_text(panels: Sequence[Panel], columns: int, ascii_only: bool = False) -> Text:
-    """All panels under one another, no line wider than `columns` unless that is below 40."""
+    """Render all panels in `columns`, at least 40."""
     from rich.text import Text
 
     end_us = max(panel.timeline.duration_us for panel in panels)
@@ -44,7 +48,7 @@ def terminal_text(panels: Sequence[Panel], columns: int, ascii_only: bool = Fals
     for line in _legend(ascii_only, columns):
         text.append(f"\n{line}")
     if ascii_only:
-        # As many characters, so that every style stays where it is.
+        # The number of characters is unchanged, so styles keep their positions.
         text.plain = (
             text.plain.replace("µ", "u").replace("·", ";").encode("ascii", "replace").decode()
         )
@@ -57,7 +61,7 @@ def _append_panel(
     sms = len(panel.sm_order)
     per_row = -(-sms // most_rows)
     text.append(f"{panel.timeline.name}", style="bold")
-    for line in figure_lines(panel, width + _LABEL - 2, taken=len(panel.timeline.name)):
+    for line in _figure_lines(panel, width + _LABEL - 2):
         text.append(f"  {line}\n")
     bar = "|" if ascii_only else "│"
     for row, cells in enumerate(_cells(panel, end_us, width, per_row)):
@@ -70,19 +74,31 @@ def _append_panel(
     text.append(_axis(end_us, width, ascii_only), style="dim")
 
 
+def _figure_lines(panel: Panel, length: int) -> list[str]:
+    """Wrap the phrases of `figure_words`. The panel's name precedes the first line."""
+    lines = [""]
+    for phrase in figure_words(panel):
+        taken = len(panel.timeline.name) if len(lines) == 1 else 0
+        if lines[-1] and taken + len(lines[-1]) + len(phrase) + 3 > length:
+            lines[-1] += ","
+            lines.append(phrase)
+        else:
+            lines[-1] += f", {phrase}" if lines[-1] else phrase
+    return lines
+
+
 class _Cell:
-    """One character: times in microseconds that fall into it, summed over its SMs or CTAs."""
+    """One character, with the times in microseconds of its SMs or CTAs."""
 
     def __init__(self, sm_time_us: float) -> None:
         self.sm_time_us = sm_time_us
-        #: SM time with a CTA, CTA time, and the parts of that.
+        #: SM time with a CTA, CTA time, and its parts.
         self.present = self.ctas = self.wait = self.reduction = 0.0
-        #: By lane and output tile. Lanes of an SM hold CTAs of far apart numbers: one lane gives
-        #: the colour.
+        #: Work by lane and output tile. Lanes hold CTAs of distant numbers: one gives the colour.
         self.tiles: dict[int, dict[int, float]] = {}
 
     def look(self, ascii_only: bool) -> tuple[str, str]:
-        """The character and its style."""
+        """Return the character and its style."""
         filled = self.present / self.sm_time_us if self.sm_time_us else 0.0
         if filled < 1 / 8:
             return _IDLE, ""
@@ -90,8 +106,8 @@ class _Cell:
             return _WAIT, ""
         if self.reduction > sum(sum(lane.values()) for lane in self.tiles.values()):
             return _REDUCTION, "bold"
-        at_work = filled * (1 - self.wait / self.ctas)
-        glyph = (_FILL_ASCII if ascii_only else _FILL)[max(0, min(3, int(4 * at_work - 0.5)))]
+        working = filled * (1 - self.wait / self.ctas)
+        glyph = (_FILL_ASCII if ascii_only else _FILL)[max(0, min(3, int(4 * working - 0.5)))]
         tiles = self.tiles[min(self.tiles)] if self.tiles else {}
         tile = max(tiles, key=lambda tile: tiles[tile], default=-1)
         is_dominant = tile >= 0 and tiles[tile] >= _DOMINANT * sum(tiles.values())
@@ -99,7 +115,7 @@ class _Cell:
 
 
 def _cells(panel: Panel, end_us: float, width: int, per_row: int) -> list[list[_Cell]]:
-    """Rows of cells, `per_row` SMs to a row."""
+    """Make rows of cells, `per_row` SMs each."""
     sms = len(panel.sm_order)
     step_us = end_us / width or 1.0
     grid = [
@@ -131,7 +147,7 @@ def _cells(panel: Panel, end_us: float, width: int, per_row: int) -> list[list[_
 
 
 def _columns(start_us: float, end_us: float, step_us: float, width: int) -> list[tuple[int, float]]:
-    """(column, time in it) of an interval."""
+    """Split an interval into (column, time in it)."""
     first, last = int(start_us / step_us), min(width - 1, int(end_us / step_us))
     columns = []
     for column in range(min(first, width - 1), last + 1):

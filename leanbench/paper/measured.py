@@ -1,4 +1,4 @@
-"""What runs have to say of the paper's claims."""
+"""The paper's claims in runs."""
 
 from __future__ import annotations
 
@@ -7,43 +7,42 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
-from leanbench.model.claim import BASELINES, FEWEST_SAMPLES, Baselines, Claim, Figure, Verdict
+from leanbench.core.syntax import short_count
 from leanbench.model.error import model_error
-from leanbench.model.paper import claims
-from leanbench.report.compare.match import fastest
-from leanbench.report.compare.ratios import MARGIN
-from leanbench.report.frame import gpu_name
-from leanbench.report.series import tokens
+from leanbench.paper.claim import BASELINES, FEWEST_SAMPLES, Baselines, Claim, Figure, Verdict
+from leanbench.paper.claims import claims
+from leanbench.records.reading import fastest
 
 if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
     from leanbench.records.reading import Run
     from leanbench.records.row import Row
 
-#: Kernels' rows, by problem.
+#: Rows by problem and kernel.
 Fastest = Mapping["AttentionProblem", Mapping[str, "Row"]]
+#: Relative uncertainty of a single reading: an energy, an occupancy.
+READING = 0.01
 
 
 @dataclass(frozen=True)
 class MeasuredClaim:
-    """One claim in one run, with one of the baselines."""
+    """A claim in one run, with one of the baselines."""
 
     claim: Claim
     baselines: Baselines
-    #: Null where no run has all cells of it.
+    #: None if no run has all its cells.
     figure: Figure | None
-    #: Arithmetic, where the claim is of a mean over several problems, which `figure` has geometric.
+    #: Arithmetic mean, if `figure` is the geometric mean over several problems.
     arithmetic: float | None
-    #: The problems behind the figure; without one, what is lacking.
+    #: The problems behind the figure; without a figure, the missing ones.
     cell: str
-    #: Name of the run that the figure is of; empty without one.
+    #: Name of the figure's run; empty without a figure.
     run: str
 
     @property
     def verdict(self) -> Verdict | None:
-        """Null without a figure."""
         return None if self.figure is None else self.claim.verdict(self.figure)
 
     @property
@@ -56,34 +55,32 @@ class MeasuredClaim:
 
 @dataclass(frozen=True)
 class _Cell:
-    """What one run has for one problem of a claim."""
+    """Figure of one problem of a claim in one run."""
 
     figure: Figure
-    #: Of the newer of its rows.
+    #: Time of the newer row.
     time: str
 
 
 def claims_of_runs(runs: Sequence[Run]) -> list[tuple[str, bool, list[MeasuredClaim]]]:
-    """For each GPU, L2 state and source: the first two in words, whether it is predicted, and every
-    claim.
+    """Evaluate every claim for each GPU, L2 state and source.
+
+    Each group has a name (GPU and L2), True if it is predicted, and the claims.
     """
-    sweeps = {run.name: sweep_name(run.manifest) for run in runs}
-    groups: dict[tuple[str, bool], dict[str, list[tuple[Row, AttentionProblem]]]] = {}
-    gpus: dict[str, str] = {}
+    sweeps = {run.name: _sweep_name(run) for run in runs}
+    groups: dict[tuple[str, str, bool], dict[str, list[tuple[Row, AttentionProblem]]]] = {}
     for run in runs:
         for row, problem in run.results:
-            gpu = gpu_name(run.manifest, row.environment)
-            key = (f"{gpu}, {row.cache} L2", row.source == "predicted")
-            gpus[key[0]] = gpu
+            key = run.gpu_name(row.environment), row.cache, row.source == "predicted"
             groups.setdefault(key, {}).setdefault(run.name, []).append((row, problem))
     return [
-        (name, predicted, measured_claims(by_run, sweeps, gpus[name] if predicted else None))
-        for (name, predicted), by_run in groups.items()
+        (f"{gpu}, {cache} L2", predicted, _measured(by_run, sweeps, gpu if predicted else None))
+        for (gpu, cache, predicted), by_run in groups.items()
     ]
 
 
 def verdict_words(claims: Iterable[MeasuredClaim], baselines: Baselines) -> str:
-    """``5 hold, 2 more``: of those with these baselines; empty without any."""
+    """Count the verdicts with these baselines: ``5 hold, 2 more``; empty without any."""
     verdicts = Counter(claim.verdict for claim in claims if claim.baselines == baselines)
     return ", ".join(
         f"{verdicts[verdict]} {'hold' if verdict == 'holds' else verdict}"
@@ -92,28 +89,25 @@ def verdict_words(claims: Iterable[MeasuredClaim], baselines: Baselines) -> str:
     )
 
 
-def sweep_name(manifest: Mapping[str, Any]) -> str:
-    """Of the sweep that the run is of; empty where the manifest does not say."""
-    sweep = manifest.get("sweep")
-    name = sweep.get("name") if isinstance(sweep, dict) else None
+def _sweep_name(run: Run) -> str:
+    name = run.section("sweep").get("name")
     return name if isinstance(name, str) else ""
 
 
-def measured_claims(
+def _measured(
     results: Mapping[str, Iterable[tuple[Row, AttentionProblem]]],
     sweeps: Mapping[str, str],
-    predicted_for: str | None = None,
+    predicted_for: str | None,
 ) -> list[MeasuredClaim]:
-    """Every claim, in the paper's order, with each baseline that a run has all cells of, from that
-    run alone, so that no ratio and no mean spans two: of those runs the latest of a sweep made for
-    the claim, else the one that measured it last. A claim that no run has is there once, with this
-    project's kernels.
+    """Evaluate every claim with each baseline that one run has all cells of.
+
+    No ratio and no mean spans two runs. A run of a sweep made for the claim goes first, then the
+    latest. A claim without a run appears once, with this project's kernels.
 
     Args:
-        results: by the run's name; of one source, GPU and state of the L2. Only timed rows count,
-            of each kernel the fastest of a problem.
-        sweeps: the name of each run's sweep, by the run's name.
-        predicted_for: the GPU that the rows are predictions for; None: they are measured.
+        results: rows of one source, GPU and L2 state by the run's name.
+        sweeps: each run's sweep by the run's name.
+        predicted_for: GPU of predictions; None for measured rows.
     """
 
     def error(kernels: Sequence[str]) -> float:
@@ -122,26 +116,26 @@ def measured_claims(
     by_run = {run: _by_problem(rows) for run, rows in results.items()}
     outcomes: list[MeasuredClaim] = []
     for claim in claims():
-        # Of a claim about lean alone all baselines are one.
+        # All baselines are the same for a claim about lean alone.
         by_kernels = {baselines.kernels(claim): baselines for baselines in BASELINES}
-        of_each = [
-            _measured(claim, baselines, by_run, sweeps, error(kernels))
+        candidates = [
+            _evaluate(claim, baselines, by_run, sweeps, error(kernels))
             for kernels, baselines in by_kernels.items()
         ]
-        known = [measured for measured in of_each if measured.figure is not None]
-        outcomes += known or [of_each[-1]]
+        known = [measured for measured in candidates if measured.figure is not None]
+        outcomes += known or [candidates[-1]]
     return outcomes
 
 
 def _by_problem(results: Iterable[tuple[Row, AttentionProblem]]) -> Fastest:
     rows: dict[AttentionProblem, dict[str, Row]] = {}
-    same = ((row, _same(problem)) for row, problem in results)
-    for (problem, kernel), row in fastest(same).items():
+    uniform = ((row, _uniform(problem)) for row, problem in results)
+    for (problem, kernel), row in fastest(uniform).items():
         rows.setdefault(problem, {})[kernel] = row
     return rows
 
 
-def _measured(
+def _evaluate(
     claim: Claim,
     baselines: Baselines,
     runs: Mapping[str, Fastest],
@@ -151,54 +145,52 @@ def _measured(
     kernels = baselines.kernels(claim)
     cells = {run: _cells(claim, kernels, rows, error) for run, rows in runs.items()}
     needed = FEWEST_SAMPLES if claim.is_of_samples else len(claim.problems)
-    whole = {run: of_run for run, of_run in cells.items() if len(of_run) >= needed}
-    if not whole:
+    complete = {run: of_run for run, of_run in cells.items() if len(of_run) >= needed}
+    if not complete:
         most = max(map(len, cells.values()), default=0)
-        return MeasuredClaim(claim, baselines, None, None, _lacking(claim, most), "")
-    newest = {run: max(cell.time for cell in of_run.values()) for run, of_run in whole.items()}
-    run = max(whole, key=lambda run: (sweeps.get(run) in claim.sweeps, newest[run]))
-    figures = {problem: cell.figure for problem, cell in whole[run].items()}
+        return MeasuredClaim(claim, baselines, None, None, _missing(claim, most), "")
+    newest = {run: max(cell.time for cell in of_run.values()) for run, of_run in complete.items()}
+    run = max(complete, key=lambda run: (sweeps.get(run) in claim.sweeps, newest[run]))
+    figures = {problem: cell.figure for problem, cell in complete[run].items()}
     values = {problem: figure.value for problem, figure in figures.items()}
     is_mean = claim.statistic == "mean" and len(values) > 1 and not claim.is_share
     arithmetic = statistics.fmean(values.values()) if is_mean else None
     figure = claim.value(list(figures.values()))
-    return MeasuredClaim(claim, baselines, figure, arithmetic, _cell(claim, values), run)
+    return MeasuredClaim(claim, baselines, figure, arithmetic, _cell_words(claim, values), run)
 
 
 def _cells(
     claim: Claim, kernels: Sequence[str], rows: Fastest, error: float
 ) -> dict[AttentionProblem, _Cell]:
-    problems = filter(_is_sample, rows) if claim.is_of_samples else map(_same, claim.problems)
+    problems = filter(_is_sample, rows) if claim.is_of_samples else map(_uniform, claim.problems)
     figure = _figure if claim.prompt is None else _request_figure
     cells = {}
     for problem in problems:
         of_problem = rows.get(problem, {})
-        own = [of_problem[name] for name in kernels if name in of_problem]
-        if len(own) == len(kernels) and (known := figure(claim, problem, own, rows, error)):
-            cells[problem] = _Cell(known, max(row.time for row in own))
+        chosen = [of_problem[name] for name in kernels if name in of_problem]
+        if len(chosen) == len(kernels) and (known := figure(claim, problem, chosen, rows, error)):
+            cells[problem] = _Cell(known, max(row.time for row in chosen))
     return cells
 
 
-def _same(problem: AttentionProblem) -> AttentionProblem:
-    """A ragged batch of equal lengths is a uniform one."""
+def _uniform(problem: AttentionProblem) -> AttentionProblem:
+    """Convert a ragged batch of equal lengths to a uniform one."""
     lengths = {*problem.contexts} if problem.is_ragged else ()
     return replace(problem, context=problem.max_context) if len(lengths) == 1 else problem
 
 
 def _is_sample(problem: AttentionProblem) -> bool:
-    """The paper's samples differ in batch, context and heads; multi-head attention over a
-    contiguous cache.
-    """
+    """Return True for multi-head attention over a contiguous cache, as in the paper's samples."""
     return problem.group_size == 1 and not problem.special.keys() - {"dtype", "kv_layout"}
 
 
 def _request_figure(
-    claim: Claim, problem: AttentionProblem, own: Sequence[Row], rows: Fastest, error: float
+    claim: Claim, problem: AttentionProblem, chosen: Sequence[Row], rows: Fastest, error: float
 ) -> Figure | None:
-    """Of a request to a whole model: its prompt's time is that of the step right after it."""
+    """Compute a request's figure. The step right after the prompt holds the prompt's time."""
     prompts = rows.get(claim.prompt_of(problem), {}).values()
     prefill_us = next((row.prefill_us for row in prompts if row.prefill_us), None)
-    steps = [_interval(row, "latency_us", error) for row in own]
+    steps = [_interval(row, "latency_us", error) for row in chosen]
     if prefill_us is None or None in steps:
         return None
     outputs = [step.times(claim.output_tokens(problem)) for step in steps if step]
@@ -213,23 +205,24 @@ def _request_figure(
 
 
 def _figure(
-    claim: Claim, problem: AttentionProblem, own: Sequence[Row], rows: Fastest, error: float
+    claim: Claim, problem: AttentionProblem, chosen: Sequence[Row], rows: Fastest, error: float
 ) -> Figure | None:
     if claim.quantity == "occupancy":
-        [row] = own
-        # The schedule's own figure is all that a prediction has; a measured one is of the SMs.
+        [row] = chosen
         if row.source == "predicted":
             share = row.quantisation_efficiency
             return None if share is None else Figure(share, share, share)
-        return None if row.sm_busy_share is None else Figure.within(row.sm_busy_share, MARGIN)
+        return None if row.sm_busy_share is None else Figure.within(row.sm_busy_share, READING)
     field = "latency_us" if claim.quantity == "latency" else "energy_mj"
-    of, over = (_interval(row, field, error) for row in own)
+    of, over = (_interval(row, field, error) for row in chosen)
     return of.over(over) if of and over else None
 
 
 def _interval(row: Row, field: str, error: float) -> Figure | None:
-    """A row's figure: a latency with the interval of its median, an energy, a single reading,
-    within `MARGIN`; a prediction within half of the model's error, which is that of a ratio.
+    """Return a row's figure with its interval.
+
+    A latency has the interval of its median, an energy is known to `READING`. The model's error
+    is that of a ratio: each side of a prediction has half of it.
     """
     value: float | None = getattr(row, field)
     if not value:
@@ -238,10 +231,10 @@ def _interval(row: Row, field: str, error: float) -> Figure | None:
         return Figure.within(value, math.sqrt(1 + error) - 1)
     if field == "latency_us":
         return Figure(value, row.latency_ci_low_us or value, row.latency_ci_high_us or value)
-    return Figure.within(value, math.sqrt(1 + MARGIN) - 1)
+    return Figure.within(value, math.sqrt(1 + READING) - 1)
 
 
-def _lacking(claim: Claim, problems: int) -> str:
+def _missing(claim: Claim, problems: int) -> str:
     if claim.is_of_samples:
         return f"needs {FEWEST_SAMPLES} multi-head problems, has {problems}"
     if len(claim.problems) == 1:
@@ -249,7 +242,7 @@ def _lacking(claim: Claim, problems: int) -> str:
     return f"has {problems} of {len(claim.problems)} problems, {_ends(claim.problems)}"
 
 
-def _cell(claim: Claim, values: Mapping[AttentionProblem, float]) -> str:
+def _cell_words(claim: Claim, values: Mapping[AttentionProblem, float]) -> str:
     problems = list(values)
     if len(problems) == 1:
         return problems[0].label
@@ -261,15 +254,12 @@ def _cell(claim: Claim, values: Mapping[AttentionProblem, float]) -> str:
     return f"{len(problems)} problems, {_ends(problems)}"
 
 
-def _ends(problems: Iterable[AttentionProblem]) -> str:
-    labels = [problem.label for problem in problems]
-    return f"{labels[0]} to {labels[-1]}"
+def _ends(problems: Sequence[AttentionProblem]) -> str:
+    return f"{problems[0].label} to {problems[-1].label}"
 
 
 def _ranges(problems: Sequence[AttentionProblem]) -> str:
-    """Ranges of the samples: ``batch 1 to 64, heads 8 to 64, context 1k to 512k, head_dim 64,
-    fp16``.
-    """
+    """Describe samples: ``batch 1 to 64, heads 8 to 64, context 1k to 512k, head_dim 64, fp16``."""
 
     def span(name: str, values: Iterable[int], text: Callable[[int], str] = str) -> str:
         low, *between = sorted({*values})
@@ -278,7 +268,7 @@ def _ranges(problems: Sequence[AttentionProblem]) -> str:
     words = [
         span("batch", (problem.batch for problem in problems)),
         span("heads", (problem.q_heads for problem in problems)),
-        span("context", (problem.max_context for problem in problems), tokens),
+        span("context", (problem.max_context for problem in problems), short_count),
         span("head_dim", (problem.head_dim for problem in problems)),
     ]
     return ", ".join([*words, "/".join(dict.fromkeys(problem.dtype for problem in problems))])

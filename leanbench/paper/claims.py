@@ -2,8 +2,7 @@
 
 Sanovar et al. 2024 (arXiv 2405.10480), measured on an A100-80GB (108 SMs), fp16, with
 FlashAttention 2.5.6's kernels: LA is LeanAttention, FA2 one CTA per output tile, FD FlashDecoding
-with that version's heuristic. `leanbench.model.claim.BASELINES` has the kernels that stand for the
-two.
+with that version's heuristic. `leanbench.paper.claim.BASELINES` has their counterparts here.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import cache
 from leanbench.core.lengths import draw_context
 from leanbench.core.llm.model import read_model
 from leanbench.core.problem import AttentionProblem
-from leanbench.model.claim import SAMPLES, Claim, Relation, Role, Statistic
+from leanbench.paper.claim import SAMPLES, Claim, Relation, Role, Statistic
 
 
 def _mha(heads: int, context_k: int, head_dim: int = 64, batch: int = 1) -> AttentionProblem:
@@ -27,15 +26,15 @@ _FIG_7A = tuple(_mha(56, context) for context in _CONTEXTS_K)
 _FIG_4 = tuple(
     _mha(heads, context) for heads in (16, 24, 32, 48, 56, 64) for context in _CONTEXTS_K[3:]
 )
-#: Heads and context of figure 7c, heads of figure 9 and the batch of figure 11 are not in the text
-#: at hand: chosen so that FA2's CTAs over the SMs come near the ratio that the paper gives.
+#: The text does not give heads and context of figure 7c, heads of figure 9 and the batch of figure
+#: 11. They are chosen so that FA2's CTAs over the SMs come near the ratio that the paper gives.
 _FIG_7C = tuple(_mha(24, 64, batch=batch) for batch in (1, 2, 4, 8, 16))
 _FIG_9 = tuple(_mha(32, context, head_dim=128) for context in _CONTEXTS_K)
 _FIG_11 = tuple(
     AttentionProblem(8, 32, 32, draw_context(f"mean-{share}", 8, 65_536), 64)
     for share in (1.0, 0.8, 0.6, 0.4, 0.2)
 )
-#: Tensor parallel on eight GPUs; the context of figure 8c is not in the text at hand.
+#: Tensor parallel on eight GPUs; the text does not give the context of figure 8c.
 _FIG_8A = tuple(
     AttentionProblem(4, 192, 192, context * 1024, 64, parallel="tp:8") for context in _CONTEXTS_K
 )
@@ -45,9 +44,7 @@ _FIG_8C = AttentionProblem(1, 128, 128, 65_536, 64, parallel="tp:8")
 
 @cache
 def _samples() -> tuple[AttentionProblem, ...]:
-    """Batch, context and heads drawn evenly, as many as fit an 80 GB GPU; the paper does not say
-    how it drew.
-    """
+    """Draw batch, context and heads uniformly, among problems that fit an 80 GB GPU."""
     draw = random.Random(2405)
     samples: list[AttentionProblem] = []
     while len(samples) < SAMPLES:
@@ -61,7 +58,7 @@ def _samples() -> tuple[AttentionProblem, ...]:
     return tuple(samples)
 
 
-#: A speedup: whose latency over whose.
+#: Kernels of a speedup: numerator, denominator.
 _LA_OVER_FD: tuple[Role, Role] = ("FD", "LA")
 _LA_OVER_FA2: tuple[Role, Role] = ("FA2", "LA")
 _FD_OVER_FA2: tuple[Role, Role] = ("FA2", "FD")
@@ -88,12 +85,12 @@ def _occupancy(
 def _energy(
     words: str, over: Role, problems: Sequence[AttentionProblem], statistic: Statistic = "mean"
 ) -> Claim:
-    """LA takes no more energy than `over`."""
+    """Build the claim that LA takes no more energy than `over`."""
     return Claim("13", words, "energy", "LA", over, statistic, tuple(problems), 1.0, "at most")
 
 
-#: Figure 3 names no model; figure 10 has OPT-1.3B and 6.7B. Their positions, 2048, are as many as
-#: the longest request needs: a longer table of the same random numbers.
+#: Figure 3 names no model; figure 10 has OPT-1.3B and 6.7B, here with more than their 2048
+#: positions, for the longest request.
 _FIG_3 = ("opt-6.7b:positions=17408", "llama-3-8b:positions=17408")
 _FIG_10 = ("opt-1.3b:positions=182272", "opt-6.7b:positions=182272")
 
@@ -101,7 +98,7 @@ _FIG_10 = ("opt-1.3b:positions=182272", "opt-6.7b:positions=182272")
 def _requests(
     models: Sequence[str], prompt: int, outputs: Sequence[int]
 ) -> tuple[AttentionProblem, ...]:
-    """The step in the middle of each output, by model."""
+    """Return the middle step of each output, by model."""
     problems = []
     for model in models:
         q_heads, kv_heads, head_dim = read_model(model).heads
@@ -132,7 +129,7 @@ def _request(
 
 
 def claims() -> tuple[Claim, ...]:
-    """All of them, in the paper's order; the 500 samples are the same every time."""
+    """Return all claims in the paper's order, with the same samples in every call."""
     fd, fa2, fd_fa2, samples = _LA_OVER_FD, _LA_OVER_FA2, _FD_OVER_FA2, _samples()
     past_8k = "LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"
     fewest = "LA over FA2 at the fewest heads (8 here), 64k, batch 1, head_dim 64"

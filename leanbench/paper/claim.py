@@ -1,7 +1,7 @@
-"""One claim of the LeanAttention paper, and when it holds.
+"""A claim of the LeanAttention paper, and when it holds.
 
-A speedup is judged by its gain, the ratio less 1: its direction and the 95% interval of what was
-measured. docs/results.md, "When a claim holds", has the rules.
+A speedup is judged by its gain, the ratio less 1: its direction and its 95% interval.
+docs/results.md, "When a claim holds", has the rules.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from leanbench.core.problem import AttentionProblem
 
 #: Kernels by the paper's names: LeanAttention, FlashAttention-2, FlashDecoding.
 Role = Literal["LA", "FA2", "FD"]
-#: `latency` and `energy`: `of` over `over`. `occupancy` of `of`: predicted, its schedule's
-#: quantisation efficiency; measured, its SM busy share. Of requests to whole models, a prompt and
-#: output tokens: `request`, the time with `of` over that with `over`; `decode share`, the output
-#: tokens' part of the time with `of`.
+#: `latency` and `energy`: `of` over `over`. `occupancy` of `of`: the schedule's quantisation
+#: efficiency if predicted, the SM busy share if measured. A request to a whole model is a prompt
+#: and output tokens: `request` is the time with `of` over that with `over`, `decode share` the
+#: output tokens' part of the time with `of`.
 Quantity = Literal["latency", "energy", "occupancy", "request", "decode share"]
-#: Over the problems' figures; means of ratios are geometric, of shares arithmetic. `last over
-#: first`, `highest over lowest`: how much they change.
+#: Statistic over the problems' figures. Means of ratios are geometric, of shares arithmetic.
 Statistic = Literal["mean", "lowest", "highest", "last over first", "highest over lowest"]
 #: `about`: the paper gives a figure. `at least`, `at most`: a bound or a direction.
 Relation = Literal["about", "at least", "at most"]
-#: Of the interval of what was measured. `holds`: it has the paper's figure in it, or lies on the
-#: right side of its bound. `less`, `more`: it lies below or above. `reversed`: it lies on the other
-#: side of 1 than the claim. `not resolved`: it has both the paper's figure and 1 in it, or a bound.
+#: `holds`: the interval contains the paper's figure, or lies on the right side of its bound.
+#: `less`, `more`: it lies below or above. `reversed`: it lies on the other side of 1 than the
+#: claim. `not resolved`: it contains both the paper's figure and 1, or a bound.
 Verdict = Literal["holds", "more", "less", "reversed", "not resolved"]
 #: Problems of the text's "over 500 samples".
 SAMPLES = 500
-#: As many stand for them: 200 drawn by a seed, without those that were timed with noise.
+#: Problems of a run that replace them: 200 drawn by a seed, less the noisy ones.
 FEWEST_SAMPLES = 150
 
 
@@ -49,17 +48,17 @@ class Baselines:
         return {"LA": "lean", "FA2": self.fa2, "FD": self.fd}[role]
 
     def kernels(self, claim: Claim) -> tuple[str, ...]:
-        """Names of those that the claim is about."""
+        """Return the kernels that the claim is about."""
         of = self.kernel(claim.of)
         return (of,) if claim.over is None else (of, self.kernel(claim.over))
 
     def others(self, claim: Claim) -> tuple[str, ...]:
-        """Of them those that are not lean."""
+        """Return the kernels of the claim but lean."""
         return tuple(name for name in self.kernels(claim) if name != self.kernel("LA"))
 
 
 OWN = Baselines("this project's kernels", "fa2", "fixed_split")
-#: Every claim is told with each of them that was measured.
+#: A claim is evaluated with each of them that was measured.
 BASELINES = (
     Baselines("the library flash-attn", "flash_attn", "flash_decoding"),
     Baselines("the library's code in torch", "torch_flash_no_split", "torch_flash"),
@@ -69,7 +68,7 @@ BASELINES = (
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure and its 95% interval; of a prediction, what the model's error allows."""
+    """A figure and its 95% interval, or the model's error for a prediction."""
 
     value: float
     low: float
@@ -77,12 +76,12 @@ class Figure:
 
     @classmethod
     def within(cls, value: float, share: float) -> Figure:
-        """The figure, known to a share of itself."""
+        """Build a figure with a relative uncertainty."""
         return cls(value, value / (1 + share), value * (1 + share))
 
     @property
     def has_one(self) -> bool:
-        """The interval has 1 in it: of a ratio, its direction is not known."""
+        """True if the interval contains 1: the direction of a ratio is not known."""
         return self.low <= 1 <= self.high
 
     def times(self, factor: float) -> Figure:
@@ -97,7 +96,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the paper that a model can be asked about."""
+    """A quantitative sentence of the paper."""
 
     figure: str
     words: str
@@ -108,18 +107,17 @@ class Claim:
     problems: tuple[AttentionProblem, ...]
     paper: float
     relation: Relation = "about"
-    #: Of requests, the prompt's tokens. Each problem is the step in the middle of the output: the
-    #: time of a step grows with its context by the same for each token, so the steps of an output
-    #: take as long together as so many of that one.
+    #: Tokens of a request's prompt. Each problem is the step in the middle of the output: the time
+    #: of a step grows linearly with its context, so that step is the mean of all.
     prompt: int | None = None
 
     def prompt_of(self, problem: AttentionProblem) -> AttentionProblem:
-        """The step right after the prompt of the request that `problem` is the middle of."""
+        """Return the first step after the prompt of a request, given its middle step."""
         assert self.prompt is not None
         return replace(problem, context=self.prompt)
 
     def output_tokens(self, problem: AttentionProblem) -> int:
-        """Of the request that the step `problem` is the middle of."""
+        """Return the output tokens of a request, given its middle step."""
         assert self.prompt is not None
         return 2 * (problem.max_context - self.prompt)
 
@@ -131,9 +129,7 @@ class Claim:
 
     @property
     def is_of_samples(self) -> bool:
-        """Any `FEWEST_SAMPLES` problems of the same kind do as well: the paper does not say which
-        it took.
-        """
+        """True if any `FEWEST_SAMPLES` problems of the kind will do: the paper names none."""
         return len(self.problems) == SAMPLES
 
     @property
@@ -142,7 +138,7 @@ class Claim:
         return is_share and self.statistic in ("mean", "lowest", "highest")
 
     def value(self, figures: Sequence[Figure]) -> Figure:
-        """The claim's figure from one of each problem, in their order."""
+        """Return the claim's figure from one figure per problem."""
         values = [figure.value for figure in figures]
         lows, highs = [figure.low for figure in figures], [figure.high for figure in figures]
         if self.statistic == "last over first":
@@ -152,11 +148,10 @@ class Claim:
             return Figure(max(values) / min(values), *bounds)
         mean = statistics.fmean if self.is_share else statistics.geometric_mean
         statistic = {"mean": mean, "lowest": min, "highest": max}[self.statistic]
-        # It rises with each figure.
         return Figure(statistic(values), statistic(lows), statistic(highs))
 
     def verdict(self, figure: Figure) -> Verdict:
-        """See `Verdict`; a figure of the paper stands for all that round to its digits."""
+        """Judge a figure. The paper's figure includes all values that round to its digits."""
         if self._is_reversed(figure):
             return "reversed"
         is_about = self.relation == "about"
@@ -174,13 +169,13 @@ class Claim:
         return "more" if figure.low > highest else "not resolved"
 
     def is_met(self, figure: Figure) -> bool:
-        """Whether the claim holds, or is exceeded by a larger gain than the paper's."""
+        """Return True if the claim holds or the gain is larger than the paper's."""
         verdict = self.verdict(figure)
         return verdict == "holds" or (verdict == "more" and self._is_gain)
 
     @property
     def _is_gain(self) -> bool:
-        """The claim is that the figure lies above 1: more of it is a larger gain."""
+        """True if the claim puts the figure above 1, so that more is a larger gain."""
         return self.relation != "at most" and self.paper >= 1
 
     def _is_reversed(self, figure: Figure) -> bool:
@@ -190,7 +185,7 @@ class Claim:
 
     @property
     def sweeps(self) -> tuple[str, ...]:
-        """The shipped sweeps that were made for it."""
+        """Names of the shipped sweeps made for the claim."""
         if self.is_of_samples:
             return ("paper-500",)
         if self.figure == "text":
@@ -201,8 +196,9 @@ class Claim:
         return ("paper-claims", own) if self.quantity == "latency" and on_one_gpu else (own,)
 
     def words_of(self, figure: Figure) -> str:
-        """``1.82x (1.81 to 1.83)``, with digits enough to tell its ends from the paper's figure and
-        from 1.
+        """Format a figure: ``1.82x (1.81 to 1.83)``.
+
+        Digits suffice to separate the interval's ends from the paper's figure and from 1.
         """
         digits = next((digits for digits in (2, 3) if self._is_clear(figure, digits)), 4)
         value, *ends = [
@@ -215,7 +211,7 @@ class Claim:
         return f"{100 * value:.{digits - 2}f}" if self.is_share else f"{value:.{digits}f}"
 
     def _is_clear(self, figure: Figure, digits: int) -> bool:
-        """Whether no end of the interval is taken for the paper's figure or for 1."""
+        """Return True if no end of the interval rounds to the paper's figure or to 1."""
         ends = (figure.low, figure.high)
         return all(
             end == bound or round(end, digits) != round(bound, digits)

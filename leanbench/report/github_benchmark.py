@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.errors import UserError
 from leanbench.core.quantities import TIMED
 from leanbench.report.command import sweep_command
-from leanbench.report.frame import gpu_name
 
 if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def github_benchmark(runs: Sequence[Run]) -> str:
-    """A list of one object a row, in the rows' order.
+    """Render one object per row, in the rows' order.
 
     Raises:
-        UserError: no row has a latency; the action fails on an empty list.
+        UserError: no row has a latency. The action fails on an empty list.
     """
     benchmarks = [
         _benchmark(row, problem, run, several=len(runs) > 1)
@@ -40,17 +39,19 @@ def github_benchmark(runs: Sequence[Run]) -> str:
 
 
 def _benchmark(row: Row, problem: AttentionProblem, run: Run, several: bool) -> dict[str, Any]:
-    """Latency in us; the name is what later results are compared by."""
+    """Describe a row's latency. The action compares results of the same name."""
     low, high = row.latency_ci_low_us, row.latency_ci_high_us
     interval = {} if low is None or high is None else {"range": f"± {(high - low) / 2:.3g}"}
-    kinds = [row.source if row.source != "measured" else "", "warm L2" * (row.cache == "warm")]
-    name = " · ".join([row.kernel, problem.label, *filter(None, kinds)])
+    words = [row.kernel, problem.label]
+    words += [row.source] if row.source != "measured" else []
+    words += ["warm L2"] if row.cache == "warm" else []
+    name = " · ".join(words)
     floor = row.read_floor_share
     extra = [
-        gpu_name(run.manifest, row.environment),
+        run.gpu_name(row.environment),
         "" if floor is None else f"{floor:.0%} of the read floor",
         row.reason or "",
-        sweep_command(row, problem, run.manifest),
+        sweep_command(row, problem, run),
     ]
     return {
         "name": f"{run.name}: {name}" if several else name,

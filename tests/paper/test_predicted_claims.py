@@ -7,11 +7,11 @@ import pytest
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
-from leanbench.model.claim import SAMPLES
-from leanbench.model.claims import SINGLE_STAGE, evaluate
 from leanbench.model.error import model_error
-from leanbench.model.paper import claims
 from leanbench.model.predict import predict_latency_us
+from leanbench.paper.claim import SAMPLES
+from leanbench.paper.claims import claims
+from leanbench.paper.predicted import SINGLE_STAGE, evaluate
 
 A100 = find("a100-80gb")
 
@@ -20,7 +20,7 @@ A100 = find("a100-80gb")
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The claims but for the two means of 500 samples, which take seconds."""
     chosen = tuple(claim for claim in claims() if len(claim.problems) < SAMPLES)
-    monkeypatch.setattr("leanbench.model.claims.claims", lambda: chosen)
+    monkeypatch.setattr("leanbench.paper.predicted.claims", lambda: chosen)
 
 
 def test_every_figure_is_there() -> None:

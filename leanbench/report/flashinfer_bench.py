@@ -1,5 +1,5 @@
-"""A dataset of FlashInfer-Bench: definitions and workloads of a run's problems, `lean` as their
-solution, and traces of what was measured of it.
+"""A dataset of FlashInfer-Bench: a run's problems as definitions and workloads, `lean` as their
+solution, and its rows as traces.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from leanbench.formats.safetensors import write_int32
 from leanbench.formats.sources import AUTHOR, solution_name, solution_of
 from leanbench.formats.workload import blob_path, index_tensors, workload_of
 from leanbench.report.command import sweep_command
-from leanbench.report.frame import gpu_name
 
 if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
     from leanbench.records.reading import Run
     from leanbench.records.row import Row
 
-#: The kernel that the solutions call.
+#: Kernel that the solutions call.
 SOLVED_BY = "lean"
-#: A trace's statuses by those of rows; others have no trace.
+#: Statuses of traces by those of rows. Other rows have no trace.
 _STATUSES: dict[Status, str] = {
     "ok": "PASSED",
     "noisy": "PASSED",
@@ -42,10 +41,10 @@ _TAKES = (
 
 
 def dataset_files(runs: Sequence[Run], baseline: str | None) -> dict[str, str | bytes]:
-    """Content of the dataset's files by path.
+    """Render the dataset's files by path.
 
     Args:
-        baseline: the kernel whose latency stands as the reference's; None: no reference was timed.
+        baseline: kernel whose latency is the reference's; None if no reference was timed.
 
     Raises:
         UserError: no problem of the runs can be defined.
@@ -67,25 +66,25 @@ def dataset_files(runs: Sequence[Run], baseline: str | None) -> dict[str, str | 
         workload = workload_of(problem, definition)
         files |= _described(problem, definition, workload["uuid"])
         traced = {"definition": definition["name"], "workload": workload}
-        own = _line({**traced, "solution": None, "evaluation": None})
-        below = f"{definition['op_type']}/{definition['name']}.jsonl"
-        lines.setdefault(f"workloads/{below}", []).append(own)
+        file = f"{definition['op_type']}/{definition['name']}.jsonl"
+        unsolved = _line({**traced, "solution": None, "evaluation": None})
+        lines.setdefault(f"workloads/{file}", []).append(unsolved)
         for evaluation in _evaluations(problem, problems[problem], baseline):
             solved = {"solution": solution_name(definition), "evaluation": evaluation}
-            lines.setdefault(f"traces/{AUTHOR}/{below}", []).append(_line({**traced, **solved}))
-    return files | {path: "".join(own) for path, own in lines.items()}
+            lines.setdefault(f"traces/{AUTHOR}/{file}", []).append(_line({**traced, **solved}))
+    return files | {path: "".join(of_file) for path, of_file in lines.items()}
 
 
 def _described(
     problem: AttentionProblem, definition: Mapping[str, Any], workload: str
 ) -> dict[str, str | bytes]:
-    """Files of the problem's definition, its solution and its workload's tensors."""
-    op_type, name = definition["op_type"], definition["name"]
+    """Render a problem's definition, its solution and its workload's tensors."""
+    path = f"{definition['op_type']}/{definition['name']}"
     solution = solution_of(problem, definition)
-    own = f"solutions/{AUTHOR}/{op_type}/{name}/{solution['name']}.json"
+    solved = f"solutions/{AUTHOR}/{path}/{solution['name']}.json"
     files: dict[str, str | bytes] = {
-        f"definitions/{op_type}/{name}.json": json.dumps(definition, indent=2) + "\n",
-        own: json.dumps(solution, indent=2) + "\n",
+        f"definitions/{path}.json": json.dumps(definition, indent=2) + "\n",
+        solved: json.dumps(solution, indent=2) + "\n",
     }
     if tensors := index_tensors(problem):
         files[blob_path(definition, workload)] = write_int32(tensors)
@@ -99,7 +98,7 @@ def _line(trace: Mapping[str, Any]) -> str:
 def _evaluations(
     problem: AttentionProblem, rows: Sequence[tuple[Run, Row]], baseline: str | None
 ) -> Iterator[dict[str, Any]]:
-    """What was measured of the solution on a problem, beside the baseline of the same run."""
+    """Yield the solution's evaluations, with the baseline of the same run as the reference."""
     timed = {
         run.name: row.latency_us
         for run, row in rows
@@ -114,9 +113,7 @@ def _evaluations(
 def _evaluation(
     row: Row, problem: AttentionProblem, run: Run, reference_us: float | None
 ) -> dict[str, Any] | None:
-    """What was measured of the solution; None for another kernel's row, a prediction and a status
-    that traces do not have.
-    """
+    """Convert a row; None for other kernels, predictions and statuses that traces lack."""
     status = _STATUSES.get(row.status)
     if row.kernel != SOLVED_BY or row.source != "measured" or row.cache != "cold" or status is None:
         return None
@@ -124,7 +121,7 @@ def _evaluation(
         "status": status,
         "environment": _environment(row, run),
         "timestamp": row.time,
-        "log": "\n".join(filter(None, [row.reason, sweep_command(row, problem, run.manifest)])),
+        "log": "\n".join(filter(None, [row.reason, sweep_command(row, problem, run)])),
     }
     if status in (_RIGHT, _STATUSES["incorrect"]):
         evaluation["correctness"] = _correctness(row)
@@ -139,14 +136,13 @@ def _evaluation(
 
 
 def _environment(row: Row, run: Run) -> dict[str, Any]:
-    environments = run.manifest.get("environments")
-    libs = environments.get(row.environment, {}) if isinstance(environments, dict) else {}
-    named = {name: str(value) for name, value in libs.items() if value is not None}
-    return {"hardware": gpu_name(run.manifest, row.environment).replace(" ", "_"), "libs": named}
+    recorded = run.environments.get(row.environment, {})
+    libs = {name: str(value) for name, value in recorded.items() if value is not None}
+    return {"hardware": run.gpu_name(row.environment).replace(" ", "_"), "libs": libs}
 
 
 def _correctness(row: Row) -> dict[str, Any]:
-    """Errors of single numbers, which rows do not have, are not numbers in a trace."""
+    """Return the errors of rows. Elementwise errors, which rows lack, are NaN."""
     measured = {"relative_error_of_norms": row.relative_error, "lse_error": row.lse_error}
     return {
         "max_relative_error": str(math.nan),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from leanbench.core.problem import AttentionProblem
-from leanbench.model.claim import BASELINES, OWN, Claim, Figure, Statistic
+from leanbench.paper.claim import BASELINES, OWN, Claim, Figure, Statistic
 
 PROBLEM = AttentionProblem(1, 8, 8, 1024, 64)
 #: LA is 1.06x as fast as FD: all from 1.055 to 1.065 rounds to it.

@@ -1,1 +1,0 @@
-"""Rows of runs in other people's formats."""
