@@ -91,6 +91,7 @@ def say(text: str, *, whole: bool = False) -> None:
     Args:
         whole: Do not wrap the line, such as a shell command to copy.
     """
+    text = printable(text, keep="\n\t")
     try:
         print(text if whole else _wrap(text, sys.stderr), file=sys.stderr, flush=True)
     except OSError:

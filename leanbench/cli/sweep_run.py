@@ -224,12 +224,15 @@ def _announce_prediction(sweep: Sweep, target: Target, flags: RunFlags) -> None:
 
 def _print_model_layers(sweep: Sweep) -> None:
     """Print the models behind each problem; models with equal layers share one."""
+    from leanbench.core.llm.layers import notes_on_layers
     from leanbench.core.llm.model import by_layer, model_named
 
     for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in sweep.grids):
         for layer, models in by_layer(names, tps).items():
             output.say(f"{layer.words}: {', '.join(models)}")
         for model in map(model_named, names):
+            for note in notes_on_layers(model.config):
+                output.say(f"Note: {note}.")
             for kind, count in model.other_layers.items():
                 output.say(f"{kind}, left out: {model.name} ({count} of {model.layers} layers)")
 

@@ -219,13 +219,14 @@ def parse_json(text: bytes | str) -> Any:
 def parse_foreign_json(text: bytes | str) -> Any:
     """Parse JSON of another program, such as a config.json.
 
-    Infinity, NaN and integers of more than 64 bits become floats: they are harmless in keys that
-    nothing reads. Callers check that a size is an int.
+    Infinity, NaN and integers of more than 64 bits become floats, or text if no float is as large:
+    they are harmless in keys that nothing reads. Callers check that a size is an int. Text is
+    printable: a terminal or a report can show it.
 
     Raises:
         ValueError: As `parse_json`, except for numbers.
     """
-    return _writable(_load(text, parse_int=_int_or_float))
+    return _printable(_writable(_load(text, parse_int=_int_or_float)))
 
 
 def parse_unchecked_json(text: bytes | str) -> Any:
@@ -265,6 +266,29 @@ def _writable(value: Any) -> Any:
     return value
 
 
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): _printable(item) for key, item in value.items()}
+    return value
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Write characters that control a terminal as escapes, such as ``\\x1b``.
+
+    Args:
+        keep: Characters that stay, such as line breaks.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in keep else repr(letter)[1:-1] for letter in text
+    )
+
+
 def short_json(value: Any) -> str:
     """Return a value as JSON for a message, truncated if long."""
     words = json.dumps(value)
@@ -277,9 +301,10 @@ def _int64(digits: str) -> int:
     return int(digits)
 
 
-def _int_or_float(digits: str) -> int | float:
-    is_int64 = len(digits) <= 20 and -(2**63) <= int(digits) < 2**63
-    return int(digits) if is_int64 else float(digits)
+def _int_or_float(digits: str) -> int | float | str:
+    if len(digits) <= 20 and -(2**63) <= int(digits) < 2**63:
+        return int(digits)
+    return value if math.isfinite(value := float(digits)) else f"{digits[:20]}..."
 
 
 def _finite(digits: str) -> float:

@@ -385,7 +385,8 @@ def _read_lines(where: str, content: str) -> _Table:
     """Read one length a line, or a table separated by commas, semicolons, tabs, bars or spaces."""
     lines = content.splitlines()
     first = next(filter(_has_data, lines), "")
-    delimiter = max(_DELIMITERS, key=first.count)
+    # A quoted cell can have any of them.
+    delimiter = max(_DELIMITERS, key=re.sub(r'"[^"]*"', "", first).count)
     if delimiter in first:
         rows = _read_csv(where, content, delimiter)
     else:

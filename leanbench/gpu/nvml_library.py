@@ -29,14 +29,17 @@ class GpuLostError(NvmlError, GpuUnusable):
 
 @dataclass(eq=False)
 class OldBindingError(NvmlError):
-    """An outdated `pynvml`, most often the package of that name, which shadows nvidia-ml-py."""
+    """A `pynvml` that is outdated, most often the package of that name, which shadows nvidia-ml-py;
+    or one that cannot be imported.
+    """
 
     #: File that was imported.
     path: str
+    is_broken: bool = False
 
     def __str__(self) -> str:
         return (
-            f"{self.path} is an outdated pynvml: pip uninstall pynvml, then pip install"
+            f"{self.path} is {'a broken' if self.is_broken else 'an outdated'} pynvml: pip uninstall pynvml, then pip install"
             " --force-reinstall nvidia-ml-py"
         )
 
@@ -93,10 +96,11 @@ def _import_pynvml() -> Any:
     """
     try:
         import pynvml
-    except ImportError:
-        raise NvmlUnavailableError("pynvml is not installed: pip install nvidia-ml-py") from None
-    except Exception:  # bindings for Python 2 are a syntax error
-        raise OldBindingError(_path_of_pynvml()) from None
+    except Exception as error:  # bindings for Python 2 are a syntax error
+        if isinstance(error, ModuleNotFoundError) and error.name == "pynvml":
+            missing = "pynvml is not installed: pip install nvidia-ml-py"
+            raise NvmlUnavailableError(missing) from None
+        raise OldBindingError(_path_of_pynvml(), is_broken=True) from None
     # The newest required name, in nvidia-ml-py since 12.560.
     if not hasattr(pynvml, "NVMLLibraryMismatchError"):
         raise OldBindingError(_path_of_pynvml())

@@ -170,7 +170,9 @@ def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
     try:
         # Leave out the fields of later versions.
         row = Row.model_validate(
-            {name: fields[name] for name in fields if name in Row.model_fields}
+            {name: fields[name] for name in fields if name in Row.model_fields},
+            # true or "1.5" is no number.
+            strict=True,
         )
         return row, AttentionProblem.from_dict(row.problem)
     except ValidationError as error:

@@ -30,7 +30,7 @@ BASELINE = "lean"
 #: Placeholder in headings and titles.
 THE_BASELINE = "the baseline"
 #: Text that spreadsheets run as a formula, and such text after `csv_cell` quoted it.
-_FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")
+_FORMULA = re.compile(r"['\s]*[=+\-@＝＋－＠]|'*[\t\n]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 #: Columns that identify a problem: its fields. A column is text if not every value is a number:
 #: `context` has a number per sequence of a ragged batch, `page_size` is a number or none.
@@ -100,7 +100,11 @@ def csv_cell(value: Any) -> Any:
 
     To read it back, drop the first quote of a cell that begins with quotes and one of these.
     """
-    is_formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    if not isinstance(value, str):
+        return value
+    # Writers quote a line feed, but not every carriage return.
+    value = value.replace("\r\n", "\n").replace("\r", "\n")
+    is_formula = _FORMULA.match(value) and not _NUMBER.fullmatch(value)
     return f"'{value}" if is_formula else value
 
 

@@ -12,7 +12,13 @@ import pytest
 from leanbench.core.files import FileFault, UnreadableFile
 from leanbench.core.llm import config as model_config
 from leanbench.core.llm.config import InvalidKey, NotAConfig, read_config, registry, split_models
-from leanbench.core.llm.layers import NoDecodeAttention, layers_of
+from leanbench.core.llm.layers import (
+    Layer,
+    NoDecodeAttention,
+    UnknownLayers,
+    layers_of,
+    notes_on_layers,
+)
 from leanbench.core.llm.model import read_model
 from leanbench.core.llm.weights import UnknownWeights
 
@@ -54,6 +60,27 @@ QWEN = {**WINDOW, "num_key_value_heads": 2, "use_sliding_window": True, "max_win
 GEMMA = {**WINDOW, "head_dim": 8, "num_key_value_heads": 2}
 LATENT = {"kv_lora_rank": 32, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
 BLOCKS = [2, None, 4]
+KV = {"num_key_value_heads": 2}
+ONE = {"h4/4 d16": 2}
+NEO = {"num_hidden_layers": None, "num_attention_heads": None, "num_layers": 4, "num_heads": 2}
+MPT = {"d_model": 64, "n_layers": 4, "n_heads": 4, "max_seq_len": 64}
+FOUR_FULL = {"layer_types": ["full_attention"] * 4}
+CHATGLM = {
+    "num_hidden_layers": None,
+    "num_layers": 3,
+    "multi_query_group_num": 2,
+    "kv_channels": 32,
+}
+STEP = {
+    "num_attention_groups": 2,
+    "head_dim": 16,
+    "attention_other_setting": {
+        "attention_type": "sliding_attention",
+        "num_attention_heads": 8,
+        "num_attention_groups": 4,
+        "head_dim": 32,
+    },
+}
 MIMO = {
     "hybrid_layer_pattern": [0, 1, 1, 1],
     "head_dim": 24,
@@ -113,6 +140,68 @@ MIMO = {
             {**MIMO, **WINDOW},
             {"h4/4 d24 v_head_dim 16": 1, "h4/2 d24 window_left 7 sinks v_head_dim 16": 3},
         ),
+        # Rules of types, and keys of other code.
+        ("olmo3", WINDOW, {"h4/4 d16 window_left 7": 3, "h4/4 d16": 1}),
+        (
+            "jamba",
+            {"attn_layer_period": 4, "attn_layer_offset": 2, "num_key_value_heads": 2},
+            {"linear_attention": 3, "h4/2 d16": 1},
+        ),
+        (
+            "bamba",
+            {"attn_layer_indices": [1, 3], "num_key_value_heads": 2},
+            {"linear_attention": 2, "h4/2 d16": 2},
+        ),
+        (
+            "lfm2",
+            {"full_attn_idxs": [2], "num_key_value_heads": 2},
+            {"conv": 3, "h4/2 d16": 1},
+        ),
+        (
+            "recurrent_gemma",
+            {"attention_window_size": 8, "block_types": ["recurrent", "attention"]},
+            {"recurrent": 2, "h4/4 d16 window_left 7": 2},
+        ),
+        (
+            "gpt_neo",
+            {**NEO, "attention_types": [[["global", "local"], 2]], "window_size": 8},
+            {"h2/2 d32": 2, "h2/2 d32 window_left 7": 2},
+        ),
+        (
+            "mllama_text_model",
+            {"cross_attention_layers": [1], "num_key_value_heads": 2},
+            {"h4/2 d16": 3, "cross_attention": 1},
+        ),
+        ("phi3small", {"dense_attention_every_n_layers": 2}, {"block_sparse_attention": 2, **ONE}),
+        ("chatglm", CHATGLM, {"h4/2 d32": 3}),
+        ("chatglm", {**CHATGLM, "multi_query_attention": False}, {"h4/4 d32": 3}),
+        (
+            "step3p5",
+            {**WINDOW, **STEP, "layer_types": ["full_attention"] + ["sliding_attention"] * 3},
+            {"h4/2 d16": 1, "h8/4 d32 window_left 7": 3},
+        ),
+        (
+            "zamba2",
+            {"attention_head_dim": 32, "layers_block_type": ["mamba", "hybrid"] * 2},
+            {"linear_attention": 2, "h4/4 d32": 2},
+        ),
+        ("mpt", {**MPT, "attn_config": {"alibi": True}}, {"h4/4 d16 alibi": 4}),
+        # Sizes by layer, and 0 for none.
+        (
+            "new",
+            {**FOUR_FULL, "num_key_value_heads": [4, 2, 1, 1]},
+            {"h4/4 d16": 1, "h4/2 d16": 1, "h4/1 d16": 2},
+        ),
+        (
+            "gemma3n_text",
+            {**WINDOW, **GEMMA, **FOUR_FULL, "intermediate_size": [64] * 4},
+            {"h4/2 d8": 4},
+        ),
+        (
+            "mixtral",
+            {"num_local_experts": 0, "num_experts_per_tok": 0, "sliding_window": 0, **KV},
+            {"h4/2 d16": 4},
+        ),
     ],
 )
 def test_layers_are_the_publishers(tmp_path, model_type, keys, expected):
@@ -147,8 +236,57 @@ def test_a_part_without_a_type_is_that_of_the_whole(tmp_path):
     assert read_config(path).model_type == "gemma3_text"
 
 
+def test_heads_that_are_defaults_divide_into_kv_heads(tmp_path):
+    pytest.importorskip("transformers")
+    text = {"model_type": "mistral", "num_key_value_heads": 8, "sliding_window": None}
+    [layer] = set(layers_of(read_config(written(tmp_path, {"text_config": text}))))
+    assert isinstance(layer, Layer)
+    assert (layer.q_heads, layer.kv_heads, layer.head_dim) == (32, 8, 128)
+
+
+@pytest.mark.usefixtures("reader")
+def test_the_decoder_of_a_part(tmp_path):
+    text = {**TINY, **KV, "model_type": "qwen3_omni_moe_text", "head_dim": 16}
+    whole = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": text}}
+    [layer] = set(layers_of(read_config(written(tmp_path, whole))))
+    assert isinstance(layer, Layer)
+    assert layer.words == "h4/2 d16"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model_type": "new"},
+        {"model_type": "qwen2_moe", "use_sliding_window": True, **WINDOW},
+        {"model_type": "minimax"},
+        {"model_type": "longcat_flash", "num_layers": 2},
+    ],
+)
+def test_layers_of_an_unknown_type(tmp_path, monkeypatch, keys):
+    """They are full attention where transformers knows no better, and unknown without it."""
+    path = written(tmp_path, {**TINY, **keys})
+    monkeypatch.setattr(model_config, "find_spec", lambda name: None)
+    with pytest.raises(UnknownLayers) as error:
+        layers_of(read_config(path))
+    assert (error.value.model, error.value.model_type) == (path, keys["model_type"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"model_type": "new", "blocksparse_block": 2}, ["'new'", "blocksparse_block"]),
+        ({"model_type": "new", **FOUR_FULL, "use_cla": True}, ["use_cla"]),
+        ({}, []),
+    ],
+)
+def test_notes_on_layers(tmp_path, keys, words):
+    notes = notes_on_layers(read_config(written(tmp_path, {**TINY, **keys})))
+    assert len(notes) == bool(words)
+    assert all(word in note for note in notes for word in words)
+
+
 def test_keys_that_are_not_read_may_be_anything(tmp_path):
-    text = json.dumps({**TINY, "model_type": "new"})
+    text = json.dumps({**TINY, "model_type": "new", **FOUR_FULL})
     text = text[:-1] + ', "time_step_limit": [0.0, Infinity], "x": NaN, "y": ' + "9" * 400 + "}"
     assert layers_of(read_config(written(tmp_path, text)))
 
@@ -204,6 +342,11 @@ def test_what_is_no_config(tmp_path, content):
         ("full_attention_interval", 0),
         ("mlp_bias", 1),
         ("linear_attn_config", []),
+        ("attention_types", [[["global"], 10**9]]),
+        ("intermediate_size", [64] * 3),
+        ("vocab_size", [64, 64, 64, 32]),
+        ("num_attention_heads", [4, "4", 4, 4]),
+        ("num_hidden_layers", 1001),
     ],
 )
 def test_a_key_out_of_range_is_one_sentence(tmp_path, key, value):
@@ -235,6 +378,10 @@ def test_keys_that_are_missing_or_contradict(tmp_path, keys, key):
         {"model_type": "new", "layer_types": ["mamba"] * 4},
         {"model_type": "new", "is_encoder_decoder": True},
         {"model_type": "new", "compress_ratios": [4, 128, 4, 128]},
+        {"model_type": "bert"},
+        {"architectures": ["NewForMaskedLM"]},
+        {"model_type": "mamba2", "num_heads": 8, "head_dim": 8},
+        {"model_type": "mamba", "num_attention_heads": None},
     ],
 )
 def test_models_that_have_no_decode_attention(tmp_path, keys):
@@ -243,7 +390,11 @@ def test_models_that_have_no_decode_attention(tmp_path, keys):
 
 
 @pytest.mark.parametrize(
-    "keys", [{"model_type": "new"}, {"model_type": "cohere2", "routed_expert_hidden_size": 33}]
+    "keys",
+    [
+        {"model_type": "new", **FOUR_FULL},
+        {"model_type": "cohere2", "routed_expert_hidden_size": 33},
+    ],
 )
 def test_weights_that_are_not_known(tmp_path, keys):
     path = written(tmp_path, {**TINY, **keys})

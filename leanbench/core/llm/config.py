@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -24,8 +25,8 @@ from leanbench.core.syntax import MAX_NUMBER
 _REGISTRY = Path(__file__).with_name("registry.toml")
 #: Keys of the registry in addition to those of a config.json.
 _ABOUT = ("config", "also", "quantization")
-#: Keys of the decoder's config in multimodal models.
-_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+#: Keys of the decoder's config in multimodal models, or of the part that has it.
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 #: Publishers' types, with the equal type of transformers.
 _SAME_TYPE = {
     "deepseek_ref": "deepseek_v4",
@@ -43,8 +44,31 @@ _OLD_NAMES = {
     "num_kv_heads": "num_key_value_heads",
     "num_experts_per_token": "num_experts_per_tok",
 }
+#: Names of other code, used where neither the file nor the class has a value. The last one wins.
+_OTHER_NAMES = {
+    "d_model": "hidden_size",
+    "n_embed": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "n_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+    "n_layers": "num_hidden_layers",
+    "multi_query_group_num": "num_key_value_heads",
+    "num_attention_groups": "num_key_value_heads",
+    "kv_n_heads": "num_key_value_heads",
+    "kv_channels": "head_dim",
+    "attention_head_dim": "head_dim",
+    "window_size": "sliding_window",
+    "attention_window_size": "sliding_window",
+    "seq_length": "max_position_embeddings",
+    "max_seq_len": "max_position_embeddings",
+    "max_position_embedding": "max_position_embeddings",
+    "moe_topk": "num_experts_per_tok",
+}
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-_MAX_LAYERS = 10_000
+#: Types without attention.
+_RECURRENT_TYPES = re.compile(r"(falcon_)?mamba2?$|rwkv|xlstm$")
+#: A step of 1,000 layers is predicted within seconds.
+_MAX_LAYERS = 1000
 _MOST_MB = 10
 
 #: Sizes of every model.
@@ -58,16 +82,37 @@ _SIZES = (
     *("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim"),
     *("index_topk", "index_topk_blocks", "index_block_size", "index_n_heads", "index_head_dim"),
     *("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok"),
-    *("full_attention_interval", "decoder_sparse_step"),
+    *("full_attention_interval", "decoder_sparse_step", "attn_layer_period"),
+    "dense_attention_every_n_layers",
 )
-_COUNTS = ("first_k_dense_replace", "max_window_layers", "n_shared_experts")
+#: Sizes that 0 turns off.
+_OFF_AT_0 = (
+    *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "moe_intermediate_size", "ffn_dim"),
+    *("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok"),
+    *("sliding_window", "attention_chunk_size", "index_topk", "index_topk_blocks"),
+    "dense_attention_every_n_layers",
+)
+#: Sizes that can differ between layers.
+_SIZES_BY_LAYER = (
+    *("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size"),
+)
+_COUNTS = ("first_k_dense_replace", "max_window_layers", "n_shared_experts", "attn_layer_offset")
 #: Lists with an entry for each layer, and a string with a letter for each.
 PER_LAYER = (
     *("layer_types", "layers_block_type", "attn_type_list", "no_rope_layers", "mlp_layer_types"),
     *("hybrid_layer_pattern", "compress_ratios", "block_configs", "indexer_types"),
     "hybrid_override_pattern",
 )
-_LISTS = (*PER_LAYER[:-1], "mlp_only_layers")
+#: Keys that name the kind of every layer.
+_NAMES_BY_LAYER = (
+    *("layer_types", "layers_block_type", "attn_type_list", "hybrid_layer_pattern"),
+    *("compress_ratios", "hybrid_override_pattern"),
+)
+_LISTS = (
+    *PER_LAYER[:-1],
+    *("mlp_only_layers", "attn_layer_indices", "full_attn_idxs", "cross_attention_layers"),
+    *("attention_types", "block_types"),
+)
 _TABLES = ("linear_attn_config", "sparse_attention_config", "rope_parameters")
 _FLAGS = (
     *("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window", "use_qk_norm"),
@@ -76,7 +121,7 @@ _FLAGS = (
     *("layer_norm_elementwise_affine", "enable_bias", "_remove_final_layer_norm"),
 )
 _OTHERS = ("sliding_window_pattern", "hybrid_override_pattern", "attn_logit_softcapping")
-_KEYS = (*REQUIRED, *_SIZES, *_COUNTS, *_LISTS, *_TABLES, *_FLAGS, *_OTHERS)
+_KEYS = (*REQUIRED, *_SIZES, *_COUNTS, *_LISTS, *_TABLES, *_FLAGS, *_OTHERS, *_OTHER_NAMES)
 
 
 @dataclass(eq=False)
@@ -123,6 +168,22 @@ class InvalidKey(UserError):
         return f"{self.path} has {self.key} {short_json(self.value)}: it must be {self.must}"
 
 
+@dataclass(eq=False)
+class NoDecodeAttention(UserError):
+    """A model without an attention layer that leanbench has."""
+
+    #: Name or path.
+    model: str
+    #: Kinds of its layers.
+    layers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model} has no decode attention that leanbench knows, only"
+            f" {', '.join(self.layers)}: name another model"
+        )
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Config of the decoder of a language model."""
@@ -141,6 +202,10 @@ class ModelConfig:
     also: tuple[str, ...] = ()
     #: Repository of the Hugging Face hub with the config.json of a registry entry.
     hub: str = ""
+    #: True if transformers' class has filled in the defaults.
+    has_defaults: bool = False
+    #: True if transformers was there to know its type.
+    has_transformers: bool = True
 
     @property
     def is_whole(self) -> bool:
@@ -179,7 +244,7 @@ def own_name(name: str) -> str | None:
 
 def existing_path(text: str) -> str:
     """Return the longest part of ``PATH:option:option`` that exists, or an empty string."""
-    while text and not os.path.exists(text):
+    while text and not os.path.lexists(text):
         text = text.rpartition(":")[0]
     return text
 
@@ -211,39 +276,91 @@ def read_config(name: str) -> ModelConfig:
     """
     if (known := registry().get(name.lower())) is not None:
         return known
-    if not os.path.exists(name):
+    # A link that leads nowhere has its own message.
+    if not os.path.lexists(name):
         there_is = nearest(name.lower(), registry(), "`leanbench list models`")
         raise UnknownModel(name, there_is)
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
     whole = _read_table(path)
-    part = next((key for key in _TEXT_PARTS if key in whole), None)
-    published = dict(whole if part is None else _table(path, whole[part]))
+    parts = _parts(path, whole)
+    published = dict(parts[-1])
     quantization = _quantization(path, whole, published)
     for key in _QUANTIZATION_KEYS:
         published.pop(key, None)
     published = _with_new_names(published)
-    _check(path, published)
-    model_type = published.get("model_type") or whole.get("model_type")
-    config_class, tied = _config_class(whole.get("model_type"), published.get("model_type"))
+    _check(path, _with_other_names(published))
+    types = [part.get("model_type") for part in reversed(parts)]
+    model_type = next(filter(None, types), None)
+    mapping = _class_mapping()
+    config_class, tied = _config_class(mapping, types)
     if config_class is not None:
         model_type = str(config_class.model_type)
-    tied = whole.get("tie_word_embeddings", None if part is None else tied)
+    tied = whole.get("tie_word_embeddings", None if len(parts) == 1 else tied)
     if tied is not None:
         published.setdefault("tie_word_embeddings", tied)
     if not isinstance(model_type, str):
         raise InvalidKey(path, "model_type", model_type, "the name of a type, such as llama")
-    keys = {key: value for key, value in published.items() if value is not None}
-    keys |= _defaults(config_class, published)
+    model_type = _SAME_TYPE.get(model_type, model_type)
+    used = dict(published)
     if config_class is not None and not hasattr(config_class, "sliding_window"):
-        # The code has no window, regardless of the file.
-        keys.pop("sliding_window", None)
+        # The code has no window, or its own, regardless of the file.
+        used.pop("sliding_window", None)
+    defaults = _defaults(config_class, used)
+    keys = {key: value for key, value in used.items() if value is not None} | defaults
+    keys = _with_other_names(keys)
+    keys = {key: value for key, value in keys.items() if not (value == 0 and key in _OFF_AT_0)}
+    _check_decodes(name, model_type, keys, config_class if len(parts) == 1 else None)
     for key in REQUIRED:
         if key not in keys:
             hint = "" if find_spec("transformers") else " (transformers may have one: install it)"
             raise InvalidKey(path, key, None, f"no default of {model_type!r} is known{hint}")
     _check(path, keys)
-    return ModelConfig(name, _SAME_TYPE.get(model_type, model_type), published, keys, quantization)
+    keys = _check_together(path, keys)
+    return ModelConfig(
+        name,
+        model_type,
+        published,
+        keys,
+        quantization,
+        has_defaults=bool(defaults),
+        has_transformers=mapping is not None,
+    )
+
+
+def _parts(path: Path, whole: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a config and those that it nests, down to the decoder's."""
+    parts = [whole]
+    while key := next((key for key in _TEXT_PARTS if key in parts[-1]), None):
+        parts.append(_table(path, parts[-1][key]))
+    return parts
+
+
+def _check_decodes(name: str, model_type: str, keys: Mapping[str, Any], whole_class: Any) -> None:
+    """Check that a model is a decoder with attention.
+
+    Args:
+        whole_class: transformers' class of a model that is all decoder.
+    """
+    if _RECURRENT_TYPES.match(model_type):
+        raise NoDecodeAttention(name, (f"layers of {model_type}",))
+    if keys.get("is_encoder_decoder") or _is_encoder(model_type, keys, whole_class):
+        raise NoDecodeAttention(name, ("encoder layers",))
+
+
+def _is_encoder(model_type: str, keys: Mapping[str, Any], whole_class: Any) -> bool:
+    if keys.get("is_decoder") is True or "decoder" in model_type:
+        return False
+    names = keys.get("architectures")
+    names = names if isinstance(names, list) else []
+    if "bert" in model_type or any(str(name).endswith("MaskedLM") for name in names):
+        return True
+    if whole_class is not None and not hasattr(whole_class, "vocab_size"):
+        return True
+    # Classes of encoders that can also decode have both.
+    return getattr(whole_class, "is_decoder", None) is False and hasattr(
+        whole_class, "add_cross_attention"
+    )
 
 
 def _read_table(path: Path) -> dict[str, Any]:
@@ -266,11 +383,16 @@ def _check(path: Path, keys: Mapping[str, Any]) -> None:
         if key == "num_hidden_layers":
             fault = _size_fault(value, 1, _MAX_LAYERS)
         elif key in REQUIRED or key in _SIZES:
-            fault = _size_fault(value, 1, MAX_NUMBER)
+            least = 0 if key in _OFF_AT_0 else 1
+            # Lists have a size for each layer.
+            sizes = value if isinstance(value, list) and value and _is_size(key) else [value]
+            fault = next(filter(None, (_size_fault(size, least, MAX_NUMBER) for size in sizes)), "")
         elif key in _COUNTS:
             fault = _size_fault(value, 0, MAX_NUMBER)
         elif key in _FLAGS:
             fault = "" if isinstance(value, bool) else "true or false"
+        elif key == "attention_types":
+            fault = _repeats_fault(value)
         elif key in _LISTS:
             fault = "" if isinstance(value, list) else "a list, one entry for each layer"
         elif key in _TABLES:
@@ -279,14 +401,59 @@ def _check(path: Path, keys: Mapping[str, Any]) -> None:
             continue
         if fault:
             raise InvalidKey(path, key, value, fault)
-    layers = keys.get("num_hidden_layers", 0)
-    for key in ("layer_types", "layers_block_type", "attn_type_list", "hybrid_layer_pattern"):
-        if keys.get(key) and len(keys[key]) < layers:
+
+
+def _check_together(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Check that keys fit each other. Return them with one size for those that no layer changes."""
+    layers = keys["num_hidden_layers"]
+    for key in _NAMES_BY_LAYER:
+        names = keys.get(key)
+        if names and isinstance(names, list | str) and len(names) < layers:
             raise InvalidKey(path, key, keys[key], f"an entry for each of {layers} layers")
-    heads = keys.get("num_attention_heads", 1)
-    if heads % keys.get("num_key_value_heads", heads) and "kv_lora_rank" not in keys:
-        must = f"a multiple of num_key_value_heads {keys['num_key_value_heads']}"
-        raise InvalidKey(path, "num_attention_heads", heads, must)
+    result = dict(keys)
+    for key, sizes in keys.items():
+        if not _is_size(key) or not isinstance(sizes, list):
+            continue
+        if len(sizes) < layers:
+            raise InvalidKey(path, key, sizes, f"an entry for each of {layers} layers")
+        if len(set(sizes[:layers])) == 1:
+            result[key] = sizes[0]
+        elif key not in _SIZES_BY_LAYER:
+            raise InvalidKey(path, key, sizes, "one size for all layers")
+    for layer in range(layers if _heads_differ(result) else 1):
+        heads = size_of_layer(result, "num_attention_heads", layer)
+        kv_heads = size_of_layer(result, "num_key_value_heads", layer) or heads
+        if heads % kv_heads and "kv_lora_rank" not in result:
+            must = f"a multiple of num_key_value_heads {kv_heads}"
+            raise InvalidKey(path, "num_attention_heads", heads, must)
+    if isinstance(result["num_attention_heads"], list) and "head_dim" not in result:
+        raise InvalidKey(path, "head_dim", None, "the number of heads differs between layers")
+    return result
+
+
+def _heads_differ(keys: Mapping[str, Any]) -> bool:
+    names = ("num_attention_heads", "num_key_value_heads")
+    return any(isinstance(keys.get(name), list) for name in names)
+
+
+def size_of_layer(keys: Mapping[str, Any], key: str, layer: int) -> Any:
+    """Return a size of one layer, or None."""
+    value = keys.get(key)
+    return value[layer] if isinstance(value, list) else value
+
+
+def _is_size(key: str) -> bool:
+    return key in _SIZES or key == "num_attention_heads"
+
+
+def _repeats_fault(value: Any) -> str:
+    """Return what is wrong with kinds and their number of repeats, as GPT-Neo has them."""
+    for entry in value if isinstance(value, list) else [None]:
+        match entry:
+            case [[*_], int(times)] if 0 < times <= _MAX_LAYERS:
+                continue
+        return 'a list such as [[["global", "local"], 12]]'
+    return ""
 
 
 def _size_fault(value: Any, least: int, most: int) -> str:
@@ -301,6 +468,23 @@ def _with_new_names(keys: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(keys.get(each), list | str) and keys[each]:
             named.setdefault("num_hidden_layers", len(keys[each]))
     return named | dict(keys)
+
+
+def _with_other_names(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the keys of other code that have no value yet."""
+    config = keys.get("attn_config")
+    every = {**(config if isinstance(config, dict) else {}), **keys}
+    if every.get("multi_query_attention") is False:
+        every.pop("multi_query_group_num", None)
+    named = {new: every[old] for old, new in _OTHER_NAMES.items() if every.get(old) is not None}
+    if isinstance(every.get("alibi"), bool):
+        named["alibi"] = every["alibi"]
+    other = keys.get("attention_other_setting")
+    if isinstance(other, dict) and other.get("attention_type") == "sliding_attention":
+        other = _with_other_names(other)
+        names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+        named |= {f"swa_{name}": other[name] for name in names if name in other}
+    return named | {key: value for key, value in keys.items() if value is not None}
 
 
 def _quantization(path: Path, *configs: Mapping[str, Any]) -> str | None:
@@ -319,25 +503,38 @@ def _quantization(path: Path, *configs: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _config_class(whole_type: Any, text_type: Any) -> tuple[Any, bool | None]:
-    """Return transformers' class for the decoder of a model, or None if it knows none; and whether
-    the whole model ties its embeddings by default.
-    """
+def _class_mapping() -> Any:
+    """Return transformers' classes by type, or None if they cannot be imported."""
     if find_spec("transformers") is None:
-        return None, None
+        return None
     try:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    except Exception:
+        # A broken installation can raise anything.
+        return None
+    return CONFIG_MAPPING
 
-        types = [name for name in (text_type, whole_type) if isinstance(name, str)]
-        names = [_SAME_TYPE.get(name, name) + end for name in types for end in ("_text", "")]
+
+def _config_class(mapping: Any, types: Sequence[Any]) -> tuple[Any, bool | None]:
+    """Return transformers' class for the decoder of a model, or None if it knows none; and whether
+    the whole model ties its embeddings by default.
+
+    Args:
+        mapping: Classes by type, or None.
+        types: Type of the decoder, then those of the parts that it is in.
+    """
+    if mapping is None:
+        return None, None
+    try:
+        known_types = [name for name in types if isinstance(name, str)]
+        names = [_SAME_TYPE.get(name, name) + end for name in known_types for end in ("_text", "")]
         # The mapping is lazy: only `in` and an index load what it names.
-        classes: dict[str, Any] = {
-            name: CONFIG_MAPPING[name] for name in names if name in CONFIG_MAPPING
-        }
-        tied = getattr(classes.get(whole_type), "tie_word_embeddings", None)
+        classes: dict[str, Any] = {name: mapping[name] for name in names if name in mapping}
+        tied = getattr(classes.get(types[-1]), "tie_word_embeddings", None)
         for known in classes.values():
-            parts = [known.sub_configs.get(part) for part in _TEXT_PARTS]
-            text = next(filter(None, parts), known)
+            text: Any = known
+            while parts := list(filter(None, map(text.sub_configs.get, _TEXT_PARTS))):
+                text = parts[0]
             # AutoConfig stands for any type.
             if getattr(text, "model_type", ""):
                 return text, tied if isinstance(tied, bool) else None

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from leanbench.core.errors import InvalidValue, Reason, UserError
-from leanbench.core.llm.config import InvalidKey, ModelConfig, positive_number
+from leanbench.core.llm.config import (
+    InvalidKey,
+    ModelConfig,
+    NoDecodeAttention,
+    positive_number,
+    size_of_layer,
+)
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 SPARSE, LINEAR = "sparse_attention", "linear_attention"
@@ -20,29 +27,61 @@ _KINDS = {
     "deepseek_sparse_attention": SPARSE,
     "minimax_m3_sparse": SPARSE,
 }
+#: Publishers' names of kinds that transformers names otherwise.
+_NAMES = {"mamba": LINEAR, "mamba2": LINEAR}
+#: Keys that can change the attention of a layer.
+_LOOKS_READ = re.compile(r"sparse|window|local|^(?!.*dropout|.*bias|.*impl).*(attn|attention)_")
 #: Letters of Nemotron-H's hybrid_override_pattern.
 _LETTERS = {"*": FULL, "M": LINEAR, "-": "mlp", "E": "moe"}
 #: Every n-th layer is full, the others slide: n for configs without it.
-_PATTERNS = {"cohere2": 4, "exaone4": 4, "gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}
-#: Types without a window, regardless of their config.
-_WITHOUT_WINDOW = ("gemma", "llama", "opt")
+_PATTERNS = {
+    **dict.fromkeys(("gemma2", "gpt_oss", "vaultgemma"), 2),
+    **dict.fromkeys(("afmoe", "cohere2", "exaone4", "olmo3"), 4),
+    "gemma3_text": 6,
+    "gemma3n_text": 5,
+}
 #: Types with a sink in every layer.
 _WITH_SINKS = ("gpt_oss", "deepseek_v4")
 
 
+def _types(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+#: Types with full attention in every layer.
+_FULL_TYPES = _types(
+    "apertus arcee aria_text baichuan biogpt bitnet bloom chatglm codegen cohere dbrx deepseek"
+    " deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe falcon falcon_h1 flex_olmo gemma glm glm4"
+    " glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox gptj granite granitemoe granitemoeshared"
+    " grok-1 helium hunyuan_v1_dense hunyuan_v1_moe internlm internlm2 internlm3 jetmoe llama"
+    " minicpm minimax_m2 mllama_text_model mpt nanochat nemotron olmo olmo2 olmoe opt persimmon phi"
+    " qwen3_vl_moe_text qwen3_vl_text RefinedWeb RefinedWebModel seed_oss smollm3 solar_open"
+    " stablelm step3_text xglm xverse youtu"
+)
+#: Types with a window in every layer, if the config has one.
+_WINDOW_TYPES = _types(
+    "ministral3 mistral mixtral phi3 phi4_multimodal phimoe qwen3_moe recurrent_gemma starcoder2"
+)
+#: Types with a window from layer max_window_layers on, if use_sliding_window is true.
+_LAST_WINDOW_TYPES = _types(
+    "qwen2 qwen3 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text"
+    " qwen3_omni_moe_text"
+)
+
+
 @dataclass(eq=False)
-class NoDecodeAttention(UserError):
-    """A model without an attention layer that leanbench has."""
+class UnknownLayers(UserError):
+    """A type whose layers are read by no rule."""
 
     #: Name or path.
     model: str
-    #: Kinds of its layers.
-    layers: tuple[str, ...]
+    model_type: str
 
     def __str__(self) -> str:
         return (
-            f"{self.model} has no decode attention that leanbench knows, only"
-            f" {', '.join(self.layers)}: name another model"
+            f"the layers of {self.model} are not known without transformers (model_type"
+            f" {self.model_type!r}): pip install 'leanbench[transformers]', or add layer_types to"
+            " its config.json"
         )
 
 
@@ -105,41 +144,79 @@ def layers_of(config: ModelConfig) -> tuple[Layer | str, ...]:
         UserError: The model has no attention that decodes.
     """
     keys = config.keys
-    if keys.get("is_encoder_decoder"):
-        raise NoDecodeAttention(config.name, ("encoder layers",))
     names = _names(config)
-    made: dict[tuple[str, int], Layer | str] = {}
+    made: dict[tuple[str, int, int], Layer | str] = {}
     layers = []
     for index, name in enumerate(names):
         kind = _KINDS.get(name, "")
-        heads = _block_kv_heads(keys, index)
-        if not kind or not heads:
-            layers.append(name if heads else "no_op")
+        if kind == FULL and config.model_type == "recurrent_gemma":
+            kind = SLIDING
+        q_heads = size_of_layer(keys, "num_attention_heads", index)
+        kv_heads = _kv_heads(keys, index, q_heads)
+        if not kind or not kv_heads:
+            layers.append(name if kv_heads else "no_op")
             continue
-        if (kind, heads) not in made:
-            made[kind, heads] = _layer(config, kind, heads)
-        layers.append(made[kind, heads])
+        if (kind, q_heads, kv_heads) not in made:
+            made[kind, q_heads, kv_heads] = _layer(config, kind, q_heads, kv_heads)
+        layers.append(made[kind, q_heads, kv_heads])
     if not any(isinstance(layer, Layer) for layer in layers):
         raise NoDecodeAttention(config.name, tuple(dict.fromkeys(names)))
     return tuple(layers)
 
 
+def notes_on_layers(config: ModelConfig) -> list[str]:
+    """Return what the layers leave out or assume, for a terminal or a row."""
+    notes = []
+    if _rule(config) is None and not _is_known(config):
+        unread = [key for key in config.published if _LOOKS_READ.search(key)]
+        also = f" (not read: {', '.join(unread[:4])})" if unread else ""
+        notes.append(
+            f"model_type {config.model_type!r} is not known: every layer of {config.name} counts"
+            f" as full attention{also}"
+        )
+    if config.keys.get("use_cla") is True:
+        notes.append(
+            f"layers of {config.name} share K and V (use_cla); each counts as if it had its own"
+        )
+    return notes
+
+
 def _names(config: ModelConfig) -> Sequence[str]:
     """Return the kind of each layer, as transformers' layer_types name them."""
-    keys, count = config.keys, config.keys["num_hidden_layers"]
+    count = config.keys["num_hidden_layers"]
+    rule = _rule(config)
+    if rule is None and not _is_known(config) and not config.has_transformers:
+        raise UnknownLayers(config.name, config.model_type)
+    crossed = config.keys.get("cross_attention_layers", ())
+    names = [FULL if rule is None else rule(index) for index in range(count)]
+    return ["cross_attention" if index in crossed else name for index, name in enumerate(names)]
+
+
+def _is_known(config: ModelConfig) -> bool:
+    """Return True if a type without a rule has full attention."""
+    types = _FULL_TYPES | _WINDOW_TYPES | _LAST_WINDOW_TYPES | _PATTERNS.keys()
+    has_no_window = config.keys.get("use_sliding_window") is False
+    return bool(config.hub) or config.has_defaults or has_no_window or config.model_type in types
+
+
+def _rule(config: ModelConfig) -> Callable[[int], str] | None:
+    """Return the function of a layer's index that names its kind; None for full attention."""
+    keys = config.keys
     given = keys.get("layer_types") or keys.get("layers_block_type")
     if given:
-        return [str(name) for name in given[:count]]
-    if "compress_ratios" in keys:
-        names = {0: SLIDING, 4: "compressed_sparse_attention"}
-        ratios = keys["compress_ratios"][:count]
-        return [names.get(ratio, "heavily_compressed_attention") for ratio in ratios]
+        return lambda index: _NAMES.get(str(given[index]), str(given[index]))
     if isinstance(pattern := keys.get("hybrid_override_pattern"), str):
-        return [_LETTERS.get(letter, letter) for letter in pattern[:count]]
-    for rule in (_mixed_names, _sparse_names, _window_names):
-        if (kind := rule(config)) is not None:
-            return [kind(index) for index in range(count)]
-    return [FULL] * count
+        return lambda index: _LETTERS.get(pattern[index], pattern[index])
+    rules = (_compressed_names, _mixed_names, _block_names, _sparse_names, _window_names)
+    return next(filter(None, (rule(config) for rule in rules)), None)
+
+
+def _compressed_names(config: ModelConfig) -> Callable[[int], str] | None:
+    ratios = config.keys.get("compress_ratios")
+    if ratios is None:
+        return None
+    names = {0: SLIDING, 4: "compressed_sparse_attention"}
+    return lambda index: names.get(ratios[index], "heavily_compressed_attention")
 
 
 def _mixed_names(config: ModelConfig) -> Callable[[int], str] | None:
@@ -152,6 +229,32 @@ def _mixed_names(config: ModelConfig) -> Callable[[int], str] | None:
         return lambda index: FULL if types[index] else LINEAR
     if interval := keys.get("full_attention_interval"):
         return lambda index: LINEAR if (index + 1) % interval else FULL
+    if period := keys.get("attn_layer_period"):
+        offset = keys.get("attn_layer_offset", 0)
+        return lambda index: FULL if index % period == offset else LINEAR
+    if "attn_layer_indices" in keys:
+        return lambda index: FULL if index in keys["attn_layer_indices"] else LINEAR
+    if "full_attn_idxs" in keys:
+        return lambda index: FULL if index in keys["full_attn_idxs"] else "conv"
+    return None
+
+
+def _block_names(config: ModelConfig) -> Callable[[int], str] | None:
+    """Return the kinds of a model that repeats a block of layers."""
+    keys = config.keys
+    if blocks := keys.get("block_types"):
+        return lambda index: str(blocks[index % len(blocks)])
+    if "attention_types" in keys:
+        kinds = [kind for block, times in keys["attention_types"] for kind in block * times]
+        names = [SLIDING if kind == "local" else FULL for kind in kinds]
+        if len(names) < keys["num_hidden_layers"]:
+            must = f"an entry for each of {keys['num_hidden_layers']} layers"
+            raise InvalidKey(config.name, "attention_types", keys["attention_types"], must)
+        return lambda index: names[index]
+    if interval := keys.get("dense_attention_every_n_layers"):
+        return lambda index: "block_sparse_attention" if (index + 1) % interval else FULL
+    if "block_configs" in keys:
+        return lambda index: FULL
     return None
 
 
@@ -175,7 +278,7 @@ def _window_names(config: ModelConfig) -> Callable[[int], str] | None:
         return lambda index: CHUNKED if rotary[index : index + 1] == [1] else FULL
     if "sliding_window" not in keys or keys.get("use_sliding_window") is False:
         return None
-    if config.model_type in _WITHOUT_WINDOW:
+    if config.model_type in _FULL_TYPES:
         return None
     if types := keys.get("hybrid_layer_pattern"):
         return lambda index: SLIDING if types[index] else FULL
@@ -184,17 +287,18 @@ def _window_names(config: ModelConfig) -> Callable[[int], str] | None:
         return lambda index: SLIDING if pattern[index % len(pattern)] == "L" else FULL
     if type(pattern) is int and pattern > 0:
         return lambda index: SLIDING if (index + 1) % pattern else FULL
-    first = 0
-    if config.model_type in ("qwen2", "qwen3"):
+    if config.model_type in _LAST_WINDOW_TYPES:
         if not keys.get("use_sliding_window"):
             return None
         first = keys.get("max_window_layers", 28)
-    return lambda index: SLIDING if index >= first else FULL
+        return lambda index: SLIDING if index >= first else FULL
+    # Layers of other types can alternate.
+    is_known = config.model_type in _WINDOW_TYPES or config.has_defaults or config.hub
+    return (lambda index: SLIDING) if is_known else None
 
 
-def _block_kv_heads(keys: Mapping[str, Any], index: int) -> int:
+def _kv_heads(keys: Mapping[str, Any], index: int, q_heads: int) -> int:
     """Return the KV heads of a layer; 0 if it has no attention."""
-    q_heads = keys["num_attention_heads"]
     blocks = keys.get("block_configs")
     if blocks:
         block = blocks[index] if index < len(blocks) else {}
@@ -203,12 +307,11 @@ def _block_kv_heads(keys: Mapping[str, Any], index: int) -> int:
         return q_heads // group if type(group) is int and 0 < group <= q_heads else 0
     if keys.get("multi_query") and not keys.get("new_decoder_architecture"):
         return 1
-    return keys.get("num_key_value_heads", q_heads)
+    return size_of_layer(keys, "num_key_value_heads", index) or q_heads
 
 
-def _layer(config: ModelConfig, kind: str, kv_heads: int) -> Layer:
+def _layer(config: ModelConfig, kind: str, q_heads: int, kv_heads: int) -> Layer:
     keys = config.keys
-    q_heads = keys["num_attention_heads"]
     head_dim = keys.get("head_dim") or keys["hidden_size"] // q_heads
     v_head_dim = keys.get("v_head_dim", head_dim)
     kinds: list[tuple[str, Any]] = []
@@ -218,7 +321,7 @@ def _layer(config: ModelConfig, kind: str, kv_heads: int) -> Layer:
         q_heads = keys.get("swa_num_attention_heads", q_heads)
         kv_heads = keys.get("swa_num_key_value_heads", kv_heads)
         head_dim = keys.get("swa_head_dim", head_dim)
-        v_head_dim = keys.get("swa_v_head_dim", v_head_dim)
+        v_head_dim = keys.get("swa_v_head_dim", keys.get("v_head_dim", head_dim))
     elif "global_head_dim" in keys:
         # Gemma 4: other heads in layers without.
         head_dim = v_head_dim = keys["global_head_dim"]

@@ -25,7 +25,7 @@ from leanbench.core.llm.config import (
     registry,
     split_models,
 )
-from leanbench.core.llm.layers import Layer, layers_of
+from leanbench.core.llm.layers import Layer, layers_of, notes_on_layers
 from leanbench.core.llm.weights import Weights, weights_of
 from leanbench.core.syntax import parse_list, parse_number
 
@@ -190,7 +190,8 @@ class WholeModel:
         for layer in self.model.layer_kinds(1):
             layer.share(self.tp, self.name)
         for key in _SHARED:
-            if self.source.keys.get(key, self.tp) % self.tp:
+            sizes = self.source.keys.get(key, self.tp)
+            if any(size % self.tp for size in (sizes if isinstance(sizes, list) else [sizes])):
                 fix, limit = "choose a divisor", f"{key} {self.source.keys[key]} of {self.name}"
                 raise InvalidValue("tp", self.tp, Reason.CONFLICT, fix, limit)
 
@@ -232,14 +233,15 @@ class WholeModel:
         part = dict(keys)
         if self.tp == 1:
             return part
-        part |= {key: keys[key] // self.tp for key in _SHARED if keys.get(key)}
         heads = self.source.keys["num_attention_heads"]
         part["num_key_value_heads"] = part.get("num_key_value_heads") or heads
         if "kv_lora_rank" not in keys:
             part["head_dim"] = part.get("head_dim") or self.source.keys["hidden_size"] // heads
-        for key in _SHARED_KV:
-            if part.get(key):
-                part[key] = max(1, part[key] // self.tp)
+        for key in (*_SHARED, *_SHARED_KV):
+            if isinstance(sizes := part.get(key), list):
+                part[key] = [max(1, size // self.tp) for size in sizes]
+            elif sizes:
+                part[key] = max(1, sizes // self.tp)
         # The token can be in another GPU's part of the vocabulary.
         part["pad_token_id"] = None
         return part
@@ -324,7 +326,7 @@ class WholeModel:
     @property
     def prediction_notes(self) -> list[str]:
         """Additional notes for a predicted row."""
-        notes = []
+        notes = notes_on_layers(self.source)
         kinds = Counter(layer for layer in self.every_layer if isinstance(layer, str))
         if kinds:
             named = ", ".join(f"{count} of {name}" for name, count in kinds.items())

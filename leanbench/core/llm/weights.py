@@ -13,10 +13,17 @@ from importlib.util import find_spec
 from typing import Any
 
 from leanbench.core.errors import UserError
-from leanbench.core.llm.config import InvalidKey, ModelConfig, quiet_transformers
+from leanbench.core.llm.config import (
+    InvalidKey,
+    ModelConfig,
+    quiet_transformers,
+    size_of_layer,
+)
 
 #: Keys of a common type's weights.
 _NEEDED = ("hidden_size", "vocab_size", "num_attention_heads")
+#: Keys of a common type that differ in no layer.
+_ONE_SIZE = ("num_attention_heads", "num_key_value_heads", "moe_intermediate_size")
 #: Keys that change weights. A model is unsupported if transformers' class lacks one of them.
 _SIZE_KEY = re.compile(r"(hidden|intermediate|latent)_size$|lora_rank$")
 
@@ -126,6 +133,10 @@ def weights_of(
     for key in (*_NEEDED, *_widths(config.model_type)):
         if key not in keys:
             raise InvalidKey(config.name, key, None, f"weights of {config.model_type!r} need it")
+    for key in _ONE_SIZE:
+        if isinstance(keys.get(key), list):
+            must = f"one size for all layers of {config.model_type!r}"
+            raise InvalidKey(config.name, key, keys[key], must)
     return _opt(keys) if config.model_type == "opt" else _common(config.model_type, keys)
 
 
@@ -167,7 +178,7 @@ def _mlp(model_type: str, keys: Mapping[str, Any], dense: int, layer: int) -> La
         "decoder_sparse_step", 1
     )
     if not kind.experts or is_dense:
-        inner = keys["intermediate_size"]
+        inner = size_of_layer(keys, "intermediate_size", layer)
         bias = 2 * inner + hidden if model_type == "llama" and keys.get("mlp_bias") else 0
         return LayerWeights(dense + 3 * hidden * inner + bias)
     number, inner = (keys[key] for key in kind.experts)
@@ -223,8 +234,9 @@ def _counted(config: ModelConfig, published: Mapping[str, Any], keys: Mapping[st
         elif match is None or int(match[1]) >= len(dense):
             rest += weight.numel()
         elif ".experts." in name and weight.dim() > 2:
-            experts[int(match[1])] += weight.numel()
-            number = weight.shape[0]
+            # Experts that only pass their input on can have a place, but no weights.
+            number = max(number, weight.shape[0])
+            experts[int(match[1])] += weight[: keys.get("n_routed_experts")].numel()
         else:
             dense[int(match[1])] += weight.numel()
     if head is None and not is_tied:
