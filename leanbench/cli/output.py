@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from leanbench.core.files import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -147,7 +149,7 @@ def show(text: str, *, lead: str = "", style: str = "bold") -> None:
     Args:
         lead: First words of the sentence, styled on a terminal.
     """
-    wrapped = _wrap(lead + text, sys.stdout)
+    wrapped = _wrap(printable(lead + text, keep="\n\t"), sys.stdout)
     if lead and sys.stdout.isatty():
         from rich.text import Text
 
@@ -230,7 +232,9 @@ def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]
                 shown.add_column(heading, overflow="fold")
         for row in zip(*(cells for _, cells in (*labels, *part)), strict=True):
             # Text of a run is no markup.
-            shown.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+            shown.add_row(
+                *(Text(printable(cell, "\n")) if isinstance(cell, str) else cell for cell in row)
+            )
         show_table(shown)
 
 

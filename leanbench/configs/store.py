@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,7 @@ from leanbench.configs.tuned_file import fault_of, read, text_of
 from leanbench.core.errors import UserError
 from leanbench.core.files import locked, replace_file
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.paths import user_folder
+from leanbench.core.paths import is_without_home, user_folder
 
 if TYPE_CHECKING:
     from leanbench.configs.tuned import Family, TunedConfigs, TunedGpu
@@ -166,6 +167,12 @@ def merge(
             f"cannot write {path} ({error.strerror}): choose a writable folder in LEANBENCH_HOME"
         ) from None
     _saves += 1
+    if is_without_home(path):
+        warnings.warn(
+            f"{path} is temporary, because this user has no home folder: set LEANBENCH_HOME to a"
+            " folder that stays, and repeat",
+            stacklevel=2,
+        )
     return saved
 
 

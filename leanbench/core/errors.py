@@ -95,7 +95,7 @@ def nearest(name: str, known: Iterable[str], all_of_them: str = "") -> str:
         all_of_them: Command that lists all names, such as "`leanbench list kernels`".
     """
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.65)
     if close:
         return f"did you mean {close[0]!r}?"
     # A runs directory can hold hundreds of names.

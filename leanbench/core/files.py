@@ -12,6 +12,7 @@ import json
 import math
 import os
 import stat
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -220,13 +221,12 @@ def parse_foreign_json(text: bytes | str) -> Any:
     """Parse JSON of another program, such as a config.json.
 
     Infinity, NaN and integers of more than 64 bits become floats, or text if no float is as large:
-    they are harmless in keys that nothing reads. Callers check that a size is an int. Text is
-    printable: a terminal or a report can show it.
+    they are harmless in keys that nothing reads. Callers check that a size is an int.
 
     Raises:
         ValueError: As `parse_json`, except for numbers.
     """
-    return _printable(_writable(_load(text, parse_int=_int_or_float)))
+    return _writable(_load(text, parse_int=_int_or_float))
 
 
 def parse_unchecked_json(text: bytes | str) -> Any:
@@ -266,14 +266,20 @@ def _writable(value: Any) -> Any:
     return value
 
 
-def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [_printable(item) for item in value]
-    if isinstance(value, dict):
-        return {printable(key): _printable(item) for key, item in value.items()}
-    return value
+def printable_json(value: Any) -> Any:
+    """Apply `printable` to every text of parsed JSON.
+
+    Raises:
+        ValueError: It is nested too deep.
+    """
+    try:
+        if isinstance(value, list):
+            return [printable_json(item) for item in value]
+        if isinstance(value, dict):
+            return {printable(key): printable_json(item) for key, item in value.items()}
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    return printable(value) if isinstance(value, str) else value
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -284,8 +290,13 @@ def printable(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
+    # Wide spaces are harmless. Half a character is a byte of a file name.
+    harmless = ("Zs", "Cs")
     return "".join(
-        letter if letter.isprintable() or letter in keep else repr(letter)[1:-1] for letter in text
+        letter
+        if letter.isprintable() or letter in keep or unicodedata.category(letter) in harmless
+        else repr(letter)[1:-1]
+        for letter in text
     )
 
 

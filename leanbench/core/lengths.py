@@ -460,9 +460,8 @@ def _table_of(rows: Iterable[tuple[str, Any]]) -> _Table:
             for at, row in rows
         ]
         return _Table(columns, cells, has_header=True)
-    return _Table.without_header(
-        [(at, row if isinstance(row, list) else [row]) for at, row in rows]
-    )
+    is_table = all(isinstance(row, list) for _, row in rows)
+    return _Table.without_header([(at, row if is_table else [row]) for at, row in rows])
 
 
 def _length(where: str, cell: Any) -> int:

@@ -46,6 +46,13 @@ def _folder(variable: str, default: str, name: str) -> Path:
         return private_folder() / name
 
 
+def is_without_home(path: Path) -> bool:
+    """Return True for a path in `private_folder`, which can be gone after a restart."""
+    folder = Path(gettempdir())
+    inside = path.relative_to(folder).parts[0] if path.is_relative_to(folder) else ""
+    return inside.startswith("leanbench-") and "LEANBENCH_HOME" not in os.environ
+
+
 def private_folder() -> Path:
     """Return a folder in the temporary directory that no other user can write to.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.core.files import UnreadableFile, parse_foreign_json, read_file
 from leanbench.core.lengths import as_context, write_lengths
@@ -209,8 +210,10 @@ def _add_workloads(
             workload = trace.get("workload") if isinstance(trace, dict) else None
             problem = {**axes, **read_workload(workload, axes, root)}
             _check_problem(problem)
+            lengths = tuple(map(write_lengths, problem["lengths"]))
+            for text in lengths:
+                AXES["lengths"].check(text)
         except (ValueError, UserError) as error:
             imported.left_out.append(f"{path.name} line {number}: {error}")
         else:
-            lengths = tuple(map(write_lengths, problem["lengths"]))
             imported.grids.append({**problem, "lengths": lengths})

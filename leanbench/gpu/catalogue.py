@@ -159,17 +159,31 @@ def _by_name() -> dict[str, GpuSpec]:
 
 
 def suggest(name: str, known: Iterable[str]) -> str | None:
-    """Return the nearest known name of the same model. Another model has other SMs, another number
-    of GB is another product: neither is a typing error.
+    """Return the nearest known name of the same model.
+
+    Another model has other SMs, another number of GB or another word, such as laptop, is another
+    product: none of them is a typing error.
     """
     key, numbers = slug(name), _numbers(name)
     alike = [
         other
         for other in known
         if other.replace("-", "") == key.replace("-", "")
-        or (model_of(other) == model_of(name) and numbers <= _numbers(other))
+        or (
+            model_of(other) == model_of(name)
+            and numbers <= _numbers(other)
+            and _has_words_of(other, key)
+        )
     ]
     return next(iter(difflib.get_close_matches(key, alike, n=1, cutoff=0.5)), None)
+
+
+def _has_words_of(known: str, key: str) -> bool:
+    """Return True if the names of a known GPU have every word of `key`, or one like it."""
+    spec = _by_name().get(known)
+    names = [known] if spec is None else [spec.name, slug(spec.product), *spec.aliases]
+    words = {word for name in names for word in name.split("-")}
+    return all(difflib.get_close_matches(word, words, n=1) for word in key.split("-"))
 
 
 def _numbers(name: str) -> set[str]:

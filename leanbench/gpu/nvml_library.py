@@ -38,8 +38,9 @@ class OldBindingError(NvmlError):
     is_broken: bool = False
 
     def __str__(self) -> str:
+        fault = "a broken" if self.is_broken else "an outdated"
         return (
-            f"{self.path} is {'a broken' if self.is_broken else 'an outdated'} pynvml: pip uninstall pynvml, then pip install"
+            f"{self.path} is {fault} pynvml: pip uninstall pynvml, then pip install"
             " --force-reinstall nvidia-ml-py"
         )
 

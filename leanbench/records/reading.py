@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import itertools
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -188,6 +189,10 @@ def read_run(directory: Path) -> Run:
     for line, number in written:
         rows.setdefault(line, number)
     results = [_read_row(path, number, line) for line, number in rows.items()]
+    cells = Counter(row.cell for row, _ in results)
+    if several := sum(count > 1 for count in cells.values()):
+        have = "1 cell has" if several == 1 else f"{several} cells have"
+        notes.append(f"{RESULTS}: {have} several different rows, which all count")
     if copies := len(written) - len(rows):
         have = "1 row is a copy" if copies == 1 else f"{copies} rows are copies"
         notes.append(f"{RESULTS}: {have} of another row and left out")

@@ -7,10 +7,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import pytest
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from tuned_examples import (
@@ -330,6 +332,27 @@ def test_an_import_leaves_measured_families_alone(tmp_path):
         f"{store.path_of('h200')}: 0 families of NVIDIA H200 imported",
     ]
     assert read(store.path_of("h200")) == tuned_configs()
+
+
+def test_an_import_without_a_home_warns(tmp_path, monkeypatch):
+    def no_home(*args: object, **more: object) -> Path:
+        raise RuntimeError
+
+    file = tmp_path / "out.json"
+    file.write_text(tuned_configs(family()).model_dump_json())
+    assert "LEANBENCH_HOME" not in invoke("import", str(file)).stderr
+    monkeypatch.delenv("LEANBENCH_HOME")
+    monkeypatch.setattr(platformdirs, "user_data_path", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = invoke("import", str(file))
+    assert result.exit_code == 0
+    [warning] = [line for line in result.stderr.splitlines() if "LEANBENCH_HOME" in line]
+    assert str(store.path_of("h200")) in warning
+
+
+def test_a_terminal_is_not_controlled(tmp_path):
+    refused = invoke("import", f"{tmp_path}/a\x1b[31m")
+    assert_refused(refused, r"/a\x1b[31m")
 
 
 def test_foreign_files_are_not_imported(tmp_path):

@@ -138,6 +138,7 @@ OBJECT = '{"prompt": [300, 20], "output": [7, 8]}'
         ("100,20,30\n", "", [100, 20, 30]),
         (TRACE, "prompt", [300, 20]),
         (TRACE.replace(",", ";"), "output", [7, 8]),
+        ('"a,b,c";"Context Tokens"\n5;6\n7;8\n', "Context Tokens", [6, 8]),
         (TRACE.replace(",", "\t"), "prompt", [300, 20]),
         (TRACE.replace("\n", "\r\n"), "prompt", [300, 20]),
         ('"a, b","c"\n"1","2"\n', "a, b", [1]),
@@ -217,8 +218,9 @@ def test_a_column_is_named_where_there_are_several(content, column, columns, exa
         ("[5, Infinity]", "", "entry 2:", "Infinity", Reason.SYNTAX),
         ("[5, 1.5]", "", "entry 2:", "1.5", Reason.SYNTAX),
         ('[{"n": [5]}]', "", "entry 1:", "[5]", Reason.SYNTAX),
+        ("[1, 2, [3]]", "", "entry 3:", "[3]", Reason.SYNTAX),
     ],
-    ids=range(20),
+    ids=range(21),
 )
 def test_a_wrong_length_is_named_with_its_place(content, column, place, value, reason, tmp_path):
     file = tmp_path / "file"

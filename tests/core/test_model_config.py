@@ -19,7 +19,7 @@ from leanbench.core.llm.layers import (
     layers_of,
     notes_on_layers,
 )
-from leanbench.core.llm.model import read_model
+from leanbench.core.llm.model import parse_models, read_model
 from leanbench.core.llm.weights import UnknownWeights
 
 TINY = {
@@ -303,6 +303,7 @@ def test_keys_that_are_not_read_may_be_anything(tmp_path):
             "NVFP4",
         ),
         ({"quantization_config": [1]}, None, "quantised"),
+        ({"quantization_config": {"quant_method": "a\x1b[31m\n"}}, None, r"a\x1b[31m\n"),
         ({}, {"quantization": {"quant_algo": "FP8"}}, "FP8"),
     ],
 )
@@ -409,6 +410,14 @@ def test_files_that_are_not_read(tmp_path, fault):
     with pytest.raises(UnreadableFile) as error:
         read_config("/dev/zero" if fault == FileFault.NOT_REGULAR else str(tmp_path))
     assert error.value.fault == fault
+
+
+def test_links_in_a_circle(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    for read in (read_config, read_model, parse_models):
+        with pytest.raises(UnreadableFile) as error:
+            read(str(tmp_path / "loop"))
+        assert error.value.fault == FileFault.SYSTEM
 
 
 def test_commas_and_colons_of_paths_that_exist(tmp_path):

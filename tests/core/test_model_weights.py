@@ -170,6 +170,18 @@ def test_a_step_reads_what_tokens_reach(tmp_path, model_type):
         assert own.weights_read(tokens) == pytest.approx(others + experts * (1 - 0.5**tokens))
 
 
+def test_experts_without_weights_are_not_counted(tmp_path):
+    keys = {**LATENT, "num_layers": 2, "num_hidden_layers": 4, "moe_topk": 3, "zero_expert_num": 2}
+    sizes = {"ffn_hidden_size": 48, "expert_ffn_hidden_size": 24, "num_experts_per_tok": None}
+    own, model = built(tmp_path, "longcat_flash", {**keys, **sizes})
+    names = dict(model.named_parameters())
+    gates = [own for name, own in names.items() if name.endswith("experts.gate_up_proj")]
+    assert [len(gate) for gate in gates] == [6, 6]
+    unused = sum(gate[4:].numel() for gate in gates)
+    assert own.weights == sum(weight.numel() for weight in model.parameters()) - unused
+    assert own.all_weights.expert_share == 0.5
+
+
 def test_tables_of_each_layer_are_read_by_the_row(tmp_path):
     """Gemma 4's embeddings of each layer; the table of the output matrix is read whole."""
     keys = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 512}

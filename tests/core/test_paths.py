@@ -46,6 +46,8 @@ def test_folders_are_in_the_temporary_directory(homeless):
     assert paths.user_folder() == homeless / OWN / "data"
     assert paths.cache_folder() == homeless / OWN / "cache"
     assert stat.S_IMODE((homeless / OWN).stat().st_mode) == 0o700
+    assert paths.is_without_home(paths.user_folder() / "configs" / "h200.json")
+    assert not paths.is_without_home(homeless / "export.json")
 
 
 @pytest.mark.parametrize(

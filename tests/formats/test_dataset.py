@@ -254,6 +254,8 @@ def tensor_at(path: str, key: str = "kv_indptr") -> dict[str, Any]:
     return line
 
 
+_HEADER = b'{"kv_indptr":{"dtype":"I64","shape":[2],"data_offsets":[0,16]}}'
+FAR = len(_HEADER).to_bytes(8, "little") + _HEADER + bytes(8) + (2**40).to_bytes(8, "little")
 BAD = [
     (workload(0, 4), "its axis batch_size is 0, not a number from 1 on"),
     (workload(2**40, 4), "above the limit of 4096"),
@@ -267,6 +269,7 @@ BAD = [
     ([1], "it has no axes and inputs"),
     (tensor_at("blob/own.safetensors", "empty"), "it has a batch of 1 and 0 lengths"),
     (tensor_at("blob/own.safetensors", "none"), "it has no tensor 'none'"),
+    (tensor_at("blob/far.safetensors"), "above the maximum of 2147483647"),
     (tensor_at("../../own.safetensors"), "it lies outside of"),
     (tensor_at("/etc/hostname"), "it lies outside of"),
     (tensor_at("blob/device"), "it lies outside of"),
@@ -284,6 +287,7 @@ def test_a_bad_line_is_left_out_and_named(tmp_path, caplog, line, words):
     path = dataset(tmp_path, good, line, good, kv_indptr=[0, 3, 4], kv_last_page_len=[17], empty=[])
     os.mkfifo(tmp_path / "blob" / "fifo")
     (tmp_path / "blob" / "device").symlink_to("/dev/zero")
+    (tmp_path / "blob" / "far.safetensors").write_bytes(FAR)
     for place in (path, tmp_path):
         caplog.clear()
         assert labels(place) == ["b2 h32/8 n48+16 d128 p16 bf16 NHD"]

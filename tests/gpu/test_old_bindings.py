@@ -83,24 +83,21 @@ def test_doctor_lists_it_as_a_problem(fake_nvml, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "is_old"),
+    ("file", "text", "is_broken"),
     [
-        ("pynvml.py", "def nvmlInit(): pass\n", True),
+        ("pynvml.py", "def nvmlInit(): pass\n", False),
         ("pynvml.py", "print 'Python 2'\n", True),
         ("pynvml.py", "raise RuntimeError('no')\n", True),
-        ("pynvml.py", "import no_such_module_of_theirs\n", False),
-        ("pynvml/__init__.py", "NVMLError = Exception\n", True),
+        ("pynvml.py", "import no_such_module_of_theirs\n", True),
+        ("pynvml/__init__.py", "NVMLError = Exception\n", False),
     ],
 )
-def test_another_module_of_that_name(tmp_path, monkeypatch, file, text, is_old):
+def test_another_module_of_that_name(tmp_path, monkeypatch, file, text, is_broken):
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     monkeypatch.delitem(sys.modules, "pynvml")
     monkeypatch.syspath_prepend(tmp_path)
-    if is_old:
-        with pytest.raises(OldBindingError) as error:
-            local_gpus()
-        assert error.value.path == str(path)
-    else:
-        assert local_gpus() == []
+    with pytest.raises(OldBindingError) as error:
+        local_gpus()
+    assert (error.value.path, error.value.is_broken) == (str(path), is_broken)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from pathlib import Path
@@ -49,7 +50,9 @@ from leanbench.report.series import (
         ("-2+3", "'-2+3"),
         ("@SUM(1)", "'@SUM(1)"),
         ("\t=1", "'\t=1"),
-        ("\r=1", "'\r=1"),
+        ("\r=1", "'\n=1"),
+        (" =1", "' =1"),
+        ("a\rb\r\nc", "a\nb\nc"),
         ("＝1+1", "'＝1+1"),
         ("'=1", "''=1"),
         ("-", "'-"),
@@ -67,7 +70,8 @@ def test_a_cell_of_csv_is_no_formula(text, cell):
     assert csv_cell(text) == cell
     # As docs/formats.md reads it back.
     if isinstance(text, str):
-        assert re.sub(r"^'(?='*[=+\-@\t\r\n＝＋－＠])", "", cell) == text
+        written = text.replace("\r\n", "\n").replace("\r", "\n")
+        assert re.sub(r"^'(?=['\s]*[=+\-@＝＋－＠]|'*[\t\n])", "", cell) == written
 
 
 def test_a_csv_has_no_formulas_and_its_numbers_stay(write_run: WriteRun) -> None:
@@ -78,6 +82,8 @@ def test_a_csv_has_no_formulas_and_its_numbers_stay(write_run: WriteRun) -> None
     assert [*read["kernel"]] == ["'=A1", "'@b", "lean"] * 2
     assert read["latency_us"].dtype == "float64"
     assert has_values(read, "speedup")
+    text = csv_text(DataFrame({"a": ["\r=1", "b\rc"]}))
+    assert [*csv.reader(io.StringIO(text, newline=""))] == [["a"], ["'\n=1"], ["b\nc"]]
     text = csv_text(DataFrame({"a": ["-x", None], "b": [-1.5, None], "c": pd.array([-1, None])}))
     assert text == "a,b,c\n'-x,-1.5,-1\n,,\n"
 

@@ -47,7 +47,10 @@ def test_copies_of_a_row_count_once_and_are_noted(write_run: WriteRun) -> None:
         ("fa2", second["time"]),
         ("lean", later["time"]),
     ]
-    assert run.notes == ("results.jsonl: 3 rows are copies of another row and left out",)
+    assert run.notes == (
+        "results.jsonl: 1 cell has several different rows, which all count",
+        "results.jsonl: 3 rows are copies of another row and left out",
+    )
     one = read_run(write_run([first], tail=json.dumps(first), folder="one"))
     assert one.notes == ("results.jsonl: 1 row is a copy of another row and left out",)
 
@@ -102,6 +105,10 @@ def test_complete_last_line_without_newline_counts(write_run: WriteRun) -> None:
                 {**row(problem(), "lean", 1.0), "problem": {**problem().to_dict(), "head_dim": 65}}
             ),
             "head_dim 65 is not a multiple of 8",
+        ),
+        *(
+            (json.dumps({**row(problem(), "lean", 1.0), "latency_us": value}), "latency_us: ")
+            for value in (True, "1.5")
         ),
         (
             json.dumps({**row(problem(), "lean", 1.0), "schema_version": 99}),

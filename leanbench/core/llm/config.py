@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.core.errors import UserError, nearest
-from leanbench.core.files import parse_foreign_json, read_file, short_json
+from leanbench.core.files import parse_foreign_json, printable_json, read_file, short_json
 from leanbench.core.syntax import MAX_NUMBER
 
 _REGISTRY = Path(__file__).with_name("registry.toml")
@@ -365,7 +365,8 @@ def _is_encoder(model_type: str, keys: Mapping[str, Any], whole_class: Any) -> b
 
 def _read_table(path: Path) -> dict[str, Any]:
     try:
-        return _table(path, parse_foreign_json(read_file(path, _MOST_MB)))
+        # Names of layers and formats reach terminals and reports.
+        return _table(path, printable_json(parse_foreign_json(read_file(path, _MOST_MB))))
     except ValueError as error:
         raise NotAConfig(path, str(error)) from None
 
