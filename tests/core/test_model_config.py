@@ -274,7 +274,10 @@ def test_layers_of_an_unknown_type(tmp_path, monkeypatch, keys):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"model_type": "new", "blocksparse_block": 2}, ["'new'", "blocksparse_block"]),
+        (
+            {"model_type": "new", "attention_head_dim": 16, "blocksparse_block": 2, **WINDOW},
+            ["'new'", "(not read: blocksparse_block, sliding_window)"],
+        ),
         ({"model_type": "new", **FOUR_FULL, "use_cla": True}, ["use_cla"]),
         ({}, []),
     ],

@@ -92,6 +92,10 @@ def test_names_in_any_case_and_other_names_of_a_model():
     with pytest.raises(UnknownModel) as error:
         parse_models("llama-3-80b")
     assert (error.value.name, error.value.hint) == ("llama-3-80b", "did you mean 'llama-3-8b'?")
+    for far in ("gpt5", "gpt-5", "gemini"):
+        with pytest.raises(UnknownModel) as error:
+            parse_models(far)
+        assert error.value.hint.startswith("known: ")
 
 
 @pytest.mark.parametrize(

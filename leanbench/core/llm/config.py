@@ -121,7 +121,8 @@ _FLAGS = (
     *("layer_norm_elementwise_affine", "enable_bias", "_remove_final_layer_norm"),
 )
 _OTHERS = ("sliding_window_pattern", "hybrid_override_pattern", "attn_logit_softcapping")
-_KEYS = (*REQUIRED, *_SIZES, *_COUNTS, *_LISTS, *_TABLES, *_FLAGS, *_OTHERS, *_OTHER_NAMES)
+#: Every key that is read.
+READ_KEYS = (*REQUIRED, *_SIZES, *_COUNTS, *_LISTS, *_TABLES, *_FLAGS, *_OTHERS, *_OTHER_NAMES)
 
 
 @dataclass(eq=False)
@@ -555,7 +556,7 @@ def _defaults(config_class: Any, published: Mapping[str, Any]) -> dict[str, Any]
     except Exception:
         # A class can reject unused keys, or those of a later version.
         return {}
-    values = {key: _attribute(config, key) for key in _KEYS}
+    values = {key: _attribute(config, key) for key in READ_KEYS}
     # Some classes write 0 where there is none.
     return {
         key: value

@@ -9,6 +9,7 @@ from typing import Any
 
 from leanbench.core.errors import InvalidValue, Reason, UserError
 from leanbench.core.llm.config import (
+    READ_KEYS,
     InvalidKey,
     ModelConfig,
     NoDecodeAttention,
@@ -30,7 +31,9 @@ _KINDS = {
 #: Publishers' names of kinds that transformers names otherwise.
 _NAMES = {"mamba": LINEAR, "mamba2": LINEAR}
 #: Keys that can change the attention of a layer.
-_LOOKS_READ = re.compile(r"sparse|window|local|^(?!.*dropout|.*bias|.*impl).*(attn|attention)_")
+_CHANGES_LAYERS = re.compile(r"sparse|window|local|^(?!.*dropout|.*bias|.*impl).*(attn|attention)_")
+#: Without the window, which is that of types with a rule.
+_READ_KEYS = frozenset(READ_KEYS) - {"sliding_window"}
 #: Letters of Nemotron-H's hybrid_override_pattern.
 _LETTERS = {"*": FULL, "M": LINEAR, "-": "mlp", "E": "moe"}
 #: Every n-th layer is full, the others slide: n for configs without it.
@@ -168,7 +171,11 @@ def notes_on_layers(config: ModelConfig) -> list[str]:
     """Return what the layers leave out or assume, for a terminal or a row."""
     notes = []
     if _rule(config) is None and not _is_known(config):
-        unread = [key for key in config.published if _LOOKS_READ.search(key)]
+        unread = [
+            key
+            for key, value in config.published.items()
+            if value and _CHANGES_LAYERS.search(key) and key not in _READ_KEYS
+        ]
         also = f" (not read: {', '.join(unread[:4])})" if unread else ""
         notes.append(
             f"model_type {config.model_type!r} is not known: every layer of {config.name} counts"
