@@ -98,8 +98,8 @@ def csv_text(frame: DataFrame) -> str:
 def csv_cell(value: Any) -> Any:
     """Return text that a spreadsheet would run as a formula with a quote in front.
 
-    To read it back, drop the first quote of a cell that begins with quotes or spaces and such a
-    letter.
+    To read it back, drop the first quote of a cell that begins with quotes or spaces and one of
+    these.
     """
     if not isinstance(value, str):
         return value
