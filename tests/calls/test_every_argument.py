@@ -22,6 +22,7 @@ def test_every_pair_of_values_is_in_a_row_and_no_other():
     assert len(rows) < 200
 
 
+@pytest.mark.deep
 def test_drawn_values_meet_every_other():
     calls = [call for row in pairwise_rows(COMPILED) for call in calls_of(row, 60, 0)]
     assert all_pairs({**COMPILED, **DRAWN}) <= set().union(*map(pairs, calls))

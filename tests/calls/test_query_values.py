@@ -169,6 +169,7 @@ def test_values_are_checked(dims, monkeypatch):
         attend(q, k, v, qv, cache_seqlens=numbers(3, 49))
 
 
+@pytest.mark.deep
 def test_torch_compile_takes_pages_of_other_sizes():
     torch._dynamo.reset()
     compiled = torch.compile(attend, fullgraph=True, backend="eager")

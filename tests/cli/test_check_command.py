@@ -135,6 +135,7 @@ def test_libraries_kernels_need_a_gpu(monkeypatch):
     )
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("interpreter")
 def test_kernels_that_torch_has_for_the_cpu_are_checked():
     result = invoke("--kernels", "torch_math,standard,standard", "--limit", "2", "--jobs", "1")
@@ -187,6 +188,7 @@ def test_wrong_kernels_fail_and_the_others_results_are_there():
     assert table_row(done.stdout, "broken", "fp16")[3] == "inf"
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("interpreter")
 def test_a_kernel_that_supports_nothing_does_not_pass():
     done = check_fixtures("--kernels", "absent,picky", "--limit", "3")
@@ -279,6 +281,7 @@ KERNELS = [Stuck()]
     )
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("number", [signal.SIGINT, deep(signal.SIGTERM)])
 def test_a_signal_prints_what_was_checked(tmp_path, number):

@@ -34,6 +34,7 @@ def test_a_prediction_is_a_run_with_a_report(tmp_path):
     assert "tokens" in page
 
 
+@pytest.mark.deep
 def test_the_bound_is_marked_and_compared_nowhere(tmp_path):
     command = (
         "decode llama-3-8b --context 4k --kernels lean,fa2,no_attention --gpu h200"
@@ -60,6 +61,7 @@ def test_the_models_of_a_list_have_the_options(tmp_path):
     assert "model=qwen3-32b:tp=8:layers=4" in shown
 
 
+@pytest.mark.deep
 def test_default_contexts_end_at_the_models_positions(tmp_path):
     models = "opt-1.3b,gemma-3-27b,llama-3-8b"
     command = f"decode {models} --kernels fa2 --gpu h200 --out {tmp_path} --name one"

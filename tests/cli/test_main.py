@@ -220,6 +220,7 @@ for command in sys.argv[1:]:
 """
 
 
+@pytest.mark.deep
 def test_commands_print_in_an_ascii_locale(tmp_path):
     env = os.environ | {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     commands = [

@@ -28,6 +28,7 @@ def figures(path: Path) -> list[dict[str, Any]]:
     return [{name: row[name] for name in row if name not in when} for row in rows]
 
 
+@pytest.mark.deep
 def test_two_shards_merged_are_one_run(tmp_path):
     invoke(f"sweep {AXES} --name whole", tmp_path)
     for shard in "12":

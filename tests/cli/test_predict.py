@@ -120,6 +120,7 @@ def test_check_lists_the_worst_cells() -> None:
     assert abs(content["worst"][0]["error"]) == pytest.approx(stated.all.worst, abs=1e-6)
 
 
+@pytest.mark.deep
 def test_fit_writes_what_is_used_from_then_on(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # One evaluation of each constant's slope is enough to see everything but how well it fits.
     monkeypatch.setattr("leanbench.model.fit._MOST_EVALUATIONS", 2)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from depth import diagonal
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -332,6 +333,7 @@ def test_a_dry_run_names_the_first_cells_and_counts_the_others():
     assert lines[-1].startswith("51 cells (1 do not fit its memory), less than 1 s; ")
 
 
+@pytest.mark.deep
 def test_a_terminal_says_the_models_error_once_and_a_page_all_of_it(tmp_path):
     words = ("--gpu", "a100", "--heads", "8", "--context", "1k", "--out", str(tmp_path))
     result = invoke("sweep", *words, "--name", "said")
@@ -517,7 +519,7 @@ def test_a_dry_run_of_models_says_whose_shapes_it_takes():
     )
 
 
-@pytest.mark.parametrize("name", shipped_sweeps())
+@pytest.mark.parametrize("name", diagonal(shipped_sweeps(), keep=4))
 def test_every_shipped_sweep_can_be_run_dry(name):
     result = invoke("sweep", name, "--gpu", "h200", "--dry-run")
     assert result.exit_code == 0, result.stderr

@@ -140,6 +140,7 @@ def test_given_settings_are_run_and_resumed(tmp_path, monkeypatch):
     assert "has other cells (" in refused.stderr
 
 
+@pytest.mark.deep
 def test_cells_are_left_to_the_kernels_and_settings_of_the_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("LEANBENCH_CONFIGS", "off")
     assert sweep(tmp_path, "--name", "mine", "--quiet").exit_code == 0
@@ -177,6 +178,7 @@ def test_cells_are_left_to_the_kernels_and_settings_of_the_rows(tmp_path, monkey
     assert resumed(whole, environment | {"kernels": "0123456789ab"}).exit_code == 0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "words",
     [("--kernels", "fa2"), ("--configs", "heuristic"), ("--kernels", "lean", "--config", OVERRIDE)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 
 import pytest
+from depth import deep
 from drill_sweeps import environment, rows, run
 
 from leanbench.records.reading import read_run
@@ -27,7 +28,11 @@ def small_files(most_bytes: int) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("most_bytes", "where", "least_rows"),
-    [(100, "manifest.json", 0), (15_000, "results.jsonl", 10), (60_000, "report.html", 50)],
+    [
+        deep(100, "manifest.json", 0),
+        (15_000, "results.jsonl", 10),
+        deep(60_000, "report.html", 50),
+    ],
 )
 def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
     tmp_path, most_bytes, where, least_rows
@@ -51,6 +56,7 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
     assert not [file for file in path.iterdir() if "part" in file.name or file.name[0] == "."]
 
 
+@pytest.mark.deep
 def test_a_merge_on_a_full_disk_leaves_no_run(tmp_path):
     for shard in "12":
         words = ("--shard", f"{shard}/2", "--name", f"s{shard}", "--out", str(tmp_path))

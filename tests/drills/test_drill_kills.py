@@ -113,6 +113,7 @@ def finished(tmp_path_factory) -> Path:
     return out / "r"
 
 
+@pytest.mark.deep
 def test_a_results_file_cut_at_any_byte_of_its_last_line_is_a_report(finished, tmp_path):
     path = tmp_path / "r"
     shutil.copytree(finished, path)
@@ -137,6 +138,7 @@ def test_a_results_file_cut_at_any_byte_of_its_last_line_is_a_report(finished, t
         )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("leftover", "resume"),
     [(["lock"], []), (["lock", "results.jsonl", "manifest.json.part"], ["--resume"])],

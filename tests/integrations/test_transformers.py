@@ -180,6 +180,7 @@ def test_missing_transformers_is_one_sentence(monkeypatch):
         register()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["gemma3", deep("qwen2-moe")])
 def test_a_step_compiles_whole(kind, lean, monkeypatch):
     """With the lengths of a static cache read in the graph, and padding that nobody looks at."""

@@ -63,6 +63,7 @@ def measured(problems: Sequence[AttentionProblem] = PROBLEMS, name: str = "made"
     return MeasuredRun(name, H200, tuple(cells), {"gpu": "GPU-1"})
 
 
+@pytest.mark.deep
 def test_a_fit_finds_what_made_the_rows():
     run = measured([problem for problem in PROBLEMS if problem.max_context < 32_768])
     before = check(run, run.cells, Constants(), "checked", workers=1)[0][0].all
@@ -78,6 +79,7 @@ def test_a_fit_finds_what_made_the_rows():
         assert getattr(fitted, name) == getattr(TRUE, name)
 
 
+@pytest.mark.deep
 def test_lean_cuda_has_constants_of_its_own():
     true = replace(TRUE, lean_cuda=LeanCudaConstants(chunk_us=0.75, merge_level_us=1.8))
     start = replace(TRUE, lean_cuda=(begin := LeanCudaConstants()))

@@ -51,6 +51,7 @@ def test_errors_it_states_are_those_it_makes(shipped, run):
             assert getattr(before.all, name) == pytest.approx(getattr(now.all, name), abs=1e-6)
 
 
+@pytest.mark.deep
 def test_held_out_cells_of_the_grid(shipped):
     """Every 12th of them, so that it takes seconds."""
     run = read_measured(str(RUNS / "model" / "mha-grid"))

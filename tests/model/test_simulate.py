@@ -236,6 +236,7 @@ def test_without_constants_the_calibration_in_use_counts():
     assert play("stream_k", problem, constants=None) == used
 
 
+@pytest.mark.deep
 def test_ten_thousand_segments_in_a_second():
     """Of calls of 0.1 us and what is between them: 73 a segment."""
     problem = heads(131_072)

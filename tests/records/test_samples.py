@@ -150,6 +150,7 @@ def test_members_larger_and_smaller_than_what_is_read_at_once(tmp_path):
     assert whole_length(content[:-1]) == len(content) - len(pack(small[-1]))
 
 
+@pytest.mark.deep
 def test_a_member_of_a_few_bytes_does_not_fill_the_memory():
     compressor = zlib.compressobj(1, wbits=31)
     bomb = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(256)) + compressor.flush()

@@ -76,6 +76,7 @@ def test_every_form_names_the_baseline_of_latent_caches(tmp_path: Path, capsys: 
     check_all(tmp_path, MLA, "lean_mla", None, capsys)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("chosen", "kernel"), [(None, "flashinfer"), ("flash_attn_3", "flash_attn_3")]
 )
@@ -85,6 +86,7 @@ def test_every_form_names_the_baseline_of_libraries_alone(
     check_all(tmp_path, libraries(write_run), kernel, chosen, capsys)
 
 
+@pytest.mark.deep
 def test_each_run_has_its_own_in_every_form(tmp_path: Path, write_run: WriteRun) -> None:
     rows = [row(problem(), "fa2", 30.0), row(problem(), "lean", 10.0)]
     out = report(tmp_path, libraries(write_run), write_run(rows, folder="with-lean"))

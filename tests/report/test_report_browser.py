@@ -74,6 +74,7 @@ def test_charts_show_the_rows(write_run: WriteRun) -> None:
     assert seen["open"] == [False, False, True]
 
 
+@pytest.mark.deep
 def test_a_pointer_shows_all_kernels_at_one_context(write_run: WriteRun) -> None:
     probe = """const svg = chart("latency").querySelector("svg"), box = svg.getBoundingClientRect();
       const move = (part) => svg.dispatchEvent(
@@ -95,6 +96,7 @@ def test_a_pointer_shows_all_kernels_at_one_context(write_run: WriteRun) -> None
     assert (seen["before"], seen["after"]) == (True, True)
 
 
+@pytest.mark.deep
 def test_a_speedup_of_one_percent_looks_small(write_run: WriteRun) -> None:
     rows = [
         row(problem(context), kernel, time)
@@ -165,6 +167,7 @@ def test_maps_show_the_winner_the_speedup_and_the_floor(write_run: WriteRun) -> 
     assert seen["charts"] == 2
 
 
+@pytest.mark.deep
 def test_maps_are_saved_as_svg_and_png(write_run: WriteRun) -> None:
     probe = """const saved = [];
       HTMLAnchorElement.prototype.click = function () { saved.push([this.download, this.href.slice(0, 14)]); };
@@ -264,6 +267,7 @@ def test_an_error_in_a_picture_leaves_the_table_alone(write_run: WriteRun) -> No
     assert count == "3 of 9 rows"
 
 
+@pytest.mark.deep
 def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None:
     first, second = two_runs(write_run)
     probe = """const picture = () => document.getElementById("sides-sides").picture.lines.map((each) =>
@@ -289,6 +293,7 @@ def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None
     assert seen["runs"] == {"GPU": "NVIDIA H200", "source": "measured", "run": "here"}
 
 
+@pytest.mark.deep
 def test_a_row_hands_out_its_command(write_run: WriteRun) -> None:
     probe = """const written = [];
       const clipboard = { writeText: async (text) => { written.push(text); } };
@@ -354,6 +359,7 @@ def test_selectors_pick_series_that_exist(write_run: WriteRun) -> None:
     ]
 
 
+@pytest.mark.deep
 def test_measured_and_predicted_never_share_a_chart(write_run: WriteRun) -> None:
     predicted = [
         row(problem(), name, us, source="predicted") for name, us in (("lean", 3.0), ("fa2", 9.0))

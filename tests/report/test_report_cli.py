@@ -41,6 +41,7 @@ def test_out_and_format(write_run: WriteRun, tmp_path: Path) -> None:
     assert [path.name for path in out.iterdir()] == ["report.csv"]
 
 
+@pytest.mark.deep
 def test_a_run_that_lacks_cells_says_so_and_how_to_go_on(write_run: WriteRun, monkeypatch) -> None:
     rows = measured_rows()
     cells = [*(row["cell"] for row in rows), "a", "b"]

@@ -171,6 +171,7 @@ def test_no_kernel_is_ahead_where_all_lie_within_the_model_s_error(write_run: Wr
     )
 
 
+@pytest.mark.deep
 def test_another_baseline_is_compared_with_all_others(write_run: WriteRun) -> None:
     directory = write_run(measured_rows())
     results = Results([read_run(directory)], "fa2")

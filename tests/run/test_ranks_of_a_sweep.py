@@ -112,6 +112,7 @@ def test_a_rank_that_hangs_costs_its_cell_and_a_new_group(
     pytest.fail("the second follower was left")
 
 
+@pytest.mark.deep
 def test_each_number_of_gpus_has_a_worker_of_its_own(runner: ProblemRunner, tmp_path: Path) -> None:
     shares = ("none", "cp:2", "none", "tp:2", "cp:4", "none", "cp:2xtp:2", "tp:8", "cp:4")
     problems = [
