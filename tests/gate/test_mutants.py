@@ -65,10 +65,8 @@ def test_a_mutation_is_caught_without_a_gpu(mutation):
 
 
 SOURCE = "open('kernels/lean/lean.cu').read()"
-NAMED: dict[str, Any] = {"why": "", "cpu": None, "why_not_cpu": "a check of the test's own"}
-EPOCH = Mutation(
-    "no epoch", "kernels/lean/lean.cu", "p.epoch + replays", "p.epoch", gpu=(), **NAMED
-)
+NO_CHECK: Any = ((), None, "a check of the test's own")
+EPOCH = Mutation("no epoch", "kernels/lean/lean.cu", "p.epoch + replays", "p.epoch", *NO_CHECK)
 NOTE = replace(EPOCH, name="harmless", old="// LeanAttention in CUDA", new="// Lean in CUDA")
 LATE = Delay("late", "kernels/lean/lean.cu", "// LeanAttention in CUDA", "// Late")
 

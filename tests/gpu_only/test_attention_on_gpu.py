@@ -204,26 +204,6 @@ def test_a_captured_call_follows_lengths_and_pages_that_change(which, batch_inva
     assert not any(torch.equal(earlier, later) for earlier, later in pairwise(outputs))
 
 
-@pytest.mark.parametrize("which", ["ragged", "paged", "paged drafts"])
-def test_lengths_outside_the_cache_count_as_its_ends(which):
-    inputs = make_inputs(PROBLEMS[which], "cuda")
-    assert inputs.cache_seqlens is not None
-    pages = 1 if inputs.block_table is None else inputs.block_table.shape[1]
-    capacity = pages * inputs.k_cache.shape[1]
-    given = [-5, 2**30, 2**31 - 1, capacity + 1, 700]
-    inside = [min(max(length, 0), capacity) for length in given]
-    batch = inputs.q.shape[0]
-    inputs.cache_seqlens.copy_(torch.tensor(inside[:batch], dtype=torch.int32))
-    if inputs.block_table is not None:
-        table = torch.randint_like(inputs.block_table, inputs.k_cache.shape[0])
-        inputs.block_table.copy_(table)
-    expected = attend(inputs)
-    assert_right(inputs, *expected)
-    inputs.cache_seqlens.copy_(torch.tensor(given[:batch], dtype=torch.int32))
-    for result, wanted in zip(attend(inputs), expected, strict=True):
-        assert torch.equal(result, wanted)
-
-
 @pytest.mark.parametrize("length", [0, 1, 129, 300, 4000])
 @pytest.mark.parametrize(("batch", "kv_heads"), [(1, 8), (3, 8), (8, 8), (40, 8)])
 def test_equal_lengths_on_the_device(batch, kv_heads, length):
@@ -366,16 +346,6 @@ def test_other_tensors_of_the_same_shapes_are_launched_as_before(problem, monkey
     for inputs, results in zip([*several, *several[::-1]], outputs, strict=True):
         assert_right(inputs, *results)
     assert len(launches) == 1
-
-
-def test_a_sequence_that_grows_finds_its_launch_prepared(monkeypatch):
-    launches = prepared_launches(monkeypatch)
-    inputs = make_inputs(PROBLEMS["uniform"], "cuda")
-    for length in range(1930, 2060):
-        out, lse = attend(inputs, cache_seqlens=length)
-        assert_right(replace(inputs, context=length), out, lse)
-    # Around 1984 and 2048, and these two.
-    assert len(launches) == 5
 
 
 @pytest.mark.parametrize("kv_heads", [1, 8])

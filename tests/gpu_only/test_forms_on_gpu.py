@@ -10,6 +10,7 @@ import torch
 from forms import INT32, assert_form, gapped, pages_of, plain_form
 
 from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
+from leanbench.core.inputs import AttentionInputs
 
 # The thread method ends the process, because a kernel that never ends cannot be interrupted.
 pytestmark = [
@@ -32,8 +33,23 @@ def numbers(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=INT32, device="cuda")
 
 
-def poison(like: torch.Tensor, columns: int) -> torch.Tensor:
-    return torch.full((*like.shape[:-1], columns), math.nan, dtype=like.dtype, device="cuda")
+def assert_right(
+    call: Any, inputs: AttentionInputs, *arguments: Any, caches: Any = None, **options: Any
+) -> None:
+    """Make a call with outputs of NaN, and check what it wrote."""
+    out = torch.full_like(inputs.out, math.nan)
+    result, lse = call(*arguments, out=out, return_softmax_lse=True, **options)
+    assert result is out
+    assert_form(inputs, (out, lse), caches)
+
+
+def maybe_pages(*caches: torch.Tensor, page_size: int | None) -> tuple[Any, ...]:
+    """Return caches over pages and their block table, or as they are and None."""
+    if page_size is None:
+        return *caches, None
+    both, table = pages_of(caches[0] if len(caches) == 1 else torch.cat(caches, -1), page_size)
+    dims = [cache.shape[-1] for cache in caches]
+    return *(part.contiguous() for part in both.split(dims, -1)), table
 
 
 def latent_views(cache: torch.Tensor, views: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,29 +64,20 @@ def latent_views(cache: torch.Tensor, views: bool) -> tuple[torch.Tensor, torch.
 @pytest.mark.parametrize("views", [True, False])
 @pytest.mark.parametrize("q_len", [1, 2, 3, 4])
 def test_qv(q_len, views, page_size, dtype):
-    cache, table = rand(2, ROOM, 1, 576, dtype=dtype), None
-    if page_size is not None:
-        cache, table = pages_of(cache, page_size)
+    cache, table = maybe_pages(rand(2, ROOM, 1, 576, dtype=dtype), page_size=page_size)
     k, v = latent_views(cache, views)
     q, qv = rand(2, q_len, 16, 64, dtype=dtype), rand(2, q_len, 16, 512, dtype=dtype)
     options: dict[str, Any] = {"cache_seqlens": numbers(*LENGTHS), "block_table": table}
     for causal in (False, True):
         inputs = plain_form(q, k, v, qv, causal=causal, **options)
-        out = poison(q, 512)
-        result, lse = lean_attn_with_kvcache(
-            q, k, v, qv=qv, causal=causal, out=out, return_softmax_lse=True, **options
-        )
-        assert result is out
-        assert_form(inputs, (out, lse))
+        assert_right(lean_attn_with_kvcache, inputs, q, k, v, qv=qv, causal=causal, **options)
 
 
 @hopper
 @pytest.mark.parametrize("page_size", [None, 16, 64])
 @pytest.mark.parametrize("most", [4, None])
 def test_packed_queries_with_qv(most, page_size):
-    cache, table = rand(3, ROOM, 1, 576), None
-    if page_size is not None:
-        cache, table = pages_of(cache, page_size)
+    cache, table = maybe_pages(rand(3, ROOM, 1, 576), page_size=page_size)
     k, v = latent_views(cache, views=True)
     q, qv = rand(7, 128, 64), rand(7, 128, 512)
     options: dict[str, Any] = {
@@ -80,12 +87,7 @@ def test_packed_queries_with_qv(most, page_size):
         "causal": True,
     }
     inputs = plain_form(q, k, v, qv, max_seqlen_q=4, **options)
-    out = poison(q, 512)
-    result, lse = lean_attn_with_kvcache(
-        q, k, v, qv=qv, out=out, max_seqlen_q=most, return_softmax_lse=True, **options
-    )
-    assert result is out
-    assert_form(inputs, (out, lse))
+    assert_right(lean_attn_with_kvcache, inputs, q, k, v, qv=qv, max_seqlen_q=most, **options)
 
 
 @hopper
@@ -120,45 +122,34 @@ def test_a_captured_call_with_qv_follows_its_tensors():
 @pytest.mark.parametrize(("q_heads", "kv_heads", "q_len"), [(16, 1, 1), (32, 2, 1), (24, 3, 2)])
 def test_latent_caches_of_any_heads_and_pages(q_heads, kv_heads, q_len, page_size, dtype):
     room = 1040 if page_size == 80 else ROOM
-    cache, table = rand(2, room, kv_heads, 576, dtype=dtype), None
-    if page_size is not None:
-        cache, table = pages_of(cache, page_size)
+    cache, table = maybe_pages(rand(2, room, kv_heads, 576, dtype=dtype), page_size=page_size)
     q, is_fp8 = rand(2, q_len, q_heads, 576), cache.element_size() == 1
     lengths, scale = numbers(*LENGTHS), torch.tensor([0.5], device="cuda")
     scales: dict[str, Any] = {}
     if is_fp8:
         scales = dict.fromkeys(("k_descale", "v_descale"), scale.expand(2, kv_heads))
     inputs = plain_form(
-        q,
-        cache,
-        cache[..., :512],
-        cache_seqlens=lengths,
-        block_table=table,
-        causal=True,
-        **scales,
+        q, cache, cache[..., :512], cache_seqlens=lengths, block_table=table, causal=True, **scales
     )
-    out = poison(q, 512)
-    result, lse = lean_mla_with_kvcache(
+    assert_right(
+        lean_mla_with_kvcache,
+        inputs,
         q,
         cache,
         lengths,
         block_table=table,
         k_descale=scale if is_fp8 else None,
         causal=True,
-        out=out,
-        return_softmax_lse=True,
     )
-    assert result is out
-    assert_form(inputs, (out, lse))
 
 
 @hopper
 @pytest.mark.parametrize("q_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("page_size", [None, 16, 64])
 def test_latent_queries_in_fp8(page_size, q_dtype):
-    cache, table = rand(2, ROOM, 1, 576, dtype=torch.float8_e4m3fn), None
-    if page_size is not None:
-        cache, table = pages_of(cache, page_size)
+    cache, table = maybe_pages(
+        rand(2, ROOM, 1, 576, dtype=torch.float8_e4m3fn), page_size=page_size
+    )
     q, lengths = rand(2, 2, 16, 576, dtype=q_dtype), numbers(*LENGTHS)
     # Powers of two, and 1.5 times that: q times either is exact in bf16.
     q_scale, k_scale = torch.tensor([[0.25], [1.5]], device="cuda")
@@ -172,16 +163,16 @@ def test_latent_queries_in_fp8(page_size, q_dtype):
         k_descale=k_scale.expand(2, 1),
         v_descale=k_scale.expand(2, 1),
     )
-    results = lean_mla_with_kvcache(
+    assert_right(
+        lean_mla_with_kvcache,
+        inputs,
         q,
         cache,
         lengths,
         block_table=table,
         q_descale=q_scale,
         k_descale=k_scale,
-        return_softmax_lse=True,
     )
-    assert_form(inputs, results)
 
 
 @hopper
@@ -210,12 +201,9 @@ def test_scales_that_expand(shape):
     given: dict[str, Any] = dict(zip(names, scales, strict=True))
     whole: dict[str, Any] = {name: own.expand(2, 2) for name, own in given.items()}
     inputs = plain_form(q, k, v, cache_seqlens=lengths, causal=True, **whole)
-    out = torch.full(q.shape, math.nan, dtype=torch.bfloat16, device="cuda")
-    result, lse = lean_attn_with_kvcache(
-        q, k, v, cache_seqlens=lengths, causal=True, out=out, return_softmax_lse=True, **given
+    assert_right(
+        lean_attn_with_kvcache, inputs, q, k, v, cache_seqlens=lengths, causal=True, **given
     )
-    assert result is out
-    assert_form(inputs, (out, lse))
 
 
 @pytest.mark.parametrize("window", [None, (None, None), (-1, None), (100, None), (100, 0)])
@@ -228,19 +216,16 @@ def test_windows_of_none(window):
         inputs = plain_form(
             q, k, v, cache_seqlens=lengths, causal=causal, window_left=left, window_right=right
         )
-        out = poison(q, 64)
-        result, lse = lean_attn_with_kvcache(
+        assert_right(
+            lean_attn_with_kvcache,
+            inputs,
             q,
             k,
             v,
             cache_seqlens=lengths,
             causal=causal,
             window_size=window,
-            out=out,
-            return_softmax_lse=True,
         )
-        assert result is out
-        assert_form(inputs, (out, lse))
 
 
 @pytest.mark.parametrize("most", [None, 4, 5, 100])
@@ -253,19 +238,16 @@ def test_the_most_query_tokens(most, batch_invariant):
         "causal": True,
     }
     inputs = plain_form(q, k, v, max_seqlen_q=4, **options)
-    out = poison(q, 128)
-    result, lse = lean_attn_with_kvcache(
+    assert_right(
+        lean_attn_with_kvcache,
+        inputs,
         q,
         k,
         v,
         max_seqlen_q=most,
-        out=out,
         batch_invariant=batch_invariant,
-        return_softmax_lse=True,
         **options,
     )
-    assert result is out
-    assert_form(inputs, (out, lse))
 
 
 @pytest.mark.parametrize(("batch", "q_len", "tokens"), [(0, 1, 64), (2, 0, 64), (2, 3, 0)], ids=str)
@@ -273,7 +255,7 @@ def test_sizes_of_none(batch, q_len, tokens):
     q, cache = rand(batch, q_len, 8, 64), rand(batch, tokens, 2, 64)
     sinks = torch.arange(8.0, device="cuda")
     for own in (None, sinks):
-        out = poison(q, 64)
+        out = torch.full_like(q, math.nan)
         result, lse = lean_attn_with_kvcache(
             q, cache, cache, cache_seqlens=0, out=out, sinks=own, return_softmax_lse=True
         )
@@ -291,17 +273,9 @@ def test_block_tables_at_any_distance():
     q, lengths = rand(3, 1, 8, 128), numbers(*LENGTHS, 0)
     for own in (wide[:, 5 : 5 + table.shape[1]], table[:1].expand(3, -1)):
         inputs = plain_form(q, k, v, cache_seqlens=lengths, block_table=own)
-        out = poison(q, 128)
-        _, lse = lean_attn_with_kvcache(
-            q,
-            k,
-            v,
-            cache_seqlens=lengths,
-            block_table=own,
-            out=out,
-            return_softmax_lse=True,
+        assert_right(
+            lean_attn_with_kvcache, inputs, q, k, v, cache_seqlens=lengths, block_table=own
         )
-        assert_form(inputs, (out, lse))
 
 
 @hopper
@@ -325,12 +299,7 @@ def test_qv_over_copies(kv_heads, page_size, picked, q_len, v_dim, causal):
         "causal": causal,
     }
     inputs = plain_form(q, k, v, qv, **options)
-    out = poison(q, v_dim)
-    result, lse = lean_attn_with_kvcache(
-        q, k, v, qv=qv, out=out, return_softmax_lse=True, **options
-    )
-    assert result is out
-    assert_form(inputs, (out, lse))
+    assert_right(lean_attn_with_kvcache, inputs, q, k, v, qv=qv, **options)
 
 
 @pytest.mark.parametrize("v_dim", [512, 256])
@@ -343,19 +312,17 @@ def test_qv_beside_scores_of_other_kinds(kind, q_len, v_dim):
     numbers_of_heads = torch.linspace(0.1, 0.9, 6, device="cuda")
     options: dict[str, Any] = {kind: 15.0 if kind == "softcap" else numbers_of_heads}
     inputs = plain_form(q, k, v, qv, cache_seqlens=lengths, causal=True, **options)
-    out = poison(q, v_dim)
-    _, lse = lean_attn_with_kvcache(
+    assert_right(
+        lean_attn_with_kvcache,
+        inputs,
         q,
         k,
         v,
         cache_seqlens=lengths,
         causal=True,
         qv=qv,
-        out=out,
-        return_softmax_lse=True,
         **options,
     )
-    assert_form(inputs, (out, lse))
 
 
 @hopper
@@ -383,33 +350,23 @@ def test_torch_compile_takes_a_call_with_qv(v_dim):
 )
 @pytest.mark.parametrize(("q_len", "page_size"), [(1, None), (1, 1), (4, 16), (64, 1)])
 def test_pairs_of_head_dims(q_len, page_size, k_dim, v_dim):
-    k, v, table = rand(2, ROOM, 2, k_dim), rand(2, ROOM, 2, v_dim), None
-    if page_size is not None:
-        both, table = pages_of(torch.cat([k, v], -1), page_size)
-        k, v = both[..., :k_dim].contiguous(), both[..., k_dim:].contiguous()
+    k, v, table = maybe_pages(rand(2, ROOM, 2, k_dim), rand(2, ROOM, 2, v_dim), page_size=page_size)
     q, lengths = rand(2, q_len, 6, k_dim), numbers(*LENGTHS)
     new = rand(2, q_len, 2, k_dim), rand(2, q_len, 2, v_dim)
     inputs = plain_form(q, k, v, cache_seqlens=lengths, block_table=table, causal=True)
-    out = poison(q, v_dim)
     options: dict[str, Any] = {"cache_seqlens": lengths, "block_table": table, "causal": True}
-    _, lse = lean_attn_with_kvcache(q, k, v, out=out, return_softmax_lse=True, **options)
-    assert_form(inputs, (out, lse))
+    assert_right(lean_attn_with_kvcache, inputs, q, k, v, **options)
     own: dict[str, Any] = {"k_new": new[0], "v_new": new[1], **options}
     inputs = plain_form(q, k.clone(), v.clone(), **own)
-    out = poison(q, v_dim)
-    _, lse = lean_attn_with_kvcache(q, k, v, *new, out=out, return_softmax_lse=True, **options)
-    assert_form(inputs, (out, lse), (k, v))
+    assert_right(lean_attn_with_kvcache, inputs, q, k, v, *new, **options, caches=(k, v))
 
 
 @pytest.mark.parametrize("page_size", [None, 16])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("append", [False, True])
 def test_numbers_between_numbers(append, packed, page_size):
-    k, v, table = rand(3, ROOM, 2, 128), rand(3, ROOM, 2, 128), None
-    if page_size is not None:
-        both, table = pages_of(torch.cat([k, v], -1), page_size)
-        k, v = both[..., :128].contiguous(), both[..., 128:].contiguous()
-        table = gapped(table)
+    k, v, table = maybe_pages(rand(3, ROOM, 2, 128), rand(3, ROOM, 2, 128), page_size=page_size)
+    table = None if table is None else gapped(table)
     q = gapped(rand(5, 8, 128) if packed else rand(2, 3, 8, 128))
     shared: dict[str, Any] = {
         "cache_seqlens": gapped(numbers(*LENGTHS)),
@@ -433,21 +390,14 @@ def test_numbers_between_numbers(append, packed, page_size):
         own |= {"k_new": new[0], "v_new": new[1], "rotary_interleaved": True}
     inputs = plain_form(q, k.clone(), v.clone(), **own)
     for _ in range(2):
-        out = poison(q, 128)
-        result, lse = lean_attn_with_kvcache(
-            q, k, v, *new, out=out, return_softmax_lse=True, **shared
-        )
-        assert result is out
-        assert_form(inputs, (out, lse), (k, v))
+        assert_right(lean_attn_with_kvcache, inputs, q, k, v, *new, **shared, caches=(k, v))
 
 
 @hopper
 @pytest.mark.parametrize("page_size", [None, 64])
 @pytest.mark.parametrize("change", ["gaps", "positions apart", "misaligned"])
 def test_latent_queries_that_do_not_lie_in_a_row(change, page_size):
-    cache, table = rand(2, ROOM, 1, 576), None
-    if page_size is not None:
-        cache, table = pages_of(cache, page_size)
+    cache, table = maybe_pages(rand(2, ROOM, 1, 576), page_size=page_size)
     for _ in range(2):
         q, lengths = rand(2, 3, 16, 576), numbers(*LENGTHS)
         if change == "gaps":
@@ -459,8 +409,7 @@ def test_latent_queries_that_do_not_lie_in_a_row(change, page_size):
             q = torch.empty(q.numel() + 1, device="cuda").bfloat16()[1:].view(q.shape).copy_(q)
         options: dict[str, Any] = {"block_table": table, "causal": True}
         inputs = plain_form(q, cache, cache[..., :512], cache_seqlens=lengths, **options)
-        results = lean_mla_with_kvcache(q, cache, lengths, return_softmax_lse=True, **options)
-        assert_form(inputs, results)
+        assert_right(lean_mla_with_kvcache, inputs, q, cache, lengths, **options)
 
 
 @hopper
@@ -475,8 +424,7 @@ def test_scales_of_sequences_of_a_latent_cache(kv_heads):
         inputs = plain_form(
             q, cache, cache[..., :512], cache_seqlens=lengths, v_descale=k_scale, **scales
         )
-        results = lean_mla_with_kvcache(q, cache, lengths, return_softmax_lse=True, **scales)
-        assert_form(inputs, results)
+        assert_right(lean_mla_with_kvcache, inputs, q, cache, lengths, **scales)
 
 
 @hopper
@@ -487,7 +435,4 @@ def test_latent_pages_without_a_dimension_for_the_kv_head(page_size):
     options: dict[str, Any] = {"block_table": table, "causal": True}
     inputs = plain_form(q, cache, cache[..., :512], cache_seqlens=lengths, **options)
     for _ in range(2):
-        results = lean_mla_with_kvcache(
-            q, cache[:, :, 0], lengths, return_softmax_lse=True, **options
-        )
-        assert_form(inputs, results)
+        assert_right(lean_mla_with_kvcache, inputs, q, cache[:, :, 0], lengths, **options)

@@ -64,28 +64,6 @@ def captured(inputs: AttentionInputs, stream: torch.cuda.Stream | None = None):
     return graph, out, lse
 
 
-def test_a_captured_call_follows_lengths_that_change_on_the_device():
-    inputs = make_inputs(RAGGED, "cuda")
-    assert inputs.cache_seqlens is not None
-    graph, out, lse = captured(inputs)
-    outputs = []
-    for lengths in [
-        RAGGED.contexts,
-        (1, 1, 1, 1),
-        (5000, 5000, 5000, 5000),
-        (0, 64, 65, 4999),
-        RAGGED.contexts,
-    ]:
-        inputs.cache_seqlens.copy_(torch.tensor(lengths, dtype=torch.int32))
-        out.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert_right(inputs, out, lse)
-        outputs.append(out.clone())
-    assert torch.equal(outputs[0], outputs[-1])
-    assert not torch.equal(outputs[0], outputs[2])
-
-
 @pytest.mark.usefixtures("no_workspaces")
 def test_a_graph_does_not_need_an_earlier_graph_to_have_run():
     """The order of replays does not matter."""
@@ -110,46 +88,6 @@ def test_a_stream_that_captured_a_call_can_run_one():
     torch.cuda.synchronize()
     assert torch.equal(out, eager_out)
     assert torch.equal(lse, eager_lse)
-
-
-def test_graphs_captured_on_two_streams_run_at_the_same_time():
-    calls = [make_inputs(MHA, "cuda"), make_inputs(replace(MHA, context=3000), "cuda")]
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    graphs = [captured(inputs, stream) for inputs, stream in zip(calls, streams, strict=True)]
-    torch.cuda.synchronize()
-    for _ in range(100):
-        for stream, (graph, _, _) in zip(streams, graphs, strict=True):
-            with torch.cuda.stream(stream):
-                graph.replay()
-    torch.cuda.synchronize()
-    for inputs, (_, out, lse) in zip(calls, graphs, strict=True):
-        assert_right(inputs, out, lse)
-
-
-def test_two_streams_have_workspaces_of_their_own():
-    calls = [make_inputs(MHA, "cuda"), make_inputs(RAGGED, "cuda")]
-    alone = [attend(inputs) for inputs in calls]
-    for inputs, (out, lse) in zip(calls, alone, strict=True):
-        assert_right(inputs, out, lse)
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    pointers = set()
-    for stream in streams:
-        with torch.cuda.stream(stream):
-            slots, *_ = partials_workspace().WORKSPACES.lend(calls[0].q.device, 8)
-            pointers.add(slots.data_ptr())
-    assert len(pointers) == 2
-    torch.cuda.synchronize()
-    together: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[], []]
-    for _ in range(200):
-        for index, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                together[index].append(attend(calls[index]))
-    torch.cuda.synchronize()
-    for index, (out, lse) in enumerate(alone):
-        assert all(
-            torch.equal(out, other_out) and torch.equal(lse, other_lse)
-            for other_out, other_lse in together[index]
-        )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """lean.cu and many_rows.cu on the CPU: compiled by g++ with cuda_on_cpu.cpp instead of a GPU, and
-launched with the arguments of `launch_of`.
+launched with the arguments of `launch_of`. Cases of lean.cu, and their check.
 """
 
 from __future__ import annotations
@@ -17,34 +17,43 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
+from depth import DEEP
 from filelock import FileLock
 from leanbench.kernels.lean import cuda
-from leanbench.kernels.lean.configs import CudaConfig
+from leanbench.kernels.lean.configs import CudaConfig, LeanCudaConfig
 from leanbench.kernels.lean.cuda import CudaLaunch, launch_of, misalignment
 from leanbench.kernels.lean.cuda_build import ENTRY, MANY_ROWS_ENTRY, CudaBuild
+from leanbench.kernels.lean.cuda_heuristic import cuda_config
 from leanbench.kernels.lean.cuda_params import Params, aligned_params
 from leanbench.kernels.mla.build import MlaBuild
+from leanbench.kernels.reference.torch import attend_all
 
-from leanbench.core.inputs import AttentionInputs
+from leanbench.check.poison import poison_unused
+from leanbench.check.reference import Reference
+from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.paths import KERNELS
+from leanbench.core.problem import AttentionProblem
 
 COMPILER = shutil.which("g++")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile kernels")
 _HERE = Path(__file__).parent
 _SOURCES = {ENTRY: "lean.cu", MANY_ROWS_ENTRY: "many_rows.cu", MlaBuild.entry: "mla.cu"}
 #: Name of shared memory in the sources, replaced by memory of each CTA.
 _SHARED = {"lean.cu": "shared", "many_rows.cu": "shared", "mla.cu": "memory"}
 #: Compiler flags. Launches are short, so fast compilation matters more than fast code.
 _FLAGS = (
-    "-std=c++17",
-    "-Og",
-    "-fwrapv",
-    "-fno-strict-aliasing",
-    "-U_FORTIFY_SOURCE",
-    "-w",
-    "-Wno-psabi",
-    "-fPIC",
+    *("-std=c++17", "-Og", "-fwrapv", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"),
+    *("-w", "-Wno-psabi", "-fPIC"),
 )
+#: Late copies, resident CTAs, seed of the order.
+ORDERS = [
+    (True, 1 << 20, 1),
+    # The second cluster has to wait for the end of the first.
+    (False, 0, 2),
+    *((bool(seed % 2), 16 * (seed % 3), seed) for seed in range(4, 24 if DEEP else 4)),
+]
 #: Edit of a source: file, old text, new text.
 Mutation = tuple[str, str, str]
 
@@ -132,6 +141,80 @@ class Workspace:
         params.partials, params.replays = self.slots.data_ptr(), self.replays.data_ptr()
         params.epoch = self.epoch - int(self.replays)
         self.epoch += 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """Calls of one build, each on a GPU with its number of SMs."""
+
+    config: CudaConfig
+    calls: tuple[tuple[AttentionProblem, int], ...]
+
+
+def case(config: CudaConfig, *calls: tuple[AttentionProblem, int]) -> Case:
+    return Case(config, calls)
+
+
+def settings(
+    chunk: int, warps: int, stages: int, ctas_per_sm: int, cluster: int, rows: int, copy: str, *,
+    tiles: int = 1, align: bool = False,
+) -> LeanCudaConfig:  # fmt: skip
+    return cuda_config(chunk, warps, stages, ctas_per_sm, cluster, rows, copy, tiles, align)
+
+
+def on_device(
+    lengths: tuple[int, ...], heads: str, head_dim: int, capacity: int, **axes: Any
+) -> AttentionProblem:
+    """Return a problem with its lengths on the device.
+
+    Args:
+        heads: query heads and KV heads, as in "8/2".
+    """
+    q_heads, kv_heads = map(int, heads.split("/"))
+    given = {"capacity": capacity, "lengths_on": "device", **axes}
+    return AttentionProblem(len(lengths), q_heads, kv_heads, lengths, head_dim, **given)
+
+
+def attend(cpu: Cpu, case: Case) -> None:
+    """Make all calls of a case."""
+    for problem, sms in case.calls:
+        inputs = make_inputs(problem, "cpu", 1, score_scale=6.0)
+        attend_over(cpu, with_cut_table(poison_unused(inputs)), case.config, sms)
+
+
+def attend_over(cpu: Cpu, inputs: AttentionInputs, config: CudaConfig, sms: int) -> None:
+    """Make a call in every order, on one workspace.
+
+    Checks that results are right and have the same bits each time, and that caches have the
+    appended tokens and are otherwise unchanged.
+    """
+    expected, reference, workspace = copied(inputs), Reference(inputs), Workspace(1000, replays=1)
+    if inputs.k_new is not None:
+        attend_all(expected)
+    outputs = []
+    for lazy, ctas, seed in ORDERS:
+        call = copied(inputs)
+        cpu.launch(call, config, sms, workspace, max(ctas, config.cluster_size), lazy, seed)
+        dtype = "bf16" if call.out.dtype == torch.bfloat16 else "fp16"
+        assert reference.check(call).failure(dtype) is None
+        assert is_same(call.k_cache, expected.k_cache)
+        assert is_same(call.v_cache, expected.v_cache)
+        outputs.append(call.out)
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+def copied(inputs: AttentionInputs) -> AttentionInputs:
+    """Return the same call with its own caches, and outputs of NaN."""
+    # Clones keep the strides.
+    own = {name: getattr(inputs, name).clone() for name in ("k_cache", "v_cache", "out", "lse")}
+    call = replace(inputs, **own)
+    call.poison()
+    return call
+
+
+def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Return True if all bits are equal, including NaN."""
+    return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
 
 
 def launch_on(inputs: AttentionInputs, config: CudaConfig, sms: int) -> CudaLaunch:

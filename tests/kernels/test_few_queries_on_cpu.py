@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace
+from lean_on_cpu import Cpu, Mutation, Workspace, needs_compiler
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 from test_many_rows_on_cpu import failure_of
@@ -13,7 +13,7 @@ from test_many_rows_on_cpu import failure_of
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+pytestmark = needs_compiler
 
 #: 52 rows, which end within a warp's, and 28, of which one CTA of a pair has more than half.
 FEW = AttentionProblem(1, 4, 1, 1100, 64, q_len=13)
@@ -47,17 +47,11 @@ MUTATIONS: dict[str, Mutation] = {
         "  meet_cluster();\n  const RowWriter",
         "  const RowWriter",
     ),
-    "a pair's sums are added without their weights": (
-        "rows_output.cuh",
-        "const float weight = ex2_approx_ftz(logs[i][peer].x - high);",
-        "const float weight = 1.0f;",
-    ),
     "a pair's output is without its sink": (
         "rows_output.cuh",
         "float sum = SINKS ? ex2_approx_ftz(sink - high) : 0.0f;",
         "float sum = 0.0f;",
     ),
-    "both CTAs copy the chunks of the first": ("many_rows.cu", "CLUSTER > 1 ? rank : 0", "0"),
     "both CTAs mask as the first": (
         "rows_attend.cuh",
         "const int first = CLUSTER > 1 ? rank : 0;",

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from depth import diagonal
+from depth import deep, diagonal
 from lean_on_cpu import launch_on
 from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean import cuda_driver
@@ -93,55 +93,37 @@ NOT_TAKEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", TAKEN)
-def test_calls_that_take_pairs_of_heads(kind: str) -> None:
-    problem = replace(SMALL, **TAKEN[kind])
-    assert takes_head_pairs(problem)
-    config = replace(LEAN.default_config(problem, H200), tile_rows=16)
-    expected = CudaBuild.of(problem, config)
-    assert (expected.heads_of_row, expected.group_size, expected.rows) == (2, 16, 16)
-    inputs = make_inputs(problem, "cpu")
-    # Sinks of tensors are fp32.
-    assert replace(build_of(inputs, config), sinks=expected.sinks) == expected
-    # Fewer rows select one head per row.
-    single = build_of(inputs, replace(config, tile_rows=8))
-    assert (single.heads_of_row, single.group_size, single.rows) == (1, 8, 8)
+def kinds_of(eight_bits: dict[str, Any], sixteen_bits: dict[str, Any]) -> pytest.MarkDecorator:
+    """Return a parametrization by changes of `SMALL` and of `SMALL_16`."""
+    cases = {f"8 bits, {kind}": replace(SMALL, **axes) for kind, axes in eight_bits.items()}
+    cases |= {f"16 bits, {kind}": replace(SMALL_16, **axes) for kind, axes in sixteen_bits.items()}
+    return pytest.mark.parametrize("problem", cases.values(), ids=cases)
 
 
-@pytest.mark.parametrize("kind", TAKEN_IN_16_BITS)
-def test_calls_in_16_bits_that_take_pairs_of_heads(kind: str) -> None:
-    problem = replace(SMALL_16, **TAKEN_IN_16_BITS[kind])
+@kinds_of(TAKEN, TAKEN_IN_16_BITS)
+def test_calls_that_take_pairs_of_heads(problem: AttentionProblem) -> None:
     assert takes_head_pairs(problem)
     config = replace(LEAN.default_config(problem, H200), tile_rows=16)
     expected, group = CudaBuild.of(problem, config), 2 * problem.group_size
     assert (expected.heads_of_row, expected.group_size, expected.rows) == (2, group, 16)
     assert (expected.row_count, expected.row_tiles(1)) == (group, 1)
-    assert expected.column_bytes == 128
     inputs = make_inputs(problem, "cpu")
     # Sinks of tensors are fp32.
     assert replace(build_of(inputs, config), sinks=expected.sinks) == expected
+    # Fewer rows select one head per row.
     single = build_of(inputs, replace(config, tile_rows=8))
     assert (single.heads_of_row, single.group_size, single.rows) == (1, problem.group_size, 8)
 
 
-@pytest.mark.parametrize("kind", NOT_TAKEN_IN_16_BITS)
-def test_calls_in_16_bits_that_keep_one_head_to_a_row(kind: str) -> None:
-    problem = replace(SMALL_16, **NOT_TAKEN_IN_16_BITS[kind])
+@kinds_of(NOT_TAKEN, NOT_TAKEN_IN_16_BITS)
+def test_calls_that_keep_one_head_to_a_row(problem: AttentionProblem) -> None:
     assert not takes_head_pairs(problem)
-    asked = replace(PAIRS, copy="async")
-    assert CudaBuild.of(problem, asked).heads_of_row == 1
-    if problem.gpus.context == 1:
-        assert build_of(make_inputs(problem, "cpu"), asked) == CudaBuild.of(problem, asked)
-
-
-@pytest.mark.parametrize("kind", NOT_TAKEN)
-def test_calls_that_keep_one_head_to_a_row(kind: str) -> None:
-    problem = replace(SMALL, **NOT_TAKEN[kind])
-    assert not takes_head_pairs(problem)
-    build = build_of(make_inputs(problem, "cpu"), PAIRS)
+    config = replace(PAIRS, copy="async") if problem.kv_dtype == "same" else PAIRS
+    build = CudaBuild.of(problem, config)
     assert build.heads_of_row == 1
-    assert build == CudaBuild.of(problem, PAIRS)
-    if problem.group_size == 8 and problem.q_len == 1:
+    if problem.gpus.context == 1:
+        assert build_of(make_inputs(problem, "cpu"), config) == build
+    if problem.kv_dtype != "same" and problem.group_size == 8 and problem.q_len == 1:
         assert build.rows == LEAN.default_config(problem, H200).tile_rows == 8
 
 
@@ -181,27 +163,20 @@ def test_equal_splits_and_fixed_runs_keep_one_head_to_a_row() -> None:
             assert (build.heads_of_row, build.rows) == (1, 8)
 
 
-def test_builds_of_pairs_refuse_what_they_do_not_take() -> None:
-    single = replace(PAIRS, tile_rows=8)
-    assert CudaBuild.of(SMALL, single).of_head_pairs() == CudaBuild.of(SMALL, PAIRS)
-    for kind in (
-        {"q_heads": 16},
-        {"q_len": 2},
-        {"append": 1},
-        NOT_TAKEN["scales of pages"],
-    ):
+@pytest.mark.parametrize(
+    ("small", "chunk", "kinds"),
+    [
+        (SMALL, 32, [{"q_heads": 16}, {"q_len": 2}, {"append": 1}, NOT_TAKEN["scales of pages"]]),
+        (SMALL_16, 16, [{"head_dim": 72}, {"q_len": 2}, {"head_dim": 144}]),
+    ],
+)
+def test_builds_of_pairs_refuse_what_they_do_not_take(small, chunk, kinds) -> None:
+    single = replace(PAIRS, tile_rows=8, chunk_tokens=chunk)
+    pair = CudaBuild.of(small, replace(single, tile_rows=16))
+    assert CudaBuild.of(small, single).of_head_pairs() == pair
+    for kind in kinds:
         with pytest.raises(DoesNotFit, match="two KV heads"):
-            CudaBuild.of(replace(SMALL, **kind), single).of_head_pairs()
-
-
-@pytest.mark.parametrize("axes", [{"head_dim": 72}, {"q_len": 2}, {"head_dim": 144}], ids=str)
-def test_builds_of_pairs_in_16_bits_refuse_what_they_do_not_take(axes: dict[str, Any]) -> None:
-    single = replace(PAIRS, tile_rows=8, chunk_tokens=16)
-    assert CudaBuild.of(SMALL_16, single).of_head_pairs() == CudaBuild.of(
-        SMALL_16, replace(single, tile_rows=16)
-    )
-    with pytest.raises(DoesNotFit, match="two KV heads"):
-        CudaBuild.of(replace(SMALL_16, **axes), single).of_head_pairs()
+            CudaBuild.of(replace(small, **kind), single).of_head_pairs()
 
 
 @pytest.mark.parametrize(
@@ -365,7 +340,7 @@ AXES: list[dict[str, Any]] = [{}, {"head_dim": 96}, {"head_dim": 112}, {"kv_head
 
 
 @pytest.mark.parametrize(
-    ("axes", "lengths_on"), diagonal(AXES, ["host", "device"], keep=2), ids=str
+    ("axes", "lengths_on"), diagonal(AXES, ["host", "device"], keep=4), ids=str
 )
 def test_builds_in_16_bits_spill_nothing(axes: dict[str, Any], lengths_on: str) -> None:
     problem = replace(PLAIN_16, lengths_on=lengths_on, **axes)
@@ -374,7 +349,7 @@ def test_builds_in_16_bits_spill_nothing(axes: dict[str, Any], lengths_on: str) 
     assert binary.spilled_registers == 0
 
 
-@pytest.mark.parametrize("context", [8192, 16_384])
+@pytest.mark.parametrize("context", [8192, deep(16_384)])
 def test_builds_that_are_chosen_spill_nothing(context: int) -> None:
     problem = replace(PLAIN, context=context, batch=16 if context > 8192 else 8)
     chosen = LEAN.default_config(problem, H200)

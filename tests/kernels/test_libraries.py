@@ -266,14 +266,6 @@ def test_the_doctor_says_it_too_and_goes_on(monkeypatch):
     )
 
 
-def test_a_library_of_unknown_version(monkeypatch):
-    stand_in(monkeypatch, "flash_attn")
-    with pytest.raises(
-        UserError, match=r"^flash_attn cannot call flash-attn of unknown version \(ImportError: "
-    ):
-        kernel("flash_attn").prepare(make_inputs(UNIFORM[0], "cpu"), None)
-
-
 def test_an_lse_is_checked_in_the_base_it_is_written_in():
     inputs = make_inputs(AttentionProblem(1, 4, 2, 50, 64), "cpu")
     kernel("reference").prepare(inputs, None)()

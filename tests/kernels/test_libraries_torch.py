@@ -183,12 +183,6 @@ def test_flash_attention_2_is_the_attention_of_a_model_without_groups(tmp_path, 
     assert "torch would split their contexts" in str(own.unsupported_reason(llama))
 
 
-def test_flash_attention_2_without_splits_takes_no_groups():
-    reason = kernel("torch_flash_no_split").unsupported_reason(AttentionProblem(1, 8, 2, 100, 64))
-    assert reason is not None
-    assert reason.startswith("torch_flash_no_split takes a KV head for every query head, not one")
-
-
 CUDNN = ("cudnn", "cudnn_lse", "cudnn_frontend", "cudnn_frontend_lse")
 
 

@@ -205,7 +205,7 @@ def test_splits_are_even(tiles, most, splits):
     assert even_splits(tiles, most) == splits
 
 
-@pytest.mark.parametrize(("head_dim", "v_head_dim"), [(64, None), (128, None), (64, 128)])
+@pytest.mark.parametrize(("head_dim", "v_head_dim"), [deep(64, None), deep(128, None), (64, 128)])
 def test_pairs_of_ctas_merge_in_their_stages(head_dim, v_head_dim):
     problem = AttentionProblem(8, 32, 8, 1500, head_dim, "bf16", q_len=7, v_head_dim=v_head_dim)
     one, two = (
@@ -276,7 +276,7 @@ def test_a_warpgroup_copies_pages_that_bulk_copies_cannot_take(page_size, copy):
         deep({"page_size": 1}),
         deep({"page_size": 1, "q_len": 16, "batch": 32, "context": 500}),
         deep({"page_size": 8, "q_lens": (128,)}),
-        {"page_size": 1, "q_len": 16, "head_dim": 256},
+        deep({"page_size": 1, "q_len": 16, "head_dim": 256}),
         {"page_size": 4, "causal": False, "window_left": 100, "window_right": 14},
     ],
     ids=str,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace, with_cut_table
+from lean_on_cpu import Cpu, Mutation, Workspace, needs_compiler, with_cut_table
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 
@@ -15,7 +15,7 @@ from leanbench.check.reference import Reference
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+pytestmark = needs_compiler
 
 
 def of_warpgroups(
@@ -131,16 +131,6 @@ DEEP_CASES = {
 
 #: Lines without which a launch is wrong, or ends in no order that a GPU allows.
 MUTATIONS: dict[str, Mutation] = {
-    "a stage is overwritten while it is read": (
-        "many_rows.cu",
-        "  mbarrier_try_wait_parity(empty, parity ^ 1);\n",
-        "",
-    ),
-    "NaN past the end reaches the output": (
-        "rows_attend.cuh",
-        "  seen.zero_values(shared, stage, part.token + last * CHUNK);\n",
-        "",
-    ),
     "no row is masked": ("rows_attend.cuh", "token + CHUNK <= all_to", "true"),
     "sums are not scaled": ("rows_attend.cuh", "o[i] *= softmax.scale[i / 2 % 2]", "o[i] *= 1.0f"),
     "the rest of an output tile is written twice": (
@@ -183,16 +173,6 @@ MUTATIONS: dict[str, Mutation] = {
         "rows_copy.cuh",
         "    mbarrier_try_wait_parity(empty, parity ^ 1);\n",
         "",
-    ),
-    "a stage is read before its rows are there": (
-        "rows_copy.cuh",
-        "cp_async_mbarrier_arrive_noinc(full)",
-        "mbarrier_arrive(full)",
-    ),
-    "a row comes from the page of another": (
-        "rows_copy.cuh",
-        "(u64)own, i + row)",
-        "(u64)own, row)",
     ),
     "a chunk has the pages of the one before": (
         "rows_copy.cuh",

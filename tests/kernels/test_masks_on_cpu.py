@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lean_on_cpu import COMPILER, Cpu, Workspace
+from lean_on_cpu import Cpu, Workspace, needs_compiler
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 from leanbench.kernels.reference.torch import attend_all
 
@@ -17,18 +17,13 @@ from leanbench.check.reference import Reference
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile lean.cu")
+pytestmark = needs_compiler
 
 DEEP = pytest.mark.deep
 CONFIG = cuda_config(32, 2, 2, 1, 1, 8, "bulk", 1, False)
 SINKS = AttentionProblem(
     2, 4, 1, (70, 300), 64, q_len=3, sinks=True, leftpad=True, capacity=384, lengths_on="device"
 )
-
-
-@pytest.fixture(scope="module")
-def cpu() -> Cpu:
-    return Cpu()
 
 
 def attend(cpu: Cpu, inputs: AttentionInputs) -> None:

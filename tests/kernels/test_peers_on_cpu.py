@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from depth import deep
-from lean_on_cpu import COMPILER, Cpu, Workspace
+from lean_on_cpu import Cpu, Workspace, needs_compiler
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 
@@ -23,7 +23,7 @@ from leanbench.core.inputs import AttentionInputs, Peers, make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.distributed.group import MOST_RANKS, PeerFields, workspace_bytes_for
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile lean.cu")
+pytestmark = needs_compiler
 
 _LAUNCH = 1 << 20
 #: Clock readings before a launch times out: longer than its own partials take to arrive.
@@ -122,11 +122,6 @@ def launch_all(
         own = replace(shards[rank], peers=group.peers(rank))
         cpu.launch(own, configs[rank], sms[rank], workspaces[rank], seed=seed + rank)
         assert group.fields[rank].tickets == (group.launches + 1) * _LAUNCH
-
-
-@pytest.fixture(scope="module")
-def cpu() -> Cpu:
-    return Cpu()
 
 
 PLAIN = AttentionProblem(3, 8, 2, (700, 1, 300), 64, capacity=768, lengths_on="device")

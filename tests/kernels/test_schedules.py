@@ -84,7 +84,7 @@ def expected(schedule: Schedule, problem: AttentionProblem) -> list:
 
 
 @pytest.mark.parametrize(
-    ("problem", "sms", "min_tiles"), diagonal(PROBLEMS, [1, 2, 5, 9, 40], [1, 3], keep=3), ids=label
+    ("problem", "sms", "min_tiles"), diagonal(PROBLEMS, [1, 2, 5, 9, 40], [1, 3], keep=6), ids=label
 )
 def test_lean(monkeypatch, problem, sms, min_tiles):
     config = LeanTritonConfig(

@@ -79,46 +79,42 @@ def test_readings_of_the_clock_are_counted(readings):
         (
             ["split", "merge"] * 3,
             [*["split", "merge"] * 4, "memset"],
-            "graphs of 3 and 4 launches have 3 x split, 3 x merge and 4 x split, 4 x merge, 1 x"
+            "3 x split, 3 x merge and 4 x split, 4 x merge, 1 x"
             " memset, not as many kernels for each launch",
         ),
         # The same kernels in both graphs, but other ones.
         (
             [*["attend"] * 3, "copy", "memset"],
             [*["attend"] * 4, "split", "merge"],
-            "graphs of 3 and 4 launches have 3 x attend, 1 x copy, 1 x memset and 4 x attend, 1 x"
+            "3 x attend, 1 x copy, 1 x memset and 4 x attend, 1 x"
             " split, 1 x merge, not as many kernels for each launch",
         ),
         # Missing launches, in one graph or both.
         (
             ["attend"] * 2,
             ["attend"] * 4,
-            "graphs of 3 and 4 launches have 2 x attend and 4 x attend, not as many kernels for"
-            " each launch",
+            "2 x attend and 4 x attend, not as many kernels for each launch",
         ),
         (
             ["attend"] * 2,
             ["attend"] * 3,
-            "graphs of 3 and 4 launches have 2 x attend and 3 x attend, not as many kernels for"
-            " each launch",
+            "2 x attend and 3 x attend, not as many kernels for each launch",
         ),
         # A repeated kernel that does not increase with the launches.
         (
             ["attend", "count", "attend", "count", "attend"],
             [*["attend"] * 4, "count", "count"],
-            "graphs of 3 and 4 launches have 3 x attend, 2 x count and 4 x attend, 2 x count, not"
-            " as many kernels for each launch",
+            "3 x attend, 2 x count and 4 x attend, 2 x count, not as many kernels for each launch",
         ),
         (
             ["attend", "merge"] * 3,
             ["attend"] * 4,
-            "graphs of 3 and 4 launches have 3 x attend, 3 x merge and 4 x attend, not as many"
-            " kernels for each launch",
+            "3 x attend, 3 x merge and 4 x attend, not as many kernels for each launch",
         ),
         (
             [],
             [],
-            "graphs of 3 and 4 launches have none and none, not as many kernels for each launch",
+            "none and none, not as many kernels for each launch",
         ),
     ],
 )

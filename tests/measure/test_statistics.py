@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -63,29 +62,6 @@ def test_coverage_is_at_least_nominal_and_no_wider_than_needed(confidence):
             assert narrower < confidence
 
 
-@pytest.mark.parametrize("count", [7, 10, 31, 60])
-@pytest.mark.parametrize(
-    ("draw", "true_median"),
-    [
-        (lambda generator: generator.expovariate(1.0), math.log(2)),
-        (lambda generator: generator.gauss(5.0, 1.0), 5.0),
-    ],
-    ids=["long tail", "normal"],
-)
-def test_coverage_by_simulation(
-    count: int, draw: Callable[[random.Random], float], true_median: float
-):
-    generator = random.Random(count)
-    trials = 2000
-    inside = 0
-    for _ in range(trials):
-        low, high = median_interval([draw(generator) for _ in range(count)], 0.975)
-        inside += low <= true_median <= high
-    # Three standard deviations of 2000 trials at 97.5% are 1.0%.
-    assert inside / trials >= 0.975 - 0.0105
-    assert inside / trials == pytest.approx(exact_coverage(count, 0.975), abs=0.0105)
-
-
 @given(SAMPLES, CONFIDENCES)
 def test_contains_the_median(samples, confidence):
     low, high = median_interval(samples, confidence)
@@ -113,10 +89,6 @@ def test_thousands_of_samples():
     # 4000 / 2 -+ 1.96 sqrt(4000) / 2 = 1938 and 2062.
     low, high = median_interval(range(4000))
     assert (low, high) == (pytest.approx(1937, abs=1), pytest.approx(2062, abs=1))
-
-
-def test_too_few_samples_give_the_extremes():
-    assert median_interval([3.0, 1.0, 2.0, 9.0, 4.0]) == (1.0, 9.0)
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0, -0.5, math.nan])
@@ -164,19 +136,6 @@ def test_a_ratio_interval_by_hand():
     base_us, new_us = [100.0 + i for i in range(10)], [200.0 + 2 * i for i in range(10)]
     ratios = sorted(later / earlier for later in new_us for earlier in base_us)
     assert ratio_interval(base_us, new_us) == (ratios[23], ratios[76])
-
-
-@pytest.mark.parametrize("count", [5, 10, 31])
-def test_the_ratio_interval_holds_the_true_ratio(count: int):
-    generator = random.Random(count)
-    inside = 0
-    for _ in range(1000):
-        base_us = [100 * (1 + generator.expovariate(100.0)) for _ in range(count)]
-        new_us = [102 * (1 + generator.expovariate(100.0)) for _ in range(count)]
-        low, high = ratio_interval(base_us, new_us)
-        inside += low <= 1.02 <= high
-    # Three standard deviations of 1000 trials at 95% are 2.1%.
-    assert inside / 1000 >= 0.95 - 0.021
 
 
 @given(

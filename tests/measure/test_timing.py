@@ -49,11 +49,6 @@ def test_one_sample_has_no_spread_to_show():
     assert timing.relative_ci == 0.0
 
 
-def test_the_interval_is_two_of_the_samples():
-    # The 6th and the 15th of 20, see test_statistics.py.
-    assert timing_of(*range(20, 0, -1)).interval_us == (6, 15)
-
-
 def test_relative_ci_is_the_wider_side_over_the_median():
     timing = timing_of(99.0, 100.0, 110.0)
     assert timing.interval_us == (99.0, 110.0)

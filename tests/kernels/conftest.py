@@ -1,0 +1,12 @@
+"""Fixtures of all kernel tests."""
+
+from __future__ import annotations
+
+import pytest
+from lean_on_cpu import Cpu
+
+
+@pytest.fixture(scope="session")
+def cpu() -> Cpu:
+    """Return a fake GPU; its builds are compiled once."""
+    return Cpu()
