@@ -134,8 +134,7 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
             ((leanbench("check", "--kernels", KERNELS, "--jobs", jobs),),),
         ),
         "fuzz": Part(
-            "10,000 random problems of all kinds",
-            ((leanbench("check", *fuzz, "--jobs", jobs),),),
+            "10,000 random problems of all kinds", ((leanbench("check", *fuzz, "--jobs", jobs),),)
         ),
         "arguments": Part(
             "every value of every argument beside every value of every other",

@@ -309,9 +309,7 @@ def test_tuned_configs_run_and_batch_invariant_ones_before_them(chosen, tmp_path
     launched: list[KernelConfig] = []
     relaunch = LEAN.relaunch
     monkeypatch.setattr(
-        LEAN,
-        "relaunch",
-        lambda inputs, config: launched.append(config) or relaunch(inputs, config),
+        LEAN, "relaunch", lambda inputs, config: launched.append(config) or relaunch(inputs, config)
     )
     inputs = make_inputs(problem, "cuda")
     assert_taken(inputs, tuned_config)

@@ -13,10 +13,7 @@ from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
 from leanbench.core.inputs import AttentionInputs
 
 # The thread method ends the process, because a kernel that never ends cannot be interrupted.
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(180, method="thread"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
 hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
     reason="lean_mla is for Hopper",

@@ -136,9 +136,7 @@ def test_values_far_from_what_fp16_holds(power):
     expected = assert_right(inputs)
     far = call(
         replace(
-            inputs,
-            v_page_descale=scales * 2.0**power,
-            v_descale=inputs.v_descale * 2.0**-power,
+            inputs, v_page_descale=scales * 2.0**power, v_descale=inputs.v_descale * 2.0**-power
         )
     )
     assert torch.equal(expected.out, far.out)

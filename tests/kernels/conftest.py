@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
+# Failures of its checks name what differs.
+pytest.register_assert_rewrite("lean_on_cpu")
+
 from lean_on_cpu import Cpu
 
 

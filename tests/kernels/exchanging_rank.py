@@ -102,10 +102,7 @@ def stand_in_for_flashinfer() -> None:
             "decode_cp_a2a_init_workspace": exchange.init,
             "decode_cp_a2a_alltoall": exchange.alltoall,
         },
-        "flashinfer.comm.mnnvl": {
-            "MnnvlConfig": MnnvlConfig,
-            "TorchDistBackend": TorchDistBackend,
-        },
+        "flashinfer.comm.mnnvl": {"MnnvlConfig": MnnvlConfig, "TorchDistBackend": TorchDistBackend},
     }
     for name, own in members.items():
         module = ModuleType(name)

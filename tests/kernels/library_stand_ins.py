@@ -76,10 +76,6 @@ APPENDS = [
 ]
 
 
-def label(problem: AttentionProblem) -> str:
-    return problem.label
-
-
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -154,6 +150,10 @@ def checked(
     assert result.checked_heads == result.total_heads == problem.batch * problem.kv_heads
     assert (result.lse_error is None) == (kernel(name).lse_base is None)
     return inputs, launch
+
+
+def addresses(*tensors: torch.Tensor) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def lacking() -> None:

@@ -74,18 +74,7 @@ class Driver:
         self.moved.append(address)
         return 0
 
-    def encode(
-        self,
-        place: int,
-        dtype: int,
-        rank: int,
-        address: int,
-        sizes: int,
-        strides: int,
-        box: int,
-        steps: int,
-        *modes: int,
-    ) -> int:
+    def encode(self, place, dtype, rank, address, sizes, strides, box, steps, *modes):
         assert place % PARAMS_ALIGNMENT == 0
         words = (
             address,
@@ -137,12 +126,7 @@ def test_a_relaunch_points_to_the_extras_of_each_call(driver):
         call(relaunch, inputs, 90, given[0]._replace(k_descale=None))
 
 
-def call(
-    relaunch: cuda.CudaRelaunch,
-    inputs: AttentionInputs,
-    context: int,
-    extras: Extras | None = None,
-) -> None:
+def call(relaunch, inputs, context, extras=None):
     relaunch(
         inputs.q,
         inputs.k_cache,

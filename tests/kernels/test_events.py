@@ -180,10 +180,7 @@ def test_fixed_split(problem, device):
 
 def test_one_split_is_one_launch(device):
     ctas = traced(
-        "fixed_split",
-        PROBLEMS[0],
-        FixedSplitTritonConfig(TILE_TOKENS, 4, 2, splits=1),
-        device,
+        "fixed_split", PROBLEMS[0], FixedSplitTritonConfig(TILE_TOKENS, 4, 2, splits=1), device
     )
     assert recorded(ctas, "fa2_kernel") == {cta: [("tiles", cta)] for cta in range(3)}
 

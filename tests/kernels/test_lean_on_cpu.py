@@ -394,16 +394,16 @@ DEEP_CASES = {
     ),
     "pages, 16-byte copies": case(settings(32, 2, 2, 1, 1, 16, "async"), (PAGED, 5), (PAGED, 9)),
 }
-#: Cases that others cover.
-MET_IN_OTHERS = (
-    *("pages of 48", "V of its own head_dim", "host", "clusters of one stage", "fp8, bf16 queries"),
-    *("scales of tokens", "equal splits, host", "many equal splits", "paged windows in clusters"),
+#: Cases with every mechanism; the others are of deep runs.
+ALWAYS = (
+    *("device", "clusters", "short sequences in clusters", "paged clusters", "many rows", "fp8"),
+    *("chunks of queries", "ragged queries", "scales of pages", "short output tiles", "windows"),
+    *("pages of one token", "fixed runs", "equal splits", "whole output tiles"),
 )
 
 
 @pytest.mark.parametrize(
-    "name",
-    [deep(name) if name in (*MET_IN_OTHERS, *DEEP_CASES) else name for name in CASES | DEEP_CASES],
+    "name", [name if name in ALWAYS else deep(name) for name in CASES | DEEP_CASES]
 )
 def test_attention(cpu: Cpu, name: str) -> None:
     attend(cpu, (CASES | DEEP_CASES)[name])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from depth import label
 from leanbench.kernels.libraries import cudnn_frontend
 from library_stand_ins import (
     CAPACITY,
@@ -22,7 +23,6 @@ from library_stand_ins import (
     WINDOWS,
     attended,
     checked,
-    label,
     stand_in,
 )
 

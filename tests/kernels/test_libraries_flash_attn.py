@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from depth import label
 from leanbench.kernels.libraries.flash_attn_2 import FlashDecodingConfig
 from library_stand_ins import (
     APPENDS,
@@ -19,7 +20,6 @@ from library_stand_ins import (
     WINDOWS,
     attended,
     checked,
-    label,
     stand_in,
 )
 

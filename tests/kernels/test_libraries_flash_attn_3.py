@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from depth import label
 from leanbench.kernels.libraries import flash_attn_3_builds, library
 from leanbench.kernels.libraries.flash_attn_3 import FlashAttn3Config
 from library_stand_ins import (
@@ -27,7 +28,6 @@ from library_stand_ins import (
     WINDOWS,
     attended,
     checked,
-    label,
     stand_in,
 )
 

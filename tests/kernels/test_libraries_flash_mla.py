@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from library_stand_ins import attended, checked, label, stand_in
+from depth import label
+from library_stand_ins import attended, checked, stand_in
 
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel

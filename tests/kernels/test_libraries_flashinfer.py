@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from depth import label
 from leanbench.kernels.libraries import flash_infer, flash_infer_xqa, library
 from leanbench.kernels.libraries.flash_infer_best import FlashInferMode
 from leanbench.kernels.libraries.flash_infer_xqa import XqaConfig
@@ -25,10 +26,10 @@ from library_stand_ins import (
     SOFTCAPS,
     UNIFORM,
     WINDOWS,
+    addresses,
     attend,
     attended,
     checked,
-    label,
     stand_in,
 )
 
@@ -88,15 +89,7 @@ class FlashInferWrapper:
         self.dtypes, self.scale = (q_data_type, kv_data_type), sm_scale
         self.window_left, self.softcap = window_left, logits_soft_cap
 
-    def run(
-        self,
-        q: torch.Tensor,
-        paged_kv_cache: tuple[torch.Tensor, torch.Tensor],
-        *,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        return_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, q, paged_kv_cache, *, out, lse, return_lse):
         self.runs += 1
         assert return_lse
         assert q.shape == out.shape == (len(self.last_page_len), self.heads[0], self.head_dim)
@@ -141,9 +134,7 @@ def flashinfer(monkeypatch) -> Iterator[list[FlashInferWrapper]]:
 
 
 @pytest.mark.parametrize(
-    "problem",
-    [*UNIFORM, *RAGGED, *PAGED, *CAPACITY, *WINDOWS, *SOFTCAPS, *FP8],
-    ids=label,
+    "problem", [*UNIFORM, *RAGGED, *PAGED, *CAPACITY, *WINDOWS, *SOFTCAPS, *FP8], ids=label
 )
 @pytest.mark.parametrize("name", ["flashinfer", "flashinfer_cuda_cores"])
 def test_flashinfer_reads_the_cache_in_place(name, problem, flashinfer):
@@ -157,10 +148,9 @@ def test_flashinfer_reads_the_cache_in_place(name, problem, flashinfer):
     assert planned.scale == problem.head_dim**-0.5
     (q, caches), options = launch.args, launch.keywords
     tensors = [q, *caches, options["out"], options["lse"]]
-    assert [tensor.data_ptr() for tensor in tensors] == [
-        tensor.data_ptr()
-        for tensor in (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
-    ]
+    assert addresses(*tensors) == addresses(
+        inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse
+    )
     assert caches[0].stride() == caches[1].stride()
 
 
@@ -257,14 +247,7 @@ class PersistentWrapper:
             logits_soft_cap=logits_soft_cap,
         )
 
-    def run(
-        self,
-        q: torch.Tensor,
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        logits_soft_cap: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, q, kv_cache, out, lse, logits_soft_cap):
         assert logits_soft_cap == self.decode.softcap
         self.decode._paged_kv_indices_buf = self._kv_indices
         return self.decode.run(q, kv_cache, out=out, lse=lse, return_lse=True)
@@ -297,10 +280,9 @@ def test_the_persistent_kernel_plans_once_and_reads_the_cache_in_place(problem, 
     (q, caches), options = call.args, call.keywords
     tensors = [q, *caches, options["out"], options["lse"]]
     first = buffers[0]
-    assert [tensor.data_ptr() for tensor in tensors] == [
-        tensor.data_ptr()
-        for tensor in (first.q, first.k_cache, first.v_cache, first.out, first.lse)
-    ]
+    assert addresses(*tensors) == addresses(
+        first.q, first.k_cache, first.v_cache, first.out, first.lse
+    )
 
 
 @pytest.mark.parametrize(
@@ -318,15 +300,8 @@ def test_a_single_sequence_is_handed_over_in_place(name, problem, monkeypatch):
     calls: list[tuple[torch.Tensor, ...]] = []
 
     def single_decode_with_kv_cache(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        kv_layout: str = "NHD",
-        *,
-        use_tensor_cores: bool,
-        sm_scale: float,
-        return_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v, kv_layout="NHD", *, use_tensor_cores, sm_scale, return_lse
+    ):
         assert return_lse
         assert use_tensor_cores == (name == "flashinfer_single")
         assert kv_layout == problem.kv_layout

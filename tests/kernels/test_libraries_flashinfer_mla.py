@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from depth import label
 from leanbench.kernels.libraries import flash_infer, library
-from library_stand_ins import attend, checked, label, stand_in
+from library_stand_ins import attend, checked, stand_in
 
 from leanbench.check.reference import Reference
 from leanbench.core.errors import UserError
@@ -67,17 +68,7 @@ class MlaWrapper:
         self.causal, self.dtypes = causal, {q_data_type, kv_data_type}
         self._kv_indices_buf = kv_indices
 
-    def run(
-        self,
-        q_nope: torch.Tensor,
-        q_pe: torch.Tensor,
-        ckv_cache: torch.Tensor,
-        kpe_cache: torch.Tensor,
-        *,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        return_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, q_nope, q_pe, ckv_cache, kpe_cache, *, out, lse, return_lse):
         self.runs += 1
         assert return_lse
         assert out.shape == q_nope.shape == (int(self.queries[-1]), self.heads, 512)
@@ -137,12 +128,7 @@ def test_the_cache_is_read_in_place_and_the_lse_is_to_base_2(problem, wrappers):
     *given, options = (*launch._attend.args, launch._attend.keywords)
     assert [tensor.data_ptr() for tensor in given] == [
         tensor.data_ptr()
-        for tensor in (
-            inputs.q,
-            inputs.q[..., 512:],
-            inputs.k_cache,
-            inputs.k_cache[..., 512:],
-        )
+        for tensor in (inputs.q, inputs.q[..., 512:], inputs.k_cache, inputs.k_cache[..., 512:])
     ]
     assert options["out"].data_ptr() == inputs.out.data_ptr()
     assert launch.results.out is inputs.out

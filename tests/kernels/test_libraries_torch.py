@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from decode.tiny_models import problem_of, written
+from depth import label
 from leanbench.kernels.libraries import flex, library
 from leanbench.kernels.libraries.cudnn_best import CudnnMode
-from library_stand_ins import UNIFORM, attend, checked, label, stand_in
+from library_stand_ins import UNIFORM, addresses, attend, checked, stand_in
 
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
@@ -63,9 +64,7 @@ def test_sdpa_is_handed_views_and_its_own_output_is_checked(name, backend, probl
         == v.shape
         == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
     )
-    assert [tensor.data_ptr() for tensor in (q, k, v)] == [
-        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
-    ]
+    assert addresses(q, k, v) == addresses(inputs.q, inputs.k_cache, inputs.v_cache)
     assert k.stride() == inputs.k_cache.transpose(1, 2).stride()
     assert inputs.out.isnan().all(), "nothing is copied"
     first = launch.results.out
@@ -93,9 +92,7 @@ def test_cudnn_with_its_lse_is_the_operator_that_computes_one(problem, monkeypat
         "compute_log_sumexp": True,
         "scale": problem.head_dim**-0.5,
     }
-    assert [tensor.data_ptr() for tensor in (q, k, v)] == [
-        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
-    ]
+    assert addresses(q, k, v) == addresses(inputs.q, inputs.k_cache, inputs.v_cache)
     assert k.shape == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
 
 
@@ -109,19 +106,8 @@ class VarlenOperator:
         self.calls = 0
 
     def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        starts_q: torch.Tensor,
-        starts_k: torch.Tensor,
-        max_q: int,
-        max_k: int,
-        *switches: Any,
-        scale: float,
-        seqused_k: torch.Tensor,
-        **options: Any,
-    ) -> tuple[torch.Tensor, ...]:
+        self, q, k, v, starts_q, starts_k, max_q, max_k, *switches, scale, seqused_k, **options
+    ):
         self.options = options
         self.calls += 1
         assert (max_q, switches) == (1, (0.0, False, False))
@@ -154,9 +140,7 @@ def test_flash_attention_2_without_splits_reads_sequences_in_place(problem, argu
     assert kernel("torch_flash_no_split").unsupported_reason(problem) is None
     inputs, launch = checked("torch_flash_no_split", problem)
     tensors = launch._attend.args[:3]
-    assert [tensor.data_ptr() for tensor in tensors] == [
-        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
-    ]
+    assert addresses(*tensors) == addresses(inputs.q, inputs.k_cache, inputs.v_cache)
     assert operator.options == ({"num_splits": 1} if "num_splits" in arguments else {})
 
 
@@ -281,9 +265,7 @@ def test_flex_attention_is_compiled_once_for_buffers_that_rotate(problem, eager)
     assert kernel("torch_flex").unsupported_reason(problem) is None
     inputs, launch = checked("torch_flex", problem)
     q, k, v = launch._attend.args
-    assert [tensor.data_ptr() for tensor in (q, k, v)] == [
-        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
-    ]
+    assert addresses(q, k, v) == addresses(inputs.q, inputs.k_cache, inputs.v_cache)
     assert k.shape == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
     checked("torch_flex", problem)
     # Static sizes, and no silent fallback to eager code.
@@ -352,9 +334,7 @@ def test_xformers_is_handed_groups_and_expanded_views(problem, monkeypatch):
     )
     if problem.group_size > 1:
         assert key.stride(3) == value.stride(3) == 0
-    assert [tensor.data_ptr() for tensor in (query, key, value)] == [
-        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
-    ]
+    assert addresses(query, key, value) == addresses(inputs.q, inputs.k_cache, inputs.v_cache)
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,7 @@ CASES = {
     # Rows are copied by lanes, each from another page. Sequences end within a chunk, and the second
     # warpgroup has no rows of some; ranges begin and end within an output tile.
     "pages of one token": Case(
-        replace(RAGGED, page_size=1, q_lens=(37, 1, 5)),
-        of_warpgroups(128, copy="async"),
-        (2, 7),
+        replace(RAGGED, page_size=1, q_lens=(37, 1, 5)), of_warpgroups(128, copy="async"), (2, 7)
     ),
 }
 DEEP_CASES = {

@@ -118,10 +118,7 @@ def test_two_ctas_share_what_they_copy(heads, q_len, cluster, row_tiles):
             AttentionProblem(2, 16, 1, 100, 576, page_size=32, **LATENT),
             "lean_mla does not take page_size 32",
         ),
-        (
-            AttentionProblem(2, 16, 1, 100, 128, latent=True),
-            "lean_mla does not take head_dim 128",
-        ),
+        (AttentionProblem(2, 16, 1, 100, 128, latent=True), "lean_mla does not take head_dim 128"),
         (replace(PROBLEM, kv_dtype="e4m3"), None),
         (replace(PROBLEM, kv_dtype="e5m2", scaled=False), None),
         (
@@ -140,14 +137,8 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            {"q": Q[..., :512]},
-            "q is (2, 1, 16, 512) and kv_cache (2, 128, 576)",
-        ),
-        (
-            {"kv_cache": CACHE[:1]},
-            "q is (2, 1, 16, 576) and kv_cache (1, 128, 576)",
-        ),
+        ({"q": Q[..., :512]}, "q is (2, 1, 16, 512) and kv_cache (2, 128, 576)"),
+        ({"kv_cache": CACHE[:1]}, "q is (2, 1, 16, 576) and kv_cache (1, 128, 576)"),
         (
             {"block_table": torch.zeros(2, 2, dtype=torch.int32), "kv_cache": CACHE[0].bfloat16()},
             "q is (2, 1, 16, 576) and kv_cache (128, 576)",
@@ -167,10 +158,7 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
             {"q": Q[..., :512], "kv_cache": torch.zeros(2, 128, 2, 576, dtype=torch.bfloat16)},
             "q is (2, 1, 16, 512) and kv_cache (2, 128, 2, 576)",
         ),
-        (
-            {"kv_cache": CACHE.bfloat16().to_sparse()},
-            "kv_cache is of layout torch.sparse_coo",
-        ),
+        ({"kv_cache": CACHE.bfloat16().to_sparse()}, "kv_cache is of layout torch.sparse_coo"),
         (
             {"kv_cache": torch.zeros(2, 128, 2, 576, dtype=torch.bfloat16).to_sparse()},
             "kv_cache is of layout torch.sparse_coo",
@@ -186,14 +174,8 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
         ({"softmax_scale": math.inf}, "softmax_scale is inf"),
         ({"softmax_scale": "a"}, "softmax_scale is 'a'"),
         ({"head_dim_v": 256}, "head_dim_v is 256"),
-        (
-            {"kv_cache": CACHE},
-            "q is torch.bfloat16 and kv_cache torch.float32",
-        ),
-        (
-            {"q": Q.to(torch.float8_e4m3fn)},
-            "q is torch.float8_e4m3fn and kv_cache torch.bfloat16",
-        ),
+        ({"kv_cache": CACHE}, "q is torch.bfloat16 and kv_cache torch.float32"),
+        ({"q": Q.to(torch.float8_e4m3fn)}, "q is torch.float8_e4m3fn and kv_cache torch.bfloat16"),
         (
             {
                 "q": Q.to(torch.float8_e4m3fn),

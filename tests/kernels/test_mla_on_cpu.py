@@ -155,11 +155,7 @@ MUTATIONS: dict[str, Mutation] = {
 #: Mutations of column groups, each with the case that detects it.
 COLUMN_MUTATIONS: dict[str, tuple[Mutation, str]] = {
     "every column group has Q of another row tile": (
-        (
-            "layout.cuh",
-            "return COLUMN_GROUPS == 1 ? head : head % ROW_TILES;",
-            "return head;",
-        ),
+        ("layout.cuh", "return COLUMN_GROUPS == 1 ? head : head % ROW_TILES;", "return head;"),
         "2 column groups",
     ),
     "a column group's copies overwrite the values of another warpgroup": (

@@ -111,11 +111,7 @@ def test_readings_of_the_clock_are_counted(readings):
             ["attend"] * 4,
             "3 x attend, 3 x merge and 4 x attend, not as many kernels for each launch",
         ),
-        (
-            [],
-            [],
-            "none and none, not as many kernels for each launch",
-        ),
+        ([], [], "none and none, not as many kernels for each launch"),
     ],
 )
 def test_other_kernels_in_other_launches_give_no_figure(fewer, more, sentence):

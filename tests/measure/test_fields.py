@@ -27,12 +27,7 @@ L2_BYTES = 50 * 2**20
 EFFORT = Effort(relative_ci=0.01, min_samples=6, max_samples=20)
 
 
-def state(
-    clock_mhz: int | None = 1980,
-    temperature_c: int | None = 40,
-    power_w: float | None = 300.0,
-    reasons: list[str] | None = None,
-) -> GpuState:
+def state(clock_mhz=1980, temperature_c=40, power_w=300.0, reasons=None):
     return GpuState(clock_mhz, 2619, temperature_c, power_w, reasons)
 
 

@@ -367,14 +367,7 @@ def sustained(monkeypatch) -> list[tuple[int, object, float]]:
     """
     calls: list[tuple[int, object, float]] = []
 
-    def fake(
-        replay: object,
-        launches: int,
-        nvml: object,
-        calibration: object,
-        window_s: float,
-        ranks: object,
-    ) -> SustainedReading:
+    def fake(replay, launches, nvml, calibration, window_s, ranks):
         assert ranks is None
         calls.append((launches, nvml, window_s))
         number = len(calls)

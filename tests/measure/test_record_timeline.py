@@ -35,13 +35,7 @@ interpreted = pytest.mark.skipif(
 class ScriptedCall(TracedCall):
     """Attention with scripted durations of its readings; all calls share `durations_us`."""
 
-    def __init__(
-        self,
-        name: int,
-        launch: Callable[[], Any],
-        log: list[tuple[str, int]],
-        durations_us: list[float],
-    ):
+    def __init__(self, name, launch, log, durations_us):
         self.name = name
         self.run = launch
         self.log = log
@@ -68,11 +62,7 @@ class Traceable(Kernel):
     decomposition = "other"
     source = "test"
 
-    def __init__(
-        self,
-        durations_us: list[float],
-        spoil: Callable[[AttentionInputs], Any] = lambda inputs: None,
-    ):
+    def __init__(self, durations_us, spoil=lambda inputs: None):
         self.durations_us = durations_us
         self.spoil = spoil
         self.log: list[tuple[str, int]] = []

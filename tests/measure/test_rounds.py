@@ -42,13 +42,7 @@ WARM_UP_US = 1e6
 class Scripted:
     """A sampler: a warm-up sample, its samples, then the last one repeatedly."""
 
-    def __init__(
-        self,
-        *samples_us: float,
-        launches: int = 1,
-        clock: Clock | None = None,
-        takes_s: float = 0.0,
-    ) -> None:
+    def __init__(self, *samples_us, launches=1, clock=None, takes_s=0.0):
         self.launches = launches
         self._samples_us = itertools.chain(
             [WARM_UP_US], samples_us, itertools.repeat(samples_us[-1])
