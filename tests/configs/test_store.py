@@ -125,10 +125,10 @@ def plain(**fields: Any) -> dict[str, Any]:
 
 
 def spoiled(path: str, value: Any) -> dict[str, Any]:
-    """Write a file with `value` at ``families.0.shortlist``."""
+    """Return a file with `value` at a place of its family, such as ``shortlist``."""
     content: Any = plain()
     steps: list[Any] = [int(step) if step.isdigit() else step for step in path.split(".")]
-    at = content
+    at = content if path == "gpu.name" else content["families"][0]
     for step in steps[:-1]:
         at = at[step]
     at[steps[-1]] = value
@@ -136,84 +136,39 @@ def spoiled(path: str, value: Any) -> dict[str, Any]:
 
 
 FAULTS = {
-    "cut off": (
-        json.dumps(plain())[:500],
-        r"\(no JSON at column 500\)",
-    ),
+    "cut off": (json.dumps(plain())[:500], r"\(no JSON at column 500\)"),
     "no JSON": ("hello", r"\(no JSON at column 1\)"),
     "a list": ([1], "it has no schema_version and families: move it away"),
     "another tool's": ({"models": []}, "it has no schema_version and families: move it away"),
-    "older": (
-        plain(schema_version=0),
-        "has schema version 0, this leanbench reads 3: move it away and tune again",
-    ),
-    "newer": (
-        plain(schema_version=4),
-        "has schema version 4, this .* 3: move it away, or update leanbench",
-    ),
+    "older": (plain(schema_version=0), "schema version 0, .* 3: move it away and tune"),
+    "newer": (plain(schema_version=4), "schema version 4, .* 3: .* update leanbench"),
     "no version": (plain(schema_version="one"), 'has schema version "one"'),
     "an unknown field": (plain(more=1), r"\(more: extra inputs are not permitted\)"),
     "a missing field": (
         {key: value for key, value in plain().items() if key != "gpu"},
         r"\(gpu: field required\)",
     ),
-    "a wrong type": (
-        spoiled("families.0.head_dim", "big"),
-        r"\(families.0.head_dim: input should be a valid integer",
-    ),
-    "infinite": (
-        spoiled("families.0.builds.0.start_us", float("inf")),
-        r"\(families.0.builds.0.start_us: ",
-    ),
-    "a build that is not there": (
-        spoiled("families.0.candidates.1.build", 2),
-        "the build of candidate 1 is 2, there are 2",
-    ),
-    "a shortlist past the end": (
-        spoiled("families.0.shortlist", [2]),
-        "a candidate of the shortlist is 2, there are 2",
-    ),
-    "a negative index": (
-        spoiled("families.0.shortlist", [-1]),
-        "a candidate of the shortlist is -1, there are 2",
-    ),
-    "a choice past the end": (
-        spoiled("families.0.problems.0.chosen", 9),
-        "a candidate of problem 0 is 9, there are 2",
-    ),
-    "a tie past the end": (
-        spoiled("families.0.problems.0.ties", [1, 7]),
-        "a candidate of problem 0 is 7, there are 2",
-    ),
-    "a time past the end": (
-        spoiled("families.0.problems.0.timed.1.0", 5),
-        "a candidate of problem 0 is 5, there are 2",
-    ),
-    "listed but never timed": (
-        spoiled("families.0.candidates.1.build", None),
-        "candidate 1 is on the shortlist and has no build",
-    ),
+    "a wrong type": (spoiled("head_dim", "big"), "families.0.head_dim: "),
+    "infinite": (spoiled("builds.0.start_us", float("inf")), "builds.0.start_us: "),
+    "a build that is not there": (spoiled("candidates.1.build", 2), "is 2, there are 2"),
+    "a shortlist past the end": (spoiled("shortlist", [2]), "is 2, there are 2"),
+    "a negative index": (spoiled("shortlist", [-1]), "is -1, there are 2"),
+    "a choice past the end": (spoiled("problems.0.chosen", 9), "is 9, there are 2"),
+    "a tie past the end": (spoiled("problems.0.ties", [1, 7]), "is 7, there are 2"),
+    "a time past the end": (spoiled("problems.0.timed.1.0", 5), "is 5, there are 2"),
+    "listed but never timed": (spoiled("candidates.1.build", None), "shortlist and has no build"),
     "CUDA C++ without its settings": (
-        spoiled("families.0.candidates.1.config.implementation", "cuda"),
-        r"families.0.candidates.1.config: .*chunk_tokens, tile_rows, cluster_size, copy must be",
+        spoiled("candidates.1.config.implementation", "cuda"),
+        "copy must be",
     ),
     "Triton with settings of CUDA C++": (
-        spoiled("families.0.candidates.1.config.cluster_size", 2),
-        r"families.0.candidates.1.config: .*there is no setting 'cluster_size'",
+        spoiled("candidates.1.config.cluster_size", 2),
+        "no setting 'cluster_size'",
     ),
-    "a setting out of range": (
-        spoiled("families.0.candidates.1.config.tile_tokens", 48),
-        r"families.0.candidates.1.config: .*tile_tokens 48 is not a power of two from 16 to 1024",
-    ),
-    "a path for a name": (
-        spoiled("gpu.name", "../../x"),
-        r"gpu.name: .*a GPU's name has lower-case letters, digits",
-    ),
-    "no time": (spoiled("families.0.time", "yesterday"), "time 'yesterday' is no ISO 8601 time"),
-    "twice": (
-        {**plain(), "families": plain()["families"] * 2},
-        r"family 1 \(.*\): it is there twice",
-    ),
+    "a setting out of range": (spoiled("candidates.1.config.tile_tokens", 48), "tile_tokens 48"),
+    "a path for a name": (spoiled("gpu.name", "../../x"), "gpu.name: .*a GPU's name"),
+    "no time": (spoiled("time", "yesterday"), "time 'yesterday' is no ISO 8601 time"),
+    "twice": ({**plain(), "families": plain()["families"] * 2}, "family 1 .* twice"),
 }
 
 

@@ -74,7 +74,6 @@ ON_CPU = "kernels/test_lean_on_cpu.py::test_attention"
 HEAD_PAIRS_ON_CPU = "kernels/test_head_pairs_on_cpu.py::test_pairs_of_heads[scales of heads]"
 APPENDED = "kernels/test_append_on_cpu.py::test_appended_tokens_are_attended_to_and_stored"
 ROWS_ON_CPU = "kernels/test_many_rows_on_cpu.py::test_many_rows_are_right"
-PAIRS_ON_CPU = "kernels/test_few_queries_on_cpu.py::test_a_pair_is_right"
 MLA_ON_CPU = "kernels/test_mla_on_cpu.py::test_mla_is_right"
 CORRECT = "kernels/test_correctness.py"
 ROBUST = "gpu_only/test_robust_on_gpu.py"
@@ -695,7 +694,7 @@ MANY_ROWS = (
         "const float weight = ex2_approx_ftz(logs[i][peer].x - high);",
         "const float weight = 1.0f;",
         by_launches(f"{PAIRS}, heuristic"),
-        f"{PAIRS_ON_CPU}[sinks]",
+        f"{ROWS_ON_CPU}[pair, sinks]",
     ),
     Mutation(
         "both CTAs of a pair write the same rows",
@@ -703,7 +702,7 @@ MANY_ROWS = (
         "first = rank * share, units",
         "first = 0 * share, units",
         by_launches(f"{PAIRS}, heuristic"),
-        f"{PAIRS_ON_CPU}[sinks]",
+        f"{ROWS_ON_CPU}[pair, sinks]",
     ),
     Mutation(
         "both CTAs of a pair copy the chunks of the first",
@@ -711,7 +710,7 @@ MANY_ROWS = (
         "CLUSTER > 1 ? rank : 0",
         "0",
         by_launches(f"{PAIRS}, heuristic"),
-        f"{PAIRS_ON_CPU}[sinks]",
+        f"{ROWS_ON_CPU}[pair, sinks]",
     ),
 )
 
@@ -848,7 +847,7 @@ TRITON = (
             f"{CORRECT}::test_matches_the_reference_and_repeats"
             "[lean-b3 h4/2 n255+1+256 d256 p256 fp16 NHD]"
         ),
-        "test_attention.py::test_without_lengths_all_pages_are_full",
+        "test_attention.py::test_a_number_a_tensor_and_none_are_the_same_lengths",
         ends=False,
     ),
     Mutation(

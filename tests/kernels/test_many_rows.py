@@ -237,19 +237,20 @@ def test_shared_memory_and_partials_are_what_the_kernel_lays_out():
 
 
 @pytest.mark.parametrize(
-    "setting",
+    ("rows", "settings"),
     [
-        {"num_warps": 4},
-        {"chunk_tokens": 32},
-        {"ctas_per_sm": 2},
-        {"cluster_size": 2},
-        {"fixed_run_tiles": 4},
+        (128, {"num_warps": 4, "chunk_tokens": 32, "ctas_per_sm": 2, "cluster_size": 2}),
+        (128, {"fixed_run_tiles": 4}),
+        # Pairs of one warpgroup.
+        (64, {"cluster_size": 4, "num_warps": 8, "ctas_per_sm": 2, "copy": "async"}),
     ],
 )
-def test_settings_of_warps_are_refused_for_warpgroups(setting):
-    config = many_rows_config(CHUNK, H200)
-    with pytest.raises(UserError, match="tile_rows 128 is of warpgroups, with num_warps 8, chunk"):
-        replace(config, **setting)
+def test_settings_of_warps_are_refused_for_warpgroups(rows, settings):
+    pairs = cuda_config(64, 4, 2, 1, 2, 64, "bulk", 1, True)
+    config = many_rows_config(CHUNK, H200) if rows == 128 else pairs
+    for name, value in settings.items():
+        with pytest.raises(UserError, match=f"tile_rows {rows} is of warpgroups, with num_warps"):
+            replace(config, **{name: value})
 
 
 @pytest.mark.parametrize(("page_size", "copy"), [(1, "async"), (24, "async"), (16, "bulk")])

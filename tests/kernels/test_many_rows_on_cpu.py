@@ -12,6 +12,7 @@ from leanbench.kernels.lean.cuda_heuristic import cuda_config
 
 from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
+from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 
@@ -22,6 +23,10 @@ def of_warpgroups(
     rows: int, chunk: int = 128, align_grid: bool = False, copy: str = "bulk"
 ) -> LeanCudaConfig:
     return cuda_config(chunk, rows // 16, 2, 1, 1, rows, copy, 1, align_grid)
+
+
+def of_pairs(stages: int = 2) -> LeanCudaConfig:
+    return cuda_config(64, 4, stages, 1, 2, 64, "bulk", 1, align_grid=True)
 
 
 class Case(NamedTuple):
@@ -40,6 +45,9 @@ MANY = replace(
     FEW, batch=6, context=(515, 700, 70, 300, 140, 260), capacity=768, lengths_on="device"
 )
 
+#: 52 rows, which end within a warp's, and 28, of which one CTA of a pair has more than half.
+PAIR = AttentionProblem(1, 4, 1, 1100, 64, q_len=13)
+PAIRS = replace(PAIR, batch=3, q_len=7, head_dim=128, dtype="bf16", context=515, sinks=True)
 CASES = {
     # Two warpgroups and two row tiles; ranges that cross output tiles; splits that are merged.
     "host": Case(CHUNK, of_warpgroups(128), (1, 3, 7)),
@@ -68,6 +76,20 @@ CASES = {
     # warpgroup has no rows of some; ranges begin and end within an output tile.
     "pages of one token": Case(
         replace(RAGGED, page_size=1, q_lens=(37, 1, 5)), of_warpgroups(128, copy="async"), (2, 7)
+    ),
+    # Pairs of CTAs with whole output tiles, more of them than resident pairs.
+    "pair, rows within a warp's": Case(PAIR, of_pairs(), (132,)),
+    "pair, sinks": Case(PAIRS, of_pairs(3), (2,)),
+    # One CTA has a chunk more than the other, or the only one.
+    "pair, one chunk": Case(replace(PAIR, context=40), of_pairs(), (132,)),
+    "pair, a window": Case(
+        replace(PAIR, window_left=130, softcap=2.0, batch=2), of_pairs(), (132,)
+    ),
+    "pair, pages": Case(
+        replace(PAIRS, page_size=16, sinks=False, q_len=16, context=300), of_pairs(), (132,)
+    ),
+    "pair, row tiles": Case(
+        replace(PAIR, q_len=40, alibi=True, causal=False, context=515), of_pairs(), (4,)
     ),
 }
 DEEP_CASES = {
@@ -128,62 +150,52 @@ DEEP_CASES = {
 }
 
 #: Lines without which a launch is wrong, or ends in no order that a GPU allows.
-MUTATIONS: dict[str, Mutation] = {
-    "no row is masked": ("rows_attend.cuh", "token + CHUNK <= all_to", "true"),
-    "sums are not scaled": ("rows_attend.cuh", "o[i] *= softmax.scale[i / 2 % 2]", "o[i] *= 1.0f"),
-    "the rest of an output tile is written twice": (
-        "many_rows.cu",
-        "      if (!part.is_rest) {",
-        "      {",
-    ),
-    "a merge does not wait": (
+MUTATIONS: list[Mutation] = [
+    ("rows_attend.cuh", "token + CHUNK <= all_to", "true"),
+    ("rows_attend.cuh", "o[i] *= softmax.scale[i / 2 % 2]", "o[i] *= 1.0f"),
+    ("many_rows.cu", "      if (!part.is_rest) {", "      {"),
+    (
         "rows_output.cuh",
         "missing || log.w != epoch);\n        while (__any_sync(~0u, log.w != epoch))",
         "false);\n        while (false)",
     ),
-    "a partial is not waited for": (
+    (
         "rows_output.cuh",
         "        missing = log.w != epoch;\n",
         "        missing = false;\n        continue;\n",
     ),
-    "a partial is not added": (
-        "many_rows.cu",
-        "            add_partial(part, slots, 1, o, m, l, epoch);\n",
-        "",
-    ),
-    "a warpgroup without rows keeps its stages": (
-        "rows_attend.cuh",
-        "    skip_part(part, stage, shared);\n",
-        "",
-    ),
-    "queries of the part before are read": (
+    ("many_rows.cu", "            add_partial(part, slots, 1, o, m, l, epoch);\n", ""),
+    ("rows_attend.cuh", "    skip_part(part, stage, shared);\n", ""),
+    (
         "rows_attend.cuh",
         "  bar_sync(OF_WARPGROUP + warpgroup(), 128);\n}\n\n// Starts S",
         "}\n\n// Starts S",
     ),
-    "a turn is not passed": (
+    (
         "rows_attend.cuh",
         "    start_values(o, weights, shared, stage);\n    pass_turn();\n",
         "    start_values(o, weights, shared, stage);\n",
     ),
-    # Further mutations, of copies by lanes.
-    "a stage is overwritten by lanes while it is read": (
-        "rows_copy.cuh",
-        "    mbarrier_try_wait_parity(empty, parity ^ 1);\n",
-        "",
+    ("rows_copy.cuh", "    mbarrier_try_wait_parity(empty, parity ^ 1);\n", ""),
+    ("rows_copy.cuh", "    look_up(p, part, token + CHUNK);\n", ""),
+    ("rows_copy.cuh", "(to ^ i % 8 * 16)", "to"),
+]
+#: The same for pairs of CTAs.
+PAIR_MUTATIONS: list[Mutation] = [
+    ("rows_output.cuh", "  bar_sync(OF_CONSUMERS, CONSUMERS);  // the ring has been read\n", ""),
+    ("rows_output.cuh", "  meet_cluster();\n  const RowWriter", "  const RowWriter"),
+    (
+        "rows_output.cuh",
+        "float sum = SINKS ? ex2_approx_ftz(sink - high) : 0.0f;",
+        "float sum = 0.0f;",
     ),
-    "a chunk has the pages of the one before": (
-        "rows_copy.cuh",
-        "    look_up(p, part, token + CHUNK);\n",
-        "",
-    ),
-    "rows are swizzled as others": ("rows_copy.cuh", "(to ^ i % 8 * 16)", "to"),
-}
+    ("rows_attend.cuh", "const int first = CLUSTER > 1 ? rank : 0;", "const int first = 0;"),
+]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_many_rows_are_right(name):
-    run(CASES[name], seeds=1)
+    run(CASES[name], seeds=2 if name.startswith("pair") else 1)
 
 
 @pytest.mark.deep
@@ -193,12 +205,19 @@ def test_many_rows_are_right_in_every_shape(name):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_a_missing_line_is_noticed(name):
-    cpu, workspace = Cpu(MUTATIONS[name]), Workspace(epoch=7)
+@pytest.mark.parametrize("mutation", PAIR_MUTATIONS)
+def test_a_missing_line_of_pairs_is_noticed(mutation):
+    with pytest.raises(AssertionError):
+        run(CASES["pair, sinks"], seeds=4, cpu=Cpu(mutation))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_missing_line_is_noticed(mutation):
+    cpu, workspace = Cpu(mutation), Workspace(epoch=7)
     ragged = replace(RAGGED, batch=6, context=MANY.context, page_size=None)
     mixed = replace(ragged, q_lens=(40, 1, 5, 33, 1, 2))
-    by_lanes = MUTATIONS[name][0] == "rows_copy.cuh"
+    by_lanes = mutation[0] == "rows_copy.cuh"
     config = of_warpgroups(128, copy="async" if by_lanes else "bulk")
     if by_lanes:
         ragged, mixed = replace(ragged, page_size=1), replace(mixed, page_size=1)
@@ -209,8 +228,8 @@ def test_a_missing_line_is_noticed(name):
     )
 
 
-def run(case: Case, seeds: int) -> None:
-    cpu, workspace = Cpu(), Workspace(epoch=7)
+def run(case: Case, seeds: int, cpu: Cpu | None = None) -> None:
+    cpu, workspace = cpu or Cpu(), Workspace(epoch=7)
     for sms in case.sms:
         for seed in range(seeds):
             failure = failure_of(cpu, workspace, case.problem, case.config, sms, seed)
@@ -235,3 +254,13 @@ def failure_of(
     except AssertionError as error:
         return str(error)
     return Reference(inputs).check(inputs).failure(problem.dtype)
+
+
+@pytest.mark.parametrize(
+    "axes", [{"lengths_on": "device"}, {"leftpad": True}, {"q_lens": (13,)}], ids=str
+)
+def test_a_pair_takes_lengths_that_the_host_knows(axes):
+    with pytest.raises(
+        UserError, match=r"^cluster_size 2 with tile_rows 64 takes sequences of one length that"
+    ):
+        failure_of(Cpu(), Workspace(epoch=7), replace(PAIR, **axes), of_pairs(), 132, 0)

@@ -134,55 +134,47 @@ DEEP_CASES = {
 
 
 #: Lines without which a launch is wrong, or ends in no order that a GPU allows.
-MUTATIONS: dict[str, Mutation] = {
-    "weights are stored before all warps have their scores": (
-        "scores.cuh",
-        "overwritten.\n  bar_sync(OF_WARPGROUP + STAGE, 128);",
-        "overwritten.",
-    ),
-    "NaN past the end reaches the output": (
+MUTATIONS: list[Mutation] = [
+    ("scores.cuh", "overwritten.\n  bar_sync(OF_WARPGROUP + STAGE, 128);", "overwritten."),
+    (
         "scores.cuh",
         "st_shared_v4(shared + STAGE_AT<STAGE> + i / pieces * COLUMN",
         "st_shared_v4(shared",
     ),
-    "what was summed before is not scaled": (
+    (
         "mla.cu",
         "take_over<OTHER>(shared, memory, filled[OTHER], softmax);\n    if (softmax.rescales)",
         "take_over<OTHER>(shared, memory, filled[OTHER], softmax);\n    if (false)",
     ),
-    "a merge does not wait": ("outputs.cuh", "!= epoch", "== 0"),
-}
+    ("outputs.cuh", "!= epoch", "== 0"),
+]
 #: Mutations of column groups, each with the case that detects it.
-COLUMN_MUTATIONS: dict[str, tuple[Mutation, str]] = {
-    "every column group has Q of another row tile": (
-        ("layout.cuh", "return COLUMN_GROUPS == 1 ? head : head % ROW_TILES;", "return head;"),
+COLUMN_MUTATIONS: list[tuple[str, Mutation]] = [
+    (
         "2 column groups",
+        ("layout.cuh", "return COLUMN_GROUPS == 1 ? head : head % ROW_TILES;", "return head;"),
     ),
-    "a column group's copies overwrite the values of another warpgroup": (
-        ("mla.cu", "if (i == (COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0))", "if (i == HALF_COLUMNS)"),
+    (
         "2 column groups, long ranges",
+        ("mla.cu", "if (i == (COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0))", "if (i == HALF_COLUMNS)"),
     ),
-}
+]
 #: Mutations of fp8 caches.
-FP8_MUTATIONS: dict[str, Mutation] = {
-    "bytes are copied over values that are read": (
+FP8_MUTATIONS: list[Mutation] = [
+    (
         "mla.cu",
         "mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);\n"
         "#pragma unroll\n  for (int turn",
         "\n#pragma unroll\n  for (int turn",
     ),
-    "scores start before all operands of a run are there": (
+    (
         "bytes.cuh",
         "fence_proxy_async_shared_cta();\n  bar_sync(OF_WARPGROUP + STAGE, 128);",
         "fence_proxy_async_shared_cta();",
     ),
-    "NaN past the end become operands": ("bytes.cuh", "if (token < tokens)", "if (true)"),
-    "scores are not taken back from Q's units": (
-        "mla.cu",
-        "if (DIVIDED_QUERY) scale.x *=",
-        "if (false) scale.x *=",
-    ),
-}
+    ("bytes.cuh", "if (token < tokens)", "if (true)"),
+    ("mla.cu", "if (DIVIDED_QUERY) scale.x *=", "if (false) scale.x *="),
+]
 
 
 @pytest.fixture(scope="module")
@@ -230,17 +222,16 @@ def test_lengths_that_are_none(cpu, name, sms, lengths):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", COLUMN_MUTATIONS)
-def test_a_missing_line_of_column_groups_is_noticed(name):
-    mutation, case = COLUMN_MUTATIONS[name]
+@pytest.mark.parametrize(("case", "mutation"), COLUMN_MUTATIONS)
+def test_a_missing_line_of_column_groups_is_noticed(case, mutation):
     cpu, workspace = Cpu(mutation), Workspace(epoch=7)
     assert any(failure_of(cpu, workspace, (CASES | DEEP_CASES)[case], seed) for seed in range(4))
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_a_missing_line_is_noticed(name):
-    cpu, workspace = Cpu(MUTATIONS[name]), Workspace(epoch=7)
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_missing_line_is_noticed(mutation):
+    cpu, workspace = Cpu(mutation), Workspace(epoch=7)
     problem = replace(SINGLE, batch=2, context=300, capacity=512)
     case = Case(problem, 1, 4, score_scale=30.0)
     assert any(failure_of(cpu, workspace, case, seed) for seed in range(4))
@@ -248,9 +239,9 @@ def test_a_missing_line_is_noticed(name):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("lazy", [True, False])
-@pytest.mark.parametrize("name", FP8_MUTATIONS)
-def test_a_missing_line_for_fp8_is_noticed(name, lazy):
-    cpu, workspace = Cpu(FP8_MUTATIONS[name]), Workspace(epoch=7)
+@pytest.mark.parametrize("mutation", FP8_MUTATIONS)
+def test_a_missing_line_for_fp8_is_noticed(mutation, lazy):
+    cpu, workspace = Cpu(mutation), Workspace(epoch=7)
     problem = replace(SINGLE, batch=2, context=430, capacity=512, kv_dtype="e4m3")
     case = Case(problem, 1, 2, lazy, score_scale=4.0)
     assert any(failure_of(cpu, workspace, case, seed) for seed in range(6))

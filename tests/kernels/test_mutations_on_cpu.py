@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import test_append_on_cpu
-import test_few_queries_on_cpu
 import test_head_pairs_on_cpu
 import test_lean_on_cpu
 import test_many_rows_on_cpu
@@ -179,10 +178,10 @@ def test_a_changed_line_is_noticed(case, mutation):
 
 def test_every_mutation_is_of_a_line_that_is_there():
     peers = [("peers.cuh", old, new) for old, new, _ in test_peers_on_cpu.MUTATIONS.values()]
-    rows = test_many_rows_on_cpu.MUTATIONS | test_few_queries_on_cpu.MUTATIONS
-    latent = [*test_mla_on_cpu.MUTATIONS.values(), *test_mla_on_cpu.FP8_MUTATIONS.values()]
-    latent += [mutation for mutation, _ in test_mla_on_cpu.COLUMN_MUTATIONS.values()]
-    lean = [*(mutation for _, mutation in ALL), *peers, *rows.values()]
+    rows = test_many_rows_on_cpu.MUTATIONS + test_many_rows_on_cpu.PAIR_MUTATIONS
+    latent = test_mla_on_cpu.MUTATIONS + test_mla_on_cpu.FP8_MUTATIONS
+    latent += [mutation for _, mutation in test_mla_on_cpu.COLUMN_MUTATIONS]
+    lean = [*(mutation for _, mutation in ALL), *peers, *rows]
     for family, mutations in (("lean", lean), ("mla", latent)):
         for file, old, _ in mutations:
             assert (KERNELS / family / file).read_text(encoding="utf-8").count(old) == 1, old

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretended_gpu import COLD_BYTES, H200, PROBLEM, PretendedGpu, pretend
+from pretended_gpu import COLD_BYTES, H200, PROBLEM
 
 from leanbench.core.errors import OutOfMemory
 from leanbench.core.inputs import make_inputs, make_windows, windows_in_cache
@@ -27,11 +27,6 @@ from leanbench.measure.read_floor import fingerprint, read_places
 
 DEVICE = torch.device("cuda", 0)
 LARGE = AttentionProblem(4, 32, 32, 1_000_000, 64)
-
-
-@pytest.fixture
-def gpu(monkeypatch) -> PretendedGpu:
-    return pretend(monkeypatch)
 
 
 def test_cold_inputs_exceed_the_cold_bytes(gpu):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from leanbench.kernels.lean.configs import LeanTritonConfig
-from pretended_gpu import CONFIG, FASTER, PROBLEM, Launch, PretendedGpu, Right, measure, pretend
+from pretended_gpu import CONFIG, FASTER, PROBLEM, Launch, Right, measure
 
 from leanbench.configs.lookup import Choice
 from leanbench.core.config import TileConfig
@@ -37,11 +37,6 @@ from leanbench.measure.timing import Effort, Timing
 from leanbench.records.outcome import Outcome
 from leanbench.records.row import Row
 from leanbench.records.samples import Samples
-
-
-@pytest.fixture
-def gpu(monkeypatch) -> PretendedGpu:
-    return pretend(monkeypatch)
 
 
 def row(fields: dict[str, Any]) -> Row:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pretended_gpu import H200, PROBLEM, Launch, PretendedGpu, Right, measure, pretend
+from pretended_gpu import H200, PROBLEM, Launch, Right, measure
 
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import GpuUnusable, SuspectResult
@@ -23,11 +23,6 @@ from leanbench.measure.protocol import measure_problem
 from leanbench.measure.shared import attention_on
 from leanbench.measure.timing import Effort
 from leanbench.records.outcome import Outcome
-
-
-@pytest.fixture
-def gpu(monkeypatch) -> PretendedGpu:
-    return pretend(monkeypatch)
 
 
 class Wrong(Right):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from pretended_gpu import PROBLEM, PretendedGpu, PretendedReplay, Right, pretend
+from pretended_gpu import PROBLEM, PretendedGpu, PretendedReplay, Right
 
 from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
 from leanbench.core.inputs import AttentionInputs, Peers
@@ -80,11 +80,6 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
     monkeypatch.setattr(shard, "_gathered", lambda inputs, tensor: torch.stack([tensor, tensor]))
     monkeypatch.setattr("torch.distributed.broadcast", lambda tensor, src, group: None)
     return pair
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
-    return pretend(monkeypatch)
 
 
 def opened(gpu: PretendedGpu, pair: Pair, **options: Any) -> Instruments:

@@ -17,13 +17,7 @@ from leanbench.core.inputs import make_windows
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
-from leanbench.tune.stopwatch import (
-    ROUNDS,
-    GpuStopwatch,
-    Time,
-    _time,
-    knock_out,
-)
+from leanbench.tune.stopwatch import ROUNDS, GpuStopwatch, Time, _time, knock_out
 
 LEAN = kernel("lean")
 

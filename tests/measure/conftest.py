@@ -1,0 +1,12 @@
+"""Fixtures of all measuring tests."""
+
+from __future__ import annotations
+
+import pytest
+from pretended_gpu import PretendedGpu, pretend
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
+    """Return the fake H200 that takes the place of torch's GPU 0."""
+    return pretend(monkeypatch)
