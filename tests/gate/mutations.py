@@ -59,8 +59,11 @@ def by_launches(*names: str) -> Command:
 
 
 def by_pytest(*tests: str) -> Command:
-    """Return a command with tests of pytest, below tests/."""
-    words = "-m pytest -q -x -p no:cacheprovider".split()
+    """Return a command with tests of pytest, below tests/.
+
+    The checkout is not put on the path, where it would hide the copy with the mutation.
+    """
+    words = "-m pytest -q -x -p no:cacheprovider -o pythonpath=".split()
     return *words, *(f"tests/{test}" for test in tests)
 
 

@@ -130,12 +130,14 @@ def test_no_mutation_is_no_pass(capsys):
     assert "0 of 0 mutations caught" in capsys.readouterr().out
 
 
-def test_a_copy_is_what_is_imported():
-    words = (
-        "import leanbench.core.paths as p, os; print(p.KERNELS == p.Path(os.getcwd(), 'kernels'))"
-    )
-    judged = judge([replace(EPOCH, gpu=("-c", words))], "gpu", jobs=1)
-    assert [verdict.outcome for verdict in judged] == [SURVIVED]
+def test_a_copy_is_what_is_imported(tmp_path):
+    program = "from leanbench.core.paths import KERNELS as k; assert k.is_relative_to(k.cwd())"
+    test = tmp_path / "test_copy.py"
+    test.write_text(f"def test_it():\n    {program}")
+    in_pytest = (*by_pytest(), "-c", str(ROOT / "pyproject.toml"), str(test))
+    for words in (("-c", program), in_pytest):
+        judged = judge([replace(EPOCH, gpu=words)], "gpu", jobs=1)
+        assert [verdict.outcome for verdict in judged] == [SURVIVED], words
     done = mutants.words_of(by_pytest("kernels/test_mla.py"))
     assert done[0] == sys.executable
     assert done[-1] == str(ROOT / "tests" / "kernels" / "test_mla.py")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -177,73 +178,35 @@ def test_older_versions_write_the_unit_in_full(printing):
     assert counted().duration_us == pytest.approx(22.528)
 
 
-@pytest.mark.parametrize(
-    ("reason", "code", "sentence"),
-    [
-        (PERMISSION, 0, counters.ADMINISTRATORS_ONLY),
-        (
-            BUSY_COUNTERS,
-            1,
-            "another tool is reading this GPU's counters: stop it, or pause DCGM with",
-        ),
-        (
-            "==WARNING== No kernels were profiled.\n",
-            0,
-            "Nsight Compute saw no GPU kernel in the call",
-        ),
-        (
-            "==ERROR== Failed to access the following 1 metrics: dram__bytes_read.sum.\n",
-            1,
-            "Nsight Compute failed: Failed to access the following 1 metrics: dram__bytes_read.sum",
-        ),
-        (
-            f"{counters.TARGET_FAILED}K and V take 30.1 GB and the GPU has 2.0 GB"
-            " free\n==ERROR== The application returned an error code (1).\n==WARNING== No"
-            " kernels were profiled.\n",
-            1,
-            "the counted process failed: K and V take 30.1 GB and the GPU has 2.0 GB free",
-        ),
-        ("", 3, "Nsight Compute gave no counters; its last words: none"),
-        (
-            "cannot open libncu\n",
-            127,
-            "Nsight Compute gave no counters; its last words: cannot open libncu",
-        ),
-        (
-            TWO_KERNELS.replace('"byte","1,024"', '"","n/a"'),
-            0,
-            "Nsight Compute has no dram__bytes_read.sum of merge_kernel on this GPU",
-        ),
-        (
-            TWO_KERNELS.replace('"ns","2,048"', '"us","2.048"'),
-            0,
-            "Nsight Compute gives gpu__time_duration.sum in 'us', where 'ns' was expected",
-        ),
-        (
-            TWO_KERNELS.replace("- 1 pass", "- 3 passes", 1),
-            0,
-            "Nsight Compute needs 3 passes for these counters on this GPU, and the L2 is cold"
-            " in the first only",
-        ),
-    ],
-    ids=[
-        "permission",
-        "dcgm",
-        "no kernels",
-        "metrics",
-        "target",
-        "silent",
-        "broken",
-        "n/a",
-        "unit",
-        "passes",
-    ],
-)
-def test_failures_are_plain_sentences(printing, reason, code, sentence):
+NO_KERNELS = "==WARNING== No kernels were profiled.\n"
+NO_METRIC = "==ERROR== Failed to access the following 1 metrics: dram__bytes_read.sum.\n"
+TARGET = f"{counters.TARGET_FAILED}K and V take 30.1 GB\n==ERROR== An error code (1).\n{NO_KERNELS}"
+FAILURES = {
+    "permission": (PERMISSION, 0, counters.ADMINISTRATORS_ONLY),
+    "dcgm": (BUSY_COUNTERS, 1, "another tool is reading this GPU's counters: "),
+    "no kernels": (NO_KERNELS, 0, "Nsight Compute saw no GPU kernel"),
+    "metrics": (NO_METRIC, 1, "Nsight Compute failed: .* 1 metrics: dram__bytes_read.sum"),
+    "target": (TARGET, 1, "the counted process failed: K and V take 30.1 GB$"),
+    "silent": ("", 3, "Nsight Compute gave no counters; its last words: none"),
+    "broken": ("cannot open libncu\n", 127, ".* no counters; its last words: cannot open libncu"),
+    "n/a": (
+        TWO_KERNELS.replace('"byte","1,024"', '"","n/a"'),
+        0,
+        "Nsight Compute has no dram__bytes_read.sum of merge_kernel",
+    ),
+    "unit": (
+        TWO_KERNELS.replace('"ns","2,048"', '"us","2.048"'),
+        0,
+        "Nsight Compute gives gpu__time_duration.sum in 'us'",
+    ),
+    "passes": (TWO_KERNELS.replace("- 1 pass", "- 3 passes", 1), 0, ".* 3 passes .* L2 is cold"),
+}
+
+
+@pytest.mark.parametrize(("reason", "code", "words"), FAILURES.values(), ids=FAILURES)
+def test_failures_are_sentences(printing, reason, code, words):
     printing(reason, code)
-    result = count(PROBLEM, "lean", CONFIG, 0)
-    assert isinstance(result, str)
-    assert result.startswith(sentence)
+    assert re.match(words, str(count(PROBLEM, "lean", CONFIG, 0)))
 
 
 def test_several_passes_do_not_matter_where_the_cache_is_warm(printing):

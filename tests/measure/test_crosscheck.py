@@ -4,6 +4,7 @@ figures.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -72,50 +73,37 @@ def test_readings_of_the_clock_are_counted(readings):
     assert kernels_of_a_launch(["attend"] * 2, more, 2) == sentence
 
 
+PAIRS = ["split", "merge"]
+
+
 @pytest.mark.parametrize(
-    ("fewer", "more", "sentence"),
+    ("fewer", "more", "counts"),
     [
         # One launch has more kernels than another.
-        (
-            ["split", "merge"] * 3,
-            [*["split", "merge"] * 4, "memset"],
-            "3 x split, 3 x merge and 4 x split, 4 x merge, 1 x"
-            " memset, not as many kernels for each launch",
-        ),
+        (PAIRS * 3, [*PAIRS * 4, "memset"], ("3 x split, 3 x merge", "1 x memset")),
         # The same kernels in both graphs, but other ones.
         (
             [*["attend"] * 3, "copy", "memset"],
-            [*["attend"] * 4, "split", "merge"],
-            "3 x attend, 1 x copy, 1 x memset and 4 x attend, 1 x"
-            " split, 1 x merge, not as many kernels for each launch",
+            [*["attend"] * 4, *PAIRS],
+            ("3 x attend, 1 x copy, 1 x memset", "4 x attend, 1 x split, 1 x merge"),
         ),
         # Missing launches, in one graph or both.
-        (
-            ["attend"] * 2,
-            ["attend"] * 4,
-            "2 x attend and 4 x attend, not as many kernels for each launch",
-        ),
-        (
-            ["attend"] * 2,
-            ["attend"] * 3,
-            "2 x attend and 3 x attend, not as many kernels for each launch",
-        ),
+        (["attend"] * 2, ["attend"] * 4, ("2 x attend", "4 x attend")),
+        (["attend"] * 2, ["attend"] * 3, ("2 x attend", "3 x attend")),
         # A repeated kernel that does not increase with the launches.
         (
             ["attend", "count", "attend", "count", "attend"],
             [*["attend"] * 4, "count", "count"],
-            "3 x attend, 2 x count and 4 x attend, 2 x count, not as many kernels for each launch",
+            ("3 x attend, 2 x count", "4 x attend, 2 x count"),
         ),
-        (
-            ["attend", "merge"] * 3,
-            ["attend"] * 4,
-            "3 x attend, 3 x merge and 4 x attend, not as many kernels for each launch",
-        ),
-        ([], [], "none and none, not as many kernels for each launch"),
+        (["attend", "merge"] * 3, ["attend"] * 4, ("3 x attend, 3 x merge", "4 x attend")),
+        ([], [], ("none", "none")),
     ],
 )
-def test_other_kernels_in_other_launches_give_no_figure(fewer, more, sentence):
-    assert kernels_of_a_launch(fewer, [*more, *["timer_kernel"] * 3], 3) == sentence
+def test_other_kernels_in_other_launches_give_no_figure(fewer, more, counts):
+    reason = kernels_of_a_launch(fewer, [*more, *["timer_kernel"] * 3], 3)
+    few, many = counts
+    assert re.match(f"graphs of 3 and 4 launches have {few} and .*{many}", str(reason))
 
 
 @pytest.mark.parametrize(
@@ -244,11 +232,8 @@ def test_a_clock_that_stands_still_is_a_sentence(clock):
 
 def test_launches_that_a_graph_lost_are_a_sentence(monkeypatch, clock):
     monkeypatch.setattr(module, "node_names", lambda graph: ["attend"] * 16)
-    assert (
-        cross_check([clock.launch(0)], 10.0)
-        == "graphs of 32 and 33 launches have 16 x attend and 16 x attend, not as many kernels for"
-        " each launch"
-    )
+    reason = str(cross_check([clock.launch(0)], 10.0))
+    assert reason.startswith("graphs of 32 and 33 launches have 16 x attend and 16 x attend, ")
 
 
 def test_the_buffers_that_count_have_left_the_l2(clock):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -250,14 +251,9 @@ def test_calibration_notices_a_gpu_that_is_not_idle():
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        (
-            lambda gpu: (after(gpu, 1.0), -gpu._energy_mj),
-            "went back from ",
-        ),  # the driver was reloaded
-        (
-            lambda gpu: (after(gpu, 1.0), -5e5),
-            "went back from ",
-        ),  # less than the window uses: ends above the start
+        # The driver was reloaded; less than the window uses, so it ends above the start.
+        (lambda gpu: (after(gpu, 1.0), -gpu._energy_mj), "went back from "),
+        (lambda gpu: (after(gpu, 1.0), -5e5), "went back from "),
         (lambda gpu: (after(gpu, -0.5), None), "stood still for 1.0 s under load"),
     ],
 )
@@ -300,11 +296,8 @@ def test_divergence_of_the_two_readings(gain: float, flagged: bool):
     assert reading.energy_by_power_mj == pytest.approx(60 * gain, rel=0.002)
     assert len(reading.warnings) == flagged
     if flagged:
-        assert (
-            reading.warnings[0]
-            == f"two readings of energy differ by {abs(measured_gain(reading) - 1):.1%}: mean power"
-            f" 600 W by the energy counter, {600 * gain:.0f} W by the instantaneous power"
-        )
+        share, power = abs(measured_gain(reading) - 1), 600 * gain
+        assert re.search(f"by {share:.1%}: .* 600 W by .*, {power:.0f} W by", reading.warnings[0])
 
 
 def test_idle_power_above_the_load_is_no_energy_above_idle():
@@ -332,36 +325,20 @@ def test_windows_that_will_do(window_s: float, tick_ms: float | None):
 
 
 @pytest.mark.parametrize(
-    ("window_s", "tick_ms", "sentence"),
+    ("window_s", "tick_ms", "words"),
     [
-        (
-            1.0,
-            None,
-            "a window of 1 s measures no energy, the energy counter moves in steps: give it 2"
-            " to 3600 s",
-        ),
-        (
-            1.9,
-            20.0,
-            "a window of 1.9 s measures no energy, the energy counter moves every 20 ms: give"
-            " it 2 to 3600 s",
-        ),
-        (
-            3.8,
-            200.0,
-            "a window of 3.8 s measures no energy, the energy counter moves every 200 ms: give"
-            " it 4 to 3600 s",
-        ),
+        (1.0, None, "a window of 1 s .* in steps: give it 2 to 3600 s"),
+        (1.9, 20.0, "a window of 1.9 s .* every 20 ms: give it 2 to"),
+        (3.8, 200.0, "a window of 3.8 s .* every 200 ms: give it 4 to"),
         (0.0, 100.0, "give it 2 to "),
         (-5.0, 100.0, "give it 2 to "),
         (math.inf, None, "a window of inf s"),
         (math.nan, 100.0, "a window of nan s"),
     ],
 )
-def test_windows_that_mean_nothing(window_s: float, tick_ms: float | None, sentence: str):
-    with pytest.raises(UserError) as error:
+def test_windows_that_mean_nothing(window_s: float, tick_ms: float | None, words: str):
+    with pytest.raises(UserError, match=words):
         check_window(window_s, tick_ms)
-    assert sentence in str(error.value)
 
 
 def test_row_fields():
