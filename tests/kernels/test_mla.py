@@ -132,97 +132,49 @@ def test_what_it_takes(problem, sentence):
 
 
 Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128, 576)
+TABLE, FP8 = torch.zeros(2, 2, dtype=torch.int32), torch.float8_e4m3fn
+OF_HEADS = torch.zeros(2, 128, 3, 576, dtype=torch.bfloat16)
+#: Arguments, and the argument and values that a message names.
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"q": Q[..., :512]}, "q is (2, 1, 16, 512) and kv_cache (2, 128, 576)"),
+    ({"kv_cache": CACHE[:1]}, "q is (2, 1, 16, 576) and kv_cache (1, 128, 576)"),
+    ({"block_table": TABLE, "kv_cache": CACHE[0].bfloat16()}, "kv_cache (128, 576)"),
+    ({"block_table": TABLE, "kv_cache": CACHE[..., :512].bfloat16()}, "kv_cache (2, 128, 512)"),
+    ({"kv_cache": OF_HEADS[..., :500]}, "kv_cache (2, 128, 3, 500)"),
+    ({"q": Q[..., :512], "kv_cache": OF_HEADS}, "q is (2, 1, 16, 512) and kv_cache (2, 128, 3,"),
+    ({"kv_cache": CACHE.bfloat16().to_sparse()}, "kv_cache is of layout torch.sparse_coo"),
+    ({"kv_cache": OF_HEADS.to_sparse()}, "kv_cache is of layout torch.sparse_coo"),
+    ({"block_table": TABLE.to_sparse()}, "block_table is of layout torch.sparse_coo"),
+    ({"softmax_scale": 0.0}, "softmax_scale is 0.0"),
+    ({"softmax_scale": math.inf}, "softmax_scale is inf"),
+    ({"softmax_scale": "a"}, "softmax_scale is 'a'"),
+    ({"head_dim_v": 256}, "head_dim_v is 256: only 512"),
+    ({"kv_cache": CACHE}, "q is torch.bfloat16 and kv_cache torch.float32"),
+    ({"q": Q.to(FP8)}, "q is torch.float8_e4m3fn and kv_cache torch.bfloat16"),
+    (
+        {"q": Q.to(FP8), "kv_cache": CACHE.to(FP8), "q_descale": torch.ones(3, 1)},
+        "q_descale is (3, 1) torch.float32: expected one number, or (2, 1)",
+    ),
+    ({"kv_cache": OF_HEADS}, "q has 16 heads, kv_cache 3"),
+    ({"kv_cache": CACHE.to(FP8), "k_descale": 0.5}, "k_descale is 0.5, on the host"),
+    ({"kv_cache": CACHE.to(FP8), "k_descale": torch.ones(2)}, "k_descale is (2,) torch.float32"),
+    ({"kv_cache": CACHE.to(FP8), "k_descale": torch.ones(1).half()}, "k_descale is (1,) torch.fl"),
+    ({"kv_cache": CACHE.to(FP8), "k_descale": torch.ones(1).to("meta")}, "k_descale is on meta"),
+]
+NO_TENSOR: list[tuple[dict[str, Any], str]] = [
+    ({"q": None}, "q is of type NoneType"),
+    ({"kv_cache": [1.0]}, "kv_cache is of type list"),
+    ({"block_table": [[0, 1]]}, "block_table is of type list"),
+    ({"out": "out"}, "out is of type str"),
+]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"q": Q[..., :512]}, "q is (2, 1, 16, 512) and kv_cache (2, 128, 576)"),
-        ({"kv_cache": CACHE[:1]}, "q is (2, 1, 16, 576) and kv_cache (1, 128, 576)"),
-        (
-            {"block_table": torch.zeros(2, 2, dtype=torch.int32), "kv_cache": CACHE[0].bfloat16()},
-            "q is (2, 1, 16, 576) and kv_cache (128, 576)",
-        ),
-        (
-            {
-                "block_table": torch.zeros(2, 2, dtype=torch.int32),
-                "kv_cache": CACHE[..., :512].bfloat16(),
-            },
-            "q is (2, 1, 16, 576) and kv_cache (2, 128, 512)",
-        ),
-        (
-            {"kv_cache": torch.zeros(2, 128, 2, 500, dtype=torch.bfloat16)},
-            "q is (2, 1, 16, 576) and kv_cache (2, 128, 2, 500)",
-        ),
-        (
-            {"q": Q[..., :512], "kv_cache": torch.zeros(2, 128, 2, 576, dtype=torch.bfloat16)},
-            "q is (2, 1, 16, 512) and kv_cache (2, 128, 2, 576)",
-        ),
-        ({"kv_cache": CACHE.bfloat16().to_sparse()}, "kv_cache is of layout torch.sparse_coo"),
-        (
-            {"kv_cache": torch.zeros(2, 128, 2, 576, dtype=torch.bfloat16).to_sparse()},
-            "kv_cache is of layout torch.sparse_coo",
-        ),
-        (
-            {
-                "block_table": torch.zeros(2, 2, dtype=torch.int32).to_sparse(),
-                "kv_cache": CACHE[:, :48].bfloat16(),
-            },
-            "block_table is of layout torch.sparse_coo",
-        ),
-        ({"softmax_scale": 0.0}, "softmax_scale is 0.0"),
-        ({"softmax_scale": math.inf}, "softmax_scale is inf"),
-        ({"softmax_scale": "a"}, "softmax_scale is 'a'"),
-        ({"head_dim_v": 256}, "head_dim_v is 256"),
-        ({"kv_cache": CACHE}, "q is torch.bfloat16 and kv_cache torch.float32"),
-        ({"q": Q.to(torch.float8_e4m3fn)}, "q is torch.float8_e4m3fn and kv_cache torch.bfloat16"),
-        (
-            {
-                "q": Q.to(torch.float8_e4m3fn),
-                "kv_cache": CACHE.to(torch.float8_e4m3fn),
-                "q_descale": torch.ones(3, 1),
-            },
-            "q_descale is (3, 1) torch.float32",
-        ),
-        (
-            {"kv_cache": torch.zeros(2, 128, 3, 576, dtype=torch.bfloat16)},
-            "q has 16 heads, kv_cache 3",
-        ),
-        (
-            {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": 0.5},
-            "k_descale is 0.5, on the host",
-        ),
-        (
-            {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": torch.ones(2)},
-            "k_descale is (2,) torch.float32",
-        ),
-        (
-            {"kv_cache": CACHE.to(torch.float8_e4m3fn), "k_descale": torch.ones(1).half()},
-            "k_descale is (1,) torch.float16",
-        ),
-        (
-            {"kv_cache": CACHE.to(torch.float8_e4m3fn), "k_descale": torch.ones(1).to("meta")},
-            "k_descale is on meta, q on cpu",
-        ),
-    ],
+    ("error", "arguments", "words"),
+    [*((ValueError, *each) for each in WRONG), *((TypeError, *each) for each in NO_TENSOR)],
 )
-def test_wrong_tensors_are_a_sentence(arguments, sentence):
-    call = {"q": Q, "kv_cache": CACHE.bfloat16(), **arguments}
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}: "):
-        lean_mla_with_kvcache(**call)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"q": None}, "q is of type NoneType"),
-        ({"kv_cache": [1.0]}, "kv_cache is of type list"),
-        ({"block_table": [[0, 1]]}, "block_table is of type list"),
-        ({"out": "out"}, "out is of type str"),
-    ],
-)
-def test_what_is_no_tensor_is_a_sentence(arguments, sentence):
-    with pytest.raises(TypeError, match=f"^{re.escape(sentence)}: "):
+def test_wrong_arguments(error, arguments, words):
+    with pytest.raises(error, match=re.escape(words)):
         lean_mla_with_kvcache(**{"q": Q, "kv_cache": CACHE.bfloat16(), **arguments})
 
 
