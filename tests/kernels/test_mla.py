@@ -133,15 +133,15 @@ def test_what_it_takes(problem, sentence):
 
 Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128, 576)
 TABLE, FP8 = torch.zeros(2, 2, dtype=torch.int32), torch.float8_e4m3fn
-OF_HEADS = torch.zeros(2, 128, 3, 576, dtype=torch.bfloat16)
+OF_HEADS = torch.zeros(2, 128, 2, 576, dtype=torch.bfloat16)
 #: Arguments, and the argument and values that a message names.
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"q": Q[..., :512]}, "q is (2, 1, 16, 512) and kv_cache (2, 128, 576)"),
     ({"kv_cache": CACHE[:1]}, "q is (2, 1, 16, 576) and kv_cache (1, 128, 576)"),
     ({"block_table": TABLE, "kv_cache": CACHE[0].bfloat16()}, "kv_cache (128, 576)"),
     ({"block_table": TABLE, "kv_cache": CACHE[..., :512].bfloat16()}, "kv_cache (2, 128, 512)"),
-    ({"kv_cache": OF_HEADS[..., :500]}, "kv_cache (2, 128, 3, 500)"),
-    ({"q": Q[..., :512], "kv_cache": OF_HEADS}, "q is (2, 1, 16, 512) and kv_cache (2, 128, 3,"),
+    ({"kv_cache": OF_HEADS[..., :500]}, "kv_cache (2, 128, 2, 500)"),
+    ({"q": Q[..., :512], "kv_cache": OF_HEADS}, "q is (2, 1, 16, 512) and kv_cache (2, 128, 2,"),
     ({"kv_cache": CACHE.bfloat16().to_sparse()}, "kv_cache is of layout torch.sparse_coo"),
     ({"kv_cache": OF_HEADS.to_sparse()}, "kv_cache is of layout torch.sparse_coo"),
     ({"block_table": TABLE.to_sparse()}, "block_table is of layout torch.sparse_coo"),
@@ -155,7 +155,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"q": Q.to(FP8), "kv_cache": CACHE.to(FP8), "q_descale": torch.ones(3, 1)},
         "q_descale is (3, 1) torch.float32: expected one number, or (2, 1)",
     ),
-    ({"kv_cache": OF_HEADS}, "q has 16 heads, kv_cache 3"),
+    ({"kv_cache": OF_HEADS[:, :, :1].expand(2, 128, 3, 576)}, "q has 16 heads, kv_cache 3"),
     ({"kv_cache": CACHE.to(FP8), "k_descale": 0.5}, "k_descale is 0.5, on the host"),
     ({"kv_cache": CACHE.to(FP8), "k_descale": torch.ones(2)}, "k_descale is (2,) torch.float32"),
     ({"kv_cache": CACHE.to(FP8), "k_descale": torch.ones(1).half()}, "k_descale is (1,) torch.fl"),
