@@ -308,17 +308,6 @@ def test_rows_of_an_output_tile(group_size, q_len, head_dim, tile_rows, rows, ti
     assert (build.rows, build.row_tiles(q_len)) == (rows, tiles)
 
 
-@pytest.mark.parametrize(
-    ("batch", "context", "rows"),
-    [(1, 8192, 8), (1, 1 << 16, 32), (4, 32_768, 16), (4, 1 << 17, 32), (16, 8192, 16)],
-)
-def test_small_caches_are_shared_by_output_tiles_of_few_rows(batch, context, rows):
-    """4 to 268 MB: many rows of a small cache are spread over the SMs, of a large one read once."""
-    problem = AttentionProblem(batch, 32, 1, context, 128)
-    config = kernel("lean_cuda").default_config(problem, find("h200"))
-    assert CudaBuild.of(problem, config).rows == rows
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_settings_for_any_lengths_follow_from_no_capacity(kind):
     """leanbench.attention.prepared keeps them for all capacities."""
@@ -327,98 +316,6 @@ def test_settings_for_any_lengths_follow_from_no_capacity(kind):
         replace(PLAIN, **{**KINDS[kind], "context": context}) for context in (40, 4096, 131_072)
     ]
     assert len({lean.any_length_config(problem, find("h200")) for problem in problems}) == 1
-
-
-@pytest.mark.parametrize(
-    ("batch", "heads", "kv_heads", "capacity", "head_dim", "build"),
-    [
-        # One cluster per output tile: of 8 CTAs, of 4 for large partials.
-        (1, 32, 8, 131_072, 128, (32, 4, 3, 1, 8, 8)),
-        (2, 32, 8, 131_072, 128, (32, 4, 2, 1, 8, 1)),
-        (4, 32, 4, 131_072, 256, (16, 4, 2, 1, 8, 4)),
-        (1, 8, 8, 131_072, 128, (32, 4, 2, 1, 8, 1)),
-        (8, 32, 8, 32_768, 128, (32, 4, 2, 1, 8, 1)),
-        (64, 32, 8, 32_768, 128, (16, 4, 2, 2, 8, 1)),
-        (8, 64, 8, 32_768, 128, (16, 8, 2, 1, 8, 1)),
-        (1, 32, 2, 131_072, 128, (32, 4, 2, 1, 16, 8)),
-        (8, 16, 1, 131_072, 128, (32, 4, 2, 1, 16, 8)),
-        (16, 16, 1, 4096, 128, (32, 4, 2, 1, 16, 4)),
-        (32, 16, 1, 4096, 128, (16, 8, 2, 1, 16, 1)),
-        (1, 8, 1, 131_072, 128, (32, 4, 3, 1, 8, 8)),
-        (2, 8, 1, 131_072, 128, (32, 4, 3, 1, 8, 8)),
-        (8, 64, 8, 131_072, 64, (32, 4, 2, 2, 8, 1)),
-        (8, 32, 2, 131_072, 64, (32, 4, 2, 2, 16, 1)),
-        (1, 64, 8, 131_072, 64, (64, 4, 3, 1, 8, 8)),
-        (4, 16, 8, 8192, 256, (16, 4, 3, 1, 8, 1)),
-        (24, 16, 8, 8192, 256, (16, 4, 3, 1, 8, 1)),
-        (25, 16, 8, 8192, 256, (16, 4, 1, 2, 8, 1)),
-        (48, 64, 8, 8192, 192, (16, 4, 3, 1, 8, 1)),
-        (48, 96, 8, 8192, 256, (16, 4, 3, 1, 16, 1)),
-    ],
-)
-def test_a_cache_of_any_lengths(batch, heads, kv_heads, capacity, head_dim, build):
-    """The settings do not depend on capacity and lengths, with pages and without.
-
-    They are (chunk, warps, stages, CTAs per SM, rows, CTAs per cluster).
-    """
-    problem = AttentionProblem(batch, heads, kv_heads, capacity, head_dim)
-    uneven = (capacity, *[16] * (batch - 1))
-    for variant in (
-        problem,
-        replace(problem, context=256),
-        replace(problem, context=uneven),
-        replace(problem, page_size=64),
-    ):
-        config = kernel("lean").any_length_config(variant, find("h200"))
-        assert config is not None
-        assert (config.implementation, config.min_tiles_per_cta) == ("cuda", 1)
-        assert config.align_grid is False
-        assert build == (
-            config.chunk_tokens,
-            config.num_warps,
-            config.num_stages,
-            config.ctas_per_sm,
-            config.tile_rows,
-            config.cluster_size,
-        )
-
-
-@pytest.mark.parametrize(
-    ("problem", "settings"),
-    [
-        ("1 32/8 32768 128 NHD host", (64, 4, 2, 1, 1, "bulk")),
-        ("8 32/8 8192 128 NHD host", (64, 4, 2, 1, 2, "bulk")),
-        ("1 64/8 131072 128 NHD host", (64, 4, 2, 1, 2, "bulk")),
-        ("64 32/8 8192 128 NHD host", (32, 4, 3, 2, 1, "bulk")),
-        ("16 16/1 32768 128 NHD host", (16, 8, 2, 1, 2, "bulk")),
-        ("4 16/8 16384 256 NHD host", (16, 4, 3, 1, 2, "bulk")),
-        ("8 64/8 16384 64 NHD host", (64, 4, 3, 1, 2, "bulk")),
-        ("16 64/8 16384 64 HND host", (32, 8, 2, 1, 1, "async")),
-        ("1 32/8 32768 128 NHD device", (64, 4, 2, 1, 1, "bulk")),
-        ("64 32/8 8192 128 NHD device", (32, 4, 2, 2, 1, "bulk")),
-    ],
-)
-def test_settings_of_caches_in_8_bits(problem, settings):
-    """The settings are the fastest of reports/h200/settings/fp8.json, or within 2% of it.
-
-    They are (chunk, warps, stages, CTAs per SM, CTAs per cluster, copy).
-    """
-    batch, heads, context, head_dim, layout, lengths_on = problem.split()
-    q_heads, kv_heads = map(int, heads.split("/"))
-    shape = (int(batch), q_heads, kv_heads, int(context), int(head_dim), "bf16", layout)
-    fp8 = AttentionProblem(*shape, kv_dtype="e4m3", lengths_on=lengths_on)
-    lean = kernel("lean_cuda")
-    choose = lean.any_length_config if lengths_on == "device" else lean.default_config
-    config = choose(fp8, find("h200"))
-    assert config is not None
-    assert settings == (
-        config.chunk_tokens,
-        config.num_warps,
-        config.num_stages,
-        config.ctas_per_sm,
-        config.cluster_size,
-        config.copy,
-    )
 
 
 def test_any_length_in_triton_keeps_the_build_of_a_full_cache():

@@ -1,11 +1,15 @@
-"""Default settings of kernels: for lengths on the device, and for the decompositions of
+"""Default settings of kernels: on an H200, for lengths on the device, and for the decompositions of
 FlashAttention-2 and FlashDecoding on lean.cu.
 """
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from leanbench.kernels.fixed_split.configs import any_length_splits
+from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
 from leanbench.kernels.lean.cuda_splits import lone_build
 
 from leanbench.core.decomposition import TileGrid
@@ -16,6 +20,33 @@ from leanbench.gpu.catalogue import find
 H200 = find("h200")
 PLAIN = AttentionProblem(8, 32, 8, 65_536, 128)
 THREE_LONG = replace(PLAIN, context=(65_536,) * 3 + (16,) * 5)
+#: Settings of problems at the borders of the heuristics' cases, a JSON object in each line: kernel,
+#: its method, the problem's fields, and the settings.
+ROWS = Path(__file__).with_name("settings.jsonl").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("line", ROWS, ids=range(1, len(ROWS) + 1))
+def test_settings_of_an_h200(line):
+    row = json.loads(line)
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in row["problem"].items()
+    }
+    problem, own = AttentionProblem(**fields), kernel(row["kernel"])
+    config = getattr(own, row["choice"])(problem, H200)
+    assert config.to_dict() == row["config"]
+    if row["kernel"] == "lean_cuda":
+        build = CudaBuild.of(problem, config)
+        assert build.fits(H200)
+        assert config in own.candidate_configs(problem, H200) or "any" in row["choice"]
+        assert isinstance(build, ManyRowsBuild) == (config.tile_rows >= 64)
+        if config.tile_rows >= 64:
+            # CTAs that do not wait need not be resident together.
+            assert build.cooperative == (config.cluster_size == 1)
+    if row["kernel"] == "lean":
+        # Neither capacity, lengths nor pages matter.
+        for axes in ({"context": 256}, {"context": (7,) * problem.batch}, {"page_size": 64}):
+            assert own.any_length_config(replace(problem, **axes), H200) == config
 
 
 def build_of(config) -> tuple[int, ...]:

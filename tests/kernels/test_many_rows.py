@@ -128,58 +128,6 @@ def test_two_ctas_share_an_sm_by_its_output_tiles(axes, ctas_per_sm):
     assert CudaBuild.of(problem, config).fits(H200)
 
 
-@pytest.mark.parametrize(
-    ("axes", "cluster_size", "stages"),
-    [
-        # 58 to 66 output tiles: a pair for each.
-        ({"batch": 8}, 2, 3),
-        ({"batch": 8, "head_dim": 64}, 2, 6),
-        ({"batch": 8, "q_heads": 64, "q_len": 4}, 2, 3),
-        ({"batch": 8, "q_len": 4, "window_left": 4096, "sinks": True}, 2, 3),
-        ({"batch": 58, "q_heads": 4, "kv_heads": 1}, 2, 3),
-        ({"batch": 66, "q_heads": 4, "kv_heads": 1, "context": 641}, 2, 3),
-        # With pages, pairs were slower.
-        ({"batch": 8, "q_heads": 64, "q_len": 4, "page_size": 16}, 1, 3),
-        # So short that five LeanTiles hold it, and visible tokens that are.
-        ({"batch": 8, "context": 640}, 1, 3),
-        ({"batch": 8, "window_left": 600}, 1, 3),
-        # More or fewer output tiles, or several per KV head.
-        ({"batch": 57, "q_heads": 4, "kv_heads": 1}, 1, 6),
-        ({"batch": 67, "q_heads": 4, "kv_heads": 1}, 1, 6),
-        ({"batch": 4}, 1, 3),
-        ({"batch": 16}, 1, 3),
-        ({"batch": 1}, 1, 3),
-        ({"batch": 4, "q_len": 64}, 1, 3),
-        # Two warpgroups, and two CTAs per SM.
-        ({"batch": 8, "q_len": 17}, 1, 4),
-        ({"batch": 32}, 1, 2),
-        ({"batch": 64}, 1, 3),
-        # Other head_dims, of which only narrow ones were timed; copies by lanes.
-        ({"batch": 32, "head_dim": 64}, 1, 4),
-        ({"batch": 8, "head_dim": 64, "q_len": 17}, 1, 8),
-        ({"batch": 8, "head_dim": 128, "v_head_dim": 64}, 1, 4),
-        ({"batch": 8, "head_dim": 192, "v_head_dim": 128}, 1, 5),
-        ({"batch": 8, "head_dim": 256}, 1, 3),
-        ({"batch": 8, "page_size": 1}, 1, 6),
-        # Lengths on the device.
-        ({"batch": 8, "lengths_on": "device"}, 1, 3),
-        ({"batch": 16, "lengths_on": "device"}, 1, 6),
-        ({"batch": 16, "q_lens": (16,) * 16}, 1, 6),
-        ({"batch": 16, "leftpad": True}, 1, 6),
-    ],
-    ids=str,
-)
-def test_pairs_and_stages_of_lengths_that_the_host_knows(axes, cluster_size, stages):
-    problem = replace(CHUNK, **{"context": 8192, "q_len": 16, **axes})
-    config = kernel("lean_cuda").default_config(problem, H200)
-    assert config is not None
-    assert (config.cluster_size, config.num_stages) == (cluster_size, stages)
-    build = CudaBuild.of(problem, config)
-    assert isinstance(build, ManyRowsBuild)
-    # CTAs that do not wait need not be resident together.
-    assert (build.fits(H200), build.cooperative) == (True, cluster_size == 1)
-
-
 def test_any_length_config_has_no_pairs():
     problem = replace(CHUNK, batch=8, context=8192, q_len=16)
     config = kernel("lean_cuda").any_length_config(problem, H200)

@@ -297,53 +297,6 @@ def test_ranges_end_with_output_tiles_unless_too_many_sms_have_no_work(
     assert _aligned(66, output_tiles, stages) == ranges
 
 
-@pytest.mark.parametrize(
-    ("heads", "batch", "context", "groups", "stages"),
-    [
-        # Fewer stages than 16 splits of 4 column groups on 66 pairs: 1 to 4 stages each.
-        (128, 1, 1, 4, 1),
-        (128, 1, 1024, 4, 1),
-        (128, 1, 2048, 4, 2),
-        (128, 1, 4096, 4, 4),
-        (128, 1, 5120, 4, 5),
-        # 6 stages of 16 splits are too many, 3 of 33 are not: up to 8k + 256 tokens.
-        (128, 1, 5121, 2, 3),
-        (128, 1, 8192, 2, 4),
-        (128, 1, 8449, 1, 3),
-        (128, 1, 32_768, 1, 8),
-        # Merges of few splits take as long as those of many; stages of 4 column groups take longer.
-        (128, 2, 1024, 4, 2),
-        (128, 4, 1024, 2, 2),
-        # Two groups of fewer than 8 splits were slower than one.
-        (128, 8, 512, 4, 4),
-        # Whole output tiles, without a merge.
-        (128, 16, 300, 4, 5),
-        (128, 33, 200, 2, 4),
-        (128, 2, 4096, 2, 4),
-        (128, 67, 64, 1, 1),
-        (128, 8, 8192, 1, 2),
-        (128, 128, 1024, 1, 1),
-        # Single CTAs, which store and merge a quarter of the rows.
-        (16, 1, 1024, 4, 1),
-        # More than half of the SMs are busy with two.
-        (16, 1, 1025, 2, 1),
-        (16, 2, 1024, 2, 1),
-        (16, 1, 4096, 2, 2),
-        (16, 16, 300, 1, 1),
-        (16, 4, 1024, 2, 1),
-        (16, 1, 8192, 2, 2),
-        (16, 1, 32_768, 1, 8),
-        (16, 32, 4096, 1, 2),
-    ],
-)
-def test_column_groups_where_merges_cost_more_than_scores(heads, batch, context, groups, stages):
-    problem = AttentionProblem(batch, heads, 1, context, 576, **LATENT)
-    expected = MlaConfig(stages, align_grid=True, column_groups=groups)
-    assert LEAN_MLA.default_config(problem, H200) == expected
-    in_fp8 = replace(problem, kv_dtype="e4m3")
-    assert LEAN_MLA.default_config(in_fp8, H200).column_groups == 1
-
-
 def test_column_groups_follow_from_what_the_host_knows():
     """For lengths on the device, it is the capacity."""
     problem = AttentionProblem(1, 128, 1, 100, 576, lengths_on="device", capacity=4096, **LATENT)
