@@ -29,6 +29,26 @@ def attend(inputs: AttentionInputs, **options: Any) -> tuple[torch.Tensor, torch
     return out, lse
 
 
+def captured(
+    call: Callable[[], tuple[torch.Tensor, torch.Tensor]], stream: torch.cuda.Stream | None = None
+) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]:
+    """Return a graph of a call, its output and its LSE, poisoned.
+
+    The call is made before on another stream, which may compile, as in torch's guide to graphs.
+    """
+    aside = stream or torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        call()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        out, lse = call()
+    out.fill_(math.nan)
+    lse.fill_(math.nan)
+    return graph, out, lse
+
+
 def assert_right(inputs: AttentionInputs, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Check the results of every head within the limits of `leanbench.check.reference`."""
     written = replace(inputs, out=out, lse=lse)

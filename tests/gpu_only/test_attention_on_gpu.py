@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_calls import assert_right, attend, differing
+from attention_calls import assert_right, attend, captured, differing
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanTritonConfig
 from tuned_examples import candidate, family, tuned
@@ -156,29 +156,12 @@ def test_batch_invariant_takes_the_implementation_of_this_gpu(problem):
     assert all(torch.equal(*both) for both in zip(result, expected, strict=True))
 
 
-def captured(inputs: AttentionInputs, call: Callable, stream: torch.cuda.Stream):
-    """Return a graph of one call, its output and its LSE, poisoned.
-
-    The same stream made the call before.
-    """
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call(inputs)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        out, lse = call(inputs)
-    out.fill_(float("nan"))
-    lse.fill_(float("nan"))
-    return graph, out, lse
-
-
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["equal shares", "batch invariant"])
 @pytest.mark.parametrize("which", ["ragged", "paged", "paged drafts"])
 def test_a_captured_call_follows_lengths_and_pages_that_change(which, batch_invariant):
     inputs, call = make_inputs(PROBLEMS[which], "cuda"), caller(None, batch_invariant)
     assert inputs.cache_seqlens is not None
-    graph, out, lse = captured(inputs, call, torch.cuda.Stream())
+    graph, out, lse = captured(lambda: call(inputs), torch.cuda.Stream())
     batch = inputs.q.shape[0]
     chosen = [
         PROBLEMS[which].contexts,
@@ -220,7 +203,7 @@ def test_a_graph_outlives_a_larger_workspace_of_its_stream(monkeypatch):
     monkeypatch.setattr(workspaces(), "of_streams", {})
     stream, call = torch.cuda.Stream(), caller(None, batch_invariant=True)
     small = make_inputs(PROBLEMS["ragged"], "cuda")
-    graph, out, lse = captured(small, call, stream)
+    graph, out, lse = captured(lambda: call(small), stream)
     before = workspaces().of_streams[small.q.device, stream.cuda_stream]
     # Capacity for 40 runs of each of 32 output tiles, 16 rows each: at least 10 MB of partials.
     large = make_inputs(

@@ -7,14 +7,15 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 
 import pytest
 import torch
-from attention_calls import assert_right, attend
+from attention_calls import assert_right, attend, captured
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
-from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.measure.instruments import open_instruments
@@ -46,30 +47,12 @@ def no_workspaces(monkeypatch):
     monkeypatch.setattr(partials_workspace().WORKSPACES, "of_streams", {})
 
 
-def captured(inputs: AttentionInputs, stream: torch.cuda.Stream | None = None):
-    """Return a graph of one call, its output and its LSE.
-
-    The call is compiled before on another stream, as in torch's guide to graphs.
-    """
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        attend(inputs)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        out, lse = attend(inputs)
-    out.fill_(float("nan"))
-    lse.fill_(float("nan"))
-    return graph, out, lse
-
-
 @pytest.mark.usefixtures("no_workspaces")
 def test_a_graph_does_not_need_an_earlier_graph_to_have_run():
     """The order of replays does not matter."""
     problems = [MHA, replace(MHA, context=9000), replace(MHA, context=1000)]
     calls = [make_inputs(problem, "cuda") for problem in problems]
-    graphs = [captured(inputs) for inputs in calls]
+    graphs = [captured(partial(attend, inputs)) for inputs in calls]
     for inputs, (graph, out, lse) in reversed(list(zip(calls, graphs, strict=True))):
         graph.replay()
         torch.cuda.synchronize()
@@ -79,7 +62,7 @@ def test_a_graph_does_not_need_an_earlier_graph_to_have_run():
 @pytest.mark.usefixtures("no_workspaces")
 def test_a_stream_that_captured_a_call_can_run_one():
     inputs, stream = make_inputs(MHA, "cuda"), torch.cuda.Stream()
-    graph, out, lse = captured(inputs, stream)
+    graph, out, lse = captured(partial(attend, inputs), stream)
     with torch.cuda.stream(stream):
         eager_out, eager_lse = attend(inputs)
     torch.cuda.synchronize()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_calls import assert_right, attend
+from attention_calls import assert_right, attend, captured
 from hostile_inputs import assert_nan_of_kv_head_0, nan_in_k, very_low_scores, wild_lengths
 from leanbench.kernels.lean.configs import LeanCudaConfig, LeanTritonConfig
 from spinner import spinning
@@ -75,18 +75,7 @@ def slots_of(device: torch.device) -> torch.Tensor:
     return workspaces.lend(device, 8).slots
 
 
-def captured(call: Callable, stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Any]:
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        results = call()
-    return graph, results
-
-
-def poison(results: tuple[torch.Tensor, torch.Tensor]) -> None:
+def poison(results: list[torch.Tensor]) -> None:
     for result in results:
         result.fill_(math.nan)
 
@@ -127,7 +116,7 @@ def test_a_graph_is_right_whatever_its_slots_hold(way, problem, monkeypatch):
         return lent[-1]
 
     monkeypatch.setattr(workspaces, "lend", recorded)
-    graph, results = captured(call, torch.cuda.Stream())
+    graph, *results = captured(call, torch.cuda.Stream())
     slots = lent[-1].slots
     assert slots.data_ptr() != slots_of(inputs.q.device).data_ptr()
     graph.replay()
@@ -150,17 +139,17 @@ def test_two_graphs_of_one_stream_and_an_eager_call_run_at_once(way):
     expected = [call() for call in calls]
     torch.cuda.synchronize()
     for _ in range(100):
-        for _, results in graphs:
+        for _, *results in graphs:
             poison(results)
         torch.cuda.synchronize()
-        for aside, (graph, _) in zip(asides, graphs, strict=True):
+        for aside, (graph, *_) in zip(asides, graphs, strict=True):
             with torch.cuda.stream(aside):
                 graph.replay()
         with torch.cuda.stream(stream):
             eager = calls[2]()
         torch.cuda.synchronize()
         for results, wanted in zip(
-            [*[written for _, written in graphs], eager], expected, strict=False
+            [*[written for _, *written in graphs], eager], expected, strict=False
         ):
             assert all(torch.equal(*both) for both in zip(results, wanted, strict=True))
 

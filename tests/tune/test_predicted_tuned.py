@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from depth import deep
 from leanbench.kernels.lean.configs import LeanTritonConfig
 from world import H200, LEAN, TRITON, Here, Silent, World, builds_of
 
@@ -86,7 +87,13 @@ def test_what_cannot_run_fails_in_a_prediction():
     assert result.failures[configs[1]] == "does not compile: ValueError: no"
 
 
-@pytest.mark.parametrize("spec", [pytest.param(gpu, id=gpu.name) for gpu in CATALOGUE])
+#: A GPU of each compute capability; the others are of deep runs.
+ALWAYS = {gpu.compute_capability: gpu for gpu in CATALOGUE}.values()
+
+
+@pytest.mark.parametrize(
+    "spec", [gpu if gpu in ALWAYS else deep(gpu) for gpu in CATALOGUE], ids=lambda gpu: gpu.name
+)
 def test_every_gpu_of_the_catalogue_is_tuned(spec, monkeypatch):
     """One of three families spills, and one has no build that fits; tests/run compiles."""
     spills, small, large = FamilyKey(256, 8), FamilyKey(256, 1), FamilyKey(256, 4)
