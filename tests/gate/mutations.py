@@ -136,9 +136,15 @@ def read_mutations(text: str) -> Iterator[Mutation]:
         old, new = (
             "\n".join(line[1:] for line in rest if line.startswith(sign)) for sign in ("-", "+")
         )
-        keys = [line.strip().partition(" ")[::2] for line in rest if line.startswith("  ")]
-        gpu = [value.partition(" ")[::2] for key, value in keys if key == "gpu"]
-        fields = dict(keys)
+        gpu: list[tuple[str, str]] = []
+        fields: dict[str, str] = {}
+        for line in rest:
+            if line.startswith("  "):
+                key, _, value = line.strip().partition(" ")
+                fields[key] = value
+                if key == "gpu":
+                    tool, _, check = value.partition(" ")
+                    gpu.append((tool, check))
         yield Mutation(
             name,
             file,

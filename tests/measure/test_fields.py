@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,9 @@ L2_BYTES = 50 * 2**20
 EFFORT = Effort(relative_ci=0.01, min_samples=6, max_samples=20)
 
 
-def state(clock_mhz=1980, temperature_c=40, power_w=300.0, reasons=None):
+def state(
+    clock_mhz: Any = 1980, temperature_c: Any = 40, power_w: Any = 300.0, reasons: Any = None
+):
     return GpuState(clock_mhz, 2619, temperature_c, power_w, reasons)
 
 
