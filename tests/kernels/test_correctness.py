@@ -171,7 +171,7 @@ def test_garbage_past_the_context_is_not_read(name, problem, device):
     passes(inputs, problem.dtype)
 
 
-@pytest.mark.parametrize(("page_size", "name"), diagonal([None, 16], list(CONFIGS), keep=2))
+@pytest.mark.parametrize(("page_size", "name"), diagonal([None, 16], list(CONFIGS), keep=4))
 def test_a_query_sees_nothing_after_itself(name, page_size, device):
     """Each query position alone, over the context up to it, gives the same as all together."""
     problem = AttentionProblem(2, 4, 2, 70, 64, q_len=5, page_size=page_size)
