@@ -519,7 +519,7 @@ def test_a_dry_run_of_models_says_whose_shapes_it_takes():
     )
 
 
-@pytest.mark.parametrize("name", diagonal(shipped_sweeps(), keep=4))
+@pytest.mark.parametrize("name", diagonal([*shipped_sweeps()], keep=4))
 def test_every_shipped_sweep_can_be_run_dry(name):
     result = invoke("sweep", name, "--gpu", "h200", "--dry-run")
     assert result.exit_code == 0, result.stderr

@@ -9,7 +9,7 @@ import pytest
 from depth import diagonal, label
 
 from leanbench.core.config import TileConfig
-from leanbench.core.decomposition import TileGrid, one_cta_per_tile, stream_k
+from leanbench.core.decomposition import Schedule, TileGrid, one_cta_per_tile, stream_k
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs
@@ -49,7 +49,7 @@ class Plain(Kernel):
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[TileConfig]:
         return list(self.configs)
 
-    def schedule(self, problem, config, gpu):
+    def schedule(self, problem, config, gpu) -> Schedule | None:
         assert config is not None
         return one_cta_per_tile(TileGrid.of(problem, config.tile_tokens))
 

@@ -49,7 +49,7 @@ def schedule_of(kind, problem, config=CONFIG, spec=H200):
     return one_cta_per_tile(tiles) if kind == "one_cta_per_tile" else fixed_split(tiles, 4)
 
 
-def play(kind, problem, config=CONFIG, spec=H200, constants=EVEN):
+def play(kind, problem, config=CONFIG, spec=H200, constants: Constants | None = EVEN):
     return simulate(
         schedule_of(kind, problem, config, spec), problem, config, spec, constants=constants
     )

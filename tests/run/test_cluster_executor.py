@@ -153,6 +153,7 @@ def test_cells_that_take_two_agents_along_are_crashed_rows(tmp_path):
     rows = {row.cell: row for row in read_rows(tmp_path / "r")}
     crashed = [row for row in rows.values() if row.status == "crashed"]
     assert [row.cell for row in crashed] == [cell.key for cell in CELLS[4:6]]
+    assert crashed[0].reason is not None
     assert crashed[0].reason.count("was lost (ActorDiedError)") == 2
     assert len(rows) == len(CELLS)
 

@@ -126,6 +126,7 @@ def test_each_number_of_gpus_has_a_worker_of_its_own(runner: ProblemRunner, tmp_
     assert len(rows) == len(shares)
     of_eight = rows.pop(7)
     assert of_eight.status == "unsupported"
+    assert of_eight.reason is not None
     assert of_eight.reason.startswith("this problem is for 8 GPUs and 4 can be used here")
     assert [row.status for row in rows] == ["ok"] * len(rows), (rows, log)
     workers = [row.warnings for row in rows]

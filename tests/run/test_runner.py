@@ -451,6 +451,7 @@ def test_a_malformed_result_is_that_kernels_row(tmp_path, monkeypatch):
     fa2, lean, fixed_split = read_rows(tmp_path / "r")
     assert fa2.status == "ok"
     assert lean.status == "crashed"
+    assert lean.reason is not None
     assert lean.reason.startswith(
         "the kernel's result is malformed: latency_us: Input should be a valid number"
     )
@@ -483,6 +484,7 @@ def test_what_no_file_can_hold_costs_that_kernels_row_alone(tmp_path, monkeypatc
     assert go(tmp_path / "r", monkeypatch, Workers(act)) == 0
     fa2, lean, fixed_split = read_rows(tmp_path / "r")
     assert [fa2.status, lean.status, fixed_split.status] == ["ok", "crashed", "ok"]
+    assert lean.reason is not None
     assert lean.reason.startswith(f"the kernel's result is malformed: {fault}")
     assert "\n" not in lean.reason
     assert set(read_samples(tmp_path / "r")) == {fa2.cell, fixed_split.cell}

@@ -142,11 +142,12 @@ def test_a_broken_capture_is_told_by_the_launch_that_broke_it(capsys):
         except KeyError:
             raise torch.AcceleratorError(MISALIGNED)  # noqa: B904
 
-    for run, reason in (
+    cases: tuple[tuple[Any, str], ...] = (
         (broken, "RuntimeError: Triton Error [CUDA]: operation not permitted"),
         (ended_early, "AcceleratorError: CUDA error: a previous error during capture"),
         (lost, f"AcceleratorError: {MISALIGNED}"),
-    ):
+    )
+    for run, reason in cases:
         assert _attempt(run, request("lean", "fa2"), announced("fa2")) == (
             {"fa2": {"status": "crashed", "reason": reason}},
             False,
