@@ -249,7 +249,7 @@ def as_int(number: Any) -> Any:
 
 
 def expand_scales(scales: Any, q: torch.Tensor, k_cache: torch.Tensor, cu_seqlens_q: Any) -> Any:
-    """Expand scales to (batch, kv_heads) if possible; others are left for `check_extras`."""
+    """Expand scales to (batch, kv_heads) if possible; others are left for the checks to reject."""
     if not isinstance(scales, torch.Tensor) or k_cache.dim() != 4 or not q.dim():
         return scales
     batch = q.shape[0]

@@ -188,15 +188,15 @@ def _options(
 # First sentences of docstrings are too long for a terminal of 80 columns.
 app.command("sweep", short_help="Measure (or predict) kernels over a grid of problems.")(sweep)
 app.command("decode", short_help="Measure (or predict) a decode step of a whole model.")(decode)
-app.command("tune", short_help="Find and keep the best launch settings for a GPU.")(tune)
-app.command("compare", short_help="Say cell by cell whether two runs differ.")(compare)
+app.command("tune", short_help="Find and save the best launch settings for a GPU.")(tune)
+app.command("compare", short_help="Compare two runs or two kernels, cell by cell.")(compare)
 app.command("trace", short_help="Draw what every CTA did and when.")(trace)
 app.command("report", short_help="Write HTML and CSV from the rows of a run.")(report)
-app.command("merge", short_help="Put the runs of a sweep's shards together.")(merge)
+app.command("merge", short_help="Join the runs of a sweep's shards.")(merge)
 app.command("check", short_help="Compare every kernel with the fp64 reference.")(check)
-app.command("doctor", short_help="Say what this machine can measure, and how well.")(doctor)
+app.command("doctor", short_help="Report what this machine can measure, and how well.")(doctor)
 app.add_typer(
-    predict, name="predict", short_help="What predictions rest on, and how wrong they are."
+    predict, name="predict", short_help="Show, check or fit the performance model's constants."
 )
 app.add_typer(
     configs, name="configs", short_help="List, show, move and verify tuned launch settings."

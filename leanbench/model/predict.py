@@ -273,9 +273,9 @@ class Link:
 
 #: Latency: the median of 32 problems, and one way of 4 kB from 128 threads between two H200s (entry
 #: 45 of reports/performance-log.md; the message `partial` of tools/gpu/ping_pong.py). Further
-#: partials: the median of 28 problems on four H200s (reports/h200/shared-4, shards below 100 us),
-#: without the bandwidth's share. Bandwidth: NVLink 4, datasheet. An H100 SXM has the same links; an
-#: exchange of one sequence adds 1.1 us on two and 2.0 on four in the median (reports/h100/scaling).
+#: partials: the median of 28 problems on four H200s (entry 71; shards below 100 us), without the
+#: bandwidth's share. Bandwidth: NVLink 4, datasheet. An H100 SXM has the same links; an exchange of
+#: one sequence adds 1.1 us on two and 2.0 on four in the median (reports/h100/scaling).
 _NVLINK_4 = Link(1.4, 0.2, 450.0)
 _LINKS = {"h200": _NVLINK_4, "h100-sxm": _NVLINK_4}
 
