@@ -13,9 +13,9 @@ sweep: $(VENV)/installed  ## Run the smoke sweep; writes HTML and CSV, prints th
 test: $(VENV)/installed-dev  ## Lint, type-check and run every test that can run on this machine
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
 	$(BIN)/python .ci/imports.py
-	$(BIN)/pytest -n auto --dist worksteal
+	@# pyright uses one core, and takes a third of the time: beside the tests.
+	$(BIN)/pyright & types=$$!; $(BIN)/pytest -n auto --dist worksteal; tests=$$?; wait $$types && exit $$tests
 
 test-deep: $(VENV)/installed-dev  ## All examples of property tests, every build and every drill; half an hour
 	LEANBENCH_TESTS=deep $(BIN)/pytest -n auto --dist worksteal

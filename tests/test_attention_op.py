@@ -196,6 +196,7 @@ def test_settings_pass_through():
     assert flatten_config(None) == (None, None)
 
 
+@pytest.mark.deep
 def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch, device):
     """Settings of another compiled call do not matter."""
     torch._dynamo.reset()

@@ -62,6 +62,7 @@ def rows(copy: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO((copy / "runs/first/report.csv").read_text())))
 
 
+@pytest.mark.deep
 def test_it_is_a_flag_with_its_help_and_default(answers):
     assert "--temperature LIST" in answers["help"]
     assert "Scores are divided by it: 0.7,30" in answers["help"]

@@ -58,6 +58,7 @@ def answers(copy: Path) -> dict[str, str]:
     return {name: result[1] for name, result in zip(commands, results, strict=True)}
 
 
+@pytest.mark.deep
 def test_the_csv_has_it(answers, copy):
     rows = list(csv.DictReader(io.StringIO((copy / "runs/first/report.csv").read_text())))
     assert [row["spread_share"] for row in rows] == ["0.02", "0.08"]

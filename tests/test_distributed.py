@@ -298,6 +298,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.deep
 def test_a_rank_that_had_another_group_is_every_ranks_error(tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
     ranks = [

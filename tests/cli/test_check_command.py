@@ -79,6 +79,7 @@ def table_row(output: str, kernel: str, dtype: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("interpreter")
 def test_this_projects_kernels_pass():
     result = invoke("--limit", "2", "--jobs", "1")

@@ -156,7 +156,7 @@ def test_the_list_has_a_line_for_each_file(shipped):
         # It was written to, outside the folder.
         (
             {"gpu": tuned_configs(family()).gpu.model_copy(update={"name": "../../x"})},
-            "gpu.name: value error, '../../x' names no GPU, a GPU's name has lower-case letters",
+            "gpu.name: value error, '../../x' is no GPU name",
         ),
     ],
 )
@@ -228,8 +228,8 @@ def test_show_has_the_settings_of_cuda_where_there_are_any():
     assert lines(invoke("show", "h200"))[-1] == "1 8 4096 64 4 4 1 1 yes - - - - 10.00 1 same"
 
 
-def test_show_cuts_no_figure_at_100_columns(monkeypatch):
-    monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 100)
+def test_show_cuts_no_figure_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 75)
     cuda = LeanCudaConfig(
         128, 4, 3, 1, 1, True, chunk_tokens=32, tile_rows=8, cluster_size=8, copy="bulk"
     )
@@ -240,10 +240,10 @@ def test_show_cuts_no_figure_at_100_columns(monkeypatch):
     assert "…" not in "".join(shown)
     # Two tables for each: what a row is about is in both, everything else in one.
     assert [line for line in shown if line.startswith("1 8 4096")] == [
-        "1 8 4096 128 4 3 1 1 yes",
-        "1 8 4096 32 8 8 bulk 9.00 1 10.0%",
+        "1 8 4096 128 4 3 1 1 yes 32",
+        "1 8 4096 8 8 bulk 9.00 1 10.0%",
     ]
-    assert any(line.startswith("128 4 3") and line.endswith("bulk 96 10 1.0%") for line in shown)
+    assert any(line.endswith(" 96 10 1.0%") for line in shown)
     assert "tuned problems, continued" in shown
 
 

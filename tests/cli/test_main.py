@@ -258,6 +258,7 @@ def written_to(stdout: IO[str], command: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("command", ["sweep --help", "list kernels"])
 def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(command):
     reading, writing = os.pipe()

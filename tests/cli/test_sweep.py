@@ -494,6 +494,7 @@ def test_energy_is_predicted_if_asked_for(tmp_path, flags):
     assert {"--energy" in command for command in commands} == {bool(flags)}
 
 
+@pytest.mark.deep
 def test_a_model_that_no_kernel_is_predicted_for_gets_one_reason(tmp_path):
     words = "--model gpt-oss-120b --tp 8 --context 4k --batch 1 --gpu a100"
     result = invoke("sweep", *words.split(), "--out", str(tmp_path), "--name", "r")

@@ -64,6 +64,7 @@ def test_a_dry_run_says_how_settings_are_chosen(tmp_path):
     assert (len(cells), chosen) == (4, {"lean": {"given"}, "fa2": {"heuristic"}})
 
 
+@pytest.mark.deep
 def test_tuned_configs_reach_the_rows_and_the_summary(tmp_path):
     # The heuristic of `lean` itself depends on what is installed.
     kernels = ("--kernels", "lean_triton,fa2")

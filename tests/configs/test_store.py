@@ -166,7 +166,7 @@ FAULTS = {
         "no setting 'cluster_size'",
     ),
     "a setting out of range": (spoiled("candidates.1.config.tile_tokens", 48), "tile_tokens 48"),
-    "a path for a name": (spoiled("gpu.name", "../../x"), "gpu.name: .*a GPU's name"),
+    "a path for a name": (spoiled("gpu.name", "../../x"), "gpu.name: .*no GPU name"),
     "no time": (spoiled("time", "yesterday"), "time 'yesterday' is no ISO 8601 time"),
     "twice": ({**plain(), "families": plain()["families"] * 2}, "family 1 .* twice"),
 }

@@ -80,6 +80,7 @@ def test_a_run_of_several_gpus_gets_them(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("not started") == 2
 
 
+@pytest.mark.deep
 def test_runs_are_made_and_gone_on_with(tmp_path, capfd):
     out = tmp_path / "again"
     run = Again("tiny", tuple(shlex.split(PREDICTED)), 1, 9.0)
@@ -97,6 +98,7 @@ def test_runs_are_made_and_gone_on_with(tmp_path, capfd):
     assert whole_run(out / "tiny") is None
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("products", "gpus"),
     [(["NVIDIA L4"], {"h200", "h100"}), (["NVIDIA A100-SXM4-80GB", "NVIDIA H200"], {"h200"})],

@@ -88,6 +88,7 @@ def test_what_is_sent():
     }
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile ping_pong.cu")
 @pytest.mark.parametrize(("threads", "units"), [(1, 1), (3, 2)])
 def test_the_rounds_end_with_and_without_an_answer(tmp_path, threads, units):

@@ -36,6 +36,7 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
+@pytest.mark.deep
 def test_exchanges_merge_what_ranks_make_of_their_shards() -> None:
     size, port = 2, free_port()
     root = Path(__file__).parents[2]

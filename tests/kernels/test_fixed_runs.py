@@ -166,6 +166,7 @@ def differences(shape: dict[str, Any], config: KernelConfig, device: str) -> lis
     return names if all(torch.equal(*both) for both in results) else [*names, "another GPU"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "name", diagonal(["GQA", "MHA", "row tiles", "paged", "paged drafts"], keep=5)
 )

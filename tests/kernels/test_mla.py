@@ -35,6 +35,7 @@ LATENT: dict[str, Any] = {"latent": True, "v_head_dim": 512, "dtype": "bf16"}
 PROBLEM = AttentionProblem(2, 128, 1, 4096, 576, page_size=64, **LATENT)
 
 
+@pytest.mark.deep
 def test_a_cta_fits_an_h200():
     [cta] = LEAN_MLA.compile(PROBLEM, LEAN_MLA.default_config(PROBLEM, H200), HOPPER)
     # Three warpgroups, two of which take registers of the third.

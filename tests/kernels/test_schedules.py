@@ -108,6 +108,7 @@ def test_lean_aligned(monkeypatch, sms):
     )
 
 
+@pytest.mark.deep
 def test_lean_over_more_sequences_than_one_step_adds_up(monkeypatch):
     contexts = tuple(1 + 7 * b % 40 for b in range(150))
     problem = AttentionProblem(150, 1, 1, contexts, 64)

@@ -258,6 +258,7 @@ def test_the_newest_of_the_usual_places_is_found(monkeypatch, tmp_path):
     assert find_ncu() == str(tmp_path / "2025.10.0" / "ncu")
 
 
+@pytest.mark.deep
 def test_the_counted_process_says_why_it_failed(fake_ncu, monkeypatch):
     # A `ncu` that only starts the program, which finds no GPU.
     fake_ncu('while [ "$1" != "-P" ]; do program=$1; shift; done\nexec "$program" "$@"')

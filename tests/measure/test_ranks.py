@@ -112,6 +112,7 @@ def test_ranks_agree_and_a_failure_of_one_is_everybodys() -> None:
         }
 
 
+@pytest.mark.deep
 def test_a_worker_ends_with_a_follower_that_ends_at_work() -> None:
     worker = python(_LOSES_ONE)
     _, errors = worker.communicate(timeout=100)

@@ -120,6 +120,7 @@ def test_best_keeps_the_fastest_that_fits():
     assert fields["latency_us"] < default_us / 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("share_of_lead", "implementation"), [(1.1, "cuda"), (0.9, "triton")], ids=["within", "beyond"]
 )

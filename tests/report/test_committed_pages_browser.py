@@ -60,6 +60,7 @@ def test_a_committed_page_is_not_endless_on_a_screen(tmp_path: Path, page: str) 
     assert answer_of(tmp_path, html, "", PROBE, probe, width=1440)["seen"] <= TALLEST
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("runs", [1, 5])
 def test_long_names_do_not_widen_a_page(write_run: WriteRun, runs: int) -> None:
     long = "k" * 300

@@ -72,6 +72,7 @@ def check_all(out: Path, run: Path, kernel: str, baseline: str | None, said: Sai
     assert named == {form: {kernel} for form in named}
 
 
+@pytest.mark.deep
 def test_every_form_names_the_baseline_of_latent_caches(tmp_path: Path, capsys: Said) -> None:
     check_all(tmp_path, MLA, "lean_mla", None, capsys)
 

@@ -330,7 +330,7 @@ def test_page_sizes_are_told_apart(write_run: WriteRun) -> None:
         ("page_size", ("none", "16")),
     ]
     assert list(short_labels(frame, axes).values()) == [
-        "q_len 1, no pages",
+        "q_len 1, a contiguous cache",
         "q_len 1, pages of 16",
         "q_len 4, pages of 16",
     ]

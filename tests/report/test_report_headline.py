@@ -221,6 +221,7 @@ def test_many_runs_have_an_overview(write_run: WriteRun) -> None:
     assert overview_of(parts[:FEW_RUNS]) is None
 
 
+@pytest.mark.deep
 def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
     runs = runs_of(write_run, [20.0, 15.0, 9.0])
     rows = [row(problem(1024), "lean", 10.0), row(problem(1024), "fa2", 30.0)]
@@ -253,6 +254,7 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
     assert "nothing was measured" in " ".join(caveats(overview.parts[3][1]))
 
 
+@pytest.mark.deep
 def test_the_overview_holds_each_run_against_others_and_against_libraries(
     write_run: WriteRun,
 ) -> None:

@@ -77,6 +77,7 @@ def test_page_loads_nothing(write_run: WriteRun) -> None:
 
 
 # With all fields a page is larger.
+@pytest.mark.deep
 @pytest.mark.parametrize("all_fields", [deep(False), True], ids=["latency", "all fields"])
 def test_500_problems_and_5_kernels_stay_under_3_mb(write_run: WriteRun, all_fields: bool) -> None:
     problems = [

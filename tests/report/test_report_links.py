@@ -43,6 +43,7 @@ def shown(capsys: Capture, directory: Path, *others: Path) -> list[str]:
     return [*written, capsys.readouterr().out]
 
 
+@pytest.mark.deep
 def test_a_run_on_several_gpus_says_how_they_reach_one_another(
     write_run: WriteRun, capsys: Capture
 ) -> None:
@@ -52,12 +53,14 @@ def test_a_run_on_several_gpus_says_how_they_reach_one_another(
     assert all("peer_access" not in text for text in texts)
 
 
+@pytest.mark.deep
 def test_many_pairs_alike_are_one_sentence(write_run: WriteRun, capsys: Capture) -> None:
     pairs = [Pair(0, 1, True, True, 18), Pair(0, 2, True, True, 18), Pair(1, 2, True, True, 18)]
     texts = shown(capsys, write_run(measured_rows(), environments=several(*pairs)))
     assert all("All pairs of GPUs: 18 NVLinks, peer access." in text for text in texts)
 
 
+@pytest.mark.deep
 def test_of_several_runs_each_has_its_own(write_run: WriteRun, capsys: Capture) -> None:
     first = write_run(measured_rows(), environments=several(PAIR))
     other = write_run(measured_rows(), folder="other")
@@ -65,6 +68,7 @@ def test_of_several_runs_each_has_its_own(write_run: WriteRun, capsys: Capture) 
     assert html.count(SENTENCE) == markdown.count(SENTENCE) == 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "links",
     [

@@ -90,6 +90,7 @@ def report(out: Path, *runs: Path, baseline: str | None = None) -> dict[str, Any
     return data_of(out)
 
 
+@pytest.mark.deep
 def test_every_row_of_a_page_has_its_runs_baseline(tmp_path: Path, write_run: WriteRun) -> None:
     runs = run_of(write_run, "plain", "lean"), run_of(write_run, "latent", "lean_mla")
     data = report(tmp_path, *runs)
@@ -111,6 +112,7 @@ def test_every_row_of_a_page_has_its_runs_baseline(tmp_path: Path, write_run: Wr
     )
 
 
+@pytest.mark.deep
 @needs_node
 def test_the_map_of_speedups_is_filled_for_a_run_without_lean(
     tmp_path: Path, write_run: WriteRun

@@ -81,6 +81,7 @@ def test_many_runs_open_on_their_overview(write_run: WriteRun) -> None:
     assert [section.key for section in few.sections if section.folded == "closed"] == ["rows"]
 
 
+@pytest.mark.deep
 def test_predicted_runs_have_one_banner_and_no_second_warning(write_run: WriteRun) -> None:
     gpu = {"name": "a100-80gb", "product": "NVIDIA A100-SXM4-80GB"}
     rows = predicted([row(problem(), name, us) for name, us in (("lean", 9.0), ("fa2", 20.0))])
@@ -172,7 +173,7 @@ def test_the_head_names_few_values_and_few_kinds(write_run: WriteRun) -> None:
     assert len(kinds) > FEW_KINDS
     rows = [row(problem(**fields), "lean", 10.0) for fields in kinds]
     words = fixed_words(Results([read_run(write_run(rows, folder="kinds"))]).frame).split(" · ")
-    assert words[-1] == "various dtype, KV layout, cache capacity, softcap, sinks"
+    assert words[-1] == "various dtype, layout, capacity, softcap, sinks"
 
 
 def test_links_of_several_runs_stand_once(write_run: WriteRun) -> None:

@@ -91,6 +91,7 @@ def test_runs_of_one_name_are_told_apart_by_the_ends_of_their_paths(write_run: W
         read_runs([directories[0], directories[1], directories[0] / ".." / "x"])
 
 
+@pytest.mark.deep
 def test_no_two_lines_of_many_runs_look_alike(write_run: WriteRun) -> None:
     names = [f"run{index}" for index in range(12)]
     runs = read_runs([write_run([row(problem(), "lean", 1.0)], folder=n, name=n) for n in names])
@@ -128,6 +129,7 @@ def test_a_report_of_two_runs_needs_a_folder(write_run: WriteRun) -> None:
     assert "say with --out which folder to write" in " ".join(result.stderr.split())
 
 
+@pytest.mark.deep
 def test_hostile_names_of_runs_are_only_text(write_run: WriteRun) -> None:
     first = write_run(measured_rows(), folder="a", name=HOSTILE)
     second = write_run(measured_rows(), folder="b", name=f"{HOSTILE} two")

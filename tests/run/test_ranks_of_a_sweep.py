@@ -136,6 +136,7 @@ def test_each_number_of_gpus_has_a_worker_of_its_own(runner: ProblemRunner, tmp_
     assert len((tmp_path / "followers").read_text().split()) == 1 + 3
 
 
+@pytest.mark.deep
 def test_a_rank_that_fails_alone_costs_its_cell_at_once(
     runner: ProblemRunner, tmp_path: Path
 ) -> None:

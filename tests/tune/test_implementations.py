@@ -74,6 +74,7 @@ def fastest_us(problem: AttentionProblem, implementation: str | None) -> float:
     )
 
 
+@pytest.mark.deep
 def test_cuda_is_chosen_on_small_problems_and_triton_on_large_ones(home, both):
     save_families(H200, [both])
     seen = set()

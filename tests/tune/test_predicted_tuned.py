@@ -27,6 +27,7 @@ FAMILY = FamilyKey(128, 8)
 CONFIG = LeanTritonConfig(64, 4, 3, 1, 1, True)
 
 
+@pytest.mark.deep
 def test_what_is_written_of_a_prediction():
     builds = builds_of(FAMILY)
     space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)[::6]

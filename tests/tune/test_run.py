@@ -80,6 +80,7 @@ def tuned(wanted, observer):
     return result.families
 
 
+@pytest.mark.deep
 def test_what_was_timed_is_measured_and_forgotten_once_it_is_saved(worlds, tmp_path):
     wanted = request()
     ((summary, family),) = tuned(wanted, Silent())
@@ -112,6 +113,7 @@ def test_an_interrupted_tuning_goes_on_and_leaves_others_alone(worlds):
     assert len(worlds[3].calls) == 3
 
 
+@pytest.mark.deep
 def test_energy_goes_by_power(worlds, monkeypatch):
     work_seen = []
 
@@ -169,6 +171,7 @@ print(json.dumps([*{name.partition(".")[0] for name in {*sys.modules} - before}]
 """
 
 
+@pytest.mark.deep
 def test_processes_predict_without_importing_libraries():
     """The process they are forked from has imported them once for all."""
     result = subprocess.run(

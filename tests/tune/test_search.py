@@ -76,6 +76,7 @@ def test_the_choice_is_near_the_best_where_nothing_was_timed(triton_outcome):
     assert geometric_mean(heuristic) < 0.97
 
 
+@pytest.mark.deep
 def test_it_says_how_good_the_choice_is(outcome, triton_outcome):
     assert geometric_mean([trial.formula for trial in triton_outcome.trials]) > 0.97
     summary = summarise(outcome, LEAN, H200, cost_of("latency"))
@@ -121,6 +122,7 @@ def test_each_implementation_has_its_share_and_its_heuristic(world):
             assert share >= (32 if number < 5 else 6)
 
 
+@pytest.mark.deep
 def test_every_candidate_is_timed_where_that_is_asked():
     world = World()
     search = Search(LEAN, H200, Plan(1e9, problems=7, every_candidate=True), Silent())
@@ -133,6 +135,7 @@ def test_every_candidate_is_timed_where_that_is_asked():
         assert launches <= set(configs)
 
 
+@pytest.mark.deep
 def test_a_candidate_that_fails_leaves_with_its_build_and_a_reason():
     world = World(fails=lambda config: config.tile_tokens == 256)
     result = run(world)
@@ -145,6 +148,7 @@ def test_a_candidate_that_fails_leaves_with_its_build_and_a_reason():
     assert failed
 
 
+@pytest.mark.deep
 def test_what_fails_later_is_not_chosen_earlier():
     failing = []
 
@@ -286,6 +290,7 @@ def test_too_small_a_budget_says_what_it_needs(monkeypatch):
         search.run([compiled()], Slow(), no_ranking, 1e12)
 
 
+@pytest.mark.deep
 def test_what_was_timed_before_is_not_timed_again():
     first, plan = World(), Plan(1e9, problems=12)
     Search(LEAN, H200, plan, Silent()).run([compiled()], first, no_ranking, 1e12)
@@ -302,6 +307,7 @@ def test_what_was_timed_before_is_not_timed_again():
     assert len(progress.heuristic) == 12
 
 
+@pytest.mark.deep
 def test_the_heuristic_is_always_timed(outcome):
     for problem, times in outcome.progress.times.items():
         heuristic = outcome.progress.heuristic[problem]
@@ -314,6 +320,7 @@ def test_the_heuristic_is_always_timed(outcome):
         )
 
 
+@pytest.mark.deep
 def test_held_out_problems_are_not_fitted_to(triton_outcome):
     trials = triton_outcome.trials
     assert len(trials) == len(triton_outcome.progress.times)

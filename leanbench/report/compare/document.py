@@ -112,13 +112,14 @@ def _table(pairs: Sequence[Pair], source: str) -> Table:
     shared, problems = without_shared([pair.problem_label for pair in pairs])
     subject = f"{pairs[0].kernels}, " if len(kernels) == 1 else ""
     title = f"{subject}{source}{f', all {shared}' if shared else ''}"
-    headings = ["problem", "kernel", "base µs:", "new µs:", "difference:", "interval:"]
+    headings = ["problem", "kernel", "base µs:", "new µs:", "difference:"]
+    headings += ["verdict", "interval:"]
     headings += [f"{quantity.heading}:" for quantity in COMPARED]
     rows = [
         _row(pair, problem, pair.kernels if len(kernels) > 1 else "")
         for pair, problem in zip(pairs, problems, strict=True)
     ]
-    return table([*headings, "verdict"], rows, title)
+    return table(headings, rows, title)
 
 
 def _row(pair: Pair, problem: str, kernels: str) -> list[Words]:
@@ -129,9 +130,9 @@ def _row(pair: Pair, problem: str, kernels: str) -> list[Words]:
         base_us,
         new_us,
         difference(pair),
+        Text(outcome(pair), group(pair), note=pair.reason or ""),
         interval(pair),
         *(difference_of(pair, quantity) for quantity in COMPARED),
-        Text(outcome(pair), group(pair), note=pair.reason or ""),
     ]
 
 
