@@ -128,15 +128,15 @@ def capture_of_a_graph() -> Iterator[None]:
 
 
 def test_a_broken_capture_is_told_by_the_launch_that_broke_it(capsys):
-    def broken(problem, kernels, configs, overrides):
+    def broken(problem, kernels, configs, overrides) -> Any:
         with capture_of_a_graph():
             raise RuntimeError("Triton Error [CUDA]: operation not permitted")
 
-    def ended_early(problem, kernels, configs, overrides):
+    def ended_early(problem, kernels, configs, overrides) -> Any:
         with capture_of_a_graph():
             pass
 
-    def lost(problem, kernels, configs, overrides):
+    def lost(problem, kernels, configs, overrides) -> Any:
         try:
             raise KeyError("no plan yet")
         except KeyError:
