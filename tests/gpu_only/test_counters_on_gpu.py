@@ -30,7 +30,7 @@ def counted(problem: AttentionProblem, name: str, cache: CacheState = "cold") ->
 
 
 @needs_ncu
-@pytest.mark.parametrize(("name", "gpu_kernels"), [("lean", 1), ("fixed_split", 2)])
+@pytest.mark.parametrize(("name", "gpu_kernels"), [("lean", 1), ("fixed_split_triton", 2)])
 def test_a_cold_call_reads_k_and_v_once(name, gpu_kernels):
     problem = AttentionProblem(1, 56, 56, 4096, 64)
     launch = counted(problem, name)

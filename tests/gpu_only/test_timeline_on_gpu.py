@@ -91,7 +91,7 @@ def walked_us(timeline: Timeline) -> dict[int, float]:
 
 
 def test_merges_start_after_all_splits_have_ended():
-    timeline = recorded("fixed_split", PROBLEMS[1])
+    timeline = recorded("fixed_split_triton", PROBLEMS[1])
     splits = [cta for cta in timeline.ctas if cta.launch == "split_kernel"]
     merges = [cta for cta in timeline.ctas if cta.launch == "merge_kernel"]
     assert len(merges) == 32
