@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: sweep test test-deep test-range gpu-gate gpu-runs lint clean
+.PHONY: sweep test types every-test test-deep test-range gpu-gate gpu-runs lint clean
 
 sweep: $(VENV)/installed  ## Run the smoke sweep; writes HTML and CSV, prints their paths and how to activate the environment
 	$(BIN)/leanbench sweep smoke
@@ -14,8 +14,14 @@ test: $(VENV)/installed-dev  ## Lint, type-check and run every test that can run
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/imports.py
-	@# pyright uses one core, and takes a third of the time: beside the tests.
-	$(BIN)/pyright & types=$$!; $(BIN)/pytest -n auto --dist worksteal; tests=$$?; wait $$types && exit $$tests
+	$(MAKE) --no-print-directory -j2 types every-test
+
+# Two parts of `make test` that run beside each other.
+types:
+	$(BIN)/pyright
+
+every-test:
+	$(BIN)/pytest -n auto --dist worksteal
 
 test-deep: $(VENV)/installed-dev  ## All examples of property tests, every build and every drill; half an hour
 	LEANBENCH_TESTS=deep $(BIN)/pytest -n auto --dist worksteal

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 from leanbench.configs import store
 from leanbench.configs.switch import is_off
@@ -19,16 +18,7 @@ def settings_hash(spec: GpuSpec) -> str:
 
     Both the path and the text of a file count.
     """
-    return HEURISTIC if is_off() else _hash(store.tuned_for(spec))
-
-
-def shipped_settings_hash(spec: GpuSpec) -> str:
-    """Return the same for the shipped files, ignoring the user's."""
-    return _hash([file for file in store.tuned_for(spec) if file.where == "shipped"])
-
-
-def _hash(files: Sequence[store.File]) -> str:
-    if not files:
+    if is_off() or not (files := store.tuned_for(spec)):
         return HEURISTIC
     digest = hashlib.sha256()
     for file in files:

@@ -15,7 +15,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.decode import BOUND
 from leanbench.decode.attention import refusal
 from leanbench.model.calibration import calibration_for
-from leanbench.model.predict import predict_cell
+from leanbench.model.predict import predict_cell, predicted_fields
 from leanbench.model.rates import floor_us
 from leanbench.records.outcome import Outcome
 
@@ -38,12 +38,7 @@ def predict_step(
     Args:
         configs: See `leanbench.model.predict.predict_cell`.
     """
-    known = {
-        "decomposition": kernel.decomposition,
-        "source": "predicted",
-        "kv_bytes": problem.kv_bytes,
-    }
-    return known | _predicted(problem, kernel, configs, spec).fields()
+    return predicted_fields(problem, kernel, _predicted(problem, kernel, configs, spec))
 
 
 def _predicted(

@@ -82,12 +82,17 @@ def predict_cell(
             the lowest predicted latency, preferring this GPU's default implementation unless
             another leads by more than the model's error; or launch settings.
     """
+    return predicted_fields(problem, kernel, _predicted(problem, kernel, configs, spec))
+
+
+def predicted_fields(problem: AttentionProblem, kernel: Kernel, outcome: Outcome) -> dict[str, Any]:
+    """Return the fields of a row with a predicted outcome."""
     known = {
         "decomposition": kernel.decomposition,
         "source": "predicted",
         "kv_bytes": problem.kv_bytes,
     }
-    return known | _predicted(problem, kernel, configs, spec).fields()
+    return known | outcome.fields()
 
 
 def _predicted(

@@ -347,6 +347,7 @@ def test_what_is_no_config(tmp_path, content):
         ("mlp_bias", 1),
         ("linear_attn_config", []),
         ("attention_types", [[["global"], 10**9]]),
+        ("attention_types", [[["global"] * 600, 2]]),
         ("intermediate_size", [64] * 3),
         ("vocab_size", [64, 64, 64, 32]),
         ("num_attention_heads", [4, "4", 4, 4]),

@@ -83,8 +83,8 @@ class UnknownLayers(UserError):
     def __str__(self) -> str:
         return (
             f"the layers of {self.model} are not known without transformers (model_type"
-            f" {self.model_type!r}): pip install 'leanbench[transformers]', or add layer_types to"
-            " its config.json"
+            f" {self.model_type!r}): pip install transformers, or add layer_types to the"
+            " config.json"
         )
 
 
