@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -59,7 +60,7 @@ KINDS = {
 
 def decoder(name: str) -> Any:
     """Return a model on the GPU, in eval mode, with the same weights every time."""
-    import transformers
+    transformers = import_module("transformers")
 
     kind = KINDS[name]
     own: dict[str, Any] = {"hidden_size": kind.hidden, "num_attention_heads": kind.heads}

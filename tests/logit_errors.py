@@ -13,11 +13,12 @@ import copy
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 from decoders import KINDS, captured_logits_of, decoder, logits_of
-from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicCache, StaticCache
 
 from leanbench.integrations.transformers import register
 
@@ -93,7 +94,7 @@ def logit_errors(kind: str, batch: int) -> Iterator[LogitErrors]:
 
 
 def main(kinds: list[str]) -> None:
-    import transformers
+    transformers = import_module("transformers")
 
     from leanbench.records.environment import kernels_hash
 

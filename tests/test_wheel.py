@@ -15,7 +15,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from depth import deep
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("kernels", "sweeps", "reports")
@@ -186,9 +185,7 @@ print(kernels.__file__, kernels.get_kernel("relu"), leanbench.__file__, lean.__f
 """
 
 
-@pytest.fixture(
-    scope="module", params=[False, deep(True)], ids=["kernels first", "leanbench first"]
-)
+@pytest.fixture(scope="module", params=[False, True], ids=["kernels first", "leanbench first"])
 def environment(request, wheel, others_wheel, tmp_path_factory) -> Environment:
     """Install both distributions, one after the other."""
     environment = Environment(tmp_path_factory.mktemp("environment"))
@@ -196,6 +193,7 @@ def environment(request, wheel, others_wheel, tmp_path_factory) -> Environment:
     return environment
 
 
+@pytest.mark.deep
 def test_both_own_their_names(environment):
     theirs, answer, ours, room = environment.run("python", "-c", ASK_BOTH).splitlines()
     assert theirs == str(environment.site / "kernels" / "__init__.py")
@@ -216,6 +214,7 @@ print(leanbench.__file__, float((got - weights @ v[0, :, 0].double()).abs().max(
 """
 
 
+@pytest.mark.deep
 def test_the_installed_command_and_kernels_work_outside_the_checkout(environment):
     assert "stream_k" in environment.run("leanbench", "list", "kernels")
     options = ("smoke", "--gpu", "h200", "--name", "r", "--quiet")
@@ -230,6 +229,7 @@ def test_the_installed_command_and_kernels_work_outside_the_checkout(environment
     assert float(error) < 2e-3
 
 
+@pytest.mark.deep
 def test_neither_wrote_over_the_others_files(environment):
     """Each survives the other's removal. This is the last test, because it uninstalls leanbench."""
     environment.pip("uninstall", "--quiet", "--yes", "leanbench")

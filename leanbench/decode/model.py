@@ -48,8 +48,10 @@ def _made(text: str, dtype: str, device: str) -> torch.nn.Module:
     if (fault := version_fault()) is not None:
         raise UserError(fault)
     import torch
-    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
+    from transformers.modeling_utils import AttentionInterface
+    from transformers.models.auto.configuration_auto import AutoConfig
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
     AttentionInterface.register(IMPLEMENTATION, _attention)
     whole = read_model(text)

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from depth import DEEP
 from leanbench.kernels.lean.configs import LeanTritonConfig
 from leanbench.kernels.lean.triton_kernel import LeanTriton
 
@@ -75,6 +74,7 @@ def test_one_kernel_is_built_by_the_compiler_of_each_config(pool):
     assert stages_kb <= taken.shared_bytes / 1024 <= 1.25 * stages_kb
 
 
+@pytest.mark.deep
 def test_an_a100_spills_nothing_with_shipped_settings(pool):
     """The most used builds of what ships for it; without a cap on registers the compiler spills for
     group size 4.
@@ -83,8 +83,6 @@ def test_an_a100_spills_nothing_with_shipped_settings(pool):
     families = {(family.head_dim, family.group_size): family for family in read(path).families}
     jobs: list[Job] = []
     for (head_dim, group_size), family in families.items():
-        if group_size != 4 and not DEEP:
-            continue
         problem = AttentionProblem(1, 8 * group_size, 8, 4096, head_dim)
         configs = [family.candidates[index].config for index in family.shortlist]
         distinct = {config.build_key: config for config in reversed(configs)}
@@ -101,6 +99,7 @@ def test_an_a100_spills_nothing_with_shipped_settings(pool):
         ), job
 
 
+@pytest.mark.deep
 def test_pages_and_query_tokens_keep_as_many_stages_in_flight(pool):
     """Loads that wait for the block table in each step could not be in flight together."""
     config = LeanTritonConfig(64, 4, 3, 1, 1, True)

@@ -13,13 +13,15 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
 import torch
-import transformers
 
 from leanbench.integrations.transformers import register
+
+transformers = import_module("transformers")
 
 IMPLEMENTATIONS = ("lean", "sdpa")
 #: Batch, tokens of the prompt.

@@ -15,7 +15,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from decoders import KINDS, decoder
 from logit_errors import BATCHES, LENGTHS, PROMPT, logit_errors, prompts
-from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig, GenerationConfig
 
 from leanbench.integrations.transformers import register
 

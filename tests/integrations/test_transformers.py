@@ -18,7 +18,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from dense_attention import DenseAttention, as_run, dense_attention, in_place_of_lean
 from tiny_models import KINDS, prompts, tiny_model
-from transformers import StaticCache
+from transformers.cache_utils import StaticCache
 
 from leanbench.integrations import hf_attention
 from leanbench.integrations.hf_masks import lean_mask, lengths_of

@@ -19,7 +19,7 @@ import decoders
 from decoders import captured_logits_of, logits_of
 from dense_attention import as_run, dense_attention
 from tiny_models import KINDS, prompts, tiny_model
-from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicCache, StaticCache
 
 from leanbench.integrations import hf_attention, hf_masks
 from leanbench.integrations.hf_masks import lean_mask

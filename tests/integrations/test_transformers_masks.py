@@ -5,6 +5,7 @@ compared with eager attention, and which of them are refused.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -14,15 +15,15 @@ from leanbench.core.errors import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-import transformers
 from dense_attention import DenseAttention, in_place_of_lean
 from tiny_models import GROUPED, SIZES, prompts
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from leanbench.integrations import hf_attention
 from leanbench.integrations.hf_masks import dense_mask, is_windowed, lean_mask, lengths_of
 
+transformers = import_module("transformers")
 PROMPT, TOKENS = 6, 11
 #: Of the decoder, whose attention has a bias for each distance, or takes itself for not causal.
 ENCODER_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -225,9 +226,8 @@ def test_an_int32_mask_that_is_not_of_lengths_is_refused():
 @pytest.mark.parametrize("cache_type", ["dynamic", "static"])
 def test_a_decoder_that_joins_two_masks(cache_type):
     """T5Gemma 2 attends to its own tokens and the encoder's at once, also in decode steps."""
-    from transformers import T5Gemma2Config
 
-    decoder = T5Gemma2Config().decoder
+    decoder = transformers.T5Gemma2Config().decoder
     for q_length, skip in ((1, True), (1, False), (3, False)):
         static = cache_type == "static"
         offset = torch.tensor(4) if static else 4

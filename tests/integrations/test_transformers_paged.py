@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from dense_attention import DenseAttention, dense_attention
 from tiny_models import tiny_model
-from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching import cache as paged_cache
 
 from leanbench.integrations import hf_paged

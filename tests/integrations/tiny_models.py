@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def tiny_model(kind: str, **changes: Any) -> Any:
     """A model in eval mode, the same weights every time, with attn_implementation="lean"."""
-    import transformers
+    transformers = import_module("transformers")
 
     config_type, own = KINDS[kind]
     sizes = {"initializer_range": 0.2, **SIZES, **own, **changes}

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import islice
 
 import pytest
+from depth import deep
 from tuned_examples import FROM, LARGE, PROBLEM, family, tuned
 from world import H200, LEAN, Here, Silent, World, builds_of, cuda_where_small_us, no_ranking
 
@@ -102,7 +103,7 @@ def test_the_two_sides_of_that_world_differ():
             assert ratio > 1.02
 
 
-@pytest.mark.parametrize("lean", TAKES, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("lean", [LEAN, deep(TRITON), deep(CUDA)], ids=lambda kernel: kernel.name)
 def test_each_kernel_gets_the_best_of_what_it_takes(home, outcome, both, lean):
     saved = save_families(H200, [both])
     assert read(saved.path).families == [both]
@@ -130,6 +131,7 @@ def test_each_kernel_gets_the_best_of_what_it_takes(home, outcome, both, lean):
             assert choice.why.endswith(": this size was not timed")
 
 
+@pytest.mark.deep
 def test_gains_are_counted_against_the_kernels_own_heuristic(home, outcome, both):
     save_families(H200, [both])
     gains = dict.fromkeys(TAKES, 0)

@@ -98,6 +98,7 @@ def test_it_says_how_good_the_choice_is(outcome, triton_outcome):
     assert outcome.stopped == "all 24 problems were timed"
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("outcome")
 def test_fewer_candidates_are_timed_once_the_formula_knows(world):
     counts = [len(configs) for _, configs in world.calls]

@@ -104,6 +104,7 @@ def test_what_the_pool_does_not_hold_has_memory_of_its_own(problem, monkeypatch)
     assert not stopwatch._pools
 
 
+@pytest.mark.deep
 def test_captured_launches_are_the_builds_that_were_compiled_ahead(tmp_path):
     with process_pool(1) as pool:
         assert pool.submit(builds_compiled, tmp_path).result() == (1, 1)

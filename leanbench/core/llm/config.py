@@ -571,14 +571,14 @@ def _defaults(config_class: Any, published: Mapping[str, Any]) -> dict[str, Any]
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence warnings about keys that change no layer, such as a token's number."""
-    import transformers
+    from transformers.utils import logging
 
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
-        transformers.logging.set_verbosity(verbosity)
+        logging.set_verbosity(verbosity)
 
 
 def _attribute(config: Any, key: str) -> Any:

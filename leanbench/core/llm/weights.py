@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
@@ -248,11 +249,10 @@ def _counted(config: ModelConfig, published: Mapping[str, Any], keys: Mapping[st
 
 def _empty_model(config: ModelConfig, published: Mapping[str, Any]) -> Any:
     import torch
-    import transformers
-    from transformers import AutoModel, AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import AutoModel, AutoModelForCausalLM
 
-    version = f"transformers {transformers.__version__}"
+    version = f"transformers {metadata.version('transformers')}"
     if config.model_type not in CONFIG_MAPPING:
         raise UnknownWeights(config.name, f"{version} has no model_type {config.model_type!r}")
     try:
