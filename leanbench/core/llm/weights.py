@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
@@ -248,6 +247,8 @@ def _counted(config: ModelConfig, published: Mapping[str, Any], keys: Mapping[st
 
 
 def _empty_model(config: ModelConfig, published: Mapping[str, Any]) -> Any:
+    from importlib import metadata
+
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import AutoModel, AutoModelForCausalLM
