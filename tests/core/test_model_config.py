@@ -152,11 +152,7 @@ MIMO = {
             {"attn_layer_indices": [1, 3], "num_key_value_heads": 2},
             {"linear_attention": 2, "h4/2 d16": 2},
         ),
-        (
-            "lfm2",
-            {"full_attn_idxs": [2], "num_key_value_heads": 2},
-            {"conv": 3, "h4/2 d16": 1},
-        ),
+        ("lfm2", {"full_attn_idxs": [2], "num_key_value_heads": 2}, {"conv": 3, "h4/2 d16": 1}),
         (
             "recurrent_gemma",
             {"attention_window_size": 8, "block_types": ["recurrent", "attention"]},

@@ -249,12 +249,7 @@ INVALID = [
     ({"q_lens": (1, 2, 3)}, "number of query lengths", Reason.NOT_ONE_EACH, 2),
     ({"q_lens": (1, 0)}, "q_lens", Reason.BELOW_MINIMUM, 1),
     ({"latent": True}, "kv_heads", Reason.ABOVE_MAXIMUM, 1),
-    (
-        {"latent": True, "kv_heads": 1, "v_head_dim": 72},
-        "v_head_dim",
-        Reason.ABOVE_MAXIMUM,
-        64,
-    ),
+    ({"latent": True, "kv_heads": 1, "v_head_dim": 72}, "v_head_dim", Reason.ABOVE_MAXIMUM, 64),
     ({"latent": True, "kv_heads": 1, "append": 1}, "append", Reason.CONFLICT, "latent"),
     ({"parallel": "tp:3"}, "kv_heads", Reason.NOT_A_MULTIPLE, 3),
     ({"parallel": "cp:2", "context": (100, 1)}, "context", Reason.BELOW_MINIMUM, 2),

@@ -84,12 +84,5 @@ def problem_of(model: str, *contexts: int, dtype: str = "fp16", **axes: Any) -> 
     q_heads, kv_heads, head_dim = read_model(model).heads
     context = contexts[0] if len(set(contexts)) == 1 else contexts
     return AttentionProblem(
-        len(contexts),
-        q_heads,
-        kv_heads,
-        context,
-        head_dim,
-        dtype=dtype,
-        whole_model=model,
-        **axes,
+        len(contexts), q_heads, kv_heads, context, head_dim, dtype=dtype, whole_model=model, **axes
     )

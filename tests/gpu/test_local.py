@@ -420,10 +420,7 @@ def test_a_family_is_the_product_that_is_here_without_cuda_too(fake_nvml, fake_t
 
 
 LOST = {"errors": {"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST}}
-FORBIDDEN = {
-    "uuid": "GPU-dddd",
-    "errors": {"nvmlDeviceGetName": pynvml.NVML_ERROR_NO_PERMISSION},
-}
+FORBIDDEN = {"uuid": "GPU-dddd", "errors": {"nvmlDeviceGetName": pynvml.NVML_ERROR_NO_PERMISSION}}
 
 
 @pytest.mark.parametrize("fault", [LOST, FORBIDDEN])

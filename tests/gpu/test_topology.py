@@ -9,13 +9,7 @@ import pynvml
 import pytest
 
 from leanbench.gpu.nvml_library import GpuNotFoundError
-from leanbench.gpu.topology import (
-    Pair,
-    Topology,
-    has_peer_access,
-    pairs_in_words,
-    topology,
-)
+from leanbench.gpu.topology import Pair, Topology, has_peer_access, pairs_in_words, topology
 
 UUIDS = [f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "abc"]
 #: NVLinks of each that are up.

@@ -123,11 +123,7 @@ def test_a_decoder_with_a_bias_or_that_says_it_is_not_causal(kind, padded, cache
 
 def test_lengths_stand_for_the_mask_that_sdpa_gets():
     mask = lean_mask(
-        2,
-        2,
-        7,
-        q_offset=4,
-        attention_mask=torch.tensor([[0] * 2 + [1] * 4, [1] * 6]).bool(),
+        2, 2, 7, q_offset=4, attention_mask=torch.tensor([[0] * 2 + [1] * 4, [1] * 6]).bool()
     )
     assert mask is not None
     assert dense_mask(mask, 2, 7, None).int().tolist() == [

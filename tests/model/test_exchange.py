@@ -54,10 +54,7 @@ def test_more_gpus_send_more():
     assert of["cp:2xtp:4"] == pytest.approx(1.4 + 8192 / 450e3)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "run"),
-    [("h200", "h200/scaling"), ("h100-sxm", "h100/scaling")],
-)
+@pytest.mark.parametrize(("gpu", "run"), [("h200", "h200/scaling"), ("h100-sxm", "h100/scaling")])
 def test_exchanges_add_what_was_measured_in_the_median(gpu, run):
     off_us = [
         (exchange_us(problem, find(gpu)) or 0.0) - row.exchange_us

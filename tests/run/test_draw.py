@@ -117,10 +117,7 @@ def test_flags_give_a_fill_capacities_in_tokens(capacity):
 
 @pytest.mark.parametrize(
     ("axes", "context", "capacity"),
-    [
-        ({"context": "1m"}, 2**20, 2**18),
-        ({"context": "1k,4k", "capacity": "1k"}, 4096, 1024),
-    ],
+    [({"context": "1m"}, 2**20, 2**18), ({"context": "1k,4k", "capacity": "1k"}, 4096, 1024)],
 )
 def test_contexts_above_every_capacity_are_refused(axes, context, capacity):
     with pytest.raises(UserError) as error:

@@ -27,11 +27,7 @@ def test_shards_are_every_nth_problem_with_all_its_kernels():
 
 def test_a_shard_is_a_pair():
     assert Shard.parse(" 2/8 ") == Shard(2, 8)
-    assert Shard(2, 8).to_manifest(CELLS[:1]) == {
-        "index": 2,
-        "count": 8,
-        "cells": [CELLS[0].key],
-    }
+    assert Shard(2, 8).to_manifest(CELLS[:1]) == {"index": 2, "count": 8, "cells": [CELLS[0].key]}
 
 
 @pytest.mark.parametrize(

@@ -370,10 +370,7 @@ def test_configs_are_chosen_from_the_same_words_as_by_the_flag(tmp_path, choice)
 
 @pytest.mark.parametrize(
     ("sweep", "axes", "cells"),
-    [
-        ("chunks", {"q_lens": "1x3+4", "batch": "4"}, 10),
-        ("variants", {"kv_dtype": "same"}, 222),
-    ],
+    [("chunks", {"q_lens": "1x3+4", "batch": "4"}, 10), ("variants", {"kv_dtype": "same"}, 222)],
 )
 def test_what_a_flag_makes_moot_in_a_file_is_no_mistake(sweep, axes, cells):
     assert len(expand(requested_sweep(sweep, axes, None, None))) == cells
