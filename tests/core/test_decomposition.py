@@ -42,13 +42,8 @@ def walked(schedule: Schedule, tiles: TileGrid) -> None:
     """Every LeanTile of every output tile is walked exactly once."""
     seen = {tile: [0] * tiles.of_output_tile(tile) for tile in range(tiles.output_tiles)}
     for segment in schedule.segments:
-        assert (
-            0
-            <= segment.first
-            < segment.last
-            <= segment.of
-            == tiles.of_output_tile(segment.output_tile)
-        )
+        assert segment.of == tiles.of_output_tile(segment.output_tile)
+        assert 0 <= segment.first < segment.last <= segment.of
         assert 0 <= segment.cta < schedule.grid
         for lean_tile in range(segment.first, segment.last):
             seen[segment.output_tile][lean_tile] += 1
@@ -177,16 +172,10 @@ def test_counted_ends_cut_no_output_tile_that_would_be_whole(end_tiles):
 
 def test_counted_ends_spread_short_sequences():
     tiles = TileGrid((31, *[1] * 32), 1)
-    most = [
-        max(
-            Counter(
-                segment.cta for segment in stream_k_with_ends(tiles, 9, 1, ends).segments
-            ).values()
-        )
-        for ends in (0, 1)
-    ]
     # 63 LeanTiles in sevens; 96 in tens and elevens, two for each short sequence.
-    assert most == [7, 6]
+    for ends, most in ((0, 7), (1, 6)):
+        segments = stream_k_with_ends(tiles, 9, 1, ends).segments
+        assert max(Counter(segment.cta for segment in segments).values()) == most
 
 
 @given(st.integers(1, 10_000), st.integers(1, 500))
@@ -245,12 +234,12 @@ def test_grid_is_rounded_down_only_where_ctas_remain():
     assert stream_k_grid(1, 264, min_tiles_per_cta=4) == 1
 
 
-@pytest.mark.parametrize(
-    ("group_size", "head_dim", "rows"),
-    [(1, 64, 16), (5, 128, 16), (17, 64, 32), (71, 128, 64), (71, 256, 32)],
-)
-def test_tile_rows(group_size, head_dim, rows):
-    assert tile_rows(group_size, head_dim) == rows
+def test_tile_rows():
+    sizes = {(1, 64): 16, (5, 128): 16, (17, 64): 32, (71, 128): 64, (71, 256): 32}
+    assert {size: tile_rows(*size) for size in sizes} == sizes
+    # They are output tiles: 71 heads of a group in two of them.
+    tiles = TileGrid.of(AttentionProblem(2, 71 * 3, 3, 1000, 128), 128)
+    assert (tiles.per_sequence, tiles.lean_tiles) == (3 * 2, (8, 8))
 
 
 def test_heuristic_fills_waves():
@@ -268,13 +257,6 @@ def test_quantisation_efficiency_counts_the_last_wave():
     tiles = TileGrid((10,), 6)
     assert quantisation_efficiency(one_cta_per_tile(tiles), 4) == pytest.approx(60 / (4 * 20))
     assert quantisation_efficiency(stream_k(tiles, 4), 4) == 1.0
-
-
-def test_row_tiles_are_output_tiles():
-    problem = AttentionProblem(2, 71 * 3, 3, 1000, 128)
-    tiles = TileGrid.of(problem, 128)
-    assert tiles.per_sequence == 3 * 2
-    assert tiles.lean_tiles == (8, 8)
 
 
 @given(tile_grids, st.integers(1, 300), st.integers(0, 31), st.integers(0, 3), st.integers(1, 4))

@@ -35,17 +35,9 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path):
     (tmp_path / "zeros").symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "gone").symlink_to("nowhere")
-    faults = {
-        "fifo": FileFault.NOT_REGULAR,
-        "zeros": FileFault.NOT_REGULAR,
-        "/dev/null": FileFault.NOT_REGULAR,
-        "loop": FileFault.SYSTEM,
-        "gone": FileFault.MISSING,
-        ".": FileFault.FOLDER,
-        "gone/below": FileFault.MISSING,
-        "a\0b": FileFault.SYSTEM,
-        "x" * 300: FileFault.SYSTEM,
-    }
+    faults = dict.fromkeys(("fifo", "zeros", "/dev/null"), FileFault.NOT_REGULAR)
+    faults |= dict.fromkeys(("loop", "a\0b", "x" * 300), FileFault.SYSTEM)
+    faults |= dict.fromkeys(("gone", "gone/below"), FileFault.MISSING) | {".": FileFault.FOLDER}
     assert {name: fault(tmp_path / name) for name in faults} == faults
 
 

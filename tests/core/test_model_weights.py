@@ -7,9 +7,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 
 from leanbench.core.llm.model import WholeModel, read_model
 from leanbench.core.llm.weights import _COMMON
+
+transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
 
 TINY = {
     "hidden_size": 64,
@@ -42,6 +45,8 @@ LATENT = {
 TIED = [{"tie_word_embeddings": True}, {"tie_word_embeddings": False}]
 BIAS = [{"attention_bias": True}, {"attention_bias": False}]
 WINDOWS = [{"use_sliding_window": True, "max_window_layers": 2}, {"use_sliding_window": False}]
+OPT_SWITCHES = "do_layer_norm_before enable_bias layer_norm_elementwise_affine tie_word_embeddings"
+OPT_OFF = [{switch: False} for switch in OPT_SWITCHES.split()]
 OPT = {"ffn_dim": 48, "num_key_value_heads": None, "sliding_window": None}
 #: By type: keys that it needs, and its optional keys.
 CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
@@ -52,17 +57,7 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "llama": ({}, [*BIAS, *TIED, HEADS, {"mlp_bias": True}, {"num_key_value_heads": None}]),
     "mistral": ({}, [*TIED, HEADS, {"sliding_window": None}]),
     "mixtral": (LOCAL_MOE, [*TIED, HEADS, {"sliding_window": None}]),
-    "opt": (
-        OPT,
-        [
-            {"word_embed_proj_dim": 32},
-            {"do_layer_norm_before": False},
-            {"enable_bias": False},
-            {"layer_norm_elementwise_affine": False},
-            {"_remove_final_layer_norm": True},
-            {"tie_word_embeddings": False},
-        ],
-    ),
+    "opt": (OPT, [{"word_embed_proj_dim": 32}, {"_remove_final_layer_norm": True}, *OPT_OFF]),
     "phi3": ({}, [*TIED, {"sliding_window": None}]),
     "qwen2": ({}, [*TIED, *WINDOWS]),
     "qwen3": (HEADS, [*BIAS, *TIED, *WINDOWS, {"use_sliding_window": True}]),
@@ -97,8 +92,6 @@ VARIANTS = [
 
 def built(tmp_path, model_type: str, keys: dict[str, Any]) -> tuple[WholeModel, Any]:
     """The model as leanbench reads it, and transformers' own on the meta device."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     fields = {**TINY, **keys}
     fields.pop("model_type", None)
     path = tmp_path / "config.json"
@@ -134,8 +127,6 @@ def test_every_common_type_is_compared():
 
 @pytest.mark.parametrize("model_type", ["qwen3_vl_text", "qwen3_vl_moe_text"])
 def test_decoders_of_models_that_see(tmp_path, model_type):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     keys = {**TINY, **HEADS, **(MOE if "moe" in model_type else {}), "model_type": model_type}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": model_type[:-5], "text_config": keys}))

@@ -45,9 +45,8 @@ def test_invalid_values(text, reason, limit):
 def test_shards_are_the_problem_together():
     whole = problem("cp:3xtp:2", (1000, 7, 3))
     shards = [whole.shard(rank) for rank in range(6)]
-    assert {(shard.q_heads, shard.kv_heads, shard.parallel) for shard in shards} == {
-        (16, 4, "none")
-    }
+    kinds = {(shard.q_heads, shard.kv_heads, shard.parallel) for shard in shards}
+    assert kinds == {(16, 4, "none")}
     assert [shard.contexts for shard in shards[:3]] == [(334, 3, 1), (333, 2, 1), (333, 2, 1)]
     assert [shard.contexts for shard in shards[3:]] == [shard.contexts for shard in shards[:3]]
     assert whole.kv_bytes == shards[0].kv_bytes

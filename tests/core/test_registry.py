@@ -17,7 +17,6 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel, kernel_warnings, kernels
 from leanbench.gpu.catalogue import find
-from leanbench.model.predict import predict_cell
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kernels"
 H200 = find("h200")
@@ -40,12 +39,8 @@ def rooms(monkeypatch):
 
 
 def test_this_projects_kernels_are_found_in_a_stable_order():
-    assert [name for name in kernels() if name in ("lean", "fa2", "fixed_split", "reference")] == [
-        "fa2",
-        "fixed_split",
-        "lean",
-        "reference",
-    ]
+    names = ("fa2", "fixed_split", "lean", "reference")
+    assert tuple(name for name in kernels() if name in names) == names
     for name, registered in kernels().items():
         assert isinstance(registered, Kernel)
         assert registered.name == name
@@ -57,38 +52,24 @@ def test_this_projects_kernels_are_found_in_a_stable_order():
 
 
 def test_an_unknown_name_is_one_sentence():
-    with pytest.raises(
-        UserError, match=r"^there is no kernel 'fixed-split', did you mean 'fixed_split'\?$"
-    ):
+    with pytest.raises(UserError, match=r"^there is no kernel 'fixed-split', did you mean 'fixed"):
         kernel("fixed-split")
-    known = (
-        r"^there is no kernel 'xyz', known: cudnn, .*fa2, fa2_cuda, .* and \d+ more"
-        r" \(`leanbench list kernels`\)$"
-    )
+    known = r"^there is no kernel 'xyz', known: cudnn, .*fa2, .* and \d+ more \(`leanbench list ker"
     with pytest.raises(UserError, match=known):
         kernel("xyz")
 
 
-def test_kernels_of_another_folder(rooms):
-    rooms.append(str(FIXTURES))
-    assert kernel("steady").title == "does nothing"
-    assert kernel("lean").decomposition == "stream_k"
-
-
 def test_two_kernels_of_one_name_are_refused(rooms, tmp_path):
     (tmp_path / "copy_of_lean").mkdir()
-    (tmp_path / "copy_of_lean" / "__init__.py").write_text(
-        "from leanbench.kernels.lean import KERNELS\n"
-    )
+    text = "from leanbench.kernels.lean import KERNELS\n"
+    (tmp_path / "copy_of_lean" / "__init__.py").write_text(text)
     rooms.append(str(tmp_path))
     with pytest.raises(UserError, match=r"^two kernels are called 'lean': rename one of them$"):
         kernels()
 
 
 def test_a_module_or_a_family_without_kernels_is_no_error(rooms, tmp_path):
-    (tmp_path / "shared_parts.py").write_text(
-        "raise AssertionError('a plain module is not imported')\n"
-    )
+    (tmp_path / "shared_parts.py").write_text("raise AssertionError('imported')\n")
     (tmp_path / "parts_only").mkdir()
     (tmp_path / "parts_only" / "__init__.py").write_text("")
     before = list(kernels())
@@ -127,11 +108,7 @@ def test_a_folder_without_a_kernel_is_named(rooms, tmp_path, files, why):
 @pytest.mark.parametrize(
     ("code", "at", "error"),
     [
-        (
-            "import no_such_module",
-            ", line 1,",
-            "ModuleNotFoundError: No module named 'no_such_module'",
-        ),
+        ("import no_such", ", line 1,", "ModuleNotFoundError: No module named 'no_such'"),
         ("def f(:", "", "SyntaxError: invalid syntax (__init__.py, line 1)"),
         ("one = 1\nKERNELS = (one / 0,)", ", line 2,", "ZeroDivisionError: division by zero"),
         ("raise SystemExit", ", line 1,", "SystemExit"),
@@ -176,14 +153,6 @@ def test_the_default_is_among_the_candidates_and_all_have_a_schedule(name, probl
         schedule = loaded.schedule(problem, config, H200)
         assert schedule is not None
         assert schedule.decomposition == loaded.decomposition
-
-
-@pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split", "reference"])
-def test_pages_and_several_query_tokens_are_supported(name):
-    assert (
-        kernel(name).unsupported_reason(AttentionProblem(1, 8, 8, 100, 64, q_len=3, page_size=16))
-        is None
-    )
 
 
 @pytest.mark.parametrize("name", ["fa2_cuda", "fixed_split_cuda"])
@@ -237,47 +206,42 @@ def test_axes_that_a_kernel_does_not_name(fields, limit, value):
     assert Narrow().unsupported_reason(problem) == reason
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"dtype": "bf16", "kv_layout": "NHD"}, None),
-        (
-            {"batch": 2, "context": (7, 9)},
-            "narrow takes no ragged batch, all sequences must have the same context",
-        ),
-        ({"q_heads": 8, "kv_heads": 2}, "narrow takes one KV head"),
-        ({"head_dim": 72}, "narrow does not take head_dim 72: choose one of 64, 80, 96, 128, 256"),
-    ],
-)
-def test_refusals_of_a_kernel(fields, sentence):
-    problem = replace(AttentionProblem(1, 8, 1, 100, 64), **fields)
-    assert Narrow().unsupported_reason(problem) == sentence
-
-
 class Wide(Narrow):
     """Takes pages and several query tokens, of its own sizes."""
 
+    name = "wide"
     axes = Narrow.axes | {"q_len", "page_size"}
     page_sizes = range(32, 513, 32)
     max_q_len = 4
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("own", "fields", "sentence"),
     [
-        ({"page_size": 96, "q_len": 4}, None),
+        (Narrow(), {"dtype": "bf16", "kv_layout": "NHD"}, None),
         (
-            {"page_size": 16},
-            "wide does not take page_size 16: choose from 32 to 512 in steps of 32, or no pages",
+            Narrow(),
+            {"batch": 2, "context": (7, 9)},
+            "takes no ragged batch, all sequences must have the same context",
         ),
-        ({"q_len": 5}, "wide does not take q_len 5: choose at most 4"),
+        (Narrow(), {"q_heads": 8, "kv_heads": 2}, "takes one KV head"),
+        (
+            Narrow(),
+            {"head_dim": 72},
+            "does not take head_dim 72: choose one of 64, 80, 96, 128, 256",
+        ),
+        (Wide(), {"page_size": 96, "q_len": 4}, None),
+        (
+            Wide(),
+            {"page_size": 16},
+            "does not take page_size 16: choose from 32 to 512 in steps of 32, or no pages",
+        ),
+        (Wide(), {"q_len": 5}, "does not take q_len 5: choose at most 4"),
     ],
 )
-def test_a_kernel_takes_the_sizes_that_it_names_and_no_others(fields, sentence):
-    wide = Wide()
-    wide.name = "wide"
+def test_refusals_of_a_kernel(own, fields, sentence):
     problem = replace(AttentionProblem(1, 8, 1, 100, 64), **fields)
-    assert wide.unsupported_reason(problem) == sentence
+    assert own.unsupported_reason(problem) == (sentence and f"{own.name} {sentence}")
 
 
 def test_a_kernel_cannot_hide_the_check_of_axes():
@@ -299,14 +263,3 @@ def test_the_oracle_tries_every_split_count_of_the_heuristic_s_launch():
     }
     assert len({config.splits for config in of_ctas}) == len(of_ctas) > 8
     assert 1 in {config.splits for config in candidates}
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
-def test_the_oracle_is_no_slower_than_the_heuristic_by_the_model(problem):
-    us = {
-        name: predict_cell(problem, kernel(name), kernel(name).config_choice or "default", H200)[
-            "latency_us"
-        ]
-        for name in ("fixed_split", "fixed_split_oracle")
-    }
-    assert us["fixed_split_oracle"] <= us["fixed_split"]

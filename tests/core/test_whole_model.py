@@ -61,7 +61,7 @@ def test_a_step_reads_no_table_and_only_the_experts_that_tokens_go_to():
     ],
 )
 def test_layers_by_how_far_they_see(model, kinds):
-    if model.partition(":")[0] in ("glm-5", "minimax-m3"):
+    if model.startswith(("glm-5", "minimax-m3")):
         pytest.importorskip("transformers")
     own = read_model(model).layer_kinds
     assert {(layer.window, layer.selected): count for layer, count in own.items()} == kinds
@@ -124,10 +124,7 @@ def test_kv_heads_are_replicated_and_head_dim_is_that_of_the_whole(tmp_path):
     # Of 4 layers: Q and O of 2 heads, K and V of one, an MLP of a fourth, and two norms.
     layer = 2 * 64 * 16 + 2 * 64 * 8 + 3 * 64 * 16 + 2 * 64
     assert part.weights == 4 * layer + 2 * 16 * 64 + 64
-    assert {key: part.config[key] for key in ("head_dim", "num_key_value_heads")} == {
-        "head_dim": 8,
-        "num_key_value_heads": 1,
-    }
+    assert (part.config["head_dim"], part.config["num_key_value_heads"]) == (8, 1)
 
 
 @pytest.mark.parametrize("name", ["a:b", "a,b", "a:tp=8", "a, b:layers=1,c"])
@@ -139,22 +136,23 @@ def test_a_path_that_exists_wins_over_syntax(tmp_path, name):
     assert axis.parse(f"{path}:tp=2,opt-1.3b") == (f"{path}:tp=2", "opt-1.3b")
 
 
-def test_layers_with_other_heads_are_problems_of_their_own():
+def test_bytes_are_of_all_layers_as_far_as_they_see():
+    token = 2 * 2 * 128
+    assert problem("llama-3-8b").kv_bytes == 32 * 4096 * 8 * token
+    assert problem("gemma-3-27b").kv_bytes == (10 * 4096 + 52 * 1024) * 16 * token
+    roomy = problem("gemma-3-27b", 512, batch=2, capacity=2048)
+    assert roomy.kv_bytes == 62 * 2 * 512 * 16 * token
+    assert roomy.kv_allocated_bytes == 2 * (10 * 2048 + 52 * 1024) * 16 * token
     pytest.importorskip("transformers")
-    model = read_model("gemma-4-26b-a4b")
-    assert model.heads == (16, 2, 512)
-    whole = problem("gemma-4-26b-a4b", 4096)
-    assert whole.kv_bytes == 2 * 2 * (5 * 4096 * 2 * 512 + 25 * 1024 * 8 * 256)
-    assert "different heads" in str(model.only_predicted)
-
-
-def test_latent_and_sparse_layers_read_what_they_select():
-    pytest.importorskip("transformers")
+    # Layers with other heads, latent ones, and those that select tokens.
+    gemma = problem("gemma-4-26b-a4b", 4096)
+    assert gemma.kv_bytes == 2 * 2 * (5 * 4096 * 2 * 512 + 25 * 1024 * 8 * 256)
+    assert gemma.model is not None
+    assert "different heads" in str(gemma.model.only_predicted)
     dense, sparse = problem("deepseek-v3", 8192), problem("deepseek-v3.2", 8192)
     assert dense.kv_bytes == 61 * 8192 * 576 * 2
     assert sparse.kv_bytes == 61 * 2048 * 576 * 2
-    assert sparse.kv_allocated_bytes == dense.kv_allocated_bytes == 61 * 8192 * 576 * 2
-    assert read_model("deepseek-v3.2").model_type == "deepseek_v32"
+    assert sparse.kv_allocated_bytes == dense.kv_allocated_bytes == dense.kv_bytes
 
 
 def test_notes_tell_what_is_counted_otherwise():
@@ -164,15 +162,6 @@ def test_notes_tell_what_is_counted_otherwise():
     assert "(fp8)" in read_model("deepseek-v3").notes[0]
     assert "23 of linear_attention, 23 of moe" in nemotron.prediction_notes[0]
     assert "linear_attention, moe" in str(nemotron.only_predicted)
-
-
-def test_bytes_are_of_all_layers_as_far_as_they_see():
-    token = 2 * 2 * 128
-    assert problem("llama-3-8b").kv_bytes == 32 * 4096 * 8 * token
-    assert problem("gemma-3-27b").kv_bytes == (10 * 4096 + 52 * 1024) * 16 * token
-    roomy = problem("gemma-3-27b", 512, batch=2, capacity=2048)
-    assert roomy.kv_bytes == 62 * 2 * 512 * 16 * token
-    assert roomy.kv_allocated_bytes == 2 * (10 * 2048 + 52 * 1024) * 16 * token
 
 
 def test_a_step_has_its_lengths_on_the_device_and_names_its_model():
@@ -218,12 +207,8 @@ def test_kernels_refuse_by_layer_and_by_position():
 
 def test_what_does_not_fit_says_what_would():
     reason = shortage(problem("llama-3-70b"), 80e9, "the GPU", "free")
-    assert reason is not None
-    assert reason.startswith("needs 143.0 GB (weights 141.1 GB, K and V 1.3 GB, the rest")
-    assert reason.endswith(
-        "share the model out with --tp, choose a smaller context or batch, or measure a part of it"
-        " with --layers 43"
-    )
+    assert str(reason).startswith("needs 143.0 GB (weights 141.1 GB, K and V 1.3 GB, the rest")
+    assert str(reason).endswith("or measure a part of it with --layers 43")
     part = problem("llama-3-70b:layers=43")
     assert shortage(part, 80e9, "the GPU") is None
     assert shortage(problem("llama-3-70b:layers=44"), 80e9, "the GPU") is not None

@@ -160,8 +160,8 @@ def test_the_gpus_of_ranks_and_their_links(fake_nvml, monkeypatch):
         "gpu_links": [pair | {"gb_s": pytest.approx(318.744)}],
     }
     alone = measured_environment(0)
+    assert environment_key(alone) == environment_key(dict(reversed(alone.items())))
     assert environment_key(alone) != environment_key(alone | several)
-
     assert ranks.environment_of_ranks(2, 1) == several
     assert ranks.environment_of_ranks(8, 1) == several
     assert ranks.environment_of_ranks(1, 1) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -103,14 +104,9 @@ def test_readings_of_the_h200_s_figures():
         clocks=[(0, 1980), (3.6, 1755)], reasons=[(0, []), (4.0, ["sw_power_cap"]), (4.2, [])]
     )
     calibration = calibrated(gpu)
-    assert calibration.tick_ms == pytest.approx(100, abs=1)
-    assert calibration.idle_power_w == pytest.approx(80, abs=0.2)
     assert calibration.idle_power_by_reading_w == pytest.approx(80)
     reading = measured(gpu, calibration)
-    assert reading.sustained_us == pytest.approx(100)  # 4 ms over 40 launches
-    assert reading.energy_mj == pytest.approx(60, rel=0.002)  # 600 W x 100 us
-    assert reading.energy_above_idle_mj == pytest.approx(52, rel=0.002)
-    assert reading.energy_by_power_mj == pytest.approx(60, rel=0.002)
+    assert reading.energy_mj == pytest.approx(60, rel=0.002)  # 600 W x 4 ms over 40 launches
     assert reading.power_w == pytest.approx(600, rel=0.002)
     assert reading.idle_power_w == calibration.idle_power_w
     assert (reading.clock_mhz, reading.throttle_reasons) == (1755, ["sw_power_cap"])
@@ -317,16 +313,11 @@ def test_a_window_of_one_replay_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("window_s", "tick_ms"),
-    [(2.0, None), (2, 100.0), (2.0, 101.9), (4.0, 200.0), (10.0, 500.0), (3600, 100.0)],
-)
-def test_windows_that_will_do(window_s: float, tick_ms: float | None):
-    check_window(window_s, tick_ms)
-
-
-@pytest.mark.parametrize(
     ("window_s", "tick_ms", "words"),
     [
+        *((window_s, None, None) for window_s in (2.0, 3600)),
+        *((window_s, 50 * window_s, None) for window_s in (2, 4.0, 10.0)),
+        (2.0, 101.9, None),
         (1.0, None, "a window of 1 s .* in steps: give it 2 to 3600 s"),
         (1.9, 20.0, "a window of 1.9 s .* every 20 ms: give it 2 to"),
         (3.8, 200.0, "a window of 3.8 s .* every 200 ms: give it 4 to"),
@@ -336,8 +327,8 @@ def test_windows_that_will_do(window_s: float, tick_ms: float | None):
         (math.nan, 100.0, "a window of nan s"),
     ],
 )
-def test_windows_that_mean_nothing(window_s: float, tick_ms: float | None, words: str):
-    with pytest.raises(UserError, match=words):
+def test_windows(window_s: float, tick_ms: float | None, words: str | None):
+    with pytest.raises(UserError, match=words) if words else nullcontext():
         check_window(window_s, tick_ms)
 
 
@@ -360,12 +351,3 @@ def test_row_fields():
         "energy_floor_mj": 45.0,
     }
     assert set(fields) <= set(Row.model_fields)
-
-
-def test_row_fields_of_a_latency_alone():
-    reading = SustainedReading(100.0, 2.0, None, None, None, None, None, None, [])
-    fields = sustained_outcome([reading]).fields()
-    assert {name for name, value in fields.items() if value is not None} == {
-        "sustained_us",
-        "sustained_s",
-    }

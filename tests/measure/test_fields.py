@@ -27,6 +27,7 @@ from leanbench.measure.timing import Effort, Timing
 H200 = replace(find("h200"), bandwidth_tb_s=4.8, l2_mib=50)
 L2_BYTES = 50 * 2**20
 EFFORT = Effort(relative_ci=0.01, min_samples=6, max_samples=20)
+STATE = ("sm_clock_mhz", "temperature_c", "power_w", "throttle_reasons")
 
 
 def state(
@@ -68,21 +69,13 @@ def test_states_become_medians_the_highest_temperature_and_all_reasons():
         state(1980, 43, 350.0, []),
     ]
     fields = timing_outcome(timing(*[10.0] * 4, states=states), 1, 1.0).fields()
-    assert {
-        name: fields[name]
-        for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle_reasons")
-    } == {
-        "sm_clock_mhz": 1980,
-        "temperature_c": 44,
-        "power_w": 310.0,
-        "throttle_reasons": ["hw_slowdown", "sw_power_cap"],
-    }
+    expected = [1980, 44, 310.0, ["hw_slowdown", "sw_power_cap"]]
+    assert [fields[name] for name in STATE] == expected
 
 
 def test_what_nvml_does_not_say_is_null_and_not_empty():
     fields = timing_outcome(timing(10.0, states=[state(None, None, None, None)]), 1, 1.0).fields()
-    for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle_reasons"):
-        assert fields[name] is None
+    assert [fields[name] for name in STATE] == [None] * 4
     states = [state(reasons=None), state(reasons=[])]
     assert timing_outcome(timing(10.0, 10.0, states=states), 1, 1.0).throttle_reasons == []
 

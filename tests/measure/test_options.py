@@ -1,5 +1,4 @@
 import json
-from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -7,18 +6,6 @@ from hypothesis import strategies as st
 
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
-
-
-def test_by_default_only_latency_of_a_cold_cache():
-    assert MeasureOptions().to_dict() == {
-        "effort": asdict(Effort()),
-        "cache": "cold",
-        "sustained": False,
-        "energy": False,
-        "window_s": 3.0,
-        "occupancy": False,
-        "counters": False,
-    }
 
 
 @given(

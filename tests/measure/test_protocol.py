@@ -105,11 +105,7 @@ def test_a_row_of_a_library_says_whose_code_ran(gpu):
             return "not installed"
 
     rows = measure(gpu, Right("own"), Peer("peer"), Missing("missing"))
-    assert {name: fields["library"] for name, fields in rows.items()} == {
-        "own": None,
-        "peer": "peer 1.2",
-        "missing": None,
-    }
+    assert [fields["library"] for fields in rows.values()] == [None, "peer 1.2", None]
     assert row(rows["peer"]).library == "peer 1.2"
 
 
@@ -181,21 +177,6 @@ def test_a_floor_that_a_kernel_beats_is_looked_for_again(gpu):
     assert rows["b"]["status"] == "ok"
 
 
-def test_the_fastest_candidate_is_measured(gpu, monkeypatch):
-    def fastest(candidates: dict[object, Callable[[], object]]) -> tuple[object, int]:
-        assert list(candidates) == [CONFIG, FASTER]
-        for make_launches in candidates.values():
-            make_launches()
-        return FASTER, 2
-
-    monkeypatch.setattr(one_gpu, "fastest", fastest)
-    kernel = Right()
-    fields = measure(gpu, kernel, configs="best")["right"]
-    assert (fields["config"], fields["config_choice"]) == (FASTER.to_dict(), "best of 2")
-    # Each candidate over all three buffers, then the best once more.
-    assert kernel.prepared == [CONFIG] * 3 + [FASTER] * 6
-
-
 class WrongWith(Right):
     """A kernel that doubles its outputs with these settings."""
 
@@ -210,7 +191,7 @@ class WrongWith(Right):
             inputs.out.mul_(2)
 
 
-def first_that_runs(candidates: dict[object, Callable[[], object]]) -> tuple[object, int]:
+def last_that_runs(candidates: dict[object, Callable[[], object]]) -> tuple[object, int]:
     """Stand for `leanbench.measure.timing.fastest`; the last candidate is the fastest."""
     ran, refusals = [], []
     for config, make_launches in candidates.items():
@@ -225,20 +206,28 @@ def first_that_runs(candidates: dict[object, Callable[[], object]]) -> tuple[obj
     return ran[-1], len(ran)
 
 
-def test_best_passes_over_candidates_that_are_wrong(gpu, monkeypatch):
-    monkeypatch.setattr(one_gpu, "fastest", first_that_runs)
+def test_best_is_the_fastest_candidate_that_is_right(gpu, monkeypatch):
+    monkeypatch.setattr(one_gpu, "fastest", last_that_runs)
+    right = WrongWith()
+    fields = measure(gpu, right)["right"]
+    assert (fields["config"], fields["config_choice"]) == (FASTER.to_dict(), "best of 2")
+    # Each candidate over all three buffers, then the best once more.
+    assert right.prepared == [CONFIG] * 3 + [FASTER] * 6
     fields = measure(gpu, WrongWith(FASTER))["right"]
     assert (fields["status"], fields["config"]) == ("ok", CONFIG.to_dict())
     assert fields["config_choice"] == "best of 1"
     wrong = f"{FASTER.to_dict()} is not right: relative error 1.00e+00 against the fp64 reference"
     assert wrong in fields["config_reason"]
-
-
-def test_where_no_candidate_is_right_the_row_is_incorrect(gpu, monkeypatch):
-    monkeypatch.setattr(one_gpu, "fastest", first_that_runs)
     fields = measure(gpu, WrongWith(CONFIG, FASTER))["right"]
     assert (fields["status"], fields["config"]) == ("incorrect", CONFIG.to_dict())
     assert fields["reason"].startswith("relative error 1.00e+00 against the fp64 reference")
+    # What is tuned is tried, too.
+    tuned = TileConfig(256, 4, 2)
+    choice = Choice(tuned, "tuned", "from a file")
+    monkeypatch.setattr(one_gpu.lookup, "resolve", lambda *arguments: choice)
+    right = WrongWith(FASTER)
+    assert measure(gpu, right)["right"]["config"] == CONFIG.to_dict()
+    assert right.prepared[:9:3] == [tuned, CONFIG, FASTER]
 
 
 def test_resident_ctas_count_as_slots(gpu):
@@ -260,27 +249,11 @@ def test_unsupported_says_the_kernels_reason_and_allocates_nothing(gpu):
         attention_on(open_instruments(0), replace(PROBLEM, head_dim=256)),
         [Right(), kernel("reference")],
     )
-    assert (rows["right"]["status"], rows["right"]["reason"]) == (
-        "unsupported",
-        "right knows no head_dim 256",
-    )
-    assert rows["reference"]["status"] == "unsupported"
-    assert rows["reference"]["reason"].startswith(
-        "reference is there to check others, it cannot be captured in a CUDA"
-    )
+    assert {fields["status"] for fields in rows.values()} == {"unsupported"}
+    assert rows["right"]["reason"] == "right knows no head_dim 256"
+    assert rows["reference"]["reason"].startswith("reference is there to check others, it cannot")
     assert gpu.made == []
     assert "latency_us" not in rows["right"]
-
-
-def test_what_is_unsupported_leaves_the_others_alone(gpu):
-    rows = measure_problem(
-        attention_on(open_instruments(0), PROBLEM), [kernel("reference"), Right()]
-    )
-    assert {name: fields["status"] for name, fields in rows.items()} == {
-        "reference": "unsupported",
-        "right": "ok",
-    }
-    assert list(rows) == ["reference", "right"]
 
 
 def test_out_of_memory_is_said_of_all_kernels_that_could(gpu):
@@ -290,16 +263,19 @@ def test_out_of_memory_is_said_of_all_kernels_that_could(gpu):
     rows = measure_problem(
         attention_on(instruments, large), [Right("a"), kernel("reference"), Right("b")]
     )
+    assert list(rows) == ["a", "reference", "b"]
     for name in ("a", "b"):
         assert rows[name]["status"] == "out_of_memory"
-        assert rows[name]["reason"].startswith(
-            "needs 34.3 GB (K and V 32.8 GB, the rest for Q, the output and the check)"
+        assert rows[name]["reason"] == (
+            "needs 34.3 GB (K and V 32.8 GB, the rest for Q, the output and the check) and the GPU"
+            " has 20.0 GB free: choose a smaller context, batch or number of KV heads"
         )
         assert row(rows[name]).kv_bytes == large.kv_bytes
     assert rows["reference"]["status"] == "unsupported"
     assert gpu.made == []
     # A kernel that does not fit leaves the process usable.
-    assert measure_problem(attention_on(instruments, PROBLEM), [Right()])["right"]["status"] == "ok"
+    rows = measure_problem(attention_on(instruments, PROBLEM), [kernel("reference"), Right()])
+    assert [fields["status"] for fields in rows.values()] == ["unsupported", "ok"]
 
 
 class PretendedNvml:
@@ -321,15 +297,8 @@ def test_the_state_of_the_gpu_is_in_the_row(gpu):
     gpu.nvml = PretendedNvml(["sync_boost"])
     effort = Effort(max_repeats=2, throttled_pause_s=0.0)
     fields = measure(gpu, Right(), effort=effort)["right"]
-    assert {
-        name: fields[name]
-        for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle_reasons")
-    } == {
-        "sm_clock_mhz": 1755,
-        "temperature_c": 44,
-        "power_w": 412.5,
-        "throttle_reasons": ["sync_boost"],
-    }
+    of_state = ("sm_clock_mhz", "temperature_c", "power_w", "throttle_reasons")
+    assert [fields[name] for name in of_state] == [1755, 44, 412.5, ["sync_boost"]]
     assert fields["throttled_samples"] == 2
     assert fields["raw_samples"]["sm_clock_mhz"] == [1755] * 10
     assert fields["raw_samples"]["rounds"] == list(range(2, 12))
@@ -508,11 +477,8 @@ def test_occupancy_and_counters_only_when_asked(gpu, monkeypatch):
 def test_a_timeline_holds_the_plain_latency(gpu, monkeypatch):
     def record_timeline(*arguments: Any) -> Any:
         problem, kernel, config, buffers, _, latency_us = arguments
-        return (
-            None
-            if kernel.name == "untraced"
-            else (problem, kernel.name, config, len(buffers), latency_us)
-        )
+        found = (problem, kernel.name, config, len(buffers), latency_us)
+        return None if kernel.name == "untraced" else found
 
     monkeypatch.setattr(one_gpu, "record_timeline", record_timeline)
     instruments = open_instruments(0)
@@ -521,16 +487,11 @@ def test_a_timeline_holds_the_plain_latency(gpu, monkeypatch):
         attention_on(instruments, PROBLEM), Right("a", samples_us), "default"
     )
     assert timelines == [(PROBLEM, "a", CONFIG, 3, statistics.median(samples_us))]
-    assert (
-        measure_timelines(attention_on(instruments, PROBLEM), Right("untraced"), "default")
-        == "untraced has no instrumented build"
-    )
-    assert (
-        measure_timelines(
-            attention_on(instruments, replace(PROBLEM, head_dim=256)), Right("a"), "default"
-        )
-        == "a knows no head_dim 256"
-    )
+    for problem, name, why in (
+        (PROBLEM, "untraced", "untraced has no instrumented build"),
+        (replace(PROBLEM, head_dim=256), "a", "a knows no head_dim 256"),
+    ):
+        assert measure_timelines(attention_on(instruments, problem), Right(name), "default") == why
 
 
 def test_settings_that_are_tuned_or_given(gpu, monkeypatch):
@@ -558,16 +519,3 @@ def test_settings_that_are_tuned_or_given(gpu, monkeypatch):
     ]
     assert chosen == [[FASTER.to_dict(), "tuned", "from a file"], [CONFIG.to_dict(), "given", None]]
     assert (tuned.prepared, second.prepared) == ([FASTER] * 3, [CONFIG] * 3)
-
-
-def test_best_tries_what_is_tuned_too(gpu, monkeypatch):
-    tuned = TileConfig(256, 4, 2)
-    monkeypatch.setattr(
-        one_gpu.lookup, "resolve", lambda *arguments: Choice(tuned, "tuned", "from a file")
-    )
-    tried: list[object] = []
-    monkeypatch.setattr(
-        one_gpu, "fastest", lambda candidates: (tried.extend(candidates), (tuned, 3))[1]
-    )
-    assert measure(gpu, Right(), configs="best")["right"]["config"] == tuned.to_dict()
-    assert tried == [tuned, CONFIG, FASTER]

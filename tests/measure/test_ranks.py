@@ -36,7 +36,7 @@ def crash():
         raise ValueError("nonsense")
 def overflow():
     if rank == 1:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        raise torch.OutOfMemoryError("CUDA out of memory")
 def count():
     # Rank 0 is waiting for a number of each rank.
     crash()
@@ -103,10 +103,7 @@ def test_ranks_agree_and_a_failure_of_one_is_everybodys() -> None:
             "fine": rank,
             "refused": ["no room: choose a smaller context", True],
             "crashed": ["rank 1: ValueError: nonsense", True],
-            "full": [
-                "rank 1: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
-                True,
-            ],
+            "full": ["rank 1: OutOfMemoryError: CUDA out of memory", True],
             "counted": ["rank 1: ValueError: nonsense", True],
             "again": [0, 1],
         }
@@ -133,9 +130,7 @@ def test_a_process_has_one_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "broadcast", lambda value: value)
     gang.ranks, gang._store = own, object()
     assert gang.of(2, 0, {}) is own
-    with pytest.raises(
-        ProcessGroupReuseError, match="4 ranks need a new process: this one has had its gang"
-    ):
+    with pytest.raises(ProcessGroupReuseError, match="4 ranks need a new process: this one has"):
         gang.of(4, 0, {})
     with pytest.raises(UserError, match="for 8 GPUs and 4 can be used here"):
         gang.of(8, 0, {})

@@ -129,11 +129,6 @@ def test_tokens_that_are_split(
     assert gpu.made[-1].context == 50
 
 
-def test_what_is_not_measured_is_said(gpu: PretendedGpu, pair: Pair) -> None:
-    row = measure(gpu, pair, "tp:2", Right(), occupancy=True)["right"]
-    assert row["warnings"] == ["occupancy: not measured where GPUs share a problem"]
-
-
 def test_energy_is_that_of_all_gpus(
     gpu: PretendedGpu, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

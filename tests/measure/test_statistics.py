@@ -77,14 +77,6 @@ def test_more_confidence_is_never_narrower(samples, first, second):
     assert wider_low <= low <= high <= wider_high
 
 
-@given(SAMPLES, CONFIDENCES, st.integers(min_value=-20, max_value=20))
-def test_scales_with_the_samples(samples, confidence, power):
-    """Factors are powers of two, for which floats multiply exactly."""
-    low, high = median_interval(samples, confidence)
-    scaled = [value * 2.0**power for value in samples]
-    assert median_interval(scaled, confidence) == (low * 2.0**power, high * 2.0**power)
-
-
 def test_thousands_of_samples():
     # 4000 / 2 -+ 1.96 sqrt(4000) / 2 = 1938 and 2062.
     low, high = median_interval(range(4000))
@@ -152,8 +144,5 @@ def test_few_samples_give_the_extreme_ratios():
     assert ratio_interval([1.0] * fewest, [2.0, 3.0, 5.0]) == (2.0, 5.0)
     with pytest.raises(ValueError, match="at least one sample on each side"):
         ratio_interval([], [1.0])
-
-
-def test_no_samples():
     with pytest.raises(ValueError, match="at least one sample"):
         median_interval([])

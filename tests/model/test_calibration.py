@@ -30,9 +30,8 @@ H200, A100 = find("h200"), find("a100")
 def made(gpu: str, **constants: Any) -> Calibration:
     errors = Errors(10, 0.02, 0.05, 0.1)
     seen = ("head_dim 64", "kv_layout HND")
-    run = RunErrors(
-        "grid", "checked", "latency", errors, {"lean_cuda": errors}, 5, 4, {"gpu": "GPU-1"}, seen
-    )
+    kinds = ("grid", "checked", "latency")
+    run = RunErrors(*kinds, errors, {"lean_cuda": errors}, 5, 4, {"gpu": "GPU-1"}, seen)
     return Calibration(gpu, Constants(**constants), (run,), "0.1.0", "2026-11-21T00:00:00+00:00")
 
 
@@ -84,11 +83,11 @@ def test_own_before_shipped_before_nearest(own):
     assert not calibration_for(A100).is_scaled
 
 
-def broken(change: dict[str, object], drop: str = "") -> str:
-    content = {**to_json(made("h200")), **change}
-    if drop:
-        del content["constants"][drop]
-    return json.dumps(content)
+def broken(change: dict[str, object], drop: str = "", **constants: object) -> str:
+    content = to_json(made("h200"))
+    content["constants"] |= constants
+    content["constants"].pop(drop, None)
+    return json.dumps({**content, **change})
 
 
 @pytest.mark.parametrize(
@@ -100,16 +99,8 @@ def broken(change: dict[str, object], drop: str = "") -> str:
         (broken({"constants": {"tile_us": 3}}), "is no calibration (a table in it is none)"),
         (broken({"schema_version": 1}), "schema version 1, this leanbench reads 3"),
         (broken({}, drop="tile_us"), "constants without a value: tile_us"),
-        (
-            broken(
-                {"constants": {**to_json(made("h200"))["constants"], "tile_us": {"value": "x"}}}
-            ),
-            "tile_us",
-        ),
-        (
-            broken({"constants": {**to_json(made("h200"))["constants"], "tile_us": {"value": -1}}}),
-            "tile_us is -1",
-        ),
+        (broken({}, tile_us={"value": "x"}), "tile_us"),
+        (broken({}, tile_us={"value": -1}), "tile_us is -1"),
         (broken({"runs": [{"run": "r"}]}), "runs.0.role: Field required"),
         (broken({"gpu": "h300"}), "there is no GPU 'h300'"),
     ],
@@ -173,9 +164,8 @@ def test_the_error_is_that_of_the_kernel_that_runs_there(own):
 
 def test_errors_of_rows_it_was_fitted_to_are_said_as_such(own):
     fitted = made("h200")
-    write_calibration(
-        replace(fitted, runs=(replace(fitted.runs[0], role="fitted"),)), user_file("h200")
-    )
+    runs = (replace(fitted.runs[0], role="fitted"),)
+    write_calibration(replace(fitted, runs=runs), user_file("h200"))
     assert "(10 rows of grid, which it was fitted to)" in known_error("h200")
     assert "lean_cuda 2.0% and 5.0% of rows it was fitted to. " in short_error("h200")
     write_calibration(replace(fitted, runs=()), user_file("h200"))

@@ -39,19 +39,11 @@ PROBLEMS = [
 
 
 def cell(name: str, problem: AttentionProblem, constants: Constants = TRUE) -> MeasuredCell:
-    config = kernel(name).default_config(problem, H200)
-    schedule = kernel(name).schedule(problem, config, H200)
-    assert config is not None
-    assert schedule is not None
+    config: Any = kernel(name).default_config(problem, H200)
+    schedule: Any = kernel(name).schedule(problem, config, H200)
     us = latency_us(schedule, problem, config, H200, constants=constants)
-    return MeasuredCell(
-        name, problem, config, us, floor_us(problem.kv_bytes, H200, constants), None, None, None
-    )
-
-
-def lean_cuda_cell(problem: AttentionProblem, constants: Constants) -> MeasuredCell:
-    made = cell("lean_cuda", problem, constants)
-    return replace(made, read_floor_us=None)
+    read_us = floor_us(problem.kv_bytes, H200, constants)
+    return MeasuredCell(name, problem, config, us, read_us, None, None, None)
 
 
 def measured(problems: Sequence[AttentionProblem] = PROBLEMS, name: str = "made") -> MeasuredRun:
@@ -83,7 +75,7 @@ def test_a_fit_finds_what_made_the_rows():
 def test_lean_cuda_has_constants_of_its_own():
     true = replace(TRUE, lean_cuda=LeanCudaConstants(chunk_us=0.75, merge_level_us=1.8))
     start = replace(TRUE, lean_cuda=(begin := LeanCudaConstants()))
-    cells = [lean_cuda_cell(problem, true) for problem in PROBLEMS]
+    cells = [replace(cell("lean_cuda", problem, true), read_floor_us=None) for problem in PROBLEMS]
     run = MeasuredRun("made", H200, tuple(cells), {})
     fitted = fit_lean_cuda(run.cells, H200, start, workers=1)
     assert fitted.lean_cuda is not None
@@ -119,17 +111,10 @@ def test_halves_share_no_shape():
 
 def test_a_sample_has_as_many_of_each_kernel_and_all_sizes():
     cells = [
-        replace(
-            cell("fa2_triton", PROBLEMS[0]),
-            kernel=name,
-            problem=AttentionProblem(1, 8, 8, 64 * context, 64),
-        )
-        for name in ("fa2_triton", "lean_triton")
+        replace(own, problem=AttentionProblem(1, 8, 8, 64 * context, 64))
+        for own in (cell("fa2_triton", PROBLEMS[0]), cell("lean_triton", PROBLEMS[0]))
         for context in range(1, 300)
     ]
-    lean = kernel("lean_triton").default_config(PROBLEMS[0], H200)
-    assert lean is not None
-    cells = [replace(cell, config=lean) if cell.kernel == "lean_triton" else cell for cell in cells]
     chosen = sample(cells, H200, most=20)
     assert [cell.kernel for cell in chosen].count("lean_triton") == 10
     contexts = [cell.problem.max_context for cell in chosen if cell.kernel == "fa2_triton"]
@@ -171,15 +156,11 @@ def written(
     """A run directory as `leanbench sweep` writes it."""
     folder = tmp_path / "run"
     folder.mkdir()
-    content = {
-        "schema_version": SCHEMA_VERSION,
-        "name": "r",
-        "source": "measured",
-        "gpu": asdict(H200),
-        "environments": {},
-    }
-    (folder / "manifest.json").write_text(json.dumps({**content, **manifest}))
+    content = {"schema_version": SCHEMA_VERSION, "name": "r", "source": "measured"}
+    content |= {"gpu": asdict(H200), "environments": {}, **manifest}
+    (folder / "manifest.json").write_text(json.dumps(content))
     lines = []
+    stamp = {"source": "measured", "status": "ok", "wall_s": 1, "time": "t", "environment": "e"}
     for index, cell in enumerate(measured(PROBLEMS[:2]).cells):
         row = {
             "cell": str(index),
@@ -187,13 +168,9 @@ def written(
             "kernel": cell.kernel,
             "decomposition": kernel(cell.kernel).decomposition,
             "config": cell.config.to_dict(),
-            "source": "measured",
-            "status": "ok",
             "latency_us": cell.latency_us,
             "kv_bytes": cell.problem.kv_bytes,
-            "wall_s": 1,
-            "time": "t",
-            "environment": "e",
+            **stamp,
         }
         change(row)
         lines.append(json.dumps(row) + "\n")
@@ -216,11 +193,7 @@ def test_only_usable_rows_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("change", "manifest", "sentence"),
     [
-        (
-            {},
-            {"source": "predicted"},
-            "was predicted by the model itself: name a run that was measured",
-        ),
+        ({}, {"source": "predicted"}, "predicted by the model itself: name a run that was meas"),
         ({"source": "predicted"}, {}, "was predicted by the model itself"),
         ({"status": "noisy"}, {}, r"has no row to compare with: .*\(6 rows\)"),
         ({}, {"gpu": asdict(find("a100"))}, "was measured on a100-80gb, not on h200"),

@@ -11,7 +11,7 @@ from leanbench.kernels.lean.cuda_heuristic import cuda_config
 from leanbench.kernels.lean.cuda_schedule import MERGE_AT_ONCE
 
 from leanbench.core.config import TileConfig
-from leanbench.core.decomposition import Segment
+from leanbench.core.decomposition import Schedule, Segment
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
@@ -61,10 +61,14 @@ def config(**settings: int | bool) -> TileConfig:
     return replace(made, **settings)
 
 
-def rates(problem: AttentionProblem, settings: TileConfig) -> Rates:
+def scheduled(problem: AttentionProblem, settings: TileConfig) -> Schedule:
     schedule = LEAN_CUDA.schedule(problem, settings, H200)
     assert schedule is not None
-    return lean_cuda_rates(problem, settings, schedule, H200, CONSTANTS)
+    return schedule
+
+
+def rates(problem: AttentionProblem, settings: TileConfig) -> Rates:
+    return lean_cuda_rates(problem, settings, scheduled(problem, settings), H200, CONSTANTS)
 
 
 def heads(count: int, context: int = 65_536, group: int = 1) -> AttentionProblem:
@@ -73,20 +77,15 @@ def heads(count: int, context: int = 65_536, group: int = 1) -> AttentionProblem
 
 def test_a_cta_reads_what_its_warps_have_in_flight():
     """Two chunks of 32 x 128 x 2 numbers for each of 4 warps, in (0.5 + 0.4) us."""
-    assert rates(heads(8), config()).cta_bytes_per_us == pytest.approx(
-        2 * 4 * 32 * 128 * 2 * 2 / 0.9, rel=1e-6
-    )
+    chunks = 4 * 32 * 128 * 2 * 2
     # With more of them on their way the arithmetic is the limit.
-    assert rates(heads(8), config(num_stages=3)).cta_bytes_per_us == pytest.approx(
-        4 * 32 * 128 * 2 * 2 / 0.4, rel=1e-6
-    )
+    for stages, bytes_per_us in ((2, 2 * chunks / 0.9), (3, chunks / 0.4)):
+        own = rates(heads(8), config(num_stages=stages))
+        assert own.cta_bytes_per_us == pytest.approx(bytes_per_us, rel=1e-6)
 
 
 def test_more_rows_and_pages_take_longer():
-    of_8, of_16 = (
-        rates(heads(8, group=8), config()),
-        rates(heads(8, group=16), config(tile_rows=16)),
-    )
+    of_8, of_16 = (rates(heads(8, group=rows), config(tile_rows=rows)) for rows in (8, 16))
     # 8 rows more: 2 blocks of 16 tokens x 2 columns of 64 numbers.
     assert (of_8.compute_us, of_16.compute_us) == pytest.approx((0.4, 0.4 + 4 * 0.05))
     paged = replace(heads(8), page_size=64)
@@ -134,9 +133,8 @@ def test_lengths_are_read_before_the_first_copy():
     plain = replace(heads(8), batch=33)
     problem = replace(plain, lengths_on="device", capacity=65_536)
     for settings, added_us in ((config(), 0.65), (config(cluster_size=2), 0.0)):
-        assert rates(problem, settings).first_byte_us == pytest.approx(
-            rates(plain, settings).first_byte_us + added_us
-        )
+        more_us = rates(problem, settings).first_byte_us - rates(plain, settings).first_byte_us
+        assert more_us == pytest.approx(added_us)
 
 
 def test_short_output_tiles_are_a_warp_s_each():
@@ -154,8 +152,7 @@ def test_who_packs_is_the_kernel_s_choice():
     settings = config(chunk_tokens=16, ctas_per_sm=2)
     for batch, most in ((64, 64), (256, 128)):
         problem = AttentionProblem(batch, 32, 8, 16, 128, lengths_on="device", capacity=4096)
-        schedule = LEAN_CUDA.schedule(problem, settings, H200)
-        assert schedule is not None
+        schedule = scheduled(problem, settings)
         packing = packing_of(problem, settings, schedule)
         assert packing == Packing(most, 16, 4)
         # As many bytes as the kernel reads where turns are full, of a chunk each.
@@ -166,9 +163,7 @@ def test_who_packs_is_the_kernel_s_choice():
         on_host = replace(problem, lengths_on="host", capacity=None)
         assert packing_of(on_host, settings, schedule) is None
     alone = AttentionProblem(8, 32, 8, 16, 128, lengths_on="device", capacity=4096)
-    schedule = LEAN_CUDA.schedule(alone, settings, H200)
-    assert schedule is not None
-    assert packing_of(alone, settings, schedule) is None
+    assert packing_of(alone, settings, scheduled(alone, settings)) is None
 
 
 def test_output_tiles_of_one_kv_head_read_it_again_from_the_l2():
@@ -223,8 +218,7 @@ def test_no_call_reads_faster_than_the_memory(kv_dtype, kv_layout, head_dim):
 def test_a_ragged_batch_counts_its_ends():
     """Eight runs of 8 or 9 counted LeanTiles; two of all are ends with nothing to read."""
     problem = AttentionProblem(2, 1, 1, (1152, 7040), 128)
-    schedule = LEAN_CUDA.schedule(problem, config(min_tiles_per_cta=8), H200)
-    assert schedule is not None
+    schedule = scheduled(problem, config(min_tiles_per_cta=8))
     assert schedule.segments[-1].of == 10
     assert sum(segment.last - segment.first for segment in schedule.segments) == 64 + 2
     us = predict_latency_us(problem, LEAN_CUDA, config(min_tiles_per_cta=8), H200)
@@ -258,8 +252,7 @@ def test_where_it_is_not_calibrated_it_is_refused():
     assert reason.endswith(", or choose fa2_triton if it supports the problem")
     with pytest.raises(UserError, match=r"compute capability 9\.0 only"):
         predict_latency_us(problem, LEAN_CUDA, config(), A100)
-    schedule = LEAN_CUDA.schedule(problem, config(), H200)
-    assert schedule is not None
+    schedule = scheduled(problem, config())
     with pytest.raises(UserError, match="does not know lean_cuda: fit it to a run"):
         lean_cuda_rates(problem, config(), schedule, H200, Constants())
     with pytest.raises(UserError, match="do not fit the shared memory of an SM of h200"):

@@ -114,9 +114,8 @@ def test_drain_is_arithmetic_where_memory_is_slow_and_loading_where_it_is_fast()
 def test_merge_costs_by_numbers_and_warps():
     assert merge_partial_us(COSTS, numbers=512, warps=4) == pytest.approx(0.138)
     # A stream-K merge reads the rows of the group (4 x 128 here) and empties their slots.
-    assert rates_for(PROBLEM, TileConfig(64, 8, 3), H200, COSTS).merge.partial_us == pytest.approx(
-        0.138
-    )
+    rates = rates_for(PROBLEM, TileConfig(64, 8, 3), H200, COSTS)
+    assert rates.merge.partial_us == pytest.approx(0.138)
 
 
 @pytest.mark.parametrize(
@@ -132,20 +131,14 @@ def test_merge_costs_by_numbers_and_warps():
     ],
 )
 def test_resident_ctas(config, head_dim, resident):
-    assert resident_ctas(replace(PROBLEM, head_dim=head_dim), config, H200) == resident
-    assert (
-        rates_for(replace(PROBLEM, head_dim=head_dim), config, H200, COSTS, resident=5).resident
-        == 5
-    )
+    problem = replace(PROBLEM, head_dim=head_dim)
+    assert resident_ctas(problem, config, H200) == resident
+    assert rates_for(problem, config, H200, COSTS, resident=5).resident == 5
 
 
 def test_smaller_shared_memory_holds_fewer():
-    config = TileConfig(64, 4, 3)
-    assert [resident_ctas(PROBLEM, config, find(name)) for name in ("h200", "a100", "l4")] == [
-        3,
-        2,
-        1,
-    ]
+    for gpu, ctas in (("h200", 3), ("a100", 2), ("l4", 1)):
+        assert resident_ctas(PROBLEM, TileConfig(64, 4, 3), find(gpu)) == ctas
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])

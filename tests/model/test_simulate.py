@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from call_counts import function_calls
@@ -50,9 +51,8 @@ def schedule_of(kind, problem, config=CONFIG, spec=H200):
 
 
 def play(kind, problem, config=CONFIG, spec=H200, constants: Constants | None = EVEN):
-    return simulate(
-        schedule_of(kind, problem, config, spec), problem, config, spec, constants=constants
-    )
+    schedule = schedule_of(kind, problem, config, spec)
+    return simulate(schedule, problem, config, spec, constants=constants)
 
 
 def rates_of(problem: AttentionProblem, spec: GpuSpec = H200) -> Rates:
@@ -62,9 +62,8 @@ def rates_of(problem: AttentionProblem, spec: GpuSpec = H200) -> Rates:
 def alone_us(problem: AttentionProblem, read_bytes: float) -> float:
     """From the launch to the end of a CTA that has `read_bytes` to read and memory to itself."""
     rates = rates_of(problem)
-    return (
-        rates.first_byte_us + read_bytes / rates.demand(1) + rates.drain_us(rates.sm_bytes_per_us)
-    )
+    drain_us = rates.drain_us(rates.sm_bytes_per_us)
+    return rates.first_byte_us + read_bytes / rates.demand(1) + drain_us
 
 
 def splitting_us(kind: str, problem: AttentionProblem, spec: GpuSpec = H200) -> float:
@@ -117,14 +116,8 @@ def test_ctas_of_an_sm_share_its_port():
     expected = rates_of(problem).first_byte_us + problem.kv_bytes / (20 * 1980) + drain_us
     assert result.latency_us == pytest.approx(expected)
     # With room for one at a time they follow each other, the second without the launch.
-    after_another = simulate(
-        schedule_of("one_cta_per_tile", problem),
-        problem,
-        CONFIG,
-        one_sm,
-        resident=1,
-        constants=EVEN,
-    )
+    schedule = schedule_of("one_cta_per_tile", problem)
+    after_another = simulate(schedule, problem, CONFIG, one_sm, resident=1, constants=EVEN)
     first_us = alone_us(problem, problem.kv_bytes / 2)
     second_us = first_us - rates_of(problem).first_byte_us + EVEN.segment_us
     assert after_another.latency_us == pytest.approx(first_us + second_us)
@@ -162,11 +155,9 @@ def test_unequal_sms_end_apart_and_leave_memory_to_the_slower():
 def test_memory_warms_up():
     problem = heads(65_536, q_heads=264)
     cold = replace(EVEN, warm_up_us=2.0)
-    more_us = (
-        play("one_cta_per_tile", problem, constants=cold).latency_us
-        - play("one_cta_per_tile", problem).latency_us
-    )
-    assert more_us == pytest.approx(2.0, rel=0.02)
+    warm_us = play("one_cta_per_tile", problem).latency_us
+    cold_us = play("one_cta_per_tile", problem, constants=cold).latency_us
+    assert cold_us - warm_us == pytest.approx(2.0, rel=0.02)
 
 
 def test_a_second_wave_waits_for_slots():
@@ -219,15 +210,9 @@ def test_second_launch_costs_and_is_not_there_for_one_split():
 
 
 def test_config_that_does_not_fit_says_so():
-    with pytest.raises(
-        UserError, match="do not fit the 99 KB of shared memory of a CTA on l4: lower num_stages"
-    ):
-        simulate(
-            schedule_of("one_cta_per_tile", heads(1024)),
-            heads(1024),
-            TileConfig(256, 4, 4),
-            find("l4"),
-        )
+    schedule, large = schedule_of("one_cta_per_tile", heads(1024)), TileConfig(256, 4, 4)
+    with pytest.raises(UserError, match="fit the 99 KB of shared memory of a CTA on l4: lower num"):
+        simulate(schedule, heads(1024), large, find("l4"))
 
 
 def test_without_constants_the_calibration_in_use_counts():
@@ -299,10 +284,8 @@ def test_stream_k_loses_to_one_cta_per_tile_by_the_merge_at_most(problem, spec):
 )
 def test_whole_output_tiles_may_be_played_as_one(batch, kv_heads, context, head_dim, spec):
     problem = heads(context, kv_heads, batch, head_dim)
-    config = LEAN.default_config(problem, spec)
-    assert config is not None
-    schedule = LEAN.schedule(problem, config, spec)
-    assert schedule is not None
+    config: Any = LEAN.default_config(problem, spec)
+    schedule: Any = LEAN.schedule(problem, config, spec)
     assume(len(schedule.segments) > 6 * len({segment.cta for segment in schedule.segments}))
     whole_us = simulate(schedule, problem, config, spec).latency_us
     assert latency_us(schedule, problem, config, spec) == pytest.approx(whole_us, rel=0.05)
@@ -324,10 +307,8 @@ def test_many_whole_output_tiles_take_the_shortcut(kv_heads, context, grid):
 @pytest.mark.parametrize("context", [16, 128, 1023])
 def test_short_sequences_are_played_whole(context):
     problem = heads(context, 56, 64)
-    config = LEAN.default_config(problem, H200)
-    assert config is not None
-    schedule = LEAN.schedule(problem, config, H200)
-    assert schedule is not None
+    config: Any = LEAN.default_config(problem, H200)
+    schedule: Any = LEAN.schedule(problem, config, H200)
     whole_us = simulate(schedule, problem, config, H200).latency_us
     assert latency_us(schedule, problem, config, H200) == pytest.approx(whole_us, rel=1e-9)
 
@@ -340,9 +321,8 @@ def test_a_host_block_keeps_its_slot_while_it_waits() -> None:
     segments = (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10), Segment(2, 1, 0, 10, 10))
     spans: list[tuple[int, Span]] = []
     schedule = Schedule("stream_k", 3, segments)
-    result = simulate(
-        schedule, problem, CONFIG, replace(H200, sms=2), spans, resident=1, constants=EVEN
-    )
+    two = replace(H200, sms=2)
+    result = simulate(schedule, problem, CONFIG, two, spans, resident=1, constants=EVEN)
     first, host, third = result.ctas
     assert [span.kind for cta, span in spans if cta == 1] == ["tiles", "wait", "reduction"]
     assert host.end_us > first.end_us

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from depth import examples
@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, Segment
-from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
-from leanbench.core.timeline import Span, Timeline
+from leanbench.core.timeline import CtaTimeline, Span, Timeline
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import calibration_for
 from leanbench.model.constants import Constants
@@ -40,20 +38,15 @@ def test_one_cta_has_one_span_with_all_its_time():
     problem = AttentionProblem(1, 1, 1, 4096, 64)
     timeline = predicted(problem, "fa2_triton")
     [cta] = timeline.ctas
-    assert timeline.latency_us == pytest.approx(
-        predict_cell(problem, kernel("fa2_triton"), "default", H200)["latency_us"]
-    )
+    row = predict_cell(problem, kernel("fa2_triton"), "default", H200)
+    assert timeline.latency_us == pytest.approx(row["latency_us"])
     assert timeline.latency_us is not None
     assert (cta.launch, cta.cta, cta.sm, cta.start_us) == ("fa2_kernel", 0, 0, 0)
     # The latency counts from the launch, the timeline from the first CTA's start.
     assert cta.end_us == pytest.approx(timeline.latency_us - COSTS.launch_us)
     assert cta.spans == (Span("tiles", 0, 0, cta.end_us),)
-    assert (timeline.source, timeline.gpu, timeline.sms, timeline.output_tiles) == (
-        "predicted",
-        "NVIDIA H200",
-        132,
-        1,
-    )
+    assert (timeline.source, timeline.gpu) == ("predicted", "NVIDIA H200")
+    assert (timeline.sms, timeline.output_tiles) == (132, 1)
 
 
 def test_asking_for_spans_changes_no_figure():
@@ -61,11 +54,9 @@ def test_asking_for_spans_changes_no_figure():
     for name in ("lean_triton", "fa2_triton", "fixed_split_triton"):
         config = kernel(name).default_config(problem, H200)
         assert config is not None
-        schedule = kernel(name).schedule(problem, config, H200)
-        assert schedule is not None
-        assert simulate(schedule, problem, config, H200, []) == simulate(
-            schedule, problem, config, H200
-        )
+        schedule: Any = kernel(name).schedule(problem, config, H200)
+        plain = simulate(schedule, problem, config, H200)
+        assert simulate(schedule, problem, config, H200, []) == plain
 
 
 def test_the_second_launch_has_a_cta_per_query_head_and_ends_with_the_call():
@@ -95,34 +86,12 @@ def test_heads_of_one_group_can_be_in_two_output_tiles():
     assert merge == [0] * 64 + [1] * 16 + [2] * 64 + [3] * 16
 
 
-class HostFirst(Kernel):
-    """Its host block has one LeanTile of ten, ends long before the other part, and still has to
-    merge.
-    """
-
-    name = "host_first"
-    decomposition = "stream_k"
-    config_types = (TileConfig,)
-
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> TileConfig:
-        return CONFIG
-
-    def schedule(self, problem, config, gpu):
-        return Schedule("stream_k", 2, (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10)))
-
-    def prepare(self, inputs: object, config: TileConfig | None) -> Callable[[], None]:
-        raise NotImplementedError
-
-
-def test_a_host_block_lives_until_it_has_merged():
-    timeline = predict_timeline(AttentionProblem(1, 1, 1, 1280, 64), HostFirst(), "default", H200)
-    assert isinstance(timeline, Timeline)
-    first, host = timeline.ctas
-    assert [span.kind for span in host.spans] == ["tiles", "wait", "reduction"]
-    assert host.end_us == host.spans[-1].end_us == timeline.duration_us > first.end_us
-    # It fills its SM for all its life and works for all but the wait.
-    wait = host.spans[1]
-    assert timeline.busy_us[host.sm] == pytest.approx(host.end_us - (wait.end_us - wait.start_us))
+def test_an_sm_is_busy_while_any_of_its_ctas_does_not_wait():
+    spans = (Span("tiles", 0, 0, 4), Span("wait", 0, 4, 9), Span("reduction", 0, 9, 10))
+    ctas = (CtaTimeline("k", 0, 3, 0.0, 10.0, spans), CtaTimeline("k", 1, 3, 3.0, 5.0, ()))
+    timeline = replace(predicted(AttentionProblem(1, 1, 1, 4096, 64), "fa2_triton"), ctas=ctas)
+    assert timeline.busy_us == {3: 6.0}
+    assert timeline.sm_busy_share == pytest.approx(6 / (132 * 10))
 
 
 def test_one_split_is_one_launch():
@@ -139,19 +108,16 @@ def test_lean_keeps_every_sm_busy_where_one_cta_per_tile_does_not():
     assert lean.sm_busy_share > 0.95
     assert fa2.sm_busy_share == pytest.approx(56 / 132, rel=1e-3)
     assert len({cta.sm for cta in fa2.ctas}) == 56
-    assert {
-        span.output_tile for cta in lean.ctas for span in cta.spans if span.kind == "reduction"
-    } == {*range(56)}
+    spans = [span for cta in lean.ctas for span in cta.spans]
+    assert {span.output_tile for span in spans if span.kind == "reduction"} == {*range(56)}
 
 
 def test_the_best_candidate_is_the_one_of_the_row():
     problem = AttentionProblem(1, 32, 8, 4096, 128)
     row = predict_cell(problem, kernel("lean"), "best", H200)
     timeline = predicted(problem, "lean", "best")
-    assert (timeline.config, timeline.latency_us) == (
-        row["config"],
-        pytest.approx(row["latency_us"], rel=0.015),
-    )
+    assert timeline.config == row["config"]
+    assert timeline.latency_us == pytest.approx(row["latency_us"], rel=0.015)
     assert schedule_efficiency(timeline, H200) == row["quantisation_efficiency"]
 
 
@@ -215,9 +181,8 @@ def test_every_timeline_is_whole(problem, name):
     for cta in timeline.ctas:
         times = [time for span in cta.spans for time in (span.start_us, span.end_us)]
         assert times
-        assert all(
-            before <= after for before, after in pairwise([cta.start_us, *times, cta.end_us])
-        )
+        times = [cta.start_us, *times, cta.end_us]
+        assert times == sorted(times)
         assert 0 <= cta.sm < H200.sms
     read = {span.output_tile for cta in timeline.ctas for span in cta.spans if span.kind == "tiles"}
     assert read == set(range(timeline.output_tiles))
@@ -232,9 +197,8 @@ def test_a_host_block_waits_and_merges() -> None:
     segments = (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10))
     played: list[tuple[int, Span]] = []
     even = Constants(sm_spread=0.0, warm_up_us=1e-6)
-    result = simulate(
-        Schedule("stream_k", 2, segments), problem, CONFIG, H200, played, constants=even
-    )
+    schedule = Schedule("stream_k", 2, segments)
+    result = simulate(schedule, problem, CONFIG, H200, played, constants=even)
     rates = rates_for(problem, CONFIG, H200, even)
     tile_us = rates.tile_bytes / rates.cta_bytes_per_us
     beside_us = rates.first_byte_us + rates.drain_us(rates.sm_bytes_per_us)
@@ -243,13 +207,7 @@ def test_a_host_block_waits_and_merges() -> None:
     by_cta = {number: [span for cta, span in played if cta == number] for number in (0, 1)}
     assert [span.kind for span in by_cta[0]] == ["tiles"]
     assert [span.kind for span in by_cta[1]] == ["tiles", "wait", "reduction"]
-    times = [(span.start_us, span.end_us) for number in (0, 1) for span in by_cta[number]]
-    start_us = even.launch_us
-    expected = [
-        (start_us, other_us),
-        (start_us, host_us),
-        (host_us, other_us),
-        (other_us, merged_us),
-    ]
-    assert times == [pytest.approx(pair) for pair in expected]
+    assert by_cta[0][0].end_us == pytest.approx(other_us)
+    times = [by_cta[1][0].start_us, *(span.end_us for span in by_cta[1])]
+    assert times == pytest.approx([even.launch_us, host_us, other_us, merged_us])
     assert result.latency_us == pytest.approx(merged_us)

@@ -27,39 +27,24 @@ def test_all_axes_are_combined():
         batch=(1, 4),
         head_dim=(64, 128),
         dtype=("fp16", "bf16"),
-        kv_layout=("HND", "NHD"),
+        q_len=(1, 4),
+        page_size=(None, 16),
     )
     cells = expand(Sweep("s", (grid,), ("lean",)))
-    assert len({cell.key for cell in cells}) == len(cells) == 32
-    assert AttentionProblem(4, 32, 8, 1024, 128, "bf16", "NHD") in {cell.problem for cell in cells}
-
-
-def test_pages_and_query_tokens_are_axes():
-    grid = Grid(context=(1024,), q_len=(1, 4), page_size=(None, 16))
-    cells = expand(Sweep("s", (grid,), ("lean",)))
-    assert [(cell.problem.q_len, cell.problem.page_size) for cell in cells] == [
-        (1, None),
-        (4, None),
-        (1, 16),
-        (4, 16),
-    ]
-    assert cells[3].key.startswith("lean-b1-h32-8-n1024-d128-q4-p16-fp16-HND-default-")
-    assert Sweep("s", (grid,)).to_dict()["grids"][0]["page_size"] == [None, 16]
-
-
-def test_keys_are_readable_and_stable():
-    cell = Cell(AttentionProblem(1, 32, 8, 4096, 128), "lean", "best")
-    assert cell.key == "lean-b1-h32-8-n4096-d128-fp16-HND-best-f77681c3"
+    assert len({cell.key for cell in cells}) == len(cells) == 64
+    last = AttentionProblem(4, 32, 8, 1024, 128, "bf16", q_len=4, page_size=16)
+    assert cells[-1].problem == last
+    assert cells[-1].key.startswith("lean-b4-h32-8-n1024-d128-q4-p16-bf16-HND-default-")
 
 
 def test_a_warm_cache_makes_other_cells_and_a_cold_one_is_not_said():
     problem = AttentionProblem(1, 32, 8, 4096, 128)
     cold, warm = Cell(problem, "lean", "best", "cold"), Cell(problem, "lean", "best", "warm")
+    assert cold.key == "lean-b1-h32-8-n4096-d128-fp16-HND-best-f77681c3"
     assert cold.key == Cell(problem, "lean", "best").key
     assert warm.key == "lean-b1-h32-8-n4096-d128-fp16-HND-best-warm-474d0385"
-    sweep = Sweep(
-        "s", (Grid(context=(4096,)),), ("lean",), "best", measure=MeasureOptions(cache="warm")
-    )
+    options = MeasureOptions(cache="warm")
+    sweep = Sweep("s", (Grid(context=(4096,)),), ("lean",), "best", measure=options)
     assert expand(sweep) == [warm]
 
 
@@ -110,12 +95,6 @@ def test_too_many_cells_are_refused_before_they_are_made():
         expand(Sweep("s", (Grid(context=tuple(range(1, 10001)), batch=tuple(range(1, 10001))),)))
 
 
-def test_a_sweep_is_plain_json():
-    sweep = Sweep("s", (Grid(heads=((32, 8),)),), ("lean",), "best", "words")
-    assert json.loads(json.dumps(sweep.to_dict())) == sweep.to_dict()
-    assert sweep.to_dict()["grids"][0]["heads"] == [[32, 8]]
-
-
 OVERRIDE = LeanTritonConfig(128, 4, 3, 2, 1, False)
 
 
@@ -130,13 +109,14 @@ def test_given_settings_make_other_cells_whatever_the_others_are_asked():
         LeanTritonConfig(64, 4, 3, 2, 1, False),
     ]
     assert len({Cell(problem, "lean", override=override).key for override in others}) == 3
-    assert (overridden.request, Cell(problem, "lean", "heuristic").request) == (
-        "given",
-        "heuristic",
-    )
-    sweep = Sweep(
-        "s", (Grid(context=(4096,)),), ("lean", "fa2"), "best", overrides={"lean": OVERRIDE}
-    )
+    assert overridden.request == "given"
+    assert Cell(problem, "lean", "heuristic").request == "heuristic"
+    grids = (Grid(context=(4096,), heads=((32, 8),), page_size=(None,)),)
+    sweep = Sweep("s", grids, ("lean", "fa2"), "best", overrides={"lean": OVERRIDE})
     assert expand(sweep) == [overridden, Cell(problem, "fa2", "best")]
-    assert sweep.to_dict()["config"] == {"lean": OVERRIDE.to_dict()}
+    written = sweep.to_dict()
+    assert json.loads(json.dumps(written)) == written
+    assert written["config"] == {"lean": OVERRIDE.to_dict()}
+    grid = written["grids"][0]
+    assert (grid["heads"], grid["page_size"]) == ([[32, 8]], [None])
     assert "config" not in Sweep("s").to_dict()

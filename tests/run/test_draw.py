@@ -54,12 +54,8 @@ def test_serving_draws_what_it_states():
         assert problem.max_context <= problem.cache_capacity
         assert 4096 <= problem.cache_capacity <= 256 * 1024
         assert (problem.q_heads, problem.kv_heads, problem.head_dim) in shapes
-    for values in (
-        Counter(problem.kv_layout for problem in problems),
-        Counter(problem.page_size for problem in problems),
-        Counter(problem.dtype for problem in problems),
-    ):
-        assert min(values.values()) > 60
+    for axis in ("kv_layout", "page_size", "dtype"):
+        assert min(Counter(getattr(problem, axis) for problem in problems).values()) > 60
     assert {problem.head_dim for problem in problems} == {64, 80, 96, 128, 256}
     fills = sorted(problem.max_context / problem.cache_capacity for problem in problems)
     assert fills[0] < 0.01
@@ -77,11 +73,8 @@ def test_a_share_of_the_capacity_is_the_context():
 def test_every_value_of_an_axis_is_drawn_and_the_others_have_their_own():
     draw = drawn(context=(100, 200), heads=((8, 8), (8, 2)), lengths=("uniform", "30+5"))
     problems = list(draw.problems())
-    assert {(problem.batch, problem.context) for problem in problems} == {
-        (1, 100),
-        (1, 200),
-        (2, (30, 5)),
-    }
+    drawn_pairs = {(problem.batch, problem.context) for problem in problems}
+    assert drawn_pairs == {(1, 100), (1, 200), (2, (30, 5))}
     assert {problem.kv_heads for problem in problems} == {8, 2}
     assert {problem.head_dim for problem in problems} == {128}
 
@@ -107,12 +100,9 @@ def test_what_cannot_be_is_drawn_again():
 def test_a_fill_needs_capacities_and_no_contexts(given, sentence):
     with pytest.raises(UserError, match=sentence):
         Draw.of(1, 1, given, (0.1, 1.0))
-
-
-@pytest.mark.parametrize("capacity", ["exact", "4x", "exact,4k"])
-def test_flags_give_a_fill_capacities_in_tokens(capacity):
-    with pytest.raises(UserError, match=r"in tokens, and a capacity is (exact|4x): give capacity"):
-        requested_sweep("serving", {"capacity": capacity}, "lean", None, None, (), 3)
+    for capacity in ("exact", "4x", "exact,4k"):
+        with pytest.raises(UserError, match=r"in tokens, and a capacity is (exact|4x): give cap"):
+            requested_sweep("serving", {"capacity": capacity}, "lean", None, None, (), 3)
 
 
 @pytest.mark.parametrize(
@@ -154,18 +144,13 @@ def test_a_files_own_contexts_above_every_capacity_are_refused(tmp_path):
     path.write_text(CAPPED + 'capacity = "4k"\ncontext = "16k"')
     with pytest.raises(UserError, match="context 16384 is above the largest capacity that is"):
         requested_sweep(str(path), {}, None, None)
-
-
-def test_a_draw_of_a_file_has_as_many_cells_as_before(tmp_path):
-    path = tmp_path / "x.toml"
     path.write_text(CAPPED + 'capacity = "4k"')
     assert len(expand(requested_sweep(str(path), {}, None, None))) == 4
 
 
 def test_lengths_one_by_one_above_every_capacity_are_refused():
-    assert {problem.context for problem in drawn(lengths=("50+5",), capacity=(64,)).problems()} == {
-        (50, 5)
-    }
+    fitting = drawn(lengths=("50+5",), capacity=(64,)).problems()
+    assert {problem.context for problem in fitting} == {(50, 5)}
     with pytest.raises(UserError, match="context 65 is above the largest capacity that is"):
         drawn(lengths=("65+5", "50+5"), capacity=(32, 64)).check_capacities()
 
@@ -235,12 +220,9 @@ def test_counts_and_seeds_out_of_range(file, count, seed, reason, limit):
     with pytest.raises(InvalidValue) as error:
         requested_sweep(file, {}, None, None, None, (), count, seed)
     assert (error.value.reason, error.value.limit) == (reason, limit)
-
-
-def test_a_seed_needs_a_draw():
-    with pytest.raises(OptionWithoutEffect) as error:
+    with pytest.raises(OptionWithoutEffect) as useless:
         requested_sweep("smoke", {}, None, None, None, (), None, 5)
-    assert (error.value.option, error.value.needs) == ("--seed 5", "--draw")
+    assert (useless.value.option, useless.value.needs) == ("--seed 5", "--draw")
 
 
 @pytest.mark.parametrize(

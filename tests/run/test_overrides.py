@@ -66,7 +66,6 @@ def test_what_is_written_is_read_again(config):
     ("text", "words"),
     [
         ("lean", "config 'lean' is invalid: write KERNEL:FIELD=VALUE,..."),
-        (":tile_tokens=64", "is invalid: write KERNEL"),
         ("laen:tile_tokens=64", "there is no kernel 'laen', did you mean 'lean'?"),
         ("reference:tile_tokens=64", "reference has no launch settings, leave it out"),
         ("fa2_triton:", "'' is not FIELD=VALUE, write for example fa2_triton:implementation=trito"),
@@ -83,17 +82,12 @@ def test_what_is_written_is_read_again(config):
         ("fa2_triton:implementation=cuda", "implementation 'cuda' is not triton"),
         ("lean_mla:implementation=cuda", "there is no setting 'implementation', the kernel has on"),
         (CUDA.replace("copy=bulk", "copy=slow"), "copy 'slow' is not bulk or async"),
-        (CUDA.replace("chunk_tokens=32", "chunk_tokens=48"), "chunk_tokens 48 is not a power of"),
         ("fa2_triton:splits=4", "there is no setting 'splits', known: num_stages, num_warps, tile"),
         (f"{FA2},num_warps=8", "num_warps is given twice, leave one of them out"),
         (SPLIT.replace(",splits=8", ""), "splits must be given as well, as in fixed_split_triton:"),
         ("lean_triton:tile_tokens=64,num_warps=4,num_stages=3", "ctas_per_sm, min_tiles_per_cta, "),
         (FA2.replace("64", "96"), "tile_tokens 96 is not a power of two from 16 to 1024"),
-        (FA2.replace("64", "8"), "tile_tokens 8 is not a power of two from 16 to 1024"),
-        (FA2.replace("64", "2048"), "tile_tokens 2048 is not a power of two from 16 to 1024"),
-        (FA2.replace("num_warps=4", "num_warps=0"), "num_warps 0 is not a power of two from 1 to "),
         (FA2.replace("num_warps=4", "num_warps=four"), "num_warps 'four' is not a power of two fr"),
-        (FA2.replace("num_stages=3", "num_stages=11"), "num_stages 11 is not a whole number from "),
         (FA2.replace("num_stages=3", "num_stages=-1"), "num_stages '-1' is not a whole number fro"),
         (LEAN.replace("false", "1"), "align_grid '1' is not true or false"),
         (SPLIT.replace("8", "99999999999"), "splits '99999999999' is not a whole number from 1 to"),
@@ -111,10 +105,7 @@ def test_a_kernel_is_given_settings_once_and_must_run():
         parse_overrides([LEAN, FA2, LEAN])
     overrides = parse_overrides([LEAN, FA2])
     check_overrides(overrides, ["fa2_triton", "lean"])
-    with pytest.raises(
-        UserError,
-        match=r"tile_tokens=64,num_warps=4,num_stages=3' is for a kernel that is not among",
-    ):
+    with pytest.raises(UserError, match=r"num_stages=3' is for a kernel that is not among"):
         check_overrides(overrides, ["lean"])
 
 
@@ -125,10 +116,8 @@ def test_every_kernels_own_settings_are_read_again(gpu):
     for registered in kernels().values():
         config = registered.default_config(problem, find(gpu))
         if config is not None:
-            assert parse_override(override_text(registered.name, config)) == (
-                registered.name,
-                config,
-            )
+            own = (registered.name, config)
+            assert parse_override(override_text(*own)) == own
 
 
 def test_optional_settings_may_be_left_out():
