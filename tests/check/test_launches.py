@@ -60,8 +60,7 @@ def test_lean_is_called_as_users_call_it(name, request_, config, settings, probl
     assert torch.equal(lse, written.lse)
     lengths = 40 if problem is UNIFORM else inputs.cache_seqlens
     always = {"cache_seqlens": lengths, "causal": True, "return_softmax_lse": True}
-    always["softmax_scale"] = 0.125
-    always["block_table"] = inputs.block_table
+    always |= {"softmax_scale": 0.125, "block_table": inputs.block_table}
     assert calls == [{**always, **settings, "out": inputs.out}, {**always, **settings}]
 
 

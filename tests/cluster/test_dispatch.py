@@ -54,13 +54,6 @@ def go(
     return list(dispatcher.run(iter(jobs), lambda job: job, alike))
 
 
-def test_every_job_is_answered_once_on_all_gpus():
-    cluster = FakeCluster(nodes(2, 1))
-    assert sorted(go(cluster, range(9))) == [(number, 2 * number) for number in range(9)]
-    assert [actor.node.name for actor in cluster.actors] == ["a", "a", "b"]
-    assert len(cluster.works) == 9
-
-
 def test_jobs_are_taken_when_an_agent_is_free():
     cluster = FakeCluster(nodes(1))
     taken: list[int] = []
@@ -74,6 +67,21 @@ def test_jobs_are_taken_when_an_agent_is_free():
     answers = dispatcher.run(jobs(), lambda job: job, lambda board: None)
     assert next(answers) == (0, 0)
     assert taken == [0]
+
+
+def test_every_job_is_answered_once_and_agents_that_end_are_replaced():
+    ended: list[int] = []
+
+    def end_once(cluster: FakeCluster, call: Call) -> None:
+        if call.arguments[0] == 1 and not ended:
+            ended.append(1)
+            call.actor.alive = False
+
+    cluster = FakeCluster(nodes(2, 1), end_once)
+    assert sorted(go(cluster, range(9))) == [(number, 2 * number) for number in range(9)]
+    assert [actor.node.name for actor in cluster.actors[:3]] == ["a", "a", "b"]
+    assert sum(actor.alive for actor in cluster.actors) == 3
+    assert (len(cluster.works), len(cluster.actors)) == (10, 4)
 
 
 def test_a_job_whose_node_ended_runs_elsewhere_once():
@@ -90,19 +98,6 @@ def test_a_job_whose_node_ended_runs_elsewhere_once():
     assert said == [
         "! an agent on host-b was lost (ActorDiedError): what it was at runs elsewhere."
     ]
-
-
-def test_an_agent_that_ended_is_replaced_where_its_node_is_alive():
-    ended: list[int] = []
-
-    def end_once(cluster: FakeCluster, call: Call) -> None:
-        if call.arguments[0] == 1 and not ended:
-            ended.append(1)
-            call.actor.alive = False
-
-    cluster = FakeCluster(nodes(1), end_once)
-    assert sorted(go(cluster, range(4))) == [(number, 2 * number) for number in range(4)]
-    assert [actor.alive for actor in cluster.actors] == [False, True]
 
 
 def test_a_job_that_takes_two_agents_along_is_given_up():
@@ -156,17 +151,17 @@ def test_a_node_that_comes_later_takes_part():
     assert {name for name, _ in cluster.works} == {"a", "b"}
 
 
+def with_own(**environment: str) -> Board:
+    return replace(BOARD, environment={**BOARD.environment, **environment})
+
+
 @pytest.mark.parametrize(
     ("board", "words", "mixable"),
     [
         (replace(BOARD, calibration_us=66.5), "the calibration cell takes 66.5 us, not 63.0", True),
-        (replace(BOARD, environment={**BOARD.environment, "driver": "570"}), "driver is 570", True),
+        (with_own(driver="570"), "driver is 570", True),
         (replace(BOARD, gpu={**BOARD.gpu, "power_limit_w": 600}), "power_limit_w is 600", True),
-        (
-            replace(BOARD, environment={**BOARD.environment, "kernels": "bb"}),
-            "kernels is bb",
-            False,
-        ),
+        (with_own(kernels="bb"), "kernels is bb", False),
         (replace(BOARD, source="predicted"), "would be predicted for h200", False),
         (replace(BOARD, gpu=asdict(find("b200"))), "would be measured for b200", False),
     ],
@@ -184,10 +179,9 @@ def test_a_board_that_differs_is_left_out_or_mixed_knowingly(board, words, mixab
 
 
 def test_boards_alike_differ_in_host_uuid_and_a_little_in_speed():
-    own = {**BOARD.environment, "host": "b", "gpu_uuid": "GPU-2"}
     alike = Alike(H200, None, False, print)
     assert alike(BOARD) is None
-    assert alike(Board("measured", BOARD.gpu, own, 65.5)) is None
+    assert alike(replace(with_own(host="b", gpu_uuid="GPU-2"), calibration_us=65.5)) is None
 
 
 def test_the_target_is_measured_where_any_agent_has_a_gpu():
@@ -207,9 +201,7 @@ def test_the_target_is_measured_where_any_agent_has_a_gpu():
 def test_no_target_is_one_sentence():
     refuses = (UserError("--require-gpu: there is no GPU"), BOARD)
     dispatcher: Dispatcher[int] = Dispatcher(FakeCluster(nodes(1)), Doubling, refuses, print)
-    with pytest.raises(
-        UserError, match=r"can work: host-a is left out .--require-gpu: there is no"
-    ):
+    with pytest.raises(UserError, match=r"can work: host-a is left out .--require-gpu: there is"):
         dispatcher.target()
 
 

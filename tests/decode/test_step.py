@@ -36,36 +36,21 @@ def chosen_by(step: DecodeStep, name: str) -> list[int]:
     return step.chosen.tolist()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_weights_are_counted_as_transformers_makes_them(tmp_path, name):
-    path = written(tmp_path, name)
-    made = random_model(path, "fp16", "cpu")
-    assert sum(weight.numel() for weight in made.parameters()) == read_model(path).weights
+#: `lean` goes through attn_implementation="lean", fixed_split by its launch.
+OWN = [(own, name) for own in ("lean", "fixed_split") for name in ("opt", "gemma", "mistral")]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_attention_of_the_step_is_the_references(tmp_path, name):
-    step = DecodeStep(problem_of(written(tmp_path, name), 37, 90), "cpu")
-    own = kernel("eager")
-    attention, _ = attention_of(INSTRUMENTS, step, own, "default")
-    outcome = checked(step, own, attention)
-    assert outcome.status is None
-    assert 0 < (outcome.relative_error or 0) < 2e-3
-    heads = 2 if name != "opt" else 1
-    kinds = 2 if name in ("gemma", "gpt-oss", "qwen2") else 1
-    assert outcome.total_heads == kinds * 2 * heads
-
-
-@pytest.mark.parametrize("name", ["llama", "opt", "gemma", "mistral"])
-@pytest.mark.parametrize("own", ["lean", "fixed_split"])
-def test_kernels_stand_in_for_a_models_attention(tmp_path, name, own):
-    """`lean` through attn_implementation="lean", another by its launch; of every kind of layer."""
+@pytest.mark.parametrize(("own", "name"), [*(("eager", name) for name in CONFIGS), *OWN])
+def test_attention_of_the_step_is_the_references(tmp_path, own, name):
     step = DecodeStep(problem_of(written(tmp_path, name), 37, 90), "cpu")
     attention, chosen = attention_of(INSTRUMENTS, step, kernel(own), "default")
     outcome = checked(step, kernel(own), attention)
     assert outcome.status is None
-    assert 0 < (outcome.relative_error or 0) < 1e-3
-    assert chosen.config is not None
+    assert 0 < (outcome.relative_error or 0) < (2e-3 if own == "eager" else 1e-3)
+    heads = 2 if name != "opt" else 1
+    kinds = 2 if name in ("gemma", "gpt-oss", "qwen2") else 1
+    assert outcome.total_heads == kinds * 2 * heads
+    assert (chosen.config is None) == (own == "eager")
 
 
 def test_a_step_can_be_repeated_and_attention_matters(tmp_path):
@@ -104,12 +89,13 @@ def test_wrong_attention_is_caught(tmp_path):
 
 
 def test_the_last_token_is_written_in_its_place(tmp_path):
+    other = problem_of(written(tmp_path, "llama"), 30, kv_layout="NHD")
+    k, _ = StepCache(other, "cpu").layers[0]
+    assert (k.shape, k.stride()) == ((1, 2, 30, 64), (30 * 2 * 64, 64, 2 * 64, 1))
     problem = problem_of(written(tmp_path, "gpt-oss"), 5, 40, capacity=64)
     cache = StepCache(problem, "cpu")
-    assert {window: own.tolist() for window, own in cache.lengths.items()} == {
-        16: [5, 16],
-        None: [5, 40],
-    }
+    lengths = {window: own.tolist() for window, own in cache.lengths.items()}
+    assert lengths == {16: [5, 16], None: [5, 40]}
     new = torch.arange(2 * 2 * 64.0).view(2, 2, 1, 64).half()
     for layer, places in ((0, (4, 39 % 16)), (1, (4, 39))):
         before = [tensor.clone() for tensor in cache.layers[layer]]
@@ -119,14 +105,6 @@ def test_the_last_token_is_written_in_its_place(tmp_path):
                 assert torch.equal(cached[row, :, place], written_rows[row, :, 0])
                 old[row, :, place] = cached[row, :, place]
             assert torch.equal(cached, old)
-
-
-def test_both_layouts_are_one_cache(tmp_path):
-    problem = problem_of(written(tmp_path, "llama"), 30, kv_layout="NHD")
-    k, _ = StepCache(problem, "cpu").layers[0]
-    assert k.shape == (1, 2, 30, 64)
-    assert k.stride() == (30 * 2 * 64, 64, 2 * 64, 1)
-    assert chosen_by(DecodeStep(problem, "cpu"), "eager") is not None
 
 
 @pytest.mark.parametrize("name", ["opt", "llama"])
@@ -148,6 +126,7 @@ def test_a_prompt_is_causal_attention_and_fills_the_cache(tmp_path, name):
 def test_one_model_is_kept(tmp_path):
     first, second = written(tmp_path, "llama"), written(tmp_path, "opt")
     one = random_model(first, "fp16", "cpu")
+    assert sum(weight.numel() for weight in one.parameters()) == read_model(first).weights
     assert random_model(first, "fp16", "cpu") is one
     assert models.kept_bytes(first, "fp16", "cpu") == 2 * read_model(first).weights
     assert models.kept_bytes(second, "fp16", "cpu") == 0

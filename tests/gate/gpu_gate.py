@@ -128,6 +128,7 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
     jobs = str(JOBS)
     fuzz = ("--fuzz", "10000", "--kernels", "lean,lean_mla", "--seed", str(seed))
     sweep = ("--out", str(runs), "--quiet", "--no-report", "--budget", "170s")
+    references = (("smoke",), ("variants", "--kernels", "lean"), ("mla", "--kernels", "lean_mla"))
     return {
         "check": Part(
             "the grid of problems against the fp64 reference",
@@ -162,15 +163,7 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
         ),
         "references": Part(
             "reference sweeps: every cell right",
-            (
-                (leanbench("sweep", "smoke", "--name", "smoke", *sweep),),
-                (
-                    leanbench(
-                        "sweep", "variants", "--kernels", "lean", "--name", "variants", *sweep
-                    ),
-                ),
-                (leanbench("sweep", "mla", "--kernels", "lean_mla", "--name", "mla", *sweep),),
-            ),
+            tuple((leanbench("sweep", *own, "--name", own[0], *sweep),) for own in references),
         ),
         "kinds": Part(
             "kinds of attention under torch.compile, in graphs and on streams",
@@ -259,27 +252,18 @@ def run_part(name: str, part: Part, header: str, out: Path, limit_s: float) -> b
 
 def header_of(found: dict[str, Any]) -> str:
     """Return the first lines of every log: software and hardware."""
-    rest = ", ".join(
-        f"{name} {value}"
-        for name, value in found.items()
-        if name not in _NOT_LISTED and value is not None
-    )
+    listed = {name: value for name, value in found.items() if name not in _NOT_LISTED}
+    rest = ", ".join(f"{name} {value}" for name, value in listed.items() if value is not None)
     gpu = f"GPU {found['gpu_product']}, driver {found['driver']}, kernels {found['kernels']}"
     return f"{gpu}\n{rest}\n{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def summary(out: Path, names: Iterable[str], kernels: str) -> str:
     """Return a line for each part with a log."""
-    rows = [
-        row_of(name, path.read_text(encoding="utf-8"), kernels)
-        for name in names
-        if (path := out / f"{name}.txt").exists()
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]])
-        for row in rows
-    ]
+    logs = {name: path for name in names if (path := out / f"{name}.txt").exists()}
+    rows = [row_of(name, log.read_text(encoding="utf-8"), kernels) for name, log in logs.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:4]
+    lines = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]) for row in rows]
     return "\n".join([f"Kernels of this tree: {kernels}", *lines, ""])
 
 

@@ -81,11 +81,8 @@ def test_the_kernel_compiles(name, capability):
 
 
 def test_what_is_sent():
-    assert {name: message.sent_bytes for name, message in MESSAGES.items()} == {
-        "unit": 16,
-        "partial": 4096,
-        "flag": 4,
-    }
+    sent_bytes = {"unit": 16, "partial": 4096, "flag": 4}
+    assert {name: message.sent_bytes for name, message in MESSAGES.items()} == sent_bytes
 
 
 @pytest.mark.deep

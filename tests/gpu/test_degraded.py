@@ -29,14 +29,6 @@ Install = Callable[..., Any]
 H200 = {"product": "NVIDIA H200", "uuid": "GPU-aaaa"}
 A100 = {"product": "NVIDIA A100-SXM4-80GB", "uuid": "GPU-bbbb"}
 #: Everything that a reading of the GPU's state asks.
-STATE = (
-    "nvmlDeviceGetClockInfo",
-    "nvmlDeviceGetTemperature",
-    "nvmlDeviceGetFieldValues",
-    "nvmlDeviceGetPowerUsage",
-    "nvmlDeviceGetCurrentClocksEventReasons",
-    "nvmlDeviceGetCurrentClocksThrottleReasons",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +44,8 @@ def torch_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             can_device_access_peer=lambda device, peer: device != peer,
         )
         backends = SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 91900))
-        monkeypatch.setitem(
-            sys.modules,
-            "torch",
-            SimpleNamespace(cuda=cuda, backends=backends, __version__="2.11.0+cu130"),
-        )
+        torch = SimpleNamespace(cuda=cuda, backends=backends, __version__="2.11.0+cu130")
+        monkeypatch.setitem(sys.modules, "torch", torch)
 
     install(("NVIDIA H200", "aaaa"), ("NVIDIA A100-SXM4-80GB", "bbbb"))
     return install
@@ -123,15 +112,9 @@ def test_a_gpu_that_disappears_ends_its_worker_with_one_row(fake_nvml, error):
     announce = Announcer(cast("Connection", SimpleNamespace(send_bytes=lambda data: None)))
     announce("lean")
     rows, usable = _attempt(run_problem, request, announce)
-    assert rows == {
-        "lean": {
-            "status": "crashed",
-            "reason": (
-                "GpuLostError: the GPU no longer answers: reset it with `nvidia-smi --gpu-reset`,"
-                " or reboot"
-            ),
-        }
-    }
+    assert list(rows) == ["lean"]
+    assert rows["lean"]["status"] == "crashed"
+    assert rows["lean"]["reason"].startswith("GpuLostError: the GPU no longer answers: reset it")
     assert not usable
     with pytest.raises(GpuLostError), Nvml("GPU-aaaa") as nvml:
         nvml.state()

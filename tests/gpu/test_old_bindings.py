@@ -30,21 +30,15 @@ NAMES = sorted(
     }
 )
 #: Names that pynvml 8 and 11 and early releases of nvidia-ml-py lack.
+GETTERS = (
+    "CudaComputeCapability CurrentClocksEventReasons DeviceHandleFromMigDeviceHandle FieldValues"
+    " MPSComputeRunningProcesses MemoryBusWidth MigMode P2PStatus ProcessUtilization"
+)
+CONSTANTS = "DEVICE_MIG_ENABLE FI_DEV_POWER_INSTANT P2P_CAPS_INDEX_NVLINK P2P_CAPS_INDEX_WRITE"
 KNOWN = (
     "NVMLLibraryMismatchError",
-    "NVML_DEVICE_MIG_ENABLE",
-    "NVML_FI_DEV_POWER_INSTANT",
-    "NVML_P2P_CAPS_INDEX_NVLINK",
-    "NVML_P2P_CAPS_INDEX_WRITE",
-    "nvmlDeviceGetCudaComputeCapability",
-    "nvmlDeviceGetCurrentClocksEventReasons",
-    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
-    "nvmlDeviceGetFieldValues",
-    "nvmlDeviceGetMPSComputeRunningProcesses",
-    "nvmlDeviceGetMemoryBusWidth",
-    "nvmlDeviceGetMigMode",
-    "nvmlDeviceGetP2PStatus",
-    "nvmlDeviceGetProcessUtilization",
+    *(f"NVML_{name}" for name in CONSTANTS.split()),
+    *(f"nvmlDeviceGet{name}" for name in GETTERS.split()),
 )
 
 

@@ -23,10 +23,9 @@ FURTHER = ELSEWHERE + 1
 @pytest.fixture
 def runs_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch holds memory of a GPU in this process."""
-    cuda = SimpleNamespace(
-        is_initialized=lambda: True, memory_reserved=lambda: 2**21, device_count=lambda: 0
-    )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    torch: Any = SimpleNamespace(is_initialized=lambda: True, memory_reserved=lambda: 2**21)
+    torch.device_count = lambda: 0
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=torch))
 
 
 def others(since_us: int = 0) -> list[GpuProcess] | None:
@@ -34,51 +33,31 @@ def others(since_us: int = 0) -> list[GpuProcess] | None:
         return nvml.other_processes(since_us)
 
 
-def test_nobody_else(fake_nvml):
-    fake_nvml({"compute_pids": [HERE], "utilisation": [(HERE, 10, 99)]})
-    assert others() == []
-
-
 def test_a_context_is_told_from_work(fake_nvml):
-    fake_nvml(
-        {
-            "compute_pids": [HERE, FURTHER, ELSEWHERE],
-            "utilisation": [
-                (HERE, 10, 99),
-                (ELSEWHERE, 10, 30),
-                (ELSEWHERE, 20, 70),
-                (ELSEWHERE, 30, 40),
-            ],
-        }
-    )
+    used = [(HERE, 10, 99), *((ELSEWHERE, at, use) for at, use in ((1, 30), (2, 70), (3, 40)))]
+    fake_nvml({"compute_pids": [HERE, FURTHER, ELSEWHERE], "utilisation": used})
     assert others() == [GpuProcess(ELSEWHERE, None, 70), GpuProcess(FURTHER, None, 0)]
 
 
 def test_all_kinds_of_contexts_each_once(fake_nvml):
+    last = ELSEWHERE + 2
     fake_nvml(
-        {
-            "compute_pids": [ELSEWHERE],
-            "mps_pids": [ELSEWHERE + 2],
-            "graphics_pids": [ELSEWHERE, ELSEWHERE + 1],
-        }
+        {"compute_pids": [ELSEWHERE], "mps_pids": [last], "graphics_pids": [ELSEWHERE, FURTHER]}
     )
-    assert [process.pid for process in others() or []] == [ELSEWHERE, ELSEWHERE + 1, ELSEWHERE + 2]
+    assert [process.pid for process in others() or []] == [ELSEWHERE, FURTHER, last]
+
+
+#: Entries that were never filled.
+JUNK = [(ELSEWHERE, 0, 3), (ELSEWHERE, 40, 2_147_483_632), (ELSEWHERE, 50, 101)]
 
 
 @pytest.mark.parametrize(
     ("since_us", "percent"), [(0, 70), (19, 70), (20, 40), (30, 0), (10**15, 0)]
 )
 def test_samples_from_before_do_not_count(fake_nvml, since_us, percent):
-    fake_nvml(
-        {"compute_pids": [ELSEWHERE], "utilisation": [(ELSEWHERE, 20, 70), (ELSEWHERE, 30, 40)]}
-    )
+    used = [(ELSEWHERE, 20, 70), (ELSEWHERE, 30, 40), *JUNK]
+    fake_nvml({"compute_pids": [ELSEWHERE], "utilisation": used})
     assert others(since_us) == [GpuProcess(ELSEWHERE, None, percent)]
-
-
-def test_entries_that_were_never_filled_do_not_count(fake_nvml):
-    junk = [(ELSEWHERE, 0, 3), (ELSEWHERE, 40, 2_147_483_632), (ELSEWHERE, 50, 101)]
-    fake_nvml({"compute_pids": [ELSEWHERE], "utilisation": junk})
-    assert others(10) == [GpuProcess(ELSEWHERE, None, 0)]
 
 
 @pytest.mark.parametrize(
@@ -133,23 +112,22 @@ def test_name_from_proc(fake_nvml):
 
 
 @pytest.mark.usefixtures("runs_cuda")
-class TestPidsOfAnotherNamespace:
+@pytest.mark.parametrize(
+    ("pids", "expected"),
+    [
+        # The only stranger is this process; two cannot be told apart.
+        ([ELSEWHERE], []),
+        ([ELSEWHERE, FURTHER], None),
+        # A process of this namespace is another one; where this one is listed, strangers are.
+        ([ELSEWHERE, os.getppid()], [os.getppid()]),
+        ([HERE, ELSEWHERE], [ELSEWHERE]),
+        ([HERE], []),
+    ],
+)
+def test_pids_of_another_namespace(fake_nvml, pids, expected):
     """In a container the driver may count processes as the host does: this one is among them by
     another pid.
     """
-
-    def test_the_only_stranger_is_this_process(self, fake_nvml):
-        fake_nvml({"compute_pids": [ELSEWHERE], "utilisation": [(ELSEWHERE, 10, 99)]})
-        assert others() == []
-
-    def test_two_strangers_cannot_be_told_apart(self, fake_nvml):
-        fake_nvml({"compute_pids": [ELSEWHERE, FURTHER]})
-        assert others() is None
-
-    def test_a_process_of_this_namespace_is_another(self, fake_nvml):
-        fake_nvml({"compute_pids": [ELSEWHERE, os.getppid()]})
-        assert [process.pid for process in others() or []] == [os.getppid()]
-
-    def test_where_this_process_is_listed_strangers_are_others(self, fake_nvml):
-        fake_nvml({"compute_pids": [HERE, ELSEWHERE], "utilisation": [(ELSEWHERE, 10, 5)]})
-        assert others() == [GpuProcess(ELSEWHERE, None, 5)]
+    fake_nvml({"compute_pids": pids, "utilisation": [(pids[-1], 10, 5)]})
+    found = others()
+    assert expected == (None if found is None else [process.pid for process in found])

@@ -126,10 +126,8 @@ def test_peer_access_is_that_of_both_ways(monkeypatch):
     monkeypatch.setattr(
         "torch.cuda.can_device_access_peer", lambda device, peer: (device, peer) in ways
     )
-    assert [has_peer_access(*pair) for pair in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2))] == [
-        *(True, True),
-        *(False, False, False),
-    ]
+    for pair in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2)):
+        assert has_peer_access(*pair) == (2 not in pair)
 
 
 def test_what_nvml_does_not_know(fake_nvml, links, monkeypatch):

@@ -34,12 +34,8 @@ def as_run(attend: Callable[..., torch.Tensor]) -> Callable[[Call, bool], Any]:
     def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, None]:
         assert call.extras is None
         assert not with_lse
-        options = {
-            "cache_seqlens": call.cache_seqlens,
-            "cache_leftpad": None,
-            "softmax_scale": call.softmax_scale,
-            "causal": call.causal,
-        }
+        options = {"cache_seqlens": call.cache_seqlens, "cache_leftpad": None}
+        options |= {"softmax_scale": call.softmax_scale, "causal": call.causal}
         return attend(call.q, call.k_cache, call.v_cache, **options), None
 
     return run

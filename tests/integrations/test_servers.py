@@ -74,20 +74,18 @@ def expected(q: torch.Tensor, **options: Any) -> torch.Tensor:
 
 def batch(**changes: Any) -> VllmMetadata:
     """FlashAttention's metadata of vLLM for a decode step."""
-    own = {
-        "num_actual_tokens": 3,
-        "max_query_len": 1,
-        "query_start_loc": torch.arange(4, dtype=torch.int32),
-        "seq_lens": LENGTHS,
-        "block_table": TABLE,
-        "causal": True,
-        "rswa_prefix_lens": None,
-    }
-    metadata = VllmMetadata(**own)
+    starts = torch.arange(4, dtype=torch.int32)
+    metadata = VllmMetadata(3, 1, starts, LENGTHS, TABLE, causal=True, rswa_prefix_lens=None)
     # Those that one version has, too.
     for name, value in changes.items():
         setattr(metadata, name, value)
     return metadata
+
+
+def impl_of(
+    made: ModuleType, window: int | None = None, dtype: str = "auto", **options: Any
+) -> Any:
+    return made.LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, window, dtype, **options)
 
 
 def kv_caches() -> dict[str, torch.Tensor]:
@@ -138,15 +136,17 @@ def test_a_vllm_without_a_registry_goes_on(monkeypatch):
 def test_a_decode_step_of_vllm(version, window, vllm_backend):
     sinks = torch.randn(HEADS)
     own = {"logits_soft_cap": 3.0, "sinks": sinks}
-    impl = vllm_backend[0].LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, window, "auto", **own)
+    impl = impl_of(vllm_backend[0], window, **own)
     query = torch.randn(3, HEADS, DIM)
     seen = (-1, -1) if window is None else (window - 1, -1)
     wanted = expected(query[:, None], window_size=seen, softcap=3.0, sinks=sinks)[:, 0]
-    torch.testing.assert_close(run(impl, query, batch(), version), wanted)
+    # None of its images is seen.
+    field = {"0.25": "mm_prefix_range_tensor", "0.33": "mm_prefix_query_range_tensor"}[version]
+    torch.testing.assert_close(run(impl, query, batch(**{field: None}), version), wanted)
 
 
 def test_tokens_that_speculation_verifies_are_packed(vllm_backend):
-    impl = vllm_backend[0].LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, None, "auto")
+    impl = impl_of(vllm_backend[0])
     starts = torch.tensor([0, 3, 4, 6], dtype=torch.int32)
     query = torch.randn(8, HEADS, DIM)
     metadata = batch(num_actual_tokens=6, max_query_len=3, query_start_loc=starts)
@@ -154,21 +154,15 @@ def test_tokens_that_speculation_verifies_are_packed(vllm_backend):
     k, v = [cache[TABLE.long()].flatten(1, 2) for cache in pages()]
     for i, (start, end) in enumerate([(0, 3), (3, 4), (4, 6)]):
         one = slice(i, i + 1)
-        wanted = dense_attention(
-            query[None, start:end],
-            k[one],
-            v[one],
-            cache_seqlens=LENGTHS[one],
-            softmax_scale=0.25,
-            causal=True,
-        )
+        own = {"cache_seqlens": LENGTHS[one], "softmax_scale": 0.25, "causal": True}
+        wanted = dense_attention(query[None, start:end], k[one], v[one], **own)
         torch.testing.assert_close(output[start:end], wanted[0])
     assert output[6:].isnan().all()
 
 
 def test_fp8_caches_of_vllm_are_read_with_their_scales(vllm_backend):
     made, dense = vllm_backend
-    impl = made.LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, None, "fp8")
+    impl = impl_of(made, dtype="fp8")
     k, v = pages()
     cache = torch.stack((k, v), dim=1).to(torch.float8_e4m3fn).view(torch.uint8)
     scales = {"_q_scale": 1.0, "_k_scale": 0.5, "_v_scale": 2.0}
@@ -191,22 +185,14 @@ def test_fp8_caches_of_vllm_are_read_with_their_scales(vllm_backend):
     ],
 )
 def test_other_batches_are_flash_attentions(changes, vllm_backend):
-    impl = vllm_backend[0].LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, None, "auto")
+    impl = impl_of(vllm_backend[0])
     assert run(impl, torch.randn(3, HEADS, DIM), batch(**changes)) == FROM_FLASH_ATTENTION
     assert run(impl, torch.randn(3, HEADS, DIM), None) == FROM_FLASH_ATTENTION
 
 
-@pytest.mark.parametrize("field", ["mm_prefix_range_tensor", "mm_prefix_query_range_tensor"])
-def test_a_batch_without_images_is_a_decode_step(field, vllm_backend):
-    impl = vllm_backend[0].LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, None, "auto")
-    query = torch.randn(3, HEADS, DIM)
-    wanted = expected(query[:, None])[:, 0]
-    torch.testing.assert_close(run(impl, query, batch(**{field: None})), wanted)
-
-
 def test_a_batch_invariant_server_never_packs(vllm_backend):
     made, dense = vllm_backend
-    impl = made.LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, None, "auto")
+    impl = impl_of(made)
     impl.batch_invariant_enabled = True
     run(impl, torch.randn(3, HEADS, DIM), batch())
     assert dense.calls[0]["batch_invariant"] is True
@@ -235,13 +221,7 @@ def step(made: ModuleType, layer: Any, spec_info: Any = None, **options: Any) ->
     """What `forward_decode` returned for 3 sequences, and the cache."""
     pool = Pool()
     own = made.LeanBackend(pool)
-    own.forward_metadata = SglangMetadata(
-        page_table=TABLE,
-        cache_seqlens_int32=LENGTHS,
-        max_seq_len_q=1,
-        swa_out_cache_loc=None,
-        pa_swa_page_table=None,
-    )
+    own.forward_metadata = SglangMetadata(page_table=TABLE, cache_seqlens_int32=LENGTHS)
     layer.attn_type = made.AttentionType.DECODER
     forward_batch = SimpleNamespace(spec_info=spec_info, batch_size=3, out_cache_loc="places")
     generator = torch.Generator().manual_seed(2)

@@ -25,16 +25,11 @@ from leanbench.integrations.hf_masks import dense_mask, is_windowed, lean_mask, 
 
 transformers = import_module("transformers")
 PROMPT, TOKENS = 6, 11
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2}
 #: Of the decoder, whose attention has a bias for each distance, or takes itself for not causal.
 ENCODER_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "t5": (
-        "T5ForConditionalGeneration",
-        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2},
-    ),
-    "umt5": (
-        "UMT5ForConditionalGeneration",
-        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2},
-    ),
+    "t5": ("T5ForConditionalGeneration", T5),
+    "umt5": ("UMT5ForConditionalGeneration", T5),
     "moonshine": (
         "MoonshineForConditionalGeneration",
         {
@@ -198,24 +193,25 @@ def test_a_mask_says_whether_a_window_hides_tokens():
     padded = windowed(8, torch.tensor([[0] + [1] * 7, [1] * 8]).bool())
     assert padded is not None
     assert is_windowed(padded)
-    lengths, starts = lengths_of(padded)
-    assert lengths is not None
-    assert starts is not None
-    assert (lengths.tolist(), starts.tolist()) == ([8, 8], [1, 0])
-    assert lengths.is_contiguous()
-    assert starts.is_contiguous()
+    for own, expected in zip(lengths_of(padded), ([8, 8], [1, 0]), strict=True):
+        assert own is not None
+        assert own.tolist() == expected
+        assert own.is_contiguous()
 
 
-def test_a_window_that_nobody_names_is_refused():
+@pytest.mark.parametrize(
+    ("mask", "sentence"),
+    [
+        (windowed(8), r"mask of Linear has a sliding window.*'eager'"),
+        (
+            torch.ones(2, 1, 1, 9, dtype=torch.int32),
+            r"last size of an int32 attention_mask is 9, .* 1 or 2",
+        ),
+    ],
+)
+def test_masks_that_are_refused(mask, sentence):
     q = torch.zeros(2, 4, 1, 8)
-    with pytest.raises(UserError, match=r"mask of Linear has a sliding window.*'eager'"):
-        hf_attention.lean_attention(torch.nn.Linear(1, 1), q, q, q, windowed(8))
-
-
-def test_an_int32_mask_that_is_not_of_lengths_is_refused():
-    q = torch.zeros(2, 4, 1, 8)
-    mask = torch.ones(2, 1, 1, 9, dtype=torch.int32)
-    with pytest.raises(UserError, match=r"last size of an int32 attention_mask is 9, .* 1 or 2"):
+    with pytest.raises(UserError, match=sentence):
         hf_attention.lean_attention(torch.nn.Linear(1, 1), q, q, q, mask)
 
 
@@ -225,16 +221,8 @@ def test_a_decoder_that_joins_two_masks(cache_type):
 
     decoder = transformers.T5Gemma2Config().decoder
     for q_length, skip in ((1, True), (1, False), (3, False)):
-        static = cache_type == "static"
-        offset = torch.tensor(4) if static else 4
-        mask = lean_mask(
-            2,
-            q_length,
-            16 if static else 4 + q_length,
-            offset,
-            config=decoder,
-            allow_is_causal_skip=skip,
-        )
+        kv = (16, torch.tensor(4)) if cache_type == "static" else (4 + q_length, 4)
+        mask = lean_mask(2, q_length, *kv, config=decoder, allow_is_causal_skip=skip)
         assert mask is not None
         assert mask.dtype == torch.bool
 
@@ -259,13 +247,9 @@ def test_a_model_that_adds_the_mask_itself_is_refused(name):
 def test_a_model_of_which_a_part_alone_asks_transformers_is_refused(kind):
     with pytest.raises(UserError, match=rf"type '{kind}' does not go"):
         lean_mask(2, 1, 5, 4, config=transformers.AutoConfig.for_model(kind))
-
-
-def test_models_from_elsewhere_are_not_refused():
-    class OwnConfig(transformers.BloomConfig):
-        pass
-
-    assert lean_mask(2, 1, 5, 4, config=OwnConfig()) is None
+    # Models from elsewhere are not.
+    own = type("OwnConfig", (transformers.BloomConfig,), {})
+    assert lean_mask(2, 1, 5, 4, config=own()) is None
 
 
 def test_attention_to_chosen_tokens_is_refused():

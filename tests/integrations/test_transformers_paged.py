@@ -31,12 +31,8 @@ def lean(monkeypatch: pytest.MonkeyPatch) -> DenseAttention:
     register()
     dense = DenseAttention()
     monkeypatch.setattr(hf_paged, "lean_attn_with_kvcache", dense)
-    gigabyte = 1 << 30
-    monkeypatch.setattr(
-        paged_cache,
-        "get_device_and_memory_breakdown",
-        lambda: (torch.device("cpu"), gigabyte, 0, 0),
-    )
+    memory = (torch.device("cpu"), 1 << 30, 0, 0)
+    monkeypatch.setattr(paged_cache, "get_device_and_memory_breakdown", lambda: memory)
     return dense
 
 
@@ -52,14 +48,12 @@ def paged_model(kind: str) -> Any:
 def generated(model: Any, implementation: str) -> list[list[int]]:
     """Tokens of prompts that are cut into chunks, which share batches with decode steps."""
     model.set_attn_implementation(implementation)
+    ends = {"max_new_tokens": 5, "eos_token_id": -1, "pad_token_id": 0}
+    batching = ContinuousBatchingConfig(block_size=BLOCK, num_blocks=64, max_batch_tokens=16)
     results = model.generate_batch(
         PROMPTS,
-        generation_config=GenerationConfig(
-            max_new_tokens=5, do_sample=False, eos_token_id=-1, pad_token_id=0
-        ),
-        continuous_batching_config=ContinuousBatchingConfig(
-            block_size=BLOCK, num_blocks=64, max_batch_tokens=16
-        ),
+        generation_config=GenerationConfig(do_sample=False, **ends),
+        continuous_batching_config=batching,
         progress_bar=False,
     )
     return [result.generated_tokens for result in results.values()]
@@ -86,18 +80,9 @@ def test_a_decode_step_appends_to_its_blocks(lean, monkeypatch):
     query = torch.randn(1, 4, 3, DIM)
     new = torch.randn(1, KV_HEADS, 3, DIM)
     layer: Any = SimpleNamespace(layer_idx=5)
-    out, _ = hf_paged.lean_paged_attention(
-        layer,
-        query,
-        new,
-        -new,
-        None,
-        cache=cache,
-        cu_seq_lens_q=torch.arange(4, dtype=torch.int32),
-        cu_seq_lens_k=tokens,
-        block_table=table,
-        scaling=0.25,
-    )
+    own: dict[str, Any] = {"cu_seq_lens_q": torch.arange(4, dtype=torch.int32), "scaling": 0.25}
+    own |= {"cache": cache, "cu_seq_lens_k": tokens, "block_table": table}
+    out, _ = hf_paged.lean_paged_attention(layer, query, new, -new, None, **own)
     assert appended.lengths == [6, 1, 0]
     assert appended.table == [[3, 1], [0, 6], [6, 6]]
     assert appended.new.equal(new[0].transpose(0, 1)[:, None])

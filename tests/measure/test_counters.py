@@ -31,22 +31,21 @@ HEADER = (
 )
 
 
+#: Units by metric.
+METRICS = {
+    "dram__bytes_read.sum": "byte",
+    "dram__bytes_write.sum": "byte",
+    "gpu__time_duration.sum": "ns",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "%",
+}
+
+
 def lines(number: int, name: str, read: str, written: str, duration: str, occupancy: str) -> str:
     """Return ncu's output for one GPU kernel, with its grouping of digits."""
-    start = (
-        f'"{number}","4711","python3.12","127.0.0.1","{name}","1","7","(128, 1, 1)","(224, 1,'
-        ' 1)","0","9.0"'
-    )
-    metrics = [
-        ("dram__bytes_read.sum", "byte", read),
-        ("dram__bytes_write.sum", "byte", written),
-        ("gpu__time_duration.sum", "ns", duration),
-        ("sm__warps_active.avg.pct_of_peak_sustained_active", "%", occupancy),
-    ]
-    return "".join(
-        f'{start},"Command line profiler metrics","{metric}","{unit}","{value}"\n'
-        for metric, unit, value in metrics
-    )
+    process = f'"{number}","4711","python3.12","127.0.0.1","{name}","1","7"'
+    start = f'{process},"(128, 1, 1)","(224, 1, 1)","0","9.0","Command line profiler metrics"'
+    figures = zip(METRICS.items(), (read, written, duration, occupancy), strict=True)
+    return "".join(f'{start},"{name}","{unit}","{value}"\n' for (name, unit), value in figures)
 
 
 #: fixed_split's two GPU kernels, in the text of Nsight Compute 2025.
@@ -148,22 +147,13 @@ def test_what_ncu_is_asked(printing, tmp_path):
     assert options["--clock-control"] == options["--cache-control"] == "none"
     assert options["--profile-from-start"] == "off"
     assert options["--print-units"] == "base"
-    assert set(options["--metrics"].split(",")) == {
-        *(
-            "sm__warps_active.avg.pct_of_peak_sustained_active dram__bytes_read.sum"
-            " dram__bytes_write.sum gpu__time_duration.sum"
-        ).split()
-    }
+    assert set(options["--metrics"].split(",")) == {*METRICS}
     assert arguments[-5:-1] == [sys.executable, "-P", "-m", "leanbench.measure.counters_target"]
     request = json.loads(arguments[-1])
     assert AttentionProblem.from_dict(request["problem"]) == PROBLEM
     assert read_config((FixedSplitTritonConfig,), request["config"]) == CONFIG
-    assert (request["kernel"], request["device_index"], request["cache"]) == (
-        "fixed_split",
-        3,
-        "warm",
-    )
-    assert request["caller_pid"] == os.getpid()
+    assert (request["kernel"], request["device_index"]) == ("fixed_split", 3)
+    assert (request["cache"], request["caller_pid"]) == ("warm", os.getpid())
     # Otherwise a German user gets 58.812.416.
     assert record["LC_ALL"] == "C"
 
@@ -216,9 +206,8 @@ def test_several_passes_do_not_matter_where_the_cache_is_warm(printing):
 
 def test_a_timeout_ends_ncu_and_what_it_started(fake_ncu, tmp_path):
     fake_ncu(f"sleep 60 & echo $! > {tmp_path / 'pid'}\nwait")
-    assert (
-        count(PROBLEM, "lean", CONFIG, 0, timeout_s=2) == "Nsight Compute did not finish within 2 s"
-    )
+    result = count(PROBLEM, "lean", CONFIG, 0, timeout_s=2)
+    assert result == "Nsight Compute did not finish within 2 s"
     child = Path("/proc") / (tmp_path / "pid").read_text().strip() / "stat"
     deadline = time.monotonic() + 120
     # A zombie that has not been reaped yet is dead, too.
@@ -238,10 +227,8 @@ def test_without_ncu(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(counters, "_USUAL_PLACES", ())
     assert find_ncu() is None
-    assert (
-        count(PROBLEM, "lean", None, 0)
-        == "Nsight Compute is not installed: install it, or put `ncu` on the PATH"
-    )
+    result = count(PROBLEM, "lean", None, 0)
+    assert result == "Nsight Compute is not installed: install it, or put `ncu` on the PATH"
 
 
 def test_the_newest_of_the_usual_places_is_found(monkeypatch, tmp_path):
@@ -263,16 +250,12 @@ def test_the_counted_process_says_why_it_failed(fake_ncu, monkeypatch):
     # A `ncu` that only starts the program, which finds no GPU.
     fake_ncu('while [ "$1" != "-P" ]; do program=$1; shift; done\nexec "$program" "$@"')
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert (
-        count(PROBLEM, "lean", CONFIG, 0)
-        == "the counted process failed: torch finds no GPU that it can use"
-    )
+    result = count(PROBLEM, "lean", CONFIG, 0)
+    assert result == "the counted process failed: torch finds no GPU that it can use"
 
 
 def test_only_the_call_on_the_oldest_inputs_is_profiled(monkeypatch):
     """Calls happen in order, with torch's parts replaced."""
-    import torch
-
     events: list[object] = []
 
     class FakeKernel:
@@ -292,19 +275,18 @@ def test_only_the_call_on_the_oldest_inputs_is_profiled(monkeypatch):
     monkeypatch.setattr(counters_target, "kernel", lambda name: {"fake": FakeKernel()}[name])
     monkeypatch.setattr("leanbench.measure.buffers.rotating_inputs", rotating)
     monkeypatch.setattr("leanbench.gpu.local.spec_of_device", lambda index: f"spec of {index}")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**10, 10**10))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("wait"))
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: events.append("start"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: events.append("stop"))
-    request = {
-        "problem": PROBLEM.to_dict(),
-        "kernel": "fake",
-        "config": CONFIG.to_dict(),
-        "device_index": 1,
+    fakes = {
+        "is_available": lambda: True,
+        "set_device": lambda device: None,
+        "mem_get_info": lambda device: (10**10, 10**10),
+        "synchronize": lambda: events.append("wait"),
+        "profiler.start": lambda: events.append("start"),
+        "profiler.stop": lambda: events.append("stop"),
     }
-    counters_target._run({**request, "cache": "cold"})
+    for name, fake in fakes.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", fake)
+    request = {"problem": PROBLEM.to_dict(), "kernel": "fake", "config": CONFIG.to_dict()}
+    counters_target._run({**request, "device_index": 1, "cache": "cold"})
     assert events == [0, 1, 2, "wait", "start", 0, "wait", "stop"]
 
 

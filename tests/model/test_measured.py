@@ -25,9 +25,10 @@ def shipped() -> Calibration:
     return read_calibration(SHIPPED / "h200.json")
 
 
-@pytest.mark.parametrize(
-    "run", ["model/ragged", "model/paper-fig13-again", "peers", "serving-58213"]
-)
+CHECKED = "paper-fig7a smoke ragged occupancy paper-fig13-again".split()
+
+
+@pytest.mark.parametrize("run", [*(f"model/{name}" for name in CHECKED), "peers", "serving-58213"])
 def test_errors_it_states_are_those_it_makes(shipped, run):
     measured = read_measured(str(RUNS / run))
     stated = [figures for figures in shipped.runs if figures.run == measured.name]
