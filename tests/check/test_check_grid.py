@@ -237,7 +237,7 @@ def test_fuzz_has_every_kind_of_lengths_and_room():
     assert max(problem.cache_capacity / problem.max_context for problem in problems) >= 4
 
 
-def poisoned_alike(inputs: AttentionInputs) -> AttentionInputs:
+def poisoned_with_same_attention(inputs: AttentionInputs) -> AttentionInputs:
     """Return the poisoned inputs, with the same attention of every sequence."""
     before = [attend(inputs, sequence, 1) for sequence in range(inputs.batch)]
     poisoned = poison_unused(inputs)
@@ -254,7 +254,7 @@ def test_poison_is_past_every_sequence_and_nowhere_else(page_size, layout):
     )
     inputs = make_inputs(problem, "cpu")
     strides = inputs.k_cache.stride()
-    poisoned = poisoned_alike(inputs)
+    poisoned = poisoned_with_same_attention(inputs)
     assert poisoned.k_cache.stride() == strides
     for cache in (poisoned.k_cache, poisoned.v_cache):
         used = (33 + 80 + 1) * 2 * 64
@@ -294,7 +294,7 @@ def test_a_kernel_that_reads_past_a_sequence_fails(guards, failure, monkeypatch,
 def test_poison_spares_what_kinds_have(kinds):
     problem = replace(AttentionProblem(2, 4, 2, (40, 33), 64, capacity=50), **kinds)
     inputs = make_inputs(problem, "cpu", seed=1)
-    poisoned = poisoned_alike(inputs)
+    poisoned = poisoned_with_same_attention(inputs)
     tokens = sum(problem.contexts) - sum(problem.leftpads) - 2 * problem.append
     finite = ~poisoned.k_cache.double().isnan().any(-1)
     assert finite.sum() == 2 * tokens

@@ -1,6 +1,4 @@
-"""Predicted sweeps on a local Ray cluster with fake GPUs. Skipped without Ray (pip install
-'.[ray]').
-"""
+"""Predicted sweeps on a local Ray cluster with fake GPUs; skipped without Ray."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The schedules as properties: everything is walked once, shares are fair, special cases are the
-paper's.
-"""
+"""Properties of schedules: everything is walked once, shares are fair, special cases."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ def test_stream_k_ctas_own_one_foreign_part_and_one_hosted_part_at_most(tiles, m
 
 @given(tile_grids, st.integers(1, 300))
 def test_stream_k_hosts_wait_for_lower_ctas_only(tiles, max_grid):
-    """What freedom from deadlock rests on, and the part a host waits for is the other CTA's
-    first.
-    """
+    """Hence no deadlock; and the part that a host waits for is the other CTA's first."""
     schedule = stream_k(tiles, max_grid)
     first_of = {}
     for segment in schedule.segments:
@@ -190,9 +186,7 @@ def test_shares_of_stream_k_differ_by_at_most_one_the_longer_first(total, grid):
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9))
 def test_aligned_stream_k_is_flash_decoding(output_tiles, lean_tiles, splits):
-    """A grid that is a multiple of the output tiles deals the LeanTiles out as FlashDecoding does
-    (section IV-C).
-    """
+    """A grid that is a multiple of the output tiles is FlashDecoding's (section IV-C)."""
     tiles = TileGrid((lean_tiles * splits,) * output_tiles, 1)
     lean = stream_k(tiles, splits * output_tiles, aligned=True)
     flash = fixed_split(tiles, splits)

@@ -57,9 +57,7 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """Groups of commands: groups run in sequence, commands of a group concurrently. The summary has
-    the last line of each.
-    """
+    """Groups of commands: one group after another, the commands of a group concurrently."""
 
     title: str
     groups: tuple[tuple[Command, ...], ...]
@@ -95,12 +93,7 @@ MEMCHECK, RACECHECK, SYNCCHECK = (
 
 
 def sanitized(tool: tuple[str, ...], kernel: str, *words: str) -> Command:
-    """Return a command with launches under a tool.
-
-    Args:
-        kernel: part of the names of the inspected kernels.
-        words: arguments of launch_every_build.py.
-    """
+    """Return a command: launches of launch_every_build.py under a tool that inspects `kernel`."""
     chosen = ("--kernel-regex", f"kns={kernel}", "--error-exitcode", "1")
     return ("compute-sanitizer", "--tool", *tool, *chosen, sys.executable, EVERY_BUILD, *words)
 
@@ -119,12 +112,7 @@ def sanitizers() -> Iterator[Command]:
 
 
 def parts(seed: int, runs: Path) -> dict[str, Part]:
-    """Return all parts.
-
-    Args:
-        seed: of the random problems.
-        runs: an empty folder for runs of reference sweeps.
-    """
+    """Return all parts, with a seed of random problems and a folder for reference sweeps."""
     jobs = str(JOBS)
     fuzz = ("--fuzz", "10000", "--kernels", "lean,lean_mla", "--seed", str(seed))
     sweep = ("--out", str(runs), "--quiet", "--no-report", "--budget", "170s")
@@ -194,11 +182,7 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
 
 
 def environment() -> dict[str, Any]:
-    """Return software, driver and GPU, read in a separate process that does not keep the GPU.
-
-    Raises:
-        SystemExit: there is no GPU.
-    """
+    """Return software, driver and GPU, from a process that ends; exit where there is no GPU."""
     done = subprocess.run(
         [sys.executable, "-c", _ENVIRONMENT],
         cwd=ROOT,
@@ -268,10 +252,7 @@ def summary(out: Path, names: Iterable[str], kernels: str) -> str:
 
 
 def row_of(name: str, log: str, kernels: str) -> tuple[str, str, str, str, str]:
-    """Return part, result, seconds, kernels, and the commands' last lines.
-
-    A log of other kernels is stale, one without a result is unfinished.
-    """
+    """Return part, result, seconds, kernels, and last lines; a log of other kernels is stale."""
     of_log, result = _KERNELS.search(log), _RESULT.findall(log)
     hashed = of_log[1] if of_log else "?"
     outcome, took_s = result[-1] if result else ("UNFINISHED", "?")

@@ -71,14 +71,7 @@ def published(gpus: Iterable[str] = FOLDERS, root: Path = ROOT) -> dict[str, Pat
 
 
 def runs_of(folders: Iterable[Path], seed: int | None) -> list[Again]:
-    """Return the runs to remake: those with several GPUs first, then the longest.
-
-    Args:
-        seed: Seed of the first drawn run.
-
-    Raises:
-        SystemExit: A run was drawn and there is no seed.
-    """
+    """Return the runs to remake; the first drawn one gets `seed`. Exit if it needs one."""
     found: list[Again] = []
     for folder in folders:
         run = read_run(folder)
@@ -135,14 +128,7 @@ def kernels_of(folder: Path) -> set[str]:
 
 
 def make(runs: Sequence[Again], out: Path, gpus: Sequence[str], limit_s: float) -> list[str]:
-    """Make runs, print the result of each, and return the names of the unfinished ones.
-
-    Args:
-        gpus: As in CUDA_VISIBLE_DEVICES.
-
-    Raises:
-        SystemExit: `out` has one of them with other kernels.
-    """
+    """Make runs, print each result, return the unfinished ones. Exit on other kernels' runs."""
     ends_at = time.monotonic() + limit_s
     for run in runs:
         if kernels_of(out / run.name) - {kernels_hash()}:

@@ -62,11 +62,7 @@ class Verdict:
 
 
 def command_of(mutation: Mutation, where: str) -> Command | None:
-    """Return the check of a mutation.
-
-    Args:
-        where: gpu or cpu.
-    """
+    """Return the check of a mutation on the gpu or the cpu."""
     if where == "gpu":
         return mutation.gpu
     return None if mutation.cpu is None else by_pytest(mutation.cpu)
@@ -123,10 +119,7 @@ def verdict(mutation: Mutation, unchanged: Future[Ended], changed: Future[Ended]
 
 
 def failed(ended: Ended) -> bool:
-    """Return True if a check found a fault.
-
-    False if pytest ran no test (2 to 5), or the program does not exist.
-    """
+    """Return True if a check found a fault, and did not fail for want of a test or program."""
     return ended.code is None or ended.code not in (0, 2, 3, 4, 5, 127)
 
 
@@ -160,11 +153,7 @@ def copy_sources(copy: Path, edits: list[Delay | Mutation]) -> None:
 
 
 def changed(edit: Delay | Mutation, text: str) -> str:
-    """Return the source with the edit.
-
-    Raises:
-        ValueError: the old text does not occur exactly once.
-    """
+    """Return the source with the edit. Its old text must occur once."""
     count = text.count(edit.old)
     if count != 1:
         raise ValueError(f"{edit.name}: {edit.old!r} stands {count} times in {edit.file}")

@@ -62,10 +62,7 @@ def by_launches(*names: str) -> Command:
 
 
 def by_pytest(*tests: str) -> Command:
-    """Return a command with tests of pytest, below tests/.
-
-    The checkout is not put on the path, where it would hide the copy with the mutation.
-    """
+    """Return tests below tests/; the checkout is not on the path, which would hide the copy."""
     words = "-m pytest -q -x -p no:cacheprovider -o pythonpath=".split()
     return *words, *(f"tests/{test}" for test in tests)
 

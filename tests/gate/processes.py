@@ -34,10 +34,7 @@ class Ended(NamedTuple):
 def run_within(
     limit_s: float, words: Sequence[str], folder: Path, own_env: Mapping[str, str]
 ) -> Ended:
-    """Run a command in a folder with further environment variables and a time limit.
-
-    A missing program has the exit code 127.
-    """
+    """Run a command with a time limit; a missing program has the exit code 127."""
     began_s = time.monotonic()
     if _ending.is_set():
         return Ended(None, "", 0.0)
@@ -66,10 +63,7 @@ def run_within(
 
 
 def end_together() -> None:
-    """Kill running commands when this process receives a signal to end.
-
-    A kernel that does not end would occupy the GPU forever.
-    """
+    """Kill commands at this process's end. An endless kernel would occupy the GPU forever."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
 

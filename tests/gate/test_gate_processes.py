@@ -31,10 +31,7 @@ def test_a_command_has_its_folder_and_environment(tmp_path):
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """Return a program and the reading end of a pipe.
-
-    The program starts another one, which holds the pipe open.
-    """
+    """Return a program and the reading end of a pipe, which the program's child holds open."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

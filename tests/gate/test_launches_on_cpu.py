@@ -1,6 +1,4 @@
-"""Launches that mutations of lean.cu and many_rows.cu use on a GPU, on the CPU with the settings
-and the grid of an H200. A mutation is visible only if CTAs reach its line.
-"""
+"""Launches in which mutations show on a GPU, on the CPU with the grid of an H200."""
 
 from __future__ import annotations
 

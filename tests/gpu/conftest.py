@@ -1,6 +1,4 @@
-"""A pretended NVML: the real `pynvml` with functions replaced, so that names and error classes are
-the true ones.
-"""
+"""A pretended NVML: the real `pynvml` with other functions, but its names and errors."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def no_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeNvml]:
-    """Call with the `FakeGpu` fields of each GPU that shall be here; returns the pretended NVML, to
-    change it.
-    """
+    """Return a function that installs GPUs with these `FakeGpu` fields and returns their NVML."""
 
     def install(*gpus: dict[str, Any]) -> FakeNvml:
         fake = FakeNvml([FakeGpu(**fields) for fields in gpus])

@@ -1,6 +1,4 @@
-"""NVML that is missing, old, silent or of another mind than torch: a run loses the columns it
-cannot fill, no more.
-"""
+"""NVML that is missing, old or silent costs a run the columns it cannot fill, no more."""
 
 from __future__ import annotations
 

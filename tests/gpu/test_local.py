@@ -40,9 +40,7 @@ def device(name: str = "NVIDIA H200", uuid: str = "aaaa", **properties: Any) -> 
 
 @pytest.fixture
 def fake_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Call with the devices that torch shall see; `available` and `built_for` say whether it can
-    use them.
-    """
+    """Return a function that installs a torch with these devices."""
 
     def install(
         *devices: SimpleNamespace, available: bool = True, built_for: str | None = "13.0"

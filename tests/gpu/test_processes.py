@@ -125,9 +125,7 @@ def test_name_from_proc(fake_nvml):
     ],
 )
 def test_pids_of_another_namespace(fake_nvml, pids, expected):
-    """In a container the driver may count processes as the host does: this one is among them by
-    another pid.
-    """
+    """In a container the driver may list this process by the host's pid."""
     fake_nvml({"compute_pids": pids, "utilisation": [(pids[-1], 10, 5)]})
     found = others()
     assert expected == (None if found is None else [process.pid for process in found])

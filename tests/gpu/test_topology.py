@@ -17,9 +17,7 @@ UP = dict(zip(UUIDS, (18, 12, 18), strict=True))
 
 
 class Links:
-    """NVLinks and peer access of three GPUs: by the pair's UUIDs, the capabilities that it has;
-    no word of a pair that is not there.
-    """
+    """NVLinks and peer access of three GPUs: the known capabilities, by the pair's UUIDs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.can: dict[tuple[str, str], set[int]] = {}

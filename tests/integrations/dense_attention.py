@@ -1,6 +1,4 @@
-"""`lean_attn_with_kvcache` written out in a few lines of torch, in any dtype, on any device: what
-the integrations are tested with where there is no GPU.
-"""
+"""`lean_attn_with_kvcache` in a few lines of torch, in any dtype, on any device."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ def in_place_of_lean(monkeypatch: pytest.MonkeyPatch) -> DenseAttention:
 
 
 def as_run(attend: Callable[..., torch.Tensor]) -> Callable[[Call, bool], Any]:
-    """Plain calls of `leanbench.attention.run.run`, made by what is called as
-    `lean_attn_with_kvcache`.
-    """
+    """Return a plain `leanbench.attention.run.run` that calls `attend`."""
 
     def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, None]:
         assert call.extras is None
@@ -104,9 +100,7 @@ def dense_attention(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Output like `q`, (batch, q_len, q_heads, head_dim of V); the arguments' meaning is
-    flash-attn's.
-    """
+    """Return an output like `q`; the meaning of arguments is flash-attn's."""
     (batch, q_len, heads), capacity = q.shape[:3], k_cache.shape[1]
     group = heads // k_cache.shape[2]
     k, v = k_cache.float(), v_cache.float()

@@ -1,7 +1,4 @@
-"""Stand-ins of what the plugins import from vLLM and SGLang, whose packages are too large for a
-test: the names, signatures and abstract methods of vLLM 0.25.0 and 0.33.0 and of SGLang 0.5.23, as
-read in their sources, with as little behaviour as the plugins rely on.
-"""
+"""Stand-ins of vLLM 0.25.0 and 0.33.0 and SGLang 0.5.23, with the behaviour plugins use."""
 
 from __future__ import annotations
 
@@ -16,9 +13,7 @@ FROM_FLASH_ATTENTION = "computed by the server's FlashAttention"
 
 @dataclass
 class VllmMetadata:
-    """FlashAttentionMetadata of vLLM: what 0.25.0 and 0.33.0 both have. Besides, 0.25.0 has
-    mm_prefix_range_tensor and 0.33.0 mm_prefix_query_range_tensor, None in most batches.
-    """
+    """FlashAttentionMetadata of vLLM: the fields of both versions."""
 
     num_actual_tokens: int
     max_query_len: int

@@ -1,8 +1,4 @@
-"""The plugins of vLLM and SGLang: what they register, which batches they take, and what they ask
-of `lean_attn_with_kvcache`, which stands here written out in torch. The servers are stand-ins where
-they are not installed (server_stubs.py); with their packages, the same classes are made from them,
-and the stand-ins compared with them.
-"""
+"""The plugins of vLLM and SGLang, with stand-ins of servers that are not installed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`attn_implementation="lean"`: what a model says with it, compared with eager attention, in fp32
-and with `lean_attn_with_kvcache` written out in torch. On a GPU, the kernel itself:
-tests/gpu_only/test_transformers_on_gpu.py.
-"""
+"""`attn_implementation="lean"` compared with eager attention, in fp32 and in torch."""
 
 from __future__ import annotations
 

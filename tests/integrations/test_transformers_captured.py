@@ -1,7 +1,4 @@
-"""A decode step of a model in a CUDA graph with a static cache. Here its replays are run from the
-host, with what the host counts as it was at the capture; on a GPU, the graph itself:
-tests/gpu_only/test_transformers_on_gpu.py.
-"""
+"""A decode step in a CUDA graph; here the host replays it, with its counts of the capture."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`attn_implementation="lean"` in models that do more with a mask than pass it on: what they say,
-compared with eager attention, and which of them are refused.
-"""
+"""`attn_implementation="lean"` in models that do more with a mask than pass it on."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def model_of(kind: str, config: Any) -> Any:
 
 
 def switch(model: Any, implementation: str) -> None:
-    """Sets the attention of all parts: `set_attn_implementation` passes over T5's, whose configs
-    are copies.
-    """
+    """Set the attention of all parts, also of T5's copies of configs."""
     for module in model.modules():
         if hasattr(module, "config"):
             module.config._attn_implementation = implementation

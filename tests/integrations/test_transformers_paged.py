@@ -1,6 +1,4 @@
-"""`attn_implementation="paged|lean"` in transformers' continuous batching, compared with
-"paged|eager", in fp32 and with `lean_attn_with_kvcache` written out in torch.
-"""
+"""`attn_implementation="paged|lean"` compared with "paged|eager", in fp32 and in torch."""
 
 from __future__ import annotations
 
@@ -69,9 +67,7 @@ def test_a_model_says_the_same(kind, lean):
 
 
 def test_a_decode_step_appends_to_its_blocks(lean, monkeypatch):
-    """Lengths are those before the new token; a sequence that pads a graph writes where nobody
-    reads.
-    """
+    """Lengths are those before the new token; a padding sequence writes to unread slots."""
     cache = paged_blocks()
     table = torch.tensor([[[9, 9], [9, 9], [9, 9]], [[3, 1], [0, -1], [-1, -1]]], dtype=torch.int32)
     tokens = torch.tensor([0, 7, 9, 9], dtype=torch.int32)
@@ -101,9 +97,7 @@ class AppendingAttention:
 
 
 def paged_blocks() -> SimpleNamespace:
-    """What is read of transformers' PagedAttentionCache: 8 blocks, the last two not used, layer 5
-    the first one of group 1.
-    """
+    """Return the parts of a PagedAttentionCache that are read: 8 blocks, two not used."""
     slots = torch.zeros(8 * BLOCK, KV_HEADS, DIM)
     return SimpleNamespace(
         layer_index_to_group_indices={5: (1, 0)},

@@ -1,6 +1,4 @@
-"""A GPU with an energy counter that moves in ticks, a power that follows the load with a lag, and a
-queue of work.
-"""
+"""A GPU with a queue of work, an energy counter in ticks, and a power that lags the load."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class SimulatedGpu:
-    """A clock that moves only by `sleep` and the cost of calls. Plays the host, torch's events and
-    `Nvml`.
-    """
+    """Stands for the host, torch's events and `Nvml`; only `sleep` and calls move its clock."""
 
     replay_s: float = 0.004
     #: Maximum variation of replays, as a fraction of `replay_s`.

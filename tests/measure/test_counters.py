@@ -90,10 +90,7 @@ def fake_ncu(tmp_path, monkeypatch):
 
 @pytest.fixture
 def printing(fake_ncu, tmp_path):
-    """Return a function that installs a `ncu` with a given output and exit code.
-
-    It writes its arguments to `arguments`.
-    """
+    """Return a function that installs a `ncu` with this output, which writes its arguments."""
 
     def install(text: str, code: int = 0) -> None:
         (tmp_path / "said").write_text(text)

@@ -1,6 +1,4 @@
-"""The cross-check: clock readings per launch, a graph's kernels per launch, and contradicting
-figures.
-"""
+"""The cross-check: clock readings, kernels per launch, and contradicting figures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Measurement of a problem's kernels on a fake GPU: times are scripted, inputs and the check are
-real.
-"""
+"""Measurement of a problem on a fake GPU: times are scripted, inputs and checks are real."""
 
 from __future__ import annotations
 
@@ -325,10 +323,7 @@ def test_other_programs_on_the_gpu_make_all_rows_noisy_but_the_sweep_itself_does
 
 @pytest.fixture
 def sustained(monkeypatch) -> list[tuple[int, object, float]]:
-    """Return launches of a replay, NVML and window of each call of `measure_window`.
-
-    The calls return immediately; the energy of the n-th reading is n mJ.
-    """
+    """Return launches, NVML and window of each call of `measure_window`; the n-th reads n mJ."""
     calls: list[tuple[int, object, float]] = []
 
     def fake(replay, launches, nvml, calibration, window_s, ranks):

@@ -1,6 +1,4 @@
-"""Candidates sampled in turn, the stopping rule, and discarded samples, with scripted samples,
-clocks and states.
-"""
+"""Candidates sampled in turn, the stopping rule, and discarded samples, all scripted."""
 
 from __future__ import annotations
 

@@ -220,10 +220,7 @@ def test_a_follower_takes_the_samples_that_rank_0_names(
 def test_a_chain_uses_each_buffer_equally_often_and_is_as_slow_as_the_slowest_rank(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, buffers: int, launch_ms: float, launches: int
 ) -> None:
-    """A sample takes 4 ms, with an even number of launches on each buffer.
-
-    The other rank takes twice the time of this one.
-    """
+    """A sample takes 4 ms; the other rank takes twice the time of this one."""
     monkeypatch.undo()
     own_ms = launch_ms / 2
 

@@ -1,6 +1,4 @@
-"""Intervals of the median and of a ratio: exact coverage, coverage by simulation, properties for
-any samples.
-"""
+"""Intervals of the median and of a ratio: exact coverage, and properties for any samples."""
 
 from __future__ import annotations
 
@@ -22,10 +20,7 @@ CONFIDENCES = st.floats(min_value=0.01, max_value=0.999)
 
 
 def exact_coverage(count: int, confidence: float) -> float:
-    """Return the probability that the true median is in the interval.
-
-    It is if 1 + low to high samples are below it.
-    """
+    """Return the probability that 1 + low to high samples are below the true median."""
     low, high = median_interval(range(count), confidence)
     return sum(math.comb(count, below) for below in range(int(low) + 1, int(high) + 1)) / 2**count
 

@@ -146,9 +146,7 @@ def test_the_sentence_beside_a_prediction(own):
 
 
 def test_the_error_is_that_of_the_kernel_that_runs_there(own):
-    """`lean` is lean_cuda on an H200 and lean_triton on an A100; what was never compared says so,
-    and what has no prediction no error.
-    """
+    """`lean` is lean_cuda on an H200 and lean_triton on an A100."""
     write_calibration(made("h200"), user_file("h200"))
     assert known_error("h200", ["lean", "cudnn"]) == known_error("h200")
     # Their decompositions are known, their schedules are not.

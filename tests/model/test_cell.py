@@ -244,9 +244,7 @@ def test_this_project_s_kernels(problem, gpu):
 
 
 def test_lean_wins_where_heads_are_few_and_contexts_long():
-    """The LeanAttention paper's case: 16 heads leave most SMs of one CTA per tile idle, and fixed
-    splits fit badly.
-    """
+    """16 heads leave most SMs of one CTA per tile idle, and fixed splits fit badly."""
     problem = AttentionProblem(1, 16, 16, 524_288, 64)
     us = {
         name: predict_cell(problem, kernels()[name], "best", H200)["latency_us"]

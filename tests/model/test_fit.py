@@ -1,6 +1,4 @@
-"""Fitting, splitting and refusing, on runs that the model itself made as if they had been
-measured.
-"""
+"""Fitting, splitting and refusing, on runs that the model itself made."""
 
 from __future__ import annotations
 

@@ -138,9 +138,7 @@ def test_lengths_are_read_before_the_first_copy():
 
 
 def test_short_output_tiles_are_a_warp_s_each():
-    """Two warps, chunks of 16 tokens: the first turn has 17 and 3, then 40 alone; 70 tokens are
-    walked by both, and so is what is split or counts an end.
-    """
+    """Turns of two warps have 17 and 3 tokens, then 40; both walk 70, and split tiles."""
     tokens = [17, 3, 40, 70, 20, 20]
     segments = [Segment(0, tile, 0, 1, 1) for tile in range(5)] + [Segment(0, 5, 0, 1, 2)]
     steps = Packing(tokens=64, chunk=16, warps=2).steps(segments, tokens, [1, 1, 2, 3, 1, 1])

@@ -67,9 +67,7 @@ def alone_us(problem: AttentionProblem, read_bytes: float) -> float:
 
 
 def splitting_us(kind: str, problem: AttentionProblem, spec: GpuSpec = H200) -> float:
-    """The most that splitting costs any CTA: each further segment, each partial with its merge, and
-    the LeanTile more than its even share, which it reads at its slowest.
-    """
+    """Return the most that splitting costs a CTA: segments, merges, and a LeanTile more."""
     schedule, rates = schedule_of(kind, problem, spec=spec), rates_of(problem, spec)
     segment_us = EVEN.segment_us + rates.compute_us
     parts = Counter(segment.output_tile for segment in schedule.segments)
@@ -124,9 +122,7 @@ def test_ctas_of_an_sm_share_its_port():
 
 
 def test_ctas_share_the_bandwidth_equally():
-    """264 equal CTAs ask for more than the DRAM has: all end together, a segment's start and a tile
-    after the floor.
-    """
+    """264 equal CTAs ask for more than the DRAM has, so all end together."""
     problem = heads(65_536, q_heads=264)
     result = play("one_cta_per_tile", problem)
     ends = [span.end_us for span in result.ctas]
@@ -188,9 +184,7 @@ def test_merge_costs_by_partials():
 
 
 def test_a_merge_costs_by_the_numbers_that_one_cta_merges():
-    """One CTA merges all four rows of a stream-K output tile; fixed_split's second launch has a CTA
-    for each.
-    """
+    """Stream-K merges four rows in one CTA, fixed_split's second launch in four."""
     single, four = AttentionProblem(1, 1, 1, 2560, 128), AttentionProblem(1, 4, 1, 2560, 128)
     difference = play("stream_k", four).latency_us - play("stream_k", single).latency_us
     # 20 partials of 3 rows more, each number read and emptied by 4 warps.
@@ -314,9 +308,7 @@ def test_short_sequences_are_played_whole(context):
 
 
 def test_a_host_block_keeps_its_slot_while_it_waits() -> None:
-    """One SM, one slot each way: the third CTA starts when the host block has merged, not when it
-    has read.
-    """
+    """With one slot per SM, the third CTA cannot start in the host block's."""
     problem = AttentionProblem(1, 2, 2, 1280, 64)
     segments = (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10), Segment(2, 1, 0, 10, 10))
     spans: list[tuple[int, Span]] = []

@@ -167,9 +167,7 @@ problems = st.builds(
 @given(problems, st.sampled_from(["lean_cuda", "lean_triton", "fa2_triton", "fixed_split_cuda"]))
 @settings(max_examples=examples(60), deadline=None)
 def test_every_timeline_is_whole(problem, name):
-    """Spans lie in their CTA in order, every output tile is read, and nothing outlives the
-    latency.
-    """
+    """Spans are in order, every output tile is read, and nothing outlives the latency."""
     timeline = predict_timeline(problem, kernel(name), "default", H200)
     # The model does not know lean_cuda's warpgroups, which take many rows.
     assume(isinstance(timeline, Timeline) or "warpgroups" not in timeline)
@@ -190,9 +188,7 @@ def test_every_timeline_is_whole(problem, name):
 
 
 def test_a_host_block_waits_and_merges() -> None:
-    """A hand-made schedule whose host block has one LeanTile of ten, so that it waits for the other
-    part.
-    """
+    """The host block has one LeanTile of ten, so it waits for the other part."""
     problem = AttentionProblem(1, 1, 1, 1280, 64)
     segments = (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10))
     played: list[tuple[int, Span]] = []

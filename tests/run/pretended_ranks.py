@@ -63,9 +63,7 @@ def follow() -> None:
 def _measure(
     subject: shared.SeveralGpus, kernels: Sequence[Kernel], requests: Mapping[str, Any]
 ) -> dict[str, Outcome]:
-    """Replace `measure_loaded` of a shared problem: the latency is the number of tokens of all
-    ranks.
-    """
+    """Replace `measure_loaded` of a shared problem; the latency is all ranks' tokens."""
     own, problem, outcomes = subject.all_ranks, subject.problem, {}
     own.layout(problem.gpus)
     for kernel in kernels:

@@ -1,6 +1,4 @@
-"""A sweep on a cluster: every cell one row, whatever happens to nodes, and where each was taken.
-Workers are stand-ins; the cluster is one of this process.
-"""
+"""A sweep on a cluster of this process: every cell has one row, whatever happens to nodes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Problems that several processes measure: one that hangs or fails costs its cell and a new group,
-one that ends while nobody needs it costs no cell, and each number of GPUs has a worker of its own.
-"""
+"""Problems of several processes: one that hangs, fails or ends idle, and its cost."""
 
 from __future__ import annotations
 

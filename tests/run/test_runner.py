@@ -58,9 +58,7 @@ def latency_us(cell: Cell) -> float:
 
 
 class Workers:
-    """Stands for the class WorkerProcess: `acts` say what becomes of each request, well without
-    one.
-    """
+    """Stands for the class WorkerProcess: `acts` answer the first requests, `measured` others."""
 
     def __init__(self, *acts: Act) -> None:
         self._acts = list(acts)
