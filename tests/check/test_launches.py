@@ -1,7 +1,5 @@
 """A launch of this project's kernel is a call of the API, told no more than a caller tells it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

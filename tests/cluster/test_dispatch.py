@@ -1,7 +1,5 @@
 """Dispatch of jobs on a cluster: assignment, lost agents, and boards that can join."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -34,9 +32,7 @@ class Doubling:
         return _or_raise(self._board)
 
     def work(self, number: int, /) -> int:
-        if number < 0:
-            raise UserError("the disk is full")
-        return 2 * number
+        return _or_raise(2 * number if number >= 0 else UserError("the disk is full"))
 
 
 def _or_raise(answer: Any) -> Any:
@@ -123,20 +119,21 @@ def test_an_agent_that_cannot_go_on_is_left_out_and_keeps_its_gpu():
     assert said[0] == "! host-a is left out (the disk is full)."
 
 
-def test_nobody_left_is_one_sentence():
+def test_nobody_left_or_no_target_is_one_sentence(monkeypatch):
     def end_all(cluster: FakeCluster, call: Call) -> None:
         for name in "ab":
             cluster.end_node(name)
 
     with pytest.raises(UserError, match=r"10.0.0.1:6379 can work: an agent on host-\w was lost"):
         go(FakeCluster(nodes(1, 1), end_all), range(3))
-
-
-def test_a_node_that_loses_agent_after_agent_gets_no_more(monkeypatch):
     cluster = FakeCluster(nodes(1), lambda cluster, call: setattr(call.actor, "alive", False))
     with pytest.raises(UserError, match="can work: an agent on host-a was lost"):
         go(cluster, range(99))
     assert len(cluster.actors) == dispatch.MOST_LOSSES_OF_A_NODE
+    refuses = (UserError("--require-gpu: there is no GPU"), BOARD)
+    dispatcher: Dispatcher[int] = Dispatcher(FakeCluster(nodes(1)), Doubling, refuses, print)
+    with pytest.raises(UserError, match=r"can work: host-a is left out .--require-gpu: there is"):
+        dispatcher.target()
 
 
 def test_a_node_that_comes_later_takes_part():
@@ -196,13 +193,6 @@ def test_the_target_is_measured_where_any_agent_has_a_gpu():
     dispatcher: Dispatcher[int] = Dispatcher(FakeCluster(nodes(1, 1, 1)), Mixed, (), said.append)
     assert dispatcher.target() == H200
     assert said == ["! host-c is left out (the driver is broken)."]
-
-
-def test_no_target_is_one_sentence():
-    refuses = (UserError("--require-gpu: there is no GPU"), BOARD)
-    dispatcher: Dispatcher[int] = Dispatcher(FakeCluster(nodes(1)), Doubling, refuses, print)
-    with pytest.raises(UserError, match=r"can work: host-a is left out .--require-gpu: there is"):
-        dispatcher.target()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Predicted sweeps on a local Ray cluster with fake GPUs; skipped without Ray."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

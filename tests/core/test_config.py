@@ -1,7 +1,5 @@
 """Launch settings: what each field takes, what goes together, how they are written and read."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

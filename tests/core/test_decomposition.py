@@ -1,7 +1,5 @@
 """Properties of schedules: everything is walked once, shares are fair, special cases."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -220,23 +218,17 @@ def test_one_cta_per_tile_never_splits(tiles):
     )
 
 
-def test_grid_is_rounded_down_only_where_ctas_remain():
+def test_grids_tile_rows_and_waves():
     assert stream_k_grid(1000, 264, multiple_of=56) == 224
     assert stream_k_grid(1000, 264, multiple_of=300) == 264
     assert stream_k_grid(10, 264) == 10
     assert stream_k_grid(10, 264, min_tiles_per_cta=4) == 2
     assert stream_k_grid(1, 264, min_tiles_per_cta=4) == 1
-
-
-def test_tile_rows():
     sizes = {(1, 64): 16, (5, 128): 16, (17, 64): 32, (71, 128): 64, (71, 256): 32}
     assert {size: tile_rows(*size) for size in sizes} == sizes
     # They are output tiles: 71 heads of a group in two of them.
     tiles = TileGrid.of(AttentionProblem(2, 71 * 3, 3, 1000, 128), 128)
     assert (tiles.per_sequence, tiles.lean_tiles) == (3 * 2, (8, 8))
-
-
-def test_heuristic_fills_waves():
     # 56 output tiles on 132 SMs: two splits fill 112 slots of 132 (84.8%), seven 392 of 396; the
     # best, 33, 1848 of 1848.
     assert fixed_split_heuristic(56, 132, 1000) == 7
@@ -245,9 +237,6 @@ def test_heuristic_fills_waves():
     assert fixed_split_heuristic(120, 132, 1000) == 1
     # No more splits than LeanTiles.
     assert fixed_split_heuristic(1, 132, 3) == 3
-
-
-def test_quantisation_efficiency_counts_the_last_wave():
     tiles = TileGrid((10,), 6)
     assert quantisation_efficiency(one_cta_per_tile(tiles), 4) == pytest.approx(60 / (4 * 20))
     assert quantisation_efficiency(stream_k(tiles, 4), 4) == 1.0

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -38,10 +36,13 @@ def test_the_layout_is_in_the_strides(layout, strides, name, dtype):
     assert {inputs.q.dtype, inputs.k_cache.dtype, inputs.v_cache.dtype, inputs.out.dtype} == {dtype}
 
 
-def test_ragged_lengths_are_on_the_device():
+def test_ragged_lengths_are_on_the_device_and_clamped_to_the_cache():
     inputs: Any = make_inputs(AttentionProblem(3, 4, 4, (7, 300, 1), 64), "cpu")
     assert (inputs.cache_seqlens.dtype, inputs.cache_seqlens.tolist()) == (torch.int32, [7, 300, 1])
     assert (inputs.context, inputs.k_cache.shape[1]) == (300, 300)
+    inputs: Any = make_inputs(AttentionProblem(3, 4, 4, (7, 300, 1), 64), "cpu")
+    inputs.cache_seqlens.copy_(torch.tensor([-5, 2**30, 0]))
+    assert inputs.read_lengths() == (0, 300, 0)
 
 
 PAGED = AttentionProblem(3, 4, 2, (33, 300, 1), 64, page_size=16)
@@ -75,12 +76,6 @@ def test_a_capacity_is_room_in_the_cache_and_what_the_host_knows(page_size):
         assert inputs.k_cache.shape == (38, 16, 4, 64)
     known = make_inputs(replace(problem, lengths_on="host"), "cpu")
     assert (known.context, known.cache_seqlens) == (300, None)
-
-
-def test_lengths_are_clamped_to_the_cache():
-    inputs: Any = make_inputs(AttentionProblem(3, 4, 4, (7, 300, 1), 64), "cpu")
-    inputs.cache_seqlens.copy_(torch.tensor([-5, 2**30, 0]))
-    assert inputs.read_lengths() == (0, 300, 0)
 
 
 def test_every_page_belongs_to_one_sequence_in_random_order():
@@ -149,16 +144,7 @@ def test_kinds_are_drawn_and_lengths_are_those_before_the_append():
     assert inputs.read_lengths() == (300, 300)
 
 
-def test_an_fp8_latent_cache_has_one_scale():
-    problem = replace(PROBLEM, kv_heads=1, v_head_dim=48, latent=True, kv_dtype="e5m2")
-    inputs: Any = make_inputs(problem, "cpu")
-    assert inputs.k_cache.dtype == torch.float8_e5m2
-    assert inputs.v_descale is inputs.k_descale
-    assert (inputs.k_descale.shape, inputs.k_descale.stride(0)) == ((2, 1), 0)
-    assert make_inputs(replace(problem, scaled=False), "cpu").k_descale is None
-
-
-def test_an_fp8_cache_has_scales():
+def test_fp8_caches_have_scales_and_latent_ones_one():
     problem = replace(PROBLEM, kv_dtype="e4m3", q_dtype="e4m3", v_head_dim=32)
     inputs: Any = make_inputs(problem, "cpu")
     assert inputs.k_cache.dtype == inputs.q.dtype == torch.float8_e4m3fn
@@ -169,6 +155,12 @@ def test_an_fp8_cache_has_scales():
         assert scales.shape == (2, 4)
         assert scales.min() >= 0.5
         assert scales.max() <= 1.5
+    problem = replace(PROBLEM, kv_heads=1, v_head_dim=48, latent=True, kv_dtype="e5m2")
+    inputs: Any = make_inputs(problem, "cpu")
+    assert inputs.k_cache.dtype == torch.float8_e5m2
+    assert inputs.v_descale is inputs.k_descale
+    assert (inputs.k_descale.shape, inputs.k_descale.stride(0)) == ((2, 1), 0)
+    assert make_inputs(replace(problem, scaled=False), "cpu").k_descale is None
 
 
 @pytest.mark.parametrize("page_size", [None, 16])

@@ -1,7 +1,5 @@
 """Whether a problem fits into memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -22,14 +20,10 @@ def test_a_shortage_to_the_byte(available, fits):
     assert (shortage(LARGE, available, "the GPU", "free") is None) == fits
 
 
-def test_a_ragged_batch_needs_room_for_its_longest_sequence_in_every_row():
+def test_ragged_batches_and_gpus_that_are_not_here():
     ragged = replace(LARGE, context=(1, 1, 1, 1_000_000))
     assert "K and V 32.8 GB" in (shortage(ragged, 20e9, "the GPU", "free") or "")
-
-
-def test_a_gpu_that_is_not_here_has_the_memory_of_its_label():
     assert shortage_on(LARGE, find("h200")) is None
-    assert shortage_on(LARGE, find("rtx4090")) == (
-        "needs 34.3 GB (K and V 32.8 GB, the rest for Q, the output and the check) and rtx-4090 has"
-        " 24.0 GB: choose a smaller context, batch or number of KV heads"
-    )
+    reason = str(shortage_on(LARGE, find("rtx4090")))
+    assert reason.startswith("needs 34.3 GB (K and V 32.8 GB, the rest for Q, ")
+    assert " and rtx-4090 has 24.0 GB: choose a smaller context, batch or number" in reason

@@ -1,7 +1,5 @@
 """Weights and windows of tiny models against those that transformers builds."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Problems that GPUs share."""
 
-from __future__ import annotations
-
 import pytest
 
 from leanbench.configs.lookup import choose
@@ -18,12 +16,15 @@ def problem(parallel: str, context: int | tuple[int, ...] = 8192) -> AttentionPr
     return AttentionProblem(batch, 32, 8, context, 128, parallel=parallel)
 
 
-def test_values():
+def test_values_labels_and_json():
     axis = AXES["parallel"]
     assert axis.parse("none,TP:2,cp:2,tp:4xcp:2") == ("none", "tp:2", "cp:2", "cp:2xtp:4")
     assert axis.parse("tp:1,cp:1xtp:2") == ("none", "tp:2")
     assert counts_of("cp:2xtp:4") == GpuCounts(tensor=4, context=2)
     assert counts_of("none").gpus == 1
+    assert problem("cp:2").label == "b1 h32/8 n8192 d128 fp16 HND cp:2"
+    assert AttentionProblem.from_dict(problem("cp:2").to_dict()) == problem("cp:2")
+    assert "parallel" not in problem("none").to_dict()
 
 
 @pytest.mark.parametrize(
@@ -60,12 +61,6 @@ def test_launch_settings_follow_from_what_one_gpu_has():
     spec = find("h200")
     shared = choose(kernel("lean"), problem("cp:2"), spec).config
     assert shared == choose(kernel("lean"), problem("none", 4096), spec).config
-
-
-def test_labels_and_json():
-    assert problem("cp:2").label == "b1 h32/8 n8192 d128 fp16 HND cp:2"
-    assert AttentionProblem.from_dict(problem("cp:2").to_dict()) == problem("cp:2")
-    assert "parallel" not in problem("none").to_dict()
 
 
 def test_kernels_that_cannot_share_refuse():

@@ -1,7 +1,5 @@
 """Folders of a user who may have no home folder."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import stat
@@ -43,15 +41,12 @@ def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_folders_are_in_the_temporary_directory(homeless):
+def test_folders_are_in_the_temporary_directory_or_in_paths_of_variables(homeless, monkeypatch):
     assert paths.user_folder() == homeless / OWN / "data"
     assert paths.cache_folder() == homeless / OWN / "cache"
     assert stat.S_IMODE((homeless / OWN).stat().st_mode) == 0o700
     assert paths.is_without_home(paths.user_folder() / "configs" / "h200.json")
     assert not paths.is_without_home(homeless / "export.json")
-
-
-def test_variables_that_name_whole_paths_count(homeless, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(homeless / "xdg"))
     monkeypatch.setenv("LEANBENCH_CACHE", str(homeless / "cache"))
     assert paths.user_folder() == homeless / "xdg" / "leanbench"

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -24,14 +22,11 @@ def test_figures_of_a_uniform_batch():
     assert GQA.io_bytes == GQA.kv_bytes + 6 * 32 * (256 + 256 + 4)
 
 
-def test_figures_of_a_ragged_batch():
+def test_figures_of_ragged_batches_and_paged_caches():
     assert (RAGGED.max_context, RAGGED.total_context) == (1000, 1100)
     assert RAGGED.contexts == (1, 1000, 99)
     assert RAGGED.kv_bytes == 2 * 1100 * 8 * 128 * 2
     assert RAGGED.kv_allocated_bytes == 2 * 3000 * 8 * 128 * 2
-
-
-def test_figures_of_a_paged_cache():
     paged = replace(RAGGED, page_size=64)
     assert paged.page_counts == (1, 16, 2)
     assert paged.kv_bytes == RAGGED.kv_bytes

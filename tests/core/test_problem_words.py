@@ -1,7 +1,5 @@
 """Problems as typed: what is understood, and that anything else is one sentence."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

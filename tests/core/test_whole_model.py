@@ -1,7 +1,5 @@
 """Whole models: what a config.json says of layers, weights and the KV cache of one GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -102,16 +100,9 @@ def test_models_that_are_not_known():
 
 
 def _written(path: Path, **keys) -> str:
-    tiny = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "vocab_size": 64,
-        "max_position_embeddings": 64,
-    }
+    sizes = ("hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
+    tiny = {"model_type": "llama", **dict.fromkeys(sizes, 64)}
+    tiny |= {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**tiny, **keys}))
     return str(path)
@@ -197,10 +188,9 @@ def test_kernels_refuse_by_layer_and_by_position():
     assert "no_attention" in str(kernel("torch_flex").unsupported_reason(problem("llama-3-8b")))
     for other in (sdpa, fa2_triton):
         assert "has no sinks" in str(other.unsupported_reason(problem("gpt-oss-20b")))
-    assert lean.unsupported_reason(problem("llama-3-8b", 16384)) == (
-        "16384 tokens are above the 8192 positions of llama-3-8b: choose a shorter context, or"
-        " --positions 16384 for more of them than it was trained with"
-    )
+    reason = str(lean.unsupported_reason(problem("llama-3-8b", 16384)))
+    assert reason.startswith("16384 tokens are above the 8192 positions of llama-3-8b: ")
+    assert "--positions 16384" in reason
     alone = AttentionProblem(1, 32, 8, 1024, 128)
     assert "alone: run `leanbench decode`" in str(sdpa.unsupported_reason(alone))
 

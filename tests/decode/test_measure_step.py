@@ -197,14 +197,11 @@ def test_a_step_that_does_not_fit_is_a_row_of_all(world, llama, monkeypatch):
     assert [(row["status"], row["reason"]) for row in rows.values()] == [expected] * 2
 
 
-def test_weights_of_the_last_problem_count_as_free(world, llama):
+def test_settings_are_not_searched_and_kept_weights_count_as_free(world, llama):
     for _ in range(2):
         measured(world, llama, "sdpa")
     assert llama.model is not None
     assert world.refused == [0, 2 * llama.model.weights]
-
-
-def test_settings_are_not_searched(world, llama):
     rows = measured(world, llama, "fixed_split_oracle", "sdpa")
     assert (rows["fixed_split_oracle"]["status"], rows["sdpa"]["status"]) == ("unsupported", "ok")
     assert rows["sdpa"]["no_attention_us"] == 300.0

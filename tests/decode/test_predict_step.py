@@ -1,7 +1,5 @@
 """A predicted step: attention of every layer, and its weights over the memory's bandwidth."""
 
-from __future__ import annotations
-
 import pytest
 from decode.tiny_models import problem_of
 

@@ -1,7 +1,5 @@
 """A decode step of tiny models on the CPU: transformers' code, with any kernel as the attention."""
 
-from __future__ import annotations
-
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -133,13 +131,10 @@ def test_one_model_is_kept(tmp_path):
     assert random_model(first, "fp16", "cpu") is not one
 
 
-def test_what_transformers_refuses_is_one_sentence(tmp_path):
+def test_configs_and_versions_that_are_refused(tmp_path, monkeypatch):
     path = written(tmp_path, "llama", hidden_act="nonsense")
     with pytest.raises(UserError, match="transformers refuses the config of"):
         random_model(path, "fp16", "cpu")
-
-
-def test_a_version_whose_caches_are_others_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(metadata, "version", lambda name: "5.0.0")
     with pytest.raises(UserError, match=r"transformers 5\.0\.0 is not supported, from 5\.14 to"):
         random_model(written(tmp_path, "llama"), "fp16", "cpu")

@@ -1,7 +1,5 @@
 """Whole models so small that a CPU runs a step of them at once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,6 @@ _GPT_OSS = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
 }
-_MOE = {**_LLAMA, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "opt": _OPT,
@@ -58,16 +55,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
         "sliding_window": 16,
         "max_window_layers": 1,
-    },
-    "qwen3-moe": {**_MOE, "model_type": "qwen3_moe", "num_experts": 4},
-    # Weights that transformers counts.
-    "glm4-moe": {
-        **_MOE,
-        "model_type": "glm4_moe",
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
     },
 }
 

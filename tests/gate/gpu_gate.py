@@ -8,8 +8,6 @@ OUT/PART.txt: GPU, driver, versions, hashes of kernels and settings, and output.
 a line per log. The exit code is 1 if a part fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -183,14 +181,8 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
 
 def environment() -> dict[str, Any]:
     """Return software, driver and GPU, from a process that ends; exit where there is no GPU."""
-    done = subprocess.run(
-        [sys.executable, "-c", _ENVIRONMENT],
-        cwd=ROOT,
-        env=os.environ | with_checkout(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words, own = [sys.executable, "-c", _ENVIRONMENT], os.environ | with_checkout()
+    done = subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         sys.exit(f"the gate needs a GPU that torch can use: {last}")

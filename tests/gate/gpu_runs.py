@@ -11,8 +11,6 @@ Drawn runs get new problems: the first uses --seed, the next one the number afte
 finished runs to reports/. The exit code is 1 while a run is unfinished.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

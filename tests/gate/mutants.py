@@ -6,8 +6,6 @@ pass in a copy without it. Both copies have the mutation's delay.
 Words select mutations by parts of their names. The exit code is 1 if any survives.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -9,8 +9,6 @@ Some lines look like candidates, but changing them has no visible effect:
   length has no chunk, like 0. With appended tokens, tests/kernels/test_append_on_cpu.py needs it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands that end at a limit together with their children, and no later than this process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Commands of the gate end with all their children, at their limit and with the gate."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -23,10 +21,8 @@ def test_a_command_has_its_folder_and_environment(tmp_path):
     words = [sys.executable, "-c", "import os; print(os.getcwd(), os.environ['OWN']); os._exit(3)"]
     code, output, _ = run_within(60, words, tmp_path, {"OWN": "mine"})
     assert (code, output) == (3, f"{tmp_path} mine\n")
-    assert run_within(1, ["no-such-program"], tmp_path, {})[:2] == (
-        127,
-        "no-such-program is not here: put it on the PATH",
-    )
+    code, output, _ = run_within(1, ["no-such-program"], tmp_path, {})
+    assert (code, output) == (127, "no-such-program is not here: put it on the PATH")
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Parts of the GPU gate, their logs and their summary, with commands that need no GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gpu_gate

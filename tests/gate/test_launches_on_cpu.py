@@ -1,7 +1,5 @@
 """Launches in which mutations show on a GPU, on the CPU with the grid of an H200."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable

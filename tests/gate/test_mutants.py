@@ -1,7 +1,5 @@
 """Mutations match the current sources, and a survivor is a failure."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace
@@ -110,9 +108,11 @@ def test_a_survivor_is_a_failure(monkeypatch, capsys):
     assert shown.endswith("4 of 12 mutations caught (gpu), 6 NOT JUDGED, 2 SURVIVED\n")
 
 
-def test_no_mutation_is_no_pass(capsys):
+def test_no_mutation_and_a_line_that_is_gone_are_no_pass(capsys):
     assert report([], "gpu") == 1
     assert "0 of 0 mutations caught" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"no epoch: 'gone' stands 0 times in kernels/lean/lean"):
+        mutants.changed(replace(EPOCH, old="gone"), "p.epoch")
 
 
 def test_a_copy_is_what_is_imported(tmp_path):
@@ -126,11 +126,6 @@ def test_a_copy_is_what_is_imported(tmp_path):
     done = mutants.words_of(by_pytest("kernels/test_mla.py"))
     assert done[0] == sys.executable
     assert done[-1] == str(ROOT / "tests" / "kernels" / "test_mla.py")
-
-
-def test_a_line_that_is_gone_is_named():
-    with pytest.raises(ValueError, match=r"no epoch: 'gone' stands 0 times in kernels/lean/lean"):
-        mutants.changed(replace(EPOCH, old="gone"), "p.epoch")
 
 
 @pytest.mark.parametrize(

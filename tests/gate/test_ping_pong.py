@@ -1,7 +1,5 @@
 """Messages between two GPUs: the kernel compiled for GPUs, and run on the CPU."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess
@@ -80,9 +78,13 @@ def test_the_kernel_compiles(name, capability):
     assert binary.registers_per_thread <= 32
 
 
-def test_what_is_sent():
+def test_sent_bytes_and_round_trips():
     sent_bytes = {"unit": 16, "partial": 4096, "flag": 4}
     assert {name: message.sent_bytes for name, message in MESSAGES.items()} == sent_bytes
+    # 100 rounds per batch: the first, with the other GPU's launch in it, ends at 9,000,000 ns.
+    ends = [9_000_000, 9_170_000, 9_345_000, 9_515_000, 9_985_000]
+    assert round_trip_us(ends, rounds=100) == pytest.approx((1.70 + 1.75) / 2)
+    assert round_trip_us(ends[:4], rounds=100) == pytest.approx(1.70)
 
 
 @pytest.mark.deep
@@ -109,10 +111,3 @@ def test_the_rounds_end_with_and_without_an_answer(tmp_path, threads, units):
     play(slots, ends, ctypes.c_bool(False))
     assert list(ends) == [0, 0, 0]
     assert list(slots) == [0] * threads * units + [1] * threads * units
-
-
-def test_a_round_trip_is_the_median_of_batches_after_the_first():
-    # 100 rounds per batch: the first, with the other GPU's launch in it, ends at 9,000,000 ns.
-    ends = [9_000_000, 9_170_000, 9_345_000, 9_515_000, 9_985_000]
-    assert round_trip_us(ends, rounds=100) == pytest.approx((1.70 + 1.75) / 2)
-    assert round_trip_us(ends[:4], rounds=100) == pytest.approx(1.70)

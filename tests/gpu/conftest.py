@@ -1,7 +1,5 @@
 """A pretended NVML: the real `pynvml` with other functions, but its names and errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -41,6 +39,20 @@ class FakeGpu:
     utilisation: list[tuple[int, int, int]] = field(default_factory=list)
     #: NVML function names that answer with an error, and which.
     errors: dict[str, int] = field(default_factory=dict)
+
+
+#: Fields of `FakeGpu` by the end of the NVML function that reads one alone.
+_ATTRIBUTES = {
+    "UUID": "uuid",
+    "Name": "product",
+    "CudaComputeCapability": "compute_capability",
+    "MemoryBusWidth": "memory_bus_bits",
+    "Temperature": "temperature_c",
+    "PowerUsage": "power_usage_mw",
+    "EnforcedPowerLimit": "power_limit_mw",
+    **dict.fromkeys(("CurrentClocksEventReasons", "CurrentClocksThrottleReasons"), "event_reasons"),
+    "TotalEnergyConsumption": "total_energy_mj",
+}
 
 
 @dataclass
@@ -92,9 +104,6 @@ def _functions(fake: FakeNvml) -> dict[str, Callable[..., Any]]:
         value = {186: gpu.power_instant_mw, 90: gpu.nvlink_mb_s}[asked]
         return [SimpleNamespace(nvmlReturn=error, value=SimpleNamespace(uiVal=value))]
 
-    def processes(pids: list[int]) -> list[Any]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in pids]
-
     def process_utilisation(gpu: FakeGpu, since_us: int) -> list[Any]:
         samples = [
             SimpleNamespace(pid=pid, timeStamp=stamp_us, smUtil=percent)
@@ -112,34 +121,33 @@ def _functions(fake: FakeNvml) -> dict[str, Callable[..., Any]]:
 
     handle = _failing("nvmlDeviceGetHandleByIndex", lambda gpu: gpu)
     clocks = {pynvml.NVML_CLOCK_SM: "sm_clock_mhz", pynvml.NVML_CLOCK_MEM: "memory_clock_mhz"}
+
+    def attribute(name: str) -> Callable[..., Any]:
+        return lambda gpu, *args: getattr(gpu, name)
+
+    def running(pids: str) -> Callable[..., Any]:
+        return lambda gpu: [SimpleNamespace(pid=p, usedGpuMemory=None) for p in getattr(gpu, pids)]
+
     per_gpu: dict[str, Callable[..., Any]] = {
-        "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
-        "nvmlDeviceGetName": lambda gpu: gpu.product,
-        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(
+        **{name: attribute(field) for name, field in _ATTRIBUTES.items()},
+        "MemoryInfo": lambda gpu: SimpleNamespace(
             total=gpu.memory_total_bytes, free=gpu.memory_free_bytes
         ),
-        "nvmlDeviceGetCudaComputeCapability": lambda gpu: gpu.compute_capability,
-        "nvmlDeviceGetMigMode": lambda gpu: [int(gpu.mig), int(gpu.mig)],
-        "nvmlDeviceGetClockInfo": lambda gpu, clock: getattr(gpu, clocks[clock]),
-        "nvmlDeviceGetMaxClockInfo": lambda gpu, clock: getattr(gpu, clocks[clock]),
-        "nvmlDeviceGetMemoryBusWidth": lambda gpu: gpu.memory_bus_bits,
-        "nvmlDeviceGetTemperature": lambda gpu, sensor: gpu.temperature_c,
-        "nvmlDeviceGetFieldValues": field_values,
-        "nvmlDeviceGetPowerUsage": lambda gpu: gpu.power_usage_mw,
-        "nvmlDeviceGetPowerManagementDefaultLimit": lambda gpu: 700_000,
-        "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu.event_reasons,
-        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: gpu.event_reasons,
-        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": _no_mig_instance,
-        "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.total_energy_mj,
-        "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: gpu.power_limit_mw,
-        "nvmlDeviceGetComputeRunningProcesses": lambda gpu: processes(gpu.compute_pids),
-        "nvmlDeviceGetMPSComputeRunningProcesses": lambda gpu: processes(gpu.mps_pids),
-        "nvmlDeviceGetGraphicsRunningProcesses": lambda gpu: processes(gpu.graphics_pids),
-        "nvmlDeviceGetProcessUtilization": process_utilisation,
-        "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(domain=0, bus=gpu.bus, device=0),
-        "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.pcie[0],
-        "nvmlDeviceGetMaxPcieLinkWidth": lambda gpu: gpu.pcie[1],
+        "MigMode": lambda gpu: [int(gpu.mig), int(gpu.mig)],
+        "ClockInfo": lambda gpu, clock: getattr(gpu, clocks[clock]),
+        "MaxClockInfo": lambda gpu, clock: getattr(gpu, clocks[clock]),
+        "FieldValues": field_values,
+        "PowerManagementDefaultLimit": lambda gpu: 700_000,
+        "DeviceHandleFromMigDeviceHandle": _no_mig_instance,
+        "ComputeRunningProcesses": running("compute_pids"),
+        "MPSComputeRunningProcesses": running("mps_pids"),
+        "GraphicsRunningProcesses": running("graphics_pids"),
+        "ProcessUtilization": process_utilisation,
+        "PciInfo": lambda gpu: SimpleNamespace(domain=0, bus=gpu.bus, device=0),
+        "MaxPcieLinkGeneration": lambda gpu: gpu.pcie[0],
+        "MaxPcieLinkWidth": lambda gpu: gpu.pcie[1],
     }
+    named = {f"nvmlDeviceGet{name}": function for name, function in per_gpu.items()}
     return {
         "nvmlInit": init,
         "nvmlShutdown": shutdown,
@@ -148,7 +156,7 @@ def _functions(fake: FakeNvml) -> dict[str, Callable[..., Any]]:
         "nvmlDeviceGetCount": lambda: len(fake.gpus),
         "nvmlDeviceGetHandleByIndex": lambda index: handle(fake.gpus[index]),
         "nvmlDeviceGetHandleByUUID": by_uuid,
-        **{name: _failing(name, function) for name, function in per_gpu.items()},
+        **{name: _failing(name, function) for name, function in named.items()},
     }
 
 

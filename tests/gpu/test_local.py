@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,6 +16,7 @@ Install = Callable[..., Any]
 H200 = {"product": "NVIDIA H200", "uuid": "GPU-aaaa"}
 A100_40 = {"product": "NVIDIA A100-SXM4-40GB", "uuid": "GPU-bbbb"}
 UNKNOWN = {"product": "NVIDIA X9000", "uuid": "GPU-dddd"}
+BY_INDEX = "nvmlDeviceGetHandleByIndex"
 
 
 def device(name: str = "NVIDIA H200", uuid: str = "aaaa", **properties: Any) -> SimpleNamespace:
@@ -64,7 +63,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
 
 
-def test_spec_takes_the_driver_s_figures(fake_torch):
+def test_specs_are_the_drivers_or_the_catalogues(fake_torch):
     fake_torch(device(multi_processor_count=130, L2_cache_size=52_428_800))
     spec = spec_of_device(0)
     assert (spec.name, spec.product) == ("h200", "NVIDIA H200")
@@ -73,9 +72,6 @@ def test_spec_takes_the_driver_s_figures(fake_torch):
     assert spec.registers_per_sm == 65_536
     assert (spec.bandwidth_tb_s, spec.boost_clock_mhz, spec.power_limit_w) == (4.8, 1980, 700)
     assert spec.source.startswith("the driver; bandwidth, clock and power: NVIDIA H200 datasheet")
-
-
-def test_spec_falls_back_on_the_catalogue_for_an_older_torch(fake_torch):
     names = "L2_cache_size shared_memory_per_multiprocessor shared_memory_per_block_optin"
     fake_torch(device(**dict.fromkeys([*names.split(), "regs_per_multiprocessor"])))
     spec = spec_of_device(0)
@@ -83,15 +79,21 @@ def test_spec_falls_back_on_the_catalogue_for_an_older_torch(fake_torch):
     assert spec.registers_per_sm == 65_536
 
 
-def test_mig_instance_has_its_share_of_the_bandwidth(fake_torch):
+def test_mig_and_virtual_gpus_have_their_share(fake_torch):
     share = {"total_memory": 141 * 2**30 // 8, "multi_processor_count": 16}
     fake_torch(device("NVIDIA H200 MIG 1g.18gb", **share))
     spec = spec_of_device(0)
     assert (spec.name, spec.sms, spec.memory_gb) == ("h200", 16, 17.6)
     assert spec.bandwidth_tb_s == pytest.approx(0.6)
+    fake_torch(device("GRID A100D-20C", major=8, total_memory=20 * 2**30))
+    spec = spec_of_device(0)
+    assert (spec.name, spec.memory_gb, spec.bandwidth_tb_s) == ("a100-80gb-pcie", 20.0, 1.935)
+    fake_torch(device("NVIDIA A100D-2-20C", major=8, total_memory=20 * 2**30))
+    spec = spec_of_device(0)
+    assert (spec.memory_gb, spec.bandwidth_tb_s) == (20.0, pytest.approx(1.935 / 4))
 
 
-def test_unknown_product(fake_torch, fake_nvml):
+def test_unknown_products(fake_torch, fake_nvml):
     fake_nvml({**UNKNOWN, "memory_clock_mhz": 2000, "memory_bus_bits": 5120, "sm_clock_mhz": 1800})
     own = {"multi_processor_count": 64, "total_memory": 32 * 2**30}
     fake_torch(device("NVIDIA X9000", "dddd", major=11, minor=0, **own))
@@ -100,14 +102,14 @@ def test_unknown_product(fake_torch, fake_nvml):
     assert (spec.sms, spec.memory_gb, spec.l2_mib, spec.shared_kb_per_sm) == (64, 32, 60, 228)
     assert (spec.bandwidth_tb_s, spec.boost_clock_mhz, spec.power_limit_w) == (2.56, 1800, 700)
     assert spec.source == "the driver; bandwidth: memory clock times bus width"
-
-
-def test_unknown_product_that_says_little(fake_torch, fake_nvml):
     fake_nvml(UNKNOWN).init_error = pynvml.NVML_ERROR_UNKNOWN
     fake_torch(device("NVIDIA X9000", "dddd"))
     spec = spec_of_device(0)
     assert (spec.sms, spec.bandwidth_tb_s) == (132, 0.25)
     assert spec.source.endswith("assumed: bandwidth, clock, power")
+    fake_nvml({"product": "NVIDIA H100", "uuid": "GPU-aaaa"})
+    fake_torch(device("NVIDIA H100", total_memory=94 * 2**30))
+    assert spec_of_device(0).name == "h100-94gb"
 
 
 @pytest.mark.usefixtures("no_torch")
@@ -198,75 +200,52 @@ def test_a_prediction_tells_of_another_product_of_the_model(fake_nvml, product, 
     assert note is None or (product in note and f"`--gpu {own_name}`" in note)
 
 
-def test_an_h100_without_further_words_is_not_the_catalogue_s(fake_nvml, fake_torch):
-    fake_nvml({"product": "NVIDIA H100", "uuid": "GPU-aaaa"})
-    fake_torch(device("NVIDIA H100", total_memory=94 * 2**30))
-    assert spec_of_device(0).name == "h100-94gb"
-
-
-def test_a_virtual_gpu_has_its_own_memory_and_the_whole_bandwidth(fake_torch):
-    fake_torch(device("GRID A100D-20C", major=8, total_memory=20 * 2**30))
-    spec = spec_of_device(0)
-    assert (spec.name, spec.memory_gb, spec.bandwidth_tb_s) == ("a100-80gb-pcie", 20.0, 1.935)
-    fake_torch(device("NVIDIA A100D-2-20C", major=8, total_memory=20 * 2**30))
-    spec = spec_of_device(0)
-    assert (spec.memory_gb, spec.bandwidth_tb_s) == (20.0, pytest.approx(1.935 / 4))
-
-
-def test_index_is_torch_s_where_the_orders_differ(fake_nvml, fake_torch):
+def test_indices_are_torchs_and_families_the_product_here(fake_nvml, fake_torch):
     fake_nvml(A100_40, H200)
     fake_torch(device(), device("NVIDIA A100-SXM4-40GB", "bbbb"))
     assert choose("a100", require_gpu=True).local_index == 1
     first = choose(None, require_gpu=True)
     assert (first.local_index, first.spec.name) == (0, "h200")
+    fake_nvml(A100_40)
+    fake_torch(available=False)
+    assert choose("a100", require_gpu=False).spec == find("a100-40gb")
 
 
-def nvml_missing(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    return "pynvml is not installed: pip install nvidia-ml-py"
+#: What is wrong with NVML, and the words for it.
+MISSING, NO_LIBRARY = "missing", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+TOO_OLD, OLD_BINDING = "too old", "NVMLLibraryMismatchError"
+UPDATED, HALFWAY = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "nvmlSystemGetDriverVersion"
+FAULTS: dict[Any, str] = {
+    MISSING: "pynvml is not installed: pip install nvidia-ml-py",
+    NO_LIBRARY: "there is no working NVIDIA driver here (NVML: NVML Shared Library Not Found)",
+    TOO_OLD: "NVML fails (Unversioned function called): see what `nvidia-smi` says",
+    OLD_BINDING: str(OldBindingError(pynvml.__file__)),
+    UPDATED: "the NVIDIA driver was updated while its kernel module kept running: reboot, or reload"
+    " the module",
+    # It says which GPUs there are, and no more.
+    HALFWAY: "NVML fails (Unknown Error): see what `nvidia-smi` says",
+}
+#: A driver that is broken is no machine without a GPU.
+BROKEN = (TOO_OLD, OLD_BINDING, UPDATED, HALFWAY)
+SILENT = pytest.mark.parametrize("nvml", FAULTS)
 
 
-def nvml_without_its_library(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
-    fake_nvml(H200).init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-    return "there is no working NVIDIA driver here (NVML: NVML Shared Library Not Found)"
-
-
-def nvml_too_old(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
-    fake_nvml(H200)
-
-    def missing(index: int) -> Any:
-        raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", missing)
-    return "NVML fails (Unversioned function called): see what `nvidia-smi` says"
-
-
-def nvml_of_an_old_binding(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
-    fake_nvml(H200)
-    monkeypatch.delattr(pynvml, "NVMLLibraryMismatchError")
-    return str(OldBindingError(pynvml.__file__))
-
-
-def nvml_failing(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
-    fake_nvml(H200).init_error = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-    updated = "the NVIDIA driver was updated while its kernel module kept running"
-    return f"{updated}: reboot, or reload the module"
-
-
-def nvml_failing_halfway(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
-    """It says which GPUs there are, and no more."""
-    fake_nvml(H200)
-
-    def fail() -> str:
+def break_nvml(nvml: Any, fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
+    def fail(*arguments: Any) -> Any:
+        if nvml == TOO_OLD:
+            raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
         raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
 
-    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", fail)
-    return "NVML fails (Unknown Error): see what `nvidia-smi` says"
-
-
-#: A driver that is broken is no machine without a GPU.
-BROKEN = (nvml_too_old, nvml_of_an_old_binding, nvml_failing, nvml_failing_halfway)
-SILENT = pytest.mark.parametrize("nvml", [nvml_missing, nvml_without_its_library, *BROKEN])
+    fake = fake_nvml(H200)
+    if nvml == MISSING:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    elif nvml == OLD_BINDING:
+        monkeypatch.delattr(pynvml, nvml)
+    elif nvml in (TOO_OLD, HALFWAY):
+        monkeypatch.setattr(pynvml, HALFWAY if nvml == HALFWAY else BY_INDEX, fail)
+    else:
+        fake.init_error = nvml
+    return FAULTS[nvml]
 
 
 @pytest.fixture
@@ -278,7 +257,7 @@ def cuda_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("cuda_is_here")
 @pytest.mark.parametrize(("name", "index"), [(None, 0), ("h200", 0), ("a100", 1)])
 def test_torch_s_gpu_where_nvml_cannot_say(fake_nvml, fake_torch, monkeypatch, nvml, name, index):
-    why = nvml(fake_nvml, monkeypatch)
+    why = break_nvml(nvml, fake_nvml, monkeypatch)
     fake_torch(device(), device("NVIDIA A100-SXM4-40GB", "bbbb"))
     for require_gpu in (False, True):
         target = choose(name, require_gpu)
@@ -294,7 +273,7 @@ def test_torch_s_gpu_where_nvml_cannot_say(fake_nvml, fake_torch, monkeypatch, n
 @pytest.mark.usefixtures("cuda_is_here")
 @pytest.mark.parametrize("with_torch", [False, True])
 def test_neither_nvml_nor_torch_has_a_gpu(fake_nvml, fake_torch, monkeypatch, nvml, with_torch):
-    why = nvml(fake_nvml, monkeypatch)
+    why = break_nvml(nvml, fake_nvml, monkeypatch)
     monkeypatch.setitem(sys.modules, "torch", None)
     if with_torch:
         fake_torch(available=False)
@@ -324,7 +303,7 @@ def test_torch_is_not_asked_where_nvml_says_that_there_is_no_gpu(fake_nvml, monk
 
 
 def test_torch_is_not_imported_without_the_driver_s_library(fake_nvml, fake_torch, monkeypatch):
-    nvml_without_its_library(fake_nvml, monkeypatch)
+    break_nvml(NO_LIBRARY, fake_nvml, monkeypatch)
     fake_torch(device())
 
     def load(name: str) -> Any:
@@ -353,7 +332,7 @@ def test_torch_that_cannot_use_the_gpu(fake_nvml, fake_torch, built_for, fix):
 
 @pytest.mark.parametrize("name", ["h20", "H200 NVL", "x9000"])
 def test_torch_without_cuda_is_told_before_the_catalogue(fake_nvml, fake_torch, name):
-    product = {"h20": "NVIDIA H20", "H200 NVL": "NVIDIA H200 NVL", "x9000": "NVIDIA X9000"}[name]
+    product = f"NVIDIA {name.upper()}"
     fake_nvml({"product": product, "uuid": "GPU-aaaa"})
     fake_torch(available=False, built_for=None)
     obstacle = f"there is an {product} here, but torch 2.13.0 is built without CUDA"
@@ -364,12 +343,6 @@ def test_torch_without_cuda_is_told_before_the_catalogue(fake_nvml, fake_torch, 
         target = choose(name, require_gpu=False)
         assert (target.spec, target.local_index) == (find(name), None)
         assert str(target.note).startswith(obstacle)
-
-
-def test_a_family_is_the_product_that_is_here_without_cuda_too(fake_nvml, fake_torch):
-    fake_nvml(A100_40)
-    fake_torch(available=False)
-    assert choose("a100", require_gpu=False).spec == find("a100-40gb")
 
 
 LOST = {"errors": {"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST}}
@@ -414,9 +387,7 @@ def test_torch_decides_which_gpu_is_first(fake_nvml, fake_torch):
     fake_torch(device())
     assert choose(None, require_gpu=True) == Target(spec_of_device(0), 0)
     fake_torch(device(uuid="dddd"))
-    note = choose(None, require_gpu=True).note
-    assert note is not None
-    assert "GPU 0 cannot be read" in note
+    assert "GPU 0 cannot be read" in str(choose(None, require_gpu=True).note)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -201,13 +199,18 @@ def test_the_number_of_a_lost_gpu_is_nvidia_smi_s(fake_nvml, monkeypatch):
     assert fake.open == 0
 
 
-def test_state(fake_nvml):
+def test_states_and_the_older_power_call(fake_nvml):
     fake = fake_nvml({"event_reasons": 0x4 | 0x40})
     with Nvml(0) as nvml:
         assert fake.open == 1
         state = nvml.state()
     assert fake.open == 0
     assert state == GpuState(1755, 3201, 41, 476.0, ["sw_power_cap", "hw_thermal_slowdown"])
+    gpu = fake_nvml({"errors": {"field 186": pynvml.NVML_ERROR_NOT_SUPPORTED}}).gpus[0]
+    with Nvml(0) as nvml:
+        assert nvml.state().power_w == 310.0
+        gpu.errors["nvmlDeviceGetPowerUsage"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+        assert nvml.state().power_w is None
 
 
 @pytest.mark.parametrize(
@@ -230,14 +233,6 @@ def test_one_unsupported_field_leaves_the_others(fake_nvml, error, function, fie
     assert state.power_w == 476.0
     if field is not None:
         assert getattr(state, field) is None
-
-
-def test_older_power_call_steps_in(fake_nvml):
-    gpu = fake_nvml({"errors": {"field 186": pynvml.NVML_ERROR_NOT_SUPPORTED}}).gpus[0]
-    with Nvml(0) as nvml:
-        assert nvml.state().power_w == 310.0
-        gpu.errors["nvmlDeviceGetPowerUsage"] = pynvml.NVML_ERROR_NOT_SUPPORTED
-        assert nvml.state().power_w is None
 
 
 def test_limits(fake_nvml):

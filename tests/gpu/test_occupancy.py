@@ -1,7 +1,5 @@
 """Theoretical warp occupancy, against values worked out by hand from the rules of allocation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

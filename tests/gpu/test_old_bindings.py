@@ -1,7 +1,5 @@
 """A `pynvml` that lacks names: another package of that name, or an old release."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Who else is on the GPU, with a pretended NVML."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
@@ -33,13 +31,10 @@ def others(since_us: int = 0) -> list[GpuProcess] | None:
         return nvml.other_processes(since_us)
 
 
-def test_a_context_is_told_from_work(fake_nvml):
+def test_contexts_of_all_kinds_and_work(fake_nvml):
     used = [(HERE, 10, 99), *((ELSEWHERE, at, use) for at, use in ((1, 30), (2, 70), (3, 40)))]
     fake_nvml({"compute_pids": [HERE, FURTHER, ELSEWHERE], "utilisation": used})
     assert others() == [GpuProcess(ELSEWHERE, None, 70), GpuProcess(FURTHER, None, 0)]
-
-
-def test_all_kinds_of_contexts_each_once(fake_nvml):
     last = ELSEWHERE + 2
     fake_nvml(
         {"compute_pids": [ELSEWHERE], "mps_pids": [last], "graphics_pids": [ELSEWHERE, FURTHER]}

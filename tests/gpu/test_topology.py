@@ -1,7 +1,5 @@
 """Pairs of GPUs, as a pretended NVML tells them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,7 +105,7 @@ def test_speeds_that_the_driver_does_not_say(fake_nvml, links, fields):
     assert pairs[1].words == "PCIe, no peer access"
 
 
-def test_of_a_gpu_that_is_lost_nothing_is_known(fake_nvml, links):
+def test_links_of_lost_gpus_and_peer_access_are_not_known(fake_nvml, links, monkeypatch):
     fields = gpus()
     fields[1]["errors"] = {"nvmlDeviceGetMaxPcieLinkGeneration": pynvml.NVML_ERROR_GPU_IS_LOST}
     fake_nvml(*fields)
@@ -117,6 +115,11 @@ def test_of_a_gpu_that_is_lost_nothing_is_known(fake_nvml, links):
         Pair(0, 2, True, False, 0, 16 * 3.938),
         Pair(1, 2, None, None),
     )
+    fake_nvml(*gpus()[:2])
+    unknown = pynvml.NVML_P2P_STATUS_UNKNOWN
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", lambda *arguments: unknown)
+    (pair,) = topology().pairs
+    assert (pair.peer_access, pair.nvlink) == (None, None)
 
 
 def test_peer_access_is_that_of_both_ways(monkeypatch):
@@ -126,14 +129,6 @@ def test_peer_access_is_that_of_both_ways(monkeypatch):
     )
     for pair in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2)):
         assert has_peer_access(*pair) == (2 not in pair)
-
-
-def test_what_nvml_does_not_know(fake_nvml, links, monkeypatch):
-    fake_nvml(*gpus()[:2])
-    unknown = pynvml.NVML_P2P_STATUS_UNKNOWN
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", lambda *arguments: unknown)
-    (pair,) = topology().pairs
-    assert (pair.peer_access, pair.nvlink) == (None, None)
 
 
 def test_gpus_that_are_named(fake_nvml, links):

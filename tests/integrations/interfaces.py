@@ -1,7 +1,5 @@
 """Whether a class that takes another's place takes its calls, and which fields a source reads."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Stand-ins of vLLM 0.25.0 and 0.33.0 and SGLang 0.5.23, with the behaviour plugins use."""
 
-from __future__ import annotations
-
 import enum
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -243,16 +241,7 @@ def sglang_modules() -> dict[str, ModuleType]:
 
 def sglang_layer(**changes: Any) -> SimpleNamespace:
     """What a backend reads of SGLang's RadixAttention."""
-    own: dict[str, Any] = {
-        "tp_q_head_num": 4,
-        "tp_k_head_num": 2,
-        "head_dim": 8,
-        "v_head_dim": 8,
-        "scaling": 0.25,
-        "logit_cap": 0.0,
-        "sliding_window_size": -1,
-        "is_cross_attention": False,
-        "k_scale": None,
-        "v_scale": None,
-    }
+    own: dict[str, Any] = {"tp_q_head_num": 4, "tp_k_head_num": 2, "head_dim": 8, "v_head_dim": 8}
+    own |= {"scaling": 0.25, "logit_cap": 0.0, "sliding_window_size": -1}
+    own |= {"is_cross_attention": False, "k_scale": None, "v_scale": None}
     return SimpleNamespace(**{**own, **changes})

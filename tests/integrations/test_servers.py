@@ -1,7 +1,5 @@
 """The plugins of vLLM and SGLang, with stand-ins of servers that are not installed."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect
@@ -186,7 +184,7 @@ def test_other_batches_are_flash_attentions(changes, vllm_backend):
     assert run(impl, torch.randn(3, HEADS, DIM), None) == FROM_FLASH_ATTENTION
 
 
-def test_a_batch_invariant_server_never_packs(vllm_backend):
+def test_a_batch_invariant_server_never_packs_and_schedules_prompts_only(vllm_backend):
     made, dense = vllm_backend
     impl = impl_of(made)
     impl.batch_invariant_enabled = True
@@ -194,9 +192,6 @@ def test_a_batch_invariant_server_never_packs(vllm_backend):
     assert dense.calls[0]["batch_invariant"] is True
     packed = batch(num_actual_tokens=6, max_query_len=2)
     assert run(impl, torch.randn(6, HEADS, DIM), packed) == FROM_FLASH_ATTENTION
-
-
-def test_flash_attentions_schedule_is_made_for_prompts_only(vllm_backend):
     builder = vllm_backend[0].LeanMetadataBuilder()
     assert builder.build(32, SimpleNamespace(max_query_len=1)) == (0, True)
     assert builder.build(32, SimpleNamespace(max_query_len=17)) == (32, False)
@@ -321,10 +316,6 @@ def replaced_by(made: ModuleType) -> Iterator[tuple[str, Callable[..., Any], Cal
             yield from overridden(own)
 
 
-def test_no_abstract_method_is_left(made):
-    assert getattr(made.LeanBackend, "__abstractmethods__", frozenset()) == frozenset()
-
-
 @pytest.mark.parametrize(
     ("own", "found"),
     [
@@ -345,6 +336,7 @@ def test_calls_that_a_method_does_not_take_are_found(own, found):
 def test_methods_take_what_those_that_they_replace_take(made):
     found = {name: faults(own, base) for name, own, base in replaced_by(made)}
     assert found == {name: [] for name in REPLACED[made.__name__]}
+    assert getattr(made.LeanBackend, "__abstractmethods__", frozenset()) == frozenset()
 
 
 def test_fields_that_are_read_are_the_metadatas(made):

@@ -1,7 +1,5 @@
 """`attn_implementation="lean"` compared with eager attention, in fp32 and in torch."""
 
-from __future__ import annotations
-
 from importlib import metadata
 from typing import Any
 
@@ -94,26 +92,20 @@ def test_a_chunk_over_cached_tokens(kind, lean):
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_padding_between_tokens_is_refused(lean):
-    with pytest.raises(UserError, match=r"sequence 1 has padding between tokens.*on the left"):
-        lean_mask(2, 1, 4, q_offset=3, attention_mask=torch.tensor([[1] * 4, [1, 1, 0, 1]]).bool())
-
-
-def test_lengths_of_a_static_cache_come_from_its_tensor(lean):
+def test_lengths_of_static_caches_and_moving_windows(lean):
     mask: Any = lean_mask(2, 1, 64, q_offset=torch.tensor(9), allow_is_causal_skip=False)
     own: Any = lengths_of(mask)
     lengths, starts = own
     assert starts is None
     assert (lengths.tolist(), lengths.dtype) == ([10, 10], torch.int32)
-
-
-def test_a_window_that_moves_takes_padding_along(lean):
     padding = torch.tensor([[0] * 6 + [1] * 5, [1] * 11]).bool()
     own: Any = lengths_of(lean_mask(2, 1, 7, q_offset=10, kv_offset=4, attention_mask=padding))
     lengths, starts = own
     assert (lengths.tolist(), starts.tolist()) == ([7, 7], [2, 0])
     assert lengths.is_contiguous()
     assert starts.is_contiguous()
+    with pytest.raises(UserError, match=r"sequence 1 has padding between tokens.*on the left"):
+        lean_mask(2, 1, 4, q_offset=3, attention_mask=torch.tensor([[1] * 4, [1, 1, 0, 1]]).bool())
 
 
 def test_a_mask_of_the_callers_goes_to_sdpa(lean):

@@ -1,7 +1,5 @@
 """A decode step in a CUDA graph; here the host replays it, with its counts of the capture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -80,12 +78,9 @@ def captured_mask(monkeypatch: pytest.MonkeyPatch, **sizes: Any) -> None:
     lean_mask(2, 1, 7, kv_offset=4, **sizes)
 
 
-def test_padding_in_a_captured_window_is_refused(monkeypatch):
+def test_captured_windows_that_are_refused(monkeypatch):
     padding = torch.tensor([[0] * 6 + [1] * 5, [1] * 11]).bool()
     with pytest.raises(UserError, match=r"has dropped 4 tokens.*create_masks_for_generate"):
         captured_mask(monkeypatch, q_offset=10, attention_mask=padding)
-
-
-def test_a_captured_window_that_is_not_full_is_refused(monkeypatch):
     with pytest.raises(UserError, match=r"captured with 6 of 7 tokens.*once the window is full"):
         captured_mask(monkeypatch, q_offset=9)

@@ -1,7 +1,5 @@
 """`attn_implementation="lean"` in models that do more with a mask than pass it on."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """`attn_implementation="paged|lean"` compared with "paged|eager", in fp32 and in torch."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

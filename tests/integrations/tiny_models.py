@@ -1,7 +1,5 @@
 """Models of transformers with random weights, a few thousand numbers each."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fixtures of all measuring tests."""
 
-from __future__ import annotations
-
 import pytest
 from pretended_gpu import PretendedGpu, pretend
 

@@ -1,7 +1,5 @@
 """A fake GPU for `leanbench.measure.protocol`: inputs and kernels are real, times are scripted."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Number of inputs that launches rotate over, and the limits of free memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Counters by a fake `ncu`: a script on the PATH with the output of Nsight Compute."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -113,7 +111,7 @@ def counted() -> CountedLaunch:
     return result
 
 
-def test_two_kernels_are_added_up(printing):
+def test_two_kernels_are_added_up_into_fields_of_a_row(printing):
     printing(TWO_KERNELS)
     launch = counted()
     assert launch.kernels == (
@@ -126,9 +124,6 @@ def test_two_kernels_are_added_up(printing):
     # From the longest GPU kernel, neither the first nor the mean.
     assert launch.warp_occupancy == 0.1125
     assert CountedLaunch(launch.kernels[::-1]).warp_occupancy == 0.1125
-
-
-def test_row_fields_are_fields_of_a_row(printing):
     printing(TWO_KERNELS)
     fields = counted().outcome().fields()
     assert set(fields) == {name for name in Row.model_fields if name.startswith("counted_")}
@@ -155,14 +150,13 @@ def test_what_ncu_is_asked(printing, tmp_path):
     assert record["LC_ALL"] == "C"
 
 
-def test_what_the_counted_process_prints_is_no_table(printing):
+def test_lines_between_and_units_in_full_are_read(printing):
     printing(TWO_KERNELS.replace('"1","4711"', 'warning: a line between\n"1","4711"', 1))
     assert counted().dram_bytes == 58_934_272
-
-
-def test_older_versions_write_the_unit_in_full(printing):
     printing(TWO_KERNELS.replace('"ns"', '"nsecond"'))
     assert counted().duration_us == pytest.approx(22.528)
+    printing(TWO_KERNELS.replace("- 1 pass", "- 3 passes", 1))
+    assert isinstance(count(PROBLEM, "fixed_split", CONFIG, 0, cache="warm"), CountedLaunch)
 
 
 NO_KERNELS = "==WARNING== No kernels were profiled.\n"
@@ -194,11 +188,6 @@ FAILURES = {
 def test_failures_are_sentences(printing, reason, code, words):
     printing(reason, code)
     assert re.match(words, str(count(PROBLEM, "lean", CONFIG, 0)))
-
-
-def test_several_passes_do_not_matter_where_the_cache_is_warm(printing):
-    printing(TWO_KERNELS.replace("- 1 pass", "- 3 passes", 1))
-    assert isinstance(count(PROBLEM, "fixed_split", CONFIG, 0, cache="warm"), CountedLaunch)
 
 
 def test_a_timeout_ends_ncu_and_what_it_started(fake_ncu, tmp_path):

@@ -1,7 +1,5 @@
 """The cross-check: clock readings, kernels per launch, and contradicting figures."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -120,10 +118,8 @@ def test_other_kernels_in_other_launches_give_no_figure(fewer, more, counts):
 )
 def test_disagreement_at_its_borders(crosscheck_us, samples_us, differs):
     assert (disagreement(crosscheck_us, samples_us) is not None) is differs
-    assert disagreement(12.5, [9.9, 10.0, 10.1]) == (
-        "the GPU's own clock gives 12.50 µs a launch, +25.0% from the graph replay's 10.00 µs:"
-        " neither figure is safe"
-    )
+    figures = "gives 12.50 µs a launch, +25.0% from the graph replay's 10.00 µs: "
+    assert figures in str(disagreement(12.5, [9.9, 10.0, 10.1]))
 
 
 class Clock:
@@ -208,10 +204,8 @@ def test_a_clock_that_stands_still_and_a_driver_that_fails_are_sentences(monkeyp
         raise RuntimeError("CUDA driver: invalid argument\nand a stack")
 
     monkeypatch.setattr(module, "node_names", fail)
-    assert (
-        cross_check([clock.launch(0)], 10.0)
-        == "the GPU's clock gave no time to cross-check with (CUDA driver: invalid argument)"
-    )
+    failed = str(cross_check([clock.launch(0)], 10.0))
+    assert failed.endswith("no time to cross-check with (CUDA driver: invalid argument)")
 
 
 def test_launches_that_a_graph_lost_are_a_sentence(monkeypatch, clock):

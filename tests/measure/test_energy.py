@@ -1,7 +1,5 @@
 """Sustained latency and energy on a simulated GPU with known true values."""
 
-from __future__ import annotations
-
 import math
 import re
 from contextlib import nullcontext
@@ -33,17 +31,9 @@ def calibrated(gpu: Any, seconds: float = 1.8) -> EnergyCalibration:
 def measured(
     gpu: Any, calibration: EnergyCalibration | None, window_s: float = 2.0, **options: Any
 ) -> SustainedReading:
-    return measure_window(
-        gpu.replay,
-        LAUNCHES,
-        options.pop("nvml", gpu),
-        calibration,
-        window_s,
-        record=gpu.record,
-        now=gpu.now,
-        sleep=gpu.sleep,
-        **options,
-    )
+    nvml = options.pop("nvml", gpu)
+    own = {"record": gpu.record, "now": gpu.now, "sleep": gpu.sleep, **options}
+    return measure_window(gpu.replay, LAUNCHES, nvml, calibration, window_s, **own)
 
 
 def measured_gain(reading: SustainedReading) -> float:
@@ -114,12 +104,19 @@ def test_readings_of_the_h200_s_figures():
     assert min(abs(reading.window_s - ticks_s) for ticks_s in (2.0, 2.1)) < 0.004
 
 
-def test_the_window_lies_between_ticks():
-    """With ticks of half a second, a window between ticks would be wrong by up to a quarter."""
+def test_windows_lie_between_ticks_and_hold_replays():
+    # With ticks of half a second, a window between ticks would be wrong by up to a quarter.
     gpu = SimulatedGpu(tick_s=0.5)
     reading = measured(gpu, calibrated(gpu, seconds=3), window_s=2.2)
     assert reading.window_s == pytest.approx(2.5, abs=0.004)
     assert reading.energy_mj == pytest.approx(60, rel=0.002)
+    gpu = SimulatedGpu(replay_s=5.0)
+    with pytest.raises(UserError, match="a window of 2 s does not hold two replays"):
+        measured(gpu, None, nvml=None)
+    gpu = SimulatedGpu(nvml_call_s=0.08)
+    reading = measured(gpu, EnergyCalibration(100.0, 80.0, 80.0))
+    assert any("ran out of queued work" in warning for warning in reading.warnings)
+    assert any("NVML answered too slowly" in warning for warning in reading.warnings)
 
 
 def test_latency_of_a_gpu_that_slows_down_is_the_mean():
@@ -160,14 +157,7 @@ def test_at_least_two_replays_are_queued_and_no_pile(replay_s: float):
     assert len(gpu.sleeps) < 4.2 / 0.0015
 
 
-def test_a_host_that_is_too_slow_is_noticed():
-    gpu = SimulatedGpu(nvml_call_s=0.08)
-    reading = measured(gpu, EnergyCalibration(100.0, 80.0, 80.0))
-    assert any("ran out of queued work" in warning for warning in reading.warnings)
-    assert any("NVML answered too slowly" in warning for warning in reading.warnings)
-
-
-def test_without_nvml_only_the_latency():
+def test_without_nvml_or_its_readings_there_is_no_energy():
     gpu = SimulatedGpu()
     reading = measured(gpu, None, nvml=None)
     assert reading.sustained_us == pytest.approx(100)
@@ -175,6 +165,16 @@ def test_without_nvml_only_the_latency():
     assert reading == SustainedReading(
         reading.sustained_us, reading.window_s, None, None, None, None, None, None, warnings=[]
     )
+    gpu = SimulatedGpu(has_counter=False, power_gain=None, clocks=[(0, None)], reasons=[(0, None)])
+    calibration = calibrated(gpu)
+    assert (calibration.tick_ms, calibration.idle_power_w) == (None, None)
+    reading = measured(gpu, calibration)
+    assert reading.sustained_us == pytest.approx(100)
+    assert (reading.energy_mj, reading.energy_above_idle_mj, reading.power_w) == (None, None, None)
+    assert (reading.clock_mhz, reading.throttle_reasons) == (None, None)
+    assert reading.warnings == [
+        "the GPU has no energy counter, and NVML has no instantaneous power: there is no energy"
+    ]
 
 
 def test_no_counter_leaves_the_power():
@@ -190,28 +190,12 @@ def test_no_counter_leaves_the_power():
     ]
 
 
-def test_neither_counter_nor_power():
-    gpu = SimulatedGpu(has_counter=False, power_gain=None, clocks=[(0, None)], reasons=[(0, None)])
-    calibration = calibrated(gpu)
-    assert (calibration.tick_ms, calibration.idle_power_w) == (None, None)
-    reading = measured(gpu, calibration)
-    assert reading.sustained_us == pytest.approx(100)
-    assert (reading.energy_mj, reading.energy_above_idle_mj, reading.power_w) == (None, None, None)
-    assert (reading.clock_mhz, reading.throttle_reasons) == (None, None)
-    assert reading.warnings == [
-        "the GPU has no energy counter, and NVML has no instantaneous power: there is no energy"
-    ]
-
-
-def test_counter_without_instantaneous_power():
+def test_a_counter_without_instantaneous_power_and_a_gpu_without_calibration():
     gpu = SimulatedGpu(power_gain=None)
     reading = measured(gpu, calibrated(gpu))
     assert reading.energy_mj == pytest.approx(60, rel=0.002)
     assert reading.energy_above_idle_mj == pytest.approx(52, rel=0.002)
     assert (reading.energy_by_power_mj, reading.warnings) == (None, [])
-
-
-def test_uncalibrated():
     reading = measured(SimulatedGpu(), None)
     assert reading.energy_mj == pytest.approx(60, rel=0.01)
     assert (reading.energy_above_idle_mj, reading.energy_by_power_mj) == (None, None)
@@ -223,19 +207,14 @@ def test_calibration_notices_a_counter_that_hardly_moves(tick_s: float, moved: i
     gpu = SimulatedGpu(tick_s=tick_s, phase_s=min(10.0, tick_s * 1.1))
     calibration = calibrated(gpu)
     assert (calibration.tick_ms, calibration.idle_power_w) == (None, pytest.approx(80))
-    assert calibration.warnings == (
-        f"NVML's energy counter moved {moved} times in 1.8 s: energy comes from the"
-        " instantaneous power alone",
-    )
+    (warning,) = calibration.warnings
+    assert warning.startswith(f"NVML's energy counter moved {moved} times in 1.8 s: ")
 
 
-def test_calibration_notices_a_counter_that_goes_back():
+def test_calibration_notices_a_counter_that_goes_back_and_a_gpu_that_is_not_idle():
     calibration = calibrated(SimulatedGpu(counter_faults=[(1.0, -5e5)]))
     assert (calibration.tick_ms, calibration.idle_power_w) == (None, pytest.approx(80))
     assert calibration.warnings[0].startswith("NVML's energy counter went back from ")
-
-
-def test_calibration_notices_a_gpu_that_is_not_idle():
     gpu = SimulatedGpu(lag_s=1.0)
     gpu._power_w = 300.0  # its load has ended
     calibration = calibrated(gpu)
@@ -304,12 +283,6 @@ def test_idle_power_above_the_load_is_no_energy_above_idle():
     assert reading.warnings == [
         "200 W under load is below the 350 W of the GPU that was called idle"
     ]
-
-
-def test_a_window_of_one_replay_is_refused():
-    gpu = SimulatedGpu(replay_s=5.0)
-    with pytest.raises(UserError, match="a window of 2 s does not hold two replays"):
-        measured(gpu, None, nvml=None)
 
 
 @pytest.mark.parametrize(

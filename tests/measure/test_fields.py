@@ -1,7 +1,5 @@
 """Row fields and verdicts from timings, and the limits of warnings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,9 +69,6 @@ def test_states_become_medians_the_highest_temperature_and_all_reasons():
     fields = timing_outcome(timing(*[10.0] * 4, states=states), 1, 1.0).fields()
     expected = [1980, 44, 310.0, ["hw_slowdown", "sw_power_cap"]]
     assert [fields[name] for name in STATE] == expected
-
-
-def test_what_nvml_does_not_say_is_null_and_not_empty():
     fields = timing_outcome(timing(10.0, states=[state(None, None, None, None)]), 1, 1.0).fields()
     assert [fields[name] for name in STATE] == [None] * 4
     states = [state(reasons=None), state(reasons=[])]
@@ -140,14 +135,11 @@ def test_only_programs_that_used_the_sms_disturb(processes, names):
 def test_nothing_reads_faster_than_the_floor(cache):
     small = 1_000_000
     assert impossible(97.0, 100.0, small, H200, cache) is None
-    assert (
-        impossible(96.99, 100.0, small, H200, cache)
-        == "96.99 µs beats a kernel that only reads the same bytes (100.00 µs): K and V came from a"
-        " cache, or were not all read"
-    )
+    alarm = str(impossible(96.99, 100.0, small, H200, cache))
+    assert alarm.startswith("96.99 µs beats a kernel that only reads the same bytes (100.00 µs)")
 
 
-def test_nothing_large_reads_faster_than_the_memory():
+def test_nothing_large_reads_faster_than_the_memory_nor_does_the_floor():
     large = 480_000_000  # 100 µs at 4.8 TB/s
     assert impossible(100.0, 100.0, large, H200, "cold") is None
     alarm = impossible(99.0, 100.0, large, H200, "cold")
@@ -157,10 +149,7 @@ def test_nothing_large_reads_faster_than_the_memory():
     assert impossible(99.0, 100.0, large, H200, "warm") is None
     assert impossible(1.0, 1.0, 2 * L2_BYTES, H200, "cold") is None
     assert impossible(1.0, 1.0, 2 * L2_BYTES + 1, H200, "cold") is not None
-
-
-def test_a_floor_faster_than_the_memory_is_an_alarm_of_every_kernel():
-    """The floor read half of the bytes, so every share of it was half of the truth."""
+    # The floor read half of the bytes, so every share of it was half of the truth.
     large = 480_000_000
     alarm = impossible(110.0, 50.0, large, H200, "cold")
     assert alarm is not None
@@ -176,41 +165,26 @@ def test_lowered_clocks_in_samples_that_count_are_said():
     assert throttle_warning(timing(10.0)) is None
     assert throttle_warning(timing(10.0, states=[state(reasons=[])], throttled=4)) is None
     states = [state(reasons=["sw_power_cap"]), None, state(reasons=["hw_slowdown"])]
-    assert (
-        throttle_warning(timing(10.0, 10.0, 10.0, states=states, throttled=10))
-        == "clocks were lowered (hw_slowdown, sw_power_cap) in samples that count, after 10 were"
-        " thrown away"
-    )
+    warning = str(throttle_warning(timing(10.0, 10.0, 10.0, states=states, throttled=10)))
+    assert re.search(r"lowered \(hw_slowdown, sw_power_cap\) in .*, after 10 were", warning)
 
 
-def test_a_floor_far_below_the_memory_is_said():
+def test_slow_floors_large_warm_caches_and_short_rotations_are_warnings():
     # 3.6 TB/s are three quarters of 4.8.
     assert floor_warning(200.0, 720_000_000, H200, "cold") is None
-    assert (
-        floor_warning(201.0, 720_000_000, H200, "cold")
-        == "a kernel that only reads gets 3.58 of 4.8 TB/s: another program uses the GPU, or its"
-        " memory is slowed down; run `leanbench doctor`"
-    )
+    warning = str(floor_warning(201.0, 720_000_000, H200, "cold"))
+    assert warning.startswith("a kernel that only reads gets 3.58 of 4.8 TB/s: ")
     assert floor_warning(201.0, 720_000_000, H200, "warm") is None
     # Small reads are far below it on any GPU.
     assert floor_warning(1000.0, 499_999_999, H200, "cold") is None
     assert floor_warning(1000.0, 500_000_000, H200, "cold") is not None
-
-
-def test_a_warm_cache_that_cannot_be_warm_is_said():
     assert warm_warning(L2_BYTES // 2, H200, "warm") is None
     assert warm_warning(L2_BYTES, H200, "cold") is None
-    assert (
-        warm_warning(2 * L2_BYTES, H200, "warm")
-        == "K and V (105 MB) are more than half of the 52 MB of L2: they do not all stay in it"
-    )
+    warning = str(warm_warning(2 * L2_BYTES, H200, "warm"))
+    assert warning.startswith("K and V (105 MB) are more than half of the 52 MB of L2: ")
     assert warm_warning(L2_BYTES // 2 + 1, H200, "warm") is not None
-
-
-def test_a_rotation_that_memory_cuts_short_is_said():
     # 400 MB, the rotation's own size.
     assert rotation_warning(40, 10_000_000, H200, "cold") is None
     assert rotation_warning(39, 10_000_000, H200, "warm") is None
-    assert rotation_warning(39, 10_000_000, H200, "cold") == (
-        "memory has room for 39 copies of K and V only (390 MB): part of them stays in the L2"
-    )
+    warning = str(rotation_warning(39, 10_000_000, H200, "cold"))
+    assert warning.startswith("memory has room for 39 copies of K and V only (390 MB): ")

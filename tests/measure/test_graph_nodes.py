@@ -1,7 +1,5 @@
 """Names of a graph's nodes, with a driver in Python."""
 
-from __future__ import annotations
-
 import enum
 from types import SimpleNamespace
 from typing import Any
@@ -65,11 +63,7 @@ class Driver:
 
 
 def test_kernels_copies_and_fills_of_a_graph_and_of_those_in_it():
-    copy, fill, empty = (
-        Types.CU_GRAPH_NODE_TYPE_MEMCPY,
-        Types.CU_GRAPH_NODE_TYPE_MEMSET,
-        Types.CU_GRAPH_NODE_TYPE_EMPTY,
-    )
+    copy, fill, empty = Types(1), Types(2), Types(5)
     driver = Driver()
     graph = [b"lean", copy, [b"_Z5mergeiPf", fill], empty, b"nameless"]
     names = module._names_in(driver, graph)
@@ -77,9 +71,6 @@ def test_kernels_copies_and_fills_of_a_graph_and_of_those_in_it():
     # A count first, for the graph and for its child.
     assert driver.asked == [0, 5, 0, 2]
     assert module._names_in(driver, []) == []
-
-
-def test_a_driver_that_fails_says_why():
     with pytest.raises(RuntimeError, match=r"^CUDA driver: invalid argument$"):
         module._names_in(Driver(), [b"broken"])
 

@@ -1,7 +1,5 @@
 """Measurement of a problem on a fake GPU: times are scripted, inputs and checks are real."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -38,16 +36,10 @@ from leanbench.records.samples import Samples
 
 
 def row(fields: dict[str, Any]) -> Row:
-    beside = {
-        "cell": "c",
-        "problem": PROBLEM.to_dict(),
-        "kernel": "k",
-        "wall_s": 0.1,
-        "time": "t",
-        "environment": "e",
-    }
     written = {name: fields[name] for name in fields if name != "raw_samples"}
-    return Row.model_validate({**json.loads(json.dumps(written)), **beside})
+    written |= {"cell": "c", "problem": PROBLEM.to_dict(), "kernel": "k"}
+    written |= {"wall_s": 0.1, "time": "t", "environment": "e"}
+    return Row.model_validate(json.loads(json.dumps(written)))
 
 
 def test_a_cell(gpu):
@@ -79,13 +71,9 @@ def test_a_cell(gpu):
         "reason": None,
     }
     assert row(fields).latency_us == 10.0
-    assert Samples(cell="c", **raw).model_dump() == {
-        "cell": "c",
-        "samples_us": [10.0] * 10,
-        "rounds": list(range(10)),
-        "sm_clock_mhz": [None] * 10,
-        "crosscheck_us": [10.0, 10.2, 10.1],
-    }
+    assert Samples(cell="c", **raw).samples_us == [10.0] * 10
+    assert (raw["rounds"], raw["sm_clock_mhz"]) == (list(range(10)), [None] * 10)
+    assert raw["crosscheck_us"] == [10.0, 10.2, 10.1]
 
 
 def test_a_row_of_a_library_says_whose_code_ran(gpu):
@@ -243,10 +231,8 @@ def test_a_warm_cache_is_one_buffer_and_says_so(gpu):
 
 
 def test_unsupported_says_the_kernels_reason_and_allocates_nothing(gpu):
-    rows = measure_problem(
-        attention_on(open_instruments(0), replace(PROBLEM, head_dim=256)),
-        [Right(), kernel("reference")],
-    )
+    subject = attention_on(open_instruments(0), replace(PROBLEM, head_dim=256))
+    rows = measure_problem(subject, [Right(), kernel("reference")])
     assert {fields["status"] for fields in rows.values()} == {"unsupported"}
     assert rows["right"]["reason"] == "right knows no head_dim 256"
     assert rows["reference"]["reason"].startswith("reference is there to check others, it cannot")
@@ -339,42 +325,29 @@ def sustained(monkeypatch) -> list[tuple[int, object, float]]:
     return calls
 
 
-def test_energy_of_each_kernel_and_of_the_floor_once(gpu, sustained):
+def test_energy_of_each_kernel_and_of_the_floor_once_and_none_of_sustained_runs(gpu, sustained):
     gpu.nvml = PretendedNvml([])
     rows = measure(gpu, Right("a"), Right("b"), energy=True, window_s=5.0)
     assert sustained == [(64, gpu.nvml, 5.0)] * 3
-    assert {
-        name: (fields["energy_mj"], fields["energy_floor_mj"]) for name, fields in rows.items()
-    } == {"a": (1.0, 2.0), "b": (3.0, 2.0)}
-    assert [fields["warnings"] for fields in rows.values()] == [
-        ["reading 1", "read floor: reading 2"],
-        ["reading 3", "read floor: reading 2"],
-    ]
+    for name, own, floor in (("a", 1, 2), ("b", 3, 2)):
+        assert (rows[name]["energy_mj"], rows[name]["energy_floor_mj"]) == (own, floor)
+        assert rows[name]["warnings"] == [f"reading {own}", f"read floor: reading {floor}"]
+    gpu.nvml = PretendedNvml([])
+    assert measure(gpu, Right(), sustained=True)["right"]["energy_floor_mj"] is None
+    assert sustained[3:] == [(64, None, 3.0)]
 
 
 @pytest.mark.usefixtures("sustained")
-def test_a_window_of_few_ticks_is_refused_before_anything_runs(gpu, monkeypatch):
+def test_a_window_of_few_ticks_is_refused_and_without_nvml_there_is_no_energy(gpu, monkeypatch):
     gpu.nvml = PretendedNvml([])
     calibration = SimpleNamespace(tick_ms=1000.0)
     monkeypatch.setattr(instruments_module, "calibrate", lambda nvml: calibration)
     with pytest.raises(UserError, match="give it 20 to 3600 s"):
         measure(gpu, Right(), energy=True, window_s=5.0)
-
-
-@pytest.mark.usefixtures("sustained")
-def test_energy_without_nvml_is_said(gpu, monkeypatch):
+    gpu.nvml = None
     monkeypatch.setattr(instruments_module, "calibrate", lambda nvml: None)
     fields = measure(gpu, Right(), energy=True)["right"]
-    assert (
-        "NVML cannot be used here, so there is no energy: run `leanbench doctor`"
-        in fields["warnings"]
-    )
-
-
-def test_sustained_alone_asks_nvml_for_nothing(gpu, sustained):
-    gpu.nvml = PretendedNvml([])
-    assert measure(gpu, Right(), sustained=True)["right"]["energy_floor_mj"] is None
-    assert sustained == [(64, None, 3.0)]
+    assert any("so there is no energy" in warning for warning in fields["warnings"])
 
 
 @pytest.mark.parametrize(("latency_us", "calls"), [(10.0, 200), (500.0, 30), (9000.0, 9)])
@@ -508,9 +481,7 @@ def test_settings_that_are_tuned_or_given(gpu, monkeypatch):
         attention_on(open_instruments(0), PROBLEM), [tuned, second], "heuristic", {"other": CONFIG}
     )
     assert requests == ["heuristic", CONFIG]
-    chosen = [
-        [rows[name][field] for field in ("config", "config_choice", "config_reason")]
-        for name in rows
-    ]
+    names = ("config", "config_choice", "config_reason")
+    chosen = [[fields[name] for name in names] for fields in rows.values()]
     assert chosen == [[FASTER.to_dict(), "tuned", "from a file"], [CONFIG.to_dict(), "given", None]]
     assert (tuned.prepared, second.prepared) == ([FASTER] * 3, [CONFIG] * 3)

@@ -1,7 +1,5 @@
 """Kernels that are wrong, cheat or vary, on a fake GPU."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -88,11 +86,7 @@ def test_work_that_a_graph_does_not_hold_is_an_alarm(gpu):
 
     with pytest.raises(SuspectResult) as alarm:
         measure(gpu, Right("a"), Elsewhere("elsewhere"), Right("b"))
-    assert (
-        str(alarm.value)
-        == "2 of 3 outputs were not written when the CUDA graph was replayed: part of the work ran"
-        " on another stream and was not timed"
-    )
+    assert str(alarm.value).startswith("2 of 3 outputs were not written when the CUDA graph was")
     assert gpu.announced[-1] == "elsewhere"
 
 
@@ -126,13 +120,10 @@ class Late(Right):
             inputs.v_cache[0, 0, 0, 0] += 1e-3
 
 
-def test_inputs_that_change_in_a_graph_are_their_kernels(gpu):
+def test_inputs_that_change_are_their_kernels_or_everybodys(gpu):
     with pytest.raises(SuspectResult, match=r"^late changed its inputs"):
         measure(gpu, Right("a"), Late("late"))
     assert gpu.announced[-1] == "late"
-
-
-def test_inputs_that_change_while_all_are_timed_are_everybodys(gpu):
     late = Late("late")
     # The check, and the graph's launches over three buffers.
     late.after = 4
@@ -200,15 +191,12 @@ def test_a_kernel_found_wrong_after_timing_is_asked_nothing_more(gpu, monkeypatc
     assert (rows["wrong"]["status"], names) == ("incorrect", ["a"])
 
 
-def test_a_wide_interval_is_noisy(gpu):
+def test_a_wide_interval_is_noisy_and_suspect_comes_before_noisy(gpu):
     rows = measure(gpu, Right("steady"), Right("wild", [10.0, 12.0]), effort=Effort(max_samples=20))
     assert rows["steady"]["status"] == "ok"
     wild = rows["wild"]
     assert (wild["status"], wild["latency_us"], wild["samples"]) == ("noisy", 11.0, 20)
     assert wild["reason"].endswith("reaches 9.1% to one side after 20 samples, above 0.5%")
-
-
-def test_suspect_is_said_before_noisy(gpu):
     gpu.floor_us = gpu.best_floor_us = 20.0
     fields = measure(gpu, Right(samples_us=[10.0, 12.0]), effort=Effort(max_samples=20))["right"]
     assert fields["status"] == "suspect"
@@ -216,17 +204,12 @@ def test_suspect_is_said_before_noisy(gpu):
 
 
 def test_figures_that_contradict_each_other_are_warned_of(gpu):
-    gpu.crosschecks = {
-        "b": CrossCheck((13.0,), ("b",)),
-        "c": "the GPU's clock did not step between launches, so there is no cross-check",
-    }
+    gpu.crosschecks = {"b": CrossCheck((13.0,), ("b",)), "c": "there is no cross-check"}
     rows = measure(gpu, Right("a"), Right("b"), Right("c"))
     assert {fields["status"] for fields in rows.values()} == {"ok"}
     assert rows["a"]["warnings"] == []
     assert (rows["b"]["crosscheck_us"], len(rows["b"]["warnings"])) == (13.0, 1)
-    assert rows["b"]["warnings"][0].startswith(
-        "the GPU's own clock gives 13.00 µs a launch, +30.0% from the"
-    )
+    assert "gives 13.00 µs a launch, +30.0% from the" in rows["b"]["warnings"][0]
     assert "crosscheck_us" not in rows["c"]
     assert rows["c"]["warnings"] == [gpu.crosschecks["c"]]
     assert rows["c"]["raw_samples"]["crosscheck_us"] == []

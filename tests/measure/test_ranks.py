@@ -1,7 +1,5 @@
 """Processes that measure together, on the CPU through gloo."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -123,7 +121,7 @@ def test_a_follower_that_does_not_leave_is_killed() -> None:
     assert out.strip() == "[None, 'left'] -9 None []", errors
 
 
-def test_a_process_has_one_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_has_one_gang_and_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "_device_count", lambda: 4)
     monkeypatch.setattr(ranks, "leave", lambda: None)
     gang, own = Gang(), Ranks(0, 2)
@@ -138,9 +136,6 @@ def test_a_process_has_one_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     gang.close()
     with pytest.raises(ProcessGroupReuseError, match="2 ranks need a new process"):
         gang.of(2, 0, {})
-
-
-def test_the_gpus_of_ranks() -> None:
     assert devices_for(2, 0, 4) == [0, 1]
     assert devices_for(3, 2, 4) == [2, 0, 1]
     with pytest.raises(UserError, match="for 4 GPUs and 2 can be used here"):

@@ -1,7 +1,5 @@
 """Bytes of the read floor. Every published share divides by their time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Recording of a timeline: the kept launch and the checks, on a fake GPU and in the interpreter."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -148,9 +146,16 @@ def test_recorded_launches_come_last_in_a_sequence_over_all_buffers(gpu, count, 
     assert traceable.log == [("launch", 0), *replay * replays]
 
 
-def test_a_kernel_without_an_instrumented_build(gpu):
+def test_an_instrumented_build_may_be_missing_or_round_elsewhere(gpu):
     assert record_timeline(PROBLEM, kernel("reference"), None, buffers(1), H200) is None
     assert gpu.timed == []
+
+    def round_elsewhere(inputs: AttentionInputs) -> None:
+        inputs.out[0, 0, 0, 0] *= 1 + 2**-10
+        inputs.lse.mul_(1 + 2**-22)
+
+    traceable = Traceable([1.0] * 9, round_elsewhere)
+    assert record_timeline(PROBLEM, traceable, CONFIG, buffers(1), H200) is not None
 
 
 @pytest.mark.parametrize(
@@ -167,15 +172,6 @@ def test_an_instrumented_build_must_compute_the_same(gpu, spoil):
     with pytest.raises(RuntimeError, match="the instrumented build of traceable differs"):
         record_timeline(PROBLEM, Traceable([1.0] * 9, spoil), CONFIG, buffers(1), H200)
     assert gpu.timed == []
-
-
-def test_an_instrumented_build_may_round_elsewhere(gpu):
-    def round_elsewhere(inputs: AttentionInputs) -> None:
-        inputs.out[0, 0, 0, 0] *= 1 + 2**-10
-        inputs.lse.mul_(1 + 2**-22)
-
-    traceable = Traceable([1.0] * 9, round_elsewhere)
-    assert record_timeline(PROBLEM, traceable, CONFIG, buffers(1), H200) is not None
 
 
 @interpreted

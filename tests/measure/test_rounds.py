@@ -1,7 +1,5 @@
 """Candidates sampled in turn, the stopping rule, and discarded samples, all scripted."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 
@@ -89,7 +87,7 @@ def test_candidates_take_turns_when_announced_and_who_comes_first_changes():
 WILD = [100.0, 150.0] * 30
 
 
-def test_one_candidate_stops_as_soon_as_its_median_is_known():
+def test_all_stay_until_all_medians_are_known():
     calm = run_rounds({"a": Scripted(100.0, 100.5, 100.0, launches=32)}, EFFORT)["a"]
     assert calm.samples_us == [100.0, 100.5, *[100.0] * 8]
     assert calm.launches_per_sample == 32
@@ -100,9 +98,6 @@ def test_one_candidate_stops_as_soon_as_its_median_is_known():
     never = run_rounds({"a": Scripted(*WILD)}, EFFORT)["a"]
     assert len(never.samples_us) == 40
     assert not never.is_precise(EFFORT)
-
-
-def test_all_stay_until_the_medians_of_all_are_known():
     alone = run_rounds({"settling": Scripted(*WILD[:10], 100.0)}, EFFORT)["settling"]
     timings = run_rounds({"calm": Scripted(100.0), "settling": Scripted(*WILD[:10], 100.0)}, EFFORT)
     assert timings["settling"].samples_us == alone.samples_us

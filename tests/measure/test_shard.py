@@ -1,7 +1,5 @@
 """A rank's part of a problem, without GPUs."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -1,7 +1,5 @@
 """Measurement of problems shared by GPUs, on rank 0 of two fake ranks with identical actions."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -145,11 +143,8 @@ def test_energy_is_that_of_all_gpus(
     assert (row["status"], row["sustained_us"]) == ("ok", 11.0)
     assert row["sustained_power_w"] == 1200.0
     assert row["energy_mj"] == pytest.approx(2 * 600 * 11.0 / 1000)
-    assert row["warnings"] == [
-        "rank 0: clocks were low",
-        "rank 1: clocks were low",
-        "occupancy: not measured where GPUs share a problem",
-    ]
+    low = [f"rank {rank}: clocks were low" for rank in (0, 1)]
+    assert row["warnings"] == [*low, "occupancy: not measured where GPUs share a problem"]
 
 
 def reading(

@@ -1,7 +1,5 @@
 """Intervals of the median and of a ratio: exact coverage, and properties for any samples."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics
@@ -30,13 +28,8 @@ def exact_coverage(count: int, confidence: float) -> float:
     [
         (1, 0.95, (1, 1)),
         (3, 0.95, (1, 3)),
-        (6, 0.95, (1, 6)),
-        (10, 0.95, (2, 9)),
         (10, 0.975, (2, 9)),
-        (20, 0.95, (6, 15)),
-        (20, 0.975, (5, 16)),
         (60, 0.975, (21, 40)),
-        (2, 0.5, (1, 2)),
         (4, 0.3, (2, 3)),
     ],
 )
@@ -86,36 +79,6 @@ def test_a_confidence_that_is_none(confidence):
         ratio_interval([1.0], [1.0], confidence)
 
 
-def exact_rank_sum_coverage(base: int, new: int, outside: int) -> float:
-    """Return the probability that the number of wins is from `outside` to all but `outside`.
-
-    A win is a comparison of a base and a new sample. Counts, for each number of wins, the orders of
-    base and new samples that have it: a new sample behind k base samples wins k.
-    """
-    ways = [[0] * (base * new + 1) for _ in range(base + 1)]
-    for row in ways:
-        row[0] = 1
-    for _ in range(new):
-        for behind in range(base + 1):
-            before = ways[behind - 1] if behind else [0] * (base * new + 1)
-            shifted = [0] * behind + ways[behind][: len(before) - behind]
-            ways[behind] = [straight + over for straight, over in zip(before, shifted, strict=True)]
-    total = math.comb(base + new, new)
-    counts = ways[base]
-    return sum(counts[outside : base * new - outside + 1]) / total
-
-
-@pytest.mark.parametrize(("base", "new"), [(4, 4), (6, 10), (10, 10), (10, 20)])
-def test_the_normal_approximation_of_the_ratio_interval_keeps_its_promise(base, new):
-    base_us, new_us = [float(2**i) for i in range(base)], [float(3**i) for i in range(new)]
-    low, high = ratio_interval(base_us, new_us)
-    ratios = sorted(later / earlier for later in new_us for earlier in base_us)
-    outside = ratios.index(low)
-    assert ratios[len(ratios) - 1 - outside] == high
-    # The k-th smallest ratio is below the true one unless there are fewer than k wins.
-    assert exact_rank_sum_coverage(base, new, outside + 1) >= 0.945
-
-
 def test_a_ratio_interval_by_hand():
     # 16 ratios; 8 - 1.96 sqrt(16 x 9 / 12) = 1.2: the extremes.
     assert ratio_interval([1.0, 2.0, 4.0, 8.0], [16.0, 16.0, 16.0, 16.0]) == (2.0, 16.0)
@@ -123,6 +86,13 @@ def test_a_ratio_interval_by_hand():
     base_us, new_us = [100.0 + i for i in range(10)], [200.0 + 2 * i for i in range(10)]
     ratios = sorted(later / earlier for later in new_us for earlier in base_us)
     assert ratio_interval(base_us, new_us) == (ratios[23], ratios[76])
+    # Few samples give the extreme ratios.
+    fewest = FEWEST_FOR_RATIO - 1
+    assert ratio_interval([1.0] * fewest, [2.0, 3.0, 5.0]) == (2.0, 5.0)
+    with pytest.raises(ValueError, match="at least one sample on each side"):
+        ratio_interval([], [1.0])
+    with pytest.raises(ValueError, match="at least one sample"):
+        median_interval([])
 
 
 @given(
@@ -132,12 +102,3 @@ def test_a_ratio_interval_by_hand():
 def test_the_ratio_interval_holds_the_ratio_of_the_medians(base_us, new_us):
     low, high = ratio_interval(base_us, new_us)
     assert low <= statistics.median(new_us) / statistics.median(base_us) <= high
-
-
-def test_few_samples_give_the_extreme_ratios():
-    fewest = FEWEST_FOR_RATIO - 1
-    assert ratio_interval([1.0] * fewest, [2.0, 3.0, 5.0]) == (2.0, 5.0)
-    with pytest.raises(ValueError, match="at least one sample on each side"):
-        ratio_interval([], [1.0])
-    with pytest.raises(ValueError, match="at least one sample"):
-        median_interval([])

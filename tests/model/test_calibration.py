@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -57,12 +55,9 @@ def test_what_is_written_is_read(own):
     path = own / "deep" / "l4.json"
     write_calibration(calibration, path)
     assert read_calibration(path) == calibration
-    assert json.loads(path.read_text())["constants"]["tile_us"] == {
-        "value": 0.7,
-        "unit": "us",
-        "meaning": "one CTA's arithmetic for a LeanTile, whatever its size",
-        "fitted": "latency",
-    }
+    written = json.loads(path.read_text())["constants"]["tile_us"]
+    assert written.pop("meaning").startswith("one CTA's arithmetic for a LeanTile")
+    assert written == {"value": 0.7, "unit": "us", "fitted": "latency"}
     assert list(path.parent.iterdir()) == [path]
 
 

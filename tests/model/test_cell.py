@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -66,15 +64,9 @@ class Secret(Plain):
 
 def row(fields: dict[str, Any]) -> Row:
     """The row that a run would make of these fields."""
-    beside = {
-        "cell": "c",
-        "problem": PROBLEM.to_dict(),
-        "kernel": "k",
-        "wall_s": 0.1,
-        "time": "t",
-        "environment": "e",
-    }
-    return Row.model_validate({**json.loads(json.dumps(fields)), **beside})
+    fields = {**fields, "cell": "c", "problem": PROBLEM.to_dict(), "kernel": "k"}
+    fields |= {"wall_s": 0.1, "time": "t", "environment": "e"}
+    return Row.model_validate(json.loads(json.dumps(fields)))
 
 
 def test_default():

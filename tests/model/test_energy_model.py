@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,7 @@ def test_by_hand():
     assert energy_mj(1000, 0, 50, half, COSTS, 700) == pytest.approx(60 + 100)
 
 
-def test_fit_finds_what_made_the_rows():
+def test_fit_finds_what_made_the_rows_and_moves_nothing_without_rows():
     # Two numbers of SMs, so that an SM's power and a byte's energy can be told apart.
     rows = [
         (us, read, sms, energy_mj(us, read, sms, H200, COSTS, 700), 120.0, power)
@@ -41,9 +39,6 @@ def test_fit_finds_what_made_the_rows():
     assert fitted.power_cap_share == pytest.approx(0.99)
     assert (fitted.sm_power_w, fitted.byte_pj) == pytest.approx((2, 100), rel=0.01)
     assert fitted.tile_us == Constants().tile_us
-
-
-def test_without_rows_nothing_moves():
     assert fit_energy([], H200, COSTS) == COSTS
 
 

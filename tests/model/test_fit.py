@@ -1,7 +1,5 @@
 """Fitting, splitting and refusing, on runs that the model itself made."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -136,14 +134,10 @@ def test_errors_by_hand():
 
 
 def test_order_counts_pairs_that_differ():
-    cells = [
-        replace(cell("fa2_triton", PROBLEMS[0]), kernel=name, latency_us=us)
-        for name, us in (("a", 100), ("b", 104))
-    ]
-    cells += [
-        replace(cells[0], kernel="c", latency_us=200),
-        replace(cells[0], problem=PROBLEMS[1], latency_us=1),
-    ]
+    own = cell("fa2_triton", PROBLEMS[0])
+    latencies_us = {"a": 100, "b": 104, "c": 200}
+    cells = [replace(own, kernel=name, latency_us=us) for name, us in latencies_us.items()]
+    cells.append(replace(own, problem=PROBLEMS[1], latency_us=1))
     # a and b are too near to have an order; c is slower than both, predicted slower than one.
     assert orders(cells, [100, 300, 250, 1]) == (2, 1)
 

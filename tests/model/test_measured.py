@@ -5,8 +5,6 @@ Held out are the shapes of mha-grid that it was not fitted to, and all runs but 
 paper-fig13.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -92,23 +90,17 @@ def test_stages_hide_the_latency_until_arithmetic_limits():
     assert rate(3, num_warps=2) < rate(3) == rate(3, num_warps=8)
 
 
-def test_an_sm_asks_for_no_more_than_its_port():
+def test_demand_luck_and_drain_of_an_sm():
     rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, COSTS)
     assert rates.demand(1) == pytest.approx(32_768 / 0.814)
     assert rates.demand(2) == rates.demand(3) == 32 * 1980
-
-
-def test_luck_of_the_sms_is_even():
+    rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, COSTS)
+    assert rates.drain_us(reach=20_000) == rates.compute_us == pytest.approx(0.814)
+    assert rates.drain_us(reach=65_536) == pytest.approx(0.5)
     rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, replace(COSTS, sm_spread=0.1))
     weights = [rates.weight(sm) for sm in range(132)]
     assert (min(weights), max(weights)) == pytest.approx((0.9, 1.1))
     assert sum(weights) / 132 == pytest.approx(1)
-
-
-def test_drain_is_arithmetic_where_memory_is_slow_and_loading_where_it_is_fast():
-    rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, COSTS)
-    assert rates.drain_us(reach=20_000) == rates.compute_us == pytest.approx(0.814)
-    assert rates.drain_us(reach=65_536) == pytest.approx(0.5)
 
 
 def test_merge_costs_by_numbers_and_warps():

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,22 +5,16 @@ from hypothesis import strategies as st
 from leanbench.model.engine import Load, share
 
 
-def test_everybody_gets_what_they_ask_for_while_there_is_enough():
+def test_bandwidth_is_shared_by_demand_and_weight():
     loads = [Load(1.1, 2, 60, sms=3), Load(0.9, 1, 40, sms=2)]
     share(loads, available=260, sm_limit=64)
     assert [load.rate for load in loads] == [30, 40]
     # What a CTA could get were it faster: its part of the SM's port.
     assert [load.reach for load in loads] == [32, 64]
-
-
-def test_shortage_is_shared_by_weight():
     loads = [Load(1.1, 2, 60, sms=3), Load(0.9, 1, 60, sms=3)]
     share(loads, available=120, sm_limit=64)
     assert [load.rate for load in loads] == pytest.approx([11, 18])
     assert [load.reach for load in loads] == pytest.approx([11, 18])
-
-
-def test_what_a_modest_one_leaves_goes_to_the_others():
     modest, greedy = Load(1, 1, 10, sms=1), Load(1, 1, 60, sms=2)
     share([greedy, modest], available=90, sm_limit=64)
     assert (modest.rate, greedy.rate) == pytest.approx((10, 40))

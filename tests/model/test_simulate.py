@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
@@ -134,7 +132,7 @@ def test_ctas_share_the_bandwidth_equally():
     )
 
 
-def test_unequal_sms_end_apart_and_leave_memory_to_the_slower():
+def test_unequal_and_cold_sms_and_memory():
     problem = heads(65_536, q_heads=264)
     uneven = replace(EVEN, sm_spread=0.05)
     result = play("one_cta_per_tile", problem, constants=uneven)
@@ -146,9 +144,6 @@ def test_unequal_sms_end_apart_and_leave_memory_to_the_slower():
     even_us = play("one_cta_per_tile", problem).latency_us
     assert min(ends) == pytest.approx(even_us / 1.05, rel=0.01)
     assert even_us < max(ends) < even_us / 0.95
-
-
-def test_memory_warms_up():
     problem = heads(65_536, q_heads=264)
     cold = replace(EVEN, warm_up_us=2.0)
     warm_us = play("one_cta_per_tile", problem).latency_us
@@ -175,16 +170,8 @@ def test_ragged_batch_is_balanced_by_stream_k_only():
     assert play("one_cta_per_tile", ragged).latency_us > 8 * read_us
 
 
-def test_merge_costs_by_partials():
-    """One output tile over 2 and over 60 CTAs, the same bytes for each CTA."""
-    two, sixty = heads(256, q_heads=1), heads(7680, q_heads=1)
-    difference = play("stream_k", sixty).latency_us - play("stream_k", two).latency_us
-    # Sixty CTAs do not yet ask for more than the DRAM has.
-    assert difference == pytest.approx(58 * rates_of(two).merge.partial_us)
-
-
-def test_a_merge_costs_by_the_numbers_that_one_cta_merges():
-    """Stream-K merges four rows in one CTA, fixed_split's second launch in four."""
+def test_a_merge_costs_by_partials_and_by_the_numbers_that_one_cta_merges():
+    # Stream-K merges four rows in one CTA, fixed_split's second launch in four.
     single, four = AttentionProblem(1, 1, 1, 2560, 128), AttentionProblem(1, 4, 1, 2560, 128)
     difference = play("stream_k", four).latency_us - play("stream_k", single).latency_us
     # 20 partials of 3 rows more, each number read and emptied by 4 warps.
@@ -192,6 +179,11 @@ def test_a_merge_costs_by_the_numbers_that_one_cta_merges():
     assert play("fixed_split", four).latency_us == pytest.approx(
         play("fixed_split", single).latency_us, rel=0.01
     )
+    # One output tile over 2 and over 60 CTAs, the same bytes for each CTA.
+    two, sixty = heads(256, q_heads=1), heads(7680, q_heads=1)
+    difference = play("stream_k", sixty).latency_us - play("stream_k", two).latency_us
+    # Sixty CTAs do not yet ask for more than the DRAM has.
+    assert difference == pytest.approx(58 * rates_of(two).merge.partial_us)
 
 
 def test_second_launch_costs_and_is_not_there_for_one_split():
@@ -203,13 +195,10 @@ def test_second_launch_costs_and_is_not_there_for_one_split():
     assert two.latency_us > max(span.end_us for span in two.ctas) + EVEN.merge_launch_us
 
 
-def test_config_that_does_not_fit_says_so():
+def test_configs_that_do_not_fit_and_constants_in_use():
     schedule, large = schedule_of("one_cta_per_tile", heads(1024)), TileConfig(256, 4, 4)
     with pytest.raises(UserError, match="fit the 99 KB of shared memory of a CTA on l4: lower num"):
         simulate(schedule, heads(1024), large, find("l4"))
-
-
-def test_without_constants_the_calibration_in_use_counts():
     problem = heads(4096)
     used = play("stream_k", problem, constants=calibration_for(H200).constants)
     assert play("stream_k", problem, constants=None) == used
@@ -243,14 +232,6 @@ def test_one_cta_per_tile_is_monotone_in_context(problem, more):
     longer = heads(problem.max_context + more, problem.q_heads, problem.batch, problem.head_dim)
     shorter_us = play("one_cta_per_tile", problem).latency_us
     assert play("one_cta_per_tile", longer).latency_us > shorter_us
-
-
-@given(problems, st.integers(1, 4000))
-def test_stream_k_is_monotone_in_context_but_for_the_merge(problem, more):
-    """A longer context may fall into fewer partials, or into shares that need no second segment."""
-    longer = heads(problem.max_context + more, problem.q_heads, problem.batch, problem.head_dim)
-    saved_us = splitting_us("stream_k", problem) + 1e-6
-    assert play("stream_k", longer).latency_us > play("stream_k", problem).latency_us - saved_us
 
 
 @given(st.integers(1, 30), st.integers(1, 10), st.integers(1, 80), st.sampled_from([64, 128]))

@@ -1,7 +1,5 @@
 """The predicted timeline is the simulation behind the predicted latency, told CTA by CTA."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -78,12 +76,16 @@ def test_the_second_launch_has_a_cta_per_query_head_and_ends_with_the_call():
     assert merge[0].end_us <= merge[-1].end_us
 
 
-def test_heads_of_one_group_can_be_in_two_output_tiles():
-    """80 query heads share a KV head, 64 rows make an output tile."""
+def test_merges_are_by_output_tile_and_one_split_has_none():
+    # 80 query heads share a KV head, 64 rows make an output tile.
     timeline = predicted(AttentionProblem(1, 160, 2, 32_768, 128), "fixed_split_triton")
     merge = [cta.spans[0].output_tile for cta in timeline.ctas if cta.launch == "merge_kernel"]
     assert timeline.output_tiles == 4
     assert merge == [0] * 64 + [1] * 16 + [2] * 64 + [3] * 16
+    timeline = predicted(AttentionProblem(64, 32, 32, 4096, 64), "fixed_split_triton")
+    assert timeline.config is not None
+    assert timeline.config["splits"] == 1
+    assert {cta.launch for cta in timeline.ctas} == {"fa2_kernel"}
 
 
 def test_an_sm_is_busy_while_any_of_its_ctas_does_not_wait():
@@ -92,13 +94,6 @@ def test_an_sm_is_busy_while_any_of_its_ctas_does_not_wait():
     timeline = replace(predicted(AttentionProblem(1, 1, 1, 4096, 64), "fa2_triton"), ctas=ctas)
     assert timeline.busy_us == {3: 6.0}
     assert timeline.sm_busy_share == pytest.approx(6 / (132 * 10))
-
-
-def test_one_split_is_one_launch():
-    timeline = predicted(AttentionProblem(64, 32, 32, 4096, 64), "fixed_split_triton")
-    assert timeline.config is not None
-    assert timeline.config["splits"] == 1
-    assert {cta.launch for cta in timeline.ctas} == {"fa2_kernel"}
 
 
 def test_lean_keeps_every_sm_busy_where_one_cta_per_tile_does_not():

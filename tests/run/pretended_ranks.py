@@ -3,8 +3,6 @@
 Imported by name, because requests to followers name a function of it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

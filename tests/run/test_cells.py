@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from leanbench.kernels.lean.configs import LeanTritonConfig
@@ -12,12 +13,8 @@ from leanbench.run.cells import Cell, Grid, Sweep, expand
 def test_kernels_of_a_problem_stand_together_and_repeats_go():
     grid = Grid(context=(1024, 2048))
     cells = expand(Sweep("s", (grid, grid), ("lean", "fa2", "lean")))
-    assert [(cell.problem.context, cell.kernel) for cell in cells] == [
-        (1024, "lean"),
-        (1024, "fa2"),
-        (2048, "lean"),
-        (2048, "fa2"),
-    ]
+    expected = [(context, kernel) for context in (1024, 2048) for kernel in ("lean", "fa2")]
+    assert [(cell.problem.context, cell.kernel) for cell in cells] == expected
 
 
 def test_all_axes_are_combined():
@@ -37,7 +34,7 @@ def test_all_axes_are_combined():
     assert cells[-1].key.startswith("lean-b4-h32-8-n1024-d128-q4-p16-bf16-HND-default-")
 
 
-def test_a_warm_cache_makes_other_cells_and_a_cold_one_is_not_said():
+def test_keys_of_warm_caches_and_ragged_batches():
     problem = AttentionProblem(1, 32, 8, 4096, 128)
     cold, warm = Cell(problem, "lean", "best", "cold"), Cell(problem, "lean", "best", "warm")
     assert cold.key == "lean-b1-h32-8-n4096-d128-fp16-HND-best-f77681c3"
@@ -46,9 +43,6 @@ def test_a_warm_cache_makes_other_cells_and_a_cold_one_is_not_said():
     options = MeasureOptions(cache="warm")
     sweep = Sweep("s", (Grid(context=(4096,)),), ("lean",), "best", measure=options)
     assert expand(sweep) == [warm]
-
-
-def test_keys_tell_ragged_batches_of_equal_sum_apart():
     first = Cell(AttentionProblem(4, 8, 8, (100, 30, 20, 10), 64), "lean")
     second = Cell(AttentionProblem(4, 8, 8, (100, 20, 30, 10), 64), "lean")
     assert first.problem.label == second.problem.label
@@ -65,29 +59,16 @@ def test_a_single_sequence_has_the_context_whatever_the_mean():
     assert ragged.total_context == pytest.approx(8 * 2048, abs=8)
 
 
-def test_lengths_one_by_one_say_batch_and_context():
+def test_lengths_and_capacities_of_a_grid():
     grid = Grid(context=(4096,), batch=(2,), lengths=("uniform", "65536+16x3", "1024x8"))
     problems = [cell.problem for cell in expand(Sweep("s", (grid,), ("lean",)))]
-    assert [(problem.batch, problem.context) for problem in problems] == [
-        (2, 4096),
-        (4, (65536, 16, 16, 16)),
-        (8, 1024),
-    ]
-
-
-def test_capacity_is_a_multiple_of_the_longest_sequence():
+    found = [(problem.batch, problem.context) for problem in problems]
+    assert found == [(2, 4096), (4, (65536, 16, 16, 16)), (8, 1024)]
     grid = Grid(context=(1024, 4096), lengths=("uniform", "3000+5"), capacity=(None, "2x", 8192))
     problems = [cell.problem for cell in expand(Sweep("s", (grid,), ("lean",)))]
-    assert [(problem.max_context, problem.cache_capacity) for problem in problems] == [
-        (1024, 1024),
-        (4096, 4096),
-        (3000, 3000),
-        (1024, 2048),
-        (4096, 8192),
-        (3000, 6000),
-        (1024, 8192),
-        (3000, 8192),
-    ]
+    twice = [(1024, 2048), (4096, 8192), (3000, 6000)]
+    found = [(problem.max_context, problem.cache_capacity) for problem in problems]
+    assert found == [(1024, 1024), (4096, 4096), (3000, 3000), *twice, (1024, 8192), (3000, 8192)]
 
 
 def test_too_many_cells_are_refused_before_they_are_made():
@@ -103,11 +84,7 @@ def test_given_settings_make_other_cells_whatever_the_others_are_asked():
     overridden = Cell(problem, "lean", "best", override=OVERRIDE)
     assert overridden.key == "lean-b1-h32-8-n4096-d128-fp16-HND-given-880627af"
     assert overridden.key == Cell(problem, "lean", override=OVERRIDE).key
-    others = [
-        OVERRIDE,
-        LeanTritonConfig(128, 4, 3, 2, 1, True),
-        LeanTritonConfig(64, 4, 3, 2, 1, False),
-    ]
+    others = [OVERRIDE, replace(OVERRIDE, align_grid=True), replace(OVERRIDE, tile_tokens=64)]
     assert len({Cell(problem, "lean", override=override).key for override in others}) == 3
     assert overridden.request == "given"
     assert Cell(problem, "lean", "heuristic").request == "heuristic"

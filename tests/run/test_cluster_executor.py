@@ -1,7 +1,5 @@
 """A sweep on a cluster of this process: every cell has one row, whatever happens to nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace

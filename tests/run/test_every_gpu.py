@@ -1,7 +1,5 @@
 """Predictions of every sweep, and every command that predicts, on every GPU of the catalogue."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

@@ -71,14 +71,11 @@ def test_layers_of_each_kind(name, kinds, others):
     assert dict(model.other_layers) == others
 
 
-def test_every_name_is_plain_and_means_one_model():
+def test_names_are_plain_in_any_case_and_mean_one_model():
     names = [name for config in registry().values() for name in (config.name, *config.also)]
     assert len(set(names)) == len(names)
     # As --model reads them.
     assert all(parse_names("model", name) == (name,) == (name.lower(),) for name in names)
-
-
-def test_names_in_any_case_and_other_names_of_a_model():
     assert parse_models("meta-llama/Meta-Llama-3-8B") == ("llama-3-8b",)
     assert parse_models("Llama-3.3-70B, qwen2.5-72b,llama-3-70b") == ("llama-3-70b", "qwen2.5-72b")
     with pytest.raises(UnknownModel) as error:
@@ -148,18 +145,19 @@ def problems_of(**grid: tuple[Any, ...]) -> list[AttentionProblem]:
 def test_a_window_or_chunk_as_long_as_the_context_is_none(model, plain, kind):
     assert problems_of(context=(plain.context,), model=(model,)) == [plain]
     longer = replace(plain, context=plain.context + 1)
-    assert problems_of(context=(longer.context,), model=(model,)) == [
-        replace(longer, **kind),
-        longer,
-    ]
+    own = [replace(longer, **kind), longer]
+    assert problems_of(context=(longer.context,), model=(model,)) == own
 
 
-def test_an_axis_that_is_given_holds_for_every_layer():
+def test_selections_bound_contexts_and_given_axes_hold_for_every_layer():
     given = {"window_left": (511,), "softcap": (30.0,)}
     plain = AttentionProblem(1, 16, 8, 4096, 256)
     assert problems_of(context=(4096,), model=("gemma-2-9b",), **given) == [
         replace(plain, window_left=511, softcap=30.0)
     ]
+    plain = AttentionProblem(1, 64, 4, 1024, 128)
+    own = [replace(plain, context=context) for context in (1024, 4096, 2048)]
+    assert problems_of(context=(1024, 4096), model=("minimax-m3",)) == own
 
 
 @pytest.mark.parametrize("folder", ["mine", "a:b", "a,b", "llama,3-8b"])
@@ -177,15 +175,6 @@ def test_a_config_is_a_model(tmp_path, folder):
     assert dict(model_named(str(path)).other_layers) == {"linear_attention": 4}
     assert problems_of(context=(128,), model=parse_models(str(path))) == [
         AttentionProblem(1, 8, 2, 128, 64)
-    ]
-
-
-def test_a_selection_bounds_the_context():
-    plain = AttentionProblem(1, 64, 4, 1024, 128)
-    assert problems_of(context=(1024, 4096), model=("minimax-m3",)) == [
-        plain,
-        replace(plain, context=4096),
-        replace(plain, context=2048),
     ]
 
 
@@ -210,7 +199,7 @@ def test_a_model_alone_means_the_sweep_of_models():
     }
 
 
-def test_a_model_replaces_heads_and_head_dim_of_a_file():
+def test_models_and_tp_replace_those_of_a_file():
     problems = dict.fromkeys(
         cell.problem for cell in expand(requested_sweep("smoke", {"model": "phi-2"}, None, None))
     )
@@ -220,16 +209,11 @@ def test_a_model_replaces_heads_and_head_dim_of_a_file():
         AttentionProblem(17, 32, 32, 4096, 80),
         AttentionProblem(16, 32, 32, uneven, 80, lengths_on="device"),
     ]
-
-
-def test_tp_alone_shares_out_the_models_of_a_file():
     cells = expand(requested_sweep("models", {"tp": "2"}, "lean", None))
     problems = {cell.problem for cell in cells}
-    assert {(problem.q_heads, problem.kv_heads) for problem in problems} == {
-        *((16, 4), (32, 4), (20, 4), (16, 2), (8, 4)),
-        # DeepSeek V3 and Kimi K2.
-        *((64, 1), (32, 1)),
-    }
+    heads = {(problem.q_heads, problem.kv_heads) for problem in problems}
+    # The last two are DeepSeek V3's and Kimi K2's.
+    assert heads == {(16, 4), (32, 4), (20, 4), (16, 2), (8, 4), (64, 1), (32, 1)}
 
 
 def test_a_file_names_models_at_the_top_or_in_a_grid(tmp_path):

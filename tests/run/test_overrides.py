@@ -1,7 +1,5 @@
 """Launch settings that a person gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -37,14 +35,16 @@ def test_each_kernel_has_its_own_settings():
     }
 
 
-def test_order_and_spaces_do_not_matter():
-    assert parse_override(" fa2 : num_stages = 3, tile_tokens=64 ,num_warps=4") == (
-        "fa2",
-        Fa2TritonConfig(64, 4, 3),
-    )
+def test_order_spaces_and_optional_settings_do_not_matter():
+    own = ("fa2", Fa2TritonConfig(64, 4, 3))
+    assert parse_override(" fa2 : num_stages = 3, tile_tokens=64 ,num_warps=4") == own
     for word, value in (("YES", True), ("true", True), ("No", False)):
         config: Any = parse_override(LEAN.replace("false", word))[1]
         assert config.align_grid is value
+    config: Any = parse_override(LEAN.replace("lean:", "lean_batch_invariant:"))[1]
+    assert config.fixed_run_tiles == 0
+    config = parse_override(LEAN.replace("lean:", "lean_batch_invariant:fixed_run_tiles=8,"))[1]
+    assert config.fixed_run_tiles == 8
 
 
 @given(
@@ -118,10 +118,3 @@ def test_every_kernels_own_settings_are_read_again(gpu):
         if config is not None:
             own = (registered.name, config)
             assert parse_override(override_text(*own)) == own
-
-
-def test_optional_settings_may_be_left_out():
-    config: Any = parse_override(LEAN.replace("lean:", "lean_batch_invariant:"))[1]
-    assert config.fixed_run_tiles == 0
-    config = parse_override(LEAN.replace("lean:", "lean_batch_invariant:fixed_run_tiles=8,"))[1]
-    assert config.fixed_run_tiles == 8

@@ -1,7 +1,5 @@
 """Problems of several processes: one that hangs, fails or ends idle, and its cost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -157,13 +157,8 @@ def test_kernels_of_a_problem_are_asked_together(tmp_path, monkeypatch):
     assert workers.asked == [(KERNELS, 7.0)] * 3
     assert workers.started == 1
     assert found(tmp_path / "r") == [well(cell) for cell in CELLS]
-    assert observer.events[:5] == [
-        ("starts", "fa2", 1024),
-        ("ok", "fa2", 1024),
-        ("ok", "lean", 1024),
-        ("ok", "fixed_split", 1024),
-        ("starts", "fa2", 2048),
-    ]
+    of_first = [("starts", "fa2", 1024), *(("ok", kernel, 1024) for kernel in KERNELS)]
+    assert observer.events[:5] == [*of_first, ("starts", "fa2", 2048)]
     assert read_samples(tmp_path / "r") == {
         cell.key: Samples(cell=cell.key, **RAW) for cell in CELLS
     }
@@ -184,16 +179,25 @@ def heeded_signals() -> Iterator[dict[str, Any]]:
         signal.signal(number, handler)
 
 
-def test_a_run_to_its_end_gives_the_signals_back(tmp_path, monkeypatch, heeded_signals):
+def test_a_run_gives_the_signals_back_and_minds_none_that_were_ignored(
+    tmp_path, monkeypatch, heeded_signals
+):
     go(tmp_path / "r", monkeypatch, Workers())
     assert signal.getsignal(signal.SIGTERM) is heeded_signals["handler"]
     signal.raise_signal(signal.SIGINT)
     assert heeded_signals["came"] == [signal.SIGINT]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert go(tmp_path / "ignored", monkeypatch, Workers(), observer=Watching(signal.SIGINT)) == 0
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is heeded_signals["handler"]
+    assert len(found(tmp_path / "ignored")) == 3
 
 
 def test_after_a_signal_further_ones_are_ignored_to_the_end(tmp_path, monkeypatch, heeded_signals):
+    workers = Workers()
     with pytest.raises(Stopped) as stopped:
-        go(tmp_path / "r", monkeypatch, Workers(), CELLS, observer=Watching(signal.SIGINT))
+        go(tmp_path / "r", monkeypatch, workers, CELLS, observer=Watching(signal.SIGINT))
+    assert workers.alive == 0
     assert (str(stopped.value), stopped.value.exit_code) == ("SIGINT", 130)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.raise_signal(number)
@@ -218,20 +222,9 @@ def test_a_signal_of_which_a_library_made_another_exception_stops_the_sweep(
     assert found(tmp_path / "r") == [well(CELLS[0])]
 
 
-def test_a_signal_that_is_ignored_stays_so(tmp_path, monkeypatch, heeded_signals):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    assert go(tmp_path / "r", monkeypatch, Workers(), observer=Watching(signal.SIGINT)) == 0
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    assert signal.getsignal(signal.SIGTERM) is heeded_signals["handler"]
-    assert len(found(tmp_path / "r")) == 3
-
-
 def test_configs_are_not_mixed_in_a_request(tmp_path, monkeypatch):
-    cells = [
-        Cell(PROBLEMS[0], "lean"),
-        Cell(PROBLEMS[0], "fa2", "best"),
-        Cell(PROBLEMS[0], "lean", "best"),
-    ]
+    best = [Cell(PROBLEMS[0], kernel, "best") for kernel in ("fa2", "lean")]
+    cells = [Cell(PROBLEMS[0], "lean"), *best]
     workers = Workers()
     go(tmp_path / "r", monkeypatch, workers, cells)
     assert [kernels for kernels, _ in workers.asked] == [("lean",), ("fa2", "lean")]
@@ -280,12 +273,17 @@ def test_who_fails_in_the_middle_gets_one_row_and_the_others_are_asked_again(
     assert len(read_samples(tmp_path / "r")) == 5
 
 
-def test_a_problem_for_a_new_worker_is_asked_again_of_one(tmp_path, monkeypatch):
+def test_new_workers_are_started_where_they_are_needed(tmp_path, monkeypatch):
     workers = Workers(measured, lambda cells: ({}, False))
     assert go(tmp_path / "r", monkeypatch, workers, CELLS) == 0
     assert workers.started == 2
     assert [kernels for kernels, _ in workers.asked] == [KERNELS] * 4
     assert found(tmp_path / "r") == [well(cell) for cell in CELLS]
+    workers = Workers(measured, lost("lean"))
+    go(tmp_path / "last", monkeypatch, workers, [CELLS[0], CELLS[4]])
+    assert found(tmp_path / "last") == [well(CELLS[0]), ("lean", 2048, "crashed", None)]
+    # No worker is started for nothing.
+    assert workers.started == 1
 
 
 @pytest.mark.parametrize(
@@ -306,14 +304,6 @@ def test_where_nobody_is_to_blame_every_kernel_gets_its_row(
         *[well(cell) for cell in CELLS[3:6]],
     ]
     assert {row.reason for row in read_rows(tmp_path / "r")[:3]} == {reason}
-
-
-def test_the_blame_for_the_last_one_left_ends_the_problem(tmp_path, monkeypatch):
-    workers = Workers(measured, lost("lean"))
-    go(tmp_path / "r", monkeypatch, workers, [CELLS[0], CELLS[4]])
-    assert found(tmp_path / "r") == [well(CELLS[0]), ("lean", 2048, "crashed", None)]
-    # No worker is started for nothing.
-    assert workers.started == 1
 
 
 @given(st.data())
@@ -355,14 +345,6 @@ def test_whatever_happens_every_cell_has_one_row(data):
         assert contexts == sorted(contexts)
 
 
-def test_resume_asks_for_what_is_left_of_a_problem(tmp_path, monkeypatch):
-    go(tmp_path / "r", monkeypatch, Workers(), [CELLS[1]])
-    workers = Workers()
-    assert go(tmp_path / "r", monkeypatch, workers, CELLS[:6]) == 0
-    assert [kernels for kernels, _ in workers.asked] == [("fa2", "fixed_split"), KERNELS]
-    assert found(tmp_path / "r") == [well(cell) for cell in (CELLS[1], CELLS[0], *CELLS[2:6])]
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Return the clock of the budget, which only tests move."""
@@ -402,6 +384,8 @@ def test_a_spent_budget_ends_a_problem_of_which_a_kernel_failed(
     resumed = Workers()
     assert go(tmp_path / "past", monkeypatch, resumed, CELLS[:3]) == 0
     assert [kernels for kernels, _ in resumed.asked] == [("fa2", "fixed_split")]
+    cells = (CELLS[0], CELLS[2])
+    assert found(tmp_path / "past")[1:] == [well(cell) for cell in cells]
 
 
 @pytest.mark.parametrize(
@@ -437,17 +421,3 @@ def test_what_no_file_can_hold_costs_that_kernels_row_alone(tmp_path, monkeypatc
     assert lean.reason.startswith(f"the kernel's result is malformed: {fault}")
     assert "\n" not in lean.reason
     assert set(read_samples(tmp_path / "r")) == {fa2.cell, fixed_split.cell}
-
-
-def test_a_worker_is_killed_when_the_sweep_is_stopped(tmp_path, monkeypatch):
-    class Interrupted(BaseException):
-        pass
-
-    def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
-        raise Interrupted
-
-    workers = Workers(measured, act)
-    with pytest.raises(Interrupted):
-        go(tmp_path / "r", monkeypatch, workers, CELLS)
-    assert workers.alive == 0
-    assert found(tmp_path / "r") == [well(cell) for cell in CELLS[:3]]

@@ -1,7 +1,5 @@
 """Shards of a sweep's problems."""
 
-from __future__ import annotations
-
 import pytest
 
 from leanbench.core.errors import InvalidValue, Reason, UserError
@@ -25,9 +23,11 @@ def test_shards_are_every_nth_problem_with_all_its_kernels():
     )
 
 
-def test_a_shard_is_a_pair():
+def test_a_shard_is_a_pair_and_not_empty():
     assert Shard.parse(" 2/8 ") == Shard(2, 8)
     assert Shard(2, 8).to_manifest(CELLS[:1]) == {"index": 2, "count": 8, "cells": [CELLS[0].key]}
+    with pytest.raises(UserError, match="--shard 8/8 is empty, the sweep has 7 problems"):
+        Shard(8, 8).of(CELLS)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,3 @@ def test_invalid_shards(text, reason, limit):
     with pytest.raises(InvalidValue) as error:
         Shard.parse(text)
     assert (error.value.value, error.value.reason, error.value.limit) == (text, reason, limit)
-
-
-def test_an_empty_shard_is_refused():
-    with pytest.raises(UserError, match="--shard 8/8 is empty, the sweep has 7 problems"):
-        Shard(8, 8).of(CELLS)

@@ -168,12 +168,6 @@ def test_a_sweep_file_that_is_no_file(tmp_path, monkeypatch):
         assert refused.value.fault is fault, file
 
 
-def test_a_byte_order_mark_is_no_part_of_a_sweep(tmp_path):
-    file = tmp_path / "marked.toml"
-    file.write_bytes(b'\xef\xbb\xbfname = "a"\r\nbatch = 3\r\n')
-    assert {cell.problem.batch for cell in expand(load_sweep(str(file)))} == {3}
-
-
 def test_flags_say_what_to_measure_over_the_file(tmp_path):
     file = write(tmp_path, 'name = "a"\ncache = "warm"\nenergy = true\n')
     effort = Effort(relative_ci=0.02)
@@ -194,6 +188,10 @@ def test_files_that_are_not_there_or_not_text(tmp_path):
         load_sweep(str(tmp_path / "none.toml"))
     with pytest.raises(UserError, match="there is no sweep 'smoek', did you mean 'smoke'"):
         load_sweep("smoek")
+    # A byte order mark is no part of a sweep.
+    (tmp_path / "my.toml").write_bytes(b'\xef\xbb\xbfname = "a"\r\nbatch = 3\r\n')
+    sweep = load_sweep(str(tmp_path / "my.toml"))
+    assert {cell.problem.batch for cell in expand(sweep)} == {3}
     (tmp_path / "my.toml").write_bytes(b'name = "\xff"')
     with pytest.raises(UserError, match="is not UTF-8 text"):
         load_sweep(str(tmp_path / "my.toml"))
@@ -237,6 +235,10 @@ def test_without_a_file_axes_make_a_sweep_and_nothing_means_smoke():
     assert requested_sweep(None, {"batch": "2"}, None, None) == Sweep("custom", (Grid(batch=(2,)),))
     assert requested_sweep(None, {}, None, None) == load_sweep("smoke")
     assert requested_sweep(None, {}, "lean", None).name == "smoke"
+    with pytest.raises(UserError, match="there is no kernel 'laen', did you mean 'lean'"):
+        requested_sweep(None, {}, "laen", None)
+    with pytest.raises(UserError, match="configs 'bset' is not supported"):
+        requested_sweep(None, {}, None, "bset")
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h100", "h200"])
@@ -258,13 +260,6 @@ def test_the_smoke_sweep_shows_where_stream_k_helps(gpu):
         assert latency["lean"] < latency["fixed_split"] * 1.01
 
 
-def test_unknown_kernels_and_configs_are_refused():
-    with pytest.raises(UserError, match="there is no kernel 'laen', did you mean 'lean'"):
-        requested_sweep(None, {}, "laen", None)
-    with pytest.raises(UserError, match="configs 'bset' is not supported"):
-        requested_sweep(None, {}, None, "bset")
-
-
 LEAN = (
     "lean:implementation=triton,tile_tokens=128,num_warps=4,num_stages=3,"
     "ctas_per_sm=2,min_tiles_per_cta=1,align_grid=false"
@@ -279,10 +274,8 @@ def test_a_file_may_give_settings(tmp_path):
     # A flag's settings win over the file's of the same kernel, and leave the others.
     different = LeanTritonConfig(128, 4, 3, 1, 1, False)
     flags = [LEAN.replace("ctas_per_sm=2", "ctas_per_sm=1"), FA2]
-    assert requested_sweep(file, {}, None, None, overrides=flags).overrides == {
-        "lean": different,
-        "fa2": fa2,
-    }
+    own = requested_sweep(file, {}, None, None, overrides=flags).overrides
+    assert own == {"lean": different, "fa2": fa2}
     assert requested_sweep(file, {}, None, None).overrides == {"lean": lean}
     file = write(tmp_path, f'name = "a"\nconfig = ["{LEAN}", "{FA2}"]\n')
     assert load_sweep(file).overrides == {"lean": lean, "fa2": fa2}

@@ -102,10 +102,8 @@ def test_an_error_outside_of_kernels_fails_all_and_a_new_process_none():
     error = torch.OutOfMemoryError("no room")
     failed = {"status": "out_of_memory", "reason": "OutOfMemoryError: no room"}
     asked = request("lean", "fa2")
-    assert _attempt(raising(error), asked, announced(None)) == (
-        {"lean": failed, "fa2": failed},
-        True,
-    )
+    both = {"lean": failed, "fa2": failed}
+    assert _attempt(raising(error), asked, announced(None)) == (both, True)
     assert _attempt(raising(error), asked, announced("lean")) == ({"lean": failed}, True)
     reuse = ProcessGroupReuseError("4 ranks need a new process")
     assert _attempt(raising(reuse), asked, announced("lean")) == ({}, False)
@@ -148,10 +146,8 @@ def test_a_broken_capture_is_told_by_the_launch_that_broke_it(capsys):
         (lost, f"AcceleratorError: {MISALIGNED}"),
     )
     for run, reason in cases:
-        assert _attempt(run, request("lean", "fa2"), announced("fa2")) == (
-            {"fa2": {"status": "crashed", "reason": reason}},
-            False,
-        )
+        rows, usable = _attempt(run, request("lean", "fa2"), announced("fa2"))
+        assert (rows, usable) == ({"fa2": {"status": "crashed", "reason": reason}}, False)
     # The log has both.
     logged = capsys.readouterr().err
     assert "operation not permitted" in logged
@@ -271,10 +267,8 @@ ANSWER = {"rows": {"a": {"status": "ok"}, "b": {"status": "ok"}}, "usable": True
 def test_each_kernel_has_the_timeout_for_itself(monkeypatch):
     turns = [(5.0, {"at": "a"}), (8.0, {"at": "b"}), (8.0, {"at": None}), (4.0, ANSWER)]
     worker = Scripted(monkeypatch, *turns)
-    assert worker.run([Cell(PROBLEM, "a"), Cell(PROBLEM, "b")], timeout_s=10.0) == (
-        ANSWER["rows"],
-        True,
-    )
+    cells = [Cell(PROBLEM, "a"), Cell(PROBLEM, "b")]
+    assert worker.run(cells, timeout_s=10.0) == (ANSWER["rows"], True)
     # 25 s together, and nobody had more than 10.
     assert worker.waits == [(10.0, None), (10.0, "a"), (10.0, "b"), (5.0, None)]
 
@@ -294,10 +288,8 @@ def spawned() -> Iterator[tuple[Connection, subprocess.Popen[bytes]]]:
     """Start a worker with a connection."""
     ours, theirs = multiprocessing.Pipe()
     with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "leanbench.run.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-        )
+        words = [sys.executable, "-m", "leanbench.run.worker", str(theirs.fileno())]
+        process = subprocess.Popen(words, pass_fds=[theirs.fileno()])
     with ours:
         yield ours, process
 
@@ -323,22 +315,21 @@ def test_a_worker_says_whose_code_runs():
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_the_environment_of_problems_that_gpus_share(monkeypatch, gpus):
-    links = [{"first": 0, "second": 1, "nvlinks": 18}]
+    def shared(*devices: int) -> dict[str, Any]:
+        return {"gpu_uuids": [*devices], "gpu_links": [{"first": 0, "second": 1, "nvlinks": 18}]}
+
     fakes = {
         "leanbench.measure.instruments.open_instruments": lambda *arguments: None,
         "leanbench.records.environment.measured_environment": lambda index: {"gpu_uuid": "GPU-a"},
         "leanbench.measure.ranks._device_count": lambda: 2,
-        "leanbench.measure.ranks.environment_of_several": lambda devices: {
-            "gpu_uuids": list(devices),
-            "gpu_links": links,
-        },
+        "leanbench.measure.ranks.environment_of_several": lambda devices: shared(*devices),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(name, fake)
     target = WorkerTarget(find("h200"), 1, gpus=gpus)
     _, hello = _start(json.loads(json.dumps(asdict(target))), announced(None))
     settings = settings_hash(find("h200"))
-    several = {"gpu_uuids": [1, 0], "gpu_links": links} if gpus == 2 else {}
+    several = shared(1, 0) if gpus == 2 else {}
     assert hello == {"environment": {"gpu_uuid": "GPU-a", **several, "settings": settings}}
 
 
