@@ -41,7 +41,7 @@ def one_token(cases: list[CheckCase]) -> list[CheckCase]:
     return [case for case in cases if case.problem.q_len == 1 and case.problem.page_size is None]
 
 
-def test_the_gpu_grid_has_every_pair_that_is_compiled_apart():
+def test_the_gpu_grid_has_every_pair_context_and_layout():
     every = gpu_cases()
     assert len({(case.problem, case.score_scale, case.variant) for case in every}) == len(every)
     cases = plain_cases()
@@ -50,9 +50,6 @@ def test_the_gpu_grid_has_every_pair_that_is_compiled_apart():
     for (name, own), (other, all_values) in itertools.product(axes.items(), others.items()):
         assert values(cases, name, other) == set(itertools.product(own, all_values))
     assert values(cases, *axes) == set(itertools.product(*axes.values()))
-
-
-def test_the_gpu_grid_has_every_context_in_every_family():
     contexts = defaultdict(set)
     for case in one_token(plain_cases()):
         contexts[case.problem.head_dim, case.problem.group_size].add(case.problem.context)
@@ -60,9 +57,6 @@ def test_the_gpu_grid_has_every_context_in_every_family():
         assert {1, 2, 127, 128, 129, 1000, 16_384, 65_537} <= family
     ragged = {own for family in contexts.values() for own in family if isinstance(own, tuple)}
     assert any(65_537 in lengths for lengths in ragged)
-
-
-def test_the_gpu_grid_has_both_layouts_with_everything():
     cases = one_token(plain_cases())
     pairs = {
         "head_dim": HEAD_DIMS,
@@ -213,7 +207,7 @@ def test_kinds_that_triton_lacks_are_passed_over_in_the_interpreter():
     assert (result.kernel, result.failure) == ("reference", None)
 
 
-def test_fuzz_draws_what_the_interpreter_can_run():
+def test_fuzz_has_every_kind_of_lengths_and_what_the_interpreter_can_run():
     cases = fuzz_cases(300, 5, interpreted=True)
     problems = [case.problem for case in cases]
     for name in ("lean_triton", "fa2_triton", "fixed_split_triton"):
@@ -222,9 +216,6 @@ def test_fuzz_draws_what_the_interpreter_can_run():
     assert max(problem.kv_heads * sum(problem.contexts) for problem in plain) <= 600
     assert {problem.head_dim for problem in problems} == {*HEAD_DIMS}
     assert len({case.compiled_for for case in cases}) > 200
-
-
-def test_fuzz_has_every_kind_of_lengths_and_room():
     cases = [case for case in fuzz_cases(400, 1) if case.lengths is None]
     problems = [case.problem for case in cases]
     kinds = {(problem.lengths_on, problem.is_ragged) for problem in problems}

@@ -90,6 +90,17 @@ def test_seconds_and_shares():
         assert parse_percent("--ci", text, most=50) == pytest.approx(share), text
     assert parse_percent("--ci", "0.000001%", most=50, above_zero=True) == pytest.approx(1e-8)
     assert parse_percent("--tolerance", "100%", most=100) == 1.0
+    parse: Any = partial(parse_seconds, "--budget")
+    for text in ("", "-1", "10 minutes", "1d", "inf", "99999999999"):
+        assert rejection(parse, text).reason is Reason.SYNTAX, text
+    for text in ("0", "0s", "0.000 h"):
+        assert rejection(parse, text).reason is Reason.NOT_POSITIVE, text
+    parse = partial(parse_percent, "--ci", most=50, above_zero=True)
+    for text in (*("", "5", "0", "0.05", "-1%", "%", "5%%"), "1e1%", "nan%", "٣%", "999999999%"):
+        assert rejection(parse, text).reason is Reason.SYNTAX, text
+    assert rejection(parse, "50.1%").reason is Reason.ABOVE_MAXIMUM
+    for text in ("0%", " 0.000 %"):
+        assert rejection(parse, text).reason is Reason.NOT_POSITIVE, text
 
 
 #: (axis, text, rejected entry of the text, reason, limit).
@@ -154,20 +165,6 @@ def rejection(parse: Callable[[str], object], text: str) -> InvalidValue:
 def test_invalid_values(axis, text, entry, reason, limit):
     error = rejection(AXES[axis].parse, text)
     assert (error.name, error.value, error.reason, error.limit) == (axis, entry, reason, limit)
-
-
-def test_invalid_seconds_and_shares():
-    parse: Any = partial(parse_seconds, "--budget")
-    for text in ("", "-1", "10 minutes", "1d", "inf", "99999999999"):
-        assert rejection(parse, text).reason is Reason.SYNTAX, text
-    for text in ("0", "0s", "0.000 h"):
-        assert rejection(parse, text).reason is Reason.NOT_POSITIVE, text
-    parse = partial(parse_percent, "--ci", most=50, above_zero=True)
-    for text in (*("", "5", "0", "0.05", "-1%", "%", "5%%"), "1e1%", "nan%", "٣%", "999999999%"):
-        assert rejection(parse, text).reason is Reason.SYNTAX, text
-    assert rejection(parse, "50.1%").reason is Reason.ABOVE_MAXIMUM
-    for text in ("0%", " 0.000 %"):
-        assert rejection(parse, text).reason is Reason.NOT_POSITIVE, text
 
 
 def test_messages(snapshot):

@@ -60,8 +60,8 @@ def test_stream_k_walks_everything_once_in_fair_shares(tiles, max_grid, min_tile
 
 
 @given(tile_grids, st.integers(1, 300))
-def test_stream_k_ctas_own_one_foreign_part_and_one_hosted_part_at_most(tiles, max_grid):
-    """What the kernel's two slots per run rest on."""
+def test_stream_k_ctas_own_two_slots_and_hosts_wait_for_lower_ones(tiles, max_grid):
+    # What the kernel's two slots per run rest on.
     schedule = stream_k(tiles, max_grid)
     for cta in range(schedule.grid):
         split = [s for s in schedule.segments if s.cta == cta and not s.is_whole]
@@ -70,11 +70,7 @@ def test_stream_k_ctas_own_one_foreign_part_and_one_hosted_part_at_most(tiles, m
         if len(split) == 2:
             assert not split[0].is_host
             assert split[1].is_host
-
-
-@given(tile_grids, st.integers(1, 300))
-def test_stream_k_hosts_wait_for_lower_ctas_only(tiles, max_grid):
-    """Hence no deadlock; and the part that a host waits for is the other CTA's first."""
+    # Hence no deadlock; and the part that a host waits for is the other CTA's first.
     schedule = stream_k(tiles, max_grid)
     first_of = {}
     for segment in schedule.segments:

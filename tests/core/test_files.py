@@ -96,7 +96,7 @@ def test_text_is_utf8_with_or_without_its_mark(tmp_path):
     assert fault(path) is FileFault.NOT_UTF8
 
 
-def test_numbers_of_other_programs_are_read():
+def test_numbers_and_text_of_other_programs_are_read():
     digits = "1" * 5000
     text = f'{{"a": [Infinity, -Infinity, NaN, 1e400, -1e400, {digits}, -{digits}], "size": 64}}'
     numbers = parse_foreign_json(text)["a"]
@@ -112,9 +112,6 @@ def test_numbers_of_other_programs_are_read():
     for read in (parse_json, parse_foreign_json):
         with pytest.raises(ValueError, match=r"^it is not UTF-8 text$"):
             read(r'"\ud800"')
-
-
-def test_text_of_other_programs_is_printable():
     text = json.dumps({"\x1b[2J": ["a\r\n\x9b\u202e", 1, "é ≤ 東"]})
     assert printable_json(parse_foreign_json(text)) == {
         r"\x1b[2J": [r"a\r\n\x9b\u202e", 1, "é ≤ 東"]

@@ -46,12 +46,17 @@ def test_one_sequence_is_longest_and_the_mean_is_met(batch, longest, mean):
     assert sum(contexts) / batch == pytest.approx(mean * longest, abs=1)
 
 
-def test_the_draw_is_the_same_in_every_process_and_version():
+def test_draws_are_the_same_in_every_process_and_in_random_order():
     assert draw_context("mean-0.5", 4, 4096) == (805, 509, 4096, 2782)
     assert draw_context("mean-0.5", 8, 4096) != draw_context("mean-0.5", 8, 4095)
     assert draw_context("azure-code", 4, 32768) == draw_context("azure-code", 4, 32768)
     draws = [draw_context("azure-code", 4, 32768, random.Random(seed)) for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
+    assert sorted(several("one-long", 4, 65536)) == [16, 16, 16, 65536]
+    assert draw_context("one-long", 3, 8) == 8
+    zipf = several("zipf", 64, 4096)
+    assert sorted(zipf, reverse=True) == [4096 // rank for rank in range(1, 65)]
+    assert zipf != sorted(zipf, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -75,14 +80,6 @@ def test_uniform_and_a_single_sequence_are_one_number():
         assert draw_context(lengths, 1, 4096) == 4096
     # Clipped to the context: all lengths are alike.
     assert draw_context("mooncake", 8, 100) == 100
-
-
-def test_one_long_and_zipf_are_in_random_order():
-    assert sorted(several("one-long", 4, 65536)) == [16, 16, 16, 65536]
-    assert draw_context("one-long", 3, 8) == 8
-    zipf = several("zipf", 64, 4096)
-    assert sorted(zipf, reverse=True) == [4096 // rank for rank in range(1, 65)]
-    assert zipf != sorted(zipf, reverse=True)
 
 
 MEAN_TOKENS = {"azure-code": 2131, "azure-conversation": 1227}

@@ -51,6 +51,9 @@ def test_folders_are_in_the_temporary_directory_or_in_paths_of_variables(homeles
     monkeypatch.setenv("LEANBENCH_CACHE", str(homeless / "cache"))
     assert paths.user_folder() == homeless / "xdg" / "leanbench"
     assert paths.cache_folder() == homeless / "cache"
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    (homeless / "leanbench-54321").mkdir(mode=0o700)
+    assert paths.private_folder() != homeless / "leanbench-54321"
 
 
 def test_a_home_in_a_variable_cannot_be_found_either(homeless, monkeypatch):
@@ -83,12 +86,6 @@ def test_a_folder_that_others_can_write_to_is_left_alone(homeless, make):
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
     # The same one all through the process.
     assert paths.user_folder() == folder
-
-
-def test_another_user_s_folder_is_left_alone(homeless, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    (homeless / "leanbench-54321").mkdir(mode=0o700)
-    assert paths.private_folder() != homeless / "leanbench-54321"
 
 
 def test_without_a_temporary_directory_nothing_is_found_and_writing_is_refused(

@@ -13,16 +13,13 @@ GQA = AttentionProblem(batch=3, q_heads=32, kv_heads=8, context=1000, head_dim=1
 RAGGED = AttentionProblem(batch=3, q_heads=32, kv_heads=8, context=(1, 1000, 99), head_dim=128)
 
 
-def test_figures_of_a_uniform_batch():
+def test_figures_of_batches_and_caches():
     assert (GQA.contexts, GQA.max_context, GQA.total_context) == ((1000,) * 3, 1000, 3000)
     assert GQA.group_size == 4
     # K and V of 3000 tokens, 8 heads of 128 numbers of 2 bytes.
     assert GQA.kv_bytes == GQA.kv_allocated_bytes == 2 * 3000 * 8 * 128 * 2
     # 6 rows of 32 heads: 256 bytes of Q, as many of the output, 4 of the LSE.
     assert GQA.io_bytes == GQA.kv_bytes + 6 * 32 * (256 + 256 + 4)
-
-
-def test_figures_of_ragged_batches_and_paged_caches():
     assert (RAGGED.max_context, RAGGED.total_context) == (1000, 1100)
     assert RAGGED.contexts == (1, 1000, 99)
     assert RAGGED.kv_bytes == 2 * 1100 * 8 * 128 * 2

@@ -65,10 +65,16 @@ def test_layers_by_how_far_they_see(model, kinds):
     assert {(layer.window, layer.selected): count for layer, count in own.items()} == kinds
 
 
-def test_a_name_comes_back_as_it_is_written():
+def test_names_come_back_and_others_are_not_known():
     assert str(read_model("OPT-6.7B:positions=128k")) == "opt-6.7b:positions=131072"
     assert str(read_model("llama-3-70b:layers=16:tp=8")) == "llama-3-70b:tp=8:layers=16"
     assert read_model("llama-3-70b:tp=8").heads == (8, 1, 128)
+    with pytest.raises(UnknownModel) as unknown:
+        read_model("llama3")
+    assert (unknown.value.name, unknown.value.hint) == ("llama3", "did you mean 'llama-3-8b'?")
+    with pytest.raises(UnknownWeights) as weights:
+        read_model("llama-2-7b")
+    assert weights.value.fix == "give the path of the config.json of meta-llama/Llama-2-7b-hf"
 
 
 @pytest.mark.parametrize(
@@ -88,15 +94,6 @@ def test_invalid_options(model, value, reason, limit):
         read_model(model)
     error = caught.value
     assert (error.value, error.reason, error.limit) == (value, reason, limit)
-
-
-def test_models_that_are_not_known():
-    with pytest.raises(UnknownModel) as unknown:
-        read_model("llama3")
-    assert (unknown.value.name, unknown.value.hint) == ("llama3", "did you mean 'llama-3-8b'?")
-    with pytest.raises(UnknownWeights) as weights:
-        read_model("llama-2-7b")
-    assert weights.value.fix == "give the path of the config.json of meta-llama/Llama-2-7b-hf"
 
 
 def _written(path: Path, **keys) -> str:
@@ -155,16 +152,13 @@ def test_notes_tell_what_is_counted_otherwise():
     assert "linear_attention, moe" in str(nemotron.only_predicted)
 
 
-def test_a_step_has_its_lengths_on_the_device_and_names_its_model():
+def test_steps_have_lengths_on_the_device_and_windows_are_short_caches():
     whole = problem("opt-6.7b:positions=131072", 65536)
     assert whole.lengths_on == "device"
     assert whole.label == "b1 h32 n65536 d128 model=opt-6.7b:positions=131072 fp16 HND"
     assert AttentionProblem.from_dict(whole.to_dict()) == whole
     layer = whole.layer_problem(Layer(32, 32, 128))
     assert (layer.whole_model, layer.lengths_on, layer.context) == (None, "device", 65536)
-
-
-def test_a_layer_with_a_window_is_a_short_cache():
     whole = problem("gpt-oss-20b", 4096, batch=2)
     sliding = Layer(64, 8, 64, (("window_left", 127), ("sinks", True)))
     layer = whole.layer_problem(sliding)

@@ -44,7 +44,7 @@ def test_what_cannot_be_predicted_says_so():
     assert "GPU kernels (1,400 in a step of Llama-3-8B, some hundred in OPT's)" in warning
 
 
-def test_a_model_with_other_layers_is_told_on_its_rows():
+def test_models_with_other_or_latent_layers_have_warnings_and_a_bound():
     pytest.importorskip("transformers")
     problem = problem_of("qwen3.5-35b-a3b", 65536)
     row = predict_step(problem, kernel("lean"), "default", H200)
@@ -53,9 +53,6 @@ def test_a_model_with_other_layers_is_told_on_its_rows():
     assert "1 - (1 - 0.0312) ** batch" in experts
     layer = predict_cell(problem.layer_problem(Layer(16, 2, 256)), kernel("lean"), "default", H200)
     assert row["latency_us"] == pytest.approx(row["no_attention_us"] + 10 * layer["latency_us"])
-
-
-def test_a_latent_model_has_a_bound_and_no_kernel():
     pytest.importorskip("transformers")
     problem = problem_of("deepseek-v3:tp=16", 4096)
     assert predict_step(problem, kernel("lean"), "default", H200)["status"] == "unsupported"

@@ -19,7 +19,7 @@ UNKNOWN = {"product": "NVIDIA X9000", "uuid": "GPU-dddd"}
 BY_INDEX = "nvmlDeviceGetHandleByIndex"
 
 
-def device(name: str = "NVIDIA H200", uuid: str = "aaaa", **properties: Any) -> SimpleNamespace:
+def device(name: Any = "NVIDIA H200", uuid: Any = "aaaa", **properties: Any) -> SimpleNamespace:
     """What torch 2.5 and later say of an H200; `properties` replace or, when None, remove."""
     fields = {
         "name": name,

@@ -30,7 +30,7 @@ B = {
 WARM_B = {**B, "temperature_c": 77}
 
 
-def test_local_gpus(fake_nvml):
+def test_local_gpus_and_none_behind_the_driver(fake_nvml):
     fake = fake_nvml(A, B)
     first, second = local_gpus()
     assert (first.index, first.product, first.uuid) == (0, "NVIDIA H200", A["uuid"])
@@ -41,6 +41,9 @@ def test_local_gpus(fake_nvml):
     assert second.compute_capability == (8, 0)
     assert fake.open == 0
     assert why_no_gpu() is None
+    fake_nvml()
+    assert local_gpus() == []
+    assert (why_no_gpu(), why_silent()) == ("the NVIDIA driver finds no GPU", None)
 
 
 #: UUIDs of eight GPUs; two begin alike.
@@ -124,12 +127,6 @@ def test_no_driver(fake_nvml, error):
         assert "there is no working NVIDIA driver here" in str(reason)
     with pytest.raises(NvmlUnavailableError, match="no working NVIDIA driver"), Nvml(0):
         pass
-
-
-def test_no_gpu_behind_the_driver(fake_nvml):
-    fake_nvml()
-    assert local_gpus() == []
-    assert (why_no_gpu(), why_silent()) == ("the NVIDIA driver finds no GPU", None)
 
 
 @pytest.mark.parametrize(

@@ -311,16 +311,14 @@ def test_row_fields():
     )
     floor = SustainedReading(90.0, 2.0, 1755, 500.0, 45.0, 38.0, 45.0, [], [])
     fields = sustained_outcome([reading], floor).fields()
+    energies = {"": 60.0, "_above_idle": 52.0, "_by_power": 61.0, "_floor": 45.0}
     assert fields == {
         "sustained_us": 100.0,
         "sustained_s": 2.1,
         "sustained_clock_mhz": 1755,
-        "energy_mj": 60.0,
-        "energy_above_idle_mj": 52.0,
-        "energy_by_power_mj": 61.0,
         "sustained_power_w": 600.0,
         "idle_power_w": 80.0,
         "energy_delay_mj_us": 6000.0,
-        "energy_floor_mj": 45.0,
+        **{f"energy{kind}_mj": energy_mj for kind, energy_mj in energies.items()},
     }
     assert set(fields) <= set(Row.model_fields)

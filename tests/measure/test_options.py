@@ -18,10 +18,13 @@ from leanbench.measure.timing import Effort
         window_s=st.floats(2, 100),
         occupancy=st.booleans(),
         counters=st.booleans(),
+        prefill=st.integers(0, 2),
     )
 )
 def test_options_go_through_json(options):
-    assert MeasureOptions.from_dict(json.loads(json.dumps(options.to_dict()))) == options
+    written = json.loads(json.dumps(options.to_dict()))
+    assert MeasureOptions.from_dict(written) == options
+    assert ("prefill" in written) == (options.prefill > 0)
 
 
 def test_an_option_that_is_not_known_is_not_passed_over():

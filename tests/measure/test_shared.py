@@ -151,17 +151,10 @@ def reading(
     sustained_us: float, power_w: float | None, warnings: list[str], idle_w: float | None = None
 ) -> SustainedReading:
     energy_mj = None if power_w is None else power_w * sustained_us / 1000
+    window_s, clock_mhz = 2.0 + sustained_us / 100, 1980 - int(sustained_us)
+    energies = (energy_mj, energy_mj, None)
     return SustainedReading(
-        sustained_us=sustained_us,
-        window_s=2.0 + sustained_us / 100,
-        clock_mhz=1980 - int(sustained_us),
-        power_w=power_w,
-        energy_mj=energy_mj,
-        energy_above_idle_mj=energy_mj,
-        energy_by_power_mj=None,
-        throttle_reasons=[],
-        warnings=warnings,
-        idle_power_w=idle_w,
+        sustained_us, window_s, clock_mhz, power_w, *energies, [], warnings, idle_power_w=idle_w
     )
 
 

@@ -292,7 +292,7 @@ def test_one_config_for_the_tuner():
 )
 def test_a_row_says_where_the_model_s_error_is_not_known(name, fields, features):
     problem = replace(AttentionProblem(1, 32, 8, 4096, 128), **fields)
-    warnings = predict_cell(problem, kernels()[name], "default", H200).get("warnings")
+    warnings: Any = predict_cell(problem, kernels()[name], "default", H200).get("warnings")
     if features is None:
         assert warnings is None
     else:

@@ -126,14 +126,11 @@ def test_several_processes_predict_the_same():
         assert several(TRUE) == alone(TRUE) == [cell.latency_us for cell in cells]
 
 
-def test_errors_by_hand():
+def test_errors_and_orders_by_hand():
     errors = errors_of([-0.1, 0.02, 0.03, -0.04, 0.05])
     assert (errors.rows, errors.median, errors.worst) == (5, 0.04, 0.1)
     assert errors.p90 == pytest.approx(0.08)
     assert errors_of([-0.5]) == Errors(1, 0.5, 0.5, 0.5)
-
-
-def test_order_counts_pairs_that_differ():
     own = cell("fa2_triton", PROBLEMS[0])
     latencies_us = {"a": 100, "b": 104, "c": 200}
     cells = [replace(own, kernel=name, latency_us=us) for name, us in latencies_us.items()]

@@ -73,16 +73,13 @@ def heads(count: int, context: int = 65_536, group: int = 1) -> AttentionProblem
     return AttentionProblem(1, count * group, count, context, 128)
 
 
-def test_a_cta_reads_what_its_warps_have_in_flight():
-    """Two chunks of 32 x 128 x 2 numbers for each of 4 warps, in (0.5 + 0.4) us."""
+def test_reads_rows_pages_and_warps_of_a_cta():
+    # Two chunks of 32 x 128 x 2 numbers for each of 4 warps, in (0.5 + 0.4) us.
     chunks = 4 * 32 * 128 * 2 * 2
     # With more of them on their way the arithmetic is the limit.
     for stages, bytes_per_us in ((2, 2 * chunks / 0.9), (3, chunks / 0.4)):
         own = rates(heads(8), config(num_stages=stages))
         assert own.cta_bytes_per_us == pytest.approx(bytes_per_us, rel=1e-6)
-
-
-def test_rows_pages_and_warps_without_room_take_longer():
     of_8, of_16 = (rates(heads(8, group=rows), config(tile_rows=rows)) for rows in (8, 16))
     # 8 rows more: 2 blocks of 16 tokens x 2 columns of 64 numbers.
     assert (of_8.compute_us, of_16.compute_us) == pytest.approx((0.4, 0.4 + 4 * 0.05))

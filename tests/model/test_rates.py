@@ -43,17 +43,14 @@ def test_bandwidth_stays_below_the_datasheet_and_is_within_reach_of_the_sms(spec
     assert spec.sms * sm_bytes_per_us(spec, COSTS) > spec.bandwidth_tb_s * 1e6
 
 
-def test_read_floor_solves_the_warm_up():
-    """Bytes of a bandwidth that rises as 1 - exp(-t / 1 us), by hand for t = 2 us."""
+def test_the_warm_up_of_the_read_floor_moves_as_many_bytes_in_steps():
+    # Bytes of a bandwidth that rises as 1 - exp(-t / 1 us), by hand for t = 2 us.
     streamed_us = 2 - (1 - math.exp(-2))
     assert floor_us(round(streamed_us * 0.98 * 4.8e6), H200, COSTS) == pytest.approx(
         0.6 + 0.4 + 2, rel=1e-6
     )
     # Of a large read all that is left of the warm-up is its time constant.
     assert floor_us(10**9, H200, COSTS) == pytest.approx(1.0 + 1.0 + 10**9 / (0.98 * 4.8e6))
-
-
-def test_warm_up_in_steps_moves_as_many_bytes():
     rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, COSTS)
     begin, moved = rates.first_byte_us, 0.0
     for end in rates.warm_up_ends():

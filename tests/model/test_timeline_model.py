@@ -96,7 +96,7 @@ def test_an_sm_is_busy_while_any_of_its_ctas_does_not_wait():
     assert timeline.sm_busy_share == pytest.approx(6 / (132 * 10))
 
 
-def test_lean_keeps_every_sm_busy_where_one_cta_per_tile_does_not():
+def test_lean_keeps_every_sm_busy_and_the_best_candidate_is_the_rows():
     problem = AttentionProblem(1, 56, 56, 65_536, 64)
     lean, fa2 = predicted(problem, "lean_triton"), predicted(problem, "fa2_triton")
     # Measured: 97% (reports/h200/trace).
@@ -105,9 +105,6 @@ def test_lean_keeps_every_sm_busy_where_one_cta_per_tile_does_not():
     assert len({cta.sm for cta in fa2.ctas}) == 56
     spans = [span for cta in lean.ctas for span in cta.spans]
     assert {span.output_tile for span in spans if span.kind == "reduction"} == {*range(56)}
-
-
-def test_the_best_candidate_is_the_one_of_the_row():
     problem = AttentionProblem(1, 32, 8, 4096, 128)
     row = predict_cell(problem, kernel("lean"), "best", H200)
     timeline = predicted(problem, "lean", "best")

@@ -36,7 +36,7 @@ def refusal(tmp_path: Path, text: str) -> str:
     return sentence.removeprefix(str(tmp_path / "my.toml"))
 
 
-def test_every_value_may_be_a_number_a_string_or_a_list(tmp_path):
+def test_values_may_be_numbers_strings_or_lists_and_grids_inherit(tmp_path):
     text = (
         'name = "a"\ncontext = ["1k", 2048]\nheads = [56, "32/8"]\nbatch = 4\n'
         'lengths = ["mean-0.5", "zipf"]\ndtype = "bf16"\n'
@@ -44,9 +44,6 @@ def test_every_value_may_be_a_number_a_string_or_a_list(tmp_path):
     shapes: dict[str, Any] = {"context": (1024, 2048), "heads": ((56, 56), (32, 8))}
     grid = Grid(**shapes, batch=(4,), dtype=("bf16",), lengths=("mean-0.5", "zipf"))
     assert load_sweep(write(tmp_path, text)) == Sweep("a", (grid,))
-
-
-def test_grids_inherit_the_axes_at_the_top(tmp_path):
     grids = '[[grid]]\ncontext = "1k"\n[[grid]]\ncontext = "2k"\nhead_dim = [128]\n'
     assert load_sweep(write(tmp_path, f'name = "a"\nhead_dim = 64\n{grids}')).grids == (
         Grid(context=(1024,), head_dim=(64,)),
@@ -168,21 +165,6 @@ def test_a_sweep_file_that_is_no_file(tmp_path, monkeypatch):
         assert refused.value.fault is fault, file
 
 
-def test_flags_say_what_to_measure_over_the_file(tmp_path):
-    file = write(tmp_path, 'name = "a"\ncache = "warm"\nenergy = true\n')
-    effort = Effort(relative_ci=0.02)
-    flags = {"effort": effort, "window_s": 5.0, "counters": True}
-    own = requested_sweep(file, {}, None, None, flags).measure
-    assert own == MeasureOptions(effort, "warm", energy=True, window_s=5.0, counters=True)
-    cold = requested_sweep(file, {}, None, None, {"cache": "cold"}).measure
-    assert cold == MeasureOptions(energy=True)
-    assert requested_sweep(file, {}, None, None, {}).measure == load_sweep(file).measure
-    # Axes alone make a sweep that measures what flags say.
-    assert requested_sweep(None, {"batch": "2"}, None, None, {"occupancy": True}) == Sweep(
-        "custom", (Grid(batch=(2,)),), measure=MeasureOptions(occupancy=True)
-    )
-
-
 def test_files_that_are_not_there_or_not_text(tmp_path):
     with pytest.raises(UserError, match=r"no sweep file '.*none.toml'"):
         load_sweep(str(tmp_path / "none.toml"))
@@ -223,12 +205,24 @@ def test_pages_and_query_tokens_of_a_file(tmp_path):
     assert sentence.startswith(", line 2, key 'page_size': page_size '0' is below")
 
 
-def test_flags_win_over_the_file(tmp_path):
+def test_flags_win_over_the_file_and_say_what_to_measure(tmp_path):
     grids = "[[grid]]\ncontext = 1024\n[[grid]]\ncontext = 2048\n"
     file = write(tmp_path, f'name = "a"\nkernels = ["lean"]\n{grids}')
     sweep = requested_sweep(file, {"context": "4k", "heads": "8"}, "fa2", "best")
     assert (sweep.name, sweep.kernels, sweep.configs) == ("a", ("fa2",), "best")
     assert [(cell.problem.context, cell.problem.q_heads) for cell in expand(sweep)] == [(4096, 8)]
+    file = write(tmp_path, 'name = "a"\ncache = "warm"\nenergy = true\n')
+    effort = Effort(relative_ci=0.02)
+    flags = {"effort": effort, "window_s": 5.0, "counters": True}
+    own = requested_sweep(file, {}, None, None, flags).measure
+    assert own == MeasureOptions(effort, "warm", energy=True, window_s=5.0, counters=True)
+    cold = requested_sweep(file, {}, None, None, {"cache": "cold"}).measure
+    assert cold == MeasureOptions(energy=True)
+    assert requested_sweep(file, {}, None, None, {}).measure == load_sweep(file).measure
+    # Axes alone make a sweep that measures what flags say.
+    assert requested_sweep(None, {"batch": "2"}, None, None, {"occupancy": True}) == Sweep(
+        "custom", (Grid(batch=(2,)),), measure=MeasureOptions(occupancy=True)
+    )
 
 
 def test_without_a_file_axes_make_a_sweep_and_nothing_means_smoke():

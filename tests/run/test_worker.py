@@ -98,7 +98,7 @@ def test_errors_become_the_row_of_the_blamed_kernel(
     assert (type(error).__name__ in capsys.readouterr().err) is is_logged
 
 
-def test_an_error_outside_of_kernels_fails_all_and_a_new_process_none():
+def test_errors_outside_of_kernels_and_about_paths_that_are_no_utf_8():
     error = torch.OutOfMemoryError("no room")
     failed = {"status": "out_of_memory", "reason": "OutOfMemoryError: no room"}
     asked = request("lean", "fa2")
@@ -107,9 +107,6 @@ def test_an_error_outside_of_kernels_fails_all_and_a_new_process_none():
     assert _attempt(raising(error), asked, announced("lean")) == ({"lean": failed}, True)
     reuse = ProcessGroupReuseError("4 ranks need a new process")
     assert _attempt(raising(reuse), asked, announced("lean")) == ({}, False)
-
-
-def test_an_error_about_a_path_that_is_no_utf_8_is_a_reason_that_can_be_read():
     error = FileNotFoundError(2, "No such file or directory", os.fsdecode(b"/lib/\xff.so"))
     rows, _ = _attempt(raising(error), request("lean"), announced("lean"))
     assert rows["lean"]["reason"].endswith(r"No such file or directory: '/lib/\udcff.so'")
@@ -264,16 +261,13 @@ class Scripted(WorkerProcess):
 ANSWER = {"rows": {"a": {"status": "ok"}, "b": {"status": "ok"}}, "usable": True}
 
 
-def test_each_kernel_has_the_timeout_for_itself(monkeypatch):
+def test_a_kernel_has_the_timeout_for_all_its_turns(monkeypatch):
     turns = [(5.0, {"at": "a"}), (8.0, {"at": "b"}), (8.0, {"at": None}), (4.0, ANSWER)]
     worker = Scripted(monkeypatch, *turns)
     cells = [Cell(PROBLEM, "a"), Cell(PROBLEM, "b")]
     assert worker.run(cells, timeout_s=10.0) == (ANSWER["rows"], True)
     # 25 s together, and nobody had more than 10.
     assert worker.waits == [(10.0, None), (10.0, "a"), (10.0, "b"), (5.0, None)]
-
-
-def test_the_turns_of_a_kernel_count_together(monkeypatch):
     turns = [(0.0, {"at": "a"}), *[(4.0, {"at": "b"}), (1.0, {"at": "a"})] * 2, (3.0, ANSWER)]
     worker = Scripted(monkeypatch, *turns)
     with pytest.raises(WorkerTimeout) as late:
