@@ -8,16 +8,8 @@ import torch
 from leanbench.kernels.fa2 import Fa2Triton
 from leanbench.kernels.reference.torch import attend
 
+from leanbench.check import grid
 from leanbench.check.fuzz import fuzz_cases
-from leanbench.check.grid import (
-    CheckCase,
-    case_config,
-    gpu_cases,
-    interpreter_cases,
-    plain_cases,
-    run_case,
-    run_family,
-)
 from leanbench.check.poison import poison_unused
 from leanbench.core.axes import KINDS
 from leanbench.core.config import TileConfig
@@ -31,33 +23,33 @@ H200 = find("h200")
 GROUP_SIZES = (1, 4, 8, 5, 7, 24, 71)
 
 
-def values(cases: list[CheckCase], *names: str) -> set[object]:
+def values(cases: list[grid.CheckCase], *names: str) -> set[object]:
     combinations = {tuple(getattr(case.problem, name) for name in names) for case in cases}
     return {value[0] for value in combinations} if len(names) == 1 else set(combinations)
 
 
-def one_token(cases: list[CheckCase]) -> list[CheckCase]:
+def one_token(cases: list[grid.CheckCase]) -> list[grid.CheckCase]:
     """Those with one query token over a contiguous cache."""
     return [case for case in cases if case.problem.q_len == 1 and case.problem.page_size is None]
 
 
 def test_the_gpu_grid_has_every_pair_context_and_layout():
-    every = gpu_cases()
+    every = grid.gpu_cases()
     assert len({(case.problem, case.score_scale, case.variant) for case in every}) == len(every)
-    cases = plain_cases()
+    cases = grid.plain_cases()
     axes = {"head_dim": HEAD_DIMS, "group_size": GROUP_SIZES}
     others = {"dtype": DTYPES, "is_ragged": (False, True)}
     for (name, own), (other, all_values) in itertools.product(axes.items(), others.items()):
         assert values(cases, name, other) == set(itertools.product(own, all_values))
     assert values(cases, *axes) == set(itertools.product(*axes.values()))
     contexts = defaultdict(set)
-    for case in one_token(plain_cases()):
+    for case in one_token(grid.plain_cases()):
         contexts[case.problem.head_dim, case.problem.group_size].add(case.problem.context)
     for family in contexts.values():
         assert {1, 2, 127, 128, 129, 1000, 16_384, 65_537} <= family
     ragged = {own for family in contexts.values() for own in family if isinstance(own, tuple)}
     assert any(65_537 in lengths for lengths in ragged)
-    cases = one_token(plain_cases())
+    cases = one_token(grid.plain_cases())
     pairs = {
         "head_dim": HEAD_DIMS,
         "group_size": GROUP_SIZES,
@@ -73,7 +65,7 @@ def test_the_gpu_grid_has_every_pair_context_and_layout():
 
 
 def test_the_gpu_grid_has_pages_and_query_tokens_with_everything():
-    every = plain_cases()
+    every = grid.plain_cases()
     others = one_token(every)
     cases = [case for case in every if case not in others]
     pages = (None, *PAGE_SIZES)
@@ -99,19 +91,19 @@ def test_the_gpu_grid_has_pages_and_query_tokens_with_everything():
 
 
 def test_the_gpu_grid_varies_what_needs_no_compilation():
-    cases = plain_cases()
+    cases = grid.plain_cases()
     assert {case.score_scale for case in cases} == {1.0, 12.0}
-    configs: list[Any] = [case_config("fixed_split", case, H200, False) for case in cases]
+    configs: list[Any] = [grid.case_config("fixed_split", case, H200, False) for case in cases]
     assert {1, 2, 3, 7} <= {config.splits for config in configs}
     own: Any = kernel("fixed_split")
     both = zip(cases, configs, strict=True)
     assert any(c.splits == own.default_config(case.problem, H200).splits for case, c in both)
-    lean: list[Any] = [case_config("lean", case, H200, False) for case in cases]
+    lean: list[Any] = [grid.case_config("lean", case, H200, False) for case in cases]
     assert {config.min_tiles_per_cta for config in lean} == {1, 2, 3}
 
 
 def test_the_interpreter_grid_is_small_and_has_both_of_everything():
-    cases = interpreter_cases()
+    cases = grid.interpreter_cases()
     assert 20 <= len(cases) <= 80
     assert max(case.problem.max_context for case in cases) <= 200
     assert values(cases, "head_dim") == set(HEAD_DIMS)
@@ -121,40 +113,40 @@ def test_the_interpreter_grid_is_small_and_has_both_of_everything():
     assert values(cases, "dtype", "kv_layout") == set(itertools.product(DTYPES, KV_LAYOUTS))
     assert values(cases, "is_ragged") == {False, True}
     for case in cases:
-        config = case_config("lean", case, H200, interpreted=True)
+        config = grid.case_config("lean", case, H200, interpreted=True)
         assert isinstance(config, TileConfig)
         assert config.tile_tokens == 32
-    assert case_config("reference", cases[0], H200, interpreted=True) is None
+    assert grid.case_config("reference", cases[0], H200, interpreted=True) is None
 
 
 @pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split", "reference"])
 def test_a_case_runs(name, device):
     gpu = H200 if device == "cpu" else spec_of_device(0)
-    cases = interpreter_cases()
+    cases = grid.interpreter_cases()
     for case in (cases[1], next(case for case in cases if case.problem.is_ragged)):
-        result = run_case(name, case, gpu, device)
+        result = grid.run_case(name, case, gpu, device)
         assert (result.kernel, result.case) == (name, case)
         assert (result.repeats, result.failure) == (True, None)
         assert 0 < result.relative_error < 1e-2
 
 
 def test_an_exception_is_that_kernels_failure(monkeypatch):
-    import leanbench.check.grid as module
+    run_case = grid.run_case
 
-    def explode(name: str, *_: object) -> object:
+    def explode(name: str, *rest: Any) -> object:
         if name == "fa2":
             raise RuntimeError("first line\nsecond line")
-        return run_case(name, *_)  # pyright: ignore[reportArgumentType]
+        return run_case(name, *rest)
 
-    monkeypatch.setattr(module, "run_case", explode)
-    bad, good = run_family(("fa2", "reference"), interpreter_cases()[:1], H200, "cpu")
+    monkeypatch.setattr(grid, "run_case", explode)
+    bad, good = grid.run_family(("fa2", "reference"), grid.interpreter_cases()[:1], H200, "cpu")
     assert (bad.kernel, bad.repeats) == ("fa2", False)
     assert bad.failure == "raised RuntimeError: first line"
     assert (good.kernel, good.failure) == ("reference", None)
 
 
 def test_the_gpu_grid_has_calls_as_servers_make_them():
-    cases = [case for case in plain_cases() if case.problem.capacity is not None]
+    cases = [case for case in grid.plain_cases() if case.problem.capacity is not None]
     assert values(cases, "lengths_on") == {"device"}
     assert values(cases, "page_size") == {None, *PAGE_SIZES}
     assert values(cases, "kv_layout", "dtype") == set(itertools.product(KV_LAYOUTS, DTYPES))
@@ -163,7 +155,7 @@ def test_the_gpu_grid_has_calls_as_servers_make_them():
     assert all(case.problem.cache_capacity >= 5 * case.problem.max_context for case in cases)
 
 
-@pytest.mark.parametrize("cases", [gpu_cases(), interpreter_cases(), fuzz_cases(300, 5)])
+@pytest.mark.parametrize("cases", [grid.gpu_cases(), grid.interpreter_cases(), fuzz_cases(300, 5)])
 def test_some_cases_say_lengths_that_the_cache_does_not_have(cases):
     wild = [case for case in cases if case.lengths is not None]
     assert {case.problem.page_size is None for case in wild} == {False, True}
@@ -179,7 +171,7 @@ def test_some_cases_say_lengths_that_the_cache_does_not_have(cases):
             assert context == min(max(1, new, length + new), full)
 
 
-@pytest.mark.parametrize("cases", [gpu_cases(), fuzz_cases(6000, 2)], ids=["grid", "fuzz"])
+@pytest.mark.parametrize("cases", [grid.gpu_cases(), fuzz_cases(6000, 2)], ids=["grid", "fuzz"])
 def test_every_kind_is_tried_alone_and_with_others(cases):
     seen: dict[str, set[Any]] = defaultdict(set)
     together = set()
@@ -201,9 +193,9 @@ def test_every_kind_is_tried_alone_and_with_others(cases):
 
 
 def test_kinds_that_triton_lacks_are_passed_over_in_the_interpreter():
-    cases = [case for case in gpu_cases() if case.problem.sinks][:1]
+    cases = [case for case in grid.gpu_cases() if case.problem.sinks][:1]
     cases = [replace(cases[0], problem=replace(cases[0].problem, context=40))]
-    (result,) = run_family(("lean", "reference"), cases, H200, "cpu")
+    (result,) = grid.run_family(("lean", "reference"), cases, H200, "cpu")
     assert (result.kernel, result.failure) == ("reference", None)
 
 
@@ -266,8 +258,8 @@ def test_a_kernel_that_reads_past_a_sequence_fails(guards, failure, monkeypatch,
     leaky.guards_lengths = guards
     monkeypatch.setattr("leanbench.check.grid.kernel", lambda name: leaky)
     gpu = H200 if device == "cpu" else spec_of_device(0)
-    case = CheckCase(AttentionProblem(2, 4, 2, 33, 64, capacity=96), 1.0, 0)
-    result = run_case("fa2", case, gpu, device)
+    case = grid.CheckCase(AttentionProblem(2, 4, 2, 33, 64, capacity=96), 1.0, 0)
+    result = grid.run_case("fa2", case, gpu, device)
     assert (result.failure or "").startswith(failure)
 
 
@@ -294,4 +286,4 @@ def test_the_reference_passes_its_own_check_with_every_kind_at_once():
     kinds |= {"softcap": 5.0, "append": 3, "rotary_dim": 32, "v_head_dim": 32}
     kinds |= dict.fromkeys(("sinks", "alibi", "leftpad", "batch_idx"), True)
     problem = replace(AttentionProblem(3, 8, 2, (40, 7, 33), 64), **kinds)
-    assert run_case("reference", CheckCase(problem, 1.0, 0), H200, "cpu").failure is None
+    assert grid.run_case("reference", grid.CheckCase(problem, 1.0, 0), H200, "cpu").failure is None

@@ -7,17 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from leanbench.core import syntax
 from leanbench.core.axes import AXES
 from leanbench.core.axis import Switch, Words
 from leanbench.core.errors import InvalidValue, Reason, UserError
-from leanbench.core.syntax import (
-    MAX_NUMBER,
-    MAX_VALUES,
-    parse_names,
-    parse_numbers,
-    parse_percent,
-    parse_seconds,
-)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +54,7 @@ def test_values_of_other_axes(axis, text, values):
 def test_how_switches_and_capacities_are_written():
     assert list(map(AXES["alibi"].write, (True, False))) == ["alibi", "no-alibi"]
     assert list(map(AXES["capacity"].write, (None, "4x", 32768))) == ["exact", "4x", "32768"]
-    assert parse_names("kernels", "lean, fa2,lean") == ("lean", "fa2")
+    assert syntax.parse_names("kernels", "lean, fa2,lean") == ("lean", "fa2")
 
 
 @pytest.mark.parametrize(
@@ -84,18 +77,20 @@ def test_none_is_off(name, text, values):
 def test_seconds_and_shares():
     seconds = {"90": 90, "90s": 90, "10m": 600, "2h": 7200, "1.5 m": 90, "0.2S": 0.2}
     for text, value in seconds.items():
-        assert parse_seconds("--budget", text) == pytest.approx(value), text
+        assert syntax.parse_seconds("--budget", text) == pytest.approx(value), text
     shares = {"5%": 0.05, "5 %": 0.05, "0.5%": 0.005, " 0% ": 0.0, "50%": 0.5, "12.3456%": 0.123456}
     for text, share in shares.items():
-        assert parse_percent("--ci", text, most=50) == pytest.approx(share), text
-    assert parse_percent("--ci", "0.000001%", most=50, above_zero=True) == pytest.approx(1e-8)
-    assert parse_percent("--tolerance", "100%", most=100) == 1.0
-    parse: Any = partial(parse_seconds, "--budget")
+        assert syntax.parse_percent("--ci", text, most=50) == pytest.approx(share), text
+    assert syntax.parse_percent("--ci", "0.000001%", most=50, above_zero=True) == pytest.approx(
+        1e-8
+    )
+    assert syntax.parse_percent("--tolerance", "100%", most=100) == 1.0
+    parse: Any = partial(syntax.parse_seconds, "--budget")
     for text in ("", "-1", "10 minutes", "1d", "inf", "99999999999"):
         assert rejection(parse, text).reason is Reason.SYNTAX, text
     for text in ("0", "0s", "0.000 h"):
         assert rejection(parse, text).reason is Reason.NOT_POSITIVE, text
-    parse = partial(parse_percent, "--ci", most=50, above_zero=True)
+    parse = partial(syntax.parse_percent, "--ci", most=50, above_zero=True)
     for text in (*("", "5", "0", "0.05", "-1%", "%", "5%%"), "1e1%", "nan%", "٣%", "999999999%"):
         assert rejection(parse, text).reason is Reason.SYNTAX, text
     assert rejection(parse, "50.1%").reason is Reason.ABOVE_MAXIMUM
@@ -112,7 +107,7 @@ REJECTED = [
     ),
     *(("context", text, text, Reason.BELOW_MINIMUM, 1) for text in ("0", "0k", "-5")),
     *(
-        ("context", text, text, Reason.ABOVE_MAXIMUM, MAX_NUMBER)
+        ("context", text, text, Reason.ABOVE_MAXIMUM, syntax.MAX_NUMBER)
         for text in ("2147483648", "9999999999m", "99999999999999")
     ),
     ("context", "4k:1k:x2", "4k:1k:x2", Reason.REVERSED_RANGE, None),
@@ -121,7 +116,7 @@ REJECTED = [
         for text in ("1k:4k:x1", "1k:4k:x0", "1k:4k:+0")
     ),
     *(
-        ("context", text, text, Reason.TOO_MANY_VALUES, MAX_VALUES)
+        ("context", text, text, Reason.TOO_MANY_VALUES, syntax.MAX_VALUES)
         for text in ("1:10001:+1", "1:10000:+1,10001", "1:2147483647:+1")
     ),
     ("batch", "99999999999", "99999999999", Reason.ABOVE_MAXIMUM, 2**20),
@@ -177,9 +172,9 @@ def test_messages(snapshot):
 
 
 PARSERS = [
-    lambda text: parse_numbers("group", text),
+    lambda text: syntax.parse_numbers("group", text),
     *(axis.parse for axis in AXES.values()),
-    lambda text: (parse_seconds("--budget", text),),
+    lambda text: (syntax.parse_seconds("--budget", text),),
 ]
 
 
@@ -201,11 +196,12 @@ def test_any_text_is_values_or_a_user_error_and_bounded(text):
             values = parse(text)
         except UserError:
             continue
-        assert 1 <= len(values) <= MAX_VALUES
+        assert 1 <= len(values) <= syntax.MAX_VALUES
         assert len(set(values)) == len(values)
         for value in values:
             if isinstance(value, int):
-                assert 1 <= value <= MAX_NUMBER
+                # None of a window is -1, of appended tokens 0.
+                assert -1 <= value <= syntax.MAX_NUMBER
             if isinstance(value, float):
                 assert 0 < value < math.inf
 

@@ -12,34 +12,16 @@ from leanbench.core.llm.weights import _COMMON
 
 transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
 
-TINY = {
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "sliding_window": 16,
-}
+TINY = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 6, "vocab_size": 96}
+TINY |= {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 128}
+TINY |= {"pad_token_id": 0, "sliding_window": 16}
 HEADS = {"head_dim": 16}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 LOCAL_MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
-LATENT = {
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "num_key_value_heads": 8,
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "first_k_dense_replace": 1,
-}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
+LATENT |= {"v_head_dim": 16, "num_key_value_heads": 8, "n_routed_experts": 4, "n_group": 1}
+LATENT |= {"topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LATENT |= {"first_k_dense_replace": 1}
 TIED = [{"tie_word_embeddings": True}, {"tie_word_embeddings": False}]
 BIAS = [{"attention_bias": True}, {"attention_bias": False}]
 WINDOWS = [{"use_sliding_window": True, "max_window_layers": 2}, {"use_sliding_window": False}]

@@ -167,16 +167,13 @@ def test_steps_have_lengths_on_the_device_and_windows_are_short_caches():
     assert ragged.layer_problem(sliding).context == (50, 128)
 
 
-def test_heads_and_kinds_are_the_models_own():
+def test_heads_and_kinds_are_the_models_own_and_kernels_refuse_by_layer():
     with pytest.raises(InvalidValue) as heads:
         AttentionProblem(1, 8, 8, 1024, 128, whole_model="opt-6.7b")
     assert heads.value.limit == "heads 32/32 and head_dim 128"
     with pytest.raises(InvalidValue) as softcap:
         problem("opt-6.7b", softcap=30.0)
     assert (softcap.value.name, softcap.value.reason) == ("softcap", Reason.CONFLICT)
-
-
-def test_kernels_refuse_by_layer_and_by_position():
     sdpa, fa2_triton, lean = kernel("sdpa"), kernel("fa2_triton"), kernel("lean")
     assert lean.unsupported_reason(problem("llama-3-8b")) is None
     assert "no_attention" in str(kernel("torch_flex").unsupported_reason(problem("llama-3-8b")))

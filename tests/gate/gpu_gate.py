@@ -67,6 +67,10 @@ def pytest_on_gpu(*words: str) -> Command:
     return ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *words)
 
 
+def at_once(*commands: Command) -> tuple[tuple[Command, ...], ...]:
+    return (commands,)
+
+
 def leanbench(*words: str) -> Command:
     return ("-m", "leanbench", *words)
 
@@ -140,11 +144,9 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
         ),
         "progress": Part(
             "launches that must end and be right whatever else the GPU does",
-            (
-                (
-                    pytest_on_gpu("-vv", "-n", "1", "tests/gpu_only/test_robust_on_gpu.py"),
-                    pytest_on_gpu("tests/gpu_only/test_on_gpu.py", "-k", "fit_at_once or graph"),
-                ),
+            at_once(
+                pytest_on_gpu("-vv", "-n", "1", f"{ON_GPU}/test_robust_on_gpu.py"),
+                pytest_on_gpu(f"{ON_GPU}/test_on_gpu.py", "-k", "fit_at_once or graph"),
             ),
         ),
         "references": Part(
@@ -153,21 +155,17 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
         ),
         "kinds": Part(
             "kinds of attention under torch.compile, in graphs and on streams",
-            (
-                (
-                    pytest_on_gpu("-n", "7", f"{ON_GPU}/test_kinds_on_gpu.py", PADDING),
-                    pytest_on_gpu("-n", "7", f"{ON_GPU}/test_mla_on_gpu.py", FORMS),
-                ),
+            at_once(
+                pytest_on_gpu("-n", "7", f"{ON_GPU}/test_kinds_on_gpu.py", PADDING),
+                pytest_on_gpu("-n", "7", f"{ON_GPU}/test_mla_on_gpu.py", FORMS),
             ),
         ),
         "decode": Part(
             "steps of whole models, transformers, caches that grow",
-            (
-                (
-                    pytest_on_gpu("-v", f"{ON_GPU}/test_decode_on_gpu.py"),
-                    pytest_on_gpu("-v", f"{ON_GPU}/test_transformers_on_gpu.py"),
-                    pytest_on_gpu("-v", f"{ON_GPU}/test_attention_on_gpu.py", "-k", "grows"),
-                ),
+            at_once(
+                pytest_on_gpu("-v", f"{ON_GPU}/test_decode_on_gpu.py"),
+                pytest_on_gpu("-v", f"{ON_GPU}/test_transformers_on_gpu.py"),
+                pytest_on_gpu("-v", f"{ON_GPU}/test_attention_on_gpu.py", "-k", "grows"),
             ),
         ),
         "shared": Part(

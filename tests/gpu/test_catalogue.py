@@ -2,31 +2,22 @@ from dataclasses import fields
 
 import pytest
 
-from leanbench.gpu.catalogue import (
-    CATALOGUE,
-    UnknownGpu,
-    find,
-    is_instance,
-    is_virtual,
-    match_product,
-    model_of,
-    slug,
-)
+from leanbench.gpu import catalogue
 
-IDS = [spec.name for spec in CATALOGUE]
+IDS = [spec.name for spec in catalogue.CATALOGUE]
 
 
 def test_names_and_aliases_are_unique():
-    names = [name for spec in CATALOGUE for name in (spec.name, *spec.aliases)]
+    names = [name for spec in catalogue.CATALOGUE for name in (spec.name, *spec.aliases)]
     assert sorted(names) == sorted(set(names))
-    products = [slug(spec.product) for spec in CATALOGUE]
-    assert len(set(products)) == len(CATALOGUE)
-    for spec in CATALOGUE:
+    products = [catalogue.slug(spec.product) for spec in catalogue.CATALOGUE]
+    assert len(set(products)) == len(catalogue.CATALOGUE)
+    for spec in catalogue.CATALOGUE:
         for name in (spec.name, *spec.aliases, spec.product):
-            assert find(name) is spec, f"{name!r} leads to {find(name).name}"
+            assert catalogue.find(name) is spec, f"{name!r} leads to {catalogue.find(name).name}"
 
 
-@pytest.mark.parametrize("spec", CATALOGUE, ids=IDS)
+@pytest.mark.parametrize("spec", catalogue.CATALOGUE, ids=IDS)
 def test_figures_are_possible(spec):
     for field in fields(spec):
         value = getattr(spec, field.name)
@@ -77,7 +68,7 @@ FIGURES += ("boost_clock_mhz", "power_limit_w")
 )
 def test_figures(row):
     name, *figures = row
-    assert [getattr(find(name), figure) for figure in FIGURES] == figures
+    assert [getattr(catalogue.find(name), figure) for figure in FIGURES] == figures
 
 
 @pytest.mark.parametrize(
@@ -95,7 +86,7 @@ def test_figures(row):
     ],
 )
 def test_find_takes_aliases_in_any_case(words, name):
-    assert find(words).name == name
+    assert catalogue.find(words).name == name
 
 
 @pytest.mark.parametrize(
@@ -110,8 +101,8 @@ def test_find_takes_aliases_in_any_case(words, name):
     ],
 )
 def test_find_suggests_products_of_the_model(words, hint):
-    with pytest.raises(UnknownGpu) as error:
-        find(words)
+    with pytest.raises(catalogue.UnknownGpu) as error:
+        catalogue.find(words)
     assert (error.value.name, error.value.hint) == (words, hint)
 
 
@@ -119,8 +110,8 @@ def test_another_product_of_the_model_and_another_model_are_not_suggested():
     products = "rtx-4090-laptop rtx-5090-d rtx-5090-laptop h100-cnx rtx-4090-ti l40s-max-q"
     models = "h30 h2000 b100 b3000 a10 l40 l2 quadro"
     for words in (*products.split(), *models.split()):
-        with pytest.raises(UnknownGpu) as error:
-            find(words)
+        with pytest.raises(catalogue.UnknownGpu) as error:
+            catalogue.find(words)
         assert "did you mean" not in error.value.hint, words
         assert ("`leanbench list gpus`" in error.value.hint) or words in products
 
@@ -167,7 +158,7 @@ def test_another_product_of_the_model_and_another_model_are_not_suggested():
     ],
 )
 def test_match_product(product, name):
-    spec = match_product(product)
+    spec = catalogue.match_product(product)
     assert (spec and spec.name) == name
 
 
@@ -179,7 +170,9 @@ def test_parts_of_gpus():
         "NVIDIA H100XM-1-10CME": (True, True),
         "NVIDIA H20-3e": (False, False),
     }
-    assert {name: (is_instance(name), is_virtual(name)) for name in products} == products
+    assert {
+        name: (catalogue.is_instance(name), catalogue.is_virtual(name)) for name in products
+    } == products
 
 
 @pytest.mark.parametrize(
@@ -196,4 +189,4 @@ def test_parts_of_gpus():
     ],
 )
 def test_model_of(name, model):
-    assert model_of(name) == model
+    assert catalogue.model_of(name) == model

@@ -10,6 +10,7 @@ from leanbench.gpu.nvml_library import GpuNotFoundError
 from leanbench.gpu.topology import Pair, Topology, has_peer_access, pairs_in_words, topology
 
 UUIDS = [f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "abc"]
+UNSUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 #: NVLinks of each that are up.
 UP = dict(zip(UUIDS, (18, 12, 18), strict=True))
 
@@ -88,12 +89,7 @@ def test_links_that_end_at_the_other_gpu(fake_nvml, links):
     "fields",
     [
         {"nvlink_mb_s": 0, "pcie": (9, 16)},
-        {
-            "errors": {
-                "field 90": pynvml.NVML_ERROR_NOT_SUPPORTED,
-                "nvmlDeviceGetMaxPcieLinkWidth": pynvml.NVML_ERROR_NOT_SUPPORTED,
-            }
-        },
+        {"errors": dict.fromkeys(("field 90", "nvmlDeviceGetMaxPcieLinkWidth"), UNSUPPORTED)},
     ],
 )
 def test_speeds_that_the_driver_does_not_say(fake_nvml, links, fields):

@@ -54,6 +54,10 @@ def modules_of(names: dict[str, dict[str, Any]]) -> dict[str, ModuleType]:
     return modules
 
 
+def named(*contents: Any) -> dict[str, Any]:
+    return {own.__name__: own for own in contents}
+
+
 def vllm_modules() -> dict[str, ModuleType]:
     overrides: dict[Any, str] = {}
 
@@ -142,15 +146,10 @@ def vllm_modules() -> dict[str, ModuleType]:
                 "AttentionType": AttentionType,
                 "CommonAttentionMetadata": VllmCommonMetadata,
             },
-            "vllm.v1.attention.backends.registry": {
-                "AttentionBackendEnum": AttentionBackendEnum,
-                "register_backend": register_backend,
-            },
+            "vllm.v1.attention.backends.registry": named(AttentionBackendEnum, register_backend),
             "vllm.v1.attention.backends.flash_attn": {
-                "FlashAttentionBackend": FlashAttentionBackend,
-                "FlashAttentionImpl": FlashAttentionImpl,
                 "FlashAttentionMetadata": VllmMetadata,
-                "FlashAttentionMetadataBuilder": FlashAttentionMetadataBuilder,
+                **named(FlashAttentionBackend, FlashAttentionImpl, FlashAttentionMetadataBuilder),
             },
         }
     )

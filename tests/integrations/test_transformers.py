@@ -108,7 +108,7 @@ def test_lengths_of_static_caches_and_moving_windows(lean):
         lean_mask(2, 1, 4, q_offset=3, attention_mask=torch.tensor([[1] * 4, [1, 1, 0, 1]]).bool())
 
 
-def test_a_mask_of_the_callers_goes_to_sdpa(lean):
+def test_masks_of_callers_go_to_sdpa_or_are_refused(lean):
     model, tokens = tiny_model("llama"), prompts(1)
     own = torch.ones(1, 1, 11, 11).tril(3).bool()
     with torch.no_grad():
@@ -117,9 +117,6 @@ def test_a_mask_of_the_callers_goes_to_sdpa(lean):
         expected = model(tokens, attention_mask=own).logits
     assert lean.calls == []
     assert torch.equal(result, expected)
-
-
-def test_what_neither_kernel_takes_is_refused(lean):
     model, tokens = tiny_model("gpt-oss"), prompts(1)
     with torch.no_grad(), pytest.raises(UserError, match=r"with sinks has a mask.*'eager'"):
         model(tokens, attention_mask=torch.ones(1, 1, 11, 11).bool())

@@ -5,16 +5,9 @@ from typing import Any
 
 import torch
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-}
+SIZES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1}
+SIZES |= {"eos_token_id": None}
 GROUPED = {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8}
 #: A window that prompts of 11 tokens exceed.
 WINDOW = {"sliding_window": 7}
@@ -40,10 +33,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             **WINDOW,
             "use_sliding_window": True,
             "layer_types": ["full_attention", "sliding_attention"],
-            "num_experts": 2,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 16,
+            **dict.fromkeys(("num_experts", "num_experts_per_tok"), 2),
+            **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
         },
     ),
 }

@@ -11,13 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leanbench.measure import crosscheck as module
-from leanbench.measure.crosscheck import (
-    CrossCheck,
-    between_us,
-    cross_check,
-    disagreement,
-    kernels_of_a_launch,
-)
 
 
 @given(
@@ -28,7 +21,7 @@ from leanbench.measure.crosscheck import (
 )
 def test_what_a_reading_takes_is_of_no_launch(start, reading, launch, launches):
     times = [start, start + reading, start + 2 * reading + launches * launch]
-    assert between_us(times, launches) == pytest.approx(launch / 1e3)
+    assert module.between_us(times, launches) == pytest.approx(launch / 1e3)
 
 
 def nodes(launch: list[str], launches: int, of_graph: list[str]) -> list[str]:
@@ -51,17 +44,17 @@ def nodes(launch: list[str], launches: int, of_graph: list[str]) -> list[str]:
 def test_kernels_of_a_launch(launch, of_graph, kernels, launches):
     fewer = [*of_graph, *launch * launches]
     more = nodes(launch, launches + 1, of_graph)
-    assert kernels_of_a_launch(fewer, more, launches) == kernels
+    assert module.kernels_of_a_launch(fewer, more, launches) == kernels
     # torch adds to numbers at 16-byte boundaries by another kernel than elsewhere.
     others = ["vectorized", *fewer], ["elementwise", *more]
-    assert kernels_of_a_launch(*others, launches) == kernels
+    assert module.kernels_of_a_launch(*others, launches) == kernels
 
 
 @pytest.mark.parametrize("readings", [0, 2, 4])
 def test_readings_of_the_clock_are_counted(readings):
     more = [*["attend"] * 3, *["timer_kernel"] * readings]
     sentence = f"a graph has {readings} readings of the GPU's clock, not 3"
-    assert kernels_of_a_launch(["attend"] * 2, more, 2) == sentence
+    assert module.kernels_of_a_launch(["attend"] * 2, more, 2) == sentence
 
 
 PAIRS = ["split", "merge"]
@@ -92,7 +85,7 @@ PAIRS = ["split", "merge"]
     ],
 )
 def test_other_kernels_in_other_launches_give_no_figure(fewer, more, counts):
-    reason = kernels_of_a_launch(fewer, [*more, *["timer_kernel"] * 3], 3)
+    reason = module.kernels_of_a_launch(fewer, [*more, *["timer_kernel"] * 3], 3)
     few, many = counts
     assert re.match(f"graphs of 3 and 4 launches have {few} and .*{many}", str(reason))
 
@@ -117,9 +110,9 @@ def test_other_kernels_in_other_launches_give_no_figure(fewer, more, counts):
     ],
 )
 def test_disagreement_at_its_borders(crosscheck_us, samples_us, differs):
-    assert (disagreement(crosscheck_us, samples_us) is not None) is differs
+    assert (module.disagreement(crosscheck_us, samples_us) is not None) is differs
     figures = "gives 12.50 µs a launch, +25.0% from the graph replay's 10.00 µs: "
-    assert figures in str(disagreement(12.5, [9.9, 10.0, 10.1]))
+    assert figures in str(module.disagreement(12.5, [9.9, 10.0, 10.1]))
 
 
 class Clock:
@@ -186,8 +179,8 @@ def clock(monkeypatch) -> Clock:
     [(1.0, 32, 3), (100.0, 20, 3), (600.0, 4, 3), (2000.0, 2, 3), (5000.0, 2, 1), (3e4, 2, 1)],
 )
 def test_a_replay_takes_two_milliseconds_and_all_ten(clock, latency_us, launches, figures):
-    checked = cross_check([clock.launch(number) for number in range(7)], latency_us)
-    assert checked == CrossCheck((2.0,) * figures, ("attend",))
+    checked = module.cross_check([clock.launch(number) for number in range(7)], latency_us)
+    assert checked == module.CrossCheck((2.0,) * figures, ("attend",))
     stamped, before = clock.graphs
     numbers = [index % 7 for index in range(launches)]
     assert stamped == [6, "a", "b", *numbers, "c"]
@@ -198,31 +191,31 @@ def test_a_replay_takes_two_milliseconds_and_all_ten(clock, latency_us, launches
 def test_a_clock_that_stands_still_and_a_driver_that_fails_are_sentences(monkeypatch, clock):
     clock.launch_ns = 0
     standing = "the GPU's clock did not step between launches, so there is no cross-check"
-    assert cross_check([clock.launch(0)], 10.0) == standing
+    assert module.cross_check([clock.launch(0)], 10.0) == standing
 
     def fail(graph: object) -> list[str]:
         raise RuntimeError("CUDA driver: invalid argument\nand a stack")
 
     monkeypatch.setattr(module, "node_names", fail)
-    failed = str(cross_check([clock.launch(0)], 10.0))
+    failed = str(module.cross_check([clock.launch(0)], 10.0))
     assert failed.endswith("no time to cross-check with (CUDA driver: invalid argument)")
 
 
 def test_launches_that_a_graph_lost_are_a_sentence(monkeypatch, clock):
     monkeypatch.setattr(module, "node_names", lambda graph: ["attend"] * 16)
-    reason = str(cross_check([clock.launch(0)], 10.0))
+    reason = str(module.cross_check([clock.launch(0)], 10.0))
     assert reason.startswith("graphs of 32 and 33 launches have 16 x attend and 16 x attend, ")
 
 
 def test_the_buffers_that_count_have_left_the_l2(clock):
     """The graph has a full rotation, then launches on the last buffers, then on the first ones."""
-    cross_check([clock.launch(number) for number in range(100)], 10.0)
+    module.cross_check([clock.launch(number) for number in range(100)], 10.0)
     stamped, before = clock.graphs
     assert stamped == [99, "a", "b", *range(32), "c"]
     assert before == [*range(68, 100)]
     assert clock.ran == [*range(100), *before, *stamped] * 3
     clock.ran.clear()
-    cross_check([clock.launch(number) for number in range(20)], 10.0)
+    module.cross_check([clock.launch(number) for number in range(20)], 10.0)
     assert clock.graphs[3] == [*range(20), *range(12)]
     # Fewer buffers than launches per replay.
     assert clock.ran == [*clock.graphs[3], *clock.graphs[2]] * 3
@@ -238,4 +231,4 @@ def test_an_error_of_the_kernel_is_not_the_clocks(monkeypatch, clock):
 
     monkeypatch.setattr(module, "node_names", fail)
     with pytest.raises(RuntimeError, match="again"):
-        cross_check([clock.launch(0)], 10.0)
+        module.cross_check([clock.launch(0)], 10.0)

@@ -9,16 +9,8 @@ import pytest
 
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.nvml import GpuProcess, GpuState
+from leanbench.measure import judge
 from leanbench.measure.candidate import sample_fields, timing_outcome
-from leanbench.measure.judge import (
-    disturbance,
-    floor_warning,
-    impossible,
-    noise,
-    rotation_warning,
-    throttle_warning,
-    warm_warning,
-)
 from leanbench.measure.timing import Effort, Timing
 
 #: 4.8 TB/s, 50 MB of L2.
@@ -89,9 +81,9 @@ def test_raw_samples_line_up():
 
 def test_noise_by_the_stopping_rule():
     # The interval of 6 samples is their extremes.
-    assert noise(timing(*[100.0] * 5, 101.0), EFFORT) is None
+    assert judge.noise(timing(*[100.0] * 5, 101.0), EFFORT) is None
     assert re.search(
-        "1.1% .* 6 samples, above 1.0%", str(noise(timing(*[100.0] * 5, 101.1), EFFORT))
+        "1.1% .* 6 samples, above 1.0%", str(judge.noise(timing(*[100.0] * 5, 101.1), EFFORT))
     )
 
 
@@ -101,13 +93,13 @@ def test_noise_by_the_stopping_rule():
 )
 def test_a_gpu_in_trouble_is_noisy_however_narrow_the_interval(reason):
     states = [*[state(reasons=[])] * 5, state(reasons=["sw_power_cap", reason])]
-    noisy = str(noise(timing(*[100.0] * 6, states=states, throttled=10), EFFORT))
+    noisy = str(judge.noise(timing(*[100.0] * 6, states=states, throttled=10), EFFORT))
     assert noisy.startswith(f"the GPU lowered its clocks ({reason}) and 10 repeats ")
 
 
 @pytest.mark.parametrize("reasons", [None, [], ["sw_power_cap"], ["sync_boost"]])
 def test_the_power_limit_is_no_trouble(reasons):
-    assert noise(timing(*[100.0] * 6, states=[state(reasons=reasons)] * 6), EFFORT) is None
+    assert judge.noise(timing(*[100.0] * 6, states=[state(reasons=reasons)] * 6), EFFORT) is None
 
 
 IDLE = GpuProcess(7, "idle", 0)
@@ -127,64 +119,64 @@ IDLE = GpuProcess(7, "idle", 0)
     ],
 )
 def test_only_programs_that_used_the_sms_disturb(processes, names):
-    reason = disturbance(processes)
+    reason = judge.disturbance(processes)
     assert reason == names if names is None else f": {names};" in str(reason)
 
 
 @pytest.mark.parametrize("cache", ["cold", "warm"])
 def test_nothing_reads_faster_than_the_floor(cache):
     small = 1_000_000
-    assert impossible(97.0, 100.0, small, H200, cache) is None
-    alarm = str(impossible(96.99, 100.0, small, H200, cache))
+    assert judge.impossible(97.0, 100.0, small, H200, cache) is None
+    alarm = str(judge.impossible(96.99, 100.0, small, H200, cache))
     assert alarm.startswith("96.99 µs beats a kernel that only reads the same bytes (100.00 µs)")
 
 
 def test_nothing_large_reads_faster_than_the_memory_nor_does_the_floor():
     large = 480_000_000  # 100 µs at 4.8 TB/s
-    assert impossible(100.0, 100.0, large, H200, "cold") is None
-    alarm = impossible(99.0, 100.0, large, H200, "cold")
+    assert judge.impossible(100.0, 100.0, large, H200, "cold") is None
+    alarm = judge.impossible(99.0, 100.0, large, H200, "cold")
     assert alarm is not None
     assert "4.85 TB/s is above the 4.8 TB/s" in alarm
     # The L2 is no memory, and holds part of slightly larger data.
-    assert impossible(99.0, 100.0, large, H200, "warm") is None
-    assert impossible(1.0, 1.0, 2 * L2_BYTES, H200, "cold") is None
-    assert impossible(1.0, 1.0, 2 * L2_BYTES + 1, H200, "cold") is not None
+    assert judge.impossible(99.0, 100.0, large, H200, "warm") is None
+    assert judge.impossible(1.0, 1.0, 2 * L2_BYTES, H200, "cold") is None
+    assert judge.impossible(1.0, 1.0, 2 * L2_BYTES + 1, H200, "cold") is not None
     # The floor read half of the bytes, so every share of it was half of the truth.
     large = 480_000_000
-    alarm = impossible(110.0, 50.0, large, H200, "cold")
+    alarm = judge.impossible(110.0, 50.0, large, H200, "cold")
     assert alarm is not None
     assert "9.60 TB/s of the read floor is above the 4.8 TB/s" in alarm
-    assert impossible(110.0, 99.9, large, H200, "cold") is not None
-    assert impossible(110.0, 50.0, large, H200, "warm") is None
-    assert impossible(110.0, 5.0, 2 * L2_BYTES, H200, "cold") is None
+    assert judge.impossible(110.0, 99.9, large, H200, "cold") is not None
+    assert judge.impossible(110.0, 50.0, large, H200, "warm") is None
+    assert judge.impossible(110.0, 5.0, 2 * L2_BYTES, H200, "cold") is None
     unknown = replace(H200, source="driver; assumed: bandwidth")
-    assert impossible(110.0, 50.0, large, unknown, "cold") is None
+    assert judge.impossible(110.0, 50.0, large, unknown, "cold") is None
 
 
 def test_lowered_clocks_in_samples_that_count_are_said():
-    assert throttle_warning(timing(10.0)) is None
-    assert throttle_warning(timing(10.0, states=[state(reasons=[])], throttled=4)) is None
+    assert judge.throttle_warning(timing(10.0)) is None
+    assert judge.throttle_warning(timing(10.0, states=[state(reasons=[])], throttled=4)) is None
     states = [state(reasons=["sw_power_cap"]), None, state(reasons=["hw_slowdown"])]
-    warning = str(throttle_warning(timing(10.0, 10.0, 10.0, states=states, throttled=10)))
+    warning = str(judge.throttle_warning(timing(10.0, 10.0, 10.0, states=states, throttled=10)))
     assert re.search(r"lowered \(hw_slowdown, sw_power_cap\) in .*, after 10 were", warning)
 
 
 def test_slow_floors_large_warm_caches_and_short_rotations_are_warnings():
     # 3.6 TB/s are three quarters of 4.8.
-    assert floor_warning(200.0, 720_000_000, H200, "cold") is None
-    warning = str(floor_warning(201.0, 720_000_000, H200, "cold"))
+    assert judge.floor_warning(200.0, 720_000_000, H200, "cold") is None
+    warning = str(judge.floor_warning(201.0, 720_000_000, H200, "cold"))
     assert warning.startswith("a kernel that only reads gets 3.58 of 4.8 TB/s: ")
-    assert floor_warning(201.0, 720_000_000, H200, "warm") is None
+    assert judge.floor_warning(201.0, 720_000_000, H200, "warm") is None
     # Small reads are far below it on any GPU.
-    assert floor_warning(1000.0, 499_999_999, H200, "cold") is None
-    assert floor_warning(1000.0, 500_000_000, H200, "cold") is not None
-    assert warm_warning(L2_BYTES // 2, H200, "warm") is None
-    assert warm_warning(L2_BYTES, H200, "cold") is None
-    warning = str(warm_warning(2 * L2_BYTES, H200, "warm"))
+    assert judge.floor_warning(1000.0, 499_999_999, H200, "cold") is None
+    assert judge.floor_warning(1000.0, 500_000_000, H200, "cold") is not None
+    assert judge.warm_warning(L2_BYTES // 2, H200, "warm") is None
+    assert judge.warm_warning(L2_BYTES, H200, "cold") is None
+    warning = str(judge.warm_warning(2 * L2_BYTES, H200, "warm"))
     assert warning.startswith("K and V (105 MB) are more than half of the 52 MB of L2: ")
-    assert warm_warning(L2_BYTES // 2 + 1, H200, "warm") is not None
+    assert judge.warm_warning(L2_BYTES // 2 + 1, H200, "warm") is not None
     # 400 MB, the rotation's own size.
-    assert rotation_warning(40, 10_000_000, H200, "cold") is None
-    assert rotation_warning(39, 10_000_000, H200, "warm") is None
-    warning = str(rotation_warning(39, 10_000_000, H200, "cold"))
+    assert judge.rotation_warning(40, 10_000_000, H200, "cold") is None
+    assert judge.rotation_warning(39, 10_000_000, H200, "warm") is None
+    warning = str(judge.rotation_warning(39, 10_000_000, H200, "cold"))
     assert warning.startswith("memory has room for 39 copies of K and V only (390 MB): ")

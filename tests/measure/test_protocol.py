@@ -216,15 +216,12 @@ def test_best_is_the_fastest_candidate_that_is_right(gpu, monkeypatch):
     assert right.prepared[:9:3] == [tuned, CONFIG, FASTER]
 
 
-def test_resident_ctas_count_as_slots(gpu):
+def test_resident_ctas_are_slots_and_a_warm_cache_is_one_buffer(gpu):
     class Resident(Right):
         def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> TileConfig:
             return LeanTritonConfig(64, 4, 2, 2, 1, True)
 
     assert measure(gpu, Resident())["right"]["quantisation_efficiency"] == pytest.approx(4 / 264)
-
-
-def test_a_warm_cache_is_one_buffer_and_says_so(gpu):
     fields = measure(gpu, Right(), cache="warm")["right"]
     assert len(gpu.made) == 1
     assert (fields["cache"], row(fields).cache, fields["status"]) == ("warm", "warm", "ok")

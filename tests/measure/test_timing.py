@@ -14,19 +14,10 @@ from triton.runtime.errors import OutOfResources
 
 from leanbench.core.errors import UserError
 from leanbench.measure import timing as module
-from leanbench.measure.timing import (
-    FINALS,
-    RANKING,
-    Effort,
-    Timing,
-    fastest,
-    measure_interleaved,
-    time_launches,
-)
 
 
-def timing_of(*samples_us: float) -> Timing:
-    return Timing(1, list(samples_us))
+def timing_of(*samples_us: float) -> module.Timing:
+    return module.Timing(1, list(samples_us))
 
 
 def test_median_quartiles_and_interval():
@@ -43,7 +34,9 @@ def test_median_quartiles_and_interval():
     assert timing.relative_ci == pytest.approx(0.1)
 
 
-EFFORT = Effort(relative_ci=0.01, min_samples=10, max_samples=40, max_seconds=1.0, max_repeats=4)
+EFFORT = module.Effort(
+    relative_ci=0.01, min_samples=10, max_samples=40, max_seconds=1.0, max_repeats=4
+)
 
 
 def test_enough_is_the_fewest_samples_and_a_narrow_interval():
@@ -66,7 +59,7 @@ def test_enough_is_the_fewest_samples_and_a_narrow_interval():
     ],
 )
 def test_effort_is_spent_by_samples_or_by_seconds_but_not_below_the_fewest(samples, spent_s, spent):
-    timing = Timing(1, [100.0] * samples, spent_s=spent_s)
+    timing = module.Timing(1, [100.0] * samples, spent_s=spent_s)
     assert timing.is_exhausted(EFFORT) is spent
 
 
@@ -81,7 +74,7 @@ class FakeReplay:
     def __init__(self, launches: Launches, sample_ms: float) -> None:
         answer: Any = launches[0]()
         self.launches = len(launches)
-        self._us = answer["quick" if sample_ms == RANKING.sample_ms else "again"]
+        self._us = answer["quick" if sample_ms == module.RANKING.sample_ms else "again"]
         FakeReplay.made.append((answer["name"], sample_ms))
 
     def sample_us(self) -> float:
@@ -116,25 +109,25 @@ def test_fastest_times_the_best_three_again(made):
         "third": candidate("third", 12.0, 9.0),
         "second": candidate("second", 11.0, 11.0),
     }
-    assert fastest(candidates) == ("third", 4)
+    assert module.fastest(candidates) == ("third", 4)
     assert made == [
-        *[(name, RANKING.sample_ms) for name in ("fourth", "first", "third", "second")],
-        *[(name, FINALS.sample_ms) for name in ("first", "second", "third")],
+        *[(name, module.RANKING.sample_ms) for name in ("fourth", "first", "third", "second")],
+        *[(name, module.FINALS.sample_ms) for name in ("first", "second", "third")],
     ]
     # Final times get more samples than times for ranking.
-    assert FINALS.relative_ci < RANKING.relative_ci
-    assert FINALS.min_samples > RANKING.min_samples
+    assert module.FINALS.relative_ci < module.RANKING.relative_ci
+    assert module.FINALS.min_samples > module.RANKING.min_samples
 
 
 def test_fastest_passes_over_what_does_not_fit_and_says_when_nothing_does(made):
     too_many = {"a": too_large, "c": too_large_when_launched}
     # The only one that fits needs no final.
-    assert fastest({**too_many, "b": candidate("b", 5.0, 5.0)}) == ("b", 1)
-    assert made == [("b", RANKING.sample_ms)]
+    assert module.fastest({**too_many, "b": candidate("b", 5.0, 5.0)}) == ("b", 1)
+    assert made == [("b", module.RANKING.sample_ms)]
     own = {"b": candidate("b", 5.0, 5.0), "d": candidate("d", 4.0, 4.0)}
-    assert fastest({**too_many, **own}) == ("d", 2)
+    assert module.fastest({**too_many, **own}) == ("d", 2)
     with pytest.raises(RuntimeError, match="no candidate fits this GPU's shared memory and reg"):
-        fastest(too_many)
+        module.fastest(too_many)
 
 
 def refused(sentence: str) -> Callable[[], Launches]:
@@ -150,11 +143,11 @@ def refused(sentence: str) -> Callable[[], Launches]:
 @pytest.mark.usefixtures("made")
 def test_fastest_passes_over_what_a_library_refuses():
     candidates = {"a": refused("no room"), "b": candidate("b", 5.0, 5.0), "c": too_large}
-    assert fastest(candidates) == ("b", 1)
+    assert module.fastest(candidates) == ("b", 1)
     with pytest.raises(UserError, match=r"^no room$"):
-        fastest({"a": refused("no room"), "b": refused("too old"), "c": too_large})
+        module.fastest({"a": refused("no room"), "b": refused("too old"), "c": too_large})
     with pytest.raises(ZeroDivisionError):
-        fastest({"a": candidate("a", 1.0, 1.0), "b": lambda: 1 / 0})  # pyright: ignore
+        module.fastest({"a": candidate("a", 1.0, 1.0), "b": lambda: 1 / 0})  # pyright: ignore
 
 
 def test_fastest_leaves_no_graph_to_the_garbage_collector(made, monkeypatch):
@@ -169,11 +162,11 @@ def test_fastest_leaves_no_graph_to_the_garbage_collector(made, monkeypatch):
     monkeypatch.setattr(module, "Replay", Watched)
     gc.disable()
     try:
-        assert fastest({"a": candidate("a", 1.0, 1.0), "b": refused("no room")}) == ("a", 1)
+        assert module.fastest({"a": candidate("a", 1.0, 1.0), "b": refused("no room")}) == ("a", 1)
         assert len(alive) == 0
     finally:
         gc.enable()
-    assert made == [("a", RANKING.sample_ms)]
+    assert made == [("a", module.RANKING.sample_ms)]
 
 
 @pytest.fixture
@@ -256,10 +249,10 @@ def counted(count: int) -> tuple[Counter[int], Launches]:
 def test_a_sample_is_whole_rotations_of_about_4_ms(pretended_graphs, launch_us, buffers, expected):
     pretended_graphs.launch_us = launch_us
     launched, launches = counted(buffers)
-    timing = time_launches(launches)
+    timing = module.time_launches(launches)
     assert timing.launches_per_sample == expected
     assert timing.median_us == pytest.approx(launch_us)
-    assert len(timing.samples_us) == Effort().min_samples
+    assert len(timing.samples_us) == module.Effort().min_samples
     assert statistics.pstdev(launched.values()) == 0
     assert set(launched) == set(range(buffers))
     # The graph that is timed; an earlier one had each launch once.
@@ -307,5 +300,7 @@ def test_what_a_launch_made_for_itself_lives_as_long_as_its_graph():
 
 @pytest.mark.usefixtures("pretended_graphs")
 def test_candidates_are_timed_under_their_own_names():
-    timings = measure_interleaved({"a": counted(5)[1], "b": counted(7)[1]}, Effort(sample_ms=1.0))
+    timings = module.measure_interleaved(
+        {"a": counted(5)[1], "b": counted(7)[1]}, module.Effort(sample_ms=1.0)
+    )
     assert [timings[name].launches_per_sample for name in "ab"] == [50, 56]

@@ -21,7 +21,7 @@ def predicted(parallel: str, gpu: str = "h200", name: str = "lean") -> dict[str,
     return predict_cell(replace(WHOLE, parallel=parallel), kernel(name), "default", find(gpu))
 
 
-def test_a_shard_and_the_exchange():
+def test_shards_and_heads_with_their_exchanges():
     half = AttentionProblem(1, 32, 8, 65536, 128)
     alone = predict_cell(half, kernel("lean"), "default", find("h200"))
     row = predicted("cp:2")
@@ -31,9 +31,6 @@ def test_a_shard_and_the_exchange():
     assert row["latency_us"] == pytest.approx(alone["latency_us"] + row["exchange_us"])
     assert row["energy_mj"] == pytest.approx(2 * alone["energy_mj"])
     assert row["kv_bytes"] == half.kv_bytes
-
-
-def test_heads_need_no_exchange_and_more_gpus_send_more():
     share = AttentionProblem(1, 8, 2, 131072, 128)
     alone = predict_cell(share, kernel("fa2"), "default", find("h200"))
     row = predicted("tp:4", name="fa2")

@@ -14,14 +14,9 @@ from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
+from leanbench.model import lean_cuda
 from leanbench.model.constants import Constants, LeanCudaConstants
 from leanbench.model.engine import Packing, work_of
-from leanbench.model.lean_cuda import (
-    MERGE_FIXED_RUNS_AT_ONCE,
-    lean_cuda_rates,
-    packing_of,
-    step_tokens,
-)
 from leanbench.model.predict import predict_cell, predict_latency_us
 from leanbench.model.rates import Merge, Rates, tree_levels
 
@@ -66,7 +61,9 @@ def scheduled(problem: AttentionProblem, settings: TileConfig) -> Schedule:
 
 
 def rates(problem: AttentionProblem, settings: TileConfig) -> Rates:
-    return lean_cuda_rates(problem, settings, scheduled(problem, settings), H200, CONSTANTS)
+    return lean_cuda.lean_cuda_rates(
+        problem, settings, scheduled(problem, settings), H200, CONSTANTS
+    )
 
 
 def heads(count: int, context: int = 65_536, group: int = 1) -> AttentionProblem:
@@ -102,7 +99,7 @@ def test_a_cluster_is_one_cta_of_as_many_sms():
     assert alone.first_byte_us == pytest.approx(0.6 + 0.4 + 0.5 + 0.378)
     # A partial's 128 numbers are shared by 4 and by 8 warps.
     assert (alone.merge.partial_us, pair.merge.partial_us) == pytest.approx((0.256, 0.128))
-    assert step_tokens(heads(8), config(cluster_size=2)) == 2 * 4 * 32
+    assert lean_cuda.step_tokens(heads(8), config(cluster_size=2)) == 2 * 4 * 32
 
 
 def test_partials_go_through_a_tree_and_fixed_runs_merge_more_at_once():
@@ -113,7 +110,7 @@ def test_partials_go_through_a_tree_and_fixed_runs_merge_more_at_once():
     assert Merge(0.5, 0.01).end_us(10.0, 40) == pytest.approx(10 + 0.5 + 0.4)
     fixed = config(fixed_run_tiles=8)
     assert rates(heads(8), config()).merge.at_once == MERGE_AT_ONCE == 8
-    assert rates(heads(8), fixed).merge.at_once == MERGE_FIXED_RUNS_AT_ONCE == 16
+    assert rates(heads(8), fixed).merge.at_once == lean_cuda.MERGE_FIXED_RUNS_AT_ONCE == 16
     assert "MERGE_BITS = FIXED_RUNS ? 4 : 3;" in BUILD
 
 
@@ -140,17 +137,17 @@ def test_who_packs_is_the_kernel_s_choice():
     for batch, most in ((64, 64), (256, 128)):
         problem = AttentionProblem(batch, 32, 8, 16, 128, lengths_on="device", capacity=4096)
         schedule = scheduled(problem, settings)
-        packing = packing_of(problem, settings, schedule)
+        packing = lean_cuda.packing_of(problem, settings, schedule)
         assert packing == Packing(most, 16, 4)
         # As many bytes as the kernel reads where turns are full, of a chunk each.
-        work = work_of(schedule, problem, 128, step_tokens(problem, settings), 1, packing)
+        work = work_of(schedule, problem, 128, lean_cuda.step_tokens(problem, settings), 1, packing)
         read = sum(sum(cta.read_bytes) for cta in work)
         full = {64: 2.0, 256: 1.05}[batch]
         assert problem.kv_bytes <= read < 1.05 * full * problem.kv_bytes
         on_host = replace(problem, lengths_on="host", capacity=None)
-        assert packing_of(on_host, settings, schedule) is None
+        assert lean_cuda.packing_of(on_host, settings, schedule) is None
     alone = AttentionProblem(8, 32, 8, 16, 128, lengths_on="device", capacity=4096)
-    assert packing_of(alone, settings, scheduled(alone, settings)) is None
+    assert lean_cuda.packing_of(alone, settings, scheduled(alone, settings)) is None
 
 
 def test_output_tiles_of_one_kv_head_read_it_again_from_the_l2():
@@ -239,6 +236,6 @@ def test_where_it_is_not_calibrated_it_is_refused():
         predict_latency_us(problem, LEAN_CUDA, config(), A100)
     schedule = scheduled(problem, config())
     with pytest.raises(UserError, match="does not know lean_cuda: fit it to a run"):
-        lean_cuda_rates(problem, config(), schedule, H200, Constants())
+        lean_cuda.lean_cuda_rates(problem, config(), schedule, H200, Constants())
     with pytest.raises(UserError, match="do not fit the shared memory of an SM of h200"):
-        lean_cuda_rates(problem, config(num_warps=16), schedule, H200, CONSTANTS)
+        lean_cuda.lean_cuda_rates(problem, config(num_warps=16), schedule, H200, CONSTANTS)

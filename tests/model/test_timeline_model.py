@@ -116,25 +116,13 @@ def test_lean_keeps_every_sm_busy_and_the_best_candidate_is_the_rows():
 @pytest.mark.parametrize(
     ("problem", "name", "sentence"),
     [
-        (
-            AttentionProblem(1, 8, 8, 4096, 64),
-            "reference",
-            "reference has no schedule to predict from: measure it, or leave it out",
-        ),
-        (
-            AttentionProblem(1, 512, 512, 1 << 21, 128),
-            "lean",
-            "K and V 549.8 GB, the rest for Q, the output and the check) and h200 has 141.0 GB",
-        ),
-        (
-            AttentionProblem(1 << 16, 8, 8, 64, 64),
-            "fa2_triton",
-            f"524288 output tiles, more than the {MAX_CTAS} CTAs",
-        ),
+        ((1, 8, 8, 4096, 64), "reference", "reference has no schedule to predict from: measure"),
+        ((1, 512, 512, 1 << 21, 128), "lean", "the check) and h200 has 141.0 GB"),
+        ((1 << 16, 8, 8, 64, 64), "fa2_triton", f"524288 output tiles, more than the {MAX_CTAS} C"),
     ],
 )
 def test_why_there_is_none(problem, name, sentence):
-    predicted = predict_timeline(problem, kernel(name), "default", H200)
+    predicted = predict_timeline(AttentionProblem(*problem), kernel(name), "default", H200)
     assert isinstance(predicted, str)
     assert sentence in predicted
 

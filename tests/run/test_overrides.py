@@ -27,15 +27,12 @@ FA2 = "fa2_triton:tile_tokens=64,num_warps=4,num_stages=3"
 SPLIT = "fixed_split_triton:tile_tokens=64,num_warps=4,num_stages=3,splits=8"
 
 
-def test_each_kernel_has_its_own_settings():
+def test_kernels_have_settings_in_any_order_and_form():
     assert parse_overrides([LEAN, FA2, SPLIT]) == {
         "lean": LeanTritonConfig(128, 4, 3, 2, 1, False),
         "fa2_triton": Fa2TritonConfig(64, 4, 3),
         "fixed_split_triton": FixedSplitTritonConfig(64, 4, 3, splits=8),
     }
-
-
-def test_order_spaces_and_optional_settings_do_not_matter():
     own = ("fa2", Fa2TritonConfig(64, 4, 3))
     assert parse_override(" fa2 : num_stages = 3, tile_tokens=64 ,num_warps=4") == own
     for word, value in (("YES", True), ("true", True), ("No", False)):

@@ -55,14 +55,7 @@ def test_one_sweep_holds_what_claims_of_speedups_on_one_gpu_name():
     assert needed | by_lengths(problems("paper-fig7a")) == held
 
 
-def test_figure_4_asks_for_occupancy_and_the_others_do_not():
-    assert len(problems("paper-fig4")) == 42
-    assert load_sweep("paper-fig4").measure.occupancy
-    for figure in ("7a", "7b", "7c", "9", "11"):
-        assert not load_sweep(f"paper-fig{figure}").measure.occupancy
-
-
-def test_what_each_figure_varies():
+def test_what_figures_vary_and_measure():
     assert problems("paper-fig7b") == [
         AttentionProblem(1, heads, heads, 65536, 64) for heads in range(8, 65, 8)
     ]
@@ -82,6 +75,10 @@ def test_what_each_figure_varies():
     assert even == {AttentionProblem(8, 32, 32, 65536, 64)}
     shares = [problem.total_context / (problem.batch * problem.max_context) for problem in ragged]
     assert shares == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2], abs=1e-4)
+    assert len(problems("paper-fig4")) == 42
+    assert load_sweep("paper-fig4").measure.occupancy
+    for figure in ("7a", "7b", "7c", "9", "11"):
+        assert not load_sweep(f"paper-fig{figure}").measure.occupancy
 
 
 def test_the_500_samples():
