@@ -21,7 +21,7 @@ from typing import Any
 
 from leanbench.core import syntax
 from leanbench.core.axis import Values
-from leanbench.core.errors import InvalidValue, Reason, UserError, nearest
+from leanbench.core.errors import InvalidValue, Reason, UserError, nearest, short
 from leanbench.core.files import parse_foreign_json, read_text, short_json
 
 UNIFORM = "uniform"
@@ -322,11 +322,14 @@ class UnknownColumn(UserError):
     example: str = ""
 
     def __str__(self) -> str:
+        columns = [name[:80] for name in self.columns if name]
         if not self.column:
-            names = ", ".join([*filter(None, self.columns)][:20])
+            names = ", ".join(columns[:20])
             example = f"--lengths {self.file}:{self.example}"
             return f"{self.file} has several columns ({names}): name one, such as {example}"
-        return f"{self.file} has no column {self.column!r}, {nearest(self.column, self.columns)}"
+        return (
+            f"{self.file} has no column {short(self.column)}, {nearest(self.column[:80], columns)}"
+        )
 
 
 def names_file(text: str) -> bool:
@@ -357,7 +360,7 @@ def read_lengths_of(name: str, text: str) -> list[int]:
     if index is None:
         [(at, cells)] = table.rows
         return [_length(f"{where} {at}:", cell) for cell in cells]
-    title = f", column {table.columns[index]!r}" if len(table.columns) > 1 else ""
+    title = f", column {short(table.columns[index])}" if len(table.columns) > 1 else ""
     return [
         _length(f"{where} {at}{title}:", cells[index] if index < len(cells) else "")
         for at, cells in table.rows
@@ -394,7 +397,9 @@ def _column(file: str, column: str, table: _Table) -> int | None:
         if column not in table.columns:
             raise UnknownColumn(file, column, table.columns)
         if (count := table.columns.count(column)) > 1:
-            raise UserError(f"{file} has {count} columns {column!r}: give each a name of its own")
+            raise UserError(
+                f"{file} has {count} columns {short(column)}: give each a name of its own"
+            )
         return table.columns.index(column)
     if len(table.columns) == 1:
         return 0

@@ -286,6 +286,9 @@ def test_a_file_that_is_compressed_or_has_a_name_twice_is_refused(tmp_path):
     with pytest.raises(UserError, match=" has 2 columns 'n': give each a name of its own"):
         LENGTHS.parse(f"{tmp_path}/b.csv:n")
     assert read_lengths_of("lengths", f"{tmp_path}/b.csv:m") == [3]
+    with pytest.raises(UnknownColumn) as unknown:
+        LENGTHS.parse(f"{tmp_path}/b.csv:{'x' * 5000}")
+    assert f" no column '{'x' * 79}...', known: m" in str(unknown.value)
 
 
 def test_what_is_no_file_of_lengths(tmp_path):
