@@ -437,14 +437,17 @@ def _read_lines(where: str, lines: Sequence[str]) -> _Table:
 def _read_csv(where: str, lines: Sequence[str], delimiter: str) -> list[tuple[str, Sequence[str]]]:
     # A cell can be a prompt, of any length and with several lines.
     csv.field_size_limit(_MOST_MB * 1_000_000)
-    text = (f"{line}\n" for line in lines)
-    reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
     rows, begins = [], 1
+    # Comments can have quotes. In a quoted cell, # begins none.
+    text = (
+        f"{line}\n" if n != begins or _has_data(line) else "\n" for n, line in enumerate(lines, 1)
+    )
+    reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
         for cells in reader:
             begins = reader.line_num + 1
             stripped = [cell.strip() for cell in cells]
-            if any(stripped) and not stripped[0].startswith("#"):
+            if any(stripped):
                 rows.append((f"line {reader.line_num}", stripped))
     except csv.Error:
         raise UserError(
