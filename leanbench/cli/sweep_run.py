@@ -177,8 +177,8 @@ def _check_names(sweep: Sweep, flags: RunFlags) -> None:
     name = flags.name
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(
-            f"--name {short(name)} cannot name a folder: use up to 100 letters, digits, dots, dashes and"
-            " underscores, a letter or digit first"
+            f"--name {short(name)} cannot name a folder: use up to 100 letters, digits, dots,"
+            " dashes and underscores, a letter or digit first"
         )
 
 
