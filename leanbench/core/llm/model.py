@@ -13,13 +13,14 @@ from functools import cache, cached_property
 from typing import Any
 
 from leanbench.core.axis import Values
-from leanbench.core.errors import InvalidValue, Reason, nearest
+from leanbench.core.errors import InvalidValue, Reason
 from leanbench.core.llm.config import (
     PER_LAYER,
     InvalidKey,
     ModelConfig,
     UnknownModel,
     existing_path,
+    hint_for,
     own_name,
     read_config,
     registry,
@@ -114,8 +115,7 @@ def _parse_model(item: str) -> str:
         return item
     if registered is None:
         known = [known for config in registry().values() for known in (config.name, *config.also)]
-        there_is = nearest(item.lower(), known, "`leanbench list models`")
-        raise UnknownModel(item, there_is)
+        raise UnknownModel(item, hint_for(item, known))
     return registered
 
 
