@@ -298,11 +298,7 @@ def test_a_key_that_the_class_rejects_changes_no_other(tmp_path, model_type, key
 
 def test_a_config_that_the_class_rejects_is_refused(tmp_path, capfd):
     pytest.importorskip("transformers")
-    keys = {
-        **TINY,
-        "model_type": "gemma3_text",
-        **{f"{key}_token_id": "2" for key in ("bos", "eos")},
-    }
+    keys = {**TINY, "model_type": "gemma3_text", "bos_token_id": "2", "eos_token_id": "2"}
     keys |= {"rms_norm_eps": "1", "use_cache": "yes", "attention_dropout": "no"}
     with pytest.raises(InvalidKey) as error:
         read_config(written(tmp_path, keys))

@@ -44,31 +44,21 @@ _OLD_NAMES = {
     "num_kv_heads": "num_key_value_heads",
     "num_experts_per_token": "num_experts_per_tok",
 }
+_KV_NAMES = (
+    *("multi_query_group_num", "num_attention_groups", "kv_n_heads", "n_head_kv", "n_kv_head"),
+    *("n_kv_heads", "num_query_groups", "num_key_value_heads_per_layer"),
+)
+_POSITIONS_NAMES = ("seq_length", "max_seq_len", "max_position_embedding")
 #: Names of other code, used where neither the file nor the class has a value. The last one wins.
 _OTHER_NAMES = {
-    "d_model": "hidden_size",
-    "n_embed": "hidden_size",
-    "num_heads": "num_attention_heads",
-    "n_heads": "num_attention_heads",
-    "num_layers": "num_hidden_layers",
-    "n_layers": "num_hidden_layers",
-    "multi_query_group_num": "num_key_value_heads",
-    "num_attention_groups": "num_key_value_heads",
-    "kv_n_heads": "num_key_value_heads",
-    "n_head_kv": "num_key_value_heads",
-    "n_kv_head": "num_key_value_heads",
-    "n_kv_heads": "num_key_value_heads",
-    "num_query_groups": "num_key_value_heads",
-    "num_key_value_heads_per_layer": "num_key_value_heads",
-    "kv_channels": "head_dim",
-    "attention_head_dim": "head_dim",
-    "window_size": "sliding_window",
-    "attention_window_size": "sliding_window",
-    "seq_length": "max_position_embeddings",
-    "max_seq_len": "max_position_embeddings",
-    "max_position_embedding": "max_position_embeddings",
-    "moe_topk": "num_experts_per_tok",
-    "moe_top_k": "num_experts_per_tok",
+    **dict.fromkeys(("d_model", "n_embed"), "hidden_size"),
+    **dict.fromkeys(("num_heads", "n_heads"), "num_attention_heads"),
+    **dict.fromkeys(("num_layers", "n_layers"), "num_hidden_layers"),
+    **dict.fromkeys(_KV_NAMES, "num_key_value_heads"),
+    **dict.fromkeys(("kv_channels", "attention_head_dim"), "head_dim"),
+    **dict.fromkeys(("window_size", "attention_window_size"), "sliding_window"),
+    **dict.fromkeys(_POSITIONS_NAMES, "max_position_embeddings"),
+    **dict.fromkeys(("moe_topk", "moe_top_k"), "num_experts_per_tok"),
     "moe_num_experts": "num_experts",
 }
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
@@ -79,8 +69,7 @@ _RECURRENT_TYPES = re.compile(
 #: A step of 1,000 layers is predicted within seconds.
 _MAX_LAYERS = 1000
 _MOST_MB = 10
-#: Keys of a file that a class can reject before the file is refused.
-_MOST_REJECTED = 4
+_MOST_REJECTED, _MOST_TRIED = 4, 200
 
 #: Sizes of every model.
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -104,7 +93,7 @@ _OFF_AT_0 = (
     *("index_topk_blocks", "dense_attention_every_n_layers"),
 )
 #: Names of the number of experts.
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 #: Sizes that can differ between layers.
 _SIZES_BY_LAYER = (
     *("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size"),
@@ -137,8 +126,6 @@ READ_KEYS = (
     *(*REQUIRED, *_SIZES, *_COUNTS, *_LISTS, *_TABLES, *_FLAGS, *_OTHERS, *_OTHER_NAMES),
     *_OLD_NAMES,
 )
-#: Keys that a class may reject: those that are not read, and kinds of layers, which are the file's.
-_REJECTABLE = {*PER_LAYER, *_TABLES}
 
 
 @dataclass(eq=False)
@@ -461,7 +448,7 @@ def _check_together(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     for key, sizes in keys.items():
         if not _is_size(key) or not isinstance(sizes, list):
             continue
-        if len(sizes) < layers and key in (*_EXPERTS, "moe_intermediate_size"):
+        if len(sizes) < layers and key in (*EXPERTS, "moe_intermediate_size"):
             # Experts of text and of images, say. Attention does not need them.
             continue
         if len(sizes) < layers:
@@ -478,7 +465,7 @@ def _check_together(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidKey(path, "num_attention_heads", heads, must)
     if isinstance(result["num_attention_heads"], list) and "head_dim" not in result:
         raise InvalidKey(path, "head_dim", None, "the number of heads differs between layers")
-    experts = [result[key] for key in _EXPERTS if type(result.get(key)) is int]
+    experts = [result[key] for key in EXPERTS if type(result.get(key)) is int]
     chosen = result.get("num_experts_per_tok")
     if experts and type(chosen) is int and chosen > max(experts):
         must = f"at most the number of experts, {max(experts)}"
@@ -541,14 +528,13 @@ def _with_new_names(keys: Mapping[str, Any]) -> dict[str, Any]:
     layers = named.get("num_hidden_layers")
     kinds, pattern = named.get("attn_type_list"), named.get("sliding_window_pattern")
     if isinstance(pattern, str) and re.fullmatch("[LG]+", pattern) and type(layers) is int:
-        # Bounded, as the number of layers is checked later.
-        kinds = [pattern[i % len(pattern)] for i in range(min(layers, _MAX_LAYERS))]
+        # The number of layers is checked later.
+        kinds = [pattern[index % len(pattern)] for index in range(min(layers, _MAX_LAYERS))]
         del named["sliding_window_pattern"]
     if isinstance(kinds, list) and kinds and not named.get("layer_types"):
         names = {"L": "sliding_attention", "G": "full_attention"}
-        named["layer_types"] = [
-            names.get(str(kind), "full_attention" if kind else "linear_attention") for kind in kinds
-        ]
+        others = ("linear_attention", "full_attention")
+        named["layer_types"] = [names.get(str(kind), others[bool(kind)]) for kind in kinds]
     for key in PER_LAYER if type(layers) is int and layers > 0 else ():
         # Further entries are of layers that predict more tokens.
         if isinstance(named.get(key), list | str):
@@ -658,7 +644,7 @@ def parsed_config(
     while fault:
         # The key without which there is no error, or another. Most messages name it.
         order = sorted(keys, key=lambda key: (f"'{key}'" not in fault, keys[key] is not None))
-        for key in order if len(rejected) < _MOST_REJECTED else ():
+        for key in order[: _MOST_TRIED if len(rejected) < _MOST_REJECTED else 0]:
             rest = {name: value for name, value in keys.items() if name != key}
             config, other = _parsed(config_class, rest)
             if other != fault:
@@ -671,10 +657,11 @@ def parsed_config(
     for key in rejected:
         value = published[key]
         # Kinds and KV heads by layer are the file's.
-        is_kept = key in _REJECTABLE or (key == "num_key_value_heads" and isinstance(value, list))
-        if value is None or key not in READ_KEYS or is_kept:
-            continue
-        if _attribute(config, key) != value:
+        is_kept = key in (*PER_LAYER, *_TABLES) or (key, type(value)) == (
+            "num_key_value_heads",
+            list,
+        )
+        if key in READ_KEYS and not is_kept and value not in (None, _attribute(config, key)):
             must = f"a value that {config_class.__name__} of transformers takes"
             raise InvalidKey(path, key, value, must)
     return config, rejected

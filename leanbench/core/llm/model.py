@@ -287,6 +287,8 @@ class WholeModel:
             why = "has attention of a kind that no measured step supports"
         elif len({(kind.q_heads, kind.kv_heads, kind.head_dim) for kind in self.layer_kinds}) > 1:
             why = "has layers with different heads, which a measured step has no cache for"
+        elif not self.all_weights.is_built:
+            why = f"has sizes that transformers' code does not share out among {self.tp} GPUs"
         else:
             return None
         return f"{self.name} {why}: predict it, with --gpu for a GPU that is not here"
@@ -349,7 +351,7 @@ class WholeModel:
 def _weights(name: str, tp: int) -> Weights:
     source = read_config(name)
     whole = WholeModel(source, tp, positions=1)
-    return weights_of(source, whole._shared(source.published), whole._shared(source.keys))
+    return weights_of(source, whole._shared(source.published), whole._shared(source.keys), tp)
 
 
 @cache
