@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -322,7 +323,7 @@ def read_config(name: str) -> ModelConfig:
         # The code has no window, or its own, regardless of the file.
         used.pop("sliding_window", None)
     own = used.get("head_dim") or getattr(config_class, "head_dim", None)
-    _check_fit(path, {**used, "head_dim": own})
+    _check_fit(path, {key: value for key, value in used.items() if value} | {"head_dim": own})
     defaults = _defaults(path, config_class, used)
     if not used.get("kv_lora_rank", True) or used.get("use_mla") is False:
         # Plain heads in a class that has latent ones.
@@ -475,13 +476,13 @@ def _check_together(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_fit(path: Path, keys: Mapping[str, Any]) -> None:
     """Check that the keys that are there fit each other."""
-    hidden, layers, heads = map(keys.get, REQUIRED)
-    for key in _NAMES_BY_LAYER if layers else ():
+    hidden, layers, heads = (keys.get(key, 0) for key in REQUIRED)
+    for key in _NAMES_BY_LAYER:
         names = keys.get(key)
         if names and isinstance(names, list | str) and len(names) < layers:
             raise InvalidKey(path, key, keys[key], f"an entry for each of {layers} layers")
     has_own = keys.get("head_dim") or keys.get("kv_lora_rank")
-    if not has_own and hidden and type(heads) is int and hidden % heads:
+    if not has_own and type(heads) is int and heads and hidden % heads:
         raise InvalidKey(path, "hidden_size", hidden, f"a multiple of num_attention_heads {heads}")
 
 
@@ -657,10 +658,7 @@ def parsed_config(
     for key in rejected:
         value = published[key]
         # Kinds and KV heads by layer are the file's.
-        is_kept = key in (*PER_LAYER, *_TABLES) or (key, type(value)) == (
-            "num_key_value_heads",
-            list,
-        )
+        is_kept = key in (*PER_LAYER, *_TABLES, "num_key_value_heads" * isinstance(value, list))
         if key in READ_KEYS and not is_kept and value not in (None, _attribute(config, key)):
             must = f"a value that {config_class.__name__} of transformers takes"
             raise InvalidKey(path, key, value, must)
@@ -683,7 +681,7 @@ def quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
+    logging.set_verbosity(CRITICAL)
     try:
         yield
     finally:
