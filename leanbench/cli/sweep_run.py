@@ -15,7 +15,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.options import RunFlags, limits_from_flags
-from leanbench.core.errors import OptionWithoutEffect, UserError, nearest
+from leanbench.core.errors import OptionWithoutEffect, UserError, nearest, short
 
 if TYPE_CHECKING:
     from leanbench.cluster.cluster import Cluster
@@ -177,8 +177,8 @@ def _check_names(sweep: Sweep, flags: RunFlags) -> None:
     name = flags.name
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(
-            f"--name {name!r} cannot name a folder: use up to 100 letters, digits, dots, dashes and"
-            " underscores, a letter or digit first"
+            f"--name {short(name)} cannot name a folder: use up to 100 letters, digits, dots,"
+            " dashes and underscores, a letter or digit first"
         )
 
 

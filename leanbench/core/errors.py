@@ -55,7 +55,7 @@ class InvalidValue(UserError):
     limit: object = None
 
     def __str__(self) -> str:
-        return f"{self.name} {self.value!r} {self.reason.format(limit=self.limit)}: {self.fix}"
+        return f"{self.name} {short(self.value)} {self.reason.format(limit=self.limit)}: {self.fix}"
 
 
 @dataclass(eq=False)
@@ -86,6 +86,12 @@ class SuspectResult(Exception):
 
 class GpuUnusable(Exception):
     """The GPU fails every further call of this process. A new process may recover."""
+
+
+def short(value: object, most: int = 80) -> str:
+    """Return a value as a message repeats it, truncated if long."""
+    words = repr(value)
+    return words if len(words) <= most + 2 else f"{words[:most]}...{words[-1]}"
 
 
 def nearest(name: str, known: Iterable[str], all_of_them: str = "") -> str:

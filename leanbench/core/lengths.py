@@ -7,7 +7,6 @@ batch as often as it has output tokens, with its prompt and the output so far in
 from __future__ import annotations
 
 import csv
-import io
 import os
 import random
 import re
@@ -22,7 +21,7 @@ from typing import Any
 
 from leanbench.core import syntax
 from leanbench.core.axis import Values
-from leanbench.core.errors import InvalidValue, Reason, UserError, nearest
+from leanbench.core.errors import InvalidValue, Reason, UserError, nearest, short
 from leanbench.core.files import parse_foreign_json, read_text, short_json
 
 UNIFORM = "uniform"
@@ -83,9 +82,7 @@ class Lengths(Values):
     """
 
     def parse(self, name: str, text: str) -> tuple[str, ...]:
-        if "," in text and names_file(text):
-            return (self._value(name, text),)
-        return syntax.parse_list(name, text, lambda item: [self._value(name, item)])
+        return syntax.parse_list(name, text, lambda item: [self._value(name, item)], _items)
 
     def check(self, name: str, value: str) -> None:
         self._value(name, value)
@@ -171,8 +168,28 @@ def as_context(lengths: tuple[int, ...]) -> Context:
 
 def longest_in_file(lengths: str) -> int | None:
     """Return the longest length of a file, or None if a value of `Lengths` names no file."""
-    named = lengths in _names() or lengths.startswith(_MEAN)
-    return None if named or is_explicit(lengths) else _file_quantiles("lengths", lengths)[-1]
+    return None if _is_no_file(lengths) else _file_quantiles("lengths", lengths)[-1]
+
+
+def _is_no_file(text: str) -> bool:
+    word = text.strip().lower()
+    return word in _names() or word.startswith(_MEAN) or is_explicit(word)
+
+
+def _items(text: str) -> list[str]:
+    """Split at commas, but not at those in the name of a file or a column."""
+    pieces = text.split(",")
+    if not names_file(text):
+        return pieces
+    if os.path.lexists(text):
+        return [text]
+    items = pieces[:1]
+    for piece in pieces[1:]:
+        if _is_no_file(items[-1]) or _is_no_file(piece) or names_file(piece.strip()):
+            items.append(piece)
+        else:
+            items[-1] += f",{piece}"
+    return items
 
 
 def _names() -> tuple[str, ...]:
@@ -282,6 +299,8 @@ def _file_quantiles(name: str, file: str) -> tuple[int, ...]:
 
 _MOST_MB = 100
 _DELIMITERS = ",;\t|"
+#: Commands that unpack a compressed file, by its suffix.
+_UNPACK = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd", ".zip": "unzip"}
 _NUMBER = re.compile(r"[+-]?\d{1,40}(\.\d{0,40})?(e[+-]?\d{1,9})?", re.ASCII | re.IGNORECASE)
 #: Numbers or missing values of other programs rather than names of columns.
 _NO_NAMES = {"nan", "inf", "infinity", "none", "null", "true", "false", "na", "n/a"}
@@ -303,11 +322,14 @@ class UnknownColumn(UserError):
     example: str = ""
 
     def __str__(self) -> str:
+        columns = [name[:80] for name in self.columns if name]
         if not self.column:
-            names = ", ".join(self.columns[:20])
+            names = ", ".join(columns[:20])
             example = f"--lengths {self.file}:{self.example}"
             return f"{self.file} has several columns ({names}): name one, such as {example}"
-        return f"{self.file} has no column {self.column!r}, {nearest(self.column, self.columns)}"
+        return (
+            f"{self.file} has no column {short(self.column)}, {nearest(self.column[:80], columns)}"
+        )
 
 
 def names_file(text: str) -> bool:
@@ -325,17 +347,20 @@ def read_lengths_of(name: str, text: str) -> list[int]:
             length.
     """
     file, column = _split(text) or (text, "")
-    content = read_text(Path(file), _MOST_MB)
     where = f"{name} {file!r}"
-    is_json = content.lstrip()[:1] in ("[", "{")
-    table = _read_json(where, content) if is_json else _read_lines(where, content)
+    if command := _UNPACK.get(Path(file).suffix.lower()):
+        raise UserError(f"{where} is compressed: unpack it with `{command}`")
+    # Texts can have other line breaks of Unicode.
+    lines = re.split("\r\n?|\n", read_text(Path(file), _MOST_MB))
+    is_json = next(filter(_has_data, lines), "").lstrip()[:1] in ("[", "{")
+    table = _read_json(where, lines) if is_json else _read_lines(where, lines)
     if not table.rows:
         raise UserError(f"{where} has no length: write one a line")
     index = _column(file, column, table)
     if index is None:
         [(at, cells)] = table.rows
         return [_length(f"{where} {at}:", cell) for cell in cells]
-    title = f", column {table.columns[index]!r}" if len(table.columns) > 1 else ""
+    title = f", column {short(table.columns[index])}" if len(table.columns) > 1 else ""
     return [
         _length(f"{where} {at}{title}:", cells[index] if index < len(cells) else "")
         for at, cells in table.rows
@@ -371,47 +396,64 @@ def _column(file: str, column: str, table: _Table) -> int | None:
     if column:
         if column not in table.columns:
             raise UnknownColumn(file, column, table.columns)
+        if (count := table.columns.count(column)) > 1:
+            raise UserError(
+                f"{file} has {count} columns {short(column)}: give each a name of its own"
+            )
         return table.columns.index(column)
     if len(table.columns) == 1:
         return 0
     if len(table.rows) == 1 and not table.has_header:
         return None
-    cells = zip(table.columns, table.rows[0][1], strict=False)
-    numbers = [name for name, cell in cells if _NUMBER.fullmatch(_text(cell))]
-    raise UnknownColumn(file, "", table.columns, (numbers or table.columns)[0])
+    named = [(index, name) for index, name in enumerate(table.columns) if name]
+    lengths = (
+        name
+        for index, name in named
+        if all(index < len(cells) and _is_length(cells[index]) for _, cells in table.rows)
+    )
+    raise UnknownColumn(file, "", table.columns, next(lengths, named[0][1]))
 
 
-def _read_lines(where: str, content: str) -> _Table:
+def _read_lines(where: str, lines: Sequence[str]) -> _Table:
     """Read one length a line, or a table separated by commas, semicolons, tabs, bars or spaces."""
-    lines = content.splitlines()
     first = next(filter(_has_data, lines), "")
     # A quoted cell can have any of them.
     delimiter = max(_DELIMITERS, key=re.sub(r'"[^"]*"', "", first).count)
     if delimiter in first:
-        rows = _read_csv(where, content, delimiter)
+        rows = _read_csv(where, lines, delimiter)
+    elif any(line.lstrip()[:1] == '"' for line in lines):
+        rows = _read_csv(where, lines, " ")
     else:
         rows = [(f"line {n}", line.split()) for n, line in enumerate(lines, 1) if _has_data(line)]
     header = rows[0][1] if rows and _is_header(rows[0][1]) else None
     if header is None:
         return _Table.without_header(rows)
     rows = rows[1:]
-    if delimiter not in first and all(len(cells) == 1 for _, cells in rows):
+    if len(header) > 1 and delimiter not in first and all(len(cells) == 1 for _, cells in rows):
         header = [first.strip()]
     return _Table([*header], rows, has_header=True)
 
 
-def _read_csv(where: str, content: str, delimiter: str) -> list[tuple[str, Sequence[str]]]:
+def _read_csv(where: str, lines: Sequence[str], delimiter: str) -> list[tuple[str, Sequence[str]]]:
     # A cell can be a prompt, of any length and with several lines.
     csv.field_size_limit(_MOST_MB * 1_000_000)
-    reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
-    rows = []
+    rows, begins = [], 1
+    # Comments can have quotes. In a quoted cell, # begins none.
+    text = (
+        f"{line}\n" if n != begins or _has_data(line) else "\n" for n, line in enumerate(lines, 1)
+    )
+    reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
         for cells in reader:
+            begins = reader.line_num + 1
             stripped = [cell.strip() for cell in cells]
-            if any(stripped) and not stripped[0].startswith("#"):
+            if any(stripped):
                 rows.append((f"line {reader.line_num}", stripped))
     except csv.Error:
-        raise UserError(f"{where} line {reader.line_num} is no CSV: leave it out") from None
+        raise UserError(
+            f"{where} line {begins} has a quoted cell that does not end with its quote: close it,"
+            " and write a quote in a cell twice"
+        ) from None
     return rows
 
 
@@ -426,22 +468,28 @@ def _is_header(cells: Sequence[str]) -> bool:
     return is_name and not any(map(_NUMBER.fullmatch, cells))
 
 
-def _read_json(where: str, content: str) -> _Table:
+def _read_json(where: str, lines: Sequence[str]) -> _Table:
     """Read a list of numbers or records, columns by name, or a record a line."""
-    lines = [(n, line) for n, line in enumerate(content.splitlines(), 1) if _has_data(line)]
+    records = [(n, line) for n, line in enumerate(lines, 1) if _has_data(line)]
     try:
-        value = parse_foreign_json(content)
+        value = parse_foreign_json("\n".join(line if _has_data(line) else "" for line in lines))
     except ValueError as error:
-        try:
-            parse_foreign_json(lines[0][1])
-        except ValueError:
+        # One of the first two can be cut off.
+        if not any(_is_record(line) for _, line in records[:2]):
             raise UserError(f"{where} cannot be read ({error}): write JSON") from None
-        return _table_of((f"line {n}", _parse(f"{where} line {n}", line)) for n, line in lines)
+        return _table_of((f"line {n}", _parse(f"{where} line {n}", line)) for n, line in records)
     if isinstance(value, dict) and any(isinstance(cells, list) for cells in value.values()):
         columns = [cells if isinstance(cells, list) else [cells] for cells in value.values()]
         value = [dict(zip(value, cells, strict=True)) for cells in zip_longest(*columns)]
     rows = value if isinstance(value, list) else [value]
     return _table_of((f"entry {n}", row) for n, row in enumerate(rows, 1))
+
+
+def _is_record(line: str) -> bool:
+    try:
+        return isinstance(parse_foreign_json(line), dict | list)
+    except ValueError:
+        return False
 
 
 def _parse(where: str, line: str) -> Any:
@@ -483,6 +531,13 @@ def _length(where: str, cell: Any) -> int:
             raise InvalidValue(where, text, Reason.SYNTAX, _FIX)
         return int(number)
     return syntax.parse_number(where, text[:40], _SYNTAX)
+
+
+def _is_length(cell: Any) -> bool:
+    try:
+        return _length("", cell) > 0
+    except InvalidValue:
+        return False
 
 
 def _text(cell: Any) -> str:

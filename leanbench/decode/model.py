@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import torch_dtype
+from leanbench.core.llm.config import parsed_config
 from leanbench.core.llm.model import read_model
 from leanbench.integrations.transformers import version_fault
 
@@ -50,20 +51,20 @@ def _made(text: str, dtype: str, device: str) -> torch.nn.Module:
     import torch
     from transformers.initialization import no_init_weights
     from transformers.modeling_utils import AttentionInterface
-    from transformers.models.auto.configuration_auto import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
     AttentionInterface.register(IMPLEMENTATION, _attention)
     whole = read_model(text)
     fields = {key: value for key, value in whole.config.items() if key != "model_type"}
     try:
-        config = AutoConfig.for_model(whole.model_type, **fields)
+        config, _ = parsed_config(whole.name, CONFIG_MAPPING[whole.model_type], fields)
         with torch.device(device), no_init_weights():
             model = AutoModelForCausalLM.from_config(
                 config, attn_implementation=IMPLEMENTATION, dtype=torch_dtype(dtype)
             )
     except (ValueError, TypeError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = " ".join(str(error).split())[:200]
         raise UserError(f"transformers refuses the config of {text}: {reason}") from None
     # Which no_init_weights leaves out.
     model.tie_weights()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.core.axes import AXES
-from leanbench.core.errors import UserError
+from leanbench.core.errors import UserError, short
 from leanbench.core.files import UnreadableFile, parse_foreign_json, read_file
 from leanbench.core.lengths import as_context, write_lengths
 from leanbench.core.problem import AttentionProblem
@@ -18,7 +18,7 @@ from leanbench.formats.workload import read_workload
 #: Folders of a dataset.
 DEFINITIONS, WORKLOADS = "definitions", "workloads"
 #: Definitions and workloads that a sentence names.
-_NAMED = 3
+_NAMED = 10
 _DEFINITION_MB, _WORKLOADS_MB = 10, 500
 
 Axes = dict[str, tuple[Any, ...]]
@@ -207,8 +207,10 @@ def _add_workloads(
     for number, line in lines:
         try:
             trace = parse_foreign_json(line)
-            workload = trace.get("workload") if isinstance(trace, dict) else None
-            problem = {**axes, **read_workload(workload, axes, root)}
+            fields = trace if isinstance(trace, dict) else {}
+            if (name := fields.get("definition", path.stem)) != path.stem:
+                raise ValueError(f"it is for another definition, {short(name)}")
+            problem = {**axes, **read_workload(fields.get("workload"), axes, root)}
             _check_problem(problem)
             lengths = tuple(map(write_lengths, problem["lengths"]))
             for text in lengths:

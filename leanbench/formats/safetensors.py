@@ -45,7 +45,7 @@ def read_integers(content: bytes, name: str) -> list[int]:
     count = _count(shape)
     if code is None or count is None:
         described = f"{short_json(dtype)} {short_json(shape)}"
-        raise ValueError(f"its tensor {name!r} is {described}, not (numbers,) in I32 or I64")
+        raise ValueError(f"its tensor {name!r} is {described}, not one dimension of I32 or I64")
     values = array(code)
     begin, end = _offsets(tensor)
     data = content[start + begin : start + end] if 0 <= begin <= end else b""

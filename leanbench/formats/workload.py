@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+from leanbench.core.errors import short
 from leanbench.core.files import FileFault, UnreadableFile, read_file, short_json
 from leanbench.core.lengths import MAX_SEQUENCES
 from leanbench.core.problem import AttentionProblem
@@ -147,16 +148,17 @@ class _Given:
         raise ValueError(f"its {name} is {short_json(tensor)}, not random, a number or a tensor")
 
     def _read(self, name: str, path: Path, key: str) -> list[int]:
+        shown = short(str(path), 200)
         try:
             return read_integers(read_file(path, _BLOB_MB, _boundary(self.root)), key)
         except UnreadableFile as error:
             is_missing = error.fault is FileFault.MISSING
             fix = ": fetch the dataset's blob folder, too" if is_missing else ""
             raise ValueError(
-                f"{path}, which has its {name}, cannot be read ({error.reason}){fix}"
+                f"{shown}, which has its {name}, cannot be read ({error.reason}){fix}"
             ) from None
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise ValueError(f"{shown}: {error}") from None
 
 
 def _boundary(root: Path) -> Path:
@@ -189,12 +191,19 @@ def _paged(given: _Given, page_size: int) -> Sequence[int]:
         starts = [pages * sequence // batch for sequence in range(batch + 1)]
     counts = [end - start for start, end in pairwise(starts)]
     _check_number(given, counts)
+    total = given.axes.get("num_kv_indices", starts[-1])
+    if starts[0] != 0 or min(counts) < 0 or total != starts[-1]:
+        raise ValueError(
+            f"its kv_indptr is {short_json(starts)}, which does not ascend from 0 to its"
+            f" num_kv_indices, {short_json(total)}"
+        )
     last = given.numbers("kv_last_page_len")
     if last is None:
         last = [page_size] * len(counts)
     _check_number(given, last)
-    if max(last) > page_size:
-        raise ValueError(f"a last page has {max(last)} tokens, more than the {page_size} of a page")
+    for tokens in (min(last), max(last)):
+        if not 1 <= tokens <= page_size:
+            raise ValueError(f"a last page has {tokens} tokens, not from 1 to {page_size}")
     return [(pages - 1) * page_size + tokens for pages, tokens in zip(counts, last, strict=True)]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from leanbench.core.errors import UserError
+from leanbench.core.errors import UserError, short
 from leanbench.core.gpu_spec import GpuSpec
 
 #: Words of product names that do not identify the GPU.
@@ -90,7 +90,7 @@ class UnknownGpu(UserError):
     hint: str
 
     def __str__(self) -> str:
-        return f"there is no GPU {self.name!r} in the catalogue, {self.hint}"
+        return f"there is no GPU {short(self.name)} in the catalogue, {self.hint}"
 
 
 def find(name: str) -> GpuSpec:
@@ -191,7 +191,11 @@ def _numbers(name: str) -> set[str]:
 
 
 def _hint(name: str) -> str:
+    if "," in name:
+        return "write one name without a comma"
     if (nearest := suggest(name, _by_name())) is not None:
         return f"did you mean {nearest!r}?"
     alike = [spec.name for spec in CATALOGUE if model_of(spec.name) == model_of(name)]
-    return f"known: {', '.join(alike)}" if alike else "`leanbench list gpus` lists the known ones"
+    known = "`leanbench list gpus` lists the known ones"
+    are = "is another product" if len(alike) == 1 else "are other products"
+    return f"{', '.join(alike)} {are}: {known}" if alike else known

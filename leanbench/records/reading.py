@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanbench.core.errors import UserError
+from leanbench.core.errors import UserError, short
 from leanbench.core.files import UnreadableFile, parse_json, read_if_there
 from leanbench.core.problem import AttentionProblem
 from leanbench.records.directory import not_a_row
@@ -137,16 +137,16 @@ def find_run(run: str) -> Path:
         hint = (
             _nearest(name, RUNS, "") or f"{RUNS}/ holds no run yet, make one with `leanbench sweep`"
         )
-        raise UserError(f"there is no run {run!r}, {hint}")
+        raise UserError(f"there is no run {short(run)}, {hint}")
     parent = Path(run).parent
     if Path(run).is_file():
         raise UserError(f"{run} is a file: name the folder it is in, {parent}")
-    missing = f"{parent}/ holds no run" if parent.is_dir() else f"nor a folder {str(parent)!r}"
+    missing = f"{parent}/ holds no run" if parent.is_dir() else f"nor a folder {short(str(parent))}"
     hint = (
         _nearest(name, parent, f"{parent}/")
         or f"{missing}: name a run directory, or a run under {RUNS}/"
     )
-    raise UserError(f"there is no folder {run!r}, {hint}")
+    raise UserError(f"there is no folder {short(run)}, {hint}")
 
 
 def _nearest(name: str, folder: Path, prefix: str) -> str:

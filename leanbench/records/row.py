@@ -94,16 +94,17 @@ class Row(Figures, Identity):
     @model_validator(mode="after")
     def _check_figures(self) -> Self:
         for figure in QUANTITIES:
-            if self.status not in figure.statuses and getattr(self, figure.name) is not None:
-                raise _fault(f"a row that is {self.status} carries no {figure.name}")
+            name, value = figure.name, getattr(self, figure.name)
+            if self.status not in figure.statuses and value is not None:
+                raise _fault(f"a row that is {self.status} carries no {name}")
+            # An energy of 0 is a counter that stood still. Reports leave it out.
+            stood_still = name == "energy_mj" and value == 0
+            least = _LEAST if name in _RATIOED else -_MOST if name in _DIFFERENCES else 0
+            is_number = isinstance(value, int | float)
+            if is_number and not stood_still and not least <= value <= _MOST:
+                raise _fault(f"{name}: {value:g} is not between {least:g} and {_MOST:g}")
         if self.status in ("ok", "noisy") and self.latency_us is None:
             raise _fault(f"a row that is {self.status} needs a latency_us")
-        for name in _RATIOED:
-            value = getattr(self, name)
-            # An energy of 0 is a counter that stood still. Reports leave it out.
-            stood_still = name == "energy_mj" and value is not None and value <= 0
-            if value is not None and not stood_still and not _LEAST <= value <= _MOST:
-                raise _fault(f"{name}: {value:g} is not between {_LEAST:g} and {_MOST:g}")
         return self
 
     def line(self) -> bytes:
@@ -120,6 +121,8 @@ def _fault(sentence: str) -> PydanticCustomError:
 #: Every quantity of a row, in the order of tables.
 QUANTITIES = quantities(Row)
 
+#: Figures that can be negative.
+_DIFFERENCES = ("exchange_us", "energy_above_idle_mj")
 #: Figures that ratios are made of, and the limits between which ratios are numbers.
 _RATIOED = (
     "latency_us",

@@ -138,6 +138,12 @@ OBJECT = '{"prompt": [300, 20], "output": [7, 8]}'
         ('"a, b","c"\n"1","2"\n', "a, b", [1]),
         ('prompt,n\n"two\nlines, quoted",5\n"one",6\n', "n", [5, 6]),
         ("prompt output\n300 7\n20 8\n", "output", [7, 8]),
+        ('"Prompt, all"\r\n"300"\r\n"20"\r\n', "", [300, 20]),
+        ('"a b"  300\n"c" 20\n', "2", [300, 20]),
+        ('a, b\n1, "2,3"\n', "a", [1]),
+        ("a,b\r300,7\r20,8\r", "b", [7, 8]),
+        ('# x, "y\nn,p\n5,"a\n# b"\n # x, "y"z\n6,c\n', "n", [5, 6]),
+        ("a,b\nx\u2028y\x85z,8\n", "b", [8]),
         ("300 7\n20 8\n", "2", [7, 8]),
         ("300|7\n20|8\n", "1", [300, 20]),
         ("a:b,c\n5,6\n", "a:b", [5]),
@@ -146,6 +152,9 @@ OBJECT = '{"prompt": [300, 20], "output": [7, 8]}'
         (f"[{', '.join(RECORDS.splitlines())}]", "prompt", [300, 20]),
         ('{"n": 5}\n\n{"n": "6"}\n', "", [5, 6]),
         ('{"n": 5, "x": NaN}', "n", [5]),
+        ('{"p": "a\u2028b\x85c", "n": 5}\n{"p": "", "n": 6}\n', "n", [5, 6]),
+        ('# a comment\n{"n": 5}\n{"n": 6}\n', "", [5, 6]),
+        ("# a comment\n[5,\n# another\n6]\n", "", [5, 6]),
         (OBJECT, "output", [7, 8]),
         ('[300, 4e2, "4k"]', "", [300, 400, 4096]),
         ("[[300, 7], [20, 8]]", "2", [7, 8]),
@@ -175,6 +184,8 @@ def test_a_file_has_lengths_or_a_column_of_them(content, column, lengths, file, 
         ("300\n20\n", "prompt", ["1"], ""),
         ("[[300, 7], [20, 8]]", "", ["1", "2"], "1"),
         ("a,b\nx,y\n", "", ["a", "b"], "a"),
+        (",ts,n\n0,0,5\n1,1.5,6\n", "", ["", "ts", "n"], "n"),
+        ("|ts|n|\n|--|--|\n|1|5|\n", "", ["", "ts", "n", ""], "ts"),
     ],
 )
 def test_a_column_is_named_where_there_are_several(content, column, columns, example, tmp_path):
@@ -186,6 +197,7 @@ def test_a_column_is_named_where_there_are_several(content, column, columns, exa
     assert (error.file, error.column) == (file, column)
     assert (error.columns, error.example) == (columns, example)
     assert column or all(name in str(error) for name in columns)
+    assert column or f":{example}" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +248,9 @@ def test_a_wrong_length_is_named_with_its_place(content, column, place, value, r
         ("{", "cannot be read (no JSON at column 2)"),
         ("[\n1,\n2,\n]", "cannot be read (no JSON at line 4, column 1)"),
         ('{"n": 1}\n{"n":\n', "line 2 cannot be read (no JSON at column 6)"),
+        ('{"n": 1\n{"n": 2}\n', "line 1 cannot be read (no JSON at column 8)"),
+        ('n,p\n1,"a"\n\n2,"b\n3,c\n', "line 4 has a quoted cell that does not end"),
+        ('n,p\n1,"b\n3,"c"\n', "line 2 has a quoted cell that does not end"),
     ],
 )
 def test_a_file_without_lengths_is_one_sentence(content, words, tmp_path):
@@ -245,6 +260,28 @@ def test_a_file_without_lengths_is_one_sentence(content, words, tmp_path):
         LENGTHS.parse(str(file))
     assert str(refused.value).startswith(f"lengths {str(file)!r} {words}")
     assert "\n" not in str(refused.value)
+
+
+def test_files_stand_in_lists(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one.csv", "t,wo.csv"):
+        (tmp_path / name).write_text('a,"b,c"\n300,7\n')
+    for values in (("one.csv:a", "uniform"), ("one.csv:a", "mean-0.5", "one.csv:b,c"), ("4096",)):
+        assert LENGTHS.parse(",".join(values)) == values
+        assert LENGTHS.parse(",".join(("t,wo.csv:b,c", *values))) == ("t,wo.csv:b,c", *values)
+
+
+def test_a_file_that_is_compressed_or_has_a_name_twice_is_refused(tmp_path):
+    (tmp_path / "a.csv.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(UserError, match="' is compressed: unpack it with `gunzip`"):
+        LENGTHS.parse(f"{tmp_path}/a.csv.gz:n")
+    (tmp_path / "b.csv").write_text("n,n,m\n1,2,3\n")
+    with pytest.raises(UserError, match=" has 2 columns 'n': give each a name of its own"):
+        LENGTHS.parse(f"{tmp_path}/b.csv:n")
+    assert read_lengths_of("lengths", f"{tmp_path}/b.csv:m") == [3]
+    with pytest.raises(UnknownColumn) as unknown:
+        LENGTHS.parse(f"{tmp_path}/b.csv:{'x' * 5000}")
+    assert f" no column '{'x' * 79}...', known: m" in str(unknown.value)
 
 
 def test_what_is_no_file_of_lengths(tmp_path):

@@ -9,7 +9,14 @@ import pytest
 
 from leanbench.core.files import FileFault, UnreadableFile
 from leanbench.core.llm import config as model_config
-from leanbench.core.llm.config import InvalidKey, NotAConfig, read_config, registry, split_models
+from leanbench.core.llm.config import (
+    InvalidKey,
+    NotAConfig,
+    UnknownModel,
+    read_config,
+    registry,
+    split_models,
+)
 from leanbench.core.llm.layers import (
     Layer,
     NoDecodeAttention,
@@ -116,6 +123,22 @@ MIMO |= {"swa_num_key_value_heads": 2, "add_swa_attention_sink_bias": True}
             "1 h4/4 d24 v_head_dim 16, 3 h4/2 d24 window_left 7 sinks v_head_dim 16",
         ),
         # Rules of types, and keys of other code.
+        ("RefinedWeb", {"n_head_kv": 2}, "4 h4/2 d16"),
+        ("new", {**FOUR_FULL, "num_query_groups": 2}, "4 h4/2 d16"),
+        ("new", {**FOUR_FULL, "n_kv_heads": 1}, "4 h4/1 d16"),
+        (
+            "new",
+            {**FOUR_FULL, "num_key_value_heads_per_layer": [4, 2, 1, 1]},
+            "1 h4/4 d16, 1 h4/2 d16, 2 h4/1 d16",
+        ),
+        ("llama", {"text_config": None}, "4 h4/4 d16"),
+        ("new", {**FOUR_FULL, "moe_intermediate_size": [32, 16]}, "4 h4/4 d16"),
+        ("deepseek_v2", {**dict.fromkeys((*LATENT, "v_head_dim"), 0), **KV}, "4 h4/2 d16"),
+        (
+            "deepseek_v2",
+            {**LATENT, "use_mla": False, "kv_lora_rank": None, "v_head_dim": 16},
+            "4 h4/4 d16",
+        ),
         ("olmo3", WINDOW, "3 h4/4 d16 window_left 7, 1 h4/4 d16"),
         (
             "jamba",
@@ -201,6 +224,60 @@ def test_absent_keys_are_the_defaults_of_the_class(tmp_path):
     assert model.weights == 3_880_263_168
 
 
+FULL_G3 = {"h8/4 d256": 5, "h8/4 d256 window_left 1023": 29}
+ABSENT = {"num_attention_heads": "", "vocab_size": "", "max_position_embeddings": ""}
+G3 = {**ABSENT, "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "expected"),
+    [
+        *(
+            ("gemma3_text", {**G3, key: value}, FULL_G3)
+            for key, value in {
+                "rms_norm_eps": "1e-6",
+                "use_cache": "yes",
+                "hidden_activation": None,
+                "dtype": "foo",
+                "rope_scaling": "linear",
+            }.items()
+        ),
+        ("deepseek_v3", {**ABSENT, "use_cache": 1}, {"h128/1 d576 v_head_dim 512 latent": 4}),
+        (
+            "minimax",
+            {"attn_type_list": [0, 0, 0, 1], "num_key_value_heads": 2, "use_cache": "x"},
+            {"linear_attention": 3, "h4/2 d16": 1},
+        ),
+        (
+            "exaone4",
+            {"sliding_window_pattern": "LG", "layer_types": None, **WINDOW, **KV, "head_dim": 16},
+            {"h4/2 d16 window_left 7": 2, "h4/2 d16": 2},
+        ),
+        (
+            "gemma2",
+            {**GEMMA, "layer_types": ["full_attention"] * 4 + ["x"]},
+            {"h4/2 d8 softcap 50": 4},
+        ),
+    ],
+)
+def test_a_key_that_the_class_rejects_changes_no_other(tmp_path, model_type, keys, expected):
+    pytest.importorskip("transformers")
+    keys = {**TINY, **keys, "model_type": model_type}
+    path = written(tmp_path, {key: value for key, value in keys.items() if value != ""})
+    layers = layers_of(read_config(path))
+    assert Counter(getattr(layer, "words", layer) for layer in layers) == expected
+
+
+def test_a_config_that_the_class_rejects_is_refused(tmp_path, capfd):
+    pytest.importorskip("transformers")
+    keys = {**TINY, "model_type": "gemma3_text", "bos_token_id": "2", "eos_token_id": "2"}
+    keys |= {"rms_norm_eps": "1", "use_cache": "yes", "attention_dropout": "no"}
+    with pytest.raises(InvalidKey) as error:
+        read_config(written(tmp_path, keys))
+    assert error.value.key == "model_type"
+    assert capfd.readouterr() == ("", "")
+
+
 def test_heads_that_are_defaults_divide_into_kv_heads(tmp_path):
     pytest.importorskip("transformers")
     whole = {"model_type": "gemma3", "text_config": {**TINY, "model_type": None}}
@@ -246,6 +323,8 @@ def test_layers_of_an_unknown_type(tmp_path, monkeypatch, keys):
             ["'new'", "(not read: blocksparse_block, sliding_window)"],
         ),
         ({"model_type": "new", **FOUR_FULL, "use_cla": True}, ["use_cla"]),
+        ({"model_type": "new", "n_shared_head": 5, "n_head": 4}, ["(not read: n_shared_head)"]),
+        ({"model_type": "new", "layer_group_size": 5}, ["(not read: layer_group_size)"]),
         ({}, []),
     ],
 )
@@ -285,9 +364,7 @@ def test_quantised_weights_are_told(tmp_path, keys, beside, expected):
     assert len(model.notes) == (expected is not None)
 
 
-@pytest.mark.parametrize(
-    "content", ["{", " \n", b"\xff\xfe\x00", "[" * 100_000, "[]", {"text_config": None}, "NaN"]
-)
+@pytest.mark.parametrize("content", ["{", " \n", b"\xff\xfe\x00", "[" * 100_000, "[]", "NaN"])
 def test_what_is_no_config(tmp_path, content):
     path = written(tmp_path, content)
     with pytest.raises(NotAConfig) as error:
@@ -319,8 +396,13 @@ def test_what_is_no_config(tmp_path, content):
         ("vocab_size", [64, 64, 64, 32]),
         ("num_attention_heads", [4, "4", 4, 4]),
         ("num_hidden_layers", 1001),
-        ("model_type", None),
-        ("model_type", ["llama"]),
+        *(("sliding_window_pattern", value) for value in (0, -6, "xyz", [1])),
+        *(("attn_logit_softcapping", value) for value in ("50", -50.0, True)),
+        *(("mlp_only_layers", value) for value in ([-1], ["a"], 3)),
+        ("cross_attention_layers", ["3"]),
+        ("hybrid_override_pattern", "M?*-"),
+        ("text_config", [1]),
+        ("hidden_size", 65),
     ],
 )
 def test_a_key_out_of_range_is_one_sentence(tmp_path, key, value):
@@ -335,6 +417,10 @@ def test_a_key_out_of_range_is_one_sentence(tmp_path, key, value):
     [
         ({"model_type": "new", "hidden_size": None}, "hidden_size"),
         ({"num_key_value_heads": 3}, "num_attention_heads"),
+        ({"hidden_size": 2}, "hidden_size"),
+        ({"model_type": "mixtral", **KV, "num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ({"model_type": None}, "model_type"),
+        ({"model_type": ["llama"]}, "model_type"),
         ({"model_type": "new", "layer_types": ["sliding_attention"] * 4}, "sliding_window"),
     ],
 )
@@ -351,6 +437,9 @@ def test_keys_that_are_missing_or_contradict(tmp_path, keys, key):
         {"model_type": "new", "is_encoder_decoder": True},
         {"model_type": "new", "compress_ratios": [4, 128, 4, 128]},
         {"model_type": "bert"},
+        {"model_type": "t5", "is_encoder_decoder": True},
+        {"model_type": "gated_deltanet"},
+        *({"model_type": name} for name in ("mpnet", "longformer", "clip_text_model", "wav2vec2")),
         {"architectures": ["NewForMaskedLM"]},
         {"model_type": "mamba2", "num_heads": 8, "head_dim": 8},
         {"model_type": "mamba", "num_attention_heads": None},
@@ -374,6 +463,20 @@ def test_weights_that_are_not_known(tmp_path, keys):
     with pytest.raises(UnknownWeights) as error:
         read_model(path)
     assert error.value.model == path
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("./no/config.json", "no file is there"),
+        ("~/config.json", "no file is there"),
+        ("llama-3-8b:tp=2", "--tp N"),
+        ("lama-3-8b", "did you mean"),
+    ],
+)
+def test_names_that_are_no_model(name, hint):
+    with pytest.raises(UnknownModel, match=hint):
+        parse_models(name)
 
 
 def test_files_that_are_not_read(tmp_path):

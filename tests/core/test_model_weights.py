@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from leanbench.core.llm.model import WholeModel, read_model
-from leanbench.core.llm.weights import _COMMON
+from leanbench.core.llm.weights import _COMMON, UnknownWeights
 
 transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -119,7 +119,9 @@ def test_decoders_of_models_that_see(tmp_path, model_type):
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
-@pytest.mark.parametrize("model_type", ["llama", "gpt_oss", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gpt_oss", "qwen3_moe", "qwen2", "phi3", "gemma3_text", "starcoder2"]
+)
 def test_a_share_is_the_model_that_is_built_of_it(tmp_path, model_type, tp):
     own, _ = built(tmp_path, model_type, CASES[model_type][0])
     part = WholeModel(own.source, tp)
@@ -159,3 +161,58 @@ def test_tables_of_each_layer_are_read_by_the_row(tmp_path):
     own, model = built(tmp_path, "gemma4_text", {**CASES["gemma4_text"][0], **keys})
     assert own.weights == sum(weight.numel() for weight in model.parameters())
     assert own.weights_read(1) == own.weights - 512 * 8 * 6
+
+
+GPT = {"n_embd": 64, "n_head": 8, "n_layer": 6, "n_positions": 128, "n_inner": 256}
+DBRX = {
+    "d_model": 64,
+    "n_heads": 8,
+    "n_layers": 6,
+    "max_seq_len": 128,
+    "attn_config": {"kv_n_heads": 2, "rope_theta": 10000},
+    "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 1},
+}
+#: Types with classes that find sizes in keys of their own.
+OWN_KEYS = [("dbrx", DBRX), ("gpt_bigcode", GPT), ("gptj", {**GPT, "rotary_dim": 4})]
+OWN_KEYS += [("gpt_neox", {}), ("stablelm", {}), ("persimmon", {}), ("qwen2_5_vl_text", {})]
+
+
+def own_keys(tmp_path, model_type: str, keys: dict[str, Any]) -> WholeModel:
+    """A model of these keys, without those that they rename."""
+    pytest.importorskip("transformers")
+    fields = {"vocab_size": 96, **keys} if keys else TINY
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**fields, "model_type": model_type}))
+    return read_model(str(path))
+
+
+@pytest.mark.parametrize(("model_type", "keys"), OWN_KEYS)
+def test_layers_and_shares_of_any_type(tmp_path, model_type, keys):
+    """Each of 6 equal layers counts, and so does each of 2 GPUs."""
+    whole = own_keys(tmp_path, model_type, keys)
+    layers = [whole.all_weights.total(number) for number in range(7)]
+    assert layers[6] - layers[5] == layers[1] - layers[0] > 0.8 * layers[6] / 7
+    part = WholeModel(whole.source, 2)
+    # Norms, biases, routers, positions and one KV head for all queries are on both.
+    assert part.weights == pytest.approx(whole.weights / 2, rel=0.07)
+    assert "does not share out" in str(part.only_predicted)
+
+
+def test_experts_of_a_type_with_keys_of_its_own(tmp_path):
+    weights = own_keys(tmp_path, "dbrx", DBRX).all_weights
+    assert weights.expert_share == 1 / 4
+    assert {layer.experts for layer in weights.layers} == {4 * 3 * 64 * 48}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "word"),
+    [
+        ("deepseek_v2", {**LATENT, "kv_lora_rank": 0}, "kv_lora_rank"),
+        ("jamba", {"layers_block_type": ["mamba", "attention"] * 3}, "layers_block_type"),
+    ],
+)
+def test_weights_of_keys_that_the_class_does_not_take(tmp_path, capfd, model_type, keys, word):
+    pytest.importorskip("transformers")
+    with pytest.raises(UnknownWeights, match=f"does not use its {word}"):
+        own_keys(tmp_path, model_type, {**TINY, **keys})
+    assert capfd.readouterr() == ("", "")

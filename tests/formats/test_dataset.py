@@ -246,11 +246,13 @@ def test_what_is_no_decode_attention_is_refused_in_a_sentence(tmp_path, definiti
     assert words in line
 
 
-def tensor_at(path: str, key: str = "kv_indptr") -> dict[str, Any]:
+def tensor_at(
+    path: str, key: str = "kv_indptr", name: str = "kv_indptr", batch: int = 1
+) -> dict[str, Any]:
     """Return a workload with index tensors in another file."""
-    line = workload(1, 4)
+    line = workload(batch, 4)
     given = {"type": "safetensors", "path": path, "tensor_key": key}
-    line["workload"]["inputs"]["kv_indptr"] = given
+    line["workload"]["inputs"][name] = given
     return line
 
 
@@ -261,7 +263,7 @@ BAD = [
     (workload(2**40, 4), "above the limit of 4096"),
     (workload(3, 4, kv_indptr=[]), "it has a batch of 3 and 2 lengths"),
     (workload(2, 4, kv_last_page_len=[]), "it has a batch of 2 and 1 lengths"),
-    (workload(1, 4, kv_last_page_len=[]), "a last page has 17 tokens, more than the 16 of a page"),
+    (workload(1, 4, kv_last_page_len=[]), "a last page has 17 tokens, not from 1 to 16"),
     (workload(3, 2), "a sequence has no token"),
     (workload(1, 2**60), "K and V bytes"),
     ({"workload": None}, "it has no axes and inputs"),
@@ -269,7 +271,16 @@ BAD = [
     ([1], "it has no axes and inputs"),
     (tensor_at("blob/own.safetensors", "empty"), "it has a batch of 1 and 0 lengths"),
     (tensor_at("blob/own.safetensors", "none"), "it has no tensor 'none'"),
-    (tensor_at("blob/far.safetensors"), "above the maximum of 2147483647"),
+    (tensor_at("blob/far.safetensors"), "its kv_indptr is [0, 1099511627776], which does not asc"),
+    (workload(1, 2**40), "above the maximum of 2147483647"),
+    (workload(2, 5, kv_indptr=[]), "[0, 3, 4], which does not ascend from 0 to its num_kv_indic"),
+    (tensor_at("blob/index.safetensors", "from_1"), "its kv_indptr is [1, 4], which does not"),
+    (tensor_at("blob/index.safetensors", "falls", batch=2), "its kv_indptr is [0, 5, 4], which"),
+    (
+        tensor_at("blob/index.safetensors", "zero", "kv_last_page_len"),
+        "a last page has 0 tokens, not from 1 to 16",
+    ),
+    (workload(1, 4) | {"definition": "other"}, "it is for another definition, 'other'"),
     (tensor_at("../../own.safetensors"), "it lies outside of"),
     (tensor_at("/etc/hostname"), "it lies outside of"),
     (tensor_at("blob/device"), "it lies outside of"),
@@ -288,6 +299,8 @@ def test_a_bad_line_is_left_out_and_named(tmp_path, caplog, line, words):
     os.mkfifo(tmp_path / "blob" / "fifo")
     (tmp_path / "blob" / "device").symlink_to("/dev/zero")
     (tmp_path / "blob" / "far.safetensors").write_bytes(FAR)
+    index = write_int32({"from_1": [1, 4], "falls": [0, 5, 4], "zero": [0]})
+    (tmp_path / "blob" / "index.safetensors").write_bytes(index)
     for place in (path, tmp_path):
         caplog.clear()
         assert labels(place) == ["b2 h32/8 n48+16 d128 p16 bf16 NHD"]
@@ -486,6 +499,14 @@ def test_what_is_not_there_is_refused_in_a_sentence(tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             load_sweep(str(path))
+
+
+def test_ten_lines_that_are_left_out_are_named(tmp_path, caplog):
+    path = dataset(tmp_path, workload(1, 4), *[workload(0, 4)] * 12)
+    labels(path)
+    assert caplog.messages[0].startswith(f"{path}: 12 left out: ")
+    assert [f"line {number}: " in caplog.text for number in (2, 11, 12)] == [True, True, False]
+    assert caplog.messages[0].endswith("; and 2 more")
 
 
 @pytest.mark.parametrize("part", ["dtype", "shape", "data_offsets"])

@@ -89,6 +89,9 @@ def test_find_takes_aliases_in_any_case(words, name):
     assert catalogue.find(words).name == name
 
 
+KNOWN = "`leanbench list gpus` lists the known ones"
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
@@ -97,13 +100,17 @@ def test_find_takes_aliases_in_any_case(words, name):
         ("gh-200", "did you mean 'gh200'?"),
         ("rtx-pro-6000-server", "did you mean 'rtx-pro-6000'?"),
         # Another amount of memory is another product.
-        ("h100-64gb", "known: h100-pcie, h100-sxm, h100-nvl"),
+        ("h100-64gb", f"h100-pcie, h100-sxm, h100-nvl are other products: {KNOWN}"),
+        ("rtx-4090 Laptop GPU", f"rtx-4090 is another product: {KNOWN}"),
+        ("4090-laptop", KNOWN),
+        ("a100,h100", "write one name without a comma"),
     ],
 )
 def test_find_suggests_products_of_the_model(words, hint):
     with pytest.raises(catalogue.UnknownGpu) as error:
         catalogue.find(words)
     assert (error.value.name, error.value.hint) == (words, hint)
+    assert len(str(catalogue.UnknownGpu(words * 999, hint))) < 250
 
 
 def test_another_product_of_the_model_and_another_model_are_not_suggested():

@@ -1,5 +1,7 @@
 """What the rows of a run can hold is declared once."""
 
+import re
+
 import pytest
 from example_rows import row
 from pydantic import BaseModel, ValidationError
@@ -66,6 +68,29 @@ def test_a_row_that_did_not_run_carries_no_figures(status):
     for name, value in (("latency_us", 1.5), ("energy_mj", 2.0), ("warnings", [])):
         with pytest.raises(ValidationError, match=f"a row that is {status} carries no {name}"):
             Row.model_validate({**fields, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "least"),
+    [
+        ("latency_us", 0.0, "1e-09"),
+        ("energy_mj", -1.0, "1e-09"),
+        ("bandwidth_tb_s", -1.0, "0"),
+        ("read_floor_share", 1e308, "0"),
+        ("kv_bytes", -1, "0"),
+        ("wall_s", -0.5, "0"),
+        ("exchange_us", -1e300, "-1e+18"),
+    ],
+)
+def test_figures_have_a_range(name, value, least):
+    words = f"{name}: {value:g} is not between {least} and 1e+18"
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        row("one", **{name: value})
+
+
+def test_differences_can_be_negative_and_counters_stand_still():
+    figures = row("one", exchange_us=-0.5, energy_above_idle_mj=-2.0, energy_mj=0.0, samples=0)
+    assert (figures.exchange_us, figures.energy_mj, figures.samples) == (-0.5, 0, 0)
 
 
 @pytest.mark.parametrize("status", ["ok", "noisy"])

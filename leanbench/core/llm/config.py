@@ -11,10 +11,11 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -44,32 +45,32 @@ _OLD_NAMES = {
     "num_kv_heads": "num_key_value_heads",
     "num_experts_per_token": "num_experts_per_tok",
 }
+_KV_NAMES = (
+    *("multi_query_group_num", "num_attention_groups", "kv_n_heads", "n_head_kv", "n_kv_head"),
+    *("n_kv_heads", "num_query_groups", "num_key_value_heads_per_layer"),
+)
+_POSITIONS_NAMES = ("seq_length", "max_seq_len", "max_position_embedding")
 #: Names of other code, used where neither the file nor the class has a value. The last one wins.
 _OTHER_NAMES = {
-    "d_model": "hidden_size",
-    "n_embed": "hidden_size",
-    "num_heads": "num_attention_heads",
-    "n_heads": "num_attention_heads",
-    "num_layers": "num_hidden_layers",
-    "n_layers": "num_hidden_layers",
-    "multi_query_group_num": "num_key_value_heads",
-    "num_attention_groups": "num_key_value_heads",
-    "kv_n_heads": "num_key_value_heads",
-    "kv_channels": "head_dim",
-    "attention_head_dim": "head_dim",
-    "window_size": "sliding_window",
-    "attention_window_size": "sliding_window",
-    "seq_length": "max_position_embeddings",
-    "max_seq_len": "max_position_embeddings",
-    "max_position_embedding": "max_position_embeddings",
-    "moe_topk": "num_experts_per_tok",
+    **dict.fromkeys(("d_model", "n_embed"), "hidden_size"),
+    **dict.fromkeys(("num_heads", "n_heads"), "num_attention_heads"),
+    **dict.fromkeys(("num_layers", "n_layers"), "num_hidden_layers"),
+    **dict.fromkeys(_KV_NAMES, "num_key_value_heads"),
+    **dict.fromkeys(("kv_channels", "attention_head_dim"), "head_dim"),
+    **dict.fromkeys(("window_size", "attention_window_size"), "sliding_window"),
+    **dict.fromkeys(_POSITIONS_NAMES, "max_position_embeddings"),
+    **dict.fromkeys(("moe_topk", "moe_top_k"), "num_experts_per_tok"),
+    "moe_num_experts": "num_experts",
 }
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 #: Types without attention.
-_RECURRENT_TYPES = re.compile(r"(falcon_)?mamba2?$|rwkv|xlstm$")
+_RECURRENT_TYPES = re.compile(
+    r"(falcon_)?mamba2?$|rwkv|xlstm$|retnet$|gla$|(gated_)?delta_?net$|hgrn2?$"
+)
 #: A step of 1,000 layers is predicted within seconds.
 _MAX_LAYERS = 1000
 _MOST_MB = 10
+_MOST_REJECTED, _MOST_TRIED = 4, 200
 
 #: Sizes of every model.
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -88,10 +89,12 @@ _SIZES = (
 #: Sizes that 0 turns off.
 _OFF_AT_0 = (
     *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "moe_intermediate_size", "ffn_dim"),
-    *("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok"),
-    *("sliding_window", "attention_chunk_size", "index_topk", "index_topk_blocks"),
-    "dense_attention_every_n_layers",
+    *("qk_nope_head_dim", "v_head_dim", "num_local_experts", "num_experts", "n_routed_experts"),
+    *("num_experts_per_tok", "sliding_window", "attention_chunk_size", "index_topk"),
+    *("index_topk_blocks", "dense_attention_every_n_layers"),
 )
+#: Names of the number of experts.
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 #: Sizes that can differ between layers.
 _SIZES_BY_LAYER = (
     *("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size"),
@@ -105,14 +108,12 @@ PER_LAYER = (
 )
 #: Keys that name the kind of every layer.
 _NAMES_BY_LAYER = (
-    *("layer_types", "layers_block_type", "attn_type_list", "hybrid_layer_pattern"),
+    *("attn_type_list", "layer_types", "layers_block_type", "hybrid_layer_pattern"),
     *("compress_ratios", "hybrid_override_pattern"),
 )
-_LISTS = (
-    *PER_LAYER[:-1],
-    *("mlp_only_layers", "attn_layer_indices", "full_attn_idxs", "cross_attention_layers"),
-    *("attention_types", "block_types"),
-)
+#: Lists of the numbers of some layers.
+_INDICES = ("mlp_only_layers", "attn_layer_indices", "full_attn_idxs", "cross_attention_layers")
+_LISTS = (*PER_LAYER[:-1], *_INDICES, "attention_types", "block_types")
 _TABLES = ("linear_attn_config", "sparse_attention_config", "rope_parameters")
 _FLAGS = (
     *("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window", "use_qk_norm"),
@@ -122,7 +123,10 @@ _FLAGS = (
 )
 _OTHERS = ("sliding_window_pattern", "hybrid_override_pattern", "attn_logit_softcapping")
 #: Every key that is read.
-READ_KEYS = (*REQUIRED, *_SIZES, *_COUNTS, *_LISTS, *_TABLES, *_FLAGS, *_OTHERS, *_OTHER_NAMES)
+READ_KEYS = (
+    *(*REQUIRED, *_SIZES, *_COUNTS, *_LISTS, *_TABLES, *_FLAGS, *_OTHERS, *_OTHER_NAMES),
+    *_OLD_NAMES,
+)
 
 
 @dataclass(eq=False)
@@ -243,6 +247,16 @@ def own_name(name: str) -> str | None:
     return None
 
 
+def hint_for(name: str, known: Iterable[str]) -> str:
+    """Say what an unknown name can be."""
+    model, _, options = name.partition(":")
+    if options and own_name(model):
+        return f"options follow no name here: write {model}, and --tp N for a part of it"
+    if name.endswith(".json") or name.startswith(("/", "./", "../", "~")):
+        return "and no file is there: correct the path (the shell replaces no ~ inside quotes)"
+    return nearest(name.lower(), known, "`leanbench list models`")
+
+
 def existing_path(text: str) -> str:
     """Return the longest part of ``PATH:option:option`` that exists, or an empty string."""
     while text and not os.path.lexists(text):
@@ -279,8 +293,7 @@ def read_config(name: str) -> ModelConfig:
         return known
     # A link that leads nowhere has its own message.
     if not os.path.lexists(name):
-        there_is = nearest(name.lower(), registry(), "`leanbench list models`")
-        raise UnknownModel(name, there_is)
+        raise UnknownModel(name, hint_for(name, registry()))
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
     whole = _read_table(path)
@@ -303,11 +316,20 @@ def read_config(name: str) -> ModelConfig:
     if not isinstance(model_type, str):
         raise InvalidKey(path, "model_type", model_type, "the name of a type, such as llama")
     model_type = _SAME_TYPE.get(model_type, model_type)
+    if _RECURRENT_TYPES.match(model_type):
+        raise NoDecodeAttention(name, (f"layers of {model_type}",))
     used = dict(published)
     if config_class is not None and not hasattr(config_class, "sliding_window"):
         # The code has no window, or its own, regardless of the file.
         used.pop("sliding_window", None)
-    defaults = _defaults(config_class, used)
+    own = used.get("head_dim") or getattr(config_class, "head_dim", None)
+    _check_fit(path, {key: value for key, value in used.items() if value} | {"head_dim": own})
+    defaults = _defaults(path, config_class, used)
+    if not used.get("kv_lora_rank", True) or used.get("use_mla") is False:
+        # Plain heads in a class that has latent ones.
+        rotary = defaults.pop("qk_rope_head_dim", None)
+        for key in ("kv_lora_rank", "head_dim") if defaults.get("head_dim") == rotary else ():
+            defaults.pop(key, None)
     keys = {key: value for key, value in used.items() if value is not None} | defaults
     keys = _with_other_names(keys)
     keys = {key: value for key, value in keys.items() if not (value == 0 and key in _OFF_AT_0)}
@@ -332,8 +354,10 @@ def read_config(name: str) -> ModelConfig:
 def _parts(path: Path, whole: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a config and those that it nests, down to the decoder's."""
     parts = [whole]
-    while key := next((key for key in _TEXT_PARTS if key in parts[-1]), None):
-        parts.append(_table(path, parts[-1][key]))
+    while key := next((key for key in _TEXT_PARTS if parts[-1].get(key) is not None), None):
+        if not isinstance(parts[-1][key], dict):
+            raise InvalidKey(path, key, parts[-1][key], "a table with the keys of the decoder")
+        parts.append(parts[-1][key])
     return parts
 
 
@@ -343,9 +367,9 @@ def _check_decodes(name: str, model_type: str, keys: Mapping[str, Any], whole_cl
     Args:
         whole_class: transformers' class of a model that is all decoder.
     """
-    if _RECURRENT_TYPES.match(model_type):
-        raise NoDecodeAttention(name, (f"layers of {model_type}",))
-    if keys.get("is_encoder_decoder") or _is_encoder(model_type, keys, whole_class):
+    if keys.get("is_encoder_decoder"):
+        raise NoDecodeAttention(name, ("layers of an encoder and its decoder",))
+    if _is_encoder(model_type, keys, whole_class):
         raise NoDecodeAttention(name, ("encoder layers",))
 
 
@@ -356,8 +380,9 @@ def _is_encoder(model_type: str, keys: Mapping[str, Any], whole_class: Any) -> b
     names = names if isinstance(names, list) else []
     if "bert" in model_type or any(str(name).endswith("MaskedLM") for name in names):
         return True
-    if whole_class is not None and not hasattr(whole_class, "vocab_size"):
-        return True
+    if whole_class is not None and not hasattr(whole_class, "use_cache"):
+        # Only decoders have a KV cache. GPT of 2018 has none yet.
+        return model_type != "openai-gpt"
     # Classes of encoders that can also decode have both.
     return getattr(whole_class, "is_decoder", None) is False and hasattr(
         whole_class, "add_cross_attention"
@@ -393,6 +418,17 @@ def _check(path: Path, keys: Mapping[str, Any]) -> None:
             fault = _size_fault(value, 0, MAX_NUMBER)
         elif key in _FLAGS:
             fault = "" if isinstance(value, bool) else "true or false"
+        elif key == "sliding_window_pattern":
+            fault = _size_fault(value, 1, MAX_NUMBER) and "a whole number from 1, or letters L, G"
+        elif key == "attn_logit_softcapping":
+            fits = value == 0 or positive_number(value)
+            fault = "" if fits else "a number above 0, or null"
+        elif key == "hybrid_override_pattern":
+            fits = isinstance(value, list) or re.fullmatch(r"[*ME-]*", str(value))
+            fault = "" if fits else "letters M, E, - and *"
+        elif key in _INDICES:
+            fits = isinstance(value, list) and not any(_size_fault(i, 0, MAX_NUMBER) for i in value)
+            fault = "" if fits else "a list of layers, whole numbers from 0"
         elif key == "attention_types":
             fault = _repeats_fault(value)
         elif key in _LISTS:
@@ -407,14 +443,14 @@ def _check(path: Path, keys: Mapping[str, Any]) -> None:
 
 def _check_together(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Check that keys fit each other. Return them with one size for those that no layer changes."""
+    _check_fit(path, keys)
     layers = keys["num_hidden_layers"]
-    for key in _NAMES_BY_LAYER:
-        names = keys.get(key)
-        if names and isinstance(names, list | str) and len(names) < layers:
-            raise InvalidKey(path, key, keys[key], f"an entry for each of {layers} layers")
     result = dict(keys)
     for key, sizes in keys.items():
         if not _is_size(key) or not isinstance(sizes, list):
+            continue
+        if len(sizes) < layers and key in (*EXPERTS, "moe_intermediate_size"):
+            # Experts of text and of images, say. Attention does not need them.
             continue
         if len(sizes) < layers:
             raise InvalidKey(path, key, sizes, f"an entry for each of {layers} layers")
@@ -430,7 +466,24 @@ def _check_together(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidKey(path, "num_attention_heads", heads, must)
     if isinstance(result["num_attention_heads"], list) and "head_dim" not in result:
         raise InvalidKey(path, "head_dim", None, "the number of heads differs between layers")
+    experts = [result[key] for key in EXPERTS if type(result.get(key)) is int]
+    chosen = result.get("num_experts_per_tok")
+    if experts and type(chosen) is int and chosen > max(experts):
+        must = f"at most the number of experts, {max(experts)}"
+        raise InvalidKey(path, "num_experts_per_tok", chosen, must)
     return result
+
+
+def _check_fit(path: Path, keys: Mapping[str, Any]) -> None:
+    """Check that the keys that are there fit each other."""
+    hidden, layers, heads = (keys.get(key, 0) for key in REQUIRED)
+    for key in _NAMES_BY_LAYER:
+        names = keys.get(key)
+        if names and isinstance(names, list | str) and len(names) < layers:
+            raise InvalidKey(path, key, keys[key], f"an entry for each of {layers} layers")
+    has_own = keys.get("head_dim") or keys.get("kv_lora_rank")
+    if not has_own and type(heads) is int and heads and hidden % heads:
+        raise InvalidKey(path, "hidden_size", hidden, f"a multiple of num_attention_heads {heads}")
 
 
 def _heads_differ(keys: Mapping[str, Any]) -> bool:
@@ -467,18 +520,34 @@ def _size_fault(value: Any, least: int, most: int) -> str:
 
 
 def _with_new_names(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Add keys by the names that are read here."""
+    """Add keys by the names that are read here, and in the form of transformers' classes."""
     named = {new: keys[old] for old, new in _OLD_NAMES.items() if keys.get(old) is not None}
     for each in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
         if isinstance(keys.get(each), list | str) and keys[each]:
             named.setdefault("num_hidden_layers", len(keys[each]))
-    return named | dict(keys)
+    named |= keys
+    layers = named.get("num_hidden_layers")
+    kinds, pattern = named.get("attn_type_list"), named.get("sliding_window_pattern")
+    if isinstance(pattern, str) and re.fullmatch("[LG]+", pattern) and type(layers) is int:
+        # The number of layers is checked later.
+        kinds = [pattern[index % len(pattern)] for index in range(min(layers, _MAX_LAYERS))]
+        del named["sliding_window_pattern"]
+    if isinstance(kinds, list) and kinds and not named.get("layer_types"):
+        names = {"L": "sliding_attention", "G": "full_attention"}
+        others = ("linear_attention", "full_attention")
+        named["layer_types"] = [names.get(str(kind), others[bool(kind)]) for kind in kinds]
+    for key in PER_LAYER if type(layers) is int and layers > 0 else ():
+        # Further entries are of layers that predict more tokens.
+        if isinstance(named.get(key), list | str):
+            named[key] = named[key][:layers]
+    return named
 
 
 def _with_other_names(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Add the keys of other code that have no value yet."""
-    config = keys.get("attn_config")
-    every = {**(config if isinstance(config, dict) else {}), **keys}
+    parts = [keys.get(key) for key in ("attn_config", "ffn_config")]
+    every = dict(item for part in parts if isinstance(part, dict) for item in part.items())
+    every |= keys
     if every.get("multi_query_attention") is False:
         every.pop("multi_query_group_num", None)
     named = {new: every[old] for old, new in _OTHER_NAMES.items() if every.get(old) is not None}
@@ -549,32 +618,70 @@ def _config_class(mapping: Any, types: Sequence[Any]) -> tuple[Any, bool | None]
     return None, None
 
 
-def _defaults(config_class: Any, published: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(path: Path, config_class: Any, published: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that are read, as the class has them."""
     if config_class is None:
         return {}
-    try:
-        with quiet_transformers():
-            config = config_class.from_dict(dict(published))
-    except Exception:
-        # A class can reject unused keys, or those of a later version.
-        return {}
-    values = {key: _attribute(config, key) for key in READ_KEYS}
+    config, rejected = parsed_config(path, config_class, published)
+    values = {key: _attribute(config, key) for key in READ_KEYS if key not in rejected}
     # Some classes write 0 where there is none.
     return {
         key: value
         for key, value in values.items()
-        if value is not None and (value != 0 or key not in _SIZES)
+        if value is not None and (value != 0 or key not in (*_SIZES, "sliding_window_pattern"))
     }
+
+
+def parsed_config(
+    path: Path | str, config_class: Any, published: Mapping[str, Any]
+) -> tuple[Any, list[str]]:
+    """Return transformers' config of these keys, without those that its class rejects, and these.
+
+    Raises:
+        InvalidKey: It rejects a key that is read, or a key that cannot be told.
+    """
+    keys, rejected = dict(published), []
+    config, fault = _parsed(config_class, keys)
+    while fault:
+        # The key without which there is no error, or another. Most messages name it.
+        order = sorted(keys, key=lambda key: (f"'{key}'" not in fault, keys[key] is not None))
+        for key in order[: _MOST_TRIED if len(rejected) < _MOST_REJECTED else 0]:
+            rest = {name: value for name, value in keys.items() if name != key}
+            config, other = _parsed(config_class, rest)
+            if other != fault:
+                break
+        else:
+            must = f"a config that {config_class.__name__} of transformers takes ({fault[:200]})"
+            raise InvalidKey(path, "model_type", config_class.model_type, must)
+        rejected.append(key)
+        keys, fault = rest, other
+    for key in rejected:
+        value = published[key]
+        # Kinds and KV heads by layer are the file's.
+        is_kept = key in (*PER_LAYER, *_TABLES, "num_key_value_heads" * isinstance(value, list))
+        if key in READ_KEYS and not is_kept and value not in (None, _attribute(config, key)):
+            must = f"a value that {config_class.__name__} of transformers takes"
+            raise InvalidKey(path, key, value, must)
+    return config, rejected
+
+
+def _parsed(config_class: Any, keys: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return transformers' config, or what its class raises in one line."""
+    try:
+        with quiet_transformers():
+            return config_class.from_dict(dict(keys)), ""
+    except Exception as error:
+        # A class can reject unused keys, or those of a later version.
+        return None, " ".join(str(error).split()) or type(error).__name__
 
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence warnings about keys that change no layer, such as a token's number."""
+    """Silence what transformers prints about keys: errors are raised, too."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    logging.set_verbosity(CRITICAL)
     try:
         yield
     finally:

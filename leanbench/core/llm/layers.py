@@ -31,7 +31,9 @@ _KINDS = {
 #: Publishers' names of kinds that transformers names otherwise.
 _NAMES = {"mamba": LINEAR, "mamba2": LINEAR}
 #: Keys that can change the attention of a layer.
-_CHANGES_LAYERS = re.compile(r"sparse|window|local|^(?!.*dropout|.*bias|.*impl).*(attn|attention)_")
+_CHANGES_LAYERS = re.compile(
+    r"sparse|window|local|(^|_)kv|group|head|^(?!.*dropout|.*bias|.*impl).*(attn|attention)_"
+)
 #: Without the window, which is that of types with a rule.
 _READ_KEYS = frozenset(READ_KEYS) - {"sliding_window"}
 #: Letters of Nemotron-H's hybrid_override_pattern.
@@ -232,8 +234,6 @@ def _mixed_names(config: ModelConfig) -> Callable[[int], str] | None:
     full = keys.get("linear_attn_config", {}).get("full_attn_layers")
     if isinstance(full, list):
         return lambda index: FULL if index + 1 in full else LINEAR
-    if types := keys.get("attn_type_list"):
-        return lambda index: FULL if types[index] else LINEAR
     if interval := keys.get("full_attention_interval"):
         return lambda index: LINEAR if (index + 1) % interval else FULL
     if period := keys.get("attn_layer_period"):
@@ -290,9 +290,7 @@ def _window_names(config: ModelConfig) -> Callable[[int], str] | None:
     if types := keys.get("hybrid_layer_pattern"):
         return lambda index: SLIDING if types[index] else FULL
     pattern = keys.get("sliding_window_pattern", _PATTERNS.get(config.model_type))
-    if isinstance(pattern, str) and pattern:
-        return lambda index: SLIDING if pattern[index % len(pattern)] == "L" else FULL
-    if type(pattern) is int and pattern > 0:
+    if pattern:
         return lambda index: SLIDING if (index + 1) % pattern else FULL
     if config.model_type in _LAST_WINDOW_TYPES:
         if not keys.get("use_sliding_window"):
@@ -366,6 +364,10 @@ def _selected(keys: Mapping[str, Any], kind: str) -> int | None:
 
 
 def _needed(config: ModelConfig, key: str) -> int:
+    if key not in config.keys and config.published.get(key):
+        types = config.published.get("layer_types")
+        must = f"without windows, as transformers' code of {config.model_type!r} has none"
+        raise InvalidKey(config.name, "layer_types", types, must)
     if key not in config.keys:
         raise InvalidKey(config.name, key, None, "its layers have a window or chunks")
     return config.keys[key]

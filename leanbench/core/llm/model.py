@@ -13,13 +13,14 @@ from functools import cache, cached_property
 from typing import Any
 
 from leanbench.core.axis import Values
-from leanbench.core.errors import InvalidValue, Reason, nearest
+from leanbench.core.errors import InvalidValue, Reason
 from leanbench.core.llm.config import (
     PER_LAYER,
     InvalidKey,
     ModelConfig,
     UnknownModel,
     existing_path,
+    hint_for,
     own_name,
     read_config,
     registry,
@@ -114,8 +115,7 @@ def _parse_model(item: str) -> str:
         return item
     if registered is None:
         known = [known for config in registry().values() for known in (config.name, *config.also)]
-        there_is = nearest(item.lower(), known, "`leanbench list models`")
-        raise UnknownModel(item, there_is)
+        raise UnknownModel(item, hint_for(item, known))
     return registered
 
 
@@ -287,6 +287,8 @@ class WholeModel:
             why = "has attention of a kind that no measured step supports"
         elif len({(kind.q_heads, kind.kv_heads, kind.head_dim) for kind in self.layer_kinds}) > 1:
             why = "has layers with different heads, which a measured step has no cache for"
+        elif not self.all_weights.is_built:
+            why = f"has sizes that transformers' code does not share out among {self.tp} GPUs"
         else:
             return None
         return f"{self.name} {why}: predict it, with --gpu for a GPU that is not here"
@@ -349,7 +351,7 @@ class WholeModel:
 def _weights(name: str, tp: int) -> Weights:
     source = read_config(name)
     whole = WholeModel(source, tp, positions=1)
-    return weights_of(source, whole._shared(source.published), whole._shared(source.keys))
+    return weights_of(source, whole._shared(source.published), whole._shared(source.keys), tp)
 
 
 @cache

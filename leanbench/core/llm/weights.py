@@ -6,16 +6,22 @@ memory for its weights.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.llm.config import (
+    EXPERTS,
+    PER_LAYER,
     InvalidKey,
     ModelConfig,
+    parsed_config,
     quiet_transformers,
     size_of_layer,
 )
@@ -26,6 +32,9 @@ _NEEDED = ("hidden_size", "vocab_size", "num_attention_heads")
 _ONE_SIZE = ("num_attention_heads", "num_key_value_heads", "moe_intermediate_size")
 #: Keys that change weights. A model is unsupported if transformers' class lacks one of them.
 _SIZE_KEY = re.compile(r"(hidden|intermediate|latent)_size$|lora_rank$")
+#: Weights that every GPU has whole: routers, and projections to what is shared by all heads.
+_ON_EACH = re.compile(r"router|\bgate\.weight|expert_gate|_a_proj|indexer|wpe|position")
+_KV_MATRIX = re.compile(r"^(?!.*linear).*\b(k|v|key|value)(_proj)?\.weight")
 
 
 @dataclass(eq=False)
@@ -61,6 +70,8 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     #: Share of the experts that a token goes to.
     expert_share: float = 1.0
+    #: False if transformers builds another model of the keys of one of several GPUs.
+    is_built: bool = True
 
     def total(self, layers: int) -> int:
         """Return the weights of the model with its first layers alone."""
@@ -114,13 +125,14 @@ _COMMON["qwen3_vl_moe_text"] = _COMMON["qwen3_moe"]
 
 
 def weights_of(
-    config: ModelConfig, published: Mapping[str, Any], keys: Mapping[str, Any]
+    config: ModelConfig, published: Mapping[str, Any], keys: Mapping[str, Any], tp: int
 ) -> Weights:
     """Count the weights of the part of a model that one GPU has.
 
     Args:
         published: Keys of that part as transformers' class takes them.
         keys: The same with defaults.
+        tp: GPUs that share the model.
 
     Raises:
         UserError: They do not follow from the keys, and transformers does not know the type.
@@ -129,7 +141,7 @@ def weights_of(
         fix = f"give the path of the config.json of {config.hub}"
         raise UnknownWeights(config.name, "only its attention is", fix)
     if config.model_type not in _COMMON:
-        return _counted(config, published, keys)
+        return _counted(config, published, keys, tp)
     for key in (*_NEEDED, *_widths(config.model_type)):
         if key not in keys:
             raise InvalidKey(config.name, key, None, f"weights of {config.model_type!r} need it")
@@ -203,44 +215,94 @@ def _opt(keys: Mapping[str, Any]) -> Weights:
     return Weights(tables, rest, (LayerWeights(layer),) * keys["num_hidden_layers"])
 
 
-def _counted(config: ModelConfig, published: Mapping[str, Any], keys: Mapping[str, Any]) -> Weights:
-    """Count the weights of transformers' model of this config."""
+def _counted(
+    config: ModelConfig, published: Mapping[str, Any], keys: Mapping[str, Any], tp: int
+) -> Weights:
+    """Count the weights of transformers' model of this config.
+
+    The model of a part's keys counts if its matrices are those of the whole, shared out: many
+    classes have sizes that follow from others. Where they are not, the whole's are divided.
+    """
     if find_spec("transformers") is None:
         reason = f"transformers counts those of {config.model_type!r} and is not installed"
         raise UnknownWeights(config.name, reason, "pip install transformers")
+    kv_heads = size_of_layer(config.keys, "num_key_value_heads", 0) or tp
+    share = partial(_share, tp=tp, kv_heads=kv_heads)
+    try:
+        whole = _empty_model(config, config.published)
+        with contextlib.suppress(Exception):
+            part = whole if tp == 1 else _empty_model(config, published)
+            sizes = {name: weight.numel() for name, weight in part.named_parameters()}
+            if tp == 1 or all(
+                math.isclose(sizes[name], share(name, weight), rel_tol=0.02)
+                for name, weight in whole.named_parameters()
+                if weight.dim() > 1 and not _KV_MATRIX.search(name)
+            ):
+                return _walked(config, part, keys, partial(_share, tp=1, kv_heads=1))
+        return replace(_walked(config, whole, config.keys, share), is_built=False)
+    except UserError:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())[:200]
+        reason = f"transformers cannot build {config.model_type!r} with its keys ({words})"
+        raise UnknownWeights(config.name, reason) from None
+
+
+def _share(name: str, weight: Any, tp: int, kv_heads: int) -> int:
+    """Return how much of a weight one of `tp` GPUs has."""
+    if weight.dim() < 2 or _ON_EACH.search(name):
+        return weight.numel()
+    return weight.numel() // (min(tp, kv_heads) if _KV_MATRIX.search(name) else tp)
+
+
+def _walked(
+    config: ModelConfig, model: Any, keys: Mapping[str, Any], size: Callable[[str, Any], int]
+) -> Weights:
+    """Add up the weights of a model by layer, each of a `size`."""
     import torch
 
-    model = _empty_model(config, published)
-    embeddings = {
-        id(module.weight): module.weight.numel()
-        for module in model.modules()
-        if isinstance(module, torch.nn.Embedding)
-    }
+    modules = list(model.named_modules())
+    embeddings = {id(each.weight) for _, each in modules if isinstance(each, torch.nn.Embedding)}
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     is_tied = head is not None and id(getattr(head, "weight", None)) in embeddings
     if head is None:
         # A decoder without the output matrix of the whole.
         is_tied = bool(keys.get("tie_word_embeddings"))
-    read_rows = dict(embeddings)
     if is_tied:
-        read_rows.pop(id(model.get_input_embeddings().weight))
-    dense, experts = [0] * keys["num_hidden_layers"], [0] * keys["num_hidden_layers"]
-    tables = rest = 0
-    number = 0
+        embeddings.discard(id(model.get_input_embeddings().weight))
+    count = keys["num_hidden_layers"]
+    # Layers are the largest list. A block of several layers counts as its first.
+    lists = [
+        (sum(weight.numel() for weight in module.parameters()), name, len(module))
+        for name, module in modules
+        if isinstance(module, torch.nn.ModuleList) and len(module) and count % len(module) == 0
+    ]
+    if not lists:
+        raise UnknownWeights(config.name, f"its model has no list of {count} layers")
+    _, prefix, length = max(lists)
+    dense, experts = [0] * count, [0] * count
+    tables = rest = number = 0
+    named_experts = max(keys.get(key, 0) for key in EXPERTS)
     for name, weight in model.named_parameters():
-        match = re.search(r"\blayers\.(\d+)\.", name)
-        if id(weight) in read_rows:
-            tables += weight.numel()
-        elif match is None or int(match[1]) >= len(dense):
-            rest += weight.numel()
-        elif ".experts." in name and weight.dim() > 2:
+        weights = size(name, weight)
+        if id(weight) in embeddings:
+            tables += weights
+            continue
+        if not name.startswith(f"{prefix}."):
+            rest += weights
+            continue
+        layer = int(name[len(prefix) + 1 :].partition(".")[0]) * count // length
+        if ".experts." not in name and (weight.dim() < 3 or len(weight) != named_experts):
+            dense[layer] += weights
+            continue
+        if weight.dim() > 2:
             # Experts that only pass their input on can have a place, but no weights.
-            number = max(number, weight.shape[0])
-            experts[int(match[1])] += weight[: keys.get("n_routed_experts")].numel()
-        else:
-            dense[int(match[1])] += weight.numel()
+            number = max(number, len(weight))
+            weights = weights * len(weight[: keys.get("n_routed_experts")]) // len(weight)
+        experts[layer] += weights
     if head is None and not is_tied:
-        rest += model.get_input_embeddings().weight.numel()
+        rest += size("", model.get_input_embeddings().weight)
+    number = (number or named_experts) if any(experts) else 0
     layers = tuple(map(LayerWeights, dense, experts))
     chosen = keys.get("num_experts_per_tok", keys.get("top_k_experts", number))
     return Weights(tables, rest, layers, min(1.0, chosen / number) if number else 1.0)
@@ -256,23 +318,22 @@ def _empty_model(config: ModelConfig, published: Mapping[str, Any]) -> Any:
     version = f"transformers {metadata.version('transformers')}"
     if config.model_type not in CONFIG_MAPPING:
         raise UnknownWeights(config.name, f"{version} has no model_type {config.model_type!r}")
-    try:
-        with quiet_transformers():
-            parsed = CONFIG_MAPPING[config.model_type].from_dict(dict(published))
-        if unknown := _unknown_sizes(parsed, published):
-            raise UnknownWeights(config.name, f"{version} does not use {', '.join(unknown)}")
-        with torch.device("meta"), quiet_transformers():
-            for auto in (AutoModelForCausalLM, AutoModel):
-                if type(parsed) in auto._model_mapping:
-                    return auto.from_config(parsed)
-        reason = f"{version} has no decoder of {config.model_type!r} by itself"
-        raise UnknownWeights(config.name, reason)
-    except UserError:
-        raise
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0][:200]
-        reason = f"{version} cannot build it ({reason})"
-        raise UnknownWeights(config.name, reason, "check its config.json") from None
+    config_class = CONFIG_MAPPING[config.model_type]
+    parsed, rejected = parsed_config(config.name, config_class, published)
+    unknown = _unknown_sizes(parsed, published)
+    unknown += [
+        key for key in PER_LAYER if key in rejected and getattr(parsed, key, 0) != published[key]
+    ]
+    if hasattr(config_class, "kv_lora_rank") and not published.get("kv_lora_rank", True):
+        unknown.append("kv_lora_rank")
+    if unknown:
+        raise UnknownWeights(config.name, f"{version} does not use its {', '.join(unknown)}")
+    with torch.device("meta"), quiet_transformers():
+        for auto in (AutoModelForCausalLM, AutoModel):
+            if type(parsed) in auto._model_mapping:
+                return auto.from_config(parsed)
+    reason = f"{version} has no decoder of {config.model_type!r} by itself"
+    raise UnknownWeights(config.name, reason)
 
 
 def _unknown_sizes(config: Any, keys: Mapping[str, Any]) -> list[str]:
