@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from leanbench.kernels.libraries import flash_infer
 from leanbench.kernels.reference.torch import attend_all
 
 from leanbench.check.reference import Reference
@@ -48,8 +51,6 @@ CAPACITY = [
     AttentionProblem(3, 4, 4, (128, 7, 65), 128, "bf16", "HND", capacity=256),
     AttentionProblem(2, 4, 1, (17, 3), 64, "fp16", "NHD", page_size=16, capacity=96),
 ]
-
-
 #: Windows over contiguous caches and pages, lengths known and not.
 WINDOWS = [
     replace(UNIFORM[1], window_left=40),
@@ -70,6 +71,7 @@ OF_FLASH_ATTN = [
     replace(CAPACITY[2], leftpad=True),
     replace(CAPACITY[2], batch_idx=True),
 ]
+LATENT = AttentionProblem(2, 16, 1, 100, 576, "bf16", latent=True, v_head_dim=512)
 APPENDS = [
     replace(CAPACITY[1], append=1),
     replace(CAPACITY[2], append=3, q_len=3, rotary_dim=64, rotary_interleaved=True),
@@ -134,6 +136,12 @@ def attended(
     return inputs.out, inputs.lse
 
 
+def block_table(offsets: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """Return the block table of sequences with their pages in a row, between these offsets."""
+    rows = pages.split(offsets.diff().tolist())
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
 def checked(
     name: str, problem: AttentionProblem, config: KernelConfig | None = None
 ) -> tuple[AttentionInputs, Any]:
@@ -154,6 +162,20 @@ def checked(
 
 def addresses(*tensors: torch.Tensor) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors]
+
+
+@contextmanager
+def planning(monkeypatch: pytest.MonkeyPatch, **members: Any) -> Iterator[None]:
+    """Install a fake of FlashInfer with small workspaces, without plans of other tests."""
+    stand_in(monkeypatch, "flashinfer", **members)
+    stand_in(monkeypatch, "tvm_ffi")
+    monkeypatch.setattr(flash_infer, "_WORKSPACE_BYTES", 1000)
+    kept = (flash_infer._planned, flash_infer.workspace)
+    for cached in kept:
+        cached.cache_clear()
+    yield
+    for cached in kept:
+        cached.cache_clear()
 
 
 def lacking() -> None:
