@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,28 +78,15 @@ APPENDS = [
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: float,
-    window_left: int = -1,
-    softcap: float = 0.0,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return fp32 output and natural LSE of a causal call.
+    """Return fp32 output and natural LSE of a query token.
 
-    The query is (heads, q_len, head_dim), K and V are (kv_heads, tokens, head_dim). The mask is
-    aligned to the end.
+    The query is (..., heads, 1, head_dim), K and V are (..., kv_heads, tokens, head_dim).
     """
-    group_size = q.shape[0] // k.shape[0]
-    k = k.float().repeat_interleave(group_size, 0)
-    v = v.float().repeat_interleave(group_size, 0)
-    scores = q.float() @ k.transpose(1, 2) * scale
-    q_len, tokens = scores.shape[1:]
-    scores = softcap * (scores / softcap).tanh() if softcap else scores
-    unseen = torch.ones(q_len, tokens, dtype=torch.bool).triu(tokens - q_len + 1)
-    if window_left >= 0:
-        unseen |= torch.ones_like(unseen).tril(tokens - q_len - window_left - 1)
-    scores = scores.masked_fill(unseen, -math.inf)
+    group_size = q.shape[-3] // k.shape[-3]
+    k, v = (own.float().repeat_interleave(group_size, -3) for own in (k, v))
+    scores = q.float() @ k.transpose(-1, -2) * scale
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
