@@ -133,3 +133,10 @@ def gapped(tensor: torch.Tensor) -> torch.Tensor:
     wide.view(torch.uint8).fill_(0x7F)
     wide[..., 0] = tensor
     return wide[..., 0]
+
+
+def misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same numbers and strides, a number past a multiple of 16 bytes."""
+    numbers = tensor.untyped_storage().nbytes() // tensor.element_size()
+    memory = torch.empty(numbers + 1, dtype=tensor.dtype, device=tensor.device)
+    return memory.as_strided(tensor.shape, tensor.stride(), 1).copy_(tensor)
