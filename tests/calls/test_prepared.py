@@ -133,7 +133,10 @@ def test_tensors_of_a_call_are_not_kept(device):
     inputs = make_inputs(AttentionProblem(2, 4, 2, (96, 20), 64, page_size=32), device)
     out, lse = attend(inputs, config=CONFIG)
     given = (inputs.q, inputs.k_cache, inputs.v_cache)
-    kept = {"cache_seqlens": inputs.cache_seqlens, "block_table": inputs.block_table}
+    kept: dict[str, Any] = {
+        "cache_seqlens": inputs.cache_seqlens,
+        "block_table": inputs.block_table,
+    }
     alone = lean_attn_with_kvcache(*given, **kept, config=CONFIG)
     assert isinstance(alone, torch.Tensor)
     assert torch.equal(alone, out)

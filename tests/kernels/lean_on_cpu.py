@@ -1,5 +1,5 @@
-"""lean.cu, many_rows.cu and mla.cu on the CPU: compiled by g++ with cuda_on_cpu.cpp instead of a GPU, and
-launched with the arguments of `launch_of`. Cases of lean.cu, and their check.
+"""lean.cu, many_rows.cu and mla.cu on the CPU: compiled by g++ with cuda_on_cpu.cpp instead of a
+GPU, and launched with the arguments of `launch_of`. Cases of lean.cu, and their check.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ class FlashInferWrapper:
         lengths = (self.indptr.diff() - 1) * self.page_size + self.last_page_len
         table = block_table(self.indptr, self._paged_kv_indices_buf)
         kinds = {"window_left": self.window_left, "softcap": self.softcap}
-        outs, natural = attended(q[:, None], *paged_kv_cache, lengths, table, self.scale, **kinds)
+        k, v = paged_kv_cache
+        outs, natural = attended(q[:, None], k, v, lengths, table, self.scale, **kinds)
         out.copy_(outs[:, 0])
         lse.copy_(natural[..., 0] / math.log(2))
 
