@@ -153,7 +153,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"kv_cache": OF_HEADS[:, :, :1].expand(2, 128, 3, 576)}, "q has 16 heads, kv_cache 3"),
     ({"kv_cache": FP8_CACHE, "k_descale": 0.5}, "k_descale is 0.5, on the host"),
-    # Scales beside 16 bits are ignored: q's, not the cache's.
+    # The scale of q in 16 bits is ignored, the one of the cache is not.
     ({"kv_cache": FP8_CACHE, "q_descale": 0.5, "k_descale": 0.5}, "k_descale is 0.5, on the host"),
     ({"kv_cache": FP8_CACHE, "k_descale": torch.ones(2)}, "k_descale is (2,) torch.float32"),
     ({"kv_cache": FP8_CACHE, "k_descale": torch.ones(1).half()}, "k_descale is (1,) torch.fl"),
