@@ -87,24 +87,18 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
         rows, tokens = rows * (capacity // page_size) + 3, page_size
     k_cache, v_cache = _caches(row, rows, tokens, (head_dim, v_dim), kv_dtype, normal)
     block_table, cache_batch_idx, of_nobody = None, None, None
-    places = (
-        torch.arange(capacity, device=device)
-        + capacity * torch.arange(BATCH, device=device)[:, None]
-    )
+    table_rows = BATCH + 2 if row["cache_batch_idx"] else BATCH
+    picked = torch.arange(BATCH, device=device)
+    if row["cache_batch_idx"]:
+        picked = torch.randperm(table_rows, generator=generator, device=device)[:BATCH]
+        cache_batch_idx = picked.int()
+    inner = torch.arange(tokens, device=device)
+    places = picked[:, None] * capacity + inner
     if page_size is not None:
         order = torch.randperm(rows, generator=generator, device=device)
         of_nobody = order[rows - 3 :]
-        table_rows = BATCH + 2 if row["cache_batch_idx"] else BATCH
         block_table = order[: rows - 3].view(table_rows, -1).int().contiguous()
-        picked = torch.arange(BATCH, device=device)
-        if row["cache_batch_idx"]:
-            picked = torch.randperm(table_rows, generator=generator, device=device)[:BATCH]
-            cache_batch_idx = picked.int()
-        inner = torch.arange(page_size, device=device)
         places = (block_table[picked].long()[..., None] * page_size + inner).flatten(1)
-    elif row["cache_batch_idx"]:
-        cache_batch_idx = torch.randperm(rows, generator=generator, device=device)[:BATCH].int()
-        places = cache_batch_idx.long()[:, None] * capacity + torch.arange(capacity, device=device)
     # New tokens.
     new, k_new, v_new, new_lens = 0, None, None, [0] * BATCH
     if row["append"] is not None:
@@ -195,24 +189,10 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
         arguments["out"] = arguments["q"].new_empty(
             (*arguments["q"].shape[:-1], v_dim), dtype=out_dtype
         )
-    return Drawn(
-        arguments,
-        row,
-        k,
-        v,
-        q,
-        q_lens,
-        cached,
-        leftpads,
-        k_new,
-        v_new,
-        new_lens,
-        first_angles,
-        places,
-        row["softmax_scale"] or head_dim**-0.5,
-        descales,
-        page_descales,
-    )
+    scale = row["softmax_scale"] or head_dim**-0.5
+    caches, added = (k, v, q, q_lens, cached, leftpads), (k_new, v_new, new_lens)
+    of_call = (first_angles, places, scale, descales, page_descales)
+    return Drawn(arguments, row, *caches, *added, *of_call)
 
 
 def _moved(numbers: torch.Tensor, device: str) -> torch.Tensor:

@@ -24,8 +24,6 @@ from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
 
 CONFIG = LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
-
-
 PLAIN = AttentionProblem(2, 4, 2, 40, 64, q_len=3)
 KINDS: dict[str, dict[str, Any]] = {
     "not causal": {"causal": False},
@@ -83,34 +81,32 @@ class Relaunched:
         self._strides = [inputs.q.stride(), inputs.k_cache.stride(), inputs.v_cache.stride()]
 
     def __call__(
-        self,
-        q: Any,
-        k_cache: Any,
-        v_cache: Any,
-        cache_seqlens: Any,
-        context: Any,
-        block_table: Any,
-        out: Any,
-        lse: Any,
+        self, q: Any, k: Any, v: Any, lengths: Any, context: Any, table: Any, out: Any, lse: Any,
         extras: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not self.any_capacity:
-            assert [q.stride(), k_cache.stride(), v_cache.stride()] == self._strides
+            assert [q.stride(), k.stride(), v.stride()] == self._strides
         asked = {} if extras is None else extras._asdict()
-        attend_all(
-            AttentionInputs(
-                q=q,
-                k_cache=k_cache,
-                v_cache=v_cache,
-                cache_seqlens=cache_seqlens,
-                context=context,
-                block_table=block_table,
-                out=out,
-                lse=lse,
-                **self._scalars,
-                **asked,
-            )
-        )
+        fields = {"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": lengths, "context": context}
+        results = {"block_table": table, "out": out, "lse": lse}
+        attend_all(AttentionInputs(**fields, **results, **self._scalars, **asked))
+
+
+class Launched:
+    """A launch that nothing comes of."""
+
+    any_capacity = True
+    tile_tokens = 64
+
+    def __call__(self, *tensors: Any) -> None:
+        pass
+
+
+def launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `lean` prepare and launch nothing."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(LEAN, "relaunch", lambda inputs, config: Launched())
+    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
 
 
 def take_every_kind(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:

@@ -24,6 +24,16 @@ def numbers(*values: int, device: str = "cpu") -> torch.Tensor:
     return torch.tensor(values, dtype=INT32, device=device)
 
 
+def rand(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    """Return random numbers."""
+    return torch.randn(shape).to(dtype)
+
+
+def half(*shape: int) -> torch.Tensor:
+    """Return zeros in fp16."""
+    return torch.zeros(shape, dtype=torch.float16)
+
+
 def plain_form(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -55,14 +65,14 @@ def plain_form(
         cache_seqlens=others.pop("cache_seqlens", None),
         context=others.pop("context", capacity),
         softmax_scale=q.shape[-1] ** -0.5 if scale is None else scale,
-        out=q.new_full((*q.shape[:-1], v_cache.shape[-1]), torch.nan, dtype=_dtype(q)),
+        out=q.new_full(
+            (*q.shape[:-1], v_cache.shape[-1]),
+            torch.nan,
+            dtype=q.dtype if q.element_size() == 2 else torch.bfloat16,
+        ),
         lse=q.new_full(lse, torch.nan, dtype=torch.float32),
         **{"causal": False, **others},
     )
-
-
-def _dtype(q: torch.Tensor) -> torch.dtype:
-    return q.dtype if q.element_size() == 2 else torch.bfloat16
 
 
 def joined(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -123,3 +133,10 @@ def gapped(tensor: torch.Tensor) -> torch.Tensor:
     wide.view(torch.uint8).fill_(0x7F)
     wide[..., 0] = tensor
     return wide[..., 0]
+
+
+def misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same numbers and strides, a number past a multiple of 16 bytes."""
+    numbers = tensor.untyped_storage().nbytes() // tensor.element_size()
+    memory = torch.empty(numbers + 1, dtype=tensor.dtype, device=tensor.device)
+    return memory.as_strided(tensor.shape, tensor.stride(), 1).copy_(tensor)

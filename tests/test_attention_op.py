@@ -23,7 +23,6 @@ from leanbench.attention import lean_attn_with_kvcache, prepared
 from leanbench.attention import operator as operators
 from leanbench.attention.operator import _unflatten_config, flatten_config, operator
 from leanbench.attention.prepared import PreparedLaunches
-from leanbench.core.config import KernelConfig
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 
@@ -40,22 +39,12 @@ OPTIONS = {
 }
 
 
-def operands(
-    inputs: AttentionInputs, config: KernelConfig | None = None, batch_invariant: bool = False
-) -> tuple:
+def operands(inputs: AttentionInputs, config: Any = None, batch_invariant: bool = False) -> tuple:
     """Return the operator's arguments."""
-    return (
-        inputs.q,
-        inputs.k_cache,
-        inputs.v_cache,
-        inputs.cache_seqlens,
-        None if inputs.cache_seqlens is not None else inputs.context,
-        inputs.block_table,
-        None,
-        True,
-        batch_invariant,
-        *flatten_config(config),
-    )
+    tensors = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.cache_seqlens)
+    length = None if inputs.cache_seqlens is not None else inputs.context
+    given = (*tensors, length, inputs.block_table, None, True, batch_invariant)
+    return *given, *flatten_config(config)
 
 
 @pytest.mark.parametrize(("problem", "options"), diagonal(list(PROBLEMS), list(OPTIONS), keep=3))
@@ -96,9 +85,8 @@ def test_other_sizes_and_lengths_need_no_compilation(device):
     counter = CompileCounterWithBackend("aot_eager")
 
     def call(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, length: int) -> Any:
-        return lean_attn_with_kvcache(
-            q, k_cache, v_cache, cache_seqlens=length, return_softmax_lse=True
-        )
+        options: Any = {"cache_seqlens": length, "return_softmax_lse": True}
+        return lean_attn_with_kvcache(q, k_cache, v_cache, **options)
 
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=counter)
     # torch assumes that sizes equal in the first call stay equal, so all differ there.
@@ -106,9 +94,7 @@ def test_other_sizes_and_lengths_need_no_compilation(device):
         inputs = make_inputs(AttentionProblem(batch, 4, 2, tokens, 64, kv_layout="NHD"), device)
         out, lse = compiled(inputs.q, inputs.k_cache, inputs.v_cache, length)
         assert_right(replace(inputs, context=length), out, lse)
-    with pytest.raises(
-        ValueError, match=r"^cache_seqlens 42 is outside the cache's 0 to 41 tokens$"
-    ):
+    with pytest.raises(ValueError, match=r"^cache_seqlens 42 is outside the cache's 0 to 41 tok"):
         compiled(inputs.q, inputs.k_cache, inputs.v_cache, 42)
     assert counter.frame_count == 1
 
@@ -117,27 +103,22 @@ def test_fake_tensors_give_shapes_without_a_launch(monkeypatch):
     monkeypatch.setattr(prepared, "_launch", None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with FakeTensorMode():
-        q = torch.empty(3, 5, 8, 96, dtype=torch.bfloat16, device="cuda")
-        # A slice would require a GPU.
-        smaller = torch.empty(3, 5, 8, 64, dtype=torch.bfloat16, device="cuda")
-        cache = torch.empty(11, 16, 2, 96, dtype=torch.bfloat16, device="cuda")
-        table = torch.zeros(3, 4, dtype=torch.int32, device="cuda")
-        lengths = torch.zeros(3, dtype=torch.int32, device="cuda")
-        out, lse = lean_attn_with_kvcache(
-            q,
-            cache,
-            cache,
-            cache_seqlens=lengths,
-            block_table=table,
-            causal=True,
-            return_softmax_lse=True,
+        q, smaller = (
+            torch.empty(3, 5, 8, dim, dtype=torch.bfloat16, device="cuda") for dim in (96, 64)
         )
+        cache = torch.empty(11, 16, 2, 96, dtype=torch.bfloat16, device="cuda")
+        options: dict[str, Any] = {
+            "cache_seqlens": torch.zeros(3, dtype=torch.int32, device="cuda"),
+            "block_table": torch.zeros(3, 4, dtype=torch.int32, device="cuda"),
+            "causal": True,
+        }
+        out, lse = lean_attn_with_kvcache(q, cache, cache, return_softmax_lse=True, **options)
         assert (out.shape, out.dtype, out.device.type) == (q.shape, torch.bfloat16, "cuda")
         assert (lse.shape, lse.dtype, lse.device.type) == ((3, 8, 5), torch.float32, "cuda")
         assert out.is_contiguous()
         assert lse.is_contiguous()
         with pytest.raises(ValueError, match="must agree in head_dim"):
-            lean_attn_with_kvcache(smaller, cache, cache, causal=True, block_table=table)
+            lean_attn_with_kvcache(smaller, cache, cache, **options)
 
 
 def test_symbolic_sizes_stay_symbols():
@@ -149,8 +130,7 @@ def test_symbolic_sizes_stay_symbols():
             DimDynamic.DYNAMIC if dim in symbols else DimDynamic.STATIC
             for dim in range(tensor.dim())
         ]
-        context = StatelessSymbolicContext(kinds)
-        return mode.from_tensor(tensor, symbolic_context=context)
+        return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(kinds))
 
     q = fake(torch.empty(6, 1, 8, 64, dtype=torch.float16), 0)
     cache = fake(torch.empty(6, 300, 2, 64, dtype=torch.float16), 0, 1)
@@ -166,11 +146,7 @@ def test_symbolic_sizes_stay_symbols():
 def test_gradients_are_refused(which, device):
     inputs = make_inputs(PROBLEMS["uniform"], device)
     inputs = replace(inputs, **{which: getattr(inputs, which).detach().requires_grad_()})
-    words = (
-        r"^lean_attn_with_kvcache is for inference and has no gradient, .* call it under"
-        r" torch.no_grad\(\)$"
-    )
-    with pytest.raises(NotImplementedError, match=words):
+    with pytest.raises(NotImplementedError, match=r"is for inference and has no gradient, .* call"):
         attend(inputs)
     for without in (torch.no_grad(), torch.inference_mode()):
         with without:
@@ -188,11 +164,8 @@ def test_settings_pass_through():
         assert numbers is not None
         assert implementation is not None
         assert all(type(number) is int for number in numbers)
-        rebuilt = _unflatten_config(tuple(numbers), implementation)
-        assert rebuilt == config
-        assert [type(value) for value in vars(rebuilt).values()] == [
-            type(value) for value in vars(config).values()
-        ]
+        # True is equal to 1.
+        assert repr(_unflatten_config(tuple(numbers), implementation)) == repr(config)
     assert flatten_config(None) == (None, None)
 
 
@@ -217,10 +190,7 @@ def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch
     assert launched == configs * 2
 
 
-DERIVATIVE = (
-    r"^lean_attn_with_kvcache is for inference and has no derivative, .* call it outside"
-    r" torch.func.jvp and forward_ad.dual_level$"
-)
+DERIVATIVE = r"^lean_attn_with_kvcache is for inference and has no derivative, .* call it outside"
 
 
 @pytest.mark.parametrize("which", ["q", "k_cache", "v_cache"])

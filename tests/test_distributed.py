@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,25 +112,25 @@ def test_rows_without_numbers_are_refused_as_on_one_gpu() -> None:
     assert sentences[0] == sentences[1]
 
 
-def test_contiguous_shards() -> None:
-    assert [contiguous_shard(7, rank, 3) for rank in range(3)] == [(0, 3), (3, 2), (5, 2)]
-    assert [contiguous_shard(1, rank, 2) for rank in range(2)] == [(0, 1), (1, 0)]
-    lengths = torch.tensor([7, 0, 100])
-    starts, counts = contiguous_shard(lengths, 1, 2)
-    assert starts.tolist() == [4, 0, 50]
-    assert counts.tolist() == [3, 0, 50]
+@pytest.mark.parametrize(
+    ("length", "size", "shards"),
+    [
+        (7, 3, [(0, 3), (3, 2), (5, 2)]),
+        (1, 2, [(0, 1), (1, 0)]),
+        # The first ones are the longer ones.
+        (18, 8, [(0, 3), (3, 3), (6, 2), (8, 2), (10, 2), (12, 2), (14, 2), (16, 2)]),
+    ],
+)
+def test_contiguous_shards(length: int, size: int, shards: list[tuple[int, int]]) -> None:
+    assert [contiguous_shard(length, rank, size) for rank in range(size)] == shards
 
 
-def test_the_first_contiguous_shards_are_the_longer_ones() -> None:
-    shards = [contiguous_shard(18, rank, 8) for rank in range(8)]
-    assert [count for _, count in shards] == [3, 3, 2, 2, 2, 2, 2, 2]
-    assert [start for start, _ in shards] == [0, 3, 6, 8, 10, 12, 14, 16]
-    for length in range(40):
-        for size in range(1, 9):
-            own = [contiguous_shard(length, rank, size) for rank in range(size)]
-            tensors = [contiguous_shard(torch.tensor([length]), rank, size) for rank in range(size)]
-            assert [(int(start), int(count)) for start, count in tensors] == own
-            assert sum(count for _, count in own) == length
+def test_contiguous_shards_of_tensors_are_those_of_numbers() -> None:
+    for length, size in product(range(40), range(1, 9)):
+        own = [contiguous_shard(length, rank, size) for rank in range(size)]
+        tensors = [contiguous_shard(torch.tensor([length]), rank, size) for rank in range(size)]
+        assert [(int(start), int(count)) for start, count in tensors] == own
+        assert sum(count for _, count in own) == length
     problem = AttentionProblem(2, 8, 8, (18, 1024), 64, parallel="cp:8")
     assert [problem.shard(rank).contexts[0] for rank in range(8)] == [3, 3, 2, 2, 2, 2, 2, 2]
 
@@ -139,10 +143,8 @@ def test_shards_of_lengths_near_the_end_of_32_bits() -> None:
         assert (int(start), int(count)) == contiguous_shard(most, rank, 8)
         assert (start.dtype, count.dtype) == (torch.int32, torch.int32)
         share = interleaved_shard(lengths, rank, 8, 1 << 28)
-        assert (int(share), share.dtype) == (
-            interleaved_shard(most, rank, 8, 1 << 28),
-            torch.int32,
-        )
+        assert share.dtype == torch.int32
+        assert int(share) == interleaved_shard(most, rank, 8, 1 << 28)
 
 
 def test_shards_of_whole_numbers_of_numpy() -> None:
@@ -181,12 +183,8 @@ def test_interleaved_shards() -> None:
 
 def test_a_layout() -> None:
     layouts = [Layout(2, 2, rank) for rank in range(4)]
-    assert [(own.tensor_rank, own.context_rank) for own in layouts] == [
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (1, 1),
-    ]
+    places = [(own.tensor_rank, own.context_rank) for own in layouts]
+    assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [own.heads(8) for own in layouts] == [range(4)] * 2 + [range(4, 8)] * 2
     with pytest.raises(UserError, match="7 KV heads do not divide by 2 tensor-parallel GPUs"):
         layouts[0].heads(7)
@@ -201,21 +199,13 @@ def test_a_layout() -> None:
         ({"window_size": None}, "does not support window_size"),
         ({"attention_chunk": 128, "k": None}, "does not support attention_chunk where"),
         ({"config": "fast", "num_splits": 3}, "does not support config where"),
+        ({"causal": True, "q": Q.expand(1, 2, 8, 64)}, "causal=True with 2 query tokens"),
+        ({"q": Q.clone().requires_grad_()}, "has no gradient"),
     ],
 )
 def test_what_depends_on_places_is_refused(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(NotImplementedError, match=sentence):
         call(**arguments)
-
-
-def test_a_causal_mask_over_several_queries_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="causal=True with 2 query tokens"):
-        lean_attn_with_kvcache(Q.expand(1, 2, 8, 64), CACHE, CACHE, causal=True, group=group())
-
-
-def test_gradients_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="has no gradient"):
-        lean_attn_with_kvcache(Q.clone().requires_grad_(), CACHE, CACHE, group=group())
 
 
 def test_a_late_rank_is_the_next_calls_error() -> None:
@@ -238,37 +228,35 @@ def places(*gpus: str, **fields: Any) -> list[Place]:
     return [Place("one", gpu, index, **fields) for index, gpu in enumerate(gpus)]
 
 
-def test_where_ranks_may_be() -> None:
-    check_places(places("a", "b"))
-    with pytest.raises(UserError, match="rank 0 is on one, rank 1 on two"):
-        check_places([*places("a"), Place("two", "b", 1)])
-    with pytest.raises(UserError, match="rank 1 has no GPU that torch can use: a context group"):
-        check_places([*places("a"), Place("one")])
-    with pytest.raises(UserError, match="ranks 0 and 2 are both on GPU a"):
-        check_places(places("a", "b", "a"))
-    with pytest.raises(UserError, match="rank 1 had a ContextGroup before"):
-        check_places([*places("a"), Place("one", "b", 1, had_another=True)])
-    with pytest.raises(UserError, match="at most 8 GPUs, this one would have 9"):
-        check_places(places(*"abcdefghi"))
-
-
-def test_ranks_that_cannot_reach_one_another() -> None:
-    check_places(places("a", "b", apart=("c",)))
-    sentence = "the GPUs of ranks 0 and 1 have no peer access: choose GPUs that have it, `leanbench"
-    for apart in (("b",), ()), ((), ("c", "a")):
-        own = zip(places("a", "b"), apart, strict=True)
-        with pytest.raises(UserError, match=sentence):
-            check_places([place._replace(apart=found) for place, found in own])
-
-
-def test_ranks_that_each_see_one_gpu_are_told_how_to_start() -> None:
-    with pytest.raises(UserError) as caught:
-        check_places([Place("one", "a"), Place("one", "b")])
-    assert str(caught.value) == (
+#: Places of ranks that may not share sequences, and words of the sentence.
+WRONG_PLACES = [
+    ([*places("a"), Place("two", "b", 1)], "rank 0 is on one, rank 1 on two"),
+    ([*places("a"), Place("one")], "rank 1 has no GPU that torch can use: a context group"),
+    (places("a", "b", "a"), "ranks 0 and 2 are both on GPU a"),
+    ([*places("a"), Place("one", "b", 1, had_another=True)], "rank 1 had a ContextGroup before"),
+    (places(*"abcdefghi"), "at most 8 GPUs, this one would have 9"),
+    *(
+        (
+            [own._replace(apart=found) for own, found in zip(places("a", "b"), apart, strict=True)],
+            "the GPUs of ranks 0 and 1 have no peer access: choose GPUs that have it, `leanbench",
+        )
+        for apart in ((("b",), ()), ((), ("c", "a")))
+    ),
+    (
+        [Place("one", "a"), Place("one", "b")],
         "ranks 0 and 1 both count their GPU as cuda:0, a CUDA_VISIBLE_DEVICES for each rank: start"
         " them with the same GPUs visible to all, and call"
-        ' torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
-    )
+        ' torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
+    ),
+]
+
+
+@pytest.mark.parametrize(("ranks", "sentence"), WRONG_PLACES, ids=[own for _, own in WRONG_PLACES])
+def test_where_ranks_may_not_be(ranks: list[Place], sentence: str) -> None:
+    check_places(places("a", "b"))
+    check_places(places("a", "b", apart=("c",)))
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        check_places(ranks)
 
 
 #: Rank 0 had a context group with another process group, rank 1 is new. Neither has a GPU.
@@ -320,18 +308,20 @@ def test_a_rank_that_had_another_group_is_every_ranks_error(tmp_path: Path) -> N
 
 
 def test_a_process_that_is_no_member_of_the_group_is_refused() -> None:
+    with alone(), pytest.raises(UserError, match="rank 0 of all processes is no member of the"):
+        # Result of torch.distributed.new_group for processes outside of the group.
+        ContextGroup(dist.GroupMember.NON_GROUP_MEMBER)  # type: ignore[arg-type]
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Make this process a group of one."""
     store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        with pytest.raises(UserError) as caught:
-            # Result of torch.distributed.new_group for processes outside of the group.
-            ContextGroup(dist.GroupMember.NON_GROUP_MEMBER)  # type: ignore[arg-type]
+        yield
     finally:
         dist.destroy_process_group()
-    assert str(caught.value) == (
-        "rank 0 of all processes is no member of the process group of this ContextGroup: make it on"
-        " the members alone, whose torch.distributed.get_rank(process_group) is not negative"
-    )
 
 
 def test_without_processes_a_group_is_refused() -> None:
@@ -343,16 +333,12 @@ def test_without_processes_a_group_is_refused() -> None:
 def test_what_is_no_process_group_is_refused() -> None:
     groups: list[Any] = ["world", 0, [], object()]
     for _ in range(2):
-        store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        try:
+        with alone():
             for group in groups:
                 with pytest.raises(UserError, match="which is no process group, or one that was"):
                     ContextGroup(group)
             # It was destroyed before the second time.
             groups = [dist.group.WORLD]
-        finally:
-            dist.destroy_process_group()
 
 
 def test_only_process_groups_by_the_name_of_one_that_is_gone_had_another(
@@ -396,28 +382,27 @@ def test_the_place_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _own_place() == Place("one", "c", 2, ("b", "d"))
 
 
-@pytest.mark.parametrize("timeout_s", [-1, 0, float("inf"), float("nan"), 1e11, 86_401, "5", True])
-def test_a_group_waits_for_a_time_that_is_one(timeout_s: Any) -> None:
-    with pytest.raises(UserError) as caught:
-        ContextGroup(timeout_s=timeout_s)
-    assert str(caught.value) == (
-        f"timeout_s is {timeout_s!r}: pass the seconds that a launch waits for the other GPUs,"
-        " above 0 and at most 86,400"
-    )
+WRONG_TIMES = [-1, 0, float("inf"), float("nan"), 1e11, 86_401, "5", True]
+WRONG_SIZES = [0, -1, 31, 1e6, "64", None, True]
 
 
-@pytest.mark.parametrize("workspace_bytes", [0, -1, 31, 1e6, "64", None, True])
-def test_peer_workspaces_have_a_size(workspace_bytes: Any) -> None:
-    with pytest.raises(UserError) as caught:
-        ContextGroup(workspace_bytes=workspace_bytes)
-    assert str(caught.value) == (
-        f"workspace_bytes is {workspace_bytes!r}: pass a whole number of 32 or more"
-    )
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        *(({"timeout_s": own}, "pass the seconds that a launch waits") for own in WRONG_TIMES),
+        *(({"workspace_bytes": own}, "pass a whole number of 32 or more") for own in WRONG_SIZES),
+    ],
+    ids=str,
+)
+def test_times_and_sizes_that_are_none(arguments: dict[str, Any], sentence: str) -> None:
+    [(name, value)] = arguments.items()
+    with pytest.raises(UserError, match=rf"^{name} is {re.escape(repr(value))}: {sentence}"):
+        ContextGroup(**arguments)
 
 
 @pytest.mark.parametrize("timeout_s", [1e-9, 5, 86_400.0])
 def test_times_and_sizes_at_the_limits_are_taken(timeout_s: float) -> None:
-    assert check_limits(timeout_s, 32) is None
+    check_limits(timeout_s, 32)
 
 
 def test_the_second_half_of_a_workspace_starts_at_a_unit() -> None:

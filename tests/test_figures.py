@@ -84,17 +84,19 @@ def test_ratios(reports: Path) -> None:
     assert (over.lowest, over.highest) == (0.5, 2.0)
     assert (over.worst.problem, over.best.problem) == (LONG, SHORT)
     assert [(value, problem.problem) for value, problem in over.behind] == [(0.5, LONG)]
-
-
-def test_the_fastest_library_counts(reports: Path) -> None:
-    publish(reports)
-    run = figures.runs("h200/peers")
+    # The fastest library counts.
     assert run.ratio("libraries").values == [0.9]
     library = run.problems[0].fastest("libraries")
     assert library is not None
     assert library.kernel == "cudnn"
     assert run.ratio("flash_attn_3", "lean,fa2").values == [1.2]
     assert run.ended("unsupported", "cudnn") == 1
+    # One value is of one problem.
+    assert run.one("lean", batch=1) == 10.0
+    with pytest.raises(ValueError, match="too many"):
+        run.one("lean", batch=2)
+    with pytest.raises(ValueError, match="not enough"):
+        run.one("fa2", is_ragged=True)
 
 
 @pytest.mark.parametrize(
@@ -114,16 +116,6 @@ def test_where(reports: Path, conditions: dict[str, Any], chosen: list[Attention
     publish(reports)
     found = figures.runs("h200/peers").where(**conditions)
     assert [problem.problem for problem in found.problems] == chosen
-
-
-def test_one_value_is_of_one_problem(reports: Path) -> None:
-    publish(reports)
-    run = figures.runs("h200/peers")
-    assert run.one("lean", batch=1) == 10.0
-    with pytest.raises(ValueError, match="too many"):
-        run.one("lean", batch=2)
-    with pytest.raises(ValueError, match="not enough"):
-        run.one("fa2", is_ragged=True)
 
 
 def test_a_run_line_joins_runs_of_one_provenance(reports: Path) -> None:

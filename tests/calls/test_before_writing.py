@@ -8,69 +8,44 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_kind import take_every_kind, take_latent_calls
-from forms import INT32, numbers
+from forms import INT32, half, numbers
 
 from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
 from leanbench.attention import checks
 from leanbench.attention.compat import Rows
 from leanbench.core.errors import UserError
 
-
-@pytest.fixture(autouse=True)
-def prepared_for(monkeypatch):
-    return take_every_kind(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def latent(monkeypatch):
-    return take_latent_calls(monkeypatch)
-
-
-def ones(*shape: int) -> torch.Tensor:
-    return torch.ones(shape, dtype=torch.float16)
-
-
-def refused_calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
-    q = ones(2, 1, 4, 64)
-    return {
-        "a traced call with an output of another shape": (
-            {"q": torch.nn.Parameter(q, requires_grad=False), "out": ones(2, 1, 4, 32)},
-            ValueError,
-            r"out is \(2, 1, 4, 32\)",
-        ),
-        "an output that requires a gradient": (
-            {"out": torch.zeros(2, 1, 4, 64, dtype=torch.float16, requires_grad=True)},
-            NotImplementedError,
-            "has no gradient",
-        ),
-    }
+pytestmark = pytest.mark.usefixtures("prepared_for", "latent")
+Q, NEW = half(2, 1, 4, 64) + 1, half(2, 1, 2, 64) + 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "sentence"), refused_calls().values(), ids=refused_calls()
+    ("arguments", "error", "sentence"),
+    [
+        # Traced.
+        (
+            {"q": torch.nn.Parameter(Q, requires_grad=False), "out": half(2, 1, 4, 32)},
+            ValueError,
+            r"out is \(2, 1, 4, 32\)",
+        ),
+        ({"out": half(2, 1, 4, 64).requires_grad_()}, NotImplementedError, "has no gradient"),
+        ({}, UserError, "the tensors are on cpu"),
+    ],
 )
-def test_a_refused_append_writes_nothing(arguments, error, sentence):
-    k, v = (torch.zeros(2, 40, 2, 64, dtype=torch.float16) for _ in range(2))
-    new = ones(2, 1, 2, 64)
-    options = {"q": ones(2, 1, 4, 64), **arguments}
+def test_a_refused_append_writes_nothing(arguments, error, sentence, monkeypatch):
+    if error is UserError:
+        monkeypatch.delenv("TRITON_INTERPRET")
+    caches = {"k_cache": half(2, 40, 2, 64), "v_cache": half(2, 40, 2, 64)}
+    call = {"q": Q, **caches, "k": NEW, "v": NEW, "cache_seqlens": 3, **arguments}
     with pytest.raises(error, match=sentence):
-        lean_attn_with_kvcache(options.pop("q"), k, v, new, new, cache_seqlens=3, **options)
-    assert not k.any()
-    assert not v.any()
-
-
-def test_a_missing_gpu_is_reported_before_anything_is_appended(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET")
-    k, v, new = ones(1, 9, 1, 64) * 0, ones(1, 9, 1, 64) * 0, ones(1, 1, 1, 64)
-    with pytest.raises(UserError, match="the tensors are on cpu"):
-        lean_attn_with_kvcache(ones(1, 1, 2, 64), k, v, new, new, cache_seqlens=3)
-    assert not k.any()
+        lean_attn_with_kvcache(**call)
+    assert not caches["k_cache"].any()
+    assert not caches["v_cache"].any()
 
 
 def test_pages_past_the_end_are_not_followed_where_nothing_is_appended():
     k, v = torch.randn(3, 4, 1, 64).half(), torch.randn(3, 4, 1, 64).half()
-    before, q, new = (k.clone(), v.clone()), torch.randn(1, 1, 2, 64).half(), ones(1, 1, 64)
+    before, q, new = (k.clone(), v.clone()), torch.randn(1, 1, 2, 64).half(), half(1, 1, 64)
     table = numbers(0, 2**31 - 1).view(1, 2)
     options: dict[str, Any] = {"cache_seqlens": numbers(4), "block_table": table}
     out = lean_attn_with_kvcache(q, k, v, new, new, cu_seqlens_k_new=numbers(0, 0), **options)
@@ -80,12 +55,14 @@ def test_pages_past_the_end_are_not_followed_where_nothing_is_appended():
 
 @pytest.mark.parametrize("most", [1, 3, 4])
 def test_query_tokens_beyond_the_most_are_left_unwritten(most):
-    starts, out, lse = numbers(0, 3, 7), ones(7, 2, 8) * 5, torch.full((2, 7), 5.0)
+    starts, out, lse = numbers(0, 3, 7), half(7, 2, 8) + 5, torch.full((2, 7), 5.0)
     rows = Rows(starts, 7, most)
     q = torch.arange(7.0)[:, None, None].expand(7, 2, 8).half()
     rows.pack(rows.unpack(q), torch.ones(2, 2, most), out, lse)
-    is_written = torch.tensor([3 - place <= most for place in range(3)])
-    is_written = torch.cat([is_written, torch.tensor([4 - place <= most for place in range(4)])])
+    places = [*range(3), *range(4)]
+    is_written = torch.tensor(
+        [own - place <= most for own, place in zip([3] * 3 + [4] * 4, places, strict=True)]
+    )
     assert out[is_written].equal(q[is_written])
     assert out[~is_written].eq(5).all()
     assert lse.eq(torch.where(is_written, 1.0, 5.0)).all()
@@ -121,25 +98,20 @@ def test_heads_of_a_latent_cache_that_are_not_aligned_are_refused_before_any_lau
         ({"causal": np.array([True, False])}, "causal is array"),
         ({"max_seqlen_q": True, "cu_seqlens_q": numbers(0, 1)}, "max_seqlen_q is True"),
         ({"cu_seqlens_q": torch.tensor(0, dtype=INT32)}, r"cu_seqlens_q is \(\): expected"),
-        ({"k": np.zeros((50, 50)), "v": ones(1)}, "k is of type ndarray: expected a tensor"),
+        ({"k": np.zeros((50, 50)), "v": half(1)}, "k is of type ndarray: expected a tensor"),
         (
-            {"k": ones(1, 0, 2, 64), "v": ones(1, 0, 2, 64), "cache_seqlens": 3},
+            {"k": half(1, 0, 2, 64), "v": half(1, 0, 2, 64), "cache_seqlens": 3},
             r"k is \(1, 0, 2, 64\), which has a size 0: leave k and v out",
         ),
         (
-            {
-                "k": ones(1, 2, 64),
-                "v": ones(1, 2, 64),
-                "cache_seqlens": 3,
-                "cu_seqlens_k_new": [0, 1],
-            },
+            {**dict.fromkeys("kv", half(1, 2, 64)), "cu_seqlens_k_new": [0, 1], "cache_seqlens": 3},
             r"cu_seqlens_k_new is \[0, 1\]: expected a tensor",
         ),
     ],
 )
 def test_odd_arguments_get_a_sentence(options, sentence):
     packed = "cu_seqlens_q" in options
-    q, cache = ones(1, 4, 64) if packed else ones(1, 1, 4, 64), ones(1, 40, 2, 64)
+    q, cache = half(1, 4, 64) if packed else half(1, 1, 4, 64), half(1, 40, 2, 64)
     with pytest.raises(ValueError, match=sentence) as caught:
         lean_attn_with_kvcache(q, cache, cache.clone(), **options)
     assert len(str(caught.value)) < 300

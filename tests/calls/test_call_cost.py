@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from call_counts import function_calls
-from leanbench.kernels.lean import LEAN
+from every_kind import launch_nothing
 
 from leanbench.attention import lean_attn_with_kvcache, prepared
-from leanbench.attention.prepared import PreparedLaunches, settings_of
+from leanbench.attention.prepared import settings_of
 from leanbench.core.problem import AttentionProblem
 
 Q = torch.zeros(2, 1, 8, 64, dtype=torch.float16)
@@ -19,21 +19,9 @@ DENSE = torch.zeros(2, 2, 64, 64, dtype=torch.float16).transpose(1, 2)
 LENGTHS = torch.full((2,), 3, dtype=torch.int32)
 
 
-class Launched:
-    """A launch that nothing comes of."""
-
-    any_capacity = True
-    tile_tokens = 64
-
-    def __call__(self, *tensors: Any) -> None:
-        pass
-
-
 @pytest.fixture(autouse=True)
 def _no_launches(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(LEAN, "relaunch", lambda inputs, config: Launched())
-    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
+    launch_nothing(monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 from argument_calls import draw_call, run_call
 from argument_grid import COMPILED, DRAWN, all_pairs, calls_of, go_together, pairs, pairwise_rows
 from argument_reference import failure
-from every_kind import take_every_kind
 
 from leanbench.attention import lean_attn_with_kvcache
 
@@ -28,9 +27,9 @@ def test_drawn_values_meet_every_other():
     assert all_pairs({**COMPILED, **DRAWN}) <= set().union(*map(pairs, calls))
 
 
+@pytest.mark.usefixtures("prepared_for")
 @pytest.mark.parametrize("part", range(4))
-def test_a_kernel_that_is_right_passes(part, monkeypatch):
-    take_every_kind(monkeypatch)
+def test_a_kernel_that_is_right_passes(part):
     for number, row in enumerate(pairwise_rows(COMPILED, seed=part)[part::16]):
         small = {**row, "capacity": 40, "q_len": min(row["q_len"], 5)}
         (call,) = calls_of(small, 1, part)
@@ -39,8 +38,8 @@ def test_a_kernel_that_is_right_passes(part, monkeypatch):
         assert failure(drawn, out, lse) is None, call
 
 
-def test_what_is_wrong_does_not_pass(monkeypatch):
-    take_every_kind(monkeypatch)
+@pytest.mark.usefixtures("prepared_for")
+def test_what_is_wrong_does_not_pass():
     row = next(
         row
         for seed in range(9)

@@ -10,21 +10,14 @@ import numpy as np
 import pytest
 import torch
 from attention_calls import assert_right
-from every_kind import PLAIN, called, take_every_kind
-from forms import assert_read_as_is, gapped
+from every_kind import PLAIN, called
+from forms import assert_read_as_is, gapped, numbers, rand
 
 from leanbench import get_scheduler_metadata
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.core.inputs import make_inputs
 
-
-@pytest.fixture(autouse=True)
-def prepared_for(monkeypatch):
-    return take_every_kind(monkeypatch)
-
-
-def rand(*shape: int) -> torch.Tensor:
-    return torch.randn(shape).half()
+pytestmark = pytest.mark.usefixtures("prepared_for")
 
 
 BOTH_SIDES = {"causal": False, "window_left": 7, "window_right": 1}
@@ -69,14 +62,13 @@ def test_flags_that_are_none(causal, error, sentence):
 @pytest.mark.parametrize("most", [None, 3, np.int64(3), 100])
 def test_the_most_query_tokens_of_packed_ones(most):
     q, cache = rand(5, 4, 64), rand(2, 40, 2, 64)
-    starts = torch.tensor([0, 2, 5], dtype=torch.int32)
+    starts = numbers(0, 2, 5)
     alone = [
         lean_attn_with_kvcache(own[None], cache[row : row + 1], cache[row : row + 1], causal=True)
         for row, own in enumerate(q.split([2, 3]))
     ]
-    out = lean_attn_with_kvcache(
-        q, cache, cache, causal=True, cu_seqlens_q=starts, max_seqlen_q=most
-    )
+    options: Any = {"causal": True, "cu_seqlens_q": starts, "max_seqlen_q": most}
+    out = lean_attn_with_kvcache(q, cache, cache, **options)
     torch.testing.assert_close(out, torch.cat([own[0] for own in alone]))
 
 
@@ -89,9 +81,8 @@ def test_scales_that_expand(shape):
     options: dict[str, Any] = {"v_descale": scales, "return_softmax_lse": True, "causal": True}
     q, k, v = inputs.q, inputs.k_cache, inputs.v_cache
     out, lse = lean_attn_with_kvcache(q, k, v, **options)
-    whole, whole_lse = lean_attn_with_kvcache(
-        q, k, v, **{**options, "v_descale": scales.expand(2, 2)}
-    )
+    expanded = {**options, "v_descale": scales.expand(2, 2)}
+    whole, whole_lse = lean_attn_with_kvcache(q, k, v, **expanded)
     assert out.equal(whole)
     assert lse.equal(whole_lse)
     bare, _ = lean_attn_with_kvcache(q, k, v, causal=True, return_softmax_lse=True)
@@ -126,9 +117,7 @@ SCATTERED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize(("kinds", "names"), SCATTERED.values(), ids=SCATTERED)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_numbers_between_numbers(kinds, names, batch_invariant, prepared_for):
-    options: dict[str, Any] = {}
-    if batch_invariant:
-        options = {"batch_invariant": True, "config": None}
+    options = {"batch_invariant": True, "config": None} if batch_invariant else {}
     for _ in range(2):
         inputs = make_inputs(replace(PLAIN, **kinds), "cpu")
         odd = replace(inputs, **{name: gapped(getattr(inputs, name)) for name in names})
@@ -151,9 +140,7 @@ def test_caches_with_numbers_between_numbers_are_refused():
     inputs = make_inputs(PLAIN, "cpu")
     for name in ("k_cache", "v_cache"):
         odd = replace(inputs, **{name: gapped(getattr(inputs, name))})
-        with pytest.raises(
-            ValueError, match=r"^the last strides of the caches are .* its stride 1$"
-        ):
+        with pytest.raises(ValueError, match=r"^the last strides of the caches are .* stride 1$"):
             called(odd)
 
 
@@ -171,7 +158,7 @@ NOTHING: dict[str, dict[str, Any]] = {
         "q": rand(0, 4, 64),
         "k_cache": CACHE,
         "max_seqlen_q": 1,
-        "cu_seqlens_q": torch.zeros(3, dtype=torch.int32),
+        "cu_seqlens_q": numbers(0, 0, 0),
     },
     "no pages": {"q": rand(2, 3, 4, 64), "k_cache": CACHE[:0], "block_table": TABLE},
 }
@@ -180,32 +167,25 @@ NOTHING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("arguments", NOTHING.values(), ids=NOTHING)
 def test_calls_of_nothing(arguments, prepared_for):
     arguments = {**arguments, "v_cache": arguments["k_cache"], "cache_seqlens": 0}
-    out, lse = lean_attn_with_kvcache(**arguments, return_softmax_lse=True)
+    arguments["return_softmax_lse"] = True
+    out, lse = lean_attn_with_kvcache(**arguments)
     q = arguments["q"]
     assert (out.shape, out.dtype) == (q.shape, torch.float16)
     assert out.eq(0).all()
     tokens_last = q.transpose(-3, -2).shape[:-1]
     assert lse.shape == tokens_last
     assert lse.eq(-math.inf).all()
-    given = torch.full_like(out, math.nan)
-    sinks = torch.arange(4.0)
-    result, lse = lean_attn_with_kvcache(
-        **arguments, return_softmax_lse=True, out=given, sinks=sinks
-    )
+    given, sinks = torch.full_like(out, math.nan), torch.arange(4.0)
+    result, lse = lean_attn_with_kvcache(**arguments, out=given, sinks=sinks)
     assert result is given
     assert given.eq(0).all()
     assert lse.equal(sinks[:, None].expand(tokens_last))
     assert not prepared_for
 
 
-def test_sinks_of_nothing_are_checked():
+def test_calls_of_nothing_are_checked():
+    q, new, k, v = rand(2, 0, 4, 64), rand(2, 1, 2, 64), CACHE.clone(), CACHE.clone()
     with pytest.raises(ValueError, match=r"^sinks is \(3,\) "):
-        lean_attn_with_kvcache(
-            rand(2, 0, 4, 64), CACHE, CACHE, sinks=torch.zeros(3), return_softmax_lse=True
-        )
-
-
-def test_nothing_that_tokens_are_appended_to_is_refused():
-    new = rand(2, 1, 2, 64)
+        lean_attn_with_kvcache(q, k, v, sinks=torch.zeros(3), return_softmax_lse=True)
     with pytest.raises(ValueError, match="no size 0"):
-        lean_attn_with_kvcache(rand(2, 0, 4, 64), CACHE, CACHE.clone(), new, new, cache_seqlens=0)
+        lean_attn_with_kvcache(q, k, v, new, new, cache_seqlens=0)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import assert_right
-from every_kind import CONFIG, KINDS, PLAIN, called, take_every_kind
+from every_kind import CONFIG, KINDS, PLAIN, called
+from forms import half, numbers
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.triton_kernel import LeanTriton
 from torch._dynamo.testing import CompileCounter
@@ -22,11 +23,7 @@ from leanbench.check.launches import ApiCall, api_arguments
 from leanbench.core.extras import kinds_of
 from leanbench.core.inputs import AttentionInputs, make_inputs
 
-
-@pytest.fixture(autouse=True)
-def prepared_for(monkeypatch) -> list[AttentionInputs]:
-    """Inputs that launches were prepared for, by a kernel that takes everything."""
-    return take_every_kind(monkeypatch)
+pytestmark = pytest.mark.usefixtures("prepared_for")
 
 
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
@@ -40,7 +37,7 @@ def test_every_kind_reaches_the_kernel_at_first_and_again(kinds, lengths_on, pre
         assert (lse.shape, lse.dtype) == (inputs.lse.shape, torch.float32)
         assert_right(inputs, out, lse)
     assert len(prepared_for) == 1
-    asked = {**kinds_of(make_inputs(problem, "cpu"))}
+    asked = kinds_of(make_inputs(problem, "cpu"))
     assert kinds_of(prepared_for[0]) == asked
     assert asked != kinds_of(make_inputs(PLAIN, "cpu"))
 
@@ -84,9 +81,10 @@ def test_torch_compile_takes_every_kind_whole(kinds):
 def test_the_operator_that_appends_changes_the_caches_and_no_other_does(prepared_for):
     assert append_operator._schema.is_mutable
     with FakeTensorMode():
-        q = torch.empty(2, 1, 8, 64, dtype=torch.bfloat16, device="cuda")
-        cache = torch.empty(2, 90, 2, 64, dtype=torch.bfloat16, device="cuda")
-        new = torch.empty(2, 1, 2, 64, dtype=torch.bfloat16, device="cuda")
+        q, cache, new = (
+            torch.empty(2, tokens, heads, 64, dtype=torch.bfloat16, device="cuda")
+            for tokens, heads in ((1, 8), (90, 2), (1, 2))
+        )
         out = lean_attn_with_kvcache(q, cache, cache, new, new, cache_seqlens=5, softcap=3.0)
         assert isinstance(out, torch.Tensor)
         assert (out.shape, out.dtype) == (q.shape, torch.bfloat16)
@@ -121,9 +119,7 @@ def test_other_names(kinds, given, same):
     tensors = (inputs.q, inputs.k_cache, inputs.v_cache)
     out, _ = lean_attn_with_kvcache(*tensors, **arguments, **{same: value}, config=CONFIG)
     assert torch.equal(out, expected)
-    with pytest.raises(
-        ValueError, match=f"^{given} and {same} are two names of one argument: pass one of them$"
-    ):
+    with pytest.raises(ValueError, match=f"^{given} and {same} are two names of one argument: "):
         lean_attn_with_kvcache(*tensors, **arguments, **{same: value, given: value})
 
 
@@ -140,25 +136,17 @@ def test_what_asks_for_nothing_is_a_plain_call(prepared_for):
     assert len(prepared_for) == 1
 
 
-@pytest.mark.parametrize("length", [5, torch.tensor([5, 30], dtype=torch.int32)])
+@pytest.mark.parametrize("length", [5, numbers(5, 30)])
 def test_a_token_a_step_shares_a_launch(length, prepared_for):
-    problem = replace(PLAIN, q_len=1, append=1, capacity=60)
-    inputs = make_inputs(problem, "cpu")
+    inputs = make_inputs(replace(PLAIN, q_len=1, append=1, capacity=60), "cpu")
     for step in range(4):
         now = length + step
-        context = now + 1 if isinstance(now, int) else 60
-        seqlens = None if isinstance(now, int) else now
-        stepped = replace(inputs, cache_seqlens=seqlens, context=context)
+        own: dict[str, Any] = {"cache_seqlens": now, "context": 60}
+        if isinstance(now, int):
+            own = {"cache_seqlens": None, "context": now + 1}
+        stepped = replace(inputs, **own)
         assert_right(stepped, *called(stepped, cache_seqlens=now))
     assert len(prepared_for) == 1
-
-
-def half(*shape: int) -> torch.Tensor:
-    return torch.zeros(shape, dtype=torch.float16)
-
-
-def int32(*numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 Q, CACHE, NEW = half(2, 1, 8, 64), half(2, 30, 4, 64), half(2, 3, 4, 64)
@@ -176,12 +164,12 @@ def page_scales(k: Any, v: Any = None) -> dict[str, Any]:
 
 APPEND = {"k": NEW, "v": NEW, "cache_seqlens": 20}
 TABLES = {"rotary_cos": half(30, 16), "rotary_sin": half(30, 16)}
-PACKED = {"q": half(5, 8, 64), "cu_seqlens_q": int32(0, 2, 5), "max_seqlen_q": 3}
+PACKED = {"q": half(5, 8, 64), "cu_seqlens_q": numbers(0, 2, 5), "max_seqlen_q": 3}
 E4M3, FP16 = "torch.float8_e4m3fn", "torch.float16"
 #: Arguments, and what a sentence names: the argument, its value and the limit.
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sinks": torch.zeros(4)}, r"^sinks is \(4,\) .*: expected \(8,\) "),
-    ({"sinks": int32(*range(8))}, r"^sinks is \(8,\) torch.int32"),
+    ({"sinks": numbers(*range(8))}, r"^sinks is \(8,\) torch.int32"),
     ({"sinks": torch.zeros(8, device="meta")}, "^sinks is on meta, q on cpu"),
     ({"sinks": 1.0}, "^sinks is 1.0: expected a tensor$"),
     ({"alibi_slopes": half(8)}, r"^alibi_slopes is \(8,\) torch.float16: expected .* \(2, 8\) "),
@@ -192,9 +180,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (page_scales(0.5), r"^k_page_descale is 0.5, on the host: .*\(pages, kv_heads\)"),
     (page_scales(torch.ones(2, 4)), r"^k_page_descale is \(2, 4\) .*: .*\(6,\) or \(6, 4\) "),
     (page_scales(torch.ones(6), half(6)), r"^v_page_descale is \(6,\) torch.float16: expected"),
-    (page_scales(torch.ones(6, device="meta")), "^k_page_descale is on meta, q on cpu"),
-    ({**FP8_PAGES, "k_page_descale": torch.ones(6)}, "^k_page_descale goes with v_page_descale"),
-    ({**FP8_PAGES, "v_page_descale": torch.ones(6)}, "^v_page_descale goes with k_page_descale"),
+    *(
+        ({**FP8_PAGES, f"{own}_page_descale": torch.ones(6)}, f"^{own}_.* goes with {other}_page_")
+        for own, other in ("kv", "vk")
+    ),
     (
         {**page_scales(torch.ones(2)), **FP8, "block_table": None},
         "^k_page_.* without a block_table",
@@ -212,7 +201,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**APPEND, "v": NEW.bfloat16()}, "^v is .* torch.bfloat16: expected"),
     ({**APPEND, "cache_seqlens": 28}, "^cache_seqlens 28 and 3 appended tokens .* 0 to 30 tokens"),
     (
-        {"k": half(2, 31, 4, 64), "v": half(2, 31, 4, 64), "cache_seqlens": int32(0, 0)},
+        {"k": half(2, 31, 4, 64), "v": half(2, 31, 4, 64), "cache_seqlens": numbers(0, 0)},
         "^k has 31 tokens, the caches have room for 30",
     ),
     (
@@ -225,9 +214,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"softmax_scale": math.inf}, "^softmax_scale is inf: expected a finite number"),
     (TABLES, "^rotary_cos and rotary_sin rotate k, which is None"),
     ({**APPEND, "rotary_cos": half(30, 16)}, "^rotary_cos and rotary_sin go together"),
-    ({**APPEND, "cu_seqlens_k_new": int32(0, 1, 3)}, r"^k is \(2, 3, 4, 64\) .*\(2, 4, 64\) "),
-    ({**APPEND, "cu_seqlens_k_new": int32(0, 3)}, r"^cu_seqlens_k_new is \(2,\) .*\(3,\) "),
-    ({**APPEND, **TABLES, "rotary_seqlens": int32(0)}, r"^rotary_seqlens is \(1,\) .*\(2,\) "),
+    ({**APPEND, "cu_seqlens_k_new": numbers(0, 1, 3)}, r"^k is \(2, 3, 4, 64\) .*\(2, 4, 64\) "),
+    ({**APPEND, "cu_seqlens_k_new": numbers(0, 3)}, r"^cu_seqlens_k_new is \(2,\) .*\(3,\) "),
+    ({**APPEND, **TABLES, "rotary_seqlens": numbers(0)}, r"^rotary_seqlens is \(1,\) .*\(2,\) "),
     (
         {**APPEND, **TABLES, "rotary_cos": half(19, 16), "cache_seqlens": 17},
         r"^rotary_cos is \(19, 16\): .* each of 20 tokens or more, .* multiple of 16 up to 64$",
@@ -237,8 +226,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"^rotary_cos is \(30, 12\): expected",
     ),
     ({**APPEND, **TABLES, "rotary_sin": half(40, 16)}, r"^rotary_sin is \(40, 16\) .*\(30, 16\) "),
-    ({"cache_batch_idx": int32(0)}, r"^cache_batch_idx is \(1,\) torch.int32: expected \(2,\) "),
-    ({"cache_leftpad": int32(0, 1).long()}, r"^cache_leftpad is \(2,\) torch.int64: expected"),
+    ({"cache_batch_idx": numbers(0)}, r"^cache_batch_idx is \(1,\) torch.int32: expected \(2,\) "),
+    ({"cache_leftpad": numbers(0, 1).long()}, r"^cache_leftpad is \(2,\) torch.int64: expected"),
     (
         {**PAGES, "block_table": PAGES["block_table"][:1].expand(2, -1), **APPEND},
         r"^block_table \(2, 3\) has strides \(0, 1\), .* not expanded$",
@@ -249,8 +238,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({**PACKED, "max_seqlen_q": torch.tensor(3)}, r"^max_seqlen_q is tensor\(3\): expected .* int"),
     ({**PACKED, "max_seqlen_q": 0}, "^max_seqlen_q 0 is outside the 1 to 5"),
-    ({**PACKED, "cu_seqlens_q": int32(0, 2, 5).long()}, r"^cu_seqlens_q is \(3,\) torch.int64: "),
-    ({**PACKED, "cu_seqlens_q": int32(0, 2, 5).to("meta")}, "^cu_seqlens_q is on meta, q on cpu"),
+    ({**PACKED, "cu_seqlens_q": numbers(0, 2, 5).long()}, r"^cu_seqlens_q is \(3,\) torch.int64: "),
+    ({**PACKED, "cu_seqlens_q": numbers(0, 2, 5).to("meta")}, "^cu_seqlens_q is on meta, q on cpu"),
     (
         {**PACKED, "q": Q},
         r"^q is \(2, 1, 8, 64\), .*: expected \(query tokens, q_heads, head_dim\)",
@@ -272,22 +261,20 @@ def test_inconsistent_arguments(arguments, words, prepared_for):
 
 
 def test_what_flash_attention_3_does_not_read_is_not_read_here(prepared_for):
-    unread: dict[str, Any] = {"cu_seqlens_k_new": int32(0, 1, 2), "rotary_seqlens": int32(5, 5)}
+    unread: dict[str, Any] = {"cu_seqlens_k_new": numbers(0, 1, 2), "rotary_seqlens": numbers(5, 5)}
     lean_attn_with_kvcache(Q, CACHE, CACHE, **unread, config=CONFIG)
     assert prepared_for[0].cu_seqlens_k_new is None
     assert prepared_for[0].rotary_seqlens is None
 
 
 def test_appending_before_the_cache_is_refused_where_a_launch_is_prepared(prepared_for):
-    new = half(2, 5, 4, 64)
-    caches = {"k_cache": CACHE.clone(), "v_cache": CACHE.clone()}
-    arguments: dict[str, Any] = {"q": Q, **caches, "k": new, "v": new}
-    lean_attn_with_kvcache(**arguments, cache_seqlens=2, config=CONFIG)
-    before = arguments["k_cache"].clone()
+    new, k, v = half(2, 5, 4, 64), CACHE.clone(), CACHE.clone()
+    lean_attn_with_kvcache(Q, k, v, new, new, cache_seqlens=2, config=CONFIG)
+    before = k.clone()
     # The 7 and 3 tokens with the appended ones would share a launch.
     with pytest.raises(ValueError, match=r"^cache_seqlens -2 and 5 appended tokens are outside"):
-        lean_attn_with_kvcache(**arguments, cache_seqlens=-2, config=CONFIG)
-    assert torch.equal(arguments["k_cache"], before)
+        lean_attn_with_kvcache(Q, k, v, new, new, cache_seqlens=-2, config=CONFIG)
+    assert torch.equal(k, before)
     assert len(prepared_for) == 1
 
 
@@ -312,13 +299,12 @@ def test_windows_that_change_are_compiled_once():
     inputs = make_inputs(replace(PLAIN, context=40), "cpu")
     compiled = CompileCounter()
 
-    def attend(window: tuple[int, int]) -> Any:
-        return called(inputs, window_size=window)
+    @torch.compile(fullgraph=True, backend=compiled)
+    def windowed(left: int) -> Any:
+        return called(inputs, window_size=(left, 0))
 
-    windowed = torch.compile(attend, fullgraph=True, backend=compiled)
     for left in (3, 5, 9, 21, 30):
-        out, lse = windowed((left, 0))
-        assert_right(replace(inputs, window_left=left), out, lse)
+        assert_right(replace(inputs, window_left=left), *windowed(left))
     # For the first one's number, then for any.
     assert compiled.frame_count == 2
 

@@ -9,27 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from every_kind import take_every_kind, take_latent_calls
+from forms import half, numbers, rand
 
 from leanbench.attention import checks, lean_attn_with_kvcache
 
-ROOM = 30
-LENGTHS = torch.tensor([9, 17], dtype=torch.int32)
+pytestmark = pytest.mark.usefixtures("prepared_for", "latent")
+ROOM, LENGTHS = 30, numbers(9, 17)
 
 
-@pytest.fixture(autouse=True)
-def prepared_for(monkeypatch) -> list[Any]:
-    take_latent_calls(monkeypatch)
-    return take_every_kind(monkeypatch)
-
-
-def half(*shape: int) -> torch.Tensor:
-    return torch.randn(shape).half()
-
-
-def caches(rows: int, v_dim: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+def caches(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Those of two sequences, with NaN in all rows that are theirs not."""
-    k, v = half(rows, ROOM, 2, 64), half(rows, ROOM, 2, v_dim)
+    k, v = rand(rows, ROOM, 2, 64), rand(rows, ROOM, 2, 64)
+    k[2:], v[2:] = math.nan, math.nan
+    return k, v
     k[2:], v[2:] = math.nan, math.nan
     return k, v
 
@@ -40,9 +32,9 @@ def caches(rows: int, v_dim: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
     [
         {"cache_seqlens": 9},
         {"cache_seqlens": LENGTHS},
-        {"cache_seqlens": LENGTHS, "k": half(2, 3, 2, 64), "v": half(2, 3, 2, 64)},
+        {"cache_seqlens": LENGTHS, "k": rand(2, 3, 2, 64), "v": rand(2, 3, 2, 64)},
         {"cache_seqlens": LENGTHS, "window_size": (5, 0), "cache_leftpad": LENGTHS // 4},
-        {"cache_seqlens": 9, "qv": half(2, 3, 4, 64)},
+        {"cache_seqlens": 9, "qv": rand(2, 3, 4, 64)},
         {},
     ],
     ids=lambda options: " ".join(options) or "plain",
@@ -50,13 +42,12 @@ def caches(rows: int, v_dim: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
 def test_rows_past_the_batch_are_not_read(options, checks_values, prepared_for, monkeypatch):
     monkeypatch.setattr(checks, "CHECKS_VALUES", checks_values)
     k, v = caches(5)
-    q = half(2, 3, 4, 64)
+    q = rand(2, 3, 4, 64)
     own_k, own_v = k[:2].clone(), v[:2].clone()
-    expected = lean_attn_with_kvcache(
-        q, own_k, own_v, causal=True, return_softmax_lse=True, **options
-    )
+    options = {"causal": True, "return_softmax_lse": True, **options}
+    expected = lean_attn_with_kvcache(q, own_k, own_v, **options)
     for _ in range(2):
-        out, lse = lean_attn_with_kvcache(q, k, v, causal=True, return_softmax_lse=True, **options)
+        out, lse = lean_attn_with_kvcache(q, k, v, **options)
         assert not out.isnan().any()
         assert out.equal(expected[0])
         assert lse.equal(expected[1])
@@ -70,7 +61,7 @@ def test_rows_past_the_batch_are_not_read(options, checks_values, prepared_for, 
 def test_rows_past_the_batch_under_torch_compile_and_of_no_query_tokens():
     torch._dynamo.reset()
     k, v = caches(5)
-    q, new = half(2, 3, 4, 64), half(2, 3, 2, 64)
+    q, new = rand(2, 3, 4, 64), rand(2, 3, 2, 64)
     own_k, own_v = k[:2].clone(), v[:2].clone()
     expected = lean_attn_with_kvcache(q, own_k, own_v, new, new, cache_seqlens=LENGTHS)
 
@@ -87,13 +78,9 @@ def test_rows_past_the_batch_under_torch_compile_and_of_no_query_tokens():
 
 def test_packed_queries_have_every_row():
     k, v = caches(5)
+    packed: Any = {"cu_seqlens_q": numbers(0, 3, 6), "max_seqlen_q": 3}
     with pytest.raises(ValueError, match=r"cu_seqlens_q has 3 numbers, k_cache .* has 5 sequences"):
-        lean_attn_with_kvcache(
-            half(6, 4, 64),
-            *(k, v),
-            cu_seqlens_q=torch.tensor([0, 3, 6], dtype=torch.int32),
-            max_seqlen_q=3,
-        )
+        lean_attn_with_kvcache(half(6, 4, 64), k, v, **packed)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -101,8 +88,8 @@ def test_packed_queries_have_every_row():
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_tables_shorter_than_the_cache(lengths, interleaved, is_compiled):
     torch._dynamo.reset()
-    k, v = half(2, ROOM, 2, 64), half(2, ROOM, 2, 64)
-    q, new_k, new_v = half(2, 3, 4, 64), half(2, 3, 2, 64), half(2, 3, 2, 64)
+    k, v = rand(2, ROOM, 2, 64), rand(2, ROOM, 2, 64)
+    q, new_k, new_v = rand(2, 3, 4, 64), rand(2, 3, 2, 64), rand(2, 3, 2, 64)
     angles = torch.randn(ROOM, 16)
     cos, sin = angles.cos().half(), angles.sin().half()
 

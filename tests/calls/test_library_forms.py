@@ -5,57 +5,65 @@ lay them out, at small sizes, against the fp64 reference.
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 from depth import diagonal
-from every_kind import take_every_kind, take_latent_calls
-from forms import INT32, assert_form, plain_form
+from forms import INT32, assert_form, numbers, plain_form, rand
 
 from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
 
+pytestmark = pytest.mark.usefixtures("prepared_for", "latent")
 E4M3 = torch.float8_e4m3fn
 
 
-@pytest.fixture(autouse=True)
-def kernels(monkeypatch):
-    """Calls that come to the latent kernel."""
-    take_every_kind(monkeypatch)
-    return take_latent_calls(monkeypatch)
+def pages_of(lengths: list[int], page_size: int) -> tuple[dict[str, Any], int]:
+    """Return lengths and a block table with pages in any order, and the number of all pages.
 
-
-def rand(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    return torch.randn(shape).to(dtype)
-
-
-def numbers(values: list[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=INT32)
-
-
-def page_indices(lengths: list[int], page_size: int) -> tuple[list[list[int]], int]:
-    """FlashInfer's and SGLang's list of pages of each sequence, in any order, and all there are."""
+    What stands past a sequence's end is no page.
+    """
     counts = [-(-length // page_size) for length in lengths]
-    order = torch.randperm(sum(counts) + 2).tolist()
-    starts = [sum(counts[:sequence]) for sequence in range(len(counts))]
-    pages = [order[first : first + count] for first, count in zip(starts, counts, strict=True)]
-    return pages, len(order)
+    order = torch.randperm(sum(counts) + 2)
+    table = torch.full((len(lengths), max(counts)), 2**31 - 1, dtype=INT32)
+    for row, own in zip(table, order.split([*counts, 2]), strict=False):
+        row[: len(own)] = own
+    return {"cache_seqlens": numbers(*lengths), "block_table": table}, len(order)
 
 
-def block_table(pages: list[list[int]]) -> torch.Tensor:
-    """What stands past a sequence's end is no page."""
-    most = max(len(own) for own in pages)
-    return numbers([own + [2**31 - 1] * (most - len(own)) for own in pages])  # pyright: ignore
+def caches_of(
+    total: int,
+    page_size: int,
+    layout: str,
+    kv_heads: int,
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+) -> list[torch.Tensor]:
+    """Return pages of K and V."""
+    if layout == "HND":
+        return [rand(total, kv_heads, page_size, d, dtype=dtype).transpose(1, 2) for d in dims]
+    return [rand(total, page_size, kv_heads, dim, dtype=dtype) for dim in dims]
+
+
+def kind_of(kind: str, q_heads: int) -> dict[str, Any]:
+    return {
+        "plain": {},
+        "soft cap": {"softcap": 8.0},
+        "window": {"window_left": 6},
+        "ALiBi": {"alibi_slopes": 2.0 ** -torch.arange(1.0, q_heads + 1)},
+        "sinks": {"sinks": torch.linspace(-2, 2, q_heads)},
+    }[kind]
 
 
 def assert_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **fields: Any) -> None:
     """The call with what these fields of AttentionInputs ask for is right, in a poisoned output."""
     scale = fields.pop("scale", None)
     inputs = plain_form(q, k, v, scale=scale, **fields)
-    left, right = fields.pop("window_left", -1), fields.pop("window_right", -1)
-    options = {**fields, "window_size": (left, right), "softmax_scale": scale}
+    fields["window_size"] = (fields.pop("window_left", -1), fields.pop("window_right", -1))
     out = inputs.out.clone()
-    result, lse = lean_attn_with_kvcache(q, k, v, out=out, return_softmax_lse=True, **options)
+    options = {"softmax_scale": scale, "out": out, "return_softmax_lse": True, **fields}
+    result, lse = lean_attn_with_kvcache(q, k, v, **options)
     assert result is out
     assert_form(inputs, (out, lse))
 
@@ -86,42 +94,18 @@ def latent_result(q: torch.Tensor, cache: torch.Tensor, **fields: Any) -> torch.
         ("NHD", "HND"),
         ((4, 4), (8, 2)),
         (64, 128),
-        (None, E4M3),
+        (torch.float16, E4M3),
         ("plain", "soft cap", "window", "ALiBi", "sinks"),
         keep=7,
     ),
 )
 def test_flashinfers_decode_over_pages(page_size, layout, heads, head_dim, kv_dtype, kind):
-    """K and V of a page side by side; lengths by their last page's tokens."""
-    lengths = [23, 1, 40]
-    pages, total = page_indices(lengths, page_size)
-    rows = (page_size, heads[1]) if layout == "NHD" else (heads[1], page_size)
-    both = rand(total, 2, *rows, head_dim, dtype=kv_dtype or torch.float16)
-    k, v = both.unbind(1)
-    if layout == "HND":
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-    last = [(length - 1) % page_size + 1 for length in lengths]
-    counted = [(len(own) - 1) * page_size for own in pages]
-    known = [whole + rest for whole, rest in zip(counted, last, strict=True)]
-    assert known == lengths
-    fields: dict[str, Any] = {
-        "plain": {},
-        "soft cap": {"softcap": 8.0},
-        "window": {"window_left": 6},
-        "ALiBi": {"alibi_slopes": 2.0 ** -torch.arange(1.0, heads[0] + 1)},
-        "sinks": {"sinks": torch.linspace(-2, 2, heads[0])},
-    }[kind]
+    """K and V of a page side by side."""
+    pages, total = pages_of([23, 1, 40], page_size)
+    both = caches_of(2 * total, page_size, layout, heads[1], (head_dim, head_dim), kv_dtype)[0]
+    k, v = both.unflatten(0, (total, 2)).unbind(1)
     q = rand(3, 1, heads[0], head_dim)
-    assert_call(
-        q,
-        k,
-        v,
-        cache_seqlens=numbers(known),
-        block_table=block_table(pages),
-        causal=True,
-        scale=0.2,
-        **fields,
-    )
+    assert_call(q, k, v, causal=True, scale=0.2, **pages, **kind_of(kind, heads[0]))
 
 
 @pytest.mark.parametrize(
@@ -138,30 +122,12 @@ def test_flashinfers_decode_over_pages(page_size, layout, heads, head_dim, kv_dt
 )
 def test_flashinfers_prefill_over_pages(page_size, layout, heads, causal, q_lens, kind):
     """Packed queries by `qo_indptr`; their tokens are in the pages already."""
-    lengths = [own + 11 * place for place, own in enumerate(q_lens)]
-    pages, total = page_indices(lengths, page_size)
-    rows = (page_size, heads[1]) if layout == "NHD" else (heads[1], page_size)
-    k, v = rand(total, *rows, 64), rand(total, *rows, 64)
-    if layout == "HND":
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-    starts = [sum(q_lens[:place]) for place in range(len(q_lens) + 1)]
-    fields: dict[str, Any] = {
-        "plain": {},
-        "soft cap": {"softcap": 8.0},
-        "window": {"window_left": 6},
-        "ALiBi": {"alibi_slopes": 2.0 ** -torch.arange(1.0, heads[0] + 1)},
-    }[kind]
-    assert_call(
-        rand(starts[-1], heads[0], 64),
-        k,
-        v,
-        cache_seqlens=numbers(lengths),
-        block_table=block_table(pages),
-        cu_seqlens_q=numbers(starts),
-        max_seqlen_q=max(q_lens),
-        causal=causal,
-        **fields,
-    )
+    pages, total = pages_of([own + 11 * place for place, own in enumerate(q_lens)], page_size)
+    k, v = caches_of(total, page_size, layout, heads[1], (64, 64), torch.float16)
+    starts = numbers(*accumulate(q_lens, initial=0))
+    packed = {"cu_seqlens_q": starts, "max_seqlen_q": max(q_lens), "causal": causal}
+    q = rand(sum(q_lens), heads[0], 64)
+    assert_call(q, k, v, **packed, **pages, **kind_of(kind, heads[0]))
 
 
 @pytest.mark.parametrize(
@@ -169,43 +135,23 @@ def test_flashinfers_prefill_over_pages(page_size, layout, heads, causal, q_lens
     diagonal(
         ((4, 4), (8, 2), (16, 1)),
         ((64, 64), (80, 80), (96, 96), (128, 64), (13, 13), (512, 512), (320, 256)),
-        ("plain", "logit cap", "window"),
+        ("plain", "soft cap", "window"),
         (torch.bfloat16, torch.float16),
         keep=3,
     ),
 )
 def test_sglangs_decode_over_a_pool_of_tokens(heads, dims, kind, dtype):
-    """Every token is a page: (tokens, kv_heads, head_dim), and a list of slots a request."""
-    lengths = [9, 31]
-    slots, total = page_indices(lengths, page_size=1)
-    k_pool = rand(total, heads[1], dims[0], dtype=dtype)
-    v_pool = rand(total, heads[1], dims[1], dtype=dtype)
-    fields: dict[str, Any] = {
-        "plain": {},
-        "logit cap": {"softcap": 30.0},
-        "window": {"window_left": 10},
-    }[kind]
-    assert_call(
-        rand(2, 1, heads[0], dims[0], dtype=dtype),
-        k_pool[:, None],
-        v_pool[:, None],
-        cache_seqlens=numbers(lengths),
-        block_table=block_table(slots),
-        **fields,
-    )
+    """Every token is a page, and a request has a list of slots."""
+    pages, total = pages_of([9, 31], page_size=1)
+    k, v = caches_of(total, 1, "NHD", heads[1], dims, dtype)
+    q = rand(2, 1, heads[0], dims[0], dtype=dtype)
+    assert_call(q, k, v, **pages, **kind_of(kind, heads[0]))
 
 
 def test_sglangs_decode_over_a_pool_of_latent_tokens():
-    lengths = [9, 31]
-    slots, total = page_indices(lengths, page_size=1)
-    pool = rand(total, 1, 576, dtype=torch.bfloat16)
-    latent_result(
-        rand(2, 1, 16, 576, dtype=torch.bfloat16),
-        pool[:, None],
-        cache_seqlens=numbers(lengths),
-        block_table=block_table(slots),
-        scale=192**-0.5,
-    )
+    pages, total = pages_of([9, 31], page_size=1)
+    q, pool = (rand(*shape, 576, dtype=torch.bfloat16) for shape in ((2, 1, 16), (total, 1, 1)))
+    latent_result(q, pool, scale=192**-0.5, **pages)
 
 
 @pytest.mark.parametrize(
@@ -224,18 +170,12 @@ def test_flash_mlas_decode(heads, q_len, causal, varlen, dtype):
     sequence of none: its LSE is -inf here and +inf in FlashMLA.
     """
     lengths = [130, 64, 0] if varlen else [96, 96, 96]
-    pages = 3
-    table = torch.arange(3 * pages, dtype=INT32).view(3, pages)
-    cache = rand(3 * pages, 64, 1, 576, dtype=dtype)
+    table = torch.arange(9, dtype=INT32).view(3, 3)
+    cache = rand(9, 64, 1, 576, dtype=dtype)
     for sequence, length in enumerate(lengths):
-        cache.view(3, pages * 64, 1, 576)[sequence, length:] = math.nan
-    lse = latent_result(
-        rand(3, q_len, heads, 576, dtype=dtype),
-        cache,
-        cache_seqlens=numbers(lengths),
-        block_table=table,
-        causal=causal,
-    )
+        cache.view(3, 192, 1, 576)[sequence, length:] = math.nan
+    q, options = rand(3, q_len, heads, 576, dtype=dtype), {"causal": causal, "block_table": table}
+    lse = latent_result(q, cache, cache_seqlens=numbers(*lengths), **options)
     assert lse.shape == (3, heads, q_len)
     if varlen:
         assert lse[2].eq(-math.inf).all()
@@ -254,35 +194,17 @@ def test_flash_mlas_decode(heads, q_len, causal, varlen, dtype):
     ),
 )
 def test_xqas_decode(page_size, layout, group, head_dim, fp8, kind):
-    """A window of W tokens is W - 1 tokens before the query's own; one scale for Q, one for K and
-    V.
-    """
-    lengths = [70, 33]
-    pages, total = page_indices(lengths, page_size)
-    rows = (page_size, 2) if layout == "NHD" else (2, page_size)
-    cache_dtype = torch.bfloat16 if fp8 is None else E4M3
-    k = rand(total, *rows, head_dim, dtype=cache_dtype)
-    v = rand(total, *rows, head_dim, dtype=cache_dtype)
-    if layout == "HND":
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-    fields: dict[str, Any] = {
-        "plain": {},
-        "sinks": {"sinks": torch.rand(2 * group) * 5},
-        "window": {"window_left": 16 - 1},
-    }[kind]
+    """One scale for Q, one for K and V."""
+    pages, total = pages_of([70, 33], page_size)
+    dtype = torch.bfloat16 if fp8 is None else E4M3
+    k, v = caches_of(total, page_size, layout, 2, (head_dim, head_dim), dtype)
+    fields = {**pages, **kind_of(kind, 2 * group)}
     if fp8 is not None:
-        kv_scale = torch.tensor([0.5]).expand(2, 2)
-        fields |= {"k_descale": kv_scale, "v_descale": kv_scale}
+        fields |= dict.fromkeys(("k_descale", "v_descale"), torch.tensor([0.5]).expand(2, 2))
     if fp8 == "all":
         fields["q_descale"] = torch.tensor([0.25]).expand(2, 2)
-    assert_call(
-        rand(2, 1, 2 * group, head_dim, dtype=E4M3 if fp8 == "all" else torch.bfloat16),
-        k,
-        v,
-        cache_seqlens=numbers(lengths),
-        block_table=block_table(pages),
-        **fields,
-    )
+    q = rand(2, 1, 2 * group, head_dim, dtype=E4M3 if fp8 == "all" else torch.bfloat16)
+    assert_call(q, k, v, **fields)
 
 
 @pytest.mark.parametrize(
@@ -293,18 +215,11 @@ def test_tensorrt_llms_mla_decode(page_size, q_len, heads, fp8, layout):
     """Scores by the scale of 128 + 64 columns, pages with a dimension for the one KV head or with
     none, q in the caches' dtype.
     """
-    lengths, dtype = [70, 33], E4M3 if fp8 else torch.bfloat16
-    pages, total = page_indices(lengths, page_size)
-    cache = rand(total, page_size, 576, dtype=dtype)
+    pages, total = pages_of([70, 33], page_size)
+    cache = rand(total, page_size, 576, dtype=E4M3 if fp8 else torch.bfloat16)
     if layout == "a dimension":
         # (pages, 1, page_size, 576)
         cache = cache.unsqueeze(1).transpose(1, 2)
-    latent_result(
-        rand(2, q_len, heads, 576, dtype=dtype),
-        cache,
-        cache_seqlens=numbers(lengths),
-        block_table=block_table(pages),
-        causal=True,
-        scale=192**-0.5,
-        **({"k_descale": torch.ones(1), "q_descale": torch.ones(1, 1)} if fp8 else {}),
-    )
+    scales = {"k_descale": torch.ones(1), "q_descale": torch.ones(1, 1)} if fp8 else {}
+    q = rand(2, q_len, heads, 576, dtype=cache.dtype)
+    latent_result(q, cache, causal=True, scale=192**-0.5, **pages, **scales)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import assert_right, attend
-from every_kind import CONFIG, called, take_every_kind
+from depth import label
+from every_kind import CONFIG, called
+from forms import misaligned
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from leanbench.attention import lean_attn_with_kvcache
@@ -33,26 +35,11 @@ APPENDS = {
 }
 
 
-@pytest.fixture
-def prepared_for(monkeypatch) -> list[AttentionInputs]:
-    """Inputs that launches were prepared for, by a kernel that takes everything."""
-    return take_every_kind(monkeypatch)
-
-
 def cut(inputs: AttentionInputs, columns: slice, names: tuple[str, ...] = ALL) -> AttentionInputs:
     """The inputs with some columns of these tensors."""
     own = {name: getattr(inputs, name) for name in names}
-    return replace(
-        inputs,
-        **{name: tensor[..., columns] for name, tensor in own.items() if tensor is not None},
-    )
-
-
-def misaligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers and strides, a number past a multiple of 16 bytes."""
-    numbers = tensor.untyped_storage().nbytes() // tensor.element_size()
-    memory = torch.empty(numbers + 1, dtype=tensor.dtype)
-    return memory.as_strided(tensor.shape, tensor.stride(), 1).copy_(tensor)
+    own = {name: tensor[..., columns] for name, tensor in own.items() if tensor is not None}
+    return replace(inputs, **own)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -63,18 +50,18 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def appended(inputs: AttentionInputs) -> list[torch.Tensor]:
     """K and V caches after the call; nothing is rotated."""
     rows = inputs.cache_batch_idx
+    if rows is None:
+        rows = torch.arange(inputs.batch)
     caches = []
     for cache, new in ((inputs.k_cache, inputs.k_new), (inputs.v_cache, inputs.v_new)):
         after = cache.clone()
         assert new is not None
         for sequence, length in enumerate(inputs.read_cached()):
-            for step in range(new.shape[1]):
-                at = length + step
+            for step, at in enumerate(range(length, length + new.shape[1])):
+                row = rows[sequence]
                 if inputs.block_table is not None:
                     page, at = divmod(at, cache.shape[1])
-                    row = int(inputs.block_table[sequence, page])
-                else:
-                    row = sequence if rows is None else int(rows[sequence])
+                    row = inputs.block_table[sequence, page]
                 after[row, at] = new[sequence, step]
         caches.append(after)
     return caches
@@ -87,7 +74,7 @@ def appended(inputs: AttentionInputs) -> list[torch.Tensor]:
         AttentionProblem(2, 6, 2, (70, 33), 64, "bf16", "NHD", q_len=2),
         AttentionProblem(3, 4, 1, (48, 1, 20), 64, "fp16", "HND", 3, 16),
     ],
-    ids=lambda problem: problem.label,
+    ids=label,
 )
 def test_a_head_dim_of_59(problem, device):
     """As in flash-attn's own tests; `softmax_scale` is by default that of 59."""
@@ -187,10 +174,8 @@ def test_head_dims_above_256_are_padded(kinds, k_dim, v_dim, prepared_for):
             assert torch.equal(bits(inputs.v_cache), bits(expected[1]))
             assert not torch.equal(bits(inputs.k_cache), bits(expected[0]))
     (own,) = prepared_for
-    dims = (own.k_cache.shape[-1], own.v_cache.shape[-1])
-    assert dims == tuple(
-        dim if dim <= 256 else 512 if dim <= 512 else 576 for dim in (k_dim, v_dim)
-    )
+    dims = tuple(dim if dim <= 256 else 512 if dim <= 512 else 576 for dim in (k_dim, v_dim))
+    assert (own.k_cache.shape[-1], own.v_cache.shape[-1]) == dims
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import every_kind
 import pytest
 import torch
 from attention_calls import assert_right, attend
+from depth import label
+from forms import half, misaligned
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
@@ -46,7 +48,7 @@ def prepared_for(monkeypatch) -> list[int]:
         AttentionProblem(2, 4, 2, (70, 33), 64, "bf16", "NHD"),
         AttentionProblem(2, 4, 2, (96, 20), 64, q_len=2, page_size=32),
     ],
-    ids=lambda problem: problem.label,
+    ids=label,
 )
 def test_other_tensors_of_the_same_shapes_are_launched_as_before(problem, device, prepared_for):
     outputs = []
@@ -59,24 +61,22 @@ def test_other_tensors_of_the_same_shapes_are_launched_as_before(problem, device
     assert not torch.equal(outputs[0], outputs[1])
 
 
-def test_lengths_between_two_multiples_of_64_share_a_launch(device, prepared_for):
-    inputs = make_inputs(PROBLEM, device)
-    for length in (1, 37, 63, 2):
-        out, lse = attend(inputs, cache_seqlens=length, config=CONFIG)
-        assert_right(replace(inputs, context=length), out, lse)
-    assert len(prepared_for) == 1
-    for length in (64, 65, 127, 128, 129, 140, 64, 129):
-        out, lse = attend(inputs, cache_seqlens=length, config=CONFIG)
-        assert_right(replace(inputs, context=length), out, lse)
-    assert prepared_for == [1, 64, 65, 128, 129]
-
-
-def test_lengths_of_more_lean_tiles_are_another_launch(device, prepared_for):
-    inputs, config = make_inputs(PROBLEM, device), replace(CONFIG, tile_tokens=16)
-    for length in (10, 16, 17, 32, 33, 63, 1):
+@pytest.mark.parametrize(
+    ("tile_tokens", "lengths", "expected"),
+    [
+        # Lengths between two multiples of 64 share a launch.
+        (64, (1, 37, 63, 2), [1]),
+        (64, (1, 64, 65, 127, 128, 129, 140, 64, 129), [1, 64, 65, 128, 129]),
+        # Those of more LeanTiles have another one.
+        (16, (10, 16, 17, 32, 33, 63, 1), [10, 17, 33, 63, 1]),
+    ],
+)
+def test_lengths_that_share_a_launch(tile_tokens, lengths, expected, device, prepared_for):
+    inputs, config = make_inputs(PROBLEM, device), replace(CONFIG, tile_tokens=tile_tokens)
+    for length in lengths:
         out, lse = attend(inputs, cache_seqlens=length, config=config)
         assert_right(replace(inputs, context=length), out, lse)
-    assert prepared_for == [10, 17, 33, 63, 1]
+    assert prepared_for == expected
 
 
 @pytest.mark.parametrize(
@@ -97,28 +97,19 @@ def test_a_length_outside_the_cache_is_refused_after_one_inside(device):
 
 def strided(cache: torch.Tensor) -> torch.Tensor:
     """The same numbers, a head_dim apart."""
-    wider = torch.cat([cache, cache], dim=3)
-    return wider[..., : cache.shape[3]]
-
-
-def misaligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers, 2 bytes past a multiple of 16."""
-    memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
-    return memory[1:].view(tensor.shape).copy_(tensor)
+    return torch.cat([cache, cache], dim=3)[..., : cache.shape[3]]
 
 
 def test_what_decides_a_launch_is_another_launch(device, prepared_for):
     inputs = make_inputs(PROBLEM, device)
+    lengths = torch.full((2,), 140, dtype=torch.int32, device=device)
     halves = {
         "q_len": (make_inputs(replace(PROBLEM, q_len=2), device), {}),
         "dtype": (make_inputs(replace(PROBLEM, dtype="bf16"), device), {}),
         "strides": (replace(inputs, k_cache=strided(inputs.k_cache)), {}),
         "alignment": (replace(inputs, q=misaligned(inputs.q)), {}),
         "scale": (replace(inputs, softmax_scale=0.3), {"softmax_scale": 0.3}),
-        "a tensor of lengths": (
-            inputs,
-            {"cache_seqlens": torch.full((2,), 140, dtype=torch.int32, device=device)},
-        ),
+        "a tensor of lengths": (inputs, {"cache_seqlens": lengths}),
         "settings": (inputs, {"config": replace(CONFIG, num_warps=2)}),
         "out": (inputs, {"out": torch.empty_like(inputs.q)}),
     }
@@ -141,19 +132,16 @@ def test_an_unsupported_call_is_refused_again(device, monkeypatch):
 def test_tensors_of_a_call_are_not_kept(device):
     inputs = make_inputs(AttentionProblem(2, 4, 2, (96, 20), 64, page_size=32), device)
     out, lse = attend(inputs, config=CONFIG)
-    alone = lean_attn_with_kvcache(
-        inputs.q,
-        inputs.k_cache,
-        inputs.v_cache,
-        cache_seqlens=inputs.cache_seqlens,
-        config=CONFIG,
-        block_table=inputs.block_table,
-    )
+    given = (inputs.q, inputs.k_cache, inputs.v_cache)
+    kept: dict[str, Any] = {
+        "cache_seqlens": inputs.cache_seqlens,
+        "block_table": inputs.block_table,
+    }
+    alone = lean_attn_with_kvcache(*given, **kept, config=CONFIG)
     assert isinstance(alone, torch.Tensor)
     assert torch.equal(alone, out)
-    given = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.cache_seqlens, inputs.block_table)
-    watched = [weakref.ref(tensor) for tensor in (*given, out, lse, alone) if tensor is not None]
-    del inputs, out, lse, alone, given
+    watched = [weakref.ref(tensor) for tensor in (*given, *kept.values(), out, lse, alone)]
+    del inputs, out, lse, alone, given, kept
     gc.collect()
     assert [tensor() for tensor in watched] == [None] * 8
 
@@ -200,8 +188,7 @@ def test_out_takes_the_output(device):
         assert wide[:, :, 6:].isnan().all()
 
 
-Q = torch.zeros(2, 1, 4, 64, dtype=torch.float16)
-CACHE = torch.zeros(2, 30, 2, 64, dtype=torch.float16)
+Q, CACHE = half(2, 1, 4, 64), half(2, 30, 2, 64)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ and V one after the other.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from depth import diagonal
-from every_kind import take_every_kind, take_latent_calls
 from forms import assert_form, numbers, pages_of, plain_form
+from forms import rand as rand_half
 
 from leanbench import lean_attn_with_kvcache
 from leanbench.attention import checks
@@ -31,31 +32,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def prepared_for(monkeypatch):
-    return take_every_kind(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def latent(monkeypatch):
-    """Calls of the latent kernel."""
-    return take_latent_calls(monkeypatch)
-
-
-def rand(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(shape).to(dtype)
+pytestmark = pytest.mark.usefixtures("prepared_for", "latent")
+rand = partial(rand_half, dtype=torch.bfloat16)
 
 
 def tensors(dims: tuple[int, int], q_len: int = 2, kv_heads: int = 1) -> tuple[torch.Tensor, ...]:
     """q, k_cache, v_cache and qv; the caches are views of one."""
-    cache = rand(2, ROOM, kv_heads, sum(dims))
-    shape = (2, q_len, 4)
-    return (
-        rand(*shape, dims[0]),
-        cache[..., dims[1] :],
-        cache[..., : dims[1]],
-        rand(*shape, dims[1]),
-    )
+    cache, shape = rand(2, ROOM, kv_heads, sum(dims)), (2, q_len, 4)
+    k, v = cache[..., dims[1] :], cache[..., : dims[1]]
+    return rand(*shape, dims[0]), k, v, rand(*shape, dims[1])
 
 
 def attend(q: Any, k: Any, v: Any, qv: Any, **options: Any) -> Any:
@@ -68,7 +53,8 @@ def attend(q: Any, k: Any, v: Any, qv: Any, **options: Any) -> Any:
 )
 def test_it_is_attention_over_joined_rows(dims, case, page_size, kv_heads, q_len, latent):
     q, k, v, qv = tensors(dims, q_len, kv_heads)
-    options, table = {**CASES[case]}, None
+    options = dict(CASES[case])
+    table = None
     if page_size is not None:
         both, table = pages_of(torch.cat([v, k], -1), page_size)
         k, v = both[..., dims[1] :], both[..., : dims[1]]
@@ -188,13 +174,10 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
     "cache_leftpad": {"cache_leftpad": numbers(3, 5)},
     "k and v": {"k": rand(2, 1, 2, 64), "v": rand(2, 1, 2, 512), "cache_seqlens": 3},
     "fp8 caches": {
-        "k_cache": rand(2, ROOM, 2, 64).to(torch.float8_e4m3fn),
-        "v_cache": rand(2, ROOM, 2, 512).to(torch.float8_e4m3fn),
+        f"{name}_cache": rand(2, ROOM, 2, dim).to(torch.float8_e4m3fn)
+        for name, dim in (("k", 64), ("v", 512))
     },
-    "head_dims 128 of q and 512": {
-        "q": rand(2, 1, 4, 128),
-        "k_cache": rand(2, ROOM, 2, 128),
-    },
+    "head_dims 128 of q and 512": {"q": rand(2, 1, 4, 128), "k_cache": rand(2, ROOM, 2, 128)},
     "a gradient": {"qv": rand(2, 1, 4, 512).requires_grad_()},
 }
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 from depth import DEEP
-from leanbench.kernels.lean import LEAN
+from every_kind import Launched, launch_nothing
 
 from leanbench.attention import lean_attn_with_kvcache, prepared, qv
-from leanbench.attention.prepared import PreparedLaunches
 
 #: Calls of a suite, drawn from its parametrisations.
 CALLS = 3000 if DEEP else 100
@@ -62,8 +61,8 @@ def flash_attn_2(draw: random.Random) -> Iterator[Arguments]:
         if skipped or (page is not None and (leftpad or batch_idx)):
             continue
         yield {
-            **_caches(d, d, q_len, tokens, KV_HEADS[mha], page, batch_idx, 2, torch.float16),
-            **_appended(d, d, q_len, tokens, KV_HEADS[mha], new_kv, same, fraction, 2, draw),
+            **_caches((d, d), q_len, tokens, KV_HEADS[mha], page, batch_idx, 2, torch.float16),
+            **_appended(new_kv, (d, d), q_len, tokens, KV_HEADS[mha], same, fraction, 2, draw),
             "cache_leftpad": int32(2) if leftpad else None,
             "causal": causal,
             "window_size": _window(local, tokens, draw),
@@ -78,16 +77,8 @@ def flash_attn_3(draw: random.Random) -> Iterator[Arguments]:
     masks = ((False, False), (True, False), (False, True))
     for combination in combinations(
         draw,
-        *(
-            (torch.bfloat16, E4M3),
-            (32, 59, 64, 96, 128, 160, 192, 256),
-            SIZES,
-            KV_HEADS,
-            FLAG,
-            masks,
-            FLAG,
-        ),
-        *(FLAG, (0.0, 0.5, 1.0), (None, 1, 4, 128), FLAG, FLAG, FLAG),
+        *((torch.bfloat16, E4M3), (32, 59, 64, 96, 128, 160, 192, 256), SIZES, KV_HEADS),
+        *(FLAG, masks, FLAG, FLAG, (0.0, 0.5, 1.0), (None, 1, 4, 128), FLAG, FLAG, FLAG),
     ):
         dtype, d, (q_len, tokens), mha, new_kv, (causal, local), same, *rest = combination
         interleaved, fraction, page, leftpad, batch_idx, varlen = rest
@@ -98,8 +89,8 @@ def flash_attn_3(draw: random.Random) -> Iterator[Arguments]:
         if d in V_DIMS and dtype != E4M3 and draw.random() < 0.5:
             dv = draw.choice(V_DIMS[d])
         call = {
-            **_caches(d, dv, q_len, tokens, heads, page, batch_idx, 5, dtype),
-            **_appended(d, dv, q_len, tokens, heads, new_kv, same, fraction, 5, draw, dtype),
+            **_caches((d, dv), q_len, tokens, heads, page, batch_idx, 5, dtype),
+            **_appended(new_kv, (d, dv), q_len, tokens, heads, same, fraction, 5, draw, dtype),
             "cache_leftpad": int32(5) if leftpad else None,
             "rotary_seqlens": int32(5),
             "causal": causal,
@@ -187,11 +178,8 @@ def flashinfer(draw: random.Random) -> Iterator[Arguments]:
         *(("NHD", "HND"), (torch.float16, torch.bfloat16), (None, E4M3), (1, 2, 3)),
     ):
         pages = -(-tokens // page)
-        shape = (
-            (batch * pages, 2, page, 4, d) if layout == "NHD" else (batch * pages, 2, 4, page, d)
-        )
-        both = meta(*shape, dtype=kv_dtype or dtype)
-        k_cache, v_cache = both.unbind(1)
+        sizes = (page, 4) if layout == "NHD" else (4, page)
+        k_cache, v_cache = meta(batch * pages, 2, *sizes, d, dtype=kv_dtype or dtype).unbind(1)
         if layout == "HND":
             k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
         yield {
@@ -205,74 +193,42 @@ def flashinfer(draw: random.Random) -> Iterator[Arguments]:
 
 
 def _caches(
-    d: int,
-    dv: int,
-    q_len: int,
-    tokens: int,
-    kv_heads: int,
-    page: int | None,
-    batch_idx: bool,
-    batch: int,
-    dtype: torch.dtype,
-) -> Arguments:
+    dims: tuple[int, int], q_len: int, tokens: int, kv_heads: int, page: int | None,
+    batch_idx: bool, batch: int, dtype: torch.dtype,
+) -> Arguments:  # fmt: skip
     rows = 2 * batch if batch_idx else batch
-    first = (rows, tokens) if page is None else (3 * rows * -(-tokens // page), page)
+    pages = -(-tokens // page) if page else 0
+    first = (3 * rows * pages, page) if page else (rows, tokens)
     return {
-        "q": meta(batch, q_len, 6, d, dtype=dtype),
-        "k_cache": meta(*first, kv_heads, d, dtype=dtype),
-        "v_cache": meta(*first, kv_heads, dv, dtype=dtype),
+        "q": meta(batch, q_len, 6, dims[0], dtype=dtype),
+        "k_cache": meta(*first, kv_heads, dims[0], dtype=dtype),
+        "v_cache": meta(*first, kv_heads, dims[1], dtype=dtype),
         "cache_seqlens": int32(batch),
         "cache_batch_idx": int32(batch) if batch_idx else None,
-        "block_table": None if page is None else int32(rows, 3 * -(-tokens // page)),
+        "block_table": int32(rows, 3 * pages) if page else None,
     }
 
 
 def _appended(
-    d: int,
-    dv: int,
-    q_len: int,
-    tokens: int,
-    kv_heads: int,
-    new_kv: bool,
-    same: bool,
-    fraction: float,
-    batch: int,
-    draw: random.Random,
-    dtype: torch.dtype = torch.float16,
-) -> Arguments:
+    new_kv: bool, dims: tuple[int, int], q_len: int, tokens: int, kv_heads: int, same: bool,
+    fraction: float, batch: int, draw: random.Random, dtype: torch.dtype = torch.float16,
+) -> Arguments:  # fmt: skip
     if not new_kv:
         return {"k": None, "v": None}
-    new = q_len if same else draw.randint(1, q_len)
-    rotary_dim = int(fraction * d) // 16 * 16
-    table = None
-    if rotary_dim:
+    new, table = q_len if same else draw.randint(1, q_len), None
+    if rotary_dim := int(fraction * dims[0]) // 16 * 16:
         table = meta(3 * batch * (tokens + 512), rotary_dim // 2, dtype=dtype)
-    return {
-        "k": meta(batch, new, kv_heads, d, dtype=dtype),
-        "v": meta(batch, new, kv_heads, dv, dtype=dtype),
-        "rotary_cos": table,
-        "rotary_sin": table,
-    }
+    k, v = (meta(batch, new, kv_heads, dim, dtype=dtype) for dim in dims)
+    return {"k": k, "v": v, "rotary_cos": table, "rotary_sin": table}
 
 
 def _window(local: bool, tokens: int, draw: random.Random) -> tuple[int, int]:
     return (draw.randrange(tokens), draw.randrange(tokens)) if local else (-1, -1)
 
 
-class Launched:
-    """A launch that nothing comes of."""
-
-    tile_tokens = 64
-
-    def __call__(self, *tensors: Any) -> None:
-        pass
-
-
 @pytest.mark.parametrize("suite", [flash_attn_2, flash_attn_3, vllm, triton_decode, flashinfer])
 def test_no_call_of_the_libraries_suites_is_refused(suite, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(LEAN, "relaunch", lambda inputs, config: Launched())
-    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
+    launch_nothing(monkeypatch)
     monkeypatch.setattr(prepared, "check_latent_launch", lambda call: None)
     monkeypatch.setattr(prepared, "relaunch_latent", lambda inputs: Launched())
     monkeypatch.setattr(qv, "unavailable_reason", lambda q: None)

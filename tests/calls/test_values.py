@@ -16,8 +16,8 @@ Q = torch.randn(2, 1, 4, 64).half()
 CACHE = torch.randn(5, 8, 2, 64).half()
 
 
-def int32(*numbers: Any) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
+def int32(*values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
 
 
 TABLE: dict[str, Any] = {
@@ -103,13 +103,16 @@ def test_values_out_of_range(arguments, words, prepared_for):
     assert prepared_for == []
 
 
-def test_padding_of_whole_caches_is_within_them(prepared_for):
-    lean_attn_with_kvcache(Q, CACHE[:2], CACHE[:2], cache_leftpad=int32(3, 8))
-    assert len(prepared_for) == 1
-
-
-def test_entries_past_the_end_may_be_any(prepared_for):
-    lean_attn_with_kvcache(Q, **TABLE, cache_seqlens=int32(16, 8))
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        # Padding of whole caches is within them; entries past the end may be any.
+        {"k_cache": CACHE[:2], "v_cache": CACHE[:2], "cache_leftpad": int32(3, 8)},
+        {**TABLE, "cache_seqlens": int32(16, 8)},
+    ],
+)
+def test_values_at_the_limits(arguments, prepared_for):
+    lean_attn_with_kvcache(Q, **arguments)
     assert len(prepared_for) == 1
 
 

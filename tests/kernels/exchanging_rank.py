@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, replace
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
+import pytest
 import torch
 import torch.distributed as dist
+from library_stand_ins import stand_in
 
 from leanbench.core.inputs import AttentionInputs, Peers, make_inputs
 from leanbench.core.problem import AttentionProblem
@@ -34,18 +35,6 @@ def expected(shards: list[AttentionInputs]) -> tuple[torch.Tensor, torch.Tensor]
     return torch.einsum("bhqt,bthd->bqhd", scores.softmax(-1), v), scores.logsumexp(-1)
 
 
-@dataclass
-class Mapping:
-    world_size: int
-    rank: int
-    cp_size: int
-
-
-@dataclass
-class MnnvlConfig:
-    comm_backend: Any
-
-
 class TorchDistBackend:
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -58,7 +47,7 @@ class FlashInfer:
         self.ready: set[int] = set()
         self.group: Any = None
 
-    def allocate(self, mapping: Mapping, *, mnnvl_config: MnnvlConfig) -> torch.Tensor:
+    def allocate(self, mapping: Any, *, mnnvl_config: Any) -> torch.Tensor:
         assert mapping.cp_size == mapping.world_size
         whole: Any = mnnvl_config.comm_backend
         assert whole.Split(mapping.rank, 0) is whole
@@ -70,13 +59,9 @@ class FlashInfer:
         self.ready.add(workspace.data_ptr())
 
     def alltoall(
-        self,
-        partial_o: torch.Tensor,
-        softmax_stats: torch.Tensor,
-        workspace: torch.Tensor,
-        cp_rank: int,
-        cp_size: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, partial_o: torch.Tensor, softmax_stats: torch.Tensor, workspace: torch.Tensor,
+        cp_rank: int, cp_size: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         assert workspace.data_ptr() in self.ready
         assert partial_o.shape[:-1] == softmax_stats.shape[:-1] == (2 * 4 // cp_size, cp_size)
         assert partial_o.is_contiguous()
@@ -92,23 +77,19 @@ class FlashInfer:
 
 
 def stand_in_for_flashinfer() -> None:
-    exchange = FlashInfer()
-    members: dict[str, dict[str, Any]] = {
-        "flashinfer": {},
-        "tvm_ffi": {},
-        "flashinfer.comm": {
-            "Mapping": Mapping,
-            "decode_cp_a2a_allocate_mnnvl_workspace": exchange.allocate,
-            "decode_cp_a2a_init_workspace": exchange.init,
-            "decode_cp_a2a_alltoall": exchange.alltoall,
-        },
-        "flashinfer.comm.mnnvl": {"MnnvlConfig": MnnvlConfig, "TorchDistBackend": TorchDistBackend},
-    }
-    for name, own in members.items():
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)
-        vars(module).update(own)
-        sys.modules[name] = module
+    exchange, patch = FlashInfer(), pytest.MonkeyPatch()
+    for name in ("flashinfer", "tvm_ffi"):
+        stand_in(patch, name)
+    stand_in(
+        patch,
+        "flashinfer.comm",
+        Mapping=SimpleNamespace,
+        decode_cp_a2a_allocate_mnnvl_workspace=exchange.allocate,
+        decode_cp_a2a_init_workspace=exchange.init,
+        decode_cp_a2a_alltoall=exchange.alltoall,
+    )
+    members = {"MnnvlConfig": SimpleNamespace, "TorchDistBackend": TorchDistBackend}
+    stand_in(patch, "flashinfer.comm.mnnvl", **members)
 
 
 def main() -> None:

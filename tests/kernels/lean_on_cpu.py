@@ -1,5 +1,5 @@
-"""lean.cu and many_rows.cu on the CPU: compiled by g++ with cuda_on_cpu.cpp instead of a GPU, and
-launched with the arguments of `launch_of`. Cases of lean.cu, and their check.
+"""lean.cu, many_rows.cu and mla.cu on the CPU: compiled by g++ with cuda_on_cpu.cpp instead of a
+GPU, and launched with the arguments of `launch_of`. Cases of lean.cu, and their check.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -27,7 +26,9 @@ from leanbench.kernels.lean.cuda import CudaLaunch, launch_of, misalignment
 from leanbench.kernels.lean.cuda_build import ENTRY, MANY_ROWS_ENTRY, CudaBuild
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 from leanbench.kernels.lean.cuda_params import Params, aligned_params
+from leanbench.kernels.mla import launch as mla_launch
 from leanbench.kernels.mla.build import MlaBuild
+from leanbench.kernels.mla.configs import MlaConfig
 from leanbench.kernels.reference.torch import attend_all
 
 from leanbench.check.poison import poison_unused
@@ -66,18 +67,19 @@ class Cpu:
     mutation: Mutation | None = None
     #: Value of __CUDA_ARCH__.
     architecture: int = 900
-    _libraries: dict[CudaBuild, ctypes.CDLL] = field(default_factory=dict)
+    _libraries: dict[CudaBuild | MlaBuild, ctypes.CDLL] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.mutation is not None:
             # Outside of the launch: there, any error would count as a detected mutation.
             name, old, new = self.mutation
-            replaced((KERNELS / "lean" / name).read_text(encoding="utf-8"), old, new)
+            [path] = (path for family in ("lean", "mla") for path in (KERNELS / family).glob(name))
+            replaced(path.read_text(encoding="utf-8"), old, new)
 
     def launch(
         self,
         inputs: AttentionInputs,
-        config: CudaConfig,
+        config: CudaConfig | MlaConfig,
         sms: int,
         workspace: Workspace,
         most_ctas: int = 1 << 20,
@@ -98,7 +100,7 @@ class Cpu:
         launch = launch_on(inputs, config, sms)
         build = launch.build
         if build not in self._libraries:
-            self._libraries[build] = library_of(("lean",), build, self.mutation, self.architecture)
+            self._libraries[build] = library_of(build, self.mutation, self.architecture)
         params = aligned_params()
         ctypes.pointer(params)[0] = launch.params
         params.v_map.words[0] = params.v
@@ -153,6 +155,30 @@ class Case:
 
 def case(config: CudaConfig, *calls: tuple[AttentionProblem, int]) -> Case:
     return Case(config, calls)
+
+
+def failure_of(
+    cpu: Cpu,
+    workspace: Workspace,
+    problem: AttentionProblem,
+    config: CudaConfig | MlaConfig,
+    sms: int,
+    seed: int,
+    lazy: bool = True,
+    score_scale: float = 6.0,
+) -> str | None:
+    """Return why a launch is wrong, with NaN in all memory that a call must not read, or None."""
+    inputs = make_inputs(problem, "cpu", seed, score_scale=score_scale)
+    inputs = with_cut_table(poison_unused(inputs))
+    if inputs.sinks is not None:
+        # On the scale of scores: smaller ones would not matter.
+        inputs.sinks.mul_(12)
+    inputs.poison()
+    try:
+        cpu.launch(inputs, config, sms, workspace, lazy=lazy, seed=seed)
+    except AssertionError as error:
+        return str(error)
+    return Reference(inputs).check(inputs).failure(problem.dtype)
 
 
 def settings(
@@ -217,12 +243,15 @@ def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
 
 
-def launch_on(inputs: AttentionInputs, config: CudaConfig, sms: int) -> CudaLaunch:
-    stand_ins: Mapping[str, Any] = {
-        "refusal": misalignment,
-        "clusters_at_once": lambda build, device: sms * build.ctas_per_sm,
-        "tensor_map": tensor_map,
-    }
+def launch_on(inputs: AttentionInputs, config: CudaConfig | MlaConfig, sms: int) -> CudaLaunch:
+    stand_ins: dict[str, Any] = {"tensor_map": tensor_map}
+    if isinstance(config, MlaConfig):
+        stand_ins["sm_count"] = lambda device: sms
+        stand_ins["clusters_at_once"] = lambda build, device: sms // build.cluster
+        with mock.patch.multiple(mla_launch, **stand_ins):
+            return mla_launch.launch_of(inputs, config)
+    stand_ins["refusal"] = misalignment
+    stand_ins["clusters_at_once"] = lambda build, device: sms * build.ctas_per_sm
     with mock.patch.multiple(cuda, **stand_ins):
         return launch_of(inputs, config, sms)
 
@@ -243,15 +272,14 @@ def tensor_map(
     return (address, *sizes, *steps, *box, *[0] * 4)
 
 
-def library_of(
-    families: tuple[str, ...], build: CudaBuild | MlaBuild, mutation: Mutation | None, arch: int
-) -> ctypes.CDLL:
+def library_of(build: CudaBuild | MlaBuild, mutation: Mutation | None, arch: int) -> ctypes.CDLL:
     """Return the shared object of a build, compiled by g++ once for all processes.
 
     Args:
-        families: families of the sources, the kernel's last.
         arch: value of __CUDA_ARCH__.
     """
+    # The kernel's is the last.
+    families = ("lean", "mla") if isinstance(build, MlaBuild) else ("lean",)
     defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
     defines += [f"-DENTRY={build.entry}", f"-D__CUDA_ARCH__={arch}"]
     machine = _machine()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from leanbench.kernels.libraries import flash_infer
 from leanbench.kernels.reference.torch import attend_all
 
 from leanbench.check.reference import Reference
@@ -48,8 +50,6 @@ CAPACITY = [
     AttentionProblem(3, 4, 4, (128, 7, 65), 128, "bf16", "HND", capacity=256),
     AttentionProblem(2, 4, 1, (17, 3), 64, "fp16", "NHD", page_size=16, capacity=96),
 ]
-
-
 #: Windows over contiguous caches and pages, lengths known and not.
 WINDOWS = [
     replace(UNIFORM[1], window_left=40),
@@ -70,6 +70,7 @@ OF_FLASH_ATTN = [
     replace(CAPACITY[2], leftpad=True),
     replace(CAPACITY[2], batch_idx=True),
 ]
+LATENT = AttentionProblem(2, 16, 1, 100, 576, "bf16", latent=True, v_head_dim=512)
 APPENDS = [
     replace(CAPACITY[1], append=1),
     replace(CAPACITY[2], append=3, q_len=3, rotary_dim=64, rotary_interleaved=True),
@@ -77,28 +78,15 @@ APPENDS = [
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: float,
-    window_left: int = -1,
-    softcap: float = 0.0,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return fp32 output and natural LSE of a causal call.
+    """Return fp32 output and natural LSE of a query token.
 
-    The query is (heads, q_len, head_dim), K and V are (kv_heads, tokens, head_dim). The mask is
-    aligned to the end.
+    The query is (..., heads, 1, head_dim), K and V are (..., kv_heads, tokens, head_dim).
     """
-    group_size = q.shape[0] // k.shape[0]
-    k = k.float().repeat_interleave(group_size, 0)
-    v = v.float().repeat_interleave(group_size, 0)
-    scores = q.float() @ k.transpose(1, 2) * scale
-    q_len, tokens = scores.shape[1:]
-    scores = softcap * (scores / softcap).tanh() if softcap else scores
-    unseen = torch.ones(q_len, tokens, dtype=torch.bool).triu(tokens - q_len + 1)
-    if window_left >= 0:
-        unseen |= torch.ones_like(unseen).tril(tokens - q_len - window_left - 1)
-    scores = scores.masked_fill(unseen, -math.inf)
+    group_size = q.shape[-3] // k.shape[-3]
+    k, v = (own.float().repeat_interleave(group_size, -3) for own in (k, v))
+    scores = q.float() @ k.transpose(-1, -2) * scale
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
@@ -134,6 +122,12 @@ def attended(
     return inputs.out, inputs.lse
 
 
+def block_table(offsets: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """Return the block table of sequences with their pages in a row, between these offsets."""
+    rows = pages.split(offsets.diff().tolist())
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
 def checked(
     name: str, problem: AttentionProblem, config: KernelConfig | None = None
 ) -> tuple[AttentionInputs, Any]:
@@ -154,6 +148,20 @@ def checked(
 
 def addresses(*tensors: torch.Tensor) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors]
+
+
+@contextmanager
+def planning(monkeypatch: pytest.MonkeyPatch, **members: Any) -> Iterator[None]:
+    """Install a fake of FlashInfer with small workspaces, without plans of other tests."""
+    stand_in(monkeypatch, "flashinfer", **members)
+    stand_in(monkeypatch, "tvm_ffi")
+    monkeypatch.setattr(flash_infer, "_WORKSPACE_BYTES", 1000)
+    kept = (flash_infer._planned, flash_infer.workspace)
+    for cached in kept:
+        cached.cache_clear()
+    yield
+    for cached in kept:
+        cached.cache_clear()
 
 
 def lacking() -> None:

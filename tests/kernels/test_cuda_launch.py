@@ -24,6 +24,7 @@ H200 = find("h200")
 FUNCTION = 0x1234
 #: One cluster of 8 for the output tile.
 PROBLEM = AttentionProblem(1, 8, 1, (90,), 64, page_size=16)
+BUILD = CudaBuild.of(PROBLEM, any_length_heuristic(PROBLEM, H200))
 
 
 class Driver:
@@ -77,9 +78,7 @@ class Driver:
     def encode(self, place, dtype, rank, address, sizes, strides, box, steps, *modes):
         assert place % PARAMS_ALIGNMENT == 0
         words = (
-            address,
-            dtype,
-            rank,
+            *(address, dtype, rank),
             *(ctypes.c_uint64 * 4).from_address(sizes),
             *(ctypes.c_uint64 * 3).from_address(strides),
             *(ctypes.c_uint64 * 2).from_address(box),
@@ -127,49 +126,28 @@ def test_a_relaunch_points_to_the_extras_of_each_call(driver):
 
 
 def call(relaunch, inputs, context, extras=None):
-    relaunch(
-        inputs.q,
-        inputs.k_cache,
-        inputs.v_cache,
-        inputs.cache_seqlens,
-        context,
-        inputs.block_table,
-        inputs.out,
-        inputs.lse,
-        extras,
-    )
+    tensors = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.cache_seqlens)
+    relaunch(*tensors, context, inputs.block_table, inputs.out, inputs.lse, extras)
 
 
 def test_a_relaunch_writes_pointers_and_the_length(driver):
     first, second = make_inputs(PROBLEM, "cpu"), make_inputs(PROBLEM, "cpu")
+    mixed = replace(second, v_cache=first.v_cache)
     launch = launch_over(first)
     relaunch = cuda.CudaRelaunch(launch)
     assert relaunch.tile_tokens == 128
-    # Tensor maps are moved to K and V once, and again for other addresses.
-    call(relaunch, first, 90)
-    assert driver.moved == [first.k_cache.data_ptr(), first.v_cache.data_ptr()]
-    driver.moved.clear()
-    call(relaunch, second, 65)
-    call(relaunch, replace(second, v_cache=first.v_cache), 66)
-    assert driver.moved == [
-        second.k_cache.data_ptr(),
-        second.v_cache.data_ptr(),
-        second.k_cache.data_ptr(),
-        first.v_cache.data_ptr(),
-    ]
-    for (params, stream, sizes, cluster), lent, inputs, v_cache, context in zip(
-        driver.launches,
-        driver.lent,
-        (first, second, second),
-        (first.v_cache, second.v_cache, first.v_cache),
-        (90, 65, 66),
-        strict=True,
-    ):
+    calls = ((first, 90), (second, 65), (mixed, 66))
+    for (inputs, context), number in zip(calls, range(1, 4), strict=True):
+        call(relaunch, inputs, context)
+        (params, stream, sizes, cluster), lent = driver.launches[-1], driver.lent[-1]
+        # Tensor maps are moved to K and V once, and again for other addresses.
+        k, v = inputs.k_cache.data_ptr(), inputs.v_cache.data_ptr()
+        assert (len(driver.moved), driver.moved[-2:]) == (2 * number, [k, v])
         assert (stream, cluster) == (77, 8)
         assert sizes == (64, 32 * launch.build.warps, launch.build.shared_bytes)
         assert params.q == inputs.q.data_ptr()
-        assert params.k == params.k_map.words[0] == inputs.k_cache.data_ptr()
-        assert params.v == params.v_map.words[0] == v_cache.data_ptr()
+        assert params.k == params.k_map.words[0] == k
+        assert params.v == params.v_map.words[0] == v
         assert (params.out, params.lse) == (inputs.out.data_ptr(), inputs.lse.data_ptr())
         assert inputs.cache_seqlens is not None
         assert inputs.block_table is not None
@@ -208,22 +186,24 @@ def test_k_and_v_share_a_tensor_map_where_their_strides_agree(monkeypatch):
 
     monkeypatch.setattr(cuda, "tensor_map", tensor_map)
     inputs = make_inputs(PROBLEM, "cpu")
-    build = CudaBuild.of(PROBLEM, any_length_heuristic(PROBLEM, H200))
-    params = cuda._params(inputs, build, {})
+    params = cuda._params(inputs, BUILD, {})
     assert (params.k_map.words[:], params.v_map.words[:]) == ([1] * 16, [1] * 16)
     wider = torch.cat([inputs.v_cache, inputs.v_cache], dim=3)[..., : PROBLEM.head_dim]
-    params = cuda._params(replace(inputs, v_cache=wider), build, {})
+    params = cuda._params(replace(inputs, v_cache=wider), BUILD, {})
     assert (params.k_map.words[:], params.v_map.words[:]) == ([2] * 16, [3] * 16)
     assert encoded == [inputs.k_cache.stride(), inputs.k_cache.stride(), wider.stride()]
 
 
-def test_a_launch_that_the_driver_refuses_is_an_error(driver, monkeypatch):
+def test_what_the_driver_refuses_is_an_error(driver, monkeypatch):
     driver.status = 1
     monkeypatch.setattr(
         cuda_driver._driver(), "cuGetErrorString", lambda status: (0, b"invalid argument")
     )
+    launch = launch_over(make_inputs(PROBLEM, "cpu")).run()
     with pytest.raises(RuntimeError, match=r"^CUDA driver: invalid argument$"):
-        launch_over(make_inputs(PROBLEM, "cpu")).run()()
+        launch()
+    with pytest.raises(RuntimeError, match=r"^CUDA driver: invalid argument$"):
+        cuda_driver.tensor_map(4096, (1, 1, 1, 64), (64, 64, 64, 1), BUILD)
 
 
 @pytest.mark.parametrize(
@@ -267,13 +247,11 @@ def test_a_relaunch_takes_caches_that_have_grown(driver):
         for cache, written in ((k, params.k_map), (v, params.v_map)):
             assert tuple(written.words[:]) == (cache.data_ptr(), *words)
         assert (params.k, params.v) == (k.data_ptr(), v.data_ptr())
-        steps = tokens * 64
-        assert (params.stride_k_batch, params.stride_k_head, params.stride_k_token) == (
-            (steps, steps, 64)
-        )
-        assert (params.stride_v_batch, params.stride_v_head, params.stride_v_token) == (
-            (steps, steps, 64)
-        )
+        for name in ("k", "v"):
+            steps = [
+                getattr(params, f"stride_{name}_{axis}") for axis in ("batch", "head", "token")
+            ]
+            assert steps == [tokens * 64, tokens * 64, 64]
         assert params.context == tokens
     call(relaunch, replace(first, k_cache=v, v_cache=k), 41)
     assert len(driver.encoded) == 1
@@ -288,18 +266,7 @@ def test_a_relaunch_takes_caches_that_have_grown(driver):
     ],
 )
 def test_a_tensor_map_has_sizes_and_strides_in_bytes(driver, shape, strides, expected):
-    build = CudaBuild.of(PROBLEM, any_length_heuristic(PROBLEM, H200))
     rows, tokens, heads, head_dim = shape
-    words = cuda_driver.tensor_map(4096, shape, strides, build)
+    words = cuda_driver.tensor_map(4096, shape, strides, BUILD)
     assert words == driver.encoded[0]
     assert words[:10] == (4096, 1, 4, head_dim, tokens, heads, rows, *expected)
-
-
-def test_a_tensor_map_that_the_driver_refuses_is_an_error(driver, monkeypatch):
-    driver.status = 1
-    monkeypatch.setattr(
-        cuda_driver._driver(), "cuGetErrorString", lambda status: (0, b"invalid argument")
-    )
-    build = CudaBuild.of(PROBLEM, any_length_heuristic(PROBLEM, H200))
-    with pytest.raises(RuntimeError, match=r"^CUDA driver: invalid argument$"):
-        cuda_driver.tensor_map(4096, (1, 1, 1, 64), (64, 64, 64, 1), build)

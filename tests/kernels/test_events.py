@@ -5,6 +5,7 @@ leanbench.core.decomposition.
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,33 +39,38 @@ PROBLEMS = [
     AttentionProblem(5, 2, 1, (16, 1, 1, 75, 33), 64),
 ]
 LEAN = LeanTritonConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
+FA2 = TileConfig(TILE_TOKENS, 4, 2)
 FIXED_SPLIT = FixedSplitTritonConfig(TILE_TOKENS, 4, 2, splits=3)
-
-
-def most_events(family: str, inputs: AttentionInputs, config: TileConfig, launches: Any) -> int:
-    traceable: Any = kernel(f"{family}_triton")
-    return traceable.most_events(inputs, config, launches)
 
 
 def traced_call(
     family: str, inputs: AttentionInputs, config: TileConfig, max_events: int | None = None, **grid
 ) -> TracedCall:
     """Return a traced call; `max_events` defaults to the kernel's value."""
-    launches = importlib.import_module(f"leanbench.kernels.{family}.triton").launches(
-        inputs, config, **grid
-    )
+    launches = triton_launches(family, inputs, config, **grid)
     if max_events is None:
-        max_events = most_events(family, inputs, config, launches)
+        traceable: Any = kernel(f"{family}_triton")
+        max_events = traceable.most_events(inputs, config, launches)
     traced = importlib.import_module("leanbench.kernels.traced")
     return traced.TracedLaunches(launches, max_events, inputs.q.device)
+
+
+def triton_launches(family: str, inputs: AttentionInputs, config: TileConfig, **grid: Any) -> Any:
+    module = importlib.import_module(f"leanbench.kernels.{family}.triton")
+    return module.launches(inputs, config, **grid)
 
 
 def traced(
     family: str, problem: AttentionProblem, config: TileConfig, device: str, **grid
 ) -> tuple[CtaTimeline, ...]:
-    """Return the CTAs of the second of two traced calls, after checking its output."""
+    """Return the CTAs of the second of two traced calls, after checking its output.
+
+    Without a grid, it is the registered kernel's call.
+    """
     inputs = make_inputs(problem, device)
-    call = traced_call(family, inputs, config, **grid)
+    call: Any = kernel(family).prepare_traced(inputs, config)
+    if grid:
+        call = traced_call(family, inputs, config, **grid)
     call.launch()
     inputs.poison()
     call.launch()
@@ -129,23 +135,19 @@ def test_lean(problem, sms, device):
 
 def test_lean_aligned(device):
     problem = AttentionProblem(1, 4, 4, 150, 64)
-    config = LeanTritonConfig(
-        TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=True
-    )
-    ctas = traced("lean", problem, config, device, sms=14)
-    assert recorded(ctas, "lean_kernel") == expected(
-        stream_k(TileGrid.of(problem, TILE_TOKENS), 14, aligned=True)
-    )
+    ctas = traced("lean", problem, replace(LEAN, align_grid=True), device, sms=14)
+    schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), 14, aligned=True)
+    assert recorded(ctas, "lean_kernel") == expected(schedule)
     assert len(ctas) == 12
 
 
+def test_the_registered_kernel_can_be_traced(device):
+    assert_covers(traced("lean", PROBLEMS[3], LEAN, device), TileGrid.of(PROBLEMS[3], TILE_TOKENS))
+
+
 def test_lean_ctas_without_work_start_and_end(device):
-    problem = AttentionProblem(3, 2, 2, (200, 1, 1), 64)
-    inputs = make_inputs(problem, device)
-    config = LeanTritonConfig(
-        TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=4, align_grid=False
-    )
-    call = traced_call("lean", inputs, config, sms=12)
+    inputs = make_inputs(AttentionProblem(3, 2, 2, (200, 1, 1), 64), device)
+    call = traced_call("lean", inputs, replace(LEAN, min_tiles_per_cta=4), sms=12)
     call.launch()
     ctas = call.read()
     # 13 + 1 + 1 LeanTiles for each of two heads: 30, enough for 7 CTAs of 4.
@@ -154,15 +156,15 @@ def test_lean_ctas_without_work_start_and_end(device):
     assert_times_are_sound(ctas)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=label)
 def test_fa2(problem, device):
     tiles = TileGrid.of(problem, TILE_TOKENS)
-    ctas = traced("fa2", problem, TileConfig(TILE_TOKENS, 4, 2), device)
+    ctas = traced("fa2", problem, FA2, device)
     assert recorded(ctas, "fa2_kernel") == expected(one_cta_per_tile(tiles))
     assert_covers(ctas, tiles)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=label)
 def test_fixed_split(problem, device):
     tiles = TileGrid.of(problem, TILE_TOKENS)
     ctas = traced("fixed_split", problem, FIXED_SPLIT, device)
@@ -179,22 +181,8 @@ def test_fixed_split(problem, device):
 
 
 def test_one_split_is_one_launch(device):
-    ctas = traced(
-        "fixed_split", PROBLEMS[0], FixedSplitTritonConfig(TILE_TOKENS, 4, 2, splits=1), device
-    )
+    ctas = traced("fixed_split", PROBLEMS[0], replace(FIXED_SPLIT, splits=1), device)
     assert recorded(ctas, "fa2_kernel") == {cta: [("tiles", cta)] for cta in range(3)}
-
-
-@pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split"])
-def test_the_registered_kernels_can_be_traced(name, device):
-    problem = PROBLEMS[3]
-    inputs = make_inputs(problem, device)
-    config = {"lean": LEAN, "fa2": TileConfig(TILE_TOKENS, 4, 2), "fixed_split": FIXED_SPLIT}[name]
-    call = kernel(name).prepare_traced(inputs, config)
-    assert call is not None
-    call.launch()
-    assert_covers(call.read(), TileGrid.of(problem, TILE_TOKENS))
-    assert Reference(inputs).check(inputs).failure("fp16") is None
 
 
 def test_the_reference_has_no_instrumented_build(device):
@@ -204,7 +192,7 @@ def test_the_reference_has_no_instrumented_build(device):
 
 
 def test_events_that_nobody_recorded_are_not_read(device):
-    call = traced_call("fa2", make_inputs(PROBLEMS[0], device), TileConfig(TILE_TOKENS, 4, 2))
+    call = traced_call("fa2", make_inputs(PROBLEMS[0], device), FA2)
     with pytest.raises(RuntimeError, match="before the traced call was launched"):
         call.read()
 
@@ -223,20 +211,19 @@ def test_more_events_than_a_row_holds(device):
 def test_resources_of_a_compiled_kernel():
     launch = importlib.import_module("leanbench.kernels.launch")
     passed = []
+    compiled = SimpleNamespace(
+        metadata=SimpleNamespace(num_warps=8, shared=2048),
+        n_regs=96,
+        n_spills=3,
+        _init_handles=lambda: None,
+    )
 
-    class Function:
-        __name__ = "some_kernel"
+    def warmup(*arguments, grid, **options):
+        passed.append((arguments, grid, options))
+        return compiled
 
-        def warmup(self, *arguments, grid, **options):
-            passed.append((arguments, grid, options))
-            return SimpleNamespace(
-                metadata=SimpleNamespace(num_warps=8, shared=2048),
-                n_regs=96,
-                n_spills=3,
-                _init_handles=lambda: None,
-            )
-
-    resources = launch.TritonLaunch(Function(), 7, (1, 2), {"BLOCK": 16}).resources()
+    function = SimpleNamespace(__name__="some_kernel", warmup=warmup)
+    resources = launch.TritonLaunch(function, 7, (1, 2), {"BLOCK": 16}).resources()
     assert passed == [((1, 2), (7,), {"BLOCK": 16})]
     assert resources == LaunchResources("some_kernel", 7, 8, 96, 2048, 3)
 
@@ -282,10 +269,8 @@ def test_launches_run_in_order():
     ],
 )
 def test_a_row_holds_the_events_of_the_busiest_cta(context, sms, events, device):
-    batch = 1 if isinstance(context, int) else len(context)
-    heads = 12 if isinstance(context, int) else 1
+    batch, heads = (1, 12) if isinstance(context, int) else (len(context), 1)
     inputs = make_inputs(AttentionProblem(batch, heads, heads, context, 64), device)
-    launches = importlib.import_module("leanbench.kernels.lean.triton").launches(
-        inputs, LEAN, sms=sms
-    )
-    assert most_events("lean", inputs, LEAN, launches) == events
+    launches = triton_launches("lean", inputs, LEAN, sms=sms)
+    traceable: Any = kernel("lean_triton")
+    assert traceable.most_events(inputs, LEAN, launches) == events

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from depth import deep, diagonal
+from depth import deep, diagonal, label
 from lean_on_cpu import launch_on
 from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean import cuda_driver
@@ -25,82 +25,65 @@ from leanbench.gpu.catalogue import find
 
 H200, LEAN = find("h200"), kernel("lean_cuda")
 PLAIN = AttentionProblem(8, 64, 8, 16_384, 64, "bf16", "NHD", kv_dtype="e4m3")
-#: A problem with few tokens.
-SMALL = AttentionProblem(2, 32, 4, 100, 64, "bf16", "NHD", kv_dtype="e4m3")
 PAIRS = cuda_config(32, 8, 2, 1, 1, 16, "bulk", 1, True)
 #: In 16 bits, rows of 160 bytes.
 PLAIN_16 = AttentionProblem(32, 32, 32, 1000, 80, "fp16", "NHD", page_size=64)
+#: The same with few tokens.
+SMALL = AttentionProblem(2, 32, 4, 100, 64, "bf16", "NHD", kv_dtype="e4m3")
 SMALL_16 = AttentionProblem(2, 4, 4, 100, 80, "bf16", "NHD")
 #: Supported features, computed by tests/kernels/test_head_pairs_on_cpu.py.
-TAKEN: dict[str, dict[str, Any]] = {
-    "e4m3": {},
-    "e5m2": {"kv_dtype": "e5m2"},
-    "fp16": {"dtype": "fp16"},
-    "no scales": {"scaled": False},
-    "fp8 queries": {"q_dtype": "e4m3"},
-    "pages of 16": {"page_size": 16},
-    "pages of 64": {"page_size": 64},
-    "pages of 1": {"page_size": 1},
-    "lengths on the device": {"lengths_on": "device"},
-    "ragged": {"context": (100, 7), "lengths_on": "device"},
-    "sinks": {"sinks": True},
-    "ALiBi": {"alibi": True},
-    "soft cap": {"softcap": 30.0},
-    "window": {"window_left": 20},
-    "attention chunk": {"attention_chunk": 32},
-    "left padding": {"leftpad": True},
-    "rows of the cache": {"batch_idx": True},
-}
-#: Supported features of `SMALL_16`.
-TAKEN_IN_16_BITS: dict[str, dict[str, Any]] = {
-    **{
-        kind: axes
-        for kind, axes in TAKEN.items()
-        if not {"kv_dtype", "q_dtype", "scaled"} & axes.keys()
-    },
-    "groups of 2": {"q_heads": 8},
-    "groups of 3": {"q_heads": 12},
-    "groups of 4": {"q_heads": 16},
-    "groups of 8": {"q_heads": 32},
-    **{f"head_dim {dim}": {"head_dim": dim} for dim in (16, 32, 48, 96, 112)},
-}
-NOT_TAKEN_IN_16_BITS: dict[str, dict[str, Any]] = {
-    "8 bits": {"kv_dtype": "e4m3"},
-    "head-major": {"kv_layout": "HND"},
-    **{f"head_dim {dim}": {"head_dim": dim} for dim in (8, 64, 72, 120, 128, 160, 256)},
-    "V of another head_dim": {"v_head_dim": 96},
-    "groups of 16": {"q_heads": 64},
-    "an odd number of KV heads": {"q_heads": 3, "kv_heads": 3},
-    "two query tokens": {"q_len": 2},
-    "packed queries": {"q_lens": (1, 1)},
-    "appended tokens": {"append": 1},
-    "rotary": {"append": 1, "rotary_dim": 32},
-    "GPUs that share sequences": {"parallel": "cp:2"},
-}
-NOT_TAKEN: dict[str, dict[str, Any]] = {
-    "16 bits": {"kv_dtype": "same"},
-    "head-major": {"kv_layout": "HND"},
-    "head_dim 128": {"head_dim": 128},
-    "V of another head_dim": {"v_head_dim": 32},
-    "groups of 4": {"q_heads": 16},
-    "groups of 16": {"q_heads": 64},
-    "an odd number of KV heads": {"q_heads": 24, "kv_heads": 3},
-    "two query tokens": {"q_len": 2},
-    "packed queries": {"q_lens": (1, 1)},
-    "appended tokens": {"append": 1},
-    "scales of pages": {"page_size": 16, "page_scales": "page"},
-    "scales of pages and heads": {"page_size": 16, "page_scales": "page-head"},
-}
+TAKEN: list[dict[str, Any]] = [
+    {},
+    {"dtype": "fp16"},
+    {"page_size": 16},
+    {"page_size": 64},
+    {"page_size": 1},
+    {"lengths_on": "device"},
+    {"context": (100, 7), "lengths_on": "device"},
+    {"sinks": True},
+    {"alibi": True},
+    {"softcap": 30.0},
+    {"window_left": 20},
+    {"attention_chunk": 32},
+    {"leftpad": True},
+    {"batch_idx": True},
+]
+TAKEN_IN_8_BITS = [{"kv_dtype": "e5m2"}, {"scaled": False}, {"q_dtype": "e4m3"}]
+TAKEN_IN_16_BITS = [
+    *({"q_heads": 4 * group} for group in (2, 3, 4, 8)),
+    *({"head_dim": dim} for dim in (16, 32, 48, 96, 112)),
+]
+SCALED_PAGES = {"page_size": 16, "page_scales": "page"}
+NOT_TAKEN: list[dict[str, Any]] = [
+    {"kv_layout": "HND"},
+    {"q_heads": 64},
+    {"q_heads": 24, "kv_heads": 3},
+    {"head_dim": 128},
+    {"q_len": 2},
+    {"q_lens": (1, 1)},
+    {"append": 1},
+]
+NOT_TAKEN_IN_8_BITS = [
+    *({"kv_dtype": "same"}, {"v_head_dim": 32}, {"q_heads": 16}),
+    *(SCALED_PAGES, {**SCALED_PAGES, "page_scales": "page-head"}),
+]
+NOT_TAKEN_IN_16_BITS = [
+    *({"kv_dtype": "e4m3"}, {"v_head_dim": 96}, {"parallel": "cp:2"}),
+    *({"head_dim": dim} for dim in (8, 64, 72, 120, 160, 256)),
+    {"append": 1, "rotary_dim": 32},
+]
 
 
-def kinds_of(eight_bits: dict[str, Any], sixteen_bits: dict[str, Any]) -> pytest.MarkDecorator:
+def kinds_of(
+    both: list[dict[str, Any]], eight_bits: list[dict[str, Any]], sixteen_bits: list[dict[str, Any]]
+) -> pytest.MarkDecorator:
     """Return a parametrization by changes of `SMALL` and of `SMALL_16`."""
-    cases = {f"8 bits, {kind}": replace(SMALL, **axes) for kind, axes in eight_bits.items()}
-    cases |= {f"16 bits, {kind}": replace(SMALL_16, **axes) for kind, axes in sixteen_bits.items()}
-    return pytest.mark.parametrize("problem", cases.values(), ids=cases)
+    problems = [replace(SMALL, **axes) for axes in both + eight_bits]
+    problems += [replace(SMALL_16, **axes) for axes in both + sixteen_bits]
+    return pytest.mark.parametrize("problem", problems, ids=label)
 
 
-@kinds_of(TAKEN, TAKEN_IN_16_BITS)
+@kinds_of(TAKEN, TAKEN_IN_8_BITS, TAKEN_IN_16_BITS)
 def test_calls_that_take_pairs_of_heads(problem: AttentionProblem) -> None:
     assert takes_head_pairs(problem)
     config = replace(LEAN.default_config(problem, H200), tile_rows=16)
@@ -115,7 +98,7 @@ def test_calls_that_take_pairs_of_heads(problem: AttentionProblem) -> None:
     assert (single.heads_of_row, single.group_size, single.rows) == (1, problem.group_size, 8)
 
 
-@kinds_of(NOT_TAKEN, NOT_TAKEN_IN_16_BITS)
+@kinds_of(NOT_TAKEN, NOT_TAKEN_IN_8_BITS, NOT_TAKEN_IN_16_BITS)
 def test_calls_that_keep_one_head_to_a_row(problem: AttentionProblem) -> None:
     assert not takes_head_pairs(problem)
     config = replace(PAIRS, copy="async") if problem.kv_dtype == "same" else PAIRS
@@ -148,11 +131,8 @@ def test_heads_that_do_not_lie_side_by_side() -> None:
 
 
 def test_equal_splits_and_fixed_runs_keep_one_head_to_a_row() -> None:
-    settings = {
-        name: value
-        for name, value in PAIRS.to_dict().items()
-        if name not in ("implementation", "min_tiles_per_cta", "align_grid")
-    }
+    left_out = ("implementation", "min_tiles_per_cta", "align_grid")
+    settings = {name: own for name, own in PAIRS.to_dict().items() if name not in left_out}
     inputs = make_inputs(SMALL, "cpu")
     for config in (
         replace(PAIRS, fixed_run_tiles=4),
@@ -166,7 +146,7 @@ def test_equal_splits_and_fixed_runs_keep_one_head_to_a_row() -> None:
 @pytest.mark.parametrize(
     ("small", "chunk", "kinds"),
     [
-        (SMALL, 32, [{"q_heads": 16}, {"q_len": 2}, {"append": 1}, NOT_TAKEN["scales of pages"]]),
+        (SMALL, 32, [{"q_heads": 16}, {"q_len": 2}, {"append": 1}, SCALED_PAGES]),
         (SMALL_16, 16, [{"head_dim": 72}, {"q_len": 2}, {"head_dim": 144}]),
     ],
 )
@@ -235,22 +215,23 @@ def test_parameters_of_pairs_in_16_bits() -> None:
     assert launch.grid == 128
 
 
-AXES: list[dict[str, Any]] = [{}, {"head_dim": 96}, {"head_dim": 112}, {"kv_heads": 8}]
-
-
 @pytest.mark.parametrize(
-    ("axes", "lengths_on"), diagonal(AXES, ["host", "device"], keep=4), ids=str
+    "problem",
+    [
+        *diagonal(
+            [
+                replace(PLAIN_16, lengths_on=lengths_on, **axes)
+                for axes in ({}, {"head_dim": 96}, {"head_dim": 112}, {"kv_heads": 8})
+                for lengths_on in ("host", "device")
+            ],
+            keep=4,
+        ),
+        replace(PLAIN, context=8192),
+        deep(replace(PLAIN, batch=16)),
+    ],
+    ids=label,
 )
-def test_builds_in_16_bits_spill_nothing(axes: dict[str, Any], lengths_on: str) -> None:
-    problem = replace(PLAIN_16, lengths_on=lengths_on, **axes)
-    chosen = LEAN.default_config(problem, H200)
-    binary = compile_cuda(CudaBuild.of(problem, chosen).source((9, 0)))
-    assert binary.spilled_registers == 0
-
-
-@pytest.mark.parametrize("context", [8192, deep(16_384)])
-def test_builds_that_are_chosen_spill_nothing(context: int) -> None:
-    problem = replace(PLAIN, context=context, batch=16 if context > 8192 else 8)
+def test_builds_that_are_chosen_spill_nothing(problem: AttentionProblem) -> None:
     chosen = LEAN.default_config(problem, H200)
     binary = compile_cuda(CudaBuild.of(problem, chosen).source((9, 0)))
     assert binary.spilled_registers == 0

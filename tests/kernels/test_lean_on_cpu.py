@@ -85,9 +85,17 @@ PAGED_WINDOWS = replace(
 )
 SHORT_AND_LONG = on_device((20, 700, 5, 1, 32, 33, 400), "8/2", 64, 768, sinks=True)
 #: settings takes chunk, warps, stages, CTAs per SM, cluster, rows, copy.
+BULK = settings(32, 4, 2, 1, 1, 8, "bulk")
+BULK_OF_2 = settings(32, 2, 2, 1, 1, 8, "bulk")
+ASYNC = settings(32, 2, 2, 1, 1, 8, "async")
+ASYNC_16 = settings(16, 2, 2, 1, 1, 8, "async")
+ROWS = settings(16, 2, 2, 1, 1, 32, "bulk")
+CLUSTERS = settings(32, 2, 2, 1, 2, 8, "bulk")
+CLUSTERS_16 = settings(16, 2, 2, 1, 2, 16, "bulk")
+DEEP_ASYNC = settings(16, 2, 3, 1, 1, 8, "async")
 CASES = {
     # Work ranges that cross output tiles; one CTA per LeanTile; a single CTA.
-    "host": case(settings(32, 2, 2, 1, 1, 8, "async"), (EQUAL, 7), (EQUAL, 99), (EQUAL, 1)),
+    "host": case(ASYNC, (EQUAL, 7), (EQUAL, 99), (EQUAL, 1)),
     # Eight output tiles and more, a CTA each; an SM holds one at a time.
     "host, a CTA each": case(
         settings(32, 2, 2, 1, 1, 8, "bulk", align=True),
@@ -102,19 +110,12 @@ CASES = {
     ),
     # On 8 SMs two of the longer work ranges share an output tile.
     "device": case(
-        settings(32, 4, 2, 1, 1, 8, "bulk"),
-        (ONE_LONG, 7),
-        (ONE_LONG, 8),
-        (on_device((4700,), "4/1", 64, 5120), 37),
-        (ONE_LONG, 1),
+        BULK, (ONE_LONG, 7), (ONE_LONG, 8), (on_device((4700,), "4/1", 64, 5120), 37), (ONE_LONG, 1)
     ),
     # The guess is discarded if ranges cross output tiles or the sequence is too short for it, and
     # right if each output tile has its own range.
     "clusters": case(
-        settings(32, 2, 2, 1, 2, 8, "bulk"),
-        (ONE_LONG, 12),
-        (ONE_LONG, 22),
-        (on_device((700, 650), "8/2", 64, 768), 8),
+        CLUSTERS, (ONE_LONG, 12), (ONE_LONG, 22), (on_device((700, 650), "8/2", 64, 768), 8)
     ),
     # The first CTA alone writes those of up to two chunks, between others that all CTAs merge.
     "short sequences in clusters": case(
@@ -128,17 +129,15 @@ CASES = {
         settings(32, 2, 3, 1, 4, 16, "bulk"), (PAGED, 8), (PAGED, 12), (PAGED, 4)
     ),
     # Query rows in shared memory, states over the ring, two row tiles.
-    "many rows": case(
-        settings(16, 2, 2, 1, 1, 32, "bulk"), (SEVERAL_TOKENS, 5), (SEVERAL_TOKENS, 2)
-    ),
+    "many rows": case(ROWS, (SEVERAL_TOKENS, 5), (SEVERAL_TOKENS, 2)),
     # Rows of 160 and 224 bytes, each a single copy.
     "whole rows": case(
-        settings(32, 2, 2, 1, 1, 8, "bulk"),
+        BULK_OF_2,
         (on_device((300, 77, 515), "3/3", 80, 640), 7),
         (replace(PAGED_WINDOWS, head_dim=112), 5),
     ),
     # A page per token; boxes of 16 tokens; of 8, by 16-byte copies.
-    "pages of one token": case(settings(32, 2, 2, 1, 1, 8, "async"), (ODD_PAGES, 9)),
+    "pages of one token": case(ASYNC, (ODD_PAGES, 9)),
     "pages of 48": case(
         settings(64, 2, 2, 1, 2, 16, "bulk"),
         (replace(PAGED, page_size=48), 8),
@@ -163,24 +162,19 @@ CASES = {
         settings(16, 2, 2, 1, 1, 8, "bulk"),
         (on_device((300, 77, 515), "6/2", 192, 640, v_head_dim=128), 7),
     ),
-    "fp8": case(settings(32, 4, 2, 1, 1, 8, "bulk"), (FP8, 7), (replace(FP8, q_dtype="e5m2"), 7)),
+    "fp8": case(BULK, (FP8, 7), (replace(FP8, q_dtype="e5m2"), 7)),
     "fp8, bf16 queries": case(
         settings(32, 2, 3, 1, 4, 16, "bulk"), (replace(PAGED, kv_dtype="e5m2"), 8)
     ),
     # Copies of whole chunks and of half a chunk, each with its scales.
     "scales of pages": case(
-        settings(32, 4, 2, 1, 1, 8, "bulk"),
-        (replace(SCALED_PAGES, page_size=64), 7),
-        (replace(SCALED_PAGES, dtype="bf16"), 8),
+        BULK, (replace(SCALED_PAGES, page_size=64), 7), (replace(SCALED_PAGES, dtype="bf16"), 8)
     ),
     "scales of tokens": case(
-        settings(32, 2, 2, 1, 1, 8, "async"),
-        (replace(ODD_PAGES, kv_dtype="e5m2", scaled=False, page_scales="page"), 9),
+        ASYNC, (replace(ODD_PAGES, kv_dtype="e5m2", scaled=False, page_scales="page"), 9)
     ),
     # Guesses begin before the lengths are known; their scales come later.
-    "scales of pages in clusters": case(
-        settings(32, 2, 2, 1, 2, 8, "bulk"), (SCALED_PAGES, 12), (SCALED_PAGES, 22)
-    ),
+    "scales of pages in clusters": case(CLUSTERS, (SCALED_PAGES, 12), (SCALED_PAGES, 22)),
     # Output tiles of a single warp, among others.
     "short output tiles": case(
         settings(16, 4, 2, 1, 1, 8, "bulk"),
@@ -192,78 +186,50 @@ CASES = {
     # The one stage is full before the lengths are known.
     "clusters of one stage": case(settings(16, 2, 1, 1, 2, 8, "bulk"), (ONE_LONG, 22)),
     "fixed runs": case(
-        fixed(settings(32, 4, 2, 1, 1, 8, "bulk")),
-        (ONE_LONG, 7),
-        (ONE_LONG, 99),
-        (on_device((512,) * 5, "4/1", 64, 768), 3),
+        fixed(BULK), (ONE_LONG, 7), (ONE_LONG, 99), (on_device((512,) * 5, "4/1", 64, 768), 3)
     ),
-    "windows": case(settings(32, 4, 2, 1, 1, 8, "bulk"), (WINDOWS, 7), (WINDOWS, 1)),
+    "windows": case(BULK, (WINDOWS, 7), (WINDOWS, 1)),
     # The first page of a sequence holds padding, too.
-    "paged padding": case(
-        settings(32, 2, 2, 1, 1, 8, "bulk"), (replace(ONE_LONG, page_size=16, leftpad=True), 3)
-    ),
-    "attention chunks": case(settings(32, 2, 2, 1, 1, 8, "bulk"), (CHUNKED, 7)),
+    "paged padding": case(BULK_OF_2, (replace(ONE_LONG, page_size=16, leftpad=True), 3)),
+    "attention chunks": case(BULK_OF_2, (CHUNKED, 7)),
     "paged windows in clusters": case(
         settings(32, 2, 3, 1, 2, 16, "bulk"), (PAGED_WINDOWS, 8), (PAGED_WINDOWS, 2)
     ),
     # Splits of 2 LeanTiles, the last one of 1; a sequence with fewer LeanTiles than splits; a CTA
     # per split.
-    "equal splits, host": case(
-        splits_of(3, settings(32, 2, 2, 1, 1, 8, "async", align=True)), (EQUAL, 7)
-    ),
+    "equal splits, host": case(splits_of(3, ASYNC), (EQUAL, 7)),
     "equal splits": case(
-        splits_of(4, settings(32, 4, 2, 1, 1, 8, "bulk", align=True)),
-        (ONE_LONG, 7),
-        (on_device((900, 1, 128), "4/1", 64, 5120), 7),
+        splits_of(4, BULK), (ONE_LONG, 7), (on_device((900, 1, 128), "4/1", 64, 5120), 7)
     ),
     # More of them than a CTA merges at once.
-    "many equal splits": case(
-        splits_of(37, settings(32, 4, 2, 1, 1, 8, "bulk", align=True)),
-        (on_device((4700, 300), "4/1", 64, 5120), 7),
-    ),
-    "whole output tiles": case(
-        whole(settings(32, 4, 2, 1, 1, 8, "bulk", align=True)), (ONE_LONG, 7)
-    ),
+    "many equal splits": case(splits_of(37, BULK), (on_device((4700, 300), "4/1", 64, 5120), 7)),
+    "whole output tiles": case(whole(BULK), (ONE_LONG, 7)),
     "equal splits of clusters": case(
-        splits_of(2, settings(32, 2, 2, 1, 2, 8, "bulk", align=True)),
-        (ONE_LONG, 7),
-        (replace(ONE_LONG, leftpad=True, batch_idx=True), 7),
+        splits_of(2, CLUSTERS), (ONE_LONG, 7), (replace(ONE_LONG, leftpad=True, batch_idx=True), 7)
     ),
 }
 DEEP_CASES = {
     "whole output tiles, pages": case(
-        whole(settings(32, 2, 3, 1, 1, 16, "bulk", align=True)), (PAGED, 8), (PAGED_WINDOWS, 2)
+        whole(settings(32, 2, 3, 1, 1, 16, "bulk")), (PAGED, 8), (PAGED_WINDOWS, 2)
     ),
-    "whole output tiles, many rows": case(
-        whole(settings(16, 2, 2, 1, 1, 32, "bulk", align=True)), (SEVERAL_TOKENS, 5), (CHUNK, 5)
-    ),
-    "equal splits, fp8": case(
-        splits_of(3, settings(32, 4, 2, 1, 1, 8, "bulk", align=True)), (FP8, 7)
-    ),
-    "equal splits, odd pages": case(
-        splits_of(3, settings(32, 2, 2, 1, 1, 8, "async", align=True)), (ODD_PAGES, 7)
-    ),
+    "whole output tiles, many rows": case(whole(ROWS), (SEVERAL_TOKENS, 5), (CHUNK, 5)),
+    "equal splits, fp8": case(splits_of(3, BULK), (FP8, 7)),
+    "equal splits, odd pages": case(splits_of(3, ASYNC), (ODD_PAGES, 7)),
     "equal splits, windows": case(
-        splits_of(2, settings(32, 4, 2, 1, 1, 8, "bulk", align=True)),
-        (WINDOWS, 7),
-        (replace(WINDOWS, q_len=3, causal=False), 7),
-        (CHUNKED, 7),
+        splits_of(2, BULK), (WINDOWS, 7), (replace(WINDOWS, q_len=3, causal=False), 7), (CHUNKED, 7)
     ),
     "equal splits of clusters of 8": case(
-        splits_of(2, settings(16, 1, 2, 1, 8, 8, "bulk", align=True)),
-        (ONE_LONG, 7),
-        (PAGED_WINDOWS, 7),
+        splits_of(2, settings(16, 1, 2, 1, 8, 8, "bulk")), (ONE_LONG, 7), (PAGED_WINDOWS, 7)
     ),
     "equal splits, head_dim 96": case(
-        splits_of(3, settings(16, 2, 2, 1, 1, 8, "bulk", align=True)),
+        splits_of(3, settings(16, 2, 2, 1, 1, 8, "bulk")),
         (on_device((300, 77, 515), "6/2", 96, 640), 7),
     ),
     "equal splits, chunks of queries": case(
-        splits_of(2, settings(16, 2, 2, 1, 2, 16, "bulk", align=True)),
-        (replace(CHUNK, page_size=16), 7),
+        splits_of(2, CLUSTERS_16), (replace(CHUNK, page_size=16), 7)
     ),
     "clusters of 8": case(settings(16, 1, 2, 1, 8, 8, "bulk"), (ONE_LONG, 64), (ONE_LONG, 24)),
-    "fixed runs, host": case(fixed(settings(16, 2, 2, 1, 1, 8, "async")), (EQUAL, 7), (EQUAL, 99)),
+    "fixed runs, host": case(fixed(ASYNC_16), (EQUAL, 7), (EQUAL, 99)),
     "narrow heads": case(
         settings(16, 2, 3, 1, 1, 8, "async", tiles=2),
         (on_device((300, 77, 515), "3/3", 80, 640), 7),
@@ -290,17 +256,11 @@ DEEP_CASES = {
         )
         for copy in ("bulk", "async")
     },
-    "chunks of queries, clusters": case(
-        settings(16, 2, 2, 1, 2, 16, "bulk"), (replace(CHUNK, page_size=16), 22)
-    ),
+    "chunks of queries, clusters": case(CLUSTERS_16, (replace(CHUNK, page_size=16), 22)),
     "chunks of queries, fixed runs": case(fixed(settings(16, 2, 2, 1, 1, 32, "async")), (CHUNK, 7)),
-    "chunks of queries, host": case(
-        settings(16, 2, 2, 1, 1, 8, "async"), (AttentionProblem(2, 6, 2, 200, 128, q_len=19), 7)
-    ),
+    "chunks of queries, host": case(ASYNC_16, (AttentionProblem(2, 6, 2, 200, 128, q_len=19), 7)),
     "ragged queries, clusters": case(
-        settings(16, 2, 2, 1, 2, 16, "bulk"),
-        (replace(MIXED, page_size=16), 22),
-        (replace(MIXED, page_size=16), 50),
+        CLUSTERS_16, (replace(MIXED, page_size=16), 22), (replace(MIXED, page_size=16), 50)
     ),
     "ragged queries, 16-byte copies": case(
         settings(16, 2, 2, 1, 1, 32, "async"), (replace(MIXED, page_size=1, head_dim=72), 22)
@@ -328,16 +288,15 @@ DEEP_CASES = {
         settings(16, 2, 2, 1, 4, 8, "bulk"), (on_device((300, 77, 515), "12/2", 512, 640), 7)
     ),
     "fp8, 16-byte copies": case(
-        settings(16, 2, 3, 1, 1, 8, "async"),
+        DEEP_ASYNC,
         (replace(EQUAL, kv_dtype="e4m3"), 7),
         (replace(EQUAL, dtype="bf16", kv_dtype="e5m2"), 7),
     ),
     "fp8, narrow heads": case(
-        settings(16, 2, 3, 1, 1, 8, "async"),
-        (on_device((300, 77, 515), "3/3", 80, 640, kv_dtype="e4m3"), 7),
+        DEEP_ASYNC, (on_device((300, 77, 515), "3/3", 80, 640, kv_dtype="e4m3"), 7)
     ),
     "fp8, many rows": case(
-        settings(16, 2, 2, 1, 1, 32, "bulk"),
+        ROWS,
         (replace(SEVERAL_TOKENS, dtype="bf16", kv_dtype="e4m3"), 5),
         (replace(SEVERAL_TOKENS, dtype="bf16", kv_dtype="e4m3", q_dtype="e4m3"), 5),
     ),
@@ -347,8 +306,7 @@ DEEP_CASES = {
         (replace(ODD_PAGES, q_len=2, kv_dtype="e4m3", page_scales="page-head"), 9),
     ),
     "scales of pages, many rows": case(
-        settings(16, 2, 2, 1, 1, 32, "bulk"),
-        (replace(SEVERAL_TOKENS, kv_dtype="e4m3", page_size=16, page_scales="page"), 5),
+        ROWS, (replace(SEVERAL_TOKENS, kv_dtype="e4m3", page_size=16, page_scales="page"), 5)
     ),
     "scales of pages, short output tiles": case(
         settings(16, 4, 2, 1, 1, 8, "bulk"),
@@ -362,36 +320,25 @@ DEEP_CASES = {
     "scales of pages, fixed runs": case(
         fixed(settings(32, 4, 2, 1, 1, 8, "async")), (replace(SCALED_PAGES, page_size=8), 7)
     ),
-    "scales of pages, equal splits of clusters": case(
-        splits_of(2, settings(32, 2, 2, 1, 2, 8, "bulk", align=True)), (SCALED_PAGES, 7)
-    ),
+    "scales of pages, equal splits of clusters": case(splits_of(2, CLUSTERS), (SCALED_PAGES, 7)),
     "scales of pages, ragged queries": case(
-        settings(16, 2, 2, 1, 2, 16, "bulk"),
-        (replace(MIXED, kv_dtype="e4m3", page_size=48, page_scales="page-head"), 22),
+        CLUSTERS_16, (replace(MIXED, kv_dtype="e4m3", page_size=48, page_scales="page-head"), 22)
     ),
     "scales of pages, appended to": case(
-        settings(32, 4, 2, 1, 1, 8, "bulk"),
-        (replace(SCALED_PAGES, context=(300, 5, 700, 64), append=3), 7),
+        BULK, (replace(SCALED_PAGES, context=(300, 5, 700, 64), append=3), 7)
     ),
-    "windows, host": case(
-        settings(16, 2, 2, 1, 1, 8, "async"),
-        (replace(EQUAL, window_left=300, sinks=True, dtype="bf16"), 7),
-    ),
+    "windows, host": case(ASYNC_16, (replace(EQUAL, window_left=300, sinks=True, dtype="bf16"), 7)),
     "windows, fixed runs": case(
         fixed(settings(32, 2, 2, 1, 1, 16, "async")),
         (replace(WINDOWS, window_left=400, leftpad=True, batch_idx=True), 5),
     ),
     "windows of many query tokens": case(
-        fixed(settings(16, 2, 2, 1, 1, 32, "bulk")),
-        (on_device((700, 77, 10), "4/1", 64, 768, q_len=37, window_left=290), 99),
+        fixed(ROWS), (on_device((700, 77, 10), "4/1", 64, 768, q_len=37, window_left=290), 99)
     ),
     "padding of lengths that the host knows": case(
-        settings(32, 2, 2, 1, 2, 8, "bulk"),
-        (replace(EQUAL, leftpad=True, alibi=True, q_len=2, causal=False), 9),
+        CLUSTERS, (replace(EQUAL, leftpad=True, alibi=True, q_len=2, causal=False), 9)
     ),
-    "short output tiles, 16-byte copies": case(
-        settings(16, 2, 3, 1, 1, 8, "async"), (MANY_SHORT, 3), (MANY_SHORT, 7)
-    ),
+    "short output tiles, 16-byte copies": case(DEEP_ASYNC, (MANY_SHORT, 3), (MANY_SHORT, 7)),
     "pages, 16-byte copies": case(settings(32, 2, 2, 1, 1, 16, "async"), (PAGED, 5), (PAGED, 9)),
 }
 #: Cases with every mechanism; the others are of deep runs.
@@ -461,7 +408,7 @@ def test_fp8_without_an_instruction_for_it() -> None:
     problem = AttentionProblem(1, 2, 1, 300, 64, kv_dtype="e4m3", q_dtype="e4m3")
     inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0)))
     reference = Reference(inputs)
-    config = settings(16, 2, 2, 1, 1, 8, "async")
+    config = ASYNC_16
     Cpu(architecture=800).launch(inputs, config, 2, Workspace(1000))
     assert reference.check(inputs).failure("fp16") is None
 

@@ -33,30 +33,28 @@ from leanbench.core.registry import kernel
 NAMES = ("cudnn_frontend", "cudnn_frontend_lse")
 
 
+def setter(name: str) -> Any:
+    def set_value(tensor: Tensor, value: Any) -> Tensor:
+        setattr(tensor, name, value)
+        return tensor
+
+    return set_value
+
+
 class Tensor:
     """A tensor of cuDNN's graph: the data to find it, without memory."""
+
+    dim: list[int]
+    stride: list[int]
+    dtype: torch.dtype
+    set_dim, set_stride, set_data_type = map(setter, ("dim", "stride", "dtype"))
+    set_output = setter("is_output")
 
     def __init__(self, uid: int) -> None:
         self.uid = uid
 
     def get_uid(self) -> int:
         return self.uid
-
-    def set_output(self, is_output: bool) -> Tensor:
-        assert is_output
-        return self
-
-    def set_dim(self, dim: list[int]) -> Tensor:
-        self.dim = dim
-        return self
-
-    def set_stride(self, stride: list[int]) -> Tensor:
-        self.stride = stride
-        return self
-
-    def set_data_type(self, data_type: torch.dtype) -> Tensor:
-        self.dtype = data_type
-        return self
 
     def at(self, address: int) -> torch.Tensor:
         """Return the memory at an address as this tensor."""

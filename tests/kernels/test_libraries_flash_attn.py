@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -36,37 +35,17 @@ def asked_splits(monkeypatch) -> list[int]:
     calls: list[int] = []
 
     def flash_attn_with_kvcache(
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        k: torch.Tensor | None = None,
-        v: torch.Tensor | None = None,
-        *,
-        cache_seqlens: torch.Tensor,
-        block_table: torch.Tensor | None,
-        softmax_scale: float,
-        window_size: tuple[int, int],
-        num_splits: int,
-        return_softmax_lse: bool,
-        **kinds: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k_cache, v_cache, k=None, v=None, *, cache_seqlens, block_table, softmax_scale,
+        window_size, num_splits, return_softmax_lse, **kinds,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         assert return_softmax_lse
         assert cache_seqlens.dtype == torch.int32
         assert block_table is None or k_cache.shape[1] % 256 == 0
         calls.append(num_splits)
-        return attended(
-            q,
-            k_cache,
-            v_cache,
-            cache_seqlens,
-            block_table,
-            softmax_scale,
-            k_new=k,
-            v_new=v,
-            window_left=window_size[0],
-            window_right=window_size[1],
-            **kinds,
-        )
+        left, right = window_size
+        kinds = {"k_new": k, "v_new": v, "window_left": left, "window_right": right, **kinds}
+        call = (q, k_cache, v_cache, cache_seqlens, block_table, softmax_scale)
+        return attended(*call, **kinds)
 
     stand_in(monkeypatch, "flash_attn", flash_attn_with_kvcache=flash_attn_with_kvcache)
     return calls
@@ -94,10 +73,8 @@ def test_flash_attn_2_is_handed_the_tensors(name, num_splits, problem, asked_spl
     inputs, launch = checked(name, problem, config)
     assert set(asked_splits) == {num_splits}
     call = launch._attend
-    assert [
-        tensor is own
-        for tensor, own in zip(call.args, (inputs.q, inputs.k_cache, inputs.v_cache), strict=False)
-    ]
+    for tensor, own in zip(call.args, (inputs.q, inputs.k_cache, inputs.v_cache), strict=False):
+        assert tensor is own
     assert call.keywords["block_table"] is inputs.block_table
     cached = [context - problem.append for context in problem.contexts]
     assert call.keywords["cache_seqlens"].tolist() == cached

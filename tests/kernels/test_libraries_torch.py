@@ -40,12 +40,9 @@ def test_sdpa_is_handed_views_and_its_own_output_is_checked(name, backend, probl
 
     calls = []
 
-    def scaled_dot_product_attention(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
-    ) -> torch.Tensor:
+    def scaled_dot_product_attention(q, k, v, **options):
         calls.append((q, k, v, options, _cur_sdpa_kernel_backends()))
-        outs = [attend(*tensors, options["scale"])[0] for tensors in zip(q, k, v, strict=True)]
-        return torch.stack(outs).to(q.dtype)
+        return attend(q, k, v, options["scale"])[0].to(q.dtype)
 
     monkeypatch.setattr(
         torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention
@@ -59,11 +56,7 @@ def test_sdpa_is_handed_views_and_its_own_output_is_checked(name, backend, probl
         "enable_gqa": problem.group_size > 1,
     }
     assert q.shape == (problem.batch, problem.q_heads, 1, problem.head_dim)
-    assert (
-        k.shape
-        == v.shape
-        == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
-    )
+    assert k.shape == v.shape == heads_first(problem)
     assert addresses(q, k, v) == addresses(inputs.q, inputs.k_cache, inputs.v_cache)
     assert k.stride() == inputs.k_cache.transpose(1, 2).stride()
     assert inputs.out.isnan().all(), "nothing is copied"
@@ -72,28 +65,34 @@ def test_sdpa_is_handed_views_and_its_own_output_is_checked(name, backend, probl
     assert launch.results.out.data_ptr() != first.data_ptr()
 
 
-@pytest.mark.parametrize("problem", UNIFORM, ids=label)
-def test_cudnn_with_its_lse_is_the_operator_that_computes_one(problem, monkeypatch):
+def heads_first(problem: AttentionProblem) -> tuple[int, ...]:
+    """Return the shape of a cache with heads before tokens."""
+    return problem.batch, problem.kv_heads, problem.max_context, problem.head_dim
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "problem"),
+    [
+        *(("cudnn_lse", None, problem) for problem in UNIFORM),
+        ("cudnn_best", CudnnMode("cudnn_lse"), UNIFORM[0]),
+    ],
+    ids=label,
+)
+def test_cudnn_with_its_lse_is_the_operator_that_computes_one(name, config, problem, monkeypatch):
     calls = []
 
-    def operator(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
-    ) -> tuple[torch.Tensor, ...]:
+    def operator(q, k, v, **options):
         calls.append((q, k, v, options))
-        rows = [attend(*row, options["scale"]) for row in zip(q, k, v, strict=True)]
-        out = torch.stack([out for out, _ in rows]).to(q.dtype)
-        return out, torch.stack([lse for _, lse in rows])[..., None], torch.empty(0)
+        out, lse = attend(q, k, v, options["scale"])
+        return out.to(q.dtype), lse[..., None], torch.empty(0)
 
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", operator)
-    inputs, _ = checked("cudnn_lse", problem)
+    inputs, _ = checked(name, problem, config)
     q, k, v, options = calls[-1]
-    assert options == {
-        "attn_bias": None,
-        "compute_log_sumexp": True,
-        "scale": problem.head_dim**-0.5,
-    }
+    scale = problem.head_dim**-0.5
+    assert options == {"attn_bias": None, "compute_log_sumexp": True, "scale": scale}
     assert addresses(q, k, v) == addresses(inputs.q, inputs.k_cache, inputs.v_cache)
-    assert k.shape == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
+    assert k.shape == heads_first(problem)
 
 
 class VarlenOperator:
@@ -198,18 +197,6 @@ def test_the_best_of_cudnn_says_why_no_call_takes_a_problem(monkeypatch):
     assert str(reason).startswith("cudnn_best takes no ragged batch, all sequences must have")
 
 
-def test_the_best_of_cudnn_launches_the_call_that_its_config_names(monkeypatch):
-    def operator(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
-    ) -> tuple[torch.Tensor, ...]:
-        rows = [attend(*row, options["scale"]) for row in zip(q, k, v, strict=True)]
-        out = torch.stack([out for out, _ in rows]).to(q.dtype)
-        return out, torch.stack([lse for _, lse in rows])[..., None], torch.empty(0)
-
-    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", operator)
-    checked("cudnn_best", UNIFORM[0], CudnnMode("cudnn_lse"))
-
-
 #: The real backend MATH, FlexAttention and matrix products, with every group size, dtype and layout
 #: that they take.
 REAL = [
@@ -266,7 +253,7 @@ def test_flex_attention_is_compiled_once_for_buffers_that_rotate(problem, eager)
     inputs, launch = checked("torch_flex", problem)
     q, k, v = launch._attend.args
     assert addresses(q, k, v) == addresses(inputs.q, inputs.k_cache, inputs.v_cache)
-    assert k.shape == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
+    assert k.shape == heads_first(problem)
     checked("torch_flex", problem)
     # Static sizes, and no silent fallback to eager code.
     assert eager == [{"dynamic": False, "fullgraph": True}]
@@ -297,41 +284,39 @@ def test_flex_attention_is_compiled_anew_for_every_problem(eager):
     assert len(eager) == len(REAL) + 1
 
 
+def install_xformers(monkeypatch: pytest.MonkeyPatch, forward: Any) -> type:
+    """Install a fake of xFormers with this function; return its operator of split K."""
+    fmha, split_k = ModuleType("xformers.ops.fmha"), type("FwOp", (), {})
+    vars(fmha).update(
+        memory_efficient_attention_forward=forward, triton_splitk=SimpleNamespace(FwOp=split_k)
+    )
+    stand_in(monkeypatch, "xformers")
+    stand_in(monkeypatch, "xformers.ops", fmha=fmha)
+    return split_k
+
+
 @pytest.mark.parametrize(
     "problem", [*UNIFORM[:3], AttentionProblem(2, 4, 4, 97, 128, "bf16", "NHD")], ids=label
 )
 def test_xformers_is_handed_groups_and_expanded_views(problem, monkeypatch):
     calls: list[tuple[torch.Tensor, ...]] = []
-    split_k = type("FwOp", (), {})
 
-    def memory_efficient_attention_forward(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scale: float, op: type
-    ) -> torch.Tensor:
+    def forward(query, key, value, *, scale, op):
         assert op is split_k
         calls.append((query, key, value))
         # (batch, tokens, heads, head_dim): heads of a group follow each other.
-        q = query.flatten(2, -2)
-        k = key.flatten(2, -2)
-        v = value.flatten(2, -2)
-        rows = zip(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), strict=True)
-        outs = [attend(*row, scale)[0].transpose(0, 1) for row in rows]
-        return torch.stack(outs).to(query.dtype).view(query.shape)
+        q, k, v = (own.flatten(2, -2).transpose(1, 2) for own in (query, key, value))
+        out, _ = attend(q, k, v, scale)
+        return out.transpose(1, 2).to(query.dtype).reshape(query.shape)
 
-    fmha = ModuleType("xformers.ops.fmha")
-    vars(fmha).update(
-        memory_efficient_attention_forward=memory_efficient_attention_forward,
-        triton_splitk=SimpleNamespace(FwOp=split_k),
-    )
-    stand_in(monkeypatch, "xformers")
-    stand_in(monkeypatch, "xformers.ops", fmha=fmha)
+    split_k = install_xformers(monkeypatch, forward)
     assert kernel("xformers_split_k").unsupported_reason(problem) is None
     inputs, _ = checked("xformers_split_k", problem)
     query, key, value = calls[-1]
     heads = (problem.kv_heads, problem.group_size) if problem.group_size > 1 else (problem.q_heads,)
     assert query.shape == (problem.batch, 1, *heads, problem.head_dim)
-    assert (
-        key.shape == value.shape == (problem.batch, problem.max_context, *heads, problem.head_dim)
-    )
+    cache = (problem.batch, problem.max_context, *heads, problem.head_dim)
+    assert key.shape == value.shape == cache
     if problem.group_size > 1:
         assert key.stride(3) == value.stride(3) == 0
     assert addresses(query, key, value) == addresses(inputs.q, inputs.k_cache, inputs.v_cache)
@@ -354,11 +339,6 @@ def test_what_xformers_refuses_is_told(message, raised, expected, monkeypatch):
     def refuse(*tensors: torch.Tensor, **options: object) -> torch.Tensor:
         raise ValueError(message)
 
-    fmha = ModuleType("xformers.ops.fmha")
-    vars(fmha).update(
-        memory_efficient_attention_forward=refuse, triton_splitk=SimpleNamespace(FwOp=object)
-    )
-    stand_in(monkeypatch, "xformers")
-    stand_in(monkeypatch, "xformers.ops", fmha=fmha)
+    install_xformers(monkeypatch, refuse)
     with pytest.raises(raised, match=expected):
         kernel("xformers_split_k").prepare(make_inputs(UNIFORM[0], "cpu"), None)

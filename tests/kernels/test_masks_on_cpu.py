@@ -108,14 +108,10 @@ def test_pages_before_a_window_may_be_any(cpu: Cpu) -> None:
 #: than it has.
 CHUNKS: dict[str, dict[str, Any]] = {
     "not causal, padded pages": {
-        "context": (300, 131, 64),
-        "q_len": 3,
-        "causal": False,
-        "leftpad": True,
-        "page_size": 16,
+        "context": (300, 131, 64), "q_len": 3, "causal": False, "leftpad": True, "page_size": 16,
     },
     "ragged": {"context": (300, 131, 2), "q_lens": (33, 1, 4), "leftpad": True},
-}
+}  # fmt: skip
 DEEP_CHUNKS: dict[str, dict[str, Any]] = {
     "one query": {"context": (300, 257, 128)},
     "several": {"context": (300, 131, 2), "q_len": 5},

@@ -1,16 +1,16 @@
-"""mla.cu executed on the CPU, against the fp64 reference; see lean_on_cpu.py and mla_on_cpu.py."""
+"""mla.cu executed on the CPU, against the fp64 reference; see lean_on_cpu.py."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 from depth import deep
-from lean_on_cpu import Mutation, Workspace, needs_compiler, with_cut_table
+from lean_on_cpu import Cpu, Mutation, Workspace, failure_of, needs_compiler
 from leanbench.kernels.mla.configs import MlaConfig
-from mla_on_cpu import Cpu
+from library_stand_ins import LATENT
 
 from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
@@ -18,11 +18,12 @@ from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 
 pytestmark = needs_compiler
-
-LATENT: dict[str, Any] = {"latent": True, "v_head_dim": 512, "dtype": "bf16"}
 #: Two CTAs of 64 rows that share copies; one CTA.
-PAIR = AttentionProblem(3, 128, 1, 300, 576, **LATENT)
-SINGLE = AttentionProblem(3, 16, 1, 200, 576, **LATENT)
+PAIR = replace(LATENT, batch=3, q_heads=128, context=300)
+SINGLE = replace(LATENT, batch=3, context=200)
+#: Lengths of four sequences, for some of the cases.
+FOUR = {"batch": 4, "context": (1, 64, 430, 90), "capacity": 512}
+UNALIGNED = {**FOUR, "context": (1, 80, 430, 111)}
 
 
 class Case(NamedTuple):
@@ -35,44 +36,28 @@ class Case(NamedTuple):
     score_scale: float = 1.0
     column_groups: int = 1
 
-    @property
-    def config(self) -> MlaConfig:
-        return MlaConfig(self.min_tiles, False, self.column_groups)
+    def failure(self, cpu: Cpu, workspace: Workspace, seed: int) -> str | None:
+        config = MlaConfig(self.min_tiles, False, self.column_groups)
+        launch = (cpu, workspace, self.problem, config, self.sms, seed)
+        return failure_of(*launch, self.lazy, self.score_scale)
 
 
 CASES = {
     # A range that crosses output tiles; output tiles of two partials, and of three.
     "crossing": Case(replace(PAIR, batch=2), 1, 8, score_scale=12.0),
     # The first query token of the first sequence sees nothing; the previous range has a rest.
-    "several query tokens": Case(
-        replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, q_len=2), 1, 6
-    ),
+    "several query tokens": Case(replace(SINGLE, **FOUR, q_len=2), 1, 6),
     # Pairs of CTAs, output tiles of four partials and of three, and ranges that cross.
     "2 column groups": Case(replace(PAIR, batch=1), 1, 14, score_scale=12.0, column_groups=2),
     # Single CTAs with a whole output tile, two splits, or more of the longest sequence.
     "4 column groups": Case(
-        replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64),
-        1,
-        30,
-        score_scale=12.0,
-        column_groups=4,
+        replace(SINGLE, **FOUR, page_size=64), 1, 30, score_scale=12.0, column_groups=4
     ),
     # Pairs of CTAs, output tiles of several partials; Q in bf16 is divided.
     "e4m3": Case(replace(PAIR, batch=2, kv_dtype="e4m3"), 1, 8, score_scale=12.0),
     # Bytes arrive immediately; sequences end in all quarters of a stage.
     "e5m2 pages": Case(
-        replace(
-            SINGLE,
-            batch=4,
-            context=(1, 80, 430, 111),
-            capacity=512,
-            page_size=64,
-            kv_dtype="e5m2",
-            dtype="fp16",
-        ),
-        1,
-        6,
-        lazy=False,
+        replace(SINGLE, **UNALIGNED, page_size=64, kv_dtype="e5m2", dtype="fp16"), 1, 6, lazy=False
     ),
 }
 DEEP_CASES = {
@@ -81,27 +66,17 @@ DEEP_CASES = {
     "split": Case(replace(PAIR, batch=1), 1, 12),
     "split over many": Case(replace(SINGLE, batch=1, context=36 * 64), 1, 36),
     "single CTAs, early copies": Case(replace(SINGLE, dtype="fp16"), 1, 4, lazy=False),
-    "pages": Case(
-        replace(PAIR, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64), 1, 8
-    ),
+    "pages": Case(replace(PAIR, **FOUR, page_size=64), 1, 8),
     "noncausal": Case(replace(SINGLE, q_len=3, causal=False), 1, 5),
     "4 column groups of pairs": Case(
         replace(PAIR, batch=1), 1, 40, lazy=False, score_scale=12.0, column_groups=4
     ),
     "2 column groups, lengths of their own": Case(
-        replace(PAIR, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64),
-        1,
-        36,
-        column_groups=2,
+        replace(PAIR, **FOUR, page_size=64), 1, 36, column_groups=2
     ),
     # Stages that are refilled as soon as they are free.
     "2 column groups, long ranges": Case(
-        replace(SINGLE, batch=2, context=400, capacity=512),
-        1,
-        4,
-        lazy=False,
-        score_scale=30.0,
-        column_groups=2,
+        replace(SINGLE, batch=2, context=400, capacity=512), 1, 4, False, 30.0, column_groups=2
     ),
     # More splits than one round merges, and exactly that number.
     "2 column groups, split over many": Case(
@@ -123,13 +98,7 @@ DEEP_CASES = {
     "e5m2, noncausal, no scale": Case(
         replace(PAIR, q_len=2, causal=False, kv_dtype="e5m2", scaled=False), 1, 7, lazy=False
     ),
-    "e4m3, pages": Case(
-        replace(
-            PAIR, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=128, kv_dtype="e4m3"
-        ),
-        1,
-        8,
-    ),
+    "e4m3, pages": Case(replace(PAIR, **FOUR, page_size=128, kv_dtype="e4m3"), 1, 8),
 }
 
 
@@ -177,21 +146,13 @@ FP8_MUTATIONS: list[Mutation] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def cpu() -> Cpu:
-    return Cpu()
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *(deep(name) for name in DEEP_CASES)])
 def test_mla_is_right(name, cpu):
     # Slots then also hold another launch's partials.
-    run(cpu, CASES[name], seeds=1 if name == "crossing" else 2)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("name", DEEP_CASES)
-def test_mla_is_right_in_every_shape(name, cpu):
-    run(cpu, DEEP_CASES[name], seeds=3)
+    seeds = 3 if name in DEEP_CASES else 1 if name == "crossing" else 2
+    workspace = Workspace(epoch=7)
+    for seed in range(seeds):
+        assert (CASES | DEEP_CASES)[name].failure(cpu, workspace, seed) is None
 
 
 @pytest.mark.parametrize(
@@ -214,37 +175,35 @@ def test_lengths_that_are_none(cpu, name, sms, lengths):
     inputs.cache_seqlens.copy_(torch.tensor(lengths))
     inputs = poison_unused(inputs)
     inputs.poison()
-    cpu.launch(inputs, case.config, sms, Workspace(epoch=7))
+    config = MlaConfig(case.min_tiles, False, case.column_groups)
+    cpu.launch(inputs, config, sms, Workspace(epoch=7))
     assert Reference(inputs).check(inputs).failure(case.problem.dtype) is None
     empty = torch.tensor(lengths) <= 0
     assert not inputs.out[empty].any()
     assert inputs.lse[empty].isneginf().all()
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize(("case", "mutation"), COLUMN_MUTATIONS)
-def test_a_missing_line_of_column_groups_is_noticed(case, mutation):
-    cpu, workspace = Cpu(mutation), Workspace(epoch=7)
-    assert any(failure_of(cpu, workspace, (CASES | DEEP_CASES)[case], seed) for seed in range(4))
+#: A call that detects mutations; sequences of an fp8 cache.
+MUTATED = Case(replace(SINGLE, batch=2, context=300, capacity=512), 1, 4, score_scale=30.0)
+FP8 = replace(SINGLE, batch=2, context=430, capacity=512, kv_dtype="e4m3")
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("mutation", MUTATIONS)
-def test_a_missing_line_is_noticed(mutation):
+@pytest.mark.parametrize(
+    ("case", "mutation"),
+    [
+        *((MUTATED, mutation) for mutation in MUTATIONS),
+        *(((CASES | DEEP_CASES)[name], mutation) for name, mutation in COLUMN_MUTATIONS),
+        *(
+            (Case(FP8, 1, 2, lazy, score_scale=4.0), mutation)
+            for mutation in FP8_MUTATIONS
+            for lazy in (True, False)
+        ),
+    ],
+)
+def test_a_missing_line_is_noticed(case, mutation):
     cpu, workspace = Cpu(mutation), Workspace(epoch=7)
-    problem = replace(SINGLE, batch=2, context=300, capacity=512)
-    case = Case(problem, 1, 4, score_scale=30.0)
-    assert any(failure_of(cpu, workspace, case, seed) for seed in range(4))
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("lazy", [True, False])
-@pytest.mark.parametrize("mutation", FP8_MUTATIONS)
-def test_a_missing_line_for_fp8_is_noticed(mutation, lazy):
-    cpu, workspace = Cpu(mutation), Workspace(epoch=7)
-    problem = replace(SINGLE, batch=2, context=430, capacity=512, kv_dtype="e4m3")
-    case = Case(problem, 1, 2, lazy, score_scale=4.0)
-    assert any(failure_of(cpu, workspace, case, seed) for seed in range(6))
+    assert any(case.failure(cpu, workspace, seed) for seed in range(6))
 
 
 @pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
@@ -284,24 +243,3 @@ def test_a_query_of_zeros_beside_a_scale_near_0(cpu, scale):
     cpu.launch(inputs, MlaConfig(1, align_grid=False), 8, Workspace(epoch=7))
     assert inputs.out.isfinite().all()
     assert Reference(inputs).check(inputs).failure("bf16") is None
-
-
-def run(cpu: Cpu, case: Case, seeds: int) -> None:
-    workspace = Workspace(epoch=7)
-    for seed in range(seeds):
-        failure = failure_of(cpu, workspace, case, seed)
-        assert failure is None, failure
-
-
-def failure_of(cpu: Cpu, workspace: Workspace, case: Case, seed: int) -> str | None:
-    """Return why a launch is wrong, with NaN in all memory that a call must not read, or None."""
-    inputs = with_cut_table(
-        make_inputs(case.problem, "cpu", seed=seed, score_scale=case.score_scale)
-    )
-    inputs = poison_unused(inputs)
-    inputs.poison()
-    try:
-        cpu.launch(inputs, case.config, case.sms, workspace, case.lazy, seed)
-    except AssertionError as error:
-        return str(error)
-    return Reference(inputs).check(inputs).failure(case.problem.dtype)

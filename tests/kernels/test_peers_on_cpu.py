@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import pytest
 import torch
@@ -78,20 +79,19 @@ def shards_of(problem: AttentionProblem, lengths: list[tuple[int, ...]]) -> list
 
 def whole(problem: AttentionProblem, shards: list[AttentionInputs]) -> AttentionInputs:
     """Return the call over the tokens of all shards."""
-    lengths = [list(shard.read_lengths()) for shard in shards]
+    lengths = [shard.read_lengths() for shard in shards]
     total = [sum(own) for own in zip(*lengths, strict=True)]
     most = max(*total, 1)
     joined = replace(problem, context=(most,) * problem.batch, capacity=most, page_size=None)
     inputs = make_inputs(joined, "cpu", 99)
     assert inputs.cache_seqlens is not None
     inputs.cache_seqlens.copy_(torch.tensor(total))
-    for sequence in range(problem.batch):
-        for cache in ("k_cache", "v_cache"):
-            tokens = [
-                rows_of(shard, cache, sequence)[: own[sequence]]
-                for shard, own in zip(shards, lengths, strict=True)
-            ]
-            getattr(inputs, cache)[sequence, : total[sequence]] = torch.cat(tokens)
+    for sequence, cache in product(range(problem.batch), ("k_cache", "v_cache")):
+        tokens = [
+            rows_of(shard, cache, sequence)[: own[sequence]]
+            for shard, own in zip(shards, lengths, strict=True)
+        ]
+        getattr(inputs, cache)[sequence, : total[sequence]] = torch.cat(tokens)
     return replace(inputs, q=shards[0].q, sinks=shards[0].sinks)
 
 
@@ -125,21 +125,12 @@ def launch_all(
 
 
 PLAIN = AttentionProblem(3, 8, 2, (700, 1, 300), 64, capacity=768, lengths_on="device")
-PAGED = AttentionProblem(
-    2,
-    8,
-    1,
-    (700, 130),
-    64,
-    "bf16",
-    capacity=768,
-    lengths_on="device",
-    page_size=16,
-    q_len=2,
-    causal=False,
-    sinks=True,
-)
+PAGED = replace(
+    PLAIN, batch=2, kv_heads=1, context=(700, 130), dtype="bf16", page_size=16, q_len=2,
+    causal=False, sinks=True,
+)  # fmt: skip
 ONE = cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False)
+PAGES = cuda_config(32, 2, 2, 1, 1, 16, "async", 1, False)
 CLUSTERS = cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, False)
 #: Problem, lengths by rank, a config per rank, SMs of each rank's GPU.
 CASES = {
@@ -147,12 +138,7 @@ CASES = {
     "two": (PLAIN, [(700, 0, 300), (131, 0, 0)], [ONE, ONE], [7, 3]),
     # Ranks with different launch settings: a cluster per work range, and none.
     "settings": (PLAIN, [(700, 5, 300), (64, 1, 700)], [ONE, CLUSTERS], [4, 12]),
-    "pages": (
-        PAGED,
-        [(700, 130), (0, 250)],
-        [cuda_config(32, 2, 2, 1, 1, 16, "async", 1, False)] * 2,
-        [5, 9],
-    ),
+    "pages": (PAGED, [(700, 130), (0, 250)], [PAGES] * 2, [5, 9]),
 }
 DEEP_CASES = {
     "four": (PLAIN, [(700, 0, 300), (131, 0, 0), (1, 1, 1), (0, 0, 768)], [ONE] * 4, [7, 3, 1, 40]),
@@ -246,9 +232,8 @@ def test_a_rank_with_another_shape_is_none_that_comes(
     cpu: Cpu, batch: int, q_heads: int, kv_heads: int
 ) -> None:
     problem = AttentionProblem(3, 4, 1, (70, 1, 30), 64, capacity=128, lengths_on="device")
-    other = AttentionProblem(
-        batch, q_heads, kv_heads, (70, 1, 30)[:batch], 64, capacity=128, lengths_on="device"
-    )
+    shape = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads}
+    other = replace(problem, **shape, context=problem.contexts[:batch])
     group = FakeGroup(2, workspace_bytes_for(2, 64, 64))
     for rank, own in ((0, other), (1, problem)):
         inputs = make_inputs(own, "cpu", 1)

@@ -51,10 +51,7 @@ KINDS: list[dict[str, Any]] = [
     {"q_lens": (1, 4)},
     {"q_lens": (5, 2), "context": (3, 9), "window_left": 1, "sinks": True},
     {
-        "batch_idx": True,
-        "leftpad": True,
-        "alibi": True,
-        "sinks": True,
+        **dict.fromkeys(("batch_idx", "leftpad", "alibi", "sinks"), True),
         "softcap": 3.0,
         "window_left": 5,
         "append": 2,
@@ -104,38 +101,34 @@ def _row(
     token = sum(problem.query_lengths[:sequence]) + query
     packed = inputs.q if inputs.cu_seqlens_q is not None else inputs.q.flatten(0, 1)
     q = _numbers(_turned(inputs, packed[token, head], turn), inputs.q_descale, sequence, kv_head)
-    scores, values = [], []
+    weights: list[tuple[float, list[float]]] = []
     seqlen_k, seqlen_q = total - first, problem.query_lengths[sequence]
     for key in range(seqlen_k):
         k, v = _token(problem, inputs, sequence, kv_head, first + key, cached)
         here = query + seqlen_k - seqlen_q
+        behind, chunk = here - key, problem.attention_chunk
         if (
-            (problem.causal and key > here)
-            or (problem.window_left >= 0 and key < here - problem.window_left)
-            or (problem.window_right >= 0 and key > here + problem.window_right)
-            or (
-                problem.attention_chunk
-                and key // problem.attention_chunk != here // problem.attention_chunk
-            )
+            (problem.causal and behind < 0)
+            or 0 <= problem.window_left < behind
+            or 0 <= problem.window_right < -behind
+            or (chunk and key // chunk != here // chunk)
         ):
             continue
         score = math.fsum(a * b for a, b in zip(q, k, strict=True)) / math.sqrt(problem.head_dim)
         if problem.softcap:
             score = problem.softcap * math.tanh(score / problem.softcap)
         if inputs.alibi_slopes is not None:
-            score -= inputs.alibi_slopes[sequence, head].item() * abs(here - key)
-        scores.append(score)
-        values.append(v)
-    logits = [*scores, *([inputs.sinks[head].item()] if inputs.sinks is not None else [])]
+            score -= inputs.alibi_slopes[sequence, head].item() * abs(behind)
+        weights.append((score, v))
+    logits = [score for score, _ in weights]
+    if inputs.sinks is not None:
+        logits.append(inputs.sinks[head].item())
     if not logits:
         return [0.0] * problem.value_dim, -math.inf
-    total_weight = math.fsum(math.exp(logit) for logit in logits)
-    out = [
-        math.fsum(math.exp(s) * v[column] for s, v in zip(scores, values, strict=True))
-        / total_weight
-        for column in range(problem.value_dim)
-    ]
-    return out, math.log(total_weight)
+    total_weight = math.fsum(map(math.exp, logits))
+    columns = range(problem.value_dim)
+    sums = [math.fsum(math.exp(score) * v[column] for score, v in weights) for column in columns]
+    return [own / total_weight for own in sums], math.log(total_weight)
 
 
 def _token(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+from dataclasses import replace
 
 import pytest
 from depth import diagonal, label
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 TILE_TOKENS = 16
+LEAN = LeanTritonConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
 PROBLEMS = [
     AttentionProblem(1, 3, 3, 100, 64),
     AttentionProblem(2, 4, 2, 77, 64),
@@ -71,68 +73,49 @@ def walks(
 def expected(schedule: Schedule, problem: AttentionProblem) -> list:
     tiles = TileGrid.of(problem, TILE_TOKENS)
     row_tiles = tiles.per_sequence // problem.kv_heads
-    return [
-        (
-            s.cta,
-            s.output_tile // tiles.per_sequence,
-            s.output_tile % tiles.per_sequence // row_tiles,
-            s.first,
-            s.last,
-        )
-        for s in schedule.segments
-    ]
+    walked = []
+    for s in schedule.segments:
+        sequence, place = divmod(s.output_tile, tiles.per_sequence)
+        walked.append((s.cta, sequence, place // row_tiles, s.first, s.last))
+    return walked
+
+
+def assert_walks(monkeypatch, family, problem, schedule, **arguments) -> None:
+    assert walks(monkeypatch, family, problem, **arguments) == expected(schedule, problem)
 
 
 @pytest.mark.parametrize(
     ("problem", "sms", "min_tiles"), diagonal(PROBLEMS, [1, 2, 5, 9, 40], [1, 3], keep=6), ids=label
 )
 def test_lean(monkeypatch, problem, sms, min_tiles):
-    config = LeanTritonConfig(
-        TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=min_tiles, align_grid=False
-    )
     schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), sms, min_tiles)
-    assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(
-        schedule, problem
-    )
+    config = replace(LEAN, min_tiles_per_cta=min_tiles)
+    assert_walks(monkeypatch, "lean", problem, schedule, config=config, sms=sms)
 
 
 @pytest.mark.parametrize("sms", [5, 9, 40])
 def test_lean_aligned(monkeypatch, sms):
-    problem = PROBLEMS[1]
-    config = LeanTritonConfig(
-        TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=True
-    )
-    schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), sms, aligned=True)
-    assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(
-        schedule, problem
-    )
+    schedule = stream_k(TileGrid.of(PROBLEMS[1], TILE_TOKENS), sms, aligned=True)
+    config = replace(LEAN, align_grid=True)
+    assert_walks(monkeypatch, "lean", PROBLEMS[1], schedule, config=config, sms=sms)
 
 
 @pytest.mark.deep
 def test_lean_over_more_sequences_than_one_step_adds_up(monkeypatch):
     contexts = tuple(1 + 7 * b % 40 for b in range(150))
     problem = AttentionProblem(150, 1, 1, contexts, 64)
-    config = LeanTritonConfig(
-        TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False
-    )
     schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), 11)
-    assert walks(monkeypatch, "lean", problem, config=config, sms=11) == expected(schedule, problem)
+    assert_walks(monkeypatch, "lean", problem, schedule, config=LEAN, sms=11)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=label)
 def test_fa2(monkeypatch, problem):
     schedule = one_cta_per_tile(TileGrid.of(problem, TILE_TOKENS))
-    seen = walks(monkeypatch, "fa2", problem, config=TileConfig(TILE_TOKENS, 4, 2))
-    assert seen == expected(schedule, problem)
+    assert_walks(monkeypatch, "fa2", problem, schedule, config=TileConfig(TILE_TOKENS, 4, 2))
 
 
 @pytest.mark.parametrize(("problem", "splits"), diagonal(PROBLEMS, [1, 2, 3, 8], keep=3), ids=label)
 def test_fixed_split(monkeypatch, problem, splits):
     schedule = fixed_split(TileGrid.of(problem, TILE_TOKENS), splits)
-    seen = walks(
-        monkeypatch,
-        "fixed_split",
-        problem,
-        config=FixedSplitTritonConfig(TILE_TOKENS, 4, 2, splits=splits),
-    )
-    assert seen == expected(schedule, problem)
+    config = FixedSplitTritonConfig(TILE_TOKENS, 4, 2, splits=splits)
+    assert_walks(monkeypatch, "fixed_split", problem, schedule, config=config)

@@ -1,33 +1,69 @@
-"""The adapter of FlashInfer's MLA decode against a fake of its wrapper."""
+"""The adapters of FlashMLA and of FlashInfer's MLA decode against fakes of their functions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from depth import label
-from leanbench.kernels.libraries import flash_infer, library
-from library_stand_ins import attend, checked, stand_in
+from leanbench.kernels.libraries import library
+from library_stand_ins import LATENT, addresses, attended, block_table, checked, planning, stand_in
 
 from leanbench.check.reference import Reference
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.kernel import written_by
-from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 
-LATENT: dict[str, Any] = {"latent": True, "v_head_dim": 512, "dtype": "bf16"}
-PROBLEMS = [
-    AttentionProblem(2, 16, 1, 100, 576, page_size=64, **LATENT),
-    AttentionProblem(3, 16, 1, (2, 65, 130), 576, q_len=2, page_size=64, **LATENT),
-    AttentionProblem(2, 5, 1, (40, 9), 576, page_size=16, lengths_on="device", **LATENT),
-    AttentionProblem(2, 16, 1, 128, 576, **LATENT),
-    AttentionProblem(2, 16, 1, (100, 7), 576, capacity=101, **LATENT),
-    AttentionProblem(2, 16, 1, (3, 70), 576, q_len=3, causal=False, **LATENT),
+PAGED = [
+    replace(LATENT, page_size=64),
+    replace(LATENT, batch=3, context=(2, 65, 130), q_len=2, page_size=64),
 ]
+CONTIGUOUS = replace(LATENT, context=128)
+
+
+@pytest.fixture
+def schedules(monkeypatch) -> list[object]:
+    """Install a fake of FlashMLA; return the schedules of its calls."""
+    calls: list[object] = []
+
+    def flash_mla_with_kvcache(q, k_cache, table, lengths, head_dim_v, schedule, **options):
+        scale = options.pop("softmax_scale")
+        assert options == {"causal": True, "use_legacy": True}
+        assert k_cache.shape[1:] == (64, 1, 576)
+        calls.append(schedule)
+        return attended(q, k_cache, k_cache[..., :head_dim_v], lengths, table, scale)
+
+    def get_mla_decoding_metadata(seqlens_k, rows, h_k, h_q, *, use_legacy):
+        assert use_legacy
+        return seqlens_k.tolist(), rows, h_k, h_q
+
+    stand_in(
+        monkeypatch,
+        "flash_mla",
+        flash_mla_with_kvcache=flash_mla_with_kvcache,
+        get_mla_metadata=lambda: (object(), None),
+        get_mla_decoding_metadata=get_mla_decoding_metadata,
+    )
+    return calls
+
+
+@pytest.mark.parametrize(
+    "problem", [*PAGED, CONTIGUOUS, replace(LATENT, context=(100, 7), capacity=192)], ids=label
+)
+def test_flash_mla_is_handed_pages_and_keeps_its_schedule(problem, schedules):
+    adapter = kernel("flash_mla")
+    assert adapter.unsupported_reason(problem) is None
+    inputs, _ = checked("flash_mla", problem)
+    assert len(schedules) == 2
+    assert schedules[0] is schedules[1]
+    planner = adapter.planner(inputs, None)
+    assert planner is not None
+    assert planner() == (list(problem.contexts), 16 * problem.q_len, 1, 16)
 
 
 class MlaWrapper:
@@ -83,18 +119,14 @@ class MlaWrapper:
         for tensor in (q_nope, q_pe, ckv_cache, kpe_cache):
             assert tensor.data_ptr() % 16 == 0
             assert tensor.stride(-1) == 1
-        for row, length in enumerate(self.lengths.tolist()):
-            pages = self._kv_indices_buf[self.pages[row] : self.pages[row + 1]].long()
-            parts = [cache[pages].flatten(0, 1)[None, :length] for cache in (ckv_cache, kpe_cache)]
-            own = slice(int(self.queries[row]), int(self.queries[row + 1]))
-            q = torch.cat([q_nope[own], q_pe[own]], -1)
-            # Each query token attends alone to the tokens that the causal mask leaves.
-            for token, at in enumerate(range(own.start, own.stop)):
-                seen = length - (len(q) - 1 - token if self.causal else 0)
-                k = torch.cat([part[:, :seen] for part in parts], -1)
-                attended, natural = attend(q[token][:, None], k, parts[0][:, :seen], self.scale)
-                out[at] = attended[:, 0].to(out.dtype)
-                lse[at] = natural[:, 0] / math.log(2)
+        batch = len(self.lengths)
+        q = torch.cat([q_nope, q_pe], -1).unflatten(0, (batch, -1))
+        assert self.queries.diff().tolist() == [q.shape[1]] * batch
+        k, v = torch.cat([ckv_cache, kpe_cache], -1)[:, :, None], ckv_cache[:, :, None]
+        table = block_table(self.pages, self._kv_indices_buf)
+        outs, natural = attended(q, k, v, self.lengths, table, self.scale, causal=self.causal)
+        out.copy_(outs.flatten(0, 1))
+        lse.copy_(natural.transpose(1, 2).flatten(0, 1) / math.log(2))
         return out, lse
 
 
@@ -102,19 +134,23 @@ class MlaWrapper:
 def wrappers(monkeypatch) -> Iterator[list[MlaWrapper]]:
     """Return the wrappers that were created."""
     MlaWrapper.made = []
-    stand_in(monkeypatch, "flashinfer")
-    stand_in(monkeypatch, "flashinfer.mla", BatchMLAPagedAttentionWrapper=MlaWrapper)
-    stand_in(monkeypatch, "tvm_ffi")
-    monkeypatch.setattr(flash_infer, "_WORKSPACE_BYTES", 1000)
-    flash_infer._planned.cache_clear()
-    flash_infer.workspace.cache_clear()
-    yield MlaWrapper.made
-    flash_infer._planned.cache_clear()
-    flash_infer.workspace.cache_clear()
+    with planning(monkeypatch):
+        stand_in(monkeypatch, "flashinfer.mla", BatchMLAPagedAttentionWrapper=MlaWrapper)
+        yield MlaWrapper.made
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=label)
-def test_the_cache_is_read_in_place_and_the_lse_is_to_base_2(problem, wrappers):
+ODD_PAGES = replace(LATENT, q_heads=5, context=(40, 9), page_size=16, lengths_on="device")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        *(*PAGED, CONTIGUOUS, ODD_PAGES, replace(LATENT, context=(100, 7), capacity=101)),
+        replace(LATENT, context=(3, 70), q_len=3, causal=False),
+    ],
+    ids=label,
+)
+def test_flashinfer_reads_the_cache_in_place(problem, wrappers):
     adapter = kernel("flashinfer_mla")
     assert adapter.unsupported_reason(problem) is None
     assert adapter.lse_base == 2
@@ -125,17 +161,14 @@ def test_the_cache_is_read_in_place_and_the_lse_is_to_base_2(problem, wrappers):
     assert wrapper.causal == problem.causal
     # A contiguous cache is one page per sequence.
     assert wrapper.page_size == (problem.page_size or problem.cache_capacity)
-    *given, options = (*launch._attend.args, launch._attend.keywords)
-    assert [tensor.data_ptr() for tensor in given] == [
-        tensor.data_ptr()
-        for tensor in (inputs.q, inputs.q[..., 512:], inputs.k_cache, inputs.k_cache[..., 512:])
-    ]
-    assert options["out"].data_ptr() == inputs.out.data_ptr()
+    given = (inputs.q, inputs.q[..., 512:], inputs.k_cache, inputs.k_cache[..., 512:])
+    assert addresses(*launch._attend.args) == addresses(*given)
+    assert launch._attend.keywords["out"].data_ptr() == inputs.out.data_ptr()
     assert launch.results.out is inputs.out
     assert launch.results.lse.shape == inputs.lse.shape
 
 
-@pytest.mark.parametrize("problem", [PROBLEMS[1], PROBLEMS[3]], ids=label)
+@pytest.mark.parametrize("problem", [PAGED[1], CONTIGUOUS], ids=label)
 def test_copies_of_a_call_share_a_plan_and_have_page_numbers_of_their_own(problem, wrappers):
     copies = [make_inputs(problem, "cpu", seed=seed) for seed in range(3)]
     launches: list[Any] = kernel("flashinfer_mla").prepare_all(copies, None)
@@ -151,41 +184,12 @@ def test_copies_of_a_call_share_a_plan_and_have_page_numbers_of_their_own(proble
 
 
 def test_planning_again_is_told_the_lengths(wrappers):
-    inputs = make_inputs(PROBLEMS[2], "cpu")
-    again = kernel("flashinfer_mla").planner(inputs, None)
+    again = kernel("flashinfer_mla").planner(make_inputs(ODD_PAGES, "cpu"), None)
     assert again is not None
     again()
     assert wrappers[0].lengths.tolist() == [40, 9]
     assert wrappers[0].pages.tolist() == [0, 3, 4]
     assert wrappers[0].queries.tolist() == [0, 1, 2]
-
-
-@pytest.mark.usefixtures("wrappers")
-@pytest.mark.parametrize(
-    ("problem", "sentence"),
-    [
-        (
-            AttentionProblem(2, 16, 1, 100, 576, v_head_dim=512),
-            "flashinfer_mla takes latent caches with v_head_dim 512 alone",
-        ),
-        (
-            AttentionProblem(2, 16, 1, 100, 128, latent=True, v_head_dim=64),
-            "flashinfer_mla does not take head_dim 128",
-        ),
-        (
-            AttentionProblem(15361, 128, 1, 1, 576, **LATENT),
-            "flashinfer_mla plans at most 16384 pieces of work, this problem has 15361",
-        ),
-        (
-            AttentionProblem(7681, 64, 1, 3, 576, q_len=3, **LATENT),
-            "flashinfer_mla plans at most 16384 pieces of work, this problem has 7681",
-        ),
-    ],
-    ids=["not latent", "head_dim", "batch", "query rows"],
-)
-def test_what_it_does_not_take_is_a_sentence(problem, sentence):
-    reason = str(kernel("flashinfer_mla").unsupported_reason(problem))
-    assert reason.startswith(sentence)
 
 
 @pytest.mark.usefixtures("wrappers")
@@ -201,4 +205,4 @@ def test_a_version_that_keeps_page_numbers_elsewhere_is_named(monkeypatch):
     monkeypatch.setattr(library, "installed_version", lambda name: "0.9")
     sentence = r"cannot call flashinfer-python 0\.9 .* written for 0\.6\.13"
     with pytest.raises(UserError, match=sentence):
-        kernel("flashinfer_mla").prepare(make_inputs(PROBLEMS[0], "cpu"), None)
+        kernel("flashinfer_mla").prepare(make_inputs(PAGED[0], "cpu"), None)
