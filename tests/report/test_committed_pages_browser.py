@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from browser import MARKS, answer_of
 from example_runs import WriteRun, problem, row, row_with_all_fields
+from test_committed_pages import PAGES, ROOT
 
 from leanbench.report import write_report
 
 pytestmark = MARKS
 
-ROOT = Path(__file__).parents[2]
-PAGES = ("reports/h200/report.html", "reports/h100/report.html")
 #: The longest page that is still read, in pixels.
 TALLEST = 8000
 PROBE = Path(__file__).with_name("browser_probe.js").read_text(encoding="utf-8")
