@@ -68,18 +68,12 @@ def test_of_several_runs_each_has_its_own(write_run: WriteRun, capsys: Capture) 
     assert html.count(SENTENCE) == markdown.count(SENTENCE) == 1
 
 
+BROKEN = asdict(PAIR) | {"nvlink": "no"}
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    "links",
-    [
-        None,
-        deep([]),
-        deep(5),
-        "nonsense",
-        deep([{}]),
-        [{"first": 0}],
-        [asdict(PAIR) | {"nvlink": "no"}],
-    ],
+    "links", [None, deep([]), deep(5), "nonsense", deep([{}]), [{"first": 0}], [BROKEN]]
 )
 def test_a_run_without_links_says_nothing_of_them(
     write_run: WriteRun, capsys: Capture, links: Any

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_runs import WriteRun, problem, row
@@ -75,16 +76,14 @@ def test_samples_without_a_whole_member_are_noted(
     assert f"Note: {note}." in page.read_text()
 
 
-def test_last_line_cut_off_inside_a_character(write_run: WriteRun) -> None:
-    directory = write_run([row(problem(), "lean", 10.0)])
+@pytest.mark.parametrize(("tail", "rows"), [('{"reason": "µ'.encode()[:-1], 1), (b"", 2)])
+def test_a_last_line_without_a_newline(write_run: WriteRun, tail: bytes, rows: int) -> None:
+    """It counts if it is whole; it may be cut off inside a character."""
+    first = row(problem(), "lean", 10.0)
+    directory = write_run([first], tail="" if tail else json.dumps({**first, "cell": "other"}))
     with (directory / "results.jsonl").open("ab") as file:
-        file.write('{"reason": "µ'.encode()[:-1])
-    assert len(read_run(directory).results) == 1
-
-
-def test_complete_last_line_without_newline_counts(write_run: WriteRun) -> None:
-    directory = write_run([], tail=json.dumps(row(problem(), "lean", 10.0)))
-    assert len(read_run(directory).results) == 1
+        file.write(tail)
+    assert len(read_run(directory).results) == rows
 
 
 @pytest.mark.parametrize(
@@ -92,49 +91,26 @@ def test_complete_last_line_without_newline_counts(write_run: WriteRun) -> None:
     [
         ("{not json", "no JSON at column 2"),
         ("[1, 2]", "a row is a JSON object, this is [1, 2]"),
+        ({"status": "fine"}, "status: Input should be 'ok'"),
+        ({"problem": {"batch": 1}}, "problem.q_heads: Field required"),
         (
-            json.dumps({**row(problem(), "lean", 1.0), "status": "fine"}),
-            "status: Input should be 'ok'",
-        ),
-        (
-            json.dumps({**row(problem(), "lean", 1.0), "problem": {"batch": 1}}),
-            "problem.q_heads: Field required",
-        ),
-        (
-            json.dumps(
-                {**row(problem(), "lean", 1.0), "problem": {**problem().to_dict(), "head_dim": 65}}
-            ),
+            {"problem": {**problem().to_dict(), "head_dim": 65}},
             "head_dim 65 is not a multiple of 8",
         ),
-        *(
-            (json.dumps({**row(problem(), "lean", 1.0), "latency_us": value}), "latency_us: ")
-            for value in (True, "1.5")
-        ),
-        (
-            json.dumps({**row(problem(), "lean", 1.0), "schema_version": 99}),
-            "has schema version 99, this leanbench reads 2",
-        ),
+        *(({"latency_us": value}, "latency_us: ") for value in (True, "1.5")),
+        ({"schema_version": 99}, "has schema version 99, this leanbench reads 2"),
     ],
 )
-def test_any_other_bad_line_is_named(write_run: WriteRun, line: str, says: str) -> None:
+def test_any_other_bad_line_is_named(write_run: WriteRun, line: Any, says: str) -> None:
     good = row(problem(), "lean", 10.0)
-    directory = write_run([good], tail=f"{line}\n{json.dumps(good)}\n")
+    text = line if isinstance(line, str) else json.dumps({**good, **line})
+    directory = write_run([good], tail=f"{text}\n{json.dumps(good)}\n")
     with pytest.raises(UserError, match=re.escape(says)) as caught:
         read_run(directory)
     sentence = str(caught.value)
     assert sentence.startswith(f"{directory / 'results.jsonl'}, line 2 is not a row (")
     assert sentence.endswith("): delete that line, its cell will run again with --resume")
     assert "\n" not in sentence
-
-
-def test_run_of_another_schema_version_is_refused(write_run: WriteRun) -> None:
-    with pytest.raises(UserError, match="schema version 3, this leanbench reads 2"):
-        read_run(write_run([], schema_version=3))
-
-
-def test_folder_without_manifest_is_not_a_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is not a run directory.* no manifest\.json"):
-        read_run(tmp_path)
 
 
 def test_run_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +135,9 @@ def test_only_runs_that_are_near_are_named(tmp_path: Path, monkeypatch: pytest.M
     # A trace, and a sweep that is yet to begin.
     (tmp_path / "runs" / "trace" / "deep").mkdir(parents=True)
     (tmp_path / "runs" / "file").write_text("")
+    near = ", ".join(f"smoke-h200-20260101-00000{count}" for count in (1, 2, 3))
     for typed, hint in (
-        (
-            "smoke",
-            "nearest in runs/: smoke-h200-20260101-000001, smoke-h200-20260101-000002,"
-            " smoke-h200-20260101-000003",
-        ),
+        ("smoke", f"nearest in runs/: {near}"),
         ("trace-yz", "runs/ holds 5 runs: name one that `ls runs` lists, or a path"),
     ):
         with pytest.raises(UserError) as caught:
@@ -175,32 +148,23 @@ def test_only_runs_that_are_near_are_named(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        (
-            "reports/h200/smoek",
-            "there is no folder 'reports/h200/smoek', did you mean 'reports/h200/smoke'?",
-        ),
-        (
-            "./reports/h200/smoek/",
-            "there is no folder './reports/h200/smoek/', did you mean 'reports/h200/smoke'?",
+        *(
+            (typed, f"no folder '{typed}', did you mean 'reports/h200/smoke'?")
+            for typed in ("reports/h200/smoek", "./reports/h200/smoek/")
         ),
         (
             "reports/h200/nope",
-            "there is no folder 'reports/h200/nope', reports/h200/ holds 2 runs: name one that"
+            "no folder 'reports/h200/nope', reports/h200/ holds 2 runs: name one that"
             " `ls reports/h200` lists, or a path",
         ),
         (
-            "reports/h200/smoke/results.jsonl",
-            "reports/h200/smoke/results.jsonl is a file: name the folder it is in,"
-            " reports/h200/smoke",
-        ),
-        (
             "reports/trace",
-            "there is no folder 'reports/trace', reports/ holds no run: name a run directory,"
+            "no folder 'reports/trace', reports/ holds no run: name a run directory,"
             " or a run under runs/",
         ),
         (
             "report/h200/smoke",
-            "there is no folder 'report/h200/smoke', nor a folder 'report/h200': name a run"
+            "no folder 'report/h200/smoke', nor a folder 'report/h200': name a run"
             " directory, or a run under runs/",
         ),
     ],
@@ -215,4 +179,9 @@ def test_a_path_is_told_its_neighbours(
     (tmp_path / "reports" / "h200" / "nop").mkdir()
     with pytest.raises(UserError) as caught:
         find_run(typed)
-    assert str(caught.value) == says
+    assert str(caught.value) == f"there is {says}"
+    with pytest.raises(UserError) as caught:
+        find_run("reports/h200/smoke/results.jsonl")
+    assert str(caught.value) == (
+        "reports/h200/smoke/results.jsonl is a file: name the folder it is in, reports/h200/smoke"
+    )

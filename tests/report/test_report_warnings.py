@@ -69,11 +69,6 @@ def test_a_refusal_is_an_example_where_a_measured_row_is_the_worst(
     assert reason == shown
 
 
-def test_the_same_sentence_of_many_rows_does_not_vary() -> None:
-    [entry] = warned([warning(1024, "spills 4 registers"), warning(2048, "spills 4 registers")])
-    assert (entry.count, entry.varies) == (2, False)
-
-
 def test_kernels_and_sentences_are_kept_apart() -> None:
     rows = [
         warning(1024, "a is 1", "b is 2"),
@@ -83,15 +78,17 @@ def test_kernels_and_sentences_are_kept_apart() -> None:
     ]
     listed = [(entry.kernel, entry.sentence, entry.count) for entry in warned(rows)]
     assert listed == [("lean", "a is 1", 1), ("lean", "b is 2", 1), ("fa2", "a is 3", 1)]
+    spills = [warning(context, "spills 4 registers") for context in (1024, 2048)]
+    [entry] = warned(spills)
+    assert (entry.count, entry.varies) == (2, False)
 
 
 def test_a_row_counts_once_with_its_worst() -> None:
-    [entry] = warned(
-        [
-            warning(1024, "launch 1 spills 4%", "launch 2 spills 9%"),
-            warning(2048, "launch 1 spills 5%"),
-        ]
-    )
+    rows = [
+        warning(1024, "launch 1 spills 4%", "launch 2 spills 9%"),
+        warning(2048, "launch 1 spills 5%"),
+    ]
+    [entry] = warned(rows)
     assert (entry.count, entry.sentence) == (2, "launch 2 spills 9%")
 
 

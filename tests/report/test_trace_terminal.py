@@ -80,10 +80,8 @@ def test_colour_is_the_output_tiles_and_grey_where_there_are_many() -> None:
     styles = {
         offset: str(span.style) for span in text.spans for offset in range(span.start, span.end)
     }
-    assert [styles[start + column] for column in (0, 9, 10, 19)] == [
-        *[TILE_COLORS[0]] * 2,
-        *[TILE_COLORS[1]] * 2,
-    ]
+    zero, one = TILE_COLORS[:2]
+    assert [styles[start + column] for column in (0, 9, 10, 19)] == [zero, zero, one, one]
     many = timeline(*(cta(n, n, tiles(n, 0, 1)) for n in range(48)), sms=480)
     text = terminal_text([Panel(many)], WIDTH)
     style = text.get_style_at_offset(Console(), text.plain.index("█"))
@@ -93,15 +91,11 @@ def test_colour_is_the_output_tiles_and_grey_where_there_are_many() -> None:
 
 def test_no_line_is_wider_than_the_terminal() -> None:
     for width in (40, 60, 80, 200):
+        text = terminal_text([Panel(lean(), 0.9), Panel(fixed_split())], width)
         output = io.StringIO()
-        Console(file=output, width=width).print(
-            terminal_text([Panel(lean(), 0.9), Panel(fixed_split())], width)
-        )
+        Console(file=output, width=width).print(text)
         assert max(map(len, output.getvalue().splitlines())) <= width
-        assert (
-            output.getvalue().split()
-            == terminal_text([Panel(lean(), 0.9), Panel(fixed_split())], width).plain.split()
-        )
+        assert output.getvalue().split() == text.plain.split()
 
 
 def test_the_title_says_what_was_done() -> None:
