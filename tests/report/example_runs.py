@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +83,8 @@ def problem(
     context: int | tuple[int, ...] = 1024, heads: int = 56, **fields: Any
 ) -> AttentionProblem:
     batch = len(context) if isinstance(context, tuple) else 1
-    shapes = {
-        "batch": batch,
-        "q_heads": heads,
-        "kv_heads": heads,
-        "context": context,
-        "head_dim": 64,
-    }
-    return AttentionProblem(**{**shapes, **fields})
+    base = AttentionProblem(batch, heads, heads, context, 64)
+    return replace(base, **fields)
 
 
 def measured_rows() -> list[dict[str, Any]]:
@@ -182,6 +179,12 @@ def rows_with_all_fields() -> list[dict[str, Any]]:
             reason="2.00 µs beats a kernel that only reads the same bytes",
         ),
     ]
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """Return what a page holds for its scripts."""
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
+    return json.loads(data)
 
 
 #: Writes a run directory `folder`: rows, then `tail` as it is, and fields over those of `manifest`.

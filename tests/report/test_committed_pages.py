@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from example_runs import data_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("reports/h200/report.html", "reports/h100/report.html")
@@ -16,9 +15,7 @@ PAGES = ("reports/h200/report.html", "reports/h100/report.html")
 @pytest.mark.parametrize("page", PAGES)
 def test_a_committed_page_is_of_the_runs_beside_it(page: str) -> None:
     """CONTRIBUTING.md has the command that makes it again."""
-    html = (ROOT / page).read_text(encoding="utf-8")
-    [text] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)
-    data = json.loads(text)
+    data = data_of((ROOT / page).read_text(encoding="utf-8"))
     columns = [column["name"] for column in data["columns"]]
     column = data["columns"][columns.index("run")]
     places = Counter(row[columns.index("run")] for row in data["rows"])

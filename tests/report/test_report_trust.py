@@ -38,12 +38,8 @@ def test_nothing_is_known_of_predictions_and_failures() -> None:
 
 
 def test_noisy_and_suspect_rows_enter_no_agreement() -> None:
-    wrong = {
-        "crosscheck_us": 900.0,
-        "energy_by_power_mj": 1e6,
-        "instrumentation_cost": 9.0,
-        "throttle_reasons": ["x"],
-    }
+    wrong: dict[str, Any] = {"crosscheck_us": 900.0, "energy_by_power_mj": 1e6}
+    wrong |= {"instrumentation_cost": 9.0, "throttle_reasons": ["x"]}
     rows = [row_with_all_fields(problem(), "lean", 100.0)]
     rows += [
         row_with_all_fields(problem(), "fa2", 100.0, status=s, reason="r", **wrong)
@@ -62,33 +58,27 @@ def test_sustained_below_the_burst_is_told() -> None:
 
     noisy = sustained(10.0, status="noisy", reason="wide")
     assert "sustained" not in texts([sustained(120.0), sustained(99.2), noisy])
-    assert (
-        texts([sustained(120.0), sustained(98.0), sustained(92.5, "fa2"), noisy])["sustained"]
-        == "Sustained latency is below the burst's by more than 1% in 2 of 3 rows, by 7.50% in the"
+    rows = [sustained(120.0), sustained(98.0), sustained(92.5, "fa2"), noisy]
+    assert texts(rows)["sustained"] == (
+        "Sustained latency is below the burst's by more than 1% in 2 of 3 rows, by 7.50% in the"
         f" worst (fa2 · {SHORT}); the cause is not known."
     )
 
 
 def test_no_throttling_is_a_fact_and_unknown_throttling_is_none() -> None:
-    assert (
-        texts([row_with_all_fields(problem(), "lean", 9.0)])["throttling"]
-        == "No sample was thrown away for lowered clocks."
-    )
+    known = texts([row_with_all_fields(problem(), "lean", 9.0)])
+    assert known["throttling"] == "No sample was thrown away for lowered clocks."
     assert "throttling" not in texts([row(problem(), "lean", 9.0)])
 
 
 def test_a_cross_check_below_20_us_is_told_in_microseconds_alone() -> None:
-    sentence = texts([row_with_all_fields(problem(), "lean", 20.0, crosscheck_us=19.25)])[
-        "cross-check"
-    ]
-    assert (
-        sentence
-        == "The cross-check differs from the latency by 0.75 µs in the worst of 1 row below 20 µs"
+    rows = [row_with_all_fields(problem(), "lean", 20.0, crosscheck_us=19.25)]
+    assert texts(rows)["cross-check"] == (
+        "The cross-check differs from the latency by 0.75 µs in the worst of 1 row below 20 µs"
         f" (lean · {SHORT})."
     )
 
 
 def test_percent_has_three_figures() -> None:
-    assert [
-        percent(share) for share in (0.0012, 0.0302, 0.099999, 0.1234)
-    ] == "0.12% 3.02% 10.0% 12.3%".split()
+    shares = (0.0012, 0.0302, 0.099999, 0.1234)
+    assert [percent(share) for share in shares] == "0.12% 3.02% 10.0% 12.3%".split()
