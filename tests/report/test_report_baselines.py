@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_runs import WriteRun, data_of, problem, row
@@ -48,7 +49,7 @@ def report(out: Path, *runs: Path, baseline: str | None = None) -> Path:
 
 def libraries(write_run: WriteRun) -> Path:
     """Write a run whose first kernel supports no problem and whose `lean` row is a refusal."""
-    refused = {"status": "unsupported", "reason": "x"}
+    refused: dict[str, Any] = {"status": "unsupported", "reason": "x"}
     rows = []
     for shape in (problem(1024), problem(4096)):
         rows += [row(shape, name, **refused) for name in ("lean", "flash_mla")]

@@ -127,7 +127,7 @@ def test_a_page_of_measured_rows(write_run: WriteRun) -> None:
 
 
 def test_flagged_rows_are_gathered_by_reason(write_run: WriteRun) -> None:
-    fields = {"status": "timeout", "reason": "no answer within 60 s"}
+    fields: dict[str, Any] = {"status": "timeout", "reason": "no answer within 60 s"}
     rows = [row(problem(1024 << i), "fa2", **fields) for i in range(30)]
     section = flagged_section(Results([read_run(write_run(rows))]))
     shown = section.blocks[1]
