@@ -132,11 +132,7 @@ def test_kernels_that_torch_has_for_the_cpu_are_checked():
     ("target", "why", "remedy"),
     [
         (Target(H200, 0), "--interpreter does without", "leave --interpreter out"),
-        (
-            Target(H200, None, "torch has no CUDA"),
-            "torch has no CUDA",
-            "use a machine with a GPU",
-        ),
+        (Target(H200, None, "torch has no CUDA"), "torch has no CUDA", "use a machine with a GPU"),
     ],
 )
 def test_a_gpu_that_is_left_out_is_named(monkeypatch, target, why, remedy):

@@ -1,6 +1,4 @@
-"""`leanbench configs`: what it prints of tuned configs, what it refuses, and what verify makes of
-times.
-"""
+"""`leanbench configs`: what it prints, what it refuses, and what verify makes of times."""
 
 from __future__ import annotations
 
@@ -388,9 +386,7 @@ def test_verify_needs_a_gpu():
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """An H200 on which configs take what they are said to take; returns the problems that were
-    timed.
-    """
+    """Call with latencies of an H200's configs; it returns the problems that were timed."""
 
     def set_latencies(**latencies_us: float) -> list[Any]:
         named = {"heuristic": HEURISTIC, "large": LARGE}

@@ -161,8 +161,7 @@ def test_windows_of_a_file_are_checked_as_those_of_flags(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["--lengths zipf --batch 1,8", "--lengths zipf,uniform --batch 8", "--lengths 64kx3"],
+    "words", ["--lengths zipf --batch 1,8", "--lengths zipf,uniform --batch 8", "--lengths 64kx3"]
 )
 def test_lengths_on_the_host_may_be_asked_for_where_some_batch_has_one_length(words):
     printed("sweep", "--dry-run", "--lengths-on", "host", *words.split())

@@ -1,6 +1,4 @@
-"""Where the launch settings of a sweep come from, from the command line to the rows and the
-summary.
-"""
+"""Where launch settings come from, from the command line to the rows and the summary."""
 
 from __future__ import annotations
 

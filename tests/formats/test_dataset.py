@@ -35,9 +35,7 @@ GQA = {"num_qo_heads": const(32), "num_kv_heads": const(8), "head_dim": const(12
 
 
 def decode(**changed: Any) -> dict[str, Any]:
-    """Return a definition like those of FLASHINFER_TRACE_DUMP: unknown dtypes, an optional input,
-    and a reference without `run`.
-    """
+    """Return one like FLASHINFER_TRACE_DUMP's: unknown dtypes, a reference without `run`."""
     optional = {"optional": True, "description": "Set during plan()."}
     index = {name: tensor(shape, "unknown", **optional) for name, shape in INDEX}
     lengths = {"num_pages": VAR, "page_size": const(16), "len_indptr": VAR, "num_kv_indices": VAR}

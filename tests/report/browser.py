@@ -52,9 +52,7 @@ _LONGEST_S = 120
 
 
 class Chromium:
-    """A browser controlled over its DevTools pipe: descriptors 3 and 4, a NUL after each
-    message.
-    """
+    """A browser controlled over its DevTools pipe, descriptors 3 and 4: a NUL ends a message."""
 
     def __init__(self, profile: Path) -> None:
         words = [*FLAGS.split(), "--host-resolver-rules=MAP * ~NOTFOUND"]

@@ -88,9 +88,7 @@ def problem(
 
 
 def measured_rows() -> list[dict[str, Any]]:
-    """lean is 2x and 8x as fast as fa2 (geometric mean 4x), 1x and 0.5x as fast as fixed_split
-    (0.7071x).
-    """
+    """lean is 2x and 8x as fast as fa2 (geometric mean 4x), 1x and 0.5x as fast as fixed_split."""
     short, long, ragged = problem(1024), problem(65536), problem((512, 4096))
     return [
         row(short, "lean", 10.0),
@@ -114,9 +112,7 @@ def measured_rows() -> list[dict[str, Any]]:
 def row_with_all_fields(
     problem: AttentionProblem, kernel: str, latency_us: float, **fields: Any
 ) -> dict[str, Any]:
-    """A measured row with every optional measurement, each in a fixed proportion to the latency or
-    the bytes.
-    """
+    """Return a row with every measurement, each in proportion to the latency or the bytes."""
     sustained_us, power_w, floor_mj = latency_us * 1.25, 500.0, problem.kv_bytes * 1e-7
     energy_mj = power_w * sustained_us * 1e-3
     taken = {
@@ -151,9 +147,7 @@ def row_with_all_fields(
 
 
 def rows_with_all_fields() -> list[dict[str, Any]]:
-    """Latencies as in `measured_rows`; warnings, a noisy and a suspect row. Energy goes with the
-    latency.
-    """
+    """Return `measured_rows` with all fields, warnings, a noisy and a suspect row."""
     short, long = problem(1024), problem(65536)
     wide = (
         "the confidence interval of the median reaches {}% to one side after 60 samples, above 0.5%"
@@ -192,9 +186,7 @@ WriteRun = Callable[..., Path]
 
 
 def two_runs(write_run: WriteRun) -> tuple[Path, Path]:
-    """Measured on one GPU and predicted for another: lean takes a half and a quarter, fa2 a half
-    where both are ok.
-    """
+    """Write a measured run, and a prediction for another GPU that takes half and less."""
     short, long = problem(1024), problem(4096)
     here = [
         row(short, "lean", 10.0, energy_mj=2.0),

@@ -1,6 +1,4 @@
-"""The page in a real browser: charts are drawn, the table sorts and filters, nothing fails and
-nothing is loaded.
-"""
+"""The page in a real browser: charts, table and filters work, and nothing is loaded."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ PROBE = Path(__file__).with_name("browser_probe.js").read_text(encoding="utf-8")
 
 
 def look(directory: Path, probe: str = "return null;", *more_runs: Path) -> Any:
-    """Open the report in headless Chromium, run `probe` in it and return its answer; any failure in
-    the page fails.
-    """
+    """Return what `probe` answers in the page, and the charts; a failure in the page fails."""
     [report] = write_report(directory, directory, ["html"], more_runs)
     result = answer_of(directory, report.read_text(encoding="utf-8"), "", PROBE, probe)
     assert all(drawn for _, drawn in result["charts"]), result["charts"]
@@ -119,9 +115,7 @@ def test_a_speedup_of_one_percent_looks_small(write_run: WriteRun) -> None:
 
 
 def map_rows() -> list[dict[str, Any]]:
-    """Two contexts, two shapes and two dtypes; one cell is lean's, one fa2's with noise, one a tie,
-    one lean ran alone; of bf16, one is fixed_split's.
-    """
+    """One cell is lean's, one fa2's with noise, one a tie, one lean's alone; in bf16 another."""
     rows = []
     latencies = {(1024, 8): (10, 12), (4096, 8): (10, 5)}
     latencies |= {(1024, 16): (10, 10.04), (4096, 16): (10, None)}
@@ -212,9 +206,7 @@ def test_of_many_rows_the_first_200_are_drawn_until_asked(write_run: WriteRun) -
     assert seen["heading"] == "sticky"
 
 
-def test_a_picture_shows_another_series_where_the_chosen_one_has_no_values(
-    write_run: WriteRun,
-) -> None:
+def test_a_picture_without_values_shows_another_series(write_run: WriteRun) -> None:
     # Of the SM busy share, the first run has only what the schedule allows.
     plain = [row(problem(n), "lean", 10.0, quantisation_efficiency=0.9) for n in (1024, 2048, 4096)]
     full = [row_with_all_fields(problem(n), "fa2", 10.0) for n in (1024, 2048)]

@@ -91,9 +91,7 @@ def test_claims_of_several_cells_name_the_one_that_decides(write_run: WriteRun) 
     assert lowest.cell == "b1 h56 n65536 d64 fp16 HND, of 6 problems"
 
 
-def test_occupancy_is_the_sms_where_it_was_measured_and_the_schedules_in_a_prediction(
-    write_run: WriteRun,
-) -> None:
+def test_occupancy_is_of_sms_if_measured_and_of_schedules_if_predicted(write_run: WriteRun) -> None:
     needed = next(claim for claim in claims() if claim.words == "occupancy of FA2 is low").problems
 
     def occupancy(folder: str, share: float | None, **fields: Any) -> MeasuredClaim:
@@ -124,9 +122,7 @@ def step(model: str, context: int) -> AttentionProblem:
     return AttentionProblem(1, q_heads, kv_heads, context, head_dim, whole_model=model)
 
 
-def test_a_request_is_its_prompt_and_the_step_in_the_middle_of_its_output(
-    write_run: WriteRun,
-) -> None:
+def test_a_request_is_its_prompt_and_the_middle_step_of_its_output(write_run: WriteRun) -> None:
     model, prompt = "opt-1.3b:positions=182272", 50 * 1024
     middle = step(model, prompt + 512)
     # 1 s of prompt, then 1024 tokens of 1 and 2 ms.

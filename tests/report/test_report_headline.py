@@ -239,9 +239,7 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
 
 
 @pytest.mark.deep
-def test_the_overview_holds_each_run_against_others_and_against_libraries(
-    write_run: WriteRun,
-) -> None:
+def test_the_overview_compares_each_run_with_others_and_libraries(write_run: WriteRun) -> None:
     latencies: list[dict[str, list[float]]] = [
         # The fastest other is of this project, the libraries are behind or ahead.
         {"lean": [10.0, 10.0], "fixed_split": [10.5, 10.5], "cudnn": [20.0, 9.0]},
@@ -273,7 +271,7 @@ def test_the_overview_holds_each_run_against_others_and_against_libraries(
         ],
         "lean_mla": [
             "Against the fastest library: as fast or faster on 2 of 2; at worst 1.20× as fast"
-            " (run3), at best 1.20× (run3).",
+            " (run3), at best 1.20× (run3)."
         ],
     }
     headings = [str(column.heading) for column in of_overview.columns]

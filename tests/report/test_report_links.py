@@ -44,7 +44,7 @@ def shown(capsys: Capture, directory: Path, *others: Path) -> list[str]:
 
 
 @pytest.mark.deep
-def test_a_run_on_several_gpus_says_how_they_reach_one_another(
+def test_a_run_on_several_gpus_says_how_they_are_linked(
     write_run: WriteRun, capsys: Capture
 ) -> None:
     texts = shown(capsys, write_run(measured_rows(), environments=several(PAIR)))

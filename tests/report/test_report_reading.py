@@ -24,7 +24,7 @@ def test_rows_come_back_in_order_with_their_problems(write_run: WriteRun) -> Non
     assert run.notes == ()
 
 
-def test_last_line_cut_off_is_noted_and_left_out(
+def test_a_cut_off_line_is_noted_and_left_out(
     write_run: WriteRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = json.dumps(row(problem(2048), "fa2", 20.0))

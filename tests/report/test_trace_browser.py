@@ -1,6 +1,4 @@
-"""The trace page in a real browser: pixels where spans are, zoom, hover, and nothing fails or is
-loaded.
-"""
+"""The trace page in a real browser: pixels of spans, zoom, hover, and nothing is loaded."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ addEventListener("load", async () => {
 
 
 def look(directory: Path, timelines: list[Timeline], probe: str) -> Any:
-    """Open the page in headless Chromium, run `probe` in it and return its answer; any failure in
-    the page fails.
-    """
+    """Return what `probe` answers in the page; a failure in the page fails."""
     page = html_text([Panel(timeline) for timeline in timelines])
     return answer_of(directory, page, AT_ONCE, PROBE, probe)["seen"]
 

@@ -1,6 +1,4 @@
-"""The trace file: every event has what the format asks, events of a thread nest, nothing is
-lost.
-"""
+"""The trace file: events have what the format asks, those of a thread nest, none is lost."""
 
 from __future__ import annotations
 

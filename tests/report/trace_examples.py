@@ -47,9 +47,7 @@ def timeline(*ctas: CtaTimeline, **fields: Any) -> Timeline:
 
 
 def lean(**fields: Any) -> Timeline:
-    """Three of four SMs for 40 us. CTA 1 is a host block: it waits from 20 to 30 and merges from 30
-    to 40.
-    """
+    """Take three of four SMs for 40 us. CTA 1, a host block, waits from 20 us, merges from 30."""
     return timeline(
         cta(0, 2, tiles(1, 0, 20)),
         cta(1, 0, tiles(0, 0, 10), tiles(1, 10, 20), wait(1, 20, 30), reduction(1, 30, 40)),
