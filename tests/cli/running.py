@@ -1,7 +1,5 @@
 """Commands in the process of the tests."""
 
-from __future__ import annotations
-
 from typer.testing import CliRunner, Result
 
 from leanbench.cli.main import app

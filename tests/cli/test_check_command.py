@@ -1,7 +1,5 @@
 """`leanbench check` in Triton's interpreter."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The command: what it prints in each format, and how it ends."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """`leanbench configs`: what it prints, what it refuses, and what verify makes of times."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

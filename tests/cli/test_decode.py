@@ -1,7 +1,5 @@
 """`leanbench decode`: its sweep, bad input, and a predicted run from end to end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`leanbench doctor` on a machine without a GPU, and what becomes of its findings."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """What all commands share: flags, completion, and output in any encoding."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import os

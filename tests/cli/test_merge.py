@@ -1,7 +1,5 @@
 """`leanbench merge`, and the flags of commands that use many machines."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

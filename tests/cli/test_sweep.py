@@ -1,7 +1,5 @@
 """`leanbench sweep`: bad input, and what it prints. Nothing here starts a worker."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

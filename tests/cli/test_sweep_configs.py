@@ -1,7 +1,5 @@
 """Where launch settings come from, from the command line to the rows and the summary."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `leanbench sweep` prints of rows with warnings, energy, occupancy and a warm L2."""
 
-from __future__ import annotations
-
 import re
 from io import StringIO
 from typing import Any

@@ -1,7 +1,5 @@
 """`leanbench trace`: what it shows and writes, and that bad input is one sentence."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import replace

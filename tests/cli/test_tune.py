@@ -1,7 +1,5 @@
 """`leanbench tune` through Typer's runner; the search itself is tested in tests/tune."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """A machine with a pretended H200, on which nothing can run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Which checks run where, and what their exceptions become."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bandwidth, noise floor and kernels, with pretended measurements."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 from types import SimpleNamespace

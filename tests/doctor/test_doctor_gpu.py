@@ -1,7 +1,5 @@
 """The GPU and its state, as a pretended driver tells it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import pytest

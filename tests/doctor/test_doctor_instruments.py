@@ -1,7 +1,5 @@
 """Timers, the energy counter and hardware counters."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -49,7 +47,7 @@ def test_event_resolution(machine, monkeypatch, distances_ms, status, step_ns):
 
         def record(self) -> None: ...
 
-        def elapsed_time(self, end: FakeEvent) -> float:
+        def elapsed_time(self, end) -> float:
             return next(distances)
 
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)

@@ -1,7 +1,5 @@
 """Versions, environment variables, folders and libraries."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Definitions and workloads of FlashInfer-Bench as sweeps."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

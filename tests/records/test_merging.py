@@ -1,7 +1,5 @@
 """Runs of shards put together: every cell once, every row as it was taken, nothing else mixed."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Raw samples: format, truncation, and kills between samples and row."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

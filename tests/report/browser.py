@@ -1,7 +1,5 @@
 """A page in headless Chromium: what goes wrong in it is kept, and a test's own lines run in it."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import select

@@ -1,7 +1,5 @@
 """Contrast of colours, as the Web Content Accessibility Guidelines define it."""
 
-from __future__ import annotations
-
 
 def contrast(first: str, second: str) -> float:
     dark, light = sorted((_luminance(first), _luminance(second)))

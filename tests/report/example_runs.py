@@ -1,7 +1,5 @@
 """Run directories made in code, with latencies chosen so that every statistic is known by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable

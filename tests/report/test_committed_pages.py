@@ -1,7 +1,5 @@
 """The reports in the repository are those of the runs in their folders."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

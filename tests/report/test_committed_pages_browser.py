@@ -1,7 +1,5 @@
 """The reports in the repository, opened in a real browser."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pairing, verdicts and statistics of two runs with figures computed by hand."""
 
-from __future__ import annotations
-
 import gzip
 import random
 from pathlib import Path

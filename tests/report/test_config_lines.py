@@ -1,7 +1,5 @@
 """Where the launch settings of a run came from."""
 
-from __future__ import annotations
-
 from example_runs import as_rows, problem, row
 
 from leanbench.records.row import Row

@@ -1,7 +1,5 @@
 """The kernel that others are compared with: every form of a report names the same."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page in a real browser: charts, table and filters work, and nothing is loaded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

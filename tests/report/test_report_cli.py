@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command of a row, read by the command line's own parsers, is the row's cell again."""
 
-from __future__ import annotations
-
 import shlex
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a decomposition gives and what an implementation gives, with latencies known by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

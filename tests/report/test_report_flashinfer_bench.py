@@ -1,7 +1,5 @@
 """Runs as datasets of FlashInfer-Bench: fields, return as a sweep, and the published package."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

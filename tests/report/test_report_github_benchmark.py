@@ -1,7 +1,5 @@
 """Runs for the GitHub action github-action-benchmark."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Links of GPUs that shared problems."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

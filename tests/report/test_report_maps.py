@@ -1,7 +1,5 @@
 """Heat maps of a page: what it holds for them, and what its script makes of that."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

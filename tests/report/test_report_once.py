@@ -1,7 +1,5 @@
 """Facts that a report states once, and facts that it omits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

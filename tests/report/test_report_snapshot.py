@@ -1,7 +1,5 @@
 """Whole reports as Markdown. Review the snapshot: it holds the wording of every section."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sweeps in a report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The trace page in a real browser: pixels of spans, zoom, hover, and nothing is loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

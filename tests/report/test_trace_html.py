@@ -1,7 +1,5 @@
 """The page's content without a browser: figures, notes, escaping, and how the files are written."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

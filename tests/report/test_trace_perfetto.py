@@ -1,7 +1,5 @@
 """The trace file: events have what the format asks, those of a thread nest, none is lost."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations, pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows, lanes, merged marks and figures of timelines made by hand."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

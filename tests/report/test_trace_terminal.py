@@ -1,7 +1,5 @@
 """Characters of timelines with known cells."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """Timelines made by hand, on a GPU of four SMs, in microseconds that are easy to add."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from leanbench.core.problem import AttentionProblem
