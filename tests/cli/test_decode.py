@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cli.running import invoke, printed, refusal
+from cli.running import invoke, printed
 
 from leanbench.records.reading import Run, read_run
 
@@ -124,32 +124,3 @@ def test_batches_are_drawn_as_those_of_sweeps_and_the_manifest_has_the_request(t
     [grid] = run.manifest["sweep"]["grids"]
     assert grid["whole_model"] == ["gpt-oss-20b"]
     assert "heads" not in grid
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("opt-6.7", "there is no model or config.json 'opt-6.7', did you mean"),
-        (
-            "llama-2-7b",
-            "the weights of llama-2-7b are not known, only its attention is: give the path of the"
-            " config.json of meta-llama/Llama-2-7b-hf",
-        ),
-        (
-            "meta-llama/Meta-Llama-3-8B",
-            "there is no model or config.json 'meta-llama/Meta-Llama-3-8B', give its path, or name"
-            " llama-3-8b",
-        ),
-        ("opt-6.7b --tp 2", "tp 2 conflicts with opt-6.7b"),
-        ("llama-3-8b --layers 33", "layers 33 is above the maximum of 32"),
-        ("llama-3-8b --kernels none", "there is no kernel 'none'"),
-    ],
-)
-def test_bad_input_is_one_sentence(words, sentence):
-    assert sentence in refusal("decode", *words.split(), "--dry-run")
-
-
-def test_a_whole_model_goes_with_no_heads_and_no_model():
-    for axis, value in (("heads", "32"), ("model", "opt-6.7b")):
-        said = f"whole_model sets {axis}: leave {axis} or whole_model out"
-        assert said in refusal("sweep", "decode", f"--{axis}", value, "--dry-run")

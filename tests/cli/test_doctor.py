@@ -5,7 +5,6 @@ import sys
 
 import pytest
 from cli.running import invoke as invoke_any
-from cli.running import refusal
 from typer.testing import Result
 
 from leanbench.doctor.machine import note, ok, problem
@@ -129,9 +128,3 @@ def test_options_reach_the_checks(monkeypatch, tmp_path, words, quick, deep):
     monkeypatch.setattr("leanbench.doctor.machine.Machine.can_launch", False)
     assert invoke(*words, "--out", str(tmp_path)).exit_code == 0
     assert calls == [(tmp_path, deep, quick)]
-
-
-def test_quick_and_deep_contradict_each_other():
-    assert refusal("doctor", "--quick", "--deep") == (
-        "--deep takes minutes and --quick leaves out what takes seconds: give one of them"
-    )

@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
-from cli.running import printed, refusal
+from cli.running import printed
 
 import leanbench
 from leanbench.core.axes import AXES
@@ -100,15 +100,6 @@ def test_what_cannot_run_here_is_said_below_the_table(monkeypatch):
 def test_sweeps_are_listed_with_their_cells():
     lines = printed("list", "sweeps").splitlines()
     assert any(line.split()[:2] == ["paper-fig7a", "50"] for line in lines)
-
-
-def test_anything_else_is_one_sentence():
-    assert refusal("list", "kernel") == (
-        "list 'kernel' is not supported: choose from kernels, sweeps, axes, quantities, lengths,"
-        " models, gpus"
-    )
-    said = "--format json is for quantities, gpus are a table: leave it out"
-    assert refusal("list", "gpus", "--format", "json") == said
 
 
 def test_version():

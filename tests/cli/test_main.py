@@ -96,15 +96,10 @@ def test_names_are_completed(words, names, tmp_path, monkeypatch):
     ("command", "words"),
     [
         ("--help", "List kernels, sweeps, axes, quantities, lengths, models or GPUs."),
-        ("predict --help", "Fit the performance model, compare it with runs, and show what"),
-        ("configs --help", "List, show, move and verify the launch settings that were tuned"),
+        ("--help", "--install-completion"),
         ("report --help", "report [OPTIONS] RUN... "),
         ("sweep --help", "of least energy times latency. [default: (default, or FILE's)]"),
-        ("tune --help", "Calls whose lengths the host knows use them; in CUDA C++, only for probl"),
-        ("predict fit --help", "Of a run of 40 rows or more, the model is fitted to half of the"),
-        ("configs import --help", "but a predicted one never replaces a measured one."),
         ("predict show --help", "[default: (the GPU that is here, or else a100-80gb)]"),
-        ("predict check --help", "[default: (the first run's)]"),
         ("predict claims --help", "[default: a100-80gb]"),
     ],
 )
@@ -188,10 +183,6 @@ def test_a_folder_that_may_not_be_looked_into_is_a_sentence(tmp_path, monkeypatc
     [error] = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     cannot = r"Error: cannot (open or write|read) closed.* \(Permission denied\): c.+"
     assert re.fullmatch(cannot, error)
-
-
-def test_completion_can_be_installed():
-    assert "--install-completion" in printed("--help")
 
 
 #: Runs commands in one process; an exit code for each.

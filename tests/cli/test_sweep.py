@@ -64,21 +64,6 @@ def test_refusals(tmp_path, monkeypatch, snapshot):
     assert "\n".join(messages) == snapshot
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--kernels nope", " more (`leanbench list kernels`)"),
-        ("nope", " more (`leanbench list sweeps`)"),
-        ("--model nope", " more (`leanbench list models`)"),
-        *(("my/own.toml", "'my/own.toml'"), ("--require-gpu", "NVML")),
-        ("--config lean:foo=1", "'foo'"),
-        ("--cache warm --dry-run", "--cache warm cannot be predicted"),
-    ],
-)
-def test_refusals_that_depend_on_the_machine_or_the_catalogue(words, said):
-    assert said in refusal("sweep", *words.split())
-
-
 @pytest.fixture
 def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[str]]]:
     """Return sweeps that would have started: sweep, cells, manifest, command."""

@@ -149,38 +149,6 @@ def test_spilled_registers_are_noted(capsys):
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("--gpu a10-g", "there is no GPU 'a10-g' in the catalogue, did you mean 'a10g'?"),
-        ("--gpu=", "--gpu is empty"),
-        ("--gpu l4 --require-gpu", "--require-gpu"),
-        ("--head-dim 100", "head_dim"),
-        ("--group 0", "group"),
-        ("--group 65", "--group 65 is above 64"),
-        ("--dtype fp8", "fp8"),
-        ("--kv-layout HDN", "HDN"),
-        ("--budget soon", "--budget 'soon' is invalid"),
-        ("--objective speed", "objective 'speed'"),
-        *(
-            (
-                f"--gpu a100 --head-dim 64 --objective {objective}",
-                f"--objective {objective} cannot be predicted yet: leave it out, or tune on the",
-            )
-            for objective in ("energy", "edp")
-        ),
-        (
-            "--head-dim 64 --group 1",
-            "there is no GPU here: tune on a machine that has one, or name one to predict"
-            " for, as in --gpu a100 (`leanbench list gpus`)",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(home, words, says):
-    assert says in refusal("tune", *words.split())
-    assert not home.exists()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_says_how_to_go_on(monkeypatch, number):
     def interrupted(request, observer):

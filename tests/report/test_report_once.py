@@ -131,11 +131,6 @@ def test_a_decomposition_of_one_place_is_the_summary_s_figure(write_run: WriteRu
     assert len(facts(Results([run]), ["decompositions"]).sections) == 1
 
 
-def test_claims_that_no_run_has_are_left_out(write_run: WriteRun) -> None:
-    results = Results([read_run(write_run(measured_rows()))])
-    assert facts(results, ["claims"]).sections == ()
-
-
 def test_the_head_names_few_values_and_few_kinds(write_run: WriteRun) -> None:
     capacities = [row(problem(capacity=4096 << n), "lean", 10.0) for n in range(FEW_VALUES + 1)]
     frame = Results([read_run(write_run(capacities))]).frame

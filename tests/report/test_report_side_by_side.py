@@ -3,7 +3,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from example_runs import HOSTILE, WriteRun, measured_rows, problem, row, two_runs
+from example_runs import WriteRun, measured_rows, problem, row, two_runs
 from typer.testing import CliRunner
 
 from leanbench.cli.main import app
@@ -118,13 +118,3 @@ def test_a_report_of_two_runs_needs_a_folder(write_run: WriteRun) -> None:
     result = CliRunner().invoke(app, ["report", *map(str, two_runs(write_run))])
     assert result.exit_code == 2
     assert "say with --out which folder to write" in " ".join(result.stderr.split())
-
-
-@pytest.mark.deep
-def test_hostile_names_of_runs_are_only_text(write_run: WriteRun) -> None:
-    first = write_run(measured_rows(), folder="a", name=HOSTILE)
-    second = write_run(measured_rows(), folder="b", name=f"{HOSTILE} two")
-    [path] = write_report(first, first.parent / "out", ["html"], [second])
-    html = path.read_text(encoding="utf-8")
-    assert "<script>alert" not in html
-    assert "<img" not in html

@@ -96,16 +96,5 @@ def test_no_line_is_wider_than_the_terminal() -> None:
         assert output.getvalue().split() == text.plain.split()
 
 
-def test_the_title_says_what_was_done() -> None:
-    assert lines(lean(), width=120)[0] == "b1 h2 n4096 d64 fp16 HND, measured on NVIDIA H200"
-    predicted = lines(lean(source="predicted"), width=120)
-    assert (
-        predicted[0] == "b1 h2 n4096 d64 fp16 HND, predicted for NVIDIA H200, nothing was measured"
-    )
-    assert predicted[2].startswith(
-        "lean  latency 41.0 µs, SMs busy 50.0%, waiting 6.2%, merging 6.2%, SMs end at 20.0"
-    )
-
-
 def test_an_empty_timeline_is_drawn_empty() -> None:
     assert picture(timeline()) == [f"      {row} │" + " " * 40 for row in range(4)]
