@@ -1,4 +1,4 @@
-"""What commands refuse. The snapshot has the sentence of each; those of sweeps are elsewhere."""
+"""What commands refuse. The snapshot has the sentence of each."""
 
 import shlex
 import sys
@@ -24,6 +24,25 @@ REFUSED = (
     " tune --gpu h100 --no-keep --quiet; predict show a100 --gpu h200"
 )
 
+#: Arguments of `leanbench sweep`.
+OF_SWEEPS = (
+    "--heads 32/5; --lengths mean-0.1 --batch 8; --lengths 64k+16x3 --batch 8; --capacity 2k;"
+    " --model lama-3-8b; models --head-dim 64; --kernels laen; --head-dim 100000;"
+    " --context 1k:8k:+0; --context 1k:8k:x0; --config lean:nope=1;"
+    " --config lean:tile_tokens=abc; smoke extra; --configs worst; smokee; --gpu a1000; --gpu '';"
+    " --out=; --baseline ' '; '--gpu= '; --timeout '\t'; ''; --gpu=h200 ''; --timeout soon;"
+    " --budget 0; --cache hot; --ci 0.5; --ci 60%; --min-samples 5; --max-samples 9;"
+    " --max-samples 10001; --window long; --energy --window 1s; --sustained --window 2h;"
+    " --energy --window 1000000h; --window 3; --lengths zipf --batch 8 --lengths-on host;"
+    " --lengths 64k+16x3 --lengths-on host,device; --name ../up; --name -x; --lengths 64k+;"
+    " --lengths 16x; --rotary-dim 63; --parallel cp:100000000; --kv-layout foo;"
+    " --whole-model opt-6.7b:tp=2:tp=4; --window-right none,5; --rotary-interleaved yes;"
+    f" --q-len 1,4 --q-lens 5; --scaled no; --name {'x' * 101}; --resume; --name never --resume;"
+    " --kernels lean,fa2 --baseline cudnn; --context 1k --context 2k; --context=1k --context 2k;"
+    " --executor slurm; --ray-address a:1; --mix-boards; --shard 3/2; --shard 99/99;"
+    " smoke --seed 5; smoke --draw 0; models --head-dim 64 --draw 10001"
+)
+
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
@@ -38,7 +57,8 @@ def empty_folder(tmp_path, monkeypatch):
 
 def test_refusals(snapshot):
     messages = []
-    for command in REFUSED.split("; "):
+    of_sweeps = [f"sweep {words}" for words in OF_SWEEPS.split("; ")]
+    for command in [*of_sweeps, *REFUSED.split("; ")]:
         messages += [f"$ leanbench {command}", refusal(*shlex.split(command))]
     assert "\n".join(messages) == snapshot
 

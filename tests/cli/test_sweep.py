@@ -31,38 +31,6 @@ from leanbench.run.worker_process import WorkerTarget
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
-#: Arguments of `leanbench sweep`; the snapshot has the message of each.
-REFUSED = (
-    "--heads 32/5; --lengths mean-0.1 --batch 8; --lengths 64k+16x3 --batch 8; --capacity 2k;"
-    " --model lama-3-8b; models --head-dim 64; --kernels laen; --head-dim 100000;"
-    " --context 1k:8k:+0; --context 1k:8k:x0; --config lean:nope=1;"
-    " --config lean:tile_tokens=abc; smoke extra; --configs worst; smokee; --gpu a1000; --gpu '';"
-    " --out=; --baseline ' '; '--gpu= '; --timeout '\t'; ''; --gpu=h200 ''; --timeout soon;"
-    " --budget 0; --cache hot; --ci 0.5; --ci 60%; --min-samples 5; --max-samples 9;"
-    " --max-samples 10001; --window long; --energy --window 1s; --sustained --window 2h;"
-    " --energy --window 1000000h; --window 3; --lengths zipf --batch 8 --lengths-on host;"
-    " --lengths 64k+16x3 --lengths-on host,device; --name ../up; --name -x; --lengths 64k+;"
-    " --lengths 16x; --rotary-dim 63; --parallel cp:100000000; --kv-layout foo;"
-    " --whole-model opt-6.7b:tp=2:tp=4; --window-right none,5; --rotary-interleaved yes;"
-    f" --q-len 1,4 --q-lens 5; --scaled no; --name {'x' * 101}; --resume; --name never --resume;"
-    " --kernels lean,fa2 --baseline cudnn; --context 1k --context 2k; --context=1k --context 2k;"
-    " --executor slurm; --ray-address a:1; --mix-boards; --shard 3/2; --shard 99/99;"
-    " smoke --seed 5; smoke --draw 0; models --head-dim 64 --draw 10001"
-)
-
-
-def test_refusals(tmp_path, monkeypatch, snapshot):
-    monkeypatch.chdir(tmp_path)
-    messages = []
-    for words in REFUSED.split("; "):
-        result = invoke("sweep", *shlex.split(words))
-        assert (result.exit_code, result.stdout) == (2, ""), words
-        errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-        assert len(errors) == 1, result.stderr
-        messages += [f"$ leanbench sweep {words}", *result.stderr.splitlines()]
-    assert not list(tmp_path.iterdir())
-    assert "\n".join(messages) == snapshot
-
 
 @pytest.fixture
 def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[str]]]:

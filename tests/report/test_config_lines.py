@@ -8,9 +8,7 @@ FILE = "measured 2026-11-21 on NVIDIA H200, shipped"
 KEPT = f"{FILE}: predicted 3.1% faster than the heuristic here"
 NO_GAIN = f"{FILE}: no tuned config is predicted at least 0.5% faster than the heuristic here"
 MINE = "measured 2026-12-01 on NVIDIA H200, yours: timed on this problem"
-OTHER = (
-    "measured 2026-11-26 on NVIDIA H100 80GB HBM3, shipped: times of another GPU are not carried"
-)
+OTHER = "measured 2026-11-26 on NVIDIA H100 80GB HBM3, shipped: times of another GPU"
 GIVEN = ("given", "the settings were given", 1)
 #: Choice, reason and number of rows; the snapshot has the line of each.
 RUNS: dict[str, list[tuple[str | None, str | None, int]]] = {

@@ -38,29 +38,16 @@ from leanbench.report.series import (
     varying_axes,
 )
 
+FORMULAS = ("=A(1)", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1", " =1", "＝1+1", "'=1", "-")
+PLAIN = ("-1.5e3", "+7", "lean", "a=1", "'lean'", "", -1.5, None)
+
 
 @pytest.mark.parametrize(
     ("text", "cell"),
     [
-        ("=HYPERLINK(1)", "'=HYPERLINK(1)"),
-        ("+1+cmd|' /C calc'!A0", "'+1+cmd|' /C calc'!A0"),
-        ("-2+3", "'-2+3"),
-        ("@SUM(1)", "'@SUM(1)"),
-        ("\t=1", "'\t=1"),
-        ("\r=1", "'\n=1"),
-        (" =1", "' =1"),
-        ("a\rb\r\nc", "a\nb\nc"),
-        ("＝1+1", "'＝1+1"),
-        ("'=1", "''=1"),
-        ("-", "'-"),
-        ("-1.5e3", "-1.5e3"),
-        ("+7", "+7"),
-        ("lean", "lean"),
-        ("a=1", "a=1"),
-        ("'lean'", "'lean'"),
-        ("", ""),
-        (-1.5, -1.5),
-        (None, None),
+        *((text, f"'{text}") for text in FORMULAS),
+        *((text, text) for text in PLAIN),
+        *(("\r=1", "'\n=1"), ("a\rb\r\nc", "a\nb\nc")),
     ],
 )
 def test_a_cell_of_csv_is_no_formula(text, cell):
