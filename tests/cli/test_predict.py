@@ -60,9 +60,7 @@ def test_another_gpus_constants_say_whose_they_are() -> None:
 
 
 @pytest.mark.parametrize("has_its_own", [True, False])
-def test_a_check_says_whose_constants_are_held_against_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_its_own: bool
-) -> None:
+def test_a_check_says_whose_constants_are_held_against_runs(tmp_path, monkeypatch, has_its_own):
     if not has_its_own:
         only_h200 = tmp_path / "shipped"
         only_h200.mkdir()
@@ -150,9 +148,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str) -> None:
     assert "Traceback" not in err
 
 
-def test_a_file_that_cannot_be_replaced_is_refused_before_the_fit(
-    own: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_replaced_is_refused_before_the_fit(own, monkeypatch):
     def fit(*arguments: object, **options: object) -> None:
         raise AssertionError("fitted")
 

@@ -72,15 +72,18 @@ def test_a_variable_that_falsifies_the_timing(machine, monkeypatch, name):
     assert software.environment_variables(machine).status == "note"
 
 
-def test_folders_that_do_not_exist_yet_are_not_made(machine, tmp_path):
+def test_the_folder_of_runs(machine, monkeypatch, tmp_path):
     machine.runs = tmp_path / "some" / "runs"
     finding = software.runs_folder(machine)
     assert finding.status == "ok"
     assert finding.text.startswith(f"run directories go to {machine.runs}, ")
+    # It is not made yet.
     assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=120_000_000))
+    finding = software.runs_folder(machine)
+    assert (finding.status, finding.values["free_bytes"]) == ("problem", 120_000_000)
+    assert finding.text.endswith(", 0.12 GB free")
 
-
-def test_a_folder_that_cannot_be_written(machine, monkeypatch):
     def refuse(dir: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -89,13 +92,6 @@ def test_a_folder_that_cannot_be_written(machine, monkeypatch):
     assert finding.status == "problem"
     assert finding.text == f"run directories cannot be written to {machine.runs}: Permission denied"
     assert finding.fix == "give `leanbench sweep` another folder with --out"
-
-
-def test_a_full_disk(machine, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=120_000_000))
-    finding = software.runs_folder(machine)
-    assert (finding.status, finding.values["free_bytes"]) == ("problem", 120_000_000)
-    assert finding.text.endswith(", 0.12 GB free")
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,12 @@ def test_resume_drops_what_was_cut_off(run):
         assert (run / SAMPLES).read_bytes() == whole
         directory.append(row("b"), B)
     assert read_samples(run) == {"a": A, "b": B}
+    # The very first ones.
+    first = run.with_name("first")
+    with RunDirectory.create(first, ASKED):
+        write(first, pack(A)[:-3])
+    with RunDirectory.resume(first, ASKED):
+        assert (first / SAMPLES).read_bytes() == b""
 
 
 def measured_run(path: Path) -> bytes:
@@ -215,15 +221,6 @@ def test_resume_refuses_samples_that_were_cut_off_before_those_of_a_row(run, kep
     # Without those of a, nothing is cut off.
     assert opened(RunDirectory.resume(run, ASKED)) == {"a", "b"}
     assert read_samples(run) == {"b": B}
-
-
-def test_resume_drops_the_very_first_samples_that_were_cut_off(run):
-    with RunDirectory.create(run, ASKED):
-        write(run, pack(A)[:-3])
-    with RunDirectory.resume(run, ASKED) as directory:
-        assert (run / SAMPLES).read_bytes() == b""
-        directory.append(row("a", samples=2), A)
-    assert read_samples(run) == {"a": A}
 
 
 class Killed(BaseException):

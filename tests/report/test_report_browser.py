@@ -470,9 +470,7 @@ FLOORLESS = row(problem(), "lean", 10.0, read_floor_us=None, read_floor_share=No
     ],
     ids=["empty", "failed", "one cell", "no floor", "only dtype varies"],
 )
-def test_small_runs_open(
-    write_run: WriteRun, rows: list[dict[str, Any]], charts: list[str]
-) -> None:
+def test_small_runs_open(write_run, rows, charts):
     _, drawn = look(write_run(rows))
     assert drawn == charts
 

@@ -85,9 +85,7 @@ def test_the_advised_command_finds_the_run(
     assert read_run(directory).go_on == f"finish it with `{advised} --name moved --resume`"
 
 
-def test_the_command_says_what_a_run_lacks(
-    write_run: WriteRun, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_command_says_what_a_run_lacks(write_run, caplog):
     directory = write_run([row(problem(), "lean", 10.0)], cells=["a", "b", "c"])
     write_report(directory, directory)
     # A sweep has printed it.

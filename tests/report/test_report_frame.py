@@ -177,9 +177,7 @@ def test_a_difference_within_1_percent_is_none(write_run: WriteRun) -> None:
         (((5.0, ["not warm"]), (4.0, ["not warm"])), ("at 4.0", True)),
     ],
 )
-def test_the_best_bandwidth_is_one_without_a_warning(
-    write_run: WriteRun, cells: Any, best: tuple[str, bool]
-) -> None:
+def test_the_best_bandwidth_is_one_without_a_warning(write_run, cells, best):
     rows = [row(problem(), f"at {us}", us, warnings=sentence) for us, sentence in cells]
     summary = summary_of(write_run, rows)
     assert summary.best is not None

@@ -114,9 +114,7 @@ WITHIN = "within the model's error of 2.5%"
     ],
 )
 @pytest.mark.usefixtures("wrong_by_2_5_percent")
-def test_headline_of_a_prediction_says_so(
-    write_run: WriteRun, fa2_us: float, fastest: str, by_how_much: str
-) -> None:
+def test_headline_of_a_prediction_says_so(write_run, fa2_us, fastest, by_how_much):
     rows = [row(problem(), name, us, source="predicted") for name, us in pair(fa2_us)]
     [sentences] = sentences_of(write_run(rows, source="predicted"))
     words = by_how_much.format(" as fast as the fastest other kernel")
@@ -128,9 +126,7 @@ def test_headline_of_a_prediction_says_so(
 
 
 @pytest.mark.parametrize("predicted", [("lean",), ()])
-def test_the_model_s_error_is_that_of_kernels_with_a_prediction(
-    write_run: WriteRun, predicted: tuple[str, ...]
-) -> None:
+def test_the_model_s_error_is_that_of_kernels_with_a_prediction(write_run, predicted):
     refused: dict[str, Any] = {"status": "unsupported", "reason": "no schedule"}
     rows = [
         row(problem(), name, source="predicted", **({"latency_us": 10.0} if ok else refused))

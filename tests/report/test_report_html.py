@@ -285,9 +285,7 @@ def test_columns_without_values_are_hidden_and_the_others_explained(write_run: W
 @pytest.mark.parametrize(
     ("caches", "words"), [(["warm"], "warm L2"), (["cold", "warm"], "cold and warm L2")]
 )
-def test_a_warm_l2_is_said_at_every_picture(
-    write_run: WriteRun, caches: list[str], words: str
-) -> None:
+def test_a_warm_l2_is_said_at_every_picture(write_run, caches, words):
     cells = [(n, cache) for n in (1024, 2048) for cache in caches]
     rows = [row_with_all_fields(problem(n), "lean", 10.0, cache=cache) for n, cache in cells]
     html = html_of(write_run(rows))

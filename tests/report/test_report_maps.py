@@ -73,9 +73,7 @@ def test_every_row_of_a_page_has_its_runs_baseline(tmp_path: Path, write_run: Wr
 @pytest.mark.deep
 @MARKS[0]
 @MARKS[1]
-def test_the_map_of_speedups_is_filled_for_a_run_without_lean(
-    tmp_path: Path, write_run: WriteRun
-) -> None:
+def test_the_map_of_speedups_is_filled_for_a_run_without_lean(tmp_path, write_run):
     """The run with the most cells is shown first."""
 
     def speedups(*runs: Path, baseline: str | None = None) -> list[list[str]]:

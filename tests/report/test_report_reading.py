@@ -22,9 +22,7 @@ def test_rows_come_back_in_order_with_their_problems(write_run: WriteRun) -> Non
     assert run.notes == ()
 
 
-def test_a_cut_off_line_is_noted_and_left_out(
-    write_run: WriteRun, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cut_off_line_is_noted_and_left_out(write_run, caplog):
     whole = json.dumps(row(problem(2048), "fa2", 20.0))
     directory = write_run([row(problem(), "lean", 10.0)], tail=whole[: len(whole) // 2])
     run = read_run(directory)
@@ -54,9 +52,7 @@ def test_copies_of_a_row_count_once_and_are_noted(write_run: WriteRun) -> None:
     assert one.notes == ("results.jsonl: 1 row is a copy of another row and left out",)
 
 
-def test_samples_without_a_whole_member_are_noted(
-    write_run: WriteRun, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_samples_without_a_whole_member_are_noted(write_run, caplog):
     directory = write_run([row(problem(), "lean", 10.0)])
     note = "samples.jsonl.gz is damaged, it has no whole gzip member: there are no raw samples"
     whole = gzip.compress(b"{}\n")

@@ -56,9 +56,7 @@ def test_worst_without_percentages(first: str, second: str, worst: str) -> None:
     ("status", "latency_us", "shown"),
     [("unsupported", None, "for example, has cp:8"), ("noisy", 1.0, "at worst, has cp:8")],
 )
-def test_a_refusal_is_an_example_where_a_measured_row_is_the_worst(
-    status: str, latency_us: float | None, shown: str
-) -> None:
+def test_a_refusal_is_an_example_where_a_measured_row_is_the_worst(status, latency_us, shown):
     rows = [
         row(problem(1024), "fa2", latency_us, status=status, reason=f"has cp:{gpus}")
         for gpus in (2, 8)

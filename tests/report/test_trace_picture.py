@@ -143,9 +143,7 @@ def test_short_neighbours_become_one() -> None:
 
 
 @given(spans, st.floats(0.001, 50), st.integers(5, 40))
-def test_merging_loses_no_mark_and_moves_no_end(
-    lives: list[tuple[float, float, int]], shortest_us: float, most: int
-) -> None:
+def test_merging_loses_no_mark_and_moves_no_end(lives, shortest_us, most):
     ctas = [cta(n, sm, tiles(n, at, at + us)) for n, (at, us, sm) in enumerate(lives)]
     marks = Panel(timeline(*ctas)).marks
     merged = merge_to(marks, shortest_us, most)
