@@ -122,7 +122,7 @@ def test_options_reach_the_checks(monkeypatch, tmp_path, words, quick, deep):
 
     def examine(machine, quick, announce):
         calls.append((machine.runs, machine.deep, quick))
-        return iter(())
+        return ()
 
     monkeypatch.setattr("leanbench.doctor.checks.examine", examine)
     monkeypatch.setattr("leanbench.doctor.machine.Machine.can_launch", False)

@@ -71,18 +71,16 @@ def test_long_names_do_not_widen_a_page(write_run: WriteRun, runs: int) -> None:
         ]
         return [*timed, row(shapes[0], f"{long}c", status="crashed", reason=f"r{long}")]
 
-    directories = [
-        write_run(
-            rows(number),
-            folder=f"run{number}",
-            name=f"{number}{long}",
-            command=f"leanbench sweep --name {long}",
-            gpu={"product": f"G{long}", long: long},
-            environments={"env0": {"gpu_product": f"G{long}", long: f"{long}{number}"}},
-            sweep={"name": long, "description": long},
-        )
-        for number in range(runs)
-    ]
+    fields = {
+        "command": f"leanbench sweep --name {long}",
+        "gpu": {"product": f"G{long}", long: long},
+        "sweep": {"name": long, "description": long},
+    }
+    directories = []
+    for number in range(runs):
+        own = {"env0": {"gpu_product": f"G{long}", long: f"{long}{number}"}}
+        names = {"folder": f"run{number}", "name": f"{number}{long}", "environments": own}
+        directories.append(write_run(rows(number), **names, **fields))
     [report] = write_report(directories[0], directories[0].parent, ["html"], directories[1:])
     html = report.read_text(encoding="utf-8")
     for width in (390, 1440):

@@ -12,6 +12,8 @@ from leanbench.cli.sweep_run import show_ending
 from leanbench.records.reading import read_run
 from leanbench.report import write_report
 
+pytestmark = pytest.mark.deep
+
 Said = pytest.CaptureFixture[str]
 MLA = Path(__file__).parents[2] / "reports" / "h200" / "mla"
 
@@ -65,12 +67,10 @@ def check_all(out: Path, run: Path, kernel: str, baseline: str | None, said: Sai
     assert named == {form: {kernel} for form in named}
 
 
-@pytest.mark.deep
 def test_every_form_names_the_baseline_of_latent_caches(tmp_path: Path, capsys: Said) -> None:
     check_all(tmp_path, MLA, "lean_mla", None, capsys)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize(
     ("chosen", "kernel"), [(None, "flashinfer"), ("flash_attn_3", "flash_attn_3")]
 )
@@ -80,7 +80,6 @@ def test_every_form_names_the_baseline_of_libraries_alone(
     check_all(tmp_path, libraries(write_run), kernel, chosen, capsys)
 
 
-@pytest.mark.deep
 def test_each_run_has_its_own_in_every_form(tmp_path: Path, write_run: WriteRun) -> None:
     rows = [row(problem(), "fa2", 30.0), row(problem(), "lean", 10.0)]
     out = report(tmp_path, libraries(write_run), write_run(rows, folder="with-lean"))

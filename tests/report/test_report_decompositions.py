@@ -42,8 +42,8 @@ ROWS = [
 def test_both_questions_by_where_stream_k_differs(write_run: WriteRun) -> None:
     (rows,) = sides_of([read_run(write_run(ROWS))]).values()
     decomposition, implementation = effects_of(rows)
-    assert decomposition.question == "decomposition"
-    assert (decomposition.of, decomposition.over) == ("lean_cuda", "fixed_split_cuda")
+    named = decomposition.question, decomposition.of, decomposition.over
+    assert named == ("decomposition", "lean_cuda", "fixed_split_cuda")
     assert decomposition.every.geomean == pytest.approx((4.0 * 1.1 * 1.0) ** (1 / 3))
     assert {place: ratios.geomean for place, ratios in decomposition.by_place.items()} == (
         pytest.approx(dict(zip(PLACES, (4.0, 1.1, 1.0), strict=True)))

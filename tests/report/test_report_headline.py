@@ -180,13 +180,8 @@ def test_another_baseline_is_compared_with_all_others(write_run: WriteRun) -> No
 
 def runs_of(write_run: WriteRun, fa2_us: list[float]) -> list[Path]:
     """Write a run for each of these times of fa2, of 10 us of lean on two problems."""
-    return [
-        write_run(
-            [row(problem(1024, heads), *of) for heads in (8, 16) for of in pair(us)],
-            folder=f"run{number}",
-        )
-        for number, us in enumerate(fa2_us)
-    ]
+    rows = [[row(problem(1024, h), *of) for h in (8, 16) for of in pair(us)] for us in fa2_us]
+    return [write_run(of_run, folder=f"run{number}") for number, of_run in enumerate(rows)]
 
 
 def test_many_runs_have_an_overview(write_run: WriteRun) -> None:
@@ -242,17 +237,11 @@ def test_the_overview_compares_each_run_with_others_and_libraries(write_run: Wri
         # A run without lean has a baseline of its own.
         {"lean_mla": [10.0, 10.0], "flash_mla": [12.0, 12.0]},
     ]
-    runs = [
-        write_run(
-            [
-                row(problem(1024 * (1 + index)), kernel, latency_us)
-                for kernel, of_kernel in of_run.items()
-                for index, latency_us in enumerate(of_kernel)
-            ],
-            folder=f"run{number}",
-        )
-        for number, of_run in enumerate(latencies)
-    ]
+    runs = []
+    for number, of_run in enumerate(latencies):
+        cells = [(1024 << i, name, us) for name, of in of_run.items() for i, us in enumerate(of)]
+        rows = [row(problem(context), name, us) for context, name, us in cells]
+        runs.append(write_run(rows, folder=f"run{number}"))
     verdict, of_overview = summary_section(Results(read_runs(runs))).blocks[:2]
     assert isinstance(verdict, Sentences)
     assert isinstance(of_overview, Table)

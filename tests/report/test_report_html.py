@@ -36,14 +36,9 @@ def test_text_of_result_files_is_only_text(write_run: WriteRun) -> None:
         *measured_rows(),
         row(problem(), HOSTILE, 5.0, config={HOSTILE: HOSTILE}, config_choice=HOSTILE),
     ]
-    directory = write_run(
-        rows,
-        name=HOSTILE,
-        command=HOSTILE,
-        gpu={"product": HOSTILE, HOSTILE: HOSTILE},
-        environments={HOSTILE: {HOSTILE: HOSTILE}},
-        sweep={HOSTILE: HOSTILE},
-    )
+    gpu = {"product": HOSTILE, HOSTILE: HOSTILE}
+    fields = {"environments": {HOSTILE: {HOSTILE: HOSTILE}}, "sweep": {HOSTILE: HOSTILE}}
+    directory = write_run(rows, name=HOSTILE, command=HOSTILE, gpu=gpu, **fields)
     html = html_of(directory)
     assert "<script>alert" not in html
     assert "<img" not in html

@@ -23,15 +23,12 @@ ORANGE = "#D99A1C"
 def records(data: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the page's rows with their texts."""
     columns = data["columns"]
-    return [
-        {
-            column["name"]: column["texts"][value]
-            if column["texts"] and value is not None
-            else value
-            for column, value in zip(columns, values, strict=True)
-        }
-        for values in data["rows"]
-    ]
+
+    def text(column: dict[str, Any], value: Any) -> Any:
+        return value if value is None or not column["texts"] else column["texts"][value]
+
+    cells = [zip(columns, values, strict=True) for values in data["rows"]]
+    return [{column["name"]: text(column, value) for column, value in row} for row in cells]
 
 
 def run_of(write_run: WriteRun, folder: str, baseline: str, problems: int = 2) -> Path:

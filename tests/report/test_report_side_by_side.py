@@ -48,23 +48,21 @@ def test_no_statistic_spans_two_runs(write_run: WriteRun) -> None:
     assert [side.name for side in sides_of(read_runs(directories))] == ["a", "b"]
 
 
-def test_a_cold_run_is_not_set_beside_a_warm_one(write_run: WriteRun) -> None:
-    cold = write_run([row(problem(), "lean", 10.0)], folder="cold", name="cold")
-    warm = write_run([row(problem(), "lean", 1.0, cache="warm")], folder="warm", name="warm")
-    assert side_by_side_of([cold, warm]) == []
-    [path] = write_report(cold, cold.parent / "out", ["html"], [warm])
-    sentence = "The runs have no problem in common that the same kernel ran."
-    assert sentence in path.read_text(encoding="utf-8")
-
-
-def test_without_a_timed_row_there_is_no_picture(write_run: WriteRun) -> None:
-    suspect = row(problem(), "lean", 10.0, status="suspect", reason="x")
-    first = write_run([], folder="a", name="a")
-    second = write_run([suspect], folder="b", name="b")
-    [path] = write_report(first, first.parent / "out", ["html"], [second])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([row(problem(), "lean", 10.0)], [row(problem(), "lean", 1.0, cache="warm")]),
+        ([], [row(problem(), "lean", 10.0, status="suspect", reason="x")]),
+    ],
+    ids=["cold and warm", "nothing timed"],
+)
+def test_without_a_problem_in_common_that_is_said(write_run, first, second) -> None:
+    runs = [write_run(rows, folder=name, name=name) for name, rows in (("a", first), ("b", second))]
+    assert side_by_side_of(runs) == []
+    [path] = write_report(runs[0], runs[0].parent / "out", ["html"], runs[1:])
     html = path.read_text(encoding="utf-8")
-    assert "The runs have no problem in common" in html
-    assert 'id="sides-sides"' not in html
+    assert "The runs have no problem in common that the same kernel ran." in html
+    assert ('id="sides-sides"' in html) is bool(first)
 
 
 def test_runs_of_one_name_are_told_apart_by_the_ends_of_their_paths(write_run: WriteRun) -> None:
