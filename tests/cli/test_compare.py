@@ -1,99 +1,76 @@
 """The command: what it prints in each format, and how it ends."""
 
-from __future__ import annotations
-
 import csv
-import io
 import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cli.running import invoke, refusal
 from compare_examples import ENVIRONMENT, problem, row, run_of, spread, write_run
-from typer.testing import CliRunner, Result
-
-from leanbench.cli.main import app
+from typer.testing import Result
 
 CONTEXTS = (1024, 2048, 4096, 8192)
 HOSTILE = "[red]</details> a | b `c`\n@everyone <img src=x>"
 
 
+ONE = {(problem(), "lean"): spread(10.0)}
+LABEL = "b1 h8 n1024 d64 fp16 HND"
+
+
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["compare", *arguments])
+    return invoke("compare", *arguments)
 
 
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_format(kind: str, *arguments: str) -> Any:
+    """Return what the command prints, parsed if it is JSON or CSV."""
+    text = run(*arguments, "--format", kind).stdout
+    if kind == "csv":
+        return [*csv.DictReader(text.splitlines(keepends=True))]
+    return json.loads(text) if kind == "json" else text
+
+
+def write_two(base: dict[Any, Any], new: dict[Any, Any]) -> None:
+    """Write runs a and b of these samples."""
+    run_of(Path("a"), base)
+    run_of(Path("b"), new)
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write `before`, and `after` with a slower, a faster, an equal and a crashed cell."""
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "runs"
-    cells = {(problem(context), "lean"): spread(10.0) for context in CONTEXTS}
-    run_of(path / "before", cells)
+    path = Path("runs")
+    run_of(path / "before", {(problem(context), "lean"): spread(10.0) for context in CONTEXTS})
     changed = dict(zip(CONTEXTS, (12.0, 9.0, 10.0), strict=False))
-    rows = [
-        row(problem(context), "lean", spread(us), energy_mj=None) for context, us in changed.items()
-    ]
+    rows = [row(problem(n), "lean", spread(us), energy_mj=None) for n, us in changed.items()]
     samples = {row["cell"]: spread(us) for row, us in zip(rows, changed.values(), strict=True)}
     rows.append(row(problem(8192), status="crashed", reason=HOSTILE))
     write_run(path / "after", rows, samples, environment={**ENVIRONMENT, "triton": "3.7.0"})
-    return path
 
 
-def test_predictions_have_no_column_of_intervals(tmp_path):
-    runs = [
-        str(
-            write_run(
-                tmp_path / name,
-                [row(problem(), source="predicted", latency_us=us)],
-                source="predicted",
-            )
-        )
-        for name, us in (("base", 10.0), ("new", 12.0))
-    ]
-    lines = [line.split() for line in run(*runs).stdout.splitlines()]
+def test_predictions_have_no_column_of_intervals():
+    for name, us in (("a", 10.0), ("b", 12.0)):
+        rows = [row(problem(), source="predicted", latency_us=us)]
+        write_run(Path(name), rows, source="predicted")
+    lines = [line.split() for line in run("a", "b").stdout.splitlines()]
     at = next(number for number, words in enumerate(lines) if words[:1] == ["problem"])
     assert lines[at][-2:] == ["difference", "verdict"]
     assert lines[at + 2][-4:] == ["10.00", "12.00", "+20.00%", "slower"]
 
 
-@pytest.mark.usefixtures("runs")
-def test_table():
+def test_table_and_markdown(snapshot):
     result = run("before", "after")
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
-    assert re.fullmatch(r"base: runs/before \(NVIDIA H200, \d{4}-\d\d-\d\d \d\d:\d\d\)", lines[0])
-    assert re.fullmatch(r"new: runs/after \(NVIDIA H200, \d{4}-\d\d-\d\d \d\d:\d\d\)", lines[1])
-    assert lines[2] == "they differ in triton: 3.6.0 → 3.7.0"
-    assert lines[4].rstrip() == "lean, measured, all b1 h8 d64 fp16 HND"
-    # 11 samples 0.1% apart on either side: of the 121 ratios, the 31st from either end.
-    assert [line.split() for line in lines[5:11] if not line.startswith("─")] == [
-        ["problem", "base", "µs", "new", "µs", "difference", "verdict", "interval"],
-        ["n8192", "10.00", "-", "-", "ok", "→", "crashed"],
-        ["n1024", "10.00", "12.00", "+20.00%", "slower", "+19.64%", "to", "+20.36%"],
-        ["n2048", "10.00", "9.000", "-10.00%", "faster", "-10.27%", "to", "-9.73%"],
-        ["n4096", "10.00", "10.00", "+0.00%", "same", "-0.30%", "to", "+0.30%"],
-    ]
-    assert "4 cells: 1 no longer ok, 1 slower, 1 faster, 1 same. (measured)" in lines
-    # |difference|: 20%, 10% and none.
-    at = lines.index(
-        "New over base: geometric mean 1.0260x over 3 cells ok on both sides; median |difference|"
-        " 10.00%."
-    )
-    assert lines[at + 1] == "Not the same: 2 cells, geometric mean 1.0392x."
-    assert (
-        "Worst regression: lean · b1 h8 n1024 d64 fp16 HND, 10.00 → 12.00 µs, +20.00% (95% interval"
-        " +19.64%" in (result.stdout)
-    )
-    assert "Best gain: lean · b1 h8 n2048 d64 fp16 HND, 10.00 → 9.000 µs, -10.00%" in result.stdout
-    assert "Hodges and Lehmann" in result.stdout
-    # The reason stands as it is, and nothing in it is taken for markup.
-    assert "new (crashed): [red]</details> a | b `c`" in result.stdout
+    assert (result.exit_code, result.stderr) == (0, "")
+    # The reason of a failure is not taken for markup.
     assert "\x1b" not in result.stdout
-    assert result.stderr == ""
+    text = result.stdout + in_format("markdown", "before", "after")
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "DATE AND TIME", text)
+    assert "\n".join(line.rstrip() for line in text.splitlines()) == snapshot
 
 
-@pytest.mark.usefixtures("runs")
 def test_verdicts_are_coloured_in_a_terminal(monkeypatch):
     from rich.console import Console
 
@@ -110,219 +87,141 @@ def test_verdicts_are_coloured_in_a_terminal(monkeypatch):
     assert "\x1b[1;31mok → crashed" in text
 
 
-def test_the_table_is_capped(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cells = {
-        (problem(context), kernel): spread(10.0)
-        for context in range(1, 18)
-        for kernel in ("lean", "fa2")
-    }
-    run_of(tmp_path / "a", cells)
-    run_of(tmp_path / "b", cells)
+def test_the_table_is_capped():
+    kernels = ("lean", "fa2")
+    cells = {(problem(n), kernel): spread(10.0) for n in range(1, 18) for kernel in kernels}
+    write_two(cells, cells)
     capped, whole = run("a", "b").stdout, run("a", "b", "--all").stdout
     assert capped.count(" same") == 30 + 1
     assert "4 more, use --all" in capped
     assert whole.count(" same") == 34 + 1
     assert "more, use" not in whole
-    assert run("a", "b", "--format", "csv").stdout.count("\n") == 35
+    assert len(in_format("csv", "a", "b")) == 34
 
 
-def test_kernels_stand_in_a_column_where_there_are_several(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cells = {(problem(1024), kernel): spread(10.0) for kernel in ("lean", "fa2")}
-    run_of(tmp_path / "a", cells)
-    run_of(tmp_path / "b", cells)
-    words = [
-        line.split()
-        for line in run("a", "b").stdout.splitlines()
-        if line.startswith(("problem", "b1"))
-    ]
+def test_kernels_stand_in_a_column_where_there_are_several():
+    cells = {(problem(), kernel): spread(10.0) for kernel in ("lean", "fa2")}
+    write_two(cells, cells)
+    lines = [" ".join(line.split()) for line in run("a", "b").stdout.splitlines()]
+    assert any(line.startswith("problem kernel ") for line in lines)
     # One problem alone keeps its name.
-    assert [line[:1] if line[0] == "problem" else line[:7] for line in words] == [
-        ["problem"],
-        ["b1", "h8", "n1024", "d64", "fp16", "HND", "lean"],
-        ["b1", "h8", "n1024", "d64", "fp16", "HND", "fa2"],
-    ]
-    assert words[0][1] == "kernel"
+    shown = [line.split()[6] for line in lines if line.startswith(LABEL)]
+    assert shown == ["lean", "fa2"]
     assert run("a", "b", "--kernels", "fa2").stdout.count(" same") == 2
 
 
-@pytest.mark.usefixtures("runs")
-def test_markdown():
-    text = run("before", "after", "--format", "markdown").stdout
-    lines = text.splitlines()
-    assert lines[0] == "**4 cells: 1 no longer ok, 1 slower, 1 faster, 1 same.** (measured)"
-    assert lines[2].startswith("- **base:** `runs/before` (NVIDIA H200, ")
-    assert lines[3].startswith("- **new:** `runs/after` (NVIDIA H200, ")
-    assert "- **they differ in triton:** 3.6.0 → 3.7.0" in lines
-    assert "lean, measured, all b1 h8 d64 fp16 HND:" in lines
-    assert "<details><summary>Every cell (4)</summary>" in lines
-    table = [line for line in lines if line.startswith("|")]
-    assert len(table) == 6
-    assert (
-        table[2] == "| n8192 | 10.00 | - | - | ok → crashed (new (crashed): \\[red\\]"
-        "\\</details\\> a \\| b \\`c\\` @<!-- -->everyone \\<img src=x\\>) |  |"
-    )
-    assert table[3] == "| n1024 | 10.00 | 12.00 | +20.00% | slower | +19.64% to +20.36% |"
-    assert lines[-1] == "</details>"
-    assert any(line.startswith("- Method: ") and "Hodges and Lehmann" in line for line in lines)
-
-
-def test_kernel_names_are_no_markup(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_kernel_names_are_no_markup():
     cells = {(problem(), kernel): spread(10.0) for kernel in ("[bold]x", "y_|z")}
-    run_of(tmp_path / "a", cells)
-    run_of(tmp_path / "b", cells)
+    write_two(cells, cells)
     assert "[bold]x" in run("a", "b").stdout
     assert "[bold]x, measured" in run("a", "b", "--kernels", "[bold]x").stdout
-    markdown = run("a", "b", "--format", "markdown").stdout
+    markdown = in_format("markdown", "a", "b")
     assert "| \\[bold\\]x |" in markdown
     assert "| y\\_\\|z |" in markdown
 
 
-def test_energy_stands_in_every_format(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_energy_stands_in_every_format():
     for name, energy_mj in (("a", 4.0), ("b", 5.0), ("without", None)):
-        write_run(tmp_path / name, [row(problem(), "lean", spread(10.0), energy_mj=energy_mj)])
-    table = [
-        line
-        for line in run("a", "b", "--format", "markdown").stdout.splitlines()
-        if line.startswith("|")
-    ]
+        write_run(Path(name), [row(problem(), "lean", spread(10.0), energy_mj=energy_mj)])
+    table = [line for line in in_format("markdown", "a", "b").splitlines() if line.startswith("|")]
     assert table[0].split(" | ")[-2:] == ["interval", "energy |"]
     assert table[2].split(" | ")[-1] == "+25.0% |"
-    words = [
-        line.split()
-        for line in run("a", "b").stdout.splitlines()
-        if line.startswith(("problem", "b1"))
+    lines = [
+        line for line in run("a", "b").stdout.splitlines() if line[:7] in ("problem", "b1 h8 n")
     ]
-    assert [line[-1] for line in words] == ["energy", "+25.0%"]
+    assert [line.split()[-1] for line in lines] == ["energy", "+25.0%"]
     assert "energy" not in run("a", "without").stdout
-    (pair,) = json.loads(run("a", "b", "--format", "json").stdout)["pairs"]
+    [pair] = in_format("json", "a", "b")["pairs"]
     assert (pair["energy_ratio"], pair["base_energy_mj"], pair["new_energy_mj"]) == (1.25, 4.0, 5.0)
 
 
-@pytest.mark.usefixtures("runs")
 def test_json():
-    content = json.loads(run("before", "after", "--format", "json", "--margin", "2%").stdout)
-    assert (content["source"], content["margin"], content["pairs_without_samples"]) == (
-        "measured",
-        0.02,
-        0,
-    )
+    content = in_format("json", "before", "after", "--margin", "2%")
+    assert (content["source"], content["margin"]) == ("measured", 0.02)
+    assert content["pairs_without_samples"] == 0
     assert content["counts"] == {"broken": 1, "slower": 1, "faster": 1, "same": 1}
     assert content["differences"] == [{"field": "triton", "base": ["3.6.0"], "new": ["3.7.0"]}]
-    assert content["worst_regression"] == {
-        "cell": "lean · b1 h8 n1024 d64 fp16 HND",
-        "ratio": pytest.approx(1.2),
-    }
+    worst = {"cell": f"lean · {LABEL}", "ratio": pytest.approx(1.2)}
+    assert content["worst_regression"] == worst
     assert [content[side]["run"] for side in ("base", "new")] == ["runs/before", "runs/after"]
     crashed, slower = content["pairs"][:2]
-    assert (crashed["outcome"], crashed["verdict"], crashed["ratio"], crashed["reason"]) == (
-        "broken",
-        None,
-        None,
-        f"new (crashed): {HOSTILE}",
-    )
-    assert (slower["verdict"], slower["ratio"], slower["ratio_low"], slower["from_samples"]) == (
-        "slower",
-        pytest.approx(1.2),
-        pytest.approx(1.2 * 0.997, rel=1e-4),
-        True,
-    )
+    assert (crashed["outcome"], crashed["verdict"], crashed["ratio"]) == ("broken", None, None)
+    assert crashed["reason"] == f"new (crashed): {HOSTILE}"
+    assert (slower["verdict"], slower["ratio"]) == ("slower", pytest.approx(1.2))
+    assert slower["ratio_low"] == pytest.approx(1.2 * 0.997, rel=1e-4)
+    assert slower["from_samples"] is True
     assert slower["problem"]["context"] == 1024
 
 
-@pytest.mark.usefixtures("runs")
 def test_csv():
-    lines = list(csv.DictReader(io.StringIO(run("before", "after", "--format", "csv").stdout)))
-    assert [(line["context"], line["outcome"], line["verdict"]) for line in lines] == [
-        ("8192", "broken", ""),
-        ("1024", "slower", "slower"),
-        ("2048", "faster", "faster"),
-        ("4096", "same", "same"),
-    ]
+    lines = in_format("csv", "before", "after")
+    shown = [f"{line['context']} {line['outcome']} {line['verdict']}" for line in lines]
+    assert shown == ["8192 broken ", "1024 slower slower", "2048 faster faster", "4096 same same"]
     assert float(lines[1]["ratio"]) == pytest.approx(1.2)
     assert (lines[0]["new_latency_us"], lines[0]["reason"]) == ("", f"new (crashed): {HOSTILE}")
     assert lines[1]["base_config"] == "tile_tokens=64"
 
 
-def test_a_cell_of_csv_is_no_formula(tmp_path):
-    for name in ("a", "b"):
-        run_of(tmp_path / name, {(problem(), "=A1"): spread(10.0)})
-    result = run(str(tmp_path / "a"), str(tmp_path / "b"), "--format", "csv")
-    [line] = csv.DictReader(io.StringIO(result.stdout))
+def test_a_cell_of_csv_is_no_formula():
+    cells = {(problem(), "=A1"): spread(10.0)}
+    write_two(cells, cells)
+    [line] = in_format("csv", "a", "b")
     assert (line["base_kernel"], line["new_kernel"]) == ("'=A1", "'=A1")
     assert line["base_latency_us"] == "10.0"
 
 
-@pytest.mark.usefixtures("runs")
 def test_fail_above_names_the_cells_on_stderr():
     result = run("before", "after", "--fail-above", "5%", "--format", "csv")
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
     assert lines[0] == "--fail-above 5%: 2 of 4 cells fail"
     assert lines[1].startswith("  lean · b1 h8 n8192 d64 fp16 HND: ok → crashed, new (crashed): ")
-    assert any(
-        line.startswith("  lean · b1 h8 n1024 d64 fp16 HND: 10.00 → 12.00 µs, +20.00%")
-        for line in lines
-    )
+    slower = f"  lean · {LABEL}: 10.00 → 12.00 µs, +20.00%"
+    assert any(line.startswith(slower) for line in lines)
     assert not any("n2048" in line or "n4096" in line for line in lines)
     # The table is whole all the same.
-    assert len(list(csv.DictReader(io.StringIO(result.stdout)))) == 4
+    assert len([*csv.DictReader(result.stdout.splitlines(keepends=True))]) == 4
 
 
-@pytest.mark.parametrize(("threshold", "exit_code"), [("19%", 1), ("21%", 0), ("0%", 1)])
-@pytest.mark.usefixtures("runs")
-def test_fail_above_is_a_threshold_on_the_median(threshold, exit_code, tmp_path):
-    run_of(tmp_path / "slow", {(problem(context), "lean"): spread(12.0) for context in CONTEXTS})
-    assert run("before", str(tmp_path / "slow"), "--fail-above", threshold).exit_code == exit_code
+def test_fail_above_is_a_threshold_on_the_median():
+    write_two(ONE, {(problem(), "lean"): spread(12.0)})
+    for threshold, exit_code in (("19%", 1), ("21%", 0), ("0%", 1)):
+        assert run("a", "b", "--fail-above", threshold).exit_code == exit_code
     # The other way round everything is faster.
-    assert run(str(tmp_path / "slow"), "before", "--fail-above", "0%").exit_code == 0
+    assert run("b", "a", "--fail-above", "0%").exit_code == 0
 
 
-def test_a_slowdown_that_is_not_significant_does_not_fail(tmp_path):
-    for name, middle in (("a", 10.0), ("b", 11.0)):
-        run_of(tmp_path / name, {(problem(), "lean"): spread(middle, step=0.05)})
-    result = run(str(tmp_path / "a"), str(tmp_path / "b"), "--fail-above", "5%")
-    assert "1 cell: 1 ambiguous." in result.stdout
-    assert (result.exit_code, result.stderr) == (0, "")
-
-
-def test_cells_without_a_partner_are_counted_and_named(tmp_path):
-    run_of(
-        tmp_path / "a", {(problem(context), "lean"): spread(10.0) for context in (1, 2, 3, 4, 5)}
+def test_cells_without_a_partner_are_counted_and_named():
+    base, new = (
+        {(problem(context), "lean"): spread(10.0) for context in contexts}
+        for contexts in ((1, 2, 3, 4, 5), (5, 6))
     )
-    run_of(tmp_path / "b", {(problem(context), "lean"): spread(10.0) for context in (5, 6)})
-    result = run(str(tmp_path / "a"), str(tmp_path / "b"), "--fail-above", "5%")
+    write_two(base, new)
+    result = run("./a", "./b", "--fail-above", "5%")
     label = "lean · b1 h8 n{} d64 fp16 HND".format
     named = "; ".join(label(context) for context in (1, 2, 3))
-    assert f"Only in {tmp_path / 'a'}: 4 cells, {named} and 1 more." in result.stdout.splitlines()
-    assert f"Only in {tmp_path / 'b'}: 1 cell, {label(6)}." in result.stdout.splitlines()
+    lines = result.stdout.splitlines()
+    assert f"Only in a: 4 cells, {named} and 1 more." in lines
+    assert f"Only in b: 1 cell, {label(6)}." in lines
     assert result.exit_code == 0
-    assert (
-        result.stderr
-        == "--fail-above 5% does not judge what NEW did not run: cells in BASE alone, 4\n"
-    )
+    judged = "--fail-above 5% does not judge what NEW did not run: cells in BASE alone, 4\n"
+    assert result.stderr == judged
 
 
-def test_runs_without_samples_say_so(tmp_path):
+def test_runs_without_samples_say_so():
     for name, middle in (("a", 10.0), ("b", 12.0)):
-        write_run(tmp_path / name, [row(problem(), "lean", spread(middle))])
-    text = run(str(tmp_path / "a"), str(tmp_path / "b")).stdout
-    assert (
-        "No raw samples for 1 of 1 cell: the rows' own 95% intervals stand in, so that the ratio's"
-        " holds with 90%." in (text)
-    )
+        write_run(Path(name), [row(problem(), "lean", spread(middle))])
+    text = run("a", "b").stdout
+    instead = "the rows' own 95% intervals stand in, so that the ratio's holds with 90%."
+    assert f"No raw samples for 1 of 1 cell: {instead}" in text
     assert "+20.00% (90% interval +19.04% to +20.96%)" in text
 
 
-def test_a_line_that_was_cut_off_is_told_on_stderr(tmp_path):
-    cells = {(problem(), "lean"): spread(10.0)}
-    run_of(tmp_path / "a", cells)
-    with (run_of(tmp_path / "b", cells) / "results.jsonl").open("a") as file:
+def test_a_line_that_was_cut_off_is_told_on_stderr():
+    write_two(ONE, ONE)
+    with Path("b", "results.jsonl").open("a") as file:
         file.write('{"cell": "le')
-    result = run(str(tmp_path / "a"), str(tmp_path / "b"))
+    result = run("a", "b")
     assert result.exit_code == 0
     assert "b: results.jsonl line 2 was cut off in writing and is left out" in result.stderr
 
@@ -330,77 +229,62 @@ def test_a_line_that_was_cut_off_is_told_on_stderr(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["before", "aftre"], "there is no run 'aftre', did you mean 'after'?"),
-        (["before", "after", "--margin", "0.01"], "--margin '0.01' is "),
-        (["before", "after", "--margin", "100%"], "--margin '100%' is above the maximum of 99%"),
-        (["before", "after", "--fail-above", "-5%"], "--fail-above '-5%' is "),
-        (["before", "after", "--format", "html"], "--format 'html' is not supported"),
-        (["before", "after", "--kernels", "lean,"], "--kernels 'lean,' has an empty entry: separa"),
-        (["before", "after", "--kernels", "fa2"], "runs/before and runs/after ran no kernel 'fa2'"),
+        ("aftre", "there is no run 'aftre', did you mean 'after'?"),
+        ("after --margin 0.01", "--margin '0.01' is "),
+        ("after --margin 100%", "--margin '100%' is above the maximum of 99%"),
+        ("after --fail-above -5%", "--fail-above '-5%' is "),
+        ("after --format html", "--format 'html' is not supported"),
+        ("after --kernels lean,", "--kernels 'lean,' has an empty entry: separa"),
+        ("after --kernels fa2", "runs/before and runs/after ran no kernel 'fa2'"),
     ],
 )
-@pytest.mark.usefixtures("runs")
 def test_bad_input_is_one_sentence(arguments, sentence):
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"Error: {sentence}")
-    assert result.stderr.count("\n") == 1
-    assert result.stdout == ""
+    assert refusal("compare", "before", *arguments.split()).startswith(sentence)
 
 
 def test_reference_runs_compare(pytestconfig):
     run_dir = pytestconfig.rootpath / "reports/h200/model/paper-fig7a"
-    content = json.loads(
-        run(f"{run_dir}:fixed_split", f"{run_dir}:lean", "--format", "json").stdout
-    )
+    content = in_format("json", f"{run_dir}:fixed_split", f"{run_dir}:lean")
     assert (content["pairs_without_samples"], len(content["pairs"])) == (0, 10)
     assert content["best_gain"]["cell"] == "fixed_split → lean · b1 h56 n1024 d64 fp16 HND"
     # 8.8 and 9.6 µs.
     assert content["best_gain"]["ratio"] == pytest.approx(8.8 / 9.6, rel=0.01)
-    content = json.loads(run(str(run_dir), f"{run_dir}-again", "--format", "json").stdout)
+    content = in_format("json", str(run_dir), f"{run_dir}-again")
     assert content["counts"] == {"same": 30}
 
 
-def test_a_warning_stands_beside_the_verdict_in_every_format(tmp_path):
+def test_a_warning_stands_beside_the_verdict_in_every_format():
     unsafe = "the GPU's own clock gives 9.00 µs a launch: neither figure is safe"
     other = "the GPU's own clock gives 8.00 µs a launch: neither figure is safe"
-    base = [row(problem(context), "lean", spread(10.0)) for context in CONTEXTS[:3]]
-    new = [
-        row(problem(context), "lean", spread(us), warnings=warnings)
-        for context, us, warnings in zip(
-            CONTEXTS, (10.0, 9.0, 10.0), ([unsafe], [other], []), strict=False
-        )
-    ]
-    paths = [
-        str(write_run(tmp_path / name, rows)) for name, rows in (("before", base), ("after", new))
-    ]
+    cells = zip(CONTEXTS, (10.0, 9.0, 10.0), ([unsafe], [other], []), strict=False)
+    write_run(Path("a"), [row(problem(context), "lean", spread(10.0)) for context in CONTEXTS[:3]])
+    new = [row(problem(n), "lean", spread(us), warnings=warnings) for n, us, warnings in cells]
+    write_run(Path("b"), new)
+    paths = ("a", "b")
     told = f"! a row has a warning, in 2 cells. lean (2 rows): at worst, {unsafe}."
     table = run(*paths, "--all").stdout
     lines = [line.split() for line in table.splitlines() if re.match(r"n\d", line)]
     verdicts = {words[0]: " ".join(words[4:-3]) for words in lines}
     assert verdicts == {"n1024": "same !", "n2048": "faster !", "n4096": "same"}
     assert told in " ".join(table.split())
-    markdown = run(*paths, "--format", "markdown").stdout
+    markdown = in_format("markdown", *paths)
     assert "| same ! |" in markdown
     assert "| faster ! |" in markdown
     assert told in markdown
-    pairs = json.loads(run(*paths, "--format", "json").stdout)["pairs"]
-    assert {pair["problem"]["context"]: pair["new_warnings"] for pair in pairs} == {
-        1024: [unsafe],
-        2048: [other],
-        4096: [],
-    }
-    lines = list(csv.DictReader(io.StringIO(run(*paths, "--format", "csv").stdout)))
+    pairs = in_format("json", *paths)["pairs"]
+    warned = {pair["problem"]["context"]: pair["new_warnings"] for pair in pairs}
+    assert warned == {1024: [unsafe], 2048: [other], 4096: []}
+    lines = in_format("csv", *paths)
     assert [line["new_warnings"] for line in lines] == [other, unsafe, ""]
     assert [line["base_warnings"] for line in lines] == ["", "", ""]
 
 
-def test_host_times_say_what_they_are_of_where_they_are_shown(tmp_path):
-    fields = {"lean": {"host_us": 40.0}, "fa2": {"host_us": 10.0}}
-    rows = [row(problem(), name, spread(10.0), **own) for name, own in fields.items()]
-    path = write_run(tmp_path / "run", rows)
-    for format_ in ("table", "markdown"):
-        shown = run(f"{path}:lean", f"{path}:fa2", "--format", format_).stdout
+def test_host_times_say_what_they_are_of_where_they_are_shown():
+    host_us = {"lean": 40.0, "fa2": 10.0}
+    rows = [row(problem(), name, spread(10.0), host_us=us) for name, us in host_us.items()]
+    write_run(Path("run"), rows)
+    for kind in ("table", "markdown"):
+        shown = in_format(kind, "run:lean", "run:fa2")
         assert "host: of lean its whole public call" in shown
-    bare = write_run(tmp_path / "bare", [row(problem(), name, spread(10.0)) for name in fields])
-    assert "host:" not in run(f"{bare}:lean", f"{bare}:fa2").stdout
+    write_run(Path("bare"), [row(problem(), name, spread(10.0)) for name in host_us])
+    assert "host:" not in run("bare:lean", "bare:fa2").stdout

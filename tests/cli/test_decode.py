@@ -1,13 +1,20 @@
 """`leanbench decode`: its sweep, bad input, and a predicted run from end to end."""
 
-from __future__ import annotations
-
-import json
+from pathlib import Path
 
 import pytest
-from cli.test_sweep import assert_refused, invoke
+from cli.running import invoke, printed
 
-from leanbench.records.reading import read_run
+from leanbench.records.reading import Run, read_run
+
+pytestmark = pytest.mark.usefixtures("no_gpu")
+
+
+def decoded(out: Path, words: str) -> Run:
+    """Predict a sweep for an H200, without a report. Return its run."""
+    command = f"decode {words} --gpu h200 --out {out} --name one --no-report"
+    printed(*command.split())
+    return read_run(out / "one")
 
 
 def test_a_prediction_is_a_run_with_a_report(tmp_path):
@@ -15,7 +22,7 @@ def test_a_prediction_is_a_run_with_a_report(tmp_path):
         f"decode opt-6.7b --positions 64k --context 2k,64k,128k --kernels lean,fa2,sdpa"
         f" --gpu h200 --out {tmp_path} --name one --quiet"
     )
-    assert invoke(*command.split()).exit_code == 0
+    printed(*command.split())
     run = read_run(tmp_path / "one")
     by_cell = {(row.kernel, problem.context): row for row, problem in run.results}
     assert len(by_cell) == 9
@@ -27,11 +34,9 @@ def test_a_prediction_is_a_run_with_a_report(tmp_path):
     assert (lean.attention_share or 0) > 0.5
     assert (lean.latency_us or 0) < (fa2.latency_us or 0)
     assert run.manifest["command"].startswith("leanbench decode opt-6.7b --context 2k")
-    again = invoke(*command.split(), "--resume")
-    assert again.exit_code == 0
+    printed(*command.split(), "--resume")
     assert len(read_run(tmp_path / "one").results) == 9
-    page = (tmp_path / "one" / "report.html").read_text()
-    assert "tokens" in page
+    assert "tokens" in (tmp_path / "one" / "report.html").read_text()
 
 
 @pytest.mark.deep
@@ -40,7 +45,7 @@ def test_the_bound_is_marked_and_compared_nowhere(tmp_path):
         "decode llama-3-8b --context 4k --kernels lean,fa2,no_attention --gpu h200"
         f" --out {tmp_path} --name one --no-report"
     )
-    shown = invoke(*command.split()).stdout
+    shown = printed(*command.split())
     run = read_run(tmp_path / "one")
     us = {row.kernel: row.latency_us or 0 for row, _ in run.results}
     assert us["no_attention"] < us["lean"] < us["fa2"]
@@ -56,7 +61,7 @@ def test_the_bound_is_marked_and_compared_nowhere(tmp_path):
 
 def test_the_models_of_a_list_have_the_options(tmp_path):
     command = "decode llama-3-70b,qwen3-32b --tp 8 --layers 4 --context 1k --gpu h200 --dry-run"
-    shown = invoke(*command.split()).stdout
+    shown = printed(*command.split())
     assert "model=llama-3-70b:tp=8:layers=4" in shown
     assert "model=qwen3-32b:tp=8:layers=4" in shown
 
@@ -84,19 +89,14 @@ def test_default_contexts_end_at_the_models_positions(tmp_path):
     assert "gemma-3-27b has" not in said
 
 
-def test_a_quiet_run_says_nothing_of_contexts():
+def test_a_quiet_run_says_nothing_of_contexts_and_given_ones_are_not_cut():
     command = "decode opt-1.3b --kernels fa2 --gpu h200 --dry-run"
-    for quiet in (False, True):
-        result = invoke(*command.split(), *["--quiet"] * quiet)
+    for words in ("", "--quiet", "--context 4k"):
+        result = invoke(*command.split(), *words.split())
         assert result.exit_code == 0
-        assert ("positions: contexts" in " ".join(result.stderr.split())) is not quiet
-
-
-def test_contexts_that_are_asked_for_are_not_cut():
-    shown = invoke(*"decode opt-1.3b --context 4k --kernels fa2 --gpu h200 --dry-run".split())
-    assert "n4096" in shown.stdout
-    assert "1 cell (1 unsupported)" in shown.stdout
-    assert "positions: contexts" not in shown.stderr
+        assert ("positions: contexts" in " ".join(result.stderr.split())) is not bool(words)
+    assert "n4096" in result.stdout
+    assert "1 cell (1 unsupported)" in result.stdout
 
 
 def test_a_model_that_fits_nowhere_ends_with_1(tmp_path):
@@ -110,58 +110,17 @@ def test_what_a_prediction_leaves_out_is_said(tmp_path):
     command = f"decode opt-6.7b --context 1k --kernels fa2 --gpu h200 --out {tmp_path} --name one"
     said = invoke(*command.split(), "--energy", "--prefill", "1k", "--no-report", "--quiet").stderr
     assert "Only a GPU can measure energy, prefill: left out." in said
-    ((row, _),) = read_run(tmp_path / "one").results
+    [(row, _)] = read_run(tmp_path / "one").results
     assert row.latency_us is not None
     assert (row.energy_per_token_j, row.prefill_us) == (None, None)
 
 
-def test_batches_are_drawn_as_those_of_sweeps(tmp_path):
-    command = (
-        f"decode llama-3-8b --batch 4 --context 8k --lengths azure-code --kernels fa2 --gpu h200"
-        f" --out {tmp_path} --name drawn --no-report --quiet"
-    )
-    assert invoke(*command.split()).exit_code == 0
-    ((row, problem),) = read_run(tmp_path / "drawn").results
+def test_batches_are_drawn_as_those_of_sweeps_and_the_manifest_has_the_request(tmp_path):
+    words = "gpt-oss-20b --batch 4 --context 8k --lengths azure-code --kernels lean"
+    run = decoded(tmp_path, words)
+    [(row, problem)] = run.results
     assert problem.is_ragged
     assert row.tokens_per_s == pytest.approx(4e6 / (row.latency_us or 0))
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["opt-6.7"], "there is no model or config.json 'opt-6.7', did you mean"),
-        (
-            ["llama-2-7b"],
-            "the weights of llama-2-7b are not known, only its attention is: give the path of the"
-            " config.json of meta-llama/Llama-2-7b-hf",
-        ),
-        (
-            ["meta-llama/Meta-Llama-3-8B"],
-            "there is no model or config.json 'meta-llama/Meta-Llama-3-8B', give its path, or name"
-            " llama-3-8b",
-        ),
-        (["opt-6.7b", "--tp", "2"], "tp 2 conflicts with opt-6.7b"),
-        (["llama-3-8b", "--layers", "33"], "layers 33 is above the maximum of 32"),
-        (["llama-3-8b", "--kernels", "none"], "there is no kernel 'none'"),
-    ],
-)
-def test_bad_input_is_one_sentence(words, sentence):
-    assert_refused(invoke("decode", *words, "--dry-run"), sentence)
-
-
-def test_a_whole_model_goes_with_no_heads_and_no_model(tmp_path):
-    said = "whole_model sets heads: leave heads or whole_model out"
-    assert_refused(invoke("sweep", "decode", "--heads", "32", "--dry-run"), said)
-    said = "whole_model sets model: leave model or whole_model out"
-    assert_refused(invoke("sweep", "decode", "--model", "opt-6.7b", "--dry-run"), said)
-
-
-def test_a_run_names_what_it_asked_for(tmp_path):
-    command = (
-        f"decode gpt-oss-20b --context 1k --kernels lean --gpu h200 --out {tmp_path}"
-        " --name one --no-report --quiet"
-    )
-    assert invoke(*command.split()).exit_code == 0
-    (grid,) = json.loads((tmp_path / "one" / "manifest.json").read_text())["sweep"]["grids"]
+    [grid] = run.manifest["sweep"]["grids"]
     assert grid["whole_model"] == ["gpt-oss-20b"]
     assert "heads" not in grid

@@ -1,15 +1,16 @@
 """`leanbench doctor` on a machine without a GPU, and what becomes of its findings."""
 
-from __future__ import annotations
-
 import json
 import sys
 
 import pytest
-from typer.testing import CliRunner, Result
+from cli.running import invoke as invoke_any
+from typer.testing import Result
 
-from leanbench.cli.main import app
 from leanbench.doctor.machine import note, ok, problem
+
+FOLDER = ("runs", problem("cannot be written", "--out"))
+SLOW = ("environment", problem("X=[1] makes it slow", "unset X"))
 
 
 @pytest.fixture
@@ -34,7 +35,13 @@ def findings(monkeypatch):
 
 
 def invoke(*words: str) -> Result:
-    return CliRunner().invoke(app, ["doctor", *words])
+    return invoke_any("doctor", *words)
+
+
+def closing(*words: str) -> tuple[int, str]:
+    """Return the exit code and the last line."""
+    result = invoke(*words)
+    return result.exit_code, result.stdout.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -63,92 +70,47 @@ def test_json_of_a_machine_without_a_gpu():
     by_name = {finding["check"]: finding for finding in content["findings"]}
     assert by_name["gpu"]["values"] == {"gpus": 0}
     assert by_name["python"]["values"]["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert all(
-        set(finding) == {"check", "status", "text", "fix", "values"}
-        for finding in content["findings"]
-    )
+    keys = {"check", "status", "text", "fix", "values"}
+    assert all({*finding} == keys for finding in content["findings"])
 
 
 def test_a_problem_is_shown_with_its_fix_and_exits_with_1(findings):
-    findings(
-        ("torch", ok("torch 9")),
-        ("environment", problem("X=[1] makes it slow", "unset X")),
-        ("mig", note("half a GPU")),
-    )
+    findings(("torch", ok("torch 9")), SLOW, ("mig", note("half a GPU")))
     result = invoke()
     assert result.exit_code == 1
     lines = [line.rstrip() for line in result.stdout.splitlines()]
     at = next(number for number, line in enumerate(lines) if line.startswith("environment"))
     assert lines[at].split(maxsplit=2) == ["environment", "problem", "X=[1] makes it slow"]
     assert lines[at + 1].strip() == "-> unset X"
-    assert (
-        lines[-1]
-        == "1 problem, 1 note: solve the problems before you trust a figure of this machine."
+    assert lines[-1] == (
+        "1 problem, 1 note: solve the problems before you trust a figure of this machine."
     )
     assert result.stderr == "looking...\n"
+    assert invoke("--json").exit_code == 1
 
 
-@pytest.mark.parametrize(
-    ("extra", "closing"),
-    [
-        (
-            [("runs", problem("cannot be written", "--out"))],
-            "1 problem, no notes: solve the problems before you sweep here.",
-        ),
-        (
-            [
-                ("runs", problem("cannot be written", "--out")),
-                ("environment", problem("X=[1] makes it slow", "unset X")),
-            ],
-            "2 problems, no notes: solve the problems before you trust a figure of this machine.",
-        ),
-    ],
-)
-def test_a_folder_alone_says_nothing_about_figures(findings, extra, closing):
-    findings(("torch", ok("torch 9")), *extra)
-    result = invoke()
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (1, closing)
+def test_a_folder_alone_says_nothing_about_figures(findings):
+    findings(("torch", ok("torch 9")), FOLDER)
+    before = "solve the problems before you"
+    assert closing() == (1, f"1 problem, no notes: {before} sweep here.")
+    findings(FOLDER, SLOW)
+    assert closing() == (1, f"2 problems, no notes: {before} trust a figure of this machine.")
 
 
 def test_a_machine_that_can_measure(findings):
-    findings(
-        ("torch", ok("torch 9", torch="9")), ("mig", note("half a GPU", "buy another", mig=True))
-    )
-    result = invoke()
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (
-        0,
-        "no problems, 1 note: this machine can measure. --deep looks at every kernel, library and"
-        " counter.",
-    )
-    assert invoke("--deep").stdout.splitlines()[-1] == (
-        "no problems, 1 note: this machine can measure."
-    )
+    mig = note("half a GPU", "buy another", mig=True)
+    findings(("torch", ok("torch 9", torch="9")), ("mig", mig))
+    said = "no problems, 1 note: this machine can measure."
+    assert closing() == (0, f"{said} --deep looks at every kernel, library and counter.")
+    assert closing("--deep") == (0, said)
     result = invoke("--json")
     assert result.exit_code == 0
-    assert json.loads(result.stdout) == {
-        "can_measure": True,
-        "findings": [
-            {
-                "check": "torch",
-                "status": "ok",
-                "text": "torch 9",
-                "fix": None,
-                "values": {"torch": "9"},
-            },
-            {
-                "check": "mig",
-                "status": "note",
-                "text": "half a GPU",
-                "fix": "buy another",
-                "values": {"mig": True},
-            },
-        ],
-    }
-
-
-def test_problems_exit_with_1_as_json_too(findings):
-    findings(("torch", problem("no torch", "install it")))
-    assert invoke("--json").exit_code == 1
+    content = json.loads(result.stdout)
+    assert content["can_measure"] is True
+    assert [" ".join(map(str, finding.values())) for finding in content["findings"]] == [
+        "torch ok torch 9 None {'torch': '9'}",
+        "mig note half a GPU buy another {'mig': True}",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -160,19 +122,9 @@ def test_options_reach_the_checks(monkeypatch, tmp_path, words, quick, deep):
 
     def examine(machine, quick, announce):
         calls.append((machine.runs, machine.deep, quick))
-        return iter(())
+        return ()
 
     monkeypatch.setattr("leanbench.doctor.checks.examine", examine)
     monkeypatch.setattr("leanbench.doctor.machine.Machine.can_launch", False)
     assert invoke(*words, "--out", str(tmp_path)).exit_code == 0
     assert calls == [(tmp_path, deep, quick)]
-
-
-def test_quick_and_deep_contradict_each_other():
-    result = invoke("--quick", "--deep")
-    assert result.exit_code == 2
-    assert (
-        result.stderr
-        == "Error: --deep takes minutes and --quick leaves out what takes seconds: give one of"
-        " them\n"
-    )

@@ -1,24 +1,17 @@
 """`leanbench merge`, and the flags of commands that use many machines."""
 
-from __future__ import annotations
-
 import json
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
-
-from leanbench.cli.main import app
+from cli.running import printed
 
 AXES = "--heads 8 --head-dim 64 --context 1k:3k:+1k --kernels lean,fa2 --gpu h200 --no-report -q"
 
 
 def invoke(words: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, [*words.split(), "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
+    printed(*words.split(), "--out", str(tmp_path))
 
 
 def figures(path: Path) -> list[dict[str, Any]]:
@@ -34,12 +27,9 @@ def test_two_shards_merged_are_one_run(tmp_path):
     for shard in "12":
         invoke(f"sweep {AXES} --name s{shard} --shard {shard}/2", tmp_path)
     assert len(figures(tmp_path / "s1")) == 4
-    merged = ["merge", str(tmp_path / "s2"), str(tmp_path / "s1"), "--out", str(tmp_path / "both")]
-    done = CliRunner().invoke(app, merged)
-    assert done.exit_code == 0, done.output
-    assert done.stdout.split() == [
-        str(tmp_path / "both" / name) for name in ("report.html", "report.csv")
-    ]
+    both = tmp_path / "both"
+    shown = printed("merge", str(tmp_path / "s2"), str(tmp_path / "s1"), "--out", str(both))
+    assert shown.split() == [str(both / name) for name in ("report.html", "report.csv")]
     assert figures(tmp_path / "both") == figures(tmp_path / "whole")
     manifests = [
         json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("both", "whole")
@@ -48,23 +38,3 @@ def test_two_shards_merged_are_one_run(tmp_path):
     both, whole = ({key: of[key] for key in of if key not in own} for of in manifests)
     assert both == whole
     assert len((tmp_path / "both" / "report.csv").read_text().splitlines()) == 7
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            "sweep smoke --executor ray",
-            "--executor ray needs Ray .*: pip install '..ray.' in",
-        ),
-        ("merge nowhere --out both", "there is no run 'nowhere'"),
-        ("merge nowhere --out ./", "--out './' names no run"),
-    ],
-)
-def test_bad_input_is_one_sentence(words, said, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    done = CliRunner().invoke(app, words.split())
-    assert done.exit_code == 2
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("Error: ")
-    assert re.search(said, done.stderr), done.stderr

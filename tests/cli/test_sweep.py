@@ -1,7 +1,5 @@
 """`leanbench sweep`: bad input, and what it prints. Nothing here starts a worker."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -11,12 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cli.running import invoke, printed, refusal
 from depth import diagonal
 from rich.console import Console
-from typer.testing import CliRunner, Result
 
 from leanbench.cli import sweep_run
-from leanbench.cli.main import app
 from leanbench.cli.options import RunFlags
 from leanbench.cli.progress import SweepProgress
 from leanbench.core.registry import kernels
@@ -32,124 +29,7 @@ from leanbench.run.estimate import estimated_seconds
 from leanbench.run.sweep_file import load_sweep, shipped_sweeps
 from leanbench.run.worker_process import WorkerTarget
 
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch):
-    monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words))
-
-
-def assert_refused(result: Result, words: str) -> None:
-    assert result.exit_code == 2, result.output
-    [error] = [line for line in result.stderr.splitlines() if not line.startswith("No GPU here")]
-    assert error.startswith("Error: ")
-    assert words in error
-    assert result.stdout == ""
-
-
-#: Arguments of `leanbench sweep`; the snapshot has the message of each.
-REFUSED = [
-    "--heads 32/5",
-    "--lengths mean-0.1 --batch 8",
-    "--lengths 64k+16x3 --batch 8",
-    "--capacity 2k",
-    "--model lama-3-8b",
-    "models --head-dim 64",
-    "--kernels laen",
-    "--head-dim 100000",
-    "--context 1k:8k:+0",
-    "--context 1k:8k:x0",
-    "--config lean:nope=1",
-    "--config lean:tile_tokens=abc",
-    "smoke extra",
-    "--configs worst",
-    "smokee",
-    "--gpu a1000",
-    "--gpu ''",
-    "--out=",
-    "--baseline ' '",
-    "'--gpu= '",
-    "--timeout '\t'",
-    "''",
-    "--gpu=h200 ''",
-    "--timeout soon",
-    "--budget 0",
-    "--cache hot",
-    "--ci 0.5",
-    "--ci 60%",
-    "--min-samples 5",
-    "--max-samples 9",
-    "--max-samples 10001",
-    "--window long",
-    "--energy --window 1s",
-    "--sustained --window 2h",
-    "--energy --window 1000000h",
-    "--window 3",
-    "--lengths zipf --batch 8 --lengths-on host",
-    "--lengths 64k+16x3 --lengths-on host,device",
-    "--name ../up",
-    "--name -x",
-    "--lengths 64k+",
-    "--lengths 16x",
-    "--rotary-dim 63",
-    "--parallel cp:100000000",
-    "--kv-layout foo",
-    "--whole-model opt-6.7b:tp=2:tp=4",
-    "--window-right none,5",
-    "--rotary-interleaved yes",
-    "--q-len 1,4 --q-lens 5",
-    "--scaled no",
-    "--name " + "x" * 101,
-    "--resume",
-    "--name never --resume",
-    "--kernels lean,fa2 --baseline cudnn",
-    "--context 1k --context 2k",
-    "--context=1k --context 2k",
-    "--executor slurm",
-    "--ray-address a:1",
-    "--mix-boards",
-    "--shard 3/2",
-    "--shard 99/99",
-    "smoke --seed 5",
-    "smoke --draw 0",
-    "models --head-dim 64 --draw 10001",
-]
-
-
-def test_refusals(tmp_path, monkeypatch, snapshot):
-    monkeypatch.chdir(tmp_path)
-    messages = []
-    for words in REFUSED:
-        result = invoke("sweep", *shlex.split(words))
-        assert (result.exit_code, result.stdout) == (2, ""), words
-        errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-        assert len(errors) == 1, result.stderr
-        messages += [f"$ leanbench sweep {words}", *result.stderr.splitlines()]
-    assert not list(tmp_path.iterdir())
-    assert "\n".join(messages) == snapshot
-
-
-@pytest.mark.parametrize(
-    ("words", "list_command"),
-    [
-        ("--kernels nope", "leanbench list kernels"),
-        ("nope", "leanbench list sweeps"),
-        ("--model nope", "leanbench list models"),
-    ],
-)
-def test_an_unknown_name_points_to_the_list(words, list_command):
-    assert_refused(invoke("sweep", *words.split()), f" more (`{list_command}`)")
-
-
-@pytest.mark.parametrize(
-    ("words", "value"),
-    [("my/own.toml", "'my/own.toml'"), ("--require-gpu", "NVML"), ("--config lean:foo=1", "'foo'")],
-)
-def test_refusals_that_depend_on_the_machine_or_the_catalogue(words, value):
-    assert_refused(invoke("sweep", *words.split()), value)
+pytestmark = pytest.mark.usefixtures("no_gpu")
 
 
 @pytest.fixture
@@ -185,7 +65,7 @@ def test_flags_say_what_is_measured_and_how_hard(started):
         "--cache warm --sustained --energy --window 5s --occupancy --counters --ci 2% --min-samples"
         " 6 --max-samples 20"
     )
-    assert invoke("sweep", "--no-report", "--kernels", "lean", *flags.split()).exit_code == 0
+    printed("sweep", "--no-report", "--kernels", "lean", *flags.split())
     ((sweep, cells, manifest, command),) = started
     effort = Effort(relative_ci=0.02, min_samples=6, max_samples=20)
     assert sweep.measure == MeasureOptions(effort, "warm", True, True, 5.0, True, True)
@@ -199,11 +79,9 @@ def test_flags_say_what_is_measured_and_how_hard(started):
 @pytest.mark.usefixtures("h200_here")
 def test_a_worker_knows_the_most_gpus_of_a_problem(monkeypatch, started, parallel, gpus):
     targets: list[WorkerTarget] = []
-    monkeypatch.setattr(
-        "leanbench.run.worker_process.WorkerTarget",
-        lambda *fields: targets.append(WorkerTarget(*fields)),
-    )
-    assert invoke("sweep", "--no-report", "--parallel", parallel).exit_code == 0
+    target = "leanbench.run.worker_process.WorkerTarget"
+    monkeypatch.setattr(target, lambda *fields: targets.append(WorkerTarget(*fields)))
+    printed("sweep", "--no-report", "--parallel", parallel)
     assert [target.gpus for target in targets] == [gpus]
 
 
@@ -211,18 +89,15 @@ def test_a_worker_knows_the_most_gpus_of_a_problem(monkeypatch, started, paralle
 def test_a_file_says_what_is_measured_and_flags_add_to_it(tmp_path, started):
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\nkernels = ["lean"]\nenergy = true\ncache = "warm"\n')
-    assert invoke("sweep", str(file), "--no-report", "--occupancy").exit_code == 0
-    assert invoke("sweep", str(file), "--no-report", "--cache", "cold").exit_code == 0
+    printed("sweep", str(file), "--no-report", "--occupancy")
+    printed("sweep", str(file), "--no-report", "--cache", "cold")
     assert [sweep.measure for sweep, *_ in started] == [
         MeasureOptions(energy=True, cache="warm", occupancy=True),
         MeasureOptions(energy=True),
     ]
 
 
-def test_what_cannot_be_predicted_is_refused_or_said():
-    assert_refused(
-        invoke("sweep", "--cache", "warm", "--dry-run"), "--cache warm cannot be predicted"
-    )
+def test_what_cannot_be_predicted_is_said():
     result = invoke("sweep", "--energy", "--sustained", "--occupancy", "--dry-run")
     assert result.exit_code == 0
     assert "Only a GPU can measure sustained, occupancy: left out." in result.stderr
@@ -231,47 +106,35 @@ def test_what_cannot_be_predicted_is_refused_or_said():
 def test_windows_of_a_file_are_checked_as_those_of_flags(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\nenergy = true\n')
-    refused = invoke("sweep", str(file), "--window", "0.1s", "--dry-run")
-    assert_refused(refused, "a window of 0.1 s measures no energy")
-    assert invoke("sweep", str(file), "--window", "60s", "--dry-run").exit_code == 0
+    refused = refusal("sweep", str(file), "--window", "0.1s", "--dry-run")
+    assert "a window of 0.1 s measures no energy" in refused
+    printed("sweep", str(file), "--window", "60s", "--dry-run")
 
 
 @pytest.mark.parametrize(
-    ("words", "alike"),
-    [
-        ("--lengths zipf --batch 1,8", "1"),
-        ("--lengths zipf,uniform --batch 8", "uniform"),
-        ("--lengths 64kx3", "one by one"),
-    ],
+    "words", ["--lengths zipf --batch 1,8", "--lengths zipf,uniform --batch 8", "--lengths 64kx3"]
 )
-def test_lengths_on_the_host_may_be_asked_for_where_some_batch_has_one_length(words, alike):
-    assert invoke("sweep", "--dry-run", "--lengths-on", "host", *words.split()).exit_code == 0
+def test_lengths_on_the_host_may_be_asked_for_where_some_batch_has_one_length(words):
+    printed("sweep", "--dry-run", "--lengths-on", "host", *words.split())
 
 
 def test_a_file_of_lengths_is_cut_at_no_context_unless_asked_for(tmp_path, started, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine").write_text("300\n700\n20000\n5000\n")
     Path("other").write_text("30000\n")
-    for words in (
-        "--lengths mine",
-        "smoke --lengths mine,other",
-        "--lengths mine,zipf",
-        "--lengths mine --context 1k,32k",
+    for words, context in (
+        ("--lengths mine", ""),
+        ("smoke --lengths mine,other", ""),
+        ("--lengths mine,zipf", "1024, 4096, 16384"),
+        ("--lengths mine --context 1k,32k", "1024"),
     ):
         result = invoke("sweep", "--batch", "64", *words.split())
         cut = [line for line in result.stderr.splitlines() if line.startswith("Lengths of ")]
-        if words == "--lengths mine,zipf":
-            assert cut == [
-                "Lengths of mine reach 20000 tokens and are cut at the context (1024, 4096, 16384):"
-                " --context 20000 cuts none."
-            ]
-        elif words.endswith("32k"):
-            assert cut == [
-                "Lengths of mine reach 20000 tokens and are cut at the context (1024): --context"
-                " 20000 cuts none."
-            ]
-        else:
-            assert cut == []
+        sentence = (
+            f"Lengths of mine reach 20000 tokens and are cut at the context ({context}): --context"
+            " 20000 cuts none."
+        )
+        assert cut == ([sentence] if context else [])
     contexts = [grid["context"] for sweep, *_ in started for grid in sweep.grids]
     assert contexts[0] == (20000,)
     assert {(30000,), (1024, 32768)} < set(contexts)
@@ -295,24 +158,24 @@ def test_what_is_asked_for_comes_on_top_of_the_longest_time(monkeypatch, flags, 
         return limits(*arguments)
 
     monkeypatch.setattr(sweep_run, "limits_from_flags", watched)
-    assert invoke("sweep", "--dry-run", *flags).exit_code == 0
+    printed("sweep", "--dry-run", *flags)
     assert seen == [timeout_s]
 
 
 @pytest.mark.parametrize(
     ("words", "say"),
     [
-        (["frob"], "No such command 'frob'"),
-        (["sweep", "--frob"], "--frob"),
-        (["sweep", "--max-samples", "1e9"], "Error: --max-samples '1e9' is refused: write a"),
-        (["sweep", "smoke", "--draw=abc"], "Error: --draw 'abc' is refused: write a whole number "),
-        (["sweep", "smoke", "--draw", "3", "--draw", "abc"], "Error: --draw 'abc' is refused: "),
-        (["merge", "--", "--out", "x"], "Missing option '--out'"),
-        (["configs", "validate", "--problems", "0"], "Error: --problems '0' is refused: "),
+        ("frob", "No such command 'frob'"),
+        ("sweep --frob", "--frob"),
+        ("sweep --max-samples 1e9", "Error: --max-samples '1e9' is refused: write a"),
+        ("sweep smoke --draw=abc", "Error: --draw 'abc' is refused: write a whole number "),
+        ("sweep smoke --draw 3 --draw abc", "Error: --draw 'abc' is refused: "),
+        ("merge -- --out x", "Missing option '--out'"),
+        ("configs validate --problems 0", "Error: --problems '0' is refused: "),
     ],
 )
 def test_unknown_commands_and_flags_are_usage_errors(words, say):
-    result = invoke(*words)
+    result = invoke(*words.split())
     assert result.exit_code == 2
     assert say in result.stderr
     assert "Traceback" not in result.output
@@ -325,9 +188,8 @@ def test_a_path_may_end_with_an_equals_sign(tmp_path):
 
 
 def test_a_dry_run_names_the_first_cells_and_counts_the_others():
-    result = invoke("sweep", "--dry-run", "--context", "1k:50k:+1k,2000m", "--kernels", "lean")
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
+    shown = printed("sweep", "--dry-run", "--context", "1k:50k:+1k,2000m", "--kernels", "lean")
+    lines = shown.splitlines()
     assert sum(line.startswith("lean") for line in lines) == 40
     assert lines[-2] == "and 11 more"
     assert lines[-1].startswith("51 cells (1 do not fit its memory), less than 1 s; ")
@@ -355,16 +217,8 @@ def test_a_terminal_says_the_models_error_once_and_a_page_all_of_it(tmp_path):
 
 
 def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
-    result = invoke(
-        "sweep",
-        "--dry-run",
-        "--out",
-        str(tmp_path / "runs"),
-        "--context",
-        "1k,8m",
-        "--kernels",
-        "lean",
-    )
+    words = "--dry-run --context 1k,8m --kernels lean --out"
+    result = invoke("sweep", *words.split(), str(tmp_path / "runs"))
     assert result.exit_code == 0
     assert "No GPU here: the sweep custom would be predicted for NVIDIA A100" in result.stderr
     assert result.stdout.splitlines()[0].rstrip() == "custom: 2 cells for a100-80gb"
@@ -379,7 +233,7 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
 
 def test_a_dry_run_of_a_resumed_sweep_lists_the_cells_that_are_left(tmp_path):
     words = ["smoke", "--kernels", "lean", "--out", str(tmp_path), "--no-report"]
-    assert invoke("sweep", *words, "--name", "one", "--quiet").exit_code == 0
+    printed("sweep", *words, "--name", "one", "--quiet")
     results = tmp_path / "one" / "results.jsonl"
     lines = results.read_bytes().splitlines(keepends=True)
     results.write_bytes(b"".join(lines[:6]))
@@ -408,7 +262,7 @@ def test_a_dry_run_of_a_resumed_sweep_lists_the_cells_that_are_left(tmp_path):
     ],
 )
 def test_a_dry_run_counts_what_the_run_says_is_unsupported(tmp_path, words, unsupported):
-    dry = invoke("sweep", *words.split(), "--dry-run").stdout
+    dry = printed("sweep", *words.split(), "--dry-run")
     counted = f" ({unsupported} unsupported), " if unsupported else " cells, "
     assert counted in dry.splitlines()[-1]
     invoke("sweep", *words.split(), "--out", str(tmp_path), "--name", "r", "-q", "--no-report")
@@ -427,17 +281,13 @@ def _row_of(kernel: str, status: str, reason: str | None = None) -> Any:
 LARGE = _row_of("lean", "out_of_memory", "needs 2 GB")
 UNSUPPORTED = _row_of("fa2", "unsupported", "it has no schedule")
 LIBRARY = _row_of("cudnn_best", "unsupported", "it is a library")
-OK = _row_of("lean", "ok")
-CRASHED = _row_of("lean", "crashed", "signal 11")
+OK, CRASHED = _row_of("lean", "ok"), _row_of("lean", "crashed", "signal 11")
 
 
-@pytest.mark.parametrize("rows", [[], [OK], [UNSUPPORTED, LARGE, OK]])
-def test_a_run_with_a_result_is_not_explained(rows):
-    assert sweep_run.explain_nothing_ran(_run_of(rows)) == ""
-    assert not sweep_run.has_failed(_run_of(rows))
-
-
-def test_a_crash_fails_the_run():
+def test_a_run_with_a_result_is_not_explained_and_a_crash_fails_it():
+    for rows in ([], [OK], [UNSUPPORTED, LARGE, OK]):
+        assert sweep_run.explain_nothing_ran(_run_of(rows)) == ""
+        assert not sweep_run.has_failed(_run_of(rows))
     assert sweep_run.has_failed(_run_of([OK, CRASHED]))
 
 
@@ -450,9 +300,9 @@ def test_a_run_without_a_result_is_explained(snapshot):
 
 
 def test_missing_libraries_are_named_with_what_installs_them(monkeypatch, snapshot):
+    absent = "is not installed here (no module flashinfer): pip install a b"
     missing = {
-        "flashinfer_best": "is not installed here (no module flashinfer): pip install a b",
-        "flashinfer": "is not installed here (no module flashinfer): pip install a b",
+        **dict.fromkeys(("flashinfer_best", "flashinfer"), absent),
         "flash_attn_3": "is not installed here: pip install vllm, or set PATH_OF_IT",
         "flash_attn": "needs another torch",
     }
@@ -467,29 +317,23 @@ def test_missing_libraries_are_named_with_what_installs_them(monkeypatch, snapsh
     assert message("") == message("cudnn_best", ran="lean fa2") == ""
     # What ran somewhere is not missing there.
     assert message("", ran="lean flashinfer") == ""
-    assert (
-        "\n".join(
-            [
-                message("flashinfer_best flash_attn_3"),
-                message("flashinfer_best flashinfer flash_attn_3", ran="lean fa2"),
-                message("flash_attn", ran="lean fa2"),
-                message("flashinfer_best cudnn_best", "predicted"),
-                message("cudnn_best", "predicted"),
-                message("fa2", "predicted"),
-            ]
-        )
-        == snapshot
-    )
+    messages = [
+        message("flashinfer_best flash_attn_3"),
+        message("flashinfer_best flashinfer flash_attn_3", ran="lean fa2"),
+        message("flash_attn", ran="lean fa2"),
+        *(message(names, "predicted") for names in ("flashinfer_best cudnn_best", "cudnn_best")),
+        message("fa2", "predicted"),
+    ]
+    assert "\n".join(messages) == snapshot
 
 
 @pytest.mark.parametrize("flags", [[], ["--energy"]])
 def test_energy_is_predicted_if_asked_for(tmp_path, flags):
     words = ["--gpu", "h200", "--heads", "8", "--context", "1k", "--out", str(tmp_path)]
-    result = invoke("sweep", *words, "--name", "r", "--no-report", *flags)
-    assert result.exit_code == 0, result.output
+    shown = printed("sweep", *words, "--name", "r", "--no-report", *flags)
     run = read_run(tmp_path / "r")
     assert {row.energy_mj is not None for row, _ in run.results} == {bool(flags)}
-    assert ("energy of one launch" in result.stdout) == bool(flags)
+    assert ("energy of one launch" in shown) == bool(flags)
     commands = [sweep_command(row, problem, run) for row, problem in run.results]
     assert {"--energy" in command for command in commands} == {bool(flags)}
 
@@ -506,8 +350,11 @@ def test_a_model_that_no_kernel_is_predicted_for_gets_one_reason(tmp_path):
 
 
 def test_a_dry_run_of_models_says_whose_shapes_it_takes():
-    words = "--model Llama-3.3-70B,qwen2.5-72b --tp 1,8 --context 4k --batch 1".split()
-    result = invoke("sweep", *words, "--kernels", "lean", "--dry-run")
+    words = (
+        "sweep --model Llama-3.3-70B,qwen2.5-72b --tp 1,8 --context 4k --batch 1 --kernels lean"
+        " --dry-run"
+    ).split()
+    result = invoke(*words)
     assert result.exit_code == 0
     assert result.stderr.splitlines()[:2] == [
         "h64/8 d128: llama-3-70b, qwen2.5-72b",
@@ -515,65 +362,55 @@ def test_a_dry_run_of_models_says_whose_shapes_it_takes():
     ]
     cells = [line.split()[1:5] for line in result.stdout.splitlines() if line.startswith("lean")]
     assert cells == [["b1", "h64/8", "n4096", "d128"], ["b1", "h8/1", "n4096", "d128"]]
-    assert (
-        " d128: " not in invoke("sweep", *words, "--kernels", "lean", "--dry-run", "--quiet").stderr
-    )
+    assert " d128: " not in invoke(*words, "--quiet").stderr
 
 
 @pytest.mark.parametrize("name", diagonal([*shipped_sweeps()], keep=4))
 def test_every_shipped_sweep_can_be_run_dry(name):
-    result = invoke("sweep", name, "--gpu", "h200", "--dry-run")
-    assert result.exit_code == 0, result.stderr
+    shown = printed("sweep", name, "--gpu", "h200", "--dry-run")
     cells = len(expand(load_sweep(name)))
-    assert re.search(rf"^{cells} cells.*; nothing was run\.$", result.stdout, re.MULTILINE)
+    assert re.search(rf"^{cells} cells.*; nothing was run\.$", shown, re.MULTILINE)
 
 
 def test_the_banner_says_why_a_gpu_that_is_here_is_not_used(monkeypatch):
-    target = Target(
-        find("h200"), None, note="there is an NVIDIA H200 here, but torch is built without CUDA"
-    )
+    note = "there is an NVIDIA H200 here, but torch is built without CUDA"
+    target = Target(find("h200"), None, note=note)
     monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: target)
-    assert (
-        "there is an NVIDIA H200 here, but torch is built without CUDA: the sweep smoke would be"
-        " predicted" in invoke("sweep", "--dry-run").stderr
-    )
+    said = invoke("sweep", "--dry-run").stderr
+    assert f"{note}: the sweep smoke would be predicted" in said
+
+
+H200 = find("h200")
 
 
 def test_best_configs_take_longer_than_default_ones():
-    gpu = find("h200")
-    best = expand(Sweep("s", kernels=("lean",), configs="best"))[0]
-    default = expand(Sweep("s", kernels=("lean",)))[0]
-    assert (
-        estimated_seconds(best, gpu, predicted=False)
-        > 2 * estimated_seconds(default, gpu, predicted=False)
-        > 0
+    best_s, default_s = (
+        estimated_seconds(expand(sweep)[0], H200, predicted=False)
+        for sweep in (Sweep("s", kernels=("lean",), configs="best"), Sweep("s", kernels=("lean",)))
     )
+    assert best_s > 2 * default_s > 0
 
 
 def test_what_is_measured_beside_latency_takes_its_time():
-    gpu = find("h200")
     cell = expand(Sweep("s", kernels=("lean",)))[0]
 
+    def seconds(predicted: bool = False, **options: Any) -> float:
+        options_ = MeasureOptions(**options)
+        return estimated_seconds(cell, H200, predicted=predicted, options=options_)
+
     def added_s(**options: Any) -> float:
-        plain_s = estimated_seconds(cell, gpu, predicted=False)
-        return (
-            estimated_seconds(cell, gpu, predicted=False, options=MeasureOptions(**options))
-            - plain_s
-        )
+        return seconds(**options) - seconds()
 
     # The windows, and seconds around them; that of the read floor is shared by three kernels.
     assert 10 < added_s(sustained=True, window_s=10.0) < 12
-    assert added_s(energy=True, window_s=10.0) == pytest.approx(
-        4 / 3 * added_s(sustained=True, window_s=10.0)
-    )
-    assert added_s(occupancy=True, counters=True) == pytest.approx(
-        added_s(occupancy=True) + added_s(counters=True)
-    )
-    assert added_s(counters=True) > added_s(occupancy=True) > 0
+    sustained_s = added_s(sustained=True, window_s=10.0)
+    assert added_s(energy=True, window_s=10.0) == pytest.approx(4 / 3 * sustained_s)
+    occupancy_s, counters_s = added_s(occupancy=True), added_s(counters=True)
+    both_s = added_s(occupancy=True, counters=True)
+    assert both_s == pytest.approx(occupancy_s + counters_s)
+    assert counters_s > occupancy_s > 0
     assert added_s(window_s=10.0, cache="warm") == 0
-    assert estimated_seconds(
-        cell, gpu, predicted=True, options=MeasureOptions(energy=True)
-    ) == estimated_seconds(cell, gpu, predicted=True)
+    assert seconds(predicted=True, energy=True) == seconds(predicted=True)
 
 
 def test_default_names_never_collide(tmp_path, monkeypatch):
@@ -584,13 +421,10 @@ def test_default_names_never_collide(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sweep_run, "datetime", Clock)
     target = Target(find("a100"), None)
-    names = []
-    for _ in range(3):
-        path = sweep_run.run_path(RunFlags(out=tmp_path), [], Sweep("s"), target)
-        assert path.is_dir()
-        names.append(path.name)
+    paths = [sweep_run.run_path(RunFlags(out=tmp_path), [], Sweep("s"), target) for _ in range(3)]
+    assert all(path.is_dir() for path in paths)
     base = "s-a100-80gb-20300102-030405"
-    assert names == [base, f"{base}-2", f"{base}-3"]
+    assert [path.name for path in paths] == [base, f"{base}-2", f"{base}-3"]
 
 
 def test_progress_in_a_narrow_terminal_cuts_the_cells_name_alone(monkeypatch):

@@ -1,8 +1,4 @@
-"""Where the launch settings of a sweep come from, from the command line to the rows and the
-summary.
-"""
-
-from __future__ import annotations
+"""Where launch settings come from, from the command line to the rows and the summary."""
 
 import json
 import shlex
@@ -10,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.running import invoke
 from tuned_examples import H200, HEURISTIC, LARGE, family, tuned
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from leanbench.cli.main import app
 from leanbench.configs import store
 from leanbench.configs.store import save_families
 from leanbench.records.directory import read_rows
@@ -24,30 +20,25 @@ OVERRIDE = (
     "lean:implementation=triton,tile_tokens=64,num_warps=4,num_stages=2,"
     "ctas_per_sm=1,min_tiles_per_cta=1,align_grid=false"
 )
-SWEEP = (
-    "--heads",
-    "32/8",
-    "--context",
-    "4k,8k",
-    "--kernels",
-    "lean,fa2",
-    "--gpu",
-    "h200",
-    "--no-report",
-)
+SWEEP = "--heads 32/8 --context 4k,8k --kernels lean,fa2 --gpu h200 --no-report".split()
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(no_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove GPUs and tuned settings, also for workers."""
-    monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
     monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("LEANBENCH_CONFIGS")
 
 
 def sweep(tmp_path: Path, *words: str) -> Result:
-    return CliRunner().invoke(app, ["sweep", *SWEEP, "--out", str(tmp_path / "runs"), *words])
+    return invoke("sweep", *SWEEP, "--out", str(tmp_path / "runs"), *words)
+
+
+def swept(tmp_path: Path, name: str, *words: str) -> Result:
+    result = sweep(tmp_path, "--name", name, "--quiet", *words)
+    assert result.exit_code == 0, result.output
+    return result
 
 
 def by_cell(tmp_path: Path, name: str) -> dict[tuple[str, int], Row]:
@@ -57,9 +48,8 @@ def by_cell(tmp_path: Path, name: str) -> dict[tuple[str, int], Row]:
 
 def test_a_dry_run_says_how_settings_are_chosen(tmp_path):
     result = sweep(tmp_path, "--dry-run", "--configs", "heuristic", "--config", OVERRIDE)
-    cells = [
-        line.split() for line in result.stdout.splitlines() if line.startswith(("lean", "fa2"))
-    ]
+    lines = [line.split() for line in result.stdout.splitlines()]
+    cells = [words for words in lines if words[:1] in (["lean"], ["fa2"])]
     chosen = {kernel: {"given", "heuristic"} & {*words} for kernel, *words in cells}
     assert (len(cells), chosen) == (4, {"lean": {"given"}, "fa2": {"heuristic"}})
 
@@ -85,17 +75,10 @@ def test_tuned_configs_reach_the_rows_and_the_summary(tmp_path):
         f"{where}: timed at 8 x 8192 tokens, where nothing was faster",
     )
     assert [chosen["fa2", context][1:] for context in (4096, 8192)] == [("heuristic", None)] * 2
-    assert (
-        f"lean_triton: 1 of 2 cells with tuned configs ({where}), 1 by the heuristic."
-        in result.stdout.splitlines()
-    )
+    said = f"lean_triton: 1 of 2 cells with tuned configs ({where}), 1 by the heuristic."
+    assert said in result.stdout.splitlines()
     # The heuristic is still to be had, under its own cells.
-    assert (
-        sweep(
-            tmp_path, *kernels, "--name", "heuristic", "--configs", "heuristic", "--quiet"
-        ).exit_code
-        == 0
-    )
+    swept(tmp_path, "heuristic", *kernels, "--configs", "heuristic")
     plain = by_cell(tmp_path, "heuristic")
     assert plain["lean_triton", 4096].config == HEURISTIC.to_dict()
     assert plain["lean_triton", 4096].config_reason == "the heuristic was asked for"
@@ -109,21 +92,10 @@ def test_given_settings_are_run_and_resumed(tmp_path, monkeypatch):
     assert sweep(tmp_path, "--config", OVERRIDE, "--config", fa2, "--name", "given").exit_code == 0
     cells = by_cell(tmp_path, "given")
     assert {row.config_choice for row in cells.values()} == {"given"}
-    assert cells["lean", 4096].config == {
-        "implementation": "triton",
-        "tile_tokens": 64,
-        "num_warps": 4,
-        "num_stages": 2,
-        "ctas_per_sm": 1,
-        "min_tiles_per_cta": 1,
-        "align_grid": False,
-    }
-    assert cells["fa2", 8192].config == {
-        "implementation": "triton",
-        "tile_tokens": 64,
-        "num_warps": 4,
-        "num_stages": 2,
-    }
+    config = {"implementation": "triton", "tile_tokens": 64, "num_warps": 4, "num_stages": 2}
+    assert cells["fa2", 8192].config == config
+    more = {"ctas_per_sm": 1, "min_tiles_per_cta": 1, "align_grid": False}
+    assert cells["lean", 4096].config == config | more
     manifest = read_manifest(tmp_path / "runs" / "given")
     assert manifest["sweep"]["config"]["fa2"] == cells["fa2", 4096].config
     # The command can be repeated as it stands there.
@@ -132,7 +104,7 @@ def test_given_settings_are_run_and_resumed(tmp_path, monkeypatch):
     results = tmp_path / "runs" / "given" / "results.jsonl"
     lines = results.read_text().splitlines(keepends=True)
     results.write_text("".join(lines[:-1]))
-    resumed = CliRunner().invoke(app, [*again, "--name", "given", "--resume"])
+    resumed = invoke(*again, "--name", "given", "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert "3 of 4 cells are done, 1 are left." in resumed.stderr
     assert [row.cell for row in read_rows(tmp_path / "runs" / "given")] == manifest["cells"]
@@ -144,7 +116,7 @@ def test_given_settings_are_run_and_resumed(tmp_path, monkeypatch):
 @pytest.mark.deep
 def test_cells_are_left_to_the_kernels_and_settings_of_the_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("LEANBENCH_CONFIGS", "off")
-    assert sweep(tmp_path, "--name", "mine", "--quiet").exit_code == 0
+    swept(tmp_path, "mine")
     path = tmp_path / "runs" / "mine"
     [environment] = read_manifest(path)["environments"].values()
     own = environment["kernels"]
@@ -185,9 +157,9 @@ def test_cells_are_left_to_the_kernels_and_settings_of_the_rows(tmp_path, monkey
     [("--kernels", "fa2"), ("--configs", "heuristic"), ("--kernels", "lean", "--config", OVERRIDE)],
 )
 def test_settings_that_no_cell_uses_do_not_keep_a_run_from_its_end(tmp_path, words):
-    assert sweep(tmp_path, "--name", "mine", "--quiet", *words).exit_code == 0
+    swept(tmp_path, "mine", *words)
     path = tmp_path / "runs" / "mine"
     results = path / "results.jsonl"
     results.write_text(results.read_text().splitlines(keepends=True)[0])
     save_families(H200, [family()])
-    assert sweep(tmp_path, "--name", "mine", "--quiet", "--resume", *words).exit_code == 0
+    swept(tmp_path, "mine", "--resume", *words)

@@ -1,7 +1,5 @@
 """What `leanbench sweep` prints of rows with warnings, energy, occupancy and a warm L2."""
 
-from __future__ import annotations
-
 import re
 from io import StringIO
 from typing import Any
@@ -22,17 +20,10 @@ from leanbench.run.cells import Cell
 def row(
     kernel: str, latency_us: float | None, context: int = 1024, **fields: Any
 ) -> dict[str, Any]:
-    return {
-        "problem": AttentionProblem(1, 8, 8, context, 64).to_dict(),
-        "kernel": kernel,
-        "source": "measured",
-        "status": "ok",
-        "reason": None,
-        "cache": "cold",
-        "warnings": None,
-        "latency_us": latency_us,
-        **fields,
-    }
+    shared = {"source": "measured", "status": "ok", "reason": None, "cache": "cold"}
+    problem = AttentionProblem(1, 8, 8, context, 64).to_dict()
+    taken = {"problem": problem, "kernel": kernel, "latency_us": latency_us, "warnings": None}
+    return {**shared, **taken, **fields}
 
 
 def ended(kernel: str, latency_us: float | None, **fields: Any) -> Row:
@@ -44,13 +35,13 @@ def lines_of(capsys: pytest.CaptureFixture[str], rows: list[dict[str, Any]]) -> 
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
+def timed(context: int = 1024, **latencies_us: float) -> list[dict[str, Any]]:
+    return [row(name, us, context) for name, us in latencies_us.items()]
+
+
 INTERVAL: dict[str, Any] = {"latency_ci_low_us": 99.8, "latency_ci_high_us": 100.1}
-ENERGY: dict[str, Any] = {
-    "energy_mj": 4.0,
-    "energy_floor_mj": 3.2,
-    "sustained_power_w": 512.4,
-    "sustained_us": 10.46,
-}
+ENERGY: dict[str, Any] = {"energy_mj": 4.0, "energy_floor_mj": 3.2}
+ENERGY |= {"sustained_power_w": 512.4, "sustained_us": 10.46}
 #: Rows of the summaries in the snapshot.
 SUMMARIES = {
     "a figure per kernel, ratios, and the reason of a failure": [
@@ -106,6 +97,12 @@ SUMMARIES = {
         row("lean", 10.0),
         row("cudnn", None, status="unsupported", reason="no schedule"),
     ],
+    "a mark means ahead of all others": [
+        *timed(lean=10.0, fa2=10.05, fixed_split=30.0),
+        *timed(2048, lean=10.0, fa2=10.2, fixed_split=30.0),
+        *timed(4096, lean=10.2, fa2=10.0),
+        *timed(8192, lean=10.0),
+    ],
     "a run without lean": [
         row("fa2", 20.0, bandwidth_tb_s=2.0, read_floor_share=0.5),
         row("cudnn", 10.0, bandwidth_tb_s=4.0, read_floor_share=0.9),
@@ -120,25 +117,9 @@ def test_summaries(capsys, snapshot):
     assert "\n".join(lines) == snapshot
 
 
-@pytest.mark.parametrize(
-    ("latencies", "marked"),
-    [
-        ({"lean": 10.0, "fa2": 10.05, "fixed_split": 30.0}, []),
-        ({"lean": 10.0, "fa2": 10.2, "fixed_split": 30.0}, ["10.0"]),
-        ({"lean": 10.2, "fa2": 10.0}, ["10.0"]),
-        ({"lean": 10.0}, []),
-    ],
-)
-def test_a_mark_means_ahead_of_all_others(capsys, latencies, marked):
-    lines = lines_of(capsys, [row(name, us) for name, us in latencies.items()])
-    words = next(line for line in lines if line.startswith("b1")).split()
-    assert [words[i + 1] for i, word in enumerate(words) if word == "*"] == marked
-    assert ("* ahead of all others by more than 1%" in lines) == bool(marked)
-
-
 @pytest.mark.parametrize("columns", [30, 80])
 def test_sentences_are_wrapped_at_words(capsys, monkeypatch, columns):
-    rows = [row(name, us, 1024 << i) for i in range(3) for name, us in (("lean", 10), ("fa2", 9))]
+    rows = [own for i in range(3) for own in timed(1024 << i, lean=10, fa2=9)]
     whole = [line for line in lines_of(capsys, rows) if line.startswith(("Fastest", "By how"))]
     assert max(map(len, whole)) > 80
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -174,7 +155,7 @@ def test_the_fastest_is_green_on_a_terminal(monkeypatch, no_color):
         monkeypatch.setenv("NO_COLOR", "1")
     terminal = _Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
-    show_rows([row("lean", 10.0), row("fa2", 20.0)])
+    show_rows(timed(lean=10.0, fa2=20.0))
     written = terminal.getvalue()
     green = re.findall(r"\x1b\[1;32m(.*?)\x1b\[0m", written)
     assert [text.strip() for text in green] == ([] if no_color else ["* 10.0", "Fastest:"])
@@ -182,17 +163,16 @@ def test_the_fastest_is_green_on_a_terminal(monkeypatch, no_color):
 
 
 def test_1500_rows_do_not_print_1500_lines(capsys):
-    reason = (
-        "the confidence interval of the median reaches {}% to one side after 60 samples, above 0.5%"
-    )
-    rows = [
-        row("lean", 10.0, 1 + i, status="noisy", reason=reason.format(i / 100), warnings=[f"w {i}"])
+    wide = "the confidence interval of the median reaches {}% to one side after 60 samples"
+    fields = [
+        {"reason": wide.format(i / 100), "warnings": [f"w {i}"], "status": "noisy"}
         for i in range(1500)
     ]
+    rows = [row("lean", 10.0, 1 + i, **own) for i, own in enumerate(fields)]
     lines = lines_of(capsys, rows)
     warned = [line for line in lines if line.startswith(("noisy:", "!"))]
     assert len(warned) == 2
-    assert warned[1].endswith("and 1497 more: at worst, " + reason.format(14.99))
+    assert warned[1].endswith("and 1497 more: at worst, " + wide.format(14.99))
     assert "n1500 " in warned[1].split(",")[0]
 
 
@@ -203,18 +183,13 @@ def test_many_kinds_of_sentences_are_cut(capsys):
     assert "and 7 more lines like these, see the report" in lines
 
 
-def test_no_rows_print_nothing(capsys):
-    assert lines_of(capsys, []) == []
-
-
 @pytest.mark.parametrize(("columns", "tables"), [(200, 1), (90, 2), (50, 3)])
 def test_a_narrow_terminal_cuts_no_figure(capsys, monkeypatch, columns, tables):
     monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", columns)
-    kernels = ("lean", "fa2", "fixed_split", "fixed_split_oracle", "cudnn")
+    kernels = "lean fa2 fixed_split fixed_split_oracle cudnn".split()
+    more = {"bandwidth_tb_s": 4.25, "read_floor_share": 0.9}
     rows = [
-        row(name, 123456.7 + i, 1024 << n, bandwidth_tb_s=4.25, read_floor_share=0.9)
-        for n in range(2)
-        for i, name in enumerate(kernels)
+        row(name, 123456.7 + i, 1024 << n, **more) for n in (0, 1) for i, name in enumerate(kernels)
     ]
     lines = lines_of(capsys, rows)
     lines = lines[: lines.index("")]
@@ -228,32 +203,30 @@ def test_a_narrow_terminal_cuts_no_figure(capsys, monkeypatch, columns, tables):
     assert sum("continued" in line for line in lines) == tables - 1
 
 
-def test_progress_gives_reasons_of_failures_and_the_results_those_of_refusals(capsys):
-    cells = [Cell(AttentionProblem(1, 8, 8, 1024 << i, 64), "lean", "default") for i in range(2)]
-    with SweepProgress(2, quiet=False) as progress:
-        progress.finished(cells[0], ended("lean", None, status="unsupported", reason="no schedule"))
-        progress.finished(cells[1], ended("lean", None, status="crashed", reason="signal 11"))
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.endswith(": unsupported")
-    assert second.endswith(": crashed (signal 11)")
-
-
-def test_progress_lines_say_the_warnings(capsys):
+def test_progress_lines_have_warnings_and_reasons_of_failures(capsys):
+    """The reasons of refusals are among the results."""
     cell = Cell(AttentionProblem(1, 8, 8, 1024, 64), "lean", "default")
-    with SweepProgress(2, quiet=False) as progress:
-        progress.finished(cell, ended("lean", 10.0, warnings=["one thing", "another"]))
-        progress.finished(cell, ended("lean", 10.0, warnings=None))
-        progress.finished(cell, ended("fa2", 10.0, warnings=["another", "a third"]))
-    first, second, third = capsys.readouterr().err.splitlines()
-    assert first.endswith(": ok 10.0 µs ! one thing ! another")
-    assert second.endswith(": ok 10.0 µs")
-    assert third.endswith(": ok 10.0 µs ! as above ! a third")
+    rows = [
+        ended("lean", 10.0, warnings=["one thing", "another"]),
+        ended("lean", 10.0, warnings=None),
+        ended("fa2", 10.0, warnings=["another", "a third"]),
+        ended("lean", None, status="unsupported", reason="no schedule"),
+        ended("lean", None, status="crashed", reason="signal 11"),
+    ]
+    with SweepProgress(len(rows), quiet=False) as progress:
+        for finished in rows:
+            progress.finished(cell, finished)
+    assert [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "ok 10.0 µs ! one thing ! another",
+        "ok 10.0 µs",
+        "ok 10.0 µs ! as above ! a third",
+        "unsupported",
+        "crashed (signal 11)",
+    ]
 
 
 def test_a_long_table_is_cut_and_the_conclusion_stands_last(capsys):
-    rows = [
-        row(name, us, 64 * (1 + i)) for i in range(100) for name, us in (("lean", 1), ("fa2", 2))
-    ]
+    rows = [own for i in range(100) for own in timed(64 * (1 + i), lean=1, fa2=2)]
     lines = lines_of(capsys, rows)
     assert len([line for line in lines if line.startswith("n")]) == ROWS
     assert f"and {100 - ROWS} more, see the rows in runs/example" in lines

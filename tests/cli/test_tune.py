@@ -1,16 +1,13 @@
 """`leanbench tune` through Typer's runner; the search itself is tested in tests/tune."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
+from cli.running import invoke, printed, refusal
 
-from leanbench.cli.main import app
 from leanbench.cli.tune import _chosen, _range, _show_lean_tiles, _show_spills, _show_table
 from leanbench.configs.space import FamilyKey
 from leanbench.configs.store import tuned_for
@@ -23,23 +20,21 @@ from leanbench.tune.run import Tuned
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
+def home(no_gpu, tmp_path, monkeypatch):
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 def tune(*words: str):
-    return CliRunner().invoke(app, ["tune", *words], env={"COLUMNS": "160"})
+    return invoke("tune", *words)
 
 
 def test_without_a_gpu_the_model_tunes_and_says_so(home, monkeypatch):
     monkeypatch.setattr("leanbench.cli.progress._LINE_EVERY_S", 0.0)
     result = tune("--gpu", "a100", "--head-dim", "256", "--group", "1")
     assert result.exit_code == 0, result.stderr
-    assert (
-        "predicted by the performance model of NVIDIA A100-SXM4-80GB, nothing is timed"
-        in result.stderr
-    )
+    named = "predicted by the performance model of NVIDIA A100-SXM4-80GB, nothing is timed"
+    assert named in result.stderr
     assert "not fitted to a100-80gb" in result.stderr
     assert "predicted for NVIDIA A100-SXM4-80GB" in result.stdout
     assert "d256 MHA fp16 HND" in result.stdout
@@ -63,9 +58,9 @@ def test_without_a_gpu_the_model_tunes_and_says_so(home, monkeypatch):
     assert (family.head_dim, family.group_size, family.source) == (256, 1, "predicted")
     assert len(family.problems) == 12
     assert family.shortlist
-    listed = CliRunner().invoke(app, ["configs", "list"])
-    assert "a100-80gb" in listed.stdout
-    assert "predicted" in listed.stdout
+    listed = printed("configs", "list")
+    assert "a100-80gb" in listed
+    assert "predicted" in listed
 
 
 def test_a_tuning_that_would_leave_nothing_is_refused_before_it_begins(home, monkeypatch):
@@ -73,35 +68,16 @@ def test_a_tuning_that_would_leave_nothing_is_refused_before_it_begins(home, mon
         raise AssertionError("it looked for a GPU")
 
     monkeypatch.setattr("leanbench.gpu.local.choose", never)
-    result = tune("--gpu", "h100", "--no-keep", "--quiet")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == (
-        "Error: --no-keep and --quiet together leave nothing of a tuning: leave --no-keep out to"
-        " keep what is found, or --quiet to see it\n"
+    assert refusal("tune", "--gpu", "h100", "--no-keep", "--quiet") == (
+        "--no-keep and --quiet together leave nothing of a tuning: leave --no-keep out to"
+        " keep what is found, or --quiet to see it"
     )
     assert not home.exists()
 
 
 def summary(tile_tokens: dict[int, int], cuda: int) -> Summary:
-    return Summary(
-        FamilyKey(128, 4),
-        24,
-        300,
-        7,
-        [],
-        tile_tokens,
-        cuda,
-        [],
-        3.0,
-        1.05,
-        1.5,
-        1.0,
-        40,
-        50,
-        0.99,
-        0.95,
-        0.02,
-    )
+    figures = (3.0, 1.05, 1.5, 1.0, 40, 50, 0.99, 0.95, 0.02)
+    return Summary(FamilyKey(128, 4), 24, 300, 7, [], tile_tokens, cuda, [], *figures)
 
 
 def test_what_was_chosen_says_which_implementation(capsys):
@@ -111,11 +87,11 @@ def test_what_was_chosen_says_which_implementation(capsys):
     _show_lean_tiles([both])
     _show_lean_tiles([triton])
     _show_lean_tiles([summary({}, 24)])
+    of = "LeanTile for head_dim 128"
     paper = "(the LeanAttention paper names 128 for an A100)."
     assert capsys.readouterr().out.splitlines() == [
-        "LeanTile for head_dim 128: 128 tokens on 75% of the problems where Triton is chosen"
-        f" {paper}",
-        f"LeanTile for head_dim 128: 64 tokens on 75% of the problems {paper}",
+        f"{of}: 128 tokens on 75% of the problems where Triton is chosen {paper}",
+        f"{of}: 64 tokens on 75% of the problems {paper}",
     ]
 
 
@@ -130,33 +106,15 @@ def test_a_range_of_one_value_is_said_once(shares, words):
 def test_the_table_fits_100_columns(capsys, monkeypatch):
     monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 100)
     tiles = {64: 2, 128: 16, 256: 6}
-    several = [
-        replace(summary(tiles, 16), family=FamilyKey(*key)) for key in ((64, 1), (128, 4), (128, 8))
-    ]
+    keys = [FamilyKey(*key) for key in ((64, 1), (128, 4), (128, 8))]
+    several = [replace(summary(tiles, 16), family=key) for key in keys]
     _show_table(several, "measured on NVIDIA H200", predicted=False)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert max(map(len, lines)) <= 100
     assert lines[0] == "measured on NVIDIA H200, all fp16 HND"
     at = next(number for number, line in enumerate(lines) if line.startswith("d128 group 4"))
-    assert lines[at].split() == [
-        *(
-            "d128",
-            "group",
-            "4",
-            "24",
-            "300",
-            "7",
-            "0",
-            "3.0",
-            "+5.0%",
-            "+50.0%",
-            "99.0%",
-            "64",
-            "(2),",
-            "128",
-            "(16),",
-        )
-    ]
+    shown = "d128 group 4 24 300 7 0 3.0 +5.0% +50.0% 99.0% 64 (2), 128 (16),"
+    assert lines[at].split() == shown.split()
     assert lines[at + 1].split() == ["256", "(6),", "CUDA", "(16)"]
 
 
@@ -189,50 +147,6 @@ def test_spilled_registers_are_noted(capsys):
         "Chosen settings spill registers: d128 group 4 fp16 HND on 3 of 24 problems (up to 40 of"
         " a thread).\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--gpu", "a10-g"), "there is no GPU 'a10-g' in the catalogue, did you mean 'a10g'?"),
-        (("--gpu", " "), "--gpu is empty"),
-        (("--gpu", "l4", "--require-gpu"), "--require-gpu"),
-        (("--head-dim", "100"), "head_dim"),
-        (("--group", "0"), "group"),
-        (("--group", "65"), "--group 65 is above 64"),
-        (("--dtype", "fp8"), "fp8"),
-        (("--kv-layout", "HDN"), "HDN"),
-        (("--budget", "soon"), "--budget 'soon' is invalid"),
-        (("--objective", "speed"), "objective 'speed'"),
-        (("--gpu", "a100", "--objective", "energy"), "--objective energy cannot be predicted yet"),
-    ],
-)
-def test_bad_input_is_one_sentence(words, says):
-    result = tune(*words)
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_an_objective_that_cannot_be_predicted_is_refused_before_anything_is_said():
-    assert tune("--gpu", "a100", "--objective", "edp").stderr == (
-        "Error: --objective edp cannot be predicted yet: leave it out, or tune on the GPU\n"
-    )
-
-
-def test_without_a_gpu_and_a_name_it_is_refused(home):
-    result = tune("--head-dim", "64", "--group", "1")
-    assert result.exit_code == 2
-    assert result.stderr == (
-        "Error: there is no GPU here: tune on a machine that has one, or name one to predict"
-        " for, as in --gpu a100 (`leanbench list gpus`)\n"
-    )
-    assert not home.exists()
-
-
-def test_a_refusal_leaves_no_file(home):
-    assert tune("--gpu", "a100", "--objective", "energy", "--head-dim", "64").exit_code == 2
-    assert [path for path in home.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

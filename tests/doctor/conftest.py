@@ -1,7 +1,5 @@
 """A machine with a pretended H200, on which nothing can run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -45,15 +43,9 @@ def nvml(machine, monkeypatch) -> Callable[..., None]:
     """Call with what the driver shall answer, as `Nvml`'s methods return it."""
 
     def answer(**answers: Any) -> None:
-        defaults = {
-            "state": QUIET,
-            "limits": LIMITS,
-            "power_limit_w": 700.0,
-            "throttle_reasons": [],
-        }
-        methods = {
-            name: lambda value=value: value for name, value in {**defaults, **answers}.items()
-        }
+        defaults = {"state": QUIET, "limits": LIMITS, "power_limit_w": 700.0}
+        answers = {**defaults, "throttle_reasons": [], **answers}
+        methods = {name: lambda value=value: value for name, value in answers.items()}
         monkeypatch.setattr(machine, "nvml", lambda: nullcontext(SimpleNamespace(**methods)))
 
     return answer

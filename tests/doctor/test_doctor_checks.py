@@ -1,6 +1,7 @@
 """Which checks run where, and what their exceptions become."""
 
-from __future__ import annotations
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -21,10 +22,9 @@ def harmless(monkeypatch):
     real = checks.checks
 
     def named(machine):
-        return [
-            Check(check.name, lambda machine: ok("fine"), check.needs, check.slow, check.deep)
-            for check in real(machine)
-        ]
+        fields = ("name", "needs", "slow", "deep")
+        real_checks = [[getattr(check, field) for field in fields] for check in real(machine)]
+        return [Check(name, lambda machine: ok("fine"), *more) for name, *more in real_checks]
 
     monkeypatch.setattr(checks, "checks", named)
     monkeypatch.setattr(checks, "find_spec", lambda module: None)
@@ -44,13 +44,11 @@ KERNELS = [f"kernel {name}" for name in kernels() if name != "reference"]
 
 @pytest.mark.usefixtures("harmless")
 def test_on_a_gpu_the_kernels_of_a_default_sweep_are_checked_and_in_depth_all(machine):
-    assert sorted(name for name in names(machine) if name.startswith("kernel ")) == MAIN
-    assert [name for name in names(machine) if not name.startswith("kernel ")] == [
-        *SOFTWARE,
-        *STATE,
-        *["energy", "events", "timer", "bandwidth", "noise", "counters"],
-        *ALWAYS,
-    ]
+    shown = names(machine)
+    assert sorted(name for name in shown if name.startswith("kernel ")) == MAIN
+    measured = ["energy", "events", "timer", "bandwidth", "noise", "counters"]
+    others = [name for name in shown if not name.startswith("kernel ")]
+    assert others == [*SOFTWARE, *STATE, *measured, *ALWAYS]
     machine.deep = True
     measured = ["energy", "events", "timer", *KERNELS, "bandwidth", "noise", "counters"]
     assert len(KERNELS) > 20
@@ -70,12 +68,9 @@ def test_missing_libraries_share_one_line(machine, monkeypatch, installed):
     assert finding.status == ("note" if missing else "ok")
 
 
-def test_every_library_that_a_kernel_wraps_is_looked_for():
+def test_every_library_and_every_default_kernel_is_looked_at():
     wrapped = {getattr(kernel, "distribution", "torch") for kernel in kernels().values()}
     assert wrapped - {"torch"} == {*software.LIBRARIES.values()}
-
-
-def test_the_kernels_that_are_always_checked_are_those_of_a_sweep_that_names_none():
     assert checks.MAIN_KERNELS == DEFAULT_KERNELS
 
 
@@ -83,12 +78,8 @@ def test_the_kernels_that_are_always_checked_are_those_of_a_sweep_that_names_non
 def test_quick_leaves_out_what_takes_seconds(machine):
     progress: list[str] = []
     names = [name for name, _ in examine(machine, True, progress.append)]
-    assert [name for name in names if name not in ALWAYS] == [
-        *SOFTWARE,
-        *STATE,
-        "events",
-        "counters",
-    ]
+    quick = [name for name in names if name not in ALWAYS]
+    assert quick == [*SOFTWARE, *STATE, "events", "counters"]
     assert progress == []
 
 
@@ -104,16 +95,11 @@ def test_what_takes_seconds_is_announced(machine):
 
 
 @pytest.mark.usefixtures("harmless")
-def test_without_a_gpu(machine):
-    machine.gpus = []
-    machine.device_index = None
-    assert names(machine) == [*SOFTWARE, *ALWAYS]
-
-
-@pytest.mark.usefixtures("harmless")
-def test_with_a_gpu_that_torch_cannot_use(machine):
+def test_without_a_gpu_and_with_one_that_torch_cannot_use(machine):
     machine.device_index = None
     assert names(machine) == [*SOFTWARE, *STATE, "energy", *ALWAYS]
+    machine.gpus = []
+    assert names(machine) == [*SOFTWARE, *ALWAYS]
 
 
 @pytest.mark.usefixtures("harmless")
@@ -122,30 +108,26 @@ def test_the_interpreter_is_not_measured(machine, monkeypatch):
     assert not {"bandwidth", "noise", "kernel lean"} & set(names(machine))
 
 
-def test_a_user_error_is_a_problem_with_its_sentence(machine):
-    def check(machine):
-        raise UserError("the GPU no longer answers: reboot")
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise error
 
-    finding = run_check(Check("clocks", check), machine)
-    assert (finding.status, finding.text) == ("problem", "the GPU no longer answers: reboot")
+    return fail
 
 
 def test_an_exception_is_a_finding_and_not_the_end(machine, monkeypatch):
-    def broken(machine):
-        raise RuntimeError(
-            "CUDA error: out of luck\nCUDA kernel errors might be reported elsewhere"
-        )
-
-    def silent(machine):
-        raise KeyError
-
+    lost = UserError("the GPU no longer answers: reboot")
+    of_cuda = "CUDA error: out of luck\nCUDA kernel errors might be reported elsewhere"
     listed = [
-        Check("one", broken),
-        Check("two", silent),
+        Check("clocks", raising(lost)),
+        Check("one", raising(RuntimeError(of_cuda))),
+        Check("two", raising(KeyError())),
         Check("three", lambda machine: ok("fine")),
     ]
     monkeypatch.setattr(checks, "checks", lambda machine: listed)
     findings = dict(examine(machine, False, lambda what: None))
+    # A user error is a problem with its sentence.
+    assert (findings["clocks"].status, findings["clocks"].text) == ("problem", str(lost))
     assert findings["one"].status == "problem"
     assert findings["one"].text == "this check failed: RuntimeError: CUDA error: out of luck"
     assert findings["two"].text == "this check failed: KeyError"
@@ -153,12 +135,8 @@ def test_an_exception_is_a_finding_and_not_the_end(machine, monkeypatch):
 
 
 def test_a_broken_driver_is_one_problem(monkeypatch):
-    def broken():
-        raise NvmlError(
-            "the NVIDIA driver was updated while its kernel module kept running: reboot"
-        )
-
-    monkeypatch.setattr("leanbench.doctor.machine.local_gpus", broken)
+    updated = "the NVIDIA driver was updated while its kernel module kept running: reboot"
+    monkeypatch.setattr("leanbench.doctor.machine.local_gpus", raising(NvmlError(updated)))
     findings = dict(examine(Machine(), True, lambda what: None))
     assert findings["gpu"].status == "problem"
     assert findings["gpu"].text.endswith("kept running: reboot")
@@ -167,22 +145,14 @@ def test_a_broken_driver_is_one_problem(monkeypatch):
 
 
 def test_a_torch_that_fails_to_start_is_one_problem(machine, monkeypatch):
-    def broken(gpu_name, require_gpu):
-        raise RuntimeError("CUDA driver initialization failed")
-
-    def gone():
-        raise NvmlError("the GPU is gone")
-
-    monkeypatch.setattr("leanbench.doctor.machine.choose", broken)
+    failed = RuntimeError("CUDA driver initialization failed")
+    monkeypatch.setattr("leanbench.doctor.machine.choose", raising(failed))
     gpus = machine.gpus
     machine = Machine(machine.runs)
     machine.gpus = gpus
-    monkeypatch.setattr(machine, "nvml", gone)
+    monkeypatch.setattr(machine, "nvml", raising(NvmlError("the GPU is gone")))
     findings = dict(examine(machine, True, lambda what: None))
-    assert (
-        findings["torch"].text
-        == "this check failed: RuntimeError: CUDA driver initialization failed"
-    )
+    assert findings["torch"].text == f"this check failed: RuntimeError: {failed}"
     assert findings["gpu"].status == "ok"
     assert findings["memory"].status == "ok"
     assert findings["clocks"].text == "the GPU is gone"

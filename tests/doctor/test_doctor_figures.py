@@ -1,7 +1,5 @@
 """Bandwidth, noise floor and kernels, with pretended measurements."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 from types import SimpleNamespace
@@ -34,14 +32,7 @@ def sizes(machine, monkeypatch) -> list[AttentionProblem]:
 
 @pytest.mark.parametrize(
     ("share", "status"),
-    [
-        (1.9, "problem"),
-        (1.001, "problem"),
-        (0.999, "ok"),
-        (0.801, "ok"),
-        (0.799, "problem"),
-        (0.5, "problem"),
-    ],
+    [(1.9, "problem"), (1.001, "problem"), (0.999, "ok"), (0.801, "ok"), (0.799, "problem")],
 )
 def test_read_bandwidth(machine, sizes, monkeypatch, share, status):
     def measure(buffers, kv_bytes):
@@ -53,10 +44,8 @@ def test_read_bandwidth(machine, sizes, monkeypatch, share, status):
     assert finding.status == status
     assert finding.values["share"] == pytest.approx(share)
     assert finding.values["read_bandwidth_tb_s"] == pytest.approx(share * 4.8)
-    assert (
-        f"reads 1.1 GB at {share * 4.8:.2f} TB/s, {share:.0%} of the datasheet's 4.80"
-        in finding.text
-    )
+    reads = f"reads 1.1 GB at {share * 4.8:.2f} TB/s, {share:.0%} of the datasheet's 4.80"
+    assert reads in finding.text
 
 
 @pytest.mark.parametrize("fastest", range(len(read_floor._VARIANTS)))
@@ -85,46 +74,38 @@ def test_the_bandwidth_is_of_the_fastest_read_as_in_sweeps(machine, monkeypatch,
 
 def test_a_small_gpu_gets_a_smaller_problem(machine, sizes, monkeypatch):
     machine.gpu = replace(machine.gpu, memory_free_bytes=3_900_000_000)
-    timing = SimpleNamespace(median_us=60.0)
     monkeypatch.setattr(
-        "leanbench.measure.read_floor.measure_read_floor", lambda buffers, kv_bytes: timing
+        "leanbench.measure.read_floor.measure_read_floor",
+        lambda buffers, kv_bytes: SimpleNamespace(median_us=60.0),
     )
     figures.read_bandwidth(machine)
     assert [size.kv_bytes for size in sizes] == [268_435_456]
 
 
 @pytest.mark.parametrize(
-    ("again_us", "status", "sentence"),
+    ("again_us", "status", "percents"),
     [
-        ([10.0, 10.0, 10.0], "ok", "differs by 0.00% at 4 MB, 0.00% at 67 MB, 0.00% at 1074 MB"),
-        ([10.05, 9.95, 10.0], "ok", "differs by 0.50% at 4 MB, 0.50% at 67 MB, 0.00% at 1074 MB"),
-        (
-            [10.0, 10.2, 10.0],
-            "note",
-            "differs by 0.00% at 4 MB, 2.00% at 67 MB, 0.00% at 1074 MB: smaller",
-        ),
-        (
-            [8.0, 10.0, 10.0],
-            "problem",
-            "differs by 25.00% at 4 MB, 0.00% at 67 MB, 0.00% at 1074 MB: nothing",
-        ),
+        *(([10.0, 10.0, 10.0], "ok", [0, 0, 0]), ([10.05, 9.95, 10.0], "ok", [0.5, 0.5, 0])),
+        ([10.0, 10.2, 10.0], "note", [0, 2, 0]),
+        ([8.0, 10.0, 10.0], "problem", [25, 0, 0]),
     ],
 )
-def test_noise_floor(machine, sizes, monkeypatch, again_us, status, sentence):
+def test_noise_floor(machine, sizes, monkeypatch, again_us, status, percents):
     left = list(again_us)
+    end = {"ok": "", "note": ": smaller", "problem": ": nothing"}[status]
 
     def measure(candidates, effort):
         once, again = candidates
         assert candidates[once] is candidates[again]
-        return {
-            once: SimpleNamespace(median_us=10.0),
-            again: SimpleNamespace(median_us=left.pop(0)),
-        }
+        timed = (once, 10.0), (again, left.pop(0))
+        return {name: SimpleNamespace(median_us=us) for name, us in timed}
 
     monkeypatch.setattr("leanbench.measure.timing.measure_interleaved", measure)
     finding = figures.noise_floor(machine)
     assert finding.status == status
-    assert f"lean against itself {sentence}" in finding.text
+    at = zip(percents, (4, 67, 1074), strict=True)
+    sentence = ", ".join(f"{percent:.2f}% at {mb} MB" for percent, mb in at)
+    assert f"lean against itself differs by {sentence}{end}" in finding.text
     assert list(finding.values["differences"]) == [size.label for size in sizes]
 
 
@@ -171,18 +152,11 @@ def test_a_wrong_kernel():
     assert finding.status == "problem"
     assert finding.values["relative_error"] == pytest.approx(0.25, rel=1e-2)
     assert finding.text.startswith("wrong on b1 h32/8 n1024 d128 fp16 HND: relative error 2.5")
-    assert (
-        finding.fix
-        == "trust no figure of it; `leanbench check --kernels fake` shows where it is wrong"
+    assert finding.fix == (
+        "trust no figure of it; `leanbench check --kernels fake` shows where it is wrong"
     )
-
-
-def test_a_kernel_that_writes_nothing():
+    # One that writes nothing, and one that cannot.
     finding = kernel_is_right(FakeKernel(None), OnCpu())
-    assert finding.status == "problem"
-    assert finding.values == {"relative_error": None}
-
-
-def test_a_kernel_that_cannot():
+    assert (finding.status, finding.values) == ("problem", {"relative_error": None})
     finding = kernel_is_right(FakeKernel(1.0, "fake wants a page size"), OnCpu())
     assert (finding.status, finding.text) == ("note", "fake wants a page size")

@@ -1,14 +1,12 @@
 """The GPU and its state, as a pretended driver tells it."""
 
-from __future__ import annotations
-
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from leanbench.doctor import gpu
 from leanbench.doctor import instruments as figures
-from leanbench.doctor.machine import Machine
+from leanbench.doctor.machine import Finding, Machine
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 from leanbench.gpu.nvml import GpuProcess, GpuState
@@ -16,17 +14,16 @@ from leanbench.gpu.nvml_library import NvmlError
 from leanbench.gpu.topology import Pair, Topology
 
 
+def found(finding: Finding) -> tuple[str, str]:
+    return finding.status, finding.text
+
+
 def test_a_gpu_of_the_catalogue(machine):
     finding = gpu.product(machine)
-    assert finding.status == "ok"
-    assert finding.text == "NVIDIA H200, 132 SMs, compute capability 9.0; `h200` in the catalogue"
-    assert finding.values == {
-        "gpus": 1,
-        "product": "NVIDIA H200",
-        "sms": 132,
-        "compute_capability": "9.0",
-        "catalogue_name": "h200",
-    }
+    text = "NVIDIA H200, 132 SMs, compute capability 9.0; `h200` in the catalogue"
+    assert found(finding) == ("ok", text)
+    named = {"product": "NVIDIA H200", "catalogue_name": "h200"}
+    assert finding.values == {"gpus": 1, "sms": 132, "compute_capability": "9.0", **named}
 
 
 def test_a_gpu_that_nobody_knows(machine):
@@ -35,15 +32,12 @@ def test_a_gpu_that_nobody_knows(machine):
     machine.target = Target(replace(find("h200"), sms=7), 1)
     finding = gpu.product(machine)
     assert finding.status == "note"
-    assert finding.text.startswith(
-        "NVIDIA Z9, 7 SMs, compute capability 9.0; GPU 1 of 2, CUDA_VISIBLE_DEVICES picks"
-    )
+    of_two = "compute capability 9.0; GPU 1 of 2"
+    assert finding.text.startswith(f"NVIDIA Z9, 7 SMs, {of_two}, CUDA_VISIBLE_DEVICES picks")
     assert finding.text.endswith("; not in the catalogue, its figures are the driver's")
     # torch cannot use it: nobody counted its SMs, and the target is another GPU's model.
     machine.device_index = None
-    assert gpu.product(machine).text.startswith(
-        "NVIDIA Z9, ? SMs, compute capability 9.0; GPU 1 of 2"
-    )
+    assert gpu.product(machine).text.startswith(f"NVIDIA Z9, ? SMs, {of_two}")
 
 
 def test_a_gpu_that_is_too_old(machine):
@@ -60,8 +54,7 @@ def test_a_gpu_that_torch_alone_sees(tmp_path, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     alone = Machine(runs=tmp_path)
     finding = gpu.product(alone)
-    assert finding.status == "note"
-    assert finding.text == f"NVIDIA H200, which torch sees. {silent.note}"
+    assert found(finding) == ("note", f"NVIDIA H200, which torch sees. {silent.note}")
     # It can measure, without what NVML would tell.
     assert (alone.has_gpu, alone.can_launch) == (False, True)
     assert figures._sizes(alone)[-1].batch == 4
@@ -71,8 +64,8 @@ def test_a_broken_driver_is_said_by_the_check_of_the_gpu(tmp_path, monkeypatch):
     def broken(*arguments: object, **options: object) -> object:
         raise NvmlError("reboot")
 
-    monkeypatch.setattr("leanbench.doctor.machine.local_gpus", broken)
-    monkeypatch.setattr("leanbench.doctor.machine.choose", broken)
+    for name in ("local_gpus", "choose"):
+        monkeypatch.setattr(f"leanbench.doctor.machine.{name}", broken)
     alone = Machine(runs=tmp_path)
     assert (alone.target, alone.can_launch) == (None, False)
     with pytest.raises(NvmlError, match="reboot"):
@@ -99,19 +92,16 @@ def test_no_gpu_is_no_problem(machine, monkeypatch):
 def test_memory(machine, free, status, text):
     machine.gpu = replace(machine.gpu, memory_free_bytes=free)
     finding = gpu.memory(machine)
-    assert (finding.status, finding.text) == (status, text)
+    assert found(finding) == (status, text)
     assert finding.values["memory_free_bytes"] == free
 
 
-def test_mig(machine):
+def test_mig_and_driver(machine):
+    assert gpu.driver(machine).text == "NVIDIA driver 580.65.06"
     assert gpu.mig(machine).status == "ok"
     machine.gpu = replace(machine.gpu, mig=True)
-    assert gpu.mig(machine).status == "note"
-    assert gpu.mig(machine).values == {"mig": True}
-
-
-def test_driver(machine):
-    assert gpu.driver(machine).text == "NVIDIA driver 580.65.06"
+    finding = gpu.mig(machine)
+    assert (finding.status, finding.values) == ("note", {"mig": True})
 
 
 @pytest.mark.parametrize(
@@ -135,28 +125,22 @@ def test_driver(machine):
 def test_other_processes(machine, nvml, processes, status, text):
     nvml(other_processes=processes)
     finding = gpu.other_processes(machine)
-    assert (finding.status, finding.text) == (status, text)
+    assert found(finding) == (status, text)
     if status == "problem":
         assert finding.fix is not None
-        assert finding.values["processes"][1] == {
-            "pid": 4712,
-            "name": "python3",
-            "sm_utilisation": 87,
-        }
+        second = {"pid": 4712, "name": "python3", "sm_utilisation": 87}
+        assert finding.values["processes"][1] == second
 
 
 def test_clocks_and_power(machine, nvml):
     nvml()
     finding = gpu.clocks_and_power(machine)
-    assert finding.status == "ok"
-    assert finding.text == "SM clock 345 of 1980 MHz now, memory 3201 MHz, 31 °C, 76 of 700 W"
+    text = "SM clock 345 of 1980 MHz now, memory 3201 MHz, 31 °C, 76 of 700 W"
+    assert found(finding) == ("ok", text)
     nvml(state=GpuState(None, None, None, None, None), power_limit_w=None)
     finding = gpu.clocks_and_power(machine)
     assert finding.text == "SM clock ? of 1980 MHz now, memory ? MHz, ? °C, ? of ? W"
     assert finding.values["sm_clock_mhz"] is None
-
-
-def test_a_lowered_power_limit_is_said(machine, nvml):
     nvml(power_limit_w=500.0)
     finding = gpu.clocks_and_power(machine)
     assert finding.status == "note"
@@ -182,31 +166,19 @@ def test_throttling(machine, nvml, reasons, status):
 
 
 def test_links_between_gpus(machine, monkeypatch):
-    finding = gpu.links(machine)
-    assert (finding.status, finding.text) == ("ok", "one GPU, no links to others")
+    assert found(gpu.links(machine)) == ("ok", "one GPU, no links to others")
     machine.gpus = [replace(machine.gpu, index=index) for index in range(3)]
     pairs = [Pair(*two, True, True, 18, 478.1) for two in ((0, 1), (0, 2), (1, 2))]
     monkeypatch.setattr(gpu, "topology", lambda: Topology(tuple(pairs), 18))
     finding = gpu.links(machine)
-    assert finding.status == "ok"
-    assert finding.text == (
-        "3 GPUs, 18 NVLinks each; all pairs of GPUs: 18 NVLinks, 478 GB/s one way, peer access"
-    )
-    assert finding.values["pairs"][1] == {
-        "first": 0,
-        "second": 2,
-        "peer_access": True,
-        "nvlink": True,
-        "nvlinks": 18,
-        "gb_s": 478.1,
-    }
+    start, linked = "3 GPUs, 18 NVLinks each; ", "18 NVLinks, 478 GB/s one way, peer access"
+    assert found(finding) == ("ok", f"{start}all pairs of GPUs: {linked}")
+    assert finding.values["pairs"][1] == asdict(pairs[1])
     pairs[2] = Pair(1, 2, True, False, 0, 63.0)
     finding = gpu.links(machine)
-    assert (finding.status, finding.fix) == ("note", None)
-    assert finding.text == (
-        "3 GPUs, 18 NVLinks each; GPUs 0 and 1, 0 and 2: 18 NVLinks, 478 GB/s one way, peer access;"
-        " GPUs 1 and 2: PCIe, 63 GB/s one way, peer access"
-    )
+    pcie = "GPUs 1 and 2: PCIe, 63 GB/s one way, peer access"
+    assert found(finding) == ("note", f"{start}GPUs 0 and 1, 0 and 2: {linked}; {pcie}")
+    assert finding.fix is None
     pairs[1:] = [Pair(0, 2, False, None), Pair(1, 2, None, None)]
     finding = gpu.links(machine)
     assert finding.status == "note"

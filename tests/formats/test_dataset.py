@@ -1,7 +1,5 @@
 """Definitions and workloads of FlashInfer-Bench as sweeps."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from cli.running import invoke, printed
 
-from leanbench.cli.main import app
 from leanbench.core.errors import UserError
 from leanbench.core.files import UnreadableFile
 from leanbench.formats.safetensors import read_integers, write_int32
@@ -28,37 +25,28 @@ def const(value: int) -> dict[str, Any]:
 
 
 VAR = {"type": "var"}
+BATCH = ["batch_size", "num_qo_heads", "head_dim"]
 CACHE = ["num_pages", "page_size", "num_kv_heads", "head_dim"]
+CACHES = {"k_cache": tensor(CACHE), "v_cache": tensor(CACHE)}
+INDEX = ("kv_indptr", ["len_indptr"]), ("kv_indices", ["num_kv_indices"])
+GQA = {"num_qo_heads": const(32), "num_kv_heads": const(8), "head_dim": const(128)}
 
 
 def decode(**changed: Any) -> dict[str, Any]:
-    """Return a definition like those of FLASHINFER_TRACE_DUMP: unknown dtypes, an optional input,
-    and a reference without `run`.
-    """
-    index = {"optional": True, "description": "Set during plan()."}
+    """Return one like FLASHINFER_TRACE_DUMP's: unknown dtypes, a reference without `run`."""
+    optional = {"optional": True, "description": "Set during plan()."}
+    index = {name: tensor(shape, "unknown", **optional) for name, shape in INDEX}
+    lengths = {"num_pages": VAR, "page_size": const(16), "len_indptr": VAR, "num_kv_indices": VAR}
+    scalars = {
+        "sm_scale": tensor(None, "float32"),
+        "return_lse": tensor(None, "int32", optional=True),
+    }
     definition = {
         "name": "gqa_paged_decode_h32_kv8_d128_ps16",
         "op_type": "gqa_paged",
-        "axes": {
-            "batch_size": VAR,
-            "num_qo_heads": const(32),
-            "num_kv_heads": const(8),
-            "head_dim": const(128),
-            "num_pages": VAR,
-            "page_size": const(16),
-            "len_indptr": VAR,
-            "num_kv_indices": VAR,
-        },
-        "inputs": {
-            "q": tensor(["batch_size", "num_qo_heads", "head_dim"]),
-            "k_cache": tensor(CACHE),
-            "v_cache": tensor(CACHE),
-            "kv_indptr": tensor(["len_indptr"], "unknown", **index),
-            "kv_indices": tensor(["num_kv_indices"], "unknown", **index),
-            "sm_scale": tensor(None, "float32"),
-            "return_lse": tensor(None, "int32", optional=True),
-        },
-        "outputs": {"output": tensor(["batch_size", "num_qo_heads", "head_dim"])},
+        "axes": {"batch_size": VAR, **GQA, **lengths},
+        "inputs": {"q": tensor(BATCH), **CACHES, **index, **scalars},
+        "outputs": {"output": tensor(BATCH)},
         "reference": "def _reference():\n    pass\n",
         "init": "",
     }
@@ -75,35 +63,27 @@ LATENT = {
     "axes": {
         "batch_size": VAR,
         "num_qo_heads": const(16),
+        "page_size": const(64),
         "head_dim_ckv": const(512),
         "head_dim_kpe": const(64),
-        "page_size": const(64),
     },
     "inputs": {
         "q_nope": tensor(["batch_size", "num_qo_heads", "head_dim_ckv"]),
         "q_pe": tensor(["batch_size", "num_qo_heads", "head_dim_kpe"]),
         "ckv_cache": tensor(["num_pages", "page_size", "head_dim_ckv"]),
         "kpe_cache": tensor(["num_pages", "page_size", "head_dim_kpe"]),
-        "kv_indptr": tensor(["len_indptr"], "unknown"),
-        "kv_indices": tensor(["num_kv_indices"], "unknown"),
+        **{name: tensor(shape, "unknown") for name, shape in INDEX},
         "sm_scale": tensor(None, "float32"),
     },
 }
+OF_ONE = tensor(["kv_len", "num_kv_heads", "head_dim"])
 SINGLE = {
     "name": "single_decode_h32_kv8_d128",
     "op_type": "single_decode",
-    "axes": {
-        "num_qo_heads": const(32),
-        "num_kv_heads": const(8),
-        "head_dim": const(128),
-        "kv_len": VAR,
-    },
-    "inputs": {
-        "q": tensor(["num_qo_heads", "head_dim"]),
-        "k": tensor(["kv_len", "num_kv_heads", "head_dim"]),
-        "v": tensor(["kv_len", "num_kv_heads", "head_dim"]),
-    },
+    "axes": {**GQA, "kv_len": VAR},
+    "inputs": {"q": tensor(BATCH[1:]), "k": OF_ONE, "v": OF_ONE},
 }
+OF_SINGLE = [f"b1 h32/8 n{n} d128 bf16 NHD" for n in (1024, 4096, 16384)]
 NORM = {"name": "rmsnorm_h4096", "axes": {"hidden_size": const(4096)}, "inputs": {"x": tensor([])}}
 
 
@@ -122,10 +102,8 @@ def labels(path: Path, **axes: str) -> list[str]:
 def test_a_dumped_folder_is_a_sweep(tmp_path, caplog):
     dump = write(tmp_path / "fi_trace_out", decode(), LATENT, SINGLE, NORM)
     sweep = load_sweep(str(dump))
-    assert (sweep.name, sweep.kernels) == (
-        "fi_trace_out",
-        ("lean", "fa2", "fixed_split", "lean_mla", "flash_mla", "flashinfer_mla"),
-    )
+    ours = ("lean", "fa2", "fixed_split", "lean_mla", "flash_mla", "flashinfer_mla")
+    assert (sweep.name, sweep.kernels) == ("fi_trace_out", ours)
     assert labels(dump) == [
         f"b1 {own} n{context} {rest}"
         for own, rest in (
@@ -153,7 +131,7 @@ def test_a_dumped_folder_is_a_sweep(tmp_path, caplog):
 def test_a_file_that_is_no_definition_is_left_out_and_named(tmp_path, caplog, text, why):
     dump = write(tmp_path / "dump", SINGLE)
     (dump / "foreign.json").write_text(text)
-    assert labels(dump) == [f"b1 h32/8 n{n} d128 bf16 NHD" for n in (1024, 4096, 16384)]
+    assert labels(dump) == OF_SINGLE
     assert caplog.messages == [f"{dump}: 1 left out: foreign: it is no definition ({why})"]
 
 
@@ -161,20 +139,14 @@ def test_flags_say_batch_and_context(tmp_path, monkeypatch):
     monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
     write(tmp_path, decode())
     words = ["sweep", str(tmp_path), "--context", "1k,8k", "--batch", "4", "--kernels", "lean"]
-    result = CliRunner().invoke(app, [*words, "--dry-run", "--gpu", "h200"])
-    assert result.exit_code == 0, result.output
-    shown = [line.split() for line in result.stdout.splitlines() if line.startswith("lean ")]
-    assert [words[1:4] for words in shown] == [
-        ["b4", "h32/8", "n1024"],
-        ["b4", "h32/8", "n8192"],
-    ]
+    shown = printed(*words, "--dry-run", "--gpu", "h200").splitlines()
+    cells = [" ".join(line.split()[1:4]) for line in shown if line.startswith("lean ")]
+    assert cells == ["b4 h32/8 n1024", "b4 h32/8 n8192"]
 
 
 def workload(batch: int, pages: int, **tensors: list[int]) -> dict[str, Any]:
-    index = {
-        name: {"type": "safetensors", "path": "blob/own.safetensors", "tensor_key": name}
-        for name in tensors
-    }
+    blob = {"type": "safetensors", "path": "blob/own.safetensors"}
+    index = {name: {**blob, "tensor_key": name} for name in tensors}
     axes = {"batch_size": batch, "num_pages": 99, "num_kv_indices": pages}
     return {"workload": {"uuid": "u", "axes": axes, "inputs": {"q": {"type": "random"}, **index}}}
 
@@ -192,11 +164,7 @@ def dataset(folder: Path, *workloads: dict[str, Any], **tensors: list[int]) -> P
 
 def test_workloads_have_their_lengths(tmp_path):
     tensors = {"kv_indptr": [0, 3, 4], "kv_last_page_len": [5, 16]}
-    given = (
-        workload(2, 4, **tensors),
-        workload(2, 4, kv_indptr=[0, 3, 4]),
-        workload(3, 12),
-    )
+    given = workload(2, 4, **tensors), workload(2, 4, kv_indptr=[0, 3, 4]), workload(3, 12)
     path = dataset(tmp_path, *given, **tensors)
     assert labels(path) == [
         "b2 h32/8 n37+16 d128 p16 bf16 NHD",
@@ -224,22 +192,19 @@ def test_caches_say_layout_and_dtype(tmp_path, changed, axes):
     [
         (NORM, "rmsnorm_h4096.json cannot be swept: its inputs are not those of gqa_paged, mla_"),
         (with_inputs(mask=tensor(["n"])), "it takes mask, which no axis describes"),
-        (with_inputs(q=tensor(["total_q", "num_qo_heads", "head_dim"])), "not one query token a"),
-        (with_inputs(q=tensor(["batch_size", "num_qo_heads", "head_dim"], "int8")), "q is int8"),
+        (with_inputs(q=tensor(["total_q", *BATCH[1:]])), "not one query token a"),
+        (with_inputs(q=tensor(BATCH, "int8")), "q is int8"),
         (with_inputs(k_cache=tensor(CACHE, "float16")), "k_cache is float16 and its q bfloat16"),
         (with_inputs(k_cache=tensor(CACHE[:2])), "its caches are"),
         (decode(axes={**decode()["axes"], "page_size": VAR}), "its axis page_size is null, not a"),
-        (
-            {"name": "x", "inputs": {}},
-            "is no definition of FlashInfer-Bench (it has no inputs and axes): give",
-        ),
+        ({"name": "x", "inputs": {}}, "no definition of FlashInfer-Bench (it has no inputs and"),
         ({"name": "x", "inputs": {"q": 1}, "axes": {}}, "an input or an axis is no object"),
     ],
 )
 def test_what_is_no_decode_attention_is_refused_in_a_sentence(tmp_path, definition, words):
     folder = write(tmp_path, definition)
     [path] = folder.iterdir()
-    result = CliRunner().invoke(app, ["sweep", str(path)])
+    result = invoke("sweep", str(path))
     assert result.exit_code == 2
     [line] = result.stderr.splitlines()
     assert line.startswith("Error: ")
@@ -336,33 +301,32 @@ def test_numbers_that_are_not_read_may_be_anything(tmp_path):
 def test_a_definition_of_no_problem_is_left_out(tmp_path, caplog, axis, value):
     own = decode(name="own", axes={**decode()["axes"], axis: const(value)})
     write(tmp_path, own, SINGLE)
-    assert labels(tmp_path) == [f"b1 h32/8 n{n} d128 bf16 NHD" for n in (1024, 4096, 16384)]
+    assert labels(tmp_path) == OF_SINGLE
     assert caplog.messages[0].startswith(f"{tmp_path}: 1 left out: own: ")
 
 
+OF_BATCH = tensor(["batch_size", "capacity", "num_kv_heads", "head_dim"])
 CONTIGUOUS = {
     "name": "gqa_decode_h32_kv8_d128",
-    "axes": {
-        name: axis for name, axis in decode()["axes"].items() if name not in ("page_size", "pages")
-    },
+    "axes": {name: axis for name, axis in decode()["axes"].items() if name != "page_size"},
     "inputs": {
-        "q": tensor(["batch_size", "num_qo_heads", "head_dim"]),
-        "k_cache": tensor(["batch_size", "capacity", "num_kv_heads", "head_dim"]),
-        "v_cache": tensor(["batch_size", "capacity", "num_kv_heads", "head_dim"]),
+        "q": tensor(BATCH),
+        "k_cache": OF_BATCH,
+        "v_cache": OF_BATCH,
         "cache_seqlens": tensor(None, "int32"),
     },
 }
+TAKEN = "d128 c1024 bf16 NHD"
 
 
 @pytest.mark.parametrize(
     ("given", "label"),
     [
-        ({"type": "scalar", "value": 300}, "b2 h32/8 n300 d128 c1024 bf16 NHD"),
-        ({"type": "tensor", "value": [300]}, "b2 h32/8 n300 d128 c1024 bf16 NHD"),
-        ({"type": "tensor", "value": [300, 300]}, "b2 h32/8 n300 d128 c1024 bf16 NHD"),
-        ({"type": "tensor", "value": [300, 7]}, "b2 h32/8 n300+7 d128 c1024 bf16 NHD"),
-        ({"type": "random"}, "b2 h32/8 n1024 d128 bf16 NHD"),
-        (None, "b2 h32/8 n1024 d128 bf16 NHD"),
+        ({"type": "scalar", "value": 300}, f"b2 h32/8 n300 {TAKEN}"),
+        ({"type": "tensor", "value": [300]}, f"b2 h32/8 n300 {TAKEN}"),
+        ({"type": "tensor", "value": [300, 300]}, f"b2 h32/8 n300 {TAKEN}"),
+        ({"type": "tensor", "value": [300, 7]}, f"b2 h32/8 n300+7 {TAKEN}"),
+        *((random, "b2 h32/8 n1024 d128 bf16 NHD") for random in ({"type": "random"}, None)),
         ({"type": "tensor", "value": []}, "it has a batch of 2 and 0 lengths"),
         ({"type": "tensor", "value": [3, 3, 3]}, "it has a batch of 2 and 3 lengths"),
         ({"type": "tensor", "value": [1025]}, "capacity 1024"),
@@ -423,16 +387,8 @@ def test_every_folder_of_a_dataset_stands_for_its_workloads(tmp_path, caplog):
     root = tmp_path / "all" / "set"
     (root / "solutions").mkdir()
     (root / "solutions" / "one.json").write_text('{"name": "a solution"}')
-    for folder in (
-        tmp_path,
-        root.parent,
-        root,
-        root / "definitions",
-        root / "definitions" / "gqa_paged",
-        root / "workloads",
-        path.parent,
-        path,
-    ):
+    folders = [root / "definitions", root / "definitions" / "gqa_paged", root / "workloads"]
+    for folder in (tmp_path, root.parent, root, *folders, path.parent, path):
         assert labels(folder) == LENGTHS, folder
     assert caplog.messages == []
     # A file next to the dataset is also read. Workloads without a definition are named.
@@ -486,15 +442,13 @@ def test_what_is_not_there_is_refused_in_a_sentence(tmp_path):
     lonely.write_text("{}\n")
     (tmp_path / "d").mkdir()
     (tmp_path / "text.json").write_text("no JSON")
+    nothing = "holds no decode attention of FlashInfer-Bench"
     for path, words in (
-        (
-            Path("gone.json"),
-            "there is no sweep file 'gone.json': give a path to a TOML file, to def",
-        ),
+        (Path("gone.json"), "there is no sweep file 'gone.json': give a path to a TOML file, to d"),
         (lonely, "has no definition at .*definitions/b/w.json: keep workloads in the dataset"),
         (tmp_path / "text.json", "text.json is no definition of FlashInfer-Bench"),
-        (lonely.parent, "holds no decode attention of FlashInfer-Bench: 1 left out: w.jsonl: "),
-        (tmp_path / "d", "holds no decode attention of FlashInfer-Bench: there is no definition"),
+        (lonely.parent, f"{nothing}: 1 left out: w.jsonl: "),
+        (tmp_path / "d", f"{nothing}: there is no definition"),
         (write(tmp_path / "c", NORM), "holds no decode attention .*: 1 left out: rmsn"),
     ):
         with pytest.raises(UserError, match=words):

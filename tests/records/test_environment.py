@@ -1,7 +1,5 @@
 """Environments of runs."""
 
-from __future__ import annotations
-
 import re
 import shutil
 

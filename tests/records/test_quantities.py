@@ -1,6 +1,7 @@
 """What the rows of a run can hold is declared once."""
 
 import re
+from typing import Any
 
 import pytest
 from example_rows import row
@@ -20,21 +21,13 @@ class Example(BaseModel):
 
 def test_a_declaration_says_all_that_a_table_shows():
     plan, late = quantities(Example)
-    assert plan == Quantity(
-        name="plan_us",
-        heading="plan",
-        group="samples",
-        kind="figure",
-        meaning="what it takes",
-        unit="us",
-        shown="page",
-        statuses=RAN,
-        compared=True,
-    )
+    plan, late = quantities(Example)
+    shown = {"heading": "plan", "meaning": "what it takes", "unit": "us", "shown": "page"}
+    kind = {"group": "samples", "kind": "figure", "statuses": RAN, "compared": True}
+    assert plan == Quantity(name="plan_us", **shown, **kind)
     assert (plan.unit_text, plan.stem, late.unit_text, late.stem) == ("µs", "plan", "", "late")
-    assert [plan.is_in(place) for place in ("paper", "markdown", "page", "data")] == [
-        *(False, False, True, True)
-    ]
+    places = ("paper", "markdown", "page", "data")
+    assert [plan.is_in(place) for place in places] == [False, False, True, True]
 
 
 def test_every_field_of_a_row_but_the_problem_is_a_quantity():
@@ -43,31 +36,29 @@ def test_every_field_of_a_row_but_the_problem_is_a_quantity():
     assert groups == sorted(groups)
 
 
-@pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda quantity: quantity.name)
-def test_a_name_ends_with_its_unit(quantity):
-    endings = [unit for unit in UNITS if quantity.name.endswith(f"_{unit}")]
-    assert max(endings, key=len, default="") == quantity.unit or quantity.unit in (
-        *("x", "per thread", "per sample", "registers", "samples", "KB per CTA"),
-    )
+def test_a_name_ends_with_its_unit():
+    others = ("x", "per thread", "per sample", "registers", "samples", "KB per CTA")
+    for own in QUANTITIES:
+        endings = [unit for unit in UNITS if own.name.endswith(f"_{unit}")]
+        assert max(endings, key=len, default="") == own.unit or own.unit in others
+
+
+def row_with(**fields: Any) -> Row:
+    return Row.model_validate({**row("one").model_dump(), **fields})
 
 
 def test_a_misspelt_figure_is_no_field_of_a_row():
     with pytest.raises(ValidationError, match="latncy_us\n  Extra inputs are not permitted"):
-        Row.model_validate({**row("one").model_dump(), "latncy_us": 1.0})
+        row_with(latncy_us=1.0)
 
 
 @pytest.mark.parametrize("status", ["unsupported", "out_of_memory", "timeout", "crashed"])
 def test_a_row_that_did_not_run_carries_no_figures(status):
-    fields = {
-        **row("one").model_dump(),
-        "status": status,
-        "reason": "it does not fit",
-        "latency_us": None,
-    }
-    assert Row.model_validate(fields).latency_us is None
+    fields = {"status": status, "reason": "it does not fit", "latency_us": None}
+    assert row_with(**fields).latency_us is None
     for name, value in (("latency_us", 1.5), ("energy_mj", 2.0), ("warnings", [])):
         with pytest.raises(ValidationError, match=f"a row that is {status} carries no {name}"):
-            Row.model_validate({**fields, name: value})
+            row_with(**{**fields, name: value})
 
 
 @pytest.mark.parametrize(
@@ -93,23 +84,17 @@ def test_differences_can_be_negative_and_counters_stand_still():
     assert (figures.exchange_us, figures.energy_mj, figures.samples) == (-0.5, 0, 0)
 
 
-@pytest.mark.parametrize("status", ["ok", "noisy"])
-def test_a_row_that_was_timed_has_a_latency(status):
-    with pytest.raises(ValidationError, match=f"a row that is {status} needs a latency_us"):
-        Row.model_validate({**row("one").model_dump(), "status": status, "latency_us": None})
-
-
-def test_a_row_that_is_ok_gives_no_reason():
+def test_a_row_that_was_timed_has_a_latency_and_one_that_is_ok_gives_no_reason():
+    for status in ("ok", "noisy"):
+        with pytest.raises(ValidationError, match=f"a row that is {status} needs a latency_us"):
+            row_with(status=status, latency_us=None)
     with pytest.raises(ValidationError, match="a row that is ok carries no reason"):
-        Row.model_validate({**row("one").model_dump(), "reason": "none"})
+        row_with(reason="none")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_figure_that_is_not_finite_was_not_measured(value):
-    assert (
-        Row.model_validate({**row("one").model_dump(), "relative_error": value}).relative_error
-        is None
-    )
+    assert row_with(relative_error=value).relative_error is None
 
 
 def test_outcomes_add_up_and_a_misspelt_figure_is_refused():

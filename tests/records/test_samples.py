@@ -1,7 +1,5 @@
 """Raw samples: format, truncation, and kills between samples and row."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -34,13 +32,8 @@ ASKED = {
 
 def samples(cell: str, *samples_us: float, clocks: list[int | None] | None = None) -> Samples:
     count = len(samples_us)
-    return Samples(
-        cell=cell,
-        samples_us=list(samples_us),
-        rounds=list(range(count)),
-        sm_clock_mhz=clocks or [None] * count,
-        crosscheck_us=[samples_us[0] + 0.5],
-    )
+    us = {"samples_us": [*samples_us], "crosscheck_us": [samples_us[0] + 0.5]}
+    return Samples(cell=cell, rounds=[*range(count)], sm_clock_mhz=clocks or [None] * count, **us)
 
 
 A = samples("a", 10.25, 10.5, clocks=[1980, None])
@@ -53,17 +46,12 @@ def write(run: Path, content: bytes) -> Path:
     return run
 
 
-def test_samples_are_read_as_they_were_written(tmp_path):
-    assert read_samples(write(tmp_path, pack(A) + pack(B))) == {"a": A, "b": B}
-
-
-def test_a_run_without_samples_has_none(tmp_path):
+def test_samples_are_read_as_they_were_written_and_later_ones_of_a_cell_win(tmp_path):
     assert read_samples(tmp_path) == {}
     assert read_samples(write(tmp_path, b"")) == {}
-
-
-def test_later_samples_of_a_cell_win(tmp_path):
+    assert read_samples(write(tmp_path, pack(A) + pack(B))) == {"a": A, "b": B}
     assert read_samples(write(tmp_path, pack(A) + pack(B) + pack(AGAIN))) == {"a": AGAIN, "b": B}
+    assert pack(A) == pack(A.model_copy())
 
 
 def test_the_file_is_one_gzip_file_of_json_lines(tmp_path):
@@ -80,10 +68,6 @@ def test_the_file_is_one_gzip_file_of_json_lines(tmp_path):
     }
     unpacked = subprocess.run(["gzip", "-dc", str(path)], capture_output=True, check=True).stdout
     assert unpacked.count(b"\n") == 2
-
-
-def test_the_same_samples_are_the_same_bytes():
-    assert pack(A) == pack(A.model_copy())
 
 
 def test_a_member_with_a_wrong_checksum_ends_the_file(tmp_path):
@@ -163,8 +147,12 @@ def test_a_member_of_a_few_bytes_does_not_fill_the_memory():
         tracemalloc.stop()
 
 
-def test_samples_are_on_disk_before_their_row(tmp_path):
-    run = tmp_path / "r"
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "r"
+
+
+def test_samples_are_on_disk_before_their_row(run):
     with RunDirectory.create(run, ASKED) as directory:
         directory.append(row("a"), A)
         assert read_samples(run) == {"a": A}
@@ -173,8 +161,7 @@ def test_samples_are_on_disk_before_their_row(tmp_path):
     assert read_samples(run) == {"a": A}
 
 
-def test_resume_drops_what_was_cut_off(tmp_path):
-    run = tmp_path / "r"
+def test_resume_drops_what_was_cut_off(run):
     with RunDirectory.create(run, ASKED) as directory:
         directory.append(row("a"), A)
     whole = (run / SAMPLES).read_bytes()
@@ -183,6 +170,12 @@ def test_resume_drops_what_was_cut_off(tmp_path):
         assert (run / SAMPLES).read_bytes() == whole
         directory.append(row("b"), B)
     assert read_samples(run) == {"a": A, "b": B}
+    # The very first ones.
+    first = run.with_name("first")
+    with RunDirectory.create(first, ASKED):
+        write(first, pack(A)[:-3])
+    with RunDirectory.resume(first, ASKED):
+        assert (first / SAMPLES).read_bytes() == b""
 
 
 def measured_run(path: Path) -> bytes:
@@ -202,8 +195,7 @@ def measured_run(path: Path) -> bytes:
     ],
     ids=["not-gzip", "zeros", "wrong-checksum", "no-samples"],
 )
-def test_resume_refuses_samples_that_no_kill_left_so(tmp_path, tail, fault):
-    run = tmp_path / "r"
+def test_resume_refuses_samples_that_no_kill_left_so(run, tail, fault):
     whole = measured_run(run)
     write(run, whole + tail)
     rows = (run / "results.jsonl").read_bytes()
@@ -218,8 +210,7 @@ def test_resume_refuses_samples_that_no_kill_left_so(tmp_path, tail, fault):
 
 
 @pytest.mark.parametrize("kept", [1, 30, -1])
-def test_resume_refuses_samples_that_were_cut_off_before_those_of_a_row(tmp_path, kept):
-    run = tmp_path / "r"
+def test_resume_refuses_samples_that_were_cut_off_before_those_of_a_row(run, kept):
     whole = measured_run(run)
     write(run, whole[:kept])
     with pytest.raises(UserError, match=r"samples\.jsonl\.gz is damaged: put back a copy of it"):
@@ -230,16 +221,6 @@ def test_resume_refuses_samples_that_were_cut_off_before_those_of_a_row(tmp_path
     # Without those of a, nothing is cut off.
     assert opened(RunDirectory.resume(run, ASKED)) == {"a", "b"}
     assert read_samples(run) == {"b": B}
-
-
-def test_resume_drops_the_very_first_samples_that_were_cut_off(tmp_path):
-    run = tmp_path / "r"
-    with RunDirectory.create(run, ASKED):
-        write(run, pack(A)[:-3])
-    with RunDirectory.resume(run, ASKED) as directory:
-        assert (run / SAMPLES).read_bytes() == b""
-        directory.append(row("a", samples=2), A)
-    assert read_samples(run) == {"a": A}
 
 
 class Killed(BaseException):
@@ -258,8 +239,7 @@ def killed_between_samples_and_row(directory: RunDirectory, row: Row, raw: Sampl
     directory.append(row, raw)
 
 
-def test_a_kill_between_samples_and_row_runs_the_cell_again(tmp_path):
-    run = tmp_path / "r"
+def test_a_kill_between_samples_and_row_runs_the_cell_again(run):
     with RunDirectory.create(run, ASKED) as directory:
         directory.append(row("b"), B)
         with pytest.raises(Killed):

@@ -1,7 +1,5 @@
 """A page in headless Chromium: what goes wrong in it is kept, and a test's own lines run in it."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import select
@@ -52,9 +50,7 @@ _LONGEST_S = 120
 
 
 class Chromium:
-    """A browser controlled over its DevTools pipe: descriptors 3 and 4, a NUL after each
-    message.
-    """
+    """A browser controlled over its DevTools pipe, descriptors 3 and 4: a NUL ends a message."""
 
     def __init__(self, profile: Path) -> None:
         words = [*FLAGS.split(), "--host-resolver-rules=MAP * ~NOTFOUND"]

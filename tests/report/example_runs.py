@@ -1,8 +1,9 @@
 """Run directories made in code, with latencies chosen so that every statistic is known by hand."""
 
-from __future__ import annotations
-
+import json
+import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,35 +81,19 @@ def problem(
     context: int | tuple[int, ...] = 1024, heads: int = 56, **fields: Any
 ) -> AttentionProblem:
     batch = len(context) if isinstance(context, tuple) else 1
-    shapes = {
-        "batch": batch,
-        "q_heads": heads,
-        "kv_heads": heads,
-        "context": context,
-        "head_dim": 64,
-    }
-    return AttentionProblem(**{**shapes, **fields})
+    base = AttentionProblem(batch, heads, heads, context, 64)
+    return replace(base, **fields)
 
 
 def measured_rows() -> list[dict[str, Any]]:
-    """lean is 2x and 8x as fast as fa2 (geometric mean 4x), 1x and 0.5x as fast as fixed_split
-    (0.7071x).
-    """
+    """lean is 2x and 8x as fast as fa2 (geometric mean 4x), 1x and 0.5x as fast as fixed_split."""
     short, long, ragged = problem(1024), problem(65536), problem((512, 4096))
+    kernels = ("lean", "fa2", "fixed_split")
+    wide = "the confidence interval stayed at 4% of the median"
+    timed = {short: (10.0, 20.0, 10.0), long: (200.0, 1600.0, 100.0)}
     return [
-        row(short, "lean", 10.0),
-        row(short, "fa2", 20.0),
-        row(short, "fixed_split", 10.0),
-        row(long, "lean", 200.0),
-        row(long, "fa2", 1600.0),
-        row(long, "fixed_split", 100.0),
-        row(
-            ragged,
-            "lean",
-            12.5,
-            status="noisy",
-            reason="the confidence interval stayed at 4% of the median",
-        ),
+        *(row(of, *each) for of, us in timed.items() for each in zip(kernels, us, strict=True)),
+        row(ragged, "lean", 12.5, status="noisy", reason=wide),
         row(ragged, "fa2", status="crashed", reason=HOSTILE),
         row(ragged, "fixed_split", status="unsupported", reason="ragged batches are not supported"),
     ]
@@ -117,9 +102,7 @@ def measured_rows() -> list[dict[str, Any]]:
 def row_with_all_fields(
     problem: AttentionProblem, kernel: str, latency_us: float, **fields: Any
 ) -> dict[str, Any]:
-    """A measured row with every optional measurement, each in a fixed proportion to the latency or
-    the bytes.
-    """
+    """Return a row with every measurement, each in proportion to the latency or the bytes."""
     sustained_us, power_w, floor_mj = latency_us * 1.25, 500.0, problem.kv_bytes * 1e-7
     energy_mj = power_w * sustained_us * 1e-3
     taken = {
@@ -154,34 +137,31 @@ def row_with_all_fields(
 
 
 def rows_with_all_fields() -> list[dict[str, Any]]:
-    """Latencies as in `measured_rows`; warnings, a noisy and a suspect row. Energy goes with the
-    latency.
-    """
+    """Return `measured_rows` with all fields, warnings, a noisy and a suspect row."""
     short, long = problem(1024), problem(65536)
-    wide = (
-        "the confidence interval of the median reaches {}% to one side after 60 samples, above 0.5%"
-    )
-    apart = "the cross-check ({} µs) differs by {}% from the latency"
+    side = "the confidence interval of the median reaches 1.4% to one side"
+    wide = f"{side} after 60 samples, above 0.5%"
+    beats = "2.00 µs beats a kernel that only reads the same bytes"
+    lowered = {"throttle_reasons": ["sw_power_cap"], "instrumentation_cost": 1.1}
+
+    def warned(us: float, percent: str) -> dict[str, Any]:
+        sentence = f"the cross-check ({us} µs) differs by {percent}% from the latency"
+        return {"warnings": [sentence], "crosscheck_us": us}
+
     return [
         row_with_all_fields(short, "lean", 10.0, crosscheck_us=10.5, throttled_samples=3),
-        row_with_all_fields(
-            short, "fa2", 20.0, warnings=[apart.format("22.0", "10.0")], crosscheck_us=22.0
-        ),
-        row_with_all_fields(short, "fixed_split", 10.0, status="noisy", reason=wide.format("1.4")),
-        row_with_all_fields(
-            long, "lean", 200.0, throttle_reasons=["sw_power_cap"], instrumentation_cost=1.1
-        ),
-        row_with_all_fields(
-            long, "fa2", 1600.0, warnings=[apart.format("1552.0", "3.0")], crosscheck_us=1552.0
-        ),
-        row_with_all_fields(
-            long,
-            "fixed_split",
-            2.0,
-            status="suspect",
-            reason="2.00 µs beats a kernel that only reads the same bytes",
-        ),
+        row_with_all_fields(short, "fa2", 20.0, **warned(22.0, "10.0")),
+        row_with_all_fields(short, "fixed_split", 10.0, status="noisy", reason=wide),
+        row_with_all_fields(long, "lean", 200.0, **lowered),
+        row_with_all_fields(long, "fa2", 1600.0, **warned(1552.0, "3.0")),
+        row_with_all_fields(long, "fixed_split", 2.0, status="suspect", reason=beats),
     ]
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """Return what a page holds for its scripts."""
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
+    return json.loads(data)
 
 
 #: Writes a run directory `folder`: rows, then `tail` as it is, and fields over those of `manifest`.
@@ -189,9 +169,7 @@ WriteRun = Callable[..., Path]
 
 
 def two_runs(write_run: WriteRun) -> tuple[Path, Path]:
-    """Measured on one GPU and predicted for another: lean takes a half and a quarter, fa2 a half
-    where both are ok.
-    """
+    """Write a measured run, and a prediction for another GPU that takes half and less."""
     short, long = problem(1024), problem(4096)
     here = [
         row(short, "lean", 10.0, energy_mj=2.0),

@@ -1,20 +1,17 @@
 """The reports in the repository, opened in a real browser."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import MARKS, answer_of
 from example_runs import WriteRun, problem, row, row_with_all_fields
+from test_committed_pages import PAGES, ROOT
 
 from leanbench.report import write_report
 
 pytestmark = MARKS
 
-ROOT = Path(__file__).parents[2]
-PAGES = ("reports/h200/report.html", "reports/h100/report.html")
 #: The longest page that is still read, in pixels.
 TALLEST = 8000
 PROBE = Path(__file__).with_name("browser_probe.js").read_text(encoding="utf-8")
@@ -74,18 +71,16 @@ def test_long_names_do_not_widen_a_page(write_run: WriteRun, runs: int) -> None:
         ]
         return [*timed, row(shapes[0], f"{long}c", status="crashed", reason=f"r{long}")]
 
-    directories = [
-        write_run(
-            rows(number),
-            folder=f"run{number}",
-            name=f"{number}{long}",
-            command=f"leanbench sweep --name {long}",
-            gpu={"product": f"G{long}", long: long},
-            environments={"env0": {"gpu_product": f"G{long}", long: f"{long}{number}"}},
-            sweep={"name": long, "description": long},
-        )
-        for number in range(runs)
-    ]
+    fields = {
+        "command": f"leanbench sweep --name {long}",
+        "gpu": {"product": f"G{long}", long: long},
+        "sweep": {"name": long, "description": long},
+    }
+    directories = []
+    for number in range(runs):
+        own = {"env0": {"gpu_product": f"G{long}", long: f"{long}{number}"}}
+        names = {"folder": f"run{number}", "name": f"{number}{long}", "environments": own}
+        directories.append(write_run(rows(number), **names, **fields))
     [report] = write_report(directories[0], directories[0].parent, ["html"], directories[1:])
     html = report.read_text(encoding="utf-8")
     for width in (390, 1440):

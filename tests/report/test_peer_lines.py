@@ -1,7 +1,5 @@
 """In which modes libraries ran, and on which layout."""
 
-from __future__ import annotations
-
 from example_runs import WriteRun, as_rows, problem, row
 
 from leanbench.records.reading import read_runs

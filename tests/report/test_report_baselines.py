@@ -1,18 +1,18 @@
 """The kernel that others are compared with: every form of a report names the same."""
 
-from __future__ import annotations
-
 import csv
-import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from example_runs import WriteRun, problem, row
+from example_runs import WriteRun, data_of, problem, row
 
 from leanbench.cli.sweep_run import show_ending
 from leanbench.records.reading import read_run
 from leanbench.report import write_report
+
+pytestmark = pytest.mark.deep
 
 Said = pytest.CaptureFixture[str]
 MLA = Path(__file__).parents[2] / "reports" / "h200" / "mla"
@@ -21,9 +21,7 @@ MLA = Path(__file__).parents[2] / "reports" / "h200" / "mla"
 def named_by(out: Path) -> dict[str, set[str]]:
     """Collect the baselines that each file of a report names."""
     page = (out / "report.html").read_text()
-    data = json.loads(
-        re.findall(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page)[0]
-    )
+    data = data_of(page)
     speedup = next(column for column in data["columns"] if column["name"] == "speedup")
     markdown = (out / "report.md").read_text().replace("\\", "")
     return {
@@ -51,14 +49,11 @@ def report(out: Path, *runs: Path, baseline: str | None = None) -> Path:
 
 def libraries(write_run: WriteRun) -> Path:
     """Write a run whose first kernel supports no problem and whose `lean` row is a refusal."""
+    refused: dict[str, Any] = {"status": "unsupported", "reason": "x"}
     rows = []
-    for context in (1024, 4096):
-        rows += [
-            row(problem(context), "lean", status="unsupported", reason="x"),
-            row(problem(context), "flash_mla", status="unsupported", reason="x"),
-            row(problem(context), "flashinfer", 10.0),
-            row(problem(context), "flash_attn_3", 15.0),
-        ]
+    for shape in (problem(1024), problem(4096)):
+        rows += [row(shape, name, **refused) for name in ("lean", "flash_mla")]
+        rows += [row(shape, "flashinfer", 10.0), row(shape, "flash_attn_3", 15.0)]
     return write_run(rows, folder="libraries")
 
 
@@ -72,12 +67,10 @@ def check_all(out: Path, run: Path, kernel: str, baseline: str | None, said: Sai
     assert named == {form: {kernel} for form in named}
 
 
-@pytest.mark.deep
 def test_every_form_names_the_baseline_of_latent_caches(tmp_path: Path, capsys: Said) -> None:
     check_all(tmp_path, MLA, "lean_mla", None, capsys)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize(
     ("chosen", "kernel"), [(None, "flashinfer"), ("flash_attn_3", "flash_attn_3")]
 )
@@ -87,7 +80,6 @@ def test_every_form_names_the_baseline_of_libraries_alone(
     check_all(tmp_path, libraries(write_run), kernel, chosen, capsys)
 
 
-@pytest.mark.deep
 def test_each_run_has_its_own_in_every_form(tmp_path: Path, write_run: WriteRun) -> None:
     rows = [row(problem(), "fa2", 30.0), row(problem(), "lean", 10.0)]
     out = report(tmp_path, libraries(write_run), write_run(rows, folder="with-lean"))
@@ -97,9 +89,6 @@ def test_each_run_has_its_own_in_every_form(tmp_path: Path, write_run: WriteRun)
     # In a heading over rows of both none is named; one that has a mark of its own is lean.
     assert named["page"] == {"the baseline", "lean"}
     assert named["every row"] == {"the baseline"}
-    compared = {
-        (line["kernel"], line["baseline"], line["speedup"])
-        for line in rows_of(out)
-        if line["speedup"]
-    }
+    lines = [line for line in rows_of(out) if line["speedup"]]
+    compared = {(line["kernel"], line["baseline"], line["speedup"]) for line in lines}
     assert compared == {("flash_attn_3", "flashinfer", "1.5"), ("fa2", "lean", "3.0")}

@@ -1,8 +1,4 @@
-"""The page in a real browser: charts are drawn, the table sorts and filters, nothing fails and
-nothing is loaded.
-"""
-
-from __future__ import annotations
+"""The page in a real browser: charts, table and filters work, and nothing is loaded."""
 
 import json
 from pathlib import Path
@@ -34,9 +30,7 @@ PROBE = Path(__file__).with_name("browser_probe.js").read_text(encoding="utf-8")
 
 
 def look(directory: Path, probe: str = "return null;", *more_runs: Path) -> Any:
-    """Open the report in headless Chromium, run `probe` in it and return its answer; any failure in
-    the page fails.
-    """
+    """Return what `probe` answers in the page, and the charts; a failure in the page fails."""
     [report] = write_report(directory, directory, ["html"], more_runs)
     result = answer_of(directory, report.read_text(encoding="utf-8"), "", PROBE, probe)
     assert all(drawn for _, drawn in result["charts"]), result["charts"]
@@ -48,8 +42,8 @@ def seven_digits(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def test_charts_show_the_rows(write_run: WriteRun) -> None:
-    probe = """return {
+def test_charts_table_and_legend_show_the_rows(write_run: WriteRun) -> None:
+    probe = """const seen = {
       lean: points("latency", "lean"), fa2: points("speedup", "fa2"), fixed: points("speedup", "fixed_split"),
       floor: points("latency", null), errors: line("latency", "fa2").points.map(({ low, high }) => [low, high]),
       type: chart("latency").picture.y.type, ticks: chart("latency").picture.x.ticks.map(([, text]) => text),
@@ -57,21 +51,34 @@ def test_charts_show_the_rows(write_run: WriteRun) -> None:
       drawn: chart("latency").querySelectorAll("g.line").length,
       open: line("share", "lean").points.map((point) => point.open),
       bytes: text("share", ".xtick"),
-    };"""
+      up: sortBy("latency_us"), down: sortBy("latency_us"), text: sortBy("kernel"),
+      marked: all("#results th[aria-sort]").length,
+      found: filter("FA2 64k"), none: filter("nothing"), all: filter("")[0],
+    };
+    document.querySelector('#legend button[data-kernel="fa2"]').click();
+    seen.hidden = all(".chart.charts").map((each) => line(each.id.slice("charts-".length), "fa2").hidden);
+    return seen;"""
     seen, charts = look(write_run(measured_rows()), probe)
     assert charts == ["latency", "bandwidth", "speedup", "share", "speedup_all"]
     assert seen["lean"] == [[1024, 10.0], [65536, 200.0]]
     assert seen["fa2"] == [[1024, 2.0], [65536, 8.0]]
     assert seen["fixed"] == [[1024, 1.0], [65536, 0.5]]
-    assert seen["floor"] == [
-        [n, seven_digits(problem(n).kv_bytes / 4e6 + 2)] for n in (1024, 65536)
-    ]
+    floor = [[n, seven_digits(problem(n).kv_bytes / 4e6 + 2)] for n in (1024, 65536)]
+    assert seen["floor"] == floor
     assert seen["errors"] == [[19.6, 21.0], [1568.0, 1680.0]]
     assert (seen["type"], seen["ticks"]) == ("log", ["1k", "64k"])
     assert (seen["x"], seen["y"]) == ("context (tokens)", "latency (µs)")
-    assert seen["drawn"] == 4
-    assert seen["bytes"] == "20 MB"
+    assert (seen["drawn"], seen["bytes"]) == (4, "20 MB")
     assert seen["open"] == [False, False, True]
+    ascending = ["10.00", "10.00", "12.50", "20.00", "100.0", "200.0", "1,600"]
+    # Not measured stays last both ways.
+    assert seen["up"] == ["ascending", [*ascending, "", ""]]
+    assert seen["down"] == ["descending", [*reversed(ascending), "", ""]]
+    assert seen["text"] == ["ascending", ["fa2"] * 3 + ["fixed_split"] * 3 + ["lean"] * 3]
+    assert seen["marked"] == 1
+    assert (seen["found"], seen["none"]) == (["1 of 9 rows", ["fa2"]], ["0 of 9 rows", []])
+    assert seen["all"] == "9 rows"
+    assert seen["hidden"] == [True] * len(charts)
 
 
 @pytest.mark.deep
@@ -98,27 +105,18 @@ def test_a_pointer_shows_all_kernels_at_one_context(write_run: WriteRun) -> None
 
 @pytest.mark.deep
 def test_a_speedup_of_one_percent_looks_small(write_run: WriteRun) -> None:
-    rows = [
-        row(problem(context), kernel, time)
-        for context in (1024, 4096)
-        for kernel, time in TIED.items()
-    ]
+    cells = [(context, *timed) for context in (1024, 4096) for timed in TIED.items()]
+    rows = [row(problem(context), kernel, us) for context, kernel, us in cells]
     seen, _ = look(write_run(rows), "return chart('speedup').picture.y.range;")
     assert seen[0] < 0.9
     assert seen[1] > 1.1
 
 
 def map_rows() -> list[dict[str, Any]]:
-    """Two contexts, two shapes and two dtypes; one cell is lean's, one fa2's with noise, one a tie,
-    one lean ran alone; of bf16, one is fixed_split's.
-    """
+    """One cell is lean's, one fa2's with noise, one a tie, one lean's alone; in bf16 another."""
     rows = []
-    latencies = {
-        (1024, 8): (10, 12),
-        (4096, 8): (10, 5),
-        (1024, 16): (10, 10.04),
-        (4096, 16): (10, None),
-    }
+    latencies = {(1024, 8): (10, 12), (4096, 8): (10, 5)}
+    latencies |= {(1024, 16): (10, 10.04), (4096, 16): (10, None)}
     for (context, heads), (lean, fa2) in latencies.items():
         rows.append(row(problem(context, heads), "lean", lean, read_floor_share=lean / 20))
         if fa2:
@@ -126,12 +124,8 @@ def map_rows() -> list[dict[str, Any]]:
             share = fa2 / 20
             rows.append(row(problem(context, heads), "fa2", fa2, read_floor_share=share, **status))
     rows.append(row(problem(1024, 16, batch=2), "fixed_split", 11.0, status="suspect", reason="x"))
-    return [
-        *rows,
-        row(problem(1024, 8, dtype="bf16"), "lean", 7.0),
-        row(problem(1024, 8, dtype="bf16"), "fa2", 14.0),
-        row(problem(1024, 8, dtype="bf16"), "fixed_split", 3.5),
-    ]
+    bf16 = problem(1024, 8, dtype="bf16")
+    return [*rows, row(bf16, "lean", 7.0), row(bf16, "fa2", 14.0), row(bf16, "fixed_split", 3.5)]
 
 
 def test_maps_show_the_winner_the_speedup_and_the_floor(write_run: WriteRun) -> None:
@@ -181,24 +175,6 @@ def test_maps_are_saved_as_svg_and_png(write_run: WriteRun) -> None:
     ]
 
 
-def test_table_sorts_by_number_and_filters(write_run: WriteRun) -> None:
-    probe = """return {
-      up: sortBy("latency_us"), down: sortBy("latency_us"), text: sortBy("kernel"),
-      marked: all("#results th[aria-sort]").length,
-      found: filter("FA2 64k"), none: filter("nothing"), all: filter("")[0],
-    };"""
-    seen, _ = look(write_run(measured_rows()), probe)
-    ascending = ["10.00", "10.00", "12.50", "20.00", "100.0", "200.0", "1,600"]
-    # Not measured stays last both ways.
-    assert seen["up"] == ["ascending", [*ascending, "", ""]]
-    assert seen["down"] == ["descending", [*reversed(ascending), "", ""]]
-    assert seen["text"] == ["ascending", ["fa2"] * 3 + ["fixed_split"] * 3 + ["lean"] * 3]
-    assert seen["marked"] == 1
-    assert seen["found"] == ["1 of 9 rows", ["fa2"]]
-    assert seen["none"] == ["0 of 9 rows", []]
-    assert seen["all"] == "9 rows"
-
-
 def test_the_filter_asks_a_column_by_name(write_run: WriteRun) -> None:
     rows = [
         row(problem(1024, 8, batch=batch), name, 10.0)
@@ -228,9 +204,7 @@ def test_of_many_rows_the_first_200_are_drawn_until_asked(write_run: WriteRun) -
     assert seen["heading"] == "sticky"
 
 
-def test_a_picture_shows_another_series_where_the_chosen_one_has_no_values(
-    write_run: WriteRun,
-) -> None:
+def test_a_picture_without_values_shows_another_series(write_run: WriteRun) -> None:
     # Of the SM busy share, the first run has only what the schedule allows.
     plain = [row(problem(n), "lean", 10.0, quantisation_efficiency=0.9) for n in (1024, 2048, 4096)]
     full = [row_with_all_fields(problem(n), "fa2", 10.0) for n in (1024, 2048)]
@@ -248,10 +222,7 @@ def test_a_picture_shows_another_series_where_the_chosen_one_has_no_values(
     energy = ["energy floor", "fa2"]
     busy = ["fa2, CTA slots with work, by the schedule", "fa2"]
     latency = ["read floor", "lean"]
-    assert seen["before"] == [
-        [["", latency], [instead, energy], [instead, busy]],
-        ["lean", "fa2"],
-    ]
+    assert seen["before"] == [[["", latency], [instead, energy], [instead, busy]], ["lean", "fa2"]]
     assert seen["chosen"] == [[["", ["read floor", "fa2"]], ["", energy], ["", busy]], ["fa2"]]
     assert seen["rows"] == 5
 
@@ -280,14 +251,11 @@ def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None
       function text0() { return document.querySelector("#sides-sides .ytitle").textContent; }"""
     seen, _ = look(first, probe, second)
     names = ["here, NVIDIA H200, measured", "there, NVIDIA B200, predicted"]
-    assert seen["lean"] == [
-        [names[0], [["1k", 10], ["4k", 40]], None],
-        [names[1], [["1k", 5], ["4k", 10]], "2,3"],
-    ]
-    assert seen["fa2"] == [
-        [names[0], [["1k", 12], ["4k", 60]], None],
-        [names[1], [["1k", 8], ["4k", 30]], "2,3"],
-    ]
+    for kernel, (here, there) in {"lean": ([10, 40], [5, 10]), "fa2": ([12, 60], [8, 30])}.items():
+        assert seen[kernel] == [
+            [names[0], [["1k", here[0]], ["4k", here[1]]], None],
+            [names[1], [["1k", there[0]], ["4k", there[1]]], "2,3"],
+        ]
     assert seen["unit"] == "bandwidth (TB/s)"
     assert seen["first"] == [[1024, 10], [4096, 40]]
     assert seen["runs"] == {"GPU": "NVIDIA H200", "source": "measured", "run": "here"}
@@ -326,9 +294,7 @@ def test_a_row_hands_out_its_command(write_run: WriteRun) -> None:
 
 def test_selectors_pick_series_that_exist(write_run: WriteRun) -> None:
     cells = [(1024, 8), (2048, 8), (4096, 8), (1024, 32), (2048, 32)]
-    rows = [
-        row(problem(context, heads), "lean", context / 1024 + heads) for context, heads in cells
-    ]
+    rows = [row(problem(n, heads), "lean", n / 1024 + heads) for n, heads in cells]
     rows += [row(problem(512, 16, dtype="bf16"), "lean", 7.0)]
     probe = """const state = () => [selected(), points("latency", "lean")];
       const first = state();
@@ -387,21 +353,17 @@ def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
       differs: column("crosscheck_difference"),
       hover: document.querySelector('#results th[data-column="energy_mj"] button').title,
       ticks: [...chart("sustained").querySelectorAll(".ytick")].map((each) => each.textContent),
+      paper: all("#results th:not(.screen)").map((th) => th.dataset.column),
     };"""
     seen, charts = look(write_run(rows_with_all_fields()), probe)
     assert charts == "latency bandwidth speedup share energy power sustained sm_busy".split()
     assert seen["energy"] == [[1024, 12.5], [65536, 1000.0]]
     assert seen["floor"] == [[n, seven_digits(problem(n).kv_bytes * 1e-7)] for n in (1024, 65536)]
-    assert (seen["power"], seen["idle"]) == (
-        [[1024, 500.0], [65536, 500.0]],
-        [[1024, 100.0], [65536, 100.0]],
-    )
+    assert seen["power"] == [[1024, 500.0], [65536, 500.0]]
+    assert seen["idle"] == [[1024, 100.0], [65536, 100.0]]
     assert seen["sustained"] == [[1024, 0.25], [65536, 0.25]]
-    assert (seen["busy"], seen["slots"], seen["dash"]) == (
-        [[1024, 0.85], [65536, 0.85]],
-        [[1024, 0.97], [65536, 0.97]],
-        "2,3",
-    )
+    assert seen["busy"] == [[1024, 0.85], [65536, 0.85]]
+    assert (seen["slots"], seen["dash"]) == ([[1024, 0.97], [65536, 0.97]], "2,3")
     # The noisy row is drawn, the suspect one is not.
     assert seen["suspect"] == [[1024, 10.0]]
     assert (seen["rings"], seen["none"]) == ([True, True], [False, False])
@@ -413,6 +375,8 @@ def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
     assert seen["hover"].startswith("of one launch over the sustained window")
     assert seen["ticks"][0] == "0%"
     assert "25%" in seen["ticks"]
+    taken = ["latency_us", "bandwidth_tb_s", "read_floor_share", "speedup", "energy_mj"]
+    assert seen["paper"] == ["max_context", "kernel", "status", *taken]
 
 
 def test_one_problem_has_its_schedule_as_a_dash_over_the_bar(write_run: WriteRun) -> None:
@@ -436,48 +400,27 @@ def test_cold_and_warm_never_share_a_chart(write_run: WriteRun) -> None:
 
 
 def test_hostile_names_are_only_text(write_run: WriteRun) -> None:
-    rows = [*measured_rows(), row(problem(), HOSTILE, 5.0), row(problem(4096), HOSTILE, 6.0)]
+    shapes = (problem(), problem(4096), problem(4096, 8))
+    rows = [row(shape, name, 5.0) for shape in shapes for name in ("lean", HOSTILE)]
+    first = write_run(rows, folder="a", name=f"{HOSTILE} a")
+    second = write_run(rows, folder="b", name=f"{HOSTILE} b")
     # In a script element, `</script>` would end it.
     kernel = json.dumps(HOSTILE).replace("<", "\\u003c")
     probe = f"""const kernel = {kernel};
-      return {{ points: points("latency", kernel), shown: column("kernel").filter((text) => text === kernel).length,
-        images: document.images.length, inLegend: all("#legend button").some((b) => b.dataset.kernel === kernel) }};"""
-    seen, _ = look(write_run(rows, name=HOSTILE), probe)
-    assert seen == {"points": [[1024, 5.0], [4096, 6.0]], "shown": 2, "images": 0, "inLegend": True}
-
-
-def test_hostile_names_are_only_text_in_maps_and_beside(write_run: WriteRun) -> None:
-    rows = [
-        row(p, name, 5.0)
-        for p in (problem(), problem(4096), problem(4096, 8))
-        for name in ("lean", HOSTILE)
-    ]
-    first = write_run(rows, folder="a", name=f"{HOSTILE} a")
-    second = write_run(rows, folder="b", name=f"{HOSTILE} b")
-    probe = """all("#maps-selectors select, #sides-selectors select").forEach((control) => {
+      const inLegend = all("#legend button").some((button) => button.dataset.kernel === kernel);
+      const drawn = points("latency", kernel).length;
+      all("#maps-selectors select, #sides-selectors select").forEach((control) => {{
         control.selectedIndex = control.options.length - 1;
         control.dispatchEvent(new Event("change"));
-      });
+      }});
       const [lean] = document.getElementById("maps-speedup").picture.cells.at(-1).lines.map((each) => each.text);
       const names = document.getElementById("sides-sides").querySelectorAll(".legendtext");
-      return [document.images.length, lean, [...names].map((each) => each.textContent)];"""
+      return {{ inLegend, drawn, lean, images: document.images.length, names: [...names].map((each) => each.textContent),
+        shown: column("kernel").filter((text) => text === kernel).length }};"""
     seen, _ = look(first, probe, second)
-    assert seen == [0, "lean 5 µs", [f"{HOSTILE} a", f"{HOSTILE} b"]]
-
-
-def test_paper_shows_the_main_columns(write_run: WriteRun) -> None:
-    probe = """return all("#results th:not(.screen)").map((th) => th.dataset.column);"""
-    seen, _ = look(write_run(rows_with_all_fields()), probe)
-    taken = ["latency_us", "bandwidth_tb_s", "read_floor_share", "speedup", "energy_mj"]
-    assert seen == ["max_context", "kernel", "status", *taken]
-
-
-def test_legend_hides_a_kernel_in_every_chart(write_run: WriteRun) -> None:
-    probe = """const keys = all('.chart.charts').map((each) => each.id.slice("charts-".length));
-      document.querySelector('#legend button[data-kernel="fa2"]').click();
-      return keys.map((key) => line(key, "fa2").hidden);"""
-    seen, charts = look(write_run(measured_rows()), probe)
-    assert seen == [True] * len(charts)
+    assert seen.pop("names") == [f"{HOSTILE} a", f"{HOSTILE} b"]
+    shown = {"inLegend": True, "drawn": 2, "lean": "lean 5 µs", "images": 0, "shown": 6}
+    assert seen == shown
 
 
 def test_chart_is_saved_as_a_picture_that_stands_alone(write_run: WriteRun) -> None:
@@ -491,11 +434,9 @@ def test_chart_is_saved_as_a_picture_that_stands_alone(write_run: WriteRun) -> N
       const title = [...picture.querySelectorAll(".title")].map((each) => each.textContent);
       return [saved[0], title, legend];"""
     rows = [dict(row, source="predicted") for row in measured_rows()]
-    seen, _ = look(write_run(rows, source="predicted"), probe)
-    name, title, legend = seen
+    (name, title, legend), _ = look(write_run(rows, source="predicted"), probe)
     assert name == "example-latency.svg"
-    chosen = "batch 1, batch lengths equal"
-    assert title == ["Latency (predicted), NVIDIA H200", chosen]
+    assert title == ["Latency (predicted), NVIDIA H200", "batch 1, batch lengths equal"]
     assert legend == ["lean", "fa2", "fixed_split", "read floor"]
 
 
@@ -521,18 +462,15 @@ FLOORLESS = row(problem(), "lean", 10.0, read_floor_us=None, read_floor_share=No
     [
         ([], []),
         deep([row(problem(), "lean", status="timeout", reason="slow")], []),
-        ([row(problem(), "lean", 10.0)], ["latency", "bandwidth", "share"]),
+        deep([row(problem(), "lean", 10.0)], ["latency", "bandwidth", "share"]),
         deep([FLOORLESS], ["latency", "bandwidth"]),
         deep(
-            [row(problem(), "lean", 10.0), row(problem(dtype="bf16"), "lean", 9.0)],
-            ["latency", "bandwidth", "share"],
+            [FLOORLESS, row(problem(dtype="bf16"), "lean", 9.0)], ["latency", "bandwidth", "share"]
         ),
     ],
     ids=["empty", "failed", "one cell", "no floor", "only dtype varies"],
 )
-def test_small_runs_open(
-    write_run: WriteRun, rows: list[dict[str, Any]], charts: list[str]
-) -> None:
+def test_small_runs_open(write_run, rows, charts):
     _, drawn = look(write_run(rows))
     assert drawn == charts
 

@@ -1,5 +1,4 @@
-from __future__ import annotations
-
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,26 @@ OVER_FA2 = "7a: LA over FA2 at 512k"
 OVER_FD = "abstract: LA over FD at 256k, 56 heads"
 
 
-def named(outcomes: list[MeasuredClaim]) -> dict[str, MeasuredClaim]:
-    return {f"{outcome.claim.figure}: {outcome.claim.words}": outcome for outcome in outcomes}
-
-
 def value(measured: MeasuredClaim) -> float:
     assert measured.figure is not None
     return round(measured.figure.value, 9)
 
 
+def found(measured: MeasuredClaim) -> tuple[float, str | None]:
+    return value(measured), measured.verdict
+
+
+def named(outcomes: list[MeasuredClaim]) -> dict[str, MeasuredClaim]:
+    return {f"{outcome.claim.figure}: {outcome.claim.words}": outcome for outcome in outcomes}
+
+
 def claims_of(*directories: Path) -> dict[str, MeasuredClaim]:
     [(_, _, outcomes)] = claims_of_runs(read_runs(directories))
     return named(outcomes)
+
+
+def timed(shapes: Iterable[AttentionProblem], **latencies_us: float) -> list[dict[str, Any]]:
+    return [row(shape, name, us) for shape in shapes for name, us in latencies_us.items()]
 
 
 def at_512k(heads: int = 56) -> AttentionProblem:
@@ -58,14 +65,9 @@ def test_a_claim_of_one_cell(write_run: WriteRun) -> None:
     outcomes = claims_of(write_run(rows))
     assert len(outcomes) == len(claims())
     over_fa2 = outcomes[OVER_FA2]
-    assert (over_fa2.words, over_fa2.verdict, over_fa2.cell) == (
-        "2.46x (2.41 to 2.51)",
-        "holds",
-        "b1 h56 n524288 d64 fp16 HND",
-    )
-    assert over_fa2.run == "example"
-    fd = outcomes["7a: FD over FA2 at 512k"]
-    assert (value(fd), fd.verdict) == (pytest.approx(2.46 / 1.01), "more")
+    assert (over_fa2.words, over_fa2.verdict) == ("2.46x (2.41 to 2.51)", "holds")
+    assert (over_fa2.run, over_fa2.cell) == ("example", "b1 h56 n524288 d64 fp16 HND")
+    assert found(outcomes["7a: FD over FA2 at 512k"]) == (pytest.approx(2.46 / 1.01), "more")
     energy = outcomes["13: energy of LA over FA2 at 512k"]
     assert (energy.words, energy.verdict) == ("1.11x (1.10 to 1.12)", "reversed")
     assert outcomes["13: energy of LA over FD at 512k, 56 heads"].verdict == "holds"
@@ -83,30 +85,24 @@ def test_claims_of_several_cells_name_the_one_that_decides(write_run: WriteRun) 
     rows = [row(problem(k * 1024), "lean", 10.0) for k in contexts]
     rows += [row(problem(k * 1024), "fa2", 10.0 * (1.5 if k == 64 else 3.0)) for k in contexts]
     lowest = claims_of(write_run(rows))["7a: LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"]
-    assert (value(lowest), lowest.verdict) == (1.5, "less")
+    assert found(lowest) == (1.5, "less")
     assert lowest.cell == "b1 h56 n65536 d64 fp16 HND, of 6 problems"
 
 
-def test_occupancy_is_the_sms_where_it_was_measured_and_the_schedules_in_a_prediction(
-    write_run: WriteRun,
-) -> None:
-    name = "4: occupancy of FA2 is low"
+def test_occupancy_is_of_sms_if_measured_and_of_schedules_if_predicted(write_run: WriteRun) -> None:
     needed = next(claim for claim in claims() if claim.words == "occupancy of FA2 is low").problems
-    rows = [
-        row(needed_problem, "fa2", 10.0, sm_busy_share=0.4, quantisation_efficiency=0.9)
-        for needed_problem in needed
-    ]
-    measured = claims_of(write_run(rows))[name]
+
+    def occupancy(folder: str, share: float | None, **fields: Any) -> MeasuredClaim:
+        own = {"sm_busy_share": share, "quantisation_efficiency": 0.9, **fields}
+        rows = [row(shape, "fa2", 10.0, **own) for shape in needed]
+        return claims_of(write_run(rows, folder=folder))["4: occupancy of FA2 is low"]
+
+    measured = occupancy("measured", 0.4)
     assert (measured.words, measured.verdict) == ("40% (40 to 40)", "holds")
-    predicted = claims_of(
-        write_run([{**row, "source": "predicted"} for row in rows], folder="predicted")
-    )[name]
+    predicted = occupancy("predicted", 0.4, source="predicted")
     assert (predicted.words, predicted.verdict) == ("90%", "more")
     # A run without --occupancy has no SM busy share.
-    without = claims_of(
-        write_run([{**row, "sm_busy_share": None} for row in rows], folder="without")
-    )[name]
-    assert without.figure is None
+    assert occupancy("without", None).figure is None
 
 
 def test_figure_11_takes_a_uniform_batch_for_equal_lengths(write_run: WriteRun) -> None:
@@ -116,8 +112,7 @@ def test_figure_11_takes_a_uniform_batch_for_equal_lengths(write_run: WriteRun) 
     problems = [uniform, *claim.problems[1:]]
     rows = [row(shape, "lean", 10.0) for shape in problems]
     rows += [row(shape, "fixed_split", 10.0 + 2 * i) for i, shape in enumerate(problems)]
-    outcome = claims_of(write_run(rows))[f"11: {claim.words}"]
-    assert (value(outcome), outcome.verdict) == (1.8, "holds")
+    assert found(claims_of(write_run(rows))[f"11: {claim.words}"]) == (1.8, "holds")
 
 
 def step(model: str, context: int) -> AttentionProblem:
@@ -125,9 +120,7 @@ def step(model: str, context: int) -> AttentionProblem:
     return AttentionProblem(1, q_heads, kv_heads, context, head_dim, whole_model=model)
 
 
-def test_a_request_is_its_prompt_and_the_step_in_the_middle_of_its_output(
-    write_run: WriteRun,
-) -> None:
+def test_a_request_is_its_prompt_and_the_middle_step_of_its_output(write_run: WriteRun) -> None:
     model, prompt = "opt-1.3b:positions=182272", 50 * 1024
     middle = step(model, prompt + 512)
     # 1 s of prompt, then 1024 tokens of 1 and 2 ms.
@@ -151,10 +144,8 @@ def test_decodes_share_is_the_lowest_of_the_models(write_run: WriteRun) -> None:
     rows = []
     for model, prefill_us in (("opt-6.7b", 3e3), ("llama-3-8b", 1e3)):
         text = f"{model}:positions=17408"
-        rows += [
-            row(step(text, 1024), "lean", 900.0, prefill_us=prefill_us),
-            row(step(text, 1032), "lean", 1000.0),
-        ]
+        rows.append(row(step(text, 1024), "lean", 900.0, prefill_us=prefill_us))
+        rows.append(row(step(text, 1032), "lean", 1000.0))
     outcomes = claims_of(write_run(rows))
     outcome = outcomes["3: decode's share of a request with LA, prompt of 1024, 16 output tokens"]
     assert value(outcome) == pytest.approx(16 / 19)
@@ -164,20 +155,17 @@ def test_decodes_share_is_the_lowest_of_the_models(write_run: WriteRun) -> None:
 @pytest.mark.parametrize("count", [FEWEST_SAMPLES - 1, FEWEST_SAMPLES])
 def test_samples_are_any_150_multi_head_problems(write_run: WriteRun, count: int) -> None:
     problems = [problem(1024 * (1 + i), 8 + i % 2) for i in range(count)]
-    rows = [
-        row(shape, name, us) for shape in problems for name, us in (("lean", 10.0), ("fa2", 25.0))
-    ]
+    rows = timed(problems, lean=10.0, fa2=25.0)
     # Grouped-query problems are none of the paper's.
-    rows += [row(problem(1024, 56, kv_heads=8), name, 1.0) for name in ("lean", "fa2")]
+    rows += timed([problem(1024, 56, kv_heads=8)], lean=1.0, fa2=1.0)
     outcome = claims_of(write_run(rows))[f"text: LA over FA2, mean of {SAMPLES} samples"]
     if count < FEWEST_SAMPLES:
         assert (outcome.figure, outcome.cell) == (None, "needs 150 multi-head problems, has 149")
     else:
-        assert (value(outcome), outcome.verdict) == (pytest.approx(2.5), "holds")
-        words = (
+        assert found(outcome) == (pytest.approx(2.5), "holds")
+        assert outcome.cell == (
             "150 multi-head problems: batch 1, heads 8 to 9, context 1k to 150k, head_dim 64, fp16"
         )
-        assert outcome.cell == words
 
 
 def at(second: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -185,18 +173,12 @@ def at(second: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def pair(context_k: int, lean_us: float, kernel: str, other_us: float) -> list[dict[str, Any]]:
-    return [
-        row(problem(context_k * 1024), "lean", lean_us),
-        row(problem(context_k * 1024), kernel, other_us),
-    ]
+    return timed([problem(context_k * 1024)], **{"lean": lean_us, kernel: other_us})
 
 
 def test_each_claim_is_of_the_run_that_measured_it_last(write_run: WriteRun) -> None:
-    old = write_run(
-        at(1, [*pair(512, 100, "fa2", 300), *pair(256, 100, "fixed_split", 110)]),
-        folder="old",
-        name="old",
-    )
+    rows = at(1, [*pair(512, 100, "fa2", 300), *pair(256, 100, "fixed_split", 110)])
+    old = write_run(rows, folder="old", name="old")
     new = write_run(at(9, pair(512, 100, "fa2", 200)), folder="new", name="new")
     for order in ((old, new), (new, old)):
         outcomes = claims_of(*order)
@@ -207,12 +189,8 @@ def test_each_claim_is_of_the_run_that_measured_it_last(write_run: WriteRun) -> 
 
 def test_the_run_of_the_sweep_made_for_a_claim_goes_before_later_ones(write_run: WriteRun) -> None:
     def run(second: int, fa2_us: float, name: str, sweep: str) -> Path:
-        return write_run(
-            at(second, pair(512, 100, "fa2", fa2_us)),
-            folder=f"at{second}",
-            name=name,
-            sweep={"name": sweep},
-        )
+        rows = at(second, pair(512, 100, "fa2", fa2_us))
+        return write_run(rows, folder=f"at{second}", name=name, sweep={"name": sweep})
 
     own = run(1, 300, "mine", "paper-fig7a")
     again = run(2, 280, "mine", "paper-fig7a")
@@ -243,44 +221,31 @@ def test_no_claim_mixes_runs(write_run: WriteRun) -> None:
 
 def test_predictions_other_gpus_and_a_warm_l2_have_tables_of_their_own(write_run: WriteRun) -> None:
     rows = pair(512, 100, "fa2", 200)
+    again = at(9, pair(512, 100, "fa2", 400))
+    warm = [{**row, "cache": "warm"} for row in rows]
+    predicted = [{**row, "source": "predicted"} for row in rows]
+    there = {"env0": {"gpu_product": "NVIDIA B200"}}
     runs = [
         write_run(rows, folder="here", name="here"),
-        write_run(at(9, pair(512, 100, "fa2", 400)), folder="again", name="again"),
-        write_run([{**row, "cache": "warm"} for row in rows], folder="warm", name="warm"),
-        write_run(
-            [{**row, "source": "predicted"} for row in rows],
-            folder="model",
-            name="model",
-            source="predicted",
-        ),
-        write_run(
-            rows,
-            folder="there",
-            name="there",
-            environments={"env0": {"gpu_product": "NVIDIA B200"}},
-        ),
+        write_run(again, folder="again", name="again"),
+        write_run(warm, folder="warm", name="warm"),
+        write_run(predicted, folder="model", name="model", source="predicted"),
+        write_run(rows, folder="there", name="there", environments=there),
     ]
-    tables = claims_of_runs(read_runs(runs))
-    seen = [
-        (name, is_predicted, named(outcomes)[OVER_FA2]) for name, is_predicted, outcomes in tables
-    ]
-    assert [
-        (name, is_predicted, value(claim), claim.run) for name, is_predicted, claim in seen
-    ] == [
-        ("NVIDIA H200, cold L2", False, 4.0, "again"),
-        ("NVIDIA H200, warm L2", False, 2.0, "warm"),
-        ("NVIDIA H200, cold L2", True, 2.0, "model"),
-        ("NVIDIA B200, cold L2", False, 2.0, "there"),
+    seen = []
+    for name, is_predicted, outcomes in claims_of_runs(read_runs(runs)):
+        claim = named(outcomes)[OVER_FA2]
+        seen.append((name, is_predicted, value(claim), claim.run))
+    here = "NVIDIA H200, cold L2"
+    assert seen == [
+        *((here, False, 4.0, "again"), ("NVIDIA H200, warm L2", False, 2.0, "warm")),
+        *((here, True, 2.0, "model"), ("NVIDIA B200, cold L2", False, 2.0, "there")),
     ]
 
 
 def test_a_claim_is_evaluated_with_each_baseline_that_was_measured(write_run: WriteRun) -> None:
-    rows = [
-        row(at_512k(), "lean", 100.0),
-        row(at_512k(), "fa2", 180.0),
-        row(at_512k(), "torch_flash_no_split", 500.0),
-        row(at_512k(), "torch_flash", 120.0),
-    ]
+    us = {"lean": 100.0, "fa2": 180.0, "torch_flash_no_split": 500.0, "torch_flash": 120.0}
+    rows = timed([at_512k()], **us)
     [(_, _, outcomes)] = claims_of_runs(read_runs([write_run(rows)]))
     over_fa2 = [outcome for outcome in outcomes if outcome.claim.words == "LA over FA2 at 512k"]
     assert [(outcome.baselines.fa2, value(outcome), outcome.verdict) for outcome in over_fa2] == [

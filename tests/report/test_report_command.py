@@ -1,7 +1,5 @@
 """The command of a row, read by the command line's own parsers, is the row's cell again."""
 
-from __future__ import annotations
-
 import shlex
 from itertools import pairwise
 from pathlib import Path
@@ -54,60 +52,44 @@ def test_every_reference_row_can_be_repeated(directory: Path) -> None:
     for taken, shape in known[:: 1 + len(known) // 50]:
         flags = flags_of(sweep_command(taken, shape, run))
         assert flags.pop("cache", "cold") == taken.cache
-        measured = {
-            name: flags.pop(name)
-            for name in ("energy", "sustained", "occupancy", "counters")
-            if name in flags
-        }
+        optional = ("energy", "sustained", "occupancy", "counters")
+        measured = {name: flags.pop(name) for name in optional if name in flags}
         assert ("energy" in measured) == (taken.energy_mj is not None)
         assert ("occupancy" in measured) == (taken.sm_busy_share is not None)
         names, config = flags.pop("kernels"), flags.pop("config", None)
         assert set(flags) <= {*AXES}
-        [cell] = expand(requested_sweep(None, flags, names, None, None, [config] if config else []))
+        request = requested_sweep(None, flags, names, None, None, [config] if config else [])
+        [cell] = expand(request)
         assert (cell.problem, cell.kernel) == (shape, taken.kernel)
         assert (config is None) == (taken.config is None)
         if config:
-            [override] = requested_sweep(
-                None, flags, names, None, None, [config]
-            ).overrides.values()
+            [override] = request.overrides.values()
             assert override == kernels()[taken.kernel].read_config(taken.config or {})
 
 
 def test_a_row_in_full() -> None:
-    shape = problem(
-        4096,
-        32,
-        kv_heads=8,
-        batch=4,
-        head_dim=128,
-        dtype="bf16",
-        kv_layout="NHD",
-        q_len=2,
-        page_size=64,
-    )
+    fields = {"kv_heads": 8, "batch": 4, "head_dim": 128, "q_len": 2, "page_size": 64}
+    shape = problem(4096, 32, dtype="bf16", kv_layout="NHD", **fields)
     taken = row_with_all_fields(shape, "lean", 10.0, cache="warm")
-    assert (
-        command_of(taken, shape)
-        == "leanbench sweep --heads 32/8 --context 4096 --batch 4 --head-dim 128 --dtype bf16"
+    assert command_of(taken, shape) == (
+        "leanbench sweep --heads 32/8 --context 4096 --batch 4 --head-dim 128 --dtype bf16"
         " --kv-layout NHD --q-len 2 --page-size 64 --kernels lean --config"
         " lean:tile_tokens=128,num_warps=4,num_stages=3 --cache warm --energy --occupancy"
         " --counters"
     )
 
 
-@pytest.mark.parametrize("fields", [{"sustained_us": 5.0}, {"sustained_us": 5.0, "energy_mj": 1.0}])
-def test_sustained_is_part_of_energy(fields: dict[str, float]) -> None:
-    flag = "--energy" if "energy_mj" in fields else "--sustained"
-    assert (command_of(row(problem(), "lean", 10.0, config=None, **fields), problem())).endswith(
-        f" lean {flag}"
-    )
+@pytest.mark.parametrize(
+    ("energy", "flag"), [({}, "--sustained"), ({"energy_mj": 1.0}, "--energy")]
+)
+def test_sustained_is_part_of_energy(energy: dict[str, float], flag: str) -> None:
+    taken = row(problem(), "lean", 10.0, config=None, sustained_us=5.0, **energy)
+    assert command_of(taken, problem()).endswith(f" lean {flag}")
 
 
 def test_a_prediction_names_its_gpu() -> None:
     taken = row(problem(), "fa2", 10.0, source="predicted", config={"align_grid": True})
-    gpu = {"name": "a100-80gb"}
-    command = command_of(taken, problem(), gpu=gpu)
-    assert command
+    command = command_of(taken, problem(), gpu={"name": "a100-80gb"})
     assert command.endswith("--kernels fa2 --config fa2:align_grid=true --gpu a100-80gb")
 
 

@@ -1,7 +1,5 @@
 """Runs as datasets of FlashInfer-Bench: fields, return as a sweep, and the published package."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math
@@ -61,10 +59,9 @@ def test_every_file_has_the_fields_that_flashinfer_bench_takes(dataset):
     for folder, kind in kinds.items():
         paths = sorted(dataset.glob(f"{folder}/**/*.json"))
         assert len(paths) == 7
-        assert {path.stem for path in paths} == {
-            json.loads(path.read_text())["name"] for path in paths
-        }
-        assert [faults(json.loads(path.read_text()), kind, path.stem) for path in paths] == [[]] * 7
+        contents = {path.stem: json.loads(path.read_text()) for path in paths}
+        assert [content["name"] for content in contents.values()] == [*contents]
+        assert [faults(own, kind, stem) for stem, own in contents.items()] == [[]] * 7
     for folder in ("workloads", "traces"):
         assert [faults(trace, "Trace") for trace in traces(dataset, folder)] == [[]] * 7
     with_tensors = [own for own in PROBLEMS if own.lengths_on == "device" or own.is_ragged]
@@ -98,47 +95,31 @@ def test_a_trace_says_what_was_measured(dataset):
 
 def test_statuses_and_what_is_no_trace(write_run: WriteRun, tmp_path: Path):
     one = problem(1024, 8)
-    contexts = iter(range(16, 200, 16))
-
-    def other() -> AttentionProblem:
-        return problem(next(contexts), 8)
-
-    rows = [
-        row(one, "lean", 10.0),
-        row(one, "fixed_split", 10.0),
-        row(other(), "lean", status="crashed", reason="an illegal address"),
-        row(other(), "lean", status="timeout", reason="120 s"),
-        row(other(), "lean", 1.0, status="incorrect", reason="wrong"),
-        row(other(), "lean", 1.0, status="suspect", reason="faster than the memory"),
-        row(other(), "lean", 1.0, source="predicted"),
-        row(other(), "lean", 1.0, cache="warm"),
+    rows = [row(one, "lean", 10.0), row(one, "fixed_split", 10.0)]
+    others: list[tuple[float | None, dict[str, str]]] = [
+        (None, {"status": "crashed", "reason": "an illegal address"}),
+        (None, {"status": "timeout", "reason": "120 s"}),
+        (1.0, {"status": "incorrect", "reason": "wrong"}),
+        (1.0, {"status": "suspect", "reason": "faster than the memory"}),
+        *((1.0, {"source": "predicted"}), (1.0, {"cache": "warm"})),
     ]
+    rows += [row(problem(16 + i, 8), "lean", us, **own) for i, (us, own) in enumerate(others)]
     [folder] = write_report(write_run(rows), tmp_path, ["flashinfer-bench"])
     written = traces(folder, "traces")
     assert [faults(trace, "Trace") for trace in written] == [[]] * 4
     evaluations = [trace["evaluation"] for trace in written]
-    assert [evaluation["status"] for evaluation in evaluations] == [
-        "PASSED",
-        "RUNTIME_ERROR",
-        "TIMEOUT",
-        "INCORRECT_NUMERICAL",
-    ]
+    statuses = ["PASSED", "RUNTIME_ERROR", "TIMEOUT", "INCORRECT_NUMERICAL"]
+    assert [evaluation["status"] for evaluation in evaluations] == statuses
     assert evaluations[0]["performance"] == {"latency_ms": 0.01}
-    assert [("correctness" in e, "performance" in e) for e in evaluations] == [
-        (True, True),
-        (False, False),
-        (False, False),
-        (True, False),
-    ]
+    assert ["correctness" in evaluation for evaluation in evaluations] == [True, False, False, True]
+    assert ["performance" in evaluation for evaluation in evaluations] == [True, *[False] * 3]
     assert evaluations[1]["log"].startswith("an illegal address\nleanbench sweep ")
     assert len(traces(folder, "workloads")) == 7
 
 
 def test_a_run_without_such_problems_is_refused(write_run: WriteRun, tmp_path: Path, caplog):
-    rows = [
-        row(problem(64, window_left=8), "lean", 1.0),
-        row(problem(64, softcap=5.0), "lean", 1.0),
-    ]
+    shapes = problem(64, window_left=8), problem(64, softcap=5.0)
+    rows = [row(shape, "lean", 1.0) for shape in shapes]
     with pytest.raises(UserError, match="no problem of this run can be a definition"):
         write_report(write_run(rows), tmp_path, ["flashinfer-bench"])
     plain = write_run([*rows, row(problem(64), "lean", 1.0)], folder="b")

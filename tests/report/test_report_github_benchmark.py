@@ -1,9 +1,6 @@
 """Runs for the GitHub action github-action-benchmark."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from example_runs import WriteRun, measured_rows, problem, row, two_runs
@@ -12,18 +9,15 @@ from leanbench.core.errors import UserError
 from leanbench.report import write_report
 
 
-def written(directory: Path, format_: str, *more: Path, out: Path | None = None) -> str:
-    [path] = write_report(directory, out or directory, [format_], more)
-    return path.read_text(encoding="utf-8")
-
-
 def test_the_github_action_gets_a_list_of_latencies(write_run: WriteRun):
     rows = [
         *measured_rows(),
         row(problem(128), "lean", 3.0, source="predicted"),
         row(problem(256), "lean", 4.0, cache="warm"),
     ]
-    benchmarks = json.loads(written(write_run(rows), "github-benchmark"))
+    directory = write_run(rows)
+    [path] = write_report(directory, directory, ["github-benchmark"])
+    benchmarks = json.loads(path.read_text(encoding="utf-8"))
     assert [(own["name"], own["value"]) for own in benchmarks[-4:]] == [
         ("fixed_split · b1 h56 n65536 d64 fp16 HND", 100.0),
         ("lean · b2 h56 n512+4096 d64 fp16 HND", 12.5),
@@ -42,7 +36,8 @@ def test_the_github_action_gets_a_list_of_latencies(write_run: WriteRun):
 
 def test_names_of_several_runs_differ_and_no_latency_is_refused(write_run: WriteRun, tmp_path):
     first, second = two_runs(write_run)
-    benchmarks = json.loads(written(first, "github-benchmark", second, out=tmp_path))
+    [path] = write_report(first, tmp_path, ["github-benchmark"], [second])
+    benchmarks = json.loads(path.read_text(encoding="utf-8"))
     names = [own["name"] for own in benchmarks]
     assert len(set(names)) == len(names)
     crashed = write_run([row(problem(), "lean", status="crashed", reason="x")], folder="none")

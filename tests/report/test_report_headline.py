@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,14 +33,15 @@ def parts_of(directories: list[Path]) -> list[Part]:
     return Results(read_runs(directories)).parts
 
 
+def pair(us: float, other: str = "fa2") -> list[tuple[str, float]]:
+    """Return 10 us of lean, and the time of another kernel."""
+    return [("lean", 10.0), (other, us)]
+
+
 def test_winners_are_counted_with_ties(write_run: WriteRun) -> None:
+    latencies = {(1024, 8): 10.05, (1024, 16): 10.05, (4096, 8): 9.0, (16384, 8): 20.0}
     rows = [
-        *(row(problem(1024, heads), "lean", 10.0) for heads in (8, 16)),
-        *(row(problem(1024, heads), "fa2", 10.05) for heads in (8, 16)),
-        row(problem(4096, 8), "lean", 10.0),
-        row(problem(4096, 8), "fa2", 9.0),
-        row(problem(16384, 8), "lean", 10.0),
-        row(problem(16384, 8), "fa2", 20.0),
+        *(row(problem(*of), name, us) for of, fa2 in latencies.items() for name, us in pair(fa2)),
         # Slower with one config, faster with another: the faster one counts.
         row(problem(16384, 8), "fa2", 30.0, cell="another config"),
         # Only lean ran this.
@@ -104,44 +103,34 @@ def test_the_bound_of_whole_models_has_won_nothing(write_run: WriteRun) -> None:
     assert {*results_frame(read_run(write_run(without_lean, folder="b")))["baseline"]} == {"fa2"}
 
 
+WITHIN = "within the model's error of 2.5%"
+
+
 @pytest.mark.parametrize(
     ("fa2_us", "fastest", "by_how_much"),
     [
-        (
-            10.2,
-            "lean and fa2, within the model's error of 2.5% of each other.",
-            "lean is 1.02× as fast as the fastest other kernel, within the model's error of 2.5%.",
-        ),
-        (12.0, "lean.", "lean is 1.20× as fast as the fastest other kernel."),
+        (10.2, f"lean and fa2, {WITHIN} of each other.", f"1.02×{{}}, {WITHIN}."),
+        (12.0, "lean.", "1.20×{}."),
     ],
 )
 @pytest.mark.usefixtures("wrong_by_2_5_percent")
-def test_headline_of_a_prediction_says_so(
-    write_run: WriteRun, fa2_us: float, fastest: str, by_how_much: str
-) -> None:
-    names = {"lean": 10.0, "fa2": fa2_us}
-    rows = [row(problem(), name, us, source="predicted") for name, us in names.items()]
+def test_headline_of_a_prediction_says_so(write_run, fa2_us, fastest, by_how_much):
+    rows = [row(problem(), name, us, source="predicted") for name, us in pair(fa2_us)]
     [sentences] = sentences_of(write_run(rows, source="predicted"))
-    assert (sentences["Fastest"], sentences["By how much"]) == (fastest, by_how_much)
-    error = short_error("NVIDIA H200", names)
-    words = f"Predicted by the performance model, nothing was measured. {error}"
-    assert sentences["Note"] == words
+    words = by_how_much.format(" as fast as the fastest other kernel")
+    assert (sentences["Fastest"], sentences["By how much"]) == (fastest, f"lean is {words}")
+    assert sentences["Note"] == (
+        "Predicted by the performance model, nothing was measured."
+        f" {short_error('NVIDIA H200', ['lean', 'fa2'])}"
+    )
 
 
 @pytest.mark.parametrize("predicted", [("lean",), ()])
-def test_the_model_s_error_is_that_of_kernels_with_a_prediction(
-    write_run: WriteRun, predicted: tuple[str, ...]
-) -> None:
-    refused: dict[str, Any] = {
-        "status": "unsupported",
-        "reason": "no schedule",
-        "source": "predicted",
-    }
+def test_the_model_s_error_is_that_of_kernels_with_a_prediction(write_run, predicted):
+    refused: dict[str, Any] = {"status": "unsupported", "reason": "no schedule"}
     rows = [
-        row(problem(), name, 10.0, source="predicted")
-        if name in predicted
-        else row(problem(), name, **refused)
-        for name in ("lean", "fa2")
+        row(problem(), name, source="predicted", **({"latency_us": 10.0} if ok else refused))
+        for name, ok in (("lean", "lean" in predicted), ("fa2", False))
     ]
     run = write_run(rows, source="predicted")
     [sentences] = sentences_of(run)
@@ -162,7 +151,7 @@ def test_no_kernel_is_ahead_where_all_lie_within_the_model_s_error(write_run: Wr
     rows = [
         row(problem(context=context), name, us, source="predicted")
         for context in (1024, 4096)
-        for name, us in (("lean", 10.0), ("fa2", 10.2))
+        for name, us in pair(10.2)
     ]
     [sentences] = sentences_of(write_run(rows, source="predicted"))
     assert sentences["Fastest"] == (
@@ -180,9 +169,8 @@ def test_another_baseline_is_compared_with_all_others(write_run: WriteRun) -> No
     assert part.summary.speedups["lean"].geomean == pytest.approx(1 / 4)
     assert results.frame["speedup"].dropna().tolist() == [0.5, 0.5, 0.125, 0.0625]
     assert str(headline(part)[1].words).startswith("fa2 is 0.18× as fast as the fastest other")
-    [html, csv, markdown] = write_report(
-        directory, directory, ["html", "csv", "markdown"], baseline="fa2"
-    )
+    formats = ["html", "csv", "markdown"]
+    [html, csv, markdown] = write_report(directory, directory, formats, baseline="fa2")
     assert "Speedup of fa2" in html.read_text()
     assert "| speedup of fa2 |" in markdown.read_text()
     assert csv.read_text().splitlines()[1].endswith(",fa2")
@@ -190,19 +178,10 @@ def test_another_baseline_is_compared_with_all_others(write_run: WriteRun) -> No
         write_report(directory, directory, ["csv"], baseline="fa3")
 
 
-def runs_of(write_run: WriteRun, seconds: list[float], kernel: str = "fa2") -> list[Path]:
-    """A run for each of these times of `other`, of 10 us of lean on two problems."""
-    return [
-        write_run(
-            [
-                row(problem(1024, h), name, us)
-                for h in (8, 16)
-                for name, us in (("lean", 10.0), (kernel, us_other))
-            ],
-            folder=f"run{number}",
-        )
-        for number, us_other in enumerate(seconds)
-    ]
+def runs_of(write_run: WriteRun, fa2_us: list[float]) -> list[Path]:
+    """Write a run for each of these times of fa2, of 10 us of lean on two problems."""
+    rows = [[row(problem(1024, h), *of) for h in (8, 16) for of in pair(us)] for us in fa2_us]
+    return [write_run(of_run, folder=f"run{number}") for number, of_run in enumerate(rows)]
 
 
 def test_many_runs_have_an_overview(write_run: WriteRun) -> None:
@@ -212,13 +191,14 @@ def test_many_runs_have_an_overview(write_run: WriteRun) -> None:
     assert overview is not None
     [sentence] = overview.sentences
     assert sentence.name == "lean"
-    assert (
-        sentence.words
-        == "The fastest, or within 1% of it, on 6 of 8 problems (counted once a run). Against the"
+    assert sentence.words == (
+        "The fastest, or within 1% of it, on 6 of 8 problems (counted once a run). Against the"
         " fastest other kernel: at worst 0.90× as fast (run2)."
     )
     assert [near(part) for _, part in overview.parts] == [2, 2, 0, 2]
+    assert title(list("abcd"), overview) == f"{parts[0].summary.gpu}: 4 runs"
     assert overview_of(parts[:FEW_RUNS]) is None
+    assert title(["a", "b", "c"], None) == "a, b and c"
 
 
 @pytest.mark.deep
@@ -228,11 +208,8 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
     runs.append(write_run([{**row, "source": "predicted"} for row in rows], folder="told"))
     runs.append(write_run([row(problem(1024), "fa2", 30.0, cache="warm")], folder="warm"))
     # A run without lean has another baseline.
-    runs.append(
-        write_run(
-            [row(problem(1024), name, 30.0) for name in ("fa2", "fixed_split")], folder="without"
-        )
-    )
+    rows = [row(problem(1024), name, 30.0) for name in ("fa2", "fixed_split")]
+    runs.append(write_run(rows, folder="without"))
     overview = overview_of(parts_of(runs))
     assert overview is not None
     counts = {
@@ -245,19 +222,13 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
         "fa2, cold L2": "1 of 1 problem",
     }
     names = [name.rpartition("/")[2] for name, _ in overview.parts]
-    assert names == [
-        *(f"run{i}, cold L2" for i in range(3)),
-        "told, predicted, cold L2",
-        "warm, warm L2",
-        "without, cold L2",
-    ]
+    own = ["told, predicted, cold L2", "warm, warm L2", "without, cold L2"]
+    assert names == [*(f"run{i}, cold L2" for i in range(3)), *own]
     assert "nothing was measured" in " ".join(caveats(overview.parts[3][1]))
 
 
 @pytest.mark.deep
-def test_the_overview_holds_each_run_against_others_and_against_libraries(
-    write_run: WriteRun,
-) -> None:
+def test_the_overview_compares_each_run_with_others_and_libraries(write_run: WriteRun) -> None:
     latencies: list[dict[str, list[float]]] = [
         # The fastest other is of this project, the libraries are behind or ahead.
         {"lean": [10.0, 10.0], "fixed_split": [10.5, 10.5], "cudnn": [20.0, 9.0]},
@@ -266,44 +237,31 @@ def test_the_overview_holds_each_run_against_others_and_against_libraries(
         # A run without lean has a baseline of its own.
         {"lean_mla": [10.0, 10.0], "flash_mla": [12.0, 12.0]},
     ]
-    runs = [
-        write_run(
-            [
-                row(problem(1024 * (1 + index)), kernel, latency_us)
-                for kernel, of_kernel in of_run.items()
-                for index, latency_us in enumerate(of_kernel)
-            ],
-            folder=f"run{number}",
-        )
-        for number, of_run in enumerate(latencies)
-    ]
+    runs = []
+    for number, of_run in enumerate(latencies):
+        cells = [(1024 << i, name, us) for name, of in of_run.items() for i, us in enumerate(of)]
+        rows = [row(problem(context), name, us) for context, name, us in cells]
+        runs.append(write_run(rows, folder=f"run{number}"))
     verdict, of_overview = summary_section(Results(read_runs(runs))).blocks[:2]
     assert isinstance(verdict, Sentences)
     assert isinstance(of_overview, Table)
     # Libraries and other kernels have separate sentences.
-    assert [(item.name, str(item.words).split(". ")[1:]) for item in verdict.items] == [
-        (
-            "lean",
-            [
-                "Against the fastest library: as fast or faster on 1 of 2; at worst 0.90×"
-                " as fast (run0), at best 2.00× (run0)",
-                "Against kernels that are not libraries: at worst 1.05× as fast (run0).",
-            ],
-        ),
-        (
-            "lean_mla",
-            [
-                "Against the fastest library: as fast or faster on 2 of 2; at worst 1.20×"
-                " as fast (run3), at best 1.20× (run3).",
-            ],
-        ),
-    ]
+    assert {item.name: str(item.words).split(". ")[1:] for item in verdict.items} == {
+        "lean": [
+            "Against the fastest library: as fast or faster on 1 of 2; at worst 0.90× as fast"
+            " (run0), at best 2.00× (run0)",
+            "Against kernels that are not libraries: at worst 1.05× as fast (run0).",
+        ],
+        "lean_mla": [
+            "Against the fastest library: as fast or faster on 2 of 2; at worst 1.20× as fast"
+            " (run3), at best 1.20× (run3)."
+        ],
+    }
     headings = [str(column.heading) for column in of_overview.columns]
     assert headings[1] == "the baseline fastest, or within 1%"
     shown = {
-        str(cells[0]).rpartition("/")[2]: [str(cell) for cell in cells[1:3]]
-        + [str(cell) for cell in cells[7:9]]
-        for cells in of_overview.rows
+        str(first).rpartition("/")[2]: [str(cells[i]) for i in (0, 1, 6, 7)]
+        for first, *cells in of_overview.rows
     }
     assert shown == {
         "run0": ["1 of 2", "0.97×", "1.34×", "1 of 2"],
@@ -315,12 +273,6 @@ def test_the_overview_holds_each_run_against_others_and_against_libraries(
     chosen = Results(read_runs(runs), "fa2").parts
     assert [part.summary.baseline for part in chosen] == ["fa2"] * 4
     assert [part.summary.over_best is None for part in chosen] == [True, False, True, True]
-
-
-def test_the_title_of_many_runs_is_short(write_run: WriteRun) -> None:
-    parts = parts_of(runs_of(write_run, [20.0, 15.0, 9.0, 10.0]))
-    assert title(list("abcd"), overview_of(parts)) == f"{parts[0].summary.gpu}: 4 runs"
-    assert title(["a", "b", "c"], overview_of(parts[:FEW_RUNS])) == "a, b and c"
 
 
 def test_many_runs_without_rows_are_named(write_run: WriteRun) -> None:
@@ -349,7 +301,8 @@ def test_the_baseline_is_held_against_the_fastest_peer_of_each_kind(write_run: W
     directory = write_run(rows)
     [part] = parts_of([directory])
     by_kind = part.summary.over_peers_by_kind
-    assert {kind: (over.kernels, over.not_slower) for kind, over in by_kind.items()} == {
+    counted = {kind: (over.kernels, over.not_slower) for kind, over in by_kind.items()}
+    assert counted == {
         "plain": (("cudnn", "flashinfer"), 1),
         "window": (("cudnn", "flashinfer"), 1),
         "sinks, e4m3 KV cache": (("flashinfer",), 1),
@@ -360,12 +313,9 @@ def test_the_baseline_is_held_against_the_fastest_peer_of_each_kind(write_run: W
         {"plain": 1.2, "window": (0.9 * 4.0) ** 0.5, "sinks, e4m3 KV cache": 1.5, "q_len": 2.0}
     )
     [path] = write_report(directory, directory, ["markdown"])
-    assert "| window | 1.90× | 2 | 1 | 0.90× (context 4k, q\\_len 1, window of 1023) |" in (
-        path.read_text()
-    )
-
-
-def test_a_run_of_one_kind_says_nothing_by_kind(write_run: WriteRun) -> None:
+    line = "| window | 1.90× | 2 | 1 | 0.90× (context 4k, q\\_len 1, window of 1023) |"
+    assert line in path.read_text()
+    # Of one kind there is nothing to tell apart.
     rows = [row(problem(), kernel, 10.0) for kernel in ("lean", "cudnn", "flashinfer")]
-    [part] = parts_of([write_run(rows)])
+    [part] = parts_of([write_run(rows, folder="one")])
     assert part.summary.over_peers_by_kind == {}

@@ -1,77 +1,34 @@
-"""Heat maps of a page: what it holds for them, and what its script makes of that in Node, where a
-browser is missing.
-"""
+"""Heat maps of a page: what it holds for them, and what its script makes of that."""
 
-from __future__ import annotations
-
-import json
-import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import WriteRun, problem, row
+from browser import MARKS, answer_of
+from example_runs import WriteRun, data_of, problem, row
 
 from leanbench.report import write_report
 
 TEMPLATES = Path(__file__).parents[2] / "reports" / "templates"
 NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="no node on the PATH")
-
-#: As much of a page as the maps' script asks for; what it draws is kept.
-PAGE = """
-const drawn = {};
-globalThis.Option = class {};
-globalThis.document = {
-  activeElement: { closest: () => ({ firstChild: { textContent: "none" } }) },
-  createElement: () => ({ firstChild: {}, addEventListener() {}, append() {}, add() {} }),
-  querySelectorAll: () => [],
-  querySelector: () => null,
-  getElementById: (id) => ({ id, textContent: DATA, replaceChildren() {} }),
-};
-const NEUTRAL = "neutral", WARNED = "warned", drawCells = null;
-const place = (element, draw, picture) => { drawn[element.id] = picture; };
-const keepDrawn = (element, draw) => draw();
-"""
-#: The speedups that are drawn first, with their colours.
-ANSWER = """
-const speedups = drawn["maps-speedup"].cells.map(({ text, color }) => [text, color]);
-console.log(JSON.stringify(speedups));
-"""
-
-
-def data_of(out: Path) -> dict[str, Any]:
-    page = (out / "report.html").read_text()
-    [data] = re.findall(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page)
-    return json.loads(data)
+PROBE = Path(__file__).with_name("browser_probe.js").read_text(encoding="utf-8")
+#: Text and colour of each cell of the map of speedups, of the series that is shown first.
+SPEEDUPS = """return document.getElementById("maps-speedup").picture.cells
+  .map(({ text, color }) => [text, color]);"""
+ORANGE = "#D99A1C"
 
 
 def records(data: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the page's rows with their texts."""
     columns = data["columns"]
-    return [
-        {
-            column["name"]: column["texts"][value]
-            if column["texts"] and value is not None
-            else value
-            for column, value in zip(columns, values, strict=True)
-        }
-        for values in data["rows"]
-    ]
 
+    def text(column: dict[str, Any], value: Any) -> Any:
+        return value if value is None or not column["texts"] else column["texts"][value]
 
-def in_node(data: dict[str, Any]) -> list[list[str]]:
-    """Text and colour of each cell of the map of speedups, of the series that is shown first."""
-    scripts = [(TEMPLATES / f"report_{name}.js").read_text() for name in ("common", "maps")]
-    page = f"const DATA = {json.dumps(json.dumps(data))};{PAGE}"
-    program = "\n".join([page, *scripts, ANSWER])
-    done = subprocess.run(
-        [str(NODE), "-"], input=program, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    cells = [zip(columns, values, strict=True) for values in data["rows"]]
+    return [{column["name"]: text(column, value) for column, value in row} for row in cells]
 
 
 def run_of(write_run: WriteRun, folder: str, baseline: str, problems: int = 2) -> Path:
@@ -85,15 +42,15 @@ def run_of(write_run: WriteRun, folder: str, baseline: str, problems: int = 2) -
     return write_run(rows, folder=folder)
 
 
-def report(out: Path, *runs: Path, baseline: str | None = None) -> dict[str, Any]:
-    write_report(runs[0], out, ["html"], runs[1:], baseline)
-    return data_of(out)
+def page_of(out: Path, *runs: Path, baseline: str | None = None) -> str:
+    [page] = write_report(runs[0], out, ["html"], runs[1:], baseline)
+    return page.read_text(encoding="utf-8")
 
 
 @pytest.mark.deep
 def test_every_row_of_a_page_has_its_runs_baseline(tmp_path: Path, write_run: WriteRun) -> None:
     runs = run_of(write_run, "plain", "lean"), run_of(write_run, "latent", "lean_mla")
-    data = report(tmp_path, *runs)
+    data = data_of(page_of(tmp_path, *runs))
     of_run = {(Path(each["run"]).name, each["baseline"]) for each in records(data)}
     assert of_run == {("plain", "lean"), ("latent", "lean_mla")}
     [speedup] = [each for each in data["maps"] if each["key"] == "speedup"]
@@ -104,36 +61,34 @@ def test_every_row_of_a_page_has_its_runs_baseline(tmp_path: Path, write_run: Wr
     )
     [column] = [each for each in data["columns"] if each["name"] == "baseline"]
     assert column["shown"] is False
-    alone = report(tmp_path, runs[1])
+    alone = data_of(page_of(tmp_path, runs[1]))
     [speedup] = [each for each in alone["maps"] if each["key"] == "speedup"]
-    assert (speedup["title"], speedup["note"]) == (
-        "Speedup of lean_mla",
-        "blue: lean_mla is faster, orange: slower",
-    )
+    assert speedup["title"] == "Speedup of lean_mla"
+    assert speedup["note"] == "blue: lean_mla is faster, orange: slower"
 
 
 @pytest.mark.deep
-@needs_node
-def test_the_map_of_speedups_is_filled_for_a_run_without_lean(
-    tmp_path: Path, write_run: WriteRun
-) -> None:
+@MARKS[0]
+@MARKS[1]
+def test_the_map_of_speedups_is_filled_for_a_run_without_lean(tmp_path, write_run):
     """The run with the most cells is shown first."""
-    plain = run_of(write_run, "plain", "lean")
+
+    def speedups(*runs: Path, baseline: str | None = None) -> list[list[str]]:
+        page = page_of(tmp_path, *runs, baseline=baseline)
+        blue = data_of(page)["kernels"][0]["color"]
+        cells = answer_of(tmp_path, page, "", PROBE, SPEEDUPS)["seen"]
+        return [[text, {blue: "blue", ORANGE: "orange"}[color]] for text, color in cells]
+
     latent = run_of(write_run, "latent", "lean_mla", problems=3)
-    data = report(tmp_path, plain, latent)
-    blue = data["kernels"][0]["color"]
-    one_row = [["2.00", blue], ["0.50", "warned"], ["0.50", "warned"]]
-    assert in_node(data) == [*one_row, *one_row]
+    rows = [["2.00", "blue"], ["0.50", "orange"], ["0.50", "orange"]] * 2
+    assert speedups(run_of(write_run, "plain", "lean"), latent) == rows
     large = run_of(write_run, "large", "lean", problems=3)
-    assert in_node(report(tmp_path, large, run_of(write_run, "small", "lean_mla"))) == [
-        *one_row,
-        *one_row,
-    ]
-    chosen = report(tmp_path, latent, baseline="flashinfer")
-    assert [text for text, _ in in_node(chosen)] == ["0.50", "2.00", "2.00"] * 2
+    assert speedups(large, run_of(write_run, "small", "lean_mla")) == rows
+    chosen = speedups(latent, baseline="flashinfer")
+    assert [text for text, _ in chosen] == ["0.50", "2.00", "2.00"] * 2
 
 
-@needs_node
+@pytest.mark.skipif(NODE is None, reason="no node on the PATH")
 @pytest.mark.parametrize("script", sorted(path.name for path in TEMPLATES.glob("*.js")))
 def test_scripts_parse(script: str) -> None:
     done = subprocess.run(

@@ -1,7 +1,5 @@
 """Facts that a report states once, and facts that it omits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +35,19 @@ def section(document: Document, key: str) -> Section:
 
 def test_equal_environments_are_one_table_and_differences_another(write_run: WriteRun) -> None:
     other = {**ENVIRONMENT, "driver": "590.2", "host": "b"}
+    environments = {"first": ENVIRONMENT, "second": other, "third": ENVIRONMENT}
     runs = [
-        write_run([], folder=name, name=name, environments={key: fields})
-        for name, key, fields in (
-            ("first", "e0", ENVIRONMENT),
-            ("second", "e1", other),
-            ("third", "e0", ENVIRONMENT),
-        )
+        write_run([], folder=name, name=name, environments={f"e{fields is other:d}": fields})
+        for name, fields in environments.items()
     ]
     shared, differing, gpu = environment_section(Results(read_runs(runs))).blocks
     assert isinstance(shared, Table)
     assert shared.rows == (("torch", "2.11.0"), ("gpu_product", "NVIDIA H200"))
     assert isinstance(differing, Table)
-    assert [column.heading for column in differing.columns] == [
-        "environment",
-        "runs",
-        "driver",
-        "host",
-    ]
-    assert differing.rows == (
-        ("e0", "first, third", "580.1", ""),
-        ("e1", "second", "590.2", "b"),
-    )
+    headings = [column.heading for column in differing.columns]
+    assert headings == ["environment", "runs", "driver", "host"]
+    first, second = ("e0", "first, third", "580.1", ""), ("e1", "second", "590.2", "b")
+    assert differing.rows == (first, second)
     # All runs are for one GPU.
     assert isinstance(gpu, Section)
     assert gpu.heading == "GPU figures used for schedules and predictions"
@@ -86,13 +75,9 @@ def test_predicted_runs_have_one_banner_and_no_second_warning(write_run: WriteRu
     gpu = {"name": "a100-80gb", "product": "NVIDIA A100-SXM4-80GB"}
     rows = predicted([row(problem(), name, us) for name, us in (("lean", 9.0), ("fa2", 20.0))])
     for count in (1, 2, 4):
-        folder = f"of{count}"
-        runs = [
-            write_run(
-                rows, folder=f"{folder}-{n}", name=f"{folder}-{n}", gpu=gpu, source="predicted"
-            )
-            for n in range(count)
-        ]
+        fields: dict[str, Any] = {"gpu": gpu, "source": "predicted"}
+        names = [f"of{count}-{n}" for n in range(count)]
+        runs = [write_run(rows, folder=name, name=name, **fields) for name in names]
         document = facts(Results(read_runs(runs)))
         [banner] = section(document, "banner").blocks
         assert isinstance(banner, Sentences)
@@ -121,21 +106,14 @@ def test_a_map_of_winners_is_drawn_where_two_kernels_beat_the_baseline(write_run
             for shape, of_shape in zip(shapes, latencies, strict=True)
             for kernel, us in of_shape.items()
         ]
-        results = Results(
-            [read_run(write_run(rows, folder=f"of{len(latencies)}-{rows[-1]['kernel']}"))]
-        )
+        results = Results([read_run(write_run(rows, folder=rows[-1]["kernel"]))])
         return [drawn.key for drawn in maps_of(results.frame, results.margin)]
 
     lean = {"lean": 10.0, "fa2": 20.0, "cudnn": 20.0}
-    assert keys([lean, lean, lean, {"lean": 30.0, "cudnn": 20.0, "fa2": 20.5}]) == [
-        "speedup",
-        "floor",
-    ]
-    assert keys([lean, lean, {**lean, "fa2": 1.0}, {**lean, "cudnn": 1.0}]) == [
-        "winner",
-        "speedup",
-        "floor",
-    ]
+    lost = {"lean": 30.0, "cudnn": 20.0, "fa2": 20.5}
+    assert keys([lean, lean, lean, lost]) == ["speedup", "floor"]
+    won = keys([lean, lean, {**lean, "fa2": 1.0}, {**lean, "cudnn": 1.0}])
+    assert won == ["winner", "speedup", "floor"]
 
 
 def test_a_decomposition_of_one_place_is_the_summary_s_figure(write_run: WriteRun) -> None:
@@ -153,22 +131,14 @@ def test_a_decomposition_of_one_place_is_the_summary_s_figure(write_run: WriteRu
     assert len(facts(Results([run]), ["decompositions"]).sections) == 1
 
 
-def test_claims_that_no_run_has_are_left_out(write_run: WriteRun) -> None:
-    results = Results([read_run(write_run(measured_rows()))])
-    assert facts(results, ["claims"]).sections == ()
-
-
 def test_the_head_names_few_values_and_few_kinds(write_run: WriteRun) -> None:
     capacities = [row(problem(capacity=4096 << n), "lean", 10.0) for n in range(FEW_VALUES + 1)]
     frame = Results([read_run(write_run(capacities))]).frame
     assert f"capacity ({FEW_VALUES + 1} choices)" in fixed_words(frame).split(" · ")
     assert "capacity 4096/8192" in fixed_words(frame.head(2)).split(" · ")
     kinds: list[dict[str, Any]] = [
-        {"dtype": "bf16"},
-        {"kv_layout": "NHD"},
-        {"capacity": 4096},
-        {"sinks": True},
-        {"softcap": 50.0},
+        *({"dtype": "bf16"}, {"kv_layout": "NHD"}, {"capacity": 4096}),
+        *({"sinks": True}, {"softcap": 50.0}),
     ]
     assert len(kinds) > FEW_KINDS
     rows = [row(problem(**fields), "lean", 10.0) for fields in kinds]

@@ -1,7 +1,6 @@
 """Whole reports as Markdown. Review the snapshot: it holds the wording of every section."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,28 +17,25 @@ def claimed(kernel: str, context: int, us: float, **fields: Any) -> list[dict[st
     return [row(shape, "lean", 100.0, **fields), row(shape, kernel, us, **fields)]
 
 
-#: Rows of each run of a report.
-REPORTS: dict[str, list[list[dict[str, Any]]]] = {
-    "latency": [measured_rows()],
-    "all fields": [rows_with_all_fields()],
-    "equal runs": [rows_with_all_fields(), rows_with_all_fields()],
-    "claims": [claimed("fa2", 512, 200.0), claimed("fixed_split", 256, 218.0, warnings=["w"])],
-    "one claim": [claimed("fa2", 512, 200.0, sm_busy_share=0.4, quantisation_efficiency=0.9)],
+#: Rows of each run of a report, and its sections: None for those of a whole report.
+REPORTS: dict[str, tuple[list[list[dict[str, Any]]], Sequence[str] | None]] = {
+    "latency": ([measured_rows()], None),
+    "all fields": ([rows_with_all_fields()], None),
+    "ending of a sweep": ([rows_with_all_fields()], ENDING),
+    "equal runs": ([rows_with_all_fields()] * 2, None),
+    "claims": (
+        [claimed("fa2", 512, 200.0), claimed("fixed_split", 256, 218.0, warnings=["w"])],
+        ["head", "summary", "claims"],
+    ),
+    "one claim": (
+        [claimed("fa2", 512, 200.0, sm_busy_share=0.4, quantisation_efficiency=0.9)],
+        ["claims"],
+    ),
 }
-
-
-def results_of(write_run: WriteRun, name: str) -> Results:
-    runs = [
-        write_run(rows, folder=f"run{number}", name=f"run{number}")
-        for number, rows in enumerate(REPORTS[name])
-    ]
-    return Results(read_runs(runs))
 
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_report(write_run: WriteRun, snapshot, name: str) -> None:
-    assert markdown_text(facts(results_of(write_run, name))) == snapshot
-
-
-def test_ending_of_a_sweep(write_run: WriteRun, snapshot) -> None:
-    assert markdown_text(facts(results_of(write_run, "all fields"), ENDING)) == snapshot
+    runs, sections = REPORTS[name]
+    paths = [write_run(rows, folder=f"run{n}", name=f"run{n}") for n, rows in enumerate(runs)]
+    assert markdown_text(facts(Results(read_runs(paths)), sections)) == snapshot

@@ -1,7 +1,5 @@
 """Sweeps in a report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +20,12 @@ def facts(sweep: Any) -> dict[str, str]:
     return {item.name: str(item.words) for item in block.items}
 
 
-def rows(sweep: Any) -> list[tuple[str, ...]]:
+def table(sweep: Any) -> list[str]:
     """Headings, then each grid."""
     block = sweep_blocks(sweep)[1]
     assert isinstance(block, Table)
-    headings = tuple(column.heading for column in block.columns)
-    return [headings, *(tuple(map(str, row)) for row in block.rows)]
+    headings = [str(column.heading) for column in block.columns]
+    return [" | ".join(headings), *(" | ".join(map(str, row)) for row in block.rows)]
 
 
 def test_axes_at_their_defaults_are_left_out_and_values_are_those_of_flags():
@@ -36,51 +34,30 @@ def test_axes_at_their_defaults_are_left_out_and_values_are_those_of_flags():
         Grid(capacity=(None, "4x"), softcap=(0.0, 50.0), sinks=(True,), window_left=(-1, 255)),
     )
     sweep = Sweep("mine", grids, ("lean", "fa2"), "best", sample=Sample(3, 7))
-    assert rows(sweep.to_dict()) == [
-        (
-            *("grid", "heads", "context", "batch", "head_dim", "page_size", "capacity"),
-            *("window_left", "softcap", "sinks"),
-        ),
-        (
-            "1",
-            "32/8, 16",
-            "1024, 4096",
-            "1",
-            "128",
-            "none, 16",
-            "exact",
-            "none",
-            "none",
-            "no-sinks",
-        ),
-        (
-            *("2", "32/8", "1024, 4096, 16384", "1", "128", "none", "exact, 4x"),
-            *("none, 255", "none, 50", "sinks"),
-        ),
+    defaults = "1024, 4096, 16384"
+    assert table(sweep.to_dict()) == [
+        "grid | heads | context | batch | head_dim | page_size | capacity | window_left | softcap"
+        " | sinks",
+        "1 | 32/8, 16 | 1024, 4096 | 1 | 128 | none, 16 | exact | none | none | no-sinks",
+        f"2 | 32/8 | {defaults} | 1 | 128 | none | exact, 4x | none, 255 | none, 50 | sinks",
     ]
-    assert facts(sweep.to_dict()) == {
-        "sweep": "mine",
-        "launch settings": "best",
-        "kernels": "lean, fa2",
-        "drawn": "3 problems, seed 7",
-    }
+    assert "; ".join(f"{name} {words}" for name, words in facts(sweep.to_dict()).items()) == (
+        "sweep mine; launch settings best; kernels lean, fa2; drawn 3 problems, seed 7"
+    )
 
 
 def test_what_others_say_is_left_out():
     models = Sweep("m", (Grid(model=("llama-3-8b",), tp=(1, 8)),)).to_dict()
-    assert rows(models) == [
-        ("grid", "context", "batch", "model", "tp"),
-        ("1", "1024, 4096, 16384", "1", "llama-3-8b", "1, 8"),
+    assert table(models) == [
+        "grid | context | batch | model | tp",
+        "1 | 1024, 4096, 16384 | 1 | llama-3-8b | 1, 8",
     ]
     lengths = Sweep("l", (Grid(lengths=("64k+16x3",)),)).to_dict()
-    assert rows(lengths) == [
-        ("grid", "heads", "head_dim", "lengths"),
-        ("1", "32/8", "128", "64k+16x3"),
-    ]
+    assert table(lengths) == ["grid | heads | head_dim | lengths", "1 | 32/8 | 128 | 64k+16x3"]
     drawn = load_sweep("serving").to_dict()
-    headings, row = rows(drawn)
-    assert not {"heads", "head_dim", "context"} & {*headings}
-    assert row[0] == "drawn"
+    headings, row = table(drawn)
+    assert not {"heads", "head_dim", "context"} & {*headings.split(" | ")}
+    assert row.startswith("drawn |")
     assert facts(drawn)["drawn"] == "320 problems, seed 1, capacities filled 1% to 100%"
 
 
@@ -104,4 +81,4 @@ def test_a_damaged_request_is_shown_as_far_as_it_goes():
     grid = {"heads": [[8]], "sinks": 1, "context": [None, {}], "other": [1]}
     damaged = {"name": None, "kernels": 3, "grids": [1, grid], "draw": [], "config": {"lean": 1}}
     assert facts(damaged) == {}
-    assert rows(damaged) == [("grid", "heads", "context"), ("2", "[8]", "none, {}")]
+    assert table(damaged) == ["grid | heads | context", "2 | [8] | none, {}"]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -58,20 +56,13 @@ def test_worst_without_percentages(first: str, second: str, worst: str) -> None:
     ("status", "latency_us", "shown"),
     [("unsupported", None, "for example, has cp:8"), ("noisy", 1.0, "at worst, has cp:8")],
 )
-def test_a_refusal_is_an_example_where_a_measured_row_is_the_worst(
-    status: str, latency_us: float | None, shown: str
-) -> None:
+def test_a_refusal_is_an_example_where_a_measured_row_is_the_worst(status, latency_us, shown):
     rows = [
         row(problem(1024), "fa2", latency_us, status=status, reason=f"has cp:{gpus}")
         for gpus in (2, 8)
     ]
     [[_, _, reason, *_]] = warnings_table(flagged(rows)).rows
     assert reason == shown
-
-
-def test_the_same_sentence_of_many_rows_does_not_vary() -> None:
-    [entry] = warned([warning(1024, "spills 4 registers"), warning(2048, "spills 4 registers")])
-    assert (entry.count, entry.varies) == (2, False)
 
 
 def test_kernels_and_sentences_are_kept_apart() -> None:
@@ -83,15 +74,17 @@ def test_kernels_and_sentences_are_kept_apart() -> None:
     ]
     listed = [(entry.kernel, entry.sentence, entry.count) for entry in warned(rows)]
     assert listed == [("lean", "a is 1", 1), ("lean", "b is 2", 1), ("fa2", "a is 3", 1)]
+    spills = [warning(context, "spills 4 registers") for context in (1024, 2048)]
+    [entry] = warned(spills)
+    assert (entry.count, entry.varies) == (2, False)
 
 
 def test_a_row_counts_once_with_its_worst() -> None:
-    [entry] = warned(
-        [
-            warning(1024, "launch 1 spills 4%", "launch 2 spills 9%"),
-            warning(2048, "launch 1 spills 5%"),
-        ]
-    )
+    rows = [
+        warning(1024, "launch 1 spills 4%", "launch 2 spills 9%"),
+        warning(2048, "launch 1 spills 5%"),
+    ]
+    [entry] = warned(rows)
     assert (entry.count, entry.sentence) == (2, "launch 2 spills 9%")
 
 

@@ -1,14 +1,11 @@
-"""The trace page in a real browser: pixels where spans are, zoom, hover, and nothing fails or is
-loaded.
-"""
-
-from __future__ import annotations
+"""The trace page in a real browser: pixels of spans, zoom, hover, and nothing is loaded."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import MARKS, answer_of
+from example_runs import HOSTILE
 from trace_examples import fixed_split, lean
 
 from leanbench.core.timeline import Timeline
@@ -17,7 +14,6 @@ from leanbench.report.trace.picture import TILE_COLORS, Panel
 
 pytestmark = MARKS
 
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 REDUCTION, WAIT, PLOT = "#16181c", "#b4bcc7", "#ffffff"
 
 #: Headless Chromium draws frames irregularly. Here each is drawn on request.
@@ -54,9 +50,7 @@ addEventListener("load", async () => {
 
 
 def look(directory: Path, timelines: list[Timeline], probe: str) -> Any:
-    """Open the page in headless Chromium, run `probe` in it and return its answer; any failure in
-    the page fails.
-    """
+    """Return what `probe` answers in the page; a failure in the page fails."""
     page = html_text([Panel(timeline) for timeline in timelines])
     return answer_of(directory, page, AT_ONCE, PROBE, probe)["seen"]
 
@@ -65,7 +59,17 @@ def test_spans_are_drawn_where_they_are(tmp_path: Path) -> None:
     probe = """const row = (index, row, rows, ...times) => times.map((time) => pixel(index, row, rows, time));
       return { first: row(0, 0, 4, 6, 16, 26), host: row(0, 1, 4, 6, 16, 26, 36), empty: row(0, 3, 4, 6, 36),
         bands: [0, 3, 4, 7].map((band) => pixel(1, band, 8, 5)), merge: [0, 1, 2].map((each) => pixel(1, each, 4, 14)),
-        after: pixel(1, 0, 8, 31) };"""
+        after: pixel(1, 0, 8, 31), hover: hover(), grouped: grouped() };
+      function hover() {
+        return [[0, 1, 4, 35], [0, 0, 4, 5], [1, 6, 8, 5], [0, 3, 4, 5]].map(([index, row, rows, time]) => {
+          send(index, "pointermove", row, rows, time);
+          return tip.hidden ? null : tip.textContent.replaceAll("\\n", "; ");
+        });
+      }
+      function grouped() {
+        byId("rows").value = "sms"; byId("rows").dispatchEvent(new Event("change"));
+        return [0, 1, 2, 3].map((row) => pixel(1, row, 8, 5));
+      }"""
     seen = look(tmp_path, [lean(), fixed_split()], probe)
     zero, one = TILE_COLORS[:2]
     assert seen["first"] == [one, one, PLOT]
@@ -77,40 +81,17 @@ def test_spans_are_drawn_where_they_are(tmp_path: Path) -> None:
     assert seen["merge"] == [REDUCTION, REDUCTION, PLOT]
     # 16 us of the 40 that both pictures show.
     assert seen["after"] == PLOT
-
-
-def test_rows_can_be_grouped_by_sm(tmp_path: Path) -> None:
-    probe = """byId("rows").value = "sms"; byId("rows").dispatchEvent(new Event("change"));
-      return [0, 1, 2, 3].map((row) => pixel(1, row, 8, 5));"""
-    zero, one = TILE_COLORS[:2]
-    assert look(tmp_path, [lean(), fixed_split()], probe) == [zero, one, zero, one]
-
-
-def test_hovering_says_what_a_cta_did(tmp_path: Path) -> None:
-    probe = """const seen = [];
-      for (const [index, row, rows, time] of [[0, 1, 4, 35], [0, 0, 4, 5], [1, 6, 8, 5], [0, 3, 4, 5]]) {
-        send(index, "pointermove", row, rows, time);
-        seen.push(tip.hidden ? null : tip.textContent.split("\\n"));
-      }
-      return seen;"""
-    assert look(tmp_path, [lean(), fixed_split()], probe) == [
-        [
-            "merges partials of output tile 1",
-            "30.00 µs to 40.00 µs, 10.00 µs",
-            "lean_kernel, CTA 1 on SM 0",
-        ],
-        [
-            "LeanTiles of output tile 1",
-            "0.00 µs to 20.00 µs, 20.00 µs",
-            "lean_kernel, CTA 0 on SM 2",
-        ],
-        [
-            "LeanTiles of output tile 1",
-            "0.00 µs to 10.00 µs, 10.00 µs",
-            "split_kernel, CTA 6 on SM 2",
-        ],
+    # What a CTA did.
+    tiles = "LeanTiles of output tile 1; 0.00 µs to"
+    assert seen["hover"] == [
+        "merges partials of output tile 1; 30.00 µs to 40.00 µs, 10.00 µs;"
+        " lean_kernel, CTA 1 on SM 0",
+        f"{tiles} 20.00 µs, 20.00 µs; lean_kernel, CTA 0 on SM 2",
+        f"{tiles} 10.00 µs, 10.00 µs; split_kernel, CTA 6 on SM 2",
         None,
     ]
+    # Rows by SM.
+    assert seen["grouped"] == [zero, one, zero, one]
 
 
 def test_zoom_and_move_keep_within_the_trace(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
 """Rows, lanes, merged marks and figures of timelines made by hand."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
+from colors import contrast
 from hypothesis import given
 from hypothesis import strategies as st
 from trace_examples import cta, fixed_split, lean, reduction, tiles, timeline, wait
@@ -34,57 +33,42 @@ def test_rows_are_sms_in_the_order_of_their_first_cta() -> None:
 
 def test_marks_of_a_cta_and_its_spans() -> None:
     marks = [mark for mark in Panel(lean()).marks if mark.cta == 1]
-    assert [
-        (mark.kind, mark.output_tile, mark.row, mark.start_us, mark.end_us) for mark in marks
-    ] == [
-        ("cta", None, 1, 0, 40),
-        ("tiles", 0, 1, 0, 10),
-        ("tiles", 1, 1, 10, 20),
-        ("wait", 1, 1, 20, 30),
-        ("reduction", 1, 1, 30, 40),
-    ]
+    fields = "{0.kind} {0.output_tile} {0.row} {0.start_us} {0.end_us}"
+    assert "; ".join(map(fields.format, marks)) == (
+        "cta None 1 0 40; tiles 0 1 0 10; tiles 1 1 10 20; wait 1 1 20 30; reduction 1 1 30 40"
+    )
+
+
+def lanes(panel: Panel, launch: str | None = None) -> list[tuple[int, int]]:
+    """Return the lane of each CTA and the number of lanes."""
+    ctas = [mark for mark in panel.marks if mark.kind == "cta"]
+    return [(mark.lane, mark.lanes) for mark in ctas if launch in (None, mark.launch)]
 
 
 def test_ctas_that_share_an_sm_have_a_lane_each() -> None:
-    marks = [mark for mark in Panel(fixed_split()).marks if mark.kind == "cta"]
+    panel = Panel(fixed_split())
     split = {
         mark.cta: (mark.row, mark.lane, mark.lanes)
-        for mark in marks
-        if mark.launch == "split_kernel"
+        for mark in panel.marks
+        if (mark.kind, mark.launch) == ("cta", "split_kernel")
     }
     assert split == {number: (number % 4, number // 4, 2) for number in range(8)}
     # The second launch has the rows to itself.
-    assert {(mark.lane, mark.lanes) for mark in marks if mark.launch == "merge_kernel"} == {(0, 1)}
+    assert set(lanes(panel, "merge_kernel")) == {(0, 1)}
 
 
 def test_a_lane_is_used_again_when_its_cta_has_ended() -> None:
-    panel = Panel(
-        timeline(cta(0, 0, tiles(0, 0, 5)), cta(1, 0, tiles(1, 0, 9)), cta(2, 0, tiles(2, 5, 9)))
-    )
-    assert [mark.lane for mark in panel.marks if mark.kind == "cta"] == [0, 1, 0]
-
-
-def test_which_of_two_ctas_starts_a_moment_earlier_does_not_matter() -> None:
-    panel = Panel(
-        timeline(
-            cta(0, 0, tiles(0, 0.3, 5)), cta(132, 0, tiles(1, 0, 9)), cta(264, 0, tiles(2, 6, 9))
-        )
-    )
-    assert {mark.cta: mark.lane for mark in panel.marks if mark.kind == "cta"} == {
-        0: 0,
-        132: 1,
-        264: 0,
-    }
+    ctas = cta(0, 0, tiles(0, 0, 5)), cta(1, 0, tiles(1, 0, 9)), cta(2, 0, tiles(2, 5, 9))
+    assert lanes(Panel(timeline(*ctas))) == [(0, 2), (1, 2), (0, 2)]
+    # Which of two CTAs starts a moment earlier does not matter.
+    ctas = cta(0, 0, tiles(0, 0.3, 5)), cta(132, 0, tiles(1, 0, 9)), cta(264, 0, tiles(2, 6, 9))
+    marks = [mark for mark in Panel(timeline(*ctas)).marks if mark.kind == "cta"]
+    assert {mark.cta: mark.lane for mark in marks} == {0: 0, 132: 1, 264: 0}
 
 
 def test_launches_that_overlap_share_the_lanes() -> None:
-    panel = Panel(
-        timeline(cta(0, 0, tiles(0, 0, 5)), cta(0, 0, reduction(0, 4, 9), launch="merge"))
-    )
-    assert [(mark.lane, mark.lanes) for mark in panel.marks if mark.kind == "cta"] == [
-        (0, 2),
-        (1, 2),
-    ]
+    merge = cta(0, 0, reduction(0, 4, 9), launch="merge")
+    assert lanes(Panel(timeline(cta(0, 0, tiles(0, 0, 5)), merge))) == [(0, 2), (1, 2)]
 
 
 spans = st.lists(
@@ -123,26 +107,19 @@ def test_reductions_of_a_second_launch_count() -> None:
 
 
 def test_a_wait_beside_a_working_cta_is_no_waiting_sm() -> None:
-    figures = Panel(
-        timeline(cta(0, 0, tiles(0, 0, 10), wait(0, 10, 20)), cta(1, 0, tiles(1, 0, 20)), sms=1)
-    ).figures
+    ctas = cta(0, 0, tiles(0, 0, 10), wait(0, 10, 20)), cta(1, 0, tiles(1, 0, 20))
+    figures = Panel(timeline(*ctas, sms=1)).figures
     assert (figures.busy_share, figures.waiting_share, figures.idle_share) == (1, 0, 0)
 
 
 def test_figures_in_words() -> None:
-    assert figure_words(Panel(lean(), quantisation_efficiency=0.75)) == [
-        "latency 41.0 µs",
-        "SMs busy 50.0%",
-        "waiting 6.2%",
-        "merging 6.2%",
-        "SMs end at 20.0 to 40.0 µs",
-        "1 of 4 SMs without a CTA",
-        "quantisation efficiency 75.0%",
-        "latency with events 1.025x",
-    ]
-    bare = timeline(
-        *(cta(n, n, tiles(n, 0, 1)) for n in range(4)), latency_us=None, traced_latency_us=None
+    words = figure_words(Panel(lean(), quantisation_efficiency=0.75))
+    assert "; ".join(words) == (
+        "latency 41.0 µs; SMs busy 50.0%; waiting 6.2%; merging 6.2%; SMs end at 20.0 to 40.0 µs;"
+        " 1 of 4 SMs without a CTA; quantisation efficiency 75.0%; latency with events 1.025x"
     )
+    ctas = [cta(number, number, tiles(number, 0, 1)) for number in range(4)]
+    bare = timeline(*ctas, latency_us=None, traced_latency_us=None)
     assert figure_words(Panel(bare)) == ["SMs busy 100.0%", "SMs end at 1.00 µs"]
 
 
@@ -152,9 +129,8 @@ def test_an_empty_timeline_has_a_panel() -> None:
 
 
 def test_short_neighbours_become_one() -> None:
-    panel = Panel(
-        timeline(cta(0, 0, tiles(0, 0, 1), tiles(1, 1, 3), reduction(1, 3, 4), tiles(2, 4, 30)))
-    )
+    spans = tiles(0, 0, 1), tiles(1, 1, 3), reduction(1, 3, 4), tiles(2, 4, 30)
+    panel = Panel(timeline(cta(0, 0, *spans)))
     merged = [mark for mark in merge_short(panel.marks, 5) if mark.kind != "cta"]
     assert [
         (mark.kind, mark.output_tile, mark.start_us, mark.end_us, mark.merged) for mark in merged
@@ -162,12 +138,9 @@ def test_short_neighbours_become_one() -> None:
 
 
 @given(spans, st.floats(0.001, 50), st.integers(5, 40))
-def test_merging_loses_no_mark_and_moves_no_end(
-    lives: list[tuple[float, float, int]], shortest_us: float, most: int
-) -> None:
-    marks = Panel(
-        timeline(*(cta(n, sm, tiles(n, at, at + us)) for n, (at, us, sm) in enumerate(lives)))
-    ).marks
+def test_merging_loses_no_mark_and_moves_no_end(lives, shortest_us, most):
+    ctas = [cta(n, sm, tiles(n, at, at + us)) for n, (at, us, sm) in enumerate(lives)]
+    marks = Panel(timeline(*ctas)).marks
     merged = merge_to(marks, shortest_us, most)
     assert sum(mark.merged for mark in merged) == len(marks)
     assert max(mark.end_us for mark in merged) == max(mark.end_us for mark in marks)
@@ -202,19 +175,9 @@ def test_ticks_are_round(end_us: float, most: int, expected: list[float]) -> Non
 
 def test_neighbouring_colours_differ_by_lightness() -> None:
     """Neighbours differ without hue; every colour contrasts with white and with black."""
-
-    def luminance(color: str) -> float:
-        channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    def contrast(first: float, second: float) -> float:
-        return (max(first, second) + 0.05) / (min(first, second) + 0.05)
-
-    values = [luminance(color) for color in TILE_COLORS]
-    assert len(values) % 2 == 0
-    assert all(contrast(a, b) > 1.7 for a, b in zip(values, values[1:] + values[:1], strict=True))
-    assert all(
-        contrast(value, 1.0) > 1.7 and contrast(value, luminance("#17191d")) > 2.3
-        for value in values
-    )
+    assert len(TILE_COLORS) % 2 == 0
+    neighbours = zip(TILE_COLORS, TILE_COLORS[1:] + TILE_COLORS[:1], strict=True)
+    assert all(contrast(*pair) > 1.7 for pair in neighbours)
+    for color in TILE_COLORS:
+        assert contrast(color, "#ffffff") > 1.7
+        assert contrast(color, "#17191d") > 2.3

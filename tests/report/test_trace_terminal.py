@@ -1,7 +1,5 @@
 """Characters of timelines with known cells."""
 
-from __future__ import annotations
-
 import io
 
 import pytest
@@ -80,10 +78,8 @@ def test_colour_is_the_output_tiles_and_grey_where_there_are_many() -> None:
     styles = {
         offset: str(span.style) for span in text.spans for offset in range(span.start, span.end)
     }
-    assert [styles[start + column] for column in (0, 9, 10, 19)] == [
-        *[TILE_COLORS[0]] * 2,
-        *[TILE_COLORS[1]] * 2,
-    ]
+    zero, one = TILE_COLORS[:2]
+    assert [styles[start + column] for column in (0, 9, 10, 19)] == [zero, zero, one, one]
     many = timeline(*(cta(n, n, tiles(n, 0, 1)) for n in range(48)), sms=480)
     text = terminal_text([Panel(many)], WIDTH)
     style = text.get_style_at_offset(Console(), text.plain.index("█"))
@@ -93,26 +89,11 @@ def test_colour_is_the_output_tiles_and_grey_where_there_are_many() -> None:
 
 def test_no_line_is_wider_than_the_terminal() -> None:
     for width in (40, 60, 80, 200):
+        text = terminal_text([Panel(lean(), 0.9), Panel(fixed_split())], width)
         output = io.StringIO()
-        Console(file=output, width=width).print(
-            terminal_text([Panel(lean(), 0.9), Panel(fixed_split())], width)
-        )
+        Console(file=output, width=width).print(text)
         assert max(map(len, output.getvalue().splitlines())) <= width
-        assert (
-            output.getvalue().split()
-            == terminal_text([Panel(lean(), 0.9), Panel(fixed_split())], width).plain.split()
-        )
-
-
-def test_the_title_says_what_was_done() -> None:
-    assert lines(lean(), width=120)[0] == "b1 h2 n4096 d64 fp16 HND, measured on NVIDIA H200"
-    predicted = lines(lean(source="predicted"), width=120)
-    assert (
-        predicted[0] == "b1 h2 n4096 d64 fp16 HND, predicted for NVIDIA H200, nothing was measured"
-    )
-    assert predicted[2].startswith(
-        "lean  latency 41.0 µs, SMs busy 50.0%, waiting 6.2%, merging 6.2%, SMs end at 20.0"
-    )
+        assert output.getvalue().split() == text.plain.split()
 
 
 def test_an_empty_timeline_is_drawn_empty() -> None:

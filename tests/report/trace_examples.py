@@ -1,7 +1,6 @@
 """Timelines made by hand, on a GPU of four SMs, in microseconds that are easy to add."""
 
-from __future__ import annotations
-
+from functools import partial
 from typing import Any
 
 from leanbench.core.problem import AttentionProblem
@@ -10,16 +9,7 @@ from leanbench.core.timeline import CtaTimeline, Span, Timeline
 PROBLEM = AttentionProblem(1, 2, 2, 4096, 64)
 
 
-def tiles(output_tile: int, start_us: float, end_us: float) -> Span:
-    return Span("tiles", output_tile, start_us, end_us)
-
-
-def wait(output_tile: int, start_us: float, end_us: float) -> Span:
-    return Span("wait", output_tile, start_us, end_us)
-
-
-def reduction(output_tile: int, start_us: float, end_us: float) -> Span:
-    return Span("reduction", output_tile, start_us, end_us)
+tiles, wait, reduction = (partial(Span, kind) for kind in ("tiles", "wait", "reduction"))
 
 
 def cta(
@@ -47,9 +37,7 @@ def timeline(*ctas: CtaTimeline, **fields: Any) -> Timeline:
 
 
 def lean(**fields: Any) -> Timeline:
-    """Three of four SMs for 40 us. CTA 1 is a host block: it waits from 20 to 30 and merges from 30
-    to 40.
-    """
+    """Take three of four SMs for 40 us. CTA 1, a host block, waits from 20 us, merges from 30."""
     return timeline(
         cta(0, 2, tiles(1, 0, 20)),
         cta(1, 0, tiles(0, 0, 10), tiles(1, 10, 20), wait(1, 20, 30), reduction(1, 30, 40)),
@@ -61,14 +49,6 @@ def lean(**fields: Any) -> Timeline:
 def fixed_split(**fields: Any) -> Timeline:
     """Two CTAs to an SM for 10 us, and a second launch from 12 to 16."""
     given: dict[str, Any] = {"kernel": "fixed_split", "latency_us": 17.0, "traced_latency_us": None}
-    return timeline(
-        *(
-            cta(number, number % 4, tiles(number // 4, 0, 10), launch="split_kernel")
-            for number in range(8)
-        ),
-        *(
-            cta(number, number, reduction(number, 12, 16), launch="merge_kernel")
-            for number in range(2)
-        ),
-        **{**given, **fields},
-    )
+    splits = [cta(n, n % 4, tiles(n // 4, 0, 10), launch="split_kernel") for n in range(8)]
+    merges = [cta(n, n, reduction(n, 12, 16), launch="merge_kernel") for n in range(2)]
+    return timeline(*splits, *merges, **{**given, **fields})
