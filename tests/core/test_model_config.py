@@ -9,21 +9,9 @@ import pytest
 
 from leanbench.core.files import FileFault, UnreadableFile
 from leanbench.core.llm import config as model_config
-from leanbench.core.llm.config import (
-    InvalidKey,
-    NotAConfig,
-    UnknownModel,
-    read_config,
-    registry,
-    split_models,
-)
-from leanbench.core.llm.layers import (
-    Layer,
-    NoDecodeAttention,
-    UnknownLayers,
-    layers_of,
-    notes_on_layers,
-)
+from leanbench.core.llm.config import read_config, registry, split_models
+from leanbench.core.llm.errors import InvalidKey, NoDecodeAttention, NotAConfig, UnknownModel
+from leanbench.core.llm.layers import Layer, UnknownLayers, layers_of, notes_on_layers
 from leanbench.core.llm.model import parse_models, read_model
 from leanbench.core.llm.weights import UnknownWeights
 

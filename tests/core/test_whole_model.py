@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from leanbench.core.errors import InvalidValue, Reason
-from leanbench.core.llm.config import UnknownModel
+from leanbench.core.llm.errors import UnknownModel
 from leanbench.core.llm.layers import Layer
 from leanbench.core.llm.model import read_model
 from leanbench.core.llm.weights import UnknownWeights

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from leanbench.core.errors import InvalidValue, UserError
-from leanbench.core.llm.config import UnknownModel, registry
+from leanbench.core.llm.config import registry
+from leanbench.core.llm.errors import UnknownModel
 from leanbench.core.llm.layers import Layer
 from leanbench.core.llm.model import Model, by_layer, model_named, models, parse_models
 from leanbench.core.problem import AttentionProblem

@@ -19,8 +19,9 @@ from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
-from leanbench.core.errors import UserError, nearest
+from leanbench.core.errors import nearest
 from leanbench.core.files import parse_foreign_json, printable_json, read_file, short_json
+from leanbench.core.llm.errors import InvalidKey, NoDecodeAttention, NotAConfig, UnknownModel
 from leanbench.core.syntax import MAX_NUMBER
 
 _REGISTRY = Path(__file__).with_name("registry.toml")
@@ -127,66 +128,6 @@ READ_KEYS = (
     *(*REQUIRED, *_SIZES, *_COUNTS, *_LISTS, *_TABLES, *_FLAGS, *_OTHERS, *_OTHER_NAMES),
     *_OLD_NAMES,
 )
-
-
-@dataclass(eq=False)
-class UnknownModel(UserError):
-    """A name that is neither in the registry nor a path."""
-
-    #: Name, as given.
-    name: str
-    #: Nearest known name, or the known names.
-    hint: str
-
-    def __str__(self) -> str:
-        return f"there is no model or config.json {self.name[:80]!r}, {self.hint}"
-
-
-@dataclass(eq=False)
-class NotAConfig(UserError):
-    """A file that is no config.json of a language model."""
-
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} is no config.json of a language model ({self.reason}): name the one that"
-            " came with the weights"
-        )
-
-
-@dataclass(eq=False)
-class InvalidKey(UserError):
-    """A key of a config.json that is absent or out of range."""
-
-    path: Path | str
-    key: str
-    #: Value; None if it is absent.
-    value: Any
-    #: Valid values.
-    must: str
-
-    def __str__(self) -> str:
-        if self.value is None:
-            return f"{self.path} has no {self.key}: add it, {self.must}"
-        return f"{self.path} has {self.key} {short_json(self.value)}: it must be {self.must}"
-
-
-@dataclass(eq=False)
-class NoDecodeAttention(UserError):
-    """A model without an attention layer that leanbench has."""
-
-    #: Name or path.
-    model: str
-    #: Kinds of its layers.
-    layers: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return (
-            f"{self.model} has no decode attention that leanbench knows, only"
-            f" {', '.join(self.layers)}: name another model"
-        )
 
 
 @dataclass(frozen=True)
@@ -421,7 +362,8 @@ def _check(path: Path, keys: Mapping[str, Any]) -> None:
         elif key == "sliding_window_pattern":
             fault = _size_fault(value, 1, MAX_NUMBER) and "a whole number from 1, or letters L, G"
         elif key == "attn_logit_softcapping":
-            fits = value == 0 or positive_number(value)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            fits = is_number and 0 <= value < math.inf
             fault = "" if fits else "a number above 0, or null"
         elif key == "hybrid_override_pattern":
             fits = isinstance(value, list) or re.fullmatch(r"[*ME-]*", str(value))
@@ -694,9 +636,3 @@ def _attribute(config: Any, key: str) -> Any:
     except Exception:
         # A size that differs between layers (Gemma 4): the published keys decide.
         return None
-
-
-def positive_number(value: Any) -> float | None:
-    """Return a finite number above 0, such as a soft cap, or None."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) and value > 0 else None

@@ -8,14 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from leanbench.core.errors import InvalidValue, Reason, UserError
-from leanbench.core.llm.config import (
-    READ_KEYS,
-    InvalidKey,
-    ModelConfig,
-    NoDecodeAttention,
-    positive_number,
-    size_of_layer,
-)
+from leanbench.core.llm.config import READ_KEYS, ModelConfig, size_of_layer
+from leanbench.core.llm.errors import InvalidKey, NoDecodeAttention
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 SPARSE, LINEAR = "sparse_attention", "linear_attention"
@@ -338,8 +332,8 @@ def _layer(config: ModelConfig, kind: str, q_heads: int, kv_heads: int) -> Layer
         "add_swa_attention_sink_bias" if kind == SLIDING else "add_full_attention_sink_bias"
     )
     kinds += [("sinks", True)] if has_sinks else []
-    softcap = positive_number(keys.get("attn_logit_softcapping"))
-    kinds += [("softcap", softcap)] if softcap else []
+    softcap = keys.get("attn_logit_softcapping")
+    kinds += [("softcap", float(softcap))] if softcap else []
     kinds += [("alibi", True)] if keys.get("alibi") or config.model_type == "bloom" else []
     if "kv_lora_rank" in keys:
         latent = keys["kv_lora_rank"]

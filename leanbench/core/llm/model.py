@@ -16,9 +16,7 @@ from leanbench.core.axis import Values
 from leanbench.core.errors import InvalidValue, Reason
 from leanbench.core.llm.config import (
     PER_LAYER,
-    InvalidKey,
     ModelConfig,
-    UnknownModel,
     existing_path,
     hint_for,
     own_name,
@@ -26,6 +24,7 @@ from leanbench.core.llm.config import (
     registry,
     split_models,
 )
+from leanbench.core.llm.errors import InvalidKey, UnknownModel
 from leanbench.core.llm.layers import Layer, layers_of, notes_on_layers
 from leanbench.core.llm.weights import Weights, weights_of
 from leanbench.core.syntax import parse_list, parse_number

@@ -19,12 +19,12 @@ from leanbench.core.errors import UserError
 from leanbench.core.llm.config import (
     EXPERTS,
     PER_LAYER,
-    InvalidKey,
     ModelConfig,
     parsed_config,
     quiet_transformers,
     size_of_layer,
 )
+from leanbench.core.llm.errors import InvalidKey
 
 #: Keys of a common type's weights.
 _NEEDED = ("hidden_size", "vocab_size", "num_attention_heads")
