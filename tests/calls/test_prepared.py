@@ -226,6 +226,18 @@ def test_caches_that_grow_share_a_launch(any_capacity, expected, monkeypatch):
     assert [inputs.context for inputs in seen] == (tokens if expected is None else expected)
 
 
+@pytest.mark.parametrize("appends", [False, True])
+def test_caches_that_grow_by_what_a_call_appends_share_none(appends, monkeypatch):
+    monkeypatch.setattr(every_kind.Relaunched, "any_capacity", True)
+    seen = every_kind.take_every_kind(monkeypatch)
+    for count in (65, 66, 96):
+        inputs = grown(count, "cpu")
+        new = torch.randn_like(inputs.k_cache[:, -1:])
+        more: dict[str, Any] = {"k": new, "v": new, "cache_seqlens": count - 1} if appends else {}
+        attend(inputs, softcap=30.0, **more)
+    assert len(seen) == (3 if appends else 1)
+
+
 def test_a_length_past_a_cache_that_shares_a_launch_is_refused(monkeypatch):
     monkeypatch.setattr(every_kind.Relaunched, "any_capacity", True)
     every_kind.take_every_kind(monkeypatch)
