@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from leanbench.attention import get_scheduler_metadata as get_scheduler_metadata
     from leanbench.attention import lean_attn_with_kvcache as lean_attn_with_kvcache
     from leanbench.attention import lean_mla_with_kvcache as lean_mla_with_kvcache
+    from leanbench.tune.autotune import autotune as autotune
 
 __all__ = [
     "__version__",
+    "autotune",
     "get_scheduler_metadata",
     "lean_attn_with_kvcache",
     "lean_mla_with_kvcache",
@@ -44,4 +46,8 @@ def __getattr__(name: str) -> Any:
         from leanbench.attention import lean_mla_with_kvcache
 
         return lean_mla_with_kvcache
+    if name == "autotune":
+        from leanbench.tune.autotune import autotune
+
+        return autotune
     raise AttributeError(f"module 'leanbench' has no attribute {name!r}")

@@ -10,7 +10,7 @@ from typing import ClassVar
 from leanbench.kernels.configs import stages_that_fit
 from leanbench.kernels.lean.configs import EqualSplitsConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
-from leanbench.kernels.lean.cuda_heuristic import fitted
+from leanbench.kernels.lean.cuda_settings import fitted
 from leanbench.kernels.lean.cuda_splits import (
     body,
     builds_to_try,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from leanbench.kernels.fixed_split.configs import MOST_SPLITS, any_length_splits, split_counts
 from leanbench.kernels.lean.configs import EqualSplitsConfig
 from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild, rows_of
-from leanbench.kernels.lean.cuda_heuristic import fitted, tile_rows_of, widest
+from leanbench.kernels.lean.cuda_settings import TILE_ROWS, fitted, widest
 from leanbench.kernels.lean.cuda_splits import (
     TILE_TOKENS,
     body,
@@ -56,7 +56,9 @@ def cuda_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaCon
 
     The search covers CTAs per SM and per cluster, and split counts worth measuring.
     """
-    rows = tile_rows_of(problem)
+    # Output tiles of few rows share K and V through the L2.
+    most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    rows = TILE_ROWS[0] if 2 * problem.kv_bytes < gpu.l2_bytes else most
     tiles = TileGrid.of(problem, TILE_TOKENS, rows)
     _, shape, splits = min(
         (_cost_us(problem, tiles, shape, splits, gpu), shape, splits)

@@ -5,40 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.launch import events_per_row
+from leanbench.kernels.lean import cuda_settings
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import (
-    HEAD_PAIR_ROWS,
-    HOPPER,
     CudaBuild,
     refusal_of_fp8,
     refusal_of_sharing,
     rows_of,
 )
-from leanbench.kernels.lean.cuda_heuristic import (
-    TILE_ROWS,
-    any_length_heuristic,
-    copy_of,
-    cuda_config,
-    fitted,
-    heuristic,
-    many_rows_configs,
-    pairs_heads,
-    small_chunk,
-    widest,
-)
-from leanbench.kernels.lean.cuda_masks import as_seen
 from leanbench.kernels.lean.cuda_schedule import cuda_schedule
+from leanbench.kernels.lean.cuda_settings import copy_of, cuda_config, fitted, small_chunk
 
 from leanbench.compile.nvrtc import check_nvrtc, compile_cuda
 from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel, LaunchResources, TracedCall
-from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
@@ -51,25 +36,6 @@ VALUE_DIMS = (*range(8, 257, 8), 512)
 HEAD_DIMS = (*VALUE_DIMS, 576)
 #: Maximum tokens per page, and query tokens per sequence.
 MAX_PAGE_SIZE, MAX_Q_LEN = 2**20, 2**20
-#: Candidates of `leanbench tune` as (chunk_tokens, num_warps, num_stages, ctas_per_sm), by the
-#: largest head_dim in 16 bits. All have bulk copies if the GPU does: cp.async was no faster on an
-#: H200.
-_TUNED_BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
-    64: (
-        (64, 4, 3, 1),
-        (32, 8, 2, 1),
-        (32, 8, 3, 1),
-        (32, 4, 3, 1),
-        (32, 4, 3, 2),
-        (32, 4, 2, 2),
-        (16, 8, 3, 2),
-    ),
-    128: ((32, 4, 3, 1), (16, 8, 2, 1), (16, 8, 3, 1), (16, 4, 3, 2), (16, 4, 2, 2), (32, 4, 2, 1)),
-    256: ((16, 4, 3, 1), (16, 4, 2, 1), (16, 8, 1, 1)),
-    576: ((16, 4, 1, 1), (16, 2, 3, 1), (16, 2, 2, 1)),
-}
-_TUNED_CLUSTERS = (1, 2, 4, 8)
-_TUNED_MIN_TILES = (1, 2, 4)
 #: Maximum LeanTiles of a fixed run if a sequence's bits must not depend on the batch.
 _FIXED_RUN_TILES = 8
 
@@ -109,13 +75,10 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         )
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-        # With paddings, the start and so the length of sequences is known only on the device.
-        if problem.lengths_on == "device" or problem.leftpad:
-            return self.any_length_config(problem.known_to_host, gpu)
-        return heuristic(as_seen(problem), gpu)
+        return cuda_settings.chosen(cuda_settings.known(problem), gpu)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-        return any_length_heuristic(problem, gpu)
+        return cuda_settings.chosen(cuda_settings.for_any_length(problem), gpu)
 
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         # Chunk, warps, rows and the run's tokens determine the bits and follow from the family.
@@ -129,32 +92,12 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         return fitted(config, problem, gpu)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
-        first = [
-            config for config in self.tuning_space(problem, gpu) if config.min_tiles_per_cta == 1
-        ]
-        return list(dict.fromkeys([self.default_config(problem, gpu), *first]))
+        return list(
+            dict.fromkeys([self.default_config(problem, gpu), *self.tuning_space(problem, gpu)])
+        )
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
-        hopper = gpu.compute_capability >= HOPPER
-        # In 8 bits, a row has the bytes of half its head_dim.
-        numbers = widest(problem) if problem.kv_dtype == SAME else widest(problem) // 2
-        builds = next(builds for most, builds in _TUNED_BUILDS.items() if numbers <= most)
-        space = many_rows_configs(problem, gpu)
-        clusters = _TUNED_CLUSTERS if hopper else (1,)
-        most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
-        most = HEAD_PAIR_ROWS if pairs_heads(problem, gpu, False) else most
-        for build, cluster, rows in product(
-            builds, clusters, [rows for rows in TILE_ROWS if rows <= most]
-        ):
-            if build[3] > 1 and cluster > 2:
-                continue
-            for min_tiles, align_grid in product(_TUNED_MIN_TILES, (True, False)):
-                config = cuda_config(
-                    *build, cluster, rows, copy_of(problem, gpu, rows), min_tiles, align_grid
-                )
-                if CudaBuild.of(problem, config).fits(gpu):
-                    space.append(config)
-        return space
+        return cuda_settings.space(cuda_settings.known(problem), gpu)
 
     def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
         """Return the levels of a tree of 16 partials per CTA."""

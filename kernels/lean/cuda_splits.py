@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leanbench.kernels.lean.configs import EqualSplitsConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild, refusal_of_fp8, rows_of
-from leanbench.kernels.lean.cuda_heuristic import (
+from leanbench.kernels.lean.cuda_kernel import VALUE_DIMS, LeanCuda, missing
+from leanbench.kernels.lean.cuda_masks import dealt_lengths
+from leanbench.kernels.lean.cuda_settings import (
     TILE_ROWS,
     TILE_TOKENS,
     copy_of,
     small_chunk,
     widest,
 )
-from leanbench.kernels.lean.cuda_kernel import VALUE_DIMS, LeanCuda, missing
-from leanbench.kernels.lean.cuda_masks import dealt_lengths
 
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import Schedule, TileGrid, equal_splits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leanbench.kernels.lean.cuda_build import HOPPER
@@ -70,11 +71,15 @@ class Implementations(Kernel[ConfigT]):
         ]
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
-        return [
-            config
-            for kernel in self._able(problem, self.triton, self.cuda)
-            for config in kernel.tuning_space(problem, gpu)
-        ]
+        """Return the candidates of the preferred implementation, or of both in turn.
+
+        Where CUDA C++ is preferred, Triton was not the faster on any timed problem.
+        """
+        able = self._able(problem, self.triton, self.cuda)
+        if self.implementation_on(gpu) is self.cuda in able:
+            able = [self.cuda]
+        spaces = [kernel.tuning_space(problem, gpu) for kernel in able]
+        return [each for turn in zip_longest(*spaces) for each in turn if each is not None]
 
     def _able(self, problem: AttentionProblem, *kernels: Kernel[Any]) -> list[Kernel[Any]]:
         """Return the elements of `kernels` that can run the problem on this machine."""

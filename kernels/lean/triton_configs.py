@@ -1,9 +1,9 @@
-"""Settings of LeanAttention's Triton implementation: the heuristic, and what is tuned."""
+"""Settings of LeanAttention's Triton implementation: the heuristic, and the candidates."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product, starmap
+from itertools import starmap
 
 from leanbench.kernels.configs import stages_that_fit
 from leanbench.kernels.lean.configs import LeanTritonConfig
@@ -12,7 +12,7 @@ from leanbench.core.decomposition import TileGrid, stream_k_grid
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 
-#: Candidates of `--configs best` as (tile_tokens, num_warps, num_stages, ctas_per_sm,
+#: Candidates as (tile_tokens, num_warps, num_stages, ctas_per_sm,
 #: min_tiles_per_cta, align_grid): on an H200, each was among the fastest of 128 for some of 24
 #: problems.
 _CANDIDATES = (
@@ -32,11 +32,6 @@ _CANDIDATES = (
     (256, 8, 3, 1, 1, False),
     (256, 8, 2, 1, 4, False),
 )
-#: Search space of `leanbench tune`. Eight warps need a LeanTile large enough to occupy them.
-_TUNED_TILES = ((64, (4,)), (128, (4, 8)), (256, (4, 8)))
-_TUNED_STAGES = (2, 3, 4, 5, 6)
-_TUNED_CTAS_PER_SM = {4: (1, 2, 3, 4), 8: (1, 2)}
-_TUNED_MIN_TILES = (1, 2, 4, 8)
 #: Maximum idle share of the KV cache, in bytes, for an aligned grid. Rounding the grid down to a
 #: multiple of the output tiles idles CTAs but saves crossings of tile boundaries, about a
 #: microsecond on an H200.
@@ -106,18 +101,6 @@ def candidates(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanTritonConfig
         config for config in starmap(LeanTritonConfig, _CANDIDATES) if _fits(config, problem, gpu)
     ]
     return list(dict.fromkeys([heuristic(problem, gpu), *fitting]))
-
-
-def space(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanTritonConfig]:
-    """Return the search space of `leanbench tune`: all combinations with stages that fit."""
-    all_of_them = (
-        LeanTritonConfig(tile_tokens, num_warps, num_stages, ctas_per_sm, min_tiles, align_grid)
-        for tile_tokens, all_warps in _TUNED_TILES
-        for num_warps, num_stages in product(all_warps, _TUNED_STAGES)
-        for ctas_per_sm in _TUNED_CTAS_PER_SM[num_warps]
-        for min_tiles, align_grid in product(_TUNED_MIN_TILES, (True, False))
-    )
-    return [config for config in all_of_them if _fits(config, problem, gpu)]
 
 
 def _fits(config: LeanTritonConfig, problem: AttentionProblem, gpu: GpuSpec) -> bool:

@@ -51,7 +51,7 @@ class LeanTriton(TritonKernel[LeanTritonConfig]):
         return triton_configs.candidates(problem, gpu)
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanTritonConfig]:
-        return triton_configs.space(problem, gpu)
+        return triton_configs.candidates(problem, gpu)
 
     def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
         return lean_grid_limit(rows, head_dim, wanted)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -24,8 +25,8 @@ from leanbench.attention.mla_launch import (
     check_latent_launch,
     relaunch_latent,
 )
+from leanbench.attention.record import RECORD, record
 from leanbench.configs.lookup import Choice, choose, state
-from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
 from leanbench.core.extras import EXTRA_TENSORS, Extras, extras_of, kinds_of
 from leanbench.core.inputs import AttentionInputs
@@ -33,7 +34,8 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.launch import Relaunch, problem_of, spec_of
 from leanbench.kernels.lean import LEAN, LEAN_CUDA
-from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig
+from leanbench.kernels.lean.configs import LeanConfig
+from leanbench.kernels.lean.cuda_settings import bound_of
 from leanbench.kernels.lean.workspace import WORKSPACES
 
 #: Alignment of pointers, in bytes, that a launch may depend on.
@@ -75,7 +77,7 @@ class PreparedLaunches(threading.local):
         self._recent: dict[Hashable, Prepared] = {}
         self._before: dict[Hashable, Prepared] = {}
         #: Settings for lengths on the device, by `_all_but_capacity`.
-        self.any_length: dict[Hashable, LeanCudaConfig] = {}
+        self.any_length: dict[Hashable, Choice] = {}
         self._lses: dict[tuple[torch.device, Hashable], torch.Tensor] = {}
 
     def get(self, signature: Hashable) -> Prepared | None:
@@ -335,19 +337,22 @@ def _launch_latent(inputs: AttentionInputs) -> Relaunch:
     return _launch(relaunch_latent(inputs), inputs)
 
 
+#: Called with each new signature that has no given settings, outside of captures: see
+#: leanbench.tune.autotune.
+on_signature: Callable[[AttentionProblem], None] | None = None
+
+
 def _launch_with_settings(call: Call, inputs: AttentionInputs) -> Relaunch:
     """Launch with the settings of a call, or the default ones.
 
-    Tuned settings depend on the compiler and the GPU that they were timed with. If they no longer
-    fit, the heuristic's are used.
+    Timed settings depend on the compiler and the GPU that they were timed with. If they no longer
+    fit, the model's are used.
     """
     config = call.config
-    if config is None and inputs.cache_seqlens is not None and not call.batch_invariant:
-        return _launch(LEAN.relaunch(inputs, _any_length_config(inputs)), inputs)
-    problem = _supported_problem(inputs)
     if config is not None:
+        _supported_problem(inputs)
         return _launch(LEAN.relaunch(inputs, config), inputs)
-    choice = settings_of(inputs, problem, call.batch_invariant)
+    choice = _choice(inputs, call.batch_invariant)
     if choice.how != "tuned":
         return _launch(LEAN.relaunch(inputs, choice.config), inputs)
     tuned = inputs.q.device, choice.config
@@ -364,7 +369,10 @@ def _launch_with_settings(call: Call, inputs: AttentionInputs) -> Relaunch:
                 " again",
                 stacklevel=2,
             )
-    default = _kernel_of(inputs).default_config(problem, spec_of(inputs.q.device))
+    problem, spec = _supported_problem(inputs), spec_of(inputs.q.device)
+    kernel = _kernel_of(inputs)
+    uniform = inputs.cache_seqlens is None
+    default = (kernel.default_config if uniform else kernel.any_length_config)(problem, spec)
     return _launch(LEAN.relaunch(inputs, default), inputs)
 
 
@@ -404,31 +412,46 @@ def _supported_problem(inputs: AttentionInputs) -> AttentionProblem:
     return problem
 
 
-def _any_length_config(inputs: AttentionInputs) -> KernelConfig | None:
-    """Return the settings for lengths on the device.
+def _choice(inputs: AttentionInputs, batch_invariant: bool) -> Choice:
+    """Return the settings of a new signature.
 
-    CUDA C++ settings are looked up once for all capacities.
+    With lengths on the device, they are looked up once for all capacities of a bound.
     """
-    known, key = _LAUNCHES.any_length, _all_but_capacity(inputs)
-    config = known.get(key)
-    if config is None:
+    if inputs.cache_seqlens is None or batch_invariant or on_signature or RECORD in os.environ:
         problem = _supported_problem(inputs)
-        config = settings_of(inputs, problem, batch_invariant=False).config
-        if isinstance(config, LeanCudaConfig):
-            if len(known) >= _KEPT:
-                known.clear()
-            known[key] = config
-    return config
+        if not batch_invariant and inputs.peers is None:
+            called = _with_lengths(inputs, problem)
+            record(inputs, called)
+            if on_signature is not None and not torch.cuda.is_current_stream_capturing():
+                on_signature(called)
+        return settings_of(inputs, problem, batch_invariant)
+    known, key = _LAUNCHES.any_length, _all_but_capacity(inputs)
+    choice = known.get(key)
+    if choice is None:
+        choice = settings_of(inputs, _supported_problem(inputs), batch_invariant=False)
+        if len(known) >= _KEPT:
+            known.clear()
+        known[key] = choice
+    return choice
+
+
+def _with_lengths(inputs: AttentionInputs, problem: AttentionProblem) -> AttentionProblem:
+    """Return the problem with lengths where the call has them."""
+    if inputs.cache_seqlens is None:
+        return problem
+    return replace(problem, lengths_on="device", capacity=problem.max_context)
 
 
 def _all_but_capacity(inputs: AttentionInputs) -> Hashable:
-    """Return all that decides CUDA C++ settings for lengths on the device.
+    """Return all that decides settings for lengths on the device, capacities by their bound.
 
     It takes less host time than a problem.
     """
     k_cache = inputs.k_cache
     _, token_stride, head_stride, _ = k_cache.stride()
     return (
+        state(),
+        bound_of(inputs.context),
         inputs.q.device,
         inputs.out.dtype,
         inputs.batch,

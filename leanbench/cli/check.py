@@ -80,7 +80,7 @@ def check(
     from leanbench.check.fuzz import MOST_CASES, fuzz_cases
     from leanbench.check.grid import gpu_cases, interpreter_cases
     from leanbench.check.interpreter import refuse_cuda, refuse_libraries, skipped_cuda
-    from leanbench.configs.fingerprint import settings_hash
+    from leanbench.configs.store import settings_hash
     from leanbench.core.registry import kernel
     from leanbench.core.syntax import check_seed, parse_names
     from leanbench.gpu.local import choose

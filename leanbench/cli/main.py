@@ -27,7 +27,7 @@ from leanbench.cli.report import report
 from leanbench.cli.sweep import sweep
 from leanbench.cli.trace import trace
 from leanbench.cli.tune import tune
-from leanbench.configs.switch import is_off
+from leanbench.configs.store import is_off
 from leanbench.core import __version__
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError

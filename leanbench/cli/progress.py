@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from leanbench.cli import output
 
 if TYPE_CHECKING:
-    from leanbench.configs.space import FamilyKey
     from leanbench.core.problem import AttentionProblem
     from leanbench.records.row import Row
     from leanbench.run.cells import Cell
@@ -87,13 +86,9 @@ class SweepProgress:
 
 
 class TuneProgress:
-    """Observer of a tuning with progress bars. Use it as a context manager.
+    """Progress bars of a tuning. Use it as a context manager."""
 
-    Args:
-        predicted: The performance model predicts problems instead of timing them.
-    """
-
-    def __init__(self, *, predicted: bool, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool) -> None:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -105,9 +100,8 @@ class TuneProgress:
         console = output.console(stderr=True)
         self._lines = not quiet and not console.is_terminal
         self._last_line_s = float("-inf")
-        #: Number of problems timed or predicted.
+        #: Number of calls timed.
         self.done = 0
-        self._doing = "predicting" if predicted else "timing"
         self._bar = Progress(
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -118,7 +112,7 @@ class TuneProgress:
             disable=quiet or self._lines,
         )
         self._compiling = self._bar.add_task("starting compilers", total=None)
-        self._timing = self._bar.add_task(self._doing, total=None, visible=False)
+        self._timing = self._bar.add_task("timing", total=None, visible=False)
 
     def __enter__(self) -> TuneProgress:
         self._bar.start()
@@ -137,27 +131,20 @@ class TuneProgress:
         )
         self._say(f"compiled {done} of {total} candidates", last=done == total)
 
-    def timing(self, family: FamilyKey, problem: AttentionProblem, done: int, total: int) -> None:
+    def timing(self, call: AttentionProblem, done: int, total: int) -> None:
         self.done = done
         self._bar.update(
             self._timing,
             completed=done,
             total=total,
-            description=f"{self._doing} {problem.label}",
+            description=f"timing {call.label}",
             visible=True,
         )
-        self._say(f"{self._doing} {problem.label}, problem {done + 1} of {total}")
-
-    def fitting(self) -> None:
-        self._bar.update(self._timing, description="fitting the formula")
-        self._say("fitting the formula", last=True)
-
-    def power(self, done: int, total: int) -> None:
-        self._bar.update(self._timing, completed=done, total=total, description="measuring power")
-        self._say(f"measuring power, build {done + 1} of {total}")
+        self._say(f"timing {call.label}, call {done + 1} of {total}")
 
     def _say(self, line: str, *, last: bool = False) -> None:
+        """Print a line now and then where there is no bar."""
         now_s = time.monotonic()
-        if self._lines and (last or now_s - self._last_line_s > _LINE_EVERY_S):
+        if self._lines and (last or now_s - self._last_line_s >= _LINE_EVERY_S):
             self._last_line_s = now_s
             output.say(line)

@@ -324,7 +324,7 @@ def _progress(cells: int, remaining: int) -> str:
 
 def _check_same_software(directory: RunDirectory, cells: list[Cell], target: Target) -> None:
     """Refuse to resume with other kernels or settings. A cluster compares its own nodes."""
-    from leanbench.configs.fingerprint import settings_hash
+    from leanbench.configs.store import settings_hash
     from leanbench.core.registry import kernel
     from leanbench.records.boards import refuse_other_software
     from leanbench.records.environment import software

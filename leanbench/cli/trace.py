@@ -108,7 +108,7 @@ def _write_manifest(
     folder: Path, problem: AttentionProblem, panels: list[Panel], target: Target
 ) -> None:
     """Write the problem, the settings and the environment next to the pictures."""
-    from leanbench.configs.fingerprint import settings_hash
+    from leanbench.configs.store import settings_hash
     from leanbench.measure.ranks import environment_of_ranks
     from leanbench.records.environment import measured_environment, predicted_environment
     from leanbench.report import write_whole

@@ -1,75 +1,233 @@
-"""Files of tuned configs, merged under a lock and replaced atomically.
+"""Files of timings, from which settings follow: one per GPU, JSON with a line per timed call.
 
 A user's files are in `configs/` of leanbench.core.paths.user_folder(), shipped ones in `SHIPPED`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
+import hashlib
+import json
+import os
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from leanbench.configs.tuned_file import fault_of, read, text_of
+from leanbench.core.config import read_config
 from leanbench.core.errors import UserError
-from leanbench.core.files import locked, replace_file
-from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.files import (
+    UnreadableFile,
+    locked,
+    parse_unchecked_json,
+    read_file,
+    replace_file,
+)
+from leanbench.core.gpu_spec import GpuSpec, name_fault
 from leanbench.core.paths import is_without_home, user_folder
-
-if TYPE_CHECKING:
-    from leanbench.configs.tuned import Family, TunedConfigs, TunedGpu
+from leanbench.core.problem import AttentionProblem
+from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig
+from leanbench.kernels.lean.cuda_cost import Costs
 
 SHIPPED = Path(__file__).resolve().parent / "shipped"
+#: Increased if a field changes its meaning or is removed, or signatures change.
+SCHEMA_VERSION = 4
+#: The only kernel with tuned settings, see leanbench.core.kernel.Kernel.tuned_as.
+KERNEL = "lean"
+OBJECTIVES = ("latency", "energy", "edp")
+#: Replaces the hash of settings if there is no file, or if `SWITCH` turns files off.
+HEURISTIC = "heuristic"
+#: Variable that turns files off.
+SWITCH = "LEANBENCH_CONFIGS"
+_OFF, _ON = ("off", "0", "false", "no"), ("", "on", "1", "true", "yes")
+_MOST_MB = 100
+#: Drivers round the L2 differently. H200, GH200 and H100 NVL differ only in their bandwidth.
+_L2_TOLERANCE = 0.02
+_BANDWIDTH_TOLERANCE = 0.1
+#: Fields of a GPU that decide whether timings hold for it, and its names.
+_GPU = ("name", "product", "compute_capability", "sms", "l2_mib", "bandwidth_tb_s")
 
 _saves = 0
 
 
 @dataclass(frozen=True)
+class TimedCall:
+    """Timings of one problem's candidates, losers too."""
+
+    problem: AttentionProblem
+    signature: str
+    #: One of `OBJECTIVES`.
+    objective: str
+    #: UTC, ISO 8601.
+    time: str
+    #: Versions of leanbench, torch, triton, driver.
+    versions: Mapping[str, str]
+    #: Latency (us), energy (mJ) or their product of each candidate; the model's choice first.
+    costs: Mapping[LeanConfig, float]
+
+    @property
+    def best(self) -> LeanConfig:
+        return min(self.costs, key=self.costs.__getitem__)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON types; settings are lists in the order of their fields."""
+        costs = [[*_settings(config), round(cost, 4)] for config, cost in self.costs.items()]
+        about = {name: getattr(self, name) for name in ("signature", "objective", "time")}
+        return {
+            **about,
+            "versions": dict(self.versions),
+            "problem": self.problem.to_dict(),
+            "costs": costs,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TimedCall:
+        """Read `to_dict`.
+
+        Raises:
+            ValueError, TypeError, KeyError, UserError: The call is damaged, or has no settings that
+                this version knows.
+        """
+        costs: dict[LeanConfig, float] = {}
+        for *settings, cost in values["costs"]:
+            if not (isinstance(cost, int | float) and 0 < cost < float("inf")):
+                raise ValueError(f"{cost!r} is no cost")
+            costs[_read_settings(settings)] = float(cost)
+        if not costs or values["objective"] not in OBJECTIVES:
+            raise ValueError("no timings")
+        problem = AttentionProblem.from_dict(values["problem"])
+        about = [str(values[name]) for name in ("signature", "objective", "time")]
+        return cls(problem, about[0], about[1], about[2], dict(values["versions"]), costs)
+
+
+def _settings(config: LeanConfig) -> list[Any]:
+    return [config.implementation, *astuple(config)]
+
+
+def _read_settings(values: Sequence[Any]) -> LeanConfig:
+    implementation, *settings = values
+    kind = next((each for each in LEAN_CONFIGS if each.implementation == implementation), None)
+    if kind is None:
+        raise ValueError(f"{implementation!r} is no implementation")
+    named = dict(zip([field.name for field in fields(kind)], settings, strict=True))
+    return read_config(LEAN_CONFIGS, {"implementation": implementation, **named})
+
+
+@dataclass(frozen=True)
 class File:
-    """A file of tuned configs, readable or not."""
+    """A readable file of timings."""
 
     path: Path
     #: `yours` or `shipped`.
     where: str
-    #: Content, or a sentence that explains why it cannot be used.
-    content: TunedConfigs | str
+    gpu: Mapping[str, Any]
+    #: Constants of the settings model that were measured on this GPU.
+    constants: Mapping[str, float]
+    #: Calls as JSON, decoded where they are needed.
+    lines: tuple[Mapping[str, Any], ...]
 
-    @property
-    def tuned(self) -> TunedConfigs:
-        assert not isinstance(self.content, str), self.content
-        return self.content
+    def is_for(self, spec: GpuSpec) -> bool:
+        """Return True if timings on the file's GPU hold for another."""
+        return _alike(self.gpu, _about(spec))
 
-    @property
-    def names(self) -> set[str]:
-        """Names of its GPU."""
-        from leanbench.gpu.catalogue import slug
-
-        named = (
-            set()
-            if isinstance(self.content, str)
-            else {self.content.gpu.name, slug(self.content.gpu.product)}
-        )
-        return {self.path.stem, *named}
+    def calls(self) -> list[TimedCall]:
+        """Decode all calls; those with unknown settings are left out, with a warning."""
+        return list(decoded(self.path, self.lines))
 
 
-@dataclass(frozen=True)
-class Saved:
-    """Result of saving families."""
+def _about(spec: GpuSpec) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in _GPU}
 
-    path: Path
-    added: tuple[Family, ...]
-    #: Families replaced in the file.
-    replaced: tuple[Family, ...]
-    #: Predicted families rejected in favor of measured ones.
-    refused: tuple[Family, ...]
+
+def _alike(gpu: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return (
+        tuple(gpu["compute_capability"]) == tuple(other["compute_capability"])
+        and gpu["sms"] == other["sms"]
+        and abs(gpu["l2_mib"] / other["l2_mib"] - 1) <= _L2_TOLERANCE
+        and abs(gpu["bandwidth_tb_s"] / other["bandwidth_tb_s"] - 1) <= _BANDWIDTH_TOLERANCE
+    )
+
+
+def decoded(path: Path, lines: Sequence[Mapping[str, Any]]) -> Iterator[TimedCall]:
+    for line in lines:
+        try:
+            yield TimedCall.from_dict(line)
+        except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
+            _warn_once(
+                f"{path} has timings that this version cannot use ({error}), they are left out:"
+                " tune again"
+            )
+
+
+def read(path: Path, where: str = "yours", *, or_pipe: bool = False) -> File:
+    """Read a file of timings.
+
+    Raises:
+        UserError: it cannot be read or is not one; the sentence names the file and the fault.
+    """
+    try:
+        content = parse_unchecked_json(read_file(path, _MOST_MB, or_pipe=or_pipe))
+        version = content["schema_version"]
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"schema version {version!r}, this leanbench reads {SCHEMA_VERSION}")
+        if content["kernel"] != KERNEL:
+            raise ValueError(f"kernel {content['kernel']!r}, timings are of {KERNEL!r}")
+        gpu = {name: content["gpu"][name] for name in _GPU}
+        if (fault := name_fault(gpu["name"])) is not None:
+            raise ValueError(fault)
+        file = File(path, where, gpu, _constants(content["constants"]), tuple(content["calls"]))
+        _check_gpu(gpu)
+        if any(not isinstance(line.get("signature"), str) for line in file.lines):
+            raise ValueError("a call has no signature")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        fault = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(
+            f"{path} is not a file of timings ({fault}): move it away and tune again"
+        ) from None
+    return file
+
+
+def _check_gpu(gpu: Mapping[str, Any]) -> None:
+    sizes = (*gpu["compute_capability"], *(gpu[name] for name in _GPU[3:]))
+    if len(sizes) != 5 or not all(isinstance(size, int | float) for size in sizes):
+        raise ValueError("gpu has no compute capability, SMs, L2 and bandwidth")
+    if min(sizes[0], *sizes[2:]) <= 0:
+        raise ValueError("gpu has a size that is not positive")
+
+
+def _constants(values: Mapping[str, Any]) -> dict[str, float]:
+    for name, value in values.items():
+        if name not in Costs._fields or not 0 < float(value) < 1000:
+            raise ValueError(f"constant {name} is {value!r}")
+    return {name: float(value) for name, value in values.items()}
+
+
+def fault_of(error: UserError) -> str:
+    """Return the fault found by `read`, without the fix."""
+    if isinstance(error, UnreadableFile):
+        return f"cannot read {error.path} ({error.reason})"
+    return str(error).partition(": move it away")[0]
+
+
+def is_off() -> bool:
+    """Return True if only the model chooses.
+
+    Raises:
+        UserError: the variable has another value.
+    """
+    word = os.environ.get(SWITCH, "").strip().lower()
+    if word in _ON:
+        return False
+    if word in _OFF:
+        return True
+    raise UserError(
+        f"{SWITCH} {word!r} is neither on nor off: set it to off for the model alone, or unset it"
+    )
 
 
 def saves() -> int:
-    """Return the number of saves by this process, which invalidate earlier lookups."""
+    """Return the number of saves by this process, which invalidate earlier look-ups."""
     return _saves
 
 
@@ -77,91 +235,108 @@ def configs_folder() -> Path:
     return user_folder() / "configs"
 
 
-def path_of(gpu_name: str) -> Path:
-    """Return the path of the user's file of a GPU, existing or not."""
-    return configs_folder() / f"{gpu_name}.json"
-
-
 def all_files() -> list[File]:
-    """Return the user's files, then the shipped ones, each folder sorted by name."""
+    """Return the readable files, yours first; warn of each of the others once."""
     places = {"yours": configs_folder(), "shipped": SHIPPED}
-    return [_file(path, where) for where, folder in places.items() for path in _files(folder)]
+    files: list[File] = []
+    for where, folder in places.items():
+        for path in _paths(folder):
+            content = _content(path, where, *_state(path))
+            if isinstance(content, str):
+                _warn_once(f"{content}; it is not used")
+            else:
+                files.append(content)
+    return files
 
 
-def tuned_for(spec: GpuSpec) -> list[File]:
-    """Return the readable files of a GPU: the user's before the shipped.
-
-    In each group, files of the GPU's name come first.
-    """
-    files = [
-        file
-        for file in all_files()
-        if not isinstance(file.content, str) and file.tuned.gpu.is_like(spec)
-    ]
-    return sorted(files, key=lambda file: (file.where != "yours", file.path.stem != spec.name))
-
-
-def save_families(
-    spec: GpuSpec, families: Sequence[Family], path: Path | None = None, *, kernel: str = "lean"
-) -> Saved:
-    """Merge families into the user's file of a GPU, or into `path`; see `merge`."""
-    from leanbench.configs.tuned import TunedGpu
-
-    return merge(TunedGpu.of(spec), families, path, kernel=kernel)
-
-
-def check_target(spec: GpuSpec) -> None:
-    """Check that families of a GPU could be saved, before spending a minute on finding them.
-
-    Raises:
-        UserError: the existing file is none of tuned configs, or the folder cannot be written.
-    """
-    from leanbench.configs.tuned import TunedConfigs, TunedGpu
-
-    gpu = TunedGpu.of(spec)
-    path = _users_path(gpu)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A plain file would leave a lock file behind if the tuning is not saved.
-        with tempfile.TemporaryFile(dir=path.parent):
-            _before(path, TunedConfigs(kernel="lean", gpu=gpu, families=[]))
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path} ({error.strerror}): choose a writable folder in LEANBENCH_HOME"
-        ) from None
+def files_of(spec: GpuSpec) -> list[File]:
+    """Return a GPU's files, yours first; none if they are off."""
+    return [] if is_off() else [file for file in all_files() if file.is_for(spec)]
 
 
 def user_faults() -> list[str]:
     """Return a sentence for each of the user's files that cannot be used."""
-    files = [_file(path, "yours") for path in _files(configs_folder())]
-    return [file.content for file in files if isinstance(file.content, str)]
+    contents = (_content(path, "yours", *_state(path)) for path in _paths(configs_folder()))
+    return [content for content in contents if isinstance(content, str)]
 
 
-def merge(
-    gpu: TunedGpu, families: Sequence[Family], path: Path | None = None, *, kernel: str = "lean"
-) -> Saved:
-    """Add families to the file, replacing those with the same key.
+def settings_hash(spec: GpuSpec) -> str:
+    """Return 12 characters that depend on this GPU's files, or `HEURISTIC` without any.
 
-    A predicted family never replaces a measured one. Concurrent saves wait, and a reader finds the
-    old or the new file.
+    The model belongs to the kernels' sources, see leanbench.records.environment.kernels_hash.
+    """
+    digest = hashlib.sha256()
+    files = files_of(spec)
+    for file in files:
+        text = file.path.read_bytes()
+        digest.update(f"{file.where} {file.path.name} {len(text)}\n".encode() + text)
+    return digest.hexdigest()[:12] if files else HEURISTIC
+
+
+def path_for(spec: GpuSpec) -> Path:
+    """Return the user's file of a GPU.
+
+    If a namesake has it, as for a MIG instance, return another.
+    """
+    path = configs_folder() / f"{spec.name}.json"
+    content = _content(path, "yours", *_state(path)) if path.is_file() else None
+    if isinstance(content, File) and not content.is_for(spec):
+        name = f"{spec.name}-{spec.sms}sms-{spec.bandwidth_tb_s:.3g}tb"
+        return configs_folder() / f"{name}.json"
+    return path
+
+
+def save(
+    spec: GpuSpec,
+    calls: Sequence[TimedCall],
+    constants: Mapping[str, float] | None = None,
+    path: Path | None = None,
+) -> Path:
+    """Add calls to the user's file of a GPU, or to `path`, under a lock; return the path.
+
+    A call replaces an earlier one of the same problem and objective. Readers find the old or the
+    new file.
 
     Raises:
-        UserError: the existing file is none of tuned configs, or belongs to another kernel or GPU;
-            a family is inconsistent; or the file cannot be written. The file is unchanged then.
+        UserError: The existing file is another GPU's or damaged, or cannot be written. It is
+            unchanged then.
     """
-    global _saves
-    from leanbench.configs.tuned import TunedConfigs
+    path = path or path_for(spec)
+    return _write(
+        File(path, "yours", _about(spec), constants or {}, ()), [call.to_dict() for call in calls]
+    )
 
-    path = path or _users_path(gpu)
-    new = TunedConfigs(kernel=kernel, gpu=gpu, families=list(families))
-    if (fault := new.fault()) is not None:
-        raise UserError(f"these configs are not saved in {path}, {fault}: tune again")
+
+def merge(file: File) -> Path:
+    """Add another machine's file to the user's file of the same GPU; return its path."""
+    path = configs_folder() / f"{file.gpu['name']}.json"
+    return _write(replace(file, path=path, lines=()), file.lines)
+
+
+def export(path: Path, files: Sequence[File]) -> int:
+    """Write all calls of a GPU's files to another file; earlier files win. Return their number."""
+    merged = {_identity(line): line for file in reversed(files) for line in file.lines}
+    constants = {name: us for file in reversed(files) for name, us in file.constants.items()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, _text(files[0].gpu, constants, list(merged.values())))
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path} ({error.strerror}): choose a FILE in a folder that can be written"
+        ) from None
+    return len(merged)
+
+
+def _write(new: File, lines: Sequence[Mapping[str, Any]]) -> Path:
+    global _saves
+    path = new.path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path):
-            before = _before(path, new)
-            merged, saved = _merged(path, before, new)
-            replace_file(path, text_of(merged))
+            before = _before(new)
+            merged = {_identity(line): line for line in (*before.lines, *lines)}
+            constants = {**before.constants, **new.constants}
+            replace_file(path, _text(new.gpu, constants, list(merged.values())))
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}): choose a writable folder in LEANBENCH_HOME"
@@ -173,106 +348,63 @@ def merge(
             " folder that stays, and repeat",
             stacklevel=2,
         )
-    return saved
+    return path
 
 
-def export(path: Path, gpu: TunedGpu, families: Sequence[Family], *, kernel: str = "lean") -> None:
-    """Write families to a separate file, atomically.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    from leanbench.configs.tuned import TunedConfigs
-
+def _before(new: File) -> File:
+    if not new.path.exists():
+        return new
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, text_of(TunedConfigs(kernel=kernel, gpu=gpu, families=list(families))))
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path} ({error.strerror}): choose a FILE in a folder that can be written"
-        ) from None
-
-
-def _merged(
-    path: Path, before: TunedConfigs | None, new: TunedConfigs
-) -> tuple[TunedConfigs, Saved]:
-    families = {family.key: family for family in before.families} if before else {}
-    added: list[Family] = []
-    replaced: list[Family] = []
-    refused: list[Family] = []
-    for family in new.families:
-        existing = families.get(family.key)
-        if existing is not None and (existing.source, family.source) == ("measured", "predicted"):
-            refused.append(family)
-            continue
-        families[family.key] = family
-        if existing is None:
-            added.append(family)
-        else:
-            replaced.append(existing)
-    merged = (before or new).model_copy(update={"families": list(families.values())})
-    return merged, Saved(path, tuple(added), tuple(replaced), tuple(refused))
-
-
-def _before(path: Path, new: TunedConfigs) -> TunedConfigs | None:
-    """Return the existing content; raise UserError if the file may not be overwritten.
-
-    That is a file of another GPU or kernel, or none of tuned configs.
-    """
-    if not path.exists():
-        return None
-    try:
-        before = read(path)
+        before = read(new.path)
     except UserError as error:
         raise UserError(f"{fault_of(error)}: move it away, it is not overwritten") from None
-    if not before.gpu.is_like(new.gpu):
+    if not _alike(before.gpu, new.gpu):
         raise UserError(
-            f"{path} is of {_figures(before.gpu)}, not of {_figures(new.gpu)}: move it away, it is"
-            " not overwritten"
-        )
-    if before.kernel != new.kernel:
-        raise UserError(
-            f"{path} is of kernel {before.kernel!r}, not of {new.kernel!r}: move it away, it is not"
-            " overwritten"
+            f"{new.path} is of {before.gpu['product']} ({before.gpu['sms']} SMs), not of"
+            f" {new.gpu['product']} ({new.gpu['sms']} SMs): move it away, it is not overwritten"
         )
     return before
 
 
-def _users_path(gpu: TunedGpu) -> Path:
-    """Return the file of the GPU's name.
-
-    If that belongs to a namesake, as for a MIG instance, return another.
-    """
-    path = path_of(gpu.name)
-    with contextlib.suppress(UserError):
-        if path.is_file() and not read(path).gpu.is_like(gpu):
-            return path_of(f"{gpu.name}-{gpu.sms}sms-{gpu.bandwidth_tb_s:.3g}tb")
-    return path
+def _identity(line: Mapping[str, Any]) -> str:
+    return json.dumps([line.get("objective"), line.get("problem")], sort_keys=True)
 
 
-def _figures(gpu: TunedGpu) -> str:
-    return f"{gpu.product} ({gpu.sms} SMs, {gpu.bandwidth_tb_s:.3g} TB/s)"
-
-
-def _file(path: Path, where: str) -> File:
-    try:
-        stat = path.stat()
-    except OSError as error:
-        return File(path, where, f"cannot read {path}: {error.strerror}")
-    return File(path, where, _content(path, stat.st_mtime_ns, stat.st_size))
+def _text(gpu: Mapping[str, Any], constants: Mapping[str, float], lines: Sequence[Any]) -> str:
+    head = {"schema_version": SCHEMA_VERSION, "kernel": KERNEL, "gpu": dict(gpu)}
+    calls = ",\n".join(json.dumps(line) for line in lines)
+    about = json.dumps({**head, "constants": dict(constants)})
+    return f'{about[:-1]}, "calls": [\n{calls}]}}\n'
 
 
 @lru_cache(maxsize=256)
-def _content(path: Path, mtime_ns: int, size: int) -> TunedConfigs | str:
+def _content(path: Path, where: str, mtime_ns: int, size: int) -> File | str:
     """Parse a file once until it changes."""
     try:
-        return read(path)
+        return read(path, where)
     except UserError as error:
         return str(error)
 
 
-def _files(folder: Path) -> list[Path]:
+def _state(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return 0, 0
+    return stat.st_mtime_ns, stat.st_size
+
+
+def _paths(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.glob("*.json") if path.is_file())
     except OSError:
         return []
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(sentence: str) -> None:
+    if sentence not in _warned:
+        _warned.add(sentence)
+        warnings.warn(sentence, stacklevel=3)

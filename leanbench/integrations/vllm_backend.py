@@ -6,6 +6,8 @@ Batches, cache shapes and writes, CUDA graphs and prompts are inherited from the
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,11 +18,14 @@ from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionMetadataBuilder,
 )
 
+import leanbench
 from leanbench.attention import lean_attn_with_kvcache
 
 #: Query tokens of a sequence up to which a batch is a decode step: one, or those that speculation
 #: verifies. More of them are FlashAttention's (reports/performance-log.md, entry 42).
 MAX_QUERY_TOKENS = 16
+#: Set to 1: settings are timed in the warm-up of CUDA graphs, see `leanbench.autotune`.
+AUTOTUNE = "LEANBENCH_AUTOTUNE"
 #: Fields of FlashAttention's metadata, in vLLM 0.25 and 0.33, with ranges of a prompt that have
 #: bidirectional attention: those of an image.
 MM_PREFIX_FIELDS = ("mm_prefix_range_tensor", "mm_prefix_query_range_tensor")
@@ -54,6 +59,11 @@ class LeanMetadataBuilder(FlashAttentionMetadataBuilder):
         if common_attn_metadata.max_query_len > MAX_QUERY_TOKENS:
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
         return super().build(0, common_attn_metadata, fast_build=True)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
+        metadata = super().build_for_cudagraph_capture(common_attn_metadata)
+        metadata.is_warm_up = os.environ.get(AUTOTUNE) == "1"
+        return metadata
 
 
 class LeanImpl(FlashAttentionImpl):
@@ -106,22 +116,24 @@ class LeanImpl(FlashAttentionImpl):
             options["q_descale"] = layer._q_scale.expand(scales)
             options["k_descale"] = layer._k_scale.expand(scales)
             options["v_descale"] = layer._v_scale.expand(scales)
-        lean_attn_with_kvcache(
-            q,
-            k_cache,
-            v_cache,
-            cache_seqlens=lengths,
-            block_table=attn_metadata.block_table,
-            softmax_scale=self.scale,
-            causal=True,
-            window_size=(self.sliding_window[0], -1),
-            softcap=self.logits_soft_cap,
-            alibi_slopes=self.alibi_slopes,
-            sinks=self.sinks,
-            batch_invariant=self.batch_invariant_enabled,
-            out=out,
-            **options,
-        )
+        is_warm_up = getattr(attn_metadata, "is_warm_up", False)
+        with leanbench.autotune() if is_warm_up else nullcontext():
+            lean_attn_with_kvcache(
+                q,
+                k_cache,
+                v_cache,
+                cache_seqlens=lengths,
+                block_table=attn_metadata.block_table,
+                softmax_scale=self.scale,
+                causal=True,
+                window_size=(self.sliding_window[0], -1),
+                softcap=self.logits_soft_cap,
+                alibi_slopes=self.alibi_slopes,
+                sinks=self.sinks,
+                batch_invariant=self.batch_invariant_enabled,
+                out=out,
+                **options,
+            )
         return output
 
     def _takes(self, attn_metadata: Any) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: Minimum bytes that other launches read before a cold one, and the same as a multiple of the L2.
 COLD_BYTES = 400_000_000
 COLD_L2_MULTIPLE = 6
+_ANY_NUMBER = 1 << 30
 #: Minimum rate at which the driver clears freed memory, as a share of the bandwidth; 9% on an H200.
 _CLEARING_SHARE = 0.07
 
@@ -34,19 +35,26 @@ def cold_copies(problem: AttentionProblem, spec: GpuSpec) -> int:
 
 
 def rotating_inputs(
-    problem: AttentionProblem, device: torch.device, spec: GpuSpec, cache: CacheState
+    problem: AttentionProblem,
+    device: torch.device,
+    spec: GpuSpec,
+    cache: CacheState,
+    most_copies: int | None = None,
 ) -> list[AttentionInputs]:
     """Allocate enough inputs for a cold L2 in every launch, or one for a warm L2.
 
     A cache with more capacity than its sequences need holds several inputs, window by window, to
     save memory.
+
+    Args:
+        most_copies: Limit of the copies. The L2 then keeps a part of small caches.
     """
     import torch
 
     if cache == "warm":
         return make_windows(problem, device, 1)
     windows = windows_in_cache(problem)
-    wanted = cold_copies(problem, spec)
+    wanted = min(cold_copies(problem, spec), most_copies or _ANY_NUMBER)
     # A pool of several windows is at most one sequence larger than a single cache.
     rows = problem.batch + (windows > 1)
     pool_bytes = problem.kv_allocated_bytes * rows / problem.batch

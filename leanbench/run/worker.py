@@ -82,7 +82,7 @@ def _serve(parent: Connection) -> None:
 
 def _start(init: Message, announce: Announcer) -> tuple[RunProblem, Message]:
     """Return the function that runs a problem, and the first answer: environment, calibration."""
-    from leanbench.configs.fingerprint import settings_hash
+    from leanbench.configs.store import settings_hash
     from leanbench.measure.options import MeasureOptions
     from leanbench.records.environment import measured_environment, predicted_environment
 

@@ -8,38 +8,25 @@ hour.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from leanbench.core.errors import UserError
-from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.stopwatch import GpuStopwatch
 
-#: Builds of a family with measured power: the first requested ones.
+#: Builds of a kind of call with measured power: the first requested ones.
 MOST_BUILDS = 8
-#: Window of one measurement, and its overhead: warm-up, capture, waiting for a tick.
-WINDOW_S, AROUND_S = 2.0, 1.6
-#: Time to measure idle power and the counter's tick.
-CALIBRATION_S = 2.5
-
-
-def needed_s(families: int) -> float:
-    """Return the seconds for measuring power, in addition to the latencies."""
-    return CALIBRATION_S + families * MOST_BUILDS * (WINDOW_S + AROUND_S)
+#: Window of one measurement.
+WINDOW_S = 2.0
 
 
 def measure_power(
-    kernel: Kernel,
     index: int,
     stopwatch: GpuStopwatch,
     work: Sequence[tuple[AttentionProblem, Sequence[LeanConfig]]],
-    report_progress: Callable[[int, int], None],
 ) -> list[dict[BuildKey, float]]:
     """Measure the kW of each config's build in back-to-back launches, for each problem of `work`.
-
-    Args:
-        report_progress: called with the number of builds done, and their total.
 
     Raises:
         UserError: NVML or its energy counter cannot be used on this machine.
@@ -53,7 +40,6 @@ def measure_power(
     from leanbench.measure.timing import Replay
 
     power_of_problems: list[dict[BuildKey, float]] = []
-    total, done = sum(len(configs[:MOST_BUILDS]) for _, configs in work), 0
     try:
         with Nvml(str(torch.cuda.get_device_properties(index).uuid)) as nvml:
             calibration = calibrate(nvml)
@@ -61,9 +47,7 @@ def measure_power(
                 buffers = stopwatch.buffers(problem)
                 power: dict[BuildKey, float] = {}
                 for config in configs[:MOST_BUILDS]:
-                    report_progress(done, total)
-                    done += 1
-                    replay = Replay([kernel.prepare(inputs, config) for inputs in buffers], 4.0)
+                    replay = Replay(stopwatch.launches(buffers, config), 4.0)
                     reading = measure_window(
                         replay.graph.replay, replay.launches, nvml, calibration, WINDOW_S
                     )

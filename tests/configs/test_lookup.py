@@ -9,7 +9,7 @@ from depth import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanTritonConfig
-from leanbench.kernels.lean.cuda_heuristic import cuda_config
+from leanbench.kernels.lean.cuda_settings import cuda_config
 from tuned_examples import (
     FROM,
     H200,

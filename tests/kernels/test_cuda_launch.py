@@ -11,7 +11,7 @@ import torch
 from leanbench.kernels.lean import cuda, cuda_driver
 from leanbench.kernels.lean.cuda import CudaLaunch, misalignment
 from leanbench.kernels.lean.cuda_build import CudaBuild
-from leanbench.kernels.lean.cuda_heuristic import any_length_heuristic
+from leanbench.kernels.lean.cuda_settings import any_length_heuristic
 from leanbench.kernels.lean.cuda_params import PARAMS_ALIGNMENT, Params
 from leanbench.kernels.lean.workspace import Lent
 

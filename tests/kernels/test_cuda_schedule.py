@@ -19,7 +19,7 @@ from depth import diagonal, examples
 from lean_on_cpu import launch_on
 from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
-from leanbench.kernels.lean.cuda_heuristic import cuda_config
+from leanbench.kernels.lean.cuda_settings import cuda_config
 from leanbench.kernels.lean.cuda_masks import dealt_lengths, dealt_tokens, pass_masks
 from leanbench.kernels.lean.cuda_params import Divisor, aligned_params
 from leanbench.kernels.lean.cuda_schedule import (

@@ -8,7 +8,7 @@ import pytest
 from depth import deep
 from leanbench.kernels.lean.cuda import build_of
 from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
-from leanbench.kernels.lean.cuda_heuristic import cuda_config, many_rows_config, one_length_config
+from leanbench.kernels.lean.cuda_settings import cuda_config, many_rows_config, one_length_config
 from leanbench.kernels.lean.cuda_schedule import even_splits, few_idle, split_limits
 
 from leanbench.compile.nvrtc import compile_cuda

@@ -10,7 +10,7 @@ import pytest
 from depth import deep
 from lean_on_cpu import Cpu, Mutation, Workspace, failure_of, needs_compiler
 from leanbench.kernels.lean.configs import LeanCudaConfig
-from leanbench.kernels.lean.cuda_heuristic import cuda_config
+from leanbench.kernels.lean.cuda_settings import cuda_config
 
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lean_on_cpu import Cpu, Workspace, needs_compiler
-from leanbench.kernels.lean.cuda_heuristic import cuda_config
+from leanbench.kernels.lean.cuda_settings import cuda_config
 from leanbench.kernels.reference.torch import attend_all
 
 from leanbench.check.poison import poison_unused

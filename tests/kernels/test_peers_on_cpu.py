@@ -16,7 +16,7 @@ import torch
 from depth import deep
 from lean_on_cpu import Cpu, Workspace, needs_compiler
 from leanbench.kernels.lean.configs import LeanCudaConfig
-from leanbench.kernels.lean.cuda_heuristic import cuda_config
+from leanbench.kernels.lean.cuda_settings import cuda_config
 
 from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference

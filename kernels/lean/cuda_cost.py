@@ -1,0 +1,290 @@
+"""Latency of lean.cu by its parts: the model that chooses its settings.
+
+Everything is in closed form over arrays of candidates, because a first call waits for it. Lengths
+are groups of sequences; a launch with lengths on the device is judged over several such fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.cuda_schedule import (
+    END_TILES,
+    MERGE_AT_ONCE,
+    has_whole_tiles,
+    split_limits,
+)
+from leanbench.kernels.lean.workspace import WORKSPACE_BYTES
+
+from leanbench.core.decomposition import cluster_slots
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+
+#: Groups of sequences of a fill: (tokens of each, number of sequences).
+Fill = tuple[tuple[int, int], ...]
+
+
+class Costs(NamedTuple):
+    """Times in microseconds, fitted to reports/h200/settings/candidates.jsonl.gz by
+    tools/fit_costs.py; docs/tuning.md has the error on the other GPU.
+    """
+
+    #: Launch of one CTA an SM, its first copies and last stores.
+    start: float = 2.3
+    #: Each pipeline stage beyond the first, for each CTA of an SM.
+    stage: float = 0.25
+    #: A warp's chunk, whatever its size.
+    chunk: float = 0.32
+    #: 16 tokens x 64 columns of K and V x 8 rows of a chunk.
+    block: float = 0.055
+    #: A copy's way from DRAM, hidden behind the other stages.
+    latency: float = 0.43
+    #: End of an output tile in a CTA; and for each 1,024 numbers of its partial and 4 warps.
+    end: float = 0.47
+    end_kn: float = 0.62
+    #: Reduction in a cluster. Measured on each GPU by `leanbench tune`.
+    cluster: float = 1.05
+    #: A level of the merge through memory; and for each 1,024 numbers of a partial, for each of
+    #: its partials and 4 warps. Measured on each GPU by `leanbench tune`.
+    merge: float = 0.88
+    merge_kn: float = 0.084
+
+
+#: Extra time of 8 further rows, relative to the first 8. Pure numbers are fitted like `Costs`.
+_MORE_ROWS = 0.75
+#: Warps that an SM computes for at full speed.
+_FULL_WARPS = 10
+#: Start of each four warps of an SM beyond the first four, in `Costs.start`.
+_MORE_WARPS = 0.17
+#: Bandwidth of the L2 relative to the memory's.
+_L2_RATIO = 15
+#: Exponent of the sum of reading and computing, which overlap in part.
+_OVERLAP = 1.2
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Candidates of one problem class as arrays of their settings."""
+
+    configs: tuple[LeanCudaConfig, ...]
+    builds: tuple[CudaBuild, ...]
+    tile_tokens: Any
+    chunk: Any
+    warps: Any
+    stages: Any
+    ctas: Any
+    cluster: Any
+    heads_of_row: Any
+    #: Output tiles of a KV head, or of the heads copied as one.
+    row_tiles: Any
+    #: Rows of a KV head's matrix instructions, and numbers of a partial in thousands.
+    rows: Any
+    kilo_numbers: Any
+    align: Any
+    packs: Any
+    #: Steps and LeanTiles of leanbench.core.decomposition.longest_split.
+    longest_steps: Any
+    merge_tiles: Any
+
+    @classmethod
+    def of(cls, problem: AttentionProblem, configs: Sequence[LeanCudaConfig]) -> Columns:
+        import numpy as np
+
+        builds = tuple(CudaBuild.of(problem, config) for config in configs)
+        limits = [
+            split_limits(build, config.tile_tokens)
+            for build, config in zip(builds, configs, strict=True)
+        ]
+        rows = zip(configs, builds, limits, strict=True)
+        table = np.array(
+            [
+                (
+                    config.tile_tokens,
+                    build.chunk,
+                    build.warps,
+                    build.stages,
+                    build.ctas_per_sm,
+                    build.cluster,
+                    build.heads_of_row,
+                    build.row_tiles(problem.q_len),
+                    build.rows / build.heads_of_row,
+                    build.row_count * build.v_head_dim / 1024,
+                    config.align_grid,
+                    build.packs,
+                    *steps,
+                )
+                for config, build, steps in rows
+            ],
+            dtype=float,
+        )
+        return cls(tuple(configs), builds, *table.T)
+
+    def slots(self, gpu: GpuSpec) -> Any:
+        """Return the most work ranges of each: CTAs or clusters that fit, with a partial each."""
+        import numpy as np
+
+        sizes = [
+            min(
+                cluster_slots(gpu.sms, build.ctas_per_sm, build.cluster),
+                WORKSPACE_BYTES // build.partial_bytes,
+            )
+            for build in self.builds
+        ]
+        return np.array(sizes, dtype=float)
+
+    def whole_tiles(self, output_tiles: Any, lean_tiles: Any, slots: Any) -> Any:
+        """Return which launch a CTA for each output tile, more than fit at once."""
+        import numpy as np
+
+        return np.array(
+            [
+                config.align_grid
+                and has_whole_tiles(build, int(tiles), int(of), config.tile_tokens, int(most))
+                for config, build, tiles, of, most in zip(
+                    self.configs, self.builds, output_tiles, lean_tiles, slots, strict=True
+                )
+            ]
+        )
+
+
+class Work(NamedTuple):
+    """What a launch does: arrays over fills, and for some fields groups, and candidates."""
+
+    #: Time to read K and V once from memory, and again from the L2.
+    memory_us: Any
+    #: Chunks of each warp, and output tiles, of the longest CTA of each group.
+    rounds: Any
+    segments: Any
+    #: Tokens of its longest output tile or part.
+    tokens: Any
+    #: Partials of an output tile; 1 if it is not split.
+    splits: Any
+    #: CTAs that share an SM.
+    share: Any
+
+
+def work_of(
+    problem: AttentionProblem, fills: Sequence[Fill], columns: Columns, gpu: GpuSpec
+) -> Work:
+    """Return the division of each fill by each candidate.
+
+    Args:
+        fills: of as many groups each. With lengths on the device, LeanTiles are dealt by them.
+    """
+    import numpy as np
+
+    tokens, sequences = (
+        np.array([[group[field] for group in fill] for fill in fills], dtype=float)[:, :, None]
+        for field in (0, 1)
+    )
+    ragged = problem.lengths_on == "device" or len(fills[0]) > 1
+    tile, step = columns.tile_tokens, columns.chunk * columns.warps * columns.cluster
+    per_sequence = problem.kv_heads / columns.heads_of_row * columns.row_tiles
+    count = sequences * per_sequence
+    output_tiles = count.sum(1)
+    lean_tiles = np.maximum(1, np.ceil(tokens / tile))
+    total, longest = (lean_tiles * count).sum(1), lean_tiles.max(1)
+    grid = np.maximum(1, np.minimum(columns.slots(gpu), total))
+    # LeanTiles of a part if no CTA crosses output tiles, else 0; and CTAs one after another.
+    waves = np.ones_like(grid)
+    if ragged:
+        whole = _equal_part(lean_tiles, count, total, grid, output_tiles, columns)
+        few = (total - output_tiles <= output_tiles // 8 * 3)[:, None]
+        ends = np.where((columns.packs > 0) & few & (lean_tiles == 1), 0, END_TILES)
+    else:
+        many = columns.whole_tiles(output_tiles[0], longest[0], grid[0])
+        aligned = (columns.align > 0) & (grid >= output_tiles)
+        ranges = np.maximum(1, grid // output_tiles)
+        grid = np.where(aligned, ranges * output_tiles, grid)
+        # A remainder of the division moves the boundaries of ranges off those of output tiles.
+        whole = np.where(aligned & (longest % ranges == 0), longest / ranges, 0)
+        whole = np.where(many, longest, whole)
+        waves = np.where(many, np.ceil(output_tiles / grid), 1)
+        ends = np.zeros_like(lean_tiles)
+    counted = lean_tiles + ends
+    dealt = np.ceil((counted * count).sum(1) / grid - 1e-9)[:, None]
+    # Ranges that begin anywhere: whole output tiles, and pieces of the first and the last.
+    even = (dealt % counted == 0) & (len(fills[0]) == 1)
+    segments = np.where(even, dealt / counted, np.ceil((dealt - 1) / counted) + 1)
+    segments = np.minimum(segments, output_tiles[:, None])
+    inner = np.where(even, segments, np.maximum(segments - 2, 0))
+    rest = np.maximum(dealt - inner * counted - np.minimum(ends, 1) * (~even), 0)
+    pieces = np.minimum(segments - inner, 2)
+    rest_tokens = np.minimum(rest * tile, pieces * tokens)
+    rounds = inner * np.ceil(tokens / step) + np.ceil(rest_tokens / step + (pieces > 1) / 2)
+    alone = np.minimum(whole[:, None], lean_tiles)
+    range_tiles = np.where(whole > 0, np.maximum(whole, 1), dealt[:, 0])
+    splits = np.ceil(longest / range_tiles) + ((whole == 0) & (range_tiles < longest))
+    split_tokens = np.minimum(alone * tile, tokens)
+    is_whole = whole[:, None] > 0
+    rounds = np.where(is_whole, np.ceil(split_tokens / step), rounds)
+    segments = np.where(is_whole, 1, segments)
+    part = np.where(is_whole, split_tokens, np.minimum(dealt * tile, tokens))
+    reads = (tokens * sequences).sum(1) * problem.kv_heads * problem.token_bytes
+    # Output tiles of one KV head out of step read it again from memory if the L2 is too small.
+    again = np.where((whole > 0) | (reads < gpu.l2_bytes), 1 / _L2_RATIO, 1)
+    memory_us = reads / (gpu.bandwidth_tb_s * 1e6) * (1 + (columns.row_tiles - 1) * again)
+    parts = (np.ceil(lean_tiles / np.maximum(alone, 1)) * count).sum(1)
+    used = np.where(whole > 0, np.minimum(grid, parts), grid)
+    share = np.minimum(columns.ctas, np.ceil(used * columns.cluster / gpu.sms))
+    waves = waves[:, None]
+    return Work(memory_us, rounds * waves, segments * waves, part, splits, share)
+
+
+def _equal_part(
+    lean_tiles: Any, count: Any, total: Any, grid: Any, output_tiles: Any, columns: Columns
+) -> Any:
+    """Return the LeanTiles of leanbench.core.decomposition.longest_split; 0 for stream-K."""
+    import numpy as np
+
+    longest, share = lean_tiles.max(1), np.ceil(total / grid)
+    split = np.zeros_like(share)
+    for number in range(int(columns.longest_steps.max()), -1, -1):
+        candidate = share + np.ceil(share * number / 16)
+        needed = (np.ceil(lean_tiles / candidate[:, None]) * count).sum(1)
+        split = np.where((needed <= grid) & (number <= columns.longest_steps), candidate, split)
+    stays = longest <= np.where(split > 0, split, share) + columns.merge_tiles
+    return np.where(stays, longest, split) * (grid >= output_tiles)
+
+
+def parts_us(
+    problem: AttentionProblem, work: Work, columns: Columns, costs: Costs
+) -> dict[str, Any]:
+    """Return the parts of each launch in microseconds, in the order of `total_us`."""
+    import numpy as np
+
+    tokens = np.minimum(columns.chunk, work.tokens)
+    blocks = np.ceil(tokens / 16) * (problem.head_dim + problem.value_dim) / 128
+    blocks = blocks * columns.heads_of_row * (1 + _MORE_ROWS * (columns.rows / 8 - 1))
+    active = np.ceil(work.tokens / (columns.chunk * columns.cluster))
+    active = np.minimum(np.maximum(active, 1), columns.warps)
+    share = work.share[:, None]
+    chunk = (costs.chunk + costs.block * blocks) * np.maximum(1, active * share / _FULL_WARPS)
+    round_us = np.maximum(chunk, (costs.latency + chunk) / columns.stages)
+    end = costs.end + costs.end_kn * columns.kilo_numbers * active / 4
+    end = end + costs.cluster * (columns.cluster > 1)
+    warps, ends = work.rounds * round_us, work.segments * end
+    last = np.argmax(warps + ends, axis=1)[:, None]
+    warps, ends, chunk = (np.take_along_axis(part, last, 1)[:, 0] for part in (warps, ends, chunk))
+    levels = np.ceil(np.log(np.maximum(work.splits, 2)) / np.log(MERGE_AT_ONCE) - 1e-9)
+    partials = np.minimum(work.splits, MERGE_AT_ONCE) * 4 / (columns.warps * columns.cluster)
+    merge = levels * (costs.merge + costs.merge_kn * columns.kilo_numbers * partials)
+    start = costs.start * (1 + _MORE_WARPS * np.maximum(0, columns.warps * work.share / 4 - 1))
+    return {
+        "start": start + costs.stage * (columns.stages - 1) * work.share + chunk,
+        "memory": work.memory_us,
+        "warps": warps,
+        "ends": ends,
+        "merge": merge * (work.splits > 1),
+    }
+
+
+def total_us(parts: dict[str, Any]) -> Any:
+    """Return the latency of each launch. Reading overlaps with the warps' work and the ends."""
+    busy = parts["warps"] + parts["ends"]
+    together = (parts["memory"] ** _OVERLAP + busy**_OVERLAP) ** (1 / _OVERLAP)
+    return parts["start"] + together + parts["merge"]

@@ -1,0 +1,351 @@
+"""Settings of LeanAttention's CUDA C++ implementation: the candidates, and the model's choice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+
+from leanbench.kernels.lean.configs import BuildKey, LeanCudaConfig
+from leanbench.kernels.lean.cuda_build import (
+    BULK_TOKENS,
+    HEAD_PAIR_ROWS,
+    HOPPER,
+    WARPGROUP_ROWS,
+    CudaBuild,
+    rows_of,
+    takes_head_pairs,
+    takes_warpgroups,
+)
+from leanbench.kernels.lean.cuda_cost import (
+    Columns,
+    Costs,
+    Fill,
+    parts_us,
+    total_us,
+    work_of,
+)
+from leanbench.kernels.lean.cuda_masks import as_seen
+from leanbench.kernels.lean.cuda_schedule import few_idle, whole_ranges
+
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kinds import SAME
+from leanbench.core.problem import AttentionProblem
+
+#: Tokens of a LeanTile outside of the candidates.
+TILE_TOKENS = 128
+#: Rows of an output tile, padded.
+TILE_ROWS = (8, 16, 32)
+#: Tokens of a chunk: matrix instructions take 16.
+_LEAST_CHUNK = 16
+#: Bytes of a line and of a sector of the L2.
+_LINE_BYTES = 128
+_SECTOR_BYTES = 32
+#: Candidates: (chunk_tokens, num_warps, num_stages, ctas_per_sm) by the bytes of a row of K or V.
+#: On an H100 and an H200 the fastest of four builds is within 1.3% of the fastest of all, in the
+#: mean of each row (reports/*/settings, docs/tuning.md). The last ones fit CTAs of 99 KB.
+_BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    64: ((32, 8, 2, 1), (64, 4, 3, 1), (32, 4, 3, 1), (32, 4, 3, 2)),
+    128: ((32, 4, 3, 1), (32, 8, 2, 1), (32, 4, 2, 2), (64, 4, 3, 1), (32, 4, 2, 1)),
+    256: ((32, 4, 2, 1), (16, 4, 2, 2), (16, 8, 2, 1), (32, 4, 3, 1), (16, 4, 2, 1)),
+    512: ((16, 4, 2, 1), (16, 8, 1, 1), (16, 4, 3, 1), (16, 4, 1, 1)),
+    1152: ((16, 4, 1, 1), (16, 2, 3, 1), (16, 2, 2, 1), (16, 2, 1, 1)),
+}
+#: LeanTiles, and CTAs of a cluster. Clusters of 3, 5, 6 and 7 add 0.2% and leave more SMs idle.
+_TILES = (128, 64, 256)
+_CLUSTERS = (1, 2, 4, 8)
+#: Lengths on the device are judged over fills: shares of the longest sequence, of a quarter of the
+#: sequences each.
+_FILLS = ((1, 1, 1, 1), (1 / 16, 1 / 16, 1 / 16, 1 / 16), (1, 0.4, 0.1, 0.02))
+#: Share that the others have in the fill with a single long sequence.
+_SHORT = 1 / 16
+
+
+# Checking settings takes as long as a look-up.
+@lru_cache(maxsize=4096)
+def cuda_config(
+    chunk: int,
+    warps: int,
+    stages: int,
+    per_sm: int,
+    cluster: int,
+    rows: int,
+    copy: str,
+    min_tiles: int,
+    align_grid: bool,
+    tile_tokens: int = TILE_TOKENS,
+) -> LeanCudaConfig:
+    return LeanCudaConfig(
+        tile_tokens=tile_tokens,
+        num_warps=warps,
+        num_stages=stages,
+        ctas_per_sm=per_sm,
+        min_tiles_per_cta=min_tiles,
+        align_grid=align_grid,
+        chunk_tokens=chunk,
+        tile_rows=rows,
+        cluster_size=cluster,
+        copy=copy,
+    )
+
+
+def widest(problem: AttentionProblem) -> int:
+    """Return the larger head_dim of K and V."""
+    return max(problem.head_dim, problem.value_dim)
+
+
+def copy_of(problem: AttentionProblem, gpu: GpuSpec, rows: int = TILE_ROWS[0]) -> str:
+    """Return "bulk" if the GPU has bulk copies, unless rows of several KV heads share a line.
+
+    A bulk copy would read all of the line for each. Two rows copied as one consist of whole DRAM
+    units of 64 bytes.
+
+    Args:
+        rows: of an output tile.
+    """
+    number_bytes = problem.token_bytes // (problem.head_dim + problem.value_dim)
+    split_lines = number_bytes * (problem.head_dim | problem.value_dim) % _LINE_BYTES > 0
+    shared_lines = problem.kv_layout == "NHD" and problem.kv_heads > 1 and split_lines
+    if shared_lines and problem.kv_dtype == SAME:
+        shared_lines = rows < HEAD_PAIR_ROWS or not takes_head_pairs(problem)
+    if problem.kv_dtype != SAME and problem.token_bytes == _LINE_BYTES:
+        # Rows of 64 bytes: bulk copies are faster where these lie apart, by 5% and more, slower
+        # where they do not, by 15% (reports/h200/settings/fp8.json).
+        shared_lines = not shared_lines
+    whole_boxes = (problem.page_size or 0) % BULK_TOKENS == 0
+    # Rows that start within a sector: bulk copies take 2 to 15% longer.
+    whole_sectors = number_bytes * (problem.head_dim | problem.value_dim) % _SECTOR_BYTES == 0
+    bulk = whole_boxes and whole_sectors and not shared_lines
+    return "bulk" if bulk and gpu.compute_capability >= HOPPER else "async"
+
+
+def fitted(config: LeanCudaConfig, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
+    """Return the config, reduced until its shared memory fits.
+
+    A third stage goes first, the cluster and the warps last.
+
+    Raises:
+        UserError: no reduction fits.
+    """
+    while not CudaBuild.of(problem, config).fits(gpu):
+        config = _smaller(config, gpu)
+    return config
+
+
+def _smaller(config: LeanCudaConfig, gpu: GpuSpec) -> LeanCudaConfig:
+    chunk_tokens, cluster_size = config.chunk_tokens, config.cluster_size
+    if config.num_stages > 2:
+        return replace(config, num_stages=config.num_stages - 1)
+    if config.ctas_per_sm > 1:
+        return replace(config, ctas_per_sm=1)
+    if chunk_tokens > _LEAST_CHUNK:
+        return replace(config, chunk_tokens=chunk_tokens // 2)
+    if config.num_stages > 1:
+        return replace(config, num_stages=1)
+    if cluster_size > 1:
+        return replace(config, cluster_size=1)
+    if config.num_warps > 1:
+        return replace(config, num_warps=config.num_warps // 2)
+    raise UserError(
+        f"lean_cuda finds no room in the {gpu.shared_kb_per_cta} KB of shared memory of a CTA on"
+        f" {gpu.name}"
+    )
+
+
+def small_chunk(problem: AttentionProblem, rows: int) -> int:
+    """Return the tokens of a chunk for two CTAs per SM."""
+    pair = rows == HEAD_PAIR_ROWS and takes_head_pairs(problem)
+    row_bytes = problem.token_bytes // 2 * (2 if pair else 1)
+    return 32 if row_bytes <= 128 else _LEAST_CHUNK
+
+
+def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
+    """Return True if more query rows share a KV head than an output tile of warps has, and
+    many_rows.cu supports the problem.
+    """
+    rows = problem.group_size * problem.q_len
+    return (
+        gpu.compute_capability == HOPPER
+        and problem.q_len > 1
+        and rows > rows_of(problem.group_size, problem.q_len, problem.value_dim)
+        and takes_warpgroups(problem)
+    )
+
+
+def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
+    """Return settings of many_rows.cu.
+
+    Row tiles that share K and V read them in step, unless too many CTAs would idle.
+    """
+    all_rows = problem.group_size * problem.q_len
+    rows = WARPGROUP_ROWS if all_rows <= WARPGROUP_ROWS else 2 * WARPGROUP_ROWS
+    output_tiles = problem.batch * problem.kv_heads * -(-all_rows // rows)
+    narrow = widest(problem) <= 128
+    chunk, stages = (128, 4) if all_rows > rows and narrow else (64, 8)
+    # Two CTAs share an SM: one reads while the other begins or ends an output tile.
+    ctas_per_sm = 2 if rows == WARPGROUP_ROWS and narrow and output_tiles > gpu.sms else 1
+    slots = ctas_per_sm * gpu.sms
+    used = slots // output_tiles * output_tiles or whole_ranges(slots, output_tiles)
+    config = cuda_config(
+        *(chunk, rows // 16, stages, ctas_per_sm, 1, rows),
+        *(copy_of(problem, gpu), 1, few_idle(used, slots)),
+    )
+    return fitted(config, problem, gpu)
+
+
+def _many_rows_configs(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[LeanCudaConfig]:
+    if not has_many_rows(problem, gpu):
+        return
+    config = many_rows_config(problem, gpu)
+    yield config
+    yield replace(config, align_grid=not config.align_grid)
+    alone = config.tile_rows == WARPGROUP_ROWS and widest(problem) <= 128
+    if alone and config.copy == "bulk":
+        yield fitted(replace(config, ctas_per_sm=3 - config.ctas_per_sm), problem, gpu)
+
+
+def space(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
+    """Return all candidates of a problem, those predicted to be fastest first.
+
+    Candidates of one build that are predicted to be equal mostly are: the others come last.
+    """
+    first: dict[tuple[BuildKey, float], LeanCudaConfig] = {}
+    rest: list[LeanCudaConfig] = []
+    for config, us in ranked(problem, gpu, costs_of(gpu)):
+        if first.setdefault((config.build_key, us), config) is not config:
+            rest.append(config)
+    return [*_many_rows_configs(problem, gpu), *first.values(), *rest]
+
+
+def _of_any_size(problem: AttentionProblem) -> AttentionProblem:
+    """Return a problem that stands for those of other batches, lengths and KV heads."""
+    kv_heads = min(problem.kv_heads, 2 + problem.kv_heads % 2)
+    context = 1 if problem.q_lens is None else problem.max_context
+    return replace(
+        problem,
+        q_heads=problem.group_size * kv_heads,
+        kv_heads=kv_heads,
+        **({"batch": 1, "context": context, "capacity": None} if problem.q_lens is None else {}),
+    )
+
+
+@lru_cache(maxsize=256)
+def _columns(problem: AttentionProblem, gpu: GpuSpec) -> Columns:
+    """Return the candidates of lean.cu, which `_of_any_size` shares among problems."""
+    row_bytes = -(-problem.token_bytes // (1 if problem.latent else 2))
+    builds = next(builds for most, builds in _BUILDS.items() if row_bytes <= most)
+    most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    if gpu.compute_capability >= HOPPER and takes_head_pairs(problem):
+        most = HEAD_PAIR_ROWS
+    clusters = _CLUSTERS if gpu.compute_capability >= HOPPER else (1,)
+    rows = [rows for rows in TILE_ROWS if rows <= most]
+    align_grid = problem.lengths_on == "host"
+    configs = [
+        cuda_config(*build, cluster, each, copy_of(problem, gpu, each), 1, align_grid, tile)
+        for build, cluster, each, tile in product(builds, clusters, rows, _TILES)
+        if not (build[3] > 1 and cluster > 2)
+    ]
+    able = [config for config in configs if CudaBuild.of(problem, config).fits(gpu)]
+    if not able:
+        smallest = cuda_config(
+            *builds[-1], 1, rows[0], copy_of(problem, gpu, rows[0]), 1, align_grid
+        )
+        able = [fitted(smallest, problem, gpu)]
+    return Columns.of(problem, able)
+
+
+def bound_of(tokens: int) -> int:
+    """Return the next 2**n or 1.5 * 2**n: settings for any lengths are chosen for that."""
+    bound = 1 << (tokens - 1).bit_length()
+    return bound * 3 // 4 if tokens <= bound * 3 // 4 else bound
+
+
+def for_any_length(problem: AttentionProblem) -> AttentionProblem:
+    """Return the problem with lengths on the device, up to `bound_of` its longest."""
+    bound = bound_of(problem.max_context)
+    return replace(problem, context=bound, capacity=None, lengths_on="device")
+
+
+def known(problem: AttentionProblem) -> AttentionProblem:
+    """Return the problem as the caller's host knows it.
+
+    With paddings, the start and so the length of sequences is known only on the device.
+    """
+    if problem.lengths_on == "device" or problem.leftpad:
+        return for_any_length(problem.known_to_host)
+    return problem
+
+
+def fill_lengths(batch: int, longest: int) -> list[tuple[int, ...]]:
+    """Return lengths of a batch that settings are chosen for if only the device knows them.
+
+    All long, all short, mixed, and a single long one; without repetitions.
+    """
+    shares = [[fill[at * len(fill) // batch] for at in range(batch)] for fill in _FILLS]
+    shares.append([1, *[_SHORT] * (batch - 1)])
+    lengths = [tuple(max(1, round(share * longest)) for share in fill) for fill in shares]
+    return list(dict.fromkeys(lengths))
+
+
+@lru_cache(maxsize=512)
+def _fills(batch: int, longest: int) -> list[Fill]:
+    """Return `fill_lengths` as groups; all have as many, some of no sequence."""
+    fills = [sorted(Counter(fill).items(), reverse=True) for fill in fill_lengths(batch, longest)]
+    most = max(map(len, fills))
+    return [tuple(fill + [(fill[0][0], 0)] * (most - len(fill))) for fill in fills]
+
+
+def ranked(
+    problem: AttentionProblem, gpu: GpuSpec, costs: Costs
+) -> list[tuple[LeanCudaConfig, float]]:
+    """Return the candidates of lean.cu with their predicted latencies in us, fastest first.
+
+    With lengths on the device, these are geometric means over `fill_lengths`.
+    """
+    import numpy as np
+
+    columns, parts = predict(problem, gpu, costs)
+    latency_us = np.exp(np.log(total_us(parts)).mean(0))
+    order = np.argsort(latency_us, kind="stable")
+    return [(columns.configs[index], float(latency_us[index])) for index in order.tolist()]
+
+
+def predict(
+    problem: AttentionProblem, gpu: GpuSpec, costs: Costs
+) -> tuple[Columns, dict[str, object]]:
+    """Return the candidates of lean.cu, and leanbench.kernels.lean.cuda_cost.parts_us."""
+    seen = as_seen(problem)
+    columns = _columns(_of_any_size(problem), gpu)
+    on_host = problem.lengths_on == "host"
+    fills = [((seen.max_context, seen.batch),)] if on_host else _fills(seen.batch, seen.max_context)
+    work = work_of(seen, fills, columns, gpu)
+    return columns, parts_us(seen, work, columns, costs)
+
+
+def chosen(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
+    """Return the model's choice."""
+    if has_many_rows(problem, gpu):
+        return many_rows_config(problem, gpu)
+    return _chosen(problem, gpu, costs_of(gpu))
+
+
+@lru_cache(maxsize=4096)
+def _chosen(problem: AttentionProblem, gpu: GpuSpec, costs: Costs) -> LeanCudaConfig:
+    return ranked(problem, gpu, costs)[0][0]
+
+
+#: Constants measured on a GPU, if not `Costs()`.
+_measured: dict[GpuSpec, Costs] = {}
+
+
+def use_costs(gpu: GpuSpec, costs: Costs) -> None:
+    """Let the model use constants that were measured on this GPU."""
+    _measured[gpu] = costs
+
+
+def costs_of(gpu: GpuSpec) -> Costs:
+    """Return the model's constants for a GPU."""
+    return _measured.get(gpu) or Costs()

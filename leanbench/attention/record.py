@@ -1,0 +1,43 @@
+"""Record of the signatures that a process calls, for `leanbench tune --calls`."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from dataclasses import replace
+from typing import Any
+
+from leanbench.core.inputs import AttentionInputs
+from leanbench.core.problem import AttentionProblem
+
+#: Variable with the file to append to; ``lengths:FILE`` also records the lengths of each
+#: signature's first call.
+RECORD = "LEANBENCH_RECORD"
+_WITH_LENGTHS = "lengths:"
+
+#: Signatures that this process wrote.
+_written: set[tuple[str, AttentionProblem]] = set()
+
+
+def record(inputs: AttentionInputs, problem: AttentionProblem) -> None:
+    """Append a call's shapes, dtypes, layout and pages to the file, once; no numbers of tensors.
+
+    A file that cannot be written costs a warning, not the call.
+    """
+    target = os.environ.get(RECORD, "")
+    path = target.removeprefix(_WITH_LENGTHS)
+    if not path:
+        return
+    if (path, problem) in _written:
+        return
+    _written.add((path, problem))
+    if path != target and inputs.cache_seqlens is not None:
+        lengths = tuple(max(1, length) for length in inputs.read_lengths())
+        problem = replace(problem, context=lengths)
+    line: dict[str, Any] = {"problem": problem.to_dict()}
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        warnings.warn(f"{RECORD}: cannot write {path} ({error.strerror})", stacklevel=2)

@@ -1,0 +1,50 @@
+"""Signature of a call: what its settings depend on, as far as the caller's host knows it."""
+
+from __future__ import annotations
+
+import math
+
+from leanbench.core.problem import AttentionProblem
+
+#: Classes of a length in an octave, if the host knows it.
+_STEPS = 8
+#: Pages of a multiple of this many tokens are copied alike.
+_WHOLE_PAGE = 128
+#: Axes that select another build: their names are parts of the signature.
+_FEATURES = (
+    *("sinks", "alibi", "leftpad", "batch_idx", "rotary_dim", "page_scales", "append"),
+    *("softcap", "q_lens", "parallel", "latent", "whole_model"),
+)
+
+
+def signature_of(problem: AttentionProblem) -> str:
+    """Return the signature: ``32 tiles d128 g4 2 B NHD p16, up to 4096``.
+
+    Lengths on the device are in it by their bound, in powers of 4, lengths on the host in eighths
+    of an octave. Output tiles are (sequence, KV head) pairs.
+    """
+    special = problem.special
+    visible = problem.max_context
+    if problem.most_behind >= 0:
+        visible = min(visible, problem.most_behind + problem.q_len)
+    number_bytes = problem.token_bytes / (
+        problem.head_dim + problem.value_dim * (not problem.latent)
+    )
+    words = [f"{problem.batch * problem.kv_heads} tiles d{problem.head_dim}"]
+    if problem.value_dim != problem.head_dim:
+        words.append(f"v{problem.value_dim}")
+    words.append(f"g{problem.group_size}")
+    if problem.q_len > 1:
+        words.append(f"q{problem.q_len}")
+    words.append(f"{number_bytes:.0f} B")
+    if "q_dtype" in special:
+        words.append("fp8 q")
+    words.append(problem.kv_layout if problem.kv_heads > 1 else "HND")
+    if problem.page_size is not None:
+        words.append(f"p{math.gcd(problem.page_size, _WHOLE_PAGE)}")
+    words += [name for name in _FEATURES if special.get(name)]
+    if problem.lengths_on == "device" or problem.leftpad:
+        bound = 4 ** math.ceil(math.log(visible, 4) - 1e-9)
+        return f"{' '.join(words)}, up to {bound}"
+    step = math.ceil(math.log2(visible) * _STEPS - 1e-9)
+    return f"{' '.join(words)}, {2 ** (step / _STEPS):.0f} tokens"

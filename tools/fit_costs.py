@@ -1,0 +1,88 @@
+"""Fit the settings model's constants to the committed timings, and print what it chooses.
+
+    python tools/fit_costs.py
+
+Leave-one-GPU-out: constants of one GPU choose on the other, alone and with the two constants that
+`leanbench tune` measures, taken from a quarter of the other's problems.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.cuda_cost import Costs
+from leanbench.kernels.lean.cuda_settings import space
+
+from leanbench.configs.store import TimedCall
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
+from leanbench.tune.fit import Timed, fit, timed_of
+from leanbench.tune.search import MEASURED, geometric_mean
+
+REPORTS = Path(__file__).resolve().parents[1] / "reports"
+
+
+def timings(gpu: str) -> list[Timed]:
+    """Return the committed timings of the candidates that a GPU has now."""
+    spec = find(gpu)
+    path = REPORTS / gpu / "settings" / "candidates.jsonl.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        calls = [_call(json.loads(line), spec) for line in lines]
+    timed = (timed_of(call, spec) for call in calls if call.costs)
+    return [each for each in timed if each is not None]
+
+
+def _call(row: dict, spec: GpuSpec) -> TimedCall:
+    problem = AttentionProblem.from_dict(row["problem"])
+    on_device = problem.lengths_on == "device"
+    candidates = {(each.build_key, each.tile_tokens) for each in space(problem, spec)}
+    costs: dict = {}
+    for values, us, _ in row["times"]:
+        settings = {name: value for name, value in values.items() if name != "implementation"}
+        try:
+            config = LeanCudaConfig(**settings)
+        except UserError:  # clusters of 3, 5, 6 and 7
+            continue
+        usual = config.min_tiles_per_cta == 1 and config.align_grid != on_device
+        if usual and (config.build_key, config.tile_tokens) in candidates:
+            costs.setdefault(config, us)
+    return TimedCall(problem, "", "latency", "", {}, costs)
+
+
+def show(name: str, timed: Sequence[Timed], costs: Costs) -> None:
+    """Print the share of the best that the model's choice reaches, and its error."""
+    shares = [each.share(costs) for each in timed]
+    errors = sorted(
+        abs(float(predicted.min() / each.us[predicted.argmin()]) - 1)
+        for each in timed
+        for predicted in (each.predicted_us(costs),)
+    )
+    print(
+        f"{name}: {len(timed)} problems, share of the best {geometric_mean(shares):.3f}, worst"
+        f" {min(shares):.3f}; error median {statistics.median(errors):.1%}, 90th percentile"
+        f" {errors[int(0.9 * len(errors))]:.1%}"
+    )
+
+
+def main() -> None:
+    both = {gpu: timings(gpu) for gpu in ("h100", "h200")}
+    show("as committed", [each for timed in both.values() for each in timed], Costs())
+    for own, other in (("h100", "h200"), ("h200", "h100")):
+        costs = fit(both[own], Costs._fields, Costs())
+        print(own, {name: round(us, 3) for name, us in costs._asdict().items()})
+        show(f"{own} on itself", both[own], costs)
+        show(f"{own} on {other}", both[other], costs)
+        measured = fit(both[other][::4], MEASURED, costs)
+        rest = [each for at, each in enumerate(both[other]) if at % 4]
+        show(f"{own} on {other}, {' and '.join(MEASURED)} measured there", rest, measured)
+
+
+if __name__ == "__main__":
+    main()
