@@ -180,10 +180,12 @@ __device__ __forceinline__ u64 createpolicy_evict_unchanged() {
   return policy;
 }
 
+// Copies to this CTA, in a cluster too: on compute capability 12.0 the form for memory of a cluster
+// is a call of the driver.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d(u32 to, const TensorMap *map, u32 barrier,
                                                         int x, int y, int z, int w, u64 policy) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
       : "memory");

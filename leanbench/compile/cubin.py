@@ -1,4 +1,4 @@
-"""Resources of a CTA of a cubin, read by NVIDIA's cuobjdump."""
+"""Registers of a cubin, read by NVIDIA's cuobjdump: of Triton, which keeps no log of ptxas."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ from leanbench.core.errors import UserError
 
 @dataclass(frozen=True)
 class CubinResources:
-    """Registers and shared memory of one kernel in a cubin."""
+    """Registers of one kernel in a cubin."""
 
     registers_per_thread: int
     #: Stack of a thread, 4 bytes each: spills and local arrays.
     spilled_registers: int
-    #: Shared memory that cuobjdump counts. From compute capability 9.0 it includes the 1 KB of the
-    #: system, if the kernel uses any.
-    shared_bytes: int
 
 
 def cubin_resources(cubin: bytes, kernel: str) -> CubinResources:
@@ -42,13 +39,11 @@ def cubin_resources(cubin: bytes, kernel: str) -> CubinResources:
             text=True,
             check=True,
         ).stdout
-    usage = re.search(
-        rf"Function {re.escape(kernel)}:\s+REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)", listing
-    )
+    usage = re.search(rf"Function {re.escape(kernel)}:\s+REG:(\d+)\s+STACK:(\d+)", listing)
     if usage is None:
         raise RuntimeError(f"cuobjdump finds no kernel {kernel!r} in the cubin")
-    registers, stack_bytes, shared_bytes = map(int, usage.groups())
-    return CubinResources(registers, stack_bytes // 4, shared_bytes)
+    registers, stack_bytes = map(int, usage.groups())
+    return CubinResources(registers, stack_bytes // 4)
 
 
 @cache

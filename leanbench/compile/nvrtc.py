@@ -6,23 +6,21 @@ Compiled kernels are cached on disk by source, headers, options, architecture an
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import warnings
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from leanbench.compile.cubin import CubinResources, cubin_resources
 from leanbench.core.errors import UserError
 from leanbench.core.paths import cache_folder
 
 #: Architectures with instructions of their own (wgmma, tcgen05), enabled by the suffix `a`.
 _WITH_OWN_INSTRUCTIONS = {(9, 0), (10, 0)}
-#: Shared memory of the system in every CTA that uses any. From 9.0 cubins include it.
-_SYSTEM_SHARED_BYTES = 1024
-#: Size of the SHA-256 in front of a cubin on disk.
+#: Size of the SHA-256 in front of a kernel on disk.
 _CHECKSUM_BYTES = 32
 
 
@@ -44,34 +42,41 @@ class CudaSource:
 
 @dataclass(frozen=True)
 class CudaBinary:
-    """A compiled kernel and its resources. A launch does not need those: a process of cuobjdump
-    reads them on first use.
-    """
+    """A compiled kernel, and what its compilers report."""
 
     cubin: bytes
+    #: Warnings, and the resources of a CTA, which a launch does not need.
+    log: str
     source: CudaSource
 
     @property
     def registers_per_thread(self) -> int:
-        return self._resources.registers_per_thread
+        return int(self._resources["registers"])
 
     @property
     def spilled_registers(self) -> int:
-        """Stack of a thread, 4 bytes each: spills and local arrays."""
-        return self._resources.spilled_registers
+        """Stores of spilled registers in the code, 4 bytes each. Local arrays and arguments of
+        calls are on the stack too, but are no spills.
+        """
+        return -(-int(self._resources["spilled_bytes"]) // 4)
 
     @property
     def static_shared_bytes(self) -> int:
         """Shared memory that the source declares, without that of the launch and the system."""
-        system_bytes = _SYSTEM_SHARED_BYTES if self.source.capability >= (9, 0) else 0
-        return max(0, self._resources.shared_bytes - system_bytes)
+        return int(self._resources["shared_bytes"] or 0)
 
-    @cached_property
-    def _resources(self) -> CubinResources:
-        """Resources, read by cuobjdump. Raises UserError if it is missing, RuntimeError for an
-        unknown kernel.
-        """
-        return cubin_resources(self.cubin, self.source.kernel)
+    @property
+    def _resources(self) -> re.Match[str]:
+        """Resources of the kernel in the log. Raises RuntimeError if they are missing."""
+        found = re.search(
+            rf"Function properties for {re.escape(self.source.kernel)}\n"
+            r".* (?P<spilled_bytes>\d+) bytes spill stores,.*\n"
+            r".*Used (?P<registers>\d+) registers(?:.* (?P<shared_bytes>\d+) bytes smem)?",
+            self.log,
+        )
+        if found is None:
+            raise RuntimeError(f"ptxas reports no kernel {self.source.kernel!r}: {self.log}")
+        return found
 
 
 class CudaCompileError(Exception):
@@ -111,11 +116,12 @@ def compile_cuda(source: CudaSource, folder: Path | None = None) -> CudaBinary:
         extra_digest=_digest_of_headers(source),
     )
     folder = folder or cache_folder() / "cuda"
-    cubin = _read(folder, key)
-    if cubin is None:
-        cubin = _cubin(source, options)
-        _write(folder, key, cubin)
-    return CudaBinary(cubin, source)
+    compiled = _read(folder, key)
+    if compiled is None:
+        compiled = _compiled(source, options)
+        _write(folder, key, compiled)
+    log, _, cubin = compiled.partition(b"\0")
+    return CudaBinary(cubin, log.decode(), source)
 
 
 @cache
@@ -154,6 +160,8 @@ def _options(source: CudaSource) -> Any:
         device_as_default_execution_space=True,
         define_macro=[(name, f"{value:d}") for name, value in source.defines] or None,
         include_path=None if source.folder is None else str(source.folder),
+        # It reports resources in the log.
+        ptxas_options="-v",
     )
 
 
@@ -165,37 +173,42 @@ def _digest_of_headers(source: CudaSource) -> bytes:
     return digest.digest()
 
 
-def _cubin(source: CudaSource, options: Any) -> bytes:
+def _compiled(source: CudaSource, options: Any) -> bytes:
+    """Return the log, a zero and the cubin."""
     from cuda.core import Program  # pyright: ignore[reportAttributeAccessIssue]
 
     program = Program(source.text, "c++", options)
+    log = io.StringIO()
     try:
-        return bytes(program.compile("cubin").code)
+        cubin = bytes(program.compile("cubin", logs=log).code)
     except Exception as error:
         # The class of cuda.core's error is private; its message has NVRTC's log at the end.
         log = str(error).partition("compilation log:")[2] or str(error)
         raise CudaCompileError(source.kernel, log.strip("\0\n ")) from None
     finally:
         program.close()
+    # Without times, equal builds are equal files.
+    lines = re.sub(r"(?m)^.*Compile time = .*\n", "", log.getvalue())
+    return lines.strip("\0\n ").encode() + b"\0" + cubin
 
 
 def _read(folder: Path, key: bytes) -> bytes | None:
-    """Return a cubin from the cache, or None if it is missing or damaged."""
+    """Return a log and cubin from the cache, or None if they are missing or damaged."""
     from cuda.core.utils import FileStreamProgramCache
 
     try:
         content = FileStreamProgramCache(folder).get(key) or b""
     except OSError:
         return None
-    checksum, cubin = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
-    return cubin if checksum == hashlib.sha256(cubin).digest() else None
+    checksum, compiled = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+    return compiled if checksum == hashlib.sha256(compiled).digest() else None
 
 
-def _write(folder: Path, key: bytes, cubin: bytes) -> None:
+def _write(folder: Path, key: bytes, compiled: bytes) -> None:
     from cuda.core.utils import FileStreamProgramCache
 
     try:
-        FileStreamProgramCache(folder)[key] = hashlib.sha256(cubin).digest() + cubin
+        FileStreamProgramCache(folder)[key] = hashlib.sha256(compiled).digest() + compiled
     except OSError as error:
         _warn_unwritable(folder, error.strerror or str(error))
 

@@ -42,6 +42,7 @@ OWN = {
     (8, 0): "",
     (9, 0): 'asm volatile("wgmma.fence.sync.aligned;");',
     (10, 0): 'asm volatile("tcgen05.fence::before_thread_sync;");',
+    (12, 0): "",
 }
 
 
@@ -59,13 +60,13 @@ def kept(folder: Path) -> list[Path]:
 def compiled(monkeypatch) -> list[CudaSource]:
     """The sources that NVRTC compiles."""
     compiled: list[CudaSource] = []
-    real = nvrtc._cubin
+    real = nvrtc._compiled
 
     def counting(source: CudaSource, options: Any) -> bytes:
         compiled.append(source)
         return real(source, options)
 
-    monkeypatch.setattr(nvrtc, "_cubin", counting)
+    monkeypatch.setattr(nvrtc, "_compiled", counting)
     return compiled
 
 
@@ -92,6 +93,21 @@ def test_what_the_registers_do_not_hold_is_spilled(capability):
     crowded = compile_cuda(source(threads=1024, values=96, capability=capability))
     assert crowded.registers_per_thread <= 64
     assert 96 - 64 <= crowded.spilled_registers <= 2 * 96
+
+
+@pytest.mark.parametrize("capability", list(OWN))
+def test_a_stack_without_spills_is_no_spill(capability):
+    text = """
+    extern "C" __global__ void turn(float *x, int at) {
+        float local[32];
+        for (int i = 0; i < 32; ++i) local[i] = x[i] * x[i];
+        x[0] = local[at] + local[at + 1];
+        printf("%d", at);
+    }
+    """
+    binary = compile_cuda(CudaSource(text, "turn", (), capability))
+    assert " 0 bytes stack frame" not in binary.log
+    assert binary.spilled_registers == 0
 
 
 @pytest.mark.parametrize("capability", list(OWN))
@@ -136,15 +152,12 @@ def test_resources_are_those_of_the_named_kernel():
         assert second.static_shared_bytes == 0
 
 
-def test_a_launch_needs_no_cuobjdump(monkeypatch):
-    monkeypatch.setattr(nvrtc, "cubin_resources", lambda cubin, kernel: 1 / 0)
-    assert compile_cuda(source()).cubin.startswith(b"\x7fELF")
-
-
 def test_what_is_kept_is_not_compiled_again(tmp_path, compiled):
-    first = compile_cuda(source(), tmp_path / "cuda")
-    assert compile_cuda(source(), tmp_path / "cuda") == first
-    assert compiled == [source()]
+    warned = source(own="int unused;")
+    first = compile_cuda(warned, tmp_path / "cuda")
+    assert "warning #177-D" in first.log
+    assert compile_cuda(warned, tmp_path / "cuda") == first
+    assert compiled == [warned]
     assert len(kept(tmp_path / "cuda")) == 1
 
 
@@ -316,7 +329,7 @@ def test_without_triton_the_toolkits_cuobjdump_reads_the_cubin(
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert cubin.cubin_resources(b"", "turn") == cubin.CubinResources(77, 2, 1040)
+    assert cubin.cubin_resources(b"", "turn") == cubin.CubinResources(77, 2)
 
 
 def test_no_cuobjdump_is_one_sentence(tmp_path, monkeypatch, without_triton):

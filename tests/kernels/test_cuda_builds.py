@@ -18,10 +18,11 @@ from leanbench.kernels.lean.cuda import CudaLaunch, build_of, refusal
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts
 
-from leanbench.compile.nvrtc import CudaCompileError, compile_cuda
+from leanbench.compile.nvrtc import CudaBinary, CudaCompileError, compile_cuda
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import make_inputs, shape_only
+from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
@@ -66,13 +67,34 @@ PROBLEMS = (
     replace(PAGE_SCALES, page_size=1, q_len=64),
     replace(PAGE_SCALES, page_size=48, q_len=4, window_left=1023, lengths_on="device"),
 )
-#: Indices of problems compiled in every run: rows, pages, query positions, masks, fp8.
-ALWAYS = (0, 11, 13, 18, 21, 23, 26, 30)
-GPUS = ("a100", "h200", "b200")
+#: Indices of problems compiled in every run: rows, pages, query positions, masks, fp8. Each of GPUS
+#: has one of them.
+ALWAYS = (0, 11, 13, 18, 21, 23, 26, 28)
+#: One of each architecture.
+GPUS = ("a100", "a10g", "l40s", "h200", "b200", "rtx-5090")
 BUILDS = [
     build if PROBLEMS.index(build.values[0]) in ALWAYS else deep(*build.values)
     for build in diagonal(PROBLEMS, GPUS, keep=len(GPUS))
 ]
+
+
+#: Plain decode with 8 query rows, with all candidates compiled in a deep run. Candidates for more
+#: rows can spill; the tuner times those too.
+TUNED = [
+    AttentionProblem(1, 64, 8, 4096, head_dim, kv_dtype=kv_dtype)
+    for head_dim in (64, 128, 256)
+    for kv_dtype in (SAME, "e4m3")
+]
+CUDA_GPUS = [spec for spec in CATALOGUE if spec.compute_capability >= (8, 0)]
+CAPABILITIES = sorted({spec.compute_capability for spec in CUDA_GPUS})
+
+
+def assert_clean(binary: CudaBinary) -> None:
+    """Fail for warnings, spills, other uses of the stack, and calls of the driver."""
+    assert "warning" not in binary.log
+    assert binary.spilled_registers == 0
+    assert " 0 bytes stack frame" in binary.log
+    assert b"__cuda_syscall" not in binary.cubin
 
 
 def heuristic_build(problem: AttentionProblem, name: str) -> CudaBuild:
@@ -83,12 +105,28 @@ def heuristic_build(problem: AttentionProblem, name: str) -> CudaBuild:
 
 # NVRTC takes seconds for each: a problem is compiled for one GPU, in a deep run for all.
 @pytest.mark.parametrize(("problem", "name"), BUILDS, ids=label)
-def test_heuristic_builds_spill_nothing_and_fit(problem, name):
+def test_heuristic_builds_are_clean_and_fit(problem, name):
     spec, build = find(name), heuristic_build(problem, name)
-    resources = build.resources(compile_cuda(build.source(spec.compute_capability)), 1)
-    assert resources.spilled_registers == 0
+    binary = compile_cuda(build.source(spec.compute_capability))
+    assert_clean(binary)
+    resources = build.resources(binary, 1)
     assert resources.registers_per_thread <= 255
     assert theoretical_occupancy(resources, spec).ctas_per_sm >= build.ctas_per_sm
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("problem", TUNED, ids=label)
+def test_all_candidates_compile_cleanly(problem, capability):
+    lean = kernel("lean_cuda")
+    configs = [
+        config
+        for spec in CUDA_GPUS
+        if spec.compute_capability == capability
+        for config in (lean.default_config(problem, spec), *lean.tuning_space(problem, spec))
+    ]
+    for build in dict.fromkeys(CudaBuild.of(problem, config) for config in configs):
+        assert_clean(compile_cuda(build.source(capability)))
 
 
 @given(
@@ -109,7 +147,7 @@ def test_heuristic_builds_spill_nothing_and_fit(problem, name):
         st.sampled_from([8, 64, 72, 80, 96, 128, 192, 256, 512, 576]),
         st.sampled_from([1, 3, 16, 130]),
     ),
-    spec=st.sampled_from([spec for spec in CATALOGUE if spec.compute_capability >= (8, 0)]),
+    spec=st.sampled_from(CUDA_GPUS),
 )
 def test_the_heuristic_finds_what_fits_every_gpu(problem, spec):
     lean = kernel("lean_cuda")
@@ -225,7 +263,7 @@ def test_divisors_divide_exactly():
 
 
 def test_all_tuned_settings_fit_their_gpu():
-    for name in GPUS:
+    for name in ("a100", "h200", "b200"):
         spec = find(name)
         for problem in PROBLEMS:
             configs = kernel("lean_cuda").tuning_space(problem, spec)
