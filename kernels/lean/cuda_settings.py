@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 
 from leanbench.kernels.lean.configs import BuildKey, LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import (
@@ -254,7 +253,7 @@ def _columns(problem: AttentionProblem, gpu: GpuSpec) -> Columns:
             *builds[-1], 1, rows[0], copy_of(problem, gpu, rows[0]), 1, align_grid
         )
         able = [fitted(smallest, problem, gpu)]
-    return Columns.of(problem, able)
+    return Columns.of(problem, able, gpu)
 
 
 def bound_of(tokens: int) -> int:
@@ -266,6 +265,8 @@ def bound_of(tokens: int) -> int:
 def for_any_length(problem: AttentionProblem) -> AttentionProblem:
     """Return the problem with lengths on the device, up to `bound_of` its longest."""
     bound = bound_of(problem.max_context)
+    if (problem.lengths_on, problem.context, problem.capacity) == ("device", bound, None):
+        return problem
     return replace(problem, context=bound, capacity=None, lengths_on="device")
 
 
@@ -274,9 +275,9 @@ def known(problem: AttentionProblem) -> AttentionProblem:
 
     With paddings, the start and so the length of sequences is known only on the device.
     """
-    if problem.lengths_on == "device" or problem.leftpad:
-        return for_any_length(problem.known_to_host)
-    return problem
+    if problem.lengths_on == "host" and not problem.leftpad:
+        return problem
+    return for_any_length(problem if problem.capacity is None else problem.known_to_host)
 
 
 def fill_lengths(batch: int, longest: int) -> list[tuple[int, ...]]:
@@ -284,18 +285,23 @@ def fill_lengths(batch: int, longest: int) -> list[tuple[int, ...]]:
 
     All long, all short, mixed, and a single long one; without repetitions.
     """
-    shares = [[fill[at * len(fill) // batch] for at in range(batch)] for fill in _FILLS]
-    shares.append([1, *[_SHORT] * (batch - 1)])
-    lengths = [tuple(max(1, round(share * longest)) for share in fill) for fill in shares]
-    return list(dict.fromkeys(lengths))
+    fills = [
+        tuple(length for length, count in fill for _ in range(count))
+        for fill in _fills(batch, longest)
+    ]
+    return list(dict.fromkeys(fills))
 
 
 @lru_cache(maxsize=512)
 def _fills(batch: int, longest: int) -> list[Fill]:
     """Return `fill_lengths` as groups; all have as many, some of no sequence."""
-    fills = [sorted(Counter(fill).items(), reverse=True) for fill in fill_lengths(batch, longest)]
-    most = max(map(len, fills))
-    return [tuple(fill + [(fill[0][0], 0)] * (most - len(fill))) for fill in fills]
+    ends = [-(-batch * quarter // 4) for quarter in range(5)]
+    counts = [end - start for start, end in pairwise(ends)]
+    fills = [list(zip(shares, counts, strict=True)) for shares in _FILLS]
+    fills.append([(1, 1), (_SHORT, batch - 1), (_SHORT, 0), (_SHORT, 0)])
+    return [
+        tuple((max(1, round(share * longest)), count) for share, count in fill) for fill in fills
+    ]
 
 
 def ranked(

@@ -67,7 +67,7 @@ def resolve(
         why = "these settings do not depend on the rest of the batch"
         return Choice(config, "heuristic" if config else "none", why)
     if request == "heuristic":
-        return _heuristic(kernel, problem, spec, "the heuristic was asked for")
+        return _heuristic(kernel, problem.known_to_host, spec, "the heuristic was asked for")
     return choose(
         kernel, problem, spec, objective=request if request in store.OBJECTIVES else "latency"
     )
@@ -125,7 +125,7 @@ def choose(
 
 
 def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: str) -> Choice:
-    config = kernel.default_config(problem.known_to_host, spec)
+    config = kernel.default_config(problem, spec)
     return (
         Choice(config, "heuristic", why)
         if config
