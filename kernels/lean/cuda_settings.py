@@ -63,6 +63,10 @@ _FILLS = ((1, 1, 1, 1), (1 / 16, 1 / 16, 1 / 16, 1 / 16), (1, 0.4, 0.1, 0.02))
 _SHORT = 1 / 16
 
 
+#: Weight of the worst fill's regret next to the mean's.
+WORST = 0.5
+
+
 # Checking settings takes as long as a look-up.
 @lru_cache(maxsize=4096)
 def cuda_config(
@@ -222,13 +226,11 @@ def space(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
 def _of_any_size(problem: AttentionProblem) -> AttentionProblem:
     """Return a problem that stands for those of other batches, lengths and KV heads."""
     kv_heads = min(problem.kv_heads, 2 + problem.kv_heads % 2)
-    context = 1 if problem.q_lens is None else problem.max_context
-    return replace(
-        problem,
-        q_heads=problem.group_size * kv_heads,
-        kv_heads=kv_heads,
-        **({"batch": 1, "context": context, "capacity": None} if problem.q_lens is None else {}),
-    )
+    sizes = {"q_heads": problem.group_size * kv_heads, "kv_heads": kv_heads}
+    if problem.q_lens is not None:
+        return replace(problem, **sizes)
+    least = max(1, problem.append)
+    return replace(problem, batch=1, context=least, capacity=None, **sizes)
 
 
 @lru_cache(maxsize=256)
@@ -307,15 +309,18 @@ def _fills(batch: int, longest: int) -> list[Fill]:
 def ranked(
     problem: AttentionProblem, gpu: GpuSpec, costs: Costs
 ) -> list[tuple[LeanCudaConfig, float]]:
-    """Return the candidates of lean.cu with their predicted latencies in us, fastest first.
+    """Return the candidates of lean.cu with their predicted latencies in us, best first.
 
-    With lengths on the device, these are geometric means over `fill_lengths`.
+    With lengths on the device, these are geometric means over `fill_lengths`, and the worst fill's
+    regret counts as in leanbench.configs.lookup.ranked.
     """
     import numpy as np
 
     columns, parts = predict(problem, gpu, costs)
-    latency_us = np.exp(np.log(total_us(parts)).mean(0))
-    order = np.argsort(latency_us, kind="stable")
+    logs = np.log(total_us(parts))
+    latency_us = np.exp(logs.mean(0))
+    worst = (logs - logs.min(1, keepdims=True)).max(0)
+    order = np.argsort(logs.mean(0) + WORST * worst, kind="stable")
     return [(columns.configs[index], float(latency_us[index])) for index in order.tolist()]
 
 
@@ -325,8 +330,12 @@ def predict(
     """Return the candidates of lean.cu, and leanbench.kernels.lean.cuda_cost.parts_us."""
     seen = as_seen(problem)
     columns = _columns(_of_any_size(problem), gpu)
-    on_host = problem.lengths_on == "host"
-    fills = [((seen.max_context, seen.batch),)] if on_host else _fills(seen.batch, seen.max_context)
+    fills: list[Fill] = [((seen.max_context, seen.batch),)]
+    if problem.lengths_on == "device":
+        fills = _fills(problem.batch, problem.max_context)
+        if problem.most_behind >= 0:
+            most = seen.max_context
+            fills = [tuple((min(most, tokens), count) for tokens, count in fill) for fill in fills]
     work = work_of(seen, fills, columns, gpu)
     return columns, parts_us(seen, work, columns, costs)
 
