@@ -32,6 +32,7 @@ from leanbench.kernels.lean.cuda_schedule import few_idle, whole_ranges
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kinds import SAME
+from leanbench.core.parallel import NONE
 from leanbench.core.problem import AttentionProblem
 
 #: Tokens of a LeanTile outside of the candidates.
@@ -222,12 +223,14 @@ def space(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
 def _of_any_size(problem: AttentionProblem) -> AttentionProblem:
     """Return a problem that stands for those of other batches, lengths and KV heads."""
     kv_heads = min(problem.kv_heads, 2 + problem.kv_heads % 2)
-    context = 1 if problem.q_lens is None else problem.max_context
     return replace(
         problem,
+        batch=1,
         q_heads=problem.group_size * kv_heads,
         kv_heads=kv_heads,
-        **({"batch": 1, "context": context, "capacity": None} if problem.q_lens is None else {}),
+        context=max(1, problem.append),
+        capacity=None,
+        q_lens=None if problem.q_lens is None else (problem.q_len,),
     )
 
 
@@ -275,6 +278,8 @@ def known(problem: AttentionProblem) -> AttentionProblem:
 
     With paddings, the start and so the length of sequences is known only on the device.
     """
+    if problem.parallel != NONE:
+        problem = problem.shard(0)
     if problem.lengths_on == "host" and not problem.leftpad:
         return problem
     return for_any_length(problem if problem.capacity is None else problem.known_to_host)
