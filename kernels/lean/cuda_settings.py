@@ -159,7 +159,9 @@ def small_chunk(problem: AttentionProblem, rows: int) -> int:
     """Return the tokens of a chunk for two CTAs per SM."""
     pair = rows == HEAD_PAIR_ROWS and takes_head_pairs(problem)
     row_bytes = problem.token_bytes // 2 * (2 if pair else 1)
-    return 32 if row_bytes <= 128 else _LEAST_CHUNK
+    # 32 tokens of 128 numbers in 8 bits and 32 rows would spill registers.
+    spills = rows == TILE_ROWS[-1] and problem.kv_dtype != SAME and widest(problem) > 64
+    return 32 if row_bytes <= 128 and not spills else _LEAST_CHUNK
 
 
 def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:

@@ -8,8 +8,8 @@ import pytest
 from depth import deep
 from leanbench.kernels.lean.cuda import build_of
 from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
-from leanbench.kernels.lean.cuda_settings import cuda_config, has_many_rows, many_rows_config
 from leanbench.kernels.lean.cuda_schedule import even_splits, few_idle, split_limits
+from leanbench.kernels.lean.cuda_settings import cuda_config, has_many_rows, many_rows_config
 
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.errors import DoesNotFit, UserError
