@@ -27,7 +27,6 @@ from leanbench.cli.report import report
 from leanbench.cli.sweep import sweep
 from leanbench.cli.trace import trace
 from leanbench.cli.tune import tune
-from leanbench.configs.store import is_off
 from leanbench.core import __version__
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
@@ -61,6 +60,8 @@ class _Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        from leanbench.configs.store import is_off
+
         with _in_sentences(ctx.meta[_WORDS]), output.warnings_in_sentences():
             _check_empty(ctx.meta[_WORDS])
             _check_repeated(ctx.meta[_WORDS])
