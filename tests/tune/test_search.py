@@ -1,0 +1,412 @@
+"""Tuning with a fake stopwatch: what is timed, kept, left out, and learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_watch import FakeWatch, Us
+from leanbench.kernels.lean.cuda_cost import Costs
+from leanbench.kernels.lean.cuda_settings import chosen, for_any_length
+from timed_examples import (
+    CUDA,
+    H200,
+    LEAN,
+    MODELS,
+    OF_TRITON,
+    OTHERS,
+    PROBLEM,
+    SERVED,
+    TRITON,
+    timed,
+)
+
+from leanbench.configs.lookup import choose
+from leanbench.configs.store import TimedCall, path_for, read, save
+from leanbench.core.errors import OutOfMemory, UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
+from leanbench.tune import power, search
+from leanbench.tune.calls import common, fills
+from leanbench.tune.fit import Timed, fit, timed_of
+from leanbench.tune.search import (
+    MEASURED,
+    Request,
+    Tuning,
+    energies,
+    first_candidates,
+    gains,
+    geometric_mean,
+    measured_constants,
+)
+from leanbench.tune.stopwatch import GpuStopwatch
+
+A, B, C, D = OTHERS
+
+
+def tuning_of(us: Us, **request: Any) -> Tuning:
+    """Return a tuning that saves in the user's folder."""
+    asked = Request(**{"kernel": CUDA, "spec": H200, "index": 0, "candidates": 5, **request})
+    watch: Any = FakeWatch(us)
+    return Tuning(asked, watch, {"torch": "2.12"}, lambda calls: save(H200, calls) and None)
+
+
+def watch_of(tuning: Tuning) -> FakeWatch:
+    watch: Any = tuning.watch
+    return watch
+
+
+def saved() -> list[TimedCall]:
+    return read(path_for(H200)).calls()
+
+
+def chunk_times_warps(problem: AttentionProblem, config: Any) -> float:
+    """Return a made-up latency by which 16 tokens and 8 warps lose."""
+    return 10.0 + config.num_warps + problem.max_context / 1e4
+
+
+@pytest.mark.parametrize("kernel", [LEAN, CUDA, TRITON], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("call", [PROBLEM, SERVED, replace(PROBLEM, q_len=4)], ids=str)
+def test_the_first_candidate_is_the_models_choice(kernel, call):
+    on_device = call.lengths_on == "device"
+    known = for_any_length(call) if on_device else call
+    everything = first_candidates(kernel, call, H200, None)
+    assert everything[0] == kernel.default_config(known, H200)
+    assert len(set(everything)) == len(everything) > 10
+    assert set(everything) == {everything[0], *kernel.tuning_space(known, H200)}
+    assert first_candidates(kernel, call, H200, 4) == everything[:4]
+    if kernel is not TRITON:
+        assert {config.implementation for config in everything} == {"cuda"}
+
+
+def test_every_common_call_has_16_candidates_or_all():
+    for call in common()[::20]:
+        configs = first_candidates(LEAN, call, H200, search.CANDIDATES)
+        assert len(configs) == 16
+        assert configs[0] == chosen(for_any_length(call) if call.page_size else call, H200)
+
+
+def test_a_calls_candidates_are_timed_on_each_fill_and_kept(home):
+    served = replace(SERVED, batch=4)
+    tuning = tuning_of(chunk_times_warps)
+    for call in (PROBLEM, served):
+        configs = tuple(first_candidates(CUDA, call, H200, 5))
+        watch_of(tuning).timed.clear()
+        results = tuning.time(call)
+        assert watch_of(tuning).timed == [(fill, configs) for fill in fills(call)]
+        assert [result.problem for result in results] == fills(call)
+        for result in results:
+            expected = {config: chunk_times_warps(result.problem, config) for config in configs}
+            assert list(result.costs.items()) == pytest.approx(list(expected.items()))
+            assert (result.objective, result.versions) == ("latency", {"torch": "2.12"})
+    assert {signature: len(calls) for signature, calls in tuning.timed.items()} == {
+        "8 tiles d128 g4 2 B HND, 4096 tokens": 1,
+        "32 tiles d128 g4 2 B HND, up to 4096": 4,
+    }
+    assert saved() == [call for calls in tuning.timed.values() for call in calls]
+    assert tuning.left_out == {}
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "room": {"capacity": 9000},
+    "paged": {"page_size": 16, "lengths_on": "device", "capacity": 5000},
+    "recorded lengths": {"context": (4000, 70), "capacity": 5000},
+    "a window": {"window_left": 511},
+    "a window on the device": {"window_left": 511, "lengths_on": "device", "capacity": 5000},
+    "query tokens": {"q_len": 4, "page_size": 64, "lengths_on": "device"},
+    "packed": {"q_len": 3, "q_lens": (3, 1)},
+    "padding": {"leftpad": True},
+    "appended": {"append": 2, "rotary_dim": 64},
+    "fp8": {"kv_dtype": "e4m3", "q_dtype": "e4m3", "dtype": "bf16"},
+    "everything": {"sinks": True, "alibi": True, "softcap": 9.0, "batch_idx": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_tuned_call_finds_its_winner(home, kind):
+    call = replace(PROBLEM, batch=2, **kind)
+    assert LEAN.unsupported_reason(call) is None
+    assert choose(LEAN, call, H200).how == "heuristic"
+    configs = first_candidates(LEAN, call, H200, 5)
+    tuning = tuning_of(lambda problem, config: 1.0 if config == configs[3] else 2.0, kernel=LEAN)
+    tuning.time(call)
+    choice = choose(LEAN, call, H200)
+    assert (choice.how, choice.config) == ("tuned", configs[3])
+    # A call of the API knows the bound of its lengths alone.
+    if call.lengths_on == "device":
+        bound = replace(call, context=call.cache_capacity, capacity=None, lengths_on="host")
+        assert choose(LEAN, bound, H200, uniform=False) == choice
+
+
+def test_what_cannot_be_timed_is_left_out_with_a_reason(home):
+    large, unsupported = replace(PROBLEM, batch=64), replace(PROBLEM, whole_model=None, head_dim=8)
+    reason = CUDA.unsupported_reason(unsupported)
+    assert reason is not None
+    broken = replace(PROBLEM, batch=3)
+
+    def us(problem: AttentionProblem, config: Any) -> float | str:
+        if problem == large:
+            raise OutOfMemory("it needs 99 GB")
+        if problem == broken or config == A:
+            return "it spills"
+        return 5.0
+
+    tuning = tuning_of(us)
+    for call in (large, unsupported, broken):
+        assert tuning.time(call) == []
+    assert tuning.left_out == {
+        large: "it needs 99 GB",
+        unsupported: reason,
+        broken: "it spills",
+    }
+    assert not path_for(H200).exists()
+    # A candidate that fails leaves the others.
+    (result,) = tuning.time(PROBLEM)
+    assert list(result.costs) == [MODELS, B, C, D]
+    assert PROBLEM not in tuning.left_out
+
+
+def test_the_budget(home, monkeypatch):
+    """Each call takes 10 s here, by a clock that only the stopwatch moves."""
+    now = [100.0]
+    monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def us(problem: AttentionProblem, config: Any) -> float:
+        now[0] += 2.0
+        return 5.0
+
+    calls = [replace(PROBLEM, batch=batch) for batch in (1, 2, 3, 4)]
+    seen: list[Any] = []
+    tuning = tuning_of(us)
+    words = tuning.run(calls, 15.0, lambda *given: seen.append(given))
+    assert words == "the budget of 15 s was spent after 2 of 4"
+    assert seen == [(calls[0], 0, 4), (calls[1], 1, 4)]
+    assert [call.problem for call in saved()] == calls[:2]
+    assert tuning.run(calls[2:], 1000.0, lambda *given: None) == "all 2 calls were timed"
+    assert [call.problem for call in saved()] == calls
+
+
+def test_what_was_timed_before_an_interrupt_is_kept(home):
+    calls = [replace(PROBLEM, batch=batch) for batch in (1, 2, 3)]
+
+    def us(problem: AttentionProblem, config: Any) -> float:
+        if problem == calls[2]:
+            raise KeyboardInterrupt
+        return 5.0
+
+    tuning = tuning_of(us)
+    with pytest.raises(KeyboardInterrupt):
+        tuning.run(calls, 1e9, lambda *given: None)
+    assert [call.problem for call in saved()] == calls[:2]
+    assert len(tuning.timed) == 2
+
+
+def test_there_is_one_job_for_each_build(monkeypatch):
+    jobs: list[Any] = []
+
+    def build_all(wanted: Any, capability: Any, pool: Any, count: Callable[[Any], None]) -> None:
+        assert (capability, pool) == ((9, 0), "pool")
+        jobs.extend(wanted)
+        for job in wanted:
+            count(job)
+
+    monkeypatch.setattr(search, "build_all", build_all)
+    progress: list[tuple[int, int]] = []
+    pool: Any = "pool"
+    # The second differs from the first in its size alone.
+    calls = [PROBLEM, replace(PROBLEM, batch=2), replace(PROBLEM, head_dim=64), SERVED]
+    tuning_of(chunk_times_warps, candidates=16).compile(calls, pool, lambda *of: progress.append(of))
+    keys = [(job.problem.head_dim, job.problem.lengths_on, job.config.build_key) for job in jobs]
+    assert len(set(keys)) == len(keys)
+    wanted = {
+        (call.head_dim, call.lengths_on, config.build_key)
+        for call in calls
+        for config in first_candidates(CUDA, call, H200, 16)
+    }
+    assert set(keys) == wanted
+    assert progress == [(done, len(jobs)) for done in range(len(jobs) + 1)]
+
+
+def test_gains_by_hand():
+    """The model's choice is the first. Of two fills, each gets the winner of the other."""
+    alone = [timed(12.0, 10.0, 11.0)]
+    best = [timed(10.0, 12.0)]
+    several = [timed(12.0, 10.0, 8.0), timed(9.0, 6.0, 9.0)]
+    found = gains({"alone": alone, "best": best, "several": several})
+    assert [gain.signature for gain in found] == ["alone", "best", "several"]
+    # Of the third: 12/10 and 9/9.
+    assert [gain.ratio for gain in found] == pytest.approx([1.2, 1.0, 1.2**0.5])
+
+
+def test_geometric_mean():
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    with pytest.raises(UserError, match="nothing was timed: free the GPU's memory, or choose"):
+        geometric_mean([])
+
+
+TRUTH = Costs()._replace(cluster=2.2, merge=1.9)
+
+
+def synthetic(costs: Costs, count: int = 40) -> dict[str, list[TimedCall]]:
+    """Return timings of eager calls as the model predicts them with these constants."""
+    calls = [
+        AttentionProblem(batch, 8 * group, 8, context, 128)
+        for batch, group, context in [
+            (1 + at % 5, 1 + at % 8, 700 + 977 * at) for at in range(count)
+        ]
+    ]
+    signatures: dict[str, list[TimedCall]] = {}
+    for call in calls:
+        configs = first_candidates(CUDA, call, H200, 24)
+        each = timed_of(timed(*[1.0] * 24, problem=call, configs=configs), H200)
+        assert each is not None
+        us = each.predicted_us(costs).tolist()
+        one = timed(*us, problem=call, configs=configs)
+        signatures.setdefault(one.signature, []).append(one)
+    return signatures
+
+
+def test_constants_of_a_gpu_are_recovered_from_its_timings():
+    timings = synthetic(TRUTH)
+    constants, before, after = measured_constants(timings, H200)
+    assert list(constants) == list(MEASURED) == ["cluster", "merge"]
+    for name, us in constants.items():
+        assert us == pytest.approx(getattr(TRUTH, name), rel=0.15)
+        assert abs(us / getattr(Costs(), name) - 1) > 0.5
+    # Shares on calls left out.
+    assert len(before) == len(after) == sum(map(len, timings.values()))
+    assert geometric_mean(after) > geometric_mean(before)
+    assert geometric_mean(after) > 0.99
+
+
+def test_constants_without_timings_of_lean_cuda():
+    assert measured_constants({}, H200) == ({}, [], [])
+    of_triton = timed(5.0, 6.0, configs=[OF_TRITON, replace(OF_TRITON, num_warps=8)])
+    assert timed_of(of_triton, H200) is None
+    assert measured_constants({"": [of_triton]}, H200) == ({}, [], [])
+
+
+def test_other_constants_stay():
+    (calls,) = list(synthetic(TRUTH, 1).values())
+    each = timed_of(calls[0], H200)
+    assert each is not None
+    changed = fit([each], ["start"], Costs())
+    assert changed._replace(start=Costs().start) == Costs()
+
+
+def test_the_share_by_hand():
+    """The model's choice takes 12 us, the best 9."""
+    each = timed_of(timed(12.0, 9.0, 10.0), H200)
+    assert isinstance(each, Timed)
+    assert each.share(Costs()) == 0.75
+    assert timed_of(timed(12.0), H200) is None
+    lone = timed_of(timed(12.0), H200, least=1)
+    assert lone is not None
+    assert lone.share(Costs()) == 1.0
+
+
+@pytest.mark.parametrize(("objective", "exponent"), [("energy", 1), ("edp", 2)])
+def test_energies_are_kept_in_place_of_latencies(objective, exponent, home, monkeypatch):
+    tuning = tuning_of(lambda problem, config: 10.0 if config == MODELS else 8.0)
+    tuning.request = replace(tuning.request, objective=objective)
+    small, large = PROBLEM, replace(PROBLEM, batch=4)
+    for call in (small, large):
+        tuning.time(call)
+    assert not path_for(H200).exists()
+    measured: list[Any] = []
+    kw = {MODELS: 0.4, A: 0.6}
+
+    def measure_power(index: int, watch: Any, work: Any) -> list[dict[Any, float]]:
+        measured.extend(work)
+        assert (index, watch) == (0, tuning.watch)
+        return [{config.build_key: power for config, power in kw.items()} for _ in work]
+
+    monkeypatch.setattr(power, "measure_power", measure_power)
+    energies(tuning)
+    # Only the larger: a build draws the same power on any call of a kind.
+    ((problem, configs),) = measured
+    assert problem == large
+    assert configs[0] == first_candidates(CUDA, large, H200, 5)[0]
+    assert len({config.build_key for config in configs}) == len(configs)
+    calls = {call.problem: call for call in saved()}
+    assert {call.objective for call in calls.values()} == {objective}
+    expected = {MODELS: 0.4 * 10.0**exponent, A: 0.6 * 8.0**exponent}
+    assert calls[small].costs == pytest.approx(expected)
+    winner = choose(CUDA, small, H200, objective=objective).config
+    assert winner == (MODELS if objective == "energy" else A)
+    assert choose(CUDA, small, H200).how == "heuristic"
+
+
+def metered(monkeypatch: pytest.MonkeyPatch, energy_mj: float | None) -> list[Any]:
+    """Replace the power meter, and return the windows that it measures."""
+    import torch
+
+    windows: list[Any] = []
+
+    class Nvml:
+        def __init__(self, uuid: str) -> None:
+            self.uuid = uuid
+
+        def __enter__(self) -> str:
+            return self.uuid
+
+        def __exit__(self, *error: object) -> None:
+            windows.append("closed")
+
+    class Replay:
+        launches = 3
+        graph = SimpleNamespace(replay=None)
+
+        def __init__(self, launches: Any, sample_ms: float) -> None:
+            self.config = launches[0]
+            windows.append(self.config)
+
+    def measure_window(replay: Any, launches: int, *given: Any) -> Any:
+        assert (launches, *given) == (3, "GPU-1", "calibrated", power.WINDOW_S)
+        return SimpleNamespace(energy_mj=energy_mj, sustained_us=8.0)
+
+    properties = SimpleNamespace(uuid="GPU-1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr("leanbench.gpu.nvml.Nvml", Nvml)
+    monkeypatch.setattr("leanbench.measure.energy_meter.calibrate", lambda nvml: "calibrated")
+    monkeypatch.setattr("leanbench.measure.energy.measure_window", measure_window)
+    monkeypatch.setattr("leanbench.measure.timing.Replay", Replay)
+    return windows
+
+
+def test_power_is_energy_by_time(monkeypatch):
+    windows = metered(monkeypatch, 4.0)
+    watch: Any = FakeWatch(chunk_times_warps)
+    many = list({config.build_key: config for config in CUDA.tuning_space(PROBLEM, H200)}.values())
+    measured = power.measure_power(0, watch, [(PROBLEM, many), (SERVED, [A])])
+    # The first builds of each problem.
+    assert len(many) > power.MOST_BUILDS
+    assert windows == [*many[: power.MOST_BUILDS], A, "closed"]
+    assert measured == [
+        {config.build_key: 0.5 for config in many[: power.MOST_BUILDS]},
+        {A.build_key: 0.5},
+    ]
+
+
+def test_a_gpu_without_an_energy_counter(monkeypatch):
+    metered(monkeypatch, None)
+    watch: Any = FakeWatch(chunk_times_warps)
+    with pytest.raises(UserError, match=r"no energy counter that can be read: tune for --objective"):
+        power.measure_power(0, watch, [(PROBLEM, [A])])
+
+
+def test_the_tuning_of_a_gpu(home, monkeypatch):
+    made: list[Any] = []
+    monkeypatch.setattr(GpuStopwatch, "__init__", lambda self, *given: made.append(given))
+    monkeypatch.setattr(search, "versions", lambda index: {"driver": str(index)})
+    request = Request(CUDA, find("h100"), 3)
+    for saves in (False, True):
+        tuning = Tuning.of(request, saves=saves)
+        assert tuning.about == {"driver": "3"}
+        tuning.keep([timed(1.0)])
+        assert path_for(request.spec).exists() is saves
+    assert made == [(CUDA, 3, request.spec)] * 2
