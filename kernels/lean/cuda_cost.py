@@ -86,12 +86,16 @@ class Columns:
     kilo_numbers: Any
     align: Any
     packs: Any
+    #: Most work ranges: CTAs or clusters that fit, with a partial each.
+    slots: Any
     #: Steps and LeanTiles of leanbench.core.decomposition.longest_split.
     longest_steps: Any
     merge_tiles: Any
 
     @classmethod
-    def of(cls, problem: AttentionProblem, configs: Sequence[LeanCudaConfig]) -> Columns:
+    def of(
+        cls, problem: AttentionProblem, configs: Sequence[LeanCudaConfig], gpu: GpuSpec
+    ) -> Columns:
         import numpy as np
 
         builds = tuple(CudaBuild.of(problem, config) for config in configs)
@@ -115,6 +119,10 @@ class Columns:
                     build.row_count * build.v_head_dim / 1024,
                     config.align_grid,
                     build.packs,
+                    min(
+                        cluster_slots(gpu.sms, build.ctas_per_sm, build.cluster),
+                        WORKSPACE_BYTES // build.partial_bytes,
+                    ),
                     *steps,
                 )
                 for config, build, steps in rows
@@ -122,19 +130,6 @@ class Columns:
             dtype=float,
         )
         return cls(tuple(configs), builds, *table.T)
-
-    def slots(self, gpu: GpuSpec) -> Any:
-        """Return the most work ranges of each: CTAs or clusters that fit, with a partial each."""
-        import numpy as np
-
-        sizes = [
-            min(
-                cluster_slots(gpu.sms, build.ctas_per_sm, build.cluster),
-                WORKSPACE_BYTES // build.partial_bytes,
-            )
-            for build in self.builds
-        ]
-        return np.array(sizes, dtype=float)
 
     def whole_tiles(self, output_tiles: Any, lean_tiles: Any, slots: Any) -> Any:
         """Return which launch a CTA for each output tile, more than fit at once."""
@@ -188,7 +183,7 @@ def work_of(
     output_tiles = count.sum(1)
     lean_tiles = np.maximum(1, np.ceil(tokens / tile))
     total, longest = (lean_tiles * count).sum(1), lean_tiles.max(1)
-    grid = np.maximum(1, np.minimum(columns.slots(gpu), total))
+    grid = np.maximum(1, np.minimum(columns.slots, total))
     # LeanTiles of a part if no CTA crosses output tiles, else 0; and CTAs one after another.
     waves = np.ones_like(grid)
     if ragged:
@@ -242,11 +237,12 @@ def _equal_part(
     import numpy as np
 
     longest, share = lean_tiles.max(1), np.ceil(total / grid)
-    split = np.zeros_like(share)
-    for number in range(int(columns.longest_steps.max()), -1, -1):
-        candidate = share + np.ceil(share * number / 16)
-        needed = (np.ceil(lean_tiles / candidate[:, None]) * count).sum(1)
-        split = np.where((needed <= grid) & (number <= columns.longest_steps), candidate, split)
+    steps = np.arange(columns.longest_steps.max() + 1)[:, None, None]
+    candidates = share + np.ceil(share * steps / 16)
+    needed = (np.ceil(lean_tiles / candidates[:, :, None]) * count).sum(2)
+    enough = (needed <= grid) & (steps <= columns.longest_steps)
+    first = np.take_along_axis(candidates, enough.argmax(0)[None], 0)[0]
+    split = np.where(enough.any(0), first, 0)
     stays = longest <= np.where(split > 0, split, share) + columns.merge_tiles
     return np.where(stays, longest, split) * (grid >= output_tiles)
 

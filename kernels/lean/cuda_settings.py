@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 
 from leanbench.kernels.lean.configs import BuildKey, LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import (
@@ -62,6 +61,10 @@ _CLUSTERS = (1, 2, 4, 8)
 _FILLS = ((1, 1, 1, 1), (1 / 16, 1 / 16, 1 / 16, 1 / 16), (1, 0.4, 0.1, 0.02))
 #: Share that the others have in the fill with a single long sequence.
 _SHORT = 1 / 16
+
+
+#: Weight of the worst fill's regret next to the mean's.
+WORST = 0.5
 
 
 # Checking settings takes as long as a look-up.
@@ -223,13 +226,11 @@ def space(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
 def _of_any_size(problem: AttentionProblem) -> AttentionProblem:
     """Return a problem that stands for those of other batches, lengths and KV heads."""
     kv_heads = min(problem.kv_heads, 2 + problem.kv_heads % 2)
-    context = 1 if problem.q_lens is None else problem.max_context
-    return replace(
-        problem,
-        q_heads=problem.group_size * kv_heads,
-        kv_heads=kv_heads,
-        **({"batch": 1, "context": context, "capacity": None} if problem.q_lens is None else {}),
-    )
+    sizes = {"q_heads": problem.group_size * kv_heads, "kv_heads": kv_heads}
+    if problem.q_lens is not None:
+        return replace(problem, **sizes)
+    least = max(1, problem.append)
+    return replace(problem, batch=1, context=least, capacity=None, **sizes)
 
 
 @lru_cache(maxsize=256)
@@ -254,7 +255,7 @@ def _columns(problem: AttentionProblem, gpu: GpuSpec) -> Columns:
             *builds[-1], 1, rows[0], copy_of(problem, gpu, rows[0]), 1, align_grid
         )
         able = [fitted(smallest, problem, gpu)]
-    return Columns.of(problem, able)
+    return Columns.of(problem, able, gpu)
 
 
 def bound_of(tokens: int) -> int:
@@ -266,6 +267,8 @@ def bound_of(tokens: int) -> int:
 def for_any_length(problem: AttentionProblem) -> AttentionProblem:
     """Return the problem with lengths on the device, up to `bound_of` its longest."""
     bound = bound_of(problem.max_context)
+    if (problem.lengths_on, problem.context, problem.capacity) == ("device", bound, None):
+        return problem
     return replace(problem, context=bound, capacity=None, lengths_on="device")
 
 
@@ -274,9 +277,9 @@ def known(problem: AttentionProblem) -> AttentionProblem:
 
     With paddings, the start and so the length of sequences is known only on the device.
     """
-    if problem.lengths_on == "device" or problem.leftpad:
-        return for_any_length(problem.known_to_host)
-    return problem
+    if problem.lengths_on == "host" and not problem.leftpad:
+        return problem
+    return for_any_length(problem if problem.capacity is None else problem.known_to_host)
 
 
 def fill_lengths(batch: int, longest: int) -> list[tuple[int, ...]]:
@@ -284,32 +287,40 @@ def fill_lengths(batch: int, longest: int) -> list[tuple[int, ...]]:
 
     All long, all short, mixed, and a single long one; without repetitions.
     """
-    shares = [[fill[at * len(fill) // batch] for at in range(batch)] for fill in _FILLS]
-    shares.append([1, *[_SHORT] * (batch - 1)])
-    lengths = [tuple(max(1, round(share * longest)) for share in fill) for fill in shares]
-    return list(dict.fromkeys(lengths))
+    fills = [
+        tuple(length for length, count in fill for _ in range(count))
+        for fill in _fills(batch, longest)
+    ]
+    return list(dict.fromkeys(fills))
 
 
 @lru_cache(maxsize=512)
 def _fills(batch: int, longest: int) -> list[Fill]:
     """Return `fill_lengths` as groups; all have as many, some of no sequence."""
-    fills = [sorted(Counter(fill).items(), reverse=True) for fill in fill_lengths(batch, longest)]
-    most = max(map(len, fills))
-    return [tuple(fill + [(fill[0][0], 0)] * (most - len(fill))) for fill in fills]
+    ends = [-(-batch * quarter // 4) for quarter in range(5)]
+    counts = [end - start for start, end in pairwise(ends)]
+    fills = [list(zip(shares, counts, strict=True)) for shares in _FILLS]
+    fills.append([(1, 1), (_SHORT, batch - 1), (_SHORT, 0), (_SHORT, 0)])
+    return [
+        tuple((max(1, round(share * longest)), count) for share, count in fill) for fill in fills
+    ]
 
 
 def ranked(
     problem: AttentionProblem, gpu: GpuSpec, costs: Costs
 ) -> list[tuple[LeanCudaConfig, float]]:
-    """Return the candidates of lean.cu with their predicted latencies in us, fastest first.
+    """Return the candidates of lean.cu with their predicted latencies in us, best first.
 
-    With lengths on the device, these are geometric means over `fill_lengths`.
+    With lengths on the device, these are geometric means over `fill_lengths`, and the worst fill's
+    regret counts as in leanbench.configs.lookup.ranked.
     """
     import numpy as np
 
     columns, parts = predict(problem, gpu, costs)
-    latency_us = np.exp(np.log(total_us(parts)).mean(0))
-    order = np.argsort(latency_us, kind="stable")
+    logs = np.log(total_us(parts))
+    latency_us = np.exp(logs.mean(0))
+    worst = (logs - logs.min(1, keepdims=True)).max(0)
+    order = np.argsort(logs.mean(0) + WORST * worst, kind="stable")
     return [(columns.configs[index], float(latency_us[index])) for index in order.tolist()]
 
 
@@ -319,8 +330,12 @@ def predict(
     """Return the candidates of lean.cu, and leanbench.kernels.lean.cuda_cost.parts_us."""
     seen = as_seen(problem)
     columns = _columns(_of_any_size(problem), gpu)
-    on_host = problem.lengths_on == "host"
-    fills = [((seen.max_context, seen.batch),)] if on_host else _fills(seen.batch, seen.max_context)
+    fills: list[Fill] = [((seen.max_context, seen.batch),)]
+    if problem.lengths_on == "device":
+        fills = _fills(problem.batch, problem.max_context)
+        if problem.most_behind >= 0:
+            most = seen.max_context
+            fills = [tuple((min(most, tokens), count) for tokens, count in fill) for fill in fills]
     work = work_of(seen, fills, columns, gpu)
     return columns, parts_us(seen, work, columns, costs)
 

@@ -134,8 +134,7 @@ def _tune(
     with TuneProgress(quiet=quiet) as progress:
         try:
             with process_pool() as pool:
-                tuning.compile(calls, pool, progress.compiling)
-            stopped = tuning.run(calls, budget_s, progress.timing)
+                stopped = tuning.run(calls, budget_s, pool, progress)
         except KeyboardInterrupt as error:
             progress.stop()
             output.say(

@@ -22,13 +22,11 @@ from leanbench.core.kernel import BATCH_INVARIANT, Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.kernels.lean.cuda_cost import Costs
-from leanbench.kernels.lean.cuda_settings import for_any_length, use_costs
+from leanbench.kernels.lean.cuda_settings import WORST, for_any_length, use_costs
 
 #: Values of the variables that set the folder of the user's files or turn them off, and the number
 #: of saves by this process.
 State = tuple[bytes | None, bytes | None, bytes | None, int]
-#: Weight of the worst fill's regret next to the mean's.
-_WORST = 0.5
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def resolve(
         why = "these settings do not depend on the rest of the batch"
         return Choice(config, "heuristic" if config else "none", why)
     if request == "heuristic":
-        return _heuristic(kernel, problem, spec, "the heuristic was asked for")
+        return _heuristic(kernel, problem.known_to_host, spec, "the heuristic was asked for")
     return choose(
         kernel, problem, spec, objective=request if request in store.OBJECTIVES else "latency"
     )
@@ -125,7 +123,7 @@ def choose(
 
 
 def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: str) -> Choice:
-    config = kernel.default_config(problem.known_to_host, spec)
+    config = kernel.default_config(problem, spec)
     return (
         Choice(config, "heuristic", why)
         if config
@@ -206,6 +204,6 @@ def ranked(calls: Iterable[TimedCall]) -> list[LeanConfig]:
 
     def score(config: LeanConfig) -> float:
         each = common[config]
-        return sum(each) / len(each) + _WORST * max(each)
+        return sum(each) / len(each) + WORST * max(each)
 
     return sorted(common, key=score)

@@ -13,7 +13,7 @@ from leanbench.configs.lookup import Choice, choose, resolve
 from leanbench.core.config import KernelConfig
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import LeanConfig
-from leanbench.tune.search import Request, first_candidates
+from leanbench.tune.search import Request, first_candidates, kind_of
 
 if TYPE_CHECKING:
     from leanbench.tune.stopwatch import GpuStopwatch
@@ -76,8 +76,7 @@ def compile_all(
         bound = _call(call)
         for config in first_candidates(request.kernel, bound, request.spec, None):
             name, fill = request.kernel.name, call[0]
-            key = replace(fill, context=1 if fill.q_lens is None else fill.context, capacity=None)
-            jobs.setdefault((key, config.build_key), Job(name, fill, config))
+            jobs.setdefault((kind_of(fill), config.build_key), Job(name, fill, config))
     build_all(list(jobs.values()), request.spec.compute_capability, pool)
 
 

@@ -53,7 +53,7 @@ def timed_of(call: TimedCall, spec: GpuSpec, least: int = 2) -> Timed | None:
     ]
     if len(lean) < least:
         return None
-    columns = Columns.of(call.problem, [config for config, _ in lean])
+    columns = Columns.of(call.problem, [config for config, _ in lean], spec)
     seen = as_seen(call.problem)
     lengths = Counter(seen.contexts)
     fill = tuple(sorted(lengths.items(), reverse=True))

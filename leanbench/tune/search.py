@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from leanbench.compile.build import Job, build_all
 from leanbench.configs.lookup import ranked
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Candidates timed for a call: the model's first ones.
 CANDIDATES = 16
+#: Calls compiled at a time.
+_TOGETHER = 16
 #: Constants of the model that each GPU measures.
 MEASURED = ("cluster", "merge")
 
@@ -68,6 +70,14 @@ def versions(index: int) -> dict[str, str]:
     return {name: str(environment[name]) for name in names if environment.get(name)}
 
 
+class Observer(Protocol):
+    """Observer of a tuning's progress."""
+
+    def compiling(self, done: int, total: int) -> None: ...
+
+    def timing(self, call: AttentionProblem, done: int, total: int) -> None: ...
+
+
 @dataclass
 class Tuning:
     """A tuning in progress. Every timed call is saved at once, so it can stop anywhere."""
@@ -104,7 +114,7 @@ class Tuning:
         for call in calls:
             configs = first_candidates(request.kernel, call, request.spec, request.candidates)
             for config in configs:
-                jobs.setdefault((_shape(call), config.build_key), (call, config))
+                jobs.setdefault((kind_of(call), config.build_key), (call, config))
         wanted = [
             Job(request.kernel.name, fills(call)[0], config) for call, config in jobs.values()
         ]
@@ -154,24 +164,30 @@ class Tuning:
         return TimedCall(problem, signature, self.request.objective, when, self.about, costs)
 
     def run(
-        self,
-        calls: Sequence[AttentionProblem],
-        budget_s: float,
-        progress: Callable[[AttentionProblem, int, int], None],
+        self, calls: Sequence[AttentionProblem], budget_s: float, pool: Executor, observer: Observer
     ) -> str:
-        """Time calls until the budget is spent; return why it stopped."""
-        began_s = time.monotonic()
+        """Compile and time calls, some at a time, until the budget is spent; return why it stopped.
+
+        Compiling is not in the budget: it depends on the number of cores, and happens once.
+        """
+        spent_s = 0.0
         for number, call in enumerate(calls):
-            if time.monotonic() - began_s > budget_s:
+            if spent_s > budget_s:
                 return f"the budget of {budget_s:.0f} s was spent after {number} of {len(calls)}"
-            progress(call, number, len(calls))
+            if number % _TOGETHER == 0:
+                self.compile(calls[number : number + _TOGETHER], pool, observer.compiling)
+            began_s = time.monotonic()
+            observer.timing(call, number, len(calls))
             self.time(call)
+            spent_s += time.monotonic() - began_s
         return f"all {len(calls)} calls were timed"
 
 
-def _shape(call: AttentionProblem) -> str:
+def kind_of(call: AttentionProblem) -> str:
     """Return what a call's builds depend on."""
-    return signature_of(call).partition(" ")[2].partition(",")[0] + call.dtype
+    words = signature_of(call).partition(" ")[2].partition(",")[0]
+    masks = call.most_behind >= 0, call.attention_chunk > 0, call.causal
+    return f"{words} {call.dtype} {call.page_size} {masks}"
 
 
 @dataclass(frozen=True)
@@ -252,7 +268,7 @@ def energies(tuning: Tuning) -> None:
     request = tuning.request
     largest: dict[str, TimedCall] = {}
     for call in (call for calls in tuning.timed.values() for call in calls):
-        shape = _shape(call.problem)
+        shape = kind_of(call.problem)
         before = largest.get(shape)
         if before is None or call.problem.kv_bytes > before.problem.kv_bytes:
             largest[shape] = call
@@ -267,7 +283,7 @@ def energies(tuning: Tuning) -> None:
     for signature, calls in tuning.timed.items():
         tuning.timed[signature] = converted = []
         for call in calls:
-            builds = kw[_shape(call.problem)]
+            builds = kw[kind_of(call.problem)]
             costs = {
                 config: builds[config.build_key] * us**exponent
                 for config, us in call.costs.items()
