@@ -8,19 +8,15 @@ import importlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from depth import DEEP, EXAMPLES
 from hypothesis import settings
-
-if TYPE_CHECKING:
-    from leanbench.configs.tuned import Family
 
 # Width of messages and tables without a terminal.
 os.environ.pop("COLUMNS", None)
@@ -118,33 +114,18 @@ def device() -> str:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a user's folder; enable tuned configs, with no user's or shipped files."""
-    from leanbench.configs import lookup, store
+    """Return a user's folder; enable files of timings, with no user's or shipped ones."""
+    from leanbench.kernels.lean import cuda_settings
+
+    from leanbench.configs import store
 
     (tmp_path / "shipped").mkdir()
     monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("LEANBENCH_CONFIGS", raising=False)
-    monkeypatch.setattr(lookup, "_warned", set())
-    monkeypatch.setattr(lookup, "_warned_pairs", set())
-    lookup._entry.cache_clear()
+    monkeypatch.setattr(store, "_warned", set())
+    monkeypatch.setattr(cuda_settings, "_measured", {})
     return tmp_path / "home"
-
-
-@pytest.fixture
-def ship(home: Path) -> Callable[..., None]:
-    """Return a function that adds a file to the shipped ones."""
-    from tuned_examples import gpu, tuned_configs
-
-    from leanbench.configs import lookup, store
-
-    def put(*families: Family, name: str = "h200") -> None:
-        (store.SHIPPED / f"{name}.json").write_text(
-            tuned_configs(*families, of=gpu(name)).model_dump_json()
-        )
-        lookup._entry.cache_clear()
-
-    return put
 
 
 def _why_no_gpu() -> str | None:

@@ -1,392 +1,412 @@
-"""The search on a fake GPU with known true latencies."""
+"""Tuning with a fake stopwatch: what is timed, kept, left out, and learned."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from itertools import islice
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from leanbench.kernels.lean.configs import BuildKey
-from world import H200, LEAN, TRITON, Here, Silent, World, builds_of, no_ranking, true_us
+from fake_watch import FakeWatch, Us
+from leanbench.kernels.lean.cuda_cost import Costs
+from leanbench.kernels.lean.cuda_settings import chosen, for_any_length
+from timed_examples import (
+    CUDA,
+    H200,
+    LEAN,
+    MODELS,
+    OF_TRITON,
+    OTHERS,
+    PROBLEM,
+    SERVED,
+    TRITON,
+    timed,
+)
 
-from leanbench.compile.build import Build
-from leanbench.configs.space import Candidate, FamilyKey, distinct
-from leanbench.configs.tuned import LEAST_GAIN
-from leanbench.core.errors import UserError
-from leanbench.core.kernel import LaunchResources
-from leanbench.core.registry import kernel
-from leanbench.tune import search as search_module
-from leanbench.tune.fits import Fitter, Trial, held_out, least_gain
-from leanbench.tune.plan import PROBLEMS, Plan, Progress
-from leanbench.tune.problems import problems
-from leanbench.tune.result import cost_of, geometric_mean, summarise, ties, to_family
-from leanbench.tune.search import NothingToTune, Search
-from leanbench.tune.stopwatch import Time
+from leanbench.configs.lookup import choose
+from leanbench.configs.store import TimedCall, path_for, read, save
+from leanbench.core.errors import OutOfMemory, UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
+from leanbench.tune import power, search
+from leanbench.tune.calls import common, fills
+from leanbench.tune.fit import Timed, fit, timed_of
+from leanbench.tune.search import (
+    MEASURED,
+    Request,
+    Tuning,
+    energies,
+    first_candidates,
+    gains,
+    geometric_mean,
+    measured_constants,
+)
+from leanbench.tune.stopwatch import GpuStopwatch
 
-FAMILY = FamilyKey(128, 4)
-
-
-def compiled(family=FAMILY, tuned=LEAN):
-    builds = builds_of(family, tuned)
-    space = tuned.tuning_space(family.problem(8, 4096), H200)
-    able = [Candidate(config, config.build_key) for config in space]
-    return Progress(family, able, {}), builds
-
-
-def run(world, problems=PROBLEMS, family=FAMILY, tuned=LEAN):
-    search = Search(tuned, H200, Plan(1e9, problems=problems), Silent())
-    pairs = [compiled(family, tuned)]
-    stopped = search.run(pairs, world, no_ranking, 1e12)
-    return search.finish(pairs, stopped, Here())[0]
-
-
-@pytest.fixture(scope="module")
-def world():
-    """Return the timings of `outcome`."""
-    return World()
-
-
-@pytest.fixture(scope="module")
-def outcome(world):
-    return run(world)
+A, B, C, D = OTHERS
 
 
-@pytest.fixture(scope="module")
-def triton_outcome():
-    """Return a search of the implementation with a formula."""
-    return run(World(), tuned=TRITON)
+def tuning_of(us: Us, **request: Any) -> Tuning:
+    """Return a tuning that saves in the user's folder."""
+    asked = Request(**{"kernel": CUDA, "spec": H200, "index": 0, "candidates": 5, **request})
+    watch: Any = FakeWatch(us)
+    return Tuning(asked, watch, {"torch": "2.12"}, lambda calls: save(H200, calls) and None)
 
 
-def test_the_choice_is_near_the_best_where_nothing_was_timed(triton_outcome):
-    outcome = triton_outcome
-    fitter = Fitter(TRITON, H200)
-    shares, heuristic = [], []
-    for problem in islice(problems(FAMILY, H200), 60, 100):
-        assert problem not in outcome.progress.times
-        launches = distinct(outcome.progress.able, problem, TRITON, H200)
-        best_us = min(true_us(problem, launch.config) for launch in launches)
-        chosen = min(
-            outcome.shortlist, key=lambda config: fitter.predict_us(outcome.fits, problem, config)
-        )
-        shares.append(best_us / true_us(problem, chosen))
-        heuristic.append(best_us / true_us(problem, TRITON.default_config(problem, H200)))
-    assert geometric_mean(shares) > 0.985
-    assert min(shares) > 0.92
-    # The task is not trivial.
-    assert geometric_mean(heuristic) < 0.97
+def watch_of(tuning: Tuning) -> FakeWatch:
+    watch: Any = tuning.watch
+    return watch
 
 
-@pytest.mark.deep
-def test_it_says_how_good_the_choice_is(outcome, triton_outcome):
-    assert geometric_mean([trial.formula for trial in triton_outcome.trials]) > 0.97
-    summary = summarise(outcome, LEAN, H200, cost_of("latency"))
-    assert summary.problems == PROBLEMS
-    assert summary.gain > 1.03
-    assert summary.most_gain >= summary.gain
-    assert summary.median_error < 0.02
-    assert 0.95 < summary.untried <= 1
-    fastest = [
-        min(times, key=lambda config: times[config].latency_us)
-        for times in outcome.progress.times.values()
-    ]
-    assert summary.cuda == sum(config.implementation == "cuda" for config in fastest) > 0
-    assert (
-        sum(summary.tile_tokens.values())
-        == sum(config.implementation == "triton" for config in fastest)
-        > 0
-    )
-    assert outcome.stopped == "all 24 problems were timed"
+def saved() -> list[TimedCall]:
+    return read(path_for(H200)).calls()
 
 
-@pytest.mark.deep
-@pytest.mark.usefixtures("outcome")
-def test_fewer_candidates_are_timed_once_the_formula_knows(world):
-    counts = [len(configs) for _, configs in world.calls]
-    # They can include the heuristic's choice and Triton's.
-    assert all(64 <= count <= 66 for count in counts[:5])
-    assert all(24 <= count <= 28 for count in counts[5:])
-    assert max(counts[5:]) > 26
+def chunk_times_warps(problem: AttentionProblem, config: Any) -> float:
+    """Return a made-up latency by which 16 tokens and 8 warps lose."""
+    return 10.0 + config.num_warps + problem.max_context / 1e4
 
 
-@pytest.mark.usefixtures("outcome")
-def test_each_implementation_has_its_share_and_its_heuristic(world):
-    for number, (problem, configs) in enumerate(world.calls):
-        heuristics = [
-            kernel(name).default_config(problem, H200) for name in ("lean_cuda", "lean_triton")
+@pytest.mark.parametrize("kernel", [LEAN, CUDA, TRITON], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("call", [PROBLEM, SERVED, replace(PROBLEM, q_len=4)], ids=str)
+def test_the_first_candidate_is_the_models_choice(kernel, call):
+    on_device = call.lengths_on == "device"
+    known = for_any_length(call) if on_device else call
+    everything = first_candidates(kernel, call, H200, None)
+    assert everything[0] == kernel.default_config(known, H200)
+    assert len(set(everything)) == len(everything) > 10
+    assert set(everything) == {everything[0], *kernel.tuning_space(known, H200)}
+    assert first_candidates(kernel, call, H200, 4) == everything[:4]
+    if kernel is not TRITON:
+        assert {config.implementation for config in everything} == {"cuda"}
+
+
+def test_every_common_call_has_16_candidates_or_all():
+    for call in common()[::20]:
+        configs = first_candidates(LEAN, call, H200, search.CANDIDATES)
+        assert len(configs) == 16
+        assert configs[0] == chosen(for_any_length(call) if call.page_size else call, H200)
+
+
+def test_a_calls_candidates_are_timed_on_each_fill_and_kept(home):
+    served = replace(SERVED, batch=4)
+    tuning = tuning_of(chunk_times_warps)
+    for call in (PROBLEM, served):
+        configs = tuple(first_candidates(CUDA, call, H200, 5))
+        watch_of(tuning).timed.clear()
+        results = tuning.time(call)
+        assert watch_of(tuning).timed == [(fill, configs) for fill in fills(call)]
+        assert [result.problem for result in results] == fills(call)
+        for result in results:
+            expected = {config: chunk_times_warps(result.problem, config) for config in configs}
+            assert list(result.costs.items()) == pytest.approx(list(expected.items()))
+            assert (result.objective, result.versions) == ("latency", {"torch": "2.12"})
+    assert {signature: len(calls) for signature, calls in tuning.timed.items()} == {
+        "8 tiles d128 g4 2 B HND, 4096 tokens": 1,
+        "32 tiles d128 g4 2 B HND, up to 4096": 4,
+    }
+    assert saved() == [call for calls in tuning.timed.values() for call in calls]
+    assert tuning.left_out == {}
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "room": {"capacity": 9000},
+    "paged": {"page_size": 16, "lengths_on": "device", "capacity": 5000},
+    "recorded lengths": {"context": (4000, 70), "capacity": 5000},
+    "a window": {"window_left": 511},
+    "a window on the device": {"window_left": 511, "lengths_on": "device", "capacity": 5000},
+    "query tokens": {"q_len": 4, "page_size": 64, "lengths_on": "device"},
+    "packed": {"q_len": 3, "q_lens": (3, 1)},
+    "padding": {"leftpad": True},
+    "appended": {"append": 2, "rotary_dim": 64},
+    "fp8": {"kv_dtype": "e4m3", "q_dtype": "e4m3", "dtype": "bf16"},
+    "everything": {"sinks": True, "alibi": True, "softcap": 9.0, "batch_idx": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_tuned_call_finds_its_winner(home, kind):
+    call = replace(PROBLEM, batch=2, **kind)
+    assert LEAN.unsupported_reason(call) is None
+    assert choose(LEAN, call, H200).how == "heuristic"
+    configs = first_candidates(LEAN, call, H200, 5)
+    tuning = tuning_of(lambda problem, config: 1.0 if config == configs[3] else 2.0, kernel=LEAN)
+    tuning.time(call)
+    choice = choose(LEAN, call, H200)
+    assert (choice.how, choice.config) == ("tuned", configs[3])
+    # A call of the API knows the bound of its lengths alone.
+    if call.lengths_on == "device":
+        bound = replace(call, context=call.cache_capacity, capacity=None, lengths_on="host")
+        assert choose(LEAN, bound, H200, uniform=False) == choice
+
+
+def test_what_cannot_be_timed_is_left_out_with_a_reason(home):
+    large, unsupported = replace(PROBLEM, batch=64), replace(PROBLEM, whole_model=None, head_dim=8)
+    reason = CUDA.unsupported_reason(unsupported)
+    assert reason is not None
+    broken = replace(PROBLEM, batch=3)
+
+    def us(problem: AttentionProblem, config: Any) -> float | str:
+        if problem == large:
+            raise OutOfMemory("it needs 99 GB")
+        if problem == broken or config == A:
+            return "it spills"
+        return 5.0
+
+    tuning = tuning_of(us)
+    for call in (large, unsupported, broken):
+        assert tuning.time(call) == []
+    assert tuning.left_out == {
+        large: "it needs 99 GB",
+        unsupported: reason,
+        broken: "it spills",
+    }
+    assert not path_for(H200).exists()
+    # A candidate that fails leaves the others.
+    (result,) = tuning.time(PROBLEM)
+    assert list(result.costs) == [MODELS, B, C, D]
+    assert PROBLEM not in tuning.left_out
+
+
+def test_the_budget(home, monkeypatch):
+    """Each call takes 10 s here, by a clock that only the stopwatch moves."""
+    now = [100.0]
+    monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def us(problem: AttentionProblem, config: Any) -> float:
+        now[0] += 2.0
+        return 5.0
+
+    calls = [replace(PROBLEM, batch=batch) for batch in (1, 2, 3, 4)]
+    seen: list[Any] = []
+    tuning = tuning_of(us)
+    words = tuning.run(calls, 15.0, lambda *given: seen.append(given))
+    assert words == "the budget of 15 s was spent after 2 of 4"
+    assert seen == [(calls[0], 0, 4), (calls[1], 1, 4)]
+    assert [call.problem for call in saved()] == calls[:2]
+    assert tuning.run(calls[2:], 1000.0, lambda *given: None) == "all 2 calls were timed"
+    assert [call.problem for call in saved()] == calls
+
+
+def test_what_was_timed_before_an_interrupt_is_kept(home):
+    calls = [replace(PROBLEM, batch=batch) for batch in (1, 2, 3)]
+
+    def us(problem: AttentionProblem, config: Any) -> float:
+        if problem == calls[2]:
+            raise KeyboardInterrupt
+        return 5.0
+
+    tuning = tuning_of(us)
+    with pytest.raises(KeyboardInterrupt):
+        tuning.run(calls, 1e9, lambda *given: None)
+    assert [call.problem for call in saved()] == calls[:2]
+    assert len(tuning.timed) == 2
+
+
+def test_there_is_one_job_for_each_build(monkeypatch):
+    jobs: list[Any] = []
+
+    def build_all(wanted: Any, capability: Any, pool: Any, count: Callable[[Any], None]) -> None:
+        assert (capability, pool) == ((9, 0), "pool")
+        jobs.extend(wanted)
+        for job in wanted:
+            count(job)
+
+    monkeypatch.setattr(search, "build_all", build_all)
+    progress: list[tuple[int, int]] = []
+    pool: Any = "pool"
+    # The second differs from the first in its size alone.
+    calls = [PROBLEM, replace(PROBLEM, batch=2), replace(PROBLEM, head_dim=64), SERVED]
+    tuning_of(chunk_times_warps, candidates=16).compile(calls, pool, lambda *of: progress.append(of))
+    keys = [(job.problem.head_dim, job.problem.lengths_on, job.config.build_key) for job in jobs]
+    assert len(set(keys)) == len(keys)
+    wanted = {
+        (call.head_dim, call.lengths_on, config.build_key)
+        for call in calls
+        for config in first_candidates(CUDA, call, H200, 16)
+    }
+    assert set(keys) == wanted
+    assert progress == [(done, len(jobs)) for done in range(len(jobs) + 1)]
+
+
+def test_gains_by_hand():
+    """The model's choice is the first. Of two fills, each gets the winner of the other."""
+    alone = [timed(12.0, 10.0, 11.0)]
+    best = [timed(10.0, 12.0)]
+    several = [timed(12.0, 10.0, 8.0), timed(9.0, 6.0, 9.0)]
+    found = gains({"alone": alone, "best": best, "several": several})
+    assert [gain.signature for gain in found] == ["alone", "best", "several"]
+    # Of the third: 12/10 and 9/9.
+    assert [gain.ratio for gain in found] == pytest.approx([1.2, 1.0, 1.2**0.5])
+
+
+def test_geometric_mean():
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    with pytest.raises(UserError, match="nothing was timed: free the GPU's memory, or choose"):
+        geometric_mean([])
+
+
+TRUTH = Costs()._replace(cluster=2.2, merge=1.9)
+
+
+def synthetic(costs: Costs, count: int = 40) -> dict[str, list[TimedCall]]:
+    """Return timings of eager calls as the model predicts them with these constants."""
+    calls = [
+        AttentionProblem(batch, 8 * group, 8, context, 128)
+        for batch, group, context in [
+            (1 + at % 5, 1 + at % 8, 700 + 977 * at) for at in range(count)
         ]
-        for config, heuristic in zip(configs, heuristics, strict=False):
-            assert heuristic is not None
-            same = [Candidate(launched, launched.build_key) for launched in (config, heuristic)]
-            assert len(distinct(same, problem, LEAN, H200)) == 1
-        for implementation in ("cuda", "triton"):
-            share = sum(config.implementation == implementation for config in configs)
-            assert share >= (32 if number < 5 else 6)
-
-
-@pytest.mark.deep
-def test_every_candidate_is_timed_where_that_is_asked():
-    world = World()
-    search = Search(LEAN, H200, Plan(1e9, problems=7, every_candidate=True), Silent())
-    search.run([compiled()], world, no_ranking, 1e12)
-    assert len(world.calls) == 7
-    for problem, configs in world.calls:
-        launches = {
-            candidate.config for candidate in distinct(compiled()[0].able, problem, LEAN, H200)
-        }
-        assert launches <= set(configs)
-
-
-@pytest.mark.deep
-def test_a_candidate_that_fails_leaves_with_its_build_and_a_reason():
-    world = World(fails=lambda config: config.tile_tokens == 256)
-    result = run(world)
-    assert {config.tile_tokens for config in result.progress.left_out} == {256}
-    assert all(config.tile_tokens != 256 for config in result.shortlist)
-    failed: set[BuildKey] = set()
-    for _, configs in world.calls:
-        assert failed.isdisjoint(config.build_key for config in configs)
-        failed |= {config.build_key for config in configs if config.tile_tokens == 256}
-    assert failed
-
-
-@pytest.mark.deep
-def test_what_fails_later_is_not_chosen_earlier():
-    failing = []
-
-    def fails(config):
-        return config.implementation == "triton" and config.tile_tokens == 128 and len(failing) > 3
-
-    world = World(fails=fails)
-    timed = world.time
-    world.time = lambda problem, configs: failing.append(problem) or timed(problem, configs)
-    result = run(world, problems=8)
-    times = [config for launches in result.progress.times.values() for config in launches]
-    assert {config.tile_tokens for config in times if config.implementation == "triton"} == {
-        64,
-        256,
-    }
-    assert {config.tile_tokens for config in times if config.implementation == "cuda"} == {128}
-    assert all("out of shared memory" in reason for reason in result.progress.left_out.values())
-    space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)
-    ruled_out = [
-        config
-        for config in space
-        if config.implementation == "triton" and config.tile_tokens == 128
     ]
-    assert set(result.progress.left_out) == set(ruled_out)
+    signatures: dict[str, list[TimedCall]] = {}
+    for call in calls:
+        configs = first_candidates(CUDA, call, H200, 24)
+        each = timed_of(timed(*[1.0] * 24, problem=call, configs=configs), H200)
+        assert each is not None
+        us = each.predicted_us(costs).tolist()
+        one = timed(*us, problem=call, configs=configs)
+        signatures.setdefault(one.signature, []).append(one)
+    return signatures
 
 
-def test_nothing_runs():
-    with pytest.raises(NothingToTune) as error:
-        run(World(fails=lambda config: True))
-    assert error.value.product == "NVIDIA H200"
-    assert {**error.value.left_out} == {FAMILY: "nothing could be timed: out of shared memory"}
+def test_constants_of_a_gpu_are_recovered_from_its_timings():
+    timings = synthetic(TRUTH)
+    constants, before, after = measured_constants(timings, H200)
+    assert list(constants) == list(MEASURED) == ["cluster", "merge"]
+    for name, us in constants.items():
+        assert us == pytest.approx(getattr(TRUTH, name), rel=0.15)
+        assert abs(us / getattr(Costs(), name) - 1) > 0.5
+    # Shares on calls left out.
+    assert len(before) == len(after) == sum(map(len, timings.values()))
+    assert geometric_mean(after) > geometric_mean(before)
+    assert geometric_mean(after) > 0.99
 
 
-def test_a_family_of_which_nothing_runs_leaves_the_others():
-    other, family = FamilyKey(256, 8), FamilyKey(256, 4)
-
-    class OneFails(World):
-        def time(self, problem, configs):
-            self.fails = lambda config: problem.group_size == 8
-            return super().time(problem, configs)
-
-    world = OneFails()
-    search = Search(TRITON, H200, Plan(1e9, problems=6), Silent())
-    pairs = [compiled(other, TRITON), compiled(family, TRITON)]
-    assert search.run(pairs, world, no_ranking, 1e12) == "all 6 problems were timed"
-    assert search.left_out == {other: "nothing could be timed: out of shared memory"}
-    # After every launch has failed, no further one of the family is tried.
-    assert sum(problem.group_size == 8 for problem, _ in world.calls) < 6
-    (outcome,) = search.finish(pairs, "", Here())
-    assert outcome.progress.family == family
+def test_constants_without_timings_of_lean_cuda():
+    assert measured_constants({}, H200) == ({}, [], [])
+    of_triton = timed(5.0, 6.0, configs=[OF_TRITON, replace(OF_TRITON, num_warps=8)])
+    assert timed_of(of_triton, H200) is None
+    assert measured_constants({"": [of_triton]}, H200) == ({}, [], [])
 
 
-def resources_of(job, shared_kb: int = 60, spilled: int = 0) -> LaunchResources:
-    return LaunchResources("lean", 132, job.config.num_warps, 128, shared_kb * 1024, spilled)
+def test_other_constants_stay():
+    (calls,) = list(synthetic(TRUTH, 1).values())
+    each = timed_of(calls[0], H200)
+    assert each is not None
+    changed = fit([each], ["start"], Costs())
+    assert changed._replace(start=Costs().start) == Costs()
 
 
-@pytest.fixture
-def builds(monkeypatch):
-    """Return a function that sets the build of a job."""
-
-    def set_build(make):
-        def build_all(jobs, capability, pool, on_build):
-            return [make(job) for job in jobs]
-
-        monkeypatch.setattr(search_module, "build_all", build_all)
-
-    return set_build
+def test_the_share_by_hand():
+    """The model's choice takes 12 us, the best 9."""
+    each = timed_of(timed(12.0, 9.0, 10.0), H200)
+    assert isinstance(each, Timed)
+    assert each.share(Costs()) == 0.75
+    assert timed_of(timed(12.0), H200) is None
+    lone = timed_of(timed(12.0), H200, least=1)
+    assert lone is not None
+    assert lone.share(Costs()) == 1.0
 
 
-def test_a_family_whose_builds_do_not_fit_leaves_the_others(builds):
-    def build(job):
-        large = job.problem.group_size == 8
-        return Build(job, (resources_of(job, shared_kb=230 if large else 60),))
+@pytest.mark.parametrize(("objective", "exponent"), [("energy", 1), ("edp", 2)])
+def test_energies_are_kept_in_place_of_latencies(objective, exponent, home, monkeypatch):
+    tuning = tuning_of(lambda problem, config: 10.0 if config == MODELS else 8.0)
+    tuning.request = replace(tuning.request, objective=objective)
+    small, large = PROBLEM, replace(PROBLEM, batch=4)
+    for call in (small, large):
+        tuning.time(call)
+    assert not path_for(H200).exists()
+    measured: list[Any] = []
+    kw = {MODELS: 0.4, A: 0.6}
 
-    builds(build)
-    search = Search(TRITON, H200, Plan(1e9), Silent())
-    ((progress, _),) = search.compile([FamilyKey(128, 8), FAMILY], Here())
-    assert progress.family == FAMILY
-    assert search.left_out == {
-        FamilyKey(128, 8): ("no candidate can run: takes 230 KB of shared memory, a CTA has 227 KB")
-    }
+    def measure_power(index: int, watch: Any, work: Any) -> list[dict[Any, float]]:
+        measured.extend(work)
+        assert (index, watch) == (0, tuning.watch)
+        return [{config.build_key: power for config, power in kw.items()} for _ in work]
 
-
-def test_no_family_compiles(builds):
-    builds(lambda job: Build(job, failure="ValueError: no such instruction"))
-    search = Search(TRITON, H200, Plan(1e9), Silent())
-    with pytest.raises(NothingToTune) as error:
-        search.compile([FAMILY], Here())
-    (why,) = error.value.left_out.values()
-    assert why == "no candidate can run: does not compile: ValueError: no such instruction"
-
-
-def test_builds_that_spill_are_candidates(builds):
-    builds(lambda job: Build(job, (resources_of(job, spilled=40),)))
-    family = FamilyKey(256, 4)
-    search = Search(TRITON, H200, Plan(1e9, problems=2), Silent())
-    pairs = search.compile([family], Here())
-    ((progress, _),) = pairs
-    space = TRITON.tuning_space(family.problem(8, 4096), H200)
-    assert {candidate.config for candidate in progress.able} | {*progress.left_out} == {*space}
-    assert all("CTAs to an SM" in why for why in progress.left_out.values())
-    (outcome,) = search.finish(pairs, search.run(pairs, World(), no_ranking, 1e12), Here())
-    assert summarise(outcome, TRITON, H200, cost_of("latency")).spilled == [40] * 2
+    monkeypatch.setattr(power, "measure_power", measure_power)
+    energies(tuning)
+    # Only the larger: a build draws the same power on any call of a kind.
+    ((problem, configs),) = measured
+    assert problem == large
+    assert configs[0] == first_candidates(CUDA, large, H200, 5)[0]
+    assert len({config.build_key for config in configs}) == len(configs)
+    calls = {call.problem: call for call in saved()}
+    assert {call.objective for call in calls.values()} == {objective}
+    expected = {MODELS: 0.4 * 10.0**exponent, A: 0.6 * 8.0**exponent}
+    assert calls[small].costs == pytest.approx(expected)
+    winner = choose(CUDA, small, H200, objective=objective).config
+    assert winner == (MODELS if objective == "energy" else A)
+    assert choose(CUDA, small, H200).how == "heuristic"
 
 
-def test_the_budget_ends_it(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(search_module.time, "monotonic", lambda: now[0])
+def metered(monkeypatch: pytest.MonkeyPatch, energy_mj: float | None) -> list[Any]:
+    """Replace the power meter, and return the windows that it measures."""
+    import torch
 
-    class Slow(World):
-        def time(self, problem, configs):
-            now[0] += 1.0
-            return super().time(problem, configs)
+    windows: list[Any] = []
 
-    world = Slow()
-    search = Search(LEAN, H200, Plan(15.0), Silent())
-    stopped = search.run([compiled()], world, no_ranking, 1e12)
-    assert len(world.calls) == 11
-    assert stopped == "the budget of 15 s was spent after 11 of 24 problems"
+    class Nvml:
+        def __init__(self, uuid: str) -> None:
+            self.uuid = uuid
 
+        def __enter__(self) -> str:
+            return self.uuid
 
-def test_too_small_a_budget_says_what_it_needs(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(search_module.time, "monotonic", lambda: now[0])
+        def __exit__(self, *error: object) -> None:
+            windows.append("closed")
 
-    class Slow(World):
-        def time(self, problem, configs):
-            now[0] += 1.0
-            return super().time(problem, configs)
+    class Replay:
+        launches = 3
+        graph = SimpleNamespace(replay=None)
 
-    search = Search(LEAN, H200, Plan(6.0), Silent())
-    with pytest.raises(
-        UserError,
-        match=(
-            r"--budget 6s is too small: after 2 s 2 problems are timed, .* 5 problems of each .*"
-            r" 10 s"
-        ),
-    ):
-        search.run([compiled()], Slow(), no_ranking, 1e12)
+        def __init__(self, launches: Any, sample_ms: float) -> None:
+            self.config = launches[0]
+            windows.append(self.config)
 
+    def measure_window(replay: Any, launches: int, *given: Any) -> Any:
+        assert (launches, *given) == (3, "GPU-1", "calibrated", power.WINDOW_S)
+        return SimpleNamespace(energy_mj=energy_mj, sustained_us=8.0)
 
-@pytest.mark.deep
-def test_what_was_timed_before_is_not_timed_again():
-    first, plan = World(), Plan(1e9, problems=12)
-    Search(LEAN, H200, plan, Silent()).run([compiled()], first, no_ranking, 1e12)
-    search = Search(LEAN, H200, plan, Silent())
-    progress, builds = compiled()
-    for problem, configs in first.calls[:5]:
-        search.take_up(progress, problem, World().time(problem, configs).times)
-    # Timings without the heuristic's current settings are useless.
-    problem, configs = first.calls[5]
-    search.take_up(progress, problem, World().time(problem, configs[1:]).times)
-    second = World()
-    search.run([(progress, builds)], second, no_ranking, 1e12)
-    assert [problem for problem, _ in second.calls] == [problem for problem, _ in first.calls[5:]]
-    assert len(progress.heuristic) == 12
+    properties = SimpleNamespace(uuid="GPU-1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr("leanbench.gpu.nvml.Nvml", Nvml)
+    monkeypatch.setattr("leanbench.measure.energy_meter.calibrate", lambda nvml: "calibrated")
+    monkeypatch.setattr("leanbench.measure.energy.measure_window", measure_window)
+    monkeypatch.setattr("leanbench.measure.timing.Replay", Replay)
+    return windows
 
 
-@pytest.mark.deep
-def test_the_heuristic_is_always_timed(outcome):
-    for problem, times in outcome.progress.times.items():
-        heuristic = outcome.progress.heuristic[problem]
-        assert heuristic in times
-        same = Candidate(heuristic, heuristic.build_key)
-        default = LEAN.default_config(problem, H200)
-        assert default is not None
-        assert (
-            len(distinct([same, Candidate(default, default.build_key)], problem, LEAN, H200)) == 1
-        )
+def test_power_is_energy_by_time(monkeypatch):
+    windows = metered(monkeypatch, 4.0)
+    watch: Any = FakeWatch(chunk_times_warps)
+    many = list({config.build_key: config for config in CUDA.tuning_space(PROBLEM, H200)}.values())
+    measured = power.measure_power(0, watch, [(PROBLEM, many), (SERVED, [A])])
+    # The first builds of each problem.
+    assert len(many) > power.MOST_BUILDS
+    assert windows == [*many[: power.MOST_BUILDS], A, "closed"]
+    assert measured == [
+        {config.build_key: 0.5 for config in many[: power.MOST_BUILDS]},
+        {A.build_key: 0.5},
+    ]
 
 
-@pytest.mark.deep
-def test_held_out_problems_are_not_fitted_to(triton_outcome):
-    trials = triton_outcome.trials
-    assert len(trials) == len(triton_outcome.progress.times)
-    assert min(trial.formula for trial in trials) > 0.9
-    assert all(
-        trial.gain is None or trial.gain > 0
-        for trial in trials
-        if trial.formula > trial.heuristic * 1.02
-    )
-    assert held_out(TRITON, H200, {}, {}) == []
+def test_a_gpu_without_an_energy_counter(monkeypatch):
+    metered(monkeypatch, None)
+    watch: Any = FakeWatch(chunk_times_warps)
+    with pytest.raises(UserError, match=r"no energy counter that can be read: tune for --objective"):
+        power.measure_power(0, watch, [(PROBLEM, [A])])
 
 
-def test_the_formula_is_believed_as_far_as_it_was_right():
-    """By hand: it gains 10% if it promises 10%, and loses 5% if it promises 2%."""
-    right, wrong = Trial(1.0, 0.9, 0.1), Trial(0.95, 1.0, 0.02)
-    assert least_gain([]) == LEAST_GAIN
-    assert least_gain([right]) == LEAST_GAIN
-    assert least_gain([right, wrong]) == 0.03
-    assert least_gain([wrong, Trial(0.9, 1.0, 0.1)]) == 0.12
-    assert least_gain([right, Trial(0.9, 1.0, None)]) == LEAST_GAIN
-    assert Trial(0.9, 1.0, None).share(LEAST_GAIN) == 1.0
-    assert [right.share(0.1), right.share(0.11)] == [1.0, 0.9]
-
-
-def test_ties_are_intervals_that_overlap():
-    configs = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)[:4]
-    readings = [Time(10, 9.9, 10.1), Time(10.05, 10, 10.2), Time(10.3, 10.2, 10.4), Time(12)]
-    times = dict(zip(configs, readings, strict=True))
-    assert ties(times) == configs[:2]
-
-
-def test_what_is_saved(outcome):
-    family = to_family(
-        outcome, LEAN, H200, "measured", "latency", "2026-01-01T00:00:00+00:00", {"triton": "3.6.0"}
-    )
-    assert (family.head_dim, family.group_size, family.source) == (128, 4, "measured")
-    assert len(family.problems) == 24
-    for saved, (problem, times) in zip(
-        family.problems, outcome.progress.times.items(), strict=True
-    ):
-        assert saved.batch * saved.kv_heads == problem.batch * problem.kv_heads
-        written = {family.candidates[timed.candidate].config for timed in saved.timed}
-        assert {outcome.progress.heuristic[problem], *ties(times)} <= written
-        assert {config.implementation for config in written} == {"triton", "cuda"}
-        assert saved.timed[0].candidate == saved.chosen
-        assert saved.chosen in saved.ties
-        fastest = min(times.values(), key=lambda time: time.latency_us)
-        assert saved.timed[0].latency_us == pytest.approx(fastest.latency_us, abs=5e-4)
-    assert [family.candidates[index].config for index in family.shortlist] == outcome.shortlist
-    for index in family.shortlist:
-        build = family.candidates[index].build
-        assert build is not None
-        config = family.candidates[index].config
-        # Files have six digits.
-        assert asdict(family.builds[build].coefficients) == pytest.approx(
-            asdict(outcome.fits[config.build_key].coefficients), rel=1e-5
-        )
-
-
-def test_energy_chooses_by_power_times_latency(outcome):
-    power = {key: 0.5 if 64 in key.settings else 5.0 for key in outcome.builds}
-    energy = to_family(
-        outcome, LEAN, H200, "measured", "energy", "2026-01-01T00:00:00+00:00", {}, power
-    )
-    assert {
-        energy.candidates[problem.chosen].config.tile_tokens for problem in energy.problems
-    } == {64}
-    assert {build.power_kw for build in energy.builds} == {0.5, 5.0}
+def test_the_tuning_of_a_gpu(home, monkeypatch):
+    made: list[Any] = []
+    monkeypatch.setattr(GpuStopwatch, "__init__", lambda self, *given: made.append(given))
+    monkeypatch.setattr(search, "versions", lambda index: {"driver": str(index)})
+    request = Request(CUDA, find("h100"), 3)
+    for saves in (False, True):
+        tuning = Tuning.of(request, saves=saves)
+        assert tuning.about == {"driver": "3"}
+        tuning.keep([timed(1.0)])
+        assert path_for(request.spec).exists() is saves
+    assert made == [(CUDA, 3, request.spec)] * 2

@@ -1,25 +1,18 @@
-"""Rounds that drop the slowest."""
+"""Rounds that drop the slowest, and timing on a GPU."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import replace
 
 import pytest
-import torch
 from captured import builds_compiled
 from leanbench.kernels.lean import Lean
+from timed_examples import LEAN, PROBLEM
 
-from leanbench.check.reference import Reference
 from leanbench.compile.build import process_pool
-from leanbench.configs.space import FamilyKey
 from leanbench.core.errors import UserError
-from leanbench.core.inputs import make_windows
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import kernel
-from leanbench.gpu.catalogue import find
-from leanbench.tune.stopwatch import ROUNDS, GpuStopwatch, Time, _time, knock_out
-
-LEAN = kernel("lean")
+from leanbench.tune.stopwatch import ROUNDS, GpuStopwatch, knock_out
 
 
 class Fake:
@@ -49,59 +42,8 @@ def test_losers_leave_after_their_round():
     assert sum(samples for samples, _ in ROUNDS) == 13
 
 
-def test_a_median_of_few_samples_has_no_interval():
-    seen = []
-    timings = knock_out({"best": Fake(10.0, seen, "best"), "lost": Fake(20.0, seen, "lost")})
-    assert _time(timings["lost"]) == Time(20.0)
-    assert _time(timings["best"]) == Time(10.0, 10.0, 10.0)
-
-
 def test_nothing_to_time():
     assert knock_out({}) == {}
-
-
-@pytest.mark.parametrize("page_size", [None, 16])
-def test_buffers_are_a_call_of_the_problem(page_size):
-    stopwatch = object.__new__(GpuStopwatch)
-    stopwatch._spec, stopwatch._device = find("h200"), torch.device("cpu")
-    stopwatch.most_bytes, stopwatch._pools = 1_000_000, {}
-    problem = AttentionProblem(2, 4, 2, 100, 64, page_size=page_size)
-    buffers = stopwatch.buffers(problem)
-    # All for which the pool has room, without overlap.
-    assert len(buffers) == 1_000_000 // problem.kv_allocated_bytes
-    starts = sorted(
-        cache.data_ptr() for inputs in buffers for cache in (inputs.k_cache, inputs.v_cache)
-    )
-    assert (
-        min(after - before for before, after in pairwise(starts)) == problem.kv_allocated_bytes // 2
-    )
-    for inputs in buffers[:2]:
-        assert inputs.page_size == page_size
-        kernel("reference").prepare(inputs, None)()
-        assert Reference(inputs).check(inputs).failure("fp16") is None
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        AttentionProblem(2, 4, 2, 100, 64, capacity=300),
-        AttentionProblem(2, 4, 2, (100, 7), 64, capacity=300, lengths_on="device"),
-        AttentionProblem(2, 4, 2, 4000, 64),
-    ],
-    ids=lambda problem: problem.label,
-)
-def test_what_the_pool_does_not_hold_has_memory_of_its_own(problem, monkeypatch):
-    monkeypatch.setattr("leanbench.tune.stopwatch.free_memory", lambda spec: None)
-    monkeypatch.setattr(
-        "leanbench.tune.stopwatch.rotating_inputs",
-        lambda problem, device, spec, cache: make_windows(problem, device, 1),
-    )
-    stopwatch = object.__new__(GpuStopwatch)
-    stopwatch._spec, stopwatch._device = find("h200"), torch.device("cpu")
-    stopwatch.most_bytes, stopwatch._pools = 1_000_000, {}
-    [inputs] = stopwatch.buffers(problem)
-    assert inputs.k_cache.shape == (2, problem.cache_capacity, 2, 64)
-    assert not stopwatch._pools
 
 
 @pytest.mark.deep
@@ -111,7 +53,7 @@ def test_captured_launches_are_the_builds_that_were_compiled_ahead(tmp_path):
 
 
 @pytest.fixture
-def h200():
+def gpu():
     from leanbench.gpu.local import choose
 
     target = choose(None, require_gpu=True)
@@ -120,16 +62,22 @@ def h200():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("group", "layout", "dtype"), [(1, "HND", "fp16"), (8, "NHD", "bf16")])
-def test_times_on_the_gpu(h200, group, layout, dtype):
-    index, spec = h200
-    problem = FamilyKey(64, group, dtype, layout).problem(32, 5000)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        AttentionProblem(4, 8, 8, 5000, 64),
+        AttentionProblem(4, 64, 8, (5000, 20, 1, 700), 64, "bf16", "NHD", page_size=16),
+    ],
+    ids=["dense", "ragged pages"],
+)
+def test_times_on_the_gpu(gpu, problem):
+    index, spec = gpu
     configs = LEAN.tuning_space(problem, spec)[:6]
     result = GpuStopwatch(LEAN, index, spec).time(problem, configs)
     assert result.failures == {}
-    assert set(result.times) == set(configs)
+    assert list(result.times) == configs
     floor_us = problem.kv_bytes / (1.1e6 * spec.bandwidth_tb_s)
-    assert all(floor_us < time.latency_us < 20 * floor_us + 50 for time in result.times.values())
+    assert all(floor_us < us < 20 * floor_us + 50 for us in result.times.values())
 
 
 class Wrong(Lean):
@@ -150,9 +98,9 @@ class Wrong(Lean):
 
 
 @pytest.mark.gpu
-def test_a_wrong_kernel_is_not_timed(h200):
-    index, spec = h200
-    problem = FamilyKey(64, 1).problem(32, 5000)
+def test_a_wrong_kernel_is_not_timed(gpu):
+    index, spec = gpu
+    problem = replace(PROBLEM, q_heads=8, context=1000)
     configs = LEAN.tuning_space(problem, spec)[:3]
     result = GpuStopwatch(Wrong(configs[1]), index, spec).time(problem, configs)
     assert list(result.failures) == [configs[1]]

@@ -1,0 +1,106 @@
+"""Calls that are tuned: common, recorded and random ones, and the fills of their caches."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from leanbench.kernels.lean.cuda_settings import fill_lengths
+from timed_examples import LEAN, PROBLEM, SERVED
+
+from leanbench.configs.signature import signature_of
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.tune.calls import common, drawn, fills, read_calls
+
+
+def test_common_calls_are_distinct_and_supported():
+    calls = common()
+    assert len(calls) == len({signature_of(call) for call in calls}) > 300
+    assert {LEAN.unsupported_reason(call) for call in calls} == {None}
+    assert common() == calls
+    # The first ones of any number are spread.
+    for count in (24, 96):
+        some = calls[:count]
+        assert sum(call.lengths_on == "host" for call in some) == pytest.approx(count / 6, abs=2)
+        assert sum(call.kv_dtype == "e4m3" for call in some) == pytest.approx(0.42 * count, rel=0.4)
+        assert len({(call.group_size, call.head_dim) for call in some}) > 6
+        assert {call.batch for call in some} == {1, 8, 32, 128}
+
+
+def some_drawn(seed: int, count: int = 200) -> list[list[AttentionProblem]]:
+    return list(islice(drawn(seed), count))
+
+
+def test_drawn_calls_are_reproducible_and_continuous():
+    calls = some_drawn(7)
+    assert calls == some_drawn(7)
+    assert calls != some_drawn(8)
+    assert calls[:10] == some_drawn(7, 10)
+    firsts = [call[0] for call in calls]
+    # No list of values that settings could have been made for.
+    assert len({first.max_context for first in firsts}) > 190
+    assert len({first.batch for first in firsts}) > 60
+    assert sum(first.max_context % 16 > 0 for first in firsts) > 150
+    kinds = Counter(name for first in firsts for name in first.special)
+    assert min(kinds[name] for name in ("kv_dtype", "q_dtype", "window_left", "sinks")) > 5
+    assert 0.4 < sum(first.lengths_on == "device" for first in firsts) / 200 < 0.6
+
+
+def test_drawn_fills_are_of_one_call():
+    several = [call for call in some_drawn(3) if len(call) > 1]
+    for call in several:
+        full, few, lone, mixed = call
+        assert full.contexts == (full.cache_capacity,) * full.batch or full.page_size
+        assert {replace(fill, context=1, capacity=None) for fill in call} == {
+            replace(full, context=1, capacity=None)
+        }
+        assert {fill.cache_capacity for fill in call} == {full.cache_capacity}
+        assert max(few.contexts) <= max(9, 0.12 * full.max_context + 1)
+        assert lone.contexts[0] == full.max_context
+        assert lone.contexts[1:] == few.contexts[1:]
+        assert max(mixed.contexts) <= full.max_context
+    assert {LEAN.unsupported_reason(fill) for call in several for fill in call} == {None}
+
+
+def test_fills():
+    assert fills(PROBLEM) == [PROBLEM]
+    served = replace(SERVED, batch=4)
+    made = fills(served)
+    assert [fill.contexts for fill in made] == fill_lengths(4, 4096)
+    assert {(fill.cache_capacity, fill.lengths_on) for fill in made} == {(4096, "device")}
+    ragged = replace(served, context=(5, 4096, 9, 70))
+    assert fills(ragged) == [ragged]
+
+
+def test_recorded_calls_are_read_once_each(tmp_path):
+    path = tmp_path / "calls.jsonl"
+    lines = [json.dumps({"problem": each.to_dict()}) for each in (PROBLEM, SERVED, PROBLEM)]
+    # A line that was cut off while it was written, and those of another version.
+    others = ["", lines[0][:40], "[1]", "{}", json.dumps({"problem": {"batch": 1}})]
+    path.write_text("\n".join([lines[0], *others, *lines[1:], lines[0][:-5]]))
+    assert read_calls(path) == [PROBLEM, SERVED]
+
+
+#: AttributeError is not among the errors that `read_calls` expects.
+CRASHES = pytest.mark.xfail(raises=AttributeError, strict=True)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "\n", "hello", "[5]", pytest.param('{"problem": null}', marks=CRASHES)]
+)
+def test_a_file_without_calls(content, tmp_path):
+    path = tmp_path / "calls.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        read_calls(path)
+    fix = f"give a file that LEANBENCH_RECORD={path} wrote"
+    assert str(caught.value) == f"{path} has no recorded calls: {fix}"
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"^cannot read .*none \(there is no such file\)"):
+        read_calls(tmp_path / "none")
