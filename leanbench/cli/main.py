@@ -200,7 +200,7 @@ app.add_typer(
     predict, name="predict", short_help="Show, check or fit the performance model's constants."
 )
 app.add_typer(
-    configs, name="configs", short_help="List, show, move and verify tuned launch settings."
+    configs, name="configs", short_help="List, show, explain and move timed launch settings."
 )
 app.command("list", short_help="List kernels, sweeps, axes, quantities, lengths, models or GPUs.")(
     list_
