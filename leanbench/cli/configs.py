@@ -117,8 +117,8 @@ def explain(
     output.show(settings_words(choice.config))
     seen = known(call)
     output.show(f"signature: {signature_of(seen)}")
-    if lean.implementation_on(spec).name != "lean_cuda" or has_many_rows(seen, spec):
-        output.show("The settings of this kernel follow from the call's sizes, without a ranking.")
+    if lean.implementation_of(choice.config).name != "lean_cuda" or has_many_rows(seen, spec):
+        output.show("Rules choose the settings of this kernel, the model does not rank them.")
         return
     columns, parts = predict(seen, spec, costs_of(spec))
     latency_us = total_us(parts).mean(0)
@@ -132,7 +132,7 @@ def explain(
         config = columns.configs[index]
         short = (
             f"tile {config.tile_tokens}, chunk {config.chunk_tokens}, {config.num_warps} warps,"
-            f" {config.num_stages} stages, {config.ctas_per_sm} CTAs, cluster"
+            f" {config.num_stages} stages, {config.ctas_per_sm} per SM, cluster"
             f" {config.cluster_size}, {config.tile_rows} rows"
         )
         table.add_row(f"{latency_us[index]:.2f}", *words, short)
@@ -199,9 +199,11 @@ def _files_of(gpu: str) -> list[File]:
             f" tune --gpu {spec.name}` for the model's choices"
         )
     known = sorted({str(file.gpu["name"]) for file in files})
-    guess = suggest(gpu, known)
-    hint = f"did you mean {guess!r}?" if guess else f"there is: {', '.join(known) or 'no file'}"
-    raise UserError(f"nothing is tuned for a GPU {gpu!r}, {hint}")
+    hint = ": run `leanbench tune`, or import a file"
+    if known:
+        guess = suggest(gpu, known)
+        hint = f", did you mean {guess!r}?" if guess else f", known: {', '.join(known)}"
+    raise UserError(f"nothing is tuned for a GPU {gpu!r}{hint}")
 
 
 def _catalogued(gpu: str) -> GpuSpec | None:
