@@ -107,6 +107,7 @@ def test_explain_has_the_source_of_the_settings():
     assert len(candidates) == 12
     totals = [float(line.split()[0]) for line in candidates]
     assert totals == sorted(totals)
+    assert "tile 128/64/256, chunk" in candidates[0]
     save(H200, [timed(10.0, 8.0)])
     how, best, *_ = explained(LABEL, "--gpu h200")
     where = "tuned, timed 2026-11-28 on NVIDIA H200, yours"
@@ -117,9 +118,13 @@ def test_explain_has_the_source_of_the_settings():
 
 
 def test_explain_of_lengths_on_the_device():
-    shown = explained("b8 h32/8 n3000 d128 p16 NHD bf16 device --gpu h200")
-    assert "signature: 64 tiles d128 g4 2 B NHD p16, up to 4096" in shown
-    assert len(shown) == 6 + 12
+    _, settings, signature, _, _, _, first, *others = explained(
+        "b8 h32/8 n3000 d128 p16 NHD bf16 device --gpu h200"
+    )
+    assert signature == "signature: 64 tiles d128 g4 2 B NHD p16, up to 4096"
+    assert len(others) == 11
+    chosen = dict(word.split("=") for word in settings.split())
+    assert f"tile {chosen['tile_tokens']}, chunk {chosen['chunk_tokens']}, " in first
 
 
 @pytest.mark.parametrize(
