@@ -114,7 +114,7 @@ def test_explain_has_the_source_of_the_settings():
     assert how == f"{PROBLEM.label} on NVIDIA H200: {where}: {SIGNATURE}"
     assert best != settings
     longer, *_ = explained("h32/8 n8k d128 --gpu h200")
-    assert longer.endswith("heuristic, not timed here: 8 tiles d128 g4 2 B HND, 8192 tokens")
+    assert "heuristic, not timed here" in longer
 
 
 def test_explain_of_lengths_on_the_device():

@@ -66,8 +66,8 @@ def test_timed_settings_reach_the_rows_and_the_summary(tmp_path):
         "tuned",
         f"{where}: 8 tiles d128 g4 2 B HND, 4096 tokens",
     )
-    longer = "not timed here: 8 tiles d128 g4 2 B HND, 8192 tokens"
-    assert chosen["lean_triton", 8192][1:] == ("heuristic", longer)
+    assert chosen["lean_triton", 8192][1] == "heuristic"
+    assert str(chosen["lean_triton", 8192][2]).startswith("not timed here")
     assert [chosen["fa2", context][1:] for context in (4096, 8192)] == [("heuristic", None)] * 2
     said = f"lean_triton: 1 of 2 cells with tuned configs ({where}), 1 by the heuristic."
     assert said in result.stdout.splitlines()
