@@ -147,7 +147,7 @@ def state() -> State:
 
 
 class _Learned:
-    """Rankings by objective and signature, decoded at their first use; and the model's constants."""
+    """Rankings by objective and signature, decoded at first use, and the model's constants."""
 
     def __init__(self, files: Sequence[store.File]) -> None:
         constants = {name: us for file in reversed(files) for name, us in file.constants.items()}
