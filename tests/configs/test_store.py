@@ -200,7 +200,7 @@ def test_a_damaged_file_is_said_once_and_not_overwritten(value, words):
     with pytest.raises(UserError, match=r"\): move it away, it is not overwritten$"):
         save(H200, [timed(10.0)])
     assert path.read_bytes() == before
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="; it is not used$") as warned:
         choices = [choose(CUDA, problem, H200) for problem in (PROBLEM, OTHER)]
     assert [str(warning.message) for warning in warned] == [f"{sentence}; it is not used"]
     assert [choice.how for choice in choices] == ["heuristic"] * 2
@@ -263,11 +263,10 @@ LINE_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_damaged_call_is_left_out_alone(line, words):
     good = timed(10.0, 9.0, problem=OTHER)
     path = write(content(calls=[line, good.to_dict()]))
-    with pytest.warns(UserWarning) as warned:
+    sentence = "has timings that this version cannot use .*, they are left out: tune again$"
+    with pytest.warns(UserWarning, match=sentence) as warned:
         assert read(path).calls() == read(path).calls() == [good]
     (warning,) = warned
-    assert str(warning.message).startswith(f"{path} has timings that this version cannot use (")
-    assert str(warning.message).endswith("), they are left out: tune again")
     assert words in str(warning.message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -305,7 +304,7 @@ def test_a_namesake_has_a_file_of_its_own(home):
     for spec, us in ((H200, 10.0), (part, 20.0)):
         (file,) = files_of(spec)
         assert file.calls()[0].costs[MODELS] == us
-    with pytest.raises(UserError, match="is of NVIDIA H200 .132 SMs., not of NVIDIA H200 .16 SMs"):
+    with pytest.raises(UserError, match=r"\(132 SMs\), not of NVIDIA H200 \(16 SMs\)"):
         merge(read(path))
 
 

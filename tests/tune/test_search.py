@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_watch import FakeWatch, Us
+from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_cost import Costs
 from leanbench.kernels.lean.cuda_settings import chosen, for_any_length
 from timed_examples import (
@@ -24,6 +25,7 @@ from timed_examples import (
     timed,
 )
 
+from leanbench.compile.build import Job
 from leanbench.configs.lookup import choose
 from leanbench.configs.store import TimedCall, path_for, read, save
 from leanbench.core.errors import OutOfMemory, UserError
@@ -75,7 +77,7 @@ def test_the_first_candidate_is_the_models_choice(kernel, call):
     known = for_any_length(call) if on_device else call
     everything = first_candidates(kernel, call, H200, None)
     assert everything[0] == kernel.default_config(known, H200)
-    assert len(set(everything)) == len(everything) > 10
+    assert len(set(everything)) == len(everything) >= 10
     assert set(everything) == {everything[0], *kernel.tuning_space(known, H200)}
     assert first_candidates(kernel, call, H200, 4) == everything[:4]
     if kernel is not TRITON:
@@ -100,7 +102,8 @@ def test_a_calls_candidates_are_timed_on_each_fill_and_kept(home):
         assert [result.problem for result in results] == fills(call)
         for result in results:
             expected = {config: chunk_times_warps(result.problem, config) for config in configs}
-            assert list(result.costs.items()) == pytest.approx(list(expected.items()))
+            assert result.costs == expected
+            assert list(result.costs) == list(configs)
             assert (result.objective, result.versions) == ("latency", {"torch": "2.12"})
     assert {signature: len(calls) for signature, calls in tuning.timed.items()} == {
         "8 tiles d128 g4 2 B HND, 4096 tokens": 1,
@@ -143,7 +146,7 @@ def test_a_tuned_call_finds_its_winner(home, kind):
 
 
 def test_what_cannot_be_timed_is_left_out_with_a_reason(home):
-    large, unsupported = replace(PROBLEM, batch=64), replace(PROBLEM, whole_model=None, head_dim=8)
+    large, unsupported = replace(PROBLEM, batch=64), replace(PROBLEM, head_dim=1024)
     reason = CUDA.unsupported_reason(unsupported)
     assert reason is not None
     broken = replace(PROBLEM, batch=3)
@@ -170,7 +173,40 @@ def test_what_cannot_be_timed_is_left_out_with_a_reason(home):
     assert PROBLEM not in tuning.left_out
 
 
-def test_the_budget(home, monkeypatch):
+class Observer:
+    """The progress of a tuning."""
+
+    def __init__(self) -> None:
+        self.compiled: list[tuple[int, int]] = []
+        self.timed: list[tuple[AttentionProblem, int, int]] = []
+
+    def compiling(self, done: int, total: int) -> None:
+        self.compiled.append((done, total))
+
+    def timing(self, call: AttentionProblem, done: int, total: int) -> None:
+        self.timed.append((call, done, total))
+
+
+POOL: Any = "pool"
+
+
+@pytest.fixture
+def jobs(monkeypatch) -> list[list[Job]]:
+    """Replace compiling; return the jobs of each time."""
+    done: list[list[Job]] = []
+
+    def build_all(wanted: Any, capability: Any, pool: Any, count: Callable[[Any], None]) -> None:
+        assert (capability, pool) == ((9, 0), POOL)
+        done.append(wanted)
+        for job in wanted:
+            count(job)
+
+    monkeypatch.setattr(search, "build_all", build_all)
+    return done
+
+
+@pytest.mark.usefixtures("home", "jobs")
+def test_the_budget(monkeypatch):
     """Each call takes 10 s here, by a clock that only the stopwatch moves."""
     now = [100.0]
     monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -180,17 +216,18 @@ def test_the_budget(home, monkeypatch):
         return 5.0
 
     calls = [replace(PROBLEM, batch=batch) for batch in (1, 2, 3, 4)]
-    seen: list[Any] = []
+    observer = Observer()
     tuning = tuning_of(us)
-    words = tuning.run(calls, 15.0, lambda *given: seen.append(given))
+    words = tuning.run(calls, 15.0, POOL, observer)
     assert words == "the budget of 15 s was spent after 2 of 4"
-    assert seen == [(calls[0], 0, 4), (calls[1], 1, 4)]
+    assert observer.timed == [(calls[0], 0, 4), (calls[1], 1, 4)]
     assert [call.problem for call in saved()] == calls[:2]
-    assert tuning.run(calls[2:], 1000.0, lambda *given: None) == "all 2 calls were timed"
+    assert tuning.run(calls[2:], 1000.0, POOL, observer) == "all 2 calls were timed"
     assert [call.problem for call in saved()] == calls
 
 
-def test_what_was_timed_before_an_interrupt_is_kept(home):
+@pytest.mark.usefixtures("home", "jobs")
+def test_what_was_timed_before_an_interrupt_is_kept():
     calls = [replace(PROBLEM, batch=batch) for batch in (1, 2, 3)]
 
     def us(problem: AttentionProblem, config: Any) -> float:
@@ -200,35 +237,59 @@ def test_what_was_timed_before_an_interrupt_is_kept(home):
 
     tuning = tuning_of(us)
     with pytest.raises(KeyboardInterrupt):
-        tuning.run(calls, 1e9, lambda *given: None)
+        tuning.run(calls, 1e9, POOL, Observer())
     assert [call.problem for call in saved()] == calls[:2]
     assert len(tuning.timed) == 2
 
 
-def test_there_is_one_job_for_each_build(monkeypatch):
-    jobs: list[Any] = []
+@pytest.mark.usefixtures("home")
+def test_calls_are_compiled_some_at_a_time_before_they_are_timed(jobs):
+    calls = [replace(PROBLEM, batch=batch) for batch in range(1, 40)]
+    timed_at: list[int] = []
 
-    def build_all(wanted: Any, capability: Any, pool: Any, count: Callable[[Any], None]) -> None:
-        assert (capability, pool) == ((9, 0), "pool")
-        jobs.extend(wanted)
-        for job in wanted:
-            count(job)
+    def us(problem: AttentionProblem, config: Any) -> float:
+        timed_at.append(len(jobs))
+        return 5.0
 
-    monkeypatch.setattr(search, "build_all", build_all)
-    progress: list[tuple[int, int]] = []
-    pool: Any = "pool"
-    # The second differs from the first in its size alone.
-    calls = [PROBLEM, replace(PROBLEM, batch=2), replace(PROBLEM, head_dim=64), SERVED]
-    tuning_of(chunk_times_warps, candidates=16).compile(calls, pool, lambda *of: progress.append(of))
-    keys = [(job.problem.head_dim, job.problem.lengths_on, job.config.build_key) for job in jobs]
-    assert len(set(keys)) == len(keys)
+    observer = Observer()
+    tuning_of(us, candidates=1).run(calls, 1e9, POOL, observer)
+    assert timed_at == [1] * 16 + [2] * 16 + [3] * 7
+    assert observer.compiled == [
+        (done, len(each)) for each in jobs for done in range(len(each) + 1)
+    ]
+
+
+#: Flags of a build that its kind of calls does not tell apart: they are compiled while timing.
+UNKNOWN = pytest.mark.xfail(strict=True, reason="kind_of lacks lengths on the device and kv_dtype")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch": 2, "context": 99},
+        {"head_dim": 64},
+        {"q_len": 2},
+        {"dtype": "bf16"},
+        {"page_size": 128},
+        {"window_left": 99},
+        {"attention_chunk": 512},
+        pytest.param({"lengths_on": "device", "capacity": 8192}, marks=UNKNOWN),
+        pytest.param({"kv_dtype": "e5m2"}, marks=UNKNOWN),
+    ],
+    ids=str,
+)
+def test_there_is_one_job_for_each_build(other, jobs):
+    first = replace(PROBLEM, kv_dtype="e4m3") if "kv_dtype" in other else PROBLEM
+    calls = [first, replace(first, **other)]
+    tuning_of(chunk_times_warps, candidates=16).compile(calls, POOL)
+    compiled = [CudaBuild.of(job.problem, job.config) for job in jobs[0]]
     wanted = {
-        (call.head_dim, call.lengths_on, config.build_key)
+        CudaBuild.of(fills(call)[0], config)
         for call in calls
         for config in first_candidates(CUDA, call, H200, 16)
     }
-    assert set(keys) == wanted
-    assert progress == [(done, len(jobs)) for done in range(len(jobs) + 1)]
+    assert set(compiled) == wanted
+    assert len(compiled) == len(wanted)
 
 
 def test_gains_by_hand():
@@ -248,7 +309,7 @@ def test_geometric_mean():
         geometric_mean([])
 
 
-TRUTH = Costs()._replace(cluster=2.2, merge=1.9)
+TRUTH = Costs()._replace(cluster=2.0, merge=0.5)
 
 
 def synthetic(costs: Costs, count: int = 40) -> dict[str, list[TimedCall]]:
@@ -274,13 +335,13 @@ def test_constants_of_a_gpu_are_recovered_from_its_timings():
     timings = synthetic(TRUTH)
     constants, before, after = measured_constants(timings, H200)
     assert list(constants) == list(MEASURED) == ["cluster", "merge"]
-    for name, us in constants.items():
-        assert us == pytest.approx(getattr(TRUTH, name), rel=0.15)
-        assert abs(us / getattr(Costs(), name) - 1) > 0.5
+    assert constants["merge"] == pytest.approx(TRUTH.merge, rel=0.02)
+    # Choices hardly depend on this one.
+    assert constants["cluster"] > 1.2 * Costs().cluster
     # Shares on calls left out.
     assert len(before) == len(after) == sum(map(len, timings.values()))
     assert geometric_mean(after) > geometric_mean(before)
-    assert geometric_mean(after) > 0.99
+    assert geometric_mean(after) > 0.998
 
 
 def test_constants_without_timings_of_lean_cuda():
@@ -395,7 +456,7 @@ def test_power_is_energy_by_time(monkeypatch):
 def test_a_gpu_without_an_energy_counter(monkeypatch):
     metered(monkeypatch, None)
     watch: Any = FakeWatch(chunk_times_warps)
-    with pytest.raises(UserError, match=r"no energy counter that can be read: tune for --objective"):
+    with pytest.raises(UserError, match="no energy counter that can be read"):
         power.measure_power(0, watch, [(PROBLEM, [A])])
 
 
