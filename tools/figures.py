@@ -5,8 +5,8 @@
 
 `docs/results.md.j2` makes `docs/results.md`, `reports/h200/serving.svg.j2` a picture. A template
 calls `runs("h200/peers", ...)` and writes what it offers: `Figures`, `Ratios` and the filters of
-`FORMATS`. Other tables come from `axes`, `calibration`, `claims`, `libraries`, `tuned_gains`,
-`host_times`, and logs from `table`.
+`FORMATS`. Other tables come from `axes`, `calibration`, `claims`, `costs`, `host_times`,
+`libraries`, and logs from `table`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from leanbench.kernels.lean.cuda_cost import Costs
 
-from leanbench.configs.store import SHIPPED, read
-from leanbench.configs.tuned import Family
 from leanbench.core.axes import AXES, KINDS
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
@@ -371,20 +370,6 @@ def claims(figures: Figures) -> list[tuple[str, str, str, str, str]]:
     ]
 
 
-def tuned_gains(gpu: str) -> dict[str, tuple[int, float, float]]:
-    """Return, per family of a shipped file, problems and the mean and highest gain of tuning."""
-    families = read(SHIPPED / f"{gpu}.json").families
-    return {f"{family.head_dim} x group {family.group_size}": _gains(family) for family in families}
-
-
-def _gains(family: Family) -> tuple[int, float, float]:
-    gains = []
-    for problem in family.problems:
-        latency = {timed.candidate: timed.latency_us for timed in problem.timed}
-        gains.append(latency[problem.heuristic] / latency[problem.chosen])
-    return len(gains), geometric_mean(gains) - 1, max(gains) - 1
-
-
 def host_times(log: str) -> dict[str, float]:
     """Read the medians over all rounds of a log of tests/gpu_only/host_time.py, in us."""
     text = (REPORTS / log).read_text(encoding="utf-8")
@@ -436,7 +421,7 @@ def rendered(template: Path) -> str:
         libraries=libraries,
         host_times=host_times,
         table=table,
-        tuned_gains=tuned_gains,
+        costs=Costs(),
     )
     text = environment.get_template(template.name).render()
     return text.replace("{reports}", os.path.relpath(REPORTS, template.parent))

@@ -78,7 +78,8 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         return cuda_settings.chosen(cuda_settings.known(problem), gpu)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-        return cuda_settings.chosen(cuda_settings.for_any_length(problem), gpu)
+        known = cuda_settings.known(problem)
+        return cuda_settings.chosen(cuda_settings.for_any_length(known), gpu)
 
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         # Chunk, warps, rows and the run's tokens determine the bits and follow from the family.

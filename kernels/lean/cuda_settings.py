@@ -32,6 +32,7 @@ from leanbench.kernels.lean.cuda_schedule import few_idle, whole_ranges
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kinds import SAME
+from leanbench.core.parallel import NONE
 from leanbench.core.problem import AttentionProblem
 
 #: Tokens of a LeanTile outside of the candidates.
@@ -162,7 +163,9 @@ def small_chunk(problem: AttentionProblem, rows: int) -> int:
     """Return the tokens of a chunk for two CTAs per SM."""
     pair = rows == HEAD_PAIR_ROWS and takes_head_pairs(problem)
     row_bytes = problem.token_bytes // 2 * (2 if pair else 1)
-    return 32 if row_bytes <= 128 else _LEAST_CHUNK
+    # 32 tokens of 128 numbers in 8 bits and 32 rows would spill registers.
+    spills = rows == TILE_ROWS[-1] and problem.kv_dtype != SAME and widest(problem) > 64
+    return 32 if row_bytes <= 128 and not spills else _LEAST_CHUNK
 
 
 def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
@@ -226,11 +229,15 @@ def space(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
 def _of_any_size(problem: AttentionProblem) -> AttentionProblem:
     """Return a problem that stands for those of other batches, lengths and KV heads."""
     kv_heads = min(problem.kv_heads, 2 + problem.kv_heads % 2)
-    sizes = {"q_heads": problem.group_size * kv_heads, "kv_heads": kv_heads}
-    if problem.q_lens is not None:
-        return replace(problem, **sizes)
-    least = max(1, problem.append)
-    return replace(problem, batch=1, context=least, capacity=None, **sizes)
+    return replace(
+        problem,
+        batch=1,
+        q_heads=problem.group_size * kv_heads,
+        kv_heads=kv_heads,
+        context=max(1, problem.append),
+        capacity=None,
+        q_lens=None if problem.q_lens is None else (problem.q_len,),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -277,6 +284,8 @@ def known(problem: AttentionProblem) -> AttentionProblem:
 
     With paddings, the start and so the length of sequences is known only on the device.
     """
+    if problem.parallel != NONE:
+        problem = problem.shard(0)
     if problem.lengths_on == "host" and not problem.leftpad:
         return problem
     return for_any_length(problem if problem.capacity is None else problem.known_to_host)

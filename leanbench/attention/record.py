@@ -8,6 +8,8 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
 
@@ -32,7 +34,8 @@ def record(inputs: AttentionInputs, problem: AttentionProblem) -> None:
     if (path, problem) in _written:
         return
     _written.add((path, problem))
-    if path != target and inputs.cache_seqlens is not None:
+    readable = inputs.cache_seqlens is not None and not torch.cuda.is_current_stream_capturing()
+    if path != target and readable:
         lengths = tuple(max(1, length) for length in inputs.read_lengths())
         problem = replace(problem, context=lengths)
     line: dict[str, Any] = {"problem": problem.to_dict()}

@@ -27,7 +27,6 @@ from leanbench.cli.report import report
 from leanbench.cli.sweep import sweep
 from leanbench.cli.trace import trace
 from leanbench.cli.tune import tune
-from leanbench.configs.store import is_off
 from leanbench.core import __version__
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
@@ -61,6 +60,8 @@ class _Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        from leanbench.configs.store import is_off
+
         with _in_sentences(ctx.meta[_WORDS]), output.warnings_in_sentences():
             _check_empty(ctx.meta[_WORDS])
             _check_repeated(ctx.meta[_WORDS])
@@ -199,7 +200,7 @@ app.add_typer(
     predict, name="predict", short_help="Show, check or fit the performance model's constants."
 )
 app.add_typer(
-    configs, name="configs", short_help="List, show, move and verify tuned launch settings."
+    configs, name="configs", short_help="List, show, explain and move timed launch settings."
 )
 app.command("list", short_help="List kernels, sweeps, axes, quantities, lengths, models or GPUs.")(
     list_

@@ -184,7 +184,7 @@ def _show_tuned(tuning: Tuning, before: list[float], after: list[float]) -> None
         output.show(
             f"Calls left out: the model's choice reaches {geometric_mean(before):.1%} of the best"
             f" timed candidate, and {geometric_mean(after):.1%} with constants measured on the"
-            " other calls."
+            " other calls. The better is kept."
         )
 
 

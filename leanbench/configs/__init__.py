@@ -1,1 +1,1 @@
-"""Tuned launch settings: files, lookup, and the formula that applies timings to other problems."""
+"""Timed launch settings: signatures, files, look-up."""

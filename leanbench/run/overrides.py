@@ -109,6 +109,6 @@ def _example(name: str, config_type: type[KernelConfig] = KernelConfig) -> str:
     """Return example settings of a type, those of the heuristic if possible."""
     problem, gpu = AttentionProblem(1, 8, 8, 4096, 64), find("h200")
     shown = kernel(name)
-    configs = [shown.default_config(problem, gpu), *shown.tuning_space(problem, gpu)]
+    configs = [shown.default_config(problem, gpu), *shown.candidate_configs(problem, gpu)]
     typed = (config for config in configs if isinstance(config, config_type))
     return override_text(name, next(typed, configs[0]))

@@ -20,7 +20,7 @@ _LEVEL = 0.1
 #: Weight of the largest regrets.
 _WORST = 4
 #: Range of a constant, as a factor of its start.
-_RANGE = 4
+_RANGE = 2
 
 
 class Timed(NamedTuple):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Candidates timed for a call: the model's first ones.
 CANDIDATES = 16
+#: Parts of the signatures in cross-validation.
+_PARTS = 4
 #: Calls compiled at a time.
 _TOGETHER = 16
 #: Constants of the model that each GPU measures.
@@ -221,6 +223,8 @@ def measured_constants(
 ) -> tuple[dict[str, float], list[float], list[float]]:
     """Return the model's constants `MEASURED` as fitted to these timings, and the shares of the
     best that its choice reaches on signatures left out: before, and after.
+
+    No constants unless they choose better there.
     """
     from leanbench.kernels.lean.cuda_cost import Costs
     from leanbench.tune.fit import fit, timed_of
@@ -231,19 +235,16 @@ def measured_constants(
     ]
     before: list[float] = []
     after: list[float] = []
-    parts = 4
-    for part in range(parts):
-        rest = [each for at, one in enumerate(problems) if at % parts != part for each in one]
-        held = [each for one in problems[part::parts] for each in one]
-        if not (rest and held):
-            continue
-        costs = fit(rest, MEASURED, Costs())
-        before += [each.share(Costs()) for each in held]
-        after += [each.share(costs) for each in held]
-    everything = [each for one in problems for each in one]
-    if not everything:
-        return {}, [], []
-    costs = fit(everything, MEASURED, Costs())
+    for part in range(_PARTS):
+        rest = [each for at, one in enumerate(problems) if at % _PARTS != part for each in one]
+        held = [each for one in problems[part::_PARTS] for each in one]
+        if rest and held:
+            costs = fit(rest, MEASURED, Costs())
+            before += [each.share(Costs()) for each in held]
+            after += [each.share(costs) for each in held]
+    if not before or geometric_mean(after) <= geometric_mean(before):
+        return {}, before, after
+    costs = fit([each for one in problems for each in one], MEASURED, Costs())
     return {name: getattr(costs, name) for name in MEASURED}, before, after
 
 

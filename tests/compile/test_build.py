@@ -15,8 +15,6 @@ from leanbench.kernels.lean.triton_kernel import LeanTriton
 
 from leanbench.compile.build import Build, Job, build_all, process_pool
 from leanbench.compile.triton_target import triton_target
-from leanbench.configs.store import SHIPPED
-from leanbench.configs.tuned_file import read
 from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import shape_only
@@ -75,31 +73,21 @@ def test_one_kernel_is_built_by_the_compiler_of_each_config(pool):
 
 
 @pytest.mark.deep
-def test_an_a100_spills_nothing_with_shipped_settings(pool):
-    """The most used builds of what ships for it; without a cap on registers the compiler spills for
-    group size 4.
+def test_an_a100_spills_nothing(pool):
+    """Without a cap on registers the compiler spills for group size 4. Triton 3.7 spills for group
+    size 8.
     """
-    path = SHIPPED / "a100-80gb.json"
-    families = {(family.head_dim, family.group_size): family for family in read(path).families}
+    own, a100 = kernel("lean_triton"), find("a100")
     jobs: list[Job] = []
-    for (head_dim, group_size), family in families.items():
-        # Triton 3.7 spills for group size 8.
-        if group_size != 4:
-            continue
-        problem = AttentionProblem(1, 8 * group_size, 8, 4096, head_dim)
-        configs = [family.candidates[index].config for index in family.shortlist]
-        distinct = {config.build_key: config for config in reversed(configs)}
-        jobs += [Job("lean_triton", problem, config) for config in list(distinct.values())[:2]]
-        heuristic = kernel("lean_triton").default_config(problem, find("a100"))
-        assert heuristic is not None
-        jobs.append(Job("lean_triton", problem, heuristic))
+    for head_dim in (64, 128):
+        problem = AttentionProblem(1, 32, 8, 4096, head_dim)
+        distinct = {config.build_key: config for config in own.tuning_space(problem, a100)}
+        jobs += [Job("lean_triton", problem, config) for config in distinct.values()]
     builds = build_all(jobs, (8, 0), pool)
     for job, built in zip(jobs, builds, strict=True):
         (taken,) = built.resources
         assert taken.spilled_registers == 0, job
-        assert theoretical_occupancy(taken, find("a100")).ctas_per_sm >= (
-            job.config.ctas_per_sm or 1
-        ), job
+        assert theoretical_occupancy(taken, a100).ctas_per_sm >= (job.config.ctas_per_sm or 1), job
 
 
 @pytest.mark.deep

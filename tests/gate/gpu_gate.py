@@ -36,7 +36,7 @@ JOBS = max(1, min(20, (os.cpu_count() or 2) - 2))
 SHARES = 4
 _ENVIRONMENT = """
 import json
-from leanbench.configs.fingerprint import settings_hash
+from leanbench.configs.store import settings_hash
 from leanbench.gpu.local import spec_of_device
 from leanbench.records.environment import measured_environment
 import torch

@@ -1,5 +1,5 @@
-"""`lean_attn_with_kvcache` on a GPU: dependencies of its bits, CUDA graphs, torch.compile and tuned
-configs.
+"""`lean_attn_with_kvcache` on a GPU: dependencies of its bits, CUDA graphs, torch.compile and timed
+settings.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import torch
 from attention_calls import assert_right, attend, captured, differing
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanTritonConfig
-from tuned_examples import candidate, family, tuned
 
 from leanbench.attention import lean_attn_with_kvcache, prepared
 from leanbench.attention.prepared import PreparedLaunches
-from leanbench.configs import lookup, store
+from leanbench.configs import store
+from leanbench.configs.signature import signature_of
+from leanbench.configs.store import TimedCall
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs, make_inputs
@@ -267,7 +268,7 @@ def test_a_call_compiles_whole(batch_invariant, mode):
 
 
 @pytest.mark.parametrize("chosen", ["triton", "cuda"])
-def test_tuned_configs_run_and_batch_invariant_ones_before_them(chosen, tmp_path, monkeypatch):
+def test_timed_settings_run_and_batch_invariant_ones_before_them(chosen, tmp_path, monkeypatch):
     problem = AttentionProblem(2, 32, 8, 4096, 128)
     heuristic = kernel("lean").default_config(problem, spec())
     assert heuristic is not None
@@ -283,11 +284,9 @@ def test_tuned_configs_run_and_batch_invariant_ones_before_them(chosen, tmp_path
     monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("LEANBENCH_CONFIGS")
-    lookup._entry.cache_clear()
-    # Timed at this exact size: if the heuristic chooses CUDA C++, the formula is not used.
-    candidates = [candidate(heuristic, 0), candidate(tuned_config, 1)]
-    timed = tuned(batch=problem.batch)
-    store.save_families(spec(), [family(candidates=candidates, problems=[timed])])
+    costs = {heuristic: 2.0, tuned_config: 1.0}
+    timed = TimedCall(problem, signature_of(problem), "latency", "2026-11-28", {}, costs)
+    store.save(spec(), [timed])
 
     launched: list[KernelConfig] = []
     relaunch = LEAN.relaunch

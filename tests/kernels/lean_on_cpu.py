@@ -24,8 +24,8 @@ from leanbench.kernels.lean import cuda
 from leanbench.kernels.lean.configs import CudaConfig, LeanCudaConfig
 from leanbench.kernels.lean.cuda import CudaLaunch, launch_of, misalignment
 from leanbench.kernels.lean.cuda_build import ENTRY, MANY_ROWS_ENTRY, CudaBuild
-from leanbench.kernels.lean.cuda_settings import cuda_config
 from leanbench.kernels.lean.cuda_params import Params, aligned_params
+from leanbench.kernels.lean.cuda_settings import cuda_config
 from leanbench.kernels.mla import launch as mla_launch
 from leanbench.kernels.mla.build import MlaBuild
 from leanbench.kernels.mla.configs import MlaConfig

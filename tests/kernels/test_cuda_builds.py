@@ -316,13 +316,12 @@ def test_rows_of_an_output_tile(group_size, q_len, head_dim, tile_rows, rows, ti
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_settings_for_any_lengths_follow_from_no_capacity(kind):
-    """leanbench.attention.prepared keeps them for all capacities."""
+def test_settings_for_any_lengths_follow_from_the_bound_of_a_capacity(kind):
+    """leanbench.attention.prepared keeps them for all capacities of a bound."""
     lean = kernel("lean_cuda")
-    problems = [
-        replace(PLAIN, **{**KINDS[kind], "context": context}) for context in (40, 4096, 131_072)
-    ]
-    assert len({lean.any_length_config(problem, find("h200")) for problem in problems}) == 1
+    for contexts in ((3073, 4000, 4096), (2049, 3072)):
+        problems = [replace(PLAIN, **{**KINDS[kind], "context": context}) for context in contexts]
+        assert len({lean.any_length_config(problem, find("h200")) for problem in problems}) == 1
 
 
 def test_any_length_in_triton_keeps_the_build_of_a_full_cache():

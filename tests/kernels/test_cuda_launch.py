@@ -11,7 +11,7 @@ import torch
 from leanbench.kernels.lean import cuda, cuda_driver
 from leanbench.kernels.lean.cuda import CudaLaunch, misalignment
 from leanbench.kernels.lean.cuda_build import CudaBuild
-from leanbench.kernels.lean.cuda_settings import any_length_heuristic
+from leanbench.kernels.lean.cuda_kernel import LeanCuda
 from leanbench.kernels.lean.cuda_params import PARAMS_ALIGNMENT, Params
 from leanbench.kernels.lean.workspace import Lent
 
@@ -24,7 +24,7 @@ H200 = find("h200")
 FUNCTION = 0x1234
 #: One cluster of 8 for the output tile.
 PROBLEM = AttentionProblem(1, 8, 1, (90,), 64, page_size=16)
-BUILD = CudaBuild.of(PROBLEM, any_length_heuristic(PROBLEM, H200))
+BUILD = CudaBuild.of(PROBLEM, LeanCuda().any_length_config(PROBLEM, H200))
 
 
 class Driver:
@@ -101,7 +101,7 @@ def driver(monkeypatch) -> Driver:
 
 
 def launch_over(inputs: AttentionInputs) -> CudaLaunch:
-    config = replace(any_length_heuristic(PROBLEM, H200), cluster_size=8)
+    config = replace(LeanCuda().any_length_config(PROBLEM, H200), cluster_size=8)
     params = Params()
     params.k, params.v = inputs.k_cache.data_ptr(), inputs.v_cache.data_ptr()
     params.kv_heads, params.tile_shift = 1, 7

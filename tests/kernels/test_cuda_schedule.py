@@ -19,7 +19,6 @@ from depth import diagonal, examples
 from lean_on_cpu import launch_on
 from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
-from leanbench.kernels.lean.cuda_settings import cuda_config
 from leanbench.kernels.lean.cuda_masks import dealt_lengths, dealt_tokens, pass_masks
 from leanbench.kernels.lean.cuda_params import Divisor, aligned_params
 from leanbench.kernels.lean.cuda_schedule import (
@@ -30,6 +29,7 @@ from leanbench.kernels.lean.cuda_schedule import (
     most_fixed_runs,
     split_limits,
 )
+from leanbench.kernels.lean.cuda_settings import cuda_config
 
 from leanbench.attention.prepared import lengths_with
 from leanbench.core.decomposition import Segment, cluster_slots, stream_k_grid

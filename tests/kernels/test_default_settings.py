@@ -1,5 +1,5 @@
-"""Default settings of kernels: on an H200, for lengths on the device, and for the decompositions of
-FlashAttention-2 and FlashDecoding on lean.cu.
+"""Default settings of kernels: what holds for all of the model's choices, some of them on an H200,
+and those of the decompositions of FlashAttention-2 and FlashDecoding on lean.cu.
 """
 
 import json
@@ -8,20 +8,44 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import label
+from every_kind import KINDS
 from leanbench.kernels.fixed_split.configs import any_length_splits
-from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
+from leanbench.kernels.lean import cuda_settings
+from leanbench.kernels.lean.cuda_build import (
+    HOPPER,
+    CudaBuild,
+    ManyRowsBuild,
+    takes_head_pairs,
+)
+from leanbench.kernels.lean.cuda_settings import fill_lengths, has_many_rows
 from leanbench.kernels.lean.cuda_splits import lone_build
 
 from leanbench.core.decomposition import TileGrid
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
-from leanbench.gpu.catalogue import find
+from leanbench.gpu.catalogue import CATALOGUE, find
 
 H200 = find("h200")
+LEAN = kernel("lean_cuda")
 PLAIN = AttentionProblem(8, 32, 8, 65_536, 128)
 THREE_LONG = replace(PLAIN, context=(65_536,) * 3 + (16,) * 5)
-#: Settings of problems at the borders of the heuristics' cases, a JSON object in each line: kernel,
-#: its method, the problem's fields, and the settings.
+CUDA_GPUS = [spec for spec in CATALOGUE if spec.compute_capability >= (8, 0)]
+#: Every kind, sizes, and calls of head pairs, of warpgroups and of GPUs that share them.
+PROBLEMS = (
+    *(replace(AttentionProblem(2, 12, 3, 40, 64, q_len=3), **kind) for kind in KINDS.values()),
+    *(AttentionProblem(batch, 32, 8, 4096, 128) for batch in (1, 7, 200)),
+    *(AttentionProblem(4, 64, 8, 1000, dim) for dim in (8, 72, 80, 192, 256, 512)),
+    AttentionProblem(1, 71, 1, 300_000, 64, "bf16", "NHD", page_size=1),
+    AttentionProblem(2, 128, 1, 5000, 576, v_head_dim=512),
+    AttentionProblem(8, 64, 8, 16_384, 64, "bf16", "NHD", kv_dtype="e4m3"),
+    AttentionProblem(32, 32, 32, 1000, 80, "fp16", "NHD", page_size=64),
+    *(AttentionProblem(1, 32, 8, 9000, 128, q_len=q_len) for q_len in (8, 9, 128)),
+    *(AttentionProblem(2, 64, 8, 9000, 128, parallel=parallel) for parallel in ("cp:2", "tp:8")),
+)
+#: Settings of problems, a JSON object in each line: kernel, its method, the problem's fields, and
+#: the settings. Those of lean_cuda are the model's, so that a change of them is seen; those of
+#: lean_mla are at the borders of its heuristic's cases.
 ROWS = Path(__file__).with_name("settings.jsonl").read_text(encoding="utf-8").splitlines()
 
 
@@ -32,21 +56,55 @@ def test_settings_of_an_h200(line):
         name: tuple(value) if isinstance(value, list) else value
         for name, value in row["problem"].items()
     }
-    problem, own = AttentionProblem(**fields), kernel(row["kernel"])
-    config = getattr(own, row["choice"])(problem, H200)
+    config = getattr(kernel(row["kernel"]), row["choice"])(AttentionProblem(**fields), H200)
     assert config.to_dict() == row["config"]
-    if row["kernel"] == "lean_cuda":
+
+
+@pytest.mark.parametrize("lengths_on", ["host", "device"])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=label)
+def test_the_models_choice_is_the_first_candidate_and_fits_every_gpu(problem, lengths_on):
+    problem = replace(problem, lengths_on=lengths_on)
+    for spec in CUDA_GPUS:
+        config = LEAN.default_config(problem, spec)
         build = CudaBuild.of(problem, config)
-        assert build.fits(H200)
-        assert config in own.candidate_configs(problem, H200) or "any" in row["choice"]
-        assert isinstance(build, ManyRowsBuild) == (config.tile_rows >= 64)
-        if config.tile_rows >= 64:
+        assert build.fits(spec)
+        assert LEAN.tuning_space(problem, spec)[0] == config
+        if spec.compute_capability < HOPPER:
+            assert (config.copy, config.cluster_size) == ("async", 1)
+        assert isinstance(build, ManyRowsBuild) == has_many_rows(problem, spec)
+        if isinstance(build, ManyRowsBuild):
             # CTAs that do not wait need not be resident together.
             assert build.cooperative == (config.cluster_size == 1)
-    if row["kernel"] == "lean":
-        # Neither capacity, lengths nor pages matter.
-        for axes in ({"context": 256}, {"context": (7,) * problem.batch}, {"page_size": 64}):
-            assert own.any_length_config(replace(problem, **axes), H200) == config
+        assert build.heads_of_row == 1 or takes_head_pairs(problem)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=label)
+def test_candidates_that_problems_share_are_judged_by_their_own_builds(problem):
+    known = cuda_settings.known(problem)
+    for spec in (H200, find("a100-80gb")):
+        columns, _ = cuda_settings.predict(known, spec, cuda_settings.costs_of(spec))
+        assert columns.builds == tuple(CudaBuild.of(known, each) for each in columns.configs)
+
+
+def test_choices_do_not_depend_on_earlier_ones():
+    def choices(problems: Any) -> dict[AttentionProblem, Any]:
+        cuda_settings._columns.cache_clear()
+        cuda_settings._chosen.cache_clear()
+        return {problem: LEAN.default_config(problem, H200) for problem in problems}
+
+    assert choices(PROBLEMS) == choices(reversed(PROBLEMS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_follow_from_what_the_host_knows(kind):
+    """With lengths on the device, and with paddings, it is a bound of the lengths."""
+    problem = replace(PLAIN, batch=2, **{**KINDS[kind], "context": 4000})
+    expected = LEAN.any_length_config(problem, H200)
+    for lengths in (4000, 3500, *fill_lengths(problem.batch, 4000)):
+        cached = replace(problem, context=lengths, capacity=4096, lengths_on="device")
+        assert LEAN.default_config(cached, H200) == expected
+    if problem.leftpad:
+        assert LEAN.default_config(problem, H200) == expected
 
 
 def build_of(config) -> tuple[int, ...]:
@@ -73,28 +131,23 @@ def test_uneven_lengths_take_the_settings_for_any_lengths(name):
     assert own.default_config(PLAIN, H200) != expected
 
 
-def test_three_long_sequences_among_short_ones():
-    """Clusters with a whole output tile each would be slower."""
-    lean = kernel("lean_cuda").default_config(THREE_LONG, H200)
-    assert lean is not None
-    assert (*build_of(lean), lean.min_tiles_per_cta, lean.align_grid) == (32, 4, 2, 1, 1, 1, False)
-
-
 @pytest.mark.parametrize(
-    ("batch", "heads", "context", "ctas"),
+    ("batch", "heads", "context", "each"),
     [
-        # Many short output tiles; too few of them, too long ones.
-        (64, 48, 1024, 3072),
-        (64, 32, 8192, 2048),
-        (8, 48, 1024, 264),
-        (64, 32, 10_000, 264),
+        (64, 48, 1024, True),
+        (64, 32, 8192, True),
+        # Too few of them, too long ones.
+        (8, 48, 1024, False),
+        (64, 32, 10_000, False),
     ],
 )
-def test_many_short_output_tiles_are_a_cta_each(batch, heads, context, ctas):
-    lean, problem = kernel("lean_cuda"), AttentionProblem(batch, heads, heads, context, 64)
-    schedule = lean.schedule(problem, lean.default_config(problem, H200), H200)
+def test_many_short_output_tiles_are_a_cta_each(batch, heads, context, each):
+    problem = AttentionProblem(batch, heads, heads, context, 64)
+    config = LEAN.default_config(problem, H200)
+    schedule = LEAN.schedule(problem, config, H200)
     assert schedule is not None
-    assert len({segment.cta for segment in schedule.segments}) == ctas
+    ctas = len({segment.cta for segment in schedule.segments})
+    assert ctas == (batch * heads if each else config.ctas_per_sm * H200.sms)
 
 
 @pytest.mark.parametrize(
@@ -179,34 +232,3 @@ def test_splits_of_equal_lengths(batch, heads, context, head_dim, build, splits)
     config = kernel("fixed_split_cuda").default_config(problem, H200)
     assert config is not None
     assert (build_of(config), config.splits) == (build, splits)
-
-
-@pytest.mark.parametrize(
-    ("heads", "context", "head_dim", "build"),
-    [
-        # Two CTAs per output tile, 45 to 66 of them.
-        (56, 1024, 64, (32, 8, 2, 1, 1)),
-        (66, 4096, 64, (32, 8, 2, 1, 1)),
-        (45, 2048, 64, (32, 8, 2, 1, 1)),
-        # Three: 23 MB, then 41 MB.
-        (44, 2048, 64, (64, 4, 3, 1, 2)),
-        (40, 4000, 64, (32, 8, 2, 1, 2)),
-        (36, 8192, 64, (32, 8, 2, 1, 2)),
-        # 134 MB; 128 columns.
-        (64, 8192, 64, (32, 8, 2, 1, 2)),
-        (56, 1024, 128, (32, 4, 3, 1, 2)),
-        # Eight LeanTiles and nine; too few output tiles for that; 128 columns.
-        (40, 1024, 64, (32, 8, 2, 1, 1)),
-        (40, 1088, 64, (64, 4, 3, 1, 2)),
-        (24, 1024, 64, (64, 4, 3, 1, 4)),
-        (40, 1024, 128, (32, 4, 3, 1, 2)),
-        # Few output tiles, 1.1 GB.
-        (4, 1_048_576, 64, (64, 4, 3, 1, 2)),
-    ],
-)
-def test_two_ctas_of_an_output_tile_are_no_pair(heads, context, head_dim, build):
-    """Two CTAs of an output tile do not form a cluster (entry 58 of reports/performance-log.md)."""
-    problem = AttentionProblem(1, heads, heads, context, head_dim)
-    config = kernel("lean_cuda").default_config(problem, H200)
-    assert config is not None
-    assert build_of(config) == build

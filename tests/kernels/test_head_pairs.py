@@ -13,8 +13,8 @@ from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean import cuda_driver
 from leanbench.kernels.lean.cuda import build_of
 from leanbench.kernels.lean.cuda_build import CudaBuild, takes_head_pairs
-from leanbench.kernels.lean.cuda_settings import cuda_config
 from leanbench.kernels.lean.cuda_schedule import cuda_schedule
+from leanbench.kernels.lean.cuda_settings import cuda_config
 
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.errors import DoesNotFit

@@ -8,8 +8,8 @@ import pytest
 from depth import deep
 from leanbench.kernels.lean.cuda import build_of
 from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
-from leanbench.kernels.lean.cuda_settings import cuda_config, many_rows_config, one_length_config
 from leanbench.kernels.lean.cuda_schedule import even_splits, few_idle, split_limits
+from leanbench.kernels.lean.cuda_settings import cuda_config, has_many_rows, many_rows_config
 
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.errors import DoesNotFit, UserError
@@ -63,12 +63,21 @@ def chosen_builds(problem: AttentionProblem) -> list[CudaBuild]:
 
 
 @pytest.mark.parametrize(
-    ("batch", "lengths_on", "rows"),
-    [(1, "host", 64), (16, "host", 64), (17, "host", 16), (1, "device", 16)],
+    ("axes", "rows"),
+    [
+        ({"q_len": 8}, 32),
+        ({"q_len": 9}, 64),
+        ({"q_len": 4, "head_dim": 256}, 16),
+        ({"q_len": 5, "head_dim": 256}, 64),
+    ],
 )
-def test_16_rows_are_of_warpgroups_where_the_host_knows_few_lengths(batch, lengths_on, rows):
-    problem = replace(CHUNK, batch=batch, q_len=4, lengths_on=lengths_on)
-    assert [build.rows for build in chosen_builds(problem)] == [rows, rows]
+@pytest.mark.parametrize("lengths_on", ["host", "device"])
+def test_warpgroups_take_more_rows_than_an_output_tile_of_warps_has(axes, rows, lengths_on):
+    problem = replace(CHUNK, **axes, lengths_on=lengths_on)
+    assert has_many_rows(problem, H200) == (rows == 64)
+    for build in chosen_builds(problem):
+        assert isinstance(build, ManyRowsBuild) == (rows == 64)
+        assert build.rows <= rows
 
 
 def test_other_gpus_and_batch_invariant_calls_have_rows_of_warps():
@@ -107,9 +116,6 @@ def test_row_tiles_are_in_step_where_few_ctas_idle(q_len, used, in_step):
     [
         ({"batch": 32}, 2),
         ({"batch": 8}, 1),
-        ({"batch": 8, "lengths_on": "device"}, 2),
-        ({"batch": 9, "lengths_on": "device"}, 1),
-        ({"batch": 5, "lengths_on": "device"}, 1),
         ({"batch": 16, "lengths_on": "device"}, 1),
         ({"batch": 17, "lengths_on": "device"}, 2),
         ({"batch": 32, "q_len": 17}, 1),
@@ -124,11 +130,11 @@ def test_two_ctas_share_an_sm_by_its_output_tiles(axes, ctas_per_sm):
     assert CudaBuild.of(problem, config).fits(H200)
 
 
-def test_any_length_config_has_no_pairs():
-    problem = replace(CHUNK, batch=8, context=8192, q_len=16)
-    config = kernel("lean_cuda").any_length_config(problem, H200)
-    assert config == many_rows_config(problem, H200)
-    assert config == replace(one_length_config(problem, H200), cluster_size=1, num_stages=6)
+def test_settings_do_not_depend_on_what_the_host_knows():
+    lean, problem = kernel("lean_cuda"), replace(CHUNK, batch=8, context=8192, q_len=16)
+    config = lean.any_length_config(problem, H200)
+    assert config == lean.default_config(problem, H200) == many_rows_config(problem, H200)
+    assert config.cluster_size == 1
 
 
 @pytest.mark.parametrize(("rows", "merge_tiles"), [(64, 4), (128, 1)])
@@ -157,16 +163,15 @@ def test_pairs_of_ctas_merge_in_their_stages(head_dim, v_head_dim):
     compile_cuda(two.source((9, 0)))
 
 
-def test_settings_that_may_be_tuned_have_both_kernels():
-    problem = replace(CHUNK, q_len=16)
+@pytest.mark.parametrize("lengths_on", ["host", "device"])
+def test_settings_that_may_be_tuned_have_both_kernels(lengths_on):
+    problem = replace(CHUNK, q_len=16, lengths_on=lengths_on)
     space = kernel("lean_cuda").tuning_space(problem, H200)
+    assert space[0] == many_rows_config(problem, H200)
     assert {config.tile_rows for config in space} == {8, 16, 32, 64}
-    assert many_rows_config(problem, H200) in space
-    assert one_length_config(problem, H200) in space
-    pairs = replace(problem, batch=8)
-    for lengths_on, cluster_sizes in (("host", {1, 2}), ("device", {1})):
-        space = kernel("lean_cuda").tuning_space(replace(pairs, lengths_on=lengths_on), H200)
-        assert {config.cluster_size for config in space if config.tile_rows == 64} == cluster_sizes
+    of_warpgroups = [config for config in space if config.of_warpgroups]
+    assert {config.align_grid for config in of_warpgroups} == {True, False}
+    assert {config.ctas_per_sm for config in of_warpgroups} == {1, 2}
 
 
 def test_shared_memory_and_partials_are_what_the_kernel_lays_out():

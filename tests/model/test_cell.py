@@ -195,10 +195,11 @@ def test_out_of_memory_says_both_numbers_and_comes_after_the_kernels_own_reason(
 @pytest.mark.parametrize("name", ["lean", "lean_triton", "fa2", "fixed_split"])
 def test_capacity_takes_memory_and_no_time(name):
     """4k tokens in a cache of 4k, and of 128k: the same bytes, and so the same latency."""
-    exact = AttentionProblem(8, 32, 8, 4096, 128, lengths_on="device")
+    exact, own = AttentionProblem(8, 32, 8, 4096, 128, lengths_on="device"), kernels()[name]
     roomy = replace(exact, capacity=131_072)
-    first = predict_cell(exact, kernels()[name], "default", H200)
-    second = predict_cell(roomy, kernels()[name], "default", H200)
+    # Those of lean_cuda are chosen by the capacity.
+    settings = own.default_config(roomy, H200)
+    first, second = (predict_cell(each, own, settings, H200) for each in (exact, roomy))
     assert second["kv_bytes"] == first["kv_bytes"] == 2 * 8 * 4096 * 8 * 128 * 2
     assert second["latency_us"] == first["latency_us"]
     full = predict_cell(replace(exact, context=131_072), kernels()[name], "default", H200)

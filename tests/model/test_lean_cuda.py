@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from leanbench.kernels.lean import cuda_build
-from leanbench.kernels.lean.cuda_settings import cuda_config
 from leanbench.kernels.lean.cuda_schedule import MERGE_AT_ONCE
+from leanbench.kernels.lean.cuda_settings import cuda_config
 
 from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, Segment

@@ -17,7 +17,7 @@ import pytest
 import torch
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
-from leanbench.configs.fingerprint import settings_hash
+from leanbench.configs.store import settings_hash
 from leanbench.core.errors import DoesNotFit, SuspectResult, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
