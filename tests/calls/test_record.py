@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from attention_calls import assert_right
 from every_kind import KINDS, PLAIN, called
 from leanbench.kernels.lean.configs import LeanTritonConfig
@@ -30,6 +31,8 @@ SERVED_BOUND = replace(SERVED, context=128, capacity=None, lengths_on="device")
 def _kernel(prepared_for, monkeypatch) -> None:
     """Let `lean` take every call, in a process that has recorded none."""
     monkeypatch.setattr(record, "_written", set())
+    # torch without CUDA has no such function.
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
 def call(problem: AttentionProblem, **options: Any) -> None:
@@ -137,5 +140,11 @@ def test_a_record_without_lengths_does_not_wait_for_the_device(path, monkeypatch
     record.record(inputs, SERVED_BOUND)
     assert read_calls(path) == [SERVED_BOUND]
     monkeypatch.setenv("LEANBENCH_RECORD", f"lengths:{path}")
+    other = replace(SERVED_BOUND, context=256)
     with pytest.raises(AssertionError, match="lengths were read"):
-        record.record(inputs, replace(SERVED_BOUND, context=256))
+        record.record(inputs, other)
+    # Nor under capture, where nothing can be read.
+    monkeypatch.setattr(record, "_written", set())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    record.record(inputs, other)
+    assert read_calls(path) == [SERVED_BOUND, other]
