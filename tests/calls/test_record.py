@@ -52,6 +52,8 @@ def test_a_line_for_each_new_signature(path):
     for _ in range(2):
         for problem in (EAGER, SERVED, replace(EAGER, q_len=2)):
             call(problem)
+    # Another launch of a recorded signature.
+    called(make_inputs(EAGER, "cpu"), config=None, softmax_scale=0.3)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [set(line) for line in lines] == [{"problem"}] * 3
     expected = [EAGER, SERVED_BOUND, replace(EAGER, q_len=2)]

@@ -10,8 +10,7 @@ from math import exp
 import pytest
 from call_counts import function_calls
 from leanbench.kernels.lean.cuda_cost import Costs
-from leanbench.kernels.lean.cuda_settings import chosen, costs_of, for_any_length, use_costs
-from leanbench.kernels.lean.cuda_settings import ranked as ranked_by_model
+from leanbench.kernels.lean.cuda_settings import chosen, costs_of, for_any_length
 from timed_examples import (
     CUDA,
     H200,
@@ -169,19 +168,6 @@ def test_the_users_constants_before_shipped_ones():
     save(H200, [], {"merge": 4.0})
     choose(LEAN, PROBLEM, H200)
     assert costs_of(H200) == Costs(cluster=2.0, merge=4.0)
-
-
-def test_the_models_constants():
-    def us(costs: Costs) -> float:
-        return next(us for config, us in ranked_by_model(PROBLEM, H200, costs) if config == MODELS)
-
-    default_us = us(Costs())
-    assert us(Costs(cluster=Costs().cluster + 1)) - default_us == pytest.approx(0.8, abs=0.2)
-    assert us(Costs(start=Costs().start + 1)) - default_us == pytest.approx(1.0, abs=0.2)
-    # Nothing of this launch is merged through memory.
-    assert us(Costs(merge=50.0)) == default_us
-    use_costs(H200, Costs(cluster=500.0))
-    assert chosen(PROBLEM, H200).cluster_size == 1
 
 
 @pytest.mark.xfail(strict=True, reason="_learned is cached, and with it the call of use_costs")
