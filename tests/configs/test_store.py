@@ -17,7 +17,6 @@ from leanbench.configs import store
 from leanbench.configs.lookup import choose
 from leanbench.configs.store import (
     HEURISTIC,
-    TimedCall,
     all_files,
     export,
     files_of,
@@ -390,14 +389,3 @@ def test_a_file_is_parsed_once_until_it_changes(monkeypatch):
     assert reads == [path]
     path.write_text(json.dumps(content(constants={"merge": 3.0})))
     assert [file.constants for file in all_files()] == [{"merge": 3.0}]
-
-
-def test_a_call_is_json_of_the_file_alone():
-    """Values of settings are lists, in the order of their fields."""
-    line = timed(10.00004, 9.0).to_dict()
-    assert line["costs"] == [[*settings(), 10.0], [*_settings_of(OTHERS[0]), 9.0]]
-    assert TimedCall.from_dict(json.loads(json.dumps(line))) == timed(10.0, 9.0)
-
-
-def _settings_of(config: Any) -> list[Any]:
-    return ["cuda", *vars(config).values()]
