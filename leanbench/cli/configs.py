@@ -5,6 +5,7 @@ to machine.
 from __future__ import annotations
 
 import contextlib
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from leanbench.core.errors import UserError
 if TYPE_CHECKING:
     from leanbench.configs.store import File, TimedCall
     from leanbench.core.gpu_spec import GpuSpec
+    from leanbench.kernels.lean.configs import LeanCudaConfig
 
 configs = Commands(
     no_args_is_help=True,
@@ -95,16 +97,21 @@ def explain(
     """Show the settings of a call, and its candidates with their predicted parts in microseconds.
 
     The model adds start and merge to the memory's time and the longest CTA's (warps and ends),
-    which overlap. With lengths on the device, parts are means over fills of the cache: all long,
-    all short, mixed, and a single long sequence.
+    which overlap. With lengths on the device, figures are means over fills of the cache: all long,
+    all short, mixed, and a single long sequence; the worst fill counts half more in the order.
     """
     from leanbench.cli.tune import settings_words
     from leanbench.configs.lookup import choose, signature_of
     from leanbench.core.axes import parse_problem
     from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose as choose_gpu
-    from leanbench.kernels.lean.cuda_cost import total_us
-    from leanbench.kernels.lean.cuda_settings import costs_of, has_many_rows, known, predict
+    from leanbench.kernels.lean.cuda_settings import (
+        costs_of,
+        has_many_rows,
+        known,
+        predict,
+        ranked,
+    )
 
     call = parse_problem(problem)
     target = choose_gpu(gpu, require_gpu=False)
@@ -117,25 +124,28 @@ def explain(
     output.show(settings_words(choice.config))
     seen = known(call)
     output.show(f"signature: {signature_of(seen)}")
-    if lean.implementation_on(spec).name != "lean_cuda" or has_many_rows(seen, spec):
-        output.show("The settings of this kernel follow from the call's sizes, without a ranking.")
+    if lean.implementation_of(choice.config).name != "lean_cuda" or has_many_rows(seen, spec):
+        output.show("Rules choose the settings of this kernel, the model does not rank them.")
         return
     columns, parts = predict(seen, spec, costs_of(spec))
-    latency_us = total_us(parts).mean(0)
-    order = latency_us.argsort(kind="stable")[:_EXPLAINED].tolist()
+    equal: dict[tuple[object, float], list[LeanCudaConfig]] = {}
+    for config, us in ranked(seen, spec, costs_of(spec)):
+        equal.setdefault((config.build_key, round(us, 2)), []).append(config)
     table = output.table("candidates by predicted latency (us)")
     for name in ("total", *parts):
         table.add_column(name, justify="right")
     table.add_column("settings", no_wrap=True)
-    for index in order:
+    for (_, us), configs in islice(equal.items(), _EXPLAINED):
+        config = configs[0]
+        index = columns.configs.index(config)
         words = [f"{part.mean(0)[index]:.2f}" for part in parts.values()]
-        config = columns.configs[index]
+        tiles = "/".join(str(each.tile_tokens) for each in configs)
         short = (
-            f"tile {config.tile_tokens}, chunk {config.chunk_tokens}, {config.num_warps} warps,"
-            f" {config.num_stages} stages, {config.ctas_per_sm} CTAs, cluster"
+            f"tile {tiles}, chunk {config.chunk_tokens}, {config.num_warps} warps,"
+            f" {config.num_stages} stages, {config.ctas_per_sm} per SM, cluster"
             f" {config.cluster_size}, {config.tile_rows} rows"
         )
-        table.add_row(f"{latency_us[index]:.2f}", *words, short)
+        table.add_row(f"{us:.2f}", *words, short)
     output.show_table(table)
 
 
@@ -199,9 +209,11 @@ def _files_of(gpu: str) -> list[File]:
             f" tune --gpu {spec.name}` for the model's choices"
         )
     known = sorted({str(file.gpu["name"]) for file in files})
-    guess = suggest(gpu, known)
-    hint = f"did you mean {guess!r}?" if guess else f"there is: {', '.join(known) or 'no file'}"
-    raise UserError(f"nothing is tuned for a GPU {gpu!r}, {hint}")
+    hint = ": run `leanbench tune`, or import a file"
+    if known:
+        guess = suggest(gpu, known)
+        hint = f", did you mean {guess!r}?" if guess else f", known: {', '.join(known)}"
+    raise UserError(f"nothing is tuned for a GPU {gpu!r}{hint}")
 
 
 def _catalogued(gpu: str) -> GpuSpec | None:

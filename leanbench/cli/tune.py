@@ -15,7 +15,7 @@ import typer
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names
 from leanbench.cli.options import Quiet, argument, option, switch
-from leanbench.core.errors import UserError
+from leanbench.core.errors import OptionWithoutEffect, UserError
 from leanbench.core.syntax import MAX_SEED
 
 if TYPE_CHECKING:
@@ -57,12 +57,25 @@ def tune(
         switch("--check", "Change nothing: time all candidates, and show what the settings reach."),
     ] = False,
     seed: Annotated[
-        int,
-        option("--seed", "N", "Seed of the calls that --check draws.", min=0, max=MAX_SEED),
-    ] = 0,
+        int | None,
+        option(
+            "--seed",
+            "N",
+            "Seed of the calls of --check; 0 if not given.",
+            min=0,
+            max=MAX_SEED,
+        ),
+    ] = None,
     problems: Annotated[
-        int, option("--problems", "N", "Number of calls that --check draws.", min=1, max=1000)
-    ] = _CHECKED,
+        int | None,
+        option(
+            "--problems",
+            "N",
+            f"Number of calls of --check; {_CHECKED} if not given.",
+            min=1,
+            max=1000,
+        ),
+    ] = None,
     out: Annotated[
         Path | None, option("--out", "FILE", "Also write what --check timed, as JSON lines.")
     ] = None,
@@ -83,27 +96,34 @@ def tune(
 
     choose_word("objective", objective, OBJECTIVES)
     budget_s = parse_seconds("--budget", budget)
-    if out is not None and not check:
-        raise UserError(f"--out {out} is of --check: add --check, or leave --out out")
+    for name, value in {"--seed": seed, "--problems": problems, "--out": out}.items():
+        if value is not None and not check:
+            raise OptionWithoutEffect(f"{name} {value}", "--check")
     chosen = _calls(problem, calls)
     if gpu is not None and not gpu.strip():
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose(gpu, require_gpu=False)
     output.say_note(target)
+    if objective != "latency" and (check or target.local_index is None):
+        raise UserError(
+            f"--objective {objective} applies to tuning on a GPU that is here: leave it out"
+        )
     if target.local_index is None:
         if gpu is None or check:
-            raise UserError(
-                f"{target.note or 'there is no GPU here'}: tune on a machine that has one, or name"
-                " one for the model's choices, as in --gpu a100 (`leanbench list gpus`)"
-            )
+            why = target.note or f"there is no {gpu or 'GPU'} here"
+            other = "" if check else ", or name one for the model's choices, as in --gpu a100"
+            raise UserError(f"{why}: tune on a machine that has one{other}")
         _show_predicted(chosen, target, gpu)
         return
     request = Request(kernel("lean"), target.spec, target.local_index, objective)
     if check:
         from leanbench.tune.calls import drawn, fills
 
-        given = [fills(call) for call in chosen] if problem or calls else None
-        _check(request, given or list(islice(drawn(seed), 4 * problems)), problems, out)
+        if problem or calls:
+            _check(request, [fills(call) for call in chosen], problems or len(chosen), out)
+            return
+        most = problems or _CHECKED
+        _check(request, list(islice(drawn(seed or 0), 4 * most)), most, out)
         return
     _tune(request, chosen, budget_s, quiet=quiet)
 
@@ -164,18 +184,17 @@ def counted(tuning: Tuning) -> str:
 def _show_tuned(tuning: Tuning, before: list[float], after: list[float]) -> None:
     from leanbench.tune.search import gains, geometric_mean
 
-    by_family: dict[str, list[float]] = {}
+    by_shape: dict[str, list[float]] = {}
     for gain in gains(tuning.timed):
-        words = gain.signature.split()
-        family = " ".join(words[2:5]) if words[3][:1] != "v" else " ".join(words[2:6])
-        by_family.setdefault(family, []).append(gain.ratio)
+        shape = gain.signature.partition(" tiles ")[2].partition(" B")[0] + " B"
+        by_shape.setdefault(shape, []).append(gain.ratio)
     table = output.table(f"timed on {tuning.request.spec.product}: gain over the model's choice")
     table.add_column("calls of", no_wrap=True)
     for name in ("signatures", "mean gain", "most"):
         table.add_column(name, justify="right")
-    for family, ratios in sorted(by_family.items()):
+    for shape, ratios in sorted(by_shape.items()):
         mean, most = geometric_mean(ratios) - 1, max(ratios) - 1
-        table.add_row(family, str(len(ratios)), f"{mean:+.1%}", f"{most:+.1%}")
+        table.add_row(shape, str(len(ratios)), f"{mean:+.1%}", f"{most:+.1%}")
     output.show_table(table)
     output.show(
         "A fill of a cache gets the settings that were best on the other fills of its signature."
@@ -196,8 +215,8 @@ def _show_predicted(calls: Sequence[AttentionProblem], target: Target, gpu: str)
         f"{output.why_predicted(target, gpu)}: predicted by the model of the settings, nothing is"
         " timed or saved."
     )
-    lean = kernel("lean").implementation_on(target.spec)
-    table = output.table(f"predicted for {target.spec.product}: the model's choices ({lean.name})")
+    lean = kernel("lean")
+    table = output.table(f"predicted for {target.spec.product}: the model's choices")
     table.add_column("call", no_wrap=True)
     table.add_column("settings")
     for call in calls[:_CHECKED]:
@@ -226,6 +245,8 @@ def _check(
 
     kernel = request.kernel
     able = [call for call in calls if not any(map(kernel.unsupported_reason, call))][:most]
+    if out is not None:
+        _append(out, "")  # a file that cannot be written is found before anything is timed
     watch = GpuStopwatch(kernel, request.index, request.spec)
     checked: list[Checked] = []
     with process_pool() as pool:
@@ -242,16 +263,16 @@ def _check(
         checked.append(one)
         output.say(f"{fills[0].label}: {one.share():.1%} of the best, {one.choice.how}")
         if out is not None:
-            _append(out, one)
+            _append(out, json.dumps(one.to_dict()) + "\n")
     if not checked:
         raise UserError("no call could be timed: free the GPU's memory, or give other calls")
     _show_checked(checked, request)
 
 
-def _append(path: Path, one: Checked) -> None:
+def _append(path: Path, text: str) -> None:
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(one.to_dict()) + "\n")
+            file.write(text)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose another --out") from None
 

@@ -17,11 +17,12 @@ REFUSED = (
     " decode meta-llama/Meta-Llama-3-8B; decode opt-6.7b --tp 2; decode llama-3-8b --layers 33;"
     " sweep decode --heads 32; sweep decode --model opt-6.7b;"
     " doctor --quick --deep; list kernel; list gpus --format json; merge nowhere --out both;"
-    " merge nowhere --out ./; trace h8 d64; tune --gpu a10-g; tune --gpu=; tune --head-dim 100;"
-    " tune --group 0; tune --group 65; tune --dtype fp8; tune --kv-layout HDN; tune --budget soon;"
-    " tune --objective speed; tune --gpu a100 --head-dim 64 --objective energy;"
-    " tune --gpu a100 --head-dim 64 --objective edp; tune --head-dim 64 --group 1;"
-    " tune --gpu h100 --no-keep --quiet; predict show a100 --gpu h200"
+    " merge nowhere --out ./; trace h8 d64; tune --gpu a10-g; tune --gpu=; tune --budget soon;"
+    " tune --objective speed; tune --gpu a100 --out x; tune --seed 0; tune --problems 3;"
+    " tune --gpu a100 --objective edp; tune --gpu a100 --calls x h8 n4k d64;"
+    " tune --gpu a100 --calls nowhere; tune --gpu a100 h8/3 n4k d64; tune --gpu a100 h8 n4k;"
+    " configs explain h8 n4k d64 x; configs explain h8 n4k d520; configs show mine;"
+    " predict show a100 --gpu h200"
 )
 
 #: Arguments of `leanbench sweep`.
@@ -72,7 +73,8 @@ def test_refusals(snapshot):
         ("sweep my/own.toml", "'my/own.toml'"),
         ("sweep --config lean:foo=1", "'foo'"),
         ("sweep --cache warm --dry-run", "--cache warm cannot be predicted"),
-        *((f"{words} --require-gpu", "--require-gpu") for words in ("trace h8 n4k d64", "tune")),
+        ("trace h8 n4k d64 --require-gpu", "--require-gpu"),
+        ("tune", "tune on a machine that has one"),
         ("sweep --require-gpu", "NVML"),
         ("sweep smoke --executor ray", "--executor ray needs Ray "),
     ],

@@ -171,7 +171,7 @@ def test_what_is_asked_for_comes_on_top_of_the_longest_time(monkeypatch, flags, 
         ("sweep smoke --draw=abc", "Error: --draw 'abc' is refused: write a whole number "),
         ("sweep smoke --draw 3 --draw abc", "Error: --draw 'abc' is refused: "),
         ("merge -- --out x", "Missing option '--out'"),
-        ("configs validate --problems 0", "Error: --problems '0' is refused: "),
+        ("tune --check --problems 0", "Error: --problems '0' is refused: "),
     ],
 )
 def test_unknown_commands_and_flags_are_usage_errors(words, say):

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from cli.running import invoke
-from tuned_examples import H200, HEURISTIC, LARGE, family, tuned
+from timed_examples import H200, OF_TRITON, PROBLEM, TRITON, timed
 from typer.testing import Result
 
-from leanbench.configs import store
-from leanbench.configs.store import save_families
+from leanbench.configs.store import save
 from leanbench.records.directory import read_rows
 from leanbench.records.manifest import read_manifest
 from leanbench.records.row import Row
@@ -24,11 +23,8 @@ SWEEP = "--heads 32/8 --context 4k,8k --kernels lean,fa2 --gpu h200 --no-report"
 
 
 @pytest.fixture(autouse=True)
-def home(no_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove GPUs and tuned settings, also for workers."""
-    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
-    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("LEANBENCH_CONFIGS")
+def empty(home: Path, no_gpu: None) -> None:
+    """Remove GPUs and timings, also for workers."""
 
 
 def sweep(tmp_path: Path, *words: str) -> Result:
@@ -55,38 +51,36 @@ def test_a_dry_run_says_how_settings_are_chosen(tmp_path):
 
 
 @pytest.mark.deep
-def test_tuned_configs_reach_the_rows_and_the_summary(tmp_path):
+def test_timed_settings_reach_the_rows_and_the_summary(tmp_path):
     # The heuristic of `lean` itself depends on what is installed.
     kernels = ("--kernels", "lean_triton,fa2")
-    save_families(H200, [family(10.0, 9.0, problems=[tuned(4096), tuned(8192, chosen=0)])])
-    result = sweep(tmp_path, *kernels, "--name", "tuned")
+    heuristic = TRITON.default_config(PROBLEM, H200)
+    save(H200, [timed(10.0, 9.0, configs=[heuristic, OF_TRITON])])
+    result = sweep(tmp_path, *kernels, "--name", "timed")
     assert result.exit_code == 0, result.output
-    cells = by_cell(tmp_path, "tuned")
-    where = "measured 2026-11-21 on NVIDIA H200, yours"
+    cells = by_cell(tmp_path, "timed")
+    where = "timed 2026-11-28 on NVIDIA H200, yours"
     chosen = {key: (row.config, row.config_choice, row.config_reason) for key, row in cells.items()}
     assert chosen["lean_triton", 4096] == (
-        LARGE.to_dict(),
+        OF_TRITON.to_dict(),
         "tuned",
-        f"{where}: timed at 8 x 4096 tokens, 10.0% faster than the heuristic",
+        f"{where}: 8 tiles d128 g4 2 B HND, 4096 tokens",
     )
-    assert chosen["lean_triton", 8192] == (
-        HEURISTIC.to_dict(),
-        "heuristic",
-        f"{where}: timed at 8 x 8192 tokens, where nothing was faster",
-    )
+    assert chosen["lean_triton", 8192][1] == "heuristic"
+    assert str(chosen["lean_triton", 8192][2]).startswith("not timed here")
     assert [chosen["fa2", context][1:] for context in (4096, 8192)] == [("heuristic", None)] * 2
     said = f"lean_triton: 1 of 2 cells with tuned configs ({where}), 1 by the heuristic."
     assert said in result.stdout.splitlines()
     # The heuristic is still to be had, under its own cells.
     swept(tmp_path, "heuristic", *kernels, "--configs", "heuristic")
     plain = by_cell(tmp_path, "heuristic")
-    assert plain["lean_triton", 4096].config == HEURISTIC.to_dict()
+    assert plain["lean_triton", 4096].config == heuristic.to_dict()
     assert plain["lean_triton", 4096].config_reason == "the heuristic was asked for"
     assert not {row.cell for row in plain.values()} & {row.cell for row in cells.values()}
 
 
 def test_given_settings_are_run_and_resumed(tmp_path, monkeypatch):
-    # Workers have the shipped configs.
+    # Workers have the shipped timings.
     monkeypatch.setenv("LEANBENCH_CONFIGS", "off")
     fa2 = "fa2:tile_tokens=64,num_warps=4,num_stages=2"
     assert sweep(tmp_path, "--config", OVERRIDE, "--config", fa2, "--name", "given").exit_code == 0
@@ -161,5 +155,5 @@ def test_settings_that_no_cell_uses_do_not_keep_a_run_from_its_end(tmp_path, wor
     path = tmp_path / "runs" / "mine"
     results = path / "results.jsonl"
     results.write_text(results.read_text().splitlines(keepends=True)[0])
-    save_families(H200, [family()])
+    save(H200, [timed(10.0, 8.0)])
     swept(tmp_path, "mine", "--resume", *words)

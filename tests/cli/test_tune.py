@@ -1,170 +1,173 @@
 """`leanbench tune` through Typer's runner; the search itself is tested in tests/tune."""
 
 import json
-import re
 import signal
-from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.running import invoke, printed, refusal
+from timed_examples import H200, OTHERS, PROBLEM
 
-from leanbench.cli.tune import _chosen, _range, _show_lean_tiles, _show_spills, _show_table
-from leanbench.configs.space import FamilyKey
-from leanbench.configs.store import tuned_for
-from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import kernel
-from leanbench.gpu.catalogue import find
-from leanbench.tune import run as run_module
-from leanbench.tune.result import Summary
-from leanbench.tune.run import Tuned
+from leanbench.configs import store
+from leanbench.core.errors import OutOfMemory
+from leanbench.gpu.local import Target
+from leanbench.tune import search
+from leanbench.tune.stopwatch import Result
+
+LABEL = "h32/8 n4k d128"
+DEVICE = "b8 h32/8 n4k d128 p16 NHD bf16 device"
 
 
 @pytest.fixture(autouse=True)
-def home(no_gpu, tmp_path, monkeypatch):
-    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+def empty_folder(home: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start in an empty folder, without a GPU and without timings."""
+    monkeypatch.chdir(home.parent)
 
 
-def tune(*words: str):
-    return invoke("tune", *words)
+def tune(words: str) -> Any:
+    return invoke("tune", *words.split())
 
 
-def test_without_a_gpu_the_model_tunes_and_says_so(home, monkeypatch):
-    monkeypatch.setattr("leanbench.cli.progress._LINE_EVERY_S", 0.0)
-    result = tune("--gpu", "a100", "--head-dim", "256", "--group", "1")
-    assert result.exit_code == 0, result.stderr
-    named = "predicted by the performance model of NVIDIA A100-SXM4-80GB, nothing is timed"
-    assert named in result.stderr
-    assert "not fitted to a100-80gb" in result.stderr
-    assert "predicted for NVIDIA A100-SXM4-80GB" in result.stdout
-    assert "d256 MHA fp16 HND" in result.stdout
-    assert "all 12 problems were predicted" in result.stdout
-    assert "By prediction, the heuristic takes" in result.stdout
-    # One family has one error.
-    assert re.search(r"builds and whose median error is \d+\.\d%\.$", result.stdout, re.MULTILINE)
-    assert "predicting" in result.stderr
-    # What is not done is said once; nothing else speaks of it.
-    words = f"{result.stdout}{result.stderr}".replace("nothing is timed", "")
-    assert "timed" not in words
-    assert "timing " not in words
-    mine = tuned_for(find("a100-80gb"))[0]
-    assert mine.where == "yours"
-    (family,) = mine.tuned.families
-    # There is CUDA C++ to consider, of which the model knows nothing.
-    space = kernel("lean").tuning_space(AttentionProblem(1, 8, 8, 4096, 256), find("a100"))
-    assert {config.implementation for config in space} == {"triton", "cuda"}
-    assert {candidate.config.implementation for candidate in family.candidates} == {"triton"}
-    assert "CUDA" not in result.stdout
-    assert (family.head_dim, family.group_size, family.source) == (256, 1, "predicted")
-    assert len(family.problems) == 12
-    assert family.shortlist
-    listed = printed("configs", "list")
-    assert "a100-80gb" in listed
-    assert "predicted" in listed
+def rows(stdout: str) -> list[list[str]]:
+    return [line.split() for line in stdout.splitlines()]
 
 
-def test_a_tuning_that_would_leave_nothing_is_refused_before_it_begins(home, monkeypatch):
-    def never(*_):
-        raise AssertionError("it looked for a GPU")
-
-    monkeypatch.setattr("leanbench.gpu.local.choose", never)
-    assert refusal("tune", "--gpu", "h100", "--no-keep", "--quiet") == (
-        "--no-keep and --quiet together leave nothing of a tuning: leave --no-keep out to"
-        " keep what is found, or --quiet to see it"
-    )
+@pytest.mark.parametrize("words", ["", LABEL, "--check", "--check --gpu h200"])
+def test_without_a_gpu_it_is_refused(home, words):
+    assert "tune on a machine that has one" in refusal("tune", *words.split())
     assert not home.exists()
 
 
-def summary(tile_tokens: dict[int, int], cuda: int) -> Summary:
-    figures = (3.0, 1.05, 1.5, 1.0, 40, 50, 0.99, 0.95, 0.02)
-    return Summary(FamilyKey(128, 4), 24, 300, 7, [], tile_tokens, cuda, [], *figures)
-
-
-def test_what_was_chosen_says_which_implementation(capsys):
-    both, triton = summary({64: 2, 128: 6}, 16), summary({64: 18, 128: 6}, 0)
-    assert _chosen(both) == ["64 (2)", "128 (6)", "CUDA (16)"]
-    assert _chosen(triton) == ["64 (18)", "128 (6)"]
-    _show_lean_tiles([both])
-    _show_lean_tiles([triton])
-    _show_lean_tiles([summary({}, 24)])
-    of = "LeanTile for head_dim 128"
-    paper = "(the LeanAttention paper names 128 for an A100)."
-    assert capsys.readouterr().out.splitlines() == [
-        f"{of}: 128 tokens on 75% of the problems where Triton is chosen {paper}",
-        f"{of}: 64 tokens on 75% of the problems {paper}",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("shares", "words"),
-    [([0.028], "2.8%"), ([0.0281, 0.0279], "2.8%"), ([0.028, 0.012, 0.02], "1.2% to 2.8%")],
-)
-def test_a_range_of_one_value_is_said_once(shares, words):
-    assert _range(shares) == words
-
-
-def test_the_table_fits_100_columns(capsys, monkeypatch):
-    monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 100)
-    tiles = {64: 2, 128: 16, 256: 6}
-    keys = [FamilyKey(*key) for key in ((64, 1), (128, 4), (128, 8))]
-    several = [replace(summary(tiles, 16), family=key) for key in keys]
-    _show_table(several, "measured on NVIDIA H200", predicted=False)
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert max(map(len, lines)) <= 100
-    assert lines[0] == "measured on NVIDIA H200, all fp16 HND"
-    at = next(number for number, line in enumerate(lines) if line.startswith("d128 group 4"))
-    shown = "d128 group 4 24 300 7 0 3.0 +5.0% +50.0% 99.0% 64 (2), 128 (16),"
-    assert lines[at].split() == shown.split()
-    assert lines[at + 1].split() == ["256", "(6),", "CUDA", "(16)"]
-
-
-def test_nothing_is_saved_where_that_is_asked(home, monkeypatch):
-    monkeypatch.setattr(run_module, "tune", lambda request, observer: Tuned([], {}))
-    monkeypatch.setattr("leanbench.cli.tune._show", lambda results, target, took_s: None)
-    assert tune("--gpu", "a100", "--no-keep").exit_code == 0
-    assert not home.exists()
-
-
-@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
-def test_a_family_that_is_left_out_is_named(monkeypatch, quiet):
-    left_out = {FamilyKey(128, 8): "no candidate can run: takes 230 KB of shared memory"}
-    monkeypatch.setattr(run_module, "tune", lambda request, observer: Tuned([], left_out))
-    monkeypatch.setattr("leanbench.cli.tune._show", lambda results, target, took_s: None)
-    monkeypatch.setattr("leanbench.cli.tune._save", lambda request, results: None)
-    result = tune("--gpu", "a100", *quiet)
+def test_the_models_choices_for_a_gpu_that_is_not_here(home):
+    result = tune("--gpu a100")
     assert result.exit_code == 0
+    assert result.stderr == (
+        "No such GPU here: predicted by the model of the settings, nothing is timed or saved.\n"
+    )
+    title = "predicted for NVIDIA A100-SXM4-80GB: the model's choices"
+    assert result.stdout.startswith(title)
+    assert result.stdout.count("tile_tokens=") == 20
+    # Triton does not support fp8 caches.
+    assert 0 < result.stdout.count("implementation=cuda") < 20
+    assert not home.exists()
+
+
+def test_choices_of_a_problem_and_of_recorded_calls():
+    *_, row = rows(printed("tune", "--gpu", "h200", *DEVICE.split()))
+    assert row[:8] == "b8 h32/8 n4096 d128 p16 bf16 NHD device".split()
+    line = json.dumps({"problem": PROBLEM.to_dict()})
+    Path("calls.jsonl").write_text(f'{line}\n{line}\n{{"problem"\n')
+    *_, head, row = rows(printed("tune", "--gpu", "h200", "--calls", "calls.jsonl"))
+    assert head == ["─" * len(head[0])]
+    assert row[:6] == PROBLEM.label.split()
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"problem": {}}\n', "\0"])
+def test_a_file_without_calls_is_refused(content):
+    Path("calls.jsonl").write_text(content)
+    assert refusal("tune", "--gpu", "h200", "--calls", "calls.jsonl") == (
+        "calls.jsonl has no recorded calls: give a file that LEANBENCH_RECORD=calls.jsonl wrote"
+    )
+
+
+class Watch:
+    """Stopwatch by which the model's second choice is the fastest."""
+
+    error: BaseException | None = None
+
+    def __init__(self, kernel: Any, index: int, spec: Any) -> None:
+        assert (kernel.name, index, spec) == ("lean", 3, H200)
+
+    def time(self, problem: Any, configs: Any) -> Result:
+        if self.error is not None:
+            raise self.error
+        return Result({each: 8.0 if each == OTHERS[0] else 10.0 for each in configs}, {})
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> type[Watch]:
+    """Pretend that an H200 is here, without compiling."""
+
+    class Here(Watch):
+        pass
+
+    monkeypatch.setattr(
+        "leanbench.gpu.local.choose", lambda name, require_gpu: Target(H200, 3, None)
+    )
+    monkeypatch.setattr("leanbench.tune.stopwatch.GpuStopwatch", Here)
+    monkeypatch.setattr(search, "versions", lambda index: {"torch": "2"})
+    monkeypatch.setattr(search, "build_all", lambda *arguments: None)
+    monkeypatch.setattr("leanbench.tune.check.build_all", lambda *arguments: None)
+    return Here
+
+
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+def test_timings_are_saved_and_used(watch, home, quiet):
+    result = invoke("tune", *LABEL.split(), *quiet)
+    assert result.exit_code == 0, result.stderr
+    path = home / "configs" / "h200.json"
     assert result.stderr.splitlines()[-1] == (
-        f"d128 group 8 fp16 HND is left out, {left_out[FamilyKey(128, 8)]}."
+        f"Saved in {path}; used from now on where --config and --configs say nothing else."
     )
+    if quiet:
+        assert result.stdout == ""
+    else:
+        assert "d128 g4 2 B 1 +25.0% +25.0%".split() in rows(result.stdout)
+        assert "all 1 calls were timed" in result.stdout
+    (call,) = store.read(path).calls()
+    assert (call.problem, len(call.costs)) == (PROBLEM, search.CANDIDATES)
+    explained = printed("configs", "explain", *LABEL.split(), "--gpu", "h200")
+    assert f"tuned, timed {call.time[:10]} on NVIDIA H200, yours" in explained
 
 
-def test_spilled_registers_are_noted(capsys):
-    kept, spills = summary({}, 24), replace(summary({}, 24), spilled=[2, 40, 8])
-    _show_spills([kept], predicted=True)
-    assert capsys.readouterr().out == ""
-    _show_spills([kept, spills], predicted=False)
-    assert capsys.readouterr().out == (
-        "Chosen settings spill registers: d128 group 4 fp16 HND on 3 of 24 problems (up to 40 of"
-        " a thread).\n"
+def test_a_check_saves_nothing_and_writes_what_it_timed(watch, home):
+    shown = printed("tune", "--check", *LABEL.split(), "--out", "check.jsonl")
+    assert "settings: 80.0% of the best in the mean, 80.0% at worst, 0 of 1 within 1%" in shown
+    (line,) = Path("check.jsonl").read_text().splitlines()
+    checked = json.loads(line)
+    assert (checked["how"], checked["share"]) == ("heuristic", 0.8)
+    assert checked["best"] == OTHERS[0].to_dict()
+    assert checked["problems"] == [PROBLEM.to_dict()]
+    assert not home.exists()
+    tune(f"{LABEL} -q")
+    assert "settings: 100.0% of the best" in printed("tune", "--check", *LABEL.split())
+
+
+def test_a_check_that_cannot_write_is_refused_before_it_times(watch):
+    watch.error = AssertionError("it was timed")
+    error = refusal("tune", "--check", *LABEL.split(), "--out", "none/check.jsonl")
+    assert error.startswith("cannot write none/check.jsonl (")
+
+
+def test_a_check_draws_calls(watch):
+    first, again, other = (
+        tune(f"--check --seed {seed} --problems 2").stderr.splitlines() for seed in (1, 1, 2)
     )
+    assert len(first) == 2
+    assert first == again != other
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_says_how_to_go_on(monkeypatch, number):
-    def interrupted(request, observer):
-        raise KeyboardInterrupt(number)
-
-    monkeypatch.setattr(run_module, "tune", interrupted)
-    result = tune("--gpu", "a100")
+def test_an_interruption_keeps_what_was_timed(watch, home, number):
+    watch.error = KeyboardInterrupt(number)
+    result = tune(LABEL)
     assert result.exit_code == 128 + number
-    assert "Stopped: nothing was saved but what was compiled" in result.stderr
+    assert result.stderr.splitlines()[-1] == (
+        f"Stopped: no signatures saved in {home}/configs/h200.json, the same command adds to them."
+    )
 
 
-def test_a_foreign_file_is_not_overwritten(home):
-    path = home / "configs" / "a100-80gb.json"
+def test_a_call_that_does_not_fit(watch):
+    watch.error = OutOfMemory("needs 200 GB")
+    said = refusal("tune", *LABEL.split(), "--quiet")
+    assert said == "nothing could be timed on NVIDIA H200: needs 200 GB"
+
+
+def test_a_foreign_file_is_not_overwritten(watch, home):
+    path = home / "configs" / "h200.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"models": []}))
-    result = tune("--gpu", "a100", "--head-dim", "256", "--group", "1", "--quiet")
-    assert result.exit_code == 2
-    assert str(path) in result.stderr
-    assert json.loads(path.read_text()) == {"models": []}
+    path.write_text('{"models": []}')
+    watch.error = AssertionError("it was timed")
+    assert "move it away, it is not overwritten" in refusal("tune", *LABEL.split())
+    assert path.read_text() == '{"models": []}'
