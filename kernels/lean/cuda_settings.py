@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise, product
+from typing import Any
 
 from leanbench.kernels.lean.configs import BuildKey, LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import (
@@ -64,6 +65,9 @@ _FILLS = ((1, 1, 1, 1), (1 / 16, 1 / 16, 1 / 16, 1 / 16), (1, 0.4, 0.1, 0.02))
 _SHORT = 1 / 16
 
 
+#: Latency of many_rows.cu without reading, in microseconds, and of reading relative to the memory's
+#: time: fitted as leanbench.kernels.lean.cuda_cost.Costs.
+_MANY_ROWS_US, _MANY_ROWS_SHARE = 9.0, 1.17
 #: Weight of the worst fill's regret next to the mean's.
 WORST = 0.5
 
@@ -335,7 +339,7 @@ def ranked(
 
 def predict(
     problem: AttentionProblem, gpu: GpuSpec, costs: Costs
-) -> tuple[Columns, dict[str, object]]:
+) -> tuple[Columns, dict[str, Any]]:
     """Return the candidates of lean.cu, and leanbench.kernels.lean.cuda_cost.parts_us."""
     seen = as_seen(problem)
     columns = _columns(_of_any_size(problem), gpu)
@@ -351,14 +355,25 @@ def predict(
 
 def chosen(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     """Return the model's choice."""
-    if has_many_rows(problem, gpu):
-        return many_rows_config(problem, gpu)
     return _chosen(problem, gpu, costs_of(gpu))
 
 
 @lru_cache(maxsize=4096)
 def _chosen(problem: AttentionProblem, gpu: GpuSpec, costs: Costs) -> LeanCudaConfig:
-    return ranked(problem, gpu, costs)[0][0]
+    if not has_many_rows(problem, gpu):
+        return ranked(problem, gpu, costs)[0][0]
+    if problem.group_size * problem.q_len > WARPGROUP_ROWS:
+        return many_rows_config(problem, gpu)
+    config, us = ranked(problem, gpu, costs)[0]
+    return config if us < _many_rows_us(problem, gpu, costs) else many_rows_config(problem, gpu)
+
+
+def _many_rows_us(problem: AttentionProblem, gpu: GpuSpec, costs: Costs) -> float:
+    """Return the latency of many_rows.cu with one row tile, as `ranked` does."""
+    import numpy as np
+
+    memory_us = predict(problem, gpu, costs)[1]["memory"].min(1)
+    return float(np.exp(np.log(_MANY_ROWS_US + _MANY_ROWS_SHARE * memory_us).mean()))
 
 
 #: Constants measured on a GPU, if not `Costs()`.

@@ -330,8 +330,7 @@ def _check_same_software(directory: RunDirectory, cells: list[Cell], target: Tar
     from leanbench.records.environment import software
 
     is_tuned = any(
-        kernel(cell.kernel).tuned_as is not None and cell.request not in ("heuristic", "given")
-        for cell in cells
+        kernel(cell.kernel).tuned_as is not None and cell.request != "given" for cell in cells
     )
     settings = {"settings": settings_hash(target.spec)} if is_tuned else {}
     refuse_other_software(directory.path, directory.manifest, software() | settings)

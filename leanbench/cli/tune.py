@@ -144,10 +144,10 @@ def _tune(
 ) -> None:
     from leanbench.cli.progress import TuneProgress
     from leanbench.compile.build import process_pool
-    from leanbench.configs.store import path_for, save
+    from leanbench.configs.store import check_target, path_for, save
     from leanbench.tune.search import Tuning, energies, measured_constants
 
-    save(request.spec, [])  # a folder that cannot be written is found before anything is timed
+    check_target(request.spec)
     tuning = Tuning.of(request)
     began_s = time.monotonic()
     stopped = None
@@ -157,9 +157,11 @@ def _tune(
                 stopped = tuning.run(calls, budget_s, pool, progress)
         except KeyboardInterrupt as error:
             progress.stop()
+            kept = f"{counted(tuning)} saved in {path_for(request.spec)}, the same command adds"
             output.say(
-                f"Stopped: {counted(tuning)} saved in {path_for(request.spec)}, the same command"
-                " adds to them."
+                f"Stopped: {kept} to them."
+                if request.objective == "latency"
+                else f"Stopped: nothing was saved, {request.objective} is measured last."
             )
             raise typer.Exit(128 + output.signal_of(error)) from None
         if request.objective != "latency":

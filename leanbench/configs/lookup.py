@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -65,6 +65,7 @@ def resolve(
         why = "these settings do not depend on the rest of the batch"
         return Choice(config, "heuristic" if config else "none", why)
     if request == "heuristic":
+        _learned_on(spec)
         return _heuristic(kernel, problem.known_to_host, spec, "the heuristic was asked for")
     return choose(
         kernel, problem, spec, objective=request if request in store.OBJECTIVES else "latency"
@@ -108,7 +109,7 @@ def choose(
         problem = for_any_length(problem)
     if kernel.tuned_as is None:
         return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
-    learned = _learned(spec, state())
+    learned = _learned_on(spec)
     if not learned:
         why = f"{SWITCH} turns timings off" if store.is_off() else "nothing was timed here"
         return _heuristic(kernel, problem, spec, why)
@@ -119,7 +120,7 @@ def choose(
             implementation = kernel.implementation_of(config) if kernel.takes(config) else None
             if implementation is not None and implementation.unavailable_reason() is None:
                 return Choice(config, "tuned", f"{ranking.where}: {signature}")
-    return _heuristic(kernel, problem, spec, f"not timed here: {signature}")
+    return _heuristic(kernel, problem, spec, "not timed here")
 
 
 def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: str) -> Choice:
@@ -146,9 +147,11 @@ def state() -> State:
 
 
 class _Learned:
-    """Rankings by objective and signature, decoded at their first use."""
+    """Rankings by objective and signature, decoded at their first use; and the model's constants."""
 
-    def __init__(self, files: Iterable[store.File]) -> None:
+    def __init__(self, files: Sequence[store.File]) -> None:
+        constants = {name: us for file in reversed(files) for name, us in file.constants.items()}
+        self.costs = Costs(**constants)
         self._rankings: dict[tuple[str, str], Ranking] = {}
         self._lines: dict[tuple[str, str], list[tuple[store.File, Mapping[str, Any]]]] = {}
         for file in files:
@@ -180,13 +183,14 @@ class _Learned:
 
 @lru_cache(maxsize=64)
 def _learned(spec: GpuSpec, state: State) -> _Learned:
+    return _Learned(store.files_of(spec))
+
+
+def _learned_on(spec: GpuSpec) -> _Learned:
     """Return what was timed on this GPU, and let the model use its constants."""
-    files = store.files_of(spec)
-    constants: dict[str, float] = {}
-    for file in reversed(files):
-        constants.update(file.constants)
-    use_costs(spec, Costs(**constants))
-    return _Learned(files)
+    learned = _learned(spec, state())
+    use_costs(spec, learned.costs)
+    return learned
 
 
 def ranked(calls: Iterable[TimedCall]) -> list[LeanConfig]:

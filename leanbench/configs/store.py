@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
@@ -180,7 +181,7 @@ def read(path: Path, where: str = "yours", *, or_pipe: bool = False) -> File:
         _check_gpu(gpu)
         if any(not isinstance(line.get("signature"), str) for line in file.lines):
             raise ValueError("a call has no signature")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         fault = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(
             f"{path} is not a file of timings ({fault}): move it away and tune again"
@@ -286,6 +287,28 @@ def path_for(spec: GpuSpec) -> Path:
     return path
 
 
+def check_target(spec: GpuSpec) -> None:
+    """Check that timings could be saved, before spending a minute on them.
+
+    Raises:
+        UserError: The existing file is another GPU's or damaged, or the folder cannot be written.
+    """
+    path = path_for(spec)
+    _before(File(path, "yours", _about(spec), {}, ()))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write {path} ({error.strerror}): choose a writable folder in LEANBENCH_HOME"
+    )
+
+
 def save(
     spec: GpuSpec,
     calls: Sequence[TimedCall],
@@ -338,9 +361,7 @@ def _write(new: File, lines: Sequence[Mapping[str, Any]]) -> Path:
             constants = {**before.constants, **new.constants}
             replace_file(path, _text(new.gpu, constants, list(merged.values())))
     except OSError as error:
-        raise UserError(
-            f"cannot write {path} ({error.strerror}): choose a writable folder in LEANBENCH_HOME"
-        ) from None
+        raise _unwritable(path, error) from None
     _saves += 1
     if is_without_home(path):
         warnings.warn(

@@ -82,7 +82,7 @@ def read_calls(path: Path) -> list[AttentionProblem]:
     for line in read_file(path, _MOST_MB).splitlines():
         try:
             calls[AttentionProblem.from_dict(parse_json(line)["problem"])] = None
-        except (ValueError, TypeError, KeyError, UserError):
+        except (ValueError, TypeError, KeyError, AttributeError, UserError):
             damaged += 1
     if not calls:
         raise UserError(

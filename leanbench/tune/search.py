@@ -182,7 +182,7 @@ class Tuning:
             observer.timing(call, number, len(calls))
             self.time(call)
             spent_s += time.monotonic() - began_s
-        return f"all {len(calls)} calls were timed"
+        return "all calls were timed"
 
 
 def kind_of(call: AttentionProblem) -> str:
@@ -224,7 +224,7 @@ def measured_constants(
     """Return the model's constants `MEASURED` as fitted to these timings, and the shares of the
     best that its choice reaches on signatures left out: before, and after.
 
-    No constants unless they choose better there.
+    No constants unless they choose better there, and none from energies.
     """
     from leanbench.kernels.lean.cuda_cost import Costs
     from leanbench.tune.fit import fit, timed_of
@@ -232,6 +232,7 @@ def measured_constants(
     problems = [
         [each for call in calls if (each := timed_of(call, spec)) is not None]
         for calls in timed.values()
+        if all(call.objective == "latency" for call in calls)
     ]
     before: list[float] = []
     after: list[float] = []
