@@ -18,6 +18,7 @@ from leanbench.configs.lookup import choose
 from leanbench.configs.store import (
     HEURISTIC,
     all_files,
+    check_target,
     export,
     files_of,
     is_off,
@@ -130,10 +131,23 @@ def test_a_write_that_fails_leaves_the_old_file(function, monkeypatch):
 
 
 def test_a_file_where_the_folder_should_be(home):
-    home.parent.joinpath("home").write_text("")
-    with pytest.raises(UserError, match=r"^cannot write .*: choose a writable folder in LEANBENCH"):
-        save(H200, [])
+    home.write_text("")
+    for write in (lambda: save(H200, []), lambda: check_target(H200)):
+        with pytest.raises(UserError, match=r"^cannot write .*: choose a writable folder in LEANB"):
+            write()
     assert choose(CUDA, PROBLEM, H200).how == "heuristic"
+
+
+def test_what_can_be_written_is_known_before(home):
+    check_target(H200)
+    assert list((home / "configs").iterdir()) == []
+    path = save(H200, [timed(10.0)])
+    before = path.read_bytes()
+    check_target(H200)
+    assert path.read_bytes() == before
+    path.write_text("{")
+    with pytest.raises(UserError, match=r"h200.json is not a file of timings .* not overwritten$"):
+        check_target(H200)
 
 
 def content(**fields: Any) -> dict[str, Any]:
@@ -206,14 +220,18 @@ def test_a_damaged_file_is_said_once_and_not_overwritten(value, words):
     assert choices[0].config == MODELS
 
 
-#: OverflowError is not among the errors that the readers expect.
+#: OverflowError is not among the errors that are expected there.
 CRASHES = pytest.mark.xfail(raises=OverflowError, strict=True)
 
 
 @pytest.mark.parametrize(
-    "value", [pytest.param(10**400, id="of 400 digits", marks=CRASHES), -1], ids=str
+    ("place", "value"),
+    [
+        *(("constant", -1), ("size", -1), ("cost", -1), ("constant", 10**400)),
+        *(pytest.param(place, 10**400, marks=CRASHES) for place in ("size", "cost")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(value)[:4],
 )
-@pytest.mark.parametrize("place", ["constant", "size", "cost"])
 def test_numbers_out_of_range(place, value):
     call = timed(10.0, 9.0).to_dict()
     if place == "cost":

@@ -227,7 +227,7 @@ def test_the_budget(monkeypatch):
     assert words == "the budget of 15 s was spent after 2 of 4"
     assert observer.timed == [(calls[0], 0, 4), (calls[1], 1, 4)]
     assert [call.problem for call in saved()] == calls[:2]
-    assert tuning.run(calls[2:], 1000.0, POOL, observer) == "all 2 calls were timed"
+    assert tuning.run(calls[2:], 1000.0, POOL, observer) == "all calls were timed"
     assert [call.problem for call in saved()] == calls
 
 
@@ -348,6 +348,11 @@ def test_constants_without_timings_of_lean_cuda():
     of_triton = timed(5.0, 6.0, configs=[OF_TRITON, replace(OF_TRITON, num_warps=8)])
     assert timed_of(of_triton, H200) is None
     assert measured_constants({"": [of_triton]}, H200) == ({}, [], [])
+    energies = {
+        signature: [replace(call, objective="energy") for call in calls]
+        for signature, calls in synthetic(TRUTH).items()
+    }
+    assert measured_constants(energies, H200) == ({}, [], [])
 
 
 def test_the_share_by_hand():
