@@ -23,7 +23,7 @@ EAGER = AttentionProblem(2, 4, 2, 128, 64, "fp16", "NHD")
 SERVED = AttentionProblem(
     *(2, 4, 2, (96, 20), 64, "bf16", "NHD"), page_size=32, kv_dtype="e4m3", capacity=128
 )
-#: What the host knows of it.
+#: The same call as the host knows it.
 SERVED_BOUND = replace(SERVED, context=128, capacity=None, lengths_on="device")
 
 
@@ -84,7 +84,7 @@ def test_every_kind_is_recorded_as_it_is(kind, path):
     assert recorded == problem.known_to_host
 
 
-def test_lengths_are_recorded_if_asked_for(path, monkeypatch):
+def test_lengths_are_recorded_on_request(path, monkeypatch):
     monkeypatch.setenv("LEANBENCH_RECORD", f"lengths:{path}")
     call(SERVED)
     call(EAGER)

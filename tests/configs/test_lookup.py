@@ -182,7 +182,7 @@ def test_a_sweep_of_the_models_choices_uses_measured_constants():
     assert resolve(LEAN, PROBLEM, H200, "heuristic").config != MODELS
 
 
-def test_what_a_sweep_asks_for():
+def test_requests_of_a_sweep():
     save(H200, [timed(10.0, 9.0)])
     assert resolve(LEAN, PROBLEM, H200, "default").config == A
     model = Choice(MODELS, "heuristic", "the heuristic was asked for")
@@ -235,8 +235,8 @@ def test_a_look_up_costs_few_calls():
     """A call takes about 0.1 us."""
     save(H200, [timed(10.0, 9.0)])
     choose(LEAN, PROBLEM, H200)
-    alike = AttentionProblem(1, 32, 8, 4001, 128)
-    assert 0 < function_calls(lambda: choose(LEAN, alike, H200)) < 150
+    similar = AttentionProblem(1, 32, 8, 4001, 128)
+    assert 0 < function_calls(lambda: choose(LEAN, similar, H200)) < 150
     fresh = AttentionProblem(1, 32, 8, 128 * 77, 128)
     assert 0 < function_calls(lambda: choose(LEAN, fresh, H200)) < 2000
 

@@ -107,7 +107,7 @@ def of_model(problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpec) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_closed_form_is_near_the_schedule(kind):
     """Of one length: rounds within 2 or 5%, segments within 1, and at most one partial more, or
-    half as many: a range that begins anywhere can cut an output tile once more.
+    half the number: a range that begins anywhere can cut an output tile once more.
     """
     kinds: Counter[str] = Counter()
     for problem, configs, gpu in drawn(kind):
@@ -166,7 +166,7 @@ def test_the_closed_form_is_exact_if_the_grid_divides_evenly(batch, lean_tiles, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_are_positive_and_grow_with_the_tokens(kind):
-    """Twice as many tokens may divide more evenly: then they cost less, at most by a quarter."""
+    """Twice the tokens may divide more evenly: then they cost less, at most by a quarter."""
     for problem, configs, gpu in drawn(kind):
         columns = Columns.of(problem, configs, gpu)
         us = []

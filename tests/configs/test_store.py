@@ -63,7 +63,7 @@ def _home(home):
     ],
     ids=["cuda", "both implementations", "a fill in fp8"],
 )
-def test_what_is_saved_is_read_again(call, home):
+def test_calls_are_read_as_saved(call, home):
     before = saves()
     path = save(H200, [call], {"merge": 0.75})
     assert path == path_for(H200) == home / "configs" / "h200.json"
@@ -138,7 +138,7 @@ def test_a_file_where_the_folder_should_be(home):
     assert choose(CUDA, PROBLEM, H200).how == "heuristic"
 
 
-def test_what_can_be_written_is_known_before(home):
+def test_the_check_before_a_save(home):
     check_target(H200)
     assert list((home / "configs").iterdir()) == []
     path = save(H200, [timed(10.0)])
@@ -199,7 +199,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("value", "words"), FAULTS.values(), ids=FAULTS)
-def test_a_damaged_file_is_said_once_and_not_overwritten(value, words):
+def test_a_damaged_file_warns_once_and_is_not_overwritten(value, words):
     path = write(value)
     before = path.read_bytes()
     with pytest.raises(UserError) as caught:
@@ -326,7 +326,7 @@ def test_a_namesake_has_a_file_of_its_own(home):
 
 
 @pytest.mark.parametrize(
-    ("fields", "alike"),
+    ("fields", "shared"),
     [
         ({"l2_mib": 60.9}, True),
         ({"l2_mib": 62.0}, False),
@@ -337,9 +337,9 @@ def test_a_namesake_has_a_file_of_its_own(home):
         ({"product": "NVIDIA H200 NVL", "name": "h200-nvl"}, True),
     ],
 )
-def test_which_gpus_share_timings(fields, alike):
+def test_which_gpus_share_timings(fields, shared):
     save(H200, [timed(10.0)])
-    assert bool(files_of(replace(H200, **fields))) is alike
+    assert bool(files_of(replace(H200, **fields))) is shared
 
 
 def test_export_and_merge(home, monkeypatch):
@@ -365,7 +365,7 @@ def test_export_and_merge(home, monkeypatch):
         export(Path("/proc/mine.json"), files)
 
 
-def test_the_hash_changes_with_what_is_used(monkeypatch):
+def test_the_hash_follows_the_files(monkeypatch):
     hashes = [settings_hash(H200)]
     for number, where in enumerate((None, None, store.SHIPPED / "h200.json")):
         save(H200, [timed(10.0 + number)], path=where)

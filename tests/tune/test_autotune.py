@@ -78,7 +78,7 @@ def test_calls_inside_are_timed_and_used_from_then_on(watch):
             "tuned",
             first_candidates(LEAN, problem, H200, 3)[-1],
         )
-    # Not outside, and not what is known.
+    # Not outside.
     call(replace(EAGER, batch=3))
     assert len(watch.timed) == 5
 

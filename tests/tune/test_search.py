@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -52,9 +53,9 @@ A, B, C, D = OTHERS
 
 def tuning_of(us: Us, **request: Any) -> Tuning:
     """Return a tuning that saves in the user's folder."""
-    asked = Request(**{"kernel": CUDA, "spec": H200, "index": 0, "candidates": 5, **request})
+    made = Request(**{"kernel": CUDA, "spec": H200, "index": 0, "candidates": 5, **request})
     watch: Any = FakeWatch(us)
-    return Tuning(asked, watch, {"torch": "2.12"}, lambda calls: save(H200, calls) and None)
+    return Tuning(made, watch, {"torch": "2.12"}, lambda calls: save(H200, calls) and None)
 
 
 def watch_of(tuning: Tuning) -> FakeWatch:
@@ -150,7 +151,7 @@ def test_a_tuned_call_finds_its_winner(home, kind):
         assert choose(LEAN, bound, H200, uniform=False) == choice
 
 
-def test_what_cannot_be_timed_is_left_out_with_a_reason(home):
+def test_untimed_calls_are_left_out_with_a_reason(home):
     large, unsupported = replace(PROBLEM, batch=64), replace(PROBLEM, head_dim=1024)
     reason = CUDA.unsupported_reason(unsupported)
     assert reason is not None
@@ -232,7 +233,7 @@ def test_the_budget(monkeypatch):
 
 
 @pytest.mark.usefixtures("home", "jobs")
-def test_what_was_timed_before_an_interrupt_is_kept():
+def test_an_interrupt_keeps_finished_calls():
     calls = [replace(PROBLEM, batch=batch) for batch in (1, 2, 3)]
 
     def us(problem: AttentionProblem, config: Any) -> float:
@@ -367,7 +368,7 @@ def test_the_share_by_hand():
 
 
 @pytest.mark.parametrize(("objective", "exponent"), [("energy", 1), ("edp", 2)])
-def test_energies_are_kept_in_place_of_latencies(objective, exponent, home, monkeypatch):
+def test_energies_replace_latencies(objective, exponent, home, monkeypatch):
     tuning = tuning_of(lambda problem, config: 10.0 if config == MODELS else 8.0)
     tuning.request = replace(tuning.request, objective=objective)
     small, large = PROBLEM, replace(PROBLEM, batch=4)
@@ -398,62 +399,36 @@ def test_energies_are_kept_in_place_of_latencies(objective, exponent, home, monk
     assert choose(CUDA, small, H200).how == "heuristic"
 
 
-def metered(monkeypatch: pytest.MonkeyPatch, energy_mj: float | None) -> list[Any]:
-    """Replace the power meter, and return the windows that it measures."""
-    import torch
-
+@pytest.mark.parametrize("energy_mj", [4.0, None])
+def test_power_is_energy_by_time(energy_mj, monkeypatch):
     windows: list[Any] = []
 
-    class Nvml:
-        def __init__(self, uuid: str) -> None:
-            self.uuid = uuid
-
-        def __enter__(self) -> str:
-            return self.uuid
-
-        def __exit__(self, *error: object) -> None:
-            windows.append("closed")
-
-    class Replay:
-        launches = 3
-        graph = SimpleNamespace(replay=None)
-
-        def __init__(self, launches: Any, sample_ms: float) -> None:
-            self.config = launches[0]
-            windows.append(self.config)
+    def replay(launches: Any, sample_ms: float) -> Any:
+        windows.append(launches[0])
+        return SimpleNamespace(launches=3, graph=SimpleNamespace(replay=None))
 
     def measure_window(replay: Any, launches: int, *given: Any) -> Any:
         assert (launches, *given) == (3, "GPU-1", "calibrated", power.WINDOW_S)
         return SimpleNamespace(energy_mj=energy_mj, sustained_us=8.0)
 
-    properties = SimpleNamespace(uuid="GPU-1")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    monkeypatch.setattr("leanbench.gpu.nvml.Nvml", Nvml)
+    gpu = SimpleNamespace(uuid="GPU-1")
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: gpu)
+    monkeypatch.setattr("leanbench.gpu.nvml.Nvml", nullcontext)
     monkeypatch.setattr("leanbench.measure.energy_meter.calibrate", lambda nvml: "calibrated")
     monkeypatch.setattr("leanbench.measure.energy.measure_window", measure_window)
-    monkeypatch.setattr("leanbench.measure.timing.Replay", Replay)
-    return windows
-
-
-def test_power_is_energy_by_time(monkeypatch):
-    windows = metered(monkeypatch, 4.0)
+    monkeypatch.setattr("leanbench.measure.timing.Replay", replay)
     watch: Any = FakeWatch(made_up_us)
     many = list({config.build_key: config for config in CUDA.tuning_space(PROBLEM, H200)}.values())
-    measured = power.measure_power(0, watch, [(PROBLEM, many), (SERVED, [A])])
-    # The first builds of each problem.
-    assert len(many) > power.MOST_BUILDS
-    assert windows == [*many[: power.MOST_BUILDS], A, "closed"]
-    assert measured == [
-        {config.build_key: 0.5 for config in many[: power.MOST_BUILDS]},
-        {A.build_key: 0.5},
-    ]
-
-
-def test_a_gpu_without_an_energy_counter(monkeypatch):
-    metered(monkeypatch, None)
-    watch: Any = FakeWatch(made_up_us)
-    with pytest.raises(UserError, match="no energy counter that can be read"):
-        power.measure_power(0, watch, [(PROBLEM, [A])])
+    first = many[: power.MOST_BUILDS]
+    assert len(many) > len(first)
+    work = [(PROBLEM, many), (SERVED, [A])]
+    if energy_mj is None:
+        with pytest.raises(UserError, match="no energy counter that can be read"):
+            power.measure_power(0, watch, work)
+    else:
+        kw = power.measure_power(0, watch, work)
+        assert kw == [{each.build_key: 0.5 for each in first}, {A.build_key: 0.5}]
+        assert windows == [*first, A]
 
 
 def test_the_tuning_of_a_gpu(home, monkeypatch):
