@@ -10,8 +10,7 @@ from math import exp
 import pytest
 from call_counts import function_calls
 from leanbench.kernels.lean.cuda_cost import Costs
-from leanbench.kernels.lean.cuda_settings import chosen, costs_of, for_any_length, use_costs
-from leanbench.kernels.lean.cuda_settings import ranked as ranked_by_model
+from leanbench.kernels.lean.cuda_settings import chosen, costs_of, for_any_length
 from timed_examples import (
     CUDA,
     H200,
@@ -27,7 +26,6 @@ from timed_examples import (
 
 from leanbench.configs import store
 from leanbench.configs.lookup import Choice, choose, ranked, resolve, row_fields
-from leanbench.configs.signature import signature_of
 from leanbench.configs.store import TimedCall, save
 from leanbench.core.kernel import BATCH_INVARIANT
 from leanbench.core.problem import AttentionProblem
@@ -62,8 +60,8 @@ def test_a_timed_signature_gets_its_winner_and_others_the_models():
     for fields in ({"dtype": "bf16"}, {"context": 3800}, {"capacity": 9999}):
         assert choose(LEAN, replace(PROBLEM, **fields), H200).config == B
     longer = replace(PROBLEM, context=5000)
-    why = f"not timed here: {signature_of(longer)}"
-    assert choose(LEAN, longer, H200) == Choice(chosen(longer, H200), "heuristic", why)
+    untimed = Choice(chosen(longer, H200), "heuristic", "not timed here")
+    assert choose(LEAN, longer, H200) == untimed
     assert choose(LEAN, PROBLEM, find("h100")).why == "nothing was timed here"
     given = Choice(C, "given", "the settings were given")
     assert choose(LEAN, PROBLEM, H200, C) == given
@@ -117,7 +115,7 @@ def test_untimed_lengths_on_the_device_get_the_models():
     save(H200, [timed(10.0, 9.0)])
     choice = choose(CUDA, SERVED, H200)
     expected = chosen(for_any_length(SERVED), H200)
-    assert choice == Choice(expected, "heuristic", f"not timed here: {SERVED_SIGNATURE}")
+    assert choice == Choice(expected, "heuristic", "not timed here")
 
 
 def test_the_users_timings_before_shipped_ones():
@@ -156,7 +154,8 @@ def test_constants_measured_here_change_the_models_choice_on_this_gpu_alone():
     assert MODELS.cluster_size > 1
     save(H200, [], {"cluster": 500.0})
     choice = choose(LEAN, PROBLEM, H200)
-    assert (choice.how, choice.config.cluster_size) == ("heuristic", 1)
+    assert (choice.how, choice.config) == ("heuristic", chosen(PROBLEM, H200))
+    assert chosen(PROBLEM, H200).cluster_size == 1
     assert costs_of(H200) == Costs(cluster=500.0)
     h100 = find("h100")
     assert choose(LEAN, PROBLEM, h100).config == chosen(PROBLEM, h100)
@@ -170,20 +169,6 @@ def test_the_users_constants_before_shipped_ones():
     assert costs_of(H200) == Costs(cluster=2.0, merge=4.0)
 
 
-def test_the_models_constants():
-    def us(costs: Costs) -> float:
-        return next(us for config, us in ranked_by_model(PROBLEM, H200, costs) if config == MODELS)
-
-    default_us = us(Costs())
-    assert us(Costs(cluster=Costs().cluster + 1)) - default_us == pytest.approx(0.8, abs=0.2)
-    assert us(Costs(start=Costs().start + 1)) - default_us == pytest.approx(1.0, abs=0.2)
-    # Nothing of this launch is merged through memory.
-    assert us(Costs(merge=50.0)) == default_us
-    use_costs(H200, Costs(cluster=500.0))
-    assert chosen(PROBLEM, H200).cluster_size == 1
-
-
-@pytest.mark.xfail(strict=True, reason="_learned is cached, and with it the call of use_costs")
 def test_constants_follow_the_switch(monkeypatch):
     save(H200, [], {"cluster": 500.0})
     for word, cluster in [("on", 500.0), ("off", Costs().cluster), ("on", 500.0)]:
@@ -192,13 +177,12 @@ def test_constants_follow_the_switch(monkeypatch):
         assert costs_of(H200).cluster == cluster
 
 
-@pytest.mark.xfail(strict=True, reason="the model's choice does not read the files")
 def test_a_sweep_of_the_models_choices_uses_measured_constants():
     save(H200, [], {"cluster": 500.0})
-    assert resolve(LEAN, PROBLEM, H200, "heuristic").config.cluster_size == 1
+    assert resolve(LEAN, PROBLEM, H200, "heuristic").config != MODELS
 
 
-def test_what_a_sweep_asks_for():
+def test_requests_of_a_sweep():
     save(H200, [timed(10.0, 9.0)])
     assert resolve(LEAN, PROBLEM, H200, "default").config == A
     model = Choice(MODELS, "heuristic", "the heuristic was asked for")
@@ -251,10 +235,10 @@ def test_a_look_up_costs_few_calls():
     """A call takes about 0.1 us."""
     save(H200, [timed(10.0, 9.0)])
     choose(LEAN, PROBLEM, H200)
-    alike = AttentionProblem(1, 32, 8, 4001, 128)
-    assert 0 < function_calls(lambda: choose(LEAN, alike, H200)) < 150
+    similar = AttentionProblem(1, 32, 8, 4001, 128)
+    assert 0 < function_calls(lambda: choose(LEAN, similar, H200)) < 100
     fresh = AttentionProblem(1, 32, 8, 128 * 77, 128)
-    assert 0 < function_calls(lambda: choose(LEAN, fresh, H200)) < 2000
+    assert 0 < function_calls(lambda: choose(LEAN, fresh, H200)) < 500
 
 
 def test_a_look_up_imports_no_torch():
@@ -268,4 +252,3 @@ def test_a_look_up_imports_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "['tuned', 'heuristic'] set()\n", done.stderr
-

@@ -54,7 +54,7 @@ def test_a_signature_is_words(problem, expected):
         (FP8, {"kv_dtype": "e5m2"}),
         (FP8, {"scaled": False}),
     ],
-    ids=str,
+    ids=lambda value: value.label if isinstance(value, AttentionProblem) else str(value),
 )
 def test_calls_that_share_timings(problem, fields):
     assert signature_of(replace(problem, **fields)) == signature_of(problem)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from depth import label
 from fake_watch import FakeWatch, Us
+from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_cost import Costs
-from leanbench.kernels.lean.cuda_settings import chosen, for_any_length
+from leanbench.kernels.lean.cuda_settings import for_any_length
 from timed_examples import (
     CUDA,
     H200,
@@ -24,14 +27,15 @@ from timed_examples import (
     timed,
 )
 
+from leanbench.compile.build import Job
 from leanbench.configs.lookup import choose
 from leanbench.configs.store import TimedCall, path_for, read, save
 from leanbench.core.errors import OutOfMemory, UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.tune import power, search
-from leanbench.tune.calls import common, fills
-from leanbench.tune.fit import Timed, fit, timed_of
+from leanbench.tune.calls import fills
+from leanbench.tune.fit import Timed, timed_of
 from leanbench.tune.search import (
     MEASURED,
     Request,
@@ -49,9 +53,9 @@ A, B, C, D = OTHERS
 
 def tuning_of(us: Us, **request: Any) -> Tuning:
     """Return a tuning that saves in the user's folder."""
-    asked = Request(**{"kernel": CUDA, "spec": H200, "index": 0, "candidates": 5, **request})
+    made = Request(**{"kernel": CUDA, "spec": H200, "index": 0, "candidates": 5, **request})
     watch: Any = FakeWatch(us)
-    return Tuning(asked, watch, {"torch": "2.12"}, lambda calls: save(H200, calls) and None)
+    return Tuning(made, watch, {"torch": "2.12"}, lambda calls: save(H200, calls) and None)
 
 
 def watch_of(tuning: Tuning) -> FakeWatch:
@@ -63,35 +67,28 @@ def saved() -> list[TimedCall]:
     return read(path_for(H200)).calls()
 
 
-def chunk_times_warps(problem: AttentionProblem, config: Any) -> float:
-    """Return a made-up latency by which 16 tokens and 8 warps lose."""
+def made_up_us(problem: AttentionProblem, config: Any) -> float:
+    """Return a latency that grows with the warps and the tokens."""
     return 10.0 + config.num_warps + problem.max_context / 1e4
 
 
 @pytest.mark.parametrize("kernel", [LEAN, CUDA, TRITON], ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("call", [PROBLEM, SERVED, replace(PROBLEM, q_len=4)], ids=str)
+@pytest.mark.parametrize("call", [PROBLEM, SERVED, replace(PROBLEM, q_len=4)], ids=label)
 def test_the_first_candidate_is_the_models_choice(kernel, call):
     on_device = call.lengths_on == "device"
     known = for_any_length(call) if on_device else call
     everything = first_candidates(kernel, call, H200, None)
     assert everything[0] == kernel.default_config(known, H200)
-    assert len(set(everything)) == len(everything) > 10
+    assert len(set(everything)) == len(everything) >= 10
     assert set(everything) == {everything[0], *kernel.tuning_space(known, H200)}
     assert first_candidates(kernel, call, H200, 4) == everything[:4]
     if kernel is not TRITON:
         assert {config.implementation for config in everything} == {"cuda"}
 
 
-def test_every_common_call_has_16_candidates_or_all():
-    for call in common()[::20]:
-        configs = first_candidates(LEAN, call, H200, search.CANDIDATES)
-        assert len(configs) == 16
-        assert configs[0] == chosen(for_any_length(call) if call.page_size else call, H200)
-
-
 def test_a_calls_candidates_are_timed_on_each_fill_and_kept(home):
     served = replace(SERVED, batch=4)
-    tuning = tuning_of(chunk_times_warps)
+    tuning = tuning_of(made_up_us)
     for call in (PROBLEM, served):
         configs = tuple(first_candidates(CUDA, call, H200, 5))
         watch_of(tuning).timed.clear()
@@ -99,8 +96,9 @@ def test_a_calls_candidates_are_timed_on_each_fill_and_kept(home):
         assert watch_of(tuning).timed == [(fill, configs) for fill in fills(call)]
         assert [result.problem for result in results] == fills(call)
         for result in results:
-            expected = {config: chunk_times_warps(result.problem, config) for config in configs}
-            assert list(result.costs.items()) == pytest.approx(list(expected.items()))
+            expected = {config: made_up_us(result.problem, config) for config in configs}
+            assert result.costs == expected
+            assert list(result.costs) == list(configs)
             assert (result.objective, result.versions) == ("latency", {"torch": "2.12"})
     assert {signature: len(calls) for signature, calls in tuning.timed.items()} == {
         "8 tiles d128 g4 2 B HND, 4096 tokens": 1,
@@ -126,7 +124,18 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+#: The signature is of the whole call, and looked up for the part of one GPU.
+SHARED = pytest.mark.xfail(strict=True)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pytest.param(kind, id=name) for name, kind in KINDS.items()),
+        pytest.param({"parallel": "tp:2"}, id="heads on GPUs", marks=SHARED),
+        pytest.param({"parallel": "cp:2"}, id="tokens on GPUs", marks=SHARED),
+    ],
+)
 def test_a_tuned_call_finds_its_winner(home, kind):
     call = replace(PROBLEM, batch=2, **kind)
     assert LEAN.unsupported_reason(call) is None
@@ -142,8 +151,8 @@ def test_a_tuned_call_finds_its_winner(home, kind):
         assert choose(LEAN, bound, H200, uniform=False) == choice
 
 
-def test_what_cannot_be_timed_is_left_out_with_a_reason(home):
-    large, unsupported = replace(PROBLEM, batch=64), replace(PROBLEM, whole_model=None, head_dim=8)
+def test_untimed_calls_are_left_out_with_a_reason(home):
+    large, unsupported = replace(PROBLEM, batch=64), replace(PROBLEM, head_dim=1024)
     reason = CUDA.unsupported_reason(unsupported)
     assert reason is not None
     broken = replace(PROBLEM, batch=3)
@@ -170,7 +179,40 @@ def test_what_cannot_be_timed_is_left_out_with_a_reason(home):
     assert PROBLEM not in tuning.left_out
 
 
-def test_the_budget(home, monkeypatch):
+class Observer:
+    """The progress of a tuning."""
+
+    def __init__(self) -> None:
+        self.compiled: list[tuple[int, int]] = []
+        self.timed: list[tuple[AttentionProblem, int, int]] = []
+
+    def compiling(self, done: int, total: int) -> None:
+        self.compiled.append((done, total))
+
+    def timing(self, call: AttentionProblem, done: int, total: int) -> None:
+        self.timed.append((call, done, total))
+
+
+POOL: Any = "pool"
+
+
+@pytest.fixture
+def jobs(monkeypatch) -> list[list[Job]]:
+    """Replace compiling; return the jobs of each time."""
+    done: list[list[Job]] = []
+
+    def build_all(wanted: Any, capability: Any, pool: Any, count: Callable[[Any], None]) -> None:
+        assert (capability, pool) == ((9, 0), POOL)
+        done.append(wanted)
+        for job in wanted:
+            count(job)
+
+    monkeypatch.setattr(search, "build_all", build_all)
+    return done
+
+
+@pytest.mark.usefixtures("home", "jobs")
+def test_the_budget(monkeypatch):
     """Each call takes 10 s here, by a clock that only the stopwatch moves."""
     now = [100.0]
     monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -180,17 +222,18 @@ def test_the_budget(home, monkeypatch):
         return 5.0
 
     calls = [replace(PROBLEM, batch=batch) for batch in (1, 2, 3, 4)]
-    seen: list[Any] = []
+    observer = Observer()
     tuning = tuning_of(us)
-    words = tuning.run(calls, 15.0, lambda *given: seen.append(given))
+    words = tuning.run(calls, 15.0, POOL, observer)
     assert words == "the budget of 15 s was spent after 2 of 4"
-    assert seen == [(calls[0], 0, 4), (calls[1], 1, 4)]
+    assert observer.timed == [(calls[0], 0, 4), (calls[1], 1, 4)]
     assert [call.problem for call in saved()] == calls[:2]
-    assert tuning.run(calls[2:], 1000.0, lambda *given: None) == "all 2 calls were timed"
+    assert tuning.run(calls[2:], 1000.0, POOL, observer) == "all calls were timed"
     assert [call.problem for call in saved()] == calls
 
 
-def test_what_was_timed_before_an_interrupt_is_kept(home):
+@pytest.mark.usefixtures("home", "jobs")
+def test_an_interrupt_keeps_finished_calls():
     calls = [replace(PROBLEM, batch=batch) for batch in (1, 2, 3)]
 
     def us(problem: AttentionProblem, config: Any) -> float:
@@ -200,35 +243,59 @@ def test_what_was_timed_before_an_interrupt_is_kept(home):
 
     tuning = tuning_of(us)
     with pytest.raises(KeyboardInterrupt):
-        tuning.run(calls, 1e9, lambda *given: None)
+        tuning.run(calls, 1e9, POOL, Observer())
     assert [call.problem for call in saved()] == calls[:2]
     assert len(tuning.timed) == 2
 
 
-def test_there_is_one_job_for_each_build(monkeypatch):
-    jobs: list[Any] = []
+@pytest.mark.usefixtures("home")
+def test_calls_are_compiled_some_at_a_time_before_they_are_timed(jobs):
+    calls = [replace(PROBLEM, batch=batch) for batch in range(1, 40)]
+    timed_at: list[int] = []
 
-    def build_all(wanted: Any, capability: Any, pool: Any, count: Callable[[Any], None]) -> None:
-        assert (capability, pool) == ((9, 0), "pool")
-        jobs.extend(wanted)
-        for job in wanted:
-            count(job)
+    def us(problem: AttentionProblem, config: Any) -> float:
+        timed_at.append(len(jobs))
+        return 5.0
 
-    monkeypatch.setattr(search, "build_all", build_all)
-    progress: list[tuple[int, int]] = []
-    pool: Any = "pool"
-    # The second differs from the first in its size alone.
-    calls = [PROBLEM, replace(PROBLEM, batch=2), replace(PROBLEM, head_dim=64), SERVED]
-    tuning_of(chunk_times_warps, candidates=16).compile(calls, pool, lambda *of: progress.append(of))
-    keys = [(job.problem.head_dim, job.problem.lengths_on, job.config.build_key) for job in jobs]
-    assert len(set(keys)) == len(keys)
+    observer = Observer()
+    tuning_of(us, candidates=1).run(calls, 1e9, POOL, observer)
+    assert timed_at == [1] * 16 + [2] * 16 + [3] * 7
+    assert observer.compiled == [
+        (done, len(each)) for each in jobs for done in range(len(each) + 1)
+    ]
+
+
+#: Flags of a build that its kind of calls does not tell apart: they are compiled while timing.
+UNKNOWN = pytest.mark.xfail(strict=True, reason="kind_of lacks lengths on the device and kv_dtype")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch": 2, "context": 99},
+        {"head_dim": 64},
+        {"q_len": 2},
+        {"dtype": "bf16"},
+        {"page_size": 128},
+        {"window_left": 99},
+        {"attention_chunk": 512},
+        pytest.param({"lengths_on": "device", "capacity": 8192}, marks=UNKNOWN),
+        pytest.param({"kv_dtype": "e5m2"}, marks=UNKNOWN),
+    ],
+    ids=str,
+)
+def test_there_is_one_job_for_each_build(other, jobs):
+    first = replace(PROBLEM, kv_dtype="e4m3") if "kv_dtype" in other else PROBLEM
+    calls = [first, replace(first, **other)]
+    tuning_of(made_up_us, candidates=16).compile(calls, POOL)
+    compiled = [CudaBuild.of(job.problem, job.config) for job in jobs[0]]
     wanted = {
-        (call.head_dim, call.lengths_on, config.build_key)
+        CudaBuild.of(fills(call)[0], config)
         for call in calls
         for config in first_candidates(CUDA, call, H200, 16)
     }
-    assert set(keys) == wanted
-    assert progress == [(done, len(jobs)) for done in range(len(jobs) + 1)]
+    assert set(compiled) == wanted
+    assert len(compiled) == len(wanted)
 
 
 def test_gains_by_hand():
@@ -242,13 +309,7 @@ def test_gains_by_hand():
     assert [gain.ratio for gain in found] == pytest.approx([1.2, 1.0, 1.2**0.5])
 
 
-def test_geometric_mean():
-    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
-    with pytest.raises(UserError, match="nothing was timed: free the GPU's memory, or choose"):
-        geometric_mean([])
-
-
-TRUTH = Costs()._replace(cluster=2.2, merge=1.9)
+TRUTH = Costs()._replace(cluster=2.0, merge=0.5)
 
 
 def synthetic(costs: Costs, count: int = 40) -> dict[str, list[TimedCall]]:
@@ -274,13 +335,13 @@ def test_constants_of_a_gpu_are_recovered_from_its_timings():
     timings = synthetic(TRUTH)
     constants, before, after = measured_constants(timings, H200)
     assert list(constants) == list(MEASURED) == ["cluster", "merge"]
-    for name, us in constants.items():
-        assert us == pytest.approx(getattr(TRUTH, name), rel=0.15)
-        assert abs(us / getattr(Costs(), name) - 1) > 0.5
+    assert constants["merge"] == pytest.approx(TRUTH.merge, rel=0.02)
+    # Choices hardly depend on this one.
+    assert constants["cluster"] > 1.2 * Costs().cluster
     # Shares on calls left out.
     assert len(before) == len(after) == sum(map(len, timings.values()))
     assert geometric_mean(after) > geometric_mean(before)
-    assert geometric_mean(after) > 0.99
+    assert geometric_mean(after) > 0.998
 
 
 def test_constants_without_timings_of_lean_cuda():
@@ -288,14 +349,11 @@ def test_constants_without_timings_of_lean_cuda():
     of_triton = timed(5.0, 6.0, configs=[OF_TRITON, replace(OF_TRITON, num_warps=8)])
     assert timed_of(of_triton, H200) is None
     assert measured_constants({"": [of_triton]}, H200) == ({}, [], [])
-
-
-def test_other_constants_stay():
-    (calls,) = list(synthetic(TRUTH, 1).values())
-    each = timed_of(calls[0], H200)
-    assert each is not None
-    changed = fit([each], ["start"], Costs())
-    assert changed._replace(start=Costs().start) == Costs()
+    energies = {
+        signature: [replace(call, objective="energy") for call in calls]
+        for signature, calls in synthetic(TRUTH).items()
+    }
+    assert measured_constants(energies, H200) == ({}, [], [])
 
 
 def test_the_share_by_hand():
@@ -310,7 +368,7 @@ def test_the_share_by_hand():
 
 
 @pytest.mark.parametrize(("objective", "exponent"), [("energy", 1), ("edp", 2)])
-def test_energies_are_kept_in_place_of_latencies(objective, exponent, home, monkeypatch):
+def test_energies_replace_latencies(objective, exponent, home, monkeypatch):
     tuning = tuning_of(lambda problem, config: 10.0 if config == MODELS else 8.0)
     tuning.request = replace(tuning.request, objective=objective)
     small, large = PROBLEM, replace(PROBLEM, batch=4)
@@ -341,62 +399,36 @@ def test_energies_are_kept_in_place_of_latencies(objective, exponent, home, monk
     assert choose(CUDA, small, H200).how == "heuristic"
 
 
-def metered(monkeypatch: pytest.MonkeyPatch, energy_mj: float | None) -> list[Any]:
-    """Replace the power meter, and return the windows that it measures."""
-    import torch
-
+@pytest.mark.parametrize("energy_mj", [4.0, None])
+def test_power_is_energy_by_time(energy_mj, monkeypatch):
     windows: list[Any] = []
 
-    class Nvml:
-        def __init__(self, uuid: str) -> None:
-            self.uuid = uuid
-
-        def __enter__(self) -> str:
-            return self.uuid
-
-        def __exit__(self, *error: object) -> None:
-            windows.append("closed")
-
-    class Replay:
-        launches = 3
-        graph = SimpleNamespace(replay=None)
-
-        def __init__(self, launches: Any, sample_ms: float) -> None:
-            self.config = launches[0]
-            windows.append(self.config)
+    def replay(launches: Any, sample_ms: float) -> Any:
+        windows.append(launches[0])
+        return SimpleNamespace(launches=3, graph=SimpleNamespace(replay=None))
 
     def measure_window(replay: Any, launches: int, *given: Any) -> Any:
         assert (launches, *given) == (3, "GPU-1", "calibrated", power.WINDOW_S)
         return SimpleNamespace(energy_mj=energy_mj, sustained_us=8.0)
 
-    properties = SimpleNamespace(uuid="GPU-1")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    monkeypatch.setattr("leanbench.gpu.nvml.Nvml", Nvml)
+    gpu = SimpleNamespace(uuid="GPU-1")
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: gpu)
+    monkeypatch.setattr("leanbench.gpu.nvml.Nvml", nullcontext)
     monkeypatch.setattr("leanbench.measure.energy_meter.calibrate", lambda nvml: "calibrated")
     monkeypatch.setattr("leanbench.measure.energy.measure_window", measure_window)
-    monkeypatch.setattr("leanbench.measure.timing.Replay", Replay)
-    return windows
-
-
-def test_power_is_energy_by_time(monkeypatch):
-    windows = metered(monkeypatch, 4.0)
-    watch: Any = FakeWatch(chunk_times_warps)
+    monkeypatch.setattr("leanbench.measure.timing.Replay", replay)
+    watch: Any = FakeWatch(made_up_us)
     many = list({config.build_key: config for config in CUDA.tuning_space(PROBLEM, H200)}.values())
-    measured = power.measure_power(0, watch, [(PROBLEM, many), (SERVED, [A])])
-    # The first builds of each problem.
-    assert len(many) > power.MOST_BUILDS
-    assert windows == [*many[: power.MOST_BUILDS], A, "closed"]
-    assert measured == [
-        {config.build_key: 0.5 for config in many[: power.MOST_BUILDS]},
-        {A.build_key: 0.5},
-    ]
-
-
-def test_a_gpu_without_an_energy_counter(monkeypatch):
-    metered(monkeypatch, None)
-    watch: Any = FakeWatch(chunk_times_warps)
-    with pytest.raises(UserError, match=r"no energy counter that can be read: tune for --objective"):
-        power.measure_power(0, watch, [(PROBLEM, [A])])
+    first = many[: power.MOST_BUILDS]
+    assert len(many) > len(first)
+    work = [(PROBLEM, many), (SERVED, [A])]
+    if energy_mj is None:
+        with pytest.raises(UserError, match="no energy counter that can be read"):
+            power.measure_power(0, watch, work)
+    else:
+        kw = power.measure_power(0, watch, work)
+        assert kw == [{each.build_key: 0.5 for each in first}, {A.build_key: 0.5}]
+        assert windows == [*first, A]
 
 
 def test_the_tuning_of_a_gpu(home, monkeypatch):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
+import torch
 from captured import builds_compiled
 from leanbench.kernels.lean import Lean
-from timed_examples import LEAN, PROBLEM
+from leanbench.kernels.reference.torch import attend_all
+from timed_examples import H200, LEAN, PROBLEM
 
 from leanbench.compile.build import process_pool
-from leanbench.core.errors import UserError
+from leanbench.core.errors import DoesNotFit, UserError
+from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
+from leanbench.tune import stopwatch
 from leanbench.tune.stopwatch import ROUNDS, GpuStopwatch, knock_out
 
 
@@ -44,6 +50,58 @@ def test_losers_leave_after_their_round():
 
 def test_nothing_to_time():
     assert knock_out({}) == {}
+
+
+class Scaled:
+    """A kernel whose output is the right one times a config, a number here; none for 0."""
+
+    name = "scaled"
+
+    def prepare(self, inputs, config):
+        if isinstance(config, str):
+            raise DoesNotFit(f"{config}\nwith details")
+        return partial(self.run, inputs, config)
+
+    def run(self, inputs, config):
+        if config > 0:
+            attend_all(inputs)
+            inputs.out.mul_(config)
+
+
+class OneReplay:
+    """Launches as they are, without a graph: a factor of 1.001 takes 1001 us."""
+
+    launches = 1
+
+    def __init__(self, launches, sample_ms):
+        launches[0]()
+        self.us = 1000 * launches[0].args[1]
+
+    def sample_us(self):
+        return self.us
+
+
+def timed_here(configs, monkeypatch):
+    monkeypatch.setattr(stopwatch, "Replay", OneReplay)
+    monkeypatch.setattr(stopwatch, "refuse_shortage", lambda problem, device: None)
+    monkeypatch.setattr(
+        stopwatch, "rotating_inputs", lambda problem, device, *given: [make_inputs(problem, device)]
+    )
+    watch: Any = object.__new__(GpuStopwatch)
+    watch._kernel, watch._spec, watch._device = Scaled(), H200, torch.device("cpu")
+    return watch.time(AttentionProblem(2, 4, 2, (40, 7), 64, page_size=16), configs)
+
+
+def test_outputs_are_compared_with_the_first_and_that_with_the_reference(monkeypatch):
+    configs = ["it spills", 1.0, 1.001, 1.01, 0.0]
+    result = timed_here(configs, monkeypatch)
+    assert result.times == pytest.approx({1.0: 1000.0, 1.001: 1001.0})
+    assert result.failures["it spills"] == "it spills"
+    words = "differs from the other configs by {} of the output's norm"
+    reasons = [result.failures[config] for config in configs[3:]]
+    assert reasons == [words.format("1.0e-02"), words.format("nan")]
+    with pytest.raises(UserError, match=r"^scaled cannot be tuned here, its output is wrong: "):
+        timed_here([1.1, 1.0], monkeypatch)
 
 
 @pytest.mark.deep
