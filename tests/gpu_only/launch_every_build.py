@@ -55,7 +55,7 @@ PROBLEMS = [
     # Output tiles for all SMs: a ring of many_rows.cu wraps around.
     AttentionProblem(20, 32, 8, 1500, 128, q_len=16),
     # Pairs of CTAs with whole output tiles and rings that wrap around.
-    AttentionProblem(8, 32, 8, 1500, 128, "bf16", q_len=7),
+    AttentionProblem(8, 32, 8, 1500, 128, "bf16", q_len=9),
     # Tails of the query tokens span two chunks, and hide a large part.
     AttentionProblem(2, 8, 8, (33, 66), 128, q_len=5),
     # Copies by lanes, with a ring that wraps around.
@@ -121,12 +121,14 @@ def settings(problem: AttentionProblem) -> Iterator[tuple[str, KernelConfig]]:
     assert fixed_runs is not None
     yield "heuristic", chosen
     if chosen.of_warpgroups:
-        yield "other grid", replace(chosen, cluster_size=1, align_grid=not chosen.align_grid)
+        yield "other grid", replace(chosen, align_grid=not chosen.align_grid)
+        if chosen.tile_rows == 64 and not problem.is_ragged:
+            yield "pairs", replace(chosen, cluster_size=2, ctas_per_sm=1)
         return
     # One stage for single sequences: a chunk is waited for immediately after the start of its copy.
     stages = 1 if problem.batch == 1 else chosen.num_stages
     yield "cp.async", replace(chosen, copy="async", cluster_size=1, num_stages=stages)
-    yield "stream-K", replace(chosen, cluster_size=1, align_grid=False, min_tiles_per_cta=1)
+    yield "stream-K", replace(chosen, cluster_size=1, align_grid=False, tile_tokens=128)
     yield "pairs", replace(chosen, cluster_size=2, align_grid=False)
     if not problem.is_ragged:
         yield "clusters of 8", replace(chosen, cluster_size=8, ctas_per_sm=1)
@@ -143,8 +145,8 @@ def launches() -> Iterator[Launch]:
     for problem in PROBLEMS:
         known: set[KernelConfig] = set()
         for name, config in settings(problem):
-            # Mutations name launches of stream-K, for any choice of the heuristic.
-            if config not in known or name == "stream-K":
+            # Mutations name these launches, for any choice of the heuristic.
+            if config not in known or name in ("stream-K", "pairs"):
                 yield Launch(problem, name, config, next(scales))
             known.add(config)
         for name in OTHERS:
