@@ -25,7 +25,7 @@ from leanbench.attention.mla_launch import (
     check_latent_launch,
     relaunch_latent,
 )
-from leanbench.attention.record import RECORD, record
+from leanbench.attention.record import RECORD, is_captured, record
 from leanbench.configs.lookup import Choice, choose, state
 from leanbench.core.errors import UserError
 from leanbench.core.extras import EXTRA_TENSORS, Extras, extras_of, kinds_of
@@ -422,7 +422,7 @@ def _choice(inputs: AttentionInputs, batch_invariant: bool) -> Choice:
         if not batch_invariant and inputs.peers is None:
             called = _with_lengths(inputs, problem)
             record(inputs, called)
-            if on_signature is not None and not torch.cuda.is_current_stream_capturing():
+            if on_signature is not None and not is_captured(inputs):
                 on_signature(called)
         return settings_of(inputs, problem, batch_invariant)
     known, key = _LAUNCHES.any_length, _all_but_capacity(inputs)

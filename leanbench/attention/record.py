@@ -34,13 +34,17 @@ def record(inputs: AttentionInputs, problem: AttentionProblem) -> None:
     if (path, problem) in _written:
         return
     _written.add((path, problem))
-    readable = inputs.cache_seqlens is not None and not torch.cuda.is_current_stream_capturing()
-    if path != target and readable:
+    if path != target and inputs.cache_seqlens is not None and not is_captured(inputs):
         lengths = tuple(max(1, length) for length in inputs.read_lengths())
-        problem = replace(problem, context=lengths)
+        problem = replace(problem, context=lengths, capacity=problem.cache_capacity)
     line: dict[str, Any] = {"problem": problem.to_dict()}
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     except OSError as error:
         warnings.warn(f"{RECORD}: cannot write {path} ({error.strerror})", stacklevel=2)
+
+
+def is_captured(inputs: AttentionInputs) -> bool:
+    """Return True in the capture of a CUDA graph, in which nothing can be read or timed."""
+    return inputs.q.is_cuda and torch.cuda.is_current_stream_capturing()

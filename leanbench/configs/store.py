@@ -43,6 +43,7 @@ HEURISTIC = "heuristic"
 SWITCH = "LEANBENCH_CONFIGS"
 _OFF, _ON = ("off", "0", "false", "no"), ("", "on", "1", "true", "yes")
 _MOST_MB = 100
+_MOST_SIZE = 1e9
 #: Drivers round the L2 differently. H200, GH200 and H100 NVL differ only in their bandwidth.
 _L2_TOLERANCE = 0.02
 _BANDWIDTH_TOLERANCE = 0.1
@@ -154,7 +155,7 @@ def decoded(path: Path, lines: Sequence[Mapping[str, Any]]) -> Iterator[TimedCal
     for line in lines:
         try:
             yield TimedCall.from_dict(line)
-        except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, UserError) as error:
             _warn_once(
                 f"{path} has timings that this version cannot use ({error}), they are left out:"
                 " tune again"
@@ -193,8 +194,8 @@ def _check_gpu(gpu: Mapping[str, Any]) -> None:
     sizes = (*gpu["compute_capability"], *(gpu[name] for name in _GPU[3:]))
     if len(sizes) != 5 or not all(isinstance(size, int | float) for size in sizes):
         raise ValueError("gpu has no compute capability, SMs, L2 and bandwidth")
-    if min(sizes[0], *sizes[2:]) <= 0:
-        raise ValueError("gpu has a size that is not positive")
+    if not (min(sizes[0], *sizes[2:]) > 0 and max(sizes) < _MOST_SIZE):
+        raise ValueError("gpu has a size out of range")
 
 
 def _constants(values: Mapping[str, Any]) -> dict[str, float]:

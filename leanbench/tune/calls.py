@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -88,6 +89,8 @@ def read_calls(path: Path) -> list[AttentionProblem]:
         raise UserError(
             f"{path} has no recorded calls: give a file that LEANBENCH_RECORD={path} wrote"
         )
+    if damaged:
+        warnings.warn(f"{damaged} lines of {path} are no recorded calls, left out", stacklevel=2)
     return list(calls)
 
 

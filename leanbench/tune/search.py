@@ -161,8 +161,8 @@ class Tuning:
         self, call: AttentionProblem, problem: AttentionProblem, costs: dict[LeanConfig, float]
     ) -> TimedCall:
         when = datetime.now(UTC).isoformat(timespec="seconds")
-        known = for_any_length(call.known_to_host) if call.lengths_on == "device" else call
-        signature = signature_of(known)
+        known = call.known_to_host
+        signature = signature_of(for_any_length(known) if call.lengths_on == "device" else known)
         return TimedCall(problem, signature, self.request.objective, when, self.about, costs)
 
     def run(
@@ -189,7 +189,7 @@ def kind_of(call: AttentionProblem) -> str:
     """Return what a call's builds depend on."""
     words = signature_of(call).partition(" ")[2].partition(",")[0]
     masks = call.most_behind >= 0, call.attention_chunk > 0, call.causal
-    return f"{words} {call.dtype} {call.page_size} {masks}"
+    return f"{words} {call.dtype} {call.kv_dtype} {call.page_size} {masks} {call.lengths_on}"
 
 
 @dataclass(frozen=True)

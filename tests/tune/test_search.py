@@ -124,16 +124,12 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-#: The signature is of the whole call, and looked up for the part of one GPU.
-SHARED = pytest.mark.xfail(strict=True)
-
-
 @pytest.mark.parametrize(
     "kind",
     [
         *(pytest.param(kind, id=name) for name, kind in KINDS.items()),
-        pytest.param({"parallel": "tp:2"}, id="heads on GPUs", marks=SHARED),
-        pytest.param({"parallel": "cp:2"}, id="tokens on GPUs", marks=SHARED),
+        pytest.param({"parallel": "tp:2"}, id="heads on GPUs"),
+        pytest.param({"parallel": "cp:2"}, id="tokens on GPUs"),
     ],
 )
 def test_a_tuned_call_finds_its_winner(home, kind):
@@ -265,10 +261,6 @@ def test_calls_are_compiled_some_at_a_time_before_they_are_timed(jobs):
     ]
 
 
-#: Flags of a build that its kind of calls does not tell apart: they are compiled while timing.
-UNKNOWN = pytest.mark.xfail(strict=True, reason="kind_of lacks lengths on the device and kv_dtype")
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -279,8 +271,8 @@ UNKNOWN = pytest.mark.xfail(strict=True, reason="kind_of lacks lengths on the de
         {"page_size": 128},
         {"window_left": 99},
         {"attention_chunk": 512},
-        pytest.param({"lengths_on": "device", "capacity": 8192}, marks=UNKNOWN),
-        pytest.param({"kv_dtype": "e5m2"}, marks=UNKNOWN),
+        {"lengths_on": "device", "capacity": 8192},
+        {"kv_dtype": "e5m2"},
     ],
     ids=str,
 )
