@@ -40,7 +40,7 @@ def test_a_call_seen_before_makes_few_function_calls(cache, lengths, most):
 
 @pytest.mark.parametrize(
     ("tokens", "lengths", "most"),
-    [(48, LENGTHS, 80), (64, LENGTHS, 400), (64, 5, 190)],
+    [(48, LENGTHS, 80), (64, LENGTHS, 430), (64, 5, 190)],
     ids=["on the device", "of another bound", "on the host"],
 )
 def test_a_new_shape_makes_few_function_calls(tokens, lengths, most):
@@ -63,7 +63,7 @@ def test_a_new_length_makes_few_function_calls():
 
     with torch.no_grad():
         call(3)
-        assert function_calls(lambda: call(64)) - 1 <= 420
+        assert function_calls(lambda: call(64)) - 1 <= 430
 
 
 def test_settings_for_lengths_on_the_device_are_chosen_once_for_a_bound(monkeypatch):

@@ -217,7 +217,7 @@ def test_import_rejects_paths_without_a_file(path, fault):
         ({"calls": [{}]}, "a call has no signature"),
         # A file of that name would lie outside the folder.
         ({"gpu": {"name": "../../x"}}, "'../../x' is no GPU name"),
-        ({"gpu": {"sms": 0}}, "gpu has a size that is not positive"),
+        ({"gpu": {"sms": 0}}, "gpu has a size out of range"),
     ],
 )
 def test_import_rejects_invalid_files(home, tmp_path, fields: Any, fault):

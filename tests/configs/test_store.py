@@ -184,7 +184,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "another kernel": (content(kernel="fa2"), "kernel 'fa2', timings are of 'lean'"),
     "no gpu": (without("gpu"), "no 'gpu'"),
     "a path for a name": (of_gpu(name="../../x"), "'../../x' is no GPU name"),
-    "a gpu without SMs": (of_gpu(sms=0), "gpu has a size that is not positive"),
+    "a gpu without SMs": (of_gpu(sms=0), "gpu has a size out of range"),
     "a gpu in words": (of_gpu(l2_mib="much"), "gpu has no compute capability, SMs, L2"),
     "half a capability": (of_gpu(compute_capability=[9]), "gpu has no compute capability, SMs"),
     "no constants": (without("constants"), "no 'constants'"),
@@ -223,7 +223,7 @@ def test_a_damaged_file_warns_once_and_is_not_overwritten(value, words):
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    product(("constant", "size", "cost"), (-1, 10**400)),
+    [*product(("constant", "size", "cost"), (-1, 10**400))],
     ids=lambda value: value if isinstance(value, str) else str(value)[:4],
 )
 def test_numbers_out_of_range(place, value):

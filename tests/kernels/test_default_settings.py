@@ -41,6 +41,7 @@ PROBLEMS = (
     AttentionProblem(8, 64, 8, 16_384, 64, "bf16", "NHD", kv_dtype="e4m3"),
     AttentionProblem(32, 32, 32, 1000, 80, "fp16", "NHD", page_size=64),
     *(AttentionProblem(1, 32, 8, 9000, 128, q_len=q_len) for q_len in (8, 9, 128)),
+    AttentionProblem(1, 32, 8, 100, 128, q_len=9),
     *(AttentionProblem(2, 64, 8, 9000, 128, parallel=parallel) for parallel in ("cp:2", "tp:8")),
 )
 #: Settings of problems, a JSON object in each line: kernel, its method, the problem's fields, and
@@ -62,17 +63,17 @@ def test_settings_of_an_h200(line):
 
 @pytest.mark.parametrize("lengths_on", ["host", "device"])
 @pytest.mark.parametrize("problem", PROBLEMS, ids=label)
-def test_the_models_choice_is_the_first_candidate_and_fits_every_gpu(problem, lengths_on):
+def test_the_models_choice_is_a_candidate_and_fits_every_gpu(problem, lengths_on):
     problem = replace(problem, lengths_on=lengths_on)
     for spec in CUDA_GPUS:
         config = LEAN.default_config(problem, spec)
         build = CudaBuild.of(problem, config)
         assert build.fits(spec)
-        assert LEAN.tuning_space(problem, spec)[0] == config
+        assert config in LEAN.tuning_space(problem, spec)
         if spec.compute_capability < HOPPER:
             assert (config.copy, config.cluster_size) == ("async", 1)
-        assert isinstance(build, ManyRowsBuild) == has_many_rows(problem, spec)
         if isinstance(build, ManyRowsBuild):
+            assert has_many_rows(problem, spec)
             # CTAs that do not wait need not be resident together.
             assert build.cooperative == (config.cluster_size == 1)
         assert build.heads_of_row == 1 or takes_head_pairs(problem)
