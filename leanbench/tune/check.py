@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.compile.build import Job, build_all
 from leanbench.configs.lookup import Choice, choose, resolve
+from leanbench.configs.signature import signature_of
+from leanbench.configs.store import TimedCall
 from leanbench.core.config import KernelConfig
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import LeanConfig
@@ -36,7 +38,8 @@ class Checked:
     #: Latency of the best candidate of each fill.
     fastest_us: list[float]
     predicted_us: float | None
-    candidates: int
+    #: All timings of each fill, losers too.
+    timed: list[TimedCall]
 
     def share(self, whose: str = "chosen") -> float:
         """Return the best single candidate's latency over another's, means over the fills."""
@@ -54,7 +57,7 @@ class Checked:
             "why": self.choice.why,
             "chosen": self.choice.config.to_dict() if self.choice.config else None,
             "best": self.best.to_dict(),
-            "candidates": self.candidates,
+            "timed": [call.to_dict() for call in self.timed],
             "us": {whose: [round(us, 3) for us in each] for whose, each in self.us.items()},
             "fastest_us": [round(us, 3) for us in self.fastest_us],
             "predicted_us": self.predicted_us,
@@ -116,7 +119,10 @@ def check(
         {whose: [times[config] for times in again] for whose, config in who.items()},
         [min(times.values()) for times in again],
         _predicted_us(call, fills, choice.config, request),
-        len(common),
+        [
+            TimedCall(fill, signature_of(fill), "latency", "", {}, times)
+            for fill, times in zip(fills, everything, strict=True)
+        ],
     )
 
 
@@ -130,7 +136,6 @@ def _predicted_us(
     call: AttentionProblem, fills: Sequence[AttentionProblem], config: Any, request: Request
 ) -> float | None:
     """Return the model's latency of a config over these fills; None for other kernels' configs."""
-    from leanbench.configs.store import TimedCall
     from leanbench.kernels.lean.cuda_settings import costs_of
     from leanbench.tune.fit import timed_of
 

@@ -40,7 +40,9 @@ def test_the_share_of_one_length(home):
     assert one.share("model") == pytest.approx(8 / 12)
     assert one.share_of_fills == pytest.approx(8 / 9)
     everything = first_candidates(CUDA, PROBLEM, H200, None)
-    assert one.candidates == len(everything)
+    (timed,) = one.timed
+    assert timed.problem == PROBLEM
+    assert timed.costs == {config: times.get(config, 20.0) for config in everything}
     # The finalists are timed again, with the choice and the model's.
     (first, again) = watch.timed
     assert set(first[1]) == set(everything)
@@ -96,7 +98,7 @@ def test_a_candidate_that_fails(home, fails):
         assert one is None
     else:
         assert one is not None
-        assert one.candidates == len(first_candidates(CUDA, PROBLEM, H200, None)) - 1
+        assert len(one.timed[0].costs) == len(first_candidates(CUDA, PROBLEM, H200, None)) - 1
 
 
 def test_a_choice_of_another_kernel_has_no_prediction(home):
