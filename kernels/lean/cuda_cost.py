@@ -98,7 +98,9 @@ class Columns:
     ) -> Columns:
         import numpy as np
 
-        builds = tuple(CudaBuild.of(problem, config) for config in configs)
+        by_key = {config.build_key: config for config in configs}
+        built = {key: CudaBuild.of(problem, config) for key, config in by_key.items()}
+        builds = tuple(built[config.build_key] for config in configs)
         limits = [
             split_limits(build, config.tile_tokens)
             for build, config in zip(builds, configs, strict=True)

@@ -215,6 +215,9 @@ def _many_rows_configs(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Lean
     alone = config.tile_rows == WARPGROUP_ROWS and widest(problem) <= 128
     if alone and config.copy == "bulk":
         yield fitted(replace(config, ctas_per_sm=3 - config.ctas_per_sm), problem, gpu)
+        if problem.lengths_on == "host" and problem.q_lens is None:
+            # A pair of CTAs for each output tile, whose splits it replaces.
+            yield replace(config, cluster_size=2, ctas_per_sm=1)
 
 
 def space(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
@@ -260,7 +263,14 @@ def _columns(problem: AttentionProblem, gpu: GpuSpec) -> Columns:
         for build, cluster, each, tile in product(builds, clusters, rows, _TILES)
         if not (build[3] > 1 and cluster > 2)
     ]
-    able = [config for config in configs if CudaBuild.of(problem, config).fits(gpu)]
+    in_8_bits = problem.kv_dtype != SAME
+    able = [
+        config
+        for config in configs
+        # More take more registers than there are.
+        if not (in_8_bits and config.tile_rows == TILE_ROWS[-1] and config.chunk_tokens > 16)
+        and CudaBuild.of(problem, config).fits(gpu)
+    ]
     if not able:
         smallest = cuda_config(
             *builds[-1], 1, rows[0], copy_of(problem, gpu, rows[0]), 1, align_grid

@@ -52,7 +52,6 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "problems": [fill.to_dict() for fill in self.fills],
             "how": self.choice.how,
             "why": self.choice.why,
             "chosen": self.choice.config.to_dict() if self.choice.config else None,

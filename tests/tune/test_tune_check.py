@@ -40,9 +40,9 @@ def test_the_share_of_one_length(home):
     assert one.share("model") == pytest.approx(8 / 12)
     assert one.share_of_fills == pytest.approx(8 / 9)
     everything = first_candidates(CUDA, PROBLEM, H200, None)
-    (timed,) = one.timed
-    assert timed.problem == PROBLEM
-    assert timed.costs == {config: times.get(config, 20.0) for config in everything}
+    (kept,) = one.timed
+    assert kept.problem == PROBLEM
+    assert kept.costs == {config: times.get(config, 20.0) for config in everything}
     # The finalists are timed again, with the choice and the model's.
     (first, again) = watch.timed
     assert set(first[1]) == set(everything)
@@ -52,12 +52,11 @@ def test_the_share_of_one_length(home):
     predicted = dict(ranked(PROBLEM, H200, Costs()))[A]
     assert one.predicted_us == pytest.approx(predicted)
     assert one.to_dict() == {
-        "problems": [PROBLEM.to_dict()],
         "how": "tuned",
         "why": "timed 2026-11-28 on NVIDIA H200, yours: 8 tiles d128 g4 2 B HND, 4096 tokens",
         "chosen": A.to_dict(),
         "best": B.to_dict(),
-        "candidates": len(everything),
+        "timed": [kept.to_dict()],
         "us": {"chosen": [9.0], "model": [12.0], "best": [8.0]},
         "fastest_us": [8.0],
         "predicted_us": one.predicted_us,
