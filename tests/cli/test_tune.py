@@ -128,7 +128,7 @@ def test_a_check_saves_nothing_and_writes_what_it_timed(watch, home):
     checked = json.loads(line)
     assert (checked["how"], checked["share"]) == ("heuristic", 0.8)
     assert checked["best"] == OTHERS[0].to_dict()
-    assert checked["problems"] == [PROBLEM.to_dict()]
+    assert [each["problem"] for each in checked["timed"]] == [PROBLEM.to_dict()]
     assert not home.exists()
     tune(f"{LABEL} -q")
     assert "settings: 100.0% of the best" in printed("tune", "--check", *LABEL.split())
