@@ -17,7 +17,6 @@ from leanbench.core.errors import UserError
 if TYPE_CHECKING:
     from leanbench.configs.store import File, TimedCall
     from leanbench.core.gpu_spec import GpuSpec
-    from leanbench.kernels.lean.configs import LeanCudaConfig
 
 configs = Commands(
     no_args_is_help=True,
@@ -105,9 +104,10 @@ def explain(
     from leanbench.core.axes import parse_problem
     from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose as choose_gpu
+    from leanbench.kernels.lean.configs import LeanCudaConfig
+    from leanbench.kernels.lean.cuda_cost import total_us
     from leanbench.kernels.lean.cuda_settings import (
         costs_of,
-        has_many_rows,
         known,
         predict,
         ranked,
@@ -124,10 +124,12 @@ def explain(
     output.show(settings_words(choice.config))
     seen = known(call)
     output.show(f"signature: {signature_of(seen)}")
-    if lean.implementation_of(choice.config).name != "lean_cuda" or has_many_rows(seen, spec):
+    chosen = choice.config
+    if not isinstance(chosen, LeanCudaConfig) or chosen.of_warpgroups:
         output.show("Rules choose the settings of this kernel, the model does not rank them.")
         return
     columns, parts = predict(seen, spec, costs_of(spec))
+    totals_us = total_us(parts).mean(0)
     equal: dict[tuple[object, float], list[LeanCudaConfig]] = {}
     for config, us in ranked(seen, spec, costs_of(spec)):
         equal.setdefault((config.build_key, round(us, 2)), []).append(config)
@@ -135,7 +137,7 @@ def explain(
     for name in ("total", *parts):
         table.add_column(name, justify="right")
     table.add_column("settings", no_wrap=True)
-    for (_, us), configs in islice(equal.items(), _EXPLAINED):
+    for configs in islice(equal.values(), _EXPLAINED):
         config = configs[0]
         index = columns.configs.index(config)
         words = [f"{part.mean(0)[index]:.2f}" for part in parts.values()]
@@ -145,7 +147,7 @@ def explain(
             f" {config.num_stages} stages, {config.ctas_per_sm} per SM, cluster"
             f" {config.cluster_size}, {config.tile_rows} rows"
         )
-        table.add_row(f"{us:.2f}", *words, short)
+        table.add_row(f"{totals_us[index]:.2f}", *words, short)
     output.show_table(table)
 
 
