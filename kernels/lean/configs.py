@@ -13,7 +13,7 @@ from leanbench.core.config import TileConfig, number, optional_number, switch, w
 #: Resident warps of an SM, on every supported GPU.
 _WARPS_PER_SM = 64
 #: Largest `tile_rows` with matrix instructions of warps; warpgroups multiply above it.
-_MOST_WARP_ROWS = 32
+MOST_WARP_ROWS = 32
 #: Maximum rows of all CTAs on an SM with warpgroups, limited by registers.
 _MOST_WARPGROUP_ROWS = 128
 #: Required values of `_settings_of_warpgroups`: 16 rows per warp, chunks of at least 64 tokens,
@@ -111,7 +111,7 @@ class CudaBody:
     @property
     def of_warpgroups(self) -> bool:
         """True if warpgroups multiply, in many_rows.cu."""
-        return self.tile_rows > _MOST_WARP_ROWS
+        return self.tile_rows > MOST_WARP_ROWS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class LeanCudaConfig(CudaBody, LeanConfig):
         """Equivalent settings of lean.cu, for calls that many_rows.cu does not support."""
         return replace(
             self,
-            tile_rows=_MOST_WARP_ROWS,
+            tile_rows=MOST_WARP_ROWS,
             num_warps=4,
             num_stages=2,
             chunk_tokens=16,

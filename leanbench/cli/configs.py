@@ -104,7 +104,7 @@ def explain(
     from leanbench.core.axes import parse_problem
     from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose as choose_gpu
-    from leanbench.kernels.lean.configs import LeanCudaConfig
+    from leanbench.kernels.lean.configs import MOST_WARP_ROWS, LeanCudaConfig
     from leanbench.kernels.lean.cuda_cost import total_us
     from leanbench.kernels.lean.cuda_settings import (
         costs_of,
@@ -124,8 +124,8 @@ def explain(
     output.show(settings_words(choice.config))
     seen = known(call)
     output.show(f"signature: {signature_of(seen)}")
-    chosen = choice.config
-    if not isinstance(chosen, LeanCudaConfig) or chosen.of_warpgroups:
+    chosen = choice.config.to_dict() if choice.config else {}
+    if chosen.get("tile_rows", MOST_WARP_ROWS + 1) > MOST_WARP_ROWS:
         output.show("Rules choose the settings of this kernel, the model does not rank them.")
         return
     columns, parts = predict(seen, spec, costs_of(spec))
