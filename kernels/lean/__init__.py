@@ -37,12 +37,6 @@ class Lean(Implementations[LeanConfig]):
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanConfig:
         return self._implementation_for(problem, gpu).batch_invariant_config(problem, gpu)
 
-    def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
-        return _TRITON.grid_limit(rows, head_dim, wanted)
-
-    def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
-        return _TRITON.merge_rounds(rows, head_dim, num_warps, partials)
-
     def relaunch(self, inputs: AttentionInputs, config: LeanConfig) -> Relaunch:
         """Return a launch for other tensors; see leanbench.kernels.launch.Relaunch."""
         kernel, config = self._launched(inputs, config)

@@ -103,11 +103,6 @@ def refusal_of_sharing(problem: AttentionProblem) -> str | None:
     )
 
 
-def looks_up_rows(problem: AttentionProblem) -> bool:
-    """Return True if each row of a copy needs a page lookup: PAGED_ROWS in build.cuh."""
-    return (problem.page_size or 0) % 8 > 0
-
-
 def takes_warpgroups(problem: AttentionProblem) -> bool:
     """Return True if many_rows.cu supports the problem."""
     return (

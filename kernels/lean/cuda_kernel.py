@@ -100,10 +100,6 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
         return cuda_settings.space(cuda_settings.known(problem), gpu)
 
-    def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
-        """Return the levels of a tree of 16 partials per CTA."""
-        return max(1, -(-(partials.bit_length()) // 4))
-
     def schedule(
         self, problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpec
     ) -> Schedule | None:

@@ -70,9 +70,6 @@ class EqualSplitsCuda(Kernel[ConfigT]):
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
         return self.candidate_configs(problem, gpu)
 
-    def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
-        return LeanCuda().merge_rounds(rows, head_dim, num_warps, partials)
-
     def schedule(self, problem: AttentionProblem, config: ConfigT, gpu: GpuSpec) -> Schedule | None:
         build = CudaBuild.of(problem, config)
         if build.q_len == 0:

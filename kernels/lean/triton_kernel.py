@@ -9,12 +9,11 @@ from leanbench.kernels.launch import (
     LaunchShape,
     TritonLaunch,
     events_per_row,
-    merge_rows_at_once,
     most_parts,
 )
 from leanbench.kernels.lean import triton_configs
 from leanbench.kernels.lean.configs import LeanTritonConfig
-from leanbench.kernels.lean.workspace import PARTIALS_AT_ONCE, lean_grid_limit, one_number_each
+from leanbench.kernels.lean.workspace import lean_grid_limit
 from leanbench.kernels.triton_kernel import TritonKernel
 
 from leanbench.core.decomposition import Schedule, TileGrid, fixed_runs, stream_k, tile_rows
@@ -52,14 +51,6 @@ class LeanTriton(TritonKernel[LeanTritonConfig]):
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanTritonConfig]:
         return triton_configs.candidates(problem, gpu)
-
-    def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
-        return lean_grid_limit(rows, head_dim, wanted)
-
-    def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
-        at_once = merge_rows_at_once(rows, head_dim, num_warps)
-        partials_at_once = PARTIALS_AT_ONCE[one_number_each(rows, head_dim, num_warps)]
-        return -(-rows // at_once) * -(-partials // partials_at_once)
 
     def schedule(
         self, problem: AttentionProblem, config: LeanTritonConfig, gpu: GpuSpec

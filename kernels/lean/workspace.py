@@ -31,10 +31,6 @@ WORKSPACE_BYTES = 32 * 1000 * 1000
 #: (32 rows of 128).
 _FIRST_BYTES = 4 << 20
 
-#: Partials loaded at once by a merge, by whether a thread holds one number of each; see
-#: kernels/lean/reduce.py.
-PARTIALS_AT_ONCE = {True: 8, False: 16}
-
 #: Limit of 32-bit offsets of a partial's 8-byte numbers: the largest power of two among the sizes.
 _MAX_PARTIALS_BYTES = 8 << 30
 #: Increment of a graph's counter per replay: the golden ratio of 2^32. The consecutive epochs of a

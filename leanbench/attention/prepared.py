@@ -70,6 +70,10 @@ class Prepared(NamedTuple):
         return length <= capacity if self.capacity is None else capacity == self.capacity
 
 
+#: See `replace_hook`.
+Hook = Callable[[AttentionProblem], None]
+
+
 class PreparedLaunches(threading.local):
     """Prepared launches of a thread, by signature."""
 
@@ -78,6 +82,7 @@ class PreparedLaunches(threading.local):
         self._before: dict[Hashable, Prepared] = {}
         #: Settings for lengths on the device, by `_all_but_capacity`.
         self.any_length: dict[Hashable, Choice] = {}
+        self.on_signature: Hook | None = None
         self._lses: dict[tuple[torch.device, Hashable], torch.Tensor] = {}
 
     def get(self, signature: Hashable) -> Prepared | None:
@@ -337,9 +342,12 @@ def _launch_latent(inputs: AttentionInputs) -> Relaunch:
     return _launch(relaunch_latent(inputs), inputs)
 
 
-#: Called with each new signature that has no given settings, outside of captures: see
-#: leanbench.tune.autotune.
-on_signature: Callable[[AttentionProblem], None] | None = None
+def replace_hook(hook: Hook | None) -> Hook | None:
+    """Call `hook` for each new signature of this thread that has no given settings, outside of
+    captures, before its settings are looked up; return the hook until now.
+    """
+    before, _LAUNCHES.on_signature = _LAUNCHES.on_signature, hook
+    return before
 
 
 def _launch_with_settings(call: Call, inputs: AttentionInputs) -> Relaunch:
@@ -417,13 +425,14 @@ def _choice(inputs: AttentionInputs, batch_invariant: bool) -> Choice:
 
     With lengths on the device, they are looked up once for all capacities of a bound.
     """
-    if inputs.cache_seqlens is None or batch_invariant or on_signature or RECORD in os.environ:
+    hook = _LAUNCHES.on_signature
+    if inputs.cache_seqlens is None or batch_invariant or hook or RECORD in os.environ:
         problem = _supported_problem(inputs)
         if not batch_invariant and inputs.peers is None:
             called = _with_lengths(inputs, problem)
             record(inputs, called)
-            if on_signature is not None and not is_captured(inputs):
-                on_signature(called)
+            if hook is not None and not is_captured(inputs):
+                hook(called)
         return settings_of(inputs, problem, batch_invariant)
     known, key = _LAUNCHES.any_length, _all_but_capacity(inputs)
     choice = known.get(key)

@@ -54,7 +54,7 @@ def list_() -> None:
             max((str(line.get("time"))[:10] for line in lines), default="-"),
             str(len({line["signature"] for line in lines})),
             str(len(lines)),
-            str(sum(len(line.get("costs", ())) for line in lines)),
+            str(sum(len(call.costs) for call in file.calls())),
         )
     output.show_table(table)
     for line in dict.fromkeys(f"{file.where}: {file.path.parent}" for file in files):

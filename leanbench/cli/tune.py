@@ -19,6 +19,7 @@ from leanbench.core.errors import OptionWithoutEffect, UserError
 from leanbench.core.syntax import MAX_SEED
 
 if TYPE_CHECKING:
+    from leanbench.configs.store import TimedCall
     from leanbench.core.problem import AttentionProblem
     from leanbench.gpu.local import Target
     from leanbench.tune.check import Checked
@@ -88,11 +89,12 @@ def tune(
     other call gets the model's choice, with constants measured here. Every timed call is saved at
     once: a tuning can stop anywhere, and another one adds to it.
     """
+    from leanbench.configs.store import OBJECTIVES
     from leanbench.core.registry import kernel
     from leanbench.core.syntax import choose as choose_word
     from leanbench.core.syntax import parse_seconds
     from leanbench.gpu.local import choose
-    from leanbench.tune.search import OBJECTIVES, Request
+    from leanbench.tune.search import Request
 
     choose_word("objective", objective, OBJECTIVES)
     budget_s = parse_seconds("--budget", budget)
@@ -144,7 +146,7 @@ def _tune(
 ) -> None:
     from leanbench.cli.progress import TuneProgress
     from leanbench.compile.build import process_pool
-    from leanbench.configs.store import check_target, path_for, save
+    from leanbench.configs.store import check_target, path_for, read, save
     from leanbench.tune.search import Tuning, energies, measured_constants
 
     check_target(request.spec)
@@ -169,7 +171,10 @@ def _tune(
     if not tuning.timed:
         why = next(iter(tuning.left_out.values()), "the budget was spent on compiling")
         raise UserError(f"nothing could be timed on {request.spec.product}: {why}")
-    constants, before, after = measured_constants(tuning.timed, request.spec)
+    everything: dict[str, list[TimedCall]] = {}
+    for call in read(path_for(request.spec)).calls():
+        everything.setdefault(call.signature, []).append(call)
+    constants, before, after = measured_constants(everything, request.spec)
     path = save(request.spec, [], constants)
     if not quiet:
         _show_tuned(tuning, before, after)

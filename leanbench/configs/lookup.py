@@ -65,7 +65,7 @@ def resolve(
         why = "these settings do not depend on the rest of the batch"
         return Choice(config, "heuristic" if config else "none", why)
     if request == "heuristic":
-        _learned_on(spec)
+        learned_on(spec)
         return _heuristic(kernel, problem.known_to_host, spec, "the heuristic was asked for")
     return choose(
         kernel, problem, spec, objective=request if request in store.OBJECTIVES else "latency"
@@ -109,7 +109,7 @@ def choose(
         problem = for_any_length(problem)
     if kernel.tuned_as is None:
         return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
-    learned = _learned_on(spec)
+    learned = learned_on(spec)
     if not learned:
         why = f"{SWITCH} turns timings off" if store.is_off() else "nothing was timed here"
         return _heuristic(kernel, problem, spec, why)
@@ -117,10 +117,18 @@ def choose(
     ranking = learned.get((objective, signature))
     if ranking is not None:
         for config in ranking.configs:
-            implementation = kernel.implementation_of(config) if kernel.takes(config) else None
-            if implementation is not None and implementation.unavailable_reason() is None:
+            if _launches(kernel, config, problem):
                 return Choice(config, "tuned", f"{ranking.where}: {signature}")
     return _heuristic(kernel, problem, spec, "not timed here")
+
+
+def _launches(kernel: Kernel, config: LeanConfig, problem: AttentionProblem) -> bool:
+    """Return True if the kernel launches a config here. Signatures leave out masks, for example."""
+    if not kernel.takes(config):
+        return False
+    implementation = kernel.implementation_of(config)
+    reason = implementation.unavailable_reason() or implementation.unsupported_reason(problem)
+    return reason is None
 
 
 def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: str) -> Choice:
@@ -181,12 +189,12 @@ class _Learned:
         return self._rankings[key]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4)
 def _learned(spec: GpuSpec, state: State) -> _Learned:
     return _Learned(store.files_of(spec))
 
 
-def _learned_on(spec: GpuSpec) -> _Learned:
+def learned_on(spec: GpuSpec) -> _Learned:
     """Return what was timed on this GPU, and let the model use its constants."""
     learned = _learned(spec, state())
     use_costs(spec, learned.costs)

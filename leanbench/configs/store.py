@@ -280,11 +280,16 @@ def path_for(spec: GpuSpec) -> Path:
 
     If a namesake has it, as for a MIG instance, return another.
     """
-    path = configs_folder() / f"{spec.name}.json"
+    return _path_of(_about(spec))
+
+
+def _path_of(gpu: Mapping[str, Any]) -> Path:
+    path = configs_folder() / f"{gpu['name']}.json"
     content = _content(path, "yours", *_state(path)) if path.is_file() else None
-    if isinstance(content, File) and not content.is_for(spec):
-        name = f"{spec.name}-{spec.sms}sms-{spec.bandwidth_tb_s:.3g}tb"
-        return configs_folder() / f"{name}.json"
+    if isinstance(content, File) and not _alike(content.gpu, gpu):
+        return (
+            configs_folder() / f"{gpu['name']}-{gpu['sms']}sms-{gpu['bandwidth_tb_s']:.3g}tb.json"
+        )
     return path
 
 
@@ -318,23 +323,20 @@ def save(
 ) -> Path:
     """Add calls to the user's file of a GPU, or to `path`, under a lock; return the path.
 
-    A call replaces an earlier one of the same problem and objective. Readers find the old or the
-    new file.
+    A call replaces an earlier one of the same problem and objective, constants replace all earlier
+    ones, None leaves them. Readers find the old or the new file.
 
     Raises:
         UserError: The existing file is another GPU's or damaged, or cannot be written. It is
             unchanged then.
     """
-    path = path or path_for(spec)
-    return _write(
-        File(path, "yours", _about(spec), constants or {}, ()), [call.to_dict() for call in calls]
-    )
+    new = File(path or path_for(spec), "yours", _about(spec), constants or {}, ())
+    return _write(new, [call.to_dict() for call in calls], keeps_constants=constants is None)
 
 
 def merge(file: File) -> Path:
     """Add another machine's file to the user's file of the same GPU; return its path."""
-    path = configs_folder() / f"{file.gpu['name']}.json"
-    return _write(replace(file, path=path, lines=()), file.lines)
+    return _write(replace(file, path=_path_of(file.gpu), lines=()), file.lines)
 
 
 def export(path: Path, files: Sequence[File]) -> int:
@@ -351,7 +353,7 @@ def export(path: Path, files: Sequence[File]) -> int:
     return len(merged)
 
 
-def _write(new: File, lines: Sequence[Mapping[str, Any]]) -> Path:
+def _write(new: File, lines: Sequence[Mapping[str, Any]], *, keeps_constants: bool = False) -> Path:
     global _saves
     path = new.path
     try:
@@ -359,7 +361,7 @@ def _write(new: File, lines: Sequence[Mapping[str, Any]]) -> Path:
         with locked(path):
             before = _before(new)
             merged = {_identity(line): line for line in (*before.lines, *lines)}
-            constants = {**before.constants, **new.constants}
+            constants = before.constants if keeps_constants else new.constants
             replace_file(path, _text(new.gpu, constants, list(merged.values())))
     except OSError as error:
         raise _unwritable(path, error) from None
@@ -399,7 +401,7 @@ def _text(gpu: Mapping[str, Any], constants: Mapping[str, float], lines: Sequenc
     return f'{about[:-1]}, "calls": [\n{calls}]}}\n'
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=8)
 def _content(path: Path, where: str, mtime_ns: int, size: int) -> File | str:
     """Parse a file once until it changes."""
     try:

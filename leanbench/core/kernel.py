@@ -264,9 +264,7 @@ class Kernel(ABC, Generic[ConfigT]):
         return [] if config is None else [config]
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
-        """Return the candidates of `leanbench tune` for problems of any size of this head_dim,
-        dtype, group size and layout.
-        """
+        """Return the candidates of `leanbench tune`, those expected to be fastest first."""
         return []
 
     def implementation_of(self, config: ConfigT) -> Kernel[Any]:
@@ -295,18 +293,6 @@ class Kernel(ABC, Generic[ConfigT]):
     def takes(self, config: KernelConfig) -> bool:
         """Return True for a config of this kernel."""
         return isinstance(config, self.config_types)
-
-    def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
-        """Return the maximum number of work ranges of a launch that wants `wanted`, with `rows`
-        query rows per partial. A work range belongs to a CTA or a cluster.
-        """
-        return wanted
-
-    def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
-        """Return the number of dependent rounds of loads in which one CTA merges `partials` of
-        `rows` query rows.
-        """
-        return partials
 
     def schedule(self, problem: AttentionProblem, config: ConfigT, gpu: GpuSpec) -> Schedule | None:
         """Return the schedule for predictions; None if it is unknown."""

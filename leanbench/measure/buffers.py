@@ -39,7 +39,7 @@ def rotating_inputs(
     device: torch.device,
     spec: GpuSpec,
     cache: CacheState,
-    most_copies: int | None = None,
+    most_copies: int = _ANY_NUMBER,
 ) -> list[AttentionInputs]:
     """Allocate enough inputs for a cold L2 in every launch, or one for a warm L2.
 
@@ -54,7 +54,7 @@ def rotating_inputs(
     if cache == "warm":
         return make_windows(problem, device, 1)
     windows = windows_in_cache(problem)
-    wanted = min(cold_copies(problem, spec), most_copies or _ANY_NUMBER)
+    wanted = min(cold_copies(problem, spec), most_copies)
     # A pool of several windows is at most one sequence larger than a single cache.
     rows = problem.batch + (windows > 1)
     pool_bytes = problem.kv_allocated_bytes * rows / problem.batch

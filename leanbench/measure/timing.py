@@ -199,12 +199,25 @@ def capture(launches: Launches, count: int, keep_graph: bool = False) -> torch.c
     import torch
 
     graph = torch.cuda.CUDAGraph(keep_graph=keep_graph)
-    with _no_garbage_collection(), torch.cuda.graph(graph):
+    with _no_garbage_collection(), torch.cuda.graph(graph, stream=_stream_in_use()):
         for index in range(count):
             launches[index % len(launches)]()
     if keep_graph:
         graph.instantiate()  # otherwise the first replay does it
     return graph
+
+
+def _stream_in_use() -> torch.cuda.Stream | None:
+    """Return the current stream if it can be captured, None for one of torch.
+
+    That is on the process' first device.
+    """
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
+    current = torch.cuda.current_stream()
+    return None if current == torch.cuda.default_stream() else current
 
 
 @contextmanager

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+
+import torch
 
 from leanbench.attention import prepared
+from leanbench.configs.lookup import choose
+from leanbench.configs.store import SWITCH, check_target, is_off
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
@@ -15,6 +21,8 @@ from leanbench.tune.search import Request, Tuning
 
 #: Candidates timed for a signature.
 _CANDIDATES = 12
+#: Threads time one after the other.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @contextmanager
@@ -22,16 +30,19 @@ def autotune(candidates: int = _CANDIDATES) -> Iterator[None]:
     """Time the first candidates of each new signature of `lean_attn_with_kvcache` called inside.
 
     For a server's warm-up: timings are kept in this GPU's file, later calls and processes use them,
-    and nothing is timed outside. Calls under CUDA graph capture are not timed, nor are those with
-    `config` or `batch_invariant`. Timing takes memory of its own, about 400 MB; a call that does
-    not fit beside what is allocated keeps the model's settings, with a warning.
+    and nothing is timed outside, nor in other threads. Calls under CUDA graph capture are not
+    timed, nor are those with `config` or `batch_invariant`, and those timed before. Timing takes up
+    to a quarter of the GPU's free memory, and the call's outputs; what does not fit keeps the
+    model's settings, with a warning.
 
     Args:
         candidates: Number of the model's first candidates to time.
     """
-    import torch
-
-    tunings: dict[int, Tuning] = {}
+    if is_off():
+        warnings.warn(f"{SWITCH} is off: nothing is timed", stacklevel=3)
+        yield
+        return
+    tunings: dict[int, Tuning | None] = {}
     seen: set[tuple[int, AttentionProblem]] = set()
 
     def tune(call: AttentionProblem) -> None:
@@ -40,21 +51,34 @@ def autotune(candidates: int = _CANDIDATES) -> Iterator[None]:
         if (index, call) in seen:
             return
         seen.add((index, call))
-        if index not in tunings:
-            request = Request(kernel("lean"), spec_of_device(index), index, candidates=candidates)
-            tunings[index] = Tuning.of(request)
-        tuning = tunings[index]
+        lean, spec = kernel("lean"), spec_of_device(index)
+        if choose(lean, call, spec).how == "tuned":
+            return
         try:
-            with torch.cuda.stream(torch.cuda.Stream(index)):
+            if index not in tunings:
+                tunings[index] = None
+                check_target(spec)
+                tunings[index] = Tuning.of(Request(lean, spec, index, candidates=candidates))
+            if (tuning := tunings[index]) is None:
+                return
+            with _ONE_AT_A_TIME, torch.cuda.stream(_stream(index)):
                 tuning.time(call)
+            reason = tuning.left_out.get(call)
         except UserError as error:
-            warnings.warn(f"{call.label} keeps the model's settings: {error}", stacklevel=2)
-        if (reason := tuning.left_out.get(call)) is not None:
+            reason = str(error)
+        if reason is not None:
             warnings.warn(f"{call.label} keeps the model's settings: {reason}", stacklevel=2)
 
-    before = prepared.on_signature
-    prepared.on_signature = tune
+    before = prepared.replace_hook(tune)
     try:
         yield
     finally:
-        prepared.on_signature = before
+        prepared.replace_hook(before)
+        if any(tunings.values()):
+            torch.cuda.empty_cache()
+
+
+@cache
+def _stream(index: int) -> torch.cuda.Stream:
+    """Return a stream to time on. Each stream has a workspace, so there is one for all."""
+    return torch.cuda.Stream(index)

@@ -65,9 +65,9 @@ def fills(call: AttentionProblem) -> list[AttentionProblem]:
     """
     if call.lengths_on == "host" or call.is_ragged:
         return [call]
-    capacity = call.cache_capacity
+    capacity, least = call.cache_capacity, max(1, call.append)
     return [
-        replace(call, context=lengths, capacity=capacity)
+        replace(call, context=tuple(max(length, least) for length in lengths), capacity=capacity)
         for lengths in fill_lengths(call.batch, call.max_context)
     ]
 

@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.compile.build import Job, build_all
 from leanbench.configs.lookup import Choice, choose, resolve
-from leanbench.configs.signature import signature_of
 from leanbench.configs.store import TimedCall
 from leanbench.core.config import KernelConfig
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import LeanConfig
-from leanbench.tune.search import Request, first_candidates, kind_of
+from leanbench.tune.search import (
+    Request,
+    first_candidates,
+    geometric_mean,
+    kind_of,
+    signature_for,
+)
 
 if TYPE_CHECKING:
     from leanbench.tune.stopwatch import GpuStopwatch
@@ -43,12 +48,12 @@ class Checked:
 
     def share(self, whose: str = "chosen") -> float:
         """Return the best single candidate's latency over another's, means over the fills."""
-        return _mean(self.us["best"]) / _mean(self.us[whose])
+        return geometric_mean(self.us["best"]) / geometric_mean(self.us[whose])
 
     @property
     def share_of_fills(self) -> float:
         """Latency of each fill's best candidate over the choice's."""
-        return _mean(self.fastest_us) / _mean(self.us["chosen"])
+        return geometric_mean(self.fastest_us) / geometric_mean(self.us["chosen"])
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -63,10 +68,6 @@ class Checked:
             "share": round(self.share(), 4),
             "model_share": round(self.share("model"), 4),
         }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def compile_all(
@@ -117,9 +118,9 @@ def check(
         best,
         {whose: [times[config] for times in again] for whose, config in who.items()},
         [min(times.values()) for times in again],
-        _predicted_us(call, fills, choice.config, request),
+        _predicted_us(fills, choice.config, request),
         [
-            TimedCall(fill, signature_of(fill), "latency", "", {}, times)
+            TimedCall(fill, signature_for(call), "latency", "", {}, times)
             for fill, times in zip(fills, everything, strict=True)
         ],
     )
@@ -131,9 +132,7 @@ def _common(times: Sequence[dict[LeanConfig, float]]) -> list[Any]:
     return sorted(common, key=lambda config: sum(math.log(each[config]) for each in times))
 
 
-def _predicted_us(
-    call: AttentionProblem, fills: Sequence[AttentionProblem], config: Any, request: Request
-) -> float | None:
+def _predicted_us(fills: Sequence[AttentionProblem], config: Any, request: Request) -> float | None:
     """Return the model's latency of a config over these fills; None for other kernels' configs."""
     from leanbench.kernels.lean.cuda_settings import costs_of
     from leanbench.tune.fit import timed_of
@@ -146,4 +145,4 @@ def _predicted_us(
         if timed is None:
             return None
         predicted.append(float(timed.predicted_us(costs_of(request.spec))[0]))
-    return _mean(predicted)
+    return geometric_mean(predicted)

@@ -11,15 +11,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 from leanbench.compile.build import Job, build_all
-from leanbench.configs.lookup import ranked
+from leanbench.configs.lookup import learned_on, ranked
 from leanbench.configs.signature import signature_of
-from leanbench.configs.store import OBJECTIVES as OBJECTIVES
 from leanbench.configs.store import TimedCall, save
 from leanbench.core.errors import OutOfMemory, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.kernels.lean.configs import LeanConfig
+from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.kernels.lean.cuda_settings import for_any_length
 from leanbench.tune.calls import fills
 
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Candidates timed for a call: the model's first ones.
 CANDIDATES = 16
+#: Signatures from which on constants are measured.
+_LEAST_SIGNATURES = 20
 #: Parts of the signatures in cross-validation.
 _PARTS = 4
 #: Calls compiled at a time.
@@ -82,7 +83,7 @@ class Observer(Protocol):
 
 @dataclass
 class Tuning:
-    """A tuning in progress. Every timed call is saved at once, so it can stop anywhere."""
+    """A tuning in progress. Timed calls are saved at once, energies last."""
 
     request: Request
     watch: GpuStopwatch
@@ -98,6 +99,7 @@ class Tuning:
         from leanbench.tune.stopwatch import GpuStopwatch
 
         watch = GpuStopwatch(request.kernel, request.index, request.spec)
+        learned_on(request.spec)  # candidates are ranked as calls rank them
 
         def keep(calls: Sequence[TimedCall]) -> None:
             if saves:
@@ -139,16 +141,18 @@ class Tuning:
         reason = request.kernel.unsupported_reason(call)
         configs: list[LeanConfig] = []
         results: list[TimedCall] = []
-        try:
-            if reason is None:
-                configs = first_candidates(request.kernel, call, request.spec, request.candidates)
-            for problem in fills(call) if configs else ():
+        if reason is None:
+            configs = first_candidates(request.kernel, call, request.spec, request.candidates)
+        for problem in fills(call) if configs else ():
+            try:
                 result = self.watch.time(problem, configs)
-                reason = next(iter(result.failures.values()), reason)
-                if result.times:
-                    results.append(self._timed(call, problem, result.times))
-        except OutOfMemory as error:
-            reason = str(error)
+            except OutOfMemory as error:
+                # Shorter fills may fit.
+                reason = str(error)
+                continue
+            reason = next(iter(result.failures.values()), reason)
+            if result.times:
+                results.append(self._timed(call, problem, result.times))
         if not results:
             self.left_out[call] = reason or "no candidate runs"
             return []
@@ -161,9 +165,9 @@ class Tuning:
         self, call: AttentionProblem, problem: AttentionProblem, costs: dict[LeanConfig, float]
     ) -> TimedCall:
         when = datetime.now(UTC).isoformat(timespec="seconds")
-        known = call.known_to_host
-        signature = signature_of(for_any_length(known) if call.lengths_on == "device" else known)
-        return TimedCall(problem, signature, self.request.objective, when, self.about, costs)
+        return TimedCall(
+            problem, signature_for(call), self.request.objective, when, self.about, costs
+        )
 
     def run(
         self, calls: Sequence[AttentionProblem], budget_s: float, pool: Executor, observer: Observer
@@ -183,6 +187,12 @@ class Tuning:
             self.time(call)
             spent_s += time.monotonic() - began_s
         return "all calls were timed"
+
+
+def signature_for(call: AttentionProblem) -> str:
+    """Return the signature by which a call looks its settings up."""
+    known = call.known_to_host
+    return signature_of(for_any_length(known) if call.lengths_on == "device" else known)
 
 
 def kind_of(call: AttentionProblem) -> str:
@@ -224,7 +234,8 @@ def measured_constants(
     """Return the model's constants `MEASURED` as fitted to these timings, and the shares of the
     best that its choice reaches on signatures left out: before, and after.
 
-    No constants unless they choose better there, and none from energies.
+    No constants unless they choose better there, none from energies, and none from few signatures,
+    in which noise decides.
     """
     from leanbench.kernels.lean.cuda_cost import Costs
     from leanbench.tune.fit import fit, timed_of
@@ -236,6 +247,8 @@ def measured_constants(
     ]
     before: list[float] = []
     after: list[float] = []
+    if len(problems) < _LEAST_SIGNATURES:
+        return {}, before, after
     for part in range(_PARTS):
         rest = [each for at, one in enumerate(problems) if at % _PARTS != part for each in one]
         held = [each for one in problems[part::_PARTS] for each in one]
@@ -277,19 +290,21 @@ def energies(tuning: Tuning) -> None:
     work = []
     for call in largest.values():
         order = sorted(call.costs, key=call.costs.__getitem__)
-        builds = {config.build_key: config for config in reversed([next(iter(call.costs)), *order])}
-        work.append((call.problem, list(builds.values())[::-1]))
+        builds: dict[BuildKey, LeanConfig] = {}
+        for config in [next(iter(call.costs)), *order]:
+            builds.setdefault(config.build_key, config)
+        work.append((call.problem, list(builds.values())))
     power = measure_power(request.index, tuning.watch, work)
     kw = dict(zip(largest, power, strict=True))
     exponent = 2 if request.objective == "edp" else 1
     for signature, calls in tuning.timed.items():
         tuning.timed[signature] = converted = []
         for call in calls:
-            builds = kw[kind_of(call.problem)]
+            build_kw = kw[kind_of(call.problem)]
             costs = {
-                config: builds[config.build_key] * us**exponent
+                config: build_kw[config.build_key] * us**exponent
                 for config, us in call.costs.items()
-                if config.build_key in builds
+                if config.build_key in build_kw
             }
             if costs:
                 converted.append(replace(call, costs=costs))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from leanbench.core.errors import DoesNotFit, UserError
+from leanbench.core.errors import DoesNotFit, OutOfMemory, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import Kernel
@@ -14,6 +14,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.measure.buffers import refuse_shortage, rotating_inputs
 from leanbench.measure.timing import Replay, Sampler, Timing
+from leanbench.measure.torch_errors import first_line, is_out_of_memory
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -33,6 +34,8 @@ ROUNDS = ((2, 1.15), (3, 1.04), (8, 1.0))
 _SAMPLE_MS = 0.4
 #: Copies of K and V to rotate over at most. More take longer to prepare than to time.
 _MOST_COPIES = 40
+#: Share of the free memory for them: a server has little, and needs some.
+_MOST_SHARE = 0.25
 #: Limit of ||out - the first config's out|| over its norm: each differs from the exact result by a
 #: few roundings of the output.
 _RELATIVE_LIMIT = {"fp16": 4e-3, "bf16": 2e-2}
@@ -81,6 +84,14 @@ class GpuStopwatch:
         Raises:
             OutOfMemory: The problem does not fit into the GPU's free memory.
         """
+        try:
+            return self._time(problem, configs)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(f"the GPU's memory ran out: {first_line(error)}") from None
+
+    def _time(self, problem: AttentionProblem, configs: Sequence[LeanConfig]) -> Result:
         buffers = self.buffers(problem)
         failures: dict[LeanConfig, str] = {}
         replays: dict[LeanConfig, Replay] = {}
@@ -89,11 +100,9 @@ class GpuStopwatch:
             buffers[0].poison()
             try:
                 replay = Replay(self.launches(buffers, config), _SAMPLE_MS)
-            except (DoesNotFit, UserError) as error:
-                failures[config] = str(error).partition("\n")[0]
-                continue
             except Exception as error:
-                if type(error).__name__ != "OutOfResources":
+                refused = isinstance(error, DoesNotFit | UserError)
+                if not refused and type(error).__name__ != "OutOfResources":
                     raise
                 failures[config] = str(error).partition("\n")[0]
                 continue
@@ -111,9 +120,19 @@ class GpuStopwatch:
         return Result({config: timing.median_us for config, timing in timings.items()}, failures)
 
     def buffers(self, problem: AttentionProblem) -> list[AttentionInputs]:
-        """Return inputs for launches to rotate over."""
+        """Return inputs for launches to rotate over, in a share of the free memory.
+
+        Raises:
+            OutOfMemory: The problem does not fit.
+        """
+        import torch
+
         refuse_shortage(problem, self._device)
-        return rotating_inputs(problem, self._device, self._spec, "cold", _MOST_COPIES)
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        most = int(_MOST_SHARE * free_bytes / problem.kv_allocated_bytes)
+        return rotating_inputs(
+            problem, self._device, self._spec, "cold", max(1, min(_MOST_COPIES, most))
+        )
 
     def launches(
         self, buffers: Sequence[AttentionInputs], config: LeanConfig

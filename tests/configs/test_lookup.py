@@ -26,6 +26,7 @@ from timed_examples import (
 
 from leanbench.configs import store
 from leanbench.configs.lookup import Choice, choose, ranked, resolve, row_fields
+from leanbench.configs.signature import signature_of
 from leanbench.configs.store import TimedCall, save
 from leanbench.core.kernel import BATCH_INVARIANT
 from leanbench.core.problem import AttentionProblem
@@ -252,3 +253,12 @@ def test_a_look_up_imports_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "['tuned', 'heuristic'] set()\n", done.stderr
+
+
+def test_a_winner_is_passed_over_where_its_kernel_refuses(home):
+    """Triton takes no windows, which signatures leave out."""
+    windowed = replace(PROBLEM, context=8192, window_left=PROBLEM.max_context - PROBLEM.q_len)
+    assert signature_of(windowed) == signature_of(PROBLEM)
+    save(H200, [timed(5.0, 9.0, configs=(OF_TRITON, A))])
+    assert choose(LEAN, PROBLEM, H200).config == OF_TRITON
+    assert choose(LEAN, windowed, H200).config == A

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,6 +14,7 @@ from attention_calls import assert_right, attend
 from every_kind import take_every_kind
 from fake_watch import FakeWatch
 from leanbench.kernels.lean.configs import LeanTritonConfig
+from leanbench.kernels.lean.cuda_settings import fill_lengths
 from timed_examples import H200, LEAN
 
 import leanbench
@@ -43,7 +45,8 @@ def watch(home, monkeypatch) -> FakeWatch:
     monkeypatch.setattr(Tuning, "of", tuning)
     monkeypatch.setattr(module, "spec_of_device", lambda index: H200)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda index: None)
+    monkeypatch.setattr(module, "_stream", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     return fake
 
@@ -59,10 +62,10 @@ def test_calls_inside_are_timed_and_used_from_then_on(watch):
     call(replace(EAGER, batch=4))
     assert watch.timed == []
     with leanbench.autotune(candidates=3):
-        assert prepared.on_signature is not None
+        assert prepared._LAUNCHES.on_signature is not None
         call(EAGER)
         call(SERVED)
-    assert prepared.on_signature is None
+    assert prepared._LAUNCHES.on_signature is None
     problems = [problem for problem, _ in watch.timed]
     # The call on the host, and the fills of a cache: all long, all short, and one of each.
     assert [problem.contexts for problem in problems] == [
@@ -89,6 +92,29 @@ def test_a_call_is_timed_once(watch):
     assert len(watch.timed) == 1
 
 
+def test_a_signature_timed_before_is_not_timed_again(watch):
+    for _ in range(3):
+        # As of the layers of a model: each call has a context of its own.
+        with leanbench.autotune(candidates=2):
+            call(SERVED)
+    assert len(watch.timed) == len(fill_lengths(2, 96))
+
+
+def test_nothing_is_timed_if_files_are_off(watch, monkeypatch):
+    monkeypatch.setenv("LEANBENCH_CONFIGS", "off")
+    with pytest.warns(UserWarning, match="is off: nothing is timed"), leanbench.autotune():
+        call(EAGER)
+    assert watch.timed == []
+
+
+def test_other_threads_are_not_timed(watch):
+    with leanbench.autotune(candidates=2):
+        thread = threading.Thread(target=call, args=(EAGER,))
+        thread.start()
+        thread.join()
+    assert watch.timed == []
+
+
 @pytest.mark.parametrize("how", ["config", "batch_invariant", "capture"])
 def test_calls_that_are_not_timed(how, watch, monkeypatch):
     options: dict[str, Any] = {
@@ -107,13 +133,13 @@ def test_calls_that_are_not_timed(how, watch, monkeypatch):
 def test_the_hook_is_removed_after_an_error(watch):
     with pytest.raises(ZeroDivisionError), leanbench.autotune():
         raise ZeroDivisionError
-    assert prepared.on_signature is None
+    assert prepared._LAUNCHES.on_signature is None
     # An outer one comes back.
     with leanbench.autotune():
-        outer = prepared.on_signature
+        outer = prepared._LAUNCHES.on_signature
         with leanbench.autotune():
-            assert prepared.on_signature is not outer
-        assert prepared.on_signature is outer is not None
+            assert prepared._LAUNCHES.on_signature is not outer
+        assert prepared._LAUNCHES.on_signature is outer is not None
 
 
 def test_a_call_that_does_not_fit_warns_and_runs(watch):

@@ -14,7 +14,7 @@ from leanbench.kernels.reference.torch import attend_all
 from timed_examples import H200, LEAN, PROBLEM
 
 from leanbench.compile.build import process_pool
-from leanbench.core.errors import DoesNotFit, UserError
+from leanbench.core.errors import DoesNotFit, OutOfMemory, UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.tune import stopwatch
@@ -87,6 +87,7 @@ def timed_here(configs, monkeypatch):
     monkeypatch.setattr(
         stopwatch, "rotating_inputs", lambda problem, device, *given: [make_inputs(problem, device)]
     )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1e9, 1e9))
     watch: Any = object.__new__(GpuStopwatch)
     watch._kernel, watch._spec, watch._device = Scaled(), H200, torch.device("cpu")
     return watch.time(AttentionProblem(2, 4, 2, (40, 7), 64, page_size=16), configs)
@@ -102,6 +103,15 @@ def test_outputs_are_compared_with_the_first_and_that_with_the_reference(monkeyp
     assert reasons == [words.format("1.0e-02"), words.format("nan")]
     with pytest.raises(UserError, match=r"^scaled cannot be tuned here, its output is wrong: "):
         timed_here([1.1, 1.0], monkeypatch)
+
+
+def test_memory_that_runs_out_is_a_refusal(monkeypatch):
+    def run_out(self: OneReplay, *given: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 2 GB\nof 80")
+
+    monkeypatch.setattr(OneReplay, "__init__", run_out)
+    with pytest.raises(OutOfMemory, match=r"tried to allocate 2 GB$"):
+        timed_here([1.0], monkeypatch)
 
 
 @pytest.mark.deep
