@@ -29,8 +29,9 @@ Fill = tuple[tuple[int, int], ...]
 
 
 class Costs(NamedTuple):
-    """Times in microseconds, fitted to reports/h200/settings/candidates.jsonl.gz by
-    tools/fit_costs.py; docs/tuning.md has the error on the other GPU.
+    """Times in microseconds, fitted to reports/{h100,h200}/settings/candidates.jsonl.gz together.
+
+    tools/fit_costs.py fits them to either GPU, and prints the errors in docs/tuning.md.
     """
 
     #: Launch of one CTA an SM, its first copies and last stores.
@@ -43,24 +44,26 @@ class Costs(NamedTuple):
     block: float = 0.055
     #: A copy's way from DRAM, hidden behind the other stages.
     latency: float = 0.43
-    #: End of an output tile in a CTA; and for each 1,024 numbers of its partial and 4 warps.
+    #: End of an output tile in a CTA; and for each 1,024 numbers of its partial times a quarter of
+    #: the warps.
     end: float = 0.47
     end_kn: float = 0.62
     #: Reduction in a cluster. Measured on each GPU by `leanbench tune`.
     cluster: float = 1.05
     #: A level of the merge through memory; and for each 1,024 numbers of a partial, for each of
-    #: its partials and 4 warps. Measured on each GPU by `leanbench tune`.
+    #: its partials, over a quarter of the warps. Measured on each GPU by `leanbench tune`.
     merge: float = 0.88
     merge_kn: float = 0.084
 
 
-#: Extra time of 8 further rows, relative to the first 8. Pure numbers are fitted like `Costs`.
+#: Extra time of 8 further rows, relative to the first 8. Pure numbers were searched for on the same
+#: timings as `Costs`.
 _MORE_ROWS = 0.75
 #: Warps that an SM computes for at full speed.
 _FULL_WARPS = 10
 #: Start of each four warps of an SM beyond the first four, in `Costs.start`.
 _MORE_WARPS = 0.17
-#: Bandwidth of the L2 relative to the memory's.
+#: Reads from the L2 that take as long as one from memory, as far as reading waits for them.
 _L2_RATIO = 15
 #: Exponent of the sum of reading and computing, which overlap in part.
 _OVERLAP = 1.2
@@ -170,7 +173,7 @@ def work_of(
     """Return the division of each fill by each candidate.
 
     Args:
-        fills: of as many groups each. With lengths on the device, LeanTiles are dealt by them.
+        fills: with an equal number of groups each.
     """
     import numpy as np
 

@@ -46,7 +46,7 @@ _LEAST_CHUNK = 16
 _LINE_BYTES = 128
 _SECTOR_BYTES = 32
 #: Candidates: (chunk_tokens, num_warps, num_stages, ctas_per_sm) by the bytes of a row of K or V.
-#: On an H100 and an H200 the fastest of four builds is within 1.3% of the fastest of all, in the
+#: On an H100 and an H200 the fastest of four of them is within 1.3% of the fastest of all, in the
 #: mean of each row (reports/*/settings, docs/tuning.md). The last ones fit CTAs of 99 KB.
 _BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     64: ((32, 8, 2, 1), (64, 4, 3, 1), (32, 4, 3, 1), (32, 4, 3, 2)),
@@ -66,7 +66,7 @@ _SHORT = 1 / 16
 
 
 #: Latency of many_rows.cu without reading, in microseconds, and of reading relative to the memory's
-#: time: fitted as leanbench.kernels.lean.cuda_cost.Costs.
+#: time: read off the timings of `Costs`.
 _MANY_ROWS_US, _MANY_ROWS_SHARE = 9.0, 1.17
 #: Weight of the worst fill's regret next to the mean's.
 WORST = 0.5
@@ -250,7 +250,7 @@ def _of_any_size(problem: AttentionProblem) -> AttentionProblem:
 @lru_cache(maxsize=256)
 def _columns(problem: AttentionProblem, gpu: GpuSpec) -> Columns:
     """Return the candidates of lean.cu, which `_of_any_size` shares among problems."""
-    row_bytes = -(-problem.token_bytes // (1 if problem.latent else 2))
+    row_bytes = -(-problem.token_bytes // 2)
     builds = next(builds for most, builds in _BUILDS.items() if row_bytes <= most)
     most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     if gpu.compute_capability >= HOPPER and takes_head_pairs(problem):
@@ -267,7 +267,7 @@ def _columns(problem: AttentionProblem, gpu: GpuSpec) -> Columns:
     able = [
         config
         for config in configs
-        # More take more registers than there are.
+        # Larger chunks of so many rows do not fit the registers.
         if not (in_8_bits and config.tile_rows == TILE_ROWS[-1] and config.chunk_tokens > 16)
         and CudaBuild.of(problem, config).fits(gpu)
     ]
@@ -319,7 +319,7 @@ def fill_lengths(batch: int, longest: int) -> list[tuple[int, ...]]:
 
 @lru_cache(maxsize=512)
 def _fills(batch: int, longest: int) -> list[Fill]:
-    """Return `fill_lengths` as groups; all have as many, some of no sequence."""
+    """Return `fill_lengths` as groups: an equal number in each fill, some without a sequence."""
     ends = [-(-batch * quarter // 4) for quarter in range(5)]
     counts = [end - start for start, end in pairwise(ends)]
     fills = [list(zip(shares, counts, strict=True)) for shares in _FILLS]

@@ -35,11 +35,13 @@ def record(inputs: AttentionInputs, problem: AttentionProblem) -> None:
         return
     _written.add((path, problem))
     if path != target and inputs.cache_seqlens is not None and not is_captured(inputs):
-        lengths = tuple(max(1, length) for length in inputs.read_lengths())
+        lengths = tuple(max(1, problem.append, length) for length in inputs.read_lengths())
         problem = replace(problem, context=lengths, capacity=problem.cache_capacity)
     line: dict[str, Any] = {"problem": problem.to_dict()}
     try:
-        with open(path, "a", encoding="utf-8") as file:
+        # A pipe that nobody reads is an error then, and does not wait.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+        with open(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     except OSError as error:
         warnings.warn(f"{RECORD}: cannot write {path} ({error.strerror})", stacklevel=2)

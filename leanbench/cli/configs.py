@@ -63,7 +63,10 @@ def list_() -> None:
 
 @configs.command("show", short_help="Show what was timed on a GPU.")
 def show(gpu: Name) -> None:
-    """Show the best settings of each timed signature, with their gain over the model's choice."""
+    """Show the best settings of each timed signature, with their gain over the model's choice.
+
+    The best is a latency in us, an energy in mJ or their product for each fill.
+    """
     from leanbench.cli.tune import settings_words
     from leanbench.configs.lookup import ranked
 
@@ -74,7 +77,7 @@ def show(gpu: Name) -> None:
         constants = ", ".join(f"{name} {us:.2f} us" for name, us in file.constants.items())
         output.show(f"{file.gpu['product']} ({file.where}){': ' if constants else ''}{constants}")
         table = output.table()
-        for column in ("signature", "fills", "best us", "gain", "settings"):
+        for column in ("signature", "fills", "best", "gain", "settings"):
             table.add_column(column, justify="right" if column in ("fills", "gain") else "left")
         for (objective, signature), calls in sorted(by_signature.items()):
             order = ranked(calls)
@@ -122,7 +125,7 @@ def explain(
     choice = choose(lean, call, spec)
     output.show(f"{call.label} on {spec.product}: {choice.how}, {choice.why}")
     output.show(settings_words(choice.config))
-    seen = known(call)
+    seen = known(call.known_to_host)
     output.show(f"signature: {signature_of(seen)}")
     chosen = choice.config.to_dict() if choice.config else {}
     if chosen.get("tile_rows", MOST_WARP_ROWS + 1) > MOST_WARP_ROWS:

@@ -87,7 +87,7 @@ def tune(
     Each call's candidates are ranked by a model of the kernel, compiled, checked, and the first
     ones timed. A later call with a timed signature gets its best settings, in every process; any
     other call gets the model's choice, with constants measured here. Every timed call is saved at
-    once: a tuning can stop anywhere, and another one adds to it.
+    once, energies last: a tuning can stop anywhere, and another one adds to it.
     """
     from leanbench.configs.store import OBJECTIVES
     from leanbench.core.registry import kernel
@@ -102,6 +102,8 @@ def tune(
         if value is not None and not check:
             raise OptionWithoutEffect(f"{name} {value}", "--check")
     chosen = _calls(problem, calls)
+    if problem and (reason := kernel("lean").unsupported_reason(chosen[0])) is not None:
+        raise UserError(reason)
     if gpu is not None and not gpu.strip():
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose(gpu, require_gpu=False)
@@ -223,7 +225,8 @@ def _show_predicted(calls: Sequence[AttentionProblem], target: Target, gpu: str)
         " timed or saved."
     )
     lean = kernel("lean")
-    table = output.table(f"predicted for {target.spec.product}: the model's choices")
+    first = f", the first {_CHECKED} of {len(calls)} calls" if len(calls) > _CHECKED else ""
+    table = output.table(f"predicted for {target.spec.product}: settings without timings{first}")
     table.add_column("call", no_wrap=True)
     table.add_column("settings")
     for call in calls[:_CHECKED]:

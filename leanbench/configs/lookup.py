@@ -104,6 +104,9 @@ def choose(
     """
     if explicit is not None:
         return Choice(explicit, "given", "the settings were given")
+    if problem.gpus.context > 1:
+        # Only CUDA C++ merges the partials of several GPUs.
+        kernel = getattr(kernel, "cuda", kernel)
     problem = problem.known_to_host
     if not uniform or problem.lengths_on == "device":
         problem = for_any_length(problem)
@@ -161,32 +164,28 @@ class _Learned:
         constants = {name: us for file in reversed(files) for name, us in file.constants.items()}
         self.costs = Costs(**constants)
         self._rankings: dict[tuple[str, str], Ranking] = {}
-        self._lines: dict[tuple[str, str], list[tuple[store.File, Mapping[str, Any]]]] = {}
+        #: Lines of each file, a user's first.
+        self._lines: dict[tuple[str, str], list[tuple[store.File, list[Mapping[str, Any]]]]] = {}
         for file in files:
-            mine: dict[tuple[str, str], list[tuple[store.File, Mapping[str, Any]]]] = {}
+            mine: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
             for line in file.lines:
-                key = str(line.get("objective")), line["signature"]
-                mine.setdefault(key, []).append((file, line))
-            # A user's timings of a signature replace the shipped ones.
-            self._lines = {**mine, **self._lines}
+                mine.setdefault((str(line.get("objective")), line["signature"]), []).append(line)
+            for key, lines in mine.items():
+                self._lines.setdefault(key, []).append((file, lines))
 
     def __bool__(self) -> bool:
         return bool(self._lines)
 
     def get(self, key: tuple[str, str]) -> Ranking | None:
-        if key in self._rankings:
-            return self._rankings[key]
-        lines = self._lines.get(key)
-        if lines is None:
-            return None
-        file = lines[0][0]
-        calls = list(store.decoded(file.path, [line for _, line in lines]))
-        if not calls:
-            return None
-        date = max(call.time for call in calls)[:10]
-        where = f"timed {date} on {file.gpu['product']}, {file.where}"
-        self._rankings[key] = Ranking(tuple(ranked(calls)), where)
-        return self._rankings[key]
+        if key not in self._rankings:
+            # The first file whose timings this version can use.
+            for file, lines in self._lines.get(key, ()):
+                if calls := list(store.decoded(file.path, lines)):
+                    date = max(call.time for call in calls)[:10]
+                    where = f"timed {date} on {file.gpu['product']}, {file.where}"
+                    self._rankings[key] = Ranking(tuple(ranked(calls)), where)
+                    break
+        return self._rankings.get(key)
 
 
 @lru_cache(maxsize=4)
@@ -202,9 +201,10 @@ def learned_on(spec: GpuSpec) -> _Learned:
 
 
 def ranked(calls: Iterable[TimedCall]) -> list[LeanConfig]:
-    """Return the candidates timed for every call of a signature, best first.
+    """Return the candidates timed for most calls of a signature, best first.
 
     Calls are fills of one signature: the geometric mean of the costs counts, and the worst fill's.
+    Calls of other sizes under one signature can have other candidates.
     """
     calls = list(calls)
     regrets: dict[LeanConfig, list[float]] = {}
@@ -212,7 +212,8 @@ def ranked(calls: Iterable[TimedCall]) -> list[LeanConfig]:
         least = min(call.costs.values())
         for config, cost in call.costs.items():
             regrets.setdefault(config, []).append(math.log(cost / least))
-    common = {config: each for config, each in regrets.items() if len(each) == len(calls)}
+    most = max(map(len, regrets.values()), default=0)
+    common = {config: each for config, each in regrets.items() if len(each) == most}
 
     def score(config: LeanConfig) -> float:
         each = common[config]

@@ -13,7 +13,7 @@ _WHOLE_PAGE = 128
 #: Axes that select another build: their names are parts of the signature.
 _FEATURES = (
     *("sinks", "alibi", "leftpad", "batch_idx", "rotary_dim", "page_scales", "append"),
-    *("softcap", "q_lens", "parallel", "latent", "whole_model"),
+    *("softcap", "q_lens", "latent", "whole_model"),
 )
 
 

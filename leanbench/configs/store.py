@@ -22,6 +22,7 @@ from leanbench.core.files import (
     UnreadableFile,
     locked,
     parse_unchecked_json,
+    printable,
     read_file,
     replace_file,
 )
@@ -183,7 +184,9 @@ def read(path: Path, where: str = "yours", *, or_pipe: bool = False) -> File:
         if any(not isinstance(line.get("signature"), str) for line in file.lines):
             raise ValueError("a call has no signature")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        fault = f"no {error}" if isinstance(error, KeyError) else str(error)
+        fault = str(error)
+        if not isinstance(error, ValueError):
+            fault = f"no {error}" if isinstance(error, KeyError) else "its structure is another"
         raise UserError(
             f"{path} is not a file of timings ({fault}): move it away and tune again"
         ) from None
@@ -194,8 +197,10 @@ def _check_gpu(gpu: Mapping[str, Any]) -> None:
     sizes = (*gpu["compute_capability"], *(gpu[name] for name in _GPU[3:]))
     if len(sizes) != 5 or not all(isinstance(size, int | float) for size in sizes):
         raise ValueError("gpu has no compute capability, SMs, L2 and bandwidth")
-    if not (min(sizes[0], *sizes[2:]) > 0 and max(sizes) < _MOST_SIZE):
+    if not all(0 < size < _MOST_SIZE for size in (sizes[0], *sizes[2:])):
         raise ValueError("gpu has a size out of range")
+    if not isinstance(gpu["product"], str) or printable(gpu["product"]) != gpu["product"]:
+        raise ValueError("gpu has no printable product")
 
 
 def _constants(values: Mapping[str, Any]) -> dict[str, float]:
@@ -336,11 +341,17 @@ def save(
 
 def merge(file: File) -> Path:
     """Add another machine's file to the user's file of the same GPU; return its path."""
-    return _write(replace(file, path=_path_of(file.gpu), lines=()), file.lines)
+    lines = [call.to_dict() for call in file.calls()]
+    target = replace(file, path=_path_of(file.gpu), lines=())
+    return _write(target, lines, keeps_constants=not file.constants)
 
 
 def export(path: Path, files: Sequence[File]) -> int:
-    """Write all calls of a GPU's files to another file; earlier files win. Return their number."""
+    """Write all calls of a GPU's files to another file; return their number.
+
+    Earlier files win, and those of a namesake of the first file's GPU are left out.
+    """
+    files = [file for file in files if _alike(file.gpu, files[0].gpu)]
     merged = {_identity(line): line for file in reversed(files) for line in file.lines}
     constants = {name: us for file in reversed(files) for name, us in file.constants.items()}
     try:

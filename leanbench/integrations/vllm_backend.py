@@ -62,7 +62,7 @@ class LeanMetadataBuilder(FlashAttentionMetadataBuilder):
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
         metadata = super().build_for_cudagraph_capture(common_attn_metadata)
-        metadata.is_warm_up = os.environ.get(AUTOTUNE) == "1"
+        metadata.is_warm_up = os.environ.get(AUTOTUNE, "").lower() in ("1", "on", "true", "yes")
         return metadata
 
 

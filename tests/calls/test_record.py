@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -147,3 +148,11 @@ def test_a_record_without_lengths_does_not_wait_for_the_device(path, monkeypatch
     monkeypatch.setattr(record, "is_captured", lambda inputs: True)
     record.record(inputs, other)
     assert read_calls(path) == [SERVED_BOUND, other]
+
+
+def test_a_pipe_that_nobody_reads_does_not_wait(tmp_path, monkeypatch):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setenv("LEANBENCH_RECORD", str(pipe))
+    with pytest.warns(UserWarning, match="cannot write"):
+        record.record(make_inputs(SERVED, "cpu"), SERVED_BOUND)

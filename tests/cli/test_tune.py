@@ -45,7 +45,7 @@ def test_the_models_choices_for_a_gpu_that_is_not_here(home):
     assert result.stderr == (
         "No such GPU here: predicted by the model of the settings, nothing is timed or saved.\n"
     )
-    title = "predicted for NVIDIA A100-SXM4-80GB: the model's choices"
+    title = "predicted for NVIDIA A100-SXM4-80GB: settings without timings, the first 20 of"
     assert result.stdout.startswith(title)
     assert result.stdout.count("tile_tokens=") == 20
     # Triton does not support fp8 caches.

@@ -262,3 +262,11 @@ def test_a_winner_is_passed_over_where_its_kernel_refuses(home):
     save(H200, [timed(5.0, 9.0, configs=(OF_TRITON, A))])
     assert choose(LEAN, PROBLEM, H200).config == OF_TRITON
     assert choose(LEAN, windowed, H200).config == A
+
+
+def test_calls_of_a_signature_with_other_candidates_keep_a_winner():
+    """Candidates follow from a call's size, of which a signature knows less."""
+    first, other = timed(5.0, 4.0), timed(9.0, 8.0, configs=(C, D))
+    assert ranked([first, other])[:2] == [A, D]
+    # Those timed for both calls come before.
+    assert ranked([first, timed(9.0, 8.0, configs=(MODELS, D))]) == [MODELS]

@@ -88,7 +88,6 @@ DISTINCT = [
         {"append": 1},
         {"append": 1, "rotary_dim": 64},
         {"q_len": 4, "q_lens": (1, 2, 3, 4)},
-        {"parallel": "cp:2"},
     ),
     *many(
         PAGED,

@@ -178,8 +178,8 @@ def write(value: Any, name: str = "h200") -> Path:
 FAULTS: dict[str, tuple[Any, str]] = {
     "empty": ("", "it is empty"),
     "cut off": (json.dumps(content())[:300], "no JSON at column "),
-    "a list": ([1], "list indices must be"),
-    "a number": (5, "not subscriptable"),
+    "a list": ([1], "its structure is another"),
+    "a number": (5, "its structure is another"),
     "of another tool": ({"models": []}, "no 'schema_version'"),
     "older": (content(schema_version=3), "schema version 3, this leanbench reads 4"),
     "newer": (content(schema_version=5), "schema version 5, this leanbench reads 4"),
@@ -195,8 +195,8 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "no number": (content(constants={"merge": "x"}), "could not convert string to float"),
     "not finite": (content(constants={"merge": float("nan")}), "constant merge is nan"),
     "no calls": (without("calls"), "no 'calls'"),
-    "calls that are none": (content(calls=5), "not iterable"),
-    "a call in words": (content(calls=["fast"]), "no attribute 'get'"),
+    "calls that are none": (content(calls=5), "its structure is another"),
+    "a call in words": (content(calls=["fast"]), "its structure is another"),
     "a call without signature": (content(calls=[{}]), "a call has no signature"),
 }
 
@@ -402,3 +402,17 @@ def test_a_file_is_parsed_once_until_it_changes(monkeypatch):
     assert reads == [path]
     path.write_text(json.dumps(content(constants={"merge": 3.0})))
     assert [file.constants for file in all_files()] == [{"merge": 3.0}]
+
+
+def test_an_export_leaves_out_a_namesakes_calls(home, tmp_path):
+    part = replace(H200, sms=16, bandwidth_tb_s=0.6)
+    files = [read(save(H200, [timed(10.0)])), read(save(part, [timed(20.0)]))]
+    assert store.export(tmp_path / "one.json", files) == 1
+    assert read(tmp_path / "one.json").calls()[0].costs[MODELS] == 10.0
+
+
+def test_an_import_without_constants_keeps_those_measured_here(home, tmp_path):
+    path = save(H200, [], {"merge": 2.0})
+    merge(read(save(H200, [timed(10.0)], {}, tmp_path / "other.json")))
+    assert read(path).constants == {"merge": 2.0}
+    assert len(read(path).calls()) == 1
