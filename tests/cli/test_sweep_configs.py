@@ -148,7 +148,7 @@ def test_cells_are_left_to_the_kernels_and_settings_of_the_rows(tmp_path, monkey
 @pytest.mark.deep
 @pytest.mark.parametrize(
     "words",
-    [("--kernels", "fa2"), ("--configs", "heuristic"), ("--kernels", "lean", "--config", OVERRIDE)],
+    [("--kernels", "fa2"), ("--kernels", "lean", "--config", OVERRIDE)],
 )
 def test_settings_that_no_cell_uses_do_not_keep_a_run_from_its_end(tmp_path, words):
     swept(tmp_path, "mine", *words)
