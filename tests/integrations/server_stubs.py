@@ -104,6 +104,9 @@ def vllm_modules() -> dict[str, ModuleType]:
         ) -> Any:
             return common_prefix_len, fast_build
 
+        def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
+            return common_attn_metadata
+
     class FlashAttentionImpl:
         def __init__(
             self,

@@ -6,6 +6,7 @@ import inspect
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -24,6 +25,7 @@ from server_stubs import (
     vllm_modules,
 )
 
+import leanbench
 from leanbench.integrations import sglang, vllm
 
 BACKENDS = ("leanbench.integrations.vllm_backend", "leanbench.integrations.sglang_backend")
@@ -197,6 +199,30 @@ def test_a_batch_invariant_server_never_packs_and_schedules_prompts_only(vllm_ba
     assert builder.build(32, SimpleNamespace(max_query_len=17)) == (32, False)
 
 
+@pytest.mark.parametrize(
+    ("word", "times"), [("1", True), ("true", True), ("0", False), ("", False)]
+)
+def test_the_warm_up_of_a_graph_is_tuned_on_request(word, times, vllm_backend, monkeypatch):
+    made, dense = vllm_backend
+    inside: list[int] = []
+
+    @contextmanager
+    def autotune() -> Iterator[None]:
+        before = len(dense.calls)
+        yield
+        inside.append(len(dense.calls) - before)
+
+    monkeypatch.setattr(leanbench, "autotune", autotune, raising=False)
+    monkeypatch.setenv("LEANBENCH_AUTOTUNE", word)
+    builder, impl = made.LeanMetadataBuilder(), impl_of(made)
+    run(impl, torch.randn(3, HEADS, DIM), builder.build_for_cudagraph_capture(batch()))
+    assert inside == [1] * times
+    # Steps outside of a warm-up.
+    run(impl, torch.randn(3, HEADS, DIM), batch())
+    assert inside == [1] * times
+    assert len(dense.calls) == 2
+
+
 class Pool:
     """SGLang's KV cache: a runner's, and what was written to it."""
 
@@ -272,7 +298,10 @@ STAND_INS: dict[str, Callable[[], dict[str, ModuleType]]] = {
 }
 #: Methods of the servers' classes that the backends replace.
 REPLACED = {
-    BACKENDS[0]: {"get_name", "get_impl_cls", "get_builder_cls", "build", "forward"},
+    BACKENDS[0]: {
+        *("get_name", "get_impl_cls", "get_builder_cls", "build", "forward"),
+        "build_for_cudagraph_capture",
+    },
     BACKENDS[1]: {"forward_decode"},
 }
 #: What the backends call metadata, and the class of it.
