@@ -327,7 +327,7 @@ def test_constants_of_a_gpu_are_recovered_from_its_timings():
     timings = synthetic(TRUTH)
     constants, before, after = measured_constants(timings, H200)
     assert list(constants) == list(MEASURED) == ["cluster", "merge"]
-    assert constants["merge"] == pytest.approx(TRUTH.merge, rel=0.02)
+    assert constants["merge"] == pytest.approx(TRUTH.merge, rel=0.15)
     # Choices hardly depend on this one.
     assert constants["cluster"] > 1.2 * Costs().cluster
     # Shares on calls left out.
