@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -363,13 +364,7 @@ def predict(
     """Return the candidates of lean.cu, and leanbench.kernels.lean.cuda_cost.parts_us."""
     seen = as_seen(problem)
     columns = _columns(_of_any_size(problem), gpu)
-    fills: list[Fill] = [((seen.max_context, seen.batch),)]
-    if problem.lengths_on == "device":
-        fills = _fills(problem.batch, problem.max_context)
-        if problem.most_behind >= 0:
-            most = seen.max_context
-            fills = [tuple((min(most, tokens), count) for tokens, count in fill) for fill in fills]
-    work = work_of(seen, fills, columns, gpu)
+    work = work_of(seen, _seen_fills(problem, seen), columns, gpu)
     return columns, parts_us(seen, work, columns, costs)
 
 
@@ -385,15 +380,30 @@ def _chosen(problem: AttentionProblem, gpu: GpuSpec, costs: Costs) -> LeanCudaCo
     if problem.group_size * problem.q_len > WARPGROUP_ROWS:
         return many_rows_config(problem, gpu)
     config, us = ranked(problem, gpu, costs)[0]
-    return config if us < _many_rows_us(problem, gpu, costs) else many_rows_config(problem, gpu)
+    return config if us < _many_rows_us(problem, gpu) else many_rows_config(problem, gpu)
 
 
-def _many_rows_us(problem: AttentionProblem, gpu: GpuSpec, costs: Costs) -> float:
-    """Return the latency of many_rows.cu with one row tile, as `ranked` does."""
-    import numpy as np
+def _seen_fills(problem: AttentionProblem, seen: AttentionProblem) -> list[Fill]:
+    """Return the tokens that queries see, of the host's length or of `fill_lengths`."""
+    if problem.lengths_on == "host":
+        return [((seen.max_context, seen.batch),)]
+    fills = _fills(problem.batch, problem.max_context)
+    if problem.most_behind < 0:
+        return fills
+    most = seen.max_context
+    return [tuple((min(most, tokens), count) for tokens, count in fill) for fill in fills]
 
-    memory_us = predict(problem, gpu, costs)[1]["memory"].min(1)
-    return float(np.exp(np.log(_MANY_ROWS_US + _MANY_ROWS_SHARE * memory_us).mean()))
+
+def _many_rows_us(problem: AttentionProblem, gpu: GpuSpec) -> float:
+    """Return the latency of many_rows.cu with one row tile, which reads K and V once.
+
+    With lengths on the device, a geometric mean over the fills.
+    """
+    token_us = problem.kv_heads * problem.token_bytes / (gpu.bandwidth_tb_s * 1e6)
+    fills = _seen_fills(problem, as_seen(problem))
+    memory_us = [token_us * sum(tokens * count for tokens, count in fill) for fill in fills]
+    logs = [math.log(_MANY_ROWS_US + _MANY_ROWS_SHARE * us) for us in memory_us]
+    return math.exp(sum(logs) / len(logs))
 
 
 #: Constants measured on a GPU, if not `Costs()`.

@@ -16,6 +16,7 @@ from leanbench.cli import output
 from leanbench.cli.completion import gpu_names
 from leanbench.cli.options import Quiet, argument, option, switch
 from leanbench.core.errors import OptionWithoutEffect, UserError
+from leanbench.core.parallel import NONE
 from leanbench.core.syntax import MAX_SEED
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _BUDGET = "60s"
 _CHECKED = 20
+#: Newest calls that the model's constants are fitted to.
+_FITTED = 300
 
 
 def tune(
@@ -138,9 +141,11 @@ def _calls(problem: list[str] | None, calls: Path | None) -> list[AttentionProbl
 
     if problem and calls is not None:
         raise UserError(f"--calls {calls} and a PROBLEM are two sources: leave one out")
+    given = common() if calls is None else read_calls(calls)
     if problem:
-        return [parse_problem(problem)]
-    return common() if calls is None else read_calls(calls)
+        given = [parse_problem(problem)]
+    # GPUs that share a call look up the settings of their part.
+    return [call if call.parallel == NONE else call.shard(0) for call in given]
 
 
 def _tune(
@@ -174,8 +179,9 @@ def _tune(
         why = next(iter(tuning.left_out.values()), "the budget was spent on compiling")
         raise UserError(f"nothing could be timed on {request.spec.product}: {why}")
     everything: dict[str, list[TimedCall]] = {}
-    for call in read(path_for(request.spec)).calls():
-        everything.setdefault(call.signature, []).append(call)
+    for call in read(path_for(request.spec)).calls()[-_FITTED:]:
+        if call.objective == "latency":
+            everything.setdefault(call.signature, []).append(call)
     constants, before, after = measured_constants(everything, request.spec)
     path = save(request.spec, [], constants)
     if not quiet:

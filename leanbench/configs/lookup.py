@@ -66,6 +66,7 @@ def resolve(
         return Choice(config, "heuristic" if config else "none", why)
     if request == "heuristic":
         learned_on(spec)
+        kernel = kernel_for(kernel, problem)
         return _heuristic(kernel, problem.known_to_host, spec, "the heuristic was asked for")
     return choose(
         kernel, problem, spec, objective=request if request in store.OBJECTIVES else "latency"
@@ -104,9 +105,7 @@ def choose(
     """
     if explicit is not None:
         return Choice(explicit, "given", "the settings were given")
-    if problem.gpus.context > 1:
-        # Only CUDA C++ merges the partials of several GPUs.
-        kernel = getattr(kernel, "cuda", kernel)
+    kernel = kernel_for(kernel, problem)
     problem = problem.known_to_host
     if not uniform or problem.lengths_on == "device":
         problem = for_any_length(problem)
@@ -123,6 +122,11 @@ def choose(
             if _launches(kernel, config, problem):
                 return Choice(config, "tuned", f"{ranking.where}: {signature}")
     return _heuristic(kernel, problem, spec, "not timed here")
+
+
+def kernel_for(kernel: Kernel, problem: AttentionProblem) -> Kernel:
+    """Return the kernel, or its CUDA C++ alone, which merges the partials of several GPUs."""
+    return getattr(kernel, "cuda", kernel) if problem.gpus.context > 1 else kernel
 
 
 def _launches(kernel: Kernel, config: LeanConfig, problem: AttentionProblem) -> bool:

@@ -199,7 +199,11 @@ def capture(launches: Launches, count: int, keep_graph: bool = False) -> torch.c
     import torch
 
     graph = torch.cuda.CUDAGraph(keep_graph=keep_graph)
-    with _no_garbage_collection(), torch.cuda.graph(graph, stream=_stream_in_use()):
+    stream = _stream_in_use()
+    # A server's other threads may allocate meanwhile.
+    mode = "global" if stream is None else "thread_local"
+    captured = torch.cuda.graph(graph, stream=stream, capture_error_mode=mode)
+    with _no_garbage_collection(), captured:
         for index in range(count):
             launches[index % len(launches)]()
     if keep_graph:

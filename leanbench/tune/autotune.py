@@ -51,6 +51,10 @@ def autotune(candidates: int = _CANDIDATES) -> Iterator[None]:
         if (index, call) in seen:
             return
         seen.add((index, call))
+        with _ONE_AT_A_TIME:
+            tune_once(call, index)
+
+    def tune_once(call: AttentionProblem, index: int) -> None:
         lean, spec = kernel("lean"), spec_of_device(index)
         if choose(lean, call, spec).how == "tuned":
             return
@@ -61,7 +65,7 @@ def autotune(candidates: int = _CANDIDATES) -> Iterator[None]:
                 tunings[index] = Tuning.of(Request(lean, spec, index, candidates=candidates))
             if (tuning := tunings[index]) is None:
                 return
-            with _ONE_AT_A_TIME, torch.cuda.stream(_stream(index)):
+            with torch.cuda.stream(_stream(index)):
                 tuning.time(call)
             reason = tuning.left_out.get(call)
         except UserError as error:

@@ -58,6 +58,7 @@ def measure_power(
                         )
                     power[config.build_key] = reading.energy_mj / reading.sustained_us
                 power_of_problems.append(power)
+                buffers = replay = None  # the next problem needs the memory
     except NvmlError as error:
         raise UserError(
             f"--objective energy and edp need NVML, which cannot be used here: {error}"

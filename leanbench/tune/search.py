@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 from leanbench.compile.build import Job, build_all
-from leanbench.configs.lookup import learned_on, ranked
+from leanbench.configs.lookup import kernel_for, learned_on, ranked
 from leanbench.configs.signature import signature_of
 from leanbench.configs.store import TimedCall, save
 from leanbench.core.errors import OutOfMemory, UserError
@@ -59,6 +59,7 @@ def first_candidates(
     """
     known = call.known_to_host
     known = for_any_length(known) if call.lengths_on == "device" else known
+    kernel = kernel_for(kernel, call)
     default = kernel.default_config(known, spec)
     space = [config for config in kernel.tuning_space(known, spec) if kernel.takes(config)]
     return list(dict.fromkeys([default, *space]))[:most]
@@ -151,7 +152,8 @@ class Tuning:
                 reason = str(error)
                 continue
             reason = next(iter(result.failures.values()), reason)
-            if result.times:
+            # Gains are over the model's choice.
+            if configs[0] in result.times:
                 results.append(self._timed(call, problem, result.times))
         if not results:
             self.left_out[call] = reason or "no candidate runs"
@@ -288,10 +290,17 @@ def energies(tuning: Tuning) -> None:
         if before is None or call.problem.kv_bytes > before.problem.kv_bytes:
             largest[shape] = call
     work = []
-    for call in largest.values():
-        order = sorted(call.costs, key=call.costs.__getitem__)
+    for shape, call in largest.items():
         builds: dict[BuildKey, LeanConfig] = {}
-        for config in [next(iter(call.costs)), *order]:
+        of_kind = (each for calls in tuning.timed.values() for each in calls)
+        same = [each for each in of_kind if kind_of(each.problem) == shape]
+        order = sorted(call.costs, key=call.costs.__getitem__)
+        # The model's choice and the best of each call come first.
+        for config in [
+            *(next(iter(each.costs)) for each in same),
+            *(each.best for each in same),
+            *order,
+        ]:
             builds.setdefault(config.build_key, config)
         work.append((call.problem, list(builds.values())))
     power = measure_power(request.index, tuning.watch, work)
@@ -306,6 +315,9 @@ def energies(tuning: Tuning) -> None:
                 for config, us in call.costs.items()
                 if config.build_key in build_kw
             }
-            if costs:
+            if next(iter(call.costs)) in costs:
                 converted.append(replace(call, costs=costs))
+            else:
+                tuning.left_out[call.problem] = "the power of its settings is not known"
         tuning.keep(converted)
+    tuning.timed = {signature: calls for signature, calls in tuning.timed.items() if calls}

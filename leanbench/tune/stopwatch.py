@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from leanbench.core.errors import DoesNotFit, OutOfMemory, UserError
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.inputs import AttentionInputs
+from leanbench.core.inputs import AttentionInputs, windows_in_cache
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import LeanConfig
@@ -127,12 +127,12 @@ class GpuStopwatch:
         """
         import torch
 
+        torch.cuda.empty_cache()  # holds the buffers of the problem before
         refuse_shortage(problem, self._device)
         free_bytes, _ = torch.cuda.mem_get_info(self._device)
-        most = int(_MOST_SHARE * free_bytes / problem.kv_allocated_bytes)
-        return rotating_inputs(
-            problem, self._device, self._spec, "cold", max(1, min(_MOST_COPIES, most))
-        )
+        caches = max(1, int(_MOST_SHARE * free_bytes / problem.kv_allocated_bytes))
+        most = min(_MOST_COPIES, caches * windows_in_cache(problem))
+        return rotating_inputs(problem, self._device, self._spec, "cold", most)
 
     def launches(
         self, buffers: Sequence[AttentionInputs], config: LeanConfig

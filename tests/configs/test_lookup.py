@@ -270,3 +270,9 @@ def test_calls_of_a_signature_with_other_candidates_keep_a_winner():
     assert ranked([first, other])[:2] == [A, D]
     # Those timed for both calls come before.
     assert ranked([first, timed(9.0, 8.0, configs=(MODELS, D))]) == [MODELS]
+
+
+def test_gpus_that_share_sequences_get_settings_of_cuda():
+    shared, a100 = replace(PROBLEM, parallel="cp:2"), find("a100")
+    for choice in (choose(LEAN, shared, a100), resolve(LEAN, shared, a100, "heuristic")):
+        assert CUDA.takes(choice.config)

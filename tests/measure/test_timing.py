@@ -175,7 +175,7 @@ def collected_in_captures(monkeypatch) -> list[bool]:
     seen: list[bool] = []
 
     @contextmanager
-    def graph(graph: object, stream: object) -> Iterator[None]:
+    def graph(graph: object, stream: object, capture_error_mode: str) -> Iterator[None]:
         seen.append(gc.isenabled())
         try:
             yield
