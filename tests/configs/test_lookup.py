@@ -275,4 +275,5 @@ def test_calls_of_a_signature_with_other_candidates_keep_a_winner():
 def test_gpus_that_share_sequences_get_settings_of_cuda():
     shared, a100 = replace(PROBLEM, parallel="cp:2"), find("a100")
     for choice in (choose(LEAN, shared, a100), resolve(LEAN, shared, a100, "heuristic")):
+        assert choice.config is not None
         assert CUDA.takes(choice.config)
