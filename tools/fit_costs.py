@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import gzip
 import json
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean, median
 
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_cost import Costs
 from leanbench.kernels.lean.cuda_settings import space
 
-from leanbench.configs.store import TimedCall
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.tune.fit import Timed, fit, timed_of
-from leanbench.tune.search import MEASURED, geometric_mean
+from leanbench.tune.search import MEASURED
 
 REPORTS = Path(__file__).resolve().parents[1] / "reports"
 
@@ -34,17 +33,20 @@ def timings(gpu: str) -> list[Timed]:
     spec = find(gpu)
     path = REPORTS / gpu / "settings" / "candidates.jsonl.gz"
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        calls = [_call(json.loads(line), spec) for line in lines]
-    timed = (timed_of(call, spec) for call in calls if call.costs)
+        rows = [json.loads(line) for line in lines]
+    problems = [AttentionProblem.from_dict(row["problem"]) for row in rows]
+    timed = (
+        timed_of(problem, _costs(problem, row["times"], spec), spec)
+        for problem, row in zip(problems, rows, strict=True)
+    )
     return [each for each in timed if each is not None]
 
 
-def _call(row: dict, spec: GpuSpec) -> TimedCall:
-    problem = AttentionProblem.from_dict(row["problem"])
+def _costs(problem: AttentionProblem, times: list, spec: GpuSpec) -> dict[LeanCudaConfig, float]:
     on_device = problem.lengths_on == "device"
     candidates = {(each.build_key, each.tile_tokens) for each in space(problem, spec)}
-    costs: dict = {}
-    for values, us, _ in row["times"]:
+    costs: dict[LeanCudaConfig, float] = {}
+    for values, us, _ in times:
         settings = {name: value for name, value in values.items() if name != "implementation"}
         try:
             config = LeanCudaConfig(**settings)
@@ -53,7 +55,7 @@ def _call(row: dict, spec: GpuSpec) -> TimedCall:
         usual = config.min_tiles_per_cta == 1 and config.align_grid != on_device
         if usual and (config.build_key, config.tile_tokens) in candidates:
             costs.setdefault(config, us)
-    return TimedCall(problem, "", "latency", "", {}, costs)
+    return costs
 
 
 def show(name: str, timed: Sequence[Timed], costs: Costs) -> None:
@@ -66,7 +68,7 @@ def show(name: str, timed: Sequence[Timed], costs: Costs) -> None:
     )
     print(
         f"{name}: {len(timed)} problems, share of the best {geometric_mean(shares):.3f}, worst"
-        f" {min(shares):.3f}; error median {statistics.median(errors):.1%}, 90th percentile"
+        f" {min(shares):.3f}; error median {median(errors):.1%}, 90th percentile"
         f" {errors[int(0.9 * len(errors))]:.1%}"
     )
 

@@ -47,8 +47,8 @@ _LEAST_CHUNK = 16
 _LINE_BYTES = 128
 _SECTOR_BYTES = 32
 #: Candidates: (chunk_tokens, num_warps, num_stages, ctas_per_sm) by the bytes of a row of K or V.
-#: On an H100 and an H200 the fastest of four of them is within 1.3% of the fastest of all, in the
-#: mean of each row (reports/*/settings, docs/tuning.md). The last ones fit CTAs of 99 KB.
+#: Chosen on the timings of an H100 and an H200 (docs/performance.md, Settings). The last ones fit
+#: CTAs of 99 KB.
 _BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     64: ((32, 8, 2, 1), (64, 4, 3, 1), (32, 4, 3, 1), (32, 4, 3, 2)),
     128: ((32, 4, 3, 1), (32, 8, 2, 1), (32, 4, 2, 2), (64, 4, 3, 1), (32, 4, 2, 1)),
@@ -56,7 +56,7 @@ _BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     512: ((16, 4, 2, 1), (16, 8, 1, 1), (16, 4, 3, 1), (16, 4, 1, 1)),
     1152: ((16, 4, 1, 1), (16, 2, 3, 1), (16, 2, 2, 1), (16, 2, 1, 1)),
 }
-#: LeanTiles, and CTAs of a cluster. Clusters of 3, 5, 6 and 7 add 0.2% and leave more SMs idle.
+#: LeanTiles, and CTAs of a cluster. Other clusters leave more SMs idle (docs/performance.md).
 _TILES = (128, 64, 256)
 _CLUSTERS = (1, 2, 4, 8)
 #: Lengths on the device are judged over fills: shares of the longest sequence, of a quarter of the
@@ -64,13 +64,10 @@ _CLUSTERS = (1, 2, 4, 8)
 _FILLS = ((1, 1, 1, 1), (1 / 16, 1 / 16, 1 / 16, 1 / 16), (1, 0.4, 0.1, 0.02))
 #: Share that the others have in the fill with a single long sequence.
 _SHORT = 1 / 16
-
-
 #: Latency of many_rows.cu without reading, in microseconds, and of reading relative to the memory's
 #: time: read off the timings of `Costs`.
 _MANY_ROWS_US, _MANY_ROWS_SHARE = 9.0, 1.17
-#: Candidates by prediction alone that are timed first. With 12 in all, the best of them reach 0.996
-#: of the best candidate on the committed timings, 0.958 at worst; by prediction alone 0.994, 0.862.
+#: Candidates by prediction alone that are timed first (docs/performance.md, Settings).
 _FASTEST = 8
 #: Weight of the worst fill's regret next to the mean's.
 WORST = 0.5

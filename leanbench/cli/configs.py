@@ -103,7 +103,7 @@ def explain(
     all short, mixed, and a single long sequence; the worst fill counts half more in the order.
     """
     from leanbench.cli.tune import settings_words
-    from leanbench.configs.lookup import choose, signature_of
+    from leanbench.configs.lookup import choose, looked_up, signature_of
     from leanbench.core.axes import parse_problem
     from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose as choose_gpu
@@ -111,7 +111,6 @@ def explain(
     from leanbench.kernels.lean.cuda_cost import total_us
     from leanbench.kernels.lean.cuda_settings import (
         costs_of,
-        known,
         predict,
         ranked,
     )
@@ -125,7 +124,7 @@ def explain(
     choice = choose(lean, call, spec)
     output.show(f"{call.label} on {spec.product}: {choice.how}, {choice.why}")
     output.show(settings_words(choice.config))
-    seen = known(call.known_to_host)
+    seen = looked_up(call)
     output.show(f"signature: {signature_of(seen)}")
     chosen = choice.config.to_dict() if choice.config else {}
     if chosen.get("tile_rows", MOST_WARP_ROWS + 1) > MOST_WARP_ROWS:

@@ -30,6 +30,7 @@ from leanbench.cli.tune import tune
 from leanbench.core import __version__
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
+from leanbench.core.switches import CONFIGS, is_on
 
 #: Key of the command line in a context.
 _WORDS = "leanbench.words"
@@ -60,12 +61,10 @@ class _Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        from leanbench.configs.store import is_off
-
         with _in_sentences(ctx.meta[_WORDS]), output.warnings_in_sentences():
             _check_empty(ctx.meta[_WORDS])
             _check_repeated(ctx.meta[_WORDS])
-            is_off()  # rejects an invalid LEANBENCH_CONFIGS before a worker reads it
+            is_on(CONFIGS, default=True)  # rejects an invalid one before a worker reads it
             return super().invoke(ctx)
 
 

@@ -100,8 +100,6 @@ class TuneProgress:
         console = output.console(stderr=True)
         self._lines = not quiet and not console.is_terminal
         self._last_line_s = float("-inf")
-        #: Number of calls timed.
-        self.done = 0
         self._bar = Progress(
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -132,7 +130,6 @@ class TuneProgress:
         self._say(f"compiled {done} of {total} candidates", last=done == total)
 
     def timing(self, call: AttentionProblem, done: int, total: int) -> None:
-        self.done = done
         self._bar.update(
             self._timing,
             completed=done,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -197,7 +198,7 @@ def counted(tuning: Tuning) -> str:
 
 
 def _show_tuned(tuning: Tuning, before: list[float], after: list[float]) -> None:
-    from leanbench.tune.search import gains, geometric_mean
+    from leanbench.tune.search import gains
 
     by_shape: dict[str, list[float]] = {}
     for gain in gains(tuning.timed):
@@ -256,7 +257,8 @@ def _check(
 ) -> None:
     from leanbench.compile.build import process_pool
     from leanbench.core.errors import OutOfMemory
-    from leanbench.tune.check import check, compile_all
+    from leanbench.tune.check import call_of, check
+    from leanbench.tune.search import compile_calls
     from leanbench.tune.stopwatch import GpuStopwatch
 
     kernel = request.kernel
@@ -266,7 +268,7 @@ def _check(
     watch = GpuStopwatch(kernel, request.index, request.spec)
     checked: list[Checked] = []
     with process_pool() as pool:
-        compile_all(request, able, pool)
+        compile_calls(replace(request, candidates=None), map(call_of, able), pool)
     for fills in able:
         try:
             one = check(request, fills, watch)
@@ -294,8 +296,6 @@ def _append(path: Path, text: str) -> None:
 
 
 def _show_checked(checked: list[Checked], request: Request) -> None:
-    from leanbench.tune.search import geometric_mean
-
     table = output.table(
         f"measured on {request.spec.product}: best candidate's latency over the choice's, worst"
         " first"
@@ -326,6 +326,6 @@ def _show_checked(checked: list[Checked], request: Request) -> None:
     )
     if errors:
         output.show(
-            f"predicted latency of the choice: median error {statistics.median(errors):.1%}, 90th"
+            f"predicted latency of the choice: median error {median(errors):.1%}, 90th"
             f" percentile {errors[int(0.9 * (len(errors) - 1))]:.1%}"
         )

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from leanbench.configs import store
 from leanbench.configs.signature import signature_of
-from leanbench.configs.store import SWITCH, TimedCall
+from leanbench.configs.store import TimedCall
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import BATCH_INVARIANT, Kernel
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.switches import CONFIGS, is_on
 from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.kernels.lean.cuda_cost import Costs
 from leanbench.kernels.lean.cuda_settings import WORST, for_any_length, use_costs
@@ -106,14 +107,18 @@ def choose(
     if explicit is not None:
         return Choice(explicit, "given", "the settings were given")
     kernel = kernel_for(kernel, problem)
-    problem = problem.known_to_host
-    if not uniform or problem.lengths_on == "device":
+    problem = looked_up(problem)
+    if not uniform:
         problem = for_any_length(problem)
     if kernel.tuned_as is None:
         return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
     learned = learned_on(spec)
     if not learned:
-        why = f"{SWITCH} turns timings off" if store.is_off() else "nothing was timed here"
+        why = (
+            "nothing was timed here"
+            if is_on(CONFIGS, default=True)
+            else f"{CONFIGS} turns timings off"
+        )
         return _heuristic(kernel, problem, spec, why)
     signature = signature_of(problem)
     ranking = learned.get((objective, signature))
@@ -122,6 +127,12 @@ def choose(
             if _launches(kernel, config, problem):
                 return Choice(config, "tuned", f"{ranking.where}: {signature}")
     return _heuristic(kernel, problem, spec, "not timed here")
+
+
+def looked_up(problem: AttentionProblem) -> AttentionProblem:
+    """Return the problem for which settings are looked up: what the caller's host knows."""
+    problem = problem.known_to_host
+    return for_any_length(problem) if problem.lengths_on == "device" else problem
 
 
 def kernel_for(kernel: Kernel, problem: AttentionProblem) -> Kernel:

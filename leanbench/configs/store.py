@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from leanbench.core.files import (
 from leanbench.core.gpu_spec import GpuSpec, name_fault
 from leanbench.core.paths import is_without_home, user_folder
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.switches import CONFIGS, is_on
 from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig
 from leanbench.kernels.lean.cuda_cost import Costs
 
@@ -38,11 +38,8 @@ SCHEMA_VERSION = 4
 #: The only kernel with tuned settings, see leanbench.core.kernel.Kernel.tuned_as.
 KERNEL = "lean"
 OBJECTIVES = ("latency", "energy", "edp")
-#: Replaces the hash of settings if there is no file, or if `SWITCH` turns files off.
+#: Replaces the hash of settings if there is no file, or if LEANBENCH_CONFIGS turns files off.
 HEURISTIC = "heuristic"
-#: Variable that turns files off.
-SWITCH = "LEANBENCH_CONFIGS"
-_OFF, _ON = ("off", "0", "false", "no"), ("", "on", "1", "true", "yes")
 _MOST_MB = 100
 _MOST_SIZE = 1e9
 #: Drivers round the L2 differently. H200, GH200 and H100 NVL differ only in their bandwidth.
@@ -135,7 +132,7 @@ class File:
         return _alike(self.gpu, _about(spec))
 
     def calls(self) -> list[TimedCall]:
-        """Decode all calls; those with unknown settings are left out, with a warning."""
+        """Return all calls, see `decoded`."""
         return list(decoded(self.path, self.lines))
 
 
@@ -153,6 +150,7 @@ def _alike(gpu: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def decoded(path: Path, lines: Sequence[Mapping[str, Any]]) -> Iterator[TimedCall]:
+    """Decode lines of a file; those that this version cannot use are left out, with a warning."""
     for line in lines:
         try:
             yield TimedCall.from_dict(line)
@@ -217,22 +215,6 @@ def fault_of(error: UserError) -> str:
     return str(error).partition(": move it away")[0]
 
 
-def is_off() -> bool:
-    """Return True if only the model chooses.
-
-    Raises:
-        UserError: the variable has another value.
-    """
-    word = os.environ.get(SWITCH, "").strip().lower()
-    if word in _ON:
-        return False
-    if word in _OFF:
-        return True
-    raise UserError(
-        f"{SWITCH} {word!r} is neither on nor off: set it to off for the model alone, or unset it"
-    )
-
-
 def saves() -> int:
     """Return the number of saves by this process, which invalidate earlier look-ups."""
     return _saves
@@ -257,8 +239,10 @@ def all_files() -> list[File]:
 
 
 def files_of(spec: GpuSpec) -> list[File]:
-    """Return a GPU's files, yours first; none if they are off."""
-    return [] if is_off() else [file for file in all_files() if file.is_for(spec)]
+    """Return a GPU's files, yours first; none if LEANBENCH_CONFIGS turns them off."""
+    if not is_on(CONFIGS, default=True):
+        return []
+    return [file for file in all_files() if file.is_for(spec)]
 
 
 def user_faults() -> list[str]:

@@ -6,7 +6,6 @@ Batches, cache shapes and writes, CUDA graphs and prompts are inherited from the
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
@@ -20,12 +19,11 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from leanbench.attention import lean_attn_with_kvcache
+from leanbench.core.switches import AUTOTUNE, is_on
 
 #: Query tokens of a sequence up to which a batch is a decode step: one, or those that speculation
 #: verifies. More of them are FlashAttention's (reports/performance-log.md, entry 42).
 MAX_QUERY_TOKENS = 16
-#: Set to 1: settings are timed in the warm-up of CUDA graphs, see `leanbench.autotune`.
-AUTOTUNE = "LEANBENCH_AUTOTUNE"
 #: Fields of FlashAttention's metadata, in vLLM 0.25 and 0.33, with ranges of a prompt that have
 #: bidirectional attention: those of an image.
 MM_PREFIX_FIELDS = ("mm_prefix_range_tensor", "mm_prefix_query_range_tensor")
@@ -62,7 +60,8 @@ class LeanMetadataBuilder(FlashAttentionMetadataBuilder):
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
         metadata = super().build_for_cudagraph_capture(common_attn_metadata)
-        metadata.is_warm_up = os.environ.get(AUTOTUNE, "").lower() in ("1", "on", "true", "yes")
+        # Settings are timed then: see `leanbench.autotune`.
+        metadata.is_warm_up = is_on(AUTOTUNE, default=False)
         return metadata
 
 

@@ -12,10 +12,11 @@ import torch
 
 from leanbench.attention import prepared
 from leanbench.configs.lookup import choose
-from leanbench.configs.store import SWITCH, check_target, is_off
+from leanbench.configs.store import check_target
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
+from leanbench.core.switches import CONFIGS, is_on
 from leanbench.gpu.local import spec_of_device
 from leanbench.tune.search import Request, Tuning
 
@@ -38,8 +39,8 @@ def autotune(candidates: int = _CANDIDATES) -> Iterator[None]:
     Args:
         candidates: Number of the model's first candidates to time.
     """
-    if is_off():
-        warnings.warn(f"{SWITCH} is off: nothing is timed", stacklevel=3)
+    if not is_on(CONFIGS, default=True):
+        warnings.warn(f"{CONFIGS} is off: nothing is timed", stacklevel=3)
         yield
         return
     tunings: dict[int, Tuning | None] = {}

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from leanbench.compile.build import Job, build_all
-from leanbench.configs.lookup import Choice, choose, resolve
+from leanbench.configs.lookup import Choice, choose, looked_up, resolve
+from leanbench.configs.signature import signature_of
 from leanbench.configs.store import TimedCall
 from leanbench.core.config import KernelConfig
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import LeanConfig
-from leanbench.tune.search import (
-    Request,
-    first_candidates,
-    geometric_mean,
-    kind_of,
-    signature_for,
-)
+from leanbench.kernels.lean.cuda_settings import costs_of
+from leanbench.tune.fit import timed_of
+from leanbench.tune.search import Request, first_candidates
 
 if TYPE_CHECKING:
     from leanbench.tune.stopwatch import GpuStopwatch
@@ -70,20 +66,7 @@ class Checked:
         }
 
 
-def compile_all(
-    request: Request, calls: Sequence[Sequence[AttentionProblem]], pool: Executor
-) -> None:
-    """Compile every candidate of the calls on all cores."""
-    jobs: dict[Any, Job] = {}
-    for call in calls:
-        bound = _call(call)
-        for config in first_candidates(request.kernel, bound, request.spec, None):
-            name, fill = request.kernel.name, call[0]
-            jobs.setdefault((kind_of(fill), config.build_key), Job(name, fill, config))
-    build_all(list(jobs.values()), request.spec.compute_capability, pool)
-
-
-def _call(fills: Sequence[AttentionProblem]) -> AttentionProblem:
+def call_of(fills: Sequence[AttentionProblem]) -> AttentionProblem:
     """Return the call as its caller's host knows it."""
     first = fills[0]
     if first.lengths_on == "host":
@@ -98,7 +81,7 @@ def check(
 
     None if no candidate runs on every fill.
     """
-    kernel, spec, call = request.kernel, request.spec, _call(fills)
+    kernel, spec, call = request.kernel, request.spec, call_of(fills)
     choice = choose(kernel, call, spec)
     model = resolve(kernel, call, spec, "heuristic").config
     configs: Any = [choice.config, model, *first_candidates(kernel, call, spec, None)]
@@ -120,7 +103,7 @@ def check(
         [min(times.values()) for times in again],
         _predicted_us(fills, choice.config, request),
         [
-            TimedCall(fill, signature_for(call), "latency", "", {}, times)
+            TimedCall(fill, signature_of(looked_up(call)), "latency", "", {}, times)
             for fill, times in zip(fills, everything, strict=True)
         ],
     )
@@ -134,14 +117,9 @@ def _common(times: Sequence[dict[LeanConfig, float]]) -> list[Any]:
 
 def _predicted_us(fills: Sequence[AttentionProblem], config: Any, request: Request) -> float | None:
     """Return the model's latency of a config over these fills; None for other kernels' configs."""
-    from leanbench.kernels.lean.cuda_settings import costs_of
-    from leanbench.tune.fit import timed_of
-
     predicted: list[float] = []
     for fill in fills:
-        timed = timed_of(
-            TimedCall(fill, "", "latency", "", {}, {config: 1.0}), request.spec, least=1
-        )
+        timed = timed_of(fill, {config: 1.0}, request.spec, least=1)
         if timed is None:
             return None
         predicted.append(float(timed.predicted_us(costs_of(request.spec))[0]))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from leanbench.configs.store import TimedCall
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig
 from leanbench.kernels.lean.cuda_cost import Columns, Costs, Work, parts_us, total_us, work_of
 from leanbench.kernels.lean.cuda_masks import as_seen
 
@@ -42,19 +41,21 @@ class Timed(NamedTuple):
         return float(self.us.min() / self.us[int(np.argmin(self.predicted_us(costs)))])
 
 
-def timed_of(call: TimedCall, spec: GpuSpec, least: int = 2) -> Timed | None:
-    """Return a call's timings of lean.cu; None with fewer than `least`."""
+def timed_of(
+    problem: AttentionProblem, costs: Mapping[LeanConfig, float], spec: GpuSpec, least: int = 2
+) -> Timed | None:
+    """Return the timings of lean.cu on a problem; None with fewer than `least`."""
     import numpy as np
 
     lean = [
         (config, us)
-        for config, us in call.costs.items()
+        for config, us in costs.items()
         if isinstance(config, LeanCudaConfig) and not config.of_warpgroups
     ]
     if len(lean) < least:
         return None
-    columns = Columns.of(call.problem, [config for config, _ in lean], spec)
-    seen = as_seen(call.problem)
+    columns = Columns.of(problem, [config for config, _ in lean], spec)
+    seen = as_seen(problem)
     lengths = Counter(seen.contexts)
     fill = tuple(sorted(lengths.items(), reverse=True))
     work = work_of(seen, [fill], columns, spec)

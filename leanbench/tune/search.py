@@ -8,19 +8,21 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Protocol
 
 from leanbench.compile.build import Job, build_all
-from leanbench.configs.lookup import kernel_for, learned_on, ranked
+from leanbench.configs.lookup import kernel_for, learned_on, looked_up, ranked
 from leanbench.configs.signature import signature_of
 from leanbench.configs.store import TimedCall, save
-from leanbench.core.errors import OutOfMemory, UserError
+from leanbench.core.errors import OutOfMemory
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig
-from leanbench.kernels.lean.cuda_settings import for_any_length
+from leanbench.kernels.lean.cuda_cost import Costs
 from leanbench.tune.calls import fills
+from leanbench.tune.fit import fit, timed_of
 
 if TYPE_CHECKING:
     from leanbench.tune.stopwatch import GpuStopwatch
@@ -46,7 +48,8 @@ class Request:
     #: Of torch.
     index: int
     objective: str = "latency"
-    candidates: int = CANDIDATES
+    #: None for all.
+    candidates: int | None = CANDIDATES
 
 
 def first_candidates(
@@ -57,11 +60,9 @@ def first_candidates(
     Args:
         most: None for all.
     """
-    known = call.known_to_host
-    known = for_any_length(known) if call.lengths_on == "device" else known
-    kernel = kernel_for(kernel, call)
-    default = kernel.default_config(known, spec)
-    space = [config for config in kernel.tuning_space(known, spec) if kernel.takes(config)]
+    kernel, call = kernel_for(kernel, call), looked_up(call)
+    default = kernel.default_config(call, spec)
+    space = [config for config in kernel.tuning_space(call, spec) if kernel.takes(config)]
     return list(dict.fromkeys([default, *space]))[:most]
 
 
@@ -82,6 +83,29 @@ class Observer(Protocol):
     def timing(self, call: AttentionProblem, done: int, total: int) -> None: ...
 
 
+def compile_calls(
+    request: Request,
+    calls: Iterable[AttentionProblem],
+    pool: Executor,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Compile the request's candidates of all calls, each build once, on all cores."""
+    jobs: dict[tuple[str, BuildKey], Job] = {}
+    for call in calls:
+        for config in first_candidates(request.kernel, call, request.spec, request.candidates):
+            job = Job(request.kernel.name, fills(call)[0], config)
+            jobs.setdefault((kind_of(call), config.build_key), job)
+    done = 0
+
+    def count(_: object) -> None:
+        nonlocal done
+        done += 1
+        progress(done, len(jobs))
+
+    progress(0, len(jobs))
+    build_all(list(jobs.values()), request.spec.compute_capability, pool, count)
+
+
 @dataclass
 class Tuning:
     """A tuning in progress. Timed calls are saved at once, energies last."""
@@ -96,42 +120,16 @@ class Tuning:
     left_out: dict[AttentionProblem, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, request: Request, *, saves: bool = True) -> Tuning:
+    def of(cls, request: Request) -> Tuning:
         from leanbench.tune.stopwatch import GpuStopwatch
 
         watch = GpuStopwatch(request.kernel, request.index, request.spec)
         learned_on(request.spec)  # candidates are ranked as calls rank them
 
         def keep(calls: Sequence[TimedCall]) -> None:
-            if saves:
-                save(request.spec, calls)
+            save(request.spec, calls)
 
         return cls(request, watch, versions(request.index), keep)
-
-    def compile(
-        self,
-        calls: Iterable[AttentionProblem],
-        pool: Executor,
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
-        """Compile the candidates of all calls on all cores."""
-        request, jobs = self.request, {}
-        for call in calls:
-            configs = first_candidates(request.kernel, call, request.spec, request.candidates)
-            for config in configs:
-                jobs.setdefault((kind_of(call), config.build_key), (call, config))
-        wanted = [
-            Job(request.kernel.name, fills(call)[0], config) for call, config in jobs.values()
-        ]
-        done = 0
-
-        def count(_: object) -> None:
-            nonlocal done
-            done += 1
-            progress(done, len(wanted))
-
-        progress(0, len(wanted))
-        build_all(wanted, request.spec.compute_capability, pool, count)
 
     def time(self, call: AttentionProblem) -> list[TimedCall]:
         """Time a call's first candidates on each of its fills, and keep the timings.
@@ -168,7 +166,7 @@ class Tuning:
     ) -> TimedCall:
         when = datetime.now(UTC).isoformat(timespec="seconds")
         return TimedCall(
-            problem, signature_for(call), self.request.objective, when, self.about, costs
+            problem, signature_of(looked_up(call)), self.request.objective, when, self.about, costs
         )
 
     def run(
@@ -183,18 +181,14 @@ class Tuning:
             if spent_s > budget_s:
                 return f"the budget of {budget_s:.0f} s was spent after {number} of {len(calls)}"
             if number % _TOGETHER == 0:
-                self.compile(calls[number : number + _TOGETHER], pool, observer.compiling)
+                compile_calls(
+                    self.request, calls[number : number + _TOGETHER], pool, observer.compiling
+                )
             began_s = time.monotonic()
             observer.timing(call, number, len(calls))
             self.time(call)
             spent_s += time.monotonic() - began_s
         return "all calls were timed"
-
-
-def signature_for(call: AttentionProblem) -> str:
-    """Return the signature by which a call looks its settings up."""
-    known = call.known_to_host
-    return signature_of(for_any_length(known) if call.lengths_on == "device" else known)
 
 
 def kind_of(call: AttentionProblem) -> str:
@@ -239,11 +233,8 @@ def measured_constants(
     No constants unless they choose better there, none from energies, and none from few signatures,
     in which noise decides.
     """
-    from leanbench.kernels.lean.cuda_cost import Costs
-    from leanbench.tune.fit import fit, timed_of
-
     problems = [
-        [each for call in calls if (each := timed_of(call, spec)) is not None]
+        [each for call in calls if (each := timed_of(call.problem, call.costs, spec)) is not None]
         for calls in timed.values()
         if all(call.objective == "latency" for call in calls)
     ]
@@ -262,13 +253,6 @@ def measured_constants(
         return {}, before, after
     costs = fit([each for one in problems for each in one], MEASURED, Costs())
     return {name: getattr(costs, name) for name in MEASURED}, before, after
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of at least one positive number."""
-    if not values:
-        raise UserError("nothing was timed: free the GPU's memory, or choose other calls")
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def energies(tuning: Tuning) -> None:

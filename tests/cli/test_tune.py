@@ -98,7 +98,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> type[Watch]:
     monkeypatch.setattr("leanbench.tune.stopwatch.GpuStopwatch", Here)
     monkeypatch.setattr(search, "versions", lambda index: {"torch": "2"})
     monkeypatch.setattr(search, "build_all", lambda *arguments: None)
-    monkeypatch.setattr("leanbench.tune.check.build_all", lambda *arguments: None)
     return Here
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from math import log
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 import pytest
@@ -33,7 +34,6 @@ from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import CATALOGUE, find
-from leanbench.tune.search import geometric_mean
 from tools import fit_costs
 
 H200 = find("h200")

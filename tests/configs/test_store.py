@@ -22,7 +22,6 @@ from leanbench.configs.store import (
     check_target,
     export,
     files_of,
-    is_off,
     merge,
     path_for,
     read,
@@ -34,6 +33,7 @@ from leanbench.configs.store import (
 from leanbench.core.errors import UserError
 from leanbench.core.files import FileFault, UnreadableFile
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.switches import is_on
 from leanbench.gpu.catalogue import find
 
 A100 = find("a100")
@@ -381,7 +381,7 @@ def test_the_hash_follows_the_files(monkeypatch):
 def test_the_switch(word, off, monkeypatch):
     save(H200, [timed(10.0, 9.0)])
     monkeypatch.setenv("LEANBENCH_CONFIGS", word)
-    assert is_off() is off
+    assert is_on("LEANBENCH_CONFIGS", default=True) is not off
     choice = choose(CUDA, PROBLEM, H200)
     assert choice.config == (MODELS if off else OTHERS[0])
     assert (choice.why == "LEANBENCH_CONFIGS turns timings off") is off

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from statistics import geometric_mean
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from depth import label
 from fake_watch import FakeWatch, Us
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_cost import Costs
-from leanbench.kernels.lean.cuda_settings import for_any_length
+from leanbench.kernels.lean.cuda_settings import for_any_length, ranked
 from timed_examples import (
     CUDA,
     H200,
@@ -40,10 +41,10 @@ from leanbench.tune.search import (
     MEASURED,
     Request,
     Tuning,
+    compile_calls,
     energies,
     first_candidates,
     gains,
-    geometric_mean,
     measured_constants,
 )
 from leanbench.tune.stopwatch import GpuStopwatch
@@ -279,7 +280,7 @@ def test_calls_are_compiled_some_at_a_time_before_they_are_timed(jobs):
 def test_there_is_one_job_for_each_build(other, jobs):
     first = replace(PROBLEM, kv_dtype="e4m3") if "kv_dtype" in other else PROBLEM
     calls = [first, replace(first, **other)]
-    tuning_of(made_up_us, candidates=16).compile(calls, POOL)
+    compile_calls(tuning_of(made_up_us, candidates=16).request, calls, POOL)
     compiled = [CudaBuild.of(job.problem, job.config) for job in jobs[0]]
     wanted = {
         CudaBuild.of(fills(call)[0], config)
@@ -314,8 +315,10 @@ def synthetic(costs: Costs, count: int = 40) -> dict[str, list[TimedCall]]:
     ]
     signatures: dict[str, list[TimedCall]] = {}
     for call in calls:
-        configs = first_candidates(CUDA, call, H200, 24)
-        each = timed_of(timed(*[1.0] * 24, problem=call, configs=configs), H200)
+        # Those that the model tells apart, the fastest by prediction.
+        apart = {(each.build_key, us): each for each, us in reversed(ranked(call, H200, Costs()))}
+        configs = list(reversed(apart.values()))[:24]
+        each = timed_of(call, dict.fromkeys(configs, 1.0), H200)
         assert each is not None
         us = each.predicted_us(costs).tolist()
         one = timed(*us, problem=call, configs=configs)
@@ -327,7 +330,7 @@ def test_constants_of_a_gpu_are_recovered_from_its_timings():
     timings = synthetic(TRUTH)
     constants, before, after = measured_constants(timings, H200)
     assert list(constants) == list(MEASURED) == ["cluster", "merge"]
-    assert constants["merge"] == pytest.approx(TRUTH.merge, rel=0.15)
+    assert constants["merge"] == pytest.approx(TRUTH.merge, rel=0.02)
     # Choices hardly depend on this one.
     assert constants["cluster"] > 1.2 * Costs().cluster
     # Shares on calls left out.
@@ -339,7 +342,7 @@ def test_constants_of_a_gpu_are_recovered_from_its_timings():
 def test_constants_without_timings_of_lean_cuda():
     assert measured_constants({}, H200) == ({}, [], [])
     of_triton = timed(5.0, 6.0, configs=[OF_TRITON, replace(OF_TRITON, num_warps=8)])
-    assert timed_of(of_triton, H200) is None
+    assert timed_of(PROBLEM, of_triton.costs, H200) is None
     assert measured_constants({"": [of_triton]}, H200) == ({}, [], [])
     energies = {
         signature: [replace(call, objective="energy") for call in calls]
@@ -350,11 +353,11 @@ def test_constants_without_timings_of_lean_cuda():
 
 def test_the_share_by_hand():
     """The model's choice takes 12 us, the best 9."""
-    each = timed_of(timed(12.0, 9.0, 10.0), H200)
+    each = timed_of(PROBLEM, timed(12.0, 9.0, 10.0).costs, H200)
     assert isinstance(each, Timed)
     assert each.share(Costs()) == 0.75
-    assert timed_of(timed(12.0), H200) is None
-    lone = timed_of(timed(12.0), H200, least=1)
+    assert timed_of(PROBLEM, timed(12.0).costs, H200) is None
+    lone = timed_of(PROBLEM, timed(12.0).costs, H200, least=1)
     assert lone is not None
     assert lone.share(Costs()) == 1.0
 
@@ -429,9 +432,9 @@ def test_the_tuning_of_a_gpu(home, monkeypatch):
     monkeypatch.setattr(GpuStopwatch, "__init__", lambda self, *given: made.append(given))
     monkeypatch.setattr(search, "versions", lambda index: {"driver": str(index)})
     request = Request(CUDA, find("h100"), 3)
-    for saves in (False, True):
-        tuning = Tuning.of(request, saves=saves)
-        assert tuning.about == {"driver": "3"}
-        tuning.keep([timed(1.0)])
-        assert path_for(request.spec).exists() is saves
-    assert made == [(CUDA, 3, request.spec)] * 2
+    tuning = Tuning.of(request)
+    assert tuning.about == {"driver": "3"}
+    assert not path_for(request.spec).exists()
+    tuning.keep([timed(1.0)])
+    assert path_for(request.spec).exists()
+    assert made == [(CUDA, 3, request.spec)]

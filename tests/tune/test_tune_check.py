@@ -14,8 +14,8 @@ from timed_examples import CUDA, H200, LEAN, MODELS, OTHERS, PROBLEM, SERVED, TR
 
 from leanbench.configs.store import save
 from leanbench.core.problem import AttentionProblem
-from leanbench.tune import check as check_module
-from leanbench.tune.check import Checked, check, compile_all
+from leanbench.tune import search
+from leanbench.tune.check import Checked, call_of, check
 from leanbench.tune.search import Request, first_candidates
 
 A, B, C, D = OTHERS
@@ -110,9 +110,10 @@ def test_a_choice_of_another_kernel_has_no_prediction(home):
 
 def test_every_candidate_is_compiled_once(monkeypatch):
     jobs: list[Any] = []
-    monkeypatch.setattr(check_module, "build_all", lambda wanted, *given: jobs.extend(wanted))
+    monkeypatch.setattr(search, "build_all", lambda wanted, *given: jobs.extend(wanted))
     pool: Any = None
-    compile_all(Request(LEAN, H200, 0), [[LONG, SHORT], [replace(LONG, batch=3)], [PROBLEM]], pool)
+    calls = [[LONG, SHORT], [replace(LONG, batch=3)], [PROBLEM]]
+    search.compile_calls(Request(LEAN, H200, 0, candidates=None), map(call_of, calls), pool)
     keys = [(job.problem.lengths_on, job.config.build_key) for job in jobs]
     assert len(set(keys)) == len(keys)
     assert {key for on, key in keys if on == "device"} == {
