@@ -22,6 +22,7 @@ from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild, refusal_
 from leanbench.kernels.lean.cuda_driver import (
     CacheMap,
     DriverLaunch,
+    LaunchBlock,
     capability,
     clusters_at_once,
     sm_count,
@@ -152,6 +153,8 @@ class CudaRelaunch:
     """
 
     any_capacity = True
+    #: Fields of AttentionInputs that the pointers and tensor maps `k` and `v` belong to.
+    mapped = ("k_cache", "v_cache")
 
     def __init__(self, launch: CudaLaunch) -> None:
         self._launch = DriverLaunch(
@@ -161,6 +164,7 @@ class CudaRelaunch:
         self._caches = launch.params.k, launch.params.v
         self._map: CacheMap | None = None
         self.tile_tokens = 1 << launch.params.tile_shift
+        self._extras = launch.extras
         #: For each extra tensor: its index in Extras, and the structure and field of its pointer.
         self._places = [
             (Extras._fields.index(name), *pointer(self._launch.params, name))
@@ -213,6 +217,23 @@ class CudaRelaunch:
             for index, structure, field in self._places:
                 setattr(structure, field, fields[index].data_ptr())
         launch.launch(epoch)
+
+    def block(self) -> LaunchBlock | None:
+        """Return the launch for other callers on its stream; None without the stream's workspace."""
+        return self._launch.block() if self._has_workspace else None
+
+    @property
+    def pointers(self) -> dict[str, str]:
+        """Fields of Params with the pointers of a call, and those fields of AttentionInputs."""
+        k, v = self.mapped
+        params, extras = self._launch.params, {name: name for name in self._extras}
+        more = {name: name for name in ("cache_seqlens", "block_table") if getattr(params, name)}
+        return {"q": "q", "k": k, "v": v, **more, **extras}
+
+    @property
+    def maps(self) -> dict[str, str]:
+        """Fields of Params with tensor maps, and those fields of AttentionInputs."""
+        return dict(zip(("k_map", "v_map"), self.mapped, strict=True)) if self._bulk else {}
 
     def _resize(self, cache: torch.Tensor, k: int, v: int) -> None:
         """Update strides and tensor maps for dense caches; those of K apply to V."""

@@ -6,15 +6,34 @@ import ctypes
 import struct
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from leanbench.kernels.lean.cuda_build import CudaBuild
-from leanbench.kernels.lean.cuda_params import Params, TensorMap, aligned_params
+from leanbench.kernels.lean.cuda_params import (
+    PAGE_SCALES_PARAMS_BYTES,
+    Params,
+    TensorMap,
+    aligned_params,
+)
 from leanbench.kernels.lean.workspace import WORKSPACES, Lent
 
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.errors import DoesNotFit
+
+#: Offset of a CUlaunchConfig's attributes and their number, its size, and an attribute's.
+_ATTRIBUTES_OFFSET, _CONFIG_BYTES, _ATTRIBUTE_BYTES = 40, 56, 72
+
+
+class LaunchBlock(NamedTuple):
+    """Copies of the structures of a launch, for callers that launch it themselves."""
+
+    params: bytes
+    function: int
+    #: A CUlaunchConfig without its attributes.
+    config: bytes
+    attributes: bytes
+    stream: int
 
 
 class DriverLaunch:
@@ -92,7 +111,19 @@ class DriverLaunch:
         """
         self.params.epoch = epoch
         if status := self._launch(*self._arguments):
-            _check((_driver().CUresult(status),))
+            check_status(status)
+
+    def block(self) -> LaunchBlock:
+        """Return the launch as it was last made."""
+        config = ctypes.string_at(self._config.getPtr(), _CONFIG_BYTES)
+        attributes, count = struct.unpack_from("QI", config, _ATTRIBUTES_OFFSET)
+        return LaunchBlock(
+            ctypes.string_at(ctypes.addressof(self.params), PAGE_SCALES_PARAMS_BYTES),
+            self._arguments[1],
+            config,
+            ctypes.string_at(attributes, count * _ATTRIBUTE_BYTES) if count else b"",
+            self._stream,
+        )
 
     def move(self, k: int, v: int) -> None:
         """Move the tensor maps of `params` to other addresses of K and V.
@@ -102,7 +133,7 @@ class DriverLaunch:
         """
         k_map, v_map = self._maps
         if status := self._replace_address(k_map, k) or self._replace_address(v_map, v):
-            _check((_driver().CUresult(status),))
+            check_status(status)
 
     def encode(self, cache_map: CacheMap, k: int, v: int) -> None:
         """Replace the tensor maps of `params` by `cache_map` at these addresses of K and V.
@@ -115,7 +146,7 @@ class DriverLaunch:
         # A copy with a new address takes less host time than encoding a second map.
         ctypes.memmove(v_map, k_map, ctypes.sizeof(TensorMap))
         if status := self._replace_address(v_map, v):
-            _check((_driver().CUresult(status),))
+            check_status(status)
 
 
 def tensor_map(
@@ -197,7 +228,7 @@ class CacheMap:
             RuntimeError: a driver error.
         """
         if status := self._encode(place, self._dtype, 4, address, *self._arguments):
-            _check((_driver().CUresult(status),))
+            check_status(status)
 
 
 @cache
@@ -335,6 +366,11 @@ def _driver() -> Any:
     from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
 
     return driver
+
+
+def check_status(status: int) -> None:
+    """Raise RuntimeError if the status of a driver call is an error."""
+    _check((_driver().CUresult(status),))
 
 
 def _check(returned: tuple[Any, ...]) -> Any:

@@ -102,7 +102,8 @@ class Workspaces:
     #: Active captures by device and stream, each with its counter.
     captures: dict[tuple[torch.device, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _epochs: itertools.count[int] = field(
+    #: Numbers of launches, shared with the C path of calls.
+    epochs: itertools.count[int] = field(
         default_factory=lambda: itertools.count(random.getrandbits(32))
     )
     #: All slots of streams: a launch may still use slots that its stream has outgrown.
@@ -112,7 +113,7 @@ class Workspaces:
     def next_epoch(self) -> int:
         """Return a new epoch: 32 bits, signed, unique in the process."""
         # 0 is the content of new slots.
-        number = next(self._epochs) & 0xFFFFFFFF or 1
+        number = next(self.epochs) & 0xFFFFFFFF or 1
         return number - (number >> 31 << 32)
 
     def lend(self, device: torch.device, slots_bytes: int) -> Lent:

@@ -35,6 +35,8 @@ class MlaRelaunch(CudaRelaunch):
     """A launch of mla.cu that updates its pointers and length in every call."""
 
     any_capacity = False
+    # The second tensor map is the query's.
+    mapped = ("k_cache", "q")
 
     def __call__(
         self,
@@ -49,7 +51,6 @@ class MlaRelaunch(CudaRelaunch):
         extras: Extras | None = None,
     ) -> None:
         """Launch the kernel; see leanbench.kernels.launch.Relaunch. V is part of `k_cache`."""
-        # The second tensor map is the query's.
         super().__call__(q, k_cache, q, cache_seqlens, context, block_table, out, lse, extras)
 
 

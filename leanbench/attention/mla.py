@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from leanbench.attention import fast
 from leanbench.attention.call import (
     NOT_A_NUMBER,
     Call,
@@ -34,6 +35,8 @@ from leanbench.core.extras import Extras, fp8_name
 from leanbench.core.kinds import SAME
 from leanbench.kernels.mla import PAGE_TOKENS
 from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
+
+_is_compiling = torch.compiler.is_dynamo_compiling
 
 
 def lean_mla_with_kvcache(
@@ -87,6 +90,24 @@ def lean_mla_with_kvcache(
         ValueError: Shapes, dtypes, strides or devices are inconsistent.
         UserError: The tensors are not on a Hopper GPU, or NVRTC is missing.
     """
+    learns = False
+    if not _is_compiling() and fast.latent is not None:
+        known = fast.latent(
+            q,
+            kv_cache,
+            cache_seqlens,
+            block_table,
+            softmax_scale,
+            head_dim_v,
+            q_descale,
+            k_descale,
+            causal,
+            return_softmax_lse,
+            out,
+        )
+        if known is not True and known is not False:
+            return known
+        learns = known
     check_types(q=q, kv_cache=kv_cache)
     optional = {"block_table": block_table, "out": out}
     check_types(**{name: tensor for name, tensor in optional.items() if tensor is not None})
@@ -109,7 +130,8 @@ def lean_mla_with_kvcache(
     if not isinstance(lengths, torch.Tensor):
         lengths, length = None, host_length(cache_seqlens)
     q_is_fp8, is_fp8 = fp8_name(q.dtype) != SAME, fp8_name(kv_cache.dtype) != SAME
-    call = Call(q, cache, cache, lengths, length, block_table, out, scale, causal, latent=True)
+    fields = (q, cache, cache, lengths, length, block_table, out, scale, causal)
+    call = Call(*fields, latent=True, learns=learns)
     if is_fp8 and k_descale is not None:
         call = call._replace(extras=Extras(k_descale=_checked_scales("k_descale", k_descale, call)))
     q_scales = None
@@ -204,6 +226,7 @@ def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Ten
         rows = q[:, :, heads].contiguous() if q.shape[1] > 1 else q[:, :, heads]
         latent = cache[:, :, head : head + 1]
         one = call._replace(q=rows, k_cache=latent, v_cache=latent, out=out[:, :, heads])
+        one = one._replace(learns=False)
         scale = call.all_extras.k_descale
         if scale is not None and scale.dim() == 2:
             one = one._replace(extras=Extras(k_descale=scale[:, head : head + 1]))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from leanbench.attention import checks
+from leanbench.attention import checks, fast
 from leanbench.attention.call import Call
 from leanbench.attention.compat import launch_after_steps
 from leanbench.attention.mla_launch import (
@@ -115,7 +115,9 @@ _too_large: set[tuple[torch.device, LeanConfig]] = set()
 def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the output, and the LSE if requested; errors as in leanbench.attention.decode."""
     # Unpacking a tuple is faster than reading its fields by name.
-    q, k_cache, v_cache, lengths, length, block_table, out, _, _, _, _, extras, peers, _ = call
+    q, k_cache, v_cache, lengths, length, block_table, out, _, _, _, _, extras, peers, _, learns = (
+        call
+    )
     index = q.get_device()
     if index < 0:
         # All CPU devices have one index.
@@ -159,6 +161,8 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
         lse = torch.empty_like(lse)
     context = known.start if length is None else length
     relaunch(q, k_cache, v_cache, lengths, context, block_table, out, lse, extras)
+    if learns:
+        fast.learn(call, prepared, context)
     return out, lse if with_lse else None
 
 
@@ -261,7 +265,9 @@ def _signature(
     Args:
         stream: The GPU's stream; on a CPU, the devices of q and the caches.
     """
-    q, k, v, lengths, _, table, out, scale, causal, invariant, config, extras, peers, latent = call
+    q, k, v, lengths, _, table, out, scale, causal, invariant, config, extras, peers, latent, _ = (
+        call
+    )
     # Groups of `lengths_with`: a multiple is a group of its own.
     group = length
     if length is not None and length % LENGTHS_TOGETHER:

@@ -172,6 +172,15 @@ def state() -> State:
     return get(b"LEANBENCH_HOME"), get(b"XDG_DATA_HOME"), get(b"LEANBENCH_CONFIGS"), store.saves()
 
 
+def watched() -> tuple[tuple[dict[Any, Any], bytes | str], ...]:
+    """Return the dictionaries and keys of the values of `state`."""
+    return (
+        *((_ENVIRONMENT, name) for name in (b"LEANBENCH_HOME", b"XDG_DATA_HOME")),
+        (_ENVIRONMENT, b"LEANBENCH_CONFIGS"),
+        (vars(store), "_saves"),
+    )
+
+
 class _Learned:
     """Rankings by objective and signature, decoded at first use, and the model's constants."""
 

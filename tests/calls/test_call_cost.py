@@ -26,7 +26,7 @@ def _no_launches(monkeypatch):
 
 @pytest.mark.parametrize(
     ("cache", "lengths", "most"),
-    [(CACHE, LENGTHS, 12), (CACHE, 5, 14), (DENSE, None, 14)],
+    [(CACHE, LENGTHS, 13), (CACHE, 5, 15), (DENSE, None, 15)],
     ids=["on the device", "on the host", "dense"],
 )
 def test_a_call_seen_before_makes_few_function_calls(cache, lengths, most):

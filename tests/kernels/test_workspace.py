@@ -63,7 +63,7 @@ def test_no_two_launches_have_an_epoch(gpu):
 @pytest.mark.parametrize("first", [0, 2**31 - 1, 2**31, 2**32 - 1, 2**32])
 def test_epochs_are_32_bits_and_never_0(first, gpu):
     workspaces = Workspaces()
-    workspaces._epochs = iter(range(first, first + 3))  # pyright: ignore
+    workspaces.epochs = iter(range(first, first + 3))  # pyright: ignore
     epochs = [workspaces.lend(GPU, 1000).epoch for _ in range(3)]
     assert 0 not in epochs
     assert [epoch % 2**32 for epoch in epochs] == [

@@ -1,0 +1,646 @@
+/* Calls seen before, from their arguments to cuLaunchKernelEx without a line of Python.
+
+A key holds every argument of a call but pointers and lengths on the host. Python makes the first
+calls of a key, and `learn` takes over the parameter block and the arguments of the launch. A later
+call copies the block, writes its own pointers, length and epoch, and launches. Everything else is
+Python's: `leanbench/attention/fast.py` has the rules.
+
+Tensors are read through DLPack's exchange API, so the file needs no header of torch or CUDA. The
+global interpreter lock protects all state; it is released for the launch alone. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* DLPack 1.x, as far as it is read. */
+enum { DL_MAJOR = 1, DL_CPU = 1, DL_CUDA = 2 };
+
+typedef struct {
+    void *data;
+    int32_t device_type, device_id;
+    int32_t ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} Tensor;
+
+typedef struct Exchange {
+    uint32_t major, minor;
+    struct Exchange *previous;
+    void *allocate, *export, *import;
+    int (*read)(PyObject *tensor, Tensor *out);
+    int (*stream)(int32_t device_type, int32_t device_id, void **out);
+} Exchange;
+
+/* CUlaunchConfig. */
+typedef struct {
+    uint32_t grid[3], block[3], shared_bytes;
+    void *stream, *attributes;
+    uint32_t attribute_count;
+} LaunchConfig;
+
+static struct {
+    int (*launch)(const LaunchConfig *, void *function, void **parameters, void **extra);
+    int (*replace_address)(void *map, void *address);
+    int (*is_capturing)(void *stream, int *status);
+    int (*device)(int *ordinal);
+} driver;
+
+enum {
+    MAX_ARGUMENTS = 48,
+    MAX_DIMS = 8,
+    MAX_WORDS = 512,
+    MAX_BLOCK = 2048,
+    MAX_ATTRIBUTES = 4,
+    ATTRIBUTE_BYTES = 72,
+    MAP_ALIGNMENT = 64,
+    MAX_PLACES = 32,
+    MAX_MAPS = 2,
+    /* Lengths between two multiples share a key, as in leanbench.attention.prepared. */
+    LENGTHS_TOGETHER = 64,
+    SETS = 128,
+    WAYS = 8,
+    SEEN = 1024,
+};
+enum { NONE, FALSE_, TRUE_, INT, FLOAT, PAIR, CONFIG, TENSOR };
+
+/* A public function: positions among its arguments, -1 for none. */
+typedef struct {
+    int arguments, exact_tensors, lengths, config, out;
+} Function;
+
+/* A pointer in a block, and the argument that it comes from, by one of two names. */
+typedef struct {
+    int32_t offset, argument, alias;
+} Place;
+
+typedef struct {
+    uint64_t hash;
+    size_t words;
+    int64_t *key;
+    /* The table, and each launch under way. */
+    int users;
+    void *function;
+    LaunchConfig config;
+    unsigned char attributes[MAX_ATTRIBUTES * ATTRIBUTE_BYTES];
+    Place places[MAX_PLACES], maps[MAX_MAPS];
+    int place_count, map_count;
+    void *mapped[MAX_MAPS];
+    int32_t out_at, lse_at, context_at, epoch_at;
+    /* The context is the length of the call and `more`, from `first` to `last`. */
+    int64_t more, first, last;
+    /* Templates of new tensors; an LSE is returned if it has one. */
+    PyObject *out_like, *lse_like;
+    /* Whatever else must live as long as the block. */
+    PyObject *held;
+    size_t bytes;
+    unsigned char *block;
+    void *memory;
+} Entry;
+
+/* The call of a thread that Python makes. */
+typedef struct {
+    uint64_t hash;
+    size_t words;
+    int64_t length;
+    void *stream;
+    void *pointers[MAX_ARGUMENTS];
+    int64_t key[MAX_WORDS];
+} Pending;
+
+static _Thread_local Pending pending;
+static Entry *table[SETS][WAYS];
+/* Keys to learn when they come again: a cache that grows has another one in each call. */
+static uint64_t seen[SEEN];
+
+static const Exchange *exchange;
+static Function functions[2];
+static PyObject *tensor_type, *parameter_type, *empty_like, *is_grad_enabled, *requires_grad;
+static PyObject *epochs, *raise_status;
+/* Tuples (function, result) and (dictionary, key, value) of a state that C takes calls in. */
+static PyObject *quiet_calls, *quiet_values;
+/* Pairs (dictionary, key), and the values that `generation` is for. */
+static PyObject *watched;
+enum { MAX_WATCHED = 8 };
+static PyObject *watched_values[MAX_WATCHED];
+static int64_t generation;
+
+static uint64_t mixed(uint64_t a, uint64_t b) {
+    __uint128_t product = (__uint128_t)a * b;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+static uint64_t hash_of(const int64_t *key, size_t words) {
+    uint64_t hash = 0x9E3779B97F4A7C15u ^ words;
+    size_t i = 0;
+    for (; i + 1 < words; i += 2)
+        hash = mixed(hash ^ (uint64_t)key[i], (uint64_t)key[i + 1] ^ 0xD6E8FEB86659FD93u);
+    if (i < words) hash = mixed(hash ^ (uint64_t)key[i], 0xA0761D6478BD642Fu);
+    return mixed(hash, 0xE7037ED1A0B428DBu);
+}
+
+static void drop(Entry *entry) {
+    if (entry == NULL || --entry->users) return;
+    Py_XDECREF(entry->out_like);
+    Py_XDECREF(entry->lse_like);
+    Py_XDECREF(entry->held);
+    free(entry->key);
+    free(entry->memory);
+    free(entry);
+}
+
+/* Return the entry of the pending key, moved to the front of its set. */
+static Entry *find(const Pending *call) {
+    Entry **set = table[call->hash % SETS];
+    for (int i = 0; i < WAYS && set[i] != NULL; i++) {
+        Entry *entry = set[i];
+        if (entry->hash != call->hash || entry->words != call->words
+            || memcmp(entry->key, call->key, call->words * sizeof *call->key) != 0)
+            continue;
+        memmove(set + 1, set, (size_t)i * sizeof *set);
+        set[0] = entry;
+        return entry;
+    }
+    return NULL;
+}
+
+static void insert(Entry *entry) {
+    Entry **set = table[entry->hash % SETS];
+    int i = 0;
+    while (i < WAYS - 1 && set[i] != NULL
+           && (set[i]->hash != entry->hash || set[i]->words != entry->words
+               || memcmp(set[i]->key, entry->key, entry->words * sizeof *entry->key) != 0))
+        i++;
+    Entry *dropped = set[i];
+    memmove(set + 1, set, (size_t)i * sizeof *set);
+    set[0] = entry;
+    drop(dropped);
+}
+
+/* Give values that decide settings a new generation when one of them has changed. Values are kept
+   and compared by identity: a changed one is another object. Returns -1 on an error. */
+static int check_watched(void) {
+    Py_ssize_t count = PyTuple_Size(watched);
+    int changed = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *pair = PyTuple_GetItem(watched, i);
+        PyObject *value = PyDict_GetItemWithError(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
+        if (value == NULL && PyErr_Occurred()) return -1;
+        if (value == watched_values[i]) continue;
+        Py_XINCREF(value);
+        Py_XDECREF(watched_values[i]);
+        watched_values[i] = value;
+        changed = 1;
+    }
+    generation += changed;
+    return 0;
+}
+
+/* Return 1 if no mode, transform or switch is on that Python has to see; -1 on an error. */
+static int is_quiet(void) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(quiet_values); i++) {
+        PyObject *each = PyTuple_GetItem(quiet_values, i);
+        PyObject *value = PyDict_GetItemWithError(PyTuple_GetItem(each, 0), PyTuple_GetItem(each, 1));
+        if (value == NULL && PyErr_Occurred()) return -1;
+        if (value != PyTuple_GetItem(each, 2)) return 0;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(quiet_calls); i++) {
+        PyObject *each = PyTuple_GetItem(quiet_calls, i);
+        PyObject *value = PyObject_CallNoArgs(PyTuple_GetItem(each, 0));
+        if (value == NULL) return -1;
+        int is_same = value == PyTuple_GetItem(each, 1);
+        Py_DECREF(value);
+        if (!is_same) return 0;
+    }
+    return 1;
+}
+
+/* Return 1 if no tensor of the arguments requires a gradient that would be computed. */
+static int is_inference(PyObject *const *arguments, const Pending *call, int count) {
+    PyObject *enabled = PyObject_CallNoArgs(is_grad_enabled);
+    if (enabled == NULL) return -1;
+    Py_DECREF(enabled);
+    if (enabled == Py_False) return 1;
+    for (int i = 0; i < count; i++) {
+        if (call->pointers[i] == NULL) continue;
+        PyObject *requires = PyObject_GetAttr(arguments[i], requires_grad);
+        if (requires == NULL) return -1;
+        Py_DECREF(requires);
+        if (requires != Py_False) return 0;
+    }
+    return 1;
+}
+
+/* Return 1 on the device of the call, outside of captures. The driver fails without a context,
+   which Python's calls make. */
+static int is_launchable(const Tensor *q, void *stream) {
+    int device = -1, capture = 1;
+    if (q->device_type == DL_CPU) return 1;
+    if (driver.launch == NULL) return 0;
+    return driver.device(&device) == 0 && device == q->device_id
+           && driver.is_capturing(stream, &capture) == 0 && capture == 0;
+}
+
+static int64_t *put_tensor(int64_t *word, PyObject *tensor, Tensor *read) {
+    if (exchange->read(tensor, read) != 0) {
+        /* A layout that has no strides, for example. */
+        PyErr_Clear();
+        return NULL;
+    }
+    if (read->ndim > MAX_DIMS) return NULL;
+    uintptr_t address = (uintptr_t)read->data + read->byte_offset;
+    *word++ = (int64_t)read->lanes << 32 | (int64_t)read->code << 24 | (int64_t)read->bits << 16
+              | read->ndim << 8 | TENSOR;
+    *word++ = (int64_t)read->device_type << 40 | (int64_t)read->device_id << 8 | (address & 15);
+    memcpy(word, read->shape, (size_t)read->ndim * sizeof *word);
+    word += read->ndim;
+    memcpy(word, read->strides, (size_t)read->ndim * sizeof *word);
+    return word + read->ndim;
+}
+
+static int64_t *put_int(int64_t *word, PyObject *number) {
+    int overflow = 0;
+    long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    if (overflow) return NULL;
+    *word++ = INT;
+    *word++ = value;
+    return word;
+}
+
+static int64_t *put_pair(int64_t *word, PyObject *pair) {
+    *word++ = PAIR;
+    for (Py_ssize_t i = 0; i < 2; i++) {
+        PyObject *side = PyTuple_GetItem(pair, i);
+        if (side == Py_None) {
+            *word++ = NONE;
+        } else if (!PyLong_CheckExact(side) || (word = put_int(word, side)) == NULL) {
+            return NULL;
+        }
+    }
+    return word;
+}
+
+/* Write the key of a call to `pending`. Returns 0 if C does not know an argument. */
+static int make_key(const Function *function, PyObject *const *arguments, Tensor *q) {
+    Pending *call = &pending;
+    int64_t *word = call->key, *end = call->key + MAX_WORDS - 2 * MAX_DIMS - 4, given = 0;
+    *word++ = (int64_t)(function - functions) << 32 | function->arguments;
+    *word++ = generation;
+    /* Prepared launches, and hooks on new signatures, are a thread's. */
+    *word++ = (int64_t)(uintptr_t)call;
+    int64_t *where = word++;
+    call->length = 0;
+    for (int i = 0; i < function->arguments; i++) {
+        PyObject *value = arguments[i];
+        call->pointers[i] = NULL;
+        if (word > end || (value == Py_None && i < function->exact_tensors)) return 0;
+        if (value == Py_None) continue;
+        given |= (int64_t)1 << i;
+        PyTypeObject *type = Py_TYPE(value);
+        Tensor read;
+        if ((PyObject *)type == tensor_type
+            || (i >= function->exact_tensors && (PyObject *)type == parameter_type)) {
+            word = put_tensor(word, value, i == 0 ? q : &read);
+            if (word == NULL) return 0;
+            const Tensor *filled = i == 0 ? q : &read;
+            call->pointers[i] = (char *)filled->data + filled->byte_offset;
+        } else if (i < function->exact_tensors) {
+            return 0;
+        } else if (type == &PyBool_Type) {
+            *word++ = value == Py_True ? TRUE_ : FALSE_;
+        } else if (type == &PyLong_Type) {
+            if ((word = put_int(word, value)) == NULL) return 0;
+            if (i == function->lengths) {
+                call->length = word[-1];
+                if (call->length < 0) return 0;
+                if (call->length % LENGTHS_TOGETHER)
+                    word[-1] = -1 - call->length / LENGTHS_TOGETHER;
+            }
+        } else if (PyFloat_Check(value)) {
+            double number = PyFloat_AsDouble(value);
+            *word++ = FLOAT;
+            memcpy(word++, &number, sizeof number);
+        } else if (type == &PyTuple_Type && PyTuple_Size(value) == 2) {
+            if ((word = put_pair(word, value)) == NULL) return 0;
+        } else if (i == function->config) {
+            /* Its entry keeps it alive. */
+            *word++ = CONFIG;
+            *word++ = (int64_t)(uintptr_t)value;
+        } else {
+            return 0;
+        }
+    }
+    *where = given;
+    call->stream = NULL;
+    if (q->device_type == DL_CUDA) {
+        if (exchange->stream(DL_CUDA, q->device_id, &call->stream) != 0) {
+            PyErr_Clear();
+            return 0;
+        }
+    } else if (q->device_type != DL_CPU) {
+        return 0;
+    }
+    *word++ = (int64_t)(uintptr_t)call->stream;
+    call->words = (size_t)(word - call->key);
+    call->hash = hash_of(call->key, call->words);
+    return 1;
+}
+
+static void *address_of(PyObject *tensor) {
+    Tensor read;
+    if (exchange->read(tensor, &read) != 0) return NULL;
+    return (char *)read.data + read.byte_offset;
+}
+
+/* Return a new tensor like a template, and write its address to the block. */
+static PyObject *new_like(PyObject *template, unsigned char *place) {
+    PyObject *made = PyObject_CallFunctionObjArgs(empty_like, template, NULL);
+    if (made == NULL) return NULL;
+    void *address = address_of(made);
+    if (address == NULL && PyErr_Occurred()) {
+        Py_DECREF(made);
+        return NULL;
+    }
+    memcpy(place, &address, sizeof address);
+    return made;
+}
+
+static int next_epoch(uint32_t *epoch) {
+    PyObject *number = PyIter_Next(epochs);
+    if (number == NULL) return -1;
+    /* 0 is the content of new slots, see leanbench.kernels.lean.workspace. */
+    *epoch = (uint32_t)PyLong_AsUnsignedLongLongMask(number);
+    if (*epoch == 0) *epoch = 1;
+    Py_DECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *failed(int status) {
+    PyObject *nothing = PyObject_CallFunction(raise_status, "i", status);
+    if (nothing != NULL) {
+        Py_DECREF(nothing);
+        PyErr_Format(PyExc_RuntimeError, "CUDA driver: error %d", status);
+    }
+    return NULL;
+}
+
+static PyObject *launch(Entry *entry, PyObject *out, int64_t context) {
+    const Pending *call = &pending;
+    _Alignas(MAP_ALIGNMENT) unsigned char block[MAX_BLOCK];
+    for (int i = 0; i < entry->map_count; i++) {
+        void *address = call->pointers[entry->maps[i].argument];
+        if (address == entry->mapped[i]) continue;
+        int status = driver.replace_address(entry->block + entry->maps[i].offset, address);
+        if (status != 0) return failed(status);
+        entry->mapped[i] = address;
+    }
+    memcpy(block, entry->block, entry->bytes);
+    for (int i = 0; i < entry->place_count; i++)
+        memcpy(block + entry->places[i].offset, &call->pointers[entry->places[i].argument], 8);
+    int32_t tokens = (int32_t)context;
+    memcpy(block + entry->context_at, &tokens, sizeof tokens);
+    uint32_t epoch;
+    if (next_epoch(&epoch) != 0) return NULL;
+    memcpy(block + entry->epoch_at, &epoch, sizeof epoch);
+    LaunchConfig config = entry->config;
+    config.attributes = entry->attributes;
+    config.stream = call->stream;
+
+    /* From here on, another call of this thread may use `pending`. */
+    PyObject *lse = NULL;
+    entry->users++;
+    if (out == Py_None)
+        out = new_like(entry->out_like, block + entry->out_at);
+    else
+        Py_INCREF(out);
+    if (out != NULL && entry->lse_like != NULL) {
+        lse = new_like(entry->lse_like, block + entry->lse_at);
+        if (lse == NULL) {
+            Py_DECREF(out);
+            out = NULL;
+        }
+    }
+    if (out == NULL) {
+        drop(entry);
+        return NULL;
+    }
+    void *parameters[] = {block};
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = driver.launch(&config, entry->function, parameters, NULL);
+    Py_END_ALLOW_THREADS
+    drop(entry);
+    if (status != 0) {
+        Py_DECREF(out);
+        Py_XDECREF(lse);
+        return failed(status);
+    }
+    if (lse == NULL) return out;
+    PyObject *both = PyTuple_Pack(2, out, lse);
+    Py_DECREF(out);
+    Py_DECREF(lse);
+    return both;
+}
+
+static PyObject *call(const Function *function, PyObject *const *arguments, Py_ssize_t count) {
+    if (exchange == NULL || count != function->arguments) {
+        PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", function->arguments, count);
+        return NULL;
+    }
+    Tensor q;
+    if (check_watched() != 0) return NULL;
+    if (!make_key(function, arguments, &q)) Py_RETURN_FALSE;
+    Entry *entry = find(&pending);
+    if (entry == NULL) {
+        uint64_t *last = &seen[pending.hash % SEEN];
+        if (*last != pending.hash) {
+            *last = pending.hash;
+            Py_RETURN_FALSE;
+        }
+        Py_RETURN_TRUE;
+    }
+    int64_t context = pending.length + entry->more;
+    if (context < entry->first || context > entry->last) Py_RETURN_TRUE;
+    int is_quiet_now = is_quiet();
+    if (is_quiet_now == 1) is_quiet_now = is_inference(arguments, &pending, function->arguments);
+    if (is_quiet_now < 0) return NULL;
+    if (!is_quiet_now || !is_launchable(&q, pending.stream)) Py_RETURN_FALSE;
+    return launch(entry, arguments[function->out], context);
+}
+
+static PyObject *attention(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+    return call(&functions[0], arguments, count);
+}
+
+static PyObject *latent(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+    return call(&functions[1], arguments, count);
+}
+
+static int copy_places(PyObject *bytes, Place *places, int most, size_t block) {
+    char *data;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(bytes, &data, &size) != 0) return -1;
+    int count = (int)(size / (Py_ssize_t)sizeof *places);
+    if (count > most) return -1;
+    memcpy(places, data, (size_t)count * sizeof *places);
+    for (int i = 0; i < count; i++) {
+        if (pending.pointers[places[i].argument] == NULL) places[i].argument = places[i].alias;
+        if (places[i].offset < 0 || (size_t)places[i].offset + 8 > block) return -1;
+    }
+    return count;
+}
+
+/* Take over the launch of the pending call of this thread. Returns False if a pointer is not that of
+   the argument it is to come from. */
+static PyObject *learn(PyObject *self, PyObject *arguments) {
+    PyObject *block, *config, *attributes, *places, *maps, *out_like, *lse_like, *held;
+    unsigned long long function, stream;
+    int out_at, lse_at, context_at, epoch_at;
+    long long context, first, last;
+    if (!PyArg_ParseTuple(arguments, "SKSSKSSiiiiLLLOOO", &block, &function, &config, &attributes,
+                          &stream, &places, &maps, &out_at, &lse_at, &context_at, &epoch_at,
+                          &context, &first, &last, &out_like, &lse_like, &held))
+        return NULL;
+    size_t bytes = (size_t)PyBytes_Size(block), attribute_bytes = (size_t)PyBytes_Size(attributes);
+    Entry *entry = calloc(1, sizeof *entry);
+    if (entry == NULL) return PyErr_NoMemory();
+    entry->users = 1;
+    entry->key = malloc(pending.words * sizeof *entry->key);
+    entry->memory = malloc(bytes + MAP_ALIGNMENT);
+    int fits = entry->key != NULL && entry->memory != NULL && bytes <= MAX_BLOCK
+               && attribute_bytes <= sizeof entry->attributes
+               && (size_t)PyBytes_Size(config) == sizeof entry->config
+               && stream == (unsigned long long)(uintptr_t)pending.stream;
+    if (fits) {
+        entry->place_count = copy_places(places, entry->places, MAX_PLACES, bytes);
+        entry->map_count = copy_places(maps, entry->maps, MAX_MAPS, bytes);
+        fits = entry->place_count >= 0 && entry->map_count >= 0;
+    }
+    if (!fits) {
+        drop(entry);
+        if (PyErr_Occurred()) return NULL;
+        Py_RETURN_FALSE;
+    }
+    uintptr_t start = (uintptr_t)entry->memory + MAP_ALIGNMENT - 1;
+    entry->block = (unsigned char *)(start / MAP_ALIGNMENT * MAP_ALIGNMENT);
+    entry->bytes = bytes;
+    memcpy(entry->block, PyBytes_AsString(block), bytes);
+    for (int i = 0; i < entry->place_count; i++) {
+        void *const *given = &pending.pointers[entry->places[i].argument];
+        if (memcmp(entry->block + entry->places[i].offset, given, sizeof *given) != 0) {
+            drop(entry);
+            Py_RETURN_FALSE;
+        }
+    }
+    for (int i = 0; i < entry->map_count; i++)
+        entry->mapped[i] = pending.pointers[entry->maps[i].argument];
+    memcpy(&entry->config, PyBytes_AsString(config), sizeof entry->config);
+    memcpy(entry->attributes, PyBytes_AsString(attributes), attribute_bytes);
+    memcpy(entry->key, pending.key, pending.words * sizeof *entry->key);
+    entry->words = pending.words;
+    entry->hash = pending.hash;
+    entry->function = (void *)(uintptr_t)function;
+    entry->out_at = out_at;
+    entry->lse_at = lse_at;
+    entry->context_at = context_at;
+    entry->epoch_at = epoch_at;
+    entry->more = context - pending.length;
+    entry->first = first;
+    entry->last = last;
+    Py_INCREF(out_like);
+    entry->out_like = out_like;
+    if (lse_like != Py_None) {
+        Py_INCREF(lse_like);
+        entry->lse_like = lse_like;
+    }
+    Py_INCREF(held);
+    entry->held = held;
+    insert(entry);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *clear(PyObject *self, PyObject *nothing) {
+    for (int i = 0; i < SETS; i++)
+        for (int j = 0; j < WAYS; j++) {
+            Entry *entry = table[i][j];
+            table[i][j] = NULL;
+            drop(entry);
+        }
+    memset(seen, 0, sizeof seen);
+    Py_RETURN_NONE;
+}
+
+/* Set the addresses of driver functions. */
+static PyObject *use_driver(PyObject *self, PyObject *arguments) {
+    unsigned long long start, move, capturing, device;
+    if (!PyArg_ParseTuple(arguments, "KKKK", &start, &move, &capturing, &device)) return NULL;
+    driver.launch = (int (*)(const LaunchConfig *, void *, void **, void **))(uintptr_t)start;
+    driver.replace_address = (int (*)(void *, void *))(uintptr_t)move;
+    driver.is_capturing = (int (*)(void *, int *))(uintptr_t)capturing;
+    driver.device = (int (*)(int *))(uintptr_t)device;
+    Py_RETURN_NONE;
+}
+
+static int keep(PyObject **place, PyObject *value) {
+    Py_INCREF(value);
+    Py_XDECREF(*place);
+    *place = value;
+    return 0;
+}
+
+/* Set everything that belongs to torch and Python; once, before any call. */
+static PyObject *configure(PyObject *self, PyObject *arguments) {
+    PyObject *capsule, *tensor, *parameter, *like, *grad, *calls, *values, *watch, *numbers, *raise;
+    Function *f = functions;
+    if (!PyArg_ParseTuple(arguments, "OOOOOO!O!O!OO(iiiii)(iiiii)", &capsule, &tensor, &parameter,
+                          &like, &grad, &PyTuple_Type, &calls, &PyTuple_Type, &values,
+                          &PyTuple_Type, &watch, &numbers, &raise, &f->arguments,
+                          &f->exact_tensors, &f->lengths, &f->config, &f->out, &f[1].arguments,
+                          &f[1].exact_tensors, &f[1].lengths, &f[1].config, &f[1].out))
+        return NULL;
+    if (f->arguments > MAX_ARGUMENTS || f[1].arguments > MAX_ARGUMENTS
+        || PyTuple_Size(watch) > MAX_WATCHED) {
+        PyErr_SetString(PyExc_ValueError, "too many arguments or values");
+        return NULL;
+    }
+    const Exchange *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (found == NULL) return NULL;
+    while (found != NULL && found->major != DL_MAJOR) found = found->previous;
+    if (found == NULL || found->read == NULL || found->stream == NULL) {
+        PyErr_SetString(PyExc_ImportError, "torch has another exchange API");
+        return NULL;
+    }
+    if (requires_grad == NULL && (requires_grad = PyUnicode_InternFromString("requires_grad")) == NULL)
+        return NULL;
+    keep(&tensor_type, tensor);
+    keep(&parameter_type, parameter);
+    keep(&empty_like, like);
+    keep(&is_grad_enabled, grad);
+    keep(&quiet_calls, calls);
+    keep(&quiet_values, values);
+    keep(&watched, watch);
+    keep(&epochs, numbers);
+    keep(&raise_status, raise);
+    exchange = found;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"attention", (PyCFunction)(void (*)(void))attention, METH_FASTCALL, NULL},
+    {"latent", (PyCFunction)(void (*)(void))latent, METH_FASTCALL, NULL},
+    {"learn", learn, METH_VARARGS, NULL},
+    {"clear", clear, METH_NOARGS, NULL},
+    {"use_driver", use_driver, METH_VARARGS, NULL},
+    {"configure", configure, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__fast(void) { return PyModule_Create(&module); }
