@@ -219,7 +219,7 @@ class CudaRelaunch:
         launch.launch(epoch)
 
     def block(self) -> LaunchBlock | None:
-        """Return the launch for other callers on its stream; None without the stream's workspace."""
+        """Return the launch for others on its stream; None without the stream's workspace."""
         return self._launch.block() if self._has_workspace else None
 
     @property

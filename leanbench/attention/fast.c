@@ -116,7 +116,8 @@ typedef struct {
 
 static _Thread_local Pending pending;
 static Entry *table[SETS][WAYS];
-/* Keys to learn when they come again: a cache that grows has another one in each call. */
+/* Keys to learn when they come again: a cache that grows has another one in each call. And, inverted,
+   keys that are not to be learned. */
 static uint64_t seen[SEEN];
 
 static const Exchange *exchange;
@@ -459,11 +460,9 @@ static PyObject *call(const Function *function, PyObject *const *arguments, Py_s
     Entry *entry = find(&pending);
     if (entry == NULL) {
         uint64_t *last = &seen[pending.hash % SEEN];
-        if (*last != pending.hash) {
-            *last = pending.hash;
-            Py_RETURN_FALSE;
-        }
-        Py_RETURN_TRUE;
+        if (*last == pending.hash) Py_RETURN_TRUE;
+        if (*last != ~pending.hash) *last = pending.hash;
+        Py_RETURN_FALSE;
     }
     int64_t context = pending.length + entry->more;
     if (context < entry->first || context > entry->last) Py_RETURN_TRUE;
@@ -565,6 +564,12 @@ static PyObject *learn(PyObject *self, PyObject *arguments) {
     Py_RETURN_TRUE;
 }
 
+/* Leave calls of the pending key to Python. */
+static PyObject *leave(PyObject *self, PyObject *nothing) {
+    seen[pending.hash % SEEN] = ~pending.hash;
+    Py_RETURN_NONE;
+}
+
 static PyObject *clear(PyObject *self, PyObject *nothing) {
     for (int i = 0; i < SETS; i++)
         for (int j = 0; j < WAYS; j++) {
@@ -635,6 +640,7 @@ static PyMethodDef methods[] = {
     {"attention", (PyCFunction)(void (*)(void))attention, METH_FASTCALL, NULL},
     {"latent", (PyCFunction)(void (*)(void))latent, METH_FASTCALL, NULL},
     {"learn", learn, METH_VARARGS, NULL},
+    {"leave", leave, METH_NOARGS, NULL},
     {"clear", clear, METH_NOARGS, NULL},
     {"use_driver", use_driver, METH_VARARGS, NULL},
     {"configure", configure, METH_VARARGS, NULL},

@@ -1,4 +1,4 @@
-"""The C path of calls seen before: `fast.c`, which the package has where it was built with a compiler.
+"""The C path of calls seen before: `fast.c`, compiled with the package if there is a compiler.
 
 C takes a call if the thread has made one with the same arguments twice: the same tensors but for
 their addresses, the same settings, and a length on the host with the same launch. Everything else
@@ -119,10 +119,12 @@ def learn(call: Call, prepared: Prepared, context: int) -> None:
         context: as of that launch.
     """
     relaunch = prepared.relaunch
-    block = relaunch.block() if isinstance(relaunch, CudaRelaunch) else None
+    if not isinstance(relaunch, CudaRelaunch):
+        _extension.leave()
+        return
+    block = relaunch.block()
     if block is None:
         return
-    assert isinstance(relaunch, CudaRelaunch)
     _use_driver()
     fields = relaunch.pointers
     if call.out is not None:
@@ -130,7 +132,7 @@ def learn(call: Call, prepared: Prepared, context: int) -> None:
     lengths = range(context, context + 1)
     if call.length is not None:
         lengths = range(prepared.lengths[0], min(prepared.lengths[-1], call.capacity) + 1)
-    _extension.learn(
+    is_learned = _extension.learn(
         *(block.params, block.function, block.config, block.attributes, block.stream),
         *(_places(fields, call.latent), _places(relaunch.maps, call.latent)),
         *(Params.out.offset, Params.lse.offset, Params.context.offset, Params.epoch.offset),
@@ -138,6 +140,8 @@ def learn(call: Call, prepared: Prepared, context: int) -> None:
         *(prepared.out_like, prepared.lse if prepared.has_own_lse else None),
         (prepared.lse, call.config),
     )
+    if not is_learned:
+        _extension.leave()
 
 
 def _places(fields: dict[str, str], latent: bool) -> bytes:

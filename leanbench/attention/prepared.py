@@ -115,9 +115,7 @@ _too_large: set[tuple[torch.device, LeanConfig]] = set()
 def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the output, and the LSE if requested; errors as in leanbench.attention.decode."""
     # Unpacking a tuple is faster than reading its fields by name.
-    q, k_cache, v_cache, lengths, length, block_table, out, _, _, _, _, extras, peers, _, learns = (
-        call
-    )
+    q, k_cache, v_cache, lengths, length, table, out, _, _, _, _, extras, peers, _, learns = call
     index = q.get_device()
     if index < 0:
         # All CPU devices have one index.
@@ -137,7 +135,7 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
         checks.check_values(call)
     capacity, dense_form = None, None
     try:
-        if lengths is None and block_table is None and peers is None:
+        if lengths is None and table is None and peers is None:
             dense_form = _dense_form(k_cache, v_cache, extras)
             if dense_form is not None:
                 capacity = k_cache.shape[1]
@@ -160,7 +158,7 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
     if has_own_lse:
         lse = torch.empty_like(lse)
     context = known.start if length is None else length
-    relaunch(q, k_cache, v_cache, lengths, context, block_table, out, lse, extras)
+    relaunch(q, k_cache, v_cache, lengths, context, table, out, lse, extras)
     if learns:
         fast.learn(call, prepared, context)
     return out, lse if with_lse else None
@@ -265,9 +263,7 @@ def _signature(
     Args:
         stream: The GPU's stream; on a CPU, the devices of q and the caches.
     """
-    q, k, v, lengths, _, table, out, scale, causal, invariant, config, extras, peers, latent, _ = (
-        call
-    )
+    q, k, v, lengths, _, table, out, scale, causal, invariant, config, extras, peers, mla, _ = call
     # Groups of `lengths_with`: a multiple is a group of its own.
     group = length
     if length is not None and length % LENGTHS_TOGETHER:
@@ -297,7 +293,7 @@ def _signature(
         state() if config is None else config,
         None if extras is None else _forms(extras),
         peers,
-        latent,
+        mla,
     )
 
 

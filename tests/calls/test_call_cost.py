@@ -34,6 +34,8 @@ def test_a_call_seen_before_makes_few_function_calls(cache, lengths, most):
         lean_attn_with_kvcache(Q, cache, cache, cache_seqlens=lengths)
 
     with torch.no_grad():
+        # The second one may be taken over by the C path, which leaves it.
+        call()
         call()
         assert function_calls(call) - 1 <= most
 
