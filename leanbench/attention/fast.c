@@ -53,7 +53,7 @@ static struct {
 } driver;
 
 enum {
-    MAX_ARGUMENTS = 48,
+    MAX_ARGUMENTS = 64,
     MAX_DIMS = 8,
     MAX_WORDS = 512,
     MAX_BLOCK = 2048,
@@ -110,6 +110,8 @@ typedef struct {
     size_t words;
     int64_t length;
     void *stream;
+    /* Bits of the arguments that are tensors, and their addresses. */
+    uint64_t tensors;
     void *pointers[MAX_ARGUMENTS];
     int64_t key[MAX_WORDS];
 } Pending;
@@ -223,13 +225,13 @@ static int is_quiet(void) {
 }
 
 /* Return 1 if no tensor of the arguments requires a gradient that would be computed. */
-static int is_inference(PyObject *const *arguments, const Pending *call, int count) {
+static int is_inference(PyObject *const *arguments, const Pending *call) {
     PyObject *enabled = PyObject_CallNoArgs(is_grad_enabled);
     if (enabled == NULL) return -1;
     Py_DECREF(enabled);
     if (enabled == Py_False) return 1;
-    for (int i = 0; i < count; i++) {
-        if (call->pointers[i] == NULL) continue;
+    for (int i = 0; i < MAX_ARGUMENTS; i++) {
+        if (!(call->tensors >> i & 1)) continue;
         PyObject *requires = PyObject_GetAttr(arguments[i], requires_grad);
         if (requires == NULL) return -1;
         Py_DECREF(requires);
@@ -290,8 +292,9 @@ static int64_t *put_pair(int64_t *word, PyObject *pair) {
 /* Write the key of a call to `pending`. Returns 0 if C does not know an argument. */
 static int make_key(const Function *function, PyObject *const *arguments, Tensor *q) {
     Pending *call = &pending;
-    int64_t *word = call->key, *end = call->key + MAX_WORDS - 2 * MAX_DIMS - 4, given = 0;
-    *word++ = (int64_t)(function - functions) << 32 | function->arguments;
+    int64_t *word = call->key, *end = call->key + MAX_WORDS - 2 * MAX_DIMS - 4;
+    uint64_t given = 0, tensors = 0;
+    *word++ = function - functions;
     *word++ = generation;
     /* Prepared launches, and hooks on new signatures, are a thread's. */
     *word++ = (int64_t)(uintptr_t)call;
@@ -299,18 +302,17 @@ static int make_key(const Function *function, PyObject *const *arguments, Tensor
     call->length = 0;
     for (int i = 0; i < function->arguments; i++) {
         PyObject *value = arguments[i];
-        call->pointers[i] = NULL;
         if (word > end || (value == Py_None && i < function->exact_tensors)) return 0;
         if (value == Py_None) continue;
-        given |= (int64_t)1 << i;
+        given |= (uint64_t)1 << i;
         PyTypeObject *type = Py_TYPE(value);
-        Tensor read;
         if ((PyObject *)type == tensor_type
             || (i >= function->exact_tensors && (PyObject *)type == parameter_type)) {
-            word = put_tensor(word, value, i == 0 ? q : &read);
-            if (word == NULL) return 0;
-            const Tensor *filled = i == 0 ? q : &read;
-            call->pointers[i] = (char *)filled->data + filled->byte_offset;
+            Tensor read;
+            if ((word = put_tensor(word, value, &read)) == NULL) return 0;
+            tensors |= (uint64_t)1 << i;
+            call->pointers[i] = (char *)read.data + read.byte_offset;
+            if (i == 0) *q = read;
         } else if (i < function->exact_tensors) {
             return 0;
         } else if (type == &PyBool_Type) {
@@ -337,7 +339,8 @@ static int make_key(const Function *function, PyObject *const *arguments, Tensor
             return 0;
         }
     }
-    *where = given;
+    *where = (int64_t)given;
+    call->tensors = tensors;
     call->stream = NULL;
     if (q->device_type == DL_CUDA) {
         if (exchange->stream(DL_CUDA, q->device_id, &call->stream) != 0) {
@@ -454,7 +457,7 @@ static PyObject *call(const Function *function, PyObject *const *arguments, Py_s
         PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", function->arguments, count);
         return NULL;
     }
-    Tensor q;
+    Tensor q = {0};
     if (check_watched() != 0) return NULL;
     if (!make_key(function, arguments, &q)) Py_RETURN_FALSE;
     Entry *entry = find(&pending);
@@ -467,7 +470,7 @@ static PyObject *call(const Function *function, PyObject *const *arguments, Py_s
     int64_t context = pending.length + entry->more;
     if (context < entry->first || context > entry->last) Py_RETURN_TRUE;
     int is_quiet_now = is_quiet();
-    if (is_quiet_now == 1) is_quiet_now = is_inference(arguments, &pending, function->arguments);
+    if (is_quiet_now == 1) is_quiet_now = is_inference(arguments, &pending);
     if (is_quiet_now < 0) return NULL;
     if (!is_quiet_now || !is_launchable(&q, pending.stream)) Py_RETURN_FALSE;
     return launch(entry, arguments[function->out], context);
@@ -489,7 +492,7 @@ static int copy_places(PyObject *bytes, Place *places, int most, size_t block) {
     if (count > most) return -1;
     memcpy(places, data, (size_t)count * sizeof *places);
     for (int i = 0; i < count; i++) {
-        if (pending.pointers[places[i].argument] == NULL) places[i].argument = places[i].alias;
+        if (!(pending.tensors >> places[i].argument & 1)) places[i].argument = places[i].alias;
         if (places[i].offset < 0 || (size_t)places[i].offset + 8 > block) return -1;
     }
     return count;
@@ -531,8 +534,10 @@ static PyObject *learn(PyObject *self, PyObject *arguments) {
     entry->bytes = bytes;
     memcpy(entry->block, PyBytes_AsString(block), bytes);
     for (int i = 0; i < entry->place_count; i++) {
-        void *const *given = &pending.pointers[entry->places[i].argument];
-        if (memcmp(entry->block + entry->places[i].offset, given, sizeof *given) != 0) {
+        int argument = entry->places[i].argument;
+        void *const *given = &pending.pointers[argument];
+        if (!(pending.tensors >> argument & 1)
+            || memcmp(entry->block + entry->places[i].offset, given, sizeof *given) != 0) {
             drop(entry);
             Py_RETURN_FALSE;
         }

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
+import sys
+import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,13 +15,27 @@ import pytest
 import torch
 from every_kind import KINDS, PLAIN
 from fake_cuda import FakeCuda, Launched, use_fake_cuda
+from leanbench.kernels.lean import cuda_driver
+from leanbench.kernels.lean.workspace import WORKSPACES
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
-from leanbench.attention import fast, lean_attn_with_kvcache
+from leanbench.attention import (
+    checks,
+    decode,
+    fast,
+    lean_attn_with_kvcache,
+    lean_mla_with_kvcache,
+    mla,
+)
 from leanbench.check.launches import api_arguments
+from leanbench.configs import store
 from leanbench.core.inputs import make_inputs
-from leanbench.core.problem import AttentionProblem
 
 pytestmark = pytest.mark.skipif(fast.attention is None, reason=f"no C path: {fast.why_not}")
+
+Arguments = dict[str, Any]
+FP8 = torch.float8_e4m3fn
 
 
 @pytest.fixture
@@ -26,61 +45,398 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fast.clear()
 
 
-class Calls:
-    """Calls of one kind; each has tensors of its own."""
-
-    def __init__(self, problem: AttentionProblem, **options: Any) -> None:
-        self._problem, self._options = problem, options
-
-    def arguments(self) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-        inputs = make_inputs(self._problem, "cpu")
-        given = {**api_arguments(inputs), **self._options}
-        if given.get("out") is True:
-            given["out"] = torch.empty_like(inputs.out)
-        return (inputs.q, inputs.k_cache, inputs.v_cache), given
+def of_kind(without_lse: bool = False, out: bool = False, **kind: Any) -> Arguments:
+    """Return new tensors for a call of a kind."""
+    inputs = make_inputs(replace(PLAIN, **kind), "cpu")
+    arguments = {"q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache}
+    arguments |= api_arguments(inputs)
+    if without_lse:
+        arguments["return_softmax_lse"] = False
+    return arguments | ({"out": torch.empty_like(inputs.out)} if out else {})
 
 
-ALL_KINDS: dict[str, Calls] = {
-    "plain": Calls(replace(PLAIN, q_len=1)),
-    "without the LSE": Calls(PLAIN, return_softmax_lse=False),
-    "out": Calls(PLAIN, out=True, return_softmax_lse=False),
-    "pages": Calls(replace(PLAIN, page_size=16, context=(40, 17))),
-    **{name: Calls(replace(PLAIN, **kind)) for name, kind in KINDS.items()},
+PAGES: Arguments = {"page_size": 16, "context": (40, 17)}
+ALL_KINDS: dict[str, Arguments] = {
+    "plain": {"q_len": 1},
+    "without the LSE": {"without_lse": True},
+    "an output": {"without_lse": True, "out": True},
+    "an output and the LSE": {"out": True},
+    "pages": PAGES,
+    **KINDS,
 }
 
 
-def same(block: Launched, other: Launched, *own: str) -> None:
-    """Compare whole blocks but for the epoch and the fields of new tensors."""
-    for launched in (block, other):
-        launched.params.epoch = 0
-        for name in own:
+def of_latent(
+    pages: bool = False, flat: bool = False, fp8: bool = False, length: Any = None, **options: Any
+) -> Arguments:
+    q = torch.zeros(2, options.pop("q_len", 1), 16, 576).bfloat16()
+    cache = torch.zeros(4 if pages else 2, 64, 1, 576).to(FP8 if fp8 else torch.bfloat16)
+    arguments = {"q": q, "kv_cache": cache.squeeze(2) if flat else cache, **options}
+    if fp8:
+        arguments["k_descale"] = torch.ones(2, 1)
+    if pages:
+        arguments["block_table"] = torch.zeros(2, 2, dtype=torch.int32)
+    lengths = torch.full((2,), 9, dtype=torch.int32)
+    if arguments.pop("has_out", False):
+        arguments["out"] = torch.empty(*q.shape[:3], 512).bfloat16()
+    return arguments | {"cache_seqlens": lengths if length is None else length}
+
+
+LATENT_KINDS: dict[str, Arguments] = {
+    "plain": {},
+    "causal queries with the LSE": {"q_len": 2, "causal": True, "return_softmax_lse": True},
+    "pages": {"pages": True},
+    "flat pages": {"pages": True, "flat": True},
+    "flat": {"flat": True},
+    "fp8": {"fp8": True},
+    "an output": {"has_out": True},
+    "a length": {"length": 9},
+}
+
+
+def same(ours: Launched, theirs: Launched, *own: str) -> None:
+    """Compare two launches but for the epoch and the fields of new tensors."""
+    assert (ours.in_c, theirs.in_c) == (True, False)
+    assert 0 != ours.params.epoch != theirs.params.epoch != 0
+    for launched in (ours, theirs):
+        for name in ("epoch", *own):
             setattr(launched.params, name, 0)
-    assert bytes(block.params) == bytes(other.params)
-    assert block[1:4] == other[1:4]
+    assert bytes(ours.params) == bytes(theirs.params)
+    assert ours[1:4] == theirs[1:4]
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
-def test_c_launches_what_python_launches(kind, fake, monkeypatch):
-    calls = ALL_KINDS[kind]
-    for number in range(3):
-        tensors, options = calls.arguments()
-        result = lean_attn_with_kvcache(*tensors, **options)
-        assert fake.launches[-1].in_c == (number == 2)
+CASES = [
+    *((lean_attn_with_kvcache, of_kind, name, kind) for name, kind in ALL_KINDS.items()),
+    *((lean_mla_with_kvcache, of_latent, name, kind) for name, kind in LATENT_KINDS.items()),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "make", "kind"),
+    [(function, make, kind) for function, make, _, kind in CASES],
+    ids=[f"{make.__name__}: {name}" for _, make, name, _ in CASES],
+)
+def test_c_launches_what_python_launches(function, make, kind, fake, monkeypatch):
+    # All tensors live on, so each call has other addresses.
+    calls = [make(**kind) for _ in range(4)]
+    for number, arguments in enumerate(calls):
+        result = function(**arguments)
+        assert fake.launches[-1].in_c == (number >= 2)
     ours = fake.launches[-1]
-    out, lse = result if isinstance(result, tuple) else (result, None)
-    assert ours.params.out == out.data_ptr()
-    assert lse is None or ours.params.lse == lse.data_ptr()
     monkeypatch.setattr(fast, "attention", None)
-    theirs = lean_attn_with_kvcache(*tensors, **options)
-    like, lse_like = theirs if isinstance(theirs, tuple) else (theirs, None)
-    launched = fake.launches[-1]
-    assert not launched.in_c
-    for tensor, expected in ((out, like), (lse, lse_like)):
-        if tensor is not None:
-            assert (tensor.shape, tensor.stride(), tensor.dtype) == (
-                *(expected.shape, expected.stride()),
-                expected.dtype,
-            )
-    assert ours.params.epoch != launched.params.epoch
-    own = () if "out" in options else ("out",)
-    same(ours, launched, *own, *(() if lse is None else ("lse",)))
+    monkeypatch.setattr(fast, "latent", None)
+    expected = function(**arguments)
+    results = [value if isinstance(value, tuple) else (value,) for value in (result, expected)]
+    forms = [[(t.shape, t.stride(), t.dtype, t.device) for t in each] for each in results]
+    assert forms[0] == forms[1]
+    addresses = [tensor.data_ptr() for tensor in results[0]]
+    assert addresses == [ours.params.out, ours.params.lse][: len(addresses)]
+    own = ("out", "lse")[: len(addresses)]
+    same(ours, fake.launches[-1], *own[1:] if "out" in arguments else own)
+
+
+def positional(arguments: Arguments, function: Any = lean_attn_with_kvcache) -> list[Any]:
+    """Return all arguments in the order in which C gets them."""
+    parameters = inspect.signature(function).parameters
+    names = fast.LATENT if function is lean_mla_with_kvcache else fast.ATTENTION
+    return [arguments.get(name, parameters[name].default) for name in names]
+
+
+def known(arguments: Arguments) -> bool:
+    """Return True if C takes the call, which it then makes."""
+    assert fast.attention is not None
+    return not isinstance(fast.attention(*positional(arguments)), bool)
+
+
+def make_known(arguments: Arguments, function: Any = lean_attn_with_kvcache) -> None:
+    for _ in range(2):
+        function(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "names"),
+    [(decode, "attention", fast.ATTENTION), (mla, "latent", fast.LATENT)],
+)
+def test_c_gets_all_arguments_in_order(module, name, names, monkeypatch):
+    function = lean_attn_with_kvcache if module is decode else lean_mla_with_kvcache
+    parameters = inspect.signature(function).parameters
+    declared = [each for each in parameters if each != "flash_attn_arguments"]
+    assert sorted(names) == sorted(declared)
+    monkeypatch.setattr(fast, name, lambda *arguments: arguments)
+    given: Any = {each: object() for each in names}
+    assert function(**given) == tuple(given.values())
+
+
+MANY = KINDS["many at once"] | {"without_lse": True, "out": True}
+TENSORS = (
+    *("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "cache_batch_idx"),
+    *("cache_leftpad", "alibi_slopes", "sinks", "out"),
+)
+EXACT = ("q", "k_cache", "v_cache")
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    memory = torch.zeros(tensor.numel() + 16, dtype=tensor.dtype)
+    start = -memory.data_ptr() % 16 // tensor.element_size() + 1
+    return memory[start:].as_strided(tensor.shape, tensor.stride())
+
+
+OTHER_TENSORS: dict[str, Any] = {
+    "none": lambda tensor: None,
+    "a number": lambda tensor: 1.5,
+    "dtype": lambda tensor: (
+        tensor.view(torch.int16)
+        if tensor.element_size() == 2
+        else tensor.view(torch.float32 if tensor.dtype == torch.int32 else torch.int32)
+    ),
+    "shape": lambda tensor: torch.cat([tensor, tensor]),
+    "dimensions": lambda tensor: tensor[None],
+    "strides": lambda tensor: torch.stack([tensor, tensor], dim=-1)[..., 0],
+    "alignment": misaligned,
+    "device": lambda tensor: tensor.to("meta"),
+    "class": lambda tensor: tensor.as_subclass(Subclass),
+    "no strides": lambda tensor: tensor.to_sparse(),
+}
+
+
+@pytest.fixture
+def many(fake) -> Arguments:
+    """Return the arguments of a call that C knows, with nearly all tensors."""
+    arguments = of_kind(**MANY)
+    make_known(arguments)
+    assert known(arguments)
+    return arguments
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_another_form_of_a_tensor_is_another_call(name, many):
+    for change in OTHER_TENSORS.values():
+        assert not known(many | {name: change(many[name])})
+    assert known(many | {name: torch.empty_like(many[name])})
+    parameter = torch.nn.Parameter(many[name], requires_grad=False)
+    assert known(many | {name: parameter}) == (name not in EXACT)
+
+
+#: Arguments that are not given above, or other values.
+OTHER_VALUES: dict[str, tuple[Any, ...]] = {
+    "cache_seqlens": (None, 39, -3, True, torch.full((2,), 3, dtype=torch.int32)),
+    "softmax_scale": (None, 0.25, 1, torch.tensor(0.5)),
+    "causal": (False, 1, None),
+    "window_size": (None, (11, 1), (11, -1, 0), [11, -1], (11.0, -1), (None, -1), (True, -1)),
+    "softcap": (0, 8.0, 9, "9"),
+    "rotary_interleaved": (True, 0),
+    "num_splits": (1, 2**70, False),
+    "return_softmax_lse": (True, 0),
+    "attention_chunk": (16, False),
+    "batch_invariant": (True, 0),
+    "max_seqlen_q": (3,),
+    "config": (object(),),
+    **{
+        name: (torch.zeros(2, dtype=torch.int32), "a word")
+        for name in fast.ATTENTION
+        if name.endswith(("table", "descale", "_q", "_new", "rotary_seqlens")) or name == "qv"
+    },
+    "learnable_sink": (torch.zeros(4),),
+}
+
+
+def test_every_argument_is_changed():
+    assert {*TENSORS, *OTHER_VALUES} == {*fast.ATTENTION}
+
+
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_another_value_is_another_call(name, many):
+    for value in OTHER_VALUES[name]:
+        assert not known(many | {name: value}), value
+    assert known(many)
+
+
+@pytest.mark.parametrize("name", ["sinks", "block_table"])
+def test_the_other_name_of_an_argument_is_taken(name, fake):
+    other = {"sinks": "learnable_sink", "block_table": "page_table"}[name]
+    arguments = of_kind(sinks=True, **PAGES)
+    arguments[other] = arguments.pop(name)
+    make_known(arguments)
+    lean_attn_with_kvcache(**arguments)
+    assert fake.launches[-1].in_c
+    assert getattr(fake.launches[-1].params, name) == arguments[other].data_ptr()
+
+
+def test_what_settings_depend_on_makes_a_call_unknown(many, monkeypatch):
+    for change in (
+        lambda: monkeypatch.setenv("LEANBENCH_HOME", "/elsewhere"),
+        lambda: monkeypatch.delenv("LEANBENCH_HOME"),
+        lambda: monkeypatch.setenv("LEANBENCH_CONFIGS", "on"),
+        lambda: monkeypatch.setenv("XDG_DATA_HOME", "/elsewhere"),
+        lambda: monkeypatch.setattr(store, "_saves", store.saves() + 1000),
+    ):
+        change()
+        assert not known(many)
+        make_known(many)
+        assert known(many)
+
+
+def test_modes_transforms_and_checks_are_pythons(many, monkeypatch):
+    modes: list[Any] = [FakeTensorMode(allow_non_fake_inputs=True), forward_ad.dual_level()]
+    for mode in modes:
+        with mode:
+            assert not known(many)
+    taken = []
+    torch.vmap(lambda x: taken.append(known(many)) or x)(torch.zeros(2))
+    torch.jit.trace(lambda x: taken.append(known(many)) or x + 1, torch.zeros(2), check_trace=False)
+    assert taken == [False, False]
+    with monkeypatch.context() as patch:
+        patch.setattr(checks, "CHECKS_VALUES", True)
+        assert not known(many)
+    assert known(many)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_that_requires_a_gradient_is_pythons_outside_of_no_grad(name, many):
+    tensor = many[name]
+    if tensor.is_floating_point():
+        arguments = many | {name: tensor.detach().requires_grad_()}
+        assert known(arguments)
+        with torch.enable_grad():
+            assert known(many)
+            assert not known(arguments)
+            with pytest.raises(NotImplementedError, match="for inference"):
+                lean_attn_with_kvcache(**arguments)
+
+
+def test_lengths_that_share_a_launch_are_written_to_it(fake):
+    arguments = of_kind(append=2, context=200)
+    lengths = {}
+    for length in (129, 130, 150, 188):
+        make_known(arguments | {"cache_seqlens": length})
+        lean_attn_with_kvcache(**arguments | {"cache_seqlens": length})
+        lengths[length] = fake.launches[-1].params.context
+        assert fake.launches[-1].in_c
+    assert lengths == {length: length + 2 for length in lengths}
+    assert known(arguments | {"cache_seqlens": 160})
+    for length in (128, 190, 192, 199, 2**40):
+        assert not known(arguments | {"cache_seqlens": length})
+    with pytest.raises(ValueError, match="cache_seqlens 199"):
+        lean_attn_with_kvcache(**arguments | {"cache_seqlens": 199})
+
+
+def test_a_cache_with_spare_rows_is_taken(fake):
+    arguments = of_kind(q_len=1)
+    for name in ("k_cache", "v_cache"):
+        arguments[name] = torch.cat([arguments[name]] * 2)
+    make_known(arguments)
+    assert known(arguments)
+
+
+@pytest.mark.parametrize("kind", ["fp8 q", "KV heads", "small pages", "steps", "qv"])
+def test_calls_of_several_steps_are_pythons(kind, fake, monkeypatch):
+    function: Any = lean_mla_with_kvcache
+    arguments = of_latent(pages=True)
+    if kind == "fp8 q":
+        arguments = of_latent(fp8=True)
+        arguments["q"] = arguments["q"].to(FP8)
+    elif kind == "KV heads":
+        arguments["kv_cache"] = arguments["kv_cache"].expand(4, 64, 2, 576)
+    elif kind == "small pages":
+        arguments["kv_cache"] = arguments["kv_cache"].reshape(8, 32, 1, 576)
+    else:
+        function = lean_attn_with_kvcache
+        arguments = of_kind(q_len=1)
+        if kind == "steps":
+            arguments["cache_seqlens"] = torch.full((2, 2), 9, dtype=torch.int32)[:, 0]
+        else:
+            arguments["qv"] = torch.zeros_like(arguments["q"])
+    for _ in range(4):
+        function(**arguments)
+    assert not any(launched.in_c for launched in fake.launches)
+
+
+def test_what_the_driver_refuses_is_an_error(many, fake, monkeypatch):
+    fake.status = 1
+    monkeypatch.setattr(
+        cuda_driver._driver(), "cuGetErrorString", lambda status: (0, b"invalid argument")
+    )
+    with pytest.raises(RuntimeError, match=r"^CUDA driver: invalid argument$"):
+        lean_attn_with_kvcache(**many)
+    fake.status = 0
+    assert known(many)
+
+
+def test_a_call_leaves_no_reference_behind(fake):
+    arguments = of_kind(**MANY) | {"return_softmax_lse": True}
+    del arguments["out"]
+    make_known(arguments)
+    refused = arguments | {"q": arguments["q"].as_subclass(Subclass)}
+    values = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+    counts = [sys.getrefcount(value) for value in values]
+
+    def call(times: int) -> int:
+        for _ in range(times):
+            assert known(arguments)
+            assert not known(refused)
+            fake.launches.clear()
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = call(100)
+    assert call(10_000) - before < 50
+    assert counts == [sys.getrefcount(value) for value in values]
+
+
+def test_tensors_of_a_call_are_not_kept(fake):
+    arguments = of_kind(**MANY)
+    make_known(arguments)
+    assert known(arguments)
+    tensors = [
+        weakref.ref(value) for value in arguments.values() if isinstance(value, torch.Tensor)
+    ]
+    arguments.clear()
+    gc.collect()
+    assert [tensor() for tensor in tensors] == [None] * len(tensors)
+
+
+def test_calls_that_were_not_made_lately_are_forgotten(fake):
+    arguments = of_kind(q_len=1)
+    for splits in range(1500):
+        make_known(arguments | {"num_splits": splits})
+    taken = [known(arguments | {"num_splits": splits}) for splits in range(1500)]
+    assert (taken[0], taken[-1]) == (False, True)
+    assert 900 < sum(taken) <= 1024
+
+
+def test_threads_call_at_the_same_time(fake):
+    calls = [of_kind(**PAGES) for _ in range(4)]
+    failures: list[BaseException] = []
+
+    def make_calls(arguments: Arguments) -> None:
+        try:
+            with torch.no_grad():
+                make_known(arguments)
+                for _ in range(300):
+                    assert known(arguments)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=make_calls, args=(arguments,)) for arguments in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    epochs = {launched.params.epoch for launched in fake.launches}
+    assert len(epochs) == len(fake.launches) == 4 * 302
+    pointers = [(each["q"].data_ptr(), each["k_cache"].data_ptr()) for each in calls]
+    for launched in fake.launches:
+        params = launched.params
+        assert (params.q, params.k) in pointers
+        assert params.k_map.words[0] == params.k
+
+
+def test_c_and_python_have_one_counter_of_epochs(many, fake):
+    before = WORKSPACES.next_epoch()
+    assert known(many)
+    assert (fake.launches[-1].params.epoch - before) % 2**32 == 1
