@@ -20,25 +20,38 @@ ROOT = Path(__file__).parents[1]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+COMPILED = "leanbench/attention/_fast.abi3.so"
+
+
+def built(folder: Path, **variables: str) -> Path:
     """Build the wheel of this checkout from a copy, so that the checkout does not change."""
-    copy = tmp_path_factory.mktemp("checkout") / "leanbench"
+    copy = folder / "leanbench"
     skipped = shutil.ignore_patterns(
         ".*", "runs", "build", "dist", "__pycache__", "*.egg-info", "node_modules"
     )
     shutil.copytree(ROOT, copy, ignore=skipped)
     out = copy.parent / "wheel"
     words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
-    build = subprocess.run([*PIP, *words, str(copy)], capture_output=True, text=True)
+    build = subprocess.run(
+        [*PIP, *words, str(copy)], env={**os.environ, **variables}, capture_output=True, text=True
+    )
     assert build.returncode == 0, build.stderr
     (wheel,) = out.glob("leanbench-*.whl")
     return wheel
 
 
 @pytest.fixture(scope="module")
-def files(wheel: Path) -> list[str]:
+def wheel(tmp_path_factory) -> Path:
+    return built(tmp_path_factory.mktemp("checkout"))
+
+
+def wheel_files(wheel: Path) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
+
+
+@pytest.fixture(scope="module")
+def files(wheel: Path) -> list[str]:
+    return wheel_files(wheel)
 
 
 def test_the_wheel_has_one_top_level_package(files):
@@ -63,9 +76,28 @@ def test_the_wheel_has_every_file_of_its_folders_and_no_other(files):
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {name for name in files if ".dist-info/" not in name} == here
+    names = {name for name in files if ".dist-info/" not in name}
+    assert names - {COMPILED} == here - {COMPILED}
     kinds = {Path(name).suffix for name in here}
     assert {".py", ".cu", ".cuh", ".toml", ".json", ".css", ".js", ".j2"} <= kinds
+
+
+def test_the_wheel_is_for_this_platform_if_it_has_the_c_path(wheel, files):
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    tag = f"cp311-abi3-{platform}" if COMPILED in files else "py3-none-any"
+    assert wheel.name.endswith(f"-{tag}.whl")
+    assert f"Tag: {tag}\n" in zipfile.ZipFile(wheel).read(metadata(files, "WHEEL")).decode()
+    assert (COMPILED in files) == (shutil.which("cc") is not None)
+
+
+def metadata(files: list[str], name: str) -> str:
+    return next(each for each in files if each.endswith(f".dist-info/{name}"))
+
+
+def test_without_a_compiler_the_wheel_is_pure(tmp_path):
+    files = wheel_files(built(tmp_path, PATH="/nowhere"))
+    assert COMPILED not in files
+    assert "leanbench/attention/fast.c" in files
 
 
 def test_an_installed_wheel_finds_its_rooms(wheel, tmp_path):

@@ -95,10 +95,9 @@ typedef struct {
     int32_t out_at, lse_at, context_at, epoch_at;
     /* The context is the length of the call and `more`, from `first` to `last`. */
     int64_t more, first, last;
-    /* Templates of new tensors; an LSE is returned if it has one. */
-    PyObject *out_like, *lse_like;
-    /* Whatever else must live as long as the block. */
-    PyObject *held;
+    /* Templates of new tensors; an LSE is returned if it has one. `held` keeps them alive, with
+       everything else that the block and the key point to. */
+    PyObject *out_like, *lse_like, *held;
     size_t bytes;
     unsigned char *block;
     void *memory;
@@ -150,8 +149,6 @@ static uint64_t hash_of(const int64_t *key, size_t words) {
 
 static void drop(Entry *entry) {
     if (entry == NULL || --entry->users) return;
-    Py_XDECREF(entry->out_like);
-    Py_XDECREF(entry->lse_like);
     Py_XDECREF(entry->held);
     free(entry->key);
     free(entry->memory);
@@ -267,31 +264,17 @@ static int64_t *put_tensor(int64_t *word, PyObject *tensor, Tensor *read) {
     return word + read->ndim;
 }
 
+/* Write an int, or None in a pair. */
 static int64_t *put_int(int64_t *word, PyObject *number) {
     int overflow = 0;
-    long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
-    if (overflow) return NULL;
-    *word++ = INT;
-    *word++ = value;
-    return word;
+    if (number != Py_None && !PyLong_CheckExact(number)) return NULL;
+    *word++ = number == Py_None ? NONE : INT;
+    *word++ = number == Py_None ? 0 : PyLong_AsLongLongAndOverflow(number, &overflow);
+    return overflow ? NULL : word;
 }
 
-static int64_t *put_pair(int64_t *word, PyObject *pair) {
-    *word++ = PAIR;
-    for (Py_ssize_t i = 0; i < 2; i++) {
-        PyObject *side = PyTuple_GetItem(pair, i);
-        if (side == Py_None) {
-            *word++ = NONE;
-        } else if (!PyLong_CheckExact(side) || (word = put_int(word, side)) == NULL) {
-            return NULL;
-        }
-    }
-    return word;
-}
-
-/* Write the key of a call to `pending`. Returns 0 if C does not know an argument. */
-static int make_key(const Function *function, PyObject *const *arguments, Tensor *q) {
-    Pending *call = &pending;
+/* Write the key of a call. Returns 0 if C does not know an argument. */
+static int make_key(Pending *call, const Function *function, PyObject *const *arguments, Tensor *q) {
     int64_t *word = call->key, *end = call->key + MAX_WORDS - 2 * MAX_DIMS - 4;
     uint64_t given = 0, tensors = 0;
     *word++ = function - functions;
@@ -330,7 +313,9 @@ static int make_key(const Function *function, PyObject *const *arguments, Tensor
             *word++ = FLOAT;
             memcpy(word++, &number, sizeof number);
         } else if (type == &PyTuple_Type && PyTuple_Size(value) == 2) {
-            if ((word = put_pair(word, value)) == NULL) return 0;
+            *word++ = PAIR;
+            for (int side = 0; side < 2; side++)
+                if ((word = put_int(word, PyTuple_GetItem(value, side))) == NULL) return 0;
         } else if (i == function->config) {
             /* Its entry keeps it alive. */
             *word++ = CONFIG;
@@ -356,21 +341,16 @@ static int make_key(const Function *function, PyObject *const *arguments, Tensor
     return 1;
 }
 
-static void *address_of(PyObject *tensor) {
-    Tensor read;
-    if (exchange->read(tensor, &read) != 0) return NULL;
-    return (char *)read.data + read.byte_offset;
-}
-
 /* Return a new tensor like a template, and write its address to the block. */
 static PyObject *new_like(PyObject *template, unsigned char *place) {
+    Tensor read;
     PyObject *made = PyObject_CallFunctionObjArgs(empty_like, template, NULL);
     if (made == NULL) return NULL;
-    void *address = address_of(made);
-    if (address == NULL && PyErr_Occurred()) {
+    if (exchange->read(made, &read) != 0) {
         Py_DECREF(made);
         return NULL;
     }
+    char *address = (char *)read.data + read.byte_offset;
     memcpy(place, &address, sizeof address);
     return made;
 }
@@ -394,8 +374,7 @@ static PyObject *failed(int status) {
     return NULL;
 }
 
-static PyObject *launch(Entry *entry, PyObject *out, int64_t context) {
-    const Pending *call = &pending;
+static PyObject *launch(Entry *entry, const Pending *call, PyObject *out, int64_t context) {
     _Alignas(MAP_ALIGNMENT) unsigned char block[MAX_BLOCK];
     for (int i = 0; i < entry->map_count; i++) {
         void *address = call->pointers[entry->maps[i].argument];
@@ -416,7 +395,7 @@ static PyObject *launch(Entry *entry, PyObject *out, int64_t context) {
     config.attributes = entry->attributes;
     config.stream = call->stream;
 
-    /* From here on, another call of this thread may use `pending`. */
+    /* From here on, another call of this thread may overwrite `call`. */
     PyObject *lse = NULL;
     entry->users++;
     if (out == Py_None)
@@ -452,54 +431,88 @@ static PyObject *launch(Entry *entry, PyObject *out, int64_t context) {
     return both;
 }
 
-static PyObject *call(const Function *function, PyObject *const *arguments, Py_ssize_t count) {
-    if (exchange == NULL || count != function->arguments) {
-        PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", function->arguments, count);
-        return NULL;
-    }
+/* Return what the call returns; or True if Python is to make it and hand its launch over, False if
+   Python is only to make it. */
+static PyObject *take(const Function *function, PyObject *const *arguments, Py_ssize_t count) {
+    Pending *call = &pending;
     Tensor q = {0};
+    if (count != function->arguments) return PyErr_Format(PyExc_TypeError, "wrong arguments");
     if (check_watched() != 0) return NULL;
-    if (!make_key(function, arguments, &q)) Py_RETURN_FALSE;
-    Entry *entry = find(&pending);
+    if (!make_key(call, function, arguments, &q)) Py_RETURN_FALSE;
+    Entry *entry = find(call);
     if (entry == NULL) {
-        uint64_t *last = &seen[pending.hash % SEEN];
-        if (*last == pending.hash) Py_RETURN_TRUE;
-        if (*last != ~pending.hash) *last = pending.hash;
+        uint64_t *last = &seen[call->hash % SEEN];
+        if (*last == call->hash) Py_RETURN_TRUE;
+        if (*last != ~call->hash) *last = call->hash;
         Py_RETURN_FALSE;
     }
-    int64_t context = pending.length + entry->more;
+    int64_t context = call->length + entry->more;
     if (context < entry->first || context > entry->last) Py_RETURN_TRUE;
-    int is_quiet_now = is_quiet();
-    if (is_quiet_now == 1) is_quiet_now = is_inference(arguments, &pending);
-    if (is_quiet_now < 0) return NULL;
-    if (!is_quiet_now || !is_launchable(&q, pending.stream)) Py_RETURN_FALSE;
-    return launch(entry, arguments[function->out], context);
+    int is_free = is_quiet();
+    if (is_free == 1) is_free = is_inference(arguments, call);
+    if (is_free < 0) return NULL;
+    if (!is_free || !is_launchable(&q, call->stream)) Py_RETURN_FALSE;
+    return launch(entry, call, arguments[function->out], context);
 }
 
 static PyObject *attention(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-    return call(&functions[0], arguments, count);
+    return take(&functions[0], arguments, count);
 }
 
 static PyObject *latent(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-    return call(&functions[1], arguments, count);
+    return take(&functions[1], arguments, count);
 }
 
-static int copy_places(PyObject *bytes, Place *places, int most, size_t block) {
-    char *data;
-    Py_ssize_t size;
-    if (PyBytes_AsStringAndSize(bytes, &data, &size) != 0) return -1;
-    int count = (int)(size / (Py_ssize_t)sizeof *places);
+/* Copy places in a block of `size` bytes, and choose between names. Returns their number, or -1. */
+static int copy_places(PyObject *bytes, Place *places, int most, size_t size) {
+    int count = (int)(PyBytes_Size(bytes) / (Py_ssize_t)sizeof *places);
     if (count > most) return -1;
-    memcpy(places, data, (size_t)count * sizeof *places);
-    for (int i = 0; i < count; i++) {
-        if (!(pending.tensors >> places[i].argument & 1)) places[i].argument = places[i].alias;
-        if (places[i].offset < 0 || (size_t)places[i].offset + 8 > block) return -1;
+    memcpy(places, PyBytes_AsString(bytes), (size_t)count * sizeof *places);
+    for (Place *place = places; place < places + count; place++) {
+        if (!(pending.tensors >> place->argument & 1)) place->argument = place->alias;
+        if (!(pending.tensors >> place->argument & 1)) return -1;
+        if (place->offset < 0 || (size_t)place->offset + sizeof(void *) > size) return -1;
     }
     return count;
 }
 
-/* Take over the launch of the pending call of this thread. Returns False if a pointer is not that of
-   the argument it is to come from. */
+/* Return an entry for the pending call; NULL if a size is too large, or if a pointer of the block is
+   not that of the argument it is to come from. */
+static Entry *new_entry(PyObject *block, PyObject *config, PyObject *attributes, PyObject *places,
+                        PyObject *maps) {
+    size_t bytes = (size_t)PyBytes_Size(block), attribute_bytes = (size_t)PyBytes_Size(attributes);
+    Entry *entry = calloc(1, sizeof *entry);
+    if (entry == NULL) return NULL;
+    entry->users = 1;
+    entry->key = malloc(pending.words * sizeof *entry->key);
+    entry->memory = malloc(bytes + MAP_ALIGNMENT);
+    entry->place_count = copy_places(places, entry->places, MAX_PLACES, bytes);
+    entry->map_count = copy_places(maps, entry->maps, MAX_MAPS, bytes);
+    int fits = entry->key != NULL && entry->memory != NULL && bytes <= MAX_BLOCK
+               && attribute_bytes <= sizeof entry->attributes
+               && (size_t)PyBytes_Size(config) == sizeof entry->config && entry->map_count >= 0;
+    for (int i = 0; fits && i < entry->place_count; i++)
+        fits = memcmp(PyBytes_AsString(block) + entry->places[i].offset,
+                      &pending.pointers[entry->places[i].argument], sizeof(void *)) == 0;
+    if (!fits || entry->place_count < 0) {
+        drop(entry);
+        return NULL;
+    }
+    uintptr_t start = (uintptr_t)entry->memory + MAP_ALIGNMENT - 1;
+    entry->block = (unsigned char *)(start / MAP_ALIGNMENT * MAP_ALIGNMENT);
+    entry->bytes = bytes;
+    memcpy(entry->block, PyBytes_AsString(block), bytes);
+    for (int i = 0; i < entry->map_count; i++)
+        entry->mapped[i] = pending.pointers[entry->maps[i].argument];
+    memcpy(&entry->config, PyBytes_AsString(config), sizeof entry->config);
+    memcpy(entry->attributes, PyBytes_AsString(attributes), attribute_bytes);
+    memcpy(entry->key, pending.key, pending.words * sizeof *entry->key);
+    entry->words = pending.words;
+    entry->hash = pending.hash;
+    return entry;
+}
+
+/* Take over the launch of the pending call. Returns False if C cannot. */
 static PyObject *learn(PyObject *self, PyObject *arguments) {
     PyObject *block, *config, *attributes, *places, *maps, *out_like, *lse_like, *held;
     unsigned long long function, stream;
@@ -509,46 +522,9 @@ static PyObject *learn(PyObject *self, PyObject *arguments) {
                           &stream, &places, &maps, &out_at, &lse_at, &context_at, &epoch_at,
                           &context, &first, &last, &out_like, &lse_like, &held))
         return NULL;
-    size_t bytes = (size_t)PyBytes_Size(block), attribute_bytes = (size_t)PyBytes_Size(attributes);
-    Entry *entry = calloc(1, sizeof *entry);
-    if (entry == NULL) return PyErr_NoMemory();
-    entry->users = 1;
-    entry->key = malloc(pending.words * sizeof *entry->key);
-    entry->memory = malloc(bytes + MAP_ALIGNMENT);
-    int fits = entry->key != NULL && entry->memory != NULL && bytes <= MAX_BLOCK
-               && attribute_bytes <= sizeof entry->attributes
-               && (size_t)PyBytes_Size(config) == sizeof entry->config
-               && stream == (unsigned long long)(uintptr_t)pending.stream;
-    if (fits) {
-        entry->place_count = copy_places(places, entry->places, MAX_PLACES, bytes);
-        entry->map_count = copy_places(maps, entry->maps, MAX_MAPS, bytes);
-        fits = entry->place_count >= 0 && entry->map_count >= 0;
-    }
-    if (!fits) {
-        drop(entry);
-        if (PyErr_Occurred()) return NULL;
-        Py_RETURN_FALSE;
-    }
-    uintptr_t start = (uintptr_t)entry->memory + MAP_ALIGNMENT - 1;
-    entry->block = (unsigned char *)(start / MAP_ALIGNMENT * MAP_ALIGNMENT);
-    entry->bytes = bytes;
-    memcpy(entry->block, PyBytes_AsString(block), bytes);
-    for (int i = 0; i < entry->place_count; i++) {
-        int argument = entry->places[i].argument;
-        void *const *given = &pending.pointers[argument];
-        if (!(pending.tensors >> argument & 1)
-            || memcmp(entry->block + entry->places[i].offset, given, sizeof *given) != 0) {
-            drop(entry);
-            Py_RETURN_FALSE;
-        }
-    }
-    for (int i = 0; i < entry->map_count; i++)
-        entry->mapped[i] = pending.pointers[entry->maps[i].argument];
-    memcpy(&entry->config, PyBytes_AsString(config), sizeof entry->config);
-    memcpy(entry->attributes, PyBytes_AsString(attributes), attribute_bytes);
-    memcpy(entry->key, pending.key, pending.words * sizeof *entry->key);
-    entry->words = pending.words;
-    entry->hash = pending.hash;
+    if (stream != (unsigned long long)(uintptr_t)pending.stream) Py_RETURN_FALSE;
+    Entry *entry = new_entry(block, config, attributes, places, maps);
+    if (entry == NULL) Py_RETURN_FALSE;
     entry->function = (void *)(uintptr_t)function;
     entry->out_at = out_at;
     entry->lse_at = lse_at;
@@ -557,14 +533,11 @@ static PyObject *learn(PyObject *self, PyObject *arguments) {
     entry->more = context - pending.length;
     entry->first = first;
     entry->last = last;
-    Py_INCREF(out_like);
     entry->out_like = out_like;
-    if (lse_like != Py_None) {
-        Py_INCREF(lse_like);
-        entry->lse_like = lse_like;
-    }
-    Py_INCREF(held);
-    entry->held = held;
+    entry->lse_like = lse_like == Py_None ? NULL : lse_like;
+    /* The arguments hold the templates, too. */
+    Py_INCREF(arguments);
+    entry->held = arguments;
     insert(entry);
     Py_RETURN_TRUE;
 }
@@ -597,46 +570,29 @@ static PyObject *use_driver(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-static int keep(PyObject **place, PyObject *value) {
-    Py_INCREF(value);
-    Py_XDECREF(*place);
-    *place = value;
-    return 0;
-}
-
-/* Set everything that belongs to torch and Python; once, before any call. */
+/* Set everything that belongs to torch and Python. The arguments live on: this is called once. */
 static PyObject *configure(PyObject *self, PyObject *arguments) {
-    PyObject *capsule, *tensor, *parameter, *like, *grad, *calls, *values, *watch, *numbers, *raise;
-    Function *f = functions;
-    if (!PyArg_ParseTuple(arguments, "OOOOOO!O!O!OO(iiiii)(iiiii)", &capsule, &tensor, &parameter,
-                          &like, &grad, &PyTuple_Type, &calls, &PyTuple_Type, &values,
-                          &PyTuple_Type, &watch, &numbers, &raise, &f->arguments,
-                          &f->exact_tensors, &f->lengths, &f->config, &f->out, &f[1].arguments,
-                          &f[1].exact_tensors, &f[1].lengths, &f[1].config, &f[1].out))
+    PyObject *capsule;
+    Function *f = functions, *g = functions + 1;
+    if (!PyArg_ParseTuple(arguments, "OOOOOOOOOO(iiiii)(iiiii)", &capsule, &tensor_type,
+                          &parameter_type, &empty_like, &is_grad_enabled, &quiet_calls,
+                          &quiet_values, &watched, &epochs, &raise_status, &f->arguments,
+                          &f->exact_tensors, &f->lengths, &f->config, &f->out, &g->arguments,
+                          &g->exact_tensors, &g->lengths, &g->config, &g->out))
         return NULL;
-    if (f->arguments > MAX_ARGUMENTS || f[1].arguments > MAX_ARGUMENTS
-        || PyTuple_Size(watch) > MAX_WATCHED) {
+    if (f->arguments > MAX_ARGUMENTS || PyTuple_Size(watched) > MAX_WATCHED) {
         PyErr_SetString(PyExc_ValueError, "too many arguments or values");
         return NULL;
     }
     const Exchange *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    if (found == NULL) return NULL;
     while (found != NULL && found->major != DL_MAJOR) found = found->previous;
+    requires_grad = PyUnicode_InternFromString("requires_grad");
+    if (requires_grad == NULL || PyErr_Occurred()) return NULL;
     if (found == NULL || found->read == NULL || found->stream == NULL) {
-        PyErr_SetString(PyExc_ImportError, "torch has another exchange API");
+        PyErr_SetString(PyExc_ValueError, "torch has another exchange API than DLPack 1");
         return NULL;
     }
-    if (requires_grad == NULL && (requires_grad = PyUnicode_InternFromString("requires_grad")) == NULL)
-        return NULL;
-    keep(&tensor_type, tensor);
-    keep(&parameter_type, parameter);
-    keep(&empty_like, like);
-    keep(&is_grad_enabled, grad);
-    keep(&quiet_calls, calls);
-    keep(&quiet_values, values);
-    keep(&watched, watch);
-    keep(&epochs, numbers);
-    keep(&raise_status, raise);
+    Py_INCREF(arguments);
     exchange = found;
     Py_RETURN_NONE;
 }

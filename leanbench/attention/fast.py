@@ -11,7 +11,7 @@ import ctypes
 from array import array
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C import (
@@ -24,13 +24,11 @@ from torch.autograd import forward_ad
 from leanbench.attention import checks
 from leanbench.attention.call import Call
 from leanbench.configs import lookup
+from leanbench.kernels.launch import Relaunch
 from leanbench.kernels.lean import cuda_driver
 from leanbench.kernels.lean.cuda import CudaRelaunch
 from leanbench.kernels.lean.cuda_params import Params
 from leanbench.kernels.lean.workspace import WORKSPACES
-
-if TYPE_CHECKING:
-    from leanbench.attention.prepared import Prepared
 
 #: Arguments of `lean_attn_with_kvcache`, in the order in which C gets them.
 ATTENTION = (
@@ -63,7 +61,7 @@ def _loaded() -> tuple[Any, str | None]:
     try:
         from leanbench.attention import _fast  # pyright: ignore[reportAttributeAccessIssue]
     except ImportError:
-        return None, "leanbench was installed without a C compiler"
+        return None, "fast.c was not compiled when leanbench was installed"
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if exchange is None:
         return None, f"torch {torch.__version__} has no __dlpack_c_exchange_api__"
@@ -84,7 +82,7 @@ def _loaded() -> tuple[Any, str | None]:
             _positions(ATTENTION, exact_tensors=3),
             _positions(LATENT, exact_tensors=2),
         )
-    except ImportError as error:
+    except ValueError as error:
         return None, str(error)
     return _fast, None
 
@@ -112,13 +110,21 @@ def _use_driver() -> None:
     _extension.use_driver(*functions)
 
 
-def learn(call: Call, prepared: Prepared, context: int) -> None:
+def learn(
+    call: Call,
+    relaunch: Relaunch,
+    context: int,
+    lengths: range,
+    out_like: torch.Tensor,
+    lse: torch.Tensor,
+    has_own_lse: bool,
+) -> None:
     """Hand the launch that has just run to C, if it is one kernel over the tensors of the call.
 
     Args:
-        context: as of that launch.
+        context: that of the launch.
+        lengths, out_like, lse, has_own_lse: Fields of leanbench.attention.prepared.Prepared.
     """
-    relaunch = prepared.relaunch
     if not isinstance(relaunch, CudaRelaunch):
         _extension.leave()
         return
@@ -129,16 +135,15 @@ def learn(call: Call, prepared: Prepared, context: int) -> None:
     fields = relaunch.pointers
     if call.out is not None:
         fields["out"] = "out"
-    lengths = range(context, context + 1)
+    first = last = context
     if call.length is not None:
-        lengths = range(prepared.lengths[0], min(prepared.lengths[-1], call.capacity) + 1)
+        first, last = lengths[0], min(lengths[-1], call.capacity)
     is_learned = _extension.learn(
         *(block.params, block.function, block.config, block.attributes, block.stream),
         *(_places(fields, call.latent), _places(relaunch.maps, call.latent)),
         *(Params.out.offset, Params.lse.offset, Params.context.offset, Params.epoch.offset),
-        *(context, lengths[0], lengths[-1]),
-        *(prepared.out_like, prepared.lse if prepared.has_own_lse else None),
-        (prepared.lse, call.config),
+        *(context, first, last),
+        *(out_like, lse if has_own_lse else None, (lse, call.config)),
     )
     if not is_learned:
         _extension.leave()

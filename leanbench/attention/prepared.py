@@ -160,7 +160,7 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
     context = known.start if length is None else length
     relaunch(q, k_cache, v_cache, lengths, context, table, out, lse, extras)
     if learns:
-        fast.learn(call, prepared, context)
+        fast.learn(call, relaunch, context, known, out_like, prepared.lse, has_own_lse)
     return out, lse if with_lse else None
 
 

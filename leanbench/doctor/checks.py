@@ -41,6 +41,7 @@ def checks(machine: Machine) -> list[Check]:
         Check("python", software.python_version),
         Check("torch", software.torch_version),
         Check("triton", software.triton_version),
+        Check("calls", software.path_of_calls),
         Check("environment", software.environment_variables),
         Check("gpu", gpu.product),
         Check("driver", gpu.driver, "gpu"),

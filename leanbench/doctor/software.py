@@ -88,6 +88,18 @@ def triton_version(machine: Machine) -> Finding:
         )
 
 
+def path_of_calls(machine: Machine) -> Finding:
+    from leanbench.attention import fast
+
+    if fast.why_not is None:
+        return ok("calls seen before take the C path", c_path=True)
+    return note(
+        f"calls take Python's path, with three times the host time: {fast.why_not}",
+        "install leanbench again where there is gcc or clang, with Python's headers",
+        c_path=False,
+    )
+
+
 def environment_variables(machine: Machine) -> Finding:
     variables = {
         name: os.environ[name]

@@ -35,7 +35,7 @@ def names(machine: Machine, quick: bool = False) -> list[str]:
     return [name for name, _ in examine(machine, quick, lambda what: None)]
 
 
-SOFTWARE = ["leanbench", "python", "torch", "triton", "environment", "gpu"]
+SOFTWARE = ["leanbench", "python", "torch", "triton", "calls", "environment", "gpu"]
 STATE = ["driver", "memory", "mig", "links", "processes", "clocks", "throttling"]
 ALWAYS = ["libraries", "triton cache", "runs"]
 MAIN = ["kernel fa2", "kernel fixed_split", "kernel lean"]

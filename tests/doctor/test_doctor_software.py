@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import leanbench
+from leanbench.attention import fast
 from leanbench.doctor import software
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
@@ -51,6 +52,15 @@ def test_torch(machine, monkeypatch, built_for, note, status, text, fix):
     finding = software.torch_version(machine)
     assert (finding.status, finding.text, finding.fix) == (status, text, fix)
     assert finding.values["torch_cuda"] == built_for
+
+
+@pytest.mark.parametrize("why_not", [None, "fast.c was not compiled when leanbench was installed"])
+def test_the_path_of_calls(machine, monkeypatch, why_not):
+    monkeypatch.setattr(fast, "why_not", why_not)
+    finding = software.path_of_calls(machine)
+    assert finding.status == ("ok" if why_not is None else "note")
+    assert finding.text.endswith(why_not or "calls seen before take the C path")
+    assert finding.values == {"c_path": why_not is None}
 
 
 def test_nothing_falsifies_the_timing(machine, monkeypatch):

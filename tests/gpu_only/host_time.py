@@ -26,7 +26,7 @@ os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 import torch
 
 from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
-from leanbench.attention import prepared
+from leanbench.attention import fast, prepared
 from leanbench.attention.prepared import PreparedLaunches
 from leanbench.records.environment import kernels_hash
 
@@ -137,7 +137,8 @@ def main(rounds: int) -> None:
     print(
         f"Host time in us: median and least of {MEANS} means of {CALLS} calls;"
         f" {torch.cuda.get_device_name()},\n"
-        f"torch {torch.__version__}, Python {python}, kernels {kernels_hash()}",
+        f"torch {torch.__version__}, Python {python}, kernels {kernels_hash()};"
+        f" calls seen before: {'Python' if fast.why_not else 'C'}",
         flush=True,
     )
     calls = dict(eager_calls())
