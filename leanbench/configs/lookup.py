@@ -172,10 +172,11 @@ def state() -> State:
     return get(b"LEANBENCH_HOME"), get(b"XDG_DATA_HOME"), get(b"LEANBENCH_CONFIGS"), store.saves()
 
 
-def watched() -> tuple[tuple[dict[Any, Any], bytes | str], ...]:
+def watched() -> tuple[tuple[Any, bytes | str], ...]:
     """Return the dictionaries and keys of the values of `state`."""
     return (
-        *((_ENVIRONMENT, name) for name in (b"LEANBENCH_HOME", b"XDG_DATA_HOME")),
+        (_ENVIRONMENT, b"LEANBENCH_HOME"),
+        (_ENVIRONMENT, b"XDG_DATA_HOME"),
         (_ENVIRONMENT, b"LEANBENCH_CONFIGS"),
         (vars(store), "_saves"),
     )

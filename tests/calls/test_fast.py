@@ -48,7 +48,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 def of_kind(without_lse: bool = False, out: bool = False, **kind: Any) -> Arguments:
     """Return new tensors for a call of a kind."""
     inputs = make_inputs(replace(PLAIN, **kind), "cpu")
-    arguments = {"q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache}
+    arguments: Arguments = {"q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache}
     arguments |= api_arguments(inputs)
     if without_lse:
         arguments["return_softmax_lse"] = False
@@ -119,9 +119,8 @@ CASES = [
 def test_c_launches_what_python_launches(function, make, kind, fake, monkeypatch):
     # All tensors live on, so each call has other addresses.
     calls = [make(**kind) for _ in range(4)]
-    for number, arguments in enumerate(calls):
-        result = function(**arguments)
-        assert fake.launches[-1].in_c == (number >= 2)
+    arguments, result = calls[-1], [function(**call) for call in calls][-1]
+    assert [launched.in_c for launched in fake.launches] == [False, False, True, True]
     ours = fake.launches[-1]
     monkeypatch.setattr(fast, "attention", None)
     monkeypatch.setattr(fast, "latent", None)
@@ -309,7 +308,7 @@ def test_a_tensor_that_requires_a_gradient_is_pythons_outside_of_no_grad(name, m
 
 
 def test_lengths_that_share_a_launch_are_written_to_it(fake):
-    arguments = of_kind(append=2, context=200)
+    arguments: Any = of_kind(append=2, context=200)
     lengths = {}
     for length in (129, 130, 150, 188):
         make_known(arguments | {"cache_seqlens": length})
@@ -367,7 +366,7 @@ def test_what_the_driver_refuses_is_an_error(many, fake, monkeypatch):
 
 
 def test_a_call_leaves_no_reference_behind(fake):
-    arguments = of_kind(**MANY) | {"return_softmax_lse": True}
+    arguments: Any = of_kind(**MANY) | {"return_softmax_lse": True}
     del arguments["out"]
     make_known(arguments)
     refused = arguments | {"q": arguments["q"].as_subclass(Subclass)}
