@@ -139,6 +139,8 @@ def use_fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         monkeypatch.setattr(module, "clusters_at_once", lambda build, device: _CLUSTERS)
     for module in (mla_launch, mla_kernel):
         monkeypatch.setattr(module, "sm_count", lambda device: _SMS)
+    # Later tests on a GPU use its driver again.
+    fast._use_driver.cache_clear()
     monkeypatch.setattr(fast, "_use_driver", lambda: None)
     if fast._extension is not None:
         fast._extension.use_driver(*fake.addresses())

@@ -67,6 +67,7 @@ enum {
     SETS = 128,
     WAYS = 8,
     SEEN = 1024,
+    MAX_VARIABLES = 8,
 };
 enum { NONE, FALSE_, TRUE_, INT, FLOAT, PAIR, CONFIG, TENSOR };
 
@@ -125,12 +126,17 @@ static const Exchange *exchange;
 static Function functions[2];
 static PyObject *tensor_type, *parameter_type, *empty_like, *is_grad_enabled, *requires_grad;
 static PyObject *epochs, *raise_status;
-/* Tuples (function, result) and (dictionary, key, value) of a state that C takes calls in. */
-static PyObject *quiet_calls, *quiet_values;
-/* Pairs (dictionary, key), and the values that `generation` is for. */
-static PyObject *watched;
-enum { MAX_WATCHED = 8 };
-static PyObject *watched_values[MAX_WATCHED];
+/* A variable of Python: an item of a dictionary. */
+typedef struct {
+    PyObject *dictionary, *key, *value;
+} Variable;
+
+/* Variables that settings depend on, with the values that `generation` is for; and those whose values
+   must be these, as the results of functions must. */
+static Variable watched[MAX_VARIABLES], required[MAX_VARIABLES];
+static struct {
+    PyObject *function, *result;
+} required_results[MAX_VARIABLES];
 static int64_t generation;
 
 static uint64_t mixed(uint64_t a, uint64_t b) {
@@ -183,40 +189,33 @@ static void insert(Entry *entry) {
     drop(dropped);
 }
 
-/* Give values that decide settings a new generation when one of them has changed. Values are kept
-   and compared by identity: a changed one is another object. Returns -1 on an error. */
-static int check_watched(void) {
-    Py_ssize_t count = PyTuple_Size(watched);
-    int changed = 0;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *pair = PyTuple_GetItem(watched, i);
-        PyObject *value = PyDict_GetItemWithError(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
-        if (value == NULL && PyErr_Occurred()) return -1;
-        if (value == watched_values[i]) continue;
+/* Return a variable's value, or NULL without one. */
+static PyObject *value_of(const Variable *variable) {
+    return PyDict_GetItemWithError(variable->dictionary, variable->key);
+}
+
+/* Count a generation when a variable has changed. Values are kept and compared by identity: another
+   value is another object. */
+static void check_watched(void) {
+    for (Variable *each = watched; each->dictionary != NULL; each++) {
+        PyObject *value = value_of(each), *before = each->value;
+        if (value == before) continue;
         Py_XINCREF(value);
-        Py_XDECREF(watched_values[i]);
-        watched_values[i] = value;
-        changed = 1;
+        each->value = value;
+        Py_XDECREF(before);
+        generation++;
     }
-    generation += changed;
-    return 0;
 }
 
 /* Return 1 if no mode, transform or switch is on that Python has to see; -1 on an error. */
 static int is_quiet(void) {
-    for (Py_ssize_t i = 0; i < PyTuple_Size(quiet_values); i++) {
-        PyObject *each = PyTuple_GetItem(quiet_values, i);
-        PyObject *value = PyDict_GetItemWithError(PyTuple_GetItem(each, 0), PyTuple_GetItem(each, 1));
-        if (value == NULL && PyErr_Occurred()) return -1;
-        if (value != PyTuple_GetItem(each, 2)) return 0;
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_Size(quiet_calls); i++) {
-        PyObject *each = PyTuple_GetItem(quiet_calls, i);
-        PyObject *value = PyObject_CallNoArgs(PyTuple_GetItem(each, 0));
-        if (value == NULL) return -1;
-        int is_same = value == PyTuple_GetItem(each, 1);
-        Py_DECREF(value);
-        if (!is_same) return 0;
+    for (const Variable *each = required; each->dictionary != NULL; each++)
+        if (value_of(each) != each->value) return 0;
+    for (int i = 0; required_results[i].function != NULL; i++) {
+        PyObject *result = PyObject_CallNoArgs(required_results[i].function);
+        if (result == NULL) return -1;
+        Py_DECREF(result);
+        if (result != required_results[i].result) return 0;
     }
     return 1;
 }
@@ -437,7 +436,7 @@ static PyObject *take(const Function *function, PyObject *const *arguments, Py_s
     Pending *call = &pending;
     Tensor q = {0};
     if (count != function->arguments) return PyErr_Format(PyExc_TypeError, "wrong arguments");
-    if (check_watched() != 0) return NULL;
+    check_watched();
     if (!make_key(call, function, arguments, &q)) Py_RETURN_FALSE;
     Entry *entry = find(call);
     if (entry == NULL) {
@@ -570,25 +569,34 @@ static PyObject *use_driver(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+/* Read pairs or triples into the rows of an array that ends with NULL. */
+static int read_rows(PyObject *rows, PyObject **places, Py_ssize_t columns) {
+    Py_ssize_t count = PyTuple_Size(rows);
+    if (count < 0 || count >= MAX_VARIABLES) return -1;
+    for (Py_ssize_t i = 0; i < count; i++)
+        for (Py_ssize_t j = 0; j < PyTuple_Size(PyTuple_GetItem(rows, i)); j++)
+            places[i * columns + j] = PyTuple_GetItem(PyTuple_GetItem(rows, i), j);
+    return 0;
+}
+
 /* Set everything that belongs to torch and Python. The arguments live on: this is called once. */
 static PyObject *configure(PyObject *self, PyObject *arguments) {
-    PyObject *capsule;
+    PyObject *capsule, *results, *values, *variables;
     Function *f = functions, *g = functions + 1;
     if (!PyArg_ParseTuple(arguments, "OOOOOOOOOO(iiiii)(iiiii)", &capsule, &tensor_type,
-                          &parameter_type, &empty_like, &is_grad_enabled, &quiet_calls,
-                          &quiet_values, &watched, &epochs, &raise_status, &f->arguments,
-                          &f->exact_tensors, &f->lengths, &f->config, &f->out, &g->arguments,
-                          &g->exact_tensors, &g->lengths, &g->config, &g->out))
+                          &parameter_type, &empty_like, &is_grad_enabled, &results, &values,
+                          &variables, &epochs, &raise_status, &f->arguments, &f->exact_tensors,
+                          &f->lengths, &f->config, &f->out, &g->arguments, &g->exact_tensors,
+                          &g->lengths, &g->config, &g->out))
         return NULL;
-    if (f->arguments > MAX_ARGUMENTS || PyTuple_Size(watched) > MAX_WATCHED) {
-        PyErr_SetString(PyExc_ValueError, "too many arguments or values");
-        return NULL;
-    }
     const Exchange *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     while (found != NULL && found->major != DL_MAJOR) found = found->previous;
     requires_grad = PyUnicode_InternFromString("requires_grad");
     if (requires_grad == NULL || PyErr_Occurred()) return NULL;
-    if (found == NULL || found->read == NULL || found->stream == NULL) {
+    if (found == NULL || found->read == NULL || found->stream == NULL
+        || f->arguments > MAX_ARGUMENTS || read_rows(variables, &watched[0].dictionary, 3) != 0
+        || read_rows(values, &required[0].dictionary, 3) != 0
+        || read_rows(results, &required_results[0].function, 2) != 0) {
         PyErr_SetString(PyExc_ValueError, "torch has another exchange API than DLPack 1");
         return NULL;
     }

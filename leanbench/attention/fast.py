@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._C import (
     _functorch,  # pyright: ignore[reportAttributeAccessIssue]
-    _get_tracing_state,
+    _is_tracing,
     _len_torch_dispatch_stack,
 )
 from torch.autograd import forward_ad
@@ -68,7 +68,7 @@ def _loaded() -> tuple[Any, str | None]:
     quiet_calls = (
         (_functorch.peek_interpreter_stack, None),
         (_len_torch_dispatch_stack, 0),
-        (_get_tracing_state, None),
+        (_is_tracing, False),
     )
     quiet_values = (
         (vars(forward_ad), "_current_level", -1),
