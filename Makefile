@@ -53,4 +53,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist runs
+	rm -rf $(VENV) build dist runs leanbench/attention/_fast.abi3.so

@@ -82,7 +82,8 @@ def _loaded() -> tuple[Any, str | None]:
             _positions(ATTENTION, exact_tensors=3),
             _positions(LATENT, exact_tensors=2),
         )
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
+        # The file of another version raises TypeError.
         return None, str(error)
     return _fast, None
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from argument_calls import draw_call, run_call
+from argument_grid import COMPILED, calls_of, pairwise_rows
 from every_kind import KINDS, PLAIN
 from fake_cuda import FakeCuda, Launched, use_fake_cuda
 from leanbench.kernels.lean import cuda_driver
@@ -28,6 +30,7 @@ from leanbench.attention import (
     lean_mla_with_kvcache,
     mla,
 )
+from leanbench.attention.compat import Steps
 from leanbench.check.launches import api_arguments
 from leanbench.configs import store
 from leanbench.core.inputs import make_inputs
@@ -439,3 +442,55 @@ def test_c_and_python_have_one_counter_of_epochs(many, fake):
     before = WORKSPACES.next_epoch()
     assert known(many)
     assert (fake.launches[-1].params.epoch - before) % 2**32 == 1
+
+
+def moved(value: Any) -> Any:
+    """Copy a tensor to other memory, with its strides and alignment."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    memory = value.untyped_storage().clone()
+    copy = torch.empty(0, dtype=value.dtype).set_(memory)
+    return copy.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+#: Values for which kernels take many calls as they are.
+WITHOUT_STEPS = {
+    "head_dim": 64,
+    "v_head_dim": None,
+    "capacity": 60,
+    "cu_seqlens_k_new": False,
+    "rotary_seqlens": False,
+    "batch_invariant": False,
+    "cache_batch_idx": False,
+}
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_c_takes_all_calls_without_steps_and_launches_what_python_launches(part, fake, monkeypatch):
+    take, taken, steps = fast.attention, 0, []
+    steps_of = Steps.of
+    monkeypatch.setattr(Steps, "of", lambda *given: steps.append(steps_of(*given)) or steps[-1])
+    for number, row in enumerate(pairwise_rows(COMPILED, seed=part)):
+        (call,) = calls_of({**row, **WITHOUT_STEPS, "q_len": min(row["q_len"], 5)}, 1, part)
+        drawn, results = draw_call(call, number, "cpu"), []
+        kept = [drawn.arguments]
+        fake.launches.clear()
+        for turn in range(4):
+            monkeypatch.setattr(fast, "attention", take if turn < 3 else None)
+            if turn < 3:
+                kept.append({name: moved(value) for name, value in kept[0].items()})
+            drawn.arguments = kept[-1]
+            results.append(run_call(drawn, lean_attn_with_kvcache))
+        in_c = [launched.in_c for launched in fake.launches]
+        assert in_c == [False, False, not any(steps[-1]), False]
+        if in_c[2]:
+            taken += 1
+            ours, theirs = fake.launches[2:]
+            (out, lse), (like, _) = results[2:]
+            assert (out.shape, out.stride(), out.dtype) == (like.shape, like.stride(), like.dtype)
+            addresses = {"out": out, "lse": lse}
+            own = [name for name, tensor in addresses.items() if tensor is not None]
+            for name in own:
+                assert getattr(ours.params, name) == addresses[name].data_ptr()
+            same(ours, theirs, *(name for name in own if not (name == "out" and call["out"])))
+    assert taken > 40
