@@ -57,4 +57,5 @@ class CustomBuildHook(BuildHookInterface):
 
 
 if __name__ == "__main__":
-    sys.exit(refusal(Path(SOURCE), Path(LIBRARY)))
+    root = Path(__file__).parent
+    sys.exit(refusal(root / SOURCE, root / LIBRARY))
