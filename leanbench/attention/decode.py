@@ -31,10 +31,11 @@ from leanbench.kernels.lean.configs import LeanConfig
 _HINTS = ("scheduler_metadata", "pack_gqa", "sm_margin")
 #: The default of `num_splits`.
 _NO_HINT = 0
-_is_compiling = torch.compiler.is_dynamo_compiling
 
 
+@fast.known_first(ignored=_HINTS)
 def lean_attn_with_kvcache(
+    learns: bool,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -204,49 +205,6 @@ def lean_attn_with_kvcache(
         for name in flash_attn_arguments:
             if name not in _HINTS:
                 raise TypeError(f"lean_attn_with_kvcache has no argument {name!r}")
-    learns = False
-    if not _is_compiling() and fast.attention is not None:
-        known = fast.attention(
-            q,
-            k_cache,
-            v_cache,
-            k,
-            v,
-            rotary_cos,
-            rotary_sin,
-            cache_seqlens,
-            cache_batch_idx,
-            cache_leftpad,
-            block_table,
-            softmax_scale,
-            causal,
-            window_size,
-            softcap,
-            rotary_interleaved,
-            alibi_slopes,
-            num_splits,
-            return_softmax_lse,
-            page_table,
-            q_descale,
-            k_descale,
-            v_descale,
-            k_page_descale,
-            v_page_descale,
-            cu_seqlens_q,
-            max_seqlen_q,
-            cu_seqlens_k_new,
-            rotary_seqlens,
-            attention_chunk,
-            sinks,
-            learnable_sink,
-            qv,
-            out,
-            batch_invariant,
-            config,
-        )
-        if known is not True and known is not False:
-            return known
-        learns = known
     if not (
         isinstance(q, torch.Tensor)
         and isinstance(k_cache, torch.Tensor)

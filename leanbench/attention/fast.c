@@ -71,9 +71,14 @@ enum {
 };
 enum { NONE, FALSE_, TRUE_, INT, FLOAT, PAIR, CONFIG, TENSOR };
 
-/* A public function: positions among its arguments, -1 for none. */
+/* A public function of so many arguments. The first ones are tensors that it requires, and up to
+   `positional` can be passed without a name. */
 typedef struct {
-    int arguments, exact_tensors, lengths, config, out;
+    int arguments, required, positional;
+    /* Positions, -1 for none. */
+    int lengths, config, out;
+    /* Positions of all names, -1 for one that is ignored; and defaults, NULL for a required one. */
+    PyObject *names, *defaults[MAX_ARGUMENTS];
 } Function;
 
 /* A pointer in a block, and the argument that it comes from, by one of two names. */
@@ -272,6 +277,24 @@ static int64_t *put_int(int64_t *word, PyObject *number) {
     return overflow ? NULL : word;
 }
 
+/* Put the arguments of a call in order. Returns 0 for those that Python reports. */
+static int read_arguments(const Function *function, PyObject *given, PyObject *named,
+                          PyObject **arguments) {
+    Py_ssize_t count = PyTuple_Size(given), position = 0;
+    PyObject *name, *value;
+    if (count > function->positional) return 0;
+    memcpy(arguments, function->defaults, sizeof function->defaults);
+    for (Py_ssize_t i = 0; i < count; i++) arguments[i] = PyTuple_GetItem(given, i);
+    while (PyDict_Next(named, &position, &name, &value)) {
+        PyObject *at = PyDict_GetItemWithError(function->names, name);
+        if (at == NULL) return 0;
+        long i = PyLong_AsLong(at);
+        if (i >= 0 && i < count) return 0;
+        if (i >= 0) arguments[i] = value;
+    }
+    return 1;
+}
+
 /* Write the key of a call. Returns 0 if C does not know an argument. */
 static int make_key(Pending *call, const Function *function, PyObject *const *arguments, Tensor *q) {
     int64_t *word = call->key, *end = call->key + MAX_WORDS - 2 * MAX_DIMS - 4;
@@ -284,18 +307,18 @@ static int make_key(Pending *call, const Function *function, PyObject *const *ar
     call->length = 0;
     for (int i = 0; i < function->arguments; i++) {
         PyObject *value = arguments[i];
-        if (word > end || (value == Py_None && i < function->exact_tensors)) return 0;
-        if (value == Py_None) continue;
+        if (value == NULL || word > end) return 0;
+        if (value == Py_None && i >= function->required) continue;
         given |= (uint64_t)1 << i;
         PyTypeObject *type = Py_TYPE(value);
         if ((PyObject *)type == tensor_type
-            || (i >= function->exact_tensors && (PyObject *)type == parameter_type)) {
+            || (i >= function->required && (PyObject *)type == parameter_type)) {
             Tensor read;
             if ((word = put_tensor(word, value, &read)) == NULL) return 0;
             tensors |= (uint64_t)1 << i;
             call->pointers[i] = (char *)read.data + read.byte_offset;
             if (i == 0) *q = read;
-        } else if (i < function->exact_tensors) {
+        } else if (i < function->required) {
             return 0;
         } else if (type == &PyBool_Type) {
             *word++ = value == Py_True ? TRUE_ : FALSE_;
@@ -430,14 +453,18 @@ static PyObject *launch(Entry *entry, const Pending *call, PyObject *out, int64_
     return both;
 }
 
-/* Return what the call returns; or True if Python is to make it and hand its launch over, False if
-   Python is only to make it. */
-static PyObject *take(const Function *function, PyObject *const *arguments, Py_ssize_t count) {
+/* Take a tuple and a dictionary of arguments. Return what the call returns; or True if Python is to
+   make it and hand its launch over, False if Python is only to make it. */
+static PyObject *take(const Function *function, PyObject *const *both, Py_ssize_t count) {
+    PyObject *arguments[MAX_ARGUMENTS];
     Pending *call = &pending;
     Tensor q = {0};
-    if (count != function->arguments) return PyErr_Format(PyExc_TypeError, "wrong arguments");
+    if (count != 2 || !PyTuple_Check(both[0]) || !PyDict_Check(both[1]))
+        return PyErr_Format(PyExc_TypeError, "expected a tuple and a dictionary");
     check_watched();
-    if (!make_key(call, function, arguments, &q)) Py_RETURN_FALSE;
+    if (!read_arguments(function, both[0], both[1], arguments)
+        || !make_key(call, function, arguments, &q))
+        Py_RETURN_FALSE;
     Entry *entry = find(call);
     if (entry == NULL) {
         uint64_t *last = &seen[call->hash % SEEN];
@@ -454,12 +481,12 @@ static PyObject *take(const Function *function, PyObject *const *arguments, Py_s
     return launch(entry, call, arguments[function->out], context);
 }
 
-static PyObject *attention(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-    return take(&functions[0], arguments, count);
+static PyObject *attention(PyObject *self, PyObject *const *both, Py_ssize_t count) {
+    return take(&functions[0], both, count);
 }
 
-static PyObject *latent(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-    return take(&functions[1], arguments, count);
+static PyObject *latent(PyObject *self, PyObject *const *both, Py_ssize_t count) {
+    return take(&functions[1], both, count);
 }
 
 /* Copy places in a block of `size` bytes, and choose between names. Returns their number, or -1. */
@@ -582,19 +609,16 @@ static int read_rows(PyObject *rows, PyObject **places, Py_ssize_t columns) {
 /* Set everything that belongs to torch and Python. The arguments live on: this is called once. */
 static PyObject *configure(PyObject *self, PyObject *arguments) {
     PyObject *capsule, *results, *values, *variables;
-    Function *f = functions, *g = functions + 1;
-    if (!PyArg_ParseTuple(arguments, "OOOOOOOOOO(iiiii)(iiiii)", &capsule, &tensor_type,
-                          &parameter_type, &empty_like, &is_grad_enabled, &results, &values,
-                          &variables, &epochs, &raise_status, &f->arguments, &f->exact_tensors,
-                          &f->lengths, &f->config, &f->out, &g->arguments, &g->exact_tensors,
-                          &g->lengths, &g->config, &g->out))
+    if (!PyArg_ParseTuple(arguments, "OOOOOOOOOO", &capsule, &tensor_type, &parameter_type,
+                          &empty_like, &is_grad_enabled, &results, &values, &variables, &epochs,
+                          &raise_status))
         return NULL;
     const Exchange *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     while (found != NULL && found->major != DL_MAJOR) found = found->previous;
     requires_grad = PyUnicode_InternFromString("requires_grad");
     if (requires_grad == NULL || PyErr_Occurred()) return NULL;
     if (found == NULL || found->read == NULL || found->stream == NULL
-        || f->arguments > MAX_ARGUMENTS || read_rows(variables, &watched[0].dictionary, 3) != 0
+        || read_rows(variables, &watched[0].dictionary, 3) != 0
         || read_rows(values, &required[0].dictionary, 3) != 0
         || read_rows(results, &required_results[0].function, 2) != 0) {
         PyErr_SetString(PyExc_ValueError, "torch has another exchange API than DLPack 1");
@@ -602,6 +626,23 @@ static PyObject *configure(PyObject *self, PyObject *arguments) {
     }
     Py_INCREF(arguments);
     exchange = found;
+    Py_RETURN_NONE;
+}
+
+/* Declare a public function; once for each. */
+static PyObject *declare(PyObject *self, PyObject *arguments) {
+    int which;
+    Function new = {0};
+    PyObject *defaults;
+    if (!PyArg_ParseTuple(arguments, "iiiiiiOO", &which, &new.required, &new.positional,
+                          &new.lengths, &new.config, &new.out, &new.names, &defaults))
+        return NULL;
+    new.arguments = new.required + (int)PyTuple_Size(defaults);
+    if (new.arguments > MAX_ARGUMENTS) return PyErr_Format(PyExc_ValueError, "too many arguments");
+    for (int i = new.required; i < new.arguments; i++)
+        new.defaults[i] = PyTuple_GetItem(defaults, i - new.required);
+    Py_INCREF(arguments);
+    functions[which] = new;
     Py_RETURN_NONE;
 }
 
@@ -613,6 +654,7 @@ static PyMethodDef methods[] = {
     {"clear", clear, METH_NOARGS, NULL},
     {"use_driver", use_driver, METH_VARARGS, NULL},
     {"configure", configure, METH_VARARGS, NULL},
+    {"declare", declare, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

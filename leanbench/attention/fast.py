@@ -8,10 +8,11 @@ is Python's, and what Python has prepared as one launch over the tensors of the 
 from __future__ import annotations
 
 import ctypes
+import inspect
 from array import array
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch._C import (
@@ -30,25 +31,21 @@ from leanbench.kernels.lean.cuda import CudaRelaunch
 from leanbench.kernels.lean.cuda_params import Params
 from leanbench.kernels.lean.workspace import WORKSPACES
 
-#: Arguments of `lean_attn_with_kvcache`, in the order in which C gets them.
-ATTENTION = (
-    *("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "cache_seqlens"),
-    *("cache_batch_idx", "cache_leftpad", "block_table", "softmax_scale", "causal"),
-    *("window_size", "softcap", "rotary_interleaved", "alibi_slopes", "num_splits"),
-    *("return_softmax_lse", "page_table", "q_descale", "k_descale", "v_descale"),
-    *("k_page_descale", "v_page_descale", "cu_seqlens_q", "max_seqlen_q", "cu_seqlens_k_new"),
-    *("rotary_seqlens", "attention_chunk", "sinks", "learnable_sink", "qv", "out"),
-    *("batch_invariant", "config"),
+P = ParamSpec("P")
+R = TypeVar("R")
+_is_compiling = torch.compiler.is_dynamo_compiling
+#: Positions of the arguments of `lean_attn_with_kvcache`, and of `lean_mla_with_kvcache`.
+_POSITIONS: tuple[dict[str, int], dict[str, int]] = {}, {}
+#: Arguments with another name than their field, and two names of one argument.
+_NAMES = (
+    {
+        "k_new": ("k", "k"),
+        "v_new": ("v", "v"),
+        "block_table": ("block_table", "page_table"),
+        "sinks": ("sinks", "learnable_sink"),
+    },
+    {"k_cache": ("kv_cache", "kv_cache")},
 )
-#: Those of `lean_mla_with_kvcache`.
-LATENT = (
-    *("q", "kv_cache", "cache_seqlens", "block_table", "softmax_scale", "head_dim_v"),
-    *("q_descale", "k_descale", "causal", "return_softmax_lse", "out"),
-)
-#: Arguments with another name than their field.
-_NAMES = {"k_new": ("k", "k"), "v_new": ("v", "v"), "block_table": ("block_table", "page_table")}
-_NAMES["sinks"] = ("sinks", "learnable_sink")
-_LATENT_NAMES = {"k_cache": ("kv_cache", "kv_cache")}
 #: Functions of the driver that C calls.
 _DRIVER = (
     *("cuLaunchKernelEx", "cuTensorMapReplaceAddress"),
@@ -79,8 +76,6 @@ def _loaded() -> tuple[Any, str | None]:
             *(exchange, torch.Tensor, torch.nn.Parameter, torch.empty_like),
             *(torch.is_grad_enabled, quiet_calls, quiet_values, lookup.watched()),
             *(WORKSPACES.epochs, _raise_status),
-            _positions(ATTENTION, exact_tensors=3),
-            _positions(LATENT, exact_tensors=2),
         )
     except (TypeError, ValueError) as error:
         # The file of another version raises TypeError.
@@ -88,20 +83,68 @@ def _loaded() -> tuple[Any, str | None]:
     return _fast, None
 
 
-def _positions(names: tuple[str, ...], exact_tensors: int) -> tuple[int, ...]:
-    config = names.index("config") if "config" in names else -1
-    return len(names), exact_tensors, names.index("cache_seqlens"), config, names.index("out")
-
-
 def _raise_status(status: int) -> None:
     cuda_driver.check_status(status)
 
 
 _extension, why_not = _loaded()
-#: Take the arguments `ATTENTION` or `LATENT`. Return what the call returns; or True if Python is to
-#: make it and hand its launch over, False if only to make it. None without the extension.
-attention: Callable[..., Any] | None = None if why_not else _extension.attention
-latent: Callable[..., Any] | None = None if why_not else _extension.latent
+#: True if C takes calls.
+is_on = why_not is None
+
+
+def known_first(
+    latent: bool = False, ignored: tuple[str, ...] = ()
+) -> Callable[[Callable[Concatenate[bool, P], R]], Callable[P, R]]:
+    """Let C take known calls of a function, before Python makes them.
+
+    The function gets an additional first argument: True if its launch is to be handed to C.
+
+    Args:
+        latent: True for `lean_mla_with_kvcache`.
+        ignored: More keywords, without effect.
+    """
+
+    def decorate(function: Callable[Concatenate[bool, P], R]) -> Callable[P, R]:
+        take = _declare(function, latent, ignored) if is_on else None
+
+        @wraps(function)
+        def call(*arguments: P.args, **options: P.kwargs) -> R:
+            learns = False
+            if not _is_compiling() and is_on:
+                known = take(arguments, options)  # pyright: ignore[reportOptionalCall]
+                if known is not True and known is not False:
+                    return known
+                learns = known
+            return function(learns, *arguments, **options)
+
+        signature = inspect.signature(function)
+        first, *parameters = signature.parameters.values()
+        call.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore
+        call.__annotations__ = {**function.__annotations__}
+        del call.__annotations__[first.name]
+        return call
+
+    return decorate
+
+
+def _declare(function: Callable[..., Any], latent: bool, ignored: tuple[str, ...]) -> Any:
+    """Declare a function to C, and return C's."""
+    parameters = [
+        parameter
+        for parameter in list(inspect.signature(function).parameters.values())[1:]
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    names = [parameter.name for parameter in parameters]
+    defaults = [each.default for each in parameters if each.default is not each.empty]
+    positional = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
+    _POSITIONS[latent].update(zip(names, range(len(names)), strict=True))
+    positions = {**_POSITIONS[latent], **dict.fromkeys(ignored, -1)}
+    _extension.declare(
+        *(int(latent), len(names) - len(defaults), positional),
+        *(positions["cache_seqlens"], positions.get("config", -1), positions["out"]),
+        *(positions, tuple(defaults)),
+    )
+    return _extension.latent if latent else _extension.attention
 
 
 @cache
@@ -152,11 +195,11 @@ def learn(
 
 def _places(fields: dict[str, str], latent: bool) -> bytes:
     """Return the offset, argument and other name of that argument of each pointer."""
-    names, others = (LATENT, _LATENT_NAMES) if latent else (ATTENTION, _NAMES)
+    positions, names = _POSITIONS[latent], _NAMES[latent]
     places = array("i")
     for field, tensor in fields.items():
-        name, other = others.get(tensor, (tensor, tensor))
-        places.extend((getattr(Params, field).offset, names.index(name), names.index(other)))
+        name, other = names.get(tensor, (tensor, tensor))
+        places.extend((getattr(Params, field).offset, positions[name], positions[other]))
     return places.tobytes()
 
 

@@ -36,10 +36,10 @@ from leanbench.core.kinds import SAME
 from leanbench.kernels.mla import PAGE_TOKENS
 from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
 
-_is_compiling = torch.compiler.is_dynamo_compiling
 
-
+@fast.known_first(latent=True)
 def lean_mla_with_kvcache(
+    learns: bool,
     q: torch.Tensor,
     kv_cache: torch.Tensor,
     cache_seqlens: torch.Tensor | int | None = None,
@@ -90,24 +90,6 @@ def lean_mla_with_kvcache(
         ValueError: Shapes, dtypes, strides or devices are inconsistent.
         UserError: The tensors are not on a Hopper GPU, or NVRTC is missing.
     """
-    learns = False
-    if not _is_compiling() and fast.latent is not None:
-        known = fast.latent(
-            q,
-            kv_cache,
-            cache_seqlens,
-            block_table,
-            softmax_scale,
-            head_dim_v,
-            q_descale,
-            k_descale,
-            causal,
-            return_softmax_lse,
-            out,
-        )
-        if known is not True and known is not False:
-            return known
-        learns = known
     check_types(q=q, kv_cache=kv_cache)
     optional = {"block_table": block_table, "out": out}
     check_types(**{name: tensor for name, tensor in optional.items() if tensor is not None})

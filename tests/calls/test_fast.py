@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import pickle
 import sys
 import threading
 import weakref
@@ -24,18 +25,16 @@ from torch.autograd import forward_ad
 
 from leanbench.attention import (
     checks,
-    decode,
     fast,
     lean_attn_with_kvcache,
     lean_mla_with_kvcache,
-    mla,
 )
 from leanbench.attention.compat import Steps
 from leanbench.check.launches import api_arguments
 from leanbench.configs import store
 from leanbench.core.inputs import make_inputs
 
-pytestmark = pytest.mark.skipif(fast.attention is None, reason=f"no C path: {fast.why_not}")
+pytestmark = pytest.mark.skipif(not fast.is_on, reason=f"no C path: {fast.why_not}")
 
 Arguments = dict[str, Any]
 FP8 = torch.float8_e4m3fn
@@ -125,8 +124,7 @@ def test_c_launches_what_python_launches(function, make, kind, fake, monkeypatch
     arguments, result = calls[-1], [function(**call) for call in calls][-1]
     assert [launched.in_c for launched in fake.launches] == [False, False, True, True]
     ours = fake.launches[-1]
-    monkeypatch.setattr(fast, "attention", None)
-    monkeypatch.setattr(fast, "latent", None)
+    monkeypatch.setattr(fast, "is_on", False)
     expected = function(**arguments)
     results = [value if isinstance(value, tuple) else (value,) for value in (result, expected)]
     forms = [[(t.shape, t.stride(), t.dtype, t.device) for t in each] for each in results]
@@ -137,17 +135,9 @@ def test_c_launches_what_python_launches(function, make, kind, fake, monkeypatch
     same(ours, fake.launches[-1], *own[1:] if "out" in arguments else own)
 
 
-def positional(arguments: Arguments, function: Any = lean_attn_with_kvcache) -> list[Any]:
-    """Return all arguments in the order in which C gets them."""
-    parameters = inspect.signature(function).parameters
-    names = fast.LATENT if function is lean_mla_with_kvcache else fast.ATTENTION
-    return [arguments.get(name, parameters[name].default) for name in names]
-
-
 def known(arguments: Arguments) -> bool:
     """Return True if C takes the call, which it then makes."""
-    assert fast.attention is not None
-    return not isinstance(fast.attention(*positional(arguments)), bool)
+    return not isinstance(fast._extension.attention((), arguments), bool)
 
 
 def make_known(arguments: Arguments, function: Any = lean_attn_with_kvcache) -> None:
@@ -155,21 +145,42 @@ def make_known(arguments: Arguments, function: Any = lean_attn_with_kvcache) -> 
         function(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "names"),
-    [(decode, "attention", fast.ATTENTION), (mla, "latent", fast.LATENT)],
-)
-def test_c_gets_all_arguments_in_order(module, name, names, monkeypatch):
-    function = lean_attn_with_kvcache if module is decode else lean_mla_with_kvcache
-    parameters = inspect.signature(function).parameters
-    declared = [each for each in parameters if each != "flash_attn_arguments"]
-    assert sorted(names) == sorted(declared)
-    monkeypatch.setattr(fast, name, lambda *arguments: arguments)
-    given: Any = {each: object() for each in names}
-    assert function(**given) == tuple(given.values())
+def test_arguments_are_taken_by_position_and_by_name(fake):
+    arguments = of_kind(q_len=1)
+    make_known(arguments)
+    names = list(inspect.signature(lean_attn_with_kvcache).parameters)[:19]
+    defaults = inspect.signature(lean_attn_with_kvcache).parameters
+    values = [arguments.get(name, defaults[name].default) for name in names]
+    hints = {"scheduler_metadata": object(), "pack_gqa": None, "sm_margin": 0}
+    for count in range(20):
+        rest = {name: value for name, value in arguments.items() if name not in names[:count]}
+        lean_attn_with_kvcache(*values[:count], **rest, **hints)
+        assert fake.launches[-1].in_c
+    refused: list[tuple[list[Any], Arguments]] = [
+        ([*values, None], {}),
+        (values, {"q": arguments["q"]}),
+        (values, {"another": None}),
+        (values[:2], {}),
+    ]
+    for given, named in refused:
+        with pytest.raises(TypeError, match=r"lean_attn_with_kvcache(\(\))? "):
+            lean_attn_with_kvcache(*given, **named)
+
+
+@pytest.mark.parametrize("function", [lean_attn_with_kvcache, lean_mla_with_kvcache])
+def test_a_public_function_looks_like_a_function_of_python(function):
+    signature = inspect.signature(function)
+    assert next(iter(signature.parameters)) == "q"
+    assert {*function.__annotations__} - {"return"} == {*signature.parameters}
+    assert function.__doc__.startswith("Compute decode attention")
+    assert function.__module__.startswith("leanbench.attention.")
+    assert pickle.loads(pickle.dumps(function)) is function
 
 
 MANY = KINDS["many at once"] | {"without_lse": True, "out": True}
+ARGUMENTS = [
+    name for name in inspect.signature(lean_attn_with_kvcache).parameters if "flash" not in name
+]
 TENSORS = (
     *("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "cache_batch_idx"),
     *("cache_leftpad", "alibi_slopes", "sinks", "out"),
@@ -239,7 +250,7 @@ OTHER_VALUES: dict[str, tuple[Any, ...]] = {
     "config": (object(),),
     **{
         name: (torch.zeros(2, dtype=torch.int32), "a word")
-        for name in fast.ATTENTION
+        for name in ARGUMENTS
         if name.endswith(("table", "descale", "_q", "_new", "rotary_seqlens")) or name == "qv"
     },
     "learnable_sink": (torch.zeros(4),),
@@ -247,7 +258,7 @@ OTHER_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def test_every_argument_is_changed():
-    assert {*TENSORS, *OTHER_VALUES} == {*fast.ATTENTION}
+    assert {*TENSORS, *OTHER_VALUES} == {*ARGUMENTS}
 
 
 @pytest.mark.parametrize("name", OTHER_VALUES)
@@ -467,7 +478,7 @@ WITHOUT_STEPS = {
 
 @pytest.mark.parametrize("part", range(2))
 def test_c_takes_all_calls_without_steps_and_launches_what_python_launches(part, fake, monkeypatch):
-    take, taken, steps = fast.attention, 0, []
+    taken, steps = 0, []
     steps_of = Steps.of
     monkeypatch.setattr(Steps, "of", lambda *given: steps.append(steps_of(*given)) or steps[-1])
     for number, row in enumerate(pairwise_rows(COMPILED, seed=part)):
@@ -476,7 +487,7 @@ def test_c_takes_all_calls_without_steps_and_launches_what_python_launches(part,
         kept = [drawn.arguments]
         fake.launches.clear()
         for turn in range(4):
-            monkeypatch.setattr(fast, "attention", take if turn < 3 else None)
+            monkeypatch.setattr(fast, "is_on", turn < 3)
             if turn < 3:
                 kept.append({name: moved(value) for name, value in kept[0].items()})
             drawn.arguments = kept[-1]
