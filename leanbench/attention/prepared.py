@@ -96,6 +96,10 @@ class PreparedLaunches(threading.local):
             self._before, self._recent = self._recent, {}
         self._recent[signature] = prepared
 
+    def forget(self) -> None:
+        """Prepare the launch of each signature anew."""
+        self._recent, self._before = {}, {}
+
     def scratch_lse(self, q: torch.Tensor, stream: Hashable) -> torch.Tensor:
         """Return a buffer of the stream for an LSE that the caller does not request."""
         rows = q.numel() // q.shape[-1]
@@ -343,10 +347,13 @@ def _launch_latent(inputs: AttentionInputs) -> Relaunch:
 
 
 def replace_hook(hook: Hook | None) -> Hook | None:
-    """Call `hook` for each new signature of this thread that has no given settings, outside of
+    """Call `hook` for each signature of this thread that has no given settings, outside of
     captures, before its settings are looked up; return the hook until now.
+
+    Signatures called before are new again.
     """
     before, _LAUNCHES.on_signature = _LAUNCHES.on_signature, hook
+    _LAUNCHES.forget()
     return before
 
 

@@ -28,7 +28,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @contextmanager
 def autotune(candidates: int = _CANDIDATES) -> Iterator[None]:
-    """Time the first candidates of each new signature of `lean_attn_with_kvcache` called inside.
+    """Time the first candidates of each signature of `lean_attn_with_kvcache` called inside.
 
     For a server's warm-up: timings are kept in this GPU's file, later calls and processes use them,
     and nothing is timed outside, nor in other threads. Calls under CUDA graph capture are not
