@@ -83,6 +83,8 @@ class PreparedLaunches(threading.local):
         #: Settings for lengths on the device, by `_all_but_capacity`.
         self.any_length: dict[Hashable, Choice] = {}
         self.on_signature: Hook | None = None
+        #: True if a launch was prepared without a hook.
+        self.has_unseen = False
         self._lses: dict[tuple[torch.device, Hashable], torch.Tensor] = {}
 
     def get(self, signature: Hashable) -> Prepared | None:
@@ -98,7 +100,7 @@ class PreparedLaunches(threading.local):
 
     def forget(self) -> None:
         """Prepare the launch of each signature anew."""
-        self._recent, self._before = {}, {}
+        self._recent, self._before, self.has_unseen = {}, {}, False
 
     def scratch_lse(self, q: torch.Tensor, stream: Hashable) -> torch.Tensor:
         """Return a buffer of the stream for an LSE that the caller does not request."""
@@ -350,10 +352,11 @@ def replace_hook(hook: Hook | None) -> Hook | None:
     """Call `hook` for each signature of this thread that has no given settings, outside of
     captures, before its settings are looked up; return the hook until now.
 
-    Signatures called before are new again.
+    Signatures that no hook has seen are called for, too.
     """
     before, _LAUNCHES.on_signature = _LAUNCHES.on_signature, hook
-    _LAUNCHES.forget()
+    if hook is not None and _LAUNCHES.has_unseen:
+        _LAUNCHES.forget()
     return before
 
 
@@ -433,6 +436,7 @@ def _choice(inputs: AttentionInputs, batch_invariant: bool) -> Choice:
     With lengths on the device, they are looked up once for all capacities of a bound.
     """
     hook = _LAUNCHES.on_signature
+    _LAUNCHES.has_unseen |= hook is None
     if inputs.cache_seqlens is None or batch_invariant or hook or RECORD in os.environ:
         problem = _supported_problem(inputs)
         if not batch_invariant and inputs.peers is None:

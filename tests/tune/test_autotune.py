@@ -93,6 +93,17 @@ def test_a_call_is_timed_once(watch):
     assert len(watch.timed) == 1
 
 
+def test_the_next_context_keeps_launches(watch):
+    """vLLM's plugin enters one for each layer."""
+    call(EAGER)
+    with leanbench.autotune(candidates=2):
+        call(EAGER)
+    kept = dict(prepared._LAUNCHES._recent)
+    assert kept
+    with leanbench.autotune(candidates=2):
+        assert prepared._LAUNCHES._recent == kept
+
+
 def test_a_signature_timed_before_is_not_timed_again(watch):
     for _ in range(3):
         # As of the layers of a model: each call has a context of its own.
