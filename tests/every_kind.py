@@ -10,6 +10,7 @@ import pytest
 import torch
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanTritonConfig
+from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.reference.torch import attend_all
 
 from leanbench.attention import lean_attn_with_kvcache, mla, prepared, qv
@@ -102,11 +103,20 @@ class Launched:
         pass
 
 
-def launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `lean` prepare and launch nothing."""
+def launch_nothing(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let `lean` and `lean_mla` launch nothing; return the settings of prepared launches."""
+    seen: list[Any] = []
+
+    def relaunch(inputs: AttentionInputs, config: Any) -> Launched:
+        seen.append(config)
+        return Launched()
+
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(LEAN, "relaunch", lambda inputs, config: Launched())
+    for kernel in (LEAN, LEAN_MLA):
+        monkeypatch.setattr(kernel, "relaunch", relaunch)
+    monkeypatch.setattr(prepared, "check_latent_launch", lambda call: None)
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
+    return seen
 
 
 def take_every_kind(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:

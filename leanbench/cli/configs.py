@@ -103,9 +103,8 @@ def explain(
     all short, mixed, and a single long sequence; the worst fill counts half more in the order.
     """
     from leanbench.cli.tune import settings_words
-    from leanbench.configs.lookup import choose, looked_up, signature_of
+    from leanbench.configs.lookup import choose, looked_up, refusal, signature_of, tuned_kernel
     from leanbench.core.axes import parse_problem
-    from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose as choose_gpu
     from leanbench.kernels.lean.configs import MOST_WARP_ROWS, LeanCudaConfig
     from leanbench.kernels.lean.cuda_cost import total_us
@@ -118,10 +117,10 @@ def explain(
     call = parse_problem(problem)
     target = choose_gpu(gpu, require_gpu=False)
     output.say_note(target)
-    spec, lean = target.spec, kernel("lean")
-    if (reason := lean.unsupported_reason(call)) is not None:
+    spec = target.spec
+    if (reason := refusal(call, spec)) is not None:
         raise UserError(reason)
-    choice = choose(lean, call, spec)
+    choice = choose(tuned_kernel(call), call, spec)
     output.show(f"{call.label} on {spec.product}: {choice.how}, {choice.why}")
     output.show(settings_words(choice.config))
     seen = looked_up(call)

@@ -79,7 +79,7 @@ def test_calls_inside_are_timed_and_used_from_then_on(watch):
         choice = choose(LEAN, problem, H200)
         assert (choice.how, choice.config) == (
             "tuned",
-            first_candidates(LEAN, problem, H200, 3)[-1],
+            first_candidates(problem, H200, 3)[-1],
         )
     # Not outside.
     call(replace(EAGER, batch=3))
