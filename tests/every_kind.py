@@ -13,7 +13,7 @@ from leanbench.kernels.lean.configs import LeanTritonConfig
 from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.reference.torch import attend_all
 
-from leanbench.attention import lean_attn_with_kvcache, mla, prepared, qv
+from leanbench.attention import lean_attn_with_kvcache, lean_mla_with_kvcache, mla, prepared, qv
 from leanbench.attention.call import Call
 from leanbench.attention.checks import check_length
 from leanbench.attention.mla_launch import as_attention, check_latent
@@ -161,6 +161,13 @@ def take_latent_calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     monkeypatch.setattr(mla, "attend", attend)
     monkeypatch.setattr(qv, "unavailable_reason", lambda q: None)
     return seen
+
+
+def latent_called(inputs: AttentionInputs) -> None:
+    """Call `lean_mla_with_kvcache` with the inputs."""
+    lengths = inputs.context if inputs.cache_seqlens is None else inputs.cache_seqlens
+    options = {"block_table": inputs.block_table, "causal": inputs.causal}
+    lean_mla_with_kvcache(inputs.q, inputs.k_cache, lengths, **options)
 
 
 def called(inputs: AttentionInputs, **options: Any) -> Any:
