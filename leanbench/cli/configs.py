@@ -127,7 +127,9 @@ def explain(
     output.show(f"signature: {signature_of(seen)}")
     chosen = choice.config.to_dict() if choice.config else {}
     if chosen.get("tile_rows", MOST_WARP_ROWS + 1) > MOST_WARP_ROWS:
-        output.show("Rules choose the settings of this kernel, the model does not rank them.")
+        output.show(
+            "Without timings rules choose the settings of this kernel, the model ranks none."
+        )
         return
     columns, parts = predict(seen, spec, costs_of(spec))
     totals_us = total_us(parts).mean(0)
