@@ -63,7 +63,7 @@ def list_() -> None:
 
 @configs.command("show", short_help="Show what was timed on a GPU.")
 def show(gpu: Name) -> None:
-    """Show the best settings of each timed signature, with their gain over the model's choice.
+    """Show the best settings of each timed signature, with their gain over the untuned choice.
 
     The best is a latency in us, an energy in mJ or their product for each fill.
     """

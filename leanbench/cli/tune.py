@@ -206,7 +206,7 @@ def _show_tuned(tuning: Tuning, before: list[float], after: list[float]) -> None
     for gain in gains(tuning.timed):
         shape = gain.signature.partition(" tiles ")[2].partition(" B")[0] + " B"
         by_shape.setdefault(shape, []).append(gain.ratio)
-    table = output.table(f"timed on {tuning.request.spec.product}: gain over the model's choice")
+    table = output.table(f"timed on {tuning.request.spec.product}: gain over the untuned choice")
     table.add_column("calls of", no_wrap=True)
     for name in ("signatures", "mean gain", "most"):
         table.add_column(name, justify="right")

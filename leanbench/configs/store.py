@@ -67,7 +67,7 @@ class TimedCall:
     time: str
     #: Versions of leanbench, torch, triton, driver.
     versions: Mapping[str, str]
-    #: Latency (us), energy (mJ) or their product of each candidate; the model's choice first.
+    #: Latency (us), energy (mJ) or their product of each candidate; the untuned choice first.
     costs: Mapping[TunedConfig, float]
 
     @property

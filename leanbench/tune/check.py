@@ -30,7 +30,7 @@ class Checked:
 
     fills: Sequence[AttentionProblem]
     choice: Choice
-    #: The model's choice.
+    #: The untuned choice: the model's, or of rules.
     model: KernelConfig | None
     #: Best single candidate of all fills.
     best: TunedConfig

@@ -1,4 +1,4 @@
-"""Tuning: the model's first candidates of each call are timed, and all timings are kept."""
+"""Tuning: the first candidates of each call are timed, and all timings are kept."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Request:
 
 
 def first_candidates(call: AttentionProblem, spec: GpuSpec, most: int | None) -> list[TunedConfig]:
-    """Return the candidates to time, the choice without timings first.
+    """Return the candidates to time, the untuned choice first.
 
     Args:
         most: None for all, as of latent calls, whose candidates no model ranks.
@@ -153,7 +153,7 @@ class Tuning:
                 reason = str(error)
                 continue
             reason = next(iter(result.failures.values()), reason)
-            # Gains are over the model's choice.
+            # Gains are over the untuned choice.
             if configs[0] in result.times:
                 results.append(self._timed(call, problem, result.times))
         if not results:
@@ -203,7 +203,7 @@ def kind_of(call: AttentionProblem) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    """What was gained on one signature: costs of the model's choice over those of the best."""
+    """What was gained on one signature: costs of the untuned choice over those of the best."""
 
     signature: str
     #: By the candidate that was best on the other fills, or on this one if there is no other.
@@ -288,7 +288,7 @@ def energies(tuning: Tuning) -> None:
         of_kind = (each for calls in tuning.timed.values() for each in calls)
         same = [each for each in of_kind if kind_of(each.problem) == shape]
         order = sorted(call.costs, key=call.costs.__getitem__)
-        # The model's choice and the best of each call come first.
+        # The untuned choice and the best of each call come first.
         for config in [
             *(next(iter(each.costs)) for each in same),
             *(each.best for each in same),

@@ -11,13 +11,15 @@ import torch
 from captured import builds_compiled
 from leanbench.kernels.lean import Lean
 from leanbench.kernels.reference.torch import attend_all
-from timed_examples import H200, LEAN, PROBLEM
+from timed_examples import H200, LATENT, LATENT_SERVED, LEAN, PROBLEM
 
 from leanbench.compile.build import process_pool
+from leanbench.configs.lookup import refusal
 from leanbench.core.errors import DoesNotFit, OutOfMemory, UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.tune import stopwatch
+from leanbench.tune.search import first_candidates
 from leanbench.tune.stopwatch import ROUNDS, GpuStopwatch, knock_out
 
 
@@ -136,12 +138,16 @@ def gpu():
     [
         AttentionProblem(4, 8, 8, 5000, 64),
         AttentionProblem(4, 64, 8, (5000, 20, 1, 700), 64, "bf16", "NHD", page_size=16),
+        LATENT,
+        replace(LATENT_SERVED, kv_dtype="e4m3"),
     ],
-    ids=["dense", "ragged pages"],
+    ids=["dense", "ragged pages", "latent", "latent pages in fp8"],
 )
 def test_times_on_the_gpu(gpu, problem):
     index, spec = gpu
-    configs = LEAN.tuning_space(problem, spec)[:6]
+    if (reason := refusal(problem, spec)) is not None:
+        pytest.skip(reason)
+    configs = first_candidates(problem, spec, None)[:6]
     result = GpuStopwatch(index, spec).time(problem, configs)
     assert result.failures == {}
     assert list(result.times) == configs
