@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from depth import label
 from fake_watch import FakeWatch, Us
+from leanbench.kernels.lean.configs import BuildKey
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_cost import Costs
 from leanbench.kernels.lean.cuda_settings import for_any_length, ranked
+from leanbench.kernels.mla.configs import MlaConfig
 from timed_examples import (
     CUDA,
     H200,
@@ -442,6 +444,27 @@ def test_energies_replace_latencies(objective, exponent, home, monkeypatch):
     winner = choose(CUDA, small, H200, objective=objective).config
     assert winner == (MODELS if objective == "energy" else A)
     assert choose(CUDA, small, H200).how == "heuristic"
+
+
+def test_energies_of_a_latent_call(home, monkeypatch):
+    """Builds differ in their column groups. The rules' is of four."""
+    tuning = tuning_of(lambda problem, config: 10.0 if config == RULES else 9.0, objective="energy")
+    tuning.time(LATENT)
+    measured: list[Any] = []
+
+    def measure_power(index: int, watch: Any, work: Any) -> list[dict[Any, float]]:
+        measured.extend(work)
+        kw = {BuildKey("cuda", (groups,)): 0.1 * groups for groups in (1, 2, 4)}
+        return [kw for _ in work]
+
+    monkeypatch.setattr(power, "measure_power", measure_power)
+    energies(tuning)
+    ((problem, configs),) = measured
+    assert problem == LATENT
+    assert [config.build_key.settings for config in configs] == [(4,), (1,), (2,)]
+    (call,) = saved()
+    assert (call.objective, call.costs[RULES]) == ("energy", pytest.approx(0.4 * 10.0))
+    assert call.costs[MlaConfig(1, align_grid=True)] == pytest.approx(0.1 * 9.0)
 
 
 @pytest.mark.parametrize("energy_mj", [4.0, None])
