@@ -10,9 +10,10 @@ import pytest
 import torch
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanTritonConfig
+from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.reference.torch import attend_all
 
-from leanbench.attention import lean_attn_with_kvcache, mla, prepared, qv
+from leanbench.attention import lean_attn_with_kvcache, lean_mla_with_kvcache, mla, prepared, qv
 from leanbench.attention.call import Call
 from leanbench.attention.checks import check_length
 from leanbench.attention.mla_launch import as_attention, check_latent
@@ -102,11 +103,20 @@ class Launched:
         pass
 
 
-def launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `lean` prepare and launch nothing."""
+def launch_nothing(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let `lean` and `lean_mla` launch nothing; return the settings of prepared launches."""
+    seen: list[Any] = []
+
+    def relaunch(inputs: AttentionInputs, config: Any) -> Launched:
+        seen.append(config)
+        return Launched()
+
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(LEAN, "relaunch", lambda inputs, config: Launched())
+    for kernel in (LEAN, LEAN_MLA):
+        monkeypatch.setattr(kernel, "relaunch", relaunch)
+    monkeypatch.setattr(prepared, "check_latent_launch", lambda call: None)
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
+    return seen
 
 
 def take_every_kind(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:
@@ -151,6 +161,13 @@ def take_latent_calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     monkeypatch.setattr(mla, "attend", attend)
     monkeypatch.setattr(qv, "unavailable_reason", lambda q: None)
     return seen
+
+
+def latent_called(inputs: AttentionInputs) -> None:
+    """Call `lean_mla_with_kvcache` with the inputs."""
+    lengths = inputs.context if inputs.cache_seqlens is None else inputs.cache_seqlens
+    options = {"block_table": inputs.block_table, "causal": inputs.causal}
+    lean_mla_with_kvcache(inputs.q, inputs.k_cache, lengths, **options)
 
 
 def called(inputs: AttentionInputs, **options: Any) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from leanbench.kernels.lean.configs import LeanConfig, LeanTritonConfig
+from leanbench.kernels.lean.configs import LeanTritonConfig
 from leanbench.kernels.lean.cuda_settings import chosen, space
+from leanbench.kernels.mla import LEAN_MLA
 
 from leanbench.configs.signature import signature_of
-from leanbench.configs.store import TimedCall
+from leanbench.configs.store import TimedCall, TunedConfig
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
@@ -26,12 +28,18 @@ SERVED = AttentionProblem(1, 32, 8, 4096, 128, lengths_on="device", capacity=409
 MODELS, *OTHERS = space(PROBLEM, H200)[:5]
 OF_TRITON = LeanTritonConfig(128, 4, 3, 1, 1, True)
 assert chosen(PROBLEM, H200) == MODELS
+#: Over a latent cache: ``11 tiles d576 v512 g32 q2 2 B HND latent, 470 tokens``.
+LATENT = AttentionProblem(11, 32, 1, 431, 576, "bf16", q_len=2, latent=True, v_head_dim=512)
+LATENT_SERVED = replace(LATENT, context=4000, q_len=1, page_size=64, lengths_on="device")
+#: The rules' choice for `LATENT`, and others.
+RULES = LEAN_MLA.default_config(LATENT, H200)
+OTHERS_OF_LATENT = [each for each in LEAN_MLA.tuning_space(LATENT, H200) if each != RULES]
 
 
 def timed(
     *costs: float,
     problem: AttentionProblem = PROBLEM,
-    configs: Sequence[LeanConfig] = (MODELS, *OTHERS),
+    configs: Sequence[TunedConfig] = (MODELS, *OTHERS),
     **fields: Any,
 ) -> TimedCall:
     """Return a call whose first configs took `costs`."""

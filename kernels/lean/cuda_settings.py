@@ -174,14 +174,13 @@ def small_chunk(problem: AttentionProblem, rows: int) -> int:
 
 
 def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
-    """Return True if more query rows share a KV head than an output tile of warps has, and
-    many_rows.cu supports the problem.
+    """Return True if many_rows.cu supports the problem, and more query rows share a KV head than
+    half of the widest output tile of warps has.
     """
-    rows = problem.group_size * problem.q_len
     return (
         gpu.compute_capability == HOPPER
         and problem.q_len > 1
-        and rows > rows_of(problem.group_size, problem.q_len, problem.value_dim)
+        and problem.group_size * problem.q_len > TILE_ROWS[-1] // 2
         and takes_warpgroups(problem)
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from leanbench.kernels.lean import cuda_settings
 from leanbench.kernels.mla.build import (
     FEW_ROWS,
     LATENT_DIM,
@@ -26,6 +27,8 @@ from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
+    from leanbench.kernels.launch import Relaunch
+
     from leanbench.core.inputs import AttentionInputs
 
 #: Page sizes are multiples of a stage's tokens.
@@ -51,6 +54,7 @@ class LeanMla(Kernel[MlaConfig]):
     )
     decomposition = "stream_k"
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's CUDA C++ kernel"
+    tuned_as = "lean_mla"
     axes = Kernel.axes | {
         "q_len",
         "page_size",
@@ -80,7 +84,7 @@ class LeanMla(Kernel[MlaConfig]):
         return _missing()
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> MlaConfig:
-        known = problem.known_to_host
+        known = cuda_settings.known(problem)
         return self.config_of(
             (known.batch, problem.q_len * problem.q_heads),
             known.max_context,
@@ -124,6 +128,9 @@ class LeanMla(Kernel[MlaConfig]):
             *(MlaConfig(tiles, True, groups) for groups in grouped for tiles in (1, 2, 4)),
         ]
 
+    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[MlaConfig]:
+        return self.candidate_configs(problem, gpu)
+
     def compile(
         self, problem: AttentionProblem, config: MlaConfig, capability: tuple[int, int]
     ) -> tuple[LaunchResources, ...]:
@@ -143,6 +150,12 @@ class LeanMla(Kernel[MlaConfig]):
         from leanbench.kernels.mla.launch import launch_of
 
         return launch_of(inputs, config).run()
+
+    def relaunch(self, inputs: AttentionInputs, config: MlaConfig) -> Relaunch:
+        """Return a launch for other tensors; see leanbench.kernels.launch.Relaunch."""
+        from leanbench.kernels.mla.launch import MlaRelaunch, launch_of
+
+        return MlaRelaunch(launch_of(inputs, config))
 
     def resources(self, inputs: AttentionInputs, config: MlaConfig) -> tuple[LaunchResources, ...]:
         from leanbench.kernels.mla.launch import launch_of

@@ -32,6 +32,19 @@ _WARPS = 12
 _FOLDER = Path(__file__).parent
 
 
+def refusal_of_gpu(capability: tuple[int, int]) -> str | None:
+    """Return why mla.cu does not run on a compute capability, or None.
+
+    Only 9.0 has its matrix instructions.
+    """
+    if capability == HOPPER:
+        return None
+    return (
+        "lean_mla is written for compute capability 9.0, this is"
+        f" {capability[0]}.{capability[1]}: run it on a Hopper GPU"
+    )
+
+
 def cluster_of(rows: int) -> int:
     """Return the CTAs of an output tile that share copies, for this many rows of a sequence."""
     return 2 if rows > TILE else 1
@@ -124,13 +137,10 @@ class MlaBuild(CudaBuild):
         """Return the source to compile for a compute capability.
 
         Raises:
-            DoesNotFit: it is not 9.0, the only one with these matrix instructions.
+            DoesNotFit: `refusal_of_gpu`.
         """
-        if capability != HOPPER:
-            raise DoesNotFit(
-                "lean_mla is written for compute capability 9.0, this is"
-                f" {capability[0]}.{capability[1]}: run it on a Hopper GPU"
-            )
+        if (reason := refusal_of_gpu(capability)) is not None:
+            raise DoesNotFit(reason)
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES,
             "PARTIAL_BYTES": self.partial_bytes,

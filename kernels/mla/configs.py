@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leanbench.kernels.lean.configs import BuildKey
+
 from leanbench.core.config import KernelConfig, number, optional_number, switch
 
 
@@ -17,3 +19,7 @@ class MlaConfig(KernelConfig):
     #: CTAs with the same rows and tokens, each with a share of the output's columns. Each computes
     #: all scores and merges only its columns. Caches in fp8 require 1.
     column_groups: int = optional_number(1, 4, unused=1, power_of_two=True)
+
+    @property
+    def build_key(self) -> BuildKey:
+        return BuildKey("cuda", (self.column_groups,))

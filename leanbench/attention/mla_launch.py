@@ -8,13 +8,9 @@ from leanbench.attention.call import HALVES, Call
 from leanbench.attention.checks import MAX_STRIDE, check_device, check_numbers, check_pages
 from leanbench.core.errors import UserError
 from leanbench.core.extras import fp8_name
-from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kinds import SAME
-from leanbench.kernels.launch import Relaunch
-from leanbench.kernels.lean.cuda_driver import sm_count
 from leanbench.kernels.mla import LEAN_MLA, PAGE_TOKENS
 from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
-from leanbench.kernels.mla.launch import MlaRelaunch, launch_of
 
 #: Alignment of tensor maps and of the kernel's stores, in bytes.
 _ALIGNMENT = 16
@@ -40,19 +36,6 @@ def as_attention(call: Call) -> Call:
     if cache.dim() == 3 and table is None:
         cache = cache.unsqueeze(2)
     return call._replace(k_cache=cache, v_cache=cache[..., :VALUE_DIM])
-
-
-def relaunch_latent(inputs: AttentionInputs) -> Relaunch:
-    """Prepare the launch over these tensors, with the kernel's settings."""
-    batch, q_len, heads, _ = inputs.q.shape
-    config = LEAN_MLA.config_of(
-        (batch, q_len * heads),
-        inputs.context,
-        inputs.cache_seqlens is None,
-        sm_count(inputs.q.device),
-        fp8_name(inputs.k_cache.dtype),
-    )
-    return MlaRelaunch(launch_of(inputs, config))
 
 
 def check_latent(call: Call) -> None:

@@ -23,20 +23,19 @@ from leanbench.attention.mla_launch import (
     as_attention,
     check_latent,
     check_latent_launch,
-    relaunch_latent,
 )
 from leanbench.attention.record import RECORD, is_captured, record
 from leanbench.configs.lookup import Choice, choose, state
 from leanbench.core.errors import UserError
 from leanbench.core.extras import EXTRA_TENSORS, Extras, extras_of, kinds_of
 from leanbench.core.inputs import AttentionInputs
-from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.launch import Relaunch, problem_of, spec_of
 from leanbench.kernels.lean import LEAN, LEAN_CUDA
 from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.kernels.lean.cuda_settings import bound_of
 from leanbench.kernels.lean.workspace import WORKSPACES
+from leanbench.kernels.mla import LEAN_MLA
 
 #: Alignment of pointers, in bytes, that a launch may depend on.
 _ALIGNMENT = 16
@@ -83,6 +82,8 @@ class PreparedLaunches(threading.local):
         #: Settings for lengths on the device, by `_all_but_capacity`.
         self.any_length: dict[Hashable, Choice] = {}
         self.on_signature: Hook | None = None
+        #: True if a launch was prepared without a hook.
+        self.has_unseen = False
         self._lses: dict[tuple[torch.device, Hashable], torch.Tensor] = {}
 
     def get(self, signature: Hashable) -> Prepared | None:
@@ -95,6 +96,10 @@ class PreparedLaunches(threading.local):
         if len(self._recent) >= _KEPT:
             self._before, self._recent = self._recent, {}
         self._recent[signature] = prepared
+
+    def forget(self) -> None:
+        """Prepare the launch of each signature anew."""
+        self._recent, self._before, self.has_unseen = {}, {}, False
 
     def scratch_lse(self, q: torch.Tensor, stream: Hashable) -> torch.Tensor:
         """Return a buffer of the stream for an LSE that the caller does not request."""
@@ -195,8 +200,7 @@ def _attend_first(
     if out is None:
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=device)
     lse = torch.empty(call.lse_shape, dtype=torch.float32, device=device)
-    make_launch = _launch_latent if call.latent else partial(_launch_with_settings, call)
-    relaunch = launch_after_steps(call, out, lse, make_launch)
+    relaunch = launch_after_steps(call, out, lse, partial(_launch_with_settings, call))
     any_capacity = dense_capacity is not None and relaunch.any_capacity
     lengths = range(call.capacity, call.capacity + 1)
     if length is not None:
@@ -340,15 +344,15 @@ def check_runs_on(device: torch.device) -> None:
         )
 
 
-def _launch_latent(inputs: AttentionInputs) -> Relaunch:
-    return _launch(relaunch_latent(inputs), inputs)
-
-
 def replace_hook(hook: Hook | None) -> Hook | None:
-    """Call `hook` for each new signature of this thread that has no given settings, outside of
+    """Call `hook` for each signature of this thread that has no given settings, outside of
     captures, before its settings are looked up; return the hook until now.
+
+    Signatures that no hook has seen are called for, too.
     """
     before, _LAUNCHES.on_signature = _LAUNCHES.on_signature, hook
+    if hook is not None and _LAUNCHES.has_unseen:
+        _LAUNCHES.forget()
     return before
 
 
@@ -362,13 +366,13 @@ def _launch_with_settings(call: Call, inputs: AttentionInputs) -> Relaunch:
     if config is not None:
         _supported_problem(inputs)
         return _launch(LEAN.relaunch(inputs, config), inputs)
-    choice = _choice(inputs, call.batch_invariant)
+    choice, kernel = _choice(inputs, call.batch_invariant), _kernel_of(inputs)
     if choice.how != "tuned":
-        return _launch(LEAN.relaunch(inputs, choice.config), inputs)
+        return _launch(kernel.relaunch(inputs, choice.config), inputs)
     tuned = inputs.q.device, choice.config
     if tuned not in _too_large:
         try:
-            return _launch(LEAN.relaunch(inputs, choice.config), inputs)
+            return _launch(kernel.relaunch(inputs, choice.config), inputs)
         except Exception as error:
             if type(error).__name__ not in ("OutOfResources", "DoesNotFit"):
                 raise
@@ -379,11 +383,9 @@ def _launch_with_settings(call: Call, inputs: AttentionInputs) -> Relaunch:
                 " again",
                 stacklevel=2,
             )
-    problem, spec = _supported_problem(inputs), spec_of(inputs.q.device)
-    kernel = _kernel_of(inputs)
-    uniform = inputs.cache_seqlens is None
-    default = (kernel.default_config if uniform else kernel.any_length_config)(problem, spec)
-    return _launch(LEAN.relaunch(inputs, default), inputs)
+    problem = _with_lengths(inputs, _supported_problem(inputs))
+    default = kernel.default_config(problem, spec_of(inputs.q.device))
+    return _launch(kernel.relaunch(inputs, default), inputs)
 
 
 def settings_of(
@@ -401,7 +403,9 @@ def settings_of(
     return choose(kernel, problem, spec, uniform=inputs.cache_seqlens is None)
 
 
-def _kernel_of(inputs: AttentionInputs) -> Kernel[Any]:
+def _kernel_of(inputs: AttentionInputs) -> Any:
+    if inputs.latent:
+        return LEAN_MLA
     # Only CUDA C++ merges the partials of several GPUs.
     return LEAN if inputs.peers is None else LEAN_CUDA
 
@@ -414,9 +418,12 @@ def shared_problem(inputs: AttentionInputs) -> AttentionProblem:
 
 
 def _supported_problem(inputs: AttentionInputs) -> AttentionProblem:
-    """Return `shared_problem`; raise NotImplementedError if the kernel does not support it."""
+    """Return `shared_problem`; raise NotImplementedError if the kernel does not support it.
+
+    Tensors over a latent cache were checked.
+    """
     problem = shared_problem(inputs)
-    reason = LEAN.unsupported_reason(problem)
+    reason = None if inputs.latent else LEAN.unsupported_reason(problem)
     if reason is not None:
         raise NotImplementedError(f"lean_attn_with_kvcache does not support this yet: {reason}")
     return problem
@@ -428,6 +435,7 @@ def _choice(inputs: AttentionInputs, batch_invariant: bool) -> Choice:
     With lengths on the device, they are looked up once for all capacities of a bound.
     """
     hook = _LAUNCHES.on_signature
+    _LAUNCHES.has_unseen |= hook is None
     if inputs.cache_seqlens is None or batch_invariant or hook or RECORD in os.environ:
         problem = _supported_problem(inputs)
         if not batch_invariant and inputs.peers is None:

@@ -63,7 +63,7 @@ def list_() -> None:
 
 @configs.command("show", short_help="Show what was timed on a GPU.")
 def show(gpu: Name) -> None:
-    """Show the best settings of each timed signature, with their gain over the model's choice.
+    """Show the best settings of each timed signature, with their gain over the untuned choice.
 
     The best is a latency in us, an energy in mJ or their product for each fill.
     """
@@ -103,9 +103,8 @@ def explain(
     all short, mixed, and a single long sequence; the worst fill counts half more in the order.
     """
     from leanbench.cli.tune import settings_words
-    from leanbench.configs.lookup import choose, looked_up, signature_of
+    from leanbench.configs.lookup import choose, looked_up, refusal, signature_of, tuned_kernel
     from leanbench.core.axes import parse_problem
-    from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose as choose_gpu
     from leanbench.kernels.lean.configs import MOST_WARP_ROWS, LeanCudaConfig
     from leanbench.kernels.lean.cuda_cost import total_us
@@ -118,17 +117,19 @@ def explain(
     call = parse_problem(problem)
     target = choose_gpu(gpu, require_gpu=False)
     output.say_note(target)
-    spec, lean = target.spec, kernel("lean")
-    if (reason := lean.unsupported_reason(call)) is not None:
+    spec = target.spec
+    if (reason := refusal(call, spec)) is not None:
         raise UserError(reason)
-    choice = choose(lean, call, spec)
+    choice = choose(tuned_kernel(call), call, spec)
     output.show(f"{call.label} on {spec.product}: {choice.how}, {choice.why}")
     output.show(settings_words(choice.config))
     seen = looked_up(call)
     output.show(f"signature: {signature_of(seen)}")
     chosen = choice.config.to_dict() if choice.config else {}
     if chosen.get("tile_rows", MOST_WARP_ROWS + 1) > MOST_WARP_ROWS:
-        output.show("Rules choose the settings of this kernel, the model does not rank them.")
+        output.show(
+            "Without timings rules choose the settings of this kernel, the model ranks none."
+        )
         return
     columns, parts = predict(seen, spec, costs_of(spec))
     totals_us = total_us(parts).mean(0)

@@ -22,6 +22,7 @@ from leanbench.core.syntax import MAX_SEED
 
 if TYPE_CHECKING:
     from leanbench.configs.store import TimedCall
+    from leanbench.core.gpu_spec import GpuSpec
     from leanbench.core.problem import AttentionProblem
     from leanbench.gpu.local import Target
     from leanbench.tune.check import Checked
@@ -93,8 +94,8 @@ def tune(
     other call gets the model's choice, with constants measured here. Every timed call is saved at
     once, energies last: a tuning can stop anywhere, and another one adds to it.
     """
+    from leanbench.configs.lookup import refusal
     from leanbench.configs.store import OBJECTIVES
-    from leanbench.core.registry import kernel
     from leanbench.core.syntax import choose as choose_word
     from leanbench.core.syntax import parse_seconds
     from leanbench.gpu.local import choose
@@ -105,12 +106,14 @@ def tune(
     for name, value in {"--seed": seed, "--problems": problems, "--out": out}.items():
         if value is not None and not check:
             raise OptionWithoutEffect(f"{name} {value}", "--check")
-    chosen = _calls(problem, calls)
-    if problem and (reason := kernel("lean").unsupported_reason(chosen[0])) is not None:
-        raise UserError(reason)
+    if problem and calls is not None:
+        raise UserError(f"--calls {calls} and a PROBLEM are two sources: leave one out")
     if gpu is not None and not gpu.strip():
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose(gpu, require_gpu=False)
+    chosen = _calls(problem, calls, target.spec)
+    if problem and (reason := refusal(chosen[0], target.spec)) is not None:
+        raise UserError(reason)
     output.say_note(target)
     if objective != "latency" and (check or target.local_index is None):
         raise UserError(
@@ -123,7 +126,7 @@ def tune(
             raise UserError(f"{why}: tune on a machine that has one{other}")
         _show_predicted(chosen, target, gpu)
         return
-    request = Request(kernel("lean"), target.spec, target.local_index, objective)
+    request = Request(target.spec, target.local_index, objective)
     if check:
         from leanbench.tune.calls import drawn, fills
 
@@ -136,15 +139,14 @@ def tune(
     _tune(request, chosen, budget_s, quiet=quiet)
 
 
-def _calls(problem: list[str] | None, calls: Path | None) -> list[AttentionProblem]:
+def _calls(problem: list[str] | None, calls: Path | None, spec: GpuSpec) -> list[AttentionProblem]:
     from leanbench.core.axes import parse_problem
     from leanbench.tune.calls import common, read_calls
 
-    if problem and calls is not None:
-        raise UserError(f"--calls {calls} and a PROBLEM are two sources: leave one out")
-    given = common() if calls is None else read_calls(calls)
     if problem:
         given = [parse_problem(problem)]
+    else:
+        given = common(spec) if calls is None else read_calls(calls)
     # GPUs that share a call look up the settings of their part.
     return [call if call.parallel == NONE else call.shard(0) for call in given]
 
@@ -204,7 +206,7 @@ def _show_tuned(tuning: Tuning, before: list[float], after: list[float]) -> None
     for gain in gains(tuning.timed):
         shape = gain.signature.partition(" tiles ")[2].partition(" B")[0] + " B"
         by_shape.setdefault(shape, []).append(gain.ratio)
-    table = output.table(f"timed on {tuning.request.spec.product}: gain over the model's choice")
+    table = output.table(f"timed on {tuning.request.spec.product}: gain over the untuned choice")
     table.add_column("calls of", no_wrap=True)
     for name in ("signatures", "mean gain", "most"):
         table.add_column(name, justify="right")
@@ -224,21 +226,19 @@ def _show_tuned(tuning: Tuning, before: list[float], after: list[float]) -> None
 
 
 def _show_predicted(calls: Sequence[AttentionProblem], target: Target, gpu: str) -> None:
-    from leanbench.configs.lookup import resolve
-    from leanbench.core.registry import kernel
+    from leanbench.configs.lookup import refusal, resolve, tuned_kernel
 
     output.say(
         f"{output.why_predicted(target, gpu)}: predicted by the model of the settings, nothing is"
         " timed or saved."
     )
-    lean = kernel("lean")
     first = f", the first {_CHECKED} of {len(calls)} calls" if len(calls) > _CHECKED else ""
     table = output.table(f"predicted for {target.spec.product}: settings without timings{first}")
     table.add_column("call", no_wrap=True)
     table.add_column("settings")
     for call in calls[:_CHECKED]:
-        if lean.unsupported_reason(call) is None:
-            config = resolve(lean, call, target.spec, "heuristic").config
+        if refusal(call, target.spec) is None:
+            config = resolve(tuned_kernel(call), call, target.spec, "heuristic").config
             table.add_row(call.label, settings_words(config))
     output.show_table(table)
 
@@ -256,16 +256,16 @@ def _check(
     out: Path | None,
 ) -> None:
     from leanbench.compile.build import process_pool
+    from leanbench.configs.lookup import refusal
     from leanbench.core.errors import OutOfMemory
     from leanbench.tune.check import call_of, check
     from leanbench.tune.search import compile_calls
     from leanbench.tune.stopwatch import GpuStopwatch
 
-    kernel = request.kernel
-    able = [call for call in calls if not any(map(kernel.unsupported_reason, call))][:most]
+    able = [call for call in calls if not any(refusal(fill, request.spec) for fill in call)][:most]
     if out is not None:
         _append(out, "")  # a file that cannot be written is found before anything is timed
-    watch = GpuStopwatch(kernel, request.index, request.spec)
+    watch = GpuStopwatch(request.index, request.spec)
     checked: list[Checked] = []
     with process_pool() as pool:
         compile_calls(replace(request, candidates=None), map(call_of, able), pool)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 
-from leanbench.core.config import TileConfig
+from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
 from leanbench.core.kernel import LaunchResources
 from leanbench.core.parent import STARTED_BY
@@ -40,7 +40,7 @@ class Job:
 
     kernel: str
     problem: AttentionProblem
-    config: TileConfig
+    config: KernelConfig
 
 
 @dataclass(frozen=True)

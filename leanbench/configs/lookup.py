@@ -11,19 +11,24 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leanbench.configs import store
 from leanbench.configs.signature import signature_of
-from leanbench.configs.store import TimedCall
+from leanbench.configs.store import TimedCall, TunedConfig
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import BATCH_INVARIANT, Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.switches import CONFIGS, is_on
-from leanbench.kernels.lean.configs import LeanConfig
+from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.cuda_cost import Costs
 from leanbench.kernels.lean.cuda_settings import WORST, for_any_length, use_costs
+from leanbench.kernels.mla import LEAN_MLA
+from leanbench.kernels.mla.build import refusal_of_gpu
+
+if TYPE_CHECKING:
+    from leanbench.core.inputs import AttentionInputs
 
 #: Values of the variables that set the folder of the user's files or turn them off, and the number
 #: of saves by this process.
@@ -45,7 +50,7 @@ class Choice:
 class Ranking(NamedTuple):
     """Candidates that were timed for a signature, best first."""
 
-    configs: tuple[LeanConfig, ...]
+    configs: tuple[TunedConfig, ...]
     #: ``timed 2026-11-28 on NVIDIA H200, yours``.
     where: str
 
@@ -135,12 +140,23 @@ def looked_up(problem: AttentionProblem) -> AttentionProblem:
     return for_any_length(problem) if problem.lengths_on == "device" else problem
 
 
+def tuned_kernel(call: AttentionProblem | AttentionInputs) -> Kernel[Any]:
+    """Return the kernel of the API that takes a call: `lean_mla` over a latent cache, or `lean`."""
+    return LEAN_MLA if call.latent else LEAN
+
+
+def refusal(call: AttentionProblem, spec: GpuSpec) -> str | None:
+    """Return a sentence if `tuned_kernel` does not run a call on a GPU, or None."""
+    of_gpu = refusal_of_gpu(spec.compute_capability) if call.latent else None
+    return of_gpu or tuned_kernel(call).unsupported_reason(call)
+
+
 def kernel_for(kernel: Kernel, problem: AttentionProblem) -> Kernel:
     """Return the kernel, or its CUDA C++ alone, which merges the partials of several GPUs."""
     return getattr(kernel, "cuda", kernel) if problem.gpus.context > 1 else kernel
 
 
-def _launches(kernel: Kernel, config: LeanConfig, problem: AttentionProblem) -> bool:
+def _launches(kernel: Kernel, config: TunedConfig, problem: AttentionProblem) -> bool:
     """Return True if the kernel launches a config here. Signatures leave out masks, for example."""
     if not kernel.takes(config):
         return False
@@ -225,14 +241,14 @@ def learned_on(spec: GpuSpec) -> _Learned:
     return learned
 
 
-def ranked(calls: Iterable[TimedCall]) -> list[LeanConfig]:
+def ranked(calls: Iterable[TimedCall]) -> list[TunedConfig]:
     """Return the candidates timed for most calls of a signature, best first.
 
     Calls are fills of one signature: the geometric mean of the costs counts, and the worst fill's.
     Calls of other sizes under one signature can have other candidates.
     """
     calls = list(calls)
-    regrets: dict[LeanConfig, list[float]] = {}
+    regrets: dict[TunedConfig, list[float]] = {}
     for call in calls:
         least = min(call.costs.values())
         for config, cost in call.costs.items():
@@ -240,7 +256,7 @@ def ranked(calls: Iterable[TimedCall]) -> list[LeanConfig]:
     most = max(map(len, regrets.values()), default=0)
     common = {config: each for config, each in regrets.items() if len(each) == most}
 
-    def score(config: LeanConfig) -> float:
+    def score(config: TunedConfig) -> float:
         each = common[config]
         return sum(each) / len(each) + WORST * max(each)
 

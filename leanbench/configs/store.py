@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from leanbench.core.config import read_config
 from leanbench.core.errors import UserError
@@ -31,12 +31,16 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.switches import CONFIGS, is_on
 from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig
 from leanbench.kernels.lean.cuda_cost import Costs
+from leanbench.kernels.mla.configs import MlaConfig
 
 SHIPPED = Path(__file__).resolve().parent / "shipped"
 #: Increased if a field changes its meaning or is removed, or signatures change.
 SCHEMA_VERSION = 4
-#: The only kernel with tuned settings, see leanbench.core.kernel.Kernel.tuned_as.
+#: Kernels with tuned settings: `lean`, and `lean_mla` for latent caches.
 KERNEL = "lean"
+#: Their settings, distinguished by `implementation`; None is of `lean_mla`.
+TunedConfig: TypeAlias = LeanConfig | MlaConfig
+_TYPES: tuple[type[TunedConfig], ...] = (*LEAN_CONFIGS, MlaConfig)
 OBJECTIVES = ("latency", "energy", "edp")
 #: Replaces the hash of settings if there is no file, or if LEANBENCH_CONFIGS turns files off.
 HEURISTIC = "heuristic"
@@ -63,11 +67,11 @@ class TimedCall:
     time: str
     #: Versions of leanbench, torch, triton, driver.
     versions: Mapping[str, str]
-    #: Latency (us), energy (mJ) or their product of each candidate; the model's choice first.
-    costs: Mapping[LeanConfig, float]
+    #: Latency (us), energy (mJ) or their product of each candidate; the untuned choice first.
+    costs: Mapping[TunedConfig, float]
 
     @property
-    def best(self) -> LeanConfig:
+    def best(self) -> TunedConfig:
         return min(self.costs, key=self.costs.__getitem__)
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +93,7 @@ class TimedCall:
             ValueError, TypeError, KeyError, UserError: The call is damaged, or has no settings that
                 this version knows.
         """
-        costs: dict[LeanConfig, float] = {}
+        costs: dict[TunedConfig, float] = {}
         for *settings, cost in values["costs"]:
             if not (isinstance(cost, int | float) and 0 < cost < float("inf")):
                 raise ValueError(f"{cost!r} is no cost")
@@ -101,17 +105,17 @@ class TimedCall:
         return cls(problem, about[0], about[1], about[2], dict(values["versions"]), costs)
 
 
-def _settings(config: LeanConfig) -> list[Any]:
+def _settings(config: TunedConfig) -> list[Any]:
     return [config.implementation, *astuple(config)]
 
 
-def _read_settings(values: Sequence[Any]) -> LeanConfig:
+def _read_settings(values: Sequence[Any]) -> TunedConfig:
     implementation, *settings = values
-    kind = next((each for each in LEAN_CONFIGS if each.implementation == implementation), None)
+    kind = next((each for each in _TYPES if each.implementation == implementation), None)
     if kind is None:
         raise ValueError(f"{implementation!r} is no implementation")
     named = dict(zip([field.name for field in fields(kind)], settings, strict=True))
-    return read_config(LEAN_CONFIGS, {"implementation": implementation, **named})
+    return read_config((kind,), named)
 
 
 @dataclass(frozen=True)

@@ -264,7 +264,9 @@ class Kernel(ABC, Generic[ConfigT]):
         return [] if config is None else [config]
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
-        """Return the candidates of `leanbench tune`, those expected to be fastest first."""
+        """Return the candidates of `leanbench tune`, those expected to be fastest first if a model
+        ranks them.
+        """
         return []
 
     def implementation_of(self, config: ConfigT) -> Kernel[Any]:

@@ -11,11 +11,10 @@ from functools import cache
 import torch
 
 from leanbench.attention import prepared
-from leanbench.configs.lookup import choose
+from leanbench.configs.lookup import choose, tuned_kernel
 from leanbench.configs.store import check_target
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import kernel
 from leanbench.core.switches import CONFIGS, is_on
 from leanbench.gpu.local import spec_of_device
 from leanbench.tune.search import Request, Tuning
@@ -28,7 +27,8 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @contextmanager
 def autotune(candidates: int = _CANDIDATES) -> Iterator[None]:
-    """Time the first candidates of each new signature of `lean_attn_with_kvcache` called inside.
+    """Time the candidates of each signature called inside: the first ones of
+    `lean_attn_with_kvcache`, all of `lean_mla_with_kvcache`.
 
     For a server's warm-up: timings are kept in this GPU's file, later calls and processes use them,
     and nothing is timed outside, nor in other threads. Calls under CUDA graph capture are not
@@ -56,14 +56,14 @@ def autotune(candidates: int = _CANDIDATES) -> Iterator[None]:
             tune_once(call, index)
 
     def tune_once(call: AttentionProblem, index: int) -> None:
-        lean, spec = kernel("lean"), spec_of_device(index)
-        if choose(lean, call, spec).how == "tuned":
+        spec = spec_of_device(index)
+        if choose(tuned_kernel(call), call, spec).how == "tuned":
             return
         try:
             if index not in tunings:
                 tunings[index] = None
                 check_target(spec)
-                tunings[index] = Tuning.of(Request(lean, spec, index, candidates=candidates))
+                tunings[index] = Tuning.of(Request(spec, index, candidates=candidates))
             if (tuning := tunings[index]) is None:
                 return
             with torch.cuda.stream(_stream(index)):

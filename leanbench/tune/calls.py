@@ -11,10 +11,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from leanbench.configs.lookup import refusal
 from leanbench.core.errors import UserError
 from leanbench.core.files import parse_json, read_file
+from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.cuda_settings import fill_lengths
+from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
 
 #: Query heads, KV heads and head_dim of models, most used first.
 MODELS = (
@@ -26,15 +29,21 @@ MODELS = (
 #: Batches of servers' CUDA graphs, and bounds of their sequences.
 _BATCHES = (1, 8, 32, 128)
 _BOUNDS = (4096, 16384)
-#: Drawn kinds of calls, and their weights.
+#: Query heads over a latent cache, on each of 8 GPUs and on one.
+_LATENT_HEADS = (16, 128)
+_LATENT = {"latent": True, "v_head_dim": VALUE_DIM}
+#: Share of drawn calls over a latent cache.
+_LATENT_SHARE = 0.1
+#: Other drawn kinds of calls, and their weights.
 _KINDS = {"plain": 46, "fp8": 22, "q": 14, "window": 10, "sinks": 8}
 _MOST_KV_BYTES = 1.2e9
 _MOST_MB = 100
 
 
-def common() -> list[AttentionProblem]:
-    """Return calls of servers: paged, with lengths on the device, in 16 and 8 bits; and of eager
-    decoding: dense, with a length on the host. The first ones of any number are spread.
+def common(spec: GpuSpec) -> list[AttentionProblem]:
+    """Return calls of servers: paged, with lengths on the device, in 16 and 8 bits, and over a
+    latent cache on GPUs that `lean_mla` runs on; and of eager decoding: dense, with a length on the
+    host. The first ones of any number are spread.
     """
     served = [
         AttentionProblem(
@@ -48,13 +57,23 @@ def common() -> list[AttentionProblem]:
             ("same", "e4m3"), _BOUNDS, MODELS, _BATCHES
         )
     ]
+    latent = [
+        AttentionProblem(
+            *(batch, q_heads, 1, bound, LATENT_DIM, "bf16"),
+            page_size=64,
+            lengths_on="device",
+            **_LATENT,
+        )
+        for bound, q_heads, batch in product(_BOUNDS, _LATENT_HEADS, _BATCHES)
+    ]
+    served += [call for call in latent if refusal(call, spec) is None]
     eager = [
         AttentionProblem(1, q_heads, kv_heads, context, head_dim, "bf16", "HND")
         for context, (q_heads, kv_heads, head_dim) in product((1024, 8192, 32768), MODELS)
     ]
     random.Random(0).shuffle(served)
     random.Random(0).shuffle(eager)
-    step = len(served) // len(eager)
+    step = -(-len(served) // len(eager))
     return [call for at, one in enumerate(eager) for call in (*served[at * step :][:step], one)]
 
 
@@ -99,16 +118,21 @@ def drawn(seed: int) -> Iterator[list[AttentionProblem]]:
 
     Half of them have lengths on the device: all long, all short, one long, and mixed.
     """
-    rng = random.Random(seed)
+    plain, latent = random.Random(seed), random.Random(f"latent {seed}")
     while True:
-        q_heads, kv_heads, head_dim = rng.choice(MODELS)
-        gpus = rng.choice([1, 1, 2, 4, 8])
-        q_heads, kv_heads = q_heads // gpus, max(1, kv_heads // gpus)
+        is_latent = latent.random() < _LATENT_SHARE
+        rng = latent if is_latent else plain
+        if is_latent:
+            q_heads, kv_heads, head_dim = rng.choice([8, 16, 32, 64, 128]), 1, LATENT_DIM
+        else:
+            q_heads, kv_heads, head_dim = rng.choice(MODELS)
+            gpus = rng.choice([1, 1, 2, 4, 8])
+            q_heads, kv_heads = q_heads // gpus, max(1, kv_heads // gpus)
         batch = max(1, round(math.exp(rng.uniform(0, math.log(257)) - 0.3)))
         context = round(math.exp(rng.uniform(math.log(150), math.log(70_000))))
         if q_heads % kv_heads or batch * kv_heads * context * head_dim * 4 > _MOST_KV_BYTES:
             continue
-        more = _drawn_kind(rng)
+        more = _drawn_latent_kind(rng) if is_latent else _drawn_kind(rng)
         lengths: list[int | tuple[int, ...]] = [context]
         if rng.random() < 0.5:
             more |= {"lengths_on": "device", "capacity": context}
@@ -132,3 +156,8 @@ def _drawn_kind(rng: random.Random) -> dict[str, Any]:
     elif kind == "sinks":
         more |= {"sinks": True, "window_left": rng.choice([-1, 127])}
     return more
+
+
+def _drawn_latent_kind(rng: random.Random) -> dict[str, Any]:
+    kinds = {"page_size": rng.choice([None, 64, 128]), "q_len": rng.choice([1, 1, 1, 2, 4])}
+    return {**_LATENT, **kinds, "kv_dtype": rng.choice(["same", "same", "e4m3"])}

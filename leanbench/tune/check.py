@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from leanbench.configs.lookup import Choice, choose, looked_up, resolve
+from leanbench.configs.lookup import Choice, choose, looked_up, resolve, tuned_kernel
 from leanbench.configs.signature import signature_of
-from leanbench.configs.store import TimedCall
+from leanbench.configs.store import TimedCall, TunedConfig
 from leanbench.core.config import KernelConfig
 from leanbench.core.problem import AttentionProblem
-from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.kernels.lean.cuda_settings import costs_of
 from leanbench.tune.fit import timed_of
 from leanbench.tune.search import Request, first_candidates
@@ -31,10 +30,10 @@ class Checked:
 
     fills: Sequence[AttentionProblem]
     choice: Choice
-    #: The model's choice.
+    #: The untuned choice: the model's, or of rules.
     model: KernelConfig | None
     #: Best single candidate of all fills.
-    best: LeanConfig
+    best: TunedConfig
     us: dict[str, list[float]]
     #: Latency of the best candidate of each fill.
     fastest_us: list[float]
@@ -81,10 +80,11 @@ def check(
 
     None if no candidate runs on every fill.
     """
-    kernel, spec, call = request.kernel, request.spec, call_of(fills)
+    spec, call = request.spec, call_of(fills)
+    kernel = tuned_kernel(call)
     choice = choose(kernel, call, spec)
     model = resolve(kernel, call, spec, "heuristic").config
-    configs: Any = [choice.config, model, *first_candidates(kernel, call, spec, None)]
+    configs: Any = [choice.config, model, *first_candidates(call, spec, None)]
     everything = [watch.time(fill, list(dict.fromkeys(configs))).times for fill in fills]
     common = _common(everything)
     if choice.config not in common or model not in common:
@@ -109,7 +109,7 @@ def check(
     )
 
 
-def _common(times: Sequence[dict[LeanConfig, float]]) -> list[Any]:
+def _common(times: Sequence[dict[TunedConfig, float]]) -> list[Any]:
     """Return the configs timed on every fill, by the mean of their logarithms."""
     common = [config for config in times[0] if all(config in each for each in times)]
     return sorted(common, key=lambda config: sum(math.log(each[config]) for each in times))

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from leanbench.configs.store import TunedConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig
+from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_cost import Columns, Costs, Work, parts_us, total_us, work_of
 from leanbench.kernels.lean.cuda_masks import as_seen
 
@@ -42,7 +43,7 @@ class Timed(NamedTuple):
 
 
 def timed_of(
-    problem: AttentionProblem, costs: Mapping[LeanConfig, float], spec: GpuSpec, least: int = 2
+    problem: AttentionProblem, costs: Mapping[TunedConfig, float], spec: GpuSpec, least: int = 2
 ) -> Timed | None:
     """Return the timings of lean.cu on a problem; None with fewer than `least`."""
     import numpy as np

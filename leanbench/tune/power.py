@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from leanbench.configs.store import TunedConfig
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
-from leanbench.kernels.lean.configs import BuildKey, LeanConfig
+from leanbench.kernels.lean.configs import BuildKey
 from leanbench.tune.stopwatch import GpuStopwatch
 
 #: Builds of a kind of call with measured power: the first requested ones.
@@ -24,7 +25,7 @@ WINDOW_S = 2.0
 def measure_power(
     index: int,
     stopwatch: GpuStopwatch,
-    work: Sequence[tuple[AttentionProblem, Sequence[LeanConfig]]],
+    work: Sequence[tuple[AttentionProblem, Sequence[TunedConfig]]],
 ) -> list[dict[BuildKey, float]]:
     """Measure the kW of each config's build in back-to-back launches, for each problem of `work`.
 

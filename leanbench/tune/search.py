@@ -1,4 +1,4 @@
-"""Tuning: the model's first candidates of each call are timed, and all timings are kept."""
+"""Tuning: the first candidates of each call are timed, and all timings are kept."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Protocol
 
 from leanbench.compile.build import Job, build_all
-from leanbench.configs.lookup import kernel_for, learned_on, looked_up, ranked
+from leanbench.configs.lookup import (
+    kernel_for,
+    learned_on,
+    looked_up,
+    ranked,
+    refusal,
+    tuned_kernel,
+)
 from leanbench.configs.signature import signature_of
-from leanbench.configs.store import TimedCall, save
+from leanbench.configs.store import TimedCall, TunedConfig, save
 from leanbench.core.errors import OutOfMemory
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.kernels.lean.configs import BuildKey, LeanConfig
+from leanbench.kernels.lean.configs import BuildKey
 from leanbench.kernels.lean.cuda_cost import Costs
 from leanbench.tune.calls import fills
-from leanbench.tune.fit import fit, timed_of
+from leanbench.tune.fit import Timed, fit, timed_of
 
 if TYPE_CHECKING:
     from leanbench.tune.stopwatch import GpuStopwatch
@@ -41,9 +47,8 @@ MEASURED = ("cluster", "merge")
 
 @dataclass(frozen=True)
 class Request:
-    """What to tune, where and for what."""
+    """Where to tune, and for what."""
 
-    kernel: Kernel
     spec: GpuSpec
     #: Of torch.
     index: int
@@ -52,18 +57,16 @@ class Request:
     candidates: int | None = CANDIDATES
 
 
-def first_candidates(
-    kernel: Kernel, call: AttentionProblem, spec: GpuSpec, most: int | None
-) -> list[LeanConfig]:
-    """Return the candidates to time, the model's choice first.
+def first_candidates(call: AttentionProblem, spec: GpuSpec, most: int | None) -> list[TunedConfig]:
+    """Return the candidates to time, the untuned choice first.
 
     Args:
-        most: None for all.
+        most: None for all, as of latent calls, whose candidates no model ranks.
     """
-    kernel, call = kernel_for(kernel, call), looked_up(call)
+    kernel, call = kernel_for(tuned_kernel(call), call), looked_up(call)
     default = kernel.default_config(call, spec)
     space = [config for config in kernel.tuning_space(call, spec) if kernel.takes(config)]
-    return list(dict.fromkeys([default, *space]))[:most]
+    return list(dict.fromkeys([default, *space]))[: None if call.latent else most]
 
 
 def versions(index: int) -> dict[str, str]:
@@ -92,8 +95,8 @@ def compile_calls(
     """Compile the request's candidates of all calls, each build once, on all cores."""
     jobs: dict[tuple[str, BuildKey], Job] = {}
     for call in calls:
-        for config in first_candidates(request.kernel, call, request.spec, request.candidates):
-            job = Job(request.kernel.name, fills(call)[0], config)
+        for config in first_candidates(call, request.spec, request.candidates):
+            job = Job(tuned_kernel(call).name, fills(call)[0], config)
             jobs.setdefault((kind_of(call), config.build_key), job)
     done = 0
 
@@ -123,7 +126,7 @@ class Tuning:
     def of(cls, request: Request) -> Tuning:
         from leanbench.tune.stopwatch import GpuStopwatch
 
-        watch = GpuStopwatch(request.kernel, request.index, request.spec)
+        watch = GpuStopwatch(request.index, request.spec)
         learned_on(request.spec)  # candidates are ranked as calls rank them
 
         def keep(calls: Sequence[TimedCall]) -> None:
@@ -137,11 +140,11 @@ class Tuning:
         A call that does not fit, or that the kernel does not take, is left out.
         """
         request = self.request
-        reason = request.kernel.unsupported_reason(call)
-        configs: list[LeanConfig] = []
+        reason = refusal(call, request.spec)
+        configs: list[TunedConfig] = []
         results: list[TimedCall] = []
         if reason is None:
-            configs = first_candidates(request.kernel, call, request.spec, request.candidates)
+            configs = first_candidates(call, request.spec, request.candidates)
         for problem in fills(call) if configs else ():
             try:
                 result = self.watch.time(problem, configs)
@@ -150,7 +153,7 @@ class Tuning:
                 reason = str(error)
                 continue
             reason = next(iter(result.failures.values()), reason)
-            # Gains are over the model's choice.
+            # Gains are over the untuned choice.
             if configs[0] in result.times:
                 results.append(self._timed(call, problem, result.times))
         if not results:
@@ -162,7 +165,7 @@ class Tuning:
         return results
 
     def _timed(
-        self, call: AttentionProblem, problem: AttentionProblem, costs: dict[LeanConfig, float]
+        self, call: AttentionProblem, problem: AttentionProblem, costs: dict[TunedConfig, float]
     ) -> TimedCall:
         when = datetime.now(UTC).isoformat(timespec="seconds")
         return TimedCall(
@@ -200,7 +203,7 @@ def kind_of(call: AttentionProblem) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    """What was gained on one signature: costs of the model's choice over those of the best."""
+    """What was gained on one signature: costs of the untuned choice over those of the best."""
 
     signature: str
     #: By the candidate that was best on the other fills, or on this one if there is no other.
@@ -224,6 +227,11 @@ def gains(timed: dict[str, list[TimedCall]]) -> list[Gain]:
     return found
 
 
+def _of_the_model(calls: Sequence[TimedCall], spec: GpuSpec) -> list[Timed]:
+    timed = (timed_of(call.problem, call.costs, spec) for call in calls)
+    return [each for each in timed if each is not None]
+
+
 def measured_constants(
     timed: dict[str, list[TimedCall]], spec: GpuSpec
 ) -> tuple[dict[str, float], list[float], list[float]]:
@@ -234,9 +242,10 @@ def measured_constants(
     in which noise decides.
     """
     problems = [
-        [each for call in calls if (each := timed_of(call.problem, call.costs, spec)) is not None]
+        each
         for calls in timed.values()
         if all(call.objective == "latency" for call in calls)
+        and (each := _of_the_model(calls, spec))
     ]
     before: list[float] = []
     after: list[float] = []
@@ -275,11 +284,11 @@ def energies(tuning: Tuning) -> None:
             largest[shape] = call
     work = []
     for shape, call in largest.items():
-        builds: dict[BuildKey, LeanConfig] = {}
+        builds: dict[BuildKey, TunedConfig] = {}
         of_kind = (each for calls in tuning.timed.values() for each in calls)
         same = [each for each in of_kind if kind_of(each.problem) == shape]
         order = sorted(call.costs, key=call.costs.__getitem__)
-        # The model's choice and the best of each call come first.
+        # The untuned choice and the best of each call come first.
         for config in [
             *(next(iter(each.costs)) for each in same),
             *(each.best for each in same),

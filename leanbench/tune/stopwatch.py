@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from leanbench.configs.lookup import tuned_kernel
+from leanbench.configs.store import TunedConfig
 from leanbench.core.errors import DoesNotFit, OutOfMemory, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs, windows_in_cache
-from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.measure.buffers import refuse_shortage, rotating_inputs
 from leanbench.measure.timing import Replay, Sampler, Timing
 from leanbench.measure.torch_errors import first_line, is_out_of_memory
@@ -23,9 +23,9 @@ Key = TypeVar("Key", bound=Hashable)
 class Result:
     """Latencies of some configs on a problem, in microseconds, and the configs that failed."""
 
-    times: dict[LeanConfig, float]
+    times: dict[TunedConfig, float]
     #: Reasons why configs could not be timed.
-    failures: dict[LeanConfig, str]
+    failures: dict[TunedConfig, str]
 
 
 #: Samples per round, and maximum ratio to the fastest for a candidate to reach the next round.
@@ -68,14 +68,14 @@ def knock_out(
 class GpuStopwatch:
     """Timing on the GPU with torch's `index`, over rotating buffers with a cold L2."""
 
-    def __init__(self, kernel: Kernel, index: int, spec: GpuSpec) -> None:
+    def __init__(self, index: int, spec: GpuSpec) -> None:
         import torch
 
-        self._kernel, self._spec = kernel, spec
+        self._spec = spec
         self._device = torch.device("cuda", index)
         torch.cuda.set_device(self._device)
 
-    def time(self, problem: AttentionProblem, configs: Sequence[LeanConfig]) -> Result:
+    def time(self, problem: AttentionProblem, configs: Sequence[TunedConfig]) -> Result:
         """Time configs.
 
         Each output is compared with that of the first config, which is compared with the fp64
@@ -91,10 +91,10 @@ class GpuStopwatch:
                 raise
             raise OutOfMemory(f"the GPU's memory ran out: {first_line(error)}") from None
 
-    def _time(self, problem: AttentionProblem, configs: Sequence[LeanConfig]) -> Result:
+    def _time(self, problem: AttentionProblem, configs: Sequence[TunedConfig]) -> Result:
         buffers = self.buffers(problem)
-        failures: dict[LeanConfig, str] = {}
-        replays: dict[LeanConfig, Replay] = {}
+        failures: dict[TunedConfig, str] = {}
+        replays: dict[TunedConfig, Replay] = {}
         expected = None
         for config in configs:
             buffers[0].poison()
@@ -135,10 +135,10 @@ class GpuStopwatch:
         return rotating_inputs(problem, self._device, self._spec, "cold", most)
 
     def launches(
-        self, buffers: Sequence[AttentionInputs], config: LeanConfig
+        self, buffers: Sequence[AttentionInputs], config: TunedConfig
     ) -> list[Callable[[], None]]:
         """Return a launch over each of the buffers."""
-        return [self._kernel.prepare(inputs, config) for inputs in buffers]
+        return [tuned_kernel(inputs).prepare(inputs, config) for inputs in buffers]
 
     def _checked(self, inputs: AttentionInputs) -> Any:
         """Return the current output in fp64, after checking a few heads."""
@@ -148,6 +148,6 @@ class GpuStopwatch:
         failure = Reference(inputs, max_pairs=4).check(inputs).failure(dtype)
         if failure:
             raise UserError(
-                f"{self._kernel.name} cannot be tuned here, its output is wrong: {failure}"
+                f"{tuned_kernel(inputs).name} cannot be tuned here, its output is wrong: {failure}"
             )
         return inputs.out.double()

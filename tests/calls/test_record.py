@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from attention_calls import assert_right
-from every_kind import KINDS, PLAIN, called
+from every_kind import KINDS, PLAIN, called, latent_called, launch_nothing
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.attention import record
@@ -58,6 +58,24 @@ def test_a_line_for_each_new_signature(path):
     expected = [EAGER, SERVED_BOUND, replace(EAGER, q_len=2)]
     assert read_calls(path) == expected
     assert [AttentionProblem.from_dict(line["problem"]) for line in lines] == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"q_len": 2},
+        {"context": 191, "kv_dtype": "e4m3"},
+        {"lengths_on": "device", "page_size": 64, "context": (128, 70)},
+    ],
+    ids=["eager", "fp8", "served"],
+)
+def test_latent_calls_are_recorded(fields, path, monkeypatch):
+    launch_nothing(monkeypatch)
+    latent = AttentionProblem(2, 16, 1, 128, 576, "bf16", "NHD", latent=True, v_head_dim=512)
+    problem = replace(latent, **fields)
+    for _ in range(2):
+        latent_called(make_inputs(problem, "cpu"))
+    assert read_calls(path) == [problem.known_to_host]
 
 
 def test_lengths_that_share_settings_share_a_line(path):

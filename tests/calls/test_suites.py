@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from depth import DEEP
-from every_kind import Launched, launch_nothing
+from every_kind import launch_nothing
 
-from leanbench.attention import lean_attn_with_kvcache, prepared, qv
+from leanbench.attention import lean_attn_with_kvcache, qv
 
 #: Calls of a suite, drawn from its parametrisations.
 CALLS = 3000 if DEEP else 100
@@ -229,8 +229,6 @@ def _window(local: bool, tokens: int, draw: random.Random) -> tuple[int, int]:
 @pytest.mark.parametrize("suite", [flash_attn_2, flash_attn_3, vllm, triton_decode, flashinfer])
 def test_no_call_of_the_libraries_suites_is_refused(suite, monkeypatch):
     launch_nothing(monkeypatch)
-    monkeypatch.setattr(prepared, "check_latent_launch", lambda call: None)
-    monkeypatch.setattr(prepared, "relaunch_latent", lambda inputs: Launched())
     monkeypatch.setattr(qv, "unavailable_reason", lambda q: None)
     refused: Counter[str] = Counter()
     for arguments in islice(suite(random.Random(0)), CALLS):

@@ -11,7 +11,7 @@ from typing import Any
 import platformdirs
 import pytest
 from cli.running import invoke, printed, refusal
-from timed_examples import H200, PROBLEM, SERVED, timed
+from timed_examples import H200, LATENT, OTHERS_OF_LATENT, PROBLEM, RULES, SERVED, timed
 
 from leanbench.configs import store
 from leanbench.configs.store import read, save
@@ -85,6 +85,29 @@ def test_show_has_each_signature_with_its_gain():
     (latency,) = (line for line in shown if line.startswith(SIGNATURE) and line != energy)
     assert latency.startswith(f"{SIGNATURE} 2 8.00, 10.00 +22.5% implementation=cuda tile_tokens=")
     assert energy.startswith(f"{SIGNATURE} (energy) 1 5.00 +0.0% ")
+
+
+def test_timings_of_latent_calls(tmp_path):
+    label = "b11 h32/1 n431 d576 q2 dv512 bf16 latent --gpu h200"
+    how, settings, signature, rules = explained(label)
+    assert how == f"{LATENT.label} on NVIDIA H200: heuristic, nothing was timed here"
+    assert settings == "min_tiles_per_cta=2 align_grid=True column_groups=4"
+    words = "11 tiles d576 v512 g32 q2 2 B HND latent, 470 tokens"
+    assert signature == f"signature: {words}"
+    assert (
+        rules == "Without timings rules choose the settings of this kernel, the model ranks none."
+    )
+    latent = timed(20.0, 16.0, problem=LATENT, configs=[RULES, OTHERS_OF_LATENT[-1]])
+    save(H200, [timed(10.0, 8.0), latent])
+    how, settings, *_ = explained(label)
+    assert how.endswith(f"tuned, timed 2026-11-28 on NVIDIA H200, yours: {words}")
+    assert settings == "min_tiles_per_cta=4 align_grid=True column_groups=4"
+    [shown] = (line for line in lines("show", "h200") if line.startswith(words))
+    assert shown == f"{words} 1 16.00 +25.0% {settings}"
+    assert any("h200 yours 2026-11-28 2 2 4" in line for line in lines("list"))
+    assert lines("export", "h200", str(tmp_path / "out.json"))[0].endswith("2 calls of NVIDIA H200")
+    assert read(tmp_path / "out.json").calls()[1] == latent
+    assert refused("explain", *label.split()[:-1], "a100").endswith("run it on a Hopper GPU")
 
 
 def test_a_gpu_by_any_of_its_names():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cli.running import invoke, printed, refusal
-from timed_examples import H200, OTHERS, PROBLEM
+from timed_examples import H200, LATENT, OTHERS, OTHERS_OF_LATENT, PROBLEM, RULES
 
 from leanbench.configs import store
 from leanbench.core.errors import OutOfMemory
@@ -16,6 +16,8 @@ from leanbench.tune import search
 from leanbench.tune.stopwatch import Result
 
 LABEL = "h32/8 n4k d128"
+#: `LATENT`.
+LATENT_LABEL = "b11 h32/1 n431 d576 q2 dv512 bf16 latent"
 DEVICE = "b8 h32/8 n4k d128 p16 NHD bf16 device"
 
 
@@ -63,6 +65,14 @@ def test_choices_of_a_problem_and_of_recorded_calls():
     assert row[:6] == PROBLEM.label.split()
 
 
+def test_a_latent_problem_is_for_hopper():
+    *_, row = rows(printed("tune", "--gpu", "h200", *LATENT_LABEL.split()))
+    assert row[-3:] == ["min_tiles_per_cta=2", "align_grid=True", "column_groups=4"]
+    assert refusal("tune", "--gpu", "a100", *LATENT_LABEL.split()) == (
+        "lean_mla is written for compute capability 9.0, this is 8.0: run it on a Hopper GPU"
+    )
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"problem": {}}\n', "\0"])
 def test_a_file_without_calls_is_refused(content):
     Path("calls.jsonl").write_text(content)
@@ -72,17 +82,18 @@ def test_a_file_without_calls_is_refused(content):
 
 
 class Watch:
-    """Stopwatch by which the model's second choice is the fastest."""
+    """Stopwatch by which the second choice is the fastest."""
 
     error: BaseException | None = None
 
-    def __init__(self, kernel: Any, index: int, spec: Any) -> None:
-        assert (kernel.name, index, spec) == ("lean", 3, H200)
+    def __init__(self, index: int, spec: Any) -> None:
+        assert (index, spec) == (3, H200)
 
     def time(self, problem: Any, configs: Any) -> Result:
         if self.error is not None:
             raise self.error
-        return Result({each: 8.0 if each == OTHERS[0] else 10.0 for each in configs}, {})
+        best = OTHERS[0], OTHERS_OF_LATENT[0]
+        return Result({each: 8.0 if each in best else 10.0 for each in configs}, {})
 
 
 @pytest.fixture
@@ -118,6 +129,27 @@ def test_timings_are_saved_and_used(watch, home, quiet):
     assert (call.problem, len(call.costs)) == (PROBLEM, search.CANDIDATES)
     explained = printed("configs", "explain", *LABEL.split(), "--gpu", "h200")
     assert f"tuned, timed {call.time[:10]} on NVIDIA H200, yours" in explained
+
+
+def test_recorded_calls_of_both_kernels_are_tuned(watch, home):
+    lines = [json.dumps({"problem": each.to_dict()}) for each in (LATENT, PROBLEM)]
+    Path("calls.jsonl").write_text("\n".join(lines))
+    shown = rows(printed("tune", "--calls", "calls.jsonl"))
+    for words in ("d128 g4 2 B 1 +25.0% +25.0%", "d576 v512 g32 q2 2 B 1 +25.0% +25.0%"):
+        assert words.split() in shown
+    calls = store.read(home / "configs" / "h200.json").calls()
+    assert [(call.problem, call.best) for call in calls] == [
+        (LATENT, OTHERS_OF_LATENT[0]),
+        (PROBLEM, OTHERS[0]),
+    ]
+    assert next(iter(calls[0].costs)) == RULES
+
+
+def test_a_latent_problem_is_tuned_and_checked(watch, home):
+    check = ("tune", "--check", *LATENT_LABEL.split())
+    assert "settings: 80.0% of the best in the mean" in printed(*check)
+    tune(f"{LATENT_LABEL} -q")
+    assert "settings: 100.0% of the best in the mean" in printed(*check)
 
 
 def test_a_check_saves_nothing_and_writes_what_it_timed(watch, home):

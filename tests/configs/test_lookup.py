@@ -11,21 +11,34 @@ import pytest
 from call_counts import function_calls
 from leanbench.kernels.lean.cuda_cost import Costs
 from leanbench.kernels.lean.cuda_settings import chosen, costs_of, for_any_length
+from leanbench.kernels.mla.configs import MlaConfig
 from timed_examples import (
     CUDA,
     H200,
+    LATENT,
+    LATENT_SERVED,
     LEAN,
     MODELS,
     OF_TRITON,
     OTHERS,
+    OTHERS_OF_LATENT,
     PROBLEM,
+    RULES,
     SERVED,
     TRITON,
     timed,
 )
 
 from leanbench.configs import store
-from leanbench.configs.lookup import Choice, choose, ranked, resolve, row_fields
+from leanbench.configs.lookup import (
+    Choice,
+    choose,
+    ranked,
+    refusal,
+    resolve,
+    row_fields,
+    tuned_kernel,
+)
 from leanbench.configs.signature import signature_of
 from leanbench.configs.store import TimedCall, save
 from leanbench.core.kernel import BATCH_INVARIANT
@@ -277,3 +290,46 @@ def test_gpus_that_share_sequences_get_settings_of_cuda():
     for choice in (choose(LEAN, shared, a100), resolve(LEAN, shared, a100, "heuristic")):
         assert choice.config is not None
         assert CUDA.takes(choice.config)
+
+
+LEAN_MLA = kernel("lean_mla")
+
+
+def test_a_latent_call_gets_its_winner_and_others_the_rules():
+    assert choose(LEAN_MLA, LATENT, H200) == Choice(RULES, "heuristic", "nothing was timed here")
+    latent = timed(20.4, 16.0, 15.6, problem=LATENT, configs=[RULES, *OTHERS_OF_LATENT])
+    save(H200, [latent, timed(10.0, 9.0)])
+    winner = Choice(OTHERS_OF_LATENT[1], "tuned", f"{FROM}, yours: {signature_of(LATENT)}")
+    assert choose(LEAN_MLA, LATENT, H200) == winner
+    assert resolve(LEAN_MLA, LATENT, H200, "default") == winner
+    assert resolve(LEAN_MLA, LATENT, H200, "heuristic").config == RULES
+    longer = replace(LATENT, context=2000)
+    rules = Choice(LEAN_MLA.default_config(longer, H200), "heuristic", "not timed here")
+    assert choose(LEAN_MLA, longer, H200) == rules
+    assert choose(LEAN, PROBLEM, H200).config == A
+    assert (tuned_kernel(LATENT), tuned_kernel(PROBLEM)) == (LEAN_MLA, LEAN)
+
+
+def test_rules_for_lengths_on_the_device_are_those_of_their_bound():
+    """Of 4352 tokens on the host they would choose four column groups."""
+    call = replace(LATENT_SERVED, batch=1, q_heads=128, context=4352)
+    at_bound = replace(call, context=6144)
+    known = replace(call, lengths_on="host")
+    filled = replace(call, context=9, capacity=4352)
+    assert LEAN_MLA.default_config(known, H200).column_groups == 4
+    for each, uniform in ((call, True), (at_bound, True), (filled, True), (known, False)):
+        config = choose(LEAN_MLA, each, H200, uniform=uniform).config
+        assert config == LEAN_MLA.default_config(each if uniform else call, H200)
+        assert config == MlaConfig(2, align_grid=True, column_groups=2)
+    save(H200, [timed(5.0, 4.0, problem=call, configs=OTHERS_OF_LATENT)])
+    for each in (call, at_bound, filled):
+        assert choose(LEAN_MLA, each, H200).config == OTHERS_OF_LATENT[1]
+
+
+def test_which_gpus_run_a_call():
+    a100 = find("a100")
+    words = "lean_mla is written for compute capability 9.0, this is 8.0: run it on a Hopper GPU"
+    assert [refusal(LATENT, spec) for spec in (H200, a100)] == [None, words]
+    assert [refusal(PROBLEM, spec) for spec in (H200, a100)] == [None, None]
+    wide = replace(LATENT, q_len=40)
+    assert refusal(wide, H200) == LEAN_MLA.unsupported_reason(wide) is not None

@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from timed_examples import CUDA, H200, MODELS, OF_TRITON, OTHERS, PROBLEM, timed
+from timed_examples import (
+    CUDA,
+    H200,
+    LATENT,
+    MODELS,
+    OF_TRITON,
+    OTHERS,
+    OTHERS_OF_LATENT,
+    PROBLEM,
+    RULES,
+    timed,
+)
 
 from leanbench.configs import store
 from leanbench.configs.lookup import choose
@@ -61,8 +72,9 @@ def _home(home):
                 window_left=63,
             ),
         ),
+        timed(20.4, 15.6, problem=LATENT, configs=[RULES, *OTHERS_OF_LATENT]),
     ],
-    ids=["cuda", "both implementations", "a fill in fp8"],
+    ids=["cuda", "both implementations", "a fill in fp8", "latent"],
 )
 def test_calls_are_read_as_saved(call, home):
     before = saves()
@@ -261,6 +273,7 @@ LINE_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         spoiled(costs=[[*settings(implementation="ptx"), 9.0]]),
         "'ptx' is no implementation",
     ),
+    "a setting of lean_mla": (spoiled(costs=[[None, 3, True, 3, 9.0]]), "column_groups 3 is not"),
     "a setting more": (spoiled(costs=[[*settings(), True, 9.0]]), "zip()"),
     "a setting less": (spoiled(costs=[[*settings()[:-1], 9.0]]), "zip()"),
     "a value that no longer exists": (

@@ -64,21 +64,21 @@ def chosen_builds(problem: AttentionProblem) -> list[CudaBuild]:
 
 
 @pytest.mark.parametrize(
-    ("axes", "rows"),
+    ("axes", "many"),
     [
-        ({"q_len": 8}, 32),
-        ({"q_len": 9}, 64),
-        ({"q_len": 4, "head_dim": 256}, 16),
-        ({"q_len": 5, "head_dim": 256}, 64),
+        ({"q_len": 4}, False),
+        ({"q_len": 5}, True),
+        ({"q_len": 4, "head_dim": 256}, False),
+        ({"q_len": 5, "head_dim": 256}, True),
     ],
 )
 @pytest.mark.parametrize("lengths_on", ["host", "device"])
-def test_warpgroups_take_more_rows_than_an_output_tile_of_warps_has(axes, rows, lengths_on):
+def test_warpgroups_are_candidates_from_17_rows_on(axes, many, lengths_on):
     problem = replace(CHUNK, **axes, lengths_on=lengths_on)
-    assert has_many_rows(problem, H200) == (rows == 64)
-    for build in chosen_builds(problem):
-        assert isinstance(build, ManyRowsBuild) == (rows == 64)
-        assert build.rows <= rows
+    assert has_many_rows(problem, H200) == many
+    candidates = kernel("lean_cuda").tuning_space(problem, H200)
+    assert any(config.of_warpgroups for config in candidates) == many
+    assert not all(config.of_warpgroups for config in candidates)
 
 
 def test_other_gpus_and_batch_invariant_calls_have_rows_of_warps():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from leanbench.kernels.lean.configs import LeanConfig
-
+from leanbench.configs.store import TunedConfig
 from leanbench.core.problem import AttentionProblem
 from leanbench.tune.stopwatch import Result
 
-Us = Callable[[AttentionProblem, LeanConfig], float | str]
+Us = Callable[[AttentionProblem, TunedConfig], float | str]
 
 
 class FakeWatch:
@@ -17,9 +16,9 @@ class FakeWatch:
 
     def __init__(self, us: Us) -> None:
         self.us = us
-        self.timed: list[tuple[AttentionProblem, tuple[LeanConfig, ...]]] = []
+        self.timed: list[tuple[AttentionProblem, tuple[TunedConfig, ...]]] = []
 
-    def time(self, problem: AttentionProblem, configs: Sequence[LeanConfig]) -> Result:
+    def time(self, problem: AttentionProblem, configs: Sequence[TunedConfig]) -> Result:
         self.timed.append((problem, tuple(configs)))
         result = Result({}, {})
         for config in configs:
@@ -33,5 +32,7 @@ class FakeWatch:
     def buffers(self, problem: AttentionProblem) -> list[AttentionProblem]:
         return [problem]
 
-    def launches(self, buffers: Sequence[AttentionProblem], config: LeanConfig) -> list[LeanConfig]:
+    def launches(
+        self, buffers: Sequence[AttentionProblem], config: TunedConfig
+    ) -> list[TunedConfig]:
         return [config]

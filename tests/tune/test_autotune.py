@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import assert_right, attend
-from every_kind import take_every_kind
+from every_kind import latent_called, launch_nothing, take_every_kind
 from fake_watch import FakeWatch
 from leanbench.kernels.lean.configs import LeanTritonConfig
 from leanbench.kernels.lean.cuda_settings import fill_lengths
-from timed_examples import H200, LEAN
+from timed_examples import H200, LATENT, LATENT_SERVED, LEAN
 
 import leanbench
 from leanbench.attention import prepared
@@ -34,9 +34,9 @@ SERVED = AttentionProblem(2, 4, 2, (96, 20), 64, page_size=32, kv_layout="NHD")
 
 @pytest.fixture
 def watch(home, monkeypatch) -> FakeWatch:
-    """Let the last of three candidates be the fastest, and calls run on the CPU."""
+    """Let the last candidate be the fastest, and calls run on the CPU."""
     take_every_kind(monkeypatch)
-    fake = FakeWatch(lambda problem, config: 10.0 - fake.timed[-1][1].index(config))
+    fake = FakeWatch(lambda problem, config: 100.0 - fake.timed[-1][1].index(config))
 
     def tuning(request: Request) -> Tuning:
         watch: Any = fake
@@ -59,7 +59,8 @@ def call(problem: AttentionProblem, **options: Any) -> AttentionInputs:
 
 
 def test_calls_inside_are_timed_and_used_from_then_on(watch):
-    call(replace(EAGER, batch=4))
+    # Calls before do not matter.
+    call(EAGER)
     assert watch.timed == []
     with leanbench.autotune(candidates=3):
         assert prepared._LAUNCHES.on_signature is not None
@@ -78,10 +79,39 @@ def test_calls_inside_are_timed_and_used_from_then_on(watch):
         choice = choose(LEAN, problem, H200)
         assert (choice.how, choice.config) == (
             "tuned",
-            first_candidates(LEAN, problem, H200, 3)[-1],
+            first_candidates(problem, H200, 3)[-1],
         )
     # Not outside.
     call(replace(EAGER, batch=3))
+    assert len(watch.timed) == 5
+
+
+def test_latent_calls_are_timed_and_used_from_then_on(watch, monkeypatch):
+    launched = launch_nothing(monkeypatch)
+    eager, served = LATENT, replace(LATENT_SERVED, context=128)
+    with leanbench.autotune(candidates=3):
+        for problem in (eager, served):
+            latent_called(make_inputs(problem, "cpu"))
+    problems = [problem for problem, _ in watch.timed]
+    assert [problem.lengths_on for problem in problems] == ["host", *["device"] * 4]
+    # One of the lengths that share settings.
+    assert problems[0] == replace(eager, context=447)
+    everything = [first_candidates(problem, H200, None) for problem in problems[:2]]
+    assert [len(configs) for _, configs in watch.timed] == [14, *[len(everything[1])] * 4]
+    assert launched == [configs[-1] for configs in everything]
+    chosen: list[AttentionProblem] = []
+
+    def counting(kernel: Any, problem: AttentionProblem, *given: Any, **options: Any) -> Any:
+        chosen.append(problem)
+        return choose(kernel, problem, *given, **options)
+
+    monkeypatch.setattr(prepared, "choose", counting)
+    for _ in range(3):
+        for problem in (eager, served):
+            latent_called(make_inputs(problem, "cpu"))
+    assert launched[2:] == launched[:2]
+    # Once for each signature.
+    assert [problem.context for problem in chosen] == [447, 128]
     assert len(watch.timed) == 5
 
 
@@ -90,6 +120,17 @@ def test_a_call_is_timed_once(watch):
         for _ in range(4):
             call(EAGER)
     assert len(watch.timed) == 1
+
+
+def test_the_next_context_keeps_launches(watch):
+    """vLLM's plugin enters one for each layer."""
+    call(EAGER)
+    with leanbench.autotune(candidates=2):
+        call(EAGER)
+    kept = dict(prepared._LAUNCHES._recent)
+    assert kept
+    with leanbench.autotune(candidates=2):
+        assert prepared._LAUNCHES._recent == kept
 
 
 def test_a_signature_timed_before_is_not_timed_again(watch):

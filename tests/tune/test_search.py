@@ -12,24 +12,29 @@ from typing import Any
 import pytest
 from depth import label
 from fake_watch import FakeWatch, Us
+from leanbench.kernels.lean.configs import BuildKey
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_cost import Costs
 from leanbench.kernels.lean.cuda_settings import for_any_length, ranked
+from leanbench.kernels.mla.configs import MlaConfig
 from timed_examples import (
     CUDA,
     H200,
+    LATENT,
+    LATENT_SERVED,
     LEAN,
     MODELS,
     OF_TRITON,
     OTHERS,
+    OTHERS_OF_LATENT,
     PROBLEM,
+    RULES,
     SERVED,
-    TRITON,
     timed,
 )
 
 from leanbench.compile.build import Job
-from leanbench.configs.lookup import choose
+from leanbench.configs.lookup import choose, tuned_kernel
 from leanbench.configs.store import TimedCall, path_for, read, save
 from leanbench.core.errors import OutOfMemory, UserError
 from leanbench.core.problem import AttentionProblem
@@ -54,7 +59,7 @@ A, B, C, D = OTHERS
 
 def tuning_of(us: Us, **request: Any) -> Tuning:
     """Return a tuning that saves in the user's folder."""
-    made = Request(**{"kernel": CUDA, "spec": H200, "index": 0, "candidates": 5, **request})
+    made = Request(**{"spec": H200, "index": 0, "candidates": 5, **request})
     watch: Any = FakeWatch(us)
     return Tuning(made, watch, {"torch": "2.12"}, lambda calls: save(H200, calls) and None)
 
@@ -73,25 +78,39 @@ def made_up_us(problem: AttentionProblem, config: Any) -> float:
     return 10.0 + config.num_warps + problem.max_context / 1e4
 
 
-@pytest.mark.parametrize("kernel", [LEAN, CUDA, TRITON], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("spec", [H200, find("a100")], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("call", [PROBLEM, SERVED, replace(PROBLEM, q_len=4)], ids=label)
-def test_the_first_candidate_is_the_models_choice(kernel, call):
+def test_the_first_candidate_is_the_models_choice(spec, call):
     on_device = call.lengths_on == "device"
     known = for_any_length(call) if on_device else call
-    everything = first_candidates(kernel, call, H200, None)
-    assert everything[0] == kernel.default_config(known, H200)
+    everything = first_candidates(call, spec, None)
+    assert everything[0] == LEAN.default_config(known, spec)
     assert len(set(everything)) == len(everything) >= 10
-    assert set(everything) == {everything[0], *kernel.tuning_space(known, H200)}
-    assert first_candidates(kernel, call, H200, 4) == everything[:4]
-    if kernel is not TRITON:
+    assert set(everything) == {everything[0], *LEAN.tuning_space(known, spec)}
+    assert first_candidates(call, spec, 4) == everything[:4]
+    if spec is H200:
         assert {config.implementation for config in everything} == {"cuda"}
+
+
+def test_all_candidates_of_a_latent_call_are_timed():
+    for most in (None, 3):
+        everything = first_candidates(LATENT, H200, most)
+        assert everything[0] == RULES
+        assert set(everything[1:]) == set(OTHERS_OF_LATENT)
+        assert len(everything) == 14
+    # The rules' choice is none of the 14.
+    longer = first_candidates(replace(LATENT, batch=1, context=65536), H200, 3)
+    assert longer[0].to_dict()["min_tiles_per_cta"] == 16
+    assert len(longer) == 15
+    in_fp8 = first_candidates(replace(LATENT, kv_dtype="e4m3"), H200, 3)
+    assert len(in_fp8) == 8
 
 
 def test_a_calls_candidates_are_timed_on_each_fill_and_kept(home):
     served = replace(SERVED, batch=4)
     tuning = tuning_of(made_up_us)
     for call in (PROBLEM, served):
-        configs = tuple(first_candidates(CUDA, call, H200, 5))
+        configs = tuple(first_candidates(call, H200, 5))
         watch_of(tuning).timed.clear()
         results = tuning.time(call)
         assert watch_of(tuning).timed == [(fill, configs) for fill in fills(call)]
@@ -125,6 +144,20 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+def test_tuned_latent_calls_find_their_winner(home):
+    best = OTHERS_OF_LATENT[4]
+    tuning = tuning_of(lambda problem, config: 1.0 if config in (best, A) else 2.0)
+    for call in (LATENT, LATENT_SERVED, PROBLEM):
+        tuning.time(call)
+        choice = choose(tuned_kernel(call), call, H200)
+        assert (choice.how, choice.config) == ("tuned", best if call.latent else A)
+    problems = [problem for problem, _ in watch_of(tuning).timed]
+    assert problems == [LATENT, *fills(LATENT_SERVED), PROBLEM]
+    assert [call.problem for call in saved()] == problems
+    assert tuning.left_out == {}
+    assert [gain.ratio for gain in gains(tuning.timed)] == [2.0, 2.0, 2.0]
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -137,8 +170,8 @@ def test_a_tuned_call_finds_its_winner(home, kind):
     call = replace(PROBLEM, batch=2, **kind)
     assert LEAN.unsupported_reason(call) is None
     assert choose(LEAN, call, H200).how == "heuristic"
-    configs = first_candidates(LEAN, call, H200, 5)
-    tuning = tuning_of(lambda problem, config: 1.0 if config == configs[3] else 2.0, kernel=LEAN)
+    configs = first_candidates(call, H200, 5)
+    tuning = tuning_of(lambda problem, config: 1.0 if config == configs[3] else 2.0)
     tuning.time(call)
     choice = choose(LEAN, call, H200)
     assert (choice.how, choice.config) == ("tuned", configs[3])
@@ -150,9 +183,13 @@ def test_a_tuned_call_finds_its_winner(home, kind):
 
 def test_untimed_calls_are_left_out_with_a_reason(home):
     large, unsupported = replace(PROBLEM, batch=64), replace(PROBLEM, head_dim=1024)
-    reason = CUDA.unsupported_reason(unsupported)
+    reason = LEAN.unsupported_reason(unsupported)
     assert reason is not None
     broken = replace(PROBLEM, batch=3)
+    # Over a latent cache, where the kernel does not run.
+    on_a100 = tuning_of(made_up_us, spec=find("a100"))
+    assert on_a100.time(LATENT) == []
+    assert on_a100.left_out[LATENT].startswith("lean_mla is written for compute capability 9.0,")
 
     def us(problem: AttentionProblem, config: Any) -> float | str:
         if problem == large:
@@ -285,10 +322,20 @@ def test_there_is_one_job_for_each_build(other, jobs):
     wanted = {
         CudaBuild.of(fills(call)[0], config)
         for call in calls
-        for config in first_candidates(CUDA, call, H200, 16)
+        for config in first_candidates(call, H200, 16)
     }
     assert set(compiled) == wanted
     assert len(compiled) == len(wanted)
+
+
+def test_there_is_one_job_for_each_build_of_a_latent_call(jobs):
+    calls = [LATENT_SERVED, replace(LATENT_SERVED, batch=3), LATENT, PROBLEM]
+    compile_calls(tuning_of(made_up_us).request, calls, POOL)
+    latent = [job for job in jobs[0] if job.kernel == "lean_mla"]
+    builds = [(job.problem.q_len, job.config.to_dict().get("column_groups", 1)) for job in latent]
+    assert len(latent) == 6
+    assert set(builds) == {(q_len, groups) for q_len in (1, 2) for groups in (1, 2, 4)}
+    assert {job.kernel for job in jobs[0]} == {"lean", "lean_mla"}
 
 
 def test_gains_by_hand():
@@ -344,6 +391,10 @@ def test_constants_without_timings_of_lean_cuda():
     of_triton = timed(5.0, 6.0, configs=[OF_TRITON, replace(OF_TRITON, num_warps=8)])
     assert timed_of(PROBLEM, of_triton.costs, H200) is None
     assert measured_constants({"": [of_triton]}, H200) == ({}, [], [])
+    of_latent = timed(5.0, 6.0, problem=LATENT, configs=OTHERS_OF_LATENT)
+    few = synthetic(TRUTH, count=10)
+    many = {f"latent {number}": [of_latent] for number in range(20)}
+    assert measured_constants(few | many, H200) == ({}, [], [])
     energies = {
         signature: [replace(call, objective="energy") for call in calls]
         for signature, calls in synthetic(TRUTH).items()
@@ -371,7 +422,7 @@ def test_energies_replace_latencies(objective, exponent, home, monkeypatch):
         tuning.time(call)
     assert not path_for(H200).exists()
     measured: list[Any] = []
-    of_large = first_candidates(CUDA, large, H200, 5)[0]
+    of_large = first_candidates(large, H200, 5)[0]
     kw = {MODELS: 0.4, A: 0.6}
 
     def measure_power(index: int, watch: Any, work: Any) -> list[dict[Any, float]]:
@@ -393,6 +444,27 @@ def test_energies_replace_latencies(objective, exponent, home, monkeypatch):
     winner = choose(CUDA, small, H200, objective=objective).config
     assert winner == (MODELS if objective == "energy" else A)
     assert choose(CUDA, small, H200).how == "heuristic"
+
+
+def test_energies_of_a_latent_call(home, monkeypatch):
+    """Builds differ in their column groups. The rules' is of four."""
+    tuning = tuning_of(lambda problem, config: 10.0 if config == RULES else 9.0, objective="energy")
+    tuning.time(LATENT)
+    measured: list[Any] = []
+
+    def measure_power(index: int, watch: Any, work: Any) -> list[dict[Any, float]]:
+        measured.extend(work)
+        kw = {BuildKey("cuda", (groups,)): 0.1 * groups for groups in (1, 2, 4)}
+        return [kw for _ in work]
+
+    monkeypatch.setattr(power, "measure_power", measure_power)
+    energies(tuning)
+    ((problem, configs),) = measured
+    assert problem == LATENT
+    assert [config.build_key.settings for config in configs] == [(4,), (1,), (2,)]
+    (call,) = saved()
+    assert (call.objective, call.costs[RULES]) == ("energy", pytest.approx(0.4 * 10.0))
+    assert call.costs[MlaConfig(1, align_grid=True)] == pytest.approx(0.1 * 9.0)
 
 
 @pytest.mark.parametrize("energy_mj", [4.0, None])
@@ -431,10 +503,10 @@ def test_the_tuning_of_a_gpu(home, monkeypatch):
     made: list[Any] = []
     monkeypatch.setattr(GpuStopwatch, "__init__", lambda self, *given: made.append(given))
     monkeypatch.setattr(search, "versions", lambda index: {"driver": str(index)})
-    request = Request(CUDA, find("h100"), 3)
+    request = Request(find("h100"), 3)
     tuning = Tuning.of(request)
     assert tuning.about == {"driver": "3"}
     assert not path_for(request.spec).exists()
     tuning.keep([timed(1.0)])
     assert path_for(request.spec).exists()
-    assert made == [(CUDA, 3, request.spec)]
+    assert made == [(3, request.spec)]

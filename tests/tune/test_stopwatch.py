@@ -11,13 +11,15 @@ import torch
 from captured import builds_compiled
 from leanbench.kernels.lean import Lean
 from leanbench.kernels.reference.torch import attend_all
-from timed_examples import H200, LEAN, PROBLEM
+from timed_examples import H200, LATENT, LATENT_SERVED, LEAN, PROBLEM
 
 from leanbench.compile.build import process_pool
+from leanbench.configs.lookup import refusal
 from leanbench.core.errors import DoesNotFit, OutOfMemory, UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.tune import stopwatch
+from leanbench.tune.search import first_candidates
 from leanbench.tune.stopwatch import ROUNDS, GpuStopwatch, knock_out
 
 
@@ -83,13 +85,14 @@ class OneReplay:
 
 def timed_here(configs, monkeypatch):
     monkeypatch.setattr(stopwatch, "Replay", OneReplay)
+    monkeypatch.setattr(stopwatch, "tuned_kernel", lambda call: Scaled())
     monkeypatch.setattr(stopwatch, "refuse_shortage", lambda problem, device: None)
     monkeypatch.setattr(
         stopwatch, "rotating_inputs", lambda problem, device, *given: [make_inputs(problem, device)]
     )
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1e9, 1e9))
     watch: Any = object.__new__(GpuStopwatch)
-    watch._kernel, watch._spec, watch._device = Scaled(), H200, torch.device("cpu")
+    watch._spec, watch._device = H200, torch.device("cpu")
     return watch.time(AttentionProblem(2, 4, 2, (40, 7), 64, page_size=16), configs)
 
 
@@ -135,13 +138,17 @@ def gpu():
     [
         AttentionProblem(4, 8, 8, 5000, 64),
         AttentionProblem(4, 64, 8, (5000, 20, 1, 700), 64, "bf16", "NHD", page_size=16),
+        LATENT,
+        replace(LATENT_SERVED, kv_dtype="e4m3"),
     ],
-    ids=["dense", "ragged pages"],
+    ids=["dense", "ragged pages", "latent", "latent pages in fp8"],
 )
 def test_times_on_the_gpu(gpu, problem):
     index, spec = gpu
-    configs = LEAN.tuning_space(problem, spec)[:6]
-    result = GpuStopwatch(LEAN, index, spec).time(problem, configs)
+    if (reason := refusal(problem, spec)) is not None:
+        pytest.skip(reason)
+    configs = first_candidates(problem, spec, None)[:6]
+    result = GpuStopwatch(index, spec).time(problem, configs)
     assert result.failures == {}
     assert list(result.times) == configs
     floor_us = problem.kv_bytes / (1.1e6 * spec.bandwidth_tb_s)
@@ -166,12 +173,14 @@ class Wrong(Lean):
 
 
 @pytest.mark.gpu
-def test_a_wrong_kernel_is_not_timed(gpu):
+def test_a_wrong_kernel_is_not_timed(gpu, monkeypatch):
     index, spec = gpu
     problem = replace(PROBLEM, q_heads=8, context=1000)
     configs = LEAN.tuning_space(problem, spec)[:3]
-    result = GpuStopwatch(Wrong(configs[1]), index, spec).time(problem, configs)
+    monkeypatch.setattr(stopwatch, "tuned_kernel", lambda call: Wrong(configs[1]))
+    result = GpuStopwatch(index, spec).time(problem, configs)
     assert list(result.failures) == [configs[1]]
     assert "differs from the other configs" in result.failures[configs[1]]
+    monkeypatch.setattr(stopwatch, "tuned_kernel", lambda call: Wrong(configs[0]))
     with pytest.raises(UserError, match="lean cannot be tuned here"):
-        GpuStopwatch(Wrong(configs[0]), index, spec).time(problem, configs)
+        GpuStopwatch(index, spec).time(problem, configs)

@@ -10,10 +10,21 @@ from fake_watch import FakeWatch
 from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.kernels.lean.cuda_cost import Costs
 from leanbench.kernels.lean.cuda_settings import chosen, for_any_length, ranked
-from timed_examples import CUDA, H200, LEAN, MODELS, OTHERS, PROBLEM, SERVED, TRITON, timed
+from timed_examples import (
+    H200,
+    LATENT,
+    MODELS,
+    OTHERS,
+    OTHERS_OF_LATENT,
+    PROBLEM,
+    RULES,
+    SERVED,
+    timed,
+)
 
 from leanbench.configs.store import save
 from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
 from leanbench.tune import search
 from leanbench.tune.check import Checked, call_of, check
 from leanbench.tune.search import Request, first_candidates
@@ -26,7 +37,7 @@ SHORT = replace(LONG, context=(100, 100), capacity=4096)
 
 def checked(us: Any, *fills: AttentionProblem) -> tuple[Checked | None, FakeWatch]:
     watch: Any = FakeWatch(us)
-    return check(Request(CUDA, H200, 0), fills, watch), watch
+    return check(Request(H200, 0), fills, watch), watch
 
 
 def test_the_share_of_one_length(home):
@@ -39,7 +50,7 @@ def test_the_share_of_one_length(home):
     assert one.share() == pytest.approx(8 / 9)
     assert one.share("model") == pytest.approx(8 / 12)
     assert one.share_of_fills == pytest.approx(8 / 9)
-    everything = first_candidates(CUDA, PROBLEM, H200, None)
+    everything = first_candidates(PROBLEM, H200, None)
     (kept,) = one.timed
     assert kept.problem == PROBLEM
     assert kept.costs == {config: times.get(config, 20.0) for config in everything}
@@ -70,7 +81,7 @@ def test_the_shares_of_fills(home):
     4 us.
     """
     call = for_any_length(LONG)
-    model, best, of_long = first_candidates(CUDA, call, H200, 3)
+    model, best, of_long = first_candidates(call, H200, 3)
     assert model == chosen(call, H200)
     times: dict[LeanConfig, tuple[float, float]] = {
         model: (10.0, 10.0),
@@ -90,6 +101,19 @@ def test_the_shares_of_fills(home):
     assert 2 < one.predicted_us < 40
 
 
+def test_the_share_of_a_latent_call(home):
+    """The rules reach 20.4 us of 15.6 us, which no model predicts."""
+    best = OTHERS_OF_LATENT[2]
+    us: dict[Any, float] = {RULES: 20.4, best: 15.6}
+    one, watch = checked(lambda problem, config: us.get(config, 30.0), LATENT)
+    assert one is not None
+    assert (one.choice.how, one.choice.config, one.model) == ("heuristic", RULES, RULES)
+    assert one.best == best
+    assert one.share() == pytest.approx(15.6 / 20.4)
+    assert one.predicted_us is None
+    assert set(watch.timed[0][1]) == {RULES, *OTHERS_OF_LATENT}
+
+
 @pytest.mark.parametrize("fails", [MODELS, B], ids=["the choice", "another"])
 def test_a_candidate_that_fails(home, fails):
     one, _ = checked(lambda problem, config: "it spills" if config == fails else 5.0, PROBLEM)
@@ -97,12 +121,12 @@ def test_a_candidate_that_fails(home, fails):
         assert one is None
     else:
         assert one is not None
-        assert len(one.timed[0].costs) == len(first_candidates(CUDA, PROBLEM, H200, None)) - 1
+        assert len(one.timed[0].costs) == len(first_candidates(PROBLEM, H200, None)) - 1
 
 
 def test_a_choice_of_another_kernel_has_no_prediction(home):
     watch: Any = FakeWatch(lambda problem, config: 5.0)
-    one = check(Request(TRITON, H200, 0), [PROBLEM], watch)
+    one = check(Request(find("a100"), 0), [PROBLEM], watch)
     assert one is not None
     assert one.predicted_us is None
     assert one.share() == 1.0
@@ -113,9 +137,9 @@ def test_every_candidate_is_compiled_once(monkeypatch):
     monkeypatch.setattr(search, "build_all", lambda wanted, *given: jobs.extend(wanted))
     pool: Any = None
     calls = [[LONG, SHORT], [replace(LONG, batch=3)], [PROBLEM]]
-    search.compile_calls(Request(LEAN, H200, 0, candidates=None), map(call_of, calls), pool)
+    search.compile_calls(Request(H200, 0, candidates=None), map(call_of, calls), pool)
     keys = [(job.problem.lengths_on, job.config.build_key) for job in jobs]
     assert len(set(keys)) == len(keys)
     assert {key for on, key in keys if on == "device"} == {
-        config.build_key for config in first_candidates(LEAN, LONG, H200, None)
+        config.build_key for config in first_candidates(LONG, H200, None)
     }
