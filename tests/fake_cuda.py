@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,9 +17,10 @@ from leanbench.kernels.lean.cuda_params import (
     PARAMS_ALIGNMENT,
     Params,
 )
+from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.mla import launch as mla_kernel
 
-from leanbench.attention import fast, mla_launch, prepared
+from leanbench.attention import fast, prepared
 from leanbench.attention.call import Call
 from leanbench.attention.prepared import PreparedLaunches
 from leanbench.core.inputs import AttentionInputs
@@ -123,6 +125,10 @@ def use_fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     def launch(call: Call, inputs: AttentionInputs) -> Relaunch:
         problem = problem_of(inputs)
         uniform = inputs.cache_seqlens is None
+        if call.latent:
+            problem = replace(problem, lengths_on="host" if uniform else "device")
+            latent = LEAN_MLA.relaunch(inputs, LEAN_MLA.default_config(problem, H200))
+            return prepared._launch(latent, inputs)
         choose = _CUDA.default_config if uniform else _CUDA.any_length_config
         config: Any = call.config or choose(problem, H200)
         return prepared._launch(cuda.launch_of(inputs, config, _SMS).relaunch(), inputs)
@@ -137,8 +143,7 @@ def use_fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
     for module in (cuda, mla_kernel):
         monkeypatch.setattr(module, "clusters_at_once", lambda build, device: _CLUSTERS)
-    for module in (mla_launch, mla_kernel):
-        monkeypatch.setattr(module, "sm_count", lambda device: _SMS)
+    monkeypatch.setattr(mla_kernel, "sm_count", lambda device: _SMS)
     # Later tests on a GPU use its driver again.
     fast._use_driver.cache_clear()
     monkeypatch.setattr(fast, "_use_driver", lambda: None)
