@@ -19,7 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SOURCE = "leanbench/attention/fast.c"
 #: One file for all versions of Python from 3.11 on.
 LIBRARY = "leanbench/attention/_fast.abi3.so"
-FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall")
+FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC", "-fexceptions", "-fvisibility=hidden", "-Wall")
 
 
 def refusal(source: Path, library: Path) -> str | None:

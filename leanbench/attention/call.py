@@ -45,8 +45,9 @@ class Call(NamedTuple):
     peers: Peers | None = None
     #: True for `lean_mla_with_kvcache`: `k_cache` and `v_cache` are both its latent cache.
     latent: bool = False
-    #: True if `leanbench.attention.fast` takes over later calls with these arguments.
-    learns: bool = False
+    #: True if `leanbench.attention.fast` takes over later calls with these arguments; for an
+    #: operator, the positions of its arguments.
+    learns: dict[str, int] | bool = False
 
     @property
     def capacity(self) -> int:

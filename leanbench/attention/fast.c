@@ -251,21 +251,32 @@ static int is_launchable(const Tensor *q, void *stream) {
            && driver.is_capturing(stream, &capture) == 0 && capture == 0;
 }
 
+/* Write the form of a tensor: everything but its address. */
+static int64_t *put_form(int64_t *word, const Tensor *tensor) {
+    if (tensor->ndim > MAX_DIMS) return NULL;
+    uintptr_t address = (uintptr_t)tensor->data + tensor->byte_offset;
+    *word++ = (int64_t)tensor->lanes << 32 | (int64_t)tensor->code << 24
+              | (int64_t)tensor->bits << 16 | tensor->ndim << 8 | TENSOR;
+    *word++ = (int64_t)tensor->device_type << 40 | (int64_t)tensor->device_id << 8 | (address & 15);
+    memcpy(word, tensor->shape, (size_t)tensor->ndim * sizeof *word);
+    word += tensor->ndim;
+    memcpy(word, tensor->strides, (size_t)tensor->ndim * sizeof *word);
+    return word + tensor->ndim;
+}
+
 static int64_t *put_tensor(int64_t *word, PyObject *tensor, Tensor *read) {
     if (exchange->read(tensor, read) != 0) {
         /* A layout that has no strides, for example. */
         PyErr_Clear();
         return NULL;
     }
-    if (read->ndim > MAX_DIMS) return NULL;
-    uintptr_t address = (uintptr_t)read->data + read->byte_offset;
-    *word++ = (int64_t)read->lanes << 32 | (int64_t)read->code << 24 | (int64_t)read->bits << 16
-              | read->ndim << 8 | TENSOR;
-    *word++ = (int64_t)read->device_type << 40 | (int64_t)read->device_id << 8 | (address & 15);
-    memcpy(word, read->shape, (size_t)read->ndim * sizeof *word);
-    word += read->ndim;
-    memcpy(word, read->strides, (size_t)read->ndim * sizeof *word);
-    return word + read->ndim;
+    return put_form(word, read);
+}
+
+/* Write a length, as its group. */
+static void put_length(Pending *call, int64_t *word, int64_t length) {
+    call->length = length;
+    *word = length % LENGTHS_TOGETHER ? -1 - length / LENGTHS_TOGETHER : length;
 }
 
 /* Write an int, or None in a pair. */
@@ -295,16 +306,39 @@ static int read_arguments(const Function *function, PyObject *given, PyObject *n
     return 1;
 }
 
+/* Begin a key: the function, what decides settings, and the thread, to which prepared launches and
+   hooks on new signatures belong. */
+static int64_t *begin_key(Pending *call, int64_t function) {
+    call->length = 0;
+    call->key[0] = function;
+    call->key[1] = generation;
+    call->key[2] = (int64_t)(uintptr_t)call;
+    return call->key + 3;
+}
+
+/* End a key with the stream. */
+static int end_key(Pending *call, int64_t *word, uint64_t tensors, const Tensor *q) {
+    call->tensors = tensors;
+    call->stream = NULL;
+    if (q->device_type == DL_CUDA) {
+        if (exchange->stream(DL_CUDA, q->device_id, &call->stream) != 0) {
+            PyErr_Clear();
+            return 0;
+        }
+    } else if (q->device_type != DL_CPU) {
+        return 0;
+    }
+    *word++ = (int64_t)(uintptr_t)call->stream;
+    call->words = (size_t)(word - call->key);
+    call->hash = hash_of(call->key, call->words);
+    return 1;
+}
+
 /* Write the key of a call. Returns 0 if C does not know an argument. */
 static int make_key(Pending *call, const Function *function, PyObject *const *arguments, Tensor *q) {
-    int64_t *word = call->key, *end = call->key + MAX_WORDS - 2 * MAX_DIMS - 4;
+    int64_t *where = begin_key(call, function - functions), *word = where + 1;
+    int64_t *end = call->key + MAX_WORDS - 2 * MAX_DIMS - 4;
     uint64_t given = 0, tensors = 0;
-    *word++ = function - functions;
-    *word++ = generation;
-    /* Prepared launches, and hooks on new signatures, are a thread's. */
-    *word++ = (int64_t)(uintptr_t)call;
-    int64_t *where = word++;
-    call->length = 0;
     for (int i = 0; i < function->arguments; i++) {
         PyObject *value = arguments[i];
         if (value == NULL || word > end) return 0;
@@ -325,10 +359,8 @@ static int make_key(Pending *call, const Function *function, PyObject *const *ar
         } else if (type == &PyLong_Type) {
             if ((word = put_int(word, value)) == NULL) return 0;
             if (i == function->lengths) {
-                call->length = word[-1];
-                if (call->length < 0) return 0;
-                if (call->length % LENGTHS_TOGETHER)
-                    word[-1] = -1 - call->length / LENGTHS_TOGETHER;
+                if (word[-1] < 0) return 0;
+                put_length(call, word - 1, word[-1]);
             }
         } else if (PyFloat_Check(value)) {
             double number = PyFloat_AsDouble(value);
@@ -347,20 +379,7 @@ static int make_key(Pending *call, const Function *function, PyObject *const *ar
         }
     }
     *where = (int64_t)given;
-    call->tensors = tensors;
-    call->stream = NULL;
-    if (q->device_type == DL_CUDA) {
-        if (exchange->stream(DL_CUDA, q->device_id, &call->stream) != 0) {
-            PyErr_Clear();
-            return 0;
-        }
-    } else if (q->device_type != DL_CPU) {
-        return 0;
-    }
-    *word++ = (int64_t)(uintptr_t)call->stream;
-    call->words = (size_t)(word - call->key);
-    call->hash = hash_of(call->key, call->words);
-    return 1;
+    return end_key(call, word, tensors, q);
 }
 
 /* Return a new tensor like a template, and write its address to the block. */
@@ -396,13 +415,13 @@ static PyObject *failed(int status) {
     return NULL;
 }
 
-static PyObject *launch(Entry *entry, const Pending *call, PyObject *out, int64_t context) {
-    _Alignas(MAP_ALIGNMENT) unsigned char block[MAX_BLOCK];
+/* Write the block of a call but for its new tensors. Returns a status of the driver, or -1. */
+static int fill(Entry *entry, const Pending *call, int64_t context, unsigned char *block) {
     for (int i = 0; i < entry->map_count; i++) {
         void *address = call->pointers[entry->maps[i].argument];
         if (address == entry->mapped[i]) continue;
         int status = driver.replace_address(entry->block + entry->maps[i].offset, address);
-        if (status != 0) return failed(status);
+        if (status != 0) return status;
         entry->mapped[i] = address;
     }
     memcpy(block, entry->block, entry->bytes);
@@ -411,12 +430,29 @@ static PyObject *launch(Entry *entry, const Pending *call, PyObject *out, int64_
     int32_t tokens = (int32_t)context;
     memcpy(block + entry->context_at, &tokens, sizeof tokens);
     uint32_t epoch;
-    if (next_epoch(&epoch) != 0) return NULL;
+    if (next_epoch(&epoch) != 0) return -1;
     memcpy(block + entry->epoch_at, &epoch, sizeof epoch);
-    LaunchConfig config = entry->config;
-    config.attributes = entry->attributes;
-    config.stream = call->stream;
+    return 0;
+}
 
+/* Launch a filled block, without the global interpreter lock. */
+static int start(const Entry *entry, void *stream, unsigned char *block) {
+    LaunchConfig config = entry->config;
+    config.attributes = (void *)entry->attributes;
+    config.stream = stream;
+    void *parameters[] = {block};
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = driver.launch(&config, entry->function, parameters, NULL);
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+static PyObject *launch(Entry *entry, const Pending *call, PyObject *out, int64_t context) {
+    _Alignas(MAP_ALIGNMENT) unsigned char block[MAX_BLOCK];
+    int status = fill(entry, call, context, block);
+    if (status != 0) return status < 0 ? NULL : failed(status);
+    void *stream = call->stream;
     /* From here on, another call of this thread may overwrite `call`. */
     PyObject *lse = NULL;
     entry->users++;
@@ -435,11 +471,7 @@ static PyObject *launch(Entry *entry, const Pending *call, PyObject *out, int64_
         drop(entry);
         return NULL;
     }
-    void *parameters[] = {block};
-    int status;
-    Py_BEGIN_ALLOW_THREADS
-    status = driver.launch(&config, entry->function, parameters, NULL);
-    Py_END_ALLOW_THREADS
+    status = start(entry, stream, block);
     drop(entry);
     if (status != 0) {
         Py_DECREF(out);
@@ -451,6 +483,20 @@ static PyObject *launch(Entry *entry, const Pending *call, PyObject *out, int64_
     Py_DECREF(out);
     Py_DECREF(lse);
     return both;
+}
+
+/* Return the entry of a call and its context; NULL without one, and if Python is to hand it over. */
+static Entry *known(const Pending *call, int64_t *context, int *learns) {
+    Entry *entry = find(call);
+    *learns = 1;
+    if (entry == NULL) {
+        uint64_t *last = &seen[call->hash % SEEN];
+        *learns = *last == call->hash;
+        if (!*learns && *last != ~call->hash) *last = call->hash;
+        return NULL;
+    }
+    *context = call->length + entry->more;
+    return *context < entry->first || *context > entry->last ? NULL : entry;
 }
 
 /* Take a tuple and a dictionary of arguments. Return what the call returns; or True if Python is to
@@ -465,15 +511,10 @@ static PyObject *take(const Function *function, PyObject *const *both, Py_ssize_
     if (!read_arguments(function, both[0], both[1], arguments)
         || !make_key(call, function, arguments, &q))
         Py_RETURN_FALSE;
-    Entry *entry = find(call);
-    if (entry == NULL) {
-        uint64_t *last = &seen[call->hash % SEEN];
-        if (*last == call->hash) Py_RETURN_TRUE;
-        if (*last != ~call->hash) *last = call->hash;
-        Py_RETURN_FALSE;
-    }
-    int64_t context = call->length + entry->more;
-    if (context < entry->first || context > entry->last) Py_RETURN_TRUE;
+    int64_t context;
+    int learns;
+    Entry *entry = known(call, &context, &learns);
+    if (entry == NULL) return PyBool_FromLong(learns);
     int is_free = is_quiet();
     if (is_free == 1) is_free = is_inference(arguments, call);
     if (is_free < 0) return NULL;
@@ -646,6 +687,8 @@ static PyObject *declare(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+#include "fast_operators.h"
+
 static PyMethodDef methods[] = {
     {"attention", (PyCFunction)(void (*)(void))attention, METH_FASTCALL, NULL},
     {"latent", (PyCFunction)(void (*)(void))latent, METH_FASTCALL, NULL},
@@ -655,6 +698,8 @@ static PyMethodDef methods[] = {
     {"use_driver", use_driver, METH_VARARGS, NULL},
     {"configure", configure, METH_VARARGS, NULL},
     {"declare", declare, METH_VARARGS, NULL},
+    {"use_operators", use_operators, METH_VARARGS, NULL},
+    {"operator_is_learned", operator_is_learned, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

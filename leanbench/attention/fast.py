@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import inspect
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -184,7 +185,7 @@ def learn(
         first, last = lengths[0], min(lengths[-1], call.capacity)
     is_learned = _extension.learn(
         *(block.params, block.function, block.config, block.attributes, block.stream),
-        *(_places(fields, call.latent), _places(relaunch.maps, call.latent)),
+        *(_places(fields, call), _places(relaunch.maps, call)),
         *(Params.out.offset, Params.lse.offset, Params.context.offset, Params.epoch.offset),
         *(context, first, last),
         *(out_like, lse if has_own_lse else None, (lse, call.config)),
@@ -193,14 +194,77 @@ def learn(
         _extension.leave()
 
 
-def _places(fields: dict[str, str], latent: bool) -> bytes:
+def _places(fields: dict[str, str], call: Call) -> bytes:
     """Return the offset, argument and other name of that argument of each pointer."""
-    positions, names = _POSITIONS[latent], _NAMES[latent]
+    positions, names = _POSITIONS[call.latent], _NAMES[call.latent]
+    if isinstance(call.learns, dict):
+        positions, names = call.learns, {}
     places = array("i")
     for field, tensor in fields.items():
         name, other = names.get(tensor, (tensor, tensor))
         places.extend((getattr(Params, field).offset, positions[name], positions[other]))
     return places.tobytes()
+
+
+#: Functions of `torch` in fast_operators.h, in order, by library.
+_TORCH = {
+    "libtorch_cpu.so": (
+        *("aoti_torch_library_init_impl", "aoti_torch_library_impl", "aoti_torch_call_dispatcher"),
+        *("aoti_torch_get_data_ptr", "aoti_torch_get_dim", "aoti_torch_get_sizes"),
+        *("aoti_torch_get_strides", "aoti_torch_get_dtype", "aoti_torch_get_device_type"),
+        *("aoti_torch_get_device_index", "aoti_torch_empty_strided"),
+        "aoti_torch_delete_tensor_object",
+    ),
+    "libstdc++.so.6": ("_ZdlPv",),
+    "libc10.so": ("_ZN3c106detail14torchCheckFailEPKcS2_jS2_",),
+}
+#: Letters of fast_operators.h by types of a schema. C knows only None for others.
+_LETTERS = {
+    "Tensor": "T",
+    "Optional[Tensor]": "t",
+    "int": "I",
+    "Optional[int]": "i",
+    "float": "F",
+    "Optional[float]": "f",
+    "bool": "B",
+}
+
+
+def use_operators(
+    key: str, operators: Sequence[tuple[str, str, Any]], last_error: Callable[[], str]
+) -> str | None:
+    """Let C make the calls of operators on a device; return why not, or None.
+
+    Args:
+        key: Dispatch key of the device.
+        operators: Name of each, of its operator in Python for what C does not know, and schema.
+        last_error: Function that returns the words of the last error of one of those.
+    """
+    if _extension is None:
+        return why_not
+    folder = Path(torch.__file__).parent / "lib"
+    addresses = array("Q")
+    described = []
+    try:
+        for library, names in _TORCH.items():
+            path = folder / library
+            loaded = ctypes.CDLL(str(path) if path.exists() else library)
+            functions = [ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in names]
+            addresses.extend(function.value or 0 for function in functions)
+        for name, in_python, schema in operators:
+            letters = "".join(_LETTERS.get(str(each.type), "x") for each in schema.arguments)
+            lengths = [each.name for each in schema.arguments].index("length")
+            base, _, overload = in_python.partition(".")
+            described.append((name, f"leanbench::{base}", overload, letters, lengths))
+        _extension.use_operators(key, addresses.tobytes(), last_error, tuple(described))
+    except (OSError, AttributeError, ValueError) as error:
+        return f"torch {torch.__version__} has another C interface: {error}"
+    return None
+
+
+def operator_is_learned() -> bool:
+    """Return True if C takes over the call that an operator of Python is about to make."""
+    return _extension.operator_is_learned()
 
 
 def clear() -> None:

@@ -8,11 +8,13 @@ are checked while tracing; settings are chosen and kernels launched when the gra
 
 from __future__ import annotations
 
-from functools import lru_cache
+import threading
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
+from leanbench.attention import fast
 from leanbench.attention.call import Call
 from leanbench.attention.checks import check_call, check_layouts, check_out
 from leanbench.attention.prepared import attend
@@ -66,14 +68,45 @@ def _call(arguments: tuple[Any, ...], extras: dict[str, Any]) -> Call:
     return Call(**fields, extras=Extras(**extras) if extras else None)
 
 
-def _attend(*arguments: Any, **extras: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = _call(arguments, extras)
+def _attend(
+    *arguments: Any, learns: dict[str, int] | bool = False, **extras: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _call(arguments, extras)._replace(learns=learns)
     config, implementation = arguments[len(_FIELDS) :]
     if config is not None and implementation is not None:
         call = call._replace(config=_unflatten_config(tuple(config), implementation))
     out, lse = attend(call, with_lse=True)
     assert lse is not None
     return out, lse
+
+
+def _schema_of(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.leanbench, packet), overload or "default")._schema
+
+
+class _Errors(threading.local):
+    #: Words of the last error that torch's C interface hides.
+    words = ""
+
+
+_errors = _Errors()
+
+
+def _attend_for_c(
+    positions: dict[str, int], *arguments: Any, **extras: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make a call that C does not know.
+
+    Args:
+        positions: Those of the operator's arguments.
+    """
+    try:
+        learns = fast.operator_is_learned() and positions
+        return _attend(*arguments, learns=learns, **extras)
+    except Exception as error:
+        _errors.words = str(error)
+        raise
 
 
 def _shapes(*arguments: Any, **extras: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,16 +118,36 @@ def _shapes(*arguments: Any, **extras: Any) -> tuple[torch.Tensor, torch.Tensor]
 
 
 _LIBRARY = torch.library.Library("leanbench", "DEF")
-for _name, _without in (
+#: Operators, and fields of Extras that they lack.
+_OPERATORS = {
     # Graphs of torch.compile pass every argument of a schema: fewer are faster.
-    ("lean_attn_with_kvcache", Extras._fields),
-    ("lean_attn_with_kvcache.extras", _APPEND),
-    ("lean_attn_with_kvcache_append", ()),
-):
+    "lean_attn_with_kvcache": Extras._fields,
+    "lean_attn_with_kvcache.extras": _APPEND,
+    "lean_attn_with_kvcache_append": (),
+}
+_IN_PYTHON = "_in_python"
+for _name, _without in _OPERATORS.items():
     _declared = _schema(_name, _without, changes_caches=not _without)
     _LIBRARY.define(_declared, tags=torch.Tag.pt2_compliant_tag)
     _LIBRARY.impl(_name, _attend, "CompositeExplicitAutograd")
     torch.library.register_fake(f"leanbench::{_name}", _shapes, lib=_LIBRARY)
+    _LIBRARY.define(_declared.replace("(", f"{_IN_PYTHON}(", 1), tags=torch.Tag.pt2_compliant_tag)
+    _positions = {each.name: place for place, each in enumerate(_schema_of(_name).arguments)}
+    _made = partial(_attend_for_c, _positions)
+    _LIBRARY.impl(_name + _IN_PYTHON, _made, "CompositeExplicitAutograd")
+
+
+def use_c(key: str) -> str | None:
+    """Let C make the calls that it knows on devices of a dispatch key; return why not, or None.
+
+    Operators of the same schema make the others in Python. torch's interface for C keeps of their
+    errors only the words.
+    """
+    operators = [(name, name + _IN_PYTHON, _schema_of(name)) for name in _OPERATORS]
+    return fast.use_operators(key, operators, lambda: _errors.words)
+
+
+use_c("CUDA")
 operator = torch.ops.leanbench.lean_attn_with_kvcache.default
 extras_operator = torch.ops.leanbench.lean_attn_with_kvcache.extras
 append_operator = torch.ops.leanbench.lean_attn_with_kvcache_append.default
