@@ -101,7 +101,6 @@ class PreparedLaunches(threading.local):
         """Prepare the launch of each signature anew."""
         self._recent, self._before, self.has_unseen = {}, {}, False
         fast.clear()
-        fast.clear()
 
     def scratch_lse(self, q: torch.Tensor, stream: Hashable) -> torch.Tensor:
         """Return a buffer of the stream for an LSE that the caller does not request."""

@@ -88,7 +88,20 @@ def eager_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "with the LSE", lean(return_softmax_lse=True)
     yield "with the LSE, out=", lean(return_softmax_lse=True, out=out)
     yield "a length on the host", lambda: lean_attn_with_kvcache(q, k, v, cache_seqlens=LENGTH)
+    k_pages, v_pages = k.view(-1, 16, 8, 128), v.view(-1, 16, 8, 128)
+    table = torch.arange(BATCH * CAPACITY // 16, dtype=torch.int32, device="cuda").view(BATCH, -1)
+    paged: Any = {"cache_seqlens": lengths, "block_table": table}
+    yield "pages", lambda: lean_attn_with_kvcache(q, k_pages, v_pages, **paged)
+    q_8, k_8, v_8 = (each.to(torch.float8_e4m3fn) for each in (q, k_pages, v_pages))
+    ones = torch.ones(BATCH, 8, device="cuda")
+    scaled = paged | {"q_descale": ones, "k_descale": ones, "v_descale": ones}
+    yield "fp8 pages with scales", lambda: lean_attn_with_kvcache(q_8, k_8, v_8, **scaled)
+    queries = cache(BATCH, 4, 32)
+    drafts: Any = {"cache_seqlens": lengths, "causal": True}
+    yield "4 query tokens", lambda: lean_attn_with_kvcache(queries, k, v, **drafts)
     yield "appends a token", lean(k=new, v=new)
+    cos, sin = torch.randn(2, CAPACITY, 64, dtype=torch.float16, device="cuda")
+    yield "appends and rotates a token", lean(k=new, v=new, rotary_cos=cos, rotary_sin=sin)
     yield (
         "window and sinks",
         lean(window_size=(127, 0), causal=True, sinks=lengths.new_ones(32).float()),
