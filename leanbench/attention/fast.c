@@ -212,10 +212,16 @@ static void check_watched(void) {
     }
 }
 
-/* Return 1 if no mode, transform or switch is on that Python has to see; -1 on an error. */
-static int is_quiet(void) {
+/* Return 1 if no switch is on that Python has to see. */
+static int is_unwatched(void) {
     for (const Variable *each = required; each->dictionary != NULL; each++)
         if (value_of(each) != each->value) return 0;
+    return 1;
+}
+
+/* Return 1 if no switch, mode or transform is on that Python has to see; -1 on an error. */
+static int is_quiet(void) {
+    if (!is_unwatched()) return 0;
     for (int i = 0; required_results[i].function != NULL; i++) {
         PyObject *result = PyObject_CallNoArgs(required_results[i].function);
         if (result == NULL) return -1;
