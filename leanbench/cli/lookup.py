@@ -1,0 +1,150 @@
+"""`leanbench lookup`: what was measured for a shape, or for the nearest ones."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
+
+from leanbench.cli import output
+from leanbench.cli.completion import gpu_names
+from leanbench.cli.options import argument, option, switch
+from leanbench.core.errors import UserError
+
+if TYPE_CHECKING:
+    from leanbench.records.published import PublishedRow
+
+#: Nearest problems, if the shape was not measured.
+_NEAREST = 3
+
+Json = Annotated[bool, switch("--json", "Print JSON.")]
+
+
+def lookup(
+    shape: Annotated[list[str], argument("SHAPE", "b8 h32/8 n4k d128, as `leanbench trace`.")],
+    gpu: Annotated[
+        str | None,
+        option("--gpu", "NAME", "This GPU only.", autocompletion=gpu_names),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Show what was measured for a shape on any GPU: each kernel's latency, interval and run.
+
+    The rows are those of the runs in `reports/`. Without any of this shape, the rows of the nearest
+    shapes are shown, with what differs in words. Needs no GPU.
+    """
+    from leanbench.advice.neighbours import differences, nearest
+    from leanbench.core.axes import parse_problem
+    from leanbench.records.published import published
+
+    problem = parse_problem(shape)
+    rows = [row for row in published() if gpu is None or row.run.gpu == _published_gpu(gpu)]
+    is_measured = any(row.problem == problem for row in rows)
+    others = (row.problem for row in rows)
+    shown = [problem] if is_measured else nearest(problem, others, _NEAREST)
+    by_problem = {
+        each: sorted((row for row in rows if row.problem == each), key=lambda row: row.latency_us)
+        for each in shown
+    }
+    if json_:
+        found = [
+            {
+                "problem": each.to_dict(),
+                "label": each.label,
+                "differs": differences(problem, each),
+                "rows": list(map(_fields, by_problem[each])),
+            }
+            for each in shown
+        ]
+        output.show_whole(json.dumps({"shape": problem.label, "measured": found}, indent=2))
+        return
+    if not is_measured:
+        output.show(f"{problem.label} was not measured. The nearest measured shapes:")
+    for each in shown:
+        if not is_measured:
+            output.show("")
+        output.show(f": {differences(problem, each)}" if each != problem else "", lead=each.label)
+        for name in dict.fromkeys(row.run.gpu for row in by_problem[each]):
+            _show(name, [row for row in by_problem[each] if row.run.gpu == name])
+    output.show("")
+    _show_origins([row for rows in by_problem.values() for row in rows])
+
+
+def _published_gpu(gpu: str) -> str:
+    """Return the catalogue name of a GPU with published rows.
+
+    Raises:
+        UserError: The GPU is unknown, or nothing was measured on it.
+    """
+    from leanbench.gpu.catalogue import find
+    from leanbench.records.published import published
+
+    name = find(gpu).name
+    known = sorted({row.run.gpu for row in published()})
+    if name not in known:
+        raise UserError(
+            f"nothing was measured on {name}: choose --gpu {' or '.join(known)}, or predict with"
+            f" `leanbench recommend --gpu {name}`"
+        )
+    return name
+
+
+def _show(gpu: str, rows: list[PublishedRow]) -> None:
+    from leanbench.gpu.catalogue import find
+
+    columns = [
+        ("µs", [f"{row.latency_us:.4g}" for row in rows]),
+        ("95% interval", list(map(_interval, rows))),
+        ("floor", [_share(row) for row in rows]),
+        ("run", [row.run.name for row in rows]),
+    ]
+    output.show_columns(find(gpu).product, [("kernel", [row.kernel for row in rows])], columns)
+
+
+def _interval(row: PublishedRow) -> str:
+    ends = "-" if row.low_us is None else f"{row.low_us:.4g} to {row.high_us:.4g}"
+    return f"{ends}, noisy" if row.is_noisy else ends
+
+
+def _share(row: PublishedRow) -> str:
+    return "-" if row.floor_share is None else f"{row.floor_share:.0%}"
+
+
+def _show_origins(rows: list[PublishedRow]) -> None:
+    """Print the age of each run and the versions of the libraries."""
+    output.show("floor: the time of a kernel that only reads K and V, over the latency.")
+    by_age: dict[str, list[str]] = {}
+    for run in dict.fromkeys(row.run for row in rows):
+        kernels = f"kernels {run.kernels}" if run.kernels else "kernels not recorded"
+        age = ", older than those here" * (run.kernels != _kernels_here())
+        by_age.setdefault(f"{run.day}, {kernels}{age}", []).append(run.name)
+    for age, names in by_age.items():
+        output.show(f"{', '.join(names)}: {age}")
+    versions = {row.kernel: row.library for row in rows if row.library}
+    if versions:
+        output.show("; ".join(f"{kernel}: {version}" for kernel, version in versions.items()))
+
+
+@cache
+def _kernels_here() -> str:
+    from leanbench.records.environment import kernels_hash
+
+    return kernels_hash()
+
+
+def _fields(row: PublishedRow) -> dict[str, Any]:
+    return {
+        "gpu": row.run.gpu,
+        "kernel": row.kernel,
+        "latency_us": row.latency_us,
+        "low_us": row.low_us,
+        "high_us": row.high_us,
+        "read_floor_us": row.read_floor_us,
+        "read_floor_share": row.floor_share,
+        "status": "noisy" if row.is_noisy else "ok",
+        "library": row.library,
+        "kernels": row.run.kernels,
+        "is_older": row.library is None and row.run.kernels != _kernels_here(),
+        "day": row.run.day,
+        "run": f"reports/{row.run.name}",
+    }

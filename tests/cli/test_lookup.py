@@ -1,0 +1,82 @@
+"""`leanbench lookup`: measured shapes, and the nearest of others."""
+
+import json
+
+import pytest
+from cli.running import printed, refusal
+
+from leanbench.records.published import PUBLISHED
+from tools import published
+
+MEASURED = ("lookup", "b1", "h64/8", "n32k", "d128", "bf16", "--gpu", "h200")
+
+
+def test_a_measured_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leanbench.cli.lookup._kernels_here", lambda: "e7cea2a19921")
+    assert [line.rstrip() for line in printed(*MEASURED).splitlines()] == [
+        "b1 h64/8 n32768 d128 bf16 HND",
+        "NVIDIA H200",
+        "kernel                µs    95% interval  floor  run",
+        "─" * 60,
+        "lean               33.33  33.22 to 33.43    92%  h200/models",
+        "fixed_split        34.47   34.29 to 34.6    89%  h200/models",
+        "cudnn_best         36.91  36.85 to 37.06    83%  h200/models",
+        "flashinfer_xqa     37.99  37.86 to 38.09    81%  h200/models",
+        "flashinfer_best    40.11  40.07 to 40.18    77%  h200/models",
+        "flash_attn_3_best  42.05   41.9 to 42.11    73%  h200/models",
+        "",
+        "floor: the time of a kernel that only reads K and V, over the latency.",
+        "h200/models: 2026-11-24, kernels e7cea2a19921",
+        "cudnn_best: torch 2.11.0; nvidia-cudnn-frontend 1.20.0, cuDNN 91900; flashinfer_xqa:"
+        " flashinfer-python 0.6.13; flashinfer_best: flashinfer-python 0.6.13; flash_attn_3_best:"
+        " fa3.so sha256 a4a5bdb9",
+    ]
+
+
+def test_rows_of_older_kernels_are_marked() -> None:
+    assert "kernels e7cea2a19921, older than those here" in printed(*MEASURED)
+    assert "kernels not recorded, older" in printed(*"lookup h32/8 n4k d128 --gpu h200".split())
+
+
+def test_the_nearest_shapes_with_what_differs() -> None:
+    lines = printed(*"lookup b8 h32/8 n5000 d128 p16".split()).splitlines()
+    assert lines[0].startswith("b8 h32/8 n5000 d128 p16 fp16 HND was not measured.")
+    assert "b8 h32/8 n4096 d128 bf16 HND: context 4096 instead of 5000, bf16 instead of fp16," in (
+        "\n".join(lines)
+    )
+    assert sum("instead of" in line for line in lines) == 3
+
+
+def test_json() -> None:
+    found = json.loads(printed(*MEASURED, "--json"))["measured"]
+    assert [each["label"] for each in found] == ["b1 h64/8 n32768 d128 bf16 HND"]
+    lean, *others = found[0]["rows"]
+    assert (lean["kernel"], lean["latency_us"], lean["status"]) == ("lean", 33.333, "ok")
+    assert lean["read_floor_share"] == pytest.approx(0.924, abs=0.001)
+    assert [row["library"] is None for row in others] == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("h32/8 n4k d128 --gpu a100", "nothing was measured on a100-80gb"),
+        ("h32/8 n4k d128 --gpu z100", "there is no GPU 'z100'"),
+        ("h32/8 n4k", "needs d (head_dim)"),
+        ("h32/9 n4k d128", "needs query heads"),
+    ],
+)
+def test_refusals(words: str, sentence: str) -> None:
+    assert sentence in refusal("lookup", *words.split())
+
+
+def test_the_published_file_is_what_the_runs_make() -> None:
+    assert published.main([]) == 0, "run `python tools/published.py --write`"
+    assert PUBLISHED.stat().st_size < 1_000_000
+
+
+def test_another_file_is_named_and_written(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setattr(published, "REPORTS", tmp_path / "reports")
+    monkeypatch.setattr(published, "PUBLISHED", tmp_path / "published.jsonl.gz")
+    assert published.main([]) == 1
+    assert "--write" in capsys.readouterr().out
+    assert published.main(["--write"]) == published.main([]) == 0
