@@ -24,6 +24,7 @@ from leanbench.cli.list import list_
 from leanbench.cli.lookup import lookup
 from leanbench.cli.merge import merge
 from leanbench.cli.predict import predict
+from leanbench.cli.recommend import recommend
 from leanbench.cli.report import report
 from leanbench.cli.sweep import sweep
 from leanbench.cli.trace import trace
@@ -192,6 +193,9 @@ app.command("decode", short_help="Measure (or predict) a decode step of a whole 
 app.command("tune", short_help="Find and save the best launch settings for a GPU.")(tune)
 app.command("compare", short_help="Compare two runs or two kernels, cell by cell.")(compare)
 app.command("trace", short_help="Draw what every CTA did and when.")(trace)
+app.command("recommend", short_help="Name the kernel to take for a model or shape, and why.")(
+    recommend
+)
 app.command("lookup", short_help="Show what was measured for a shape, or near it.")(lookup)
 app.command("report", short_help="Write HTML and CSV from the rows of a run.")(report)
 app.command("merge", short_help="Join the runs of a sweep's shards.")(merge)

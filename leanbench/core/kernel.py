@@ -191,10 +191,16 @@ class Kernel(ABC, Generic[ConfigT]):
         if problem.parallel != NONE and problem.gpus.context == 1:
             # Each GPU runs it on its own heads.
             return self._call_refusal(problem.shard(0))
+        return self.shape_refusal(problem) or self.refusal(problem)
+
+    def shape_refusal(self, problem: AttentionProblem) -> str | None:
+        """Return a sentence if the kernel does not support an axis or a size of a call, installed
+        here or not, or None.
+        """
         for name in problem.special:
             if name not in self.axes:
                 return f"{self.name} {_beyond(AXES[name], problem)}"
-        return self._size_refusal(problem) or self.refusal(problem)
+        return self._size_refusal(problem)
 
     def _size_refusal(self, problem: AttentionProblem) -> str | None:
         size, choices = "", ""

@@ -62,7 +62,7 @@ def _predicted(
     )
     first = layers[0] if layers else {}
     settings = Outcome(**{name: first[name] for name in _SETTINGS if name in first})
-    without_us = _without_attention_us(problem, problem.model, spec)
+    without_us = without_attention_us(problem.model, problem.batch, spec)
     step_us = without_us + attention_us
     return settings | Outcome(
         status="ok",
@@ -76,6 +76,7 @@ def _predicted(
     )
 
 
-def _without_attention_us(problem: AttentionProblem, model: WholeModel, spec: GpuSpec) -> float:
-    bytes_read = int(model.weights_read(problem.batch) * WEIGHT_BYTES)
+def without_attention_us(model: WholeModel, batch: int, spec: GpuSpec) -> float:
+    """Return the time in which a step of `batch` sequences reads the weights."""
+    bytes_read = int(model.weights_read(batch) * WEIGHT_BYTES)
     return floor_us(bytes_read, spec, calibration_for(spec).constants)
