@@ -133,18 +133,7 @@ def _kernels_here() -> str:
 
 
 def _fields(row: PublishedRow) -> dict[str, Any]:
-    return {
-        "gpu": row.run.gpu,
-        "kernel": row.kernel,
-        "latency_us": row.latency_us,
-        "low_us": row.low_us,
-        "high_us": row.high_us,
-        "read_floor_us": row.read_floor_us,
-        "read_floor_share": row.floor_share,
-        "status": "noisy" if row.is_noisy else "ok",
-        "library": row.library,
-        "kernels": row.run.kernels,
-        "is_older": row.library is None and row.run.kernels != _kernels_here(),
-        "day": row.run.day,
-        "run": f"reports/{row.run.name}",
-    }
+    fields = {name: value for name, value in vars(row).items() if name not in ("run", "problem")}
+    is_older = row.library is None and row.run.kernels != _kernels_here()
+    run = {**vars(row.run), "kernels_are_older": is_older}
+    return {**fields, "read_floor_share": row.floor_share, "run": run}

@@ -76,7 +76,9 @@ def _predicted(
     )
 
 
-def without_attention_us(model: WholeModel, batch: int, spec: GpuSpec) -> float:
+def without_attention_us(
+    model: WholeModel, batch: int, spec: GpuSpec, weight_bytes: float = WEIGHT_BYTES
+) -> float:
     """Return the time in which a step of `batch` sequences reads the weights."""
-    bytes_read = int(model.weights_read(batch) * WEIGHT_BYTES)
+    bytes_read = int(model.weights_read(batch) * weight_bytes)
     return floor_us(bytes_read, spec, calibration_for(spec).constants)

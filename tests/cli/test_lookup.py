@@ -51,7 +51,14 @@ def test_json() -> None:
     found = json.loads(printed(*MEASURED, "--json"))["measured"]
     assert [each["label"] for each in found] == ["b1 h64/8 n32768 d128 bf16 HND"]
     lean, *others = found[0]["rows"]
-    assert (lean["kernel"], lean["latency_us"], lean["status"]) == ("lean", 33.333, "ok")
+    assert (lean["kernel"], lean["latency_us"], lean["is_noisy"]) == ("lean", 33.333, False)
+    assert lean["run"] == {
+        "name": "h200/models",
+        "gpu": "h200",
+        "day": "2026-11-24",
+        "kernels": "e7cea2a19921",
+        "kernels_are_older": True,
+    }
     assert lean["read_floor_share"] == pytest.approx(0.921, abs=0.001)
     assert [row["library"] is None for row in others] == [True, False, False, False, False]
 

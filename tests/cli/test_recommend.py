@@ -1,0 +1,173 @@
+"""`leanbench recommend`: what it prints, from what, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.running import invoke, printed, refusal
+
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.local import Target
+
+pytestmark = pytest.mark.usefixtures("no_gpu")
+
+LLAMA = "llama-3-70b --gpu h100 --gpus 4 --batch 32 --context 16k --usd-per-hour 2.5"
+
+
+def lines(words: str) -> dict[str, str]:
+    """Return the sentences by their headings."""
+    text = printed("recommend", *words.split())
+    return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+
+
+def data(words: str) -> Any:
+    return json.loads(printed("recommend", *words.split(), "--json"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [LLAMA, "llama-3-8b --gpu h200 --context 32k", "--shape 64/8x128 --gpu a100 --batch 8"],
+    ids=["near shapes", "measured", "model"],
+)
+def test_what_it_prints(words: str, snapshot: Any):
+    text = printed("recommend", *words.split())
+    assert "\n".join(line.rstrip() for line in text.splitlines()) == snapshot
+
+
+def test_json_has_the_figures_of_the_sentences():
+    found = data(LLAMA)
+    assert (found["kernel"], found["source"], found["tp"], found["cp"]) == (
+        ("lean", "neighbours", 4, 1)
+    )
+    assert found["layer_us"] == pytest.approx(178.2, abs=0.1)
+    assert found["attention_us"] == pytest.approx(80 * found["layer_us"])
+    step_us = found["attention_us"] + found["without_attention_us"]
+    assert found["tokens_per_s"] == pytest.approx(32e6 / step_us)
+    dollars = 4 * 2.5 / 3600 / found["tokens_per_s"] * 1e6
+    assert found["usd_per_million_tokens"] == pytest.approx(dollars)
+    assert found["memory"]["kv"] == 80 * 2 * 2 * 128 * 2 * 16384 * 32
+    assert found["kv_bytes"] == 2 * 2 * 128 * 2 * 16384 * 32
+    assert {*found["others"]} == {
+        *("tp 2 x cp 2", "cp 4", "pages of 16", "pages of 64", "e4m3 cache")
+    }
+    assert found["command"].startswith("leanbench sweep --model llama-3-70b --context 16k")
+
+
+def test_measured_rows_win_over_estimates():
+    found = data("llama-3-8b --gpu h200 --context 32k")
+    assert (found["kernel"], found["source"]) == ("lean", "measured")
+    sources = {option["kernel"]: option["source"] for option in found["options"]}
+    assert (sources["cudnn_best"], sources["cudnn"]) == ("measured", "neighbours")
+    assert found["is_clear"]
+
+
+def test_backends_by_family():
+    found = data("llama-3-8b --gpu h100 --context 8k --backends flashinfer,cudnn")
+    names = {option["kernel"].partition("_")[0] for option in found["options"]}
+    assert names == {"flashinfer", "cudnn"}
+
+
+def test_layers_of_several_kinds_are_summed():
+    found = data("gpt-oss-120b --gpu h100 --gpus 8 --batch 64 --context 8k")
+    assert found["attention_us"] > 18 * found["layer_us"]
+    words = "gpt-oss-120b --gpu h100 --gpus 8 --batch 64 --context 8k"
+    assert "in layers of 2 kinds" in lines(words)["Attention"]
+    assert "weights count as published (mxfp4)" in lines(words)["Note"]
+
+
+def test_an_fp8_cache_where_16_bits_do_not_fit():
+    found = data("qwen3-8b --gpu h100 --batch 26 --context 32k")
+    assert (found["kv_dtype"], found["kernel"]) == ("e4m3", "lean")
+    assert "a 16-bit cache does not fit" in found["sentences"]["Note"]
+    fixed = refusal(*"recommend qwen3-8b --gpu h100 --batch 26 --context 32k".split(), *KV_SAME)
+    assert "would fit" in fixed
+
+
+KV_SAME = ("--kv-dtype", "same")
+
+
+def test_tokens_are_split_where_heads_cannot_be():
+    found = data("--shape 32/8x128 --gpu h200 --gpus 3 --context 128k")
+    assert (found["tp"], found["cp"], found["lead"]) == (1, 3, None)
+
+
+def test_lengths_of_a_file(tmp_path: Path):
+    file = tmp_path / "lengths.txt"
+    file.write_text("3000\n4000\n123\n8000\n")
+    found = data(f"llama-3-8b --gpu h200 --batch 4 --lengths {file} --page-size 16")
+    assert len(found["contexts"]) == 4
+    assert max(found["contexts"]) <= 8000
+    assert found["page_size"] == 16
+    assert {*found["others"]} == {"e4m3 cache"}
+
+
+def test_a_config_json(tmp_path: Path):
+    config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 1000}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {"intermediate_size": 8192, "torch_dtype": "bfloat16"}))
+    assert data(f"{path} --gpu h200")["tokens_per_s"] > 0
+
+
+def test_without_arguments_it_shows_two_examples():
+    assert printed("recommend").count("  leanbench recommend ") == 2
+
+
+def test_it_answers_within_three_seconds():
+    began = time.perf_counter()
+    printed("recommend", *LLAMA.split())
+    assert time.perf_counter() - began < 3
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--gpu h100", "no model is given: name one, or give --shape 32/8x128"),
+        ("llama-3-8b", "no GPU is here: name one with --gpu, such as h100 or h200"),
+        ("llama-9 --gpu h100", "there is no model or config.json 'llama-9'"),
+        ("llama-3-8b --gpu z900", "there is no GPU 'z900' in the catalogue"),
+        ("llama-3-8b --shape 8x64 --gpu h100", "conflicts with --shape 8x64: leave one of them"),
+        ("--shape 8/3x64 --gpu h100", "needs query heads that are a multiple of its KV heads"),
+        ("--shape 8 --gpu h100", "write heads x head_dim such as 32/8x128"),
+        ("--shape 8x100 --gpu h100", "head_dim 100 is not a multiple of 8"),
+        ("llama-3-8b --gpu h100 --gpus 3", "cannot share llama-3-8b: choose --gpus 1, 2, 4, 8"),
+        ("llama-3-8b --gpu h100 --gpus 9", "--gpus 9 is not supported: choose 1 to 8"),
+        ("llama-3-8b --gpu h100 --context 1k,2k", "has more than 1 values: give one"),
+        ("llama-3-8b,opt-6.7b --gpu h100", "has more than 1 values: give one"),
+        ("llama-3-8b --gpu h100 --lengths 64k+1k --batch 3", "leave batch out"),
+        ("llama-3-8b --gpu h100 --lengths zipf", "add --batch 32"),
+        ("llama-3-8b --gpu h100 --lengths nowhere", "lengths 'nowhere' is not supported"),
+        ("llama-3-8b --gpu h100 --kv-dtype fp4", "choose from same, e4m3, e5m2"),
+        ("llama-3-8b --gpu h100 --backends laen", "did you mean 'lean'?"),
+        ("llama-3-8b --gpu a100 --backends flashinfer", "leave --backends out, or measure"),
+        ("llama-3-8b --gpu h100 --usd-per-hour 0", "is no price: write one such as 2.50"),
+        ("llama-3-8b --gpu h100 --measure", "--measure needs a GPU, and no h100-sxm is here"),
+        ("llama-3-405b --gpu h100 --gpus 8", "not even 8 GPUs would fit"),
+        (
+            "qwen3-8b --gpu h100 --batch 64 --context 32k",
+            "a batch of 26 or contexts up to 13k or --gpus 4 would fit",
+        ),
+        ("--shape 128/1x576 --gpu h100", "no kernel runs b1 h128/1 n8192 d576 bf16 HND"),
+    ],
+)
+def test_refusals(words: str, sentence: str):
+    assert sentence in refusal("recommend", *words.split())
+
+
+def test_measure_sweeps_the_candidates(monkeypatch: pytest.MonkeyPatch):
+    swept = []
+    monkeypatch.setattr("leanbench.gpu.local.choose", lambda *_, **__: Target(find("h100"), 0))
+    monkeypatch.setattr("leanbench.cli.sweep_run.run_sweep", lambda *given: swept.append(given))
+    words = "llama-3-70b --gpu h100 --gpus 4 --batch 32 --context 16k --page-size 16"
+    assert invoke("recommend", *words.split(), "--measure").exit_code == 0
+    ((sweep, flags, command),) = swept
+    (problem,) = (problem for grid in sweep.grids for problem in grid.problems())
+    assert problem.label == "b32 h16/2 n16384 d128 p16 bf16 HND device"
+    assert sweep.kernels[0] == "lean"
+    assert len(sweep.kernels) == 6
+    assert flags.require_gpu
+    assert command[:4] == ["leanbench", "sweep", "--model", "llama-3-70b"]
