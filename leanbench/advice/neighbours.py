@@ -16,10 +16,10 @@ import numpy as np
 
 from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
+from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kinds import SAME
 from leanbench.core.parallel import NONE
 from leanbench.core.problem import AttentionProblem
-from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import calibration_for
 from leanbench.model.rates import floor_us
 from leanbench.records.published import PublishedRow, published
@@ -150,9 +150,9 @@ class Measured:
     runs from before kernels were hashed.
     """
 
-    def __init__(self, gpu: str) -> None:
+    def __init__(self, spec: GpuSpec) -> None:
         self.rows: dict[AttentionProblem, dict[str, PublishedRow]] = {}
-        rows = [row for row in published() if row.run.gpu == gpu and row.run.kernels]
+        rows = [row for row in published() if row.run.gpu == spec.name and row.run.kernels]
         for row in sorted(rows, key=lambda row: row.run.day):
             if row.problem.whole_model is None:
                 self.rows.setdefault(row.problem, {})[row.kernel] = row
@@ -162,7 +162,7 @@ class Measured:
             for problem, of in self.rows.items()
             if problem.parallel == NONE and of.keys() & set(REFERENCES)
         }
-        self._spec = find(gpu)
+        self._spec = spec
         self._points = np.array([_point(problem) for problem in self.references])
         over_floor = [us / self._floor_us(problem) for problem, us in self.references.items()]
         self._over_floor = np.log(over_floor)

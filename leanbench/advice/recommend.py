@@ -211,7 +211,7 @@ def _options(request: Request, form: Form | None) -> list[Option]:
 
 
 def _estimates(request: Request, problem: AttentionProblem) -> dict[str, Estimate]:
-    measured = measured_on(request.spec.name)
+    measured = measured_on(request.spec)
     names = [name for name in request.named or backends(None) if _refusal(name, problem) is None]
     if problem.parallel == NONE:
         return measured.estimates(problem, names) or _predicted(request, problem, names)
@@ -240,7 +240,7 @@ def _predicted(
     request: Request, problem: AttentionProblem, names: Sequence[str]
 ) -> dict[str, Estimate]:
     """Return latencies by the performance model, which knows no libraries."""
-    is_measured = bool(measured_on(request.spec.name).rows)
+    is_measured = bool(measured_on(request.spec).rows)
     stand_ins = () if request.named or is_measured else STAND_INS
     found = {}
     for each in map(kernel, dict.fromkeys([*names, *stand_ins])):
@@ -426,7 +426,7 @@ def recommend(request: Request) -> Recommendation:
     for words, form in forms.items():
         if found := _options(request, form):
             others[words] = found[0]
-    measured, names = measured_on(request.spec.name), [option.kernel for option in chosen]
+    measured, names = measured_on(request.spec), [option.kernel for option in chosen]
     alike = measured.alike(chosen[0].form.single)
     trials = [measured.trial(each, names) for each in alike]
     return Recommendation(request, chosen, others, _memory(request, split, kv_dtype), trials)

@@ -96,8 +96,8 @@ class Words:
         dollars = "" if usd is None else f", ${usd:.3g} per million tokens"
         return (
             f"{step_us / 1e3:.3g} ms, with {others_us / 1e3:.3g} ms to read the weights:"
-            f" {tokens:,.0f} tokens/s of all sequences{dollars}. An upper bound: norms, gaps"
-            " between GPU kernels and all-reduces are not counted"
+            f" {tokens:,.0f} tokens/s of all sequences{dollars}. Real steps are slower: norms,"
+            " gaps between GPU kernels and all-reduces are not counted"
         )
 
     @property
@@ -108,7 +108,7 @@ class Words:
         if error is None:
             return f"unsure: {rival.kernel} takes {lead:.2f}x as long by a model of another GPU"
         if self.of.is_clear:
-            return f"{rival.kernel} takes {lead:.2f}x as long; the error of that is {error:.1%}"
+            return f"{rival.kernel} takes {lead:.2f}x as long, with an error of {error:.1%}"
         return (
             f"none: {rival.kernel} takes {lead:.2f}x as long, within the error of {error:.1%}."
             " Either will do"
@@ -116,7 +116,7 @@ class Words:
 
     @property
     def origin(self) -> str:
-        choice, measured = self.of.choice, measured_on(self.of.request.spec.name)
+        choice, measured = self.of.choice, measured_on(self.of.request.spec)
         if choice.source == "measured":
             runs = {each.row.run for each in choice.layers.values() if each.row is not None}
             named = sorted(f"{run.name} ({run.day})" for run in runs)
@@ -171,7 +171,7 @@ class Words:
 
     def _launches(self, option: Option) -> str:
         """Return the GPU kernels of a call on the nearest measured shape, in words."""
-        measured = measured_on(self.of.request.spec.name)
+        measured = measured_on(self.of.request.spec)
         near = [option.form.single, *measured.alike(option.form.single)]
         rows = (measured.rows.get(problem, {}).get(option.kernel) for problem in near)
         row = next((row for row in rows if row is not None), None)

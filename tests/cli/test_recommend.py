@@ -61,7 +61,7 @@ def test_measured_rows_win_over_estimates():
     found = data("llama-3-8b --gpu h200 --context 32k")
     assert (found["kernel"], found["source"]) == ("lean", "measured")
     sources = {option["kernel"]: option["source"] for option in found["options"]}
-    assert (sources["cudnn_best"], sources["cudnn"]) == ("measured", "neighbours")
+    assert (sources["cudnn_best"], sources["cudnn_frontend"]) == ("measured", "neighbours")
     assert found["is_clear"]
 
 
