@@ -60,6 +60,7 @@ def _fields(row: Row) -> dict[str, Any]:
         "kernel": row.kernel,
         **{name: _rounded(value) for name, value in figures.items() if value is not None},
         "library": row.library,
+        "mode": (row.config or {}).get("mode"),
         "launches": len(row.gpu_kernels) if row.gpu_kernels else None,
         "is_noisy": row.status == "noisy" or None,
     }

@@ -38,7 +38,7 @@ _VARIANTS = {
 #: Distance of a difference of any size. Of two problems alike in speed, that with fewer is nearer.
 _PER_DIFFERENCE = 0.3
 #: A kernel needs _NTH problems within _FAR. The farthest of them sets the width of the weights.
-_NTH, _FAR = 3, 2.5
+_NTH, _FAR = 3, 3.0
 _LEAST_WIDTH, _WIDTH_SHARE = 0.5, 0.7
 #: Problems that tell how good an estimate is.
 _ALIKE = 20

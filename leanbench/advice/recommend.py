@@ -34,6 +34,8 @@ WITHIN = 0.03
 #: Choices that are tried, the preferred one first.
 KV_DTYPES = (SAME, "e4m3")
 PAGE_SIZES = (None, 16, 64)
+#: Output tiles above which the performance model takes seconds.
+MOST_TILES = 4096
 #: Bytes of a weight in published formats.
 _WEIGHT_BYTES = {"fp8": 1.0, "mxfp4": 0.53}
 #: Errors that make a 90th percentile.
@@ -199,15 +201,38 @@ class Option:
 
 
 def _options(request: Request, form: Form | None) -> list[Option]:
-    """Return the kernels that can be estimated in every layer, the fastest first."""
+    """Return the kernels that can be estimated in every layer, the fastest first; of equally fast
+    ones those that are no stand-ins.
+    """
     if form is None:
         return []
-    found = {problem: _estimates(request, problem) for problem in form.layers}
+    found = {problem: _without_modes(_estimates(request, problem)) for problem in form.layers}
     shared = set.intersection(*(set(of) for of in found.values()))
     options = [
         Option(name, form, {problem: of[name] for problem, of in found.items()}) for name in shared
     ]
-    return sorted(options, key=lambda option: (option.step_us, option.kernel))
+    fastest_us = min((option.step_us for option in options), default=0.0)
+
+    def place(option: Option) -> tuple[bool, float, str]:
+        is_equal = option.step_us <= fastest_us * (1 + WITHIN)
+        return option.kernel in STAND_INS or not is_equal, option.step_us, option.kernel
+
+    return sorted(options, key=place)
+
+
+def _without_modes(estimates: dict[str, Estimate]) -> dict[str, Estimate]:
+    """Leave out modes of kernels that are the best of several modes."""
+    modes = {
+        mode
+        for name in estimates
+        if name.endswith("_best")
+        for mode in (name.removesuffix("_best"), *_modes(name))
+    }
+    return {name: each for name, each in estimates.items() if name not in modes}
+
+
+def _modes(name: str) -> list[str]:
+    return [mode.name for mode in getattr(kernel(name), "modes", ())]
 
 
 def _estimates(request: Request, problem: AttentionProblem) -> dict[str, Estimate]:
@@ -417,18 +442,23 @@ def recommend(request: Request) -> Recommendation:
     }
     if not by_split:
         raise UserError(_why_none(request, splits[0], kv_dtype))
-    split = min(by_split, key=lambda each: by_split[each][0].step_us)
+    fastest_us = min(found[0].step_us for found in by_split.values())
+    # Of equally fast splits, the one with most tp needs least of a server.
+    split = next(
+        each for each in by_split if by_split[each][0].step_us <= fastest_us * (1 + WITHIN)
+    )
     chosen = by_split.pop(split)
     others = {_split_words(each): found[0] for each, found in by_split.items()}
+    problem = chosen[0].form.single
     forms = {page_words(each): _form(request, split, kv_dtype, each) for each in pages}
     for dtype in request.kv_dtypes[request.kv_dtypes.index(kv_dtype) + 1 :]:
         forms[f"{dtype} cache"] = _form(request, split, dtype, page_size)
-    for words, form in forms.items():
+    is_slow = chosen[0].source == "model" and problem.batch * problem.kv_heads > MOST_TILES
+    for words, form in () if is_slow else forms.items():
         if found := _options(request, form):
             others[words] = found[0]
     measured, names = measured_on(request.spec), [option.kernel for option in chosen]
-    alike = measured.alike(chosen[0].form.single)
-    trials = [measured.trial(each, names) for each in alike]
+    trials = [measured.trial(each, names) for each in measured.alike(problem)]
     return Recommendation(request, chosen, others, _memory(request, split, kv_dtype), trials)
 
 
@@ -451,7 +481,8 @@ def _why_none(request: Request, split: tuple[int, int], kv_dtype: str) -> str:
     if len(reasons) == len(names):
         return f"no kernel runs {form.problem.label}: {reasons[0]}"
     fix = "leave --backends out, or measure" if request.named else "measure with --measure"
+    able = [name for name in names if not _refusal(name, form.problem)]
     return (
-        f"nothing near {form.problem.label} was measured with {names[0]} on {request.spec.name},"
+        f"nothing near {form.problem.label} was measured with {able[0]} on {request.spec.name},"
         f" and the performance model does not know it: {fix}"
     )

@@ -9,6 +9,7 @@ from typing import Any
 from leanbench.advice.neighbours import differences, measured_on
 from leanbench.advice.recommend import (
     BETWEEN_GPUS,
+    MOST_TILES,
     STAND_INS,
     WITHIN,
     Option,
@@ -22,9 +23,8 @@ from leanbench.model.calibration import calibration_for
 from leanbench.model.error import scaled_from, short_error
 from leanbench.model.rates import floor_us
 from leanbench.model.timeline import predict_timeline
+from leanbench.records.published import PublishedRow
 
-#: More output tiles take too long to play.
-_MOST_TILES = 4096
 _FP8 = "fp8 changes results, check the model's quality"
 
 
@@ -72,7 +72,9 @@ class Words:
         shares += [f"tokens over {form.cp} GPUs (cp {form.cp})"] * (form.cp > 1)
         dtype = "16-bit" if form.kv_dtype == SAME else form.kv_dtype
         cache = f"{dtype} KV cache, {page_words(form.page_size)}"
-        return ", ".join([self.of.choice.kernel, *shares, cache])
+        row = self._near_row(self.of.choice)
+        mode = f" (mode {row.mode})" if row and row.mode else ""
+        return ", ".join([f"{self.of.choice.kernel}{mode}", *shares, cache])
 
     @property
     def attention(self) -> str:
@@ -170,16 +172,18 @@ class Words:
         return ". ".join(sentences)
 
     def _launches(self, option: Option) -> str:
-        """Return the GPU kernels of a call on the nearest measured shape, in words."""
+        """Return the GPU kernels of a call in words."""
+        row = self._near_row(option)
+        if row is None or row.launches is None:
+            return ""
+        return f" in {row.launches} launch{'es' * (row.launches > 1)}"
+
+    def _near_row(self, option: Option) -> PublishedRow | None:
+        """Return the kernel's row on the nearest published problem that has one."""
         measured = measured_on(self.of.request.spec)
         near = [option.form.single, *measured.alike(option.form.single)]
         rows = (measured.rows.get(problem, {}).get(option.kernel) for problem in near)
-        row = next((row for row in rows if row is not None), None)
-        return (
-            ""
-            if row is None or row.launches is None
-            else f" in {row.launches} launch" + ("es" * (row.launches > 1))
-        )
+        return next((row for row in rows if row is not None), None)
 
     @cached_property
     def floor_us(self) -> float:
@@ -194,7 +198,7 @@ class Words:
         """Parts of the choice's latency; None if the model does not know it."""
         choice, spec = self.of.choice, self.of.request.spec
         problem = choice.form.single
-        if problem.batch * problem.kv_heads > _MOST_TILES:
+        if problem.batch * problem.kv_heads > MOST_TILES:
             return None
         timeline = predict_timeline(problem, kernel(choice.kernel), "default", spec)
         if isinstance(timeline, str):

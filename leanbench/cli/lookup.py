@@ -42,6 +42,8 @@ def lookup(
     is_measured = any(row.problem == problem for row in rows)
     others = (row.problem for row in rows)
     shown = [problem] if is_measured else nearest(problem, others, _NEAREST)
+    if not shown:
+        raise UserError(f"nothing like {problem.label} was measured: leave model= out")
     by_problem = {
         each: sorted((row for row in rows if row.problem == each), key=lambda row: row.latency_us)
         for each in shown

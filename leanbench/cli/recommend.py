@@ -16,6 +16,7 @@ from leanbench.cli.lookup import Json
 from leanbench.cli.options import RunFlags, argument, given_axes, option, switch, with_axes
 from leanbench.core.axes import AXES
 from leanbench.core.errors import InvalidValue, Reason, UserError
+from leanbench.core.lengths import MAX_SEQUENCES, is_explicit, longest_in_file
 from leanbench.core.parallel import MOST_GPUS
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ def recommend(
         raise UserError(f"--gpus {gpus} is not supported: choose 1 to {MOST_GPUS}")
     flags = _axis_flags(model, shape, given)
     request = _request(flags, _target(gpu, measure=measure), gpus, backends)
+    if (sequences := len(request.contexts)) > MAX_SEQUENCES:
+        fix = "choose a smaller batch"
+        raise InvalidValue("--batch", sequences, Reason.ABOVE_MAXIMUM, fix, MAX_SEQUENCES)
     recommendation = recommended(request)
     sweep = _sweep_flags(recommendation, flags)
     kernels = ",".join(each.kernel for each in recommendation.options[:_LISTED])
@@ -112,8 +116,6 @@ def recommend(
 
 def _axis_flags(model: str | None, shape: str | None, given: Mapping[str, str]) -> dict[str, str]:
     """Return the axes of a sweep, one value each, as text."""
-    from leanbench.core.lengths import is_explicit, longest_in_file
-
     if model is not None and shape is not None:
         raise UserError(f"model {model} conflicts with --shape {shape}: leave one of them out")
     if shape is None:

@@ -39,6 +39,8 @@ class PublishedRow:
     read_floor_us: float | None = None
     #: Package and version of a third-party kernel.
     library: str | None = None
+    #: Fastest mode of a kernel that chooses among several.
+    mode: str | None = None
     #: GPU kernels of one call.
     launches: int | None = None
     is_noisy: bool = False

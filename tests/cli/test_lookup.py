@@ -87,3 +87,8 @@ def test_another_file_is_named_and_written(monkeypatch, tmp_path, capsys) -> Non
     assert published.main([]) == 1
     assert "--write" in capsys.readouterr().out
     assert published.main(["--write"]) == published.main([]) == 0
+
+
+def test_nothing_like_it_was_measured() -> None:
+    words = "model=opt-6.7b:positions=131072 h32 d128 n1k --gpu h100"
+    assert refusal("lookup", *words.split()).endswith("was measured: leave model= out")
