@@ -35,13 +35,13 @@ _VARIANTS = {
     "softcap": 2.0,
     **dict.fromkeys(("alibi", "leftpad", "batch_idx", "append", "rotary_dim"), 3.0),
 }
-#: Distance of a difference of any size. Of two problems alike in speed, that with fewer is nearer.
+#: Distance of a difference of any size, for fewer of them among problems of similar speed.
 _PER_DIFFERENCE = 0.3
 #: A kernel needs _NTH problems within _FAR. The farthest of them sets the width of the weights.
 _NTH, _FAR = 3, 3.0
 _LEAST_WIDTH, _WIDTH_SHARE = 0.5, 0.7
 #: Problems that tell how good an estimate is.
-_ALIKE = 20
+_NEAR = 20
 #: Kernels that the others are compared with.
 REFERENCES = ("lean", "lean_mla")
 
@@ -213,9 +213,9 @@ class Measured:
             self._over_reference[kernel] = np.log(ratios)
         return self._over_reference[kernel]
 
-    def alike(self, problem: AttentionProblem) -> list[AttentionProblem]:
+    def near(self, problem: AttentionProblem) -> list[AttentionProblem]:
         """Return the nearest published problems."""
-        return nearest(problem, self.references, _ALIKE)
+        return nearest(problem, self.references, _NEAR)
 
     def trial(self, problem: AttentionProblem, kernels: Iterable[str]) -> Trial:
         measured = {

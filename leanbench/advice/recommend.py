@@ -168,7 +168,7 @@ def _form(
     counts: dict[AttentionProblem, int] = {}
     try:
         for problem, count in zip(Grid(**values).problems(), layers.values(), strict=True):
-            # Windows beyond the context make two kinds alike.
+            # Windows beyond the context make two kinds equal.
             counts[problem] = counts.get(problem, 0) + count
     except InvalidValue:
         return None
@@ -213,11 +213,11 @@ def _options(request: Request, form: Form | None) -> list[Option]:
     ]
     fastest_us = min((option.step_us for option in options), default=0.0)
 
-    def place(option: Option) -> tuple[bool, float, str]:
+    def rank(option: Option) -> tuple[bool, float, str]:
         is_equal = option.step_us <= fastest_us * (1 + WITHIN)
         return option.kernel in STAND_INS or not is_equal, option.step_us, option.kernel
 
-    return sorted(options, key=place)
+    return sorted(options, key=rank)
 
 
 def _without_modes(estimates: dict[str, Estimate]) -> dict[str, Estimate]:
@@ -458,7 +458,7 @@ def recommend(request: Request) -> Recommendation:
         if found := _options(request, form):
             others[words] = found[0]
     measured, names = measured_on(request.spec), [option.kernel for option in chosen]
-    trials = [measured.trial(each, names) for each in measured.alike(problem)]
+    trials = [measured.trial(each, names) for each in measured.near(problem)]
     return Recommendation(request, chosen, others, _memory(request, split, kv_dtype), trials)
 
 

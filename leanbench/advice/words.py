@@ -125,7 +125,7 @@ class Words:
             return f"measured rows of this shape, {', '.join(named)}"
         if choice.source == "neighbours":
             exchange = ", and a predicted exchange" * (choice.form.cp > 1)
-            near = measured.alike(choice.form.single)[0]
+            near = measured.near(choice.form.single)[0]
             shift = differences(choice.form.single, near)
             return f"measured rows of near shapes, the nearest {near.label} ({shift}){exchange}"
         near = "near this shape" if measured.rows else f"on {self.of.request.spec.name}"
@@ -181,7 +181,7 @@ class Words:
     def _near_row(self, option: Option) -> PublishedRow | None:
         """Return the kernel's row on the nearest published problem that has one."""
         measured = measured_on(self.of.request.spec)
-        near = [option.form.single, *measured.alike(option.form.single)]
+        near = [option.form.single, *measured.near(option.form.single)]
         rows = (measured.rows.get(problem, {}).get(option.kernel) for problem in near)
         return next((row for row in rows if row is not None), None)
 

@@ -44,7 +44,7 @@ def recommend(
     ] = None,
     shape: Annotated[
         str | None,
-        option("--shape", "HEADSxDIM", "Heads and head_dim in place of MODEL: 32/8x128."),
+        option("--shape", "HEADSxDIM", "Heads and head_dim instead of MODEL: 32/8x128."),
     ] = None,
     gpu: Annotated[
         str | None, option("--gpu", "NAME", "The GPU.", autocompletion=gpu_names)

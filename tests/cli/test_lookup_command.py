@@ -11,8 +11,12 @@ from tools import published
 MEASURED = ("lookup", "b1", "h64/8", "n32k", "d128", "bf16", "--gpu", "h200")
 
 
+def kernels_here(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    monkeypatch.setattr("leanbench.cli.lookup._kernels_here", lambda: kernels)
+
+
 def test_a_measured_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leanbench.cli.lookup._kernels_here", lambda: "e7cea2a19921")
+    kernels_here(monkeypatch, "e7cea2a19921")
     assert [line.rstrip() for line in printed(*MEASURED).splitlines()] == [
         "b1 h64/8 n32768 d128 bf16 HND",
         "NVIDIA H200",
@@ -33,7 +37,8 @@ def test_a_measured_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_rows_of_older_kernels_are_marked() -> None:
+def test_rows_of_older_kernels_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_here(monkeypatch, "012345678901")
     assert "kernels e7cea2a19921, older than those here" in printed(*MEASURED)
     assert "kernels not recorded, older" in printed(*"lookup h32/8 n4k d128 --gpu h200".split())
 
@@ -47,7 +52,8 @@ def test_the_nearest_shapes_with_what_differs() -> None:
     assert sum("instead of" in line for line in lines) == 3
 
 
-def test_json() -> None:
+def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_here(monkeypatch, "012345678901")
     found = json.loads(printed(*MEASURED, "--json"))["measured"]
     assert [each["label"] for each in found] == ["b1 h64/8 n32768 d128 bf16 HND"]
     lean, *others = found[0]["rows"]
