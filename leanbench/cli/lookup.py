@@ -86,7 +86,7 @@ def _published_gpu(gpu: str) -> str:
     if name not in known:
         raise UserError(
             f"nothing was measured on {name}: choose --gpu {' or '.join(known)}, or predict with"
-            f" `leanbench recommend --gpu {name}`"
+            f" `leanbench sweep --gpu {name}`"
         )
     return name
 
