@@ -1,12 +1,9 @@
 """LeanAttention in Triton: stream-K over LeanTiles and the reduction, in one launch.
 
-The schedule is `leanbench.core.decomposition.stream_k`. For lengths on the device, every CTA
-computes it.
+`teaching.py` is the same algorithm in a plain kernel: read it first.
 
-The reduction is the paper's Algorithm 2. A CTA with a work range that starts in the middle of an
-output tile stores that part's partial and continues. The host block has the tile's first LeanTile
-at the end of its work range. It waits for the other partials, merges them in the order of the
-context and writes the output. So repeats agree bit for bit.
+The schedule is `leanbench.core.decomposition.stream_k`. For lengths on the device, every CTA
+computes it. Partials are merged in the order of the context, so repeats agree bit for bit.
 
 No grid deadlocks, even if not all CTAs are resident. Work ranges are assigned from the last to the
 first, so a host block waits only for CTAs of lower index. The hardware starts CTAs in the order of
