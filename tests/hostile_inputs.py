@@ -1,5 +1,5 @@
 """Inputs that a kernel must survive: lengths outside of the cache, finite scores at the end of
-fp32's range, NaN in K.
+fp32's range, equal scores of any size, NaN in K.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from leanbench.check.grid import set_equal_scores
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 
@@ -30,6 +31,32 @@ def very_low_scores(device: str) -> AttentionInputs:
     inputs.k_cache.fill_(-6e15)
     inputs.k_cache[:, 137] = -3e15
     return inputs
+
+
+#: q k of every token. 1e9 is below, 1e10 above the size at which products are rounded first.
+EQUAL_SCORES = (1e9, 1e10, 1e12, -1e12, 1e30, -1e30)
+
+
+def equal_scores(problem: AttentionProblem, device: str, score: float) -> AttentionInputs:
+    """Return inputs with equal scores; the output is the mean of V."""
+    inputs = make_inputs(problem, device)
+    set_equal_scores(inputs, score)
+    return inputs
+
+
+def steep_scores(problem: AttentionProblem, device: str) -> AttentionInputs:
+    """Return inputs in fp16 with scores of 2^27, and 16 more in the second half of a context.
+
+    There, scores of 15 and 16 above the running maximum are indistinguishable.
+    """
+    inputs = make_inputs(problem, device)
+    first = inputs.value_dim if inputs.latent else 0
+    inputs.q.zero_()
+    inputs.q[..., first], inputs.q[..., first + 1] = 2**14, 1
+    inputs.k_cache[..., first:] = 0
+    inputs.k_cache[..., first] = 2**13
+    inputs.k_cache[:, inputs.context // 2 :, :, first + 1] = 16
+    return replace(inputs, softmax_scale=math.log(2))
 
 
 def nan_in_k(device: str, token: int) -> AttentionInputs:

@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 from depth import deep
+from hostile_inputs import EQUAL_SCORES, equal_scores
 from lean_on_cpu import (
     Cpu,
     Workspace,
     attend,
     case,
+    failure_over,
     needs_compiler,
     on_device,
     settings,
@@ -467,6 +469,13 @@ def test_scales_of_pages_of_nobody_are_not_read(cpu: Cpu, cluster: int) -> None:
     config = settings(32, 2, 2, 1, cluster, 8, "bulk")
     cpu.launch(moved, config, 11 * cluster, Workspace(1000))
     assert reference.check(moved).failure("fp16") is None
+
+
+@pytest.mark.parametrize("score", EQUAL_SCORES)
+def test_equal_scores_of_any_size(cpu: Cpu, score: float) -> None:
+    config, ((_, sms), *_) = CASES["paged clusters"].config, CASES["paged clusters"].calls
+    inputs = equal_scores(PAGED, "cpu", score)
+    assert failure_over(cpu, Workspace(1000), inputs, config, sms) is None
 
 
 def test_lengths_that_are_none(cpu: Cpu) -> None:
