@@ -1,4 +1,4 @@
-"""NaN in the parts of a cache that no sequence uses."""
+"""NaN in the parts of a cache and its scales that no sequence uses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from leanbench.core.inputs import AttentionInputs
 def poison_unused(inputs: AttentionInputs) -> AttentionInputs:
     """Return the inputs with NaN in all unused parts of K and V.
 
-    These are tokens past the end of a sequence, its padding, and places of appended tokens. With
-    pages, block tables continue with a page of NaN past the end of each sequence.
+    These are tokens past the end of a sequence, its padding, places of appended tokens, and scales
+    of empty sequences. With pages, block tables continue with a page of NaN past the end of each
+    sequence.
     """
+    inputs = replace(inputs, **_scales(inputs))
     if inputs.block_table is not None:
         return _poison_pages(inputs, inputs.block_table)
     rows = range(inputs.batch)
@@ -27,6 +29,16 @@ def poison_unused(inputs: AttentionInputs) -> AttentionInputs:
     return replace(
         inputs, k_cache=_poisoned(inputs.k_cache, used), v_cache=_poisoned(inputs.v_cache, used)
     )
+
+
+def _scales(inputs: AttentionInputs) -> dict[str, torch.Tensor]:
+    """Return the scales of sequences, those of empty ones as NaN."""
+    empty = torch.tensor(inputs.read_lengths(), device=inputs.q.device) == 0
+    return {
+        name: scales.masked_fill(empty[:, None], math.nan)
+        for name in ("q_descale", "k_descale", "v_descale")
+        if (scales := getattr(inputs, name)) is not None
+    }
 
 
 def _used(inputs: AttentionInputs) -> list[tuple[int, int]]:

@@ -245,6 +245,26 @@ def test_poison_is_past_every_sequence_and_nowhere_else(page_size, layout):
         assert poisoned.k_cache[beyond].isnan().all()
 
 
+@pytest.mark.parametrize("latent", [False, True])
+def test_scales_of_empty_sequences_are_poisoned(latent):
+    problem = AttentionProblem(3, 4, 2, 40, 64, kv_dtype="e4m3", lengths_on="device")
+    if latent:
+        sizes = {"kv_heads": 1, "head_dim": 576, "v_head_dim": 512}
+        problem = replace(problem, latent=True, **sizes)
+    inputs = make_inputs(problem, "cpu", seed=1)
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens[1] = -7
+    poisoned = poison_unused(inputs)
+    for before, after in (
+        (inputs.k_descale, poisoned.k_descale),
+        (inputs.v_descale, poisoned.v_descale),
+    ):
+        assert before is not None
+        assert after is not None
+        assert after[1].isnan().all()
+        assert torch.equal(after[::2], before[::2])
+
+
 class Leaky(Fa2Triton):
     """Follows one token past each sequence's end, where the cache has one."""
 

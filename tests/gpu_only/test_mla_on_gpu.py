@@ -73,9 +73,12 @@ def test_scores_above_2_to_the_27th(q_heads):
     assert Reference(inputs).check(inputs).failure("fp16") is None
 
 
+@pytest.mark.parametrize("kv_dtype", ["same", "e4m3"])
 @pytest.mark.parametrize("page_size", [None, 64])
-def test_lengths_that_the_cache_does_not_have(page_size):
+def test_lengths_that_the_cache_does_not_have(page_size, kv_dtype):
+    """Scales of empty sequences are NaN."""
     problem = replace(ONE, context=1000, capacity=5056, page_size=page_size, lengths_on="device")
+    problem = replace(problem, kv_dtype=kv_dtype)
     result = run_case("lean_mla", wild_case(problem, 1.0, 0), spec_of_device(0), "cuda")
     assert result.failure is None
 

@@ -478,6 +478,28 @@ def test_equal_scores_of_any_size(cpu: Cpu, score: float) -> None:
     assert failure_over(cpu, Workspace(1000), inputs, config, sms) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("fp8", FP8),
+        # A warp has an output tile alone; a cluster's first CTA does.
+        ("short output tiles", replace(MANY_SHORT, kv_dtype="e4m3")),
+        ("short sequences in clusters", replace(SHORT_AND_LONG, kv_dtype="e4m3")),
+        ("fixed runs", replace(FP8, dtype="bf16")),
+        ("scales of pages", replace(SCALED_PAGES, page_size=64)),
+        ("many rows", replace(SEVERAL_TOKENS, kv_dtype="e5m2", dtype="bf16")),
+    ],
+)
+def test_scales_of_empty_sequences_do_not_matter(
+    cpu: Cpu, name: str, problem: AttentionProblem
+) -> None:
+    inputs = make_inputs(problem, "cpu", 1)
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens[0], inputs.cache_seqlens[-1] = 0, -1
+    for sms in (1, 8):
+        assert failure_over(cpu, Workspace(1000), inputs, CASES[name].config, sms) is None
+
+
 def test_lengths_that_are_none(cpu: Cpu) -> None:
     """Lengths are below 0, 0 and past the cache; an empty sequence has output 0 and LSE -inf."""
     inputs = make_inputs(ONE_LONG, "cpu", 1)

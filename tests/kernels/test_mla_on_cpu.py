@@ -265,6 +265,15 @@ def test_equal_scores_under_a_large_scale(cpu, kv_dtype):
     assert failure_over(cpu, Workspace(epoch=7), inputs, MlaConfig(1, False, 1), 6) is None
 
 
+@pytest.mark.parametrize("sms", [1, 6])
+def test_scales_of_empty_sequences_do_not_matter(cpu, sms):
+    problem = replace(SINGLE, **FOUR, lengths_on="device", kv_dtype="e4m3")
+    inputs = make_inputs(problem, "cpu", 1)
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens[0], inputs.cache_seqlens[-1] = 0, -1
+    assert failure_over(cpu, Workspace(epoch=7), inputs, MlaConfig(1, False, 1), sms) is None
+
+
 def test_scores_above_2_to_the_27th(cpu):
     inputs = steep_scores(replace(SINGLE, dtype="fp16", context=300), "cpu")
     assert failure_over(cpu, Workspace(epoch=7), inputs, MlaConfig(1, False, 1), 2) is None
