@@ -15,8 +15,10 @@ import torch
 from attention_calls import assert_right, attend, captured
 from hostile_inputs import (
     EQUAL_SCORES,
+    assert_hidden,
     assert_nan_of_kv_head_0,
     equal_scores,
+    inf_in_last_token,
     nan_in_k,
     steep_scores,
     very_low_scores,
@@ -254,6 +256,16 @@ def test_scores_above_2_to_the_27th(way):
         inputs, softmax_scale=math.log(2), config=config, batch_invariant=config.fixed_run_tiles > 0
     )
     assert_right(inputs, out, lse)
+
+
+@pytest.mark.parametrize("cache", ["k_cache", "v_cache"])
+@pytest.mark.parametrize("q_len", [1, 2, 4, 20])
+@ways
+def test_infinities_in_a_token_that_others_do_not_see(way, q_len, cache):
+    problem = AttentionProblem(2, 32, 2, 2000, 128, q_len=q_len)
+    inputs, expected = inf_in_last_token(problem, "cuda", cache)
+    out, lse = call_of(way, inputs)()
+    assert_hidden(replace(inputs, out=out, lse=lse), expected, cache)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from depth import deep
-from hostile_inputs import EQUAL_SCORES, equal_scores
+from hostile_inputs import EQUAL_SCORES, assert_hidden, equal_scores, inf_in_last_token
 from lean_on_cpu import (
     Cpu,
     Workspace,
@@ -469,6 +469,14 @@ def test_scales_of_pages_of_nobody_are_not_read(cpu: Cpu, cluster: int) -> None:
     config = settings(32, 2, 2, 1, cluster, 8, "bulk")
     cpu.launch(moved, config, 11 * cluster, Workspace(1000))
     assert reference.check(moved).failure("fp16") is None
+
+
+@pytest.mark.parametrize("cache", ["k_cache", "v_cache"])
+def test_infinities_in_a_token_that_others_do_not_see(cpu: Cpu, cache: str) -> None:
+    inputs, expected = inf_in_last_token(replace(EQUAL, head_dim=64, q_len=4), "cpu", cache)
+    inputs.poison()
+    cpu.launch(inputs, BULK, 7, Workspace(1000))
+    assert_hidden(inputs, expected, cache)
 
 
 @pytest.mark.parametrize("score", EQUAL_SCORES)

@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 import pytest
 from depth import deep
-from hostile_inputs import EQUAL_SCORES, equal_scores, steep_scores
+from hostile_inputs import (
+    EQUAL_SCORES,
+    assert_hidden,
+    equal_scores,
+    inf_in_last_token,
+    steep_scores,
+)
 from lean_on_cpu import Cpu, Mutation, Workspace, failure_of, failure_over, needs_compiler
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_settings import cuda_config
@@ -267,6 +273,16 @@ def test_equal_scores_under_a_large_scale(cpu, scale):
     """fp16 holds no weights above 2^16."""
     inputs = replace(equal_scores(CHUNK, "cpu", 64 * 208.0), softmax_scale=scale)
     assert failure_over(cpu, Workspace(epoch=7), inputs, of_warpgroups(128), 3) is None
+
+
+@pytest.mark.parametrize("cache", ["k_cache", "v_cache"])
+@pytest.mark.parametrize("q_len", [4, 20])
+def test_infinities_in_a_token_that_others_do_not_see(cpu, q_len, cache):
+    problem = AttentionProblem(2, 32, 2, 300, 64, q_len=q_len)
+    inputs, expected = inf_in_last_token(problem, "cpu", cache)
+    inputs.poison()
+    cpu.launch(inputs, of_warpgroups(64 if q_len == 4 else 128), 7, Workspace(epoch=7))
+    assert_hidden(inputs, expected, cache)
 
 
 def test_scores_above_2_to_the_27th(cpu):
