@@ -163,7 +163,7 @@ def test_nan_in_k_shows_in_output_and_lse(name, token, device):
 
 
 @pytest.mark.parametrize("score", EQUAL_SCORES)
-@pytest.mark.parametrize("name", ["fa2"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_equal_scores_of_any_size(name, score, device):
     inputs = equal_scores(AttentionProblem(1, 8, 2, 150, 64, "bf16", q_len=2), device, score)
     kernel(name).prepare(inputs, CONFIGS[name])()
