@@ -274,6 +274,11 @@ def test_scales_of_empty_sequences_do_not_matter(cpu, sms):
     assert failure_over(cpu, Workspace(epoch=7), inputs, MlaConfig(1, False, 1), sms) is None
 
 
+def test_a_scale_that_fp32_rounds_to_0(cpu):
+    inputs = replace(make_inputs(replace(SINGLE, q_len=2), "cpu", 1), softmax_scale=1e-60)
+    assert failure_over(cpu, Workspace(epoch=7), inputs, MlaConfig(1, False, 1), 6) is None
+
+
 def test_scores_above_2_to_the_27th(cpu):
     inputs = steep_scores(replace(SINGLE, dtype="fp16", context=300), "cpu")
     assert failure_over(cpu, Workspace(epoch=7), inputs, MlaConfig(1, False, 1), 2) is None
