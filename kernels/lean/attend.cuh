@@ -304,8 +304,9 @@ struct State {
       for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          const float x = ex2_approx_ftz(s[block][rows][2 * half] - m[rows][0]);
-          const float y = ex2_approx_ftz(s[block][rows][2 * half + 1] - m[rows][1]);
+          // Never fused with the product that a score is, see MOST_FUSED.
+          const float x = ex2_approx_ftz(__fsub_rn(s[block][rows][2 * half], m[rows][0]));
+          const float y = ex2_approx_ftz(__fsub_rn(s[block][rows][2 * half + 1], m[rows][1]));
           l[rows][0] += x;
           l[rows][1] += y;
           const float by = PAGE_SCALES ? v_scales[block][half] : 1.0f;
