@@ -189,11 +189,15 @@ def test_no_sequences_with_a_block_table_are_like_none_without(columns, lengths)
     """A table of no sequences has any width, and a length is nobody's."""
     q, cache, table = rand(0, 3, 4, 64), rand(2, 16, 2, 64), TABLE[:0, :columns]
     options = {"cache_seqlens": lengths, "return_softmax_lse": True}
-    paged = lean_attn_with_kvcache(q, cache, cache, block_table=table, **options)
-    plain = lean_attn_with_kvcache(q, cache[:0], cache[:0], **options)
     latent, of_latent = rand(2, 64, 1, 576), rand(0, 3, 16, 576)
-    paged += lean_mla_with_kvcache(of_latent, latent, block_table=table, **options)
-    plain += lean_mla_with_kvcache(of_latent, latent[:0], **options)
+    paged = [
+        *lean_attn_with_kvcache(q, cache, cache, block_table=table, **options),
+        *lean_mla_with_kvcache(of_latent, latent, block_table=table, **options),
+    ]
+    plain = [
+        *lean_attn_with_kvcache(q, cache[:0], cache[:0], **options),
+        *lean_mla_with_kvcache(of_latent, latent[:0], **options),
+    ]
     assert [result.shape for result in paged] == [result.shape for result in plain]
     assert [result.shape[0] for result in paged] == [0] * 4
 
