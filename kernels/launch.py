@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Number of SMs in Triton's interpreter. An odd number makes uneven shares.
 INTERPRETER_SMS = 5
-#: Numbers of a partial's row after its D columns: a logarithm, and three for 16-byte alignment of
+#: Numbers of a partial's row after its D columns: sum, maximum, and two for 16-byte alignment of
 #: the next slot's rows.
 PARTIAL_ROW_EXTRA = 4
 #: Capacity of a CTA's row of events. The maximum is 16 KB, enough for some 400k output tiles.

@@ -227,25 +227,29 @@ def store_partial(
     valid_rows,
     HEAD_DIM: tl.constexpr,
 ):
-    """Store acc / l and m + log2(l), sufficient for a merge, in `slot`.
+    """Store acc, l and m in `slot`: `row_count` rows of D, then the sums, then the maxima.
 
-    The layout is `row_count` rows of D, then the logarithms.
+    One logarithm m + log2(l) would lose l if m is large.
     """
     columns = tl.arange(0, acc.shape[1])
     base = partials + slot * (row_count * (HEAD_DIM + SLOT_PADDING))
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
-    # l is 0 only for a row that sees nothing of this part. NaN is kept.
-    divisor = tl.where(l == 0.0, 1.0, l)
     # .cg: to the L2, read by the merging CTA.
     tl.store(
         base + rows[:, None] * HEAD_DIM + columns[None, :],
-        _tagged(acc / divisor[:, None], epoch),
+        _tagged(acc, epoch),
         mask=mask,
         cache_modifier=".cg",
     )
     tl.store(
         base + row_count * HEAD_DIM + rows,
-        _tagged(m + tl.log2(divisor), epoch),
+        _tagged(l, epoch),
+        mask=valid_rows,
+        cache_modifier=".cg",
+    )
+    tl.store(
+        base + row_count * (HEAD_DIM + 1) + rows,
+        _tagged(m, epoch),
         mask=valid_rows,
         cache_modifier=".cg",
     )
@@ -285,21 +289,19 @@ def merge_partials(
         p = first + tl.arange(0, PARTIALS_AT_ONCE)
         mask = (p < count)[:, None] & valid_rows[None, :]
         offsets = (first_slot + p) * slot_size
-        logs = tl.load(
-            partials + (offsets[:, None] + (row_count * HEAD_DIM + rows)[None, :]),
-            mask=mask,
-            other=float("-inf"),
-        )
+        row_sums = offsets[:, None] + (row_count * HEAD_DIM + rows)[None, :]
+        sums = tl.load(partials + row_sums, mask=mask, other=0.0)
+        maxima = tl.load(partials + (row_sums + row_count), mask=mask, other=float("-inf"))
         parts = tl.load(
             partials + (offsets[:, None, None] + acc_offsets[None, :, :]),
             mask=mask[:, :, None] & (columns[None, None, :] < HEAD_DIM),
             other=0.0,
         )
-        m_new = tl.maximum(m, tl.max(logs, 0))
+        m_new = tl.maximum(m, tl.max(maxima, 0))
         m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
         rescale = tl.exp2(m - m_finite)
-        weight = tl.exp2(logs - m_finite[None, :])
-        l = l * rescale + tl.sum(weight, 0)  # noqa: E741
+        weight = tl.exp2(maxima - m_finite[None, :])
+        l = l * rescale + tl.sum(sums * weight, 0)  # noqa: E741
         acc = acc * rescale[:, None] + tl.sum(parts * weight[:, :, None], 0)
         m = m_new
     return acc, m, l

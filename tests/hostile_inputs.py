@@ -1,5 +1,5 @@
 """Inputs that a kernel must survive: lengths outside of the cache, finite scores at the end of
-fp32's range, NaN in K.
+fp32's range, equal scores of any size, NaN and infinities in K and V.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ import math
 from dataclasses import replace
 
 import torch
+from leanbench.kernels.reference.torch import attend_all
 
+from leanbench.check.grid import set_equal_scores
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 
@@ -32,6 +34,32 @@ def very_low_scores(device: str) -> AttentionInputs:
     return inputs
 
 
+#: q k of every token. 1e9 is below, 1e10 above the size at which products are rounded first.
+EQUAL_SCORES = (1e9, 1e10, 1e12, -1e12, 1e30, -1e30)
+
+
+def equal_scores(problem: AttentionProblem, device: str, score: float) -> AttentionInputs:
+    """Return inputs with equal scores; the output is the mean of V."""
+    inputs = make_inputs(problem, device)
+    set_equal_scores(inputs, score)
+    return inputs
+
+
+def steep_scores(problem: AttentionProblem, device: str) -> AttentionInputs:
+    """Return inputs in fp16 with scores of 2^27, and 16 more in the second half of a context.
+
+    There, scores of 15 and 16 above the running maximum are indistinguishable.
+    """
+    inputs = make_inputs(problem, device)
+    first = inputs.value_dim if inputs.latent else 0
+    inputs.q.zero_()
+    inputs.q[..., first], inputs.q[..., first + 1] = 2**14, 1
+    inputs.k_cache[..., first:] = 0
+    inputs.k_cache[..., first] = 2**13
+    inputs.k_cache[:, inputs.context // 2 :, :, first + 1] = 16
+    return replace(inputs, softmax_scale=math.log(2))
+
+
 def nan_in_k(device: str, token: int) -> AttentionInputs:
     """Return inputs with NaN in K of one token of KV head 0, but not of KV head 1."""
     inputs = make_inputs(AttentionProblem(1, 4, 2, 500, 64), device)
@@ -46,3 +74,33 @@ def assert_nan_of_kv_head_0(inputs: AttentionInputs) -> None:
     assert inputs.lse[:, :group].isnan().all()
     assert inputs.out[:, :, group:].isfinite().all()
     assert inputs.lse[:, group:].isfinite().all()
+
+
+def inf_in_last_token(
+    problem: AttentionProblem, device: str, cache: str
+) -> tuple[AttentionInputs, AttentionInputs]:
+    """Return inputs with infinities in `cache`, k_cache or v_cache, and inputs without, attended.
+
+    They are in KV head 0 of the last token of the first sequence, which only its last query token
+    sees.
+    """
+    inputs = make_inputs(problem, device, 1)
+    expected = replace(inputs, out=inputs.out.clone(), lse=inputs.lse.clone())
+    attend_all(expected)
+    infinite = getattr(inputs, cache).clone()
+    infinite[0, problem.contexts[0] - 1, 0] = math.inf
+    return replace(inputs, **{cache: infinite}), expected
+
+
+def assert_hidden(inputs: AttentionInputs, expected: AttentionInputs, cache: str) -> None:
+    """Check what the infinities of `inf_in_last_token` must not change.
+
+    In V, they may make other query tokens of the sequence's KV head NaN: 0 times infinity.
+    """
+    head, last = slice(inputs.group_size), slice(None) if cache == "v_cache" else slice(-1, None)
+    for call in (inputs, expected):
+        call.out[0, last, head] = 0
+        if cache == "k_cache":
+            call.lse[0, head, -1] = 0
+    torch.testing.assert_close(inputs.out, expected.out, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(inputs.lse, expected.lse, atol=1e-3, rtol=1e-3)

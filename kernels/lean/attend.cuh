@@ -304,8 +304,9 @@ struct State {
       for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          const float x = ex2_approx_ftz(s[block][rows][2 * half] - m[rows][0]);
-          const float y = ex2_approx_ftz(s[block][rows][2 * half + 1] - m[rows][1]);
+          // Never fused with the product that a score is, see MOST_FUSED.
+          const float x = ex2_approx_ftz(__fsub_rn(s[block][rows][2 * half], m[rows][0]));
+          const float y = ex2_approx_ftz(__fsub_rn(s[block][rows][2 * half + 1], m[rows][1]));
           l[rows][0] += x;
           l[rows][1] += y;
           const float by = PAGE_SCALES ? v_scales[block][half] : 1.0f;
@@ -326,10 +327,11 @@ struct State {
 #pragma unroll
       for (int j = 0; j < 2; j++) {
         const int row = rows * BLOCK_ROWS + pair + j;
-        const float scale = rows < HEAD_BLOCKS ? v_scale : second_v_scale;
-        float sum = l[rows][j];
+        float scale = rows < HEAD_BLOCKS ? v_scale : second_v_scale, sum = l[rows][j];
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+        // The scales of an empty sequence can be NaN.
+        if (KV_DTYPE != 0 && sum == 0.0f) scale = 0.0f;
         if (lane < 4 && in_block(pair + j)) logs[warp * ROWS + row] = make_float2(m[rows][j], sum);
         if (row < ROW_COUNT && in_block(pair + j))
 #pragma unroll

@@ -187,3 +187,7 @@ constexpr float LOWEST = -3.402823466e38f;
 // keeps weights down to 2^-31 relative to them.
 constexpr float RESCALE_THRESHOLD = 15.0f;
 constexpr float RESCALE_MARGIN = 7.0f;
+// Largest size of a reference that a fused multiply-add of score and scale subtracts. The reference
+// is a rounded product, and the sum is not: the rounding error, here at most 1/2, adds to exponents.
+// Products of larger scores are rounded first.
+constexpr float MOST_FUSED = 8388608.0f;

@@ -57,8 +57,8 @@ def _constraints(pointers: int, count: int) -> str:
 
 _WAIT_ROWS = tl.constexpr(_wait_ptx(2, 8))
 _WAIT_ROWS_CONSTRAINTS = tl.constexpr(_constraints(2, 8))
-_WAIT_LOGS = tl.constexpr(_wait_ptx(1, 16))
-_WAIT_LOGS_CONSTRAINTS = tl.constexpr(_constraints(1, 16))
+_WAIT_MAXIMA = tl.constexpr(_wait_ptx(1, 16))
+_WAIT_MAXIMA_CONSTRAINTS = tl.constexpr(_constraints(1, 16))
 _SIXTEEN = tl.constexpr((tl.int32,) * 16)
 #: Rereads a number until it has arrived.
 _SETTLE = tl.constexpr(
@@ -86,21 +86,21 @@ def _value(number):
 
 
 @triton.jit
-def _wait_rows(acc_pointers, log_pointers, stride, present, epoch):
-    """Return 16 tensors: the numbers of up to 8 partials, then their logarithms.
+def _wait_rows(acc_pointers, max_pointers, stride, present, epoch):
+    """Return 16 tensors: the numbers of up to 8 partials, then their maxima.
 
     They are 0 from partial `present` on.
     """
     if INTERPRETED:
         # The interpreter runs programs sequentially, so all partials have been written.
         numbers = _values_8(acc_pointers, stride, present) + _values_8(
-            log_pointers, stride, present
+            max_pointers, stride, present
         )
     else:
         numbers = tl.inline_asm_elementwise(
             _WAIT_ROWS,
             _WAIT_ROWS_CONSTRAINTS,
-            [acc_pointers, log_pointers, stride * 8, present, epoch],
+            [acc_pointers, max_pointers, stride * 8, present, epoch],
             dtype=_SIXTEEN,
             is_pure=False,
             pack=1,
@@ -109,22 +109,22 @@ def _wait_rows(acc_pointers, log_pointers, stride, present, epoch):
 
 
 @triton.jit
-def _wait_logs(log_pointers, stride, present, epoch):
-    """Return 16 tensors: the logarithms of up to 16 partials, 0 from partial `present` on."""
+def _wait_maxima(max_pointers, stride, present, epoch):
+    """Return 16 tensors: the maxima of up to 16 partials, 0 from partial `present` on."""
     if INTERPRETED:
-        logs = _values_8(log_pointers, stride, present) + _values_8(
-            log_pointers + stride * 8, stride, present - 8
+        maxima = _values_8(max_pointers, stride, present) + _values_8(
+            max_pointers + stride * 8, stride, present - 8
         )
     else:
-        logs = tl.inline_asm_elementwise(
-            _WAIT_LOGS,
-            _WAIT_LOGS_CONSTRAINTS,
-            [log_pointers, stride * 8, present, epoch],
+        maxima = tl.inline_asm_elementwise(
+            _WAIT_MAXIMA,
+            _WAIT_MAXIMA_CONSTRAINTS,
+            [max_pointers, stride * 8, present, epoch],
             dtype=_SIXTEEN,
             is_pure=False,
             pack=1,
         )
-    return logs
+    return maxima
 
 
 @triton.jit
@@ -174,8 +174,8 @@ def _load_8(pointers, stride, present):
 
 
 @triton.jit
-def _log(bits, is_there):
-    """Return a partial's logarithm, -inf outside `is_there`."""
+def _maximum(bits, is_there):
+    """Return a partial's maximum, -inf outside `is_there`."""
     return tl.where(is_there, bits.to(tl.float32, bitcast=True), float("-inf"))
 
 
@@ -196,9 +196,9 @@ def gather_partials(
     """Wait for the `count` other partials of an output tile and merge them into the host block's.
 
     The order is fixed. Returns (acc, m, l), each (R, DP); m and l repeat along the columns. With
-    one number per thread, each waits for its number and its row's logarithm at once and depends on
+    one number per thread, each waits for its number and its row's maximum at once and depends on
     no other thread: a barrier would cost more than the arithmetic of so small a merge. With more
-    numbers, the waits of a thread would queue up. It waits for the logarithms, which are stored
+    numbers, the waits of a thread would queue up. It waits for the maxima, which are stored
     last, and then finds the numbers.
     """
     columns = tl.arange(0, HEAD_DIM_PADDED)
@@ -208,38 +208,43 @@ def gather_partials(
     acc_offsets = row[:, None] * HEAD_DIM + (columns % HEAD_DIM)[None, :]
     if HEAD_DIM == HEAD_DIM_PADDED:
         acc_offsets = row[:, None] * HEAD_DIM + columns[None, :]
-    row_logs = row_count * HEAD_DIM + row
+    row_sums = row_count * HEAD_DIM + row
+    row_maxima = row_sums + row_count
     acc = _value(tl.load(own + acc_offsets, cache_modifier=".cg")).to(tl.float32, bitcast=True)
     if ONE_EACH:
-        log_offsets = row_logs[:, None] + tl.zeros_like(columns)[None, :]
-        m = _value(tl.load(own + log_offsets, cache_modifier=".cg")).to(tl.float32, bitcast=True)
-        l = tl.full((rows.shape[0], HEAD_DIM_PADDED), 1.0, tl.float32)  # noqa: E741
+        max_offsets = row_maxima[:, None] + tl.zeros_like(columns)[None, :]
+        m = _value(tl.load(own + max_offsets, cache_modifier=".cg")).to(tl.float32, bitcast=True)
+        sum_offsets = max_offsets - row_count
+        l = _value(tl.load(own + sum_offsets, cache_modifier=".cg")).to(tl.float32, bitcast=True)  # noqa: E741
         for first in range(0, count, 8):
             present = count - first
             base = partials + (first_slot + first) * stride
-            numbers = _wait_rows(base + acc_offsets, base + log_offsets, stride, present, epoch)
+            # In flight together with the numbers that are waited for.
+            sums = _load_8(base + sum_offsets, stride, present)
+            numbers = _wait_rows(base + acc_offsets, base + max_offsets, stride, present, epoch)
             m_new = m
             for i in tl.static_range(8):
-                m_new = tl.maximum(m_new, _log(numbers[8 + i], i < present))
+                m_new = tl.maximum(m_new, _maximum(numbers[8 + i], i < present))
             rescale = tl.exp2(m - m_new)
             acc = acc * rescale
             l = l * rescale  # noqa: E741
             for i in tl.static_range(8):
-                weight = tl.exp2(_log(numbers[8 + i], i < present) - m_new)
+                weight = tl.exp2(_maximum(numbers[8 + i], i < present) - m_new)
+                own_sum = _settle(sums[i], base + (sum_offsets + i * stride), i < present, epoch)
                 acc += numbers[i].to(tl.float32, bitcast=True) * weight
-                l += weight  # noqa: E741
+                l += own_sum.to(tl.float32, bitcast=True) * weight  # noqa: E741
             m = m_new
         return acc, m, l
-    m_row = _value(tl.load(own + row_logs, cache_modifier=".cg")).to(tl.float32, bitcast=True)
-    l_row = tl.full((rows.shape[0],), 1.0, tl.float32)
+    m_row = _value(tl.load(own + row_maxima, cache_modifier=".cg")).to(tl.float32, bitcast=True)
+    l_row = _value(tl.load(own + row_sums, cache_modifier=".cg")).to(tl.float32, bitcast=True)
     for first in range(0, count, 16):
         present = count - first
         base = partials + (first_slot + first) * stride
-        # A partial's logarithms are stored last. Once they arrive, the rest nearly always has, too.
-        logs = _wait_logs(base + row_logs, stride, present, epoch)
+        # A partial's maxima are stored last. Once they arrive, the rest nearly always has, too.
+        maxima = _wait_maxima(base + row_maxima, stride, present, epoch)
         m_new = m_row
         for i in tl.static_range(16):
-            m_new = tl.maximum(m_new, _log(logs[i], i < present))
+            m_new = tl.maximum(m_new, _maximum(maxima[i], i < present))
         rescale = tl.exp2(m_row - m_new)
         acc = acc * rescale[:, None]
         l_row = l_row * rescale
@@ -247,12 +252,15 @@ def gather_partials(
         for half in tl.static_range(2):
             pointers = base + (acc_offsets + half * 8 * stride)
             parts = _load_8(pointers, stride, present - half * 8)
+            sum_pointers = base + (row_sums + half * 8 * stride)
+            sums = _load_8(sum_pointers, stride, present - half * 8)
             for i in tl.static_range(8):
                 is_there = half * 8 + i < present
-                weight = tl.exp2(_log(logs[half * 8 + i], is_there) - m_new)
+                weight = tl.exp2(_maximum(maxima[half * 8 + i], is_there) - m_new)
                 part = _settle(parts[i], pointers + i * stride, is_there, epoch)
+                own_sum = _settle(sums[i], sum_pointers + i * stride, is_there, epoch)
                 acc += part.to(tl.float32, bitcast=True) * weight[:, None]
-                l_row += weight
+                l_row += own_sum.to(tl.float32, bitcast=True) * weight
         m_row = m_new
     return (
         acc,
@@ -271,10 +279,10 @@ def wait_for_all(partials, first_slot, count, epoch, row_count, HEAD_DIM: tl.con
         stride = row_count * (HEAD_DIM + SLOT_PADDING)
         for first in range(0, count, 128):
             slots = first_slot + tl.minimum(first + tl.arange(0, 128), count - 1)
-            # A partial's logarithms are stored last. The initial epoch matches no number.
+            # A partial's maxima are stored last. The initial epoch matches no number.
             _settle(
                 tl.full((128,), 0, tl.int64) + ((epoch.to(tl.int64) + 1) << 32),
-                partials + (slots * stride + row_count * HEAD_DIM),
+                partials + (slots * stride + row_count * (HEAD_DIM + 1)),
                 slots >= first_slot,
                 epoch,
             )
@@ -301,7 +309,7 @@ def reduce_partials(
 ):
     """Merge an output tile's partials and write its rows.
 
-    Every row has a finite logarithm in the host block's partial. A row that sees no token belongs
+    Every row has a finite maximum in the host block's partial. A row that sees no token belongs
     to a context shorter than Q_LEN, which is a single LeanTile and needs no merge.
     """
     SLOT_SIZE: tl.constexpr = ROW_COUNT * (HEAD_DIM + SLOT_PADDING)

@@ -222,8 +222,8 @@ struct Softmax {
     l[0] = l[1] = 0.0f;
   }
 
-  // Turns scores into weights; `qk_scale` makes them exponents of 2. Returns whether a row of the
-  // warp has a scale other than 1.
+  // Turns scores into weights; `qk_scale` above 0 makes them exponents of 2. Returns whether a row
+  // of the warp may have a scale other than 1.
   __device__ __forceinline__ bool weigh(float (&s)[SCORES], float qk_scale) {
     float high[2];
 #pragma unroll
@@ -236,7 +236,7 @@ struct Softmax {
       scale[half] = 1.0f;
     }
     const bool passed = high[0] - m[0] > RESCALE_THRESHOLD || high[1] - m[1] > RESCALE_THRESHOLD;
-    const bool rescales = __any_sync(~0u, passed);
+    const bool rescales = __any_sync(~0u, passed | is_large());
     if (rescales) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
@@ -247,6 +247,11 @@ struct Softmax {
         m[half] = moved;
         l[half] *= scale[half];
       }
+      if (is_large()) {
+#pragma unroll
+        for (int i = 0; i < SCORES; i++) s[i] *= qk_scale;
+        qk_scale = 1.0f;
+      }
     }
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
@@ -255,6 +260,11 @@ struct Softmax {
       l[half] += s[i];
     }
     return rescales;
+  }
+
+  // Returns whether products of scores are rounded before a reference is subtracted.
+  __device__ __forceinline__ bool is_large() const {
+    return !SHAPED_SCORES && ((fabsf(m[0]) > MOST_FUSED) | (fabsf(m[1]) > MOST_FUSED));
   }
 
   // Returns the sum over the whole row.
@@ -308,14 +318,16 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
   seen.enter_part(p, part);
   Shape shape;
   shape.enter_part(p, part);
-  const float scale = SHAPED_SCORES ? 1.0f : p.qk_scale;
+  // A scale of 0 or below does not keep the order of scores.
+  const bool shaped = SHAPED_SCORES || p.qk_scale <= 0.0f;
+  const float scale = shaped ? 1.0f : p.qk_scale;
   float s[SCORES];
   u32 weights[TOKEN_STEPS][4];
   start_scores(s, shared, stage);
   wgmma_wait_group<0>();
   hold(s);
   release(stage.barrier(shared, K_EMPTY));
-  if (SHAPED_SCORES) shape.apply(p, s, part.token + first * CHUNK);
+  if (shaped) shape.apply(p, s, part.token + first * CHUNK);
   seen.mask(s, part.token + first * CHUNK);
   softmax.weigh(s, scale);
   pack_weights(s, weights);
@@ -332,7 +344,7 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
     wgmma_wait_group<1>();
     hold(s);
     release(next.barrier(shared, K_EMPTY));
-    if (SHAPED_SCORES) shape.apply(p, s, token);
+    if (shaped) shape.apply(p, s, token);
     seen.mask(s, token);
     const bool rescales = softmax.weigh(s, scale);
     wgmma_wait_group<0>();

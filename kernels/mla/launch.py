@@ -27,6 +27,8 @@ _PARTIALS_TILES = 5
 _END_TILES = 1
 #: Cost of a merge, in stages of 64 tokens.
 _MERGE_TILES = 4
+#: Smallest normal number of fp32.
+_LEAST_SCALE = 2.0**-126
 #: Sixteenths by which a split may exceed the mean work range, for pairs of CTAs.
 _LONGEST_STEPS = 31
 
@@ -139,7 +141,8 @@ def _pass_tensors(params: Params, inputs: AttentionInputs, build: MlaBuild) -> N
         params.stride_table = inputs.block_table.stride(0)
     params.stride_out_batch, params.stride_out_token, params.stride_out_head = out.stride()[:3]
     params.context, params.batch, params.kv_heads = inputs.context, batch, build.column_groups
-    params.qk_scale = qk_scale(inputs)
+    # Above 0 in fp32: hidden scores of -inf times 0 would be NaN.
+    params.qk_scale = max(qk_scale(inputs), _LEAST_SCALE)
     if inputs.k_descale is not None:
         params.k_descale = _descale(inputs.k_descale)
     share = TILE // build.cluster

@@ -63,7 +63,8 @@ __device__ __forceinline__ float reciprocal(float l) { return l > 0.0f ? rcp_app
 // Returns the factor of a row's sum of values; `l` is its sum of weights.
 #if KV_DTYPE != 0
 __device__ __forceinline__ float value_scale(const Params &p, const Position &part, float l) {
-  return reciprocal(l) * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
+  // The scale of an empty sequence can be NaN.
+  return l == 0.0f ? 0.0f : reciprocal(l) * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
 }
 #else
 #define value_scale(p, part, l) reciprocal(l)

@@ -8,6 +8,8 @@
 // rows, or of each.
 __device__ __forceinline__ float of_row(float scale, int) { return scale; }
 __device__ __forceinline__ float of_row(float2 scale, int half) { return half ? scale.y : scale.x; }
+__device__ __forceinline__ void set_ones(float &scale) { scale = 1.0f; }
+__device__ __forceinline__ void set_ones(float2 &scale) { scale = make_float2(1.0f, 1.0f); }
 
 // References of the weights of two rows, and their sums over this thread's tokens so far.
 struct Softmax {
@@ -34,11 +36,20 @@ struct Softmax {
       scale[half] = 1.0f;
       if (first) {
         m[half] = fmaxf(high, LOWEST);
-      } else if (high > m[half] + RESCALE_THRESHOLD) {
+      } else if (high - m[half] > RESCALE_THRESHOLD) {
         scale[half] = ex2_approx_ftz(m[half] - high);
         m[half] = high;
         rescales = true;
       }
+    }
+    // Products of large scores are rounded before a reference is subtracted, see MOST_FUSED.
+    if ((fabsf(m[0]) > MOST_FUSED) | (fabsf(m[1]) > MOST_FUSED)) {
+#pragma unroll
+      for (int i = 0; i < 32; i++) s[i] *= of_row(qk_scale, i / 2 % 2);
+      set_ones(qk_scale);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < 16; i++) {

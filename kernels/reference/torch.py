@@ -26,11 +26,13 @@ def attend(
     scores = torch.einsum("qhd,nd->hqn", q, k) * inputs.softmax_scale
     if inputs.softcap:
         scores = inputs.softcap * torch.tanh(scores / inputs.softcap)
-    distance = _distance(len(q), len(k), q.device)
+    distance = distance_behind(len(q), len(k), q.device)
+    hidden = hidden_tokens(inputs, distance)
+    # Those that no query token sees can be NaN, which weights of 0 do not remove.
+    v = v.masked_fill(hidden.all(0)[:, None], 0.0)
     if inputs.alibi_slopes is not None:
         slopes = inputs.alibi_slopes.double().expand(inputs.batch, -1)[sequence]
         scores = scores - slopes[_heads(inputs, kv_head), None, None] * distance.abs()
-    hidden = _hidden(inputs, distance) | _in_other_chunks(inputs, distance)
     scores = scores.masked_fill(hidden, float("-inf"))
     if inputs.sinks is not None:
         sinks = inputs.sinks.double()[_heads(inputs, kv_head), None, None]
@@ -42,7 +44,7 @@ def attend(
     return torch.einsum("hqn,nd->qhd", weights, v), lse
 
 
-def _distance(q_len: int, tokens: int, device: torch.device) -> torch.Tensor:
+def distance_behind(q_len: int, tokens: int, device: torch.device) -> torch.Tensor:
     """Return the distance of each token behind each query token, (q_len, tokens).
 
     The last query token is the last token.
@@ -51,9 +53,9 @@ def _distance(q_len: int, tokens: int, device: torch.device) -> torch.Tensor:
     return places[:, None] - torch.arange(tokens, device=device)[None, :]
 
 
-def _hidden(inputs: AttentionInputs, distance: torch.Tensor) -> torch.Tensor:
-    """Return a mask of the tokens hidden from each query token."""
-    hidden = torch.zeros_like(distance, dtype=torch.bool)
+def hidden_tokens(inputs: AttentionInputs, distance: torch.Tensor) -> torch.Tensor:
+    """Return a mask of the tokens hidden from each query token, given `distance_behind`."""
+    hidden = _in_other_chunks(inputs, distance)
     if inputs.causal:
         hidden |= distance < 0
     if inputs.window_left >= 0:

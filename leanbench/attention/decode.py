@@ -97,6 +97,10 @@ def lean_attn_with_kvcache(
     the length; that rotary rows of new tokens lie in the tables; and that no two sequences append
     to one page.
 
+    Tokens that no query token of a sequence sees may hold anything, NaN included. Values of tokens
+    that only some of them see must be finite: the others give NaN and infinities in V a weight of
+    0, and the product is NaN, as in a masked softmax of PyTorch. K has no such limit.
+
     Empty batches, queries and caches are accepted outside of `torch.compile` unless tokens are
     appended. Nothing is launched; the output is 0 and the LSE -inf, or the sink's logit.
 

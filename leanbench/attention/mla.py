@@ -62,7 +62,8 @@ def lean_mla_with_kvcache(
     64 tokens. Such calls convert `q` to bf16, launch once per KV head, and copy the whole capacity
     of the sequences: for compatibility, not for speed.
 
-    Empty batches, queries and caches are handled as by `lean_attn_with_kvcache`.
+    Empty batches, queries and caches are handled as by `lean_attn_with_kvcache`, and so are NaN and
+    infinities in a token that only some query tokens see: its row is K and V.
 
     Args:
         q: (batch, q_len, q_heads, 576), bf16 or fp16, or fp8 with an fp8 cache. Copied in every

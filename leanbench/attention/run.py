@@ -99,7 +99,9 @@ def attend_nothing(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tens
     ):
         # Rejects every size 0.
         check_call(call)
-    check_length(call)
+    if call.batch:
+        # No sequence has the length. A block table of none has no pages.
+        check_length(call)
     out = call.out
     if out is None:
         out = q.new_empty(call.out_shape, dtype=call.out_dtype)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from leanbench.check.interpreter import runs_as
 from leanbench.check.launches import launch_of
@@ -15,12 +15,22 @@ from leanbench.core.axes import KINDS
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import written_by
-from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
+from leanbench.core.problem import (
+    DTYPES,
+    HEAD_DIMS,
+    KV_LAYOUTS,
+    LENGTHS_ON,
+    PAGE_SIZES,
+    AttentionProblem,
+)
 from leanbench.core.registry import kernel
 from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
 from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.kernels.mla.configs import MlaConfig
+
+if TYPE_CHECKING:
+    from leanbench.core.inputs import AttentionInputs
 
 #: (q_heads, kv_heads): MHA; GQA with groups of 4, 8 and of 5 and 7, which are no powers of two; MQA
 #: up to two row tiles.
@@ -101,6 +111,20 @@ _LATENT_KINDS: tuple[dict[str, Any], ...] = (
     {"q_heads": 16, "page_size": 64, "kv_dtype": "e5m2", "scaled": False},
     {"q_heads": 128, "kv_dtype": "e4m3"},
 )
+#: q k of all tokens, where they are equal. fp32 cannot hold differences of such scores.
+_EQUAL_SCORES = (1e12, -1e12, 1e30, -1e30)
+#: What else differs of their problems: rows of half an output tile, of one and of several.
+_EQUAL_SCORE_KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"q_len": 2},
+    {"q_len": 4},
+    {"q_len": 4, "causal": False},
+    {"q_len": 20},
+    {"q_len": 20, "causal": False, "head_dim": 64},
+    {"q_len": 4, "window_left": 100},
+    {"latent": True, "q_len": 2},
+    {"latent": True, "q_len": 8, "causal": False},
+)
 
 
 @dataclass(frozen=True)
@@ -116,6 +140,8 @@ class CheckCase:
     settings: int | None = None
     #: Lengths on the device instead of the problem's: below 0, or past the cache.
     lengths: tuple[int, ...] | None = None
+    #: q k of every token; None: random.
+    equal_scores: float | None = None
 
     @property
     def compiled_for(self) -> tuple[object, ...]:
@@ -150,7 +176,7 @@ class CaseResult:
 
 def gpu_cases() -> list[CheckCase]:
     """Return all cases: plain decode, then every kind and size."""
-    return [*plain_cases(), *_kind_cases()]
+    return [*plain_cases(), *_kind_cases(), *_equal_score_cases()]
 
 
 def plain_cases() -> list[CheckCase]:
@@ -252,6 +278,17 @@ def _kind_cases() -> Iterator[CheckCase]:
             yield wild_case(problem, 1.0, number)
 
 
+def _equal_score_cases() -> Iterator[CheckCase]:
+    """Yield each kind with each score, with lengths on the host and on the device."""
+    every = itertools.product(_EQUAL_SCORE_KINDS, LENGTHS_ON, _EQUAL_SCORES)
+    for number, (kinds, lengths_on, score) in enumerate(every):
+        plain = AttentionProblem(3, 32, 2, (129, 700, 45), 128, "bf16")
+        if "latent" in kinds:
+            plain = replace(plain, q_heads=16, kv_heads=1, head_dim=576, v_head_dim=512)
+        problem = replace(plain, **kinds, lengths_on=lengths_on)
+        yield CheckCase(problem, 1.0, number, equal_scores=score)
+
+
 def kind_problems() -> Iterator[AttentionProblem]:
     """Yield problems of every kind and size beyond plain decode; latent ones last."""
     yield from _kind_problems()
@@ -312,6 +349,14 @@ def wild_case(problem: AttentionProblem, score_scale: float, variant: int) -> Ch
     return CheckCase(batch, score_scale, variant, lengths=(cached, *lengths))
 
 
+def set_equal_scores(inputs: AttentionInputs, score: float) -> None:
+    """Change Q and K so that q k of every token is `score`; V stays as it is."""
+    first = inputs.value_dim if inputs.latent else 0
+    inputs.q.zero_()
+    inputs.q[..., first:] = 1
+    inputs.k_cache[..., first:] = score / (inputs.head_dim - first)
+
+
 def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> KernelConfig | None:
     """Return the kernel's default settings; what needs no compilation varies by case."""
     target = kernel(runs_as(name, interpreted))
@@ -347,6 +392,8 @@ def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResul
     inputs = make_inputs(case.problem, device, score_scale=case.score_scale)
     if case.lengths is not None and inputs.cache_seqlens is not None:
         inputs.cache_seqlens.copy_(torch.tensor(case.lengths))
+    if case.equal_scores is not None:
+        set_equal_scores(inputs, case.equal_scores)
     if kernel(name).guards_lengths:
         inputs = poison_unused(inputs)
     config = case_config(name, case, gpu, interpreted=device == "cpu")

@@ -1,4 +1,4 @@
-"""NaN in the parts of a cache that no sequence uses."""
+"""NaN in the parts of a cache and its scales that no sequence uses."""
 
 from __future__ import annotations
 
@@ -8,34 +8,54 @@ from dataclasses import replace
 import torch
 
 from leanbench.core.inputs import AttentionInputs
+from leanbench.kernels.reference.torch import distance_behind, hidden_tokens
 
 
 def poison_unused(inputs: AttentionInputs) -> AttentionInputs:
     """Return the inputs with NaN in all unused parts of K and V.
 
-    These are tokens past the end of a sequence, its padding, and places of appended tokens. With
-    pages, block tables continue with a page of NaN past the end of each sequence.
+    These are tokens past the end of a sequence, its padding, tokens before the windows of all query
+    tokens, places of appended tokens, and scales of empty sequences. With pages, block tables
+    continue with a page of NaN past the end of each sequence.
     """
+    inputs = replace(inputs, **_scales(inputs))
     if inputs.block_table is not None:
         return _poison_pages(inputs, inputs.block_table)
     rows = range(inputs.batch)
     if inputs.cache_batch_idx is not None:
         rows = inputs.cache_batch_idx.tolist()
     used = torch.zeros(inputs.k_cache.shape[:2], dtype=torch.bool, device=inputs.q.device)
-    for row, (first, end) in zip(rows, _used(inputs), strict=True):
-        used[row, first:end] = True
+    for row, tokens in zip(rows, _used(inputs), strict=True):
+        used[row, tokens] = True
     return replace(
         inputs, k_cache=_poisoned(inputs.k_cache, used), v_cache=_poisoned(inputs.v_cache, used)
     )
 
 
-def _used(inputs: AttentionInputs) -> list[tuple[int, int]]:
-    """Return (first token, end) of each sequence in the cache before the call."""
+def _scales(inputs: AttentionInputs) -> dict[str, torch.Tensor]:
+    """Return the scales of sequences, those of empty ones as NaN."""
+    empty = torch.tensor(inputs.read_lengths(), device=inputs.q.device) == 0
+    return {
+        name: scales.masked_fill(empty[:, None], math.nan)
+        for name in ("q_descale", "k_descale", "v_descale")
+        if (scales := getattr(inputs, name)) is not None
+    }
+
+
+def _used(inputs: AttentionInputs) -> list[torch.Tensor]:
+    """Return the places of tokens in the cache that a query token of each sequence sees."""
+    device = inputs.q.device
     firsts = [0] * inputs.batch
     if inputs.cache_leftpad is not None:
         firsts = inputs.cache_leftpad.tolist()
-    ends = inputs.read_cached()
-    return [(min(first, end), end) for first, end in zip(firsts, ends, strict=True)]
+    starts, ends, used = inputs.read_query_starts(), inputs.read_lengths(), []
+    for sequence, cached in enumerate(inputs.read_cached()):
+        q_len = starts[sequence + 1] - starts[sequence]
+        first = min(max(firsts[sequence], 0), ends[sequence])
+        distance = distance_behind(q_len, ends[sequence] - first, device)
+        places = first + (~hidden_tokens(inputs, distance).all(0)).nonzero()[:, 0]
+        used.append(places[places < cached])
+    return used
 
 
 def _poisoned(cache: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
@@ -54,8 +74,7 @@ def _poison_pages(inputs: AttentionInputs, block_table: torch.Tensor) -> Attenti
     table = block_table.clone()
     used = torch.zeros(pages + 1, page_size, dtype=torch.bool, device=inputs.q.device)
     lengths = inputs.read_lengths()
-    for sequence, (first, end) in enumerate(_used(inputs)):
-        tokens = torch.arange(first, end, device=inputs.q.device)
+    for sequence, tokens in enumerate(_used(inputs)):
         used[table[sequence][tokens // page_size].long(), tokens % page_size] = True
         # Those of tokens that are appended are the sequence's own.
         table[sequence, -(-lengths[sequence] // page_size) :] = pages

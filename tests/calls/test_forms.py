@@ -14,7 +14,7 @@ from every_kind import PLAIN, called
 from forms import assert_read_as_is, gapped, numbers, rand
 
 from leanbench import get_scheduler_metadata
-from leanbench.attention import lean_attn_with_kvcache
+from leanbench.attention import lean_attn_with_kvcache, lean_mla_with_kvcache
 from leanbench.core.inputs import make_inputs
 
 pytestmark = pytest.mark.usefixtures("prepared_for")
@@ -181,6 +181,25 @@ def test_calls_of_nothing(arguments, prepared_for):
     assert given.eq(0).all()
     assert lse.equal(sinks[:, None].expand(tokens_last))
     assert not prepared_for
+
+
+@pytest.mark.parametrize("columns", [0, 3])
+@pytest.mark.parametrize("lengths", [31, numbers()], ids=["host", "device"])
+def test_no_sequences_with_a_block_table_are_like_none_without(columns, lengths):
+    """A table of no sequences has any width, and a length is nobody's."""
+    q, cache, table = rand(0, 3, 4, 64), rand(2, 16, 2, 64), TABLE[:0, :columns]
+    options = {"cache_seqlens": lengths, "return_softmax_lse": True}
+    latent, of_latent = rand(2, 64, 1, 576), rand(0, 3, 16, 576)
+    paged = [
+        *lean_attn_with_kvcache(q, cache, cache, block_table=table, **options),
+        *lean_mla_with_kvcache(of_latent, latent, block_table=table, **options),
+    ]
+    plain = [
+        *lean_attn_with_kvcache(q, cache[:0], cache[:0], **options),
+        *lean_mla_with_kvcache(of_latent, latent[:0], **options),
+    ]
+    assert [result.shape for result in paged] == [result.shape for result in plain]
+    assert [result.shape[0] for result in paged] == [0] * 4
 
 
 def test_calls_of_nothing_are_checked():

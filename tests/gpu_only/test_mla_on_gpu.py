@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from hostile_inputs import EQUAL_SCORES, steep_scores
 from leanbench.kernels.mla import LEAN_MLA
 
 from leanbench import lean_mla_with_kvcache
@@ -54,9 +55,30 @@ def test_right_and_the_same_bits_again(problem, scale):
     assert result.failure is None
 
 
+@pytest.mark.parametrize("score", EQUAL_SCORES)
+@pytest.mark.parametrize(
+    "axes", [{"q_heads": 16}, {"q_heads": 16, "q_len": 4, "causal": False}, {"q_len": 2}], ids=str
+)
+def test_equal_scores_of_any_size(axes, score):
+    case = CheckCase(replace(ONE, **axes), 1.0, 0, equal_scores=score)
+    assert run_case("lean_mla", case, spec_of_device(0), "cuda").failure is None
+
+
+@pytest.mark.parametrize("q_heads", [16, 128])
+def test_scores_above_2_to_the_27th(q_heads):
+    problem = replace(ONE, dtype="fp16", q_heads=q_heads, page_size=None)
+    inputs = steep_scores(problem, "cuda")
+    inputs.poison()
+    LEAN_MLA.prepare(inputs, LEAN_MLA.default_config(problem, spec_of_device(0)))()
+    assert Reference(inputs).check(inputs).failure("fp16") is None
+
+
+@pytest.mark.parametrize("kv_dtype", ["same", "e4m3"])
 @pytest.mark.parametrize("page_size", [None, 64])
-def test_lengths_that_the_cache_does_not_have(page_size):
+def test_lengths_that_the_cache_does_not_have(page_size, kv_dtype):
+    """Scales of empty sequences are NaN."""
     problem = replace(ONE, context=1000, capacity=5056, page_size=page_size, lengths_on="device")
+    problem = replace(problem, kv_dtype=kv_dtype)
     result = run_case("lean_mla", wild_case(problem, 1.0, 0), spec_of_device(0), "cuda")
     assert result.failure is None
 

@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import assert_right, attend, captured
-from hostile_inputs import assert_nan_of_kv_head_0, nan_in_k, very_low_scores, wild_lengths
+from hostile_inputs import (
+    EQUAL_SCORES,
+    assert_hidden,
+    assert_nan_of_kv_head_0,
+    equal_scores,
+    inf_in_last_token,
+    nan_in_k,
+    steep_scores,
+    very_low_scores,
+    wild_lengths,
+)
 from leanbench.kernels.lean.configs import LeanCudaConfig, LeanTritonConfig
 from spinner import spinning
 
@@ -240,19 +250,55 @@ def test_nan_in_k_shows_in_output_and_lse(way, token):
 
 @ways
 def test_scores_above_2_to_the_27th(way):
-    """Above it, scores of 15 and 16 above the running maximum are indistinguishable."""
-    inputs = make_inputs(AttentionProblem(1, 1, 1, 2048, 64), "cuda")
-    for tensor in (inputs.q, inputs.k_cache):
-        tensor.zero_()
-    inputs.q[..., 0], inputs.q[..., 1] = 2**14, 1
-    inputs.k_cache[..., 0] = 2**13
-    inputs.k_cache[:, 1024:, :, 1] = 16
-    inputs = replace(inputs, softmax_scale=math.log(2))
+    inputs = steep_scores(AttentionProblem(1, 1, 1, 2048, 64), "cuda")
     config = config_of(way, AttentionProblem(1, 1, 1, 2048, 64))
     out, lse = attend(
         inputs, softmax_scale=math.log(2), config=config, batch_invariant=config.fixed_run_tiles > 0
     )
     assert_right(inputs, out, lse)
+
+
+@pytest.mark.parametrize("cache", ["k_cache", "v_cache"])
+@pytest.mark.parametrize("q_len", [1, 2, 4, 20])
+@ways
+def test_infinities_in_a_token_that_others_do_not_see(way, q_len, cache):
+    problem = AttentionProblem(2, 32, 2, 2000, 128, q_len=q_len)
+    inputs, expected = inf_in_last_token(problem, "cuda", cache)
+    out, lse = call_of(way, inputs)()
+    assert_hidden(replace(inputs, out=out, lse=lse), expected, cache)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("q_len", [1, 2, 4, 20])
+@ways
+def test_equal_scores_of_any_size(way, q_len, causal):
+    if way == "triton" and not causal:
+        pytest.skip("lean_triton is causal")
+    problem = AttentionProblem(
+        2, 32, 2, (2000, 777), 128, "bf16", q_len=q_len, causal=causal or q_len == 1
+    )
+    for score in EQUAL_SCORES:
+        inputs = equal_scores(problem, "cuda", score)
+        config = config_of(way, problem_of(inputs))
+        invariant = config.fixed_run_tiles > 0
+        result = attend(inputs, causal=causal, config=config, batch_invariant=invariant)
+        assert_right(inputs, *result)
+
+
+@pytest.mark.parametrize("scale", [-0.2, 0.0, 1e6 / 3])
+@pytest.mark.parametrize("q_len", [1, 4, 20])
+@ways
+def test_any_softmax_scale(way, q_len, scale):
+    """fp16 holds no weights above 2^16, which scores rounded apart from the maximum would have."""
+    problem = AttentionProblem(2, 32, 2, (2000, 777), 128, q_len=q_len)
+    inputs = make_inputs(problem, "cuda")
+    if scale > 1:
+        inputs = equal_scores(problem, "cuda", 128 * 208.0)
+    inputs = replace(inputs, softmax_scale=scale)
+    config = config_of(way, problem_of(inputs))
+    invariant = config.fixed_run_tiles > 0
+    result = attend(inputs, softmax_scale=scale, config=config, batch_invariant=invariant)
+    assert_right(inputs, *result)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["batch", "tokens", "heads"])

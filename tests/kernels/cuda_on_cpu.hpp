@@ -120,6 +120,7 @@ inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
 inline int __popc(u32 x) { return __builtin_popcount(x); }
 inline float __int2float_rz(int x) { return (float)x; }  // exact below 2^24
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __fsub_rn(float a, float b) { return a - b; }
 u32 __byte_perm(u32 low, u32 high, u32 selector);
 template <class T>
 inline T __ldg(const T *at) { return *at; }

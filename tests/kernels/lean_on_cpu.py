@@ -169,16 +169,30 @@ def failure_of(
 ) -> str | None:
     """Return why a launch is wrong, with NaN in all memory that a call must not read, or None."""
     inputs = make_inputs(problem, "cpu", seed, score_scale=score_scale)
-    inputs = with_cut_table(poison_unused(inputs))
     if inputs.sinks is not None:
         # On the scale of scores: smaller ones would not matter.
         inputs.sinks.mul_(12)
+    return failure_over(cpu, workspace, inputs, config, sms, seed, lazy)
+
+
+def failure_over(
+    cpu: Cpu,
+    workspace: Workspace,
+    inputs: AttentionInputs,
+    config: CudaConfig | MlaConfig,
+    sms: int,
+    seed: int = 0,
+    lazy: bool = True,
+) -> str | None:
+    """Return the same of a launch over these inputs."""
+    inputs = with_cut_table(poison_unused(inputs))
     inputs.poison()
     try:
         cpu.launch(inputs, config, sms, workspace, lazy=lazy, seed=seed)
     except AssertionError as error:
         return str(error)
-    return Reference(inputs).check(inputs).failure(problem.dtype)
+    dtype = "bf16" if inputs.out.dtype == torch.bfloat16 else "fp16"
+    return Reference(inputs).check(inputs).failure(dtype)
 
 
 def settings(

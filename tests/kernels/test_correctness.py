@@ -9,7 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 from depth import diagonal, label
-from hostile_inputs import assert_nan_of_kv_head_0, nan_in_k, very_low_scores, wild_lengths
+from hostile_inputs import (
+    EQUAL_SCORES,
+    assert_hidden,
+    assert_nan_of_kv_head_0,
+    equal_scores,
+    inf_in_last_token,
+    nan_in_k,
+    very_low_scores,
+    wild_lengths,
+)
 from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
@@ -90,17 +99,11 @@ WINDOWS_AND_CAPS = [
 @pytest.mark.parametrize("problem", WINDOWS_AND_CAPS, ids=label)
 @pytest.mark.parametrize("name", ["fa2", "fixed_split", "unified_max"])
 def test_windows_and_soft_caps(name, problem, device):
+    """Tokens before the windows are NaN."""
     assert kernel(name).unsupported_reason(problem) is None
-    inputs = make_inputs(problem, device)
-    reference = Reference(inputs)
-    for sequence, tokens in enumerate(problem.contexts):
-        first = max(0, tokens - problem.q_len - problem.window_left)
-        if problem.window_left >= 0 and problem.page_size is None:
-            # Tokens before the window can have any value.
-            inputs.k_cache[sequence, :first] = float("nan")
-            inputs.v_cache[sequence, :first] = float("nan")
+    inputs = poison_unused(make_inputs(problem, device))
     kernel(name).prepare(inputs, CONFIGS[name])()
-    assert reference.check(inputs).failure(problem.dtype) is None
+    passes(inputs)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -157,6 +160,23 @@ def test_nan_in_k_shows_in_output_and_lse(name, token, device):
     inputs = nan_in_k(device, token)
     kernel(name).prepare(inputs, CONFIGS[name])()
     assert_nan_of_kv_head_0(inputs)
+
+
+@pytest.mark.parametrize("score", EQUAL_SCORES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equal_scores_of_any_size(name, score, device):
+    inputs = equal_scores(AttentionProblem(1, 8, 2, 150, 64, "bf16", q_len=2), device, score)
+    kernel(name).prepare(inputs, CONFIGS[name])()
+    passes(inputs)
+
+
+@pytest.mark.parametrize("cache", ["k_cache", "v_cache"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_infinities_in_a_token_that_others_do_not_see(name, cache, device):
+    problem = AttentionProblem(2, 4, 2, 100, 64, q_len=4)
+    inputs, expected = inf_in_last_token(problem, device, cache)
+    kernel(name).prepare(inputs, CONFIGS[name])()
+    assert_hidden(inputs, expected, cache)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 from depth import deep
+from hostile_inputs import EQUAL_SCORES, assert_hidden, equal_scores, inf_in_last_token
 from lean_on_cpu import (
     Cpu,
     Workspace,
     attend,
     case,
+    failure_over,
     needs_compiler,
     on_device,
     settings,
@@ -467,6 +469,43 @@ def test_scales_of_pages_of_nobody_are_not_read(cpu: Cpu, cluster: int) -> None:
     config = settings(32, 2, 2, 1, cluster, 8, "bulk")
     cpu.launch(moved, config, 11 * cluster, Workspace(1000))
     assert reference.check(moved).failure("fp16") is None
+
+
+@pytest.mark.parametrize("cache", ["k_cache", "v_cache"])
+def test_infinities_in_a_token_that_others_do_not_see(cpu: Cpu, cache: str) -> None:
+    inputs, expected = inf_in_last_token(replace(EQUAL, head_dim=64, q_len=4), "cpu", cache)
+    inputs.poison()
+    cpu.launch(inputs, BULK, 7, Workspace(1000))
+    assert_hidden(inputs, expected, cache)
+
+
+@pytest.mark.parametrize("score", EQUAL_SCORES)
+def test_equal_scores_of_any_size(cpu: Cpu, score: float) -> None:
+    config, ((_, sms), *_) = CASES["paged clusters"].config, CASES["paged clusters"].calls
+    inputs = equal_scores(PAGED, "cpu", score)
+    assert failure_over(cpu, Workspace(1000), inputs, config, sms) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("fp8", FP8),
+        # A warp has an output tile alone; a cluster's first CTA does.
+        ("short output tiles", replace(MANY_SHORT, kv_dtype="e4m3")),
+        ("short sequences in clusters", replace(SHORT_AND_LONG, kv_dtype="e4m3")),
+        ("fixed runs", replace(FP8, dtype="bf16")),
+        ("scales of pages", replace(SCALED_PAGES, page_size=64)),
+        ("many rows", replace(SEVERAL_TOKENS, kv_dtype="e5m2", dtype="bf16")),
+    ],
+)
+def test_scales_of_empty_sequences_do_not_matter(
+    cpu: Cpu, name: str, problem: AttentionProblem
+) -> None:
+    inputs = make_inputs(problem, "cpu", 1)
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens[0], inputs.cache_seqlens[-1] = 0, -1
+    for sms in (1, 8):
+        assert failure_over(cpu, Workspace(1000), inputs, CASES[name].config, sms) is None
 
 
 def test_lengths_that_are_none(cpu: Cpu) -> None:

@@ -8,11 +8,19 @@ from typing import NamedTuple
 
 import pytest
 from depth import deep
-from lean_on_cpu import Cpu, Mutation, Workspace, failure_of, needs_compiler
+from hostile_inputs import (
+    EQUAL_SCORES,
+    assert_hidden,
+    equal_scores,
+    inf_in_last_token,
+    steep_scores,
+)
+from lean_on_cpu import Cpu, Mutation, Workspace, failure_of, failure_over, needs_compiler
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_settings import cuda_config
 
 from leanbench.core.errors import UserError
+from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 
 pytestmark = needs_compiler
@@ -236,3 +244,54 @@ def test_a_pair_takes_lengths_that_the_host_knows(axes):
     words = r"^cluster_size 2 with tile_rows 64 takes sequences of one length that"
     with pytest.raises(UserError, match=words):
         failure_of(Cpu(), Workspace(epoch=7), replace(PAIR, **axes), of_pairs(), 132, 0)
+
+
+#: Problems in bf16 whose launches merge partials, and their settings and SMs.
+LARGE_SCORES = {
+    "4 query tokens": Case(
+        AttentionProblem(2, 16, 1, (515, 300), 64, "bf16", q_len=4), of_warpgroups(64), (4,)
+    ),
+    "20, noncausal": Case(
+        AttentionProblem(1, 16, 1, 515, 64, "bf16", q_len=20, causal=False),
+        of_warpgroups(128),
+        (7,),
+    ),
+    "pair": Case(replace(PAIR, dtype="bf16"), of_pairs(), (132,)),
+}
+
+
+@pytest.mark.parametrize("score", EQUAL_SCORES)
+@pytest.mark.parametrize("name", LARGE_SCORES)
+def test_equal_scores_of_any_size(cpu, name, score):
+    problem, config, (sms,) = LARGE_SCORES[name]
+    inputs = equal_scores(problem, "cpu", score)
+    assert failure_over(cpu, Workspace(epoch=7), inputs, config, sms) is None
+
+
+@pytest.mark.parametrize("scale", [1e3 / 3, 1e6 / 3])
+def test_equal_scores_under_a_large_scale(cpu, scale):
+    """fp16 holds no weights above 2^16."""
+    inputs = replace(equal_scores(CHUNK, "cpu", 64 * 208.0), softmax_scale=scale)
+    assert failure_over(cpu, Workspace(epoch=7), inputs, of_warpgroups(128), 3) is None
+
+
+@pytest.mark.parametrize("cache", ["k_cache", "v_cache"])
+@pytest.mark.parametrize("q_len", [4, 20])
+def test_infinities_in_a_token_that_others_do_not_see(cpu, q_len, cache):
+    problem = AttentionProblem(2, 32, 2, 300, 64, q_len=q_len)
+    inputs, expected = inf_in_last_token(problem, "cpu", cache)
+    inputs.poison()
+    cpu.launch(inputs, of_warpgroups(64 if q_len == 4 else 128), 7, Workspace(epoch=7))
+    assert_hidden(inputs, expected, cache)
+
+
+def test_scores_above_2_to_the_27th(cpu):
+    inputs = steep_scores(CHUNK, "cpu")
+    assert failure_over(cpu, Workspace(epoch=7), inputs, of_warpgroups(128), 3) is None
+
+
+@pytest.mark.parametrize("scale", [-0.2, 0.0, 1e-40])
+def test_scales_that_do_not_keep_the_order_of_scores(cpu, scale):
+    problem, config, (sms,) = LARGE_SCORES["4 query tokens"]
+    inputs = replace(make_inputs(problem, "cpu", seed=1), softmax_scale=scale)
+    assert failure_over(cpu, Workspace(epoch=7), inputs, config, sms) is None

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from depth import deep
-from lean_on_cpu import Cpu, Mutation, Workspace, failure_of, needs_compiler
+from hostile_inputs import EQUAL_SCORES, equal_scores, steep_scores
+from lean_on_cpu import Cpu, Mutation, Workspace, failure_of, failure_over, needs_compiler
 from leanbench.kernels.mla.configs import MlaConfig
 from library_stand_ins import LATENT
 
@@ -243,3 +244,41 @@ def test_a_query_of_zeros_beside_a_scale_near_0(cpu, scale):
     cpu.launch(inputs, MlaConfig(1, align_grid=False), 8, Workspace(epoch=7))
     assert inputs.out.isfinite().all()
     assert Reference(inputs).check(inputs).failure("bf16") is None
+
+
+@pytest.mark.parametrize("score", EQUAL_SCORES)
+@pytest.mark.parametrize(
+    "axes",
+    [{}, deep({"q_len": 2}), deep({"q_heads": 128, "q_len": 2, "causal": False})],
+    ids=str,
+)
+def test_equal_scores_of_any_size(cpu, axes, score):
+    inputs = equal_scores(replace(SINGLE, batch=2, **axes), "cpu", score)
+    assert failure_over(cpu, Workspace(epoch=7), inputs, MlaConfig(1, False, 1), 6) is None
+
+
+@pytest.mark.parametrize("kv_dtype", ["same", "e4m3"])
+def test_equal_scores_under_a_large_scale(cpu, kv_dtype):
+    """fp16 holds no weights above 2^16."""
+    problem = replace(SINGLE, batch=2, dtype="fp16", kv_dtype=kv_dtype, scaled=False)
+    inputs = replace(equal_scores(problem, "cpu", 64 * 208.0), softmax_scale=1e6 / 3)
+    assert failure_over(cpu, Workspace(epoch=7), inputs, MlaConfig(1, False, 1), 6) is None
+
+
+@pytest.mark.parametrize("sms", [1, 6])
+def test_scales_of_empty_sequences_do_not_matter(cpu, sms):
+    problem = replace(SINGLE, **FOUR, lengths_on="device", kv_dtype="e4m3")
+    inputs = make_inputs(problem, "cpu", 1)
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens[0], inputs.cache_seqlens[-1] = 0, -1
+    assert failure_over(cpu, Workspace(epoch=7), inputs, MlaConfig(1, False, 1), sms) is None
+
+
+def test_a_scale_that_fp32_rounds_to_0(cpu):
+    inputs = replace(make_inputs(replace(SINGLE, q_len=2), "cpu", 1), softmax_scale=1e-60)
+    assert failure_over(cpu, Workspace(epoch=7), inputs, MlaConfig(1, False, 1), 6) is None
+
+
+def test_scores_above_2_to_the_27th(cpu):
+    inputs = steep_scores(replace(SINGLE, dtype="fp16", context=300), "cpu")
+    assert failure_over(cpu, Workspace(epoch=7), inputs, MlaConfig(1, False, 1), 2) is None
