@@ -22,7 +22,7 @@ from leanbench.kernels.mla import launch as mla_kernel
 
 from leanbench.attention import fast, prepared
 from leanbench.attention.call import Call
-from leanbench.attention.prepared import PreparedLaunches
+from leanbench.attention.prepared import Family, PreparedLaunches
 from leanbench.core.inputs import AttentionInputs
 from leanbench.gpu.catalogue import find
 
@@ -118,11 +118,26 @@ class FakeCuda:
         return 0
 
 
+def use_fake_driver(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Launch over tensors on the CPU with a fake driver."""
+    fake = FakeCuda()
+    monkeypatch.setattr(cuda_driver, "_entry_point", fake.entry_point)
+    monkeypatch.setattr(cuda_driver, "_function", lambda build, device: FUNCTION)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(prepared, "check_runs_on", lambda device: None)
+    monkeypatch.setattr(prepared, "check_latent_launch", lambda call: None)
+    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
+    for module in (cuda, mla_kernel):
+        monkeypatch.setattr(module, "clusters_at_once", lambda build, device: _CLUSTERS)
+        monkeypatch.setattr(module, "sm_count", lambda device: _SMS)
+    return fake
+
+
 def use_fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Launch calls over tensors on the CPU with CUDA C++ and a fake driver."""
-    fake = FakeCuda()
+    fake = use_fake_driver(monkeypatch)
 
-    def launch(call: Call, inputs: AttentionInputs) -> Relaunch:
+    def launch(call: Call, family: Family, inputs: AttentionInputs) -> Relaunch:
         problem = problem_of(inputs)
         uniform = inputs.cache_seqlens is None
         if call.latent:
@@ -131,19 +146,10 @@ def use_fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
             return prepared._launch(latent, inputs)
         choose = _CUDA.default_config if uniform else _CUDA.any_length_config
         config: Any = call.config or choose(problem, H200)
-        return prepared._launch(cuda.launch_of(inputs, config, _SMS).relaunch(), inputs)
+        return prepared._launch(cuda.launch_of(inputs, config).relaunch(), inputs)
 
-    monkeypatch.setattr(cuda_driver, "_entry_point", fake.entry_point)
-    monkeypatch.setattr(cuda_driver, "_function", lambda build, device: FUNCTION)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(cuda, "refusal", lambda inputs: None)
     monkeypatch.setattr(prepared, "_launch_with_settings", launch)
-    monkeypatch.setattr(prepared, "check_runs_on", lambda device: None)
-    monkeypatch.setattr(prepared, "check_latent_launch", lambda call: None)
-    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
-    for module in (cuda, mla_kernel):
-        monkeypatch.setattr(module, "clusters_at_once", lambda build, device: _CLUSTERS)
-    monkeypatch.setattr(mla_kernel, "sm_count", lambda device: _SMS)
     # Later tests on a GPU use its driver again.
     fast._use_driver.cache_clear()
     monkeypatch.setattr(fast, "_use_driver", lambda: None)

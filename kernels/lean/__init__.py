@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig, LeanTritonConfig
@@ -64,6 +65,11 @@ class LeanBatchInvariant(Lean):
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanConfig:
         return self.batch_invariant_config(problem, gpu)
+
+    def default_configs(
+        self, problem: AttentionProblem, gpu: GpuSpec
+    ) -> Callable[[int, int], LeanConfig]:
+        return lambda batch, context: self.batch_invariant_config(problem, gpu)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanConfig:
         return self.batch_invariant_config(problem, gpu)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from leanbench.kernels.launch import (
     Relaunch,
-    cache_strides,
     misalignment,
     most_parts,
     qk_scale,
@@ -37,11 +36,15 @@ from leanbench.kernels.lean.cuda_masks import (
 )
 from leanbench.kernels.lean.cuda_params import (
     POINTERS_OFFSET,
+    STRIDES_OFFSET,
     Descale,
     Divisor,
     Params,
     check_counts,
+    pack_pointer,
     pack_pointers,
+    pack_strides,
+    pass_shares,
     too_far_apart,
 )
 from leanbench.kernels.lean.cuda_schedule import (
@@ -64,9 +67,33 @@ from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
+    from leanbench.kernels.mla.configs import MlaConfig
+
     from leanbench.core.inputs import AttentionInputs
 
 _FP8_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+
+
+@dataclass(frozen=True)
+class LaunchFamily(ABC):
+    """What launches of one build and config have in common, whatever their sizes."""
+
+    build: CudaBuild
+    config: CudaConfig | MlaConfig
+    #: Clusters resident at once.
+    slots: int
+    q_len: int
+
+    @abstractmethod
+    def divide(self, params: Params, batch: int, context: int, queries: int) -> tuple[int, int]:
+        """Set the parameters of the division of work; return the CTAs and the slots' bytes.
+
+        Args:
+            queries: query tokens of all sequences if they are packed.
+
+        Raises:
+            UserError: too much work.
+        """
 
 
 @dataclass(frozen=True)
@@ -83,6 +110,8 @@ class CudaLaunch:
     tensors: tuple[torch.Tensor | None, ...]
     #: Names of the tensors from leanbench.core.extras in use.
     extras: tuple[str, ...] = ()
+    #: None for a launch of no other sizes.
+    family: LaunchFamily | None = None
 
     name = "lean_cuda"
 
@@ -160,18 +189,46 @@ class CudaRelaunch:
         self._launch = DriverLaunch(
             launch.build, launch.device, launch.grid, launch.params, launch.slots_bytes
         )
-        self._build, self._bulk, self._capacity = launch.build, launch.build.bulk, launch.capacity
+        self._build, self._capacity = launch.build, launch.capacity
         self._caches = launch.params.k, launch.params.v
-        self._map: CacheMap | None = None
+        #: None for a launch of no other sizes.
+        self.family = launch.family
+        self._map = CacheMap(launch.build) if launch.build.bulk else None
         self.tile_tokens = 1 << launch.params.tile_shift
         self._extras = launch.extras
-        #: For each extra tensor: its index in Extras, and the structure and field of its pointer.
+        #: For each extra tensor: its index in Extras, and the offset of its pointer.
         self._places = [
-            (Extras._fields.index(name), *pointer(self._launch.params, name))
-            for name in launch.extras
+            (Extras._fields.index(name), pointer_offset(name)) for name in launch.extras
         ]
         #: True if the launch holds its stream's workspace.
         self._has_workspace = False
+
+    def sized(
+        self,
+        batch: int,
+        context: int,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_table: torch.Tensor | None,
+    ) -> CudaRelaunch:
+        """Return a launch of another batch, context, capacity, or number of pages or packed tokens.
+
+        Strides of rows may differ, and those of KV heads if they exceed a token's. Alignments to 16
+        bytes and everything else are the same.
+        """
+        assert self.family is not None
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        launch, other._has_workspace = self._launch.copy(), False
+        other._launch, params = launch, launch.params
+        if block_table is not None:
+            params.stride_table = block_table.stride(0)
+        if self._build.ragged_q:
+            params.total_queries = q.shape[0]
+        launch.resize(*self.family.divide(params, batch, context, q.shape[0]))
+        other._resize(q, k_cache, v_cache)
+        return other
 
     def __call__(
         self,
@@ -194,8 +251,8 @@ class CudaRelaunch:
             epoch, self._has_workspace = lent.epoch, lent.stays
         k, v = caches = k_cache.data_ptr(), v_cache.data_ptr()
         if k_cache.shape[1] != self._capacity:
-            self._resize(k_cache, k, v)
-        elif self._bulk and caches != self._caches:
+            self._resize(q, k_cache, v_cache)
+        elif self._map is not None and caches != self._caches:
             launch.move(k, v)
         self._caches = caches
         params = launch.params
@@ -214,8 +271,8 @@ class CudaRelaunch:
         params.context = context
         if extras is not None:
             fields: Any = extras
-            for index, structure, field in self._places:
-                setattr(structure, field, fields[index].data_ptr())
+            for index, offset in self._places:
+                pack_pointer(params, offset, fields[index].data_ptr())
         launch.launch(epoch)
 
     def block(self) -> LaunchBlock | None:
@@ -233,28 +290,36 @@ class CudaRelaunch:
     @property
     def maps(self) -> dict[str, str]:
         """Fields of Params with tensor maps, and those fields of AttentionInputs."""
-        return dict(zip(("k_map", "v_map"), self.mapped, strict=True)) if self._bulk else {}
+        return dict(zip(("k_map", "v_map"), self.mapped, strict=True)) if self._map else {}
 
-    def _resize(self, cache: torch.Tensor, k: int, v: int) -> None:
-        """Update strides and tensor maps for dense caches; those of K apply to V."""
-        params, shape, strides = self._launch.params, cache.shape, cache.stride()
+    def _resize(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+        """Update the strides and tensor maps of the caches."""
+        launch, cache_map = self._launch, self._map
+        shape, strides, v_strides = k_cache.shape, k_cache.stride(), v_cache.stride()
         self._capacity = shape[1]
-        params.stride_k_batch = params.stride_v_batch = strides[0]
-        params.stride_k_token = params.stride_v_token = strides[1]
-        params.stride_k_head = params.stride_v_head = strides[2] * self._build.heads_of_row
-        if self._bulk:
-            cache_map = self._map = self._map or CacheMap(shape, strides, self._build)
+        pass_strides(launch.params, strides, v_strides, self._build)
+        if cache_map is not None:
             cache_map.resize(shape, strides)
-            self._launch.encode(cache_map, k, v)
+            k, v = self._caches = k_cache.data_ptr(), v_cache.data_ptr()
+            launch.encode(cache_map, k, v)
+            if v_strides != strides or v_cache.shape != shape:
+                cache_map.resize(v_cache.shape, v_strides)
+                cache_map.encode(launch.maps[1], v)
 
 
-def pointer(params: Params, name: str) -> tuple[ctypes.Structure, str]:
-    """Return the structure and field with the pointer of an extra tensor.
+def pointer_offset(name: str) -> int:
+    """Return the offset in Params of the pointer of an extra tensor.
 
-    It is the field of that name, or its `at` if the field is a structure.
+    It is that of the field of that name, or of its `at`, the first field of a structure.
     """
-    field = getattr(params, name)
-    return (field, "at") if isinstance(field, ctypes.Structure) else (params, name)
+    return getattr(Params, name).offset
+
+
+def pass_strides(params: Params, k: tuple[int, ...], v: tuple[int, ...], build: CudaBuild) -> None:
+    """Set the strides of K and V."""
+    k_head, v_head = k[2] * build.heads_of_row, v[2] * build.heads_of_row
+    pack_strides(params, STRIDES_OFFSET, k[0], k_head, v[0], v_head)
+    params.stride_k_token, params.stride_v_token = k[1], v[1]
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
@@ -337,6 +402,118 @@ def _build(
     return replace(CudaBuild.of(problem, config), ragged=int(ragged or ragged_q))
 
 
+@dataclass(frozen=True)
+class CudaFamily(LaunchFamily):
+    """A family of lean.cu or many_rows.cu."""
+
+    config: CudaConfig
+    #: KV heads, or pairs of them copied as one; and output tiles of one, of a sequence.
+    kv_heads: int
+    row_tiles: int
+    group_size: int
+    #: From `dealt_window`.
+    window: int
+    #: Bytes of K and V of a sequence's token, and of a work range's partial.
+    token_bytes: int
+    partial_bytes: int
+    #: `split_limits` without and with rereads.
+    limits: tuple[tuple[int, int], tuple[int, int]]
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs, config: CudaConfig, sms: int | None = None) -> CudaFamily:
+        """Return the family of these tensors; arguments and errors as in `launch_of`."""
+        build, device = build_of(inputs, config), inputs.q.device
+        slots = cluster_slots(sms or sm_count(device), build.ctas_per_sm, build.cluster)
+        columns, tile_tokens = inputs.head_dim + inputs.value_dim, config.tile_tokens
+        return cls(
+            build,
+            config,
+            min(slots, clusters_at_once(build, device)),
+            inputs.q_len,
+            inputs.kv_heads // build.heads_of_row,
+            build.row_tiles(inputs.q_len),
+            inputs.group_size,
+            dealt_window(inputs.most_behind, inputs.new_tokens),
+            inputs.kv_heads * columns * inputs.k_cache.element_size(),
+            build.partial_bytes,
+            (split_limits(build, tile_tokens), split_limits(build, tile_tokens, rereads=True)),
+        )
+
+    def divide(self, params: Params, batch: int, context: int, queries: int) -> tuple[int, int]:
+        build, config, slots = self.build, self.config, self.slots
+        partial_bytes, tile_tokens = self.partial_bytes, config.tile_tokens
+        output_tiles, per_sequence = batch * self.row_tiles, self.kv_heads * self.row_tiles
+        if build.ragged_q:
+            # An upper bound: the last output tile of each sequence can be partly empty.
+            output_tiles = min(output_tiles, queries * self.group_size // build.rows + batch)
+        output_tiles = self.kv_heads * max(1, output_tiles)
+        tokens = dealt_tokens(build, context, self.q_len, self.window)
+        params.context, params.batch = context, batch
+        if config.splits:
+            lean_tiles = max(1, -(-tokens // tile_tokens))
+            work_ranges = output_tiles * config.splits
+            check_counts(max(work_ranges * build.cluster, output_tiles * lean_tiles), context)
+            waiting = work_ranges if config.splits > 1 else 0
+            slots_bytes = fixed_run_bytes(waiting, partial_bytes)
+        elif config.fixed_run_tiles:
+            if build.ragged_q:
+                raise UserError(
+                    "lean_cuda splits contexts by work where there is cu_seqlens_q: leave it or"
+                    " batch_invariant out"
+                )
+            runs = most_fixed_runs(tokens, per_sequence, config)
+            total = output_tiles * runs
+            check_counts(total, context)
+            work_ranges = min(total, slots)
+            slots_bytes = fixed_run_bytes(total, partial_bytes)
+            params.longest_shift = (tile_tokens * config.fixed_run_tiles).bit_length() - 1
+        else:
+            end_tiles = END_TILES if build.ragged else 0
+            real_tiles = max(1, -(-tokens // tile_tokens))
+            tiles = real_tiles + end_tiles
+            total = output_tiles * tiles
+            check_counts(total, max(context, tiles * tile_tokens))
+            # With lengths on the device, an upper bound.
+            rereads = rereads_memory(build, batch * context * self.token_bytes)
+            aligned = (config.align_grid or rereads) and not build.ragged
+            many_rows = isinstance(build, ManyRowsBuild)
+            if (clusters := many_rows and build.cluster > 1) and build.ragged:
+                raise UserError(
+                    f"cluster_size {build.cluster} with tile_rows {build.rows} takes sequences of"
+                    " one length that the host knows, without cache_leftpad and cu_seqlens_q:"
+                    " choose cluster_size 1"
+                )
+            work_ranges = stream_k_grid(
+                output_tiles * real_tiles,
+                slots,
+                config.min_tiles_per_cta,
+                output_tiles if aligned else 1,
+            )
+            even = many_rows and (clusters or (aligned and output_tiles <= slots))
+            range_bytes = partial_bytes * (1 if even else build.range_partials)
+            # The workspace holds the partials of all work ranges.
+            work_ranges = min(work_ranges, WORKSPACE_BYTES // range_bytes)
+            sizes = output_tiles, real_tiles, tile_tokens, slots
+            whole = aligned and has_whole_tiles(build, *sizes)
+            if clusters or whole:
+                # Each CTA has a whole output tile and waits for no other, so not all need to be
+                # resident.
+                work_ranges, range_bytes = output_tiles, 0
+            in_step = aligned and (rereads or many_rows) and build.q_len == 0
+            if in_step and work_ranges < output_tiles:
+                work_ranges = whole_ranges(work_ranges, output_tiles)
+            if even:
+                splits, length = even_splits(tiles, max(1, work_ranges // output_tiles))
+                work_ranges, end_tiles = splits * output_tiles, splits * length - tiles
+                tiles += end_tiles
+                total = output_tiles * tiles
+            slots_bytes = work_ranges * range_bytes
+            share, longer = divmod(total, work_ranges)
+            shares = end_tiles, config.min_tiles_per_cta, share, longer, *self.limits[rereads]
+            pass_shares(params, shares, tiles)
+        return work_ranges * build.cluster, slots_bytes
+
+
 def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = None) -> CudaLaunch:
     """Return the launch over these tensors.
 
@@ -350,105 +527,19 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
     reason = refusal(inputs)
     if reason is not None:
         raise UserError(reason)
-    device = inputs.q.device
-    build = build_of(inputs, config)
-    per_sequence = inputs.kv_heads // build.heads_of_row * build.row_tiles(inputs.q_len)
-    output_tiles = _most_output_tiles(inputs, build)
-    slots = cluster_slots(sms or sm_count(device), build.ctas_per_sm, build.cluster)
-    slots = min(slots, clusters_at_once(build, device))
-    extras = extra_tensors(inputs)
-    params = _params(inputs, build, extras)
+    family, extras = CudaFamily.of(inputs, config, sms), extra_tensors(inputs)
+    params = _params(inputs, family.build, extras)
     params.tile_shift = config.tile_tokens.bit_length() - 1
-    params.by_heads = Divisor.of(per_sequence)
-    window = dealt_window(inputs.most_behind, inputs.new_tokens)
-    tokens = dealt_tokens(build, inputs.context, inputs.q_len, window)
-    if config.splits:
-        lean_tiles = max(1, -(-tokens // config.tile_tokens))
-        work_ranges = output_tiles * config.splits
-        check_counts(max(work_ranges * build.cluster, output_tiles * lean_tiles), inputs.context)
-        waiting = work_ranges if config.splits > 1 else 0
-        slots_bytes = fixed_run_bytes(waiting, build.partial_bytes)
-    elif config.fixed_run_tiles:
-        if build.ragged_q:
-            raise UserError(
-                "lean_cuda splits contexts by work where there is cu_seqlens_q: leave it or"
-                " batch_invariant out"
-            )
-        runs = most_fixed_runs(tokens, per_sequence, config)
-        total = output_tiles * runs
-        check_counts(total, inputs.context)
-        work_ranges = min(total, slots)
-        slots_bytes = fixed_run_bytes(total, build.partial_bytes)
-        params.longest_shift = (config.tile_tokens * config.fixed_run_tiles).bit_length() - 1
-    else:
-        end_tiles = END_TILES if build.ragged else 0
-        real_tiles = max(1, -(-tokens // config.tile_tokens))
-        tiles = real_tiles + end_tiles
-        total = output_tiles * tiles
-        check_counts(total, max(inputs.context, tiles * config.tile_tokens))
-        rereads = rereads_memory(build, _kv_bytes(inputs))
-        aligned = (config.align_grid or rereads) and not build.ragged
-        many_rows = isinstance(build, ManyRowsBuild)
-        if (clusters := many_rows and build.cluster > 1) and build.ragged:
-            raise UserError(
-                f"cluster_size {build.cluster} with tile_rows {build.rows} takes sequences of one"
-                " length that the host knows, without cache_leftpad and cu_seqlens_q: choose"
-                " cluster_size 1"
-            )
-        work_ranges = stream_k_grid(
-            output_tiles * real_tiles,
-            slots,
-            config.min_tiles_per_cta,
-            output_tiles if aligned else 1,
-        )
-        even = many_rows and (clusters or (aligned and output_tiles <= slots))
-        range_bytes = build.partial_bytes * (1 if even else build.range_partials)
-        # The workspace holds the partials of all work ranges.
-        work_ranges = min(work_ranges, WORKSPACE_BYTES // range_bytes)
-        sizes = output_tiles, real_tiles, config.tile_tokens, slots
-        whole = aligned and has_whole_tiles(build, *sizes)
-        if clusters or whole:
-            # Each CTA has a whole output tile and waits for no other, so not all need to be
-            # resident.
-            work_ranges, range_bytes = output_tiles, 0
-        in_step = aligned and (rereads or many_rows) and build.q_len == 0
-        if in_step and work_ranges < output_tiles:
-            work_ranges = whole_ranges(work_ranges, output_tiles)
-        if even:
-            splits, length = even_splits(tiles, max(1, work_ranges // output_tiles))
-            work_ranges, end_tiles = splits * output_tiles, splits * length - tiles
-            tiles += end_tiles
-            total = output_tiles * tiles
-        slots_bytes = work_ranges * range_bytes
-        params.share, params.longer = divmod(total, work_ranges)
-        params.longest_steps, params.merge_tiles = split_limits(build, config.tile_tokens, rereads)
-        params.end_tiles = end_tiles
-        params.min_tiles_per_range = config.min_tiles_per_cta
-        params.by_tiles = Divisor.of(tiles)
-        params.by_share = Divisor.of(params.share)
-        params.by_share_plus_1 = Divisor.of(params.share + 1)
+    params.by_heads = Divisor.of(family.kv_heads * family.row_tiles)
+    sizes = inputs.batch, inputs.context, inputs.q.shape[0]
+    grid, slots_bytes = family.divide(params, *sizes)
     held = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
     held += (inputs.cache_seqlens, inputs.block_table)
     held += tuple(extras.values())
-    grid, capacity = work_ranges * build.cluster, inputs.k_cache.shape[1]
-    return CudaLaunch(build, device, grid, params, slots_bytes, capacity, held, tuple(extras))
-
-
-def _kv_bytes(inputs: AttentionInputs) -> int:
-    """Return the bytes of K and V that the call reads; an upper bound for lengths on the device."""
-    columns = inputs.head_dim + inputs.value_dim
-    numbers = inputs.batch * inputs.context * inputs.kv_heads * columns
-    return numbers * inputs.k_cache.element_size()
-
-
-def _most_output_tiles(inputs: AttentionInputs, build: CudaBuild) -> int:
-    """Return the number of output tiles; with `cu_seqlens_q` an upper bound from the total."""
-    row_tiles = inputs.batch * build.row_tiles(inputs.q_len)
-    if inputs.cu_seqlens_q is not None:
-        # The last output tile of each sequence can be partly empty.
-        full = inputs.q.shape[0] * inputs.group_size // build.rows
-        row_tiles = max(1, min(row_tiles, full + inputs.batch))
-    return inputs.kv_heads // build.heads_of_row * row_tiles
+    capacity, device = inputs.k_cache.shape[1], inputs.q.device
+    return CudaLaunch(
+        family.build, device, grid, params, slots_bytes, capacity, held, tuple(extras), family
+    )
 
 
 def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.Tensor]) -> Params:
@@ -471,11 +562,7 @@ def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.T
         params.stride_q_batch, params.stride_out_batch = inputs.q.stride(0), inputs.out.stride(0)
     params.stride_q_token, params.stride_q_head = inputs.q.stride()[-3:-1]
     params.stride_out_token, params.stride_out_head = inputs.out.stride()[-3:-1]
-    params.context, params.batch, params.kv_heads = (
-        inputs.context,
-        inputs.batch,
-        inputs.kv_heads // build.heads_of_row,
-    )
+    params.kv_heads = inputs.kv_heads // build.heads_of_row
     params.q_len = inputs.q_len
     pass_append(params, inputs)
     params.qk_scale = qk_scale(inputs)
@@ -488,7 +575,7 @@ def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.T
         params.k_page_descale = Descale.of(inputs.k_page_descale)
         params.v_page_descale = Descale.of(inputs.v_page_descale)
     for name, tensor in extras.items():
-        setattr(*pointer(params, name), tensor.data_ptr())
+        pack_pointer(params, pointer_offset(name), tensor.data_ptr())
     if inputs.peers is not None:
         params.peers = inputs.peers.group
     return params
@@ -502,10 +589,7 @@ def _pass_caches(
     V's map may be a copy of K's, to be moved to V's address.
     """
     params.k, params.v = k_cache.data_ptr(), v_cache.data_ptr()
-    params.stride_k_batch, params.stride_k_head, params.stride_k_token = cache_strides(k_cache)
-    params.stride_v_batch, params.stride_v_head, params.stride_v_token = cache_strides(v_cache)
-    params.stride_k_head *= build.heads_of_row
-    params.stride_v_head *= build.heads_of_row
+    pass_strides(params, k_cache.stride(), v_cache.stride(), build)
     if build.bulk:
         shape, strides = v_cache.shape, v_cache.stride()
         params.k_map.words[:] = tensor_map(params.k, k_cache.shape, k_cache.stride(), build)

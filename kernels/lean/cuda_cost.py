@@ -15,7 +15,7 @@ from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_schedule import (
     END_TILES,
     MERGE_AT_ONCE,
-    has_whole_tiles,
+    many_whole_tiles,
     split_limits,
 )
 from leanbench.kernels.lean.workspace import WORKSPACE_BYTES
@@ -136,25 +136,9 @@ class Columns:
         )
         return cls(tuple(configs), builds, *table.T)
 
-    def whole_tiles(self, output_tiles: Any, lean_tiles: Any, slots: Any) -> Any:
-        """Return which launch a CTA for each output tile, more than fit at once."""
-        import numpy as np
-
-        if (output_tiles <= slots).all():
-            return np.zeros(len(slots), dtype=bool)
-        return np.array(
-            [
-                config.align_grid
-                and has_whole_tiles(build, int(tiles), int(of), config.tile_tokens, int(most))
-                for config, build, tiles, of, most in zip(
-                    self.configs, self.builds, output_tiles, lean_tiles, slots, strict=True
-                )
-            ]
-        )
-
 
 class Work(NamedTuple):
-    """What a launch does: arrays over fills, and for some fields groups, and candidates."""
+    """What a launch does: arrays over fills and candidates; some have groups as a first axis."""
 
     #: Time to read K and V once from memory, and again from the L2.
     memory_us: Any
@@ -179,61 +163,62 @@ def work_of(
     """
     import numpy as np
 
-    tokens, sequences = (
-        np.array([[group[field] for group in fill] for fill in fills], dtype=float)[:, :, None]
-        for field in (0, 1)
-    )
-    ragged = problem.lengths_on == "device" or len(fills[0]) > 1
+    # Arrays over groups, fills and candidates.
+    tokens, sequences = np.array(fills, dtype=float).transpose(2, 1, 0)[..., None]
+    several = len(fills[0]) > 1
+    ragged = problem.lengths_on == "device" or several
     tile, step = columns.tile_tokens, columns.chunk * columns.warps * columns.cluster
     per_sequence = problem.kv_heads / columns.heads_of_row * columns.row_tiles
     count = sequences * per_sequence
-    output_tiles = count.sum(1)
+    output_tiles = count.sum(0)
     lean_tiles = np.maximum(1, np.ceil(tokens / tile))
-    total, longest = (lean_tiles * count).sum(1), lean_tiles.max(1)
+    total, longest = (lean_tiles * count).sum(0), lean_tiles.max(0)
     grid = np.maximum(1, np.minimum(columns.slots, total))
     # LeanTiles of a part if no CTA crosses output tiles, else 0; and CTAs one after another.
     waves = np.ones_like(grid)
     if ragged:
         whole = _equal_part(lean_tiles, count, total, grid, output_tiles, columns)
-        few = (total - output_tiles <= output_tiles // 8 * 3)[:, None]
+        few = total - output_tiles <= np.floor(output_tiles / 8) * 3
         ends = np.where((columns.packs > 0) & few & (lean_tiles == 1), 0, END_TILES)
     else:
-        many = columns.whole_tiles(output_tiles[0], longest[0], grid[0])
+        tile_bytes = tile * columns.heads_of_row * problem.token_bytes
+        many = many_whole_tiles(output_tiles, longest, tile_bytes, grid) & (columns.align > 0)
         aligned = (columns.align > 0) & (grid >= output_tiles)
-        ranges = np.maximum(1, grid // output_tiles)
+        ranges = np.maximum(1, np.floor(grid / output_tiles))
         grid = np.where(aligned, ranges * output_tiles, grid)
         # A remainder of the division moves the boundaries of ranges off those of output tiles.
-        whole = np.where(aligned & (longest % ranges == 0), longest / ranges, 0)
+        whole = longest / ranges
+        whole = np.where(aligned & (whole == np.floor(whole)), whole, 0)
         whole = np.where(many, longest, whole)
         waves = np.where(many, np.ceil(output_tiles / grid), 1)
         ends = np.zeros_like(lean_tiles)
     counted = lean_tiles + ends
-    dealt = np.ceil((counted * count).sum(1) / grid - 1e-9)[:, None]
+    dealt = np.ceil((counted * count).sum(0) / grid - 1e-9)
     # Ranges that begin anywhere: whole output tiles, and pieces of the first and the last.
-    even = (dealt % counted == 0) & (len(fills[0]) == 1)
-    segments = np.where(even, dealt / counted, np.ceil((dealt - 1) / counted) + 1)
-    segments = np.minimum(segments, output_tiles[:, None])
+    segments = dealt / counted
+    even = np.False_ if several else segments == np.floor(segments)
+    segments = np.where(even, segments, np.ceil((dealt - 1) / counted) + 1)
+    segments = np.minimum(segments, output_tiles)
     inner = np.where(even, segments, np.maximum(segments - 2, 0))
     rest = np.maximum(dealt - inner * counted - np.minimum(ends, 1) * (~even), 0)
     pieces = np.minimum(segments - inner, 2)
     rest_tokens = np.minimum(rest * tile, pieces * tokens)
     rounds = inner * np.ceil(tokens / step) + np.ceil(rest_tokens / step + (pieces > 1) / 2)
-    alone = np.minimum(whole[:, None], lean_tiles)
-    range_tiles = np.where(whole > 0, np.maximum(whole, 1), dealt[:, 0])
+    alone = np.minimum(whole, lean_tiles)
+    is_whole = whole > 0
+    range_tiles = np.where(is_whole, np.maximum(whole, 1), dealt)
     splits = np.ceil(longest / range_tiles) + ((whole == 0) & (range_tiles < longest))
     split_tokens = np.minimum(alone * tile, tokens)
-    is_whole = whole[:, None] > 0
     rounds = np.where(is_whole, np.ceil(split_tokens / step), rounds)
     segments = np.where(is_whole, 1, segments)
     part = np.where(is_whole, split_tokens, np.minimum(dealt * tile, tokens))
-    reads = (tokens * sequences).sum(1) * problem.kv_heads * problem.token_bytes
+    reads = (tokens * sequences).sum(0) * problem.kv_heads * problem.token_bytes
     # Output tiles of one KV head out of step read it again from memory if the L2 is too small.
-    again = np.where((whole > 0) | (reads < gpu.l2_bytes), 1 / _L2_RATIO, 1)
+    again = np.where(is_whole | (reads < gpu.l2_bytes), 1 / _L2_RATIO, 1)
     memory_us = reads / (gpu.bandwidth_tb_s * 1e6) * (1 + (columns.row_tiles - 1) * again)
-    parts = (np.ceil(lean_tiles / np.maximum(alone, 1)) * count).sum(1)
-    used = np.where(whole > 0, np.minimum(grid, parts), grid)
+    parts = (np.ceil(lean_tiles / np.maximum(alone, 1)) * count).sum(0)
+    used = np.where(is_whole, np.minimum(grid, parts), grid)
     share = np.minimum(columns.ctas, np.ceil(used * columns.cluster / gpu.sms))
-    waves = waves[:, None]
     return Work(memory_us, rounds * waves, segments * waves, part, splits, share)
 
 
@@ -243,13 +228,21 @@ def _equal_part(
     """Return the LeanTiles of leanbench.core.decomposition.longest_split; 0 for stream-K."""
     import numpy as np
 
-    longest, share = lean_tiles.max(1), np.ceil(total / grid)
-    steps = np.arange(columns.longest_steps.max() + 1)[:, None, None]
-    candidates = share + np.ceil(share * steps / 16)
-    needed = (np.ceil(lean_tiles / candidates[:, :, None]) * count).sum(2)
-    enough = (needed <= grid) & (steps <= columns.longest_steps)
-    first = np.take_along_axis(candidates, enough.argmax(0)[None], 0)[0]
-    split = np.where(enough.any(0), first, 0)
+    longest, share = lean_tiles.max(0), np.ceil(total / grid)
+
+    def enough(steps: Any) -> tuple[Any, Any]:
+        part = share + np.ceil(share * steps / 16)
+        return part, (np.ceil(lean_tiles / part) * count).sum(0) <= grid
+
+    # More steps need no more CTAs: the fewest that are enough.
+    low, most = np.zeros_like(share), np.broadcast_to(columns.longest_steps, share.shape)
+    high = most
+    for _ in range(int(columns.longest_steps.max()).bit_length()):
+        middle = np.floor((low + high) / 2)
+        _, fits = enough(middle)
+        low, high = np.where(fits, low, np.minimum(middle + 1, most)), np.where(fits, middle, high)
+    part, fits = enough(high)
+    split = np.where(fits, part, 0)
     stays = longest <= np.where(split > 0, split, share) + columns.merge_tiles
     return np.where(stays, longest, split) * (grid >= output_tiles)
 
@@ -265,14 +258,15 @@ def parts_us(
     blocks = blocks * columns.heads_of_row * (1 + _MORE_ROWS * (columns.rows / 8 - 1))
     active = np.ceil(work.tokens / (columns.chunk * columns.cluster))
     active = np.minimum(np.maximum(active, 1), columns.warps)
-    share = work.share[:, None]
-    chunk = (costs.chunk + costs.block * blocks) * np.maximum(1, active * share / _FULL_WARPS)
+    chunk = (costs.chunk + costs.block * blocks) * np.maximum(1, active * work.share / _FULL_WARPS)
     round_us = np.maximum(chunk, (costs.latency + chunk) / columns.stages)
     end = costs.end + costs.end_kn * columns.kilo_numbers * active / 4
     end = end + costs.cluster * (columns.cluster > 1)
     warps, ends = work.rounds * round_us, work.segments * end
-    last = np.argmax(warps + ends, axis=1)[:, None]
-    warps, ends, chunk = (np.take_along_axis(part, last, 1)[:, 0] for part in (warps, ends, chunk))
+    # Of the group that takes longest.
+    last = (warps + ends).argmax(0)
+    last = last * last.size + np.arange(last.size).reshape(last.shape)
+    warps, ends, chunk = (part.take(last) for part in (warps, ends, chunk))
     levels = np.ceil(np.log(np.maximum(work.splits, 2)) / np.log(MERGE_AT_ONCE) - 1e-9)
     partials = np.minimum(work.splits, MERGE_AT_ONCE) * 4 / (columns.warps * columns.cluster)
     merge = levels * (costs.merge + costs.merge_kn * columns.kilo_numbers * partials)

@@ -21,8 +21,12 @@ from leanbench.kernels.lean.workspace import WORKSPACES, Lent
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.errors import DoesNotFit
 
-#: Offset of a CUlaunchConfig's attributes and their number, its size, and an attribute's.
-_ATTRIBUTES_OFFSET, _CONFIG_BYTES, _ATTRIBUTE_BYTES = 40, 56, 72
+#: CUlaunchConfig, and writers of its first field and of its stream.
+_Config, _STREAM_OFFSET = ctypes.c_uint64 * 7, 32
+_pack_grid, _pack_stream = struct.Struct("I").pack_into, struct.Struct("Q").pack_into
+_PARAMS_SIZE, _K_MAP, _V_MAP = ctypes.sizeof(Params), Params.k_map.offset, Params.v_map.offset
+#: Offset of its attributes and their number, and an attribute's size.
+_ATTRIBUTES_OFFSET, _ATTRIBUTE_BYTES = 40, 72
 
 
 class LaunchBlock(NamedTuple):
@@ -56,25 +60,46 @@ class DriverLaunch:
         params: Params,
         slots_bytes: int,
     ) -> None:
-        self._device, self._stream, self._slots_bytes = device, 0, slots_bytes
+        self._device, self._stream = device, 0
         #: Address of the slots from the last `borrow`.
         self.slots = 0
-        self._config = _launch_config(build, grid)
-        self.params = aligned_params()
-        ctypes.pointer(self.params)[0] = params
-        start = ctypes.addressof(self.params)
-        self._maps = start + Params.k_map.offset, start + Params.v_map.offset
-        self._pointers = ctypes.c_void_p(start)
-        self._arguments = (
-            self._config.getPtr(),
-            int(_function(build, device)),
-            ctypes.addressof(self._pointers),
-            None,
-        )
+        # The attributes, to which the configuration points, are kept alive.
+        config = self._whole_config = _launch_config(build, build.cluster)
+        self._config = _Config.from_address(config.getPtr())
+        self._function = int(_function(build, device))
         self._launch = _entry_point("cuLaunchKernelEx", 4)
         self._replace_address = _entry_point("cuTensorMapReplaceAddress", 2)
+        self._copy(params)
+        self.resize(grid, slots_bytes)
         if build.bulk:
             self.move(params.k, params.v)
+
+    def copy(self) -> DriverLaunch:
+        """Return a launch with its own parameters."""
+        other = object.__new__(DriverLaunch)
+        other.__dict__.update(self.__dict__)
+        other._copy(self.params)
+        return other
+
+    def resize(self, grid: int, slots_bytes: int) -> None:
+        """Change the CTAs, and the size of the slots."""
+        self._slots_bytes = slots_bytes
+        _pack_grid(self._config, 0, grid)
+
+    def _copy(self, params: Params) -> None:
+        config = self._config = _Config.from_buffer_copy(self._config)
+        self.params = aligned_params()
+        start = ctypes.addressof(self.params)
+        ctypes.memmove(start, ctypes.addressof(params), _PARAMS_SIZE)
+        #: Addresses of the tensor maps of K and V.
+        self.maps = start + _K_MAP, start + _V_MAP
+        pointers = self._pointers = ctypes.c_void_p(start)
+        self._arguments = (
+            ctypes.addressof(config),
+            self._function,
+            ctypes.addressof(pointers),
+            None,
+        )
 
     def run(self) -> None:
         """Launch on the device's current stream.
@@ -97,7 +122,8 @@ class DriverLaunch:
         self.params.replays = lent.replays.data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(self._device.index)
         if stream != self._stream:
-            self._config.hStream, self._stream = _driver().CUstream(stream), stream
+            _pack_stream(self._config, _STREAM_OFFSET, stream)
+            self._stream = stream
         return lent
 
     def launch(self, epoch: int) -> None:
@@ -115,11 +141,11 @@ class DriverLaunch:
 
     def block(self) -> LaunchBlock:
         """Return the launch as it was last made."""
-        config = ctypes.string_at(self._config.getPtr(), _CONFIG_BYTES)
+        config = bytes(self._config)
         attributes, count = struct.unpack_from("QI", config, _ATTRIBUTES_OFFSET)
         return LaunchBlock(
             ctypes.string_at(ctypes.addressof(self.params), PAGE_SCALES_PARAMS_BYTES),
-            self._arguments[1],
+            self._function,
             config,
             ctypes.string_at(attributes, count * _ATTRIBUTE_BYTES) if count else b"",
             self._stream,
@@ -131,7 +157,7 @@ class DriverLaunch:
         Raises:
             RuntimeError: a driver error.
         """
-        k_map, v_map = self._maps
+        k_map, v_map = self.maps
         if status := self._replace_address(k_map, k) or self._replace_address(v_map, v):
             check_status(status)
 
@@ -141,7 +167,7 @@ class DriverLaunch:
         Raises:
             RuntimeError: a driver error.
         """
-        k_map, v_map = self._maps
+        k_map, v_map = self.maps
         cache_map.encode(k_map, k)
         # A copy with a new address takes less host time than encoding a second map.
         ctypes.memmove(v_map, k_map, ctypes.sizeof(TensorMap))
@@ -158,7 +184,9 @@ def tensor_map(
 ) -> tuple[int, ...]:
     """Return the words of a tensor map encoded by `CacheMap`."""
     aligned = aligned_params()
-    CacheMap(shape, strides, build, box_tokens).encode(ctypes.addressof(aligned), address)
+    cache_map = CacheMap(build, box_tokens)
+    cache_map.resize(shape, strides)
+    cache_map.encode(ctypes.addressof(aligned), address)
     return tuple(aligned.k_map.words)
 
 
@@ -178,13 +206,7 @@ class CacheMap:
         box_tokens: a page or a chunk by default.
     """
 
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        build: CudaBuild,
-        box_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, build: CudaBuild, box_tokens: int | None = None) -> None:
         self._dtype, *modes = _map_modes(build.kv_bytes, build.column_bytes)
         self._kv_bytes, self._heads_of_row = build.kv_bytes, build.heads_of_row
         self._layout = _Layout()
@@ -200,10 +222,9 @@ class CacheMap:
             *modes,
         )
         self._encode = _entry_point("cuTensorMapEncodeTiled", 12)
-        self.resize(shape, strides)
 
     def resize(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-        """Change the shape and strides of the next tensor map."""
+        """Set the shape and strides of the next tensor map."""
         rows, tokens, heads, head_dim = shape
         row_stride, token_stride, head_stride, _ = strides
         heads, head_dim = heads // self._heads_of_row, head_dim * self._heads_of_row

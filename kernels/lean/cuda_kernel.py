@@ -77,6 +77,9 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         return cuda_settings.chosen(cuda_settings.known(problem), gpu)
 
+    def default_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> cuda_settings.Choices:
+        return cuda_settings.Choices(problem, gpu)
+
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         known = cuda_settings.known(problem)
         return cuda_settings.chosen(cuda_settings.for_any_length(known), gpu)

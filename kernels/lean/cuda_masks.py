@@ -74,7 +74,7 @@ def dealt_tokens(
         tokens: in the cache, up to the sequence's end.
         window_left: from `dealt_window`.
     """
-    used = tokens - leftpad // build.start_step * build.start_step
+    used = tokens - (leftpad and leftpad // build.start_step * build.start_step)
     return used if window_left < 0 else min(used, _window_tokens(build, window_left, q_len) + q_len)
 
 
@@ -112,10 +112,15 @@ def as_seen(problem: AttentionProblem) -> AttentionProblem:
     """
     if problem.most_behind < 0:
         return problem
-    most = max(problem.q_len + problem.most_behind, problem.append)
+    most = most_seen(problem)
     seen = tuple(min(context, most) for context in problem.contexts)
     context = seen if problem.is_ragged else seen[0]
     return replace(problem, context=context, window_left=-1, attention_chunk=0)
+
+
+def most_seen(problem: AttentionProblem) -> int:
+    """Return the most tokens of a sequence that a window's query tokens see, or that are new."""
+    return max(problem.q_len + problem.most_behind, problem.append)
 
 
 def _window_tokens(build: CudaBuild, window_left: int, q_len: int) -> int:

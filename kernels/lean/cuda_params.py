@@ -28,9 +28,13 @@ class Divisor(ctypes.Structure):
 
     @classmethod
     def of(cls, divisor: int) -> Divisor:
-        """Return the divisor: n // divisor == n * multiplier >> shift, for n below 2^31."""
-        bits = (divisor - 1).bit_length()
-        return cls((1 << (31 + bits)) // divisor + 1, 31 + bits)
+        return cls(*divided_by(divisor))
+
+
+def divided_by(divisor: int) -> tuple[int, int]:
+    """Return (multiplier, shift): n // divisor == n * multiplier >> shift, for n below 2^31."""
+    bits = (divisor - 1).bit_length()
+    return (1 << (31 + bits)) // divisor + 1, 31 + bits
 
 
 class Descale(ctypes.Structure):
@@ -50,6 +54,11 @@ class Descale(ctypes.Structure):
         return cls(scales.data_ptr(), *scales.stride(), *[0] * (2 - scales.dim()))
 
 
+#: Numbers of a division of LeanTiles among work ranges, followed by divisors.
+_SHARES = (
+    *("end_tiles", "min_tiles_per_range", "share", "longer"),
+    *("longest_steps", "merge_tiles"),
+)
 #: Pointers of every call, or 0.
 _POINTERS = ("q", "k", "v", "out", "lse", "partials", "cache_seqlens", "block_table")
 
@@ -97,17 +106,7 @@ class Params(ctypes.Structure):
                 "rotary_step",
             )
         ),
-        *(
-            (name, ctypes.c_int32)
-            for name in (
-                "end_tiles",
-                "min_tiles_per_range",
-                "share",
-                "longer",
-                "longest_steps",
-                "merge_tiles",
-            )
-        ),
+        *((name, ctypes.c_int32) for name in _SHARES),
         *((f"by_{name}", Divisor) for name in ("tiles", "heads", "share", "share_plus_1")),
         ("qk_scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
@@ -129,6 +128,10 @@ class Params(ctypes.Structure):
 #: Write all pointers of Params from POINTERS_OFFSET on, faster than ctypes sets single fields.
 pack_pointers = struct.Struct(f"{len(_POINTERS)}Q").pack_into
 POINTERS_OFFSET = Params.q.offset
+#: Write the fields of caches' strides, of `_SHARES` with their divisors, and of a pointer alone.
+pack_strides, STRIDES_OFFSET = struct.Struct("4q").pack_into, Params.stride_k_batch.offset
+_pack_shares, _SHARES_OFFSET = struct.Struct("6i8I").pack_into, Params.end_tiles.offset
+pack_pointer = struct.Struct("Q").pack_into
 
 
 def _aligned(size: int) -> int:
@@ -146,7 +149,30 @@ _Memory = ctypes.c_uint8 * (PAGE_SCALES_PARAMS_BYTES + PARAMS_ALIGNMENT)
 def aligned_params() -> Params:
     """Create Params with the size and alignment that the driver and the kernel read."""
     memory = _Memory()
-    return Params.from_buffer(memory, -ctypes.addressof(memory) % PARAMS_ALIGNMENT)
+    start = ctypes.addressof(memory)
+    params = Params.from_address(start + -start % PARAMS_ALIGNMENT)
+    # Faster than `from_buffer`.
+    params.memory = memory
+    return params
+
+
+def pass_shares(params: Params, shares: tuple[int, ...], tiles: int) -> None:
+    """Set `_SHARES` and their divisors.
+
+    Args:
+        tiles: LeanTiles of an output tile.
+    """
+    by_heads, share = params.by_heads, shares[2]
+    _pack_shares(
+        params,
+        _SHARES_OFFSET,
+        *shares,
+        *divided_by(tiles),
+        by_heads.multiplier,
+        by_heads.shift,
+        *divided_by(share),
+        *divided_by(share + 1),
+    )
 
 
 def too_far_apart(inputs: AttentionInputs) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from leanbench.kernels.launch import padded
 from leanbench.kernels.lean.configs import LeanCudaConfig
@@ -99,13 +100,17 @@ def has_whole_tiles(
     Requires that no boundary is crossed. Ranges that begin when others end balance SMs of different
     speed. They wait for nothing, so more of them than are resident can be launched.
     """
-    tile_bytes = build.kv_bytes * tile_tokens * (build.head_dim + build.v_head_dim)
+    token_bytes = build.kv_bytes * (build.head_dim + build.v_head_dim) * build.heads_of_row
+    many = many_whole_tiles(output_tiles, lean_tiles, tile_tokens * token_bytes, slots)
+    return many and not isinstance(build, ManyRowsBuild) and not build.peers
+
+
+def many_whole_tiles(output_tiles: Any, lean_tiles: Any, tile_bytes: Any, slots: Any) -> Any:
+    """Return True if output tiles are many and short enough; for arrays, where."""
     return (
-        lean_tiles > 1
-        and output_tiles >= _MANY_WHOLE_TILES * slots
-        and lean_tiles * tile_bytes * build.heads_of_row <= _MAX_BYTES_OF_WHOLE_TILES
-        and not isinstance(build, ManyRowsBuild)
-        and not build.peers
+        (lean_tiles > 1)
+        & (output_tiles >= _MANY_WHOLE_TILES * slots)
+        & (lean_tiles * tile_bytes <= _MAX_BYTES_OF_WHOLE_TILES)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise, product
@@ -28,7 +28,7 @@ from leanbench.kernels.lean.cuda_cost import (
     total_us,
     work_of,
 )
-from leanbench.kernels.lean.cuda_masks import as_seen
+from leanbench.kernels.lean.cuda_masks import most_seen
 from leanbench.kernels.lean.cuda_schedule import few_idle, whole_ranges
 
 from leanbench.core.errors import UserError
@@ -69,6 +69,13 @@ _SHORT = 1 / 16
 _MANY_ROWS_US, _MANY_ROWS_SHARE = 9.0, 1.17
 #: Candidates by prediction alone that are timed first (docs/performance.md, Settings).
 _FASTEST = 8
+#: Lengths between two multiples of this share settings and a launch, so a sequence that grows token
+#: by token finds both prepared.
+LENGTHS_TOGETHER = 64
+#: Choices that are kept, and those that are made at once, in one or two milliseconds.
+_MOST_FOUND, _SIZES_AT_ONCE = 4096, {"host": 128, "device": 16}
+#: Batch, and longest length.
+Sizes = tuple[int, int]
 #: Weight of the worst fill's regret next to the mean's.
 WORST = 0.5
 
@@ -185,14 +192,16 @@ def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
     )
 
 
-def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-    """Return settings of many_rows.cu.
+def many_rows_config(
+    problem: AttentionProblem, gpu: GpuSpec, batch: int | None = None
+) -> LeanCudaConfig:
+    """Return settings of many_rows.cu, for the problem or another batch.
 
     Row tiles that share K and V read them in step, unless too many CTAs would idle.
     """
     all_rows = problem.group_size * problem.q_len
     rows = WARPGROUP_ROWS if all_rows <= WARPGROUP_ROWS else 2 * WARPGROUP_ROWS
-    output_tiles = problem.batch * problem.kv_heads * -(-all_rows // rows)
+    output_tiles = (batch or problem.batch) * problem.kv_heads * -(-all_rows // rows)
     narrow = widest(problem) <= 128
     chunk, stages = (128, 4) if all_rows > rows and narrow else (64, 8)
     # Two CTAs share an SM: one reads while the other begins or ends an output tile.
@@ -346,22 +355,46 @@ def ranked(
     """
     import numpy as np
 
-    columns, parts = predict(problem, gpu, costs)
+    columns, scores, latency_us = _scores(problem, gpu, costs, [_sizes_of(problem)])
+    order = np.argsort(scores[0], kind="stable")
+    return [(columns.configs[index], float(latency_us[0, index])) for index in order.tolist()]
+
+
+def _scores(
+    problem: AttentionProblem, gpu: GpuSpec, costs: Costs, sizes: Sequence[Sizes]
+) -> tuple[Columns, Any, Any]:
+    """Return the candidates of lean.cu, and of each for each of `sizes` what they are ranked by,
+    and the predicted latency in us.
+    """
+    import numpy as np
+
+    columns, parts = predict(problem, gpu, costs, sizes)
     logs = np.log(total_us(parts))
-    latency_us = np.exp(logs.mean(0))
-    worst = (logs - logs.min(1, keepdims=True)).max(0)
-    order = np.argsort(logs.mean(0) + WORST * worst, kind="stable")
-    return [(columns.configs[index], float(latency_us[index])) for index in order.tolist()]
+    logs = logs.reshape(len(sizes), -1, logs.shape[-1])
+    worst = (logs - logs.min(2, keepdims=True)).max(1)
+    mean = logs.mean(1)
+    return columns, mean + WORST * worst, np.exp(mean)
 
 
 def predict(
-    problem: AttentionProblem, gpu: GpuSpec, costs: Costs
+    problem: AttentionProblem,
+    gpu: GpuSpec,
+    costs: Costs,
+    sizes: Sequence[Sizes] | None = None,
 ) -> tuple[Columns, dict[str, Any]]:
-    """Return the candidates of lean.cu, and leanbench.kernels.lean.cuda_cost.parts_us."""
-    seen = as_seen(problem)
+    """Return the candidates of lean.cu, and leanbench.kernels.lean.cuda_cost.parts_us of each fill.
+
+    Args:
+        sizes: of problems that are the same otherwise; the problem's own by default.
+    """
     columns = _columns(_of_any_size(problem), gpu)
-    work = work_of(seen, _seen_fills(problem, seen), columns, gpu)
-    return columns, parts_us(seen, work, columns, costs)
+    sizes = [_sizes_of(problem)] if sizes is None else sizes
+    fills = [fill for each in sizes for fill in _seen_fills(problem, *each)]
+    return columns, parts_us(problem, work_of(problem, fills, columns, gpu), columns, costs)
+
+
+def _sizes_of(problem: AttentionProblem) -> Sizes:
+    return problem.batch, problem.max_context
 
 
 def chosen(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
@@ -371,32 +404,87 @@ def chosen(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
 
 @lru_cache(maxsize=4096)
 def _chosen(problem: AttentionProblem, gpu: GpuSpec, costs: Costs) -> LeanCudaConfig:
-    if not has_many_rows(problem, gpu):
-        return ranked(problem, gpu, costs)[0][0]
-    if problem.group_size * problem.q_len > WARPGROUP_ROWS:
-        return many_rows_config(problem, gpu)
-    config, us = ranked(problem, gpu, costs)[0]
-    return config if us < _many_rows_us(problem, gpu) else many_rows_config(problem, gpu)
+    return _choices(problem, gpu, costs, [_sizes_of(problem)])[0]
 
 
-def _seen_fills(problem: AttentionProblem, seen: AttentionProblem) -> list[Fill]:
+def _choices(
+    problem: AttentionProblem, gpu: GpuSpec, costs: Costs, sizes: Sequence[Sizes]
+) -> list[LeanCudaConfig]:
+    """Return the model's choice for problems of these sizes that are the same otherwise."""
+    warpgroups = has_many_rows(problem, gpu)
+    if warpgroups and problem.group_size * problem.q_len > WARPGROUP_ROWS:
+        return [many_rows_config(problem, gpu, batch) for batch, _ in sizes]
+    columns, scores, latency_us = _scores(problem, gpu, costs, sizes)
+    best = scores.argmin(1)
+    chosen = [columns.configs[index] for index in best.tolist()]
+    if warpgroups:
+        for number, (batch, tokens) in enumerate(sizes):
+            if latency_us[number, best[number]] >= _many_rows_us(problem, gpu, batch, tokens):
+                chosen[number] = many_rows_config(problem, gpu, batch)
+    return chosen
+
+
+class Choices:
+    """The model's choices for problems that differ in nothing but their batch and length.
+
+    The first is made alone. Later ones are made together with those of sizes nearby, as far as
+    batches or lengths have differed so far: all of them take little longer than a few.
+    """
+
+    def __init__(self, problem: AttentionProblem, gpu: GpuSpec) -> None:
+        self._problem, self._gpu, self._costs = known(problem), gpu, costs_of(gpu)
+        self._found: dict[Sizes, LeanCudaConfig] = {}
+        #: Batches and lengths of choices that were not found.
+        self._batches: set[int] = set()
+        self._lengths: set[int] = set()
+
+    def __call__(self, batch: int, tokens: int) -> LeanCudaConfig:
+        if self._problem.lengths_on == "device":
+            tokens = bound_of(tokens)
+        choice = self._found.get((batch, tokens))
+        if choice is None:
+            sizes = self._with_others(batch, tokens)
+            if len(self._found) + len(sizes) > _MOST_FOUND:
+                self._found.clear()
+            chosen = _choices(self._problem, self._gpu, self._costs, sizes)
+            self._found.update(zip(sizes, chosen, strict=True))
+            choice = self._found[batch, tokens]
+        return choice
+
+    def _with_others(self, batch: int, tokens: int) -> list[Sizes]:
+        """Return sizes nearby in what has differed so far, with these."""
+        self._batches.add(batch)
+        self._lengths.add(tokens)
+        batches, lengths, most = [batch], [tokens], _SIZES_AT_ONCE[self._problem.lengths_on]
+        several = len(self._batches) > 1
+        if len(self._lengths) > 1 and self._problem.lengths_on == "host":
+            count = most // 4 if several else most
+            room, most = LENGTHS_TOGETHER * count // 2, most // count
+            start = (tokens - 1) // room * room
+            ends = range(start + LENGTHS_TOGETHER, start + room + 1, LENGTHS_TOGETHER)
+            lengths += [length for end in ends for length in (end - 1, end) if length != tokens]
+        if several:
+            start = (batch - 1) // most * most
+            batches = range(start + 1, start + most + 1)
+        return list(product(batches, lengths))
+
+
+def _seen_fills(problem: AttentionProblem, batch: int, longest: int) -> list[Fill]:
     """Return the tokens that queries see, of the host's length or of `fill_lengths`."""
-    if problem.lengths_on == "host":
-        return [((seen.max_context, seen.batch),)]
-    fills = _fills(problem.batch, problem.max_context)
+    fills = _fills(batch, longest) if problem.lengths_on == "device" else [((longest, batch),)]
     if problem.most_behind < 0:
         return fills
-    most = seen.max_context
+    most = most_seen(problem)
     return [tuple((min(most, tokens), count) for tokens, count in fill) for fill in fills]
 
 
-def _many_rows_us(problem: AttentionProblem, gpu: GpuSpec) -> float:
+def _many_rows_us(problem: AttentionProblem, gpu: GpuSpec, batch: int, tokens: int) -> float:
     """Return the latency of many_rows.cu with one row tile, which reads K and V once.
 
     With lengths on the device, a geometric mean over the fills.
     """
     token_us = problem.kv_heads * problem.token_bytes / (gpu.bandwidth_tb_s * 1e6)
-    fills = _seen_fills(problem, as_seen(problem))
+    fills = _seen_fills(problem, batch, tokens)
     memory_us = [token_us * sum(tokens * count for tokens, count in fill) for fill in fills]
     logs = [math.log(_MANY_ROWS_US + _MANY_ROWS_SHARE * us) for us in memory_us]
     return math.exp(sum(logs) / len(logs))

@@ -52,6 +52,11 @@ class Implementations(Kernel[ConfigT]):
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT:
         return self._implementation_for(problem, gpu).any_length_config(problem, gpu)
 
+    def default_configs(
+        self, problem: AttentionProblem, gpu: GpuSpec
+    ) -> Callable[[int, int], ConfigT]:
+        return self._implementation_for(problem, gpu).default_configs(problem, gpu)
+
     def implementation_on(self, gpu: GpuSpec) -> Kernel[Any]:
         # CUDA C++ was measured on Hopper.
         use_cuda = gpu.compute_capability == HOPPER and self.cuda.unavailable_reason() is None

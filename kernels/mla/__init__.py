@@ -85,13 +85,18 @@ class LeanMla(Kernel[MlaConfig]):
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> MlaConfig:
         known = cuda_settings.known(problem)
-        return self.config_of(
-            (known.batch, problem.q_len * problem.q_heads),
-            known.max_context,
-            problem.lengths_on == "host",
-            gpu.sms,
-            problem.kv_dtype,
-        )
+        return self.default_configs(problem, gpu)(known.batch, known.max_context)
+
+    def default_configs(
+        self, problem: AttentionProblem, gpu: GpuSpec
+    ) -> Callable[[int, int], MlaConfig]:
+        exact, rows = problem.lengths_on == "host", problem.q_len * problem.q_heads
+
+        def config(batch: int, context: int) -> MlaConfig:
+            tokens = context if exact else cuda_settings.bound_of(context)
+            return self.config_of((batch, rows), tokens, exact, gpu.sms, problem.kv_dtype)
+
+        return config
 
     def config_of(
         self, shape: tuple[int, int], context: int, exact: bool, sms: int, kv_dtype: str

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from leanbench.kernels.launch import qk_scale
-from leanbench.kernels.lean.cuda import CudaLaunch, CudaRelaunch
-from leanbench.kernels.lean.cuda_driver import clusters_at_once, sm_count, tensor_map
-from leanbench.kernels.lean.cuda_params import Descale, Divisor, Params, check_counts
+from leanbench.kernels.lean.cuda import CudaLaunch, CudaRelaunch, LaunchFamily
+from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.cuda_driver import CacheMap, clusters_at_once, sm_count, tensor_map
+from leanbench.kernels.lean.cuda_params import Descale, Divisor, Params, check_counts, pass_shares
 from leanbench.kernels.mla.build import TILE, MlaBuild
 from leanbench.kernels.mla.configs import MlaConfig
 
@@ -34,11 +35,20 @@ _LONGEST_STEPS = 31
 
 
 class MlaRelaunch(CudaRelaunch):
-    """A launch of mla.cu that updates its pointers and length in every call."""
+    """A launch of mla.cu that updates its pointers and length in every call.
+
+    V is part of `k_cache`.
+    """
 
     any_capacity = False
     # The second tensor map is the query's.
     mapped = ("k_cache", "q")
+
+    def __init__(self, launch: CudaLaunch) -> None:
+        super().__init__(launch)
+        build = launch.build
+        self._map = CacheMap(build, TILE // build.cluster)
+        self._query_map = CacheMap(_query_build(build), TILE)
 
     def __call__(
         self,
@@ -52,19 +62,67 @@ class MlaRelaunch(CudaRelaunch):
         lse: torch.Tensor,
         extras: Extras | None = None,
     ) -> None:
-        """Launch the kernel; see leanbench.kernels.launch.Relaunch. V is part of `k_cache`."""
+        """Launch the kernel; see leanbench.kernels.launch.Relaunch."""
         super().__call__(q, k_cache, q, cache_seqlens, context, block_table, out, lse, extras)
+
+    def _resize(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+        k_map, v_map = self._launch.maps
+        k, v = self._caches = k_cache.data_ptr(), q.data_ptr()
+        self._capacity = k_cache.shape[1]
+        self._map.resize(k_cache.shape, k_cache.stride())
+        self._map.encode(k_map, k)
+        self._query_map.resize(*_query_rows(q))
+        self._query_map.encode(v_map, v)
+
+
+@dataclass(frozen=True)
+class MlaFamily(LaunchFamily):
+    build: MlaBuild
+    config: MlaConfig
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs, config: MlaConfig) -> MlaFamily:
+        build, device = _build(inputs, config), inputs.q.device
+        slots = min(sm_count(device) // build.cluster, clusters_at_once(build, device))
+        return cls(build, config, slots, inputs.q_len)
+
+    @property
+    def per_sequence(self) -> int:
+        """Output tiles of a sequence."""
+        return self.build.row_tiles(self.q_len) * self.build.column_groups
+
+    def divide(self, params: Params, batch: int, context: int, queries: int) -> tuple[int, int]:
+        build, config = self.build, self.config
+        end_tiles = _END_TILES if build.ragged else 0
+        real_tiles = max(1, -(-context // TILE))
+        tiles = real_tiles + end_tiles
+        output_tiles = batch * self.per_sequence
+        total = output_tiles * tiles
+        check_counts(total, tiles * TILE)
+        work_ranges = stream_k_grid(output_tiles * real_tiles, self.slots, config.min_tiles_per_cta)
+        if config.align_grid and not build.ragged:
+            work_ranges = _aligned(work_ranges, output_tiles, real_tiles)
+        params.context, params.batch = context, batch
+        share, longer = divmod(total, work_ranges)
+        longest_steps = _LONGEST_STEPS if build.cluster > 1 else 0
+        shares = end_tiles, config.min_tiles_per_cta, share, longer, longest_steps, _MERGE_TILES
+        pass_shares(params, shares, tiles)
+        # One per range, and one for the first split of each split output tile.
+        return work_ranges * build.cluster, 2 * work_ranges * build.cluster * build.partial_bytes
 
 
 def launch_of(inputs: AttentionInputs, config: MlaConfig) -> CudaLaunch:
-    build, params = _build(inputs, config), Params()
-    _pass_tensors(params, inputs, build)
-    grid, slots_bytes = _deal(inputs, build, config, params)
+    family, params = MlaFamily.of(inputs, config), Params()
+    _pass_tensors(params, inputs, family.build)
+    params.by_heads = Divisor.of(family.per_sequence)
+    grid, slots_bytes = family.divide(params, inputs.q.shape[0], inputs.context, 0)
     held = (inputs.q, inputs.k_cache, inputs.out, inputs.lse)
     held += (inputs.cache_seqlens, inputs.block_table, inputs.k_descale)
-    capacity = inputs.k_cache.shape[1]
+    capacity, device = inputs.k_cache.shape[1], inputs.q.device
     extras = () if inputs.k_descale is None else ("k_descale",)
-    return CudaLaunch(build, inputs.q.device, grid, params, slots_bytes, capacity, held, extras)
+    return CudaLaunch(
+        family.build, device, grid, params, slots_bytes, capacity, held, extras, family
+    )
 
 
 def _build(inputs: AttentionInputs, config: MlaConfig) -> MlaBuild:
@@ -78,37 +136,6 @@ def _build(inputs: AttentionInputs, config: MlaConfig) -> MlaBuild:
         fp8_name(inputs.k_cache.dtype),
         config.column_groups,
     )
-
-
-def _deal(
-    inputs: AttentionInputs, build: MlaBuild, config: MlaConfig, params: Params
-) -> tuple[int, int]:
-    """Write the schedule to `params`; return the CTAs of the launch and the partials' bytes."""
-    device, batch = inputs.q.device, inputs.q.shape[0]
-    slots = sm_count(device) // build.cluster
-    slots = min(slots, clusters_at_once(build, device))
-    end_tiles = _END_TILES if build.ragged else 0
-    real_tiles = max(1, -(-inputs.context // TILE))
-    tiles = real_tiles + end_tiles
-    per_sequence = build.row_tiles(inputs.q_len) * build.column_groups
-    output_tiles = batch * per_sequence
-    total = output_tiles * tiles
-    check_counts(total, tiles * TILE)
-    work_ranges = stream_k_grid(output_tiles * real_tiles, slots, config.min_tiles_per_cta)
-    if config.align_grid and not build.ragged:
-        work_ranges = _aligned(work_ranges, output_tiles, real_tiles)
-    params.tile_shift = TILE.bit_length() - 1
-    params.by_heads = Divisor.of(per_sequence)
-    params.share, params.longer = divmod(total, work_ranges)
-    params.longest_steps = _LONGEST_STEPS if build.cluster > 1 else 0
-    params.merge_tiles = _MERGE_TILES
-    params.end_tiles = end_tiles
-    params.min_tiles_per_range = config.min_tiles_per_cta
-    params.by_tiles = Divisor.of(tiles)
-    params.by_share = Divisor.of(params.share)
-    params.by_share_plus_1 = Divisor.of(params.share + 1)
-    # One per range, and one for the first split of each split output tile.
-    return work_ranges * build.cluster, 2 * work_ranges * build.cluster * build.partial_bytes
 
 
 def _aligned(work_ranges: int, output_tiles: int, tiles: int) -> int:
@@ -131,7 +158,6 @@ def _aligned(work_ranges: int, output_tiles: int, tiles: int) -> int:
 def _pass_tensors(params: Params, inputs: AttentionInputs, build: MlaBuild) -> None:
     """Set the parameters that depend only on the tensors. The second tensor map is the query's."""
     q, out, cache = inputs.q, inputs.out, inputs.k_cache
-    batch, q_len, heads, _ = q.shape
     params.k, params.v = cache.data_ptr(), q.data_ptr()
     params.out, params.lse = out.data_ptr(), inputs.lse.data_ptr()
     if inputs.cache_seqlens is not None:
@@ -140,17 +166,26 @@ def _pass_tensors(params: Params, inputs: AttentionInputs, build: MlaBuild) -> N
         params.block_table = inputs.block_table.data_ptr()
         params.stride_table = inputs.block_table.stride(0)
     params.stride_out_batch, params.stride_out_token, params.stride_out_head = out.stride()[:3]
-    params.context, params.batch, params.kv_heads = inputs.context, batch, build.column_groups
+    params.kv_heads, params.tile_shift = build.column_groups, TILE.bit_length() - 1
     # Above 0 in fp32: hidden scores of -inf times 0 would be NaN.
     params.qk_scale = max(qk_scale(inputs), _LEAST_SCALE)
     if inputs.k_descale is not None:
         params.k_descale = _descale(inputs.k_descale)
     share = TILE // build.cluster
     params.k_map.words[:] = tensor_map(params.k, cache.shape, cache.stride(), build, share)
-    rows = (batch, q_len * heads, 1, q.shape[3])
-    strides = (q.stride(0), q.stride(2), q.stride(2), 1)
-    # The query has 16-bit numbers for any cache dtype.
-    params.v_map.words[:] = tensor_map(params.v, rows, strides, replace(build, kv_dtype=0), TILE)
+    params.v_map.words[:] = tensor_map(params.v, *_query_rows(q), _query_build(build), TILE)
+
+
+def _query_rows(q: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape and the strides of the query in its tensor map."""
+    batch, q_len, heads, columns = q.shape
+    row, _, head, _ = q.stride()
+    return (batch, q_len * heads, 1, columns), (row, head, head, 1)
+
+
+def _query_build(build: CudaBuild) -> CudaBuild:
+    """Return a build for the query's tensor map: of 16-bit numbers for any dtype of the cache."""
+    return replace(build, kv_dtype=0)
 
 
 def _descale(scales: torch.Tensor) -> Descale:

@@ -24,16 +24,18 @@ from leanbench.attention.mla_launch import (
     check_latent,
     check_latent_launch,
 )
-from leanbench.attention.record import RECORD, is_captured, record
-from leanbench.configs.lookup import Choice, choose, state
+from leanbench.attention.record import is_captured, is_recorded, record
+from leanbench.configs.lookup import Choice, Settings, choose, state
+from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
-from leanbench.core.extras import EXTRA_TENSORS, Extras, extras_of, kinds_of
+from leanbench.core.extras import EXTRA_TENSORS, Extras, extras_of
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.launch import Relaunch, problem_of, spec_of
 from leanbench.kernels.lean import LEAN, LEAN_CUDA
 from leanbench.kernels.lean.configs import LeanConfig
-from leanbench.kernels.lean.cuda_settings import bound_of
+from leanbench.kernels.lean.cuda import CudaRelaunch
+from leanbench.kernels.lean.cuda_settings import LENGTHS_TOGETHER, bound_of
 from leanbench.kernels.lean.workspace import WORKSPACES
 from leanbench.kernels.mla import LEAN_MLA
 
@@ -41,9 +43,8 @@ from leanbench.kernels.mla import LEAN_MLA
 _ALIGNMENT = 16
 #: Number of recent signatures that a thread keeps, and of those before them.
 _KEPT = 512
-#: Lengths between two multiples of this share settings and a launch, so a sequence that grows token
-#: by token finds both prepared.
-LENGTHS_TOGETHER = 64
+#: Number of batches and lengths of which a family keeps the settings.
+_MOST_CHOICES = 4096
 
 
 class Prepared(NamedTuple):
@@ -73,14 +74,50 @@ class Prepared(NamedTuple):
 Hook = Callable[[AttentionProblem], None]
 
 
+class Family:
+    """Calls that differ in nothing but sizes: their settings, and a launch with each."""
+
+    def __init__(self) -> None:
+        #: Settings by batch and `_tokens_of`.
+        self.choices: dict[tuple[int, int], Choice] = {}
+        #: Look-up of further ones; None: with a problem.
+        self.choose: Callable[[int, int], Choice] | None = None
+        #: Launches by their settings.
+        self.launches: dict[KernelConfig | None, CudaRelaunch] = {}
+
+    def launch_for(self, call: Call, context: int) -> CudaRelaunch | None:
+        """Return a launch of the sizes of a call, or None if its settings have no launch yet."""
+        if not self.launches:
+            return None
+        batch, config = call.batch, call.config
+        if config is None:
+            if self.choose is None:
+                return None
+            sizes = batch, _tokens_of(call, context)
+            choice = self.choices.get(sizes)
+            if choice is None:
+                choice = self.keep(sizes, self.choose(*sizes))
+            config = choice.config
+        known = self.launches.get(config)
+        if known is None:
+            return None
+        return known.sized(batch, context, call.q, call.k_cache, call.v_cache, call.block_table)
+
+    def keep(self, sizes: tuple[int, int], choice: Choice) -> Choice:
+        if len(self.choices) >= _MOST_CHOICES:
+            self.choices.clear()
+        self.choices[sizes] = choice
+        return choice
+
+
 class PreparedLaunches(threading.local):
     """Prepared launches of a thread, by signature."""
 
     def __init__(self) -> None:
         self._recent: dict[Hashable, Prepared] = {}
         self._before: dict[Hashable, Prepared] = {}
-        #: Settings for lengths on the device, by `_all_but_capacity`.
-        self.any_length: dict[Hashable, Choice] = {}
+        #: By `_family_key`.
+        self.families: dict[Hashable, Family] = {}
         self.on_signature: Hook | None = None
         #: True if a launch was prepared without a hook.
         self.has_unseen = False
@@ -101,6 +138,11 @@ class PreparedLaunches(threading.local):
         """Prepare the launch of each signature anew."""
         self._recent, self._before, self.has_unseen = {}, {}, False
         fast.clear()
+
+    def keep(self, key: Hashable, family: Family) -> None:
+        if len(self.families) >= _KEPT:
+            self.families.clear()
+        self.families[key] = family
 
     def scratch_lse(self, q: torch.Tensor, stream: Hashable) -> torch.Tensor:
         """Return a buffer of the stream for an LSE that the caller does not request."""
@@ -155,7 +197,8 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
         # Only here: calls with a prepared launch have no time for it.
         if not call.latent and (trimmed := call.without_spare_rows()) is not call:
             return attend(trimmed, with_lse)
-        out, lse, prepared = _attend_first(call, length, capacity, with_lse, stream, capturing)
+        options = signature, length, capacity, with_lse, stream, capturing
+        out, lse, prepared = _attend_first(call, *options)
         _LAUNCHES.put(signature, prepared)
         return out, lse if with_lse else None
     relaunch, known, _, out_like, lse, has_own_lse = prepared
@@ -180,6 +223,7 @@ def _check(call: Call) -> None:
 
 def _attend_first(
     call: Call,
+    signature: tuple[Any, ...],
     length: int | None,
     dense_capacity: int | None,
     with_lse: bool,
@@ -191,30 +235,50 @@ def _attend_first(
     Args:
         dense_capacity: None if the caches have no `_dense_form`.
     """
-    _check(call)
+    key = _family_key(call, signature)
+    family = None if _is_watched() else _LAUNCHES.families.get(key)
+    _LAUNCHES.has_unseen |= call.config is None and _LAUNCHES.on_signature is None
+    if family is None:
+        family = Family()
+        _check(call)
+    else:
+        # The rest of the checks follow from the family.
+        checks.check_length(call)
     if call.latent:
         call = as_attention(call)
-        check_latent_launch(call)
-    else:
-        check_runs_on(call.q.device)
+    capacity, new_tokens = call.capacity, call.new_tokens
+    context = capacity if call.length is None else call.length
+    relaunch = family.launch_for(call, context)
+    if relaunch is None:
+        check_latent_launch(call) if call.latent else check_runs_on(call.q.device)
     out, device = call.out, call.q.device
     if out is None:
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=device)
-    lse = torch.empty(call.lse_shape, dtype=torch.float32, device=device)
-    relaunch = launch_after_steps(call, out, lse, partial(_launch_with_settings, call))
-    any_capacity = dense_capacity is not None and relaunch.any_capacity
-    lengths = range(call.capacity, call.capacity + 1)
-    if length is not None:
-        most = lengths_with(length)[-1] if any_capacity else call.capacity
-        lengths = _lengths(length, call.new_tokens, most, relaunch.tile_tokens)
     # A graph keeps its pointers and must not write to shared memory.
     has_own_lse = with_lse or capturing
+    lse = scratch_lse = None if has_own_lse else _LAUNCHES.scratch_lse(call.q, stream)
+    if lse is None or relaunch is None:
+        lse = torch.empty(call.lse_shape, dtype=torch.float32, device=device)
+    if relaunch is not None:
+        tensors = call.q, call.k_cache, call.v_cache, call.cache_seqlens
+        relaunch(*tensors, context, call.block_table, out, lse, call.extras)
+    else:
+        make_launch = partial(_launch_with_settings, call, family)
+        relaunch = launch_after_steps(call, out, lse, make_launch)
+        if isinstance(relaunch, CudaRelaunch) and relaunch.family is not None:
+            family.launches[relaunch.family.config] = relaunch
+        _LAUNCHES.keep(key, family)
+    any_capacity = dense_capacity is not None and relaunch.any_capacity
+    lengths = range(capacity, capacity + 1)
+    if length is not None:
+        most = lengths_with(length)[-1] if any_capacity else capacity
+        lengths = _lengths(length, new_tokens, most, relaunch.tile_tokens)
     prepared = Prepared(
         relaunch,
         lengths,
         None if any_capacity else call.k_cache.shape[1],
         _like(out),
-        _like(lse) if has_own_lse else _LAUNCHES.scratch_lse(call.q, stream),
+        _like(lse) if scratch_lse is None else scratch_lse,
         has_own_lse,
     )
     return out, lse, prepared
@@ -262,7 +326,7 @@ def _signature(
     with_lse: bool,
     stream: Hashable,
     capturing: bool,
-) -> Hashable:
+) -> tuple[Any, ...]:
     """Return all that decides a launch but pointers, the length and the capacity of dense caches.
 
     Args:
@@ -300,6 +364,91 @@ def _signature(
         peers,
         mla,
     )
+
+
+#: Fields of Extras with a number of each sequence; and with rows that sequences do not have.
+_OF_SEQUENCES, _OF_POSITIONS, _OF_PAGES = (
+    frozenset(map(Extras._fields.index, names))
+    for names in (
+        (
+            *("cache_batch_idx", "cache_leftpad", "rotary_seqlens"),
+            *("cu_seqlens_q", "cu_seqlens_k_new"),
+        ),
+        ("rotary_cos", "rotary_sin"),
+        ("k_page_descale", "v_page_descale"),
+    )
+)
+
+
+def _family_key(call: Call, signature: tuple[Any, ...]) -> Hashable:
+    """Return all that decides checks, settings and a launch but sizes, and how sizes compare.
+
+    A number of rows is in it as its difference to the batch, or to the number of pages.
+    """
+    lengths, _, table, out, scale, causal, invariant, _, settings, extras, peers, latent = (
+        signature[13:]
+    )
+    k, v, q_shape = call.k_cache, call.v_cache, signature[2]
+    if latent and k.dim() == 3:
+        k = v = k.unsqueeze(2)
+    if not q_shape or k.dim() != 4 or v.dim() != 4:
+        return signature
+    batch, shape, capacity = call.batch, k.shape, k.shape[1]
+    if lengths is not None:
+        # Of a single number, any stride.
+        lengths = lengths[0] == (batch,), lengths[1] == (1,) or batch == 1, *lengths[2:]
+    if table is not None:
+        (rows, columns), (row, step) = table[:2] if len(table[0]) == 2 else ((0, 0), (0, 0))
+        capacity *= columns
+        wide = columns | row if (columns | row) >> 31 else 0
+        table = shape[1], rows - batch, columns > 0, columns > 1, step, row == 0, wide, *table[2:]
+    if out is not None:
+        out = out[0][1:], out[0][:1] == q_shape[:1], *out[1:]
+    if extras is not None:
+        extras = _sizeless(call, extras, batch, capacity)
+    numbers = batch * capacity * shape[2] * (shape[3] + v.shape[3])
+    return (
+        *(q_shape[1:], q_shape[0] == 1, batch == 1, *signature[3:7], *signature[8:13]),
+        *(_cache_form(k), None if k is v else _cache_form(v), shape[:3] == v.shape[:3]),
+        # All CPU devices have one index, but their stream has the devices.
+        signature[0] if signature[5] < 0 else None,
+        # Sizes that are refused, or nearly.
+        (batch, capacity) if numbers >> 58 or batch >> 20 else None,
+        *(shape[0] == batch if table is None else table, lengths, call.length is None, out),
+        *(scale, causal, invariant, settings, extras, peers, latent),
+    )
+
+
+def _sizeless(call: Call, forms: tuple[Any, ...], batch: int, capacity: int) -> Hashable:
+    """Return `_forms` of extras without sizes, see `_family_key`."""
+    given, shape = call.all_extras, call.k_cache.shape
+    most, tables = given.max_seqlen_q or 0, given.rotary_cos
+    parts: list[Hashable] = [forms[0], given.new_tokens > capacity, most > call.q.shape[0]]
+    for start in range(1, len(forms), 6):
+        field, size, *form = forms[start : start + 6]
+        rows = size[0] if size else 0
+        if field in _OF_PAGES:
+            rows -= shape[0]
+        elif field in _OF_SEQUENCES or (len(size) > 1 and field not in _OF_POSITIONS):
+            rows -= batch
+        parts += field, rows, size[1:], *form
+    if tables is not None:
+        least = capacity if call.block_table is not None else call.length or 1
+        parts += tables.shape[0] < shape[1], tables.shape[0] < least
+    return tuple(parts)
+
+
+def _cache_form(cache: torch.Tensor) -> tuple[Hashable, ...]:
+    """Return what checks and settings depend on in the shape and the strides of a cache."""
+    shape, strides = cache.shape, cache.stride()
+    if len(shape) != 4 or 0 in shape or 0 in strides:
+        return shape, strides
+    row, token, head, step = strides
+    columns = shape[3]
+    # Only what copies as 16 bytes, pairs of heads and the layout depend on.
+    apart = head if head <= token or head <= columns else -1
+    odd = (row | token | head) * cache.element_size() % _ALIGNMENT
+    return shape[2], columns, token, apart, step, odd
 
 
 def _form(tensor: torch.Tensor) -> tuple[Hashable, ...]:
@@ -357,7 +506,7 @@ def replace_hook(hook: Hook | None) -> Hook | None:
     return before
 
 
-def _launch_with_settings(call: Call, inputs: AttentionInputs) -> Relaunch:
+def _launch_with_settings(call: Call, family: Family, inputs: AttentionInputs) -> Relaunch:
     """Launch with the settings of a call, or the default ones.
 
     Timed settings depend on the compiler and the GPU that they were timed with. If they no longer
@@ -367,7 +516,7 @@ def _launch_with_settings(call: Call, inputs: AttentionInputs) -> Relaunch:
     if config is not None:
         _supported_problem(inputs)
         return _launch(LEAN.relaunch(inputs, config), inputs)
-    choice, kernel = _choice(inputs, call.batch_invariant), _kernel_of(inputs)
+    choice, kernel = _choice(inputs, call.batch_invariant, family), _kernel_of(inputs)
     if choice.how != "tuned":
         return _launch(kernel.relaunch(inputs, choice.config), inputs)
     tuned = inputs.q.device, choice.config
@@ -430,29 +579,37 @@ def _supported_problem(inputs: AttentionInputs) -> AttentionProblem:
     return problem
 
 
-def _choice(inputs: AttentionInputs, batch_invariant: bool) -> Choice:
-    """Return the settings of a new signature.
+def _is_watched() -> bool:
+    """Return True if new signatures are tuned or recorded."""
+    return _LAUNCHES.on_signature is not None or is_recorded()
 
-    With lengths on the device, they are looked up once for all capacities of a bound.
-    """
-    hook = _LAUNCHES.on_signature
-    _LAUNCHES.has_unseen |= hook is None
-    if inputs.cache_seqlens is None or batch_invariant or hook or RECORD in os.environ:
-        problem = _supported_problem(inputs)
-        if not batch_invariant and inputs.peers is None:
-            called = _with_lengths(inputs, problem)
-            record(inputs, called)
-            if hook is not None and not is_captured(inputs):
-                hook(called)
-        return settings_of(inputs, problem, batch_invariant)
-    known, key = _LAUNCHES.any_length, _all_but_capacity(inputs)
-    choice = known.get(key)
-    if choice is None:
-        choice = settings_of(inputs, _supported_problem(inputs), batch_invariant=False)
-        if len(known) >= _KEPT:
-            known.clear()
-        known[key] = choice
+
+def _choice(inputs: AttentionInputs, batch_invariant: bool, family: Family) -> Choice:
+    """Return the settings of a new signature."""
+    hook, sizes = _LAUNCHES.on_signature, (inputs.batch, _tokens_of(inputs, inputs.context))
+    known = family.choices.get(sizes)
+    if known is not None:
+        return known
+    problem = _supported_problem(inputs)
+    if not batch_invariant and inputs.peers is None:
+        called = _with_lengths(inputs, problem)
+        record(inputs, called)
+        if hook is not None and not is_captured(inputs):
+            hook(called)
+    choice = family.keep(sizes, settings_of(inputs, problem, batch_invariant))
+    if batch_invariant:
+        family.choose = lambda batch, tokens: choice
+    elif family.choose is None:
+        spec, uniform = spec_of(inputs.q.device), inputs.cache_seqlens is None
+        family.choose = Settings(_kernel_of(inputs), problem, spec, uniform=uniform).choice
     return choice
+
+
+def _tokens_of(call: Call | AttentionInputs, context: int) -> int:
+    """Return the length for which settings are chosen: that of `shared_problem`, or its bound."""
+    if call.cache_seqlens is not None:
+        return bound_of(max(1, context, call.new_tokens))
+    return max(1, lengths_with(context)[-1], call.new_tokens)
 
 
 def _with_lengths(inputs: AttentionInputs, problem: AttentionProblem) -> AttentionProblem:
@@ -460,29 +617,6 @@ def _with_lengths(inputs: AttentionInputs, problem: AttentionProblem) -> Attenti
     if inputs.cache_seqlens is None:
         return problem
     return replace(problem, lengths_on="device", capacity=problem.max_context)
-
-
-def _all_but_capacity(inputs: AttentionInputs) -> Hashable:
-    """Return all that decides settings for lengths on the device, capacities by their bound.
-
-    It takes less host time than a problem.
-    """
-    k_cache = inputs.k_cache
-    _, token_stride, head_stride, _ = k_cache.stride()
-    return (
-        state(),
-        bound_of(inputs.context),
-        inputs.q.device,
-        inputs.out.dtype,
-        inputs.batch,
-        inputs.q_heads,
-        inputs.q_len,
-        k_cache.shape[2:],
-        inputs.page_size,
-        head_stride > token_stride,
-        inputs.peers is None,
-        *kinds_of(inputs).values(),
-    )
 
 
 def _launch(relaunch: Relaunch, inputs: AttentionInputs) -> Relaunch:

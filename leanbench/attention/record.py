@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from leanbench.configs.lookup import ENVIRONMENT
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
 
 #: Variable with the file to append to; ``lengths:FILE`` also records the lengths of each
 #: signature's first call.
 RECORD = "LEANBENCH_RECORD"
-_WITH_LENGTHS = "lengths:"
+_WITH_LENGTHS, _RECORD = "lengths:", RECORD.encode()
 
 #: Signatures that this process wrote.
 _written: set[tuple[str, AttentionProblem]] = set()
@@ -45,6 +46,11 @@ def record(inputs: AttentionInputs, problem: AttentionProblem) -> None:
             file.write(json.dumps(line) + "\n")
     except OSError as error:
         warnings.warn(f"{RECORD}: cannot write {path} ({error.strerror})", stacklevel=2)
+
+
+def is_recorded() -> bool:
+    """Return True if there is a file to append to."""
+    return bool(ENVIRONMENT.get(_RECORD))
 
 
 def is_captured(inputs: AttentionInputs) -> bool:

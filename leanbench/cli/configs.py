@@ -103,7 +103,8 @@ def explain(
     all short, mixed, and a single long sequence; the worst fill counts half more in the order.
     """
     from leanbench.cli.tune import settings_words
-    from leanbench.configs.lookup import choose, looked_up, refusal, signature_of, tuned_kernel
+    from leanbench.configs.lookup import choose, looked_up, refusal, tuned_kernel
+    from leanbench.configs.signature import signature_of
     from leanbench.core.axes import parse_problem
     from leanbench.gpu.local import choose as choose_gpu
     from leanbench.kernels.lean.configs import MOST_WARP_ROWS, LeanCudaConfig

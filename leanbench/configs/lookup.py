@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leanbench.configs import store
-from leanbench.configs.signature import signature_of
+from leanbench.configs.signature import signed, words_of
 from leanbench.configs.store import TimedCall, TunedConfig
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 State = tuple[bytes | None, bytes | None, bytes | None, int]
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """Launch settings and their source."""
 
     #: None for a kernel without launch settings.
@@ -111,27 +109,53 @@ def choose(
     """
     if explicit is not None:
         return Choice(explicit, "given", "the settings were given")
-    kernel = kernel_for(kernel, problem)
-    problem = looked_up(problem)
-    if not uniform:
-        problem = for_any_length(problem)
-    if kernel.tuned_as is None:
-        return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
-    learned = learned_on(spec)
-    if not learned:
-        why = (
-            "nothing was timed here"
-            if is_on(CONFIGS, default=True)
-            else f"{CONFIGS} turns timings off"
-        )
-        return _heuristic(kernel, problem, spec, why)
-    signature = signature_of(problem)
-    ranking = learned.get((objective, signature))
-    if ranking is not None:
-        for config in ranking.configs:
-            if _launches(kernel, config, problem):
-                return Choice(config, "tuned", f"{ranking.where}: {signature}")
-    return _heuristic(kernel, problem, spec, "not timed here")
+    settings = Settings(kernel, problem, spec, objective=objective, uniform=uniform)
+    return settings.choice(problem.batch, settings.problem.max_context)
+
+
+class Settings:
+    """Settings for launching problems that differ in nothing but their batch and length.
+
+    Args:
+        problem: one of them; the other arguments are those of `choose`.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        problem: AttentionProblem,
+        spec: GpuSpec,
+        *,
+        objective: str = "latency",
+        uniform: bool = True,
+    ) -> None:
+        self._kernel, self._objective = kernel_for(kernel, problem), objective
+        problem = looked_up(problem)
+        #: The problem for which settings are looked up.
+        self.problem = problem if uniform else for_any_length(problem)
+        self._learned: _Learned | None = None
+        if self._kernel.tuned_as is None:
+            self._why = f"{kernel.name} is not tuned"
+        elif learned := learned_on(spec):
+            self._why, self._learned = "not timed here", learned
+            self._words = words_of(self.problem)
+        else:
+            timed = is_on(CONFIGS, default=True)
+            self._why = "nothing was timed here" if timed else f"{CONFIGS} turns timings off"
+        # The model uses constants of `learned_on`.
+        self._default = self._kernel.default_configs(self.problem, spec)
+
+    def choice(self, batch: int, tokens: int) -> Choice:
+        """Return the settings for a batch and a length: that of `looked_up`, or `bound_of` one."""
+        if self._learned is not None:
+            signature = signed(self.problem, self._words, batch, tokens)
+            ranking = self._learned.get((self._objective, signature))
+            if ranking is not None:
+                for config in ranking.configs:
+                    if _launches(self._kernel, config, self.problem):
+                        return Choice(config, "tuned", f"{ranking.where}: {signature}")
+        config = self._default(batch, tokens)
+        return _by_default(self._kernel, config, self._why)
 
 
 def looked_up(problem: AttentionProblem) -> AttentionProblem:
@@ -166,7 +190,10 @@ def _launches(kernel: Kernel, config: TunedConfig, problem: AttentionProblem) ->
 
 
 def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: str) -> Choice:
-    config = kernel.default_config(problem, spec)
+    return _by_default(kernel, kernel.default_config(problem, spec), why)
+
+
+def _by_default(kernel: Kernel, config: KernelConfig | None, why: str) -> Choice:
     return (
         Choice(config, "heuristic", why)
         if config
@@ -176,7 +203,7 @@ def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: st
 
 #: Dictionary behind os.environ. Every call of the API reads it, and os.environ takes longer to
 #: report a missing variable than the rest of the look-up.
-_ENVIRONMENT: dict[bytes, bytes] = os.environ._data  # pyright: ignore[reportAttributeAccessIssue]
+ENVIRONMENT: dict[bytes, bytes] = os.environ._data  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def state() -> State:
@@ -184,16 +211,16 @@ def state() -> State:
 
     Changes of files by other processes are not detected.
     """
-    get = _ENVIRONMENT.get
+    get = ENVIRONMENT.get
     return get(b"LEANBENCH_HOME"), get(b"XDG_DATA_HOME"), get(b"LEANBENCH_CONFIGS"), store.saves()
 
 
 def watched() -> tuple[tuple[Any, bytes | str], ...]:
     """Return the dictionaries and keys of the values of `state`."""
     return (
-        (_ENVIRONMENT, b"LEANBENCH_HOME"),
-        (_ENVIRONMENT, b"XDG_DATA_HOME"),
-        (_ENVIRONMENT, b"LEANBENCH_CONFIGS"),
+        (ENVIRONMENT, b"LEANBENCH_HOME"),
+        (ENVIRONMENT, b"XDG_DATA_HOME"),
+        (ENVIRONMENT, b"LEANBENCH_CONFIGS"),
         (vars(store), "_saves"),
     )
 

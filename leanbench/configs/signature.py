@@ -23,14 +23,31 @@ def signature_of(problem: AttentionProblem) -> str:
     Lengths on the device are in it by their bound, in powers of 4, lengths on the host in eighths
     of an octave. Output tiles are (sequence, KV head) pairs.
     """
-    special = problem.special
-    visible = problem.max_context
+    return signed(problem, words_of(problem), problem.batch, problem.max_context)
+
+
+def signed(problem: AttentionProblem, words: str, batch: int, tokens: int) -> str:
+    """Return the signature of a problem with another batch and longest length.
+
+    Args:
+        words: `words_of` the problem.
+    """
     if problem.most_behind >= 0:
-        visible = min(visible, problem.most_behind + problem.q_len)
+        tokens = min(tokens, problem.most_behind + problem.q_len)
+    start = f"{batch * problem.kv_heads} tiles {words}"
+    if problem.lengths_on == "device" or problem.leftpad:
+        return f"{start}, up to {4 ** math.ceil(math.log(tokens, 4) - 1e-9)}"
+    step = math.ceil(math.log2(tokens) * _STEPS - 1e-9)
+    return f"{start}, {2 ** (step / _STEPS):.0f} tokens"
+
+
+def words_of(problem: AttentionProblem) -> str:
+    """Return the part of the signature that the batch and the length do not change."""
+    special = problem.special
     number_bytes = problem.token_bytes / (
         problem.head_dim + problem.value_dim * (not problem.latent)
     )
-    words = [f"{problem.batch * problem.kv_heads} tiles d{problem.head_dim}"]
+    words = [f"d{problem.head_dim}"]
     if problem.value_dim != problem.head_dim:
         words.append(f"v{problem.value_dim}")
     words.append(f"g{problem.group_size}")
@@ -43,8 +60,4 @@ def signature_of(problem: AttentionProblem) -> str:
     if problem.page_size is not None:
         words.append(f"p{math.gcd(problem.page_size, _WHOLE_PAGE)}")
     words += [name for name in _FEATURES if special.get(name)]
-    if problem.lengths_on == "device" or problem.leftpad:
-        bound = 4 ** math.ceil(math.log(visible, 4) - 1e-9)
-        return f"{' '.join(words)}, up to {bound}"
-    step = math.ceil(math.log2(visible) * _STEPS - 1e-9)
-    return f"{' '.join(words)}, {2 ** (step / _STEPS):.0f} tokens"
+    return " ".join(words)

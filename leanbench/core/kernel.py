@@ -250,6 +250,20 @@ class Kernel(ABC, Generic[ConfigT]):
         With lengths on the device they are those of `any_length_config`.
         """
 
+    def default_configs(
+        self, problem: AttentionProblem, gpu: GpuSpec
+    ) -> Callable[[int, int], ConfigT]:
+        """Return a function with the `default_config` of each batch and context of a problem."""
+
+        def config(batch: int, context: int) -> ConfigT:
+            if (batch, context) == (problem.batch, problem.context):
+                return self.default_config(problem, gpu)
+            q_lens = None if problem.q_lens is None else (problem.q_len,) * batch
+            sized = replace(problem, batch=batch, context=context, q_lens=q_lens)
+            return self.default_config(sized, gpu)
+
+        return config
+
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT:
         """Return the heuristic for lengths on the device, good for every length up to
         `max_context`, the capacity of the cache.

@@ -99,9 +99,7 @@ def of_model(problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpec) ->
     seen = as_seen(problem)
     fill = tuple(sorted(Counter(seen.contexts).items(), reverse=True))
     work = work_of(seen, [fill], Columns.of(problem, [config], gpu), gpu)
-    return Longest(
-        float(work.rounds[0].max()), float(work.segments[0].max()), float(work.splits[0, 0])
-    )
+    return Longest(float(work.rounds.max()), float(work.segments.max()), float(work.splits.item()))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -192,7 +192,8 @@ def test_a_tensor_map_of_pairs_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "_entry_point", lambda *_: None)
     cache = make_inputs(replace(PLAIN_16, batch=2), "cpu").k_cache
     build = CudaBuild.of(PLAIN_16, replace(PAIRS, chunk_tokens=16))
-    cache_map = cuda_driver.CacheMap(cache.shape, cache.stride(), build)
+    cache_map = cuda_driver.CacheMap(build)
+    cache_map.resize(cache.shape, cache.stride())
     pages, token_bytes = cache.shape[0], 32 * 160
     assert list(cache_map._layout) == [160, 64, 16, pages, token_bytes, 320, 64 * token_bytes]
     # 64 numbers are a column of 128 bytes; a pair of rows has two and a half.
