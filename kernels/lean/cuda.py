@@ -59,6 +59,7 @@ from leanbench.kernels.lean.cuda_schedule import (
 from leanbench.kernels.lean.workspace import WORKSPACE_BYTES, WORKSPACES, fixed_run_bytes
 
 from leanbench.compile.nvrtc import compile_cuda
+from leanbench.core.config import KernelConfig
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
 from leanbench.core.extras import Extras, extra_tensors
@@ -67,8 +68,6 @@ from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
-    from leanbench.kernels.mla.configs import MlaConfig
-
     from leanbench.core.inputs import AttentionInputs
 
 _FP8_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -79,7 +78,7 @@ class LaunchFamily(ABC):
     """What launches of one build and config have in common, whatever their sizes."""
 
     build: CudaBuild
-    config: CudaConfig | MlaConfig
+    config: KernelConfig
     #: Clusters resident at once.
     slots: int
     q_len: int
