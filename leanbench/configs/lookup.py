@@ -249,8 +249,11 @@ class _Learned:
             # The first file whose timings this version can use.
             for file, lines in self._lines.get(key, ()):
                 if calls := list(store.decoded(file.path, lines)):
-                    date = max(call.time for call in calls)[:10]
-                    where = f"timed {date} on {file.gpu['product']}, {file.where}"
+                    newest = max(calls, key=lambda call: call.time)
+                    # Other kernels can have another best.
+                    kernels = newest.versions.get("kernels")
+                    calls = [call for call in calls if call.versions.get("kernels") == kernels]
+                    where = f"timed {newest.time[:10]} on {file.gpu['product']}, {file.where}"
                     self._rankings[key] = Ranking(tuple(ranked(calls)), where)
                     break
         return self._rankings.get(key)

@@ -107,6 +107,15 @@ def test_fills_count_by_their_mean_and_the_worst():
     assert ranked([timed(100.0, 101.0), timed(1.2, 1.0)])[0] == A
 
 
+def test_timings_of_older_kernels_do_not_count():
+    older, newer = fills({A: 0.0, B: 0.9}, {A: 0.01, B: 0.0})
+    save(H200, [replace(older, versions={"kernels": "1"})])
+    assert choose(LEAN, SERVED, H200).config == A
+    newer = replace(newer, versions={"kernels": "2"}, time="2026-11-29T09:30:00+00:00")
+    save(H200, [newer])
+    assert choose(LEAN, SERVED, H200).config == B
+
+
 @pytest.mark.parametrize(
     ("problem", "uniform"),
     [
