@@ -374,8 +374,10 @@ def test_tuned_settings_that_do_not_fit_any_more_give_way(looked_up, device, mon
     monkeypatch.setattr(LEAN, "relaunch", relaunch_or_not)
     monkeypatch.setattr(LEAN, "default_config", lambda problem, spec: CONFIG)
     tuned = replace(CONFIG, num_stages=1)
-    # Another GPU's refusal is none of this one's.
-    monkeypatch.setattr(prepared, "_too_large", {(torch.device("cuda", 7), tuned)})
+    # The refusals of another GPU and of wider rows are none of this one's.
+    others = ((torch.device("cuda", 7), 64), (torch.device(device), 128))
+    refused = {(each, tuned, torch.float16, width, width) for each, width in others}
+    monkeypatch.setattr(prepared, "_too_large", refused)
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
     words = r"tuned settings do not fit any more \(shared memory, 300000 of 232448 bytes\), the"
     with pytest.warns(UserWarning, match=words):

@@ -33,7 +33,6 @@ from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.launch import Relaunch, problem_of, spec_of
 from leanbench.kernels.lean import LEAN, LEAN_CUDA
-from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.kernels.lean.cuda import CudaRelaunch
 from leanbench.kernels.lean.cuda_settings import LENGTHS_TOGETHER, bound_of
 from leanbench.kernels.lean.workspace import WORKSPACES
@@ -156,8 +155,8 @@ class PreparedLaunches(threading.local):
 
 
 _LAUNCHES = PreparedLaunches()
-#: Tuned settings that do not fit a GPU.
-_too_large: set[tuple[torch.device, LeanConfig]] = set()
+#: Tuned settings that do not fit a GPU, and the form of K and V.
+_too_large: set[Hashable] = set()
 
 
 def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -519,7 +518,8 @@ def _launch_with_settings(call: Call, family: Family, inputs: AttentionInputs) -
     choice, kernel = _choice(inputs, call.batch_invariant, family), _kernel_of(inputs)
     if choice.how != "tuned":
         return _launch(kernel.relaunch(inputs, choice.config), inputs)
-    tuned = inputs.q.device, choice.config
+    k_cache = inputs.k_cache
+    tuned = k_cache.device, choice.config, k_cache.dtype, inputs.head_dim, inputs.value_dim
     if tuned not in _too_large:
         try:
             return _launch(kernel.relaunch(inputs, choice.config), inputs)
