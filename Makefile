@@ -42,7 +42,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = (3, 11) <= v; sys.exit(0 if ok else "leanbench needs Python 3.11 or newer, this is %d.%d: run `make PYTHON=python3.12 ...`" % v)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml constraints.txt hatch_build.py leanbench/attention/fast.c | $(BIN)/python
+$(VENV)/installed: pyproject.toml constraints.txt hatch_build.py $(wildcard leanbench/attention/fast*.[ch]) | $(BIN)/python
 	@echo 'Installing leanbench with torch and Triton into $(VENV), once: minutes, and GBs where CUDA comes along.'
 	$(PIP) install --constraint constraints.txt --editable .
 	@touch $@

@@ -45,9 +45,8 @@ class Call(NamedTuple):
     peers: Peers | None = None
     #: True for `lean_mla_with_kvcache`: `k_cache` and `v_cache` are both its latent cache.
     latent: bool = False
-    #: True if `leanbench.attention.fast` takes over later calls with these arguments; for an
-    #: operator, the positions of its arguments.
-    learns: dict[str, int] | bool = False
+    #: Number of the call for `leanbench.attention.fast` to take over later ones; 0: it does not.
+    learns: int = 0
 
     @property
     def capacity(self) -> int:

@@ -35,7 +35,7 @@ _NO_HINT = 0
 
 @fast.known_first(ignored=_HINTS)
 def lean_attn_with_kvcache(
-    learns: bool,
+    learns: int,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -318,7 +318,7 @@ def lean_attn_with_kvcache(
         batch_invariant,
         config,
         extras,
-        learns=learns and qv is None,
+        learns=learns if qv is None else 0,
     )
     if qv is not None:
         result, lse = attend_with_qv(call, qv, return_softmax_lse)

@@ -62,6 +62,8 @@ enum {
     MAP_ALIGNMENT = 64,
     MAX_PLACES = 32,
     MAX_MAPS = 2,
+    /* Two functions and three operators. */
+    MAX_FUNCTIONS = 8,
     /* Lengths between two multiples share a key, as in leanbench.attention.prepared. */
     LENGTHS_TOGETHER = 64,
     SETS = 128,
@@ -111,6 +113,8 @@ typedef struct {
 
 /* The call of a thread that Python makes. */
 typedef struct {
+    /* Number of the thread, whose address comes again; and of the call, with its function. */
+    int64_t thread, number;
     uint64_t hash;
     size_t words;
     int64_t length;
@@ -166,14 +170,17 @@ static void drop(Entry *entry) {
     free(entry);
 }
 
+static int has_key(const Entry *entry, uint64_t hash, size_t words, const int64_t *key) {
+    return entry->hash == hash && entry->words == words
+           && memcmp(entry->key, key, words * sizeof *key) == 0;
+}
+
 /* Return the entry of the pending key, moved to the front of its set. */
 static Entry *find(const Pending *call) {
     Entry **set = table[call->hash % SETS];
     for (int i = 0; i < WAYS && set[i] != NULL; i++) {
         Entry *entry = set[i];
-        if (entry->hash != call->hash || entry->words != call->words
-            || memcmp(entry->key, call->key, call->words * sizeof *call->key) != 0)
-            continue;
+        if (!has_key(entry, call->hash, call->words, call->key)) continue;
         memmove(set + 1, set, (size_t)i * sizeof *set);
         set[0] = entry;
         return entry;
@@ -185,8 +192,7 @@ static void insert(Entry *entry) {
     Entry **set = table[entry->hash % SETS];
     int i = 0;
     while (i < WAYS - 1 && set[i] != NULL
-           && (set[i]->hash != entry->hash || set[i]->words != entry->words
-               || memcmp(set[i]->key, entry->key, entry->words * sizeof *entry->key) != 0))
+           && !has_key(set[i], entry->hash, entry->words, entry->key))
         i++;
     Entry *dropped = set[i];
     memmove(set + 1, set, (size_t)i * sizeof *set);
@@ -232,13 +238,14 @@ static int is_quiet(void) {
 }
 
 /* Return 1 if no tensor of the arguments requires a gradient that would be computed. */
-static int is_inference(PyObject *const *arguments, const Pending *call) {
+static int is_inference(PyObject *const *arguments, int count) {
     PyObject *enabled = PyObject_CallNoArgs(is_grad_enabled);
     if (enabled == NULL) return -1;
     Py_DECREF(enabled);
     if (enabled == Py_False) return 1;
-    for (int i = 0; i < MAX_ARGUMENTS; i++) {
-        if (!(call->tensors >> i & 1)) continue;
+    for (int i = 0; i < count; i++) {
+        PyObject *type = arguments[i] == NULL ? NULL : (PyObject *)Py_TYPE(arguments[i]);
+        if (type == NULL || (type != tensor_type && type != parameter_type)) continue;
         PyObject *requires = PyObject_GetAttr(arguments[i], requires_grad);
         if (requires == NULL) return -1;
         Py_DECREF(requires);
@@ -263,7 +270,8 @@ static int64_t *put_form(int64_t *word, const Tensor *tensor) {
     uintptr_t address = (uintptr_t)tensor->data + tensor->byte_offset;
     *word++ = (int64_t)tensor->lanes << 32 | (int64_t)tensor->code << 24
               | (int64_t)tensor->bits << 16 | tensor->ndim << 8 | TENSOR;
-    *word++ = (int64_t)tensor->device_type << 40 | (int64_t)tensor->device_id << 8 | (address & 15);
+    *word++ = (int64_t)tensor->device_type << 40 | (int64_t)(uint32_t)tensor->device_id << 8
+              | (address & 15);
     memcpy(word, tensor->shape, (size_t)tensor->ndim * sizeof *word);
     word += tensor->ndim;
     memcpy(word, tensor->strides, (size_t)tensor->ndim * sizeof *word);
@@ -303,7 +311,9 @@ static int read_arguments(const Function *function, PyObject *given, PyObject *n
     memcpy(arguments, function->defaults, sizeof function->defaults);
     for (Py_ssize_t i = 0; i < count; i++) arguments[i] = PyTuple_GetItem(given, i);
     while (PyDict_Next(named, &position, &name, &value)) {
-        PyObject *at = PyDict_GetItemWithError(function->names, name);
+        /* Another type can compare as it likes. */
+        PyObject *at = NULL;
+        if (PyUnicode_CheckExact(name)) at = PyDict_GetItemWithError(function->names, name);
         if (at == NULL) return 0;
         long i = PyLong_AsLong(at);
         if (i >= 0 && i < count) return 0;
@@ -314,11 +324,14 @@ static int read_arguments(const Function *function, PyObject *given, PyObject *n
 
 /* Begin a key: the function, what decides settings, and the thread, to which prepared launches and
    hooks on new signatures belong. */
-static int64_t *begin_key(Pending *call, int64_t function) {
+static int64_t *begin_key(Pending *call, int function) {
+    static int64_t threads, calls;
+    if (call->thread == 0) call->thread = ++threads;
+    call->number = ++calls * MAX_FUNCTIONS + function;
     call->length = 0;
     call->key[0] = function;
     call->key[1] = generation;
-    call->key[2] = (int64_t)(uintptr_t)call;
+    call->key[2] = call->thread;
     return call->key + 3;
 }
 
@@ -342,7 +355,7 @@ static int end_key(Pending *call, int64_t *word, uint64_t tensors, const Tensor 
 
 /* Write the key of a call. Returns 0 if C does not know an argument. */
 static int make_key(Pending *call, const Function *function, PyObject *const *arguments, Tensor *q) {
-    int64_t *where = begin_key(call, function - functions), *word = where + 1;
+    int64_t *where = begin_key(call, (int)(function - functions)), *word = where + 1;
     int64_t *end = call->key + MAX_WORDS - 2 * MAX_DIMS - 4;
     uint64_t given = 0, tensors = 0;
     for (int i = 0; i < function->arguments; i++) {
@@ -491,40 +504,44 @@ static PyObject *launch(Entry *entry, const Pending *call, PyObject *out, int64_
     return both;
 }
 
-/* Return the entry of a call and its context; NULL without one, and if Python is to hand it over. */
-static Entry *known(const Pending *call, int64_t *context, int *learns) {
+/* Return the entry of a call and its context; or NULL, and the call's number if Python is to hand it
+   over, else 0. */
+static Entry *known(const Pending *call, int64_t *context, int64_t *learns) {
     Entry *entry = find(call);
-    *learns = 1;
+    *learns = 0;
     if (entry == NULL) {
         uint64_t *last = &seen[call->hash % SEEN];
-        *learns = *last == call->hash;
-        if (!*learns && *last != ~call->hash) *last = call->hash;
+        if (*last == call->hash)
+            *learns = call->number;
+        else if (*last != ~call->hash)
+            *last = call->hash;
         return NULL;
     }
     *context = call->length + entry->more;
-    return *context < entry->first || *context > entry->last ? NULL : entry;
+    if (*context >= entry->first && *context <= entry->last) return entry;
+    *learns = call->number;
+    return NULL;
 }
 
-/* Take a tuple and a dictionary of arguments. Return what the call returns; or True if Python is to
-   make it and hand its launch over, False if Python is only to make it. */
+/* Take a tuple and a dictionary of arguments. Return what the call returns; or, if Python is to make
+   it, its number to hand its launch over, or 0. */
 static PyObject *take(const Function *function, PyObject *const *both, Py_ssize_t count) {
     PyObject *arguments[MAX_ARGUMENTS];
     Pending *call = &pending;
     Tensor q = {0};
     if (count != 2 || !PyTuple_Check(both[0]) || !PyDict_Check(both[1]))
         return PyErr_Format(PyExc_TypeError, "expected a tuple and a dictionary");
-    check_watched();
-    if (!read_arguments(function, both[0], both[1], arguments)
-        || !make_key(call, function, arguments, &q))
-        Py_RETURN_FALSE;
-    int64_t context;
-    int learns;
-    Entry *entry = known(call, &context, &learns);
-    if (entry == NULL) return PyBool_FromLong(learns);
+    if (!read_arguments(function, both[0], both[1], arguments)) return PyLong_FromLong(0);
+    /* These can run Python, which can call this function, so the key comes after them. */
     int is_free = is_quiet();
-    if (is_free == 1) is_free = is_inference(arguments, call);
+    if (is_free == 1) is_free = is_inference(arguments, function->arguments);
     if (is_free < 0) return NULL;
-    if (!is_free || !is_launchable(&q, call->stream)) Py_RETURN_FALSE;
+    check_watched();
+    if (!is_free || !make_key(call, function, arguments, &q)) return PyLong_FromLong(0);
+    int64_t context, learns;
+    Entry *entry = known(call, &context, &learns);
+    if (entry == NULL) return PyLong_FromLongLong(learns);
+    if (!is_launchable(&q, call->stream)) return PyLong_FromLong(0);
     return launch(entry, call, arguments[function->out], context);
 }
 
@@ -548,6 +565,8 @@ static int copy_places(PyObject *bytes, Place *places, int most, size_t size) {
     }
     return count;
 }
+
+static void never_learn(void) { seen[pending.hash % SEEN] = ~pending.hash; }
 
 /* Return an entry for the pending call; NULL if a size is too large, or if a pointer of the block is
    not that of the argument it is to come from. */
@@ -585,19 +604,25 @@ static Entry *new_entry(PyObject *block, PyObject *config, PyObject *attributes,
     return entry;
 }
 
-/* Take over the launch of the pending call. Returns False if C cannot. */
+/* Take over the launch of a call, if it is the pending one. */
 static PyObject *learn(PyObject *self, PyObject *arguments) {
     PyObject *block, *config, *attributes, *places, *maps, *out_like, *lse_like, *held;
     unsigned long long function, stream;
+    long long number;
     int out_at, lse_at, context_at, epoch_at;
     long long context, first, last;
-    if (!PyArg_ParseTuple(arguments, "SKSSKSSiiiiLLLOOO", &block, &function, &config, &attributes,
+    if (!PyArg_ParseTuple(arguments, "LSKSSKSSiiiiLLLOOO", &number, &block, &function, &config, &attributes,
                           &stream, &places, &maps, &out_at, &lse_at, &context_at, &epoch_at,
                           &context, &first, &last, &out_like, &lse_like, &held))
         return NULL;
-    if (stream != (unsigned long long)(uintptr_t)pending.stream) Py_RETURN_FALSE;
-    Entry *entry = new_entry(block, config, attributes, places, maps);
-    if (entry == NULL) Py_RETURN_FALSE;
+    if (number != pending.number) Py_RETURN_NONE;
+    Entry *entry = NULL;
+    if (stream == (unsigned long long)(uintptr_t)pending.stream)
+        entry = new_entry(block, config, attributes, places, maps);
+    if (entry == NULL) {
+        never_learn();
+        Py_RETURN_NONE;
+    }
     entry->function = (void *)(uintptr_t)function;
     entry->out_at = out_at;
     entry->lse_at = lse_at;
@@ -612,12 +637,12 @@ static PyObject *learn(PyObject *self, PyObject *arguments) {
     Py_INCREF(arguments);
     entry->held = arguments;
     insert(entry);
-    Py_RETURN_TRUE;
+    Py_RETURN_NONE;
 }
 
-/* Leave calls of the pending key to Python. */
-static PyObject *leave(PyObject *self, PyObject *nothing) {
-    seen[pending.hash % SEEN] = ~pending.hash;
+/* Leave calls like this one to Python, if it is the pending one. */
+static PyObject *leave(PyObject *self, PyObject *number) {
+    if (PyLong_AsLongLong(number) == pending.number) never_learn();
     Py_RETURN_NONE;
 }
 
@@ -699,13 +724,13 @@ static PyMethodDef methods[] = {
     {"attention", (PyCFunction)(void (*)(void))attention, METH_FASTCALL, NULL},
     {"latent", (PyCFunction)(void (*)(void))latent, METH_FASTCALL, NULL},
     {"learn", learn, METH_VARARGS, NULL},
-    {"leave", leave, METH_NOARGS, NULL},
+    {"leave", leave, METH_O, NULL},
     {"clear", clear, METH_NOARGS, NULL},
     {"use_driver", use_driver, METH_VARARGS, NULL},
     {"configure", configure, METH_VARARGS, NULL},
     {"declare", declare, METH_VARARGS, NULL},
     {"use_operators", use_operators, METH_VARARGS, NULL},
-    {"operator_is_learned", operator_is_learned, METH_NOARGS, NULL},
+    {"operator_learns", operator_learned, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -35,8 +35,11 @@ from leanbench.kernels.lean.workspace import WORKSPACES
 P = ParamSpec("P")
 R = TypeVar("R")
 _is_compiling = torch.compiler.is_dynamo_compiling
-#: Positions of the arguments of `lean_attn_with_kvcache`, and of `lean_mla_with_kvcache`.
-_POSITIONS: tuple[dict[str, int], dict[str, int]] = {}, {}
+#: Positions of the arguments of `lean_attn_with_kvcache`, `lean_mla_with_kvcache`, and operators.
+_POSITIONS: tuple[dict[str, int], ...] = {}, {}, {}, {}, {}
+_FUNCTIONS = 2
+#: MAX_FUNCTIONS of fast.c.
+_MOST_FUNCTIONS = 8
 #: Arguments with another name than their field, and two names of one argument.
 _NAMES = (
     {
@@ -46,6 +49,7 @@ _NAMES = (
         "sinks": ("sinks", "learnable_sink"),
     },
     {"k_cache": ("kv_cache", "kv_cache")},
+    *({}, {}, {}),
 )
 #: Functions of the driver that C calls.
 _DRIVER = (
@@ -76,16 +80,12 @@ def _loaded() -> tuple[Any, str | None]:
         _fast.configure(
             *(exchange, torch.Tensor, torch.nn.Parameter, torch.empty_like),
             *(torch.is_grad_enabled, quiet_calls, quiet_values, lookup.watched()),
-            *(WORKSPACES.epochs, _raise_status),
+            *(WORKSPACES.epochs, cuda_driver.check_status),
         )
     except (TypeError, ValueError) as error:
         # The file of another version raises TypeError.
         return None, str(error)
     return _fast, None
-
-
-def _raise_status(status: int) -> None:
-    cuda_driver.check_status(status)
 
 
 _extension, why_not = _loaded()
@@ -95,25 +95,25 @@ is_on = why_not is None
 
 def known_first(
     latent: bool = False, ignored: tuple[str, ...] = ()
-) -> Callable[[Callable[Concatenate[bool, P], R]], Callable[P, R]]:
+) -> Callable[[Callable[Concatenate[int, P], R]], Callable[P, R]]:
     """Let C take known calls of a function, before Python makes them.
 
-    The function gets an additional first argument: True if its launch is to be handed to C.
+    The function gets an additional first argument: `Call.learns`.
 
     Args:
         latent: True for `lean_mla_with_kvcache`.
         ignored: More keywords, without effect.
     """
 
-    def decorate(function: Callable[Concatenate[bool, P], R]) -> Callable[P, R]:
+    def decorate(function: Callable[Concatenate[int, P], R]) -> Callable[P, R]:
         take = _declare(function, latent, ignored) if is_on else None
 
         @wraps(function)
         def call(*arguments: P.args, **options: P.kwargs) -> R:
-            learns = False
+            learns = 0
             if not _is_compiling() and is_on:
                 known = take(arguments, options)  # pyright: ignore[reportOptionalCall]
-                if known is not True and known is not False:
+                if type(known) is not int:
                     return known
                 learns = known
             return function(learns, *arguments, **options)
@@ -171,7 +171,7 @@ def learn(
         lengths, out_like, lse, has_own_lse: Fields of leanbench.attention.prepared.Prepared.
     """
     if not isinstance(relaunch, CudaRelaunch):
-        _extension.leave()
+        _extension.leave(call.learns)
         return
     block = relaunch.block()
     if block is None:
@@ -183,23 +183,20 @@ def learn(
     first = last = context
     if call.length is not None:
         first, last = lengths[0], min(lengths[-1], call.capacity)
-    is_learned = _extension.learn(
+    _extension.learn(
+        call.learns,
         *(block.params, block.function, block.config, block.attributes, block.stream),
-        *(_places(fields, call), _places(relaunch.maps, call)),
+        *(_places(fields, call.learns), _places(relaunch.maps, call.learns)),
         *(Params.out.offset, Params.lse.offset, Params.context.offset, Params.epoch.offset),
         *(context, first, last),
         *(out_like, lse if has_own_lse else None, (lse, call.config)),
     )
-    if not is_learned:
-        _extension.leave()
 
 
-def _places(fields: dict[str, str], call: Call) -> bytes:
+def _places(fields: dict[str, str], learns: int) -> bytes:
     """Return the offset, argument and other name of that argument of each pointer."""
-    positions, names = _POSITIONS[call.latent], _NAMES[call.latent]
-    if isinstance(call.learns, dict):
-        positions, names = call.learns, {}
-    places = array("i")
+    function = learns % _MOST_FUNCTIONS
+    positions, names, places = _POSITIONS[function], _NAMES[function], array("i")
     for field, tensor in fields.items():
         name, other = names.get(tensor, (tensor, tensor))
         places.extend((getattr(Params, field).offset, positions[name], positions[other]))
@@ -251,20 +248,21 @@ def use_operators(
             loaded = ctypes.CDLL(str(path) if path.exists() else library)
             functions = [ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in names]
             addresses.extend(function.value or 0 for function in functions)
-        for name, in_python, schema in operators:
+        for number, (name, in_python, schema) in enumerate(operators):
             letters = "".join(_LETTERS.get(str(each.type), "x") for each in schema.arguments)
-            lengths = [each.name for each in schema.arguments].index("length")
+            positions = _POSITIONS[_FUNCTIONS + number]
+            positions.update((each.name, at) for at, each in enumerate(schema.arguments))
             base, _, overload = in_python.partition(".")
-            described.append((name, f"leanbench::{base}", overload, letters, lengths))
+            described.append((name, f"leanbench::{base}", overload, letters, positions["length"]))
         _extension.use_operators(key, addresses.tobytes(), last_error, tuple(described))
     except (OSError, AttributeError, ValueError) as error:
         return f"torch {torch.__version__} has another C interface: {error}"
     return None
 
 
-def operator_is_learned() -> bool:
-    """Return True if C takes over the call that an operator of Python is about to make."""
-    return _extension.operator_is_learned()
+def operator_learns() -> int:
+    """Return `Call.learns` of the call that an operator of Python is about to make."""
+    return _extension.operator_learns()
 
 
 def clear() -> None:

@@ -4,7 +4,7 @@ torch calls them without Python, with a stack of words (torch/csrc/stable): hand
 numbers; an optional value is null or the address of its word. Handles and words belong to the
 operator that is called. What C does not know, it passes on to an operator of Python. */
 
-enum { OPERATORS = 3, OUTPUTS = 2 };
+enum { FUNCTIONS = 2, OPERATORS = 3, OUTPUTS = 2 };
 /* torch's numbers of devices and dtypes. */
 enum { TORCH_CPU = 0, TORCH_CUDA = 1, TORCH_HALF = 5, TORCH_FLOAT = 6, TORCH_BFLOAT16 = 15 };
 
@@ -16,8 +16,8 @@ typedef struct {
 } Operator;
 
 static Operator operators[OPERATORS];
-/* True if Python is to hand over the launch of its pending call. */
-static _Thread_local int operator_learns;
+/* The pending call's number if Python is to hand its launch over, else 0. */
+static _Thread_local int64_t operator_learns;
 static PyObject *last_error;
 
 /* Functions of torch's C interface. */
@@ -58,7 +58,7 @@ static int read_handle(void *handle, Tensor *tensor) {
 
 /* Write the key of an operator's call. Returns 0 if C does not know an argument. */
 static int make_operator_key(Pending *call, const Operator *operator, const uint64_t *stack, Tensor *q) {
-    int64_t *where = begin_key(call, -1 - (operator - operators)), *word = where + 1;
+    int64_t *where = begin_key(call, FUNCTIONS + (int)(operator - operators)), *word = where + 1;
     int64_t *end = call->key + MAX_WORDS - 2 * MAX_DIMS - 4;
     uint64_t given = 0, tensors = 0;
     for (int i = 0; operator->types[i] != 0; i++) {
@@ -142,17 +142,17 @@ static int operate_known(const Operator *operator, const uint64_t *stack, void *
     if (entry->lse_like == NULL || !is_unwatched() || !is_launchable(&q, call->stream)) return 0;
     int status = fill(entry, call, context, block);
     if (status == 0) {
+        entry->users++;
         made[0] = new_handle(entry->out_like, block + entry->out_at);
         made[1] = new_handle(entry->lse_like, block + entry->lse_at);
         if (made[0] == NULL || made[1] == NULL) {
             /* Python runs out of memory with a sentence. */
             for (int i = 0; i < OUTPUTS; i++)
                 if (made[i] != NULL) torch.delete(made[i]);
+            drop(entry);
             return 0;
         }
-        void *stream = call->stream;
-        entry->users++;
-        status = start(entry, stream, block);
+        status = start(entry, call->stream, block);
         drop(entry);
         if (status == 0) return 1;
         torch.delete(made[0]);
@@ -164,16 +164,20 @@ static int operate_known(const Operator *operator, const uint64_t *stack, void *
 
 /* Throw C's error, or that of Python's operator, as torch's with its words. */
 static void raise_error(const Operator *operator, PyGILState_STATE lock) {
-    char message[1024] = "";
+    /* Characters have at most four bytes. */
+    enum { MOST = 1000 };
+    char message[4 * MOST + 1] = "";
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *words = value != NULL ? PyObject_Str(value) : PyObject_CallNoArgs(last_error);
-    PyObject *bytes = words == NULL ? NULL : PyUnicode_AsUTF8String(words);
+    PyObject *first = words == NULL ? NULL : PyUnicode_Substring(words, 0, MOST);
+    PyObject *bytes = first == NULL ? NULL : PyUnicode_AsUTF8String(first);
     if (bytes != NULL) strncpy(message, PyBytes_AsString(bytes), sizeof message - 1);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(trace);
     Py_XDECREF(words);
+    Py_XDECREF(first);
     Py_XDECREF(bytes);
     PyErr_Clear();
     PyGILState_Release(lock);
@@ -201,11 +205,11 @@ static void operate_0(uint64_t *stack, uint64_t arguments, uint64_t outputs) { o
 static void operate_1(uint64_t *stack, uint64_t arguments, uint64_t outputs) { operate(operators + 1, stack); }
 static void operate_2(uint64_t *stack, uint64_t arguments, uint64_t outputs) { operate(operators + 2, stack); }
 
-/* Return True if the call that Python's operator makes is to be handed over. */
-static PyObject *operator_is_learned(PyObject *self, PyObject *nothing) {
-    int learns = operator_learns;
+/* Return the number of the call that Python's operator makes if it is to be handed over, else 0. */
+static PyObject *operator_learned(PyObject *self, PyObject *nothing) {
+    int64_t learns = operator_learns;
     operator_learns = 0;
-    return PyBool_FromLong(learns);
+    return PyLong_FromLongLong(learns);
 }
 
 /* Register the operators for a dispatch key. The arguments live on: this is called once. */

@@ -39,7 +39,7 @@ from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
 
 @fast.known_first(latent=True)
 def lean_mla_with_kvcache(
-    learns: bool,
+    learns: int,
     q: torch.Tensor,
     kv_cache: torch.Tensor,
     cache_seqlens: torch.Tensor | int | None = None,
@@ -209,7 +209,7 @@ def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Ten
         rows = q[:, :, heads].contiguous() if q.shape[1] > 1 else q[:, :, heads]
         latent = cache[:, :, head : head + 1]
         one = call._replace(q=rows, k_cache=latent, v_cache=latent, out=out[:, :, heads])
-        one = one._replace(learns=False)
+        one = one._replace(learns=0)
         scale = call.all_extras.k_descale
         if scale is not None and scale.dim() == 2:
             one = one._replace(extras=Extras(k_descale=scale[:, head : head + 1]))

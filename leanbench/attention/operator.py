@@ -9,7 +9,7 @@ are checked while tracing; settings are chosen and kernels launched when the gra
 from __future__ import annotations
 
 import threading
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -68,9 +68,7 @@ def _call(arguments: tuple[Any, ...], extras: dict[str, Any]) -> Call:
     return Call(**fields, extras=Extras(**extras) if extras else None)
 
 
-def _attend(
-    *arguments: Any, learns: dict[str, int] | bool = False, **extras: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(*arguments: Any, learns: int = 0, **extras: Any) -> tuple[torch.Tensor, torch.Tensor]:
     call = _call(arguments, extras)._replace(learns=learns)
     config, implementation = arguments[len(_FIELDS) :]
     if config is not None and implementation is not None:
@@ -93,19 +91,12 @@ class _Errors(threading.local):
 _errors = _Errors()
 
 
-def _attend_for_c(
-    positions: dict[str, int], *arguments: Any, **extras: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make a call that C does not know.
-
-    Args:
-        positions: Those of the operator's arguments.
-    """
+def _attend_for_c(*arguments: Any, **extras: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make a call that C does not know."""
     try:
-        learns = fast.operator_is_learned() and positions
-        return _attend(*arguments, learns=learns, **extras)
-    except Exception as error:
-        _errors.words = str(error)
+        return _attend(*arguments, learns=fast.operator_learns(), **extras)
+    except BaseException as error:
+        _errors.words = str(error) or type(error).__name__
         raise
 
 
@@ -132,9 +123,7 @@ for _name, _without in _OPERATORS.items():
     _LIBRARY.impl(_name, _attend, "CompositeExplicitAutograd")
     torch.library.register_fake(f"leanbench::{_name}", _shapes, lib=_LIBRARY)
     _LIBRARY.define(_declared.replace("(", f"{_IN_PYTHON}(", 1), tags=torch.Tag.pt2_compliant_tag)
-    _positions = {each.name: place for place, each in enumerate(_schema_of(_name).arguments)}
-    _made = partial(_attend_for_c, _positions)
-    _LIBRARY.impl(_name + _IN_PYTHON, _made, "CompositeExplicitAutograd")
+    _LIBRARY.impl(_name + _IN_PYTHON, _attend_for_c, "CompositeExplicitAutograd")
 
 
 def use_c(key: str) -> str | None:

@@ -241,7 +241,7 @@ def _attend_first(
         family = Family()
         _check(call)
     else:
-        # The rest of the checks follow from the family.
+        # The rest of the checks follow from the family, whose key has all they compare.
         checks.check_length(call)
     if call.latent:
         call = as_attention(call)
@@ -382,13 +382,14 @@ _OF_SEQUENCES, _OF_POSITIONS, _OF_PAGES = (
 def _family_key(call: Call, signature: tuple[Any, ...]) -> Hashable:
     """Return all that decides checks, settings and a launch but sizes, and how sizes compare.
 
-    A number of rows is in it as its difference to the batch, or to the number of pages.
+    A number of rows is in it as its difference to the batch, or to the number of pages, and whether
+    it is 0, 1 or more.
     """
     lengths, _, table, out, scale, causal, invariant, _, settings, extras, peers, latent = (
         signature[13:]
     )
     k, v, q_shape = call.k_cache, call.v_cache, signature[2]
-    if latent and k.dim() == 3:
+    if latent and k.dim() == 3 and call.block_table is None:
         k = v = k.unsqueeze(2)
     if not q_shape or k.dim() != 4 or v.dim() != 4:
         return signature
@@ -400,14 +401,25 @@ def _family_key(call: Call, signature: tuple[Any, ...]) -> Hashable:
         (rows, columns), (row, step) = table[:2] if len(table[0]) == 2 else ((0, 0), (0, 0))
         capacity *= columns
         wide = columns | row if (columns | row) >> 31 else 0
-        table = shape[1], rows - batch, columns > 0, columns > 1, step, row == 0, wide, *table[2:]
+        table = (
+            shape[1],
+            rows - batch,
+            min(rows, 2),
+            columns > 0,
+            columns > 1,
+            step,
+            row == 0,
+            wide,
+            *table[2:],
+        )
     if out is not None:
         out = out[0][1:], out[0][:1] == q_shape[:1], *out[1:]
     if extras is not None:
         extras = _sizeless(call, extras, batch, capacity)
     numbers = batch * capacity * shape[2] * (shape[3] + v.shape[3])
     return (
-        *(q_shape[1:], q_shape[0] == 1, batch == 1, *signature[3:7], *signature[8:13]),
+        *(q_shape[1:], min(q_shape[0], 2), min(batch, 2), min(shape[1], 2)),
+        *(*signature[3:7], *signature[8:13]),
         *(_cache_form(k), None if k is v else _cache_form(v), shape[:3] == v.shape[:3]),
         # All CPU devices have one index, but their stream has the devices.
         signature[0] if signature[5] < 0 else None,
@@ -430,7 +442,7 @@ def _sizeless(call: Call, forms: tuple[Any, ...], batch: int, capacity: int) -> 
             rows -= shape[0]
         elif field in _OF_SEQUENCES or (len(size) > 1 and field not in _OF_POSITIONS):
             rows -= batch
-        parts += field, rows, size[1:], *form
+        parts += field, rows, min(size[:1], (2,)), size[1:], *form
     if tables is not None:
         least = capacity if call.block_table is not None else call.length or 1
         parts += tables.shape[0] < shape[1], tables.shape[0] < least

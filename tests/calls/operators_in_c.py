@@ -86,6 +86,15 @@ def check_errors(fake: Any) -> None:
     short = of_kind(q_len=1)["k_cache"][:1]
     with pytest.raises(RuntimeError, match=r"k_cache \(1, "):
         OPERATOR(*plain(k_cache=short))
+    for words in ("ends \u20ac" * 400, ""):
+        with pytest.MonkeyPatch.context() as patched:
+
+            def interrupted(call: Any, with_lse: bool, words: str = words) -> None:
+                raise KeyboardInterrupt(words)
+
+            patched.setattr(operator, "attend", interrupted)
+            with pytest.raises(RuntimeError, match=words[:1000] or "^KeyboardInterrupt"):
+                OPERATOR(*plain(k_cache=short))
     base = plain()
     for _ in range(3):
         OPERATOR(*base)

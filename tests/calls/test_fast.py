@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import inspect
+import math
 import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -23,6 +24,7 @@ from leanbench.kernels.lean import cuda_driver
 from leanbench.kernels.lean.workspace import WORKSPACES
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 
 from leanbench.attention import (
     checks,
@@ -139,7 +141,7 @@ def test_c_launches_what_python_launches(function, make, kind, fake, monkeypatch
 
 def known(arguments: Arguments) -> bool:
     """Return True if C takes the call, which it then makes."""
-    return not isinstance(fast._extension.attention((), arguments), bool)
+    return not isinstance(fast._extension.attention((), arguments), int)
 
 
 def make_known(arguments: Arguments, function: Any = lean_attn_with_kvcache) -> None:
@@ -481,6 +483,77 @@ def test_c_and_python_have_one_counter_of_epochs(many, fake):
     before = WORKSPACES.next_epoch()
     assert known(many)
     assert (fake.launches[-1].params.epoch - before) % 2**32 == 1
+
+
+class Reentrant(TorchFunctionMode):
+    """Makes a call in the first use of a function."""
+
+    def __init__(self, name: str, call: Callable[[], Any]) -> None:
+        super().__init__()
+        self._name, self._call = name, call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._name in f"{func} {getattr(func, '__self__', None)}":
+            self._name = "no function"
+            self._call()
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_call_in_the_middle_of_another_changes_nothing(fake):
+    """A mode sees that gradients are read, and that the output is made."""
+    outer, inner = (of_kind(q_len=1, without_lse=True) for _ in range(2))
+    make_known(outer)
+    for name in ("requires_grad", "empty_like"):
+        fake.launches.clear()
+        with torch.enable_grad(), Reentrant(name, lambda: lean_attn_with_kvcache(**inner)):
+            lean_attn_with_kvcache(**outer)
+        pointers = [(launched.in_c, launched.params.q) for launched in fake.launches]
+        assert sorted(pointers) == sorted((True, each["q"].data_ptr()) for each in (inner, outer))
+
+
+def test_a_call_is_learned_with_its_own_arguments(fake):
+    """Not with those of a call that was made in the middle of it."""
+    call = of_kind(q_len=1, without_lse=True)
+
+    def scaled(scale: float) -> Any:
+        arguments: Any = call | {"softmax_scale": scale}
+        return lean_attn_with_kvcache(**arguments)
+
+    scaled(1.0)
+    with Reentrant("empty_like", lambda: scaled(2.0)):
+        scaled(1.0)
+    scaled(2.0)
+    assert fake.launches[-1].params.qk_scale == pytest.approx(2.0 * math.log2(math.e))
+
+
+def test_a_thread_does_not_inherit_the_calls_of_another(fake):
+    """Its memory can."""
+    arguments = of_kind(q_len=1)
+    for _ in range(20):
+        taken: list[bool] = []
+
+        def call(taken: list[bool] = taken) -> None:
+            with torch.no_grad():
+                taken += [known(arguments)]
+                make_known(arguments)
+                taken += [known(arguments)]
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        assert taken == [False, True]
+
+
+def test_a_keyword_that_compares_as_it_likes_is_pythons(fake):
+    class Word(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            raise KeyError("mine")
+
+    arguments: Any = of_kind(q_len=1) | {Word("caus"): True}
+    with pytest.raises(KeyError, match="mine"):
+        lean_attn_with_kvcache(**arguments)
 
 
 def moved(value: Any) -> Any:

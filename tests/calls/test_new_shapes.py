@@ -213,6 +213,58 @@ Q, CACHE = torch.zeros(64, 1, 8, 64).half(), torch.zeros(64, 300, 2, 64).half()
 TABLE, LENGTHS = torch.zeros(64 * 20, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
 
 
+def packed(batch: int, rows: int, index: bool) -> dict[str, Any]:
+    """Return a call of packed query tokens, with `rows` in its block table."""
+    cache = torch.zeros(8, 16, 2, 64).half()
+    arguments: dict[str, Any] = {
+        "k_cache": cache,
+        "v_cache": cache,
+        "q": cache[0, :5].repeat(1, 4, 1),
+    }
+    arguments["cu_seqlens_q"] = torch.arange(batch + 1, dtype=torch.int32)
+    arguments["cache_seqlens"] = torch.zeros(batch, dtype=torch.int32)
+    arguments["block_table"] = torch.zeros(rows, 4, dtype=torch.int32)
+    if index:
+        arguments["cache_batch_idx"] = torch.zeros(batch, dtype=torch.int32)
+    return arguments | {"max_seqlen_q": 4}
+
+
+def appended(batch: int, rows: int) -> dict[str, Any]:
+    """Return a call that appends to pages that all sequences share, by a table of equal rows."""
+    cache, new = torch.zeros(8, 16, 2, 64).half(), torch.zeros(batch, 1, 2, 64).half()
+    zeros = torch.zeros(batch, dtype=torch.int32)
+    arguments: dict[str, Any] = {"k_cache": cache, "v_cache": cache, "k": new, "v": new}
+    arguments |= {"q": torch.zeros(batch, 1, 8, 64).half(), "cache_seqlens": zeros}
+    table = torch.zeros(4, dtype=torch.int32).as_strided((rows, 4), (0, 1))
+    return arguments | {"cache_batch_idx": zeros, "block_table": table}
+
+
+def packed_new(batch: int, tokens: int) -> dict[str, Any]:
+    """Return a call that appends packed tokens."""
+    cache, new = torch.zeros(batch, 200, 2, 64).half(), torch.zeros(tokens, 2, 64).half()
+    arguments: dict[str, Any] = {"k_cache": cache, "v_cache": cache, "k": new, "v": new}
+    arguments["q"] = torch.zeros(batch, 1, 8, 64).half()
+    arguments["cu_seqlens_k_new"] = torch.zeros(batch + 1, dtype=torch.int32)
+    return arguments | {"cache_seqlens": torch.zeros(batch, dtype=torch.int32)}
+
+
+@pytest.mark.parametrize(
+    ("known", "wrong", "words"),
+    [
+        (packed(3, 3, False), packed(0, 0, False), "block_table is|cu_seqlens_q is"),
+        (packed(3, 3, True), packed(0, 3, True), "cu_seqlens_q is"),
+        (packed(3, 1, True), packed(2, 0, True), "block_table is"),
+        (appended(3, 1), appended(4, 2), "all sequences have the same pages"),
+        (packed_new(3, 1), packed_new(2, 0), "which has a size 0"),
+    ],
+    ids=["no batch", "no batch, rows by index", "no rows", "equal rows", "no new tokens"],
+)
+def test_sizes_of_0_and_1_are_checked(known, wrong, words, driver):
+    lean_attn_with_kvcache(**known)
+    with pytest.raises(ValueError, match=words):
+        lean_attn_with_kvcache(**wrong)
+
+
 def sized(batch: int, tokens: int, how: str) -> None:
     q, cache = Q[:batch], CACHE[:batch, :tokens]
     if how == "host":
