@@ -43,10 +43,11 @@ def test_resources_of_each_kernel(pool):
     launches = [[resources.launch for resources in built.resources] for built in builds]
     assert launches == [["lean_kernel"], ["fa2_kernel"], ["split_kernel", "merge_kernel"]]
     for job, built in zip(jobs, builds, strict=True):
-        first = built.resources[0]
-        assert first.num_warps == job.config.num_warps
+        first, config = built.resources[0], job.config
+        assert isinstance(config, TileConfig)
+        assert first.num_warps == config.num_warps
         # K and V stages in flight, and less than the reserve beside them.
-        stages_kb = (job.config.num_stages - 1) * 2 * job.config.tile_tokens * 128 * 2 / 1024
+        stages_kb = (config.num_stages - 1) * 2 * config.tile_tokens * 128 * 2 / 1024
         assert stages_kb <= first.shared_bytes / 1024 <= stages_kb + 12
         assert 40 <= first.registers_per_thread <= 255
 
@@ -85,9 +86,10 @@ def test_an_a100_spills_nothing(pool):
         jobs += [Job("lean_triton", problem, config) for config in distinct.values()]
     builds = build_all(jobs, (8, 0), pool)
     for job, built in zip(jobs, builds, strict=True):
-        (taken,) = built.resources
+        (taken,), config = built.resources, job.config
+        assert isinstance(config, TileConfig)
         assert taken.spilled_registers == 0, job
-        assert theoretical_occupancy(taken, a100).ctas_per_sm >= (job.config.ctas_per_sm or 1), job
+        assert theoretical_occupancy(taken, a100).ctas_per_sm >= (config.ctas_per_sm or 1), job
 
 
 @pytest.mark.deep
