@@ -12,6 +12,7 @@ from leanbench.core.errors import InvalidValue, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.kinds import SAME
+from leanbench.core.llm.config import registry
 from leanbench.core.llm.layers import Layer
 from leanbench.core.llm.model import WEIGHT_BYTES, WholeModel, model_named, read_model
 from leanbench.core.llm.weights import UnknownWeights
@@ -67,6 +68,8 @@ def backends(text: str | None) -> tuple[str, ...]:
 class Request:
     """One combination of a grid's axes, on a number of GPUs."""
 
+    #: Model or shape as written.
+    name: str
     grid: Grid
     spec: GpuSpec
     gpus: int
@@ -80,10 +83,12 @@ class Request:
         return next(iter(self.grid["model"]), None)
 
     @property
-    def name(self) -> str:
-        """Model, or heads and head_dim."""
-        layer = next(iter(self.layers(1)))
-        return self.model or f"{layer.q_heads}/{layer.kv_heads}x{layer.head_dim}"
+    def is_alias(self) -> bool:
+        """True if the name is another model's with the same attention."""
+        return self.model in registry() and self.name.lower() not in (
+            self.model,
+            registry()[self.model].hub.lower(),
+        )
 
     def layers(self, tp: int) -> dict[Layer, int]:
         """Count the attention layers of each kind on one of `tp` GPUs."""
@@ -115,9 +120,10 @@ class Request:
         """One GPU's part of the model; None if its weights are unknown."""
         if self.model is None:
             return None
+        positions = f"positions={max(self.contexts)}"  # can exceed the config's
         try:
-            # Contexts can exceed the config's positions.
-            return read_model(f"{self.model}:tp={self.gpus}:positions={max(self.contexts)}")
+            _ = read_model(f"{self.model}:{positions}")
+            return read_model(f"{self.model}:tp={self.gpus}:{positions}")
         except UnknownWeights:
             return None
 
@@ -340,7 +346,8 @@ def _check_fits(request: Request) -> tuple[str, list[tuple[int, int]]]:
         f"{request.name} needs {needs.total / 1e9:.1f} GB"
         f"{f' on each of {request.gpus} GPUs' if request.gpus > 1 else ''} ({weights}KV cache"
         f" {needs.kv / 1e9:.1f} GB), {request.spec.name} has {available / 1e9:.0f} GB:"
-        f" {' or '.join(fixes) or f'not even {MOST_GPUS} GPUs'} would fit"
+        f" {' or '.join(fixes) or f'not even {MOST_GPUS} GPUs'} would"
+        f" {'fit' if needs.weights else 'hold the cache'}"
     )
 
 

@@ -224,20 +224,29 @@ class Words:
     @property
     def memory(self) -> str:
         memory = self.of.memory
-        weights = f"weights {memory.weights / 1e9:.1f} GB, " if memory.weights else ""
-        size = f"{memory.total / 1e9:.1f} of {self.of.request.spec.memory_gb:.0f} GB a GPU"
-        return f"{size}: {weights}KV cache {memory.kv / 1e9:.1f} GB"
+        available = f"{self.of.request.spec.memory_gb:.0f} GB a GPU"
+        if not memory.weights:
+            return f"KV cache alone {memory.kv / 1e9:.1f} of {available}"
+        return (
+            f"{memory.total / 1e9:.1f} of {available}: weights {memory.weights / 1e9:.1f} GB,"
+            f" KV cache {memory.kv / 1e9:.1f} GB"
+        )
 
     @property
     def notes(self) -> str:
         request, whole, choice = self.of.request, self.of.request.whole, self.of.choice
         notes = []
         if request.model and whole is None:
-            notes.append(f"the weights of {request.model} are not known, so there is no step time")
+            notes.append(
+                f"the weights of {request.name} are not known: whether they fit is not, nor the"
+                " time of a step"
+            )
         if whole is not None:
             most = whole.source.keys.get("max_position_embeddings", 0)
-            if 0 < most < max(request.contexts):
-                notes.append(f"{request.model} has {most:,} positions, fewer than the context")
+            if request.is_alias:
+                notes.append(f"the weights of {request.name} count as those of {request.model}")
+            elif 0 < most < max(request.contexts):
+                notes.append(f"{request.name} has {most:,} positions, fewer than the context")
             is_16_bit = request.weight_bytes == WEIGHT_BYTES
             quantised = f"weights count as published ({whole.source.quantization})"
             notes += [*(whole.notes if is_16_bit else [quantised]), *whole.prediction_notes]

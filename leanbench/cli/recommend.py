@@ -90,7 +90,8 @@ def recommend(
     if not 1 <= gpus <= MOST_GPUS:
         raise UserError(f"--gpus {gpus} is not supported: choose 1 to {MOST_GPUS}")
     flags = _axis_flags(model, shape, given)
-    request = _request(flags, _target(gpu, measure=measure), gpus, backends)
+    name = model or str(shape)
+    request = _request(name, flags, _target(gpu, measure=measure), gpus, backends)
     if (sequences := len(request.contexts)) > MAX_SEQUENCES:
         fix = "choose a smaller batch"
         raise InvalidValue("--batch", sequences, Reason.ABOVE_MAXIMUM, fix, MAX_SEQUENCES)
@@ -158,14 +159,16 @@ def _target(gpu: str | None, *, measure: bool) -> Target:
     return target
 
 
-def _request(flags: dict[str, str], target: Target, gpus: int, names: str | None) -> Request:
+def _request(
+    name: str, flags: dict[str, str], target: Target, gpus: int, names: str | None
+) -> Request:
     from leanbench.advice.recommend import Request, backends
     from leanbench.run.sweep_file import requested_sweep
 
     named = () if names is None else backends(names)
     grid = requested_sweep(None, flags, None, None).grids[0]
     fixed = {f"{name}s": grid[name] for name in ("kv_dtype", "page_size") if name in flags}
-    return replace(Request(grid, target.spec, gpus, named), **fixed)
+    return replace(Request(name, grid, target.spec, gpus, named), **fixed)
 
 
 def _sweep_flags(recommendation: Recommendation, flags: Mapping[str, str]) -> dict[str, str]:

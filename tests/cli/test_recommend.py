@@ -64,6 +64,25 @@ def test_measured_rows_win_over_estimates():
     assert found["is_clear"]
 
 
+@pytest.mark.parametrize(
+    "words", ["falcon-180b --gpu l4 --context 4k", "opt-13b --gpu h100 --gpus 2"]
+)
+def test_unknown_weights_are_no_zero(words: str):
+    found = lines(words)
+    assert found["Memory"].startswith("KV cache alone ")
+    assert "whether they fit is not" in found["Note"]
+    assert "Step" not in found
+    fixes = refusal(*"recommend falcon-180b --gpu l4 --batch 64 --context 16k".split())
+    assert "would hold the cache" in fixes
+
+
+def test_an_alias_has_its_own_positions():
+    found = lines("llama-3.1-70b --gpu h100 --gpus 4 --batch 8 --context 16k")
+    assert found["Note"].startswith("the weights of llama-3.1-70b count as those of llama-3-70b")
+    assert "positions" not in found["Note"]
+    assert "positions" in lines("llama-3-70b --gpu h100 --gpus 4 --batch 8 --context 16k")["Note"]
+
+
 def test_backends_by_family():
     found = data("llama-3-8b --gpu h100 --context 8k --backends flashinfer,cudnn")
     names = {option["kernel"].partition("_")[0] for option in found["options"]}
