@@ -85,10 +85,8 @@ class Request:
     @property
     def is_alias(self) -> bool:
         """True if the name is another model's with the same attention."""
-        return self.model in registry() and self.name.lower() not in (
-            self.model,
-            registry()[self.model].hub.lower(),
-        )
+        config = registry().get(self.model or "")
+        return config is not None and self.name.lower() not in (config.name, config.hub.lower())
 
     def layers(self, tp: int) -> dict[Layer, int]:
         """Count the attention layers of each kind on one of `tp` GPUs."""
@@ -243,7 +241,9 @@ def _modes(name: str) -> list[str]:
 
 def _estimates(request: Request, problem: AttentionProblem) -> dict[str, Estimate]:
     measured = measured_on(request.spec)
-    names = [name for name in request.named or backends(None) if _refusal(name, problem) is None]
+    names = [
+        name for name in request.named or backends(None) if _refusal(kernel(name), problem) is None
+    ]
     if problem.parallel == NONE:
         return measured.estimates(problem, names) or _predicted(request, problem, names)
     own = measured.estimates(problem, names) if problem in measured.rows else {}
@@ -261,10 +261,13 @@ def _estimates(request: Request, problem: AttentionProblem) -> dict[str, Estimat
     return shared | own
 
 
-def _refusal(name: str, problem: AttentionProblem) -> str | None:
+def _refusal(each: Kernel, problem: AttentionProblem) -> str | None:
     """Return why a kernel does not support a problem. Libraries need not be installed here."""
-    each = kernel(name)
-    return each.shape_refusal(problem) if each.is_peer else each.unsupported_reason(problem)
+    if modes := getattr(each, "modes", ()):
+        reasons = [_refusal(mode, problem) for mode in modes]
+        return each.shape_refusal(problem) or (None if None in reasons else reasons[0])
+    reason = each.unsupported_reason(problem)
+    return None if reason == each.unavailable_reason() else reason
 
 
 def _predicted(
@@ -484,11 +487,11 @@ def _why_none(request: Request, split: tuple[int, int], kv_dtype: str) -> str:
     form = _form(request, split, kv_dtype, request.page_sizes[0])
     if form is None:
         return f"no kernel has a cache of {kv_dtype} with these pages: leave one of them out"
-    reasons = [reason for name in names if (reason := _refusal(name, form.problem))]
+    reasons = [reason for name in names if (reason := _refusal(kernel(name), form.problem))]
     if len(reasons) == len(names):
         return f"no kernel runs {form.problem.label}: {reasons[0]}"
     fix = "leave --backends out, or measure" if request.named else "measure with --measure"
-    able = [name for name in names if not _refusal(name, form.problem)]
+    able = [name for name in names if not _refusal(kernel(name), form.problem)]
     return (
         f"nothing near {form.problem.label} was measured with {able[0]} on {request.spec.name},"
         f" and the performance model does not know it: {fix}"

@@ -76,6 +76,18 @@ def test_unknown_weights_are_no_zero(words: str):
     assert "would hold the cache" in fixes
 
 
+def test_what_a_kernel_refuses_is_not_listed():
+    words = "--shape 32/8x128 --gpu h100 --batch 32 --context 8k"
+    fp8 = f"recommend {words} --kv-dtype e4m3 --backends flashinfer"
+    assert "has no scales for each KV head" in refusal(*fp8.split())
+    e5m2 = {each["kernel"] for each in data(f"{words} --kv-dtype e5m2")["options"]}
+    assert "lean" in e5m2
+    assert not any(name.startswith("flash_attn_3") for name in e5m2)
+    grouped = {each["kernel"] for each in data(words)["options"]}
+    assert {"lean", "cudnn_best", "flash_attn_3_best", "flashinfer_best"} <= grouped
+    assert "torch_flash_no_split" not in grouped
+
+
 def test_an_alias_has_its_own_positions():
     found = lines("llama-3.1-70b --gpu h100 --gpus 4 --batch 8 --context 16k")
     assert found["Note"].startswith("the weights of llama-3.1-70b count as those of llama-3-70b")
