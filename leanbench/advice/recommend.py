@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median, quantiles
@@ -22,6 +23,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel, kernels
 from leanbench.core.syntax import parse_names, short_count
 from leanbench.decode.predict import without_attention_us
+from leanbench.gpu.catalogue import find
 from leanbench.model.error import model_error, scaled_from
 from leanbench.model.predict import exchange_us, predict_cell
 from leanbench.run.cells import Grid
@@ -39,6 +41,8 @@ PAGE_SIZES = (None, 16, 64)
 MOST_TILES = 4096
 #: Bytes of a weight in published formats.
 _WEIGHT_BYTES = {"fp8": 1.0, "mxfp4": 0.53}
+#: GPUs that a shortage names.
+_LARGER = ("h200", "b200", "b300")
 #: Errors that make a 90th percentile.
 _ENOUGH = 5
 
@@ -154,10 +158,12 @@ class Form:
         return self.problem.shard(0) if self.cp > 1 else self.problem
 
 
-def _form(
-    request: Request, split: tuple[int, int], kv_dtype: str, page_size: int | None
-) -> Form | None:
-    """Return a form, or None if a layer cannot have it."""
+def _form(request: Request, split: tuple[int, int], kv_dtype: str, page_size: int | None) -> Form:
+    """Return a form.
+
+    Raises:
+        InvalidValue: A layer cannot have it.
+    """
     tp, cp = split
     layers = request.layers(tp)
     values = dict(request.grid.values)
@@ -170,12 +176,9 @@ def _form(
     else:
         values["heads"] = tuple((layer.q_heads, layer.kv_heads) for layer in layers)
     counts: dict[AttentionProblem, int] = {}
-    try:
-        for problem, count in zip(Grid(**values).problems(), layers.values(), strict=True):
-            # Windows beyond the context make two kinds equal.
-            counts[problem] = counts.get(problem, 0) + count
-    except InvalidValue:
-        return None
+    for problem, count in zip(Grid(**values).problems(), layers.values(), strict=True):
+        # Windows beyond the context make two kinds equal.
+        counts[problem] = counts.get(problem, 0) + count
     return Form(tp, cp, kv_dtype, page_size, counts)
 
 
@@ -204,14 +207,21 @@ class Option:
         return next(name for name in ("model", "neighbours", "measured") if name in sources)
 
 
-def _options(request: Request, form: Form | None) -> list[Option]:
+def _options(
+    request: Request, split: tuple[int, int], kv_dtype: str, page_size: int | None
+) -> list[Option]:
     """Return the kernels that can be estimated in every layer, the fastest first; of equally fast
     ones those that are no stand-ins.
+
+    Raises:
+        UserError: There are none.
     """
-    if form is None:
-        return []
+    form = _form(request, split, kv_dtype, page_size)
     found = {problem: _without_modes(_estimates(request, problem)) for problem in form.layers}
     shared = set.intersection(*(set(of) for of in found.values()))
+    if not shared:
+        without = next((problem for problem, of in found.items() if not of), form.problem)
+        raise UserError(_why_none(request, without))
     options = [
         Option(name, form, {problem: of[name] for problem, of in found.items()}) for name in shared
     ]
@@ -304,7 +314,8 @@ def _memory(request: Request, split: tuple[int, int], kv_dtype: str) -> Memory:
     for layer, count in request.layers(tp).items():
         kinds = dict(layer.kinds)
         values = 0 if kinds.get("latent") else kinds.get("v_head_dim", layer.head_dim)
-        tokens = sum(-(-min(each, layer.window or each) // cp) for each in request.contexts)
+        most = layer.window or kinds.get("attention_chunk", max(request.contexts))
+        tokens = sum(-(-min(each, most) // cp) for each in request.contexts)
         token_bytes = (layer.head_dim + values) * (WEIGHT_BYTES if kv_dtype == SAME else 1)
         kv += count * layer.kv_heads * tokens * token_bytes
     weights = request.whole.weights if request.whole else 0
@@ -315,42 +326,34 @@ def _fits(request: Request, split: tuple[int, int], kv_dtype: str) -> bool:
     return _memory(request, split, kv_dtype).total <= request.spec.memory_gb * 1e9
 
 
-def _check_fits(request: Request) -> tuple[str, list[tuple[int, int]]]:
-    """Return the first KV dtype that fits, and the splits that do.
-
-    Raises:
-        UserError: The GPUs cannot share the model, or no dtype fits. The message has what would.
-    """
-    more = [replace(request, gpus=gpus) for gpus in range(1, MOST_GPUS + 1)]
-    if not request.splits:
-        able = ", ".join(str(each.gpus) for each in more if each.splits)
-        raise UserError(f"{request.gpus} GPUs cannot share {request.name}: choose --gpus {able}")
-    for kv_dtype in request.kv_dtypes:
-        fitting = [split for split in request.splits if _fits(request, split, kv_dtype)]
-        if fitting:
-            return kv_dtype, fitting
-    smallest = request.kv_dtypes[-1]
-    memories = (_memory(request, split, smallest) for split in request.splits)
-    needs = min(memories, key=lambda memory: memory.total)
+def _shortage(request: Request, kv_dtype: str, splits: Sequence[tuple[int, int]]) -> str:
+    """Return why splits do not fit, and what would."""
+    needs = min(
+        (_memory(request, split, kv_dtype) for split in splits), key=lambda memory: memory.total
+    )
     available = request.spec.memory_gb * 1e9
     share = (available - needs.weights - RESERVE_BYTES) / needs.kv
     batch, tokens = int(share * len(request.contexts)), int(share * max(request.contexts))
-    enough = [
-        str(each.gpus)
-        for each in more[request.gpus :]
-        if any(_fits(each, split, smallest) for split in each.splits)
-    ]
+    more = {f"--gpus {gpus}": gpus for gpus in range(request.gpus + 1, MOST_GPUS + 1)}
+    larger = {flag: replace(request, gpus=gpus) for flag, gpus in more.items()}
+    larger |= {f"--gpu {name}": replace(request, spec=find(name)) for name in _LARGER}
+    sharing = {cp for _, cp in splits}
+    enough = (
+        flag
+        for flag, each in larger.items()
+        if any(cp in sharing and _fits(each, (tp, cp), kv_dtype) for tp, cp in each.splits)
+    )
     fixes = [f"a batch of {batch}"] * (batch > 0)
     fixes += [f"contexts up to {short_count(tokens // 1024 * 1024)}"] * (tokens >= 1024)
-    fixes += [f"--gpus {each}" for each in enough[:1]]
+    fixes += [flag for flag in [next(enough, None)] if flag]
     weights = f"weights {needs.weights / 1e9:.1f} GB, " if needs.weights else ""
-    weights += f"{smallest} " * (smallest != SAME)
-    raise UserError(
+    weights += f"{kv_dtype} " * (kv_dtype != SAME)
+    verb = "fit" if needs.weights else "hold the cache"
+    return (
         f"{request.name} needs {needs.total / 1e9:.1f} GB"
         f"{f' on each of {request.gpus} GPUs' if request.gpus > 1 else ''} ({weights}KV cache"
         f" {needs.kv / 1e9:.1f} GB), {request.spec.name} has {available / 1e9:.0f} GB:"
-        f" {' or '.join(fixes) or f'not even {MOST_GPUS} GPUs'} would"
-        f" {'fit' if needs.weights else 'hold the cache'}"
+        f" {' or '.join(fixes) or 'a smaller model'} would {verb}"
     )
 
 
@@ -443,15 +446,8 @@ def recommend(request: Request) -> Recommendation:
     Raises:
         UserError: The memory does not hold weights and cache, or no kernel can be estimated.
     """
-    kv_dtype, splits = _check_fits(request)
+    kv_dtype, by_split = _that_fit(request)
     page_size, *pages = request.page_sizes
-    by_split = {
-        split: found
-        for split in splits
-        if (found := _options(request, _form(request, split, kv_dtype, page_size)))
-    }
-    if not by_split:
-        raise UserError(_why_none(request, splits[0], kv_dtype))
     fastest_us = min(found[0].step_us for found in by_split.values())
     # Of equally fast splits, the one with most tp needs least of a server.
     split = next(
@@ -460,16 +456,47 @@ def recommend(request: Request) -> Recommendation:
     chosen = by_split.pop(split)
     others = {_split_words(each): found[0] for each, found in by_split.items()}
     problem = chosen[0].form.single
-    forms = {page_words(each): _form(request, split, kv_dtype, each) for each in pages}
+    forms = {page_words(each): (kv_dtype, each) for each in pages}
     for dtype in request.kv_dtypes[request.kv_dtypes.index(kv_dtype) + 1 :]:
-        forms[f"{dtype} cache"] = _form(request, split, dtype, page_size)
+        forms[f"{dtype} cache"] = (dtype, page_size)
     is_slow = chosen[0].source == "model" and problem.batch * problem.kv_heads > MOST_TILES
     for words, form in () if is_slow else forms.items():
-        if found := _options(request, form):
-            others[words] = found[0]
+        with suppress(UserError):
+            others[words] = _options(request, split, *form)[0]
     measured, names = measured_on(request.spec), [option.kernel for option in chosen]
     trials = [measured.trial(each, names) for each in measured.near(problem)]
     return Recommendation(request, chosen, others, _memory(request, split, kv_dtype), trials)
+
+
+def _that_fit(request: Request) -> tuple[str, dict[tuple[int, int], list[Option]]]:
+    """Return the first KV dtype with kernels in a split that fits, and such splits.
+
+    Raises:
+        UserError: There is none.
+    """
+    if not request.splits:
+        more = (replace(request, gpus=gpus) for gpus in range(1, MOST_GPUS + 1))
+        can = ", ".join(str(each.gpus) for each in more if each.splits)
+        raise UserError(f"{request.gpus} GPUs cannot share {request.name}: choose --gpus {can}")
+    reasons: list[str] = []
+
+    def able(kv_dtype: str, *, fitting: bool) -> dict[tuple[int, int], list[Option]]:
+        found = {}
+        for split in request.splits:
+            if _fits(request, split, kv_dtype) == fitting:
+                try:
+                    found[split] = _options(request, split, kv_dtype, request.page_sizes[0])
+                except UserError as error:
+                    reasons.append(str(error))
+        return found
+
+    for kv_dtype in request.kv_dtypes:
+        if found := able(kv_dtype, fitting=True):
+            return kv_dtype, found
+    for kv_dtype in reversed(request.kv_dtypes):
+        if found := able(kv_dtype, fitting=False):
+            raise UserError(_shortage(request, kv_dtype, list(found)))
+    raise UserError(reasons[0])
 
 
 def _split_words(split: tuple[int, int]) -> str:
@@ -481,18 +508,13 @@ def page_words(page_size: int | None) -> str:
     return "contiguous" if page_size is None else f"pages of {page_size}"
 
 
-def _why_none(request: Request, split: tuple[int, int], kv_dtype: str) -> str:
+def _why_none(request: Request, problem: AttentionProblem) -> str:
     """Return why no kernel can be estimated."""
-    names = request.named or REFERENCES
-    form = _form(request, split, kv_dtype, request.page_sizes[0])
-    if form is None:
-        return f"no kernel has a cache of {kv_dtype} with these pages: leave one of them out"
-    reasons = [reason for name in names if (reason := _refusal(kernel(name), form.problem))]
-    if len(reasons) == len(names):
-        return f"no kernel runs {form.problem.label}: {reasons[0]}"
-    fix = "leave --backends out, or measure" if request.named else "measure with --measure"
-    able = [name for name in names if not _refusal(kernel(name), form.problem)]
-    return (
-        f"nothing near {form.problem.label} was measured with {able[0]} on {request.spec.name},"
-        f" and the performance model does not know it: {fix}"
-    )
+    each = kernel((request.named or REFERENCES[problem.latent :])[0])
+    if reason := _refusal(each, problem):
+        return f"no kernel runs {problem.label}: {reason}"
+    if type(each).schedule is Kernel.schedule:
+        reason = "the performance model knows no libraries: leave --backends out, or measure"
+    else:
+        reason = predict_cell(problem, each, "default", request.spec).get("reason")
+    return f"nothing near {problem.label} was measured on {request.spec.name}, and {reason}"

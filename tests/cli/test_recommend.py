@@ -88,6 +88,19 @@ def test_what_a_kernel_refuses_is_not_listed():
     assert "torch_flash_no_split" not in grouped
 
 
+def test_chunked_layers_keep_a_chunk():
+    found = data("llama-4-scout --gpu h100 --gpus 8 --batch 4 --context 1m")
+    assert (found["kernel"], found["kv_dtype"]) == ("lean", "same")
+    assert found["memory"]["kv"] == 4 * 2 * 2 * 128 * (12 * 2**20 + 36 * 8192)
+
+
+def test_a_head_dim_without_kernels_has_the_true_reason(tmp_path: Path):
+    path = tmp_path / "config.json"
+    sizes = {"hidden_size": 3200, "num_hidden_layers": 2, "num_attention_heads": 32}
+    path.write_text(json.dumps({"model_type": "llama", **sizes}))
+    assert "head_dim 100 is not a multiple of 8" in refusal("recommend", str(path), "--gpu", "h200")
+
+
 def test_an_alias_has_its_own_positions():
     found = lines("llama-3.1-70b --gpu h100 --gpus 4 --batch 8 --context 16k")
     assert found["Note"].startswith("the weights of llama-3.1-70b count as those of llama-3-70b")
@@ -170,7 +183,15 @@ def test_without_arguments_it_shows_two_examples():
         ("llama-3-8b --gpu a100 --backends flashinfer", "leave --backends out, or measure"),
         ("llama-3-8b --gpu h100 --usd-per-hour 0", "is no price: write one such as 2.50"),
         ("llama-3-8b --gpu h100 --measure", "--measure needs a GPU, and no h100-sxm is here"),
-        ("llama-3-405b --gpu h100 --gpus 8", "not even 8 GPUs would fit"),
+        ("llama-3-405b --gpu h100 --gpus 8", "h100-sxm has 80 GB: --gpu h200 would fit"),
+        (
+            "deepseek-r1 --gpu h200 --gpus 8 --batch 64 --context 16k",
+            "h200 has 141 GB: a batch of 48 or contexts up to 12k or --gpu b200 would fit",
+        ),
+        (
+            "llama-3-8b --gpu a100-40gb --batch 32 --context 8k",
+            "KV cache 34.4 GB), a100-40gb has 40 GB: a batch of 21 or contexts up to 5k or --gpus 2",
+        ),
         (
             "qwen3-8b --gpu h100 --batch 64 --context 32k",
             "a batch of 26 or contexts up to 13k or --gpus 4 would fit",
