@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import quantiles
 from typing import Literal
 
 import numpy as np
@@ -30,18 +31,21 @@ Source = Literal["measured", "neighbours", "model"]
 _VARIANTS = {
     "latent": 9.0,
     "window_left": 1.5,
-    "attention_chunk": 1.5,
     "sinks": 1.5,
     "softcap": 2.0,
     **dict.fromkeys(("alibi", "leftpad", "batch_idx", "append", "rotary_dim"), 3.0),
 }
+#: Numbers of a point that are switches, the last ones.
+_SWITCHES = 1 + len(_VARIANTS)
 #: Distance of a difference of any size, for fewer of them among problems of similar speed.
 _PER_DIFFERENCE = 0.3
 #: A kernel needs _NTH problems within _FAR. The farthest of them sets the width of the weights.
 _NTH, _FAR = 3, 3.0
 _LEAST_WIDTH, _WIDTH_SHARE = 0.5, 0.7
-#: Problems that tell how good an estimate is.
-_NEAR = 20
+#: Problems that tell how good an estimate is, and the fewest errors that do.
+_NEAR, _ENOUGH = 20, 5
+#: Median difference between two runs of the same command on two GPUs of a product.
+BETWEEN_GPUS = 0.021
 #: Kernels that the others are compared with.
 REFERENCES = ("lean", "lean_mla")
 
@@ -51,26 +55,15 @@ def _point(problem: AttentionProblem) -> tuple[float, ...]:
     """Return the numbers that a latency depends on: octaves and switches, weighted so that problems
     of similar speed are near.
     """
-    raggedness = problem.max_context * problem.batch / problem.total_context
-    is_fp8 = problem.kv_dtype != SAME
+    # Either reads the last tokens alone.
+    variants = {name.replace("attention_chunk", "window_left") for name in problem.special}
     return (
         math.log2(problem.kv_bytes),
         0.5 * math.log2(problem.batch * problem.kv_heads),
         0.7 * math.log2(problem.group_size * problem.q_len),
         2.0 * math.log2(problem.head_dim),
-        0.7 * math.log2(raggedness),
-        0.3 * math.log2(problem.cache_capacity / problem.max_context),
-        math.log2(problem.q_len),
-        float(problem.page_size is not None),
-        0.3 * math.log2((problem.page_size or 16) / 16),
-        0.5 * (problem.lengths_on == "device"),
-        4.0 * is_fp8,
-        1.0 * (is_fp8 and problem.scaled),
-        0.1 * (problem.dtype == "bf16"),
-        0.3 * (problem.kv_layout == "NHD"),
-        3.0 * math.log2(problem.gpus.tensor),
-        3.0 * math.log2(problem.gpus.context),
-        *(weight * (name in problem.special) for name, weight in _VARIANTS.items()),
+        4.0 * (problem.kv_dtype != SAME),
+        *(weight * (name in variants) for name, weight in _VARIANTS.items()),
     )
 
 
@@ -164,6 +157,8 @@ class Measured:
         }
         self._spec = spec
         self._points = np.array([_point(problem) for problem in self.references])
+        self._places = {problem: place for place, problem in enumerate(self.references)}
+        self._trials: dict[AttentionProblem, list[Trial]] = {}
         over_floor = [us / self._floor_us(problem) for problem, us in self.references.items()]
         self._over_floor = np.log(over_floor)
         self._over_reference: dict[str, np.ndarray] = {}
@@ -172,16 +167,17 @@ class Measured:
         return floor_us(problem.kv_bytes, self._spec, calibration_for(self._spec).constants)
 
     def estimates(self, problem: AttentionProblem, kernels: Sequence[str]) -> dict[str, Estimate]:
-        """Return measured latencies, else those of neighbours. Kernels that were measured on too
-        few near problems are left out.
+        """Return measured latencies, else those of neighbours. Kernels with too few trials near the
+        problem are left out.
         """
         found = {}
         for name, us in self.from_neighbours(problem, kernels).items():
-            found[name] = Estimate(us, "neighbours")
+            if (error := self.error(problem, name)) is not None:
+                found[name] = Estimate(us, "neighbours", error)
         for name, row in self.rows.get(problem, {}).items():
             if name in kernels:
                 spread = (row.high_us or 0) - (row.low_us or 0)
-                error = spread / 2 / row.latency_us
+                error = spread / 2 / row.latency_us + BETWEEN_GPUS
                 found[name] = Estimate(row.latency_us, "measured", error, row)
         return found
 
@@ -191,8 +187,7 @@ class Measured:
         """Estimate latencies without the problem's own rows."""
         if not self.references:
             return {}
-        distances = np.linalg.norm(self._points - np.array(_point(problem)), axis=1)
-        distances[[other == problem for other in self.references]] = np.inf
+        distances = self._distances(problem)
         over_floor = _weighted(self._over_floor, distances)
         estimated = {}
         for name in kernels:
@@ -213,6 +208,12 @@ class Measured:
             self._over_reference[kernel] = np.log(ratios)
         return self._over_reference[kernel]
 
+    def _distances(self, problem: AttentionProblem) -> np.ndarray:
+        distances = np.linalg.norm(self._points - np.array(_point(problem)), axis=1)
+        if problem in self._places:
+            distances[self._places[problem]] = np.inf
+        return distances
+
     def near(self, problem: AttentionProblem) -> list[AttentionProblem]:
         """Return the nearest published problems."""
         return nearest(problem, self.references, _NEAR)
@@ -222,6 +223,29 @@ class Measured:
             name: row.latency_us for name, row in self.rows[problem].items() if name in kernels
         }
         return Trial(self.from_neighbours(problem, measured), measured)
+
+    def trials(self, problem: AttentionProblem) -> list[Trial]:
+        """Try the nearest published problems with the same variants and cache format."""
+        if problem not in self._trials and self.references:
+            is_same = self._points[:, -_SWITCHES:] == _point(problem)[-_SWITCHES:]
+            distances = np.where(is_same.all(axis=1), self._distances(problem), np.inf)
+            every = list(self.references)
+            near = [place for place in np.argsort(distances)[:_NEAR] if distances[place] < np.inf]
+            tried = [self.trial(every[place], self.rows[every[place]]) for place in near]
+            self._trials[problem] = tried
+        return self._trials.get(problem, [])
+
+    def error(
+        self, problem: AttentionProblem, kernel: str, over: str | None = None, share: int = 9
+    ) -> float | None:
+        """Return the error that nine of ten trials near a problem have at most, or another share of
+        ten; None if there are too few.
+        """
+        tried = (trial.error(kernel, over) for trial in self.trials(problem))
+        errors = [error for error in tried if error is not None]
+        if len(errors) < _ENOUGH:
+            return None
+        return quantiles(errors, n=10, method="inclusive")[share - 1]
 
 
 def _weighted(values: np.ndarray, distances: np.ndarray) -> float | None:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median, quantiles
 
-from leanbench.advice.neighbours import REFERENCES, Estimate, Trial, measured_on
+from leanbench.advice.neighbours import BETWEEN_GPUS, REFERENCES, Estimate, measured_on
 from leanbench.core.errors import InvalidValue, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
@@ -24,14 +23,10 @@ from leanbench.core.registry import kernel, kernels
 from leanbench.core.syntax import parse_names, short_count
 from leanbench.decode.predict import without_attention_us
 from leanbench.gpu.catalogue import find
-from leanbench.model.error import model_error, scaled_from
+from leanbench.model.error import model_error, scaled_from, uncompared
 from leanbench.model.predict import exchange_us, predict_cell
 from leanbench.run.cells import Grid
 
-#: Kernels that stand for libraries where none was measured.
-STAND_INS = ("fixed_split", "fa2")
-#: Median difference between two runs of the same command on two GPUs of a product.
-BETWEEN_GPUS = 0.021
 #: Loss up to which a choice counts as right.
 WITHIN = 0.03
 #: Choices that are tried, the preferred one first.
@@ -43,8 +38,8 @@ MOST_TILES = 4096
 _WEIGHT_BYTES = {"fp8": 1.0, "mxfp4": 0.53}
 #: GPUs that a shortage names.
 _LARGER = ("h200", "b200", "b300")
-#: Errors that make a 90th percentile.
-_ENOUGH = 5
+#: Error above which a smaller lead is not even.
+_KNOWN = 0.1
 
 
 def backends(text: str | None) -> tuple[str, ...]:
@@ -210,8 +205,7 @@ class Option:
 def _options(
     request: Request, split: tuple[int, int], kv_dtype: str, page_size: int | None
 ) -> list[Option]:
-    """Return the kernels that can be estimated in every layer, the fastest first; of equally fast
-    ones those that are no stand-ins.
+    """Return the kernels that can be estimated in every layer, the fastest first.
 
     Raises:
         UserError: There are none.
@@ -225,13 +219,7 @@ def _options(
     options = [
         Option(name, form, {problem: of[name] for problem, of in found.items()}) for name in shared
     ]
-    fastest_us = min((option.step_us for option in options), default=0.0)
-
-    def rank(option: Option) -> tuple[bool, float, str]:
-        is_equal = option.step_us <= fastest_us * (1 + WITHIN)
-        return option.kernel in STAND_INS or not is_equal, option.step_us, option.kernel
-
-    return sorted(options, key=rank)
+    return sorted(options, key=lambda option: (option.step_us, option.kernel))
 
 
 def _without_modes(estimates: dict[str, Estimate]) -> dict[str, Estimate]:
@@ -284,14 +272,15 @@ def _predicted(
     request: Request, problem: AttentionProblem, names: Sequence[str]
 ) -> dict[str, Estimate]:
     """Return latencies by the performance model, which knows no libraries."""
-    is_measured = bool(measured_on(request.spec).rows)
-    stand_ins = () if request.named or is_measured else STAND_INS
     found = {}
-    for each in map(kernel, dict.fromkeys([*names, *stand_ins])):
+    for each in map(kernel, names):
         if type(each).schedule is not Kernel.schedule:
             fields = predict_cell(problem, each, "default", request.spec)
             if fields["status"] == "ok":
-                error = model_error(request.spec.name, [each.name])
+                is_unknown = scaled_from(request.spec.name) or uncompared(
+                    each.implementation_on(request.spec).name, problem, request.spec
+                )
+                error = None if is_unknown else model_error(request.spec.name, [each.name])
                 found[each.name] = Estimate(fields["latency_us"], "model", error)
     return found
 
@@ -365,8 +354,6 @@ class Recommendation:
     #: The fastest option of each other form, by what differs.
     others: Mapping[str, Option]
     memory: Memory
-    #: Near published problems, estimated without their rows.
-    trials: Sequence[Trial]
 
     @property
     def choice(self) -> Option:
@@ -386,42 +373,26 @@ class Recommendation:
     @property
     def lead_error(self) -> float | None:
         """Part of the lead that may be error; None if unknown."""
-        pair = [self.choice, *([self.rival] if self.rival else [])]
-        sources, names = {each.source for each in pair}, [each.kernel for each in pair]
+        if self.rival is None:
+            return None
+        gpu, names = self.request.spec, (self.choice.kernel, self.rival.kernel)
+        sources = {self.choice.source, self.rival.source}
         if "model" in sources:
-            is_scaled = scaled_from(self.request.spec.name) != ""
-            return None if is_scaled else model_error(self.request.spec.name, names)
-        errors = [0.0] if sources == {"measured"} else [self._p90(*names)]
-        return max(BETWEEN_GPUS, *errors)
+            return None if scaled_from(gpu.name) else model_error(gpu.name, names)
+        if sources == {"measured"}:
+            return BETWEEN_GPUS
+        error = measured_on(gpu).error(self.choice.form.single, *names)
+        return None if error is None else max(BETWEEN_GPUS, error)
 
     @property
     def is_clear(self) -> bool:
         return bool(self.lead and self.lead_error and self.lead - 1 > self.lead_error)
 
     @property
-    def error(self) -> float:
-        """Half of the interval of the choice's latency, as a share."""
-        known = self.choice.main.error
-        return self._p90(self.choice.kernel) if known is None else known
-
-    @property
-    def median_error(self) -> float:
-        return median(self._errors(self.choice.kernel))
-
-    def _p90(self, *names: str) -> float:
-        return quantiles(self._errors(*names), n=10, method="inclusive")[-1]
-
-    def _errors(self, *names: str) -> list[float]:
-        """Return errors of a kernel or a ratio in the trials, of all kernels if there are few."""
-        own = [error for trial in self.trials if (error := trial.error(*names)) is not None]
-        every = [trial.error(name) or 0.0 for trial in self.trials for name in trial.estimated]
-        return own if len(own) >= _ENOUGH else [*every, 1.0, 1.0][: max(2, len(every))]
-
-    @property
-    def right(self) -> tuple[int, int]:
-        """Number of trials with a choice within WITHIN of the best, and of all with a choice."""
-        losses = [trial.loss for trial in self.trials if len(trial.estimated) > 1]
-        return sum(loss <= WITHIN for loss in losses), len(losses)
+    def is_even(self) -> bool:
+        """True if choice and rival take as long, as far as is known."""
+        ahead, error = (self.lead or 2) - 1, self.lead_error or 1
+        return ahead < WITHIN or ahead < error < _KNOWN
 
     @property
     def without_attention_us(self) -> float | None:
@@ -463,9 +434,7 @@ def recommend(request: Request) -> Recommendation:
     for words, form in () if is_slow else forms.items():
         with suppress(UserError):
             others[words] = _options(request, split, *form)[0]
-    measured, names = measured_on(request.spec), [option.kernel for option in chosen]
-    trials = [measured.trial(each, names) for each in measured.near(problem)]
-    return Recommendation(request, chosen, others, _memory(request, split, kv_dtype), trials)
+    return Recommendation(request, chosen, others, _memory(request, split, kv_dtype))
 
 
 def _that_fit(request: Request) -> tuple[str, dict[tuple[int, int], list[Option]]]:

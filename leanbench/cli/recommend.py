@@ -76,7 +76,7 @@ def recommend(
     Without --kv-dtype and --page-size, others are shown as well. Needs no GPU.
     """
     from leanbench.advice.recommend import recommend as recommended
-    from leanbench.advice.words import Words
+    from leanbench.advice.words import sentences, title, to_json
 
     given = given_axes(sizes)
     if model is None and shape is None:
@@ -101,14 +101,14 @@ def recommend(
     command = ["leanbench", "sweep"]
     command += [word for name, text in sweep.items() for word in (AXES[name].flag, text)]
     command += ["--kernels", kernels, *(["--gpu", gpu] if gpu else [])]
-    words = Words(recommendation, usd_per_hour)
     if measure:
         _measure(sweep, kernels, gpu, command)
     elif json_:
-        output.show_whole(json.dumps(words.to_json() | {"command": shlex.join(command)}, indent=2))
+        found = to_json(recommendation, usd_per_hour)
+        output.show_whole(json.dumps(found | {"command": shlex.join(command)}, indent=2))
     else:
-        output.show("", lead=words.title)
-        for name, sentence in words.lines().items():
+        output.show("", lead=title(recommendation))
+        for name, sentence in sentences(recommendation, usd_per_hour).items():
             output.show(f"{sentence}.", lead=f"{name}: ", style=_STYLES.get(name, "bold"))
         _show_options(recommendation)
         output.show("\nMeasure on that GPU with --measure, or with:")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cli.running import invoke, printed, refusal
 
+from leanbench.advice.recommend import Recommendation
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 
@@ -42,7 +43,7 @@ def test_json_has_the_figures_of_the_sentences():
     assert (found["kernel"], found["source"], found["tp"], found["cp"]) == (
         ("lean", "neighbours", 4, 1)
     )
-    assert found["layer_us"] == pytest.approx(178.2, abs=0.1)
+    assert found["layer_us"] == pytest.approx(178.8, abs=0.1)
     assert found["attention_us"] == pytest.approx(80 * found["layer_us"])
     step_us = found["attention_us"] + found["without_attention_us"]
     assert found["tokens_per_s"] == pytest.approx(32e6 / step_us)
@@ -57,11 +58,41 @@ def test_json_has_the_figures_of_the_sentences():
 
 
 def test_measured_rows_win_over_estimates():
-    found = data("llama-3-8b --gpu h200 --context 32k")
+    found = data("--shape 32/8x128 --gpu h200 --batch 8 --context 4k")
     assert (found["kernel"], found["source"]) == ("lean", "measured")
     sources = {option["kernel"]: option["source"] for option in found["options"]}
-    assert (sources["cudnn_best"], sources["torch_flash"]) == ("measured", "neighbours")
+    assert (sources["flash_attn_3_best"], sources["cudnn_best"]) == ("measured", "neighbours")
     assert found["is_clear"]
+    assert found["layer_error"] == pytest.approx(0.021, abs=0.003)  # GPUs of a product differ
+
+
+def test_without_trials_there_is_no_estimate_from_neighbours():
+    found = data("llama-3-8b --gpu h100 --backends fa2")
+    assert found["source"] == "model"
+    assert found["layer_us"] == pytest.approx(42.0, abs=0.1)
+    assert found["layer_error"] < 0.05
+
+
+def test_a_scaled_prediction_has_no_interval():
+    assert data("--shape 64/8x128 --gpu a100 --batch 8")["layer_error"] is None
+    assert lines("--shape 64/8x128 --gpu a100 --batch 8")["Attention"] == "146 µs a layer."
+
+
+@pytest.mark.parametrize(
+    ("lead", "error", "is_clear", "is_even"),
+    [
+        *((1.12, 0.342, False, False), (1.12, 0.02, True, False), (1.05, 0.08, False, True)),
+        *((1.02, None, False, True), (1.2, None, False, False)),
+    ],
+)
+def test_either_will_do_only_where_the_lead_is_small(
+    lead: float, error: float | None, is_clear: bool, is_even: bool, monkeypatch: Any
+):
+    monkeypatch.setattr(Recommendation, "lead", lead)
+    monkeypatch.setattr(Recommendation, "lead_error", error)
+    found = data("--shape 32/8x128 --gpu h200 --batch 8 --context 4k")
+    assert found["is_clear"] is is_clear
+    assert ("Either will do" in found["sentences"]["Lead"]) is is_even
 
 
 @pytest.mark.parametrize(
@@ -190,7 +221,7 @@ def test_without_arguments_it_shows_two_examples():
         ),
         (
             "llama-3-8b --gpu a100-40gb --batch 32 --context 8k",
-            "KV cache 34.4 GB), a100-40gb has 40 GB: a batch of 21 or contexts up to 5k or --gpus 2",
+            "KV cache 34.4 GB), a100-40gb has 40 GB: a batch of 21 or contexts up to 5k",
         ),
         (
             "qwen3-8b --gpu h100 --batch 64 --context 32k",
