@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.running import invoke, printed, refusal
+from cli.running import printed, refusal
 
 from leanbench.advice.recommend import Recommendation
-from leanbench.gpu.catalogue import find
-from leanbench.gpu.local import Target
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -54,7 +52,19 @@ def test_json_has_the_figures_of_the_sentences():
     assert {*found["others"]} == {
         *("tp 2 x cp 2", "cp 4", "pages of 16", "pages of 64", "e4m3 cache")
     }
-    assert found["command"].startswith("leanbench sweep --model llama-3-70b --context 16k")
+    assert found["command"].startswith("leanbench sweep --model llama-3-70b --batch 32")
+
+
+def test_the_command_sweeps_the_choice():
+    found = data("llama-3-70b --gpu h100 --gpus 4 --batch 32 --context 16k --page-size 16")
+    words = found["command"].split()
+    assert words[words.index("--tp") + 1] == "4"
+    assert words[words.index("--page-size") + 1] == "16"
+    assert words[words.index("--kernels") + 1].split(",")[0] == found["kernel"]
+
+
+def test_options_take_one_value():
+    assert "LIST" not in printed("recommend", "--help").replace("--backends LIST", "")
 
 
 def test_measured_rows_win_over_estimates():
@@ -213,7 +223,6 @@ def test_without_arguments_it_shows_two_examples():
         ("llama-3-8b --gpu h100 --backends laen", "did you mean 'lean'?"),
         ("llama-3-8b --gpu a100 --backends flashinfer", "leave --backends out, or measure"),
         ("llama-3-8b --gpu h100 --usd-per-hour 0", "is no price: write one such as 2.50"),
-        ("llama-3-8b --gpu h100 --measure", "--measure needs a GPU, and no h100-sxm is here"),
         ("llama-3-405b --gpu h100 --gpus 8", "h100-sxm has 80 GB: --gpu h200 would fit"),
         (
             "deepseek-r1 --gpu h200 --gpus 8 --batch 64 --context 16k",
@@ -233,18 +242,3 @@ def test_without_arguments_it_shows_two_examples():
 )
 def test_refusals(words: str, sentence: str):
     assert sentence in refusal("recommend", *words.split())
-
-
-def test_measure_sweeps_the_candidates(monkeypatch: pytest.MonkeyPatch):
-    swept = []
-    monkeypatch.setattr("leanbench.gpu.local.choose", lambda *_, **__: Target(find("h100"), 0))
-    monkeypatch.setattr("leanbench.cli.sweep_run.run_sweep", lambda *given: swept.append(given))
-    words = "llama-3-70b --gpu h100 --gpus 4 --batch 32 --context 16k --page-size 16"
-    assert invoke("recommend", *words.split(), "--measure").exit_code == 0
-    ((sweep, flags, command),) = swept
-    (problem,) = (problem for grid in sweep.grids for problem in grid.problems())
-    assert problem.label == "b32 h16/2 n16384 d128 p16 bf16 HND device"
-    assert sweep.kernels[0] == "lean"
-    assert len(sweep.kernels) == 5
-    assert flags.require_gpu
-    assert command[:4] == ["leanbench", "sweep", "--model", "llama-3-70b"]
