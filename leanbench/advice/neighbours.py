@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
+from operator import ne
 from statistics import quantiles
 from typing import Literal
 
 import numpy as np
 
-from leanbench.core.axes import AXES
-from leanbench.core.axis import Axis
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kinds import SAME
 from leanbench.core.parallel import NONE
@@ -74,7 +73,7 @@ def nearest(
 
     def farness(other: AttentionProblem) -> float:
         distance = math.dist(_point(problem), _point(other))
-        return distance + _PER_DIFFERENCE * len(_differing(problem, other))
+        return distance + _PER_DIFFERENCE * sum(map(ne, astuple(problem), astuple(other)))
 
     candidates = [
         other
@@ -82,28 +81,6 @@ def nearest(
         if other != problem and other.whole_model == problem.whole_model
     ]
     return sorted(candidates, key=farness)[:count]
-
-
-def differences(problem: AttentionProblem, other: AttentionProblem) -> str:
-    """Describe how another problem differs: ``batch 4 instead of 8, bf16 instead of fp16``."""
-    phrases = []
-    for axis in _differing(problem, other):
-        one, two = (axis.describe(_written(axis, each)) for each in (problem, other))
-        phrases.append(f"{two} instead of {one.removeprefix(f'{axis.title} ')}")
-    return ", ".join(phrases)
-
-
-def _differing(problem: AttentionProblem, other: AttentionProblem) -> list[Axis]:
-    return [axis for axis in AXES.values() if _written(axis, problem) != _written(axis, other)]
-
-
-def _written(axis: Axis, problem: AttentionProblem) -> str:
-    """Write a problem's value; empty for an axis of sweeps alone."""
-    if axis.name == "heads":
-        return axis.write((problem.q_heads, problem.kv_heads))
-    if axis.name == "context":
-        return next(word[1:] for word in problem.label.split() if word.startswith("n"))
-    return axis.write(getattr(problem, axis.name)) if hasattr(problem, axis.name) else ""
 
 
 @dataclass(frozen=True)
@@ -123,12 +100,6 @@ class Trial:
 
     estimated: dict[str, float]
     measured: dict[str, float]
-
-    @property
-    def loss(self) -> float:
-        """Latency of the choice over that of the best kernel, less 1."""
-        choice = min(self.estimated, key=lambda name: self.estimated[name])
-        return self.measured[choice] / min(self.measured.values()) - 1
 
     def error(self, kernel: str, over: str | None = None) -> float | None:
         """Return the error of an estimate, or of its ratio to another kernel's."""

@@ -483,7 +483,8 @@ def _why_none(request: Request, problem: AttentionProblem) -> str:
     if reason := _refusal(each, problem):
         return f"no kernel runs {problem.label}: {reason}"
     if type(each).schedule is Kernel.schedule:
-        reason = "the performance model knows no libraries: leave --backends out, or measure"
+        fix = "leave --backends out, or measure" if request.named else "measure it"
+        reason = f"the performance model does not know {each.name}: {fix}"
     else:
         reason = predict_cell(problem, each, "default", request.spec).get("reason")
     return f"nothing near {problem.label} was measured on {request.spec.name}, and {reason}"
