@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from leanbench.advice.neighbours import BETWEEN_GPUS, REFERENCES, Estimate, measured_on
 from leanbench.core.errors import InvalidValue, UserError
@@ -139,6 +140,8 @@ class Form:
     cp: int
     kv_dtype: str
     page_size: int | None
+    #: Axes of a sweep over it, beyond the request's.
+    axes: Mapping[str, Any]
     #: Attention of the GPUs that share a head, with the number of layers.
     layers: Mapping[AttentionProblem, int]
 
@@ -161,20 +164,21 @@ def _form(request: Request, split: tuple[int, int], kv_dtype: str, page_size: in
     """
     tp, cp = split
     layers = request.layers(tp)
-    values = dict(request.grid.values)
-    values |= {"kv_dtype": (kv_dtype,), "page_size": (page_size,)}
-    values["parallel"] = (NONE if cp == 1 else f"cp:{cp}",)
+    axes: dict[str, Any] = {"kv_dtype": kv_dtype, "page_size": page_size}
+    axes["parallel"] = NONE if cp == 1 else f"cp:{cp}"
     if page_size is not None:
-        values["lengths_on"] = ("device",)  # as servers call
+        axes["lengths_on"] = "device"  # as servers call
     if request.model:
-        values["tp"] = (tp,)
+        axes["tp"] = tp
     else:
-        values["heads"] = tuple((layer.q_heads, layer.kv_heads) for layer in layers)
+        (layer,) = layers
+        axes["heads"] = (layer.q_heads, layer.kv_heads)
+    grid = Grid(**{**request.grid.values, **{name: (value,) for name, value in axes.items()}})
     counts: dict[AttentionProblem, int] = {}
-    for problem, count in zip(Grid(**values).problems(), layers.values(), strict=True):
+    for problem, count in zip(grid.problems(), layers.values(), strict=True):
         # Windows beyond the context make two kinds equal.
         counts[problem] = counts.get(problem, 0) + count
-    return Form(tp, cp, kv_dtype, page_size, counts)
+    return Form(tp, cp, kv_dtype, page_size, axes, counts)
 
 
 @dataclass(frozen=True)

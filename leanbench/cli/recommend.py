@@ -85,8 +85,8 @@ def recommend(
     """Recommend a kernel, a split over GPUs and a cache format, with times and reasons.
 
     Times are measured rows of this shape, or else estimates from near shapes, or else the
-    performance model's. `leanbench lookup` has the rows. Without
-    --kv-dtype and --page-size, others are shown as well. Needs no GPU.
+    performance model's. `leanbench lookup` has the rows. Without --kv-dtype and --page-size, others
+    are shown as well. Needs no GPU.
     """
     from leanbench.advice.recommend import Request
     from leanbench.advice.recommend import backends as kernels_named
@@ -121,7 +121,9 @@ def recommend(
         fix = "choose a smaller batch"
         raise InvalidValue("--batch", sequences, Reason.ABOVE_MAXIMUM, fix, MAX_SEQUENCES)
     recommendation = recommended(request)
-    sweep = _sweep_flags(recommendation, flags)
+    axes = recommendation.choice.form.axes.items()
+    changed = {name: value for name, value in axes if value != AXES[name].default}
+    sweep = flags | {name: AXES[name].write(value) for name, value in changed.items()}
     kernels = ",".join(each.kernel for each in recommendation.options[:_LISTED])
     command = ["leanbench", "sweep"]
     command += [word for name, text in sweep.items() for word in (AXES[name].flag, text)]
@@ -162,20 +164,6 @@ def _axis_flags(model: str | None, shape: str | None, given: Mapping[str, str]) 
         if not drawn or longest_in_file(drawn) is None:
             flags.setdefault("context", "8k")
     return flags
-
-
-def _sweep_flags(recommendation: Recommendation, flags: Mapping[str, str]) -> dict[str, str]:
-    """Return the axes of a sweep over the chosen form, as text."""
-    form = recommendation.choice.form
-    problem, sweep = form.problem, dict(flags)
-    if "heads" in sweep:
-        sweep["heads"] = AXES["heads"].write((problem.q_heads, problem.kv_heads))
-    elif form.tp > 1:
-        sweep["tp"] = str(form.tp)
-    for name in ("kv_dtype", "page_size", "parallel"):
-        if (value := getattr(problem, name)) != AXES[name].default:
-            sweep[name] = AXES[name].write(value)
-    return sweep | ({} if form.page_size is None else {"lengths_on": "device"})
 
 
 def _show_options(recommendation: Recommendation) -> None:
