@@ -34,8 +34,6 @@ _VARIANTS = {
     "softcap": 2.0,
     **dict.fromkeys(("alibi", "leftpad", "batch_idx", "append", "rotary_dim"), 3.0),
 }
-#: Numbers of a point that are switches, the last ones.
-_SWITCHES = 1 + len(_VARIANTS)
 #: Distance of a difference of any size, for fewer of them among problems of similar speed.
 _PER_DIFFERENCE = 0.3
 #: A kernel needs _NTH problems within _FAR. The farthest of them sets the width of the weights.
@@ -61,9 +59,17 @@ def _point(problem: AttentionProblem) -> tuple[float, ...]:
         0.5 * math.log2(problem.batch * problem.kv_heads),
         0.7 * math.log2(problem.group_size * problem.q_len),
         2.0 * math.log2(problem.head_dim),
+        0.7 * math.log2(problem.max_context * problem.batch / problem.total_context),
         4.0 * (problem.kv_dtype != SAME),
         *(weight * (name in variants) for name, weight in _VARIANTS.items()),
     )
+
+
+@cache
+def _kind(problem: AttentionProblem) -> tuple[bool, ...]:
+    """Return what makes estimates of two problems equally good."""
+    switches = (problem.is_ragged, problem.page_size is not None, problem.kv_dtype != SAME)
+    return (*switches, *(weight > 0 for weight in _point(problem)[-len(_VARIANTS) :]))
 
 
 def nearest(
@@ -196,11 +202,11 @@ class Measured:
         return Trial(self.from_neighbours(problem, measured), measured)
 
     def trials(self, problem: AttentionProblem) -> list[Trial]:
-        """Try the nearest published problems with the same variants and cache format."""
+        """Try the nearest published problems of the same kind."""
         if problem not in self._trials and self.references:
-            is_same = self._points[:, -_SWITCHES:] == _point(problem)[-_SWITCHES:]
-            distances = np.where(is_same.all(axis=1), self._distances(problem), np.inf)
             every = list(self.references)
+            is_same = [_kind(other) == _kind(problem) for other in every]
+            distances = np.where(is_same, self._distances(problem), np.inf)
             near = [place for place in np.argsort(distances)[:_NEAR] if distances[place] < np.inf]
             tried = [self.trial(every[place], self.rows[every[place]]) for place in near]
             self._trials[problem] = tried
