@@ -73,8 +73,6 @@ class FlashAttn3(LibraryKernel):
         return _build().version
 
     def refusal(self, problem: AttentionProblem) -> str | None:
-        if (reason := super().refusal(problem)) is not None:
-            return reason
         if problem.kv_dtype not in (SAME, "e4m3"):
             return (
                 f"{self.name} takes fp8 as e4m3, this problem has {problem.kv_dtype}: choose e4m3"
@@ -86,6 +84,8 @@ class FlashAttn3(LibraryKernel):
                 f"{self.name} takes V of another head_dim than K at 192 and 128 alone, this problem"
                 f" has {problem.head_dim} and {problem.v_head_dim}: leave v_head_dim out"
             )
+        if (reason := super().refusal(problem)) is not None:
+            return reason
         if (lacking := _build().refusal(problem)) is not None:
             return f"{self.name} {lacking}"
         return None

@@ -61,8 +61,6 @@ class FlashInferXqa(FlashInferKernel):
     }
 
     def refusal(self, problem: AttentionProblem) -> str | None:
-        if (reason := super().refusal(problem)) is not None:
-            return reason
         if problem.page_size is None and problem.cache_capacity % _PAGE_SIZES[0]:
             return (
                 f"{self.name} reads pages of 16 to 128 tokens, and the cache has room for"
@@ -72,7 +70,7 @@ class FlashInferXqa(FlashInferKernel):
             return (
                 f"{self.name} takes fp8 as e4m3, this problem has {problem.kv_dtype}: choose e4m3"
             )
-        return None
+        return super().refusal(problem)
 
     def precision(self, problem: AttentionProblem) -> str:
         return problem.dtype if problem.kv_dtype == SAME else FP8

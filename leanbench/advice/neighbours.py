@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
+from operator import ne
+from statistics import quantiles
 from typing import Literal
 
 import numpy as np
 
-from leanbench.core.axes import AXES
-from leanbench.core.axis import Axis
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kinds import SAME
 from leanbench.core.parallel import NONE
@@ -30,7 +30,6 @@ Source = Literal["measured", "neighbours", "model"]
 _VARIANTS = {
     "latent": 9.0,
     "window_left": 1.5,
-    "attention_chunk": 1.5,
     "sinks": 1.5,
     "softcap": 2.0,
     **dict.fromkeys(("alibi", "leftpad", "batch_idx", "append", "rotary_dim"), 3.0),
@@ -40,8 +39,10 @@ _PER_DIFFERENCE = 0.3
 #: A kernel needs _NTH problems within _FAR. The farthest of them sets the width of the weights.
 _NTH, _FAR = 3, 3.0
 _LEAST_WIDTH, _WIDTH_SHARE = 0.5, 0.7
-#: Problems that tell how good an estimate is.
-_NEAR = 20
+#: Problems that tell how good an estimate is, and the fewest errors that do.
+_NEAR, _ENOUGH = 20, 5
+#: Median difference between two runs of the same command on two GPUs of a product.
+BETWEEN_GPUS = 0.021
 #: Kernels that the others are compared with.
 REFERENCES = ("lean", "lean_mla")
 
@@ -51,27 +52,24 @@ def _point(problem: AttentionProblem) -> tuple[float, ...]:
     """Return the numbers that a latency depends on: octaves and switches, weighted so that problems
     of similar speed are near.
     """
-    raggedness = problem.max_context * problem.batch / problem.total_context
-    is_fp8 = problem.kv_dtype != SAME
+    # Either reads the last tokens alone.
+    variants = {name.replace("attention_chunk", "window_left") for name in problem.special}
     return (
         math.log2(problem.kv_bytes),
         0.5 * math.log2(problem.batch * problem.kv_heads),
         0.7 * math.log2(problem.group_size * problem.q_len),
         2.0 * math.log2(problem.head_dim),
-        0.7 * math.log2(raggedness),
-        0.3 * math.log2(problem.cache_capacity / problem.max_context),
-        math.log2(problem.q_len),
-        float(problem.page_size is not None),
-        0.3 * math.log2((problem.page_size or 16) / 16),
-        0.5 * (problem.lengths_on == "device"),
-        4.0 * is_fp8,
-        1.0 * (is_fp8 and problem.scaled),
-        0.1 * (problem.dtype == "bf16"),
-        0.3 * (problem.kv_layout == "NHD"),
-        3.0 * math.log2(problem.gpus.tensor),
-        3.0 * math.log2(problem.gpus.context),
-        *(weight * (name in problem.special) for name, weight in _VARIANTS.items()),
+        0.7 * math.log2(problem.max_context * problem.batch / problem.total_context),
+        4.0 * (problem.kv_dtype != SAME),
+        *(weight * (name in variants) for name, weight in _VARIANTS.items()),
     )
+
+
+@cache
+def _kind(problem: AttentionProblem) -> tuple[bool, ...]:
+    """Return what makes estimates of two problems equally good."""
+    switches = (problem.is_ragged, problem.page_size is not None, problem.kv_dtype != SAME)
+    return (*switches, *(weight > 0 for weight in _point(problem)[-len(_VARIANTS) :]))
 
 
 def nearest(
@@ -81,7 +79,7 @@ def nearest(
 
     def farness(other: AttentionProblem) -> float:
         distance = math.dist(_point(problem), _point(other))
-        return distance + _PER_DIFFERENCE * len(_differing(problem, other))
+        return distance + _PER_DIFFERENCE * sum(map(ne, astuple(problem), astuple(other)))
 
     candidates = [
         other
@@ -89,28 +87,6 @@ def nearest(
         if other != problem and other.whole_model == problem.whole_model
     ]
     return sorted(candidates, key=farness)[:count]
-
-
-def differences(problem: AttentionProblem, other: AttentionProblem) -> str:
-    """Describe how another problem differs: ``batch 4 instead of 8, bf16 instead of fp16``."""
-    phrases = []
-    for axis in _differing(problem, other):
-        one, two = (axis.describe(_written(axis, each)) for each in (problem, other))
-        phrases.append(f"{two} instead of {one.removeprefix(f'{axis.title} ')}")
-    return ", ".join(phrases)
-
-
-def _differing(problem: AttentionProblem, other: AttentionProblem) -> list[Axis]:
-    return [axis for axis in AXES.values() if _written(axis, problem) != _written(axis, other)]
-
-
-def _written(axis: Axis, problem: AttentionProblem) -> str:
-    """Write a problem's value; empty for an axis of sweeps alone."""
-    if axis.name == "heads":
-        return axis.write((problem.q_heads, problem.kv_heads))
-    if axis.name == "context":
-        return next(word[1:] for word in problem.label.split() if word.startswith("n"))
-    return axis.write(getattr(problem, axis.name)) if hasattr(problem, axis.name) else ""
 
 
 @dataclass(frozen=True)
@@ -130,12 +106,6 @@ class Trial:
 
     estimated: dict[str, float]
     measured: dict[str, float]
-
-    @property
-    def loss(self) -> float:
-        """Latency of the choice over that of the best kernel, less 1."""
-        choice = min(self.estimated, key=lambda name: self.estimated[name])
-        return self.measured[choice] / min(self.measured.values()) - 1
 
     def error(self, kernel: str, over: str | None = None) -> float | None:
         """Return the error of an estimate, or of its ratio to another kernel's."""
@@ -164,6 +134,8 @@ class Measured:
         }
         self._spec = spec
         self._points = np.array([_point(problem) for problem in self.references])
+        self._places = {problem: place for place, problem in enumerate(self.references)}
+        self._trials: dict[AttentionProblem, list[Trial]] = {}
         over_floor = [us / self._floor_us(problem) for problem, us in self.references.items()]
         self._over_floor = np.log(over_floor)
         self._over_reference: dict[str, np.ndarray] = {}
@@ -172,16 +144,17 @@ class Measured:
         return floor_us(problem.kv_bytes, self._spec, calibration_for(self._spec).constants)
 
     def estimates(self, problem: AttentionProblem, kernels: Sequence[str]) -> dict[str, Estimate]:
-        """Return measured latencies, else those of neighbours. Kernels that were measured on too
-        few near problems are left out.
+        """Return measured latencies, else those of neighbours. Kernels with too few trials near the
+        problem are left out.
         """
         found = {}
         for name, us in self.from_neighbours(problem, kernels).items():
-            found[name] = Estimate(us, "neighbours")
+            if (error := self.error(problem, name)) is not None:
+                found[name] = Estimate(us, "neighbours", error)
         for name, row in self.rows.get(problem, {}).items():
             if name in kernels:
                 spread = (row.high_us or 0) - (row.low_us or 0)
-                error = spread / 2 / row.latency_us
+                error = spread / 2 / row.latency_us + BETWEEN_GPUS
                 found[name] = Estimate(row.latency_us, "measured", error, row)
         return found
 
@@ -191,8 +164,7 @@ class Measured:
         """Estimate latencies without the problem's own rows."""
         if not self.references:
             return {}
-        distances = np.linalg.norm(self._points - np.array(_point(problem)), axis=1)
-        distances[[other == problem for other in self.references]] = np.inf
+        distances = self._distances(problem)
         over_floor = _weighted(self._over_floor, distances)
         estimated = {}
         for name in kernels:
@@ -213,6 +185,12 @@ class Measured:
             self._over_reference[kernel] = np.log(ratios)
         return self._over_reference[kernel]
 
+    def _distances(self, problem: AttentionProblem) -> np.ndarray:
+        distances = np.linalg.norm(self._points - np.array(_point(problem)), axis=1)
+        if problem in self._places:
+            distances[self._places[problem]] = np.inf
+        return distances
+
     def near(self, problem: AttentionProblem) -> list[AttentionProblem]:
         """Return the nearest published problems."""
         return nearest(problem, self.references, _NEAR)
@@ -222,6 +200,29 @@ class Measured:
             name: row.latency_us for name, row in self.rows[problem].items() if name in kernels
         }
         return Trial(self.from_neighbours(problem, measured), measured)
+
+    def trials(self, problem: AttentionProblem) -> list[Trial]:
+        """Try the nearest published problems of the same kind."""
+        if problem not in self._trials and self.references:
+            every = list(self.references)
+            is_same = [_kind(other) == _kind(problem) for other in every]
+            distances = np.where(is_same, self._distances(problem), np.inf)
+            near = [place for place in np.argsort(distances)[:_NEAR] if distances[place] < np.inf]
+            tried = [self.trial(every[place], self.rows[every[place]]) for place in near]
+            self._trials[problem] = tried
+        return self._trials.get(problem, [])
+
+    def error(
+        self, problem: AttentionProblem, kernel: str, over: str | None = None, share: int = 9
+    ) -> float | None:
+        """Return the error that nine of ten trials near a problem have at most, or another share of
+        ten; None if there are too few.
+        """
+        tried = (trial.error(kernel, over) for trial in self.trials(problem))
+        errors = [error for error in tried if error is not None]
+        if len(errors) < _ENOUGH:
+            return None
+        return quantiles(errors, n=10, method="inclusive")[share - 1]
 
 
 def _weighted(values: np.ndarray, distances: np.ndarray) -> float | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median, quantiles
+from typing import Any
 
-from leanbench.advice.neighbours import REFERENCES, Estimate, Trial, measured_on
+from leanbench.advice.neighbours import BETWEEN_GPUS, REFERENCES, Estimate, measured_on
 from leanbench.core.errors import InvalidValue, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.kinds import SAME
+from leanbench.core.llm.config import registry
 from leanbench.core.llm.layers import Layer
 from leanbench.core.llm.model import WEIGHT_BYTES, WholeModel, model_named, read_model
 from leanbench.core.llm.weights import UnknownWeights
@@ -21,14 +23,11 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel, kernels
 from leanbench.core.syntax import parse_names, short_count
 from leanbench.decode.predict import without_attention_us
-from leanbench.model.error import model_error, scaled_from
+from leanbench.gpu.catalogue import find
+from leanbench.model.error import model_error, scaled_from, uncompared
 from leanbench.model.predict import exchange_us, predict_cell
 from leanbench.run.cells import Grid
 
-#: Kernels that stand for libraries where none was measured.
-STAND_INS = ("fixed_split", "fa2")
-#: Median difference between two runs of the same command on two GPUs of a product.
-BETWEEN_GPUS = 0.021
 #: Loss up to which a choice counts as right.
 WITHIN = 0.03
 #: Choices that are tried, the preferred one first.
@@ -38,8 +37,10 @@ PAGE_SIZES = (None, 16, 64)
 MOST_TILES = 4096
 #: Bytes of a weight in published formats.
 _WEIGHT_BYTES = {"fp8": 1.0, "mxfp4": 0.53}
-#: Errors that make a 90th percentile.
-_ENOUGH = 5
+#: GPUs that a shortage names.
+_LARGER = ("h200", "b200", "b300")
+#: Error above which a smaller lead is not even.
+_KNOWN = 0.1
 
 
 def backends(text: str | None) -> tuple[str, ...]:
@@ -67,6 +68,8 @@ def backends(text: str | None) -> tuple[str, ...]:
 class Request:
     """One combination of a grid's axes, on a number of GPUs."""
 
+    #: Model or shape as written.
+    name: str
     grid: Grid
     spec: GpuSpec
     gpus: int
@@ -80,10 +83,10 @@ class Request:
         return next(iter(self.grid["model"]), None)
 
     @property
-    def name(self) -> str:
-        """Model, or heads and head_dim."""
-        layer = next(iter(self.layers(1)))
-        return self.model or f"{layer.q_heads}/{layer.kv_heads}x{layer.head_dim}"
+    def is_alias(self) -> bool:
+        """True if the name is another model's with the same attention."""
+        config = registry().get(self.model or "")
+        return config is not None and self.name.lower() not in (config.name, config.hub.lower())
 
     def layers(self, tp: int) -> dict[Layer, int]:
         """Count the attention layers of each kind on one of `tp` GPUs."""
@@ -115,9 +118,10 @@ class Request:
         """One GPU's part of the model; None if its weights are unknown."""
         if self.model is None:
             return None
+        positions = f"positions={max(self.contexts)}"  # can exceed the config's
         try:
-            # Contexts can exceed the config's positions.
-            return read_model(f"{self.model}:tp={self.gpus}:positions={max(self.contexts)}")
+            _ = read_model(f"{self.model}:{positions}")
+            return read_model(f"{self.model}:tp={self.gpus}:{positions}")
         except UnknownWeights:
             return None
 
@@ -136,6 +140,8 @@ class Form:
     cp: int
     kv_dtype: str
     page_size: int | None
+    #: Axes of a sweep over it, beyond the request's.
+    axes: Mapping[str, Any]
     #: Attention of the GPUs that share a head, with the number of layers.
     layers: Mapping[AttentionProblem, int]
 
@@ -150,29 +156,29 @@ class Form:
         return self.problem.shard(0) if self.cp > 1 else self.problem
 
 
-def _form(
-    request: Request, split: tuple[int, int], kv_dtype: str, page_size: int | None
-) -> Form | None:
-    """Return a form, or None if a layer cannot have it."""
+def _form(request: Request, split: tuple[int, int], kv_dtype: str, page_size: int | None) -> Form:
+    """Return a form.
+
+    Raises:
+        InvalidValue: A layer cannot have it.
+    """
     tp, cp = split
     layers = request.layers(tp)
-    values = dict(request.grid.values)
-    values |= {"kv_dtype": (kv_dtype,), "page_size": (page_size,)}
-    values["parallel"] = (NONE if cp == 1 else f"cp:{cp}",)
+    axes: dict[str, Any] = {"kv_dtype": kv_dtype, "page_size": page_size}
+    axes["parallel"] = NONE if cp == 1 else f"cp:{cp}"
     if page_size is not None:
-        values["lengths_on"] = ("device",)  # as servers call
+        axes["lengths_on"] = "device"  # as servers call
     if request.model:
-        values["tp"] = (tp,)
+        axes["tp"] = tp
     else:
-        values["heads"] = tuple((layer.q_heads, layer.kv_heads) for layer in layers)
+        (layer,) = layers
+        axes["heads"] = (layer.q_heads, layer.kv_heads)
+    grid = Grid(**{**request.grid.values, **{name: (value,) for name, value in axes.items()}})
     counts: dict[AttentionProblem, int] = {}
-    try:
-        for problem, count in zip(Grid(**values).problems(), layers.values(), strict=True):
-            # Windows beyond the context make two kinds equal.
-            counts[problem] = counts.get(problem, 0) + count
-    except InvalidValue:
-        return None
-    return Form(tp, cp, kv_dtype, page_size, counts)
+    for problem, count in zip(grid.problems(), layers.values(), strict=True):
+        # Windows beyond the context make two kinds equal.
+        counts[problem] = counts.get(problem, 0) + count
+    return Form(tp, cp, kv_dtype, page_size, axes, counts)
 
 
 @dataclass(frozen=True)
@@ -200,24 +206,24 @@ class Option:
         return next(name for name in ("model", "neighbours", "measured") if name in sources)
 
 
-def _options(request: Request, form: Form | None) -> list[Option]:
-    """Return the kernels that can be estimated in every layer, the fastest first; of equally fast
-    ones those that are no stand-ins.
+def _options(
+    request: Request, split: tuple[int, int], kv_dtype: str, page_size: int | None
+) -> list[Option]:
+    """Return the kernels that can be estimated in every layer, the fastest first.
+
+    Raises:
+        UserError: There are none.
     """
-    if form is None:
-        return []
+    form = _form(request, split, kv_dtype, page_size)
     found = {problem: _without_modes(_estimates(request, problem)) for problem in form.layers}
     shared = set.intersection(*(set(of) for of in found.values()))
+    if not shared:
+        without = next((problem for problem, of in found.items() if not of), form.problem)
+        raise UserError(_why_none(request, without))
     options = [
         Option(name, form, {problem: of[name] for problem, of in found.items()}) for name in shared
     ]
-    fastest_us = min((option.step_us for option in options), default=0.0)
-
-    def rank(option: Option) -> tuple[bool, float, str]:
-        is_equal = option.step_us <= fastest_us * (1 + WITHIN)
-        return option.kernel in STAND_INS or not is_equal, option.step_us, option.kernel
-
-    return sorted(options, key=rank)
+    return sorted(options, key=lambda option: (option.step_us, option.kernel))
 
 
 def _without_modes(estimates: dict[str, Estimate]) -> dict[str, Estimate]:
@@ -237,7 +243,9 @@ def _modes(name: str) -> list[str]:
 
 def _estimates(request: Request, problem: AttentionProblem) -> dict[str, Estimate]:
     measured = measured_on(request.spec)
-    names = [name for name in request.named or backends(None) if _refusal(name, problem) is None]
+    names = [
+        name for name in request.named or backends(None) if _refusal(kernel(name), problem) is None
+    ]
     if problem.parallel == NONE:
         return measured.estimates(problem, names) or _predicted(request, problem, names)
     own = measured.estimates(problem, names) if problem in measured.rows else {}
@@ -255,24 +263,28 @@ def _estimates(request: Request, problem: AttentionProblem) -> dict[str, Estimat
     return shared | own
 
 
-def _refusal(name: str, problem: AttentionProblem) -> str | None:
+def _refusal(each: Kernel, problem: AttentionProblem) -> str | None:
     """Return why a kernel does not support a problem. Libraries need not be installed here."""
-    each = kernel(name)
-    return each.shape_refusal(problem) if each.is_peer else each.unsupported_reason(problem)
+    if modes := getattr(each, "modes", ()):
+        reasons = [_refusal(mode, problem) for mode in modes]
+        return each.shape_refusal(problem) or (None if None in reasons else reasons[0])
+    reason = each.unsupported_reason(problem)
+    return None if reason == each.unavailable_reason() else reason
 
 
 def _predicted(
     request: Request, problem: AttentionProblem, names: Sequence[str]
 ) -> dict[str, Estimate]:
     """Return latencies by the performance model, which knows no libraries."""
-    is_measured = bool(measured_on(request.spec).rows)
-    stand_ins = () if request.named or is_measured else STAND_INS
     found = {}
-    for each in map(kernel, dict.fromkeys([*names, *stand_ins])):
+    for each in map(kernel, names):
         if type(each).schedule is not Kernel.schedule:
             fields = predict_cell(problem, each, "default", request.spec)
             if fields["status"] == "ok":
-                error = model_error(request.spec.name, [each.name])
+                is_unknown = scaled_from(request.spec.name) or uncompared(
+                    each.implementation_on(request.spec).name, problem, request.spec
+                )
+                error = None if is_unknown else model_error(request.spec.name, [each.name])
                 found[each.name] = Estimate(fields["latency_us"], "model", error)
     return found
 
@@ -295,7 +307,8 @@ def _memory(request: Request, split: tuple[int, int], kv_dtype: str) -> Memory:
     for layer, count in request.layers(tp).items():
         kinds = dict(layer.kinds)
         values = 0 if kinds.get("latent") else kinds.get("v_head_dim", layer.head_dim)
-        tokens = sum(-(-min(each, layer.window or each) // cp) for each in request.contexts)
+        most = layer.window or kinds.get("attention_chunk", max(request.contexts))
+        tokens = sum(-(-min(each, most) // cp) for each in request.contexts)
         token_bytes = (layer.head_dim + values) * (WEIGHT_BYTES if kv_dtype == SAME else 1)
         kv += count * layer.kv_heads * tokens * token_bytes
     weights = request.whole.weights if request.whole else 0
@@ -306,41 +319,34 @@ def _fits(request: Request, split: tuple[int, int], kv_dtype: str) -> bool:
     return _memory(request, split, kv_dtype).total <= request.spec.memory_gb * 1e9
 
 
-def _check_fits(request: Request) -> tuple[str, list[tuple[int, int]]]:
-    """Return the first KV dtype that fits, and the splits that do.
-
-    Raises:
-        UserError: The GPUs cannot share the model, or no dtype fits. The message has what would.
-    """
-    more = [replace(request, gpus=gpus) for gpus in range(1, MOST_GPUS + 1)]
-    if not request.splits:
-        able = ", ".join(str(each.gpus) for each in more if each.splits)
-        raise UserError(f"{request.gpus} GPUs cannot share {request.name}: choose --gpus {able}")
-    for kv_dtype in request.kv_dtypes:
-        fitting = [split for split in request.splits if _fits(request, split, kv_dtype)]
-        if fitting:
-            return kv_dtype, fitting
-    smallest = request.kv_dtypes[-1]
-    memories = (_memory(request, split, smallest) for split in request.splits)
-    needs = min(memories, key=lambda memory: memory.total)
+def _shortage(request: Request, kv_dtype: str, splits: Sequence[tuple[int, int]]) -> str:
+    """Return why splits do not fit, and what would."""
+    needs = min(
+        (_memory(request, split, kv_dtype) for split in splits), key=lambda memory: memory.total
+    )
     available = request.spec.memory_gb * 1e9
     share = (available - needs.weights - RESERVE_BYTES) / needs.kv
     batch, tokens = int(share * len(request.contexts)), int(share * max(request.contexts))
-    enough = [
-        str(each.gpus)
-        for each in more[request.gpus :]
-        if any(_fits(each, split, smallest) for split in each.splits)
-    ]
+    more = {f"--gpus {gpus}": gpus for gpus in range(request.gpus + 1, MOST_GPUS + 1)}
+    larger = {flag: replace(request, gpus=gpus) for flag, gpus in more.items()}
+    larger |= {f"--gpu {name}": replace(request, spec=find(name)) for name in _LARGER}
+    sharing = {cp for _, cp in splits}
+    enough = (
+        flag
+        for flag, each in larger.items()
+        if any(cp in sharing and _fits(each, (tp, cp), kv_dtype) for tp, cp in each.splits)
+    )
     fixes = [f"a batch of {batch}"] * (batch > 0)
     fixes += [f"contexts up to {short_count(tokens // 1024 * 1024)}"] * (tokens >= 1024)
-    fixes += [f"--gpus {each}" for each in enough[:1]]
+    fixes += [flag for flag in [next(enough, None)] if flag]
     weights = f"weights {needs.weights / 1e9:.1f} GB, " if needs.weights else ""
-    weights += f"{smallest} " * (smallest != SAME)
-    raise UserError(
+    weights += f"{kv_dtype} " * (kv_dtype != SAME)
+    verb = "fit" if needs.weights else "hold the cache"
+    return (
         f"{request.name} needs {needs.total / 1e9:.1f} GB"
         f"{f' on each of {request.gpus} GPUs' if request.gpus > 1 else ''} ({weights}KV cache"
         f" {needs.kv / 1e9:.1f} GB), {request.spec.name} has {available / 1e9:.0f} GB:"
-        f" {' or '.join(fixes) or f'not even {MOST_GPUS} GPUs'} would fit"
+        f" {' or '.join(fixes) or 'a smaller model'} would {verb}"
     )
 
 
@@ -352,8 +358,6 @@ class Recommendation:
     #: The fastest option of each other form, by what differs.
     others: Mapping[str, Option]
     memory: Memory
-    #: Near published problems, estimated without their rows.
-    trials: Sequence[Trial]
 
     @property
     def choice(self) -> Option:
@@ -373,42 +377,26 @@ class Recommendation:
     @property
     def lead_error(self) -> float | None:
         """Part of the lead that may be error; None if unknown."""
-        pair = [self.choice, *([self.rival] if self.rival else [])]
-        sources, names = {each.source for each in pair}, [each.kernel for each in pair]
+        if self.rival is None:
+            return None
+        gpu, names = self.request.spec, (self.choice.kernel, self.rival.kernel)
+        sources = {self.choice.source, self.rival.source}
         if "model" in sources:
-            is_scaled = scaled_from(self.request.spec.name) != ""
-            return None if is_scaled else model_error(self.request.spec.name, names)
-        errors = [0.0] if sources == {"measured"} else [self._p90(*names)]
-        return max(BETWEEN_GPUS, *errors)
+            return None if scaled_from(gpu.name) else model_error(gpu.name, names)
+        if sources == {"measured"}:
+            return BETWEEN_GPUS
+        error = measured_on(gpu).error(self.choice.form.single, *names)
+        return None if error is None else max(BETWEEN_GPUS, error)
 
     @property
     def is_clear(self) -> bool:
         return bool(self.lead and self.lead_error and self.lead - 1 > self.lead_error)
 
     @property
-    def error(self) -> float:
-        """Half of the interval of the choice's latency, as a share."""
-        known = self.choice.main.error
-        return self._p90(self.choice.kernel) if known is None else known
-
-    @property
-    def median_error(self) -> float:
-        return median(self._errors(self.choice.kernel))
-
-    def _p90(self, *names: str) -> float:
-        return quantiles(self._errors(*names), n=10, method="inclusive")[-1]
-
-    def _errors(self, *names: str) -> list[float]:
-        """Return errors of a kernel or a ratio in the trials, of all kernels if there are few."""
-        own = [error for trial in self.trials if (error := trial.error(*names)) is not None]
-        every = [trial.error(name) or 0.0 for trial in self.trials for name in trial.estimated]
-        return own if len(own) >= _ENOUGH else [*every, 1.0, 1.0][: max(2, len(every))]
-
-    @property
-    def right(self) -> tuple[int, int]:
-        """Number of trials with a choice within WITHIN of the best, and of all with a choice."""
-        losses = [trial.loss for trial in self.trials if len(trial.estimated) > 1]
-        return sum(loss <= WITHIN for loss in losses), len(losses)
+    def is_even(self) -> bool:
+        """True if choice and rival take as long, as far as is known."""
+        ahead, error = (self.lead or 2) - 1, self.lead_error or 1
+        return ahead < WITHIN or ahead < error < _KNOWN
 
     @property
     def without_attention_us(self) -> float | None:
@@ -433,15 +421,8 @@ def recommend(request: Request) -> Recommendation:
     Raises:
         UserError: The memory does not hold weights and cache, or no kernel can be estimated.
     """
-    kv_dtype, splits = _check_fits(request)
+    kv_dtype, by_split = _that_fit(request)
     page_size, *pages = request.page_sizes
-    by_split = {
-        split: found
-        for split in splits
-        if (found := _options(request, _form(request, split, kv_dtype, page_size)))
-    }
-    if not by_split:
-        raise UserError(_why_none(request, splits[0], kv_dtype))
     fastest_us = min(found[0].step_us for found in by_split.values())
     # Of equally fast splits, the one with most tp needs least of a server.
     split = next(
@@ -450,16 +431,45 @@ def recommend(request: Request) -> Recommendation:
     chosen = by_split.pop(split)
     others = {_split_words(each): found[0] for each, found in by_split.items()}
     problem = chosen[0].form.single
-    forms = {page_words(each): _form(request, split, kv_dtype, each) for each in pages}
+    forms = {page_words(each): (kv_dtype, each) for each in pages}
     for dtype in request.kv_dtypes[request.kv_dtypes.index(kv_dtype) + 1 :]:
-        forms[f"{dtype} cache"] = _form(request, split, dtype, page_size)
+        forms[f"{dtype} cache"] = (dtype, page_size)
     is_slow = chosen[0].source == "model" and problem.batch * problem.kv_heads > MOST_TILES
     for words, form in () if is_slow else forms.items():
-        if found := _options(request, form):
-            others[words] = found[0]
-    measured, names = measured_on(request.spec), [option.kernel for option in chosen]
-    trials = [measured.trial(each, names) for each in measured.near(problem)]
-    return Recommendation(request, chosen, others, _memory(request, split, kv_dtype), trials)
+        with suppress(UserError):
+            others[words] = _options(request, split, *form)[0]
+    return Recommendation(request, chosen, others, _memory(request, split, kv_dtype))
+
+
+def _that_fit(request: Request) -> tuple[str, dict[tuple[int, int], list[Option]]]:
+    """Return the first KV dtype with kernels in a split that fits, and such splits.
+
+    Raises:
+        UserError: There is none.
+    """
+    if not request.splits:
+        more = (replace(request, gpus=gpus) for gpus in range(1, MOST_GPUS + 1))
+        can = ", ".join(str(each.gpus) for each in more if each.splits)
+        raise UserError(f"{request.gpus} GPUs cannot share {request.name}: choose --gpus {can}")
+    reasons: list[str] = []
+
+    def able(kv_dtype: str, *, fitting: bool) -> dict[tuple[int, int], list[Option]]:
+        found = {}
+        for split in request.splits:
+            if _fits(request, split, kv_dtype) == fitting:
+                try:
+                    found[split] = _options(request, split, kv_dtype, request.page_sizes[0])
+                except UserError as error:
+                    reasons.append(str(error))
+        return found
+
+    for kv_dtype in request.kv_dtypes:
+        if found := able(kv_dtype, fitting=True):
+            return kv_dtype, found
+    for kv_dtype in reversed(request.kv_dtypes):
+        if found := able(kv_dtype, fitting=False):
+            raise UserError(_shortage(request, kv_dtype, list(found)))
+    raise UserError(reasons[0])
 
 
 def _split_words(split: tuple[int, int]) -> str:
@@ -471,18 +481,14 @@ def page_words(page_size: int | None) -> str:
     return "contiguous" if page_size is None else f"pages of {page_size}"
 
 
-def _why_none(request: Request, split: tuple[int, int], kv_dtype: str) -> str:
+def _why_none(request: Request, problem: AttentionProblem) -> str:
     """Return why no kernel can be estimated."""
-    names = request.named or REFERENCES
-    form = _form(request, split, kv_dtype, request.page_sizes[0])
-    if form is None:
-        return f"no kernel has a cache of {kv_dtype} with these pages: leave one of them out"
-    reasons = [reason for name in names if (reason := _refusal(name, form.problem))]
-    if len(reasons) == len(names):
-        return f"no kernel runs {form.problem.label}: {reasons[0]}"
-    fix = "leave --backends out, or measure" if request.named else "measure with --measure"
-    able = [name for name in names if not _refusal(name, form.problem)]
-    return (
-        f"nothing near {form.problem.label} was measured with {able[0]} on {request.spec.name},"
-        f" and the performance model does not know it: {fix}"
-    )
+    each = kernel((request.named or REFERENCES[problem.latent :])[0])
+    if reason := _refusal(each, problem):
+        return f"no kernel runs {problem.label}: {reason}"
+    if type(each).schedule is Kernel.schedule:
+        fix = "leave --backends out, or measure" if request.named else "measure it"
+        reason = f"the performance model does not know {each.name}: {fix}"
+    else:
+        reason = predict_cell(problem, each, "default", request.spec).get("reason")
+    return f"nothing near {problem.label} was measured on {request.spec.name}, and {reason}"

@@ -31,9 +31,9 @@ def lookup(
     """Show what was measured for a shape on any GPU: each kernel's latency, interval and run.
 
     The rows are those of the runs in `reports/`. Without any of this shape, the rows of the nearest
-    shapes are shown, with what differs in words. Needs no GPU.
+    shapes are shown. Needs no GPU.
     """
-    from leanbench.advice.neighbours import differences, nearest
+    from leanbench.advice.neighbours import nearest
     from leanbench.core.axes import parse_problem
     from leanbench.records.published import published
 
@@ -53,7 +53,6 @@ def lookup(
             {
                 "problem": each.to_dict(),
                 "label": each.label,
-                "differs": differences(problem, each),
                 "rows": list(map(_fields, by_problem[each])),
             }
             for each in shown
@@ -65,7 +64,7 @@ def lookup(
     for each in shown:
         if not is_measured:
             output.show("")
-        output.show(f": {differences(problem, each)}" if each != problem else "", lead=each.label)
+        output.show("", lead=each.label)
         for name in dict.fromkeys(row.run.gpu for row in by_problem[each]):
             _show(name, [row for row in by_problem[each] if row.run.gpu == name])
     output.show("")

@@ -171,17 +171,6 @@ def with_shared_options(
     return decorate
 
 
-def with_axes(*, axes: Iterable[str], after: str) -> Callable[[Command], Command]:
-    """Add the options of axes to a command, as `with_shared_options`."""
-
-    def decorate(command: Command) -> Command:
-        parameters = _with_axes(command, axes, after)
-        vars(command)["__signature__"] = inspect.Signature(parameters)
-        return command
-
-    return decorate
-
-
 def _with_axes(
     command: Callable[..., None], axes: Iterable[str], after: str
 ) -> list[inspect.Parameter]:

@@ -8,22 +8,21 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from leanbench.cli import output
-from leanbench.cli.completion import gpu_names, kernel_names, model_names
+from leanbench.cli.completion import gpu_names, kernel_names, length_names, model_names
 from leanbench.cli.lookup import Json
-from leanbench.cli.options import RunFlags, argument, given_axes, option, switch, with_axes
+from leanbench.cli.options import argument, option
 from leanbench.core.axes import AXES
 from leanbench.core.errors import InvalidValue, Reason, UserError
 from leanbench.core.lengths import MAX_SEQUENCES, is_explicit, longest_in_file
 from leanbench.core.parallel import MOST_GPUS
 
 if TYPE_CHECKING:
-    from leanbench.advice.recommend import Recommendation, Request
-    from leanbench.gpu.local import Target
+    from leanbench.advice.recommend import Recommendation
 
-#: Kernels in the table and in the sweep.
+#: Kernels in the table and in the sweep's command.
 _LISTED = 6
 _HELP = """\
 Name a model or a shape, and a GPU:
@@ -32,7 +31,6 @@ Name a model or a shape, and a GPU:
 _STYLES = {"Take": "bold green", "Note": "bold yellow"}
 
 
-@with_axes(axes=("batch", "context", "lengths", "kv_dtype", "page_size"), after="gpus")
 def recommend(
     model: Annotated[
         str | None,
@@ -50,6 +48,25 @@ def recommend(
         str | None, option("--gpu", "NAME", "The GPU.", autocompletion=gpu_names)
     ] = None,
     gpus: Annotated[int, option("--gpus", "N", "GPUs that share the model or the shape.")] = 1,
+    batch: Annotated[str | None, option("--batch", "N", "Sequences.", show_default="1")] = None,
+    context: Annotated[
+        str | None, option("--context", "N", "Cached tokens: 4k.", show_default="8k")
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        option(
+            "--lengths",
+            "NAME|FILE",
+            "Of a batch, one of `leanbench list lengths`, or one by one: 64k+16x3.",
+            autocompletion=length_names,
+        ),
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, option("--kv-dtype", "NAME", "Of the KV cache: same (16-bit), e4m3, e5m2.")
+    ] = None,
+    page_size: Annotated[
+        str | None, option("--page-size", "N", "Tokens of a page, or none.")
+    ] = None,
     backends: Annotated[
         str | None,
         option(
@@ -63,25 +80,27 @@ def recommend(
     usd_per_hour: Annotated[
         float | None, option("--usd-per-hour", "USD", "Price of one GPU.")
     ] = None,
-    measure: Annotated[
-        bool, switch("--measure", "Run a small sweep of the candidates on this machine's GPU.")
-    ] = False,
     json_: Json = False,
-    **sizes: Any,
 ) -> None:
     """Recommend a kernel, a split over GPUs and a cache format, with times and reasons.
 
     Times are measured rows of this shape, or else estimates from near shapes, or else the
-    performance model's. `leanbench lookup` has the rows. Without sizes: one sequence of 8k tokens.
-    Without --kv-dtype and --page-size, others are shown as well. Needs no GPU.
+    performance model's. `leanbench lookup` has the rows. Without --kv-dtype and --page-size, others
+    are shown as well. Needs no GPU.
     """
+    from leanbench.advice.recommend import Request
+    from leanbench.advice.recommend import backends as kernels_named
     from leanbench.advice.recommend import recommend as recommended
-    from leanbench.advice.words import Words
+    from leanbench.advice.words import sentences, title, to_json
+    from leanbench.gpu.local import choose
+    from leanbench.run.sweep_file import requested_sweep
 
-    given = given_axes(sizes)
+    sizes = {"batch": batch, "context": context, "lengths": lengths}
+    sizes |= {"kv_dtype": kv_dtype, "page_size": page_size}
+    given = {name: text for name, text in sizes.items() if text is not None}
     if model is None and shape is None:
         others = (gpu, backends, usd_per_hour)
-        if given or measure or json_ or gpus != 1 or any(each is not None for each in others):
+        if given or json_ or gpus != 1 or any(each is not None for each in others):
             raise UserError("no model is given: name one, or give --shape 32/8x128")
         output.show(_HELP)
         return
@@ -89,28 +108,35 @@ def recommend(
         raise UserError(f"--usd-per-hour {usd_per_hour:g} is no price: write one such as 2.50")
     if not 1 <= gpus <= MOST_GPUS:
         raise UserError(f"--gpus {gpus} is not supported: choose 1 to {MOST_GPUS}")
+    target = choose(gpu, require_gpu=False)
+    if gpu is None and target.local_index is None:
+        raise UserError("no GPU is here: name one with --gpu, such as h100 or h200")
     flags = _axis_flags(model, shape, given)
-    request = _request(flags, _target(gpu, measure=measure), gpus, backends)
+    grid = requested_sweep(None, flags, None, None).grids[0]
+    named = () if backends is None else kernels_named(backends)
+    request = Request(model or str(shape), grid, target.spec, gpus, named)
+    fixed = {f"{each}s": grid[each] for each in ("kv_dtype", "page_size") if each in flags}
+    request = replace(request, **fixed)
     if (sequences := len(request.contexts)) > MAX_SEQUENCES:
         fix = "choose a smaller batch"
         raise InvalidValue("--batch", sequences, Reason.ABOVE_MAXIMUM, fix, MAX_SEQUENCES)
     recommendation = recommended(request)
-    sweep = _sweep_flags(recommendation, flags)
+    axes = recommendation.choice.form.axes.items()
+    changed = {name: value for name, value in axes if value != AXES[name].default}
+    sweep = flags | {name: AXES[name].write(value) for name, value in changed.items()}
     kernels = ",".join(each.kernel for each in recommendation.options[:_LISTED])
     command = ["leanbench", "sweep"]
     command += [word for name, text in sweep.items() for word in (AXES[name].flag, text)]
     command += ["--kernels", kernels, *(["--gpu", gpu] if gpu else [])]
-    words = Words(recommendation, usd_per_hour)
-    if measure:
-        _measure(sweep, kernels, gpu, command)
-    elif json_:
-        output.show_whole(json.dumps(words.to_json() | {"command": shlex.join(command)}, indent=2))
+    if json_:
+        found = to_json(recommendation, usd_per_hour)
+        output.show_whole(json.dumps(found | {"command": shlex.join(command)}, indent=2))
     else:
-        output.show("", lead=words.title)
-        for name, sentence in words.lines().items():
+        output.show("", lead=title(recommendation))
+        for name, sentence in sentences(recommendation, usd_per_hour).items():
             output.show(f"{sentence}.", lead=f"{name}: ", style=_STYLES.get(name, "bold"))
         _show_options(recommendation)
-        output.show("\nMeasure on that GPU with --measure, or with:")
+        output.show("\nMeasure on that GPU with:")
         output.show_whole(shlex.join(command))
 
 
@@ -138,59 +164,6 @@ def _axis_flags(model: str | None, shape: str | None, given: Mapping[str, str]) 
         if not drawn or longest_in_file(drawn) is None:
             flags.setdefault("context", "8k")
     return flags
-
-
-def _target(gpu: str | None, *, measure: bool) -> Target:
-    """Return the GPU.
-
-    Raises:
-        UserError: None is named and none is here, or there is none to measure on.
-    """
-    from leanbench.gpu.local import choose
-
-    target = choose(gpu, require_gpu=False)
-    if target.local_index is None and measure:
-        name = target.spec.name if gpu else "GPU"
-        fix = "leave --measure out for the published rows"
-        raise UserError(f"--measure needs a GPU, and no {name} is here: {fix}")
-    if target.local_index is None and gpu is None:
-        raise UserError("no GPU is here: name one with --gpu, such as h100 or h200")
-    return target
-
-
-def _request(flags: dict[str, str], target: Target, gpus: int, names: str | None) -> Request:
-    from leanbench.advice.recommend import Request, backends
-    from leanbench.run.sweep_file import requested_sweep
-
-    named = () if names is None else backends(names)
-    grid = requested_sweep(None, flags, None, None).grids[0]
-    fixed = {f"{name}s": grid[name] for name in ("kv_dtype", "page_size") if name in flags}
-    return replace(Request(grid, target.spec, gpus, named), **fixed)
-
-
-def _sweep_flags(recommendation: Recommendation, flags: Mapping[str, str]) -> dict[str, str]:
-    """Return the axes of a sweep over the chosen form, as text."""
-    form = recommendation.choice.form
-    problem, sweep = form.problem, dict(flags)
-    if "heads" in sweep:
-        sweep["heads"] = AXES["heads"].write((problem.q_heads, problem.kv_heads))
-    elif form.tp > 1:
-        sweep["tp"] = str(form.tp)
-    for name in ("kv_dtype", "page_size", "parallel"):
-        if (value := getattr(problem, name)) != AXES[name].default:
-            sweep[name] = AXES[name].write(value)
-    return sweep | ({} if form.page_size is None else {"lengths_on": "device"})
-
-
-def _measure(flags: dict[str, str], kernels: str, gpu: str | None, command: list[str]) -> None:
-    """Run the sweep."""
-    from leanbench.cli.sweep_run import run_sweep
-    from leanbench.run.sweep_file import requested_sweep
-
-    sweep = requested_sweep(None, flags, kernels, None)
-    # Flags make all grids of the file of models equal.
-    sweep = replace(sweep, name="recommend", grids=sweep.grids[:1])
-    run_sweep(sweep, RunFlags(gpu=gpu, require_gpu=True), command)
 
 
 def _show_options(recommendation: Recommendation) -> None:

@@ -43,13 +43,12 @@ def test_rows_of_older_kernels_are_marked(monkeypatch: pytest.MonkeyPatch) -> No
     assert "kernels not recorded, older" in printed(*"lookup h32/8 n4k d128 --gpu h200".split())
 
 
-def test_the_nearest_shapes_with_what_differs() -> None:
+def test_the_nearest_shapes() -> None:
     lines = printed(*"lookup b8 h32/8 n5000 d128 p16".split()).splitlines()
     assert lines[0].startswith("b8 h32/8 n5000 d128 p16 fp16 HND was not measured.")
-    assert "b8 h32/8 n4096 d128 bf16 HND: context 4096 instead of 5000, bf16 instead of fp16," in (
-        "\n".join(lines)
-    )
-    assert sum("instead of" in line for line in lines) == 3
+    labels = [line for line in lines[1:] if line.startswith("b8 h32/8 n")]
+    assert len(labels) == 3
+    assert "b8 h32/8 n4096 d128 bf16 HND" in labels
 
 
 def test_json(monkeypatch: pytest.MonkeyPatch) -> None:

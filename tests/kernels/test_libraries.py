@@ -87,10 +87,11 @@ def test_a_library_that_is_missing_is_said_with_what_installs_it(names, missing,
     # No line breaks in sentences.
     monkeypatch.setattr(output, "PIPED_COLUMNS", 1000)
     listed = CliRunner().invoke(app, ["list", "kernels"]).stdout.splitlines()
+    problem = replace(UNIFORM[0], context=160)
     for name in names:
         expected = missing and f"{name} is not installed here (no module {missing}"
         assert kernel(name).unavailable_reason() == expected
-        assert kernel(name).unsupported_reason(UNIFORM[0]) == expected
+        assert kernel(name).unsupported_reason(problem) == expected
         lines = [line.strip() for line in listed if f" {name} is not installed" in f" {line}"]
         assert lines == ([expected] if missing else [])
 
