@@ -64,7 +64,7 @@ enum {
     MAX_MAPS = 2,
     /* Two functions and three operators. */
     MAX_FUNCTIONS = 8,
-    /* Lengths between two multiples share a key, as in leanbench.attention.prepared. */
+    /* Lengths between two multiples share a key, as in leanbench.kernels.lean.cuda_settings. */
     LENGTHS_TOGETHER = 64,
     SETS = 128,
     WAYS = 8,

@@ -160,7 +160,13 @@ def with_shared_options(
     """
 
     def decorate(command: Command) -> Command:
-        parameters = _with_axes(command, axes, after)
+        parameters = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        at = 1 + [parameter.name for parameter in parameters].index(after)
+        parameters[at:at] = [_axis_parameter(AXES[name]) for name in axes]
         hints = get_type_hints(RunFlags, include_extras=True)
         for flag in fields(RunFlags):
             default = timeout if flag.name == "timeout" else flag.default
@@ -169,19 +175,6 @@ def with_shared_options(
         return command
 
     return decorate
-
-
-def _with_axes(
-    command: Callable[..., None], axes: Iterable[str], after: str
-) -> list[inspect.Parameter]:
-    parameters = [
-        parameter
-        for parameter in inspect.signature(command, eval_str=True).parameters.values()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
-    at = 1 + [parameter.name for parameter in parameters].index(after)
-    parameters[at:at] = [_axis_parameter(AXES[name]) for name in axes]
-    return parameters
 
 
 def given_axes(options: Mapping[str, Any]) -> dict[str, str]:

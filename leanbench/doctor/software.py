@@ -94,7 +94,7 @@ def path_of_calls(machine: Machine) -> Finding:
     if fast.why_not is None:
         return ok("calls seen before take the C path", c_path=True)
     return note(
-        f"calls take Python's path, with three times the host time: {fast.why_not}",
+        f"calls take Python's path, not C's: {fast.why_not}",
         "install leanbench again where there is gcc or clang, with Python's headers",
         c_path=False,
     )
