@@ -120,6 +120,9 @@ class Params(ctypes.Structure):
         ("attention_chunk", ctypes.c_int32),
         ("by_attention_chunk", Divisor),
         ("peers", ctypes.c_uint64),
+        ("kept", ctypes.c_uint64),
+        ("kept_stride", ctypes.c_int32),
+        ("kept_key", ctypes.c_uint32),
         # Only in builds with PAGE_SCALES: its `page_descales`.
         *((f"{name}_page_descale", Descale) for name in ("k", "v")),
     ]

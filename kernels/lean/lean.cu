@@ -12,6 +12,7 @@
 #include "build.cuh"
 #include "copy.cuh"
 #include "events.cuh"
+#include "kept.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
 #include "reduce.cuh"
@@ -38,13 +39,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   PeerExchange exchange;
   exchange.start(p);
 #endif
-  Lengths lengths;
-  if (RAGGED && !EQUAL_SPLITS) lengths.start(p, lane);  // else fences of `warp.start` wait for it
+  RangeFinder finder;
+  finder.start(p, lane);
 #if BULK && CLUSTER > 1
   const bool guessed = range.guess(p, warp.range_warp, ring.next);
   if (guessed) ring.copy_guess(p, warp);
 #endif
-  const bool works = range.find(p, lane, lengths, warp.range_warp, part);
+  u32 *found = reinterpret_cast<u32 *>(shared + KEPT_AT);
+  const bool works = finder.find(p, lane, warp.range_warp, found, range, part);
 #if BULK && CLUSTER > 1
   if (guessed && !(works && range.is_first_split() && part.chunk < part.chunks))
     ring.drop_guess(warp);

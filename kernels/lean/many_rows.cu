@@ -2,6 +2,7 @@
 // with matrix instructions of warpgroups. rows_layout.cuh describes the roles of threads.
 
 #include "events.cuh"
+#include "kept.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
 #include "rows_attend.cuh"
@@ -110,16 +111,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     fence_mbarrier_init_release_cluster();
     fence_proxy_async_shared_cta();
   }
-  Lengths lengths;
-  if (RAGGED) lengths.start(p, lane);
-  __syncthreads();
+  RangeFinder finder;
+  finder.start(p, lane);
+  if (!KEEPS) __syncthreads();
   int rank = 0;
 #if CLUSTER > 1
   rank = cluster_ctarank();
 #endif
   WorkRange range;
   Position part;
-  if (!range.find(p, lane, lengths, 0, part)) {
+  if (!finder.find(p, lane, 0, reinterpret_cast<u32 *>(shared + FOUND_AT), range, part)) {
     events.end();
     return;
   }

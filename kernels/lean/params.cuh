@@ -90,6 +90,9 @@ struct Params {
   int attention_chunk;  // ATTENTION_CHUNK: tokens of a chunk
   Divisor by_attention_chunk;
   PeerGroup *peers;
+  u32 *kept;        // KEEPS: see kept.cuh; null: nothing is kept
+  int kept_stride;  // numbers of a CTA
+  u32 kept_key;     // of the launch: no other has it
 #if PAGE_SCALES
   Descale page_descales[2];  // of K, of V; by page, never null
 #endif

@@ -61,6 +61,10 @@ class MlaBuild(CudaBuild):
     column_groups: int = 1
 
     @property
+    def keeps(self) -> bool:
+        return False
+
+    @property
     def cooperative(self) -> bool:
         return True
 

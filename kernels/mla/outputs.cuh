@@ -125,7 +125,7 @@ __device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &r
   int slot = range.slot + split - splits.mine;
   if (split == 0)
     slot = ranges + (RAGGED && range.longest > 0 ? part.sequence * ROW_TILES * COLUMN_GROUPS + part.head
-                                                 : range.index - splits.mine);
+                                                 : range.slot - splits.mine);
   return reinterpret_cast<float *>(p.partials) + ((i64)slot * CLUSTER + rank) * PARTIAL;
 }
 
