@@ -70,6 +70,11 @@ class Params(ctypes.Structure):
         ("k_map", TensorMap),
         ("v_map", TensorMap),
         *((name, ctypes.c_uint64) for name in _POINTERS),
+        ("kept", ctypes.c_uint64),
+        ("kept_stride", ctypes.c_int32),
+        ("kept_key", ctypes.c_uint32),
+        ("context", ctypes.c_int32),
+        ("batch", ctypes.c_int32),
         *(
             (name, ctypes.c_uint64)
             for name in ("cache_leftpad", "cache_batch_idx", "alibi_slopes", "sinks")
@@ -92,8 +97,6 @@ class Params(ctypes.Structure):
         *(
             (name, ctypes.c_int32)
             for name in (
-                "context",
-                "batch",
                 "kv_heads",
                 "stride_table",
                 "window_left",
@@ -120,9 +123,6 @@ class Params(ctypes.Structure):
         ("attention_chunk", ctypes.c_int32),
         ("by_attention_chunk", Divisor),
         ("peers", ctypes.c_uint64),
-        ("kept", ctypes.c_uint64),
-        ("kept_stride", ctypes.c_int32),
-        ("kept_key", ctypes.c_uint32),
         # Only in builds with PAGE_SCALES: its `page_descales`.
         *((f"{name}_page_descale", Descale) for name in ("k", "v")),
     ]

@@ -10,6 +10,8 @@
 #include "ptx.cuh"
 #include "schedule.cuh"
 
+// Numbers of an array that a lane reads at once.
+constexpr int AT_ONCE = 4;
 // Numbers behind the start of a range.
 enum { KEPT_CONTEXT = 9, KEPT_KEY, KEPT_SUM };
 static_assert(KEPT_SUM < KEPT_NUMBERS || !KEEPS);
@@ -44,13 +46,21 @@ struct Kept {
 
   __device__ __forceinline__ int visit(const int *array, int count, int place, int lane,
                                        bool writes) {
-    for (int i = lane; i < count; i += 32) {
-      const u32 number = __ldg(array + i);
-      if (writes) {
-        at[place + i] = number;
-      } else {
-        sum += kept_term(number, place + i);
-        if (at != nullptr) is_same &= at[place + i] == number;
+#pragma unroll 1
+    for (int first = lane; first < count; first += 32 * AT_ONCE) {
+      u32 numbers[AT_ONCE], kept[AT_ONCE];
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++) {
+        const int i = first + 32 * j;
+        numbers[j] = i < count ? __ldg(array + i) : 0;
+        kept[j] = i < count && at != nullptr && !writes ? at[place + i] : numbers[j];
+      }
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++) {
+        const int i = first + 32 * j;
+        is_same &= kept[j] == numbers[j];
+        if (writes && i < count) at[place + i] = numbers[j];
+        if (!writes) sum += kept_term(numbers[j], place + i);
       }
     }
     return place + count;
@@ -119,10 +129,11 @@ struct Kept {
   }
 };
 
-// Finds the CTA's range as WorkRange::find does. One warp reads or searches for it, and hands it to
-// the others through shared memory.
+// Finds the CTA's range as WorkRange::find does. One warp reads a kept one for all. If there is none,
+// all warps search, because what takes time is the instructions' way to the SM.
 struct RangeFinder {
   Kept kept;
+  bool searched;
 
   // Starts the reads. Other work can hide their latency.
   __device__ __forceinline__ void start(const Params &p, int lane) {
@@ -134,17 +145,25 @@ struct RangeFinder {
     Lengths lengths;
     if (!KEEPS) return range.find(p, lane, lengths, range_warp, position);
     if (threadIdx.x < 32) {
-      if (!kept.is_valid(p, lane)) {
-        lengths.start(p, lane);
-        const bool works = range.search(p, lane, lengths, position);
-        kept.pack(range, position, works, lane);
-        kept.write(p, lane);
-      }
-      if (lane < KEPT_CONTEXT) shared[lane] = kept.own;
+      const bool is_valid = kept.is_valid(p, lane);
+      if (lane <= KEPT_CONTEXT) shared[lane] = lane < KEPT_CONTEXT ? kept.own : is_valid;
     }
     __syncthreads();
-    const bool works = Kept::unpack(shared, range, position);
+    searched = !shared[KEPT_CONTEXT];
+    bool works;
+    if (searched) {
+      lengths.start(p, lane);
+      works = range.search(p, lane, lengths, position);
+      if (threadIdx.x < 32) kept.pack(range, position, works, lane);
+    } else {
+      works = Kept::unpack(shared, range, position);
+    }
     if (works) range.enter(p, range_warp, position);
     return works;
+  }
+
+  // Keeps a range that was searched for.
+  __device__ __forceinline__ void keep(const Params &p, int lane) {
+    if (KEEPS && searched && threadIdx.x < 32) kept.write(p, lane);
   }
 };

@@ -28,8 +28,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #if CLUSTER > 1
   rank = cluster_ctarank();
 #endif
+  RangeFinder finder;
+  if (FIRST_INITIALIZING == 1) finder.start(p, lane);
   Warp warp;
   warp.start(shared, rank, warp_number, lane);
+  if (FIRST_INITIALIZING == 0) finder.start(p, lane);
 
   Position part;  // the current part
   WorkRange range;
@@ -39,8 +42,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   PeerExchange exchange;
   exchange.start(p);
 #endif
-  RangeFinder finder;
-  finder.start(p, lane);
 #if BULK && CLUSTER > 1
   const bool guessed = range.guess(p, warp.range_warp, ring.next);
   if (guessed) ring.copy_guess(p, warp);
@@ -56,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #endif
 #endif
   if (!works) {
+    finder.keep(p, lane);
     events.end();
     return;
   }
@@ -69,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   while (true) {
     // Copies do not depend on the part's other values, so they start before those are read.
     if (SCRATCH_OVER_RING || first_part) ring.fill(p, warp, range.end);
+    if (first_part) finder.keep(p, lane);
     State state;
     state.reset();
     fresh |= query.enter_part(p, part);

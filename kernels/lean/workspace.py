@@ -175,7 +175,7 @@ class Workspaces:
         return counters[1]
 
     def keep(self, device: torch.device, numbers: int) -> tuple[int, int]:
-        """Return memory in which a launch keeps its work ranges, and its key, unique in the process.
+        """Return memory for the work ranges of a launch, and a key, unique in the process.
 
         Args:
             numbers: 32-bit numbers. Of too many, nothing is kept: the address is 0.

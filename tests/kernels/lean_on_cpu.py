@@ -272,6 +272,11 @@ def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
 
 
+def fixed(config: LeanCudaConfig) -> LeanCudaConfig:
+    """Return the config with fixed runs of 128 to 512 tokens."""
+    return replace(config, fixed_run_tiles=4)
+
+
 def launch_on(inputs: AttentionInputs, config: CudaConfig | MlaConfig, sms: int) -> CudaLaunch:
     stand_ins: dict[str, Any] = {"tensor_map": tensor_map}
     if isinstance(config, MlaConfig):
