@@ -178,9 +178,10 @@ class Workspaces:
         """Return memory for the work ranges of a launch, and a key, unique in the process.
 
         Args:
-            numbers: 32-bit numbers. Of too many, nothing is kept: the address is 0.
+            numbers: 32-bit numbers. If they are too many, nothing is kept: the address is 0.
         """
-        if numbers > _MOST_KEPT:
+        memory = self.kept.get(device)
+        if memory is None or numbers > _MOST_KEPT:
             return 0, 0
         with self._lock:
             first = self._kept_numbers
@@ -188,7 +189,7 @@ class Workspaces:
                 first = 0
             self._kept_numbers = first + numbers
         key = next(self._kept_keys) & 0xFFFFFFFF or next(self._kept_keys)
-        return self.kept[device].data_ptr() + 4 * first, key
+        return memory.data_ptr() + 4 * first, key
 
     def _counter_of_capture(self, device: torch.device, stream: int) -> torch.Tensor:
         """Return the counter of the active capture.

@@ -23,8 +23,8 @@ from leanbench.check.launches import api_arguments
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 
-#: Pointers to new memory, and numbers of a launch.
-_OWN = ("out", "lse", "epoch")
+#: Pointers to memory of its own, and numbers of a launch.
+_OWN = ("out", "lse", "epoch", "kept", "kept_key")
 LATENT = {"latent": True, "kv_heads": 1, "q_heads": 32, "head_dim": 576, "v_head_dim": 512}
 #: Kinds without the sizes that tests draw.
 CALLS: dict[str, dict[str, Any]] = {

@@ -201,6 +201,27 @@ def test_a_grid_ends_one_cta_after_the_other():
     assert all(torch.equal(*both) for both in zip(results, expected, strict=True))
 
 
+@pytest.mark.parametrize("problem", ["many parts", "many tiles", "pages"])
+@ways
+def test_a_launch_is_right_whatever_was_kept(way, problem):
+    """Work ranges that an earlier launch kept, overwritten in part."""
+    problem = replace(PROBLEMS[problem], lengths_on="device")
+    inputs = make_inputs(problem, "cuda")
+    call = call_of(way, inputs)
+    expected = call()
+    assert_right(inputs, *expected)
+    kept = importlib.import_module("leanbench.kernels.lean.workspace").WORKSPACES.kept
+    memory = kept[inputs.q.device]
+    left, changed = memory.clone(), torch.rand(len(memory), device="cuda") < 0.02
+    lines = torch.arange(len(memory), device="cuda") // 32
+    for content in (left, left + changed.int(), left.roll(32), left * (lines % 2), left * 0 - 1):
+        memory.copy_(content)
+        for _ in range(2):
+            results = call()
+            assert all(torch.equal(*both) for both in zip(results, expected, strict=True))
+            poison(list(results))
+
+
 def fits(way: str, inputs: AttentionInputs) -> bool:
     """Return True if CTAs do not need adjacent SMs of one GPC."""
     config = config_of(way, problem_of(inputs))
