@@ -85,7 +85,7 @@ struct Kept {
                                        int lane) {
     const bool splits = !FIXED_RUNS && range.longest > 0;
     const int numbers[KEPT_CONTEXT] = {
-        works ? range.longest : -1,
+        range.longest,
         range.slot,
         range.end,
         start.sequence,
@@ -95,9 +95,9 @@ struct Kept {
         splits ? start.head : start.sequence_start,
         splits ? start.first : start.packed_tokens,
     };
-    own = 0;
+    own = lane == 0 ? -1 : 0;
 #pragma unroll
-    for (int i = 0; i < KEPT_CONTEXT; i++) own = lane == i ? numbers[i] : own;
+    for (int i = 0; i < KEPT_CONTEXT; i++) own = works && lane == i ? numbers[i] : own;
   }
 
   // Keeps the range for later launches.

@@ -18,7 +18,11 @@ RAGGED = AttentionProblem(3, 8, 2, (300, 77, 190), 64, lengths_on="device", capa
 #: Settings, a call, and the GPU's SMs.
 CASES: dict[str, tuple[CudaConfig, AttentionProblem, int]] = {
     "stream-K": (settings(16, 2, 2, 1, 1, 8, "bulk"), RAGGED, 5),
-    "splits": (settings(16, 2, 2, 1, 1, 8, "bulk"), RAGGED, 32),
+    "splits": (
+        settings(16, 2, 2, 1, 1, 8, "bulk"),
+        AttentionProblem(3, 8, 2, (3000, 770, 190), 64, lengths_on="device", capacity=3072),
+        32,
+    ),
     "clusters": (settings(16, 2, 2, 1, 2, 8, "bulk"), RAGGED, 22),
     "a single warp": (settings(16, 1, 2, 1, 1, 8, "async"), RAGGED, 5),
     "fixed runs": (fixed(settings(16, 2, 2, 1, 1, 8, "bulk")), RAGGED, 7),
@@ -59,9 +63,10 @@ def test_a_second_launch_reads_what_the_first_kept(case):
     assert torch.equal(workspace.kept, kept)
     # The first CTA's range as if the lengths needed fewer, with the sum that belongs to it.
     of_cta = workspace.kept[: launch_on(inputs, case[0], case[2]).build.kept_stride(inputs.batch)]
-    before = of_cta[0].item()
-    of_cta[11] += (-1 - before) * 0x9E3779B1 - ((-1 - before) * 0x9E3779B1 >> 32 << 32)
-    of_cta[0] = -1
+    numbers = of_cta.long()
+    numbers[11] += (-1 - numbers[0]) * 0x9E3779B1
+    numbers[0] = -1
+    of_cta.copy_(numbers)
     with pytest.raises(AssertionError):
         assert launch(case, inputs, workspace) is None
 
