@@ -24,6 +24,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.core.switches import AUTOTUNE, is_on
+from leanbench.kernels.launch import spec_of
+from leanbench.kernels.lean import LEAN
 
 #: Query tokens of a sequence up to which a batch is a decode step: one, or those that speculation
 #: verifies. More of them are FlashAttention's (reports/performance-log.md, entry 42).
@@ -62,7 +64,9 @@ class LeanMetadataBuilder(FlashAttentionMetadataBuilder):
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self.may_append = _may_append(vllm_config)
+        # Triton's kernel, which attends on other GPUs, does not append.
+        is_cuda = LEAN.implementation_on(spec_of(device)) is LEAN.cuda
+        self.may_append = is_cuda and _may_append(vllm_config)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False

@@ -26,6 +26,7 @@ from server_stubs import (
 )
 
 import leanbench
+from leanbench.gpu.catalogue import find
 from leanbench.integrations import sglang, vllm
 
 BACKENDS = ("leanbench.integrations.vllm_backend", "leanbench.integrations.sglang_backend")
@@ -325,10 +326,15 @@ def builder_of(
         ({"speculative_config": "drafts"}, False),
     ],
 )
-def test_the_kernel_writes_only_where_each_row_owns_its_place(options, may_append, vllm_backend):
+def test_the_kernel_writes_only_where_each_row_owns_its_place(
+    options, may_append, vllm_backend, monkeypatch
+):
     builder = builder_of(vllm_backend[0], **options)
     assert builder.build(0, batch()).may_append is may_append
     assert builder.build_for_cudagraph_capture(batch()).may_append is may_append
+    # Elsewhere Triton's kernel attends.
+    monkeypatch.setattr(vllm_backend[0], "spec_of", lambda device: find("a100"))
+    assert builder_of(vllm_backend[0], **options).may_append is False
     # Prompts are FlashAttention's.
     assert not hasattr(builder.build(0, batch(max_query_len=17)), "may_append")
 
