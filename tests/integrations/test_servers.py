@@ -537,6 +537,13 @@ def test_stand_ins_are_as_the_installed_server(name):
                     assert (class_name, method, found) == (class_name, method, [])
 
 
+def test_an_installed_vllm_leaves_writes_to_the_backend():
+    skip_without(BACKENDS[0])
+    made = importlib.import_module(BACKENDS[0])
+    assert made.FlashAttentionBackend.forward_includes_kv_cache_update is False
+    assert made.LeanBackend.forward_includes_kv_cache_update is True
+
+
 def test_an_installed_vllm_names_its_ranges_of_images_as_the_backend_does():
     skip_without(BACKENDS[0])
     from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
@@ -546,3 +553,50 @@ def test_an_installed_vllm_names_its_ranges_of_images_as_the_backend_does():
     of_ranges = {name for name in names if name.startswith("mm_prefix")}
     assert len(of_ranges) == 1
     assert of_ranges <= set(made.MM_PREFIX_FIELDS)
+
+
+@pytest.mark.gpu
+def test_an_installed_vllm_and_the_kernel_write_the_same():
+    """Also in a graph that was captured with other lengths. Its last row pads it."""
+    skip_without(BACKENDS[0])
+    made = importlib.import_module(BACKENDS[0])
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+
+    impl = made.LeanImpl(32, 128, 128**-0.5, 8, None, None, "auto")
+    shape_of = getattr(made.FlashAttentionBackend, "get_kv_cache_shape", None)
+    cache = random(*((64, 8, 16, 256) if shape_of is None else shape_of(64, 16, 8, 128)))
+    q, k, v = random(4, 48, 128).split((32, 8, 8), dim=1)
+    table = (1 + torch.randperm(63, device="cuda", generator=generator)[:48]).int().view(4, 12)
+    table[3] = 0
+    lengths = torch.tensor([1, 1, 1, 0], dtype=torch.int32, device="cuda")
+    starts = torch.arange(5, dtype=torch.int32, device="cuda")
+    slots = torch.full((4,), -1, dtype=torch.int64, device="cuda")
+    layer = SimpleNamespace(_k_scale=torch.ones((), device="cuda"))
+    layer._v_scale = layer._q_scale = layer._k_scale
+
+    def step(may_append: bool, of: torch.Tensor) -> torch.Tensor:
+        sizes = {"num_actual_tokens": 4, "query_start_loc": starts, "seq_lens": lengths}
+        pages = {"block_table": table, "slot_mapping": slots}
+        metadata = batch(may_append=may_append, **sizes, **pages)
+        output = torch.zeros_like(q)
+        for _ in range(2):  # layers
+            impl.forward(layer, q, k, v, of, metadata, output)
+        return output
+
+    appended = cache.clone()
+    step(True, appended)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step(True, appended)
+    appended.copy_(cache)
+    lengths.copy_(torch.tensor([33, 192, 80, 0]))
+    last = (lengths[:3] - 1).long()
+    rows = torch.arange(3, device="cuda")
+    slots[:3] = table[rows, last // 16].long() * 16 + last % 16
+    graph.replay()
+    wanted = step(False, cache)
+    torch.testing.assert_close(appended[1:], cache[1:], rtol=0, atol=0)
+    torch.testing.assert_close(output[:3], wanted[:3], rtol=2e-2, atol=2e-3)
