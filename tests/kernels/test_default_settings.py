@@ -89,7 +89,7 @@ def test_candidates_that_problems_share_are_judged_by_their_own_builds(problem):
 
 def test_choices_do_not_depend_on_earlier_ones():
     def choices(problems: Any) -> dict[AttentionProblem, Any]:
-        cuda_settings._columns.cache_clear()
+        cuda_settings._columns_of.cache_clear()
         cuda_settings._chosen.cache_clear()
         return {problem: LEAN.default_config(problem, H200) for problem in problems}
 
