@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby, pairwise, product
 from typing import Any
 
-from leanbench.kernels.launch import padded
 from leanbench.kernels.lean.configs import BuildKey, LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import (
     BULK_TOKENS,
@@ -71,10 +70,10 @@ _FASTEST = 8
 #: Lengths between two multiples of this share settings and a launch, so a sequence that grows token
 #: by token finds both prepared.
 LENGTHS_TOGETHER = 64
-#: Choices that are kept, and those that are made at once: batches and lengths if either alone
-#: differs, and if both do.
-_MOST_FOUND = 4096
-_AT_ONCE = {"host": (128, 128, (16, 32)), "device": (64, 1, (64, 2))}
+#: Choices that are made at once, of batches and of lengths: if batches alone differ, lengths alone,
+#: or both. And blocks of them that are kept.
+_AT_ONCE = {"host": ((128, 1), (1, 128), (16, 32)), "device": ((64, 1), (1, 2), (64, 2))}
+_MOST_BLOCKS = 256
 #: Numbers of an array, at most: malloc returns larger ones to the system after each operation.
 _ARRAY_NUMBERS = 24_000
 #: Batch, and longest length.
@@ -480,52 +479,62 @@ def _choices(
 class Choices:
     """The model's choices for problems that differ in nothing but their batch and length.
 
-    The first is made alone. Later ones are made together with those of sizes nearby, as far as
-    batches or lengths have differed so far: a call of another size seldom waits for the model.
+    The first is made alone. Later ones are made in blocks of sizes, in what has differed so far: a
+    call of another size seldom waits for the model.
     """
 
     def __init__(self, problem: AttentionProblem, gpu: GpuSpec, costs: Costs) -> None:
         self._problem, self._gpu, self._costs = problem, gpu, costs
-        self._found: dict[Sizes, LeanCudaConfig] = {}
-        #: The first batch and length, and whether others were looked up.
+        self._on_device = problem.lengths_on == "device"
         self._first: Sizes | None = None
-        self._batches_differ = self._lengths_differ = False
+        #: Batches and lengths of a block, and blocks by their numbers. Other threads replace both.
+        self._made: tuple[tuple[int, int], dict[Sizes, list[LeanCudaConfig]]] = (1, 1), {}
 
     def __call__(self, batch: int, tokens: int) -> LeanCudaConfig:
-        sizes = batch, _rounded(self._problem, tokens)
-        choice = self._found.get(sizes)
-        if choice is None:
-            every = self._with_others(*sizes)
-            chosen = _choices(self._problem, self._gpu, self._costs, every)
-            if len(self._found) + len(every) > _MOST_FOUND:
-                self._found.clear()
-            self._found.update(zip(every, chosen, strict=True))
-            choice = chosen[every.index(sizes)]
-        return choice
+        number = _number_of_bound(tokens) if self._on_device else -(-tokens // LENGTHS_TOGETHER)
+        (batches, lengths), blocks = self._made
+        block = (batch - 1) // batches, (number - 1) // lengths
+        chosen = blocks.get(block)
+        if chosen is None:
+            (batches, lengths), chosen = self._make(batch, number)
+        return chosen[(batch - 1) % batches * lengths + (number - 1) % lengths]
 
-    def _with_others(self, batch: int, tokens: int) -> list[Sizes]:
-        """Return sizes nearby in what has differed so far, with these."""
-        first_batch, first_tokens = self._first = self._first or (batch, tokens)
-        self._batches_differ |= batch != first_batch
-        self._lengths_differ |= tokens != first_tokens
-        batches, lengths = [batch], [tokens]
-        most_batches, most_lengths, both = _AT_ONCE[self._problem.lengths_on]
-        if self._batches_differ and self._lengths_differ:
-            most_batches, most_lengths = both
-        if self._batches_differ:
-            start = (batch - 1) // most_batches * most_batches
-            batches = range(start + 1, start + most_batches + 1)
-        if self._lengths_differ and most_lengths > 1:
-            lengths = self._lengths_near(tokens, most_lengths)
-        return list(product(batches, lengths))
+    def _make(self, batch: int, number: int) -> tuple[tuple[int, int], list[LeanCudaConfig]]:
+        """Make the block of a batch and a length; return its batches and lengths, and choices."""
+        shape, blocks = self._made
+        first_batch, first_number = self._first = self._first or (batch, number)
+        differ = batch != first_batch or shape[0] > 1, number != first_number or shape[1] > 1
+        if any(differ):
+            batches_alone, lengths_alone, both = _AT_ONCE[self._problem.lengths_on]
+            wanted = both if all(differ) else batches_alone if differ[0] else lengths_alone
+            if wanted != shape:
+                shape, blocks = self._made = wanted, {}
+        if len(blocks) >= _MOST_BLOCKS:
+            shape, blocks = self._made = shape, {}
+        block = (batch - 1) // shape[0], (number - 1) // shape[1]
+        batches, numbers = (
+            range(at * count + 1, at * count + count + 1)
+            for at, count in zip(block, shape, strict=True)
+        )
+        lengths = (
+            _rounded(self._problem, _bound_of_number(each))
+            if self._on_device
+            else LENGTHS_TOGETHER * each
+            for each in numbers
+        )
+        sizes = list(product(batches, lengths))
+        blocks[block] = chosen = _choices(self._problem, self._gpu, self._costs, sizes)
+        return shape, chosen
 
-    def _lengths_near(self, tokens: int, most: int) -> Iterable[int]:
-        if self._problem.lengths_on == "device":
-            # The two of an octave.
-            return {_rounded(self._problem, padded(tokens) // 4 * share) for share in (3, 4)}
-        room = LENGTHS_TOGETHER * most
-        start = (tokens - 1) // room * room
-        return range(start + LENGTHS_TOGETHER, start + room + 1, LENGTHS_TOGETHER)
+
+def _number_of_bound(tokens: int) -> int:
+    """Return the number of `bound_of`, two for each power of two."""
+    bits = (max(LENGTHS_TOGETHER, tokens) - 1).bit_length()
+    return 2 * bits - (4 * tokens <= 3 << bits)
+
+
+def _bound_of_number(number: int) -> int:
+    return (4 - number % 2) << (number + 1) // 2 >> 2
 
 
 def choices_of(problem: AttentionProblem, gpu: GpuSpec) -> Choices:
