@@ -80,13 +80,14 @@ class Family:
         self.choices: dict[tuple[int, int], Choice] = {}
         #: Look-up of further ones; None: with a problem.
         self.choose: Callable[[int, int], Choice] | None = None
-        #: Launches by their settings. They write nothing but the output and the LSE of a call.
+        #: Launches by their settings, each of the sizes of its last call.
         self.launches: dict[KernelConfig | None, CudaRelaunch] = {}
 
     def launch_for(
         self, call: Call, context: int, out: torch.Tensor, lse: torch.Tensor
     ) -> CudaRelaunch | None:
-        """Return a launch of the sizes of a call, or None if it is to be prepared alone.
+        """Return a launch of the sizes of a call, until the next one takes it, or None if one is to
+        be prepared alone.
 
         Args:
             out: Tensor that it will write, or one of its dtype and strides.
@@ -101,7 +102,8 @@ class Family:
             config, how, _ = self.choose(batch, _tokens_of(call, context))
         known = self.launches.get(config)
         if known is not None:
-            return known.sized(batch, context, call.q, call.k_cache, call.v_cache, call.block_table)
+            known.resize(batch, context, call.q, call.k_cache, call.v_cache, call.block_table)
+            return known
         if how != "heuristic":
             # Timed settings may not fit any more.
             return None
@@ -110,7 +112,7 @@ class Family:
         return relaunch if self.add(relaunch) else None
 
     def add(self, relaunch: Relaunch) -> TypeGuard[CudaRelaunch]:
-        """Keep a launch for other sizes; return False if it has none."""
+        """Take a launch for calls of other sizes; return False if it has none."""
         if not isinstance(relaunch, CudaRelaunch) or relaunch.family is None:
             return False
         self.launches[relaunch.family.config] = relaunch
@@ -131,6 +133,8 @@ class PreparedLaunches(threading.local):
         self._before: dict[Hashable, Prepared] = {}
         #: By `_family_key`.
         self.families: dict[Hashable, Family] = {}
+        #: Hashes of signatures of known families that were called once.
+        self._once: set[int] = set()
         self.on_signature: Hook | None = None
         #: True if a launch was prepared without a hook.
         self.has_unseen = False
@@ -151,6 +155,16 @@ class PreparedLaunches(threading.local):
         """Prepare the launch of each signature anew."""
         self._recent, self._before, self.has_unseen = {}, {}, False
         fast.clear()
+
+    def was_called(self, signature: Hashable) -> bool:
+        """Return False for a signature's first call, as far as they are remembered."""
+        number = hash(signature)
+        if number in self._once:
+            return True
+        if len(self._once) >= _KEPT:
+            self._once.clear()
+        self._once.add(number)
+        return False
 
     def keep(self, key: Hashable, family: Family) -> None:
         if len(self.families) >= _KEPT:
@@ -212,7 +226,8 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
             return attend(trimmed, with_lse)
         options = signature, length, capacity, with_lse, stream, capturing
         out, lse, prepared = _attend_first(call, *options)
-        _LAUNCHES.put(signature, prepared)
+        if prepared is not None:
+            _LAUNCHES.put(signature, prepared)
         return out, lse if with_lse else None
     relaunch, known, _, out_like, lse, has_own_lse = prepared
     if out is None:
@@ -242,8 +257,10 @@ def _attend_first(
     with_lse: bool,
     stream: Hashable,
     capturing: bool,
-) -> tuple[torch.Tensor, torch.Tensor, Prepared]:
+) -> tuple[torch.Tensor, torch.Tensor, Prepared | None]:
     """Check and launch a call; return output, LSE, and the launch for later calls.
+
+    There is none for the first call of a known family's new sizes: many are the only one.
 
     Args:
         dense_capacity: None if the caches have no `_dense_form`.
@@ -261,30 +278,36 @@ def _attend_first(
         call = as_attention(call)
     capacity, new_tokens = call.capacity, call.new_tokens
     context = capacity if call.length is None else call.length
-    out, device, out_like = call.out, call.q.device, None
+    q, out = call.q, call.out
     if not family.launches:
-        check_latent_launch(call) if call.latent else check_runs_on(device)
-    elif out is None:
-        out_like = _one_number(device, call.out_dtype).expand(call.out_shape)
-        out = torch.empty_like(out_like)
+        check_latent_launch(call) if call.latent else check_runs_on(q.device)
     if out is None:
-        out = torch.empty(call.out_shape, dtype=call.out_dtype, device=device)
+        shape, dtype = call.out_shape, call.out_dtype
+        if q.dtype == dtype and q.shape == shape and q.is_contiguous():
+            # It takes half the host time.
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        else:
+            out = torch.empty(shape, dtype=dtype, device=q.device)
     # A graph keeps its pointers and must not write to shared memory.
     has_own_lse = with_lse or capturing
     if has_own_lse:
-        lse = scratch_lse = torch.empty(call.lse_shape, dtype=torch.float32, device=device)
+        lse = scratch_lse = torch.empty(call.lse_shape, dtype=torch.float32, device=q.device)
     else:
-        lse = scratch_lse = _LAUNCHES.scratch_lse(call.q, stream)
+        lse = scratch_lse = _LAUNCHES.scratch_lse(q, stream)
     relaunch = family.launch_for(call, context, out, lse)
     if relaunch is not None:
-        tensors = call.q, call.k_cache, call.v_cache, call.cache_seqlens
+        tensors = q, call.k_cache, call.v_cache, call.cache_seqlens
         relaunch(*tensors, context, call.block_table, out, lse, call.extras)
+        if not _LAUNCHES.was_called(signature):
+            return out, lse, None
+        relaunch = relaunch.copy()
     else:
         if not has_own_lse:
-            lse = torch.empty(call.lse_shape, dtype=torch.float32, device=device)
+            lse = torch.empty(call.lse_shape, dtype=torch.float32, device=q.device)
         make_launch = partial(_launch_with_settings, call, family)
         relaunch = launch_after_steps(call, out, lse, make_launch)
-        family.add(relaunch)
+        if family.add(relaunch):
+            relaunch = relaunch.copy()
         _LAUNCHES.keep(key, family)
     any_capacity = dense_capacity is not None and relaunch.any_capacity
     lengths = range(capacity, capacity + 1)
@@ -295,7 +318,7 @@ def _attend_first(
         relaunch,
         lengths,
         None if any_capacity else call.k_cache.shape[1],
-        _like(out) if out_like is None else out_like,
+        _like(out),
         _like(lse) if has_own_lse else scratch_lse,
         has_own_lse,
     )
