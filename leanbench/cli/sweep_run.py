@@ -112,6 +112,8 @@ def open_machines(
     from leanbench.core.syntax import choose
 
     if choose("--executor", flags.executor, EXECUTORS) == "ray":
+        if options.repeat > 1:
+            raise OptionWithoutEffect(f"--repeat {options.repeat}", "--executor local")
         from leanbench.cluster.ray_cluster import RayCluster
 
         with contextlib.closing(RayCluster(flags.ray_address)) as cluster:
@@ -137,8 +139,10 @@ def _local_machine(
     calibrate = flags.shard is not None and target.local_index is not None
     gpus = max((cell.problem.gpus.gpus for cell in cells), default=1)
     worker = WorkerTarget(target.spec, target.local_index, options, calibrate, gpus)
+    # A prediction is the same in every process.
+    repeat = 1 if target.local_index is None else options.repeat
     return Machines(
-        target, lambda run: LocalExecutor(worker, limits.timeout_s, run.path / WORKER_LOG)
+        target, lambda run: LocalExecutor(worker, limits.timeout_s, run.path / WORKER_LOG, repeat)
     )
 
 
@@ -218,6 +222,7 @@ def _announce_prediction(sweep: Sweep, target: Target, flags: RunFlags) -> None:
     whole_models = any(name is not None for grid in sweep.grids for name in grid["whole_model"])
     not_predicted = ("energy", *_NOT_PREDICTED) if whole_models else _NOT_PREDICTED
     left_out = [name for name in not_predicted if getattr(sweep.measure, name)]
+    left_out += ["repeats"] * (sweep.measure.repeat > 1)
     if left_out:
         output.say(f"Only a GPU can measure {', '.join(left_out)}: left out.")
 
