@@ -23,7 +23,6 @@ from leanbench.measure.extras import EXTRAS, read_window
 from leanbench.measure.judge import judge, latency_fields
 from leanbench.measure.protocol import FLOOR, Subject
 from leanbench.measure.read_floor import fingerprint
-from leanbench.measure.tampering import Untouched
 from leanbench.measure.timeline import record_timeline
 from leanbench.measure.timing import Launches, Replay, Sampler, fastest, run_rounds
 from leanbench.records.outcome import Outcome
@@ -63,9 +62,7 @@ def check_replay(subject: OneGpu, candidate: Candidate) -> Outcome:
         results.poison()
     candidate.replay.graph.replay()
     # NaN if an element is, 0 for a row of zeros. Wait once for all of them.
-    least = torch.stack(
-        [torch.linalg.vector_norm(results.out, math.inf, dim=-1).amin() for results in written]
-    ).tolist()
+    least = torch.stack([results.out.abs().amax(dim=-1).amin() for results in written]).tolist()
     if unwritten := sum(map(math.isnan, least)):
         raise SuspectResult(
             f"{unwritten} of {len(written)} outputs were not written when the CUDA graph was "
@@ -100,7 +97,6 @@ class OneGpu(Subject):
     _fingerprints: list[list[torch.Tensor]]
     #: fp64 references of the watched buffers once K and V have changed.
     _references: list[Reference]
-    _untouched: Untouched
     _ranks_floor = False
     _floor_reading: SustainedReading | None = None
 
@@ -116,7 +112,6 @@ class OneGpu(Subject):
         drawn = random.SystemRandom().sample(others, min(len(others), _WATCHED - 1))
         self.watched = [0, *drawn]
         self._fingerprints = self._take_fingerprints()
-        self._untouched = Untouched.now()
         self._floor_reading = None
 
     def prepare(self, kernel: Kernel, request: str | KernelConfig) -> Candidate:
@@ -130,7 +125,7 @@ class OneGpu(Subject):
         fields = Outcome(**lookup.row_fields(kernel, choice))
         check = self._check(kernel, launches[0])
         self.check_inputs(kernel.name)
-        self._untouched.check(kernel.name)
+        self.check_instruments(kernel.name)
         fields |= check_outcome(check, check.failure(kernel.precision(self.problem)))
         if fields.status is None:
             fields |= self._schedule_fields(kernel, choice.config)
@@ -144,7 +139,7 @@ class OneGpu(Subject):
         """
         replay = super().capture(candidate)
         self.check_inputs(candidate.name)
-        self._untouched.check(candidate.name)
+        self.check_instruments(candidate.name)
         return replay
 
     def baselines(self) -> dict[str, Sampler]:
@@ -200,7 +195,9 @@ class OneGpu(Subject):
 
     def finish(self, candidates: Sequence[Candidate], timed: Sequence[Candidate]) -> None:
         if timed:
-            self.check_inputs(", ".join(candidate.name for candidate in timed))
+            names = ", ".join(candidate.name for candidate in timed)
+            self.check_inputs(names)
+            self.check_instruments(names)
 
     def check_inputs(self, names: str) -> None:
         """Check that the kernels that ran since the last check left the watched buffers unchanged.
@@ -214,6 +211,15 @@ class OneGpu(Subject):
             raise SuspectResult(
                 f"{names} changed its inputs: Q, K, V or the lengths are not what they were"
             )
+
+    def check_instruments(self, names: str) -> None:
+        """Check that the kernels that ran since the last check left clocks, graphs and the L2.
+
+        Raises:
+            Tampered: They did not.
+        """
+        if self.instruments.untouched is not None:
+            self.instruments.untouched.check(names)
 
     def _take_fingerprints(self) -> list[list[torch.Tensor]]:
         return [fingerprint(self.buffers[index]) for index in self.watched]

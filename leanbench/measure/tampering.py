@@ -8,7 +8,7 @@ from pathlib import Path
 from types import BuiltinFunctionType
 from typing import Self
 
-from leanbench.core.errors import SuspectResult
+from leanbench.core.errors import Tampered
 
 
 @dataclass(frozen=True)
@@ -19,21 +19,25 @@ class Untouched:
 
     @classmethod
     def now(cls) -> Self:
+        """Read the state of the current device."""
+        import torch
+
+        torch.cuda.synchronize()  # makes the context that has the limit
         return cls(persisting_l2_bytes())
 
     def check(self, name: str) -> None:
         """Check the state after a kernel was prepared.
 
         Raises:
-            SuspectResult: It has changed.
+            Tampered: It has changed.
         """
         if replaced := replaced_functions():
-            raise SuspectResult(
+            raise Tampered(
                 f"{name} replaced {', '.join(replaced)}, which times and replays launches"
             )
         set_aside = persisting_l2_bytes()
         if set_aside != self.persisting_l2_bytes:
-            raise SuspectResult(
+            raise Tampered(
                 f"{name} set {set_aside / 1e6:.1f} MB of the L2 aside for data that persists"
                 f" ({self.persisting_l2_bytes / 1e6:.1f} MB before): K and V could stay in it"
             )

@@ -213,6 +213,6 @@ class Tampers(Right):
         return super().prepare(inputs, config)  # pyright: ignore[reportArgumentType]
 
     def spoil(self, inputs: AttentionInputs) -> None:
-        # The first launch is the check's, later ones are captured.
-        if self.when == "capture" and self.launches > 1:
+        # The check's, three in the graph, six in its two replays, and then those of extras.
+        if (self.when == "capture" and self.launches > 1) or self.launches > 10:
             self.tamper()

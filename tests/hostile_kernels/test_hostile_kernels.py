@@ -1,4 +1,4 @@
-"""Kernels that cheat do not get a figure that counts, and cost no other kernel its row.
+"""Kernels that cheat get no figure that counts.
 
 The table of cheats in docs/measuring.md follows these tests.
 """
@@ -14,7 +14,7 @@ import pytest
 import torch
 from pretended_gpu import PROBLEM, PretendedGpu, Right, measure
 
-from leanbench.core.errors import SuspectResult
+from leanbench.core.errors import SuspectResult, Tampered
 from leanbench.core.inputs import make_inputs, make_windows
 from leanbench.core.problem import AttentionProblem
 from leanbench.measure import one_gpu
@@ -110,7 +110,7 @@ def nothing(self: Any) -> None:
     return None
 
 
-@pytest.mark.parametrize("when", ["prepare", "capture"])
+@pytest.mark.parametrize("when", ["prepare", "capture", "extras"])
 @pytest.mark.parametrize(
     ("owner", "name", "value", "words"),
     [
@@ -125,27 +125,37 @@ def test_a_patched_clock_is_an_alarm(gpu, monkeypatch, when, owner, name, value,
         monkeypatch.setattr(owner, name, value)
 
     status, reason = caught(gpu, cheats.Tampers("cheat", patch, when))
+    who = "a, cheat, b" if when == "extras" else "cheat"
     assert (status, reason) == (
         "suspect",
-        f"cheat replaced {words}, which times and replays launches",
+        f"{who} replaced {words}, which times and replays launches",
     )
-    assert gpu.announced[-1] == "cheat"
+    assert gpu.announced[-1] == (None if when == "extras" else "cheat")
 
 
 def test_no_function_is_replaced_here():
     assert replaced_functions() == []
 
 
-@pytest.mark.parametrize("when", ["prepare", "capture"])
+@pytest.mark.parametrize("when", ["prepare", "capture", "extras"])
 def test_a_part_of_the_l2_that_persists_is_an_alarm(gpu, when):
     def set_aside() -> None:
         gpu.persisting_l2_bytes = 30 << 20
 
     status, reason = caught(gpu, cheats.Tampers("cheat", set_aside, when))
     assert status == "suspect"
-    assert reason.startswith("cheat set 31.5 MB of the L2 aside for data that persists (0.0 MB ")
-    # What a server set before the sweep is nobody's.
+    assert "cheat" in reason
+    assert "set 31.5 MB of the L2 aside for data that persists (0.0 MB before)" in reason
+    # What was set before this process is nobody's.
     assert caught(gpu, Right("honest"))[0] == "ok"
+
+
+def test_the_next_kernel_gets_a_new_process(gpu):
+    """A patch would stay, and be blamed on kernels that are right."""
+    instruments = open_instruments(0, announce=gpu.announce)
+    gpu.persisting_l2_bytes = 1 << 20
+    with pytest.raises(Tampered, match=r"^a set 1\.0 MB"):
+        measure_problem(OneGpu(instruments, PROBLEM), [Right("a")])
 
 
 @pytest.mark.parametrize(("by_clock_us", "status"), [(16.0, "ok"), (16.1, "suspect")])
