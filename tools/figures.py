@@ -38,7 +38,14 @@ from leanbench.paper.claim import OWN
 from leanbench.paper.measured import claims_of_runs
 from leanbench.records.reading import Run, read_run
 from leanbench.records.row import Row
-from leanbench.records.standing import Latency, Ratio, standing, standings
+from leanbench.records.standing import (
+    SPREAD,
+    Latency,
+    Ratio,
+    measured_spread,
+    standing,
+    standings,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "reports"
@@ -165,6 +172,8 @@ class Ratios:
     """One ratio per problem that both sides timed; above 1 means that `under` is faster."""
 
     pairs: Sequence[tuple[Ratio, Problem]]
+    #: Relative difference up to which latencies are level.
+    spread: float = SPREAD
 
     @cached_property
     def values(self) -> list[float]:
@@ -199,7 +208,9 @@ class Ratios:
     @property
     def counts(self) -> str:
         """How often `under` is ahead, level and behind, for a table."""
-        return " / ".join(map(str, standings(ratio for ratio, _ in self.pairs).values()))
+        return " / ".join(
+            map(str, standings((ratio for ratio, _ in self.pairs), self.spread).values())
+        )
 
     @property
     def worst(self) -> Problem:
@@ -213,7 +224,9 @@ class Ratios:
     def behind(self) -> list[tuple[float, Problem]]:
         """Problems on which `under` is behind, worst first."""
         behind = [
-            (ratio.value, problem) for ratio, problem in self.pairs if standing(ratio) == "behind"
+            (ratio.value, problem)
+            for ratio, problem in self.pairs
+            if standing(ratio, self.spread) == "behind"
         ]
         return sorted(behind, key=lambda pair: pair[0])
 
@@ -251,7 +264,12 @@ class Figures:
                 if field == "latency_us":
                     ratio = Latency.of(rival).over(Latency.of(own))
                 pairs.append((ratio, problem))
-        return Ratios(pairs)
+        rows = (row for problem in self.problems for row in problem.rows.values())
+        of_machine = (run.manifest.get("process_spread") for run in self.runs)
+        spread = measured_spread(
+            (row.process_spread for row in rows), max(filter(None, of_machine), default=None)
+        )
+        return Ratios(pairs, spread)
 
     def over_floor_us(self, over: str, under: str = "lean") -> tuple[float, float]:
         """Return the medians of latency less read floor of `under` and of the fastest of `over`, on
