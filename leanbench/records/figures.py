@@ -164,6 +164,21 @@ class Figures(BaseModel):
         kind="count",
         shown="data",
     )
+    processes: int | None = _samples(
+        "processes",
+        "",
+        "fresh processes behind the latency and its interval (--repeat); the row is that of the "
+        "one with the median latency",
+        kind="count",
+        shown="data",
+    )
+    process_spread: float | None = _samples(
+        "spread",
+        "",
+        "half the range of the processes' latencies over their median",
+        kind="share",
+        shown="data",
+    )
     crosscheck_us: float | None = _samples(
         "cross-check",
         "us",

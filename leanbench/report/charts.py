@@ -288,7 +288,7 @@ def maps_of(frame: DataFrame, margin: Margin) -> list[HeatMap]:
     maps = []
     if len(kernels) > 1 and not few_win:
         note = (
-            f"how many times as long the second takes; grey: several within {margin.words};"
+            f"how many times as long the second takes; grey: level ({margin.level});"
             " blank: no two kernels timed"
         )
         maps.append(HeatMap("winner", "Fastest kernel", note))
