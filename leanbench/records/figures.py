@@ -78,8 +78,8 @@ class Figures(BaseModel):
     no_attention_us: float | None = _model(
         "no attention",
         "us",
-        "the same step without attention, timed in the same rounds; of a prediction, the "
-        "weights over the memory's bandwidth",
+        "the same step without attention and appending, timed in the same rounds; of a prediction, "
+        "the weights over the memory's bandwidth",
     )
     attention_share: float | None = _model(
         "attention",

@@ -83,7 +83,7 @@ CHARTS = (
         key="token_time",
         title="Where the time of a token goes",
         note="a step of a whole model with the baseline: the matrix products of a step without"
-        " attention, all else in it, and what attention adds",
+        " attention, all else in it, and what attention and appending add",
         y="latency_us",
         y_title="time per output token (µs)",
         y_scale="linear",
