@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 
 from leanbench.core.config import KernelConfig, TileConfig
 from leanbench.core.gpu_spec import GpuSpec
@@ -37,6 +37,14 @@ class Parts:
     @property
     def latency_us(self) -> float:
         return sum(astuple(self))
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        """Parts that are not 0 to one decimal: ``{"launch": 0.6, "read": 7.6}``."""
+        named = {
+            field.name.removesuffix("_us"): getattr(self, field.name) for field in fields(self)
+        }
+        return {name: us for name, us in named.items() if us >= 0.05}
 
     def scaled(self, latency_us: float) -> Parts:
         """Return the same shares of another latency."""

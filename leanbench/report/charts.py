@@ -279,8 +279,8 @@ def _leaves_the_slope(drawn: DataFrame) -> bool:
     """Return True if problems of a run differ in their FLOPs per byte: else, a roofline is a
     line.
     """
-    by_run = drawn.groupby(list(COMPARED))["flop_per_byte"]
-    return bool((by_run.max() >= _LEAST_SPAN * by_run.min()).any())
+    by_run = drawn.dropna(subset=["flop_per_byte"]).groupby(list(COMPARED))["flop_per_byte"]
+    return any(each.max() >= _LEAST_SPAN * each.min() for _, each in by_run)
 
 
 def _has_values(chart: Chart, drawn: DataFrame) -> bool:

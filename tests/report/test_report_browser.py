@@ -556,6 +556,7 @@ def test_the_time_of_a_launch_is_a_stack_of_shares(write_run: WriteRun) -> None:
     assert (seen["names"], seen["others"], seen["bars"]) == (names, ["lean"], 0)
     assert seen["legend"] == ["lean", *reversed(names)]
     assert seen["top"] == [[1024, 1.0], [65536, 1.0]]
+    read_us = 0.0
     for at, shape in enumerate(shapes):
         parts = predict_parts(shape, lean, lean.default_config(shape, h200), h200)
         assert parts is not None

@@ -301,14 +301,8 @@ def parts_text(timeline: Timeline) -> str:
     parts = parts_of(timeline)
     if parts is None or not timeline.latency_us:
         return ""
-    parts = parts.scaled(timeline.latency_us)
-    named = {
-        "launch": parts.launch_us,
-        "read": parts.read_us,
-        "tail": parts.tail_us,
-        "merge": parts.merge_us,
-    }
-    return " + ".join(f"{name} {microseconds(us)}" for name, us in named.items() if us >= 0.005)
+    named = parts.scaled(timeline.latency_us).by_name
+    return " + ".join(f"{name} {microseconds(us)}" for name, us in named.items())
 
 
 def instrumentation_cost(timeline: Timeline) -> float | None:
