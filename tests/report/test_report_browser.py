@@ -251,7 +251,7 @@ def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None
         [each.name, each.points.map(({ x, y }) => [x, y]), each.dash]).reverse();
       const lean = picture();
       choose("kernel", "fa2", "#sides-selectors"); const fa2 = picture();
-      choose("shown", "Bandwidth", "#sides-selectors");
+      choose("shown", "Energy", "#sides-selectors");
       // The charts show one run at a time.
       return { lean, fa2, unit: text0(), first: points("latency", "lean"), runs: selected() };
       function text0() { return document.querySelector("#sides-sides .ytitle").textContent; }"""
@@ -262,7 +262,7 @@ def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None
             [names[0], [["1k", here[0]], ["4k", here[1]]], None],
             [names[1], [["1k", there[0]], ["4k", there[1]]], "2,3"],
         ]
-    assert seen["unit"] == "bandwidth (TB/s)"
+    assert seen["unit"] == "energy of one launch (mJ)"
     assert seen["first"] == [[1024, 10], [4096, 40]]
     assert seen["runs"] == {"GPU": "NVIDIA H200", "source": "measured", "run": "here"}
 
