@@ -144,12 +144,15 @@ def test_sizes_of_a_family_do_not_disturb_each_other(kind, with_lse, driver):
     sizes = [drawn({"lengths_on": "device", **CALLS[kind]}, draw) for _ in range(6)]
     changed = {"return_softmax_lse": with_lse}
     with torch.no_grad():
-        # The second time, the workspace is as large as any needs.
-        for _ in range(2):
-            expected = [
+
+        def first_calls() -> list[Any]:
+            return [
                 outcome(driver, lambda of=of: call(of, PreparedLaunches(), **changed))
                 for of in sizes
             ]
+
+        # The second time, the workspace is as large as any of them needs.
+        _, expected = first_calls(), first_calls()
         for number in (draw.randrange(6) for _ in range(60)):
             found = outcome(driver, lambda of=sizes[number]: call(of, launches, **changed))
             assert found == expected[number] != []
