@@ -276,8 +276,8 @@ def _attend_first(
         checks.check_length(call)
     if call.latent:
         call = as_attention(call)
-    capacity, new_tokens = call.capacity, call.new_tokens
-    context = capacity if call.length is None else call.length
+    capacity, context = call.capacity, call.length
+    context = capacity if context is None else context
     q, out = call.q, call.out
     if not family.launches:
         check_latent_launch(call) if call.latent else check_runs_on(q.device)
@@ -313,7 +313,7 @@ def _attend_first(
     lengths = range(capacity, capacity + 1)
     if length is not None:
         most = _ends(length)[1] if any_capacity else capacity
-        lengths = _lengths(length, new_tokens, most, relaunch.tile_tokens)
+        lengths = _lengths(length, call.new_tokens, most, relaunch.tile_tokens)
     prepared = Prepared(
         relaunch,
         lengths,

@@ -308,7 +308,7 @@ def test_a_new_size_makes_few_function_calls(how, driver):
         for batch, tokens in ((2, 250), (3, 200), (5, 150), (5, 230)):
             sized(batch, tokens, how)
         # Its settings are found by now, with those of sizes nearby.
-        assert function_calls(lambda: sized(6, 235, how)) - 2 <= 90
+        assert function_calls(lambda: sized(6, 235, how)) - 2 <= 76
 
 
 def test_ten_thousand_sizes_take_no_more_memory(driver, monkeypatch):
