@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 
 from leanbench.attention import checks, fast
-from leanbench.attention.call import Call
+from leanbench.attention.call import HALVES, Call
 from leanbench.attention.compat import launch_after_steps
 from leanbench.attention.mla_launch import (
     as_attention,
@@ -282,12 +282,11 @@ def _attend_first(
     if not family.launches:
         check_latent_launch(call) if call.latent else check_runs_on(q.device)
     if out is None:
-        shape, dtype = call.out_shape, call.out_dtype
-        if q.dtype == dtype and q.shape == shape and q.is_contiguous():
+        if q.dtype in HALVES and q.shape[-1] == call.v_cache.shape[3] and q.is_contiguous():
             # It takes half the host time.
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
         else:
-            out = torch.empty(shape, dtype=dtype, device=q.device)
+            out = torch.empty(call.out_shape, dtype=call.out_dtype, device=q.device)
     # A graph keeps its pointers and must not write to shared memory.
     has_own_lse = with_lse or capturing
     if has_own_lse:
