@@ -40,9 +40,10 @@ from leanbench.kernels.mla import LEAN_MLA
 
 #: Alignment of pointers, in bytes, that a launch may depend on.
 _ALIGNMENT = 16
-#: Number of recent signatures that a thread keeps, of those before them, of its families, and of
-#: the settings of a family.
+#: Number of recent signatures that a thread keeps, of those before them, and of its families.
 _KEPT = 512
+#: Number of batches and lengths of which a family keeps the settings.
+_MOST_CHOICES = 2048
 
 
 class Prepared(NamedTuple):
@@ -76,7 +77,7 @@ class Family:
     """Calls that differ in nothing but sizes: their settings, and a launch with each."""
 
     def __init__(self) -> None:
-        #: Settings by batch and `_tokens_of`, of launches that were prepared one by one.
+        #: Settings by batch and `_tokens_of`.
         self.choices: dict[tuple[int, int], Choice] = {}
         #: Look-up of further ones; None: with a problem.
         self.choose: Callable[[int, int], Choice] | None = None
@@ -99,7 +100,7 @@ class Family:
         if config is None:
             if self.choose is None:
                 return None
-            config, how, _ = self.choose(batch, _tokens_of(call, context))
+            config, how, _ = self.choice(batch, _tokens_of(call, context))
         known = self.launches.get(config)
         if known is not None:
             known.resize(batch, context, call.q, call.k_cache, call.v_cache, call.block_table)
@@ -118,10 +119,14 @@ class Family:
         self.launches[relaunch.family.config] = relaunch
         return True
 
-    def keep(self, sizes: tuple[int, int], choice: Choice) -> Choice:
-        if len(self.choices) >= _KEPT:
-            self.choices.clear()
-        self.choices[sizes] = choice
+    def choice(self, batch: int, tokens: int) -> Choice:
+        """Return the settings of a batch and `_tokens_of`, after `choose` is set."""
+        choice = self.choices.get((batch, tokens))
+        if choice is None:
+            assert self.choose is not None
+            if len(self.choices) >= _MOST_CHOICES:
+                self.choices.clear()
+            choice = self.choices[batch, tokens] = self.choose(batch, tokens)
         return choice
 
 
@@ -673,7 +678,7 @@ def _choice(inputs: AttentionInputs, batch_invariant: bool, family: Family) -> C
             hook(called)
     if family.choose is None:
         family.choose = choices_of(inputs, problem, batch_invariant)
-    return family.keep(sizes, family.choose(*sizes))
+    return family.choice(*sizes)
 
 
 def _tokens_of(call: Call | AttentionInputs, context: int) -> int:

@@ -313,6 +313,7 @@ def test_a_new_size_makes_few_function_calls(how, driver):
 
 def test_ten_thousand_sizes_take_no_more_memory(driver, monkeypatch):
     monkeypatch.setattr(prepared, "_KEPT", 64)
+    monkeypatch.setattr(prepared, "_MOST_CHOICES", 64)
     draw = random.Random(3)
 
     def grow(count: int) -> int:
