@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: Page sizes are multiples of a stage's tokens.
-PAGE_TOKENS = TILE
 _MOST_PAGE_TOKENS = 1 << 20
 #: Maximum splits of one stage, and of more stages. Beyond them the merge dominates.
 _MOST_SHORT_SPLITS, _MOST_SPLITS = 32, 64
@@ -68,7 +66,7 @@ class LeanMla(Kernel[MlaConfig]):
         "scaled",
     }
     head_dims = (LATENT_DIM,)
-    page_sizes = range(PAGE_TOKENS, _MOST_PAGE_TOKENS + 1, PAGE_TOKENS)
+    page_sizes = range(1, _MOST_PAGE_TOKENS + 1)
     guards_lengths = True
     config_types = (MlaConfig,)
 
@@ -91,15 +89,17 @@ class LeanMla(Kernel[MlaConfig]):
         self, problem: AttentionProblem, gpu: GpuSpec
     ) -> Callable[[int, int], MlaConfig]:
         exact, rows = problem.lengths_on == "host", problem.q_len * problem.q_heads
+        cluster = cluster_of(rows, problem.page_size)
 
         def config(batch: int, context: int) -> MlaConfig:
             tokens = context if exact else cuda_settings.bound_of(context)
-            return self.config_of((batch, rows), tokens, exact, gpu.sms, problem.kv_dtype)
+            shape = batch, rows, cluster
+            return self.config_of(shape, tokens, exact, gpu.sms, problem.kv_dtype)
 
         return config
 
     def config_of(
-        self, shape: tuple[int, int], context: int, exact: bool, sms: int, kv_dtype: str
+        self, shape: tuple[int, int, int], context: int, exact: bool, sms: int, kv_dtype: str
     ) -> MlaConfig:
         """Return the heuristic's settings.
 
@@ -107,10 +107,10 @@ class LeanMla(Kernel[MlaConfig]):
         more than they recompute (H200; reports/performance-log.md, entries 47 and 59).
 
         Args:
-            shape: sequences, and rows of each: query heads at all positions.
+            shape: sequences; rows of each: query heads at all positions; CTAs that share copies.
             exact: `context` is the length of every sequence, not only an upper bound.
         """
-        stages = max(1, -(-context // PAGE_TOKENS))
+        stages = max(1, -(-context // TILE))
         least = 1 if stages <= _MOST_SHORT_SPLITS else 2
         if exact:
             least = max(least, min(-(-stages // _MOST_SPLITS), _MOST_STAGES))
@@ -220,11 +220,10 @@ class _Deal:
 
 
 def _deals(
-    shape: tuple[int, int], stages: int, least: int, sms: int, most_groups: int
+    shape: tuple[int, int, int], stages: int, least: int, sms: int, most_groups: int
 ) -> list[_Deal]:
     """Return a deal for each number of column groups, the largest first."""
-    batch, rows = shape
-    cluster = cluster_of(rows)
+    batch, rows, cluster = shape
     output_tiles = batch * -(-rows // (TILE * cluster))
     return [
         _Deal(groups, groups * output_tiles, sms // cluster, stages, least, min(rows, TILE))

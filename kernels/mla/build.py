@@ -45,9 +45,14 @@ def refusal_of_gpu(capability: tuple[int, int]) -> str | None:
     )
 
 
-def cluster_of(rows: int) -> int:
+def gathers(page: int | None) -> bool:
+    """Return True if rows are copied one by one, for pages of `page` tokens: GATHERS."""
+    return (page or 0) % TILE > 0
+
+
+def cluster_of(rows: int, page: int | None) -> int:
     """Return the CTAs of an output tile that share copies, for this many rows of a sequence."""
-    return 2 if rows > TILE else 1
+    return 2 if rows > TILE and not gathers(page) else 1
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class MlaBuild(CudaBuild):
     ) -> MlaBuild:
         """Return the build for these query heads and positions.
 
-        Two CTAs with rows of the same sequences share copies.
+        Two CTAs with rows of the same sequences share bulk copies.
 
         Args:
             kv_dtype: of the cache: same (as Q), e4m3, e5m2.
@@ -91,7 +96,7 @@ class MlaBuild(CudaBuild):
                 f"lean_mla takes column_groups {column_groups} of 16-bit caches alone, this one is"
                 f" in {kv_dtype}: choose 1"
             )
-        cluster = cluster_of(heads * q_len)
+        cluster = cluster_of(heads * q_len, page)
         return cls(
             head_dim=LATENT_DIM,
             v_head_dim=VALUE_DIM,

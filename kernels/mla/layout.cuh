@@ -4,7 +4,7 @@
 // of 64 tokens of the latent cache. Tokens of the first stage belong to warpgroup 0, those of the
 // second to warpgroup 1. Each warpgroup computes scores and weights of its tokens and passes the
 // weights to the other. Warpgroup 0 has the first half of the CTA's output columns, warpgroup 1 the
-// second. One more warp copies.
+// second. One more warp copies, or a warpgroup (GATHERS).
 //
 // Macros are those of lean/build.cuh, because the schedule is shared: ROWS is 64 x CLUSTER, CHUNK
 // 64. Further macros:
@@ -31,12 +31,19 @@ constexpr int ACCUMULATORS = OWN_VALUES / 4;      // of a thread
 constexpr int OTHER_COLUMN = QUERY_COLUMNS - 1;   // the column of K that is not part of V
 constexpr int LATENT_STAGES = 2;
 constexpr int LATENT_STAGE = QUERY_COLUMNS * COLUMN;
+// The order of a stage's columns: the first that waits for the other warpgroup.
+constexpr int FIRST_OF_OTHER = COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0;
+// True if a stage's tokens can have several pages: rows are copied one by one; see gather.cuh.
+constexpr bool GATHERS = PAGE % TILE != 0;
+static_assert(!GATHERS || CLUSTER == 1, "only bulk copies go to several CTAs");
 constexpr int CONSUMERS = 256;  // threads of both warpgroups
 constexpr int COPY_WARP = CONSUMERS / 32;
 static_assert(Q_LEN > 0 && ROWS == TILE * CLUSTER && CHUNK == TILE && WARPS == COPY_WARP + 4);
 // Registers per thread: computing warpgroups get the remainder of the copying warp's. With 24, the
 // copying warp spills in every copy (H200; reports/performance-log.md, entry 54).
-constexpr int COPY_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+// Rows of 16-bit numbers copied by lanes need more, and those of 8 bits leave none for them.
+constexpr int COPY_REGISTERS = GATHERS && KV_DTYPE == 0 ? 56 : 40;
+constexpr int CONSUMER_REGISTERS = GATHERS && KV_DTYPE == 0 ? 224 : 232;
 
 // A partial in the workspace: the accumulators as held by threads, two at a time; the (m, l) of its
 // rows; and the epoch of the launch that stored it.

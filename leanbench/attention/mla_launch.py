@@ -9,7 +9,7 @@ from leanbench.attention.checks import MAX_STRIDE, check_device, check_numbers, 
 from leanbench.core.errors import UserError
 from leanbench.core.extras import fp8_name
 from leanbench.core.kinds import SAME
-from leanbench.kernels.mla import LEAN_MLA, PAGE_TOKENS
+from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
 
 #: Alignment of tensor maps and of the kernel's stores, in bytes.
@@ -64,10 +64,6 @@ def check_latent(call: Call) -> None:
         )
     if call.cache_seqlens is not None:
         check_numbers("cache_seqlens", call.cache_seqlens, q, (q.shape[0],))
-    if table is not None and cache.shape[1] % PAGE_TOKENS:
-        raise ValueError(
-            f"kv_cache has pages of {cache.shape[1]} tokens: choose a multiple of {PAGE_TOKENS}"
-        )
     if table is not None:
         check_pages(table, q, q.shape[0])
     check_device("kv_cache", cache, q)
@@ -92,6 +88,11 @@ def check_latent_launch(call: Call) -> None:
     if any(number % _ALIGNMENT for number in (cache.data_ptr(), *steps)):
         raise ValueError(
             "kv_cache starts at or steps by no multiple of 16 bytes: pass an aligned tensor"
+        )
+    if cache.shape[1] > 1 and cache.stride(1) > MAX_STRIDE:
+        raise ValueError(
+            f"kv_cache steps by {cache.stride(1)} numbers from token to token, the maximum is"
+            f" {MAX_STRIDE}: pass a contiguous one"
         )
     if call.out is not None and call.out.data_ptr() % _ALIGNMENT:
         raise ValueError("out starts at no multiple of 16 bytes: pass an aligned tensor")

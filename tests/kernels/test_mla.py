@@ -101,10 +101,11 @@ def test_other_gpus_are_refused_in_a_sentence():
 
 
 @pytest.mark.parametrize(
-    ("heads", "q_len", "cluster", "row_tiles"), [(16, 1, 1, 1), (16, 5, 2, 1), (128, 3, 2, 3)]
+    ("heads", "q_len", "page", "cluster", "row_tiles"),
+    [(16, 1, 0, 1, 1), (16, 5, 64, 2, 1), (128, 3, 0, 2, 3), (128, 1, 1, 1, 2), (16, 5, 96, 1, 2)],
 )
-def test_two_ctas_share_what_they_copy(heads, q_len, cluster, row_tiles):
-    build = MlaBuild.of_shape(heads, q_len, bf16=True, causal=True, ragged=False, page=0)
+def test_two_ctas_share_bulk_copies(heads, q_len, page, cluster, row_tiles):
+    build = MlaBuild.of_shape(heads, q_len, bf16=True, causal=True, ragged=False, page=page)
     assert (build.cluster, build.row_tiles(q_len)) == (cluster, row_tiles)
 
 
@@ -113,7 +114,7 @@ def test_two_ctas_share_what_they_copy(heads, q_len, cluster, row_tiles):
     [
         ({}, None),
         ({"latent": False}, "lean_mla takes latent caches with v_head_dim 512 alone"),
-        ({"page_size": 32}, "lean_mla does not take page_size 32"),
+        ({"page_size": 1}, None),
         ({"head_dim": 128, "v_head_dim": None}, "lean_mla does not take head_dim 128"),
         ({"kv_dtype": "e4m3"}, None),
         ({"kv_dtype": "e5m2", "scaled": False}, None),
@@ -328,7 +329,7 @@ def test_several_kv_heads_are_a_launch_each(q_len, paged, launched):
 
 @pytest.mark.parametrize("page_size", [1, 16, 80])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_pages_of_other_sizes_are_copied(page_size, dtype, launched):
+def test_pages_have_any_size(page_size, dtype, launched):
     pages = 160 // page_size
     q, cache = latent_rows(2, 2, 16), latent_rows(2, 160).to(dtype)
     order = torch.randperm(2 * pages, dtype=torch.int32).view(2, pages)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from depth import deep
-from hostile_inputs import EQUAL_SCORES, equal_scores, steep_scores
+from hostile_inputs import EQUAL_SCORES, equal_scores, steep_scores, with_missing_pages
 from lean_on_cpu import Cpu, Mutation, Workspace, failure_of, failure_over, needs_compiler
 from leanbench.kernels.mla.configs import MlaConfig
 from library_stand_ins import LATENT
@@ -60,6 +60,9 @@ CASES = {
     "e5m2 pages": Case(
         replace(SINGLE, **UNALIGNED, page_size=64, kv_dtype="e5m2", dtype="fp16"), 1, 6, lazy=False
     ),
+    # Chosen tokens.
+    "pages of 1": Case(replace(SINGLE, **UNALIGNED, page_size=1), 1, 6, score_scale=12.0),
+    "e4m3 pages of 1": Case(replace(SINGLE, **UNALIGNED, page_size=1, kv_dtype="e4m3"), 1, 6),
 }
 DEEP_CASES = {
     "single CTAs": Case(SINGLE, 1, 6),
@@ -100,7 +103,24 @@ DEEP_CASES = {
         replace(PAIR, q_len=2, causal=False, kv_dtype="e5m2", scaled=False), 1, 7, lazy=False
     ),
     "e4m3, pages": Case(replace(PAIR, **FOUR, page_size=128, kv_dtype="e4m3"), 1, 8),
+    # Two row tiles without a cluster; the same with column groups.
+    "pages of 1, 128 heads": Case(replace(PAIR, **FOUR, page_size=1), 1, 8, lazy=False),
+    "4 column groups, pages of 1": Case(
+        replace(PAIR, batch=1, page_size=1, dtype="fp16"), 1, 40, column_groups=4
+    ),
+    "pages of 48, several query tokens": Case(
+        replace(SINGLE, **FOUR, q_len=2, page_size=48, lengths_on="device"), 1, 5
+    ),
+    "e5m2, pages of 16": Case(
+        replace(PAIR, **UNALIGNED, page_size=16, kv_dtype="e5m2", dtype="fp16"), 1, 9, lazy=False
+    ),
 }
+#: Those with tokens that can be without a page.
+GATHERED = ("pages of 1", "e4m3 pages of 1")
+DEEP_GATHERED = (
+    *("pages of 1, 128 heads", "4 column groups, pages of 1"),
+    *("pages of 48, several query tokens", "e5m2, pages of 16"),
+)
 
 
 #: Lines without which a launch is wrong, or ends in no order that a GPU allows.
@@ -126,7 +146,7 @@ COLUMN_MUTATIONS: list[tuple[str, Mutation]] = [
     ),
     (
         "2 column groups, long ranges",
-        ("mla.cu", "if (i == (COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0))", "if (i == HALF_COLUMNS)"),
+        ("mla.cu", "if (i == FIRST_OF_OTHER)", "if (i == HALF_COLUMNS)"),
     ),
 ]
 #: Mutations of fp8 caches.
@@ -144,6 +164,13 @@ FP8_MUTATIONS: list[Mutation] = [
     ),
     ("bytes.cuh", "if (token < tokens)", "if (true)"),
     ("mla.cu", "if (DIVIDED_QUERY) scale.x *=", "if (false) scale.x *="),
+]
+#: Mutations of copies by lanes.
+GATHER_MUTATIONS: list[Mutation] = [
+    ("gather.cuh", "if (token >= part.tokens) return -1;", ""),
+    ("gather.cuh", "from[i] + 64 * column, exists[i]", "from[i] + 64 * column, true"),
+    ("mla.cu", "if (GATHERS) tokens.mask(s);", ""),
+    ("gather.cuh", "turn == FIRST_OF_OTHER", "false"),
 ]
 
 
@@ -166,6 +193,9 @@ def test_mla_is_right(name, cpu):
         deep("2 column groups, lengths of their own", 36, (0, -5, 430, 100_000)),
         deep("pages", 8, (0, -5, 430, 100_000)),
         deep("pages", 8, (0, 0, 0, 0)),
+        ("pages of 1", 6, (0, -5, 430, 100_000)),
+        deep("pages of 1, 128 heads", 8, (0, -5, 430, 100_000)),
+        deep("e5m2, pages of 16", 8, (0, 0, 0, 0)),
     ],
 )
 def test_lengths_that_are_none(cpu, name, sms, lengths):
@@ -182,6 +212,20 @@ def test_lengths_that_are_none(cpu, name, sms, lengths):
     empty = torch.tensor(lengths) <= 0
     assert not inputs.out[empty].any()
     assert inputs.lse[empty].isneginf().all()
+
+
+@pytest.mark.parametrize("name", [*GATHERED, *(deep(name) for name in DEEP_GATHERED)])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_tokens_without_a_page_have_no_weight(cpu, name, lazy):
+    """Rows that nobody chose are NaN."""
+    case, workspace = (CASES | DEEP_CASES)[name], Workspace(epoch=7)
+    config = MlaConfig(case.min_tiles, False, case.column_groups)
+    for seed in range(2):
+        inputs = make_inputs(case.problem, "cpu", seed, score_scale=case.score_scale)
+        inputs = with_missing_pages(inputs, seed)
+        assert failure_over(cpu, workspace, inputs, config, case.sms, seed, lazy) is None
+        assert not inputs.out[0].any()
+        assert inputs.lse[0].isneginf().all()
 
 
 #: A call that detects mutations; sequences of an fp8 cache.
@@ -205,6 +249,20 @@ FP8 = replace(SINGLE, batch=2, context=430, capacity=512, kv_dtype="e4m3")
 def test_a_missing_line_is_noticed(case, mutation):
     cpu, workspace = Cpu(mutation), Workspace(epoch=7)
     assert any(case.failure(cpu, workspace, seed) for seed in range(6))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("mutation", GATHER_MUTATIONS, ids=lambda mutation: mutation[1])
+def test_a_missing_line_of_copies_by_lanes_is_noticed(mutation):
+    problem = replace(SINGLE, **UNALIGNED, page_size=1)
+    cpu, workspace = Cpu(mutation), Workspace(epoch=7)
+
+    def failure(seed: int) -> str | None:
+        inputs = with_missing_pages(make_inputs(problem, "cpu", seed, score_scale=4.0), seed)
+        config = MlaConfig(1, align_grid=False)
+        return failure_over(cpu, workspace, inputs, config, 3, seed, lazy=seed % 2 == 0)
+
+    assert any(map(failure, range(6)))
 
 
 @pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
