@@ -60,30 +60,6 @@ def steep_scores(problem: AttentionProblem, device: str) -> AttentionInputs:
     return replace(inputs, softmax_scale=math.log(2))
 
 
-#: Numbers that no page of a small cache has.
-_NO_PAGES = (-1, -(2**31), 2**31 - 1)
-
-
-def with_missing_pages(inputs: AttentionInputs, seed: int = 0) -> AttentionInputs:
-    """Return the call with a fifth of its pages missing, and a fifth repeated, anywhere.
-
-    The first sequence has no pages at all, the last one none in its first 128 entries, and none has
-    page 0.
-    """
-    assert inputs.block_table is not None
-    generator = torch.Generator().manual_seed(seed)
-    table = inputs.block_table.cpu()
-    draws = torch.rand(table.shape, generator=generator)
-    table = torch.where(draws < 0.2, table.roll(1, dims=1), table)
-    none = torch.tensor(_NO_PAGES, dtype=torch.int32)
-    missing = none[torch.randint(len(none), table.shape, generator=generator)]
-    is_missing = (draws > 0.8) | (table == 0)
-    is_missing[0] = True
-    is_missing[-1, : 128 // inputs.k_cache.shape[1]] = True
-    table = torch.where(is_missing, missing, table)
-    return replace(inputs, block_table=table.to(inputs.q.device))
-
-
 def nan_in_k(device: str, token: int) -> AttentionInputs:
     """Return inputs with NaN in K of one token of KV head 0, but not of KV head 1."""
     inputs = make_inputs(AttentionProblem(1, 4, 2, 500, 64), device)

@@ -64,6 +64,7 @@ class LeanMla(Kernel[MlaConfig]):
         "latent",
         "kv_dtype",
         "scaled",
+        "select",
     }
     head_dims = (LATENT_DIM,)
     page_sizes = range(1, _MOST_PAGE_TOKENS + 1)
@@ -82,7 +83,7 @@ class LeanMla(Kernel[MlaConfig]):
         return _missing()
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> MlaConfig:
-        known = cuda_settings.known(problem)
+        known = cuda_settings.known(problem.seen)
         return self.default_configs(problem, gpu)(known.batch, known.max_context)
 
     def default_configs(

@@ -254,7 +254,8 @@ def deal_pages(
 ) -> torch.Tensor | None:
     """Return a block table that gives each page of `cache_shape` to one sequence, in random order.
 
-    Entries past a sequence's end are 0. A contiguous cache has no table: None.
+    Entries past a sequence's end are 0. With `select`, the others are no more than that. A
+    contiguous cache has no table: None.
     """
     import torch
 
@@ -263,10 +264,10 @@ def deal_pages(
     pages = torch.randperm(
         sum(problem.page_counts), generator=generator, device=device, dtype=torch.int32
     )
-    columns = problem.cache_capacity // problem.page_size
+    columns = problem.seen.cache_capacity // problem.page_size
     table = torch.zeros(problem.batch, columns, dtype=torch.int32, device=device)
     for row, used in zip(table, pages.split(problem.page_counts), strict=True):
-        row[: len(used)] = used
+        row[: len(used)] = used[:columns]
     return table
 
 
@@ -294,10 +295,10 @@ def inputs_over(
     )
     if problem.kv_layout == "HND":
         k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-    on_device = problem.lengths_on == "device"
+    on_device, seen = problem.lengths_on == "device", problem.seen
     lengths = None
     if on_device:
-        cached = [context - problem.append for context in problem.contexts]
+        cached = [context - problem.append for context in seen.contexts]
         lengths = torch.tensor(cached, dtype=torch.int32, device=q.device)
     rows = (problem.batch, problem.q_heads, problem.q_len)
     if problem.q_lens is not None:
@@ -307,7 +308,7 @@ def inputs_over(
         k_cache=k_cache,
         v_cache=v_cache,
         cache_seqlens=lengths,
-        context=problem.cache_capacity if on_device else problem.max_context,
+        context=seen.cache_capacity if on_device else seen.max_context,
         softmax_scale=problem.head_dim**-0.5,
         out=q.new_empty((*q.shape[:-1], problem.value_dim), dtype=torch_dtype(problem.dtype)),
         lse=torch.empty(rows, dtype=torch.float32, device=q.device),

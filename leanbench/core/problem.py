@@ -32,6 +32,11 @@ MAX_BATCH = 2**20
 MAX_KV_BYTES = 2**60
 ELEMENT_BYTES = 2  # both dtypes
 _FP8_BYTES = 1
+#: Axes by which the order of tokens matters, and those of another choice.
+_ORDERED = {
+    *("capacity", "window_left", "window_right", "attention_chunk", "alibi", "leftpad", "append"),
+    *("q_lens", "parallel", "whole_model"),
+}
 #: Maximum number of runs of equal lengths in a label; beyond, it has the maximum and the sum.
 _LABEL_LENGTHS = 3
 
@@ -170,6 +175,8 @@ class AttentionProblem:
     )
     #: fp8 pages have `k_page_descale` and `v_page_descale`, in addition to those of `scaled`.
     page_scales: str = kinds.PAGE_SCALES
+    #: Tokens that each sequence sees, of those in its cache; None for all. See `seen`.
+    select: int | None = kinds.SELECT
 
     def __post_init__(self) -> None:
         # Fast for defaults: every call of the API with a new shape makes a problem.
@@ -203,6 +210,8 @@ class AttentionProblem:
         same: dict[str, Any] = {"capacity": resolve_capacity(self.capacity, self.max_context)}
         if self.is_ragged or self.whole_model is not None:
             same["lengths_on"] = "device"
+        if self.select is not None and self.page_size is None:
+            same["page_size"] = 1
         if self.q_lens is not None:
             same["q_len"] = max(self.q_lens)
         if self.q_lens is None and self.q_len == 1:
@@ -262,6 +271,19 @@ class AttentionProblem:
             raise InvalidValue("page_scales", self.page_scales, Reason.NEEDS, fix, "fp8 pages")
         if self.whole_model is not None:
             self._check_whole_model(self.whole_model)
+        if self.select is not None:
+            self._check_choice(self.select)
+
+    def _check_choice(self, select: int) -> None:
+        """Check that chosen tokens have no order, and all query tokens one choice."""
+        refused = _ORDERED & self.special.keys()
+        if self.page_size != 1:
+            refused.add("page_size")
+        if self.q_len > 1:
+            refused.add("q_len")
+        for name in sorted(refused):
+            fix, limit = f"leave {name} out, or select", f"select {select}"
+            raise InvalidValue(name, self.special.get(name), Reason.CONFLICT, fix, limit)
 
     def _check_whole_model(self, text: str) -> None:
         heads, expected = (self.q_heads, self.kv_heads, self.head_dim), read_model(text).heads
@@ -365,6 +387,18 @@ class AttentionProblem:
         return tokens if self.page_size is None else -(-tokens // self.page_size) * self.page_size
 
     @property
+    def seen(self) -> AttentionProblem:
+        """Problem of a cache with nothing but the chosen tokens: what a call of `select` is.
+
+        Its table has room for as many tokens as are chosen, whatever the shortest context.
+        """
+        if self.select is None:
+            return self
+        lengths = self.visible_lengths
+        context = lengths if self.is_ragged else lengths[0]
+        return replace(self, context=context, capacity=self.select, select=None)
+
+    @property
     def known_to_host(self) -> AttentionProblem:
         """Problem as the caller's host knows it, from which launch settings can follow.
 
@@ -373,6 +407,8 @@ class AttentionProblem:
         """
         if self.parallel != NONE:
             return self.shard(0).known_to_host
+        if self.select is not None:
+            return self.seen.known_to_host
         if self.lengths_on == "device":
             return replace(self, context=self.cache_capacity, capacity=None)
         return self if self.capacity is None else replace(self, capacity=None)
@@ -418,6 +454,8 @@ class AttentionProblem:
     @property
     def visible_lengths(self) -> tuple[int, ...]:
         """Tokens of each sequence that any query token sees."""
+        if self.select is not None:
+            return tuple(min(context, self.select) for context in self.contexts)
         if not self.leftpad and self.most_behind < 0:
             return self.contexts
         lengths = tuple(
@@ -441,7 +479,7 @@ class AttentionProblem:
     @property
     def visible_tokens(self) -> int:
         """Visible tokens of all sequences."""
-        if not self.leftpad and self.most_behind < 0:
+        if not self.leftpad and self.most_behind < 0 and self.select is None:
             return self.total_context
         return sum(self.visible_lengths)
 
@@ -515,7 +553,8 @@ class AttentionProblem:
     def _follows(self, name: str) -> bool:
         """Return True for an axis whose value is derived from other fields."""
         return (name == "lengths_on" and (self.is_ragged or self.whole_model is not None)) or (
-            name == "q_len" and self.q_lens is not None
+            (name == "q_len" and self.q_lens is not None)
+            or (name == "page_size" and self.select is not None and self.page_size == 1)
         )
 
     @property

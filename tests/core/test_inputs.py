@@ -36,6 +36,16 @@ def test_the_layout_is_in_the_strides(layout, strides, name, dtype):
     assert {inputs.q.dtype, inputs.k_cache.dtype, inputs.v_cache.dtype, inputs.out.dtype} == {dtype}
 
 
+def test_chosen_tokens_are_any_of_their_sequence():
+    inputs: Any = make_inputs(AttentionProblem(3, 4, 2, (7, 300, 40), 64, select=40), "cpu")
+    assert inputs.k_cache.shape == (347, 1, 2, 64)
+    assert (inputs.context, inputs.cache_seqlens.tolist()) == (40, [7, 40, 40])
+    assert inputs.block_table.shape == (3, 40)
+    chosen = [*inputs.block_table[0, :7].tolist(), *inputs.block_table[1:].flatten().tolist()]
+    assert len({*chosen}) == len(chosen) == 87
+    assert max(chosen) > 87
+
+
 def test_ragged_lengths_are_on_the_device_and_clamped_to_the_cache():
     inputs: Any = make_inputs(AttentionProblem(3, 4, 4, (7, 300, 1), 64), "cpu")
     assert (inputs.cache_seqlens.dtype, inputs.cache_seqlens.tolist()) == (torch.int32, [7, 300, 1])

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from hostile_inputs import EQUAL_SCORES, steep_scores, with_missing_pages
+from hostile_inputs import EQUAL_SCORES, steep_scores
 from leanbench.kernels.mla import LEAN_MLA
 
 from leanbench import lean_mla_with_kvcache
-from leanbench.check.grid import CheckCase, run_case, wild_case
+from leanbench.check.grid import CheckCase, drop_pages, run_case, wild_case
 from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
 from leanbench.core.inputs import make_inputs
@@ -60,6 +60,7 @@ GATHERED = [
     *(replace(CHOSEN, **RAGGED, page_size=page_size) for page_size in (16, 32, 48, 65)),
     replace(CHOSEN, batch=1, context=60_000, page_size=3, q_heads=128),
     replace(CHOSEN, batch=100, context=500, q_heads=128, kv_dtype="e4m3"),
+    replace(CHOSEN, context=20_000, page_size=None, select=2048),
 ]
 
 
@@ -73,7 +74,7 @@ def test_right_and_the_same_bits_again(problem, scale):
 @pytest.mark.parametrize("problem", GATHERED, ids=lambda problem: problem.label)
 def test_tokens_without_a_page_have_no_weight(problem):
     """Rows that nobody chose are NaN."""
-    inputs = poison_unused(with_missing_pages(make_inputs(problem, "cuda", score_scale=4.0)))
+    inputs = poison_unused(drop_pages(make_inputs(problem, "cuda", score_scale=4.0)))
     out, lse = lean_mla_with_kvcache(
         inputs.q,
         inputs.k_cache,
@@ -104,7 +105,7 @@ def test_a_graph_is_replayed_with_other_tokens(kv_dtype):
     for seed in range(6):
         table.copy_(torch.randint(-1, inputs.k_cache.shape[0], table.shape))
         lengths.copy_(torch.randint(0, 2049, lengths.shape))
-        inputs = with_missing_pages(inputs, seed)
+        inputs = drop_pages(inputs, seed)
         assert inputs.block_table is not None
         table.copy_(inputs.block_table)
         inputs.poison()

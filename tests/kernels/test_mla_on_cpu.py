@@ -8,11 +8,12 @@ from typing import NamedTuple
 import pytest
 import torch
 from depth import deep
-from hostile_inputs import EQUAL_SCORES, equal_scores, steep_scores, with_missing_pages
+from hostile_inputs import EQUAL_SCORES, equal_scores, steep_scores
 from lean_on_cpu import Cpu, Mutation, Workspace, failure_of, failure_over, needs_compiler
 from leanbench.kernels.mla.configs import MlaConfig
 from library_stand_ins import LATENT
 
+from leanbench.check.grid import drop_pages
 from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
 from leanbench.core.inputs import make_inputs
@@ -222,7 +223,7 @@ def test_tokens_without_a_page_have_no_weight(cpu, name, lazy):
     config = MlaConfig(case.min_tiles, False, case.column_groups)
     for seed in range(2):
         inputs = make_inputs(case.problem, "cpu", seed, score_scale=case.score_scale)
-        inputs = with_missing_pages(inputs, seed)
+        inputs = drop_pages(inputs, seed)
         assert failure_over(cpu, workspace, inputs, config, case.sms, seed, lazy) is None
         assert not inputs.out[0].any()
         assert inputs.lse[0].isneginf().all()
@@ -258,7 +259,7 @@ def test_a_missing_line_of_copies_by_lanes_is_noticed(mutation):
     cpu, workspace = Cpu(mutation), Workspace(epoch=7)
 
     def failure(seed: int) -> str | None:
-        inputs = with_missing_pages(make_inputs(problem, "cpu", seed, score_scale=4.0), seed)
+        inputs = drop_pages(make_inputs(problem, "cpu", seed, score_scale=4.0), seed)
         config = MlaConfig(1, align_grid=False)
         return failure_over(cpu, workspace, inputs, config, 3, seed, lazy=seed % 2 == 0)
 
