@@ -16,13 +16,14 @@ from leanbench.kernels.mla.build import (
     VALUE_DIM,
     MlaBuild,
     cluster_of,
+    gathers,
 )
 from leanbench.kernels.mla.configs import MlaConfig
 
 from leanbench.compile.nvrtc import check_nvrtc, compile_cuda
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.kernel import Kernel, LaunchResources
+from leanbench.core.kernel import ROUNDED_KEYS, Kernel, LaunchResources
 from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
@@ -65,6 +66,7 @@ class LeanMla(Kernel[MlaConfig]):
         "kv_dtype",
         "scaled",
         "select",
+        "row_scales",
     }
     head_dims = (LATENT_DIM,)
     page_sizes = range(1, _MOST_PAGE_TOKENS + 1)
@@ -80,7 +82,15 @@ class LeanMla(Kernel[MlaConfig]):
                 f"{self.name} takes latent caches with v_head_dim {VALUE_DIM} alone: give latent"
                 f" and v_head_dim {VALUE_DIM}"
             )
+        if problem.row_scales and not gathers(problem.page_size):
+            return (
+                f"{self.name} copies rows with scales one by one: give page_size 1, or another than"
+                f" a multiple of {TILE}"
+            )
         return _missing()
+
+    def precision(self, problem: AttentionProblem) -> str:
+        return problem.dtype + (ROUNDED_KEYS if problem.row_scales else "")
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> MlaConfig:
         known = cuda_settings.known(problem.seen)
@@ -149,6 +159,7 @@ class LeanMla(Kernel[MlaConfig]):
             problem.page_size or 0,
             problem.kv_dtype,
             config.column_groups,
+            problem.row_scales,
         )
         return (build.resources(compile_cuda(build.source(capability)), build.cluster),)
 

@@ -13,6 +13,7 @@ from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
 from leanbench.compile.nvrtc import CudaSource
 from leanbench.core.errors import DoesNotFit
 from leanbench.core.kinds import SAME
+from leanbench.core.row_scales import GROUP, row_bytes
 
 #: Numbers of a token's latent row: K is all of them, V the first VALUE_DIM.
 LATENT_DIM, VALUE_DIM = 576, 512
@@ -24,6 +25,8 @@ ONE_ROUND = 16
 #: Maximum rows for which warps without rows take a share of merges: ROW_WARPS in outputs.cuh.
 FEW_ROWS = 32
 _STAGES = 2
+#: Bytes of a row with scales inside, and of its scales.
+SCALED_ROW_BYTES, _SCALES_BYTES = row_bytes(LATENT_DIM, VALUE_DIM), 4 * VALUE_DIM // GROUP
 #: Columns per copy of a cache in 8 bits: RUN_ROW in layout.cuh.
 _RUN_COLUMNS = 192
 #: Warps of both computing warpgroups and of the copying one.
@@ -64,6 +67,8 @@ class MlaBuild(CudaBuild):
     causal: int = 1
     #: CTAs that share the columns of an output tile: COLUMN_GROUPS in layout.cuh.
     column_groups: int = 1
+    #: 1: rows have scales inside; ROW_SCALES in layout.cuh.
+    row_scales: int = 0
 
     @property
     def cooperative(self) -> bool:
@@ -80,6 +85,7 @@ class MlaBuild(CudaBuild):
         page: int,
         kv_dtype: str = SAME,
         column_groups: int = 1,
+        row_scales: bool = False,
     ) -> MlaBuild:
         """Return the build for these query heads and positions.
 
@@ -87,6 +93,7 @@ class MlaBuild(CudaBuild):
 
         Args:
             kv_dtype: of the cache: same (as Q), e4m3, e5m2.
+            row_scales: rows in e4m3 have scales inside.
 
         Raises:
             DoesNotFit: several column groups of a cache in fp8.
@@ -113,9 +120,11 @@ class MlaBuild(CudaBuild):
             ragged=int(ragged),
             fixed_runs=0,
             page=page,
-            kv_dtype=FP8_NUMBERS.index(kv_dtype),
+            # Rows with scales become operands in the dtype of Q.
+            kv_dtype=0 if row_scales else FP8_NUMBERS.index(kv_dtype),
             causal=int(causal),
             column_groups=column_groups,
+            row_scales=int(row_scales),
         )
 
     @property
@@ -134,7 +143,7 @@ class MlaBuild(CudaBuild):
         rows = 2 * TILE * LATENT_DIM
         every = (1 + _STAGES) * rows + 40 * TILE
         if not self.kv_dtype:
-            return every + 26 * 8
+            return every + self.row_scales * _STAGES * TILE * _SCALES_BYTES + 26 * 8
         # Bytes of a stage that exceed the values of its warpgroup, in units of rows.
         return every + _STAGES * (rows // 2 - TILE * VALUE_DIM) + 4 * TILE + 14 * 8
 

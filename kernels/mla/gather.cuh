@@ -6,10 +6,10 @@
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
 
-constexpr int ROW_LANES = 4 * KV_BYTES;              // copy 64 numbers of a row
-constexpr int LANE_ROWS = TILE * ROW_LANES / 128;    // of a stage
-constexpr int ROW_STEP = TILE / LANE_ROWS;           // from a lane's row to its next
-constexpr int PIECE = 16 / KV_BYTES;                 // numbers of 16 bytes
+constexpr int ROW_LANES = 4 * KV_BYTES;            // copy 64 numbers of a row, or 128 with scales
+constexpr int LANE_ROWS = TILE * ROW_LANES / 128;  // of a stage
+constexpr int ROW_STEP = TILE / LANE_ROWS;         // from a lane's row to its next
+constexpr int STEP_BYTES = ROW_SCALES ? 1 : KV_BYTES;  // of the cache's strides
 // The barrier of a copy counts every lane's.
 constexpr int COPY_ARRIVALS = GATHERS ? 128 : 1;
 
@@ -39,14 +39,14 @@ struct Gather {
   template <int STAGE>
   __device__ __forceinline__ void copy(const Params &p, const Position &part, u32 shared, int filled,
                                        int token) {
-    const KvNumber *from[LANE_ROWS];
+    const unsigned char *from[LANE_ROWS];
     bool exists[LANE_ROWS];
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++) {
       exists[i] = pages[i] >= 0;
-      from[i] = p.k + max(pages[i], 0) * p.stride_k_batch +
-                (i64)((token + row() + i * ROW_STEP) % PAGE_OR_1) * p.stride_k_token +
-                piece() * PIECE;
+      const int place = (token + row() + i * ROW_STEP) % PAGE_OR_1;
+      from[i] = reinterpret_cast<const unsigned char *>(p.k) + 16 * piece() +
+                STEP_BYTES * (max(pages[i], 0) * p.stride_k_batch + (i64)place * p.stride_k_token);
     }
     look_up(p, part, token + TILE);
     mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
@@ -62,6 +62,28 @@ struct Gather {
                          from[i] + RUN_ROW * run_in_turn(STAGE, turn) + 64 * column, exists[i]);
       cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, turn));
     }
+#elif ROW_SCALES
+#pragma unroll
+    for (int i = 0; i < LANE_ROWS; i++)
+      if (piece() == 0)
+        cp_async_cg_16(shared + ROW_SCALES_AT + (STAGE * TILE + row() + i * ROW_STEP) * SCALES_OF_ROW,
+                       from[i] + VALUES, exists[i]);
+    const u32 bytes = shared + SCALED_RUNS_AT<STAGE> + byte_piece_at(row(), piece());
+#pragma unroll
+    for (int turn = 0; turn < SCALED_RUNS; turn++) {
+#pragma unroll
+      for (int i = 0; i < LANE_ROWS; i++)
+        cp_async_cg_16(bytes + turn * SCALED_RUN + i * ROW_STEP * 128,
+                       from[i] + 128 * scaled_run(STAGE, turn), exists[i]);
+      cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, turn));
+    }
+    mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
+    const u32 to = shared + STAGE_AT<STAGE> + OTHER_COLUMN * COLUMN + row() * 128 +
+                   (piece() ^ row() % 8) * 16;
+#pragma unroll
+    for (int i = 0; i < LANE_ROWS; i++)
+      cp_async_cg_16(to + i * ROW_STEP * 128, from[i] + OTHER_AT_ROW, exists[i]);
+    cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, OTHER_COLUMN));
 #else
     const u32 to = shared + STAGE_AT<STAGE> + row() * 128 + (piece() ^ row() % 8) * 16;
 #pragma unroll
@@ -71,7 +93,7 @@ struct Gather {
         mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
 #pragma unroll
       for (int i = 0; i < LANE_ROWS; i++)
-        cp_async_cg_16(to + column * COLUMN + i * ROW_STEP * 128, from[i] + 64 * column, exists[i]);
+        cp_async_cg_16(to + column * COLUMN + i * ROW_STEP * 128, from[i] + 128 * column, exists[i]);
       cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, column));
     }
 #endif

@@ -136,6 +136,7 @@ def _build(inputs: AttentionInputs, config: MlaConfig) -> MlaBuild:
         inputs.page_size or 0,
         fp8_name(inputs.k_cache.dtype),
         config.column_groups,
+        inputs.row_scales,
     )
 
 

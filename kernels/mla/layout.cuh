@@ -11,10 +11,13 @@
 //
 //   COLUMN_GROUPS  1, 2 or 4: CTAs with the same rows and tokens, each with a share of the columns
 //   ONE_ROUND      splits merged in one round with several column groups
+//   ROW_SCALES     1: rows as in DeepSeek's caches: VALUES numbers in e4m3, a scale in fp32 for each
+//                  128 of them, and the other 64 columns in bf16 (KV_DTYPE is 0: operands are Q's)
 //   CAUSAL         1: query token i of Q_LEN sees all but the last Q_LEN - 1 - i tokens
 //
 // A cache in 8 bits (KV_DTYPE) is copied unchanged. The stage's warpgroup converts it to operands
-// in fp16, in the memory to which a cache in 16 bits would be copied: see bytes.cuh.
+// in fp16, in the memory to which a cache in 16 bits would be copied: see bytes.cuh. ROW_SCALES:
+// in bf16, see row_scales.cuh.
 #pragma once
 #include "lean/params.cuh"
 
@@ -36,6 +39,8 @@ constexpr int FIRST_OF_OTHER = COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0;
 // True if a stage's tokens can have several pages: rows are copied one by one; see gather.cuh.
 constexpr bool GATHERS = PAGE % TILE != 0;
 static_assert(!GATHERS || CLUSTER == 1, "only bulk copies go to several CTAs");
+static_assert(!ROW_SCALES || (GATHERS && BF16 && KV_DTYPE == 0 && COLUMN_GROUPS == 1),
+              "rows with scales are copied by lanes");
 constexpr int CONSUMERS = 256;  // threads of both warpgroups
 constexpr int COPY_WARP = CONSUMERS / 32;
 static_assert(Q_LEN > 0 && ROWS == TILE * CLUSTER && CHUNK == TILE && WARPS == COPY_WARP + 4);
@@ -74,7 +79,9 @@ constexpr int SHARES_AT = SUMS_AT + 4 * 4 * TILE;  // weights of two partials in
 constexpr int ROW_UNITS_AT = SHARES_AT + 8 * TILE;  // divisors of rows of Q
 constexpr int BARRIERS = ROW_UNITS_AT + 4 * TILE;
 #else
-constexpr int BARRIERS = SHARES_AT + 8 * TILE;
+// ROW_SCALES: of both stages.
+constexpr int ROW_SCALES_AT = SHARES_AT + 8 * TILE, SCALES_OF_ROW = VALUES / 128 * 4;
+constexpr int BARRIERS = ROW_SCALES_AT + ROW_SCALES * LATENT_STAGES * TILE * SCALES_OF_ROW;
 #endif
 constexpr int FULL = BARRIERS;                                        // of each copy of each stage
 constexpr int EMPTY = FULL + 8 * LATENT_STAGES * STAGE_COPIES;        // of each warpgroup's columns

@@ -9,6 +9,7 @@
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
 #include "mla/bytes.cuh"
+#include "mla/row_scales.cuh"
 #include "mla/gather.cuh"
 #include "mla/scores.cuh"
 #include "mla/outputs.cuh"
@@ -73,19 +74,16 @@ __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int fill
 
 // The copying warps: Q of each part, and its stages. One lane makes all bulk copies.
 __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Position part, int rank,
-                                         u32 shared) {
+                                         u32 shared, Gather &gather) {
   const bool makes_bulk_copies = threadIdx.x == COPY_WARP * 32;
   if (!GATHERS && !makes_bulk_copies) return;
   const u64 policy = ROW_TILES * COLUMN_GROUPS > 1 ? createpolicy_evict_unchanged() : createpolicy_evict_first();
   const u64 policy_of_query = createpolicy_evict_unchanged();
   int filled[LATENT_STAGES] = {0, 0};
-  int parts = 0;
-  Gather gather;
-  do {
-    if (GATHERS) gather.look_up(p, part, part.token);
+  for (int parts = 0;; parts++) {
+    if (GATHERS && parts > 0) gather.look_up(p, part, part.token);
     if (makes_bulk_copies) {
       if (parts > 0) mbarrier_try_wait_parity(shared + QUERY_EMPTY, (parts - 1) % 2);
-      parts++;
       mbarrier_arrive_expect_tx(shared + QUERY_FULL, QUERY_COLUMNS * COLUMN);
       for (int column = 0; column < QUERY_COLUMNS; column++)
         cp_async_bulk_tensor_4d(shared + column * COLUMN, &p.v_map, shared + QUERY_FULL, 64 * column,
@@ -112,7 +110,8 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       else
         copy_stage<1>(p, shared, filled[1]++, row, at, rank, policy);
     }
-  } while (next_part(p, range, part));
+    if (!next_part(p, range, part)) break;
+  }
   // Waits for the last arrivals of all CTAs of the cluster at this one's barriers.
   for (int i = 0; i < LATENT_STAGES; i++)
     for (int half = 0; half < 2; half++)
@@ -204,6 +203,8 @@ __device__ __forceinline__ void start_stage(float (&s)[32], u32 shared, unsigned
                                             int filled, int tokens) {
 #if KV_DTYPE != 0
   start_scores_of_bytes<STAGE>(s, shared, memory, filled, tokens);
+#elif ROW_SCALES
+  start_scores_of_scaled_rows<STAGE>(s, shared, memory, filled);
 #else
   if (!GATHERS && tokens < TILE) clear_end<STAGE>(shared, filled, tokens);
   start_scores<STAGE>(s, shared, filled);
@@ -403,19 +404,23 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
   }
   Lengths lengths;
   if (RAGGED) lengths.start(p, lane);
+  WorkRange range;
+  Position part;
+  const bool has_work =
+      range.find(p, lane, lengths, 0, part) && (!part.is_rest || next_part(p, range, part));
+  Gather gather;
+  if (GATHERS && has_work && warp >= COPY_WARP) gather.look_up(p, part, part.token);
   __syncthreads();
 #if CLUSTER > 1
   barrier_cluster_arrive_relaxed();
   barrier_cluster_wait();
 #endif
-  WorkRange range;
-  Position part;
   // All CTAs of the cluster take the same branch.
-  if (!range.find(p, lane, lengths, 0, part) || (part.is_rest && !next_part(p, range, part))) return;
+  if (!has_work) return;
 
   if (warp >= COPY_WARP) {
     setmaxnreg_dec<COPY_REGISTERS>();
-    if (GATHERS || warp == COPY_WARP) copy_all(p, range, part, rank, shared);
+    if (GATHERS || warp == COPY_WARP) copy_all(p, range, part, rank, shared, gather);
     __syncwarp();
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from leanbench.core.inputs import AttentionInputs
+from leanbench.core.row_scales import decode_rows
 
 
 def attend(
@@ -105,7 +106,11 @@ def keys_and_values(
     Padding is excluded.
     """
     tokens = inputs.read_lengths()[sequence]
-    k = in_cache(inputs, inputs.k_cache, sequence, kv_head).double()
+    rows = in_cache(inputs, inputs.k_cache, sequence, kv_head)
+    if inputs.row_scales:
+        k = decode_rows(rows, inputs.value_dim).double()
+        return k, k[:, : inputs.value_dim]
+    k = rows.double()
     v = in_cache(inputs, inputs.v_cache, sequence, kv_head).double()
     if inputs.k_new is not None and inputs.v_new is not None:
         first = inputs.read_cached()[sequence]

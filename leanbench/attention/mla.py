@@ -27,7 +27,7 @@ from leanbench.attention.prepared import attend
 from leanbench.attention.run import attend_nothing, check_no_derivatives, is_traced
 from leanbench.core.extras import Extras, fp8_name
 from leanbench.core.kinds import SAME
-from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
+from leanbench.kernels.mla.build import LATENT_DIM, SCALED_ROW_BYTES, VALUE_DIM
 
 
 @fast.known_first(latent=True)
@@ -69,7 +69,9 @@ def lean_mla_with_kvcache(
             call unless positions and heads are contiguous.
         kv_cache: (batch, tokens, 576) or (batch, tokens, kv_heads, 576); with a `block_table`
             (pages, page_size, kv_heads, 576) or (pages, page_size, 576). In the dtype of `q`, or
-            all 576 numbers in torch.float8_e4m3fn or float8_e5m2. Fastest with one KV head, and
+            all 576 numbers in torch.float8_e4m3fn or float8_e5m2; with pages of other than a
+            multiple of 64 tokens also rows of 656 bytes, as DeepSeek's, in torch.uint8 or
+            float8_e4m3fn. Fastest with one KV head, and
             dense caches with a page_size that is a multiple of 64.
         cache_seqlens: Number of tokens: an int, or (batch,) int32 on the device of `q`. None: all.
             A sequence of length 0 gets output 0 and LSE -inf.
@@ -105,6 +107,8 @@ def lean_mla_with_kvcache(
         causal = flag("causal", causal, "lean_mla_with_kvcache")
     if not isinstance(return_softmax_lse, bool):
         return_softmax_lse = flag("return_softmax_lse", return_softmax_lse, "lean_mla_with_kvcache")
+    if kv_cache.dtype == torch.uint8 and kv_cache.shape[-1:] == (SCALED_ROW_BYTES,):
+        kv_cache = kv_cache.view(torch.float8_e4m3fn)
     cache = kv_cache
     if block_table is not None and kv_cache.dim() == 3:
         cache = kv_cache.unsqueeze(2)

@@ -10,7 +10,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.extras import fp8_name
 from leanbench.core.kinds import SAME
 from leanbench.kernels.mla import LEAN_MLA
-from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
+from leanbench.kernels.mla.build import LATENT_DIM, SCALED_ROW_BYTES, VALUE_DIM, gathers
 
 #: Alignment of tensor maps and of the kernel's stores, in bytes.
 _ALIGNMENT = 16
@@ -47,7 +47,8 @@ def check_latent(call: Call) -> None:
     q, cache, table = call.q, as_attention(call).k_cache, call.block_table
     if (
         (q.dim(), cache.dim()) != (4, 4)
-        or (q.shape[3], cache.shape[2], cache.shape[3]) != (LATENT_DIM, 1, LATENT_DIM)
+        or (q.shape[3], cache.shape[2]) != (LATENT_DIM, 1)
+        or cache.shape[3] not in (LATENT_DIM, SCALED_ROW_BYTES)
         or (table is None and q.shape[0] != cache.shape[0])
         or 0 in (*q.shape, *cache.shape)
     ):
@@ -57,10 +58,12 @@ def check_latent(call: Call) -> None:
             f"q is {q.dtype} and kv_cache {cache.dtype}: expected q in bf16 or fp16, and kv_cache"
             " in the same or in torch.float8_e4m3fn or torch.float8_e5m2"
         )
+    if cache.shape[3] == SCALED_ROW_BYTES:
+        _check_row_scales(call, cache)
     if cache.stride(3) != 1:
         raise ValueError(
-            f"the last stride of kv_cache is {cache.stride(3)}: 576 numbers must be contiguous,"
-            " their stride 1"
+            f"the last stride of kv_cache is {cache.stride(3)}: {cache.shape[3]} numbers must be"
+            " contiguous, their stride 1"
         )
     if call.cache_seqlens is not None:
         check_numbers("cache_seqlens", call.cache_seqlens, q, (q.shape[0],))
@@ -72,6 +75,24 @@ def check_latent(call: Call) -> None:
         check_numbers("k_descale", call.all_extras.k_descale, q, *shapes, dtypes=(torch.float32,))
     if call.out is not None:
         check_latent_out(call, call.out)
+
+
+def _check_row_scales(call: Call, cache: torch.Tensor) -> None:
+    if call.q.dtype != torch.bfloat16 or fp8_name(cache.dtype) != "e4m3":
+        raise ValueError(
+            f"q is {call.q.dtype} and kv_cache {cache.dtype} with rows of {SCALED_ROW_BYTES} bytes:"
+            " expected q in bf16, and kv_cache in torch.uint8 or torch.float8_e4m3fn"
+        )
+    if call.block_table is None or not gathers(cache.shape[1]):
+        raise ValueError(
+            f"kv_cache is {tuple(cache.shape)}: rows of {SCALED_ROW_BYTES} bytes are read one by"
+            " one, pass a view with pages of one token, and a block_table of tokens"
+        )
+    if call.all_extras.k_descale is not None:
+        raise ValueError(
+            f"k_descale goes with rows of {LATENT_DIM} numbers, those of kv_cache have scales"
+            " inside: leave it out"
+        )
 
 
 def check_latent_launch(call: Call) -> None:

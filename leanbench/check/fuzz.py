@@ -17,6 +17,7 @@ from leanbench.core.problem import (
     PAGE_SIZES,
     AttentionProblem,
 )
+from leanbench.kernels.mla.build import gathers
 
 #: Of one seed: they are all drawn before the first one runs.
 MOST_CASES = 100_000
@@ -184,7 +185,10 @@ def _draw_latent_family(draw: random.Random) -> _Family:
     if draw.random() < 0.4:
         fields |= {"kv_dtype": draw.choice(FP8_DTYPES), "scaled": draw.random() < 0.7}
     kinds = frozenset(["select"] if page_size == q_len == 1 and draw.random() < 0.5 else ())
-    return _Family(576, draw.choice(DTYPES), heads, q_len, page_size, kinds, fields)
+    dtype = draw.choice(DTYPES)
+    if gathers(page_size) and fields.get("kv_dtype") == "e4m3" and draw.random() < 0.5:
+        dtype, fields["row_scales"] = "bf16", True
+    return _Family(576, dtype, heads, q_len, page_size, kinds, fields)
 
 
 def _draw_member(draw: random.Random, family: _Family, plain: AttentionProblem) -> AttentionProblem:

@@ -115,6 +115,7 @@ _LATENT_KINDS: tuple[dict[str, Any], ...] = (
     {"q_heads": 128, "page_size": 48, "q_len": 2, "kv_dtype": "e4m3"},
     {"q_heads": 24, "select": 500},
     {"q_heads": 128, "select": 64, "kv_dtype": "e5m2"},
+    {"q_heads": 16, "page_size": 1, "kv_dtype": "e4m3", "dtype": "bf16", "row_scales": True},
 )
 #: q k of all tokens, where they are equal. fp32 cannot hold differences of such scores.
 _EQUAL_SCORES = (1e12, -1e12, 1e30, -1e30)

@@ -174,6 +174,14 @@ SELECT = axis(
     phrase="{} chosen tokens",
     refusal="takes no choice of tokens",
 )
+ROW_SCALES = axis(
+    Switch("row-scales", "no-row-scales"),
+    default=False,
+    help="yes,no: rows of an fp8 latent cache have their scales inside, and 64 columns in bf16"
+    " (DeepSeek V3.2, 656 bytes).",
+    label="row scales",
+    refusal="takes no rows with scales inside",
+)
 V_HEAD_DIM = axis(
     Whole(
         1024,

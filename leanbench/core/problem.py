@@ -16,6 +16,7 @@ from leanbench.core.lengths import write_lengths
 from leanbench.core.llm.layers import Layer
 from leanbench.core.llm.model import WholeModel, WholeModels, read_model
 from leanbench.core.parallel import NONE, GpuCounts, GpuShares, counts_of, shard_start
+from leanbench.core.row_scales import GROUP, row_bytes
 
 #: Supported by most kernels; a problem may have any multiple of 8.
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -177,6 +178,8 @@ class AttentionProblem:
     page_scales: str = kinds.PAGE_SCALES
     #: Tokens that each sequence sees, of those in its cache; None for all. See `seen`.
     select: int | None = kinds.SELECT
+    #: See leanbench.core.row_scales; there are no other scales.
+    row_scales: bool = kinds.ROW_SCALES
 
     def __post_init__(self) -> None:
         # Fast for defaults: every call of the API with a new shape makes a problem.
@@ -218,7 +221,7 @@ class AttentionProblem:
             same["causal"] = True
         if self.causal or "causal" in same:
             same["window_right"] = -1
-        if self.kv_dtype == kinds.SAME:
+        if self.kv_dtype == kinds.SAME or self.row_scales:
             same["scaled"] = True
         if self.rotary_dim == 0:
             same["rotary_interleaved"] = False
@@ -273,6 +276,8 @@ class AttentionProblem:
             self._check_whole_model(self.whole_model)
         if self.select is not None:
             self._check_choice(self.select)
+        if self.row_scales:
+            self._check_row_scales()
 
     def _check_choice(self, select: int) -> None:
         """Check that chosen tokens have no order, and all query tokens one choice."""
@@ -296,6 +301,19 @@ class AttentionProblem:
             if name not in allowed:
                 fix, limit = f"leave {name} out, or whole_model", f"whole_model {text}"
                 raise InvalidValue(name, value, Reason.CONFLICT, fix, limit)
+
+    def _check_row_scales(self) -> None:
+        needed = {"latent": True, "kv_dtype": "e4m3", "dtype": "bf16"}
+        for name, value in needed.items():
+            if getattr(self, name) != value:
+                fix = "give latent, kv_dtype e4m3 and dtype bf16"
+                raise InvalidValue("row_scales", True, Reason.NEEDS, fix, f"{name} {value}")
+        if self.page_size is None:
+            fix = "give page_size or select"
+            raise InvalidValue("row_scales", True, Reason.NEEDS, fix, "a table of pages")
+        if self.value_dim % GROUP:
+            fix = "rows have a scale for each group of columns of V"
+            raise InvalidValue("v_head_dim", self.value_dim, Reason.NOT_A_MULTIPLE, fix, GROUP)
 
     @property
     def model(self) -> WholeModel | None:
@@ -486,6 +504,8 @@ class AttentionProblem:
     @property
     def token_bytes(self) -> int:
         """Bytes of K and V of one token and KV head; counted once if V is a part of K."""
+        if self.row_scales:
+            return row_bytes(self.head_dim, self.value_dim)
         number = ELEMENT_BYTES if self.kv_dtype == kinds.SAME else _FP8_BYTES
         return (self.head_dim + (0 if self.latent else self.value_dim)) * number
 

@@ -182,7 +182,7 @@ def test_every_kind_is_tried_alone_and_with_others(cases):
             seen[name].add(case.problem.special[name])
     # Latent caches and chosen tokens are lean_mla's; several GPUs and whole models have checks of
     # their own.
-    assert set(KINDS) - set(seen) <= {"latent", "select", "parallel", "whole_model"}
+    assert set(KINDS) - set(seen) <= {"latent", "select", "row_scales", "parallel", "whole_model"}
     assert seen["kv_dtype"] == {"e4m3", "e5m2"}
     assert seen["rotary_interleaved"] == {True}
     assert {0, 1, 2, 3, 5} <= together

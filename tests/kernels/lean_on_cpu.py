@@ -34,6 +34,7 @@ from leanbench.kernels.reference.torch import attend_all
 from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
 from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.kernel import ROUNDED_KEYS
 from leanbench.core.paths import KERNELS
 from leanbench.core.problem import AttentionProblem
 
@@ -192,7 +193,8 @@ def failure_over(
     except AssertionError as error:
         return str(error)
     dtype = "bf16" if inputs.out.dtype == torch.bfloat16 else "fp16"
-    return Reference(inputs).check(inputs).failure(dtype)
+    keys = ROUNDED_KEYS if inputs.row_scales else ""
+    return Reference(inputs).check(inputs).failure(dtype + keys)
 
 
 def settings(

@@ -29,6 +29,7 @@ from leanbench.attention.compat import launch_after_steps, non_contiguous
 from leanbench.attention.mla_launch import as_attention, check_latent
 from leanbench.core.errors import DoesNotFit, UserError
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.row_scales import decode_rows, encode_rows
 from leanbench.gpu.catalogue import find
 
 H200 = find("h200")
@@ -130,6 +131,7 @@ Q, CACHE = torch.zeros(2, 1, 16, 576).bfloat16(), torch.zeros(2, 128, 576).bfloa
 TABLE, FP8 = torch.zeros(2, 2, dtype=torch.int32), torch.float8_e4m3fn
 OF_HEADS, OUT = torch.zeros(2, 128, 2, 576).bfloat16(), torch.zeros(2, 1, 18, 512).bfloat16()
 FP8_CACHE = CACHE.to(FP8)
+SCALED_ROWS = torch.zeros(2, 1, 1, 656).to(FP8)
 #: Arguments, and the argument and values that a message names.
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"q": Q[..., :512]}, "q is (2, 1, 16, 512) and kv_cache (2, 128, 576)"),
@@ -153,6 +155,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "q_descale is (3, 1) torch.float32: expected one number, or (2, 1)",
     ),
     ({"kv_cache": OF_HEADS[:, :, :1].expand(2, 128, 3, 576)}, "q has 16 heads, kv_cache 3"),
+    (
+        {"kv_cache": SCALED_ROWS.half(), "block_table": TABLE},
+        "q is torch.bfloat16 and kv_cache torch.float16: expected q",
+    ),
+    (
+        {"kv_cache": SCALED_ROWS},
+        "kv_cache is (2, 1, 1, 656): rows of 656 bytes are read one by one",
+    ),
+    (
+        {"kv_cache": SCALED_ROWS, "block_table": TABLE, "q": Q.half()},
+        "q is torch.float16 and kv_cache torch.float8_e4m3fn with rows of 656 bytes: expected q in",
+    ),
+    (
+        {"kv_cache": SCALED_ROWS, "block_table": TABLE, "k_descale": torch.ones(1)},
+        "k_descale goes with rows of 576 numbers, those of kv_cache have scales inside",
+    ),
     ({"kv_cache": FP8_CACHE, "k_descale": 0.5}, "k_descale is 0.5, on the host"),
     # The scale of q in 16 bits is ignored, the one of the cache is not.
     ({"kv_cache": FP8_CACHE, "q_descale": 0.5, "k_descale": 0.5}, "k_descale is 0.5, on the host"),
@@ -344,6 +362,19 @@ def test_pages_have_any_size(page_size, dtype, launched):
     alone, alone_lse = lean_mla_with_kvcache(q, cache, **options)
     assert out.equal(alone)
     assert lse.equal(alone_lse)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
+def test_rows_with_scales_inside(dtype, launched):
+    q, rows = latent_rows(2, 1, 16), latent_rows(10, 1, 1)
+    chosen, lengths = numbers(3, -1, 7, 0, 9, 3, 3, 99).view(2, 4), numbers(4, 3)
+    pool, options = encode_rows(rows, 512), {"block_table": chosen, "return_softmax_lse": True}
+    out, lse = lean_mla_with_kvcache(q, pool.view(dtype), lengths, **options)
+    plain = decode_rows(pool, 512)
+    torch.testing.assert_close(plain, rows.float(), atol=1e-2, rtol=0.07)
+    alone, alone_lse = lean_mla_with_kvcache(q, plain.bfloat16(), lengths, **options)
+    torch.testing.assert_close(out, alone, atol=2e-2, rtol=0)
+    torch.testing.assert_close(lse, alone_lse, atol=2e-2, rtol=0)
 
 
 def test_scales_beside_16_bits_are_ignored(launched):

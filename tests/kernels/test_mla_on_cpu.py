@@ -64,6 +64,9 @@ CASES = {
     # Chosen tokens.
     "pages of 1": Case(replace(SINGLE, **UNALIGNED, page_size=1), 1, 6, score_scale=12.0),
     "e4m3 pages of 1": Case(replace(SINGLE, **UNALIGNED, page_size=1, kv_dtype="e4m3"), 1, 6),
+    "rows with scales": Case(
+        replace(SINGLE, **UNALIGNED, page_size=1, kv_dtype="e4m3", row_scales=True), 1, 6
+    ),
 }
 DEEP_CASES = {
     "single CTAs": Case(SINGLE, 1, 6),
@@ -109,6 +112,12 @@ DEEP_CASES = {
     "4 column groups, pages of 1": Case(
         replace(PAIR, batch=1, page_size=1, dtype="fp16"), 1, 40, column_groups=4
     ),
+    "rows with scales, 128 heads": Case(
+        replace(PAIR, page_size=16, kv_dtype="e4m3", row_scales=True), 1, 7, score_scale=12.0
+    ),
+    "rows with scales, long ranges": Case(
+        replace(SINGLE, context=500, page_size=1, kv_dtype="e4m3", row_scales=True), 1, 2, False
+    ),
     "pages of 48, several query tokens": Case(
         replace(SINGLE, **FOUR, q_len=2, page_size=48, lengths_on="device"), 1, 5
     ),
@@ -117,7 +126,7 @@ DEEP_CASES = {
     ),
 }
 #: Those with tokens that can be without a page.
-GATHERED = ("pages of 1", "e4m3 pages of 1")
+GATHERED = ("pages of 1", "e4m3 pages of 1", "rows with scales")
 DEEP_GATHERED = (
     *("pages of 1, 128 heads", "4 column groups, pages of 1"),
     *("pages of 48, several query tokens", "e5m2, pages of 16"),
@@ -169,7 +178,7 @@ FP8_MUTATIONS: list[Mutation] = [
 #: Mutations of copies by lanes.
 GATHER_MUTATIONS: list[Mutation] = [
     ("gather.cuh", "if (token >= part.tokens) return -1;", ""),
-    ("gather.cuh", "from[i] + 64 * column, exists[i]", "from[i] + 64 * column, true"),
+    ("gather.cuh", "from[i] + 128 * column, exists[i]", "from[i] + 128 * column, true"),
     ("mla.cu", "if (GATHERS) tokens.mask(s);", ""),
     ("gather.cuh", "turn == FIRST_OF_OTHER", "false"),
 ]
