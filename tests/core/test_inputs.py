@@ -6,6 +6,7 @@ import torch
 
 from leanbench.core.inputs import AttentionInputs, make_inputs, shape_only, torch_dtype
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.row_scales import decode_rows, encode_rows
 
 PROBLEM = AttentionProblem(2, 8, 4, 300, 64)
 TENSORS = ("q", "k_cache", "v_cache")
@@ -44,6 +45,20 @@ def test_chosen_tokens_are_any_of_their_sequence():
     chosen = [*inputs.block_table[0, :7].tolist(), *inputs.block_table[1:].flatten().tolist()]
     assert len({*chosen}) == len(chosen) == 87
     assert max(chosen) > 87
+
+
+def test_rows_with_scales_inside():
+    problem = AttentionProblem(2, 4, 1, 100, 576, "bf16", v_head_dim=512, latent=True)
+    problem = replace(problem, kv_dtype="e4m3", select=30, row_scales=True)
+    inputs = make_inputs(problem, "cpu")
+    assert inputs.k_cache.shape == (200, 1, 1, 656)
+    assert (inputs.head_dim, inputs.value_dim, inputs.k_descale) == (576, 512, None)
+    rows = 100 * torch.randn(7, 576).bfloat16()
+    rows[3] = 0
+    decoded = decode_rows(encode_rows(rows, 512), 512)
+    torch.testing.assert_close(decoded, rows.float(), atol=1, rtol=0.07)
+    assert decoded[:, 512:].equal(rows[:, 512:].float())
+    assert not decoded[3].any()
 
 
 def test_ragged_lengths_are_on_the_device_and_clamped_to_the_cache():

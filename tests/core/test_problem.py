@@ -36,6 +36,11 @@ MANY = replace(RAGGED, batch=5, context=(9, *(1,) * 4))
 TOKEN = 2 * 64 * 2 * 2  # bytes of K and V of a token
 E5M2_E4M3 = {"kv_dtype": "e5m2", "q_dtype": "e4m3"}
 LATENT = {"latent": True, "kv_heads": 1, "v_head_dim": 32}
+#: 128 numbers in e4m3, their scale, and 16 columns in bf16.
+ROW_SCALES = {
+    **{"latent": True, "kv_heads": 1, "head_dim": 144, "v_head_dim": 128, "dtype": "bf16"},
+    **{"kv_dtype": "e4m3", "page_size": 1, "row_scales": True},
+}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +61,7 @@ LATENT = {"latent": True, "kv_heads": 1, "v_head_dim": 32}
         # One KV head instead of two, and no V.
         (LATENT | {"kv_dtype": "e4m3"}, 25 * TOKEN, 25 * TOKEN, 25 * TOKEN + 16 * 196),
         (LATENT, 50 * TOKEN, 50 * TOKEN, 50 * TOKEN + 16 * 196),
+        (ROW_SCALES, 200 * 164, 200 * 164, 200 * 164 + 16 * 548),
         ({"select": 30}, 60 * TOKEN, 200 * TOKEN, 60 * TOKEN + 16 * 260),
         ({"select": 101}, 200 * TOKEN, 200 * TOKEN, 200 * TOKEN + 16 * 260),
     ],
@@ -239,6 +245,10 @@ INVALID = [
         ({"select": 9, name: value}, name, Reason.CONFLICT, "select 9")
         for name, value in (("page_size", 64), ("q_len", 2), ("capacity", 200), ("window_left", 5))
     ),
+    (ROW_SCALES | {"latent": False}, "row_scales", Reason.NEEDS, "latent True"),
+    (ROW_SCALES | {"kv_dtype": "e5m2"}, "row_scales", Reason.NEEDS, "kv_dtype e4m3"),
+    (ROW_SCALES | {"page_size": None}, "row_scales", Reason.NEEDS, "a table of pages"),
+    (ROW_SCALES | {"v_head_dim": 64}, "v_head_dim", Reason.NOT_A_MULTIPLE, 128),
     ({"parallel": "tp:3"}, "kv_heads", Reason.NOT_A_MULTIPLE, 3),
     ({"parallel": "cp:2", "context": (100, 1)}, "context", Reason.BELOW_MINIMUM, 2),
 ]

@@ -88,6 +88,14 @@ LATENT_PROBLEMS = [
     AttentionProblem(
         3, 128, 1, (700, 2, 65), 576, page_size=1, latent=True, v_head_dim=512, kv_dtype="e4m3"
     ),
+    AttentionProblem(
+        *(3, 16, 1, (700, 2, 65), 576, "bf16"),
+        page_size=1,
+        latent=True,
+        v_head_dim=512,
+        kv_dtype="e4m3",
+        row_scales=True,
+    ),
 ]
 #: Stride through the problems of all kinds, which have some five for each.
 KIND_STEP = 4
