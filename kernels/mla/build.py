@@ -15,8 +15,10 @@ from leanbench.core.errors import DoesNotFit
 from leanbench.core.kinds import SAME
 from leanbench.core.row_scales import GROUP, row_bytes
 
-#: Numbers of a token's latent row: K is all of them, V the first VALUE_DIM.
+#: Numbers of a token's latent row: K is all of them, V the first VALUE_DIM (DeepSeek, Kimi).
 LATENT_DIM, VALUE_DIM = 576, 512
+#: All of them: V by K. V has 256 or 512 numbers, and K up to 64 more. A cache in fp8 has 512.
+LATENTS = {LATENT_DIM: VALUE_DIM, 512: 512, 320: 256, 288: 256}
 #: Rows per CTA, and tokens per stage.
 TILE = 64
 #: Splits merged in one round with several column groups: `merge_few` in outputs.cuh holds a number
@@ -58,6 +60,11 @@ def cluster_of(rows: int, page: int | None) -> int:
     return 2 if rows > TILE and not gathers(page) else 1
 
 
+def most_groups(value_dim: int, kv_dtype: str) -> int:
+    """Return the limit of the column groups: each warpgroup has 64 columns at least."""
+    return 1 if kv_dtype != SAME else value_dim // 128
+
+
 @dataclass(frozen=True)
 class MlaBuild(CudaBuild):
     """Parameters of a build of mla.cu: the macros of lean/build.cuh and of layout.cuh."""
@@ -86,6 +93,7 @@ class MlaBuild(CudaBuild):
         kv_dtype: str = SAME,
         column_groups: int = 1,
         row_scales: bool = False,
+        head_dim: int = LATENT_DIM,
     ) -> MlaBuild:
         """Return the build for these query heads and positions.
 
@@ -94,19 +102,21 @@ class MlaBuild(CudaBuild):
         Args:
             kv_dtype: of the cache: same (as Q), e4m3, e5m2.
             row_scales: rows in e4m3 have scales inside.
+            head_dim: one of `LATENTS`.
 
         Raises:
-            DoesNotFit: several column groups of a cache in fp8.
+            DoesNotFit: more than `most_groups`.
         """
-        if kv_dtype != SAME and column_groups > 1:
+        most = most_groups(LATENTS[head_dim], kv_dtype)
+        if column_groups > most:
             raise DoesNotFit(
-                f"lean_mla takes column_groups {column_groups} of 16-bit caches alone, this one is"
-                f" in {kv_dtype}: choose 1"
+                f"lean_mla takes column_groups up to {most} of a cache in {kv_dtype} with"
+                f" {LATENTS[head_dim]} columns of V, this is {column_groups}: choose {most}"
             )
         cluster = cluster_of(heads * q_len, page)
         return cls(
-            head_dim=LATENT_DIM,
-            v_head_dim=VALUE_DIM,
+            head_dim=head_dim,
+            v_head_dim=LATENTS[head_dim],
             bf16=int(bf16),
             group_size=heads,
             q_len=q_len,
@@ -130,7 +140,7 @@ class MlaBuild(CudaBuild):
     @property
     def partial_bytes(self) -> int:
         """Bytes of a CTA's partial: PARTIAL in layout.cuh."""
-        return 4 * (TILE * VALUE_DIM // self.column_groups + 2 * TILE + 32)
+        return 4 * (TILE * self.v_head_dim // self.column_groups + 2 * TILE + 32)
 
     @property
     def column_bytes(self) -> int:
@@ -140,10 +150,11 @@ class MlaBuild(CudaBuild):
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a CTA, as laid out in layout.cuh."""
-        rows = 2 * TILE * LATENT_DIM
+        columns = self.v_head_dim // 64 + 1
+        rows = 128 * TILE * columns
         every = (1 + _STAGES) * rows + 40 * TILE
         if not self.kv_dtype:
-            return every + self.row_scales * _STAGES * TILE * _SCALES_BYTES + 26 * 8
+            return every + self.row_scales * _STAGES * TILE * _SCALES_BYTES + (2 * columns + 8) * 8
         # Bytes of a stage that exceed the values of its warpgroup, in units of rows.
         return every + _STAGES * (rows // 2 - TILE * VALUE_DIM) + 4 * TILE + 14 * 8
 

@@ -137,6 +137,7 @@ def _build(inputs: AttentionInputs, config: MlaConfig) -> MlaBuild:
         fp8_name(inputs.k_cache.dtype),
         config.column_groups,
         inputs.row_scales,
+        inputs.head_dim,
     )
 
 

@@ -22,16 +22,17 @@
 #include "lean/params.cuh"
 
 constexpr int ALL_ROWS = all_rows(Q_LEN), ROW_TILES = row_tiles(Q_LEN);
-constexpr int LATENT = 576;        // numbers of a token: K
-constexpr int VALUES = 512;        // the first of them: V
+constexpr int LATENT = HEAD_DIM;   // numbers of a token: K
+constexpr int VALUES = V_HEAD_DIM; // the first of them: V
 constexpr int OWN_VALUES = VALUES / COLUMN_GROUPS;  // columns of a CTA's output
 constexpr int TILE = 64;           // rows of a CTA, and tokens of a stage
 constexpr int COLUMN = 128 * TILE; // bytes of 64 columns of either
-constexpr int QUERY_COLUMNS = LATENT / 64;
+// In the last column K has numbers that V has not, up to 64: the others are zeros.
+constexpr int QUERY_COLUMNS = VALUES / 64 + 1;
 constexpr int HALF_COLUMNS = VALUES / 128;        // columns of half of V
 constexpr int OWN_COLUMNS = OWN_VALUES / 128;     // columns of V per warpgroup
 constexpr int ACCUMULATORS = OWN_VALUES / 4;      // of a thread
-constexpr int OTHER_COLUMN = QUERY_COLUMNS - 1;   // the column of K that is not part of V
+constexpr int OTHER_COLUMN = QUERY_COLUMNS - 1;   // the column that is not part of V
 constexpr int LATENT_STAGES = 2;
 constexpr int LATENT_STAGE = QUERY_COLUMNS * COLUMN;
 // The order of a stage's columns: the first that waits for the other warpgroup.
@@ -39,6 +40,7 @@ constexpr int FIRST_OF_OTHER = COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0;
 // True if a stage's tokens can have several pages: rows are copied one by one; see gather.cuh.
 constexpr bool GATHERS = PAGE % TILE != 0;
 static_assert(!GATHERS || CLUSTER == 1, "only bulk copies go to several CTAs");
+static_assert(VALUES <= LATENT && LATENT <= VALUES + 64 && OWN_COLUMNS > 0);
 static_assert(!ROW_SCALES || (GATHERS && BF16 && KV_DTYPE == 0 && COLUMN_GROUPS == 1),
               "rows with scales are copied by lanes");
 constexpr int CONSUMERS = 256;  // threads of both warpgroups
@@ -126,7 +128,8 @@ __device__ __forceinline__ constexpr int place_of(int stage, int column) {
 __device__ __forceinline__ int values_at(int stage, int group, int half) {
   return place_of(stage, (group * 2 + half) * OWN_COLUMNS) * COLUMN;
 }
-static_assert(KV_DTYPE == 0 || COLUMN_GROUPS == 1, "a stage of bytes has all columns");
+static_assert(KV_DTYPE == 0 || (COLUMN_GROUPS == 1 && VALUES == 512),
+              "a stage of bytes has all columns, and whole runs");
 
 #if KV_DTYPE != 0
 // Runs of a stage in the order of copies and conversions, and their positions until then: in the

@@ -15,13 +15,12 @@ __device__ __forceinline__ void rescale(float (&o)[ACCUMULATORS], float first, f
 // o += weights x values, with weights in registers or in shared memory.
 template <class Weights>
 __device__ __forceinline__ void add_values(float (&o)[ACCUMULATORS], const Weights &weights, u64 values) {
-#if COLUMN_GROUPS == 1
-  wgmma_m64n256k16(o, weights, values);
-#elif COLUMN_GROUPS == 2
-  wgmma_m64n128k16(o, weights, values);
-#else
-  wgmma_m64n64k16(o, weights, values);
-#endif
+  if constexpr (OWN_COLUMNS == 4)
+    wgmma_m64n256k16(o, weights, values);
+  else if constexpr (OWN_COLUMNS == 2)
+    wgmma_m64n128k16(o, weights, values);
+  else
+    wgmma_m64n64k16(o, weights, values);
 }
 
 // Arrives at a barrier: this warp has finished using memory that may be overwritten.

@@ -27,7 +27,7 @@ from leanbench.attention.prepared import attend
 from leanbench.attention.run import attend_nothing, check_no_derivatives, is_traced
 from leanbench.core.extras import Extras, fp8_name
 from leanbench.core.kinds import SAME
-from leanbench.kernels.mla.build import LATENT_DIM, SCALED_ROW_BYTES, VALUE_DIM
+from leanbench.kernels.mla.build import LATENTS, SCALED_ROW_BYTES, VALUE_DIM
 
 
 @fast.known_first(latent=True)
@@ -39,7 +39,7 @@ def lean_mla_with_kvcache(
     *,
     block_table: torch.Tensor | None = None,
     softmax_scale: float | None = None,
-    head_dim_v: int = VALUE_DIM,
+    head_dim_v: int | None = None,
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     causal: bool = False,
@@ -49,7 +49,8 @@ def lean_mla_with_kvcache(
     """Compute decode attention over a latent cache (MLA) on Hopper GPUs.
 
     All query heads attend to one row of 576 numbers per token. The row is K; its first 512 numbers
-    are V. Shapes are those of FlashMLA.
+    are V. Shapes are those of FlashMLA. In the same way, rows have 512 numbers, all of them V, or
+    320 or 288, of which 256 are V; fp8 is for rows of 576 and 512.
 
     Pages can have a single token, so that a `block_table` of chosen tokens is sparse attention: row
     i has the numbers of the tokens that sequence i sees, in any order, its first `cache_seqlens`
@@ -77,7 +78,7 @@ def lean_mla_with_kvcache(
             A sequence of length 0 gets output 0 and LSE -inf.
         block_table: (batch, pages of a sequence), int32: the number of each page.
         softmax_scale: Positive; 576 ** -0.5 by default.
-        head_dim_v: 512.
+        head_dim_v: Columns of V, which follow from those of `q`: 512 of 576.
         q_descale: One number, or (batch, kv_heads), fp32, on the device of `q`: scale of an fp8
             `q`. Default 1. Ignored unless `q` is fp8.
         k_descale: Like `q_descale`, positive, for an fp8 `kv_cache` as K and V.
@@ -95,8 +96,9 @@ def lean_mla_with_kvcache(
     check_types(q=q, kv_cache=kv_cache)
     optional = {"block_table": block_table, "out": out}
     check_types(**{name: tensor for name, tensor in optional.items() if tensor is not None})
-    if isinstance(head_dim_v, torch.Tensor) or head_dim_v != VALUE_DIM:
-        raise ValueError(f"head_dim_v is {head_dim_v}: only {VALUE_DIM} is supported, pass that")
+    value_dim = LATENTS.get(q.shape[-1], VALUE_DIM) if q.dim() else VALUE_DIM
+    if head_dim_v is not None and (isinstance(head_dim_v, torch.Tensor) or head_dim_v != value_dim):
+        raise ValueError(f"head_dim_v is {head_dim_v}: only {value_dim} is supported, pass that")
     try:
         scale = None if softmax_scale is None else float(softmax_scale)
     except NOT_A_NUMBER:
@@ -128,7 +130,7 @@ def lean_mla_with_kvcache(
         call = call._replace(q=_in_bf16(q, q_scales))
     is_empty = q.numel() == 0 or kv_cache.numel() == 0
     try:
-        if is_empty and q.shape[-1:] == kv_cache.shape[-1:] == (LATENT_DIM,):
+        if is_empty and q.shape[-1:] == kv_cache.shape[-1:] and q.shape[-1] in LATENTS:
             result, lse = attend_nothing(as_attention(call), return_softmax_lse)
         else:
             result, lse = _attend_by_head(call, return_softmax_lse)
@@ -192,7 +194,7 @@ def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Ten
     kv_heads = _kv_heads(cache)
     if kv_heads < 2 or q.dim() != 4:
         return _attend(call, with_lse)
-    if cache.shape[3] != LATENT_DIM:
+    if cache.shape[3] != q.shape[3] or q.shape[3] not in LATENTS:
         raise LatentShapes(q, cache, call.block_table)
     group = _group_size(q, kv_heads)
     if cache.element_size() * cache.stride(2) % 16:
@@ -201,7 +203,7 @@ def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Ten
         )
     out = call.out
     if out is None:
-        out = q.new_empty((*q.shape[:3], VALUE_DIM))
+        out = q.new_empty((*q.shape[:3], LATENTS[q.shape[3]]))
     else:
         check_latent_out(call, out)
     lses = []

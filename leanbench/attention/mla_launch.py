@@ -8,9 +8,16 @@ from leanbench.attention.call import HALVES, Call
 from leanbench.attention.checks import MAX_STRIDE, check_device, check_numbers, check_pages
 from leanbench.core.errors import UserError
 from leanbench.core.extras import fp8_name
+from leanbench.core.kernel import size_choices
 from leanbench.core.kinds import SAME
 from leanbench.kernels.mla import LEAN_MLA
-from leanbench.kernels.mla.build import LATENT_DIM, SCALED_ROW_BYTES, VALUE_DIM, gathers
+from leanbench.kernels.mla.build import (
+    LATENT_DIM,
+    LATENTS,
+    SCALED_ROW_BYTES,
+    VALUE_DIM,
+    gathers,
+)
 
 #: Alignment of tensor maps and of the kernel's stores, in bytes.
 _ALIGNMENT = 16
@@ -26,7 +33,8 @@ class LatentShapes(ValueError):
         heads = ", kv_heads" if kv_cache.dim() == 4 else ""
         super().__init__(
             f"q is {tuple(q.shape)} and kv_cache {tuple(kv_cache.shape)}: expected (batch, q_len,"
-            f" q_heads, {LATENT_DIM}) and {rows}{heads}, {LATENT_DIM}), no size 0"
+            f" q_heads, columns) and {rows}{heads}, columns), columns {size_choices(LATENTS)}, no"
+            " size 0"
         )
 
 
@@ -35,7 +43,8 @@ def as_attention(call: Call) -> Call:
     cache, table = call.k_cache, call.block_table
     if cache.dim() == 3 and table is None:
         cache = cache.unsqueeze(2)
-    return call._replace(k_cache=cache, v_cache=cache[..., :VALUE_DIM])
+    # Of shapes that are rejected later, all columns.
+    return call._replace(k_cache=cache, v_cache=cache[..., : LATENTS.get(call.q.shape[-1])])
 
 
 def check_latent(call: Call) -> None:
@@ -47,8 +56,9 @@ def check_latent(call: Call) -> None:
     q, cache, table = call.q, as_attention(call).k_cache, call.block_table
     if (
         (q.dim(), cache.dim()) != (4, 4)
-        or (q.shape[3], cache.shape[2]) != (LATENT_DIM, 1)
-        or cache.shape[3] not in (LATENT_DIM, SCALED_ROW_BYTES)
+        or q.shape[3] not in LATENTS
+        or cache.shape[2] != 1
+        or (q.shape[3], cache.shape[3]) not in ((q.shape[3],) * 2, (LATENT_DIM, SCALED_ROW_BYTES))
         or (table is None and q.shape[0] != cache.shape[0])
         or 0 in (*q.shape, *cache.shape)
     ):
@@ -57,6 +67,10 @@ def check_latent(call: Call) -> None:
         raise ValueError(
             f"q is {q.dtype} and kv_cache {cache.dtype}: expected q in bf16 or fp16, and kv_cache"
             " in the same or in torch.float8_e4m3fn or torch.float8_e5m2"
+        )
+    if fp8_name(cache.dtype) != SAME and LATENTS[q.shape[3]] != VALUE_DIM:
+        raise ValueError(
+            f"kv_cache {tuple(cache.shape)} is {cache.dtype}: fp8 is for rows of 512 or 576 numbers"
         )
     if cache.shape[3] == SCALED_ROW_BYTES:
         _check_row_scales(call, cache)

@@ -17,7 +17,7 @@ from leanbench.core.problem import (
     PAGE_SIZES,
     AttentionProblem,
 )
-from leanbench.kernels.mla.build import gathers
+from leanbench.kernels.mla.build import LATENT_DIM, LATENTS, VALUE_DIM, gathers
 
 #: Of one seed: they are all drawn before the first one runs.
 MOST_CASES = 100_000
@@ -175,20 +175,22 @@ def _draw_latent_family(draw: random.Random) -> _Family:
     heads = draw.choice((1, 8, 16, 16, 24, 64, 96, 128, 128))
     q_len = draw.choice((1, 1, 1, draw.randint(2, max(2, min(16, _MOST_ROWS // heads)))))
     page_size = draw.choice((None, 64, 64 * draw.randint(2, 9), 1, draw.randint(2, 100)))
+    head_dim = draw.choice((*[LATENT_DIM] * 6, *LATENTS))
     fields: dict[str, Any] = {
         "q_heads": heads,
         "kv_heads": 1,
         "latent": True,
-        "v_head_dim": 512,
+        "v_head_dim": LATENTS[head_dim],
         "causal": draw.random() < 0.7,
     }
-    if draw.random() < 0.4:
+    if LATENTS[head_dim] == VALUE_DIM and draw.random() < 0.4:
         fields |= {"kv_dtype": draw.choice(FP8_DTYPES), "scaled": draw.random() < 0.7}
     kinds = frozenset(["select"] if page_size == q_len == 1 and draw.random() < 0.5 else ())
     dtype = draw.choice(DTYPES)
-    if gathers(page_size) and fields.get("kv_dtype") == "e4m3" and draw.random() < 0.5:
+    is_e4m3 = fields.get("kv_dtype") == "e4m3" and head_dim == LATENT_DIM
+    if gathers(page_size) and is_e4m3 and draw.random() < 0.5:
         dtype, fields["row_scales"] = "bf16", True
-    return _Family(576, dtype, heads, q_len, page_size, kinds, fields)
+    return _Family(head_dim, dtype, heads, q_len, page_size, kinds, fields)
 
 
 def _draw_member(draw: random.Random, family: _Family, plain: AttentionProblem) -> AttentionProblem:

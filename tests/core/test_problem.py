@@ -38,8 +38,14 @@ E5M2_E4M3 = {"kv_dtype": "e5m2", "q_dtype": "e4m3"}
 LATENT = {"latent": True, "kv_heads": 1, "v_head_dim": 32}
 #: 128 numbers in e4m3, their scale, and 16 columns in bf16.
 ROW_SCALES = {
-    **{"latent": True, "kv_heads": 1, "head_dim": 144, "v_head_dim": 128, "dtype": "bf16"},
-    **{"kv_dtype": "e4m3", "page_size": 1, "row_scales": True},
+    "latent": True,
+    "kv_heads": 1,
+    "head_dim": 144,
+    "v_head_dim": 128,
+    "dtype": "bf16",
+    "kv_dtype": "e4m3",
+    "page_size": 1,
+    "row_scales": True,
 }
 
 

@@ -47,6 +47,23 @@ PROBLEMS = [
     replace(ONE, batch=3, context=(5000, 1, 777), capacity=8192, page_size=None, kv_dtype="e5m2"),
     replace(ONE, batch=4, context=(1, 64, 30_000, 500), q_heads=16, q_len=4, kv_dtype="e4m3"),
 ]
+#: Rows without columns beyond V, with 64 of them, and with 32.
+COLUMNS = [
+    *(
+        replace(ONE, head_dim=head_dim, v_head_dim=value_dim, **axes)
+        for head_dim, value_dim in ((512, 512), (320, 256), (288, 256))
+        for axes in (
+            {"context": 1000},
+            {"batch": 8, "q_heads": 16, "context": 2048, "page_size": 1},
+            {"batch": 3, "q_heads": 64, "context": (700, 2, 65), "q_len": 3, "dtype": "fp16"},
+            {"batch": 100, "page_size": None, "context": 1024},
+        )
+    ),
+    *(
+        replace(ONE, head_dim=512, v_head_dim=512, batch=8, q_heads=16, kv_dtype="e4m3", **axes)
+        for axes in ({"context": 4096}, {"context": 2048, "page_size": 1})
+    ),
+]
 #: Chosen tokens, and pages of parts of a stage; lengths that end anywhere in one.
 CHOSEN = replace(ONE, batch=8, q_heads=16, context=2048, page_size=1)
 RAGGED = {"batch": 5, "context": (700, 1, 65, 1999, 2048), "capacity": 2048}
@@ -68,7 +85,9 @@ GATHERED = [
 
 
 @pytest.mark.parametrize("scale", [1.0, 12.0])
-@pytest.mark.parametrize("problem", [*PROBLEMS, *GATHERED], ids=lambda problem: problem.label)
+@pytest.mark.parametrize(
+    "problem", [*PROBLEMS, *GATHERED, *COLUMNS], ids=lambda problem: problem.label
+)
 def test_right_and_the_same_bits_again(problem, scale):
     result = run_case("lean_mla", CheckCase(problem, scale, 0), spec_of_device(0), "cuda")
     assert result.failure is None

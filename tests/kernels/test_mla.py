@@ -63,8 +63,11 @@ def test_builds_of_column_groups_have_no_more_of_an_sm(context, groups):
 
 def test_column_groups_of_an_fp8_cache_are_refused():
     config = MlaConfig(1, align_grid=True, column_groups=2)
-    with pytest.raises(DoesNotFit, match=r"column_groups 2 .* e4m3"):
+    with pytest.raises(DoesNotFit, match=r"column_groups up to 1 .* e4m3 with 512 .* is 2"):
         LEAN_MLA.compile(replace(PROBLEM, kv_dtype="e4m3"), config, HOPPER)
+    fewer = replace(PROBLEM, head_dim=320, v_head_dim=256)
+    with pytest.raises(DoesNotFit, match="column_groups up to 2"):
+        LEAN_MLA.compile(fewer, replace(config, column_groups=4), HOPPER)
 
 
 def test_configs_leave_one_column_group_out():
@@ -114,7 +117,14 @@ def test_two_ctas_share_bulk_copies(heads, q_len, page, cluster, row_tiles):
     ("axes", "sentence"),
     [
         ({}, None),
-        ({"latent": False}, "lean_mla takes latent caches with v_head_dim 512 alone"),
+        ({"latent": False}, "lean_mla takes latent caches of head_dim 576 with v_head_dim 512 al"),
+        ({"head_dim": 512, "v_head_dim": None}, None),
+        ({"head_dim": 320, "v_head_dim": 256}, None),
+        ({"head_dim": 320, "v_head_dim": 128}, "lean_mla takes latent caches of head_dim 320 with"),
+        (
+            {"head_dim": 288, "v_head_dim": 256, "kv_dtype": "e4m3"},
+            "lean_mla takes fp8 with v_head_dim 512 alone",
+        ),
         ({"page_size": 1}, None),
         ({"head_dim": 128, "v_head_dim": None}, "lean_mla does not take head_dim 128"),
         ({"kv_dtype": "e4m3"}, None),
@@ -170,6 +180,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"kv_cache": SCALED_ROWS, "block_table": TABLE, "k_descale": torch.ones(1)},
         "k_descale goes with rows of 576 numbers, those of kv_cache have scales inside",
+    ),
+    (
+        {"q": Q[..., :320].contiguous(), "kv_cache": CACHE[..., :320].contiguous().to(FP8)},
+        "kv_cache (2, 128, 1, 320) is torch.float8_e4m3fn: fp8 is for rows of 512 or 576 numbers",
     ),
     ({"kv_cache": FP8_CACHE, "k_descale": 0.5}, "k_descale is 0.5, on the host"),
     # The scale of q in 16 bits is ignored, the one of the cache is not.
@@ -362,6 +376,24 @@ def test_pages_have_any_size(page_size, dtype, launched):
     alone, alone_lse = lean_mla_with_kvcache(q, cache, **options)
     assert out.equal(alone)
     assert lse.equal(alone_lse)
+
+
+@pytest.mark.parametrize(("columns", "value_dim"), [(512, 512), (320, 256), (288, 256)])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_rows_of_other_columns(columns, value_dim, kv_heads, launched):
+    q, cache = latent_rows(2, 1, 4)[..., :columns], latent_rows(2, 64, kv_heads)[..., :columns]
+    inputs = plain_form(q, cache, cache[..., :value_dim], causal=True)
+    given = cache.contiguous()
+    for head_dim_v in (None, value_dim):
+        result = lean_mla_with_kvcache(
+            q.contiguous(), given, head_dim_v=head_dim_v, causal=True, return_softmax_lse=True
+        )
+        assert_form(inputs, result)
+    with pytest.raises(ValueError, match=f"head_dim_v is 128: only {value_dim} is supported"):
+        lean_mla_with_kvcache(q, given, head_dim_v=128)
+    empty = lean_mla_with_kvcache(q[:0], given[:0])
+    assert isinstance(empty, torch.Tensor)
+    assert empty.shape == (0, 1, 4, value_dim)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])

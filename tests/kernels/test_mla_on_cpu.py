@@ -26,6 +26,8 @@ SINGLE = replace(LATENT, batch=3, context=200)
 #: Lengths of four sequences, for some of the cases.
 FOUR = {"batch": 4, "context": (1, 64, 430, 90), "capacity": 512}
 UNALIGNED = {**FOUR, "context": (1, 80, 430, 111)}
+OF_512 = {"head_dim": 512, "v_head_dim": None}
+OF_320, OF_288 = ({"head_dim": columns, "v_head_dim": 256} for columns in (320, 288))
 
 
 class Case(NamedTuple):
@@ -63,12 +65,26 @@ CASES = {
     ),
     # Chosen tokens.
     "pages of 1": Case(replace(SINGLE, **UNALIGNED, page_size=1), 1, 6, score_scale=12.0),
+    "288 columns": Case(replace(SINGLE, **OF_288, batch=2), 1, 5, score_scale=12.0),
     "e4m3 pages of 1": Case(replace(SINGLE, **UNALIGNED, page_size=1, kv_dtype="e4m3"), 1, 6),
     "rows with scales": Case(
         replace(SINGLE, **UNALIGNED, page_size=1, kv_dtype="e4m3", row_scales=True), 1, 6
     ),
 }
 DEEP_CASES = {
+    # Rows without columns beyond V, with 64 of them, and with 32.
+    "512 columns": Case(replace(PAIR, **OF_512, context=200), 1, 8, score_scale=12.0),
+    "512 columns, e4m3": Case(replace(SINGLE, **OF_512, **UNALIGNED, kv_dtype="e4m3"), 1, 6),
+    "512 columns, pages of 3": Case(replace(SINGLE, **OF_512, **UNALIGNED, page_size=3), 1, 6),
+    "512 columns, e5m2 pages of 1": Case(
+        replace(SINGLE, **OF_512, **UNALIGNED, page_size=1, kv_dtype="e5m2"), 1, 6
+    ),
+    "320 columns": Case(replace(PAIR, **OF_320, **FOUR, page_size=64), 1, 8, lazy=False),
+    "320 columns, split over many": Case(replace(SINGLE, **OF_320, batch=1, context=900), 1, 16),
+    "320 columns, 2 column groups": Case(
+        replace(SINGLE, **OF_320, dtype="fp16"), 1, 16, score_scale=12.0, column_groups=2
+    ),
+    "288 columns, pages of 1": Case(replace(SINGLE, **OF_288, **UNALIGNED, page_size=1), 1, 6),
     "single CTAs": Case(SINGLE, 1, 6),
     "a sequence each": Case(PAIR, 5, 6),
     "split": Case(replace(PAIR, batch=1), 1, 12),
@@ -178,7 +194,7 @@ FP8_MUTATIONS: list[Mutation] = [
 #: Mutations of copies by lanes.
 GATHER_MUTATIONS: list[Mutation] = [
     ("gather.cuh", "if (token >= part.tokens) return -1;", ""),
-    ("gather.cuh", "from[i] + 128 * column, exists[i]", "from[i] + 128 * column, true"),
+    ("gather.cuh", "exists[i] && (column < OTHER_COLUMN ||", "(column < OTHER_COLUMN ||"),
     ("mla.cu", "if (GATHERS) tokens.mask(s);", ""),
     ("gather.cuh", "turn == FIRST_OF_OTHER", "false"),
 ]
