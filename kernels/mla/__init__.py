@@ -24,7 +24,7 @@ from leanbench.kernels.mla.configs import MlaConfig
 from leanbench.compile.nvrtc import check_nvrtc, compile_cuda
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.kernel import ROUNDED_KEYS, Kernel, LaunchResources
+from leanbench.core.kernel import Kernel, LaunchResources
 from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
@@ -92,9 +92,6 @@ class LeanMla(Kernel[MlaConfig]):
                 f" a multiple of {TILE}"
             )
         return _missing()
-
-    def precision(self, problem: AttentionProblem) -> str:
-        return problem.dtype + (ROUNDED_KEYS if problem.row_scales else "")
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> MlaConfig:
         known = cuda_settings.known(problem.seen)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 FP8 = "fp8"
 #: Suffix of the precision of a kernel that also rounds scores to the dtype.
 ROUNDED_SCORES = " scores"
-#: Suffix of the precision of a kernel that also rounds products of K and its scales to the dtype.
-ROUNDED_KEYS = " keys"
 #: `Kernel.config_choice` of a kernel that always runs with its `batch_invariant_config`.
 BATCH_INVARIANT = "batch_invariant"
 
@@ -225,7 +223,7 @@ class Kernel(ABC, Generic[ConfigT]):
         """Return `fp16`, `bf16` or `FP8`: the rounding of Q and softmax weights, by which errors
         are judged.
 
-        With `ROUNDED_SCORES`, scores are rounded too, with `ROUNDED_KEYS` K.
+        With `ROUNDED_SCORES`, scores are rounded too.
         """
         return problem.dtype
 

@@ -1,7 +1,7 @@
 """Rows of a latent cache in fp8 with their scales inside, as in DeepSeek's caches (656 bytes).
 
 A row has the columns of V in e4m3, a scale in fp32 for each `GROUP` of them, and the other columns
-in bf16.
+in bf16. Kernels read them as bf16: a number times its scale is rounded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def encode_rows(rows: torch.Tensor, value_dim: int) -> torch.Tensor:
 
 
 def decode_rows(rows: torch.Tensor, value_dim: int) -> torch.Tensor:
-    """Return the output of `encode_rows` in fp32."""
+    """Return the output of `encode_rows` in bf16."""
     import torch
 
     scales_end = value_dim + value_dim // GROUP * _SCALE_BYTES
@@ -45,4 +45,4 @@ def decode_rows(rows: torch.Tensor, value_dim: int) -> torch.Tensor:
     scales = as_bytes[..., value_dim:scales_end].contiguous().view(torch.float32)
     others = as_bytes[..., scales_end:].contiguous().view(torch.bfloat16)
     groups = rows[..., :value_dim].float().unflatten(-1, (-1, GROUP))
-    return torch.cat([(groups * scales[..., None]).flatten(-2), others.float()], dim=-1)
+    return torch.cat([(groups * scales[..., None]).flatten(-2).bfloat16(), others], dim=-1)
