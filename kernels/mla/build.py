@@ -21,8 +21,8 @@ LATENT_DIM, VALUE_DIM = 576, 512
 LATENTS = {LATENT_DIM: VALUE_DIM, 512: 512, 320: 256, 288: 256}
 #: Rows per CTA, and tokens per stage.
 TILE = 64
-#: Splits merged in one round with several column groups: `merge_few` in outputs.cuh holds a number
-#: of each in registers.
+#: Splits merged in one round with several column groups, or few rows: `merge_few` in outputs.cuh
+#: holds a number of each in registers.
 ONE_ROUND = 16
 #: Maximum rows for which warps without rows take a share of merges: ROW_WARPS in outputs.cuh.
 FEW_ROWS = 32

@@ -21,9 +21,10 @@ __device__ __forceinline__ int page_of(const Params &p, const Position &part, in
   return (u32)page < (u32)p.pages ? page : -1;
 }
 
-// Returns whether rows have a lane's piece of their last column.
-__device__ __forceinline__ bool has_last_piece() {
-  return LATENT % 64 == 0 && LATENT > VALUES || OTHER_COLUMN * 64 + threadIdx.x % ROW_LANES * 16 / KV_BYTES < LATENT;
+// Returns whether rows have this lane's piece of a column: the last one can be shorter, or empty.
+__device__ __forceinline__ bool has_piece(int column) {
+  return column < OTHER_COLUMN || LATENT == VALUES + 64 ||
+         64 * column + threadIdx.x % ROW_LANES * 16 / KV_BYTES < LATENT;
 }
 
 // A lane of the copying warpgroup, and its rows of a stage.
@@ -65,8 +66,7 @@ struct Gather {
         for (int column = 0; column < RUN_COLUMNS; column++)
           cp_async_cg_16(to + run_at(turn) + i * ROW_STEP * RUN_ROW + 64 * column,
                          from[i] + RUN_ROW * run_in_turn(STAGE, turn) + 64 * column,
-                         exists[i] && (RUN_COLUMNS * run_in_turn(STAGE, turn) + column < OTHER_COLUMN ||
-                                       has_last_piece()));
+                         exists[i] && has_piece(RUN_COLUMNS * run_in_turn(STAGE, turn) + column));
       cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, turn));
     }
 #elif ROW_SCALES
@@ -101,7 +101,7 @@ struct Gather {
 #pragma unroll
       for (int i = 0; i < LANE_ROWS; i++)
         cp_async_cg_16(to + column * COLUMN + i * ROW_STEP * 128, from[i] + 128 * column,
-                       exists[i] && (column < OTHER_COLUMN || has_last_piece()));
+                       exists[i] && has_piece(column));
       cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, column));
     }
 #endif

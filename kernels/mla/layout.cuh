@@ -10,7 +10,7 @@
 // 64. Further macros:
 //
 //   COLUMN_GROUPS  1, 2 or 4: CTAs with the same rows and tokens, each with a share of the columns
-//   ONE_ROUND      splits merged in one round with several column groups
+//   ONE_ROUND      splits merged in one round with several column groups, or few rows
 //   ROW_SCALES     1: rows as in DeepSeek's caches: VALUES numbers in e4m3, a scale in fp32 for each
 //                  128 of them, and the other 64 columns in bf16 (KV_DTYPE is 0: operands are Q's)
 //   CAUSAL         1: query token i of Q_LEN sees all but the last Q_LEN - 1 - i tokens

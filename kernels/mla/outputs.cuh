@@ -201,8 +201,8 @@ struct MergeShare {
 };
 
 // Merges and writes this CTA's share of the units of up to SPLITS splits. Units and weights are
-// read at once, so nothing waits between them. Slower for partials of all columns (H200;
-// reports/performance-log.md, entry 59).
+// read at once, so nothing waits between them. Slower for partials of all columns, unless they are
+// many and of few rows (H200; reports/performance-log.md, entries 59 and 73).
 template <int SPLITS>
 __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &range, const Position &part,
                                           const Splits &splits, int rank, int first_row) {

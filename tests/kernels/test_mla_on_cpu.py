@@ -194,7 +194,7 @@ FP8_MUTATIONS: list[Mutation] = [
 #: Mutations of copies by lanes.
 GATHER_MUTATIONS: list[Mutation] = [
     ("gather.cuh", "if (token >= part.tokens) return -1;", ""),
-    ("gather.cuh", "exists[i] && (column < OTHER_COLUMN ||", "(column < OTHER_COLUMN ||"),
+    ("gather.cuh", "exists[i] && has_piece(column)", "has_piece(column)"),
     ("mla.cu", "if (GATHERS) tokens.mask(s);", ""),
     ("gather.cuh", "turn == FIRST_OF_OTHER", "false"),
 ]
