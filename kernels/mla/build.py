@@ -62,7 +62,7 @@ def cluster_of(rows: int, page: int | None) -> int:
 
 def most_groups(value_dim: int, kv_dtype: str) -> int:
     """Return the limit of the column groups: each warpgroup has 64 columns at least."""
-    return 1 if kv_dtype != SAME else value_dim // 128
+    return 1 if kv_dtype != SAME else max(1, value_dim // 128)
 
 
 @dataclass(frozen=True)
