@@ -303,15 +303,20 @@ def test_cpu_tensors_need_the_interpreter(config, monkeypatch):
 
 @pytest.fixture
 def looked_up(monkeypatch) -> list[tuple[AttentionProblem, bool]]:
-    """Record the arguments of `choose`: the problem, and whether all lengths are equal."""
+    """Record the arguments of `Settings`: the problem, and whether all lengths are equal."""
     lookups: list[tuple[AttentionProblem, bool]] = []
 
-    def choose(kernel: Any, problem: AttentionProblem, spec: Any, *, uniform: bool) -> Choice:
-        assert kernel.name == "lean"
-        lookups.append((problem, uniform))
-        return Choice(replace(CONFIG, num_stages=1), "tuned", "in this test")
+    class Tuned:
+        def __init__(
+            self, kernel: Any, problem: AttentionProblem, spec: Any, *, uniform: bool
+        ) -> None:
+            assert kernel.name == "lean"
+            lookups.append((problem, uniform))
 
-    monkeypatch.setattr(prepared, "choose", choose)
+        def choice(self, batch: int, tokens: int) -> Choice:
+            return Choice(replace(CONFIG, num_stages=1), "tuned", "in this test")
+
+    monkeypatch.setattr(prepared, "Settings", Tuned)
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
     return lookups
 

@@ -79,7 +79,7 @@ def test_ratios(reports: Path) -> None:
     run = figures.runs("h200/peers")
     over = run.ratio("fa2")
     assert over.values == [2.0, 0.5]
-    assert (over.count, over.ahead, over.share_ahead) == (2, 1, 0.5)
+    assert (over.count, over.counts) == (2, "1 / 0 / 1")
     assert (over.geomean, over.median) == pytest.approx((1.0, 1.25))
     assert (over.lowest, over.highest) == (0.5, 2.0)
     assert (over.worst.problem, over.best.problem) == (LONG, SHORT)

@@ -31,12 +31,21 @@ from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
 from leanbench.core.quantities import TIMED
 from leanbench.core.registry import kernels
 from leanbench.core.syntax import short_count
+from leanbench.measure.timing import median_interval
 from leanbench.model.calibration import SHIPPED as CALIBRATIONS
 from leanbench.model.calibration import Calibration, read_calibration
 from leanbench.paper.claim import OWN
 from leanbench.paper.measured import claims_of_runs
 from leanbench.records.reading import Run, read_run
 from leanbench.records.row import Row
+from leanbench.records.standing import (
+    SPREAD,
+    Latency,
+    Ratio,
+    measured_spread,
+    standing,
+    standings,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "reports"
@@ -162,11 +171,13 @@ class Problem:
 class Ratios:
     """One ratio per problem that both sides timed; above 1 means that `under` is faster."""
 
-    pairs: Sequence[tuple[float, Problem]]
+    pairs: Sequence[tuple[Ratio, Problem]]
+    #: Relative difference up to which latencies are level.
+    spread: float = SPREAD
 
     @cached_property
     def values(self) -> list[float]:
-        return [value for value, _ in self.pairs]
+        return [ratio.value for ratio, _ in self.pairs]
 
     @property
     def count(self) -> int:
@@ -189,12 +200,17 @@ class Ratios:
         return max(self.values)
 
     @property
-    def ahead(self) -> int:
-        return sum(value >= 1 for value in self.values)
+    def middle(self) -> str:
+        """The median with its 95% interval over the problems, for a table."""
+        low, high = median_interval(self.values)
+        return f"{self.median:.2f}x ({low:.2f} to {high:.2f})"
 
     @property
-    def share_ahead(self) -> float:
-        return self.ahead / self.count
+    def counts(self) -> str:
+        """How often `under` is ahead, level and behind, for a table."""
+        return " / ".join(
+            map(str, standings((ratio for ratio, _ in self.pairs), self.spread).values())
+        )
 
     @property
     def worst(self) -> Problem:
@@ -206,8 +222,13 @@ class Ratios:
 
     @property
     def behind(self) -> list[tuple[float, Problem]]:
-        """Problems that `under` loses, worst first."""
-        return sorted((pair for pair in self.pairs if pair[0] < 1), key=lambda pair: pair[0])
+        """Problems on which `under` is behind, worst first."""
+        behind = [
+            (ratio.value, problem)
+            for ratio, problem in self.pairs
+            if standing(ratio, self.spread) == "behind"
+        ]
+        return sorted(behind, key=lambda pair: pair[0])
 
 
 @dataclass(frozen=True)
@@ -237,10 +258,27 @@ class Figures:
         """Divide the kernels' lowest values, problem by problem."""
         pairs = []
         for problem in self.problems:
-            numerator, denominator = problem.value(over, field), problem.value(under, field)
-            if numerator and denominator:
-                pairs.append((numerator / denominator, problem))
-        return Ratios(pairs)
+            rival, own = problem.fastest(over, field), problem.fastest(under, field)
+            if rival and own and getattr(own, field):
+                ratio = Ratio.exactly(getattr(rival, field) / getattr(own, field))
+                if field == "latency_us":
+                    ratio = Latency.of(rival).over(Latency.of(own))
+                pairs.append((ratio, problem))
+        rows = (row for problem in self.problems for row in problem.rows.values())
+        of_machine = (run.manifest.get("process_spread") for run in self.runs)
+        spread = measured_spread(
+            (row.process_spread for row in rows), max(filter(None, of_machine), default=None)
+        )
+        return Ratios(pairs, spread)
+
+    def over_floor_us(self, over: str, under: str = "lean") -> tuple[float, float]:
+        """Return the medians of latency less read floor of `under` and of the fastest of `over`, on
+        the problems that both timed.
+        """
+        sides = ((problem.fastest(under), problem.fastest(over)) for problem in self.problems)
+        both = [(_above_floor(own), _above_floor(rival)) for own, rival in sides if own and rival]
+        owns, rivals = zip(*both, strict=True)
+        return median(owns), median(rivals)
 
     def values(self, kernels: str, field: str) -> list[float]:
         values = (problem.value(kernels, field) for problem in self.problems)
@@ -301,6 +339,12 @@ def _provenance(run: Run) -> str:
     day = str(run.manifest["created"])[:10]
     gpu = f"{gpus} x {products[0]}" if gpus > 1 else ", ".join(products)
     return ", ".join([day, gpu, f"kernels {', '.join(kernels)}"])
+
+
+def _above_floor(row: Row) -> float:
+    assert row.latency_us is not None
+    assert row.read_floor_us is not None
+    return row.latency_us - row.read_floor_us
 
 
 _read = cache(read_run)

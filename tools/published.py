@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from leanbench.core.problem import AttentionProblem
 from leanbench.records.manifest import RESULTS
-from leanbench.records.published import PUBLISHED
-from leanbench.records.reading import Run, fastest, read_run
-from leanbench.records.row import Row
+from leanbench.records.published import PUBLISHED, PublishedRow, rows_of
+from leanbench.records.reading import read_run
 
 REPORTS = Path(__file__).resolve().parents[1] / "reports"
 _DIGITS = 5
@@ -28,43 +28,24 @@ _DIGITS = 5
 def lines() -> list[str]:
     """Return the lines of the file: the runs, then each problem of a run with its rows."""
     runs = [read_run(path.parent) for path in sorted(REPORTS.rglob(RESULTS))]
-    written = [_line([_about(run) for run in runs])]
-    for number, run in enumerate(runs):
-        rows: dict[Any, list[Row]] = {}
-        for (problem, _), row in fastest(run.results).items():
-            rows.setdefault(problem, []).append(row)
-        for problem, timed in rows.items():
-            fields = [number, problem.to_dict(), [*map(_fields, timed)]]
-            written.append(_line(fields))
+    found = [rows_of(run, run.directory.relative_to(REPORTS).as_posix()) for run in runs]
+    written = [_line([vars(rows[0].run) for rows in found])]
+    for number, rows in enumerate(found):
+        by_problem: dict[AttentionProblem, list[PublishedRow]] = {}
+        for row in rows:
+            by_problem.setdefault(row.problem, []).append(row)
+        for problem, timed in by_problem.items():
+            written.append(_line([number, problem.to_dict(), [*map(_fields, timed)]]))
     return written
 
 
-def _about(run: Run) -> dict[str, Any]:
-    (environment, *_) = run.environments.values()
-    return {
-        "name": run.directory.relative_to(REPORTS).as_posix(),
-        "gpu": run.section("gpu")["name"],
-        "day": str(run.manifest["created"])[:10],
-        "kernels": environment.get("kernels"),
-    }
-
-
-def _fields(row: Row) -> dict[str, Any]:
-    figures = {
-        "latency_us": row.latency_us,
-        "low_us": row.latency_ci_low_us,
-        "high_us": row.latency_ci_high_us,
-        "read_floor_us": row.read_floor_us,
-    }
+def _fields(row: PublishedRow) -> dict[str, Any]:
     fields = {
-        "kernel": row.kernel,
-        **{name: _rounded(value) for name, value in figures.items() if value is not None},
-        "library": row.library,
-        "mode": (row.config or {}).get("mode"),
-        "launches": len(row.gpu_kernels) if row.gpu_kernels else None,
-        "is_noisy": row.status == "noisy" or None,
+        name: _rounded(value) if isinstance(value, float) else value
+        for name, value in vars(row).items()
+        if name not in ("run", "problem")
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    return {name: value for name, value in fields.items() if value not in (None, False)}
 
 
 def _rounded(value: float) -> float:

@@ -176,6 +176,12 @@ constexpr int PEERS_AT = UNITS_AT + (SHARED_QUERY && DIVIDED_QUERY ? 4 * ROWS : 
 constexpr int PEERS_BYTES = PEERS > 0 ? 8 * PEERS + 8 : 0;
 // One per warp and stage; PAGE_SCALES: followed by the scales of the stages' pages.
 constexpr int BARRIERS_AT = PEERS_AT + PEERS_BYTES;
+// True if a launch finds its work ranges from lengths on the device: kept.cuh. A CTA's is in shared
+// memory, behind everything else.
+constexpr bool KEEPS = RAGGED && !EQUAL_SPLITS;
+constexpr int KEPT_NUMBERS = 12, KEPT_BYTES = KEEPS ? 4 * KEPT_NUMBERS : 0;
+constexpr int KEPT_AT =
+    BARRIERS_AT + WARPS * STAGES * (8 + (PAGE_SCALES ? 8 * (CHUNK / BOX) : 0)) + 15 & ~15;
 
 #define INFINITE __int_as_float(0x7f800000)
 #define NOT_A_NUMBER __int_as_float(0x7fffffff)

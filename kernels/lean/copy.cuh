@@ -13,6 +13,10 @@ constexpr int K_PIECES = HEADS_OF_ROW * KV_BYTES * K_STEPS;
 constexpr int V_PIECES = HEADS_OF_ROW * KV_BYTES * V_STEPS;
 constexpr int PIECE_NUMBERS = 16 / KV_BYTES;
 
+// First warp that initializes barriers, 1: also those of warp 0, the fences of which would wait for
+// its reads of the work range.
+constexpr int FIRST_INITIALIZING = KEEPS && CLUSTER == 1 && WARPS > 1;
+
 // A warp and the addresses of its stages.
 struct Warp {
   u32 ring, barriers;  // shared addresses of this warp's stages and barriers
@@ -29,8 +33,12 @@ struct Warp {
     barriers = shared_address(shared) + BARRIERS_AT +
                number * STAGES * (PAGE_SCALES ? 8 + 8 * BOXES : 8);
 #if BULK
-    if (lane == 0) {
-      for (int stage = 0; stage < STAGES; stage++) mbarrier_init(barriers + 8 * stage);
+    if (lane == 0 && number >= FIRST_INITIALIZING) {
+      for (int stage = 0; stage < STAGES; stage++) {
+        mbarrier_init(barriers + 8 * stage);
+        if (number == 1 && FIRST_INITIALIZING == 1)
+          mbarrier_init(shared_address(shared) + BARRIERS_AT + 8 * stage);
+      }
       fence_mbarrier_init_release_cluster();
       fence_proxy_async_shared_cta();
     }

@@ -202,7 +202,14 @@ class CudaRelaunch:
         #: True if the launch holds its stream's workspace.
         self._has_workspace = False
 
-    def sized(
+    def copy(self) -> CudaRelaunch:
+        """Return a launch with its own parameters."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._launch = self._launch.copy()
+        return other
+
+    def resize(
         self,
         batch: int,
         context: int,
@@ -210,24 +217,22 @@ class CudaRelaunch:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         block_table: torch.Tensor | None,
-    ) -> CudaRelaunch:
-        """Return a launch of another batch, context, capacity, or number of pages or packed tokens.
+    ) -> None:
+        """Make it a launch of another batch, context, capacity, or number of pages or packed
+        tokens.
 
         Strides of rows may differ, and those of KV heads if they exceed a token's. Alignments to 16
         bytes and everything else are the same.
         """
         assert self.family is not None
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        launch, other._has_workspace = self._launch.copy(), False
-        other._launch, params = launch, launch.params
+        launch, self._has_workspace = self._launch, False
+        params = launch.params
         if block_table is not None:
             params.stride_table = block_table.stride(0)
         if self._build.ragged_q:
             params.total_queries = q.shape[0]
         launch.resize(*self.family.divide(params, batch, context, q.shape[0]))
-        other._resize(q, k_cache, v_cache)
-        return other
+        self._resize(q, k_cache, v_cache)
 
     def __call__(
         self,
@@ -446,7 +451,9 @@ class CudaFamily(LaunchFamily):
             # An upper bound: the last output tile of each sequence can be partly empty.
             output_tiles = min(output_tiles, queries * self.group_size // build.rows + batch)
         output_tiles = self.kv_heads * max(1, output_tiles)
-        tokens = dealt_tokens(build, context, self.q_len, self.window)
+        tokens = context
+        if self.window >= 0:
+            tokens = dealt_tokens(build, context, self.q_len, self.window)
         params.context, params.batch = context, batch
         if config.splits:
             lean_tiles = max(1, -(-tokens // tile_tokens))

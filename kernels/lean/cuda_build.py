@@ -46,6 +46,8 @@ _LINE_NUMBERS, _WIDE_ROW_NUMBERS = 64, 128
 #: Warps that copy in many_rows.cu: one, or a whole warpgroup for copies by lanes and for two
 #: multiplying warpgroups that take registers of others.
 _COPY_WARPS, _COPY_WARPGROUP = 1, 4
+#: 32-bit numbers of a kept work range: KEPT_NUMBERS in build.cuh.
+_KEPT_NUMBERS = 12
 #: Supported head_dims of K and V in many_rows.cu: rows are whole columns of 128 bytes in shared
 #: memory.
 _WARPGROUP_HEAD_DIMS, _WARPGROUP_VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
@@ -355,7 +357,21 @@ class CudaBuild:
             total += 8 * self.peers + 8
         if self.page_scales:
             total += 8 * self.warps * self.stages * (self.chunk // self.box)
-        return total + 8 * self.warps * self.stages
+        return self._with_range(total + 8 * self.warps * self.stages)
+
+    @property
+    def keeps(self) -> bool:
+        """True if launches keep their work ranges: KEEPS in build.cuh."""
+        return bool(self.ragged) and not self.equal_splits
+
+    def _with_range(self, shared_bytes: int) -> int:
+        """Add a kept range to other shared memory: KEPT_AT in build.cuh."""
+        return -(-shared_bytes // 16) * 16 + 4 * _KEPT_NUMBERS if self.keeps else shared_bytes
+
+    def kept_stride(self, batch: int) -> int:
+        """Return the numbers kept of a CTA's work range, as in kept.cuh, in whole lines."""
+        arrays = batch + (batch if self.leftpad else 0) + (batch + 1 if self.ragged_q else 0)
+        return 32 * (1 + -(-arrays // 32)) if self.keeps else 0
 
     def fits(self, gpu: GpuSpec) -> bool:
         """Return True if the shared memory of `ctas_per_sm` CTAs fits on an SM."""
@@ -420,7 +436,8 @@ class ManyRowsBuild(CudaBuild):
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a CTA, as laid out in rows_layout.cuh."""
         stage = 2 * self.chunk * (self.head_dim + self.v_head_dim) + 4 * 8
-        return 2 * self.rows * max(self.head_dim, self.v_head_dim) + self.stages * stage
+        queries = 2 * self.rows * max(self.head_dim, self.v_head_dim)
+        return self._with_range(queries + self.stages * stage)
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
         """Return the source to compile for a compute capability.

@@ -70,23 +70,13 @@ _OVERLAP = 1.2
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
-    """Candidates of one problem class as arrays of their settings."""
+class Divisions:
+    """Settings that decide which tokens a CTA gets, as arrays: candidates of one division once."""
 
-    configs: tuple[LeanCudaConfig, ...]
-    builds: tuple[CudaBuild, ...]
     tile_tokens: Any
-    chunk: Any
-    warps: Any
-    stages: Any
-    ctas: Any
-    cluster: Any
     heads_of_row: Any
     #: Output tiles of a KV head, or of the heads copied as one.
     row_tiles: Any
-    #: Rows of a KV head's matrix instructions, and numbers of a partial in thousands.
-    rows: Any
-    kilo_numbers: Any
     align: Any
     packs: Any
     #: Most work ranges: CTAs or clusters that fit, with a partial each.
@@ -94,6 +84,26 @@ class Columns:
     #: Steps and LeanTiles of leanbench.core.decomposition.longest_split.
     longest_steps: Any
     merge_tiles: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Candidates of one problem class as arrays of their settings."""
+
+    configs: tuple[LeanCudaConfig, ...]
+    builds: tuple[CudaBuild, ...]
+    divisions: Divisions
+    #: Index of each candidate's division.
+    division: Any
+    chunk: Any
+    warps: Any
+    stages: Any
+    ctas: Any
+    cluster: Any
+    heads_of_row: Any
+    #: Rows of a KV head's matrix instructions, and numbers of a partial in thousands.
+    rows: Any
+    kilo_numbers: Any
 
     @classmethod
     def of(
@@ -104,41 +114,53 @@ class Columns:
         by_key = {config.build_key: config for config in configs}
         built = {key: CudaBuild.of(problem, config) for key, config in by_key.items()}
         builds = tuple(built[config.build_key] for config in configs)
-        limits = [
-            split_limits(build, config.tile_tokens)
+        division_of: dict[tuple[float, ...], int] = {}
+        division = [
+            division_of.setdefault(_division(problem, build, config, gpu), len(division_of))
             for build, config in zip(builds, configs, strict=True)
         ]
-        rows = zip(configs, builds, limits, strict=True)
-        table = np.array(
-            [
-                (
-                    config.tile_tokens,
-                    build.chunk,
-                    build.warps,
-                    build.stages,
-                    build.ctas_per_sm,
-                    build.cluster,
-                    build.heads_of_row,
-                    build.row_tiles(problem.q_len),
-                    build.rows / build.heads_of_row,
-                    build.row_count * build.v_head_dim / 1024,
-                    config.align_grid,
-                    build.packs,
-                    min(
-                        cluster_slots(gpu.sms, build.ctas_per_sm, build.cluster),
-                        WORKSPACE_BYTES // build.partial_bytes,
-                    ),
-                    *steps,
-                )
-                for config, build, steps in rows
-            ],
-            dtype=float,
-        )
-        return cls(tuple(configs), builds, *table.T)
+        table = [
+            (
+                build.chunk,
+                build.warps,
+                build.stages,
+                build.ctas_per_sm,
+                build.cluster,
+                build.heads_of_row,
+                build.rows / build.heads_of_row,
+                build.row_count * build.v_head_dim / 1024,
+            )
+            for build in builds
+        ]
+        divisions = Divisions(*_columns(list(division_of)))
+        return cls(tuple(configs), builds, divisions, np.array(division), *_columns(table))
+
+
+def _columns(rows: Sequence[tuple[float, ...]]) -> Any:
+    """Return columns of a table, to be broadcast along fills."""
+    import numpy as np
+
+    return np.array(rows, dtype=float).T[..., None]
+
+
+def _division(
+    problem: AttentionProblem, build: CudaBuild, config: LeanCudaConfig, gpu: GpuSpec
+) -> tuple[float, ...]:
+    """Return the fields of `Divisions`."""
+    slots = cluster_slots(gpu.sms, build.ctas_per_sm, build.cluster)
+    return (
+        config.tile_tokens,
+        build.heads_of_row,
+        build.row_tiles(problem.q_len),
+        config.align_grid,
+        build.packs,
+        min(slots, WORKSPACE_BYTES // build.partial_bytes),
+        *split_limits(build, config.tile_tokens),
+    )
 
 
 class Work(NamedTuple):
-    """What a launch does: arrays over fills and candidates; some have groups as a first axis."""
+    """What a launch does: arrays over candidates and fills; some have groups as a first axis."""
 
     #: Time to read K and V once from memory, and again from the L2.
     memory_us: Any
@@ -163,27 +185,27 @@ def work_of(
     """
     import numpy as np
 
-    # Arrays over groups, fills and candidates.
-    tokens, sequences = np.array(fills, dtype=float).transpose(2, 1, 0)[..., None]
+    # Arrays over groups, divisions and fills.
+    tokens, sequences = np.array(fills, dtype=float).transpose(2, 1, 0)[:, :, None]
     several = len(fills[0]) > 1
     ragged = problem.lengths_on == "device" or several
-    tile, step = columns.tile_tokens, columns.chunk * columns.warps * columns.cluster
-    per_sequence = problem.kv_heads / columns.heads_of_row * columns.row_tiles
-    count = sequences * per_sequence
+    by = columns.divisions
+    tile = by.tile_tokens
+    count = sequences * (problem.kv_heads / by.heads_of_row * by.row_tiles)
     output_tiles = count.sum(0)
     lean_tiles = np.maximum(1, np.ceil(tokens / tile))
     total, longest = (lean_tiles * count).sum(0), lean_tiles.max(0)
-    grid = np.maximum(1, np.minimum(columns.slots, total))
+    grid = np.maximum(1, np.minimum(by.slots, total))
     # LeanTiles of a part if no CTA crosses output tiles, else 0; and CTAs one after another.
     waves = np.ones_like(grid)
     if ragged:
-        whole = _equal_part(lean_tiles, count, total, grid, output_tiles, columns)
+        whole = _equal_part(lean_tiles, count, total, grid, output_tiles, by)
         few = total - output_tiles <= np.floor(output_tiles / 8) * 3
-        ends = np.where((columns.packs > 0) & few & (lean_tiles == 1), 0, END_TILES)
+        ends = np.where((by.packs > 0) & few & (lean_tiles == 1), 0, END_TILES)
     else:
-        tile_bytes = tile * columns.heads_of_row * problem.token_bytes
-        many = many_whole_tiles(output_tiles, longest, tile_bytes, grid) & (columns.align > 0)
-        aligned = (columns.align > 0) & (grid >= output_tiles)
+        tile_bytes = tile * by.heads_of_row * problem.token_bytes
+        many = many_whole_tiles(output_tiles, longest, tile_bytes, grid) & (by.align > 0)
+        aligned = (by.align > 0) & (grid >= output_tiles)
         ranges = np.maximum(1, np.floor(grid / output_tiles))
         grid = np.where(aligned, ranges * output_tiles, grid)
         # A remainder of the division moves the boundaries of ranges off those of output tiles.
@@ -192,6 +214,7 @@ def work_of(
         whole = np.where(many, longest, whole)
         waves = np.where(many, np.ceil(output_tiles / grid), 1)
         ends = np.zeros_like(lean_tiles)
+    is_whole = whole > 0
     counted = lean_tiles + ends
     dealt = np.ceil((counted * count).sum(0) / grid - 1e-9)
     # Ranges that begin anywhere: whole output tiles, and pieces of the first and the last.
@@ -202,28 +225,35 @@ def work_of(
     inner = np.where(even, segments, np.maximum(segments - 2, 0))
     rest = np.maximum(dealt - inner * counted - np.minimum(ends, 1) * (~even), 0)
     pieces = np.minimum(segments - inner, 2)
-    rest_tokens = np.minimum(rest * tile, pieces * tokens)
-    rounds = inner * np.ceil(tokens / step) + np.ceil(rest_tokens / step + (pieces > 1) / 2)
     alone = np.minimum(whole, lean_tiles)
-    is_whole = whole > 0
+    split_tokens = np.minimum(alone * tile, tokens)
+    rest_tokens = np.where(is_whole, split_tokens, np.minimum(rest * tile, pieces * tokens))
+    # Two pieces end with half a round more.
+    more = (pieces > 1) & ~is_whole
+    inner = np.where(is_whole, 0, inner)
     range_tiles = np.where(is_whole, np.maximum(whole, 1), dealt)
     splits = np.ceil(longest / range_tiles) + ((whole == 0) & (range_tiles < longest))
-    split_tokens = np.minimum(alone * tile, tokens)
-    rounds = np.where(is_whole, np.ceil(split_tokens / step), rounds)
-    segments = np.where(is_whole, 1, segments)
+    segments = np.where(is_whole, 1, segments) * waves
     part = np.where(is_whole, split_tokens, np.minimum(dealt * tile, tokens))
     reads = (tokens * sequences).sum(0) * problem.kv_heads * problem.token_bytes
     # Output tiles of one KV head out of step read it again from memory if the L2 is too small.
     again = np.where(is_whole | (reads < gpu.l2_bytes), 1 / _L2_RATIO, 1)
-    memory_us = reads / (gpu.bandwidth_tb_s * 1e6) * (1 + (columns.row_tiles - 1) * again)
+    memory_us = reads / (gpu.bandwidth_tb_s * 1e6) * (1 + (by.row_tiles - 1) * again)
     parts = (np.ceil(lean_tiles / np.maximum(alone, 1)) * count).sum(0)
     used = np.where(is_whole, np.minimum(grid, parts), grid)
+    # Arrays over groups, candidates and fills.
+    memory_us, inner, rest_tokens, more, waves, segments, part, splits, used = (
+        each.take(columns.division, -2)
+        for each in (memory_us, inner, rest_tokens, more, waves, segments, part, splits, used)
+    )
+    step = columns.chunk * columns.warps * columns.cluster
+    rounds = inner * np.ceil(tokens / step) + np.ceil(rest_tokens / step + more / 2)
     share = np.minimum(columns.ctas, np.ceil(used * columns.cluster / gpu.sms))
-    return Work(memory_us, rounds * waves, segments * waves, part, splits, share)
+    return Work(memory_us, rounds * waves, segments, part, splits, share)
 
 
 def _equal_part(
-    lean_tiles: Any, count: Any, total: Any, grid: Any, output_tiles: Any, columns: Columns
+    lean_tiles: Any, count: Any, total: Any, grid: Any, output_tiles: Any, by: Divisions
 ) -> Any:
     """Return the LeanTiles of leanbench.core.decomposition.longest_split; 0 for stream-K."""
     import numpy as np
@@ -235,22 +265,25 @@ def _equal_part(
         return part, (np.ceil(lean_tiles / part) * count).sum(0) <= grid
 
     # More steps need no more CTAs: the fewest that are enough.
-    low, most = np.zeros_like(share), np.broadcast_to(columns.longest_steps, share.shape)
+    low, most = np.zeros_like(share), np.broadcast_to(by.longest_steps, share.shape)
     high = most
-    for _ in range(int(columns.longest_steps.max()).bit_length()):
+    for _ in range(int(by.longest_steps.max()).bit_length()):
         middle = np.floor((low + high) / 2)
         _, fits = enough(middle)
         low, high = np.where(fits, low, np.minimum(middle + 1, most)), np.where(fits, middle, high)
     part, fits = enough(high)
     split = np.where(fits, part, 0)
-    stays = longest <= np.where(split > 0, split, share) + columns.merge_tiles
+    stays = longest <= np.where(split > 0, split, share) + by.merge_tiles
     return np.where(stays, longest, split) * (grid >= output_tiles)
 
 
 def parts_us(
     problem: AttentionProblem, work: Work, columns: Columns, costs: Costs
 ) -> dict[str, Any]:
-    """Return the parts of each launch in microseconds, in the order of `total_us`."""
+    """Return the parts of each launch in microseconds, in the order of `total_us`.
+
+    They are arrays over fills and candidates.
+    """
     import numpy as np
 
     tokens = np.minimum(columns.chunk, work.tokens)
@@ -271,13 +304,14 @@ def parts_us(
     partials = np.minimum(work.splits, MERGE_AT_ONCE) * 4 / (columns.warps * columns.cluster)
     merge = levels * (costs.merge + costs.merge_kn * columns.kilo_numbers * partials)
     start = costs.start * (1 + _MORE_WARPS * np.maximum(0, columns.warps * work.share / 4 - 1))
-    return {
+    parts = {
         "start": start + costs.stage * (columns.stages - 1) * work.share + chunk,
         "memory": work.memory_us,
         "warps": warps,
         "ends": ends,
         "merge": merge * (work.splits > 1),
     }
+    return {name: part.T for name, part in parts.items()}
 
 
 def total_us(parts: dict[str, Any]) -> Any:

@@ -63,6 +63,7 @@ class DriverLaunch:
         self._device, self._stream = device, 0
         #: Address of the slots from the last `borrow`.
         self.slots = 0
+        self._build = build
         # The attributes, to which the configuration points, are kept alive.
         config = self._whole_config = _launch_config(build, build.cluster)
         self._config = _Config.from_address(config.getPtr())
@@ -85,6 +86,10 @@ class DriverLaunch:
         """Change the CTAs, and the size of the slots."""
         self._slots_bytes = slots_bytes
         _pack_grid(self._config, 0, grid)
+        stride = self.params.kept_stride = self._build.kept_stride(self.params.batch)
+        self._kept_numbers = grid * stride
+        #: Stream and counter of the last `borrow`.
+        self._kept_for = None
 
     def _copy(self, params: Params) -> None:
         config = self._config = _Config.from_buffer_copy(self._config)
@@ -124,6 +129,10 @@ class DriverLaunch:
         if stream != self._stream:
             _pack_stream(self._config, _STREAM_OFFSET, stream)
             self._stream = stream
+        if self._kept_numbers and self._kept_for != (stream, self.params.replays):
+            self._kept_for = stream, self.params.replays
+            kept = WORKSPACES.keep(self._device, self._kept_numbers)
+            self.params.kept, self.params.kept_key = kept
         return lent
 
     def launch(self, epoch: int) -> None:

@@ -78,7 +78,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         return cuda_settings.chosen(cuda_settings.known(problem), gpu)
 
     def default_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> cuda_settings.Choices:
-        return cuda_settings.Choices(problem, gpu)
+        return cuda_settings.choices_of(problem, gpu)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         known = cuda_settings.known(problem)

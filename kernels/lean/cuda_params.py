@@ -70,6 +70,11 @@ class Params(ctypes.Structure):
         ("k_map", TensorMap),
         ("v_map", TensorMap),
         *((name, ctypes.c_uint64) for name in _POINTERS),
+        ("kept", ctypes.c_uint64),
+        ("kept_stride", ctypes.c_int32),
+        ("kept_key", ctypes.c_uint32),
+        ("context", ctypes.c_int32),
+        ("batch", ctypes.c_int32),
         *(
             (name, ctypes.c_uint64)
             for name in ("cache_leftpad", "cache_batch_idx", "alibi_slopes", "sinks")
@@ -92,8 +97,6 @@ class Params(ctypes.Structure):
         *(
             (name, ctypes.c_int32)
             for name in (
-                "context",
-                "batch",
                 "kv_heads",
                 "stride_table",
                 "window_left",

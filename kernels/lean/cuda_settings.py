@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import groupby, pairwise, product
 from typing import Any
 
 from leanbench.kernels.lean.configs import BuildKey, LeanCudaConfig
@@ -59,11 +59,9 @@ _BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
 #: LeanTiles, and CTAs of a cluster. Other clusters leave more SMs idle (docs/performance.md).
 _TILES = (128, 64, 256)
 _CLUSTERS = (1, 2, 4, 8)
-#: Lengths on the device are judged over fills: shares of the longest sequence, of a quarter of the
-#: sequences each.
-_FILLS = ((1, 1, 1, 1), (1 / 16, 1 / 16, 1 / 16, 1 / 16), (1, 0.4, 0.1, 0.02))
-#: Share that the others have in the fill with a single long sequence.
-_SHORT = 1 / 16
+#: Lengths on the device are judged over fills, by shares of the longest sequence: those of short
+#: sequences, and of a quarter of mixed ones each.
+_SHORT, _MIXED = 1 / 16, (1, 0.4, 0.1, 0.02)
 #: Latency of many_rows.cu without reading, in microseconds, and of reading relative to the memory's
 #: time: read off the timings of `Costs`.
 _MANY_ROWS_US, _MANY_ROWS_SHARE = 9.0, 1.17
@@ -72,8 +70,12 @@ _FASTEST = 8
 #: Lengths between two multiples of this share settings and a launch, so a sequence that grows token
 #: by token finds both prepared.
 LENGTHS_TOGETHER = 64
-#: Choices that are kept, and those that are made at once, in one or two milliseconds.
-_MOST_FOUND, _SIZES_AT_ONCE = 4096, {"host": 128, "device": 16}
+#: Choices that are made at once, of batches and of lengths: if batches alone differ, lengths alone,
+#: or both. And blocks of them that are kept.
+_AT_ONCE = {"host": ((128, 1), (1, 128), (32, 16)), "device": ((64, 1), (1, 2), (64, 2))}
+_MOST_BLOCKS = 256
+#: Numbers of an array, at most: malloc returns larger ones to the system after each operation.
+_ARRAY_NUMBERS = 24_000
 #: Batch, and longest length.
 Sizes = tuple[int, int]
 #: Weight of the worst fill's regret next to the mean's.
@@ -249,9 +251,8 @@ def space(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
     return list(dict.fromkeys([*fastest, *varied.values(), *order]))
 
 
-def _of_any_size(problem: AttentionProblem) -> AttentionProblem:
-    """Return a problem that stands for those of other batches, lengths and KV heads."""
-    kv_heads = min(problem.kv_heads, 2 + problem.kv_heads % 2)
+def _of_any_size(problem: AttentionProblem, kv_heads: int) -> AttentionProblem:
+    """Return a problem that stands for those of other batches and lengths."""
     return replace(
         problem,
         batch=1,
@@ -263,9 +264,15 @@ def _of_any_size(problem: AttentionProblem) -> AttentionProblem:
     )
 
 
+def _columns(problem: AttentionProblem, gpu: GpuSpec, likely: bool = False) -> Columns:
+    """Return the candidates of lean.cu, or those that are `_is_likely`."""
+    # Problems of other sizes have the same, and most of other KV heads.
+    kv_heads = min(problem.kv_heads, 2 + problem.kv_heads % 2)
+    return _columns_of(_of_any_size(problem, kv_heads), gpu, likely)
+
+
 @lru_cache(maxsize=256)
-def _columns(problem: AttentionProblem, gpu: GpuSpec) -> Columns:
-    """Return the candidates of lean.cu, which `_of_any_size` shares among problems."""
+def _columns_of(problem: AttentionProblem, gpu: GpuSpec, likely: bool) -> Columns:
     row_bytes = -(-problem.token_bytes // 2)
     builds = next(builds for most, builds in _BUILDS.items() if row_bytes <= most)
     most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
@@ -279,6 +286,8 @@ def _columns(problem: AttentionProblem, gpu: GpuSpec) -> Columns:
         for build, cluster, each, tile in product(builds, clusters, rows, _TILES)
         if not (build[3] > 1 and cluster > 2)
     ]
+    if likely:
+        configs = list(filter(_is_likely, configs))
     in_8_bits = problem.kv_dtype != SAME
     able = [
         config
@@ -293,6 +302,14 @@ def _columns(problem: AttentionProblem, gpu: GpuSpec) -> Columns:
         )
         able = [fitted(smallest, problem, gpu)]
     return Columns.of(problem, able, gpu)
+
+
+def _is_likely(config: LeanCudaConfig) -> bool:
+    """Return False for what the model never chooses, with lengths on the device: clusters with
+    LeanTiles for which it predicts gains that the committed timings hardly have.
+    """
+    on_device = not config.align_grid
+    return config.cluster_size == 1 or config.tile_tokens == TILE_TOKENS or not on_device
 
 
 def bound_of(tokens: int) -> int:
@@ -324,7 +341,7 @@ def known(problem: AttentionProblem) -> AttentionProblem:
 def fill_lengths(batch: int, longest: int) -> list[tuple[int, ...]]:
     """Return lengths of a batch that settings are chosen for if only the device knows them.
 
-    All long, all short, mixed, and a single long one; without repetitions.
+    All long, all short, a single long one, and mixed; without repetitions.
     """
     fills = [
         tuple(length for length, count in fill for _ in range(count))
@@ -335,11 +352,16 @@ def fill_lengths(batch: int, longest: int) -> list[tuple[int, ...]]:
 
 @lru_cache(maxsize=512)
 def _fills(batch: int, longest: int) -> list[Fill]:
-    """Return `fill_lengths` as groups: an equal number in each fill, some without a sequence."""
+    """Return `fill_lengths` as groups, some without a sequence: as many for every batch."""
     ends = [-(-batch * quarter // 4) for quarter in range(5)]
     counts = [end - start for start, end in pairwise(ends)]
-    fills = [list(zip(shares, counts, strict=True)) for shares in _FILLS]
-    fills.append([(1, 1), (_SHORT, batch - 1), (_SHORT, 0), (_SHORT, 0)])
+    half = -(-batch // 2)
+    fills = [
+        [(1, half), (1, batch - half)],
+        [(_SHORT, half), (_SHORT, batch - half)],
+        [(1, 1), (_SHORT, batch - 1)],
+        list(zip(_MIXED, counts, strict=True)),
+    ]
     return [
         tuple((max(1, round(share * longest)), count) for share, count in fill) for fill in fills
     ]
@@ -353,48 +375,60 @@ def ranked(
     With lengths on the device, these are geometric means over `fill_lengths`, and the worst fill's
     regret counts as in leanbench.configs.lookup.ranked.
     """
-    import numpy as np
-
-    columns, scores, latency_us = _scores(problem, gpu, costs, [_sizes_of(problem)])
-    order = np.argsort(scores[0], kind="stable")
-    return [(columns.configs[index], float(latency_us[0, index])) for index in order.tolist()]
-
-
-def _scores(
-    problem: AttentionProblem, gpu: GpuSpec, costs: Costs, sizes: Sequence[Sizes]
-) -> tuple[Columns, Any, Any]:
-    """Return the candidates of lean.cu, and of each for each of `sizes` what they are ranked by,
-    and the predicted latency in us.
-    """
-    import numpy as np
-
-    columns, parts = predict(problem, gpu, costs, sizes)
-    logs = np.log(total_us(parts))
-    logs = logs.reshape(len(sizes), -1, logs.shape[-1])
-    worst = (logs - logs.min(2, keepdims=True)).max(1)
-    mean = logs.mean(1)
-    return columns, mean + WORST * worst, np.exp(mean)
+    sizes, columns = [_sizes_of(problem)], _columns(problem, gpu)
+    scores, latency_us = _scores(problem, gpu, costs, sizes, columns)
+    order = sorted(
+        zip(columns.configs, scores[0].tolist(), latency_us[0].tolist(), strict=True),
+        key=lambda each: (not _is_likely(each[0]), each[1]),
+    )
+    return [(config, us) for config, _, us in order]
 
 
 def predict(
+    problem: AttentionProblem, gpu: GpuSpec, costs: Costs
+) -> tuple[Columns, dict[str, Any]]:
+    """Return the candidates of lean.cu, and leanbench.kernels.lean.cuda_cost.parts_us of each
+    fill.
+    """
+    columns = _columns(problem, gpu)
+    return columns, _parts(problem, gpu, costs, [_sizes_of(problem)], columns)
+
+
+def _parts(
     problem: AttentionProblem,
     gpu: GpuSpec,
     costs: Costs,
-    sizes: Sequence[Sizes] | None = None,
-) -> tuple[Columns, dict[str, Any]]:
-    """Return the candidates of lean.cu, and leanbench.kernels.lean.cuda_cost.parts_us of each fill.
+    sizes: Sequence[Sizes],
+    columns: Columns,
+) -> dict[str, Any]:
+    """Return `parts_us` of a fill of all sizes after another."""
+    import numpy as np
 
-    Args:
-        sizes: of problems that are the same otherwise; the problem's own by default.
+    kinds = zip(*(_seen_fills(problem, *each) for each in sizes), strict=True)
+    parts = []
+    for _, alike in groupby(kinds, lambda fills: len(fills[0])):
+        fills = [fill for fills in alike for fill in fills]
+        parts.append(parts_us(problem, work_of(problem, fills, columns, gpu), columns, costs))
+    return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
+
+
+def _scores(
+    problem: AttentionProblem,
+    gpu: GpuSpec,
+    costs: Costs,
+    sizes: Sequence[Sizes],
+    columns: Columns,
+) -> tuple[Any, Any]:
+    """Return what candidates are ranked by, and their predicted latencies in us: arrays over sizes
+    and candidates.
     """
-    columns = _columns(_of_any_size(problem), gpu)
-    sizes = [_sizes_of(problem)] if sizes is None else sizes
-    fills = [fill for each in sizes for fill in _seen_fills(problem, *each)]
-    return columns, parts_us(problem, work_of(problem, fills, columns, gpu), columns, costs)
+    import numpy as np
 
-
-def _sizes_of(problem: AttentionProblem) -> Sizes:
-    return problem.batch, problem.max_context
+    logs = np.log(total_us(_parts(problem, gpu, costs, sizes, columns)))
+    logs = logs.reshape(-1, len(sizes), len(columns.configs))
+    worst = (logs - logs.min(2, keepdims=True)).max(0)
+    mean = logs.mean(0)
+    return mean + WORST * worst, np.exp(mean)
 
 
 def chosen(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
@@ -407,66 +441,110 @@ def _chosen(problem: AttentionProblem, gpu: GpuSpec, costs: Costs) -> LeanCudaCo
     return _choices(problem, gpu, costs, [_sizes_of(problem)])[0]
 
 
+def _sizes_of(problem: AttentionProblem) -> Sizes:
+    return problem.batch, _rounded(problem, problem.max_context)
+
+
+def _rounded(problem: AttentionProblem, tokens: int) -> int:
+    """Return the length that the model predicts for: shorter ones, down to the next, share it.
+
+    On the host, lengths of one LeanTile more can divide otherwise, so no wider steps are taken.
+    """
+    if problem.lengths_on == "device":
+        return max(LENGTHS_TOGETHER, bound_of(tokens))
+    return -(-tokens // LENGTHS_TOGETHER) * LENGTHS_TOGETHER
+
+
 def _choices(
     problem: AttentionProblem, gpu: GpuSpec, costs: Costs, sizes: Sequence[Sizes]
 ) -> list[LeanCudaConfig]:
     """Return the model's choice for problems of these sizes that are the same otherwise."""
-    warpgroups = has_many_rows(problem, gpu)
-    if warpgroups and problem.group_size * problem.q_len > WARPGROUP_ROWS:
-        return [many_rows_config(problem, gpu, batch) for batch, _ in sizes]
-    columns, scores, latency_us = _scores(problem, gpu, costs, sizes)
-    best = scores.argmin(1)
-    chosen = [columns.configs[index] for index in best.tolist()]
-    if warpgroups:
-        for number, (batch, tokens) in enumerate(sizes):
-            if latency_us[number, best[number]] >= _many_rows_us(problem, gpu, batch, tokens):
-                chosen[number] = many_rows_config(problem, gpu, batch)
+    many_rows: dict[int, LeanCudaConfig] = {}
+    if has_many_rows(problem, gpu):
+        many_rows = {batch: many_rows_config(problem, gpu, batch) for batch, _ in sizes}
+        if problem.group_size * problem.q_len > WARPGROUP_ROWS:
+            return [many_rows[batch] for batch, _ in sizes]
+    chosen, columns = [], _columns(problem, gpu, likely=True)
+    groups = sum(map(len, _seen_fills(problem, *sizes[0])))
+    count = max(1, _ARRAY_NUMBERS // (len(columns.configs) * groups))
+    for start in range(0, len(sizes), count):
+        some = sizes[start : start + count]
+        scores, latency_us = _scores(problem, gpu, costs, some, columns)
+        for (batch, tokens), index, us in zip(some, scores.argmin(1), latency_us, strict=True):
+            is_slower = many_rows and us[index] >= _many_rows_us(problem, gpu, batch, tokens)
+            chosen.append(many_rows[batch] if is_slower else columns.configs[index])
     return chosen
 
 
 class Choices:
     """The model's choices for problems that differ in nothing but their batch and length.
 
-    The first is made alone. Later ones are made together with those of sizes nearby, as far as
-    batches or lengths have differed so far: all of them take little longer than a few.
+    The first is made alone. Later ones are made in blocks of sizes, in what has differed so far: a
+    call of another size seldom waits for the model.
     """
 
-    def __init__(self, problem: AttentionProblem, gpu: GpuSpec) -> None:
-        self._problem, self._gpu, self._costs = known(problem), gpu, costs_of(gpu)
-        self._found: dict[Sizes, LeanCudaConfig] = {}
-        #: Batches and lengths of choices that were not found.
-        self._batches: set[int] = set()
-        self._lengths: set[int] = set()
+    def __init__(self, problem: AttentionProblem, gpu: GpuSpec, costs: Costs) -> None:
+        self._problem, self._gpu, self._costs = problem, gpu, costs
+        self._on_device = problem.lengths_on == "device"
+        self._first: Sizes | None = None
+        #: Batches and lengths of a block, and blocks by their numbers. Other threads replace both.
+        self._made: tuple[tuple[int, int], dict[Sizes, list[LeanCudaConfig]]] = (1, 1), {}
 
     def __call__(self, batch: int, tokens: int) -> LeanCudaConfig:
-        if self._problem.lengths_on == "device":
-            tokens = bound_of(tokens)
-        choice = self._found.get((batch, tokens))
-        if choice is None:
-            sizes = self._with_others(batch, tokens)
-            if len(self._found) + len(sizes) > _MOST_FOUND:
-                self._found.clear()
-            chosen = _choices(self._problem, self._gpu, self._costs, sizes)
-            self._found.update(zip(sizes, chosen, strict=True))
-            choice = self._found[batch, tokens]
-        return choice
+        number = _number_of_bound(tokens) if self._on_device else -(-tokens // LENGTHS_TOGETHER)
+        (batches, lengths), blocks = self._made
+        block = (batch - 1) // batches, (number - 1) // lengths
+        chosen = blocks.get(block)
+        if chosen is None:
+            (batches, lengths), chosen = self._make(batch, number)
+        return chosen[(batch - 1) % batches * lengths + (number - 1) % lengths]
 
-    def _with_others(self, batch: int, tokens: int) -> list[Sizes]:
-        """Return sizes nearby in what has differed so far, with these."""
-        self._batches.add(batch)
-        self._lengths.add(tokens)
-        batches, lengths, most = [batch], [tokens], _SIZES_AT_ONCE[self._problem.lengths_on]
-        several = len(self._batches) > 1
-        if len(self._lengths) > 1 and self._problem.lengths_on == "host":
-            count = most // 4 if several else most
-            room, most = LENGTHS_TOGETHER * count // 2, most // count
-            start = (tokens - 1) // room * room
-            ends = range(start + LENGTHS_TOGETHER, start + room + 1, LENGTHS_TOGETHER)
-            lengths += [length for end in ends for length in (end - 1, end) if length != tokens]
-        if several:
-            start = (batch - 1) // most * most
-            batches = range(start + 1, start + most + 1)
-        return list(product(batches, lengths))
+    def _make(self, batch: int, number: int) -> tuple[tuple[int, int], list[LeanCudaConfig]]:
+        """Make the block of a batch and a length; return its batches and lengths, and choices."""
+        shape, blocks = self._made
+        first_batch, first_number = self._first = self._first or (batch, number)
+        differ = batch != first_batch or shape[0] > 1, number != first_number or shape[1] > 1
+        if any(differ):
+            batches_alone, lengths_alone, both = _AT_ONCE[self._problem.lengths_on]
+            wanted = both if all(differ) else batches_alone if differ[0] else lengths_alone
+            if wanted != shape:
+                shape, blocks = self._made = wanted, {}
+        if len(blocks) >= _MOST_BLOCKS:
+            shape, blocks = self._made = shape, {}
+        block = (batch - 1) // shape[0], (number - 1) // shape[1]
+        batches, numbers = (
+            range(at * count + 1, at * count + count + 1)
+            for at, count in zip(block, shape, strict=True)
+        )
+        lengths = (
+            _rounded(self._problem, _bound_of_number(each))
+            if self._on_device
+            else LENGTHS_TOGETHER * each
+            for each in numbers
+        )
+        sizes = list(product(batches, lengths))
+        blocks[block] = chosen = _choices(self._problem, self._gpu, self._costs, sizes)
+        return shape, chosen
+
+
+def _number_of_bound(tokens: int) -> int:
+    """Return the number of `bound_of`, two for each power of two."""
+    bits = (max(LENGTHS_TOGETHER, tokens) - 1).bit_length()
+    return 2 * bits - (4 * tokens <= 3 << bits)
+
+
+def _bound_of_number(number: int) -> int:
+    return (4 - number % 2) << (number + 1) // 2 >> 2
+
+
+def choices_of(problem: AttentionProblem, gpu: GpuSpec) -> Choices:
+    """Return the model's choices for a problem with other batches and lengths."""
+    problem = known(problem)
+    return _shared_choices(_of_any_size(problem, problem.kv_heads), gpu, costs_of(gpu))
+
+
+# All calls of a process share them.
+_shared_choices = lru_cache(maxsize=64)(Choices)
 
 
 def _seen_fills(problem: AttentionProblem, batch: int, longest: int) -> list[Fill]:

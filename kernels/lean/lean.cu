@@ -12,6 +12,7 @@
 #include "build.cuh"
 #include "copy.cuh"
 #include "events.cuh"
+#include "kept.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
 #include "reduce.cuh"
@@ -27,8 +28,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #if CLUSTER > 1
   rank = cluster_ctarank();
 #endif
+  RangeFinder finder;
+  if (FIRST_INITIALIZING == 1) finder.start(p, lane);
   Warp warp;
   warp.start(shared, rank, warp_number, lane);
+  if (FIRST_INITIALIZING == 0) finder.start(p, lane);
 
   Position part;  // the current part
   WorkRange range;
@@ -38,13 +42,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   PeerExchange exchange;
   exchange.start(p);
 #endif
-  Lengths lengths;
-  if (RAGGED && !EQUAL_SPLITS) lengths.start(p, lane);  // else fences of `warp.start` wait for it
 #if BULK && CLUSTER > 1
   const bool guessed = range.guess(p, warp.range_warp, ring.next);
   if (guessed) ring.copy_guess(p, warp);
 #endif
-  const bool works = range.find(p, lane, lengths, warp.range_warp, part);
+  u32 *found = reinterpret_cast<u32 *>(shared + KEPT_AT);
+  const bool works = finder.find(p, lane, warp.range_warp, found, range, part);
 #if BULK && CLUSTER > 1
   if (guessed && !(works && range.is_first_split() && part.chunk < part.chunks))
     ring.drop_guess(warp);
@@ -54,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #endif
 #endif
   if (!works) {
+    finder.keep(p, lane);
     events.end();
     return;
   }
@@ -67,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   while (true) {
     // Copies do not depend on the part's other values, so they start before those are read.
     if (SCRATCH_OVER_RING || first_part) ring.fill(p, warp, range.end);
+    if (first_part) finder.keep(p, lane);
     State state;
     state.reset();
     fresh |= query.enter_part(p, part);

@@ -2,6 +2,7 @@
 // with matrix instructions of warpgroups. rows_layout.cuh describes the roles of threads.
 
 #include "events.cuh"
+#include "kept.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
 #include "rows_attend.cuh"
@@ -100,7 +101,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
   }
-  if (threadIdx.x == 0) {
+  RangeFinder finder;
+  finder.start(p, lane);
+  if (threadIdx.x == 32) {  // fences of warp 0 would wait for its reads
     for (int stage = 0; stage < STAGES; stage++) {
       mbarrier_init(at + K_FULL + 8 * stage, COPY_ARRIVALS);
       mbarrier_init(at + V_FULL + 8 * stage, COPY_ARRIVALS);
@@ -110,19 +113,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     fence_mbarrier_init_release_cluster();
     fence_proxy_async_shared_cta();
   }
-  Lengths lengths;
-  if (RAGGED) lengths.start(p, lane);
-  __syncthreads();
+  if (!KEEPS) __syncthreads();
   int rank = 0;
 #if CLUSTER > 1
   rank = cluster_ctarank();
 #endif
   WorkRange range;
   Position part;
-  if (!range.find(p, lane, lengths, 0, part)) {
+  if (!finder.find(p, lane, 0, reinterpret_cast<u32 *>(shared + FOUND_AT), range, part)) {
+    finder.keep(p, lane);
     events.end();
     return;
   }
+  finder.keep(p, lane);
   events.record(BEGIN, 0);
 
   if (warp >= COPY_WARP) {

@@ -51,6 +51,10 @@ struct Params {
   float *lse;
   u32 *partials;  // the partials workspace: a slot per work range
   const int *cache_seqlens, *block_table;
+  u32 *kept;        // KEEPS: see kept.cuh; null: nothing is kept
+  int kept_stride;  // numbers of a CTA
+  u32 kept_key;     // of the launch: no other has it
+  int context, batch;
   const int *cache_leftpad, *cache_batch_idx;
   const float *alibi_slopes;
   const void *sinks;
@@ -62,7 +66,7 @@ struct Params {
   i64 stride_v_new_batch, stride_v_new_token, stride_v_new_head;
   int stride_q_token, stride_q_head, stride_k_token, stride_v_token;
   int stride_out_token, stride_out_head;
-  int context, batch, kv_heads, stride_table;
+  int kv_heads, stride_table;
   int window_left, window_right;
   int window_tokens;  // WINDOW_LEFT: maximum in LeanTiles, less the sequence's query tokens
   int tile_shift;     // log2 of a LeanTile's tokens; FIXED_RUNS: of the shortest run's

@@ -52,7 +52,8 @@ constexpr int BARRIERS = STAGES_AT + STAGES * STAGE;
 // Barriers for each of the stages.
 constexpr int K_FULL = BARRIERS, K_EMPTY = K_FULL + 8 * STAGES;
 constexpr int V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES;
-static_assert(V_EMPTY + 8 * STAGES == SHARED_BYTES, "SHARED_BYTES differs from ManyRowsBuild's");
+constexpr int FOUND_AT = V_EMPTY + 8 * STAGES + (KEEPS ? 15 : 0) & (KEEPS ? ~15 : ~0);
+static_assert(FOUND_AT + KEPT_BYTES == SHARED_BYTES, "SHARED_BYTES differs from ManyRowsBuild's");
 
 // Named barriers: of all warpgroups, and from these numbers on of each warpgroup and its turn.
 constexpr int OF_CONSUMERS = 1, OF_WARPGROUP = 2, TURN_OF_WARPGROUP = 4;

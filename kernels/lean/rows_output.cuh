@@ -187,7 +187,7 @@ struct Slots {
     second = range.slot - splits.mine;
     mergers = splits.count;
     if (!RAGGED || range.longest == 0) {
-      const int host = range.index - splits.mine, tile_start = part.at - part.first;
+      const int host = range.slot - splits.mine, tile_start = part.at - part.first;
       const bool begins = range_start(host, range.share, range.longer) == tile_start;
       first = begins ? host : gridDim.x + host;
       if (range_start(host + splits.count, range.share, range.longer) > tile_start + part.tiles)

@@ -500,7 +500,7 @@ __device__ __forceinline__ int units_before(const Params &p, int lane, int longe
 // LeanTiles; the first `longer` have one more. If `longest` is not 0, they are splits of output
 // tiles, none longer than that.
 struct WorkRange {
-  int index, end, share, longer;
+  int end, share, longer;
   int slot;                     // of its partial in the workspace
   int longest, splits, split;   // RAGGED, EQUAL_SPLITS
 
@@ -549,9 +549,9 @@ struct WorkRange {
     return unit - divide(unit, output_tiles) * output_tiles;
   }
 
-  __device__ __forceinline__ void enter_split(const Params &p, int lane, int unit, int used,
-                                              int output_tiles, int range_warp,
-                                              Position &position) {
+  // Finds the split of a unit.
+  __device__ __forceinline__ void find_split(const Params &p, int lane, int unit, int used,
+                                             int output_tiles, Position &position) {
     const int each = head_tiles(p), others = used - output_tiles;
     int head, before = 0;
     split = 0;
@@ -582,14 +582,16 @@ struct WorkRange {
     position.first = range_start(split, length, rest);
     position.at = head * position.tiles + position.first;
     end = head * position.tiles + range_start(split + 1, length, rest);
-    position.enter_tiles(p, position.first + end - position.at, range_warp);
   }
 
   // EQUAL_SPLITS: enters the unit's split of its output tile; every output tile has the same number
   // of units. Returns false if its sequence has too few LeanTiles for all splits. First splits come
   // last, because they wait for the others.
-  __device__ __forceinline__ bool enter_equal_split(const Params &p, int ranges, int unit,
-                                                    int range_warp, Position &position) {
+  __device__ __forceinline__ bool enter_equal_split(const Params &p, int range_warp,
+                                                    Position &position) {
+    const int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
+    position.sequence_start = position.end_tiles = position.turn = position.packed_tokens = 0;
+    share = p.share, longer = p.longer;
     const int each = head_tiles(p), output_tiles = p.batch * each;
     const int most = divide(ranges, output_tiles), turn = divide(unit, output_tiles);
     const int output_tile = unit - turn * output_tiles;
@@ -638,35 +640,37 @@ struct WorkRange {
 
   __device__ __forceinline__ bool is_first_split() const { return longest > 0 && split == 0; }
 
-  // Sets `position` to the range's start. Ranges are assigned from the last to the first, so that
-  // merging CTAs wait for CTAs that started earlier. Returns false if the lengths need fewer
+  // Finds the range and sets `position` to its start. Ranges are assigned from the last to the first,
+  // so that merging CTAs wait for CTAs that started earlier. Returns false if the lengths need fewer
   // ranges.
   __device__ __forceinline__ bool find(const Params &p, int lane, Lengths &lengths, int range_warp,
                                        Position &position) {
+    if (EQUAL_SPLITS) return enter_equal_split(p, range_warp, position);
+    const bool works = search(p, lane, lengths, position);
+    if (works) enter(p, range_warp, position);
+    return works;
+  }
+
+  // Finds the range's start, without its part; called by a whole warp.
+  __device__ __forceinline__ bool search(const Params &p, int lane, Lengths &lengths,
+                                         Position &position) {
     const int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
     int used = ranges;
-    share = p.share, longer = p.longer, longest = 0;
-    position.sequence = position.sequence_start = position.end_tiles = 0;
-    position.turn = 0;
-    position.packed_tokens = 0;
-    if (EQUAL_SPLITS) return enter_equal_split(p, ranges, unit, range_warp, position);
+    share = p.share, longer = p.longer, longest = slot = end = 0;
+    position.sequence = position.sequence_start = position.at = position.packed_tokens = 0;
     if (RAGGED) lengths.finish(p, lane);
     if (FIXED_RUNS) {
       // Assigned from the last to the first.
-      position.enter_host_length(p);
+      if (!RAGGED) position.enter_host_length(p);
       const int total =
           (RAGGED ? lengths.sum : p.batch * position.tiles) * head_tiles(p);
       used = min(ranges, total);
       if (unit >= used) return false;
       share = divide(total, used), longer = total - share * used;
       end = total - range_start(unit, share, longer);
-      position.highest = end - 1;
-      position.at = position.lowest = total - range_start(unit + 1, share, longer);
+      slot = position.at = total - range_start(unit + 1, share, longer);
       if (RAGGED)
         find_sequence(p, lane, 0, position.at, position.sequence, position.sequence_start);
-      position.enter_part(p, end, range_warp);
-      position.begin_runs(p);
-      position.enter_part(p, end, range_warp);
       return true;
     }
     if (RAGGED) {
@@ -684,7 +688,7 @@ struct WorkRange {
       }
       if (unit >= used) return false;
       if (longest > 0) {
-        enter_split(p, lane, unit, used, output_tiles, range_warp, position);
+        find_split(p, lane, unit, used, output_tiles, position);
         return true;
       }
       const bool packed = packs(real, output_tiles);
@@ -694,17 +698,31 @@ struct WorkRange {
       const int total = real + p.end_tiles * ends;
       share = divide(total, used);
       longer = total - share * used;
-    } else {
-      position.enter_host_length(p);
     }
-    slot = index = used - 1 - unit;
-    end = range_start(index + 1, share, longer);
-    position.at = range_start(index, share, longer);
+    slot = used - 1 - unit;
+    end = range_start(slot + 1, share, longer);
+    position.at = range_start(slot, share, longer);
     if (RAGGED)
       find_sequence(p, lane, position.packed_tokens > 0 ? -1 : 0, position.at, position.sequence,
                     position.sequence_start);
-    position.enter_part(p, end, range_warp);
     return true;
+  }
+
+  // Enters the first part of a range that was found.
+  __device__ __forceinline__ void enter(const Params &p, int range_warp, Position &position) {
+    position.end_tiles = position.turn = 0;
+    if (!RAGGED) position.enter_host_length(p);
+    if (RAGGED && !FIXED_RUNS && longest > 0) {
+      position.enter_sequence(p);
+      position.enter_tiles(p, position.first + end - position.at, range_warp);
+      return;
+    }
+    if (FIXED_RUNS) {
+      position.lowest = position.at, position.highest = end - 1;
+      position.enter_part(p, end, range_warp);
+      position.begin_runs(p);
+    }
+    position.enter_part(p, end, range_warp);
   }
 };
 
@@ -730,6 +748,6 @@ struct Splits {
     const int rest = RAGGED ? part.end_tiles + short_rest(p) : 0;
     const int last = max(0, part.tiles - 1 - rest);
     count = range_of(p, tile_start + last, range.share, range.longer) - host + 1;
-    mine = range.index - host;
+    mine = range.slot - host;
   }
 };

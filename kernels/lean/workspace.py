@@ -38,6 +38,9 @@ _MAX_PARTIALS_BYTES = 8 << 30
 _REPLAY_STEP = 0x9E3779B1 - (1 << 32)
 #: Counters per device. Captures further apart share one.
 _COUNTERS = 1 << 16
+#: 32-bit numbers per device for work ranges that launches keep, and the most of one launch.
+#: Launches further apart share some, and then neither finds its own.
+_KEPT, _MOST_KEPT = 1 << 22, 1 << 18
 
 T = TypeVar("T")
 
@@ -99,6 +102,8 @@ class Workspaces:
     of_streams: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
     #: Counters by device: those of captures, and one that stays 0.
     counters: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    #: Memory for work ranges, by device: kernels/lean/kept.cuh.
+    kept: dict[torch.device, torch.Tensor] = field(default_factory=dict)
     #: Active captures by device and stream, each with its counter.
     captures: dict[tuple[torch.device, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -109,6 +114,8 @@ class Workspaces:
     #: All slots of streams: a launch may still use slots that its stream has outgrown.
     _all_slots: list[torch.Tensor] = field(default_factory=list)
     _used_counters: itertools.count[int] = field(default_factory=itertools.count)
+    _kept_numbers: int = 0
+    _kept_keys: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def next_epoch(self) -> int:
         """Return a new epoch: 32 bits, signed, unique in the process."""
@@ -161,10 +168,28 @@ class Workspaces:
         if counters is None:
             with self._lock:
                 if device not in self.counters:
-                    made = _made(device, lambda: _zeros(device, _COUNTERS, "int32"))
+                    made = _made(device, lambda: _zeros(device, _COUNTERS + _KEPT, "int32"))
+                    self.kept[device] = made[_COUNTERS:]
                     self.counters[device] = made, made[:1]
                 counters = self.counters[device]
         return counters[1]
+
+    def keep(self, device: torch.device, numbers: int) -> tuple[int, int]:
+        """Return memory for the work ranges of a launch, and a key, unique in the process.
+
+        Args:
+            numbers: 32-bit numbers. If they are too many, nothing is kept: the address is 0.
+        """
+        memory = self.kept.get(device)
+        if memory is None or numbers > _MOST_KEPT:
+            return 0, 0
+        with self._lock:
+            first = self._kept_numbers
+            if first + numbers > _KEPT:
+                first = 0
+            self._kept_numbers = first + numbers
+        key = next(self._kept_keys) & 0xFFFFFFFF or next(self._kept_keys)
+        return memory.data_ptr() + 4 * first, key
 
     def _counter_of_capture(self, device: torch.device, stream: int) -> torch.Tensor:
         """Return the counter of the active capture.

@@ -78,6 +78,10 @@ class MlaBuild(CudaBuild):
     row_scales: int = 0
 
     @property
+    def keeps(self) -> bool:
+        return False
+
+    @property
     def cooperative(self) -> bool:
         return True
 

@@ -124,7 +124,7 @@ __device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &r
   int slot = range.slot + split - splits.mine;
   if (split == 0)
     slot = ranges + (RAGGED && range.longest > 0 ? part.sequence * ROW_TILES * COLUMN_GROUPS + part.head
-                                                 : range.index - splits.mine);
+                                                 : range.slot - splits.mine);
   return reinterpret_cast<float *>(p.partials) + ((i64)slot * CLUSTER + rank) * PARTIAL;
 }
 
@@ -202,7 +202,7 @@ struct MergeShare {
 
 // Merges and writes this CTA's share of the units of up to SPLITS splits. Units and weights are
 // read at once, so nothing waits between them. Slower for partials of all columns, unless they are
-// many and of few rows (H200; reports/performance-log.md, entries 59 and 73).
+// many and of few rows (H200; reports/performance-log.md, entries 59 and 74).
 template <int SPLITS>
 __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &range, const Position &part,
                                           const Splits &splits, int rank, int first_row) {

@@ -34,6 +34,8 @@ _VARIANTS = {
     "softcap": 2.0,
     **dict.fromkeys(("alibi", "leftpad", "batch_idx", "append", "rotary_dim"), 3.0),
 }
+#: Rows that a tile over a latent cache has at least: fewer query heads take as long.
+_LATENT_ROWS = 16
 #: Distance of a difference of any size, for fewer of them among problems of similar speed.
 _PER_DIFFERENCE = 0.3
 #: A kernel needs _NTH problems within _FAR. The farthest of them sets the width of the weights.
@@ -53,11 +55,12 @@ def _point(problem: AttentionProblem) -> tuple[float, ...]:
     of similar speed are near.
     """
     # Either reads the last tokens alone.
+    rows = problem.group_size * problem.q_len
     variants = {name.replace("attention_chunk", "window_left") for name in problem.special}
     return (
         math.log2(problem.kv_bytes),
         0.5 * math.log2(problem.batch * problem.kv_heads),
-        0.7 * math.log2(problem.group_size * problem.q_len),
+        0.7 * math.log2(max(rows, _LATENT_ROWS if problem.latent else 1)),
         2.0 * math.log2(problem.head_dim),
         0.7 * math.log2(problem.max_context * problem.batch / problem.total_context),
         4.0 * (problem.kv_dtype != SAME),
@@ -98,6 +101,8 @@ class Estimate:
     #: Half of the interval, as a share of the latency; None if unknown.
     error: float | None = None
     row: PublishedRow | None = None
+    #: Plain problem that the model predicted instead, which reads the same tokens.
+    plain: AttentionProblem | None = None
 
 
 @dataclass(frozen=True)
@@ -118,12 +123,15 @@ class Trial:
 class Measured:
     """Published rows of one GPU: each kernel's newest of a problem. Whole models are left out, and
     runs from before kernels were hashed.
+
+    Args:
+        own: Rows that were measured here. They replace published ones.
     """
 
-    def __init__(self, spec: GpuSpec) -> None:
+    def __init__(self, spec: GpuSpec, own: tuple[PublishedRow, ...] = ()) -> None:
         self.rows: dict[AttentionProblem, dict[str, PublishedRow]] = {}
         rows = [row for row in published() if row.run.gpu == spec.name and row.run.kernels]
-        for row in sorted(rows, key=lambda row: row.run.day):
+        for row in [*sorted(rows, key=lambda row: row.run.day), *own]:
             if row.problem.whole_model is None:
                 self.rows.setdefault(row.problem, {})[row.kernel] = row
         #: Problems of one GPU, with the latency of a reference.
@@ -132,7 +140,7 @@ class Measured:
             for problem, of in self.rows.items()
             if problem.parallel == NONE and of.keys() & set(REFERENCES)
         }
-        self._spec = spec
+        self._spec, self._own = spec, frozenset(own)
         self._points = np.array([_point(problem) for problem in self.references])
         self._places = {problem: place for place, problem in enumerate(self.references)}
         self._trials: dict[AttentionProblem, list[Trial]] = {}
@@ -154,7 +162,8 @@ class Measured:
         for name, row in self.rows.get(problem, {}).items():
             if name in kernels:
                 spread = (row.high_us or 0) - (row.low_us or 0)
-                error = spread / 2 / row.latency_us + BETWEEN_GPUS
+                other_gpu = 0.0 if row in self._own else BETWEEN_GPUS
+                error = spread / 2 / row.latency_us + other_gpu
                 found[name] = Estimate(row.latency_us, "measured", error, row)
         return found
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from leanbench.advice.neighbours import BETWEEN_GPUS, REFERENCES, Estimate, measured_on
+from leanbench.advice.neighbours import (
+    BETWEEN_GPUS,
+    REFERENCES,
+    Estimate,
+    Measured,
+    measured_on,
+)
 from leanbench.core.errors import InvalidValue, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
@@ -19,13 +25,15 @@ from leanbench.core.llm.model import WEIGHT_BYTES, WholeModel, model_named, read
 from leanbench.core.llm.weights import UnknownWeights
 from leanbench.core.memory import RESERVE_BYTES
 from leanbench.core.parallel import MOST_GPUS, NONE
-from leanbench.core.problem import AttentionProblem
+from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
 from leanbench.core.registry import kernel, kernels
 from leanbench.core.syntax import parse_names, short_count
 from leanbench.decode.predict import without_attention_us
 from leanbench.gpu.catalogue import find
 from leanbench.model.error import model_error, scaled_from, uncompared
 from leanbench.model.predict import exchange_us, predict_cell
+from leanbench.records.published import PublishedRow, published
+from leanbench.records.standing import SPREAD
 from leanbench.run.cells import Grid
 
 #: Loss up to which a choice counts as right.
@@ -39,6 +47,8 @@ MOST_TILES = 4096
 _WEIGHT_BYTES = {"fp8": 1.0, "mxfp4": 0.53}
 #: GPUs that a shortage names.
 _LARGER = ("h200", "b200", "b300")
+#: Axes that a plain problem over fewer tokens stands for.
+_LOCAL = ("window_left", "window_right", "attention_chunk", "sinks", "softcap")
 #: Error above which a smaller lead is not even.
 _KNOWN = 0.1
 
@@ -77,6 +87,12 @@ class Request:
     named: tuple[str, ...] = ()
     kv_dtypes: tuple[str, ...] = KV_DTYPES
     page_sizes: tuple[int | None, ...] = PAGE_SIZES
+    #: Rows that were measured for it.
+    own: tuple[PublishedRow, ...] = ()
+
+    @property
+    def measured(self) -> Measured:
+        return measured_on(self.spec, self.own)
 
     @property
     def model(self) -> str | None:
@@ -215,7 +231,10 @@ def _options(
         UserError: There are none.
     """
     form = _form(request, split, kv_dtype, page_size)
-    found = {problem: _without_modes(_estimates(request, problem)) for problem in form.layers}
+    found = {}
+    for problem in form.layers:
+        estimates = _estimates(request, problem)
+        found[problem] = {name: estimates[name] for name in without_modes(estimates)}
     shared = set.intersection(*(set(of) for of in found.values()))
     if not shared:
         without = next((problem for problem, of in found.items() if not of), form.problem)
@@ -226,15 +245,27 @@ def _options(
     return sorted(options, key=lambda option: (option.step_us, option.kernel))
 
 
-def _without_modes(estimates: dict[str, Estimate]) -> dict[str, Estimate]:
+def without_modes(names: Iterable[str]) -> list[str]:
     """Leave out modes of kernels that are the best of several modes."""
+    names = list(names)
     modes = {
         mode
-        for name in estimates
+        for name in names
         if name.endswith("_best")
         for mode in (name.removesuffix("_best"), *_modes(name))
     }
-    return {name: each for name, each in estimates.items() if name not in modes}
+    return [name for name in names if name not in modes]
+
+
+def runnable(request: Request, problems: Iterable[AttentionProblem]) -> list[str]:
+    """Return the kernels to choose from that support all problems, installed here or not."""
+    problems = list(problems)
+    names = without_modes(request.named or backends(None))
+    return [
+        name
+        for name in names
+        if all(_refusal(kernel(name), problem) is None for problem in problems)
+    ]
 
 
 def _modes(name: str) -> list[str]:
@@ -242,7 +273,7 @@ def _modes(name: str) -> list[str]:
 
 
 def _estimates(request: Request, problem: AttentionProblem) -> dict[str, Estimate]:
-    measured = measured_on(request.spec)
+    measured = request.measured
     names = [
         name for name in request.named or backends(None) if _refusal(kernel(name), problem) is None
     ]
@@ -275,18 +306,36 @@ def _refusal(each: Kernel, problem: AttentionProblem) -> str | None:
 def _predicted(
     request: Request, problem: AttentionProblem, names: Sequence[str]
 ) -> dict[str, Estimate]:
-    """Return latencies by the performance model, which knows no libraries."""
+    """Return latencies by the performance model, which knows no libraries.
+
+    Of variants that it does not know on this GPU, it predicts plain attention over the same tokens.
+    """
     found = {}
     for each in map(kernel, names):
-        if type(each).schedule is not Kernel.schedule:
-            fields = predict_cell(problem, each, "default", request.spec)
+        if type(each).schedule is Kernel.schedule:
+            continue
+        fields = predict_cell(problem, each, "default", request.spec)
+        if fields["status"] == "ok":
+            is_unknown = scaled_from(request.spec.name) or uncompared(
+                each.implementation_on(request.spec).name, problem, request.spec
+            )
+            error = None if is_unknown else model_error(request.spec.name, [each.name])
+            found[each.name] = Estimate(fields["latency_us"], "model", error)
+        elif (plain := _as_plain(problem)) != problem:
+            fields = predict_cell(plain, each, "default", request.spec)
             if fields["status"] == "ok":
-                is_unknown = scaled_from(request.spec.name) or uncompared(
-                    each.implementation_on(request.spec).name, problem, request.spec
-                )
-                error = None if is_unknown else model_error(request.spec.name, [each.name])
-                found[each.name] = Estimate(fields["latency_us"], "model", error)
+                found[each.name] = Estimate(fields["latency_us"], "model", plain=plain)
     return found
+
+
+def _as_plain(problem: AttentionProblem) -> AttentionProblem:
+    """Return the problem without windows, chunks, sinks and soft cap, over the tokens that it
+    reads.
+    """
+    lengths = problem.visible_lengths
+    context = lengths if problem.is_ragged else lengths[0]
+    axes = {axis.name: axis.default for axis in PROBLEM_AXES if axis.name in _LOCAL}
+    return replace(problem, context=context, **axes)
 
 
 @dataclass(frozen=True)
@@ -384,8 +433,9 @@ class Recommendation:
         if "model" in sources:
             return None if scaled_from(gpu.name) else model_error(gpu.name, names)
         if sources == {"measured"}:
-            return BETWEEN_GPUS
-        error = measured_on(gpu).error(self.choice.form.single, *names)
+            both = (self.choice.main.row, self.rival.main.row)
+            return SPREAD if set(both) <= set(self.request.own) else BETWEEN_GPUS
+        error = self.request.measured.error(self.choice.form.single, *names)
         return None if error is None else max(BETWEEN_GPUS, error)
 
     @property
@@ -441,6 +491,22 @@ def recommend(request: Request) -> Recommendation:
     return Recommendation(request, chosen, others, _memory(request, split, kv_dtype))
 
 
+def form_to_measure(request: Request) -> Form:
+    """Return the form that is recommended without measuring, or else the first that fits.
+
+    Raises:
+        UserError: The memory does not hold weights and cache.
+    """
+    try:
+        return recommend(request).choice.form
+    except UserError:
+        for kv_dtype in request.kv_dtypes:
+            for split in request.splits:
+                if _fits(request, split, kv_dtype):
+                    return _form(request, split, kv_dtype, request.page_sizes[0])
+        raise
+
+
 def _that_fit(request: Request) -> tuple[str, dict[tuple[int, int], list[Option]]]:
     """Return the first KV dtype with kernels in a split that fits, and such splits.
 
@@ -488,6 +554,10 @@ def _why_none(request: Request, problem: AttentionProblem) -> str:
         return f"no kernel runs {problem.label}: {reason}"
     if type(each).schedule is Kernel.schedule:
         fix = "leave --backends out, or measure" if request.named else "measure it"
+        if measured := sorted({row.run.gpu for row in published() if row.problem.latent}):
+            others = [name for name in measured if name != request.spec.name]
+            known = f"choose --gpu {' or '.join(others)}"
+            fix = f"{known}, or {fix}" if problem.latent and others else fix
         reason = f"the performance model does not know {each.name}: {fix}"
     else:
         reason = predict_cell(problem, each, "default", request.spec).get("reason")

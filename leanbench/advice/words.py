@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from leanbench.advice.neighbours import measured_on
 from leanbench.advice.recommend import MOST_TILES, Option, Recommendation, page_words
 from leanbench.core.kinds import SAME
 from leanbench.core.llm.model import WEIGHT_BYTES
@@ -76,7 +75,10 @@ def _attention(of: Recommendation) -> str:
     layers = f"{_us(us)} µs a layer"
     if error is not None and error < 1:
         ends = f"{_us(us * (1 - error))} to {_us(us * (1 + error))}"
-        layers += f" ({ends}: {_INTERVALS[choice.main.source]})"
+        how = (
+            "95% interval" if choice.main.row in of.request.own else _INTERVALS[choice.main.source]
+        )
+        layers += f" ({ends}: {how})"
     if of.request.model is None:
         return layers
     counts = choice.form.layers
@@ -109,7 +111,7 @@ def _lead(of: Recommendation) -> str:
 
 
 def _origin(of: Recommendation) -> str:
-    choice, measured = of.choice, measured_on(of.request.spec)
+    choice, measured = of.choice, of.request.measured
     if choice.source == "measured":
         runs = {each.row.run for each in choice.layers.values() if each.row is not None}
         named = sorted(f"{run.name} ({run.day})" for run in runs)
@@ -129,7 +131,7 @@ def _sureness(of: Recommendation) -> str:
         low = f"low, the model was fitted to {fitted}. " if fitted else ""
         return low + short_error(gpu, [choice.kernel]).rstrip(".")
     problem = choice.form.single
-    middle = measured_on(of.request.spec).error(problem, choice.kernel, share=5)
+    middle = of.request.measured.error(problem, choice.kernel, share=5)
     if choice.source == "measured" or middle is None:
         return ""
     return (
@@ -170,7 +172,7 @@ def _launches(of: Recommendation, option: Option) -> str:
 
 def _near_row(of: Recommendation, option: Option) -> PublishedRow | None:
     """Return the kernel's row on the nearest published problem that has one."""
-    measured = measured_on(of.request.spec)
+    measured = of.request.measured
     near = [option.form.single, *measured.near(option.form.single)]
     rows = (measured.rows.get(problem, {}).get(option.kernel) for problem in near)
     return next((row for row in rows if row is not None), None)
@@ -238,6 +240,12 @@ def _notes(of: Recommendation) -> str:
         is_16_bit = request.weight_bytes == WEIGHT_BYTES
         quantised = f"weights count as published ({whole.source.quantization})"
         notes += [*(whole.notes if is_16_bit else [quantised]), *whole.prediction_notes]
+    if any(each.plain for each in of.choice.layers.values()):
+        notes.append(
+            f"the model does not know {of.choice.kernel} on {request.spec.name} with windows,"
+            " chunks, sinks or soft caps: such layers count as plain attention over the tokens that"
+            " they read, with an unknown error"
+        )
     if of.choice.form.kv_dtype != request.kv_dtypes[0]:
         notes.append(f"a 16-bit cache does not fit; {_FP8}")
     return "; ".join(notes)

@@ -190,7 +190,7 @@ def lean_attn_with_kvcache(
             sizes, else the heuristic's; with a `cache_seqlens` tensor, those for any length up to
             the capacity. See leanbench.configs.lookup.
         **flash_attn_arguments: `scheduler_metadata`, `pack_gqa` and `sm_margin`, which are ignored.
-            `get_scheduler_metadata` exists for callers that make the first one.
+            Launches keep their schedules themselves: kernels/lean/kept.cuh.
 
     Returns:
         (batch, q_len, q_heads, head_dim of V) in the dtype of `q`, bf16 for fp8; and the LSE if

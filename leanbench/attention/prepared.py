@@ -12,12 +12,12 @@ import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
 from leanbench.attention import checks, fast
-from leanbench.attention.call import Call
+from leanbench.attention.call import HALVES, Call
 from leanbench.attention.compat import launch_after_steps
 from leanbench.attention.mla_launch import (
     as_attention,
@@ -25,7 +25,7 @@ from leanbench.attention.mla_launch import (
     check_latent_launch,
 )
 from leanbench.attention.record import is_captured, is_recorded, record
-from leanbench.configs.lookup import Choice, Settings, choose, state
+from leanbench.configs.lookup import Choice, Settings, state
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
 from leanbench.core.extras import EXTRA_TENSORS, Extras, extras_of
@@ -40,10 +40,10 @@ from leanbench.kernels.mla import LEAN_MLA
 
 #: Alignment of pointers, in bytes, that a launch may depend on.
 _ALIGNMENT = 16
-#: Number of recent signatures that a thread keeps, and of those before them.
+#: Number of recent signatures that a thread keeps, of those before them, and of its families.
 _KEPT = 512
 #: Number of batches and lengths of which a family keeps the settings.
-_MOST_CHOICES = 4096
+_MOST_CHOICES = 2048
 
 
 class Prepared(NamedTuple):
@@ -81,31 +81,52 @@ class Family:
         self.choices: dict[tuple[int, int], Choice] = {}
         #: Look-up of further ones; None: with a problem.
         self.choose: Callable[[int, int], Choice] | None = None
-        #: Launches by their settings.
+        #: Launches by their settings, each of the sizes of its last call.
         self.launches: dict[KernelConfig | None, CudaRelaunch] = {}
 
-    def launch_for(self, call: Call, context: int) -> CudaRelaunch | None:
-        """Return a launch of the sizes of a call, or None if its settings have no launch yet."""
+    def launch_for(
+        self, call: Call, context: int, out: torch.Tensor, lse: torch.Tensor
+    ) -> CudaRelaunch | None:
+        """Return a launch of the sizes of a call, until the next one takes it, or None if one is to
+        be prepared alone.
+
+        Args:
+            out: Tensor that it will write, or one of its dtype and strides.
+            lse: The same of the LSE.
+        """
         if not self.launches:
             return None
-        batch, config = call.batch, call.config
+        batch, config, how = call.batch, call.config, "given"
         if config is None:
             if self.choose is None:
                 return None
-            sizes = batch, _tokens_of(call, context)
-            choice = self.choices.get(sizes)
-            if choice is None:
-                choice = self.keep(sizes, self.choose(*sizes))
-            config = choice.config
+            config, how, _ = self.choice(batch, _tokens_of(call, context))
         known = self.launches.get(config)
-        if known is None:
+        if known is not None:
+            known.resize(batch, context, call.q, call.k_cache, call.v_cache, call.block_table)
+            return known
+        if how != "heuristic":
+            # Timed settings may not fit any more.
             return None
-        return known.sized(batch, context, call.q, call.k_cache, call.v_cache, call.block_table)
+        inputs = call.inputs(out, lse)
+        relaunch = _kernel_of(inputs).relaunch(inputs, config)
+        return relaunch if self.add(relaunch) else None
 
-    def keep(self, sizes: tuple[int, int], choice: Choice) -> Choice:
-        if len(self.choices) >= _MOST_CHOICES:
-            self.choices.clear()
-        self.choices[sizes] = choice
+    def add(self, relaunch: Relaunch) -> TypeGuard[CudaRelaunch]:
+        """Take a launch for calls of other sizes; return False if it has none."""
+        if not isinstance(relaunch, CudaRelaunch) or relaunch.family is None:
+            return False
+        self.launches[relaunch.family.config] = relaunch
+        return True
+
+    def choice(self, batch: int, tokens: int) -> Choice:
+        """Return the settings of a batch and `_tokens_of`, after `choose` is set."""
+        choice = self.choices.get((batch, tokens))
+        if choice is None:
+            assert self.choose is not None
+            if len(self.choices) >= _MOST_CHOICES:
+                self.choices.clear()
+            choice = self.choices[batch, tokens] = self.choose(batch, tokens)
         return choice
 
 
@@ -117,6 +138,8 @@ class PreparedLaunches(threading.local):
         self._before: dict[Hashable, Prepared] = {}
         #: By `_family_key`.
         self.families: dict[Hashable, Family] = {}
+        #: Hashes of signatures of known families that were called once.
+        self._once: set[int] = set()
         self.on_signature: Hook | None = None
         #: True if a launch was prepared without a hook.
         self.has_unseen = False
@@ -137,6 +160,16 @@ class PreparedLaunches(threading.local):
         """Prepare the launch of each signature anew."""
         self._recent, self._before, self.has_unseen = {}, {}, False
         fast.clear()
+
+    def was_called(self, signature: Hashable) -> bool:
+        """Return False for a signature's first call, as far as they are remembered."""
+        number = hash(signature)
+        if number in self._once:
+            return True
+        if len(self._once) >= _KEPT:
+            self._once.clear()
+        self._once.add(number)
+        return False
 
     def keep(self, key: Hashable, family: Family) -> None:
         if len(self.families) >= _KEPT:
@@ -198,7 +231,8 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
             return attend(trimmed, with_lse)
         options = signature, length, capacity, with_lse, stream, capturing
         out, lse, prepared = _attend_first(call, *options)
-        _LAUNCHES.put(signature, prepared)
+        if prepared is not None:
+            _LAUNCHES.put(signature, prepared)
         return out, lse if with_lse else None
     relaunch, known, _, out_like, lse, has_own_lse = prepared
     if out is None:
@@ -228,8 +262,10 @@ def _attend_first(
     with_lse: bool,
     stream: Hashable,
     capturing: bool,
-) -> tuple[torch.Tensor, torch.Tensor, Prepared]:
+) -> tuple[torch.Tensor, torch.Tensor, Prepared | None]:
     """Check and launch a call; return output, LSE, and the launch for later calls.
+
+    There is none for the first call of a known family's new sizes: many are the only one.
 
     Args:
         dense_capacity: None if the caches have no `_dense_form`.
@@ -245,39 +281,49 @@ def _attend_first(
         checks.check_length(call)
     if call.latent:
         call = as_attention(call)
-    capacity, new_tokens = call.capacity, call.new_tokens
-    context = capacity if call.length is None else call.length
-    relaunch = family.launch_for(call, context)
-    if relaunch is None:
-        check_latent_launch(call) if call.latent else check_runs_on(call.q.device)
-    out, device = call.out, call.q.device
+    capacity, context = call.capacity, call.length
+    context = capacity if context is None else context
+    q, out = call.q, call.out
+    if not family.launches:
+        check_latent_launch(call) if call.latent else check_runs_on(q.device)
     if out is None:
-        out = torch.empty(call.out_shape, dtype=call.out_dtype, device=device)
+        if q.dtype in HALVES and q.shape[-1] == call.v_cache.shape[3] and q.is_contiguous():
+            # It takes half the host time.
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        else:
+            out = torch.empty(call.out_shape, dtype=call.out_dtype, device=q.device)
     # A graph keeps its pointers and must not write to shared memory.
     has_own_lse = with_lse or capturing
-    lse = scratch_lse = None if has_own_lse else _LAUNCHES.scratch_lse(call.q, stream)
-    if lse is None or relaunch is None:
-        lse = torch.empty(call.lse_shape, dtype=torch.float32, device=device)
-    if relaunch is not None:
-        tensors = call.q, call.k_cache, call.v_cache, call.cache_seqlens
-        relaunch(*tensors, context, call.block_table, out, lse, call.extras)
+    if has_own_lse:
+        lse = scratch_lse = torch.empty(call.lse_shape, dtype=torch.float32, device=q.device)
     else:
+        lse = scratch_lse = _LAUNCHES.scratch_lse(q, stream)
+    relaunch = family.launch_for(call, context, out, lse)
+    if relaunch is not None:
+        tensors = q, call.k_cache, call.v_cache, call.cache_seqlens
+        relaunch(*tensors, context, call.block_table, out, lse, call.extras)
+        if not _LAUNCHES.was_called(signature):
+            return out, lse, None
+        relaunch = relaunch.copy()
+    else:
+        if not has_own_lse:
+            lse = torch.empty(call.lse_shape, dtype=torch.float32, device=q.device)
         make_launch = partial(_launch_with_settings, call, family)
         relaunch = launch_after_steps(call, out, lse, make_launch)
-        if isinstance(relaunch, CudaRelaunch) and relaunch.family is not None:
-            family.launches[relaunch.family.config] = relaunch
+        if family.add(relaunch):
+            relaunch = relaunch.copy()
         _LAUNCHES.keep(key, family)
     any_capacity = dense_capacity is not None and relaunch.any_capacity
     lengths = range(capacity, capacity + 1)
     if length is not None:
-        most = lengths_with(length)[-1] if any_capacity else capacity
-        lengths = _lengths(length, new_tokens, most, relaunch.tile_tokens)
+        most = _ends(length)[1] if any_capacity else capacity
+        lengths = _lengths(length, call.new_tokens, most, relaunch.tile_tokens)
     prepared = Prepared(
         relaunch,
         lengths,
         None if any_capacity else call.k_cache.shape[1],
         _like(out),
-        _like(lse) if scratch_lse is None else scratch_lse,
+        _like(lse) if has_own_lse else scratch_lse,
         has_own_lse,
     )
     return out, lse, prepared
@@ -385,48 +431,56 @@ def _family_key(call: Call, signature: tuple[Any, ...]) -> Hashable:
     A number of rows is in it as its difference to the batch, or to the number of pages, and whether
     it is 0, 1 or more.
     """
+    stream, q_shape, q_device = signature[0], signature[2], signature[5]
     lengths, _, table, out, scale, causal, invariant, _, settings, extras, peers, latent = (
         signature[13:]
     )
-    k, v, q_shape = call.k_cache, call.v_cache, signature[2]
+    k, v = call.k_cache, call.v_cache
     if latent and k.dim() == 3 and call.block_table is None:
         k = v = k.unsqueeze(2)
-    if not q_shape or k.dim() != 4 or v.dim() != 4:
+    shape, v_shape = k.shape, v.shape
+    if not q_shape or len(shape) != 4 or len(v_shape) != 4:
         return signature
-    batch, shape, capacity = call.batch, k.shape, k.shape[1]
+    batch = q_shape[0] if extras is None else call.batch
+    rows, capacity, heads, columns = shape
+    strides, v_strides = k.stride(), v.stride()
+    is_alike = strides == v_strides and shape == v_shape
     if lengths is not None:
         # Of a single number, any stride.
         lengths = lengths[0] == (batch,), lengths[1] == (1,) or batch == 1, *lengths[2:]
+    places: Hashable = rows == batch
     if table is not None:
-        (rows, columns), (row, step) = table[:2] if len(table[0]) == 2 else ((0, 0), (0, 0))
-        capacity *= columns
-        wide = columns | row if (columns | row) >> 31 else 0
-        table = (
-            shape[1],
-            rows - batch,
-            min(rows, 2),
-            columns > 0,
-            columns > 1,
-            step,
-            row == 0,
-            wide,
-            *table[2:],
-        )
+        places = _sizeless_table(table, batch, shape[1])
+        capacity *= table[0][1] if len(table[0]) == 2 else 0
     if out is not None:
         out = out[0][1:], out[0][:1] == q_shape[:1], *out[1:]
     if extras is not None:
         extras = _sizeless(call, extras, batch, capacity)
-    numbers = batch * capacity * shape[2] * (shape[3] + v.shape[3])
+    numbers = batch * capacity * heads * (columns + v_shape[3])
+    item = k.element_size()
     return (
         *(q_shape[1:], min(q_shape[0], 2), min(batch, 2), min(shape[1], 2)),
         *(*signature[3:7], *signature[8:13]),
-        *(_cache_form(k), None if k is v else _cache_form(v), shape[:3] == v.shape[:3]),
+        _cache_form(shape, strides, item),
+        None
+        if is_alike
+        else (_cache_form(v_shape, v_strides, v.element_size()), shape[:3] == v_shape[:3]),
         # All CPU devices have one index, but their stream has the devices.
-        signature[0] if signature[5] < 0 else None,
+        stream if q_device < 0 else None,
         # Sizes that are refused, or nearly.
         (batch, capacity) if numbers >> 58 or batch >> 20 else None,
-        *(shape[0] == batch if table is None else table, lengths, call.length is None, out),
+        *(places, lengths, call.length is None, out),
         *(scale, causal, invariant, settings, extras, peers, latent),
+    )
+
+
+def _sizeless_table(form: tuple[Any, ...], batch: int, page_size: int) -> Hashable:
+    """Return `_form` of a block table without sizes, see `_family_key`."""
+    (rows, columns), (row, step) = form[:2] if len(form[0]) == 2 else ((0, 0), (0, 0))
+    wide = columns | row if (columns | row) >> 31 else 0
+    return (
+        *(page_size, rows - batch, min(rows, 2), columns > 0, columns > 1),
+        *(step, row == 0, wide, *form[2:]),
     )
 
 
@@ -449,16 +503,17 @@ def _sizeless(call: Call, forms: tuple[Any, ...], batch: int, capacity: int) -> 
     return tuple(parts)
 
 
-def _cache_form(cache: torch.Tensor) -> tuple[Hashable, ...]:
+def _cache_form(
+    shape: tuple[int, ...], strides: tuple[int, ...], number_bytes: int
+) -> tuple[Hashable, ...]:
     """Return what checks and settings depend on in the shape and the strides of a cache."""
-    shape, strides = cache.shape, cache.stride()
-    if len(shape) != 4 or 0 in shape or 0 in strides:
+    if 0 in shape or 0 in strides:
         return shape, strides
     row, token, head, step = strides
     columns = shape[3]
     # Only what copies as 16 bytes, pairs of heads and the layout depend on.
     apart = head if head <= token or head <= columns else -1
-    odd = (row | token | head) * cache.element_size() % _ALIGNMENT
+    odd = (row | token | head) * number_bytes % _ALIGNMENT
     return shape[2], columns, token, apart, step, odd
 
 
@@ -480,20 +535,23 @@ def _forms(extras: Extras) -> Hashable:
 
 def _lengths(length: int, least: int, capacity: int, tile_tokens: int) -> range:
     """Return the lengths with the settings and the number of LeanTiles of `length`."""
-    shared = lengths_with(length)
+    first, last = _ends(length)
     most = -(-length // tile_tokens) * tile_tokens
-    first = max(shared[0], most - tile_tokens + 1, least)
-    last = min(shared[-1], most, capacity)
-    return range(first, last + 1)
+    return range(max(first, most - tile_tokens + 1, least), min(last, most, capacity) + 1)
 
 
 def lengths_with(length: int) -> range:
     """Return the lengths that share settings: a multiple of `LENGTHS_TOGETHER`, or those between
     two multiples.
     """
-    multiple, rest = divmod(length, LENGTHS_TOGETHER)
-    first = multiple * LENGTHS_TOGETHER
-    return range(first + 1, first + LENGTHS_TOGETHER) if rest else range(length, length + 1)
+    first, last = _ends(length)
+    return range(first, last + 1)
+
+
+def _ends(length: int) -> tuple[int, int]:
+    """Return the first and last of `lengths_with`."""
+    rest = length % LENGTHS_TOGETHER
+    return (length - rest + 1, length - rest + LENGTHS_TOGETHER - 1) if rest else (length, length)
 
 
 def check_runs_on(device: torch.device) -> None:
@@ -558,11 +616,21 @@ def settings_of(
     Args:
         problem: `shared_problem` of the inputs.
     """
+    choose = choices_of(inputs, problem, batch_invariant)
+    return choose(inputs.batch, _tokens_of(inputs, inputs.context))
+
+
+def choices_of(
+    inputs: AttentionInputs, problem: AttentionProblem, batch_invariant: bool
+) -> Callable[[int, int], Choice]:
+    """Return a function that chooses the launch settings of a batch and `_tokens_of`."""
     spec, kernel = spec_of(inputs.q.device), _kernel_of(inputs)
-    if batch_invariant:
-        reason = "these settings do not depend on the rest of the batch"
-        return Choice(kernel.batch_invariant_config(problem, spec), "heuristic", reason)
-    return choose(kernel, problem, spec, uniform=inputs.cache_seqlens is None)
+    if not batch_invariant:
+        uniform = inputs.cache_seqlens is None
+        return Settings(kernel, problem, spec, uniform=uniform).choice
+    reason = "these settings do not depend on the rest of the batch"
+    choice = Choice(kernel.batch_invariant_config(problem, spec), "heuristic", reason)
+    return lambda batch, tokens: choice
 
 
 def _kernel_of(inputs: AttentionInputs) -> Any:
@@ -576,7 +644,7 @@ def shared_problem(inputs: AttentionInputs) -> AttentionProblem:
     """Return the problem of a call, with the longest length that shares its settings."""
     if inputs.cache_seqlens is not None:
         return problem_of(inputs)
-    return problem_of(inputs, lengths_with(inputs.context)[-1])
+    return problem_of(inputs, _ends(inputs.context)[1])
 
 
 def _supported_problem(inputs: AttentionInputs) -> AttentionProblem:
@@ -608,20 +676,16 @@ def _choice(inputs: AttentionInputs, batch_invariant: bool, family: Family) -> C
         record(inputs, called)
         if hook is not None and not is_captured(inputs):
             hook(called)
-    choice = family.keep(sizes, settings_of(inputs, problem, batch_invariant))
-    if batch_invariant:
-        family.choose = lambda batch, tokens: choice
-    elif family.choose is None:
-        spec, uniform = spec_of(inputs.q.device), inputs.cache_seqlens is None
-        family.choose = Settings(_kernel_of(inputs), problem, spec, uniform=uniform).choice
-    return choice
+    if family.choose is None:
+        family.choose = choices_of(inputs, problem, batch_invariant)
+    return family.choice(*sizes)
 
 
 def _tokens_of(call: Call | AttentionInputs, context: int) -> int:
     """Return the length for which settings are chosen: that of `shared_problem`, or its bound."""
     if call.cache_seqlens is not None:
         return bound_of(max(1, context, call.new_tokens))
-    return max(1, lengths_with(context)[-1], call.new_tokens)
+    return max(1, _ends(context)[1], call.new_tokens)
 
 
 def _with_lengths(inputs: AttentionInputs, problem: AttentionProblem) -> AttentionProblem:

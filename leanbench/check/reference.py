@@ -80,7 +80,7 @@ class Reference:
     with.
 
     `max_elements` and `max_pairs` limit the pairs: the first, the last, and a random sample of the
-    others.
+    others, by `draw` or by the system's randomness, which no kernel can foresee.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Reference:
         inputs: AttentionInputs,
         max_elements: int = CHECK_ELEMENTS,
         max_pairs: int | None = None,
+        draw: random.Random | None = None,
     ) -> None:
         import torch
 
@@ -101,7 +102,8 @@ class Reference:
         pair_elements = longest * max(inputs.head_dim, inputs.group_size * inputs.q_len)
         affordable = max(2, min(max_elements // pair_elements, max_pairs or len(pairs)))
         if affordable < len(pairs):
-            pairs = [pairs[0], *random.sample(pairs[1:-1], affordable - 2), pairs[-1]]
+            draw = draw or random.SystemRandom()
+            pairs = [pairs[0], *draw.sample(pairs[1:-1], affordable - 2), pairs[-1]]
         results = [attend(inputs, sequence, head) for sequence, head in pairs]
         device = inputs.q.device
         self._heads = torch.tensor([head for _, head in pairs], device=device)[:, None]

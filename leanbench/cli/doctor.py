@@ -27,7 +27,10 @@ def doctor(
     quick: Annotated[bool, switch("--quick", "Leave out what takes seconds.")] = False,
     deep: Annotated[
         bool,
-        switch("--deep", "Also every kernel and library, and hardware counters; takes minutes."),
+        switch(
+            "--deep",
+            "Also every kernel and library, hardware counters, and processes; takes minutes.",
+        ),
     ] = False,
     out: Annotated[Path, option("--out", "DIR", "Folder that will hold run directories.")] = Path(
         "runs"

@@ -24,7 +24,7 @@ _MEMBERS = {
     ),
     "What is measured": (
         *("configs", "config", "cache", "sustained", "energy", "window", "occupancy"),
-        *("counters", "prefill", "ci", "min_samples", "max_samples"),
+        *("counters", "prefill", "ci", "min_samples", "max_samples", "repeat"),
     ),
 }
 

@@ -38,7 +38,8 @@ def lookup(
     from leanbench.records.published import published
 
     problem = parse_problem(shape)
-    rows = [row for row in published() if gpu is None or row.run.gpu == _published_gpu(gpu)]
+    only = None if gpu is None else _published_gpu(gpu)
+    rows = [row for row in published() if only in (None, row.run.gpu)]
     is_measured = any(row.problem == problem for row in rows)
     others = (row.problem for row in rows)
     shown = [problem] if is_measured else nearest(problem, others, _NEAREST)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from leanbench.measure.options import MeasureOptions
     from leanbench.run.problem_runner import Limits
 
+#: Limit of --repeat.
+MOST_REPEATS = 100
+
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -217,6 +220,7 @@ def measure_flags(
     min_samples: int = 10,
     max_samples: int = 200,
     prefill: str | None = None,
+    repeat: int = 1,
 ) -> dict[str, Any]:
     """Return the fields of MeasureOptions that the flags set; a sweep file keeps the others."""
     from leanbench.core.syntax import choose, parse_number, parse_percent, parse_seconds
@@ -242,6 +246,10 @@ def measure_flags(
         "counters": counters,
     }
     fields |= {name: True for name, is_on in switches.items() if is_on}
+    if not 1 <= repeat <= MOST_REPEATS:
+        raise UserError(f"--repeat {repeat} is not 1 to {MOST_REPEATS} processes: write 3")
+    if repeat > 1:
+        fields["repeat"] = repeat
     if window is not None:
         fields["window_s"] = parse_seconds("--window", window)
     if prefill is not None:

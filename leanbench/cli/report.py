@@ -20,7 +20,8 @@ def report(
         option(
             "--format",
             "LIST",
-            "Any of html, csv, parquet, markdown, github-benchmark, flashinfer-bench; by commas.",
+            "Any of html, csv, parquet, markdown, github-benchmark, flashinfer-bench,"
+            " aiconfigurator; by commas.",
         ),
     ] = "html,csv",
     baseline: Baseline = None,

@@ -89,6 +89,9 @@ def sweep(
     ci: Ci = "0.5%",
     min_samples: Annotated[int, option("--min-samples", "N", "Samples of a kernel at least.")] = 10,
     max_samples: Annotated[int, option("--max-samples", "N", "Samples of a kernel at most.")] = 200,
+    repeat: Annotated[
+        int, option("--repeat", "N", "Fresh processes that measure each cell; 3 to publish.")
+    ] = 1,
     **shared: Any,
 ) -> None:
     """Run every kernel on every problem of a sweep, then write HTML and CSV.
@@ -112,6 +115,7 @@ def sweep(
         ci=ci,
         min_samples=min_samples,
         max_samples=max_samples,
+        repeat=repeat,
     )
     requested = requested_sweep(
         file, given_axes(shared), kernels, configs, measure, config or (), draw, seed

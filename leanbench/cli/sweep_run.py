@@ -49,28 +49,10 @@ def run_sweep(sweep: Sweep, flags: RunFlags, command: list[str]) -> None:
         UserError: A flag is invalid, or the sweep cannot run.
         typer.Exit: A kernel failed, or a signal stopped the sweep.
     """
-    from leanbench.run.cells import Shard, expand
-
-    every_cell = expand(sweep)
-    shard = None if flags.shard is None else Shard.parse(flags.shard)
-    cells = every_cell if shard is None else shard.of(every_cell)
-    limits = limits_from_flags(flags.timeout, flags.budget, sweep.measure)
-    _check_names(sweep, flags)
-
-    with open_machines(flags, sweep.measure, cells, limits) as machines:
-        target = machines.target
-        _print_notes(sweep, target, flags)
-        path = run_path(flags, cells, sweep, target)
-        manifest = make_manifest(cells, sweep, target, command)
-        if flags.dry_run:
-            if flags.resume:
-                cells = _remaining_cells(path, cells, manifest)
-            show_dry_run(sweep, cells, target.spec, predicted=_is_predicted(target))
-            return
-        if shard is not None:
-            manifest["shard"] = shard.to_manifest(every_cell)
-        run = run_remaining_cells(path, cells, manifest, machines, limits, command, flags)
-
+    run = rows_of_sweep(sweep, flags, command)
+    if run is None:
+        return
+    path = run.directory
     files: list[Path] = []
     if not flags.no_report:
         from leanbench.report import write_report
@@ -90,6 +72,36 @@ def run_sweep(sweep: Sweep, flags: RunFlags, command: list[str]) -> None:
         output.say(missing)
     if nothing_ran or has_failed(run):
         raise typer.Exit(1)
+
+
+def rows_of_sweep(sweep: Sweep, flags: RunFlags, command: list[str]) -> Run | None:
+    """Run a sweep. Return the run, or None after a dry run.
+
+    Raises:
+        UserError: A flag is invalid, or the sweep cannot run.
+        typer.Exit: A signal stopped the sweep.
+    """
+    from leanbench.run.cells import Shard, expand
+
+    every_cell = expand(sweep)
+    shard = None if flags.shard is None else Shard.parse(flags.shard)
+    cells = every_cell if shard is None else shard.of(every_cell)
+    limits = limits_from_flags(flags.timeout, flags.budget, sweep.measure)
+    _check_names(sweep, flags)
+
+    with open_machines(flags, sweep.measure, cells, limits) as machines:
+        target = machines.target
+        _print_notes(sweep, target, flags)
+        path = run_path(flags, cells, sweep, target)
+        manifest = make_manifest(cells, sweep, target, command)
+        if flags.dry_run:
+            if flags.resume:
+                cells = _remaining_cells(path, cells, manifest)
+            show_dry_run(sweep, cells, target.spec, predicted=_is_predicted(target))
+            return None
+        if shard is not None:
+            manifest["shard"] = shard.to_manifest(every_cell)
+        return run_remaining_cells(path, cells, manifest, machines, limits, command, flags)
 
 
 @dataclass(frozen=True)
@@ -112,6 +124,8 @@ def open_machines(
     from leanbench.core.syntax import choose
 
     if choose("--executor", flags.executor, EXECUTORS) == "ray":
+        if options.repeat > 1:
+            raise OptionWithoutEffect(f"--repeat {options.repeat}", "--executor local")
         from leanbench.cluster.ray_cluster import RayCluster
 
         with contextlib.closing(RayCluster(flags.ray_address)) as cluster:
@@ -137,8 +151,10 @@ def _local_machine(
     calibrate = flags.shard is not None and target.local_index is not None
     gpus = max((cell.problem.gpus.gpus for cell in cells), default=1)
     worker = WorkerTarget(target.spec, target.local_index, options, calibrate, gpus)
+    # A prediction is the same in every process.
+    repeat = 1 if target.local_index is None else options.repeat
     return Machines(
-        target, lambda run: LocalExecutor(worker, limits.timeout_s, run.path / WORKER_LOG)
+        target, lambda run: LocalExecutor(worker, limits.timeout_s, run.path / WORKER_LOG, repeat)
     )
 
 
@@ -218,6 +234,7 @@ def _announce_prediction(sweep: Sweep, target: Target, flags: RunFlags) -> None:
     whole_models = any(name is not None for grid in sweep.grids for name in grid["whole_model"])
     not_predicted = ("energy", *_NOT_PREDICTED) if whole_models else _NOT_PREDICTED
     left_out = [name for name in not_predicted if getattr(sweep.measure, name)]
+    left_out += ["repeats"] * (sweep.measure.repeat > 1)
     if left_out:
         output.say(f"Only a GPU can measure {', '.join(left_out)}: left out.")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leanbench.configs import store
@@ -110,7 +110,8 @@ def choose(
     if explicit is not None:
         return Choice(explicit, "given", "the settings were given")
     settings = Settings(kernel, problem, spec, objective=objective, uniform=uniform)
-    return settings.choice(problem.batch, settings.problem.max_context)
+    timed = settings.timed(problem.batch, settings.problem.max_context)
+    return timed or _heuristic(settings.kernel, settings.problem, spec, settings.why)
 
 
 class Settings:
@@ -129,33 +130,47 @@ class Settings:
         objective: str = "latency",
         uniform: bool = True,
     ) -> None:
-        self._kernel, self._objective = kernel_for(kernel, problem), objective
+        self.kernel, self._objective = kernel_for(kernel, problem), objective
+        self._spec = spec
         problem = looked_up(problem)
         #: The problem for which settings are looked up.
         self.problem = problem if uniform else for_any_length(problem)
         self._learned: _Learned | None = None
-        if self._kernel.tuned_as is None:
-            self._why = f"{kernel.name} is not tuned"
-        elif learned := learned_on(spec):
-            self._why, self._learned = "not timed here", learned
+        #: Reason for settings that were not timed.
+        self.why = f"{self.kernel.name} is not tuned"
+        if self.kernel.tuned_as is None:
+            return
+        if learned := learned_on(spec):
+            self.why, self._learned = "not timed here", learned
             self._words = words_of(self.problem)
         else:
             timed = is_on(CONFIGS, default=True)
-            self._why = "nothing was timed here" if timed else f"{CONFIGS} turns timings off"
-        # The model uses constants of `learned_on`.
-        self._default = self._kernel.default_configs(self.problem, spec)
+            self.why = "nothing was timed here" if timed else f"{CONFIGS} turns timings off"
+
+    @cached_property
+    def _default(self) -> Callable[[int, int], KernelConfig | None]:
+        if self.kernel.tuned_as is not None:
+            # The model uses its constants.
+            learned_on(self._spec)
+        return self.kernel.default_configs(self.problem, self._spec)
 
     def choice(self, batch: int, tokens: int) -> Choice:
         """Return the settings for a batch and a length: that of `looked_up`, or `bound_of` one."""
-        if self._learned is not None:
-            signature = signed(self.problem, self._words, batch, tokens)
-            ranking = self._learned.get((self._objective, signature))
-            if ranking is not None:
-                for config in ranking.configs:
-                    if _launches(self._kernel, config, self.problem):
-                        return Choice(config, "tuned", f"{ranking.where}: {signature}")
-        config = self._default(batch, tokens)
-        return _by_default(self._kernel, config, self._why)
+        timed = self.timed(batch, tokens)
+        return timed or _by_default(self.kernel, self._default(batch, tokens), self.why)
+
+    def timed(self, batch: int, tokens: int) -> Choice | None:
+        """Return the settings that were timed for a batch and a length, or None."""
+        if self._learned is None:
+            return None
+        signature = signed(self.problem, self._words, batch, tokens)
+        ranking = self._learned.get((self._objective, signature))
+        if ranking is None:
+            return None
+        for config in ranking.configs:
+            if _launches(self.kernel, config, self.problem):
+                return Choice(config, "tuned", f"{ranking.where}: {signature}")
+        return None
 
 
 def looked_up(problem: AttentionProblem) -> AttentionProblem:

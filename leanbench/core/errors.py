@@ -84,6 +84,10 @@ class SuspectResult(Exception):
     """A kernel invalidated its own measurement. The message goes into its row."""
 
 
+class Tampered(SuspectResult):
+    """A kernel changed what other kernels are measured with: they need a new process."""
+
+
 class GpuUnusable(Exception):
     """The GPU fails every further call of this process. A new process may recover."""
 

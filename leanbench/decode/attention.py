@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from leanbench.check.launches import finds_settings, launch_of
+from leanbench.check.launches import launch_of
 from leanbench.configs import lookup
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
@@ -13,13 +14,14 @@ from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import Kernel, written_by
 from leanbench.core.problem import AttentionProblem
 from leanbench.decode import BOUND
+from leanbench.decode.cache import StepCache
 
 if TYPE_CHECKING:
     import torch
 
 
 #: A function that a model calls as transformers' attention functions, (module, query, key, value,
-#: mask, scaling=, ...), and that returns the output.
+#: mask, scaling=, ...), with the K and V of new tokens alone. It returns the output.
 Attention = Callable[..., Any]
 
 
@@ -28,32 +30,41 @@ class LayerAttention:
 
     Each call prepares a launch over its tensors, because graph captures see nothing else. A plan
     for the lengths of a step is made in the first call and shared by all layers, as in servers.
+
+    The launch writes the new token where the kernel does that. Otherwise, and in the ring of a
+    layer with a window, torch operators write it first.
     """
 
     def __init__(
         self,
         kernel: Kernel,
         problem: AttentionProblem,
-        lengths: Mapping[int | None, torch.Tensor],
+        cache: StepCache,
         spec: GpuSpec,
         request: str | KernelConfig,
     ) -> None:
         assert problem.model is not None
         self.kernel = kernel
-        self.lengths = lengths
-        #: Whether it is what a model with attn_implementation="lean" runs.
-        self._is_integration = finds_settings(kernel, request)
+        self._cache = cache
         self._request = request
         #: How launch settings were chosen, by the layers' window.
-        self.choices = {
-            kind.window: lookup.resolve(kernel, problem.layer_problem(kind), spec, request)
-            for kind in problem.model.layer_kinds
-        }
+        self.choices: dict[int | None, lookup.Choice] = {}
+        #: Whether launches write the new token in layers without a window.
+        self.appends = False
+        for kind in problem.model.layer_kinds:
+            of_layer, window = problem.layer_problem(kind), kind.window
+            choice = lookup.resolve(kernel, of_layer, spec, request)
+            appending = replace(of_layer, append=1)
+            able = kernel.implementation_of(choice.config)
+            if window is None and able.unsupported_reason(appending) is None:
+                choice = lookup.resolve(kernel, appending, spec, request)
+                self.appends = True
+            self.choices[window] = choice
         self._plans: dict[int | None, Any] = {}
 
     def __call__(
         self,
-        module: torch.nn.Module,
+        module: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -67,17 +78,18 @@ class LayerAttention:
 
         Args:
             query: (batch, q_heads, 1, head_dim).
-            key: (batch, kv_heads, capacity, head_dim).
+            key: (batch, kv_heads, 1, head_dim).
             value: Like `key`.
         """
-        lengths = self.lengths[sliding_window]
-        if self._is_integration:
-            from leanbench.integrations.hf_attention import lean_attention
-
-            packed = lengths.view(-1, 1, 1, 1)
-            named = {"scaling": scaling, "sliding_window": sliding_window, "s_aux": s_aux, **call}
-            return lean_attention(module, query, key, value, packed, **named)[0]
-        inputs = call_inputs(query, key, value, lengths, scaling=scaling, sinks=s_aux)
+        cache, layer = self._cache, module.layer_idx
+        if self.appends and sliding_window is None:
+            (k, v), lengths = cache.layers[layer], cache.lengths_before
+            inputs = call_inputs(query, k, v, lengths, scaling=scaling, sinks=s_aux)
+            inputs = replace(inputs, k_new=key.transpose(1, 2), v_new=value.transpose(1, 2))
+        else:
+            k, v = cache.write(key, value, layer)
+            lengths = cache.lengths[sliding_window]
+            inputs = call_inputs(query, k, v, lengths, scaling=scaling, sinks=s_aux)
         config = self.choices[sliding_window].config
         if sliding_window not in self._plans:
             self._plans[sliding_window] = self._plan(inputs, config)
@@ -100,6 +112,21 @@ class LayerAttention:
         return None
 
 
+def written_first(
+    attend: Attention,
+    cache: StepCache,
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    **call: Any,
+) -> torch.Tensor:
+    """Write the new tokens with torch operators, and call `attend` over the layer's cache."""
+    caches = cache.write(key, value, module.layer_idx)
+    return attend(module, query, *caches, mask, **call)
+
+
 def call_inputs(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -109,7 +136,13 @@ def call_inputs(
     scaling: float,
     sinks: torch.Tensor | None,
 ) -> AttentionInputs:
-    """Return the inputs of a layer's call; shapes as in `LayerAttention`."""
+    """Return the inputs of a layer's call.
+
+    Args:
+        query: (batch, q_heads, 1, head_dim).
+        key: The layer's cache, (batch, kv_heads, capacity, head_dim).
+        value: Like `key`.
+    """
     import torch
 
     q = query.transpose(1, 2)

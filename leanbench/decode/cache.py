@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class StepCache:
-    """A cache of random values in which a step writes the last token of every sequence.
+    """A cache of random values in which a step writes the last token of every sequence: the
+    attention of each layer does, see `leanbench.decode.attention`.
 
     Lengths stay, so steps can be repeated. Layers with a window have a ring of that many tokens. K
     and V of a layer are (batch, kv_heads, capacity, head_dim); with the layout NHD, tokens come
@@ -32,7 +33,9 @@ class StepCache:
         ]
         #: Tokens of each sequence by the layer's window, (batch,), int32.
         self.lengths: dict[int | None, torch.Tensor] = {}
-        #: Position of its last token in the cache, likewise, int64.
+        #: Those of layers without a window before the step, (batch,), int32.
+        self.lengths_before = (contexts - 1).int()
+        #: Position of the last token in the cache by the layer's window, (batch,), int64.
         self._positions: dict[int | None, torch.Tensor] = {}
         for window in dict.fromkeys(self._windows):
             room = min(problem.cache_capacity, window or problem.cache_capacity)
@@ -58,9 +61,9 @@ class StepCache:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the K and V of new tokens and return those of the layer.
+        """Return the arguments, for the attention of the layer.
 
-        For several new tokens, a prompt, return only these.
+        Write them if they are several tokens, a prompt.
 
         Args:
             key: (batch, kv_heads, new tokens, head_dim).
@@ -69,11 +72,24 @@ class StepCache:
         if key.shape[2] > 1:
             for cache, new in zip(self.layers[layer], (key, value), strict=True):
                 cache[:, :, : key.shape[2]] = new
-            return key, value
+        return key, value
+
+    def write(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the K and V of a token of every sequence, (batch, kv_heads, 1, head_dim), with
+        torch operators. Return those of the layer.
+        """
         positions = self._positions[self._windows[layer]]
         for cache, new in zip(self.layers[layer], (key, value), strict=True):
             cache[self._rows, :, positions] = new[:, :, 0]
         return self.layers[layer]
+
+    def holds(self, key: torch.Tensor, value: torch.Tensor, layer: int) -> bool:
+        """Return True if these tokens, shaped as for `write`, are in their place."""
+        positions = self._positions[self._windows[layer]]
+        tokens = zip(self.layers[layer], (key, value), strict=True)
+        return all(cache[self._rows, :, positions].equal(new[:, :, 0]) for cache, new in tokens)
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Return 0: the model gets positions and masks as arguments."""

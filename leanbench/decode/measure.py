@@ -1,7 +1,7 @@
 """Step of a whole model as the subject of a measurement.
 
-The model is loaded once. Each kernel replaces its attention. The step without attention and its
-matrix products are timed together with the kernels.
+The model is loaded once. Each kernel replaces its attention. The step without attention and cache
+writes, and its matrix products, are timed together with the kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.llm.model import WEIGHT_BYTES
 from leanbench.core.registry import kernel as kernel_named
 from leanbench.decode import BOUND
-from leanbench.decode.attention import Attention, LayerAttention, call_inputs, refusal
+from leanbench.decode.attention import (
+    Attention,
+    LayerAttention,
+    call_inputs,
+    refusal,
+    written_first,
+)
 from leanbench.decode.model import kept_bytes
 from leanbench.decode.prefill import prefill_fields
 from leanbench.decode.step import DecodeStep, products_of
@@ -68,7 +74,9 @@ def confirm(subject: ModelStep, candidate: Candidate) -> Outcome:
 
 
 def shares(subject: ModelStep, candidate: Candidate) -> Outcome:
-    """Split the time of a step. Attention is the difference from the step without it."""
+    """Split the time of a step. Attention, with the write of the new token, is the difference from
+    the step without both.
+    """
     step_us = candidate.timing.median_us
     without_us = subject.timings[BOUND].median_us
     return Outcome(
@@ -182,33 +190,41 @@ def attention_of(
     """Return the kernel as a function that models call, and the choice of its launch settings."""
     attend = getattr(kernel, "attend", None)
     if attend is not None:
-        return attend, Outcome()
-    attention = LayerAttention(kernel, step.problem, step.cache.lengths, instruments.spec, request)
+        # The bound writes nothing.
+        own = attend if kernel.name == BOUND else partial(written_first, attend, step.cache)
+        return own, Outcome()
+    attention = LayerAttention(kernel, step.problem, step.cache, instruments.spec, request)
     choice = next(iter(attention.choices.values()))
     return attention, Outcome(**lookup.row_fields(kernel, choice))
 
 
 def checked(step: DecodeStep, kernel: Kernel, attention: Attention) -> Outcome:
-    """Check the first layer of each kind against the fp64 reference over the same Q, K and V.
+    """Check the first layer of each kind against the fp64 reference over the same Q, and the cache
+    with the new token.
 
     Returns:
-        The worst error. The status is `incorrect` if one exceeds the limit.
+        The worst error. The status is `incorrect` if one exceeds the limit, or if the token is not
+        in the cache.
     """
     seen: dict[int | None, Any] = {}
+    missing: list[int] = []
 
     def watched(module: Any, query: Any, key: Any, value: Any, mask: Any, **call: Any) -> Any:
         out = attention(module, query, key, value, mask, **call)
         window = call.get("sliding_window")
         if window not in seen:
+            k, v = step.cache.layers[module.layer_idx]
             inputs = call_inputs(
                 query,
-                key,
-                value,
+                k,
+                v,
                 step.cache.lengths[window],
                 scaling=call["scaling"],
                 sinks=call.get("s_aux"),
             )
             seen[window] = replace(inputs, q=inputs.q.clone(), out=out.clone())
+            if not step.cache.holds(key, value, module.layer_idx):
+                missing.append(module.layer_idx)
         return out
 
     step.attend_with(watched)
@@ -229,6 +245,8 @@ def checked(step: DecodeStep, kernel: Kernel, attention: Attention) -> Outcome:
     )
     failures = [check.failure(kernel.precision(step.problem)) for check in checks]
     failure = next(filter(None, failures), None)
+    if missing:
+        failure = f"layer {missing[0]} did not write the step's token into the cache"
     return outcome | Outcome(status="incorrect", reason=failure) if failure else outcome
 
 

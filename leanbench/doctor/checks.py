@@ -12,6 +12,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.registry import kernels as all_kernels
 from leanbench.doctor import gpu, instruments, software
 from leanbench.doctor.machine import Finding, Machine, problem
+from leanbench.doctor.spread import PROCESSES, process_spread
 
 #: Kernels that are always checked, the default of sweeps.
 MAIN_KERNELS = ("lean", "fa2", "fixed_split")
@@ -72,6 +73,13 @@ def checks(machine: Machine) -> list[Check]:
             "measuring the read bandwidth (3 s)",
         ),
         Check("noise", instruments.noise_floor, "launches", "timing lean against itself (3 s)"),
+        Check(
+            "spread",
+            process_spread,
+            "launches",
+            f"timing lean in {PROCESSES} processes (half a minute)",
+            deep=True,
+        ),
         Check("counters", instruments.hardware_counters, "launches", trying),
         *_library_checks(machine),
         Check("triton cache", software.triton_cache),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.doctor.machine import Finding, Machine, note, ok, problem
 from leanbench.measure.counters import ADMINISTRATORS_ONLY, count, find_ncu
+
+if TYPE_CHECKING:
+    from leanbench.measure.timing import Timing
 
 #: Recorded event pairs. Their distances vary by a few steps.
 _EVENT_PAIRS = 200
@@ -187,6 +190,14 @@ def read_bandwidth(machine: Machine) -> Finding:
             **values,
         )
     return ok(text, **values)
+
+
+def timed_sizes(machine: Machine) -> dict[AttentionProblem, Timing]:
+    """Time `lean` on three problems."""
+    from leanbench.measure.timing import Effort, time_launches
+
+    effort = Effort(max_seconds=0.5)
+    return {size: time_launches(_launches(machine, size), effort) for size in _sizes(machine)}
 
 
 def noise_floor(machine: Machine) -> Finding:

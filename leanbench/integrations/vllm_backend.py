@@ -1,7 +1,8 @@
 """vLLM's FlashAttention backend, with LeanAttention in decode steps. Written from the sources of
 vLLM 0.25.0 and 0.33.0; vLLM 0.25.0 ran on an H200 (docs/integrations.md).
 
-Batches, cache shapes and writes, CUDA graphs and prompts are inherited from the server's backend.
+Batches, cache shapes, CUDA graphs and prompts are inherited from the server's backend. The kernel
+writes the new token in its launch where that is safe, else vLLM's own kernel does.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from vllm.config import get_layers_from_vllm_config
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
     FlashAttentionImpl,
     FlashAttentionMetadataBuilder,
 )
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.core.switches import AUTOTUNE, is_on
+from leanbench.kernels.launch import spec_of
+from leanbench.kernels.lean import LEAN
 
 #: Query tokens of a sequence up to which a batch is a decode step: one, or those that speculation
 #: verifies. More of them are FlashAttention's (reports/performance-log.md, entry 42).
@@ -31,6 +37,9 @@ MM_PREFIX_FIELDS = ("mm_prefix_range_tensor", "mm_prefix_query_range_tensor")
 
 class LeanBackend(FlashAttentionBackend):
     """Backend that `leanbench.integrations.vllm.register` registers."""
+
+    #: Layers then write their tokens in `LeanImpl.forward` alone.
+    forward_includes_kv_cache_update = True
 
     @staticmethod
     def get_name() -> str:
@@ -51,12 +60,22 @@ class LeanMetadataBuilder(FlashAttentionMetadataBuilder):
     schedules on the device.
     """
 
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        # Triton's kernel, which attends on other GPUs, does not append.
+        is_cuda = LEAN.implementation_on(spec_of(device)) is LEAN.cuda
+        self.may_append = is_cuda and _may_append(vllm_config)
+
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> Any:
         if common_attn_metadata.max_query_len > MAX_QUERY_TOKENS:
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
-        return super().build(0, common_attn_metadata, fast_build=True)
+        metadata = super().build(0, common_attn_metadata, fast_build=True)
+        metadata.may_append = self.may_append
+        return metadata
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
         metadata = super().build_for_cudagraph_capture(common_attn_metadata)
@@ -80,27 +99,27 @@ class LeanImpl(FlashAttentionImpl):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute attention over a cache that has the new tokens already.
+        """Write the new tokens into the cache and compute attention over it.
 
         Args:
             query: (tokens, heads, head_size), padded to the tokens of a graph.
+            key: Like `query`, with the KV heads; None where nothing is written.
             kv_cache: (blocks, 2, block_size, kv_heads, head_size), in vLLM 0.33 (blocks, kv_heads,
                 block_size, 2 head_size).
             output: (tokens, heads, head_size), written.
         """
-        scaled = output_scale is not None or output_block_scale is not None
-        if scaled or attn_metadata is None or not self._takes(attn_metadata):
-            return super().forward(
-                layer,
-                query,
-                key,
-                value,
-                kv_cache,
-                attn_metadata,
-                output,
-                output_scale,
-                output_block_scale,
-            )
+        scales = output_scale, output_block_scale
+        given = (layer, query, key, value, kv_cache, attn_metadata, output, *scales)
+        if attn_metadata is None:
+            return super().forward(*given)
+        takes = all(scale is None for scale in scales) and self._takes(attn_metadata)
+        writes = self.kv_sharing_target_layer_name is None and not (key is None or value is None)
+        appends = takes and writes and self._appends(attn_metadata, key, kv_cache)
+        if writes and not appends:
+            slots = attn_metadata.slot_mapping
+            self.do_kv_cache_update(layer, key, value, kv_cache, slots)
+        if not takes:
+            return super().forward(*given)
         tokens, lengths = attn_metadata.num_actual_tokens, attn_metadata.seq_lens
         q, out = query[:tokens], output[:tokens]
         k_cache, v_cache = self._caches(kv_cache)
@@ -110,6 +129,9 @@ class LeanImpl(FlashAttentionImpl):
         else:
             options["cu_seqlens_q"] = attn_metadata.query_start_loc
             options["max_seqlen_q"] = min(attn_metadata.max_query_len, tokens)
+        if appends:
+            options["k"], options["v"] = key[:tokens].unsqueeze(1), value[:tokens].unsqueeze(1)
+            lengths = _lengths_before(attn_metadata)
         if k_cache.dtype.itemsize == 1:
             scales = (lengths.shape[0], self.num_kv_heads)
             options["q_descale"] = layer._q_scale.expand(scales)
@@ -152,6 +174,17 @@ class LeanImpl(FlashAttentionImpl):
             and (_is_single(attn_metadata) or not self.batch_invariant_enabled)
         )
 
+    def _appends(self, attn_metadata: Any, key: torch.Tensor, kv_cache: torch.Tensor) -> bool:
+        """Return True if the kernel writes the new token of each sequence.
+
+        vLLM writes fp8 caches, with their scales, and several tokens of a sequence.
+        """
+        return (
+            getattr(attn_metadata, "may_append", False)
+            and _is_single(attn_metadata)
+            and key.dtype == kv_cache.dtype
+        )
+
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V, (blocks, block_size, kv_heads, head_size)."""
         if kv_cache.dim() == 5:
@@ -170,3 +203,34 @@ def _is_single(attn_metadata: Any) -> bool:
         attn_metadata.max_query_len == 1
         and attn_metadata.num_actual_tokens == attn_metadata.seq_lens.shape[0]
     )
+
+
+def _may_append(vllm_config: Any) -> bool:
+    """Return True if each row of a decode step may write at its length, through its block table.
+
+    vLLM writes to `slot_mapping`, which names no slot for some rows. The kernel writes for all:
+
+    - Rows that pad a graph write to vLLM's null block. Block tables of windows and states name it,
+      too, and attention may read it there with a weight of 0, which turns NaN into NaN. So every
+      layer must have full attention.
+    - Draft models have rows past the longest sequence, and lengths that graphs change.
+    - Idle ranks of data parallelism run rows of no request with block tables of others.
+    """
+    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase).values()
+    return (
+        vllm_config.speculative_config is None
+        and vllm_config.parallel_config.data_parallel_size == 1
+        and all(type(layer.get_kv_cache_spec(vllm_config)) is FullAttentionSpec for layer in layers)
+    )
+
+
+def _lengths_before(attn_metadata: Any) -> torch.Tensor:
+    """Return the sequences' lengths before the step, 0 for rows that pad a graph.
+
+    A step's first layer computes them, for all layers. A graph that captures the step captures
+    this, too, so each replay has the lengths of its step.
+    """
+    lengths = getattr(attn_metadata, "lengths_before", None)
+    if lengths is None:
+        lengths = attn_metadata.lengths_before = (attn_metadata.seq_lens - 1).clamp_(min=0)
+    return lengths

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from leanbench.core.errors import OutOfMemory
@@ -64,6 +65,23 @@ def rotating_inputs(
     for _ in range(pools):
         inputs += make_windows(problem, device, min(windows, wanted - len(inputs)))
     return inputs
+
+
+def flip_signs(buffers: Sequence[AttentionInputs]) -> None:
+    """Negate all K and V in the memory of these buffers, whatever their dtype and layout.
+
+    Windows of one pool are negated once. Values keep their distribution, so that energy and clocks
+    do too.
+    """
+    import torch
+
+    caches = [cache for inputs in buffers for cache in (inputs.k_cache, inputs.v_cache)]
+    for cache in {cache.untyped_storage().data_ptr(): cache for cache in caches}.values():
+        numbers = cache.untyped_storage().nbytes() // cache.element_size()
+        bits, sign = (
+            (torch.int8, -(1 << 7)) if cache.element_size() == 1 else (torch.int16, -(1 << 15))
+        )
+        cache.view(bits).as_strided((numbers,), (1,), 0).bitwise_xor_(sign)
 
 
 def free_memory(spec: GpuSpec) -> None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 #: cross-check times a few launches only.
 TOLERANCE_SHARE = 0.02
 TOLERANCE_US = 1.0
+#: Cross-checks longer than all samples by this factor contradict them. The largest of 5,800
+#: published rows is 1.2 times the latency.
+_CONTRADICTION = 1.5
 #: GPU time per figure, and the minimum and maximum number of its launches.
 _FIGURE_US = 2000.0
 _LAUNCHES = (2, 32)
@@ -182,6 +185,17 @@ def disagreement(crosscheck_us: float, samples_us: Sequence[float]) -> str | Non
         f"the GPU's own clock gives {crosscheck_us:.2f} µs a launch,"
         f" {crosscheck_us / latency_us - 1:+.1%} from the graph replay's {latency_us:.2f} µs:"
         " neither figure is safe"
+    )
+
+
+def contradiction(crosscheck_us: float, samples_us: Sequence[float]) -> str | None:
+    """Return a sentence if launches take far longer by the GPU's clock than by the events."""
+    longest_us = max(samples_us)
+    if crosscheck_us <= _CONTRADICTION * longest_us + TOLERANCE_US:
+        return None
+    return (
+        f"launches take {crosscheck_us:.2f} µs by the GPU's own clock, and at most"
+        f" {longest_us:.2f} µs by the events: these did not time all of the work"
     )
 
 

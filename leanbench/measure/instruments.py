@@ -12,6 +12,7 @@ from leanbench.measure.energy_meter import EnergyCalibration, calibrate
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.ranks import Gang
 from leanbench.measure.read_floor import ReadFloor
+from leanbench.measure.tampering import Untouched
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,8 @@ class Instruments:
     calibration: EnergyCalibration | None
     read_floor: ReadFloor
     announce: Announce
+    #: State before any kernel ran; None if it is not checked.
+    untouched: Untouched | None = None
     #: Processes of other GPUs, for problems that GPUs share.
     gang: Gang = field(default_factory=Gang)
 
@@ -70,7 +73,8 @@ def open_instruments(
     if calibration is not None:
         check_window(options.window_s, calibration.tick_ms)
     spec = spec_of_device(device_index)
-    return Instruments(device, spec, options, nvml, calibration, ReadFloor(), announce)
+    floor, untouched = ReadFloor(), Untouched.now()
+    return Instruments(device, spec, options, nvml, calibration, floor, announce, untouched)
 
 
 def open_nvml(device: torch.device) -> Nvml | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.measure.buffers import cold_bytes
 from leanbench.measure.candidate import Candidate, sample_fields, timing_outcome
-from leanbench.measure.crosscheck import cross_check, disagreement
+from leanbench.measure.crosscheck import contradiction, cross_check, disagreement
 from leanbench.measure.protocol import FLOOR, Subject
 from leanbench.measure.timing import Effort, Timing
 from leanbench.records.outcome import Outcome
@@ -58,6 +58,9 @@ def judge(subject: Subject, candidate: Candidate) -> Outcome:
     if candidate.is_incorrect:
         return Outcome()
     alarm = impossible(timing.median_us, floor_us, kv_bytes, spec, cache)
+    by_clock_us = candidate.outcome.crosscheck_us
+    if alarm is None and by_clock_us is not None:
+        alarm = contradiction(by_clock_us, timing.samples_us)
     return verdict(alarm, disturbance(subject.other_processes) or noise(timing, options.effort))
 
 

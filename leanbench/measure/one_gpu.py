@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import gc
+import math
+import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from leanbench.check.launches import finds_settings, launches_of
-from leanbench.check.reference import CELL_PAIRS, CheckResult, Reference
+from leanbench.check.reference import CELL_PAIRS, CHECK_ELEMENTS, CheckResult, Reference
 from leanbench.configs import lookup
 from leanbench.core.config import KernelConfig, TileConfig
 from leanbench.core.decomposition import quantisation_efficiency
 from leanbench.core.errors import SuspectResult, UserError
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import Kernel, written_by
-from leanbench.measure.buffers import free_memory, refuse_shortage, rotating_inputs
+from leanbench.measure.buffers import flip_signs, free_memory, refuse_shortage, rotating_inputs
 from leanbench.measure.candidate import Candidate, check_outcome
 from leanbench.measure.energy_meter import SustainedReading
 from leanbench.measure.extras import EXTRAS, read_window
@@ -28,14 +30,21 @@ from leanbench.records.outcome import Outcome
 if TYPE_CHECKING:
     import torch
 
+    from leanbench.core.problem import AttentionProblem
     from leanbench.core.timeline import Timeline
 
+#: Buffers with checked values. Together they have as many checked heads as one alone.
+_WATCHED = 8
 #: A kernel with a latency below this multiple of the floor's has the floor ranked again.
 _NEAR_FLOOR = 0.99
 
 
 def check_replay(subject: OneGpu, candidate: Candidate) -> Outcome:
-    """Replay once over poisoned outputs: the graph that was timed must compute all of them.
+    """Replay the graph that was timed over changed K and V, and check its outputs.
+
+    The first replay finds wrong numbers in the outputs. A kernel that keeps results, or leaves
+    numbers that are already there, fails. The second replay finds NaN: the graph must write all
+    outputs of all buffers.
 
     Raises:
         SuspectResult: Part of the outputs was not written.
@@ -43,22 +52,36 @@ def check_replay(subject: OneGpu, candidate: Candidate) -> Outcome:
     import torch
 
     pairs = zip(candidate.launches, subject.buffers, strict=True)
-    written = [written_by(launch, inputs) for launch, inputs in pairs]
+    written = [subject.results(candidate.name, *pair) for pair in pairs]
+    for index in subject.watched:
+        written[index].out.fill_(1.0)
+        written[index].lse.fill_(1.0)
+    candidate.replay.graph.replay()
+    failure = subject.failure_now(candidate, written)
     for results in written:
         results.poison()
     candidate.replay.graph.replay()
-    # Wait once for all of them.
-    unwritten = int(torch.stack([results.out.isnan().any() for results in written]).sum())
-    if unwritten:
+    # NaN if an element is, 0 for a row of zeros. Wait once for all of them.
+    least = torch.stack([results.out.abs().amax(dim=-1).amin() for results in written]).tolist()
+    if unwritten := sum(map(math.isnan, least)):
         raise SuspectResult(
             f"{unwritten} of {len(written)} outputs were not written when the CUDA graph was "
             "replayed: part of the work ran on another stream and was not timed"
         )
-    check = subject.reference.check(written[0], candidate.kernel.lse_base)
-    failure = check.failure(candidate.kernel.precision(subject.problem))
+    failure = failure or subject.failure_now(candidate, written)
+    if failure is None and 0.0 in least and _never_zero(subject.problem):
+        failure = f"{least.count(0.0)} of {len(written)} outputs have rows of zeros"
     if failure is None:
         return Outcome()
-    return Outcome(status="incorrect", reason=f"after timing, {failure}")
+    return Outcome(status="incorrect", reason=f"after timing, over other K and V, {failure}")
+
+
+def _never_zero(problem: AttentionProblem) -> bool:
+    """Return True if every query token sees a token, and no sink can take all weight."""
+    sequences = zip(problem.contexts, problem.leftpads, problem.query_lengths, strict=True)
+    return not problem.sinks and all(
+        context - pad >= q_len for context, pad, q_len in sequences if q_len
+    )
 
 
 class OneGpu(Subject):
@@ -69,7 +92,11 @@ class OneGpu(Subject):
 
     #: fp64 reference of the first buffer.
     reference: Reference
-    _fingerprint: list[torch.Tensor]
+    #: Buffers that are checked: the first, and some that no kernel can foresee.
+    watched: list[int]
+    _fingerprints: list[list[torch.Tensor]]
+    #: fp64 references of the watched buffers once K and V have changed.
+    _references: list[Reference]
     _ranks_floor = False
     _floor_reading: SustainedReading | None = None
 
@@ -81,20 +108,24 @@ class OneGpu(Subject):
         refuse_shortage(self.problem, device)
         self.buffers = rotating_inputs(self.problem, device, spec, self.instruments.options.cache)
         self.reference = Reference(self.buffers[0], max_pairs=CELL_PAIRS)
-        self._fingerprint = fingerprint(self.buffers[0])
+        others = range(1, len(self.buffers))
+        drawn = random.SystemRandom().sample(others, min(len(others), _WATCHED - 1))
+        self.watched = [0, *drawn]
+        self._fingerprints = self._take_fingerprints()
         self._floor_reading = None
 
     def prepare(self, kernel: Kernel, request: str | KernelConfig) -> Candidate:
         """Choose the settings, make the launches, and check one over poisoned outputs.
 
         Raises:
-            SuspectResult: The kernel changed its inputs.
+            SuspectResult: The kernel changed its inputs or the instruments.
         """
         choice = self._choose(kernel, request)
         launches = launches_of(kernel, self.buffers, choice.config, request)
         fields = Outcome(**lookup.row_fields(kernel, choice))
         check = self._check(kernel, launches[0])
         self.check_inputs(kernel.name)
+        self.check_instruments(kernel.name)
         fields |= check_outcome(check, check.failure(kernel.precision(self.problem)))
         if fields.status is None:
             fields |= self._schedule_fields(kernel, choice.config)
@@ -104,10 +135,11 @@ class OneGpu(Subject):
         """Capture the launches.
 
         Raises:
-            SuspectResult: The kernel changed its inputs.
+            SuspectResult: The kernel changed its inputs or the instruments.
         """
         replay = super().capture(candidate)
         self.check_inputs(candidate.name)
+        self.check_instruments(candidate.name)
         return replay
 
     def baselines(self) -> dict[str, Sampler]:
@@ -117,10 +149,13 @@ class OneGpu(Subject):
         return {FLOOR: self.make_replay(reads)}
 
     def time(self, candidates: Sequence[Candidate]) -> None:
-        """Time candidates and the read floor.
+        """Time candidates and the read floor, then change K and V for the check of the replays.
 
         The floor's variant was ranked for a problem of about this size. If a kernel beats it, rank
         the variants for this problem and time all again.
+
+        Raises:
+            SuspectResult: A kernel changed its inputs.
         """
         self._ranks_floor = False
         super().time(candidates)
@@ -128,6 +163,28 @@ class OneGpu(Subject):
         if fastest_us <= _NEAR_FLOOR * self.timings[FLOOR].median_us:
             self._ranks_floor = True
             super().time(candidates)
+        self.instruments.announce(None)
+        self.check_inputs(", ".join(candidate.name for candidate in candidates))
+        self._change_inputs()
+
+    def _change_inputs(self) -> None:
+        """Change K and V of the watched buffers, and compute the outputs that are now right."""
+        watched = [self.buffers[index] for index in self.watched]
+        flip_signs(watched)
+        count = len(watched)
+        self._references = [
+            Reference(inputs, CHECK_ELEMENTS // count, CELL_PAIRS // count) for inputs in watched
+        ]
+        self._fingerprints = self._take_fingerprints()
+
+    def failure_now(self, candidate: Candidate, written: Sequence[AttentionInputs]) -> str | None:
+        """Check what a kernel wrote to the watched buffers. Return a sentence if it is wrong."""
+        precision = candidate.kernel.precision(self.problem)
+        for index, reference in zip(self.watched, self._references, strict=True):
+            check = reference.check(written[index], candidate.kernel.lse_base)
+            if failure := check.failure(precision):
+                return failure
+        return None
 
     def floor_reading(self) -> SustainedReading:
         """Return the sustained reading of the read floor, measured once per problem."""
@@ -138,20 +195,51 @@ class OneGpu(Subject):
 
     def finish(self, candidates: Sequence[Candidate], timed: Sequence[Candidate]) -> None:
         if timed:
-            self.check_inputs(", ".join(candidate.name for candidate in timed))
+            names = ", ".join(candidate.name for candidate in timed)
+            self.check_inputs(names)
+            self.check_instruments(names)
 
     def check_inputs(self, names: str) -> None:
-        """Check that the kernels that ran since the last check left the first buffer unchanged.
+        """Check that the kernels that ran since the last check left the watched buffers unchanged.
 
         Raises:
             SuspectResult: It has changed.
         """
-        after = fingerprint(self.buffers[0])
-        pairs = zip(self._fingerprint, after, strict=True)
-        if not all(bool((was == is_now).all()) for was, is_now in pairs):
+        pairs = zip(self._fingerprints, self._take_fingerprints(), strict=True)
+        tensors = (pair for before, after in pairs for pair in zip(before, after, strict=True))
+        if not all(bool((was == is_now).all()) for was, is_now in tensors):
             raise SuspectResult(
                 f"{names} changed its inputs: Q, K, V or the lengths are not what they were"
             )
+
+    def check_instruments(self, names: str) -> None:
+        """Check that the kernels that ran since the last check left clocks, graphs and the L2.
+
+        Raises:
+            Tampered: They did not.
+        """
+        if self.instruments.untouched is not None:
+            self.instruments.untouched.check(names)
+
+    def _take_fingerprints(self) -> list[list[torch.Tensor]]:
+        return [fingerprint(self.buffers[index]) for index in self.watched]
+
+    def results(
+        self, name: str, launch: Callable[[], object], inputs: AttentionInputs
+    ) -> AttentionInputs:
+        """Return the outputs that the latest call of `launch` wrote.
+
+        Raises:
+            SuspectResult: They are no plain tensors, which could be computed when they are read.
+        """
+        import torch
+
+        results = written_by(launch, inputs)
+        kinds = {type(results.out), type(results.lse)} - {torch.Tensor}
+        if kinds:
+            found = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise SuspectResult(f"{name} returns {found}, not torch.Tensor, as its outputs")
+        return results
 
     def timelines(self, kernel: Kernel, request: str) -> list[Timeline] | str:
         effort, spec = self.instruments.options.effort, self.instruments.spec
@@ -204,9 +292,9 @@ class OneGpu(Subject):
     def _check(self, kernel: Kernel, launch: Callable[[], object]) -> CheckResult:
         """Launch once over the first buffer with poisoned outputs, and check these."""
         inputs = self.buffers[0]
-        written_by(launch, inputs).poison()
+        self.results(kernel.name, launch, inputs).poison()
         launch()
-        return self.reference.check(written_by(launch, inputs), kernel.lse_base)
+        return self.reference.check(self.results(kernel.name, launch, inputs), kernel.lse_base)
 
     def _schedule_fields(self, kernel: Kernel, config: KernelConfig | None) -> Outcome:
         spec = self.instruments.spec

@@ -28,6 +28,8 @@ class MeasureOptions:
     counters: bool = False
     #: Maximum context for which the time to first token of a whole model is measured.
     prefill: int = 0
+    #: Fresh processes that measure each cell.
+    repeat: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types for `from_dict`.
@@ -37,6 +39,8 @@ class MeasureOptions:
         fields = asdict(self)
         if not self.prefill:
             del fields["prefill"]
+        if self.repeat == 1:
+            del fields["repeat"]
         return fields
 
     @classmethod

@@ -61,21 +61,20 @@ def load_shard(ranks: Ranks, instruments: Instruments, problem: AttentionProblem
                 if (tensor := getattr(buffer, name)) is not None:
                     dist.broadcast(tensor, src=first, group=group.peers.processes)
         inputs = [replace(buffer, peers=group.peers) for buffer in inputs]
-    reference = ranks.together(lambda: _reference(problem, inputs[0]), waits=True)
+    seed = ranks.all_gather(random.SystemRandom().random())[0]
+    reference = ranks.together(lambda: _reference(problem, inputs[0], seed), waits=True)
     return Shard(own, inputs, reference)
 
 
-def _reference(problem: AttentionProblem, inputs: AttentionInputs) -> Reference:
-    """Merge the fp64 references of the shards. All ranks take the same heads."""
+def _reference(problem: AttentionProblem, inputs: AttentionInputs, seed: float) -> Reference:
+    """Merge the fp64 references of the shards. All ranks take the heads of the same seed."""
     longest = problem.shard(0)
     elements = longest.max_context * max(inputs.head_dim, inputs.group_size * inputs.q_len)
     # A sink is a single logit: it belongs to the first shard.
     if inputs.peers is not None and inputs.peers.rank > 0:
         inputs = replace(inputs, sinks=None)
-    state = random.getstate()
-    random.seed(problem.label)
-    reference = Reference(inputs, max_pairs=min(CELL_PAIRS, max(2, CHECK_ELEMENTS // elements)))
-    random.setstate(state)
+    pairs = min(CELL_PAIRS, max(2, CHECK_ELEMENTS // elements))
+    reference = Reference(inputs, max_pairs=pairs, draw=random.Random(seed))
     if inputs.peers is not None:
         reference.merge(lambda tensor: _gathered(inputs, tensor))
     return reference

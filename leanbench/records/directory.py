@@ -33,6 +33,7 @@ from leanbench.records.manifest import (
     refuse_unlike_a_manifest,
 )
 from leanbench.records.samples import SAMPLES, Samples, length_to_resume, pack
+from leanbench.records.standing import recorded_spread
 
 if TYPE_CHECKING:
     from leanbench.records.row import Row
@@ -215,6 +216,9 @@ class RunDirectory:
             self.manifest["environments"][board.key] = board.environment
             boards = self.manifest.setdefault("boards", {})
             boards[board.key] = {"gpu": board.gpu, "calibration_us": board.calibration_us}
+            spread = recorded_spread(board.environment.get("gpu_uuid"))
+            if spread is not None:
+                self.manifest["process_spread"] = spread
             self._write_manifest()
 
     def _write_manifest(self) -> None:

@@ -78,8 +78,8 @@ class Figures(BaseModel):
     no_attention_us: float | None = _model(
         "no attention",
         "us",
-        "the same step without attention, timed in the same rounds; of a prediction, the "
-        "weights over the memory's bandwidth",
+        "the same step without attention and appending, timed in the same rounds; of a prediction, "
+        "the weights over the memory's bandwidth",
     )
     attention_share: float | None = _model(
         "attention",
@@ -162,6 +162,21 @@ class Figures(BaseModel):
         "per sample",
         "of the CUDA graph whose replay is one sample",
         kind="count",
+        shown="data",
+    )
+    processes: int | None = _samples(
+        "processes",
+        "",
+        "fresh processes behind the latency and its interval (--repeat); the row is that of the "
+        "one with the median latency",
+        kind="count",
+        shown="data",
+    )
+    process_spread: float | None = _samples(
+        "spread",
+        "",
+        "half the range of the processes' latencies over their median",
+        kind="share",
         shown="data",
     )
     crosscheck_us: float | None = _samples(

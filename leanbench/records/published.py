@@ -9,13 +9,14 @@ from functools import cache
 from pathlib import Path
 
 from leanbench.core.problem import AttentionProblem
+from leanbench.records.reading import Run, fastest
 
 PUBLISHED = Path(__file__).with_suffix(".jsonl.gz")
 
 
 @dataclass(frozen=True)
 class PublishedRun:
-    #: Path below `reports/`.
+    #: Path below `reports/`, or of a run that was made here.
     name: str
     #: Catalogue name.
     gpu: str
@@ -48,6 +49,33 @@ class PublishedRow:
     @property
     def floor_share(self) -> float | None:
         return None if self.read_floor_us is None else self.read_floor_us / self.latency_us
+
+
+def rows_of(run: Run, name: str) -> list[PublishedRow]:
+    """Return the fastest timed row of each kernel and problem of a run, in the run's order."""
+    environment = next(iter(run.environments.values()), {})
+    about = PublishedRun(
+        name,
+        str(run.section("gpu").get("name")),
+        str(run.manifest.get("created"))[:10],
+        environment.get("kernels"),
+    )
+    return [
+        PublishedRow(
+            about,
+            problem,
+            row.kernel,
+            row.latency_us or 0.0,
+            row.latency_ci_low_us,
+            row.latency_ci_high_us,
+            row.read_floor_us,
+            row.library,
+            (row.config or {}).get("mode"),
+            len(row.gpu_kernels) if row.gpu_kernels else None,
+            row.status == "noisy",
+        )
+        for (problem, _), row in fastest(run.results).items()
+    ]
 
 
 @cache

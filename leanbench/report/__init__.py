@@ -26,7 +26,7 @@ FILES = {
     "github-benchmark": "github-benchmark.json",
 }
 #: Formats of several files.
-FOLDERS = {"flashinfer-bench": "flashinfer-bench"}
+FOLDERS = {"flashinfer-bench": "flashinfer-bench", "aiconfigurator": "aiconfigurator"}
 DEFAULT_FORMATS = ("html", "csv")
 
 
@@ -80,13 +80,22 @@ def write_report(
         if format_ in FILES:
             contents[target] = _render(format_, results)
         else:
-            from leanbench.report.flashinfer_bench import dataset_files
-
-            files = dataset_files(results.runs, results.baseline)
+            files = _files(format_, results)
             contents |= {target / path: content for path, content in files.items()}
     for target, content in contents.items():
         write_whole(target, content)
     return list(targets.values())
+
+
+def _files(format_: str, results: Results) -> dict[str, str | bytes]:
+    """Render a format of several files."""
+    if format_ == "aiconfigurator":
+        from leanbench.report.aiconfigurator import planner_files
+
+        return planner_files(results.runs, results.baseline)
+    from leanbench.report.flashinfer_bench import dataset_files
+
+    return dataset_files(results.runs, results.baseline)
 
 
 def _render(format_: str, results: Results) -> str | bytes:

@@ -83,7 +83,7 @@ CHARTS = (
         key="token_time",
         title="Where the time of a token goes",
         note="a step of a whole model with the baseline: the matrix products of a step without"
-        " attention, all else in it, and what attention adds",
+        " attention, all else in it, and what attention and appending add",
         y="latency_us",
         y_title="time per output token (µs)",
         y_scale="linear",
@@ -288,7 +288,7 @@ def maps_of(frame: DataFrame, margin: Margin) -> list[HeatMap]:
     maps = []
     if len(kernels) > 1 and not few_win:
         note = (
-            f"how many times as long the second takes; grey: several within {margin.words};"
+            f"how many times as long the second takes; grey: level ({margin.level});"
             " blank: no two kernels timed"
         )
         maps.append(HeatMap("winner", "Fastest kernel", note))

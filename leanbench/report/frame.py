@@ -8,6 +8,7 @@ whole models is not compared.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from leanbench.core.axes import KINDS
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
 from leanbench.core.quantities import TIMED, Quantity
 from leanbench.decode import BOUND
+from leanbench.records.standing import Latency
 from leanbench.report.command import sweep_command
 
 if TYPE_CHECKING:
@@ -190,11 +192,34 @@ def fastest_rows(frame: DataFrame) -> DataFrame:
     return fastest_first.drop_duplicates([*COMPARABLE, "kernel"]).sort_index()
 
 
+def latencies_of(frame: DataFrame) -> dict[str, dict[str, Latency]]:
+    """Return the latencies of the fastest rows, by the problem's label and then by kernel."""
+    latencies: dict[str, dict[str, Latency]] = {}
+    rows = fastest_rows(where(frame, (frame["kernel"] != BOUND) & (frame["latency_us"] > 0)))
+    columns = ["problem", "kernel", "latency_us", "latency_ci_low_us", "latency_ci_high_us"]
+    order = kernel_order(frame)
+    found = rows[columns].itertuples(index=False, name=None)
+    for label, name, us, low, high in sorted(found, key=lambda each: order.index(each[1])):
+        ends = [us if math.isnan(end) else end for end in (low, high)]
+        latencies.setdefault(label, {})[name] = Latency(us, *ends)
+    return latencies
+
+
+def floors_of(frame: DataFrame) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return latency, and latency above the read floor, by the problem's label and by kernel."""
+    rows = where(frame, frame["over_floor_us"].notna() & (frame["kernel"] != BOUND))
+    floors: dict[str, dict[str, tuple[float, float]]] = {}
+    columns = ["problem", "kernel", "latency_us", "over_floor_us"]
+    for label, name, us, above_us in fastest_rows(rows)[columns].itertuples(index=False, name=None):
+        floors.setdefault(label, {})[name] = us, above_us
+    return floors
+
+
 def ratios_to_baseline(frame: DataFrame, column: str) -> DataFrame:
     """Divide each kernel's values by the baseline's, in rows that have one baseline.
 
     Args:
-        column: `latency_us` for speedups, `energy_mj` for energy.
+        column: such as `energy_mj`.
 
     Returns:
         One line per problem that the baseline ran and one column per other kernel, as `by_kernel`.
@@ -256,6 +281,18 @@ DERIVED = (
             "this row's latency over that of the baseline",
             "x",
             shown="paper",
+        ),
+    ),
+    Derived(
+        "speedup",
+        lambda frame: cast("Series", frame["latency_us"] - frame["read_floor_us"]),
+        Quantity(
+            "over_floor_us",
+            "above the floor",
+            "latency",
+            "figure",
+            "latency less the read floor: what the kernel adds to only reading K and V",
+            "us",
         ),
     ),
     Derived(

@@ -36,7 +36,10 @@ GLYPHS = dict(zip(MARKS, "●■◆▲▼⬟✚★", strict=True))
 #: Order of the scripts `report_<name>.js`.
 SCRIPTS = ("common", "table", "plot", "sides", "maps", "charts")
 #: Columns that charts and maps read, even if no table shows them.
-DATA = ("problem", "group_size", "read_floor_tb_s", "baseline")
+DATA = (
+    *("problem", "group_size", "read_floor_tb_s", "baseline"),
+    *("latency_ci_low_us", "latency_ci_high_us"),
+)
 
 
 def html_text(document: Document, results: Results) -> str:
@@ -83,7 +86,7 @@ def _legend(results: Results) -> dict[str, Any]:
         "floors": list(dict.fromkeys(floors)),
         "has_noisy": bool((drawn["status"] == "noisy").any()),
         "has_warnings": has_values(drawn, "warnings"),
-        "margin": results.margin.words,
+        "level": results.margin.level,
     }
 
 

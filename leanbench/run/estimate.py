@@ -50,7 +50,8 @@ def estimated_seconds(
     # The window of the read floor is shared by the kernels of a problem, usually three.
     sustained *= 4 / 3 if options.energy else 1.0
     extras = OCCUPANCY_S * options.occupancy + COUNTERS_S * options.counters
-    return MEASURED_CELL_S + candidates * MEASURED_CANDIDATE_S + traffic + sustained + extras
+    once = MEASURED_CELL_S + candidates * MEASURED_CANDIDATE_S + traffic + sustained + extras
+    return once * options.repeat
 
 
 def is_unsupported(cell: Cell, gpu: GpuSpec, predicted: bool) -> bool:

@@ -6,14 +6,16 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
+from leanbench.core.quantities import TIMED
 from leanbench.records.directory import RunDirectory
 from leanbench.run.cells import Cell
 from leanbench.run.problem_runner import Budget, CellResult, ProblemRunner
+from leanbench.run.repeats import of_processes
 from leanbench.run.worker_process import WorkerTarget
 
 if TYPE_CHECKING:
@@ -35,15 +37,49 @@ class Executor(Protocol):
         ...
 
 
-class LocalExecutor:
-    """Executor on one GPU of this machine, or on the performance model of one."""
+#: Problems that a process measures before the next process repeats them.
+_TURN = 16
 
-    def __init__(self, target: WorkerTarget, timeout_s: float, log: Path) -> None:
+
+class LocalExecutor:
+    """Executor on one GPU of this machine, or on the performance model of one.
+
+    Args:
+        repeat: Fresh processes that measure each cell.
+    """
+
+    def __init__(self, target: WorkerTarget, timeout_s: float, log: Path, repeat: int = 1) -> None:
         self._runner = ProblemRunner(target, timeout_s, log)
+        self._repeat = repeat
 
     def run(self, problems: Iterator[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
-        for cells in problems:
-            yield from self._runner.run(cells, budget)
+        if self._repeat == 1:
+            for cells in problems:
+                yield from self._runner.run(cells, budget)
+            return
+        while turn := list(islice(problems, _TURN)):
+            yield from self._repeated(turn, budget)
+
+    def _repeated(self, problems: Sequence[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
+        """Measure problems in one process after the other, each with another kernel first.
+
+        A kernel that fails is not repeated. Cells that the budget left unfinished have no result.
+        """
+        results: dict[str, list[CellResult]] = {}
+        failed: set[str] = set()
+        for number in range(self._repeat):
+            self._runner.close()
+            for cells in problems:
+                first = number % len(cells)
+                rotated = [*cells[first:], *cells[:first]]
+                left = [cell for cell in rotated if cell.key not in failed]
+                for result in self._runner.run(left, budget):
+                    results.setdefault(result.cell.key, []).append(result)
+                    if result.row.status not in TIMED:
+                        failed.add(result.cell.key)
+        for key, of_cell in results.items():
+            if key in failed or len(of_cell) == self._repeat:
+                yield of_processes(of_cell)
 
     def close(self) -> None:
         self._runner.close()

@@ -19,7 +19,7 @@ from typing import Any
 
 from leanbench.core import registry
 from leanbench.core.config import KernelConfig
-from leanbench.core.errors import GpuUnusable, SuspectResult, UserError
+from leanbench.core.errors import GpuUnusable, SuspectResult, Tampered, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.parent import die_with_parent
@@ -169,7 +169,7 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     import traceback
 
     if isinstance(error, SuspectResult):
-        return {"status": "suspect", "reason": str(error)}, True
+        return {"status": "suspect", "reason": str(error)}, not isinstance(error, Tampered)
     if isinstance(error, UserError) and not isinstance(error, GpuUnusable):
         # Such as a wrong version of a library. The process is intact.
         return {"status": "unsupported", "reason": str(error)}, True

@@ -42,7 +42,9 @@
       // One kernel alone, say because the others crashed, has won nothing.
       if (!second) return null;
       const ratio = second.latency_us / first.latency_us;
-      if (ratio <= 1 + page.margin) return [page.kernels.length, "≈"];
+      // As in leanbench/records/standing.py.
+      const overlap = (first.latency_ci_high_us ?? first.latency_us) >= (second.latency_ci_low_us ?? second.latency_us);
+      if (ratio <= 1 + page.margin || overlap) return [page.kernels.length, "≈"];
       return [names.indexOf(first.kernel), ratioText(ratio)];
     },
     speedup(rows) {

@@ -10,7 +10,7 @@ from call_counts import function_calls
 from every_kind import launch_nothing
 
 from leanbench.attention import lean_attn_with_kvcache, prepared
-from leanbench.attention.prepared import settings_of
+from leanbench.attention.prepared import choices_of
 from leanbench.core.problem import AttentionProblem
 
 Q = torch.zeros(2, 1, 8, 64, dtype=torch.float16)
@@ -71,11 +71,11 @@ def test_a_new_length_makes_few_function_calls():
 def test_settings_for_lengths_on_the_device_are_chosen_once_for_a_bound(monkeypatch):
     problems: list[AttentionProblem] = []
 
-    def settings(inputs: Any, problem: AttentionProblem, batch_invariant: bool) -> Any:
+    def choices(inputs: Any, problem: AttentionProblem, batch_invariant: bool) -> Any:
         problems.append(problem)
-        return settings_of(inputs, problem, batch_invariant)
+        return choices_of(inputs, problem, batch_invariant)
 
-    monkeypatch.setattr(prepared, "settings_of", settings)
+    monkeypatch.setattr(prepared, "choices_of", choices)
     with torch.no_grad():
         for tokens in (50, 60, 64):
             lean_attn_with_kvcache(Q, CACHE[:, :tokens], CACHE[:, :tokens], cache_seqlens=LENGTHS)

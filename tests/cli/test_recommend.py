@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.running import printed, refusal
+from cli.running import invoke, printed, refusal
+from example_rows import row
 
 from leanbench.advice.recommend import Recommendation
+from leanbench.core.registry import kernels
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.local import Target
+from leanbench.records.reading import Run
+from leanbench.run.cells import expand
+from leanbench.run.estimate import estimated_seconds
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -208,8 +217,144 @@ def test_a_config_json(tmp_path: Path):
     assert data(f"{path} --gpu h200")["tokens_per_s"] > 0
 
 
-def test_without_arguments_it_shows_two_examples():
-    assert printed("recommend").count("  leanbench recommend ") == 2
+def test_without_arguments_and_without_a_gpu_it_shows_two_examples():
+    text = printed("recommend")
+    assert text.startswith("No GPU is here to measure. Name a model or a shape, and a GPU:")
+    assert text.count("  leanbench recommend ") == 2
+
+
+@pytest.fixture
+def h200_here(monkeypatch: Any) -> None:
+    """Pretend that an H200 is here, with no library but cuDNN."""
+
+    def choose(name: str | None, require_gpu: bool) -> Target:
+        return Target(find(name or "h200"), 0 if name in (None, "h200") else None)
+
+    monkeypatch.setattr("leanbench.gpu.local.choose", choose)
+    for each in kernels().values():
+        reason = None if each.name.startswith(("lean", "cudnn")) else "not installed"
+        monkeypatch.setattr(each, "unavailable_reason", lambda reason=reason: reason)
+
+
+@pytest.mark.usefixtures("h200_here")
+def test_without_arguments_on_a_gpu_it_measures_what_is_installed(monkeypatch: Any):
+    swept: list[tuple[Any, Any, list[str]]] = []
+    monkeypatch.setattr(
+        "leanbench.cli.sweep_run.run_sweep", lambda *arguments: swept.append(arguments)
+    )
+    installed, missing = printed("recommend").splitlines()
+    assert installed.startswith("Installed: lean (this project), ")
+    assert "cudnn_best" in installed
+    assert "Not installed: " in missing
+    assert "flash_attn_3_best" in missing
+    [(sweep, flags, command)] = swept
+    assert (sweep.name, sweep.kernels) == ("tour", tuple(command[-1].split(",")))
+    assert {"lean", "cudnn_best"} <= {*sweep.kernels} <= {*kernels()}
+    assert (flags.budget, flags.require_gpu) == ("2m", True)
+    # At least four kinds of calls, in about two minutes.
+    seconds = sum(
+        estimated_seconds(cell, find("h200"), False, sweep.measure) for cell in expand(sweep)
+    )
+    assert len({cell.problem for cell in expand(sweep)}) >= 6
+    assert seconds < 60
+
+
+@pytest.mark.usefixtures("h200_here")
+@pytest.mark.parametrize(
+    "words", ["--shape 32/8x128 --batch 8 --context 5k", "llama-3-8b --batch 4 --context 5k"]
+)
+def test_measure_answers_from_rows_taken_here(monkeypatch: Any, tmp_path: Path, words: str):
+    took: list[Any] = []
+
+    def rows_of_sweep(sweep: Any, flags: Any, command: list[str]) -> Run:
+        took.append((sweep, flags, command))
+        results = []
+        for cell in expand(sweep):
+            us = 10.0 if cell.kernel == "cudnn_best" else 20.0
+            fields = {"problem": cell.problem.to_dict(), "kernel": cell.kernel, "latency_us": us}
+            ends = {"latency_ci_low_us": us * 0.99, "latency_ci_high_us": us * 1.01}
+            results.append((row(cell.key, **fields, **ends, source="measured"), cell.problem))
+        manifest = {"gpu": {"name": "h200"}, "created": "2026-11-28T00:00:00", "environments": {}}
+        return Run(Path("runs/here"), manifest, tuple(results))
+
+    monkeypatch.setattr("leanbench.cli.sweep_run.rows_of_sweep", rows_of_sweep)
+    found = json.loads(printed("recommend", *words.split(), "--measure", "--json"))
+    assert (found["kernel"], found["source"], found["layer_us"]) == ("cudnn_best", "measured", 10.0)
+    assert found["layer_error"] == pytest.approx(0.01)
+    # Both were measured here: they differ by what processes differ.
+    assert (found["lead"], found["lead_error"], found["is_clear"]) == (2.0, 0.01, True)
+    assert "runs/here (2026-11-28)" in found["sentences"]["From"]
+    assert "(9.9 to 10.1: 95% interval)" in found["sentences"]["Attention"]
+    [(sweep, flags, command)] = took
+    assert {"lean", "cudnn_best"} <= {*sweep.kernels}
+    assert not any(name.startswith("flashinfer") for name in sweep.kernels)
+    assert (flags.require_gpu, flags.budget) == (True, "2m")
+    assert command[:2] == ["leanbench", "sweep"]
+    text = printed("recommend", *words.split(), "--measure")
+    assert "Measure " not in text
+    assert "Measure here with --measure, or with:" in printed("recommend", *words.split())
+
+
+@pytest.mark.usefixtures("h200_here")
+def test_measure_needs_that_gpu_and_something_to_measure(monkeypatch: Any):
+    words = ["recommend", "--shape", "32/8x128", "--measure"]
+    assert refusal(*words, "--gpu", "b200") == (
+        "--measure needs the GPU, and no b200 is here: leave --measure out, or run it where one is"
+    )
+    nothing = Run(Path("runs/here"), {}, ())
+    monkeypatch.setattr("leanbench.cli.sweep_run.rows_of_sweep", lambda *_: nothing)
+    failed = invoke(*words)
+    assert failed.exit_code == 2
+    assert "Error: nothing was timed, see runs/here" in failed.output
+    assert "is installed: `leanbench doctor`" in refusal(*words, "--backends", "flashinfer")
+
+
+def test_windows_and_chunks_are_estimated_where_nothing_was_measured():
+    """As plain attention over the tokens that they read."""
+    found = data("gpt-oss-20b --gpu a100 --batch 4 --context 16k")
+    assert (found["source"], found["layer_error"]) == ("model", None)
+    assert "count as plain attention over the tokens that they read" in found["sentences"]["Note"]
+    short = data("--shape 64/8x64 --gpu a100 --batch 4 --context 128")
+    long = data("--shape 64/8x64 --gpu a100 --batch 4 --context 16k")
+    expected_us = 12 * (short["layer_us"] + long["layer_us"])
+    assert found["attention_us"] == pytest.approx(expected_us, rel=0.02)
+    chunked = data("llama-4-scout --gpu b200 --gpus 8 --batch 4 --context 16k")
+    assert chunked["attention_us"] > 0
+    # On a GPU with rows of windows nothing changes.
+    assert "plain attention" not in data("gpt-oss-20b --gpu h100 --batch 4 --context 16k")[
+        "sentences"
+    ].get("Note", "")
+
+
+def test_maverick_has_its_own_weights():
+    scout = data("llama-4-scout --gpu b300 --gpus 8 --context 16k")
+    maverick = data("llama-4-maverick --gpu b300 --gpus 8 --context 16k")
+    assert maverick["memory"]["weights"] * 8 / 2e9 == pytest.approx(400.7, abs=1)
+    assert scout["memory"]["weights"] * 8 / 2e9 == pytest.approx(107.8, abs=1)
+    assert "count as those of" not in maverick["sentences"]["Note"]
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_a_latent_cache_with_few_heads_has_an_estimate(gpus: int):
+    """A tile has 16 rows at least, so fewer heads take as long."""
+    found = data(f"kimi-linear-48b-a3b --gpu h100 --gpus {gpus} --batch 4 --context 16k")
+    assert (found["kernel"], found["source"]) == ("lean_mla", "neighbours")
+    assert "choose --gpu h100-sxm or h200, or measure it" in refusal(
+        *"recommend kimi-linear-48b-a3b --gpu b200 --gpus 8".split()
+    )
+
+
+def test_weights_of_registered_models_need_no_transformers(monkeypatch: Any):
+    """Importing it takes five seconds."""
+    script = (
+        "import sys; from leanbench.cli.main import main\n"
+        "sys.argv = 'leanbench recommend deepseek-v3 --gpu h200 --gpus 8 --json'.split()\n"
+        "try: main()\nfinally: print({'torch', 'transformers'} & {*sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("set()\n")
 
 
 @pytest.mark.parametrize(

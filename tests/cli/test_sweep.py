@@ -438,3 +438,12 @@ def test_progress_in_a_narrow_terminal_cuts_the_cells_name_alone(monkeypatch):
     [line] = shown.get().splitlines()
     assert len(line) <= 80
     assert re.search(r"   0/1680 ETA -:--:-- fixed_split · b16 h128/16 nrag.*…", line)
+
+
+def test_repeats_need_a_gpu_and_a_number_of_processes(tmp_path):
+    words = ["sweep", "--context", "1k", "--out", str(tmp_path)]
+    assert refusal(*words, "--repeat", "0") == "--repeat 0 is not 1 to 100 processes: write 3"
+    ray = refusal(*words, "--repeat", "3", "--executor", "ray")
+    assert ray == "--repeat 3 has no effect without --executor local"
+    shown = invoke(*words, "--repeat", "3", "--gpu", "h200", "--dry-run").output
+    assert "Only a GPU can measure repeats: left out." in shown

@@ -239,8 +239,17 @@ def test_candidates_are_ranked_by_the_mean_and_the_worst_of_the_fills():
         ratios = [each / least for each, least in zip(us[config], fastest, strict=True)]
         return log(geometric_mean(ratios)) + log(max(ratios)) / 2
 
+    def is_never_chosen(config: LeanCudaConfig) -> bool:
+        return config.cluster_size > 1 and config.tile_tokens != 128
+
     order = ranked(call, H200, Costs())
-    assert [regret(config) for config, _ in order] == pytest.approx(sorted(map(regret, us)))
+    never = [is_never_chosen(config) for config, _ in order]
+    assert never == sorted(never)
+    for which in (False, True):
+        expected = sorted(regret(each) for each in us if is_never_chosen(each) == which)
+        found = [regret(each) for each, _ in order if is_never_chosen(each) == which]
+        assert len(found) > 5
+        assert found == pytest.approx(expected)
     assert [each for _, each in order] == pytest.approx(
         [geometric_mean(us[config]) for config, _ in order]
     )
@@ -257,7 +266,7 @@ def test_bounds_of_lengths(tokens, bound):
 def test_fills_of_a_cache():
     assert fill_lengths(4, 1000) == [
         *((1000,) * 4, (62,) * 4),
-        *((1000, 400, 100, 20), (1000, 62, 62, 62)),
+        *((1000, 62, 62, 62), (1000, 400, 100, 20)),
     ]
     assert fill_lengths(1, 1000) == [(1000,), (62,)]
     assert fill_lengths(2, 3) == [(3, 3), (1, 1), (3, 1)]

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from leanbench.core.llm.model import WholeModel, read_model
-from leanbench.core.llm.weights import _COMMON, UnknownWeights
+from leanbench.core.llm.model import WholeModel, count_weights, read_model
+from leanbench.core.llm.weights import _COMMON, UnknownWeights, registered_weights
+from tools import weights as tool
 
 transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -216,3 +217,18 @@ def test_weights_of_keys_that_the_class_does_not_take(tmp_path, capfd, model_typ
     with pytest.raises(UnknownWeights, match=f"does not use its {word}"):
         own_keys(tmp_path, model_type, {**TINY, **keys})
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("name", "tp"), [("llama-4-maverick", 1), ("nemotron-3-nano-30b-a3b", 2)])
+def test_counts_that_come_with_leanbench_are_those_of_transformers(name: str, tp: int):
+    assert registered_weights(name, tp) == count_weights(name, tp)
+
+
+@pytest.mark.deep
+def test_the_file_of_counts_is_what_its_tool_makes():
+    assert tool.main([]) == 0
+
+
+def test_models_without_counts_have_none():
+    assert registered_weights("llama-3-8b", 1) is None
+    assert registered_weights("llama-4-scout", 3) is None

@@ -8,6 +8,7 @@ import pytest
 import torch
 from decode.tiny_models import CONFIGS, problem_of, written
 
+from leanbench import attention
 from leanbench.core.errors import UserError
 from leanbench.core.llm.model import read_model
 from leanbench.core.registry import kernel
@@ -19,7 +20,8 @@ from leanbench.decode.prefill import causal_attention
 from leanbench.decode.step import DecodeStep
 from leanbench.gpu.catalogue import find
 
-INSTRUMENTS: Any = SimpleNamespace(spec=find("h200"))
+#: A GPU on which `lean` and `fixed_split` are Triton's, which the CPU interprets.
+INSTRUMENTS: Any = SimpleNamespace(spec=find("a100"))
 
 
 @pytest.fixture(autouse=True)
@@ -34,15 +36,15 @@ def chosen_by(step: DecodeStep, name: str) -> list[int]:
     return step.chosen.tolist()
 
 
-#: `lean` goes through attn_implementation="lean", fixed_split by its launch.
+#: `lean` goes through its public call, fixed_split by its launch.
 OWN = [(own, name) for own in ("lean", "fixed_split") for name in ("opt", "gemma", "mistral")]
 
 
 @pytest.mark.parametrize(("own", "name"), [*(("eager", name) for name in CONFIGS), *OWN])
 def test_attention_of_the_step_is_the_references(tmp_path, own, name):
     step = DecodeStep(problem_of(written(tmp_path, name), 37, 90), "cpu")
-    attention, chosen = attention_of(INSTRUMENTS, step, kernel(own), "default")
-    outcome = checked(step, kernel(own), attention)
+    own_attention, chosen = attention_of(INSTRUMENTS, step, kernel(own), "default")
+    outcome = checked(step, kernel(own), own_attention)
     assert outcome.status is None
     assert 0 < (outcome.relative_error or 0) < (2e-3 if own == "eager" else 1e-3)
     heads = 2 if name != "opt" else 1
@@ -75,15 +77,72 @@ def test_the_order_of_sums_moves_logits_by_less_than_what_tells_tokens_apart(tmp
 
 def test_wrong_attention_is_caught(tmp_path):
     step = DecodeStep(problem_of(written(tmp_path, "gpt-oss"), 37, 90), "cpu")
-    own: Any = kernel("eager")
+    own, _ = attention_of(INSTRUMENTS, step, kernel("eager"), "default")
 
     def wrong(*tensors: Any, **call: Any) -> Any:
-        out = own.attend(*tensors, **call)
+        out = own(*tensors, **call)
         return out * 1.05 if call["sliding_window"] else out
 
-    outcome = checked(step, own, wrong)
+    outcome = checked(step, kernel("eager"), wrong)
     assert outcome.status == "incorrect"
     assert "against the fp64 reference is above" in str(outcome.reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_launch"),
+    [
+        ("opt", [True, True]),
+        ("llama", [True, True]),
+        # Windows are rings, in which a launch does not know the token's place.
+        ("gemma", [False, True]),
+        ("mistral", [False, False]),
+    ],
+)
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_launch_writes_the_token_where_the_kernel_can(
+    tmp_path, monkeypatch, name, in_launch, writes
+):
+    plain, appended = attention.lean_attn_with_kvcache, []
+
+    def appending(
+        q: torch.Tensor,
+        *caches: torch.Tensor,
+        cache_seqlens: torch.Tensor,
+        k: torch.Tensor | None = None,
+        v: torch.Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        appended.append(k is not None)
+        if k is not None and v is not None:
+            for cache, new in zip(caches, (k, v), strict=True):
+                if writes:
+                    cache[torch.arange(len(q)), cache_seqlens.long()] = new[:, 0]
+            cache_seqlens = cache_seqlens + 1
+        return plain(q, *caches, cache_seqlens=cache_seqlens, **options)
+
+    monkeypatch.setattr(attention, "lean_attn_with_kvcache", appending)
+    step = DecodeStep(problem_of(written(tmp_path, name), 37, 90), "cpu")
+    hopper: Any = SimpleNamespace(spec=find("h200"))
+    own, chosen = attention_of(hopper, step, kernel("lean"), "default")
+    outcome = checked(step, kernel("lean"), own)
+    assert appended == in_launch
+    assert (chosen.config or {})["implementation"] == "cuda"
+    if writes or not any(in_launch):
+        assert outcome.status is None
+        assert 0 < (outcome.relative_error or 0) < 1e-3
+    else:
+        layer = in_launch.index(True)
+        assert outcome.status == "incorrect"
+        assert outcome.reason == f"layer {layer} did not write the step's token into the cache"
+
+
+def test_the_bound_writes_nothing(tmp_path):
+    step = DecodeStep(problem_of(written(tmp_path, "llama"), 37, 90), "cpu")
+    before = [(k.clone(), v.clone()) for k, v in step.cache.layers]
+    chosen_by(step, "no_attention")
+    for (k, v), (old_k, old_v) in zip(step.cache.layers, before, strict=True):
+        assert torch.equal(k, old_k)
+        assert torch.equal(v, old_v)
 
 
 def test_the_last_token_is_written_in_its_place(tmp_path):
@@ -97,7 +156,10 @@ def test_the_last_token_is_written_in_its_place(tmp_path):
     new = torch.arange(2 * 2 * 64.0).view(2, 2, 1, 64).half()
     for layer, places in ((0, (4, 39 % 16)), (1, (4, 39))):
         before = [tensor.clone() for tensor in cache.layers[layer]]
-        k, v = cache.update(new, -new, layer)
+        key, value = cache.update(new, -new, layer)
+        assert not cache.holds(new, -new, layer)
+        k, v = cache.write(key, value, layer)
+        assert cache.holds(new, -new, layer)
         for cached, old, written_rows in ((k, before[0], new), (v, before[1], -new)):
             for row, place in enumerate(places):
                 assert torch.equal(cached[row, :, place], written_rows[row, :, 0])
@@ -113,9 +175,7 @@ def test_a_prompt_is_causal_attention_and_fills_the_cache(tmp_path, name):
     before = [(k.clone(), v.clone()) for k, v in step.cache.layers]
     # The step after it takes the prompt's last token in again: K and V stay, to rounding.
     step._tokens[:] = 5
-    eager: Any = kernel("eager")
-    step.attend_with(eager.attend)
-    step()
+    chosen_by(step, "eager")
     for (k, v), (old_k, old_v) in zip(step.cache.layers, before, strict=True):
         assert torch.allclose(k, old_k, atol=2e-3)
         assert torch.allclose(v, old_v, atol=2e-3)

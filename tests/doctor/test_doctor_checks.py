@@ -50,7 +50,7 @@ def test_on_a_gpu_the_kernels_of_a_default_sweep_are_checked_and_in_depth_all(ma
     others = [name for name in shown if not name.startswith("kernel ")]
     assert others == [*SOFTWARE, *STATE, *measured, *ALWAYS]
     machine.deep = True
-    measured = ["energy", "events", "timer", *KERNELS, "bandwidth", "noise", "counters"]
+    measured = ["energy", "events", "timer", *KERNELS, "bandwidth", "noise", "spread", "counters"]
     assert len(KERNELS) > 20
     assert names(machine) == [*SOFTWARE, *STATE, *measured, *ALWAYS]
 

@@ -1,16 +1,23 @@
 """Timers, the energy counter and hardware counters."""
 
 import itertools
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leanbench.core.errors import UserError
 from leanbench.doctor import instruments
 from leanbench.doctor.instruments import counters_are_restricted, smallest_step
+from leanbench.doctor.spread import process_spread
 from leanbench.measure.counters import ADMINISTRATORS_ONLY, CountedKernel, CountedLaunch
 from leanbench.measure.energy_meter import EnergyCalibration
+from leanbench.records.standing import recorded_spread
 
 
 def test_smallest_step():
@@ -170,3 +177,34 @@ def test_hardware_counters_by_trying(machine, monkeypatch):
     # Without ncu nothing is tried.
     monkeypatch.setattr(instruments, "find_ncu", lambda: None)
     assert instruments.hardware_counters(machine).status == "note"
+
+
+def test_the_spread_between_processes_is_recorded_for_sweeps(machine, monkeypatch, tmp_path):
+    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
+    # 10 and 100 us in three processes: the second differs by more.
+    answers = iter([[10.0, 100.0], [10.1, 102.0], [10.0, 99.0]])
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(returncode=0, stdout=f"a note\n{json.dumps(next(answers))}\n")
+
+    monkeypatch.setattr("leanbench.doctor.spread.subprocess.run", run)
+    assert recorded_spread(machine.gpu.uuid) is None
+    finding = process_spread(machine)
+    assert (finding.status, finding.values) == ("ok", {"process_spread": pytest.approx(0.015)})
+    assert "differs by ±1.50% between 3 processes" in finding.text
+    assert asked == [[sys.executable, "-P", "-m", "leanbench.doctor.spread"]] * 3
+    assert recorded_spread(machine.gpu.uuid) == pytest.approx(0.015)
+    assert recorded_spread("GPU-b") is None
+    assert recorded_spread(None) is None
+    # A damaged file is none.
+    (tmp_path / "home" / "spreads.json").write_text("[")
+    assert recorded_spread(machine.gpu.uuid) is None
+
+
+def test_a_process_that_cannot_time_is_a_sentence(machine, monkeypatch):
+    failed = SimpleNamespace(returncode=1, stdout="", stderr="Traceback\nRuntimeError: no GPU\n")
+    monkeypatch.setattr("leanbench.doctor.spread.subprocess.run", lambda *_, **__: failed)
+    with pytest.raises(UserError, match=r"times lean failed: RuntimeError: no GPU$"):
+        process_spread(machine)

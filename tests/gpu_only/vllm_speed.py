@@ -1,7 +1,7 @@
 """Time per output token in vLLM for a model with the shapes of Llama-3-8B and random weights, with
 one of its attention backends:
 
-    python tests/gpu_only/vllm_speed.py FLASH_ATTN|CUSTOM [BATCHxTOKENS...]
+    python tests/gpu_only/vllm_speed.py FLASH_ATTN|FLASHINFER|CUSTOM [BATCHxTOKENS...]
 
 CUSTOM is this project's plugin. Caches are filled by vLLM's DecodeBenchConnector, so there is no
 prefill. A step's time is the difference of two requests, one of them with 128 tokens more, over
@@ -26,7 +26,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-BACKENDS = ("FLASH_ATTN", "CUSTOM")
+BACKENDS = ("FLASH_ATTN", "FLASHINFER", "CUSTOM")
 CELLS = ("1x1024", "16x1024", "1x16384", "16x16384", "1x65536", "4x65536")
 FEW, MANY = 16, 144
 ROUNDS = 5
@@ -75,7 +75,7 @@ def seconds(llm: Any, batch: int, tokens: int, outputs: int) -> float:
 
 def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in BACKENDS:
-        print(f"name a backend, {' or '.join(BACKENDS)}", file=sys.stderr)
+        print(f"name a backend: {', '.join(BACKENDS)}", file=sys.stderr)
         return 2
     backend = arguments[0]
     cells = [tuple(map(int, cell.split("x"))) for cell in arguments[1:] or CELLS]

@@ -49,12 +49,21 @@ class DenseAttention:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         *,
+        k: torch.Tensor | None = None,
+        v: torch.Tensor | None = None,
         block_table: torch.Tensor | None = None,
         cu_seqlens_q: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         **options: Any,
     ) -> torch.Tensor:
-        self.calls.append({"q": q, "block_table": block_table, "out": out, **options})
+        given = {"q": q, "k": k, "v": v, "block_table": block_table, "out": out, **options}
+        self.calls.append(given)
+        if k is not None and v is not None:
+            assert block_table is not None
+            lengths = options["cache_seqlens"]
+            for cache, new in ((k_cache, k), (v_cache, v)):
+                _append(cache, block_table, lengths, new)
+            options["cache_seqlens"] = lengths + k.shape[1]
         for name in ("max_seqlen_q", "batch_invariant", "alibi_slopes"):
             options.pop(name, None)
         if block_table is not None:
@@ -66,6 +75,16 @@ class DenseAttention:
         else:
             result = _packed(q, k_cache, v_cache, cu_seqlens_q.tolist(), **options)
         return result if out is None else out.copy_(result)
+
+
+def _append(
+    cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor, new: torch.Tensor
+) -> None:
+    """Write (batch, tokens, heads, dim) into pages after the tokens of each sequence."""
+    for row, (length, tokens) in enumerate(zip(lengths.tolist(), new, strict=True)):
+        for place, token in enumerate(tokens, start=length):
+            page = block_table[row, place // cache.shape[1]]
+            cache[page, place % cache.shape[1]] = token
 
 
 def _packed(

@@ -58,7 +58,7 @@ def fields_read(module: ModuleType, *names: str) -> set[str]:
     """What the source of a module reads of variables and attributes with these names."""
     read = set()
     for node in ast.walk(ast.parse(inspect.getsource(module))):
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             of = node.value
             name = of.id if isinstance(of, ast.Name) else getattr(of, "attr", None)
             if name in names:

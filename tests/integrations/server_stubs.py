@@ -2,6 +2,7 @@
 
 import enum
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ class VllmMetadata:
     query_start_loc: Any
     seq_lens: Any
     block_table: Any
+    slot_mapping: Any = None
     causal: Any = True
     rswa_prefix_lens: Any = None
 
@@ -98,14 +100,37 @@ def vllm_modules() -> dict[str, ModuleType]:
         def get_name() -> str:
             return "FLASH_ATTN"
 
+    class FullAttentionSpec:
+        pass
+
+    class SlidingWindowSpec(FullAttentionSpec):
+        pass
+
+    class AttentionLayerBase(ABC):
+        @abstractmethod
+        def get_kv_cache_spec(self, vllm_config: Any) -> Any: ...
+
+    def get_layers_from_vllm_config(
+        vllm_config: Any, layer_type: type, layer_names: Any = None
+    ) -> dict[str, Any]:
+        layers = vllm_config.compilation_config.static_forward_context
+        return {name: one for name, one in layers.items() if isinstance(one, layer_type)}
+
     class FlashAttentionMetadataBuilder:
+        def __init__(
+            self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
+        ) -> None:
+            self.vllm_config = vllm_config
+
         def build(
             self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
         ) -> Any:
-            return common_prefix_len, fast_build
+            metadata = copy(common_attn_metadata)
+            metadata.built = common_prefix_len, fast_build
+            return metadata
 
         def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
-            return common_attn_metadata
+            return self.build(0, common_attn_metadata)
 
     class FlashAttentionImpl:
         def __init__(
@@ -127,6 +152,8 @@ def vllm_modules() -> dict[str, ModuleType]:
             self.sliding_window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
             self.kv_cache_dtype, self.logits_soft_cap = kv_cache_dtype, logits_soft_cap or 0
             self.attn_type, self.sinks = attn_type, sinks
+            self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+            self.written: list[Any] = []
             self.dcp_world_size, self.batch_invariant_enabled = 1, False
 
         def forward(
@@ -143,8 +170,16 @@ def vllm_modules() -> dict[str, ModuleType]:
         ) -> Any:
             return FROM_FLASH_ATTENTION
 
+        def do_kv_cache_update(
+            self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any
+        ) -> None:
+            self.written.append((key, value, slot_mapping))
+
     return modules_of(
         {
+            "vllm.config": named(get_layers_from_vllm_config),
+            "vllm.model_executor.layers.attention_layer_base": named(AttentionLayerBase),
+            "vllm.v1.kv_cache_interface": named(FullAttentionSpec, SlidingWindowSpec),
             "vllm.v1.attention.backend": {
                 "AttentionType": AttentionType,
                 "CommonAttentionMetadata": VllmCommonMetadata,

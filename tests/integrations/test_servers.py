@@ -26,6 +26,7 @@ from server_stubs import (
 )
 
 import leanbench
+from leanbench.gpu.catalogue import find
 from leanbench.integrations import sglang, vllm
 
 BACKENDS = ("leanbench.integrations.vllm_backend", "leanbench.integrations.sglang_backend")
@@ -71,7 +72,7 @@ def expected(q: torch.Tensor, **options: Any) -> torch.Tensor:
 def batch(**changes: Any) -> VllmMetadata:
     """FlashAttention's metadata of vLLM for a decode step."""
     starts = torch.arange(4, dtype=torch.int32)
-    metadata = VllmMetadata(3, 1, starts, LENGTHS, TABLE, causal=True, rswa_prefix_lens=None)
+    metadata = VllmMetadata(3, 1, starts, LENGTHS, TABLE, "slots")
     # Those that one version has, too.
     for name, value in changes.items():
         setattr(metadata, name, value)
@@ -122,7 +123,8 @@ def test_another_custom_backend_of_vllm_stays(vllm_backend):
 
 
 def test_a_vllm_without_a_registry_goes_on(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)
+    for module in ("vllm", "vllm.v1.attention.backends.registry"):
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.warns(UserWarning, match=r"no attention backend of this vLLM.*0\.25 or newer"):
         vllm.register()
 
@@ -139,6 +141,97 @@ def test_a_decode_step_of_vllm(version, window, vllm_backend):
     # None of its images is seen.
     field = {"0.25": "mm_prefix_range_tensor", "0.33": "mm_prefix_query_range_tensor"}[version]
     torch.testing.assert_close(run(impl, query, batch(**{field: None}), version), wanted)
+
+
+def new_tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Q, K and V of 3 tokens and one that pads the graph, columns of one tensor."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(4, HEADS + 2 * KV_HEADS, DIM, generator=generator)
+    q, k, v = rows.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+    return q, k, v
+
+
+@pytest.mark.parametrize("version", ["0.25", "0.33"])
+def test_the_kernel_writes_the_new_tokens(version, vllm_backend):
+    made, dense = vllm_backend
+    q, k, v = new_tokens()
+    cache = kv_caches()[version]
+    wanted = cache.clone()
+    of_layer = impl_of(made)
+    for own, new in zip(of_layer._caches(wanted), (k, v), strict=True):
+        for row, length in enumerate(LENGTHS.tolist()):
+            own[TABLE[row, (length - 1) // PAGE], (length - 1) % PAGE] = new[row]
+    metadata = batch(may_append=True)
+    output = torch.full_like(q, torch.nan)
+    of_layer.forward(None, q, k, v, cache, metadata, output)
+    assert of_layer.written == []
+    torch.testing.assert_close(cache, wanted, rtol=0, atol=0)
+    k_seen, v_seen = [own[TABLE.long()].flatten(1, 2) for own in of_layer._caches(wanted)]
+    seen = dense_attention(q[:3, None], k_seen, v_seen, cache_seqlens=LENGTHS, softmax_scale=0.25)
+    torch.testing.assert_close(output[:3], seen[:, 0])
+    assert output[3].isnan().all()
+    # Lengths are computed once a step, for all layers.
+    impl_of(made).forward(None, q, k, v, cache, metadata, output)
+    first, second = [call["cache_seqlens"] for call in dense.calls]
+    assert first is second
+    assert first.tolist() == [8, 3, 15]
+
+
+def test_rows_that_pad_a_graph_write_to_the_null_block(vllm_backend):
+    made, dense = vllm_backend
+    q, k, v = new_tokens()
+    table = torch.cat((TABLE[1:], torch.zeros_like(TABLE[:2])))
+    lengths = torch.tensor([4, 16, 0, 0], dtype=torch.int32)
+    cache = kv_caches()["0.33"]
+    before = cache.clone()
+    padded = {"num_actual_tokens": 4, "seq_lens": lengths, "block_table": table}
+    impl_of(made).forward(
+        None, q, k, v, cache, batch(may_append=True, **padded), torch.empty_like(q)
+    )
+    changed = (cache != before).any(dim=-1).any(dim=1).nonzero().tolist()
+    assert changed == [[0, 0], [2, 3], [11, 3]]
+    assert dense.calls[0]["cache_seqlens"].tolist() == [3, 15, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cache_dtype"),
+    [
+        ({"may_append": False}, torch.float32),
+        ({}, torch.float32),
+        ({"may_append": True, "num_actual_tokens": 4, "max_query_len": 2}, torch.float32),
+        ({"may_append": True}, torch.uint8),
+        # Not LeanAttention's.
+        ({"may_append": True, "max_query_len": 17}, torch.float32),
+        ({"may_append": True, "causal": False}, torch.float32),
+    ],
+)
+def test_other_tokens_are_written_by_vllm(changes, cache_dtype, vllm_backend):
+    made, dense = vllm_backend
+    impl = impl_of(made, dtype="fp8" if cache_dtype == torch.uint8 else "auto")
+    q, k, v = new_tokens()
+    cache = torch.zeros(12, 2, PAGE, KV_HEADS, DIM).to(cache_dtype)
+    starts = torch.tensor([0, 1, 2, 4], dtype=torch.int32)
+    scales = dict.fromkeys(("_q_scale", "_k_scale", "_v_scale"), torch.ones(()))
+    metadata = batch(query_start_loc=starts, **changes)
+    impl.forward(SimpleNamespace(**scales), q, k, v, cache, metadata, torch.empty_like(q))
+    assert impl.written == [(k, v, "slots")]
+    assert [call["k"] for call in dense.calls] in ([], [None])
+    for call in dense.calls:
+        assert call["cache_seqlens"] is LENGTHS
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_layers_that_share_a_cache_or_have_no_token_write_nothing(takes, vllm_backend):
+    made, dense = vllm_backend
+    metadata = batch(may_append=True, causal=takes)
+    q, k, v = new_tokens()
+    for impl, new in (
+        (impl_of(made, kv_sharing_target_layer_name="first"), (k, v)),
+        (impl_of(made), (None, None)),
+    ):
+        impl.forward(None, q, *new, kv_caches()["0.33"], metadata, torch.empty_like(q))
+        assert impl.written == []
+    assert [call["k"] for call in dense.calls] == [None, None] * takes
 
 
 def test_tokens_that_speculation_verifies_are_packed(vllm_backend):
@@ -194,9 +287,56 @@ def test_a_batch_invariant_server_never_packs_and_schedules_prompts_only(vllm_ba
     assert dense.calls[0]["batch_invariant"] is True
     packed = batch(num_actual_tokens=6, max_query_len=2)
     assert run(impl, torch.randn(6, HEADS, DIM), packed) == FROM_FLASH_ATTENTION
-    builder = vllm_backend[0].LeanMetadataBuilder()
-    assert builder.build(32, SimpleNamespace(max_query_len=1)) == (0, True)
-    assert builder.build(32, SimpleNamespace(max_query_len=17)) == (32, False)
+    builder = builder_of(made)
+    assert builder.build(32, batch()).built == (0, True)
+    assert builder.build(32, batch(max_query_len=17)).built == (32, False)
+
+
+def builder_of(
+    made: ModuleType, specs: tuple[str, ...] = ("FullAttentionSpec",), ranks: int = 1, **own: Any
+) -> Any:
+    """A builder of metadata for a model with layers of these kinds."""
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    interface = importlib.import_module("vllm.v1.kv_cache_interface")
+
+    class Layer(AttentionLayerBase):
+        def __init__(self, spec: str) -> None:
+            self.spec = getattr(interface, spec)()
+
+        def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+            return self.spec
+
+    layers: dict[str, Any] = {f"layer.{at}": Layer(spec) for at, spec in enumerate(specs)}
+    config = SimpleNamespace(
+        **{"speculative_config": None, **own},
+        parallel_config=SimpleNamespace(data_parallel_size=ranks),
+        compilation_config=SimpleNamespace(static_forward_context={**layers, "mlp": object()}),
+    )
+    return made.LeanMetadataBuilder(None, list(layers), config, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("options", "may_append"),
+    [
+        ({}, True),
+        ({"specs": ("FullAttentionSpec",) * 2}, True),
+        ({"specs": ("FullAttentionSpec", "SlidingWindowSpec")}, False),
+        ({"ranks": 2}, False),
+        ({"speculative_config": "drafts"}, False),
+    ],
+)
+def test_the_kernel_writes_only_where_each_row_owns_its_place(
+    options, may_append, vllm_backend, monkeypatch
+):
+    builder = builder_of(vllm_backend[0], **options)
+    assert builder.build(0, batch()).may_append is may_append
+    assert builder.build_for_cudagraph_capture(batch()).may_append is may_append
+    # Elsewhere Triton's kernel attends.
+    monkeypatch.setattr(vllm_backend[0], "spec_of", lambda device: find("a100"))
+    assert builder_of(vllm_backend[0], **options).may_append is False
+    # Prompts are FlashAttention's.
+    assert not hasattr(builder.build(0, batch(max_query_len=17)), "may_append")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +354,7 @@ def test_the_warm_up_of_a_graph_is_tuned_on_request(word, times, vllm_backend, m
 
     monkeypatch.setattr(leanbench, "autotune", autotune, raising=False)
     monkeypatch.setenv("LEANBENCH_AUTOTUNE", word)
-    builder, impl = made.LeanMetadataBuilder(), impl_of(made)
+    builder, impl = builder_of(made), impl_of(made)
     run(impl, torch.randn(3, HEADS, DIM), builder.build_for_cudagraph_capture(batch()))
     assert inside == [1] * times
     # Steps outside of a warm-up.
@@ -397,6 +537,13 @@ def test_stand_ins_are_as_the_installed_server(name):
                     assert (class_name, method, found) == (class_name, method, [])
 
 
+def test_an_installed_vllm_leaves_writes_to_the_backend():
+    skip_without(BACKENDS[0])
+    made = importlib.import_module(BACKENDS[0])
+    assert made.FlashAttentionBackend.forward_includes_kv_cache_update is False
+    assert made.LeanBackend.forward_includes_kv_cache_update is True
+
+
 def test_an_installed_vllm_names_its_ranges_of_images_as_the_backend_does():
     skip_without(BACKENDS[0])
     from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
@@ -406,3 +553,50 @@ def test_an_installed_vllm_names_its_ranges_of_images_as_the_backend_does():
     of_ranges = {name for name in names if name.startswith("mm_prefix")}
     assert len(of_ranges) == 1
     assert of_ranges <= set(made.MM_PREFIX_FIELDS)
+
+
+@pytest.mark.gpu
+def test_an_installed_vllm_and_the_kernel_write_the_same():
+    """Also in a graph that was captured with other lengths. Its last row pads it."""
+    skip_without(BACKENDS[0])
+    made = importlib.import_module(BACKENDS[0])
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+
+    impl = made.LeanImpl(32, 128, 128**-0.5, 8, None, None, "auto")
+    shape_of = getattr(made.FlashAttentionBackend, "get_kv_cache_shape", None)
+    cache = random(*((64, 8, 16, 256) if shape_of is None else shape_of(64, 16, 8, 128)))
+    q, k, v = random(4, 48, 128).split((32, 8, 8), dim=1)
+    table = (1 + torch.randperm(63, device="cuda", generator=generator)[:48]).int().view(4, 12)
+    table[3] = 0
+    lengths = torch.tensor([1, 1, 1, 0], dtype=torch.int32, device="cuda")
+    starts = torch.arange(5, dtype=torch.int32, device="cuda")
+    slots = torch.full((4,), -1, dtype=torch.int64, device="cuda")
+    layer = SimpleNamespace(_k_scale=torch.ones((), device="cuda"))
+    layer._v_scale = layer._q_scale = layer._k_scale
+
+    def step(may_append: bool, of: torch.Tensor) -> torch.Tensor:
+        sizes = {"num_actual_tokens": 4, "query_start_loc": starts, "seq_lens": lengths}
+        pages = {"block_table": table, "slot_mapping": slots}
+        metadata = batch(may_append=may_append, **sizes, **pages)
+        output = torch.zeros_like(q)
+        for _ in range(2):  # layers
+            impl.forward(layer, q, k, v, of, metadata, output)
+        return output
+
+    appended = cache.clone()
+    step(True, appended)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step(True, appended)
+    appended.copy_(cache)
+    lengths.copy_(torch.tensor([33, 192, 80, 0]))
+    last = (lengths[:3] - 1).long()
+    rows = torch.arange(3, device="cuda")
+    slots[:3] = table[rows, last // 16].long() * 16 + last % 16
+    graph.replay()
+    wanted = step(False, cache)
+    torch.testing.assert_close(appended[1:], cache[1:], rtol=0, atol=0)
+    torch.testing.assert_close(output[:3], wanted[:3], rtol=2e-2, atol=2e-3)

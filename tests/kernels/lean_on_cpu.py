@@ -105,6 +105,7 @@ class Cpu:
         ctypes.pointer(params)[0] = launch.params
         params.v_map.words[0] = params.v
         workspace.lend(params, launch.slots_bytes)
+        workspace.keep(params, launch)
         run = self._libraries[build].launch
         run.restype = ctypes.c_char_p
         failure = run(
@@ -133,6 +134,20 @@ class Workspace:
         self.epoch = epoch
         self.slots = torch.empty(0, dtype=torch.int32)
         self.replays = torch.tensor([replays], dtype=torch.int32)
+        #: Work ranges of the last launch, and the keys of all.
+        self.kept = torch.empty(0, dtype=torch.int32)
+        self._keys: dict[tuple[CudaBuild, int, bytes], int] = {}
+
+    def keep(self, params: Params, launch: CudaLaunch) -> None:
+        params.kept_stride = launch.build.kept_stride(params.batch)
+        numbers = launch.grid * params.kept_stride
+        if self.kept.numel() < numbers:
+            generator = torch.Generator().manual_seed(self.epoch)
+            self.kept = torch.randint(-2, 4, (numbers,), generator=generator, dtype=torch.int32)
+        shares = bytes(launch.params)[Params.context.offset : Params.qk_scale.offset]
+        key = launch.build, launch.grid, shares
+        params.kept_key = self._keys.setdefault(key, 1 + len(self._keys))
+        params.kept = self.kept.data_ptr() if numbers else 0
 
     def lend(self, params: Params, slots_bytes: int) -> None:
         if 4 * self.slots.numel() < slots_bytes:
@@ -255,6 +270,11 @@ def copied(inputs: AttentionInputs) -> AttentionInputs:
 def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return True if all bits are equal, including NaN."""
     return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
+
+
+def fixed(config: LeanCudaConfig) -> LeanCudaConfig:
+    """Return the config with fixed runs of 128 to 512 tokens."""
+    return replace(config, fixed_run_tiles=4)
 
 
 def launch_on(inputs: AttentionInputs, config: CudaConfig | MlaConfig, sms: int) -> CudaLaunch:

@@ -3,6 +3,7 @@ and those of the decompositions of FlashAttention-2 and FlashDecoding on lean.cu
 """
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,40 @@ def test_candidates_that_problems_share_are_judged_by_their_own_builds(problem):
         assert columns.builds == tuple(CudaBuild.of(known, each) for each in columns.configs)
 
 
+@pytest.mark.parametrize("lengths_on", ["host", "device"])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {},
+        {"window_left": 700},
+        {"q_len": 4, "kv_heads": 1},
+        {"q_len": 8, "head_dim": 64},
+        {"q_lens": (1, 5), "batch": 2},
+        {"append": 2},
+    ],
+    ids=str,
+)
+def test_choices_in_blocks_are_those_made_alone(axes, lengths_on, monkeypatch):
+    """In any order, also where blocks are forgotten: of sizes at the ends of blocks, and of few
+    tokens and very many.
+    """
+    monkeypatch.setattr(cuda_settings, "_MOST_BLOCKS", 3)
+    cuda_settings._shared_choices.cache_clear()
+    problem = replace(PLAIN, **{"batch": 3, "lengths_on": lengths_on, **axes})
+    choices = cuda_settings.choices_of(problem, H200)
+    draw = random.Random(1)
+    drawn = [(draw.randint(1, 80), round(2 ** draw.uniform(1, 13))) for _ in range(20)]
+    ends = [(1, 2), (1, 64), (1, 65), (16, 2048), (17, 2049), (64, 96), (65, 97), (3, 2**20)]
+    for batch, tokens in [(2, 100), (2, 200), *drawn, *ends, *drawn[:5]]:
+        q_lens = None if problem.q_lens is None else (5,) * batch
+        alone = replace(problem, batch=batch, context=max(5, tokens), capacity=None, q_lens=q_lens)
+        assert choices(batch, max(5, tokens)) == kernel("lean_cuda").default_config(alone, H200)
+        assert len(choices._made[1]) <= 3
+
+
 def test_choices_do_not_depend_on_earlier_ones():
     def choices(problems: Any) -> dict[AttentionProblem, Any]:
-        cuda_settings._columns.cache_clear()
+        cuda_settings._columns_of.cache_clear()
         cuda_settings._chosen.cache_clear()
         return {problem: LEAN.default_config(problem, H200) for problem in problems}
 

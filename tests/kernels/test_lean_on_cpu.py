@@ -16,6 +16,7 @@ from lean_on_cpu import (
     attend,
     case,
     failure_over,
+    fixed,
     needs_compiler,
     on_device,
     settings,
@@ -31,11 +32,6 @@ from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 
 pytestmark = needs_compiler
-
-
-def fixed(config: LeanCudaConfig) -> LeanCudaConfig:
-    """Return the config with fixed runs of 128 to 512 tokens."""
-    return replace(config, fixed_run_tiles=4)
 
 
 def splits_of(count: int, config: LeanCudaConfig) -> FixedSplitCudaConfig:

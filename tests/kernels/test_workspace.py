@@ -104,3 +104,17 @@ def test_the_first_call_may_not_be_captured(gpu):
     gpu.capture = 7
     with pytest.raises(RuntimeError, match="make the same call once before the capture"):
         Workspaces().lend(GPU, 1000)
+
+
+def test_launches_keep_their_ranges_in_memory_of_their_own(gpu):
+    workspaces = Workspaces()
+    assert workspaces.keep(GPU, 1000) == (0, 0)  # no memory yet
+    workspaces.lend(GPU, 1000)
+    memory, numbers = workspaces.kept[GPU], 1 << 17
+    kept = [workspaces.keep(GPU, numbers) for _ in range(100)]
+    starts = [(address - memory.data_ptr()) // 4 for address, _ in kept]
+    at_once = len(memory) // numbers
+    assert sorted(starts[:at_once]) == list(range(0, len(memory), numbers))
+    assert starts[at_once : 2 * at_once] == starts[:at_once]
+    assert len({key for _, key in kept} | {0}) == 101
+    assert workspaces.keep(GPU, len(memory)) == (0, 0)

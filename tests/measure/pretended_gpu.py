@@ -17,7 +17,15 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
-from leanbench.measure import buffers, instruments, judge, one_gpu, protocol, shared
+from leanbench.measure import (
+    buffers,
+    instruments,
+    judge,
+    one_gpu,
+    protocol,
+    shared,
+    tampering,
+)
 from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.instruments import open_instruments
 from leanbench.measure.options import MeasureOptions
@@ -115,6 +123,8 @@ class PretendedGpu:
     #: Owner of each sample, None for the floor.
     sampled: list[str | None] = field(default_factory=list)
     nvml: Any = None
+    #: Bytes of the L2 set aside for persisting accesses.
+    persisting_l2_bytes: int = 0
 
     #: Bytes held by torch, used or not.
     reserved_bytes: int = 0
@@ -192,6 +202,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
         monkeypatch.setattr(module, "Replay", PretendedReplay)
     monkeypatch.setattr(judge, "cross_check", cross_check)
     monkeypatch.setattr(one_gpu, "fingerprint", fingerprint)
+    monkeypatch.setattr(tampering, "persisting_l2_bytes", lambda: gpu.persisting_l2_bytes)
     return gpu
 
 

@@ -335,8 +335,8 @@ def test_statistics_by_hand(tmp_path):
     assert summary.changed.geomean == pytest.approx(2 ** (1 / 3))
     assert summary.median_difference == pytest.approx(0.75)
     assert sentences(comparison)[:2] == [
-        "New over base: geometric mean 1.1892x over 4 cells ok on both sides; median"
-        " |difference| 75.00%.",
+        "New over base: geometric mean 1.1892x, median 1.5000x, over 4 cells ok on both sides;"
+        " median |difference| 75.00%.",
         "Not the same: 3 cells, geometric mean 1.2599x.",
     ]
 
@@ -511,3 +511,17 @@ def test_tuned_heuristic_and_given_settings_pair(tmp_path):
     comparison = compare(base, written(tmp_path / "new", [tuned], configs="default"), margin=MARGIN)
     assert counts(comparison.pairs) == {"faster": 1}
     assert comparison.other_settings == 1
+
+
+def test_rows_of_several_processes_are_compared_by_their_intervals(tmp_path: Path) -> None:
+    """The samples of one process do not show what another process would have measured."""
+    base_us, new_us = spread(10.0, step=0.0001), spread(10.4, step=0.0001)
+    many = {"processes": 3, "process_spread": 0.03}
+    wide = {"latency_ci_low_us": 10.0, "latency_ci_high_us": 10.8}
+    assert sampled(base_us, new_us).verdict == "slower"
+    pair = sampled(base_us, new_us, **many, **wide)
+    assert (pair.verdict, pair.from_samples) == ("ambiguous", False)
+    # Whatever the margin that was asked for, the runs differ by 3% anyway.
+    rows = [row(SHORT, "lean", spread(latency_us), **many) for latency_us in (10.0, 10.2)]
+    comparison = compared(tmp_path, rows[:1], rows[1:])
+    assert (comparison.margin.share, comparison.pairs[0].verdict) == (0.03, "same")

@@ -90,7 +90,7 @@ def timed(context: int = 1024, **latencies_us: float) -> list[dict[str, Any]]:
 
 
 def signs(ratios: Any) -> tuple[int, int, int]:
-    return ratios.above, ratios.same, ratios.below
+    return ratios.ahead, ratios.level, ratios.behind
 
 
 def test_csv_holds_every_row_and_exact_values(write_run: WriteRun) -> None:
@@ -160,14 +160,33 @@ def test_summary_values(write_run: WriteRun) -> None:
     assert summary.best.bandwidth_tb_s == 2 * 65536 * 56 * 64 * 2 / 100.0 * 1e-6
 
 
-def test_a_difference_within_1_percent_is_none(write_run: WriteRun) -> None:
-    # As `leanbench compare` has it: lean over the other, 0.99 to 1.01.
+def test_a_difference_within_1_percent_is_level(write_run: WriteRun) -> None:
+    # Lean over the other, 0.99 to 1.01.
     fa2 = (100.0, 100.5, 101.0, 99.1, 101.2, 98.9)
     rows = [row(problem(1024 << i), "lean", 100.0, energy_mj=50.0) for i in range(6)]
     rows += [row(problem(1024 << i), "fa2", us, energy_mj=us / 2) for i, us in enumerate(fa2)]
     summary = summary_of(write_run, rows)
-    for ratios in (summary.speedups["fa2"], summary.energies["fa2"]):
-        assert signs(ratios) == (1, 4, 1)
+    assert signs(summary.energies["fa2"]) == (1, 4, 1)
+    # The intervals of the latencies reach 1% to each side, and overlap.
+    assert signs(summary.speedups["fa2"]) == (0, 6, 0)
+    for own in rows:
+        own |= {"latency_ci_low_us": own["latency_us"], "latency_ci_high_us": own["latency_us"]}
+    exact = summary_of(write_run, rows, folder="exact")
+    assert signs(exact.speedups["fa2"]) == (1, 4, 1)
+    # Three processes of a cell differed by more.
+    for own in rows:
+        own |= {"processes": 3, "process_spread": 0.0125}
+    spread = summary_of(write_run, rows, folder="spread")
+    assert signs(spread.speedups["fa2"]) == (0, 6, 0)
+    assert spread.margin.words == "1.2%"
+    # So did those of the doctor, if the run has no repeats.
+    for own in rows:
+        del own["processes"], own["process_spread"]
+    assert signs(summary_of(write_run, rows, folder="d", process_spread=0.02).speedups["fa2"]) == (
+        0,
+        6,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,13 +225,13 @@ def test_only_timed_rows_enter_a_statistic(write_run: WriteRun) -> None:
 @pytest.mark.parametrize("noisy", [{"fa2", "cudnn"}, {"lean", "fa2", "cudnn"}])
 def test_a_noisy_rival_is_a_rival(write_run: WriteRun, noisy: set[str]) -> None:
     """Left out, the slowest kernel would pass for the fastest other one."""
-    rows = timed(lean=10.0, fa2=10.2, cudnn=12.0, torch_flash=40.0)
+    rows = timed(lean=10.0, fa2=10.5, cudnn=12.0, torch_flash=40.0)
     for own in rows:
         if own["kernel"] in noisy:
             own |= {"status": "noisy", "reason": "x"}
     summary = summary_of(write_run, rows)
     assert summary.over_best is not None
-    assert summary.over_best.highest == pytest.approx(1.02)
+    assert summary.over_best.highest == pytest.approx(1.05)
     assert summary.over_peers is not None
     assert summary.over_peers.ratios.highest == pytest.approx(1.2)
     assert summary.winners is not None

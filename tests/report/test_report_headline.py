@@ -109,7 +109,7 @@ WITHIN = "within the model's error of 2.5%"
 @pytest.mark.parametrize(
     ("fa2_us", "fastest", "by_how_much"),
     [
-        (10.2, f"lean and fa2, {WITHIN} of each other.", f"1.02×{{}}, {WITHIN}."),
+        (10.2, f"lean and fa2, level ({WITHIN}).", f"1.02×{{}}, {WITHIN}."),
         (12.0, "lean.", "1.20×{}."),
     ],
 )
@@ -192,8 +192,8 @@ def test_many_runs_have_an_overview(write_run: WriteRun) -> None:
     [sentence] = overview.sentences
     assert sentence.name == "lean"
     assert sentence.words == (
-        "The fastest, or within 1% of it, on 6 of 8 problems (counted once a run). Against the"
-        " fastest other kernel: at worst 0.90× as fast (run2)."
+        "The fastest, or level with it, on 6 of 8 problems (counted once a run; level: intervals"
+        " overlap, or within 1%). Against the fastest other kernel: at worst 0.90× as fast (run2)."
     )
     assert [near(part) for _, part in overview.parts] == [2, 2, 0, 2]
     assert title(list("abcd"), overview) == f"{parts[0].summary.gpu}: 4 runs"
@@ -301,7 +301,7 @@ def test_the_baseline_is_held_against_the_fastest_peer_of_each_kind(write_run: W
     directory = write_run(rows)
     [part] = parts_of([directory])
     by_kind = part.summary.over_peers_by_kind
-    counted = {kind: (over.kernels, over.not_slower) for kind, over in by_kind.items()}
+    counted = {kind: (over.kernels, over.ratios.ahead) for kind, over in by_kind.items()}
     assert counted == {
         "plain": (("cudnn", "flashinfer"), 1),
         "window": (("cudnn", "flashinfer"), 1),
@@ -313,7 +313,9 @@ def test_the_baseline_is_held_against_the_fastest_peer_of_each_kind(write_run: W
         {"plain": 1.2, "window": (0.9 * 4.0) ** 0.5, "sinks, e4m3 KV cache": 1.5, "q_len": 2.0}
     )
     [path] = write_report(directory, directory, ["markdown"])
-    line = "| window | 1.90× | 2 | 1 | 0.90× (context 4k, q\\_len 1, window of 1023) |"
+    line = (
+        "| window | 1.90× | 2.45× | 2 | 1, 0, 1 | 0.90× (context 4k, q\\_len 1, window of 1023) |"
+    )
     assert line in path.read_text()
     # Of one kind there is nothing to tell apart.
     rows = [row(problem(), kernel, 10.0) for kernel in ("lean", "cudnn", "flashinfer")]

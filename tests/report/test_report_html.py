@@ -112,10 +112,13 @@ def test_a_page_of_measured_rows(write_run: WriteRun) -> None:
     assert not [word for word in ("nergy", "ringed", "L2") if word in body]
     text = text_of(html, '<section id="summary"', '<section id="charts"')
     assert (
-        "lean over fa2 4.00× geometric mean problems 2 faster on 2, within 1% on 0, slower on 0 "
+        "lean over fa2 4.00× geometric mean median 5.00× problems 2 ahead, level, behind 2, 0, 0 "
         "highest 8.00× context 64k, batch 1 lowest 2.00× context 1k, batch 1" in text
     )
-    assert "fixed_split 0.71× geometric mean problems 2 faster on 0, within 1% on 1, slo" in text
+    assert (
+        "fixed_split 0.71× geometric mean median 0.75× problems 2 ahead, level, behind 0, 1, 1"
+        in text
+    )
     assert "rows of this run 9 in all ok 6 crashed 1 noisy 1 unsupported 1" in text
 
 

@@ -109,13 +109,15 @@ def go(
     *,
     limits: Limits | None = None,
     observer: Watching | None = None,
+    repeat: int = 1,
 ) -> int:
     """Run cells in a new or an existing run."""
     monkeypatch.setattr(module, "WorkerProcess", workers)
     opened = RunDirectory.resume if path.exists() else RunDirectory.create
     with opened(path, ASKED) as run:
         limits = limits or Limits()
-        executor = LocalExecutor(WorkerTarget(find("h200"), 0), limits.timeout_s, path / "log")
+        target = WorkerTarget(find("h200"), 0)
+        executor = LocalExecutor(target, limits.timeout_s, path / "log", repeat)
         left = run_cells(cells, run, executor, observer or Watching(), limits.budget_s)
     assert workers.alive == 0
     return left
@@ -421,3 +423,70 @@ def test_what_no_file_can_hold_costs_that_kernels_row_alone(tmp_path, monkeypatc
     assert lean.reason.startswith(f"the kernel's result is malformed: {fault}")
     assert "\n" not in lean.reason
     assert set(read_samples(tmp_path / "r")) == {fa2.cell, fixed_split.cell}
+
+
+def taking(latency_us: float, **fields: Any) -> Act:
+    """Return rows of one latency, whose own interval is half a microsecond to each side."""
+
+    def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
+        own = {"latency_ci_low_us": latency_us - 0.5, "latency_ci_high_us": latency_us + 0.5}
+        raw = {**RAW, "samples_us": [latency_us] * 2}
+        row = {"status": "ok", "latency_us": latency_us, **own, "raw_samples": raw, **fields}
+        return {cell.kernel: dict(row) for cell in cells}, True
+
+    return act
+
+
+def test_a_cell_is_measured_by_fresh_processes_and_the_median_one_is_its_row(tmp_path, monkeypatch):
+    acts = [taking(11.0), taking(14.0, warnings=["late"]), taking(10.0)]
+    workers = Workers(*acts)
+    assert go(tmp_path / "run", monkeypatch, workers, repeat=3) == 0
+    assert workers.started == 3
+    # Another kernel goes first each time.
+    assert [kernels[0] for kernels, _ in workers.asked] == ["fa2", "lean", "fixed_split"]
+    for row in read_rows(tmp_path / "run"):
+        assert (row.latency_us, row.processes) == (11.0, 3)
+        assert (row.latency_ci_low_us, row.latency_ci_high_us) == (10.0, 14.0)
+        assert row.process_spread == pytest.approx(2 / 11)
+        assert row.warnings == ["late"]
+    for samples in read_samples(tmp_path / "run").values():
+        assert (samples.samples_us, samples.processes_us) == ([11.0, 11.0], [11.0, 14.0, 10.0])
+
+
+def test_an_interval_over_processes_includes_that_of_the_median_process(tmp_path, monkeypatch):
+    workers = Workers(taking(10.1), taking(10.0, status="noisy", reason="wide"))
+    go(tmp_path / "run", monkeypatch, workers, CELLS[:1], repeat=2)
+    [row] = read_rows(tmp_path / "run")
+    assert (row.latency_us, row.status, row.reason) == (10.0, "noisy", "wide")
+    assert (row.latency_ci_low_us, row.latency_ci_high_us) == (9.5, 10.5)
+
+
+def test_a_failed_kernel_is_not_repeated_and_the_others_are(tmp_path, monkeypatch):
+    wrong = {"status": "incorrect", "reason": "relative error"}
+    some = lambda cells: ({**measured(cells)[0], "lean": dict(wrong)}, True)  # noqa: E731
+    workers = Workers(some)
+    assert go(tmp_path / "run", monkeypatch, workers, repeat=3) == 0
+    asked = [set(kernels) for kernels, _ in workers.asked]
+    assert asked == [set(KERNELS), {"fa2", "fixed_split"}, {"fa2", "fixed_split"}]
+    rows = {row.kernel: row for row in read_rows(tmp_path / "run")}
+    assert (rows["lean"].status, rows["lean"].processes) == ("incorrect", None)
+    assert (rows["fa2"].status, rows["fa2"].processes) == ("ok", 3)
+
+
+def test_problems_take_turns_and_a_spent_budget_leaves_no_half_of_a_cell(tmp_path, monkeypatch):
+    workers = Workers()
+    assert go(tmp_path / "run", monkeypatch, workers, CELLS, repeat=2) == 0
+    # A process for all problems, then the next one.
+    assert workers.started == 2
+    assert len(read_rows(tmp_path / "run")) == 9
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def slow(cells: Sequence[Cell]) -> tuple[Rows, bool]:
+        clock.now += 10
+        return measured(cells)
+
+    workers = Workers(slow, slow, slow, slow)
+    left = go(tmp_path / "b", monkeypatch, workers, CELLS, repeat=2, limits=Limits(budget_s=35.0))
+    assert left == 9 - len(read_rows(tmp_path / "b"))
+    assert all(row.processes == 2 for row in read_rows(tmp_path / "b"))

@@ -18,7 +18,7 @@ import torch
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.configs.store import settings_hash
-from leanbench.core.errors import DoesNotFit, SuspectResult, UserError
+from leanbench.core.errors import DoesNotFit, SuspectResult, Tampered, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
@@ -87,6 +87,8 @@ ILLEGAL = "Triton Error [CUDA]: an illegal memory access"
         (UserError("1.0 is too old"), "unsupported", "1.0 is too old", True, False),
         (DoesNotFit("needs 300 KB"), "unsupported", "needs 300 KB", True, False),
         (SuspectResult("it changed its inputs"), "suspect", "it changed its inputs", True, False),
+        # The next kernel needs the clock that torch defines.
+        (Tampered("it replaced a clock"), "suspect", "it replaced a clock", False, False),
     ],
 )
 def test_errors_become_the_row_of_the_blamed_kernel(

@@ -19,6 +19,7 @@ from timed_examples import H200, LATENT, LATENT_SERVED, LEAN
 
 import leanbench
 from leanbench.attention import prepared
+from leanbench.attention.prepared import choices_of
 from leanbench.configs.lookup import choose
 from leanbench.configs.store import path_for, read, save
 from leanbench.core.errors import OutOfMemory
@@ -71,7 +72,7 @@ def test_calls_inside_are_timed_and_used_from_then_on(watch):
     # The call on the host, and the fills of a cache: all long, all short, and one of each.
     assert [problem.contexts for problem in problems] == [
         (128, 128),
-        *((96, 96), (6, 6), (96, 10), (96, 6)),
+        *((96, 96), (6, 6), (96, 6), (96, 10)),
     ]
     assert {len(configs) for _, configs in watch.timed} == {3}
     assert [each.problem for each in read(path_for(H200)).calls()] == problems
@@ -101,11 +102,11 @@ def test_latent_calls_are_timed_and_used_from_then_on(watch, monkeypatch):
     assert launched == [configs[-1] for configs in everything]
     chosen: list[AttentionProblem] = []
 
-    def counting(kernel: Any, problem: AttentionProblem, *given: Any, **options: Any) -> Any:
+    def counting(inputs: Any, problem: AttentionProblem, batch_invariant: bool) -> Any:
         chosen.append(problem)
-        return choose(kernel, problem, *given, **options)
+        return choices_of(inputs, problem, batch_invariant)
 
-    monkeypatch.setattr(prepared, "choose", counting)
+    monkeypatch.setattr(prepared, "choices_of", counting)
     for _ in range(3):
         for problem in (eager, served):
             latent_called(make_inputs(problem, "cpu"))

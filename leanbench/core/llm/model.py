@@ -26,7 +26,7 @@ from leanbench.core.llm.config import (
 )
 from leanbench.core.llm.errors import InvalidKey, UnknownModel
 from leanbench.core.llm.layers import Layer, layers_of, notes_on_layers
-from leanbench.core.llm.weights import Weights, weights_of
+from leanbench.core.llm.weights import Weights, registered_weights, weights_of
 from leanbench.core.syntax import parse_list, parse_number
 
 #: (q_heads, kv_heads, head_dim) of one GPU.
@@ -348,6 +348,15 @@ class WholeModel:
 
 @cache
 def _weights(name: str, tp: int) -> Weights:
+    return (name in registry() and registered_weights(name, tp)) or count_weights(name, tp)
+
+
+def count_weights(name: str, tp: int) -> Weights:
+    """Count the weights of one of `tp` GPUs.
+
+    Raises:
+        UserError: They are unknown, or `tp` does not share them out.
+    """
     source = read_config(name)
     whole = WholeModel(source, tp, positions=1)
     return weights_of(source, whole._shared(source.published), whole._shared(source.keys), tp)

@@ -1,18 +1,21 @@
 """Number of weights of a language model.
 
 Common types are counted from the keys of the config, others from transformers' model, built without
-memory for its weights.
+memory for its weights. Of registered models, the latter counts come with leanbench.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from leanbench.core.errors import UserError
@@ -26,6 +29,8 @@ from leanbench.core.llm.config import (
 )
 from leanbench.core.llm.errors import InvalidKey
 
+#: Counts of registered models by name and tp, made by tools/weights.py.
+COUNTED = Path(__file__).with_name("weights.json.gz")
 #: Keys of a common type's weights.
 _NEEDED = ("hidden_size", "vocab_size", "num_attention_heads")
 #: Keys of a common type that differ in no layer.
@@ -124,6 +129,26 @@ _COMMON["qwen3_vl_text"] = _COMMON["qwen3"]
 _COMMON["qwen3_vl_moe_text"] = _COMMON["qwen3_moe"]
 
 
+def is_common(config: ModelConfig) -> bool:
+    """Return True if the weights follow from the keys."""
+    return config.model_type in _COMMON
+
+
+def registered_weights(name: str, tp: int) -> Weights | None:
+    """Return the counts that come with leanbench, or None."""
+    fields = _registered().get(name, {}).get(str(tp))
+    if fields is None:
+        return None
+    runs = (((dense, experts), count) for count, dense, experts in fields["layers"])
+    layers = tuple(LayerWeights(*sizes) for sizes, count in runs for _ in range(count))
+    return Weights(**fields | {"layers": layers})
+
+
+@cache
+def _registered() -> dict[str, dict[str, Any]]:
+    return json.loads(gzip.decompress(COUNTED.read_bytes()))
+
+
 def weights_of(
     config: ModelConfig, published: Mapping[str, Any], keys: Mapping[str, Any], tp: int
 ) -> Weights:
@@ -140,7 +165,7 @@ def weights_of(
     if config.hub and not config.is_whole:
         fix = f"give the path of the config.json of {config.hub}"
         raise UnknownWeights(config.name, "only its attention is", fix)
-    if config.model_type not in _COMMON:
+    if not is_common(config):
         return _counted(config, published, keys, tp)
     for key in (*_NEEDED, *_widths(config.model_type)):
         if key not in keys:

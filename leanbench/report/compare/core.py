@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.errors import UserError, nearest
 from leanbench.core.problem import AttentionProblem
 from leanbench.records.reading import RUNS, Run, find_run, read_run
+from leanbench.records.standing import measured_spread
 from leanbench.report.compare.pair import match
 from leanbench.report.compare.ratios import Margin, margin_of
 
@@ -236,7 +237,14 @@ def _compare(base: Selection, new: Selection, margin: float) -> Comparison:
     samples = _samples_us(base.run.directory), _samples_us(new.run.directory)
     rows = [row for side in (base, new) for row in side.rows.values() if row.status == "ok"]
     source, kernels = (rows[0].source if rows else ""), dict.fromkeys(row.kernel for row in rows)
-    of_all = margin_of(source, (base.gpu, new.gpu), kernels, least=margin)
+    spreads = [
+        measured_spread(
+            (row.process_spread for row in side.rows.values()),
+            side.run.manifest.get("process_spread"),
+        )
+        for side in (base, new)
+    ]
+    of_all = margin_of(source, (base.gpu, new.gpu), kernels, least=max(margin, *spreads))
     pairs = match(base.rows, new.rows, of_all.share, samples)
     return Comparison(
         base,

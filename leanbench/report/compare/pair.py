@@ -142,12 +142,13 @@ def make_pair(
     ratio = new_us / base_us
     if base.source == "predicted":
         return Pair(problem, base, new, ratio, verdict=judge(ratio, ratio, margin), reason=reason)
-    from_samples = all(map(bool, samples_us))
+    # The samples are those of one process.
+    from_samples = all(map(bool, samples_us)) and not base.processes and not new.processes
     interval = ratio_interval(*samples_us) if from_samples else _from_rows(base, new)
     if interval is None:
         reasons.append("a row has no interval, neither from samples nor of its own")
         return Pair(problem, base, new, ratio, verdict="ambiguous", reason="; ".join(reasons))
-    reasons += _too_few(samples_us)
+    reasons += _too_few(samples_us) if from_samples else []
     verdict = "ambiguous" if reasons else judge(*interval, margin)
     return Pair(
         problem, base, new, ratio, *interval, verdict, "; ".join(reasons) or None, from_samples

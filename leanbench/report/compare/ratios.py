@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from leanbench.measure.timing import median_interval
 from leanbench.model.error import model_error, scaled_from
-from leanbench.report.compare.pair import judge
-
-#: Default margin: a relative difference within it is none.
-MARGIN = 0.01
+from leanbench.records.standing import SPREAD, Ratio, standings
 
 
 @dataclass(frozen=True)
 class Margin:
-    """A relative difference within which two latencies have no order."""
+    """A relative difference within which two latencies are level."""
 
     share: float
     #: True if the latencies are predicted and the margin is the model's error.
@@ -30,14 +28,29 @@ class Margin:
         if self.is_model_error:
             of = f"{self.scaled_from} error" if self.scaled_from else "error"
             return f"the model's {of} of {self.share:.1%}"
-        return f"{self.share * 100:g}%"
+        return f"{self.share * 100:.2g}%"
+
+    @property
+    def level(self) -> str:
+        """What makes two latencies level."""
+        return (
+            f"within {self.words}"
+            if self.is_model_error
+            else f"intervals overlap, or within {self.words}"
+        )
+
+    @property
+    def ahead(self) -> str:
+        """What puts a latency ahead of another."""
+        intervals = "" if self.is_model_error else ", and no intervals overlap"
+        return f"by more than {self.words}{intervals}"
 
 
-MEASURED = Margin(MARGIN)
+MEASURED = Margin(SPREAD)
 
 
 def margin_of(
-    source: str, gpus: Iterable[str], kernels: Iterable[str], least: float = MARGIN
+    source: str, gpus: Iterable[str], kernels: Iterable[str], least: float = SPREAD
 ) -> Margin:
     """Return the margin of rows of one source.
 
@@ -58,36 +71,51 @@ class Ratios:
 
     problems: int
     geomean: float
+    median: float
+    #: Ends of the median's 95% confidence interval over the problems; None for fewer than six.
+    interval: tuple[float, float] | None
     lowest: float
     #: Label of a problem.
     lowest_at: str
     highest: float
     highest_at: str
-    #: Number of problems with a ratio above 1, within the margin of 1, and below it.
-    above: int
-    same: int
-    below: int
+    #: Number of problems by `leanbench.records.standing.standing`.
+    ahead: int
+    level: int
+    behind: int
+
+    @property
+    def middle(self) -> str:
+        """Median, with its interval if there is one: ``1.20× (95% 1.12× to 1.26×)``."""
+        if self.interval is None:
+            return times(self.median)
+        low, high = self.interval
+        return f"{times(self.median)} (95% {times(low)} to {times(high)})"
+
+
+#: Fewest problems whose extremes enclose the median with 95%.
+_FEWEST_FOR_INTERVAL = 6
 
 
 def ratios_of(
-    labels: Sequence[str], values: Sequence[float], margin: Margin = MEASURED
+    labels: Sequence[str], ratios: Sequence[Ratio], margin: Margin = MEASURED
 ) -> Ratios | None:
-    """Summarise one value per problem; None without values."""
-    if not values:
+    """Summarise one ratio per problem; None without any."""
+    if not ratios:
         return None
+    values = [ratio.value for ratio in ratios]
     lowest, highest = min(values), max(values)
-    # Judged as base over the other, like a speedup.
-    verdicts = Counter(judge(1 / value, 1 / value, margin.share) for value in values)
+    has_interval = len(values) >= _FEWEST_FOR_INTERVAL
     return Ratios(
         problems=len(values),
         geomean=geomean(values),
+        median=statistics.median(values),
+        interval=median_interval(values) if has_interval else None,
         lowest=lowest,
         lowest_at=labels[values.index(lowest)],
         highest=highest,
         highest_at=labels[values.index(highest)],
-        above=verdicts["faster"],
-        same=verdicts["same"],
-        below=verdicts["slower"],
+        **standings(ratios, margin.share),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from leanbench.records.standing import Ratio
 from leanbench.report.compare.core import counts
 from leanbench.report.compare.ratios import Ratios, ratios_of
 from leanbench.report.warned import warned
@@ -58,7 +59,8 @@ def summarise(pairs: Sequence[Pair]) -> list[Statistics]:
 
 
 def _ratios(pairs: Sequence[Pair]) -> Ratios | None:
-    return ratios_of([pair.label for pair in pairs], [pair.ratio for pair in pairs if pair.ratio])
+    ratios = [Ratio.exactly(pair.ratio) for pair in pairs if pair.ratio]
+    return ratios_of([pair.label for pair in pairs], ratios)
 
 
 def worst_regression(pairs: Sequence[Pair]) -> Pair | None:
@@ -97,7 +99,7 @@ def _statistics_lines(comparison: Comparison) -> Iterator[str]:
         cache = f" with a {of_cache.cache} cache" if len(by_cache) > 1 else ""
         every, changed = of_cache.every, of_cache.changed
         yield (
-            f"New over base: geometric mean {every.geomean:.4f}x over"
+            f"New over base: geometric mean {every.geomean:.4f}x, median {_middle(every)}, over"
             f" {_many(every.problems, 'cell')}{cache} ok on both sides; median |difference|"
             f" {of_cache.median_difference:.2%}."
         )
@@ -106,6 +108,14 @@ def _statistics_lines(comparison: Comparison) -> Iterator[str]:
                 f"Not the same{cache}: {_many(changed.problems, 'cell')}, geometric mean"
                 f" {changed.geomean:.4f}x."
             )
+
+
+def _middle(ratios: Ratios) -> str:
+    """Format the median, with its interval over the cells if there is one."""
+    if ratios.interval is None:
+        return f"{ratios.median:.4f}x"
+    low, high = ratios.interval
+    return f"{ratios.median:.4f}x (95% interval {low:.4f} to {high:.4f})"
 
 
 def _extreme_lines(comparison: Comparison) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leanbench.records.standing import Latency, Ratio
 from leanbench.report.compare.ratios import Ratios, ratios_of, times
 from leanbench.report.document import Section, Table, Text, sentences, table
 from leanbench.report.facts.side_by_side import sides_of
@@ -108,12 +109,12 @@ def _place_of(problem: AttentionProblem, rows: OfProblem) -> str:
 def _effect(
     problems: Mapping[AttentionProblem, OfProblem], question: str, of: str, over: str
 ) -> Effect | None:
-    by_place: dict[str, dict[str, float]] = {place: {} for place in PLACES}
-    every: dict[str, float] = {}
+    by_place: dict[str, dict[str, Ratio]] = {place: {} for place in PLACES}
+    every: dict[str, Ratio] = {}
     for problem, rows in problems.items():
         row, other = rows.get(of), rows.get(over)
         if row and other and row.latency_us and other.latency_us:
-            ratio = other.latency_us / row.latency_us
+            ratio = Latency.of(other).over(Latency.of(row))
             by_place[_place_of(problem, rows)][problem.label] = every[problem.label] = ratio
     if not (of_all := _ratios(every)):
         return None
@@ -121,7 +122,7 @@ def _effect(
     return Effect(question, of, over, of_all, known)
 
 
-def _ratios(by_label: Mapping[str, float]) -> Ratios | None:
+def _ratios(by_label: Mapping[str, Ratio]) -> Ratios | None:
     return ratios_of(list(by_label), list(by_label.values()))
 
 

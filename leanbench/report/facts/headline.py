@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from leanbench.core.quantities import TIMED
 from leanbench.decode import BOUND
 from leanbench.model import known_error, short_error
-from leanbench.report.compare.pair import judge
-from leanbench.report.compare.ratios import MARGIN, times
+from leanbench.records.standing import SPREAD, Ratio, standing
+from leanbench.report.compare.ratios import times
 from leanbench.report.document import (
     Block,
     Section,
@@ -186,21 +186,18 @@ def _of_many(parts: Sequence[Part]) -> str:
     """Describe parts of one baseline."""
     problems = sum(part.summary.over_best.problems for part in parts if part.summary.over_best)
     words = [
-        f"The fastest, or within {_widest(parts).words} of it, on {sum(map(near, parts))} of"
-        f" {problems} {'problem' if problems == 1 else 'problems'} (counted once a run)."
+        f"The fastest, or level with it, on {sum(map(near, parts))} of"
+        f" {problems} {'problem' if problems == 1 else 'problems'} (counted once a run; level:"
+        f" {_widest(parts).level})."
     ]
     libraries = [
-        (over.ratios, over.not_slower, part.summary.run)
-        for part in parts
-        if (over := part.summary.over_peers)
+        (over.ratios, part.summary.run) for part in parts if (over := part.summary.over_peers)
     ]
     if libraries:
-        lowest, _, lowest_in = min(libraries, key=lambda each: each[0].lowest)
-        highest, _, highest_in = max(libraries, key=lambda each: each[0].highest)
+        lowest, lowest_in = min(libraries, key=lambda each: each[0].lowest)
+        highest, highest_in = max(libraries, key=lambda each: each[0].highest)
         words.append(
-            f"Against the fastest library: as fast or faster on"
-            f" {sum(count for _, count, _ in libraries)} of"
-            f" {sum(ratios.problems for ratios, _, _ in libraries)}; at worst"
+            f"Against the fastest library: {_counts([ratios for ratios, _ in libraries])}; at worst"
             f" {times(lowest.lowest)} as fast ({lowest_in}), at best {times(highest.highest)}"
             f" ({highest_in})."
         )
@@ -222,7 +219,7 @@ def _widest(parts: Sequence[Part]) -> Margin:
 
 
 def near(part: Part) -> int:
-    """Count the problems on which the baseline is the fastest, or ties within the margin."""
+    """Count the problems on which the baseline is the fastest, or level with it."""
     kernels = part.summary.winners.kernels if part.summary.winners else ()
     return sum(kernel.near for kernel in kernels if kernel.kernel == part.summary.baseline)
 
@@ -283,7 +280,7 @@ def _fastest(winners: Winners, margin: Margin) -> str:
     first, *others = winners.kernels
     if winners.problems == 1:
         tied = [kernel.kernel for kernel in winners.kernels if kernel.near]
-        how = f", within {margin.words} of each other" if len(tied) > 1 else ""
+        how = f", level ({margin.level})" if len(tied) > 1 else ""
         return f"{' and '.join(tied)}{how}."
     if margin.is_model_error and not any(kernel.alone for kernel in winners.kernels):
         return (
@@ -291,8 +288,9 @@ def _fastest(winners: Winners, margin: Margin) -> str:
             f" {winners.problems} problems."
         )
     words = [
-        f"{first.kernel} is the fastest, or within {margin.words} of it, on {first.near} of"
-        f" {winners.problems} problems, ahead of all others on {first.alone or 'none'}"
+        f"{first.kernel} is ahead of all others on {first.alone or 'none'} of {winners.problems}"
+        f" problems, level with the fastest on {first.near - first.alone or 'none'}"
+        f" ({margin.level})"
     ]
     ahead = [
         f"{winner.kernel} is ahead of all others on {winner.alone}{winner.at and f' ({winner.at})'}"
@@ -308,14 +306,14 @@ def _fastest(winners: Winners, margin: Margin) -> str:
 def _by_how_much(summary: Summary, over: Ratios, short: Mapping[str, str]) -> str:
     baseline, margin = summary.baseline, summary.margin
     over_what, no_more = "the fastest other kernel", ""
-    if margin.is_model_error and judge(over.geomean, over.geomean, margin.share) == "same":
+    if margin.is_model_error and standing(Ratio.exactly(over.geomean), margin.share) == "level":
         no_more = f", within {margin.words}"
     if over.problems == 1:
         return f"{baseline} is {times(over.geomean)} as fast as {over_what}{no_more}."
     return (
-        f"{baseline} is {times(over.geomean)} as fast as {over_what} (geometric mean{no_more}); at"
-        f" worst {times(over.lowest)} ({short[over.lowest_at]}), at best {times(over.highest)}"
-        f" ({short[over.highest_at]})."
+        f"{baseline} is {times(over.geomean)} as fast as {over_what} (geometric mean{no_more};"
+        f" median {over.middle}); at worst {times(over.lowest)} ({short[over.lowest_at]}), at best"
+        f" {times(over.highest)} ({short[over.highest_at]})."
     )
 
 
@@ -323,12 +321,24 @@ def _over_peers(summary: Summary, over: OverPeers, short: Mapping[str, str]) -> 
     ratios, peers = over.ratios, f"the fastest of {listed(over.kernels)}"
     if ratios.problems == 1:
         return f"{summary.baseline} is {times(ratios.geomean)} as fast as {peers}."
-    share = over.not_slower / ratios.problems
+    above = ""
+    if over.over_floor_us is not None:
+        own_us, peer_us = over.over_floor_us
+        above = f" Above the read floor: {own_us:.1f} and {peer_us:.1f} µs (medians)."
     return (
-        f"{summary.baseline} is {times(ratios.geomean)} as fast as {peers} (geometric mean of"
-        f" {ratios.problems} problems); as fast or faster on {over.not_slower} ({share:.1%}), at"
-        f" worst {times(ratios.lowest)} ({short[ratios.lowest_at]})."
+        f"{summary.baseline} is {times(ratios.geomean)} as fast as {peers} (geometric mean; median"
+        f" {ratios.middle}); {_counts([ratios])}, at worst {times(ratios.lowest)}"
+        f" ({short[ratios.lowest_at]}).{above}"
     )
+
+
+def _counts(ratios: Sequence[Ratios]) -> str:
+    """Format how often the baseline is ahead: ``ahead on 40, level on 1, behind on 3 of 44``."""
+    counts = [
+        f"{name} on {sum(getattr(each, name) for each in ratios)}"
+        for name in ("ahead", "level", "behind")
+    ]
+    return f"{', '.join(counts)} of {sum(each.problems for each in ratios)}"
 
 
 def summary_section(results: Results, *, under_banner: bool = False) -> Section:
@@ -356,15 +366,14 @@ def summary_section(results: Results, *, under_banner: bool = False) -> Section:
 
 
 def _overview(overview: Overview, *, under_banner: bool) -> list[Block]:
-    margin = _widest([part for _, part in overview.parts])
     baselines = list(dict.fromkeys(part.summary.baseline for _, part in overview.parts))
     several = len(baselines) > 1
     headings = [
         "run",
-        f"{THE_BASELINE if several else baselines[0]} fastest, or within {margin.words}:",
+        f"{THE_BASELINE if several else baselines[0]} fastest, or level:",
         "over the fastest other, mean:",
         *("lowest:", "at", "highest:", "at"),
-        *("over the fastest library, mean:", "as fast or faster:", "note"),
+        *("over the fastest library, mean:", "ahead, level, behind:", "note"),
     ]
     rows = []
     for number, (name, part) in enumerate(overview.parts, 1):
@@ -382,8 +391,7 @@ def _overview(overview: Overview, *, under_banner: bool) -> list[Block]:
             ]
         libraries = ["", ""]
         if peers := summary.over_peers:
-            not_slower = f"{peers.not_slower} of {peers.ratios.problems}"
-            libraries = [times(peers.ratios.geomean), not_slower]
+            libraries = [times(peers.ratios.geomean), _three(peers.ratios)]
         words = " ".join(caveats(part, under_banner=under_banner))
         rows.append([Text(name, link=f"run-{number}"), *figures, *libraries, words])
     return [Sentences(overview.sentences, "headline"), table(headings, rows)]
@@ -435,15 +443,15 @@ def _speedups(part: Part) -> Table:
     of_many = any(speedup.problems > 1 for speedup in summary.speedups.values())
     mean = "geometric mean:" if of_many else "on one problem:"
     headings = [f"{summary.baseline} over", _mark(mean, summary)]
-    headings += ["problems:", "faster on:", "highest:", "lowest:", "energy:"]
+    headings += ["median:", "problems:", "ahead, level, behind:", "highest:", "lowest:", "energy:"]
     rows = []
     for kernel, ratios in summary.speedups.items():
-        figures: list[Words] = ["", "", "", ""]
+        figures: list[Words] = ["", "", "", "", ""]
         if ratios.problems > 1:
-            within = f"within {summary.margin.words} on {ratios.same}"
             figures = [
+                ratios.middle,
                 str(ratios.problems),
-                f"{ratios.above}, {within}, slower on {ratios.below}",
+                _three(ratios),
                 _extreme(ratios.highest, ratios.highest_at, part),
                 _extreme(ratios.lowest, ratios.lowest_at, part),
             ]
@@ -455,14 +463,18 @@ def _speedups(part: Part) -> Table:
 
 def _by_kind(part: Part) -> Table:
     headings = ["over the fastest peer", _mark("geometric mean:", part.summary)]
-    headings += ["problems:", "as fast or faster on:", "lowest:", "peers"]
+    headings += ["median:", "problems:", "ahead, level, behind:", "lowest:", "peers"]
     rows = []
     for kind, over in part.summary.over_peers_by_kind.items():
         ratios = over.ratios
         lowest = _extreme(ratios.lowest, ratios.lowest_at, part)
-        counts = [str(ratios.problems), str(over.not_slower)]
+        counts = [ratios.middle, str(ratios.problems), _three(ratios)]
         rows.append([kind, times(ratios.geomean), *counts, lowest, listed(over.kernels)])
     return _cards(headings, rows)
+
+
+def _three(ratios: Ratios) -> str:
+    return f"{ratios.ahead}, {ratios.level}, {ratios.behind}"
 
 
 def _mark(heading: str, summary: Summary) -> str:
@@ -478,8 +490,8 @@ def _energy_over(kernel: str, baseline: str, energy: Ratios) -> Text:
     note = f"{kernel}'s over {baseline}'s"
     if energy.problems > 1:
         note += (
-            f"; {baseline} needs less on {energy.above} of {energy.problems},"
-            f" within {MARGIN:.0%} on {energy.same}, more on {energy.below}"
+            f"; {baseline} needs less on {energy.ahead} of {energy.problems},"
+            f" within {SPREAD:.0%} on {energy.level}, more on {energy.behind}"
         )
     return Text(times(energy.geomean), note=note)
 

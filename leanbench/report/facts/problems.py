@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from leanbench.core.quantities import TIMED
 from leanbench.decode import BOUND
+from leanbench.records.standing import Latency, measured_spread, standing
 from leanbench.report.compare.ratios import Margin, margin_of
 from leanbench.report.document import Block, Column, Section, Table, Text, Words, without_shared
 from leanbench.report.frame import baseline_of, where
@@ -89,7 +90,7 @@ class _Group:
             tuple(zip(short, *shown.values(), strict=True)),
             title,
             most=ROWS,
-            note=f"* ahead of all others by more than {self.margin.words}" if marked else "",
+            note=f"* ahead of all others {self.margin.ahead}" if marked else "",
         )
 
 
@@ -121,7 +122,11 @@ def _group(
     # A kernel that supports no problem has no column, unless none supports any.
     supported = dict.fromkeys(row.kernel for row, _ in pairs if row.status != "unsupported")
     kernels = list(supported or dict.fromkeys(row.kernel for row, _ in pairs))
-    return _Group(problems, kernels, baseline, margin_of(source, [run.gpu_name()], ok))
+    spread = measured_spread(
+        (row.process_spread for row, _ in pairs), run.manifest.get("process_spread")
+    )
+    margin = margin_of(source, [run.gpu_name()], ok, spread)
+    return _Group(problems, kernels, baseline, margin)
 
 
 def _tables(group: _Group, source: str, warm: str) -> Iterator[Table]:
@@ -186,15 +191,17 @@ def _latency_cell(of: ByKernel, name: str, margin: Margin) -> Words:
 
 
 def _is_ahead(row: Row, of: ByKernel, margin: Margin) -> bool:
-    """Return True if the row is faster than every other timed one by more than the margin."""
+    """Return True if the row is ahead of every other timed one."""
     timed = {
-        other.kernel: other.latency_us
+        other.kernel: Latency.of(other)
         for other in of.values()
         if other.status in TIMED and other.kernel != BOUND and other.latency_us
     }
-    latency = timed.pop(row.kernel, None)
+    own = timed.pop(row.kernel, None)
     return (
-        latency is not None and bool(timed) and min(timed.values()) > latency * (1 + margin.share)
+        own is not None
+        and bool(timed)
+        and all(standing(each.over(own), margin.share) == "ahead" for each in timed.values())
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 from leanbench.core.errors import UserError, nearest
 from leanbench.core.quantities import TIMED
 from leanbench.core.registry import kernels
+from leanbench.records.standing import Latency, Ratio, measured_spread, standing
 from leanbench.report.compare.ratios import MEASURED, Margin, Ratios, geomean, margin_of, ratios_of
 from leanbench.report.frame import (
     COMPARED,
     baseline_of,
-    by_kernel,
     fastest_rows,
+    floors_of,
     kernel_order,
     kinds_of,
+    latencies_of,
     ratios_to_baseline,
     results_frame,
     where,
@@ -42,9 +45,9 @@ class Winner:
     """Problems on which a kernel is the fastest."""
 
     kernel: str
-    #: Problems on which it is the fastest, or ties with the fastest within the margin.
+    #: Problems on which it is the fastest, or level with the fastest.
     near: int
-    #: Problems of `near` on which no other kernel is within the margin.
+    #: Problems on which it is ahead of all others.
     alone: int
     #: Ranges of `alone`, if narrower than those of all problems: ``context 1k to 4k``.
     at: str
@@ -66,8 +69,9 @@ class OverPeers:
     #: Kernels of libraries.
     kernels: tuple[str, ...]
     ratios: Ratios
-    #: Problems on which the baseline takes no longer than the fastest of them.
-    not_slower: int
+    #: Medians over these problems of the latency above the read floor, of the baseline and of the
+    #: fastest peer; None if not measured.
+    over_floor_us: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -175,11 +179,13 @@ class Results:
         """Parts in the order of the rows."""
         parts = []
         unfinished = {run.name: run.unfinished for run in self.runs}
+        spreads = {run.name: run.manifest.get("process_spread") for run in self.runs}
         keys = list(COMPARED)
         for key in dict.fromkeys(self.frame[keys].itertuples(index=False, name=None)):
             rows = where(self.frame, (self.frame[keys] == list(key)).all(axis=1))
             short = short_labels(rows, varying_axes(rows))
-            parts.append(Part(_summary(rows), rows, short, unfinished[key[0]]))
+            summary = _summary(rows, spreads[key[0]])
+            parts.append(Part(summary, rows, short, unfinished[key[0]]))
         return parts
 
     @property
@@ -217,61 +223,85 @@ def status_counts(frame: DataFrame) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (item[0] != "ok", -item[1], item[0])))
 
 
-def _summary(rows: DataFrame) -> Summary:
+def _summary(rows: DataFrame, of_machine: float | None) -> Summary:
     run, source, gpu, cache = (str(rows[name].iloc[0]) for name in COMPARED)
     timed = where(rows, rows["status"].isin(TIMED))
-    margin = margin_of(source, [gpu], dict.fromkeys(timed["kernel"]))
-    speedups = ratios_to_baseline(rows, "latency_us")
+    spread = measured_spread(timed["process_spread"].dropna(), of_machine)
+    margin = margin_of(source, [gpu], dict.fromkeys(timed["kernel"]), spread)
+    latencies, baseline = latencies_of(rows), baseline_of(rows)
     return Summary(
         run,
         source,
         gpu,
         cache,
         margin=margin,
-        baseline=baseline_of(rows),
+        baseline=baseline,
         winners=winners(rows, margin),
-        speedups=_ratios(speedups, margin),
-        over_best=_ratios_of(cast("Series", speedups.min(axis=1)), margin),
+        speedups={
+            kernel: ratios
+            for kernel in kernel_order(rows)
+            if (ratios := _over(latencies, baseline, [kernel], margin))
+        },
+        over_best=_over(latencies, baseline, kernel_order(rows), margin),
         over_peers=_over_peers(rows, margin),
         over_peers_by_kind=_over_peers_by_kind(rows, margin),
-        energies=_ratios(ratios_to_baseline(rows, "energy_mj"), MEASURED),
+        energies=_energies(rows),
         baseline_energy=_baseline_energy(rows),
         best=_best(rows),
     )
 
 
+#: Latencies by a problem's label and kernel.
+Latencies = Mapping[str, Mapping[str, Latency]]
+
+
 def winners(rows: DataFrame, margin: Margin = MEASURED) -> Winners | None:
     """Count the problems that each kernel wins; None if no problem has two timed kernels."""
-    table = by_kernel(rows, "latency_us")
-    table = where(table, table.notna().sum(axis=1) > 1).dropna(axis="columns", how="all")
-    if table.empty:
+    latencies = {label: of for label, of in latencies_of(rows).items() if len(of) > 1}
+    if not latencies:
         return None
-    near = table.le(table.min(axis=1) * (1 + margin.share), axis=0)
-    alone = where(near, near.sum(axis=1) == 1)
-    compared = where(rows, rows["problem"].isin(_problems(table)))
+    near: dict[str, list[str]] = {name: [] for of in latencies.values() for name in of}
+    alone: dict[str, list[str]] = {name: [] for name in near}
+    for label, of in latencies.items():
+        fastest = min(of.values())
+        level = [
+            name
+            for name, own in of.items()
+            if own is fastest or standing(fastest.over(own), margin.share) == "level"
+        ]
+        for name in level:
+            (near if len(level) > 1 else alone)[name].append(label)
+    compared = where(rows, rows["problem"].isin([*latencies]))
     counted = []
     for kernel in kernel_order(rows):
-        if kernel in table:
-            labels = _problems(where(alone, alone[kernel]))
-            at = narrower_words(where(compared, compared["problem"].isin(labels)), compared)
-            counted.append(Winner(kernel, near[kernel].tolist().count(True), len(labels), at))
+        if kernel in near:
+            wins = alone[kernel]
+            at = narrower_words(where(compared, compared["problem"].isin(wins)), compared)
+            counted.append(Winner(kernel, len(near[kernel]) + len(wins), len(wins), at))
     counted.sort(key=lambda winner: (-winner.near, -winner.alone))
-    return Winners(len(table), tuple(counted))
+    return Winners(len(latencies), tuple(counted))
 
 
-def _problems(table: DataFrame | Series) -> list[str]:
-    return list(table.index.get_level_values("problem"))
+def _over(
+    latencies: Latencies, baseline: str, kernels: Sequence[str], margin: Margin
+) -> Ratios | None:
+    """Summarise the fastest of the kernels over the baseline, on the problems that both timed."""
+    ratios: dict[str, Ratio] = {}
+    for label, of in latencies.items():
+        rivals = [of[name] for name in kernels if name in of and name != baseline]
+        if rivals and baseline in of:
+            ratios[label] = min(rivals).over(of[baseline])
+    return ratios_of([*ratios], [*ratios.values()], margin)
 
 
-def _ratios(table: DataFrame, margin: Margin) -> dict[str, Ratios]:
-    ratios = {str(name): _ratios_of(cast("Series", table[name]), margin) for name in table}
-    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
-
-
-def _ratios_of(over_baseline: Series, margin: Margin) -> Ratios | None:
-    over_baseline = over_baseline.dropna()
-    values = [float(value) for value in over_baseline]
-    return ratios_of(_problems(over_baseline), values, margin)
+def _energies(rows: DataFrame) -> dict[str, Ratios]:
+    table, found = ratios_to_baseline(rows, "energy_mj"), {}
+    for name in table:
+        known = cast("Series", table[name]).dropna()
+        labels = list(known.index.get_level_values("problem"))
+        if ratios := ratios_of(labels, [Ratio.exactly(float(value)) for value in known]):
+            found[str(name)] = ratios
+    return found
 
 
 def _over_peers_by_kind(rows: DataFrame, margin: Margin) -> dict[str, OverPeers]:
@@ -284,16 +314,28 @@ def _over_peers_by_kind(rows: DataFrame, margin: Margin) -> dict[str, OverPeers]
 
 
 def _over_peers(rows: DataFrame, margin: Margin) -> OverPeers | None:
-    known = kernels()
-    table = ratios_to_baseline(rows, "latency_us").dropna(axis="columns", how="all")
-    peers = [str(name) for name in table if name in known and known[str(name)].is_peer]
-    baseline = known.get(baseline_of(rows))
-    if not peers or (baseline is not None and baseline.is_peer):
+    known, latencies, baseline = kernels(), latencies_of(rows), baseline_of(rows)
+    ran = {name for of in latencies.values() if baseline in of for name in of}
+    peers = [name for name in kernel_order(rows) if name in ran and name in known]
+    peers = [name for name in peers if known[name].is_peer]
+    if not peers or (baseline in known and known[baseline].is_peer):
         return None
-    fastest = table[peers].min(axis=1).dropna()
-    ratios = _ratios_of(cast("Series", fastest), margin)
+    ratios = _over(latencies, baseline, peers, margin)
     assert ratios is not None
-    return OverPeers(tuple(peers), ratios, int((fastest >= 1).sum()))
+    return OverPeers(tuple(peers), ratios, _over_floor(rows, peers, baseline))
+
+
+def _over_floor(rows: DataFrame, peers: Sequence[str], baseline: str) -> tuple[float, float] | None:
+    """Return the medians of the baseline and of the fastest peer above the read floor, in us."""
+    above: list[tuple[float, float]] = []
+    for of in floors_of(rows).values():
+        rivals = [of[name] for name in peers if name in of]
+        if rivals and baseline in of:
+            above.append((of[baseline][1], min(rivals)[1]))
+    if not above:
+        return None
+    own_us, peers_us = zip(*above, strict=True)
+    return statistics.median(own_us), statistics.median(peers_us)
 
 
 def _baseline_energy(rows: DataFrame) -> BaselineEnergy | None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leanbench.records.reading import fastest
+from leanbench.records.standing import SPREAD, Ratio
 from leanbench.report.charts import CHARTS
 from leanbench.report.compare.pair import COMPARED, match
-from leanbench.report.compare.ratios import MARGIN, Ratios, geomean, ratios_of, times
+from leanbench.report.compare.ratios import Ratios, geomean, ratios_of, times
 from leanbench.report.document import Block, Figure, Figures, Section, Table, Text, sentences, table
 from leanbench.report.frame import fastest_rows, has_values, kernel_order
 
@@ -132,7 +133,7 @@ def side_by_side(runs: Sequence[Run], kernels: Sequence[str]) -> list[SideBySide
         base = next((base for base in list(sides)[:index] if base.cache == side.cache), None)
         if base is None:
             continue
-        pairs = match(sides[base], of_side, MARGIN)
+        pairs = match(sides[base], of_side, SPREAD)
         for kernel in kernels:
             of_kernel = [pair for (_, name), pair in pairs.items() if name == kernel]
             if of_kernel:
@@ -142,7 +143,8 @@ def side_by_side(runs: Sequence[Run], kernels: Sequence[str]) -> list[SideBySide
 
 def _side_by_side(kernel: str, base: Side, side: Side, pairs: Sequence[Pair]) -> SideBySide:
     by_label = [(pair.problem.label, pair.ratio) for pair in pairs if pair.ratio is not None]
-    latency = ratios_of([label for label, _ in by_label], [ratio for _, ratio in by_label])
+    labels, ratios = zip(*by_label, strict=True)
+    latency = ratios_of(labels, [Ratio.exactly(ratio) for ratio in ratios])
     assert latency is not None, "rows that were timed have a latency"
     return SideBySide(
         kernel,
