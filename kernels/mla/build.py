@@ -78,10 +78,6 @@ class MlaBuild(CudaBuild):
     row_scales: int = 0
 
     @property
-    def keeps(self) -> bool:
-        return False
-
-    @property
     def cooperative(self) -> bool:
         return True
 
@@ -158,9 +154,11 @@ class MlaBuild(CudaBuild):
         rows = 128 * TILE * columns
         every = (1 + _STAGES) * rows + 40 * TILE
         if not self.kv_dtype:
-            return every + self.row_scales * _STAGES * TILE * _SCALES_BYTES + (2 * columns + 8) * 8
+            scales = self.row_scales * _STAGES * TILE * _SCALES_BYTES
+            return self._with_range(every + scales + (2 * columns + 8) * 8)
         # Bytes of a stage that exceed the values of its warpgroup, in units of rows.
-        return every + _STAGES * (rows // 2 - TILE * VALUE_DIM) + 4 * TILE + 14 * 8
+        more = _STAGES * (rows // 2 - TILE * VALUE_DIM) + 4 * TILE + 14 * 8
+        return self._with_range(every + more)
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
         """Return the source to compile for a compute capability.
