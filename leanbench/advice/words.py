@@ -11,8 +11,9 @@ from leanbench.core.llm.model import WEIGHT_BYTES
 from leanbench.core.registry import kernel
 from leanbench.model.calibration import calibration_for
 from leanbench.model.error import scaled_from, short_error
+from leanbench.model.parts import Parts, predict_parts
+from leanbench.model.predict import predict_cell
 from leanbench.model.rates import floor_us
-from leanbench.model.timeline import predict_timeline
 from leanbench.records.published import PublishedRow
 
 _FP8 = "fp8 changes results, check the model's quality"
@@ -148,11 +149,8 @@ def _why(of: Recommendation) -> str:
         f" {_us(floor)} µs (the read floor), {min(1, floor / us):.0%} of {_us(us)} µs"
     ]
     if parts := predicted_parts(of):
-        found.append(
-            f"Predicted parts: {parts['launch_us']:.1f} µs to the first byte,"
-            f" {parts['merge_us']:.1f} µs to merge partial results, {parts['tail_us']:.1f} µs of a"
-            " mean SM without work (tail)"
-        )
+        named = (f"{name} {part:.1f}" for name, part in parts.by_name.items())
+        found.append(f"By the model, {_us(us)} µs are {' + '.join(named)}")
     if rival:
         above = [
             f"{each.kernel} {_us(max(0, each.main.latency_us - floor))} µs{_launches(of, each)}"
@@ -186,22 +184,16 @@ def read_floor_us(of: Recommendation) -> float:
     return floor_us(choice.form.single.kv_bytes, spec, calibration_for(spec).constants)
 
 
-def predicted_parts(of: Recommendation) -> dict[str, float] | None:
-    """Return what the choice's latency has beyond reading; None if the model does not know it."""
-    problem, spec = of.choice.form.single, of.request.spec
+def predicted_parts(of: Recommendation) -> Parts | None:
+    """Cut the choice's latency by the model; None if the model does not know it."""
+    problem, spec, chosen = of.choice.form.single, of.request.spec, kernel(of.choice.kernel)
     if problem.batch * problem.kv_heads > MOST_TILES:
         return None
-    timeline = predict_timeline(problem, kernel(of.choice.kernel), "default", spec)
-    if isinstance(timeline, str):
+    row = predict_cell(problem, chosen, "default", spec)
+    if row["status"] != "ok":
         return None
-    last = max(timeline.ctas, key=lambda cta: cta.end_us)
-    constants = calibration_for(spec).constants
-    return {
-        "launch_us": constants.launch_us + constants.first_read_us,
-        # In the CTA that ends last, waiting included.
-        "merge_us": sum(span.end_us - span.start_us for span in last.spans if span.kind != "tiles"),
-        "tail_us": timeline.duration_us * (1 - timeline.sm_busy_share),
-    }
+    parts = predict_parts(problem, chosen, chosen.read_config(row["config"]), spec)
+    return None if parts is None else parts.scaled(of.choice.main.latency_us)
 
 
 def _other_forms(of: Recommendation) -> str:
@@ -252,7 +244,7 @@ def _notes(of: Recommendation) -> str:
 
 
 def to_json(of: Recommendation, usd_per_hour: float | None = None) -> dict[str, Any]:
-    form = of.choice.form
+    form, parts = of.choice.form, predicted_parts(of)
     return {
         "model": of.request.model,
         "gpu": of.request.spec.name,
@@ -268,7 +260,7 @@ def to_json(of: Recommendation, usd_per_hour: float | None = None) -> dict[str, 
         "is_clear": of.is_clear,
         "kv_bytes": form.single.kv_bytes,
         "read_floor_us": read_floor_us(of),
-        "parts": predicted_parts(of),
+        "parts": None if parts is None else asdict(parts),
         "memory": asdict(of.memory),
         "options": list(map(_fields, of.options)),
         "others": {words: _fields(option) for words, option in of.others.items()},

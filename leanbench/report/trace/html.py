@@ -14,6 +14,7 @@ from leanbench.report.trace.picture import (
     instrumentation_cost,
     merge_to,
     microseconds,
+    parts_text,
     percent,
     source_words,
 )
@@ -100,6 +101,7 @@ def _row(panel: Panel) -> dict[str, str]:
     return {
         "kernel": timeline.name,
         "latency (µs)": "" if timeline.latency_us is None else microseconds(timeline.latency_us),
+        "parts of it (µs)": parts_text(timeline),
         "first start to last end (µs)": microseconds(timeline.duration_us),
         "SMs busy": percent(figures.busy_share),
         "of it merging": percent(figures.reduction_share),

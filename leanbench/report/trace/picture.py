@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from leanbench.core.timeline import CtaTimeline, SpanKind, Timeline
+from leanbench.model.parts import parts_of
 
 #: Colours of output tiles, in rotation. Dark and light alternate, so that neighbours differ without
 #: hue; all contrast with a white and with a black page.
@@ -277,6 +278,7 @@ def figure_words(panel: Panel) -> list[str]:
     figures, timeline = panel.figures, panel.timeline
     latency_us, efficiency = timeline.latency_us, panel.quantisation_efficiency
     words = [] if latency_us is None else [f"latency {microseconds(latency_us)} µs"]
+    words += [f"of it {text}"] if (text := parts_text(timeline)) else []
     words.append(f"SMs busy {percent(figures.busy_share)}")
     if figures.waiting_share >= _VISIBLE:
         words.append(f"waiting {percent(figures.waiting_share)}")
@@ -292,6 +294,15 @@ def figure_words(panel: Panel) -> list[str]:
     if cost is not None:
         words.append(f"latency with events {cost:.3f}x")
     return words
+
+
+def parts_text(timeline: Timeline) -> str:
+    """Describe the parts of the latency: ``launch 0.60 + read 7.60 + tail 0.10``; or empty."""
+    parts = parts_of(timeline)
+    if parts is None or not timeline.latency_us:
+        return ""
+    named = parts.scaled(timeline.latency_us).by_name
+    return " + ".join(f"{name} {microseconds(us)}" for name, us in named.items())
 
 
 def instrumentation_cost(timeline: Timeline) -> float | None:
