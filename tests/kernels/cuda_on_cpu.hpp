@@ -16,6 +16,7 @@
 #include <initializer_list>
 
 #define __device__
+#define __host__
 #define __global__
 #define __forceinline__ inline
 #define __grid_constant__
