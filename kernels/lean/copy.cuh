@@ -1,4 +1,21 @@
-// A warp's ring of stages, and the copies of K and V into it.
+// A warp's ring of stages, and the copies of K and V into it. With STAGES = 3, while the warp
+// attends to its chunk 4:
+//
+//       stage 0         stage 1         stage 2
+//   +---------------+---------------+---------------+
+//   |    chunk 6    |    chunk 4    |    chunk 5    |  K of CHUNK tokens, then V;
+//   |  on its way   |  being read   |   on its way  |  chunk i is in stage i % STAGES
+//   +---------------+---------------+---------------+
+//                     ^ stage, and next_stage: for chunk 7, once released
+//
+//   wait     for the chunk's bytes. With BULK, lane 0 sets their number at the mbarrier, and
+//            the last of them flip its phase (`parity`). Without, and for page scales, for this
+//            lane's oldest group of cp.async; then __syncwarp, because lanes read what others copy.
+//   release  for all lanes' reads: __syncwarp.
+//   fill     for nothing: it starts the copy into the stage just released.
+//
+// A proxy fence follows what threads write into a stage (zero_values, appended tokens, states over
+// the ring), because bulk copies write through another proxy.
 #pragma once
 #include "params.cuh"
 #include "ptx.cuh"
@@ -104,8 +121,8 @@ struct Warp {
     }
   }
 
-  // Starts the copies of a chunk's rows, several at once. `pages`: of the boxes, unless each row has
-  // its own.
+  // Starts the copies of a chunk's rows, several at once. `pages`: of the boxes, unless each row
+  // has its own.
   __device__ __forceinline__ void copy_by_lanes(const Params &p, const Position &position,
                                                 int token, int kv_head, int cache_row,
                                                 const int (&pages)[BOXES], int boxes, u32 to) {
