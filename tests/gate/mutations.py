@@ -5,7 +5,7 @@ Some lines look like candidates, but changing them has no visible effect:
 - `l == 0.0f ? -INFINITE` of an LSE (partials.cuh): the logarithm of 0 is the same.
 - `rank < CLUSTER ? weights.x` (reduce.cuh): clusters merge without teams, so no rank is past the
   last.
-- The lower bound of a length on the device (schedule.cuh), without appended tokens: a negative
+- The lower bound of a length on the device (tiles.cuh), without appended tokens: a negative
   length has no chunk, like 0. With appended tokens, tests/kernels/test_append_on_cpu.py needs it.
 """
 
