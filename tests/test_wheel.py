@@ -45,6 +45,12 @@ def wheel(tmp_path_factory) -> Path:
     return built(tmp_path_factory.mktemp("checkout"))
 
 
+@pytest.fixture(scope="module")
+def pure_wheel(tmp_path_factory) -> Path:
+    """Build the wheel where there is no compiler."""
+    return built(tmp_path_factory.mktemp("pure"), PATH="/nowhere")
+
+
 def wheel_files(wheel: Path) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
 
@@ -94,8 +100,8 @@ def metadata(files: list[str], name: str) -> str:
     return next(each for each in files if each.endswith(f".dist-info/{name}"))
 
 
-def test_without_a_compiler_the_wheel_is_pure(tmp_path):
-    files = wheel_files(built(tmp_path, PATH="/nowhere"))
+def test_without_a_compiler_the_wheel_is_pure(pure_wheel):
+    files = wheel_files(pure_wheel)
     assert COMPILED not in files
     assert "leanbench/attention/fast.c" in files
 
@@ -233,3 +239,20 @@ def test_the_installed_command_and_kernels_work_outside_the_checkout(environment
     file, error = environment.run("python", "-c", ATTEND, TRITON_INTERPRET="1").split()
     assert file == str(environment.site / "leanbench" / "__init__.py")
     assert float(error) < 2e-3
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["wheel", "pure_wheel"])
+def test_an_installed_wheel_needs_no_compiler(name, request, tmp_path):
+    """`doctor` names the path of calls, and both paths compute."""
+    wheel = request.getfixturevalue(name)
+    environment = Environment(tmp_path)
+    environment.install(wheel)
+    alone = str(environment.bin)
+    assert shutil.which("cc", path=alone) is None
+    findings = environment.run("leanbench", "doctor", PATH=alone, COLUMNS="200")
+    in_c = "calls seen before take the C path"
+    not_in_c = "calls take Python's path, not C's: fast.c was not compiled when leanbench was"
+    assert (in_c if COMPILED in wheel_files(wheel) else not_in_c) in findings
+    printed = environment.run("python", "-c", ATTEND, PATH=alone, TRITON_INTERPRET="1")
+    assert float(printed.split()[-1]) < 2e-3

@@ -451,7 +451,9 @@ class CudaFamily(LaunchFamily):
             # An upper bound: the last output tile of each sequence can be partly empty.
             output_tiles = min(output_tiles, queries * self.group_size // build.rows + batch)
         output_tiles = self.kv_heads * max(1, output_tiles)
-        tokens = dealt_tokens(build, context, self.q_len, self.window)
+        tokens = context
+        if self.window >= 0:
+            tokens = dealt_tokens(build, context, self.q_len, self.window)
         params.context, params.batch = context, batch
         if config.splits:
             lean_tiles = max(1, -(-tokens // tile_tokens))

@@ -122,6 +122,7 @@ class Params(ctypes.Structure):
         *((f"{name}_descale", Descale) for name in ("q", "k", "v")),
         ("attention_chunk", ctypes.c_int32),
         ("by_attention_chunk", Divisor),
+        ("pages", ctypes.c_int32),
         ("peers", ctypes.c_uint64),
         # Only in builds with PAGE_SCALES: its `page_descales`.
         *((f"{name}_page_descale", Descale) for name in ("k", "v")),

@@ -72,7 +72,7 @@ _FASTEST = 8
 LENGTHS_TOGETHER = 64
 #: Choices that are made at once, of batches and of lengths: if batches alone differ, lengths alone,
 #: or both. And blocks of them that are kept.
-_AT_ONCE = {"host": ((128, 1), (1, 128), (16, 32)), "device": ((64, 1), (1, 2), (64, 2))}
+_AT_ONCE = {"host": ((128, 1), (1, 128), (32, 16)), "device": ((64, 1), (1, 2), (64, 2))}
 _MOST_BLOCKS = 256
 #: Numbers of an array, at most: malloc returns larger ones to the system after each operation.
 _ARRAY_NUMBERS = 24_000

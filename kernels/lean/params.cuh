@@ -93,6 +93,7 @@ struct Params {
   Descale q_descale, k_descale, v_descale;  // KV_DTYPE
   int attention_chunk;  // ATTENTION_CHUNK: tokens of a chunk
   Divisor by_attention_chunk;
+  int pages;  // of the cache: mla.cu with GATHERS
   PeerGroup *peers;
 #if PAGE_SCALES
   Descale page_descales[2];  // of K, of V; by page, never null

@@ -22,7 +22,7 @@ from leanbench.kernels.libraries.flash_infer import (
 from leanbench.kernels.libraries.latent import HEAD_DIMS, VALUE_DIM, latent_refusal
 
 from leanbench.core.kernel import OwnOutputs
-from leanbench.core.problem import AttentionProblem
+from leanbench.core.problem import PAGE_SIZES, AttentionProblem
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,9 @@ class FlashInferMla(PlannedFlashInfer):
     head_dims = HEAD_DIMS
     axes = FlashInferKernel.axes | {
         *("q_len", "page_size", "lengths", "lengths_on", "causal", "v_head_dim", "latent"),
+        "select",
     }
+    page_sizes = (1, *PAGE_SIZES)
     page_numbers_name = "_kv_indices_buf"
 
     def refusal(self, problem: AttentionProblem) -> str | None:

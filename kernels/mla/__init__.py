@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from leanbench.kernels.lean import cuda_settings
 from leanbench.kernels.mla.build import (
     FEW_ROWS,
-    LATENT_DIM,
+    LATENTS,
     ONE_ROUND,
     TILE,
     VALUE_DIM,
     MlaBuild,
     cluster_of,
+    gathers,
+    most_groups,
 )
 from leanbench.kernels.mla.configs import MlaConfig
 
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: Page sizes are multiples of a stage's tokens.
-PAGE_TOKENS = TILE
 _MOST_PAGE_TOKENS = 1 << 20
 #: Maximum splits of one stage, and of more stages. Beyond them the merge dominates.
 _MOST_SHORT_SPLITS, _MOST_SPLITS = 32, 64
@@ -66,9 +66,11 @@ class LeanMla(Kernel[MlaConfig]):
         "latent",
         "kv_dtype",
         "scaled",
+        "select",
+        "row_scales",
     }
-    head_dims = (LATENT_DIM,)
-    page_sizes = range(PAGE_TOKENS, _MOST_PAGE_TOKENS + 1, PAGE_TOKENS)
+    head_dims = tuple(sorted(LATENTS))
+    page_sizes = range(1, _MOST_PAGE_TOKENS + 1)
     guards_lengths = True
     config_types = (MlaConfig,)
 
@@ -76,30 +78,40 @@ class LeanMla(Kernel[MlaConfig]):
         return _missing()
 
     def refusal(self, problem: AttentionProblem) -> str | None:
-        if not problem.latent or problem.value_dim != VALUE_DIM:
+        value_dim = LATENTS[problem.head_dim]
+        if not problem.latent or problem.value_dim != value_dim:
             return (
-                f"{self.name} takes latent caches with v_head_dim {VALUE_DIM} alone: give latent"
-                f" and v_head_dim {VALUE_DIM}"
+                f"{self.name} takes latent caches of head_dim {problem.head_dim} with v_head_dim"
+                f" {value_dim} alone: give latent and v_head_dim {value_dim}"
+            )
+        if problem.kv_dtype != SAME and value_dim != VALUE_DIM:
+            return f"{self.name} takes fp8 with v_head_dim {VALUE_DIM} alone: leave kv_dtype out"
+        if problem.row_scales and not gathers(problem.page_size):
+            return (
+                f"{self.name} copies rows with scales one by one: give page_size 1, or another than"
+                f" a multiple of {TILE}"
             )
         return _missing()
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> MlaConfig:
-        known = cuda_settings.known(problem)
+        known = cuda_settings.known(problem.seen)
         return self.default_configs(problem, gpu)(known.batch, known.max_context)
 
     def default_configs(
         self, problem: AttentionProblem, gpu: GpuSpec
     ) -> Callable[[int, int], MlaConfig]:
         exact, rows = problem.lengths_on == "host", problem.q_len * problem.q_heads
+        cluster = cluster_of(rows, problem.page_size)
+        groups = most_groups(problem.value_dim, problem.kv_dtype)
 
         def config(batch: int, context: int) -> MlaConfig:
             tokens = context if exact else cuda_settings.bound_of(context)
-            return self.config_of((batch, rows), tokens, exact, gpu.sms, problem.kv_dtype)
+            return self.config_of((batch, rows, cluster), tokens, exact, gpu.sms, groups)
 
         return config
 
     def config_of(
-        self, shape: tuple[int, int], context: int, exact: bool, sms: int, kv_dtype: str
+        self, shape: tuple[int, int, int], context: int, exact: bool, sms: int, groups: int
     ) -> MlaConfig:
         """Return the heuristic's settings.
 
@@ -107,14 +119,15 @@ class LeanMla(Kernel[MlaConfig]):
         more than they recompute (H200; reports/performance-log.md, entries 47 and 59).
 
         Args:
-            shape: sequences, and rows of each: query heads at all positions.
+            shape: sequences; rows of each: query heads at all positions; CTAs that share copies.
             exact: `context` is the length of every sequence, not only an upper bound.
+            groups: limit of the column groups.
         """
-        stages = max(1, -(-context // PAGE_TOKENS))
+        stages = max(1, -(-context // TILE))
         least = 1 if stages <= _MOST_SHORT_SPLITS else 2
         if exact:
             least = max(least, min(-(-stages // _MOST_SPLITS), _MOST_STAGES))
-        deals = _deals(shape, stages, least, sms, 4 if kv_dtype == SAME else 1)
+        deals = _deals(shape, stages, least, sms, groups)
         short = [deal for deal in deals if deal.column_groups == 1 or deal.is_short]
         chosen = min(short, key=lambda deal: deal.cost)
         if exact and chosen.column_groups > 1:
@@ -123,7 +136,8 @@ class LeanMla(Kernel[MlaConfig]):
         return MlaConfig(least, align_grid=True, column_groups=chosen.column_groups)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[MlaConfig]:
-        grouped = (2, 4) if problem.kv_dtype == SAME else ()
+        most = most_groups(problem.value_dim, problem.kv_dtype)
+        grouped = [groups for groups in (2, 4) if groups <= most]
         return [
             *(
                 MlaConfig(min_tiles_per_cta=tiles, align_grid=align_grid)
@@ -148,6 +162,8 @@ class LeanMla(Kernel[MlaConfig]):
             problem.page_size or 0,
             problem.kv_dtype,
             config.column_groups,
+            problem.row_scales,
+            problem.head_dim,
         )
         return (build.resources(compile_cuda(build.source(capability)), build.cluster),)
 
@@ -220,16 +236,15 @@ class _Deal:
 
 
 def _deals(
-    shape: tuple[int, int], stages: int, least: int, sms: int, most_groups: int
+    shape: tuple[int, int, int], stages: int, least: int, sms: int, limit: int
 ) -> list[_Deal]:
     """Return a deal for each number of column groups, the largest first."""
-    batch, rows = shape
-    cluster = cluster_of(rows)
+    batch, rows, cluster = shape
     output_tiles = batch * -(-rows // (TILE * cluster))
     return [
         _Deal(groups, groups * output_tiles, sms // cluster, stages, least, min(rows, TILE))
         for groups in (4, 2, 1)
-        if groups <= most_groups
+        if groups <= limit
     ]
 
 

@@ -13,17 +13,22 @@ from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
 from leanbench.compile.nvrtc import CudaSource
 from leanbench.core.errors import DoesNotFit
 from leanbench.core.kinds import SAME
+from leanbench.core.row_scales import GROUP, row_bytes
 
-#: Numbers of a token's latent row: K is all of them, V the first VALUE_DIM.
+#: Numbers of a token's latent row: K is all of them, V the first VALUE_DIM (DeepSeek, Kimi).
 LATENT_DIM, VALUE_DIM = 576, 512
+#: All of them: V by K. V has 256 or 512 numbers, and K up to 64 more. A cache in fp8 has 512.
+LATENTS = {LATENT_DIM: VALUE_DIM, 512: 512, 320: 256, 288: 256}
 #: Rows per CTA, and tokens per stage.
 TILE = 64
-#: Splits merged in one round with several column groups: `merge_few` in outputs.cuh holds a number
-#: of each in registers.
+#: Splits merged in one round with several column groups, or few rows: `merge_few` in outputs.cuh
+#: holds a number of each in registers.
 ONE_ROUND = 16
 #: Maximum rows for which warps without rows take a share of merges: ROW_WARPS in outputs.cuh.
 FEW_ROWS = 32
 _STAGES = 2
+#: Bytes of a row with scales inside, and of its scales.
+SCALED_ROW_BYTES, _SCALES_BYTES = row_bytes(LATENT_DIM, VALUE_DIM), 4 * VALUE_DIM // GROUP
 #: Columns per copy of a cache in 8 bits: RUN_ROW in layout.cuh.
 _RUN_COLUMNS = 192
 #: Warps of both computing warpgroups and of the copying one.
@@ -45,9 +50,19 @@ def refusal_of_gpu(capability: tuple[int, int]) -> str | None:
     )
 
 
-def cluster_of(rows: int) -> int:
+def gathers(page: int | None) -> bool:
+    """Return True if rows are copied one by one, for pages of `page` tokens: GATHERS."""
+    return (page or 0) % TILE > 0
+
+
+def cluster_of(rows: int, page: int | None) -> int:
     """Return the CTAs of an output tile that share copies, for this many rows of a sequence."""
-    return 2 if rows > TILE else 1
+    return 2 if rows > TILE and not gathers(page) else 1
+
+
+def most_groups(value_dim: int, kv_dtype: str) -> int:
+    """Return the limit of the column groups: each warpgroup has 64 columns at least."""
+    return 1 if kv_dtype != SAME else max(1, value_dim // 128)
 
 
 @dataclass(frozen=True)
@@ -59,10 +74,8 @@ class MlaBuild(CudaBuild):
     causal: int = 1
     #: CTAs that share the columns of an output tile: COLUMN_GROUPS in layout.cuh.
     column_groups: int = 1
-
-    @property
-    def keeps(self) -> bool:
-        return False
+    #: 1: rows have scales inside; ROW_SCALES in layout.cuh.
+    row_scales: int = 0
 
     @property
     def cooperative(self) -> bool:
@@ -79,26 +92,31 @@ class MlaBuild(CudaBuild):
         page: int,
         kv_dtype: str = SAME,
         column_groups: int = 1,
+        row_scales: bool = False,
+        head_dim: int = LATENT_DIM,
     ) -> MlaBuild:
         """Return the build for these query heads and positions.
 
-        Two CTAs with rows of the same sequences share copies.
+        Two CTAs with rows of the same sequences share bulk copies.
 
         Args:
             kv_dtype: of the cache: same (as Q), e4m3, e5m2.
+            row_scales: rows in e4m3 have scales inside.
+            head_dim: one of `LATENTS`.
 
         Raises:
-            DoesNotFit: several column groups of a cache in fp8.
+            DoesNotFit: more than `most_groups`.
         """
-        if kv_dtype != SAME and column_groups > 1:
+        most = most_groups(LATENTS[head_dim], kv_dtype)
+        if column_groups > most:
             raise DoesNotFit(
-                f"lean_mla takes column_groups {column_groups} of 16-bit caches alone, this one is"
-                f" in {kv_dtype}: choose 1"
+                f"lean_mla takes column_groups up to {most} of a cache in {kv_dtype} with"
+                f" {LATENTS[head_dim]} columns of V, this is {column_groups}: choose {most}"
             )
-        cluster = cluster_of(heads * q_len)
+        cluster = cluster_of(heads * q_len, page)
         return cls(
-            head_dim=LATENT_DIM,
-            v_head_dim=VALUE_DIM,
+            head_dim=head_dim,
+            v_head_dim=LATENTS[head_dim],
             bf16=int(bf16),
             group_size=heads,
             q_len=q_len,
@@ -112,15 +130,17 @@ class MlaBuild(CudaBuild):
             ragged=int(ragged),
             fixed_runs=0,
             page=page,
-            kv_dtype=FP8_NUMBERS.index(kv_dtype),
+            # Rows with scales become operands in the dtype of Q.
+            kv_dtype=0 if row_scales else FP8_NUMBERS.index(kv_dtype),
             causal=int(causal),
             column_groups=column_groups,
+            row_scales=int(row_scales),
         )
 
     @property
     def partial_bytes(self) -> int:
         """Bytes of a CTA's partial: PARTIAL in layout.cuh."""
-        return 4 * (TILE * VALUE_DIM // self.column_groups + 2 * TILE + 32)
+        return 4 * (TILE * self.v_head_dim // self.column_groups + 2 * TILE + 32)
 
     @property
     def column_bytes(self) -> int:
@@ -130,12 +150,15 @@ class MlaBuild(CudaBuild):
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a CTA, as laid out in layout.cuh."""
-        rows = 2 * TILE * LATENT_DIM
+        columns = self.v_head_dim // 64 + 1
+        rows = 128 * TILE * columns
         every = (1 + _STAGES) * rows + 40 * TILE
         if not self.kv_dtype:
-            return every + 26 * 8
+            scales = self.row_scales * _STAGES * TILE * _SCALES_BYTES
+            return self._with_range(every + scales + (2 * columns + 8) * 8)
         # Bytes of a stage that exceed the values of its warpgroup, in units of rows.
-        return every + _STAGES * (rows // 2 - TILE * VALUE_DIM) + 4 * TILE + 14 * 8
+        more = _STAGES * (rows // 2 - TILE * VALUE_DIM) + 4 * TILE + 14 * 8
+        return self._with_range(every + more)
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
         """Return the source to compile for a compute capability.

@@ -64,12 +64,7 @@ __device__ __forceinline__ void start_scores_of_run(float (&s)[32], u32 shared, 
 #pragma unroll
   for (int i = 0; i < RUN_COLUMNS; i++) {
     const int column = run_in_turn(STAGE, TURN) * RUN_COLUMNS + i;
-    const u64 a = matrix_descriptor(shared + column * COLUMN, 16);
-    const u64 b =
-        matrix_descriptor(shared + STAGE_AT<STAGE> + place_of(STAGE, column) * COLUMN, 16);
-#pragma unroll
-    for (int step = 0; step < 4; step++)
-      wgmma_m64n64k16(s, a + 2 * step, b + 2 * step, TURN > 0 || i > 0 || step > 0);
+    add_scores<STAGE>(s, shared, column, TURN > 0 || i > 0);
   }
 }
 
@@ -85,30 +80,43 @@ __device__ __forceinline__ void start_scores_of_bytes(float (&s)[32], u32 shared
   wgmma_commit_group();
 }
 
-// Converts Q from bf16 to fp16, each row in its own unit; see `unit_of`. All consumers, four
-// threads per row.
+// Rows of Q that are divided by at least 8 threads each, unless there are more. The others are zeros.
+constexpr int DIVIDED_ROWS = ALL_ROWS > 32 ? TILE : ALL_ROWS > 16 ? 32 : ALL_ROWS > 8 ? 16 : 8;
+constexpr int ROW_THREADS = CONSUMERS / DIVIDED_ROWS;
+constexpr int ROW_PIECES = (8 * QUERY_COLUMNS + ROW_THREADS - 1) / ROW_THREADS;  // of a thread
+
+// Converts Q from bf16 to fp16, each row in its own unit; see `unit_of`. All consumers.
 __device__ __forceinline__ void divide_query(unsigned char *memory) {
-  const int row = threadIdx.x / 4;
+  const int row = threadIdx.x / ROW_THREADS, thread = threadIdx.x % ROW_THREADS;
   const auto piece = [&](int i) {
-    return reinterpret_cast<uint4 *>(memory + i / 2 * COLUMN + row * 128 +
-                                     ((threadIdx.x % 4 * 2 + i % 2) ^ row % 8) * 16);
+    // Four threads have every second piece: two rows then have different banks.
+    return ROW_THREADS == 4 ? 8 * (i / 2) + 2 * thread + i % 2 : i * ROW_THREADS + thread;
+  };
+  const auto at = [&](int n) {
+    return reinterpret_cast<uint4 *>(memory + n / 8 * COLUMN + row * 128 + (n % 8 ^ row % 8) * 16);
   };
   u32 largest = 0;
 #pragma unroll 6
-  for (int i = 0; i < 2 * QUERY_COLUMNS; i++) {
-    const uint4 x = *piece(i);
+  for (int i = 0; i < ROW_PIECES; i++) {
+    if (piece(i) >= 8 * QUERY_COLUMNS) break;
+    const uint4 x = *at(piece(i));
     largest = larger(larger(larger(larger(largest, x.x), x.y), x.z), x.w);
   }
-  largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
-  largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+#pragma unroll
+  for (int step = 1; step < ROW_THREADS; step *= 2)
+    largest = max(largest, __shfl_xor_sync(~0u, largest, step));
   const float unit = unit_of(largest);
 #pragma unroll 6
-  for (int i = 0; i < 2 * QUERY_COLUMNS; i++) {
-    const uint4 x = *piece(i);
-    *piece(i) = make_uint4(in_units(x.x, unit), in_units(x.y, unit), in_units(x.z, unit),
-                           in_units(x.w, unit));
+  for (int i = 0; i < ROW_PIECES; i++) {
+    if (piece(i) >= 8 * QUERY_COLUMNS) break;
+    const uint4 x = *at(piece(i));
+    *at(piece(i)) = make_uint4(in_units(x.x, unit), in_units(x.y, unit), in_units(x.z, unit),
+                               in_units(x.w, unit));
   }
-  if (threadIdx.x % 4 == 0) reinterpret_cast<float *>(memory + ROW_UNITS_AT)[row] = unit;
+  float *units = reinterpret_cast<float *>(memory + ROW_UNITS_AT);
+  if (thread == 0) units[row] = unit;
+  if (DIVIDED_ROWS < TILE && threadIdx.x >= DIVIDED_ROWS && threadIdx.x < TILE)
+    units[threadIdx.x] = 1.0f;
   fence_proxy_async_shared_cta();
   bar_sync(OF_CONSUMERS, CONSUMERS);
 }

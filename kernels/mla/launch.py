@@ -47,7 +47,7 @@ class MlaRelaunch(CudaRelaunch):
     def __init__(self, launch: CudaLaunch) -> None:
         super().__init__(launch)
         build = launch.build
-        self._map = CacheMap(build, TILE // build.cluster)
+        self._map = CacheMap(build, build.box // build.cluster)
         self._query_map = CacheMap(_query_build(build), TILE)
 
     def __call__(
@@ -67,6 +67,7 @@ class MlaRelaunch(CudaRelaunch):
 
     def _resize(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
         k_map, v_map = self._launch.maps
+        _pass_rows(self._launch.params, k_cache)
         k, v = self._caches = k_cache.data_ptr(), q.data_ptr()
         self._capacity = k_cache.shape[1]
         self._map.resize(k_cache.shape, k_cache.stride())
@@ -135,6 +136,8 @@ def _build(inputs: AttentionInputs, config: MlaConfig) -> MlaBuild:
         inputs.page_size or 0,
         fp8_name(inputs.k_cache.dtype),
         config.column_groups,
+        inputs.row_scales,
+        inputs.head_dim,
     )
 
 
@@ -166,14 +169,21 @@ def _pass_tensors(params: Params, inputs: AttentionInputs, build: MlaBuild) -> N
         params.block_table = inputs.block_table.data_ptr()
         params.stride_table = inputs.block_table.stride(0)
     params.stride_out_batch, params.stride_out_token, params.stride_out_head = out.stride()[:3]
+    _pass_rows(params, cache)
     params.kv_heads, params.tile_shift = build.column_groups, TILE.bit_length() - 1
     # Above 0 in fp32: hidden scores of -inf times 0 would be NaN.
     params.qk_scale = max(qk_scale(inputs), _LEAST_SCALE)
     if inputs.k_descale is not None:
         params.k_descale = _descale(inputs.k_descale)
-    share = TILE // build.cluster
+    # Unused by builds that copy row by row, but launches move it.
+    share = build.box // build.cluster
     params.k_map.words[:] = tensor_map(params.k, cache.shape, cache.stride(), build, share)
     params.v_map.words[:] = tensor_map(params.v, *_query_rows(q), _query_build(build), TILE)
+
+
+def _pass_rows(params: Params, cache: torch.Tensor) -> None:
+    """Set where rows of the cache are, for builds that copy row by row."""
+    params.pages, params.stride_k_batch, params.stride_k_token = cache.shape[0], *cache.stride()[:2]
 
 
 def _query_rows(q: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -4,39 +4,53 @@
 // of 64 tokens of the latent cache. Tokens of the first stage belong to warpgroup 0, those of the
 // second to warpgroup 1. Each warpgroup computes scores and weights of its tokens and passes the
 // weights to the other. Warpgroup 0 has the first half of the CTA's output columns, warpgroup 1 the
-// second. One more warp copies.
+// second. One more warp copies, or a warpgroup (GATHERS).
 //
 // Macros are those of lean/build.cuh, because the schedule is shared: ROWS is 64 x CLUSTER, CHUNK
 // 64. Further macros:
 //
 //   COLUMN_GROUPS  1, 2 or 4: CTAs with the same rows and tokens, each with a share of the columns
-//   ONE_ROUND      splits merged in one round with several column groups
+//   ONE_ROUND      splits merged in one round with several column groups, or few rows
+//   ROW_SCALES     1: rows as in DeepSeek's caches: VALUES numbers in e4m3, a scale in fp32 for each
+//                  128 of them, and the other 64 columns in bf16 (KV_DTYPE is 0: operands are Q's)
 //   CAUSAL         1: query token i of Q_LEN sees all but the last Q_LEN - 1 - i tokens
 //
 // A cache in 8 bits (KV_DTYPE) is copied unchanged. The stage's warpgroup converts it to operands
-// in fp16, in the memory to which a cache in 16 bits would be copied: see bytes.cuh.
+// in fp16, in the memory to which a cache in 16 bits would be copied: see bytes.cuh. ROW_SCALES:
+// in bf16, see row_scales.cuh.
 #pragma once
 #include "lean/params.cuh"
 
 constexpr int ALL_ROWS = all_rows(Q_LEN), ROW_TILES = row_tiles(Q_LEN);
-constexpr int LATENT = 576;        // numbers of a token: K
-constexpr int VALUES = 512;        // the first of them: V
+constexpr int LATENT = HEAD_DIM;   // numbers of a token: K
+constexpr int VALUES = V_HEAD_DIM; // the first of them: V
 constexpr int OWN_VALUES = VALUES / COLUMN_GROUPS;  // columns of a CTA's output
 constexpr int TILE = 64;           // rows of a CTA, and tokens of a stage
 constexpr int COLUMN = 128 * TILE; // bytes of 64 columns of either
-constexpr int QUERY_COLUMNS = LATENT / 64;
+// In the last column K has numbers that V has not, up to 64: the others are zeros.
+constexpr int QUERY_COLUMNS = VALUES / 64 + 1;
 constexpr int HALF_COLUMNS = VALUES / 128;        // columns of half of V
 constexpr int OWN_COLUMNS = OWN_VALUES / 128;     // columns of V per warpgroup
 constexpr int ACCUMULATORS = OWN_VALUES / 4;      // of a thread
-constexpr int OTHER_COLUMN = QUERY_COLUMNS - 1;   // the column of K that is not part of V
+constexpr int OTHER_COLUMN = QUERY_COLUMNS - 1;   // the column that is not part of V
 constexpr int LATENT_STAGES = 2;
 constexpr int LATENT_STAGE = QUERY_COLUMNS * COLUMN;
+// The order of a stage's columns: the first that waits for the other warpgroup.
+constexpr int FIRST_OF_OTHER = COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0;
+// True if a stage's tokens can have several pages: rows are copied one by one; see gather.cuh.
+constexpr bool GATHERS = PAGE % TILE != 0;
+static_assert(!GATHERS || CLUSTER == 1, "only bulk copies go to several CTAs");
+static_assert(VALUES <= LATENT && LATENT <= VALUES + 64 && OWN_COLUMNS > 0);
+static_assert(!ROW_SCALES || (GATHERS && BF16 && KV_DTYPE == 0 && COLUMN_GROUPS == 1),
+              "rows with scales are copied by lanes");
 constexpr int CONSUMERS = 256;  // threads of both warpgroups
 constexpr int COPY_WARP = CONSUMERS / 32;
 static_assert(Q_LEN > 0 && ROWS == TILE * CLUSTER && CHUNK == TILE && WARPS == COPY_WARP + 4);
 // Registers per thread: computing warpgroups get the remainder of the copying warp's. With 24, the
 // copying warp spills in every copy (H200; reports/performance-log.md, entry 54).
-constexpr int COPY_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+// Rows of 16-bit numbers copied by lanes need more, and those of 8 bits leave none for them.
+constexpr int COPY_REGISTERS = GATHERS && KV_DTYPE == 0 ? 56 : 40;
+constexpr int CONSUMER_REGISTERS = GATHERS && KV_DTYPE == 0 ? 224 : 232;
 
 // A partial in the workspace: the accumulators as held by threads, two at a time; the (m, l) of its
 // rows; and the epoch of the launch that stored it.
@@ -67,13 +81,16 @@ constexpr int SHARES_AT = SUMS_AT + 4 * 4 * TILE;  // weights of two partials in
 constexpr int ROW_UNITS_AT = SHARES_AT + 8 * TILE;  // divisors of rows of Q
 constexpr int BARRIERS = ROW_UNITS_AT + 4 * TILE;
 #else
-constexpr int BARRIERS = SHARES_AT + 8 * TILE;
+// ROW_SCALES: of both stages.
+constexpr int ROW_SCALES_AT = SHARES_AT + 8 * TILE, SCALES_OF_ROW = VALUES / 128 * 4;
+constexpr int BARRIERS = ROW_SCALES_AT + ROW_SCALES * LATENT_STAGES * TILE * SCALES_OF_ROW;
 #endif
 constexpr int FULL = BARRIERS;                                        // of each copy of each stage
 constexpr int EMPTY = FULL + 8 * LATENT_STAGES * STAGE_COPIES;        // of each warpgroup's columns
 constexpr int WEIGHTS_FULL = EMPTY + 8 * LATENT_STAGES * 2;           // of each stage
 constexpr int QUERY_FULL = WEIGHTS_FULL + 8 * LATENT_STAGES, QUERY_EMPTY = QUERY_FULL + 8;
-static_assert(QUERY_EMPTY + 8 <= SHARED_BYTES, "MlaBuild.shared_bytes is too small");
+constexpr int FOUND_AT = QUERY_EMPTY + 8 + 15 & ~15;
+static_assert(FOUND_AT + KEPT_BYTES <= SHARED_BYTES, "MlaBuild.shared_bytes is too small");
 
 // Named barriers: of a warpgroup, and of both.
 constexpr int OF_WARPGROUP = 1, OF_CONSUMERS = 3;
@@ -112,7 +129,8 @@ __device__ __forceinline__ constexpr int place_of(int stage, int column) {
 __device__ __forceinline__ int values_at(int stage, int group, int half) {
   return place_of(stage, (group * 2 + half) * OWN_COLUMNS) * COLUMN;
 }
-static_assert(KV_DTYPE == 0 || COLUMN_GROUPS == 1, "a stage of bytes has all columns");
+static_assert(KV_DTYPE == 0 || (COLUMN_GROUPS == 1 && VALUES == 512),
+              "a stage of bytes has all columns, and whole runs");
 
 #if KV_DTYPE != 0
 // Runs of a stage in the order of copies and conversions, and their positions until then: in the

@@ -3,12 +3,15 @@
 // A token of the cache is one row of 576 numbers for all query heads: K is the whole row, V its
 // first 512 numbers. layout.cuh describes the roles of threads.
 
+#include "lean/kept.cuh"
 #include "lean/params.cuh"
 #include "lean/ptx.cuh"
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
 #include "mla/bytes.cuh"
+#include "mla/row_scales.cuh"
+#include "mla/gather.cuh"
 #include "mla/scores.cuh"
 #include "mla/outputs.cuh"
 
@@ -43,8 +46,8 @@ __device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int fill
 }
 #endif
 
-// The copying warp: Q of each part, and its stages, column by column in the order in which they
-// become free. Each CTA of a cluster copies its share of a stage's tokens to all of them.
+// Copies a stage column by column, in the order in which they become free. Each CTA of a cluster
+// copies its share of a stage's tokens to all of them.
 template <int STAGE>
 __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int filled, int row, int token,
                                            int rank, u64 policy) {
@@ -58,7 +61,7 @@ __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int fill
     const int column = column_in_turn(STAGE, i);
     const u32 full = shared + full_at(STAGE, column);
     if (i == 0) mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
-    if (i == (COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0))
+    if (i == FIRST_OF_OTHER)
       mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
     mbarrier_arrive_expect_tx(full, COLUMN);
 #if CLUSTER > 1
@@ -70,22 +73,32 @@ __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int fill
   }
 }
 
+// The copying warps: Q of each part, and its stages. One lane makes all bulk copies.
 __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Position part, int rank,
-                                         u32 shared) {
-  if (threadIdx.x % 32 != 0) return;
+                                         u32 shared, Gather &gather) {
+  const bool makes_bulk_copies = threadIdx.x == COPY_WARP * 32;
+  if (!GATHERS && !makes_bulk_copies) return;
   const u64 policy = ROW_TILES * COLUMN_GROUPS > 1 ? createpolicy_evict_unchanged() : createpolicy_evict_first();
   const u64 policy_of_query = createpolicy_evict_unchanged();
   int filled[LATENT_STAGES] = {0, 0};
-  int parts = 0;
-  do {
-    if (parts > 0) mbarrier_try_wait_parity(shared + QUERY_EMPTY, (parts - 1) % 2);
-    parts++;
-    mbarrier_arrive_expect_tx(shared + QUERY_FULL, QUERY_COLUMNS * COLUMN);
-    for (int column = 0; column < QUERY_COLUMNS; column++)
-      cp_async_bulk_tensor_4d(shared + column * COLUMN, &p.v_map, shared + QUERY_FULL, 64 * column,
-                              row_tile_of(part.head) * ROWS + rank * TILE, 0, part.sequence, policy_of_query);
+  for (int parts = 0;; parts++) {
+    if (GATHERS && parts > 0) gather.look_up(p, part, part.token);
+    if (makes_bulk_copies) {
+      if (parts > 0) mbarrier_try_wait_parity(shared + QUERY_EMPTY, (parts - 1) % 2);
+      mbarrier_arrive_expect_tx(shared + QUERY_FULL, QUERY_COLUMNS * COLUMN);
+      for (int column = 0; column < QUERY_COLUMNS; column++)
+        cp_async_bulk_tensor_4d(shared + column * COLUMN, &p.v_map, shared + QUERY_FULL, 64 * column,
+                                row_tile_of(part.head) * ROWS + rank * TILE, 0, part.sequence, policy_of_query);
+    }
     for (int chunk = 0; chunk < part.chunks; chunk++) {
       const int token = part.token + chunk * TILE;
+      if (GATHERS) {
+        if (chunk % 2 == 0)
+          gather.copy<0>(p, part, shared, filled[0]++, token);
+        else
+          gather.copy<1>(p, part, shared, filled[1]++, token);
+        continue;
+      }
       int row = part.sequence, at = token;
       if (PAGE > 0) {
         const int page = token / PAGE_OR_1;
@@ -98,7 +111,8 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       else
         copy_stage<1>(p, shared, filled[1]++, row, at, rank, policy);
     }
-  } while (next_part(p, range, part));
+    if (!next_part(p, range, part)) break;
+  }
   // Waits for the last arrivals of all CTAs of the cluster at this one's barriers.
   for (int i = 0; i < LATENT_STAGES; i++)
     for (int half = 0; half < 2; half++)
@@ -190,8 +204,10 @@ __device__ __forceinline__ void start_stage(float (&s)[32], u32 shared, unsigned
                                             int filled, int tokens) {
 #if KV_DTYPE != 0
   start_scores_of_bytes<STAGE>(s, shared, memory, filled, tokens);
+#elif ROW_SCALES
+  start_scores_of_scaled_rows<STAGE>(s, shared, memory, filled);
 #else
-  if (tokens < TILE) clear_end<STAGE>(shared, filled, tokens);
+  if (!GATHERS && tokens < TILE) clear_end<STAGE>(shared, filled, tokens);
   start_scores<STAGE>(s, shared, filled);
 #endif
 }
@@ -199,11 +215,12 @@ __device__ __forceinline__ void start_stage(float (&s)[32], u32 shared, unsigned
 // Turns a stage's scores into weights, for both warpgroups.
 template <int STAGE>
 __device__ __forceinline__ void weigh(const Params &p, const OwnRows &rows, int chunk, u32 shared,
-                                      unsigned char *memory, float (&s)[32], Softmax &softmax,
-                                      u32 (&weights)[4][4]) {
+                                      unsigned char *memory, const TokenPages &tokens,
+                                      float (&s)[32], Softmax &softmax, u32 (&weights)[4][4]) {
   hold(s);
   const int left[2] = {rows.visible[0] - chunk * TILE, rows.visible[1] - chunk * TILE};
   mask(s, left);
+  if (GATHERS) tokens.mask(s);
 #if KV_DTYPE != 0
   softmax.weigh(s, rows.scale, chunk == 0);
 #else
@@ -220,11 +237,13 @@ __device__ __forceinline__ void attend_left(const Params &p, const Position &par
                                             unsigned char *memory, Attention &own) {
   float s[32];
   u32 weights[4][4];
+  TokenPages pages;
   const int tokens = part.tokens - part.token - chunk * TILE;
   start_stage<0>(s, shared, memory, own.filled[0], tokens);
+  if (GATHERS) pages.look_up(p, part, chunk);
   wgmma_wait_group<0>();
   if (chunk + 2 >= part.chunks) release(shared + QUERY_EMPTY);
-  weigh<0>(p, rows, chunk, shared, memory, s, own.softmax, weights);
+  weigh<0>(p, rows, chunk, shared, memory, pages, s, own.softmax, weights);
   own.start_own<0>(weights, shared);
   own.end_values<0, 0>(shared);
   if (PAIR) {
@@ -246,12 +265,14 @@ __device__ __forceinline__ void attend_right(const Params &p, const Position &pa
   }
   float s[32];
   u32 weights[4][4];
+  TokenPages pages;
   const int tokens = part.tokens - part.token - (chunk + 1) * TILE;
   start_stage<1>(s, shared, memory, own.filled[1], tokens);
   own.start_other<1>(shared, memory);
+  if (GATHERS) pages.look_up(p, part, chunk + 1);
   wgmma_wait_group<1>();
   if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
-  weigh<1>(p, rows, chunk + 1, shared, memory, s, own.softmax, weights);
+  weigh<1>(p, rows, chunk + 1, shared, memory, pages, s, own.softmax, weights);
   own.end_values<0, 1>(shared);
   own.start_own<1>(weights, shared);
   own.end_values<1, 1>(shared);
@@ -368,11 +389,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
   }
-  if (threadIdx.x == 0) {
+  RangeFinder finder;
+  finder.start(p, lane);
+  if (threadIdx.x == 32) {  // fences of warp 0 would wait for its reads
     mbarrier_init(shared + QUERY_FULL, 1);
     mbarrier_init(shared + QUERY_EMPTY, CONSUMERS / 32);
     for (int stage = 0; stage < LATENT_STAGES; stage++) {
-      for (int copy = 0; copy < STAGE_COPIES; copy++) mbarrier_init(shared + full_at(stage, copy), 1);
+      for (int copy = 0; copy < STAGE_COPIES; copy++)
+        mbarrier_init(shared + full_at(stage, copy), COPY_ARRIVALS);
       for (int half = 0; half < 2; half++)
         mbarrier_init(shared + empty_at(stage, half),
                       KV_DTYPE != 0 && stage != half ? 4 : 4 * CLUSTER);
@@ -381,21 +405,25 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
     fence_mbarrier_init_release_cluster();
     fence_proxy_async_shared_cta();
   }
-  Lengths lengths;
-  if (RAGGED) lengths.start(p, lane);
+  WorkRange range;
+  Position part;
+  u32 *found = reinterpret_cast<u32 *>(memory + FOUND_AT);
+  const bool has_work = finder.find(p, lane, 0, found, range, part) &&
+                        (!part.is_rest || next_part(p, range, part));
+  Gather gather;
+  if (GATHERS && has_work && warp >= COPY_WARP) gather.look_up(p, part, part.token);
   __syncthreads();
 #if CLUSTER > 1
   barrier_cluster_arrive_relaxed();
   barrier_cluster_wait();
 #endif
-  WorkRange range;
-  Position part;
+  finder.keep(p, lane);
   // All CTAs of the cluster take the same branch.
-  if (!range.find(p, lane, lengths, 0, part) || (part.is_rest && !next_part(p, range, part))) return;
+  if (!has_work) return;
 
   if (warp >= COPY_WARP) {
     setmaxnreg_dec<COPY_REGISTERS>();
-    if (warp == COPY_WARP) copy_all(p, range, part, rank, shared);
+    if (GATHERS || warp == COPY_WARP) copy_all(p, range, part, rank, shared, gather);
     __syncwarp();
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();

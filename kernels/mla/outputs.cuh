@@ -15,13 +15,12 @@ __device__ __forceinline__ void rescale(float (&o)[ACCUMULATORS], float first, f
 // o += weights x values, with weights in registers or in shared memory.
 template <class Weights>
 __device__ __forceinline__ void add_values(float (&o)[ACCUMULATORS], const Weights &weights, u64 values) {
-#if COLUMN_GROUPS == 1
-  wgmma_m64n256k16(o, weights, values);
-#elif COLUMN_GROUPS == 2
-  wgmma_m64n128k16(o, weights, values);
-#else
-  wgmma_m64n64k16(o, weights, values);
-#endif
+  if constexpr (OWN_COLUMNS == 4)
+    wgmma_m64n256k16(o, weights, values);
+  else if constexpr (OWN_COLUMNS == 2)
+    wgmma_m64n128k16(o, weights, values);
+  else
+    wgmma_m64n64k16(o, weights, values);
 }
 
 // Arrives at a barrier: this warp has finished using memory that may be overwritten.
@@ -201,10 +200,9 @@ struct MergeShare {
   }
 };
 
-#if COLUMN_GROUPS > 1
 // Merges and writes this CTA's share of the units of up to SPLITS splits. Units and weights are
-// read at once, so nothing waits between them. Slower for partials of all columns (H200;
-// reports/performance-log.md, entry 59).
+// read at once, so nothing waits between them. Slower for partials of all columns, unless they are
+// many and of few rows (H200; reports/performance-log.md, entries 59 and 74).
 template <int SPLITS>
 __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &range, const Position &part,
                                           const Splits &splits, int rank, int first_row) {
@@ -240,14 +238,16 @@ __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &rang
         sum.x += weight * o[j][i].x, sum.y += weight * o[j][i].y;
       }
       if (unit >= UNITS) break;
-      const float scale = reciprocal(l);
+      const float scale = value_scale(p, part, l);
       write_pair(p, part, row, column_of(column_group_of(part.head), unit), sum.x * scale,
                  sum.y * scale);
       if (unit < 2 && share.thread < 128 && share.thread % 4 == 0) write_lse(p, part, row, m, l);
     }
   }
 }
-#endif
+
+// Fewer splits of all columns are read in fewer pieces.
+constexpr int LEAST_OF_ONE_ROUND = COLUMN_GROUPS > 1 ? 0 : 8;
 
 template <int AT_ONCE, int SPLITS>
 struct AtOnce {
@@ -307,13 +307,13 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
   for (int split = threadIdx.x; split < splits.count; split += CONSUMERS)
     wait_for_partial(partial_of(p, range, part, splits, split, rank), epoch);
   bar_sync(OF_CONSUMERS, CONSUMERS);
-#if COLUMN_GROUPS > 1
-  if (splits.count <= ONE_ROUND) {
-    if (ROW_WARPS < 4 || has_rows(first_row))
-      merge_few<ONE_ROUND>(p, range, part, splits, rank, first_row);
-    return;
+  if constexpr (COLUMN_GROUPS > 1 || ROW_WARPS < 4) {
+    if (splits.count <= ONE_ROUND && splits.count > LEAST_OF_ONE_ROUND) {
+      if (ROW_WARPS < 4 || has_rows(first_row))
+        merge_few<ONE_ROUND>(p, range, part, splits, rank, first_row);
+      return;
+    }
   }
-#endif
   // The stages are no longer used.
   float2 *logs = reinterpret_cast<float2 *>(memory + STAGES_AT);
   constexpr int AT_ONCE = 8;
@@ -360,6 +360,9 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
   else
     units(AtOnce<2, 16>());
 #elif CLUSTER == 1
+  if (ROW_WARPS < 4 && mergers >= 16)
+    units(AtOnce<2, 16>());
+  else
   // Fewer reads in flight, in less code (H200; reports/performance-log.md, entry 47).
   if (mergers >= 8)
     units(AtOnce<2, 8>());

@@ -76,6 +76,16 @@ __device__ __forceinline__ void pack_weights(const float (&s)[32], u32 (&weights
   for (int i = 0; i < 16; i++) weights[i / 4][i % 4] = cvt_rn_x2<BF16_OPERANDS>(s[2 * i], s[2 * i + 1]);
 }
 
+// S += Q K^T of a column of a stage, or = without `adds`.
+template <int STAGE>
+__device__ __forceinline__ void add_scores(float (&s)[32], u32 shared, int column, bool adds) {
+  const u64 a = matrix_descriptor(shared + column * COLUMN, 16);
+  const u64 b = matrix_descriptor(shared + STAGE_AT<STAGE> + place_of(STAGE, column) * COLUMN, 16);
+#pragma unroll
+  for (int step = 0; step < 4; step++)
+    wgmma_m64n64k16(s, a + 2 * step, b + 2 * step, adds || step > 0);
+}
+
 // Starts S = Q K^T of a stage, column by column as they arrive.
 template <int STAGE>
 __device__ __forceinline__ void start_scores(float (&s)[32], u32 shared, int filled) {
@@ -83,12 +93,9 @@ __device__ __forceinline__ void start_scores(float (&s)[32], u32 shared, int fil
   for (int i = 0; i < QUERY_COLUMNS; i++) {
     const int column = column_in_turn(STAGE, i);
     mbarrier_try_wait_parity(shared + full_at(STAGE, column), filled % 2);
+    if (GATHERS) fence_proxy_async_shared_cta();
     wgmma_fence();
-    const u64 a = matrix_descriptor(shared + column * COLUMN, 16);
-    const u64 b = matrix_descriptor(shared + STAGE_AT<STAGE> + column * COLUMN, 16);
-#pragma unroll
-    for (int step = 0; step < 4; step++)
-      wgmma_m64n64k16(s, a + 2 * step, b + 2 * step, i > 0 || step > 0);
+    add_scores<STAGE>(s, shared, column, i > 0);
   }
   wgmma_commit_group();
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from leanbench.core.inputs import AttentionInputs
+from leanbench.core.row_scales import decode_rows
 
 
 def attend(
@@ -13,7 +14,7 @@ def attend(
     """Return the output (q_len, group_size, head_dim of V) and LSE (group_size, q_len) in fp64.
 
     They belong to one sequence's KV head. A row that sees no token has output 0, and an LSE of -inf
-    or its sink's logit. Lengths are clamped to the cache.
+    or its sink's logit. Lengths are clamped to the cache. Tokens without a page are hidden.
     """
     q = _queries(inputs, sequence, kv_head)
     k, v = keys_and_values(inputs, sequence, kv_head)
@@ -27,7 +28,8 @@ def attend(
     if inputs.softcap:
         scores = inputs.softcap * torch.tanh(scores / inputs.softcap)
     distance = distance_behind(len(q), len(k), q.device)
-    hidden = hidden_tokens(inputs, distance)
+    missing = tokens_without_page(inputs, sequence)
+    hidden = hidden_tokens(inputs, distance) | missing[len(missing) - len(k) :]
     # Those that no query token sees can be NaN, which weights of 0 do not remove.
     v = v.masked_fill(hidden.all(0)[:, None], 0.0)
     if inputs.alibi_slopes is not None:
@@ -104,7 +106,11 @@ def keys_and_values(
     Padding is excluded.
     """
     tokens = inputs.read_lengths()[sequence]
-    k = in_cache(inputs, inputs.k_cache, sequence, kv_head).double()
+    rows = in_cache(inputs, inputs.k_cache, sequence, kv_head)
+    if inputs.row_scales:
+        k = decode_rows(rows, inputs.value_dim).double()
+        return k, k[:, : inputs.value_dim]
+    k = rows.double()
     v = in_cache(inputs, inputs.v_cache, sequence, kv_head).double()
     if inputs.k_new is not None and inputs.v_new is not None:
         first = inputs.read_cached()[sequence]
@@ -190,13 +196,29 @@ def _places(
 ) -> tuple[torch.Tensor | int, torch.Tensor]:
     """Return (row or page, position in it) of a sequence's tokens in the caches."""
     if inputs.block_table is not None:
-        page_size, row = inputs.k_cache.shape[1], sequence
-        if inputs.cache_batch_idx is not None:
-            row = int(inputs.cache_batch_idx[sequence])
-        return inputs.block_table[row][tokens // page_size].long(), tokens % page_size
+        pages = _pages_of(inputs, sequence, tokens)
+        return pages.clamp(0, inputs.k_cache.shape[0] - 1), tokens % inputs.k_cache.shape[1]
     if inputs.cache_batch_idx is not None:
         return int(inputs.cache_batch_idx[sequence]), tokens
     return sequence, tokens
+
+
+def _pages_of(inputs: AttentionInputs, sequence: int, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of the pages of a sequence's tokens in the block table."""
+    assert inputs.block_table is not None
+    row = sequence
+    if inputs.cache_batch_idx is not None:
+        row = int(inputs.cache_batch_idx[sequence])
+    return inputs.block_table[row][tokens // inputs.k_cache.shape[1]].long()
+
+
+def tokens_without_page(inputs: AttentionInputs, sequence: int) -> torch.Tensor:
+    """Return a mask of a sequence's tokens, padding included: those the cache has no page of."""
+    tokens = torch.arange(inputs.read_lengths()[sequence], device=inputs.q.device)
+    if inputs.block_table is None:
+        return torch.zeros_like(tokens, dtype=torch.bool)
+    pages = _pages_of(inputs, sequence, tokens)
+    return (pages < 0) | (pages >= inputs.k_cache.shape[0])
 
 
 def attend_all(inputs: AttentionInputs) -> None:

@@ -19,6 +19,7 @@ from leanbench.core.kernel import size_choices
 from leanbench.core.kinds import MOST_SOFTCAP, SAME
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.cuda_kernel import VALUE_DIMS
+from leanbench.kernels.mla.build import gathers
 
 #: True if every call reads its tensors (LEANBENCH_CHECK_CALLS=1).
 CHECKS_VALUES = os.environ.get("LEANBENCH_CHECK_CALLS") == "1"
@@ -571,7 +572,10 @@ def _check_appended(call: Call, cached: list[int]) -> None:
 
 
 def _check_page_numbers(call: Call, cached: list[int]) -> None:
-    """Check pages up to the end of each sequence; entries past it are not read."""
+    """Check pages up to the end of each sequence; entries past it are not read.
+
+    -1 stands for no tokens where rows are copied one by one.
+    """
     table, page_size = call.block_table, call.k_cache.shape[1]
     assert table is not None
     picked = call.all_extras.cache_batch_idx
@@ -579,12 +583,14 @@ def _check_page_numbers(call: Call, cached: list[int]) -> None:
     new, starts = [call.new_tokens] * call.batch, call.all_extras.cu_seqlens_k_new
     if starts is not None:
         new = starts.diff().tolist()
+    least = -1 if call.latent and gathers(page_size) else 0
     is_full = call.cache_seqlens is None and call.length is None
     for sequence, pages in enumerate(rows.tolist()):
         tokens = call.capacity if is_full else cached[sequence] + new[sequence]
         for column, page in enumerate(pages[: -(-tokens // page_size)]):
-            if not 0 <= page < call.k_cache.shape[0]:
+            if not least <= page < call.k_cache.shape[0]:
                 raise ValueError(
                     f"block_table[{sequence}, {column}] is {page}: expected 0 to"
                     f" {call.k_cache.shape[0] - 1}, the pages of the caches"
+                    + (", or -1 for none" if least else "")
                 )

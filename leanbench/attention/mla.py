@@ -16,13 +16,7 @@ from leanbench.attention.call import (
     host_length,
     short_repr,
 )
-from leanbench.attention.checks import (
-    check_device,
-    check_layouts,
-    check_pages,
-    check_values,
-    reads_values,
-)
+from leanbench.attention.checks import check_device, check_layouts
 from leanbench.attention.mla_launch import (
     LatentShapes,
     as_attention,
@@ -33,8 +27,7 @@ from leanbench.attention.prepared import attend
 from leanbench.attention.run import attend_nothing, check_no_derivatives, is_traced
 from leanbench.core.extras import Extras, fp8_name
 from leanbench.core.kinds import SAME
-from leanbench.kernels.mla import PAGE_TOKENS
-from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
+from leanbench.kernels.mla.build import LATENTS, SCALED_ROW_BYTES, VALUE_DIM
 
 
 @fast.known_first(latent=True)
@@ -46,7 +39,7 @@ def lean_mla_with_kvcache(
     *,
     block_table: torch.Tensor | None = None,
     softmax_scale: float | None = None,
-    head_dim_v: int = VALUE_DIM,
+    head_dim_v: int | None = None,
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     causal: bool = False,
@@ -56,11 +49,18 @@ def lean_mla_with_kvcache(
     """Compute decode attention over a latent cache (MLA) on Hopper GPUs.
 
     All query heads attend to one row of 576 numbers per token. The row is K; its first 512 numbers
-    are V. Shapes are those of FlashMLA.
+    are V. Shapes are those of FlashMLA. In the same way, rows have 512 numbers, all of them V, or
+    320 or 288, of which 256 are V; fp8 is for rows of 576 and 512.
 
-    The kernel does not support `q` in fp8, several KV heads, or pages of other than a multiple of
-    64 tokens. Such calls convert `q` to bf16, launch once per KV head, and copy the whole capacity
-    of the sequences: for compatibility, not for speed.
+    Pages can have a single token, so that a `block_table` of chosen tokens is sparse attention: row
+    i has the numbers of the tokens that sequence i sees, in any order, its first `cache_seqlens`
+    are read, and a token counts as often as its number stands there. With pages of other than a
+    multiple of 64 tokens, a number outside of `kv_cache`, such as -1, stands for no token: it is
+    skipped wherever it stands. All query tokens of a sequence see one choice; query tokens with
+    choices of their own are sequences of one query token.
+
+    The kernel does not support `q` in fp8 or several KV heads. Such calls convert `q` to bf16 and
+    launch once per KV head: for compatibility, not for speed.
 
     Empty batches, queries and caches are handled as by `lean_attn_with_kvcache`, and so are NaN and
     infinities in a token that only some query tokens see: its row is K and V.
@@ -70,13 +70,15 @@ def lean_mla_with_kvcache(
             call unless positions and heads are contiguous.
         kv_cache: (batch, tokens, 576) or (batch, tokens, kv_heads, 576); with a `block_table`
             (pages, page_size, kv_heads, 576) or (pages, page_size, 576). In the dtype of `q`, or
-            all 576 numbers in torch.float8_e4m3fn or float8_e5m2. Fastest with one KV head and a
-            page_size that is a multiple of 64.
+            all 576 numbers in torch.float8_e4m3fn or float8_e5m2; with pages of other than a
+            multiple of 64 tokens also rows of 656 bytes, as DeepSeek's, in torch.uint8 or
+            float8_e4m3fn. Fastest with one KV head, and
+            dense caches with a page_size that is a multiple of 64.
         cache_seqlens: Number of tokens: an int, or (batch,) int32 on the device of `q`. None: all.
             A sequence of length 0 gets output 0 and LSE -inf.
         block_table: (batch, pages of a sequence), int32: the number of each page.
         softmax_scale: Positive; 576 ** -0.5 by default.
-        head_dim_v: 512.
+        head_dim_v: Columns of V, which follow from those of `q`: 512 of 576.
         q_descale: One number, or (batch, kv_heads), fp32, on the device of `q`: scale of an fp8
             `q`. Default 1. Ignored unless `q` is fp8.
         k_descale: Like `q_descale`, positive, for an fp8 `kv_cache` as K and V.
@@ -94,8 +96,9 @@ def lean_mla_with_kvcache(
     check_types(q=q, kv_cache=kv_cache)
     optional = {"block_table": block_table, "out": out}
     check_types(**{name: tensor for name, tensor in optional.items() if tensor is not None})
-    if isinstance(head_dim_v, torch.Tensor) or head_dim_v != VALUE_DIM:
-        raise ValueError(f"head_dim_v is {head_dim_v}: only {VALUE_DIM} is supported, pass that")
+    value_dim = LATENTS.get(q.shape[-1], VALUE_DIM) if q.dim() else VALUE_DIM
+    if head_dim_v is not None and (isinstance(head_dim_v, torch.Tensor) or head_dim_v != value_dim):
+        raise ValueError(f"head_dim_v is {head_dim_v}: only {value_dim} is supported, pass that")
     try:
         scale = None if softmax_scale is None else float(softmax_scale)
     except NOT_A_NUMBER:
@@ -106,6 +109,8 @@ def lean_mla_with_kvcache(
         causal = flag("causal", causal, "lean_mla_with_kvcache")
     if not isinstance(return_softmax_lse, bool):
         return_softmax_lse = flag("return_softmax_lse", return_softmax_lse, "lean_mla_with_kvcache")
+    if kv_cache.dtype == torch.uint8 and kv_cache.shape[-1:] == (SCALED_ROW_BYTES,):
+        kv_cache = kv_cache.view(torch.float8_e4m3fn)
     cache = kv_cache
     if block_table is not None and kv_cache.dim() == 3:
         cache = kv_cache.unsqueeze(2)
@@ -125,7 +130,7 @@ def lean_mla_with_kvcache(
         call = call._replace(q=_in_bf16(q, q_scales))
     is_empty = q.numel() == 0 or kv_cache.numel() == 0
     try:
-        if is_empty and q.shape[-1:] == kv_cache.shape[-1:] == (LATENT_DIM,):
+        if is_empty and q.shape[-1:] == kv_cache.shape[-1:] and q.shape[-1] in LATENTS:
             result, lse = attend_nothing(as_attention(call), return_softmax_lse)
         else:
             result, lse = _attend_by_head(call, return_softmax_lse)
@@ -188,18 +193,17 @@ def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Ten
     q, cache = call.q, call.k_cache
     kv_heads = _kv_heads(cache)
     if kv_heads < 2 or q.dim() != 4:
-        return _attend(_with_supported_pages(call), with_lse)
-    if cache.shape[3] != LATENT_DIM:
+        return _attend(call, with_lse)
+    if cache.shape[3] != q.shape[3] or q.shape[3] not in LATENTS:
         raise LatentShapes(q, cache, call.block_table)
     group = _group_size(q, kv_heads)
-    is_copied = call.block_table is not None and cache.shape[1] % PAGE_TOKENS
-    if not is_copied and cache.element_size() * cache.stride(2) % 16:
+    if cache.element_size() * cache.stride(2) % 16:
         raise ValueError(
             "kv_cache steps by no multiple of 16 bytes from head to head: pass an aligned tensor"
         )
     out = call.out
     if out is None:
-        out = q.new_empty((*q.shape[:3], VALUE_DIM))
+        out = q.new_empty((*q.shape[:3], LATENTS[q.shape[3]]))
     else:
         check_latent_out(call, out)
     lses = []
@@ -213,27 +217,8 @@ def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Ten
         scale = call.all_extras.k_descale
         if scale is not None and scale.dim() == 2:
             one = one._replace(extras=Extras(k_descale=scale[:, head : head + 1]))
-        lses.append(_attend(_with_supported_pages(one), with_lse)[1])
+        lses.append(_attend(one, with_lse)[1])
     return out, torch.cat(lses, dim=1) if with_lse else None
-
-
-def _with_supported_pages(call: Call) -> Call:
-    """Copy pages of an unsupported size into a contiguous cache."""
-    cache, table = call.k_cache, call.block_table
-    if table is None or cache.dim() != 4 or cache.shape[1] % PAGE_TOKENS == 0 or 0 in cache.shape:
-        return call
-    if fp8_name(cache.dtype) == SAME and cache.element_size() != 2:
-        # An unsupported dtype, rejected later.
-        return call
-    check_pages(table, call.q, call.q.shape[0])
-    if not is_traced(call.q, cache, cache) and reads_values(cache):
-        check_values(call)
-    # Entries past the end of a sequence are arbitrary.
-    pages = table.clamp(0, cache.shape[0] - 1)
-    # As integers: torch does not index every fp8 dtype.
-    whole = cache.view(torch.int8 if cache.element_size() == 1 else torch.int16)[pages]
-    whole = whole.view(cache.dtype).flatten(1, 2)
-    return call._replace(k_cache=whole, v_cache=whole, block_table=None)
 
 
 def _attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -8,9 +8,16 @@ from leanbench.attention.call import HALVES, Call
 from leanbench.attention.checks import MAX_STRIDE, check_device, check_numbers, check_pages
 from leanbench.core.errors import UserError
 from leanbench.core.extras import fp8_name
+from leanbench.core.kernel import size_choices
 from leanbench.core.kinds import SAME
-from leanbench.kernels.mla import LEAN_MLA, PAGE_TOKENS
-from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
+from leanbench.kernels.mla import LEAN_MLA
+from leanbench.kernels.mla.build import (
+    LATENT_DIM,
+    LATENTS,
+    SCALED_ROW_BYTES,
+    VALUE_DIM,
+    gathers,
+)
 
 #: Alignment of tensor maps and of the kernel's stores, in bytes.
 _ALIGNMENT = 16
@@ -26,7 +33,8 @@ class LatentShapes(ValueError):
         heads = ", kv_heads" if kv_cache.dim() == 4 else ""
         super().__init__(
             f"q is {tuple(q.shape)} and kv_cache {tuple(kv_cache.shape)}: expected (batch, q_len,"
-            f" q_heads, {LATENT_DIM}) and {rows}{heads}, {LATENT_DIM}), no size 0"
+            f" q_heads, columns) and {rows}{heads}, columns), columns {size_choices(LATENTS)}, no"
+            " size 0"
         )
 
 
@@ -35,7 +43,8 @@ def as_attention(call: Call) -> Call:
     cache, table = call.k_cache, call.block_table
     if cache.dim() == 3 and table is None:
         cache = cache.unsqueeze(2)
-    return call._replace(k_cache=cache, v_cache=cache[..., :VALUE_DIM])
+    # Of shapes that are rejected later, all columns.
+    return call._replace(k_cache=cache, v_cache=cache[..., : LATENTS.get(call.q.shape[-1])])
 
 
 def check_latent(call: Call) -> None:
@@ -47,7 +56,9 @@ def check_latent(call: Call) -> None:
     q, cache, table = call.q, as_attention(call).k_cache, call.block_table
     if (
         (q.dim(), cache.dim()) != (4, 4)
-        or (q.shape[3], cache.shape[2], cache.shape[3]) != (LATENT_DIM, 1, LATENT_DIM)
+        or q.shape[3] not in LATENTS
+        or cache.shape[2] != 1
+        or (q.shape[3], cache.shape[3]) not in ((q.shape[3],) * 2, (LATENT_DIM, SCALED_ROW_BYTES))
         or (table is None and q.shape[0] != cache.shape[0])
         or 0 in (*q.shape, *cache.shape)
     ):
@@ -57,17 +68,19 @@ def check_latent(call: Call) -> None:
             f"q is {q.dtype} and kv_cache {cache.dtype}: expected q in bf16 or fp16, and kv_cache"
             " in the same or in torch.float8_e4m3fn or torch.float8_e5m2"
         )
+    if fp8_name(cache.dtype) != SAME and LATENTS[q.shape[3]] != VALUE_DIM:
+        raise ValueError(
+            f"kv_cache {tuple(cache.shape)} is {cache.dtype}: fp8 is for rows of 512 or 576 numbers"
+        )
+    if cache.shape[3] == SCALED_ROW_BYTES:
+        _check_row_scales(call, cache)
     if cache.stride(3) != 1:
         raise ValueError(
-            f"the last stride of kv_cache is {cache.stride(3)}: 576 numbers must be contiguous,"
-            " their stride 1"
+            f"the last stride of kv_cache is {cache.stride(3)}: {cache.shape[3]} numbers must be"
+            " contiguous, their stride 1"
         )
     if call.cache_seqlens is not None:
         check_numbers("cache_seqlens", call.cache_seqlens, q, (q.shape[0],))
-    if table is not None and cache.shape[1] % PAGE_TOKENS:
-        raise ValueError(
-            f"kv_cache has pages of {cache.shape[1]} tokens: choose a multiple of {PAGE_TOKENS}"
-        )
     if table is not None:
         check_pages(table, q, q.shape[0])
     check_device("kv_cache", cache, q)
@@ -76,6 +89,24 @@ def check_latent(call: Call) -> None:
         check_numbers("k_descale", call.all_extras.k_descale, q, *shapes, dtypes=(torch.float32,))
     if call.out is not None:
         check_latent_out(call, call.out)
+
+
+def _check_row_scales(call: Call, cache: torch.Tensor) -> None:
+    if call.q.dtype != torch.bfloat16 or fp8_name(cache.dtype) != "e4m3":
+        raise ValueError(
+            f"q is {call.q.dtype} and kv_cache {cache.dtype} with rows of {SCALED_ROW_BYTES} bytes:"
+            " expected q in bf16, and kv_cache in torch.uint8 or torch.float8_e4m3fn"
+        )
+    if call.block_table is None or not gathers(cache.shape[1]):
+        raise ValueError(
+            f"kv_cache is {tuple(cache.shape)}: rows of {SCALED_ROW_BYTES} bytes are read one by"
+            " one, pass a view with pages of one token, and a block_table of tokens"
+        )
+    if call.all_extras.k_descale is not None:
+        raise ValueError(
+            f"k_descale goes with rows of {LATENT_DIM} numbers, those of kv_cache have scales"
+            " inside: leave it out"
+        )
 
 
 def check_latent_launch(call: Call) -> None:
@@ -92,6 +123,11 @@ def check_latent_launch(call: Call) -> None:
     if any(number % _ALIGNMENT for number in (cache.data_ptr(), *steps)):
         raise ValueError(
             "kv_cache starts at or steps by no multiple of 16 bytes: pass an aligned tensor"
+        )
+    if cache.shape[1] > 1 and cache.stride(1) > MAX_STRIDE:
+        raise ValueError(
+            f"kv_cache steps by {cache.stride(1)} numbers from token to token, the maximum is"
+            f" {MAX_STRIDE}: pass a contiguous one"
         )
     if call.out is not None and call.out.data_ptr() % _ALIGNMENT:
         raise ValueError("out starts at no multiple of 16 bytes: pass an aligned tensor")

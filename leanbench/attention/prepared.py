@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 
 from leanbench.attention import checks, fast
-from leanbench.attention.call import Call
+from leanbench.attention.call import HALVES, Call
 from leanbench.attention.compat import launch_after_steps
 from leanbench.attention.mla_launch import (
     as_attention,
@@ -40,9 +40,10 @@ from leanbench.kernels.mla import LEAN_MLA
 
 #: Alignment of pointers, in bytes, that a launch may depend on.
 _ALIGNMENT = 16
-#: Number of recent signatures that a thread keeps, of those before them, of its families, and of
-#: the settings of a family.
+#: Number of recent signatures that a thread keeps, of those before them, and of its families.
 _KEPT = 512
+#: Number of batches and lengths of which a family keeps the settings.
+_MOST_CHOICES = 2048
 
 
 class Prepared(NamedTuple):
@@ -76,7 +77,7 @@ class Family:
     """Calls that differ in nothing but sizes: their settings, and a launch with each."""
 
     def __init__(self) -> None:
-        #: Settings by batch and `_tokens_of`, of launches that were prepared one by one.
+        #: Settings by batch and `_tokens_of`.
         self.choices: dict[tuple[int, int], Choice] = {}
         #: Look-up of further ones; None: with a problem.
         self.choose: Callable[[int, int], Choice] | None = None
@@ -99,7 +100,7 @@ class Family:
         if config is None:
             if self.choose is None:
                 return None
-            config, how, _ = self.choose(batch, _tokens_of(call, context))
+            config, how, _ = self.choice(batch, _tokens_of(call, context))
         known = self.launches.get(config)
         if known is not None:
             known.resize(batch, context, call.q, call.k_cache, call.v_cache, call.block_table)
@@ -118,10 +119,14 @@ class Family:
         self.launches[relaunch.family.config] = relaunch
         return True
 
-    def keep(self, sizes: tuple[int, int], choice: Choice) -> Choice:
-        if len(self.choices) >= _KEPT:
-            self.choices.clear()
-        self.choices[sizes] = choice
+    def choice(self, batch: int, tokens: int) -> Choice:
+        """Return the settings of a batch and `_tokens_of`, after `choose` is set."""
+        choice = self.choices.get((batch, tokens))
+        if choice is None:
+            assert self.choose is not None
+            if len(self.choices) >= _MOST_CHOICES:
+                self.choices.clear()
+            choice = self.choices[batch, tokens] = self.choose(batch, tokens)
         return choice
 
 
@@ -276,18 +281,17 @@ def _attend_first(
         checks.check_length(call)
     if call.latent:
         call = as_attention(call)
-    capacity, new_tokens = call.capacity, call.new_tokens
-    context = capacity if call.length is None else call.length
+    capacity, context = call.capacity, call.length
+    context = capacity if context is None else context
     q, out = call.q, call.out
     if not family.launches:
         check_latent_launch(call) if call.latent else check_runs_on(q.device)
     if out is None:
-        shape, dtype = call.out_shape, call.out_dtype
-        if q.dtype == dtype and q.shape == shape and q.is_contiguous():
+        if q.dtype in HALVES and q.shape[-1] == call.v_cache.shape[3] and q.is_contiguous():
             # It takes half the host time.
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
         else:
-            out = torch.empty(shape, dtype=dtype, device=q.device)
+            out = torch.empty(call.out_shape, dtype=call.out_dtype, device=q.device)
     # A graph keeps its pointers and must not write to shared memory.
     has_own_lse = with_lse or capturing
     if has_own_lse:
@@ -313,7 +317,7 @@ def _attend_first(
     lengths = range(capacity, capacity + 1)
     if length is not None:
         most = _ends(length)[1] if any_capacity else capacity
-        lengths = _lengths(length, new_tokens, most, relaunch.tile_tokens)
+        lengths = _lengths(length, call.new_tokens, most, relaunch.tile_tokens)
     prepared = Prepared(
         relaunch,
         lengths,
@@ -674,7 +678,7 @@ def _choice(inputs: AttentionInputs, batch_invariant: bool, family: Family) -> C
             hook(called)
     if family.choose is None:
         family.choose = choices_of(inputs, problem, batch_invariant)
-    return family.keep(sizes, family.choose(*sizes))
+    return family.choice(*sizes)
 
 
 def _tokens_of(call: Call | AttentionInputs, context: int) -> int:

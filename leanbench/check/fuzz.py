@@ -17,6 +17,7 @@ from leanbench.core.problem import (
     PAGE_SIZES,
     AttentionProblem,
 )
+from leanbench.kernels.mla.build import LATENT_DIM, LATENTS, VALUE_DIM, gathers
 
 #: Of one seed: they are all drawn before the first one runs.
 MOST_CASES = 100_000
@@ -173,17 +174,23 @@ def _draw_latent_family(draw: random.Random) -> _Family:
     """Draw a family over a latent cache, with one KV head."""
     heads = draw.choice((1, 8, 16, 16, 24, 64, 96, 128, 128))
     q_len = draw.choice((1, 1, 1, draw.randint(2, max(2, min(16, _MOST_ROWS // heads)))))
-    page_size = draw.choice((None, 64, 64 * draw.randint(2, 9)))
+    page_size = draw.choice((None, 64, 64 * draw.randint(2, 9), 1, draw.randint(2, 100)))
+    head_dim = draw.choice((*[LATENT_DIM] * 6, *LATENTS))
     fields: dict[str, Any] = {
         "q_heads": heads,
         "kv_heads": 1,
         "latent": True,
-        "v_head_dim": 512,
+        "v_head_dim": LATENTS[head_dim],
         "causal": draw.random() < 0.7,
     }
-    if draw.random() < 0.4:
+    if LATENTS[head_dim] == VALUE_DIM and draw.random() < 0.4:
         fields |= {"kv_dtype": draw.choice(FP8_DTYPES), "scaled": draw.random() < 0.7}
-    return _Family(576, draw.choice(DTYPES), heads, q_len, page_size, frozenset(), fields)
+    kinds = frozenset(["select"] if page_size == q_len == 1 and draw.random() < 0.5 else ())
+    dtype = draw.choice(DTYPES)
+    is_e4m3 = fields.get("kv_dtype") == "e4m3" and head_dim == LATENT_DIM
+    if gathers(page_size) and is_e4m3 and draw.random() < 0.5:
+        dtype, fields["row_scales"] = "bf16", True
+    return _Family(head_dim, dtype, heads, q_len, page_size, kinds, fields)
 
 
 def _draw_member(draw: random.Random, family: _Family, plain: AttentionProblem) -> AttentionProblem:
@@ -200,6 +207,9 @@ def _draw_member(draw: random.Random, family: _Family, plain: AttentionProblem) 
         lengths = [draw.randint(1, family.q_len) for _ in range(plain.batch)]
         lengths[draw.randrange(plain.batch)] = family.q_len
         values["q_lens"] = tuple(lengths)
+    if "select" in family.kinds:
+        values["select"] = round(plain.max_context ** draw.random())
+        values["capacity"] = None
     if "append" in family.kinds:
         values["append"] = draw.randint(1, _MOST_APPENDED)
         values["context"] = _at_least(plain, values["append"])

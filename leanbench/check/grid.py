@@ -27,6 +27,7 @@ from leanbench.core.registry import kernel
 from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
 from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean.configs import LeanConfig
+from leanbench.kernels.mla.build import gathers
 from leanbench.kernels.mla.configs import MlaConfig
 
 if TYPE_CHECKING:
@@ -110,6 +111,15 @@ _LATENT_KINDS: tuple[dict[str, Any], ...] = (
     {"q_heads": 128, "q_len": 2, "causal": False},
     {"q_heads": 16, "page_size": 64, "kv_dtype": "e5m2", "scaled": False},
     {"q_heads": 128, "kv_dtype": "e4m3"},
+    {"q_heads": 16, "page_size": 1},
+    {"q_heads": 128, "page_size": 48, "q_len": 2, "kv_dtype": "e4m3"},
+    {"q_heads": 24, "select": 500},
+    {"q_heads": 128, "head_dim": 512, "v_head_dim": None},
+    {"q_heads": 16, "head_dim": 512, "v_head_dim": None, "page_size": 1, "kv_dtype": "e4m3"},
+    {"q_heads": 32, "head_dim": 320, "v_head_dim": 256, "page_size": 64, "q_len": 3},
+    {"q_heads": 16, "head_dim": 288, "v_head_dim": 256, "page_size": 1},
+    {"q_heads": 128, "select": 64, "kv_dtype": "e5m2"},
+    {"q_heads": 16, "page_size": 1, "kv_dtype": "e4m3", "dtype": "bf16", "row_scales": True},
 )
 #: q k of all tokens, where they are equal. fp32 cannot hold differences of such scores.
 _EQUAL_SCORES = (1e12, -1e12, 1e30, -1e30)
@@ -302,7 +312,9 @@ def _latent_problems() -> Iterator[AttentionProblem]:
         plain = AttentionProblem(2, 128, 1, 700, 576, dtype, v_head_dim=512, latent=True)
         problem = replace(plain, **kinds)
         yield from (problem, replace(problem, batch=1, context=9000))
-        yield replace(problem, batch=3, context=(129, 700, 1), lengths_on="device", capacity="2x")
+        capacity = None if problem.select else "2x"
+        problem = replace(problem, batch=3, context=(129, 700, 1), capacity=capacity)
+        yield replace(problem, lengths_on="device")
 
 
 def _kind_problems() -> Iterator[AttentionProblem]:
@@ -331,6 +343,8 @@ _WILD_LENGTHS = ((0, False), (2**31 - 1, True), (-1, False), (2**30, True), (-(2
 
 def wild_case(problem: AttentionProblem, score_scale: float, variant: int) -> CheckCase:
     """Return a batch of one sequence of `problem` and others with lengths outside the cache."""
+    # A choice of tokens has no room for more.
+    problem = problem.seen
     full, least = problem.cache_capacity, max(1, problem.append)
     contexts = [full if is_full else least for _, is_full in _WILD_LENGTHS]
     lengths = [length for length, _ in _WILD_LENGTHS]
@@ -355,6 +369,32 @@ def set_equal_scores(inputs: AttentionInputs, score: float) -> None:
     inputs.q.zero_()
     inputs.q[..., first:] = 1
     inputs.k_cache[..., first:] = score / (inputs.head_dim - first)
+
+
+#: What a block table says of no page.
+_NO_PAGES = (-1, -(2**31), 2**31 - 1)
+
+
+def drop_pages(inputs: AttentionInputs, seed: int = 0) -> AttentionInputs:
+    """Return the call with a fifth of its pages missing, and a fifth repeated, anywhere.
+
+    The first sequence has no pages at all, the last one none in its first 128 tokens, and none has
+    page 0.
+    """
+    import torch
+
+    assert inputs.block_table is not None
+    generator = torch.Generator().manual_seed(seed)
+    table = inputs.block_table.cpu()
+    draws = torch.rand(table.shape, generator=generator)
+    table = torch.where(draws < 0.2, table.roll(1, dims=1), table)
+    is_missing = (draws > 0.8) | (table == 0)
+    is_missing[0] = True
+    is_missing[-1, : 128 // inputs.k_cache.shape[1]] = True
+    none = torch.tensor(_NO_PAGES, dtype=torch.int32)
+    missing = none[torch.randint(len(none), table.shape, generator=generator)]
+    table = torch.where(is_missing, missing, table)
+    return replace(inputs, block_table=table.to(inputs.q.device))
 
 
 def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> KernelConfig | None:
@@ -394,6 +434,8 @@ def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResul
         inputs.cache_seqlens.copy_(torch.tensor(case.lengths))
     if case.equal_scores is not None:
         set_equal_scores(inputs, case.equal_scores)
+    if case.lengths is not None and case.problem.latent and gathers(case.problem.page_size):
+        inputs = drop_pages(inputs, case.variant)
     if kernel(name).guards_lengths:
         inputs = poison_unused(inputs)
     config = case_config(name, case, gpu, interpreted=device == "cpu")

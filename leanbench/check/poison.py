@@ -8,7 +8,11 @@ from dataclasses import replace
 import torch
 
 from leanbench.core.inputs import AttentionInputs
-from leanbench.kernels.reference.torch import distance_behind, hidden_tokens
+from leanbench.kernels.reference.torch import (
+    distance_behind,
+    hidden_tokens,
+    tokens_without_page,
+)
 
 
 def poison_unused(inputs: AttentionInputs) -> AttentionInputs:
@@ -75,6 +79,7 @@ def _poison_pages(inputs: AttentionInputs, block_table: torch.Tensor) -> Attenti
     used = torch.zeros(pages + 1, page_size, dtype=torch.bool, device=inputs.q.device)
     lengths = inputs.read_lengths()
     for sequence, tokens in enumerate(_used(inputs)):
+        tokens = tokens[~tokens_without_page(inputs, sequence)[tokens]]
         used[table[sequence][tokens // page_size].long(), tokens % page_size] = True
         # Those of tokens that are appended are the sequence's own.
         table[sequence, -(-lengths[sequence] // page_size) :] = pages

@@ -149,7 +149,9 @@ class Settings:
 
     @cached_property
     def _default(self) -> Callable[[int, int], KernelConfig | None]:
-        # The model uses constants of `learned_on`.
+        if self.kernel.tuned_as is not None:
+            # The model uses its constants.
+            learned_on(self._spec)
         return self.kernel.default_configs(self.problem, self._spec)
 
     def choice(self, batch: int, tokens: int) -> Choice:

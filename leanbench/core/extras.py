@@ -106,6 +106,7 @@ def kinds_of(inputs: AttentionInputs) -> dict[str, Any]:
         "q_lens": (inputs.q_len,) * inputs.batch if packed else None,
         "latent": inputs.latent,
         "page_scales": _page_scales(inputs),
+        "row_scales": inputs.row_scales,
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leanbench.core.kinds import NO_PAGE_SCALES, SAME, most_behind
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.row_scales import encode_rows
 
 if TYPE_CHECKING:
     import torch
@@ -147,6 +148,11 @@ class AttentionInputs:
         return self.q.shape[-1]
 
     @property
+    def row_scales(self) -> bool:
+        """True if rows have scales inside: see leanbench.core.row_scales."""
+        return self.latent and self.k_cache.shape[3] != self.head_dim
+
+    @property
     def value_dim(self) -> int:
         """Columns of V and of the output."""
         return self.v_cache.shape[3]
@@ -237,7 +243,8 @@ def cache_shape(problem: AttentionProblem, columns: int | None = None) -> tuple[
     rows, tokens = problem.batch + problem.batch_idx, problem.cache_capacity
     if problem.page_size is not None:
         rows, tokens = sum(problem.page_counts), problem.page_size
-    columns = problem.head_dim if columns is None else columns
+    if columns is None:
+        columns = problem.token_bytes if problem.row_scales else problem.head_dim
     if problem.kv_layout == "HND":
         return rows, problem.kv_heads, tokens, columns
     return rows, tokens, problem.kv_heads, columns
@@ -254,7 +261,8 @@ def deal_pages(
 ) -> torch.Tensor | None:
     """Return a block table that gives each page of `cache_shape` to one sequence, in random order.
 
-    Entries past a sequence's end are 0. A contiguous cache has no table: None.
+    Entries past a sequence's end are 0. With `select`, the others are no more than that. A
+    contiguous cache has no table: None.
     """
     import torch
 
@@ -263,10 +271,10 @@ def deal_pages(
     pages = torch.randperm(
         sum(problem.page_counts), generator=generator, device=device, dtype=torch.int32
     )
-    columns = problem.cache_capacity // problem.page_size
+    columns = problem.seen.cache_capacity // problem.page_size
     table = torch.zeros(problem.batch, columns, dtype=torch.int32, device=device)
     for row, used in zip(table, pages.split(problem.page_counts), strict=True):
-        row[: len(used)] = used
+        row[: len(used)] = used[:columns]
     return table
 
 
@@ -294,10 +302,10 @@ def inputs_over(
     )
     if problem.kv_layout == "HND":
         k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-    on_device = problem.lengths_on == "device"
+    on_device, seen = problem.lengths_on == "device", problem.seen
     lengths = None
     if on_device:
-        cached = [context - problem.append for context in problem.contexts]
+        cached = [context - problem.append for context in seen.contexts]
         lengths = torch.tensor(cached, dtype=torch.int32, device=q.device)
     rows = (problem.batch, problem.q_heads, problem.q_len)
     if problem.q_lens is not None:
@@ -307,7 +315,7 @@ def inputs_over(
         k_cache=k_cache,
         v_cache=v_cache,
         cache_seqlens=lengths,
-        context=problem.cache_capacity if on_device else problem.max_context,
+        context=seen.cache_capacity if on_device else seen.max_context,
         softmax_scale=problem.head_dim**-0.5,
         out=q.new_empty((*q.shape[:-1], problem.value_dim), dtype=torch_dtype(problem.dtype)),
         lse=torch.empty(rows, dtype=torch.float32, device=q.device),
@@ -375,7 +383,11 @@ def make_windows(
     step = _window_tokens(problem) * token_heads
     # The last window's last row ends behind a cache.
     last = (count - 1) * step
-    k_pool = normal(kv_dtype, math.prod(shape) + last * problem.head_dim)
+    if problem.row_scales:
+        latents = normal(plain.dtype, math.prod(shape) // shape[-1], problem.head_dim)
+        k_pool = encode_rows(latents, problem.value_dim).flatten()
+    else:
+        k_pool = normal(kv_dtype, math.prod(shape) + last * problem.head_dim)
     v_pool = None
     if not problem.latent:
         v_pool = normal(kv_dtype, math.prod(v_shape) + last * problem.value_dim)
@@ -471,7 +483,7 @@ def kind_inputs(
         fields["rotary_sin"] = angle.sin().to(like.dtype)
     scales = ("q_descale",) if problem.q_dtype != SAME else ()
     scales += ("k_descale", "v_descale") if problem.kv_dtype != SAME else ()
-    for name in scales if problem.scaled else ():
+    for name in scales if problem.scaled and not problem.row_scales else ():
         if problem.latent and name == "v_descale":
             fields[name] = fields["k_descale"]
         elif problem.latent and name == "k_descale":

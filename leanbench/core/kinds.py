@@ -164,6 +164,24 @@ PAGE_SCALES = axis(
     phrase="scales of each {}",
     refusal="takes no scales of pages",
 )
+SELECT = axis(
+    Whole(or_none="all tokens", syntax="a number of tokens such as 2048, or none for all tokens"),
+    "sel",
+    default=None,
+    help="Tokens of the context that a sequence sees, chosen anywhere (DeepSeek V3.2): none,2048;"
+    " their numbers are a table of pages of one token.",
+    label="chosen tokens",
+    phrase="{} chosen tokens",
+    refusal="takes no choice of tokens",
+)
+ROW_SCALES = axis(
+    Switch("row-scales", "no-row-scales"),
+    default=False,
+    help="yes,no: rows of an fp8 latent cache have their scales inside, and 64 columns in bf16"
+    " (DeepSeek V3.2, 656 bytes).",
+    label="row scales",
+    refusal="takes no rows with scales inside",
+)
 V_HEAD_DIM = axis(
     Whole(
         1024,

@@ -16,6 +16,7 @@ from leanbench.core.lengths import write_lengths
 from leanbench.core.llm.layers import Layer
 from leanbench.core.llm.model import WholeModel, WholeModels, read_model
 from leanbench.core.parallel import NONE, GpuCounts, GpuShares, counts_of, shard_start
+from leanbench.core.row_scales import GROUP, row_bytes
 
 #: Supported by most kernels; a problem may have any multiple of 8.
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -32,6 +33,11 @@ MAX_BATCH = 2**20
 MAX_KV_BYTES = 2**60
 ELEMENT_BYTES = 2  # both dtypes
 _FP8_BYTES = 1
+#: Axes by which the order of tokens matters, and those of another choice.
+_ORDERED = {
+    *("capacity", "window_left", "window_right", "attention_chunk", "alibi", "leftpad", "append"),
+    *("q_lens", "parallel", "whole_model"),
+}
 #: Maximum number of runs of equal lengths in a label; beyond, it has the maximum and the sum.
 _LABEL_LENGTHS = 3
 
@@ -170,6 +176,10 @@ class AttentionProblem:
     )
     #: fp8 pages have `k_page_descale` and `v_page_descale`, in addition to those of `scaled`.
     page_scales: str = kinds.PAGE_SCALES
+    #: Tokens that each sequence sees, of those in its cache; None for all. See `seen`.
+    select: int | None = kinds.SELECT
+    #: See leanbench.core.row_scales; there are no other scales.
+    row_scales: bool = kinds.ROW_SCALES
 
     def __post_init__(self) -> None:
         # Fast for defaults: every call of the API with a new shape makes a problem.
@@ -203,13 +213,15 @@ class AttentionProblem:
         same: dict[str, Any] = {"capacity": resolve_capacity(self.capacity, self.max_context)}
         if self.is_ragged or self.whole_model is not None:
             same["lengths_on"] = "device"
+        if self.select is not None and self.page_size is None:
+            same["page_size"] = 1
         if self.q_lens is not None:
             same["q_len"] = max(self.q_lens)
         if self.q_lens is None and self.q_len == 1:
             same["causal"] = True
         if self.causal or "causal" in same:
             same["window_right"] = -1
-        if self.kv_dtype == kinds.SAME:
+        if self.kv_dtype == kinds.SAME or self.row_scales:
             same["scaled"] = True
         if self.rotary_dim == 0:
             same["rotary_interleaved"] = False
@@ -262,6 +274,21 @@ class AttentionProblem:
             raise InvalidValue("page_scales", self.page_scales, Reason.NEEDS, fix, "fp8 pages")
         if self.whole_model is not None:
             self._check_whole_model(self.whole_model)
+        if self.select is not None:
+            self._check_choice(self.select)
+        if self.row_scales:
+            self._check_row_scales()
+
+    def _check_choice(self, select: int) -> None:
+        """Check that chosen tokens have no order, and all query tokens one choice."""
+        refused = _ORDERED & self.special.keys()
+        if self.page_size != 1:
+            refused.add("page_size")
+        if self.q_len > 1:
+            refused.add("q_len")
+        for name in sorted(refused):
+            fix, limit = f"leave {name} out, or select", f"select {select}"
+            raise InvalidValue(name, self.special.get(name), Reason.CONFLICT, fix, limit)
 
     def _check_whole_model(self, text: str) -> None:
         heads, expected = (self.q_heads, self.kv_heads, self.head_dim), read_model(text).heads
@@ -274,6 +301,19 @@ class AttentionProblem:
             if name not in allowed:
                 fix, limit = f"leave {name} out, or whole_model", f"whole_model {text}"
                 raise InvalidValue(name, value, Reason.CONFLICT, fix, limit)
+
+    def _check_row_scales(self) -> None:
+        needed = {"latent": True, "kv_dtype": "e4m3", "dtype": "bf16"}
+        for name, value in needed.items():
+            if getattr(self, name) != value:
+                fix = "give latent, kv_dtype e4m3 and dtype bf16"
+                raise InvalidValue("row_scales", True, Reason.NEEDS, fix, f"{name} {value}")
+        if self.page_size is None:
+            fix = "give page_size or select"
+            raise InvalidValue("row_scales", True, Reason.NEEDS, fix, "a table of pages")
+        if self.value_dim % GROUP:
+            fix = "rows have a scale for each group of columns of V"
+            raise InvalidValue("v_head_dim", self.value_dim, Reason.NOT_A_MULTIPLE, fix, GROUP)
 
     @property
     def model(self) -> WholeModel | None:
@@ -365,6 +405,18 @@ class AttentionProblem:
         return tokens if self.page_size is None else -(-tokens // self.page_size) * self.page_size
 
     @property
+    def seen(self) -> AttentionProblem:
+        """Problem of a cache with nothing but the chosen tokens: what a call of `select` is.
+
+        Its table has room for as many tokens as are chosen, whatever the shortest context.
+        """
+        if self.select is None:
+            return self
+        lengths = self.visible_lengths
+        context = lengths if self.is_ragged else lengths[0]
+        return replace(self, context=context, capacity=self.select, select=None)
+
+    @property
     def known_to_host(self) -> AttentionProblem:
         """Problem as the caller's host knows it, from which launch settings can follow.
 
@@ -373,6 +425,8 @@ class AttentionProblem:
         """
         if self.parallel != NONE:
             return self.shard(0).known_to_host
+        if self.select is not None:
+            return self.seen.known_to_host
         if self.lengths_on == "device":
             return replace(self, context=self.cache_capacity, capacity=None)
         return self if self.capacity is None else replace(self, capacity=None)
@@ -418,6 +472,8 @@ class AttentionProblem:
     @property
     def visible_lengths(self) -> tuple[int, ...]:
         """Tokens of each sequence that any query token sees."""
+        if self.select is not None:
+            return tuple(min(context, self.select) for context in self.contexts)
         if not self.leftpad and self.most_behind < 0:
             return self.contexts
         lengths = tuple(
@@ -441,13 +497,15 @@ class AttentionProblem:
     @property
     def visible_tokens(self) -> int:
         """Visible tokens of all sequences."""
-        if not self.leftpad and self.most_behind < 0:
+        if not self.leftpad and self.most_behind < 0 and self.select is None:
             return self.total_context
         return sum(self.visible_lengths)
 
     @property
     def token_bytes(self) -> int:
         """Bytes of K and V of one token and KV head; counted once if V is a part of K."""
+        if self.row_scales:
+            return row_bytes(self.head_dim, self.value_dim)
         number = ELEMENT_BYTES if self.kv_dtype == kinds.SAME else _FP8_BYTES
         return (self.head_dim + (0 if self.latent else self.value_dim)) * number
 
@@ -515,7 +573,8 @@ class AttentionProblem:
     def _follows(self, name: str) -> bool:
         """Return True for an axis whose value is derived from other fields."""
         return (name == "lengths_on" and (self.is_ragged or self.whole_model is not None)) or (
-            name == "q_len" and self.q_lens is not None
+            (name == "q_len" and self.q_lens is not None)
+            or (name == "page_size" and self.select is not None and self.page_size == 1)
         )
 
     @property

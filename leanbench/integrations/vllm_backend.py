@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
     FlashAttentionImpl,
@@ -59,6 +59,9 @@ class LeanMetadataBuilder(FlashAttentionMetadataBuilder):
     """FlashAttention's metadata, without its scheduler's and cascade's if unused: LeanAttention
     schedules on the device.
     """
+
+    #: A graph of single tokens has a row per token, so it serves no batch with a prompt. FA3's do.
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device

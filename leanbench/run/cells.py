@@ -85,8 +85,8 @@ class Grid:
         for words in outer:
             for layer, numbers in product(self._layers_of(words["whole_model"]), inner):
                 for batch, full in self._lengths():
-                    context = _selected(layer, full)
                     fields = {**words, **numbers}
+                    context = _selected(layer, fields, full)
                     fields |= _kinds_of(layer, fields, context)
                     yield AttentionProblem(
                         batch, layer.q_heads, layer.kv_heads, context, layer.head_dim, **fields
@@ -114,9 +114,17 @@ class Grid:
         return {name: _plain(values) for name, values in self.values.items() if name not in unused}
 
 
-def _selected(layer: Layer, context: Context) -> Context:
-    """Return the tokens of a context that a layer's selection leaves."""
-    if layer.selected is None:
+def _is_choice(layer: Layer, fields: Mapping[str, Any]) -> bool:
+    """Return True if a layer's selection is the axis `select`: of single tokens of a latent cache,
+    unless other axes are given that exclude it.
+    """
+    free = all(fields[name] == AXES[name].default for name in ("page_size", "capacity", "q_len"))
+    return layer.selected is not None and dict(layer.kinds).get("latent", False) and free
+
+
+def _selected(layer: Layer, fields: Mapping[str, Any], context: Context) -> Context:
+    """Return the context of a layer: with a selection that is no `select`, the tokens it leaves."""
+    if layer.selected is None or _is_choice(layer, fields):
         return context
     if isinstance(context, int):
         return min(context, layer.selected)
@@ -129,6 +137,8 @@ def _kinds_of(layer: Layer, fields: Mapping[str, Any], context: Context) -> dict
     """
     longest = context if isinstance(context, int) else max(context)
     kinds = {name: value for name, value in layer.kinds if fields[name] == AXES[name].default}
+    if _is_choice(layer, fields) and fields["select"] is None:
+        kinds["select"] = layer.selected
     if kinds.get("window_left", -1) + 1 >= longest:
         del kinds["window_left"]
     if kinds.get("attention_chunk", 0) >= longest:

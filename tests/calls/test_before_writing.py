@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from forms import INT32, half, numbers
 
 from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
-from leanbench.attention import checks
 from leanbench.attention.compat import Rows
 from leanbench.core.errors import UserError
 
@@ -66,17 +64,6 @@ def test_query_tokens_beyond_the_most_are_left_unwritten(most):
     assert out[is_written].equal(q[is_written])
     assert out[~is_written].eq(5).all()
     assert lse.eq(torch.where(is_written, 1.0, 5.0)).all()
-
-
-def test_pages_of_a_latent_cache_that_are_copied_are_checked_too(monkeypatch):
-    monkeypatch.setattr(checks, "CHECKS_VALUES", True)
-    with pytest.raises(ValueError, match=re.escape("block_table[0, 0] is 99: expected 0 to 5")):
-        lean_mla_with_kvcache(
-            torch.randn(1, 1, 16, 576).bfloat16(),
-            torch.randn(6, 16, 1, 576).bfloat16(),
-            numbers(20),
-            block_table=numbers(99, -7).view(1, 2),
-        )
 
 
 def test_heads_of_a_latent_cache_that_are_not_aligned_are_refused_before_any_launch(latent):

@@ -76,12 +76,13 @@ def of_latent(
     pages: bool = False, flat: bool = False, fp8: bool = False, length: Any = None, **options: Any
 ) -> Arguments:
     q = torch.zeros(2, options.pop("q_len", 1), 16, 576).bfloat16()
-    cache = torch.zeros(4 if pages else 2, 64, 1, 576).to(FP8 if fp8 else torch.bfloat16)
+    page_size = options.pop("page_size", 64)
+    cache = torch.zeros(4 if pages else 2, page_size, 1, 576).to(FP8 if fp8 else torch.bfloat16)
     arguments = {"q": q, "kv_cache": cache.squeeze(2) if flat else cache, **options}
     if fp8:
         arguments["k_descale"] = torch.ones(2, 1)
     if pages:
-        arguments["block_table"] = torch.zeros(2, 2, dtype=torch.int32)
+        arguments["block_table"] = torch.zeros(2, 128 // page_size, dtype=torch.int32)
     lengths = torch.full((2,), 9, dtype=torch.int32)
     if arguments.pop("has_out", False):
         arguments["out"] = torch.empty(*q.shape[:3], 512).bfloat16()
@@ -92,6 +93,7 @@ LATENT_KINDS: dict[str, Arguments] = {
     "plain": {},
     "causal queries with the LSE": {"q_len": 2, "causal": True, "return_softmax_lse": True},
     "pages": {"pages": True},
+    "chosen tokens": {"pages": True, "page_size": 1},
     "flat pages": {"pages": True, "flat": True},
     "flat": {"flat": True},
     "fp8": {"fp8": True},
@@ -373,7 +375,7 @@ def test_a_cache_with_spare_rows_is_taken(fake):
     assert known(arguments)
 
 
-@pytest.mark.parametrize("kind", ["fp8 q", "KV heads", "small pages", "steps", "qv"])
+@pytest.mark.parametrize("kind", ["fp8 q", "KV heads", "steps", "qv"])
 def test_calls_of_several_steps_are_pythons(kind, fake, monkeypatch):
     function: Any = lean_mla_with_kvcache
     arguments = of_latent(pages=True)
@@ -382,8 +384,6 @@ def test_calls_of_several_steps_are_pythons(kind, fake, monkeypatch):
         arguments["q"] = arguments["q"].to(FP8)
     elif kind == "KV heads":
         arguments["kv_cache"] = arguments["kv_cache"].expand(4, 64, 2, 576)
-    elif kind == "small pages":
-        arguments["kv_cache"] = arguments["kv_cache"].reshape(8, 32, 1, 576)
     else:
         function = lean_attn_with_kvcache
         arguments = of_kind(q_len=1)

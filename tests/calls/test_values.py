@@ -9,7 +9,8 @@ import pytest
 import torch
 from every_kind import KINDS, PLAIN, called, take_every_kind
 
-from leanbench.attention import checks, lean_attn_with_kvcache
+from leanbench.attention import checks, lean_attn_with_kvcache, lean_mla_with_kvcache
+from leanbench.core.errors import UserError
 from leanbench.core.inputs import AttentionInputs, make_inputs
 
 Q = torch.randn(2, 1, 4, 64).half()
@@ -121,3 +122,33 @@ def test_values_at_the_limits(arguments, prepared_for):
 def test_what_is_right_is_not_refused(kinds, lengths_on, prepared_for):
     called(make_inputs(replace(PLAIN, **{"lengths_on": lengths_on, **kinds}), "cpu"))
     assert len(prepared_for) == 1
+
+
+@pytest.mark.parametrize(
+    ("page_size", "pages", "error", "words"),
+    [
+        (1, [5, -1, 0, 6], UserError, "runs on Hopper GPUs"),
+        (
+            1,
+            [5, -1, 6, 0],
+            ValueError,
+            r"^block_table\[0, 2\] is 6: .* 0 to 5, .*, or -1 for none$",
+        ),
+        (16, [5, -2], ValueError, r"^block_table\[0, 1\] is -2: expected 0 to 5"),
+        (
+            64,
+            [-1],
+            ValueError,
+            r"^block_table\[0, 0\] is -1: expected 0 to 5, the pages of the cach",
+        ),
+    ],
+)
+def test_chosen_tokens_of_a_latent_cache(page_size, pages, error, words):
+    """-1 stands for no token, unless copies take whole stages."""
+    cache, lengths = (
+        torch.zeros(6, page_size, 576).bfloat16(),
+        int32(min(3, len(pages)) * page_size),
+    )
+    query = torch.zeros(1, 1, 16, 576).bfloat16()
+    with pytest.raises(error, match=words):
+        lean_mla_with_kvcache(query, cache, lengths, block_table=int32(pages))

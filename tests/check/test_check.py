@@ -202,7 +202,7 @@ def computed(monkeypatch) -> list[tuple[int, int]]:
 
 
 def checked_pairs(
-    inputs: AttentionInputs, computed: list[tuple[int, int]], **limits: int
+    inputs: AttentionInputs, computed: list[tuple[int, int]], **limits: Any
 ) -> list[tuple[int, int]]:
     """The pairs that a check compares; each is made wrong in turn to see that."""
     computed.clear()

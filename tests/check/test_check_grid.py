@@ -180,8 +180,9 @@ def test_every_kind_is_tried_alone_and_with_others(cases):
         together.add(len(kinds))
         for name in kinds:
             seen[name].add(case.problem.special[name])
-    # Latent caches are lean_mla's, several GPUs and whole models have checks of their own.
-    assert set(KINDS) - set(seen) <= {"latent", "parallel", "whole_model"}
+    # Latent caches and chosen tokens are lean_mla's; several GPUs and whole models have checks of
+    # their own.
+    assert set(KINDS) - set(seen) <= {"latent", "select", "row_scales", "parallel", "whole_model"}
     assert seen["kv_dtype"] == {"e4m3", "e5m2"}
     assert seen["rotary_interleaved"] == {True}
     assert {0, 1, 2, 3, 5} <= together

@@ -6,6 +6,7 @@ import torch
 
 from leanbench.core.inputs import AttentionInputs, make_inputs, shape_only, torch_dtype
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.row_scales import decode_rows, encode_rows
 
 PROBLEM = AttentionProblem(2, 8, 4, 300, 64)
 TENSORS = ("q", "k_cache", "v_cache")
@@ -34,6 +35,30 @@ def test_the_layout_is_in_the_strides(layout, strides, name, dtype):
     inputs = make_inputs(replace(PROBLEM, kv_layout=layout, dtype=name), "cpu")
     assert inputs.k_cache.stride() == inputs.v_cache.stride() == strides
     assert {inputs.q.dtype, inputs.k_cache.dtype, inputs.v_cache.dtype, inputs.out.dtype} == {dtype}
+
+
+def test_chosen_tokens_are_any_of_their_sequence():
+    inputs: Any = make_inputs(AttentionProblem(3, 4, 2, (7, 300, 40), 64, select=40), "cpu")
+    assert inputs.k_cache.shape == (347, 1, 2, 64)
+    assert (inputs.context, inputs.cache_seqlens.tolist()) == (40, [7, 40, 40])
+    assert inputs.block_table.shape == (3, 40)
+    chosen = [*inputs.block_table[0, :7].tolist(), *inputs.block_table[1:].flatten().tolist()]
+    assert len({*chosen}) == len(chosen) == 87
+    assert max(chosen) > 87
+
+
+def test_rows_with_scales_inside():
+    problem = AttentionProblem(2, 4, 1, 100, 576, "bf16", v_head_dim=512, latent=True)
+    problem = replace(problem, kv_dtype="e4m3", select=30, row_scales=True)
+    inputs = make_inputs(problem, "cpu")
+    assert inputs.k_cache.shape == (200, 1, 1, 656)
+    assert (inputs.head_dim, inputs.value_dim, inputs.k_descale) == (576, 512, None)
+    rows = 100 * torch.randn(7, 576).bfloat16()
+    rows[3] = 0
+    decoded = decode_rows(encode_rows(rows, 512), 512)
+    torch.testing.assert_close(decoded, rows, atol=1, rtol=0.07)
+    assert decoded[:, 512:].equal(rows[:, 512:])
+    assert not decoded[3].any()
 
 
 def test_ragged_lengths_are_on_the_device_and_clamped_to_the_cache():

@@ -36,6 +36,17 @@ MANY = replace(RAGGED, batch=5, context=(9, *(1,) * 4))
 TOKEN = 2 * 64 * 2 * 2  # bytes of K and V of a token
 E5M2_E4M3 = {"kv_dtype": "e5m2", "q_dtype": "e4m3"}
 LATENT = {"latent": True, "kv_heads": 1, "v_head_dim": 32}
+#: 128 numbers in e4m3, their scale, and 16 columns in bf16.
+ROW_SCALES = {
+    "latent": True,
+    "kv_heads": 1,
+    "head_dim": 144,
+    "v_head_dim": 128,
+    "dtype": "bf16",
+    "kv_dtype": "e4m3",
+    "page_size": 1,
+    "row_scales": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +67,9 @@ LATENT = {"latent": True, "kv_heads": 1, "v_head_dim": 32}
         # One KV head instead of two, and no V.
         (LATENT | {"kv_dtype": "e4m3"}, 25 * TOKEN, 25 * TOKEN, 25 * TOKEN + 16 * 196),
         (LATENT, 50 * TOKEN, 50 * TOKEN, 50 * TOKEN + 16 * 196),
+        (ROW_SCALES, 200 * 164, 200 * 164, 200 * 164 + 16 * 548),
+        ({"select": 30}, 60 * TOKEN, 200 * TOKEN, 60 * TOKEN + 16 * 260),
+        ({"select": 101}, 200 * TOKEN, 200 * TOKEN, 200 * TOKEN + 16 * 260),
     ],
 )
 def test_bytes_of_kinds(kinds, kv_bytes, allocated, io_bytes):
@@ -63,6 +77,16 @@ def test_bytes_of_kinds(kinds, kv_bytes, allocated, io_bytes):
     assert problem.kv_bytes == kv_bytes
     assert problem.kv_allocated_bytes == allocated
     assert problem.io_bytes == io_bytes
+
+
+def test_a_call_of_chosen_tokens_is_one_of_a_cache_of_them():
+    problem = replace(PLAIN, batch=3, context=(7, 100, 30), select=30)
+    seen = replace(PLAIN, batch=3, context=(7, 30, 30), page_size=1, lengths_on="device")
+    assert problem.seen == seen.seen == seen
+    assert problem.known_to_host == seen.known_to_host
+    short = replace(PLAIN, select=128)
+    assert short.seen == replace(PLAIN, page_size=1, capacity=128)
+    assert short.known_to_host == replace(PLAIN, page_size=1)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +97,7 @@ def test_bytes_of_kinds(kinds, kv_bytes, allocated, io_bytes):
         ({"v_head_dim": 64}, {}),
         ({"rotary_interleaved": True}, {}),
         ({"q_lens": (3, 1), "q_len": 7}, {"q_lens": (3, 1)}),
+        ({"select": 9, "page_size": 1}, {"select": 9}),
     ],
 )
 def test_a_kind_is_written_in_one_way(kinds, same):
@@ -222,6 +247,14 @@ INVALID = [
     ({"latent": True}, "kv_heads", Reason.ABOVE_MAXIMUM, 1),
     ({"latent": True, "kv_heads": 1, "v_head_dim": 72}, "v_head_dim", Reason.ABOVE_MAXIMUM, 64),
     ({"latent": True, "kv_heads": 1, "append": 1}, "append", Reason.CONFLICT, "latent"),
+    *(
+        ({"select": 9, name: value}, name, Reason.CONFLICT, "select 9")
+        for name, value in (("page_size", 64), ("q_len", 2), ("capacity", 200), ("window_left", 5))
+    ),
+    (ROW_SCALES | {"latent": False}, "row_scales", Reason.NEEDS, "latent True"),
+    (ROW_SCALES | {"kv_dtype": "e5m2"}, "row_scales", Reason.NEEDS, "kv_dtype e4m3"),
+    (ROW_SCALES | {"page_size": None}, "row_scales", Reason.NEEDS, "a table of pages"),
+    (ROW_SCALES | {"v_head_dim": 64}, "v_head_dim", Reason.NOT_A_MULTIPLE, 128),
     ({"parallel": "tp:3"}, "kv_heads", Reason.NOT_A_MULTIPLE, 3),
     ({"parallel": "cp:2", "context": (100, 1)}, "context", Reason.BELOW_MINIMUM, 2),
 ]

@@ -71,7 +71,7 @@ PROBLEMS = [
     ),
 ]
 #: Problems of mla.cu: rows of part of a CTA, of a pair of CTAs, of two pairs, output tiles of many
-#: splits. The first and the second to last have four column groups, the third has two.
+#: splits. The first and the fifth have four column groups, the seventh has two.
 LATENT_PROBLEMS = [
     AttentionProblem(1, 16, 1, 1000, 576, page_size=64, latent=True, v_head_dim=512),
     AttentionProblem(1, 128, 1, 9000, 576, "bf16", latent=True, v_head_dim=512),
@@ -82,6 +82,19 @@ LATENT_PROBLEMS = [
     AttentionProblem(2, 128, 1, 1000, 576, "bf16", page_size=64, latent=True, v_head_dim=512),
     AttentionProblem(
         3, 128, 1, (700, 2, 65), 576, "bf16", latent=True, v_head_dim=512, kv_dtype="e4m3"
+    ),
+    # Copies by lanes.
+    AttentionProblem(2, 16, 1, 1000, 576, "bf16", page_size=1, latent=True, v_head_dim=512),
+    AttentionProblem(
+        3, 128, 1, (700, 2, 65), 576, page_size=1, latent=True, v_head_dim=512, kv_dtype="e4m3"
+    ),
+    AttentionProblem(
+        *(3, 16, 1, (700, 2, 65), 576, "bf16"),
+        page_size=1,
+        latent=True,
+        v_head_dim=512,
+        kv_dtype="e4m3",
+        row_scales=True,
     ),
 ]
 #: Stride through the problems of all kinds, which have some five for each.

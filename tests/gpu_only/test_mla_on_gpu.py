@@ -11,7 +11,8 @@ from hostile_inputs import EQUAL_SCORES, steep_scores
 from leanbench.kernels.mla import LEAN_MLA
 
 from leanbench import lean_mla_with_kvcache
-from leanbench.check.grid import CheckCase, run_case, wild_case
+from leanbench.check.grid import CheckCase, drop_pages, run_case, wild_case
+from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
@@ -46,13 +47,92 @@ PROBLEMS = [
     replace(ONE, batch=3, context=(5000, 1, 777), capacity=8192, page_size=None, kv_dtype="e5m2"),
     replace(ONE, batch=4, context=(1, 64, 30_000, 500), q_heads=16, q_len=4, kv_dtype="e4m3"),
 ]
+#: Rows without columns beyond V, with 64 of them, and with 32.
+COLUMNS = [
+    *(
+        replace(ONE, head_dim=head_dim, v_head_dim=value_dim, **axes)
+        for head_dim, value_dim in ((512, 512), (320, 256), (288, 256))
+        for axes in (
+            {"context": 1000},
+            {"batch": 8, "q_heads": 16, "context": 2048, "page_size": 1},
+            {"batch": 3, "q_heads": 64, "context": (700, 2, 65), "q_len": 3, "dtype": "fp16"},
+            {"batch": 100, "page_size": None, "context": 1024},
+        )
+    ),
+    *(
+        replace(ONE, head_dim=512, v_head_dim=512, batch=8, q_heads=16, kv_dtype="e4m3", **axes)
+        for axes in ({"context": 4096}, {"context": 2048, "page_size": 1})
+    ),
+]
+#: Chosen tokens, and pages of parts of a stage; lengths that end anywhere in one.
+CHOSEN = replace(ONE, batch=8, q_heads=16, context=2048, page_size=1)
+RAGGED = {"batch": 5, "context": (700, 1, 65, 1999, 2048), "capacity": 2048}
+GATHERED = [
+    *(replace(CHOSEN, kv_dtype=kv_dtype) for kv_dtype in ("same", "e4m3", "e5m2")),
+    *(replace(CHOSEN, q_heads=heads, dtype="fp16") for heads in (1, 8, 64, 128)),
+    *(replace(CHOSEN, batch=batch) for batch in (1, 2, 64)),
+    *(replace(CHOSEN, **RAGGED, q_heads=heads) for heads in (16, 128)),
+    replace(CHOSEN, **RAGGED, kv_dtype="e4m3", dtype="fp16", scaled=False),
+    replace(CHOSEN, **RAGGED, q_len=3, kv_dtype="e4m3"),
+    *(replace(CHOSEN, **RAGGED, page_size=page_size) for page_size in (16, 32, 48, 65)),
+    replace(CHOSEN, batch=1, context=60_000, page_size=3, q_heads=128),
+    replace(CHOSEN, batch=100, context=500, q_heads=128, kv_dtype="e4m3"),
+    replace(CHOSEN, context=20_000, page_size=None, select=2048),
+    replace(CHOSEN, kv_dtype="e4m3", row_scales=True),
+    replace(CHOSEN, **RAGGED, q_heads=128, kv_dtype="e4m3", row_scales=True),
+    replace(CHOSEN, batch=64, page_size=16, kv_dtype="e4m3", row_scales=True),
+]
 
 
 @pytest.mark.parametrize("scale", [1.0, 12.0])
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize(
+    "problem", [*PROBLEMS, *GATHERED, *COLUMNS], ids=lambda problem: problem.label
+)
 def test_right_and_the_same_bits_again(problem, scale):
     result = run_case("lean_mla", CheckCase(problem, scale, 0), spec_of_device(0), "cuda")
     assert result.failure is None
+
+
+@pytest.mark.parametrize("problem", GATHERED, ids=lambda problem: problem.label)
+def test_tokens_without_a_page_have_no_weight(problem):
+    """Rows that nobody chose are NaN."""
+    inputs = poison_unused(drop_pages(make_inputs(problem, "cuda", score_scale=4.0)))
+    out, lse = lean_mla_with_kvcache(
+        inputs.q,
+        inputs.k_cache,
+        inputs.context if inputs.cache_seqlens is None else inputs.cache_seqlens,
+        block_table=inputs.block_table,
+        k_descale=inputs.k_descale,
+        causal=inputs.causal,
+        return_softmax_lse=True,
+    )
+    written = replace(inputs, out=out, lse=lse)
+    assert Reference(inputs).check(written).failure(problem.dtype) is None
+    assert not out[0].any()
+    assert lse[0].isneginf().all()
+
+
+@pytest.mark.parametrize("kv_dtype", ["same", "e4m3"])
+def test_a_graph_is_replayed_with_other_tokens(kv_dtype):
+    problem = replace(CHOSEN, **RAGGED, kv_dtype=kv_dtype)
+    inputs = make_inputs(problem, "cuda")
+    lengths, table = inputs.cache_seqlens, inputs.block_table
+    assert lengths is not None
+    assert table is not None
+    run = LEAN_MLA.prepare(inputs, LEAN_MLA.default_config(problem, spec_of_device(0)))
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for seed in range(6):
+        table.copy_(torch.randint(-1, inputs.k_cache.shape[0], table.shape))
+        lengths.copy_(torch.randint(0, 2049, lengths.shape))
+        inputs = drop_pages(inputs, seed)
+        assert inputs.block_table is not None
+        table.copy_(inputs.block_table)
+        inputs.poison()
+        graph.replay()
+        assert Reference(inputs).check(inputs).failure("bf16") is None
 
 
 @pytest.mark.parametrize("score", EQUAL_SCORES)

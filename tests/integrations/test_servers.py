@@ -193,6 +193,11 @@ def test_rows_that_pad_a_graph_write_to_the_null_block(vllm_backend):
     assert dense.calls[0]["cache_seqlens"].tolist() == [3, 15, 0, 0]
 
 
+def test_no_graph_serves_both_single_tokens_and_prompts(vllm_backend):
+    support = vllm_backend[0].LeanMetadataBuilder.get_cudagraph_support(None, None)
+    assert support is importlib.import_module(VLLM).AttentionCGSupport.UNIFORM_BATCH
+
+
 @pytest.mark.parametrize(
     ("changes", "cache_dtype"),
     [

@@ -8,6 +8,7 @@ import pytest
 import torch
 from lean_on_cpu import Cpu, Workspace, fixed, launch_on, needs_compiler, settings
 from leanbench.kernels.lean.configs import CudaConfig
+from leanbench.kernels.mla.configs import MlaConfig
 
 from leanbench.check.reference import Reference
 from leanbench.core.inputs import AttentionInputs, make_inputs
@@ -16,7 +17,7 @@ from leanbench.core.problem import AttentionProblem
 pytestmark = needs_compiler
 RAGGED = AttentionProblem(3, 8, 2, (300, 77, 190), 64, lengths_on="device", capacity=320)
 #: Settings, a call, and the GPU's SMs.
-CASES: dict[str, tuple[CudaConfig, AttentionProblem, int]] = {
+CASES: dict[str, tuple[CudaConfig | MlaConfig, AttentionProblem, int]] = {
     "stream-K": (settings(16, 2, 2, 1, 1, 8, "bulk"), RAGGED, 5),
     "splits": (
         settings(16, 2, 2, 1, 1, 8, "bulk"),
@@ -32,6 +33,17 @@ CASES: dict[str, tuple[CudaConfig, AttentionProblem, int]] = {
         5,
     ),
     "padding": (settings(16, 2, 2, 1, 1, 8, "bulk"), replace(RAGGED, leftpad=True), 5),
+    "latents": (
+        MlaConfig(1, True, 1),
+        AttentionProblem(
+            *(3, 16, 1, (300, 77, 190), 576),
+            v_head_dim=512,
+            latent=True,
+            lengths_on="device",
+            capacity=320,
+        ),
+        9,
+    ),
     "more than a warp's": (
         settings(16, 2, 2, 1, 1, 8, "bulk"),
         AttentionProblem(150, 2, 2, (40, 3, 90) * 50, 64, lengths_on="device", capacity=96),
@@ -42,7 +54,9 @@ cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def launch(
-    case: tuple[CudaConfig, AttentionProblem, int], inputs: AttentionInputs, workspace: Workspace
+    case: tuple[CudaConfig | MlaConfig, AttentionProblem, int],
+    inputs: AttentionInputs,
+    workspace: Workspace,
 ) -> str | None:
     config, _, sms = case
     inputs.poison()
@@ -64,7 +78,7 @@ def test_a_second_launch_reads_what_the_first_kept(case):
     # The first CTA's range as if the lengths needed fewer, with the sum that belongs to it.
     of_cta = workspace.kept[: launch_on(inputs, case[0], case[2]).build.kept_stride(inputs.batch)]
     numbers = of_cta.long()
-    numbers[11] += (-1 - numbers[0]) * 0x9E3779B1
+    numbers[11] += -1 - numbers[0]
     numbers[0] = -1
     of_cta.copy_(numbers)
     with pytest.raises(AssertionError):
@@ -95,7 +109,11 @@ def test_any_number_that_changed_is_noticed(case):
     for places in numbers[torch.randperm(len(numbers), generator=generator)].split(9):
         of_ctas[torch.randint(len(of_ctas), (len(places),), generator=generator), places] += 1
         assert launch(case, inputs, workspace) is None
-        assert torch.equal(of_ctas[:, numbers], kept.view_as(of_ctas)[:, numbers])
+        expected = kept.view_as(of_ctas)
+        # A CTA without a range keeps no other numbers of one.
+        works = expected[:, 0] != -1
+        assert torch.equal(of_ctas[:, 0], expected[:, 0])
+        assert torch.equal(of_ctas[works][:, numbers], expected[works][:, numbers])
 
 
 def test_another_launch_has_another_key():
@@ -104,3 +122,18 @@ def test_another_launch_has_another_key():
     assert launch(case, inputs, workspace) is None
     config = replace(case[0], min_tiles_per_cta=3)
     assert launch((config, *case[1:]), inputs, workspace) is None
+
+
+def test_lengths_of_another_launch_make_no_range():
+    """Launches share memory if enough others lie between them. The last lengths of one can fall on
+    the first numbers of a CTA of the other, whose lengths, key and sum stay.
+    """
+    case = CASES["stream-K"]
+    inputs, workspace = make_inputs(case[1], "cpu"), Workspace(epoch=7)
+    assert launch(case, inputs, workspace) is None
+    first, slot = workspace.kept[64:66].tolist()
+    short = AttentionProblem(34, 2, 2, (3,) * 32 + (first + 3, slot - 1), 64, lengths_on="device")
+    other = case[0], short, 1
+    assert launch(other, make_inputs(short, "cpu"), workspace) is None
+    assert workspace.kept[64:66].tolist() == [first + 3, slot - 1]
+    assert launch(case, inputs, workspace) is None

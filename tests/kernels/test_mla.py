@@ -29,6 +29,7 @@ from leanbench.attention.compat import launch_after_steps, non_contiguous
 from leanbench.attention.mla_launch import as_attention, check_latent
 from leanbench.core.errors import DoesNotFit, UserError
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.row_scales import decode_rows, encode_rows
 from leanbench.gpu.catalogue import find
 
 H200 = find("h200")
@@ -62,8 +63,11 @@ def test_builds_of_column_groups_have_no_more_of_an_sm(context, groups):
 
 def test_column_groups_of_an_fp8_cache_are_refused():
     config = MlaConfig(1, align_grid=True, column_groups=2)
-    with pytest.raises(DoesNotFit, match=r"column_groups 2 .* e4m3"):
+    with pytest.raises(DoesNotFit, match=r"column_groups up to 1 .* e4m3 with 512 .* is 2"):
         LEAN_MLA.compile(replace(PROBLEM, kv_dtype="e4m3"), config, HOPPER)
+    fewer = replace(PROBLEM, head_dim=320, v_head_dim=256)
+    with pytest.raises(DoesNotFit, match="column_groups up to 2"):
+        LEAN_MLA.compile(fewer, replace(config, column_groups=4), HOPPER)
 
 
 def test_configs_leave_one_column_group_out():
@@ -101,10 +105,11 @@ def test_other_gpus_are_refused_in_a_sentence():
 
 
 @pytest.mark.parametrize(
-    ("heads", "q_len", "cluster", "row_tiles"), [(16, 1, 1, 1), (16, 5, 2, 1), (128, 3, 2, 3)]
+    ("heads", "q_len", "page", "cluster", "row_tiles"),
+    [(16, 1, 0, 1, 1), (16, 5, 64, 2, 1), (128, 3, 0, 2, 3), (128, 1, 1, 1, 2), (16, 5, 96, 1, 2)],
 )
-def test_two_ctas_share_what_they_copy(heads, q_len, cluster, row_tiles):
-    build = MlaBuild.of_shape(heads, q_len, bf16=True, causal=True, ragged=False, page=0)
+def test_two_ctas_share_bulk_copies(heads, q_len, page, cluster, row_tiles):
+    build = MlaBuild.of_shape(heads, q_len, bf16=True, causal=True, ragged=False, page=page)
     assert (build.cluster, build.row_tiles(q_len)) == (cluster, row_tiles)
 
 
@@ -112,8 +117,15 @@ def test_two_ctas_share_what_they_copy(heads, q_len, cluster, row_tiles):
     ("axes", "sentence"),
     [
         ({}, None),
-        ({"latent": False}, "lean_mla takes latent caches with v_head_dim 512 alone"),
-        ({"page_size": 32}, "lean_mla does not take page_size 32"),
+        ({"latent": False}, "lean_mla takes latent caches of head_dim 576 with v_head_dim 512 al"),
+        ({"head_dim": 512, "v_head_dim": None}, None),
+        ({"head_dim": 320, "v_head_dim": 256}, None),
+        ({"head_dim": 320, "v_head_dim": 128}, "lean_mla takes latent caches of head_dim 320 with"),
+        (
+            {"head_dim": 288, "v_head_dim": 256, "kv_dtype": "e4m3"},
+            "lean_mla takes fp8 with v_head_dim 512 alone",
+        ),
+        ({"page_size": 1}, None),
         ({"head_dim": 128, "v_head_dim": None}, "lean_mla does not take head_dim 128"),
         ({"kv_dtype": "e4m3"}, None),
         ({"kv_dtype": "e5m2", "scaled": False}, None),
@@ -129,6 +141,7 @@ Q, CACHE = torch.zeros(2, 1, 16, 576).bfloat16(), torch.zeros(2, 128, 576).bfloa
 TABLE, FP8 = torch.zeros(2, 2, dtype=torch.int32), torch.float8_e4m3fn
 OF_HEADS, OUT = torch.zeros(2, 128, 2, 576).bfloat16(), torch.zeros(2, 1, 18, 512).bfloat16()
 FP8_CACHE = CACHE.to(FP8)
+SCALED_ROWS = torch.zeros(2, 1, 1, 656).to(FP8)
 #: Arguments, and the argument and values that a message names.
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"q": Q[..., :512]}, "q is (2, 1, 16, 512) and kv_cache (2, 128, 576)"),
@@ -152,6 +165,26 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "q_descale is (3, 1) torch.float32: expected one number, or (2, 1)",
     ),
     ({"kv_cache": OF_HEADS[:, :, :1].expand(2, 128, 3, 576)}, "q has 16 heads, kv_cache 3"),
+    (
+        {"kv_cache": SCALED_ROWS.half(), "block_table": TABLE},
+        "q is torch.bfloat16 and kv_cache torch.float16: expected q",
+    ),
+    (
+        {"kv_cache": SCALED_ROWS},
+        "kv_cache is (2, 1, 1, 656): rows of 656 bytes are read one by one",
+    ),
+    (
+        {"kv_cache": SCALED_ROWS, "block_table": TABLE, "q": Q.half()},
+        "q is torch.float16 and kv_cache torch.float8_e4m3fn with rows of 656 bytes: expected q in",
+    ),
+    (
+        {"kv_cache": SCALED_ROWS, "block_table": TABLE, "k_descale": torch.ones(1)},
+        "k_descale goes with rows of 576 numbers, those of kv_cache have scales inside",
+    ),
+    (
+        {"q": Q[..., :320].contiguous(), "kv_cache": CACHE[..., :320].contiguous().to(FP8)},
+        "kv_cache (2, 128, 1, 320) is torch.float8_e4m3fn: fp8 is for rows of 512 or 576 numbers",
+    ),
     ({"kv_cache": FP8_CACHE, "k_descale": 0.5}, "k_descale is 0.5, on the host"),
     # The scale of q in 16 bits is ignored, the one of the cache is not.
     ({"kv_cache": FP8_CACHE, "q_descale": 0.5, "k_descale": 0.5}, "k_descale is 0.5, on the host"),
@@ -328,7 +361,7 @@ def test_several_kv_heads_are_a_launch_each(q_len, paged, launched):
 
 @pytest.mark.parametrize("page_size", [1, 16, 80])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_pages_of_other_sizes_are_copied(page_size, dtype, launched):
+def test_pages_have_any_size(page_size, dtype, launched):
     pages = 160 // page_size
     q, cache = latent_rows(2, 2, 16), latent_rows(2, 160).to(dtype)
     order = torch.randperm(2 * pages, dtype=torch.int32).view(2, pages)
@@ -341,6 +374,37 @@ def test_pages_of_other_sizes_are_copied(page_size, dtype, launched):
     options = {"cache_seqlens": lengths, "return_softmax_lse": True}
     out, lse = lean_mla_with_kvcache(q, given, block_table=order, **options)
     alone, alone_lse = lean_mla_with_kvcache(q, cache, **options)
+    assert out.equal(alone)
+    assert lse.equal(alone_lse)
+
+
+@pytest.mark.parametrize(("columns", "value_dim"), [(512, 512), (320, 256), (288, 256)])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_rows_of_other_columns(columns, value_dim, kv_heads, launched):
+    q, cache = latent_rows(2, 1, 4)[..., :columns], latent_rows(2, 64, kv_heads)[..., :columns]
+    inputs = plain_form(q, cache, cache[..., :value_dim], causal=True)
+    given = cache.contiguous()
+    for head_dim_v in (None, value_dim):
+        result = lean_mla_with_kvcache(
+            q.contiguous(), given, head_dim_v=head_dim_v, causal=True, return_softmax_lse=True
+        )
+        assert_form(inputs, result)
+    with pytest.raises(ValueError, match=f"head_dim_v is 128: only {value_dim} is supported"):
+        lean_mla_with_kvcache(q, given, head_dim_v=128)
+    empty = lean_mla_with_kvcache(q[:0], given[:0])
+    assert isinstance(empty, torch.Tensor)
+    assert empty.shape == (0, 1, 4, value_dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
+def test_rows_with_scales_inside(dtype, launched):
+    q, rows = latent_rows(2, 1, 16), latent_rows(10, 1, 1)
+    chosen, lengths = numbers(3, -1, 7, 0, 9, 3, 3, 99).view(2, 4), numbers(4, 3)
+    pool, options = encode_rows(rows, 512), {"block_table": chosen, "return_softmax_lse": True}
+    out, lse = lean_mla_with_kvcache(q, pool.view(dtype), lengths, **options)
+    plain = decode_rows(pool, 512)
+    torch.testing.assert_close(plain, rows, atol=1e-2, rtol=0.07)
+    alone, alone_lse = lean_mla_with_kvcache(q, plain, lengths, **options)
     assert out.equal(alone)
     assert lse.equal(alone_lse)
 

@@ -13,6 +13,7 @@ from lean_on_cpu import Cpu, Mutation, Workspace, failure_of, failure_over, need
 from leanbench.kernels.mla.configs import MlaConfig
 from library_stand_ins import LATENT
 
+from leanbench.check.grid import drop_pages
 from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
 from leanbench.core.inputs import make_inputs
@@ -25,6 +26,8 @@ SINGLE = replace(LATENT, batch=3, context=200)
 #: Lengths of four sequences, for some of the cases.
 FOUR = {"batch": 4, "context": (1, 64, 430, 90), "capacity": 512}
 UNALIGNED = {**FOUR, "context": (1, 80, 430, 111)}
+OF_512 = {"head_dim": 512, "v_head_dim": None}
+OF_320, OF_288 = ({"head_dim": columns, "v_head_dim": 256} for columns in (320, 288))
 
 
 class Case(NamedTuple):
@@ -60,8 +63,28 @@ CASES = {
     "e5m2 pages": Case(
         replace(SINGLE, **UNALIGNED, page_size=64, kv_dtype="e5m2", dtype="fp16"), 1, 6, lazy=False
     ),
+    # Chosen tokens.
+    "pages of 1": Case(replace(SINGLE, **UNALIGNED, page_size=1), 1, 6, score_scale=12.0),
+    "288 columns": Case(replace(SINGLE, **OF_288, batch=2), 1, 5, score_scale=12.0),
+    "e4m3 pages of 1": Case(replace(SINGLE, **UNALIGNED, page_size=1, kv_dtype="e4m3"), 1, 6),
+    "rows with scales": Case(
+        replace(SINGLE, **UNALIGNED, page_size=1, kv_dtype="e4m3", row_scales=True), 1, 6
+    ),
 }
 DEEP_CASES = {
+    # Rows without columns beyond V, with 64 of them, and with 32.
+    "512 columns": Case(replace(PAIR, **OF_512, context=200), 1, 8, score_scale=12.0),
+    "512 columns, e4m3": Case(replace(SINGLE, **OF_512, **UNALIGNED, kv_dtype="e4m3"), 1, 6),
+    "512 columns, pages of 3": Case(replace(SINGLE, **OF_512, **UNALIGNED, page_size=3), 1, 6),
+    "512 columns, e5m2 pages of 1": Case(
+        replace(SINGLE, **OF_512, **UNALIGNED, page_size=1, kv_dtype="e5m2"), 1, 6
+    ),
+    "320 columns": Case(replace(PAIR, **OF_320, **FOUR, page_size=64), 1, 8, lazy=False),
+    "320 columns, split over many": Case(replace(SINGLE, **OF_320, batch=1, context=900), 1, 16),
+    "320 columns, 2 column groups": Case(
+        replace(SINGLE, **OF_320, dtype="fp16"), 1, 16, score_scale=12.0, column_groups=2
+    ),
+    "288 columns, pages of 1": Case(replace(SINGLE, **OF_288, **UNALIGNED, page_size=1), 1, 6),
     "single CTAs": Case(SINGLE, 1, 6),
     "a sequence each": Case(PAIR, 5, 6),
     "split": Case(replace(PAIR, batch=1), 1, 12),
@@ -100,7 +123,30 @@ DEEP_CASES = {
         replace(PAIR, q_len=2, causal=False, kv_dtype="e5m2", scaled=False), 1, 7, lazy=False
     ),
     "e4m3, pages": Case(replace(PAIR, **FOUR, page_size=128, kv_dtype="e4m3"), 1, 8),
+    # Two row tiles without a cluster; the same with column groups.
+    "pages of 1, 128 heads": Case(replace(PAIR, **FOUR, page_size=1), 1, 8, lazy=False),
+    "4 column groups, pages of 1": Case(
+        replace(PAIR, batch=1, page_size=1, dtype="fp16"), 1, 40, column_groups=4
+    ),
+    "rows with scales, 128 heads": Case(
+        replace(PAIR, page_size=16, kv_dtype="e4m3", row_scales=True), 1, 7, score_scale=12.0
+    ),
+    "rows with scales, long ranges": Case(
+        replace(SINGLE, context=500, page_size=1, kv_dtype="e4m3", row_scales=True), 1, 2, False
+    ),
+    "pages of 48, several query tokens": Case(
+        replace(SINGLE, **FOUR, q_len=2, page_size=48, lengths_on="device"), 1, 5
+    ),
+    "e5m2, pages of 16": Case(
+        replace(PAIR, **UNALIGNED, page_size=16, kv_dtype="e5m2", dtype="fp16"), 1, 9, lazy=False
+    ),
 }
+#: Those with tokens that can be without a page.
+GATHERED = ("pages of 1", "e4m3 pages of 1", "rows with scales")
+DEEP_GATHERED = (
+    *("pages of 1, 128 heads", "4 column groups, pages of 1"),
+    *("pages of 48, several query tokens", "e5m2, pages of 16"),
+)
 
 
 #: Lines without which a launch is wrong, or ends in no order that a GPU allows.
@@ -126,7 +172,7 @@ COLUMN_MUTATIONS: list[tuple[str, Mutation]] = [
     ),
     (
         "2 column groups, long ranges",
-        ("mla.cu", "if (i == (COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0))", "if (i == HALF_COLUMNS)"),
+        ("mla.cu", "if (i == FIRST_OF_OTHER)", "if (i == HALF_COLUMNS)"),
     ),
 ]
 #: Mutations of fp8 caches.
@@ -144,6 +190,13 @@ FP8_MUTATIONS: list[Mutation] = [
     ),
     ("bytes.cuh", "if (token < tokens)", "if (true)"),
     ("mla.cu", "if (DIVIDED_QUERY) scale.x *=", "if (false) scale.x *="),
+]
+#: Mutations of copies by lanes.
+GATHER_MUTATIONS: list[Mutation] = [
+    ("gather.cuh", "if (token >= part.tokens) return -1;", ""),
+    ("gather.cuh", "exists[i] && has_piece(column)", "has_piece(column)"),
+    ("mla.cu", "if (GATHERS) tokens.mask(s);", ""),
+    ("gather.cuh", "turn == FIRST_OF_OTHER", "false"),
 ]
 
 
@@ -166,6 +219,9 @@ def test_mla_is_right(name, cpu):
         deep("2 column groups, lengths of their own", 36, (0, -5, 430, 100_000)),
         deep("pages", 8, (0, -5, 430, 100_000)),
         deep("pages", 8, (0, 0, 0, 0)),
+        ("pages of 1", 6, (0, -5, 430, 100_000)),
+        deep("pages of 1, 128 heads", 8, (0, -5, 430, 100_000)),
+        deep("e5m2, pages of 16", 8, (0, 0, 0, 0)),
     ],
 )
 def test_lengths_that_are_none(cpu, name, sms, lengths):
@@ -182,6 +238,20 @@ def test_lengths_that_are_none(cpu, name, sms, lengths):
     empty = torch.tensor(lengths) <= 0
     assert not inputs.out[empty].any()
     assert inputs.lse[empty].isneginf().all()
+
+
+@pytest.mark.parametrize("name", [*GATHERED, *(deep(name) for name in DEEP_GATHERED)])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_tokens_without_a_page_have_no_weight(cpu, name, lazy):
+    """Rows that nobody chose are NaN."""
+    case, workspace = (CASES | DEEP_CASES)[name], Workspace(epoch=7)
+    config = MlaConfig(case.min_tiles, False, case.column_groups)
+    for seed in range(2):
+        inputs = make_inputs(case.problem, "cpu", seed, score_scale=case.score_scale)
+        inputs = drop_pages(inputs, seed)
+        assert failure_over(cpu, workspace, inputs, config, case.sms, seed, lazy) is None
+        assert not inputs.out[0].any()
+        assert inputs.lse[0].isneginf().all()
 
 
 #: A call that detects mutations; sequences of an fp8 cache.
@@ -205,6 +275,20 @@ FP8 = replace(SINGLE, batch=2, context=430, capacity=512, kv_dtype="e4m3")
 def test_a_missing_line_is_noticed(case, mutation):
     cpu, workspace = Cpu(mutation), Workspace(epoch=7)
     assert any(case.failure(cpu, workspace, seed) for seed in range(6))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("mutation", GATHER_MUTATIONS, ids=lambda mutation: mutation[1])
+def test_a_missing_line_of_copies_by_lanes_is_noticed(mutation):
+    problem = replace(SINGLE, **UNALIGNED, page_size=1)
+    cpu, workspace = Cpu(mutation), Workspace(epoch=7)
+
+    def failure(seed: int) -> str | None:
+        inputs = drop_pages(make_inputs(problem, "cpu", seed, score_scale=4.0), seed)
+        config = MlaConfig(1, align_grid=False)
+        return failure_over(cpu, workspace, inputs, config, 3, seed, lazy=seed % 2 == 0)
+
+    assert any(map(failure, range(6)))
 
 
 @pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])

@@ -9,16 +9,17 @@ import test_lean_on_cpu
 import test_many_rows_on_cpu
 import test_mla_on_cpu
 import test_peers_on_cpu
-from lean_on_cpu import Cpu, Mutation, attend
+from lean_on_cpu import Cpu, Mutation, Workspace, attend, failure_over
 
+from leanbench.core.inputs import make_inputs
 from leanbench.core.paths import KERNELS
 
 #: Mutations by the case that detects them: file, line, and what takes its place.
 LEAN: dict[str, list[Mutation]] = {
     "fixed runs": [
         ("partials.cuh", "first[i].w != epoch | second[i].w", "first[i].w"),
-        ("schedule.cuh", "at -= 1, first -= 1;", "at += 1, first += 1;"),
-        ("schedule.cuh", "merging = lowest == highest;", "merging = true;"),
+        ("position.cuh", "at -= 1, first -= 1;", "at += 1, first += 1;"),
+        ("position.cuh", "merging = lowest == highest;", "merging = true;"),
         ("attend.cuh", "head != part.head;", "false;"),
         ("schedule.cuh", "tiles, mine = part.first", "tiles, mine = 0"),
     ],
@@ -27,8 +28,8 @@ LEAN: dict[str, list[Mutation]] = {
         ("lean.cu", "#endif\n      __syncthreads();", "#endif"),
         ("attend.cuh", "if (masked) mask_scores", "if (false) mask_scores"),
         ("reduce.cuh", "slot + stride, stride", "slot, stride"),
-        ("schedule.cuh", "divide(n, early ? share + 1 : share)", "divide(n, share)"),
-        ("schedule.cuh", "tiles - from <= short_rest(p) +", "tiles - from <= 1 +"),
+        ("tiles.cuh", "divide(n, early ? share + 1 : share)", "divide(n, share)"),
+        ("position.cuh", "tiles - from <= short_rest(p) +", "tiles - from <= 1 +"),
         ("schedule.cuh", "part.end_tiles + short_rest(p) : 0", "0 : 0"),
     ],
     "many rows": [
@@ -69,7 +70,7 @@ LEAN: dict[str, list[Mutation]] = {
     "attention chunks": [
         ("attend.cuh", "max(first, chunk)", "first"),
         ("attend.cuh", "min(end, chunk + p.attention_chunk)", "end"),
-        ("schedule.cuh", "place < 0 ? -1", "place < 0 ? 0"),
+        ("tiles.cuh", "place < 0 ? -1", "place < 0 ? 0"),
     ],
     "paged windows in clusters": [
         ("attend.cuh", "part.first_seen(p, 0) - token", "0"),
@@ -81,25 +82,25 @@ LEAN: dict[str, list[Mutation]] = {
             "position.token = 0 * (position.",
         ),
         ("attend.cuh", "fabsf(ahead +", "(ahead +"),
-        ("schedule.cuh", "return token / START_STEP * START_STEP", "return token"),
+        ("tiles.cuh", "return token / START_STEP * START_STEP", "return token"),
     ],
     "short output tiles": [
         ("lean.cu", "if (PACKS && is_shared && part.packed)", "if (false)"),
         ("copy.cuh", "position.first_chunk(range_warp)", "range_warp"),
-        ("schedule.cuh", "chunk = mine ? 0 : chunks;", ""),
+        ("position.cuh", "chunk = mine ? 0 : chunks;", ""),
     ],
     "pages of one token": [("copy.cuh", "position.chunk + position.step());", "position.chunk);")],
     "pages of 48": [("build.cuh", "while (page % box != 0) box /= 2;", "")],
     "head_dim 72": [("attend.cuh", "if (step * 16 + 8 < V_HEAD_DIM) to[SECOND]", "to[SECOND]")],
     "head_dim 56, async": [("copy.cuh", "column + i < DIM / PIECE_NUMBERS);", "true);")],
     "chunks of queries": [
-        ("schedule.cuh", "row_tile_in_turn(head - kv_head * tiles, tiles) * ROWS", "0"),
+        ("position.cuh", "row_tile_in_turn(head - kv_head * tiles, tiles) * ROWS", "0"),
         ("attend.cuh", "query.row_offset / GROUP_SIZE;", "query.row_offset;"),
     ],
-    "a large batch": [("schedule.cuh", ", longer_than_one += tiles > 1;", ";")],
+    "a large batch": [("lengths.cuh", ", longer_than_one += tiles > 1;", ";")],
     "ragged queries": [
         ("reduce.cuh", "p.total_queries + part.queries.first", "p.total_queries"),
-        ("schedule.cuh", "rows += rows_of(p, i);", "rows += 1;"),
+        ("lengths.cuh", "rows += rows_of(p, i);", "rows += 1;"),
     ],
     "equal splits": [
         ("schedule.cuh", "slot = output_tile * most + split;", "slot = unit;"),
@@ -125,7 +126,7 @@ APPEND: dict[str, list[Mutation]] = {
         ("append.cuh", "load<APPEND_ROWS>(p, part, at,", "load<APPEND_ROWS>(p, part, first,"),
         ("append.cuh", "swizzle_of(row % 8)", "swizzle_of(0)"),
         ("rotary.cuh", "low ? ROTARY_DIM / 4 : -ROTARY_DIM / 4", "low ? 2 : -2"),
-        ("schedule.cuh", "length + min(p.new_tokens, p.context - length)", "length"),
+        ("tiles.cuh", "length + min(p.new_tokens, p.context - length)", "length"),
     ],
     "chunks of a warp": [
         ("append.cuh", "if (any && part.chunk != early)", "if (any && early < 0)"),
@@ -133,12 +134,12 @@ APPEND: dict[str, list[Mutation]] = {
     ],
     "clusters": [("rotary.cuh", "x.y * c.x + x.x * s.x)", "x.y * c.x - x.x * s.x)")],
     "pages": [("append.cuh", "+ at / PAGE_OR_1);", "+ (at + 1) / PAGE_OR_1);")],
-    "host": [("schedule.cuh", "max(p.context - p.new_tokens, 0) :", "p.context :")],
+    "host": [("tiles.cuh", "max(p.context - p.new_tokens, 0) :", "p.context :")],
     "row tiles": [
         ("append.cuh", "tile.row_offset + ROWS >= all_rows", "0 * all_rows"),
         ("append.cuh", "tile.row_offset + ROWS >=", "tile.row_offset == 0 * "),
     ],
-    "windows": [("schedule.cuh", "WINDOW_LEFT && APPEND ?", "false ?")],
+    "windows": [("position.cuh", "WINDOW_LEFT && APPEND ?", "false ?")],
     "fp8": [("append.cuh", "WORD_NUMBERS = 4 / KV_BYTES", "WORD_NUMBERS = 2")],
     "padding": [("append.cuh", "return BATCH_IDX ? __ldg", "return false ? __ldg")],
 }
@@ -155,12 +156,60 @@ HEAD_PAIRS: dict[str, list[Mutation]] = {
     ],
     "head_dim 112": [("build.cuh", "HEADS_OF_ROW == 1 && HEAD_DIM ==", "HEAD_DIM ==")],
 }
+#: Missing barriers of a warp and proxy fences.
+LEAN_BARRIERS: dict[str, list[Mutation]] = {
+    "many rows": [
+        ("attend.cuh", "#endif\n  __syncwarp();\n}", "#endif\n}"),
+        ("copy.cuh", "      fence_proxy_async_shared_cta();\n", ""),
+        ("copy.cuh", "release() {\n    __syncwarp();", "release() {"),
+        ("lean.cu", "      fence_proxy_async_shared_cta();\n", ""),
+    ],
+    "clusters": [("attend.cuh", "  fence_proxy_async_shared_cta();\n", "")],
+    "host": [("copy.cuh", "- 1>();\n    __syncwarp();", "- 1>();")],
+    "host, a CTA each": [("copy.cuh", "    __syncwarp();\n#endif\n  }", "#endif\n  }")],
+    "short output tiles": [("lean.cu", "__syncwarp();\n        write_packed", "write_packed")],
+}
+APPEND_BARRIERS: dict[str, list[Mutation]] = {
+    "row tiles": [("append.cuh", "fence_proxy_async_shared_cta();  // before", "// before")],
+    "rotated": [("append.cuh", "#endif\n    __syncwarp();", "#endif")],
+}
+MANY_ROWS_BARRIERS: dict[str, list[Mutation]] = {
+    "host": [
+        ("many_rows.cu", "  }\n  __syncwarp();\n  if (own < copies)", "  }\n  if (own < copies)"),
+        ("many_rows.cu", "    fence_proxy_async_shared_cta();\n", ""),
+        ("rows_attend.cuh", "u32 barrier) {\n  __syncwarp();", "u32 barrier) {"),
+        ("rows_attend.cuh", "    }\n  }\n  fence_proxy_async_shared_cta();", "    }\n  }\n"),
+        ("rows_output.cuh", "  __syncwarp();\n  constexpr int STEPS", "  constexpr int STEPS"),
+    ],
+    "device": [("rows_attend.cuh", "    fence_proxy_async_shared_cta();\n", "")],
+    "pages of one token": [("rows_attend.cuh", "if (!BULK) fence_proxy_async_shared_cta();", "")],
+}
+MLA_BARRIERS: dict[str, list[Mutation]] = {
+    "crossing": [
+        ("mla.cu", "    fence_mbarrier_init_release_cluster();\n", ""),
+        ("mla.cu", "    fence_proxy_async_shared_cta();\n", ""),
+        ("outputs.cuh", "u32 barrier) {\n  __syncwarp();", "u32 barrier) {"),
+        ("outputs.cuh", "#if CLUSTER > 1\n  __syncwarp();", "#if CLUSTER > 1"),
+        ("scores.cuh", "  fence_proxy_async_shared_cta();\n  __syncwarp();", "  __syncwarp();"),
+        ("scores.cuh", "_cta();\n  __syncwarp();", "_cta();"),
+    ],
+    "several query tokens": [
+        ("scores.cuh", "  fence_proxy_async_shared_cta();\n  bar_sync", "  bar_sync"),
+        ("outputs.cuh", "epoch);\n    __syncwarp();", "epoch);"),
+    ],
+    "e4m3": [
+        ("bytes.cuh", "  fence_proxy_async_shared_cta();\n  bar_sync(OF_W", "  bar_sync(OF_W")
+    ],
+}
+PACKED_BARRIER = ("lean.cu", "logs);\n        __syncwarp();\n      }", "logs);\n      }")
 CASES = test_lean_on_cpu.CASES | test_lean_on_cpu.DEEP_CASES
 ALL = [
     (cases[name], mutation)
     for cases, mutations in (
         (CASES, LEAN),
+        (CASES, LEAN_BARRIERS),
         (test_append_on_cpu.CASES, APPEND),
+        (test_append_on_cpu.CASES, APPEND_BARRIERS),
         (test_head_pairs_on_cpu.CASES, HEAD_PAIRS),
     )
     for name, found in mutations.items()
@@ -176,12 +225,45 @@ def test_a_changed_line_is_noticed(case, mutation):
         attend(Cpu(mutation), case)
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("name", "mutation"),
+    [(name, mutation) for name, found in MANY_ROWS_BARRIERS.items() for mutation in found],
+)
+def test_a_missing_barrier_of_many_rows_is_noticed(name, mutation):
+    with pytest.raises(AssertionError, match=r"^CTA |error"):
+        test_many_rows_on_cpu.run(test_many_rows_on_cpu.CASES[name], 2, Cpu(mutation))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("name", "mutation"),
+    [(name, mutation) for name, found in MLA_BARRIERS.items() for mutation in found],
+)
+def test_a_missing_barrier_of_mla_is_noticed(name, mutation):
+    cpu, workspace = Cpu(mutation), Workspace(epoch=7)
+    assert any(test_mla_on_cpu.CASES[name].failure(cpu, workspace, seed) for seed in range(2))
+
+
+@pytest.mark.deep
+def test_a_missing_barrier_between_output_tiles_of_a_warp_is_noticed():
+    """Chunks have barriers of their own; an empty sequence has none."""
+    inputs = make_inputs(test_lean_on_cpu.MANY_SHORT, "cpu", 1)
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens[2:] = 0
+    config = CASES["short output tiles"].config
+    for cpu, is_whole in ((Cpu(), True), (Cpu(PACKED_BARRIER), False)):
+        assert (failure_over(cpu, Workspace(1000), inputs, config, 2) is None) == is_whole
+
+
 def test_every_mutation_is_of_a_line_that_is_there():
     peers = [("peers.cuh", old, new) for old, new, _ in test_peers_on_cpu.MUTATIONS.values()]
     rows = test_many_rows_on_cpu.MUTATIONS + test_many_rows_on_cpu.PAIR_MUTATIONS
     latent = test_mla_on_cpu.MUTATIONS + test_mla_on_cpu.FP8_MUTATIONS
     latent += [mutation for _, mutation in test_mla_on_cpu.COLUMN_MUTATIONS]
-    lean = [*(mutation for _, mutation in ALL), *peers, *rows]
+    latent += [mutation for found in MLA_BARRIERS.values() for mutation in found]
+    rows += [mutation for found in MANY_ROWS_BARRIERS.values() for mutation in found]
+    lean = [*(mutation for _, mutation in ALL), *peers, *rows, PACKED_BARRIER]
     for family, mutations in (("lean", lean), ("mla", latent)):
         for file, old, _ in mutations:
             assert (KERNELS / family / file).read_text(encoding="utf-8").count(old) == 1, old

@@ -41,8 +41,13 @@ def test_every_model_gives_its_problems(model: Model):
     cells = expand(Sweep("s", (Grid(context=(16384,), model=(model.name,)),), ("lean",)))
     kinds = model.layer_kinds(1)
     for cell, layer in zip(cells, kinds, strict=True):
-        sizes = (layer.q_heads, layer.kv_heads, layer.selected or 16384, layer.head_dim)
-        assert cell.problem == AttentionProblem(1, *sizes, **dict(layer.kinds))
+        kinds_of, context = dict(layer.kinds), 16384
+        if "latent" in kinds_of:
+            kinds_of["select"] = layer.selected
+        else:
+            context = layer.selected or context
+        sizes = (layer.q_heads, layer.kv_heads, context, layer.head_dim)
+        assert cell.problem == AttentionProblem(1, *sizes, **kinds_of)
     assert sum(kinds.values()) + sum(model.other_layers.values()) == model.layers
     assert model.config.hub.count("/") == 1
 
@@ -159,6 +164,15 @@ def test_selections_bound_contexts_and_given_axes_hold_for_every_layer():
     plain = AttentionProblem(1, 64, 4, 1024, 128)
     own = [replace(plain, context=context) for context in (1024, 4096, 2048)]
     assert problems_of(context=(1024, 4096), model=("minimax-m3",)) == own
+
+
+def test_a_selection_of_single_tokens_is_the_axis_for_it():
+    plain = AttentionProblem(1, 128, 1, 4096, 576, v_head_dim=512, latent=True)
+    one = {"context": (4096,), "model": ("deepseek-v3.2",)}
+    assert problems_of(**one) == [replace(plain, select=2048)]
+    assert problems_of(**one, select=(512,)) == [replace(plain, select=512)]
+    pages = replace(plain, context=2048, page_size=64)
+    assert problems_of(**one, page_size=(64,)) == [pages]
 
 
 @pytest.mark.parametrize("folder", ["mine", "a:b", "a,b", "llama,3-8b"])
