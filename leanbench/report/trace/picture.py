@@ -278,7 +278,9 @@ def figure_words(panel: Panel) -> list[str]:
     figures, timeline = panel.figures, panel.timeline
     latency_us, efficiency = timeline.latency_us, panel.quantisation_efficiency
     words = [] if latency_us is None else [f"latency {microseconds(latency_us)} µs"]
-    words += [f"of it {text}"] if (text := parts_text(timeline)) else []
+    if parts := parts_by_name(timeline):
+        named = " + ".join(f"{name} {microseconds(us)}" for name, us in parts.items())
+        words.append(f"of it {named}")
     words.append(f"SMs busy {percent(figures.busy_share)}")
     if figures.waiting_share >= _VISIBLE:
         words.append(f"waiting {percent(figures.waiting_share)}")
@@ -296,13 +298,12 @@ def figure_words(panel: Panel) -> list[str]:
     return words
 
 
-def parts_text(timeline: Timeline) -> str:
-    """Describe the parts of the latency: ``launch 0.60 + read 7.60 + tail 0.10``; or empty."""
+def parts_by_name(timeline: Timeline) -> dict[str, float]:
+    """Return the parts of the latency in microseconds; empty if they are not known."""
     parts = parts_of(timeline)
     if parts is None or not timeline.latency_us:
-        return ""
-    named = parts.scaled(timeline.latency_us).by_name
-    return " + ".join(f"{name} {microseconds(us)}" for name, us in named.items())
+        return {}
+    return parts.scaled(timeline.latency_us).by_name
 
 
 def instrumentation_cost(timeline: Timeline) -> float | None:
