@@ -51,6 +51,7 @@ def flops(problem: AttentionProblem) -> int | None:
     """
     if problem.model is not None:
         return None
+    problem = problem.seen
     lengths = (
         context - pad for context, pad in zip(problem.contexts, problem.leftpads, strict=True)
     )

@@ -263,7 +263,7 @@ def charts_of(drawn: DataFrame, axes: Sequence[VaryingAxis]) -> list[Chart]:
     baseline = baseline_in_words(drawn)
     pointless = {
         "speedup_all": not several_series,
-        "pareto": len({*drawn["batch"]}) < 2,
+        "pareto": not _follows_the_batch(drawn),
         "roofline": not _leaves_the_slope(drawn),
     }
     charts = []
@@ -273,6 +273,13 @@ def charts_of(drawn: DataFrame, axes: Sequence[VaryingAxis]) -> list[Chart]:
             named = {name: text.replace(THE_BASELINE, baseline) for name, text in texts.items()}
             charts.append(replace(chart, **named))
     return charts
+
+
+def _follows_the_batch(drawn: DataFrame) -> bool:
+    """Return True if steps of a model differ in their batch."""
+    steps = drawn.dropna(subset=["tokens_per_s"])
+    by_model = steps.groupby([*COMPARED, "whole_model"])["batch"]
+    return any(len({*batches}) > 1 for _, batches in by_model)
 
 
 def _leaves_the_slope(drawn: DataFrame) -> bool:

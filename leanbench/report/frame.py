@@ -271,7 +271,7 @@ def _over_baseline(frame: DataFrame, column: str) -> Series:
 
 
 def _ratio(frame: DataFrame, column: str, over: str) -> Series:
-    return cast("Series", frame[column] / frame[over])
+    return cast("Series", frame[column] / frame[over]).astype("float64")
 
 
 #: In the order of tables.

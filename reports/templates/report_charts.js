@@ -35,7 +35,8 @@
   function seriesOf(chart) {
     const axes = choosable().filter((axis) => (!isOfAll(chart) || isCompared(axis)) && axis.name !== chart.along);
     const sums = chart.stack.slice(0, -1);
-    const holds = (row) => row[chart.y] != null && (!sums.length || (isBaseline(row) && sums.some(([column]) => row[column] != null)));
+    const isFollowed = (row) => drawn.some((other) => other[chart.along] !== row[chart.along] && page.axes.every((axis) => axis.name === chart.along || other[axis.name] === row[axis.name]));
+    const holds = (row) => row[chart.y] != null && (!chart.along || isFollowed(row)) && (!sums.length || (isBaseline(row) && sums.some(([column]) => row[column] != null)));
     const rows = ofSeries(axes, state.chosen);
     if (rows.some(holds)) return { chosen: state.chosen, rows };
     const chosen = nearestSeries(drawn.filter(holds), axes, state.chosen);

@@ -55,6 +55,11 @@ def test_a_latent_cache_counts_the_columns_of_k_and_of_v() -> None:
     assert flops(problem) == 2 * 128 * 1000 * (576 + 512)
 
 
+def test_of_chosen_tokens_only_those_count() -> None:
+    chosen = AttentionProblem(2, 16, 1, (500, 3000), 576, v_head_dim=512, latent=True, select=2048)
+    assert flops(chosen) == 2 * 16 * (500 + 2048) * (576 + 512)
+
+
 def test_of_a_shared_problem_it_is_the_mean_of_a_gpu() -> None:
     assert flops(replace(PLAIN, parallel="cp:2")) == 4 * 8 * 2 * 100 * 64 // 2
 

@@ -1,7 +1,7 @@
 """The page in a real browser: charts, table and filters work, and nothing is loaded."""
 
 import json
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -251,7 +251,7 @@ def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None
         [each.name, each.points.map(({ x, y }) => [x, y]), each.dash]).reverse();
       const lean = picture();
       choose("kernel", "fa2", "#sides-selectors"); const fa2 = picture();
-      choose("shown", "Bandwidth", "#sides-selectors");
+      choose("shown", "Energy", "#sides-selectors");
       // The charts show one run at a time.
       return { lean, fa2, unit: text0(), first: points("latency", "lean"), runs: selected() };
       function text0() { return document.querySelector("#sides-sides .ytitle").textContent; }"""
@@ -262,7 +262,7 @@ def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None
             [names[0], [["1k", here[0]], ["4k", here[1]]], None],
             [names[1], [["1k", there[0]], ["4k", there[1]]], "2,3"],
         ]
-    assert seen["unit"] == "bandwidth (TB/s)"
+    assert seen["unit"] == "energy of one launch (mJ)"
     assert seen["first"] == [[1024, 10], [4096, 40]]
     assert seen["runs"] == {"GPU": "NVIDIA H200", "source": "measured", "run": "here"}
 
@@ -590,3 +590,22 @@ def test_tokens_for_a_user_and_of_a_gpu_follow_the_batch(write_run: WriteRun) ->
     ]
     # One context is chosen.
     assert seen["batch"] == [[1000, True, None], [500, False, None]]
+
+
+def test_steps_of_one_batch_have_no_line_of_batches(write_run: WriteRun) -> None:
+    """Beside calls of attention alone, and beside another model's steps."""
+    small, large = (
+        AttentionProblem(1, 32, 8, 1024, 128, whole_model=name, lengths_on="device")
+        for name in ("llama-3-8b", "llama-3-8b:layers=4")
+    )
+    one = [row(each, "lean", 1000.0, tokens_per_s=1000.0) for each in (small, large)]
+    rows = [*one, row(problem(batch=8), "lean", 10.0)]
+    assert "pareto" not in look(write_run(rows))[1]
+    more = row(replace(small, batch=8), "lean", 2000.0, tokens_per_s=4000.0)
+    probe = """choose("whole model", "llama-3-8b:layers=4");
+      return [points("pareto", "lean"), chart("pareto").closest("figure").querySelector(".series").textContent];"""
+    seen, _ = look(write_run([*rows, more], folder="more"), probe)
+    assert seen == [
+        [[1000, 1000], [500, 4000]],
+        "No values in the chosen series. Shown: whole model llama-3-8b.",
+    ]
