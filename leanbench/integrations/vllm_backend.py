@@ -218,10 +218,13 @@ def _may_append(vllm_config: Any) -> bool:
       layer must have full attention.
     - Draft models have rows past the longest sequence, and lengths that graphs change.
     - Idle ranks of data parallelism run rows of no request with block tables of others.
+    - Prefix caching lets a request read a block in the step that fills it. vLLM writes all tokens
+      of a layer before attention, the kernel does not: no row waits for another's token.
     """
     layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase).values()
     return (
         vllm_config.speculative_config is None
+        and not vllm_config.cache_config.enable_prefix_caching
         and vllm_config.parallel_config.data_parallel_size == 1
         and all(type(layer.get_kv_cache_spec(vllm_config)) is FullAttentionSpec for layer in layers)
     )
