@@ -255,7 +255,7 @@ def _show_options(recommendation: Recommendation) -> None:
     options = recommendation.options[:_LISTED]
     fastest = recommendation.choice.step_us
     columns = [
-        ("µs a layer", [f"{each.main.latency_us:.4g}" for each in options]),
+        ("µs a layer", [output.four_digits(each.main.latency_us) for each in options]),
         ("over the choice", [f"{each.step_us / fastest:.2f}x" for each in options]),
         ("from", [each.source for each in options]),
     ]

@@ -97,3 +97,10 @@ def test_another_file_is_named_and_written(monkeypatch, tmp_path, capsys) -> Non
 def test_nothing_like_it_was_measured() -> None:
     words = "model=opt-6.7b:positions=131072 h32 d128 n1k --gpu h100"
     assert refusal("lookup", *words.split()).endswith("was measured: leave model= out")
+
+
+def test_long_latencies_have_all_their_digits() -> None:
+    words = "b1 h32/8 n16384 d128 bf16 model=llama-3-8b:positions=131072 --gpu h200"
+    text = printed("lookup", *words.split())
+    assert "17564" in text
+    assert "e+0" not in text

@@ -357,6 +357,12 @@ def test_weights_of_registered_models_need_no_transformers(monkeypatch: Any):
     assert done.stdout.endswith("set()\n")
 
 
+def test_long_times_have_all_their_digits():
+    text = printed(*"recommend --shape 128/64x128 --gpu gb10 --batch 64 --context 32k".split())
+    assert "a call reads 68,719 MB a layer" in text
+    assert "e+0" not in text
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
