@@ -68,6 +68,16 @@ def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["library"] is None for row in others] == [True, False, False, False, False]
 
 
+def test_one_gpu_is_not_near_several() -> None:
+    text = printed(*"lookup b8 h32/8 n4k d128 sel128".split())
+    assert "cp:" not in text
+    assert "tp:" not in text
+    shared = printed(*"lookup b1 h32/8 n5k d128 cp:2".split()).splitlines()
+    labels = [line for line in shared[1:] if line.startswith("b1 ")]
+    assert len(labels) == 3
+    assert all("cp:" in label or "tp:" in label for label in labels)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
