@@ -385,6 +385,7 @@ def test_long_times_have_all_their_digits():
         ("llama-3-8b --gpu h100 --backends laen", "did you mean 'lean'?"),
         ("llama-3-8b --gpu a100 --backends flashinfer", "leave --backends out, or measure"),
         ("llama-3-8b --gpu h100 --usd-per-hour 0", "is no price: write one such as 2.50"),
+        ("--shape 32/8x128 --gpu h100 --usd-per-hour 2", "needs a model, a shape alone has no"),
         ("llama-3-405b --gpu h100 --gpus 8", "h100-sxm has 80 GB: --gpu h200 would fit"),
         (
             "deepseek-r1 --gpu h200 --gpus 8 --batch 64 --context 16k",
