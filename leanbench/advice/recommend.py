@@ -554,11 +554,18 @@ def _why_none(request: Request, problem: AttentionProblem) -> str:
         return f"no kernel runs {problem.label}: {reason}"
     if type(each).schedule is Kernel.schedule:
         fix = "leave --backends out, or measure" if request.named else "measure it"
-        if measured := sorted({row.run.gpu for row in published() if row.problem.latent}):
-            others = [name for name in measured if name != request.spec.name]
-            known = f"choose --gpu {' or '.join(others)}"
-            fix = f"{known}, or {fix}" if problem.latent and others else fix
+        measured = sorted({row.run.gpu for row in published()} - {request.spec.name})
+        known = [name for name in measured if _is_estimated(problem, each, find(name))]
+        if problem.latent and known:
+            fix = f"choose --gpu {' or '.join(known)}, or {fix}"
         reason = f"the performance model does not know {each.name}: {fix}"
     else:
-        reason = predict_cell(problem, each, "default", request.spec).get("reason")
+        fields = predict_cell(problem, each, "default", request.spec)
+        if fields["status"] == "out_of_memory":
+            return f"{problem.label} {fields['reason']}"
+        reason = fields.get("reason")
     return f"nothing near {problem.label} was measured on {request.spec.name}, and {reason}"
+
+
+def _is_estimated(problem: AttentionProblem, each: Kernel, spec: GpuSpec) -> bool:
+    return bool(measured_on(spec).estimates(problem, [each.name]))

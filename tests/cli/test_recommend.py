@@ -344,6 +344,15 @@ def test_a_latent_cache_with_few_heads_has_an_estimate(gpus: int):
     )
 
 
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
+def test_a_gpu_that_knows_no_more_is_no_way_out(gpu: str):
+    """Nothing was measured near an fp8 latent cache."""
+    words = f"recommend kimi-linear-48b-a3b --gpu {gpu} --gpus 8 --kv-dtype e4m3"
+    assert refusal(*words.split()).endswith(
+        "the performance model does not know lean_mla: measure it"
+    )
+
+
 def test_weights_of_registered_models_need_no_transformers(monkeypatch: Any):
     """Importing it takes five seconds."""
     script = (
@@ -400,6 +409,7 @@ def test_long_times_have_all_their_digits():
             "a batch of 26 or contexts up to 13k or --gpus 4 would fit",
         ),
         ("--shape 64/64x128 --gpu a100 --batch 5000 --context 100", "above the maximum of 4096"),
+        ("--shape 32/8x128 --gpu h200 --context 64m", "kv-e4m3 bf16 HND needs 281.8 GB (K and V"),
         ("--shape 128/1x576 --gpu h100", "no kernel runs b1 h128/1 n8192 d576 bf16 HND"),
     ],
 )
