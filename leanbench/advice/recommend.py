@@ -394,7 +394,8 @@ def _shortage(request: Request, kv_dtype: str, splits: Sequence[tuple[int, int]]
     return (
         f"{request.name} needs {needs.total / 1e9:.1f} GB"
         f"{f' on each of {request.gpus} GPUs' if request.gpus > 1 else ''} ({weights}KV cache"
-        f" {needs.kv / 1e9:.1f} GB), {request.spec.name} has {available / 1e9:.0f} GB:"
+        f" {needs.kv / 1e9:.1f} GB, other {RESERVE_BYTES / 1e9:.1f} GB),"
+        f" {request.spec.name} has {available / 1e9:.0f} GB:"
         f" {' or '.join(fixes) or 'a smaller model'} would {verb}"
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from leanbench.advice.recommend import MOST_TILES, Option, Recommendation, page_words
 from leanbench.core.kinds import SAME
 from leanbench.core.llm.model import WEIGHT_BYTES
+from leanbench.core.memory import RESERVE_BYTES
 from leanbench.core.registry import kernel
 from leanbench.model.calibration import calibration_for
 from leanbench.model.error import scaled_from, short_error
@@ -222,7 +223,7 @@ def _memory(of: Recommendation) -> str:
         return f"KV cache alone {memory.kv / 1e9:.1f} of {available}, the weights are not known"
     return (
         f"{memory.total / 1e9:.1f} of {available}: weights {memory.weights / 1e9:.1f} GB,"
-        f" KV cache {memory.kv / 1e9:.1f} GB"
+        f" KV cache {memory.kv / 1e9:.1f} GB, other {RESERVE_BYTES / 1e9:.1f} GB"
     )
 
 

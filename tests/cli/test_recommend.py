@@ -402,7 +402,7 @@ def test_long_times_have_all_their_digits():
         ),
         (
             "llama-3-8b --gpu a100-40gb --batch 32 --context 8k",
-            "KV cache 34.4 GB), a100-40gb has 40 GB: a batch of 21 or contexts up to 5k",
+            "other 0.5 GB), a100-40gb has 40 GB: a batch of 21 or contexts up to 5k",
         ),
         (
             "qwen3-8b --gpu h100 --batch 64 --context 32k",
