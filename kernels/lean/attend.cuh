@@ -512,9 +512,7 @@ __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int l
           st_shared_v4(lane_at + (column * CHUNK + row) * COLUMN_BYTES, 0);
       }
   }
-#if BULK
-  fence_proxy_async_shared_cta();
-#endif
+  if (BULK) fence_proxy_async_shared_cta();
   __syncwarp();
 }
 

@@ -124,8 +124,7 @@ struct WorkRange {
     return true;
   }
 
-#if BULK && CLUSTER > 1
-  // RAGGED: sets the start of the unit's part in case it is a first split; returns false if that is
+  // RAGGED, CLUSTER: sets the start of the unit's part in case it is a first split; returns false if that is
   // unlikely. The first chunk does not depend on the length, except with windows and padded
   // sequences, which wait for their length.
   __device__ __forceinline__ bool guess(const Params &p, int range_warp, Position &position) const {
@@ -147,7 +146,6 @@ struct WorkRange {
     position.chunk = range_warp;
     return position.token + range_warp * CHUNK < position.tokens;
   }
-#endif
 
   __device__ __forceinline__ bool is_first_split() const { return longest > 0 && split == 0; }
 
