@@ -59,7 +59,7 @@ def test_a_second_launch_reads_what_the_first_kept(case):
     assert torch.equal(workspace.kept, kept)
     # The first CTA's range as if the lengths needed fewer, with the sum that belongs to it.
     of_cta = workspace.kept[: launch_on(inputs, case[0], case[2]).build.kept_stride(inputs.batch)]
-    before = of_cta[0].item()
+    before = int(of_cta[0].item())
     of_cta[11] += (-1 - before) * 0x9E3779B1 - ((-1 - before) * 0x9E3779B1 >> 32 << 32)
     of_cta[0] = -1
     with pytest.raises(AssertionError):
