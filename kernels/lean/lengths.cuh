@@ -11,7 +11,7 @@ __device__ __forceinline__ int split_count(int tiles, int longest) {
 
 // RAGGED: LeanTiles of one KV head's row tile, held by a whole warp.
 struct Lengths {
-  int own;           // of sequence `lane`; 0: none, or without query tokens
+  int own_tiles;     // of sequence `lane`; 0: none, or without query tokens
   int sum, most;     // of all sequences (RAGGED_Q: of all their row tiles); of the longest
   int output_tiles;  // of all sequences
   int longer_than_one;  // PACKS: sequences of more than a LeanTile
@@ -31,10 +31,10 @@ struct Lengths {
   }
 
   // Starts the read. Other work can hide its latency.
-  __device__ __forceinline__ void start(const Params &p, int lane) { own = of(p, lane); }
+  __device__ __forceinline__ void start(const Params &p, int lane) { own_tiles = of(p, lane); }
 
   __device__ __forceinline__ void finish(const Params &p, int lane) {
-    sum = own * rows_of(p, lane), most = own, longer_than_one = own > 1;
+    sum = own_tiles * rows_of(p, lane), most = own_tiles, longer_than_one = own_tiles > 1;
     for (int i = lane + 32; i < p.batch; i += 32) {
       const int tiles = of(p, i);
       sum += tiles * rows_of(p, i), most = max(most, tiles), longer_than_one += tiles > 1;
@@ -56,7 +56,7 @@ struct Lengths {
     int count = 0;
 #pragma unroll 1
     for (int base = 0; base < p.batch; base += 32) {
-      const int tiles = base == 0 ? own : of(p, base + lane), rows = rows_of(p, base + lane);
+      const int tiles = base == 0 ? own_tiles : of(p, base + lane), rows = rows_of(p, base + lane);
       const int sequences = min(32, p.batch - base);
 #pragma unroll 1
       for (int i = 0; i < sequences; i++) {
@@ -69,7 +69,7 @@ struct Lengths {
 
   // Returns the splits of all sequences for a single `longest`.
   __device__ __forceinline__ int splits(const Params &p, int lane, int longest) const {
-    int count = split_count(own, longest) * rows_of(p, lane);
+    int count = split_count(own_tiles, longest) * rows_of(p, lane);
     for (int i = lane + 32; i < p.batch; i += 32)
       count += split_count(of(p, i), longest) * rows_of(p, i);
     return __reduce_add_sync(~0u, count);

@@ -124,8 +124,7 @@ struct WorkRange {
     return true;
   }
 
-#if BULK && CLUSTER > 1
-  // RAGGED: sets the start of the unit's part in case it is a first split; returns false if that is
+  // RAGGED, CLUSTER: sets the start of the unit's part in case it is a first split; returns false if that is
   // unlikely. The first chunk does not depend on the length, except with windows and padded
   // sequences, which wait for their length.
   __device__ __forceinline__ bool guess(const Params &p, int range_warp, Position &position) const {
@@ -147,7 +146,6 @@ struct WorkRange {
     position.chunk = range_warp;
     return position.token + range_warp * CHUNK < position.tokens;
   }
-#endif
 
   __device__ __forceinline__ bool is_first_split() const { return longest > 0 && split == 0; }
 
@@ -162,6 +160,20 @@ struct WorkRange {
     return works;
   }
 
+  // FIXED_RUNS: the same as `search`. Ranges are assigned from the last to the first.
+  __device__ __forceinline__ bool search_runs(const Params &p, int lane, const Lengths &lengths,
+                                              int ranges, int unit, Position &position) {
+    if (!RAGGED) position.enter_host_length(p);
+    const int total = (RAGGED ? lengths.sum : p.batch * position.tiles) * head_tiles(p);
+    const int used = min(ranges, total);
+    if (unit >= used) return false;
+    share = divide(total, used), longer = total - share * used;
+    end = total - range_start(unit, share, longer);
+    slot = position.at = total - range_start(unit + 1, share, longer);
+    if (RAGGED) find_sequence(p, lane, 0, position.at, position.sequence, position.sequence_start);
+    return true;
+  }
+
   // Finds the range's start, without its part; called by a whole warp.
   __device__ __forceinline__ bool search(const Params &p, int lane, Lengths &lengths,
                                          Position &position) {
@@ -170,20 +182,7 @@ struct WorkRange {
     share = p.share, longer = p.longer, longest = slot = end = 0;
     position.sequence = position.sequence_start = position.at = position.packed_tokens = 0;
     if (RAGGED) lengths.finish(p, lane);
-    if (FIXED_RUNS) {
-      // Assigned from the last to the first.
-      if (!RAGGED) position.enter_host_length(p);
-      const int total =
-          (RAGGED ? lengths.sum : p.batch * position.tiles) * head_tiles(p);
-      used = min(ranges, total);
-      if (unit >= used) return false;
-      share = divide(total, used), longer = total - share * used;
-      end = total - range_start(unit, share, longer);
-      slot = position.at = total - range_start(unit + 1, share, longer);
-      if (RAGGED)
-        find_sequence(p, lane, 0, position.at, position.sequence, position.sequence_start);
-      return true;
-    }
+    if (FIXED_RUNS) return search_runs(p, lane, lengths, ranges, unit, position);
     if (RAGGED) {
       const int output_tiles = lengths.output_tiles, real = lengths.sum * Lengths::heads(p);
       if (RAGGED_Q && real == 0) return false;

@@ -41,7 +41,7 @@ LEAN: dict[str, list[Mutation]] = {
         ),
     ],
     "clusters": [
-        ("lean.cu", "if (exchanged) barrier_cluster_wait();", "if (exchanged)"),
+        ("lean.cu", "exchanged) barrier_cluster_wait();", "exchanged)"),
         ("reduce.cuh", "if (!first_part) barrier_cluster_wait();", ""),
         ("copy.cuh", "miss this phase.\n    __syncwarp();", "miss this phase."),
         ("copy.cuh", "mbarrier_try_wait_parity(warp.barriers, 0);", ""),
@@ -54,7 +54,7 @@ LEAN: dict[str, list[Mutation]] = {
     "short sequences in clusters": [
         ("lean.cu", "chunks <= WARPS", "chunks <= 2 * WARPS"),
         ("lean.cu", "!exchanged, p.epoch", "false, p.epoch"),
-        ("lean.cu", "if (exchanged) barrier", "if (!first_part) barrier"),
+        ("lean.cu", "1 && exchanged)", "1 && !first_part)"),
     ],
     "paged clusters": [
         ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES + box", "box"),
@@ -116,7 +116,7 @@ LEAN: dict[str, list[Mutation]] = {
         ("attend.cuh", "if (__any_sync(~0u, top > unit))", "if (false)"),
         ("attend.cuh", "if (PAGE_SCALES) v_scale *= unit;", ""),
         ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES, stage);", "0, stage);"),
-        ("copy.cuh", "#if !BULK || PAGE_SCALES\n    cp_async_wait", "#if !BULK\n    cp_async_wait"),
+        ("copy.cuh", "PAGE_SCALES) {\n      cp_async_wait", "false) {\n      cp_async_wait"),
     ],
     "scales of tokens": [("attend.cuh", "(BOX < 8 ? lane / 4 : 0)", "0")],
     "scales of pages in clusters": [("lean.cu", "ring.complete_guess(p, warp, part);", ";")],
@@ -159,19 +159,21 @@ HEAD_PAIRS: dict[str, list[Mutation]] = {
 #: Missing barriers of a warp and proxy fences.
 LEAN_BARRIERS: dict[str, list[Mutation]] = {
     "many rows": [
-        ("attend.cuh", "#endif\n  __syncwarp();\n}", "#endif\n}"),
+        ("attend.cuh", "_cta();\n  __syncwarp();", "_cta();"),
         ("copy.cuh", "      fence_proxy_async_shared_cta();\n", ""),
         ("copy.cuh", "release() {\n    __syncwarp();", "release() {"),
-        ("lean.cu", "      fence_proxy_async_shared_cta();\n", ""),
+        ("lean.cu", "      if (BULK) fence_proxy_async_shared_cta();\n", ""),
     ],
-    "clusters": [("attend.cuh", "  fence_proxy_async_shared_cta();\n", "")],
-    "host": [("copy.cuh", "- 1>();\n    __syncwarp();", "- 1>();")],
-    "host, a CTA each": [("copy.cuh", "    __syncwarp();\n#endif\n  }", "#endif\n  }")],
+    "clusters": [("attend.cuh", "  if (BULK) fence_proxy_async_shared_cta();\n", "")],
+    "host": [("copy.cuh", "- 1>();\n      __syncwarp();", "- 1>();")],
+    "host, a CTA each": [("copy.cuh", "    __syncwarp();\n  }\n\n  // Reads", "  }\n\n  // Reads")],
     "short output tiles": [("lean.cu", "__syncwarp();\n        write_packed", "write_packed")],
 }
 APPEND_BARRIERS: dict[str, list[Mutation]] = {
-    "row tiles": [("append.cuh", "fence_proxy_async_shared_cta();  // before", "// before")],
-    "rotated": [("append.cuh", "#endif\n    __syncwarp();", "#endif")],
+    "row tiles": [
+        ("append.cuh", "    if (BULK) fence_proxy_async_shared_cta();  // before", "// before")
+    ],
+    "rotated": [("append.cuh", "copy\n    __syncwarp();", "copy\n")],
 }
 MANY_ROWS_BARRIERS: dict[str, list[Mutation]] = {
     "host": [
