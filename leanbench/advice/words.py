@@ -154,7 +154,7 @@ def _why(of: Recommendation) -> str:
     ]
     if parts := predicted_parts(of):
         named = (f"{name} {part:.1f}" for name, part in parts.by_name.items())
-        found.append(f"By the model, {_us(us)} µs are {' + '.join(named)}")
+        found.append(f"By the model, {_digits(us)} µs are {' + '.join(named)}")
     if rival:
         above = [
             f"{each.kernel} {_digits(max(0, each.main.latency_us - floor))} µs{_launches(of, each)}"
