@@ -75,6 +75,12 @@ def _kind(problem: AttentionProblem) -> tuple[bool, ...]:
     return (*switches, *(weight > 0 for weight in _point(problem)[-len(_VARIANTS) :]))
 
 
+def _model(problem: AttentionProblem) -> list[str]:
+    """Return the whole model and its part, without the positions that it was given."""
+    words = (problem.whole_model or "").split(":")
+    return [word for word in words if not word.startswith("positions=")]
+
+
 def nearest(
     problem: AttentionProblem, others: Iterable[AttentionProblem], count: int
 ) -> list[AttentionProblem]:
@@ -88,7 +94,7 @@ def nearest(
         other
         for other in dict.fromkeys(others)
         if other != problem
-        and other.whole_model == problem.whole_model
+        and _model(other) == _model(problem)
         and (other.parallel == NONE) == (problem.parallel == NONE)
     ]
     return sorted(candidates, key=farness)[:count]

@@ -519,24 +519,37 @@ def _that_fit(request: Request) -> tuple[str, dict[tuple[int, int], list[Option]
         can = ", ".join(str(each.gpus) for each in more if each.splits)
         raise UserError(f"{request.gpus} GPUs cannot share {request.name}: choose --gpus {can}")
     reasons: list[str] = []
-
-    def able(kv_dtype: str, *, fitting: bool) -> dict[tuple[int, int], list[Option]]:
-        found = {}
-        for split in request.splits:
-            if _fits(request, split, kv_dtype) == fitting:
-                try:
-                    found[split] = _options(request, split, kv_dtype, request.page_sizes[0])
-                except UserError as error:
-                    reasons.append(str(error))
-        return found
-
     for kv_dtype in request.kv_dtypes:
-        if found := able(kv_dtype, fitting=True):
+        if found := _able(request, kv_dtype, reasons, fitting=True):
             return kv_dtype, found
     for kv_dtype in reversed(request.kv_dtypes):
-        if found := able(kv_dtype, fitting=False):
+        if found := _able(request, kv_dtype, reasons, fitting=False):
             raise UserError(_shortage(request, kv_dtype, list(found)))
-    raise UserError(reasons[0])
+    fewer = (replace(request, gpus=gpus) for gpus in range(request.gpus - 1, 0, -1))
+    enough = (
+        f"; --gpus {each.gpus} would do"
+        for each in fewer
+        if any(_able(each, kv_dtype, [], fitting=True) for kv_dtype in request.kv_dtypes)
+    )
+    raise UserError(reasons[0] + next(enough, ""))
+
+
+def _able(
+    request: Request, kv_dtype: str, reasons: list[str], *, fitting: bool
+) -> dict[tuple[int, int], list[Option]]:
+    """Return the splits that fit, or those that do not, with their kernels.
+
+    Args:
+        reasons: Receives why splits have none.
+    """
+    found = {}
+    for split in request.splits:
+        if _fits(request, split, kv_dtype) == fitting:
+            try:
+                found[split] = _options(request, split, kv_dtype, request.page_sizes[0])
+            except UserError as error:
+                reasons.append(str(error))
+    return found
 
 
 def _split_words(split: tuple[int, int]) -> str:

@@ -31,10 +31,12 @@ class LatentShapes(ValueError):
     ) -> None:
         rows = "(batch, tokens" if block_table is None else "(pages, page_size"
         heads = ", kv_heads" if kv_cache.dim() == 4 else ""
+        columns = f"columns {size_choices(LATENTS)}"
+        if kv_cache.shape[-1:] == (SCALED_ROW_BYTES,):
+            columns = f"{LATENT_DIM} columns of q for rows of {SCALED_ROW_BYTES} bytes"
         super().__init__(
             f"q is {tuple(q.shape)} and kv_cache {tuple(kv_cache.shape)}: expected (batch, q_len,"
-            f" q_heads, columns) and {rows}{heads}, columns), columns {size_choices(LATENTS)}, no"
-            " size 0"
+            f" q_heads, columns) and {rows}{heads}, columns), {columns}, no size 0"
         )
 
 

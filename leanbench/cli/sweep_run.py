@@ -375,7 +375,12 @@ def explain_nothing_ran(run: Run) -> str:
     if len(rows) > 1:
         subject = f"all {len(rows)} cells are {status}, {chosen.kernel}"
     why = " because" if chosen.status == "unsupported" else ":"
-    return f"Nothing to compare: {subject}{why} {chosen.reason}."
+    latent = kernels()["lean_mla"]
+    can_run = latent.name not in {row.kernel for row in rows} and all(
+        problem.latent and latent.unsupported_reason(problem) is None for _, problem in run.results
+    )
+    instead = f" {latent.name} takes latent caches: --kernels {latent.name}." * can_run
+    return f"Nothing to compare: {subject}{why} {chosen.reason}.{instead}"
 
 
 def explain_missing_kernels(run: Run) -> str:

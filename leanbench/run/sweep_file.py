@@ -87,8 +87,9 @@ def _reads(parse: Callable[[str], tuple[Any, ...]]) -> BeforeValidator:
     def read(value: Any) -> tuple[Any, ...]:
         items = value if isinstance(value, list) else [value]
         if not items or not all(map(_is_flag_value, items)):
+            switch = '"yes" or "no", ' * isinstance(value, bool)
             raise UserError(
-                f"{in_toml(value)} is invalid: write a number, a string or a list of them"
+                f"{in_toml(value)} is invalid: write {switch}a number, a string or a list of them"
             )
         return parse(",".join(map(str, items)))
 

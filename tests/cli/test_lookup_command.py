@@ -104,6 +104,11 @@ def test_another_file_is_named_and_written(monkeypatch, tmp_path, capsys) -> Non
     assert published.main(["--write"]) == published.main([]) == 0
 
 
+def test_a_whole_model_is_found_without_its_positions() -> None:
+    lines = printed(*"lookup b1 h32/8 n16k d128 bf16 model=llama-3-8b".split()).splitlines()
+    assert "b1 h32/8 n16384 d128 model=llama-3-8b:positions=131072 bf16 HND" in lines
+
+
 def test_nothing_like_it_was_measured() -> None:
     words = "model=opt-6.7b:positions=131072 h32 d128 n1k --gpu h100"
     assert refusal("lookup", *words.split()).endswith("was measured: leave model= out")

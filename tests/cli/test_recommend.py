@@ -409,6 +409,7 @@ def test_long_times_have_all_their_digits():
             "a batch of 26 or contexts up to 13k or --gpus 4 would fit",
         ),
         ("--shape 64/64x128 --gpu a100 --batch 5000 --context 100", "above the maximum of 4096"),
+        ("gemma-3-1b --gpu h200 --gpus 8", "split heads, with tp; --gpus 4 would do"),
         ("--shape 32/8x128 --gpu h200 --context 64m", "kv-e4m3 bf16 HND needs 281.8 GB (K and V"),
         ("--shape 128/1x576 --gpu h100", "no kernel runs b1 h128/1 n8192 d576 bf16 HND"),
     ],

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from rich.console import Console
 from leanbench.cli import sweep_run
 from leanbench.cli.options import RunFlags
 from leanbench.cli.progress import SweepProgress
+from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
@@ -274,8 +276,14 @@ def _run_of(rows: list[Any], source: str = "measured") -> Any:
     return SimpleNamespace(results=rows, manifest={"source": source})
 
 
-def _row_of(kernel: str, status: str, reason: str | None = None) -> Any:
-    return SimpleNamespace(kernel=kernel, status=status, reason=reason), None
+PROBLEM = AttentionProblem(1, 16, 1, 4096, 576)
+LATENT = replace(PROBLEM, v_head_dim=512, latent=True)
+
+
+def _row_of(
+    kernel: str, status: str, reason: str | None = None, problem: AttentionProblem = PROBLEM
+) -> Any:
+    return SimpleNamespace(kernel=kernel, status=status, reason=reason), problem
 
 
 LARGE = _row_of("lean", "out_of_memory", "needs 2 GB")
@@ -297,6 +305,21 @@ def test_a_run_without_a_result_is_explained(snapshot):
         *([LIBRARY], [LIBRARY, UNSUPPORTED, LARGE]),
     ]
     assert "\n".join(sweep_run.explain_nothing_ran(_run_of(rows)) for rows in runs) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem", "is_named"),
+    [
+        ("fa2", LATENT, True),
+        ("fa2", PROBLEM, False),
+        ("fa2", replace(LATENT, softcap=30.0), False),
+        ("lean_mla", LATENT, False),
+    ],
+)
+def test_latent_caches_have_a_kernel_of_their_own(kernel, problem, is_named):
+    run = _run_of([_row_of(kernel, "unsupported", "it takes none", problem)])
+    hint = " lean_mla takes latent caches: --kernels lean_mla."
+    assert sweep_run.explain_nothing_ran(run).endswith(hint) == is_named
 
 
 def test_missing_libraries_are_named_with_what_installs_them(monkeypatch, snapshot):

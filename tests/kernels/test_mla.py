@@ -170,6 +170,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "q is torch.bfloat16 and kv_cache torch.float16: expected q",
     ),
     (
+        {"kv_cache": SCALED_ROWS, "block_table": TABLE, "q": Q[..., :512]},
+        "columns), 576 columns of q for rows of 656 bytes, no size 0",
+    ),
+    (
         {"kv_cache": SCALED_ROWS},
         "kv_cache is (2, 1, 1, 656): rows of 656 bytes are read one by one",
     ),

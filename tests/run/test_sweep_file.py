@@ -68,6 +68,10 @@ def test_values_may_be_numbers_strings_or_lists_and_grids_inherit(tmp_path):
         ('name = "a"\nconfigs = "fastest"\n', ", line 2, key 'configs': configs 'fastest' is not "),
         ('name = "../a"\n', ", line 1, key 'name': '../a' cannot name a folder: use up to 64 lett"),
         ("batch = 1\n", ", line 1: the key 'name' is missing"),
+        (
+            'name = "a"\nlatent = true\n',
+            """, line 2, key 'latent': true is invalid: write "yes" or "no", a number""",
+        ),
         ('name = "a"\ngrid = 3\n', ", line 2, key 'grid': 3 is invalid"),
     ],
 )
