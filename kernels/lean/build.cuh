@@ -88,18 +88,22 @@ static_assert(HEADS_OF_ROW == 1 ||
               "Not made for these heads");
 constexpr int TOKEN_BLOCKS = CHUNK / 16;
 // Rows of a KV head, and its output tiles.
-constexpr int all_rows(int q_len) { return GROUP_SIZE * (Q_LEN > 0 ? Q_LEN : q_len); }
-constexpr int row_tiles(int q_len) { return (all_rows(q_len) + ROWS - 1) / ROWS; }
+__host__ __device__ constexpr int all_rows(int q_len) {
+  return GROUP_SIZE * (Q_LEN > 0 ? Q_LEN : q_len);
+}
+__host__ __device__ constexpr int row_tiles(int q_len) { return (all_rows(q_len) + ROWS - 1) / ROWS; }
 constexpr bool ONE_ROW_TILE = Q_LEN > 0 && GROUP_SIZE * Q_LEN <= ROWS;
 constexpr int ROW_COUNT = ONE_ROW_TILE ? GROUP_SIZE * Q_LEN : ROWS;
 // Returns whether one of a block's eight rows belongs to its KV head.
-constexpr bool in_block(int place) { return BLOCK_ROWS == 8 || place < BLOCK_ROWS; }
+__host__ __device__ constexpr bool in_block(int place) {
+  return BLOCK_ROWS == 8 || place < BLOCK_ROWS;
+}
 constexpr int THREADS = 32 * WARPS;
 constexpr int RANGE_WARPS = WARPS * CLUSTER;       // warps of a work range
 constexpr int V_AT = K_COLUMNS * CHUNK * COLUMN_BYTES;  // V of a chunk, after its K
 constexpr int STAGE = V_AT + V_COLUMNS * CHUNK * COLUMN_BYTES;
 // Tokens of one copy, which never crosses a page.
-constexpr int box_of(int page) {
+__host__ __device__ constexpr int box_of(int page) {
   int box = CHUNK;
   while (page % box != 0) box /= 2;
   return box;
@@ -145,11 +149,13 @@ constexpr int MERGE_BITS = FIXED_RUNS ? 4 : 3;
 constexpr int MERGE = 1 << MERGE_BITS;
 
 // Returns the XOR mask of the numbers of a row's 16-byte pieces; for rows below 8.
-constexpr int swizzle_of(int row) { return WHOLE_ROWS ? 0 : row * COLUMN_BYTES / 128; }
+__host__ __device__ constexpr int swizzle_of(int row) {
+  return WHOLE_ROWS ? 0 : row * COLUMN_BYTES / 128;
+}
 
 // Returns the number of adjacent threads that merge a piece together, if there are spare threads.
 // It pays for reads of other CTAs' slots.
-constexpr int team_of(int pieces) {
+__host__ __device__ constexpr int team_of(int pieces) {
   int team = 1;
   while (CLUSTER == 1 && team < 2 && 2 * team * pieces <= THREADS) team *= 2;
   return team;

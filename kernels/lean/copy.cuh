@@ -1,4 +1,21 @@
-// A warp's ring of stages, and the copies of K and V into it.
+// A warp's ring of stages, and the copies of K and V into it. With STAGES = 3, while the warp
+// attends to its chunk 4:
+//
+//       stage 0         stage 1         stage 2
+//   +---------------+---------------+---------------+
+//   |    chunk 6    |    chunk 4    |    chunk 5    |  K of CHUNK tokens, then V;
+//   |  on its way   |  being read   |   on its way  |  chunk i is in stage i % STAGES
+//   +---------------+---------------+---------------+
+//                     ^ stage, and next_stage: for chunk 7, once released
+//
+//   wait     for the chunk's bytes. With BULK, lane 0 sets their number at the mbarrier, and
+//            the last of them flip its phase (`parity`). Without, and for page scales, for this
+//            lane's oldest group of cp.async; then __syncwarp, because lanes read what others copy.
+//   release  for all lanes' reads: __syncwarp.
+//   fill     for nothing: it starts the copy into the stage just released.
+//
+// A proxy fence follows what threads write into a stage (zero_values, appended tokens, states over
+// the ring), because bulk copies write through another proxy.
 #pragma once
 #include "params.cuh"
 #include "ptx.cuh"
@@ -103,57 +120,12 @@ struct Warp {
         cp_async_cg_16(at, from + PIECE_NUMBERS * i, column + i < DIM / PIECE_NUMBERS);
     }
   }
-#endif
 
-  // Starts the copies of K and V of the chunk at `position`; a guess copies no scales.
-  __device__ __forceinline__ void copy_chunk(const Params &p, const Position &position, int stage,
-                                             bool guess) {
-    const int token = position.token + position.chunk * CHUNK;
-    const int kv_head = position.head_tile().kv_head;
-    const int cache_row =
-        BATCH_IDX ? __ldg(p.cache_batch_idx + position.sequence) : position.sequence;
-    const u32 to = ring + stage * STAGE;
-    int pages[BOXES];
-    int boxes = 1;
-    if (PAGE > 0 && (known == 0 || position.chunk == position.first_chunk(range_warp)))
-      look_up_pages(p, position, position.chunk);
-#if PAGE_SCALES
-    if (!guess) copy_scales(p, position, (CHUNKS_AHEAD - known) * BOXES, stage);
-#endif
-    if (PAGE > 0 && !PAGED_ROWS) {
-#pragma unroll
-      for (int box = 0; box < BOXES; box++)
-        pages[box] = __shfl_sync(~0u, page[0], (CHUNKS_AHEAD - known) * BOXES + box);
-      known--;
-      boxes = min(CHUNK, position.tokens - token + BOX - 1) / BOX;  // none past the sequence's end
-    }
-#if BULK
-    // One lane starts all copies, which write the swizzle.
-    if (lane == 0) {
-      const u32 barrier = barriers + 8 * stage;
-      mbarrier_arrive_expect_tx(barrier, boxes * ((K_COLUMNS + V_COLUMNS) * BOX * COLUMN_BYTES));
-      // Other row tiles reread the same K and V from the L2.
-      const bool once = ONE_ROW_TILE || (Q_LEN == 0 && row_tiles(position.queries.count) == 1);
-      const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_unchanged();
-#pragma unroll
-      for (int box = 0; box < BOXES; box++)
-        if (box < boxes) {
-          const int at = token + box * BOX;
-          const int row = PAGE > 0 ? at % PAGE_OR_1 : at;
-          const int outer = PAGE > 0 ? pages[box] : cache_row;
-#pragma unroll
-          for (int column = 0; column < K_COLUMNS || column < V_COLUMNS; column++) {
-            const u32 offset = to + (column * CHUNK + box * BOX) * COLUMN_BYTES;
-            const int x = COLUMN_NUMBERS * column - (SHIFTED_ROWS ? kv_head % 2 * 32 : 0);
-            if (column < K_COLUMNS)
-              cp_async_bulk_tensor_4d(offset, &p.k_map, barrier, x, row, kv_head, outer, policy);
-            if (column < V_COLUMNS)
-              cp_async_bulk_tensor_4d(offset + V_AT, &p.v_map, barrier, x, row, kv_head, outer,
-                                      policy);
-          }
-        }
-    }
-#else
+  // Starts the copies of a chunk's rows, several at once. `pages`: of the boxes, unless each row
+  // has its own.
+  __device__ __forceinline__ void copy_by_lanes(const Params &p, const Position &position,
+                                                int token, int kv_head, int cache_row,
+                                                const int (&pages)[BOXES], int boxes, u32 to) {
     // Lanes of a row, each with the same pieces of K and V.
     constexpr int PIECES = K_PIECES > V_PIECES ? K_PIECES : V_PIECES;
     constexpr int ROW_LANES = PIECES <= COLUMN_PIECES ? COLUMN_PIECES : PIECES <= 16 ? 16 : 32;
@@ -205,6 +177,63 @@ struct Warp {
         }
       }
     }
+  }
+#else
+  // Starts the bulk copies of a box, which write the swizzle; called by one lane.
+  __device__ __forceinline__ static void copy_box(const Params &p, u32 to, u32 barrier, int row,
+                                                  int kv_head, int outer, u64 policy) {
+#pragma unroll
+    for (int column = 0; column < K_COLUMNS || column < V_COLUMNS; column++) {
+      const u32 offset = to + column * CHUNK * COLUMN_BYTES;
+      const int x = COLUMN_NUMBERS * column - (SHIFTED_ROWS ? kv_head % 2 * 32 : 0);
+      if (column < K_COLUMNS)
+        cp_async_bulk_tensor_4d(offset, &p.k_map, barrier, x, row, kv_head, outer, policy);
+      if (column < V_COLUMNS)
+        cp_async_bulk_tensor_4d(offset + V_AT, &p.v_map, barrier, x, row, kv_head, outer, policy);
+    }
+  }
+#endif
+
+  // Starts the copies of K and V of the chunk at `position`; a guess copies no scales.
+  __device__ __forceinline__ void copy_chunk(const Params &p, const Position &position, int stage,
+                                             bool guess) {
+    const int token = position.token + position.chunk * CHUNK;
+    const int kv_head = position.head_tile().kv_head;
+    const int cache_row =
+        BATCH_IDX ? __ldg(p.cache_batch_idx + position.sequence) : position.sequence;
+    const u32 to = ring + stage * STAGE;
+    int pages[BOXES];
+    int boxes = 1;
+    if (PAGE > 0 && (known == 0 || position.chunk == position.first_chunk(range_warp)))
+      look_up_pages(p, position, position.chunk);
+#if PAGE_SCALES
+    if (!guess) copy_scales(p, position, (CHUNKS_AHEAD - known) * BOXES, stage);
+#endif
+    if (PAGE > 0 && !PAGED_ROWS) {
+#pragma unroll
+      for (int box = 0; box < BOXES; box++)
+        pages[box] = __shfl_sync(~0u, page[0], (CHUNKS_AHEAD - known) * BOXES + box);
+      known--;
+      boxes = min(CHUNK, position.tokens - token + BOX - 1) / BOX;  // none past the sequence's end
+    }
+#if BULK
+    if (lane == 0) {
+      const u32 barrier = barriers + 8 * stage;
+      mbarrier_arrive_expect_tx(barrier, boxes * ((K_COLUMNS + V_COLUMNS) * BOX * COLUMN_BYTES));
+      // Other row tiles reread the same K and V from the L2.
+      const bool once = ONE_ROW_TILE || (Q_LEN == 0 && row_tiles(position.queries.count) == 1);
+      const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_unchanged();
+#pragma unroll
+      for (int box = 0; box < BOXES; box++)
+        if (box < boxes) {
+          const int at = token + box * BOX;
+          const int row = PAGE > 0 ? at % PAGE_OR_1 : at;
+          const int outer = PAGE > 0 ? pages[box] : cache_row;
+          copy_box(p, to + box * BOX * COLUMN_BYTES, barrier, row, kv_head, outer, policy);
+        }
+    }
+#else
+    copy_by_lanes(p, position, token, kv_head, cache_row, pages, boxes, to);
 #endif
   }
 };

@@ -14,7 +14,9 @@ __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2_half(u32) {
 }
 #endif
 // Without an instruction for e4m3, its bits under fp16's exponent are smaller by 2^8.
-constexpr float fp16_unit(int dtype) { return dtype == 1 && !HAS_CVT ? 256.0f : 1.0f; }
+__host__ __device__ constexpr float fp16_unit(int dtype) {
+  return dtype == 1 && !HAS_CVT ? 256.0f : 1.0f;
+}
 constexpr float KV_UNIT = fp16_unit(KV_DTYPE), Q_UNIT = fp16_unit(Q_DTYPE);
 
 // The scale of a sequence's KV head.

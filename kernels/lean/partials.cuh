@@ -5,6 +5,10 @@
 #include "params.cuh"
 #include "ptx.cuh"
 
+__device__ __forceinline__ float4 times(float4 x, float by) {
+  return make_float4(x.x * by, x.y * by, x.z * by, x.w * by);
+}
+
 // A 16-byte piece of a partial: four columns of a row, weighted relative to 2^m, and the sum of the
 // row's weights.
 struct Piece {
@@ -14,13 +18,13 @@ struct Piece {
   // Returns four columns of the output.
   __device__ __forceinline__ float4 scaled() const {
     const float scale = l > 0.0f ? rcp_approx_ftz(l) : l;  // 0 if no token was seen, or NaN
-    return make_float4(o.x * scale, o.y * scale, o.z * scale, o.w * scale);
+    return times(o, scale);
   }
 
   // Adds a logit without a value, in units of log2.
   __device__ __forceinline__ void add_logit(float logit) {
     const float reference = fmaxf(m, logit), scale = ex2_approx_ftz(m - reference);
-    o = make_float4(o.x * scale, o.y * scale, o.z * scale, o.w * scale);
+    o = times(o, scale);
     l = l * scale + ex2_approx_ftz(logit - reference);
     m = reference;
   }

@@ -352,9 +352,7 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
       for (int r = 0; r < AT_ONCE; r++) {
         const float scale = __shfl_sync(~0u, before, r * SPLITS);
 #pragma unroll
-        for (int j = 0; j < LANE_UNITS; j++)
-          sum[r][j] = make_float4(sum[r][j].x * scale, sum[r][j].y * scale, sum[r][j].z * scale,
-                                  sum[r][j].w * scale);
+        for (int j = 0; j < LANE_UNITS; j++) sum[r][j] = times(sum[r][j], scale);
 #pragma unroll
         for (int s = 0; s < SPLITS; s++) {
           const float share = __shfl_sync(~0u, weight, r * SPLITS + s);

@@ -21,6 +21,7 @@ struct Copy {
   std::vector<unsigned char> bytes;  // empty: 16 bytes from `from`, or an arrival if that is null
   const unsigned char *from;
   u32 swizzle;  // part of a 128-byte row's number that is XORed with numbers of pieces
+  struct Fiber *by;  // cp.async: the thread that started it
 };
 
 // A store of 16 bytes to global memory.
@@ -32,7 +33,15 @@ struct Store {
 struct Barrier {
   int arrivals = 1, expected = 1;
   i64 bytes = 0;
-  u32 phase = 0;
+  u32 phase = 0, completed = 0;  // completed: time of the last phase's end
+  struct Fiber *maker = nullptr;
+  u32 made = 0;
+};
+
+// The latest accesses of four bytes of shared memory by threads, not by bulk copies.
+struct Word {
+  struct Fiber *writer, *reader;
+  u32 written, read;
 };
 
 // A thread's share of d = [d +] a b, computed when it is waited for.
@@ -57,12 +66,14 @@ struct Fiber : Thread {
   std::vector<std::vector<WarpgroupProduct>> products{1};  // wgmma; the last one is not committed
   bool arrived = false;                      // at its cluster's barrier
   u32 cluster_phase = 0;
+  // Times of its latest barrier, proxy fence and fence of barriers.
+  u32 synced = 0, fenced = 0, shown = 0;
 };
 
-// A warp: its runnable fibers, and those that wait in a collective.
+// A warp: its runnable fibers, those that wait for a copy, and those that wait in a collective.
 struct Lanes {
   Fiber *all[LANES];
-  std::vector<Fiber *> ready;
+  std::vector<Fiber *> ready, late;
   int waiting = 0;
   const char *meeting = nullptr;
   i64 priority;
@@ -90,6 +101,8 @@ struct Cta {
   std::map<int, Named> named;
   std::vector<Copy> copies;  // in flight
   unsigned char *shared;
+  Word *words;     // of shared memory
+  u32 fenced = 0;  // a proxy fence covers what all threads wrote before this time
   Cluster *cluster;
 };
 
@@ -98,6 +111,7 @@ struct Machine {
   const float *floats;  // values of the 16-bit numbers of operands
   bool lazy;            // copies arrive when they are waited for; otherwise immediately
   u32 random, shared_bytes;
+  u32 now;              // grows at barriers and fences
   const void *params;
   Fiber *current;
   bool switches;  // to another warp
@@ -169,6 +183,50 @@ void yield_to_others() {
   suspend();
 }
 
+// ---- order of accesses to shared memory --------------------------------------------------------
+
+// Threads see each other's accesses only across barriers: warp-wide instructions order no memory. A
+// barrier orders all that came before it in time, which is more than a GPU promises.
+void order(Fiber *fiber) { fiber->synced = machine.now; }
+
+void order(const std::vector<Fiber *> &fibers) {
+  machine.now++;
+  for (Fiber *fiber : fibers) order(fiber);
+}
+
+std::string name_of(const Fiber *fiber) {
+  return "thread " + std::to_string(fiber->index.x) + " of CTA " + std::to_string(fiber->block.x);
+}
+
+void check_order(Fiber *other, u32 time, const char *what) {
+  if (other && other != machine.current && time >= machine.current->synced)
+    fail(what + name_of(other) + " without a barrier between");
+}
+
+void note_read(Cta *cta, u32 offset, u32 bytes) {
+  for (u32 i = offset / 4; i < (offset + bytes + 3) / 4; i++) {
+    Word &word = cta->words[i];
+    check_order(word.writer, word.written, "reads what was written by ");
+    word.reader = machine.current, word.read = machine.now;
+  }
+}
+
+void note_write(Cta *cta, u32 offset, u32 bytes, Fiber *by) {
+  for (u32 i = offset / 4; i < (offset + bytes + 3) / 4; i++) {
+    Word &word = cta->words[i];
+    check_order(word.reader, word.read, "overwrites what was read by ");
+    check_order(word.writer, word.written, "overwrites what was written by ");
+    word.writer = by, word.written = machine.now;
+  }
+}
+
+// The async proxy, of bulk copies and warpgroups' matrix instructions, sees the writes of threads
+// only across a fence: of the writer, or of a thread that a barrier has ordered after the write.
+void check_fence(const Cta *cta, const Word &word) {
+  if (word.writer && word.written >= cta->fenced && word.written >= word.writer->fenced)
+    fail("no proxy fence follows what was written by " + name_of(word.writer));
+}
+
 // ---- where threads meet ------------------------------------------------------------------------
 
 // A collective of a warp: the last lane to arrive calls `combine` with all lanes' arguments.
@@ -209,12 +267,14 @@ void complete_if_all_arrived(Cluster *cluster) {
   if (cluster->arrived < cluster->threads) return;
   cluster->arrived = 0;
   cluster->phase++;
+  order(cluster->waiting);
   wake_all(cluster->waiting);
 }
 
 bool arrive_named(Named &named, int threads) {
   if (++named.arrived < threads) return false;
   named.arrived = 0;
+  order(named.waiting);
   wake_all(named.waiting);
   return true;
 }
@@ -243,19 +303,27 @@ u32 __ballot_sync(u32, bool vote) {
   return reduce_lanes("vote.ballot", bit, [](int a, int b) { return a | b; });
 }
 
-void __syncwarp() { reduce_lanes("bar.warp", 0, min); }
+void __syncwarp() {
+  int none = 0;
+  meet("bar.warp", none, [](int **) {
+    Lanes *lanes = machine.current->lanes;
+    machine.now++;
+    for (Fiber *lane : lanes->all) order(lane);
+  });
+}
 
 void __syncthreads() {
   Cta *cta = machine.current->cta;
   cta->waiting.push_back(machine.current);
   if ((int)cta->waiting.size() < cta->threads) return suspend();
+  order(cta->waiting);
   cta->waiting.pop_back();
   wake_all(cta->waiting);
 }
 
 void bar_sync(int barrier, int threads) {
   Named &named = machine.current->cta->named[barrier];
-  if (arrive_named(named, threads)) return;
+  if (arrive_named(named, threads)) return order(machine.current);
   named.waiting.push_back(machine.current);
   suspend();
 }
@@ -279,7 +347,7 @@ void wait_for_cluster() {
   Cluster *cluster = fiber->cta->cluster;
   if (!fiber->arrived) fail("waits at a cluster's barrier without arriving");
   fiber->arrived = false;
-  if (cluster->phase != fiber->cluster_phase) return;
+  if (cluster->phase != fiber->cluster_phase) return order(fiber);
   cluster->waiting.push_back(fiber);
   suspend();
 }
@@ -341,15 +409,81 @@ u32 shared_address(const void *pointer) {
   return SHARED_BASE + (u32)(static_cast<const unsigned char *>(pointer) - shared_memory());
 }
 
-unsigned char *at_shared(u32 address, u32 bytes) {
+namespace {
+
+// Memory of a CTA at a shared address.
+struct Place {
+  Cta *cta;
+  u32 offset;
+
+  unsigned char *memory() const { return cta->shared + offset; }
+};
+
+Place at_shared(u32 address, u32 bytes) {
   Cta *cta = machine.current->cta;
   if (const u32 rank = address >> RANK_SHIFT) cta = cta->cluster->ctas[rank - 1];
   const u32 offset = (address & ((1u << RANK_SHIFT) - 1)) - SHARED_BASE;
   if (cta->threads == 0) fail("reads shared memory of a CTA that has ended");
   if (offset % bytes || offset + bytes > machine.shared_bytes)
     fail("an address outside of shared memory, or not aligned");
-  return cta->shared + offset;
+  return {cta, offset};
 }
+
+// Reads an operand of a warpgroup's matrix instruction.
+const unsigned char *operand(u32 address, u32 bytes) {
+  const Place place = at_shared(address, bytes);
+  note_read(place.cta, place.offset, bytes);
+  for (u32 i = place.offset / 4; i < (place.offset + bytes) / 4; i++)
+    check_fence(place.cta, place.cta->words[i]);
+  return place.memory();
+}
+
+// Notes an access of a kernel through a pointer, which g++ reports.
+template <bool WRITES>
+void note_access(const void *at, size_t bytes) {
+  const size_t offset = static_cast<const unsigned char *>(at) - current_thread->shared;
+  if (offset >= machine.shared_bytes) return;
+  if (WRITES)
+    note_write(machine.current->cta, offset, bytes, machine.current);
+  else
+    note_read(machine.current->cta, offset, bytes);
+}
+
+}  // namespace
+
+const unsigned char *read_shared(u32 address, u32 bytes) {
+  const Place place = at_shared(address, bytes);
+  note_read(place.cta, place.offset, bytes);
+  return place.memory();
+}
+
+void write_shared(u32 address, const void *from, u32 bytes) {
+  const Place place = at_shared(address, bytes);
+  // Two warpgroups may both clear the same values, each before its own reads.
+  if (memcmp(place.memory(), from, bytes) == 0) return;
+  note_write(place.cta, place.offset, bytes, machine.current);
+  memcpy(place.memory(), from, bytes);
+}
+
+#define NOTED(BYTES)                                                                              \
+  extern "C" void __asan_load##BYTES##_noabort(const void *at) { note_access<false>(at, BYTES); } \
+  extern "C" void __asan_store##BYTES##_noabort(const void *at) { note_access<true>(at, BYTES); }
+NOTED(1)
+NOTED(2)
+NOTED(4)
+NOTED(8)
+NOTED(16)
+extern "C" void __asan_loadN_noabort(const void *at, size_t bytes) { note_access<false>(at, bytes); }
+extern "C" void __asan_storeN_noabort(const void *at, size_t bytes) { note_access<true>(at, bytes); }
+extern "C" void __asan_handle_no_return() {}
+
+void fence_proxy() {
+  Fiber *own = machine.current;
+  own->fenced = ++machine.now;
+  own->cta->fenced = max(own->cta->fenced, own->synced);
+}
+
+void fence_barriers() { machine.current->shown = ++machine.now; }
 
 // ---- matrices ----------------------------------------------------------------------------------
 
@@ -380,7 +514,7 @@ u32 operand_at(u64 descriptor, int outer, int depth, bool transposed) {
 void load_row(u64 descriptor, int outer, float (&numbers)[16]) {
   for (int depth = 0; depth < 16; depth += 8) {
     unsigned short halves[8];
-    memcpy(halves, at_shared(operand_at(descriptor, outer, depth, false), 16), 16);
+    memcpy(halves, operand(operand_at(descriptor, outer, depth, false), 16), 16);
     for (int i = 0; i < 8; i++) numbers[depth + i] = machine.floats[halves[i]];
   }
 }
@@ -393,7 +527,7 @@ void load_columns(u64 descriptor, int column, bool transposed, float (&numbers)[
   }
   for (int depth = 0; depth < 16; depth++) {
     unsigned short halves[2];
-    memcpy(halves, at_shared(operand_at(descriptor, column, depth, true), 4), 4);
+    memcpy(halves, operand(operand_at(descriptor, column, depth, true), 4), 4);
     for (int i = 0; i < 2; i++) numbers[i][depth] = machine.floats[halves[i]];
   }
 }
@@ -433,11 +567,12 @@ u32 movmatrix_trans(u32 fragment) {
 
 void load_matrices(u32 *a, int count, bool trans, u32 address) {
   Fragments own = {{}, address};
+  if (own_lane() < 8 * count) read_shared(address, 16);
   meet(trans ? "ldmatrix.trans" : "ldmatrix", own, [&](Fragments **all) {
     for (int i = 0; i < count; i++) {
       unsigned short matrix[8][8];
       for (int row = 0; row < 8; row++)
-        memcpy(matrix[row], at_shared(all[8 * i + row]->address, 16), 16);
+        memcpy(matrix[row], at_shared(all[8 * i + row]->address, 16).memory(), 16);
       for (int lane = 0; lane < LANES; lane++) {
         const int row = lane / 4, column = lane % 4 * 2;
         all[lane]->words[i] =
@@ -515,6 +650,7 @@ namespace {
 void complete_phase(Barrier &barrier) {
   if (barrier.arrivals > 0 || barrier.bytes != 0) return;
   barrier.phase++;
+  barrier.completed = ++machine.now;
   barrier.arrivals = barrier.expected;
 }
 
@@ -524,22 +660,39 @@ Barrier &barrier_at(u32 address) {
   return barriers[address];
 }
 
+// Returns a barrier that another CTA of the cluster may have made.
+Barrier &barrier_of_peer(Cta *peer, u32 address) {
+  Barrier &barrier = peer->barriers.at(address);
+  if (peer != machine.current->cta && barrier.made >= barrier.maker->shown)
+    fail("a barrier of another CTA that no fence has shown to the cluster");
+  return barrier;
+}
+
 void arrive_at(Barrier &barrier) {
   if (barrier.arrivals-- <= 0) fail("a barrier has more arrivals than a phase takes");
   complete_phase(barrier);
 }
 
+// Writes what a thread has copied with cp.async, as its own write.
+void write_copy(const Copy &copy) {
+  const u32 bytes = copy.from ? 16 : 4;
+  const Place place = at_shared(copy.to, bytes);
+  for (u32 i = place.offset / 4; i < (place.offset + bytes) / 4; i++)
+    place.cta->words[i].writer = copy.by, place.cta->words[i].written = machine.now;
+  memcpy(place.memory(), copy.from ? copy.from : copy.bytes.data(), bytes);
+}
+
 void arrive_copy(const Copy &copy) {
   if (copy.bytes.empty()) {
     if (copy.from)
-      memcpy(at_shared(copy.to, 16), copy.from, 16);
+      write_copy(copy);
     else
       arrive_at(barrier_at(copy.barrier));
     return;
   }
   for (u32 at = 0; at < copy.bytes.size(); at += 16) {
     const u32 to = copy.to + at;
-    memcpy(at_shared(to ^ (to >> 7 & copy.swizzle) << 4, 16), &copy.bytes[at], 16);
+    memcpy(at_shared(to ^ (to >> 7 & copy.swizzle) << 4, 16).memory(), &copy.bytes[at], 16);
   }
   Barrier &barrier = barrier_at(copy.barrier);
   barrier.bytes -= copy.bytes.size();
@@ -562,13 +715,22 @@ void arrive_copies(u32 address) {
 
 }  // namespace
 
+namespace {
+
+void start_copy(const Copy &copy, u32 bytes) {
+  const Place place = at_shared(copy.to, bytes);
+  note_write(place.cta, place.offset, bytes, machine.current);
+  if (machine.lazy)
+    machine.current->groups.back().push_back(copy);
+  else
+    write_copy(copy);
+}
+
+}  // namespace
+
 void cp_async_cg_16(u32 to, const void *from) {
   if ((size_t)from % 16) fail("a copy from an address that is no multiple of 16");
-  unsigned char *into = at_shared(to, 16);
-  if (machine.lazy)
-    machine.current->groups.back().push_back({to, 0, {}, static_cast<const unsigned char *>(from)});
-  else
-    memcpy(into, from, 16);
+  start_copy({to, 0, {}, static_cast<const unsigned char *>(from), 0, machine.current}, 16);
 }
 
 void cp_async_cg_16(u32 to, const void *from, bool copied) {
@@ -578,13 +740,9 @@ void cp_async_cg_16(u32 to, const void *from, bool copied) {
 
 void cp_async_ca_4(u32 to, const void *from, bool copied) {
   if ((size_t)from % 4) fail("a copy from an address that is no multiple of 4");
-  Copy copy = {to, 0, std::vector<unsigned char>(4), nullptr};
+  Copy copy = {to, 0, std::vector<unsigned char>(4), nullptr, 0, machine.current};
   if (copied) memcpy(copy.bytes.data(), from, 4);
-  unsigned char *into = at_shared(to, 4);
-  if (machine.lazy)
-    machine.current->groups.back().push_back(copy);
-  else
-    memcpy(into, copy.bytes.data(), 4);
+  start_copy(copy, 4);
 }
 
 void cp_async_commit_group() { machine.current->groups.emplace_back(); }
@@ -592,12 +750,21 @@ void cp_async_commit_group() { machine.current->groups.emplace_back(); }
 void wait_for_copies(int pending) {
   auto &groups = machine.current->groups;
   while ((int)groups.size() > pending + 1) {
-    for (const Copy &copy : groups.front())
-      if (copy.bytes.empty())
-        memcpy(at_shared(copy.to, 16), copy.from, 16);
-      else
-        memcpy(at_shared(copy.to, 4), copy.bytes.data(), 4);
+    for (const Copy &copy : groups.front()) write_copy(copy);
     groups.erase(groups.begin());
+  }
+}
+
+// Checks that a bulk copy may overwrite memory.
+static void begin_bulk_copy(u32 to, u32 bytes) {
+  const Place place = at_shared(to, 16);
+  at_shared(to + bytes - 16, 16);
+  for (u32 i = place.offset / 4; i < (place.offset + bytes) / 4; i++) {
+    Word &word = place.cta->words[i];
+    check_fence(place.cta, word);
+    check_order(word.reader, word.read, "copies over what was read by ");
+    check_order(word.writer, word.written, "copies over what was written by ");
+    word = {};
   }
 }
 
@@ -608,6 +775,9 @@ void copy_box(u32 to, const u64 *words, u32 barrier, int x, int y, int z, int w)
   if (to % 128) fail("a bulk copy to an address that is no multiple of 128");
   const u32 swizzle = row_bytes == 64 || row_bytes == 128 ? row_bytes / 16 - 1 : 0;
   Copy copy = {to, barrier, std::vector<unsigned char>(box * row_bytes), nullptr, swizzle};
+  begin_bulk_copy(to, copy.bytes.size());
+  const Place place = at_shared(barrier, 8);
+  for (int i = 0; i < 2; i++) check_fence(place.cta, place.cta->words[place.offset / 4 + i]);
   const bool outside = z < 0 || w < 0 || (u64)z >= sizes[2] || (u64)w >= sizes[3];
   for (int row = y; row < y + box; row++)
     for (int column = x; column < x + row_bytes / number; column++) {
@@ -626,6 +796,7 @@ void copy_box_to_all(u32 to, const u64 *words, u32 barrier, int x, int y, int z,
   Fiber *own = machine.current;
   Cta *cta = own->cta;
   for (Cta *peer : cta->cluster->ctas) {
+    barrier_of_peer(peer, barrier);
     own->cta = peer;
     copy_box(to, words, barrier, x, y, z, w);
   }
@@ -633,15 +804,17 @@ void copy_box_to_all(u32 to, const u64 *words, u32 barrier, int x, int y, int z,
 }
 
 void init_barrier(u32 barrier, int arrivals) {
-  at_shared(barrier, 8);
+  const u64 none = 0;
+  write_shared(barrier, &none, 8);
   Barrier &made = machine.current->cta->barriers[barrier] = Barrier();
   made.arrivals = made.expected = arrivals;
+  made.maker = machine.current, made.made = machine.now;
 }
 
 void arrive(u32 address) { arrive_at(barrier_at(address)); }
 
 void arrive_at_peer(u32 address, int rank) {
-  arrive_at(machine.current->cta->cluster->ctas[rank]->barriers.at(address));
+  arrive_at(barrier_of_peer(machine.current->cta->cluster->ctas[rank], address));
 }
 
 void arrive_with_bytes(u32 address, u32 bytes) {
@@ -658,7 +831,7 @@ void arrive_after_copies(u32 address) {
   for (auto &group : groups)
     for (Copy &copy : group) own.push_back(std::move(copy));
   groups.assign(1, {});
-  own.push_back({0, address, {}, nullptr});
+  own.push_back({0, address});
   for (Copy &copy : own) {
     copy.barrier = address;
     if (machine.lazy)
@@ -668,22 +841,29 @@ void arrive_after_copies(u32 address) {
   }
 }
 
-void wait_for_parity(u32 address, u32 parity) {
-  // Other lanes may wait for copies before lane 0 has started them.
-  __syncwarp();
+namespace {
+
+// Returns whether the phase of this parity is complete, after the arrival of the barrier's copies.
+bool is_complete(u32 address, u32 parity) {
   Barrier &barrier = barrier_at(address);
-  if ((barrier.phase & 1) != parity) return;
-  arrive_copies(address);
-  if ((barrier.phase & 1) == parity) fail("a copy that is waited for never arrives");
+  if ((barrier.phase & 1) == parity) arrive_copies(address);
+  if ((barrier.phase & 1) == parity) return false;
+  machine.current->synced = max(machine.current->synced, barrier.completed);
+  return true;
+}
+
+}  // namespace
+
+void wait_for_parity(u32 address, u32 parity) {
+  if (is_complete(address, parity)) return;
+  // Another lane may start the copies later.
+  machine.current->lanes->late.push_back(machine.current);
+  suspend();
+  if (!is_complete(address, parity)) fail("a copy that is waited for never arrives");
 }
 
 void wait_for_phase(u32 address, u32 parity) {
-  while (true) {
-    Barrier &barrier = barrier_at(address);
-    if ((barrier.phase & 1) != parity) return;
-    arrive_copies(address);
-    if ((barrier.phase & 1) == parity) yield_to_others();
-  }
+  while (!is_complete(address, parity)) yield_to_others();
 }
 
 // ---- global memory that other CTAs read and write ----------------------------------------------
@@ -721,7 +901,10 @@ void live() {
   if (--cta->threads == 0 && !cta->copies.empty()) fail("a CTA ends before its copies have arrived");
   cta->cluster->threads--;
   if (cta->cluster->threads > 0) complete_if_all_arrived(cta->cluster);
-  if (cta->threads > 0 && (int)cta->waiting.size() == cta->threads) wake_all(cta->waiting);
+  if (cta->threads > 0 && (int)cta->waiting.size() == cta->threads) {
+    order(cta->waiting);
+    wake_all(cta->waiting);
+  }
   machine.idle_reads = 0;
   suspend();
 }
@@ -733,6 +916,7 @@ void start_cta(int block, Cluster *cluster) {
   cta->cluster = cluster, cta->threads = threads;
   cta->shared = static_cast<unsigned char *>(aligned_alloc(1024, machine.shared_bytes));
   memset(cta->shared, 0xff, machine.shared_bytes);  // NaN in all dtypes
+  cta->words = static_cast<Word *>(calloc(machine.shared_bytes / 4, sizeof(Word)));
   cta->fibers = std::vector<Fiber>(threads);
   cta->warps = std::vector<Lanes>(machine.kernel.warps);
   cluster->threads += threads;
@@ -752,13 +936,20 @@ void start_cta(int block, Cluster *cluster) {
   }
 }
 
+void free_cta(Cta *cta) {
+  free(cta->shared);
+  free(cta->words);
+}
+
 // Returns the runnable warp of highest priority. Occasionally a warp falls behind all others, which
 // breaks any order that is not enforced by a barrier.
 Lanes *next_warp() {
   Lanes *best = nullptr;
   for (auto &cta : machine.running)
-    for (Lanes &lanes : cta->warps)
+    for (Lanes &lanes : cta->warps) {
+      if (lanes.ready.empty()) lanes.ready.swap(lanes.late);
       if (!lanes.ready.empty() && (!best || lanes.priority > best->priority)) best = &lanes;
+    }
   if (best && draw(16) == 0) best->priority = --machine.lowest;
   return best;
 }
@@ -771,7 +962,7 @@ const char *run_grid(const Kernel &kernel, const void *params, int ctas, int sha
   machine.kernel = kernel, machine.floats = floats[kernel.bf16].data();
   machine.lazy = lazy, machine.random = seed + 1, machine.params = params;
   machine.shared_bytes = (shared_bytes + 1023) / 1024 * 1024;
-  grid.x = ctas, machine.idle_reads = 0, machine.lowest = 0, machine.failure.clear();
+  grid.x = ctas, machine.idle_reads = 0, machine.lowest = machine.now = 0, machine.failure.clear();
   std::vector<std::unique_ptr<Cluster>> clusters;
   int started = 0, alive = 0;
   while (machine.failure.empty()) {
@@ -787,8 +978,10 @@ const char *run_grid(const Kernel &kernel, const void *params, int ctas, int sha
     }
     machine.switches = false;
     while (!lanes->ready.empty() && !machine.switches && machine.failure.empty()) {
-      Fiber *fiber = lanes->ready.front();
-      lanes->ready.erase(lanes->ready.begin());
+      // Lanes run in any order between two places where they meet.
+      std::swap(lanes->ready[draw(lanes->ready.size())], lanes->ready.back());
+      Fiber *fiber = lanes->ready.back();
+      lanes->ready.pop_back();
       resume(fiber);
     }
     for (size_t i = 0; i < machine.running.size();) {
@@ -797,12 +990,12 @@ const char *run_grid(const Kernel &kernel, const void *params, int ctas, int sha
         i++;
         continue;
       }
-      free(cta->shared);
+      free_cta(cta);
       machine.running.erase(machine.running.begin() + i);
       alive--;
     }
   }
-  for (auto &cta : machine.running) free(cta->shared);
+  for (auto &cta : machine.running) free_cta(cta.get());
   machine.running.clear();
   while (!machine.stores.empty()) show_store();
   return machine.failure.empty() ? nullptr : machine.failure.c_str();

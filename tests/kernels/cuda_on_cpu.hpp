@@ -1,6 +1,10 @@
 // A GPU that executes lean.cu on one thread of the CPU: every CUDA thread is a fiber. Fibers switch
 // where threads of a GPU meet or wait, so a fiber that is never resumed is an error, not a hang.
 //
+// Every access to shared memory is noted. Two by different threads without a barrier between are an
+// error, and so is what the async proxy reads or overwrites without a fence. g++ reports accesses
+// through pointers with the calls of a sanitizer (lean_on_cpu.py).
+//
 // Code that depends on a build's macros is in ptx_on_cpu.hpp and wgmma_on_cpu.hpp. All else is here
 // and in cuda_on_cpu.cpp, compiled once for all builds: neither may use a macro of a build. Every
 // build reads whatever this header includes.
@@ -12,6 +16,7 @@
 #include <initializer_list>
 
 #define __device__
+#define __host__
 #define __global__
 #define __forceinline__ inline
 #define __grid_constant__
@@ -140,21 +145,26 @@ u32 half_of_e4m3(u32 byte);
 
 inline unsigned char *shared_memory() { return current_thread->shared; }
 u32 shared_address(const void *pointer);
-// Returns memory at a shared address, which can be a peer's.
-unsigned char *at_shared(u32 address, u32 bytes);
+// Returns memory at a shared address, which can be a peer's, to be read.
+const unsigned char *read_shared(u32 address, u32 bytes);
+void write_shared(u32 address, const void *from, u32 bytes);
+// Makes earlier writes of threads visible to bulk copies and warpgroups' matrix instructions.
+void fence_proxy();
+// Makes barriers that this thread has initialised visible to the cluster.
+void fence_barriers();
 
 template <class T>
 inline T of_shared(u32 address) {
   T x;
-  memcpy(&x, at_shared(address, sizeof x), sizeof x);
+  memcpy(&x, read_shared(address, sizeof x), sizeof x);
   return x;
 }
 
 inline float ld_shared_f32(u32 address) { return of_shared<float>(address); }
-inline void st_shared_b32(u32 address, u32 x) { memcpy(at_shared(address, 4), &x, 4); }
+inline void st_shared_b32(u32 address, u32 x) { write_shared(address, &x, 4); }
 inline void st_shared_v4(u32 address, u32 x) {
   const u32 words[4] = {x, x, x, x};
-  memcpy(at_shared(address, 16), words, 16);
+  write_shared(address, words, 16);
 }
 
 // ---- matrices ----------------------------------------------------------------------------------
@@ -191,7 +201,7 @@ void arrive_at_peer(u32 barrier, int rank);
 void arrive_with_bytes(u32 barrier, u32 bytes);
 // This thread's copies arrive in order, followed by its arrival.
 void arrive_after_copies(u32 barrier);
-// Waits only for copies. Called by a warp, whose lanes wait together.
+// Waits only for copies that lanes of the own warp start.
 void wait_for_parity(u32 barrier, u32 parity);
 // Waits for other warps, too. Lanes call it separately.
 void wait_for_phase(u32 barrier, u32 parity);

@@ -48,6 +48,12 @@ _FLAGS = (
     *("-std=c++17", "-Og", "-fwrapv", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"),
     *("-w", "-Wno-psabi", "-fPIC"),
 )
+#: Flags that make g++ report kernels' accesses through pointers to cuda_on_cpu.cpp.
+_REPORTS = (
+    "-fsanitize=kernel-address",
+    *("--param", "asan-instrumentation-with-call-threshold=0"),
+    *("--param", "asan-stack=0", "--param", "asan-globals=0", "--param", "asan-memintrin=0"),
+)
 #: Late copies, resident CTAs, seed of the order.
 ORDERS = [
     (True, 1 << 20, 1),
@@ -328,7 +334,7 @@ def library_of(build: CudaBuild | MlaBuild, mutation: Mutation | None, arch: int
         # Linked only with the machine, which depends on the same libraries.
         words = (*words, "-shared", "-nostdlib", "-o", part, "-x", "c++", source)
         words = (*words, "-x", "none", machine / "cuda_on_cpu.so")
-        subprocess.run([COMPILER, *_FLAGS, *words], check=True)
+        subprocess.run([COMPILER, *_FLAGS, *_REPORTS, *words], check=True)
         part.rename(library)
     return ctypes.CDLL(str(library))
 

@@ -33,8 +33,8 @@ inline void cp_async_wait_group() {
 #if BULK || ROWS > 32
 inline u64 createpolicy_evict_first() { return 0; }
 inline u64 createpolicy_evict_unchanged() { return 1; }
-inline void fence_mbarrier_init_release_cluster() {}
-inline void fence_proxy_async_shared_cta() {}
+inline void fence_mbarrier_init_release_cluster() { fence_barriers(); }
+inline void fence_proxy_async_shared_cta() { fence_proxy(); }
 
 inline void cp_async_bulk_tensor_4d(u32 to, const TensorMap *map, u32 barrier, int x, int y, int z,
                                     int w, u64) {

@@ -2,6 +2,7 @@
 #include <ucontext.h>
 
 #define __device__
+#define __host__
 #define __forceinline__ inline
 
 constexpr int LANES = 32;

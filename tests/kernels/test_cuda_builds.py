@@ -23,6 +23,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import make_inputs, shape_only
 from leanbench.core.kinds import SAME
+from leanbench.core.paths import KERNELS
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
@@ -174,6 +175,14 @@ def test_what_the_host_passes_is_what_the_kernel_expects():
     wrong = tuple((name, value + (name == "PARAMS_BYTES")) for name, value in source.defines)
     with pytest.raises(CudaCompileError, match="Params differs from the one of"):
         compile_cuda(replace(source, defines=wrong))
+
+
+def test_clangd_gets_the_macros_of_a_build():
+    flags = (KERNELS / "lean" / "compile_flags.txt").read_text(encoding="utf-8").splitlines()
+    defines = [flag[2:].split("=") for flag in flags if flag.startswith("-D")]
+    source = heuristic_build(PROBLEMS[12], "h200").source((9, 0))
+    compile_cuda(replace(source, defines=tuple((name, int(value)) for name, value in defines)))
+    assert [name for name, _ in defines] == [name for name, _ in source.defines]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)

@@ -9,8 +9,9 @@ import test_lean_on_cpu
 import test_many_rows_on_cpu
 import test_mla_on_cpu
 import test_peers_on_cpu
-from lean_on_cpu import Cpu, Mutation, attend
+from lean_on_cpu import Cpu, Mutation, Workspace, attend, failure_over
 
+from leanbench.core.inputs import make_inputs
 from leanbench.core.paths import KERNELS
 
 #: Mutations by the case that detects them: file, line, and what takes its place.
@@ -155,12 +156,60 @@ HEAD_PAIRS: dict[str, list[Mutation]] = {
     ],
     "head_dim 112": [("build.cuh", "HEADS_OF_ROW == 1 && HEAD_DIM ==", "HEAD_DIM ==")],
 }
+#: Missing barriers of a warp and proxy fences.
+LEAN_BARRIERS: dict[str, list[Mutation]] = {
+    "many rows": [
+        ("attend.cuh", "#endif\n  __syncwarp();\n}", "#endif\n}"),
+        ("copy.cuh", "      fence_proxy_async_shared_cta();\n", ""),
+        ("copy.cuh", "release() {\n    __syncwarp();", "release() {"),
+        ("lean.cu", "      fence_proxy_async_shared_cta();\n", ""),
+    ],
+    "clusters": [("attend.cuh", "  fence_proxy_async_shared_cta();\n", "")],
+    "host": [("copy.cuh", "- 1>();\n    __syncwarp();", "- 1>();")],
+    "host, a CTA each": [("copy.cuh", "    __syncwarp();\n#endif\n  }", "#endif\n  }")],
+    "short output tiles": [("lean.cu", "__syncwarp();\n        write_packed", "write_packed")],
+}
+APPEND_BARRIERS: dict[str, list[Mutation]] = {
+    "row tiles": [("append.cuh", "fence_proxy_async_shared_cta();  // before", "// before")],
+    "rotated": [("append.cuh", "#endif\n    __syncwarp();", "#endif")],
+}
+MANY_ROWS_BARRIERS: dict[str, list[Mutation]] = {
+    "host": [
+        ("many_rows.cu", "  }\n  __syncwarp();\n  if (own < copies)", "  }\n  if (own < copies)"),
+        ("many_rows.cu", "    fence_proxy_async_shared_cta();\n", ""),
+        ("rows_attend.cuh", "u32 barrier) {\n  __syncwarp();", "u32 barrier) {"),
+        ("rows_attend.cuh", "    }\n  }\n  fence_proxy_async_shared_cta();", "    }\n  }\n"),
+        ("rows_output.cuh", "  __syncwarp();\n  constexpr int STEPS", "  constexpr int STEPS"),
+    ],
+    "device": [("rows_attend.cuh", "    fence_proxy_async_shared_cta();\n", "")],
+    "pages of one token": [("rows_attend.cuh", "if (!BULK) fence_proxy_async_shared_cta();", "")],
+}
+MLA_BARRIERS: dict[str, list[Mutation]] = {
+    "crossing": [
+        ("mla.cu", "    fence_mbarrier_init_release_cluster();\n", ""),
+        ("mla.cu", "    fence_proxy_async_shared_cta();\n", ""),
+        ("outputs.cuh", "u32 barrier) {\n  __syncwarp();", "u32 barrier) {"),
+        ("outputs.cuh", "#if CLUSTER > 1\n  __syncwarp();", "#if CLUSTER > 1"),
+        ("scores.cuh", "  fence_proxy_async_shared_cta();\n  __syncwarp();", "  __syncwarp();"),
+        ("scores.cuh", "_cta();\n  __syncwarp();", "_cta();"),
+    ],
+    "several query tokens": [
+        ("scores.cuh", "  fence_proxy_async_shared_cta();\n  bar_sync", "  bar_sync"),
+        ("outputs.cuh", "epoch);\n    __syncwarp();", "epoch);"),
+    ],
+    "e4m3": [
+        ("bytes.cuh", "  fence_proxy_async_shared_cta();\n  bar_sync(OF_W", "  bar_sync(OF_W")
+    ],
+}
+PACKED_BARRIER = ("lean.cu", "logs);\n        __syncwarp();\n      }", "logs);\n      }")
 CASES = test_lean_on_cpu.CASES | test_lean_on_cpu.DEEP_CASES
 ALL = [
     (cases[name], mutation)
     for cases, mutations in (
         (CASES, LEAN),
+        (CASES, LEAN_BARRIERS),
         (test_append_on_cpu.CASES, APPEND),
+        (test_append_on_cpu.CASES, APPEND_BARRIERS),
         (test_head_pairs_on_cpu.CASES, HEAD_PAIRS),
     )
     for name, found in mutations.items()
@@ -176,12 +225,45 @@ def test_a_changed_line_is_noticed(case, mutation):
         attend(Cpu(mutation), case)
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("name", "mutation"),
+    [(name, mutation) for name, found in MANY_ROWS_BARRIERS.items() for mutation in found],
+)
+def test_a_missing_barrier_of_many_rows_is_noticed(name, mutation):
+    with pytest.raises(AssertionError, match=r"^CTA |error"):
+        test_many_rows_on_cpu.run(test_many_rows_on_cpu.CASES[name], 2, Cpu(mutation))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("name", "mutation"),
+    [(name, mutation) for name, found in MLA_BARRIERS.items() for mutation in found],
+)
+def test_a_missing_barrier_of_mla_is_noticed(name, mutation):
+    cpu, workspace = Cpu(mutation), Workspace(epoch=7)
+    assert any(test_mla_on_cpu.CASES[name].failure(cpu, workspace, seed) for seed in range(2))
+
+
+@pytest.mark.deep
+def test_a_missing_barrier_between_output_tiles_of_a_warp_is_noticed():
+    """Chunks have barriers of their own; an empty sequence has none."""
+    inputs = make_inputs(test_lean_on_cpu.MANY_SHORT, "cpu", 1)
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens[2:] = 0
+    config = CASES["short output tiles"].config
+    for cpu, is_whole in ((Cpu(), True), (Cpu(PACKED_BARRIER), False)):
+        assert (failure_over(cpu, Workspace(1000), inputs, config, 2) is None) == is_whole
+
+
 def test_every_mutation_is_of_a_line_that_is_there():
     peers = [("peers.cuh", old, new) for old, new, _ in test_peers_on_cpu.MUTATIONS.values()]
     rows = test_many_rows_on_cpu.MUTATIONS + test_many_rows_on_cpu.PAIR_MUTATIONS
     latent = test_mla_on_cpu.MUTATIONS + test_mla_on_cpu.FP8_MUTATIONS
     latent += [mutation for _, mutation in test_mla_on_cpu.COLUMN_MUTATIONS]
-    lean = [*(mutation for _, mutation in ALL), *peers, *rows]
+    latent += [mutation for found in MLA_BARRIERS.values() for mutation in found]
+    rows += [mutation for found in MANY_ROWS_BARRIERS.values() for mutation in found]
+    lean = [*(mutation for _, mutation in ALL), *peers, *rows, PACKED_BARRIER]
     for family, mutations in (("lean", lean), ("mla", latent)):
         for file, old, _ in mutations:
             assert (KERNELS / family / file).read_text(encoding="utf-8").count(old) == 1, old
