@@ -107,7 +107,7 @@ def test_a_window_as_wide_as_the_chosen_tokens_is_none(prepared_for):
 
 
 def test_query_values_are_refused(prepared_for):
-    arguments = {"block_table": TABLE, "qv": half(2, 1, 4, 64)}
+    arguments: dict[str, Any] = {"block_table": TABLE, "qv": half(2, 1, 4, 64)}
     with pytest.raises(NotImplementedError, match="qv together with a block_table of each KV head"):
         lean_attn_with_kvcache(Q, PAGES, PAGES, **arguments)
 
@@ -138,7 +138,7 @@ def test_pages_are_checked_by_head(prepared_for, monkeypatch):
     monkeypatch.setattr(checks, "CHECKS_VALUES", True)
     table = TABLE.clone()
     table[1, 1] = numbers(0, 6, -1)
-    arguments = {"block_table": table, "config": CONFIG}
+    arguments: dict[str, Any] = {"block_table": table, "config": CONFIG}
     # Entries past the end may be any.
     lean_attn_with_kvcache(Q, PAGES, PAGES, cache_seqlens=numbers(48, 16), **arguments)
     with pytest.raises(ValueError, match=r"^block_table\[1, 1, 1\] is 6: expected 0 to 5"):
