@@ -190,7 +190,7 @@ MUTATIONS: list[Mutation] = [
         "    start_values(o, weights, shared, stage);\n",
     ),
     ("rows_copy.cuh", "    mbarrier_try_wait_parity(empty, parity ^ 1);\n", ""),
-    ("rows_copy.cuh", "    look_up(p, part, token + CHUNK);\n", ""),
+    ("rows_copy.cuh", "    look_up(p, part, kv_head, token + CHUNK);\n", ""),
     ("rows_copy.cuh", "(to ^ i % 8 * 16)", "to"),
 ]
 #: The same for pairs of CTAs.
