@@ -13,6 +13,7 @@ import pytest
 import torch
 from every_kind import KINDS, PLAIN, called
 from leanbench.kernels.launch import spec_of
+from leanbench.kernels.lean.cuda_settings import cuda_config
 
 from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
@@ -80,9 +81,8 @@ CHOSEN = AttentionProblem(3, 32, 4, (5000, 100, 2048), 128, "bf16", select="16x1
         {"kv_layout": "NHD", "head_dim": 80, "kv_heads": 8, "sinks": True},
         {"kv_dtype": "e4m3", "page_scales": "page-head"},
         {"page_size": 3, "select": "200x3"},
-        {"q_heads": 256},
     ],
-    ids=["plain", "token-major", "fp8", "odd pages", "many rows"],
+    ids=["plain", "token-major", "fp8", "odd pages"],
 )
 @pytest.mark.parametrize("kernel", ["lean", "lean_triton", "fa2_cuda", "fixed_split_cuda"])
 def test_blocks_of_each_kv_head(axes, kernel):
@@ -94,6 +94,13 @@ def test_blocks_of_each_kv_head(axes, kernel):
     assert_right(inputs, lambda inputs: launched(subject, inputs, problem, gpu))
     if kernel == "lean":
         assert_right(inputs, called_by_default)
+
+
+@pytest.mark.parametrize("copy", ["bulk", "async"])
+def test_blocks_of_each_kv_head_in_many_rows(copy):
+    inputs = poison_unused(make_inputs(replace(CHOSEN, q_heads=256), "cuda"))
+    config = cuda_config(128, 4, 2, 1, 1, 64, copy, 1, False)
+    assert_right(inputs, lambda inputs: called(inputs, config=config))
 
 
 def test_blocks_that_change_between_replays():
