@@ -66,7 +66,7 @@ struct Params {
   i64 stride_v_new_batch, stride_v_new_token, stride_v_new_head;
   int stride_q_token, stride_q_head, stride_k_token, stride_v_token;
   int stride_out_token, stride_out_head;
-  // Of the block table: from sequence to sequence, and from KV head to KV head, 0 if they share rows.
+  // The table's are from sequence to sequence, and from KV head to KV head, 0 if these share rows.
   int kv_heads, stride_table, stride_table_head;
   int window_left, window_right;
   int window_tokens;  // WINDOW_LEFT: maximum in LeanTiles, less the sequence's query tokens
