@@ -142,9 +142,7 @@ struct Append {
       load<APPEND_ROWS>(p, part, at, lane);
       store<APPEND_ROWS>(p, part, stage, at, lane);
     }
-#if BULK
-    fence_proxy_async_shared_cta();  // before the stage's next copy
-#endif
+    if (BULK) fence_proxy_async_shared_cta();  // before the stage's next copy
     __syncwarp();
   }
 };

@@ -389,11 +389,11 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
   for (int load = 0; load < K_LOADS; load++) {
     u32 columns[LOAD_STEPS][ROW_BLOCKS][2];
 #pragma unroll
-    for (int part = 0; part < LOAD_STEPS; part++)
+    for (int half = 0; half < LOAD_STEPS; half++)
 #pragma unroll
       for (int rows = 0; rows < ROW_BLOCKS; rows++)
-        if (load * LOAD_STEPS + part < K_STEPS)
-          query.fragment(columns[part][rows], load * LOAD_STEPS + part, rows);
+        if (load * LOAD_STEPS + half < K_STEPS)
+          query.fragment(columns[half][rows], load * LOAD_STEPS + half, rows);
 #pragma unroll
     for (int block = 0; block < TOKEN_BLOCKS; block++) {
 #pragma unroll
@@ -401,15 +401,15 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
         u32 loaded[4];
         ldmatrix_x4(loaded, k_address(stage, lane, head * K_LOADS + load, block, odd));
 #pragma unroll
-        for (int part = 0; part < LOAD_STEPS; part++) {
-          const int step = load * LOAD_STEPS + part;
+        for (int half = 0; half < LOAD_STEPS; half++) {
+          const int step = load * LOAD_STEPS + half;
           if (step >= K_STEPS) break;
           u32 k[4];
-          keys_of(k, loaded, part);
+          keys_of(k, loaded, half);
 #pragma unroll
           for (int rows = head * HEAD_BLOCKS; rows < (head + 1) * HEAD_BLOCKS; rows++)
-            mma_m16n8k16(chains[step % CHAINS][block][rows], k, columns[part][rows][0],
-                         columns[part][rows][1]);
+            mma_m16n8k16(chains[step % CHAINS][block][rows], k, columns[half][rows][0],
+                         columns[half][rows][1]);
         }
       }
     }
@@ -512,9 +512,7 @@ __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int l
           st_shared_v4(lane_at + (column * CHUNK + row) * COLUMN_BYTES, 0);
       }
   }
-#if BULK
-  fence_proxy_async_shared_cta();
-#endif
+  if (BULK) fence_proxy_async_shared_cta();
   __syncwarp();
 }
 
@@ -558,11 +556,11 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
         ldmatrix_x4_trans(loaded, v_address(stage, lane, load, block, odd));
       }
 #pragma unroll
-      for (int part = 0; part < LOAD_STEPS; part++) {
-        const int step = load % V_LOADS * LOAD_STEPS + part;
+      for (int half = 0; half < LOAD_STEPS; half++) {
+        const int step = load % V_LOADS * LOAD_STEPS + half;
         if (step >= V_STEPS) break;
         u32 v[4];
-        values_of(v, loaded, part);
+        values_of(v, loaded, half);
 #pragma unroll
         for (int rows = head * HEAD_BLOCKS; rows < (head + 1) * HEAD_BLOCKS; rows++)
           mma_m16n8k16(state.o[step][rows], v, weights[block][rows][0], weights[block][rows][1]);

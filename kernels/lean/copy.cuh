@@ -49,7 +49,7 @@ struct Warp {
     ring = shared_address(shared) + number * STAGES * STAGE;
     barriers = shared_address(shared) + BARRIERS_AT +
                number * STAGES * (PAGE_SCALES ? 8 + 8 * BOXES : 8);
-#if BULK
+    if (!BULK) return;
     if (lane == 0 && number >= FIRST_INITIALIZING) {
       for (int stage = 0; stage < STAGES; stage++) {
         mbarrier_init(barriers + 8 * stage);
@@ -60,7 +60,6 @@ struct Warp {
       fence_proxy_async_shared_cta();
     }
     __syncwarp();
-#endif
   }
 
   // Reads the pages from chunk `chunk` on.
@@ -105,7 +104,6 @@ struct Warp {
   }
 #endif
 
-#if !BULK
   // Starts the copy of this lane's pieces of a row of K or V; `column` is the first of PIECES.
   // Pieces past head_dim become zeros.
   template <int PIECES, int DIM>
@@ -178,7 +176,7 @@ struct Warp {
       }
     }
   }
-#else
+
   // Starts the bulk copies of a box, which write the swizzle; called by one lane.
   __device__ __forceinline__ static void copy_box(const Params &p, u32 to, u32 barrier, int row,
                                                   int kv_head, int outer, u64 policy) {
@@ -192,7 +190,6 @@ struct Warp {
         cp_async_bulk_tensor_4d(offset + V_AT, &p.v_map, barrier, x, row, kv_head, outer, policy);
     }
   }
-#endif
 
   // Starts the copies of K and V of the chunk at `position`; a guess copies no scales.
   __device__ __forceinline__ void copy_chunk(const Params &p, const Position &position, int stage,
@@ -216,8 +213,9 @@ struct Warp {
       known--;
       boxes = min(CHUNK, position.tokens - token + BOX - 1) / BOX;  // none past the sequence's end
     }
-#if BULK
-    if (lane == 0) {
+    if (!BULK) {
+      copy_by_lanes(p, position, token, kv_head, cache_row, pages, boxes, to);
+    } else if (lane == 0) {
       const u32 barrier = barriers + 8 * stage;
       mbarrier_arrive_expect_tx(barrier, boxes * ((K_COLUMNS + V_COLUMNS) * BOX * COLUMN_BYTES));
       // Other row tiles reread the same K and V from the L2.
@@ -232,9 +230,6 @@ struct Warp {
           copy_box(p, to + box * BOX * COLUMN_BYTES, barrier, row, kv_head, outer, policy);
         }
     }
-#else
-    copy_by_lanes(p, position, token, kv_head, cache_row, pages, boxes, to);
-#endif
   }
 };
 
@@ -264,8 +259,7 @@ struct Ring {
     next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
   }
 
-#if BULK && CLUSTER > 1
-  // Starts a speculative copy.
+  // BULK, CLUSTER: starts a speculative copy.
   __device__ __forceinline__ void copy_guess(const Params &p, Warp &warp) {
     copy_next(p, warp, true);
     empty_stages--;
@@ -290,7 +284,6 @@ struct Ring {
     next_stage = 0;
     empty_stages = STAGES;
   }
-#endif
 
   // Starts copies until the ring is full, then one for each chunk attended to.
   __device__ __forceinline__ void fill(const Params &p, Warp &warp, int end) {
@@ -301,22 +294,20 @@ struct Ring {
       else
         more = more && next.to_next_chunk(p, end, warp.range_warp);
       if (more) copy_next(p, warp);
-#if !BULK || PAGE_SCALES
-      cp_async_commit_group();
-#endif
+      if (!BULK || PAGE_SCALES) cp_async_commit_group();
     }
   }
 
   // Returns the address of the next chunk, after its arrival.
   __device__ __forceinline__ u32 wait(const Warp &warp) {
-#if BULK
-    mbarrier_try_wait_parity(warp.barriers + 8 * stage, parity >> stage & 1);
-    parity ^= 1 << stage;
-#endif
-#if !BULK || PAGE_SCALES
-    cp_async_wait_group<STAGES - 1>();
-    __syncwarp();
-#endif
+    if (BULK) {
+      mbarrier_try_wait_parity(warp.barriers + 8 * stage, parity >> stage & 1);
+      parity ^= 1 << stage;
+    }
+    if (!BULK || PAGE_SCALES) {
+      cp_async_wait_group<STAGES - 1>();
+      __syncwarp();
+    }
     return warp.ring + stage * STAGE;
   }
 

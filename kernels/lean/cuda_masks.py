@@ -68,7 +68,7 @@ def dealt_window(window_left: int, new_tokens: int) -> int:
 def dealt_tokens(
     build: CudaBuild, tokens: int, q_len: int, window_left: int, leftpad: int = 0
 ) -> int:
-    """Return the tokens of a sequence in its LeanTiles: `dealt_tokens` in schedule.cuh.
+    """Return the tokens of a sequence in its LeanTiles: `dealt_tokens` in tiles.cuh.
 
     Args:
         tokens: in the cache, up to the sequence's end.

@@ -87,7 +87,7 @@ def rereads_memory(build: CudaBuild, kv_bytes: int) -> bool:
 def few_idle(used: int, slots: int) -> bool:
     """Return True if few enough CTAs with warpgroups idle to keep row tiles in step.
 
-    `few_idle` in schedule.cuh.
+    `few_idle` in tiles.cuh.
     """
     return 8 * used >= 7 * slots
 

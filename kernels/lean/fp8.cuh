@@ -62,29 +62,29 @@ __device__ __forceinline__ void halves_to_fp16(u32 word, u32 &low, u32 &high) {
   high = cvt_rn_f16x2_e4m3x2_half<1>(word);
 }
 
-// Sets the first operand of matrix instruction `part` of a load of K. Lane t of four has numbers 4t
+// Sets the first operand of matrix instruction `half` of a load of K. Lane t of four has numbers 4t
 // to 4t + 3 of its tokens, as columns 2t, 2t + 1, 2t + 8 and 2t + 9. Q has the same order.
-__device__ __forceinline__ void keys_of(u32 (&k)[4], const u32 (&loaded)[4], int part) {
+__device__ __forceinline__ void keys_of(u32 (&k)[4], const u32 (&loaded)[4], int half) {
 #pragma unroll
   for (int i = 0; BY_HALVES && i < 2; i++)
-    halves_to_fp16(loaded[2 * part + i], k[i], k[i + 2]);
+    halves_to_fp16(loaded[2 * half + i], k[i], k[i + 2]);
 #pragma unroll
   for (int i = 0; !BY_HALVES && i < 4; i++)
     k[i] = KV_DTYPE == 0
                ? loaded[i]
-               : to_fp16<KV_DTYPE>(loaded[2 * part + i % 2], i / 2 * 2, i / 2 * 2 + 1);
+               : to_fp16<KV_DTYPE>(loaded[2 * half + i % 2], i / 2 * 2, i / 2 * 2 + 1);
 }
 
 // The same for V: a lane has numbers 2g and 2g + 1 of two tokens, as rows g and g + 8.
-__device__ __forceinline__ void values_of(u32 (&v)[4], const u32 (&loaded)[4], int part) {
+__device__ __forceinline__ void values_of(u32 (&v)[4], const u32 (&loaded)[4], int half) {
 #pragma unroll
   for (int i = 0; BY_HALVES && i < 4; i += 2)
     // The first numbers of both tokens, then the second: one permutation for four numbers.
-    halves_to_fp16(__byte_perm(loaded[part + i], 0, 0x3120), v[i], v[i + 1]);
+    halves_to_fp16(__byte_perm(loaded[half + i], 0, 0x3120), v[i], v[i + 1]);
 #pragma unroll
   for (int i = 0; !BY_HALVES && i < 4; i++)
     v[i] = KV_DTYPE == 0 ? loaded[i]
-                         : to_fp16<KV_DTYPE>(loaded[part + i / 2 * 2], i % 2, i % 2 + 2);
+                         : to_fp16<KV_DTYPE>(loaded[half + i / 2 * 2], i % 2, i % 2 + 2);
 }
 
 // Rows of Q in bf16 are each divided by a power of two that brings their largest number to at least

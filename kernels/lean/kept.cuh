@@ -16,8 +16,10 @@ constexpr int AT_ONCE = 4;
 enum { KEPT_CONTEXT = 9, KEPT_KEY, KEPT_SUM };
 static_assert(KEPT_SUM < KEPT_NUMBERS || !KEEPS);
 
+// Factors of places are far from multiples of each other: small numbers seldom have equal sums.
 __device__ __forceinline__ u32 kept_term(u32 number, int place) {
-  return number * (0x9e3779b1u * (2 * place + 1));
+  const u32 factor = place * 0x9e3779b1u;
+  return number * ((factor ^ factor >> 15) | 1);
 }
 
 // A CTA's kept range, held by a warp.

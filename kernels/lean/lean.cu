@@ -24,10 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   const int lane = threadIdx.x % 32, warp_number = threadIdx.x / 32;
   Events events;
   events.start(p);
-  int rank = 0;
-#if CLUSTER > 1
-  rank = cluster_ctarank();
-#endif
+  const int rank = CLUSTER > 1 ? cluster_ctarank() : 0;
   RangeFinder finder;
   if (FIRST_INITIALIZING == 1) finder.start(p, lane);
   Warp warp;
@@ -42,19 +39,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   PeerExchange exchange;
   exchange.start(p);
 #endif
-#if BULK && CLUSTER > 1
-  const bool guessed = range.guess(p, warp.range_warp, ring.next);
-  if (guessed) ring.copy_guess(p, warp);
-#endif
+  bool guessed = false;
+  if (BULK && CLUSTER > 1) {
+    guessed = range.guess(p, warp.range_warp, ring.next);
+    if (guessed) ring.copy_guess(p, warp);
+  }
   u32 *found = reinterpret_cast<u32 *>(shared + KEPT_AT);
   const bool works = finder.find(p, lane, warp.range_warp, found, range, part);
-#if BULK && CLUSTER > 1
   if (guessed && !(works && range.is_first_split() && part.chunk < part.chunks))
     ring.drop_guess(warp);
 #if PAGE_SCALES
   else if (guessed)
     ring.complete_guess(p, warp, part);
-#endif
 #endif
   if (!works) {
     finder.keep(p, lane);
@@ -131,12 +127,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       const bool reduces = CLUSTER > 1 || (part.first == 0 && splits.count > 1);
       if (reduces) events.record(TILES, output_tile);
       const int slot = FIXED_RUNS ? part.at : range.slot;
-#if CLUSTER > 1
       if (WRITES_ALONE && __builtin_expect(part.chunks <= WARPS && splits.count == 1, 0)) {
         if (rank == 0) write_alone(p, part, shared);
-      } else
-#endif
-      {
+      } else {
         reduce_part(p, part, splits, slot, rank, shared, !exchanged, p.epoch + replays);
         exchanged = true;
       }
@@ -157,9 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     if (PACKS && is_shared && part.packed) __syncthreads();  // the scratch has been read
     if (SCRATCH_OVER_RING) {
       __syncthreads();  // the states have been read
-#if BULK
-      fence_proxy_async_shared_cta();
-#endif
+      if (BULK) fence_proxy_async_shared_cta();
       ring.next = part;
       ring.empty_stages = STAGES;
     }
@@ -169,8 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   // The wait for partials of other GPUs counts as part of the reduction.
   if (exchange.count > 0) events.record(REDUCTION, exchange.first);
 #endif
-#if CLUSTER > 1
-  if (exchanged) barrier_cluster_wait();  // no peer still reads this CTA's shared memory
-#endif
+  // No peer still reads this CTA's shared memory.
+  if (CLUSTER > 1 && exchanged) barrier_cluster_wait();
   events.end();
 }

@@ -113,10 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     fence_proxy_async_shared_cta();
   }
   if (!KEEPS) __syncthreads();
-  int rank = 0;
-#if CLUSTER > 1
-  rank = cluster_ctarank();
-#endif
+  const int rank = CLUSTER > 1 ? cluster_ctarank() : 0;
   WorkRange range;
   Position part;
   if (!finder.find(p, lane, 0, reinterpret_cast<u32 *>(shared + FOUND_AT), range, part)) {
@@ -130,10 +127,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   if (warp >= COPY_WARP) {
     if (MOVES_REGISTERS) setmaxnreg_dec<COPY_REGISTERS>();
     if (warp < COPY_WARP + COPY_WARPS) copy_all(p, range, part, rank, at);
-#if CLUSTER > 1
-    meet_cluster();  // as `merge_cluster` does
-    meet_cluster();
-#endif
+    if (CLUSTER > 1) {
+      meet_cluster();  // as `merge_cluster` does
+      meet_cluster();
+    }
   } else {
     if (MOVES_REGISTERS) setmaxnreg_inc<CONSUMER_REGISTERS>();
     if (WARPGROUPS > 1 && warp >= 4) pass_turn();  // the first is warpgroup 0's
@@ -148,11 +145,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         attend_part(p, part, stage, rank, at, shared, o, softmax);
         record(events, TILES, output_tile);
         float m[2] = {softmax.m[0], softmax.m[1]}, l[2] = {softmax.sum(0), softmax.sum(1)};
-#if CLUSTER > 1
-        merge_cluster(p, part, rank, at, shared, o, m, l);
-        record(events, REDUCTION, output_tile);
-        break;
-#endif
+        if (CLUSTER > 1) {
+          merge_cluster(p, part, rank, at, shared, o, m, l);
+          record(events, REDUCTION, output_tile);
+          break;
+        }
         bool whole = splits.count == 1;
         if (!whole) {
           const u32 epoch = p.epoch + __ldg(p.replays);

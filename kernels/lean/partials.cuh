@@ -93,12 +93,12 @@ __device__ __forceinline__ Piece gather_partials(const Piece &own, const u32 *sl
     missing = false;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-      const int part = i * TEAM + member;
+      const int other = i * TEAM + member;
       first[i] = make_uint4(0, 0, 0, epoch);
       second[i] = make_uint4(0, __float_as_uint(-INFINITE), 0, epoch);
-      if (part < count) {
-        first[i] = ld_relaxed_gpu_b128(slots + part * stride + 4 * quad);
-        second[i] = ld_relaxed_gpu_b128(slots + part * stride + 4 * (QUADS + quad));
+      if (other < count) {
+        first[i] = ld_relaxed_gpu_b128(slots + other * stride + 4 * quad);
+        second[i] = ld_relaxed_gpu_b128(slots + other * stride + 4 * (QUADS + quad));
       }
     }
 #pragma unroll

@@ -165,8 +165,7 @@ __device__ __forceinline__ void st_shared_b32(u32 address, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-// Warpgroups wait for all copies on mbarriers.
-#if BULK || ROWS > 32
+// Of compute capability 9.0, as what follows up to the next section.
 // Data read once leaves the L2 first.
 __device__ __forceinline__ u64 createpolicy_evict_first() {
   u64 policy;
@@ -225,7 +224,6 @@ __device__ __forceinline__ void fence_mbarrier_init_release_cluster() {
 __device__ __forceinline__ void fence_proxy_async_shared_cta() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-#endif
 
 // ---- global memory that other CTAs read and write ----------------------------------------------
 
@@ -285,7 +283,6 @@ __device__ __forceinline__ u64 atom_add_relaxed_gpu_u64(u64 *at, u64 x) {
 
 // ---- clusters ----------------------------------------------------------------------------------
 
-#if CLUSTER > 1
 __device__ __forceinline__ void barrier_cluster_arrive() {
   asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 }
@@ -324,7 +321,6 @@ __device__ __forceinline__ float2 ld_shared_cluster_v2(u32 address) {
                : "memory");
   return x;
 }
-#endif
 
 // ---- registers of the machine ------------------------------------------------------------------
 

@@ -114,7 +114,6 @@ __device__ __forceinline__ void write_packed(const Params &p, const Position &pa
   }
 }
 
-#if CLUSTER > 1
 // Merges a piece of the cluster's partial from its CTAs.
 template <int TEAM>
 __device__ __forceinline__ Piece merge_cluster(u32 own, int quad) {
@@ -148,9 +147,7 @@ __device__ __forceinline__ void publish_partial(float4 *own, const float *scratc
     }
   }
 }
-#endif
 
-#if CLUSTER > 1
 // Writes an output tile by the cluster's first CTA, which has computed all of its chunks.
 __device__ __forceinline__ void write_alone(const Params &p, const Position &part,
                                             const unsigned char *shared) {
@@ -160,7 +157,6 @@ __device__ __forceinline__ void write_alone(const Params &p, const Position &par
   for (int quad = threadIdx.x; quad < QUADS; quad += THREADS)
     finish_piece(p, part, quad, merge_warps<1>(scratch, logs, quad), shared);
 }
-#endif
 
 // Sends a piece of this work range's partial to the output, to the range's slot, or up the tree of
 // the output tile's splits. A split waits only for later splits, which belong to ranges that
@@ -195,27 +191,22 @@ __device__ __forceinline__ void reduce_part(const Params &p, const Position &par
                                             unsigned char *shared, bool first_part, u32 epoch) {
   const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
   const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
-#if CLUSTER > 1
   float4 *own = reinterpret_cast<float4 *>(shared + OWN_AT);
-  if (!first_part) barrier_cluster_wait();  // the peers have read the previous part
-  publish_partial(own, scratch, logs);
-  barrier_cluster_arrive();
-  barrier_cluster_wait();
-#endif
+  if (CLUSTER > 1) {
+    if (!first_part) barrier_cluster_wait();  // the peers have read the previous part
+    publish_partial(own, scratch, logs);
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+  }
   constexpr int TEAM = team_of(SLICE);
 #pragma unroll 1
   for (int base = 0; base < SLICE; base += THREADS / TEAM) {
     const int within = base + threadIdx.x / TEAM, wanted = rank * SLICE + within;
     const bool valid = within < SLICE && wanted < QUADS;
     const int quad = valid ? wanted : QUADS - 1;
-#if CLUSTER > 1
-    const Piece piece = merge_cluster<TEAM>(shared_address(own), quad);
-#else
-    const Piece piece = merge_warps<TEAM>(scratch, logs, quad);
-#endif
+    const Piece piece = CLUSTER > 1 ? merge_cluster<TEAM>(shared_address(own), quad)
+                                    : merge_warps<TEAM>(scratch, logs, quad);
     reduce_partials<TEAM>(p, part, splits, range, quad, valid, piece, shared, epoch);
   }
-#if CLUSTER > 1
-  barrier_cluster_arrive();
-#endif
+  if (CLUSTER > 1) barrier_cluster_arrive();
 }

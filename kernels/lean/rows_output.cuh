@@ -90,7 +90,6 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
   }
 }
 
-#if CLUSTER > 1
 // Waits for all threads of the cluster, including copying ones.
 __device__ __forceinline__ void meet_cluster() {
   __syncwarp();  // lanes have diverged
@@ -169,7 +168,6 @@ __device__ __forceinline__ void merge_cluster(const Params &p, const Position &p
   }
   meet_cluster();  // no CTA exits while others read its sums
 }
-#endif
 
 // Slots of the partials of an output tile's splits. Each work range has a slot. A range that begins
 // with the end of an output tile has another for the first split of the next, so that it need not

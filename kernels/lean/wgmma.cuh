@@ -33,12 +33,10 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier, int rank) {
       : "memory");
 }
 
-#if CLUSTER > 1
 // Other CTAs see earlier writes only after a releasing fence.
 __device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-#endif
 
 __device__ __forceinline__ void bar_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

@@ -31,6 +31,7 @@ class CudnnBest(BestMode):
     source = "NVIDIA cuDNN, the version that torch loads"
     modes = _MODES
     head_dims = CudnnFrontend.head_dims
+    max_q_len = CudnnFrontend.max_q_len
     axes = CudnnFrontend.axes
     lse_base = None
     config_types = (CudnnMode,)

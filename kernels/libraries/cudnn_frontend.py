@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from leanbench.kernels.libraries.library import LibraryKernel, current_stream, lengths
+from leanbench.kernels.libraries.library import MAX_PROMPT, LibraryKernel, current_stream, lengths
 
 from leanbench.core.config import KernelConfig
 
@@ -33,6 +33,7 @@ class CudnnFrontend(LibraryKernel):
     distribution = "nvidia-cudnn-frontend"
     written_for = "1.20"
     head_dims = (64, 80, 96, 128)
+    max_q_len = MAX_PROMPT
     #: No sinks: cuDNN 9.19 supports them only with several query tokens.
     axes = LibraryKernel.axes | {
         *("page_size", "lengths", "lengths_on"),

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.fixed_split.configs import split_counts
-from leanbench.kernels.libraries.library import LibraryKernel, lengths
+from leanbench.kernels.libraries.library import MAX_PROMPT, LibraryKernel, lengths
 
 from leanbench.core.config import TileConfig, optional_number
 from leanbench.core.decomposition import TileGrid
@@ -39,7 +39,7 @@ class FlashAttn(LibraryKernel):
     distribution = "flash-attn"
     written_for = "2.8"
     head_dims = (64, 80, 96, 128, 256)
-    max_q_len = 1 << 16
+    max_q_len = MAX_PROMPT
     axes = LibraryKernel.axes | {
         *("q_len", "page_size", "lengths", "lengths_on", "causal", "window_left", "window_right"),
         *("softcap", "alibi", "leftpad", "batch_idx"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.libraries.flash_attn_3_builds import LIBRARY_PATH, Build, Call, find_build
-from leanbench.kernels.libraries.library import LibraryKernel
+from leanbench.kernels.libraries.library import MAX_PROMPT, LibraryKernel
 
 from leanbench.core.config import KernelConfig, optional_number, switch
 from leanbench.core.errors import UserError
@@ -49,7 +49,7 @@ class FlashAttn3(LibraryKernel):
     written_for = "flash_attn_3 3.0 and vllm 0.22"
     fits_whole_models = True
     head_dims = range(8, 257, 8)
-    max_q_len = 1 << 16
+    max_q_len = MAX_PROMPT
     axes = LibraryKernel.axes | {
         *("q_len", "page_size", "lengths", "lengths_on", "q_lens", "causal", "v_head_dim"),
         *("window_left", "window_right", "softcap", "sinks", "leftpad", "batch_idx"),

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
+#: Maximum of query tokens of libraries that prefill whole prompts, here: their own is higher.
+MAX_PROMPT = 1 << 16
+
 
 class LibraryKernel(Kernel):
     """A library's kernel with the library's own launch settings."""

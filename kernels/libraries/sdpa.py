@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from leanbench.kernels.libraries.library import LibraryKernel
+from leanbench.kernels.libraries.library import MAX_PROMPT, LibraryKernel
 
 from leanbench.core.config import KernelConfig
 from leanbench.core.kernel import OwnOutputs
@@ -22,19 +22,33 @@ if TYPE_CHECKING:
 
 
 class SdpaKernel(LibraryKernel):
-    """A single backend; torch raises if it cannot run."""
+    """A single backend; torch raises if it cannot run.
+
+    Its causal mask begins at the first token: it decodes one query token, or prefills a prompt.
+    """
 
     #: The call returns only the output.
     lse_base = None
     #: Name in `torch.nn.attention.SDPBackend`.
     backend: str
+    max_q_len = MAX_PROMPT
+    axes = LibraryKernel.axes | {"q_len"}
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        if problem.q_len not in (1, problem.max_context):
+            return (
+                f"{self.name} takes one query token or a whole prompt, this problem has q_len"
+                f" {problem.q_len} and {problem.max_context} tokens: choose q_len 1 or as many as"
+                " tokens"
+            )
+        return super().refusal(problem)
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> SdpaLaunch:
         return SdpaLaunch(inputs, self.backend)
 
 
 class SdpaLaunch(OwnOutputs):
-    """A launch over views: q (batch, q_heads, 1, head_dim), K and V (batch, kv_heads, tokens,
+    """A launch over views: q (batch, q_heads, q_len, head_dim), K and V (batch, kv_heads, tokens,
     head_dim).
     """
 
@@ -56,7 +70,7 @@ class SdpaLaunch(OwnOutputs):
                 self._q,
                 self._k,
                 self._v,
-                is_causal=False,
+                is_causal=self.results.q_len > 1,
                 scale=self.results.softmax_scale,
                 enable_gqa=self.results.group_size > 1,
             )
@@ -98,6 +112,7 @@ class CudnnLseLaunch(SdpaLaunch):
             self._v,
             attn_bias=None,
             compute_log_sumexp=True,
+            is_causal=self.results.q_len > 1,
             scale=self.results.softmax_scale,
         )
         return out.transpose(1, 2), lse.view(self.results.lse.shape)

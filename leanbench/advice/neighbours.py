@@ -87,7 +87,9 @@ def nearest(
     candidates = [
         other
         for other in dict.fromkeys(others)
-        if other != problem and other.whole_model == problem.whole_model
+        if other != problem
+        and other.whole_model == problem.whole_model
+        and (other.parallel == NONE) == (problem.parallel == NONE)
     ]
     return sorted(candidates, key=farness)[:count]
 

@@ -394,7 +394,8 @@ def _shortage(request: Request, kv_dtype: str, splits: Sequence[tuple[int, int]]
     return (
         f"{request.name} needs {needs.total / 1e9:.1f} GB"
         f"{f' on each of {request.gpus} GPUs' if request.gpus > 1 else ''} ({weights}KV cache"
-        f" {needs.kv / 1e9:.1f} GB), {request.spec.name} has {available / 1e9:.0f} GB:"
+        f" {needs.kv / 1e9:.1f} GB, other {RESERVE_BYTES / 1e9:.1f} GB),"
+        f" {request.spec.name} has {available / 1e9:.0f} GB:"
         f" {' or '.join(fixes) or 'a smaller model'} would {verb}"
     )
 
@@ -554,11 +555,18 @@ def _why_none(request: Request, problem: AttentionProblem) -> str:
         return f"no kernel runs {problem.label}: {reason}"
     if type(each).schedule is Kernel.schedule:
         fix = "leave --backends out, or measure" if request.named else "measure it"
-        if measured := sorted({row.run.gpu for row in published() if row.problem.latent}):
-            others = [name for name in measured if name != request.spec.name]
-            known = f"choose --gpu {' or '.join(others)}"
-            fix = f"{known}, or {fix}" if problem.latent and others else fix
+        measured = sorted({row.run.gpu for row in published()} - {request.spec.name})
+        known = [name for name in measured if _is_estimated(problem, each, find(name))]
+        if problem.latent and known:
+            fix = f"choose --gpu {' or '.join(known)}, or {fix}"
         reason = f"the performance model does not know {each.name}: {fix}"
     else:
-        reason = predict_cell(problem, each, "default", request.spec).get("reason")
+        fields = predict_cell(problem, each, "default", request.spec)
+        if fields["status"] == "out_of_memory":
+            return f"{problem.label} {fields['reason']}"
+        reason = fields.get("reason")
     return f"nothing near {problem.label} was measured on {request.spec.name}, and {reason}"
+
+
+def _is_estimated(problem: AttentionProblem, each: Kernel, spec: GpuSpec) -> bool:
+    return bool(measured_on(spec).estimates(problem, [each.name]))

@@ -8,11 +8,13 @@ from typing import Any
 from leanbench.advice.recommend import MOST_TILES, Option, Recommendation, page_words
 from leanbench.core.kinds import SAME
 from leanbench.core.llm.model import WEIGHT_BYTES
+from leanbench.core.memory import RESERVE_BYTES
 from leanbench.core.registry import kernel
 from leanbench.model.calibration import calibration_for
 from leanbench.model.error import scaled_from, short_error
+from leanbench.model.parts import Parts, predict_parts
+from leanbench.model.predict import predict_cell
 from leanbench.model.rates import floor_us
-from leanbench.model.timeline import predict_timeline
 from leanbench.records.published import PublishedRow
 
 _FP8 = "fp8 changes results, check the model's quality"
@@ -72,9 +74,9 @@ def _take(of: Recommendation) -> str:
 
 def _attention(of: Recommendation) -> str:
     choice, us, error = of.choice, of.choice.main.latency_us, of.choice.main.error
-    layers = f"{_us(us)} µs a layer"
+    layers = f"{_digits(us)} µs a layer"
     if error is not None and error < 1:
-        ends = f"{_us(us * (1 - error))} to {_us(us * (1 + error))}"
+        ends = f"{_digits(us * (1 - error))} to {_digits(us * (1 + error))}"
         how = (
             "95% interval" if choice.main.row in of.request.own else _INTERVALS[choice.main.source]
         )
@@ -83,9 +85,11 @@ def _attention(of: Recommendation) -> str:
         return layers
     counts = choice.form.layers
     if len(counts) > 1:
-        each = (f"{counts[one]} x {_us(has.latency_us)} µs" for one, has in choice.layers.items())
+        each = (
+            f"{counts[one]} x {_digits(has.latency_us)} µs" for one, has in choice.layers.items()
+        )
         layers = f"{' + '.join(each)} in layers of {len(counts)} kinds"
-    return f"{layers}, {choice.step_us / 1e3:.3g} ms a step of {sum(counts.values())} layers"
+    return f"{layers}, {_digits(choice.step_us / 1e3)} ms a step of {sum(counts.values())} layers"
 
 
 def _step(of: Recommendation, usd: float | None) -> str:
@@ -94,9 +98,9 @@ def _step(of: Recommendation, usd: float | None) -> str:
         return ""
     dollars = "" if usd is None else f", ${usd:.3g} per million tokens"
     return (
-        f"{(others_us + of.choice.step_us) / 1e3:.3g} ms, with {others_us / 1e3:.3g} ms to read the"
-        f" weights: {tokens:,.0f} tokens/s of all sequences{dollars}. Real steps are slower: norms,"
-        " gaps between GPU kernels and all-reduces are not counted"
+        f"{_digits((others_us + of.choice.step_us) / 1e3)} ms, with {_digits(others_us / 1e3)} ms"
+        f" to read the weights: {tokens:,.0f} tokens/s of all sequences{dollars}. Real steps are"
+        " slower: norms, gaps between GPU kernels and all-reduces are not counted"
     )
 
 
@@ -142,20 +146,18 @@ def _sureness(of: Recommendation) -> str:
 
 def _why(of: Recommendation) -> str:
     choice, rival, floor = of.choice, of.rival, read_floor_us(of)
+    megabytes = _digits(choice.form.single.kv_bytes / 1e6, 4)
     us, reader = choice.main.latency_us, "each GPU" if of.request.gpus > 1 else "a call"
     found = [
-        f"{reader} reads {choice.form.single.kv_bytes / 1e6:,.4g} MB a layer. Reading alone takes"
-        f" {_us(floor)} µs (the read floor), {min(1, floor / us):.0%} of {_us(us)} µs"
+        f"{reader} reads {megabytes} MB a layer. Reading alone takes"
+        f" {_digits(floor)} µs (the read floor), {min(1, floor / us):.0%} of {_digits(us)} µs"
     ]
     if parts := predicted_parts(of):
-        found.append(
-            f"Predicted parts: {parts['launch_us']:.1f} µs to the first byte,"
-            f" {parts['merge_us']:.1f} µs to merge partial results, {parts['tail_us']:.1f} µs of a"
-            " mean SM without work (tail)"
-        )
+        named = (f"{name} {part:.1f}" for name, part in parts.by_name.items())
+        found.append(f"By the model, {_digits(us)} µs are {' + '.join(named)}")
     if rival:
         above = [
-            f"{each.kernel} {_us(max(0, each.main.latency_us - floor))} µs{_launches(of, each)}"
+            f"{each.kernel} {_digits(max(0, each.main.latency_us - floor))} µs{_launches(of, each)}"
             for each in (rival, choice)
         ]
         found.append(f"Above the floor, {' and '.join(above)}")
@@ -186,22 +188,16 @@ def read_floor_us(of: Recommendation) -> float:
     return floor_us(choice.form.single.kv_bytes, spec, calibration_for(spec).constants)
 
 
-def predicted_parts(of: Recommendation) -> dict[str, float] | None:
-    """Return what the choice's latency has beyond reading; None if the model does not know it."""
-    problem, spec = of.choice.form.single, of.request.spec
+def predicted_parts(of: Recommendation) -> Parts | None:
+    """Cut the choice's latency by the model; None if the model does not know it."""
+    problem, spec, chosen = of.choice.form.single, of.request.spec, kernel(of.choice.kernel)
     if problem.batch * problem.kv_heads > MOST_TILES:
         return None
-    timeline = predict_timeline(problem, kernel(of.choice.kernel), "default", spec)
-    if isinstance(timeline, str):
+    row = predict_cell(problem, chosen, "default", spec)
+    if row["status"] != "ok":
         return None
-    last = max(timeline.ctas, key=lambda cta: cta.end_us)
-    constants = calibration_for(spec).constants
-    return {
-        "launch_us": constants.launch_us + constants.first_read_us,
-        # In the CTA that ends last, waiting included.
-        "merge_us": sum(span.end_us - span.start_us for span in last.spans if span.kind != "tiles"),
-        "tail_us": timeline.duration_us * (1 - timeline.sm_busy_share),
-    }
+    parts = predict_parts(problem, chosen, chosen.read_config(row["config"]), spec)
+    return None if parts is None else parts.scaled(of.choice.main.latency_us)
 
 
 def _other_forms(of: Recommendation) -> str:
@@ -209,7 +205,7 @@ def _other_forms(of: Recommendation) -> str:
     for words, option in of.others.items():
         own = f" with {option.kernel}" * (option.kernel != of.choice.kernel)
         caution = f" ({_FP8})" * words.startswith("e4m3")
-        phrases.append(f"{words} {_us(option.main.latency_us)} µs{own}{caution}")
+        phrases.append(f"{words} {_digits(option.main.latency_us)} µs{own}{caution}")
     return ", ".join(phrases)
 
 
@@ -219,7 +215,7 @@ def _memory(of: Recommendation) -> str:
         return f"KV cache alone {memory.kv / 1e9:.1f} of {available}, the weights are not known"
     return (
         f"{memory.total / 1e9:.1f} of {available}: weights {memory.weights / 1e9:.1f} GB,"
-        f" KV cache {memory.kv / 1e9:.1f} GB"
+        f" KV cache {memory.kv / 1e9:.1f} GB, other {RESERVE_BYTES / 1e9:.1f} GB"
     )
 
 
@@ -252,7 +248,7 @@ def _notes(of: Recommendation) -> str:
 
 
 def to_json(of: Recommendation, usd_per_hour: float | None = None) -> dict[str, Any]:
-    form = of.choice.form
+    form, parts = of.choice.form, predicted_parts(of)
     return {
         "model": of.request.model,
         "gpu": of.request.spec.name,
@@ -268,7 +264,7 @@ def to_json(of: Recommendation, usd_per_hour: float | None = None) -> dict[str, 
         "is_clear": of.is_clear,
         "kv_bytes": form.single.kv_bytes,
         "read_floor_us": read_floor_us(of),
-        "parts": predicted_parts(of),
+        "parts": None if parts is None else asdict(parts),
         "memory": asdict(of.memory),
         "options": list(map(_fields, of.options)),
         "others": {words: _fields(option) for words, option in of.others.items()},
@@ -287,5 +283,5 @@ def _fields(option: Option) -> dict[str, Any]:
     }
 
 
-def _us(value: float) -> str:
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+def _digits(value: float, digits: int = 3) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"

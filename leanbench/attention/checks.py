@@ -516,7 +516,9 @@ def check_values(call: Call) -> None:
     cached = [length] * call.batch
     if call.cache_seqlens is not None:
         cached = call.cache_seqlens.tolist()
-        _check_range("cache_seqlens", cached, most, "tokens, less those that are appended")
+        unit = "the tokens that a sequence has room for"
+        unit += f", less the {call.new_tokens} appended" * (call.new_tokens > 0)
+        _check_range("cache_seqlens", cached, most, unit)
     if extras.cache_leftpad is not None:
         for sequence, pad in enumerate(extras.cache_leftpad.tolist()):
             if not 0 <= pad <= cached[sequence]:

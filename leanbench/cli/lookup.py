@@ -95,7 +95,7 @@ def _show(gpu: str, rows: list[PublishedRow]) -> None:
     from leanbench.gpu.catalogue import find
 
     columns = [
-        ("µs", [f"{row.latency_us:.4g}" for row in rows]),
+        ("µs", [output.four_digits(row.latency_us) for row in rows]),
         ("95% interval", list(map(_interval, rows))),
         ("floor", [_share(row) for row in rows]),
         ("run", [row.run.name for row in rows]),
@@ -104,7 +104,9 @@ def _show(gpu: str, rows: list[PublishedRow]) -> None:
 
 
 def _interval(row: PublishedRow) -> str:
-    ends = "-" if row.low_us is None else f"{row.low_us:.4g} to {row.high_us:.4g}"
+    ends = "-"
+    if row.low_us is not None and row.high_us is not None:
+        ends = " to ".join(map(output.four_digits, (row.low_us, row.high_us)))
     return f"{ends}, noisy" if row.is_noisy else ends
 
 

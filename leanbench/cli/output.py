@@ -268,6 +268,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'s' * (number != 1)}"
 
 
+def four_digits(value: float) -> str:
+    """Return ``32.83`` and ``17564``: four digits, or all before the point."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def si_bytes(count: int) -> str:
     """Return ``512 MB``. 1 MB is 10^6 bytes, as in bandwidths."""
     value, unit = float(count), "B"

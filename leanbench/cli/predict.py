@@ -314,8 +314,8 @@ def _show_worst(cells: Sequence[CellError]) -> None:
             worst.run,
             label,
             worst.cell.kernel,
-            f"{measured_us:.4g}",
-            f"{predicted_us:.4g}",
+            output.four_digits(measured_us),
+            output.four_digits(predicted_us),
             f"{worst.error:+.1%}",
         )
     output.show_table(table)

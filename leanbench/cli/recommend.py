@@ -118,6 +118,11 @@ def recommend(
         return
     if usd_per_hour is not None and not 0 < usd_per_hour < math.inf:
         raise UserError(f"--usd-per-hour {usd_per_hour:g} is no price: write one such as 2.50")
+    if usd_per_hour is not None and model is None:
+        raise UserError(
+            f"--usd-per-hour {usd_per_hour:g} needs a model, a shape alone has no tokens per"
+            " second: name one, or leave it out"
+        )
     if not 1 <= gpus <= MOST_GPUS:
         raise UserError(f"--gpus {gpus} is not supported: choose 1 to {MOST_GPUS}")
     target = choose(gpu, require_gpu=False)
@@ -255,7 +260,7 @@ def _show_options(recommendation: Recommendation) -> None:
     options = recommendation.options[:_LISTED]
     fastest = recommendation.choice.step_us
     columns = [
-        ("µs a layer", [f"{each.main.latency_us:.4g}" for each in options]),
+        ("µs a layer", [output.four_digits(each.main.latency_us) for each in options]),
         ("over the choice", [f"{each.step_us / fastest:.2f}x" for each in options]),
         ("from", [each.source for each in options]),
     ]

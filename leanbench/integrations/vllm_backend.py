@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
     FlashAttentionImpl,
@@ -59,6 +59,9 @@ class LeanMetadataBuilder(FlashAttentionMetadataBuilder):
     """FlashAttention's metadata, without its scheduler's and cascade's if unused: LeanAttention
     schedules on the device.
     """
+
+    #: A graph of single tokens has a row per token, so it serves no batch with a prompt. FA3's do.
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
@@ -215,10 +218,13 @@ def _may_append(vllm_config: Any) -> bool:
       layer must have full attention.
     - Draft models have rows past the longest sequence, and lengths that graphs change.
     - Idle ranks of data parallelism run rows of no request with block tables of others.
+    - Prefix caching lets a request read a block in the step that fills it. vLLM writes all tokens
+      of a layer before attention, the kernel does not: no row waits for another's token.
     """
     layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase).values()
     return (
         vllm_config.speculative_config is None
+        and not vllm_config.cache_config.enable_prefix_caching
         and vllm_config.parallel_config.data_parallel_size == 1
         and all(type(layer.get_kv_cache_spec(vllm_config)) is FullAttentionSpec for layer in layers)
     )

@@ -25,6 +25,7 @@ from leanbench.measure.protocol import FLOOR, Subject
 from leanbench.measure.read_floor import fingerprint
 from leanbench.measure.timeline import record_timeline
 from leanbench.measure.timing import Launches, Replay, Sampler, fastest, run_rounds
+from leanbench.model.workspace import workspace_bytes
 from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -303,7 +304,11 @@ class OneGpu(Subject):
             return Outcome()
         per_sm = config.ctas_per_sm if isinstance(config, TileConfig) else None
         efficiency = quantisation_efficiency(schedule, schedule.slots(spec.sms, per_sm))
-        return Outcome(schedule=schedule.kind, quantisation_efficiency=efficiency)
+        return Outcome(
+            schedule=schedule.kind,
+            quantisation_efficiency=efficiency,
+            workspace_bytes=workspace_bytes(self.problem, config, schedule),
+        )
 
 
 def settings_for(inputs: AttentionInputs) -> lookup.Choice:

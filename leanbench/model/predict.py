@@ -23,6 +23,7 @@ from leanbench.model.constants import Constants
 from leanbench.model.error import model_error, uncompared
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import fits, latency_us
+from leanbench.model.workspace import workspace_bytes
 from leanbench.records.outcome import Outcome
 
 
@@ -259,6 +260,7 @@ def _figures(
         read_floor_share=read_us / predicted_us,
         energy_mj=predict_energy_mj(predicted_us, problem, schedule, spec),
         quantisation_efficiency=quantisation_efficiency(schedule, slots),
+        workspace_bytes=workspace_bytes(problem, config, schedule),
     )
 
 

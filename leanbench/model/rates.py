@@ -132,6 +132,11 @@ class Rates:
             begin = end
         return self.gpu_bytes_per_us
 
+    def warm_up_loss_us(self, until_us: float) -> float:
+        """Return the time that reading up to `until_us` would have saved in warm memory."""
+        since = max(0.0, until_us - self.first_byte_us)
+        return self.warm_up_us * (1 - math.exp(-since / self.warm_up_us))
+
 
 def rates_for(
     problem: AttentionProblem,
@@ -229,6 +234,11 @@ def partial_rows(problem: AttentionProblem) -> int:
     """Return the nonempty rows of a partial, in Triton."""
     rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
     return min(problem.group_size * problem.q_len, rows)
+
+
+def split_bytes(problem: AttentionProblem) -> int:
+    """Return the bytes of a second launch's partial: fp32, with two softmax statistics a row."""
+    return 4 * partial_rows(problem) * (problem.head_dim + 2)
 
 
 def merge_waves(output_tiles: int, sms: int) -> int:

@@ -21,9 +21,9 @@ from leanbench.model.rates import (
     Rates,
     merge_partial_us,
     merge_waves,
-    partial_rows,
     rates_for,
     resident_ctas,
+    split_bytes,
 )
 
 #: Number of segments per CTA above which `latency_us` merges whole output tiles. Sequences shorter
@@ -45,6 +45,8 @@ class Simulation:
     slots: int
     #: CTAs with work, by number, without the second launch.
     ctas: tuple[Played, ...]
+    #: Time until the first byte, and what the memory's warm-up adds to reading.
+    ramp_us: float
 
 
 def simulate(
@@ -71,7 +73,8 @@ def simulate(
     player = Player(work, rates, schedule.merge_launch, spans)
     total_us = player.play() + merge_launch_us(schedule, problem, rates)
     ctas = tuple(sorted(player.played, key=lambda played: played.cta))
-    return Simulation(total_us, problem.kv_bytes / total_us / 1e6, rates.slots, ctas)
+    ramp_us = rates.first_byte_us - rates.start_us + rates.warm_up_loss_us(total_us)
+    return Simulation(total_us, problem.kv_bytes / total_us / 1e6, rates.slots, ctas, ramp_us)
 
 
 def latency_us(
@@ -115,9 +118,8 @@ def merge_launch_us(schedule: Schedule, problem: AttentionProblem, rates: Rates)
         return 0.0
     parts = Counter(segment.output_tile for segment in schedule.segments)
     costs = rates.constants
-    # fp32, with two softmax statistics per row. Most reads hit the L2: DRAM's rate is a bound.
-    partial_bytes = 4 * partial_rows(problem) * (problem.head_dim + 2)
-    traffic_us = sum(parts.values()) * partial_bytes / rates.gpu_bytes_per_us
+    # Most reads hit the L2: DRAM's rate is a bound.
+    traffic_us = sum(parts.values()) * split_bytes(problem) / rates.gpu_bytes_per_us
     longest_us = merge_partial_us(costs, problem.head_dim, MERGE_LAUNCH_WARPS) * max(parts.values())
     return (
         costs.merge_launch_us

@@ -108,6 +108,11 @@ class Figures(BaseModel):
         "bytes",
         "most that was allocated during a step: weights, KV cache and what lies between the layers",
     )
+    workspace_bytes: int | None = _memory(
+        "workspace",
+        "bytes",
+        "partials that CTAs of a launch write for one another, by the schedule",
+    )
     energy_per_token_j: float | None = _model(
         "energy per token", "j", "energy of a step over its batch", shown="paper"
     )

@@ -64,7 +64,9 @@ def planner_files(runs: Sequence[Run], baseline: str | None) -> dict[str, str | 
     """
     rows = _rows(runs, baseline)
     if not rows:
-        raise UserError(f"no row can be in a table of AIConfigurator: {_TAKES}")
+        raise UserError(
+            f"no row can be in a table of AIConfigurator: {_TAKES}; name a run that has such rows"
+        )
     devices = list(dict.fromkeys(fields["device"] for _, fields in rows))
     if len(devices) > 1:
         raise UserError(
@@ -99,7 +101,7 @@ def _rows(runs: Sequence[Run], baseline: str | None) -> list[tuple[str, dict[str
             file = LATENT if problem.latent else ATTENTION
             fields = _fields(row, problem, run.gpu_name(row.environment))
             found.setdefault((file, *(fields[name] for name in _KEY)), (file, fields))
-    if left_out := len(timed) - len(found):
+    if found and (left_out := len(timed) - len(found)):
         logging.getLogger(__name__).warning(
             f"{left_out} of {len(timed)} rows are left out of AIConfigurator's tables: another row"
             f" has the same sizes, or {_TAKES}"

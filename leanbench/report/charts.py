@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from leanbench.core.quantities import TIMED
 from leanbench.decode import BOUND
 from leanbench.report.frame import (
+    COMPARED,
     THE_BASELINE,
     baseline_in_words,
     baseline_of,
@@ -18,6 +19,7 @@ from leanbench.report.frame import (
     has_values,
     where,
 )
+from leanbench.report.parts import PARTS
 from leanbench.report.series import listed
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ FIXED = {
     name: index for index, name in enumerate(("lean", "fa2", "fixed_split", "cudnn", "flashinfer"))
 }
 
+#: Factor between the FLOPs per byte of a roofline's problems.
+_LEAST_SPAN = 4
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -71,8 +76,14 @@ class Chart:
     dotted_note: str = ""
     #: Horizontal line.
     line_at: float | None = None
-    #: Show every problem of the run against `kv_bytes`, whatever is selected.
-    all_problems: bool = False
+    #: Column on the x axis, and its title; empty for the selected axis. With a column, every
+    #: problem of the run is shown, whatever is selected.
+    x: str = ""
+    x_title: str = ""
+    #: Axis that lines follow through the selected series; empty for the x axis.
+    along: str = ""
+    #: Limits of the GPU: memory's rate times x, and the rate of the tensor cores.
+    has_roofs: bool = False
     #: Cumulative columns up to `y`, each with the name of its part: filled areas below the line of
     #: the baseline, which is the only one.
     stack: tuple[tuple[str, str], ...] = ()
@@ -94,21 +105,16 @@ CHARTS = (
         ),
     ),
     Chart(
-        key="tokens",
-        title="Tokens per second",
-        note="of all sequences of the batch together",
-        y="tokens_per_s",
-        y_title="tokens per second",
-        y_scale="auto",
-    ),
-    Chart(
-        key="attention_share",
-        title="Share of attention",
-        note="of a step's time: what it takes less the same step without attention",
-        y="attention_share",
-        y_title="share of attention (%)",
-        y_scale="linear",
-        line_at=1.0,
+        key="pareto",
+        title="Tokens per second, for a user and of a GPU",
+        note="each line from the smallest batch to the largest, one for each value on the x axis of"
+        " the other charts; up and to the right is better",
+        y="tokens_per_s_gpu",
+        y_title="tokens per second and GPU",
+        y_scale="log",
+        x="tokens_per_s_user",
+        x_title="tokens per second and user",
+        along="batch",
     ),
     Chart(
         key="energy_per_token",
@@ -130,13 +136,14 @@ CHARTS = (
         floor="read_floor_us",
     ),
     Chart(
-        key="bandwidth",
-        title="Bandwidth",
-        note="bytes of K and V over latency",
-        y="bandwidth_tb_s",
-        y_title="bandwidth (TB/s)",
+        key="parts",
+        title="Where the time of a launch goes",
+        note="of the baseline: the performance model's shares of the latency; ramp: memory comes up"
+        " to its rate; tail: SMs that have read their part wait for the last",
+        y="merge_end",
+        y_title="share of the latency (%)",
         y_scale="linear",
-        floor="read_floor_tb_s",
+        stack=tuple((column.name, column.heading) for column in PARTS),
     ),
     Chart(
         key="speedup",
@@ -156,7 +163,20 @@ CHARTS = (
         y_title="share of the read floor (%)",
         y_scale="linear",
         line_at=1.0,
-        all_problems=True,
+        x="kv_bytes",
+        x_title="K and V read (bytes)",
+    ),
+    Chart(
+        key="roofline",
+        title="Roofline, all problems",
+        note="arithmetic of both matrix products over the bytes that must move; below the slope"
+        " memory is the limit, below the level line the tensor cores are (16 bits, boost clock)",
+        y="tflop_s",
+        y_title="TFLOP/s",
+        y_scale="log",
+        x="flop_per_byte",
+        x_title="FLOPs per byte",
+        has_roofs=True,
     ),
     Chart(
         key="speedup_all",
@@ -166,7 +186,8 @@ CHARTS = (
         y_title="speedup of the baseline (×)",
         y_scale="auto",
         line_at=1.0,
-        all_problems=True,
+        x="kv_bytes",
+        x_title="K and V read (bytes)",
     ),
     Chart(
         key="energy",
@@ -240,13 +261,33 @@ def charts_of(drawn: DataFrame, axes: Sequence[VaryingAxis]) -> list[Chart]:
     """
     several_series = len(axes) > any(axis.is_x for axis in axes)
     baseline = baseline_in_words(drawn)
+    pointless = {
+        "speedup_all": not several_series,
+        "pareto": not _follows_the_batch(drawn),
+        "roofline": not _leaves_the_slope(drawn),
+    }
     charts = []
     for chart in CHARTS:
-        if _has_values(chart, drawn) and (several_series or chart.key != "speedup_all"):
+        if _has_values(chart, drawn) and not pointless.get(chart.key):
             texts = {name: getattr(chart, name) for name in ("title", "note", "y_title")}
             named = {name: text.replace(THE_BASELINE, baseline) for name, text in texts.items()}
             charts.append(replace(chart, **named))
     return charts
+
+
+def _follows_the_batch(drawn: DataFrame) -> bool:
+    """Return True if steps of a model differ in their batch."""
+    steps = drawn.dropna(subset=["tokens_per_s"])
+    by_model = steps.groupby([*COMPARED, "whole_model"])["batch"]
+    return any(len({*batches}) > 1 for _, batches in by_model)
+
+
+def _leaves_the_slope(drawn: DataFrame) -> bool:
+    """Return True if problems of a run differ in their FLOPs per byte: else, a roofline is a
+    line.
+    """
+    by_run = drawn.dropna(subset=["flop_per_byte"]).groupby(list(COMPARED))["flop_per_byte"]
+    return any(each.max() >= _LEAST_SPAN * each.min() for _, each in by_run)
 
 
 def _has_values(chart: Chart, drawn: DataFrame) -> bool:

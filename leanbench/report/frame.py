@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from leanbench.core.axes import KINDS
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
 from leanbench.core.quantities import TIMED, Quantity
+from leanbench.core.work import flops
 from leanbench.decode import BOUND
 from leanbench.records.standing import Latency
 from leanbench.report.command import sweep_command
@@ -37,7 +38,12 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 #: Columns that identify a problem: its fields. A column is text if not every value is a number:
 #: `context` has a number per sequence of a ragged batch, `page_size` is a number or none.
 PROBLEM_COLUMNS = tuple(axis.name for axis in PROBLEM_AXES)
-DERIVED_COLUMNS = ("problem", "group_size", "max_context", "mean_context", "is_ragged")
+DERIVED_COLUMNS = (
+    *("problem", "group_size", "max_context", "mean_context", "is_ragged"),
+    *("flops", "flop_per_byte", "model_gpus"),
+)
+#: Those of `DERIVED_COLUMNS` that are floating-point numbers.
+_FLOATS = ("mean_context", "flops", "flop_per_byte")
 #: No statistic spans two values of these.
 COMPARED = ("run", "source", "gpu", "cache")
 #: Rows compare only within the same of these.
@@ -265,11 +271,23 @@ def _over_baseline(frame: DataFrame, column: str) -> Series:
 
 
 def _ratio(frame: DataFrame, column: str, over: str) -> Series:
-    return cast("Series", frame[column] / frame[over])
+    return cast("Series", frame[column] / frame[over]).astype("float64")
 
 
 #: In the order of tables.
 DERIVED = (
+    Derived(
+        "bandwidth_tb_s",
+        lambda frame: _ratio(frame, "flops", "latency_us") * 1e-6,
+        Quantity(
+            "tflop_s",
+            "arithmetic",
+            "latency",
+            "figure",
+            "floating-point operations of both matrix products over latency; none of masked tokens",
+            "TFLOP/s",
+        ),
+    ),
     Derived(
         "read_floor_share",
         lambda frame: _over_baseline(frame, "latency_us"),
@@ -293,6 +311,30 @@ DERIVED = (
             "figure",
             "latency less the read floor: what the kernel adds to only reading K and V",
             "us",
+        ),
+    ),
+    Derived(
+        "tokens_per_s",
+        lambda frame: _ratio(frame, "tokens_per_s", "batch"),
+        Quantity(
+            "tokens_per_s_user",
+            "tokens for a user",
+            "whole model",
+            "figure",
+            "of one sequence: one over the time of a step",
+            "per_s",
+        ),
+    ),
+    Derived(
+        "tokens_per_s_user",
+        lambda frame: _ratio(frame, "tokens_per_s", "model_gpus"),
+        Quantity(
+            "tokens_per_s_gpu",
+            "tokens of a GPU",
+            "whole model",
+            "figure",
+            "of all sequences together, over the GPUs that share the model",
+            "per_s",
         ),
     ),
     Derived(
@@ -345,6 +387,7 @@ DERIVED = (
 
 
 def _record(run: Run, row: Row, problem: AttentionProblem) -> dict[str, Any]:
+    work = flops(problem)
     return {
         "problem": problem.label,
         **problem_values(problem),
@@ -352,6 +395,9 @@ def _record(run: Run, row: Row, problem: AttentionProblem) -> dict[str, Any]:
         "max_context": problem.max_context,
         "mean_context": problem.total_context / problem.batch,
         "is_ragged": problem.is_ragged,
+        "flops": work,
+        "flop_per_byte": None if work is None else work / problem.io_bytes,
+        "model_gpus": None if problem.model is None else problem.model.tp,
         **{name: _flat(value) for name, value in row if name != "problem"},
         "gpu": run.gpu_name(row.environment),
         "run": run.name,
@@ -375,9 +421,9 @@ def _numeric_type(column: str) -> str | None:
 
     from leanbench.records.row import Row
 
-    if column in ("group_size", "max_context"):
+    if column in ("group_size", "max_context", "model_gpus"):
         return "Int64"
-    if column == "mean_context":
+    if column in _FLOATS:
         return "float64"
     for axis in PROBLEM_AXES:
         if axis.name == column and axis.is_number and column != "context":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.axes import KINDS
 from leanbench.core.paths import REPORT_TEMPLATES
 from leanbench.core.quantities import Quantity
+from leanbench.core.work import Roofs
 from leanbench.decode import BOUND
 from leanbench.report.charts import MARKS, PALETTE, charts_of, drawn_rows, kernel_styles, maps_of
 from leanbench.report.columns import COLUMNS, HIDDEN_WHEN_CONSTANT
@@ -22,6 +23,7 @@ from leanbench.report.frame import (
     has_values,
     kernel_order,
 )
+from leanbench.report.parts import PARTS, gpu_of
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -37,7 +39,7 @@ GLYPHS = dict(zip(MARKS, "●■◆▲▼⬟✚★", strict=True))
 SCRIPTS = ("common", "table", "plot", "sides", "maps", "charts")
 #: Columns that charts and maps read, even if no table shows them.
 DATA = (
-    *("problem", "group_size", "read_floor_tb_s", "baseline"),
+    *("problem", "group_size", "read_floor_tb_s", "baseline", "flop_per_byte"),
     *("latency_ci_low_us", "latency_ci_high_us"),
 )
 
@@ -76,7 +78,7 @@ def raw(name: str) -> Any:
 
 
 def _legend(results: Results) -> dict[str, Any]:
-    drawn = drawn_rows(results.frame)
+    drawn = drawn_rows(results.pictured)
     charts = charts_of(drawn, results.axes)
     floors = [
         chart.floor_name for chart in charts if chart.floor and has_values(drawn, chart.floor)
@@ -92,7 +94,7 @@ def _legend(results: Results) -> dict[str, Any]:
 
 def page_data(results: Results) -> dict[str, Any]:
     """Build the data of the scripts, as JSON types: every row once, and what to draw."""
-    frame, axes = results.frame, results.axes
+    frame, axes = results.pictured, results.axes
     columns = _columns(frame, axes)
     return {
         "name": "-".join(run.name for run in results.runs),
@@ -106,6 +108,7 @@ def page_data(results: Results) -> dict[str, Any]:
         "colors": PALETTE,
         "margin": results.margin.share,
         "gpus": " and ".join(results.gpus),
+        "roofs": _roofs(results),
         "l2": "warm" if results.l2 == "warm L2" else "",
         "columns": columns,
         "rows": _rows(frame, columns),
@@ -114,6 +117,13 @@ def page_data(results: Results) -> dict[str, Any]:
         "maps": [asdict(map_) for map_ in maps_of(frame, results.margin)],
         "charts": [asdict(chart) for chart in charts_of(drawn_rows(frame), axes)],
     }
+
+
+def _roofs(results: Results) -> dict[str, dict[str, float]]:
+    """Return the limits of each run's GPU, if known."""
+    gpus = {run.name: gpu_of(run) for run in results.runs}
+    roofs = {name: None if gpu is None else Roofs.of(gpu) for name, gpu in gpus.items()}
+    return {name: asdict(limits) for name, limits in roofs.items() if limits is not None}
 
 
 def _sides(results: Results) -> dict[str, Any]:
@@ -139,6 +149,7 @@ def _columns(frame: DataFrame, axes: list[VaryingAxis]) -> list[dict[str, Any]]:
     # Most rows are plain attention: kernel and figures go before the variants.
     shown.sort(key=lambda column: column.name in KINDS)
     columns = [_described(column, frame) for column in shown]
+    columns += [{**_described(column, frame), "shown": False} for column in PARTS]
     known = {column["name"] for column in columns}
     for name in dict.fromkeys([*DATA, *(axis.name for axis in axes)]):
         if name not in known:

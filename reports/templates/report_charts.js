@@ -28,11 +28,15 @@
     chooseFullest(drawn.filter((row) => comparable(row, state.chosen)));
   }
 
+  /** Whether a chart shows every problem of the run. */
+  const isOfAll = (chart) => Boolean(chart.x) && !chart.along;
+
   /** The series that a chart shows: the chosen one, or the nearest that has values for it. */
   function seriesOf(chart) {
-    const axes = choosable().filter((axis) => !chart.all_problems || isCompared(axis));
+    const axes = choosable().filter((axis) => (!isOfAll(chart) || isCompared(axis)) && axis.name !== chart.along);
     const sums = chart.stack.slice(0, -1);
-    const holds = (row) => row[chart.y] != null && (!sums.length || (isBaseline(row) && sums.some(([column]) => row[column] != null)));
+    const isFollowed = (row) => drawn.some((other) => other[chart.along] !== row[chart.along] && page.axes.every((axis) => axis.name === chart.along || other[axis.name] === row[axis.name]));
+    const holds = (row) => row[chart.y] != null && (!chart.along || isFollowed(row)) && (!sums.length || (isBaseline(row) && sums.some(([column]) => row[column] != null)));
     const rows = ofSeries(axes, state.chosen);
     if (rows.some(holds)) return { chosen: state.chosen, rows };
     const chosen = nearestSeries(drawn.filter(holds), axes, state.chosen);
@@ -48,6 +52,14 @@
     return [...byX.values()].sort((a, b) => a[x] - b[x]);
   }
 
+  const isApart = (a, b, chart) => state.x.name !== chart.along && a[state.x.name] !== b[state.x.name];
+
+  /** Rows in the order of their lines: those with one value of the selected axis, from batch to batch. */
+  function followed(rows, chart) {
+    const fastest = rows.filter((row) => rows.every((other) => other[chart.along] !== row[chart.along] || isApart(row, other, chart) || other.latency_us >= row.latency_us));
+    return fastest.sort((a, b) => (isApart(a, b, chart) ? a[state.x.name] - b[state.x.name] : a[chart.along] - b[chart.along]));
+  }
+
   function hover(row, chart) {
     const parts = [];
     const reach = [chart.low, chart.high].map((column) => (column ? row[column] : null));
@@ -60,8 +72,11 @@
   /** Rows of a kernel that have a value in `column`, as points at `x` or at the kernel's bar. */
   function pointsOf(kernel, column, chart, series, x, asBars) {
     const rows = series.filter((row) => row.kernel === kernel.name && row[column] != null);
-    const several = chart.all_problems ? rows : fastestByX(rows, x);
-    return several.map((row) => ({
+    const several = chart.along ? followed(rows, chart) : chart.x ? rows : fastestByX(rows, x);
+    const ends = (row, next) => !next || isApart(row, next, chart);
+    const isNamed = (row, i) => isBaseline(row) && state.x.name !== chart.along && ends(row, several[i + 1]);
+    return several.map((row, i) => ({
+      ...(chart.along && { starts: ends(row, several[i - 1]), name: isNamed(row, i) ? xText(row[state.x.name]) : null }),
       x: asBars ? kernel.name : row[x], y: row[column], text: column === chart.y ? hover(row, chart) : "", head: row.problem,
       open: row.status === "noisy", ringed: column === chart.y && Boolean(row.warnings),
       ...(column === chart.y && chart.low && { low: row[chart.low] ?? row[chart.y], high: row[chart.high] ?? row[chart.y] }),
@@ -70,11 +85,11 @@
 
   function kernelLine(kernel, chart, series, x, asBars) {
     const points = pointsOf(kernel, chart.y, chart, series, x, asBars);
-    const crowded = chart.all_problems && points.length > 60;
+    const crowded = isOfAll(chart) && points.length > 60;
     return {
       name: kernel.name, color: kernel.color, symbol: kernel.symbol,
       width: series.some((row) => row.kernel === kernel.name && isBaseline(row)) ? 2.5 : 1.5,
-      hidden: hiddenKernels.has(kernel.name), joined: !(chart.all_problems && severalSeries), bar: asBars, points,
+      hidden: hiddenKernels.has(kernel.name), joined: !(isOfAll(chart) && (severalSeries || chart.has_roofs)), bar: asBars, points,
       ...(crowded && { radius: 2.4, opacity: 0.65 }),
     };
   }
@@ -89,14 +104,15 @@
   }
 
   /** What adds up to the baseline's line, lowest last: each filled from the sum below it. */
-  function stackedAreas(chart, series, x) {
+  function stackedAreas(chart, series, x, asBars) {
     const rows = fastestByX(series.filter(isBaseline), x);
     const sums = chart.stack.filter(([column]) => rows.some((row) => row[column] != null));
     return sums.map(([column, name], i) => {
       const below = (row) => (i ? row[sums[i - 1][0]] : 0);
       const whole = rows.filter((row) => row[column] != null && below(row) != null);
-      const points = whole.map((row) => ({ x: row[x], y: row[column], base: below(row) }));
-      return { name: `${rows[0].kernel}: ${name}`, color: page.colors[(i + 3) % page.colors.length], area: true, points };
+      const time = (row) => (columnOf(column).kind === "share" ? ` (${written((row[column] - below(row)) * row.latency_us, "latency_us")})` : "");
+      const points = whole.map((row) => ({ x: asBars ? row.kernel : row[x], y: row[column], base: below(row), text: time(row) }));
+      return { name, color: page.colors[(i + 3) % page.colors.length], area: !asBars, bar: asBars, points };
     });
   }
 
@@ -104,6 +120,18 @@
     const rows = fastestByX(series.filter((row) => positive(row[chart.floor])), x);
     const points = rows.map((row) => ({ x: asBars ? row.kernel : row[x], y: row[chart.floor] }));
     return { name: chart.floor_name, color: NEUTRAL, dash: "5,3", joined: true, across: asBars, points };
+  }
+
+  /** Limits of the GPU over the range of `xs`; that of the tensor cores only where rows come near. */
+  function roofLines(series, xs) {
+    const roofs = page.roofs[series[0].run];
+    if (!roofs) return [];
+    const [low, high] = [xs[0], xs[xs.length - 1]], ridge = roofs.tflop_s / roofs.bandwidth_tb_s;
+    const line = (ends, label) => ({ name: label, label, color: NEUTRAL, joined: true, points: ends.map((x) => ({ x, y: Math.min(roofs.tflop_s, x * roofs.bandwidth_tb_s) })) });
+    const lines = [];
+    if (low < ridge) lines.push(line([low, Math.min(high, ridge)], `memory, ${roofs.bandwidth_tb_s} TB/s`));
+    if (high > ridge / 8) lines.push(line([Math.max(low, ridge), Math.max(high, 2 * ridge)], `tensor cores, ${Math.round(roofs.tflop_s).toLocaleString("en")} TFLOP/s`));
+    return lines;
   }
 
   /** Ticks at the values that occur, those left out that would touch their neighbour. */
@@ -126,6 +154,8 @@
     const shown = lines.filter((line) => !line.hidden).flatMap((line) => line.points);
     const all = shown.flatMap((point) => [point.y, point.low, point.high]).filter((value) => value != null);
     const values = all.filter(positive);
+    // Room for the names of limits and lines.
+    if (shown.some((point) => point.name) || lines.some((line) => line.label)) values.push(1.5 * Math.max(...values));
     // At least 10% either way: a range of the last percent would draw noise as a slope.
     if (chart.line_at && chart.y_scale === "auto") values.push(0.9 * chart.line_at, 1.1 * chart.line_at);
     const spread = Math.max(...values) / Math.min(...values);
@@ -138,25 +168,28 @@
 
   function build(chart, width) {
     const { chosen, rows: series } = seriesOf(chart);
-    const x = chart.all_problems ? "kv_bytes" : state.x.name;
+    const x = chart.x || state.x.name;
     const xs = [...new Set(series.map((row) => row[x]))].sort((a, b) => a - b);
     // Over a single x, lines are dots above one another: bars side by side read better.
-    const asBars = xs.length === 1 && (!chart.all_problems || new Set(series.map((row) => row.problem)).size === 1);
+    const asBars = xs.length === 1 && (!chart.x || new Set(series.map((row) => row.problem)).size === 1);
     const stacked = new Set(series.filter(isBaseline).map((row) => row.kernel));
     // What comes last lies on top: the baseline, the first of the kernels.
     const kernels = page.kernels.filter((kernel) => !chart.stack.length || stacked.has(kernel.name)).reverse();
     const lines = kernels.map((kernel) => kernelLine(kernel, chart, series, x, asBars));
+    if (chart.stack.length) for (const line of lines) line.bar = false;
     if (chart.dotted) lines.unshift(...kernels.map((kernel) => dottedLine(kernel, chart, series, x, asBars)));
     if (chart.floor) lines.unshift(floorLine(chart, series, x, asBars));
-    if (chart.stack.length && !asBars) lines.unshift(...stackedAreas(chart, series, x));
+    if (chart.stack.length) lines.unshift(...stackedAreas(chart, series, x, asBars));
+    const roofs = chart.has_roofs && !asBars ? roofLines(series, xs) : [];
+    lines.unshift(...roofs);
     const drawnLines = lines.filter((line) => line.points.length);
     if (!drawnLines.some((line) => line.symbol)) return null;
-    const bars = lines.filter((line) => line.bar && line.points.length && !line.hidden).map((line) => line.name).reverse();
+    const bars = lines.filter((line) => line.symbol && line.points.length && !line.hidden).map((line) => line.name).reverse();
     let xAxis = { title: state.x.label, ...xTicks(xs, width) };
     if (asBars) xAxis = { type: "category", values: bars, ticks: bars.map((name) => [name, name]), title: "", write: String };
-    else if (chart.all_problems) xAxis = { title: "K and V read (bytes)", write: bytesText, ...logTicks(xs, bytesText) };
-    const closest = chart.all_problems || asBars;
-    return { chosen, lines, x: xAxis, y: yAxis(chart, drawnLines, asBars), line_at: chart.line_at, closest };
+    else if (chart.x) xAxis = { title: chart.x_title, write: String, ...logTicks([...xs, ...roofs.flatMap((roof) => roof.points.map((point) => point.x))], chart.x === "kv_bytes" ? bytesText : undefined) };
+    const closest = Boolean(chart.x) || asBars;
+    return { chosen, lines, x: xAxis, y: yAxis(chart, drawnLines, asBars), line_at: chart.line_at, closest, legend: chart.stack.length > 0 };
   }
 
   const element = (chart) => document.getElementById(`charts-${chart.key}`);
@@ -206,7 +239,7 @@
     button.addEventListener("click", () => {
       const chart = page.charts[button.dataset.chart];
       const picture = build(chart, 800);
-      const title = pictureTitle(chart.title, picture.chosen, chart.all_problems ? "" : seriesText(told(picture.chosen), picture.chosen));
+      const title = pictureTitle(chart.title, picture.chosen, isOfAll(chart) ? "" : seriesText(told(picture.chosen), picture.chosen));
       savePicture(chart.key, title, drawChart, picture, button.dataset.format, 480);
     }));
 

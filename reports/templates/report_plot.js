@@ -5,6 +5,7 @@ const LIGHT = { ink: "#1b1e23", grid: "#e8eaed", page: "#fff" };
 // On the page, colours follow light, dark and paper without drawing again.
 const OF_PAGE = { ink: "var(--ink)", grid: "var(--grid)", page: "var(--page)" };
 const LETTER = 6.7;
+const AREA = 0.5;
 
 /** An SVG element; what is text stays text. */
 function node(name, attributes, ...children) {
@@ -15,6 +16,8 @@ function node(name, attributes, ...children) {
 }
 
 const words = (text, x, y, colors, attributes) => node("text", { x, y, fill: colors.ink, "font-size": 12, ...attributes }, `${text}`);
+/** Of a text that lines can cross. */
+const halo = (colors) => ({ stroke: colors.page, "stroke-width": 3, "paint-order": "stroke" });
 const segment = (x1, y1, x2, y2, attributes) => node("line", { x1, y1, x2, y2, ...attributes });
 const widest = (texts) => LETTER * Math.max(0, ...texts.map((text) => `${text}`.length));
 
@@ -59,7 +62,7 @@ function legendRows(lines, width) {
   const rows = [[]];
   let used = 0;
   for (const line of lines) {
-    const needed = 34 + LETTER * line.name.length;
+    const needed = 44 + LETTER * line.name.length;
     if (used + needed > width && rows.at(-1).length) { rows.push([]); used = 0; }
     rows.at(-1).push({ line, x: used });
     used += needed;
@@ -87,24 +90,26 @@ function drawAxes(picture, [left, top, right, bottom], xAt, yAt, colors) {
   return parts;
 }
 
-function drawLine(line, picture, [left, , right, bottom], xAt, yAt) {
+function drawLine(line, picture, [left, , right, bottom], xAt, yAt, colors) {
   const places = line.points.map((point) => [point, xAt(point.x), yAt(point.y)]);
   const parts = [];
-  const path = places.map(([, x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join("L");
+  const path = places.map(([{ starts }, x, y], i) => `${i ? (starts ? "M" : "L") : ""}${x.toFixed(1)},${y.toFixed(1)}`).join("");
   const stroke = { stroke: line.color, "stroke-width": line.width ?? 1.5, "stroke-dasharray": line.dash };
   if (line.area && places.length > 1) {
     const base = line.points.map((point) => `${xAt(point.x).toFixed(1)},${yAt(point.base).toFixed(1)}`).reverse().join("L");
-    parts.push(node("path", { d: `M${path}L${base}Z`, fill: line.color, "fill-opacity": 0.35, class: "area" }));
+    parts.push(node("path", { d: `M${path}L${base}Z`, fill: line.color, "fill-opacity": AREA, class: "area" }));
   } else if (line.across && places.length) parts.push(segment(left, places[0][2], right, places[0][2], { ...stroke, class: "across" }));
   else if (line.bar) {
     const width = Math.min(90, (0.55 * (right - left)) / picture.x.values.length);
     for (const [point, x, y] of places) {
       const outline = point.ringed ? WARNED : null;
-      const height = Math.max(0, bottom - y);
+      const height = Math.max(0, (point.base == null ? bottom : yAt(point.base)) - y);
       parts.push(node("rect", { x: x - width / 2, y, width, height, fill: line.color, stroke: outline, "stroke-width": 2, class: "mark" }));
     }
   } else if (line.stroke) for (const [, x, y] of places) parts.push(segment(x - 15, y, x + 15, y, { ...stroke, "stroke-width": 2, class: "mark" }));
   else if (line.joined && places.length > 1) parts.push(node("path", { d: `M${path}`, fill: "none", ...stroke }));
+  const named = [];
+  if (line.label) parts.push(labelOf(line, places, colors));
   for (const [point, x, y] of places) {
     if (point.low != null) {
       const color = line.bar ? NEUTRAL : line.color;
@@ -112,8 +117,17 @@ function drawLine(line, picture, [left, , right, bottom], xAt, yAt) {
       parts.push(segment(x, yAt(point.low), x, yAt(point.high), { stroke: color, opacity: 0.7, class: "reach" }));
     }
     if (line.symbol && !line.bar) parts.push(mark(line, point, x, y));
+    const touches = ([left, above]) => Math.abs(left - x) < widest([point.name]) && Math.abs(above - y) < 14;
+    if (point.name && !named.some(touches) && named.push([x, y])) parts.push(words(point.name, x, y - 8, colors, { "text-anchor": "middle", class: "pointname", ...halo(colors) }));
   }
   return node("g", { class: "line", "data-name": line.name }, ...parts);
+}
+
+/** The name of a limit, above it: what lies below has marks. */
+function labelOf({ label }, places, colors) {
+  const [[, x1, y1], [, x2, y2]] = [places[0], places.at(-1)];
+  const along = y2 < y1 ? 0.62 : 1, gap = y2 < y1 ? 8 : 0;
+  return words(label, x1 + along * (x2 - x1) - gap, y1 + along * (y2 - y1) - 5, colors, { "text-anchor": "end", class: "limitname", ...halo(colors) });
 }
 
 /**
@@ -129,10 +143,11 @@ function drawChart(picture, { width, height, colors, title = [], legend = false 
   const xAt = scaleOf(x, plot[0], plot[2]), yAt = scaleOf(y, plot[3], plot[1]);
   const parts = [...drawAxes(picture, plot, xAt, yAt, colors)];
   if (picture.line_at != null) parts.push(segment(plot[0], yAt(picture.line_at), plot[2], yAt(picture.line_at), { stroke: NEUTRAL, class: "limit" }));
-  for (const line of shown) parts.push(drawLine(line, picture, plot, xAt, yAt));
+  for (const line of shown) parts.push(drawLine(line, picture, plot, xAt, yAt, colors));
   rows.forEach((row, i) => row.forEach(({ line, x: at }) => {
     const middle = height - 8 - 18 * (rows.length - 1 - i);
-    parts.push(segment(10 + at, middle - 4, 30 + at, middle - 4, { stroke: line.color, "stroke-width": 2, "stroke-dasharray": line.dash }));
+    if (line.area || (line.bar && !line.symbol)) parts.push(node("rect", { x: 14 + at, y: middle - 10, width: 12, height: 12, fill: line.color, "fill-opacity": line.area ? AREA : 1 }));
+    else parts.push(segment(10 + at, middle - 4, 30 + at, middle - 4, { stroke: line.color, "stroke-width": 2, "stroke-dasharray": line.dash }));
     if (line.symbol) parts.push(mark(line, {}, 20 + at, middle - 4));
     parts.push(words(line.name, 36 + at, middle, colors, { class: "legendtext" }));
   }));

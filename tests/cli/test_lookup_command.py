@@ -68,6 +68,16 @@ def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["library"] is None for row in others] == [True, False, False, False, False]
 
 
+def test_one_gpu_is_not_near_several() -> None:
+    text = printed(*"lookup b8 h32/8 n4k d128 sel128".split())
+    assert "cp:" not in text
+    assert "tp:" not in text
+    shared = printed(*"lookup b1 h32/8 n5k d128 cp:2".split()).splitlines()
+    labels = [line for line in shared[1:] if line.startswith("b1 ")]
+    assert len(labels) == 3
+    assert all("cp:" in label or "tp:" in label for label in labels)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -97,3 +107,10 @@ def test_another_file_is_named_and_written(monkeypatch, tmp_path, capsys) -> Non
 def test_nothing_like_it_was_measured() -> None:
     words = "model=opt-6.7b:positions=131072 h32 d128 n1k --gpu h100"
     assert refusal("lookup", *words.split()).endswith("was measured: leave model= out")
+
+
+def test_long_latencies_have_all_their_digits() -> None:
+    words = "b1 h32/8 n16384 d128 bf16 model=llama-3-8b:positions=131072 --gpu h200"
+    text = printed("lookup", *words.split())
+    assert "17564" in text
+    assert "e+0" not in text

@@ -344,6 +344,15 @@ def test_a_latent_cache_with_few_heads_has_an_estimate(gpus: int):
     )
 
 
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
+def test_a_gpu_that_knows_no_more_is_no_way_out(gpu: str):
+    """Nothing was measured near an fp8 latent cache."""
+    words = f"recommend kimi-linear-48b-a3b --gpu {gpu} --gpus 8 --kv-dtype e4m3"
+    assert refusal(*words.split()).endswith(
+        "the performance model does not know lean_mla: measure it"
+    )
+
+
 def test_weights_of_registered_models_need_no_transformers(monkeypatch: Any):
     """Importing it takes five seconds."""
     script = (
@@ -355,6 +364,12 @@ def test_weights_of_registered_models_need_no_transformers(monkeypatch: Any):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.endswith("set()\n")
+
+
+def test_long_times_have_all_their_digits():
+    text = printed(*"recommend --shape 128/64x128 --gpu gb10 --batch 64 --context 32k".split())
+    assert "a call reads 68,719 MB a layer" in text
+    assert "e+0" not in text
 
 
 @pytest.mark.parametrize(
@@ -379,6 +394,7 @@ def test_weights_of_registered_models_need_no_transformers(monkeypatch: Any):
         ("llama-3-8b --gpu h100 --backends laen", "did you mean 'lean'?"),
         ("llama-3-8b --gpu a100 --backends flashinfer", "leave --backends out, or measure"),
         ("llama-3-8b --gpu h100 --usd-per-hour 0", "is no price: write one such as 2.50"),
+        ("--shape 32/8x128 --gpu h100 --usd-per-hour 2", "needs a model, a shape alone has no"),
         ("llama-3-405b --gpu h100 --gpus 8", "h100-sxm has 80 GB: --gpu h200 would fit"),
         (
             "deepseek-r1 --gpu h200 --gpus 8 --batch 64 --context 16k",
@@ -386,13 +402,14 @@ def test_weights_of_registered_models_need_no_transformers(monkeypatch: Any):
         ),
         (
             "llama-3-8b --gpu a100-40gb --batch 32 --context 8k",
-            "KV cache 34.4 GB), a100-40gb has 40 GB: a batch of 21 or contexts up to 5k",
+            "other 0.5 GB), a100-40gb has 40 GB: a batch of 21 or contexts up to 5k",
         ),
         (
             "qwen3-8b --gpu h100 --batch 64 --context 32k",
             "a batch of 26 or contexts up to 13k or --gpus 4 would fit",
         ),
         ("--shape 64/64x128 --gpu a100 --batch 5000 --context 100", "above the maximum of 4096"),
+        ("--shape 32/8x128 --gpu h200 --context 64m", "kv-e4m3 bf16 HND needs 281.8 GB (K and V"),
         ("--shape 128/1x576 --gpu h100", "no kernel runs b1 h128/1 n8192 d576 bf16 HND"),
     ],
 )

@@ -6,7 +6,7 @@ Some lines look like candidates, but changing them has no visible effect:
 - `rank < CLUSTER ? weights.x` (reduce.cuh): clusters merge without teams, so no rank is past the
   last.
 - `is_same &= kept[j] == numbers[j]` (kept.cuh): the sum differs, too.
-- The lower bound of a length on the device (schedule.cuh), without appended tokens: a negative
+- The lower bound of a length on the device (tiles.cuh), without appended tokens: a negative
   length has no chunk, like 0. With appended tokens, tests/kernels/test_append_on_cpu.py needs it.
 """
 

@@ -80,6 +80,10 @@ def vllm_modules() -> dict[str, ModuleType]:
         DECODER = "decoder"
         ENCODER_ONLY = "encoder_only"
 
+    class AttentionCGSupport(enum.Enum):
+        ALWAYS = 3
+        UNIFORM_BATCH = 2
+
     class AttentionBackend(ABC):
         @staticmethod
         @abstractmethod
@@ -117,6 +121,12 @@ def vllm_modules() -> dict[str, ModuleType]:
         return {name: one for name, one in layers.items() if isinstance(one, layer_type)}
 
     class FlashAttentionMetadataBuilder:
+        _cudagraph_support = AttentionCGSupport.ALWAYS
+
+        @classmethod
+        def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
+            return cls._cudagraph_support
+
         def __init__(
             self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
         ) -> None:
@@ -181,7 +191,7 @@ def vllm_modules() -> dict[str, ModuleType]:
             "vllm.model_executor.layers.attention_layer_base": named(AttentionLayerBase),
             "vllm.v1.kv_cache_interface": named(FullAttentionSpec, SlidingWindowSpec),
             "vllm.v1.attention.backend": {
-                "AttentionType": AttentionType,
+                **named(AttentionCGSupport, AttentionType),
                 "CommonAttentionMetadata": VllmCommonMetadata,
             },
             "vllm.v1.attention.backends.registry": named(AttentionBackendEnum, register_backend),

@@ -193,6 +193,11 @@ def test_rows_that_pad_a_graph_write_to_the_null_block(vllm_backend):
     assert dense.calls[0]["cache_seqlens"].tolist() == [3, 15, 0, 0]
 
 
+def test_no_graph_serves_both_single_tokens_and_prompts(vllm_backend):
+    support = vllm_backend[0].LeanMetadataBuilder.get_cudagraph_support(None, None)
+    assert support is importlib.import_module(VLLM).AttentionCGSupport.UNIFORM_BATCH
+
+
 @pytest.mark.parametrize(
     ("changes", "cache_dtype"),
     [
@@ -293,7 +298,11 @@ def test_a_batch_invariant_server_never_packs_and_schedules_prompts_only(vllm_ba
 
 
 def builder_of(
-    made: ModuleType, specs: tuple[str, ...] = ("FullAttentionSpec",), ranks: int = 1, **own: Any
+    made: ModuleType,
+    specs: tuple[str, ...] = ("FullAttentionSpec",),
+    ranks: int = 1,
+    prefixes: bool = False,
+    **own: Any,
 ) -> Any:
     """A builder of metadata for a model with layers of these kinds."""
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -311,6 +320,7 @@ def builder_of(
     config = SimpleNamespace(
         **{"speculative_config": None, **own},
         parallel_config=SimpleNamespace(data_parallel_size=ranks),
+        cache_config=SimpleNamespace(enable_prefix_caching=prefixes),
         compilation_config=SimpleNamespace(static_forward_context={**layers, "mlp": object()}),
     )
     return made.LeanMetadataBuilder(None, list(layers), config, torch.device("cpu"))
@@ -323,6 +333,8 @@ def builder_of(
         ({"specs": ("FullAttentionSpec",) * 2}, True),
         ({"specs": ("FullAttentionSpec", "SlidingWindowSpec")}, False),
         ({"ranks": 2}, False),
+        # A request reads a block of another in the step that fills it.
+        ({"prefixes": True}, False),
         ({"speculative_config": "drafts"}, False),
     ],
 )

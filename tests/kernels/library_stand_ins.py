@@ -78,15 +78,21 @@ APPENDS = [
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return fp32 output and natural LSE of a query token.
+    """Return fp32 output and natural LSE.
 
-    The query is (..., heads, 1, head_dim), K and V are (..., kv_heads, tokens, head_dim).
+    The queries are (..., heads, q_len, head_dim), K and V are (..., kv_heads, tokens, head_dim).
+
+    Args:
+        causal: a mask from the first token on, as torch's.
     """
     group_size = q.shape[-3] // k.shape[-3]
     k, v = (own.float().repeat_interleave(group_size, -3) for own in (k, v))
     scores = q.float() @ k.transpose(-1, -2) * scale
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 

@@ -30,7 +30,6 @@ inline void cp_async_wait_group() {
   wait_for_copies(PENDING);
 }
 
-#if BULK || ROWS > 32
 inline u64 createpolicy_evict_first() { return 0; }
 inline u64 createpolicy_evict_unchanged() { return 1; }
 inline void fence_mbarrier_init_release_cluster() { fence_barriers(); }
@@ -45,7 +44,6 @@ inline void mbarrier_init(u32 barrier) { init_barrier(barrier, 1); }
 inline void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) { arrive_with_bytes(barrier, bytes); }
 inline void cp_async_mbarrier_arrive_noinc(u32 barrier) { arrive_after_copies(barrier); }
 inline void mbarrier_try_wait_parity(u32 barrier, u32 parity) { wait_for_parity(barrier, parity); }
-#endif
 
 #if PEERS
 // ---- memory that other GPUs read and write -----------------------------------------------------
@@ -63,7 +61,6 @@ inline u64 atom_add_relaxed_gpu_u64(u64 *at, u64 x) {
 
 // ---- clusters ----------------------------------------------------------------------------------
 
-#if CLUSTER > 1
 inline void barrier_cluster_arrive() { arrive_at_cluster(); }
 inline void barrier_cluster_wait() { wait_for_cluster(); }
 inline int cluster_ctarank() { return blockIdx.x % CLUSTER; }
@@ -74,7 +71,6 @@ inline u32 mapa_shared_cluster(u32 address, int rank) {
 
 inline float4 ld_shared_cluster_v4(u32 address) { return of_shared<float4>(address); }
 inline float2 ld_shared_cluster_v2(u32 address) { return of_shared<float2>(address); }
-#endif
 
 // ---- launches ----------------------------------------------------------------------------------
 

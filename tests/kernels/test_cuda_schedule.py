@@ -77,8 +77,8 @@ def deal(tmp_path_factory: pytest.TempPathFactory) -> Deal:
 
 
 def compiled(build: CudaBuild, folder: Path) -> ctypes.CDLL:
-    for header in ("schedule.cuh", "params.cuh", "build.cuh"):
-        shutil.copy(KERNELS / "lean" / header, folder)
+    for name in ("schedule", "position", "lengths", "tiles", "params", "build"):
+        shutil.copy(KERNELS / "lean" / f"{name}.cuh", folder)
     # PTX is for GPUs; schedule_on_cpu.cpp has the functions that schedule.cuh needs.
     (folder / "ptx.cuh").write_text("")
     source, library = Path(__file__).with_name("schedule_on_cpu.cpp"), folder / "schedule.so"

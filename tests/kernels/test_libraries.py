@@ -110,6 +110,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, tuple[str, ...]]]] = [
     ({"page_size": 16}, {"page_size 16": (*PLAIN, *SINGLE, *FLASH_ATTN_2, *NO_SPLIT)}),
     ({"page_size": 256}, {"page_size 256": (*PLAIN, *SINGLE, *NO_SPLIT)}),
     ({"q_len": 4}, {"q_len 4": (*SDPA, "standard", *XFORMERS, *FLASHINFER, *NO_SPLIT)}),
+    # A whole prompt.
+    ({"q_len": 50}, {"q_len 50": ("standard", "torch_flex", *XFORMERS, *FLASHINFER, *NO_SPLIT)}),
     (
         {"batch": 2, "context": (50, 3), "q_len": 4},
         {

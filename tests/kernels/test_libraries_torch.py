@@ -24,8 +24,11 @@ from leanbench.decode.measure import checked as checked_step
 from leanbench.decode.step import DecodeStep
 from leanbench.gpu.catalogue import find
 
+#: Whole prompts.
+PROMPTS = [replace(each, q_len=each.max_context) for each in UNIFORM[:3]]
 
-@pytest.mark.parametrize("problem", UNIFORM, ids=label)
+
+@pytest.mark.parametrize("problem", [*UNIFORM, *PROMPTS], ids=label)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
@@ -42,7 +45,7 @@ def test_sdpa_is_handed_views_and_its_own_output_is_checked(name, backend, probl
 
     def scaled_dot_product_attention(q, k, v, **options):
         calls.append((q, k, v, options, _cur_sdpa_kernel_backends()))
-        return attend(q, k, v, options["scale"])[0].to(q.dtype)
+        return attend(q, k, v, options["scale"], options["is_causal"])[0].to(q.dtype)
 
     monkeypatch.setattr(
         torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention
@@ -51,11 +54,11 @@ def test_sdpa_is_handed_views_and_its_own_output_is_checked(name, backend, probl
     q, k, v, options, backends = calls[-1]
     assert backends == [getattr(SDPBackend, backend)]
     assert options == {
-        "is_causal": False,
+        "is_causal": problem.q_len > 1,
         "scale": problem.head_dim**-0.5,
         "enable_gqa": problem.group_size > 1,
     }
-    assert q.shape == (problem.batch, problem.q_heads, 1, problem.head_dim)
+    assert q.shape == (problem.batch, problem.q_heads, problem.q_len, problem.head_dim)
     assert k.shape == v.shape == heads_first(problem)
     assert addresses(q, k, v) == addresses(inputs.q, inputs.k_cache, inputs.v_cache)
     assert k.stride() == inputs.k_cache.transpose(1, 2).stride()
@@ -73,7 +76,7 @@ def heads_first(problem: AttentionProblem) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("name", "config", "problem"),
     [
-        *(("cudnn_lse", None, problem) for problem in UNIFORM),
+        *(("cudnn_lse", None, problem) for problem in (*UNIFORM, *PROMPTS)),
         ("cudnn_best", CudnnMode("cudnn_lse"), UNIFORM[0]),
     ],
     ids=label,
@@ -83,14 +86,19 @@ def test_cudnn_with_its_lse_is_the_operator_that_computes_one(name, config, prob
 
     def operator(q, k, v, **options):
         calls.append((q, k, v, options))
-        out, lse = attend(q, k, v, options["scale"])
+        out, lse = attend(q, k, v, options["scale"], options["is_causal"])
         return out.to(q.dtype), lse[..., None], torch.empty(0)
 
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", operator)
     inputs, _ = checked(name, problem, config)
     q, k, v, options = calls[-1]
     scale = problem.head_dim**-0.5
-    assert options == {"attn_bias": None, "compute_log_sumexp": True, "scale": scale}
+    assert options == {
+        "attn_bias": None,
+        "compute_log_sumexp": True,
+        "is_causal": problem.q_len > 1,
+        "scale": scale,
+    }
     assert addresses(q, k, v) == addresses(inputs.q, inputs.k_cache, inputs.v_cache)
     assert k.shape == heads_first(problem)
 

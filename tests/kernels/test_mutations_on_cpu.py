@@ -18,8 +18,8 @@ from leanbench.core.paths import KERNELS
 LEAN: dict[str, list[Mutation]] = {
     "fixed runs": [
         ("partials.cuh", "first[i].w != epoch | second[i].w", "first[i].w"),
-        ("schedule.cuh", "at -= 1, first -= 1;", "at += 1, first += 1;"),
-        ("schedule.cuh", "merging = lowest == highest;", "merging = true;"),
+        ("position.cuh", "at -= 1, first -= 1;", "at += 1, first += 1;"),
+        ("position.cuh", "merging = lowest == highest;", "merging = true;"),
         ("attend.cuh", "head != part.head;", "false;"),
         ("schedule.cuh", "tiles, mine = part.first", "tiles, mine = 0"),
     ],
@@ -28,8 +28,8 @@ LEAN: dict[str, list[Mutation]] = {
         ("lean.cu", "#endif\n      __syncthreads();", "#endif"),
         ("attend.cuh", "if (masked) mask_scores", "if (false) mask_scores"),
         ("reduce.cuh", "slot + stride, stride", "slot, stride"),
-        ("schedule.cuh", "divide(n, early ? share + 1 : share)", "divide(n, share)"),
-        ("schedule.cuh", "tiles - from <= short_rest(p) +", "tiles - from <= 1 +"),
+        ("tiles.cuh", "divide(n, early ? share + 1 : share)", "divide(n, share)"),
+        ("position.cuh", "tiles - from <= short_rest(p) +", "tiles - from <= 1 +"),
         ("schedule.cuh", "part.end_tiles + short_rest(p) : 0", "0 : 0"),
     ],
     "many rows": [
@@ -41,7 +41,7 @@ LEAN: dict[str, list[Mutation]] = {
         ),
     ],
     "clusters": [
-        ("lean.cu", "if (exchanged) barrier_cluster_wait();", "if (exchanged)"),
+        ("lean.cu", "exchanged) barrier_cluster_wait();", "exchanged)"),
         ("reduce.cuh", "if (!first_part) barrier_cluster_wait();", ""),
         ("copy.cuh", "miss this phase.\n    __syncwarp();", "miss this phase."),
         ("copy.cuh", "mbarrier_try_wait_parity(warp.barriers, 0);", ""),
@@ -54,7 +54,7 @@ LEAN: dict[str, list[Mutation]] = {
     "short sequences in clusters": [
         ("lean.cu", "chunks <= WARPS", "chunks <= 2 * WARPS"),
         ("lean.cu", "!exchanged, p.epoch", "false, p.epoch"),
-        ("lean.cu", "if (exchanged) barrier", "if (!first_part) barrier"),
+        ("lean.cu", "1 && exchanged)", "1 && !first_part)"),
     ],
     "paged clusters": [
         ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES + box", "box"),
@@ -70,7 +70,7 @@ LEAN: dict[str, list[Mutation]] = {
     "attention chunks": [
         ("attend.cuh", "max(first, chunk)", "first"),
         ("attend.cuh", "min(end, chunk + p.attention_chunk)", "end"),
-        ("schedule.cuh", "place < 0 ? -1", "place < 0 ? 0"),
+        ("tiles.cuh", "place < 0 ? -1", "place < 0 ? 0"),
     ],
     "paged windows in clusters": [
         ("attend.cuh", "part.first_seen(p, 0) - token", "0"),
@@ -82,12 +82,12 @@ LEAN: dict[str, list[Mutation]] = {
             "position.token = 0 * (position.",
         ),
         ("attend.cuh", "fabsf(ahead +", "(ahead +"),
-        ("schedule.cuh", "return token / START_STEP * START_STEP", "return token"),
+        ("tiles.cuh", "return token / START_STEP * START_STEP", "return token"),
     ],
     "short output tiles": [
         ("lean.cu", "if (PACKS && is_shared && part.packed)", "if (false)"),
         ("copy.cuh", "position.first_chunk(range_warp)", "range_warp"),
-        ("schedule.cuh", "chunk = mine ? 0 : chunks;", ""),
+        ("position.cuh", "chunk = mine ? 0 : chunks;", ""),
     ],
     "blocks of KV heads": [("params.cuh", " + (i64)kv_head * p.stride_table_head", "")],
     "pages of one token": [("copy.cuh", "position.chunk + position.step());", "position.chunk);")],
@@ -95,13 +95,13 @@ LEAN: dict[str, list[Mutation]] = {
     "head_dim 72": [("attend.cuh", "if (step * 16 + 8 < V_HEAD_DIM) to[SECOND]", "to[SECOND]")],
     "head_dim 56, async": [("copy.cuh", "column + i < DIM / PIECE_NUMBERS);", "true);")],
     "chunks of queries": [
-        ("schedule.cuh", "row_tile_in_turn(head - kv_head * tiles, tiles) * ROWS", "0"),
+        ("position.cuh", "row_tile_in_turn(head - kv_head * tiles, tiles) * ROWS", "0"),
         ("attend.cuh", "query.row_offset / GROUP_SIZE;", "query.row_offset;"),
     ],
-    "a large batch": [("schedule.cuh", ", longer_than_one += tiles > 1;", ";")],
+    "a large batch": [("lengths.cuh", ", longer_than_one += tiles > 1;", ";")],
     "ragged queries": [
         ("reduce.cuh", "p.total_queries + part.queries.first", "p.total_queries"),
-        ("schedule.cuh", "rows += rows_of(p, i);", "rows += 1;"),
+        ("lengths.cuh", "rows += rows_of(p, i);", "rows += 1;"),
     ],
     "equal splits": [
         ("schedule.cuh", "slot = output_tile * most + split;", "slot = unit;"),
@@ -117,7 +117,7 @@ LEAN: dict[str, list[Mutation]] = {
         ("attend.cuh", "if (__any_sync(~0u, top > unit))", "if (false)"),
         ("attend.cuh", "if (PAGE_SCALES) v_scale *= unit;", ""),
         ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES, stage);", "0, stage);"),
-        ("copy.cuh", "#if !BULK || PAGE_SCALES\n    cp_async_wait", "#if !BULK\n    cp_async_wait"),
+        ("copy.cuh", "PAGE_SCALES) {\n      cp_async_wait", "false) {\n      cp_async_wait"),
     ],
     "scales of tokens": [("attend.cuh", "(BOX < 8 ? lane / 4 : 0)", "0")],
     "scales of pages in clusters": [("lean.cu", "ring.complete_guess(p, warp, part);", ";")],
@@ -127,7 +127,7 @@ APPEND: dict[str, list[Mutation]] = {
         ("append.cuh", "load<APPEND_ROWS>(p, part, at,", "load<APPEND_ROWS>(p, part, first,"),
         ("append.cuh", "swizzle_of(row % 8)", "swizzle_of(0)"),
         ("rotary.cuh", "low ? ROTARY_DIM / 4 : -ROTARY_DIM / 4", "low ? 2 : -2"),
-        ("schedule.cuh", "length + min(p.new_tokens, p.context - length)", "length"),
+        ("tiles.cuh", "length + min(p.new_tokens, p.context - length)", "length"),
     ],
     "chunks of a warp": [
         ("append.cuh", "if (any && part.chunk != early)", "if (any && early < 0)"),
@@ -135,12 +135,12 @@ APPEND: dict[str, list[Mutation]] = {
     ],
     "clusters": [("rotary.cuh", "x.y * c.x + x.x * s.x)", "x.y * c.x - x.x * s.x)")],
     "pages": [("append.cuh", "+ at / PAGE_OR_1);", "+ (at + 1) / PAGE_OR_1);")],
-    "host": [("schedule.cuh", "max(p.context - p.new_tokens, 0) :", "p.context :")],
+    "host": [("tiles.cuh", "max(p.context - p.new_tokens, 0) :", "p.context :")],
     "row tiles": [
         ("append.cuh", "tile.row_offset + ROWS >= all_rows", "0 * all_rows"),
         ("append.cuh", "tile.row_offset + ROWS >=", "tile.row_offset == 0 * "),
     ],
-    "windows": [("schedule.cuh", "WINDOW_LEFT && APPEND ?", "false ?")],
+    "windows": [("position.cuh", "WINDOW_LEFT && APPEND ?", "false ?")],
     "fp8": [("append.cuh", "WORD_NUMBERS = 4 / KV_BYTES", "WORD_NUMBERS = 2")],
     "padding": [("append.cuh", "return BATCH_IDX ? __ldg", "return false ? __ldg")],
 }
@@ -160,19 +160,21 @@ HEAD_PAIRS: dict[str, list[Mutation]] = {
 #: Missing barriers of a warp and proxy fences.
 LEAN_BARRIERS: dict[str, list[Mutation]] = {
     "many rows": [
-        ("attend.cuh", "#endif\n  __syncwarp();\n}", "#endif\n}"),
+        ("attend.cuh", "_cta();\n  __syncwarp();", "_cta();"),
         ("copy.cuh", "      fence_proxy_async_shared_cta();\n", ""),
         ("copy.cuh", "release() {\n    __syncwarp();", "release() {"),
-        ("lean.cu", "      fence_proxy_async_shared_cta();\n", ""),
+        ("lean.cu", "      if (BULK) fence_proxy_async_shared_cta();\n", ""),
     ],
-    "clusters": [("attend.cuh", "  fence_proxy_async_shared_cta();\n", "")],
-    "host": [("copy.cuh", "- 1>();\n    __syncwarp();", "- 1>();")],
-    "host, a CTA each": [("copy.cuh", "    __syncwarp();\n#endif\n  }", "#endif\n  }")],
+    "clusters": [("attend.cuh", "  if (BULK) fence_proxy_async_shared_cta();\n", "")],
+    "host": [("copy.cuh", "- 1>();\n      __syncwarp();", "- 1>();")],
+    "host, a CTA each": [("copy.cuh", "    __syncwarp();\n  }\n\n  // Reads", "  }\n\n  // Reads")],
     "short output tiles": [("lean.cu", "__syncwarp();\n        write_packed", "write_packed")],
 }
 APPEND_BARRIERS: dict[str, list[Mutation]] = {
-    "row tiles": [("append.cuh", "fence_proxy_async_shared_cta();  // before", "// before")],
-    "rotated": [("append.cuh", "#endif\n    __syncwarp();", "#endif")],
+    "row tiles": [
+        ("append.cuh", "    if (BULK) fence_proxy_async_shared_cta();  // before", "// before")
+    ],
+    "rotated": [("append.cuh", "copy\n    __syncwarp();", "copy\n")],
 }
 MANY_ROWS_BARRIERS: dict[str, list[Mutation]] = {
     "host": [

@@ -14,9 +14,7 @@ inline void mbarrier_init(u32 barrier, int arrivals) { init_barrier(barrier, arr
 inline void mbarrier_arrive(u32 barrier) { arrive(barrier); }
 inline void mbarrier_arrive_cluster(u32 barrier, int rank) { arrive_at_peer(barrier, rank); }
 
-#if CLUSTER > 1
 inline void barrier_cluster_arrive_relaxed() { barrier_cluster_arrive(); }
-#endif
 
 // These barriers wait for other warps, too.
 #define mbarrier_try_wait_parity wait_for_phase
@@ -24,12 +22,10 @@ inline void barrier_cluster_arrive_relaxed() { barrier_cluster_arrive(); }
 inline void prefetch_tensormap(const TensorMap *) {}
 inline void prefetch_l2(const void *) {}
 
-#if CLUSTER > 1
 inline void cp_async_bulk_tensor_4d_multicast(u32 to, const TensorMap *map, u32 barrier, int x, int y,
                                               int z, int w, u64) {
   copy_box_to_all(to, map->words, barrier, x, y, z, w);
 }
-#endif
 
 // ---- matrices ----------------------------------------------------------------------------------
 

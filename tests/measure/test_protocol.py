@@ -66,6 +66,7 @@ def test_a_cell(gpu):
         "gpu_kernels": ["right"],
         "schedule": "one CTA a tile",
         "quantisation_efficiency": pytest.approx(4 / 132),
+        "workspace_bytes": 0,
         "warnings": [],
         "status": "ok",
         "reason": None,

@@ -142,6 +142,6 @@ def answer_of(
     script = last.replace("{ PROBE }", f"{{ {probe} }}")
     watched.write_text(f"{head}<script>{script}</script>{body_end}{tail}", encoding="utf-8")
     result = json.loads(_chromium().text_of(watched.as_uri(), width))
-    assert result["failures"] == []
+    assert not result["failures"], result["failures"]
     assert result["loaded"] == []
     return result

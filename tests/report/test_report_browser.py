@@ -1,6 +1,8 @@
 """The page in a real browser: charts, table and filters work, and nothing is loaded."""
 
 import json
+from dataclasses import asdict, astuple, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ from example_runs import (
 )
 
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel as kernel_named
+from leanbench.core.work import flops
+from leanbench.gpu.catalogue import find
+from leanbench.model.parts import predict_parts
 from leanbench.report import write_report
 
 pytestmark = MARKS
@@ -59,7 +65,7 @@ def test_charts_table_and_legend_show_the_rows(write_run: WriteRun) -> None:
     seen.hidden = all(".chart.charts").map((each) => line(each.id.slice("charts-".length), "fa2").hidden);
     return seen;"""
     seen, charts = look(write_run(measured_rows()), probe)
-    assert charts == ["latency", "bandwidth", "speedup", "share", "speedup_all"]
+    assert charts == ["latency", "speedup", "share", "speedup_all"]
     assert seen["lean"] == [[1024, 10.0], [65536, 200.0]]
     assert seen["fa2"] == [[1024, 2.0], [65536, 8.0]]
     assert seen["fixed"] == [[1024, 1.0], [65536, 0.5]]
@@ -245,7 +251,7 @@ def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None
         [each.name, each.points.map(({ x, y }) => [x, y]), each.dash]).reverse();
       const lean = picture();
       choose("kernel", "fa2", "#sides-selectors"); const fa2 = picture();
-      choose("shown", "Bandwidth", "#sides-selectors");
+      choose("shown", "Energy", "#sides-selectors");
       // The charts show one run at a time.
       return { lean, fa2, unit: text0(), first: points("latency", "lean"), runs: selected() };
       function text0() { return document.querySelector("#sides-sides .ytitle").textContent; }"""
@@ -256,7 +262,7 @@ def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None
             [names[0], [["1k", here[0]], ["4k", here[1]]], None],
             [names[1], [["1k", there[0]], ["4k", there[1]]], "2,3"],
         ]
-    assert seen["unit"] == "bandwidth (TB/s)"
+    assert seen["unit"] == "energy of one launch (mJ)"
     assert seen["first"] == [[1024, 10], [4096, 40]]
     assert seen["runs"] == {"GPU": "NVIDIA H200", "source": "measured", "run": "here"}
 
@@ -356,7 +362,7 @@ def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
       paper: all("#results th:not(.screen)").map((th) => th.dataset.column),
     };"""
     seen, charts = look(write_run(rows_with_all_fields()), probe)
-    assert charts == "latency bandwidth speedup share energy power sustained sm_busy".split()
+    assert charts == "latency speedup share energy power sustained sm_busy".split()
     assert seen["energy"] == [[1024, 12.5], [65536, 1000.0]]
     assert seen["floor"] == [[n, seven_digits(problem(n).kv_bytes * 1e-7)] for n in (1024, 65536)]
     assert seen["power"] == [[1024, 500.0], [65536, 500.0]]
@@ -462,11 +468,9 @@ FLOORLESS = row(problem(), "lean", 10.0, read_floor_us=None, read_floor_share=No
     [
         ([], []),
         deep([row(problem(), "lean", status="timeout", reason="slow")], []),
-        deep([row(problem(), "lean", 10.0)], ["latency", "bandwidth", "share"]),
-        deep([FLOORLESS], ["latency", "bandwidth"]),
-        deep(
-            [FLOORLESS, row(problem(dtype="bf16"), "lean", 9.0)], ["latency", "bandwidth", "share"]
-        ),
+        deep([row(problem(), "lean", 10.0)], ["latency", "share"]),
+        deep([FLOORLESS], ["latency"]),
+        deep([FLOORLESS, row(problem(dtype="bf16"), "lean", 9.0)], ["latency", "share"]),
     ],
     ids=["empty", "failed", "one cell", "no floor", "only dtype varies"],
 )
@@ -490,11 +494,118 @@ def test_the_time_of_a_token_is_a_stack(write_run: WriteRun) -> None:
       others: chart("token_time").picture.lines.filter((line) => !line.area).map((line) => line.name),
     };"""
     seen, charts = look(write_run(rows), probe)
-    assert charts[:2] == ["token_time", "tokens"]
+    assert charts[:2] == ["token_time", "latency"]
     assert seen["areas"] == [
-        ["lean: GEMMs", [[0, 200]] * 3],
-        ["lean: all else", [[200, 300]] * 3],
-        ["lean: attention", [[300, 402.4], [300, 504.8], [300, 709.6]]],
+        ["GEMMs", [[0, 200]] * 3],
+        ["all else", [[200, 300]] * 3],
+        ["attention", [[300, 402.4], [300, 504.8], [300, 709.6]]],
     ]
     assert seen["paths"] == 3
     assert seen["others"] == ["lean"]
+
+
+def test_a_roofline_shows_where_rows_leave_the_memory_roof(write_run: WriteRun) -> None:
+    shapes = [AttentionProblem(1, 32, 8, 4096, 128, q_len=q) for q in (1, 16, 512)]
+    rows = [row(shape, "lean", 10.0 * (i + 1)) for i, shape in enumerate(shapes)]
+    probe = """const lines = chart("roofline").picture.lines;
+      return { rows: points("roofline", "lean"), x: text("roofline", ".xtitle"),
+        joined: line("roofline", "lean").joined,
+        roofs: lines.filter((each) => each.label).map((each) => [each.label, points("roofline", each.name)]),
+        names: [...chart("roofline").querySelectorAll(".limitname")].map((each) => each.textContent) };"""
+    seen, charts = look(write_run(rows, gpu=asdict(find("h200"))), probe)
+    assert "roofline" in charts
+    assert (seen["x"], seen["joined"]) == ("FLOPs per byte", False)
+    intensity = []
+    for shape, us, (x, y) in zip(shapes, (10.0, 20.0, 30.0), seen["rows"], strict=True):
+        work = flops(shape)
+        assert work is not None
+        intensity.append(work / shape.io_bytes)
+        assert (x, y) == pytest.approx((intensity[-1], work / us * 1e-6), rel=1e-6)
+    (memory, slope), (cores, level) = seen["roofs"]
+    assert (memory, cores) == ("memory, 4.8 TB/s", "tensor cores, 1,071 TFLOP/s")
+    assert slope[0] == pytest.approx([intensity[0], 4.8 * intensity[0]], rel=1e-6)
+    # The slope ends where the level line begins.
+    assert slope[1] == level[0]
+    assert level[0][1] == level[1][1] == pytest.approx(1070.53, rel=1e-4)
+    assert seen["names"] == [memory, cores]
+
+
+@pytest.mark.parametrize("gpu", [None, {"name": "h200"}, asdict(find("h200"))], ids=str)
+def test_problems_of_one_slope_have_no_roofline(write_run: WriteRun, gpu: Any) -> None:
+    rows = [row(problem(context), "lean", 10.0) for context in (1024, 4096)]
+    assert "roofline" not in look(write_run(rows, gpu=gpu))[1]
+
+
+def test_the_time_of_a_launch_is_a_stack_of_shares(write_run: WriteRun) -> None:
+    """By the model, of the baseline alone; one problem is a bar."""
+    lean, h200 = kernel_named("lean"), find("h200")
+    shapes = [problem(context) for context in (1024, 65536)]
+    rows = []
+    for shape, us in zip(shapes, (10.0, 200.0), strict=True):
+        config: Any = lean.default_config(shape, h200)
+        settings = {"config": config.to_dict()}
+        rows += [row(shape, "lean", us, **settings), row(shape, "fa2", 2 * us)]
+    probe = """const areas = chart("parts").picture.lines.filter((each) => !each.symbol);
+      return { names: areas.map((each) => each.name), ends: areas.map((each) => each.points.map((point) => point.y)),
+        hover: areas[2].points.at(-1).text, others: chart("parts").picture.lines.filter((each) => each.symbol).map((each) => each.name),
+        legend: [...chart("parts").querySelectorAll(".legendtext")].map((each) => each.textContent),
+        bars: areas.filter((each) => each.bar).length, top: points("parts", "lean") };"""
+    seen, charts = look(write_run(rows, gpu=asdict(h200)), probe)
+    assert charts[:2] == ["latency", "parts"]
+    names = ["launch", "ramp", "read", "tail", "merge"]
+    assert (seen["names"], seen["others"], seen["bars"]) == (names, ["lean"], 0)
+    assert seen["legend"] == ["lean", *reversed(names)]
+    assert seen["top"] == [[1024, 1.0], [65536, 1.0]]
+    read_us = 0.0
+    for at, shape in enumerate(shapes):
+        parts = predict_parts(shape, lean, lean.default_config(shape, h200), h200)
+        assert parts is not None
+        ends = [end / parts.latency_us for end in accumulate(astuple(parts))]
+        assert [each[at] for each in seen["ends"]] == pytest.approx(ends, rel=1e-6)
+        read_us = parts.scaled(200.0).read_us
+    assert seen["hover"] == f" ({read_us:.1f} µs)"
+    one = write_run(rows[:2], folder="one", gpu=asdict(h200))
+    assert look(one, probe)[0]["bars"] == 5
+
+
+def test_tokens_for_a_user_and_of_a_gpu_follow_the_batch(write_run: WriteRun) -> None:
+    rows = []
+    for context in (1024, 2048):
+        for batch, us in ((1, 1000.0), (8, 2000.0)):
+            shape = AttentionProblem(
+                batch, 32, 8, context, 128, whole_model="llama-3-8b", lengths_on="device"
+            )
+            rows.append(row(shape, "lean", us, tokens_per_s=batch / us * 1e6))
+    probe = """const { points: marks } = line("pareto", "lean");
+      const first = marks.map(({ x, y, starts, name }) => [x, y, starts, name]);
+      choose("x axis", "batch");
+      return { first, batch: line("pareto", "lean").points.map(({ x, starts, name }) => [x, starts, name]) };"""
+    seen, charts = look(write_run(rows), probe)
+    assert charts[0] == "pareto"
+    assert seen["first"] == [
+        [1000, 1000, True, None],
+        [500, 4000, False, "1k"],
+        [1000, 1000, True, None],
+        [500, 4000, False, "2k"],
+    ]
+    # One context is chosen.
+    assert seen["batch"] == [[1000, True, None], [500, False, None]]
+
+
+def test_steps_of_one_batch_have_no_line_of_batches(write_run: WriteRun) -> None:
+    """Beside calls of attention alone, and beside another model's steps."""
+    small, large = (
+        AttentionProblem(1, 32, 8, 1024, 128, whole_model=name, lengths_on="device")
+        for name in ("llama-3-8b", "llama-3-8b:layers=4")
+    )
+    one = [row(each, "lean", 1000.0, tokens_per_s=1000.0) for each in (small, large)]
+    rows = [*one, row(problem(batch=8), "lean", 10.0)]
+    assert "pareto" not in look(write_run(rows))[1]
+    more = row(replace(small, batch=8), "lean", 2000.0, tokens_per_s=4000.0)
+    probe = """choose("whole model", "llama-3-8b:layers=4");
+      return [points("pareto", "lean"), chart("pareto").closest("figure").querySelector(".series").textContent];"""
+    seen, _ = look(write_run([*rows, more], folder="more"), probe)
+    assert seen == [
+        [[1000, 1000], [500, 4000]],
+        "No values in the chosen series. Shown: whole model llama-3-8b.",
+    ]

@@ -2,6 +2,7 @@ import csv
 import io
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ from example_runs import (
 )
 from pandas import DataFrame
 
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.work import flops
 from leanbench.records.reading import Run, read_run
 from leanbench.report import write_report
+from leanbench.report.document import Table
+from leanbench.report.facts.problems import problems_section
 from leanbench.report.facts.results import Results, Summary, Winner
 from leanbench.report.frame import (
     csv_cell,
@@ -362,3 +367,42 @@ def test_gpu_of_a_prediction_is_the_one_it_is_for() -> None:
     measured = Run(Path(), {**manifest, "source": "measured"}, ())
     assert measured.gpu_name("here") == "the GPU of this machine"
     assert Run(Path(), {}, ()).gpu_name() == "unknown GPU"
+
+
+def test_arithmetic_and_tokens_are_computed_from_rows(write_run: WriteRun) -> None:
+    latent = AttentionProblem(2, 16, 1, 1024, 576, "bf16", "NHD", v_head_dim=512, latent=True)
+    step = AttentionProblem(8, 16, 4, 1024, 128, whole_model="llama-3-8b:tp=2", lengths_on="device")
+    rows = [
+        row(latent, "lean_mla", 10.0),
+        row(step, "lean", 2000.0, tokens_per_s=4000.0),
+        row(problem(), "lean", status="timeout", reason="x"),
+    ]
+    frame = results_frame(read_run(write_run(rows)))
+    tera = 2 * 2 * 16 * 1024 * (576 + 512) / 10.0 * 1e-6
+    assert frame["tflop_s"].tolist() == pytest.approx([tera, math.nan, math.nan], nan_ok=True)
+    assert frame["flop_per_byte"].tolist()[0] == tera * 10.0 * 1e6 / latent.io_bytes
+    user, gpu = frame["tokens_per_s_user"], frame["tokens_per_s_gpu"]
+    assert user.tolist() == pytest.approx([math.nan, 500.0, math.nan], nan_ok=True)
+    # Two GPUs share the model.
+    assert gpu.tolist() == pytest.approx([math.nan, 2000.0, math.nan], nan_ok=True)
+
+
+def test_chunks_have_a_table_of_their_arithmetic(write_run: WriteRun) -> None:
+    """A decode call has none: memory is its limit."""
+    prompt = AttentionProblem(1, 32, 8, 4096, 128, q_len=4096)
+    slow = {"status": "noisy", "reason": "x"}
+    rows = [
+        row(prompt, "lean", 250.0),
+        row(prompt, "fa2", 1000.0, **slow),
+        row(replace(prompt, q_len=1), "lean", 10.0),
+        row(replace(prompt, q_len=1), "fa2", status="timeout", reason="x"),
+    ]
+    tables = problems_section(Results([read_run(write_run(rows))])).blocks
+    [table] = [each for each in tables if isinstance(each, Table) and "TFLOP/s" in each.title]
+    work = flops(prompt)
+    assert work is not None
+    tera = work / 250.0 * 1e-6
+    assert [column.heading for column in table.columns] == ["problem", "lean", "fa2"]
+    assert [row[1:] for row in table.rows] == [(f"{tera:.0f}", f"noisy {tera / 4:.0f}"), ("", "")]
+    [decode] = problems_section(Results([read_run(write_run(rows[2:], folder="one"))])).blocks
+    assert "TFLOP/s" not in str(decode)

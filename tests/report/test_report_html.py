@@ -91,7 +91,7 @@ def test_predicted_run_says_so_everywhere(write_run: WriteRun) -> None:
     tagged = [title for title in titles if '<span class="tag">predicted</span>' in title]
     # Every title but that of the environment, which is what computed the prediction.
     assert [title for title in titles if title not in tagged] == ["<h2>Environment</h2>"]
-    assert len(re.findall("<figcaption>", html)) == 7
+    assert len(re.findall("<figcaption>", html)) == 6
     # There is nothing to trust or not in a prediction but the model.
     assert 'id="trust"' not in html
     assert "<title>example (predicted): leanbench report</title>" in html
@@ -288,7 +288,7 @@ def test_a_warm_l2_is_said_at_every_picture(write_run, caches, words):
     rows = [row_with_all_fields(problem(n), "lean", 10.0, cache=cache) for n, cache in cells]
     html = html_of(write_run(rows))
     captions = re.findall("<figcaption>.*?</figcaption>", html)
-    assert len(captions) >= 7
+    assert len(captions) >= 6
     assert all(f'<span class="l2">{words}</span>' in caption for caption in captions)
     header = text_of(html, "<header>", "</header>")
     assert header.count("L2") == 1

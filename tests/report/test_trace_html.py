@@ -17,9 +17,11 @@ from leanbench.report.trace.picture import Panel
 def test_the_table_has_every_figure() -> None:
     [row, second] = page_context([Panel(lean(), 0.75), Panel(fixed_split())])["rows"]
     assert "; ".join(f"{name} {value}" for name, value in row.items()) == (
-        "kernel lean; latency (µs) 41.0; first start to last end (µs) 40.0; SMs busy 50.0%;"
-        " of it merging 6.2%; SMs waiting 6.2%; SMs without a CTA 43.8%; first SM ends (µs) 20.0;"
-        " last SM ends (µs) 40.0; SMs used 3 of 4; CTAs 3; output tiles 2;"
+        "kernel lean; latency (µs) 41.0;"
+        " launch (µs) 1.98; read (µs) 22.8; tail (µs) 6.50; merge (µs) 9.76;"
+        " first start to last end (µs) 40.0; SMs busy 50.0%;"
+        " of it merging 6.2%; SMs waiting 6.2%; SMs without a CTA 43.8%;"
+        " SMs used 3 of 4; CTAs 3; output tiles 2;"
         " quantisation efficiency 75.0%; latency with events 1.025x;"
         " launch settings tile_tokens 128, num_warps 4"
     )

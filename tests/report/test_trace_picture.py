@@ -115,7 +115,8 @@ def test_a_wait_beside_a_working_cta_is_no_waiting_sm() -> None:
 def test_figures_in_words() -> None:
     words = figure_words(Panel(lean(), quantisation_efficiency=0.75))
     assert "; ".join(words) == (
-        "latency 41.0 µs; SMs busy 50.0%; waiting 6.2%; merging 6.2%; SMs end at 20.0 to 40.0 µs;"
+        "latency 41.0 µs; of it launch 1.98 + read 22.8 + tail 6.50 + merge 9.76;"
+        " SMs busy 50.0%; waiting 6.2%; merging 6.2%; SMs end at 20.0 to 40.0 µs;"
         " 1 of 4 SMs without a CTA; quantisation efficiency 75.0%; latency with events 1.025x"
     )
     ctas = [cta(number, number, tiles(number, 0, 1)) for number in range(4)]

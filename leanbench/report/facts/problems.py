@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from leanbench.core.problem import MAX_Q_LEN
 from leanbench.core.quantities import TIMED
+from leanbench.core.work import flops
 from leanbench.decode import BOUND
 from leanbench.records.standing import Latency, measured_spread, standing
 from leanbench.report.compare.ratios import Margin, margin_of
@@ -32,6 +34,8 @@ class _Group:
     """Rows of one run, source and state of the L2."""
 
     problems: Mapping[str, ByKernel]
+    #: Arithmetic of the problems that have chunks of query tokens, by label.
+    flops: Mapping[str, int]
     kernels: Sequence[str]
     #: Kernel that the others are compared with.
     baseline: str
@@ -126,11 +130,15 @@ def _group(
         (row.process_spread for row, _ in pairs), run.manifest.get("process_spread")
     )
     margin = margin_of(source, [run.gpu_name()], ok, spread)
-    return _Group(problems, kernels, baseline, margin)
+    chunks = {problem.label: flops(problem) for _, problem in pairs if problem.q_len > MAX_Q_LEN}
+    known = {label: work for label, work in chunks.items() if work is not None}
+    return _Group(problems, known, kernels, baseline, margin)
 
 
 def _tables(group: _Group, source: str, warm: str) -> Iterator[Table]:
     yield group.table(f"{source} latency in µs{warm}", _latency(group))
+    if group.flops:
+        yield group.table(f"{source} TFLOP/s{warm}", _arithmetic(group))
     if any(row.energy_mj is not None for row in group.rows):
         yield group.table(f"{source} energy of one launch in mJ{warm}", _energy(group))
     if any(row.sm_busy_share is not None for row in group.rows):
@@ -156,6 +164,19 @@ def _latency(group: _Group) -> Columns:
         rows = (of.get(name) for of in group.problems.values())
         columns[f"{name} schedule"] = [(row.schedule or "") if row else "" for row in rows]
     return columns
+
+
+def _arithmetic(group: _Group) -> Columns:
+    def cell(label: str, row: Row | None) -> str:
+        work = group.flops.get(label)
+        if row is None or work is None:
+            return ""
+        return _status(row, lambda row: _rate(work, row.latency_us))
+
+    return {
+        name: [cell(label, of.get(name)) for label, of in group.problems.items()]
+        for name in group.kernels
+    }
 
 
 def _energy(group: _Group) -> Columns:
@@ -212,6 +233,10 @@ def _status(row: Row, text: Callable[[Row], str]) -> str:
 
 def _times(value: float | None, base: float | None) -> str:
     return f"{value / base:.2f}x" if value and base else "-"
+
+
+def _rate(work: int, latency_us: float | None) -> str:
+    return _figure(None if latency_us is None else work / latency_us * 1e-6, ".0f")
 
 
 def _four_digits(value: float | None) -> str:

@@ -26,6 +26,7 @@ from leanbench.report.frame import (
     results_frame,
     where,
 )
+from leanbench.report.parts import add_part_columns
 from leanbench.report.series import (
     VaryingAxis,
     add_series_columns,
@@ -164,6 +165,11 @@ class Results:
         return add_series_columns(
             frame.assign(read_floor_tb_s=frame["kv_bytes"] / frame["read_floor_us"] * 1e-6)
         )
+
+    @cached_property
+    def pictured(self) -> DataFrame:
+        """Rows of `frame` with the columns that only pictures show."""
+        return add_part_columns(self.frame, self.runs)
 
     @cached_property
     def axes(self) -> list[VaryingAxis]:

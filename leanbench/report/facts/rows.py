@@ -26,7 +26,7 @@ def maps_section(results: Results) -> Section:
 
 def charts_section(results: Results) -> Section:
     """Make a chart for each quantity that was measured."""
-    drawn = drawn_rows(results.frame)
+    drawn = drawn_rows(results.pictured)
     charts = [
         Figure(chart.key, chart.title, note(chart, drawn), f"{chart.title}: {chart.y_title}")
         for chart in charts_of(drawn, results.axes)

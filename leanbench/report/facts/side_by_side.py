@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from leanbench.report.facts.results import Results
 
 #: Keys of the charts that a figure of several runs can show.
-QUANTITIES = ("latency", "bandwidth", "energy", "power")
+QUANTITIES = ("latency", "energy", "power")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from leanbench.report.trace.picture import (
     instrumentation_cost,
     merge_to,
     microseconds,
+    parts_by_name,
     percent,
     source_words,
 )
@@ -24,6 +25,9 @@ MOST_MARKS = 200_000
 _FINEST = 1e-5
 #: Kinds by their number on the page, in the order of drawing.
 KINDS = ("cta", "tiles", "wait", "reduction")
+
+#: Parts of a latency that a timeline tells apart.
+_PARTS = ("launch", "read", "tail", "merge")
 
 
 def html_text(panels: Sequence[Panel]) -> str:
@@ -97,16 +101,16 @@ def _row(panel: Panel) -> dict[str, str]:
     """Build the kernel's figures of the table; an unknown one is empty."""
     figures, timeline = panel.figures, panel.timeline
     efficiency, cost = panel.quantisation_efficiency, instrumentation_cost(timeline)
+    parts = parts_by_name(timeline)
     return {
         "kernel": timeline.name,
         "latency (µs)": "" if timeline.latency_us is None else microseconds(timeline.latency_us),
+        **{f"{name} (µs)": microseconds(parts[name]) if name in parts else "" for name in _PARTS},
         "first start to last end (µs)": microseconds(timeline.duration_us),
         "SMs busy": percent(figures.busy_share),
         "of it merging": percent(figures.reduction_share),
         "SMs waiting": percent(figures.waiting_share),
         "SMs without a CTA": percent(figures.idle_share),
-        "first SM ends (µs)": microseconds(figures.first_end_us),
-        "last SM ends (µs)": microseconds(figures.last_end_us),
         "SMs used": f"{figures.working_sms} of {timeline.sms}",
         "CTAs": f"{len(timeline.ctas)}",
         "output tiles": f"{timeline.output_tiles}",

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from leanbench.core.timeline import CtaTimeline, SpanKind, Timeline
+from leanbench.model.parts import parts_of
 
 #: Colours of output tiles, in rotation. Dark and light alternate, so that neighbours differ without
 #: hue; all contrast with a white and with a black page.
@@ -277,6 +278,9 @@ def figure_words(panel: Panel) -> list[str]:
     figures, timeline = panel.figures, panel.timeline
     latency_us, efficiency = timeline.latency_us, panel.quantisation_efficiency
     words = [] if latency_us is None else [f"latency {microseconds(latency_us)} µs"]
+    if parts := parts_by_name(timeline):
+        named = " + ".join(f"{name} {microseconds(us)}" for name, us in parts.items())
+        words.append(f"of it {named}")
     words.append(f"SMs busy {percent(figures.busy_share)}")
     if figures.waiting_share >= _VISIBLE:
         words.append(f"waiting {percent(figures.waiting_share)}")
@@ -292,6 +296,14 @@ def figure_words(panel: Panel) -> list[str]:
     if cost is not None:
         words.append(f"latency with events {cost:.3f}x")
     return words
+
+
+def parts_by_name(timeline: Timeline) -> dict[str, float]:
+    """Return the parts of the latency in microseconds; empty if they are not known."""
+    parts = parts_of(timeline)
+    if parts is None or not timeline.latency_us:
+        return {}
+    return parts.scaled(timeline.latency_us).by_name
 
 
 def instrumentation_cost(timeline: Timeline) -> float | None:

@@ -1,0 +1,118 @@
+// RAGGED: LeanTiles of all sequences from their lengths on the device, by a whole warp.
+#pragma once
+#include "params.cuh"
+#include "ptx.cuh"
+#include "tiles.cuh"
+
+// Returns the splits of an output tile with at most `longest` LeanTiles each.
+__device__ __forceinline__ int split_count(int tiles, int longest) {
+  return divide(tiles + longest - 1, longest);
+}
+
+// RAGGED: LeanTiles of one KV head's row tile, held by a whole warp.
+struct Lengths {
+  int own_tiles;     // of sequence `lane`; 0: none, or without query tokens
+  int sum, most;     // of all sequences (RAGGED_Q: of all their row tiles); of the longest
+  int output_tiles;  // of all sequences
+  int longer_than_one;  // PACKS: sequences of more than a LeanTile
+
+  __device__ __forceinline__ static int of(const Params &p, int sequence) {
+    return sequence < p.batch && rows_of(p, sequence) > 0 ? tiles_of_sequence(p, sequence) : 0;
+  }
+
+  // Returns the weight of a sequence in sums: 1; RAGGED_Q: its row tiles.
+  __device__ __forceinline__ static int rows_of(const Params &p, int sequence) {
+    return RAGGED_Q && sequence < p.batch ? row_tiles(Queries::of(p, sequence).count) : 1;
+  }
+
+  // Returns the output tiles per sequence; RAGGED_Q: per row tile.
+  __device__ __forceinline__ static int heads(const Params &p) {
+    return RAGGED_Q ? p.kv_heads : head_tiles(p);
+  }
+
+  // Starts the read. Other work can hide its latency.
+  __device__ __forceinline__ void start(const Params &p, int lane) { own_tiles = of(p, lane); }
+
+  __device__ __forceinline__ void finish(const Params &p, int lane) {
+    sum = own_tiles * rows_of(p, lane), most = own_tiles, longer_than_one = own_tiles > 1;
+    for (int i = lane + 32; i < p.batch; i += 32) {
+      const int tiles = of(p, i);
+      sum += tiles * rows_of(p, i), most = max(most, tiles), longer_than_one += tiles > 1;
+    }
+    sum = __reduce_add_sync(~0u, sum);
+    if (PACKS) longer_than_one = __reduce_add_sync(~0u, longer_than_one);
+    most = __reduce_max_sync(~0u, most);
+    output_tiles = p.batch * head_tiles(p);
+    if (RAGGED_Q) {
+      int rows = 0;
+      for (int i = lane; i < p.batch; i += 32) rows += rows_of(p, i);
+      output_tiles = __reduce_add_sync(~0u, rows) * p.kv_heads;
+    }
+  }
+
+  // Returns the splits of all sequences with at most `longest` LeanTiles, which differs between
+  // lanes.
+  __device__ __forceinline__ int splits_by_lane(const Params &p, int lane, int longest) const {
+    int count = 0;
+#pragma unroll 1
+    for (int base = 0; base < p.batch; base += 32) {
+      const int tiles = base == 0 ? own_tiles : of(p, base + lane), rows = rows_of(p, base + lane);
+      const int sequences = min(32, p.batch - base);
+#pragma unroll 1
+      for (int i = 0; i < sequences; i++) {
+        const int splits = split_count(__shfl_sync(~0u, tiles, i), longest);
+        count += RAGGED_Q ? splits * __shfl_sync(~0u, rows, i) : splits;
+      }
+    }
+    return count;
+  }
+
+  // Returns the splits of all sequences for a single `longest`.
+  __device__ __forceinline__ int splits(const Params &p, int lane, int longest) const {
+    int count = split_count(own_tiles, longest) * rows_of(p, lane);
+    for (int i = lane + 32; i < p.batch; i += 32)
+      count += split_count(of(p, i), longest) * rows_of(p, i);
+    return __reduce_add_sync(~0u, count);
+  }
+};
+
+// RAGGED: returns the units of a sequence's output tiles in the schedule: splits after the first if
+// `longest` is the longest split; otherwise LeanTiles with their ends, without ends of packed ones
+// if it is negative. RAGGED_Q: 1 per output tile if it is negative.
+__device__ __forceinline__ int units_of(const Params &p, int sequence, int longest) {
+  if (sequence >= p.batch) return 0;
+  const int tiles = tiles_of_sequence(p, sequence);
+  const int units = RAGGED_Q && longest < 0 ? 1
+                    : longest > 0           ? split_count(tiles, longest) - 1
+                                            : tiles + end_tiles_of(p, tiles, longest < 0);
+  return units * p.kv_heads * row_tiles(Queries::of(p, sequence).count);
+}
+
+// RAGGED: finds the sequence of unit `unit`, and its first unit; called by a whole warp.
+__device__ __forceinline__ void find_sequence(const Params &p, int lane, int longest, int unit,
+                                              int &sequence, int &first_unit) {
+  int seen = 0;
+  for (int base = 0; base < p.batch; base += 32) {
+    const int units = units_of(p, base + lane, longest);
+    int end = units;
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(~0u, end, step);
+      if (lane >= step) end += before;
+    }
+    const u32 holders = __ballot_sync(~0u, base + lane < p.batch && seen + end > unit);
+    if (holders) {
+      const int holder = __ffs(holders) - 1;
+      sequence = base + holder;
+      first_unit = seen + __shfl_sync(~0u, end - units, holder);
+      return;
+    }
+    seen += __shfl_sync(~0u, end, 31);
+  }
+}
+
+// RAGGED: returns the units of the preceding sequences.
+__device__ __forceinline__ int units_before(const Params &p, int lane, int longest, int sequence) {
+  int units = 0;
+  for (int i = lane; i < sequence; i += 32) units += units_of(p, i, longest);
+  return __reduce_add_sync(~0u, units);
+}
