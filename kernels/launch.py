@@ -288,12 +288,15 @@ def row_strides(tensor: torch.Tensor) -> tuple[int, int, int | None]:
     return batch, head, position if tensor.shape[1] > 1 else None
 
 
-def block_table(inputs: AttentionInputs) -> tuple[torch.Tensor | None, int | None]:
-    """Return the block table and its row stride, or None twice without pages.
+def block_table(inputs: AttentionInputs) -> tuple[torch.Tensor | None, int | None, int | None]:
+    """Return the block table and its strides from sequence to sequence and from KV head to KV head.
 
-    The compiled kernel takes no argument for None.
+    The compiled kernel takes no argument for None: what there is not.
     """
-    return inputs.block_table, None if inputs.block_table is None else inputs.block_table.stride(0)
+    table = inputs.block_table
+    if table is None:
+        return None, None, None
+    return table, table.stride(0), table.stride(1) if inputs.has_table_of_heads else None
 
 
 def qk_scale(inputs: AttentionInputs) -> float:

@@ -59,6 +59,7 @@ def lean_tiles(
     v,
     block_table,  # (batch, pages of a sequence), int32; None without a PAGE_SIZE
     stride_table,
+    stride_table_head,  # from KV head to KV head; None: they have the same pages
     sequence,  # int64
     kv_head,
     k_strides,  # (batch, or page in a paged cache; head; token)
@@ -100,6 +101,8 @@ def lean_tiles(
         v += kv_head64 * v_strides[1]
         lines = tokens % PAGE_SIZE
         table = block_table + sequence * stride_table
+        if stride_table_head is not None:
+            table += kv_head64 * stride_table_head
         next_pages = _pages(table, first * TILE_TOKENS, context, TILE_TOKENS, PAGE_SIZE)
     k_offsets = columns[:, None] + lines[None, :] * k_strides[2]
     v_offsets = lines[:, None] * v_strides[2] + columns[None, :]

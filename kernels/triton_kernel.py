@@ -22,7 +22,7 @@ ConfigT = TypeVar("ConfigT", bound=TileConfig)
 class TritonKernel(Kernel[ConfigT]):
     """A Triton kernel, defined by its launches."""
 
-    axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
+    axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on", "select"}
     guards_lengths = True
     fits_whole_models = True
 

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
 
-@triton.jit(do_not_specialize=["stride_table", "kv_heads", "row_tiles", "context"])
+@triton.jit(
+    do_not_specialize=["stride_table", "stride_table_head", "kv_heads", "row_tiles", "context"]
+)
 def fa2_kernel(
     q,  # (batch, Q_LEN, q_heads, D) through q_strides
     k,  # see lean_tiles
@@ -42,6 +44,7 @@ def fa2_kernel(
     cache_seqlens,  # (batch,), int32; read when RAGGED
     block_table,  # see lean_tiles
     stride_table,
+    stride_table_head,
     context,
     kv_heads,
     row_tiles,
@@ -89,6 +92,7 @@ def fa2_kernel(
         v,
         block_table,
         stride_table,
+        stride_table_head,
         sequence,
         kv_head,
         k_strides,

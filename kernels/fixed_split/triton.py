@@ -46,7 +46,16 @@ LEAST_UNIFIED = tl.constexpr(-8.0)
 MOST_UNIFIED = tl.constexpr(15.0)
 
 
-@triton.jit(do_not_specialize=["stride_table", "kv_heads", "row_tiles", "context", "splits"])
+@triton.jit(
+    do_not_specialize=[
+        "stride_table",
+        "stride_table_head",
+        "kv_heads",
+        "row_tiles",
+        "context",
+        "splits",
+    ]
+)
 def split_kernel(
     q,  # (batch, Q_LEN, q_heads, D) through q_strides
     k,  # see lean_tiles
@@ -55,6 +64,7 @@ def split_kernel(
     cache_seqlens,  # (batch,), int32; read when RAGGED
     block_table,  # see lean_tiles
     stride_table,
+    stride_table_head,
     context,
     kv_heads,
     row_tiles,
@@ -110,6 +120,7 @@ def split_kernel(
             v,
             block_table,
             stride_table,
+            stride_table_head,
             sequence,
             kv_head,
             k_strides,

@@ -64,8 +64,8 @@ struct Warp {
 
   // Reads the pages from chunk `chunk` on.
   __device__ __forceinline__ void look_up_pages(const Params &p, const Position &position,
-                                                int chunk) {
-    const int *row = p.block_table + (i64)position.sequence * p.stride_table;
+                                                int kv_head, int chunk) {
+    const int *row = table_row(p, position.sequence, kv_head);
 #pragma unroll
     for (int i = 0; i < LANE_PAGES; i++) {
       const int box = lane + 32 * i;
@@ -153,7 +153,7 @@ struct Warp {
       }
       known--;
       // Read for the next copy, in flight while others are started.
-      if (known == 0) look_up_pages(p, position, position.chunk + position.step());
+      if (known == 0) look_up_pages(p, position, kv_head, position.chunk + position.step());
     } else if (has_k || has_v) {
 #pragma unroll
       for (int box = 0; box < BOXES; box++) {
@@ -202,7 +202,7 @@ struct Warp {
     int pages[BOXES];
     int boxes = 1;
     if (PAGE > 0 && (known == 0 || position.chunk == position.first_chunk(range_warp)))
-      look_up_pages(p, position, position.chunk);
+      look_up_pages(p, position, kv_head, position.chunk);
 #if PAGE_SCALES
     if (!guess) copy_scales(p, position, (CHUNKS_AHEAD - known) * BOXES, stage);
 #endif

@@ -45,6 +45,7 @@ from leanbench.kernels.lean.cuda_params import (
     pack_pointers,
     pack_strides,
     pass_shares,
+    pass_table,
     too_far_apart,
 )
 from leanbench.kernels.lean.cuda_schedule import (
@@ -228,7 +229,7 @@ class CudaRelaunch:
         launch, self._has_workspace = self._launch, False
         params = launch.params
         if block_table is not None:
-            params.stride_table = block_table.stride(0)
+            pass_table(params, block_table)
         if self._build.ragged_q:
             params.total_queries = q.shape[0]
         launch.resize(*self.family.divide(params, batch, context, q.shape[0]))
@@ -364,6 +365,7 @@ def _has_head_pairs(inputs: AttentionInputs) -> bool:
     k, v = inputs.k_cache, inputs.v_cache
     return (
         inputs.kv_heads % 2 == 0
+        and not inputs.has_table_of_heads
         and k.stride(2) == k.shape[3]
         and v.stride(2) == v.shape[3]
         and inputs.k_new is None
@@ -561,7 +563,7 @@ def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.T
         params.cache_seqlens = inputs.cache_seqlens.data_ptr()
     if inputs.block_table is not None:
         params.block_table = inputs.block_table.data_ptr()
-        params.stride_table = inputs.block_table.stride(0)
+        pass_table(params, inputs.block_table)
     if inputs.cu_seqlens_q is not None:
         params.total_queries = inputs.q.shape[0]
     else:

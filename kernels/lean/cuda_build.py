@@ -138,6 +138,7 @@ def takes_head_pairs(problem: AttentionProblem) -> bool:
         and problem.q_lens is None
         and problem.append == 0
         and problem.page_scales == NO_PAGE_SCALES
+        and not (problem.choice is not None and problem.choice.by_head)
         and problem.gpus.context == 1
     )
 

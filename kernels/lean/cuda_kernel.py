@@ -52,6 +52,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         *("kv_dtype", "q_dtype", "scaled", "page_scales"),
         *("causal", "window_left", "window_right", "attention_chunk", "softcap", "sinks", "alibi"),
         *("leftpad", "batch_idx", "append", "rotary_dim", "rotary_interleaved", "parallel"),
+        "select",
     }
     head_dims = HEAD_DIMS
     page_sizes = range(1, MAX_PAGE_SIZE + 1)

@@ -99,6 +99,7 @@ class Params(ctypes.Structure):
             for name in (
                 "kv_heads",
                 "stride_table",
+                "stride_table_head",
                 "window_left",
                 "window_right",
                 "window_tokens",
@@ -179,10 +180,16 @@ def pass_shares(params: Params, shares: tuple[int, ...], tiles: int) -> None:
     )
 
 
+def pass_table(params: Params, table: torch.Tensor) -> None:
+    """Set the strides of a block table: (batch, pages) or (batch, kv_heads, pages)."""
+    params.stride_table = table.stride(0)
+    params.stride_table_head = table.stride(1) if table.dim() == 3 else 0
+
+
 def too_far_apart(inputs: AttentionInputs) -> str | None:
     """Return which stride or number of pages exceeds its field of `Params`, or None."""
     q, out, k, v, table = inputs.q, inputs.out, inputs.k_cache, inputs.v_cache, inputs.block_table
-    pages = 0 if table is None else table.shape[1]
+    pages = 0 if table is None else table.shape[-1]
     if max(*q.stride()[-3:-1], *out.stride()[-3:-1], k.stride(1), v.stride(1), pages) <= INT32_MAX:
         return None
     # The stride of a single token or head is never used.

@@ -163,7 +163,7 @@ def cuda_schedule(
     batch, segments consist of LeanTiles as counted by
     leanbench.core.decomposition.stream_k_with_ends.
     """
-    build = CudaBuild.of(problem, config)
+    build, problem = CudaBuild.of(problem, config), problem.seen
     if build.q_len == 0 or isinstance(build, ManyRowsBuild):
         return None
     lengths = dealt_lengths(build, problem)

@@ -331,6 +331,7 @@ def known(problem: AttentionProblem) -> AttentionProblem:
 
     With paddings, the start and so the length of sequences is known only on the device.
     """
+    problem = problem.seen
     if problem.parallel != NONE:
         problem = problem.shard(0)
     if problem.lengths_on == "host" and not problem.leftpad:

@@ -44,7 +44,7 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
     const int kv_head = part.head_tile().kv_head;
     const int chunks = part.is_rest ? 0 : part.chunks;
     const int cache_row = BATCH_IDX ? __ldg(p.cache_batch_idx + part.sequence) : part.sequence;
-    if (!BULK && chunks > 0) rows.look_up(p, part, part.token);
+    if (!BULK && chunks > 0) rows.look_up(p, part, kv_head, part.token);
     for (int chunk = CLUSTER > 1 ? rank : 0; chunk < chunks; chunk += CLUSTER, stage.filled++) {
       const int token = part.token + chunk * CHUNK;
       if (!BULK) {
@@ -60,8 +60,7 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
         const int box = own_copy() / (i == 0 ? K_COLUMNS : V_COLUMNS);
         at[i] = token + box * BOX;
         const int page = at[i] / PAGE_OR_1;
-        if (box < boxes)
-          outer[i] = __ldg(p.block_table + (i64)part.sequence * p.stride_table + page);
+        if (box < boxes) outer[i] = __ldg(table_row(p, part.sequence, kv_head) + page);
         at[i] -= page * PAGE_OR_1;
       }
       copy_columns<K_COLUMNS>(&p.k_map, stage.k(shared), stage.barrier(shared, K_FULL),

@@ -66,7 +66,8 @@ struct Params {
   i64 stride_v_new_batch, stride_v_new_token, stride_v_new_head;
   int stride_q_token, stride_q_head, stride_k_token, stride_v_token;
   int stride_out_token, stride_out_head;
-  int kv_heads, stride_table;
+  // The table's are from sequence to sequence, and from KV head to KV head, 0 if these share rows.
+  int kv_heads, stride_table, stride_table_head;
   int window_left, window_right;
   int window_tokens;  // WINDOW_LEFT: maximum in LeanTiles, less the sequence's query tokens
   int tile_shift;     // log2 of a LeanTile's tokens; FIXED_RUNS: of the shortest run's
@@ -102,3 +103,8 @@ struct Params {
 
 static_assert(sizeof(Params) == PARAMS_BYTES,
               "Params differs from the one of kernels/lean/cuda_params.py");
+
+// Returns the row of the block table with the pages of a sequence's KV head.
+__device__ __forceinline__ const int *table_row(const Params &p, int sequence, int kv_head) {
+  return p.block_table + (i64)sequence * p.stride_table + (i64)kv_head * p.stride_table_head;
+}

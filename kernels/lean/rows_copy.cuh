@@ -19,9 +19,10 @@ struct RowCopies {
   }
 
   // Reads the page of a chunk, in flight while the previous chunk is copied.
-  __device__ __forceinline__ void look_up(const Params &p, const Position &part, int token) {
+  __device__ __forceinline__ void look_up(const Params &p, const Position &part, int kv_head,
+                                          int token) {
     if (PAGE == 0) return;
-    const int *row = p.block_table + (i64)part.sequence * p.stride_table;
+    const int *row = table_row(p, part.sequence, kv_head);
     page = __ldg(row + own_token(part, token) / PAGE_OR_1);
   }
 
@@ -54,7 +55,7 @@ struct RowCopies {
                         from * p.stride_k_token;
     const KvNumber *v = p.v + kv_head * p.stride_v_head + outer * p.stride_v_batch +
                         from * p.stride_v_token;
-    look_up(p, part, token + CHUNK);
+    look_up(p, part, kv_head, token + CHUNK);
     copy<K_COLUMNS>(stage.k(shared), stage.barrier(shared, K_FULL), stage.barrier(shared, K_EMPTY),
                     stage.parity(), k);
     copy<V_COLUMNS>(stage.v(shared), stage.barrier(shared, V_FULL), stage.barrier(shared, V_EMPTY),

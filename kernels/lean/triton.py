@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         "epoch",
         "replays",  # aligned to 4 bytes in a capture, to 16 in a plain call
         "stride_table",
+        "stride_table_head",
         "batch",
         "kv_heads",
         "context",
@@ -94,6 +95,7 @@ def lean_kernel(
     cache_seqlens,  # (batch,), int32; read when RAGGED
     block_table,  # see lean_tiles
     stride_table,
+    stride_table_head,
     context,
     batch,
     kv_heads,
@@ -200,6 +202,7 @@ def lean_kernel(
             v,
             block_table,
             stride_table,
+            stride_table_head,
             sequence64,
             kv_head,
             k_strides,
@@ -378,8 +381,8 @@ class TritonRelaunch:
 
     def __init__(self, inputs: AttentionInputs, config: LeanTritonConfig) -> None:
         (launch,) = launches(inputs, config)
-        self._lent, self._table_stride = launch.lent, launch.arguments[7]
-        self._sizes, self._options = launch.arguments[9:], launch.options
+        self._lent, self._table_strides = launch.lent, launch.arguments[7:9]
+        self._sizes, self._options = launch.arguments[10:], launch.options
         self._run = launch.function[(launch.grid,)]
         self.tile_tokens = config.tile_tokens
 
@@ -398,5 +401,5 @@ class TritonRelaunch:
         assert extras is None, "this kernel takes plain calls alone"
         tensors = (q, k_cache, v_cache, out, lse, cache_seqlens, block_table)
         self._run(
-            *self._lent(), *tensors, self._table_stride, context, *self._sizes, **self._options
+            *self._lent(), *tensors, *self._table_strides, context, *self._sizes, **self._options
         )

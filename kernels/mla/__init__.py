@@ -94,7 +94,7 @@ class LeanMla(Kernel[MlaConfig]):
         return _missing()
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> MlaConfig:
-        known = cuda_settings.known(problem.seen)
+        known = cuda_settings.known(problem)
         return self.default_configs(problem, gpu)(known.batch, known.max_context)
 
     def default_configs(

@@ -28,7 +28,7 @@ def attend(
     if inputs.softcap:
         scores = inputs.softcap * torch.tanh(scores / inputs.softcap)
     distance = distance_behind(len(q), len(k), q.device)
-    missing = tokens_without_page(inputs, sequence)
+    missing = tokens_without_page(inputs, sequence, kv_head)
     hidden = hidden_tokens(inputs, distance) | missing[len(missing) - len(k) :]
     # Those that no query token sees can be NaN, which weights of 0 do not remove.
     v = v.masked_fill(hidden.all(0)[:, None], 0.0)
@@ -177,7 +177,7 @@ def _page_scales(
     if inputs.cache_leftpad is not None:
         padding = int(inputs.cache_leftpad[sequence].clamp(0, tokens))
     places = torch.arange(padding, tokens, device=scales.device)
-    pages, _ = _places(inputs, sequence, places)
+    pages, _ = _places(inputs, sequence, kv_head, places)
     token_scales = scales[pages] if scales.dim() == 1 else scales[pages, kv_head]
     return token_scales.double()[:, None]
 
@@ -187,37 +187,43 @@ def in_cache(
 ) -> torch.Tensor:
     """Return one head of a sequence in token order, padding included, (tokens, head_dim)."""
     tokens = inputs.read_lengths()[sequence]
-    rows, offsets = _places(inputs, sequence, torch.arange(tokens, device=cache.device))
+    places = torch.arange(tokens, device=cache.device)
+    rows, offsets = _places(inputs, sequence, kv_head, places)
     return cache[rows, offsets, kv_head]
 
 
 def _places(
-    inputs: AttentionInputs, sequence: int, tokens: torch.Tensor
+    inputs: AttentionInputs, sequence: int, kv_head: int, tokens: torch.Tensor
 ) -> tuple[torch.Tensor | int, torch.Tensor]:
     """Return (row or page, position in it) of a sequence's tokens in the caches."""
     if inputs.block_table is not None:
-        pages = _pages_of(inputs, sequence, tokens)
+        pages = _pages_of(inputs, sequence, kv_head, tokens)
         return pages.clamp(0, inputs.k_cache.shape[0] - 1), tokens % inputs.k_cache.shape[1]
     if inputs.cache_batch_idx is not None:
         return int(inputs.cache_batch_idx[sequence]), tokens
     return sequence, tokens
 
 
-def _pages_of(inputs: AttentionInputs, sequence: int, tokens: torch.Tensor) -> torch.Tensor:
+def _pages_of(
+    inputs: AttentionInputs, sequence: int, kv_head: int, tokens: torch.Tensor
+) -> torch.Tensor:
     """Return the numbers of the pages of a sequence's tokens in the block table."""
     assert inputs.block_table is not None
     row = sequence
     if inputs.cache_batch_idx is not None:
         row = int(inputs.cache_batch_idx[sequence])
-    return inputs.block_table[row][tokens // inputs.k_cache.shape[1]].long()
+    pages = inputs.block_table[row]
+    if inputs.has_table_of_heads:
+        pages = pages[kv_head]
+    return pages[tokens // inputs.k_cache.shape[1]].long()
 
 
-def tokens_without_page(inputs: AttentionInputs, sequence: int) -> torch.Tensor:
+def tokens_without_page(inputs: AttentionInputs, sequence: int, kv_head: int) -> torch.Tensor:
     """Return a mask of a sequence's tokens, padding included: those the cache has no page of."""
     tokens = torch.arange(inputs.read_lengths()[sequence], device=inputs.q.device)
     if inputs.block_table is None:
         return torch.zeros_like(tokens, dtype=torch.bool)
-    pages = _pages_of(inputs, sequence, tokens)
+    pages = _pages_of(inputs, sequence, kv_head, tokens)
     return (pages < 0) | (pages >= inputs.k_cache.shape[0])
 
 
@@ -243,6 +249,6 @@ def _append(inputs: AttentionInputs, sequence: int, kv_head: int) -> None:
     k, v = keys_and_values(inputs, sequence, kv_head)
     tokens, first = inputs.read_lengths()[sequence], inputs.read_cached()[sequence]
     places = torch.arange(first, tokens, device=k.device)
-    rows, offsets = _places(inputs, sequence, places)
+    rows, offsets = _places(inputs, sequence, kv_head, places)
     for cache, numbers in ((inputs.k_cache, k), (inputs.v_cache, v)):
         cache[rows, offsets, kv_head] = numbers[len(numbers) - len(places) :].to(cache.dtype)

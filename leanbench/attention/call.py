@@ -51,8 +51,13 @@ class Call(NamedTuple):
     @property
     def capacity(self) -> int:
         """Maximum number of tokens of one sequence in the cache."""
-        pages = 1 if self.block_table is None else self.block_table.shape[1]
+        pages = 1 if self.block_table is None else self.block_table.shape[-1]
         return self.k_cache.shape[1] * pages
+
+    @property
+    def has_table_of_heads(self) -> bool:
+        """True if each KV head has its own pages."""
+        return self.block_table is not None and self.block_table.dim() == 3
 
     @property
     def context(self) -> int:
@@ -290,8 +295,8 @@ def effective_window(
         ) from None
     q_len = q.shape[1] if q.dim() == 4 else max_seqlen_q
     capacity = k_cache.shape[1] if k_cache.dim() == 4 else 0
-    if block_table is not None and block_table.dim() == 2:
-        capacity *= block_table.shape[1]
+    if block_table is not None and block_table.dim() in (2, 3):
+        capacity *= block_table.shape[-1]
     left = left if 0 <= left < capacity else -1
     # The first query token is q_len - 1 tokens before the last, before all tokens of a shorter
     # cache. A narrower side stays even if it hides nothing: it makes flash-attn rotate each query

@@ -52,7 +52,8 @@ def check_consistency(call: Call) -> None:
     if call.block_table is not None:
         # With `cache_batch_idx`, sequences pick their rows.
         batch = call.batch if call.all_extras.cache_batch_idx is None else None
-        check_pages(call.block_table, call.q, batch)
+        check_pages(call.block_table, call.q, batch, call.k_cache.shape[2])
+        _check_table_of_heads(call)
     if call.cache_seqlens is not None:
         check_numbers("cache_seqlens", call.cache_seqlens, call.q, (call.batch,))
     if call.softmax_scale is not None and not math.isfinite(call.softmax_scale):
@@ -222,32 +223,59 @@ def check_layouts(call: Call, **more: torch.Tensor | None) -> None:
             raise ValueError(f"{name} is {layout}: pass a dense tensor")
 
 
-def check_pages(block_table: torch.Tensor, q: torch.Tensor, batch: int | None) -> None:
+def check_pages(
+    block_table: torch.Tensor, q: torch.Tensor, batch: int | None, kv_heads: int | None = None
+) -> None:
     """Check the shape, dtype, strides and device of a block table.
 
     Args:
         batch: Number of rows; None: any.
+        kv_heads: KV heads that can have their own pages; None: none can.
 
     Raises:
         ValueError: The table is invalid.
     """
+    heads = block_table.shape[1:-1]
     if (
-        block_table.dim() != 2
+        block_table.dim() not in (2, 3)
+        or (heads and heads != (kv_heads,))
         or (batch is not None and block_table.shape[0] != batch)
         or 0 in block_table.shape
         or block_table.dtype != torch.int32
     ):
+        rows = "rows" if batch is None else batch
+        of_heads = "" if kv_heads is None else f" or ({rows}, {kv_heads} KV heads, pages of each)"
         raise ValueError(
             f"block_table is {tuple(block_table.shape)} {block_table.dtype}: expected"
-            f" ({'rows' if batch is None else batch}, pages of a sequence) torch.int32"
+            f" ({rows}, pages of a sequence){of_heads} torch.int32"
         )
-    row = block_table.stride(0) if block_table.shape[0] > 1 else 0
-    if row > MAX_STRIDE:
-        raise ValueError(
-            f"block_table steps by {row} numbers from row to row, the maximum is {MAX_STRIDE}:"
-            " pass a contiguous one"
-        )
+    for size, step in zip(block_table.shape[:-1], block_table.stride()[:-1], strict=True):
+        if size > 1 and step > MAX_STRIDE:
+            raise ValueError(
+                f"block_table steps by {step} numbers from row to row, the maximum is {MAX_STRIDE}:"
+                " pass a contiguous one"
+            )
     check_device("block_table", block_table, q)
+
+
+def _check_table_of_heads(call: Call) -> None:
+    """Raise NotImplementedError for extras that need positions, which chosen tokens do not have."""
+    extras = call.all_extras
+    refused = {
+        "window_size": max(extras.window_left, extras.window_right) >= 0,
+        "attention_chunk": extras.attention_chunk > 0,
+        "alibi_slopes": extras.alibi_slopes is not None,
+        "cache_leftpad": extras.cache_leftpad is not None,
+        "k and v": extras.k_new is not None or extras.v_new is not None,
+    }
+    names = ", ".join(name for name, is_given in refused.items() if is_given)
+    if names and call.block_table is not None and call.has_table_of_heads:
+        raise NotImplementedError(
+            f"lean_attn_with_kvcache does not support a block_table"
+            f" {tuple(call.block_table.shape)}, of each KV head, together with {names}: its tokens"
+            f" have no positions, leave {names} out, or pass a block_table (batch, pages of a"
+            " sequence)"
+        )
 
 
 def check_numbers(
@@ -589,10 +617,12 @@ def _check_page_numbers(call: Call, cached: list[int]) -> None:
     is_full = call.cache_seqlens is None and call.length is None
     for sequence, pages in enumerate(rows.tolist()):
         tokens = call.capacity if is_full else cached[sequence] + new[sequence]
-        for column, page in enumerate(pages[: -(-tokens // page_size)]):
-            if not least <= page < call.k_cache.shape[0]:
-                raise ValueError(
-                    f"block_table[{sequence}, {column}] is {page}: expected 0 to"
-                    f" {call.k_cache.shape[0] - 1}, the pages of the caches"
-                    + (", or -1 for none" if least else "")
-                )
+        for place, row in enumerate(pages if call.has_table_of_heads else [pages]):
+            for column, page in enumerate(row[: -(-tokens // page_size)]):
+                if not least <= page < call.k_cache.shape[0]:
+                    head = f"{place}, " if call.has_table_of_heads else ""
+                    raise ValueError(
+                        f"block_table[{sequence}, {head}{column}] is {page}: expected 0 to"
+                        f" {call.k_cache.shape[0] - 1}, the pages of the caches"
+                        + (", or -1 for none" if least else "")
+                    )

@@ -134,7 +134,12 @@ def lean_attn_with_kvcache(
             `block_table`, which may then have any number of rows.
         cache_leftpad: (batch,) int32: the first token of each sequence.
         block_table: (batch, pages of a sequence), int32, any row stride: the number of each page.
-            Entries past the end of a sequence are not read.
+            Entries past the end of a sequence are not read. Or (batch, kv_heads, pages): each KV
+            head attends to its own pages, such as blocks that it has chosen. `cache_seqlens` then
+            counts the chosen tokens of a sequence, the same of all its heads: all pages are full
+            but the last one listed. The query tokens are the last of them. Chosen tokens have no
+            positions: `window_size`, `attention_chunk`, `alibi_slopes`, `cache_leftpad` and `k`
+            with `v` are not supported.
         softmax_scale: Default head_dim ** -0.5, of `q` as passed; see `qv`.
         causal: True: the last query token sees the whole sequence, each earlier one a token less.
             Without any token the output is 0 and the LSE -inf. False: all see the whole sequence.

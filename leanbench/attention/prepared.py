@@ -11,7 +11,8 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, partial, reduce
+from operator import or_
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -451,7 +452,7 @@ def _family_key(call: Call, signature: tuple[Any, ...]) -> Hashable:
     places: Hashable = rows == batch
     if table is not None:
         places = _sizeless_table(table, batch, shape[1])
-        capacity *= table[0][1] if len(table[0]) == 2 else 0
+        capacity *= table[0][-1] if len(table[0]) in (2, 3) else 0
     if out is not None:
         out = out[0][1:], out[0][:1] == q_shape[:1], *out[1:]
     if extras is not None:
@@ -476,10 +477,12 @@ def _family_key(call: Call, signature: tuple[Any, ...]) -> Hashable:
 
 def _sizeless_table(form: tuple[Any, ...], batch: int, page_size: int) -> Hashable:
     """Return `_form` of a block table without sizes, see `_family_key`."""
-    (rows, columns), (row, step) = form[:2] if len(form[0]) == 2 else ((0, 0), (0, 0))
-    wide = columns | row if (columns | row) >> 31 else 0
+    shape, strides = form[:2] if len(form[0]) in (2, 3) else ((0, 0), (0, 0))
+    (rows, *heads, columns), (row, *head, step) = shape, strides
+    most = reduce(or_, head, columns | row)
+    wide = most if most >> 31 else 0
     return (
-        *(page_size, rows - batch, min(rows, 2), columns > 0, columns > 1),
+        *(page_size, rows - batch, min(rows, 2), *heads, columns > 0, columns > 1),
         *(step, row == 0, wide, *form[2:]),
     )
 

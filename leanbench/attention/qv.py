@@ -71,6 +71,7 @@ def _check(call: Call, qv: Any) -> None:
         "attention_chunk": extras.attention_chunk > 0,
         "cache_leftpad": extras.cache_leftpad is not None,
         "k and v": extras.k_new is not None or extras.v_new is not None,
+        "a block_table of each KV head": call.has_table_of_heads,
     }
     unsupported = [name for name, is_set in features.items() if is_set]
     reason = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from leanbench.check.grid import CheckCase, wild_case
-from leanbench.core.kinds import FP8_DTYPES, SAME
+from leanbench.core.kinds import FP8_DTYPES, NO_PAGE_SCALES, SAME
 from leanbench.core.lengths import Context, draw_context, traces
 from leanbench.core.problem import (
     DTYPES,
@@ -24,7 +24,7 @@ MOST_CASES = 100_000
 #: Cases that share compiled kernels and launch settings: compiling takes longer than running.
 _FAMILY, _KIND_FAMILY = 50, 20
 #: Of families that are not plain.
-_LATENT_SHARE = 0.06
+_LATENT_SHARE, _CHOSEN_SHARE = 0.06, 0.06
 _SHARPNESS = (0.1, 1.0, 1.0, 4.0, 12.0)
 #: Of a cache over its longest sequence.
 _ROOM = (None, None, "1.01x", "2x", "4x")
@@ -63,7 +63,9 @@ def fuzz_cases(count: int, seed: int, *, interpreted: bool = False) -> list[Chec
         # Equally many cases of both.
         is_plain = interpreted or draw.random() < _KIND_FAMILY / (_FAMILY + _KIND_FAMILY)
         is_latent = not is_plain and draw.random() < _LATENT_SHARE
+        is_chosen = not is_plain and not is_latent and draw.random() < _CHOSEN_SHARE
         draw_one = _draw_latent_family if is_latent else _draw_family
+        draw_one = _draw_chosen_family if is_chosen else draw_one
         family = _plain_family(draw) if is_plain else draw_one(draw)
         settings = draw.randrange(1 << 30)
         # The interpreter compiles nothing.
@@ -170,6 +172,19 @@ def _draw_family(draw: random.Random) -> _Family:
     return _Family(head_dim, dtype, group_size, q_len, page_size, kinds, fields)
 
 
+def _draw_chosen_family(draw: random.Random) -> _Family:
+    """Draw a family in which each KV head has chosen its own blocks, of a page each."""
+    head_dim = draw.choice((*HEAD_DIMS, *HEAD_DIMS, 8 * draw.randint(1, 32), 512))
+    page_size = draw.choice((*PAGE_SIZES, draw.randint(1, 600)))
+    kinds = frozenset({"select", draw.choice(("select", "select", "softcap"))})
+    fields: dict[str, Any] = {"sinks": draw.random() < 0.25}
+    if draw.random() < 0.25:
+        fields["kv_dtype"] = draw.choice(FP8_DTYPES)
+        fields["page_scales"] = draw.choice((NO_PAGE_SCALES, "page", "page-head"))
+    group_size, dtype = draw.choice(_GROUP_SIZES), draw.choice(DTYPES)
+    return _Family(head_dim, dtype, group_size, 1, page_size, kinds, fields)
+
+
 def _draw_latent_family(draw: random.Random) -> _Family:
     """Draw a family over a latent cache, with one KV head."""
     heads = draw.choice((1, 8, 16, 16, 24, 64, 96, 128, 128))
@@ -208,7 +223,9 @@ def _draw_member(draw: random.Random, family: _Family, plain: AttentionProblem) 
         lengths[draw.randrange(plain.batch)] = family.q_len
         values["q_lens"] = tuple(lengths)
     if "select" in family.kinds:
-        values["select"] = round(plain.max_context ** draw.random())
+        most = plain.max_context if "latent" in values else max(plain.page_counts)
+        number = round(most ** draw.random())
+        values["select"] = number if "latent" in values else f"{number}x{family.page_size}"
         values["capacity"] = None
     if "append" in family.kinds:
         values["append"] = draw.randint(1, _MOST_APPENDED)

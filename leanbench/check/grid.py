@@ -100,6 +100,10 @@ _PAGED: tuple[dict[str, Any], ...] = (
         "softcap": 20.0,
     },
     {"kv_dtype": "e4m3", "page_scales": "page", "page_size": 128, "q_len": 64},
+    {"select": "4x16"},
+    {"select": "2x128", "sinks": True},
+    {"select": "40x3", "softcap": 20.0},
+    {"select": "5x64", "kv_dtype": "e4m3", "page_scales": "page-head"},
 )
 _KIND_CONTEXTS = (700, (129, 700, 45))
 #: Query heads, query tokens and what else differs of latent problems: rows of part of a CTA, of a
@@ -331,9 +335,10 @@ def _kind_problems() -> Iterator[AttentionProblem]:
         plain = replace(plain, dtype=DTYPES[number % 2], kv_layout=KV_LAYOUTS[number // 2 % 2])
         problem = replace(plain, **kinds)
         yield problem
-        on_device = replace(problem, lengths_on="device", capacity="2x")
+        capacity = None if problem.select else "2x"
+        on_device = replace(problem, lengths_on="device", capacity=capacity)
         yield on_device
-        if not problem.batch_idx and "page_size" not in kinds:
+        if not problem.batch_idx and problem.page_size is None:
             yield replace(on_device, page_size=(16, 64, 1)[number % 3])
 
 

@@ -20,7 +20,8 @@ def poison_unused(inputs: AttentionInputs) -> AttentionInputs:
 
     These are tokens past the end of a sequence, its padding, tokens before the windows of all query
     tokens, places of appended tokens, and scales of empty sequences. With pages, block tables
-    continue with a page of NaN past the end of each sequence.
+    continue with a page of NaN past the end of each sequence, and a KV head with pages of its own
+    uses no other head's.
     """
     inputs = replace(inputs, **_scales(inputs))
     if inputs.block_table is not None:
@@ -28,7 +29,7 @@ def poison_unused(inputs: AttentionInputs) -> AttentionInputs:
     rows = range(inputs.batch)
     if inputs.cache_batch_idx is not None:
         rows = inputs.cache_batch_idx.tolist()
-    used = torch.zeros(inputs.k_cache.shape[:2], dtype=torch.bool, device=inputs.q.device)
+    used = torch.zeros((*inputs.k_cache.shape[:2], 1), dtype=torch.bool, device=inputs.q.device)
     for row, tokens in zip(rows, _used(inputs), strict=True):
         used[row, tokens] = True
     return replace(
@@ -63,26 +64,30 @@ def _used(inputs: AttentionInputs) -> list[torch.Tensor]:
 
 
 def _poisoned(cache: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
-    """Write NaN to unused tokens."""
+    """Write NaN to unused tokens; `used` is (rows, tokens, KV heads, or 1 for all heads)."""
     nan = torch.tensor(math.nan, device=cache.device).to(cache.dtype)
     if cache.element_size() == 1:
         # No fp8 tensor can be filled under a mask.
-        cache.view(torch.uint8).masked_fill_(~used[:, :, None, None], nan.view(torch.uint8))
+        cache.view(torch.uint8).masked_fill_(~used[..., None], nan.view(torch.uint8))
     else:
-        cache.masked_fill_(~used[:, :, None, None], nan)
+        cache.masked_fill_(~used[..., None], nan)
     return cache
 
 
 def _poison_pages(inputs: AttentionInputs, block_table: torch.Tensor) -> AttentionInputs:
     pages, page_size = inputs.k_cache.shape[:2]
     table = block_table.clone()
-    used = torch.zeros(pages + 1, page_size, dtype=torch.bool, device=inputs.q.device)
+    # Of each KV head, or of all together.
+    rows = table if inputs.has_table_of_heads else table[:, None]
+    shape = (pages + 1, page_size, rows.shape[1])
+    used = torch.zeros(shape, dtype=torch.bool, device=inputs.q.device)
     lengths = inputs.read_lengths()
-    for sequence, tokens in enumerate(_used(inputs)):
-        tokens = tokens[~tokens_without_page(inputs, sequence)[tokens]]
-        used[table[sequence][tokens // page_size].long(), tokens % page_size] = True
-        # Those of tokens that are appended are the sequence's own.
-        table[sequence, -(-lengths[sequence] // page_size) :] = pages
+    for sequence, seen in enumerate(_used(inputs)):
+        for head, row in enumerate(rows[sequence]):
+            tokens = seen[~tokens_without_page(inputs, sequence, head)[seen]]
+            used[row[tokens // page_size].long(), tokens % page_size, head] = True
+            # Those of tokens that are appended are the sequence's own.
+            row[-(-lengths[sequence] // page_size) :] = pages
     k_cache = _poisoned(_with_page(inputs.k_cache), used)
     v_cache = _poisoned(_with_page(inputs.v_cache), used)
     page_scales = {

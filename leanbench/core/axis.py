@@ -190,6 +190,54 @@ class Capacity(Values):
         return super().reads(text) or text.lower() == "exact"
 
 
+_BLOCKS = re.compile(r"([1-9]\d{0,9})x([1-9]\d{0,9})", re.ASCII)
+
+
+class Chosen(Values):
+    """Tokens that a sequence sees of its context: their number; blocks of each KV head, as
+    ``16x128``; or None for all.
+    """
+
+    or_none = "all tokens"
+    json_type = int
+    kind = "number of tokens, or blocks such as 16x128"
+    _SYNTAX = (
+        "a number of tokens such as 2048, blocks for each KV head such as 16x128 (16 of 128"
+        " tokens), or none for all tokens"
+    )
+
+    def parse(self, name: str, text: str) -> tuple[int | str | None, ...]:
+        return syntax.parse_list(name, text, lambda item: self._parse_item(name, item.lower()))
+
+    def _parse_item(self, name: str, item: str) -> list[int | str | None]:
+        if item == "none":
+            return [None]
+        if "x" in item and ":" not in item:
+            self.check(name, item)
+            return [item]
+        return [*syntax.numbers_of(name, item, self._SYNTAX)]
+
+    def check(self, name: str, value: int | str | None) -> None:
+        fix, tokens = f"write {self._SYNTAX}", value
+        if isinstance(value, str):
+            blocks = _BLOCKS.fullmatch(value)
+            if blocks is None:
+                raise InvalidValue(name, value, Reason.SYNTAX, fix)
+            tokens = int(blocks[1]) * int(blocks[2])
+        if not isinstance(tokens, int):
+            return
+        if tokens < 1:
+            raise InvalidValue(name, value, Reason.BELOW_MINIMUM, fix, 1)
+        if tokens > syntax.MAX_NUMBER:
+            raise InvalidValue(name, value, Reason.ABOVE_MAXIMUM, fix, syntax.MAX_NUMBER)
+
+    def to_json(self, value: int | str | None) -> int | str | None:
+        return value
+
+    def from_json(self, name: str, value: Any) -> Any:
+        return value if isinstance(value, str) else super().from_json(name, value)
+
+
 def resolve_capacity(value: int | str | None, longest: int) -> int | None:
     """Convert a capacity to tokens; None if it equals the longest sequence.
 

@@ -61,7 +61,8 @@ class AttentionInputs:
     #: tokens).
     lse: torch.Tensor
     #: (batch, pages of the capacity), int32, contiguous, on the device: page of the caches for each
-    #: page of a sequence; any page past its end. None for a contiguous cache.
+    #: page of a sequence; any page past its end. (batch, kv_heads, pages): of each KV head its own.
+    #: None for a contiguous cache.
     block_table: torch.Tensor | None = None
     #: A query sees the tokens j <= p; False: all tokens.
     causal: bool = True
@@ -144,6 +145,11 @@ class AttentionInputs:
         return None if self.block_table is None else self.k_cache.shape[1]
 
     @property
+    def has_table_of_heads(self) -> bool:
+        """True if each KV head has its own pages."""
+        return self.block_table is not None and self.block_table.dim() == 3
+
+    @property
     def head_dim(self) -> int:
         return self.q.shape[-1]
 
@@ -174,7 +180,7 @@ class AttentionInputs:
     @property
     def capacity(self) -> int:
         """Tokens that the caches have room for in each sequence."""
-        pages = 1 if self.block_table is None else self.block_table.shape[1]
+        pages = 1 if self.block_table is None else self.block_table.shape[-1]
         return self.k_cache.shape[1] * pages
 
     def read_lengths(self) -> tuple[int, ...]:
@@ -261,8 +267,9 @@ def deal_pages(
 ) -> torch.Tensor | None:
     """Return a block table that gives each page of `cache_shape` to one sequence, in random order.
 
-    Entries past a sequence's end are 0. With `select`, the others are no more than that. A
-    contiguous cache has no table: None.
+    Entries past a sequence's end are 0. With `select`, the others are no more than that; blocks of
+    KV heads are each head's own, and all full but the last one. A contiguous cache has no table:
+    None.
     """
     import torch
 
@@ -271,10 +278,18 @@ def deal_pages(
     pages = torch.randperm(
         sum(problem.page_counts), generator=generator, device=device, dtype=torch.int32
     )
-    columns = problem.seen.cache_capacity // problem.page_size
-    table = torch.zeros(problem.batch, columns, dtype=torch.int32, device=device)
-    for row, used in zip(table, pages.split(problem.page_counts), strict=True):
-        row[: len(used)] = used[:columns]
+    columns, choice = problem.seen.cache_capacity // problem.page_size, problem.choice
+    of_heads = (problem.kv_heads,) if choice is not None and choice.by_head else ()
+    table = torch.zeros(problem.batch, *of_heads, columns, dtype=torch.int32, device=device)
+    owned = zip(table, pages.split(problem.page_counts), problem.contexts, strict=True)
+    for rows, used, context in owned:
+        for row in rows.unbind() if of_heads else ():
+            full, rest = used.tensor_split([context // problem.page_size])
+            order = torch.randperm(len(full), generator=generator, device=device)
+            listed = torch.cat([full[order], rest])[:columns]
+            row[: len(listed)] = listed
+        if not of_heads:
+            rows[: len(used)] = used[:columns]
     return table
 
 

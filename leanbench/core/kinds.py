@@ -5,7 +5,9 @@ They are fields of AttentionProblem; `leanbench.core.inputs` draws their tensors
 
 from __future__ import annotations
 
-from leanbench.core.axis import Decimals, Switch, Whole, Words, axis
+from typing import NamedTuple
+
+from leanbench.core.axis import Chosen, Decimals, Switch, Whole, Words, axis
 from leanbench.core.lengths import QueryLengths
 
 FP8_DTYPES = ("e4m3", "e5m2")
@@ -23,6 +25,28 @@ def most_behind(window_left: int, attention_chunk: int) -> int:
     if not attention_chunk:
         return window_left
     return attention_chunk - 1 if window_left < 0 else min(window_left, attention_chunk - 1)
+
+
+class Choice(NamedTuple):
+    """Blocks of tokens that a sequence sees of its context."""
+
+    blocks: int
+    #: Tokens of a block, the page size of the call.
+    block_tokens: int
+    #: True if each KV head has blocks of its own.
+    by_head: bool
+
+    @classmethod
+    def of(cls, select: int | str) -> Choice:
+        """Return the choice of a value of `SELECT`."""
+        if isinstance(select, int):
+            return cls(select, 1, False)
+        blocks, tokens = map(int, select.split("x"))
+        return cls(blocks, tokens, True)
+
+    @property
+    def tokens(self) -> int:
+        return self.blocks * self.block_tokens
 
 
 CAUSAL = axis(
@@ -165,11 +189,12 @@ PAGE_SCALES = axis(
     refusal="takes no scales of pages",
 )
 SELECT = axis(
-    Whole(or_none="all tokens", syntax="a number of tokens such as 2048, or none for all tokens"),
+    Chosen(),
     "sel",
     default=None,
     help="Tokens of the context that a sequence sees, chosen anywhere (DeepSeek V3.2): none,2048;"
-    " their numbers are a table of pages of one token.",
+    " their numbers are a table of pages of one token. 16x128: 16 blocks of 128 tokens for each KV"
+    " head (MiniMax M3), a table of pages of each head.",
     label="chosen tokens",
     phrase="{} chosen tokens",
     refusal="takes no choice of tokens",

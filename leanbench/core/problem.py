@@ -176,8 +176,8 @@ class AttentionProblem:
     )
     #: fp8 pages have `k_page_descale` and `v_page_descale`, in addition to those of `scaled`.
     page_scales: str = kinds.PAGE_SCALES
-    #: Tokens that each sequence sees, of those in its cache; None for all. See `seen`.
-    select: int | None = kinds.SELECT
+    #: Tokens that each sequence sees, of those in its cache; None for all. See `choice`, `seen`.
+    select: int | str | None = kinds.SELECT
     #: See leanbench.core.row_scales; there are no other scales.
     row_scales: bool = kinds.ROW_SCALES
 
@@ -213,8 +213,8 @@ class AttentionProblem:
         same: dict[str, Any] = {"capacity": resolve_capacity(self.capacity, self.max_context)}
         if self.is_ragged or self.whole_model is not None:
             same["lengths_on"] = "device"
-        if self.select is not None and self.page_size is None:
-            same["page_size"] = 1
+        if self.choice is not None and self.page_size is None:
+            same["page_size"] = self.choice.block_tokens
         if self.q_lens is not None:
             same["q_len"] = max(self.q_lens)
         if self.q_lens is None and self.q_len == 1:
@@ -274,20 +274,22 @@ class AttentionProblem:
             raise InvalidValue("page_scales", self.page_scales, Reason.NEEDS, fix, "fp8 pages")
         if self.whole_model is not None:
             self._check_whole_model(self.whole_model)
-        if self.select is not None:
-            self._check_choice(self.select)
+        if self.choice is not None:
+            self._check_choice(self.choice)
         if self.row_scales:
             self._check_row_scales()
 
-    def _check_choice(self, select: int) -> None:
+    def _check_choice(self, choice: kinds.Choice) -> None:
         """Check that chosen tokens have no order, and all query tokens one choice."""
         refused = _ORDERED & self.special.keys()
-        if self.page_size != 1:
+        if self.page_size != choice.block_tokens:
             refused.add("page_size")
         if self.q_len > 1:
             refused.add("q_len")
+        if self.latent and choice.by_head:
+            refused.add("latent")
         for name in sorted(refused):
-            fix, limit = f"leave {name} out, or select", f"select {select}"
+            fix, limit = f"leave {name} out, or select", f"select {self.select}"
             raise InvalidValue(name, self.special.get(name), Reason.CONFLICT, fix, limit)
 
     def _check_whole_model(self, text: str) -> None:
@@ -405,16 +407,21 @@ class AttentionProblem:
         return tokens if self.page_size is None else -(-tokens // self.page_size) * self.page_size
 
     @property
+    def choice(self) -> kinds.Choice | None:
+        """Blocks that each sequence sees; None for the whole context."""
+        return None if self.select is None else kinds.Choice.of(self.select)
+
+    @property
     def seen(self) -> AttentionProblem:
         """Problem of a cache with nothing but the chosen tokens: what a call of `select` is.
 
         Its table has room for as many tokens as are chosen, whatever the shortest context.
         """
-        if self.select is None:
+        if self.choice is None:
             return self
         lengths = self.visible_lengths
         context = lengths if self.is_ragged else lengths[0]
-        return replace(self, context=context, capacity=self.select, select=None)
+        return replace(self, context=context, capacity=self.choice.tokens, select=None)
 
     @property
     def known_to_host(self) -> AttentionProblem:
@@ -472,8 +479,9 @@ class AttentionProblem:
     @property
     def visible_lengths(self) -> tuple[int, ...]:
         """Tokens of each sequence that any query token sees."""
-        if self.select is not None:
-            return tuple(min(context, self.select) for context in self.contexts)
+        if self.choice is not None:
+            most = self.choice.tokens
+            return tuple(min(context, most) for context in self.contexts)
         if not self.leftpad and self.most_behind < 0:
             return self.contexts
         lengths = tuple(
@@ -574,7 +582,11 @@ class AttentionProblem:
         """Return True for an axis whose value is derived from other fields."""
         return (name == "lengths_on" and (self.is_ragged or self.whole_model is not None)) or (
             (name == "q_len" and self.q_lens is not None)
-            or (name == "page_size" and self.select is not None and self.page_size == 1)
+            or (
+                name == "page_size"
+                and self.choice is not None
+                and self.page_size == self.choice.block_tokens
+            )
         )
 
     @property

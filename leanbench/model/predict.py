@@ -105,6 +105,8 @@ def _predicted(
         if (reason := unknown_exchange(problem, kernel)) is not None:
             return _unsupported(reason)
         return _shared(problem, kernel, configs, spec)
+    # A call of chosen tokens is one of a cache of them.
+    whole, problem = problem, problem.seen
     if unknown := [name for name in problem.special if name not in AXES]:
         # A latent cache needs its further axes: only a GPU helps.
         name = "latent caches" if problem.latent else unknown[0]
@@ -117,7 +119,7 @@ def _predicted(
             f"the performance model does not know how long the arithmetic of {problem.q_len} query"
             f" tokens takes: choose q_len up to {MAX_Q_LEN}"
         )
-    if (reason := shortage_on(problem, spec)) is not None:
+    if (reason := shortage_on(whole, spec)) is not None:
         return Outcome(status="out_of_memory", reason=reason)
     choice = lookup.resolve(kernel, problem, spec, configs)
     candidates = _candidates(problem, kernel, spec, choice.config, configs == "best")

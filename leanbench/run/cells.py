@@ -15,6 +15,7 @@ from typing import Any
 from leanbench.core.axes import AXES
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import InvalidValue, Reason, UserError
+from leanbench.core.kinds import Choice
 from leanbench.core.lengths import Context, as_context, draw_context, is_explicit, read_lengths
 from leanbench.core.llm.layers import Layer
 from leanbench.core.llm.model import by_layer, read_model
@@ -116,10 +117,12 @@ class Grid:
 
 def _is_choice(layer: Layer, fields: Mapping[str, Any]) -> bool:
     """Return True if a layer's selection is the axis `select`: of single tokens of a latent cache,
-    unless other axes are given that exclude it.
+    or of blocks for each KV head of another, unless other axes are given that exclude it.
     """
+    if layer.select is None:
+        return False
     free = all(fields[name] == AXES[name].default for name in ("page_size", "capacity", "q_len"))
-    return layer.selected is not None and dict(layer.kinds).get("latent", False) and free
+    return free and dict(layer.kinds).get("latent", False) != Choice.of(layer.select).by_head
 
 
 def _selected(layer: Layer, fields: Mapping[str, Any], context: Context) -> Context:
@@ -132,13 +135,15 @@ def _selected(layer: Layer, fields: Mapping[str, Any], context: Context) -> Cont
 
 
 def _kinds_of(layer: Layer, fields: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """Return a model's kinds that the grid does not set. Windows and chunks that hide no token are
-    left out.
+    """Return a model's kinds that the grid does not set. Windows, chunks and blocks that hide no
+    token are left out.
     """
     longest = context if isinstance(context, int) else max(context)
     kinds = {name: value for name, value in layer.kinds if fields[name] == AXES[name].default}
     if _is_choice(layer, fields) and fields["select"] is None:
-        kinds["select"] = layer.selected
+        kinds["select"] = layer.select
+    if isinstance(layer.select, str) and (layer.selected or 0) >= longest:
+        kinds.pop("select", None)
     if kinds.get("window_left", -1) + 1 >= longest:
         del kinds["window_left"]
     if kinds.get("attention_chunk", 0) >= longest:

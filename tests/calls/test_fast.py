@@ -68,6 +68,7 @@ ALL_KINDS: dict[str, Arguments] = {
     "an output": {"without_lse": True, "out": True},
     "an output and the LSE": {"out": True},
     "pages": PAGES,
+    "blocks of KV heads": {"q_len": 1, "context": (40, 17), "select": "2x16"},
     **KINDS,
 }
 

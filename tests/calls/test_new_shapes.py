@@ -32,6 +32,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "many query tokens": {"q_len": 40},
     "a pair of heads": {"head_dim": 80},
     "wide": {"head_dim": 256},
+    "blocks of KV heads": {"select": "2x16"},
     "latent": LATENT,
     "latent in fp8": {**LATENT, "kv_dtype": "e4m3"},
     **{kind: {k: v for k, v in axes.items() if k != "context"} for kind, axes in KINDS.items()},
@@ -64,8 +65,11 @@ def drawn(axes: dict[str, Any], draw: random.Random) -> AttentionInputs:
         fixed["lengths_on"] = "device"
     if axes.get("q_lens"):
         fixed["q_lens"] = (*(draw.randint(1, 4) for _ in range(batch - 1)), 4)
+    if "select" in axes:
+        fixed["select"] = f"{draw.randint(1, 30)}x16"
+    else:
+        fixed["capacity"] = context + draw.randint(0, 300)
     problem = AttentionProblem(batch=batch, context=context, **fixed)
-    problem = replace(problem, capacity=context + draw.randint(0, 300))
     inputs = make_inputs(problem, "cpu", seed=1)
     if inputs.rotary_cos is not None:
         tables = inputs.q.new_ones(1200, problem.rotary_dim // 2)
@@ -210,7 +214,7 @@ def test_a_known_family_is_checked_as_strictly(wrong, kind, lengths_on, driver):
                 compare(driver, launches, inputs, wrong(inputs))
 
 
-@pytest.mark.parametrize("kind", ["appended to pages", "scales of pages"])
+@pytest.mark.parametrize("kind", ["appended to pages", "scales of pages", "blocks of KV heads"])
 def test_pages_are_checked_as_strictly(kind, driver):
     launches, draw = PreparedLaunches(), random.Random(2)
     with torch.no_grad():
@@ -218,15 +222,18 @@ def test_pages_are_checked_as_strictly(kind, driver):
             inputs = drawn(CALLS[kind], draw)
             table, pages = inputs.block_table, inputs.k_cache.shape[0]
             assert table is not None
-            wide = table.new_zeros(table.shape[0], 2 * table.shape[1])
+            columns = table.shape[-1]
+            wide = table.new_zeros(*table.shape[:-1], 2 * columns)
             scales = torch.ones(pages - 1)
             for changed in (
                 None,
                 {"block_table": table[:-1]},
-                {"block_table": table[:, :0]},
+                {"block_table": table[..., :0]},
+                {"block_table": table[:, None, :]},
+                {"block_table": table[:, 0]},
                 {"block_table": table[:1].expand(table.shape)},
-                {"block_table": wide[:, ::2]},
-                {"block_table": wide[:, : table.shape[1]]},
+                {"block_table": wide[..., ::2]},
+                {"block_table": wide[..., :columns]},
                 {"block_table": table.long()},
                 {"k_cache": inputs.k_cache[:-1]},
                 {"k_page_descale": scales, "v_page_descale": scales},

@@ -44,6 +44,7 @@ def test_numbers(text, values):
         ("causal", "yes,NONCAUSAL", (True, False)),
         ("sinks", "no,sinks,no-sinks", (False, True)),
         ("capacity", "exact,4x,1X,32k,1.5x", (None, "4x", 32768, "1.5x")),
+        ("select", "none,2k,16X128,512:2k:x2", (None, 2048, "16x128", 512, 1024)),
     ],
 )
 def test_values_of_other_axes(axis, text, values):
@@ -142,6 +143,12 @@ REJECTED = [
     ("rotary_dim", "24", 24, Reason.NOT_A_MULTIPLE, 16),
     ("capacity", "0", "0", Reason.BELOW_MINIMUM, 1),
     ("capacity", "0.9x", "0.9x", Reason.BELOW_MINIMUM, 1),
+    ("select", "0", "0", Reason.BELOW_MINIMUM, 1),
+    ("select", "65536x65536", "65536x65536", Reason.ABOVE_MAXIMUM, 2**31 - 1),
+    *(
+        ("select", text, text, Reason.SYNTAX, None)
+        for text in ("16x", "x128", "0x128", "16x0", "-2x3", "2kx16", "2x3x4", "٣x٣")
+    ),
     *(
         ("capacity", text, text, Reason.SYNTAX, None)
         for text in ("-4x", "x", "4xx", "none", "nan", "1e3x", "٣x")

@@ -47,6 +47,23 @@ def test_chosen_tokens_are_any_of_their_sequence():
     assert max(chosen) > 87
 
 
+def test_chosen_blocks_are_each_heads_own():
+    problem = AttentionProblem(3, 4, 2, (7, 300, 70), 64, select="4x16")
+    inputs: Any = make_inputs(problem, "cpu", seed=1)
+    assert inputs.k_cache.shape == (1 + 19 + 5, 16, 2, 64)
+    assert (inputs.context, inputs.cache_seqlens.tolist()) == (64, [7, 64, 64])
+    assert inputs.block_table.shape == (3, 2, 4)
+    short, long, middle = inputs.block_table
+    assert short[:, 0].unique().numel() == 1
+    assert not long[0].equal(long[1])
+    for row in (*long, *middle):
+        assert row.unique().numel() == 4
+    # The fifth page of 70 tokens has 6: no head chooses it.
+    assert middle[0].sort().values.equal(middle[1].sort().values)
+    whole: Any = make_inputs(replace(problem, select="5x16"), "cpu", seed=1)
+    assert whole.block_table[2, 0, 4] == whole.block_table[2, 1, 4]
+
+
 def test_rows_with_scales_inside():
     problem = AttentionProblem(2, 4, 1, 100, 576, "bf16", v_head_dim=512, latent=True)
     problem = replace(problem, kv_dtype="e4m3", select=30, row_scales=True)

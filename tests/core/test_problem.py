@@ -69,6 +69,7 @@ ROW_SCALES = {
         (LATENT, 50 * TOKEN, 50 * TOKEN, 50 * TOKEN + 16 * 196),
         (ROW_SCALES, 200 * 164, 200 * 164, 200 * 164 + 16 * 548),
         ({"select": 30}, 60 * TOKEN, 200 * TOKEN, 60 * TOKEN + 16 * 260),
+        ({"select": "3x10"}, 60 * TOKEN, 200 * TOKEN, 60 * TOKEN + 16 * 260),
         ({"select": 101}, 200 * TOKEN, 200 * TOKEN, 200 * TOKEN + 16 * 260),
     ],
 )
@@ -87,6 +88,8 @@ def test_a_call_of_chosen_tokens_is_one_of_a_cache_of_them():
     short = replace(PLAIN, select=128)
     assert short.seen == replace(PLAIN, page_size=1, capacity=128)
     assert short.known_to_host == replace(PLAIN, page_size=1)
+    blocks = replace(PLAIN, select="3x10")
+    assert blocks.seen == replace(PLAIN, context=30, page_size=10)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,7 @@ def test_a_call_of_chosen_tokens_is_one_of_a_cache_of_them():
         ({"rotary_interleaved": True}, {}),
         ({"q_lens": (3, 1), "q_len": 7}, {"q_lens": (3, 1)}),
         ({"select": 9, "page_size": 1}, {"select": 9}),
+        ({"select": "2x16", "page_size": 16}, {"select": "2x16"}),
     ],
 )
 def test_a_kind_is_written_in_one_way(kinds, same):
@@ -251,6 +255,8 @@ INVALID = [
         ({"select": 9, name: value}, name, Reason.CONFLICT, "select 9")
         for name, value in (("page_size", 64), ("q_len", 2), ("capacity", 200), ("window_left", 5))
     ),
+    ({"select": "2x16", "page_size": 32}, "page_size", Reason.CONFLICT, "select 2x16"),
+    ({"select": "2x16", "latent": True, "kv_heads": 1}, "latent", Reason.CONFLICT, "select 2x16"),
     (ROW_SCALES | {"latent": False}, "row_scales", Reason.NEEDS, "latent True"),
     (ROW_SCALES | {"kv_dtype": "e5m2"}, "row_scales", Reason.NEEDS, "kv_dtype e4m3"),
     (ROW_SCALES | {"page_size": None}, "row_scales", Reason.NEEDS, "a table of pages"),

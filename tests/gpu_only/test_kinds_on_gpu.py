@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 import torch
 from every_kind import KINDS, PLAIN, called
+from leanbench.kernels.launch import spec_of
+from leanbench.kernels.lean.cuda_settings import cuda_config
 
+from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
+from leanbench.core import registry
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 
@@ -64,6 +68,61 @@ def redraw(inputs: AttentionInputs, seed: int) -> None:
         first = draw.randint(tokens - most, most)
         starts = [0, first, tokens]
         inputs.cu_seqlens_q.copy_(torch.tensor(starts))
+
+
+#: Blocks of each KV head, in sequences longer and shorter than all of them.
+CHOSEN = AttentionProblem(3, 32, 4, (5000, 100, 2048), 128, "bf16", select="16x128")
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {},
+        {"kv_layout": "NHD", "head_dim": 80, "kv_heads": 8, "sinks": True},
+        {"kv_dtype": "e4m3", "page_scales": "page-head"},
+        {"page_size": 3, "select": "200x3"},
+    ],
+    ids=["plain", "token-major", "fp8", "odd pages"],
+)
+@pytest.mark.parametrize("kernel", ["lean", "lean_triton", "fa2_cuda", "fixed_split_cuda"])
+def test_blocks_of_each_kv_head(axes, kernel):
+    problem = replace(CHOSEN, lengths_on="device", **{"page_size": 128, **axes})
+    subject, gpu = registry.kernel(kernel), spec_of(torch.device("cuda"))
+    if (reason := subject.unsupported_reason(problem)) is not None:
+        pytest.skip(reason)
+    inputs = poison_unused(make_inputs(problem, "cuda"))
+    assert_right(inputs, lambda inputs: launched(subject, inputs, problem, gpu))
+    if kernel == "lean":
+        assert_right(inputs, called_by_default)
+
+
+@pytest.mark.parametrize("copy", ["bulk", "async"])
+def test_blocks_of_each_kv_head_in_many_rows(copy):
+    inputs = poison_unused(make_inputs(replace(CHOSEN, q_heads=256), "cuda"))
+    config = cuda_config(128, 4, 2, 1, 1, 64, copy, 1, False)
+    assert_right(inputs, lambda inputs: called(inputs, config=config))
+
+
+def test_blocks_that_change_between_replays():
+    inputs = make_inputs(replace(CHOSEN, lengths_on="device"), "cuda")
+    lengths = inputs.cache_seqlens
+    assert inputs.block_table is not None
+    assert lengths is not None
+    called_by_default(inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = called_by_default(inputs)
+    for _ in range(3):
+        inputs.block_table.random_(inputs.k_cache.shape[0])
+        lengths.random_(0, 2049)
+        graph.replay()
+        assert_right(inputs, lambda _: (out, lse))
+
+
+def launched(subject: Any, inputs: AttentionInputs, problem: AttentionProblem, gpu: Any) -> Any:
+    """Launch a kernel with its default settings."""
+    subject.prepare(inputs, subject.default_config(problem.known_to_host, gpu))()
+    return inputs.out, inputs.lse
 
 
 def whole_pages(inputs: AttentionInputs) -> AttentionInputs:

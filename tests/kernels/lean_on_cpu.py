@@ -126,9 +126,21 @@ def with_cut_table(inputs: AttentionInputs) -> AttentionInputs:
     table = inputs.block_table
     if table is None:
         return inputs
-    wider = table.new_full((table.shape[0], table.shape[1] + 3), 1 << 30)
-    wider[:, : table.shape[1]] = table
-    return replace(inputs, block_table=wider[:, : table.shape[1]])
+    pages = table.shape[-1]
+    wider = table.new_full((*table.shape[:-1], pages + 3), 1 << 30)
+    wider[..., :pages] = table
+    return replace(inputs, block_table=wider[..., :pages])
+
+
+def with_queries(inputs: AttentionInputs, q_len: int) -> AttentionInputs:
+    """Return the call with other query tokens, and causal."""
+    batch, _, heads, head_dim = inputs.q.shape
+    generator = torch.Generator().manual_seed(q_len)
+    q = inputs.q.new_empty(batch, q_len, heads, head_dim).normal_(generator=generator)
+    out = inputs.out.new_full((*q.shape[:-1], inputs.value_dim), torch.nan)
+    return replace(
+        inputs, q=6 * q, out=out, lse=out.new_full((batch, heads, q_len), torch.nan).float()
+    )
 
 
 class Workspace:

@@ -21,6 +21,7 @@ from lean_on_cpu import (
     on_device,
     settings,
     with_cut_table,
+    with_queries,
 )
 from leanbench.kernels.fa2.configs import Fa2CudaConfig
 from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
@@ -82,6 +83,8 @@ PAGED_WINDOWS = replace(
     leftpad=True,
 )
 SHORT_AND_LONG = on_device((20, 700, 5, 1, 32, 33, 400), "8/2", 64, 768, sinks=True)
+#: Blocks of each KV head: a sequence with all of its own, one with a block's part.
+CHOSEN = replace(ONE_LONG, capacity=None, page_size=32, select="10x32")
 #: settings takes chunk, warps, stages, CTAs per SM, cluster, rows, copy.
 BULK = settings(32, 4, 2, 1, 1, 8, "bulk")
 BULK_OF_2 = settings(32, 2, 2, 1, 1, 8, "bulk")
@@ -140,6 +143,10 @@ CASES = {
         settings(64, 2, 2, 1, 2, 16, "bulk"),
         (replace(PAGED, page_size=48), 8),
         (replace(PAGED, page_size=48), 22),
+    ),
+    # Output tiles of one sequence with other pages; boxes of a chunk, and of half a chunk.
+    "blocks of KV heads": case(
+        BULK, (CHOSEN, 7), (replace(CHOSEN, page_size=16, select="9x16"), 12)
     ),
     # The last matrix instruction along head_dim is half zeros.
     "head_dim 72": case(
@@ -207,6 +214,29 @@ CASES = {
     ),
 }
 DEEP_CASES = {
+    # Rows of two KV heads that are adjacent in the cache, from different pages.
+    "blocks of KV heads, token-major": case(
+        settings(32, 2, 2, 1, 1, 16, "bulk"),
+        (replace(CHOSEN, head_dim=80, kv_layout="NHD", sinks=True), 7),
+    ),
+    "blocks of KV heads, odd pages": case(
+        ASYNC,
+        (replace(CHOSEN, page_size=3, select="40x3"), 9),
+        (replace(CHOSEN, page_size=1, select="90x1"), 5),
+    ),
+    "blocks of KV heads, clusters": case(
+        CLUSTERS, (CHOSEN, 12), (replace(CHOSEN, page_size=16, select="9x16", softcap=2.0), 22)
+    ),
+    "blocks of KV heads, fixed runs": case(fixed(BULK), (CHOSEN, 7)),
+    "blocks of KV heads, short output tiles": case(
+        settings(16, 4, 2, 1, 1, 8, "bulk"),
+        (replace(MANY_SHORT, capacity=None, select="5x16"), 2),
+    ),
+    "blocks of KV heads, scales of pages": case(
+        BULK, (replace(CHOSEN, kv_dtype="e4m3", page_scales="page-head"), 7)
+    ),
+    "blocks of KV heads, splits": case(splits_of(3, BULK), (CHOSEN, 7)),
+    "blocks of KV heads, whole output tiles": case(whole(BULK), (CHOSEN, 7)),
     "whole output tiles, pages": case(
         whole(settings(32, 2, 3, 1, 1, 16, "bulk")), (PAGED, 8), (PAGED_WINDOWS, 2)
     ),
@@ -344,6 +374,7 @@ ALWAYS = (
     *("device", "clusters", "short sequences in clusters", "paged clusters", "many rows", "fp8"),
     *("chunks of queries", "ragged queries", "scales of pages", "short output tiles", "windows"),
     *("pages of one token", "fixed runs", "equal splits", "whole output tiles"),
+    "blocks of KV heads",
 )
 
 
@@ -352,6 +383,13 @@ ALWAYS = (
 )
 def test_attention(cpu: Cpu, name: str) -> None:
     attend(cpu, (CASES | DEEP_CASES)[name])
+
+
+@pytest.mark.parametrize("q_len", [3, 20])
+def test_several_query_tokens_see_the_blocks_as_listed(cpu: Cpu, q_len: int) -> None:
+    """Blocks of each KV head, the causal tail over them, and two row tiles of a KV head."""
+    inputs = with_queries(make_inputs(CHOSEN, "cpu", 1, score_scale=6.0), q_len)
+    assert failure_over(cpu, Workspace(1000), inputs, ROWS, 7) is None
 
 
 def alone(inputs: AttentionInputs, sequence: int) -> AttentionInputs:

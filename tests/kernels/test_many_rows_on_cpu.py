@@ -48,6 +48,7 @@ FEW = AttentionProblem(1, 4, 1, 515, 64, q_len=13)
 RAGGED = replace(
     CHUNK, batch=3, context=(515, 700, 70), capacity=768, lengths_on="device", page_size=64
 )
+CHOSEN = replace(RAGGED, q_heads=80, q_len=1, capacity=None, page_size=32, select="9x32")
 MANY = replace(
     FEW, batch=6, context=(515, 700, 70, 300, 140, 260), capacity=768, lengths_on="device"
 )
@@ -83,6 +84,11 @@ CASES = {
     # warpgroup has no rows of some; ranges begin and end within an output tile.
     "pages of one token": Case(
         replace(RAGGED, page_size=1, q_lens=(37, 1, 5)), of_warpgroups(128, copy="async"), (2, 7)
+    ),
+    # Blocks of each KV head, whole ones and by lanes.
+    "blocks of KV heads": Case(CHOSEN, of_warpgroups(64), (2, 5)),
+    "blocks of KV heads, odd pages": Case(
+        replace(CHOSEN, page_size=3, select="90x3"), of_warpgroups(64, copy="async"), (5,)
     ),
     # Pairs of CTAs with whole output tiles, more of them than resident pairs.
     "pair, rows within a warp's": Case(PAIR, of_pairs(), (132,)),
@@ -184,7 +190,7 @@ MUTATIONS: list[Mutation] = [
         "    start_values(o, weights, shared, stage);\n",
     ),
     ("rows_copy.cuh", "    mbarrier_try_wait_parity(empty, parity ^ 1);\n", ""),
-    ("rows_copy.cuh", "    look_up(p, part, token + CHUNK);\n", ""),
+    ("rows_copy.cuh", "    look_up(p, part, kv_head, token + CHUNK);\n", ""),
     ("rows_copy.cuh", "(to ^ i % 8 * 16)", "to"),
 ]
 #: The same for pairs of CTAs.

@@ -89,6 +89,7 @@ LEAN: dict[str, list[Mutation]] = {
         ("copy.cuh", "position.first_chunk(range_warp)", "range_warp"),
         ("position.cuh", "chunk = mine ? 0 : chunks;", ""),
     ],
+    "blocks of KV heads": [("params.cuh", " + (i64)kv_head * p.stride_table_head", "")],
     "pages of one token": [("copy.cuh", "position.chunk + position.step());", "position.chunk);")],
     "pages of 48": [("build.cuh", "while (page % box != 0) box /= 2;", "")],
     "head_dim 72": [("attend.cuh", "if (step * 16 + 8 < V_HEAD_DIM) to[SECOND]", "to[SECOND]")],

@@ -42,8 +42,8 @@ def test_every_model_gives_its_problems(model: Model):
     kinds = model.layer_kinds(1)
     for cell, layer in zip(cells, kinds, strict=True):
         kinds_of, context = dict(layer.kinds), 16384
-        if "latent" in kinds_of:
-            kinds_of["select"] = layer.selected
+        if "latent" in kinds_of or isinstance(layer.select, str):
+            kinds_of["select"] = layer.select
         else:
             context = layer.selected or context
         sizes = (layer.q_heads, layer.kv_heads, context, layer.head_dim)
@@ -63,7 +63,7 @@ def test_every_model_gives_its_problems(model: Model):
         ("kimi-linear-48b-a3b", ["7 h32/1 d576 v_head_dim 512 latent"], {"linear_attention": 20}),
         ("nemotron-h-56b", ["10 h64/8 d128"], {"linear_attention": 54, "mlp": 54}),
         ("deepseek-v3.2", ["61 h128/1 d576 v_head_dim 512 latent 2048 selected tokens"], {}),
-        ("minimax-m3", ["3 h64/4 d128", "57 h64/4 d128 2048 selected tokens"], {}),
+        ("minimax-m3", ["3 h64/4 d128", "57 h64/4 d128 16x128 selected tokens"], {}),
         (
             "mimo-v2-flash",
             ["39 h64/8 d192 window_left 127 sinks v_head_dim 128", "9 h64/4 d192 v_head_dim 128"],
@@ -155,15 +155,22 @@ def test_a_window_or_chunk_as_long_as_the_context_is_none(model, plain, kind):
     assert problems_of(context=(longer.context,), model=(model,)) == own
 
 
-def test_selections_bound_contexts_and_given_axes_hold_for_every_layer():
+def test_given_axes_hold_for_every_layer():
     given = {"window_left": (511,), "softcap": (30.0,)}
     plain = AttentionProblem(1, 16, 8, 4096, 256)
     assert problems_of(context=(4096,), model=("gemma-2-9b",), **given) == [
         replace(plain, window_left=511, softcap=30.0)
     ]
+
+
+def test_a_selection_of_blocks_is_the_axis_for_it_or_bounds_the_context():
+    """Blocks that hide no token are none."""
     plain = AttentionProblem(1, 64, 4, 1024, 128)
-    own = [replace(plain, context=context) for context in (1024, 4096, 2048)]
-    assert problems_of(context=(1024, 4096), model=("minimax-m3",)) == own
+    longer = replace(plain, context=4096)
+    one = {"context": (1024, 4096), "model": ("minimax-m3",)}
+    assert problems_of(**one) == [plain, longer, replace(longer, select="16x128")]
+    own = [replace(plain, context=context, page_size=64) for context in (1024, 4096, 2048)]
+    assert problems_of(**one, page_size=(64,)) == own
 
 
 def test_a_selection_of_single_tokens_is_the_axis_for_it():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from leanbench.core.errors import InvalidValue, Reason, UserError
+from leanbench.core.kinds import Choice
 from leanbench.core.llm.config import READ_KEYS, ModelConfig, size_of_layer
 from leanbench.core.llm.errors import InvalidKey, NoDecodeAttention
 
@@ -93,8 +94,14 @@ class Layer:
     head_dim: int
     #: Fields of AttentionProblem off their defaults, with their values.
     kinds: tuple[tuple[str, Any], ...] = ()
-    #: Tokens selected from the context (top-k sparse attention); None for all.
-    selected: int | None = None
+    #: Tokens selected from the context (top-k sparse attention), as the axis `select` has them;
+    #: None for all.
+    select: int | str | None = None
+
+    @property
+    def selected(self) -> int | None:
+        """Number of selected tokens; None for all."""
+        return None if self.select is None else Choice.of(self.select).tokens
 
     @property
     def window(self) -> int | None:
@@ -107,13 +114,13 @@ class Layer:
     @property
     def is_plain(self) -> bool:
         """True if it differs from full attention only by a window or sinks."""
-        return self.selected is None and dict(self.kinds).keys() <= {"window_left", "sinks"}
+        return self.select is None and dict(self.kinds).keys() <= {"window_left", "sinks"}
 
     @property
     def words(self) -> str:
         """Describe it as labels of problems do: ``h64/8 d64 window_left 127 sinks``."""
         kinds = [name if value is True else f"{name} {value:g}" for name, value in self.kinds]
-        kinds += [] if self.selected is None else [f"{self.selected} selected tokens"]
+        kinds += [] if self.select is None else [f"{self.select} selected tokens"]
         return " ".join([f"h{self.q_heads}/{self.kv_heads} d{self.head_dim}", *kinds])
 
     def divides(self, tp: int) -> bool:
@@ -343,17 +350,17 @@ def _layer(config: ModelConfig, kind: str, q_heads: int, kv_heads: int) -> Layer
         kinds.append(("latent", True))
     elif v_head_dim != head_dim:
         kinds.append(("v_head_dim", v_head_dim))
-    return Layer(q_heads, kv_heads, head_dim, tuple(kinds), _selected(keys, kind))
+    return Layer(q_heads, kv_heads, head_dim, tuple(kinds), _select(keys, kind))
 
 
-def _selected(keys: Mapping[str, Any], kind: str) -> int | None:
+def _select(keys: Mapping[str, Any], kind: str) -> int | str | None:
     if kind != SPARSE:
         return None
     table = keys.get("sparse_attention_config", {})
     blocks = keys.get("index_topk_blocks", table.get("sparse_topk_blocks"))
     block = keys.get("index_block_size", table.get("sparse_block_size"))
     if type(blocks) is int and type(block) is int and blocks * block > 0:
-        return blocks * block
+        return f"{blocks}x{block}"
     return keys.get("index_topk")
 
 
