@@ -242,6 +242,12 @@ def _notes(of: Recommendation) -> str:
             " chunks, sinks or soft caps: such layers count as plain attention over the tokens that"
             " they read, with an unknown error"
         )
+    selects = any(layer.selected for layer in request.layers(of.choice.form.tp))
+    if selects and not any(problem.select for problem in request.measured.rows):
+        notes.append(
+            "nothing was measured with chosen tokens: times are those of as many tokens side by"
+            " side, single rows take longer"
+        )
     if of.choice.form.kv_dtype != request.kv_dtypes[0]:
         notes.append(f"a 16-bit cache does not fit; {_FP8}")
     return "; ".join(notes)

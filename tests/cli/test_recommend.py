@@ -326,6 +326,13 @@ def test_windows_and_chunks_are_estimated_where_nothing_was_measured():
     ].get("Note", "")
 
 
+@pytest.mark.parametrize("model", ["deepseek-v3.2", "minimax-m3"])
+def test_times_of_chosen_tokens_are_those_of_tokens_side_by_side(model: str):
+    note = data(f"{model} --gpu h200 --gpus 8")["sentences"]["Note"]
+    assert "nothing was measured with chosen tokens" in note
+    assert "chosen tokens" not in data("deepseek-v3 --gpu h200 --gpus 8")["sentences"]["Note"]
+
+
 def test_maverick_has_its_own_weights():
     scout = data("llama-4-scout --gpu b300 --gpus 8 --context 16k")
     maverick = data("llama-4-maverick --gpu b300 --gpus 8 --context 16k")
