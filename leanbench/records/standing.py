@@ -56,11 +56,11 @@ class Latency(NamedTuple):
 def standing(ratio: Ratio, spread: float = SPREAD) -> Standing:
     """Return where a side stands whose rival takes `ratio` times its latency.
 
-    Level if the intervals of both overlap, or if the difference is within `spread`: what the same
-    kernel differs by between processes.
+    Level if the intervals of both overlap, or if the longer one exceeds the shorter one by at most
+    `spread`: what the same kernel differs by between processes.
     """
     overlap = ratio.low < ratio.high and ratio.low <= 1 <= ratio.high
-    if overlap or 1 - spread <= 1 / ratio.value <= 1 + spread:
+    if overlap or max(ratio.value, 1 / ratio.value) <= 1 + spread:
         return "level"
     return "ahead" if ratio.value > 1 else "behind"
 
