@@ -78,6 +78,10 @@ class MlaBuild(CudaBuild):
     row_scales: int = 0
 
     @property
+    def keeps(self) -> bool:
+        return False
+
+    @property
     def cooperative(self) -> bool:
         return True
 
@@ -154,11 +158,9 @@ class MlaBuild(CudaBuild):
         rows = 128 * TILE * columns
         every = (1 + _STAGES) * rows + 40 * TILE
         if not self.kv_dtype:
-            scales = self.row_scales * _STAGES * TILE * _SCALES_BYTES
-            return self._with_range(every + scales + (2 * columns + 8) * 8)
+            return every + self.row_scales * _STAGES * TILE * _SCALES_BYTES + (2 * columns + 8) * 8
         # Bytes of a stage that exceed the values of its warpgroup, in units of rows.
-        more = _STAGES * (rows // 2 - TILE * VALUE_DIM) + 4 * TILE + 14 * 8
-        return self._with_range(every + more)
+        return every + _STAGES * (rows // 2 - TILE * VALUE_DIM) + 4 * TILE + 14 * 8
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
         """Return the source to compile for a compute capability.

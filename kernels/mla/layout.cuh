@@ -89,8 +89,7 @@ constexpr int FULL = BARRIERS;                                        // of each
 constexpr int EMPTY = FULL + 8 * LATENT_STAGES * STAGE_COPIES;        // of each warpgroup's columns
 constexpr int WEIGHTS_FULL = EMPTY + 8 * LATENT_STAGES * 2;           // of each stage
 constexpr int QUERY_FULL = WEIGHTS_FULL + 8 * LATENT_STAGES, QUERY_EMPTY = QUERY_FULL + 8;
-constexpr int FOUND_AT = QUERY_EMPTY + 8 + 15 & ~15;
-static_assert(FOUND_AT + KEPT_BYTES <= SHARED_BYTES, "MlaBuild.shared_bytes is too small");
+static_assert(QUERY_EMPTY + 8 <= SHARED_BYTES, "MlaBuild.shared_bytes is too small");
 
 // Named barriers: of a warpgroup, and of both.
 constexpr int OF_WARPGROUP = 1, OF_CONSUMERS = 3;

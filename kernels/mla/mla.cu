@@ -3,7 +3,6 @@
 // A token of the cache is one row of 576 numbers for all query heads: K is the whole row, V its
 // first 512 numbers. layout.cuh describes the roles of threads.
 
-#include "lean/kept.cuh"
 #include "lean/params.cuh"
 #include "lean/ptx.cuh"
 #include "lean/schedule.cuh"
@@ -389,9 +388,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
   }
-  RangeFinder finder;
-  finder.start(p, lane);
-  if (threadIdx.x == 32) {  // fences of warp 0 would wait for its reads
+  if (threadIdx.x == 0) {
     mbarrier_init(shared + QUERY_FULL, 1);
     mbarrier_init(shared + QUERY_EMPTY, CONSUMERS / 32);
     for (int stage = 0; stage < LATENT_STAGES; stage++) {
@@ -405,11 +402,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
     fence_mbarrier_init_release_cluster();
     fence_proxy_async_shared_cta();
   }
+  Lengths lengths;
+  if (RAGGED) lengths.start(p, lane);
   WorkRange range;
   Position part;
-  u32 *found = reinterpret_cast<u32 *>(memory + FOUND_AT);
-  const bool has_work = finder.find(p, lane, 0, found, range, part) &&
-                        (!part.is_rest || next_part(p, range, part));
+  const bool has_work =
+      range.find(p, lane, lengths, 0, part) && (!part.is_rest || next_part(p, range, part));
   Gather gather;
   if (GATHERS && has_work && warp >= COPY_WARP) gather.look_up(p, part, part.token);
   __syncthreads();
@@ -417,7 +415,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
   barrier_cluster_arrive_relaxed();
   barrier_cluster_wait();
 #endif
-  finder.keep(p, lane);
   // All CTAs of the cluster take the same branch.
   if (!has_work) return;
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from lean_on_cpu import Cpu, Workspace, fixed, launch_on, needs_compiler, settings
 from leanbench.kernels.lean.configs import CudaConfig
-from leanbench.kernels.mla.configs import MlaConfig
 
 from leanbench.check.reference import Reference
 from leanbench.core.inputs import AttentionInputs, make_inputs
@@ -17,7 +16,7 @@ from leanbench.core.problem import AttentionProblem
 pytestmark = needs_compiler
 RAGGED = AttentionProblem(3, 8, 2, (300, 77, 190), 64, lengths_on="device", capacity=320)
 #: Settings, a call, and the GPU's SMs.
-CASES: dict[str, tuple[CudaConfig | MlaConfig, AttentionProblem, int]] = {
+CASES: dict[str, tuple[CudaConfig, AttentionProblem, int]] = {
     "stream-K": (settings(16, 2, 2, 1, 1, 8, "bulk"), RAGGED, 5),
     "splits": (
         settings(16, 2, 2, 1, 1, 8, "bulk"),
@@ -33,17 +32,6 @@ CASES: dict[str, tuple[CudaConfig | MlaConfig, AttentionProblem, int]] = {
         5,
     ),
     "padding": (settings(16, 2, 2, 1, 1, 8, "bulk"), replace(RAGGED, leftpad=True), 5),
-    "latents": (
-        MlaConfig(1, True, 1),
-        AttentionProblem(
-            *(3, 16, 1, (300, 77, 190), 576),
-            v_head_dim=512,
-            latent=True,
-            lengths_on="device",
-            capacity=320,
-        ),
-        9,
-    ),
     "more than a warp's": (
         settings(16, 2, 2, 1, 1, 8, "bulk"),
         AttentionProblem(150, 2, 2, (40, 3, 90) * 50, 64, lengths_on="device", capacity=96),
@@ -54,9 +42,7 @@ cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def launch(
-    case: tuple[CudaConfig | MlaConfig, AttentionProblem, int],
-    inputs: AttentionInputs,
-    workspace: Workspace,
+    case: tuple[CudaConfig, AttentionProblem, int], inputs: AttentionInputs, workspace: Workspace
 ) -> str | None:
     config, _, sms = case
     inputs.poison()
