@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from depth import label
+from depth import diagonal, label
 from every_kind import KINDS
 from leanbench.kernels.fixed_split.configs import any_length_splits
 from leanbench.kernels.lean import cuda_settings
@@ -62,8 +62,9 @@ def test_settings_of_an_h200(line):
     assert config.to_dict() == row["config"]
 
 
-@pytest.mark.parametrize("lengths_on", ["host", "device"])
-@pytest.mark.parametrize("problem", PROBLEMS, ids=label)
+@pytest.mark.parametrize(
+    ("problem", "lengths_on"), diagonal(PROBLEMS, ["host", "device"], keep=2), ids=label
+)
 def test_the_models_choice_is_a_candidate_and_fits_every_gpu(problem, lengths_on):
     problem = replace(problem, lengths_on=lengths_on)
     for spec in CUDA_GPUS:

@@ -34,7 +34,7 @@ CASES: dict[str, tuple[CudaConfig, AttentionProblem, int]] = {
     "padding": (settings(16, 2, 2, 1, 1, 8, "bulk"), replace(RAGGED, leftpad=True), 5),
     "more than a warp's": (
         settings(16, 2, 2, 1, 1, 8, "bulk"),
-        AttentionProblem(150, 2, 2, (40, 3, 90) * 50, 64, lengths_on="device", capacity=96),
+        AttentionProblem(45, 2, 2, (40, 3, 90) * 15, 64, lengths_on="device", capacity=96),
         9,
     ),
 }
