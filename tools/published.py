@@ -9,7 +9,6 @@ It has the fastest timed row of each kernel, problem and run: enough for `leanbe
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.records.manifest import RESULTS
 from leanbench.records.published import PUBLISHED, PublishedRow, rows_of
 from leanbench.records.reading import read_run
+from tools.shipped import update
 
 REPORTS = Path(__file__).resolve().parents[1] / "reports"
 _DIGITS = 5
@@ -57,14 +57,7 @@ def _line(content: Any) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    text = "".join(f"{line}\n" for line in lines())
-    if PUBLISHED.exists() and gzip.decompress(PUBLISHED.read_bytes()).decode() == text:
-        return 0
-    if "--write" in words:
-        PUBLISHED.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
-        return 0
-    print(f"{PUBLISHED.name} is not what the runs make: run `python tools/published.py --write`")
-    return 1
+    return update(PUBLISHED, "".join(f"{line}\n" for line in lines()), "the runs make", words)
 
 
 if __name__ == "__main__":

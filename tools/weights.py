@@ -8,7 +8,6 @@ Importing transformers takes seconds, so the models of the registry are counted 
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from leanbench.core.llm.config import registry
 from leanbench.core.llm.model import count_weights
 from leanbench.core.llm.weights import COUNTED, Weights, is_common
 from leanbench.core.parallel import MOST_GPUS
+from tools.shipped import update
 
 
 def text() -> str:
@@ -50,14 +50,7 @@ def _fields(weights: Weights) -> dict[str, Any]:
 
 
 def main(words: Sequence[str]) -> int:
-    made = text()
-    if COUNTED.exists() and gzip.decompress(COUNTED.read_bytes()).decode() == made:
-        return 0
-    if "--write" in words:
-        COUNTED.write_bytes(gzip.compress(made.encode(), 9, mtime=0))
-        return 0
-    print(f"{COUNTED.name} is not what transformers builds: run `python tools/weights.py --write`")
-    return 1
+    return update(COUNTED, text(), "transformers builds", words)
 
 
 if __name__ == "__main__":

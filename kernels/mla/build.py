@@ -79,6 +79,7 @@ class MlaBuild(CudaBuild):
 
     @property
     def keeps(self) -> bool:
+        # mla.cu searches in every launch.
         return False
 
     @property

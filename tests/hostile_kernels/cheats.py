@@ -12,20 +12,25 @@ from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import OwnOutputs
 
 
+def keeping(attend: Callable[[], Any], inputs: AttentionInputs) -> Callable[[], None]:
+    """Return a launch that attends once, and copies that result ever after."""
+    kept = []
+
+    def launch() -> None:
+        if not kept:
+            attend()
+            kept.append((inputs.out.clone(), inputs.lse.clone()))
+        inputs.out.copy_(kept[0][0])
+        inputs.lse.copy_(kept[0][1])
+
+    return launch
+
+
 class KeepsResults(Right):
     """Attends once over each set of inputs, and copies that result ever after."""
 
     def prepare(self, inputs: AttentionInputs, config: TileConfig | None) -> Callable[[], Any]:
-        attend, kept = super().prepare(inputs, config), []
-
-        def launch() -> None:
-            if not kept:
-                attend()
-                kept.append((inputs.out.clone(), inputs.lse.clone()))
-            inputs.out.copy_(kept[0][0])
-            inputs.lse.copy_(kept[0][1])
-
-        return Launch(self, launch)
+        return Launch(self, keeping(super().prepare(inputs, config), inputs))
 
 
 class LeavesResults(Right):

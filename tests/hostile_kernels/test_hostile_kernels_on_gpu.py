@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cheats import keeping
 
 from leanbench.core.errors import SuspectResult
 from leanbench.core.inputs import AttentionInputs
@@ -42,16 +43,7 @@ class Cheat(Kernel):
 
 class KeepsResults(Cheat):
     def prepare(self, inputs: AttentionInputs, config: Any) -> Callable[[], Any]:
-        attend, kept = super().prepare(inputs, config), []
-
-        def launch() -> None:
-            if not kept:
-                attend()
-                kept.append((inputs.out.clone(), inputs.lse.clone()))
-            inputs.out.copy_(kept[0][0])
-            inputs.lse.copy_(kept[0][1])
-
-        return launch
+        return keeping(super().prepare(inputs, config), inputs)
 
 
 class LeavesResults(Cheat):
