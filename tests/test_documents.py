@@ -21,7 +21,7 @@ from leanbench.cli.main import app
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/*.md", "kernels/*/README.md")
+    for pattern in ("*.md", "docs/*.md", "kernels/*/README.md", "reports/*.md")
     for path in sorted(ROOT.glob(pattern))
 ]
 
