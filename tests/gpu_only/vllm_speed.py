@@ -104,7 +104,8 @@ def serve(
         name = torch.cuda.get_device_name()
         pipe.send(f"{name}, vLLM {vllm.__version__}, torch {torch.__version__}")
         while cell := pipe.recv():
-            few, many = (seconds(llm, *cell, outputs) for outputs in (FEW, MANY))
+            batch, tokens = cell
+            few, many = (seconds(llm, batch, tokens, outputs) for outputs in (FEW, MANY))
             pipe.send((many - few) / (MANY - FEW) * 1e6)
 
 
