@@ -174,6 +174,7 @@ class CudaBuild:
     softcap: int = 0
     alibi: int = 0
     sinks: int = 0
+    prior: int = 0
     leftpad: int = 0
     batch_idx: int = 0
     kv_dtype: int = 0
