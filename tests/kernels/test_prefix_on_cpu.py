@@ -59,13 +59,11 @@ def attend(
     cpu: Cpu, inputs: AttentionInputs, configs: tuple[LeanCudaConfig, LeanCudaConfig]
 ) -> CheckResult:
     """Make a public call on a fake GPU and compare its results with the reference."""
-    workspace = Workspace(1000)
-
     def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
         lse = torch.full(call.lse_shape, torch.nan)
         out = torch.full(call.out_shape, torch.nan, dtype=call.out_dtype)
         is_own = call.all_extras.prior is not None
-        cpu.launch(call.inputs(out, lse), configs[is_own], 5, workspace)
+        cpu.launch(call.inputs(out, lse), configs[is_own], 5, Workspace(1000))
         return out, lse
 
     with mock.patch.object(prefix, "run", run):
