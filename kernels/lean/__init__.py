@@ -63,6 +63,13 @@ class LeanBatchInvariant(Lean):
     tuned_as = None
     config_choice = BATCH_INVARIANT
 
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        if problem.shared_prefix:
+            return (
+                f"{self.name} merges no shared prefix: choose lean, or leave shared_prefix out"
+            )
+        return super().refusal(problem)
+
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanConfig:
         return self.batch_invariant_config(problem, gpu)
 
