@@ -44,8 +44,9 @@ class Lean(Implementations[LeanConfig]):
         return kernel.relaunch(inputs, config)
 
     def _launched(self, inputs: AttentionInputs, config: LeanConfig) -> tuple[Any, Any]:
-        # Only CUDA C++ supports GPUs that share sequences.
-        return (_CUDA, config) if inputs.peers is not None else super()._launched(inputs, config)
+        # Only CUDA C++ supports GPUs that share sequences, and results over other tokens.
+        alone = inputs.peers is not None or inputs.prior is not None
+        return (_CUDA, config) if alone else super()._launched(inputs, config)
 
     def _in_triton(
         self, problem: AttentionProblem, config: LeanConfig, gpu: GpuSpec

@@ -11,7 +11,7 @@ import torch
 from leanbench.attention.call import WHOLE_NUMBERS, Call, as_int, short_repr
 from leanbench.attention.checks import check_call, check_tensors, check_values, reads_values
 from leanbench.attention.run import is_traced, run
-from leanbench.core.extras import NO_EXTRAS, Extras
+from leanbench.core.extras import Extras
 
 _SCALES = ("q_descale", "k_descale", "v_descale")
 
@@ -61,16 +61,19 @@ def attend_with_prefix(
 
 def _of_all(extras: Extras) -> Extras | None:
     """Return the extras of the launch over the prefix; sinks count once, in the other launch."""
-    scales = {
-        name: scale[:1] for name in _SCALES if (scale := getattr(extras, name)) is not None
-    }
-    whole = NO_EXTRAS._replace(
+    whole = Extras(
         softcap=extras.softcap,
+        q_descale=_first(extras.q_descale),
+        k_descale=_first(extras.k_descale),
+        v_descale=_first(extras.v_descale),
         k_page_descale=extras.k_page_descale,
         v_page_descale=extras.v_page_descale,
-        **scales,
     )
     return None if whole.asks_nothing else whole
+
+
+def _first(scales: torch.Tensor | None) -> torch.Tensor | None:
+    return None if scales is None else scales[:1]
 
 
 def _check(call: Call, shared_prefix: Any) -> int:

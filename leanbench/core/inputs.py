@@ -112,8 +112,8 @@ class AttentionInputs:
     cu_seqlens_q: torch.Tensor | None = None
     #: Maximum number of query tokens of a sequence, with `cu_seqlens_q`.
     max_seqlen_q: int | None = None
-    #: Output and LSE over other tokens of the sequences, which the call's include: like a contiguous
-    #: `out`, and (q_heads, all query tokens) in one dimension.
+    #: Output and LSE over other tokens of the sequences, which the call's include. Contiguous: (all
+    #: query tokens, q_heads, head_dim of V), in the dtype of `out`, and (q_heads x query tokens,).
     prior: torch.Tensor | None = None
     prior_lse: torch.Tensor | None = None
     #: Tokens of `prior` that `cache_seqlens` counts; `context` and the table are without them.
