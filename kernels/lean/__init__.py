@@ -66,9 +66,7 @@ class LeanBatchInvariant(Lean):
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.shared_prefix:
-            return (
-                f"{self.name} merges no shared prefix: choose lean, or leave shared_prefix out"
-            )
+            return f"{self.name} merges no shared prefix: choose lean, or leave shared_prefix out"
         return super().refusal(problem)
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanConfig:

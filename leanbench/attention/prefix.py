@@ -80,7 +80,12 @@ def _check(call: Call, shared_prefix: Any) -> int:
     """Return the prefix in tokens; errors as in `attend_with_prefix`."""
     if call.extras is not None:
         check_tensors(call)
-    prefix, table, extras, config = as_int(shared_prefix), call.block_table, call.extras, call.config
+    prefix, table, extras, config = (
+        as_int(shared_prefix),
+        call.block_table,
+        call.extras,
+        call.config,
+    )
     if isinstance(prefix, bool) or not isinstance(prefix, WHOLE_NUMBERS) or prefix < 0:
         raise ValueError(
             f"shared_prefix is {short_repr(shared_prefix)}: expected a number of tokens, or 0 for"

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from lean_on_cpu import Cpu, Workspace, fixed, needs_compiler, settings
+from lean_on_cpu import Cpu, Workspace, needs_compiler, settings
 from leanbench.kernels.lean.configs import LeanCudaConfig
 
 from leanbench.attention import lean_attn_with_kvcache, prefix
@@ -59,6 +59,7 @@ def attend(
     cpu: Cpu, inputs: AttentionInputs, configs: tuple[LeanCudaConfig, LeanCudaConfig]
 ) -> CheckResult:
     """Make a public call on a fake GPU and compare its results with the reference."""
+
     def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
         lse = torch.full(call.lse_shape, torch.nan)
         out = torch.full(call.out_shape, torch.nan, dtype=call.out_dtype)
@@ -75,9 +76,7 @@ def attend(
     return Reference(inputs).check(inputs)
 
 
-@pytest.mark.parametrize(
-    "name", [*CASES, *(pytest.param(name, marks=DEEP) for name in DEEP_CASES)]
-)
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=DEEP) for name in DEEP_CASES)])
 def test_a_shared_prefix_is_merged(cpu: Cpu, name: str) -> None:
     axes, *configs = (CASES | DEEP_CASES)[name]
     problem = replace(PLAIN, **axes)
