@@ -139,7 +139,7 @@ def test_every_query_token_sees_the_prefix(prepared_for):
     q = half(2, 3, 4, 64)
     options: dict[str, Any] = {"block_table": TABLE, "cache_seqlens": 17, "config": OWN}
     options["shared_prefix"] = 16
-    with pytest.raises(ValueError, match="^shared_prefix is 16: expected at most the 15 tokens"):
+    with pytest.raises(ValueError, match=r"^shared_prefix is 16: .* 15 tokens"):
         lean_attn_with_kvcache(q, PAGES, PAGES, causal=True, **options)
     lean_attn_with_kvcache(q, PAGES, PAGES, **options)
 

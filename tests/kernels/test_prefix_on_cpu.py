@@ -80,5 +80,18 @@ def attend(
 def test_a_shared_prefix_is_merged(cpu: Cpu, name: str) -> None:
     axes, *configs = (CASES | DEEP_CASES)[name]
     problem = replace(PLAIN, **axes)
-    inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=4.0))
+    inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=12.0))
+    assert attend(cpu, inputs, (configs[0], configs[1])).failure(problem.dtype) is None
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own tokens", "the prefix"])
+def test_nearly_all_weight_may_be_on_one_side(cpu: Cpu, own: bool) -> None:
+    axes, *configs = CASES["lengths on the device"]
+    problem = replace(PLAIN, **axes)
+    inputs = make_inputs(problem, "cpu", 1, score_scale=6.0)
+    assert inputs.block_table is not None
+    is_shared = torch.zeros(inputs.k_cache.shape[0], dtype=torch.bool)
+    is_shared[inputs.block_table[0, : problem.shared_prefix // 16].long()] = True
+    inputs.k_cache[is_shared ^ own] *= 16
+    inputs = poison_unused(inputs)
     assert attend(cpu, inputs, (configs[0], configs[1])).failure(problem.dtype) is None
