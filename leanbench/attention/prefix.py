@@ -13,8 +13,6 @@ from leanbench.attention.checks import check_call, check_tensors, check_values, 
 from leanbench.attention.run import is_traced, run
 from leanbench.core.extras import Extras
 
-_SCALES = ("q_descale", "k_descale", "v_descale")
-
 
 def attend_with_prefix(
     call: Call, shared_prefix: Any, with_lse: bool
@@ -35,12 +33,16 @@ def attend_with_prefix(
         return run(call, with_lse)
     pages = prefix // call.k_cache.shape[1]
     # All queries are those of one sequence, and see all of it.
+    queries = q.flatten(0, 1) if q.dim() == 4 else q
+    results = None
+    if call.out is not None and call.out.dtype != call.out_dtype:
+        results = call.out.new_empty((1, *queries.shape[:2], call.v_cache.shape[3]))
     of_all = call._replace(
-        q=(q.flatten(0, 1) if q.dim() == 4 else q)[None],
+        q=queries[None],
         cache_seqlens=None,
         length=prefix,
         block_table=table[:1, :pages],
-        out=None,
+        out=results,
         causal=False,
         config=None,
         extras=_of_all(extras),
@@ -78,25 +80,40 @@ def _first(scales: torch.Tensor | None) -> torch.Tensor | None:
 
 def _check(call: Call, shared_prefix: Any) -> int:
     """Return the prefix in tokens; errors as in `attend_with_prefix`."""
-    if call.extras is not None:
-        check_tensors(call)
-    prefix, table, extras, config = (
-        as_int(shared_prefix),
-        call.block_table,
-        call.extras,
-        call.config,
-    )
-    if isinstance(prefix, bool) or not isinstance(prefix, WHOLE_NUMBERS) or prefix < 0:
-        raise ValueError(
-            f"shared_prefix is {short_repr(shared_prefix)}: expected a number of tokens, or 0 for"
-            " no shared pages"
-        )
+    prefix, table = _tokens(shared_prefix), call.block_table
     if table is None:
         raise ValueError(
             f"shared_prefix is {prefix} and there is no block_table: pass one, with rows that begin"
             " with the same pages"
         )
-    extras = call.all_extras
+    if call.extras is not None:
+        check_tensors(call)
+    _check_supported(call, table)
+    is_packed = call.all_extras.cu_seqlens_q is not None
+    if call.k_cache.dim() != 4 or table.dim() != 2 or call.q.dim() != (3 if is_packed else 4):
+        check_call(call)
+    _check_length(call, prefix)
+    if reads_values(call.q) and not is_traced(call.q, call.k_cache, call.v_cache):
+        check_call(call)
+        check_values(call)
+        _check_values(call, table, prefix)
+    return prefix
+
+
+def _tokens(shared_prefix: Any) -> int:
+    """Return a number of tokens, or the symbol of a tracer."""
+    prefix = as_int(shared_prefix)
+    if isinstance(prefix, bool) or not isinstance(prefix, WHOLE_NUMBERS) or prefix < 0:
+        raise ValueError(
+            f"shared_prefix is {short_repr(shared_prefix)}: expected a number of tokens, or 0 for"
+            " no shared pages"
+        )
+    return prefix  # pyright: ignore[reportReturnType]
+
+
+def _check_supported(call: Call, table: torch.Tensor) -> None:
+    """Raise NotImplementedError for what the two launches cannot share."""
+    extras, config = call.all_extras, call.config
     features = {
         "a block_table of each KV head": table.dim() == 3,
         "k and v": extras.k_new is not None or extras.v_new is not None,
@@ -115,22 +132,13 @@ def _check(call: Call, shared_prefix: Any) -> int:
             f"lean_attn_with_kvcache does not support shared_prefix with {unsupported[0]}: leave"
             " one of them out"
         )
-    is_packed = extras.cu_seqlens_q is not None
-    if call.k_cache.dim() != 4 or table.dim() != 2 or call.q.dim() != (3 if is_packed else 4):
-        check_call(call)
-    _check_length(call, prefix)
-    for name in _SCALES:
+    for name in ("q_descale", "k_descale", "v_descale"):
         scale = getattr(extras, name)
         if scale is not None and scale.dim() == 2 and scale.shape[0] > 1 and scale.stride(0):
             raise NotImplementedError(
-                f"{name} is {tuple(scale.shape)}, of each sequence, and the shared_prefix {prefix}"
-                " is read once for all: pass (1, kv_heads), or leave shared_prefix out"
+                f"{name} is {tuple(scale.shape)}, of each sequence, and a shared prefix is read"
+                " once for all: pass (1, kv_heads), or leave shared_prefix out"
             )
-    if reads_values(call.q) and not is_traced(call.q, call.k_cache, call.v_cache):
-        check_call(call)
-        check_values(call)
-        _check_values(call, prefix)
-    return prefix
 
 
 def _check_length(call: Call, prefix: int) -> None:
@@ -152,14 +160,13 @@ def _check_length(call: Call, prefix: int) -> None:
         )
 
 
-def _check_values(call: Call, prefix: int) -> None:
+def _check_values(call: Call, table: torch.Tensor, prefix: int) -> None:
     """Check the lengths and pages of all sequences against the prefix.
 
     Raises:
         ValueError: A sequence is shorter, or begins with other pages.
     """
-    table, starts = call.block_table, call.all_extras.cu_seqlens_q
-    assert table is not None
+    starts = call.all_extras.cu_seqlens_q
     lengths = [call.context] * call.batch
     if call.cache_seqlens is not None:
         lengths = call.cache_seqlens.tolist()

@@ -75,6 +75,15 @@ def test_columns_that_are_padded(prepared_for):
     assert_right(inputs, *attend(inputs))
 
 
+def test_fp8_queries_and_an_output_in_fp16(prepared_for):
+    axes: dict[str, Any] = {"kv_dtype": "e4m3", "q_dtype": "e4m3", "dtype": "bf16"}
+    inputs = make_inputs(replace(PLAIN, **axes), "cpu", seed=7)
+    out = inputs.out.half()
+    _, lse = attend(inputs, out=out)
+    assert_right(inputs, out, lse)
+    assert [each.out.dtype for each in prepared_for] == [torch.float16, torch.float16]
+
+
 @pytest.mark.deep
 def test_torch_compile_takes_it_whole(prepared_for):
     torch._dynamo.reset()

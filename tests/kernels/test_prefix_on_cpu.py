@@ -33,12 +33,12 @@ PLAIN = AttentionProblem(
 )
 CASES: dict[str, tuple[dict[str, Any], LeanCudaConfig, LeanCudaConfig]] = {
     "lengths on the device": ({"dtype": "bf16", "sinks": True}, ROWS, OWN),
+}
+DEEP_CASES: dict[str, tuple[dict[str, Any], LeanCudaConfig, LeanCudaConfig]] = {
     "a length on the host, several queries": (
         {"context": 300, "q_len": 3, "softcap": 5.0, "capacity": None},
         *(settings(32, 2, 2, 1, 1, 16, "bulk"), settings(32, 2, 2, 1, 1, 16, "bulk")),
     ),
-}
-DEEP_CASES: dict[str, tuple[dict[str, Any], LeanCudaConfig, LeanCudaConfig]] = {
     "not causal": ({"q_len": 3, "causal": False}, OWN, OWN),
     "packed queries": ({"q_lens": (3, 1, 5, 2), "context": (300, 128, 140, 200)}, ROWS, OWN),
     "clusters": ({}, ROWS, settings(32, 2, 2, 1, 2, 8, "bulk")),
