@@ -39,6 +39,7 @@ DEEP_CASES: dict[str, tuple[dict[str, Any], LeanCudaConfig, LeanCudaConfig]] = {
         {"context": 300, "q_len": 3, "softcap": 5.0, "capacity": None},
         *(settings(32, 2, 2, 1, 1, 16, "bulk"), settings(32, 2, 2, 1, 1, 16, "bulk")),
     ),
+    "settings of many rows": ({"q_len": 3, "causal": False}, ROWS, ROWS),
     "not causal": ({"q_len": 3, "causal": False}, OWN, OWN),
     "packed queries": ({"q_lens": (3, 1, 5, 2), "context": (300, 128, 140, 200)}, ROWS, OWN),
     "clusters": ({}, ROWS, settings(32, 2, 2, 1, 2, 8, "bulk")),
