@@ -131,9 +131,12 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     ) -> tuple[LaunchResources, ...]:
         from leanbench.kernels.lean.cuda import launch_of
 
-        return (launch_of(inputs, config).resources(),)
+        # A call with a shared prefix is two launches, and the API chooses the first one's settings.
+        return () if inputs.shared_prefix else (launch_of(inputs, config).resources(),)
 
-    def prepare_traced(self, inputs: AttentionInputs, config: LeanCudaConfig) -> TracedCall:
+    def prepare_traced(self, inputs: AttentionInputs, config: LeanCudaConfig) -> TracedCall | None:
+        if inputs.shared_prefix:
+            return None
         from leanbench.kernels.lean.cuda import launch_of
         from leanbench.kernels.traced import TracedLaunches
 

@@ -1,5 +1,5 @@
-"""Calls whose sequences begin with the same pages: a launch reads these once for all sequences, the
-next one reads the rest of each sequence and merges the first one's results into its own.
+"""Calls over sequences that begin with the same pages: a launch reads these once for all sequences,
+the next one reads the rest of each sequence and merges the first one's results into its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def attend_with_prefix(
     if q.numel() == 0:
         return run(call, with_lse)
     pages = prefix // call.k_cache.shape[1]
-    # All queries are those of one sequence, and see all of it.
+    # All queries are those of one sequence, and see all its tokens.
     queries = q.flatten(0, 1) if q.dim() == 4 else q
     results = None
     if call.out is not None and call.out.dtype != call.out_dtype:
