@@ -65,6 +65,7 @@ def test_the_file_is_one_gzip_file_of_json_lines(tmp_path):
         "rounds": [0, 1],
         "sm_clock_mhz": [1980, None],
         "crosscheck_us": [10.75],
+        "window": [],
         "processes_us": [],
     }
     unpacked = subprocess.run(["gzip", "-dc", str(path)], capture_output=True, check=True).stdout
