@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from leanbench.attention import get_scheduler_metadata as get_scheduler_metadata
     from leanbench.attention import lean_attn_with_kvcache as lean_attn_with_kvcache
     from leanbench.attention import lean_mla_with_kvcache as lean_mla_with_kvcache
+    from leanbench.attention import shared_prefix as shared_prefix
     from leanbench.tune.autotune import autotune as autotune
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "get_scheduler_metadata",
     "lean_attn_with_kvcache",
     "lean_mla_with_kvcache",
+    "shared_prefix",
 ]
 
 _home = os.path.expanduser("~")
@@ -46,6 +48,10 @@ def __getattr__(name: str) -> Any:
         from leanbench.attention import lean_mla_with_kvcache
 
         return lean_mla_with_kvcache
+    if name == "shared_prefix":
+        from leanbench.attention import shared_prefix
+
+        return shared_prefix
     if name == "autotune":
         from leanbench.tune.autotune import autotune
 

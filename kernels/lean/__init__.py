@@ -44,8 +44,9 @@ class Lean(Implementations[LeanConfig]):
         return kernel.relaunch(inputs, config)
 
     def _launched(self, inputs: AttentionInputs, config: LeanConfig) -> tuple[Any, Any]:
-        # Only CUDA C++ supports GPUs that share sequences.
-        return (_CUDA, config) if inputs.peers is not None else super()._launched(inputs, config)
+        # Only CUDA C++ supports GPUs that share sequences, and results over other tokens.
+        alone = inputs.peers is not None or inputs.prior is not None
+        return (_CUDA, config) if alone else super()._launched(inputs, config)
 
     def _in_triton(
         self, problem: AttentionProblem, config: LeanConfig, gpu: GpuSpec
@@ -62,6 +63,11 @@ class LeanBatchInvariant(Lean):
     title = "lean with batch_invariant=True: bits that do not depend on the rest of the batch"
     tuned_as = None
     config_choice = BATCH_INVARIANT
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        if problem.shared_prefix:
+            return f"{self.name} merges no shared prefix: choose lean, or leave shared_prefix out"
+        return super().refusal(problem)
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanConfig:
         return self.batch_invariant_config(problem, gpu)

@@ -29,6 +29,8 @@
 //   SOFTCAP        1: scores are capped: softcap x tanh(score / softcap)
 //   ALIBI          1: scores decrease with the distance by a slope of the head
 //   SINKS          a logit of the head without a value, as 1: fp32, 2: fp16, 3: bf16; 0: none
+//   PRIOR          1: `prior` has the results of other tokens, which outputs and LSEs include; the
+//                  first `prior_tokens` of a length on the device are among these
 //   LEFTPAD        1: sequences start at cache_leftpad in their caches (RAGGED is 1)
 //   BATCH_IDX      1: cache_batch_idx has the cache rows of the sequences
 //   APPEND         1: new tokens are appended to the cache and attended to

@@ -346,7 +346,7 @@ def build_of(inputs: AttentionInputs, config: CudaConfig) -> CudaBuild:
     fp8 = _FP8_NAMES.get(inputs.k_cache.dtype, SAME), _FP8_NAMES.get(inputs.q.dtype, SAME)
     ragged_q = inputs.cu_seqlens_q is not None
     if isinstance(config, LeanCudaConfig) and config.of_warpgroups:
-        beyond = inputs.k_new is not None or inputs.peers is not None
+        beyond = any(each is not None for each in (inputs.k_new, inputs.peers, inputs.prior))
         config = config.of_warps if beyond else config
     pairs = _has_head_pairs(inputs)
     build = _build(config, bf16, *fp8, ragged, *dims, *queries, ragged_q, inputs.page_size, pairs)

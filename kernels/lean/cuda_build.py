@@ -112,6 +112,7 @@ def takes_warpgroups(problem: AttentionProblem) -> bool:
         and problem.value_dim in _WARPGROUP_VALUE_DIMS
         and problem.kv_dtype == SAME
         and problem.append == 0
+        and problem.shared_prefix == 0
         and problem.gpus.context == 1
     )
 
@@ -174,6 +175,7 @@ class CudaBuild:
     softcap: int = 0
     alibi: int = 0
     sinks: int = 0
+    prior: int = 0
     leftpad: int = 0
     batch_idx: int = 0
     kv_dtype: int = 0
@@ -222,6 +224,8 @@ class CudaBuild:
             softcap=int(problem.softcap > 0),
             alibi=int(problem.alibi),
             sinks=_SINKS[problem.dtype] if problem.sinks else 0,
+            # The launch over each sequence's own tokens.
+            prior=int(problem.shared_prefix > 0),
             leftpad=int(problem.leftpad),
             batch_idx=int(problem.batch_idx),
             append=int(problem.append > 0),

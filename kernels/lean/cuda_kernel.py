@@ -52,7 +52,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         *("kv_dtype", "q_dtype", "scaled", "page_scales"),
         *("causal", "window_left", "window_right", "attention_chunk", "softcap", "sinks", "alibi"),
         *("leftpad", "batch_idx", "append", "rotary_dim", "rotary_interleaved", "parallel"),
-        "select",
+        *("select", "shared_prefix"),
     }
     head_dims = HEAD_DIMS
     page_sizes = range(1, MAX_PAGE_SIZE + 1)
@@ -76,13 +76,13 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         )
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-        return cuda_settings.chosen(cuda_settings.known(problem), gpu)
+        return cuda_settings.chosen(cuda_settings.known(problem.own), gpu)
 
     def default_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> cuda_settings.Choices:
-        return cuda_settings.choices_of(problem, gpu)
+        return cuda_settings.choices_of(problem.own, gpu)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-        known = cuda_settings.known(problem)
+        known = cuda_settings.known(problem.own)
         return cuda_settings.chosen(cuda_settings.for_any_length(known), gpu)
 
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
@@ -102,12 +102,12 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         )
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
-        return cuda_settings.space(cuda_settings.known(problem), gpu)
+        return cuda_settings.space(cuda_settings.known(problem.own), gpu)
 
     def schedule(
         self, problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpec
     ) -> Schedule | None:
-        return cuda_schedule(problem, config, gpu)
+        return cuda_schedule(problem.own, config, gpu)
 
     def compile(
         self, problem: AttentionProblem, config: LeanCudaConfig, capability: tuple[int, int]
@@ -131,9 +131,12 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     ) -> tuple[LaunchResources, ...]:
         from leanbench.kernels.lean.cuda import launch_of
 
-        return (launch_of(inputs, config).resources(),)
+        # A call with a shared prefix is two launches, and the API chooses the first one's settings.
+        return () if inputs.shared_prefix else (launch_of(inputs, config).resources(),)
 
-    def prepare_traced(self, inputs: AttentionInputs, config: LeanCudaConfig) -> TracedCall:
+    def prepare_traced(self, inputs: AttentionInputs, config: LeanCudaConfig) -> TracedCall | None:
+        if inputs.shared_prefix:
+            return None
         from leanbench.kernels.lean.cuda import launch_of
         from leanbench.kernels.traced import TracedLaunches
 

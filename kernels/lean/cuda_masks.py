@@ -29,6 +29,7 @@ def with_masks(build: CudaBuild, inputs: AttentionInputs) -> CudaBuild:
         "softcap": inputs.softcap > 0,
         "alibi": inputs.alibi_slopes is not None,
         "sinks": 0 if inputs.sinks is None else _SINKS[str(inputs.sinks.dtype).partition(".")[2]],
+        "prior": inputs.prior is not None,
         "leftpad": inputs.cache_leftpad is not None,
         "batch_idx": inputs.cache_batch_idx is not None,
     }
@@ -53,6 +54,7 @@ def pass_masks(params: Params, inputs: AttentionInputs, build: CudaBuild) -> Non
     if inputs.softcap:
         params.softcap = inputs.softcap * math.log2(math.e)
         params.qk_scale *= 2 / inputs.softcap
+    params.prior_tokens = inputs.prior_tokens
     slopes = inputs.alibi_slopes
     params.stride_slopes_batch = slopes.stride(0) if slopes is not None and slopes.ndim == 2 else 0
 

@@ -79,6 +79,7 @@ class Params(ctypes.Structure):
             (name, ctypes.c_uint64)
             for name in ("cache_leftpad", "cache_batch_idx", "alibi_slopes", "sinks")
         ),
+        *((name, ctypes.c_uint64) for name in ("prior", "prior_lse")),
         *((name, ctypes.c_uint64) for name in ("k_new", "v_new", "rotary_cos", "rotary_sin")),
         *(
             (f"stride_{name}", ctypes.c_int64)
@@ -106,6 +107,7 @@ class Params(ctypes.Structure):
                 "tile_shift",
                 "longest_shift",
                 "new_tokens",
+                "prior_tokens",
                 "rotary_positions",
                 "rotary_step",
             )

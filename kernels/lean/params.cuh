@@ -58,6 +58,8 @@ struct Params {
   const int *cache_leftpad, *cache_batch_idx;
   const float *alibi_slopes;
   const void *sinks;
+  const unsigned short *prior;  // PRIOR: (query token, head, V_HEAD_DIM) of all sequences
+  const float *prior_lse;       // (head, query token)
   const KvNumber *k_new, *v_new;  // APPEND: (sequence, token, KV head, head_dim)
   const unsigned short *rotary_cos, *rotary_sin;  // ROTARY_DIM: (position, ROTARY_DIM / 2)
   i64 stride_q_batch, stride_k_batch, stride_k_head, stride_v_batch, stride_v_head;
@@ -73,6 +75,7 @@ struct Params {
   int tile_shift;     // log2 of a LeanTile's tokens; FIXED_RUNS: of the shortest run's
   int longest_shift;  // FIXED_RUNS: of the longest run's
   int new_tokens;        // APPEND: of each sequence
+  int prior_tokens;      // PRIOR: of each length in cache_seqlens
   int rotary_positions;  // ROTARY_DIM: rows of cos and sin
   int rotary_step;       // ROTARY_DIM: positions between consecutive query tokens, 0 or 1
   // RAGGED, EVEN_SPLITS: empty LeanTiles counted by the schedule at an output tile's end.

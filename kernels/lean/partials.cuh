@@ -29,6 +29,14 @@ struct Piece {
     m = reference;
   }
 
+  // Adds four columns of the result of other tokens; its LSE is in units of log2.
+  __device__ __forceinline__ void add_result(float4 other, float lse) {
+    add_logit(lse);
+    const float weight = ex2_approx_ftz(lse - m);
+    o.x += weight * other.x, o.y += weight * other.y;
+    o.z += weight * other.z, o.w += weight * other.w;
+  }
+
   __device__ __forceinline__ float lse() const {
     return l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
   }

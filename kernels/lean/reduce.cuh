@@ -27,6 +27,24 @@ __device__ __forceinline__ float logit_of(u32 sink) {
   return (SINKS == 2 ? cvt_f32_f16(bits) : __uint_as_float(bits)) * LOG2_E;
 }
 
+// Returns a number of Q's dtype.
+__device__ __forceinline__ float number_of_half(u32 bits) {
+  return BF16 ? __uint_as_float(bits << 16) : cvt_f32_f16(bits);
+}
+
+// PRIOR: adds the result of other tokens to four columns of a query token's head.
+__device__ __forceinline__ void add_prior(const Params &p, const Position &part, int query, int head,
+                                          int column, Piece &piece) {
+  const int count = part.queries.count;
+  const int token = query + (RAGGED_Q ? part.queries.first : part.sequence * count);
+  const int tokens = RAGGED_Q ? p.total_queries : p.batch * count;
+  const i64 row = (i64)token * p.kv_heads * GROUP_SIZE + head;
+  const uint2 o = __ldg(reinterpret_cast<const uint2 *>(p.prior + row * V_HEAD_DIM + column));
+  piece.add_result(make_float4(number_of_half(o.x & 0xffff), number_of_half(o.x >> 16),
+                               number_of_half(o.y & 0xffff), number_of_half(o.y >> 16)),
+                   __ldg(p.prior_lse + (i64)head * tokens + token) * LOG2_E);
+}
+
 // Writes four columns of the output; the first four include the row's LSE. `sink`: of the row.
 __device__ __forceinline__ void write_output(const Params &p, const Position &part, int quad,
                                              Piece piece, u32 sink) {
@@ -39,6 +57,7 @@ __device__ __forceinline__ void write_output(const Params &p, const Position &pa
   unsigned short *at = p.out + (RAGGED_Q ? part.queries.first * (i64)p.stride_out_token
                                          : part.sequence * p.stride_out_batch) +
                        (i64)query * p.stride_out_token + (i64)head * p.stride_out_head + column;
+  if (PRIOR) add_prior(p, part, query, head, column, piece);
   if (SINKS) piece.add_logit(logit_of(sink));
   const float4 o = piece.scaled();
   *reinterpret_cast<uint2 *>(at) = make_uint2(cvt_rn_x2<BF16>(o.x, o.y), cvt_rn_x2<BF16>(o.z, o.w));

@@ -26,7 +26,8 @@ __device__ __forceinline__ int length_of(const Params &p, int sequence) {
   // Lengths known to the host.
   if (!RAGGED || ((LEFTPAD || RAGGED_Q) && !p.cache_seqlens))
     return APPEND ? max(p.context - p.new_tokens, 0) : p.context;
-  return min(max(__ldg(p.cache_seqlens + sequence), 0), p.context);
+  const int prior = PRIOR ? p.prior_tokens : 0;
+  return min(max(__ldg(p.cache_seqlens + sequence), prior) - prior, p.context);
 }
 
 // RAGGED: returns the tokens of a sequence, including new ones for which the cache has room.

@@ -10,6 +10,7 @@ from leanbench.kernels.libraries.flash_infer import (
     FlashInferPersistent,
 )
 from leanbench.kernels.libraries.flash_infer_best import FlashInferBest
+from leanbench.kernels.libraries.flash_infer_cascade import FlashInferCascade
 from leanbench.kernels.libraries.flash_infer_mla import FlashInferMla
 from leanbench.kernels.libraries.flash_infer_single import (
     FlashInferSingle,
@@ -46,6 +47,7 @@ KERNELS = (
     FlashInferSingle(),
     FlashInferSingleCudaCores(),
     FlashInferXqa(),
+    FlashInferCascade(),
     FlashInferMla(),
     FlashMla(),
     XformersSplitK(),

@@ -43,7 +43,22 @@ def attend(
     # Relative to the largest score: huge scores would absorb the difference in lse.
     seen = torch.softmax(scores, dim=-1)[..., : len(k)]
     weights = torch.where(lse.isneginf()[..., None], torch.zeros_like(seen), seen)
-    return torch.einsum("hqn,nd->qhd", weights, v), lse
+    out = torch.einsum("hqn,nd->qhd", weights, v)
+    return (out, lse) if inputs.prior is None else _with_prior(inputs, sequence, kv_head, out, lse)
+
+
+def _with_prior(
+    inputs: AttentionInputs, sequence: int, kv_head: int, out: torch.Tensor, lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge the results over other tokens into `attend`'s."""
+    assert inputs.prior is not None
+    assert inputs.prior_lse is not None
+    starts, heads = inputs.read_query_starts(), _heads(inputs, kv_head)
+    rows = slice(starts[sequence], starts[sequence + 1])
+    prior_lse = inputs.prior_lse.view(inputs.q_heads, -1)[heads, rows].double()
+    both = torch.logaddexp(lse, prior_lse)
+    own, other = (torch.exp(part - both).nan_to_num(0.0).T[..., None] for part in (lse, prior_lse))
+    return own * out + other * inputs.prior[rows, heads].double(), both
 
 
 def distance_behind(q_len: int, tokens: int, device: torch.device) -> torch.Tensor:

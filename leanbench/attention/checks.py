@@ -515,7 +515,7 @@ def check_values(call: Call) -> None:
     length = call.capacity if call.length is None else call.length - call.new_tokens
     cached = [length] * call.batch
     if call.cache_seqlens is not None:
-        cached = call.cache_seqlens.tolist()
+        cached = [length - extras.prior_tokens for length in call.cache_seqlens.tolist()]
         unit = "the tokens that a sequence has room for"
         unit += f", less the {call.new_tokens} appended" * (call.new_tokens > 0)
         _check_range("cache_seqlens", cached, most, unit)

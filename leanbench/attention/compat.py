@@ -277,6 +277,8 @@ def _padded(call: Call) -> Call:
     if extras.rotary_cos is not None and extras.rotary_sin is not None:
         cos, sin = extras.rotary_cos.clone(), extras.rotary_sin.clone()
         extras = extras._replace(rotary_cos=cos, rotary_sin=sin)
+    if extras.prior is not None:
+        extras = extras._replace(prior=_widened(extras.prior, v_dim))
     q = _widened(call.q, k_dim)
     return call._replace(q=q, k_cache=k_cache, v_cache=v_cache, softmax_scale=scale, extras=extras)
 

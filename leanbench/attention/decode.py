@@ -22,6 +22,7 @@ from leanbench.attention.call import (
     host_length,
     short_repr,
 )
+from leanbench.attention.prefix import attend_with_prefix
 from leanbench.attention.qv import attend_with_qv
 from leanbench.attention.run import run
 from leanbench.core.extras import Extras
@@ -70,6 +71,7 @@ def lean_attn_with_kvcache(
     sinks: torch.Tensor | None = None,
     learnable_sink: torch.Tensor | None = None,
     qv: torch.Tensor | None = None,
+    shared_prefix: int = 0,
     out: torch.Tensor | None = None,
     batch_invariant: bool = False,
     config: LeanConfig | None = None,
@@ -183,6 +185,12 @@ def lean_attn_with_kvcache(
             `leanbench.lean_mla_with_kvcache` on Hopper GPUs, unless it has other extras. Otherwise
             both caches are copied into one in every call. Windows, chunks, `cache_leftpad`, and
             `k` with `v` are not supported.
+        shared_prefix: Tokens in pages that all rows of the `block_table` begin with: a multiple of
+            the page size, and at most what every query token of every sequence sees. They are read
+            once for all sequences, in a launch of its own. 0: none. See
+            `leanbench.shared_prefix`. Windows, chunks, `alibi_slopes`, `cache_leftpad`,
+            `cache_batch_idx`, `k` with `v`, rotary embedding, `qv`, `batch_invariant` and scales of
+            each sequence are not supported. A `config` is that of the other launch.
         out: Receives the output, head_dim contiguous; must not overlap the inputs. None: a new
             tensor.
         batch_invariant: True: the bits of a sequence's output depend only on its own query, cache
@@ -288,6 +296,8 @@ def lean_attn_with_kvcache(
             # FlashAttention-3 reads these only with `k` and with rotary embedding.
             None if k is None else cu_seqlens_k_new,
             None if rotary_cos is None else rotary_seqlens,
+            None,
+            None,
             max_seqlen_q,
             *effective_window(window_size, causal, q, max_seqlen_q, k_cache, block_table),
             as_int(attention_chunk),
@@ -323,9 +333,16 @@ def lean_attn_with_kvcache(
         batch_invariant,
         config,
         extras,
-        learns=learns if qv is None else 0,
+        learns=0 if shared_prefix or qv is not None else learns,
     )
-    if qv is not None:
+    if shared_prefix:
+        if qv is not None:
+            raise NotImplementedError(
+                "lean_attn_with_kvcache does not support shared_prefix with qv: leave one of them"
+                " out"
+            )
+        result, lse = attend_with_prefix(call, shared_prefix, return_softmax_lse)
+    elif qv is not None:
         result, lse = attend_with_qv(call, qv, return_softmax_lse)
     else:
         result, lse = run(call, return_softmax_lse)

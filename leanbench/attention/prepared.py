@@ -412,8 +412,9 @@ def _signature(
     )
 
 
-#: Fields of Extras with a number of each sequence; and with rows that sequences do not have.
-_OF_SEQUENCES, _OF_POSITIONS, _OF_PAGES = (
+#: Fields of Extras with a number of each sequence, with rows that sequences do not have, and with
+#: sizes that follow from those of `q`.
+_OF_SEQUENCES, _OF_POSITIONS, _OF_PAGES, _OF_QUERIES = (
     frozenset(map(Extras._fields.index, names))
     for names in (
         (
@@ -422,6 +423,7 @@ _OF_SEQUENCES, _OF_POSITIONS, _OF_PAGES = (
         ),
         ("rotary_cos", "rotary_sin"),
         ("k_page_descale", "v_page_descale"),
+        ("prior", "prior_lse"),
     )
 )
 
@@ -494,6 +496,9 @@ def _sizeless(call: Call, forms: tuple[Any, ...], batch: int, capacity: int) -> 
     parts: list[Hashable] = [forms[0], given.new_tokens > capacity, most > call.q.shape[0]]
     for start in range(1, len(forms), 6):
         field, size, *form = forms[start : start + 6]
+        if field in _OF_QUERIES:
+            parts += field, *form
+            continue
         rows = size[0] if size else 0
         if field in _OF_PAGES:
             rows -= shape[0]
@@ -639,8 +644,8 @@ def choices_of(
 def _kernel_of(inputs: AttentionInputs) -> Any:
     if inputs.latent:
         return LEAN_MLA
-    # Only CUDA C++ merges the partials of several GPUs.
-    return LEAN if inputs.peers is None else LEAN_CUDA
+    # Only CUDA C++ merges the partials of several GPUs, and a launch's results into the next one's.
+    return LEAN if inputs.peers is None and inputs.prior is None else LEAN_CUDA
 
 
 def shared_problem(inputs: AttentionInputs) -> AttentionProblem:

@@ -24,7 +24,7 @@ MOST_CASES = 100_000
 #: Cases that share compiled kernels and launch settings: compiling takes longer than running.
 _FAMILY, _KIND_FAMILY = 50, 20
 #: Of families that are not plain.
-_LATENT_SHARE, _CHOSEN_SHARE = 0.06, 0.06
+_LATENT_SHARE, _CHOSEN_SHARE, _PREFIX_SHARE = 0.06, 0.06, 0.06
 _SHARPNESS = (0.1, 1.0, 1.0, 4.0, 12.0)
 #: Of a cache over its longest sequence.
 _ROOM = (None, None, "1.01x", "2x", "4x")
@@ -66,6 +66,8 @@ def fuzz_cases(count: int, seed: int, *, interpreted: bool = False) -> list[Chec
         is_chosen = not is_plain and not is_latent and draw.random() < _CHOSEN_SHARE
         draw_one = _draw_latent_family if is_latent else _draw_family
         draw_one = _draw_chosen_family if is_chosen else draw_one
+        if draw_one is _draw_family and not is_plain and draw.random() < _PREFIX_SHARE:
+            draw_one = _draw_prefix_family
         family = _plain_family(draw) if is_plain else draw_one(draw)
         settings = draw.randrange(1 << 30)
         # The interpreter compiles nothing.
@@ -185,6 +187,23 @@ def _draw_chosen_family(draw: random.Random) -> _Family:
     return _Family(head_dim, dtype, group_size, 1, page_size, kinds, fields)
 
 
+def _draw_prefix_family(draw: random.Random) -> _Family:
+    """Draw a family in which sequences begin with the same pages."""
+    head_dim = draw.choice((*HEAD_DIMS, *HEAD_DIMS, 8 * draw.randint(1, 32), 512))
+    group_size = draw.choice(_GROUP_SIZES)
+    q_len = draw.choice((1, 1, draw.randint(2, min(16, _MOST_ROWS // group_size))))
+    page_size = draw.choice((*PAGE_SIZES, draw.randint(1, 600)))
+    names = ("softcap", "q_lens")
+    kinds = {"shared_prefix", *(name for name in names if draw.random() < 0.25)}
+    fields: dict[str, Any] = {"sinks": draw.random() < 0.25, "causal": draw.random() < 0.7}
+    if draw.random() < 0.25:
+        fields["kv_dtype"] = draw.choice(FP8_DTYPES)
+        fields["page_scales"] = draw.choice((NO_PAGE_SCALES, "page", "page-head"))
+        fields["scaled"] = draw.random() < 0.7
+    dtype = draw.choice(DTYPES)
+    return _Family(head_dim, dtype, group_size, q_len, page_size, frozenset(kinds), fields)
+
+
 def _draw_latent_family(draw: random.Random) -> _Family:
     """Draw a family over a latent cache, with one KV head."""
     heads = draw.choice((1, 8, 16, 16, 24, 64, 96, 128, 128))
@@ -227,6 +246,15 @@ def _draw_member(draw: random.Random, family: _Family, plain: AttentionProblem) 
         number = round(most ** draw.random())
         values["select"] = number if "latent" in values else f"{number}x{family.page_size}"
         values["capacity"] = None
+    if "shared_prefix" in family.kinds:
+        page_size = family.page_size or 1
+        prefix = page_size * round(max(1, plain.max_context // page_size) ** draw.random())
+        # The shortest sequence may have no other tokens.
+        more = prefix + family.q_len - 2
+        contexts = tuple(context + more for context in plain.contexts)
+        values["shared_prefix"] = prefix
+        values["context"] = contexts if plain.is_ragged else contexts[0]
+        values["capacity"] = None if plain.capacity is None else plain.cache_capacity + more
     if "append" in family.kinds:
         values["append"] = draw.randint(1, _MOST_APPENDED)
         values["context"] = _at_least(plain, values["append"])

@@ -104,6 +104,11 @@ _PAGED: tuple[dict[str, Any], ...] = (
     {"select": "2x128", "sinks": True},
     {"select": "40x3", "softcap": 20.0},
     {"select": "5x64", "kv_dtype": "e4m3", "page_scales": "page-head"},
+    {"shared_prefix": 32, "page_size": 16},
+    {"shared_prefix": 42, "page_size": 3, "q_len": 4, "sinks": True, "softcap": 20.0},
+    {"shared_prefix": 32, "page_size": 32, "q_lens": (1, 14, 3)},
+    {"shared_prefix": 45, "page_size": 1, "q_len": 40, "causal": False},
+    {"shared_prefix": 40, "page_size": 8, "kv_dtype": "e4m3", "page_scales": "page-head"},
 )
 _KIND_CONTEXTS = (700, (129, 700, 45))
 #: Query heads, query tokens and what else differs of latent problems: rows of part of a CTA, of a
@@ -348,8 +353,8 @@ _WILD_LENGTHS = ((0, False), (2**31 - 1, True), (-1, False), (2**30, True), (-(2
 
 def wild_case(problem: AttentionProblem, score_scale: float, variant: int) -> CheckCase:
     """Return a batch of one sequence of `problem` and others with lengths outside the cache."""
-    # A choice of tokens has no room for more.
-    problem = problem.seen
+    # A choice of tokens has no room for more, and no sequence is shorter than a shared prefix.
+    problem = replace(problem.seen, shared_prefix=0)
     full, least = problem.cache_capacity, max(1, problem.append)
     contexts = [full if is_full else least for _, is_full in _WILD_LENGTHS]
     lengths = [length for length, _ in _WILD_LENGTHS]

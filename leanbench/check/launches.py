@@ -89,6 +89,8 @@ def api_arguments(inputs: AttentionInputs) -> dict[str, Any]:
         "return_softmax_lse": True,
         "block_table": inputs.block_table,
     }
+    if inputs.shared_prefix:
+        arguments["shared_prefix"] = inputs.shared_prefix
     extras = extras_of(inputs)
     if extras is None:
         return arguments

@@ -40,6 +40,9 @@ def poison_unused(inputs: AttentionInputs) -> AttentionInputs:
 def _scales(inputs: AttentionInputs) -> dict[str, torch.Tensor]:
     """Return the scales of sequences, those of empty ones as NaN."""
     empty = torch.tensor(inputs.read_lengths(), device=inputs.q.device) == 0
+    if not empty.any():
+        # Those of a shared prefix stay one number in memory.
+        return {}
     return {
         name: scales.masked_fill(empty[:, None], math.nan)
         for name in ("q_descale", "k_descale", "v_descale")

@@ -132,7 +132,8 @@ class Settings:
     ) -> None:
         self.kernel, self._objective = kernel_for(kernel, problem), objective
         self._spec = spec
-        problem = looked_up(problem)
+        # The API launches a shared prefix alone.
+        problem = looked_up(problem.own if self.kernel.is_api else problem)
         #: The problem for which settings are looked up.
         self.problem = problem if uniform else for_any_length(problem)
         self._learned: _Learned | None = None
@@ -191,8 +192,11 @@ def refusal(call: AttentionProblem, spec: GpuSpec) -> str | None:
 
 
 def kernel_for(kernel: Kernel, problem: AttentionProblem) -> Kernel:
-    """Return the kernel, or its CUDA C++ alone, which merges the partials of several GPUs."""
-    return getattr(kernel, "cuda", kernel) if problem.gpus.context > 1 else kernel
+    """Return the kernel, or its CUDA C++ alone, which merges the partials of several GPUs, and a
+    launch over a shared prefix into the API's next one.
+    """
+    merges = problem.gpus.context > 1 or (problem.shared_prefix and kernel.is_api)
+    return getattr(kernel, "cuda", kernel) if merges else kernel
 
 
 def _launches(kernel: Kernel, config: TunedConfig, problem: AttentionProblem) -> bool:

@@ -34,6 +34,8 @@ class Extras(NamedTuple):
     cu_seqlens_q: torch.Tensor | None = None
     cu_seqlens_k_new: torch.Tensor | None = None
     rotary_seqlens: torch.Tensor | None = None
+    prior: torch.Tensor | None = None
+    prior_lse: torch.Tensor | None = None
     max_seqlen_q: int | None = None
     window_left: int = -1
     window_right: int = -1
@@ -41,6 +43,7 @@ class Extras(NamedTuple):
     #: An int by default: torch.compile recompiles for expressions of a float.
     softcap: float = 0
     rotary_interleaved: bool = False
+    prior_tokens: int = 0
 
     @property
     def new_tokens(self) -> int:

@@ -112,6 +112,14 @@ class AttentionInputs:
     cu_seqlens_q: torch.Tensor | None = None
     #: Maximum number of query tokens of a sequence, with `cu_seqlens_q`.
     max_seqlen_q: int | None = None
+    #: Output and LSE over other tokens of the sequences, which the call's include. Contiguous: (all
+    #: query tokens, q_heads, head_dim of V), in the dtype of `out`, and (q_heads x query tokens,).
+    prior: torch.Tensor | None = None
+    prior_lse: torch.Tensor | None = None
+    #: Tokens of `prior` that `cache_seqlens` counts; `context` and the table are without them.
+    prior_tokens: int = 0
+    #: Tokens in the pages that all rows of the `block_table` begin with; 0 for none.
+    shared_prefix: int = 0
     #: True if `v_cache` is a view of the first columns of `k_cache`.
     latent: bool = False
     #: GPUs that share the sequences. The caches have this GPU's tokens, `out` and `lse` are those
@@ -201,7 +209,7 @@ class AttentionInputs:
         """Return the tokens of each sequence in the cache before the call. Reads the device."""
         if self.cache_seqlens is None:
             return (self.context - self.new_tokens,) * self.batch
-        return tuple(self.cache_seqlens.clamp(0, self.context).tolist())
+        return tuple((self.cache_seqlens - self.prior_tokens).clamp(0, self.context).tolist())
 
     def read_new_starts(self) -> tuple[int, ...]:
         """Return the first new token of each sequence, and their total. Reads the device."""
@@ -248,7 +256,7 @@ def cache_shape(problem: AttentionProblem, columns: int | None = None) -> tuple[
     """
     rows, tokens = problem.batch + problem.batch_idx, problem.cache_capacity
     if problem.page_size is not None:
-        rows, tokens = sum(problem.page_counts), problem.page_size
+        rows, tokens = problem.pages, problem.page_size
     if columns is None:
         columns = problem.token_bytes if problem.row_scales else problem.head_dim
     if problem.kv_layout == "HND":
@@ -265,7 +273,8 @@ def query_shape(problem: AttentionProblem) -> tuple[int, ...]:
 def deal_pages(
     problem: AttentionProblem, device: str | torch.device, generator: torch.Generator | None = None
 ) -> torch.Tensor | None:
-    """Return a block table that gives each page of `cache_shape` to one sequence, in random order.
+    """Return a block table that gives each page of `cache_shape` to one sequence, in random order,
+    or to all of them: those of a shared prefix.
 
     Entries past a sequence's end are 0. With `select`, the others are no more than that; blocks of
     KV heads are each head's own, and all full but the last one. A contiguous cache has no table:
@@ -275,13 +284,13 @@ def deal_pages(
 
     if problem.page_size is None:
         return None
-    pages = torch.randperm(
-        sum(problem.page_counts), generator=generator, device=device, dtype=torch.int32
-    )
+    pages = torch.randperm(problem.pages, generator=generator, device=device, dtype=torch.int32)
+    shared, pages = pages.tensor_split([problem.shared_prefix // problem.page_size])
+    counts = [count - len(shared) for count in problem.page_counts]
     columns, choice = problem.seen.cache_capacity // problem.page_size, problem.choice
     of_heads = (problem.kv_heads,) if choice is not None and choice.by_head else ()
     table = torch.zeros(problem.batch, *of_heads, columns, dtype=torch.int32, device=device)
-    owned = zip(table, pages.split(problem.page_counts), problem.contexts, strict=True)
+    owned = zip(table, pages.split(counts), problem.contexts, strict=True)
     for rows, used, context in owned:
         for row in rows.unbind() if of_heads else ():
             full, rest = used.tensor_split([context // problem.page_size])
@@ -289,7 +298,8 @@ def deal_pages(
             listed = torch.cat([full[order], rest])[:columns]
             row[: len(listed)] = listed
         if not of_heads:
-            rows[: len(used)] = used[:columns]
+            used = torch.cat([shared, used])[:columns]
+            rows[: len(used)] = used
     return table
 
 
@@ -476,6 +486,7 @@ def kind_inputs(
         "softcap": problem.softcap,
         "rotary_interleaved": problem.rotary_interleaved,
         "latent": problem.latent,
+        "shared_prefix": problem.shared_prefix,
     }
     if problem.sinks:
         fields["sinks"] = like.new_empty(problem.q_heads).normal_(generator=generator)
@@ -504,11 +515,14 @@ def kind_inputs(
         elif problem.latent and name == "k_descale":
             # One number for the whole cache, which includes V.
             fields[name] = (0.5 + uniform(1, 1)).expand(problem.batch, 1)
+        elif problem.shared_prefix:
+            # One number for all sequences, which read the same pages.
+            fields[name] = (0.5 + uniform(1, problem.kv_heads)).expand(problem.batch, -1)
         else:
             fields[name] = 0.5 + uniform(problem.batch, problem.kv_heads)
     if problem.page_scales != NO_PAGE_SCALES:
         for name in ("k_page_descale", "v_page_descale"):
-            per_page = 2.0 ** (4 * uniform(sum(problem.page_counts), problem.kv_heads) - 2)
+            per_page = 2.0 ** (4 * uniform(problem.pages, problem.kv_heads) - 2)
             of_heads = problem.page_scales == "page-head"
             fields[name] = per_page if of_heads else per_page[:, 0].clone()
     if problem.q_lens is not None:

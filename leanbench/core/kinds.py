@@ -207,6 +207,19 @@ ROW_SCALES = axis(
     label="row scales",
     refusal="takes no rows with scales inside",
 )
+SHARED_PREFIX = axis(
+    Whole(
+        or_none="no shared pages",
+        none=0,
+        syntax="a number of tokens such as 16k, or none for no shared pages",
+    ),
+    "sp",
+    default=0,
+    help="Tokens that all sequences of a paged cache have in the same pages: none,16k.",
+    label="shared prefix",
+    phrase="{} tokens in shared pages",
+    refusal="takes no pages that sequences share",
+)
 V_HEAD_DIM = axis(
     Whole(
         1024,

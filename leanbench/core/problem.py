@@ -38,6 +38,11 @@ _ORDERED = {
     *("capacity", "window_left", "window_right", "attention_chunk", "alibi", "leftpad", "append"),
     *("q_lens", "parallel", "whole_model"),
 }
+#: Axes by which sequences see different tokens of pages that they share, or change them.
+_OWN = {
+    *("window_left", "window_right", "attention_chunk", "alibi", "leftpad", "append", "select"),
+    *("latent", "parallel", "whole_model"),
+}
 #: Maximum number of runs of equal lengths in a label; beyond, it has the maximum and the sum.
 _LABEL_LENGTHS = 3
 
@@ -180,6 +185,8 @@ class AttentionProblem:
     select: int | str | None = kinds.SELECT
     #: See leanbench.core.row_scales; there are no other scales.
     row_scales: bool = kinds.ROW_SCALES
+    #: Tokens at the beginning of every sequence, in the same pages; 0 for none.
+    shared_prefix: int = kinds.SHARED_PREFIX
 
     def __post_init__(self) -> None:
         # Fast for defaults: every call of the API with a new shape makes a problem.
@@ -278,6 +285,8 @@ class AttentionProblem:
             self._check_choice(self.choice)
         if self.row_scales:
             self._check_row_scales()
+        if self.shared_prefix:
+            self._check_shared_prefix()
 
     def _check_choice(self, choice: kinds.Choice) -> None:
         """Check that chosen tokens have no order, and all query tokens one choice."""
@@ -316,6 +325,23 @@ class AttentionProblem:
         if self.value_dim % GROUP:
             fix = "rows have a scale for each group of columns of V"
             raise InvalidValue("v_head_dim", self.value_dim, Reason.NOT_A_MULTIPLE, fix, GROUP)
+
+    def _check_shared_prefix(self) -> None:
+        """Check that all query tokens see the whole prefix, and that it is the same for all."""
+        name, tokens = "shared_prefix", self.shared_prefix
+        if self.page_size is None:
+            raise InvalidValue(name, tokens, Reason.NEEDS, "give page_size", "a paged cache")
+        if tokens % self.page_size:
+            fix = "choose whole pages"
+            raise InvalidValue(name, tokens, Reason.NOT_A_MULTIPLE, fix, self.page_size)
+        lengths = zip(self.contexts, self.query_lengths, strict=True)
+        most = min(context - (q_len - 1) * self.causal for context, q_len in lengths)
+        if tokens > most:
+            fix = "choose at most what all query tokens of all sequences see"
+            raise InvalidValue(name, tokens, Reason.ABOVE_MAXIMUM, fix, most)
+        for other in sorted(_OWN & self.special.keys()):
+            fix, limit = f"leave {other} out, or shared_prefix", f"shared_prefix {tokens}"
+            raise InvalidValue(other, self.special[other], Reason.CONFLICT, fix, limit)
 
     @property
     def model(self) -> WholeModel | None:
@@ -445,6 +471,27 @@ class AttentionProblem:
         return tuple(-(-context // self.page_size) for context in self.contexts)
 
     @property
+    def pages(self) -> int:
+        """Number of pages of all sequences in a paged cache."""
+        assert self.page_size is not None
+        shared = (self.batch - 1) * (self.shared_prefix // self.page_size)
+        if isinstance(self.context, int):
+            return self.batch * -(-self.context // self.page_size) - shared
+        return sum(self.page_counts) - shared
+
+    @property
+    def own(self) -> AttentionProblem:
+        """Problem of the tokens after a shared prefix: a launch of its own."""
+        if not self.shared_prefix:
+            return self
+        lengths = tuple(max(1, context - self.shared_prefix) for context in self.contexts)
+        capacity = self.capacity
+        if isinstance(capacity, int):
+            capacity = max(self.page_size or 1, self.cache_capacity - self.shared_prefix)
+        context = lengths if self.is_ragged else lengths[0]
+        return replace(self, context=context, capacity=capacity, shared_prefix=0)
+
+    @property
     def group_size(self) -> int:
         """Query heads that share one KV head."""
         return self.q_heads // self.kv_heads
@@ -521,14 +568,16 @@ class AttentionProblem:
     def kv_bytes(self) -> int:
         """Bytes of K and V that any kernel must read at least once.
 
-        These are the visible tokens, appended ones included, of all layers of a whole model. Of a
+        These are the visible tokens, appended ones included and those of shared pages once, of all
+        layers of a whole model. Of a
         shared problem, this and all other bytes are those of the GPU with the most.
         """
         if self.parallel != NONE:
             return self.shard(0).kv_bytes
         if self.model is not None:
             return self._of_all_layers(self.model, lambda layer: layer.kv_bytes)
-        return self.visible_tokens * self.kv_heads * self.token_bytes
+        repeated = (self.batch - 1) * self.shared_prefix
+        return (self.visible_tokens - repeated) * self.kv_heads * self.token_bytes
 
     @property
     def kv_allocated_bytes(self) -> int:
@@ -539,10 +588,8 @@ class AttentionProblem:
             return self._of_all_layers(self.model, lambda layer: layer.kv_allocated_bytes)
         if self.page_size is None:
             tokens = (self.batch + self.batch_idx) * self.cache_capacity
-        elif isinstance(self.context, int):
-            tokens = self.batch * -(-self.context // self.page_size) * self.page_size
         else:
-            tokens = sum(self.page_counts) * self.page_size
+            tokens = self.pages * self.page_size
         return tokens * self.kv_heads * self.token_bytes
 
     @property

@@ -261,6 +261,7 @@ OTHER_VALUES: dict[str, tuple[Any, ...]] = {
         if name.endswith(("table", "descale", "_q", "_new", "rotary_seqlens")) or name == "qv"
     },
     "learnable_sink": (torch.zeros(4),),
+    "shared_prefix": (16, True),
 }
 
 

@@ -342,3 +342,22 @@ def test_which_gpus_run_a_call():
     assert [refusal(PROBLEM, spec) for spec in (H200, a100)] == [None, None]
     wide = replace(LATENT, q_len=40)
     assert refusal(wide, H200) == LEAN_MLA.unsupported_reason(wide) is not None
+
+
+def test_a_shared_prefix_is_launched_alone_by_cuda_cpp():
+    """Settings of the API are those of the other launch; to other kernels its pages are any."""
+    problem = AttentionProblem(
+        *(8, 32, 8, 5120, 128, "bf16", "NHD"), page_size=16, shared_prefix=4096, lengths_on="device"
+    )
+    a100 = find("a100")
+    assert resolve(kernel("lean"), problem, a100, "default") == resolve(
+        kernel("lean_cuda"), problem.own, a100, "default"
+    )
+    whole = replace(problem, shared_prefix=0)
+    of_fa2 = (resolve(kernel("fa2"), each, a100, "default") for each in (problem, whole))
+    assert len({choice.config for choice in of_fa2}) == 1
+    for name in ("lean_triton", "lean_batch_invariant"):
+        refusal = kernel(name).unsupported_reason(problem)
+        assert refusal == (
+            f"{name} merges no shared prefix: choose lean, or leave shared_prefix out"
+        )

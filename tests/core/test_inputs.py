@@ -78,6 +78,19 @@ def test_rows_with_scales_inside():
     assert not decoded[3].any()
 
 
+def test_pages_of_a_shared_prefix_are_the_same_and_all_others_are_not():
+    problem = AttentionProblem(
+        3, 4, 2, (33, 16, 47), 64, page_size=16, shared_prefix=16, kv_dtype="e4m3"
+    )
+    inputs: Any = make_inputs(problem, "cpu")
+    assert (inputs.shared_prefix, inputs.k_cache.shape[0]) == (16, 5)
+    table = inputs.block_table
+    assert table[:, 0].unique().numel() == 1
+    used = [int(table[0, 0]), *table[0, 1:].tolist(), *table[2, 1:].tolist()]
+    assert sorted(used) == [0, 1, 2, 3, 4]
+    assert inputs.k_descale.stride() == (0, 1)
+
+
 def test_ragged_lengths_are_on_the_device_and_clamped_to_the_cache():
     inputs: Any = make_inputs(AttentionProblem(3, 4, 4, (7, 300, 1), 64), "cpu")
     assert (inputs.cache_seqlens.dtype, inputs.cache_seqlens.tolist()) == (torch.int32, [7, 300, 1])

@@ -71,6 +71,10 @@ ROW_SCALES = {
         ({"select": 30}, 60 * TOKEN, 200 * TOKEN, 60 * TOKEN + 16 * 260),
         ({"select": "3x10"}, 60 * TOKEN, 200 * TOKEN, 60 * TOKEN + 16 * 260),
         ({"select": 101}, 200 * TOKEN, 200 * TOKEN, 200 * TOKEN + 16 * 260),
+        (
+            {"shared_prefix": 60, "page_size": 15},
+            *(140 * TOKEN, 150 * TOKEN, 140 * TOKEN + 16 * 260),
+        ),
     ],
 )
 def test_bytes_of_kinds(kinds, kv_bytes, allocated, io_bytes):
@@ -90,6 +94,15 @@ def test_a_call_of_chosen_tokens_is_one_of_a_cache_of_them():
     assert short.known_to_host == replace(PLAIN, page_size=1)
     blocks = replace(PLAIN, select="3x10")
     assert blocks.seen == replace(PLAIN, context=30, page_size=10)
+
+
+def test_the_tokens_after_a_shared_prefix_are_a_problem_of_their_own():
+    problem = replace(PLAIN, batch=3, context=(64, 100, 65), page_size=16, shared_prefix=64)
+    own = replace(PLAIN, batch=3, context=(1, 36, 1), page_size=16)
+    assert (problem.own, own.own) == (own, own)
+    assert problem.pages == 4 + 0 + 3 + 1
+    roomy = replace(problem, capacity=160)
+    assert roomy.own == replace(own, capacity=96)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +274,17 @@ INVALID = [
     (ROW_SCALES | {"kv_dtype": "e5m2"}, "row_scales", Reason.NEEDS, "kv_dtype e4m3"),
     (ROW_SCALES | {"page_size": None}, "row_scales", Reason.NEEDS, "a table of pages"),
     (ROW_SCALES | {"v_head_dim": 64}, "v_head_dim", Reason.NOT_A_MULTIPLE, 128),
+    ({"shared_prefix": 16}, "shared_prefix", Reason.NEEDS, "a paged cache"),
+    ({"shared_prefix": 20, "page_size": 16}, "shared_prefix", Reason.NOT_A_MULTIPLE, 16),
+    ({"shared_prefix": 112, "page_size": 16}, "shared_prefix", Reason.ABOVE_MAXIMUM, 100),
+    (
+        {"shared_prefix": 99, "page_size": 9, "q_len": 3},
+        *("shared_prefix", Reason.ABOVE_MAXIMUM, 98),
+    ),
+    (
+        {"shared_prefix": 64, "page_size": 16, "window_left": 5},
+        *("window_left", Reason.CONFLICT, "shared_prefix 64"),
+    ),
     ({"parallel": "tp:3"}, "kv_heads", Reason.NOT_A_MULTIPLE, 3),
     ({"parallel": "cp:2", "context": (100, 1)}, "context", Reason.BELOW_MINIMUM, 2),
 ]

@@ -77,6 +77,22 @@ BUILDS = [
     build if PROBLEMS.index(build.values[0]) in ALWAYS else deep(*build.values)
     for build in diagonal(PROBLEMS, GPUS, keep=len(GPUS))
 ]
+#: Of the launch that merges the results over the prefix.
+SHARED_PREFIX = AttentionProblem(
+    *(64, 32, 8, 17408, 128, "bf16", "NHD"),
+    page_size=16,
+    shared_prefix=16384,
+    lengths_on="device",
+)
+BUILDS += [
+    deep(problem, name)
+    for problem in (
+        SHARED_PREFIX,
+        replace(SHARED_PREFIX, q_len=4, sinks=True, softcap=30.0),
+        replace(SHARED_PREFIX, kv_dtype="e4m3", page_scales="page", head_dim=64),
+    )
+    for name in GPUS
+]
 
 
 #: Plain decode with 8 query rows, with all candidates compiled in a deep run. Candidates for more

@@ -45,6 +45,8 @@ SINGLE = ("flashinfer_single", "flashinfer_single_cuda_cores")
 BATCH = ("flashinfer_best", "flashinfer", "flashinfer_cuda_cores", "flashinfer_persistent")
 #: Kernels that take only caches of whole pages.
 XQA = ("flashinfer_xqa",)
+#: Kernels that take only a shared prefix.
+CASCADE = ("flashinfer_cascade",)
 FLASHINFER = (*BATCH, *SINGLE)
 FLASH_ATTN_2 = ("flash_attn", "flash_decoding")
 FLASH_ATTN_3 = ("flash_attn_3", "flash_attn_3_best")
@@ -53,7 +55,7 @@ FRONTEND = ("cudnn_frontend", "cudnn_frontend_lse")
 NO_SPLIT = ("torch_flash_no_split",)
 #: Kernels that take only latent caches.
 OF_LATENT = ("flash_mla", "flashinfer_mla")
-NOT_LATENT = tuple(name for name in NAMES if name not in (*OF_LATENT, *XQA))
+NOT_LATENT = tuple(name for name in NAMES if name not in (*OF_LATENT, *XQA, *CASCADE))
 #: Kernels that attend only over uniform contiguous caches.
 PLAIN = (*IN_TORCH, *XFORMERS)
 

@@ -414,3 +414,62 @@ def test_the_best_of_flashinfer_launches_and_plans_the_mode_that_its_config_name
     assert isinstance(again, partial)
     assert isinstance(own, partial)
     assert again.func.__qualname__ == own.func.__qualname__
+
+
+class CascadeWrapper:
+    """A wrapper that attends over the pages of both levels, in the order of the levels."""
+
+    def __init__(self, num_levels: int, workspace: torch.Tensor, kv_layout: str) -> None:
+        assert num_levels == 2
+        self.kv_layout = kv_layout
+
+    def plan(
+        self, starts, page_starts, pages, last_page_len, q_heads, kv_heads, head_dim, page_size, *,
+        sm_scale, logits_soft_cap, q_data_type, kv_data_type,
+    ):  # fmt: skip
+        batch = len(last_page_len[1])
+        assert [each.tolist() for each in starts] == [[0, batch], list(range(batch + 1))]
+        assert {each.dtype for each in (*page_starts, *pages, *last_page_len)} == {torch.int32}
+        assert last_page_len[0].tolist() == [page_size]
+        assert page_starts[0].tolist() == [0, len(pages[0])]
+        own = block_table(page_starts[1], pages[1])
+        self.table = torch.cat([pages[0].expand(batch, -1), own], dim=1)
+        counts = len(pages[0]) + page_starts[1].diff()
+        self.lengths = (counts - 1) * page_size + last_page_len[1]
+        self.scale, self.softcap = sm_scale, logits_soft_cap
+
+    def run(self, q, paged_kv_cache):
+        k, v = paged_kv_cache
+        if self.kv_layout == "HND":
+            k, v = k.transpose(1, 2), v.transpose(1, 2)
+        kinds = {"softcap": self.softcap}
+        out, _ = attended(q[:, None], k, v, self.lengths, self.table, self.scale, **kinds)
+        return out[:, 0]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        AttentionProblem(2, 8, 2, 100, 64, page_size=16, shared_prefix=48),
+        AttentionProblem(
+            *(3, 4, 2, (40, 33, 130), 64, "bf16", "NHD"),
+            page_size=16,
+            shared_prefix=32,
+            softcap=9.0,
+        ),
+    ],
+    ids=label,
+)
+def test_the_cascade_reads_both_levels(problem, monkeypatch):
+    with planning(monkeypatch, MultiLevelCascadeAttentionWrapper=CascadeWrapper):
+        checked("flashinfer_cascade", problem)
+
+
+def test_the_cascade_takes_sequences_that_share_pages_and_have_more(monkeypatch):
+    monkeypatch.setattr(library, "find_spec", lambda name: ModuleSpec(name, None))
+    cascade, problem = kernel("flashinfer_cascade"), AttentionProblem(2, 8, 2, 100, 64)
+    for prefix, reason in ((0, "shared prefix"), (96, None), (100, "tokens of their own")):
+        page_size = 4 if prefix else None
+        given = replace(problem, page_size=page_size, shared_prefix=prefix)
+        refusal = cascade.refusal(given)
+        assert refusal is None if reason is None else reason in str(refusal)

@@ -1,0 +1,210 @@
+"""Calls over sequences that begin with the same pages: a launch reads these once for all sequences,
+the next one reads the rest of each sequence and merges the first one's results into its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from leanbench.attention.call import WHOLE_NUMBERS, Call, as_int, short_repr
+from leanbench.attention.checks import check_call, check_tensors, check_values, reads_values
+from leanbench.attention.run import is_traced, run
+from leanbench.core.extras import Extras
+
+
+def attend_with_prefix(
+    call: Call, shared_prefix: Any, with_lse: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the output, and the LSE if requested.
+
+    Args:
+        shared_prefix: Tokens of every sequence in the same pages, the first of the `block_table`.
+
+    Raises:
+        NotImplementedError: The call is unsupported.
+        ValueError: The tensors, or they and the prefix, are inconsistent.
+    """
+    prefix = _check(call, shared_prefix)
+    q, table, extras = call.q, call.block_table, call.all_extras
+    assert table is not None
+    if q.numel() == 0:
+        return run(call, with_lse)
+    pages = prefix // call.k_cache.shape[1]
+    # All queries are those of one sequence, and see all its tokens.
+    queries = q.flatten(0, 1) if q.dim() == 4 else q
+    results = None
+    if call.out is not None and call.out.dtype != call.out_dtype:
+        results = call.out.new_empty((1, *queries.shape[:2], call.v_cache.shape[3]))
+    of_all = call._replace(
+        q=queries[None],
+        cache_seqlens=None,
+        length=prefix,
+        block_table=table[:1, :pages],
+        out=results,
+        causal=False,
+        config=None,
+        extras=_of_all(extras),
+    )
+    out, lse = run(of_all, with_lse=True)
+    assert lse is not None
+    on_device = call.cache_seqlens is not None
+    own = call._replace(
+        length=None if on_device else call.context - prefix,
+        # No row may be empty. Without tokens, its page is not read.
+        block_table=table[:, pages:] if table.shape[1] > pages else table[:, :1],
+        extras=extras._replace(
+            prior=out[0], prior_lse=lse.flatten(), prior_tokens=prefix if on_device else 0
+        ),
+    )
+    return run(own, with_lse)
+
+
+def _of_all(extras: Extras) -> Extras | None:
+    """Return the extras of the launch over the prefix; sinks count once, in the other launch."""
+    whole = Extras(
+        softcap=extras.softcap,
+        q_descale=_first(extras.q_descale),
+        k_descale=_first(extras.k_descale),
+        v_descale=_first(extras.v_descale),
+        k_page_descale=extras.k_page_descale,
+        v_page_descale=extras.v_page_descale,
+    )
+    return None if whole.asks_nothing else whole
+
+
+def _first(scales: torch.Tensor | None) -> torch.Tensor | None:
+    return None if scales is None else scales[:1]
+
+
+def _check(call: Call, shared_prefix: Any) -> int:
+    """Return the prefix in tokens; errors as in `attend_with_prefix`."""
+    prefix, table = _tokens(shared_prefix), call.block_table
+    if table is None:
+        raise ValueError(
+            f"shared_prefix is {prefix} and there is no block_table: pass one, with rows that begin"
+            " with the same pages"
+        )
+    if call.extras is not None:
+        check_tensors(call)
+    _check_supported(call, table)
+    is_packed = call.all_extras.cu_seqlens_q is not None
+    if call.k_cache.dim() != 4 or table.dim() != 2 or call.q.dim() != (3 if is_packed else 4):
+        check_call(call)
+    _check_length(call, prefix)
+    if reads_values(call.q) and not is_traced(call.q, call.k_cache, call.v_cache):
+        check_call(call)
+        check_values(call)
+        _check_values(call, table, prefix)
+    return prefix
+
+
+def _tokens(shared_prefix: Any) -> int:
+    """Return a number of tokens, or the symbol of a tracer."""
+    prefix = as_int(shared_prefix)
+    if isinstance(prefix, bool) or not isinstance(prefix, WHOLE_NUMBERS) or prefix < 0:
+        raise ValueError(
+            f"shared_prefix is {short_repr(shared_prefix)}: expected a number of tokens, or 0 for"
+            " no shared pages"
+        )
+    return prefix  # pyright: ignore[reportReturnType]
+
+
+def _check_supported(call: Call, table: torch.Tensor) -> None:
+    """Raise NotImplementedError for what the two launches cannot share."""
+    extras, config = call.all_extras, call.config
+    features = {
+        "a block_table of each KV head": table.dim() == 3,
+        "k and v": extras.k_new is not None or extras.v_new is not None,
+        "rotary_cos": extras.rotary_cos is not None,
+        "cache_batch_idx": extras.cache_batch_idx is not None,
+        "cache_leftpad": extras.cache_leftpad is not None,
+        "alibi_slopes": extras.alibi_slopes is not None,
+        "window_size": max(extras.window_left, extras.window_right) >= 0,
+        "attention_chunk": extras.attention_chunk > 0,
+        "batch_invariant": call.batch_invariant or (config is not None and config.fixed_run_tiles),
+        "a config of Triton": config is not None and config.implementation != "cuda",
+    }
+    unsupported = [name for name, is_set in features.items() if is_set]
+    if unsupported:
+        raise NotImplementedError(
+            f"lean_attn_with_kvcache does not support shared_prefix with {unsupported[0]}: leave"
+            " one of them out"
+        )
+    for name in ("q_descale", "k_descale", "v_descale"):
+        scale = getattr(extras, name)
+        if scale is not None and scale.dim() == 2 and scale.shape[0] > 1 and scale.stride(0):
+            raise NotImplementedError(
+                f"{name} is {tuple(scale.shape)}, of each sequence, and a shared prefix is read"
+                " once for all: pass (1, kv_heads), or leave shared_prefix out"
+            )
+
+
+def _check_length(call: Call, prefix: int) -> None:
+    """Check the prefix against the pages, the capacity and a length on the host."""
+    page_size = call.k_cache.shape[1]
+    if prefix % page_size:
+        raise ValueError(
+            f"shared_prefix is {prefix}: expected a multiple of the page size, {page_size}"
+        )
+    most = call.capacity
+    if call.cache_seqlens is None:
+        most = min(most, call.context)
+        if call.causal and call.all_extras.cu_seqlens_q is None:
+            most -= call.q_len - 1
+    if prefix > most:
+        raise ValueError(
+            f"shared_prefix is {prefix}: expected at most the {most} tokens of a sequence that all"
+            " of its query tokens see"
+        )
+
+
+def _check_values(call: Call, table: torch.Tensor, prefix: int) -> None:
+    """Check the lengths and pages of all sequences against the prefix.
+
+    Raises:
+        ValueError: A sequence is shorter, or begins with other pages.
+    """
+    starts = call.all_extras.cu_seqlens_q
+    lengths = [call.context] * call.batch
+    if call.cache_seqlens is not None:
+        lengths = call.cache_seqlens.tolist()
+    queries = [call.q_len] * call.batch if starts is None else starts.diff().tolist()
+    for sequence, (length, count) in enumerate(zip(lengths, queries, strict=True)):
+        seen = length - (max(count, 1) - 1 if call.causal else 0)
+        if seen < prefix:
+            raise ValueError(
+                f"shared_prefix is {prefix}: expected at most {seen}, the tokens that all query"
+                f" tokens of sequence {sequence} see"
+            )
+    shared = table[:, : prefix // call.k_cache.shape[1]]
+    same = (shared == shared[:1]).all(dim=1).tolist()
+    if not all(same):
+        raise ValueError(
+            f"block_table[{same.index(False)}] does not begin with the pages of block_table[0]:"
+            f" pass rows that share the {prefix} tokens of shared_prefix"
+        )
+
+
+def shared_prefix(block_table: Any, lengths: Any, page_size: int, q_len: int = 1) -> int:
+    """Return the tokens that all sequences have in the same pages: `shared_prefix` of a call.
+
+    It runs on the host, for a server's own tables.
+
+    Args:
+        block_table: (batch, pages), as an array of numpy or a tensor on the CPU.
+        lengths: Tokens of the sequences: (batch,), or one number.
+        page_size: Tokens of a page.
+        q_len: Query tokens of a sequence, which must see the whole prefix.
+
+    Returns:
+        A multiple of `page_size`; 0 for a single sequence.
+    """
+    table = torch.as_tensor(block_table)
+    if len(table) < 2:
+        return 0
+    shortest = int(torch.as_tensor(lengths).min()) - (q_len - 1)
+    columns = table[:, : max(shortest, 0) // page_size]
+    same = (columns == columns[:1]).all(dim=0)
+    return int(same.long().cumprod(dim=0).sum()) * page_size
