@@ -315,6 +315,14 @@ DEEP_CASES = {
     "head_dim 512, clusters": case(
         settings(16, 2, 2, 1, 4, 8, "bulk"), (on_device((300, 77, 515), "12/2", 512, 640), 7)
     ),
+    # A layer of DeepSeek V4: one tensor is K and V.
+    "latent, window, sinks": case(
+        settings(16, 2, 2, 1, 1, 32, "bulk"),
+        (
+            on_device((300, 77, 515), "64/1", 512, 640, latent=True, window_left=127, sinks=True),
+            7,
+        ),
+    ),
     "fp8, 16-byte copies": case(
         DEEP_ASYNC,
         (replace(EQUAL, kv_dtype="e4m3"), 7),
