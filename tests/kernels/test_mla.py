@@ -174,6 +174,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "columns), 576 columns of q for rows of 656 bytes, no size 0",
     ),
     (
+        {"kv_cache": torch.zeros(2, 1, 584, dtype=torch.uint8), "block_table": TABLE},
+        "kv_cache (2, 1, 584): expected (batch, q_len, q_heads, columns) and (pages, page_size,"
+        " columns), 656 bytes a row in torch.uint8",
+    ),
+    (
         {"kv_cache": SCALED_ROWS},
         "kv_cache is (2, 1, 1, 656): rows of 656 bytes are read one by one",
     ),
