@@ -415,10 +415,7 @@ def ancestors(tokens: int) -> list[int]:
 def test_a_table_of_some_tokens_is_attention_to_them(
     cpu: Cpu, seen: Callable[[int], list[int]]
 ) -> None:
-    problem, config = (
-        replace(ODD_PAGES, context=(300, 77, 30, 515)),
-        CASES["pages of one token"].config,
-    )
+    problem = replace(ODD_PAGES, context=(300, 77, 30, 515))
     full = make_inputs(problem, "cpu", 1, score_scale=6.0)
     assert full.block_table is not None
     table, lengths = full.block_table.clone().fill_(1 << 30), []
@@ -427,7 +424,7 @@ def test_a_table_of_some_tokens_is_attention_to_them(
         row[: len(places)] = pages[places]
         lengths.append(len(places))
     some = replace(full, block_table=table, cache_seqlens=torch.tensor(lengths, dtype=torch.int32))
-    cpu.launch(some, config, 9, Workspace(1000))
+    cpu.launch(some, CASES["pages of one token"].config, 9, Workspace(1000))
     for sequence, tokens in enumerate(full.read_lengths()):
         rows = full.block_table[sequence, seen(tokens)].long()
         k, v = (cache[rows, 0].double() for cache in (full.k_cache, full.v_cache))
