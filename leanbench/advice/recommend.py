@@ -561,7 +561,8 @@ def page_words(page_size: int | None) -> str:
 
 def _why_none(request: Request, problem: AttentionProblem) -> str:
     """Return why no kernel can be estimated."""
-    each = kernel((request.named or REFERENCES[problem.latent :])[0])
+    every = [kernel(name) for name in request.named or REFERENCES[:: -1 if problem.latent else 1]]
+    each = next((each for each in every if _refusal(each, problem) is None), every[0])
     if reason := _refusal(each, problem):
         return f"no kernel runs {problem.label}: {reason}"
     if not is_modelled(each):

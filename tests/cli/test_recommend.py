@@ -402,6 +402,10 @@ def test_long_times_have_all_their_digits():
         ("--shape 32/8x128 --gpu h100 --usd-per-hour 2", "needs a model, a shape alone has no"),
         ("llama-3-405b --gpu h100 --gpus 8", "h100-sxm has 80 GB: --gpu h200 would fit"),
         (
+            "deepseek-v4-flash --gpu h200 --gpus 8",
+            "the performance model does not know latent caches: run it on a GPU",
+        ),
+        (
             "deepseek-r1 --gpu h200 --gpus 8 --batch 160 --context 16k",
             "h200 has 141 GB: a batch of 96 or contexts up to 9k or --gpu b200 would fit",
         ),
