@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -158,12 +159,14 @@ class FlashMlaSparseLaunch(OwnOutputs):
         assert inputs.block_table is not None
         self._own = inputs.q_heads
         padded = (0, 0, 0, _heads(inputs) - self._own)
+        # Numbers of tokens are the same in pages of any size; servers have 64.
+        page = math.gcd(inputs.k_cache.shape[0], _PAGE_TOKENS)
         # A schedule for fewer tokens than are listed needs their numbers.
         is_full = inputs.cache_seqlens is None and inputs.context == inputs.block_table.shape[1]
         self._attend = partial(
             flash_mla_with_kvcache,
             torch.nn.functional.pad(inputs.q, padded),
-            inputs.k_cache,
+            inputs.k_cache.view(-1, page, *inputs.k_cache.shape[2:]),
             None,
             None,
             VALUE_DIM,
