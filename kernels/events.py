@@ -76,3 +76,18 @@ def timer_kernel(times, count):
     """Read the timer `count` times back to back in one thread."""
     for i in range(count):
         tl.store(times + i, _time_ns(i))
+
+
+@triton.jit
+def clock_kernel(reading):
+    """Read the timer, the cycles of this SM, and the SM."""
+    tl.store(reading, _time_ns(0))
+    tl.store(reading + 1, 0 if INTERPRETED else _cycles())
+    tl.store(reading + 2, 0 if INTERPRETED else smid().to(tl.int64))
+
+
+@triton.jit
+def _cycles():
+    return tl.inline_asm_elementwise(
+        "mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+    )

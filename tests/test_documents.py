@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from leanbench.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/*.md", "kernels/*/README.md")
+    for pattern in ("*.md", "docs/*.md", "kernels/*/README.md", "reports/*.md")
     for path in sorted(ROOT.glob(pattern))
 ]
 
@@ -171,48 +170,8 @@ def test_leanbench_is_on_the_path_before_it_is_called() -> None:
     ]
 
 
-#: A block of text that begins with a command.
-SAMPLE = re.compile(r"^```text\n\$ leanbench (.*)\n([\s\S]*?)\n```$", re.MULTILINE)
-SAMPLES = [
-    pytest.param(command, shown, id=f"{document}: {command}")
-    for document in DOCUMENTS
-    for command, shown in SAMPLE.findall(read(document))
-]
-
-
-def is_shown(shown: str, printed: str) -> bool:
-    """Return True if the sample matches the output; a line of dots stands for any lines."""
-    parts = [re.escape(line) if line != "..." else None for line in shown.split("\n")]
-    pattern = "".join(r"(?:.*\n)*?" if part is None else rf"{part} *\n" for part in parts)
-    return re.fullmatch(pattern, printed) is not None
-
-
-@pytest.mark.parametrize(("command", "shown"), SAMPLES)
-def test_a_sample_is_what_the_command_prints(monkeypatch, command, shown):
-    monkeypatch.chdir(ROOT)
-    result = CliRunner().invoke(app, shlex.split(command), env={"COLUMNS": "80"})
-    assert result.exit_code == 0
-    assert is_shown(shown, result.stdout)
-    assert max(map(len, shown.splitlines())) <= 80
-
-
-def test_the_readme_has_a_sample():
-    assert any("README.md" in str(sample.id) for sample in SAMPLES)
-
-
-@pytest.mark.parametrize(
-    ("shown", "same"),
-    [
-        ("a\nb\nc", True),
-        ("a\n...", True),
-        ("...\nc", True),
-        ("a\n...\nc", True),
-        ("a\nb\n...\nc", True),
-        ("a\nc", False),
-        ("a\n...\nd", False),
-        ("b\n...", False),
-        ("a\nb", False),
-    ],
-)
-def test_dots_stand_for_any_lines(shown, same):
-    assert is_shown(shown, "a\nb  \nc\n") == same
+def test_samples_of_output_are_rendered():
+    """So that test_figures.py compares them with what commands print."""
+    for document in DOCUMENTS:
+        if "```text\n$ leanbench" in read(document):
+            assert "output(" in read(f"{document}.j2"), document

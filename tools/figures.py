@@ -6,7 +6,7 @@
 `docs/results.md.j2` makes `docs/results.md`, `reports/h200/serving.svg.j2` a picture. A template
 calls `runs("h200/peers", ...)` and writes what it offers: `Figures`, `Ratios` and the filters of
 `FORMATS`. Other tables come from `axes`, `calibration`, `claims`, `costs`, `host_times`,
-`libraries`, and logs from `table`.
+`libraries`, logs from `table`, and what a command prints from `output`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import geometric_mean, median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from leanbench.kernels.lean.cuda_cost import Costs
+from typer.testing import CliRunner
 
+from leanbench.cli.main import app
 from leanbench.core.axes import AXES, KINDS
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
@@ -442,6 +446,29 @@ def log_line(*logs: str) -> str:
     return f"Log{'s' if len(logs) > 1 else ''}: {'; '.join(lines)}."
 
 
+def output(command: str, *labels: str) -> str:
+    """Return a block with a command and the parts of its output with these labels.
+
+    Dots stand for the parts before and between them. A part lasts up to the next label or empty
+    line; without labels the output is whole.
+    """
+    with TemporaryDirectory() as home:
+        # Settings as shipped: tests switch them off, and this machine may have timed its own.
+        env = {"COLUMNS": "80", "LEANBENCH_HOME": home, "LEANBENCH_CONFIGS": None}
+        result = CliRunner().invoke(app, shlex.split(command), env=env)
+    assert result.exit_code == 0, result.output
+    kept, is_kept = [f"$ leanbench {command}"], True
+    for line in map(str.rstrip, result.stdout.splitlines()):
+        label = re.match(r"[A-Z][a-z]+(?=: )", line)
+        if labels and (label or not line):
+            is_kept = label is not None and label[0] in labels
+        if is_kept:
+            kept.append(line)
+        elif kept[-1] != "...":
+            kept.append("...")
+    return "\n".join(["```text", *kept, "```"])
+
+
 def rendered(template: Path) -> str:
     """Render one document."""
     environment = Environment(
@@ -456,6 +483,7 @@ def rendered(template: Path) -> str:
     environment.filters["log10"] = math.log10
     environment.globals.update(
         log_line=log_line,
+        output=output,
         runs=runs,
         run_line=run_line,
         versions=versions,

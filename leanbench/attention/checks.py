@@ -543,6 +543,11 @@ def check_values(call: Call) -> None:
         _check_appended(call, cached)
     if call.block_table is not None:
         _check_page_numbers(call, cached)
+    if call.latent and extras.k_descale is not None:
+        scales = extras.k_descale.flatten().expand(call.batch).tolist()
+        for sequence, scale in enumerate(scales):
+            if cached[sequence] and not scale > 0:
+                raise ValueError(f"k_descale[{sequence}] is {scale}: expected a number above 0")
 
 
 def _check_range(name: str, numbers: list[int], most: int, unit: str) -> None:
@@ -608,17 +613,19 @@ def _check_page_numbers(call: Call, cached: list[int]) -> None:
     """
     table, page_size = call.block_table, call.k_cache.shape[1]
     assert table is not None
-    picked = call.all_extras.cache_batch_idx
-    rows = table if picked is None else table[picked.long()]
     new, starts = [call.new_tokens] * call.batch, call.all_extras.cu_seqlens_k_new
     if starts is not None:
         new = starts.diff().tolist()
-    least = -1 if call.latent and gathers(page_size) else 0
     is_full = call.cache_seqlens is None and call.length is None
+    tokens = [call.capacity] * call.batch if is_full else [*map(sum, zip(cached, new, strict=True))]
+    # The columns of an expanded table are one in memory.
+    most = -(-max(tokens) // page_size) if table.stride(-1) else 1
+    picked, rows = call.all_extras.cache_batch_idx, table[..., :most]
+    rows = rows if picked is None else rows[picked.long()]
+    least = -1 if call.latent and gathers(page_size) else 0
     for sequence, pages in enumerate(rows.tolist()):
-        tokens = call.capacity if is_full else cached[sequence] + new[sequence]
         for place, row in enumerate(pages if call.has_table_of_heads else [pages]):
-            for column, page in enumerate(row[: -(-tokens // page_size)]):
+            for column, page in enumerate(row[: -(-tokens[sequence] // page_size)]):
                 if not least <= page < call.k_cache.shape[0]:
                     head = f"{place}, " if call.has_table_of_heads else ""
                     raise ValueError(

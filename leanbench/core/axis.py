@@ -434,13 +434,6 @@ class Axis:
         phrase = self.phrase or ("{}" if self.values.is_word else f"{self.title} {{}}")
         return phrase.format(text)
 
-    @property
-    def default_words(self) -> str:
-        """Default value in a sentence: ``q_len 1``, ``a contiguous cache``."""
-        if self.values.or_none and self.default == self.values.none:
-            return self.values.or_none
-        return f"{self.name} {self.write(self.default)}"
-
 
 def axis(values: Values, letter: str = "", default: Any = REQUIRED, **options: Any) -> Any:
     """Declare a dataclass field that is an axis; `options` are further fields of `Axis`."""

@@ -48,15 +48,6 @@ def parse_list(
     return tuple(values)
 
 
-def parse_numbers(name: str, text: str, syntax: str = COUNT) -> tuple[int, ...]:
-    """Parse a list of whole numbers and ranges.
-
-    Args:
-        syntax: Description of a valid entry, for error messages.
-    """
-    return parse_list(name, text, lambda item: numbers_of(name, item, syntax))
-
-
 def numbers_of(
     name: str, item: str, syntax: str = COUNT, least: int = 1, most: int = MAX_NUMBER
 ) -> list[int]:

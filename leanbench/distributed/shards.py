@@ -147,10 +147,6 @@ class Layout:
     def tensor_rank(self) -> int:
         return self.rank // self.context
 
-    @property
-    def context_rank(self) -> int:
-        return self.rank % self.context
-
     def heads(self, kv_heads: int) -> range:
         """Return the KV heads of this rank.
 

@@ -8,8 +8,6 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from leanbench.attention import lean_attn_with_kvcache
-from leanbench.attention.call import Call
-from leanbench.attention.run import run
 from leanbench.core.errors import UserError
 from leanbench.integrations.hf_masks import dense_mask, is_windowed, lengths_of
 
@@ -104,11 +102,6 @@ def lean_attention(
         raise UserError(f"dropout is {dropout}, and lean has none: call model.eval() first")
     lengths, starts = lengths_of(lengths_mask)
     q, k_cache, v_cache = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    if plain and starts is None:
-        # Less host time: every layer of a step comes here.
-        scale = None if scaling is None else float(scaling)
-        call = Call(q, k_cache, v_cache, lengths, None, None, None, scale, q_len > 1)
-        return run(call, False)[0], None
     out = lean_attn_with_kvcache(
         q,
         k_cache,

@@ -40,10 +40,10 @@ _LONG_US = 10_000.0
 #: Readings of the clock per graph: two in a row, whose difference is the time of a reading, and one
 #: after the launches.
 _READINGS = 3
-#: Words between readings. Aligns each reading to 16 bytes.
-_WORDS = 2
+#: Words of a reading: time in nanoseconds, cycles of the SM, and which SM. Padded, to align each.
+_WORDS = 4
 #: Name of the kernel that reads the clock.
-_CLOCK = "timer_kernel"
+_CLOCK = "clock_kernel"
 #: Name of a kernel that the driver does not name.
 UNKNOWN = "unknown"
 
@@ -55,6 +55,8 @@ class CrossCheck:
     samples_us: tuple[float, ...]
     #: Names of the GPU kernels of one launch; empty if the graph does not have them.
     kernels: tuple[str, ...]
+    #: Median SM clock during the launches; None if no two readings were of one SM.
+    clock_mhz: int | None = None
 
     @property
     def median_us(self) -> float:
@@ -75,7 +77,7 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
     count = max(fewest, min(most, math.ceil(_FIGURE_US / latency_us)))
     figures = min(_FIGURES, math.ceil(_LONG_US / (count * latency_us)))
     try:
-        times, readings = clock_readings()
+        read, readings = clock_readings()
         # Start with a launch. Costs of a graph's first launch alone are not timed.
         timed = [launches[index % len(launches)] for index in range(count)]
         stamped = [launches[-1], *readings[:2], *timed, *readings[2:]]
@@ -86,7 +88,7 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
         kernels = kernels_of_a_launch(node_names(before), node_names(graph), count)
         if isinstance(kernels, str):
             return kernels
-        samples_us = []
+        samples_us, clocks_mhz = [], []
         for _ in range(figures):
             if len(launches) > count:
                 for launch in launches:
@@ -95,7 +97,9 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
             before.replay()
             graph.replay()
             torch.cuda.synchronize()
-            samples_us.append(between_us(times[::_WORDS].tolist(), count))
+            first, second, third = read.tolist()
+            samples_us.append(between_us((first[0], second[0], third[0]), count))
+            clocks_mhz += clock_between(second, third)
     except RuntimeError as error:
         # Raises again if the kernel itself failed.
         torch.cuda.synchronize()
@@ -104,24 +108,34 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
         )
     if min(samples_us) <= 0:
         return "the GPU's clock did not step between launches, so there is no cross-check"
-    return CrossCheck(tuple(samples_us), kernels)
+    clock_mhz = round(statistics.median(clocks_mhz)) if clocks_mhz else None
+    return CrossCheck(tuple(samples_us), kernels, clock_mhz)
 
 
 def clock_readings() -> tuple[torch.Tensor, list[Callable[[], object]]]:
-    """Return the tensor of clock readings in nanoseconds, and launches that write it."""
+    """Return the tensor of readings, a row of `_WORDS` for each, and launches that write it."""
     import torch
 
-    from leanbench.kernels.events import timer_kernel
+    from leanbench.kernels.events import clock_kernel
 
-    times = torch.zeros(_READINGS * _WORDS, dtype=torch.int64, device="cuda")
+    read = torch.zeros(_READINGS, _WORDS, dtype=torch.int64, device="cuda")
 
-    def reading(at: torch.Tensor) -> Callable[[], object]:
-        return lambda: timer_kernel[(1,)](at, 1, num_warps=1)
+    def reading(row: torch.Tensor) -> Callable[[], object]:
+        return lambda: clock_kernel[(1,)](row, num_warps=1)
 
-    readings = [reading(times[index * _WORDS :]) for index in range(_READINGS)]
-    for read in readings:
-        read()
-    return times, readings
+    readings = [reading(row) for row in read]
+    for each in readings:
+        each()
+    return read, readings
+
+
+def clock_between(before: Sequence[int], after: Sequence[int]) -> list[float]:
+    """Return the SM clock in MHz between two readings; nothing if another SM made the second.
+
+    SMs begin to count at different times.
+    """
+    (start_ns, start, sm, *_), (end_ns, end, same, *_) = before, after
+    return [(end - start) / (end_ns - start_ns) * 1e3] if sm == same and end_ns > start_ns else []
 
 
 def between_us(times_ns: Sequence[int], launches: int) -> float:

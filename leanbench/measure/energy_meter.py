@@ -271,6 +271,8 @@ class SustainedReading:
     warnings: list[str]
     #: Power of the idle GPU by the calibration.
     idle_power_w: float | None = None
+    #: Seconds since the start, SM clock in MHz and power in W of each reading.
+    states: tuple[tuple[float, int | None, float | None], ...] = ()
 
 
 class EnergyMeter:
@@ -289,8 +291,7 @@ class EnergyMeter:
             self._counter = EnergyCounter(nvml, now)
             self._patience_s = max(_PATIENCE_S, _PATIENCE_TICKS * calibration.tick_ms / 1000)
         self._ticks: list[Tick] = []
-        self._powers: list[tuple[float, float]] = []
-        self._clocks_mhz: list[int] = []
+        self._states: list[tuple[float, int | None, float | None]] = []
         self._reasons: set[str] | None = None
 
     def edge(self) -> float:
@@ -316,7 +317,8 @@ class EnergyMeter:
         """Return the figures of one launch between the two edges."""
         trusted = self._counter is not None and self._counter.failure is None
         counter_w = mean_power_w(*self._ticks) if trusted else None
-        integrated_w = integrated_power_w(self._powers)
+        clocks_mhz = [mhz for _, mhz, _ in self._states if mhz is not None]
+        integrated_w = integrated_power_w([(s, w) for s, _, w in self._states if w is not None])
         power_w = counter_w if trusted else integrated_w
         idle_w = None
         if self._calibration is not None:
@@ -332,7 +334,7 @@ class EnergyMeter:
         return SustainedReading(
             sustained_us=sustained_us,
             window_s=window_s,
-            clock_mhz=round(statistics.median(self._clocks_mhz)) if self._clocks_mhz else None,
+            clock_mhz=round(statistics.median(clocks_mhz)) if clocks_mhz else None,
             power_w=power_w,
             energy_mj=_energy_mj(power_w, sustained_us),
             energy_above_idle_mj=_energy_mj(above_idle_w, sustained_us),
@@ -340,6 +342,7 @@ class EnergyMeter:
             throttle_reasons=None if self._reasons is None else sorted(self._reasons),
             warnings=self._warnings(counter_w, integrated_w, idle_w, window_s),
             idle_power_w=None if self._calibration is None else self._calibration.idle_power_w,
+            states=tuple((round(s - self._states[0][0], 3), mhz, w) for s, mhz, w in self._states),
         )
 
     def _next_tick(self) -> Tick | None:
@@ -363,8 +366,7 @@ class EnergyMeter:
             return
         now_s, power_w = self._now(), self._nvml.power_instant_w()
         clock_mhz, reasons = self._nvml.sm_clock_mhz(), self._nvml.throttle_reasons()
-        self._powers += [] if power_w is None else [(now_s, power_w)]
-        self._clocks_mhz += [] if clock_mhz is None else [clock_mhz]
+        self._states.append((now_s, clock_mhz, power_w))
         if reasons is not None:
             self._reasons = (self._reasons or set()).union(reasons)
 

@@ -88,7 +88,9 @@ def sustained_fields(subject: Subject, candidate: Candidate) -> Outcome:
     floor = subject.floor_reading() if energy and instruments.nvml is not None else None
     if floor is not None:
         candidate.warnings += [f"read floor: {warning}" for warning in floor.warnings]
-    return sustained_outcome(readings, floor)
+    # Of GPUs that share a problem, the first one's.
+    raw = {**(candidate.outcome.raw_samples or {}), "window": readings[0].states}
+    return sustained_outcome(readings, floor) | Outcome(raw_samples=raw)
 
 
 def read_window(subject: Subject, replay: Replay) -> list[SustainedReading]:

@@ -38,6 +38,7 @@ def latency_fields(subject: Subject, candidate: Candidate) -> Outcome:
     candidate.warnings += [differs] if differs else []
     return fields | Outcome(
         crosscheck_us=checked.median_us,
+        crosscheck_clock_mhz=checked.clock_mhz,
         gpu_kernels=list(checked.kernels) or None,
         raw_samples=sample_fields(timing, checked.samples_us),
     )

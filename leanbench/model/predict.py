@@ -117,12 +117,8 @@ def _predicted(
     # A call of chosen tokens is one of a cache of them.
     whole, problem = problem, problem.seen
     if unknown := [name for name in problem.special if name not in axes_of(kernel)]:
-        # A latent cache needs its further axes: only a GPU helps.
         name = "latent caches" if problem.latent else unknown[0]
-        leave_out = "" if problem.latent else f", or leave {name} out"
-        return _unsupported(
-            f"the performance model does not know {name}: run it on a GPU{leave_out}"
-        )
+        return _unsupported(f"the performance model does not know {name}: run it on a GPU")
     if problem.q_len > MAX_Q_LEN:
         return _unsupported(
             f"the performance model does not know how long the arithmetic of {problem.q_len} query"

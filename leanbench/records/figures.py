@@ -281,6 +281,12 @@ class Figures(BaseModel):
     )
 
     sm_clock_mhz: int | None = _gpu("SM clock", "mhz", "median, read after each sample")
+    crosscheck_clock_mhz: int | None = _gpu(
+        "counted clock",
+        "mhz",
+        "cycles that an SM counted (clock64) over the GPU's own time (%globaltimer) of the "
+        "cross-check's launches",
+    )
     power_w: float | None = _gpu("power", "w", "median, read after each sample", kind="figure")
     temperature_c: int | None = _gpu("temperature", "c", "highest, read after each sample")
     throttled_samples: int | None = _gpu(

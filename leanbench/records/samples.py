@@ -42,6 +42,8 @@ class Samples(BaseModel):
     sm_clock_mhz: list[int | None]
     #: Latency of each cross-check replay.
     crosscheck_us: list[float] = []
+    #: Seconds since the start of the window in which energy was measured, SM clock and power in W.
+    window: list[tuple[float, int | None, float | None]] = []
     #: Median of each process that measured the cell; the other fields are those of one process.
     processes_us: list[float] = []
 

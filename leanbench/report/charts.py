@@ -87,7 +87,11 @@ class Chart:
     #: Cumulative columns up to `y`, each with the name of its part: filled areas below the line of
     #: the baseline, which is the only one.
     stack: tuple[tuple[str, str], ...] = ()
+    #: Place in each reading of the column `window`: these are drawn over their seconds. 0: none.
+    reading: int = 0
 
+
+_WINDOW = "read every 20 ms of the sustained window; of the problem furthest right in other charts"
 
 CHARTS = (
     Chart(
@@ -210,6 +214,24 @@ CHARTS = (
         floor_name="idle GPU",
     ),
     Chart(
+        key="clock_window",
+        title="SM clock while energy was measured",
+        note=_WINDOW,
+        y="sustained_clock_mhz",
+        y_title="SM clock (MHz)",
+        y_scale="auto",
+        reading=1,
+    ),
+    Chart(
+        key="power_window",
+        title="Power while energy was measured",
+        note=_WINDOW,
+        y="sustained_power_w",
+        y_title="power (W)",
+        y_scale="auto",
+        reading=2,
+    ),
+    Chart(
         key="sustained",
         title="Sustained against burst latency",
         note="latency under power and heat over that in bursts of milliseconds, less 1",
@@ -294,6 +316,8 @@ def _has_values(chart: Chart, drawn: DataFrame) -> bool:
     """Return True if the rows have the chart's values, and the baseline one of its stack's sums."""
     of_baseline = where(drawn, drawn["kernel"] == drawn["baseline"])
     sums = [column for column, _ in chart.stack[:-1]]
+    if chart.reading and not has_values(drawn, "window"):
+        return False
     return has_values(drawn, chart.y) and (
         not sums or any(has_values(of_baseline, column) for column in sums)
     )

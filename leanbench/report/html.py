@@ -40,7 +40,7 @@ SCRIPTS = ("common", "table", "plot", "sides", "maps", "charts")
 #: Columns that charts and maps read, even if no table shows them.
 DATA = (
     *("problem", "group_size", "read_floor_tb_s", "baseline", "flop_per_byte"),
-    *("latency_ci_low_us", "latency_ci_high_us"),
+    *("latency_ci_low_us", "latency_ci_high_us", "window"),
 )
 
 

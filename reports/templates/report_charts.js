@@ -36,7 +36,7 @@
     const axes = choosable().filter((axis) => (!isOfAll(chart) || isCompared(axis)) && axis.name !== chart.along);
     const sums = chart.stack.slice(0, -1);
     const isFollowed = (row) => drawn.some((other) => other[chart.along] !== row[chart.along] && page.axes.every((axis) => axis.name === chart.along || other[axis.name] === row[axis.name]));
-    const holds = (row) => row[chart.y] != null && (!chart.along || isFollowed(row)) && (!sums.length || (isBaseline(row) && sums.some(([column]) => row[column] != null)));
+    const holds = (row) => row[chart.y] != null && (!chart.reading || row.window) && (!chart.along || isFollowed(row)) && (!sums.length || (isBaseline(row) && sums.some(([column]) => row[column] != null)));
     const rows = ofSeries(axes, state.chosen);
     if (rows.some(holds)) return { chosen: state.chosen, rows };
     const chosen = nearestSeries(drawn.filter(holds), axes, state.chosen);
@@ -166,7 +166,24 @@
     return { ...axis, ...linearTicks(low, Math.max(0, ...all, ...values, chart.line_at ?? 0), chart.y) };
   }
 
+  /** What was read over the seconds of a window, of each kernel's problem with the highest x. */
+  function overWindow(chart) {
+    const { chosen, rows } = seriesOf(chart);
+    const held = rows.filter((row) => row.window);
+    const last = Math.max(...held.map((row) => row[state.x.name]));
+    const lines = page.kernels.map((kernel) => {
+      const [row] = fastestByX(held.filter((each) => each.kernel === kernel.name && each[state.x.name] === last), state.x.name);
+      const readings = row ? row.window.filter((reading) => reading[chart.reading] != null) : [];
+      const points = readings.map((reading) => ({ x: reading[0], y: reading[chart.reading], head: row.problem }));
+      return { name: kernel.name, color: kernel.color, width: row && isBaseline(row) ? 2.5 : 1.5, hidden: hiddenKernels.has(kernel.name), joined: true, points };
+    }).filter((line) => line.points.length).reverse();
+    if (!lines.length) return null;
+    const seconds = Math.max(...lines.map((line) => line.points.at(-1).x));
+    return { chosen, lines, closest: true, x: { title: "seconds", write: String, ...linearTicks(0, seconds, chart.y) }, y: yAxis(chart, lines, false) };
+  }
+
   function build(chart, width) {
+    if (chart.reading) return overWindow(chart);
     const { chosen, rows: series } = seriesOf(chart);
     const x = chart.x || state.x.name;
     const xs = [...new Set(series.map((row) => row[x]))].sort((a, b) => a - b);

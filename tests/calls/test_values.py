@@ -120,6 +120,21 @@ def test_values_at_the_limits(arguments, prepared_for):
     assert len(prepared_for) == 1
 
 
+def test_a_table_whose_columns_are_one_in_memory():
+    table = int32(4).expand(2, 1 << 20)
+    lean_attn_with_kvcache(Q, CACHE, CACHE, cache_seqlens=int32(16, 8), block_table=table)
+    with pytest.raises(ValueError, match=r"^block_table\[0, 0\] is 5: expected 0 to 4"):
+        lean_attn_with_kvcache(Q, CACHE, CACHE, block_table=int32(5).expand(2, 1 << 31))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+def test_the_scale_of_a_latent_cache_is_positive(scale):
+    cache, query = torch.zeros(2, 64, 576).to(torch.float8_e4m3fn), torch.zeros(2, 1, 16, 576)
+    scales = torch.tensor([[1.0], [scale]])
+    with pytest.raises(ValueError, match=rf"^k_descale\[1\] is {scale}: expected a number above 0"):
+        lean_mla_with_kvcache(query.bfloat16(), cache, k_descale=scales)
+
+
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("lengths_on", ["host", "device"])
 def test_what_is_right_is_not_refused(kinds, lengths_on, prepared_for):

@@ -18,6 +18,7 @@ from cli.running import invoke, printed
 from typer.models import ArgumentInfo, OptionInfo
 from typer.testing import CliRunner
 
+from leanbench.__main__ import main as run_main
 from leanbench.cli.main import app
 
 
@@ -123,6 +124,17 @@ def test_a_command_that_was_interrupted_says_so(monkeypatch, error, name, code):
     assert result.exit_code == code
     assert result.stdout.startswith("Checking lean, fa2, fixed_split over 1 problem ")
     assert result.stderr == f"Stopped by {name} before it was done.\n"
+
+
+def test_an_interrupt_of_the_imports_leaves_no_traceback(monkeypatch):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leanbench.cli.main.main", interrupted)
+    monkeypatch.setattr(signal, "signal", lambda *words: None)
+    with pytest.raises(SystemExit) as ended:
+        run_main()
+    assert ended.value.code == 130
 
 
 #: Too long for every file system.

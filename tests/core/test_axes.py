@@ -179,7 +179,6 @@ def test_messages(snapshot):
 
 
 PARSERS = [
-    lambda text: syntax.parse_numbers("group", text),
     *(axis.parse for axis in AXES.values()),
     lambda text: (syntax.parse_seconds("--budget", text),),
 ]

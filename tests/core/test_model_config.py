@@ -400,6 +400,14 @@ def test_a_key_out_of_range_is_one_sentence(tmp_path, key, value):
     assert len(str(error.value)) < 300 + len(str(tmp_path))
 
 
+@pytest.mark.parametrize("model_type", [None, ["llama"]])
+def test_a_missing_type_is_found_without_transformers(tmp_path, monkeypatch, model_type):
+    monkeypatch.delattr(model_config, "_class_mapping")
+    with pytest.raises(InvalidKey) as error:
+        read_config(written(tmp_path, {**TINY, "model_type": model_type}))
+    assert error.value.key == "model_type"
+
+
 @pytest.mark.parametrize(
     ("keys", "key"),
     [
@@ -407,8 +415,6 @@ def test_a_key_out_of_range_is_one_sentence(tmp_path, key, value):
         ({"num_key_value_heads": 3}, "num_attention_heads"),
         ({"hidden_size": 2}, "hidden_size"),
         ({"model_type": "mixtral", **KV, "num_experts_per_tok": 9}, "num_experts_per_tok"),
-        ({"model_type": None}, "model_type"),
-        ({"model_type": ["llama"]}, "model_type"),
         ({"model_type": "new", "layer_types": ["sliding_attention"] * 4}, "sliding_window"),
     ],
 )

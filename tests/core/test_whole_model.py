@@ -80,7 +80,6 @@ def test_names_come_back_and_others_are_not_known():
 @pytest.mark.parametrize(
     ("model", "value", "reason", "limit"),
     [
-        ("opt-6.7b:tp=8", 8, Reason.CONFLICT, "opt-6.7b"),
         ("qwen3-32b:tp=3", 3, Reason.CONFLICT, "query/KV heads 64/8"),
         ("llama-3.2-3b:tp=24", 24, Reason.CONFLICT, "intermediate_size 8192 of llama-3.2-3b"),
         ("qwen3-30b-a3b:tp=32:tp=4", "tp=4", Reason.CONFLICT, "tp=32"),
@@ -94,6 +93,14 @@ def test_invalid_options(model, value, reason, limit):
         read_model(model)
     error = caught.value
     assert (error.value, error.reason, error.limit) == (value, reason, limit)
+
+
+def test_a_share_of_opt_is_predicted_alone():
+    part, whole = read_model("opt-6.7b:tp=2"), read_model("opt-6.7b")
+    # Norms, two biases and positions are on both.
+    both = 32 * (4 + 2) * 4096 + 2 * 4096 + 2050 * 4096
+    assert 2 * part.weights == whole.weights + both
+    assert "does not share out" in str(part.only_predicted)
 
 
 def _written(path: Path, **keys) -> str:

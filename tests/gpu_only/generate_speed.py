@@ -3,9 +3,9 @@ a model with the shapes of Llama-3-8B, 8 layers and random weights:
 
     python tests/gpu_only/generate_speed.py [SECONDS]
 
-Implementations take turns. A step's time is the interval between two calls of a logits processor.
-The first two steps wait for the prompt and are discarded. The result of an implementation is the
-median of all steps.
+Implementations take turns of 64 steps. A step's time is the interval between two calls of a logits
+processor. The first two steps wait for the prompt and are discarded. Printed are the medians over
+turns of a turn's median step, and of the ratio of two turns.
 """
 
 from __future__ import annotations
@@ -82,20 +82,21 @@ def main(budget_s: float) -> None:
             tokens = torch.randint(2, 128000, (batch, context), device="cuda")
             for implementation in IMPLEMENTATIONS:
                 step_seconds(model, implementation, tokens, options)
-            rounds: dict[str, list[float]] = {name: [] for name in IMPLEMENTATIONS}
+            turns: dict[str, list[float]] = {name: [] for name in IMPLEMENTATIONS}
             end = time.perf_counter() + cell_s
-            while time.perf_counter() < end or len(rounds["lean"]) < 2 * NEW_TOKENS:
-                for implementation, times in rounds.items():
-                    times += step_seconds(model, implementation, tokens, options)
-            median = {name: statistics.median(times) for name, times in rounds.items()}
+            while time.perf_counter() < end or len(turns["lean"]) < 3:
+                for implementation, times in turns.items():
+                    steps = step_seconds(model, implementation, tokens, options)
+                    times.append(statistics.median(steps))
+            median = {name: statistics.median(times) for name, times in turns.items()}
             figures = "  ".join(
                 f"{name} {1e6 * seconds:.0f} us {batch / seconds:.1f}/s"
                 for name, seconds in median.items()
             )
-            ratio = median["sdpa"] / median["lean"]
-            count = len(rounds["lean"])
+            ratios = [sdpa / lean for lean, sdpa in zip(turns["lean"], turns["sdpa"], strict=True)]
             print(
-                f"{cache:8}{batch:3} x {context:6}  {figures}  {ratio:.3f}x  ({count} steps)",
+                f"{cache:8}{batch:3} x {context:6}  {figures}  {statistics.median(ratios):.3f}x"
+                f" ({min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)} turns)",
                 flush=True,
             )
 

@@ -212,6 +212,7 @@ def test_two_methods_agree_on_a_latency_and_the_floor_is_below_it():
     for name, row in rows.items():
         assert "crosscheck_us" in row, (name, row.get("reason"), row.get("warnings"))
         assert row["crosscheck_us"] == pytest.approx(row["latency_us"], rel=0.03, abs=1.0)
+        assert row["crosscheck_clock_mhz"] == pytest.approx(row["sm_clock_mhz"], rel=0.05)
         assert row["read_floor_us"] < 1.03 * row["latency_us"]
         raw = row["raw_samples"]
         assert statistics.median(raw["samples_us"]) == pytest.approx(row["latency_us"], abs=1e-3)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-
-from leanbench.attention.call import Call
 
 
 def in_place_of_lean(monkeypatch: pytest.MonkeyPatch) -> DenseAttention:
@@ -20,21 +17,7 @@ def in_place_of_lean(monkeypatch: pytest.MonkeyPatch) -> DenseAttention:
     register()
     dense = DenseAttention()
     monkeypatch.setattr(hf_attention, "lean_attn_with_kvcache", dense)
-    monkeypatch.setattr(hf_attention, "run", as_run(dense))
     return dense
-
-
-def as_run(attend: Callable[..., torch.Tensor]) -> Callable[[Call, bool], Any]:
-    """Return a plain `leanbench.attention.run.run` that calls `attend`."""
-
-    def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, None]:
-        assert call.extras is None
-        assert not with_lse
-        options = {"cache_seqlens": call.cache_seqlens, "cache_leftpad": None}
-        options |= {"softmax_scale": call.softmax_scale, "causal": call.causal}
-        return attend(call.q, call.k_cache, call.v_cache, **options), None
-
-    return run
 
 
 class DenseAttention:

@@ -11,7 +11,7 @@ from leanbench.core.errors import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from dense_attention import DenseAttention, as_run, dense_attention, in_place_of_lean
+from dense_attention import DenseAttention, dense_attention, in_place_of_lean
 from tiny_models import KINDS, prompts, tiny_model
 from transformers.cache_utils import StaticCache
 
@@ -157,7 +157,6 @@ def test_a_step_compiles_whole(kind, lean, monkeypatch):
     """With the lengths of a static cache read in the graph, and padding that nobody looks at."""
     torch._dynamo.reset()
     monkeypatch.setattr(hf_attention, "lean_attn_with_kvcache", dense_attention)
-    monkeypatch.setattr(hf_attention, "run", as_run(dense_attention))
     model, mask, results = tiny_model(kind), torch.ones(3, 15, dtype=torch.long), []
     mask[0, :5] = 0
     for forward in (model.forward, torch.compile(model.forward, backend="eager", fullgraph=True)):

@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 import decoders
 from decoders import captured_logits_of, logits_of
-from dense_attention import as_run, dense_attention
+from dense_attention import dense_attention
 from tiny_models import KINDS, prompts, tiny_model
 from transformers.cache_utils import DynamicCache, StaticCache
 
@@ -51,7 +51,6 @@ def _in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     register()
     monkeypatch.setattr(decoders, "CapturedStep", ReplayedOnHost)
     monkeypatch.setattr(hf_attention, "lean_attn_with_kvcache", dense_attention)
-    monkeypatch.setattr(hf_attention, "run", as_run(dense_attention))
 
 
 def step_of(padded: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, int]:

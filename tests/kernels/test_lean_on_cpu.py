@@ -472,8 +472,8 @@ def test_every_fp8_number(kv_dtype: str, architecture: int) -> None:
     bits = torch.arange(256, dtype=torch.uint8)
     inputs.v_cache.view(torch.uint8).copy_(bits.view(1, 1, 1, 256))
     assert inputs.v_descale is not None
-    inputs.v_descale.fill_(2.0)
-    expected = (2 * inputs.v_cache.float()).half()
+    inputs.v_descale.fill_(-2.0)
+    expected = (-2 * inputs.v_cache.float()).half()
     config = settings(16, 1, 1, 1, 1, 8, "async")
     Cpu(architecture=architecture).launch(inputs, config, 1, Workspace(1000))
     finite = expected.isfinite()
@@ -493,13 +493,13 @@ def test_fp8_without_an_instruction_for_it() -> None:
 
 @pytest.mark.parametrize("power", [-120, 0, 100])
 def test_queries_in_bf16_that_fp16_cannot_hold(cpu: Cpu, power: int) -> None:
-    """Scores stay the same with queries multiplied, and their scale divided, by 2^power."""
+    """Scores stay the same with queries multiplied, and their scale divided, by -2^power."""
     problem = replace(PAGED, kv_dtype="e4m3")
     inputs = with_cut_table(poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0)))
     assert inputs.k_descale is not None
     reference = Reference(inputs)
-    inputs.q.mul_(2.0**power)
-    inputs.k_descale.mul_(2.0**-power)
+    inputs.q.mul_(-(2.0**power))
+    inputs.k_descale.mul_(-(2.0**-power))
     cpu.launch(inputs, CASES["fp8, bf16 queries"].config, 8, Workspace(1000))
     assert reference.check(inputs).failure("bf16") is None
 

@@ -178,7 +178,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
     def cross_check(launches: Sequence[Launch], latency_us: float) -> CrossCheck | str:
         assert latency_us > 0
         name = launches[0].kernel.name
-        return gpu.crosschecks.get(name, CrossCheck((10.0, 10.2, 10.1), (name,)))
+        return gpu.crosschecks.get(name, CrossCheck((10.0, 10.2, 10.1), (name,), 1755))
 
     def fingerprint(inputs: AttentionInputs) -> list[torch.Tensor]:
         tensors = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.cache_seqlens)

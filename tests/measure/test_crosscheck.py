@@ -24,9 +24,16 @@ def test_what_a_reading_takes_is_of_no_launch(start, reading, launch, launches):
     assert module.between_us(times, launches) == pytest.approx(launch / 1e3)
 
 
+def test_the_clock_is_that_of_one_sm():
+    before = [1000, 5000, 7, 0]
+    assert module.clock_between(before, [3000, 8500, 7, 0]) == [1750.0]
+    assert module.clock_between(before, [3000, 8500, 8, 0]) == []
+    assert module.clock_between(before, before) == []
+
+
 def nodes(launch: list[str], launches: int, of_graph: list[str]) -> list[str]:
     """Return the nodes of a graph that reads the clock, in an arbitrary order."""
-    return [*launch * launches, *["timer_kernel"] * 3, *of_graph]
+    return [*launch * launches, *["clock_kernel"] * 3, *of_graph]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +59,7 @@ def test_kernels_of_a_launch(launch, of_graph, kernels, launches):
 
 @pytest.mark.parametrize("readings", [0, 2, 4])
 def test_readings_of_the_clock_are_counted(readings):
-    more = [*["attend"] * 3, *["timer_kernel"] * readings]
+    more = [*["attend"] * 3, *["clock_kernel"] * readings]
     sentence = f"a graph has {readings} readings of the GPU's clock, not 3"
     assert module.kernels_of_a_launch(["attend"] * 2, more, 2) == sentence
 
@@ -85,7 +92,7 @@ PAIRS = ["split", "merge"]
     ],
 )
 def test_other_kernels_in_other_launches_give_no_figure(fewer, more, counts):
-    reason = module.kernels_of_a_launch(fewer, [*more, *["timer_kernel"] * 3], 3)
+    reason = module.kernels_of_a_launch(fewer, [*more, *["clock_kernel"] * 3], 3)
     few, many = counts
     assert re.match(f"graphs of 3 and 4 launches have {few} and .*{many}", str(reason))
 
@@ -119,7 +126,7 @@ class Clock:
     """A GPU with launches of two microseconds, and clock readings of one."""
 
     def __init__(self) -> None:
-        self.times = torch.zeros(6, dtype=torch.int64)
+        self.times = torch.zeros(3, 4, dtype=torch.int64)
         self.now_ns = 1 << 40
         #: Executed nodes: numbers of launches and letters of readings.
         self.ran: list[Any] = []
@@ -137,7 +144,8 @@ class Clock:
     def reading(self, index: int) -> Callable[[], None]:
         def run() -> None:
             self.ran.append("abc"[index])
-            self.times[2 * index] = self.now_ns
+            # 1.5 GHz.
+            self.times[index, :2] = torch.tensor([self.now_ns, self.now_ns * 3 // 2])
             self.now_ns += 1000
 
         return run
@@ -164,7 +172,7 @@ def clock(monkeypatch) -> Clock:
 
     def nodes(graph: SimpleNamespace) -> list[str]:
         assert graph.keep_graph
-        return ["timer_kernel" if isinstance(of, str) else "attend" for of in graph.held]
+        return ["clock_kernel" if isinstance(of, str) else "attend" for of in graph.held]
 
     monkeypatch.setattr("leanbench.measure.timing.capture", clock.capture)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
@@ -180,7 +188,7 @@ def clock(monkeypatch) -> Clock:
 )
 def test_a_replay_takes_two_milliseconds_and_all_ten(clock, latency_us, launches, figures):
     checked = module.cross_check([clock.launch(number) for number in range(7)], latency_us)
-    assert checked == module.CrossCheck((2.0,) * figures, ("attend",))
+    assert checked == module.CrossCheck((2.0,) * figures, ("attend",), 1500)
     stamped, before = clock.graphs
     numbers = [index % 7 for index in range(launches)]
     assert stamped == [6, "a", "b", *numbers, "c"]

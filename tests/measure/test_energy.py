@@ -2,6 +2,7 @@
 
 import math
 import re
+import statistics
 from contextlib import nullcontext
 from typing import Any
 
@@ -100,6 +101,10 @@ def test_readings_of_the_h200_s_figures():
     assert reading.power_w == pytest.approx(600, rel=0.002)
     assert reading.idle_power_w == calibration.idle_power_w
     assert (reading.clock_mhz, reading.throttle_reasons) == (1755, ["sw_power_cap"])
+    seconds, clocks_mhz, powers_w = zip(*reading.states, strict=True)
+    assert (seconds[0], seconds[-1]) == (0, pytest.approx(reading.window_s, abs=0.02))
+    assert {*clocks_mhz} == {1755, 1980}
+    assert statistics.median(powers_w) == pytest.approx(600, rel=0.02)
     # Two seconds are 20 ticks. Whether the last one is still ahead depends on a millisecond.
     assert min(abs(reading.window_s - ticks_s) for ticks_s in (2.0, 2.1)) < 0.004
 

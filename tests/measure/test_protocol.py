@@ -63,6 +63,7 @@ def test_a_cell(gpu):
         "total_heads": 4,
         **timing_outcome(steady, 102_400, 8.0).fields(),
         "crosscheck_us": 10.1,
+        "crosscheck_clock_mhz": 1755,
         "gpu_kernels": ["right"],
         "schedule": "one CTA a tile",
         "quantisation_efficiency": pytest.approx(4 / 132),

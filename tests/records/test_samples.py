@@ -10,6 +10,7 @@ import tempfile
 import tracemalloc
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_rows import opened, row
@@ -32,7 +33,7 @@ ASKED = {
 
 def samples(cell: str, *samples_us: float, clocks: list[int | None] | None = None) -> Samples:
     count = len(samples_us)
-    us = {"samples_us": [*samples_us], "crosscheck_us": [samples_us[0] + 0.5]}
+    us: dict[str, Any] = {"samples_us": [*samples_us], "crosscheck_us": [samples_us[0] + 0.5]}
     return Samples(cell=cell, rounds=[*range(count)], sm_clock_mhz=clocks or [None] * count, **us)
 
 
@@ -65,6 +66,7 @@ def test_the_file_is_one_gzip_file_of_json_lines(tmp_path):
         "rounds": [0, 1],
         "sm_clock_mhz": [1980, None],
         "crosscheck_us": [10.75],
+        "window": [],
         "processes_us": [],
     }
     unpacked = subprocess.run(["gzip", "-dc", str(path)], capture_output=True, check=True).stdout

@@ -34,7 +34,7 @@ const probe = async () => { PROBE };
 addEventListener("load", async () => {
   let seen = null;
   try { seen = await probe(); } catch (error) { failures.push(`probe: ${error}`); }
-  const isDrawn = (each) => each.querySelector("svg .mark") !== null;
+  const isDrawn = (each) => each.querySelector("svg .mark, svg .line path") !== null;
   const charts = all(".chart.charts").map((each) => [each.id.slice("charts-".length), isDrawn(each)]);
   if (!all(".chart.maps").every(isDrawn)) failures.push("a map is not drawn");
   const loaded = performance.getEntriesByType("resource").map((entry) => entry.name);

@@ -25,6 +25,7 @@ from leanbench.core.registry import kernel as kernel_named
 from leanbench.core.work import flops
 from leanbench.gpu.catalogue import find
 from leanbench.model.parts import predict_parts
+from leanbench.records.samples import SAMPLES, Samples, pack
 from leanbench.report import write_report
 
 pytestmark = MARKS
@@ -566,6 +567,27 @@ def test_the_time_of_a_launch_is_a_stack_of_shares(write_run: WriteRun) -> None:
     assert seen["hover"] == f" ({read_us:.1f} µs)"
     one = write_run(rows[:2], folder="one", gpu=asdict(h200))
     assert look(one, probe)[0]["bars"] == 5
+
+
+def test_clock_and_power_are_drawn_over_the_window_of_the_last_problem(
+    write_run: WriteRun,
+) -> None:
+    rows = [row_with_all_fields(problem(context), "lean", 10.0) for context in (1024, 65536)]
+    run = write_run(rows)
+    for at, fields in enumerate(rows):
+        window = [(0.0, 1980, 100.0 + at), (0.5, 1700, 690.0), (1.0, None, 695.0)]
+        raw = Samples(
+            cell=fields["cell"], samples_us=[10.0], rounds=[0], sm_clock_mhz=[1980], window=window
+        )
+        with (run / SAMPLES).open("ab") as file:
+            file.write(pack(raw))
+    probe = """return { clock: points("clock_window", "lean"), power: points("power_window", "lean"),
+      head: line("power_window", "lean").points[0].head, x: text("power_window", ".xtitle") };"""
+    seen, charts = look(run, probe)
+    assert {"clock_window", "power_window"} <= {*charts}
+    assert seen["clock"] == [[0, 1980], [0.5, 1700]]
+    assert seen["power"] == [[0, 101], [0.5, 690], [1, 695]]
+    assert (seen["head"], seen["x"]) == (problem(65536).label, "seconds")
 
 
 def test_tokens_for_a_user_and_of_a_gpu_follow_the_batch(write_run: WriteRun) -> None:

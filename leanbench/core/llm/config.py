@@ -247,6 +247,8 @@ def read_config(name: str) -> ModelConfig:
     _check(path, _with_other_names(published))
     types = [part.get("model_type") for part in reversed(parts)]
     model_type = next(filter(None, types), None)
+    if not isinstance(model_type, str):
+        raise InvalidKey(path, "model_type", model_type, "the name of a type, such as llama")
     mapping = _class_mapping()
     config_class, tied = _config_class(mapping, types)
     if config_class is not None:
@@ -254,8 +256,6 @@ def read_config(name: str) -> ModelConfig:
     tied = whole.get("tie_word_embeddings", None if len(parts) == 1 else tied)
     if tied is not None:
         published.setdefault("tie_word_embeddings", tied)
-    if not isinstance(model_type, str):
-        raise InvalidKey(path, "model_type", model_type, "the name of a type, such as llama")
     model_type = _SAME_TYPE.get(model_type, model_type)
     if _RECURRENT_TYPES.match(model_type):
         raise NoDecodeAttention(name, (f"layers of {model_type}",))

@@ -183,9 +183,6 @@ class WholeModel:
             raise InvalidKey(self.name, "max_position_embeddings", None, must)
 
     def _check_tp(self) -> None:
-        if self.source.model_type == "opt":
-            fix, limit = "leave tp out, heads of OPT follow from hidden_size", self.name
-            raise InvalidValue("tp", self.tp, Reason.CONFLICT, fix, limit)
         for layer in self.model.layer_kinds(1):
             layer.share(self.tp, self.name)
         for key in _SHARED:

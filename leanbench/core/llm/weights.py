@@ -226,10 +226,11 @@ def _mlp(model_type: str, keys: Mapping[str, Any], dense: int, layer: int) -> La
 def _opt(keys: Mapping[str, Any]) -> Weights:
     hidden, inner = keys["hidden_size"], keys["ffn_dim"]
     words = keys.get("word_embed_proj_dim", hidden)
+    columns = keys["num_attention_heads"] * keys["head_dim"] if "head_dim" in keys else hidden
     has_bias = keys.get("enable_bias", True)
     norm = 2 * hidden if keys.get("layer_norm_elementwise_affine", True) else 0
-    layer = 4 * hidden * hidden + 2 * hidden * inner + 2 * norm
-    layer += 5 * hidden + inner if has_bias else 0
+    layer = 4 * hidden * columns + 2 * hidden * inner + 2 * norm
+    layer += 3 * columns + 2 * hidden + inner if has_bias else 0
     table = keys["vocab_size"] * words
     # Models with norms behind their layers have none at the end.
     has_last = keys.get("do_layer_norm_before", True) and not keys.get("_remove_final_layer_norm")
@@ -237,7 +238,9 @@ def _opt(keys: Mapping[str, Any]) -> Weights:
     # Its table of positions begins with two that stand for padding.
     tables = (keys["max_position_embeddings"] + 2) * hidden
     tables += 0 if keys.get("tie_word_embeddings", True) else table
-    return Weights(tables, rest, (LayerWeights(layer),) * keys["num_hidden_layers"])
+    layers = (LayerWeights(layer),) * keys["num_hidden_layers"]
+    # transformers' heads follow from hidden_size.
+    return Weights(tables, rest, layers, is_built=columns == hidden)
 
 
 def _counted(

@@ -16,6 +16,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.quantities import TIMED, Quantity
 from leanbench.measure.timing import FEWEST_FOR_RATIO, ratio_interval
 from leanbench.records.row import QUANTITIES, Row
+from leanbench.records.standing import Ratio, Standing, standing
 
 #: Key of two rows of a pair: the problem, then whatever else they share.
 Key = TypeVar("Key", bound="tuple[AttentionProblem, *tuple[str, ...]]")
@@ -27,6 +28,8 @@ COMPARED = tuple(quantity for quantity in QUANTITIES if quantity.compared)
 #: `same`: the interval of the ratio lies within the margin. `slower`, `faster`: it lies beyond it.
 #: Else `ambiguous`.
 Verdict = Literal["slower", "ambiguous", "faster", "same"]
+#: Verdicts on new, by the standing of base.
+_VERDICTS: Mapping[Standing, Verdict] = {"ahead": "slower", "level": "same", "behind": "faster"}
 
 #: Statuses with a meaningful latency.
 _HAS_FIGURES = ("ok", "noisy", "suspect")
@@ -157,11 +160,9 @@ def make_pair(
 
 def judge(ratio_low: float, ratio_high: float, margin: float) -> Verdict:
     """Return the verdict on an interval of new over base."""
-    if ratio_low > 1 + margin:
-        return "slower"
-    if ratio_high < 1 - margin:
-        return "faster"
-    return "same" if 1 - margin <= ratio_low and ratio_high <= 1 + margin else "ambiguous"
+    ends = map(Ratio.exactly, (ratio_low, ratio_high))
+    at_ends: set[Standing] = {standing(end, margin) for end in ends}
+    return _VERDICTS[at_ends.pop()] if len(at_ends) == 1 else "ambiguous"
 
 
 def _figure(row: Row) -> float | None:

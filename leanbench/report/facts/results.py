@@ -34,6 +34,7 @@ from leanbench.report.series import (
     short_labels,
     varying_axes,
 )
+from leanbench.report.window import add_window
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -169,7 +170,7 @@ class Results:
     @cached_property
     def pictured(self) -> DataFrame:
         """Rows of `frame` with the columns that only pictures show."""
-        return add_part_columns(self.frame, self.runs)
+        return add_window(add_part_columns(self.frame, self.runs), self.runs)
 
     @cached_property
     def axes(self) -> list[VaryingAxis]:
