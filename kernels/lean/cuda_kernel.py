@@ -24,6 +24,7 @@ from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel, LaunchResources, TracedCall
+from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         *("kv_dtype", "q_dtype", "scaled", "page_scales"),
         *("causal", "window_left", "window_right", "attention_chunk", "softcap", "sinks", "alibi"),
         *("leftpad", "batch_idx", "append", "rotary_dim", "rotary_interleaved", "parallel"),
-        *("select", "shared_prefix"),
+        *("select", "latent", "shared_prefix"),
     }
     head_dims = HEAD_DIMS
     page_sizes = range(1, MAX_PAGE_SIZE + 1)
@@ -68,6 +69,11 @@ class LeanCuda(Kernel[LeanCudaConfig]):
             return (
                 f"lean_cuda does not take v_head_dim {problem.value_dim}: choose a multiple of 8 up"
                 " to 256, or 512"
+            )
+        if problem.latent and (problem.value_dim, problem.kv_dtype) != (problem.head_dim, SAME):
+            return (
+                f"lean_cuda takes latent caches with all columns of K in V and in {problem.dtype}"
+                f" alone: give v_head_dim {problem.head_dim} and kv_dtype same"
             )
         return (
             refusal_of_fp8(problem.kv_dtype, problem.head_dim, problem.value_dim)

@@ -17,7 +17,7 @@ from leanbench.kernels.libraries.flash_infer_single import (
     FlashInferSingleCudaCores,
 )
 from leanbench.kernels.libraries.flash_infer_xqa import FlashInferXqa
-from leanbench.kernels.libraries.flash_mla_dense import FlashMla
+from leanbench.kernels.libraries.flash_mla_dense import FlashMla, FlashMlaSparse
 from leanbench.kernels.libraries.flex import TorchFlex
 from leanbench.kernels.libraries.sdpa import Cudnn, CudnnLse, TorchEfficient, TorchFlash, TorchMath
 from leanbench.kernels.libraries.standard import Standard
@@ -50,5 +50,6 @@ KERNELS = (
     FlashInferCascade(),
     FlashInferMla(),
     FlashMla(),
+    FlashMlaSparse(),
     XformersSplitK(),
 )

@@ -1,8 +1,10 @@
-"""FlashMLA's dense decode over a latent cache, for Hopper, as SGLang packages it."""
+"""FlashMLA's decode over a latent cache and over chosen rows, for Hopper, as SGLang packages it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.libraries.latent import HEAD_DIMS, VALUE_DIM, latent_refusal
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
-#: The only page size of the kernel.
+#: The only page size of the dense kernel; chosen tokens that the sparse one takes at a time.
 _PAGE_TOKENS = 64
+#: Query heads of the sparse kernel. Others are padded.
+_HEADS = (64, 128)
 
 
 class FlashMla(LibraryKernel):
@@ -94,6 +98,88 @@ class FlashMlaLaunch(OwnOutputs):
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._attend()
+
+
+class FlashMlaSparse(LibraryKernel):
+    name = "flash_mla_sparse"
+    title = "FlashMLA's decode over chosen fp8 rows of a latent cache; its schedule is made before"
+    decomposition = "fixed_split"
+    source = FlashMla.source
+    modules, install = FlashMla.modules, FlashMla.install
+    distribution, written_for = FlashMla.distribution, FlashMla.written_for
+    head_dims = HEAD_DIMS
+    page_sizes = (1,)
+    axes = LibraryKernel.axes | {
+        *("page_size", "lengths", "lengths_on", "v_head_dim", "latent", "kv_dtype", "row_scales"),
+        "select",
+    }
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        if (reason := latent_refusal(self.name, problem)) is not None:
+            return reason
+        if not problem.row_scales:
+            return f"{self.name} takes rows with scales alone: give row_scales and kv_dtype e4m3"
+        if problem.q_heads > _HEADS[-1]:
+            return f"{self.name} takes {_HEADS[-1]} query heads at most: choose fewer, with tp"
+        if (chosen := problem.seen.cache_capacity) % _PAGE_TOKENS:
+            return (
+                f"{self.name} takes {_PAGE_TOKENS} chosen tokens at a time, these are {chosen}:"
+                f" choose a multiple of {_PAGE_TOKENS}"
+            )
+        return super().refusal(problem)
+
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashMlaSparseLaunch:
+        return FlashMlaSparseLaunch(inputs)
+
+    def planner(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        from flash_mla import get_mla_decoding_metadata  # pyright: ignore[reportMissingImports]
+
+        assert inputs.block_table is not None
+        tokens, heads, chosen = lengths(inputs), _heads(inputs), inputs.block_table.shape[1]
+        return lambda: get_mla_decoding_metadata(
+            tokens, heads, 1, heads, True, chosen, use_legacy=True
+        )
+
+
+def _heads(inputs: AttentionInputs) -> int:
+    return next(heads for heads in _HEADS if inputs.q_heads <= heads)
+
+
+class FlashMlaSparseLaunch(OwnOutputs):
+    """A launch with query heads padded to the kernel's before it is timed."""
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        import torch
+        from flash_mla import (  # pyright: ignore[reportMissingImports]
+            flash_mla_with_kvcache,
+            get_mla_metadata,
+        )
+
+        super().__init__(inputs)
+        assert inputs.block_table is not None
+        self._own = inputs.q_heads
+        padded = (0, 0, 0, _heads(inputs) - self._own)
+        # Numbers of tokens are the same in pages of any size; servers have 64.
+        page = math.gcd(inputs.k_cache.shape[0], _PAGE_TOKENS)
+        # A schedule for fewer tokens than are listed needs their numbers.
+        is_full = inputs.cache_seqlens is None and inputs.context == inputs.block_table.shape[1]
+        self._attend = partial(
+            flash_mla_with_kvcache,
+            torch.nn.functional.pad(inputs.q, padded),
+            inputs.k_cache.view(-1, page, *inputs.k_cache.shape[2:]),
+            None,
+            None,
+            VALUE_DIM,
+            get_mla_metadata()[0],
+            softmax_scale=inputs.softmax_scale,
+            indices=inputs.block_table[:, None],
+            topk_length=None if is_full else lengths(inputs),
+            use_legacy=True,
+        )
+
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = self._attend()
+        return out[:, :, : self._own], lse[:, : self._own]
 
 
 def _pages(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,8 +17,8 @@ from leanbench.core.row_scales import GROUP, row_bytes
 
 #: Numbers of a token's latent row: K is all of them, V the first VALUE_DIM (DeepSeek, Kimi).
 LATENT_DIM, VALUE_DIM = 576, 512
-#: All of them: V by K. V has 256 or 512 numbers, and K up to 64 more. A cache in fp8 has 512.
-LATENTS = {LATENT_DIM: VALUE_DIM, 512: 512, 320: 256, 288: 256}
+#: All of them: V by K. V has 128, 256 or 512 numbers, and K up to 64 more. A cache in fp8 has 512.
+LATENTS = {LATENT_DIM: VALUE_DIM, 512: 512, 320: 256, 288: 256, 160: 128}
 #: Rows per CTA, and tokens per stage.
 TILE = 64
 #: Splits merged in one round with several column groups, or few rows: `merge_few` in outputs.cuh

@@ -30,9 +30,9 @@ from leanbench.core.registry import kernel, kernels
 from leanbench.core.syntax import parse_names, short_count
 from leanbench.decode.predict import without_attention_us
 from leanbench.gpu.catalogue import find
-from leanbench.model.error import model_error, scaled_from, uncompared
+from leanbench.model.error import is_modelled, model_error, scaled_from
 from leanbench.model.predict import exchange_us, predict_cell
-from leanbench.records.published import PublishedRow, published
+from leanbench.records.published import PublishedRow
 from leanbench.records.standing import SPREAD
 from leanbench.run.cells import Grid
 
@@ -312,13 +312,11 @@ def _predicted(
     """
     found = {}
     for each in map(kernel, names):
-        if type(each).schedule is Kernel.schedule:
+        if not is_modelled(each):
             continue
         fields = predict_cell(problem, each, "default", request.spec)
         if fields["status"] == "ok":
-            is_unknown = scaled_from(request.spec.name) or uncompared(
-                each.implementation_on(request.spec).name, problem, request.spec
-            )
+            is_unknown = scaled_from(request.spec.name) or fields.get("warnings")
             error = None if is_unknown else model_error(request.spec.name, [each.name])
             found[each.name] = Estimate(fields["latency_us"], "model", error)
         elif (plain := _as_plain(problem)) != problem:
@@ -563,15 +561,12 @@ def page_words(page_size: int | None) -> str:
 
 def _why_none(request: Request, problem: AttentionProblem) -> str:
     """Return why no kernel can be estimated."""
-    each = kernel((request.named or REFERENCES[problem.latent :])[0])
+    every = [kernel(name) for name in request.named or REFERENCES[:: -1 if problem.latent else 1]]
+    each = next((each for each in every if _refusal(each, problem) is None), every[0])
     if reason := _refusal(each, problem):
         return f"no kernel runs {problem.label}: {reason}"
-    if type(each).schedule is Kernel.schedule:
+    if not is_modelled(each):
         fix = "leave --backends out, or measure" if request.named else "measure it"
-        measured = sorted({row.run.gpu for row in published()} - {request.spec.name})
-        known = [name for name in measured if _is_estimated(problem, each, find(name))]
-        if problem.latent and known:
-            fix = f"choose --gpu {' or '.join(known)}, or {fix}"
         reason = f"the performance model does not know {each.name}: {fix}"
     else:
         fields = predict_cell(problem, each, "default", request.spec)
@@ -579,7 +574,3 @@ def _why_none(request: Request, problem: AttentionProblem) -> str:
             return f"{problem.label} {fields['reason']}"
         reason = fields.get("reason")
     return f"nothing near {problem.label} was measured on {request.spec.name}, and {reason}"
-
-
-def _is_estimated(problem: AttentionProblem, each: Kernel, spec: GpuSpec) -> bool:
-    return bool(measured_on(spec).estimates(problem, [each.name]))

@@ -49,8 +49,8 @@ def lean_mla_with_kvcache(
     """Compute decode attention over a latent cache (MLA) on Hopper GPUs.
 
     All query heads attend to one row of 576 numbers per token. The row is K; its first 512 numbers
-    are V. Shapes are those of FlashMLA. In the same way, rows have 512 numbers, all of them V, or
-    320 or 288, of which 256 are V; fp8 is for rows of 576 and 512.
+    are V. Shapes are those of FlashMLA. In the same way, rows have 512 numbers, all of them V, 320
+    or 288, of which 256 are V, or 160, of which 128 are V; fp8 is for rows of 576 and 512.
 
     Pages can have a single token, so that a `block_table` of chosen tokens is sparse attention: row
     i has the numbers of the tokens that sequence i sees, in any order, its first `cache_seqlens`

@@ -32,6 +32,8 @@ class LatentShapes(ValueError):
         rows = "(batch, tokens" if block_table is None else "(pages, page_size"
         heads = ", kv_heads" if kv_cache.dim() == 4 else ""
         columns = f"columns {size_choices(LATENTS)}"
+        if kv_cache.dtype == torch.uint8:
+            columns = f"{SCALED_ROW_BYTES} bytes a row in torch.uint8"
         if kv_cache.shape[-1:] == (SCALED_ROW_BYTES,):
             columns = f"{LATENT_DIM} columns of q for rows of {SCALED_ROW_BYTES} bytes"
         super().__init__(

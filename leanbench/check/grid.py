@@ -127,6 +127,7 @@ _LATENT_KINDS: tuple[dict[str, Any], ...] = (
     {"q_heads": 16, "head_dim": 512, "v_head_dim": None, "page_size": 1, "kv_dtype": "e4m3"},
     {"q_heads": 32, "head_dim": 320, "v_head_dim": 256, "page_size": 64, "q_len": 3},
     {"q_heads": 16, "head_dim": 288, "v_head_dim": 256, "page_size": 1},
+    {"q_heads": 64, "head_dim": 160, "v_head_dim": 128},
     {"q_heads": 128, "select": 64, "kv_dtype": "e5m2"},
     {"q_heads": 16, "page_size": 1, "kv_dtype": "e4m3", "dtype": "bf16", "row_scales": True},
 )

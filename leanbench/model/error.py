@@ -13,6 +13,7 @@ from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find, is_known
+from leanbench.kernels.mla import LEAN_MLA
 from leanbench.model.calibration import Calibration, Errors, calibration_for
 
 
@@ -40,6 +41,11 @@ def error_of(calibration: Calibration, kernel: str) -> KernelError | None:
     largest = max(runs, key=lambda run: run.by_kernel[kernel].rows)
     worst = max(run.by_kernel[kernel].worst for run in runs)
     return KernelError(largest.run, largest.role, largest.by_kernel[kernel], worst)
+
+
+def is_modelled(kernel: Kernel) -> bool:
+    """Return True if the model knows a kernel's launches, by its schedule or by a formula."""
+    return type(kernel).schedule is not Kernel.schedule or kernel is LEAN_MLA
 
 
 def uncompared(kernel: str, problem: AttentionProblem, spec: GpuSpec) -> str | None:
@@ -115,7 +121,7 @@ def _sentence(
 def _modelled(names: Iterable[str], spec: GpuSpec) -> list[str]:
     """Return the kernels behind these names, of `lean` the implementation on this GPU.
 
-    A kernel without a schedule, such as a library's, has no prediction.
+    Libraries have no prediction.
     """
     registered = kernels()
     modelled: list[str] = []
@@ -123,7 +129,7 @@ def _modelled(names: Iterable[str], spec: GpuSpec) -> list[str]:
         kernel = registered.get(name)
         if kernel is None:
             modelled.append(name)
-        elif type(kernel).schedule is not Kernel.schedule:
+        elif is_modelled(kernel):
             modelled.append(kernel.implementation_on(spec).name)
     return list(dict.fromkeys(modelled))
 

@@ -17,10 +17,14 @@ from leanbench.core.parallel import NONE
 from leanbench.core.problem import MAX_Q_LEN, AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.kernels.lean.configs import CudaConfig
+from leanbench.kernels.mla import LEAN_MLA
+from leanbench.kernels.mla.build import refusal_of_gpu
+from leanbench.kernels.mla.configs import MlaConfig
 from leanbench.model import lean_cuda
 from leanbench.model.calibration import calibration_for
 from leanbench.model.constants import Constants
 from leanbench.model.error import model_error, uncompared
+from leanbench.model.latent import LATENT_AXES, latent_us
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import fits, latency_us
 from leanbench.model.workspace import workspace_bytes
@@ -72,6 +76,11 @@ AXES = frozenset(
 )
 
 
+def axes_of(kernel: Kernel) -> frozenset[str]:
+    """Return the axes that the model knows of a kernel's problems."""
+    return AXES | LATENT_AXES if kernel is LEAN_MLA else AXES
+
+
 def predict_cell(
     problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
 ) -> dict[str, Any]:
@@ -107,7 +116,7 @@ def _predicted(
         return _shared(problem, kernel, configs, spec)
     # A call of chosen tokens is one of a cache of them.
     whole, problem = problem, problem.seen
-    if unknown := [name for name in problem.special if name not in AXES]:
+    if unknown := [name for name in problem.special if name not in axes_of(kernel)]:
         name = "latent caches" if problem.latent else unknown[0]
         return _unsupported(f"the performance model does not know {name}: run it on a GPU")
     if problem.q_len > MAX_Q_LEN:
@@ -117,6 +126,8 @@ def _predicted(
         )
     if (reason := shortage_on(whole, spec)) is not None:
         return Outcome(status="out_of_memory", reason=reason)
+    if kernel is LEAN_MLA:
+        return _latent(problem, configs, spec)
     choice = lookup.resolve(kernel, problem, spec, configs)
     candidates = _candidates(problem, kernel, spec, choice.config, configs == "best")
     known = [config for config in candidates if refusal(kernel, config, spec) is None]
@@ -148,6 +159,30 @@ def _predicted(
     warning = uncompared(kernel.implementation_of(config).name, problem, spec)
     noted = Outcome(warnings=[warning]) if warning else Outcome()
     return figures | noted | Outcome(**lookup.row_fields(kernel, choice))
+
+
+def _latent(problem: AttentionProblem, configs: str | KernelConfig, spec: GpuSpec) -> Outcome:
+    choice = lookup.resolve(LEAN_MLA, problem, spec, configs)
+    if configs == "best":
+        every = LEAN_MLA.candidate_configs(problem, spec)
+        config = min(every, key=lambda config: latent_us(problem, config, spec))
+        why = f"the fastest of {len(every)} that were predicted for this cell"
+        choice = lookup.Choice(config, f"best of {len(every)}", why)
+    assert isinstance(choice.config, MlaConfig)
+    if (reason := refusal(LEAN_MLA, choice.config, spec)) is not None:
+        return _unsupported(reason)
+    predicted_us = latent_us(problem, choice.config, spec)
+    read_us = floor_us(problem.kv_bytes, spec, calibration_for(spec).constants)
+    warning = uncompared(LEAN_MLA.name, problem, spec)
+    return Outcome(
+        status="ok",
+        latency_us=predicted_us,
+        bandwidth_tb_s=problem.kv_bytes / predicted_us / 1e6,
+        read_floor_us=read_us,
+        read_floor_share=read_us / predicted_us,
+        warnings=[warning] if warning else [],
+        **lookup.row_fields(LEAN_MLA, choice),
+    )
 
 
 def unknown_exchange(problem: AttentionProblem, kernel: Kernel) -> str | None:
@@ -189,8 +224,10 @@ def _unsupported(reason: str | None) -> Outcome:
     return Outcome(status="unsupported", reason=reason)
 
 
-def refusal(kernel: Kernel, config: TileConfig, spec: GpuSpec) -> str | None:
+def refusal(kernel: Kernel, config: KernelConfig | None, spec: GpuSpec) -> str | None:
     """Return a sentence if the model cannot predict `config` on this GPU, or None."""
+    if isinstance(config, MlaConfig):
+        return refusal_of_gpu(spec.compute_capability)
     if not isinstance(config, CudaConfig):
         return None
     name = kernel.implementation_of(config).name

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from leanbench.core.config import TileConfig
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.kernel import Kernel
 from leanbench.core.parallel import NONE
 from leanbench.core.problem import MAX_Q_LEN
 from leanbench.core.registry import kernel
 from leanbench.decode import BOUND
 from leanbench.measure.options import MeasureOptions
-from leanbench.model.predict import AXES, refusal
+from leanbench.model.error import is_modelled
+from leanbench.model.predict import axes_of, refusal
 from leanbench.run.cells import Cell
 
 #: Largest batch for which a dry run chooses settings.
@@ -61,17 +60,17 @@ def is_unsupported(cell: Cell, gpu: GpuSpec, predicted: bool) -> bool:
         return True
     if not predicted or used.name == BOUND:
         return False
-    if type(used).schedule is Kernel.schedule:
+    if not is_modelled(used):
         # The schedule of a library is unknown.
         return True
     if problem.whole_model is not None:
         return False
     one = problem if problem.parallel == NONE else problem.shard(0)
-    if not one.special.keys() <= AXES or one.q_len > MAX_Q_LEN:
+    if not one.seen.special.keys() <= axes_of(used) or one.q_len > MAX_Q_LEN:
         return True
     # Settings of large batches take long to choose; one sequence has the same implementation.
     chosen_for = one
     if one.batch > MOST_SEQUENCES:
         chosen_for = replace(one, batch=1, context=one.max_context, q_lens=None)
     config = cell.override or used.default_config(chosen_for, gpu)
-    return isinstance(config, TileConfig) and refusal(used, config, gpu) is not None
+    return refusal(used, config, gpu) is not None

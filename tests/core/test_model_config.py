@@ -429,7 +429,7 @@ def test_keys_that_are_missing_or_contradict(tmp_path, keys, key):
     [
         {"model_type": "new", "layer_types": ["mamba"] * 4},
         {"model_type": "new", "is_encoder_decoder": True},
-        {"model_type": "new", "compress_ratios": [4, 128, 4, 128]},
+        {"model_type": "new", "compress_ratios": [128] * 4},
         {"model_type": "bert"},
         {"model_type": "t5", "is_encoder_decoder": True},
         {"model_type": "gated_deltanet"},

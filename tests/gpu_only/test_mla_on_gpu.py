@@ -51,7 +51,7 @@ PROBLEMS = [
 COLUMNS = [
     *(
         replace(ONE, head_dim=head_dim, v_head_dim=value_dim, **axes)
-        for head_dim, value_dim in ((512, 512), (320, 256), (288, 256))
+        for head_dim, value_dim in ((512, 512), (320, 256), (288, 256), (160, 128))
         for axes in (
             {"context": 1000},
             {"batch": 8, "q_heads": 16, "context": 2048, "page_size": 1},

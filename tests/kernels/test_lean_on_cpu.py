@@ -4,6 +4,7 @@ reference. Mutations of its source do not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -315,6 +316,14 @@ DEEP_CASES = {
     "head_dim 512, clusters": case(
         settings(16, 2, 2, 1, 4, 8, "bulk"), (on_device((300, 77, 515), "12/2", 512, 640), 7)
     ),
+    # A layer of DeepSeek V4: one tensor is K and V.
+    "latent, window, sinks": case(
+        settings(16, 2, 2, 1, 1, 32, "bulk"),
+        (
+            on_device((300, 77, 515), "64/1", 512, 640, latent=True, window_left=127, sinks=True),
+            7,
+        ),
+    ),
     "fp8, 16-byte copies": case(
         DEEP_ASYNC,
         (replace(EQUAL, kv_dtype="e4m3"), 7),
@@ -390,6 +399,39 @@ def test_several_query_tokens_see_the_blocks_as_listed(cpu: Cpu, q_len: int) -> 
     """Blocks of each KV head, the causal tail over them, and two row tiles of a KV head."""
     inputs = with_queries(make_inputs(CHOSEN, "cpu", 1, score_scale=6.0), q_len)
     assert failure_over(cpu, Workspace(1000), inputs, ROWS, 7) is None
+
+
+def first_and_last(tokens: int) -> list[int]:
+    """Return the tokens that StreamingLLM keeps."""
+    return [*range(4), *range(max(4, tokens - 40), tokens)]
+
+
+def ancestors(tokens: int) -> list[int]:
+    """Return the tokens that a draft sees with two siblings before it."""
+    return [*range(tokens - 3), tokens - 1]
+
+
+@pytest.mark.parametrize("seen", [first_and_last, ancestors])
+def test_a_table_of_some_tokens_is_attention_to_them(
+    cpu: Cpu, seen: Callable[[int], list[int]]
+) -> None:
+    problem = replace(ODD_PAGES, context=(300, 77, 30, 515))
+    full = make_inputs(problem, "cpu", 1, score_scale=6.0)
+    assert full.block_table is not None
+    table, lengths = full.block_table.clone().fill_(1 << 30), []
+    for row, pages, tokens in zip(table, full.block_table, full.read_lengths(), strict=True):
+        places = seen(tokens)
+        row[: len(places)] = pages[places]
+        lengths.append(len(places))
+    some = replace(full, block_table=table, cache_seqlens=torch.tensor(lengths, dtype=torch.int32))
+    cpu.launch(some, CASES["pages of one token"].config, 9, Workspace(1000))
+    for sequence, tokens in enumerate(full.read_lengths()):
+        rows = full.block_table[sequence, seen(tokens)].long()
+        k, v = (cache[rows, 0].double() for cache in (full.k_cache, full.v_cache))
+        q = full.q[sequence, 0].double().unflatten(0, (2, 4))
+        scores = torch.einsum("hgd,nhd->hgn", q, k) * full.softmax_scale
+        out = torch.einsum("hgn,nhd->hgd", scores.softmax(-1), v).flatten(0, 1)
+        torch.testing.assert_close(some.out[sequence, 0].double(), out, atol=2e-3, rtol=2e-3)
 
 
 def alone(inputs: AttentionInputs, sequence: int) -> AttentionInputs:

@@ -54,7 +54,7 @@ FRONTEND = ("cudnn_frontend", "cudnn_frontend_lse")
 #: torch's kernel with a KV head per query head.
 NO_SPLIT = ("torch_flash_no_split",)
 #: Kernels that take only latent caches.
-OF_LATENT = ("flash_mla", "flashinfer_mla")
+OF_LATENT = ("flash_mla", "flash_mla_sparse", "flashinfer_mla")
 NOT_LATENT = tuple(name for name in NAMES if name not in (*OF_LATENT, *XQA, *CASCADE))
 #: Kernels that attend only over uniform contiguous caches.
 PLAIN = (*IN_TORCH, *XFORMERS)
@@ -175,7 +175,7 @@ OF_SOME_CACHES = [
     ("flashinfer_xqa", replace(UNIFORM[1], kv_dtype="e5m2", scaled=False), "takes fp8 as e4m3"),
     ("flashinfer_xqa", replace(UNIFORM[1], kv_dtype="e4m3"), "has no scales for each KV head"),
     ("flashinfer_xqa", SOFTCAPS[1], "has no soft cap"),
-    ("lean", LATENT, "takes no latent cache, in which V is a part of K"),
+    ("lean_cuda", LATENT, "takes latent caches with all columns of K in V"),
 ]
 
 

@@ -18,6 +18,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.kernel import written_by
 from leanbench.core.registry import kernel
+from leanbench.core.row_scales import decode_rows
 
 PAGED = [
     replace(LATENT, page_size=64),
@@ -64,6 +65,56 @@ def test_flash_mla_is_handed_pages_and_keeps_its_schedule(problem, schedules):
     planner = adapter.planner(inputs, None)
     assert planner is not None
     assert planner() == (list(problem.contexts), 16 * problem.q_len, 1, 16)
+
+
+CHOSEN = replace(LATENT, q_heads=5, select=64, kv_dtype="e4m3", row_scales=True)
+
+
+@pytest.mark.parametrize(
+    ("problem", "lengths"),
+    [
+        (replace(CHOSEN, context=704), None),
+        (replace(CHOSEN, q_heads=128, context=(30, 700), lengths_on="device"), [30, 64]),
+    ],
+    ids=label,
+)
+def test_flash_mla_pads_heads_and_is_handed_chosen_rows(problem, lengths, monkeypatch):
+    def flash_mla_with_kvcache(q, k_cache, table, seqlens, head_dim_v, schedule, **options):
+        scale, indices = options.pop("softmax_scale"), options.pop("indices")
+        tokens = options.pop("topk_length")
+        assert (table, seqlens, schedule, options) == (None, None, "s", {"use_legacy": True})
+        assert (None if tokens is None else tokens.tolist()) == lengths
+        assert q.shape[1:] == (1, 64 if problem.q_heads < 64 else 128, 576)
+        assert k_cache.shape[1:] == (64 if tokens is None else 2, 1, 656)
+        assert k_cache.stride(1) == 656
+        assert indices.shape == (2, 1, 64)
+        rows = decode_rows(k_cache.flatten(0, 1)[:, None], head_dim_v)
+        tokens = torch.full((2,), 64, dtype=torch.int32) if tokens is None else tokens
+        return attended(q, rows, rows[..., :head_dim_v], tokens, indices[:, 0], scale)
+
+    members = {"flash_mla_with_kvcache": flash_mla_with_kvcache, "get_mla_metadata": lambda: "s"}
+    members["get_mla_decoding_metadata"] = lambda *given, use_legacy: given
+    stand_in(monkeypatch, "flash_mla", **members)
+    adapter = kernel("flash_mla_sparse")
+    assert adapter.unsupported_reason(problem) is None
+    inputs, _ = checked("flash_mla_sparse", problem)
+    planner = adapter.planner(inputs, None)
+    assert planner is not None
+    assert planner()[1:] == ((heads := 64 if problem.q_heads < 64 else 128), 1, heads, True, 64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"row_scales": False}, "give row_scales and kv_dtype e4m3"),
+        ({"q_heads": 256}, "takes 128 query heads at most"),
+        ({"select": 100, "context": 700}, "these are 100: choose a multiple of 64"),
+    ],
+)
+def test_what_the_sparse_kernel_does_not_take(fields, words):
+    reason = kernel("flash_mla_sparse").unsupported_reason(replace(CHOSEN, **fields))
+    assert reason is not None
+    assert words in reason
 
 
 class MlaWrapper:

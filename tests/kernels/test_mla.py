@@ -174,6 +174,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "columns), 576 columns of q for rows of 656 bytes, no size 0",
     ),
     (
+        {"kv_cache": torch.zeros(2, 1, 584, dtype=torch.uint8), "block_table": TABLE},
+        "kv_cache (2, 1, 584): expected (batch, q_len, q_heads, columns) and (pages, page_size,"
+        " columns), 656 bytes a row in torch.uint8",
+    ),
+    (
         {"kv_cache": SCALED_ROWS},
         "kv_cache is (2, 1, 1, 656): rows of 656 bytes are read one by one",
     ),
@@ -382,7 +387,7 @@ def test_pages_have_any_size(page_size, dtype, launched):
     assert lse.equal(alone_lse)
 
 
-@pytest.mark.parametrize(("columns", "value_dim"), [(512, 512), (320, 256), (288, 256)])
+@pytest.mark.parametrize(("columns", "value_dim"), [(512, 512), (320, 256), (160, 128)])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_rows_of_other_columns(columns, value_dim, kv_heads, launched):
     q, cache = latent_rows(2, 1, 4)[..., :columns], latent_rows(2, 64, kv_heads)[..., :columns]
@@ -393,8 +398,8 @@ def test_rows_of_other_columns(columns, value_dim, kv_heads, launched):
             q.contiguous(), given, head_dim_v=head_dim_v, causal=True, return_softmax_lse=True
         )
         assert_form(inputs, result)
-    with pytest.raises(ValueError, match=f"head_dim_v is 128: only {value_dim} is supported"):
-        lean_mla_with_kvcache(q, given, head_dim_v=128)
+    with pytest.raises(ValueError, match=f"head_dim_v is 64: only {value_dim} is supported"):
+        lean_mla_with_kvcache(q, given, head_dim_v=64)
     empty = lean_mla_with_kvcache(q[:0], given[:0])
     assert isinstance(empty, torch.Tensor)
     assert empty.shape == (0, 1, 4, value_dim)

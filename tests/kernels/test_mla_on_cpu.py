@@ -28,6 +28,7 @@ FOUR = {"batch": 4, "context": (1, 64, 430, 90), "capacity": 512}
 UNALIGNED = {**FOUR, "context": (1, 80, 430, 111)}
 OF_512 = {"head_dim": 512, "v_head_dim": None}
 OF_320, OF_288 = ({"head_dim": columns, "v_head_dim": 256} for columns in (320, 288))
+OF_160 = {"head_dim": 160, "v_head_dim": 128}
 
 
 class Case(NamedTuple):
@@ -65,7 +66,7 @@ CASES = {
     ),
     # Chosen tokens.
     "pages of 1": Case(replace(SINGLE, **UNALIGNED, page_size=1), 1, 6, score_scale=12.0),
-    "288 columns": Case(replace(SINGLE, **OF_288, batch=2), 1, 5, score_scale=12.0),
+    "160 columns": Case(replace(SINGLE, **OF_160, batch=2), 1, 5, score_scale=12.0),
     "e4m3 pages of 1": Case(replace(SINGLE, **UNALIGNED, page_size=1, kv_dtype="e4m3"), 1, 6),
     "rows with scales": Case(
         replace(SINGLE, **UNALIGNED, page_size=1, kv_dtype="e4m3", row_scales=True), 1, 6
@@ -80,6 +81,9 @@ DEEP_CASES = {
         replace(SINGLE, **OF_512, **UNALIGNED, page_size=1, kv_dtype="e5m2"), 1, 6
     ),
     "320 columns": Case(replace(PAIR, **OF_320, **FOUR, page_size=64), 1, 8, lazy=False),
+    "288 columns": Case(replace(SINGLE, **OF_288, batch=2), 1, 5, score_scale=12.0),
+    "160 columns, pairs": Case(replace(PAIR, **OF_160, **FOUR, page_size=64), 1, 8, lazy=False),
+    "160 columns, pages of 1": Case(replace(SINGLE, **OF_160, **UNALIGNED, page_size=1), 1, 6),
     "320 columns, split over many": Case(replace(SINGLE, **OF_320, batch=1, context=900), 1, 16),
     "320 columns, 2 column groups": Case(
         replace(SINGLE, **OF_320, dtype="fp16"), 1, 16, score_scale=12.0, column_groups=2

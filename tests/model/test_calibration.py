@@ -145,7 +145,7 @@ def test_the_error_is_that_of_the_kernel_that_runs_there(own):
     write_calibration(made("h200"), user_file("h200"))
     assert known_error("h200", ["lean", "cudnn"]) == known_error("h200")
     # Their decompositions are known, their schedules are not.
-    unpredicted = ["flash_attn_3", "lean_mla", "nccl_all_gather"]
+    unpredicted = ["flash_attn_3", "flash_mla", "nccl_all_gather"]
     assert known_error("h200", ["lean", *unpredicted]) == known_error("h200")
     assert known_error("a100", ["lean", "fa2"]).startswith(
         "Model error on h200: lean_triton unknown; fa2_triton unknown; scaled"

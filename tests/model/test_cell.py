@@ -144,8 +144,7 @@ def test_nothing_to_predict_from(kernel, reason, configs):
     assert row(fields).latency_us is None
 
 
-MLA = {"dtype": "bf16", "page_size": 64, "latent": True, "v_head_dim": 512}
-MLA |= {"q_heads": 128, "kv_heads": 1, "head_dim": 576}
+LATENT = {"dtype": "bf16", "latent": True, "q_heads": 64, "kv_heads": 1, "head_dim": 512}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ MLA |= {"q_heads": 128, "kv_heads": 1, "head_dim": 576}
         ("lean_cuda", {"append": 1}, "append", "run it on a GPU"),
         ("lean_cuda", {"v_head_dim": 64}, "v_head_dim", "run it on a GPU"),
         ("lean_cuda", {"q_lens": (4,)}, "q_lens", "run it on a GPU"),
-        ("lean_mla", MLA, "latent caches", "run it on a GPU"),
+        ("lean", LATENT, "latent caches", "run it on a GPU"),
         (
             "lean_cuda",
             {"q_len": 17},

@@ -10,6 +10,7 @@ from leanbench.core.llm.errors import UnknownModel
 from leanbench.core.llm.layers import Layer
 from leanbench.core.llm.model import Model, by_layer, model_named, models, parse_models
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernels
 from leanbench.core.syntax import parse_names
 from leanbench.run.cells import Grid, Sweep, expand
 from leanbench.run.sweep_file import load_sweep, requested_sweep
@@ -65,6 +66,22 @@ def test_every_model_gives_its_problems(model: Model):
         ("deepseek-v3.2", ["61 h128/1 d576 v_head_dim 512 latent 2048 selected tokens"], {}),
         ("minimax-m3", ["3 h64/4 d128", "57 h64/4 d128 16x128 selected tokens"], {}),
         (
+            "mistral-large-4",
+            [
+                "54 h64/1 d576 v_head_dim 512 latent 2048 selected tokens",
+                "18 h64/1 d512 v_head_dim 512 latent 2048 selected tokens",
+            ],
+            {},
+        ),
+        (
+            "deepseek-v4-flash",
+            [
+                "2 h64/1 d512 window_left 127 sinks latent",
+                "21 h64/1 d512 sinks latent 640 selected tokens",
+            ],
+            {"heavily_compressed_attention": 20},
+        ),
+        (
             "mimo-v2-flash",
             ["39 h64/8 d192 window_left 127 sinks v_head_dim 128", "9 h64/4 d192 v_head_dim 128"],
             {},
@@ -75,6 +92,14 @@ def test_layers_of_each_kind(name, kinds, others):
     model = models()[name]
     assert [f"{count} {layer.words}" for layer, count in model.layer_kinds(1).items()] == kinds
     assert dict(model.other_layers) == others
+
+
+def test_lean_or_lean_mla_takes_each_layer_of_2026():
+    own = [kernels()["lean"], kernels()["lean_mla"]]
+    problems = {cell.problem for cell in expand(load_sweep("models-2026"))}
+    assert {problem.latent for problem in problems} == {False, True}
+    for problem in problems:
+        assert None in [kernel.unsupported_reason(problem) for kernel in own], str(problem)
 
 
 def test_names_are_plain_in_any_case_and_mean_one_model():

@@ -12,6 +12,7 @@ from leanbench.core.errors import OptionWithoutEffect, UserError
 from leanbench.core.files import FileFault, UnreadableFile
 from leanbench.core.paths import SWEEPS
 from leanbench.core.registry import kernel, kernels
+from leanbench.decode import BOUND
 from leanbench.gpu.catalogue import find
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
@@ -192,6 +193,12 @@ def test_shipped_sweeps_load_under_their_own_names():
         assert expand(sweep)
         assert set(sweep.kernels) <= set(kernels())
         assert load_sweep(str(SWEEPS / f"{name}.toml")) == sweep
+
+
+def test_every_kernel_is_in_a_shipped_sweep():
+    """`leanbench decode` measures the bound itself."""
+    named = {name for sweep in shipped_sweeps() for name in load_sweep(sweep).kernels}
+    assert set(kernels()) - named == {BOUND}
 
 
 def test_pages_and_query_tokens_of_a_file(tmp_path):

@@ -22,6 +22,7 @@ _KINDS = {
     "hybrid": FULL,
     "deepseek_sparse_attention": SPARSE,
     "minimax_m3_sparse": SPARSE,
+    "compressed_sparse_attention": SPARSE,
 }
 #: Publishers' names of kinds that transformers names otherwise.
 _NAMES = {"mamba": LINEAR, "mamba2": LINEAR}
@@ -151,7 +152,7 @@ def layers_of(config: ModelConfig) -> tuple[Layer | str, ...]:
     """
     keys = config.keys
     names = _names(config)
-    made: dict[tuple[str, int, int], Layer | str] = {}
+    made: dict[tuple[str, int, int, int], Layer | str] = {}
     layers = []
     for index, name in enumerate(names):
         kind = _KINDS.get(name, "")
@@ -162,9 +163,10 @@ def layers_of(config: ModelConfig) -> tuple[Layer | str, ...]:
         if not kind or not kv_heads:
             layers.append(name if kv_heads else "no_op")
             continue
-        if (kind, q_heads, kv_heads) not in made:
-            made[kind, q_heads, kv_heads] = _layer(config, kind, q_heads, kv_heads)
-        layers.append(made[kind, q_heads, kv_heads])
+        one = kind, q_heads, kv_heads, _rotary_columns(keys, index)
+        if one not in made:
+            made[one] = _layer(config, *one)
+        layers.append(made[one])
     if not any(isinstance(layer, Layer) for layer in layers):
         raise NoDecodeAttention(config.name, tuple(dict.fromkeys(names)))
     return tuple(layers)
@@ -316,7 +318,13 @@ def _kv_heads(keys: Mapping[str, Any], index: int, q_heads: int) -> int:
     return size_of_layer(keys, "num_key_value_heads", index) or q_heads
 
 
-def _layer(config: ModelConfig, kind: str, q_heads: int, kv_heads: int) -> Layer:
+def _rotary_columns(keys: Mapping[str, Any], index: int) -> int:
+    """Return the columns of a latent row beyond V; some layers rotate none (Mistral Large 4)."""
+    rotates = keys.get("no_rope_layers", ())[index : index + 1] != [0]
+    return keys.get("qk_rope_head_dim", 0) if rotates else 0
+
+
+def _layer(config: ModelConfig, kind: str, q_heads: int, kv_heads: int, rotary: int) -> Layer:
     keys = config.keys
     head_dim = keys.get("head_dim") or keys["hidden_size"] // q_heads
     v_head_dim = keys.get("v_head_dim", head_dim)
@@ -345,22 +353,26 @@ def _layer(config: ModelConfig, kind: str, q_heads: int, kv_heads: int) -> Layer
     if "kv_lora_rank" in keys:
         latent = keys["kv_lora_rank"]
         kinds += [("v_head_dim", latent), ("latent", True)]
-        kv_heads, head_dim = 1, latent + keys.get("qk_rope_head_dim", 0)
+        kv_heads, head_dim = 1, latent + rotary
     elif config.model_type == "deepseek_v4":
         kinds.append(("latent", True))
     elif v_head_dim != head_dim:
         kinds.append(("v_head_dim", v_head_dim))
-    return Layer(q_heads, kv_heads, head_dim, tuple(kinds), _select(keys, kind))
+    return Layer(q_heads, kv_heads, head_dim, tuple(kinds), _select(config, kind))
 
 
-def _select(keys: Mapping[str, Any], kind: str) -> int | str | None:
+def _select(config: ModelConfig, kind: str) -> int | str | None:
     if kind != SPARSE:
         return None
+    keys = config.keys
     table = keys.get("sparse_attention_config", {})
     blocks = keys.get("index_topk_blocks", table.get("sparse_topk_blocks"))
     block = keys.get("index_block_size", table.get("sparse_block_size"))
     if type(blocks) is int and type(block) is int and blocks * block > 0:
         return f"{blocks}x{block}"
+    if "compress_ratios" in keys or config.model_type == "deepseek_v4":
+        # Compressed rows and those of a window, in one softmax.
+        return _needed(config, "index_topk") + _needed(config, "sliding_window")
     return keys.get("index_topk")
 
 
@@ -370,5 +382,5 @@ def _needed(config: ModelConfig, key: str) -> int:
         must = f"without windows, as transformers' code of {config.model_type!r} has none"
         raise InvalidKey(config.name, "layer_types", types, must)
     if key not in config.keys:
-        raise InvalidKey(config.name, key, None, "its layers have a window or chunks")
+        raise InvalidKey(config.name, key, None, "its layers have a window, chunks or a selection")
     return config.keys[key]

@@ -1,0 +1,62 @@
+"""Predictions of `lean_mla`."""
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+from leanbench.kernels.mla import LEAN_MLA
+from leanbench.kernels.mla.build import LATENTS
+
+from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
+from leanbench.model.predict import predict_cell
+from leanbench.records.published import published
+
+LATENT = AttentionProblem(2, 16, 1, 100, 576, "bf16", latent=True, v_head_dim=512)
+H200, A100 = find("h200"), find("a100-80gb")
+
+
+def test_published_rows_are_predicted():
+    rows = [row for row in published() if row.kernel == "lean_mla"]
+    errors = []
+    for row in rows:
+        fields = predict_cell(row.problem, LEAN_MLA, "default", find(row.run.gpu))
+        errors.append(abs(fields["latency_us"] / row.latency_us - 1))
+        assert "warnings" not in fields or not fields["warnings"]
+    assert len(errors) > 30
+    assert (median(errors), max(errors)) < (0.05, 0.2)
+
+
+@pytest.mark.parametrize("head_dim", LATENTS)
+def test_rows_of_all_widths_are_predicted(head_dim):
+    problem = replace(LATENT, head_dim=head_dim, v_head_dim=LATENTS[head_dim], batch=32)
+    few, many = (
+        predict_cell(replace(problem, context=tokens), LEAN_MLA, "default", H200)
+        for tokens in (4096, 65536)
+    )
+    for fields in (few, many):
+        assert fields["status"] == "ok"
+        assert fields["latency_us"] > fields["read_floor_us"]
+        assert bool(fields.get("warnings")) == (head_dim != 576)
+    assert many["latency_us"] > 8 * few["latency_us"]
+    best = predict_cell(problem, LEAN_MLA, "best", H200)
+    assert best["latency_us"] <= predict_cell(problem, LEAN_MLA, "default", H200)["latency_us"]
+
+
+def test_single_rows_and_bytes_take_longer():
+    """Chosen tokens, and fp8, which is half of the bytes."""
+
+    def latency_us(**axes):
+        problem = replace(LATENT, **{"batch": 64, "q_heads": 16, "context": 2048, **axes})
+        return predict_cell(problem, LEAN_MLA, "default", H200)["latency_us"]
+
+    pages = latency_us(page_size=64)
+    chosen = latency_us(context=9000, select=2048)
+    assert chosen == latency_us(page_size=1) > 1.1 * pages
+    assert latency_us(page_size=1, kv_dtype="e4m3") > 0.6 * chosen
+
+
+def test_other_gpus_have_no_prediction():
+    fields = predict_cell(LATENT, LEAN_MLA, "default", A100)
+    assert fields["status"] == "unsupported"
+    assert "written for compute capability 9.0" in fields["reason"]
