@@ -188,7 +188,7 @@ def _has_effect(name: str, value: Any, q_len: int | None) -> bool:
         return False
     if name == "window_size":
         return _limits(value, q_len)
-    if name == "attention_chunk":
+    if name in ("attention_chunk", "shared_prefix"):
         return bool(value)
     if name in _NOT_SHARED:
         return value is not None

@@ -14,7 +14,7 @@ REFUSED = (
     " check --jobs 1025; check --jobs abc; check --jobs -2; check --kernels lean_cuda --limit 2;"
     " check --kernels lean,fixed_split_cuda,fa2_cuda; check --kernels lean_mla;"
     " check --kernels lean,cudnn --limit 2; decode opt-6.7 --dry-run; decode llama-2-7b;"
-    " decode meta-llama/Meta-Llama-3-8B; decode opt-6.7b --tp 2; decode llama-3-8b --layers 33;"
+    " decode meta-llama/Meta-Llama-3-8B; decode llama-3-8b --layers 33;"
     " sweep decode --heads 32; sweep decode --model opt-6.7b;"
     " doctor --quick --deep; list kernel; list gpus --format json; merge nowhere --out both;"
     " merge nowhere --out ./; trace h8 d64; tune --gpu a10-g; tune --gpu=; tune --budget soon;"
