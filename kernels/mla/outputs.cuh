@@ -7,17 +7,25 @@
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
 
-__device__ __forceinline__ void rescale(float (&o)[ACCUMULATORS], float first, float second) {
+// Returns the accumulators of a thread in GROUPS column groups.
+template <int GROUPS>
+__device__ __forceinline__ auto first_of(float (&o)[ACCUMULATORS])
+    -> float (&)[VALUES / GROUPS / 4] {
+  return reinterpret_cast<float(&)[VALUES / GROUPS / 4]>(o);
+}
+
+template <int COUNT>
+__device__ __forceinline__ void rescale(float (&o)[COUNT], float first, float second) {
 #pragma unroll
-  for (int i = 0; i < ACCUMULATORS; i++) o[i] *= i / 2 % 2 ? second : first;
+  for (int i = 0; i < COUNT; i++) o[i] *= i / 2 % 2 ? second : first;
 }
 
 // o += weights x values, with weights in registers or in shared memory.
-template <class Weights>
-__device__ __forceinline__ void add_values(float (&o)[ACCUMULATORS], const Weights &weights, u64 values) {
-  if constexpr (OWN_COLUMNS == 4)
+template <int COUNT, class Weights>
+__device__ __forceinline__ void add_values(float (&o)[COUNT], const Weights &weights, u64 values) {
+  if constexpr (COUNT == 128)
     wgmma_m64n256k16(o, weights, values);
-  else if constexpr (OWN_COLUMNS == 2)
+  else if constexpr (COUNT == 64)
     wgmma_m64n128k16(o, weights, values);
   else
     wgmma_m64n64k16(o, weights, values);
@@ -49,9 +57,9 @@ __device__ __forceinline__ void write_pair(const Params &p, const Position &part
   *reinterpret_cast<u32 *>(at) = cvt_rn_x2<BF16>(x, y);
 }
 
-__device__ __forceinline__ void write_lse(const Params &p, const Position &part, int row, float m,
-                                          float l) {
-  if (row >= ALL_ROWS || column_group_of(part.head) > 0) return;
+__device__ __forceinline__ void write_lse(const Params &p, const Position &part,
+                                          const OwnColumns &columns, int row, float m, float l) {
+  if (row >= ALL_ROWS || columns.group() > 0) return;
   const i64 head = (i64)part.sequence * GROUP_SIZE + row % GROUP_SIZE;
   p.lse[head * Q_LEN + row / GROUP_SIZE] =
       l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
@@ -69,11 +77,6 @@ __device__ __forceinline__ float value_scale(const Params &p, const Position &pa
 #define value_scale(p, part, l) reciprocal(l)
 #endif
 
-// Returns the column of a thread's accumulator pair `unit`, in row own_row() + 8 * (unit % 2).
-__device__ __forceinline__ int column_of(int group, int unit) {
-  return group * OWN_VALUES + threadIdx.x / 128 * (OWN_VALUES / 2) + unit / 2 * 8 + threadIdx.x % 4 * 2;
-}
-
 // Transposes four words of each of four lanes: lane i gets the i-th of each.
 __device__ __forceinline__ void transpose_in_quad(u32 (&words)[4]) {
 #pragma unroll
@@ -90,7 +93,8 @@ __device__ __forceinline__ void transpose_in_quad(u32 (&words)[4]) {
 
 // Writes the thread's rows, 16 bytes at a time; `number` returns the number of an accumulator.
 template <class NumberOf>
-__device__ __forceinline__ void write_rows(const Params &p, const Position &part, int first_row,
+__device__ __forceinline__ void write_rows(const Params &p, const Position &part,
+                                           const OwnColumns &columns, int first_row,
                                            const NumberOf &number) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -98,9 +102,10 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
     unsigned short *at = p.out + part.sequence * p.stride_out_batch +
                          (i64)(row / GROUP_SIZE) * p.stride_out_token +
                          (i64)(row % GROUP_SIZE) * p.stride_out_head +
-                         column_of(column_group_of(part.head), 0) + threadIdx.x % 4 * 6;
+                         columns.of_unit(0) + threadIdx.x % 4 * 6;
 #pragma unroll
     for (int first = half; first < UNITS; first += 8) {
+      if (first >= columns.units()) break;
       u32 words[4];
 #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -120,11 +125,13 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
 __device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &range,
                                              const Position &part, const Splits &splits, int split,
                                              int rank) {
-  const int ranges = gridDim.x / CLUSTER;
+  const OwnColumns columns(range);
+  const int ranges = gridDim.x / CLUSTER / columns.groups();
   int slot = range.slot + split - splits.mine;
   if (split == 0)
-    slot = ranges + (RAGGED && range.longest > 0 ? part.sequence * ROW_TILES * COLUMN_GROUPS + part.head
+    slot = ranges + (RAGGED && range.longest > 0 ? part.sequence * ROW_TILES + part.head
                                                  : range.slot - splits.mine);
+  if (COLUMN_GROUPS > 1) slot = slot * columns.groups() + columns.group();
   return reinterpret_cast<float *>(p.partials) + ((i64)slot * CLUSTER + rank) * PARTIAL;
 }
 
@@ -133,12 +140,15 @@ __device__ __forceinline__ bool has_rows(int first_row) {
   return ALL_ROWS % TILE == 0 || first_row + threadIdx.x % 128 / 32 * 16 < ALL_ROWS;
 }
 
-__device__ __forceinline__ void store_partial(float *slot, int first_row, const float (&o)[ACCUMULATORS]) {
+__device__ __forceinline__ void store_partial(float *slot, const OwnColumns &columns, int first_row,
+                                              const float (&o)[ACCUMULATORS]) {
   if (!has_rows(first_row)) return;
 #pragma unroll
-  for (int unit = 0; unit < UNITS; unit++)
+  for (int unit = 0; unit < UNITS; unit++) {
+    if (unit >= columns.units()) break;
     reinterpret_cast<float2 *>(slot)[unit * CONSUMERS + threadIdx.x] =
         make_float2(o[2 * unit], o[2 * unit + 1]);
+  }
 }
 
 // Called once all threads of the CTA have stored theirs.
@@ -154,7 +164,8 @@ __device__ __forceinline__ void wait_for_partial(const float *slot, u32 epoch) {
 
 // Merges the partial of an output tile's second and last split with the first one's, held by this
 // CTA, and writes the rows. `shares`: factors of the two for each row.
-__device__ __forceinline__ void merge_pair(const Params &p, const Position &part, int first_row,
+__device__ __forceinline__ void merge_pair(const Params &p, const Position &part,
+                                           const OwnColumns &columns, int first_row,
                                            const float *slot, const float (&o)[ACCUMULATORS],
                                            const float (&m)[2], const float (&l)[2], float2 *shares,
                                            u32 epoch) {
@@ -170,7 +181,7 @@ __device__ __forceinline__ void merge_pair(const Params &p, const Position &part
       const float sum = own * l[half] + other * log.y, scale = value_scale(p, part, sum);
       if (threadIdx.x % 4 == 0) {
         shares[row] = make_float2(own * scale, other * scale);
-        write_lse(p, part, first_row + row, high, sum);
+        write_lse(p, part, columns, first_row + row, high, sum);
       }
     }
   }
@@ -178,7 +189,7 @@ __device__ __forceinline__ void merge_pair(const Params &p, const Position &part
   if (!has_rows(first_row)) return;
   const auto *units = reinterpret_cast<const float2 *>(slot) + threadIdx.x;
   const float2 of_rows[2] = {shares[own_row()], shares[own_row() + 8]};
-  write_rows(p, part, first_row, [&](int i) {
+  write_rows(p, part, columns, first_row, [&](int i) {
     const float2 other = __ldcg(units + i / 2 * CONSUMERS), share = of_rows[i / 2 % 2];
     return share.x * o[i] + share.y * (i % 2 ? other.y : other.x);
   });
@@ -207,8 +218,10 @@ template <int SPLITS>
 __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &range, const Position &part,
                                           const Splits &splits, int rank, int first_row) {
   constexpr int AT_ONCE = 2;
+  const OwnColumns columns(range);
+  const int all_units = columns.units();
   const MergeShare share(splits);
-  for (int first = share.first; first < UNITS; first += AT_ONCE * share.step) {
+  for (int first = share.first; first < all_units; first += AT_ONCE * share.step) {
     float2 o[SPLITS][AT_ONCE], log[SPLITS][AT_ONCE];
 #pragma unroll
     for (int j = 0; j < SPLITS; j++) {
@@ -217,7 +230,7 @@ __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &rang
       for (int i = 0; i < AT_ONCE; i++) {
         const int unit = first + i * share.step;
         o[j][i] = make_float2(0.0f, 0.0f), log[j][i] = make_float2(LOWEST, 0.0f);
-        if (unit < UNITS && j < splits.count) {
+        if (unit < all_units && j < splits.count) {
           log[j][i] =
               __ldcg(reinterpret_cast<const float2 *>(slot + WEIGHTS_AT) + share.row + 8 * (unit % 2));
           o[j][i] = __ldcg(reinterpret_cast<const float2 *>(slot) + unit * CONSUMERS + share.thread);
@@ -237,17 +250,17 @@ __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &rang
         l += weight * log[j][i].y;
         sum.x += weight * o[j][i].x, sum.y += weight * o[j][i].y;
       }
-      if (unit >= UNITS) break;
+      if (unit >= all_units) break;
       const float scale = value_scale(p, part, l);
-      write_pair(p, part, row, column_of(column_group_of(part.head), unit), sum.x * scale,
+      write_pair(p, part, row, columns.of_unit(unit), sum.x * scale,
                  sum.y * scale);
-      if (unit < 2 && share.thread < 128 && share.thread % 4 == 0) write_lse(p, part, row, m, l);
+      if (unit < 2 && share.thread < 128 && share.thread % 4 == 0) write_lse(p, part, columns, row, m, l);
     }
   }
 }
 
 // Fewer splits of all columns are read in fewer pieces.
-constexpr int LEAST_OF_ONE_ROUND = COLUMN_GROUPS > 1 ? 0 : 8;
+constexpr int LEAST_OF_ONE_ROUND = 8;
 
 template <int AT_ONCE, int SPLITS>
 struct AtOnce {
@@ -259,9 +272,11 @@ template <int AT_ONCE, int SPLITS>
 __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &range,
                                             const Position &part, const Splits &splits, int rank,
                                             int first_row, const float2 *weights) {
+  const OwnColumns columns(range);
+  const int all_units = columns.units();
   const MergeShare share(splits);
   const int thread = share.thread, own_row = share.row, mergers = share.step;
-  for (int first = share.first; first < UNITS; first += AT_ONCE * mergers) {
+  for (int first = share.first; first < all_units; first += AT_ONCE * mergers) {
     float2 sum[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) sum[i] = make_float2(0.0f, 0.0f);
@@ -275,7 +290,7 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
         for (int i = 0; i < AT_ONCE; i++) {
           const int unit = first + i * mergers;
           o[j][i] = make_float2(0.0f, 0.0f);
-          if (unit < UNITS) o[j][i] = __ldcg(slot + unit * CONSUMERS + thread);
+          if (unit < all_units) o[j][i] = __ldcg(slot + unit * CONSUMERS + thread);
         }
       }
 #pragma unroll
@@ -290,9 +305,9 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
       const int unit = first + i * mergers;
-      if (unit < UNITS)
+      if (unit < all_units)
         write_pair(p, part, first_row + own_row + 8 * (unit % 2),
-                   column_of(column_group_of(part.head), unit), sum[i].x, sum[i].y);
+                   columns.of_unit(unit), sum[i].x, sum[i].y);
     }
   }
 }
@@ -304,11 +319,12 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
                                       const Splits &splits, int rank, int first_row,
                                       unsigned char *memory, u32 epoch) {
   const int mergers = splits.count - 1;
+  const OwnColumns columns(range);
   for (int split = threadIdx.x; split < splits.count; split += CONSUMERS)
     wait_for_partial(partial_of(p, range, part, splits, split, rank), epoch);
   bar_sync(OF_CONSUMERS, CONSUMERS);
   if constexpr (COLUMN_GROUPS > 1 || ROW_WARPS < 4) {
-    if (splits.count <= ONE_ROUND && splits.count > LEAST_OF_ONE_ROUND) {
+    if (splits.count <= ONE_ROUND && (columns.grouped || splits.count > LEAST_OF_ONE_ROUND)) {
       if (ROW_WARPS < 4 || has_rows(first_row))
         merge_few<ONE_ROUND>(p, range, part, splits, rank, first_row);
       return;
@@ -347,19 +363,22 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
   const float scale = value_scale(p, part, l);
   for (int split = threadIdx.x % 4; split < splits.count; split += 4)
     logs[split * TILE + row].x *= scale;
-  if (splits.mine == 0 && threadIdx.x % 4 == 0) write_lse(p, part, first_row + row, m, l);
+  if (splits.mine == 0 && threadIdx.x % 4 == 0)
+    write_lse(p, part, columns, first_row + row, m, l);
   bar_sync(OF_CONSUMERS, CONSUMERS);
   const auto units = [&](auto groups) {
     merge_units<decltype(groups)::UNITS_AT_ONCE, decltype(groups)::SPLITS_AT_ONCE>(
         p, range, part, splits, rank, first_row, logs);
   };
   if (ROW_WARPS == 4 && !has_rows(first_row)) return;
-#if COLUMN_GROUPS > 1
-  if (mergers >= 16)
-    units(AtOnce<2, 32>());
-  else
-    units(AtOnce<2, 16>());
-#elif CLUSTER == 1
+  if (columns.grouped) {
+    if (mergers >= 16)
+      units(AtOnce<2, 32>());
+    else
+      units(AtOnce<2, 16>());
+    return;
+  }
+#if CLUSTER == 1
   if (ROW_WARPS < 4 && mergers >= 16)
     units(AtOnce<2, 16>());
   else
