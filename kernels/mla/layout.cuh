@@ -35,7 +35,6 @@ constexpr int HALF_COLUMNS = VALUES / 128;        // columns of half of V
 // True if the lengths decide whether there are column groups.
 constexpr bool CHOOSES_GROUPS = RAGGED && COLUMN_GROUPS > 1;
 constexpr int FEWEST_GROUPS = CHOOSES_GROUPS ? 1 : COLUMN_GROUPS;
-constexpr int ACCUMULATORS = VALUES / FEWEST_GROUPS / 4;  // of a thread; groups use the first of them
 constexpr int OTHER_COLUMN = QUERY_COLUMNS - 1;   // the column that is not part of V
 constexpr int LATENT_STAGES = 2;
 constexpr int LATENT_STAGE = QUERY_COLUMNS * COLUMN;
@@ -56,8 +55,7 @@ constexpr int CONSUMER_REGISTERS = GATHERS && KV_DTYPE == 0 ? 224 : 232;
 
 // A partial in the workspace: the accumulators as held by threads, two at a time; the (m, l) of its
 // rows; and the epoch of the launch that stored it.
-constexpr int UNITS = ACCUMULATORS / 2;               // maximum float2 of a thread
-constexpr int WEIGHTS_AT = 2 * UNITS * CONSUMERS;     // in numbers of 32 bits
+constexpr int WEIGHTS_AT = VALUES / FEWEST_GROUPS / 4 * CONSUMERS;  // in numbers of 32 bits
 constexpr int EPOCH_AT = WEIGHTS_AT + 2 * TILE;
 constexpr int PARTIAL = EPOCH_AT + 32;
 static_assert(4 * PARTIAL == PARTIAL_BYTES, "PARTIAL differs from MlaBuild.partial_bytes");
@@ -121,31 +119,34 @@ __device__ __forceinline__ constexpr int place_of(int stage, int column) {
 }
 
 // Returns the CTA's group of GROUPS.
-template <int GROUPS = COLUMN_GROUPS>
+template <int GROUPS>
 __device__ __forceinline__ int group_of_cta() {
   return blockIdx.x / CLUSTER % GROUPS;
 }
 
-// The columns of a CTA's output: all, or those of its group.
+// The columns of a CTA's output, which GROUPS CTAs share.
+template <int GROUPS>
 struct OwnColumns {
-  bool grouped;
+  static constexpr int SHARERS = GROUPS;
+  static constexpr int COUNT = VALUES / GROUPS, UNITS = COUNT / 8;  // float2 of a thread
 
-  __device__ __forceinline__ explicit OwnColumns(const WorkRange &range)
-      : grouped(CHOOSES_GROUPS ? range.grouped : COLUMN_GROUPS > 1) {}
-
-  __device__ __forceinline__ int groups() const { return grouped ? COLUMN_GROUPS : 1; }
-  __device__ __forceinline__ int group() const { return grouped ? group_of_cta() : 0; }
-  __device__ __forceinline__ int count() const { return grouped ? VALUES / COLUMN_GROUPS : VALUES; }
-  __device__ __forceinline__ int units() const { return count() / 8; }  // float2 of a thread
-
-  // Returns the place in a stage's order of columns of the first that waits for the other warpgroup.
-  __device__ __forceinline__ int first_of_other() const { return grouped ? 0 : HALF_COLUMNS; }
+  // Place in a stage's order of columns of the first that waits for the other warpgroup.
+  static constexpr int FIRST_OF_OTHER = GROUPS > 1 ? 0 : HALF_COLUMNS;
 
   // Returns the column of a thread's accumulator pair `unit`, in row own_row() + 8 * (unit % 2).
-  __device__ __forceinline__ int of_unit(int unit) const {
-    return group() * count() + threadIdx.x / 128 * (count() / 2) + unit / 2 * 8 + threadIdx.x % 4 * 2;
+  __device__ __forceinline__ static int of_unit(int unit) {
+    return group_of_cta<GROUPS>() * COUNT + threadIdx.x / 128 * (COUNT / 2) + unit / 2 * 8 +
+           threadIdx.x % 4 * 2;
   }
 };
+
+// Calls `run` with the columns of a work range's CTAs.
+template <class Run>
+__device__ __forceinline__ void in_groups(const WorkRange &range, const Run &run) {
+  if constexpr (CHOOSES_GROUPS)
+    if (!range.grouped) return run(OwnColumns<1>());
+  run(OwnColumns<COLUMN_GROUPS>());
+}
 
 // Returns the start of a warpgroup's columns of V in a stage.
 template <int GROUPS>

@@ -47,9 +47,9 @@ __device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int fill
 
 // Copies a stage column by column, in the order in which they become free. Each CTA of a cluster
 // copies its share of a stage's tokens to all of them.
-template <int STAGE>
-__device__ __forceinline__ void copy_stage(const Params &p, const OwnColumns &columns, u32 shared,
-                                           int filled, int row, int token, int rank, u64 policy) {
+template <int STAGE, int GROUPS>
+__device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int filled, int row, int token,
+                                           int rank, u64 policy) {
 #if KV_DTYPE != 0
   copy_bytes<STAGE>(p, shared, filled, row, token, rank, policy);
   return;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void copy_stage(const Params &p, const OwnColumns &co
     const int column = column_in_turn(STAGE, i);
     const u32 full = shared + full_at(STAGE, column);
     if (i == 0) mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
-    if (i == columns.first_of_other())
+    if (i == OwnColumns<GROUPS>::FIRST_OF_OTHER)
       mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
     mbarrier_arrive_expect_tx(full, COLUMN);
 #if CLUSTER > 1
@@ -73,13 +73,13 @@ __device__ __forceinline__ void copy_stage(const Params &p, const OwnColumns &co
 }
 
 // The copying warps: Q of each part, and its stages. One lane makes all bulk copies.
+template <int GROUPS>
 __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Position part, int rank,
                                          u32 shared, Gather &gather) {
   const bool makes_bulk_copies = threadIdx.x == COPY_WARP * 32;
   if (!GATHERS && !makes_bulk_copies) return;
-  const OwnColumns columns(range);
-  const u64 policy = ROW_TILES > 1 || columns.grouped ? createpolicy_evict_unchanged()
-                                                      : createpolicy_evict_first();
+  const u64 policy =
+      ROW_TILES > 1 || GROUPS > 1 ? createpolicy_evict_unchanged() : createpolicy_evict_first();
   const u64 policy_of_query = createpolicy_evict_unchanged();
   int filled[LATENT_STAGES] = {0, 0};
   for (int parts = 0;; parts++) {
@@ -95,9 +95,9 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       const int token = part.token + chunk * TILE;
       if (GATHERS) {
         if (chunk % 2 == 0)
-          gather.copy<0>(p, part, columns, shared, filled[0]++, token);
+          gather.copy<0, GROUPS>(p, part, shared, filled[0]++, token);
         else
-          gather.copy<1>(p, part, columns, shared, filled[1]++, token);
+          gather.copy<1, GROUPS>(p, part, shared, filled[1]++, token);
         continue;
       }
       int row = part.sequence, at = token;
@@ -108,9 +108,9 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       }
       at += rank * (TILE / CLUSTER);
       if (chunk % 2 == 0)
-        copy_stage<0>(p, columns, shared, filled[0]++, row, at, rank, policy);
+        copy_stage<0, GROUPS>(p, shared, filled[0]++, row, at, rank, policy);
       else
-        copy_stage<1>(p, columns, shared, filled[1]++, row, at, rank, policy);
+        copy_stage<1, GROUPS>(p, shared, filled[1]++, row, at, rank, policy);
     }
     if (!next_part(p, range, part)) break;
   }
@@ -121,45 +121,46 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
 }
 
 // A warpgroup's columns of the output, its softmax, and its position in the ring of stages.
+template <int GROUPS>
 struct Attention {
-  float o[ACCUMULATORS];
+  float o[VALUES / GROUPS / 4];
   Softmax softmax;
   int filled[LATENT_STAGES];
 
   // Starts O += P V of the warpgroup's own stage.
-  template <int HALF, int GROUPS>
+  template <int HALF>
   __device__ __forceinline__ void start_own(const u32 (&weights)[4][4], u32 shared) {
     const u64 values =
         matrix_descriptor(shared + STAGE_AT<HALF> + values_at<GROUPS>(HALF, HALF), COLUMN);
-    if (softmax.rescales) rescale(first_of<GROUPS>(o), softmax.scale[0], softmax.scale[1]);
+    if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      add_values(first_of<GROUPS>(o), weights[step], values + step * (2048 >> 4));
+      add_values(o, weights[step], values + step * (2048 >> 4));
     wgmma_commit_group();
   }
 
   // Starts O += P V of the other warpgroup's stage.
-  template <int HALF, int GROUPS>
+  template <int HALF>
   __device__ __forceinline__ void start_other(u32 shared, const unsigned char *memory) {
     constexpr int OTHER = 1 - HALF;
     const u64 weights = matrix_descriptor(shared + WEIGHTS_AT_STAGE<OTHER>, 16);
     const u64 values =
         matrix_descriptor(shared + STAGE_AT<OTHER> + values_at<GROUPS>(OTHER, HALF), COLUMN);
     take_over<OTHER>(shared, memory, filled[OTHER], softmax);
-    if (softmax.rescales) rescale(first_of<GROUPS>(o), softmax.scale[0], softmax.scale[1]);
+    if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      add_values(first_of<GROUPS>(o), weights + 2 * step, values + step * (2048 >> 4));
+      add_values(o, weights + 2 * step, values + step * (2048 >> 4));
     wgmma_commit_group();
   }
 
   // Waits until the values of a stage have been added, and releases their memory.
-  template <int STAGE, int HALF, int GROUPS>
+  template <int STAGE, int HALF>
   __device__ __forceinline__ void end_values(u32 shared) {
     wgmma_wait_group<0>();
-    hold(first_of<GROUPS>(o));
+    hold(o);
     // Bytes are copied only over its own warpgroup's values.
     if (KV_DTYPE != 0 && STAGE != HALF)
       release(shared + empty_at(STAGE, HALF));
@@ -234,7 +235,7 @@ __device__ __forceinline__ void weigh(const Params &p, const OwnRows &rows, int 
 template <bool PAIR, int GROUPS>
 __device__ __forceinline__ void attend_left(const Params &p, const Position &part,
                                             const OwnRows &rows, int chunk, u32 shared,
-                                            unsigned char *memory, Attention &own) {
+                                            unsigned char *memory, Attention<GROUPS> &own) {
   float s[32];
   u32 weights[4][4];
   TokenPages pages;
@@ -244,11 +245,11 @@ __device__ __forceinline__ void attend_left(const Params &p, const Position &par
   wgmma_wait_group<0>();
   if (chunk + 2 >= part.chunks) release(shared + QUERY_EMPTY);
   weigh<0>(p, rows, chunk, shared, memory, pages, s, own.softmax, weights);
-  own.start_own<0, GROUPS>(weights, shared);
-  own.end_values<0, 0, GROUPS>(shared);
+  own.template start_own<0>(weights, shared);
+  own.template end_values<0, 0>(shared);
   if (PAIR) {
-    own.start_other<0, GROUPS>(shared, memory);
-    own.end_values<1, 0, GROUPS>(shared);
+    own.template start_other<0>(shared, memory);
+    own.template end_values<1, 0>(shared);
   }
 }
 
@@ -257,10 +258,10 @@ __device__ __forceinline__ void attend_left(const Params &p, const Position &par
 template <bool PAIR, int GROUPS>
 __device__ __forceinline__ void attend_right(const Params &p, const Position &part,
                                              const OwnRows &rows, int chunk, u32 shared,
-                                             unsigned char *memory, Attention &own) {
+                                             unsigned char *memory, Attention<GROUPS> &own) {
   if (!PAIR) {
-    own.start_other<1, GROUPS>(shared, memory);
-    own.end_values<0, 1, GROUPS>(shared);
+    own.template start_other<1>(shared, memory);
+    own.template end_values<0, 1>(shared);
     return;
   }
   float s[32];
@@ -268,23 +269,23 @@ __device__ __forceinline__ void attend_right(const Params &p, const Position &pa
   TokenPages pages;
   const int tokens = part.tokens - part.token - (chunk + 1) * TILE;
   start_stage<1>(s, shared, memory, own.filled[1], tokens);
-  own.start_other<1, GROUPS>(shared, memory);
+  own.template start_other<1>(shared, memory);
   if (GATHERS) pages.look_up(p, part, chunk + 1);
   wgmma_wait_group<1>();
   if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
   weigh<1>(p, rows, chunk + 1, shared, memory, pages, s, own.softmax, weights);
-  own.end_values<0, 1, GROUPS>(shared);
-  own.start_own<1, GROUPS>(weights, shared);
-  own.end_values<1, 1, GROUPS>(shared);
+  own.template end_values<0, 1>(shared);
+  own.template start_own<1>(weights, shared);
+  own.template end_values<1, 1>(shared);
 }
 
 // A warpgroup's share of a part.
 template <int HALF, int GROUPS>
 __device__ __forceinline__ void attend(const Params &p, const Position &part, int first_row, int parts,
-                                       u32 shared, unsigned char *memory, Attention &own) {
+                                       u32 shared, unsigned char *memory, Attention<GROUPS> &own) {
   own.softmax.reset();
 #pragma unroll
-  for (int i = 0; i < ACCUMULATORS; i++) own.o[i] = 0.0f;
+  for (int i = 0; i < VALUES / GROUPS / 4; i++) own.o[i] = 0.0f;
   OwnRows rows;
   rows.find(part, first_row);
   mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
@@ -305,15 +306,6 @@ __device__ __forceinline__ void attend(const Params &p, const Position &part, in
     else
       attend_right<false, GROUPS>(p, part, rows, chunk, shared, memory, own);
   }
-}
-
-template <int GROUPS>
-__device__ __forceinline__ void attend(const Params &p, const Position &part, int first_row, int parts,
-                                       u32 shared, unsigned char *memory, Attention &own) {
-  if (threadIdx.x < 128)
-    attend<0, GROUPS>(p, part, first_row, parts, shared, memory, own);
-  else
-    attend<1, GROUPS>(p, part, first_row, parts, shared, memory, own);
 }
 
 // Adds the sums of both warpgroups' tokens over whole rows.
@@ -340,31 +332,31 @@ struct Waiting {
 static_assert(2 * sizeof(Waiting) <= WAITING_BYTES);
 
 // Writes a part's rows, or its partial, and merges; returns whether the range may have more parts.
+template <int GROUPS>
 __device__ __forceinline__ bool end_part(const Params &p, const Waiting &waiting, int rank,
-                                         unsigned char *memory, const Attention &own) {
+                                         unsigned char *memory, const Attention<GROUPS> &own) {
   const WorkRange range = waiting.range;
   const Position part = waiting.part;
   const Splits splits = waiting.splits;
-  const OwnColumns columns(range);
   const int first_row = part.head * ROWS + rank * TILE;
   const float(&m)[2] = own.softmax.m, (&l)[2] = own.softmax.l;
   if (splits.count == 1) {
     if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
 #pragma unroll
       for (int half = 0; half < 2; half++)
-        write_lse(p, part, columns, first_row + own_row() + 8 * half, m[half], l[half]);
+        write_lse<GROUPS>(p, part, first_row + own_row() + 8 * half, m[half], l[half]);
     const float scale[2] = {value_scale(p, part, l[0]), value_scale(p, part, l[1])};
-    write_rows(p, part, columns, first_row, [&](int i) { return own.o[i] * scale[i / 2 % 2]; });
+    write_rows<GROUPS>(p, part, first_row, [&](int i) { return own.o[i] * scale[i / 2 % 2]; });
     return true;
   }
   const u32 epoch = p.epoch + __ldg(p.replays);
   if (splits.count == 2 && splits.mine == 0) {
-    merge_pair(p, part, columns, first_row, partial_of(p, range, part, splits, 1, rank), own.o, m, l,
+    merge_pair<GROUPS>(p, part, first_row, partial_of<GROUPS>(p, range, part, splits, 1, rank), own.o, m, l,
                reinterpret_cast<float2 *>(memory + SHARES_AT), epoch);
     return false;
   }
-  float *slot = partial_of(p, range, part, splits, splits.mine, rank);
-  store_partial(slot, columns, first_row, own.o);
+  float *slot = partial_of<GROUPS>(p, range, part, splits, splits.mine, rank);
+  store_partial<GROUPS>(slot, first_row, own.o);
   if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
 #pragma unroll
     for (int half = 0; half < 2; half++)
@@ -372,14 +364,15 @@ __device__ __forceinline__ bool end_part(const Params &p, const Waiting &waiting
           make_float2(m[half], l[half]);
   publish_partial(slot, epoch);
   if (splits.mine == splits.count - 1) return true;
-  merge(p, range, part, splits, rank, first_row, memory, epoch);
+  merge<GROUPS>(p, range, part, splits, rank, first_row, memory, epoch);
   return false;
 }
 
 // A warpgroup's share of a work range: all parts, and their rows or partials.
+template <int GROUPS>
 __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, Position part, int rank,
                                              u32 shared, unsigned char *memory) {
-  Attention own;
+  Attention<GROUPS> own;
   own.filled[0] = own.filled[1] = 0;
   for (int parts = 0;; parts++) {
     Waiting &waiting = reinterpret_cast<Waiting *>(memory + WAITING_AT)[parts % 2];
@@ -396,12 +389,12 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
       divide_query(memory);
     }
 #endif
-    if (OwnColumns(range).grouped)
-      attend<COLUMN_GROUPS>(p, part, first_row, parts, shared, memory, own);
+    if (threadIdx.x < 128)
+      attend<0>(p, part, first_row, parts, shared, memory, own);
     else
-      attend<FEWEST_GROUPS>(p, part, first_row, parts, shared, memory, own);
+      attend<1>(p, part, first_row, parts, shared, memory, own);
     add_sums(memory, parts, own.softmax);
-    if (!end_part(p, waiting, rank, memory, own)) break;
+    if (!end_part<GROUPS>(p, waiting, rank, memory, own)) break;
     range = waiting.range, part = waiting.part;
     if (!next_part(p, range, part)) break;
   }
@@ -451,10 +444,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
 
   if (warp >= COPY_WARP) {
     setmaxnreg_dec<COPY_REGISTERS>();
-    if (GATHERS || warp == COPY_WARP) copy_all(p, range, part, rank, shared, gather);
+    if (GATHERS || warp == COPY_WARP)
+      in_groups(range, [&](auto columns) {
+        copy_all<decltype(columns)::SHARERS>(p, range, part, rank, shared, gather);
+      });
     __syncwarp();
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();
-    attend_range(p, range, part, rank, shared, memory);
+    in_groups(range, [&](auto columns) {
+      attend_range<decltype(columns)::SHARERS>(p, range, part, rank, shared, memory);
+    });
   }
 }
