@@ -63,6 +63,8 @@ struct Lengths {
     constexpr int ROW_COST = 4 * (all_rows(Q_LEN) < 64 ? all_rows(Q_LEN) : 64);
     constexpr bool FEW_ROWS = all_rows(Q_LEN) <= 32;
     const int clusters = ranges / COLUMN_GROUPS, real = sum * heads(p);
+    // Most launches of long contexts end here, before any division.
+    if (output_tiles > clusters || real > clusters * MOST_GROUPED_STAGES) return false;
     const int longest = max(least_share(p), divide(real + clusters - 1, clusters));
     const int whole = max(least_share(p), divide(real + ranges - 1, ranges));
     const int splits = split_count(most, longest), whole_splits = split_count(most, whole);
@@ -74,7 +76,7 @@ struct Lengths {
     // Four groups of few rows repeat the scores, which pays if half of the SMs would idle.
     const bool pays = COLUMN_GROUPS == 2 ? splits == 1 || splits >= LEAST_GROUPED_SPLITS
                                          : !FEW_ROWS || 2 * real <= clusters;
-    return output_tiles <= clusters && longest <= MOST_GROUPED_STAGES && pays && cost <= whole_cost;
+    return longest <= MOST_GROUPED_STAGES && pays && cost <= whole_cost;
   }
 
   // Returns the splits of all sequences with at most `longest` LeanTiles, which differs between

@@ -100,26 +100,35 @@ class LeanMla(Kernel[MlaConfig]):
         exact, rows = problem.lengths_on == "host", problem.q_len * problem.q_heads
         cluster = cluster_of(rows, problem.page_size)
         groups = most_groups(problem.value_dim, problem.kv_dtype)
+        # With 16 rows, or tokens copied one by one, the choice costs more than groups save.
+        chooses = not exact and rows > TILE // 4 and not gathers(problem.page_size)
 
         def config(batch: int, context: int) -> MlaConfig:
             tokens = context if exact else cuda_settings.bound_of(context)
-            return self.config_of((batch, rows, cluster), tokens, exact, gpu.sms, groups)
+            return self.config_of((batch, rows, cluster), tokens, exact, gpu.sms, groups, chooses)
 
         return config
 
     def config_of(
-        self, shape: tuple[int, int, int], context: int, exact: bool, sms: int, groups: int
+        self,
+        shape: tuple[int, int, int],
+        context: int,
+        exact: bool,
+        sms: int,
+        groups: int,
+        chooses: bool,
     ) -> MlaConfig:
         """Return the heuristic's settings.
 
         There are no more splits than merge well, and short contexts have column groups if they save
-        more than they recompute (H200; reports/performance-log.md, entries 47, 59 and 75). A launch
+        more than they recompute (H200; reports/performance-log.md, entries 47, 59 and 79). A launch
         with lengths on the device decides that again by them, and takes one group or these.
 
         Args:
             shape: sequences; rows of each: query heads at all positions; CTAs that share copies.
             exact: `context` is the length of every sequence, not only an upper bound.
             groups: limit of the column groups.
+            chooses: long contexts get a build that takes column groups if its lengths are short.
         """
         stages = max(1, -(-context // TILE))
         least = 1 if stages <= MOST_SHORT_SPLITS else 2
@@ -132,8 +141,7 @@ class LeanMla(Kernel[MlaConfig]):
             # Equal splits. One more would start another round of the merge.
             least = max(least, stages // chosen.splits)
         column_groups = chosen.column_groups
-        if not exact and column_groups == 1:
-            # The launch takes them if its lengths are short.
+        if chooses and column_groups == 1:
             column_groups = _groups_of_short_lengths(deals)
         return MlaConfig(least, align_grid=True, column_groups=column_groups)
 

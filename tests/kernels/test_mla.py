@@ -310,7 +310,7 @@ def test_column_groups_follow_from_what_the_host_knows():
     assert LEAN_MLA.default_config(problem, H200) == expected
     longer = replace(problem, capacity=16_384)
     assert LEAN_MLA.default_config(longer, H200) == expected
-    assert LEAN_MLA.default_config(replace(longer, q_heads=16), H200).column_groups == 2
+    assert LEAN_MLA.default_config(replace(longer, q_heads=16), H200).column_groups == 1
     for batch, groups in ((16, 4), (17, 2), (33, 2), (34, 1)):
         many = LEAN_MLA.default_config(replace(longer, batch=batch), H200)
         assert many.column_groups == groups
