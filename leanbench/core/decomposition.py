@@ -21,6 +21,9 @@ from leanbench.core.problem import AttentionProblem
 #: registers.
 MIN_TILE_ROWS = 16
 MAX_TILE_ROWS = 64
+#: TB/s that a CTA reads at most, the rate of an SM's copies, and us of a partial's way through
+#: memory (clock readings in reports/performance-log.md).
+_CTA_TB_S, _TRIP_US = 0.19, 0.75
 
 
 def tile_rows(group_size: int, head_dim: int, q_len: int = 1) -> int:
@@ -113,6 +116,8 @@ class Schedule:
     cluster_size: int = 1
     #: True if the splits, and so the bits, of a sequence follow from its length.
     in_fixed_runs: bool = False
+    #: Levels of the tree in which partials of fixed runs meet.
+    merge_levels: int = 1
 
     @property
     def kind(self) -> str:
@@ -356,6 +361,10 @@ def fixed_runs(
     ]
     total = len(runs)
     grid = min(total, max_grid or total)
+    most = max(Counter(output_tile for output_tile, _ in runs).values())
+    levels = 1
+    while 1 < merge_at_once**levels < most:
+        levels += 1
 
     def walk() -> Iterator[Segment]:
         for cta in range(grid):
@@ -369,7 +378,7 @@ def fixed_runs(
                 last = min(of, run_of(output_tile) - negative)
                 yield Segment(cta, output_tile, -negative, last, of)
 
-    return Schedule("stream_k", grid, tuple(walk()), in_fixed_runs=True)
+    return Schedule("stream_k", grid, tuple(walk()), in_fixed_runs=True, merge_levels=levels)
 
 
 def one_cta_per_tile(tiles: TileGrid) -> Schedule:
@@ -464,3 +473,25 @@ def quantisation_efficiency(schedule: Schedule, slots: int) -> float:
             now = heappop(running)
         heappush(running, now + duration)
     return work.total() / (slots * max(running))
+
+
+def fixed_runs_us(schedule: Schedule, kv_bytes: int, bandwidth_tb_s: float) -> float | None:
+    """Return what fixed runs add at least to reading K and V at the memory's rate, in us.
+
+    CTAs with more LeanTiles than others read on when those have ended, and few CTAs read more
+    slowly than the memory. Each level of the merge is a trip through memory. None for schedules
+    without fixed runs.
+    """
+    if not schedule.in_fixed_runs:
+        return None
+    work: Counter[int] = Counter()
+    for segment in schedule.segments:
+        work[segment.cta] += segment.last - segment.first
+    # LeanTiles that the memory could read meanwhile.
+    readable, before = 0.0, 0
+    for ended, tiles in enumerate(sorted(work.values())):
+        readable += (tiles - before) * max(len(work) - ended, bandwidth_tb_s / _CTA_TB_S)
+        before = tiles
+    read_us = kv_bytes / (bandwidth_tb_s * 1e6)
+    trips = schedule.merge_levels if schedule.partials else 0
+    return read_us * (readable / work.total() - 1) + trips * _TRIP_US

@@ -12,7 +12,7 @@ from leanbench.check.launches import finds_settings, launches_of
 from leanbench.check.reference import CELL_PAIRS, CHECK_ELEMENTS, CheckResult, Reference
 from leanbench.configs import lookup
 from leanbench.core.config import KernelConfig, TileConfig
-from leanbench.core.decomposition import quantisation_efficiency
+from leanbench.core.decomposition import fixed_runs_us, quantisation_efficiency
 from leanbench.core.errors import SuspectResult, UserError
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import Kernel, written_by
@@ -307,6 +307,7 @@ class OneGpu(Subject):
         return Outcome(
             schedule=schedule.kind,
             quantisation_efficiency=efficiency,
+            fixed_runs_us=fixed_runs_us(schedule, self.problem.kv_bytes, spec.bandwidth_tb_s),
             workspace_bytes=workspace_bytes(self.problem, config, schedule),
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from leanbench.configs import lookup
 from leanbench.core.config import KernelConfig, TileConfig
-from leanbench.core.decomposition import Schedule, quantisation_efficiency
+from leanbench.core.decomposition import Schedule, fixed_runs_us, quantisation_efficiency
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
@@ -293,6 +293,7 @@ def _figures(
         read_floor_share=read_us / predicted_us,
         energy_mj=predict_energy_mj(predicted_us, problem, schedule, spec),
         quantisation_efficiency=quantisation_efficiency(schedule, slots),
+        fixed_runs_us=fixed_runs_us(schedule, problem.kv_bytes, spec.bandwidth_tb_s),
         workspace_bytes=workspace_bytes(problem, config, schedule),
     )
 

@@ -58,6 +58,12 @@ class Figures(BaseModel):
         shown="paper",
     )
 
+    fixed_runs_us: float | None = _latency(
+        "fixed runs",
+        "us",
+        "what batch-invariant mode adds at least to the read floor, by its schedule: reads at the "
+        "end by too few CTAs, and a trip through memory for each level of the merge",
+    )
     shard_us: float | None = _latency(
         "shards",
         "us",

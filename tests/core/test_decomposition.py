@@ -13,6 +13,7 @@ from leanbench.core.decomposition import (
     TileGrid,
     equal_splits,
     fixed_runs,
+    fixed_runs_us,
     fixed_split,
     fixed_split_heuristic,
     longest_split,
@@ -236,6 +237,22 @@ def test_grids_tile_rows_and_waves():
     tiles = TileGrid((10,), 6)
     assert quantisation_efficiency(one_cta_per_tile(tiles), 4) == pytest.approx(60 / (4 * 20))
     assert quantisation_efficiency(stream_k(tiles, 4), 4) == 1.0
+
+
+def test_what_fixed_runs_add_to_a_read():
+    def added_us(schedule, bandwidth_tb_s=1.33):
+        return fixed_runs_us(schedule, 133_000_000, bandwidth_tb_s)
+
+    # Seven CTAs read 1.33 TB/s, 133 MB take 100 us. One of nine CTAs has two of ten LeanTiles.
+    assert added_us(fixed_runs(TileGrid((10,), 1), 1, 9)) == pytest.approx(60.75)
+    # Of a memory of 19 TB/s, a hundred CTAs would be needed.
+    assert added_us(fixed_runs(TileGrid((1,), 10), 1), 19.0) == pytest.approx(7 * 9)
+    whole = fixed_runs(TileGrid((1,), 9), 1)
+    assert added_us(whole) == pytest.approx(0)
+    tree = TileGrid((17,), 1)
+    assert added_us(fixed_runs(tree, 1, merge_at_once=16)) == pytest.approx(1.5)
+    assert added_us(fixed_runs(tree, 1)) == pytest.approx(0.75)
+    assert added_us(stream_k(tree, 9)) is None
 
 
 @given(tile_grids, st.integers(1, 300), st.integers(0, 31), st.integers(0, 3), st.integers(1, 4))

@@ -67,6 +67,7 @@ def test_a_cell(gpu):
         "gpu_kernels": ["right"],
         "schedule": "one CTA a tile",
         "quantisation_efficiency": pytest.approx(4 / 132),
+        "fixed_runs_us": None,
         "workspace_bytes": 0,
         "warnings": [],
         "status": "ok",

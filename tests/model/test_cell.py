@@ -90,6 +90,7 @@ def test_default():
         "energy_mj": energy_mj(predicted_us, PROBLEM.kv_bytes, 56, H200, costs, 700),
         "schedule": "one CTA a tile",
         "quantisation_efficiency": pytest.approx(56 / 132),
+        "fixed_runs_us": None,
         "workspace_bytes": 0,
     }
     assert row(fields).samples is None
