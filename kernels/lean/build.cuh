@@ -43,9 +43,19 @@
 //                  or 2, which form one head of the launch with both heads' query heads, up to 8 of
 //                  each (GROUP_SIZE counts both heads', ROWS is 16, Q_LEN 1; APPEND, PAGE_SCALES and
 //                  PEERS are 0)
+//   COLUMN_GROUPS  CTAs that can share the columns of an output tile: see mla/layout.cuh. Only mla.cu's
+//                  builds set it, and the limits that go with it
 //   MAX_EVENTS     capacity of a CTA for timeline events, 0: none
 //   PARAMS_BYTES   size of Params on the host
 #pragma once
+
+#ifndef COLUMN_GROUPS
+#define COLUMN_GROUPS 1
+#define MOST_GROUPED_STAGES 1
+#define MOST_SHORT_SPLITS 1
+#define LEAST_GROUPED_SPLITS 1
+#define ONE_ROUND 1
+#endif
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -50,6 +50,35 @@ struct Lengths {
     }
   }
 
+  // COLUMN_GROUPS: returns the smallest share of a CTA in groups. A short sequence has so few splits
+  // that they merge well.
+  __device__ __forceinline__ int least_share(const Params &p) const {
+    return most <= MOST_SHORT_SPLITS ? 1 : p.min_tiles_per_range;
+  }
+
+  // COLUMN_GROUPS: returns whether a launch of `ranges` work ranges has column groups: if these lengths
+  // are so short that merges save more than scores cost. `_Deal` in leanbench.kernels.mla has the same
+  // rule for lengths that the host knows.
+  __device__ __forceinline__ bool in_groups(const Params &p, int ranges) const {
+    constexpr int ROW_COST = 4 * (all_rows(Q_LEN) < 64 ? all_rows(Q_LEN) : 64);
+    constexpr bool FEW_ROWS = all_rows(Q_LEN) <= 32;
+    const int clusters = ranges / COLUMN_GROUPS, real = sum * heads(p);
+    // Most launches of long contexts end here, before any division.
+    if (output_tiles > clusters || real > clusters * MOST_GROUPED_STAGES) return false;
+    const int longest = max(least_share(p), divide(real + clusters - 1, clusters));
+    const int whole = max(least_share(p), divide(real + ranges - 1, ranges));
+    const int splits = split_count(most, longest), whole_splits = split_count(most, whole);
+    // In 64ths of a LeanTile.
+    const int cost = 64 * longest + (splits > 1 ? ROW_COST / COLUMN_GROUPS : 0) +
+                     (splits > ONE_ROUND ? 64 : 0);
+    const int whole_cost =
+        64 * whole + (whole_splits > 1 ? ROW_COST : 0) + (whole_splits > ONE_ROUND ? 64 : 0);
+    // Four groups of few rows repeat the scores, which pays if half of the SMs would idle.
+    const bool pays = COLUMN_GROUPS == 2 ? splits == 1 || splits >= LEAST_GROUPED_SPLITS
+                                         : !FEW_ROWS || 2 * real <= clusters;
+    return longest <= MOST_GROUPED_STAGES && pays && cost <= whole_cost;
+  }
+
   // Returns the splits of all sequences with at most `longest` LeanTiles, which differs between
   // lanes.
   __device__ __forceinline__ int splits_by_lane(const Params &p, int lane, int longest) const {

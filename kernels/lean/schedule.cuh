@@ -14,6 +14,7 @@ struct WorkRange {
   int end, share, longer;
   int slot;                     // of its partial in the workspace
   int longest, splits, split;   // RAGGED, EQUAL_SPLITS
+  bool grouped;  // COLUMN_GROUPS: that many CTAs, or clusters, have this range
 
   // RAGGED: returns the longest split with which no range crosses an output tile's boundary, and
   // how many of `ranges` it needs; 0: stream-K. leanbench.core.decomposition.longest_split.
@@ -24,7 +25,8 @@ struct WorkRange {
     const int share = divide(real + ranges - 1, ranges);
     int shortest = share, count = 0;
     // Whole output tiles if a merge takes longer than splitting saves.
-    bool whole = lengths.most <= share + p.merge_tiles, enough = false;
+    const int merge_tiles = COLUMN_GROUPS > 1 ? p.merge_tiles / (grouped ? COLUMN_GROUPS : 1) : p.merge_tiles;
+    bool whole = lengths.most <= share + merge_tiles, enough = false;
     if (!whole && (CLUSTER > 1 || Q_LEN == 0)) {
       // Candidates are a sixteenth of the share apart; the shortest that needs at most `ranges`
       // wins.
@@ -35,7 +37,7 @@ struct WorkRange {
       shortest += __shfl_sync(~0u, longer_by, first);
       count = __shfl_sync(~0u, count, first);
       enough = fitting != 0;
-      whole = lengths.most <= shortest + p.merge_tiles;
+      whole = lengths.most <= shortest + merge_tiles;
     } else if (!whole) {
       // The same sequentially: the candidates are few, and batches may be large.
       int candidate = 0;
@@ -47,7 +49,7 @@ struct WorkRange {
         count = lengths.splits(p, lane, candidate) * Lengths::heads(p);
         enough = count <= ranges;
       }
-      if (LARGE_PARTIAL) whole = enough && lengths.most <= shortest + p.merge_tiles;
+      if (LARGE_PARTIAL) whole = enough && lengths.most <= shortest + merge_tiles;
     }
     if (!whole && !enough) return 0;
     used = whole ? output_tiles : count;
@@ -177,17 +179,23 @@ struct WorkRange {
   // Finds the range's start, without its part; called by a whole warp.
   __device__ __forceinline__ bool search(const Params &p, int lane, Lengths &lengths,
                                          Position &position) {
-    const int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
-    int used = ranges;
+    int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
     share = p.share, longer = p.longer, longest = slot = end = 0;
     position.sequence = position.sequence_start = position.at = position.packed_tokens = 0;
     if (RAGGED) lengths.finish(p, lane);
+    int least = p.min_tiles_per_range;
+    if (COLUMN_GROUPS > 1) {
+      grouped = RAGGED ? lengths.in_groups(p, ranges) : true;
+      if (grouped) ranges /= COLUMN_GROUPS, unit /= COLUMN_GROUPS, least = lengths.least_share(p);
+      if (unit >= ranges) return false;
+    }
+    int used = ranges;
     if (FIXED_RUNS) return search_runs(p, lane, lengths, ranges, unit, position);
     if (RAGGED) {
       const int output_tiles = lengths.output_tiles, real = lengths.sum * Lengths::heads(p);
       if (RAGGED_Q && real == 0) return false;
       // Ends are no divisible work, so the number of ranges follows from the real LeanTiles.
-      used = min(ranges, p.min_tiles_per_range > 1 ? divide(real, p.min_tiles_per_range) : real);
+      used = min(ranges, least > 1 ? divide(real, least) : real);
       used = max(1, used);
       longest = longest_split(p, lane, lengths, used, output_tiles, real, used);
       // Row tiles that share K and V are in step:

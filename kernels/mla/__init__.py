@@ -11,6 +11,9 @@ from leanbench.kernels.lean import cuda_settings
 from leanbench.kernels.mla.build import (
     FEW_ROWS,
     LATENTS,
+    LEAST_GROUPED_SPLITS,
+    MOST_GROUPED_STAGES,
+    MOST_SHORT_SPLITS,
     ONE_ROUND,
     TILE,
     VALUE_DIM,
@@ -34,16 +37,10 @@ if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
 _MOST_PAGE_TOKENS = 1 << 20
-#: Maximum splits of one stage, and of more stages. Beyond them the merge dominates.
-_MOST_SHORT_SPLITS, _MOST_SPLITS = 32, 64
+#: Maximum splits of more than one stage. Beyond them the merge dominates.
+_MOST_SPLITS = 64
 #: Upper limit of MlaConfig.min_tiles_per_cta.
 _MOST_STAGES = 64
-#: Maximum stages per split for each number of column groups, with more rows than FEW_ROWS and with
-#: at most that. Each group computes the scores of all tokens (H200; reports/performance-log.md,
-#: entry 59).
-_MOST_GROUPED_STAGES = {4: (5, 1), 2: (4, 2)}
-#: Minimum splits of two groups, except for a single split. Fewer were slower than one group.
-_LEAST_SPLITS_OF_TWO = 8
 
 
 class LeanMla(Kernel[MlaConfig]):
@@ -103,28 +100,38 @@ class LeanMla(Kernel[MlaConfig]):
         exact, rows = problem.lengths_on == "host", problem.q_len * problem.q_heads
         cluster = cluster_of(rows, problem.page_size)
         groups = most_groups(problem.value_dim, problem.kv_dtype)
+        # With 16 rows, or tokens copied one by one, the choice costs more than groups save.
+        chooses = not exact and rows > TILE // 4 and not gathers(problem.page_size)
 
         def config(batch: int, context: int) -> MlaConfig:
             tokens = context if exact else cuda_settings.bound_of(context)
-            return self.config_of((batch, rows, cluster), tokens, exact, gpu.sms, groups)
+            return self.config_of((batch, rows, cluster), tokens, exact, gpu.sms, groups, chooses)
 
         return config
 
     def config_of(
-        self, shape: tuple[int, int, int], context: int, exact: bool, sms: int, groups: int
+        self,
+        shape: tuple[int, int, int],
+        context: int,
+        exact: bool,
+        sms: int,
+        groups: int,
+        chooses: bool,
     ) -> MlaConfig:
         """Return the heuristic's settings.
 
         There are no more splits than merge well, and short contexts have column groups if they save
-        more than they recompute (H200; reports/performance-log.md, entries 47 and 59).
+        more than they recompute (H200; reports/performance-log.md, entries 47, 59 and 79). A launch
+        with lengths on the device decides that again by them, and takes one group or these.
 
         Args:
             shape: sequences; rows of each: query heads at all positions; CTAs that share copies.
             exact: `context` is the length of every sequence, not only an upper bound.
             groups: limit of the column groups.
+            chooses: long contexts get a build that takes column groups if its lengths are short.
         """
         stages = max(1, -(-context // TILE))
-        least = 1 if stages <= _MOST_SHORT_SPLITS else 2
+        least = 1 if stages <= MOST_SHORT_SPLITS else 2
         if exact:
             least = max(least, min(-(-stages // _MOST_SPLITS), _MOST_STAGES))
         deals = _deals(shape, stages, least, sms, groups)
@@ -133,7 +140,10 @@ class LeanMla(Kernel[MlaConfig]):
         if exact and chosen.column_groups > 1:
             # Equal splits. One more would start another round of the merge.
             least = max(least, stages // chosen.splits)
-        return MlaConfig(least, align_grid=True, column_groups=chosen.column_groups)
+        column_groups = chosen.column_groups
+        if chooses and column_groups == 1:
+            column_groups = _groups_of_short_lengths(deals)
+        return MlaConfig(least, align_grid=True, column_groups=column_groups)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[MlaConfig]:
         most = most_groups(problem.value_dim, problem.kv_dtype)
@@ -215,11 +225,11 @@ class _Deal:
         few = self.rows <= FEW_ROWS
         if (
             self.output_tiles > self.clusters
-            or self.longest > _MOST_GROUPED_STAGES[self.column_groups][few]
+            or self.longest > MOST_GROUPED_STAGES[self.column_groups][few]
         ):
             return False
         if self.column_groups == 2:
-            return self.splits == 1 or self.splits >= _LEAST_SPLITS_OF_TWO
+            return self.splits == 1 or self.splits >= LEAST_GROUPED_SPLITS
         # Four groups of few rows repeat the scores, which pays if half of the SMs would idle.
         return not few or 2 * self.output_tiles * self.splits <= self.clusters
 
@@ -246,6 +256,13 @@ def _deals(
         for groups in (4, 2, 1)
         if groups <= limit
     ]
+
+
+def _groups_of_short_lengths(deals: list[_Deal]) -> int:
+    """Return the column groups of a launch whose lengths turn out to be short."""
+    most = 2 if deals[0].rows <= FEW_ROWS else 4
+    useful = (deal for deal in deals if deal.output_tiles <= deal.clusters)
+    return next((deal.column_groups for deal in useful if deal.column_groups <= most), 1)
 
 
 @cache

@@ -26,6 +26,14 @@ TILE = 64
 ONE_ROUND = 16
 #: Maximum rows for which warps without rows take a share of merges: ROW_WARPS in outputs.cuh.
 FEW_ROWS = 32
+#: Maximum stages per split for each number of column groups, with more rows than FEW_ROWS and with
+#: at most that. Each group computes the scores of all tokens (H200; reports/performance-log.md,
+#: entry 59).
+MOST_GROUPED_STAGES = {4: (5, 1), 2: (4, 2), 1: (0, 0)}
+#: Minimum splits of two groups, except for a single split. Fewer were slower than one group.
+LEAST_GROUPED_SPLITS = 8
+#: Maximum splits of one stage. With more, splits have two stages or more.
+MOST_SHORT_SPLITS = 32
 _STAGES = 2
 #: Bytes of a row with scales inside, and of its scales.
 SCALED_ROW_BYTES, _SCALES_BYTES = row_bytes(LATENT_DIM, VALUE_DIM), 4 * VALUE_DIM // GROUP
@@ -72,7 +80,8 @@ class MlaBuild(CudaBuild):
     entry: ClassVar[str] = "mla"
 
     causal: int = 1
-    #: CTAs that share the columns of an output tile: COLUMN_GROUPS in layout.cuh.
+    #: CTAs that share the columns of an output tile; ragged: 1 or that many, by the lengths:
+    #: COLUMN_GROUPS in layout.cuh.
     column_groups: int = 1
     #: 1: rows have scales inside; ROW_SCALES in layout.cuh.
     row_scales: int = 0
@@ -145,7 +154,8 @@ class MlaBuild(CudaBuild):
     @property
     def partial_bytes(self) -> int:
         """Bytes of a CTA's partial: PARTIAL in layout.cuh."""
-        return 4 * (TILE * self.v_head_dim // self.column_groups + 2 * TILE + 32)
+        groups = 1 if self.ragged else self.column_groups
+        return 4 * (TILE * self.v_head_dim // groups + 2 * TILE + 32)
 
     @property
     def column_bytes(self) -> int:
@@ -171,10 +181,14 @@ class MlaBuild(CudaBuild):
         """
         if (reason := refusal_of_gpu(capability)) is not None:
             raise DoesNotFit(reason)
+        few = self.group_size * self.q_len <= FEW_ROWS
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES,
             "PARTIAL_BYTES": self.partial_bytes,
             "ONE_ROUND": ONE_ROUND,
+            "MOST_GROUPED_STAGES": MOST_GROUPED_STAGES[self.column_groups][few],
+            "LEAST_GROUPED_SPLITS": LEAST_GROUPED_SPLITS,
+            "MOST_SHORT_SPLITS": MOST_SHORT_SPLITS,
             "SHARED_BYTES": self.shared_bytes,
         }
         named = tuple(sorted(defines.items()))

@@ -90,7 +90,7 @@ class MlaFamily(LaunchFamily):
     @property
     def per_sequence(self) -> int:
         """Output tiles of a sequence."""
-        return self.build.row_tiles(self.q_len) * self.build.column_groups
+        return self.build.row_tiles(self.q_len)
 
     def divide(self, params: Params, batch: int, context: int, queries: int) -> tuple[int, int]:
         build, config = self.build, self.config
@@ -100,7 +100,10 @@ class MlaFamily(LaunchFamily):
         output_tiles = batch * self.per_sequence
         total = output_tiles * tiles
         check_counts(total, tiles * TILE)
-        work_ranges = stream_k_grid(output_tiles * real_tiles, self.slots, config.min_tiles_per_cta)
+        # Of a group.
+        groups = build.column_groups
+        real, slots = output_tiles * real_tiles, max(1, self.slots // groups)
+        work_ranges = stream_k_grid(real, slots, config.min_tiles_per_cta)
         if config.align_grid and not build.ragged:
             work_ranges = _aligned(work_ranges, output_tiles, real_tiles)
         params.context, params.batch = context, batch
@@ -108,8 +111,13 @@ class MlaFamily(LaunchFamily):
         longest_steps = _LONGEST_STEPS if build.cluster > 1 else 0
         shares = end_tiles, config.min_tiles_per_cta, share, longer, longest_steps, _MERGE_TILES
         pass_shares(params, shares, tiles)
+        all_ranges = work_ranges * groups
+        if build.ragged and groups > 1:
+            # In groups, short splits; in one, as many ranges as the capacity needs.
+            whole = stream_k_grid(real, self.slots, config.min_tiles_per_cta)
+            all_ranges = max(whole, groups * stream_k_grid(real, slots, 1))
         # One per range, and one for the first split of each split output tile.
-        return work_ranges * build.cluster, 2 * work_ranges * build.cluster * build.partial_bytes
+        return all_ranges * build.cluster, 2 * all_ranges * build.cluster * build.partial_bytes
 
 
 def launch_of(inputs: AttentionInputs, config: MlaConfig) -> CudaLaunch:
@@ -170,7 +178,7 @@ def _pass_tensors(params: Params, inputs: AttentionInputs, build: MlaBuild) -> N
         params.stride_table = inputs.block_table.stride(0)
     params.stride_out_batch, params.stride_out_token, params.stride_out_head = out.stride()[:3]
     _pass_rows(params, cache)
-    params.kv_heads, params.tile_shift = build.column_groups, TILE.bit_length() - 1
+    params.kv_heads, params.tile_shift = 1, TILE.bit_length() - 1
     # Above 0 in fp32: hidden scores of -inf times 0 would be NaN.
     params.qk_scale = max(qk_scale(inputs), _LEAST_SCALE)
     if inputs.k_descale is not None:

@@ -9,7 +9,9 @@
 // Macros are those of lean/build.cuh, because the schedule is shared: ROWS is 64 x CLUSTER, CHUNK
 // 64. Further macros:
 //
-//   COLUMN_GROUPS  1, 2 or 4: CTAs with the same rows and tokens, each with a share of the columns
+//   COLUMN_GROUPS  1, 2 or 4: CTAs with the same rows and tokens, each with a share of the columns.
+//                  RAGGED: 1 or that many, by the lengths: Lengths::column_groups
+//   MOST_GROUPED_STAGES, LEAST_GROUPED_SPLITS, MOST_SHORT_SPLITS  limits of that choice
 //   ONE_ROUND      splits merged in one round with several column groups, or few rows
 //   ROW_SCALES     1: rows as in DeepSeek's caches: VALUES numbers in e4m3, a scale in fp32 for each
 //                  128 of them, and the other 64 columns in bf16 (KV_DTYPE is 0: operands are Q's)
@@ -20,27 +22,26 @@
 // in bf16, see row_scales.cuh.
 #pragma once
 #include "lean/params.cuh"
+#include "lean/schedule.cuh"
 
 constexpr int ALL_ROWS = all_rows(Q_LEN), ROW_TILES = row_tiles(Q_LEN);
 constexpr int LATENT = HEAD_DIM;   // numbers of a token: K
 constexpr int VALUES = V_HEAD_DIM; // the first of them: V
-constexpr int OWN_VALUES = VALUES / COLUMN_GROUPS;  // columns of a CTA's output
 constexpr int TILE = 64;           // rows of a CTA, and tokens of a stage
 constexpr int COLUMN = 128 * TILE; // bytes of 64 columns of either
 // In the last column K has numbers that V has not, up to 64: the others are zeros.
 constexpr int QUERY_COLUMNS = VALUES / 64 + 1;
 constexpr int HALF_COLUMNS = VALUES / 128;        // columns of half of V
-constexpr int OWN_COLUMNS = OWN_VALUES / 128;     // columns of V per warpgroup
-constexpr int ACCUMULATORS = OWN_VALUES / 4;      // of a thread
+// True if the lengths decide whether there are column groups.
+constexpr bool CHOOSES_GROUPS = RAGGED && COLUMN_GROUPS > 1;
+constexpr int FEWEST_GROUPS = CHOOSES_GROUPS ? 1 : COLUMN_GROUPS;
 constexpr int OTHER_COLUMN = QUERY_COLUMNS - 1;   // the column that is not part of V
 constexpr int LATENT_STAGES = 2;
 constexpr int LATENT_STAGE = QUERY_COLUMNS * COLUMN;
-// The order of a stage's columns: the first that waits for the other warpgroup.
-constexpr int FIRST_OF_OTHER = COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0;
 // True if a stage's tokens can have several pages: rows are copied one by one; see gather.cuh.
 constexpr bool GATHERS = PAGE % TILE != 0;
 static_assert(!GATHERS || CLUSTER == 1, "only bulk copies go to several CTAs");
-static_assert(VALUES <= LATENT && LATENT <= VALUES + 64 && OWN_COLUMNS > 0);
+static_assert(VALUES <= LATENT && LATENT <= VALUES + 64 && VALUES >= 128 * COLUMN_GROUPS);
 static_assert(!ROW_SCALES || (GATHERS && BF16 && KV_DTYPE == 0 && COLUMN_GROUPS == 1),
               "rows with scales are copied by lanes");
 constexpr int CONSUMERS = 256;  // threads of both warpgroups
@@ -54,8 +55,7 @@ constexpr int CONSUMER_REGISTERS = GATHERS && KV_DTYPE == 0 ? 224 : 232;
 
 // A partial in the workspace: the accumulators as held by threads, two at a time; the (m, l) of its
 // rows; and the epoch of the launch that stored it.
-constexpr int UNITS = ACCUMULATORS / 2;               // float2 of a thread
-constexpr int WEIGHTS_AT = 2 * UNITS * CONSUMERS;     // in numbers of 32 bits
+constexpr int WEIGHTS_AT = VALUES / FEWEST_GROUPS / 4 * CONSUMERS;  // in numbers of 32 bits
 constexpr int EPOCH_AT = WEIGHTS_AT + 2 * TILE;
 constexpr int PARTIAL = EPOCH_AT + 32;
 static_assert(4 * PARTIAL == PARTIAL_BYTES, "PARTIAL differs from MlaBuild.partial_bytes");
@@ -76,13 +76,15 @@ constexpr int STAGE_STEP = BEFORE_STAGE + LATENT_STAGE, STAGE_COPIES = RUNS;
 // For each stage's tokens: the maximum of each row so far, and the scale of earlier sums.
 constexpr int MAXIMA_AT = STAGES_AT + LATENT_STAGES * STAGE_STEP;
 constexpr int SUMS_AT = MAXIMA_AT + 2 * 8 * TILE;  // l of the rows, per warpgroup; double-buffered
-constexpr int SHARES_AT = SUMS_AT + 4 * 4 * TILE;  // weights of two partials in their sum
+constexpr int WAITING_AT = SUMS_AT + 4 * 4 * TILE, WAITING_BYTES = 8 * TILE;  // see `Waiting`
+// Weights of two partials in their sum, after the last stage.
+constexpr int SHARES_AT = MAXIMA_AT;
 #if KV_DTYPE != 0
-constexpr int ROW_UNITS_AT = SHARES_AT + 8 * TILE;  // divisors of rows of Q
+constexpr int ROW_UNITS_AT = WAITING_AT + WAITING_BYTES;  // divisors of rows of Q
 constexpr int BARRIERS = ROW_UNITS_AT + 4 * TILE;
 #else
 // ROW_SCALES: of both stages.
-constexpr int ROW_SCALES_AT = SHARES_AT + 8 * TILE, SCALES_OF_ROW = VALUES / 128 * 4;
+constexpr int ROW_SCALES_AT = WAITING_AT + WAITING_BYTES, SCALES_OF_ROW = VALUES / 128 * 4;
 constexpr int BARRIERS = ROW_SCALES_AT + ROW_SCALES * LATENT_STAGES * TILE * SCALES_OF_ROW;
 #endif
 constexpr int FULL = BARRIERS;                                        // of each copy of each stage
@@ -102,14 +104,6 @@ constexpr int STAGE_AT = STAGES_AT + BEFORE_STAGE + STAGE * STAGE_STEP;
 template <int STAGE>
 constexpr int WEIGHTS_AT_STAGE = STAGE_AT<STAGE> + OTHER_COLUMN * COLUMN;
 
-// Row tile and columns of a CTA: an output tile's head is its columns x row tiles + its row tile.
-__device__ __forceinline__ int row_tile_of(int head) {
-  return COLUMN_GROUPS == 1 ? head : head % ROW_TILES;
-}
-__device__ __forceinline__ int column_group_of(int head) {
-  return COLUMN_GROUPS == 1 ? 0 : head / ROW_TILES;
-}
-
 // Columns of a stage in the order of copies and reads: first those with values of its own
 // warpgroup, which become free first; last the one overwritten by the weights.
 __device__ __forceinline__ constexpr int column_in_turn(int stage, int i) {
@@ -124,9 +118,36 @@ __device__ __forceinline__ constexpr int place_of(int stage, int column) {
   return KV_DTYPE != 0 && stage == 1 && column < OTHER_COLUMN ? column ^ HALF_COLUMNS : column;
 }
 
+// Returns the CTA's group of GROUPS.
+template <int GROUPS>
+__device__ __forceinline__ int group_of_cta() {
+  return blockIdx.x / CLUSTER % GROUPS;
+}
+
+// Returns whether the CTAs of a work range have column groups.
+__device__ __forceinline__ bool is_grouped(const WorkRange &range) {
+  return CHOOSES_GROUPS ? range.grouped : COLUMN_GROUPS > 1;
+}
+
+// Returns the place in a stage's order of columns of the first that waits for the other warpgroup.
+__device__ __forceinline__ int first_of_other(bool grouped) { return grouped ? 0 : HALF_COLUMNS; }
+
+// The columns of a CTA's output, which GROUPS CTAs share.
+template <int GROUPS>
+struct OwnColumns {
+  static constexpr int COUNT = VALUES / GROUPS, UNITS = COUNT / 8;  // float2 of a thread
+
+  // Returns the column of a thread's accumulator pair `unit`, in row own_row() + 8 * (unit % 2).
+  __device__ __forceinline__ static int of_unit(int unit) {
+    return group_of_cta<GROUPS>() * COUNT + threadIdx.x / 128 * (COUNT / 2) + unit / 2 * 8 +
+           threadIdx.x % 4 * 2;
+  }
+};
+
 // Returns the start of a warpgroup's columns of V in a stage.
-__device__ __forceinline__ int values_at(int stage, int group, int half) {
-  return place_of(stage, (group * 2 + half) * OWN_COLUMNS) * COLUMN;
+template <int GROUPS>
+__device__ __forceinline__ int values_at(int stage, int half) {
+  return place_of(stage, (group_of_cta<GROUPS>() * 2 + half) * (VALUES / GROUPS / 128)) * COLUMN;
 }
 static_assert(KV_DTYPE == 0 || (COLUMN_GROUPS == 1 && VALUES == 512),
               "a stage of bytes has all columns, and whole runs");

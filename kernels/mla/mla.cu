@@ -48,8 +48,8 @@ __device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int fill
 // Copies a stage column by column, in the order in which they become free. Each CTA of a cluster
 // copies its share of a stage's tokens to all of them.
 template <int STAGE>
-__device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int filled, int row, int token,
-                                           int rank, u64 policy) {
+__device__ __forceinline__ void copy_stage(const Params &p, bool grouped, u32 shared, int filled,
+                                           int row, int token, int rank, u64 policy) {
 #if KV_DTYPE != 0
   copy_bytes<STAGE>(p, shared, filled, row, token, rank, policy);
   return;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int fill
     const int column = column_in_turn(STAGE, i);
     const u32 full = shared + full_at(STAGE, column);
     if (i == 0) mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
-    if (i == FIRST_OF_OTHER)
+    if (i == first_of_other(grouped))
       mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
     mbarrier_arrive_expect_tx(full, COLUMN);
 #if CLUSTER > 1
@@ -77,7 +77,9 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
                                          u32 shared, Gather &gather) {
   const bool makes_bulk_copies = threadIdx.x == COPY_WARP * 32;
   if (!GATHERS && !makes_bulk_copies) return;
-  const u64 policy = ROW_TILES * COLUMN_GROUPS > 1 ? createpolicy_evict_unchanged() : createpolicy_evict_first();
+  const bool grouped = is_grouped(range);
+  const u64 policy =
+      ROW_TILES > 1 || grouped ? createpolicy_evict_unchanged() : createpolicy_evict_first();
   const u64 policy_of_query = createpolicy_evict_unchanged();
   int filled[LATENT_STAGES] = {0, 0};
   for (int parts = 0;; parts++) {
@@ -87,15 +89,15 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       mbarrier_arrive_expect_tx(shared + QUERY_FULL, QUERY_COLUMNS * COLUMN);
       for (int column = 0; column < QUERY_COLUMNS; column++)
         cp_async_bulk_tensor_4d(shared + column * COLUMN, &p.v_map, shared + QUERY_FULL, 64 * column,
-                                row_tile_of(part.head) * ROWS + rank * TILE, 0, part.sequence, policy_of_query);
+                                part.head * ROWS + rank * TILE, 0, part.sequence, policy_of_query);
     }
     for (int chunk = 0; chunk < part.chunks; chunk++) {
       const int token = part.token + chunk * TILE;
       if (GATHERS) {
         if (chunk % 2 == 0)
-          gather.copy<0>(p, part, shared, filled[0]++, token);
+          gather.copy<0>(p, part, grouped, shared, filled[0]++, token);
         else
-          gather.copy<1>(p, part, shared, filled[1]++, token);
+          gather.copy<1>(p, part, grouped, shared, filled[1]++, token);
         continue;
       }
       int row = part.sequence, at = token;
@@ -106,9 +108,9 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       }
       at += rank * (TILE / CLUSTER);
       if (chunk % 2 == 0)
-        copy_stage<0>(p, shared, filled[0]++, row, at, rank, policy);
+        copy_stage<0>(p, grouped, shared, filled[0]++, row, at, rank, policy);
       else
-        copy_stage<1>(p, shared, filled[1]++, row, at, rank, policy);
+        copy_stage<1>(p, grouped, shared, filled[1]++, row, at, rank, policy);
     }
     if (!next_part(p, range, part)) break;
   }
@@ -119,17 +121,17 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
 }
 
 // A warpgroup's columns of the output, its softmax, and its position in the ring of stages.
+template <int GROUPS>
 struct Attention {
-  float o[ACCUMULATORS];
+  float o[VALUES / GROUPS / 4];
   Softmax softmax;
-  int group;  // of columns
   int filled[LATENT_STAGES];
 
   // Starts O += P V of the warpgroup's own stage.
   template <int HALF>
   __device__ __forceinline__ void start_own(const u32 (&weights)[4][4], u32 shared) {
     const u64 values =
-        matrix_descriptor(shared + STAGE_AT<HALF> + values_at(HALF, group, HALF), COLUMN);
+        matrix_descriptor(shared + STAGE_AT<HALF> + values_at<GROUPS>(HALF, HALF), COLUMN);
     if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
     wgmma_fence();
 #pragma unroll
@@ -144,7 +146,7 @@ struct Attention {
     constexpr int OTHER = 1 - HALF;
     const u64 weights = matrix_descriptor(shared + WEIGHTS_AT_STAGE<OTHER>, 16);
     const u64 values =
-        matrix_descriptor(shared + STAGE_AT<OTHER> + values_at(OTHER, group, HALF), COLUMN);
+        matrix_descriptor(shared + STAGE_AT<OTHER> + values_at<GROUPS>(OTHER, HALF), COLUMN);
     take_over<OTHER>(shared, memory, filled[OTHER], softmax);
     if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
     wgmma_fence();
@@ -230,10 +232,10 @@ __device__ __forceinline__ void weigh(const Params &p, const OwnRows &rows, int 
 }
 
 // Warpgroup 0's share of two stages, or of a part's last one: its scores, its values, the other's.
-template <bool PAIR>
+template <bool PAIR, int GROUPS>
 __device__ __forceinline__ void attend_left(const Params &p, const Position &part,
                                             const OwnRows &rows, int chunk, u32 shared,
-                                            unsigned char *memory, Attention &own) {
+                                            unsigned char *memory, Attention<GROUPS> &own) {
   float s[32];
   u32 weights[4][4];
   TokenPages pages;
@@ -243,23 +245,23 @@ __device__ __forceinline__ void attend_left(const Params &p, const Position &par
   wgmma_wait_group<0>();
   if (chunk + 2 >= part.chunks) release(shared + QUERY_EMPTY);
   weigh<0>(p, rows, chunk, shared, memory, pages, s, own.softmax, weights);
-  own.start_own<0>(weights, shared);
-  own.end_values<0, 0>(shared);
+  own.template start_own<0>(weights, shared);
+  own.template end_values<0, 0>(shared);
   if (PAIR) {
-    own.start_other<0>(shared, memory);
-    own.end_values<1, 0>(shared);
+    own.template start_other<0>(shared, memory);
+    own.template end_values<1, 0>(shared);
   }
 }
 
 // Warpgroup 1's share: its scores, the other's values while these become weights, its values. The
 // tensor cores multiply for one warpgroup while the other computes its softmax.
-template <bool PAIR>
+template <bool PAIR, int GROUPS>
 __device__ __forceinline__ void attend_right(const Params &p, const Position &part,
                                              const OwnRows &rows, int chunk, u32 shared,
-                                             unsigned char *memory, Attention &own) {
+                                             unsigned char *memory, Attention<GROUPS> &own) {
   if (!PAIR) {
-    own.start_other<1>(shared, memory);
-    own.end_values<0, 1>(shared);
+    own.template start_other<1>(shared, memory);
+    own.template end_values<0, 1>(shared);
     return;
   }
   float s[32];
@@ -267,23 +269,23 @@ __device__ __forceinline__ void attend_right(const Params &p, const Position &pa
   TokenPages pages;
   const int tokens = part.tokens - part.token - (chunk + 1) * TILE;
   start_stage<1>(s, shared, memory, own.filled[1], tokens);
-  own.start_other<1>(shared, memory);
+  own.template start_other<1>(shared, memory);
   if (GATHERS) pages.look_up(p, part, chunk + 1);
   wgmma_wait_group<1>();
   if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
   weigh<1>(p, rows, chunk + 1, shared, memory, pages, s, own.softmax, weights);
-  own.end_values<0, 1>(shared);
-  own.start_own<1>(weights, shared);
-  own.end_values<1, 1>(shared);
+  own.template end_values<0, 1>(shared);
+  own.template start_own<1>(weights, shared);
+  own.template end_values<1, 1>(shared);
 }
 
 // A warpgroup's share of a part.
-template <int HALF>
+template <int HALF, int GROUPS>
 __device__ __forceinline__ void attend(const Params &p, const Position &part, int first_row, int parts,
-                                       u32 shared, unsigned char *memory, Attention &own) {
+                                       u32 shared, unsigned char *memory, Attention<GROUPS> &own) {
   own.softmax.reset();
 #pragma unroll
-  for (int i = 0; i < ACCUMULATORS; i++) own.o[i] = 0.0f;
+  for (int i = 0; i < VALUES / GROUPS / 4; i++) own.o[i] = 0.0f;
   OwnRows rows;
   rows.find(part, first_row);
   mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
@@ -294,15 +296,15 @@ __device__ __forceinline__ void attend(const Params &p, const Position &part, in
   int chunk = 0;
   for (; chunk + 1 < part.chunks; chunk += 2) {
     if constexpr (HALF == 0)
-      attend_left<true>(p, part, rows, chunk, shared, memory, own);
+      attend_left<true, GROUPS>(p, part, rows, chunk, shared, memory, own);
     else
-      attend_right<true>(p, part, rows, chunk, shared, memory, own);
+      attend_right<true, GROUPS>(p, part, rows, chunk, shared, memory, own);
   }
   if (chunk < part.chunks) {
     if constexpr (HALF == 0)
-      attend_left<false>(p, part, rows, chunk, shared, memory, own);
+      attend_left<false, GROUPS>(p, part, rows, chunk, shared, memory, own);
     else
-      attend_right<false>(p, part, rows, chunk, shared, memory, own);
+      attend_right<false, GROUPS>(p, part, rows, chunk, shared, memory, own);
   }
 }
 
@@ -321,16 +323,64 @@ __device__ __forceinline__ void add_sums(unsigned char *memory, int parts, Softm
     softmax.l[half] = sums[own_row() + 8 * half] + sums[TILE + own_row() + 8 * half];
 }
 
+// What a part's end needs. It waits in shared memory, since a part's stages need all registers.
+struct Waiting {
+  WorkRange range;
+  Position part;
+  Splits splits;
+};
+static_assert(2 * sizeof(Waiting) <= WAITING_BYTES);
+
+// Writes a part's rows, or its partial, and merges; returns whether the range may have more parts.
+template <int GROUPS>
+__device__ __forceinline__ bool end_part(const Params &p, const Waiting &waiting, int rank,
+                                         unsigned char *memory, const Attention<GROUPS> &own) {
+  const WorkRange range = waiting.range;
+  const Position part = waiting.part;
+  const Splits splits = waiting.splits;
+  const int first_row = part.head * ROWS + rank * TILE;
+  const float(&m)[2] = own.softmax.m, (&l)[2] = own.softmax.l;
+  if (splits.count == 1) {
+    if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        write_lse<GROUPS>(p, part, first_row + own_row() + 8 * half, m[half], l[half]);
+    const float scale[2] = {value_scale(p, part, l[0]), value_scale(p, part, l[1])};
+    write_rows<GROUPS>(p, part, first_row, [&](int i) { return own.o[i] * scale[i / 2 % 2]; });
+    return true;
+  }
+  const u32 epoch = p.epoch + __ldg(p.replays);
+  if (splits.count == 2 && splits.mine == 0) {
+    merge_pair<GROUPS>(p, part, first_row, partial_of<GROUPS>(p, range, part, splits, 1, rank), own.o, m, l,
+               reinterpret_cast<float2 *>(memory + SHARES_AT), epoch);
+    return false;
+  }
+  float *slot = partial_of<GROUPS>(p, range, part, splits, splits.mine, rank);
+  store_partial<GROUPS>(slot, first_row, own.o);
+  if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+      reinterpret_cast<float2 *>(slot + WEIGHTS_AT)[own_row() + 8 * half] =
+          make_float2(m[half], l[half]);
+  publish_partial(slot, epoch);
+  if (splits.mine == splits.count - 1) return true;
+  merge<GROUPS>(p, range, part, splits, rank, first_row, memory, epoch);
+  return false;
+}
+
 // A warpgroup's share of a work range: all parts, and their rows or partials.
+template <int GROUPS>
 __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, Position part, int rank,
                                              u32 shared, unsigned char *memory) {
-  Attention own;
+  Attention<GROUPS> own;
   own.filled[0] = own.filled[1] = 0;
   for (int parts = 0;; parts++) {
-    const int first_row = row_tile_of(part.head) * ROWS + rank * TILE;
-    own.group = column_group_of(part.head);
-    Splits splits;
-    splits.find(p, part, range);
+    Waiting &waiting = reinterpret_cast<Waiting *>(memory + WAITING_AT)[parts % 2];
+    if (threadIdx.x == 0) {
+      waiting.range = range, waiting.part = part;
+      waiting.splits.find(p, part, range);
+    }
+    const int first_row = part.head * ROWS + rank * TILE;
 #if KV_DTYPE != 0
     // Here and not in `attend`, which exists once per warpgroup: synccheck reports a barrier in two
     // positions as divergence.
@@ -344,34 +394,8 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
     else
       attend<1>(p, part, first_row, parts, shared, memory, own);
     add_sums(memory, parts, own.softmax);
-    const float(&m)[2] = own.softmax.m, (&l)[2] = own.softmax.l;
-    if (splits.count == 1) {
-      if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-          write_lse(p, part, first_row + own_row() + 8 * half, m[half], l[half]);
-      const float scale[2] = {value_scale(p, part, l[0]), value_scale(p, part, l[1])};
-      write_rows(p, part, first_row, [&](int i) { return own.o[i] * scale[i / 2 % 2]; });
-    } else {
-      const u32 epoch = p.epoch + __ldg(p.replays);
-      if (splits.count == 2 && splits.mine == 0) {
-        merge_pair(p, part, first_row, partial_of(p, range, part, splits, 1, rank), own.o, m, l,
-                   reinterpret_cast<float2 *>(memory + SHARES_AT), epoch);
-        break;
-      }
-      float *slot = partial_of(p, range, part, splits, splits.mine, rank);
-      store_partial(slot, first_row, own.o);
-      if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-          reinterpret_cast<float2 *>(slot + WEIGHTS_AT)[own_row() + 8 * half] =
-              make_float2(m[half], l[half]);
-      publish_partial(slot, epoch);
-      if (splits.mine < splits.count - 1) {
-        merge(p, range, part, splits, rank, first_row, memory, epoch);
-        break;
-      }
-    }
+    if (!end_part<GROUPS>(p, waiting, rank, memory, own)) break;
+    range = waiting.range, part = waiting.part;
     if (!next_part(p, range, part)) break;
   }
 }
@@ -424,6 +448,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
     __syncwarp();
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();
-    attend_range(p, range, part, rank, shared, memory);
+    if (is_grouped(range))
+      attend_range<COLUMN_GROUPS>(p, range, part, rank, shared, memory);
+    else
+      attend_range<FEWEST_GROUPS>(p, range, part, rank, shared, memory);
   }
 }

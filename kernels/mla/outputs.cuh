@@ -7,17 +7,18 @@
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
 
-__device__ __forceinline__ void rescale(float (&o)[ACCUMULATORS], float first, float second) {
+template <int COUNT>
+__device__ __forceinline__ void rescale(float (&o)[COUNT], float first, float second) {
 #pragma unroll
-  for (int i = 0; i < ACCUMULATORS; i++) o[i] *= i / 2 % 2 ? second : first;
+  for (int i = 0; i < COUNT; i++) o[i] *= i / 2 % 2 ? second : first;
 }
 
 // o += weights x values, with weights in registers or in shared memory.
-template <class Weights>
-__device__ __forceinline__ void add_values(float (&o)[ACCUMULATORS], const Weights &weights, u64 values) {
-  if constexpr (OWN_COLUMNS == 4)
+template <int COUNT, class Weights>
+__device__ __forceinline__ void add_values(float (&o)[COUNT], const Weights &weights, u64 values) {
+  if constexpr (COUNT == 128)
     wgmma_m64n256k16(o, weights, values);
-  else if constexpr (OWN_COLUMNS == 2)
+  else if constexpr (COUNT == 64)
     wgmma_m64n128k16(o, weights, values);
   else
     wgmma_m64n64k16(o, weights, values);
@@ -49,9 +50,10 @@ __device__ __forceinline__ void write_pair(const Params &p, const Position &part
   *reinterpret_cast<u32 *>(at) = cvt_rn_x2<BF16>(x, y);
 }
 
+template <int GROUPS>
 __device__ __forceinline__ void write_lse(const Params &p, const Position &part, int row, float m,
                                           float l) {
-  if (row >= ALL_ROWS || column_group_of(part.head) > 0) return;
+  if (row >= ALL_ROWS || group_of_cta<GROUPS>() > 0) return;
   const i64 head = (i64)part.sequence * GROUP_SIZE + row % GROUP_SIZE;
   p.lse[head * Q_LEN + row / GROUP_SIZE] =
       l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
@@ -69,11 +71,6 @@ __device__ __forceinline__ float value_scale(const Params &p, const Position &pa
 #define value_scale(p, part, l) reciprocal(l)
 #endif
 
-// Returns the column of a thread's accumulator pair `unit`, in row own_row() + 8 * (unit % 2).
-__device__ __forceinline__ int column_of(int group, int unit) {
-  return group * OWN_VALUES + threadIdx.x / 128 * (OWN_VALUES / 2) + unit / 2 * 8 + threadIdx.x % 4 * 2;
-}
-
 // Transposes four words of each of four lanes: lane i gets the i-th of each.
 __device__ __forceinline__ void transpose_in_quad(u32 (&words)[4]) {
 #pragma unroll
@@ -89,7 +86,7 @@ __device__ __forceinline__ void transpose_in_quad(u32 (&words)[4]) {
 }
 
 // Writes the thread's rows, 16 bytes at a time; `number` returns the number of an accumulator.
-template <class NumberOf>
+template <int GROUPS, class NumberOf>
 __device__ __forceinline__ void write_rows(const Params &p, const Position &part, int first_row,
                                            const NumberOf &number) {
 #pragma unroll
@@ -98,9 +95,9 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
     unsigned short *at = p.out + part.sequence * p.stride_out_batch +
                          (i64)(row / GROUP_SIZE) * p.stride_out_token +
                          (i64)(row % GROUP_SIZE) * p.stride_out_head +
-                         column_of(column_group_of(part.head), 0) + threadIdx.x % 4 * 6;
+                         OwnColumns<GROUPS>::of_unit(0) + threadIdx.x % 4 * 6;
 #pragma unroll
-    for (int first = half; first < UNITS; first += 8) {
+    for (int first = half; first < OwnColumns<GROUPS>::UNITS; first += 8) {
       u32 words[4];
 #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -117,14 +114,16 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
 
 // Returns the partial of split `split` of an output tile. Each work range has a slot, and another
 // for an output tile's first split, so that it need not wait until the first slot has been read.
+template <int GROUPS>
 __device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &range,
                                              const Position &part, const Splits &splits, int split,
                                              int rank) {
-  const int ranges = gridDim.x / CLUSTER;
+  const int ranges = gridDim.x / CLUSTER / GROUPS;
   int slot = range.slot + split - splits.mine;
   if (split == 0)
-    slot = ranges + (RAGGED && range.longest > 0 ? part.sequence * ROW_TILES * COLUMN_GROUPS + part.head
+    slot = ranges + (RAGGED && range.longest > 0 ? part.sequence * ROW_TILES + part.head
                                                  : range.slot - splits.mine);
+  slot = slot * GROUPS + group_of_cta<GROUPS>();
   return reinterpret_cast<float *>(p.partials) + ((i64)slot * CLUSTER + rank) * PARTIAL;
 }
 
@@ -133,10 +132,12 @@ __device__ __forceinline__ bool has_rows(int first_row) {
   return ALL_ROWS % TILE == 0 || first_row + threadIdx.x % 128 / 32 * 16 < ALL_ROWS;
 }
 
-__device__ __forceinline__ void store_partial(float *slot, int first_row, const float (&o)[ACCUMULATORS]) {
+template <int GROUPS>
+__device__ __forceinline__ void store_partial(float *slot, int first_row,
+                                              const float (&o)[VALUES / GROUPS / 4]) {
   if (!has_rows(first_row)) return;
 #pragma unroll
-  for (int unit = 0; unit < UNITS; unit++)
+  for (int unit = 0; unit < OwnColumns<GROUPS>::UNITS; unit++)
     reinterpret_cast<float2 *>(slot)[unit * CONSUMERS + threadIdx.x] =
         make_float2(o[2 * unit], o[2 * unit + 1]);
 }
@@ -154,8 +155,9 @@ __device__ __forceinline__ void wait_for_partial(const float *slot, u32 epoch) {
 
 // Merges the partial of an output tile's second and last split with the first one's, held by this
 // CTA, and writes the rows. `shares`: factors of the two for each row.
+template <int GROUPS>
 __device__ __forceinline__ void merge_pair(const Params &p, const Position &part, int first_row,
-                                           const float *slot, const float (&o)[ACCUMULATORS],
+                                           const float *slot, const float (&o)[VALUES / GROUPS / 4],
                                            const float (&m)[2], const float (&l)[2], float2 *shares,
                                            u32 epoch) {
   if (threadIdx.x < 128) {
@@ -170,7 +172,7 @@ __device__ __forceinline__ void merge_pair(const Params &p, const Position &part
       const float sum = own * l[half] + other * log.y, scale = value_scale(p, part, sum);
       if (threadIdx.x % 4 == 0) {
         shares[row] = make_float2(own * scale, other * scale);
-        write_lse(p, part, first_row + row, high, sum);
+        write_lse<GROUPS>(p, part, first_row + row, high, sum);
       }
     }
   }
@@ -178,7 +180,7 @@ __device__ __forceinline__ void merge_pair(const Params &p, const Position &part
   if (!has_rows(first_row)) return;
   const auto *units = reinterpret_cast<const float2 *>(slot) + threadIdx.x;
   const float2 of_rows[2] = {shares[own_row()], shares[own_row() + 8]};
-  write_rows(p, part, first_row, [&](int i) {
+  write_rows<GROUPS>(p, part, first_row, [&](int i) {
     const float2 other = __ldcg(units + i / 2 * CONSUMERS), share = of_rows[i / 2 % 2];
     return share.x * o[i] + share.y * (i % 2 ? other.y : other.x);
   });
@@ -203,16 +205,17 @@ struct MergeShare {
 // Merges and writes this CTA's share of the units of up to SPLITS splits. Units and weights are
 // read at once, so nothing waits between them. Slower for partials of all columns, unless they are
 // many and of few rows (H200; reports/performance-log.md, entries 59 and 74).
-template <int SPLITS>
+template <int GROUPS, int SPLITS>
 __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &range, const Position &part,
                                           const Splits &splits, int rank, int first_row) {
   constexpr int AT_ONCE = 2;
+  constexpr int UNITS = OwnColumns<GROUPS>::UNITS;
   const MergeShare share(splits);
   for (int first = share.first; first < UNITS; first += AT_ONCE * share.step) {
     float2 o[SPLITS][AT_ONCE], log[SPLITS][AT_ONCE];
 #pragma unroll
     for (int j = 0; j < SPLITS; j++) {
-      const float *slot = partial_of(p, range, part, splits, min(j, splits.count - 1), rank);
+      const float *slot = partial_of<GROUPS>(p, range, part, splits, min(j, splits.count - 1), rank);
 #pragma unroll
       for (int i = 0; i < AT_ONCE; i++) {
         const int unit = first + i * share.step;
@@ -239,15 +242,15 @@ __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &rang
       }
       if (unit >= UNITS) break;
       const float scale = value_scale(p, part, l);
-      write_pair(p, part, row, column_of(column_group_of(part.head), unit), sum.x * scale,
+      write_pair(p, part, row, OwnColumns<GROUPS>::of_unit(unit), sum.x * scale,
                  sum.y * scale);
-      if (unit < 2 && share.thread < 128 && share.thread % 4 == 0) write_lse(p, part, row, m, l);
+      if (unit < 2 && share.thread < 128 && share.thread % 4 == 0) write_lse<GROUPS>(p, part, row, m, l);
     }
   }
 }
 
 // Fewer splits of all columns are read in fewer pieces.
-constexpr int LEAST_OF_ONE_ROUND = COLUMN_GROUPS > 1 ? 0 : 8;
+constexpr int LEAST_OF_ONE_ROUND = 8;
 
 template <int AT_ONCE, int SPLITS>
 struct AtOnce {
@@ -255,10 +258,11 @@ struct AtOnce {
 };
 
 // Merges and writes this CTA's share of the units of all splits, weighted.
-template <int AT_ONCE, int SPLITS>
+template <int GROUPS, int AT_ONCE, int SPLITS>
 __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &range,
                                             const Position &part, const Splits &splits, int rank,
                                             int first_row, const float2 *weights) {
+  constexpr int UNITS = OwnColumns<GROUPS>::UNITS;
   const MergeShare share(splits);
   const int thread = share.thread, own_row = share.row, mergers = share.step;
   for (int first = share.first; first < UNITS; first += AT_ONCE * mergers) {
@@ -270,7 +274,7 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
 #pragma unroll
       for (int j = 0; j < SPLITS; j++) {
         const auto *slot = reinterpret_cast<const float2 *>(
-            partial_of(p, range, part, splits, min(split + j, splits.count - 1), rank));
+            partial_of<GROUPS>(p, range, part, splits, min(split + j, splits.count - 1), rank));
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
           const int unit = first + i * mergers;
@@ -292,7 +296,7 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
       const int unit = first + i * mergers;
       if (unit < UNITS)
         write_pair(p, part, first_row + own_row + 8 * (unit % 2),
-                   column_of(column_group_of(part.head), unit), sum[i].x, sum[i].y);
+                   OwnColumns<GROUPS>::of_unit(unit), sum[i].x, sum[i].y);
     }
   }
 }
@@ -300,17 +304,18 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
 // Merges the partials of an output tile's splits and writes its rows, together with the other CTAs:
 // all except the one with the last split, which continues. They wait for each other, so all CTAs of
 // the launch must be resident: it is cooperative.
+template <int GROUPS>
 __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, const Position &part,
                                       const Splits &splits, int rank, int first_row,
                                       unsigned char *memory, u32 epoch) {
   const int mergers = splits.count - 1;
   for (int split = threadIdx.x; split < splits.count; split += CONSUMERS)
-    wait_for_partial(partial_of(p, range, part, splits, split, rank), epoch);
+    wait_for_partial(partial_of<GROUPS>(p, range, part, splits, split, rank), epoch);
   bar_sync(OF_CONSUMERS, CONSUMERS);
-  if constexpr (COLUMN_GROUPS > 1 || ROW_WARPS < 4) {
-    if (splits.count <= ONE_ROUND && splits.count > LEAST_OF_ONE_ROUND) {
+  if constexpr (GROUPS > 1 || ROW_WARPS < 4) {
+    if (splits.count <= ONE_ROUND && (GROUPS > 1 || splits.count > LEAST_OF_ONE_ROUND)) {
       if (ROW_WARPS < 4 || has_rows(first_row))
-        merge_few<ONE_ROUND>(p, range, part, splits, rank, first_row);
+        merge_few<GROUPS, ONE_ROUND>(p, range, part, splits, rank, first_row);
       return;
     }
   }
@@ -323,7 +328,7 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
 #pragma unroll
     for (int j = 0; j < AT_ONCE; j++) {
       const int i = min(first + j * CONSUMERS, rows - 1);
-      const float *slot = partial_of(p, range, part, splits, i / TILE, rank);
+      const float *slot = partial_of<GROUPS>(p, range, part, splits, i / TILE, rank);
       log[j] = __ldcg(reinterpret_cast<const float2 *>(slot + WEIGHTS_AT) + i % TILE);
     }
 #pragma unroll
@@ -347,19 +352,22 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
   const float scale = value_scale(p, part, l);
   for (int split = threadIdx.x % 4; split < splits.count; split += 4)
     logs[split * TILE + row].x *= scale;
-  if (splits.mine == 0 && threadIdx.x % 4 == 0) write_lse(p, part, first_row + row, m, l);
+  if (splits.mine == 0 && threadIdx.x % 4 == 0)
+    write_lse<GROUPS>(p, part, first_row + row, m, l);
   bar_sync(OF_CONSUMERS, CONSUMERS);
   const auto units = [&](auto groups) {
-    merge_units<decltype(groups)::UNITS_AT_ONCE, decltype(groups)::SPLITS_AT_ONCE>(
+    merge_units<GROUPS, decltype(groups)::UNITS_AT_ONCE, decltype(groups)::SPLITS_AT_ONCE>(
         p, range, part, splits, rank, first_row, logs);
   };
   if (ROW_WARPS == 4 && !has_rows(first_row)) return;
-#if COLUMN_GROUPS > 1
-  if (mergers >= 16)
-    units(AtOnce<2, 32>());
-  else
-    units(AtOnce<2, 16>());
-#elif CLUSTER == 1
+  if constexpr (GROUPS > 1) {
+    if (mergers >= 16)
+      units(AtOnce<2, 32>());
+    else
+      units(AtOnce<2, 16>());
+    return;
+  }
+#if CLUSTER == 1
   if (ROW_WARPS < 4 && mergers >= 16)
     units(AtOnce<2, 16>());
   else

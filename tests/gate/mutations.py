@@ -87,10 +87,10 @@ LATE_LATENT_PARTIALS = Delay(
     "late partials of latent attention",
     f"{MLA}/outputs.cuh",
     "  if (!has_rows(first_row)) return;\n#pragma unroll\n"
-    "  for (int unit = 0; unit < UNITS; unit++)\n    reinterpret_cast<float2 *>(slot)",
+    "  for (int unit = 0; unit < OwnColumns<GROUPS>::UNITS; unit++)\n",
     "  if (blockIdx.x / CLUSTER % 2) __nanosleep(500000);\n"
     "  if (!has_rows(first_row)) return;\n#pragma unroll\n"
-    "  for (int unit = 0; unit < UNITS; unit++)\n    reinterpret_cast<float2 *>(slot)",
+    "  for (int unit = 0; unit < OwnColumns<GROUPS>::UNITS; unit++)\n",
 )
 #: 2 us: the last warp of four reads a run of bytes later than the others.
 LATE_BYTES = Delay(

@@ -303,13 +303,17 @@ def test_ranges_end_with_output_tiles_unless_too_many_sms_have_no_work(
 
 
 def test_column_groups_follow_from_what_the_host_knows():
-    """For lengths on the device, it is the capacity."""
+    """For lengths on the device, it is the capacity; a launch takes groups if they are short."""
     problem = replace(PROBLEM, batch=1, context=100, lengths_on="device", capacity=4096)
     problem = replace(problem, page_size=None)
     expected = MlaConfig(2, align_grid=True, column_groups=4)
     assert LEAN_MLA.default_config(problem, H200) == expected
     longer = replace(problem, capacity=16_384)
-    assert LEAN_MLA.default_config(longer, H200).column_groups == 1
+    assert LEAN_MLA.default_config(longer, H200) == expected
+    assert LEAN_MLA.default_config(replace(longer, q_heads=16), H200).column_groups == 1
+    for batch, groups in ((16, 4), (17, 2), (33, 2), (34, 1)):
+        many = LEAN_MLA.default_config(replace(longer, batch=batch), H200)
+        assert many.column_groups == groups
     short = replace(problem, lengths_on="host")
     assert LEAN_MLA.default_config(short, H200) == replace(expected, min_tiles_per_cta=1)
 

@@ -56,7 +56,7 @@ CASES = {
     "2 column groups": Case(replace(PAIR, batch=1), 1, 14, score_scale=12.0, column_groups=2),
     # Single CTAs with a whole output tile, two splits, or more of the longest sequence.
     "4 column groups": Case(
-        replace(SINGLE, **FOUR, page_size=64), 1, 30, score_scale=12.0, column_groups=4
+        replace(SINGLE, **FOUR, page_size=64), 1, 96, score_scale=12.0, column_groups=4
     ),
     # Pairs of CTAs, output tiles of several partials; Q in bf16 is divided.
     "e4m3": Case(replace(PAIR, batch=2, kv_dtype="e4m3"), 1, 8, score_scale=12.0),
@@ -100,7 +100,16 @@ DEEP_CASES = {
         replace(PAIR, batch=1), 1, 40, lazy=False, score_scale=12.0, column_groups=4
     ),
     "2 column groups, lengths of their own": Case(
-        replace(PAIR, **FOUR, page_size=64), 1, 36, column_groups=2
+        replace(PAIR, batch=4, context=(1, 64, 520, 90), capacity=576, page_size=64),
+        *(1, 60),
+        column_groups=2,
+    ),
+    # Lengths on the device that have no groups, and ranges that cross output tiles in groups.
+    "4 column groups for shorter lengths": Case(
+        replace(PAIR, **FOUR, page_size=64), 1, 20, score_scale=12.0, column_groups=4
+    ),
+    "4 column groups, crossing": Case(
+        replace(SINGLE, **FOUR, q_heads=64), 1, 20, score_scale=12.0, column_groups=4
     ),
     # Stages that are refilled as soon as they are free.
     "2 column groups, long ranges": Case(
@@ -171,12 +180,12 @@ MUTATIONS: list[Mutation] = [
 #: Mutations of column groups, each with the case that detects it.
 COLUMN_MUTATIONS: list[tuple[str, Mutation]] = [
     (
-        "2 column groups",
-        ("layout.cuh", "return COLUMN_GROUPS == 1 ? head : head % ROW_TILES;", "return head;"),
+        "4 column groups",
+        ("outputs.cuh", "* columns.groups() + columns.group()", "* columns.groups()"),
     ),
     (
         "2 column groups, long ranges",
-        ("mla.cu", "if (i == FIRST_OF_OTHER)", "if (i == HALF_COLUMNS)"),
+        ("mla.cu", "if (i == columns.first_of_other())", "if (i == HALF_COLUMNS)"),
     ),
 ]
 #: Mutations of fp8 caches.
@@ -200,7 +209,7 @@ GATHER_MUTATIONS: list[Mutation] = [
     ("gather.cuh", "if (token >= part.tokens) return -1;", ""),
     ("gather.cuh", "exists[i] && has_piece(column)", "has_piece(column)"),
     ("mla.cu", "if (GATHERS) tokens.mask(s);", ""),
-    ("gather.cuh", "turn == FIRST_OF_OTHER", "false"),
+    ("gather.cuh", "turn == columns.first_of_other()", "false"),
 ]
 
 
@@ -218,9 +227,9 @@ def test_mla_is_right(name, cpu):
     [
         ("several query tokens", 6, (0, -5, 430, 100_000)),
         ("several query tokens", 1, (0, 0, 0, 0)),
-        ("4 column groups", 30, (0, -5, 430, 100_000)),
+        ("4 column groups", 144, (0, -5, 430, 100_000)),
         ("4 column groups", 1, (0, 0, 0, 0)),
-        deep("2 column groups, lengths of their own", 36, (0, -5, 430, 100_000)),
+        deep("2 column groups, lengths of their own", 76, (0, -5, 430, 100_000)),
         deep("pages", 8, (0, -5, 430, 100_000)),
         deep("pages", 8, (0, 0, 0, 0)),
         ("pages of 1", 6, (0, -5, 430, 100_000)),
