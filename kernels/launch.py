@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from leanbench.compile.cubin import cubin_resources
 from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import TileGrid, stream_k_with_ends, tile_rows
+from leanbench.core.errors import UserError
 from leanbench.core.extras import kinds_of
 from leanbench.core.inputs import dtype_name
 from leanbench.core.kernel import LaunchResources
@@ -32,6 +33,8 @@ PARTIAL_ROW_EXTRA = 4
 #: Capacity of a CTA's row of events. The maximum is 16 KB, enough for some 400k output tiles.
 _LEAST_EVENTS, _MOST_EVENTS = 8, 1024
 
+#: Largest offset of a number in a LeanTile or a page: Triton's kernels use 32 bits.
+_MOST_OFFSET = 2**31 - 1
 #: Alignment in bytes of 16-byte copies, and of the start and strides of bulk tensor copies.
 _COPY_BYTES = 16
 #: Tensors read 4 bytes at a time by calls that append.
@@ -273,9 +276,20 @@ def _most_segments(
     return max(Counter(segment.cta for segment in schedule.segments).values())
 
 
-def cache_strides(cache: torch.Tensor) -> tuple[int, int, int]:
-    """Return the (batch or page, head, token) strides of K or V, in elements."""
+def cache_strides(inputs: AttentionInputs, name: str, tile_tokens: int) -> tuple[int, int, int]:
+    """Return the (batch or page, head, token) strides of `k_cache` or `v_cache`, in elements.
+
+    Raises:
+        UserError: the kernels' 32-bit offsets do not reach all tokens of a LeanTile or a page.
+    """
+    cache = getattr(inputs, name)
     batch, token, head, _ = cache.stride()
+    most = _MOST_OFFSET // max(tile_tokens, inputs.page_size or 1)
+    if cache.shape[1] > 1 and token > most:
+        raise UserError(
+            f"{name} steps by {token} numbers from token to token, Triton's kernels take at most"
+            f" {most}: pass a contiguous cache"
+        )
     return batch, head, token
 
 

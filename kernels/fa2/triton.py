@@ -144,8 +144,8 @@ def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunc
         shape.row_tiles,
         qk_scale(inputs),
         row_strides(inputs.q),
-        cache_strides(inputs.k_cache),
-        cache_strides(inputs.v_cache),
+        cache_strides(inputs, "k_cache", config.tile_tokens),
+        cache_strides(inputs, "v_cache", config.tile_tokens),
         row_strides(inputs.out),
     )
     options = {

@@ -284,8 +284,8 @@ def split_launches(
         *sizes,
         qk_scale(inputs),
         row_strides(inputs.q),
-        cache_strides(inputs.k_cache),
-        cache_strides(inputs.v_cache),
+        cache_strides(inputs, "k_cache", config.tile_tokens),
+        cache_strides(inputs, "v_cache", config.tile_tokens),
     )
     merge_arguments = (
         partials,

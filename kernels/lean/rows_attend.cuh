@@ -305,7 +305,10 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
 #pragma unroll
   for (int i = 0; i < COLUMNS; i++) o[i] = 0.0f;
   softmax.reset();
-  if (part.chunks <= 0) return;
+  if (part.chunks <= 0) {
+    __syncwarp();  // the warp has read the previous rows, which the next ones overwrite
+    return;
+  }
   if (WARPGROUPS > 1 && warpgroup() * GROUP_ROWS >= rows_of(part)) {
     skip_part(part, stage, shared);
     return;

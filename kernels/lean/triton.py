@@ -346,8 +346,8 @@ def launches(
         longer,
         qk_scale(inputs),
         row_strides(inputs.q),
-        cache_strides(inputs.k_cache),
-        cache_strides(inputs.v_cache),
+        cache_strides(inputs, "k_cache", config.tile_tokens),
+        cache_strides(inputs, "v_cache", config.tile_tokens),
         row_strides(inputs.out),
     )
     merge_rows = merge_rows_at_once(shape.row_count, shape.head_dim, config.num_warps)

@@ -179,6 +179,11 @@ def flag(name: str, value: Any, function: str = "lean_attn_with_kvcache") -> boo
     raise ValueError(f"{name} is {short_repr(value)}: expected True or False")
 
 
+def is_fp8(tensor: torch.Tensor) -> bool:
+    """Return True for fp8. torch.compile warns of cached functions such as `fp8_name`."""
+    return tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
 def check_splits(num_splits: Any) -> None:
     """Check the hint `num_splits`, which is ignored.
 

@@ -20,6 +20,7 @@ from leanbench.attention.call import (
     expand_scales,
     flag,
     host_length,
+    is_fp8,
     short_repr,
 )
 from leanbench.attention.prefix import attend_with_prefix
@@ -287,9 +288,9 @@ def lean_attn_with_kvcache(
             cache_leftpad,
             alibi_slopes,
             sinks,
-            None if q_descale is None or not _is_fp8(q) else expand_scales(q_descale, *sizes),
-            None if k_descale is None or not _is_fp8(k_cache) else expand_scales(k_descale, *sizes),
-            None if v_descale is None or not _is_fp8(v_cache) else expand_scales(v_descale, *sizes),
+            None if q_descale is None or not is_fp8(q) else expand_scales(q_descale, *sizes),
+            None if k_descale is None or not is_fp8(k_cache) else expand_scales(k_descale, *sizes),
+            None if v_descale is None or not is_fp8(v_cache) else expand_scales(v_descale, *sizes),
             k_page_descale,
             v_page_descale,
             cu_seqlens_q,
@@ -370,7 +371,3 @@ def _one_of(name: str, value: Any, other: str, alias: Any) -> Any:
     if value is not None:
         raise ValueError(f"{name} and {other} are two names of one argument: pass one of them")
     return alias
-
-
-def _is_fp8(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)

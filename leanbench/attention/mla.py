@@ -14,6 +14,7 @@ from leanbench.attention.call import (
     check_types,
     flag,
     host_length,
+    is_fp8,
     short_repr,
 )
 from leanbench.attention.checks import check_device, check_layouts
@@ -25,8 +26,7 @@ from leanbench.attention.mla_launch import (
 )
 from leanbench.attention.prepared import attend
 from leanbench.attention.run import attend_nothing, check_no_derivatives, is_traced
-from leanbench.core.extras import Extras, fp8_name
-from leanbench.core.kinds import SAME
+from leanbench.core.extras import Extras
 from leanbench.kernels.mla.build import LATENTS, SCALED_ROW_BYTES, VALUE_DIM
 
 
@@ -117,16 +117,16 @@ def lean_mla_with_kvcache(
     lengths, length = cache_seqlens, None
     if not isinstance(lengths, torch.Tensor):
         lengths, length = None, host_length(cache_seqlens)
-    q_is_fp8, is_fp8 = fp8_name(q.dtype) != SAME, fp8_name(kv_cache.dtype) != SAME
+    q_is_fp8, cache_is_fp8 = is_fp8(q), is_fp8(kv_cache)
     fields = (q, cache, cache, lengths, length, block_table, out, scale, causal)
     call = Call(*fields, latent=True, learns=learns)
-    if is_fp8 and k_descale is not None:
+    if cache_is_fp8 and k_descale is not None:
         call = call._replace(extras=Extras(k_descale=_checked_scales("k_descale", k_descale, call)))
     q_scales = None
-    if is_fp8 and q_is_fp8 and q_descale is not None:
+    if cache_is_fp8 and q_is_fp8 and q_descale is not None:
         q_scales = _checked_scales("q_descale", q_descale, call)
     check_no_derivatives(call, *(() if q_scales is None else (q_scales,)))
-    if is_fp8 and q_is_fp8:
+    if cache_is_fp8 and q_is_fp8:
         call = call._replace(q=_in_bf16(q, q_scales))
     is_empty = q.numel() == 0 or kv_cache.numel() == 0
     try:

@@ -47,8 +47,8 @@ def as_attention(call: Call) -> Call:
     cache, table = call.k_cache, call.block_table
     if cache.dim() == 3 and table is None:
         cache = cache.unsqueeze(2)
-    # Of shapes that are rejected later, all columns.
-    return call._replace(k_cache=cache, v_cache=cache[..., : LATENTS.get(call.q.shape[-1])])
+    # Of shapes that are rejected later, all columns. A tracer's symbol has no hash.
+    return call._replace(k_cache=cache, v_cache=cache[..., : LATENTS.get(int(call.q.shape[-1]))])
 
 
 def check_latent(call: Call) -> None:
@@ -60,7 +60,7 @@ def check_latent(call: Call) -> None:
     q, cache, table = call.q, as_attention(call).k_cache, call.block_table
     if (
         (q.dim(), cache.dim()) != (4, 4)
-        or q.shape[3] not in LATENTS
+        or int(q.shape[3]) not in LATENTS
         or cache.shape[2] != 1
         or (q.shape[3], cache.shape[3]) not in ((q.shape[3],) * 2, (LATENT_DIM, SCALED_ROW_BYTES))
         or (table is None and q.shape[0] != cache.shape[0])
@@ -72,7 +72,7 @@ def check_latent(call: Call) -> None:
             f"q is {q.dtype} and kv_cache {cache.dtype}: expected q in bf16 or fp16, and kv_cache"
             " in the same or in torch.float8_e4m3fn or torch.float8_e5m2"
         )
-    if fp8_name(cache.dtype) != SAME and LATENTS[q.shape[3]] != VALUE_DIM:
+    if fp8_name(cache.dtype) != SAME and LATENTS[int(q.shape[3])] != VALUE_DIM:
         raise ValueError(
             f"kv_cache {tuple(cache.shape)} is {cache.dtype}: fp8 is for rows of 512 or 576 numbers"
         )

@@ -135,6 +135,20 @@ def test_torch_compile_takes_numbers_between_numbers():
     assert_right(odd, *compiled(odd))
 
 
+@pytest.mark.parametrize("head_dim", [576, 160])
+def test_torch_compile_takes_latent_caches_of_any_sizes(head_dim, latent):
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lean_mla_with_kvcache, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for batch in (2, 3):
+        q, cache = rand(batch, 2, 4, head_dim), rand(batch, 30, head_dim)
+        out, expected = (
+            function(q, cache, 17, causal=True) for function in (compiled, lean_mla_with_kvcache)
+        )
+        assert torch.equal(torch.as_tensor(out), torch.as_tensor(expected))
+
+
 def test_caches_with_numbers_between_numbers_are_refused():
     """As by flash-attn: they would be copied whole in every call."""
     inputs = make_inputs(PLAIN, "cpu")

@@ -20,11 +20,13 @@ from hostile_inputs import (
     wild_lengths,
 )
 from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
+from leanbench.kernels.launch import cache_strides
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
 from leanbench.core.config import TileConfig
+from leanbench.core.errors import UserError
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
@@ -285,6 +287,21 @@ def test_workspace_is_bounded():
         grid = lean_grid_limit(row_count, head_dim, 10_000)
         assert 2 * grid * row_count * (head_dim + PARTIAL_ROW_EXTRA) * 8 <= WORKSPACE_BYTES
         assert grid >= 200
+
+
+@pytest.mark.parametrize(
+    ("page_size", "most"), [(None, (2**31 - 1) // 64), (256, (2**31 - 1) // 256)]
+)
+def test_tokens_beyond_32_bits_of_each_other_are_refused(page_size, most):
+    """Such caches are larger than memory here, so nothing is launched."""
+    inputs = make_inputs(AttentionProblem(1, 2, 2, 256, 64, page_size=page_size), "cpu")
+    far = [
+        torch.empty_strided(inputs.v_cache.shape, (1, step, 64, 1), device="meta")
+        for step in (most, most + 1)
+    ]
+    assert cache_strides(replace(inputs, v_cache=far[0]), "v_cache", 64)[2] == most
+    with pytest.raises(UserError, match=rf"^v_cache steps by {most + 1} numbers .* at most {most}"):
+        cache_strides(replace(inputs, v_cache=far[1]), "v_cache", 64)
 
 
 @pytest.mark.parametrize("scale", [0.3, -0.2])

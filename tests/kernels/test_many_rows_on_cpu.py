@@ -291,6 +291,17 @@ def test_infinities_in_a_token_that_others_do_not_see(cpu, q_len, cache):
     assert_hidden(inputs, expected, cache)
 
 
+@pytest.mark.parametrize("q_lens", [None, (33, 1, 40, 20, 2, 13)])
+def test_consecutive_output_tiles_without_tokens(cpu, q_lens):
+    """Nothing of theirs is read, so no barrier of a copy lies between the rows they write."""
+    problem = replace(MANY, q_len=40, q_lens=q_lens)
+    inputs = make_inputs(problem, "cpu", seed=1)
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens[1:] = 0
+    for seed in range(3):
+        assert failure_over(cpu, Workspace(7), inputs, of_warpgroups(128), 1, seed) is None
+
+
 def test_scores_above_2_to_the_27th(cpu):
     inputs = steep_scores(CHUNK, "cpu")
     assert failure_over(cpu, Workspace(epoch=7), inputs, of_warpgroups(128), 3) is None
