@@ -97,7 +97,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
         chunk = small_chunk(problem, rows)
         config = replace(
-            cuda_config(chunk, 4, 3, 2, 1, rows, copy_of(problem, gpu), 1, False),
+            cuda_config(chunk, 4, 2, 2, 1, rows, copy_of(problem, gpu), 1, False),
             fixed_run_tiles=_FIXED_RUN_TILES,
         )
         return fitted(config, problem, gpu)
