@@ -42,9 +42,9 @@ struct Gather {
   }
 
   // Copies a stage, and looks up the next one's pages.
-  template <int STAGE>
-  __device__ __forceinline__ void copy(const Params &p, const Position &part, bool grouped, u32 shared,
-                                       int filled, int token) {
+  template <int STAGE, int GROUPS>
+  __device__ __forceinline__ void copy(const Params &p, const Position &part, u32 shared, int filled,
+                                       int token) {
     const unsigned char *from[LANE_ROWS];
     bool exists[LANE_ROWS];
 #pragma unroll
@@ -96,7 +96,7 @@ struct Gather {
 #pragma unroll
     for (int turn = 0; turn < QUERY_COLUMNS; turn++) {
       const int column = column_in_turn(STAGE, turn);
-      if (turn == first_of_other(grouped))
+      if (turn == OwnColumns<GROUPS>::FIRST_OF_OTHER)
         mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
 #pragma unroll
       for (int i = 0; i < LANE_ROWS; i++)

@@ -124,18 +124,14 @@ __device__ __forceinline__ int group_of_cta() {
   return blockIdx.x / CLUSTER % GROUPS;
 }
 
-// Returns whether the CTAs of a work range have column groups.
-__device__ __forceinline__ bool is_grouped(const WorkRange &range) {
-  return CHOOSES_GROUPS ? range.grouped : COLUMN_GROUPS > 1;
-}
-
-// Returns the place in a stage's order of columns of the first that waits for the other warpgroup.
-__device__ __forceinline__ int first_of_other(bool grouped) { return grouped ? 0 : HALF_COLUMNS; }
-
 // The columns of a CTA's output, which GROUPS CTAs share.
 template <int GROUPS>
 struct OwnColumns {
+  static constexpr int SHARERS = GROUPS;
   static constexpr int COUNT = VALUES / GROUPS, UNITS = COUNT / 8;  // float2 of a thread
+
+  // Place in a stage's order of columns of the first that waits for the other warpgroup.
+  static constexpr int FIRST_OF_OTHER = GROUPS > 1 ? 0 : HALF_COLUMNS;
 
   // Returns the column of a thread's accumulator pair `unit`, in row own_row() + 8 * (unit % 2).
   __device__ __forceinline__ static int of_unit(int unit) {
@@ -143,6 +139,15 @@ struct OwnColumns {
            threadIdx.x % 4 * 2;
   }
 };
+
+// Calls `run` with the columns of a work range's CTAs. One group comes first: the code of the second
+// branch is 1 to 4 us slower, whichever it is (H200; reports/performance-log.md, entry 79).
+template <class Run>
+__device__ __forceinline__ void in_groups(const WorkRange &range, const Run &run) {
+  if constexpr (CHOOSES_GROUPS)
+    if (!range.grouped) return run(OwnColumns<1>());
+  run(OwnColumns<COLUMN_GROUPS>());
+}
 
 // Returns the start of a warpgroup's columns of V in a stage.
 template <int GROUPS>

@@ -47,9 +47,9 @@ __device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int fill
 
 // Copies a stage column by column, in the order in which they become free. Each CTA of a cluster
 // copies its share of a stage's tokens to all of them.
-template <int STAGE>
-__device__ __forceinline__ void copy_stage(const Params &p, bool grouped, u32 shared, int filled,
-                                           int row, int token, int rank, u64 policy) {
+template <int STAGE, int GROUPS>
+__device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int filled, int row, int token,
+                                           int rank, u64 policy) {
 #if KV_DTYPE != 0
   copy_bytes<STAGE>(p, shared, filled, row, token, rank, policy);
   return;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void copy_stage(const Params &p, bool grouped, u32 sh
     const int column = column_in_turn(STAGE, i);
     const u32 full = shared + full_at(STAGE, column);
     if (i == 0) mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
-    if (i == first_of_other(grouped))
+    if (i == OwnColumns<GROUPS>::FIRST_OF_OTHER)
       mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
     mbarrier_arrive_expect_tx(full, COLUMN);
 #if CLUSTER > 1
@@ -73,13 +73,13 @@ __device__ __forceinline__ void copy_stage(const Params &p, bool grouped, u32 sh
 }
 
 // The copying warps: Q of each part, and its stages. One lane makes all bulk copies.
+template <int GROUPS>
 __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Position part, int rank,
                                          u32 shared, Gather &gather) {
   const bool makes_bulk_copies = threadIdx.x == COPY_WARP * 32;
   if (!GATHERS && !makes_bulk_copies) return;
-  const bool grouped = is_grouped(range);
   const u64 policy =
-      ROW_TILES > 1 || grouped ? createpolicy_evict_unchanged() : createpolicy_evict_first();
+      ROW_TILES > 1 || GROUPS > 1 ? createpolicy_evict_unchanged() : createpolicy_evict_first();
   const u64 policy_of_query = createpolicy_evict_unchanged();
   int filled[LATENT_STAGES] = {0, 0};
   for (int parts = 0;; parts++) {
@@ -95,9 +95,9 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       const int token = part.token + chunk * TILE;
       if (GATHERS) {
         if (chunk % 2 == 0)
-          gather.copy<0>(p, part, grouped, shared, filled[0]++, token);
+          gather.copy<0, GROUPS>(p, part, shared, filled[0]++, token);
         else
-          gather.copy<1>(p, part, grouped, shared, filled[1]++, token);
+          gather.copy<1, GROUPS>(p, part, shared, filled[1]++, token);
         continue;
       }
       int row = part.sequence, at = token;
@@ -108,9 +108,9 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       }
       at += rank * (TILE / CLUSTER);
       if (chunk % 2 == 0)
-        copy_stage<0>(p, grouped, shared, filled[0]++, row, at, rank, policy);
+        copy_stage<0, GROUPS>(p, shared, filled[0]++, row, at, rank, policy);
       else
-        copy_stage<1>(p, grouped, shared, filled[1]++, row, at, rank, policy);
+        copy_stage<1, GROUPS>(p, shared, filled[1]++, row, at, rank, policy);
     }
     if (!next_part(p, range, part)) break;
   }
@@ -444,13 +444,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
 
   if (warp >= COPY_WARP) {
     setmaxnreg_dec<COPY_REGISTERS>();
-    if (GATHERS || warp == COPY_WARP) copy_all(p, range, part, rank, shared, gather);
+    if (GATHERS || warp == COPY_WARP)
+      in_groups(range, [&](auto columns) {
+        copy_all<decltype(columns)::SHARERS>(p, range, part, rank, shared, gather);
+      });
     __syncwarp();
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();
-    if (is_grouped(range))
-      attend_range<COLUMN_GROUPS>(p, range, part, rank, shared, memory);
-    else
-      attend_range<FEWEST_GROUPS>(p, range, part, rank, shared, memory);
+    in_groups(range, [&](auto columns) {
+      attend_range<decltype(columns)::SHARERS>(p, range, part, rank, shared, memory);
+    });
   }
 }
