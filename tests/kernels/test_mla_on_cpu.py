@@ -181,11 +181,11 @@ MUTATIONS: list[Mutation] = [
 COLUMN_MUTATIONS: list[tuple[str, Mutation]] = [
     (
         "4 column groups",
-        ("outputs.cuh", "* columns.groups() + columns.group()", "* columns.groups()"),
+        ("outputs.cuh", "slot * GROUPS + group_of_cta<GROUPS>()", "slot * GROUPS"),
     ),
     (
         "2 column groups, long ranges",
-        ("mla.cu", "if (i == columns.first_of_other())", "if (i == HALF_COLUMNS)"),
+        ("mla.cu", "if (i == OwnColumns<GROUPS>::FIRST_OF_OTHER)", "if (i == HALF_COLUMNS)"),
     ),
 ]
 #: Mutations of fp8 caches.
@@ -209,7 +209,7 @@ GATHER_MUTATIONS: list[Mutation] = [
     ("gather.cuh", "if (token >= part.tokens) return -1;", ""),
     ("gather.cuh", "exists[i] && has_piece(column)", "has_piece(column)"),
     ("mla.cu", "if (GATHERS) tokens.mask(s);", ""),
-    ("gather.cuh", "turn == columns.first_of_other()", "false"),
+    ("gather.cuh", "turn == OwnColumns<GROUPS>::FIRST_OF_OTHER", "false"),
 ]
 
 
