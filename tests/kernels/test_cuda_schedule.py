@@ -174,29 +174,28 @@ def parts_of(segments: Sequence[Segment]) -> list[Part]:
     ]
 
 
-@pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize(
-    "contexts",
-    [
-        # Equal splits, with and without idle CTAs; whole short output tiles, the longest of those
-        # and the shortest that is split.
-        (4096, 4096),
-        (4096,) * 5,
-        (704 * 128,) * 5,
-        (705 * 128,) * 5,
-        (245,) * 8,
-        (384,) * 5,
-        (512,) * 5,
-        # More output tiles than CTAs.
-        (1024,) * 40,
-        # One long sequence with short ones; none much longer than a share; an empty one.
-        (65_536, 16, 16, 16),
-        (256, 128, 1, 128),
-        (1, 1, 1, 30_000),
-        (300, 5000, 129, 128, 127, 2047),
-    ],
-    ids=lambda contexts: f"{len(contexts)}x{max(contexts)}",
-)
+#: Lengths of batches.
+LENGTHS = [
+    # Equal splits, with and without idle CTAs; whole short output tiles, the longest of those
+    # and the shortest that is split.
+    (4096, 4096),
+    (4096,) * 5,
+    (704 * 128,) * 5,
+    (705 * 128,) * 5,
+    (245,) * 8,
+    (384,) * 5,
+    (512,) * 5,
+    # More output tiles than CTAs.
+    (1024,) * 40,
+    # One long sequence with short ones; none much longer than a share; an empty one.
+    (65_536, 16, 16, 16),
+    (256, 128, 1, 128),
+    (1, 1, 1, 30_000),
+    (300, 5000, 129, 128, 127, 2047),
+]
+
+
+@pytest.mark.parametrize(("build", "contexts"), diagonal(tuple(BUILDS), LENGTHS, keep=2))
 def test_lengths_on_the_device(deal: Deal, build: str, contexts: tuple[int, ...]) -> None:
     group, config = BUILDS[build]
     problem = AttentionProblem(len(contexts), 4 * group, 4, contexts, 64)

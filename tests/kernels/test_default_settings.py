@@ -63,7 +63,7 @@ def test_settings_of_an_h200(line):
 
 
 @pytest.mark.parametrize(
-    ("problem", "lengths_on"), diagonal(PROBLEMS, ["host", "device"], keep=2), ids=label
+    ("problem", "lengths_on"), diagonal(PROBLEMS, ["host", "device"], keep=4), ids=label
 )
 def test_the_models_choice_is_a_candidate_and_fits_every_gpu(problem, lengths_on):
     problem = replace(problem, lengths_on=lengths_on)
@@ -81,7 +81,7 @@ def test_the_models_choice_is_a_candidate_and_fits_every_gpu(problem, lengths_on
         assert build.heads_of_row == 1 or takes_head_pairs(problem)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=label)
+@pytest.mark.parametrize("problem", diagonal(PROBLEMS, keep=2), ids=label)
 def test_candidates_that_problems_share_are_judged_by_their_own_builds(problem):
     known = cuda_settings.known(problem)
     for spec in (H200, find("a100-80gb")):
