@@ -68,7 +68,6 @@ enum {
     LENGTHS_TOGETHER = 64,
     SETS = 128,
     WAYS = 8,
-    SEEN = 1024,
     MAX_VARIABLES = 8,
 };
 enum { NONE, FALSE_, TRUE_, INT, FLOAT, PAIR, CONFIG, TENSOR };
@@ -129,7 +128,7 @@ static _Thread_local Pending pending;
 static Entry *table[SETS][WAYS];
 /* Keys to learn when they come again: a cache that grows has another one in each call. And, inverted,
    keys that are not to be learned. */
-static uint64_t seen[SEEN];
+static uint64_t seen[SETS][WAYS];
 
 static const Exchange *exchange;
 static Function functions[2];
@@ -504,17 +503,25 @@ static PyObject *launch(Entry *entry, const Pending *call, PyObject *out, int64_
     return both;
 }
 
+/* Note a key in place of the oldest of its set. */
+static void see(uint64_t hash, uint64_t noted) {
+    uint64_t *set = seen[hash % SETS];
+    memmove(set + 1, set, (WAYS - 1) * sizeof *set);
+    set[0] = noted;
+}
+
 /* Return the entry of a call and its context; or NULL, and the call's number if Python is to hand it
    over, else 0. */
 static Entry *known(const Pending *call, int64_t *context, int64_t *learns) {
     Entry *entry = find(call);
     *learns = 0;
     if (entry == NULL) {
-        uint64_t *last = &seen[call->hash % SEEN];
-        if (*last == call->hash)
-            *learns = call->number;
-        else if (*last != ~call->hash)
-            *last = call->hash;
+        uint64_t *set = seen[call->hash % SETS];
+        for (int i = 0; i < WAYS; i++) {
+            if (set[i] == call->hash) *learns = call->number;
+            if (set[i] == call->hash || set[i] == ~call->hash) return NULL;
+        }
+        see(call->hash, call->hash);
         return NULL;
     }
     *context = call->length + entry->more;
@@ -566,7 +573,15 @@ static int copy_places(PyObject *bytes, Place *places, int most, size_t size) {
     return count;
 }
 
-static void never_learn(void) { seen[pending.hash % SEEN] = ~pending.hash; }
+static void never_learn(void) {
+    uint64_t *set = seen[pending.hash % SETS];
+    for (int i = 0; i < WAYS; i++)
+        if (set[i] == pending.hash) {
+            set[i] = ~pending.hash;
+            return;
+        }
+    see(pending.hash, ~pending.hash);
+}
 
 /* Return an entry for the pending call; NULL if a size is too large, or if a pointer of the block is
    not that of the argument it is to come from. */

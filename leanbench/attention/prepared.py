@@ -318,6 +318,10 @@ def _attend_first(
     lengths = range(capacity, capacity + 1)
     if length is not None:
         most = _ends(length)[1] if any_capacity else capacity
+        given = call.all_extras
+        if given.rotary_cos is not None and given.rotary_seqlens is None:
+            # A longer one has new tokens without a row: it is refused.
+            most = min(most, given.rotary_cos.shape[0])
         lengths = _lengths(length, call.new_tokens, most, relaunch.tile_tokens)
     prepared = Prepared(
         relaunch,

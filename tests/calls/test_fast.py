@@ -528,6 +528,29 @@ def test_a_call_is_learned_with_its_own_arguments(fake):
     assert fake.launches[-1].params.qk_scale == pytest.approx(2.0 * math.log2(math.e))
 
 
+def test_signatures_in_turn_are_learned(fake):
+    """Also those whose keys fall into the same set of keys seen."""
+    calls = [of_kind(q_len=1, batch=batch, context=64) for batch in range(1, 97)]
+    for _ in range(4):
+        fake.launches.clear()
+        for arguments in calls:
+            lean_attn_with_kvcache(**arguments)
+    assert sum(launch.in_c for launch in fake.launches) == len(calls)
+
+
+@pytest.mark.parametrize("known_length", [None, 150])
+def test_a_length_past_the_rotary_table_is_refused(fake, known_length):
+    """Also in the group of lengths of a known call."""
+    table = torch.zeros(190, 16).half()
+    arguments = of_kind(append=2, rotary_dim=32, context=200)
+    arguments |= {"rotary_cos": table, "rotary_sin": table}
+    for _ in range(3 if known_length else 0):
+        lean_attn_with_kvcache(**arguments | {"cache_seqlens": known_length})
+    lean_attn_with_kvcache(**arguments | {"cache_seqlens": 188})
+    with pytest.raises(ValueError, match=r"rotary_cos is \(190, 16\).* 191 tokens"):
+        lean_attn_with_kvcache(**arguments | {"cache_seqlens": 189})
+
+
 def test_a_thread_does_not_inherit_the_calls_of_another(fake):
     """Its memory can."""
     arguments = of_kind(q_len=1)
