@@ -248,26 +248,26 @@ def test_the_overview_compares_each_run_with_others_and_libraries(write_run: Wri
     # Libraries and other kernels have separate sentences.
     assert {item.name: str(item.words).split(". ")[1:] for item in verdict.items} == {
         "lean": [
-            "Against the fastest library: as fast or faster on 1 of 2; at worst 0.90× as fast"
-            " (run0), at best 2.00× (run0)",
+            "Against the fastest library: ahead on 1, level on 0, behind on 1 of 2; at worst"
+            " 0.90× as fast (run0), at best 2.00× (run0)",
             "Against kernels that are not libraries: at worst 1.05× as fast (run0).",
         ],
         "lean_mla": [
-            "Against the fastest library: as fast or faster on 2 of 2; at worst 1.20× as fast"
-            " (run3), at best 1.20× (run3)."
+            "Against the fastest library: ahead on 2, level on 0, behind on 0 of 2; at worst"
+            " 1.20× as fast (run3), at best 1.20× (run3)."
         ],
     }
     headings = [str(column.heading) for column in of_overview.columns]
-    assert headings[1] == "the baseline fastest, or within 1%"
+    assert headings[1] == "the baseline fastest, or level"
     shown = {
         str(first).rpartition("/")[2]: [str(cells[i]) for i in (0, 1, 6, 7)]
         for first, *cells in of_overview.rows
     }
     assert shown == {
-        "run0": ["1 of 2", "0.97×", "1.34×", "1 of 2"],
+        "run0": ["1 of 2", "0.97×", "1.34×", "1, 0, 1"],
         "run1": ["1 of 1", "2.00×", "", ""],
         "run2": ["lean met no other kernel", "", "", ""],
-        "run3": ["2 of 2 (lean_mla)", "1.20×", "1.20×", "2 of 2"],
+        "run3": ["2 of 2 (lean_mla)", "1.20×", "1.20×", "2, 0, 0"],
     }
     # One that was chosen is not replaced.
     chosen = Results(read_runs(runs), "fa2").parts
