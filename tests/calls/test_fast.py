@@ -542,7 +542,7 @@ def test_signatures_in_turn_are_learned(fake):
 def test_a_length_past_the_rotary_table_is_refused(fake, known_length):
     """Also in the group of lengths of a known call."""
     table = torch.zeros(190, 16).half()
-    arguments = of_kind(append=2, rotary_dim=32, context=200)
+    arguments: Any = of_kind(append=2, rotary_dim=32, context=200)
     arguments |= {"rotary_cos": table, "rotary_sin": table}
     for _ in range(3 if known_length else 0):
         lean_attn_with_kvcache(**arguments | {"cache_seqlens": known_length})
