@@ -36,24 +36,12 @@ if not (os.path.isabs(_home) and os.access(_home, os.W_OK)):
 
 def __getattr__(name: str) -> Any:
     # torch and triton take seconds to import; `leanbench --help` must not pay for them.
-    if name == "lean_attn_with_kvcache":
-        from leanbench.attention import lean_attn_with_kvcache
-
-        return lean_attn_with_kvcache
-    if name == "get_scheduler_metadata":
-        from leanbench.attention import get_scheduler_metadata
-
-        return get_scheduler_metadata
-    if name == "lean_mla_with_kvcache":
-        from leanbench.attention import lean_mla_with_kvcache
-
-        return lean_mla_with_kvcache
-    if name == "shared_prefix":
-        from leanbench.attention import shared_prefix
-
-        return shared_prefix
     if name == "autotune":
         from leanbench.tune.autotune import autotune
 
         return autotune
+    if name in __all__:
+        from leanbench import attention
+
+        return getattr(attention, name)
     raise AttributeError(f"module 'leanbench' has no attribute {name!r}")

@@ -49,6 +49,27 @@ def captured(
     return graph, out, lse
 
 
+def compiled(
+    call: Callable[[AttentionInputs], tuple[torch.Tensor, torch.Tensor]],
+    backend: str = "aot_eager",
+    dynamic: bool | None = None,
+) -> Callable[[AttentionInputs], tuple[torch.Tensor, torch.Tensor]]:
+    """Return a call as a part of one compiled graph, which doubles its output."""
+    torch._dynamo.reset()
+
+    def twice(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = call(inputs)
+        return out * 2, lse
+
+    graph = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend=backend)
+
+    def halved(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = graph(inputs)
+        return out / 2, lse
+
+    return halved
+
+
 def assert_right(inputs: AttentionInputs, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Check the results of every head within the limits of `leanbench.check.reference`."""
     written = replace(inputs, out=out, lse=lse)

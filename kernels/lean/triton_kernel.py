@@ -35,11 +35,6 @@ class LeanTriton(TritonKernel[LeanTritonConfig]):
     is_api = True
     config_types = (LeanTritonConfig,)
 
-    def refusal(self, problem: AttentionProblem) -> str | None:
-        if problem.shared_prefix:
-            return "lean_triton merges no shared prefix: choose lean, or leave shared_prefix out"
-        return super().refusal(problem)
-
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanTritonConfig:
         if problem.lengths_on == "device":
             return self.any_length_config(problem.known_to_host, gpu)

@@ -143,7 +143,7 @@ struct OwnColumns {
 // Calls `run` with the columns of a work range's CTAs. One group comes first: the code of the second
 // branch is 1 to 4 us slower, whichever it is (H200; reports/performance-log.md, entry 79).
 template <class Run>
-__device__ __forceinline__ void in_groups(const WorkRange &range, const Run &run) {
+__device__ __forceinline__ void with_columns_of(const WorkRange &range, const Run &run) {
   if constexpr (CHOOSES_GROUPS)
     if (!range.grouped) return run(OwnColumns<1>());
   run(OwnColumns<COLUMN_GROUPS>());

@@ -445,13 +445,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
   if (warp >= COPY_WARP) {
     setmaxnreg_dec<COPY_REGISTERS>();
     if (GATHERS || warp == COPY_WARP)
-      in_groups(range, [&](auto columns) {
+      with_columns_of(range, [&](auto columns) {
         copy_all<decltype(columns)::SHARERS>(p, range, part, rank, shared, gather);
       });
     __syncwarp();
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();
-    in_groups(range, [&](auto columns) {
+    with_columns_of(range, [&](auto columns) {
       attend_range<decltype(columns)::SHARERS>(p, range, part, rank, shared, memory);
     });
   }

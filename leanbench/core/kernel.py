@@ -197,8 +197,9 @@ class Kernel(ABC, Generic[ConfigT]):
         """Return a sentence if the kernel does not support an axis or a size of a call, installed
         here or not, or None.
         """
-        # To a kernel that takes pages, shared ones are like any others.
-        axes = self.axes | ({"shared_prefix"} if "page_size" in self.axes else set())
+        # Shared pages are like any others, but to the API, which reads them apart.
+        takes_shared = "page_size" in self.axes and not self.is_api
+        axes = self.axes | ({"shared_prefix"} if takes_shared else set())
         for name in problem.special:
             if name not in axes:
                 return f"{self.name} {_beyond(AXES[name], problem)}"

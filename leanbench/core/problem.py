@@ -568,9 +568,9 @@ class AttentionProblem:
     def kv_bytes(self) -> int:
         """Bytes of K and V that any kernel must read at least once.
 
-        These are the visible tokens, appended ones included and those of shared pages once, of all
-        layers of a whole model. Of a
-        shared problem, this and all other bytes are those of the GPU with the most.
+        These are the visible tokens of all layers of a whole model, with appended ones, and those
+        of shared pages once. Of a shared problem, this and all other bytes are those of the GPU
+        with the most.
         """
         if self.parallel != NONE:
             return self.shard(0).kv_bytes

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from attention_calls import assert_right
+from attention_calls import assert_right, compiled
 from every_kind import CONFIG, called
 from forms import half, numbers
 
 from leanbench.attention import checks, lean_attn_with_kvcache
 from leanbench.check.poison import poison_unused
-from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 
 CHOSEN = AttentionProblem(3, 8, 2, (140, 7, 300), 64, select="5x16")
@@ -49,15 +49,8 @@ def test_the_same_pages_of_all_heads_are_those_of_the_sequence(device):
 
 
 def test_torch_compile_takes_it_whole(prepared_for):
-    torch._dynamo.reset()
     inputs = make_inputs(CHOSEN, "cpu", seed=7)
-
-    def twice(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = called(inputs)
-        return out * 2, lse
-
-    out, lse = torch.compile(twice, fullgraph=True, backend="aot_eager")(inputs)
-    assert_right(inputs, out / 2, lse)
+    assert_right(inputs, *compiled(called)(inputs))
 
 
 def test_rows_of_the_table_and_packed_queries(prepared_for):

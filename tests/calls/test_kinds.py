@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_calls import assert_right
+from attention_calls import assert_right, compiled
 from every_kind import CONFIG, KINDS, PLAIN, called
 from forms import half, numbers
 from leanbench.kernels.lean import LEAN
@@ -21,7 +21,7 @@ from leanbench.attention import lean_attn_with_kvcache
 from leanbench.attention.operator import append_operator
 from leanbench.check.launches import ApiCall, api_arguments
 from leanbench.core.extras import kinds_of
-from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.inputs import make_inputs
 
 pytestmark = pytest.mark.usefixtures("prepared_for")
 
@@ -66,16 +66,8 @@ def test_a_launch_of_check_and_sweeps_is_the_call(kinds):
 
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
 def test_torch_compile_takes_every_kind_whole(kinds):
-    torch._dynamo.reset()
     inputs = make_inputs(replace(PLAIN, **kinds), "cpu", seed=7)
-
-    def twice(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = called(inputs)
-        return out * 2, lse
-
-    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager")
-    out, lse = compiled(inputs)
-    assert_right(inputs, (out / 2), lse)
+    assert_right(inputs, *compiled(called)(inputs))
 
 
 def test_the_operator_that_appends_changes_the_caches_and_no_other_does(prepared_for):

@@ -7,11 +7,10 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from attention_calls import assert_right, attend
+from attention_calls import assert_right, attend, compiled
 from depth import label
 from every_kind import CONFIG, called
 from forms import misaligned
@@ -262,16 +261,9 @@ def test_what_tritons_kernel_takes_is_not_copied(kinds, prepared_for):
 
 @pytest.mark.parametrize("kinds", [{}, {"append": 2}])
 def test_torch_compile_sees_the_shapes_of_the_call(kinds, prepared_for):
-    torch._dynamo.reset()
     inputs = cut(make_inputs(replace(PLAIN, **kinds), "cpu"), FIRST_59)
-
-    def twice(inputs: AttentionInputs) -> Any:
-        out, lse = called(inputs)
-        return out * 2, lse
-
     expected = appended(inputs) if kinds else [inputs.k_cache.clone(), inputs.v_cache.clone()]
-    out, lse = torch.compile(twice, fullgraph=True, backend="aot_eager")(inputs)
-    assert_right(inputs, out / 2, lse)
+    assert_right(inputs, *compiled(called)(inputs))
     for cache, after in zip((inputs.k_cache, inputs.v_cache), expected, strict=True):
         assert torch.equal(bits(cache), bits(after))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_calls import assert_right
+from attention_calls import assert_right, compiled
 from every_kind import CONFIG, called
 from forms import half, numbers
 from leanbench.kernels.lean.cuda_settings import cuda_config
@@ -86,15 +86,8 @@ def test_fp8_queries_and_an_output_in_fp16(prepared_for):
 
 @pytest.mark.deep
 def test_torch_compile_takes_it_whole(prepared_for):
-    torch._dynamo.reset()
     inputs = make_inputs(PLAIN, "cpu", seed=7)
-
-    def twice(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = attend(inputs)
-        return out * 2, lse
-
-    out, lse = torch.compile(twice, fullgraph=True, backend="aot_eager")(inputs)
-    assert_right(inputs, out / 2, lse)
+    assert_right(inputs, *compiled(attend)(inputs))
 
 
 def test_none_is_the_plain_call(prepared_for):

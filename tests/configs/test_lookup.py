@@ -356,8 +356,10 @@ def test_a_shared_prefix_is_launched_alone_by_cuda_cpp():
     whole = replace(problem, shared_prefix=0)
     of_fa2 = (resolve(kernel("fa2"), each, a100, "default") for each in (problem, whole))
     assert len({choice.config for choice in of_fa2}) == 1
-    for name in ("lean_triton", "lean_batch_invariant"):
-        refusal = kernel(name).unsupported_reason(problem)
-        assert refusal == (
-            f"{name} merges no shared prefix: choose lean, or leave shared_prefix out"
-        )
+    assert [
+        kernel(name).unsupported_reason(problem) for name in ("lean_triton", "lean_batch_invariant")
+    ] == [
+        "lean_triton takes no pages that sequences share, this problem has shared_prefix 4096:"
+        " leave it out",
+        "lean_batch_invariant merges no shared prefix: choose lean, or leave shared_prefix out",
+    ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_calls import compiled
 from every_kind import KINDS, PLAIN, called
 from leanbench.kernels.launch import spec_of
 from leanbench.kernels.lean.cuda_settings import cuda_config
@@ -144,27 +145,16 @@ def whole_pages(inputs: AttentionInputs) -> AttentionInputs:
 
 @kinds
 def test_torch_compile_takes_every_kind_whole(kind):
-    torch._dynamo.reset()
-
-    def twice(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = called_by_default(inputs)
-        return out * 2, lse
-
-    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager")
-
-    def halved(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = compiled(inputs)
-        return out / 2, lse
-
+    call = compiled(called_by_default)
     for _ in range(2):
-        assert_right(make_inputs(problem_of(kind), "cuda"), halved)
+        assert_right(make_inputs(problem_of(kind), "cuda"), call)
 
 
 @pytest.mark.parametrize("name", ["rotated", "sinks"])
 def test_inductor_takes_what_changes_the_caches_and_what_does_not(name):
     torch._dynamo.reset()
-    compiled = torch.compile(called_by_default, fullgraph=True)
-    assert_right(make_inputs(problem_of(KINDS[name]), "cuda"), compiled)
+    graph = torch.compile(called_by_default, fullgraph=True)
+    assert_right(make_inputs(problem_of(KINDS[name]), "cuda"), graph)
 
 
 @kinds
