@@ -93,14 +93,16 @@ class PlannedFlashInfer(FlashInferKernel):
         numbers = page_numbers(copies, plan.page_size, plan.page_counts)
         wrappers = [copy.copy(_planned(self, plan)) for _ in copies]
         for wrapper, copy_numbers in zip(wrappers, numbers, strict=True):
-            # The page numbers so far are placeholders. AttributeError if a version uses another
-            # name.
-            getattr(wrapper, self.page_numbers_name)
-            setattr(wrapper, self.page_numbers_name, copy_numbers)
+            self.pass_page_numbers(wrapper, copy_numbers)
         return [
             self.run_call(wrapper, inputs, plan)
             for wrapper, inputs in zip(wrappers, copies, strict=True)
         ]
+
+    def pass_page_numbers(self, wrapper: Any, numbers: torch.Tensor) -> None:
+        """Replace the placeholders of a plan; raise AttributeError if they have another name."""
+        getattr(wrapper, self.page_numbers_name)
+        setattr(wrapper, self.page_numbers_name, numbers)
 
     def planner(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         return self.plan_call(self._plan_of(inputs))[1]

@@ -7,6 +7,7 @@ per sequence without a copy. Partials of split sequences are rounded to the outp
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,6 @@ _SMS = 1024
 class FlashInferMla(PlannedFlashInfer):
     name = "flashinfer_mla"
     title = "FlashInfer's decode over a latent cache, planned for the lengths before it is timed"
-    written_for = "0.6.13"
     head_dims = HEAD_DIMS
     axes = FlashInferKernel.axes | {
         *("q_len", "page_size", "lengths", "lengths_on", "causal", "v_head_dim", "latent"),
@@ -85,6 +85,15 @@ class FlashInferMla(PlannedFlashInfer):
             plan.dtype,
             plan.kv_dtype,
         )
+
+    def pass_page_numbers(self, wrapper: Any, numbers: torch.Tensor) -> None:
+        # Since 0.7, the planned backend holds them.
+        planned = getattr(wrapper, "_planned_backend", None)
+        if planned is None:
+            super().pass_page_numbers(wrapper, numbers)
+            return
+        wrapper._planned_backend = copy.copy(planned)
+        super().pass_page_numbers(wrapper._planned_backend, numbers)
 
     def run_call(self, wrapper: Any, inputs: AttentionInputs, plan: Plan) -> FlashInferMlaLaunch:
         return FlashInferMlaLaunch(wrapper, inputs, plan)

@@ -46,3 +46,13 @@ def decode_rows(rows: torch.Tensor, value_dim: int) -> torch.Tensor:
     others = as_bytes[..., scales_end:].contiguous().view(torch.bfloat16)
     groups = rows[..., :value_dim].float().unflatten(-1, (-1, GROUP))
     return torch.cat([(groups * scales[..., None]).flatten(-2).bfloat16(), others], dim=-1)
+
+
+def negate_rows(rows: torch.Tensor, value_dim: int, size: int) -> None:
+    """Negate the numbers of rows of `size` bytes in place, and leave their scales."""
+    import torch
+
+    scales_end = value_dim + value_dim // GROUP * _SCALE_BYTES
+    signs = torch.zeros(size, dtype=torch.uint8)
+    signs[:value_dim] = signs[scales_end + 1 :: _OTHER_BYTES] = 0x80
+    rows.view(torch.uint8).view(-1, size).bitwise_xor_(signs.to(rows.device))

@@ -12,6 +12,7 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs, make_windows, windows_in_cache
 from leanbench.core.memory import shortage
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.row_scales import negate_rows
 from leanbench.measure.options import CacheState
 
 if TYPE_CHECKING:
@@ -75,13 +76,21 @@ def flip_signs(buffers: Sequence[AttentionInputs]) -> None:
     """
     import torch
 
-    caches = [cache for inputs in buffers for cache in (inputs.k_cache, inputs.v_cache)]
-    for cache in {cache.untyped_storage().data_ptr(): cache for cache in caches}.values():
-        numbers = cache.untyped_storage().nbytes() // cache.element_size()
-        bits, sign = (
-            (torch.int8, -(1 << 7)) if cache.element_size() == 1 else (torch.int16, -(1 << 15))
-        )
-        cache.view(bits).as_strided((numbers,), (1,), 0).bitwise_xor_(sign)
+    seen: set[int] = set()
+    for inputs in buffers:
+        for cache in (inputs.k_cache, inputs.v_cache):
+            storage = cache.untyped_storage()
+            if storage.data_ptr() in seen:
+                continue
+            seen.add(storage.data_ptr())
+            if inputs.row_scales:
+                negate_rows(cache.new_empty(0).set_(storage), inputs.value_dim, cache.shape[-1])
+                continue
+            numbers = storage.nbytes() // cache.element_size()
+            bits, sign = (
+                (torch.int8, -(1 << 7)) if cache.element_size() == 1 else (torch.int16, -(1 << 15))
+            )
+            cache.view(bits).as_strided((numbers,), (1,), 0).bitwise_xor_(sign)
 
 
 def free_memory(spec: GpuSpec) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from leanbench.core.inputs import AttentionInputs, make_inputs, shape_only, torch_dtype
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.row_scales import decode_rows, encode_rows
+from leanbench.core.row_scales import decode_rows, encode_rows, negate_rows
 
 PROBLEM = AttentionProblem(2, 8, 4, 300, 64)
 TENSORS = ("q", "k_cache", "v_cache")
@@ -76,6 +76,9 @@ def test_rows_with_scales_inside():
     torch.testing.assert_close(decoded, rows, atol=1, rtol=0.07)
     assert decoded[:, 512:].equal(rows[:, 512:])
     assert not decoded[3].any()
+    encoded = encode_rows(rows, 512)
+    negate_rows(encoded, 512, 656)
+    assert decode_rows(encoded, 512).equal(-decoded)
 
 
 def test_pages_of_a_shared_prefix_are_the_same_and_all_others_are_not():

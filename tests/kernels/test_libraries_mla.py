@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,6 +156,9 @@ class MlaWrapper:
         self.causal, self.dtypes = causal, {q_data_type, kv_data_type}
         self._kv_indices_buf = kv_indices
 
+    def page_numbers(self) -> torch.Tensor:
+        return self._kv_indices_buf
+
     def run(self, q_nope, q_pe, ckv_cache, kpe_cache, *, out, lse, return_lse):
         self.runs += 1
         assert return_lse
@@ -174,11 +178,22 @@ class MlaWrapper:
         q = torch.cat([q_nope, q_pe], -1).unflatten(0, (batch, -1))
         assert self.queries.diff().tolist() == [q.shape[1]] * batch
         k, v = torch.cat([ckv_cache, kpe_cache], -1)[:, :, None], ckv_cache[:, :, None]
-        table = block_table(self.pages, self._kv_indices_buf)
+        table = block_table(self.pages, self.page_numbers())
         outs, natural = attended(q, k, v, self.lengths, table, self.scale, causal=self.causal)
         out.copy_(outs.flatten(0, 1))
         lse.copy_(natural.transpose(1, 2).flatten(0, 1) / math.log(2))
         return out, lse
+
+
+class BackendWrapper(MlaWrapper):
+    """A wrapper of 0.7, whose backend holds the page numbers of its runs."""
+
+    def plan(self, *args: Any, **options: Any) -> None:
+        super().plan(*args, **options)
+        self._planned_backend = SimpleNamespace(_kv_indices_buf=self._kv_indices_buf)
+
+    def page_numbers(self) -> torch.Tensor:
+        return self._planned_backend._kv_indices_buf
 
 
 @pytest.fixture
@@ -219,14 +234,18 @@ def test_flashinfer_reads_the_cache_in_place(problem, wrappers):
     assert launch.results.lse.shape == inputs.lse.shape
 
 
+@pytest.mark.parametrize("wrapper", [MlaWrapper, BackendWrapper])
 @pytest.mark.parametrize("problem", [PAGED[1], CONTIGUOUS], ids=label)
-def test_copies_of_a_call_share_a_plan_and_have_page_numbers_of_their_own(problem, wrappers):
+def test_copies_of_a_call_share_a_plan_and_have_page_numbers_of_their_own(
+    problem, wrapper, wrappers, monkeypatch
+):
+    stand_in(monkeypatch, "flashinfer.mla", BatchMLAPagedAttentionWrapper=wrapper)
     copies = [make_inputs(problem, "cpu", seed=seed) for seed in range(3)]
     launches: list[Any] = kernel("flashinfer_mla").prepare_all(copies, None)
     assert [wrapper.plans for wrapper in wrappers] == [1]
     used = [launch._attend.func.__self__ for launch in launches]
     assert [wrapper.runs for wrapper in used] == [1, 0, 0]
-    assert len({wrapper._kv_indices_buf.data_ptr() for wrapper in used}) == 3
+    assert len({wrapper.page_numbers().data_ptr() for wrapper in used}) == 3
     for inputs, launch in zip(copies, launches, strict=True):
         inputs.poison()
         launch()
@@ -254,6 +273,6 @@ def test_a_version_that_keeps_page_numbers_elsewhere_is_named(monkeypatch):
 
     stand_in(monkeypatch, "flashinfer.mla", BatchMLAPagedAttentionWrapper=Later)
     monkeypatch.setattr(library, "installed_version", lambda name: "0.9")
-    sentence = r"cannot call flashinfer-python 0\.9 .* written for 0\.6\.13"
+    sentence = r"cannot call flashinfer-python 0\.9 .* written for 0\.6 and 0\.7"
     with pytest.raises(UserError, match=sentence):
         kernel("flashinfer_mla").prepare(make_inputs(PAGED[0], "cpu"), None)
