@@ -23,6 +23,7 @@ from leanbench.kernels.libraries.flash_infer import (
 from leanbench.kernels.libraries.latent import HEAD_DIMS, VALUE_DIM, latent_refusal
 
 from leanbench.core.kernel import OwnOutputs
+from leanbench.core.kinds import SAME
 from leanbench.core.problem import PAGE_SIZES, AttentionProblem
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class FlashInferMla(PlannedFlashInfer):
     head_dims = HEAD_DIMS
     axes = FlashInferKernel.axes | {
         *("q_len", "page_size", "lengths", "lengths_on", "causal", "v_head_dim", "latent"),
-        "select",
+        *("select", "kv_dtype", "scaled"),
     }
     page_sizes = (1, *PAGE_SIZES)
     page_numbers_name = "_kv_indices_buf"
@@ -51,6 +52,11 @@ class FlashInferMla(PlannedFlashInfer):
     def refusal(self, problem: AttentionProblem) -> str | None:
         if (reason := latent_refusal(self.name, problem)) is not None:
             return reason
+        if problem.kv_dtype != SAME and (problem.kv_dtype, problem.dtype) != ("e4m3", "bf16"):
+            return (
+                f"{self.name} takes fp8 as e4m3 with dtype bf16, this problem has"
+                f" {problem.kv_dtype} with {problem.dtype}: choose e4m3 and bf16"
+            )
         rows = problem.q_len * problem.q_heads
         tiles = -(-rows // (128 if rows > 64 else 64))
         most = (_PIECES - _SMS) // tiles
@@ -120,6 +126,7 @@ class FlashInferMlaLaunch(OwnOutputs):
             out=inputs.out.flatten(0, 1),
             lse=lse.flatten(0, 1),
             return_lse=True,
+            **({} if plan.kv_dtype == plan.dtype else {"ckv_scale": 1.0, "kpe_scale": 1.0}),
         )
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:

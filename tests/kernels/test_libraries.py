@@ -166,6 +166,17 @@ OF_SOME_CACHES = [
     ("flash_mla", LATENT, "reads pages of 64 tokens, and the cache has room for 100"),
     ("flash_mla", replace(LATENT, page_size=32), "does not take page_size 32"),
     ("flashinfer_mla", replace(LATENT, batch=15_361, q_heads=128), f"{PIECES} 15361"),
+    (
+        "flashinfer_mla",
+        replace(LATENT, dtype="bf16", kv_dtype="e5m2", scaled=False),
+        "takes fp8 as e4m3",
+    ),
+    (
+        "flashinfer_mla",
+        replace(LATENT, dtype="fp16", kv_dtype="e4m3", scaled=False),
+        "takes fp8 as e4m3",
+    ),
+    ("flashinfer_mla", replace(LATENT, dtype="bf16", kv_dtype="e4m3"), "has no scales"),
     ("flashinfer_mla", replace(LATENT, batch=7681, q_heads=64, q_len=3), f"{PIECES} 7681"),
     (
         "flashinfer_xqa",

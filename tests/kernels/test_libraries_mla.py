@@ -159,8 +159,10 @@ class MlaWrapper:
     def page_numbers(self) -> torch.Tensor:
         return self._kv_indices_buf
 
-    def run(self, q_nope, q_pe, ckv_cache, kpe_cache, *, out, lse, return_lse):
+    def run(self, q_nope, q_pe, ckv_cache, kpe_cache, *, out, lse, return_lse, **scales):
         self.runs += 1
+        fp8 = ckv_cache.dtype == torch.float8_e4m3fn
+        assert scales == ({"ckv_scale": 1.0, "kpe_scale": 1.0} if fp8 else {})
         assert return_lse
         assert out.shape == q_nope.shape == (int(self.queries[-1]), self.heads, 512)
         assert q_pe.shape == (*q_nope.shape[:2], 64)
@@ -169,7 +171,7 @@ class MlaWrapper:
         assert ckv_cache.shape[1:] == (self.page_size, 512)
         assert kpe_cache.shape[1:] == (self.page_size, 64)
         assert {q_nope.dtype, ckv_cache.dtype, kpe_cache.dtype} == self.dtypes
-        assert ckv_cache.dtype == out.dtype
+        assert q_nope.dtype == out.dtype
         # Rows are read 16 bytes at a time.
         for tensor in (q_nope, q_pe, ckv_cache, kpe_cache):
             assert tensor.data_ptr() % 16 == 0
@@ -177,6 +179,7 @@ class MlaWrapper:
         batch = len(self.lengths)
         q = torch.cat([q_nope, q_pe], -1).unflatten(0, (batch, -1))
         assert self.queries.diff().tolist() == [q.shape[1]] * batch
+        ckv_cache, kpe_cache = ckv_cache.to(out.dtype), kpe_cache.to(out.dtype)
         k, v = torch.cat([ckv_cache, kpe_cache], -1)[:, :, None], ckv_cache[:, :, None]
         table = block_table(self.pages, self.page_numbers())
         outs, natural = attended(q, k, v, self.lengths, table, self.scale, causal=self.causal)
@@ -213,6 +216,7 @@ ODD_PAGES = replace(LATENT, q_heads=5, context=(40, 9), page_size=16, lengths_on
     [
         *(*PAGED, CONTIGUOUS, ODD_PAGES, replace(LATENT, context=(100, 7), capacity=101)),
         replace(LATENT, context=(3, 70), q_len=3, causal=False),
+        replace(LATENT, dtype="bf16", page_size=64, kv_dtype="e4m3", scaled=False),
     ],
     ids=label,
 )
