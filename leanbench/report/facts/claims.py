@@ -18,8 +18,8 @@ def claims_section(results: Results) -> Section:
     hint = (
         "LeanAttention (arXiv 2405.10480) on an A100-80GB with FlashAttention 2.5.6: LA is lean,"
         " FA2, FD and FlashInfer are the kernels in the column “with”. In brackets the 95%"
-        " interval, from those of the medians; of energies and occupancy 1% to either side; of predictions what the"
-        " model's error allows. A figure holds where the interval has it, to the digits that the"
+        " interval, from those of the medians; of energies and occupancy 1% to either side; of"
+        " predictions what the model's error allows. A figure holds where the interval has it, to the digits that the"
         " paper gives, and does not have 1; a bound where the interval lies on its side. Reversed:"
         " the interval lies on the other side of 1 than the claim. Means of ratios are geometric."
         " Occupancy is the SM busy share where it was measured (--occupancy), the schedule's"
