@@ -55,8 +55,6 @@ ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "reports"
 #: Stands for the third-party kernels of a run.
 LIBRARIES = "libraries"
-#: Kernel of torch that stands for the paper's FlashAttention-2.
-TORCH_BUILD = "torch_flash_no_split"
 #: Day, GPU and kernels in a log.
 DAY, PRODUCT, HASH = r"\d{4}-\d\d-\d\d", r"NVIDIA \w+( \d+GB \w+)?", r"kernels \w+"
 #: Distributions whose versions a `Run:` line names.
@@ -404,17 +402,17 @@ def claims(figures: Figures) -> list[tuple[str, str, str, str, str]]:
     """Return the paper's claims that runs of one GPU measured.
 
     Each has the figure, the claim and the value of the paper, and the verdict with the measured
-    value over torch's builds and over this project's kernels.
+    value over the libraries and over this project's kernels.
     """
     ((_, _, measured),) = claims_of_runs(figures.runs)
-    results: dict[tuple[str, str, str], dict[str, str]] = {}
+    results: dict[tuple[str, str, str], dict[bool, str]] = {}
     for result in measured:
         if result.figure is not None:
             key = result.claim.figure, result.claim.words, result.claim.paper_words
-            results.setdefault(key, {})[result.baselines.fa2] = f"{result.verdict}: {result.words}"
+            is_own = result.baselines == OWN
+            results.setdefault(key, {})[is_own] = f"{result.verdict}: {result.words}"
     return [
-        (*key, verdicts.get(TORCH_BUILD, ""), verdicts.get(OWN.fa2, ""))
-        for key, verdicts in results.items()
+        (*key, verdicts.get(False, ""), verdicts.get(True, "")) for key, verdicts in results.items()
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from leanbench.cli import output
@@ -15,14 +16,19 @@ if TYPE_CHECKING:
 
 #: Terminal columns of the bar.
 _BAR = 24
-#: Minimum seconds between two lines of a tuning.
+#: Minimum seconds between two lines that are no results.
 _LINE_EVERY_S = 5.0
 
 
 class SweepProgress:
-    """Observer of run_cells with a progress bar. Use it as a context manager."""
+    """Observer of run_cells with a progress bar. Use it as a context manager.
 
-    def __init__(self, total: int, *, quiet: bool) -> None:
+    Args:
+        total: Cells to finish.
+        repeat: Processes that measure each of them.
+    """
+
+    def __init__(self, total: int, *, quiet: bool, repeat: int = 1) -> None:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -33,7 +39,10 @@ class SweepProgress:
 
         self._console = output.console(stderr=True)
         self._lines = not quiet and not self._console.is_terminal
-        self._done, self._total = 0, total
+        self._last_line_s = time.monotonic()
+        self._done, self._total, self._repeat = 0, total, repeat
+        #: Processes that have measured a cell without a row.
+        self._processes: Counter[str] = Counter()
         #: Warnings printed so far.
         self._warnings: set[str] = set()
         self._bar = Progress(
@@ -47,7 +56,7 @@ class SweepProgress:
             # Cells take from milliseconds to minutes: estimate from all of them.
             speed_estimate_period=86_400,
         )
-        self._task = self._bar.add_task("starting the worker", total=total)
+        self._task = self._bar.add_task("starting the worker", total=total * repeat)
 
     def __enter__(self) -> SweepProgress:
         self._bar.start()
@@ -56,17 +65,38 @@ class SweepProgress:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def starts(self, cell: Cell) -> None:
-        self._bar.update(self._task, description=self._clipped(cell.label))
+    def starts(self, cell: Cell, process: int = 1) -> None:
+        label = cell.label
+        if self._repeat > 1:
+            label = f"process {process} of {self._repeat} · {cell.problem.label}"
+            self._say_now_and_then(label)
+        self._bar.update(self._task, description=self._clipped(label))
+
+    def measured(self, cell: Cell) -> None:
+        self._processes[cell.key] += 1
+        self._bar.advance(self._task)
+
+    def _say_now_and_then(self, label: str) -> None:
+        """Print what is measured where there is no bar and no row of late."""
+        now_s = time.monotonic()
+        if not self._lines or now_s - self._last_line_s < _LINE_EVERY_S:
+            return
+        self._last_line_s = now_s
+        left_s = self._bar.tasks[0].time_remaining
+        left = "" if left_s is None else f", about {output.duration(left_s)} left"
+        output.say(f"[{self._done}/{self._total}] {label}{left}")
 
     def _clipped(self, label: str) -> str:
         """Shorten a cell's name to the line. Rich would also cut the count and the time."""
-        room = self._console.width - _BAR - 2 * len(f"{self._total} ") - len("ETA 10:00:00  ")
+        count = len(f"{self._total * self._repeat} ")
+        room = self._console.width - _BAR - 2 * count - len("ETA 10:00:00  ")
         return label if len(label) <= room else f"{label[: max(room - 1, 0)]}…"
 
     def finished(self, cell: Cell, row: Row) -> None:
         self._done += 1
-        self._bar.advance(self._task)
+        self._last_line_s = time.monotonic()
+        # A kernel that failed was not repeated.
+        self._bar.advance(self._task, self._repeat - self._processes.pop(cell.key, 0))
         latency = "" if row.latency_us is None else f" {row.latency_us:.1f} µs"
         # The results list why kernels do not support problems.
         is_unsupported = row.status == "unsupported"

@@ -110,6 +110,8 @@ class Machines:
 
     target: Target
     executor_of: Callable[[RunDirectory], Executor]
+    #: Processes that measure each cell.
+    repeat: int = 1
 
 
 @contextlib.contextmanager
@@ -153,9 +155,11 @@ def _local_machine(
     worker = WorkerTarget(target.spec, target.local_index, options, calibrate, gpus)
     # A prediction is the same in every process.
     repeat = 1 if target.local_index is None else options.repeat
-    return Machines(
-        target, lambda run: LocalExecutor(worker, limits.timeout_s, run.path / WORKER_LOG, repeat)
-    )
+
+    def executor_of(run: RunDirectory) -> Executor:
+        return LocalExecutor(worker, limits.timeout_s, run.path / WORKER_LOG, repeat)
+
+    return Machines(target, executor_of, repeat)
 
 
 def _cluster_machines(
@@ -301,7 +305,8 @@ def run_remaining_cells(
         if remaining and flags.executor == "local":
             _check_same_software(directory, cells, machines.target)
         try:
-            with SweepProgress(remaining, quiet=flags.quiet) as progress:
+            repeat = machines.repeat
+            with SweepProgress(remaining, quiet=flags.quiet, repeat=repeat) as progress:
                 executor = machines.executor_of(directory)
                 not_started = run_cells(cells, directory, executor, progress, limits.budget_s)
         except Stopped as stopped:

@@ -121,8 +121,7 @@ class OneGpu(Subject):
         Raises:
             SuspectResult: The kernel changed its inputs or the instruments.
         """
-        choice = self._choose(kernel, request)
-        launches = launches_of(kernel, self.buffers, choice.config, request)
+        choice, launches = self._choose(kernel, request)
         fields = Outcome(**lookup.row_fields(kernel, choice))
         check = self._check(kernel, launches[0])
         self.check_inputs(kernel.name)
@@ -245,17 +244,18 @@ class OneGpu(Subject):
     def timelines(self, kernel: Kernel, request: str) -> list[Timeline] | str:
         effort, spec = self.instruments.options.effort, self.instruments.spec
         with self:
-            config = self._choose(kernel, request).config
-            launches = launches_of(kernel, self.buffers, config, request)
+            choice, launches = self._choose(kernel, request)
             replays = {kernel.name: self.make_replay(launches)}
             timing = run_rounds(replays, effort, self.instruments.gpu_state)[kernel.name]
             timeline = record_timeline(
-                self.problem, kernel, config, self.buffers, spec, timing.median_us
+                self.problem, kernel, choice.config, self.buffers, spec, timing.median_us
             )
         return [timeline] if timeline else f"{kernel.name} has no instrumented build"
 
-    def _choose(self, kernel: Kernel, request: str | KernelConfig) -> lookup.Choice:
-        """Choose the launch settings of a kernel.
+    def _choose(
+        self, kernel: Kernel, request: str | KernelConfig
+    ) -> tuple[lookup.Choice, Launches]:
+        """Choose the launch settings of a kernel, and make its launches with them.
 
         Args:
             request: See `leanbench.configs.lookup.resolve`. `best` times the kernel's candidates
@@ -263,19 +263,22 @@ class OneGpu(Subject):
         """
         problem, spec = self.problem, self.instruments.spec
         if finds_settings(kernel, request):
-            return settings_for(self.buffers[0])
-        choice = lookup.resolve(kernel, problem, spec, request)
+            choice = settings_for(self.buffers[0])
+        else:
+            choice = lookup.resolve(kernel, problem, spec, request)
         if request != "best" or choice.config is None:
-            return choice
+            return choice, launches_of(kernel, self.buffers, choice.config, request)
 
+        made: dict[KernelConfig, Launches] = {}
         wrong: dict[KernelConfig, str] = {}
 
         def launches(config: KernelConfig) -> Launches:
-            made = launches_of(kernel, self.buffers, config)
-            if failure := self._check(kernel, made[0]).failure(kernel.precision(problem)):
+            of_config = launches_of(kernel, self.buffers, config)
+            if failure := self._check(kernel, of_config[0]).failure(kernel.precision(problem)):
                 wrong[config] = failure
                 raise UserError(failure)
-            return made
+            made[config] = of_config
+            return of_config
 
         configs = dict.fromkeys([choice.config, *kernel.candidate_configs(problem, spec)])
         try:
@@ -285,10 +288,12 @@ class OneGpu(Subject):
         except UserError:
             if not wrong:
                 raise
-            return lookup.Choice(next(iter(wrong)), "best of 0", "no candidate is right")
+            config = next(iter(wrong))
+            choice = lookup.Choice(config, "best of 0", "no candidate is right")
+            return choice, launches_of(kernel, self.buffers, config)
         whys = [f"the fastest of {timed} that were timed in this cell"]
         whys += [f"{config.to_dict()} is not right: {failure}" for config, failure in wrong.items()]
-        return lookup.Choice(best, f"best of {timed}", "; ".join(whys))
+        return lookup.Choice(best, f"best of {timed}", "; ".join(whys)), made[best]
 
     def _check(self, kernel: Kernel, launch: Callable[[], object]) -> CheckResult:
         """Launch once over the first buffer with poisoned outputs, and check these."""

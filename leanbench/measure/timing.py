@@ -144,13 +144,17 @@ class Replay:
         self.graph = self._capture()
         # The first replay also uploads the graph.
         self.graph.replay()
+        self.fill(sample_ms)
+
+    def fill(self, sample_ms: float) -> None:
+        """Repeat the graph's launches in it until they take `sample_ms`."""
         rotations = self._rotations(sample_ms)
         if rotations > 1:
             self.launches *= rotations
             self.graph = self._capture()
 
     def _rotations(self, sample_ms: float) -> int:
-        """Return the number of rotations that fill one sample."""
+        """Return the number of times that the graph's launches fill one sample."""
         max_rotations = self._max_launches // self.launches
         if max_rotations < 2:
             return 1
@@ -332,13 +336,11 @@ def fastest(
     """
     from triton.runtime.errors import OutOfResources
 
-    launches: dict[Key, Launches] = {}
     replays: dict[Key, Replay] = {}
     errors: list[UserError] = []
     for key, prepare in candidates.items():
         try:
-            launches[key] = prepare()
-            replays[key] = Replay(launches[key], RANKING.sample_ms)
+            replays[key] = Replay(prepare(), RANKING.sample_ms)
         except OutOfResources:
             continue
         except UserError as error:
@@ -352,7 +354,11 @@ def fastest(
     ranked = sorted(ranking, key=lambda key: ranking[key].median_us)[:finalists]
     if len(ranked) == 1:
         return ranked[0], len(replays)
-    finals = measure_interleaved({key: launches[key] for key in ranked}, FINALS)
+    # The host takes longer to launch and capture thousands of copies than the GPU to run them.
+    chosen = {key: replays[key] for key in ranked}
+    for replay in chosen.values():
+        replay.fill(FINALS.sample_ms)
+    finals = run_rounds(chosen, FINALS)
     return min(finals, key=lambda key: finals[key].median_us), len(replays)
 
 

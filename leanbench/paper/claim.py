@@ -15,8 +15,8 @@ from typing import Literal
 from leanbench.core.parallel import NONE
 from leanbench.core.problem import AttentionProblem
 
-#: Kernels by the paper's names: LeanAttention, FlashAttention-2, FlashDecoding.
-Role = Literal["LA", "FA2", "FD"]
+#: Kernels by the paper's names: LeanAttention, FlashAttention-2, FlashDecoding, FlashInfer.
+Role = Literal["LA", "FA2", "FD", "FI"]
 #: `latency` and `energy`: `of` over `over`. `occupancy` of `of`: the schedule's quantisation
 #: efficiency if predicted, the SM busy share if measured. A request to a whole model is a prompt
 #: and output tokens: `request` is the time with `of` over that with `over`, `decode share` the
@@ -38,23 +38,27 @@ FEWEST_SAMPLES = 150
 
 @dataclass(frozen=True)
 class Baselines:
-    """Kernels that stand for the paper's FlashAttention-2 and FlashDecoding."""
+    """Kernels that stand for the paper's baselines; None for a baseline that they lack."""
 
     words: str
-    fa2: str
-    fd: str
+    fa2: str | None = None
+    fd: str | None = None
+    flashinfer: str | None = None
 
-    def kernel(self, role: Role) -> str:
-        return {"LA": "lean", "FA2": self.fa2, "FD": self.fd}[role]
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.fa2, self.fd, self.flashinfer)))
 
     def kernels(self, claim: Claim) -> tuple[str, ...]:
-        """Return the kernels that the claim is about."""
-        of = self.kernel(claim.of)
-        return (of,) if claim.over is None else (of, self.kernel(claim.over))
+        """Return the kernels that the claim is about; none if a baseline of it is lacking."""
+        by_role = {"LA": "lean", "FA2": self.fa2, "FD": self.fd, "FI": self.flashinfer}
+        roles = (claim.of,) if claim.over is None else (claim.of, claim.over)
+        names = tuple(name for role in roles if (name := by_role[role]))
+        return names if len(names) == len(roles) else ()
 
     def others(self, claim: Claim) -> tuple[str, ...]:
         """Return the kernels of the claim but lean."""
-        return tuple(name for name in self.kernels(claim) if name != self.kernel("LA"))
+        return tuple(name for name in self.kernels(claim) if name in self.names)
 
 
 OWN = Baselines("this project's kernels", "fa2", "fixed_split")
@@ -62,6 +66,7 @@ OWN = Baselines("this project's kernels", "fa2", "fixed_split")
 BASELINES = (
     Baselines("the library flash-attn", "flash_attn", "flash_decoding"),
     Baselines("the library's code in torch", "torch_flash_no_split", "torch_flash"),
+    Baselines("the library FlashInfer", flashinfer="flashinfer_best"),
     OWN,
 )
 

@@ -2,7 +2,8 @@
 
 Sanovar et al. 2024 (arXiv 2405.10480), measured on an A100-80GB (108 SMs), fp16, with
 FlashAttention 2.5.6's kernels: LA is LeanAttention, FA2 one CTA per output tile, FD FlashDecoding
-with that version's heuristic. `leanbench.paper.claim.BASELINES` has their counterparts here.
+with that version's heuristic, FI FlashInfer. `leanbench.paper.claim.BASELINES` has their
+counterparts here.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ _FIG_7A = tuple(_mha(56, context) for context in _CONTEXTS_K)
 _FIG_4 = tuple(
     _mha(heads, context) for heads in (16, 24, 32, 48, 56, 64) for context in _CONTEXTS_K[3:]
 )
-#: The text does not give heads and context of figure 7c, heads of figure 9 and the batch of figure
-#: 11. They are chosen so that FA2's CTAs over the SMs come near the ratio that the paper gives.
+#: The text does not give heads and context of figure 7c, heads of figure 9, and batches, heads and
+#: context of figure 11. They are chosen so that FA2's CTAs over the SMs come near the ratio that
+#: the paper gives.
 _FIG_7C = tuple(_mha(24, 64, batch=batch) for batch in (1, 2, 4, 8, 16))
 _FIG_9 = tuple(_mha(32, context, head_dim=128) for context in _CONTEXTS_K)
-_FIG_11 = tuple(
-    AttentionProblem(8, 32, 32, draw_context(f"mean-{share}", 8, 65_536), 64)
-    for share in (1.0, 0.8, 0.6, 0.4, 0.2)
-)
+_FIG_11 = {
+    batch: tuple(
+        AttentionProblem(batch, 32, 32, draw_context(f"mean-{share}", batch, 65_536), 64)
+        for share in (1.0, 0.8, 0.6, 0.4, 0.2)
+    )
+    for batch in (8, 16, 32)
+}
 #: Tensor parallel on eight GPUs; the text does not give the context of figure 8c.
 _FIG_8A = tuple(
     AttentionProblem(4, 192, 192, context * 1024, 64, parallel="tp:8") for context in _CONTEXTS_K
@@ -62,6 +67,7 @@ def _samples() -> tuple[AttentionProblem, ...]:
 _LA_OVER_FD: tuple[Role, Role] = ("FD", "LA")
 _LA_OVER_FA2: tuple[Role, Role] = ("FA2", "LA")
 _FD_OVER_FA2: tuple[Role, Role] = ("FA2", "FD")
+_LA_OVER_FI: tuple[Role, Role] = ("FI", "LA")
 
 
 def _speedup(
@@ -74,6 +80,12 @@ def _speedup(
     statistic: Statistic = "mean",
 ) -> Claim:
     return Claim(figure, words, "latency", *kernels, statistic, tuple(problems), paper, relation)
+
+
+def _over_flashinfer(figure: str, words: str, problems: Sequence[AttentionProblem]) -> Claim:
+    """Build the claim that LA is faster than FlashInfer. The paper gives no figure for it."""
+    words = f"LA over FlashInfer, mean of {words}"
+    return _speedup(figure, words, _LA_OVER_FI, problems, 1, "at least")
 
 
 def _occupancy(
@@ -135,8 +147,8 @@ def claims() -> tuple[Claim, ...]:
     fewest = "LA over FA2 at the fewest heads (8 here), 64k, batch 1, head_dim 64"
     flat = "FD over FA2 flat past 32k: highest over lowest"
     depends = "occupancy of FD depends on the problem: highest over lowest"
-    uneven = "LA over FD grows as a batch gets more uneven: mean/max 0.2 over 1.0"
-    grows = "the gap to FD grows past 128k: LA over FD, 512k over 128k"
+    uneven = "LA over FD grows as a batch of {} gets more uneven: mean/max 0.2 over 1.0"
+    grows = "the gap to {0} grows past 128k: LA over {0}, 512k over 128k"
     lowest = f"lowest of {SAMPLES} samples"
     past_64k = [65536, 98304, 131072]
     share = "decode's share of a request with LA, prompt of 1024, {} output tokens"
@@ -144,6 +156,7 @@ def claims() -> tuple[Claim, ...]:
     return (
         _speedup("abstract", "LA over FD, mean of the samples", fd, samples, 1.73),
         _speedup("abstract", "LA over FD at 256k, 56 heads", fd, _FIG_7A[8:9], 2.18),
+        _over_flashinfer("abstract", "the samples", samples),
         _decode_share(share.format("16"), 16, 0.8),
         _decode_share(share.format("16k"), 16384, 0.99),
         _occupancy("occupancy of LA near 100% everywhere", "LA", "lowest", 0.9, "at least"),
@@ -153,12 +166,15 @@ def claims() -> tuple[Claim, ...]:
         _speedup("7a", "LA over FA2 at 512k", fa2, _FIG_7A[9:], 2.46),
         _speedup("7a", "FD over FA2 at 512k", fd_fa2, _FIG_7A[9:], 2.06),
         _speedup("7a", flat, fd_fa2, _FIG_7A[5:], 1.1, "at most", "highest over lowest"),
+        _over_flashinfer("7a", "1k to 512k", _FIG_7A),
         _speedup("7b", fewest, fa2, [_mha(8, 64)], 12.5),
         _speedup("7b", "LA over FA2 at 64 heads", fa2, [_mha(64, 64)], 2.15),
+        _over_flashinfer("7b", "8 and 64 heads", [_mha(8, 64), _mha(64, 64)]),
         _speedup("7c", "LA over FA2 at batch 1 (24 heads, 64k here)", fa2, _FIG_7C[:1], 4.71),
         _speedup("7c", "LA over FD at batch 1", fd, _FIG_7C[:1], 1.06),
         _speedup("7c", "LA over FA2 at large batch (16)", fa2, _FIG_7C[4:], 1.5),
         _speedup("7c", "LA over FD at large batch (16)", fd, _FIG_7C[4:], 1.5),
+        _over_flashinfer("7c", "batch 1 and 16", [_FIG_7C[0], _FIG_7C[4]]),
         _speedup("8a", "LA over FA2 past 64k, 192 heads, batch 4, 8 GPUs", fa2, _FIG_8A[7:], 1.7),
         _speedup("8a", "LA over FA2 up to 64k", fa2, _FIG_8A[:7], 1.28, "at least", "lowest"),
         _speedup("8b", "LA over FA2 at 64 heads, 256k, batch 4, 8 GPUs", fa2, [_FIG_8B], 4.18),
@@ -177,6 +193,7 @@ def claims() -> tuple[Claim, ...]:
         ),
         _speedup("9", "LA over FA2, head_dim 128, 512k (32 heads here)", fa2, _FIG_9[9:], 3.67),
         _speedup("9", "LA over FA2, head_dim 128, 1k", fa2, _FIG_9[:1], 1.2),
+        _over_flashinfer("9", "1k and 512k, head_dim 128", [_FIG_9[0], _FIG_9[9]]),
         _request(
             "request with LA over FA2, OPT-1.3B, prompt of 50k, 1k output tokens",
             fa2,
@@ -186,8 +203,17 @@ def claims() -> tuple[Claim, ...]:
         ),
         _request(f"request with LA over FA2, {opt}", fa2, _FIG_10, past_64k, 4.0),
         _request(f"request with LA over FD, {opt}", fd, _FIG_10, past_64k, 1.06),
-        _speedup("11", uneven, fd, _FIG_11, 1.0, "at least", "last over first"),
+        *(
+            _speedup("11", uneven.format(batch), fd, shapes, 1.0, "at least", "last over first")
+            for batch, shapes in _FIG_11.items()
+        ),
+        *(
+            _over_flashinfer("11", f"mean/max 0.2 to 1.0, batch {batch}", shapes)
+            for batch, shapes in _FIG_11.items()
+        ),
         _energy("energy of LA over FD at 512k, 56 heads", "FD", _FIG_7A[9:]),
         _energy("energy of LA over FA2 at 512k", "FA2", _FIG_7A[9:]),
-        _energy(grows, "FD", _FIG_7A[7:], "last over first"),
+        _energy("energy of LA over FlashInfer at 512k", "FI", _FIG_7A[9:]),
+        _energy(grows.format("FD"), "FD", _FIG_7A[7:], "last over first"),
+        _energy(grows.format("FlashInfer"), "FI", _FIG_7A[7:], "last over first"),
     )

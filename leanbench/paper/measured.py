@@ -117,7 +117,9 @@ def _measured(
     outcomes: list[MeasuredClaim] = []
     for claim in claims():
         # All baselines are the same for a claim about lean alone.
-        by_kernels = {baselines.kernels(claim): baselines for baselines in BASELINES}
+        by_kernels = {
+            kernels: baselines for baselines in BASELINES if (kernels := baselines.kernels(claim))
+        }
         candidates = [
             _evaluate(claim, baselines, by_run, sweeps, error(kernels))
             for kernels, baselines in by_kernels.items()

@@ -36,10 +36,14 @@ class Outcome:
 
 
 def evaluate(spec: GpuSpec) -> list[Outcome]:
-    """Predict the claims for a GPU. Requests are left out: the model does not predict prompts."""
+    """Predict the claims for a GPU.
+
+    Left out are requests and libraries: the model predicts no prompts and no other project's
+    kernels.
+    """
     outcomes = []
     for claim in claims():
-        if claim.prompt is not None:
+        if claim.prompt is not None or not OWN.kernels(claim):
             continue
         is_of_fa2 = "FA2" in (claim.of, claim.over) and claim.quantity != "occupancy"
         single_stage = _predict(claim, spec, single_stage=True) if is_of_fa2 else None

@@ -16,6 +16,7 @@ from leanbench.measure.options import MeasureOptions
 from leanbench.records.boards import Board
 from leanbench.run.cells import Cell
 from leanbench.run.problem_runner import Budget, CellResult, ProblemRunner, result_of
+from leanbench.run.runner import Observer
 from leanbench.run.worker_process import WorkerLost, WorkerTarget
 
 
@@ -119,11 +120,14 @@ class ClusterExecutor:
         self._log = log
         self._refusal = Alike(target, first, mix_boards, self._say)
 
-    def run(self, problems: Iterator[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
-        answers = self._dispatcher.run(
-            problems, lambda cells: Problem(cells, budget.left_s), self._refusal
-        )
-        for cells, answer in answers:
+    def run(
+        self, problems: Iterator[Sequence[Cell]], budget: Budget, observer: Observer
+    ) -> Iterator[CellResult]:
+        def job(cells: Sequence[Cell]) -> Problem:
+            observer.starts(cells[0])
+            return Problem(cells, budget.left_s)
+
+        for cells, answer in self._dispatcher.run(problems, job, self._refusal):
             if isinstance(answer, Lost):
                 outcome = {"status": "crashed", "reason": answer.reason}
                 for cell in cells:

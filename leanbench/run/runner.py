@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
+from itertools import chain, groupby
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 class Executor(Protocol):
     """Runs problems, with all cells of a problem on the same GPU."""
 
-    def run(self, problems: Iterator[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
+    def run(
+        self, problems: Iterator[Sequence[Cell]], budget: Budget, observer: Observer
+    ) -> Iterator[CellResult]:
         """Yield results as they come, one per cell, until the budget is spent.
 
-        Takes a problem from `problems` when a GPU is free; raises UserError if no GPU can work.
+        Takes a problem from `problems` when a GPU is free, and tells the observer when it starts;
+        raises UserError if no GPU can work.
         """
         ...
 
@@ -37,8 +40,23 @@ class Executor(Protocol):
         ...
 
 
-#: Problems that a process measures before the next process repeats them.
-_TURN = 16
+class Observer(Protocol):
+    """Observer of a sweep's progress."""
+
+    def starts(self, cell: Cell, process: int = 1) -> None:
+        """Report a problem, by its first cell, and the process that begins to measure it."""
+
+    def measured(self, cell: Cell) -> None:
+        """Report a cell that one of several processes has measured."""
+
+    def finished(self, cell: Cell, row: Row) -> None:
+        """Report a cell and its row."""
+
+
+#: Seconds after which a process takes no further problem, and the next one repeats those of the
+#: turn. Longer turns show rows later and lose more at an interruption; in shorter ones the start of
+#: a process, some five seconds, weighs more.
+_TURN_S = 30.0
 
 
 class LocalExecutor:
@@ -52,45 +70,61 @@ class LocalExecutor:
         self._runner = ProblemRunner(target, timeout_s, log)
         self._repeat = repeat
 
-    def run(self, problems: Iterator[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
-        if self._repeat == 1:
-            for cells in problems:
+    def run(
+        self, problems: Iterator[Sequence[Cell]], budget: Budget, observer: Observer
+    ) -> Iterator[CellResult]:
+        for cells in problems:
+            if self._repeat > 1:
+                yield from self._repeated(chain([cells], problems), budget, observer)
+            else:
+                observer.starts(cells[0])
                 yield from self._runner.run(cells, budget)
-            return
-        while turn := list(islice(problems, _TURN)):
-            yield from self._repeated(turn, budget)
 
-    def _repeated(self, problems: Sequence[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
-        """Measure problems in one process after the other, each with another kernel first.
+    def _repeated(
+        self, problems: Iterator[Sequence[Cell]], budget: Budget, observer: Observer
+    ) -> Iterator[CellResult]:
+        """Measure problems for a turn in one process, then in others, each with another kernel
+        first. A problem has results once the last process is done with it.
 
         A kernel that fails is not repeated. Cells that the budget left unfinished have no result.
         """
         results: dict[str, list[CellResult]] = {}
         failed: set[str] = set()
-        for number in range(self._repeat):
+
+        def measure(cells: Sequence[Cell], number: int) -> None:
+            observer.starts(cells[0], number + 1)
+            first = number % len(cells)
+            rotated = [*cells[first:], *cells[:first]]
+            left = [cell for cell in rotated if cell.key not in failed]
+            for result in self._runner.run(left, budget):
+                results.setdefault(result.cell.key, []).append(result)
+                observer.measured(result.cell)
+                if result.row.status not in TIMED:
+                    failed.add(result.cell.key)
+
+        turn: list[Sequence[Cell]] = []
+        self._runner.close()
+        self._runner.board()  # starts the process
+        left_s = budget.left_s
+        time = Budget(_TURN_S if left_s is None else min(_TURN_S, left_s / self._repeat))
+        for cells in problems:
+            turn.append(cells)
+            measure(cells, 0)
+            if time.is_spent:
+                break
+        for number in range(1, self._repeat):
             self._runner.close()
-            for cells in problems:
-                first = number % len(cells)
-                rotated = [*cells[first:], *cells[:first]]
-                left = [cell for cell in rotated if cell.key not in failed]
-                for result in self._runner.run(left, budget):
-                    results.setdefault(result.cell.key, []).append(result)
-                    if result.row.status not in TIMED:
-                        failed.add(result.cell.key)
-        for key, of_cell in results.items():
-            if key in failed or len(of_cell) == self._repeat:
-                yield of_processes(of_cell)
+            for cells in turn:
+                measure(cells, number)
+                if number < self._repeat - 1:
+                    continue
+                for cell in cells:
+                    of_cell = results.get(cell.key, [])
+                    if cell.key in failed or len(of_cell) == self._repeat:
+                        yield of_processes(of_cell)
 
     def close(self) -> None:
         self._runner.close()
-
-
-class Observer(Protocol):
-    """Observer of a sweep's progress."""
-
-    def starts(self, cell: Cell) -> None: ...
-
-    def finished(self, cell: Cell, row: Row) -> None: ...
 
 
 class Stopped(KeyboardInterrupt):
@@ -120,7 +154,7 @@ def run_cells(
     todo = [cell for cell in cells if cell.key not in run.finished]
     budget = Budget(budget_s)
     with _stop_on_signals(), contextlib.closing(executor):
-        for result in executor.run(_problems(todo, budget, observer), budget):
+        for result in executor.run(_problems(todo, budget), budget, observer):
             if result.cell.key in run.finished:
                 # From an agent that was given up, and from its replacement.
                 continue
@@ -131,16 +165,12 @@ def run_cells(
     return sum(cell.key not in run.finished for cell in cells)
 
 
-def _problems(
-    cells: Sequence[Cell], budget: Budget, observer: Observer
-) -> Iterator[Sequence[Cell]]:
+def _problems(cells: Sequence[Cell], budget: Budget) -> Iterator[Sequence[Cell]]:
     """Yield the cells that are measured together, until the budget is spent."""
     for _, together in groupby(cells, key=lambda cell: (cell.problem, cell.configs)):
         if budget.is_spent:
             return
-        problem = list(together)
-        observer.starts(problem[0])
-        yield problem
+        yield list(together)
 
 
 @contextlib.contextmanager

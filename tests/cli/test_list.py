@@ -93,7 +93,7 @@ def test_what_cannot_run_here_is_said_below_the_table(monkeypatch):
 
 def test_sweeps_are_listed_with_their_cells():
     lines = printed("list", "sweeps").splitlines()
-    assert any(line.split()[:2] == ["paper-fig7a", "50"] for line in lines)
+    assert any(line.split()[:2] == ["paper-fig7a", "60"] for line in lines)
 
 
 def test_version():

@@ -2,6 +2,7 @@
 
 import re
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -223,6 +224,28 @@ def test_progress_lines_have_warnings_and_reasons_of_failures(capsys):
         "unsupported",
         "crashed (signal 11)",
     ]
+
+
+def test_progress_of_repeats_counts_measurements_and_says_what_runs(capsys, monkeypatch):
+    clock = SimpleNamespace(now_s=100.0)
+    times = SimpleNamespace(monotonic=lambda: clock.now_s)
+    monkeypatch.setattr("leanbench.cli.progress.time", times)
+    cells = [Cell(AttentionProblem(1, 8, 8, 1024, 64), kernel) for kernel in ("lean", "fa2")]
+    with SweepProgress(2, quiet=False, repeat=3) as progress:
+        for process in (1, 2, 3):
+            clock.now_s += 4.0
+            progress.starts(cells[0], process)
+            for cell in cells if process == 1 else cells[:1]:
+                progress.measured(cell)
+        assert progress._bar.tasks[0].completed == 4
+        progress.finished(cells[0], ended("lean", 10.0))
+        progress.finished(cells[1], ended("fa2", None, status="crashed", reason="signal 11"))
+        task = progress._bar.tasks[0]
+        assert (task.completed, task.total) == (6, 6)
+    # A line every few seconds, from the second problem on.
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("]")[0] for line in lines] == ["[0/2", "[1/2", "[2/2"]
+    assert "2 of 3" in lines[0]
 
 
 def test_a_long_table_is_cut_and_the_conclusion_stands_last(capsys):

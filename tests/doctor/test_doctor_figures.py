@@ -60,6 +60,9 @@ def test_the_bandwidth_is_of_the_fastest_read_as_in_sweeps(machine, monkeypatch,
             (self.variant,) = launches
             timed.append(self.variant)
 
+        def fill(self, sample_ms: float) -> None:
+            """Do nothing: launches have no length."""
+
         def sample_us(self) -> float:
             is_fastest = self.variant == read_floor._VARIANTS[fastest]
             return 1_073_741_824 / (4.66e6 if is_fastest else 3.87e6)

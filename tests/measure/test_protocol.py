@@ -175,9 +175,14 @@ class WrongWith(Right):
         super().__init__()
         self.wrong = wrong
 
-    def spoil(self, inputs: AttentionInputs) -> None:
-        if self.prepared[-1] in self.wrong:
+    def prepare(self, inputs: AttentionInputs, config: TileConfig | None) -> Callable[[], Any]:
+        launch = super().prepare(inputs, config)
+
+        def wrong() -> None:
+            launch()
             inputs.out.mul_(2)
+
+        return Launch(self, wrong) if config in self.wrong else launch
 
 
 def last_that_runs(candidates: dict[object, Callable[[], object]]) -> tuple[object, int]:
@@ -200,8 +205,8 @@ def test_best_is_the_fastest_candidate_that_is_right(gpu, monkeypatch):
     right = WrongWith()
     fields = measure(gpu, right)["right"]
     assert (fields["config"], fields["config_choice"]) == (FASTER.to_dict(), "best of 2")
-    # Each candidate over all three buffers, then the best once more.
-    assert right.prepared == [CONFIG] * 3 + [FASTER] * 6
+    # Each candidate over all three buffers; the best is measured with these launches.
+    assert right.prepared == [CONFIG] * 3 + [FASTER] * 3
     fields = measure(gpu, WrongWith(FASTER))["right"]
     assert (fields["status"], fields["config"]) == ("ok", CONFIG.to_dict())
     assert fields["config_choice"] == "best of 1"

@@ -72,10 +72,13 @@ class FakeReplay:
     made: list[tuple[str, float]]
 
     def __init__(self, launches: Launches, sample_ms: float) -> None:
-        answer: Any = launches[0]()
+        self._answer: Any = launches[0]()
         self.launches = len(launches)
-        self._us = answer["quick" if sample_ms == module.RANKING.sample_ms else "again"]
-        FakeReplay.made.append((answer["name"], sample_ms))
+        self.fill(sample_ms)
+
+    def fill(self, sample_ms: float) -> None:
+        self._us = self._answer["quick" if sample_ms == module.RANKING.sample_ms else "again"]
+        FakeReplay.made.append((self._answer["name"], sample_ms))
 
     def sample_us(self) -> float:
         return self._us

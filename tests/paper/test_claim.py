@@ -95,7 +95,15 @@ def test_baselines_are_the_librarys_and_this_projects():
     assert [baselines.kernels(FASTER) for baselines in BASELINES] == [
         ("flash_decoding", "lean"),
         ("torch_flash", "lean"),
+        (),
         ("fixed_split", "lean"),
+    ]
+    over_flashinfer = replace(FASTER, of="FI")
+    assert [baselines.kernels(over_flashinfer) for baselines in BASELINES] == [
+        (),
+        (),
+        ("flashinfer_best", "lean"),
+        (),
     ]
     assert OWN.others(FASTER) == ("fixed_split",)
     assert OWN.others(replace(FASTER, of="LA", over=None)) == ()

@@ -15,6 +15,7 @@ from leanbench.core.errors import UserError
 from leanbench.records.row import Row
 from leanbench.records.samples import SAMPLES
 from leanbench.report.compare.core import Comparison, compare, counts, group
+from leanbench.report.compare.flips import flips_of
 from leanbench.report.compare.pair import COMPARED, Pair, judge, make_pair
 from leanbench.report.compare.ratios import Margin
 from leanbench.report.compare.sentences import (
@@ -375,6 +376,29 @@ def test_two_kernels_are_slower_and_faster_not_worse_and_better(tmp_path):
     later = written(tmp_path / "later", {(SHORT, "lean"): spread(20.0)})
     words = sentences(compare(f"{run}:lean", f"{later}:lean", margin=MARGIN))
     assert any(line.startswith("Worst regression: lean · ") for line in words)
+
+
+def test_winners_that_change_are_counted_by_medians_and_with_a_level_side(tmp_path):
+    """Four problems on two boards; libraries stand against lean, other kernels do not."""
+
+    def board(libraries_us: list[float]) -> Side:
+        shapes = [problem(1024 * (1 + number)) for number in range(4)]
+        us = {"lean": [10.0] * 4, "cudnn_best": libraries_us, "fa2": [5.0] * 4}
+        timed = [(shape, name, us[name][at]) for at, shape in enumerate(shapes) for name in us]
+        return {(shape, name): spread(latency, step=1e-5) for shape, name, latency in timed}
+
+    # Ahead twice; within a percent; from ahead to behind; behind twice.
+    comparison = compared(tmp_path, board([12.0, 10.05, 11.0, 9.0]), board([12.1, 9.95, 9.0, 9.5]))
+    flips = flips_of(comparison)
+    assert flips is not None
+    assert (flips.baseline, flips.are_libraries, flips.problems) == (("lean",), True, 4)
+    assert (flips.by_median, flips.by_standing) == (2, 1)
+    assert flips.base == {"ahead": 2, "level": 1, "behind": 1}
+    assert flips.new == {"ahead": 1, "level": 1, "behind": 2}
+    of_two = compare(
+        *(f"{side.run.directory}:lean" for side in (comparison.base, comparison.new)), margin=MARGIN
+    )
+    assert flips_of(of_two) is None
 
 
 def test_environment_differences_name_the_fields(tmp_path):

@@ -15,6 +15,7 @@ from leanbench.run.sweep_file import shipped_sweeps
 
 OVER_FA2 = "7a: LA over FA2 at 512k"
 OVER_FD = "abstract: LA over FD at 256k, 56 heads"
+GAP = "13: the gap to FD grows past 128k: LA over FD, 512k over 128k"
 
 
 def value(measured: MeasuredClaim) -> float:
@@ -72,8 +73,7 @@ def test_a_claim_of_one_cell(write_run: WriteRun) -> None:
     assert (energy.words, energy.verdict) == ("1.11x (1.10 to 1.12)", "reversed")
     assert outcomes["13: energy of LA over FD at 512k, 56 heads"].verdict == "holds"
     # An energy is one reading, known to 1%.
-    gap = [*claims_of(write_run(gap_rows(), folder="gap")).values()][-1]
-    assert gap.claim.words.startswith("the gap to FD grows past 128k")
+    gap = claims_of(write_run(gap_rows(), folder="gap"))[GAP]
     assert (gap.words, gap.verdict) == ("1.00x (0.98 to 1.02)", "not resolved")
     lacking = outcomes["7a: LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"]
     assert (lacking.figure, lacking.verdict, lacking.words, lacking.run) == (None, None, "", "")
@@ -106,7 +106,7 @@ def test_occupancy_is_of_sms_if_measured_and_of_schedules_if_predicted(write_run
 
 
 def test_figure_11_takes_a_uniform_batch_for_equal_lengths(write_run: WriteRun) -> None:
-    [claim] = [claim for claim in claims() if claim.figure == "11"]
+    claim = next(claim for claim in claims() if claim.figure == "11")
     uniform = problem(65536, 32, batch=8)
     assert {*claim.problems[0].contexts} == {65536}
     problems = [uniform, *claim.problems[1:]]
@@ -214,7 +214,7 @@ def test_no_claim_mixes_runs(write_run: WriteRun) -> None:
     outcomes = claims_of(old, new)
     assert (value(outcomes[OVER_FA2]), outcomes[OVER_FA2].run) == (3.0, "old")
     # Two of three problems in one run, the third in the other.
-    gap = [*outcomes.values()][-1]
+    gap = outcomes[GAP]
     assert (gap.figure, gap.run) == (None, "")
     assert gap.cell.startswith("has 2 of 3 problems, b1 h56 n131072")
 
@@ -258,6 +258,24 @@ def test_a_claim_is_evaluated_with_each_baseline_that_was_measured(write_run: Wr
     # A claim that was not measured appears once.
     [none] = [outcome for outcome in outcomes if outcome.claim.words == "LA over FA2 at 64 heads"]
     assert (none.baselines.fa2, none.figure) == ("fa2", None)
+
+
+def test_flashinfer_is_judged_beside_the_other_baselines(write_run: WriteRun) -> None:
+    context = {512: 100.0, 256: 50.0, 128: 30.0}
+    rows = [
+        row(problem(k * 1024), name, us, energy_mj=factor * us)
+        for k, us in context.items()
+        for name, factor in (("lean", 1.0), ("flashinfer_best", 1.2 if k == 512 else 1.1))
+    ]
+    outcomes = claims_of(write_run(rows))
+    energy = outcomes["13: energy of LA over FlashInfer at 512k"]
+    assert (value(energy), energy.verdict) == (pytest.approx(1 / 1.2), "holds")
+    assert energy.baselines.others(energy.claim) == ("flashinfer_best",)
+    gap = next(claim for name, claim in outcomes.items() if "the gap to FlashInfer" in name)
+    assert (value(gap), gap.verdict) == (pytest.approx(1.1 / 1.2), "holds")
+    # Nine of the ten contexts are missing.
+    mean = outcomes["7a: LA over FlashInfer, mean of 1k to 512k"]
+    assert (mean.figure, mean.baselines.names) == (None, ("flashinfer_best",))
 
 
 def test_means_are_geometric_and_name_the_arithmetic(write_run: WriteRun) -> None:

@@ -88,11 +88,17 @@ class Workers:
 class Watching:
     def __init__(self, signalled: int | None = None) -> None:
         self.events: list[tuple[str, str, int]] = []
+        #: Process and context of each problem that started.
+        self.started: list[tuple[int, int]] = []
         #: Signal to this process after each row.
         self.signalled = signalled
 
-    def starts(self, cell: Cell) -> None:
+    def starts(self, cell: Cell, process: int = 1) -> None:
+        self.started.append((process, cell.problem.max_context))
         self.events.append(("starts", cell.kernel, cell.problem.max_context))
+
+    def measured(self, cell: Cell) -> None:
+        self.events.append(("measured", cell.kernel, cell.problem.max_context))
 
     def finished(self, cell: Cell, row: Row) -> None:
         assert row.cell == cell.key
@@ -473,20 +479,52 @@ def test_a_failed_kernel_is_not_repeated_and_the_others_are(tmp_path, monkeypatc
     assert (rows["fa2"].status, rows["fa2"].processes) == ("ok", 3)
 
 
-def test_problems_take_turns_and_a_spent_budget_leaves_no_half_of_a_cell(tmp_path, monkeypatch):
+def slow(clock: SimpleNamespace, seconds: float) -> Act:
+    """Return an act that takes this long."""
+
+    def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
+        clock.now_s += seconds
+        return measured(cells)
+
+    return act
+
+
+def test_a_turn_ends_by_time_and_a_problem_has_its_rows_before_the_turn_ends(
+    tmp_path, monkeypatch, clock, heeded_signals
+):
+    # A process takes problems for 30 s: two of 20 s, then the last one.
+    acts = [slow(clock, 20.0)] * 6
+    workers, observer = Workers(*acts), Watching()
+    assert go(tmp_path / "r", monkeypatch, workers, CELLS, observer=observer, repeat=2) == 0
+    assert workers.started == 4
+    first_turn = [(1, 1024), (1, 2048), (2, 1024), (2, 2048)]
+    assert observer.started == [*first_turn, (1, 4096), (2, 4096)]
+    names = [event for event, _, _ in observer.events if event != "starts"]
+    of_problem = ["measured"] * 3 + ["ok"] * 3
+    assert names == [*["measured"] * 6, *of_problem, *of_problem, *["measured"] * 3, *of_problem]
+    assert [row.cell for row in read_rows(tmp_path / "r")] == [cell.key for cell in CELLS]
+
+    # A signal at the first row of the turn leaves whole cells, and the rest is measured later.
+    stopping = Watching(signal.SIGINT)
+    with pytest.raises(Stopped):
+        go(tmp_path / "s", monkeypatch, Workers(*acts), CELLS, observer=stopping, repeat=2)
+    assert [row.processes for row in read_rows(tmp_path / "s")] == [2]
+    resumed = Workers()
+    assert go(tmp_path / "s", monkeypatch, resumed, CELLS, repeat=2) == 0
+    assert [kernels for kernels, _ in resumed.asked][:1] == [KERNELS[1:]]
+    assert sorted(found(tmp_path / "s")) == sorted(well(cell) for cell in CELLS)
+
+
+def test_problems_take_turns_and_a_spent_budget_leaves_no_half_of_a_cell(
+    tmp_path, monkeypatch, clock
+):
     workers = Workers()
     assert go(tmp_path / "run", monkeypatch, workers, CELLS, repeat=2) == 0
     # A process for all problems, then the next one.
     assert workers.started == 2
     assert len(read_rows(tmp_path / "run")) == 9
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-
-    def slow(cells: Sequence[Cell]) -> tuple[Rows, bool]:
-        clock.now += 10
-        return measured(cells)
-
-    workers = Workers(slow, slow, slow, slow)
+    # The first process takes as many problems as both have time for.
+    workers = Workers(*[slow(clock, 10.0)] * 4)
     left = go(tmp_path / "b", monkeypatch, workers, CELLS, repeat=2, limits=Limits(budget_s=35.0))
-    assert left == 9 - len(read_rows(tmp_path / "b"))
-    assert all(row.processes == 2 for row in read_rows(tmp_path / "b"))
+    assert (left, clock.now_s) == (3, 40.0)
+    assert [row.processes for row in read_rows(tmp_path / "b")] == [2] * 6

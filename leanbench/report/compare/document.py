@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from leanbench.report.compare.core import Comparison, Selection, counts, group
+from leanbench.report.compare.flips import flips_of
 from leanbench.report.compare.pair import COMPARED
 from leanbench.report.compare.sentences import (
     HOST,
@@ -139,6 +140,7 @@ def _row(pair: Pair, problem: str, kernels: str) -> list[Words]:
 def json_text(comparison: Comparison) -> str:
     """Render one object: sides, differences of the runs, summary, and every pair."""
     pairs = comparison.pairs
+    flips = flips_of(comparison)
     extremes = {"worst_regression": worst_regression(pairs), "best_gain": best_gain(pairs)}
     content = {
         "base": _side_record(comparison.base),
@@ -164,6 +166,7 @@ def json_text(comparison: Comparison) -> str:
             name: pair and {"cell": pair.label, "ratio": pair.ratio}
             for name, pair in extremes.items()
         },
+        "winners": flips and asdict(flips),
         "only_in_base": list(comparison.only_in_base),
         "only_in_new": list(comparison.only_in_new),
         "pairs": [{**_record(pair), "problem": pair.problem.to_dict()} for pair in pairs],

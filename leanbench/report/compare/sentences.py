@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from leanbench.records.standing import Ratio
 from leanbench.report.compare.core import counts
+from leanbench.report.compare.flips import flips_of
 from leanbench.report.compare.ratios import Ratios, ratios_of
 from leanbench.report.warned import warned
 
@@ -87,6 +88,7 @@ def sentences(comparison: Comparison) -> list[str]:
     """Describe statistics, extremes, cells without a partner, and the method."""
     return [
         *_statistics_lines(comparison),
+        *_winner_lines(comparison),
         *_extreme_lines(comparison),
         *_unpaired_lines(comparison),
         *_method_lines(comparison),
@@ -108,6 +110,22 @@ def _statistics_lines(comparison: Comparison) -> Iterator[str]:
                 f"Not the same{cache}: {_many(changed.problems, 'cell')}, geometric mean"
                 f" {changed.geomean:.4f}x."
             )
+
+
+def _winner_lines(comparison: Comparison) -> Iterator[str]:
+    flips = flips_of(comparison)
+    if flips is None:
+        return
+    own = " or ".join(flips.baseline)
+    rival = "library" if flips.are_libraries else "other kernel"
+    base, new = (
+        ", ".join(f"{count} {name}" for name, count in of.items()) for of in (flips.base, flips.new)
+    )
+    yield (
+        f"{own} against the fastest {rival}, {_many(flips.problems, 'problem')}:"
+        f" {base} in base; {new} in new. From ahead to behind or back: {flips.by_standing}; by the"
+        f" medians alone the winner changes on {flips.by_median}."
+    )
 
 
 def _middle(ratios: Ratios) -> str:

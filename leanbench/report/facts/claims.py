@@ -17,11 +17,12 @@ def claims_section(results: Results) -> Section:
     """Make a table of all claims for each GPU, L2 state and source that has one of them."""
     hint = (
         "LeanAttention (arXiv 2405.10480) on an A100-80GB with FlashAttention 2.5.6: LA is lean,"
-        " FA2 and FD are the kernels in the column “with”. In brackets the 95% interval, from those"
-        " of the medians; of energies and occupancy 1% to either side; of predictions what the"
-        " model's error allows. A figure holds where the interval has it, to the digits that the"
-        " paper gives, and does not have 1; a bound where the interval lies on its side. Reversed:"
-        " the interval lies on the other side of 1 than the claim. Means of ratios are geometric."
+        " FA2, FD and FlashInfer are the kernels in the column “with”. In brackets the 95%"
+        " interval, from those of the medians; of energies and occupancy 1% to either side; of"
+        " predictions what the model's error allows. A figure holds where the interval has it, to"
+        " the digits that the paper gives, and does not have 1; a bound where the interval lies on"
+        " its side. Reversed: the interval lies on the other side of 1 than the claim. Means of"
+        " ratios are geometric."
         " Occupancy is the SM busy share where it was measured (--occupancy), the schedule's"
         " quantisation efficiency in a prediction. The paper does not say which problems its"
         f" samples were: {FEWEST_SAMPLES} or more multi-head problems of a run stand for them,"
@@ -72,7 +73,7 @@ def _counts(claims: Sequence[MeasuredClaim], missing: str) -> str:
     counted = [f"{len(distinct)} claims"]
     for baselines in BASELINES:
         if words := verdict_words(claims, baselines):
-            counted.append(f"with {baselines.fa2} and {baselines.fd} {words}")
+            counted.append(f"with {' and '.join(baselines.names)} {words}")
     without = sum(measured.figure is None for measured in claims)
     return "; ".join([*counted, *([f"{without} {missing}"] if without else [])])
 
