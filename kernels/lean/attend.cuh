@@ -10,18 +10,18 @@
 
 // Four lanes hold a step's row of Q, in the order of `keys_of`: adjacent lanes begin LANE_STEP
 // numbers apart, and a lane's second half is HALF_STEP numbers after its first.
-constexpr int LANE_STEP = KV_DTYPE == 0 ? 2 : 4, HALF_STEP = KV_DTYPE == 0 ? 8 : 2;
+constexpr int LANE_STEP = Build::kv_dtype == 0 ? 2 : 4, HALF_STEP = Build::kv_dtype == 0 ? 8 : 2;
 
 // The query rows of an output tile, as columns of the second operand.
 struct Query {
   u32 fragments[SHARED_QUERY ? 1 : K_STEPS][ROW_BLOCKS][2];
-  const QNumber *base;         // the KV head's query heads
-  int row_offset, all_rows;    // of the output tile; of the KV head
-  int sequence = -1, head;     // FIXED_RUNS: owner of these rows
-  int position;                // ROTARY_DIM: position of the first query token
-  float slopes[ROW_BLOCKS][2];  // ALIBI: slopes of the lane's rows, see State
-  u32 shared_lane;             // SHARED_QUERY: the lane's address
-  float scales[ROW_BLOCKS][2];  // KV_DTYPE: scales of the lane's rows of scores
+  const QNumber *base;          // the KV head's query heads
+  int row_offset, all_rows;     // of the output tile; of the KV head
+  int sequence = -1, head;      // Build::fixed_runs: owner of these rows
+  int position;                 // Build::rotary_dim: position of the first query token
+  float slopes[ROW_BLOCKS][2];  // Build::alibi: slopes of the lane's rows, see State
+  u32 shared_lane;              // SHARED_QUERY: the lane's address
+  float scales[ROW_BLOCKS][2];  // Build::kv_dtype: scales of the lane's rows of scores
 
   // Returns whether the rows differ from the previous ones. Fixed runs of an output tile share
   // them.
@@ -29,45 +29,46 @@ struct Query {
     const HeadTile tile = part.head_tile();
     row_offset = tile.row_offset;
     all_rows = ::all_rows(part.queries.count);
-    base = p.q + (RAGGED_Q ? part.queries.first * (i64)p.stride_q_token
-                           : part.sequence * p.stride_q_batch) +
-           (i64)tile.kv_head * GROUP_SIZE * p.stride_q_head;
-    if (ROTARY_DIM > 0) position = length_of(p, part.sequence);
-    const bool others = !FIXED_RUNS || sequence != part.sequence || head != part.head;
+    base = p.q +
+           (Build::ragged_q ? part.queries.first * (i64)p.stride_q_token
+                            : part.sequence * p.stride_q_batch) +
+           (i64)tile.kv_head * Build::group_size * p.stride_q_head;
+    if (Build::rotary_dim > 0) position = length_of(p, part.sequence);
+    const bool others = !Build::fixed_runs || sequence != part.sequence || head != part.head;
     sequence = part.sequence, head = part.head;
     return others;
   }
 
   __device__ __forceinline__ void load_slopes(const Params &p, const Position &part, int lane) {
     const float *of_heads = p.alibi_slopes + part.sequence * p.stride_slopes_batch +
-                            part.head_tile().kv_head * GROUP_SIZE;
+                            part.head_tile().kv_head * Build::group_size;
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int j = 0; j < 2; j++)
-        slopes[rows][j] =
-            __ldg(of_heads + (row_offset + rows * BLOCK_ROWS + lane % 4 * 2 + j) % GROUP_SIZE);
+        slopes[rows][j] = __ldg(of_heads + (row_offset + rows * BLOCK_ROWS + lane % 4 * 2 + j) %
+                                               Build::group_size);
   }
 
   // Loads two numbers as operands, except for `divide_row`.
   __device__ __forceinline__ static u32 two_numbers(const QNumber *at) {
-    if (Q_DTYPE == 0) return __ldg(reinterpret_cast<const u32 *>(at));
-    return to_fp16<Q_DTYPE>(__ldg(reinterpret_cast<const unsigned short *>(at)), 0, 1);
+    if (Build::q_dtype == 0) return __ldg(reinterpret_cast<const u32 *>(at));
+    return to_fp16<Build::q_dtype>(__ldg(reinterpret_cast<const unsigned short *>(at)), 0, 1);
   }
 
   __device__ __forceinline__ const QNumber *row_of(const Params &p, int row) const {
-    return base + (i64)(row / GROUP_SIZE) * p.stride_q_token +
-           (i64)(row % GROUP_SIZE) * p.stride_q_head;
+    return base + (i64)(row / Build::group_size) * p.stride_q_token +
+           (i64)(row % Build::group_size) * p.stride_q_head;
   }
 
   __device__ __forceinline__ Angles angles_of(const Params &p, int row) const {
     Angles angles;
-    angles.enter(p, position + row / GROUP_SIZE * p.rotary_step);
+    angles.enter(p, position + row / Build::group_size * p.rotary_step);
     return angles;
   }
 
   __device__ __forceinline__ float scale(const Params &p, int rows, int j) const {
-    return KV_DTYPE == 0 ? p.qk_scale : scales[rows][j];
+    return Build::kv_dtype == 0 ? p.qk_scale : scales[rows][j];
   }
 
   __device__ __forceinline__ void load(const Params &p, const Position &part, int lane) {
@@ -80,14 +81,13 @@ struct Query {
       for (int step = 0; step < K_STEPS; step++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-          fragments[step][rows][half] =
-              valid && step * 16 + half * 8 < HEAD_DIM
-                  ? two_numbers(at + step * 16 + half * HALF_STEP)
-                  : 0;
+          fragments[step][rows][half] = valid && step * 16 + half * 8 < Build::head_dim
+                                            ? two_numbers(at + step * 16 + half * HALF_STEP)
+                                            : 0;
     }
-    if (KV_DTYPE == 0) return;
+    if (Build::kv_dtype == 0) return;
     const float first = descaled(p, part, 0);
-    const float second = HEADS_OF_ROW > 1 ? descaled(p, part, 1) : first;
+    const float second = Build::heads_of_row > 1 ? descaled(p, part, 1) : first;
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
       const float scale = rows < HEAD_BLOCKS ? first : second;
@@ -108,10 +108,10 @@ struct Query {
         ldmatrix_x2(fragments[step][rows], shared_lane + 2 * (rows * 8 * QUERY_ROW + step * 16));
   }
 
-  // KV_DTYPE: returns the factor of scores for rows of a row's KV head `head`.
+  // Build::kv_dtype: returns the factor of scores for rows of a row's KV head `head`.
   __device__ __forceinline__ static float descaled(const Params &p, const Position &part,
                                                    int head) {
-    const int kv_head = part.head_tile().kv_head * HEADS_OF_ROW + head;
+    const int kv_head = part.head_tile().kv_head * Build::heads_of_row + head;
     return p.qk_scale * KV_UNIT * Q_UNIT * scale_of(p.q_descale, part.sequence, kv_head) *
            scale_of(p.k_descale, part.sequence, kv_head);
   }
@@ -136,18 +136,18 @@ struct Query {
     float *units = reinterpret_cast<float *>(shared + UNITS_AT);
     if (DIVIDED_QUERY) load_units(p, units);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < ROWS * (2 * K_STEPS); i += THREADS) {
+    for (int i = threadIdx.x; i < Build::rows * (2 * K_STEPS); i += THREADS) {
       const int within = i / (2 * K_STEPS), column = i % (2 * K_STEPS) * 8,
                 row = row_offset + within;
       u32 words[4] = {0, 0, 0, 0};
-      if (row < all_rows && (HEAD_DIM % 16 == 0 || column < HEAD_DIM)) {
+      if (row < all_rows && (Build::head_dim % 16 == 0 || column < Build::head_dim)) {
         const QNumber *at = row_of(p, row) + column;
 #pragma unroll
         for (int word = 0; word < 4; word++)
           words[word] = turned(angles_of(p, row), two_numbers(at + 2 * word), at + 2 * word,
                                column + 2 * word);
       }
-      if (KV_DTYPE == 0) {
+      if (Build::kv_dtype == 0) {
         *reinterpret_cast<uint4 *>(shared + QUERY_AT + 2 * (within * QUERY_ROW + column)) =
             make_uint4(words[0], words[1], words[2], words[3]);
       } else {
@@ -166,10 +166,10 @@ struct Query {
   // Stores the units of all rows, a row per warp. Called by all threads.
   __device__ __forceinline__ void load_units(const Params &p, float *units) const {
     const int lane = threadIdx.x % 32;
-    for (int within = threadIdx.x / 32; within < ROWS; within += WARPS) {
+    for (int within = threadIdx.x / 32; within < Build::rows; within += Build::warps) {
       const int row = row_offset + within;
       u32 largest = 0;
-      for (int pair = lane; row < all_rows && pair < HEAD_DIM / 2; pair += 32)
+      for (int pair = lane; row < all_rows && pair < Build::head_dim / 2; pair += 32)
         largest = larger(largest, two_numbers(row_of(p, row) + 2 * pair));
 #pragma unroll
       for (int step = 1; step < 32; step *= 2)
@@ -179,12 +179,12 @@ struct Query {
     __syncthreads();
   }
 
-  // KV_DTYPE: called after `load_shared` and a barrier.
+  // Build::kv_dtype: called after `load_shared` and a barrier.
   __device__ __forceinline__ void load_scales(const Params &p, const Position &part,
                                               const unsigned char *shared, int lane) {
     const float *units = reinterpret_cast<const float *>(shared + UNITS_AT);
     const float first = descaled(p, part, 0);
-    const float second = HEADS_OF_ROW > 1 ? descaled(p, part, 1) : first;
+    const float second = Build::heads_of_row > 1 ? descaled(p, part, 1) : first;
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
       const float scale = rows < HEAD_BLOCKS ? first : second;
@@ -203,8 +203,8 @@ struct Query {
   }
 };
 
-// PAGE_SCALES: reads the scales of the lane's tokens of a chunk. `at` is the scale of K's first
-// page; V's are 4 bytes further.
+// Build::page_scales: reads the scales of the lane's tokens of a chunk. `at` is the scale of K's
+// first page; V's are 4 bytes further.
 __device__ __forceinline__ void load_scales(float (&scales)[TOKEN_BLOCKS][2], u32 at, int lane) {
 #pragma unroll
   for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) {
@@ -220,13 +220,13 @@ __device__ __forceinline__ void load_scales(float (&scales)[TOKEN_BLOCKS][2], u3
 // `pair` and `pair` + 1 of each block of 8 rows.
 struct State {
   float o[V_STEPS][ROW_BLOCKS][4];  // O^T: 16 columns of head_dim per step
-  float m[ROW_BLOCKS][2];         // the reference of weights, in units of log2
-  float l[ROW_BLOCKS][2];         // this lane's sum of weights
-  float unit;                     // PAGE_SCALES: pending factor of `o`, a power of two
-  float v_scales[TOKEN_BLOCKS][2];  // PAGE_SCALES: scales of the lane's tokens over `unit`
+  float m[ROW_BLOCKS][2];           // the reference of weights, in units of log2
+  float l[ROW_BLOCKS][2];           // this lane's sum of weights
+  float unit;                       // Build::page_scales: pending factor of `o`, a power of two
+  float v_scales[TOKEN_BLOCKS][2];  // Build::page_scales: scales of the lane's tokens over `unit`
 
   __device__ __forceinline__ void reset() {
-    if (PAGE_SCALES) unit = unit_above(0.0f);
+    if (Build::page_scales) unit = unit_above(0.0f);
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
 #pragma unroll
@@ -271,8 +271,8 @@ struct State {
       }
   }
 
-  // PAGE_SCALES: reads scales of values and divides them by the unit. A scale above it moves the
-  // unit, so weights times the quotients stay within fp16.
+  // Build::page_scales: reads scales of values and divides them by the unit. A scale above it moves
+  // the unit, so weights times the quotients stay within fp16.
   __device__ __forceinline__ void take_scales(u32 page_scales, int lane) {
     load_scales(v_scales, page_scales + 4, lane);
     float top = 0.0f;
@@ -295,7 +295,8 @@ struct State {
     for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) v_scales[i / 2][i % 2] *= by;
   }
 
-  // Turns scores into weights, as fragments of the second operand; PAGE_SCALES: times the scales.
+  // Turns scores into weights, as fragments of the second operand; Build::page_scales: times the
+  // scales.
   __device__ __forceinline__ void weigh(const float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
                                         u32 (&weights)[TOKEN_BLOCKS][ROW_BLOCKS][2]) {
 #pragma unroll
@@ -309,7 +310,7 @@ struct State {
           const float y = ex2_approx_ftz(__fsub_rn(s[block][rows][2 * half + 1], m[rows][1]));
           l[rows][0] += x;
           l[rows][1] += y;
-          const float by = PAGE_SCALES ? v_scales[block][half] : 1.0f;
+          const float by = Build::page_scales ? v_scales[block][half] : 1.0f;
           weights[block][rows][half] = movmatrix_trans(cvt_rn_x2<BF16_OPERANDS>(x * by, y * by));
         }
   }
@@ -319,8 +320,9 @@ struct State {
   __device__ __forceinline__ void store(float *scratch, float2 *logs, int warp, int lane,
                                         float v_scale, float second_v_scale) const {
     // Columns of a lane's rows of O^T, in the order of `values_of`.
-    constexpr int LANE_COLUMNS = KV_DTYPE == 0 ? 1 : 2, SECOND = KV_DTYPE == 0 ? 8 : 1;
-    if (PAGE_SCALES) v_scale *= unit;
+    constexpr int LANE_COLUMNS = Build::kv_dtype == 0 ? 1 : 2,
+                  SECOND = Build::kv_dtype == 0 ? 8 : 1;
+    if (Build::page_scales) v_scale *= unit;
     const int pair = lane % 4 * 2;
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
@@ -331,15 +333,16 @@ struct State {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
         // The scales of an empty sequence can be NaN.
-        if (KV_DTYPE != 0 && sum == 0.0f) scale = 0.0f;
-        if (lane < 4 && in_block(pair + j)) logs[warp * ROWS + row] = make_float2(m[rows][j], sum);
+        if (Build::kv_dtype != 0 && sum == 0.0f) scale = 0.0f;
+        if (lane < 4 && in_block(pair + j))
+          logs[warp * Build::rows + row] = make_float2(m[rows][j], sum);
         if (row < ROW_COUNT && in_block(pair + j))
 #pragma unroll
           for (int step = 0; step < V_STEPS; step++) {
             float *to = scratch + warp * SCRATCH_WARP + row * SCRATCH_ROW + step * 16 +
                         lane / 4 * LANE_COLUMNS;
             to[0] = o[step][rows][j] * scale;
-            if (step * 16 + 8 < V_HEAD_DIM) to[SECOND] = o[step][rows][j + 2] * scale;
+            if (step * 16 + 8 < Build::v_head_dim) to[SECOND] = o[step][rows][j + 2] * scale;
           }
       }
   }
@@ -352,11 +355,11 @@ __device__ __forceinline__ u32 load_address(u32 lane_at, int load, int block, u3
   constexpr int COLUMN_LOADS = COLUMN_BYTES / 32;
   if (SHIFTED_ROWS) {
     lane_at ^= odd << 6;
-    if (load % COLUMN_LOADS >= 2) lane_at += odd * (CHUNK * COLUMN_BYTES);
+    if (load % COLUMN_LOADS >= 2) lane_at += odd * (Build::chunk * COLUMN_BYTES);
   }
   if (WHOLE_ROWS) return lane_at + 32 * load + block * (16 * COLUMN_BYTES);
   return (lane_at ^ (load % COLUMN_LOADS << 5)) +
-         load / COLUMN_LOADS * (CHUNK * COLUMN_BYTES) + block * (16 * COLUMN_BYTES);
+         load / COLUMN_LOADS * (Build::chunk * COLUMN_BYTES) + block * (16 * COLUMN_BYTES);
 }
 
 __device__ __forceinline__ u32 k_address(u32 stage, int lane, int load, int block, u32 odd) {
@@ -397,7 +400,7 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
 #pragma unroll
     for (int block = 0; block < TOKEN_BLOCKS; block++) {
 #pragma unroll
-      for (int head = 0; head < HEADS_OF_ROW; head++) {
+      for (int head = 0; head < Build::heads_of_row; head++) {
         u32 loaded[4];
         ldmatrix_x4(loaded, k_address(stage, lane, head * K_LOADS + load, block, odd));
 #pragma unroll
@@ -415,7 +418,7 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
     }
   }
   float k_scales[TOKEN_BLOCKS][2];
-  if (PAGE_SCALES) load_scales(k_scales, page_scales, lane);
+  if (Build::page_scales) load_scales(k_scales, page_scales, lane);
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
@@ -423,7 +426,7 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         float scale = query.scale(p, rows, i % 2);
-        if (PAGE_SCALES) scale *= k_scales[block][i / 2];
+        if (Build::page_scales) scale *= k_scales[block][i / 2];
         s[block][rows][i] = chains[0][block][rows][i] * scale;
         if (CHAINS > 1) s[block][rows][i] += chains[CHAINS - 1][block][rows][i] * scale;
       }
@@ -431,14 +434,13 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
 
 // The query token of the lane's row `j` of a block, and a token of the lane in the chunk.
 __device__ __forceinline__ int query_of(const Query &query, int rows, int j, int lane) {
-  return (query.row_offset + rows * BLOCK_ROWS + lane % 4 * 2 + j) / GROUP_SIZE;
+  return (query.row_offset + rows * BLOCK_ROWS + lane % 4 * 2 + j) / Build::group_size;
 }
 
 // Soft cap. The scores arrive multiplied by 2 log2(e) / softcap, so that 2^s is e^2x of tanh(x) = 1
 // - 2 / (1 + e^2x). ex2 and rcp are accurate to some 2^-22, tanh.approx only to 2^-11, which is too
 // coarse for a cap of 50.
-__device__ __forceinline__ void cap_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
-                                           float softcap) {
+__device__ __forceinline__ void cap_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4], float softcap) {
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
@@ -461,7 +463,8 @@ __device__ __forceinline__ void slope_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const float own = Q_LEN == 1 ? 0.0f : __int2float_rz(query_of(query, rows, i % 2, lane));
+        const float own =
+            Build::q_len == 1 ? 0.0f : __int2float_rz(query_of(query, rows, i % 2, lane));
         const float distance = fabsf(ahead + (block * 16 + i / 2 * 8) - own);
         s[block][rows][i] -= query.slopes[rows][i % 2] * (distance * LOG2_E);
       }
@@ -480,10 +483,10 @@ __device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS]
       for (int i = 0; i < 4; i++) {
         const int at = token + block * 16 + lane / 4 + i / 2 * 8;
         const int own = part.tokens - part.queries.count + query_of(query, rows, i % 2, lane);
-        const int seen = own + 1 + WINDOW_RIGHT * p.window_right;
-        int end = Q_LEN == 1 ? part.tokens : min(part.tokens, seen);
-        int first = WINDOW_LEFT ? max(part.leftpad, own - p.window_left) : part.leftpad;
-        if (ATTENTION_CHUNK) {
+        const int seen = own + 1 + Build::window_right * p.window_right;
+        int end = Build::q_len == 1 ? part.tokens : min(part.tokens, seen);
+        int first = Build::window_left ? max(part.leftpad, own - p.window_left) : part.leftpad;
+        if (Build::attention_chunk) {
           const int chunk = chunk_start(p, part.leftpad, own);
           first = max(first, chunk), end = min(end, chunk + p.attention_chunk);
         }
@@ -500,58 +503,58 @@ __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int l
   const u32 lane_at = stage + V_AT + 16 * lane;  // 16 bytes per lane
   if (WHOLE_ROWS) {
 #pragma unroll
-    for (int piece = 0; piece < CHUNK * COLUMN_PIECES; piece += 32)
+    for (int piece = 0; piece < Build::chunk * COLUMN_PIECES; piece += 32)
       if (outside((piece + lane) / COLUMN_PIECES)) st_shared_v4(lane_at + 16 * piece, 0);
   } else {
     constexpr int ROWS_AT_ONCE = 32 / COLUMN_PIECES;
 #pragma unroll
-    for (int row = 0; row < CHUNK; row += ROWS_AT_ONCE)
+    for (int row = 0; row < Build::chunk; row += ROWS_AT_ONCE)
       if (outside(row + lane / COLUMN_PIECES)) {
 #pragma unroll
         for (int column = 0; column < V_COLUMNS; column++)
-          st_shared_v4(lane_at + (column * CHUNK + row) * COLUMN_BYTES, 0);
+          st_shared_v4(lane_at + (column * Build::chunk + row) * COLUMN_BYTES, 0);
       }
   }
-  if (BULK) fence_proxy_async_shared_cta();
+  if (Build::bulk) fence_proxy_async_shared_cta();
   __syncwarp();
 }
 
-// Attends to the part's next chunk, after its arrival. PAGE_SCALES: its pages' scales are at
+// Attends to the part's next chunk, after its arrival. Build::page_scales: its pages' scales are at
 // `page_scales`.
 __device__ __forceinline__ void attend_chunk(State &state, const Params &p, const Query &query,
                                              u32 stage, u32 page_scales, const Position &part,
                                              int lane) {
-  const int token = part.token + part.chunk * CHUNK, tokens = part.tokens;
+  const int token = part.token + part.chunk * Build::chunk, tokens = part.tokens;
   // Masking starts at the first token that some row of the output tile does not see.
-  const int first_query = Q_LEN > 0 ? 0 : query.row_offset / GROUP_SIZE;
-  bool masked = token + CHUNK > tokens - (part.queries.count - 1) + first_query;
-  if (MASKED_STARTS) masked |= token < part.first_seen(p, query.row_offset + ROWS - 1);
+  const int first_query = Build::q_len > 0 ? 0 : query.row_offset / Build::group_size;
+  bool masked = token + Build::chunk > tokens - (part.queries.count - 1) + first_query;
+  if (MASKED_STARTS) masked |= token < part.first_seen(p, query.row_offset + Build::rows - 1);
   if (masked) zero_values(stage, part.first_seen(p, 0) - token, tokens - token, lane);
   float s[TOKEN_BLOCKS][ROW_BLOCKS][4];
   const u32 odd = SHIFTED_ROWS ? part.head_tile().kv_head % 2 : 0;
   compute_scores(s, p, query, stage, page_scales, lane, odd);
   // The first values wait in registers while the weights are computed.
-  u32 early[EARLY_LOADS > 0 ? HEADS_OF_ROW * EARLY_LOADS : 1][4];
+  u32 early[EARLY_LOADS > 0 ? Build::heads_of_row * EARLY_LOADS : 1][4];
 #pragma unroll
-  for (int load = 0; load < HEADS_OF_ROW * EARLY_LOADS; load++)
+  for (int load = 0; load < Build::heads_of_row * EARLY_LOADS; load++)
     ldmatrix_x4_trans(early[load], v_address(stage, lane, load, 0, odd));
-  if (SOFTCAP) cap_scores(s, p.softcap);
-  if (ALIBI) slope_scores(s, query, part, token, lane);
+  if (Build::softcap) cap_scores(s, p.softcap);
+  if (Build::alibi) slope_scores(s, query, part, token, lane);
   if (masked) mask_scores(s, p, query, part, token, lane);
-  if (PAGE_SCALES) state.take_scales(page_scales, lane);
+  if (Build::page_scales) state.take_scales(page_scales, lane);
   state.rescale(s);
   u32 weights[TOKEN_BLOCKS][ROW_BLOCKS][2];
   state.weigh(s, weights);
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
-    for (int load = 0; load < HEADS_OF_ROW * V_LOADS; load++) {
+    for (int load = 0; load < Build::heads_of_row * V_LOADS; load++) {
       const int head = load / V_LOADS;
       u32 loaded[4];
-      if (block == 0 && load < HEADS_OF_ROW * EARLY_LOADS) {
+      if (block == 0 && load < Build::heads_of_row * EARLY_LOADS) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
-          loaded[i] = early[load < HEADS_OF_ROW * EARLY_LOADS ? load : 0][i];
+          loaded[i] = early[load < Build::heads_of_row * EARLY_LOADS ? load : 0][i];
       } else {
         ldmatrix_x4_trans(loaded, v_address(stage, lane, load, block, odd));
       }

@@ -28,7 +28,7 @@ BULK_TOKENS = 16
 #: Maximum query tokens of a sequence that are a parameter of the build. Larger numbers are a
 #: parameter of the launch.
 MOST_BUILT_Q_LEN = 16
-#: Dtypes, indexed by the values of KV_DTYPE and Q_DTYPE in build.cuh.
+#: Dtypes, indexed by the values of `Build::kv_dtype` and `Build::q_dtype`.
 FP8_NUMBERS = (SAME, *FP8_DTYPES)
 #: Shared memory of every CTA reserved by the system.
 _SYSTEM_SHARED_BYTES = 1024
@@ -118,7 +118,7 @@ def takes_warpgroups(problem: AttentionProblem) -> bool:
 
 
 def takes_head_pairs(problem: AttentionProblem) -> bool:
-    """Return True if rows of two KV heads can be copied as one: HEADS_OF_ROW in build.cuh.
+    """Return True if rows of two KV heads can be copied as one: `Build::heads_of_row`.
 
     They are adjacent in a token-major cache. Appended tokens and page scales belong to a single KV
     head, so neither is supported. GPUs that share sequences are not supported either.
@@ -242,7 +242,7 @@ class CudaBuild:
         return build.of_head_pairs() if pairs else build
 
     def of_head_pairs(self) -> CudaBuild:
-        """Return the build for two KV heads with rows copied as one: HEADS_OF_ROW in build.cuh.
+        """Return the build for two KV heads with rows copied as one: `Build::heads_of_row`.
 
         Raises:
             DoesNotFit: these heads are unsupported.
@@ -395,11 +395,20 @@ class CudaBuild:
                 f" {capability[0]}.{capability[1]}: choose copy async and cluster_size 1"
             )
         self._check_pages()
-        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
-            "PARAMS_BYTES": PAGE_SCALES_PARAMS_BYTES if self.page_scales else PARAMS_BYTES
-        }
-        named = tuple(sorted(defines.items()))
-        return CudaSource(_text("lean.cu"), ENTRY, named, capability, _FOLDER)
+        return CudaSource(_text("lean.cu"), ENTRY, self.defines(), capability, _FOLDER)
+
+    def defines(self, **further: int) -> tuple[tuple[str, int], ...]:
+        """Return the macros of `Build` in build.cuh, sorted: fields, sizes and further ones."""
+        values = (
+            asdict(self)
+            | further
+            | {
+                "params_bytes": PAGE_SCALES_PARAMS_BYTES if self.page_scales else PARAMS_BYTES,
+                "partial_bytes": self.partial_bytes,
+                "shared_bytes": self.shared_bytes,
+            }
+        )
+        return tuple(sorted((name.upper(), int(value)) for name, value in values.items()))
 
     def _check_pages(self) -> None:
         """Raise DoesNotFit if bulk copies would cross a page."""
@@ -464,13 +473,7 @@ class ManyRowsBuild(CudaBuild):
                 f"lean_cuda merges pairs of CTAs with tile_rows {self.rows} in {sums} bytes of its"
                 f" stages, {self.stages} of {self.chunk} tokens have {ring}: choose more num_stages"
             )
-        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
-            "PARAMS_BYTES": PARAMS_BYTES,
-            "PARTIAL_BYTES": self.partial_bytes,
-            "SHARED_BYTES": self.shared_bytes,
-        }
-        named = tuple(sorted(defines.items()))
-        return CudaSource(_text("many_rows.cu"), self.entry, named, capability, _FOLDER)
+        return CudaSource(_text("many_rows.cu"), self.entry, self.defines(), capability, _FOLDER)
 
 
 @cache

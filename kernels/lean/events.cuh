@@ -5,28 +5,29 @@
 
 constexpr int BEGIN = 0, TILES = 1, REDUCTION = 3;
 
-// Activities of the CTA with their times, stored by one thread. With MAX_EVENTS 0, no code remains.
+// Activities of the CTA with their times, stored by one thread. With Build::max_events 0, no code
+// remains.
 struct Events {
   u64 *row;
   int count;
 
   __device__ __forceinline__ void start(const Params &p) {
-    if (MAX_EVENTS == 0) return;
-    row = p.events + (u64)blockIdx.x * (4 + 2 * MAX_EVENTS);
+    if (Build::max_events == 0) return;
+    row = p.events + (u64)blockIdx.x * (4 + 2 * Build::max_events);
     count = 0;
     const u32 sm = smid();
     if (threadIdx.x == 0) row[0] = globaltimer(), row[2] = sm;
   }
 
   __device__ __forceinline__ void record(int kind, int output_tile) {
-    if (MAX_EVENTS == 0) return;
+    if (Build::max_events == 0) return;
     __syncthreads();
     store(kind, output_tile);
   }
 
   // Called once all participating threads have arrived.
   __device__ __forceinline__ void store(int kind, int output_tile) {
-    if (threadIdx.x == 0 && count < MAX_EVENTS) {
+    if (threadIdx.x == 0 && count < Build::max_events) {
       row[4 + 2 * count] = (u64)kind << 32 | (u32)output_tile;
       row[5 + 2 * count] = globaltimer();
     }
@@ -34,7 +35,7 @@ struct Events {
   }
 
   __device__ __forceinline__ void end() {
-    if (MAX_EVENTS == 0) return;
+    if (Build::max_events == 0) return;
     __syncthreads();
     if (threadIdx.x == 0) row[1] = globaltimer(), row[3] = count;
   }

@@ -42,8 +42,8 @@ struct Kept {
   __device__ __forceinline__ void visit(const Params &p, int lane, bool writes) {
     int place = 32;
     if (p.cache_seqlens) place = visit(p.cache_seqlens, p.batch, place, lane, writes);
-    if (LEFTPAD) place = visit(p.cache_leftpad, p.batch, place, lane, writes);
-    if (RAGGED_Q) visit(p.cu_seqlens_q, p.batch + 1, place, lane, writes);
+    if (Build::leftpad) place = visit(p.cache_leftpad, p.batch, place, lane, writes);
+    if (Build::ragged_q) visit(p.cu_seqlens_q, p.batch + 1, place, lane, writes);
   }
 
   __device__ __forceinline__ int visit(const int *array, int count, int place, int lane,
@@ -85,7 +85,7 @@ struct Kept {
   // Sets this lane's number of a range that was found.
   __device__ __forceinline__ void pack(const WorkRange &range, const Position &start, bool works,
                                        int lane) {
-    const bool splits = !FIXED_RUNS && range.longest > 0;
+    const bool splits = !Build::fixed_runs && range.longest > 0;
     const int numbers[KEPT_CONTEXT] = {
         range.longest,
         range.slot,
@@ -122,7 +122,7 @@ struct Kept {
     const int last = numbers[8];
     range.longest = first.x, range.slot = first.y, range.end = first.z;
     start.sequence = first.w, start.at = second.x;
-    const bool splits = !FIXED_RUNS && range.longest > 0;
+    const bool splits = !Build::fixed_runs && range.longest > 0;
     range.splits = range.share = second.y, range.split = range.longer = second.z;
     start.head = start.sequence_start = second.w;
     start.first = last;
@@ -131,8 +131,8 @@ struct Kept {
   }
 };
 
-// Finds the CTA's range as WorkRange::find does. One warp reads a kept one for all. If there is none,
-// all warps search, because what takes time is the instructions' way to the SM.
+// Finds the CTA's range as WorkRange::find does. One warp reads a kept one for all. If there is
+// none, all warps search, because what takes time is the instructions' way to the SM.
 struct RangeFinder {
   Kept kept;
   bool searched;

@@ -1,7 +1,7 @@
 // LeanAttention in CUDA C++: stream-K over LeanTiles and the reduction, in one launch.
 //
 // Compiled at run time; build.cuh has the parameters of a build. Each warp has a private ring of
-// STAGES chunks. It walks every RANGE_WARPS-th chunk of the work range with its own running
+// Build::stages chunks. It walks every RANGE_WARPS-th chunk of the work range with its own running
 // softmax. Warps meet only at the end of an output tile. A single warp can process a short output
 // tile.
 //
@@ -18,13 +18,13 @@
 #include "reduce.cuh"
 #include "schedule.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
+extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     lean(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32, warp_number = threadIdx.x / 32;
   Events events;
   events.start(p);
-  const int rank = CLUSTER > 1 ? cluster_ctarank() : 0;
+  const int rank = Build::cluster > 1 ? cluster_ctarank() : 0;
   RangeFinder finder;
   if (FIRST_INITIALIZING == 1) finder.start(p, lane);
   Warp warp;
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   exchange.start(p);
 #endif
   bool guessed = false;
-  if (BULK && CLUSTER > 1) {
+  if (Build::bulk && Build::cluster > 1) {
     guessed = range.guess(p, warp.range_warp, ring.next);
     if (guessed) ring.copy_guess(p, warp);
   }
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   query.shared_lane =
       shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
   bool first_part = true, fresh = true;  // fresh: the query rows are yet to be loaded
-  bool exchanged = false;  // CLUSTER: its CTAs have read each other's partials
+  bool exchanged = false;                // Build::cluster: its CTAs have read each other's partials
   while (true) {
     // Copies do not depend on the part's other values, so they start before those are read.
     if (SCRATCH_OVER_RING || first_part) ring.fill(p, warp, range.end);
@@ -72,21 +72,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     state.reset();
     fresh |= query.enter_part(p, part);
     Append append;
-    if (APPEND) append.enter_part(p, part, lane);
-    if (ALIBI) query.load_slopes(p, part, lane);
-    const u32 sink = SINKS ? load_sink(p, part) : 0;
+    if (Build::append) append.enter_part(p, part, lane);
+    if (Build::alibi) query.load_slopes(p, part, lane);
+    const u32 sink = Build::sinks ? load_sink(p, part) : 0;
     Splits splits;
     splits.find(p, part, range);
     // Read early, used at the end of the part.
     const u32 replays = splits.count > 1 ? __ldg(p.replays) : 0;
     const float v_scale = v_scale_of(p, part, 0);
-    const float second_v_scale = HEADS_OF_ROW > 1 ? v_scale_of(p, part, 1) : 1.0f;
+    const float second_v_scale = Build::heads_of_row > 1 ? v_scale_of(p, part, 1) : 1.0f;
     while (true) {
       if (STAGED_QUERY && fresh && !part.is_rest) {
         if (SHARED_QUERY && !first_part) __syncthreads();  // the previous part has been computed
         query.load_shared(p, shared);
         __syncthreads();
-        if (SHARED_QUERY && KV_DTYPE != 0) query.load_scales(p, part, shared, lane);
+        if (SHARED_QUERY && Build::kv_dtype != 0) query.load_scales(p, part, shared, lane);
         if (!SHARED_QUERY) query.load_staged();
         fresh = false;
       }
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         query.load(p, part, lane);
         fresh = false;
       }
-      const bool appends = APPEND && append.starts(p, part, lane);
+      const bool appends = Build::append && append.starts(p, part, lane);
       const u32 stage = ring.wait(warp);
       if (appends) append.write_chunk(p, part, stage, lane);
       u32 scales = 0;
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       // The ring, or the previous part, has been read.
       if (SCRATCH_OVER_RING || !first_part) __syncthreads();
       state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT, second_v_scale * KV_UNIT);
-      if (SINKS && threadIdx.x < ROWS)
+      if (Build::sinks && threadIdx.x < Build::rows)
         reinterpret_cast<u32 *>(shared + SINKS_AT)[threadIdx.x] = sink;
 #if PEERS
       if (first_part) exchange.publish(p, *reinterpret_cast<PeerPlaces *>(shared + PEERS_AT));
@@ -124,10 +124,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #endif
       __syncthreads();
       // Values for a reduction arrive during it and count as part of it.
-      const bool reduces = CLUSTER > 1 || (part.first == 0 && splits.count > 1);
+      const bool reduces = Build::cluster > 1 || (part.first == 0 && splits.count > 1);
       if (reduces) events.record(TILES, output_tile);
-      const int slot = FIXED_RUNS ? part.at : range.slot;
-      if (WRITES_ALONE && __builtin_expect(part.chunks <= WARPS && splits.count == 1, 0)) {
+      const int slot = Build::fixed_runs ? part.at : range.slot;
+      if (WRITES_ALONE && __builtin_expect(part.chunks <= Build::warps && splits.count == 1, 0)) {
         if (rank == 0) write_alone(p, part, shared);
       } else {
         reduce_part(p, part, splits, slot, rank, shared, !exchanged, p.epoch + replays);
@@ -150,9 +150,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     if (PACKS && is_shared && part.packed) __syncthreads();  // the scratch has been read
     if (SCRATCH_OVER_RING) {
       __syncthreads();  // the states have been read
-      if (BULK) fence_proxy_async_shared_cta();
+      if (Build::bulk) fence_proxy_async_shared_cta();
       ring.next = part;
-      ring.empty_stages = STAGES;
+      ring.empty_stages = Build::stages;
     }
   }
 #if PEERS
@@ -161,6 +161,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   if (exchange.count > 0) events.record(REDUCTION, exchange.first);
 #endif
   // No peer still reads this CTA's shared memory.
-  if (CLUSTER > 1 && exchanged) barrier_cluster_wait();
+  if (Build::cluster > 1 && exchanged) barrier_cluster_wait();
   events.end();
 }

@@ -1,4 +1,4 @@
-// RAGGED: LeanTiles of all sequences from their lengths on the device, by a whole warp.
+// Build::ragged: LeanTiles of all sequences from their lengths on the device, by a whole warp.
 #pragma once
 #include "params.cuh"
 #include "ptx.cuh"
@@ -9,10 +9,10 @@ __device__ __forceinline__ int split_count(int tiles, int longest) {
   return divide(tiles + longest - 1, longest);
 }
 
-// RAGGED: LeanTiles of one KV head's row tile, held by a whole warp.
+// Build::ragged: LeanTiles of one KV head's row tile, held by a whole warp.
 struct Lengths {
   int own_tiles;     // of sequence `lane`; 0: none, or without query tokens
-  int sum, most;     // of all sequences (RAGGED_Q: of all their row tiles); of the longest
+  int sum, most;     // of all sequences (Build::ragged_q: of all their row tiles); of the longest
   int output_tiles;  // of all sequences
   int longer_than_one;  // PACKS: sequences of more than a LeanTile
 
@@ -20,14 +20,14 @@ struct Lengths {
     return sequence < p.batch && rows_of(p, sequence) > 0 ? tiles_of_sequence(p, sequence) : 0;
   }
 
-  // Returns the weight of a sequence in sums: 1; RAGGED_Q: its row tiles.
+  // Returns the weight of a sequence in sums: 1; Build::ragged_q: its row tiles.
   __device__ __forceinline__ static int rows_of(const Params &p, int sequence) {
-    return RAGGED_Q && sequence < p.batch ? row_tiles(Queries::of(p, sequence).count) : 1;
+    return Build::ragged_q && sequence < p.batch ? row_tiles(Queries::of(p, sequence).count) : 1;
   }
 
-  // Returns the output tiles per sequence; RAGGED_Q: per row tile.
+  // Returns the output tiles per sequence; Build::ragged_q: per row tile.
   __device__ __forceinline__ static int heads(const Params &p) {
-    return RAGGED_Q ? p.kv_heads : head_tiles(p);
+    return Build::ragged_q ? p.kv_heads : head_tiles(p);
   }
 
   // Starts the read. Other work can hide its latency.
@@ -43,40 +43,41 @@ struct Lengths {
     if (PACKS) longer_than_one = __reduce_add_sync(~0u, longer_than_one);
     most = __reduce_max_sync(~0u, most);
     output_tiles = p.batch * head_tiles(p);
-    if (RAGGED_Q) {
+    if (Build::ragged_q) {
       int rows = 0;
       for (int i = lane; i < p.batch; i += 32) rows += rows_of(p, i);
       output_tiles = __reduce_add_sync(~0u, rows) * p.kv_heads;
     }
   }
 
-  // COLUMN_GROUPS: returns the smallest share of a CTA in groups. A short sequence has so few splits
-  // that they merge well.
+  // Build::column_groups: returns the smallest share of a CTA in groups. A short sequence has so
+  // few splits that they merge well.
   __device__ __forceinline__ int least_share(const Params &p) const {
-    return most <= MOST_SHORT_SPLITS ? 1 : p.min_tiles_per_range;
+    return most <= Build::most_short_splits ? 1 : p.min_tiles_per_range;
   }
 
-  // COLUMN_GROUPS: returns whether a launch of `ranges` work ranges has column groups: if these lengths
-  // are so short that merges save more than scores cost. `_Deal` in leanbench.kernels.mla has the same
-  // rule for lengths that the host knows.
+  // Build::column_groups: returns whether a launch of `ranges` work ranges has column groups: if
+  // these lengths are so short that merges save more than scores cost. `_Deal` in
+  // leanbench.kernels.mla has the same rule for lengths that the host knows.
   __device__ __forceinline__ bool in_groups(const Params &p, int ranges) const {
-    constexpr int ROW_COST = 4 * (all_rows(Q_LEN) < 64 ? all_rows(Q_LEN) : 64);
-    constexpr bool FEW_ROWS = all_rows(Q_LEN) <= 32;
-    const int clusters = ranges / COLUMN_GROUPS, real = sum * heads(p);
+    constexpr int ROW_COST = 4 * (all_rows(Build::q_len) < 64 ? all_rows(Build::q_len) : 64);
+    constexpr bool FEW_ROWS = all_rows(Build::q_len) <= 32;
+    const int clusters = ranges / Build::column_groups, real = sum * heads(p);
     // Most launches of long contexts end here, before any division.
-    if (output_tiles > clusters || real > clusters * MOST_GROUPED_STAGES) return false;
+    if (output_tiles > clusters || real > clusters * Build::most_grouped_stages) return false;
     const int longest = max(least_share(p), divide(real + clusters - 1, clusters));
     const int whole = max(least_share(p), divide(real + ranges - 1, ranges));
     const int splits = split_count(most, longest), whole_splits = split_count(most, whole);
     // In 64ths of a LeanTile.
-    const int cost = 64 * longest + (splits > 1 ? ROW_COST / COLUMN_GROUPS : 0) +
-                     (splits > ONE_ROUND ? 64 : 0);
+    const int cost = 64 * longest + (splits > 1 ? ROW_COST / Build::column_groups : 0) +
+                     (splits > Build::one_round ? 64 : 0);
     const int whole_cost =
-        64 * whole + (whole_splits > 1 ? ROW_COST : 0) + (whole_splits > ONE_ROUND ? 64 : 0);
+        64 * whole + (whole_splits > 1 ? ROW_COST : 0) + (whole_splits > Build::one_round ? 64 : 0);
     // Four groups of few rows repeat the scores, which pays if half of the SMs would idle.
-    const bool pays = COLUMN_GROUPS == 2 ? splits == 1 || splits >= LEAST_GROUPED_SPLITS
-                                         : !FEW_ROWS || 2 * real <= clusters;
-    return longest <= MOST_GROUPED_STAGES && pays && cost <= whole_cost;
+    const bool pays = Build::column_groups == 2
+                          ? splits == 1 || splits >= Build::least_grouped_splits
+                          : !FEW_ROWS || 2 * real <= clusters;
+    return longest <= Build::most_grouped_stages && pays && cost <= whole_cost;
   }
 
   // Returns the splits of all sequences with at most `longest` LeanTiles, which differs between
@@ -90,7 +91,7 @@ struct Lengths {
 #pragma unroll 1
       for (int i = 0; i < sequences; i++) {
         const int splits = split_count(__shfl_sync(~0u, tiles, i), longest);
-        count += RAGGED_Q ? splits * __shfl_sync(~0u, rows, i) : splits;
+        count += Build::ragged_q ? splits * __shfl_sync(~0u, rows, i) : splits;
       }
     }
     return count;
@@ -105,19 +106,19 @@ struct Lengths {
   }
 };
 
-// RAGGED: returns the units of a sequence's output tiles in the schedule: splits after the first if
-// `longest` is the longest split; otherwise LeanTiles with their ends, without ends of packed ones
-// if it is negative. RAGGED_Q: 1 per output tile if it is negative.
+// Build::ragged: returns the units of a sequence's output tiles in the schedule: splits after the
+// first if `longest` is the longest split; otherwise LeanTiles with their ends, without ends of
+// packed ones if it is negative. Build::ragged_q: 1 per output tile if it is negative.
 __device__ __forceinline__ int units_of(const Params &p, int sequence, int longest) {
   if (sequence >= p.batch) return 0;
   const int tiles = tiles_of_sequence(p, sequence);
-  const int units = RAGGED_Q && longest < 0 ? 1
-                    : longest > 0           ? split_count(tiles, longest) - 1
-                                            : tiles + end_tiles_of(p, tiles, longest < 0);
+  const int units = Build::ragged_q && longest < 0 ? 1
+                    : longest > 0                  ? split_count(tiles, longest) - 1
+                                                   : tiles + end_tiles_of(p, tiles, longest < 0);
   return units * p.kv_heads * row_tiles(Queries::of(p, sequence).count);
 }
 
-// RAGGED: finds the sequence of unit `unit`, and its first unit; called by a whole warp.
+// Build::ragged: finds the sequence of unit `unit`, and its first unit; called by a whole warp.
 __device__ __forceinline__ void find_sequence(const Params &p, int lane, int longest, int unit,
                                               int &sequence, int &first_unit) {
   int seen = 0;
@@ -139,7 +140,7 @@ __device__ __forceinline__ void find_sequence(const Params &p, int lane, int lon
   }
 }
 
-// RAGGED: returns the units of the preceding sequences.
+// Build::ragged: returns the units of the preceding sequences.
 __device__ __forceinline__ int units_before(const Params &p, int lane, int longest, int sequence) {
   int units = 0;
   for (int i = lane; i < sequence; i += 32) units += units_of(p, i, longest);

@@ -1,5 +1,5 @@
-// Context parallelism: each of PEERS GPUs has a part of every sequence's tokens. A CTA with an
-// output tile's partial of this GPU stores it by NVLink in the peer workspaces of all GPUs,
+// Context parallelism: each of Build::peers GPUs has a part of every sequence's tokens. A CTA with
+// an output tile's partial of this GPU stores it by NVLink in the peer workspaces of all GPUs,
 // including its own. At the end of its work range it merges the partials of all GPUs from its own
 // GPU's peer workspace, in the order of their ranks: the bits are the same on all GPUs.
 //
@@ -19,7 +19,7 @@ constexpr u64 LAUNCH_TICKETS = 1 << 20;
 
 // The CTA's state of the exchange, in shared memory.
 struct PeerPlaces {
-  u32 *workspaces[PEERS];  // the half of this launch
+  u32 *workspaces[Build::peers];  // the half of this launch
   u32 epoch;
   unsigned short rank, failed;  // failed: a previous launch has timed out
 };
@@ -52,7 +52,7 @@ __device__ __forceinline__ void push_piece(const Params &p, const Position &part
   PeerPiece place;
   if (!place.find(p, part, quad)) return;
 #pragma unroll
-  for (int peer = 0; peer < PEERS; peer++) {
+  for (int peer = 0; peer < Build::peers; peer++) {
     u32 *unit = place.unit(places.workspaces[peer], places.rank);
     st_relaxed_sys_b128(unit, make_uint4(__float_as_uint(piece.o.x), __float_as_uint(piece.o.y),
                                          __float_as_uint(piece.o.z), places.epoch));
@@ -65,7 +65,7 @@ __device__ __forceinline__ void push_piece(const Params &p, const Position &part
 // The CTA's side of the exchange.
 struct PeerExchange {
   u64 ticket, failed;  // thread 0
-  u32 *workspace;      // thread i < PEERS: of rank i
+  u32 *workspace;      // thread i < Build::peers: of rank i
   int first, count;    // output tiles with partials stored by the CTA
   u64 deadline;        // of a waiting thread; 0: not waiting yet
 
@@ -79,14 +79,14 @@ struct PeerExchange {
                                         blockIdx.x == 0 ? LAUNCH_TICKETS - (gridDim.x - 1) : 1);
       failed = p.peers->failed;
     }
-    if (threadIdx.x < PEERS) workspace = p.peers->workspaces[threadIdx.x];
+    if (threadIdx.x < Build::peers) workspace = p.peers->workspaces[threadIdx.x];
   }
 
   // Called by all threads, before the barrier that precedes the first `push_piece`.
   __device__ __forceinline__ void publish(const Params &p, PeerPlaces &places) {
     if (threadIdx.x >= 32) return;
     const u32 launch = __shfl_sync(~0u, (u32)(ticket / LAUNCH_TICKETS), 0);
-    if (threadIdx.x < PEERS)
+    if (threadIdx.x < Build::peers)
       places.workspaces[threadIdx.x] = workspace + (launch & 1) * p.peers->half_numbers;
     if (threadIdx.x == 0) {
       // 0 is the content of new workspaces.
@@ -99,7 +99,8 @@ struct PeerExchange {
   // other's partials.
   __device__ __forceinline__ static u32 shape(const Params &p) {
     u32 hash = 0;
-    for (u32 size : {(u32)p.batch, (u32)p.kv_heads, (u32)p.q_len, (u32)GROUP_SIZE, (u32)V_HEAD_DIM})
+    for (u32 size : {(u32)p.batch, (u32)p.kv_heads, (u32)p.q_len, (u32)Build::group_size,
+                     (u32)Build::v_head_dim})
       hash = (hash ^ size) * 0x9E3779B1u, hash ^= hash >> 15;
     return hash;
   }
@@ -113,17 +114,17 @@ struct PeerExchange {
   __device__ __forceinline__ Piece gather(const Params &p, const PeerPiece &place,
                                           const PeerPlaces &places) {
     u32 *workspace = places.workspaces[places.rank];
-    uint4 head[PEERS], rest[PEERS];
+    uint4 head[Build::peers], rest[Build::peers];
     while (true) {
       int missing = -1;
 #pragma unroll
-      for (int peer = 0; peer < PEERS; peer++) {
+      for (int peer = 0; peer < Build::peers; peer++) {
         const u32 *unit = place.unit(workspace, peer);
         head[peer] = ld_relaxed_sys_b128(unit);
         rest[peer] = ld_relaxed_sys_b128(unit + 4 * place.pieces);
       }
 #pragma unroll
-      for (int peer = 0; peer < PEERS; peer++)
+      for (int peer = 0; peer < Build::peers; peer++)
         if (head[peer].w != places.epoch | rest[peer].w != places.epoch) missing = peer;
       if (missing < 0) break;
       if (is_late(p, places)) {
@@ -132,12 +133,11 @@ struct PeerExchange {
         return {make_float4(0.0f, 0.0f, 0.0f, 0.0f), 0.0f, NOT_A_NUMBER};
       }
     }
-    Parts<PEERS> parts;
+    Parts<Build::peers> parts;
 #pragma unroll
-    for (int peer = 0; peer < PEERS; peer++) {
-      parts.o[peer] =
-          make_float4(__uint_as_float(head[peer].x), __uint_as_float(head[peer].y),
-                      __uint_as_float(head[peer].z), __uint_as_float(rest[peer].x));
+    for (int peer = 0; peer < Build::peers; peer++) {
+      parts.o[peer] = make_float4(__uint_as_float(head[peer].x), __uint_as_float(head[peer].y),
+                                  __uint_as_float(head[peer].z), __uint_as_float(rest[peer].x));
       parts.m[peer] = __uint_as_float(rest[peer].y);
       parts.l[peer] = __uint_as_float(rest[peer].z);
     }

@@ -120,7 +120,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u
 __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from) {
   // Whole lines of 128 bytes are prefetched, unless rows share lines with others that are not
   // needed now: rows of 160 and 192 bytes, one KV head of a token-major cache.
-  if (HEADS_OF_ROW * (HEAD_DIM | V_HEAD_DIM) * KV_BYTES % 128 == 0)
+  if (Build::heads_of_row * (Build::head_dim | Build::v_head_dim) * KV_BYTES % 128 == 0)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                  : "memory");
   else
@@ -228,36 +228,38 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
 // ---- global memory that other CTAs read and write ----------------------------------------------
 
 // 16 bytes, accessed as a whole by the threads of SCOPE: gpu or sys (all GPUs).
-#define RELAXED_B128(SCOPE)                                                                    \
-  __device__ __forceinline__ void st_relaxed_##SCOPE##_b128(u32 *at, uint4 x) {                \
-    asm volatile(                                                                              \
-        "{\n"                                                                                  \
-        ".reg .b64 low, high;\n"                                                               \
-        ".reg .b128 whole;\n"                                                                  \
-        "mov.b64 low, {%1, %2};\n"                                                             \
-        "mov.b64 high, {%3, %4};\n"                                                            \
-        "mov.b128 whole, {low, high};\n"                                                       \
-        "st.relaxed." #SCOPE ".global.b128 [%0], whole;\n"                                     \
-        "}" ::"l"(at),                                                                         \
-        "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)                                                 \
-        : "memory");                                                                           \
-  }                                                                                            \
-                                                                                               \
-  __device__ __forceinline__ uint4 ld_relaxed_##SCOPE##_b128(const u32 *at) {                  \
-    uint4 x;                                                                                   \
-    asm volatile(                                                                              \
-        "{\n"                                                                                  \
-        ".reg .b64 low, high;\n"                                                               \
-        ".reg .b128 whole;\n"                                                                  \
-        "ld.relaxed." #SCOPE ".global.b128 whole, [%4];\n"                                     \
-        "mov.b128 {low, high}, whole;\n"                                                       \
-        "mov.b64 {%0, %1}, low;\n"                                                             \
-        "mov.b64 {%2, %3}, high;\n"                                                            \
-        "}"                                                                                    \
-        : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)                                           \
-        : "l"(at)                                                                              \
-        : "memory");                                                                           \
-    return x;                                                                                  \
+#define RELAXED_B128(SCOPE)                                                     \
+  __device__ __forceinline__ void st_relaxed_##SCOPE##_b128(u32 *at, uint4 x) { \
+    asm volatile(                                                               \
+        "{\n"                                                                   \
+        ".reg .b64 low, high;\n"                                                \
+        ".reg .b128 whole;\n"                                                   \
+        "mov.b64 low, {%1, %2};\n"                                              \
+        "mov.b64 high, {%3, %4};\n"                                             \
+        "mov.b128 whole, {low, high};\n"                                        \
+        "st.relaxed." #SCOPE                                                    \
+        ".global.b128 [%0], whole;\n"                                           \
+        "}" ::"l"(at),                                                          \
+        "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)                                  \
+        : "memory");                                                            \
+  }                                                                             \
+                                                                                \
+  __device__ __forceinline__ uint4 ld_relaxed_##SCOPE##_b128(const u32 *at) {   \
+    uint4 x;                                                                    \
+    asm volatile(                                                               \
+        "{\n"                                                                   \
+        ".reg .b64 low, high;\n"                                                \
+        ".reg .b128 whole;\n"                                                   \
+        "ld.relaxed." #SCOPE                                                    \
+        ".global.b128 whole, [%4];\n"                                           \
+        "mov.b128 {low, high}, whole;\n"                                        \
+        "mov.b64 {%0, %1}, low;\n"                                              \
+        "mov.b64 {%2, %3}, high;\n"                                             \
+        "}"                                                                     \
+        : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)                            \
+        : "l"(at)                                                               \
+        : "memory");                                                            \
+    return x;                                                                   \
   }
 
 RELAXED_B128(gpu)

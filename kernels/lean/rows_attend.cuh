@@ -5,7 +5,7 @@
 #include "rows_layout.cuh"
 #include "wgmma.cuh"
 
-// S of CHUNK tokens, over 16 numbers of the depth.
+// S of Build::chunk tokens, over 16 numbers of the depth.
 __device__ __forceinline__ void score_step(float (&s)[32], u64 q, u64 k, int add) {
   wgmma_m64n64k16(s, q, k, add);
 }
@@ -44,17 +44,19 @@ __device__ __forceinline__ void release(u32 barrier) {
 // write. The proxy sees data from cp.async only after a fence.
 __device__ __forceinline__ void wait_for_copies(u32 full, int parity) {
   mbarrier_try_wait_parity(full, parity);
-  if (!BULK) fence_proxy_async_shared_cta();
+  if (!Build::bulk) fence_proxy_async_shared_cta();
 }
 
 // Returns row `row` of an output tile in q.
-__device__ __forceinline__ const QNumber *query_row(const Params &p, const Position &part, int row) {
+__device__ __forceinline__ const QNumber *query_row(const Params &p, const Position &part,
+                                                    int row) {
   const HeadTile tile = part.head_tile();
   const int of_head = tile.row_offset + row;
   return p.q +
-         (RAGGED_Q ? part.queries.first * (i64)p.stride_q_token : part.sequence * p.stride_q_batch) +
-         (i64)(of_head / GROUP_SIZE) * p.stride_q_token +
-         (i64)(tile.kv_head * GROUP_SIZE + of_head % GROUP_SIZE) * p.stride_q_head;
+         (Build::ragged_q ? part.queries.first * (i64)p.stride_q_token
+                          : part.sequence * p.stride_q_batch) +
+         (i64)(of_head / Build::group_size) * p.stride_q_token +
+         (i64)(tile.kv_head * Build::group_size + of_head % Build::group_size) * p.stride_q_head;
 }
 
 // Prefetches all rows of Q into the L2; called by a whole warp.
@@ -70,7 +72,7 @@ __device__ __forceinline__ void prefetch_queries(const Params &p, const Position
 // Copies this warpgroup's rows of Q to shared memory, with zeros for missing rows.
 __device__ __forceinline__ void load_queries(const Params &p, const Position &part,
                                              unsigned char *memory) {
-  constexpr int PIECES = HEAD_DIM / 8, OF_THREAD = GROUP_ROWS * PIECES / 128;
+  constexpr int PIECES = Build::head_dim / 8, OF_THREAD = GROUP_ROWS * PIECES / 128;
   constexpr int AT_ONCE = OF_THREAD % 8 ? 4 : 8;
   const int rows = rows_of(part);
 #pragma unroll 1
@@ -107,11 +109,12 @@ __device__ __forceinline__ void start_scores(float (&s)[SCORES], u32 shared, Sta
   wgmma_fence();
 #pragma unroll
   for (int column = 0; column < K_COLUMNS; column++) {
-    const u64 q = matrix_descriptor(
-        shared + column * QUERY_COLUMN + warpgroup() * GROUP_ROWS * 128, 16);
+    const u64 q =
+        matrix_descriptor(shared + column * QUERY_COLUMN + warpgroup() * GROUP_ROWS * 128, 16);
     const u64 k = matrix_descriptor(stage.k(shared) + column * TOKEN_COLUMN, 16);
 #pragma unroll
-    for (int step = 0; step < 4; step++) score_step(s, q + 2 * step, k + 2 * step, column + step > 0);
+    for (int step = 0; step < 4; step++)
+      score_step(s, q + 2 * step, k + 2 * step, column + step > 0);
   }
   wgmma_commit_group();
 }
@@ -130,23 +133,23 @@ __device__ __forceinline__ void start_values(float (&o)[COLUMNS],
 }
 
 // True if scores are transformed before they become weights.
-constexpr bool SHAPED_SCORES = SOFTCAP || ALIBI;
+constexpr bool SHAPED_SCORES = Build::softcap || Build::alibi;
 
 // Soft cap and ALiBi, as in `cap_scores` and `slope_scores` of attend.cuh.
 struct Shape {
-  float slopes[2];  // ALIBI: of a thread's two rows
-  int own[2];       // ALIBI: positions of their query tokens in the cache
+  float slopes[2];  // Build::alibi: of a thread's two rows
+  int own[2];       // Build::alibi: positions of their query tokens in the cache
 
   __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
-    if (!ALIBI) return;
+    if (!Build::alibi) return;
     const HeadTile tile = part.head_tile();
-    const float *of_heads = p.alibi_slopes + part.sequence * p.stride_slopes_batch +
-                            tile.kv_head * GROUP_SIZE;
+    const float *of_heads =
+        p.alibi_slopes + part.sequence * p.stride_slopes_batch + tile.kv_head * Build::group_size;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const int row = tile.row_offset + own_row() + 8 * half;
-      slopes[half] = __ldg(of_heads + row % GROUP_SIZE);
-      own[half] = part.tokens - part.queries.count + row / GROUP_SIZE;
+      slopes[half] = __ldg(of_heads + row % Build::group_size);
+      own[half] = part.tokens - part.queries.count + row / Build::group_size;
     }
   }
 
@@ -155,9 +158,9 @@ struct Shape {
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
       s[i] *= p.qk_scale;
-      if (SOFTCAP)
+      if (Build::softcap)
         s[i] = p.softcap - 2.0f * p.softcap * rcp_approx_ftz(1.0f + ex2_approx_ftz(s[i]));
-      if (ALIBI) {
+      if (Build::alibi) {
         const int half = i / 2 % 2;
         const float distance = fabsf(__int2float_rz(token + own_column(i) - own[half]));
         s[i] -= slopes[half] * (distance * LOG2_E);
@@ -188,7 +191,7 @@ struct Seen {
 
   // Masks tokens of the chunk from `token` on that a row does not see.
   __device__ __forceinline__ void mask(float (&s)[SCORES], int token) const {
-    if (token + CHUNK <= all_to && (!MASKED_STARTS || token >= all_from)) return;
+    if (token + Build::chunk <= all_to && (!MASKED_STARTS || token >= all_from)) return;
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
       const int at = token + own_column(i), half = i / 2 % 2;
@@ -200,9 +203,9 @@ struct Seen {
   // remove. Each warpgroup does it for its own reads.
   __device__ __forceinline__ void zero_values(u32 shared, Stage stage, int token) const {
     const int left = tokens - token, before = START_STEP > 1 && MASKED_STARTS ? start - token : 0;
-    if (left >= CHUNK && before <= 0) return;
+    if (left >= Build::chunk && before <= 0) return;
     mbarrier_try_wait_parity(stage.barrier(shared, V_FULL), stage.parity());
-    for (int i = threadIdx.x % 128; i < CHUNK * 8; i += 128)
+    for (int i = threadIdx.x % 128; i < Build::chunk * 8; i += 128)
       if (i / 8 >= left || i / 8 < before)
 #pragma unroll
         for (int column = 0; column < V_COLUMNS; column++)
@@ -280,7 +283,7 @@ __device__ __forceinline__ void pack_weights(const float (&s)[SCORES],
                                              u32 (&weights)[TOKEN_STEPS][4]) {
 #pragma unroll
   for (int i = 0; i < SCORES / 2; i++)
-    weights[i / 4][i % 4] = cvt_rn_x2<BF16>(s[2 * i], s[2 * i + 1]);
+    weights[i / 4][i % 4] = cvt_rn_x2<Build::bf16>(s[2 * i], s[2 * i + 1]);
 }
 
 // Walks a part in which this warpgroup has no rows: releases every stage, and passes its turns.
@@ -297,8 +300,8 @@ __device__ __forceinline__ void skip_part(const Position &part, Stage &stage, u3
   }
 }
 
-// Attends to a part: accumulates values in `o`, and the softmax. CLUSTER > 1: only this CTA's
-// chunks; `rank` is its number in the cluster.
+// Attends to a part: accumulates values in `o`, and the softmax. Build::cluster > 1: only this
+// CTA's chunks; `rank` is its number in the cluster.
 __device__ __forceinline__ void attend_part(const Params &p, const Position &part, Stage &stage,
                                             int rank, u32 shared, unsigned char *memory,
                                             float (&o)[COLUMNS], Softmax &softmax) {
@@ -314,9 +317,9 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
     return;
   }
   load_queries(p, part, memory);
-  const int first = CLUSTER > 1 ? rank : 0;
-  if (CLUSTER > 1 && first >= part.chunks) return;
-  const int last = part.chunks - 1 - (part.chunks - 1 - first) % CLUSTER;
+  const int first = Build::cluster > 1 ? rank : 0;
+  if (Build::cluster > 1 && first >= part.chunks) return;
+  const int last = part.chunks - 1 - (part.chunks - 1 - first) % Build::cluster;
   Seen seen;
   seen.enter_part(p, part);
   Shape shape;
@@ -330,18 +333,18 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
   wgmma_wait_group<0>();
   hold(s);
   release(stage.barrier(shared, K_EMPTY));
-  if (shaped) shape.apply(p, s, part.token + first * CHUNK);
-  seen.mask(s, part.token + first * CHUNK);
+  if (shaped) shape.apply(p, s, part.token + first * Build::chunk);
+  seen.mask(s, part.token + first * Build::chunk);
   softmax.weigh(s, scale);
   pack_weights(s, weights);
   // The tensor cores multiply values of a chunk while scores of the next become weights.
 #pragma unroll 1
-  for (int chunk = first + CLUSTER; chunk < part.chunks; chunk += CLUSTER) {
+  for (int chunk = first + Build::cluster; chunk < part.chunks; chunk += Build::cluster) {
     const Stage next = {stage.filled + 1};
-    const int token = part.token + chunk * CHUNK;
+    const int token = part.token + chunk * Build::chunk;
     take_turn();
     start_scores(s, shared, next);
-    seen.zero_values(shared, stage, token - CLUSTER * CHUNK);
+    seen.zero_values(shared, stage, token - Build::cluster * Build::chunk);
     start_values(o, weights, shared, stage);
     pass_turn();
     wgmma_wait_group<1>();
@@ -359,7 +362,7 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
     pack_weights(s, weights);
     stage = next;
   }
-  seen.zero_values(shared, stage, part.token + last * CHUNK);
+  seen.zero_values(shared, stage, part.token + last * Build::chunk);
   start_values(o, weights, shared, stage);
   wgmma_wait_group<0>();
   hold(o);

@@ -5,8 +5,8 @@
 #include "rows_layout.cuh"
 #include "wgmma.cuh"
 
-constexpr int COPY_ROWS = CHUNK / COPY_WARPS;  // rows per warp; a lane has one's address
-constexpr int ROWS_AT_ONCE = 32 / 8;           // with 64 numbers copied by a warp: 8 lanes per row
+constexpr int COPY_ROWS = Build::chunk / COPY_WARPS;  // rows per warp; a lane has one's address
+constexpr int ROWS_AT_ONCE = 32 / 8;  // with 64 numbers copied by a warp: 8 lanes per row
 
 struct RowCopies {
   int page;  // of this lane's token of the next chunk
@@ -21,7 +21,7 @@ struct RowCopies {
   // Reads the page of a chunk, in flight while the previous chunk is copied.
   __device__ __forceinline__ void look_up(const Params &p, const Position &part, int kv_head,
                                           int token) {
-    if (PAGE == 0) return;
+    if (Build::page == 0) return;
     const int *row = table_row(p, part.sequence, kv_head);
     page = __ldg(row + own_token(part, token) / PAGE_OR_1);
   }
@@ -49,13 +49,14 @@ struct RowCopies {
   __device__ __forceinline__ void copy_chunk(const Params &p, const Position &part, Stage stage,
                                              u32 shared, int token, int kv_head, int cache_row) {
     const int at = own_token(part, token);
-    const i64 outer = PAGE > 0 ? page : cache_row, from = PAGE > 0 ? at % PAGE_OR_1 : at;
+    const i64 outer = Build::page > 0 ? page : cache_row,
+              from = Build::page > 0 ? at % PAGE_OR_1 : at;
     // Both addresses precede the look-up: otherwise a register move would wait for it.
-    const KvNumber *k = p.k + kv_head * p.stride_k_head + outer * p.stride_k_batch +
-                        from * p.stride_k_token;
-    const KvNumber *v = p.v + kv_head * p.stride_v_head + outer * p.stride_v_batch +
-                        from * p.stride_v_token;
-    look_up(p, part, kv_head, token + CHUNK);
+    const KvNumber *k =
+        p.k + kv_head * p.stride_k_head + outer * p.stride_k_batch + from * p.stride_k_token;
+    const KvNumber *v =
+        p.v + kv_head * p.stride_v_head + outer * p.stride_v_batch + from * p.stride_v_token;
+    look_up(p, part, kv_head, token + Build::chunk);
     copy<K_COLUMNS>(stage.k(shared), stage.barrier(shared, K_FULL), stage.barrier(shared, K_EMPTY),
                     stage.parity(), k);
     copy<V_COLUMNS>(stage.v(shared), stage.barrier(shared, V_FULL), stage.barrier(shared, V_EMPTY),

@@ -91,7 +91,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_multicast(u32 to, const 
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(to),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w),
-      "h"((unsigned short)((1 << CLUSTER) - 1)), "l"(policy)
+      "h"((unsigned short)((1 << Build::cluster) - 1)), "l"(policy)
       : "memory");
 }
 
@@ -133,20 +133,24 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address, int leading) {
 }
 
 // Accumulators of a matrix instruction: their names in its text, and its operands.
-#define NAMES_OF_32 \
+#define NAMES_OF_32                                                        \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_OF_64 \
-  NAMES_OF_32 ", " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NAMES_OF_128 \
-  NAMES_OF_64 ", " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define OPERANDS_OF_8(d, i)                                                                    \
+#define NAMES_OF_64                                                                      \
+  NAMES_OF_32                                                                            \
+      ", "                                                                               \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_OF_128                                                                               \
+  NAMES_OF_64                                                                                      \
+      ", "                                                                                         \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "           \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
+      "%111, "                                                                                     \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+      "%127"
+#define OPERANDS_OF_8(d, i)                                                                   \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define OPERANDS_OF_32(d, i) \
@@ -156,19 +160,21 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address, int leading) {
 
 // d = a b, added to d if `add`; both operands have 16 adjacent numbers of the depth.
 __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, int add) {
-  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
-               "}, %32, %33, add, 1, 1, 0, 0;\n}"
-               : OPERANDS_OF_32(d, 0)
-               : "l"(a), "l"(b), "r"(add));
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
+      "}, %32, %33, add, 1, 1, 0, 0;\n}"
+      : OPERANDS_OF_32(d, 0)
+      : "l"(a), "l"(b), "r"(add));
 }
 
 __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int add) {
-  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
-               "}, %64, %65, add, 1, 1, 0, 0;\n}"
-               : OPERANDS_OF_64(d)
-               : "l"(a), "l"(b), "r"(add));
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
+      "}, %64, %65, add, 1, 1, 0, 0;\n}"
+      : OPERANDS_OF_64(d)
+      : "l"(a), "l"(b), "r"(add));
 }
 
 // d += a b; b has 64 adjacent columns.

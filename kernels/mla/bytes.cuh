@@ -45,10 +45,10 @@ __device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, i
       for (int j = 0; j < 2; j++)
         *reinterpret_cast<uint4 *>(operands + (row + 32 * half) * 128 +
                                    ((2 * piece + j) ^ row % 8) * 16) =
-            make_uint4(
-                to_fp16<KV_DTYPE>(of_token[2 * j], 0, 1), to_fp16<KV_DTYPE>(of_token[2 * j], 2, 3),
-                to_fp16<KV_DTYPE>(of_token[2 * j + 1], 0, 1),
-                to_fp16<KV_DTYPE>(of_token[2 * j + 1], 2, 3));
+            make_uint4(to_fp16<Build::kv_dtype>(of_token[2 * j], 0, 1),
+                       to_fp16<Build::kv_dtype>(of_token[2 * j], 2, 3),
+                       to_fp16<Build::kv_dtype>(of_token[2 * j + 1], 0, 1),
+                       to_fp16<Build::kv_dtype>(of_token[2 * j + 1], 2, 3));
     }
   }
   fence_proxy_async_shared_cta();
@@ -57,8 +57,8 @@ __device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, i
 
 // Converts a run to operands and starts its share of S = Q K^T.
 template <int STAGE, int TURN>
-__device__ __forceinline__ void start_scores_of_run(float (&s)[32], u32 shared, unsigned char *memory,
-                                                    int filled, int tokens) {
+__device__ __forceinline__ void start_scores_of_run(float (&s)[32], u32 shared,
+                                                    unsigned char *memory, int filled, int tokens) {
   convert_run<STAGE, TURN>(shared, memory, filled, tokens);
   wgmma_fence();
 #pragma unroll
@@ -80,7 +80,8 @@ __device__ __forceinline__ void start_scores_of_bytes(float (&s)[32], u32 shared
   wgmma_commit_group();
 }
 
-// Rows of Q that are divided by at least 8 threads each, unless there are more. The others are zeros.
+// Rows of Q that are divided by at least 8 threads each, unless there are more. The others are
+// zeros.
 constexpr int DIVIDED_ROWS = ALL_ROWS > 32 ? TILE : ALL_ROWS > 16 ? 32 : ALL_ROWS > 8 ? 16 : 8;
 constexpr int ROW_THREADS = CONSUMERS / DIVIDED_ROWS;
 constexpr int ROW_PIECES = (8 * QUERY_COLUMNS + ROW_THREADS - 1) / ROW_THREADS;  // of a thread

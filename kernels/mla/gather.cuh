@@ -9,15 +9,14 @@
 constexpr int ROW_LANES = 4 * KV_BYTES;            // copy 64 numbers of a row, or 128 with scales
 constexpr int LANE_ROWS = TILE * ROW_LANES / 128;  // of a stage
 constexpr int ROW_STEP = TILE / LANE_ROWS;         // from a lane's row to its next
-constexpr int STEP_BYTES = ROW_SCALES ? 1 : KV_BYTES;  // of the cache's strides
+constexpr int STEP_BYTES = Build::row_scales ? 1 : KV_BYTES;  // of the cache's strides
 // The barrier of a copy counts every lane's.
 constexpr int COPY_ARRIVALS = GATHERS ? 128 : 1;
 
 // Returns the page of a token of the part's sequence, or -1.
 __device__ __forceinline__ int page_of(const Params &p, const Position &part, int token) {
   if (token >= part.tokens) return -1;
-  const int page =
-      __ldg(p.block_table + (i64)part.sequence * p.stride_table + token / PAGE_OR_1);
+  const int page = __ldg(p.block_table + (i64)part.sequence * p.stride_table + token / PAGE_OR_1);
   return (u32)page < (u32)p.pages ? page : -1;
 }
 
@@ -37,14 +36,13 @@ struct Gather {
   // Reads the pages of the stage from `token` on, in flight while the previous one is copied.
   __device__ __forceinline__ void look_up(const Params &p, const Position &part, int token) {
 #pragma unroll
-    for (int i = 0; i < LANE_ROWS; i++)
-      pages[i] = page_of(p, part, token + row() + i * ROW_STEP);
+    for (int i = 0; i < LANE_ROWS; i++) pages[i] = page_of(p, part, token + row() + i * ROW_STEP);
   }
 
   // Copies a stage, and looks up the next one's pages.
   template <int STAGE, int GROUPS>
-  __device__ __forceinline__ void copy(const Params &p, const Position &part, u32 shared, int filled,
-                                       int token) {
+  __device__ __forceinline__ void copy(const Params &p, const Position &part, u32 shared,
+                                       int filled, int token) {
     const unsigned char *from[LANE_ROWS];
     bool exists[LANE_ROWS];
 #pragma unroll
@@ -73,8 +71,9 @@ struct Gather {
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++)
       if (piece() == 0)
-        cp_async_cg_16(shared + ROW_SCALES_AT + (STAGE * TILE + row() + i * ROW_STEP) * SCALES_OF_ROW,
-                       from[i] + VALUES, exists[i]);
+        cp_async_cg_16(
+            shared + ROW_SCALES_AT + (STAGE * TILE + row() + i * ROW_STEP) * SCALES_OF_ROW,
+            from[i] + VALUES, exists[i]);
     const u32 bytes = shared + SCALED_RUNS_AT<STAGE> + byte_piece_at(row(), piece());
 #pragma unroll
     for (int turn = 0; turn < SCALED_RUNS; turn++) {
@@ -85,8 +84,8 @@ struct Gather {
       cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, turn));
     }
     mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
-    const u32 to = shared + STAGE_AT<STAGE> + OTHER_COLUMN * COLUMN + row() * 128 +
-                   (piece() ^ row() % 8) * 16;
+    const u32 to =
+        shared + STAGE_AT<STAGE> + OTHER_COLUMN * COLUMN + row() * 128 + (piece() ^ row() % 8) * 16;
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++)
       cp_async_cg_16(to + i * ROW_STEP * 128, from[i] + OTHER_AT_ROW, exists[i]);

@@ -6,59 +6,53 @@
 // weights to the other. Warpgroup 0 has the first half of the CTA's output columns, warpgroup 1 the
 // second. One more warp copies, or a warpgroup (GATHERS).
 //
-// Macros are those of lean/build.cuh, because the schedule is shared: ROWS is 64 x CLUSTER, CHUNK
-// 64. Further macros:
+// The build is that of lean/build.cuh, because the schedule is shared: Build::rows is 64 x
+// Build::cluster, Build::chunk 64.
 //
-//   COLUMN_GROUPS  1, 2 or 4: CTAs with the same rows and tokens, each with a share of the columns.
-//                  RAGGED: 1 or that many, by the lengths: Lengths::column_groups
-//   MOST_GROUPED_STAGES, LEAST_GROUPED_SPLITS, MOST_SHORT_SPLITS  limits of that choice
-//   ONE_ROUND      splits merged in one round with several column groups, or few rows
-//   ROW_SCALES     1: rows as in DeepSeek's caches: VALUES numbers in e4m3, a scale in fp32 for each
-//                  128 of them, and the other 64 columns in bf16 (KV_DTYPE is 0: operands are Q's)
-//   CAUSAL         1: query token i of Q_LEN sees all but the last Q_LEN - 1 - i tokens
-//
-// A cache in 8 bits (KV_DTYPE) is copied unchanged. The stage's warpgroup converts it to operands
-// in fp16, in the memory to which a cache in 16 bits would be copied: see bytes.cuh. ROW_SCALES:
-// in bf16, see row_scales.cuh.
+// A cache in 8 bits (Build::kv_dtype) is copied unchanged. The stage's warpgroup converts it to
+// operands in fp16, in the memory to which a cache in 16 bits would be copied: see bytes.cuh.
+// Build::row_scales: in bf16, see row_scales.cuh.
 #pragma once
 #include "lean/params.cuh"
 #include "lean/schedule.cuh"
 
-constexpr int ALL_ROWS = all_rows(Q_LEN), ROW_TILES = row_tiles(Q_LEN);
-constexpr int LATENT = HEAD_DIM;   // numbers of a token: K
-constexpr int VALUES = V_HEAD_DIM; // the first of them: V
-constexpr int TILE = 64;           // rows of a CTA, and tokens of a stage
-constexpr int COLUMN = 128 * TILE; // bytes of 64 columns of either
+constexpr int ALL_ROWS = all_rows(Build::q_len), ROW_TILES = row_tiles(Build::q_len);
+constexpr int LATENT = Build::head_dim;    // numbers of a token: K
+constexpr int VALUES = Build::v_head_dim;  // the first of them: V
+constexpr int TILE = 64;                   // rows of a CTA, and tokens of a stage
+constexpr int COLUMN = 128 * TILE;         // bytes of 64 columns of either
 // In the last column K has numbers that V has not, up to 64: the others are zeros.
 constexpr int QUERY_COLUMNS = VALUES / 64 + 1;
-constexpr int HALF_COLUMNS = VALUES / 128;        // columns of half of V
+constexpr int HALF_COLUMNS = VALUES / 128;  // columns of half of V
 // True if the lengths decide whether there are column groups.
-constexpr bool CHOOSES_GROUPS = RAGGED && COLUMN_GROUPS > 1;
-constexpr int FEWEST_GROUPS = CHOOSES_GROUPS ? 1 : COLUMN_GROUPS;
-constexpr int OTHER_COLUMN = QUERY_COLUMNS - 1;   // the column that is not part of V
+constexpr bool CHOOSES_GROUPS = Build::ragged && Build::column_groups > 1;
+constexpr int FEWEST_GROUPS = CHOOSES_GROUPS ? 1 : Build::column_groups;
+constexpr int OTHER_COLUMN = QUERY_COLUMNS - 1;  // the column that is not part of V
 constexpr int LATENT_STAGES = 2;
 constexpr int LATENT_STAGE = QUERY_COLUMNS * COLUMN;
 // True if a stage's tokens can have several pages: rows are copied one by one; see gather.cuh.
-constexpr bool GATHERS = PAGE % TILE != 0;
-static_assert(!GATHERS || CLUSTER == 1, "only bulk copies go to several CTAs");
-static_assert(VALUES <= LATENT && LATENT <= VALUES + 64 && VALUES >= 128 * COLUMN_GROUPS);
-static_assert(!ROW_SCALES || (GATHERS && BF16 && KV_DTYPE == 0 && COLUMN_GROUPS == 1),
+constexpr bool GATHERS = Build::page % TILE != 0;
+static_assert(!GATHERS || Build::cluster == 1, "only bulk copies go to several CTAs");
+static_assert(VALUES <= LATENT && LATENT <= VALUES + 64 && VALUES >= 128 * Build::column_groups);
+static_assert(!Build::row_scales ||
+                  (GATHERS && Build::bf16 && Build::kv_dtype == 0 && Build::column_groups == 1),
               "rows with scales are copied by lanes");
 constexpr int CONSUMERS = 256;  // threads of both warpgroups
 constexpr int COPY_WARP = CONSUMERS / 32;
-static_assert(Q_LEN > 0 && ROWS == TILE * CLUSTER && CHUNK == TILE && WARPS == COPY_WARP + 4);
+static_assert(Build::q_len > 0 && Build::rows == TILE * Build::cluster && Build::chunk == TILE &&
+              Build::warps == COPY_WARP + 4);
 // Registers per thread: computing warpgroups get the remainder of the copying warp's. With 24, the
 // copying warp spills in every copy (H200; reports/performance-log.md, entry 54).
 // Rows of 16-bit numbers copied by lanes need more, and those of 8 bits leave none for them.
-constexpr int COPY_REGISTERS = GATHERS && KV_DTYPE == 0 ? 56 : 40;
-constexpr int CONSUMER_REGISTERS = GATHERS && KV_DTYPE == 0 ? 224 : 232;
+constexpr int COPY_REGISTERS = GATHERS && Build::kv_dtype == 0 ? 56 : 40;
+constexpr int CONSUMER_REGISTERS = GATHERS && Build::kv_dtype == 0 ? 224 : 232;
 
 // A partial in the workspace: the accumulators as held by threads, two at a time; the (m, l) of its
 // rows; and the epoch of the launch that stored it.
 constexpr int WEIGHTS_AT = VALUES / FEWEST_GROUPS / 4 * CONSUMERS;  // in numbers of 32 bits
 constexpr int EPOCH_AT = WEIGHTS_AT + 2 * TILE;
 constexpr int PARTIAL = EPOCH_AT + 32;
-static_assert(4 * PARTIAL == PARTIAL_BYTES, "PARTIAL differs from MlaBuild.partial_bytes");
+static_assert(4 * PARTIAL == Build::partial_bytes, "PARTIAL differs from MlaBuild.partial_bytes");
 
 constexpr int STAGES_AT = QUERY_COLUMNS * COLUMN;
 #if KV_DTYPE != 0
@@ -83,26 +77,26 @@ constexpr int SHARES_AT = MAXIMA_AT;
 constexpr int ROW_UNITS_AT = WAITING_AT + WAITING_BYTES;  // divisors of rows of Q
 constexpr int BARRIERS = ROW_UNITS_AT + 4 * TILE;
 #else
-// ROW_SCALES: of both stages.
+// Build::row_scales: of both stages.
 constexpr int ROW_SCALES_AT = WAITING_AT + WAITING_BYTES, SCALES_OF_ROW = VALUES / 128 * 4;
-constexpr int BARRIERS = ROW_SCALES_AT + ROW_SCALES * LATENT_STAGES * TILE * SCALES_OF_ROW;
+constexpr int BARRIERS = ROW_SCALES_AT + Build::row_scales * LATENT_STAGES * TILE * SCALES_OF_ROW;
 #endif
-constexpr int FULL = BARRIERS;                                        // of each copy of each stage
-constexpr int EMPTY = FULL + 8 * LATENT_STAGES * STAGE_COPIES;        // of each warpgroup's columns
-constexpr int WEIGHTS_FULL = EMPTY + 8 * LATENT_STAGES * 2;           // of each stage
+constexpr int FULL = BARRIERS;                                  // of each copy of each stage
+constexpr int EMPTY = FULL + 8 * LATENT_STAGES * STAGE_COPIES;  // of each warpgroup's columns
+constexpr int WEIGHTS_FULL = EMPTY + 8 * LATENT_STAGES * 2;     // of each stage
 constexpr int QUERY_FULL = WEIGHTS_FULL + 8 * LATENT_STAGES, QUERY_EMPTY = QUERY_FULL + 8;
-static_assert(QUERY_EMPTY + 8 <= SHARED_BYTES, "MlaBuild.shared_bytes is too small");
+static_assert(QUERY_EMPTY + 8 <= Build::shared_bytes, "MlaBuild.shared_bytes is too small");
 
 // Named barriers: of a warpgroup, and of both.
 constexpr int OF_WARPGROUP = 1, OF_CONSUMERS = 3;
 
 // Stages in shared memory, and the number of times that each has been filled.
 template <int STAGE>
-constexpr int STAGE_AT = STAGES_AT + BEFORE_STAGE + STAGE * STAGE_STEP;
+constexpr int STAGE_AT = STAGES_AT + BEFORE_STAGE + STAGE *STAGE_STEP;
 
 // Weights overwrite the column that only scores need.
 template <int STAGE>
-constexpr int WEIGHTS_AT_STAGE = STAGE_AT<STAGE> + OTHER_COLUMN * COLUMN;
+constexpr int WEIGHTS_AT_STAGE = STAGE_AT<STAGE> + OTHER_COLUMN *COLUMN;
 
 // Columns of a stage in the order of copies and reads: first those with values of its own
 // warpgroup, which become free first; last the one overwritten by the weights.
@@ -112,16 +106,17 @@ __device__ __forceinline__ constexpr int column_in_turn(int stage, int i) {
                                 : OTHER_COLUMN;
 }
 
-// Returns the position of a column in its stage, in columns; KV_DTYPE: the values of its own
+// Returns the position of a column in its stage, in columns; Build::kv_dtype: the values of its own
 // warpgroup come first.
 __device__ __forceinline__ constexpr int place_of(int stage, int column) {
-  return KV_DTYPE != 0 && stage == 1 && column < OTHER_COLUMN ? column ^ HALF_COLUMNS : column;
+  return Build::kv_dtype != 0 && stage == 1 && column < OTHER_COLUMN ? column ^ HALF_COLUMNS
+                                                                     : column;
 }
 
 // Returns the CTA's group of GROUPS.
 template <int GROUPS>
 __device__ __forceinline__ int group_of_cta() {
-  return blockIdx.x / CLUSTER % GROUPS;
+  return blockIdx.x / Build::cluster % GROUPS;
 }
 
 // The columns of a CTA's output, which GROUPS CTAs share.
@@ -140,13 +135,13 @@ struct OwnColumns {
   }
 };
 
-// Calls `run` with the columns of a work range's CTAs. One group comes first: the code of the second
-// branch is 1 to 4 us slower, whichever it is (H200; reports/performance-log.md, entry 79).
+// Calls `run` with the columns of a work range's CTAs. One group comes first: the code of the
+// second branch is 1 to 4 us slower, whichever it is (H200; reports/performance-log.md, entry 79).
 template <class Run>
 __device__ __forceinline__ void with_columns_of(const WorkRange &range, const Run &run) {
   if constexpr (CHOOSES_GROUPS)
     if (!range.grouped) return run(OwnColumns<1>());
-  run(OwnColumns<COLUMN_GROUPS>());
+  run(OwnColumns<Build::column_groups>());
 }
 
 // Returns the start of a warpgroup's columns of V in a stage.
@@ -154,7 +149,7 @@ template <int GROUPS>
 __device__ __forceinline__ int values_at(int stage, int half) {
   return place_of(stage, (group_of_cta<GROUPS>() * 2 + half) * (VALUES / GROUPS / 128)) * COLUMN;
 }
-static_assert(KV_DTYPE == 0 || (COLUMN_GROUPS == 1 && VALUES == 512),
+static_assert(Build::kv_dtype == 0 || (Build::column_groups == 1 && VALUES == 512),
               "a stage of bytes has all columns, and whole runs");
 
 #if KV_DTYPE != 0
@@ -181,4 +176,6 @@ __device__ __forceinline__ constexpr int empty_at(int stage, int half) {
 }
 
 // Returns the output row in a thread's accumulators 0 and 1; 2 and 3 are 8 rows further.
-__device__ __forceinline__ int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
+__device__ __forceinline__ int own_row() {
+  return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+}

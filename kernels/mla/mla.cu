@@ -27,9 +27,9 @@ __device__ __forceinline__ bool next_part(const Params &p, const WorkRange &rang
 #if KV_DTYPE != 0
 // Copies a stage of bytes to the memory of its own warpgroup's values.
 template <int STAGE>
-__device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int filled, int row, int token,
-                                           int rank, u64 policy) {
-  const u32 to = shared + STAGE_AT<STAGE> + rank * (RUN / CLUSTER);
+__device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int filled, int row,
+                                           int token, int rank, u64 policy) {
+  const u32 to = shared + STAGE_AT<STAGE> + rank * (RUN / Build::cluster);
   mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
 #pragma unroll
   for (int turn = 0; turn < RUNS; turn++) {
@@ -37,7 +37,8 @@ __device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int fill
     const u32 full = shared + full_at(STAGE, turn);
     mbarrier_arrive_expect_tx(full, RUN);
 #if CLUSTER > 1
-    cp_async_bulk_tensor_4d_multicast(to + run_at(turn), &p.k_map, full, column, token, 0, row, policy);
+    cp_async_bulk_tensor_4d_multicast(to + run_at(turn), &p.k_map, full, column, token, 0, row,
+                                      policy);
 #else
     cp_async_bulk_tensor_4d(to + run_at(turn), &p.k_map, full, column, token, 0, row, policy);
 #endif
@@ -48,13 +49,13 @@ __device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int fill
 // Copies a stage column by column, in the order in which they become free. Each CTA of a cluster
 // copies its share of a stage's tokens to all of them.
 template <int STAGE, int GROUPS>
-__device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int filled, int row, int token,
-                                           int rank, u64 policy) {
+__device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int filled, int row,
+                                           int token, int rank, u64 policy) {
 #if KV_DTYPE != 0
   copy_bytes<STAGE>(p, shared, filled, row, token, rank, policy);
   return;
 #endif
-  const u32 to = shared + STAGE_AT<STAGE> + rank * (COLUMN / CLUSTER);
+  const u32 to = shared + STAGE_AT<STAGE> + rank * (COLUMN / Build::cluster);
 #pragma unroll
   for (int i = 0; i < QUERY_COLUMNS; i++) {
     const int column = column_in_turn(STAGE, i);
@@ -64,10 +65,11 @@ __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int fill
       mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
     mbarrier_arrive_expect_tx(full, COLUMN);
 #if CLUSTER > 1
-    cp_async_bulk_tensor_4d_multicast(to + column * COLUMN, &p.k_map, full, 64 * column, token, 0, row,
-                                      policy);
+    cp_async_bulk_tensor_4d_multicast(to + column * COLUMN, &p.k_map, full, 64 * column, token, 0,
+                                      row, policy);
 #else
-    cp_async_bulk_tensor_4d(to + column * COLUMN, &p.k_map, full, 64 * column, token, 0, row, policy);
+    cp_async_bulk_tensor_4d(to + column * COLUMN, &p.k_map, full, 64 * column, token, 0, row,
+                            policy);
 #endif
   }
 }
@@ -88,8 +90,9 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       if (parts > 0) mbarrier_try_wait_parity(shared + QUERY_EMPTY, (parts - 1) % 2);
       mbarrier_arrive_expect_tx(shared + QUERY_FULL, QUERY_COLUMNS * COLUMN);
       for (int column = 0; column < QUERY_COLUMNS; column++)
-        cp_async_bulk_tensor_4d(shared + column * COLUMN, &p.v_map, shared + QUERY_FULL, 64 * column,
-                                part.head * ROWS + rank * TILE, 0, part.sequence, policy_of_query);
+        cp_async_bulk_tensor_4d(shared + column * COLUMN, &p.v_map, shared + QUERY_FULL,
+                                64 * column, part.head * Build::rows + rank * TILE, 0,
+                                part.sequence, policy_of_query);
     }
     for (int chunk = 0; chunk < part.chunks; chunk++) {
       const int token = part.token + chunk * TILE;
@@ -101,12 +104,12 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
         continue;
       }
       int row = part.sequence, at = token;
-      if (PAGE > 0) {
+      if (Build::page > 0) {
         const int page = token / PAGE_OR_1;
         row = __ldg(p.block_table + (i64)part.sequence * p.stride_table + page);
         at = token - page * PAGE_OR_1;
       }
-      at += rank * (TILE / CLUSTER);
+      at += rank * (TILE / Build::cluster);
       if (chunk % 2 == 0)
         copy_stage<0, GROUPS>(p, shared, filled[0]++, row, at, rank, policy);
       else
@@ -135,8 +138,7 @@ struct Attention {
     if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; step++)
-      add_values(o, weights[step], values + step * (2048 >> 4));
+    for (int step = 0; step < 4; step++) add_values(o, weights[step], values + step * (2048 >> 4));
     wgmma_commit_group();
   }
 
@@ -162,7 +164,7 @@ struct Attention {
     wgmma_wait_group<0>();
     hold(o);
     // Bytes are copied only over its own warpgroup's values.
-    if (KV_DTYPE != 0 && STAGE != HALF)
+    if (Build::kv_dtype != 0 && STAGE != HALF)
       release(shared + empty_at(STAGE, HALF));
     else
       release_in_cluster(shared + empty_at(STAGE, HALF));
@@ -177,8 +179,9 @@ struct OwnRows {
   __device__ __forceinline__ void find(const Position &part, int first_row) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int query = (first_row + own_row() + 8 * half) / GROUP_SIZE;
-      visible[half] = part.tokens - part.token - (CAUSAL ? max(0, Q_LEN - 1 - query) : 0);
+      const int query = (first_row + own_row() + 8 * half) / Build::group_size;
+      visible[half] =
+          part.tokens - part.token - (Build::causal ? max(0, Build::q_len - 1 - query) : 0);
     }
   }
 
@@ -281,8 +284,9 @@ __device__ __forceinline__ void attend_right(const Params &p, const Position &pa
 
 // A warpgroup's share of a part.
 template <int HALF, int GROUPS>
-__device__ __forceinline__ void attend(const Params &p, const Position &part, int first_row, int parts,
-                                       u32 shared, unsigned char *memory, Attention<GROUPS> &own) {
+__device__ __forceinline__ void attend(const Params &p, const Position &part, int first_row,
+                                       int parts, u32 shared, unsigned char *memory,
+                                       Attention<GROUPS> &own) {
   own.softmax.reset();
 #pragma unroll
   for (int i = 0; i < VALUES / GROUPS / 4; i++) own.o[i] = 0.0f;
@@ -338,7 +342,7 @@ __device__ __forceinline__ bool end_part(const Params &p, const Waiting &waiting
   const WorkRange range = waiting.range;
   const Position part = waiting.part;
   const Splits splits = waiting.splits;
-  const int first_row = part.head * ROWS + rank * TILE;
+  const int first_row = part.head * Build::rows + rank * TILE;
   const float(&m)[2] = own.softmax.m, (&l)[2] = own.softmax.l;
   if (splits.count == 1) {
     if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
@@ -351,8 +355,8 @@ __device__ __forceinline__ bool end_part(const Params &p, const Waiting &waiting
   }
   const u32 epoch = p.epoch + __ldg(p.replays);
   if (splits.count == 2 && splits.mine == 0) {
-    merge_pair<GROUPS>(p, part, first_row, partial_of<GROUPS>(p, range, part, splits, 1, rank), own.o, m, l,
-               reinterpret_cast<float2 *>(memory + SHARES_AT), epoch);
+    merge_pair<GROUPS>(p, part, first_row, partial_of<GROUPS>(p, range, part, splits, 1, rank),
+                       own.o, m, l, reinterpret_cast<float2 *>(memory + SHARES_AT), epoch);
     return false;
   }
   float *slot = partial_of<GROUPS>(p, range, part, splits, splits.mine, rank);
@@ -370,8 +374,8 @@ __device__ __forceinline__ bool end_part(const Params &p, const Waiting &waiting
 
 // A warpgroup's share of a work range: all parts, and their rows or partials.
 template <int GROUPS>
-__device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, Position part, int rank,
-                                             u32 shared, unsigned char *memory) {
+__device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, Position part,
+                                             int rank, u32 shared, unsigned char *memory) {
   Attention<GROUPS> own;
   own.filled[0] = own.filled[1] = 0;
   for (int parts = 0;; parts++) {
@@ -380,7 +384,7 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
       waiting.range = range, waiting.part = part;
       waiting.splits.find(p, part, range);
     }
-    const int first_row = part.head * ROWS + rank * TILE;
+    const int first_row = part.head * Build::rows + rank * TILE;
 #if KV_DTYPE != 0
     // Here and not in `attend`, which exists once per warpgroup: synccheck reports a barrier in two
     // positions as divergence.
@@ -400,7 +404,8 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(32 * Build::warps, 1)
+    mla(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -420,14 +425,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
         mbarrier_init(shared + full_at(stage, copy), COPY_ARRIVALS);
       for (int half = 0; half < 2; half++)
         mbarrier_init(shared + empty_at(stage, half),
-                      KV_DTYPE != 0 && stage != half ? 4 : 4 * CLUSTER);
+                      Build::kv_dtype != 0 && stage != half ? 4 : 4 * Build::cluster);
       mbarrier_init(shared + WEIGHTS_FULL + 8 * stage, 4);
     }
     fence_mbarrier_init_release_cluster();
     fence_proxy_async_shared_cta();
   }
   Lengths lengths;
-  if (RAGGED) lengths.start(p, lane);
+  if (Build::ragged) lengths.start(p, lane);
   WorkRange range;
   Position part;
   const bool has_work =

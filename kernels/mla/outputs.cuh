@@ -34,28 +34,28 @@ __device__ __forceinline__ void release(u32 barrier) {
 __device__ __forceinline__ void release_in_cluster(u32 barrier) {
 #if CLUSTER > 1
   __syncwarp();
-  if (threadIdx.x % 32 < CLUSTER) mbarrier_arrive_cluster(barrier, threadIdx.x % 32);
+  if (threadIdx.x % 32 < Build::cluster) mbarrier_arrive_cluster(barrier, threadIdx.x % 32);
 #else
   release(barrier);
 #endif
 }
 
 // Writes two columns of a row, if the row exists.
-__device__ __forceinline__ void write_pair(const Params &p, const Position &part, int row, int column,
-                                           float x, float y) {
+__device__ __forceinline__ void write_pair(const Params &p, const Position &part, int row,
+                                           int column, float x, float y) {
   if (row >= ALL_ROWS) return;
   unsigned short *at = p.out + part.sequence * p.stride_out_batch +
-                       (i64)(row / GROUP_SIZE) * p.stride_out_token +
-                       (i64)(row % GROUP_SIZE) * p.stride_out_head + column;
-  *reinterpret_cast<u32 *>(at) = cvt_rn_x2<BF16>(x, y);
+                       (i64)(row / Build::group_size) * p.stride_out_token +
+                       (i64)(row % Build::group_size) * p.stride_out_head + column;
+  *reinterpret_cast<u32 *>(at) = cvt_rn_x2<Build::bf16>(x, y);
 }
 
 template <int GROUPS>
 __device__ __forceinline__ void write_lse(const Params &p, const Position &part, int row, float m,
                                           float l) {
   if (row >= ALL_ROWS || group_of_cta<GROUPS>() > 0) return;
-  const i64 head = (i64)part.sequence * GROUP_SIZE + row % GROUP_SIZE;
-  p.lse[head * Q_LEN + row / GROUP_SIZE] =
+  const i64 head = (i64)part.sequence * Build::group_size + row % Build::group_size;
+  p.lse[head * Build::q_len + row / Build::group_size] =
       l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
 }
 
@@ -93,8 +93,8 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
   for (int half = 0; half < 2; half++) {
     const int row = first_row + own_row() + 8 * half;
     unsigned short *at = p.out + part.sequence * p.stride_out_batch +
-                         (i64)(row / GROUP_SIZE) * p.stride_out_token +
-                         (i64)(row % GROUP_SIZE) * p.stride_out_head +
+                         (i64)(row / Build::group_size) * p.stride_out_token +
+                         (i64)(row % Build::group_size) * p.stride_out_head +
                          OwnColumns<GROUPS>::of_unit(0) + threadIdx.x % 4 * 6;
 #pragma unroll
     for (int first = half; first < OwnColumns<GROUPS>::UNITS; first += 8) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int unit = first + 2 * i;
-        words[i] = cvt_rn_x2<BF16>(number(2 * unit), number(2 * unit + 1));
+        words[i] = cvt_rn_x2<Build::bf16>(number(2 * unit), number(2 * unit + 1));
       }
       transpose_in_quad(words);
       if (row < ALL_ROWS)
@@ -118,13 +118,13 @@ template <int GROUPS>
 __device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &range,
                                              const Position &part, const Splits &splits, int split,
                                              int rank) {
-  const int ranges = gridDim.x / CLUSTER / GROUPS;
+  const int ranges = gridDim.x / Build::cluster / GROUPS;
   int slot = range.slot + split - splits.mine;
   if (split == 0)
-    slot = ranges + (RAGGED && range.longest > 0 ? part.sequence * ROW_TILES + part.head
-                                                 : range.slot - splits.mine);
+    slot = ranges + (Build::ragged && range.longest > 0 ? part.sequence * ROW_TILES + part.head
+                                                        : range.slot - splits.mine);
   slot = slot * GROUPS + group_of_cta<GROUPS>();
-  return reinterpret_cast<float *>(p.partials) + ((i64)slot * CLUSTER + rank) * PARTIAL;
+  return reinterpret_cast<float *>(p.partials) + ((i64)slot * Build::cluster + rank) * PARTIAL;
 }
 
 // Returns whether this warp has any rows: 16 query heads fill one warp of each warpgroup.
@@ -206,8 +206,9 @@ struct MergeShare {
 // read at once, so nothing waits between them. Slower for partials of all columns, unless they are
 // many and of few rows (H200; reports/performance-log.md, entries 59 and 74).
 template <int GROUPS, int SPLITS>
-__device__ __forceinline__ void merge_few(const Params &p, const WorkRange &range, const Position &part,
-                                          const Splits &splits, int rank, int first_row) {
+__device__ __forceinline__ void merge_few(const Params &p, const WorkRange &range,
+                                          const Position &part, const Splits &splits, int rank,
+                                          int first_row) {
   constexpr int AT_ONCE = 2;
   constexpr int UNITS = OwnColumns<GROUPS>::UNITS;
   const MergeShare share(splits);
@@ -215,15 +216,17 @@ __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &rang
     float2 o[SPLITS][AT_ONCE], log[SPLITS][AT_ONCE];
 #pragma unroll
     for (int j = 0; j < SPLITS; j++) {
-      const float *slot = partial_of<GROUPS>(p, range, part, splits, min(j, splits.count - 1), rank);
+      const float *slot =
+          partial_of<GROUPS>(p, range, part, splits, min(j, splits.count - 1), rank);
 #pragma unroll
       for (int i = 0; i < AT_ONCE; i++) {
         const int unit = first + i * share.step;
         o[j][i] = make_float2(0.0f, 0.0f), log[j][i] = make_float2(LOWEST, 0.0f);
         if (unit < UNITS && j < splits.count) {
-          log[j][i] =
-              __ldcg(reinterpret_cast<const float2 *>(slot + WEIGHTS_AT) + share.row + 8 * (unit % 2));
-          o[j][i] = __ldcg(reinterpret_cast<const float2 *>(slot) + unit * CONSUMERS + share.thread);
+          log[j][i] = __ldcg(reinterpret_cast<const float2 *>(slot + WEIGHTS_AT) + share.row +
+                             8 * (unit % 2));
+          o[j][i] =
+              __ldcg(reinterpret_cast<const float2 *>(slot) + unit * CONSUMERS + share.thread);
         }
       }
     }
@@ -242,9 +245,9 @@ __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &rang
       }
       if (unit >= UNITS) break;
       const float scale = value_scale(p, part, l);
-      write_pair(p, part, row, OwnColumns<GROUPS>::of_unit(unit), sum.x * scale,
-                 sum.y * scale);
-      if (unit < 2 && share.thread < 128 && share.thread % 4 == 0) write_lse<GROUPS>(p, part, row, m, l);
+      write_pair(p, part, row, OwnColumns<GROUPS>::of_unit(unit), sum.x * scale, sum.y * scale);
+      if (unit < 2 && share.thread < 128 && share.thread % 4 == 0)
+        write_lse<GROUPS>(p, part, row, m, l);
     }
   }
 }
@@ -287,7 +290,8 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
           const int row = own_row + 8 * ((first + i * mergers) % 2);
-          const float weight = split + j < splits.count ? weights[(split + j) * TILE + row].x : 0.0f;
+          const float weight =
+              split + j < splits.count ? weights[(split + j) * TILE + row].x : 0.0f;
           sum[i].x += weight * o[j][i].x, sum[i].y += weight * o[j][i].y;
         }
     }
@@ -295,8 +299,8 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
     for (int i = 0; i < AT_ONCE; i++) {
       const int unit = first + i * mergers;
       if (unit < UNITS)
-        write_pair(p, part, first_row + own_row + 8 * (unit % 2),
-                   OwnColumns<GROUPS>::of_unit(unit), sum[i].x, sum[i].y);
+        write_pair(p, part, first_row + own_row + 8 * (unit % 2), OwnColumns<GROUPS>::of_unit(unit),
+                   sum[i].x, sum[i].y);
     }
   }
 }
@@ -313,9 +317,9 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
     wait_for_partial(partial_of<GROUPS>(p, range, part, splits, split, rank), epoch);
   bar_sync(OF_CONSUMERS, CONSUMERS);
   if constexpr (GROUPS > 1 || ROW_WARPS < 4) {
-    if (splits.count <= ONE_ROUND && (GROUPS > 1 || splits.count > LEAST_OF_ONE_ROUND)) {
+    if (splits.count <= Build::one_round && (GROUPS > 1 || splits.count > LEAST_OF_ONE_ROUND)) {
       if (ROW_WARPS < 4 || has_rows(first_row))
-        merge_few<GROUPS, ONE_ROUND>(p, range, part, splits, rank, first_row);
+        merge_few<GROUPS, Build::one_round>(p, range, part, splits, rank, first_row);
       return;
     }
   }
@@ -352,8 +356,7 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
   const float scale = value_scale(p, part, l);
   for (int split = threadIdx.x % 4; split < splits.count; split += 4)
     logs[split * TILE + row].x *= scale;
-  if (splits.mine == 0 && threadIdx.x % 4 == 0)
-    write_lse<GROUPS>(p, part, first_row + row, m, l);
+  if (splits.mine == 0 && threadIdx.x % 4 == 0) write_lse<GROUPS>(p, part, first_row + row, m, l);
   bar_sync(OF_CONSUMERS, CONSUMERS);
   const auto units = [&](auto groups) {
     merge_units<GROUPS, decltype(groups)::UNITS_AT_ONCE, decltype(groups)::SPLITS_AT_ONCE>(
@@ -371,11 +374,11 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
   if (ROW_WARPS < 4 && mergers >= 16)
     units(AtOnce<2, 16>());
   else
-  // Fewer reads in flight, in less code (H200; reports/performance-log.md, entry 47).
-  if (mergers >= 8)
-    units(AtOnce<2, 8>());
-  else
-    units(AtOnce<4, 4>());
+    // Fewer reads in flight, in less code (H200; reports/performance-log.md, entry 47).
+    if (mergers >= 8)
+      units(AtOnce<2, 8>());
+    else
+      units(AtOnce<4, 4>());
 #else
   // The most reads in flight that registers allow. 8 to 15 mergers belong to a short context, which
   // is faster with less code (H200; reports/performance-log.md, entry 54).

@@ -1,4 +1,5 @@
-// Rows as in DeepSeek's caches, of 656 bytes: the bytes of a stage are converted to operands in bf16.
+// Rows as in DeepSeek's caches, of 656 bytes: the bytes of a stage are converted to operands in
+// bf16.
 //
 // They arrive in runs of 128 columns, in the memory of the stage's own warpgroup's values. First
 // come the values of the other warpgroup, so that operands never lie over bytes of a later run.
@@ -19,7 +20,7 @@ __device__ __forceinline__ constexpr int scaled_run(int stage, int turn) {
 
 // Returns the position of a run's bytes in shared memory.
 template <int STAGE>
-constexpr int SCALED_RUNS_AT = STAGE_AT<STAGE> + STAGE * HALF_COLUMNS * COLUMN;
+constexpr int SCALED_RUNS_AT = STAGE_AT<STAGE> + STAGE *HALF_COLUMNS *COLUMN;
 
 // Returns the position of 16 bytes of a run: two rows have different banks.
 __device__ __forceinline__ int byte_piece_at(int row, int piece) {
@@ -46,13 +47,12 @@ __device__ __forceinline__ void start_scores_of_scaled_run(float (&s)[32], u32 s
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int token = row + 32 * half;
-    scales[half] = ld_shared_f32(shared + ROW_SCALES_AT + (STAGE * TILE + token) * SCALES_OF_ROW +
-                                 4 * RUN);
+    scales[half] =
+        ld_shared_f32(shared + ROW_SCALES_AT + (STAGE * TILE + token) * SCALES_OF_ROW + 4 * RUN);
 #pragma unroll
     for (int i = 0; i < 2; i++)
-      bytes[half][i] =
-          *reinterpret_cast<const uint4 *>(memory + SCALED_RUNS_AT<STAGE> + TURN * SCALED_RUN +
-                                           byte_piece_at(token, 4 * i + piece));
+      bytes[half][i] = *reinterpret_cast<const uint4 *>(
+          memory + SCALED_RUNS_AT<STAGE> + TURN * SCALED_RUN + byte_piece_at(token, 4 * i + piece));
   }
   if (TURN == 0)
     // The other warpgroup has used its values of the previous stage.

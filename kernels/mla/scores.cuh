@@ -73,7 +73,8 @@ struct Softmax {
 // Packs weights as left operands of a matrix instruction.
 __device__ __forceinline__ void pack_weights(const float (&s)[32], u32 (&weights)[4][4]) {
 #pragma unroll
-  for (int i = 0; i < 16; i++) weights[i / 4][i % 4] = cvt_rn_x2<BF16_OPERANDS>(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < 16; i++)
+    weights[i / 4][i % 4] = cvt_rn_x2<BF16_OPERANDS>(s[2 * i], s[2 * i + 1]);
 }
 
 // S += Q K^T of a column of a stage, or = without `adds`.
@@ -108,7 +109,8 @@ __device__ __forceinline__ void clear_end(u32 shared, int filled, int tokens) {
     mbarrier_try_wait_parity(shared + full_at(STAGE, column), filled % 2);
   const int pieces = (TILE - tokens) * 8;
   for (int i = threadIdx.x % 128; i < pieces * (VALUES / 64); i += 128)
-    st_shared_v4(shared + STAGE_AT<STAGE> + i / pieces * COLUMN + tokens * 128 + i % pieces * 16, 0);
+    st_shared_v4(shared + STAGE_AT<STAGE> + i / pieces * COLUMN + tokens * 128 + i % pieces * 16,
+                 0);
   fence_proxy_async_shared_cta();
   bar_sync(OF_WARPGROUP + STAGE, 128);
 }

@@ -75,7 +75,7 @@ def step_tokens(problem: AttentionProblem, config: CudaConfig) -> int:
 
 
 def tile_heads(problem: AttentionProblem, config: CudaConfig) -> int:
-    """Return the KV heads of an output tile: HEADS_OF_ROW in build.cuh."""
+    """Return the KV heads of an output tile: `Build::heads_of_row`."""
     return CudaBuild.of(problem, config).heads_of_row
 
 

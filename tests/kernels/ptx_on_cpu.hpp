@@ -63,7 +63,7 @@ inline u64 atom_add_relaxed_gpu_u64(u64 *at, u64 x) {
 
 inline void barrier_cluster_arrive() { arrive_at_cluster(); }
 inline void barrier_cluster_wait() { wait_for_cluster(); }
-inline int cluster_ctarank() { return blockIdx.x % CLUSTER; }
+inline int cluster_ctarank() { return blockIdx.x % Build::cluster; }
 
 inline u32 mapa_shared_cluster(u32 address, int rank) {
   return address | (u32)(rank + 1) << RANK_SHIFT;
@@ -79,7 +79,7 @@ extern "C" void ENTRY(const Params p);
 // See `run_grid`.
 extern "C" const char *launch(const Params *params, int grid, int shared_bytes, int most_ctas,
                               int lazy, u32 seed) {
-  const Kernel kernel = {WARPS, CLUSTER, BF16_OPERANDS,
+  const Kernel kernel = {Build::warps, Build::cluster, BF16_OPERANDS,
                          [](const void *p) { ENTRY(*static_cast<const Params *>(p)); }};
   return run_grid(kernel, params, grid, shared_bytes, most_ctas, lazy, seed);
 }
