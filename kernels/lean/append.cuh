@@ -88,7 +88,7 @@ struct Append {
 
   // Returns the cache row, or the page, of the sequence's token `at`.
   __device__ __forceinline__ static int outer_of(const Params &p, const Position &part, int at) {
-    if (Build::page > 0)
+    if constexpr (Build::page > 0)
       return __ldg(p.block_table + (i64)part.sequence * p.stride_table + at / PAGE_OR_1);
     return Build::batch_idx ? __ldg(p.cache_batch_idx + part.sequence) : part.sequence;
   }
@@ -143,7 +143,7 @@ struct Append {
       load<APPEND_ROWS>(p, part, at, lane);
       store<APPEND_ROWS>(p, part, stage, at, lane);
     }
-    if (Build::bulk) fence_proxy_async_shared_cta();  // before the stage's next copy
+    if constexpr (Build::bulk) fence_proxy_async_shared_cta();  // before the stage's next copy
     __syncwarp();
   }
 };

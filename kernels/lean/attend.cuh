@@ -33,7 +33,7 @@ struct Query {
            (Build::ragged_q ? part.queries.first * (i64)p.stride_q_token
                             : part.sequence * p.stride_q_batch) +
            (i64)tile.kv_head * Build::group_size * p.stride_q_head;
-    if (Build::rotary_dim > 0) position = length_of(p, part.sequence);
+    if constexpr (Build::rotary_dim > 0) position = length_of(p, part.sequence);
     const bool others = !Build::fixed_runs || sequence != part.sequence || head != part.head;
     sequence = part.sequence, head = part.head;
     return others;
@@ -52,7 +52,7 @@ struct Query {
 
   // Loads two numbers as operands, except for `divide_row`.
   __device__ __forceinline__ static u32 two_numbers(const QNumber *at) {
-    if (Build::q_dtype == 0) return __ldg(reinterpret_cast<const u32 *>(at));
+    if constexpr (Build::q_dtype == 0) return __ldg(reinterpret_cast<const u32 *>(at));
     return to_fp16<Build::q_dtype>(__ldg(reinterpret_cast<const unsigned short *>(at)), 0, 1);
   }
 
@@ -85,7 +85,7 @@ struct Query {
                                             ? two_numbers(at + step * 16 + half * HALF_STEP)
                                             : 0;
     }
-    if (Build::kv_dtype == 0) return;
+    if constexpr (Build::kv_dtype == 0) return;
     const float first = descaled(p, part, 0);
     const float second = Build::heads_of_row > 1 ? descaled(p, part, 1) : first;
 #pragma unroll
@@ -134,7 +134,7 @@ struct Query {
   // Called by all threads; the caller places barriers around it.
   __device__ __forceinline__ void load_shared(const Params &p, unsigned char *shared) const {
     float *units = reinterpret_cast<float *>(shared + UNITS_AT);
-    if (DIVIDED_QUERY) load_units(p, units);
+    if constexpr (DIVIDED_QUERY) load_units(p, units);
 #pragma unroll 4
     for (int i = threadIdx.x; i < Build::rows * (2 * K_STEPS); i += THREADS) {
       const int within = i / (2 * K_STEPS), column = i % (2 * K_STEPS) * 8,
@@ -147,13 +147,13 @@ struct Query {
           words[word] = turned(angles_of(p, row), two_numbers(at + 2 * word), at + 2 * word,
                                column + 2 * word);
       }
-      if (Build::kv_dtype == 0) {
+      if constexpr (Build::kv_dtype == 0) {
         *reinterpret_cast<uint4 *>(shared + QUERY_AT + 2 * (within * QUERY_ROW + column)) =
             make_uint4(words[0], words[1], words[2], words[3]);
       } else {
 #pragma unroll
         for (int word = 0; word < 4; word++)
-          if (DIVIDED_QUERY) words[word] = in_units(words[word], units[within]);
+          if constexpr (DIVIDED_QUERY) words[word] = in_units(words[word], units[within]);
         // Numbers of two lanes: 8 bytes in each half.
         const int to = within * QUERY_ROW + column / 16 * 16 + column % 16 / 2;
         uint2 *halves = reinterpret_cast<uint2 *>(shared + QUERY_AT + 2 * to);
@@ -195,7 +195,7 @@ struct Query {
   }
 
   __device__ __forceinline__ void fragment(u32 (&b)[2], int step, int rows) const {
-    if (SHARED_QUERY)
+    if constexpr (SHARED_QUERY)
       ldmatrix_x2(b, shared_lane + 2 * (rows * 8 * QUERY_ROW + step * 16));
     else
       b[0] = fragments[SHARED_QUERY ? 0 : step][rows][0],
@@ -226,7 +226,7 @@ struct State {
   float v_scales[TOKEN_BLOCKS][2];  // Build::page_scales: scales of the lane's tokens over `unit`
 
   __device__ __forceinline__ void reset() {
-    if (Build::page_scales) unit = unit_above(0.0f);
+    if constexpr (Build::page_scales) unit = unit_above(0.0f);
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
 #pragma unroll
@@ -322,7 +322,7 @@ struct State {
     // Columns of a lane's rows of O^T, in the order of `values_of`.
     constexpr int LANE_COLUMNS = Build::kv_dtype == 0 ? 1 : 2,
                   SECOND = Build::kv_dtype == 0 ? 8 : 1;
-    if (Build::page_scales) v_scale *= unit;
+    if constexpr (Build::page_scales) v_scale *= unit;
     const int pair = lane % 4 * 2;
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
@@ -353,11 +353,11 @@ struct State {
 // of a column.
 __device__ __forceinline__ u32 load_address(u32 lane_at, int load, int block, u32 odd) {
   constexpr int COLUMN_LOADS = COLUMN_BYTES / 32;
-  if (SHIFTED_ROWS) {
+  if constexpr (SHIFTED_ROWS) {
     lane_at ^= odd << 6;
     if (load % COLUMN_LOADS >= 2) lane_at += odd * (Build::chunk * COLUMN_BYTES);
   }
-  if (WHOLE_ROWS) return lane_at + 32 * load + block * (16 * COLUMN_BYTES);
+  if constexpr (WHOLE_ROWS) return lane_at + 32 * load + block * (16 * COLUMN_BYTES);
   return (lane_at ^ (load % COLUMN_LOADS << 5)) +
          load / COLUMN_LOADS * (Build::chunk * COLUMN_BYTES) + block * (16 * COLUMN_BYTES);
 }
@@ -418,7 +418,7 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
     }
   }
   float k_scales[TOKEN_BLOCKS][2];
-  if (Build::page_scales) load_scales(k_scales, page_scales, lane);
+  if constexpr (Build::page_scales) load_scales(k_scales, page_scales, lane);
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
@@ -426,9 +426,9 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         float scale = query.scale(p, rows, i % 2);
-        if (Build::page_scales) scale *= k_scales[block][i / 2];
+        if constexpr (Build::page_scales) scale *= k_scales[block][i / 2];
         s[block][rows][i] = chains[0][block][rows][i] * scale;
-        if (CHAINS > 1) s[block][rows][i] += chains[CHAINS - 1][block][rows][i] * scale;
+        if constexpr (CHAINS > 1) s[block][rows][i] += chains[CHAINS - 1][block][rows][i] * scale;
       }
 }
 
@@ -486,7 +486,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS]
         const int seen = own + 1 + Build::window_right * p.window_right;
         int end = Build::q_len == 1 ? part.tokens : min(part.tokens, seen);
         int first = Build::window_left ? max(part.leftpad, own - p.window_left) : part.leftpad;
-        if (Build::attention_chunk) {
+        if constexpr (Build::attention_chunk) {
           const int chunk = chunk_start(p, part.leftpad, own);
           first = max(first, chunk), end = min(end, chunk + p.attention_chunk);
         }
@@ -501,7 +501,7 @@ __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int l
     return row >= end || (START_STEP > 1 && MASKED_STARTS && row < first);
   };
   const u32 lane_at = stage + V_AT + 16 * lane;  // 16 bytes per lane
-  if (WHOLE_ROWS) {
+  if constexpr (WHOLE_ROWS) {
 #pragma unroll
     for (int piece = 0; piece < Build::chunk * COLUMN_PIECES; piece += 32)
       if (outside((piece + lane) / COLUMN_PIECES)) st_shared_v4(lane_at + 16 * piece, 0);
@@ -515,7 +515,7 @@ __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int l
           st_shared_v4(lane_at + (column * Build::chunk + row) * COLUMN_BYTES, 0);
       }
   }
-  if (Build::bulk) fence_proxy_async_shared_cta();
+  if constexpr (Build::bulk) fence_proxy_async_shared_cta();
   __syncwarp();
 }
 
@@ -528,7 +528,8 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
   // Masking starts at the first token that some row of the output tile does not see.
   const int first_query = Build::q_len > 0 ? 0 : query.row_offset / Build::group_size;
   bool masked = token + Build::chunk > tokens - (part.queries.count - 1) + first_query;
-  if (MASKED_STARTS) masked |= token < part.first_seen(p, query.row_offset + Build::rows - 1);
+  if constexpr (MASKED_STARTS)
+    masked |= token < part.first_seen(p, query.row_offset + Build::rows - 1);
   if (masked) zero_values(stage, part.first_seen(p, 0) - token, tokens - token, lane);
   float s[TOKEN_BLOCKS][ROW_BLOCKS][4];
   const u32 odd = SHIFTED_ROWS ? part.head_tile().kv_head % 2 : 0;
@@ -538,10 +539,10 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
 #pragma unroll
   for (int load = 0; load < Build::heads_of_row * EARLY_LOADS; load++)
     ldmatrix_x4_trans(early[load], v_address(stage, lane, load, 0, odd));
-  if (Build::softcap) cap_scores(s, p.softcap);
-  if (Build::alibi) slope_scores(s, query, part, token, lane);
+  if constexpr (Build::softcap) cap_scores(s, p.softcap);
+  if constexpr (Build::alibi) slope_scores(s, query, part, token, lane);
   if (masked) mask_scores(s, p, query, part, token, lane);
-  if (Build::page_scales) state.take_scales(page_scales, lane);
+  if constexpr (Build::page_scales) state.take_scales(page_scales, lane);
   state.rescale(s);
   u32 weights[TOKEN_BLOCKS][ROW_BLOCKS][2];
   state.weigh(s, weights);

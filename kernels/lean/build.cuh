@@ -12,7 +12,19 @@
 #define CAUSAL 1
 #endif
 
+// The dtype of operands, in texts of instructions; see BF16_OPERANDS.
+#if BF16 && KV_DTYPE == 0
+#define OPERAND "bf16"
+#else
+#define OPERAND "f16"
+#endif
+
 struct Build {
+#ifdef __CUDA_ARCH__
+  static constexpr int architecture = __CUDA_ARCH__;  // of the compute capability: 900
+#else
+  static constexpr int architecture = 0;
+#endif
   static constexpr int head_dim = HEAD_DIM;  // of Q and K: a multiple of 8 up to 256, 512 or 576
   static constexpr int v_head_dim = V_HEAD_DIM;  // of V and the output: up to 256, or 512
   static constexpr bool bf16 = BF16;             // dtype of the output; false: fp16

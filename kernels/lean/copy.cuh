@@ -49,7 +49,7 @@ struct Warp {
     ring = shared_address(shared) + number * Build::stages * STAGE;
     barriers = shared_address(shared) + BARRIERS_AT +
                number * Build::stages * (Build::page_scales ? 8 + 8 * BOXES : 8);
-    if (!Build::bulk) return;
+    if constexpr (!Build::bulk) return;
     if (lane == 0 && number >= FIRST_INITIALIZING) {
       for (int stage = 0; stage < Build::stages; stage++) {
         mbarrier_init(barriers + 8 * stage);
@@ -77,7 +77,6 @@ struct Warp {
     known = CHUNKS_AHEAD;
   }
 
-#if PAGE_SCALES
   // Returns the address of the scales of a stage's pages: a pair for each copy of K and V along its
   // tokens.
   __device__ __forceinline__ u32 scales(int stage) const {
@@ -102,7 +101,6 @@ struct Warp {
       cp_async_ca_4(scales(stage) + 4 * place, from, token + box * BOX < position.tokens);
     }
   }
-#endif
 
   // Starts the copy of this lane's pieces of a row of K or V; `column` is the first of PIECES.
   // Pieces past head_dim become zeros.
@@ -112,7 +110,7 @@ struct Warp {
     for (int i = 0; i < PIECES; i += 32) {
       if (PIECES > 32 && i + 32 > PIECES && column + i >= PIECES) break;  // rows of 72 pieces
       const u32 at = to + i / COLUMN_PIECES * (Build::chunk * COLUMN_BYTES);
-      if (DIM % 16 == 0)
+      if constexpr (DIM % 16 == 0)
         cp_async_cg_16(at, from + PIECE_NUMBERS * i);
       else
         cp_async_cg_16(at, from + PIECE_NUMBERS * i, column + i < DIM / PIECE_NUMBERS);
@@ -135,7 +133,7 @@ struct Warp {
                         row * COLUMN_BYTES + ((column % COLUMN_PIECES ^ swizzle_of(row)) << 4);
     const KvNumber *k_head = p.k + kv_head * p.stride_k_head + column * PIECE_NUMBERS;
     const KvNumber *v_head = p.v + kv_head * p.stride_v_head + column * PIECE_NUMBERS;
-    if (PAGED_ROWS) {
+    if constexpr (PAGED_ROWS) {
 #pragma unroll
       for (int i = 0; i < Build::chunk; i += ROWS_AT_ONCE) {
         const i64 outer =
@@ -206,10 +204,9 @@ struct Warp {
     int boxes = 1;
     if (Build::page > 0 && (known == 0 || position.chunk == position.first_chunk(range_warp)))
       look_up_pages(p, position, kv_head, position.chunk);
-#if PAGE_SCALES
-    if (!guess) copy_scales(p, position, (CHUNKS_AHEAD - known) * BOXES, stage);
-#endif
-    if (Build::page > 0 && !PAGED_ROWS) {
+    if (Build::page_scales && !guess)
+      copy_scales(p, position, (CHUNKS_AHEAD - known) * BOXES, stage);
+    if constexpr (Build::page > 0 && !PAGED_ROWS) {
 #pragma unroll
       for (int box = 0; box < BOXES; box++)
         pages[box] = __shfl_sync(~0u, page[0], (CHUNKS_AHEAD - known) * BOXES + box);
@@ -217,7 +214,7 @@ struct Warp {
       boxes = min(Build::chunk, position.tokens - token + BOX - 1) /
               BOX;  // none past the sequence's end
     }
-    if (!Build::bulk) {
+    if constexpr (!Build::bulk) {
       copy_by_lanes(p, position, token, kv_head, cache_row, pages, boxes, to);
     } else if (lane == 0) {
       const u32 barrier = barriers + 8 * stage;
@@ -270,15 +267,14 @@ struct Ring {
     empty_stages--;
   }
 
-#if PAGE_SCALES
-  // Starts the copies that the guess left out. Past the sequence's end, a block table can contain
-  // any pages. Tensor maps read nothing outside the caches, but these copies would.
+  // Build::page_scales: starts the copies that the guess left out. Past the sequence's end, a block
+  // table can contain any pages. Tensor maps read nothing outside the caches, but these copies
+  // would.
   __device__ __forceinline__ void complete_guess(const Params &p, Warp &warp,
                                                  const Position &part) {
     warp.copy_scales(p, part, 0, 0);
     cp_async_commit_group();
   }
-#endif
 
   // Waits for the speculative copy and discards it.
   __device__ __forceinline__ void drop_guess(const Warp &warp) {
@@ -294,22 +290,22 @@ struct Ring {
   __device__ __forceinline__ void fill(const Params &p, Warp &warp, int end) {
 #pragma unroll 1
     for (; empty_stages > 0; empty_stages--) {
-      if (SCRATCH_OVER_RING)
+      if constexpr (SCRATCH_OVER_RING)
         more = next.chunk < next.chunks;
       else
         more = more && next.to_next_chunk(p, end, warp.range_warp);
       if (more) copy_next(p, warp);
-      if (!Build::bulk || Build::page_scales) cp_async_commit_group();
+      if constexpr (!Build::bulk || Build::page_scales) cp_async_commit_group();
     }
   }
 
   // Returns the address of the next chunk, after its arrival.
   __device__ __forceinline__ u32 wait(const Warp &warp) {
-    if (Build::bulk) {
+    if constexpr (Build::bulk) {
       mbarrier_try_wait_parity(warp.barriers + 8 * stage, parity >> stage & 1);
       parity ^= 1 << stage;
     }
-    if (!Build::bulk || Build::page_scales) {
+    if constexpr (!Build::bulk || Build::page_scales) {
       cp_async_wait_group<Build::stages - 1>();
       __syncwarp();
     }

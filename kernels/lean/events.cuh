@@ -12,7 +12,7 @@ struct Events {
   int count;
 
   __device__ __forceinline__ void start(const Params &p) {
-    if (Build::max_events == 0) return;
+    if constexpr (Build::max_events == 0) return;
     row = p.events + (u64)blockIdx.x * (4 + 2 * Build::max_events);
     count = 0;
     const u32 sm = smid();
@@ -20,7 +20,7 @@ struct Events {
   }
 
   __device__ __forceinline__ void record(int kind, int output_tile) {
-    if (Build::max_events == 0) return;
+    if constexpr (Build::max_events == 0) return;
     __syncthreads();
     store(kind, output_tile);
   }
@@ -35,7 +35,7 @@ struct Events {
   }
 
   __device__ __forceinline__ void end() {
-    if (Build::max_events == 0) return;
+    if constexpr (Build::max_events == 0) return;
     __syncthreads();
     if (threadIdx.x == 0) row[1] = globaltimer(), row[3] = count;
   }

@@ -3,16 +3,7 @@
 #include "ptx.cuh"
 #include "schedule.cuh"
 
-#if __CUDA_ARCH__ >= 890
-constexpr bool HAS_CVT = true;
-#else
-constexpr bool HAS_CVT = false;
-__device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(unsigned short) { return 0; }
-template <int HALF>
-__device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2_half(u32) {
-  return 0;
-}
-#endif
+constexpr bool HAS_CVT = Build::architecture >= 890;
 // Without an instruction for e4m3, its bits under fp16's exponent are smaller by 2^8.
 __host__ __device__ constexpr float fp16_unit(int dtype) {
   return dtype == 1 && !HAS_CVT ? 256.0f : 1.0f;
@@ -43,10 +34,10 @@ __device__ __forceinline__ float v_scale_of(const Params &p, const Position &par
 // Converts bytes `first` and `second` of a word to fp16.
 template <int DTYPE>
 __device__ __forceinline__ u32 to_fp16(u32 word, int first, int second) {
-  if (DTYPE == 1 && HAS_CVT)
+  if constexpr (DTYPE == 1 && HAS_CVT)
     return cvt_rn_f16x2_e4m3x2((unsigned short)__byte_perm(word, 0, first | second << 4));
   const u32 high_bytes = __byte_perm(word, 0, 0x0404 | first << 4 | second << 12);
-  if (DTYPE == 2) return high_bytes;
+  if constexpr (DTYPE == 2) return high_bytes;
   const u32 digits = high_bytes & 0x7f007f00;
   const u32 nan = digits + 0x01000100 & 0x80008000;  // all seven bits are set
   return high_bytes & 0x80008000 | digits >> 1 | nan - (nan >> 5);

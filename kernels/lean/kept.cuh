@@ -42,8 +42,8 @@ struct Kept {
   __device__ __forceinline__ void visit(const Params &p, int lane, bool writes) {
     int place = 32;
     if (p.cache_seqlens) place = visit(p.cache_seqlens, p.batch, place, lane, writes);
-    if (Build::leftpad) place = visit(p.cache_leftpad, p.batch, place, lane, writes);
-    if (Build::ragged_q) visit(p.cu_seqlens_q, p.batch + 1, place, lane, writes);
+    if constexpr (Build::leftpad) place = visit(p.cache_leftpad, p.batch, place, lane, writes);
+    if constexpr (Build::ragged_q) visit(p.cu_seqlens_q, p.batch + 1, place, lane, writes);
   }
 
   __device__ __forceinline__ int visit(const int *array, int count, int place, int lane,
@@ -145,7 +145,7 @@ struct RangeFinder {
   __device__ __forceinline__ bool find(const Params &p, int lane, int range_warp, u32 *shared,
                                        WorkRange &range, Position &position) {
     Lengths lengths;
-    if (!KEEPS) return range.find(p, lane, lengths, range_warp, position);
+    if constexpr (!KEEPS) return range.find(p, lane, lengths, range_warp, position);
     if (threadIdx.x < 32) {
       const bool is_valid = kept.is_valid(p, lane);
       if (lane <= KEPT_CONTEXT) shared[lane] = lane < KEPT_CONTEXT ? kept.own : is_valid;

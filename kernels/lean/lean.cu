@@ -26,21 +26,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
   events.start(p);
   const int rank = Build::cluster > 1 ? cluster_ctarank() : 0;
   RangeFinder finder;
-  if (FIRST_INITIALIZING == 1) finder.start(p, lane);
+  if constexpr (FIRST_INITIALIZING == 1) finder.start(p, lane);
   Warp warp;
   warp.start(shared, rank, warp_number, lane);
-  if (FIRST_INITIALIZING == 0) finder.start(p, lane);
+  if constexpr (FIRST_INITIALIZING == 0) finder.start(p, lane);
 
   Position part;  // the current part
   WorkRange range;
   Ring ring;
   ring.start();
-#if PEERS
   PeerExchange exchange;
-  exchange.start(p);
-#endif
+  if constexpr (Build::peers > 0) exchange.start(p);
   bool guessed = false;
-  if (Build::bulk && Build::cluster > 1) {
+  if constexpr (Build::bulk && Build::cluster > 1) {
     guessed = range.guess(p, warp.range_warp, ring.next);
     if (guessed) ring.copy_guess(p, warp);
   }
@@ -48,10 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
   const bool works = finder.find(p, lane, warp.range_warp, found, range, part);
   if (guessed && !(works && range.is_first_split() && part.chunk < part.chunks))
     ring.drop_guess(warp);
-#if PAGE_SCALES
-  else if (guessed)
+  else if (Build::page_scales && guessed)
     ring.complete_guess(p, warp, part);
-#endif
   if (!works) {
     finder.keep(p, lane);
     events.end();
@@ -72,8 +68,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     state.reset();
     fresh |= query.enter_part(p, part);
     Append append;
-    if (Build::append) append.enter_part(p, part, lane);
-    if (Build::alibi) query.load_slopes(p, part, lane);
+    if constexpr (Build::append) append.enter_part(p, part, lane);
+    if constexpr (Build::alibi) query.load_slopes(p, part, lane);
     const u32 sink = Build::sinks ? load_sink(p, part) : 0;
     Splits splits;
     splits.find(p, part, range);
@@ -86,8 +82,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
         if (SHARED_QUERY && !first_part) __syncthreads();  // the previous part has been computed
         query.load_shared(p, shared);
         __syncthreads();
-        if (SHARED_QUERY && Build::kv_dtype != 0) query.load_scales(p, part, shared, lane);
-        if (!SHARED_QUERY) query.load_staged();
+        if constexpr (SHARED_QUERY && Build::kv_dtype != 0)
+          query.load_scales(p, part, shared, lane);
+        if constexpr (!SHARED_QUERY) query.load_staged();
         fresh = false;
       }
       if (part.chunk >= part.chunks) break;
@@ -98,10 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
       const bool appends = Build::append && append.starts(p, part, lane);
       const u32 stage = ring.wait(warp);
       if (appends) append.write_chunk(p, part, stage, lane);
-      u32 scales = 0;
-#if PAGE_SCALES
-      scales = warp.scales(ring.stage);
-#endif
+      const u32 scales = Build::page_scales ? warp.scales(ring.stage) : 0;
       attend_chunk(state, p, query, stage, scales, part, lane);
       ring.release();
       part.chunk += part.step();
@@ -118,10 +112,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
       state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT, second_v_scale * KV_UNIT);
       if (Build::sinks && threadIdx.x < Build::rows)
         reinterpret_cast<u32 *>(shared + SINKS_AT)[threadIdx.x] = sink;
-#if PEERS
-      if (first_part) exchange.publish(p, *reinterpret_cast<PeerPlaces *>(shared + PEERS_AT));
-      if (part.first == 0) exchange.stored(output_tile);
-#endif
+      if (Build::peers && first_part)
+        exchange.publish(p, *reinterpret_cast<PeerPlaces *>(shared + PEERS_AT));
+      if (Build::peers && part.first == 0) exchange.stored(output_tile);
       __syncthreads();
       // Values for a reduction arrive during it and count as part of it.
       const bool reduces = Build::cluster > 1 || (part.first == 0 && splits.count > 1);
@@ -148,18 +141,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     if (part.at >= range.end) break;
     part.enter_part(p, range.end, warp.range_warp);
     if (PACKS && is_shared && part.packed) __syncthreads();  // the scratch has been read
-    if (SCRATCH_OVER_RING) {
+    if constexpr (SCRATCH_OVER_RING) {
       __syncthreads();  // the states have been read
-      if (Build::bulk) fence_proxy_async_shared_cta();
+      if constexpr (Build::bulk) fence_proxy_async_shared_cta();
       ring.next = part;
       ring.empty_stages = Build::stages;
     }
   }
-#if PEERS
-  collect_peers(p, exchange, rank, shared);
-  // The wait for partials of other GPUs counts as part of the reduction.
-  if (exchange.count > 0) events.record(REDUCTION, exchange.first);
-#endif
+  if constexpr (Build::peers > 0) {
+    collect_peers(p, exchange, rank, shared);
+    // The wait for partials of other GPUs counts as part of the reduction.
+    if (exchange.count > 0) events.record(REDUCTION, exchange.first);
+  }
   // No peer still reads this CTA's shared memory.
   if (Build::cluster > 1 && exchanged) barrier_cluster_wait();
   events.end();

@@ -40,10 +40,10 @@ struct Lengths {
       sum += tiles * rows_of(p, i), most = max(most, tiles), longer_than_one += tiles > 1;
     }
     sum = __reduce_add_sync(~0u, sum);
-    if (PACKS) longer_than_one = __reduce_add_sync(~0u, longer_than_one);
+    if constexpr (PACKS) longer_than_one = __reduce_add_sync(~0u, longer_than_one);
     most = __reduce_max_sync(~0u, most);
     output_tiles = p.batch * head_tiles(p);
-    if (Build::ragged_q) {
+    if constexpr (Build::ragged_q) {
       int rows = 0;
       for (int i = lane; i < p.batch; i += 32) rows += rows_of(p, i);
       output_tiles = __reduce_add_sync(~0u, rows) * p.kv_heads;

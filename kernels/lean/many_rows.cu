@@ -49,7 +49,7 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
     for (int chunk = Build::cluster > 1 ? rank : 0; chunk < chunks;
          chunk += Build::cluster, stage.filled++) {
       const int token = part.token + chunk * Build::chunk;
-      if (!Build::bulk) {
+      if constexpr (!Build::bulk) {
         rows.copy_chunk(p, part, stage, shared, token, kv_head, cache_row);
         continue;
       }
@@ -78,7 +78,7 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
     part.enter_part(p, range.end, 0);
     if (!part.is_rest && threadIdx.x / 32 == COPY_WARP) prefetch_queries(p, part);
   }
-  if (!Build::bulk) {
+  if constexpr (!Build::bulk) {
     // A barrier counts copies only of threads that have not exited.
     cp_async_commit_group();
     cp_async_wait_group<0>();
@@ -87,7 +87,7 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
 
 // Called once all computing threads have arrived.
 __device__ __forceinline__ void record(Events &events, int kind, int output_tile) {
-  if (Build::max_events == 0) return;
+  if constexpr (Build::max_events == 0) return;
   bar_sync(OF_CONSUMERS, CONSUMERS);
   events.store(kind, output_tile);
 }
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     fence_mbarrier_init_release_cluster();
     fence_proxy_async_shared_cta();
   }
-  if (!KEEPS) __syncthreads();
+  if constexpr (!KEEPS) __syncthreads();
   const int rank = Build::cluster > 1 ? cluster_ctarank() : 0;
   WorkRange range;
   Position part;
@@ -128,14 +128,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
   events.record(BEGIN, 0);
 
   if (warp >= COPY_WARP) {
-    if (MOVES_REGISTERS) setmaxnreg_dec<COPY_REGISTERS>();
+    if constexpr (MOVES_REGISTERS) setmaxnreg_dec<COPY_REGISTERS>();
     if (warp < COPY_WARP + COPY_WARPS) copy_all(p, range, part, rank, at);
-    if (Build::cluster > 1) {
+    if constexpr (Build::cluster > 1) {
       meet_cluster();  // as `merge_cluster` does
       meet_cluster();
     }
   } else {
-    if (MOVES_REGISTERS) setmaxnreg_inc<CONSUMER_REGISTERS>();
+    if constexpr (MOVES_REGISTERS) setmaxnreg_inc<CONSUMER_REGISTERS>();
     if (WARPGROUPS > 1 && warp >= 4) pass_turn();  // the first is warpgroup 0's
     Stage stage = {0};
     while (true) {
@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
         attend_part(p, part, stage, rank, at, shared, o, softmax);
         record(events, TILES, output_tile);
         float m[2] = {softmax.m[0], softmax.m[1]}, l[2] = {softmax.sum(0), softmax.sum(1)};
-        if (Build::cluster > 1) {
+        if constexpr (Build::cluster > 1) {
           merge_cluster(p, part, rank, at, shared, o, m, l);
           record(events, REDUCTION, output_tile);
           break;

@@ -31,16 +31,18 @@ struct Number<0> {
 typedef Number<Build::kv_dtype>::Type KvNumber;
 typedef Number<Build::q_dtype>::Type QNumber;
 
+constexpr int GPUS = Build::peers > 0 ? Build::peers : 1;
+
 // Build::peers: state of the GPUs that share a launch's sequences, in this GPU's memory. PeerFields
 // in leanbench/distributed/group.py has the same structure.
 struct PeerGroup {
-  u64 tickets;                                           // drawn by CTAs
-  u64 timeout_ns;                                        // of a CTA's wait for the other GPUs
-  u64 failed;                                            // 1: a launch has timed out
-  u32 *failure;                                          // on the host: 1 + the rank that was late
-  i64 half_numbers;                                      // 32-bit numbers of half a workspace
-  u64 rank;                                              // of this GPU
-  u32 *workspaces[Build::peers > 0 ? Build::peers : 1];  // by rank, as addresses on this GPU
+  u64 tickets;            // drawn by CTAs
+  u64 timeout_ns;         // of a CTA's wait for the other GPUs
+  u64 failed;             // 1: a launch has timed out
+  u32 *failure;           // on the host: 1 + the rank that was late
+  i64 half_numbers;       // 32-bit numbers of half a workspace
+  u64 rank;               // of this GPU
+  u32 *workspaces[GPUS];  // by rank, as addresses on this GPU
 };
 
 struct Params {
@@ -101,9 +103,8 @@ struct Params {
   Divisor by_attention_chunk;
   int pages;  // of the cache: mla.cu with GATHERS
   PeerGroup *peers;
-#if PAGE_SCALES
-  Descale page_descales[2];  // of K, of V; by page, never null
-#endif
+  // Build::page_scales: of K, of V; by page, never null.
+  Descale page_descales[1 + Build::page_scales];
 };
 
 static_assert(sizeof(Params) == Build::params_bytes,

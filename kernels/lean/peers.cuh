@@ -8,7 +8,6 @@
 // others' partials of launch n + 1. All others have then ended launch n, so the overwritten half
 // has been read.
 #pragma once
-#if PEERS
 #include "params.cuh"
 #include "partials.cuh"
 #include "ptx.cuh"
@@ -19,12 +18,13 @@ constexpr u64 LAUNCH_TICKETS = 1 << 20;
 
 // The CTA's state of the exchange, in shared memory.
 struct PeerPlaces {
-  u32 *workspaces[Build::peers];  // the half of this launch
+  u32 *workspaces[GPUS];  // the half of this launch
   u32 epoch;
   unsigned short rank, failed;  // failed: a previous launch has timed out
 };
 
-static_assert(sizeof(PeerPlaces) == PEERS_BYTES, "CudaBuild.shared_bytes counts with it");
+static_assert(Build::peers == 0 || sizeof(PeerPlaces) == PEERS_BYTES,
+              "CudaBuild.shared_bytes counts with it");
 
 // Address of a piece in a workspace, independent of the output tiles of the GPU that stores it.
 struct PeerPiece {
@@ -52,7 +52,7 @@ __device__ __forceinline__ void push_piece(const Params &p, const Position &part
   PeerPiece place;
   if (!place.find(p, part, quad)) return;
 #pragma unroll
-  for (int peer = 0; peer < Build::peers; peer++) {
+  for (int peer = 0; peer < GPUS; peer++) {
     u32 *unit = place.unit(places.workspaces[peer], places.rank);
     st_relaxed_sys_b128(unit, make_uint4(__float_as_uint(piece.o.x), __float_as_uint(piece.o.y),
                                          __float_as_uint(piece.o.z), places.epoch));
@@ -65,7 +65,7 @@ __device__ __forceinline__ void push_piece(const Params &p, const Position &part
 // The CTA's side of the exchange.
 struct PeerExchange {
   u64 ticket, failed;  // thread 0
-  u32 *workspace;      // thread i < Build::peers: of rank i
+  u32 *workspace;      // thread i < GPUS: of rank i
   int first, count;    // output tiles with partials stored by the CTA
   u64 deadline;        // of a waiting thread; 0: not waiting yet
 
@@ -79,14 +79,14 @@ struct PeerExchange {
                                         blockIdx.x == 0 ? LAUNCH_TICKETS - (gridDim.x - 1) : 1);
       failed = p.peers->failed;
     }
-    if (threadIdx.x < Build::peers) workspace = p.peers->workspaces[threadIdx.x];
+    if (threadIdx.x < GPUS) workspace = p.peers->workspaces[threadIdx.x];
   }
 
   // Called by all threads, before the barrier that precedes the first `push_piece`.
   __device__ __forceinline__ void publish(const Params &p, PeerPlaces &places) {
     if (threadIdx.x >= 32) return;
     const u32 launch = __shfl_sync(~0u, (u32)(ticket / LAUNCH_TICKETS), 0);
-    if (threadIdx.x < Build::peers)
+    if (threadIdx.x < GPUS)
       places.workspaces[threadIdx.x] = workspace + (launch & 1) * p.peers->half_numbers;
     if (threadIdx.x == 0) {
       // 0 is the content of new workspaces.
@@ -114,17 +114,17 @@ struct PeerExchange {
   __device__ __forceinline__ Piece gather(const Params &p, const PeerPiece &place,
                                           const PeerPlaces &places) {
     u32 *workspace = places.workspaces[places.rank];
-    uint4 head[Build::peers], rest[Build::peers];
+    uint4 head[GPUS], rest[GPUS];
     while (true) {
       int missing = -1;
 #pragma unroll
-      for (int peer = 0; peer < Build::peers; peer++) {
+      for (int peer = 0; peer < GPUS; peer++) {
         const u32 *unit = place.unit(workspace, peer);
         head[peer] = ld_relaxed_sys_b128(unit);
         rest[peer] = ld_relaxed_sys_b128(unit + 4 * place.pieces);
       }
 #pragma unroll
-      for (int peer = 0; peer < Build::peers; peer++)
+      for (int peer = 0; peer < GPUS; peer++)
         if (head[peer].w != places.epoch | rest[peer].w != places.epoch) missing = peer;
       if (missing < 0) break;
       if (is_late(p, places)) {
@@ -133,9 +133,9 @@ struct PeerExchange {
         return {make_float4(0.0f, 0.0f, 0.0f, 0.0f), 0.0f, NOT_A_NUMBER};
       }
     }
-    Parts<Build::peers> parts;
+    Parts<GPUS> parts;
 #pragma unroll
-    for (int peer = 0; peer < Build::peers; peer++) {
+    for (int peer = 0; peer < GPUS; peer++) {
       parts.o[peer] = make_float4(__uint_as_float(head[peer].x), __uint_as_float(head[peer].y),
                                   __uint_as_float(head[peer].z), __uint_as_float(rest[peer].x));
       parts.m[peer] = __uint_as_float(rest[peer].y);
@@ -151,4 +151,3 @@ struct PeerExchange {
     return now > deadline;
   }
 };
-#endif

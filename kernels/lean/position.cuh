@@ -41,7 +41,7 @@ struct Position {
   __device__ __forceinline__ bool is_shared() const { return !packed && !is_rest; }
 
   __device__ __forceinline__ void enter_part(const Params &p, int end, int range_warp) {
-    if (Build::ragged) {
+    if constexpr (Build::ragged) {
       enter_sequence(p);
       end_tiles = end_tiles_of(p, tiles, packed_tokens > 0);
       tiles += end_tiles;
@@ -67,13 +67,13 @@ struct Position {
   // Enters output tile `head` of the sequence.
   __device__ __forceinline__ void enter_head(const Params &p) {
     queries = Queries::of(p, sequence);
-    if (Build::q_len > 0) return;
+    if constexpr (Build::q_len > 0) return;
     const int tiles = row_tiles(queries.count), kv_head = divide(head, tiles);
     run_time_head_tile = {kv_head, row_tile_in_turn(head - kv_head * tiles, tiles) * Build::rows};
   }
 
   __device__ __forceinline__ HeadTile head_tile() const {
-    if (Build::q_len == 0) return run_time_head_tile;
+    if constexpr (Build::q_len == 0) return run_time_head_tile;
     constexpr int TILES = Build::q_len > 0 ? row_tiles(Build::q_len) : 1;
     return {head / TILES, ONE_ROW_TILE ? 0 : head % TILES * Build::rows};
   }
@@ -87,8 +87,8 @@ struct Position {
   __device__ __forceinline__ int seen_by(const Params &p, int row) const {
     int seen = tokens - (queries.count - 1) + query_of(row);
     const int own = seen - 1;
-    if (Build::window_right) seen = min(seen + p.window_right, tokens);
-    if (Build::attention_chunk && Build::window_right)
+    if constexpr (Build::window_right) seen = min(seen + p.window_right, tokens);
+    if constexpr (Build::attention_chunk && Build::window_right)
       seen = min(seen, chunk_start(p, leftpad, own) + p.attention_chunk);
     return seen;
   }
@@ -134,12 +134,12 @@ struct Position {
     const int start = copy_start(first_needed(p, 0));
     token = start + (first * steps << shift);
     int stop = start + min(last * steps << shift, tokens - start);
-    if (Build::q_len == 0) {
+    if constexpr (Build::q_len == 0) {
       // Row tiles of many query tokens see only some of these tokens.
       const int row = run_time_head_tile.row_offset;
       stop = min(stop, seen_by(p, row + Build::rows - 1));
       // In whole chunks: the next part begins at the end of this part's last one.
-      if (Build::window_left)
+      if constexpr (Build::window_left)
         token += max(first_needed(p, row) - token, 0) / Build::chunk * Build::chunk;
     }
     chunks = max(0, stop - token + Build::chunk - 1) / Build::chunk;
@@ -187,7 +187,7 @@ struct Position {
   // runs that wait for no other come first, then the others, each output tile's from the last to
   // the first. Most partials have arrived by then.
   __device__ __forceinline__ void leave_part(const Params &p) {
-    if (Build::fixed_runs) {
+    if constexpr (Build::fixed_runs) {
       do {
         to_next_run(p);
         if (at > highest && !runs.merging) {
@@ -199,7 +199,7 @@ struct Position {
       return;
     }
     at += last - first;
-    if (Build::ragged) {
+    if constexpr (Build::ragged) {
       int sequence_end = sequence_start + tiles * p.kv_heads * row_tiles(queries.count);
       if (at >= sequence_end) {
         sequence += 1;

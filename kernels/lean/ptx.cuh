@@ -36,15 +36,14 @@ __device__ __forceinline__ float cvt_f32_f16(u32 half) {
 template <bool TO_BF16>
 __device__ __forceinline__ u32 cvt_rn_x2(float low, float high) {
   u32 both;
-  if (TO_BF16)
+  if constexpr (TO_BF16)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
 }
 
-#if __CUDA_ARCH__ >= 890
-// Converts two numbers from e4m3 to fp16.
+// Converts two numbers from e4m3 to fp16; of compute capability 8.9, as the next.
 __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
   u32 both;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(pair));
@@ -55,7 +54,7 @@ __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
 template <int HALF>
 __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2_half(u32 word) {
   u32 both;
-  if (HALF == 0)
+  if constexpr (HALF == 0)
     asm("{\n"
         ".reg .b16 low, high;\n"
         "mov.b32 {low, high}, %1;\n"
@@ -73,7 +72,6 @@ __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2_half(u32 word) {
         : "r"(word));
   return both;
 }
-#endif
 
 // ---- matrices ----------------------------------------------------------------------------------
 
@@ -103,7 +101,7 @@ __device__ __forceinline__ void ldmatrix_x2(u32 (&b)[2], u32 address) {
 
 // c += a b.
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  if (BF16_OPERANDS)
+  if constexpr (BF16_OPERANDS)
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -120,7 +118,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u
 __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from) {
   // Whole lines of 128 bytes are prefetched, unless rows share lines with others that are not
   // needed now: rows of 160 and 192 bytes, one KV head of a token-major cache.
-  if (Build::heads_of_row * (Build::head_dim | Build::v_head_dim) * KV_BYTES % 128 == 0)
+  if constexpr (Build::heads_of_row * (Build::head_dim | Build::v_head_dim) * KV_BYTES % 128 == 0)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                  : "memory");
   else
@@ -264,7 +262,6 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
 
 RELAXED_B128(gpu)
 
-#if PEERS
 // ---- memory that other GPUs read and write -----------------------------------------------------
 
 RELAXED_B128(sys)
@@ -281,7 +278,6 @@ __device__ __forceinline__ u64 atom_add_relaxed_gpu_u64(u64 *at, u64 x) {
                : "memory");
   return before;
 }
-#endif
 
 // ---- clusters ----------------------------------------------------------------------------------
 

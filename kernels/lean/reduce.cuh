@@ -59,8 +59,8 @@ __device__ __forceinline__ void write_output(const Params &p, const Position &pa
                        (Build::ragged_q ? part.queries.first * (i64)p.stride_out_token
                                         : part.sequence * p.stride_out_batch) +
                        (i64)query * p.stride_out_token + (i64)head * p.stride_out_head + column;
-  if (Build::prior) add_prior(p, part, query, head, column, piece);
-  if (Build::sinks) piece.add_logit(logit_of(sink));
+  if constexpr (Build::prior) add_prior(p, part, query, head, column, piece);
+  if constexpr (Build::sinks) piece.add_logit(logit_of(sink));
   const float4 o = piece.scaled();
   *reinterpret_cast<uint2 *>(at) =
       make_uint2(cvt_rn_x2<Build::bf16>(o.x, o.y), cvt_rn_x2<Build::bf16>(o.z, o.w));
@@ -74,15 +74,13 @@ __device__ __forceinline__ void write_output(const Params &p, const Position &pa
 // Writes a piece of this GPU's result to the output, or to all GPUs that share the sequence.
 __device__ __forceinline__ void finish_piece(const Params &p, const Position &part, int quad,
                                              const Piece &piece, const unsigned char *shared) {
-#if PEERS
-  push_piece(p, part, quad, piece, *reinterpret_cast<const PeerPlaces *>(shared + PEERS_AT));
-#else
   const u32 *sinks = reinterpret_cast<const u32 *>(shared + SINKS_AT);
-  write_output(p, part, quad, piece, Build::sinks ? sinks[quad / ROW_QUADS] : 0);
-#endif
+  if constexpr (Build::peers > 0)
+    push_piece(p, part, quad, piece, *reinterpret_cast<const PeerPlaces *>(shared + PEERS_AT));
+  else
+    write_output(p, part, quad, piece, Build::sinks ? sinks[quad / ROW_QUADS] : 0);
 }
 
-#if PEERS
 // Writes the output tiles that the CTA, with its cluster, has pushed, from all GPUs' partials.
 __device__ __forceinline__ void collect_peers(const Params &p, PeerExchange &exchange, int rank,
                                               const unsigned char *shared) {
@@ -101,7 +99,6 @@ __device__ __forceinline__ void collect_peers(const Params &p, PeerExchange &exc
                  Build::sinks ? sink_of(p, part, quad / ROW_QUADS) : 0);
   }
 }
-#endif
 
 // Merges a piece of the CTA's partial from its warps.
 template <int TEAM>
@@ -215,7 +212,7 @@ __device__ __forceinline__ void reduce_part(const Params &p, const Position &par
   const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
   const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
   float4 *own = reinterpret_cast<float4 *>(shared + OWN_AT);
-  if (Build::cluster > 1) {
+  if constexpr (Build::cluster > 1) {
     if (!first_part) barrier_cluster_wait();  // the peers have read the previous part
     publish_partial(own, scratch, logs);
     barrier_cluster_arrive();
@@ -231,5 +228,5 @@ __device__ __forceinline__ void reduce_part(const Params &p, const Position &par
                                            : merge_warps<TEAM>(scratch, logs, quad);
     reduce_partials<TEAM>(p, part, splits, range, quad, valid, piece, shared, epoch);
   }
-  if (Build::cluster > 1) barrier_cluster_arrive();
+  if constexpr (Build::cluster > 1) barrier_cluster_arrive();
 }

@@ -8,7 +8,7 @@
 
 // Converts two numbers from Q's dtype.
 __device__ __forceinline__ float2 floats_of(u32 both) {
-  if (Build::bf16)
+  if constexpr (Build::bf16)
     return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000));
   return make_float2(cvt_f32_f16(both & 0xffff), cvt_f32_f16(both >> 16));
 }
@@ -19,7 +19,7 @@ struct Angles {
 
   // Positions past the last use the last.
   __device__ __forceinline__ void enter(const Params &p, int position) {
-    if (Build::rotary_dim == 0) return;
+    if constexpr (Build::rotary_dim == 0) return;
     const i64 row = (i64)min(position, p.rotary_positions - 1) * (Build::rotary_dim / 2);
     cos = p.rotary_cos + row, sin = p.rotary_sin + row;
   }
@@ -33,7 +33,7 @@ struct Turn {
   // Starts reading the operands for the numbers at `at`; the first is in `column`.
   __device__ __forceinline__ void read(const Angles &angles, const void *at, int column) {
     if (Build::rotary_dim == 0 || column >= Build::rotary_dim) return;
-    if (Build::interleaved) {
+    if constexpr (Build::interleaved) {
       cos = __ldg(angles.cos + column / 2), sin = __ldg(angles.sin + column / 2);
       return;
     }
@@ -49,7 +49,7 @@ struct Turn {
   __device__ __forceinline__ u32 of(u32 own, int column) const {
     if (Build::rotary_dim == 0 || column >= Build::rotary_dim) return own;
     const float2 x = floats_of(own), c = floats_of(cos), s = floats_of(sin);
-    if (Build::interleaved)
+    if constexpr (Build::interleaved)
       return cvt_rn_x2<Build::bf16>(x.x * c.x - x.y * s.x, x.y * c.x + x.x * s.x);
     const float2 y = floats_of(other);
     const float sign = column < Build::rotary_dim / 2 ? -1.0f : 1.0f;

@@ -27,11 +27,11 @@ __device__ __forceinline__ void value_step(float (&o)[128], const u32 (&p)[4], u
 // Warpgroups alternate at the tensor cores: one multiplies while the other turns scores into
 // weights.
 __device__ __forceinline__ void take_turn() {
-  if (WARPGROUPS > 1) bar_sync(TURN_OF_WARPGROUP + warpgroup(), CONSUMERS);
+  if constexpr (WARPGROUPS > 1) bar_sync(TURN_OF_WARPGROUP + warpgroup(), CONSUMERS);
 }
 
 __device__ __forceinline__ void pass_turn() {
-  if (WARPGROUPS > 1) bar_arrive(TURN_OF_WARPGROUP + 1 - warpgroup(), CONSUMERS);
+  if constexpr (WARPGROUPS > 1) bar_arrive(TURN_OF_WARPGROUP + 1 - warpgroup(), CONSUMERS);
 }
 
 // Arrives at a barrier: this warp has finished reading memory that may be overwritten.
@@ -44,7 +44,7 @@ __device__ __forceinline__ void release(u32 barrier) {
 // write. The proxy sees data from cp.async only after a fence.
 __device__ __forceinline__ void wait_for_copies(u32 full, int parity) {
   mbarrier_try_wait_parity(full, parity);
-  if (!Build::bulk) fence_proxy_async_shared_cta();
+  if constexpr (!Build::bulk) fence_proxy_async_shared_cta();
 }
 
 // Returns row `row` of an output tile in q.
@@ -141,7 +141,7 @@ struct Shape {
   int own[2];       // Build::alibi: positions of their query tokens in the cache
 
   __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
-    if (!Build::alibi) return;
+    if constexpr (!Build::alibi) return;
     const HeadTile tile = part.head_tile();
     const float *of_heads =
         p.alibi_slopes + part.sequence * p.stride_slopes_batch + tile.kv_head * Build::group_size;
@@ -158,9 +158,9 @@ struct Shape {
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
       s[i] *= p.qk_scale;
-      if (Build::softcap)
+      if constexpr (Build::softcap)
         s[i] = p.softcap - 2.0f * p.softcap * rcp_approx_ftz(1.0f + ex2_approx_ftz(s[i]));
-      if (Build::alibi) {
+      if constexpr (Build::alibi) {
         const int half = i / 2 % 2;
         const float distance = fabsf(__int2float_rz(token + own_column(i) - own[half]));
         s[i] -= slopes[half] * (distance * LOG2_E);

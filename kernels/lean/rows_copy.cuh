@@ -21,7 +21,7 @@ struct RowCopies {
   // Reads the page of a chunk, in flight while the previous chunk is copied.
   __device__ __forceinline__ void look_up(const Params &p, const Position &part, int kv_head,
                                           int token) {
-    if (Build::page == 0) return;
+    if constexpr (Build::page == 0) return;
     const int *row = table_row(p, part.sequence, kv_head);
     page = __ldg(row + own_token(part, token) / PAGE_OR_1);
   }

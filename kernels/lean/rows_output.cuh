@@ -192,7 +192,7 @@ struct Slots {
       first = begins ? host : gridDim.x + host;
       if (range_start(host + splits.count, range.share, range.longer) > tile_start + part.tiles)
         mergers--;
-    } else if (Build::ragged_q) {
+    } else if constexpr (Build::ragged_q) {
       first = units_before(p, threadIdx.x % 32, -1, part.sequence) + part.head;
     } else {
       first = part.sequence * head_tiles(p) + part.head;

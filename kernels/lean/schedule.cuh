@@ -51,7 +51,7 @@ struct WorkRange {
         count = lengths.splits(p, lane, candidate) * Lengths::heads(p);
         enough = count <= ranges;
       }
-      if (LARGE_PARTIAL) whole = enough && lengths.most <= shortest + merge_tiles;
+      if constexpr (LARGE_PARTIAL) whole = enough && lengths.most <= shortest + merge_tiles;
     }
     if (!whole && !enough) return 0;
     used = whole ? output_tiles : count;
@@ -72,7 +72,7 @@ struct WorkRange {
     split = 0;
     if (unit >= others) {
       const int output_tile = first_split_of(unit, output_tiles);
-      if (Build::ragged_q) {
+      if constexpr (Build::ragged_q) {
         find_sequence(p, lane, -1, output_tile, position.sequence, before);
         head = output_tile - before;
         before = 0;
@@ -112,7 +112,7 @@ struct WorkRange {
     const int output_tile = unit - turn * output_tiles;
     position.sequence = divide(output_tile, p.by_heads);
     position.head = output_tile - position.sequence * each;
-    if (Build::ragged)
+    if constexpr (Build::ragged)
       position.enter_sequence(p);
     else
       position.enter_host_length(p);
@@ -137,8 +137,8 @@ struct WorkRange {
     // Build::equal_splits: first splits are the last units.
     const int unit =
         blockIdx.x / Build::cluster - (Build::equal_splits ? ranges - output_tiles : 0);
-    if (!Build::ragged || Build::ragged_q || Build::fixed_runs ||
-        (Build::window_left && Build::q_len == 0))
+    if constexpr (!Build::ragged || Build::ragged_q || Build::fixed_runs ||
+                  (Build::window_left && Build::q_len == 0))
       return false;
     if (Build::equal_splits ? unit < 0 : unit >= output_tiles || ranges >= 2 * output_tiles)
       return false;
@@ -147,7 +147,7 @@ struct WorkRange {
     position.enter_head(p);
     position.tokens = p.context;
     position.token = position.leftpad = 0;
-    if (Build::window_left || Build::leftpad) {
+    if constexpr (Build::window_left || Build::leftpad) {
       position.enter_sequence(p);
       position.token = copy_start(position.first_needed(p, 0));
     }
@@ -162,7 +162,7 @@ struct WorkRange {
   // need fewer ranges.
   __device__ __forceinline__ bool find(const Params &p, int lane, Lengths &lengths, int range_warp,
                                        Position &position) {
-    if (Build::equal_splits) return enter_equal_split(p, range_warp, position);
+    if constexpr (Build::equal_splits) return enter_equal_split(p, range_warp, position);
     const bool works = search(p, lane, lengths, position);
     if (works) enter(p, range_warp, position);
     return works;
@@ -171,14 +171,14 @@ struct WorkRange {
   // Build::fixed_runs: the same as `search`. Ranges are assigned from the last to the first.
   __device__ __forceinline__ bool search_runs(const Params &p, int lane, const Lengths &lengths,
                                               int ranges, int unit, Position &position) {
-    if (!Build::ragged) position.enter_host_length(p);
+    if constexpr (!Build::ragged) position.enter_host_length(p);
     const int total = (Build::ragged ? lengths.sum : p.batch * position.tiles) * head_tiles(p);
     const int used = min(ranges, total);
     if (unit >= used) return false;
     share = divide(total, used), longer = total - share * used;
     end = total - range_start(unit, share, longer);
     slot = position.at = total - range_start(unit + 1, share, longer);
-    if (Build::ragged)
+    if constexpr (Build::ragged)
       find_sequence(p, lane, 0, position.at, position.sequence, position.sequence_start);
     return true;
   }
@@ -189,9 +189,9 @@ struct WorkRange {
     int ranges = gridDim.x / Build::cluster, unit = blockIdx.x / Build::cluster;
     share = p.share, longer = p.longer, longest = slot = end = 0;
     position.sequence = position.sequence_start = position.at = position.packed_tokens = 0;
-    if (Build::ragged) lengths.finish(p, lane);
+    if constexpr (Build::ragged) lengths.finish(p, lane);
     int least = p.min_tiles_per_range;
-    if (Build::column_groups > 1) {
+    if constexpr (Build::column_groups > 1) {
       grouped = Build::ragged ? lengths.in_groups(p, ranges) : true;
       if (grouped)
         ranges /= Build::column_groups, unit /= Build::column_groups,
@@ -199,8 +199,8 @@ struct WorkRange {
       if (unit >= ranges) return false;
     }
     int used = ranges;
-    if (Build::fixed_runs) return search_runs(p, lane, lengths, ranges, unit, position);
-    if (Build::ragged) {
+    if constexpr (Build::fixed_runs) return search_runs(p, lane, lengths, ranges, unit, position);
+    if constexpr (Build::ragged) {
       const int output_tiles = lengths.output_tiles, real = lengths.sum * Lengths::heads(p);
       if (Build::ragged_q && real == 0) return false;
       // Ends are no divisible work, so the number of ranges follows from the real LeanTiles.
@@ -230,7 +230,7 @@ struct WorkRange {
     slot = used - 1 - unit;
     end = range_start(slot + 1, share, longer);
     position.at = range_start(slot, share, longer);
-    if (Build::ragged)
+    if constexpr (Build::ragged)
       find_sequence(p, lane, position.packed_tokens > 0 ? -1 : 0, position.at, position.sequence,
                     position.sequence_start);
     return true;
@@ -239,13 +239,13 @@ struct WorkRange {
   // Enters the first part of a range that was found.
   __device__ __forceinline__ void enter(const Params &p, int range_warp, Position &position) {
     position.end_tiles = position.turn = 0;
-    if (!Build::ragged) position.enter_host_length(p);
+    if constexpr (!Build::ragged) position.enter_host_length(p);
     if (Build::ragged && !Build::fixed_runs && longest > 0) {
       position.enter_sequence(p);
       position.enter_tiles(p, position.first + end - position.at, range_warp);
       return;
     }
-    if (Build::fixed_runs) {
+    if constexpr (Build::fixed_runs) {
       position.lowest = position.at, position.highest = end - 1;
       position.enter_part(p, end, range_warp);
       position.begin_runs(p);
@@ -261,7 +261,7 @@ struct Splits {
   __device__ __forceinline__ void find(const Params &p, const Position &part,
                                        const WorkRange &range) {
     count = 1, mine = 0;
-    if (Build::fixed_runs) {
+    if constexpr (Build::fixed_runs) {
       count = part.tiles, mine = part.first;
       return;
     }

@@ -41,8 +41,8 @@ struct Queries {
   int first, count;
 
   __device__ __forceinline__ static Queries of(const Params &p, int sequence) {
-    if (Build::q_len > 0) return {0, Build::q_len};
-    if (!Build::ragged_q) return {0, p.q_len};
+    if constexpr (Build::q_len > 0) return {0, Build::q_len};
+    if constexpr (!Build::ragged_q) return {0, p.q_len};
     const int first = min(max(__ldg(p.cu_seqlens_q + sequence), 0), p.total_queries);
     const int end = min(__ldg(p.cu_seqlens_q + sequence + 1), p.total_queries);
     return {first, min(max(end - first, 0), p.q_len)};
@@ -72,7 +72,8 @@ __device__ __forceinline__ int chunk_start(const Params &p, int leftpad, int tok
 // Returns the first token that a sequence's first query token sees.
 __device__ __forceinline__ int first_seen(const Params &p, int leftpad, int tokens, int queries) {
   int first = Build::window_left ? max(leftpad, tokens - queries - p.window_left) : leftpad;
-  if (Build::attention_chunk) first = max(first, chunk_start(p, leftpad, tokens - queries));
+  if constexpr (Build::attention_chunk)
+    first = max(first, chunk_start(p, leftpad, tokens - queries));
   return first;
 }
 
@@ -90,7 +91,7 @@ __device__ __forceinline__ int dealt_tokens(const Params &p, int leftpad, int to
 // follows from that of its sequence: runs for 128 CTAs if it is alone, from `tile_shift` to
 // `longest_shift`. leanbench.kernels.lean.cuda_schedule.fixed_run_tokens.
 __device__ __forceinline__ int tile_shift(const Params &p, int tokens) {
-  if (!Build::fixed_runs) return p.tile_shift;
+  if constexpr (!Build::fixed_runs) return p.tile_shift;
   const int run = min(tokens, 1 << 17) * head_tiles(p) >> 7;
   return min(max(run > 1 ? 32 - __clz(run - 1) : 0, p.tile_shift), p.longest_shift);
 }
@@ -101,7 +102,7 @@ constexpr bool UNEQUAL_TILES = Build::ragged_q && Build::rows > 64;
 constexpr int STEPS_OF_MANY_ROWS = 3, STEPS_OF_FEW_ROWS = 4;
 
 __device__ __forceinline__ int tile_steps(int queries) {
-  if (!UNEQUAL_TILES) return 1;
+  if constexpr (!UNEQUAL_TILES) return 1;
   return 2 * all_rows(queries) <= Build::rows ? STEPS_OF_FEW_ROWS : STEPS_OF_MANY_ROWS;
 }
 
@@ -109,7 +110,7 @@ __device__ __forceinline__ int tile_steps(int queries) {
 __device__ __forceinline__ int tiles_of(const Params &p, int leftpad, int tokens, int queries) {
   const int dealt = dealt_tokens(p, leftpad, tokens, queries);
   const int steps = lean_tiles(dealt, tile_shift(p, dealt));
-  if (!UNEQUAL_TILES) return steps;
+  if constexpr (!UNEQUAL_TILES) return steps;
   return tile_steps(queries) == STEPS_OF_FEW_ROWS
              ? (steps + STEPS_OF_FEW_ROWS - 1) / STEPS_OF_FEW_ROWS
              : (steps + STEPS_OF_MANY_ROWS - 1) / STEPS_OF_MANY_ROWS;
@@ -155,7 +156,7 @@ __device__ __forceinline__ int range_of(const Params &p, int lean_tile, int shar
   const int boundary = longer * (share + 1);
   const bool early = lean_tile < boundary;
   const int n = early ? lean_tile : lean_tile - boundary;
-  if (Build::ragged) return (early ? 0 : longer) + divide(n, early ? share + 1 : share);
+  if constexpr (Build::ragged) return (early ? 0 : longer) + divide(n, early ? share + 1 : share);
   return (early ? 0 : longer) + divide(n, early ? p.by_share_plus_1 : p.by_share);
 }
 

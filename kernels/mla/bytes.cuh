@@ -1,6 +1,5 @@
 // A latent cache in 8 bits: the bytes of a stage are converted to operands in fp16, and so is Q.
 #pragma once
-#if KV_DTYPE != 0
 #include "lean/fp8.cuh"
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
@@ -26,7 +25,7 @@ __device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, i
       words[i][half][0] = bytes.x, words[i][half][1] = bytes.y;
       words[i][half][2] = bytes.z, words[i][half][3] = bytes.w;
     }
-  if (TURN == 0)
+  if constexpr (TURN == 0)
     // The other warpgroup has used its values of the previous stage, and the weights.
     mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
   else
@@ -73,7 +72,7 @@ template <int STAGE>
 __device__ __forceinline__ void start_scores_of_bytes(float (&s)[32], u32 shared,
                                                       unsigned char *memory, int filled,
                                                       int tokens) {
-  static_assert(RUNS == 3);
+  static_assert(!HAS_BYTES || RUNS == 3);
   start_scores_of_run<STAGE, 0>(s, shared, memory, filled, tokens);
   start_scores_of_run<STAGE, 1>(s, shared, memory, filled, tokens);
   start_scores_of_run<STAGE, 2>(s, shared, memory, filled, tokens);
@@ -121,4 +120,3 @@ __device__ __forceinline__ void divide_query(unsigned char *memory) {
   fence_proxy_async_shared_cta();
   bar_sync(OF_CONSUMERS, CONSUMERS);
 }
-#endif

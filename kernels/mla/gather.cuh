@@ -54,7 +54,18 @@ struct Gather {
     }
     look_up(p, part, token + TILE);
     mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
-#if KV_DTYPE != 0
+    if constexpr (HAS_BYTES)
+      copy_bytes<STAGE>(from, exists, shared);
+    else if constexpr (Build::row_scales)
+      copy_scaled<STAGE>(from, exists, shared, filled);
+    else
+      copy_columns<STAGE, GROUPS>(from, exists, shared, filled);
+  }
+
+  // The copies of a stage's rows, each at `from` if it exists: of bytes,
+  template <int STAGE>
+  __device__ __forceinline__ static void copy_bytes(const unsigned char *const (&from)[LANE_ROWS],
+                                                    const bool (&exists)[LANE_ROWS], u32 shared) {
     const u32 to = shared + STAGE_AT<STAGE> + row() * RUN_ROW + piece() * 16;
 #pragma unroll
     for (int turn = 0; turn < RUNS; turn++) {
@@ -67,7 +78,13 @@ struct Gather {
                          exists[i] && has_piece(RUN_COLUMNS * run_in_turn(STAGE, turn) + column));
       cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, turn));
     }
-#elif ROW_SCALES
+  }
+
+  // of bytes with scales and other columns,
+  template <int STAGE>
+  __device__ __forceinline__ static void copy_scaled(const unsigned char *const (&from)[LANE_ROWS],
+                                                     const bool (&exists)[LANE_ROWS], u32 shared,
+                                                     int filled) {
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++)
       if (piece() == 0)
@@ -90,7 +107,13 @@ struct Gather {
     for (int i = 0; i < LANE_ROWS; i++)
       cp_async_cg_16(to + i * ROW_STEP * 128, from[i] + OTHER_AT_ROW, exists[i]);
     cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, OTHER_COLUMN));
-#else
+  }
+
+  // and of 16-bit numbers.
+  template <int STAGE, int GROUPS>
+  __device__ __forceinline__ static void copy_columns(const unsigned char *const (&from)[LANE_ROWS],
+                                                      const bool (&exists)[LANE_ROWS], u32 shared,
+                                                      int filled) {
     const u32 to = shared + STAGE_AT<STAGE> + row() * 128 + (piece() ^ row() % 8) * 16;
 #pragma unroll
     for (int turn = 0; turn < QUERY_COLUMNS; turn++) {
@@ -103,7 +126,6 @@ struct Gather {
                        exists[i] && has_piece(column));
       cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, column));
     }
-#endif
   }
 };
 

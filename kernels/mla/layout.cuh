@@ -55,32 +55,25 @@ constexpr int PARTIAL = EPOCH_AT + 32;
 static_assert(4 * PARTIAL == Build::partial_bytes, "PARTIAL differs from MlaBuild.partial_bytes");
 
 constexpr int STAGES_AT = QUERY_COLUMNS * COLUMN;
-#if KV_DTYPE != 0
-// The bytes of a stage arrive in runs of 192 columns. They occupy the memory of its own warpgroup's
-// values and the BEFORE_STAGE bytes before them.
+// Build::kv_dtype: the bytes of a stage arrive in runs of 192 columns. They occupy the memory of
+// its own warpgroup's values and the BEFORE_STAGE bytes before them.
+constexpr bool HAS_BYTES = Build::kv_dtype != 0;
 constexpr int RUN_COLUMNS = 3, RUN_ROW = 64 * RUN_COLUMNS, RUN = TILE * RUN_ROW;
 constexpr int RUNS = QUERY_COLUMNS / RUN_COLUMNS;
-constexpr int BEFORE_STAGE = RUNS * RUN - HALF_COLUMNS * COLUMN;
-constexpr int STAGE_STEP = BEFORE_STAGE + LATENT_STAGE, STAGE_COPIES = RUNS;
-#else
-#define BEFORE_STAGE 0
-#define STAGE_STEP LATENT_STAGE
-#define STAGE_COPIES QUERY_COLUMNS
-#endif
+constexpr int BEFORE_STAGE = HAS_BYTES ? RUNS * RUN - HALF_COLUMNS * COLUMN : 0;
+constexpr int STAGE_STEP = BEFORE_STAGE + LATENT_STAGE;
+constexpr int STAGE_COPIES = HAS_BYTES ? RUNS : QUERY_COLUMNS;
 // For each stage's tokens: the maximum of each row so far, and the scale of earlier sums.
 constexpr int MAXIMA_AT = STAGES_AT + LATENT_STAGES * STAGE_STEP;
 constexpr int SUMS_AT = MAXIMA_AT + 2 * 8 * TILE;  // l of the rows, per warpgroup; double-buffered
 constexpr int WAITING_AT = SUMS_AT + 4 * 4 * TILE, WAITING_BYTES = 8 * TILE;  // see `Waiting`
 // Weights of two partials in their sum, after the last stage.
 constexpr int SHARES_AT = MAXIMA_AT;
-#if KV_DTYPE != 0
-constexpr int ROW_UNITS_AT = WAITING_AT + WAITING_BYTES;  // divisors of rows of Q
-constexpr int BARRIERS = ROW_UNITS_AT + 4 * TILE;
-#else
+constexpr int ROW_UNITS_AT = WAITING_AT + WAITING_BYTES;  // HAS_BYTES: divisors of rows of Q
 // Build::row_scales: of both stages.
-constexpr int ROW_SCALES_AT = WAITING_AT + WAITING_BYTES, SCALES_OF_ROW = VALUES / 128 * 4;
+constexpr int ROW_SCALES_AT = ROW_UNITS_AT + HAS_BYTES * 4 * TILE;
+constexpr int SCALES_OF_ROW = VALUES / 128 * 4;
 constexpr int BARRIERS = ROW_SCALES_AT + Build::row_scales * LATENT_STAGES * TILE * SCALES_OF_ROW;
-#endif
 constexpr int FULL = BARRIERS;                                  // of each copy of each stage
 constexpr int EMPTY = FULL + 8 * LATENT_STAGES * STAGE_COPIES;  // of each warpgroup's columns
 constexpr int WEIGHTS_FULL = EMPTY + 8 * LATENT_STAGES * 2;     // of each stage
@@ -149,10 +142,9 @@ template <int GROUPS>
 __device__ __forceinline__ int values_at(int stage, int half) {
   return place_of(stage, (group_of_cta<GROUPS>() * 2 + half) * (VALUES / GROUPS / 128)) * COLUMN;
 }
-static_assert(Build::kv_dtype == 0 || (Build::column_groups == 1 && VALUES == 512),
+static_assert(!HAS_BYTES || (Build::column_groups == 1 && VALUES == 512),
               "a stage of bytes has all columns, and whole runs");
 
-#if KV_DTYPE != 0
 // Runs of a stage in the order of copies and conversions, and their positions until then: in the
 // memory of the stage's own values and before it. Operands never overwrite bytes of a later run.
 // The first run has no columns of the stage's own warpgroup.
@@ -163,7 +155,6 @@ __device__ __forceinline__ constexpr int run_in_turn(int stage, int turn) {
 __device__ __forceinline__ constexpr int run_at(int turn) {
   return (RUNS - 1 - turn) * RUN - BEFORE_STAGE;
 }
-#endif
 
 // Returns the barrier of a stage's column, or run.
 __device__ __forceinline__ constexpr int full_at(int stage, int copy) {

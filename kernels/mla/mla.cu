@@ -24,7 +24,15 @@ __device__ __forceinline__ bool next_part(const Params &p, const WorkRange &rang
   return true;
 }
 
-#if KV_DTYPE != 0
+// Copies a box to the same address in all CTAs of the cluster.
+__device__ __forceinline__ void copy_box(const Params &p, u32 to, u32 full, int column, int token,
+                                         int row, u64 policy) {
+  if constexpr (Build::cluster > 1)
+    cp_async_bulk_tensor_4d_multicast(to, &p.k_map, full, column, token, 0, row, policy);
+  else
+    cp_async_bulk_tensor_4d(to, &p.k_map, full, column, token, 0, row, policy);
+}
+
 // Copies a stage of bytes to the memory of its own warpgroup's values.
 template <int STAGE>
 __device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int filled, int row,
@@ -33,28 +41,18 @@ __device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int fill
   mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
 #pragma unroll
   for (int turn = 0; turn < RUNS; turn++) {
-    const int column = RUN_ROW * run_in_turn(STAGE, turn);
     const u32 full = shared + full_at(STAGE, turn);
     mbarrier_arrive_expect_tx(full, RUN);
-#if CLUSTER > 1
-    cp_async_bulk_tensor_4d_multicast(to + run_at(turn), &p.k_map, full, column, token, 0, row,
-                                      policy);
-#else
-    cp_async_bulk_tensor_4d(to + run_at(turn), &p.k_map, full, column, token, 0, row, policy);
-#endif
+    copy_box(p, to + run_at(turn), full, RUN_ROW * run_in_turn(STAGE, turn), token, row, policy);
   }
 }
-#endif
 
 // Copies a stage column by column, in the order in which they become free. Each CTA of a cluster
 // copies its share of a stage's tokens to all of them.
 template <int STAGE, int GROUPS>
 __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int filled, int row,
                                            int token, int rank, u64 policy) {
-#if KV_DTYPE != 0
-  copy_bytes<STAGE>(p, shared, filled, row, token, rank, policy);
-  return;
-#endif
+  if constexpr (HAS_BYTES) return copy_bytes<STAGE>(p, shared, filled, row, token, rank, policy);
   const u32 to = shared + STAGE_AT<STAGE> + rank * (COLUMN / Build::cluster);
 #pragma unroll
   for (int i = 0; i < QUERY_COLUMNS; i++) {
@@ -64,13 +62,7 @@ __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int fill
     if (i == OwnColumns<GROUPS>::FIRST_OF_OTHER)
       mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
     mbarrier_arrive_expect_tx(full, COLUMN);
-#if CLUSTER > 1
-    cp_async_bulk_tensor_4d_multicast(to + column * COLUMN, &p.k_map, full, 64 * column, token, 0,
-                                      row, policy);
-#else
-    cp_async_bulk_tensor_4d(to + column * COLUMN, &p.k_map, full, 64 * column, token, 0, row,
-                            policy);
-#endif
+    copy_box(p, to + column * COLUMN, full, 64 * column, token, row, policy);
   }
 }
 
@@ -96,7 +88,7 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
     }
     for (int chunk = 0; chunk < part.chunks; chunk++) {
       const int token = part.token + chunk * TILE;
-      if (GATHERS) {
+      if constexpr (GATHERS) {
         if (chunk % 2 == 0)
           gather.copy<0, GROUPS>(p, part, shared, filled[0]++, token);
         else
@@ -104,7 +96,7 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
         continue;
       }
       int row = part.sequence, at = token;
-      if (Build::page > 0) {
+      if constexpr (Build::page > 0) {
         const int page = token / PAGE_OR_1;
         row = __ldg(p.block_table + (i64)part.sequence * p.stride_table + page);
         at = token - page * PAGE_OR_1;
@@ -164,7 +156,7 @@ struct Attention {
     wgmma_wait_group<0>();
     hold(o);
     // Bytes are copied only over its own warpgroup's values.
-    if (Build::kv_dtype != 0 && STAGE != HALF)
+    if constexpr (Build::kv_dtype != 0 && STAGE != HALF)
       release(shared + empty_at(STAGE, HALF));
     else
       release_in_cluster(shared + empty_at(STAGE, HALF));
@@ -173,6 +165,7 @@ struct Attention {
 };
 
 // This thread's rows.
+template <bool BYTES>
 struct OwnRows {
   int visible[2];  // number of visible tokens, counted from the part's first
 
@@ -185,51 +178,54 @@ struct OwnRows {
     }
   }
 
-#if KV_DTYPE != 0
+  // Finds the factors that make their scores exponents of 2: `scale`.
+  __device__ __forceinline__ void find_scale(const Params &, const Position &,
+                                             const unsigned char *) {}
+  __device__ __forceinline__ float scale(const Params &p) const { return p.qk_scale; }
+};
+
+template <>
+struct OwnRows<true> : OwnRows<false> {
   static constexpr float LEAST_SCALE = 1.17549435e-38f;  // the smallest normal number
-  float2 scale;  // factors that make their scores exponents of 2
+  float2 own;
 
   // Called after `divide_query`.
   __device__ __forceinline__ void find_scale(const Params &p, const Position &part,
                                              const unsigned char *memory) {
     const float *units = reinterpret_cast<const float *>(memory + ROW_UNITS_AT);
     const float of_cache = p.qk_scale * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
-    scale = make_float2(of_cache, of_cache);
-    if (DIVIDED_QUERY) scale.x *= units[own_row()], scale.y *= units[own_row() + 8];
+    own = make_float2(of_cache, of_cache);
+    if constexpr (DIVIDED_QUERY) own.x *= units[own_row()], own.y *= units[own_row() + 8];
     // A row of zeros has a unit near 0. Scores of hidden tokens are -inf, and -inf times 0 is NaN.
-    scale.x = fmaxf(scale.x, LEAST_SCALE), scale.y = fmaxf(scale.y, LEAST_SCALE);
+    own.x = fmaxf(own.x, LEAST_SCALE), own.y = fmaxf(own.y, LEAST_SCALE);
   }
-#endif
+  __device__ __forceinline__ float2 scale(const Params &) const { return own; }
 };
 
 // Starts the scores of a stage with `tokens` of the sequence.
 template <int STAGE>
 __device__ __forceinline__ void start_stage(float (&s)[32], u32 shared, unsigned char *memory,
                                             int filled, int tokens) {
-#if KV_DTYPE != 0
-  start_scores_of_bytes<STAGE>(s, shared, memory, filled, tokens);
-#elif ROW_SCALES
-  start_scores_of_scaled_rows<STAGE>(s, shared, memory, filled);
-#else
-  if (!GATHERS && tokens < TILE) clear_end<STAGE>(shared, filled, tokens);
-  start_scores<STAGE>(s, shared, filled);
-#endif
+  if constexpr (HAS_BYTES) {
+    start_scores_of_bytes<STAGE>(s, shared, memory, filled, tokens);
+  } else if constexpr (Build::row_scales) {
+    start_scores_of_scaled_rows<STAGE>(s, shared, memory, filled);
+  } else {
+    if (!GATHERS && tokens < TILE) clear_end<STAGE>(shared, filled, tokens);
+    start_scores<STAGE>(s, shared, filled);
+  }
 }
 
 // Turns a stage's scores into weights, for both warpgroups.
 template <int STAGE>
-__device__ __forceinline__ void weigh(const Params &p, const OwnRows &rows, int chunk, u32 shared,
-                                      unsigned char *memory, const TokenPages &tokens,
+__device__ __forceinline__ void weigh(const Params &p, const OwnRows<HAS_BYTES> &rows, int chunk,
+                                      u32 shared, unsigned char *memory, const TokenPages &tokens,
                                       float (&s)[32], Softmax &softmax, u32 (&weights)[4][4]) {
   hold(s);
   const int left[2] = {rows.visible[0] - chunk * TILE, rows.visible[1] - chunk * TILE};
   mask(s, left);
-  if (GATHERS) tokens.mask(s);
-#if KV_DTYPE != 0
-  softmax.weigh(s, rows.scale, chunk == 0);
-#else
-  softmax.weigh(s, p.qk_scale, chunk == 0);
-#endif
+  if constexpr (GATHERS) tokens.mask(s);
+  softmax.weigh(s, rows.scale(p), chunk == 0);
   pack_weights(s, weights);
   publish<STAGE>(shared, memory, softmax, weights);
 }
@@ -237,20 +233,20 @@ __device__ __forceinline__ void weigh(const Params &p, const OwnRows &rows, int 
 // Warpgroup 0's share of two stages, or of a part's last one: its scores, its values, the other's.
 template <bool PAIR, int GROUPS>
 __device__ __forceinline__ void attend_left(const Params &p, const Position &part,
-                                            const OwnRows &rows, int chunk, u32 shared,
+                                            const OwnRows<HAS_BYTES> &rows, int chunk, u32 shared,
                                             unsigned char *memory, Attention<GROUPS> &own) {
   float s[32];
   u32 weights[4][4];
   TokenPages pages;
   const int tokens = part.tokens - part.token - chunk * TILE;
   start_stage<0>(s, shared, memory, own.filled[0], tokens);
-  if (GATHERS) pages.look_up(p, part, chunk);
+  if constexpr (GATHERS) pages.look_up(p, part, chunk);
   wgmma_wait_group<0>();
   if (chunk + 2 >= part.chunks) release(shared + QUERY_EMPTY);
   weigh<0>(p, rows, chunk, shared, memory, pages, s, own.softmax, weights);
   own.template start_own<0>(weights, shared);
   own.template end_values<0, 0>(shared);
-  if (PAIR) {
+  if constexpr (PAIR) {
     own.template start_other<0>(shared, memory);
     own.template end_values<1, 0>(shared);
   }
@@ -260,9 +256,9 @@ __device__ __forceinline__ void attend_left(const Params &p, const Position &par
 // tensor cores multiply for one warpgroup while the other computes its softmax.
 template <bool PAIR, int GROUPS>
 __device__ __forceinline__ void attend_right(const Params &p, const Position &part,
-                                             const OwnRows &rows, int chunk, u32 shared,
+                                             const OwnRows<HAS_BYTES> &rows, int chunk, u32 shared,
                                              unsigned char *memory, Attention<GROUPS> &own) {
-  if (!PAIR) {
+  if constexpr (!PAIR) {
     own.template start_other<1>(shared, memory);
     own.template end_values<0, 1>(shared);
     return;
@@ -273,7 +269,7 @@ __device__ __forceinline__ void attend_right(const Params &p, const Position &pa
   const int tokens = part.tokens - part.token - (chunk + 1) * TILE;
   start_stage<1>(s, shared, memory, own.filled[1], tokens);
   own.template start_other<1>(shared, memory);
-  if (GATHERS) pages.look_up(p, part, chunk + 1);
+  if constexpr (GATHERS) pages.look_up(p, part, chunk + 1);
   wgmma_wait_group<1>();
   if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
   weigh<1>(p, rows, chunk + 1, shared, memory, pages, s, own.softmax, weights);
@@ -290,12 +286,10 @@ __device__ __forceinline__ void attend(const Params &p, const Position &part, in
   own.softmax.reset();
 #pragma unroll
   for (int i = 0; i < VALUES / GROUPS / 4; i++) own.o[i] = 0.0f;
-  OwnRows rows;
+  OwnRows<HAS_BYTES> rows;
   rows.find(part, first_row);
   mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
-#if KV_DTYPE != 0
   rows.find_scale(p, part, memory);
-#endif
   if (part.chunks <= HALF) release(shared + QUERY_EMPTY);
   int chunk = 0;
   for (; chunk + 1 < part.chunks; chunk += 2) {
@@ -385,14 +379,12 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
       waiting.splits.find(p, part, range);
     }
     const int first_row = part.head * Build::rows + rank * TILE;
-#if KV_DTYPE != 0
     // Here and not in `attend`, which exists once per warpgroup: synccheck reports a barrier in two
     // positions as divergence.
-    if (DIVIDED_QUERY) {
+    if constexpr (DIVIDED_QUERY) {
       mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
       divide_query(memory);
     }
-#endif
     if (threadIdx.x < 128)
       attend<0>(p, part, first_row, parts, shared, memory, own);
     else
@@ -409,10 +401,7 @@ extern "C" __global__ void __launch_bounds__(32 * Build::warps, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  int rank = 0;
-#if CLUSTER > 1
-  rank = cluster_ctarank();
-#endif
+  const int rank = Build::cluster > 1 ? cluster_ctarank() : 0;
   if (threadIdx.x == COPY_WARP * 32) {
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
@@ -432,7 +421,7 @@ extern "C" __global__ void __launch_bounds__(32 * Build::warps, 1)
     fence_proxy_async_shared_cta();
   }
   Lengths lengths;
-  if (Build::ragged) lengths.start(p, lane);
+  if constexpr (Build::ragged) lengths.start(p, lane);
   WorkRange range;
   Position part;
   const bool has_work =
@@ -440,10 +429,10 @@ extern "C" __global__ void __launch_bounds__(32 * Build::warps, 1)
   Gather gather;
   if (GATHERS && has_work && warp >= COPY_WARP) gather.look_up(p, part, part.token);
   __syncthreads();
-#if CLUSTER > 1
-  barrier_cluster_arrive_relaxed();
-  barrier_cluster_wait();
-#endif
+  if constexpr (Build::cluster > 1) {
+    barrier_cluster_arrive_relaxed();
+    barrier_cluster_wait();
+  }
   // All CTAs of the cluster take the same branch.
   if (!has_work) return;
 

@@ -1,8 +1,6 @@
 // The output columns of both warpgroups, and the end of a part.
 #pragma once
-#if KV_DTYPE != 0
 #include "lean/fp8.cuh"
-#endif
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
@@ -32,12 +30,9 @@ __device__ __forceinline__ void release(u32 barrier) {
 
 // Arrives at the barriers of all CTAs of the cluster, which copy to each other.
 __device__ __forceinline__ void release_in_cluster(u32 barrier) {
-#if CLUSTER > 1
+  if constexpr (Build::cluster == 1) return release(barrier);
   __syncwarp();
   if (threadIdx.x % 32 < Build::cluster) mbarrier_arrive_cluster(barrier, threadIdx.x % 32);
-#else
-  release(barrier);
-#endif
 }
 
 // Writes two columns of a row, if the row exists.
@@ -62,14 +57,11 @@ __device__ __forceinline__ void write_lse(const Params &p, const Position &part,
 __device__ __forceinline__ float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
 
 // Returns the factor of a row's sum of values; `l` is its sum of weights.
-#if KV_DTYPE != 0
 __device__ __forceinline__ float value_scale(const Params &p, const Position &part, float l) {
+  if constexpr (!HAS_BYTES) return reciprocal(l);
   // The scale of an empty sequence can be NaN.
   return l == 0.0f ? 0.0f : reciprocal(l) * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
 }
-#else
-#define value_scale(p, part, l) reciprocal(l)
-#endif
 
 // Transposes four words of each of four lanes: lane i gets the i-th of each.
 __device__ __forceinline__ void transpose_in_quad(u32 (&words)[4]) {
@@ -370,25 +362,23 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
       units(AtOnce<2, 16>());
     return;
   }
-#if CLUSTER == 1
-  if (ROW_WARPS < 4 && mergers >= 16)
-    units(AtOnce<2, 16>());
-  else
+  if constexpr (Build::cluster == 1) {
+    if (ROW_WARPS < 4 && mergers >= 16) units(AtOnce<2, 16>());
     // Fewer reads in flight, in less code (H200; reports/performance-log.md, entry 47).
-    if (mergers >= 8)
+    else if (mergers >= 8)
       units(AtOnce<2, 8>());
     else
       units(AtOnce<4, 4>());
-#else
-  // The most reads in flight that registers allow. 8 to 15 mergers belong to a short context, which
-  // is faster with less code (H200; reports/performance-log.md, entry 54).
-  if (mergers >= 32)
-    units(AtOnce<2, 32>());
-  else if (mergers >= 16)
-    units(AtOnce<4, 16>());
-  else if (mergers >= 8)
-    units(AtOnce<2, 8>());
-  else
-    units(AtOnce<16, 4>());
-#endif
+  } else {
+    // The most reads in flight that registers allow. 8 to 15 mergers belong to a short context,
+    // which is faster with less code (H200; reports/performance-log.md, entry 54).
+    if (mergers >= 32)
+      units(AtOnce<2, 32>());
+    else if (mergers >= 16)
+      units(AtOnce<4, 16>());
+    else if (mergers >= 8)
+      units(AtOnce<2, 8>());
+    else
+      units(AtOnce<16, 4>());
+  }
 }

@@ -4,7 +4,6 @@
 // They arrive in runs of 128 columns, in the memory of the stage's own warpgroup's values. First
 // come the values of the other warpgroup, so that operands never lie over bytes of a later run.
 #pragma once
-#if ROW_SCALES
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
 #include "mla/scores.cuh"
@@ -54,10 +53,10 @@ __device__ __forceinline__ void start_scores_of_scaled_run(float (&s)[32], u32 s
       bytes[half][i] = *reinterpret_cast<const uint4 *>(
           memory + SCALED_RUNS_AT<STAGE> + TURN * SCALED_RUN + byte_piece_at(token, 4 * i + piece));
   }
-  if (TURN == 0)
+  if constexpr (TURN == 0)
     // The other warpgroup has used its values of the previous stage.
     mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
-  else if (TURN == SCALED_RUNS - 1)
+  else if constexpr (TURN == SCALED_RUNS - 1)
     // All threads have loaded the bytes that operands overwrite.
     bar_sync(OF_WARPGROUP + STAGE, 128);
 #pragma unroll
@@ -86,7 +85,7 @@ __device__ __forceinline__ void start_scores_of_scaled_run(float (&s)[32], u32 s
 template <int STAGE>
 __device__ __forceinline__ void start_scores_of_scaled_rows(float (&s)[32], u32 shared,
                                                             unsigned char *memory, int filled) {
-  static_assert(SCALED_RUNS == 4);
+  static_assert(!Build::row_scales || SCALED_RUNS == 4);
   start_scores_of_scaled_run<STAGE, 0>(s, shared, memory, filled);
   start_scores_of_scaled_run<STAGE, 1>(s, shared, memory, filled);
   start_scores_of_scaled_run<STAGE, 2>(s, shared, memory, filled);
@@ -97,4 +96,3 @@ __device__ __forceinline__ void start_scores_of_scaled_rows(float (&s)[32], u32 
   add_scores<STAGE>(s, shared, OTHER_COLUMN, true);
   wgmma_commit_group();
 }
-#endif

@@ -94,7 +94,7 @@ __device__ __forceinline__ void start_scores(float (&s)[32], u32 shared, int fil
   for (int i = 0; i < QUERY_COLUMNS; i++) {
     const int column = column_in_turn(STAGE, i);
     mbarrier_try_wait_parity(shared + full_at(STAGE, column), filled % 2);
-    if (GATHERS) fence_proxy_async_shared_cta();
+    if constexpr (GATHERS) fence_proxy_async_shared_cta();
     wgmma_fence();
     add_scores<STAGE>(s, shared, column, i > 0);
   }

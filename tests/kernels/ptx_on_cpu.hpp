@@ -12,7 +12,6 @@ inline u32 cvt_rn_x2(float low, float high) {
   return half_of(low, TO_BF16) | half_of(high, TO_BF16) << 16;
 }
 
-#if __CUDA_ARCH__ >= 890
 inline u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
   return half_of_e4m3(pair & 0xff) | half_of_e4m3(pair >> 8) << 16;
 }
@@ -21,7 +20,6 @@ template <int HALF>
 inline u32 cvt_rn_f16x2_e4m3x2_half(u32 word) {
   return cvt_rn_f16x2_e4m3x2((unsigned short)(word >> 16 * HALF));
 }
-#endif
 
 // ---- copies to shared memory -------------------------------------------------------------------
 
@@ -45,7 +43,6 @@ inline void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) { arrive_with_byte
 inline void cp_async_mbarrier_arrive_noinc(u32 barrier) { arrive_after_copies(barrier); }
 inline void mbarrier_try_wait_parity(u32 barrier, u32 parity) { wait_for_parity(barrier, parity); }
 
-#if PEERS
 // ---- memory that other GPUs read and write -----------------------------------------------------
 
 inline void st_relaxed_sys_b128(u32 *at, uint4 x) { st_relaxed_gpu_b128(at, x); }
@@ -57,7 +54,6 @@ inline u64 atom_add_relaxed_gpu_u64(u64 *at, u64 x) {
   *at += x;
   return before;
 }
-#endif
 
 // ---- clusters ----------------------------------------------------------------------------------
 

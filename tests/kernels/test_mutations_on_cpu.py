@@ -25,7 +25,7 @@ LEAN: dict[str, list[Mutation]] = {
     ],
     "device": [
         ("partials.cuh", "first[i].w != epoch | second[i].w", "second[i].w"),
-        ("lean.cu", "#endif\n      __syncthreads();", "#endif"),
+        ("lean.cu", "stored(output_tile);\n      __syncthreads();", "stored(output_tile);"),
         ("attend.cuh", "if (masked) mask_scores", "if (false) mask_scores"),
         ("reduce.cuh", "slot + stride, stride", "slot, stride"),
         ("tiles.cuh", "divide(n, early ? share + 1 : share)", "divide(n, share)"),
@@ -62,8 +62,8 @@ LEAN: dict[str, list[Mutation]] = {
     ],
     "windows": [
         ("attend.cuh", "own - p.window_left)", "own - p.window_left - 1)"),
-        ("attend.cuh", "if (MASKED_STARTS) masked |=", "if (false) masked |="),
-        ("attend.cuh", "if (Build::softcap) cap_scores", "if (false) cap_scores"),
+        ("attend.cuh", "if constexpr (MASKED_STARTS)", "if (false)"),
+        ("attend.cuh", "if constexpr (Build::softcap) cap_scores", "if (false) cap_scores"),
         ("lean.cu", "    if (Build::sinks && threadIdx.x < Build::rows)", "    if (false)"),
         ("partials.cuh", "l = l * scale + ex2", "l = l + ex2"),
     ],
@@ -117,9 +117,9 @@ LEAN: dict[str, list[Mutation]] = {
     ],
     "V of its own head_dim": [("copy.cuh", "if (column < V_COLUMNS)", "")],
     "scales of pages": [
-        ("attend.cuh", "if (Build::page_scales) scale *=", "if (false) scale *="),
+        ("attend.cuh", "if constexpr (Build::page_scales) scale *=", "if (false) scale *="),
         ("attend.cuh", "if (__any_sync(~0u, top > unit))", "if (false)"),
-        ("attend.cuh", "if (Build::page_scales) v_scale *= unit;", ""),
+        ("attend.cuh", "if constexpr (Build::page_scales) v_scale *= unit;", ""),
         ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES, stage);", "0, stage);"),
         ("copy.cuh", "Build::page_scales) {\n      cp_async_wait", "false) {\n      cp_async_wait"),
     ],
@@ -167,9 +167,11 @@ LEAN_BARRIERS: dict[str, list[Mutation]] = {
         ("attend.cuh", "_cta();\n  __syncwarp();", "_cta();"),
         ("copy.cuh", "      fence_proxy_async_shared_cta();\n", ""),
         ("copy.cuh", "release() {\n    __syncwarp();", "release() {"),
-        ("lean.cu", "      if (Build::bulk) fence_proxy_async_shared_cta();\n", ""),
+        ("lean.cu", "      if constexpr (Build::bulk) fence_proxy_async_shared_cta();\n", ""),
     ],
-    "clusters": [("attend.cuh", "  if (Build::bulk) fence_proxy_async_shared_cta();\n", "")],
+    "clusters": [
+        ("attend.cuh", "  if constexpr (Build::bulk) fence_proxy_async_shared_cta();\n", "")
+    ],
     "host": [("copy.cuh", "- 1>();\n      __syncwarp();", "- 1>();")],
     "host, a CTA each": [("copy.cuh", "    __syncwarp();\n  }\n\n  // Reads", "  }\n\n  // Reads")],
     "short output tiles": [("lean.cu", "__syncwarp();\n        write_packed", "write_packed")],
@@ -178,7 +180,7 @@ APPEND_BARRIERS: dict[str, list[Mutation]] = {
     "row tiles": [
         (
             "append.cuh",
-            "    if (Build::bulk) fence_proxy_async_shared_cta();  // before",
+            "    if constexpr (Build::bulk) fence_proxy_async_shared_cta();  // before",
             "// before",
         )
     ],
@@ -194,7 +196,7 @@ MANY_ROWS_BARRIERS: dict[str, list[Mutation]] = {
     ],
     "device": [("rows_attend.cuh", "    fence_proxy_async_shared_cta();\n", "")],
     "pages of one token": [
-        ("rows_attend.cuh", "if (!Build::bulk) fence_proxy_async_shared_cta();", "")
+        ("rows_attend.cuh", "if constexpr (!Build::bulk) fence_proxy_async_shared_cta();", "")
     ],
 }
 MLA_BARRIERS: dict[str, list[Mutation]] = {
@@ -202,7 +204,7 @@ MLA_BARRIERS: dict[str, list[Mutation]] = {
         ("mla.cu", "    fence_mbarrier_init_release_cluster();\n", ""),
         ("mla.cu", "    fence_proxy_async_shared_cta();\n", ""),
         ("outputs.cuh", "u32 barrier) {\n  __syncwarp();", "u32 barrier) {"),
-        ("outputs.cuh", "#if CLUSTER > 1\n  __syncwarp();", "#if CLUSTER > 1"),
+        ("outputs.cuh", "release(barrier);\n  __syncwarp();", "release(barrier);"),
         ("scores.cuh", "  fence_proxy_async_shared_cta();\n  __syncwarp();", "  __syncwarp();"),
         ("scores.cuh", "_cta();\n  __syncwarp();", "_cta();"),
     ],
