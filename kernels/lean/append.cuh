@@ -30,7 +30,7 @@ struct Append {
   Turn turns[Build::rotary_dim > 0 ? APPEND_ROWS : 1][K_WORDS];
   int outer[APPEND_ROWS];  // rows of the cache, or pages
 
-  __device__ __forceinline__ void enter_part(const Params &p, const Position &part, int lane) {
+  DEVICE void enter_part(const Params &p, const Position &part, int lane) {
     const HeadTile tile = part.head_tile();
     length = length_of(p, part.sequence);
     kv_head = tile.kv_head;
@@ -47,7 +47,7 @@ struct Append {
   }
 
   // Returns whether the part's next chunk has new tokens; if so, starts reading the first.
-  __device__ __forceinline__ bool starts(const Params &p, const Position &part, int lane) {
+  DEVICE bool starts(const Params &p, const Position &part, int lane) {
     token = part.token + part.chunk * Build::chunk;
     stop = min(token + Build::chunk, part.tokens);
     const bool any = stop > length;
@@ -57,7 +57,7 @@ struct Append {
 
   // Starts reading the rows of COUNT tokens from `at` on, within the chunk.
   template <int COUNT>
-  __device__ __forceinline__ void load(const Params &p, const Position &part, int at, int lane) {
+  DEVICE void load(const Params &p, const Position &part, int at, int lane) {
     const KvNumber *k_new = p.k_new + part.sequence * p.stride_k_new_batch +
                             kv_head * p.stride_k_new_head + WORD_NUMBERS * lane;
     const KvNumber *v_new = p.v_new + part.sequence * p.stride_v_new_batch +
@@ -87,7 +87,7 @@ struct Append {
   }
 
   // Returns the cache row, or the page, of the sequence's token `at`.
-  __device__ __forceinline__ static int outer_of(const Params &p, const Position &part, int at) {
+  DEVICE static int outer_of(const Params &p, const Position &part, int at) {
     if constexpr (Build::page > 0)
       return __ldg(p.block_table + (i64)part.sequence * p.stride_table + at / PAGE_OR_1);
     return Build::batch_idx ? __ldg(p.cache_batch_idx + part.sequence) : part.sequence;
@@ -95,8 +95,7 @@ struct Append {
 
   // Writes the loaded rows to `stage`, and to the cache.
   template <int COUNT>
-  __device__ __forceinline__ void store(const Params &p, const Position &part, u32 stage, int at,
-                                        int lane) const {
+  DEVICE void store(const Params &p, const Position &part, u32 stage, int at, int lane) const {
 #pragma unroll
     for (int row = 0; row < COUNT; row++) {
       if (at + row >= stop) break;
@@ -119,8 +118,8 @@ struct Append {
   }
 
   template <int WORDS, int DIM>
-  __device__ __forceinline__ void store_row(u32 stage, KvNumber *in_cache, int row,
-                                            const u32 (&words)[WORDS], int lane) const {
+  DEVICE void store_row(u32 stage, KvNumber *in_cache, int row, const u32 (&words)[WORDS],
+                        int lane) const {
 #pragma unroll
     for (int word = 0; word < WORDS; word++) {
       const int at = lane + 32 * word, piece = at / 4;
@@ -134,8 +133,7 @@ struct Append {
   }
 
   // Writes the new tokens of the chunk in `stage`; the first have been read already.
-  __device__ __forceinline__ void write_chunk(const Params &p, const Position &part, u32 stage,
-                                              int lane) {
+  DEVICE void write_chunk(const Params &p, const Position &part, u32 stage, int lane) {
     const int first = max(token, length);
     store<FIRST_ROWS>(p, part, stage, first, lane);
 #pragma unroll 1

@@ -25,7 +25,7 @@ struct Query {
 
   // Returns whether the rows differ from the previous ones. Fixed runs of an output tile share
   // them.
-  __device__ __forceinline__ bool enter_part(const Params &p, const Position &part) {
+  DEVICE bool enter_part(const Params &p, const Position &part) {
     const HeadTile tile = part.head_tile();
     row_offset = tile.row_offset;
     all_rows = ::all_rows(part.queries.count);
@@ -39,7 +39,7 @@ struct Query {
     return others;
   }
 
-  __device__ __forceinline__ void load_slopes(const Params &p, const Position &part, int lane) {
+  DEVICE void load_slopes(const Params &p, const Position &part, int lane) {
     const float *of_heads = p.alibi_slopes + part.sequence * p.stride_slopes_batch +
                             part.head_tile().kv_head * Build::group_size;
 #pragma unroll
@@ -51,27 +51,27 @@ struct Query {
   }
 
   // Loads two numbers as operands, except for `divide_row`.
-  __device__ __forceinline__ static u32 two_numbers(const QNumber *at) {
+  DEVICE static u32 two_numbers(const QNumber *at) {
     if constexpr (Build::q_dtype == 0) return __ldg(reinterpret_cast<const u32 *>(at));
     return to_fp16<Build::q_dtype>(__ldg(reinterpret_cast<const unsigned short *>(at)), 0, 1);
   }
 
-  __device__ __forceinline__ const QNumber *row_of(const Params &p, int row) const {
+  DEVICE const QNumber *row_of(const Params &p, int row) const {
     return base + (i64)(row / Build::group_size) * p.stride_q_token +
            (i64)(row % Build::group_size) * p.stride_q_head;
   }
 
-  __device__ __forceinline__ Angles angles_of(const Params &p, int row) const {
+  DEVICE Angles angles_of(const Params &p, int row) const {
     Angles angles;
     angles.enter(p, position + row / Build::group_size * p.rotary_step);
     return angles;
   }
 
-  __device__ __forceinline__ float scale(const Params &p, int rows, int j) const {
+  DEVICE float scale(const Params &p, int rows, int j) const {
     return Build::kv_dtype == 0 ? p.qk_scale : scales[rows][j];
   }
 
-  __device__ __forceinline__ void load(const Params &p, const Position &part, int lane) {
+  DEVICE void load(const Params &p, const Position &part, int lane) {
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
       const int within = rows * BLOCK_ROWS + lane / 4, row = row_offset + within;
@@ -100,7 +100,7 @@ struct Query {
   }
 
   // Loads from shared memory, after `load_shared` and a barrier.
-  __device__ __forceinline__ void load_staged() {
+  DEVICE void load_staged() {
 #pragma unroll
     for (int step = 0; step < K_STEPS; step++)
 #pragma unroll
@@ -109,15 +109,14 @@ struct Query {
   }
 
   // Build::kv_dtype: returns the factor of scores for rows of a row's KV head `head`.
-  __device__ __forceinline__ static float descaled(const Params &p, const Position &part,
-                                                   int head) {
+  DEVICE static float descaled(const Params &p, const Position &part, int head) {
     const int kv_head = part.head_tile().kv_head * Build::heads_of_row + head;
     return p.qk_scale * KV_UNIT * Q_UNIT * scale_of(p.q_descale, part.sequence, kv_head) *
            scale_of(p.k_descale, part.sequence, kv_head);
   }
 
   // Converts a row from bf16 to fp16; returns its unit.
-  __device__ __forceinline__ float divide_row(int rows) {
+  DEVICE float divide_row(int rows) {
     u32 largest = 0;
 #pragma unroll
     for (int i = 0; i < 2 * K_STEPS; i++) largest = larger(largest, fragments[i / 2][rows][i % 2]);
@@ -132,7 +131,7 @@ struct Query {
   }
 
   // Called by all threads; the caller places barriers around it.
-  __device__ __forceinline__ void load_shared(const Params &p, unsigned char *shared) const {
+  DEVICE void load_shared(const Params &p, unsigned char *shared) const {
     float *units = reinterpret_cast<float *>(shared + UNITS_AT);
     if constexpr (DIVIDED_QUERY) load_units(p, units);
 #pragma unroll 4
@@ -164,7 +163,7 @@ struct Query {
   }
 
   // Stores the units of all rows, a row per warp. Called by all threads.
-  __device__ __forceinline__ void load_units(const Params &p, float *units) const {
+  DEVICE void load_units(const Params &p, float *units) const {
     const int lane = threadIdx.x % 32;
     for (int within = threadIdx.x / 32; within < Build::rows; within += Build::warps) {
       const int row = row_offset + within;
@@ -180,8 +179,8 @@ struct Query {
   }
 
   // Build::kv_dtype: called after `load_shared` and a barrier.
-  __device__ __forceinline__ void load_scales(const Params &p, const Position &part,
-                                              const unsigned char *shared, int lane) {
+  DEVICE void load_scales(const Params &p, const Position &part, const unsigned char *shared,
+                          int lane) {
     const float *units = reinterpret_cast<const float *>(shared + UNITS_AT);
     const float first = descaled(p, part, 0);
     const float second = Build::heads_of_row > 1 ? descaled(p, part, 1) : first;
@@ -194,7 +193,7 @@ struct Query {
     }
   }
 
-  __device__ __forceinline__ void fragment(u32 (&b)[2], int step, int rows) const {
+  DEVICE void fragment(u32 (&b)[2], int step, int rows) const {
     if constexpr (SHARED_QUERY)
       ldmatrix_x2(b, shared_lane + 2 * (rows * 8 * QUERY_ROW + step * 16));
     else
@@ -205,7 +204,7 @@ struct Query {
 
 // Build::page_scales: reads the scales of the lane's tokens of a chunk. `at` is the scale of K's
 // first page; V's are 4 bytes further.
-__device__ __forceinline__ void load_scales(float (&scales)[TOKEN_BLOCKS][2], u32 at, int lane) {
+DEVICE void load_scales(float (&scales)[TOKEN_BLOCKS][2], u32 at, int lane) {
 #pragma unroll
   for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) {
     const int token = 8 * i;
@@ -225,7 +224,7 @@ struct State {
   float unit;                       // Build::page_scales: pending factor of `o`, a power of two
   float v_scales[TOKEN_BLOCKS][2];  // Build::page_scales: scales of the lane's tokens over `unit`
 
-  __device__ __forceinline__ void reset() {
+  DEVICE void reset() {
     if constexpr (Build::page_scales) unit = unit_above(0.0f);
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
@@ -239,7 +238,7 @@ struct State {
   }
 
   // Moves the references if a score of this chunk exceeds one by the threshold.
-  __device__ __forceinline__ void rescale(const float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4]) {
+  DEVICE void rescale(const float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4]) {
     float top[ROW_BLOCKS][2];
     bool passed = false;
 #pragma unroll
@@ -273,7 +272,7 @@ struct State {
 
   // Build::page_scales: reads scales of values and divides them by the unit. A scale above it moves
   // the unit, so weights times the quotients stay within fp16.
-  __device__ __forceinline__ void take_scales(u32 page_scales, int lane) {
+  DEVICE void take_scales(u32 page_scales, int lane) {
     load_scales(v_scales, page_scales + 4, lane);
     float top = 0.0f;
 #pragma unroll
@@ -297,8 +296,8 @@ struct State {
 
   // Turns scores into weights, as fragments of the second operand; Build::page_scales: times the
   // scales.
-  __device__ __forceinline__ void weigh(const float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
-                                        u32 (&weights)[TOKEN_BLOCKS][ROW_BLOCKS][2]) {
+  DEVICE void weigh(const float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
+                    u32 (&weights)[TOKEN_BLOCKS][ROW_BLOCKS][2]) {
 #pragma unroll
     for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
@@ -317,8 +316,8 @@ struct State {
 
   // Stores the state to shared memory, where the CTA's warps merge. Values are multiplied by
   // `v_scale`, those of a second KV head by its own scale.
-  __device__ __forceinline__ void store(float *scratch, float2 *logs, int warp, int lane,
-                                        float v_scale, float second_v_scale) const {
+  DEVICE void store(float *scratch, float2 *logs, int warp, int lane, float v_scale,
+                    float second_v_scale) const {
     // Columns of a lane's rows of O^T, in the order of `values_of`.
     constexpr int LANE_COLUMNS = Build::kv_dtype == 0 ? 1 : 2,
                   SECOND = Build::kv_dtype == 0 ? 8 : 1;
@@ -351,7 +350,7 @@ struct State {
 // Returns the address for ldmatrix within a stage: 32 bytes of 16 tokens each. The number of a
 // 16-byte piece is XORed with the row (swizzle). `odd`: SHIFTED_ROWS: the row begins in the middle
 // of a column.
-__device__ __forceinline__ u32 load_address(u32 lane_at, int load, int block, u32 odd) {
+DEVICE u32 load_address(u32 lane_at, int load, int block, u32 odd) {
   constexpr int COLUMN_LOADS = COLUMN_BYTES / 32;
   if constexpr (SHIFTED_ROWS) {
     lane_at ^= odd << 6;
@@ -362,21 +361,20 @@ __device__ __forceinline__ u32 load_address(u32 lane_at, int load, int block, u3
          load / COLUMN_LOADS * (Build::chunk * COLUMN_BYTES) + block * (16 * COLUMN_BYTES);
 }
 
-__device__ __forceinline__ u32 k_address(u32 stage, int lane, int load, int block, u32 odd) {
+DEVICE u32 k_address(u32 stage, int lane, int load, int block, u32 odd) {
   const u32 k_lane = (lane & 15) * COLUMN_BYTES + (((lane >> 4) ^ swizzle_of(lane & 7)) << 4);
   return load_address(stage + k_lane, load, block, odd);
 }
 
-__device__ __forceinline__ u32 v_address(u32 stage, int lane, int load, int block, u32 odd) {
+DEVICE u32 v_address(u32 stage, int lane, int load, int block, u32 odd) {
   const u32 v_lane = V_AT + ((lane & 7) + (lane >> 4 << 3)) * COLUMN_BYTES +
                      ((((lane >> 3) & 1) ^ swizzle_of(lane & 7)) << 4);
   return load_address(stage + v_lane, load, block, odd);
 }
 
 // Computes S^T = scale K Q^T of a chunk.
-__device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
-                                               const Params &p, const Query &query, u32 stage,
-                                               u32 page_scales, int lane, u32 odd) {
+DEVICE void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4], const Params &p,
+                           const Query &query, u32 stage, u32 page_scales, int lane, u32 odd) {
   // Two sums in turn reduce dependencies between instructions.
   constexpr int CHAINS = TOKEN_BLOCKS * ROW_BLOCKS == 1 ? 2 : 1;
   float chains[CHAINS][TOKEN_BLOCKS][ROW_BLOCKS][4];
@@ -433,14 +431,14 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
 }
 
 // The query token of the lane's row `j` of a block, and a token of the lane in the chunk.
-__device__ __forceinline__ int query_of(const Query &query, int rows, int j, int lane) {
+DEVICE int query_of(const Query &query, int rows, int j, int lane) {
   return (query.row_offset + rows * BLOCK_ROWS + lane % 4 * 2 + j) / Build::group_size;
 }
 
 // Soft cap. The scores arrive multiplied by 2 log2(e) / softcap, so that 2^s is e^2x of tanh(x) = 1
 // - 2 / (1 + e^2x). ex2 and rcp are accurate to some 2^-22, tanh.approx only to 2^-11, which is too
 // coarse for a cap of 50.
-__device__ __forceinline__ void cap_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4], float softcap) {
+DEVICE void cap_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4], float softcap) {
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
@@ -452,9 +450,8 @@ __device__ __forceinline__ void cap_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][
 }
 
 // ALiBi: scores decrease by the head's slope per token of distance from the query token.
-__device__ __forceinline__ void slope_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
-                                             const Query &query, const Position &part, int token,
-                                             int lane) {
+DEVICE void slope_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4], const Query &query,
+                         const Position &part, int token, int lane) {
   // Relative to the first query token; exact below 2^24.
   const float ahead = __int2float_rz(token + lane / 4 - (part.tokens - part.queries.count));
 #pragma unroll
@@ -472,9 +469,8 @@ __device__ __forceinline__ void slope_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS
 
 // Masks the tokens that a row does not see: before the sequence or past its end, outside the
 // window, or past its query token (the causal tail).
-__device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
-                                            const Params &p, const Query &query,
-                                            const Position &part, int token, int lane) {
+DEVICE void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4], const Params &p,
+                        const Query &query, const Position &part, int token, int lane) {
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
@@ -496,7 +492,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS]
 
 // Zeroes the values of a stage before token `first` and from token `end` on. The cache around the
 // sequence can contain NaN, which a weight of 0 does not remove.
-__device__ __forceinline__ void zero_values(u32 stage, int first, int end, int lane) {
+DEVICE void zero_values(u32 stage, int first, int end, int lane) {
   const auto outside = [=](int row) {
     return row >= end || (START_STEP > 1 && MASKED_STARTS && row < first);
   };
@@ -521,9 +517,8 @@ __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int l
 
 // Attends to the part's next chunk, after its arrival. Build::page_scales: its pages' scales are at
 // `page_scales`.
-__device__ __forceinline__ void attend_chunk(State &state, const Params &p, const Query &query,
-                                             u32 stage, u32 page_scales, const Position &part,
-                                             int lane) {
+DEVICE void attend_chunk(State &state, const Params &p, const Query &query, u32 stage,
+                         u32 page_scales, const Position &part, int lane) {
   const int token = part.token + part.chunk * Build::chunk, tokens = part.tokens;
   // Masking starts at the first token that some row of the output tile does not see.
   const int first_query = Build::q_len > 0 ? 0 : query.row_offset / Build::group_size;

@@ -19,6 +19,8 @@
 #define OPERAND "f16"
 #endif
 
+#define DEVICE __device__ __forceinline__
+
 struct Build {
 #ifdef __CUDA_ARCH__
   static constexpr int architecture = __CUDA_ARCH__;  // of the compute capability: 900

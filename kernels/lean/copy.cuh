@@ -42,7 +42,7 @@ struct Warp {
   // chunks left.
   int page[LANE_PAGES], known;
 
-  __device__ __forceinline__ void start(unsigned char *shared, int rank, int number, int lane_) {
+  DEVICE void start(unsigned char *shared, int rank, int number, int lane_) {
     lane = lane_;
     range_warp = rank * Build::warps + number;
     known = 0;
@@ -63,8 +63,7 @@ struct Warp {
   }
 
   // Reads the pages from chunk `chunk` on.
-  __device__ __forceinline__ void look_up_pages(const Params &p, const Position &position,
-                                                int kv_head, int chunk) {
+  DEVICE void look_up_pages(const Params &p, const Position &position, int kv_head, int chunk) {
     const int *row = table_row(p, position.sequence, kv_head);
 #pragma unroll
     for (int i = 0; i < LANE_PAGES; i++) {
@@ -79,14 +78,11 @@ struct Warp {
 
   // Returns the address of the scales of a stage's pages: a pair for each copy of K and V along its
   // tokens.
-  __device__ __forceinline__ u32 scales(int stage) const {
-    return barriers + 8 * Build::stages + stage * (8 * BOXES);
-  }
+  DEVICE u32 scales(int stage) const { return barriers + 8 * Build::stages + stage * (8 * BOXES); }
 
   // Starts the copies of the page scales of the chunk at `position`. Its pages are those held from
   // `first` on.
-  __device__ __forceinline__ void copy_scales(const Params &p, const Position &position, int first,
-                                              int stage) {
+  DEVICE void copy_scales(const Params &p, const Position &position, int first, int stage) {
     const int token = position.token + position.chunk * Build::chunk;
     const int kv_head = position.head_tile().kv_head;
     // Lanes copy scales of K and of V alternately.
@@ -105,7 +101,7 @@ struct Warp {
   // Starts the copy of this lane's pieces of a row of K or V; `column` is the first of PIECES.
   // Pieces past head_dim become zeros.
   template <int PIECES, int DIM>
-  __device__ __forceinline__ static void copy_row(u32 to, const KvNumber *from, int column) {
+  DEVICE static void copy_row(u32 to, const KvNumber *from, int column) {
 #pragma unroll
     for (int i = 0; i < PIECES; i += 32) {
       if (PIECES > 32 && i + 32 > PIECES && column + i >= PIECES) break;  // rows of 72 pieces
@@ -119,9 +115,8 @@ struct Warp {
 
   // Starts the copies of a chunk's rows, several at once. `pages`: of the boxes, unless each row
   // has its own.
-  __device__ __forceinline__ void copy_by_lanes(const Params &p, const Position &position,
-                                                int token, int kv_head, int cache_row,
-                                                const int (&pages)[BOXES], int boxes, u32 to) {
+  DEVICE void copy_by_lanes(const Params &p, const Position &position, int token, int kv_head,
+                            int cache_row, const int (&pages)[BOXES], int boxes, u32 to) {
     // Lanes of a row, each with the same pieces of K and V.
     constexpr int PIECES = K_PIECES > V_PIECES ? K_PIECES : V_PIECES;
     constexpr int ROW_LANES = PIECES <= COLUMN_PIECES ? COLUMN_PIECES : PIECES <= 16 ? 16 : 32;
@@ -179,8 +174,8 @@ struct Warp {
   }
 
   // Starts the bulk copies of a box, which write the swizzle; called by one lane.
-  __device__ __forceinline__ static void copy_box(const Params &p, u32 to, u32 barrier, int row,
-                                                  int kv_head, int outer, u64 policy) {
+  DEVICE static void copy_box(const Params &p, u32 to, u32 barrier, int row, int kv_head, int outer,
+                              u64 policy) {
 #pragma unroll
     for (int column = 0; column < K_COLUMNS || column < V_COLUMNS; column++) {
       const u32 offset = to + column * Build::chunk * COLUMN_BYTES;
@@ -193,8 +188,7 @@ struct Warp {
   }
 
   // Starts the copies of K and V of the chunk at `position`; a guess copies no scales.
-  __device__ __forceinline__ void copy_chunk(const Params &p, const Position &position, int stage,
-                                             bool guess) {
+  DEVICE void copy_chunk(const Params &p, const Position &position, int stage, bool guess) {
     const int token = position.token + position.chunk * Build::chunk;
     const int kv_head = position.head_tile().kv_head;
     const int cache_row =
@@ -242,7 +236,7 @@ struct Ring {
   int next_stage, empty_stages, stage;
   u32 parity;
 
-  __device__ __forceinline__ void start() {
+  DEVICE void start() {
     more = true;
     next_stage = stage = 0;
     empty_stages = Build::stages;
@@ -250,19 +244,19 @@ struct Ring {
   }
 
   // Begins a part; `Build::stages - empty_stages` of this warp's chunks are already in flight.
-  __device__ __forceinline__ void enter(const Position &part) {
+  DEVICE void enter(const Position &part) {
     next = part;
     next.chunk += (Build::stages - empty_stages) * RANGE_WARPS;
   }
 
-  __device__ __forceinline__ void copy_next(const Params &p, Warp &warp, bool guess = false) {
+  DEVICE void copy_next(const Params &p, Warp &warp, bool guess = false) {
     warp.copy_chunk(p, next, next_stage, guess);
     next.chunk += next.step();
     next_stage = next_stage + 1 == Build::stages ? 0 : next_stage + 1;
   }
 
   // Build::bulk, Build::cluster: starts a speculative copy.
-  __device__ __forceinline__ void copy_guess(const Params &p, Warp &warp) {
+  DEVICE void copy_guess(const Params &p, Warp &warp) {
     copy_next(p, warp, true);
     empty_stages--;
   }
@@ -270,14 +264,13 @@ struct Ring {
   // Build::page_scales: starts the copies that the guess left out. Past the sequence's end, a block
   // table can contain any pages. Tensor maps read nothing outside the caches, but these copies
   // would.
-  __device__ __forceinline__ void complete_guess(const Params &p, Warp &warp,
-                                                 const Position &part) {
+  DEVICE void complete_guess(const Params &p, Warp &warp, const Position &part) {
     warp.copy_scales(p, part, 0, 0);
     cp_async_commit_group();
   }
 
   // Waits for the speculative copy and discards it.
-  __device__ __forceinline__ void drop_guess(const Warp &warp) {
+  DEVICE void drop_guess(const Warp &warp) {
     mbarrier_try_wait_parity(warp.barriers, 0);
     // Lane 0 starts the next copy into this stage: a lane still waiting would miss this phase.
     __syncwarp();
@@ -287,7 +280,7 @@ struct Ring {
   }
 
   // Starts copies until the ring is full, then one for each chunk attended to.
-  __device__ __forceinline__ void fill(const Params &p, Warp &warp, int end) {
+  DEVICE void fill(const Params &p, Warp &warp, int end) {
 #pragma unroll 1
     for (; empty_stages > 0; empty_stages--) {
       if constexpr (SCRATCH_OVER_RING)
@@ -300,7 +293,7 @@ struct Ring {
   }
 
   // Returns the address of the next chunk, after its arrival.
-  __device__ __forceinline__ u32 wait(const Warp &warp) {
+  DEVICE u32 wait(const Warp &warp) {
     if constexpr (Build::bulk) {
       mbarrier_try_wait_parity(warp.barriers + 8 * stage, parity >> stage & 1);
       parity ^= 1 << stage;
@@ -312,7 +305,7 @@ struct Ring {
     return warp.ring + stage * STAGE;
   }
 
-  __device__ __forceinline__ void release() {
+  DEVICE void release() {
     __syncwarp();
     stage = stage + 1 == Build::stages ? 0 : stage + 1;
     empty_stages = 1;

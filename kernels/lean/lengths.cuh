@@ -5,9 +5,7 @@
 #include "tiles.cuh"
 
 // Returns the splits of an output tile with at most `longest` LeanTiles each.
-__device__ __forceinline__ int split_count(int tiles, int longest) {
-  return divide(tiles + longest - 1, longest);
-}
+DEVICE int split_count(int tiles, int longest) { return divide(tiles + longest - 1, longest); }
 
 // Build::ragged: LeanTiles of one KV head's row tile, held by a whole warp.
 struct Lengths {
@@ -16,24 +14,22 @@ struct Lengths {
   int output_tiles;  // of all sequences
   int longer_than_one;  // PACKS: sequences of more than a LeanTile
 
-  __device__ __forceinline__ static int of(const Params &p, int sequence) {
+  DEVICE static int of(const Params &p, int sequence) {
     return sequence < p.batch && rows_of(p, sequence) > 0 ? tiles_of_sequence(p, sequence) : 0;
   }
 
   // Returns the weight of a sequence in sums: 1; Build::ragged_q: its row tiles.
-  __device__ __forceinline__ static int rows_of(const Params &p, int sequence) {
+  DEVICE static int rows_of(const Params &p, int sequence) {
     return Build::ragged_q && sequence < p.batch ? row_tiles(Queries::of(p, sequence).count) : 1;
   }
 
   // Returns the output tiles per sequence; Build::ragged_q: per row tile.
-  __device__ __forceinline__ static int heads(const Params &p) {
-    return Build::ragged_q ? p.kv_heads : head_tiles(p);
-  }
+  DEVICE static int heads(const Params &p) { return Build::ragged_q ? p.kv_heads : head_tiles(p); }
 
   // Starts the read. Other work can hide its latency.
-  __device__ __forceinline__ void start(const Params &p, int lane) { own_tiles = of(p, lane); }
+  DEVICE void start(const Params &p, int lane) { own_tiles = of(p, lane); }
 
-  __device__ __forceinline__ void finish(const Params &p, int lane) {
+  DEVICE void finish(const Params &p, int lane) {
     sum = own_tiles * rows_of(p, lane), most = own_tiles, longer_than_one = own_tiles > 1;
     for (int i = lane + 32; i < p.batch; i += 32) {
       const int tiles = of(p, i);
@@ -52,14 +48,14 @@ struct Lengths {
 
   // Build::column_groups: returns the smallest share of a CTA in groups. A short sequence has so
   // few splits that they merge well.
-  __device__ __forceinline__ int least_share(const Params &p) const {
+  DEVICE int least_share(const Params &p) const {
     return most <= Build::most_short_splits ? 1 : p.min_tiles_per_range;
   }
 
   // Build::column_groups: returns whether a launch of `ranges` work ranges has column groups: if
   // these lengths are so short that merges save more than scores cost. `_Deal` in
   // leanbench.kernels.mla has the same rule for lengths that the host knows.
-  __device__ __forceinline__ bool in_groups(const Params &p, int ranges) const {
+  DEVICE bool in_groups(const Params &p, int ranges) const {
     constexpr int ROW_COST = 4 * (all_rows(Build::q_len) < 64 ? all_rows(Build::q_len) : 64);
     constexpr bool FEW_ROWS = all_rows(Build::q_len) <= 32;
     const int clusters = ranges / Build::column_groups, real = sum * heads(p);
@@ -82,7 +78,7 @@ struct Lengths {
 
   // Returns the splits of all sequences with at most `longest` LeanTiles, which differs between
   // lanes.
-  __device__ __forceinline__ int splits_by_lane(const Params &p, int lane, int longest) const {
+  DEVICE int splits_by_lane(const Params &p, int lane, int longest) const {
     int count = 0;
 #pragma unroll 1
     for (int base = 0; base < p.batch; base += 32) {
@@ -98,7 +94,7 @@ struct Lengths {
   }
 
   // Returns the splits of all sequences for a single `longest`.
-  __device__ __forceinline__ int splits(const Params &p, int lane, int longest) const {
+  DEVICE int splits(const Params &p, int lane, int longest) const {
     int count = split_count(own_tiles, longest) * rows_of(p, lane);
     for (int i = lane + 32; i < p.batch; i += 32)
       count += split_count(of(p, i), longest) * rows_of(p, i);
@@ -109,7 +105,7 @@ struct Lengths {
 // Build::ragged: returns the units of a sequence's output tiles in the schedule: splits after the
 // first if `longest` is the longest split; otherwise LeanTiles with their ends, without ends of
 // packed ones if it is negative. Build::ragged_q: 1 per output tile if it is negative.
-__device__ __forceinline__ int units_of(const Params &p, int sequence, int longest) {
+DEVICE int units_of(const Params &p, int sequence, int longest) {
   if (sequence >= p.batch) return 0;
   const int tiles = tiles_of_sequence(p, sequence);
   const int units = Build::ragged_q && longest < 0 ? 1
@@ -119,8 +115,8 @@ __device__ __forceinline__ int units_of(const Params &p, int sequence, int longe
 }
 
 // Build::ragged: finds the sequence of unit `unit`, and its first unit; called by a whole warp.
-__device__ __forceinline__ void find_sequence(const Params &p, int lane, int longest, int unit,
-                                              int &sequence, int &first_unit) {
+DEVICE void find_sequence(const Params &p, int lane, int longest, int unit, int &sequence,
+                          int &first_unit) {
   int seen = 0;
   for (int base = 0; base < p.batch; base += 32) {
     const int units = units_of(p, base + lane, longest);
@@ -141,7 +137,7 @@ __device__ __forceinline__ void find_sequence(const Params &p, int lane, int lon
 }
 
 // Build::ragged: returns the units of the preceding sequences.
-__device__ __forceinline__ int units_before(const Params &p, int lane, int longest, int sequence) {
+DEVICE int units_before(const Params &p, int lane, int longest, int sequence) {
   int units = 0;
   for (int i = lane; i < sequence; i += 32) units += units_of(p, i, longest);
   return __reduce_add_sync(~0u, units);

@@ -15,9 +15,8 @@
 // Starts the copies of the stage's K, or V, by the lanes of the copying warps. There are `boxes`
 // copies; a lane's starts at token `at` in row `outer` of the cache.
 template <int KV_COLUMNS>
-__device__ __forceinline__ void copy_columns(const TensorMap *map, u32 to, u32 full, u32 empty,
-                                             int parity, int boxes, int at, int kv_head, int outer,
-                                             u64 policy) {
+DEVICE void copy_columns(const TensorMap *map, u32 to, u32 full, u32 empty, int parity, int boxes,
+                         int at, int kv_head, int outer, u64 policy) {
   const int lane = threadIdx.x % 32, own = own_copy(), copies = boxes * KV_COLUMNS;
   const int box = own / KV_COLUMNS, column = own % KV_COLUMNS;
   mbarrier_try_wait_parity(empty, parity ^ 1);
@@ -32,8 +31,7 @@ __device__ __forceinline__ void copy_columns(const TensorMap *map, u32 to, u32 f
 }
 
 // Runs a copying warp: K and V of all parts.
-__device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range, Position part,
-                                         int rank, u32 shared) {
+DEVICE void copy_all(const Params &p, const WorkRange &range, Position part, int rank, u32 shared) {
   constexpr int BOXES = Build::chunk / BOX;
   static_assert(!Build::bulk || (BOXES * K_COLUMNS <= 32 && BOXES * V_COLUMNS <= 32));
   Stage stage = {0};
@@ -86,7 +84,7 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
 }
 
 // Called once all computing threads have arrived.
-__device__ __forceinline__ void record(Events &events, int kind, int output_tile) {
+DEVICE void record(Events &events, int kind, int output_tile) {
   if constexpr (Build::max_events == 0) return;
   bar_sync(OF_CONSUMERS, CONSUMERS);
   events.store(kind, output_tile);

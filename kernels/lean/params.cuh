@@ -111,6 +111,6 @@ static_assert(sizeof(Params) == Build::params_bytes,
               "Params differs from the one of kernels/lean/cuda_params.py");
 
 // Returns the row of the block table with the pages of a sequence's KV head.
-__device__ __forceinline__ const int *table_row(const Params &p, int sequence, int kv_head) {
+DEVICE const int *table_row(const Params &p, int sequence, int kv_head) {
   return p.block_table + (i64)sequence * p.stride_table + (i64)kv_head * p.stride_table_head;
 }

@@ -5,7 +5,7 @@
 #include "params.cuh"
 #include "ptx.cuh"
 
-__device__ __forceinline__ float4 times(float4 x, float by) {
+DEVICE float4 times(float4 x, float by) {
   return make_float4(x.x * by, x.y * by, x.z * by, x.w * by);
 }
 
@@ -16,13 +16,13 @@ struct Piece {
   float m, l;  // m: in units of log2; l: 0 if no token was seen
 
   // Returns four columns of the output.
-  __device__ __forceinline__ float4 scaled() const {
+  DEVICE float4 scaled() const {
     const float scale = l > 0.0f ? rcp_approx_ftz(l) : l;  // 0 if no token was seen, or NaN
     return times(o, scale);
   }
 
   // Adds a logit without a value, in units of log2.
-  __device__ __forceinline__ void add_logit(float logit) {
+  DEVICE void add_logit(float logit) {
     const float reference = fmaxf(m, logit), scale = ex2_approx_ftz(m - reference);
     o = times(o, scale);
     l = l * scale + ex2_approx_ftz(logit - reference);
@@ -30,14 +30,14 @@ struct Piece {
   }
 
   // Adds four columns of the result of other tokens; its LSE is in units of log2.
-  __device__ __forceinline__ void add_result(float4 other, float lse) {
+  DEVICE void add_result(float4 other, float lse) {
     add_logit(lse);
     const float weight = ex2_approx_ftz(lse - m);
     o.x += weight * other.x, o.y += weight * other.y;
     o.z += weight * other.z, o.w += weight * other.w;
   }
 
-  __device__ __forceinline__ float lse() const {
+  DEVICE float lse() const {
     return l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
   }
 };
@@ -51,7 +51,7 @@ struct Parts {
 
   // Merges the parts of the TEAM threads of this piece; all of them get the result.
   template <int TEAM>
-  __device__ __forceinline__ Piece merged() const {
+  DEVICE Piece merged() const {
     float reference = LOWEST;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) reference = fmaxf(reference, m[i]);
@@ -79,7 +79,7 @@ struct Parts {
 };
 
 // Stores a piece of a partial in its slot: two units, each with the epoch.
-__device__ __forceinline__ void store_partial(u32 *slot, int quad, const Piece &piece, u32 epoch) {
+DEVICE void store_partial(u32 *slot, int quad, const Piece &piece, u32 epoch) {
   st_relaxed_gpu_b128(slot + 4 * quad,
                       make_uint4(__float_as_uint(piece.o.x), __float_as_uint(piece.o.y),
                                  __float_as_uint(piece.o.z), epoch));
@@ -91,8 +91,8 @@ __device__ __forceinline__ void store_partial(u32 *slot, int quad, const Piece &
 // Waits for the same piece of `count` < MERGE partials, `stride` numbers apart, and merges them
 // into `own`. All reads are in flight together; those that came too early are repeated.
 template <int TEAM>
-__device__ __forceinline__ Piece gather_partials(const Piece &own, const u32 *slots, i64 stride,
-                                                 int count, int quad, u32 epoch) {
+DEVICE Piece gather_partials(const Piece &own, const u32 *slots, i64 stride, int count, int quad,
+                             u32 epoch) {
   constexpr int EACH = MERGE / TEAM;
   const int member = threadIdx.x % TEAM;
   uint4 first[EACH], second[EACH];

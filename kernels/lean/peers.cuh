@@ -31,7 +31,7 @@ struct PeerPiece {
   i64 at, pieces;
 
   // Returns false if the row is padding.
-  __device__ __forceinline__ bool find(const Params &p, const Position &part, int quad) {
+  DEVICE bool find(const Params &p, const Position &part, int quad) {
     const HeadTile tile = part.head_tile();
     const int row = tile.row_offset + quad / ROW_QUADS, rows = all_rows(part.queries.count);
     pieces = (i64)p.batch * p.kv_heads * rows * ROW_QUADS;
@@ -41,14 +41,14 @@ struct PeerPiece {
   }
 
   // Returns the first of two units stored by rank `source`; the second is `pieces` units further.
-  __device__ __forceinline__ u32 *unit(u32 *workspace, int source) const {
+  DEVICE u32 *unit(u32 *workspace, int source) const {
     return workspace + 4 * (2 * source * pieces + at);
   }
 };
 
 // Stores a piece of this GPU's partial in the workspaces of all GPUs.
-__device__ __forceinline__ void push_piece(const Params &p, const Position &part, int quad,
-                                           const Piece &piece, const PeerPlaces &places) {
+DEVICE void push_piece(const Params &p, const Position &part, int quad, const Piece &piece,
+                       const PeerPlaces &places) {
   PeerPiece place;
   if (!place.find(p, part, quad)) return;
 #pragma unroll
@@ -71,7 +71,7 @@ struct PeerExchange {
 
   // Draws the CTA's ticket. Tickets count launches: those of a launch add up to LAUNCH_TICKETS.
   // This also counts a graph's replays, and no CTA has to be the last.
-  __device__ __forceinline__ void start(const Params &p) {
+  DEVICE void start(const Params &p) {
     first = count = 0;
     deadline = 0;
     if (threadIdx.x == 0) {
@@ -83,7 +83,7 @@ struct PeerExchange {
   }
 
   // Called by all threads, before the barrier that precedes the first `push_piece`.
-  __device__ __forceinline__ void publish(const Params &p, PeerPlaces &places) {
+  DEVICE void publish(const Params &p, PeerPlaces &places) {
     if (threadIdx.x >= 32) return;
     const u32 launch = __shfl_sync(~0u, (u32)(ticket / LAUNCH_TICKETS), 0);
     if (threadIdx.x < GPUS)
@@ -97,7 +97,7 @@ struct PeerExchange {
 
   // Returns a hash of the call's shape. GPUs called with different shapes do not accept each
   // other's partials.
-  __device__ __forceinline__ static u32 shape(const Params &p) {
+  DEVICE static u32 shape(const Params &p) {
     u32 hash = 0;
     for (u32 size : {(u32)p.batch, (u32)p.kv_heads, (u32)p.q_len, (u32)Build::group_size,
                      (u32)Build::v_head_dim})
@@ -105,14 +105,13 @@ struct PeerExchange {
     return hash;
   }
 
-  __device__ __forceinline__ void stored(int output_tile) {
+  DEVICE void stored(int output_tile) {
     if (count == 0) first = output_tile;
     count++;
   }
 
   // Waits for all GPUs' partials of a piece and returns them merged; NaN past the deadline.
-  __device__ __forceinline__ Piece gather(const Params &p, const PeerPiece &place,
-                                          const PeerPlaces &places) {
+  DEVICE Piece gather(const Params &p, const PeerPiece &place, const PeerPlaces &places) {
     u32 *workspace = places.workspaces[places.rank];
     uint4 head[GPUS], rest[GPUS];
     while (true) {
@@ -145,7 +144,7 @@ struct PeerExchange {
   }
 
   // After a timeout, later launches do not wait: many may be queued, or in a graph.
-  __device__ __forceinline__ bool is_late(const Params &p, const PeerPlaces &places) {
+  DEVICE bool is_late(const Params &p, const PeerPlaces &places) {
     const u64 now = globaltimer();
     if (deadline == 0) deadline = now + (places.failed ? 0 : p.peers->timeout_ns);
     return now > deadline;

@@ -32,15 +32,13 @@ struct Position {
   FixedRuns runs;
 
   // Returns the number of chunks from one of this warp's to its next, and its first one.
-  __device__ __forceinline__ int step() const { return PACKS && packed ? 1 : RANGE_WARPS; }
-  __device__ __forceinline__ int first_chunk(int range_warp) const {
-    return PACKS && packed ? 0 : range_warp;
-  }
+  DEVICE int step() const { return PACKS && packed ? 1 : RANGE_WARPS; }
+  DEVICE int first_chunk(int range_warp) const { return PACKS && packed ? 0 : range_warp; }
 
   // Returns whether all warps of the CTA walk the part.
-  __device__ __forceinline__ bool is_shared() const { return !packed && !is_rest; }
+  DEVICE bool is_shared() const { return !packed && !is_rest; }
 
-  __device__ __forceinline__ void enter_part(const Params &p, int end, int range_warp) {
+  DEVICE void enter_part(const Params &p, int end, int range_warp) {
     if constexpr (Build::ragged) {
       enter_sequence(p);
       end_tiles = end_tiles_of(p, tiles, packed_tokens > 0);
@@ -65,26 +63,24 @@ struct Position {
   }
 
   // Enters output tile `head` of the sequence.
-  __device__ __forceinline__ void enter_head(const Params &p) {
+  DEVICE void enter_head(const Params &p) {
     queries = Queries::of(p, sequence);
     if constexpr (Build::q_len > 0) return;
     const int tiles = row_tiles(queries.count), kv_head = divide(head, tiles);
     run_time_head_tile = {kv_head, row_tile_in_turn(head - kv_head * tiles, tiles) * Build::rows};
   }
 
-  __device__ __forceinline__ HeadTile head_tile() const {
+  DEVICE HeadTile head_tile() const {
     if constexpr (Build::q_len == 0) return run_time_head_tile;
     constexpr int TILES = Build::q_len > 0 ? row_tiles(Build::q_len) : 1;
     return {head / TILES, ONE_ROW_TILE ? 0 : head % TILES * Build::rows};
   }
 
   // Returns the query token of the output tile's row `row`.
-  __device__ __forceinline__ int query_of(int row) const {
-    return min(row / Build::group_size, queries.count - 1);
-  }
+  DEVICE int query_of(int row) const { return min(row / Build::group_size, queries.count - 1); }
 
   // Returns the number of tokens that the output tile's row `row` sees (the causal tail).
-  __device__ __forceinline__ int seen_by(const Params &p, int row) const {
+  DEVICE int seen_by(const Params &p, int row) const {
     int seen = tokens - (queries.count - 1) + query_of(row);
     const int own = seen - 1;
     if constexpr (Build::window_right) seen = min(seen + p.window_right, tokens);
@@ -94,25 +90,25 @@ struct Position {
   }
 
   // Returns the first token that the row sees.
-  __device__ __forceinline__ int first_seen(const Params &p, int row) const {
+  DEVICE int first_seen(const Params &p, int row) const {
     return ::first_seen(p, leftpad, tokens, queries.count - query_of(row));
   }
 
   // Returns the first token that the row sees, or that is appended.
-  __device__ __forceinline__ int first_needed(const Params &p, int row) const {
+  DEVICE int first_needed(const Params &p, int row) const {
     const int seen = first_seen(p, row);
     return Build::window_left && Build::append ? min(seen, length_of(p, sequence)) : seen;
   }
 
   // Build::ragged: reads the sequence's length.
-  __device__ __forceinline__ void enter_sequence(const Params &p) {
+  DEVICE void enter_sequence(const Params &p) {
     tokens = tokens_of(p, sequence);
     leftpad = leftpad_of(p, sequence, tokens);
     tiles = tiles_of(p, leftpad, tokens, Queries::of(p, sequence).count);
   }
 
   // Uses the length known to the host.
-  __device__ __forceinline__ void enter_host_length(const Params &p) {
+  DEVICE void enter_host_length(const Params &p) {
     tokens = p.context;
     leftpad = 0;
     tiles = tiles_of(p, 0, tokens, Build::q_len > 0 ? Build::q_len : p.q_len) +
@@ -121,12 +117,12 @@ struct Position {
 
   // Build::ragged: returns whether an output tile's rest from LeanTile `from` on belongs to the
   // previous work range.
-  __device__ __forceinline__ bool is_short_rest(const Params &p, int from) const {
+  DEVICE bool is_short_rest(const Params &p, int from) const {
     return tiles - from <= short_rest(p) + end_tiles;
   }
 
   // Enters the part of the output tile from LeanTile `first` up to LeanTile `stop`.
-  __device__ __forceinline__ void enter_tiles(const Params &p, int stop_tile, int range_warp) {
+  DEVICE void enter_tiles(const Params &p, int stop_tile, int range_warp) {
     enter_head(p);
     last = stop_tile;
     const int dealt = dealt_tokens(p, leftpad, tokens, queries.count);
@@ -154,10 +150,10 @@ struct Position {
   }
 
   // Build::fixed_runs: returns whether a run waits for others and merges their partials.
-  __device__ __forceinline__ bool merges() const { return first % MERGE == 0; }
+  DEVICE bool merges() const { return first % MERGE == 0; }
 
   // Build::fixed_runs: goes to the previous run of the output tile, or to the last one of the next.
-  __device__ __forceinline__ void to_next_run(const Params &p) {
+  DEVICE void to_next_run(const Params &p) {
     if (first > 0 && at > lowest) {
       at -= 1, first -= 1;
       return;
@@ -174,7 +170,7 @@ struct Position {
   }
 
   // Build::fixed_runs: goes to the end of the first output tile, the CTA's start.
-  __device__ __forceinline__ void begin_runs(const Params &p) {
+  DEVICE void begin_runs(const Params &p) {
     const int ahead = min(tiles - 1 - first, highest - at);
     at += ahead, first += ahead;
     runs.merging = lowest == highest;
@@ -186,7 +182,7 @@ struct Position {
   // Goes to the next LeanTile of the CTA; there is none at the work range's end. Build::fixed_runs:
   // runs that wait for no other come first, then the others, each output tile's from the last to
   // the first. Most partials have arrived by then.
-  __device__ __forceinline__ void leave_part(const Params &p) {
+  DEVICE void leave_part(const Params &p) {
     if constexpr (Build::fixed_runs) {
       do {
         to_next_run(p);
@@ -211,7 +207,7 @@ struct Position {
   }
 
   // Goes to this warp's next chunk, in any part; returns false at the range's end.
-  __device__ __forceinline__ bool to_next_chunk(const Params &p, int end, int range_warp) {
+  DEVICE bool to_next_chunk(const Params &p, int end, int range_warp) {
     while (chunk >= chunks) {
       leave_part(p);
       if (at >= end) return false;

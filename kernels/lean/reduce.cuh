@@ -8,7 +8,7 @@
 #include "schedule.cuh"
 
 // Build::sinks: returns the sink of the output tile's row `row`.
-__device__ __forceinline__ u32 sink_of(const Params &p, const Position &part, u32 row) {
+DEVICE u32 sink_of(const Params &p, const Position &part, u32 row) {
   const HeadTile tile = part.head_tile();
   const int head = tile.kv_head * Build::group_size + (tile.row_offset + row) % Build::group_size;
   return Build::sinks == 1 ? __ldg(static_cast<const u32 *>(p.sinks) + head)
@@ -17,24 +17,24 @@ __device__ __forceinline__ u32 sink_of(const Params &p, const Position &part, u3
 
 // Build::sinks: returns the sink of the part's row threadIdx.x. It is read at the beginning of the
 // part and arrives by its end.
-__device__ __forceinline__ u32 load_sink(const Params &p, const Position &part) {
+DEVICE u32 load_sink(const Params &p, const Position &part) {
   return threadIdx.x < Build::rows ? sink_of(p, part, threadIdx.x) : 0;
 }
 
 // Returns a sink's logit in units of log2.
-__device__ __forceinline__ float logit_of(u32 sink) {
+DEVICE float logit_of(u32 sink) {
   const u32 bits = Build::sinks == 3 ? sink << 16 : sink;
   return (Build::sinks == 2 ? cvt_f32_f16(bits) : __uint_as_float(bits)) * LOG2_E;
 }
 
 // Returns a number of Q's dtype.
-__device__ __forceinline__ float number_of_half(u32 bits) {
+DEVICE float number_of_half(u32 bits) {
   return Build::bf16 ? __uint_as_float(bits << 16) : cvt_f32_f16(bits);
 }
 
 // Build::prior: adds the result of other tokens to four columns of a query token's head.
-__device__ __forceinline__ void add_prior(const Params &p, const Position &part, int query,
-                                          int head, int column, Piece &piece) {
+DEVICE void add_prior(const Params &p, const Position &part, int query, int head, int column,
+                      Piece &piece) {
   const int count = part.queries.count;
   const int token = query + (Build::ragged_q ? part.queries.first : part.sequence * count);
   const int tokens = Build::ragged_q ? p.total_queries : p.batch * count;
@@ -47,8 +47,7 @@ __device__ __forceinline__ void add_prior(const Params &p, const Position &part,
 }
 
 // Writes four columns of the output; the first four include the row's LSE. `sink`: of the row.
-__device__ __forceinline__ void write_output(const Params &p, const Position &part, int quad,
-                                             Piece piece, u32 sink) {
+DEVICE void write_output(const Params &p, const Position &part, int quad, Piece piece, u32 sink) {
   const HeadTile tile = part.head_tile();
   const int row = tile.row_offset + quad / ROW_QUADS;
   if (!ONE_ROW_TILE && row >= all_rows(part.queries.count)) return;
@@ -72,8 +71,8 @@ __device__ __forceinline__ void write_output(const Params &p, const Position &pa
 }
 
 // Writes a piece of this GPU's result to the output, or to all GPUs that share the sequence.
-__device__ __forceinline__ void finish_piece(const Params &p, const Position &part, int quad,
-                                             const Piece &piece, const unsigned char *shared) {
+DEVICE void finish_piece(const Params &p, const Position &part, int quad, const Piece &piece,
+                         const unsigned char *shared) {
   const u32 *sinks = reinterpret_cast<const u32 *>(shared + SINKS_AT);
   if constexpr (Build::peers > 0)
     push_piece(p, part, quad, piece, *reinterpret_cast<const PeerPlaces *>(shared + PEERS_AT));
@@ -82,8 +81,8 @@ __device__ __forceinline__ void finish_piece(const Params &p, const Position &pa
 }
 
 // Writes the output tiles that the CTA, with its cluster, has pushed, from all GPUs' partials.
-__device__ __forceinline__ void collect_peers(const Params &p, PeerExchange &exchange, int rank,
-                                              const unsigned char *shared) {
+DEVICE void collect_peers(const Params &p, PeerExchange &exchange, int rank,
+                          const unsigned char *shared) {
   const PeerPlaces &places = *reinterpret_cast<const PeerPlaces *>(shared + PEERS_AT);
 #pragma unroll 1
   for (int i = threadIdx.x; i < exchange.count * SLICE; i += THREADS) {
@@ -102,7 +101,7 @@ __device__ __forceinline__ void collect_peers(const Params &p, PeerExchange &exc
 
 // Merges a piece of the CTA's partial from its warps.
 template <int TEAM>
-__device__ __forceinline__ Piece merge_warps(const float *scratch, const float2 *logs, int quad) {
+DEVICE Piece merge_warps(const float *scratch, const float2 *logs, int quad) {
   constexpr int EACH = (Build::warps + TEAM - 1) / TEAM;
   const int row = quad / ROW_QUADS;
   Parts<EACH> parts;
@@ -120,8 +119,8 @@ __device__ __forceinline__ Piece merge_warps(const float *scratch, const float2 
 }
 
 // Writes a packed output tile, by the warp that walked it.
-__device__ __forceinline__ void write_packed(const Params &p, const Position &part, int warp,
-                                             int lane, const float *scratch, const float2 *logs) {
+DEVICE void write_packed(const Params &p, const Position &part, int warp, int lane,
+                         const float *scratch, const float2 *logs) {
 #pragma unroll 2
   for (int quad = lane; quad < QUADS; quad += 32) {
     const int row = quad / ROW_QUADS;
@@ -136,7 +135,7 @@ __device__ __forceinline__ void write_packed(const Params &p, const Position &pa
 
 // Merges a piece of the cluster's partial from its CTAs.
 template <int TEAM>
-__device__ __forceinline__ Piece merge_cluster(u32 own, int quad) {
+DEVICE Piece merge_cluster(u32 own, int quad) {
   constexpr int EACH = (Build::cluster + TEAM - 1) / TEAM;
   Parts<EACH> parts;
 #pragma unroll
@@ -153,8 +152,7 @@ __device__ __forceinline__ Piece merge_cluster(u32 own, int quad) {
 }
 
 // Publishes the CTA's partial to its peers.
-__device__ __forceinline__ void publish_partial(float4 *own, const float *scratch,
-                                                const float2 *logs) {
+DEVICE void publish_partial(float4 *own, const float *scratch, const float2 *logs) {
   constexpr int TEAM = team_of(QUADS);
 #pragma unroll(SHARED_QUERY ? 2 : 1)
   for (int base = 0; base < QUADS; base += THREADS / TEAM) {
@@ -169,8 +167,7 @@ __device__ __forceinline__ void publish_partial(float4 *own, const float *scratc
 }
 
 // Writes an output tile by the cluster's first CTA, which has computed all of its chunks.
-__device__ __forceinline__ void write_alone(const Params &p, const Position &part,
-                                            const unsigned char *shared) {
+DEVICE void write_alone(const Params &p, const Position &part, const unsigned char *shared) {
   const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
   const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
 #pragma unroll 1
@@ -182,10 +179,9 @@ __device__ __forceinline__ void write_alone(const Params &p, const Position &par
 // the output tile's splits. A split waits only for later splits, which belong to ranges that
 // started earlier.
 template <int TEAM>
-__device__ __forceinline__ void reduce_partials(const Params &p, const Position &part,
-                                                const Splits &splits, int range, int quad,
-                                                bool valid, Piece piece,
-                                                const unsigned char *shared, u32 epoch) {
+DEVICE void reduce_partials(const Params &p, const Position &part, const Splits &splits, int range,
+                            int quad, bool valid, Piece piece, const unsigned char *shared,
+                            u32 epoch) {
   u32 *slot = p.partials + (i64)range * SLOT;
   bool stored = false;
 #pragma unroll 1
@@ -206,9 +202,8 @@ __device__ __forceinline__ void reduce_partials(const Params &p, const Position 
 
 // Merges the CTA's warps and the cluster's CTAs, and reduces this CTA's slice. All threads stay
 // until the end, because they shuffle.
-__device__ __forceinline__ void reduce_part(const Params &p, const Position &part,
-                                            const Splits &splits, int range, int rank,
-                                            unsigned char *shared, bool first_part, u32 epoch) {
+DEVICE void reduce_part(const Params &p, const Position &part, const Splits &splits, int range,
+                        int rank, unsigned char *shared, bool first_part, u32 epoch) {
   const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
   const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
   float4 *own = reinterpret_cast<float4 *>(shared + OWN_AT);

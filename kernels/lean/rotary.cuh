@@ -7,7 +7,7 @@
 #include "ptx.cuh"
 
 // Converts two numbers from Q's dtype.
-__device__ __forceinline__ float2 floats_of(u32 both) {
+DEVICE float2 floats_of(u32 both) {
   if constexpr (Build::bf16)
     return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000));
   return make_float2(cvt_f32_f16(both & 0xffff), cvt_f32_f16(both >> 16));
@@ -18,7 +18,7 @@ struct Angles {
   const unsigned short *cos, *sin;
 
   // Positions past the last use the last.
-  __device__ __forceinline__ void enter(const Params &p, int position) {
+  DEVICE void enter(const Params &p, int position) {
     if constexpr (Build::rotary_dim == 0) return;
     const i64 row = (i64)min(position, p.rotary_positions - 1) * (Build::rotary_dim / 2);
     cos = p.rotary_cos + row, sin = p.rotary_sin + row;
@@ -31,7 +31,7 @@ struct Turn {
   u32 other, cos, sin;
 
   // Starts reading the operands for the numbers at `at`; the first is in `column`.
-  __device__ __forceinline__ void read(const Angles &angles, const void *at, int column) {
+  DEVICE void read(const Angles &angles, const void *at, int column) {
     if (Build::rotary_dim == 0 || column >= Build::rotary_dim) return;
     if constexpr (Build::interleaved) {
       cos = __ldg(angles.cos + column / 2), sin = __ldg(angles.sin + column / 2);
@@ -46,7 +46,7 @@ struct Turn {
   }
 
   // Returns the numbers `own`, rotated.
-  __device__ __forceinline__ u32 of(u32 own, int column) const {
+  DEVICE u32 of(u32 own, int column) const {
     if (Build::rotary_dim == 0 || column >= Build::rotary_dim) return own;
     const float2 x = floats_of(own), c = floats_of(cos), s = floats_of(sin);
     if constexpr (Build::interleaved)
@@ -59,7 +59,7 @@ struct Turn {
 
 // Rotates two numbers of a row, read from `at`, after reading their operands; the first is in
 // `column`.
-__device__ __forceinline__ u32 turned(const Angles &angles, u32 own, const void *at, int column) {
+DEVICE u32 turned(const Angles &angles, u32 own, const void *at, int column) {
   Turn turn;
   turn.read(angles, at, column);
   return turn.of(own, column);

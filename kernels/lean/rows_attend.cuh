@@ -6,50 +6,39 @@
 #include "wgmma.cuh"
 
 // S of Build::chunk tokens, over 16 numbers of the depth.
-__device__ __forceinline__ void score_step(float (&s)[32], u64 q, u64 k, int add) {
-  wgmma_m64n64k16(s, q, k, add);
-}
-__device__ __forceinline__ void score_step(float (&s)[64], u64 q, u64 k, int add) {
-  wgmma_m64n128k16(s, q, k, add);
-}
+DEVICE void score_step(float (&s)[32], u64 q, u64 k, int add) { wgmma_m64n64k16(s, q, k, add); }
+DEVICE void score_step(float (&s)[64], u64 q, u64 k, int add) { wgmma_m64n128k16(s, q, k, add); }
 
 // O += P V of 16 tokens.
-__device__ __forceinline__ void value_step(float (&o)[32], const u32 (&p)[4], u64 v) {
-  wgmma_m64n64k16(o, p, v);
-}
-__device__ __forceinline__ void value_step(float (&o)[64], const u32 (&p)[4], u64 v) {
-  wgmma_m64n128k16(o, p, v);
-}
-__device__ __forceinline__ void value_step(float (&o)[128], const u32 (&p)[4], u64 v) {
-  wgmma_m64n256k16(o, p, v);
-}
+DEVICE void value_step(float (&o)[32], const u32 (&p)[4], u64 v) { wgmma_m64n64k16(o, p, v); }
+DEVICE void value_step(float (&o)[64], const u32 (&p)[4], u64 v) { wgmma_m64n128k16(o, p, v); }
+DEVICE void value_step(float (&o)[128], const u32 (&p)[4], u64 v) { wgmma_m64n256k16(o, p, v); }
 
 // Warpgroups alternate at the tensor cores: one multiplies while the other turns scores into
 // weights.
-__device__ __forceinline__ void take_turn() {
+DEVICE void take_turn() {
   if constexpr (WARPGROUPS > 1) bar_sync(TURN_OF_WARPGROUP + warpgroup(), CONSUMERS);
 }
 
-__device__ __forceinline__ void pass_turn() {
+DEVICE void pass_turn() {
   if constexpr (WARPGROUPS > 1) bar_arrive(TURN_OF_WARPGROUP + 1 - warpgroup(), CONSUMERS);
 }
 
 // Arrives at a barrier: this warp has finished reading memory that may be overwritten.
-__device__ __forceinline__ void release(u32 barrier) {
+DEVICE void release(u32 barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
 // Waits for a stage's K, or V. Matrix instructions read through the async proxy, as bulk copies
 // write. The proxy sees data from cp.async only after a fence.
-__device__ __forceinline__ void wait_for_copies(u32 full, int parity) {
+DEVICE void wait_for_copies(u32 full, int parity) {
   mbarrier_try_wait_parity(full, parity);
   if constexpr (!Build::bulk) fence_proxy_async_shared_cta();
 }
 
 // Returns row `row` of an output tile in q.
-__device__ __forceinline__ const QNumber *query_row(const Params &p, const Position &part,
-                                                    int row) {
+DEVICE const QNumber *query_row(const Params &p, const Position &part, int row) {
   const HeadTile tile = part.head_tile();
   const int of_head = tile.row_offset + row;
   return p.q +
@@ -60,7 +49,7 @@ __device__ __forceinline__ const QNumber *query_row(const Params &p, const Posit
 }
 
 // Prefetches all rows of Q into the L2; called by a whole warp.
-__device__ __forceinline__ void prefetch_queries(const Params &p, const Position &part) {
+DEVICE void prefetch_queries(const Params &p, const Position &part) {
   const int rows = rows_of(part);
 #pragma unroll 1
   for (int row = threadIdx.x % 32; row < rows; row += 32)
@@ -70,8 +59,7 @@ __device__ __forceinline__ void prefetch_queries(const Params &p, const Position
 }
 
 // Copies this warpgroup's rows of Q to shared memory, with zeros for missing rows.
-__device__ __forceinline__ void load_queries(const Params &p, const Position &part,
-                                             unsigned char *memory) {
+DEVICE void load_queries(const Params &p, const Position &part, unsigned char *memory) {
   constexpr int PIECES = Build::head_dim / 8, OF_THREAD = GROUP_ROWS * PIECES / 128;
   constexpr int AT_ONCE = OF_THREAD % 8 ? 4 : 8;
   const int rows = rows_of(part);
@@ -104,7 +92,7 @@ __device__ __forceinline__ void load_queries(const Params &p, const Position &pa
 }
 
 // Starts S = Q K^T of a stage.
-__device__ __forceinline__ void start_scores(float (&s)[SCORES], u32 shared, Stage stage) {
+DEVICE void start_scores(float (&s)[SCORES], u32 shared, Stage stage) {
   wait_for_copies(stage.barrier(shared, K_FULL), stage.parity());
   wgmma_fence();
 #pragma unroll
@@ -120,9 +108,8 @@ __device__ __forceinline__ void start_scores(float (&s)[SCORES], u32 shared, Sta
 }
 
 // Starts O += P V of a stage.
-__device__ __forceinline__ void start_values(float (&o)[COLUMNS],
-                                             const u32 (&weights)[TOKEN_STEPS][4], u32 shared,
-                                             Stage stage) {
+DEVICE void start_values(float (&o)[COLUMNS], const u32 (&weights)[TOKEN_STEPS][4], u32 shared,
+                         Stage stage) {
   wait_for_copies(stage.barrier(shared, V_FULL), stage.parity());
   const u64 v = matrix_descriptor(stage.v(shared), TOKEN_COLUMN);
   wgmma_fence();
@@ -140,7 +127,7 @@ struct Shape {
   float slopes[2];  // Build::alibi: of a thread's two rows
   int own[2];       // Build::alibi: positions of their query tokens in the cache
 
-  __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
+  DEVICE void enter_part(const Params &p, const Position &part) {
     if constexpr (!Build::alibi) return;
     const HeadTile tile = part.head_tile();
     const float *of_heads =
@@ -154,7 +141,7 @@ struct Shape {
   }
 
   // Transforms scores of the chunk from `token` on into exponents of 2.
-  __device__ __forceinline__ void apply(const Params &p, float (&s)[SCORES], int token) const {
+  DEVICE void apply(const Params &p, float (&s)[SCORES], int token) const {
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
       s[i] *= p.qk_scale;
@@ -175,7 +162,7 @@ struct Seen {
   int all_from, all_to;  // visible to all rows of the warp
   int start, tokens;     // of the sequence
 
-  __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
+  DEVICE void enter_part(const Params &p, const Position &part) {
     const int row_offset = part.head_tile().row_offset;
     const int warp_row = row_offset + threadIdx.x / 32 * 16;
 #pragma unroll
@@ -190,7 +177,7 @@ struct Seen {
   }
 
   // Masks tokens of the chunk from `token` on that a row does not see.
-  __device__ __forceinline__ void mask(float (&s)[SCORES], int token) const {
+  DEVICE void mask(float (&s)[SCORES], int token) const {
     if (token + Build::chunk <= all_to && (!MASKED_STARTS || token >= all_from)) return;
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
@@ -201,7 +188,7 @@ struct Seen {
 
   // Zeroes the values of tokens outside the sequence. They can be NaN, which weights of 0 do not
   // remove. Each warpgroup does it for its own reads.
-  __device__ __forceinline__ void zero_values(u32 shared, Stage stage, int token) const {
+  DEVICE void zero_values(u32 shared, Stage stage, int token) const {
     const int left = tokens - token, before = START_STEP > 1 && MASKED_STARTS ? start - token : 0;
     if (left >= Build::chunk && before <= 0) return;
     mbarrier_try_wait_parity(stage.barrier(shared, V_FULL), stage.parity());
@@ -220,14 +207,14 @@ struct Softmax {
   float m[2], l[2];
   float scale[2];  // factor of the sums before the latest chunk
 
-  __device__ __forceinline__ void reset() {
+  DEVICE void reset() {
     m[0] = m[1] = LOWEST;
     l[0] = l[1] = 0.0f;
   }
 
   // Turns scores into weights; `qk_scale` above 0 makes them exponents of 2. Returns whether a row
   // of the warp may have a scale other than 1.
-  __device__ __forceinline__ bool weigh(float (&s)[SCORES], float qk_scale) {
+  DEVICE bool weigh(float (&s)[SCORES], float qk_scale) {
     float high[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -266,12 +253,12 @@ struct Softmax {
   }
 
   // Returns whether products of scores are rounded before a reference is subtracted.
-  __device__ __forceinline__ bool is_large() const {
+  DEVICE bool is_large() const {
     return !SHAPED_SCORES && ((fabsf(m[0]) > MOST_FUSED) | (fabsf(m[1]) > MOST_FUSED));
   }
 
   // Returns the sum over the whole row.
-  __device__ __forceinline__ float sum(int half) const {
+  DEVICE float sum(int half) const {
     float whole = l[half];
     whole += __shfl_xor_sync(~0u, whole, 1);
     return whole + __shfl_xor_sync(~0u, whole, 2);
@@ -279,15 +266,14 @@ struct Softmax {
 };
 
 // Packs weights as left operands of a matrix instruction.
-__device__ __forceinline__ void pack_weights(const float (&s)[SCORES],
-                                             u32 (&weights)[TOKEN_STEPS][4]) {
+DEVICE void pack_weights(const float (&s)[SCORES], u32 (&weights)[TOKEN_STEPS][4]) {
 #pragma unroll
   for (int i = 0; i < SCORES / 2; i++)
     weights[i / 4][i % 4] = cvt_rn_x2<Build::bf16>(s[2 * i], s[2 * i + 1]);
 }
 
 // Walks a part in which this warpgroup has no rows: releases every stage, and passes its turns.
-__device__ __forceinline__ void skip_part(const Position &part, Stage &stage, u32 shared) {
+DEVICE void skip_part(const Position &part, Stage &stage, u32 shared) {
   for (int chunk = 0; chunk < part.chunks; chunk++, stage.filled++) {
     if (chunk > 0) {
       take_turn();
@@ -302,9 +288,8 @@ __device__ __forceinline__ void skip_part(const Position &part, Stage &stage, u3
 
 // Attends to a part: accumulates values in `o`, and the softmax. Build::cluster > 1: only this
 // CTA's chunks; `rank` is its number in the cluster.
-__device__ __forceinline__ void attend_part(const Params &p, const Position &part, Stage &stage,
-                                            int rank, u32 shared, unsigned char *memory,
-                                            float (&o)[COLUMNS], Softmax &softmax) {
+DEVICE void attend_part(const Params &p, const Position &part, Stage &stage, int rank, u32 shared,
+                        unsigned char *memory, float (&o)[COLUMNS], Softmax &softmax) {
 #pragma unroll
   for (int i = 0; i < COLUMNS; i++) o[i] = 0.0f;
   softmax.reset();

@@ -13,14 +13,13 @@ struct RowCopies {
 
   // Returns this lane's token of the chunk from `token` on. Past the sequence's end, the last token
   // is copied again and masked.
-  __device__ __forceinline__ static int own_token(const Position &part, int token) {
+  DEVICE static int own_token(const Position &part, int token) {
     const int row = (threadIdx.x / 32 - COPY_WARP) * COPY_ROWS + threadIdx.x % COPY_ROWS;
     return min(token + row, part.tokens - 1);
   }
 
   // Reads the page of a chunk, in flight while the previous chunk is copied.
-  __device__ __forceinline__ void look_up(const Params &p, const Position &part, int kv_head,
-                                          int token) {
+  DEVICE void look_up(const Params &p, const Position &part, int kv_head, int token) {
     if constexpr (Build::page == 0) return;
     const int *row = table_row(p, part.sequence, kv_head);
     page = __ldg(row + own_token(part, token) / PAGE_OR_1);
@@ -28,8 +27,7 @@ struct RowCopies {
 
   // Starts this warp's copies of a stage's K, or V; `own` is the start of this lane's row.
   template <int COLUMNS>
-  __device__ __forceinline__ static void copy(u32 to, u32 full, u32 empty, int parity,
-                                              const KvNumber *own) {
+  DEVICE static void copy(u32 to, u32 full, u32 empty, int parity, const KvNumber *own) {
     const int lane = threadIdx.x % 32, row = lane / 8, piece = lane % 8;
     to += ((threadIdx.x / 32 - COPY_WARP) * COPY_ROWS + row) * 128 + (piece ^ row) * 16;
     mbarrier_try_wait_parity(empty, parity ^ 1);
@@ -46,8 +44,8 @@ struct RowCopies {
   }
 
   // Copies the chunk from `token` on, and looks up the next one's pages.
-  __device__ __forceinline__ void copy_chunk(const Params &p, const Position &part, Stage stage,
-                                             u32 shared, int token, int kv_head, int cache_row) {
+  DEVICE void copy_chunk(const Params &p, const Position &part, Stage stage, u32 shared, int token,
+                         int kv_head, int cache_row) {
     const int at = own_token(part, token);
     const i64 outer = Build::page > 0 ? page : cache_row,
               from = Build::page > 0 ? at % PAGE_OR_1 : at;

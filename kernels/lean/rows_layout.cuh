@@ -68,15 +68,11 @@ static_assert(WARPGROUPS <= 2);
 struct Stage {
   int filled;  // stages before this one
 
-  __device__ __forceinline__ int index() const { return filled % Build::stages; }
-  __device__ __forceinline__ int parity() const { return filled / Build::stages % 2; }
-  __device__ __forceinline__ u32 k(u32 shared) const {
-    return shared + STAGES_AT + index() * STAGE;
-  }
-  __device__ __forceinline__ u32 v(u32 shared) const { return k(shared) + V_AT; }
-  __device__ __forceinline__ u32 barrier(u32 shared, int at) const {
-    return shared + at + 8 * index();
-  }
+  DEVICE int index() const { return filled % Build::stages; }
+  DEVICE int parity() const { return filled / Build::stages % 2; }
+  DEVICE u32 k(u32 shared) const { return shared + STAGES_AT + index() * STAGE; }
+  DEVICE u32 v(u32 shared) const { return k(shared) + V_AT; }
+  DEVICE u32 barrier(u32 shared, int at) const { return shared + at + 8 * index(); }
 };
 
 // Build::cluster > 1: the sums of a CTA's rows, read by its peers, overlay the ring; and the (m, l)
@@ -85,26 +81,24 @@ constexpr int SUM_ROW = Build::v_head_dim + 8;  // 8: rows fall into different b
 constexpr int SUMS_AT = STAGES_AT, SUM_LOGS_AT = SUMS_AT + 4 * Build::rows * SUM_ROW;
 static_assert(Build::cluster == 1 || SUM_LOGS_AT + 8 * Build::rows <= BARRIERS);
 
-__device__ __forceinline__ int warpgroup() { return threadIdx.x / 128; }
+DEVICE int warpgroup() { return threadIdx.x / 128; }
 
 // Returns the copy of a stage made by a lane of a copying warp.
-__device__ __forceinline__ int own_copy() {
-  return threadIdx.x % 32 * COPY_WARPS + threadIdx.x / 32 - COPY_WARP;
-}
+DEVICE int own_copy() { return threadIdx.x % 32 * COPY_WARPS + threadIdx.x / 32 - COPY_WARP; }
 
 // Returns the row of the output tile in a thread's accumulators 0 and 1; 2 and 3 are 8 rows
 // further.
-__device__ __forceinline__ int own_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
+DEVICE int own_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
 
 // Returns the token, or column, of accumulator `i` of a thread.
-__device__ __forceinline__ int own_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+DEVICE int own_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
 // Returns the swizzled offset in shared memory of 8 numbers of a row of Q, or of the output.
-__device__ __forceinline__ int piece_at(int row, int piece) {
+DEVICE int piece_at(int row, int piece) {
   return piece / 8 * QUERY_COLUMN + row * 128 + (piece % 8 ^ row % 8) * 16;
 }
 
 // Returns the number of rows in use of the output tile.
-__device__ __forceinline__ int rows_of(const Position &part) {
+DEVICE int rows_of(const Position &part) {
   return min(Build::rows, all_rows(part.queries.count) - part.head_tile().row_offset);
 }

@@ -12,7 +12,7 @@ struct RowWriter {
   float *lse;
   int row_offset, stride_lse;
 
-  __device__ __forceinline__ RowWriter(const Params &p, const Position &part) {
+  DEVICE RowWriter(const Params &p, const Position &part) {
     const HeadTile tile = part.head_tile();
     row_offset = tile.row_offset;
     const int head = tile.kv_head * Build::group_size;
@@ -26,13 +26,13 @@ struct RowWriter {
   }
 
   // Returns the address of row `row` of the output tile.
-  __device__ __forceinline__ unsigned short *at(const Params &p, int row) const {
+  DEVICE unsigned short *at(const Params &p, int row) const {
     const int of_head = row_offset + row;
     return out + (i64)(of_head / Build::group_size) * p.stride_out_token +
            (i64)(of_head % Build::group_size) * p.stride_out_head;
   }
 
-  __device__ __forceinline__ void write_lse(int row, float m, float l) const {
+  DEVICE void write_lse(int row, float m, float l) const {
     const int of_head = row_offset + row;
     lse[(i64)(of_head % Build::group_size) * stride_lse + of_head / Build::group_size] =
         l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
@@ -40,10 +40,10 @@ struct RowWriter {
 };
 
 // Returns the factor of a row's sum of values; 0 if no token was seen, or NaN.
-__device__ __forceinline__ float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
+DEVICE float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
 
 // Build::sinks: returns the logit of a row's head, in units of log2.
-__device__ __forceinline__ float sink_of(const Params &p, const Position &part, int row) {
+DEVICE float sink_of(const Params &p, const Position &part, int row) {
   const HeadTile tile = part.head_tile();
   const int head = tile.kv_head * Build::group_size + (tile.row_offset + row) % Build::group_size;
   return logit_of(Build::sinks == 1 ? __ldg(static_cast<const u32 *>(p.sinks) + head)
@@ -52,9 +52,8 @@ __device__ __forceinline__ float sink_of(const Params &p, const Position &part, 
 
 // Writes this warp's rows of an output tile, in whole lines through shared memory if the queries
 // are no longer needed.
-__device__ __forceinline__ void write_rows(const Params &p, const Position &part,
-                                           unsigned char *memory, const float (&o)[COLUMNS],
-                                           const float (&m)[2], const float (&l)[2]) {
+DEVICE void write_rows(const Params &p, const Position &part, unsigned char *memory,
+                       const float (&o)[COLUMNS], const float (&m)[2], const float (&l)[2]) {
   const RowWriter writer(p, part);
   const int rows = rows_of(part), lane = threadIdx.x % 32;
 #pragma unroll
@@ -92,15 +91,15 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
 }
 
 // Waits for all threads of the cluster, including copying ones.
-__device__ __forceinline__ void meet_cluster() {
+DEVICE void meet_cluster() {
   __syncwarp();  // lanes have diverged
   barrier_cluster_arrive();
   barrier_cluster_wait();
 }
 
 // Stores this thread's two rows of sums, and their (m, l), for others to read.
-__device__ __forceinline__ void store_sums(unsigned char *memory, const float (&o)[COLUMNS],
-                                           const float (&m)[2], const float (&l)[2]) {
+DEVICE void store_sums(unsigned char *memory, const float (&o)[COLUMNS], const float (&m)[2],
+                       const float (&l)[2]) {
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -117,10 +116,9 @@ __device__ __forceinline__ void store_sums(unsigned char *memory, const float (&
 
 // Merges the sums of a cluster with a whole output tile in distributed shared memory. Each CTA
 // merges and writes a share of the rows. Called by all computing threads.
-__device__ __forceinline__ void merge_cluster(const Params &p, const Position &part, int rank,
-                                              u32 shared, unsigned char *memory,
-                                              const float (&o)[COLUMNS], const float (&m)[2],
-                                              const float (&l)[2]) {
+DEVICE void merge_cluster(const Params &p, const Position &part, int rank, u32 shared,
+                          unsigned char *memory, const float (&o)[COLUMNS], const float (&m)[2],
+                          const float (&l)[2]) {
   bar_sync(OF_CONSUMERS, CONSUMERS);  // the ring has been read
   store_sums(memory, o, m, l);
   meet_cluster();
@@ -181,8 +179,8 @@ struct Slots {
   // output tile.
   int mergers;
 
-  __device__ __forceinline__ Slots(const Params &p, const WorkRange &range, const Position &part,
-                                   const Splits &splits) {
+  DEVICE Slots(const Params &p, const WorkRange &range, const Position &part,
+               const Splits &splits) {
     partials = p.partials;
     second = range.slot - splits.mine;
     mergers = splits.count;
@@ -200,7 +198,7 @@ struct Slots {
   }
 
   // Returns unit `unit` of a split's partial.
-  __device__ __forceinline__ u32 *at(int split, int unit) const {
+  DEVICE u32 *at(int split, int unit) const {
     return partials + (i64)(split == 0 ? first : second + split) * (Build::partial_bytes / 4) +
            4 * unit;
   }
@@ -208,24 +206,24 @@ struct Slots {
 
 // Replaces the last byte of four numbers by the epoch, with an error of 2^-15 of each; NaN stays
 // NaN.
-__device__ __forceinline__ uint4 marked(float x, float y, float z, float w, u32 epoch) {
+DEVICE uint4 marked(float x, float y, float z, float w, u32 epoch) {
   return make_uint4(__byte_perm(__float_as_uint(x), epoch, 0x3214),
                     __byte_perm(__float_as_uint(y), epoch, 0x3215),
                     __byte_perm(__float_as_uint(z), epoch, 0x3216),
                     __byte_perm(__float_as_uint(w), epoch, 0x3217));
 }
 
-__device__ __forceinline__ bool has_epoch(const uint4 &unit, u32 epoch) {
+DEVICE bool has_epoch(const uint4 &unit, u32 epoch) {
   return (__byte_perm(unit.x, unit.y, 0x0040) & 0xffff |
           __byte_perm(unit.z, unit.w, 0x4000) & 0xffff0000) == epoch;
 }
 
-__device__ __forceinline__ float number_of(u32 marked) { return __uint_as_float(marked & ~0xffu); }
+DEVICE float number_of(u32 marked) { return __uint_as_float(marked & ~0xffu); }
 
 // Stores this thread's rows of a partial.
-__device__ __forceinline__ void store_partial(const Position &part, const Slots &slots, int split,
-                                              const float (&o)[COLUMNS], const float (&m)[2],
-                                              const float (&l)[2], u32 epoch) {
+DEVICE void store_partial(const Position &part, const Slots &slots, int split,
+                          const float (&o)[COLUMNS], const float (&m)[2], const float (&l)[2],
+                          u32 epoch) {
   const int rows = rows_of(part), lane = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -244,9 +242,8 @@ __device__ __forceinline__ void store_partial(const Position &part, const Slots 
 }
 
 // Adds the partial of the output tile's other split to this thread's rows.
-__device__ __forceinline__ void add_partial(const Position &part, const Slots &slots, int split,
-                                            float (&o)[COLUMNS], float (&m)[2], float (&l)[2],
-                                            u32 epoch) {
+DEVICE void add_partial(const Position &part, const Slots &slots, int split, float (&o)[COLUMNS],
+                        float (&m)[2], float (&l)[2], u32 epoch) {
   constexpr int OF_ROW = ROW_UNITS / 4, AT_ONCE = OF_ROW < 8 ? OF_ROW : 8;
   const int last = rows_of(part) - 1;
 #pragma unroll
@@ -289,9 +286,8 @@ __device__ __forceinline__ void add_partial(const Position &part, const Slots &s
 // Merges rows of this CTA's share: AT_ONCE rows per warp, SPLITS of each at a time. Called by a
 // whole warp; each thread rereads units that have not arrived.
 template <int SPLITS, int AT_ONCE>
-__device__ __forceinline__ void merge_rows(const Params &p, const Position &part,
-                                           const Splits &splits, const Slots &slots,
-                                           const RowWriter &writer, u32 epoch) {
+DEVICE void merge_rows(const Params &p, const Position &part, const Splits &splits,
+                       const Slots &slots, const RowWriter &writer, u32 epoch) {
   // Units of a row per lane; lanes without any duplicate another.
   constexpr int LANE_UNITS = ROW_UNITS > 32 ? ROW_UNITS / 32 : 1;
   const int mergers = slots.mergers;
@@ -386,8 +382,8 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
 
 // Merges this CTA's share of the rows of an output tile: row `splits.mine`, and further rows in
 // steps of the number of mergers. All CTAs of the launch are resident, because it is cooperative.
-__device__ __forceinline__ void merge(const Params &p, const Position &part, const Splits &splits,
-                                      const Slots &slots, u32 epoch) {
+DEVICE void merge(const Params &p, const Position &part, const Splits &splits, const Slots &slots,
+                  u32 epoch) {
   const RowWriter writer(p, part);
   constexpr int WIDE = Build::v_head_dim > 128 ? 2 : 1;
   if (splits.count <= 4)

@@ -18,9 +18,8 @@ struct WorkRange {
 
   // Build::ragged: returns the longest split with which no range crosses an output tile's boundary,
   // and how many of `ranges` it needs; 0: stream-K. leanbench.core.decomposition.longest_split.
-  __device__ __forceinline__ int longest_split(const Params &p, int lane, const Lengths &lengths,
-                                               int ranges, int output_tiles, int real,
-                                               int &used) const {
+  DEVICE int longest_split(const Params &p, int lane, const Lengths &lengths, int ranges,
+                           int output_tiles, int real, int &used) const {
     if (ranges < output_tiles) return 0;
     const int share = divide(real + ranges - 1, ranges);
     int shortest = share, count = 0;
@@ -60,13 +59,13 @@ struct WorkRange {
 
   // Build::ragged: returns the output tile whose first split is a CTA's unit, if any. First splits
   // come last, because they wait for the others.
-  __device__ __forceinline__ static int first_split_of(int unit, int output_tiles) {
+  DEVICE static int first_split_of(int unit, int output_tiles) {
     return unit - divide(unit, output_tiles) * output_tiles;
   }
 
   // Finds the split of a unit.
-  __device__ __forceinline__ void find_split(const Params &p, int lane, int unit, int used,
-                                             int output_tiles, Position &position) {
+  DEVICE void find_split(const Params &p, int lane, int unit, int used, int output_tiles,
+                         Position &position) {
     const int each = head_tiles(p), others = used - output_tiles;
     int head, before = 0;
     split = 0;
@@ -102,8 +101,7 @@ struct WorkRange {
   // Build::equal_splits: enters the unit's split of its output tile; every output tile has the same
   // number of units. Returns false if its sequence has too few LeanTiles for all splits. First
   // splits come last, because they wait for the others.
-  __device__ __forceinline__ bool enter_equal_split(const Params &p, int range_warp,
-                                                    Position &position) {
+  DEVICE bool enter_equal_split(const Params &p, int range_warp, Position &position) {
     const int ranges = gridDim.x / Build::cluster, unit = blockIdx.x / Build::cluster;
     position.sequence_start = position.end_tiles = position.turn = position.packed_tokens = 0;
     share = p.share, longer = p.longer;
@@ -131,7 +129,7 @@ struct WorkRange {
   // Build::ragged, Build::cluster: sets the start of the unit's part in case it is a first split;
   // returns false if that is unlikely. The first chunk does not depend on the length, except with
   // windows and padded sequences, which wait for their length.
-  __device__ __forceinline__ bool guess(const Params &p, int range_warp, Position &position) const {
+  DEVICE bool guess(const Params &p, int range_warp, Position &position) const {
     const int ranges = gridDim.x / Build::cluster;
     const int each = head_tiles(p), output_tiles = p.batch * each;
     // Build::equal_splits: first splits are the last units.
@@ -155,13 +153,13 @@ struct WorkRange {
     return position.token + range_warp * Build::chunk < position.tokens;
   }
 
-  __device__ __forceinline__ bool is_first_split() const { return longest > 0 && split == 0; }
+  DEVICE bool is_first_split() const { return longest > 0 && split == 0; }
 
   // Finds the range and sets `position` to its start. Ranges are assigned from the last to the
   // first, so that merging CTAs wait for CTAs that started earlier. Returns false if the lengths
   // need fewer ranges.
-  __device__ __forceinline__ bool find(const Params &p, int lane, Lengths &lengths, int range_warp,
-                                       Position &position) {
+  DEVICE bool find(const Params &p, int lane, Lengths &lengths, int range_warp,
+                   Position &position) {
     if constexpr (Build::equal_splits) return enter_equal_split(p, range_warp, position);
     const bool works = search(p, lane, lengths, position);
     if (works) enter(p, range_warp, position);
@@ -169,8 +167,8 @@ struct WorkRange {
   }
 
   // Build::fixed_runs: the same as `search`. Ranges are assigned from the last to the first.
-  __device__ __forceinline__ bool search_runs(const Params &p, int lane, const Lengths &lengths,
-                                              int ranges, int unit, Position &position) {
+  DEVICE bool search_runs(const Params &p, int lane, const Lengths &lengths, int ranges, int unit,
+                          Position &position) {
     if constexpr (!Build::ragged) position.enter_host_length(p);
     const int total = (Build::ragged ? lengths.sum : p.batch * position.tiles) * head_tiles(p);
     const int used = min(ranges, total);
@@ -184,8 +182,7 @@ struct WorkRange {
   }
 
   // Finds the range's start, without its part; called by a whole warp.
-  __device__ __forceinline__ bool search(const Params &p, int lane, Lengths &lengths,
-                                         Position &position) {
+  DEVICE bool search(const Params &p, int lane, Lengths &lengths, Position &position) {
     int ranges = gridDim.x / Build::cluster, unit = blockIdx.x / Build::cluster;
     share = p.share, longer = p.longer, longest = slot = end = 0;
     position.sequence = position.sequence_start = position.at = position.packed_tokens = 0;
@@ -237,7 +234,7 @@ struct WorkRange {
   }
 
   // Enters the first part of a range that was found.
-  __device__ __forceinline__ void enter(const Params &p, int range_warp, Position &position) {
+  DEVICE void enter(const Params &p, int range_warp, Position &position) {
     position.end_tiles = position.turn = 0;
     if constexpr (!Build::ragged) position.enter_host_length(p);
     if (Build::ragged && !Build::fixed_runs && longest > 0) {
@@ -258,8 +255,7 @@ struct WorkRange {
 struct Splits {
   int count, mine;
 
-  __device__ __forceinline__ void find(const Params &p, const Position &part,
-                                       const WorkRange &range) {
+  DEVICE void find(const Params &p, const Position &part, const WorkRange &range) {
     count = 1, mine = 0;
     if constexpr (Build::fixed_runs) {
       count = part.tiles, mine = part.first;

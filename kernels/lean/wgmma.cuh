@@ -5,17 +5,17 @@
 
 // ---- barriers ----------------------------------------------------------------------------------
 
-__device__ __forceinline__ void mbarrier_init(u32 barrier, int arrivals) {
+DEVICE void mbarrier_init(u32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
+DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // Arrives at the barrier at this address in CTA `rank` of the cluster. It signals the end of reads,
 // so a release at cluster scope, which takes a microsecond, is unnecessary.
-__device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier, int rank) {
+DEVICE void mbarrier_arrive_cluster(u32 barrier, int rank) {
   asm volatile(
       "{\n"
       ".reg .b32 there;\n"
@@ -27,38 +27,38 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier, int rank) {
 }
 
 // Other CTAs see earlier writes only after a releasing fence.
-__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+DEVICE void barrier_cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void bar_sync(int barrier, int threads) {
+DEVICE void bar_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // Counts these threads at a barrier without waiting for the others.
-__device__ __forceinline__ void bar_arrive(int barrier, int threads) {
+DEVICE void bar_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // ---- registers ---------------------------------------------------------------------------------
 
 template <int COUNT>
-__device__ __forceinline__ void setmaxnreg_dec() {
+DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 template <int COUNT>
-__device__ __forceinline__ void setmaxnreg_inc() {
+DEVICE void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 // ---- global memory that other CTAs read and write ----------------------------------------------
 
-__device__ __forceinline__ void st_release_gpu(void *at, u32 x) {
+DEVICE void st_release_gpu(void *at, u32 x) {
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
 }
 
-__device__ __forceinline__ u32 ld_acquire_gpu(const void *at) {
+DEVICE u32 ld_acquire_gpu(const void *at) {
   u32 x;
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
   return x;
@@ -66,20 +66,19 @@ __device__ __forceinline__ u32 ld_acquire_gpu(const void *at) {
 
 // ---- copies ------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void prefetch_tensormap(const TensorMap *map) {
+DEVICE void prefetch_tensormap(const TensorMap *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 // Prefetches the line of `at` into the L2.
-__device__ __forceinline__ void prefetch_l2(const void *at) {
+DEVICE void prefetch_l2(const void *at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
 }
 
 // Copies to the same address in all CTAs of the cluster; their barriers at `barrier` count the
 // bytes.
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_multicast(u32 to, const TensorMap *map,
-                                                                  u32 barrier, int x, int y, int z,
-                                                                  int w, u64 policy) {
+DEVICE void cp_async_bulk_tensor_4d_multicast(u32 to, const TensorMap *map, u32 barrier, int x,
+                                              int y, int z, int w, u64 policy) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(to),
@@ -90,29 +89,25 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_multicast(u32 to, const 
 
 // ---- matrices ----------------------------------------------------------------------------------
 
-__device__ __forceinline__ void wgmma_fence() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-__device__ __forceinline__ void wgmma_commit_group() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
+DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // Waits until at most PENDING of the latest groups are in flight.
 template <int PENDING>
-__device__ __forceinline__ void wgmma_wait_group() {
+DEVICE void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
 // Prevents the compiler from moving accesses to accumulators across this point.
 template <int COUNT>
-__device__ __forceinline__ void hold(float (&x)[COUNT]) {
+DEVICE void hold(float (&x)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(x[i])::"memory");
 }
 
 template <int COUNT>
-__device__ __forceinline__ void hold(u32 (&x)[COUNT]) {
+DEVICE void hold(u32 (&x)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(x[i])::"memory");
 }
@@ -120,7 +115,7 @@ __device__ __forceinline__ void hold(u32 (&x)[COUNT]) {
 // Returns the descriptor of a matrix in shared memory: columns of 128 bytes, swizzled. `leading`:
 // bytes between columns if the matrix is read transposed. Groups of eight rows are 1024 bytes
 // apart.
-__device__ __forceinline__ u64 matrix_descriptor(u32 address, int leading) {
+DEVICE u64 matrix_descriptor(u32 address, int leading) {
   return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(leading >> 4) << 16 |
          (u64)((address & 0x3ffff) >> 4);
 }
@@ -152,7 +147,7 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address, int leading) {
 #define OPERANDS_OF_128(d) OPERANDS_OF_64(d), OPERANDS_OF_32(d, 64), OPERANDS_OF_32(d, 96)
 
 // d = a b, added to d if `add`; both operands have 16 adjacent numbers of the depth.
-__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, int add) {
+DEVICE void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, int add) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
@@ -161,7 +156,7 @@ __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, in
       : "l"(a), "l"(b), "r"(add));
 }
 
-__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int add) {
+DEVICE void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int add) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
@@ -171,7 +166,7 @@ __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, i
 }
 
 // d += a b; b has 64 adjacent columns.
-__device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) {
+DEVICE void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." OPERAND "." OPERAND " {" NAMES_OF_128
                "}, %128, %129, 1, 1, 1, 0, 1;"
                : OPERANDS_OF_128(d)
@@ -179,14 +174,14 @@ __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) 
 }
 
 // The same with half and a quarter of the columns.
-__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b) {
+DEVICE void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
                "}, %64, %65, 1, 1, 1, 0, 1;"
                : OPERANDS_OF_64(d)
                : "l"(a), "l"(b));
 }
 
-__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b) {
+DEVICE void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
                "}, %32, %33, 1, 1, 1, 0, 1;"
                : OPERANDS_OF_32(d, 0)
@@ -194,21 +189,21 @@ __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b) {
 }
 
 // The same with a in registers.
-__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], const u32 (&a)[4], u64 b) {
+DEVICE void wgmma_m64n64k16(float (&d)[32], const u32 (&a)[4], u64 b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
                "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
                : OPERANDS_OF_32(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], const u32 (&a)[4], u64 b) {
+DEVICE void wgmma_m64n128k16(float (&d)[64], const u32 (&a)[4], u64 b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
                "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
                : OPERANDS_OF_64(d)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-__device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], const u32 (&a)[4], u64 b) {
+DEVICE void wgmma_m64n256k16(float (&d)[128], const u32 (&a)[4], u64 b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." OPERAND "." OPERAND " {" NAMES_OF_128
                "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
                : OPERANDS_OF_128(d)

@@ -8,8 +8,7 @@
 // Converts a run that has arrived to operands: a thread converts 16 bytes of each column, of two
 // tokens. Tokens past the sequence's end, which can be NaN in the cache, become zeros.
 template <int STAGE, int TURN>
-__device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, int filled,
-                                            int tokens) {
+DEVICE void convert_run(u32 shared, unsigned char *memory, int filled, int tokens) {
   const int row = threadIdx.x % 128 / 4, piece = threadIdx.x % 4;
   u32 words[RUN_COLUMNS][2][4];
   mbarrier_try_wait_parity(shared + full_at(STAGE, TURN), filled % 2);
@@ -56,8 +55,8 @@ __device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, i
 
 // Converts a run to operands and starts its share of S = Q K^T.
 template <int STAGE, int TURN>
-__device__ __forceinline__ void start_scores_of_run(float (&s)[32], u32 shared,
-                                                    unsigned char *memory, int filled, int tokens) {
+DEVICE void start_scores_of_run(float (&s)[32], u32 shared, unsigned char *memory, int filled,
+                                int tokens) {
   convert_run<STAGE, TURN>(shared, memory, filled, tokens);
   wgmma_fence();
 #pragma unroll
@@ -69,9 +68,8 @@ __device__ __forceinline__ void start_scores_of_run(float (&s)[32], u32 shared,
 
 // Starts S = Q K^T of a stage: matrix instructions process one run while the next is converted.
 template <int STAGE>
-__device__ __forceinline__ void start_scores_of_bytes(float (&s)[32], u32 shared,
-                                                      unsigned char *memory, int filled,
-                                                      int tokens) {
+DEVICE void start_scores_of_bytes(float (&s)[32], u32 shared, unsigned char *memory, int filled,
+                                  int tokens) {
   static_assert(!HAS_BYTES || RUNS == 3);
   start_scores_of_run<STAGE, 0>(s, shared, memory, filled, tokens);
   start_scores_of_run<STAGE, 1>(s, shared, memory, filled, tokens);
@@ -86,7 +84,7 @@ constexpr int ROW_THREADS = CONSUMERS / DIVIDED_ROWS;
 constexpr int ROW_PIECES = (8 * QUERY_COLUMNS + ROW_THREADS - 1) / ROW_THREADS;  // of a thread
 
 // Converts Q from bf16 to fp16, each row in its own unit; see `unit_of`. All consumers.
-__device__ __forceinline__ void divide_query(unsigned char *memory) {
+DEVICE void divide_query(unsigned char *memory) {
   const int row = threadIdx.x / ROW_THREADS, thread = threadIdx.x % ROW_THREADS;
   const auto piece = [&](int i) {
     // Four threads have every second piece: two rows then have different banks.

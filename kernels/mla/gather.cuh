@@ -14,14 +14,14 @@ constexpr int STEP_BYTES = Build::row_scales ? 1 : KV_BYTES;  // of the cache's 
 constexpr int COPY_ARRIVALS = GATHERS ? 128 : 1;
 
 // Returns the page of a token of the part's sequence, or -1.
-__device__ __forceinline__ int page_of(const Params &p, const Position &part, int token) {
+DEVICE int page_of(const Params &p, const Position &part, int token) {
   if (token >= part.tokens) return -1;
   const int page = __ldg(p.block_table + (i64)part.sequence * p.stride_table + token / PAGE_OR_1);
   return (u32)page < (u32)p.pages ? page : -1;
 }
 
 // Returns whether rows have this lane's piece of a column: the last one can be shorter, or empty.
-__device__ __forceinline__ bool has_piece(int column) {
+DEVICE bool has_piece(int column) {
   return column < OTHER_COLUMN || LATENT == VALUES + 64 ||
          64 * column + threadIdx.x % ROW_LANES * 16 / KV_BYTES < LATENT;
 }
@@ -30,19 +30,18 @@ __device__ __forceinline__ bool has_piece(int column) {
 struct Gather {
   int pages[LANE_ROWS];  // of the next stage
 
-  __device__ __forceinline__ static int row() { return threadIdx.x % 128 / ROW_LANES; }
-  __device__ __forceinline__ static int piece() { return threadIdx.x % ROW_LANES; }
+  DEVICE static int row() { return threadIdx.x % 128 / ROW_LANES; }
+  DEVICE static int piece() { return threadIdx.x % ROW_LANES; }
 
   // Reads the pages of the stage from `token` on, in flight while the previous one is copied.
-  __device__ __forceinline__ void look_up(const Params &p, const Position &part, int token) {
+  DEVICE void look_up(const Params &p, const Position &part, int token) {
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++) pages[i] = page_of(p, part, token + row() + i * ROW_STEP);
   }
 
   // Copies a stage, and looks up the next one's pages.
   template <int STAGE, int GROUPS>
-  __device__ __forceinline__ void copy(const Params &p, const Position &part, u32 shared,
-                                       int filled, int token) {
+  DEVICE void copy(const Params &p, const Position &part, u32 shared, int filled, int token) {
     const unsigned char *from[LANE_ROWS];
     bool exists[LANE_ROWS];
 #pragma unroll
@@ -64,8 +63,8 @@ struct Gather {
 
   // The copies of a stage's rows, each at `from` if it exists: of bytes,
   template <int STAGE>
-  __device__ __forceinline__ static void copy_bytes(const unsigned char *const (&from)[LANE_ROWS],
-                                                    const bool (&exists)[LANE_ROWS], u32 shared) {
+  DEVICE static void copy_bytes(const unsigned char *const (&from)[LANE_ROWS],
+                                const bool (&exists)[LANE_ROWS], u32 shared) {
     const u32 to = shared + STAGE_AT<STAGE> + row() * RUN_ROW + piece() * 16;
 #pragma unroll
     for (int turn = 0; turn < RUNS; turn++) {
@@ -82,9 +81,8 @@ struct Gather {
 
   // of bytes with scales and other columns,
   template <int STAGE>
-  __device__ __forceinline__ static void copy_scaled(const unsigned char *const (&from)[LANE_ROWS],
-                                                     const bool (&exists)[LANE_ROWS], u32 shared,
-                                                     int filled) {
+  DEVICE static void copy_scaled(const unsigned char *const (&from)[LANE_ROWS],
+                                 const bool (&exists)[LANE_ROWS], u32 shared, int filled) {
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++)
       if (piece() == 0)
@@ -111,9 +109,8 @@ struct Gather {
 
   // and of 16-bit numbers.
   template <int STAGE, int GROUPS>
-  __device__ __forceinline__ static void copy_columns(const unsigned char *const (&from)[LANE_ROWS],
-                                                      const bool (&exists)[LANE_ROWS], u32 shared,
-                                                      int filled) {
+  DEVICE static void copy_columns(const unsigned char *const (&from)[LANE_ROWS],
+                                  const bool (&exists)[LANE_ROWS], u32 shared, int filled) {
     const u32 to = shared + STAGE_AT<STAGE> + row() * 128 + (piece() ^ row() % 8) * 16;
 #pragma unroll
     for (int turn = 0; turn < QUERY_COLUMNS; turn++) {
@@ -133,14 +130,14 @@ struct Gather {
 struct TokenPages {
   int pages[2];
 
-  __device__ __forceinline__ void look_up(const Params &p, const Position &part, int chunk) {
+  DEVICE void look_up(const Params &p, const Position &part, int chunk) {
 #pragma unroll
     for (int half = 0; half < 2; half++)
       pages[half] = page_of(p, part, part.token + chunk * TILE + 32 * half + threadIdx.x % 32);
   }
 
   // Masks tokens without a page.
-  __device__ __forceinline__ void mask(float (&s)[32]) const {
+  DEVICE void mask(float (&s)[32]) const {
     const u32 exist[2] = {__ballot_sync(~0u, pages[0] >= 0), __ballot_sync(~0u, pages[1] >= 0)};
     if ((exist[0] & exist[1]) == ~0u) return;
 #pragma unroll

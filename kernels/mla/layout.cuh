@@ -93,7 +93,7 @@ constexpr int WEIGHTS_AT_STAGE = STAGE_AT<STAGE> + OTHER_COLUMN *COLUMN;
 
 // Columns of a stage in the order of copies and reads: first those with values of its own
 // warpgroup, which become free first; last the one overwritten by the weights.
-__device__ __forceinline__ constexpr int column_in_turn(int stage, int i) {
+DEVICE constexpr int column_in_turn(int stage, int i) {
   return i < HALF_COLUMNS       ? stage * HALF_COLUMNS + i
          : i < 2 * HALF_COLUMNS ? (1 - stage) * HALF_COLUMNS + i - HALF_COLUMNS
                                 : OTHER_COLUMN;
@@ -101,14 +101,14 @@ __device__ __forceinline__ constexpr int column_in_turn(int stage, int i) {
 
 // Returns the position of a column in its stage, in columns; Build::kv_dtype: the values of its own
 // warpgroup come first.
-__device__ __forceinline__ constexpr int place_of(int stage, int column) {
+DEVICE constexpr int place_of(int stage, int column) {
   return Build::kv_dtype != 0 && stage == 1 && column < OTHER_COLUMN ? column ^ HALF_COLUMNS
                                                                      : column;
 }
 
 // Returns the CTA's group of GROUPS.
 template <int GROUPS>
-__device__ __forceinline__ int group_of_cta() {
+DEVICE int group_of_cta() {
   return blockIdx.x / Build::cluster % GROUPS;
 }
 
@@ -122,7 +122,7 @@ struct OwnColumns {
   static constexpr int FIRST_OF_OTHER = GROUPS > 1 ? 0 : HALF_COLUMNS;
 
   // Returns the column of a thread's accumulator pair `unit`, in row own_row() + 8 * (unit % 2).
-  __device__ __forceinline__ static int of_unit(int unit) {
+  DEVICE static int of_unit(int unit) {
     return group_of_cta<GROUPS>() * COUNT + threadIdx.x / 128 * (COUNT / 2) + unit / 2 * 8 +
            threadIdx.x % 4 * 2;
   }
@@ -131,7 +131,7 @@ struct OwnColumns {
 // Calls `run` with the columns of a work range's CTAs. One group comes first: the code of the
 // second branch is 1 to 4 us slower, whichever it is (H200; reports/performance-log.md, entry 79).
 template <class Run>
-__device__ __forceinline__ void with_columns_of(const WorkRange &range, const Run &run) {
+DEVICE void with_columns_of(const WorkRange &range, const Run &run) {
   if constexpr (CHOOSES_GROUPS)
     if (!range.grouped) return run(OwnColumns<1>());
   run(OwnColumns<Build::column_groups>());
@@ -139,7 +139,7 @@ __device__ __forceinline__ void with_columns_of(const WorkRange &range, const Ru
 
 // Returns the start of a warpgroup's columns of V in a stage.
 template <int GROUPS>
-__device__ __forceinline__ int values_at(int stage, int half) {
+DEVICE int values_at(int stage, int half) {
   return place_of(stage, (group_of_cta<GROUPS>() * 2 + half) * (VALUES / GROUPS / 128)) * COLUMN;
 }
 static_assert(!HAS_BYTES || (Build::column_groups == 1 && VALUES == 512),
@@ -148,25 +148,19 @@ static_assert(!HAS_BYTES || (Build::column_groups == 1 && VALUES == 512),
 // Runs of a stage in the order of copies and conversions, and their positions until then: in the
 // memory of the stage's own values and before it. Operands never overwrite bytes of a later run.
 // The first run has no columns of the stage's own warpgroup.
-__device__ __forceinline__ constexpr int run_in_turn(int stage, int turn) {
+DEVICE constexpr int run_in_turn(int stage, int turn) {
   return stage == 0 ? RUNS - 1 - turn : 2 * turn % RUNS;
 }
 
-__device__ __forceinline__ constexpr int run_at(int turn) {
-  return (RUNS - 1 - turn) * RUN - BEFORE_STAGE;
-}
+DEVICE constexpr int run_at(int turn) { return (RUNS - 1 - turn) * RUN - BEFORE_STAGE; }
 
 // Returns the barrier of a stage's column, or run.
-__device__ __forceinline__ constexpr int full_at(int stage, int copy) {
+DEVICE constexpr int full_at(int stage, int copy) {
   return FULL + 8 * (stage * STAGE_COPIES + copy);
 }
 
 // Returns the barrier at which warpgroup `half` releases its columns of a stage.
-__device__ __forceinline__ constexpr int empty_at(int stage, int half) {
-  return EMPTY + 8 * (2 * stage + half);
-}
+DEVICE constexpr int empty_at(int stage, int half) { return EMPTY + 8 * (2 * stage + half); }
 
 // Returns the output row in a thread's accumulators 0 and 1; 2 and 3 are 8 rows further.
-__device__ __forceinline__ int own_row() {
-  return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-}
+DEVICE int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }

@@ -15,7 +15,7 @@
 #include "mla/outputs.cuh"
 
 // Goes to the next part that is no rest of the previous work range; returns false if there is none.
-__device__ __forceinline__ bool next_part(const Params &p, const WorkRange &range, Position &part) {
+DEVICE bool next_part(const Params &p, const WorkRange &range, Position &part) {
   do {
     part.leave_part(p);
     if (part.at >= range.end) return false;
@@ -25,8 +25,8 @@ __device__ __forceinline__ bool next_part(const Params &p, const WorkRange &rang
 }
 
 // Copies a box to the same address in all CTAs of the cluster.
-__device__ __forceinline__ void copy_box(const Params &p, u32 to, u32 full, int column, int token,
-                                         int row, u64 policy) {
+DEVICE void copy_box(const Params &p, u32 to, u32 full, int column, int token, int row,
+                     u64 policy) {
   if constexpr (Build::cluster > 1)
     cp_async_bulk_tensor_4d_multicast(to, &p.k_map, full, column, token, 0, row, policy);
   else
@@ -35,8 +35,8 @@ __device__ __forceinline__ void copy_box(const Params &p, u32 to, u32 full, int 
 
 // Copies a stage of bytes to the memory of its own warpgroup's values.
 template <int STAGE>
-__device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int filled, int row,
-                                           int token, int rank, u64 policy) {
+DEVICE void copy_bytes(const Params &p, u32 shared, int filled, int row, int token, int rank,
+                       u64 policy) {
   const u32 to = shared + STAGE_AT<STAGE> + rank * (RUN / Build::cluster);
   mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
 #pragma unroll
@@ -50,8 +50,8 @@ __device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int fill
 // Copies a stage column by column, in the order in which they become free. Each CTA of a cluster
 // copies its share of a stage's tokens to all of them.
 template <int STAGE, int GROUPS>
-__device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int filled, int row,
-                                           int token, int rank, u64 policy) {
+DEVICE void copy_stage(const Params &p, u32 shared, int filled, int row, int token, int rank,
+                       u64 policy) {
   if constexpr (HAS_BYTES) return copy_bytes<STAGE>(p, shared, filled, row, token, rank, policy);
   const u32 to = shared + STAGE_AT<STAGE> + rank * (COLUMN / Build::cluster);
 #pragma unroll
@@ -68,8 +68,8 @@ __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int fill
 
 // The copying warps: Q of each part, and its stages. One lane makes all bulk copies.
 template <int GROUPS>
-__device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Position part, int rank,
-                                         u32 shared, Gather &gather) {
+DEVICE void copy_all(const Params &p, WorkRange &range, Position part, int rank, u32 shared,
+                     Gather &gather) {
   const bool makes_bulk_copies = threadIdx.x == COPY_WARP * 32;
   if (!GATHERS && !makes_bulk_copies) return;
   const u64 policy =
@@ -124,7 +124,7 @@ struct Attention {
 
   // Starts O += P V of the warpgroup's own stage.
   template <int HALF>
-  __device__ __forceinline__ void start_own(const u32 (&weights)[4][4], u32 shared) {
+  DEVICE void start_own(const u32 (&weights)[4][4], u32 shared) {
     const u64 values =
         matrix_descriptor(shared + STAGE_AT<HALF> + values_at<GROUPS>(HALF, HALF), COLUMN);
     if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
@@ -136,7 +136,7 @@ struct Attention {
 
   // Starts O += P V of the other warpgroup's stage.
   template <int HALF>
-  __device__ __forceinline__ void start_other(u32 shared, const unsigned char *memory) {
+  DEVICE void start_other(u32 shared, const unsigned char *memory) {
     constexpr int OTHER = 1 - HALF;
     const u64 weights = matrix_descriptor(shared + WEIGHTS_AT_STAGE<OTHER>, 16);
     const u64 values =
@@ -152,7 +152,7 @@ struct Attention {
 
   // Waits until the values of a stage have been added, and releases their memory.
   template <int STAGE, int HALF>
-  __device__ __forceinline__ void end_values(u32 shared) {
+  DEVICE void end_values(u32 shared) {
     wgmma_wait_group<0>();
     hold(o);
     // Bytes are copied only over its own warpgroup's values.
@@ -169,7 +169,7 @@ template <bool BYTES>
 struct OwnRows {
   int visible[2];  // number of visible tokens, counted from the part's first
 
-  __device__ __forceinline__ void find(const Position &part, int first_row) {
+  DEVICE void find(const Position &part, int first_row) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const int query = (first_row + own_row() + 8 * half) / Build::group_size;
@@ -179,9 +179,8 @@ struct OwnRows {
   }
 
   // Finds the factors that make their scores exponents of 2: `scale`.
-  __device__ __forceinline__ void find_scale(const Params &, const Position &,
-                                             const unsigned char *) {}
-  __device__ __forceinline__ float scale(const Params &p) const { return p.qk_scale; }
+  DEVICE void find_scale(const Params &, const Position &, const unsigned char *) {}
+  DEVICE float scale(const Params &p) const { return p.qk_scale; }
 };
 
 template <>
@@ -190,8 +189,7 @@ struct OwnRows<true> : OwnRows<false> {
   float2 own;
 
   // Called after `divide_query`.
-  __device__ __forceinline__ void find_scale(const Params &p, const Position &part,
-                                             const unsigned char *memory) {
+  DEVICE void find_scale(const Params &p, const Position &part, const unsigned char *memory) {
     const float *units = reinterpret_cast<const float *>(memory + ROW_UNITS_AT);
     const float of_cache = p.qk_scale * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
     own = make_float2(of_cache, of_cache);
@@ -199,13 +197,12 @@ struct OwnRows<true> : OwnRows<false> {
     // A row of zeros has a unit near 0. Scores of hidden tokens are -inf, and -inf times 0 is NaN.
     own.x = fmaxf(own.x, LEAST_SCALE), own.y = fmaxf(own.y, LEAST_SCALE);
   }
-  __device__ __forceinline__ float2 scale(const Params &) const { return own; }
+  DEVICE float2 scale(const Params &) const { return own; }
 };
 
 // Starts the scores of a stage with `tokens` of the sequence.
 template <int STAGE>
-__device__ __forceinline__ void start_stage(float (&s)[32], u32 shared, unsigned char *memory,
-                                            int filled, int tokens) {
+DEVICE void start_stage(float (&s)[32], u32 shared, unsigned char *memory, int filled, int tokens) {
   if constexpr (HAS_BYTES) {
     start_scores_of_bytes<STAGE>(s, shared, memory, filled, tokens);
   } else if constexpr (Build::row_scales) {
@@ -218,9 +215,9 @@ __device__ __forceinline__ void start_stage(float (&s)[32], u32 shared, unsigned
 
 // Turns a stage's scores into weights, for both warpgroups.
 template <int STAGE>
-__device__ __forceinline__ void weigh(const Params &p, const OwnRows<HAS_BYTES> &rows, int chunk,
-                                      u32 shared, unsigned char *memory, const TokenPages &tokens,
-                                      float (&s)[32], Softmax &softmax, u32 (&weights)[4][4]) {
+DEVICE void weigh(const Params &p, const OwnRows<HAS_BYTES> &rows, int chunk, u32 shared,
+                  unsigned char *memory, const TokenPages &tokens, float (&s)[32], Softmax &softmax,
+                  u32 (&weights)[4][4]) {
   hold(s);
   const int left[2] = {rows.visible[0] - chunk * TILE, rows.visible[1] - chunk * TILE};
   mask(s, left);
@@ -232,9 +229,8 @@ __device__ __forceinline__ void weigh(const Params &p, const OwnRows<HAS_BYTES> 
 
 // Warpgroup 0's share of two stages, or of a part's last one: its scores, its values, the other's.
 template <bool PAIR, int GROUPS>
-__device__ __forceinline__ void attend_left(const Params &p, const Position &part,
-                                            const OwnRows<HAS_BYTES> &rows, int chunk, u32 shared,
-                                            unsigned char *memory, Attention<GROUPS> &own) {
+DEVICE void attend_left(const Params &p, const Position &part, const OwnRows<HAS_BYTES> &rows,
+                        int chunk, u32 shared, unsigned char *memory, Attention<GROUPS> &own) {
   float s[32];
   u32 weights[4][4];
   TokenPages pages;
@@ -255,9 +251,8 @@ __device__ __forceinline__ void attend_left(const Params &p, const Position &par
 // Warpgroup 1's share: its scores, the other's values while these become weights, its values. The
 // tensor cores multiply for one warpgroup while the other computes its softmax.
 template <bool PAIR, int GROUPS>
-__device__ __forceinline__ void attend_right(const Params &p, const Position &part,
-                                             const OwnRows<HAS_BYTES> &rows, int chunk, u32 shared,
-                                             unsigned char *memory, Attention<GROUPS> &own) {
+DEVICE void attend_right(const Params &p, const Position &part, const OwnRows<HAS_BYTES> &rows,
+                         int chunk, u32 shared, unsigned char *memory, Attention<GROUPS> &own) {
   if constexpr (!PAIR) {
     own.template start_other<1>(shared, memory);
     own.template end_values<0, 1>(shared);
@@ -280,9 +275,8 @@ __device__ __forceinline__ void attend_right(const Params &p, const Position &pa
 
 // A warpgroup's share of a part.
 template <int HALF, int GROUPS>
-__device__ __forceinline__ void attend(const Params &p, const Position &part, int first_row,
-                                       int parts, u32 shared, unsigned char *memory,
-                                       Attention<GROUPS> &own) {
+DEVICE void attend(const Params &p, const Position &part, int first_row, int parts, u32 shared,
+                   unsigned char *memory, Attention<GROUPS> &own) {
   own.softmax.reset();
 #pragma unroll
   for (int i = 0; i < VALUES / GROUPS / 4; i++) own.o[i] = 0.0f;
@@ -307,7 +301,7 @@ __device__ __forceinline__ void attend(const Params &p, const Position &part, in
 }
 
 // Adds the sums of both warpgroups' tokens over whole rows.
-__device__ __forceinline__ void add_sums(unsigned char *memory, int parts, Softmax &softmax) {
+DEVICE void add_sums(unsigned char *memory, int parts, Softmax &softmax) {
   float *sums = reinterpret_cast<float *>(memory + SUMS_AT) + parts % 2 * 2 * TILE;
   const int half_of_thread = threadIdx.x / 128;
 #pragma unroll
@@ -331,8 +325,8 @@ static_assert(2 * sizeof(Waiting) <= WAITING_BYTES);
 
 // Writes a part's rows, or its partial, and merges; returns whether the range may have more parts.
 template <int GROUPS>
-__device__ __forceinline__ bool end_part(const Params &p, const Waiting &waiting, int rank,
-                                         unsigned char *memory, const Attention<GROUPS> &own) {
+DEVICE bool end_part(const Params &p, const Waiting &waiting, int rank, unsigned char *memory,
+                     const Attention<GROUPS> &own) {
   const WorkRange range = waiting.range;
   const Position part = waiting.part;
   const Splits splits = waiting.splits;
@@ -368,8 +362,8 @@ __device__ __forceinline__ bool end_part(const Params &p, const Waiting &waiting
 
 // A warpgroup's share of a work range: all parts, and their rows or partials.
 template <int GROUPS>
-__device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, Position part,
-                                             int rank, u32 shared, unsigned char *memory) {
+DEVICE void attend_range(const Params &p, WorkRange &range, Position part, int rank, u32 shared,
+                         unsigned char *memory) {
   Attention<GROUPS> own;
   own.filled[0] = own.filled[1] = 0;
   for (int parts = 0;; parts++) {

@@ -6,14 +6,14 @@
 #include "lean/wgmma.cuh"
 
 template <int COUNT>
-__device__ __forceinline__ void rescale(float (&o)[COUNT], float first, float second) {
+DEVICE void rescale(float (&o)[COUNT], float first, float second) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) o[i] *= i / 2 % 2 ? second : first;
 }
 
 // o += weights x values, with weights in registers or in shared memory.
 template <int COUNT, class Weights>
-__device__ __forceinline__ void add_values(float (&o)[COUNT], const Weights &weights, u64 values) {
+DEVICE void add_values(float (&o)[COUNT], const Weights &weights, u64 values) {
   if constexpr (COUNT == 128)
     wgmma_m64n256k16(o, weights, values);
   else if constexpr (COUNT == 64)
@@ -23,21 +23,21 @@ __device__ __forceinline__ void add_values(float (&o)[COUNT], const Weights &wei
 }
 
 // Arrives at a barrier: this warp has finished using memory that may be overwritten.
-__device__ __forceinline__ void release(u32 barrier) {
+DEVICE void release(u32 barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
 // Arrives at the barriers of all CTAs of the cluster, which copy to each other.
-__device__ __forceinline__ void release_in_cluster(u32 barrier) {
+DEVICE void release_in_cluster(u32 barrier) {
   if constexpr (Build::cluster == 1) return release(barrier);
   __syncwarp();
   if (threadIdx.x % 32 < Build::cluster) mbarrier_arrive_cluster(barrier, threadIdx.x % 32);
 }
 
 // Writes two columns of a row, if the row exists.
-__device__ __forceinline__ void write_pair(const Params &p, const Position &part, int row,
-                                           int column, float x, float y) {
+DEVICE void write_pair(const Params &p, const Position &part, int row, int column, float x,
+                       float y) {
   if (row >= ALL_ROWS) return;
   unsigned short *at = p.out + part.sequence * p.stride_out_batch +
                        (i64)(row / Build::group_size) * p.stride_out_token +
@@ -46,25 +46,24 @@ __device__ __forceinline__ void write_pair(const Params &p, const Position &part
 }
 
 template <int GROUPS>
-__device__ __forceinline__ void write_lse(const Params &p, const Position &part, int row, float m,
-                                          float l) {
+DEVICE void write_lse(const Params &p, const Position &part, int row, float m, float l) {
   if (row >= ALL_ROWS || group_of_cta<GROUPS>() > 0) return;
   const i64 head = (i64)part.sequence * Build::group_size + row % Build::group_size;
   p.lse[head * Build::q_len + row / Build::group_size] =
       l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
 }
 
-__device__ __forceinline__ float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
+DEVICE float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
 
 // Returns the factor of a row's sum of values; `l` is its sum of weights.
-__device__ __forceinline__ float value_scale(const Params &p, const Position &part, float l) {
+DEVICE float value_scale(const Params &p, const Position &part, float l) {
   if constexpr (!HAS_BYTES) return reciprocal(l);
   // The scale of an empty sequence can be NaN.
   return l == 0.0f ? 0.0f : reciprocal(l) * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
 }
 
 // Transposes four words of each of four lanes: lane i gets the i-th of each.
-__device__ __forceinline__ void transpose_in_quad(u32 (&words)[4]) {
+DEVICE void transpose_in_quad(u32 (&words)[4]) {
 #pragma unroll
   for (int step = 1; step <= 2; step *= 2) {
     const bool upper = threadIdx.x & step;
@@ -79,8 +78,8 @@ __device__ __forceinline__ void transpose_in_quad(u32 (&words)[4]) {
 
 // Writes the thread's rows, 16 bytes at a time; `number` returns the number of an accumulator.
 template <int GROUPS, class NumberOf>
-__device__ __forceinline__ void write_rows(const Params &p, const Position &part, int first_row,
-                                           const NumberOf &number) {
+DEVICE void write_rows(const Params &p, const Position &part, int first_row,
+                       const NumberOf &number) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int row = first_row + own_row() + 8 * half;
@@ -107,9 +106,8 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
 // Returns the partial of split `split` of an output tile. Each work range has a slot, and another
 // for an output tile's first split, so that it need not wait until the first slot has been read.
 template <int GROUPS>
-__device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &range,
-                                             const Position &part, const Splits &splits, int split,
-                                             int rank) {
+DEVICE float *partial_of(const Params &p, const WorkRange &range, const Position &part,
+                         const Splits &splits, int split, int rank) {
   const int ranges = gridDim.x / Build::cluster / GROUPS;
   int slot = range.slot + split - splits.mine;
   if (split == 0)
@@ -120,13 +118,12 @@ __device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &r
 }
 
 // Returns whether this warp has any rows: 16 query heads fill one warp of each warpgroup.
-__device__ __forceinline__ bool has_rows(int first_row) {
+DEVICE bool has_rows(int first_row) {
   return ALL_ROWS % TILE == 0 || first_row + threadIdx.x % 128 / 32 * 16 < ALL_ROWS;
 }
 
 template <int GROUPS>
-__device__ __forceinline__ void store_partial(float *slot, int first_row,
-                                              const float (&o)[VALUES / GROUPS / 4]) {
+DEVICE void store_partial(float *slot, int first_row, const float (&o)[VALUES / GROUPS / 4]) {
   if (!has_rows(first_row)) return;
 #pragma unroll
   for (int unit = 0; unit < OwnColumns<GROUPS>::UNITS; unit++)
@@ -135,12 +132,12 @@ __device__ __forceinline__ void store_partial(float *slot, int first_row,
 }
 
 // Called once all threads of the CTA have stored theirs.
-__device__ __forceinline__ void publish_partial(float *slot, u32 epoch) {
+DEVICE void publish_partial(float *slot, u32 epoch) {
   bar_sync(OF_CONSUMERS, CONSUMERS);
   if (threadIdx.x == 0) st_release_gpu(slot + EPOCH_AT, epoch);
 }
 
-__device__ __forceinline__ void wait_for_partial(const float *slot, u32 epoch) {
+DEVICE void wait_for_partial(const float *slot, u32 epoch) {
   while (ld_acquire_gpu(slot + EPOCH_AT) != epoch) {
   }
 }
@@ -148,10 +145,9 @@ __device__ __forceinline__ void wait_for_partial(const float *slot, u32 epoch) {
 // Merges the partial of an output tile's second and last split with the first one's, held by this
 // CTA, and writes the rows. `shares`: factors of the two for each row.
 template <int GROUPS>
-__device__ __forceinline__ void merge_pair(const Params &p, const Position &part, int first_row,
-                                           const float *slot, const float (&o)[VALUES / GROUPS / 4],
-                                           const float (&m)[2], const float (&l)[2], float2 *shares,
-                                           u32 epoch) {
+DEVICE void merge_pair(const Params &p, const Position &part, int first_row, const float *slot,
+                       const float (&o)[VALUES / GROUPS / 4], const float (&m)[2],
+                       const float (&l)[2], float2 *shares, u32 epoch) {
   if (threadIdx.x < 128) {
     if (threadIdx.x % 32 == 0) wait_for_partial(slot, epoch);
     __syncwarp();
@@ -185,7 +181,7 @@ constexpr int ROW_WARPS = ALL_ROWS <= 32 ? (ALL_ROWS + 15) / 16 : 4;
 struct MergeShare {
   int thread, row, first, step;
 
-  __device__ __forceinline__ explicit MergeShare(const Splits &splits) {
+  DEVICE explicit MergeShare(const Splits &splits) {
     const int team = threadIdx.x % 128 / 32 / ROW_WARPS;
     thread = threadIdx.x - team * ROW_WARPS * 32;
     row = thread % 128 / 32 * 16 + thread % 32 / 4;
@@ -198,9 +194,8 @@ struct MergeShare {
 // read at once, so nothing waits between them. Slower for partials of all columns, unless they are
 // many and of few rows (H200; reports/performance-log.md, entries 59 and 74).
 template <int GROUPS, int SPLITS>
-__device__ __forceinline__ void merge_few(const Params &p, const WorkRange &range,
-                                          const Position &part, const Splits &splits, int rank,
-                                          int first_row) {
+DEVICE void merge_few(const Params &p, const WorkRange &range, const Position &part,
+                      const Splits &splits, int rank, int first_row) {
   constexpr int AT_ONCE = 2;
   constexpr int UNITS = OwnColumns<GROUPS>::UNITS;
   const MergeShare share(splits);
@@ -254,9 +249,8 @@ struct AtOnce {
 
 // Merges and writes this CTA's share of the units of all splits, weighted.
 template <int GROUPS, int AT_ONCE, int SPLITS>
-__device__ __forceinline__ void merge_units(const Params &p, const WorkRange &range,
-                                            const Position &part, const Splits &splits, int rank,
-                                            int first_row, const float2 *weights) {
+DEVICE void merge_units(const Params &p, const WorkRange &range, const Position &part,
+                        const Splits &splits, int rank, int first_row, const float2 *weights) {
   constexpr int UNITS = OwnColumns<GROUPS>::UNITS;
   const MergeShare share(splits);
   const int thread = share.thread, own_row = share.row, mergers = share.step;
@@ -301,9 +295,8 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
 // all except the one with the last split, which continues. They wait for each other, so all CTAs of
 // the launch must be resident: it is cooperative.
 template <int GROUPS>
-__device__ __forceinline__ void merge(const Params &p, const WorkRange &range, const Position &part,
-                                      const Splits &splits, int rank, int first_row,
-                                      unsigned char *memory, u32 epoch) {
+DEVICE void merge(const Params &p, const WorkRange &range, const Position &part,
+                  const Splits &splits, int rank, int first_row, unsigned char *memory, u32 epoch) {
   const int mergers = splits.count - 1;
   for (int split = threadIdx.x; split < splits.count; split += CONSUMERS)
     wait_for_partial(partial_of<GROUPS>(p, range, part, splits, split, rank), epoch);

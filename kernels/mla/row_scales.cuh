@@ -12,7 +12,7 @@ constexpr int SCALED_RUNS = VALUES / 128, SCALED_RUN = TILE * 128;
 constexpr int OTHER_AT_ROW = VALUES + SCALES_OF_ROW;  // of the columns in bf16, in bytes
 
 // Returns the columns of a run, in 128.
-__device__ __forceinline__ constexpr int scaled_run(int stage, int turn) {
+DEVICE constexpr int scaled_run(int stage, int turn) {
   return turn < SCALED_RUNS / 2 ? (1 - stage) * SCALED_RUNS / 2 + turn
                                 : stage * SCALED_RUNS / 2 + turn - SCALED_RUNS / 2;
 }
@@ -22,13 +22,11 @@ template <int STAGE>
 constexpr int SCALED_RUNS_AT = STAGE_AT<STAGE> + STAGE *HALF_COLUMNS *COLUMN;
 
 // Returns the position of 16 bytes of a run: two rows have different banks.
-__device__ __forceinline__ int byte_piece_at(int row, int piece) {
-  return row * 128 + (piece ^ row % 2 * 4) * 16;
-}
+DEVICE int byte_piece_at(int row, int piece) { return row * 128 + (piece ^ row % 2 * 4) * 16; }
 
 // Converts bytes of a word's half from e4m3 to bf16, times a scale.
 template <int HALF>
-__device__ __forceinline__ u32 scaled_half(u32 word, float scale) {
+DEVICE u32 scaled_half(u32 word, float scale) {
   const u32 both = cvt_rn_f16x2_e4m3x2_half<HALF>(word);
   return cvt_rn_x2<true>(cvt_f32_f16(both & 0xffff) * scale, cvt_f32_f16(both >> 16) * scale);
 }
@@ -36,8 +34,8 @@ __device__ __forceinline__ u32 scaled_half(u32 word, float scale) {
 // Converts a run that has arrived, and starts its share of S = Q K^T. A thread converts 16 bytes of
 // each column, of two tokens.
 template <int STAGE, int TURN>
-__device__ __forceinline__ void start_scores_of_scaled_run(float (&s)[32], u32 shared,
-                                                           unsigned char *memory, int filled) {
+DEVICE void start_scores_of_scaled_run(float (&s)[32], u32 shared, unsigned char *memory,
+                                       int filled) {
   constexpr int RUN = scaled_run(STAGE, TURN);
   const int row = threadIdx.x % 128 / 4, piece = threadIdx.x % 4;
   uint4 bytes[2][2];
@@ -83,8 +81,8 @@ __device__ __forceinline__ void start_scores_of_scaled_run(float (&s)[32], u32 s
 
 // Starts S = Q K^T of a stage: matrix instructions process one run while the next is converted.
 template <int STAGE>
-__device__ __forceinline__ void start_scores_of_scaled_rows(float (&s)[32], u32 shared,
-                                                            unsigned char *memory, int filled) {
+DEVICE void start_scores_of_scaled_rows(float (&s)[32], u32 shared, unsigned char *memory,
+                                        int filled) {
   static_assert(!Build::row_scales || SCALED_RUNS == 4);
   start_scores_of_scaled_run<STAGE, 0>(s, shared, memory, filled);
   start_scores_of_scaled_run<STAGE, 1>(s, shared, memory, filled);
