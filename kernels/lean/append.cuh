@@ -125,7 +125,7 @@ struct Append {
       const int at = lane + 32 * word, piece = at / 4;
       if (WORD_NUMBERS * at >= DIM) continue;
       // The layout of copies.
-      st_shared_b32(stage + (piece / COLUMN_PIECES * Build::chunk + row) * COLUMN_BYTES +
+      st_shared_b32(stage + (piece / COLUMN_PIECES * Build::chunk + row) * Build::column_bytes +
                         ((piece % COLUMN_PIECES ^ swizzle_of(row % 8)) << 4) + at % 4 * 4,
                     words[word]);
       if (to_cache) reinterpret_cast<u32 *>(in_cache)[at] = words[word];

@@ -14,13 +14,13 @@ constexpr int LANE_STEP = Build::kv_dtype == 0 ? 2 : 4, HALF_STEP = Build::kv_dt
 
 // The query rows of an output tile, as columns of the second operand.
 struct Query {
-  u32 fragments[SHARED_QUERY ? 1 : K_STEPS][ROW_BLOCKS][2];
+  u32 fragments[Build::shared_query ? 1 : K_STEPS][ROW_BLOCKS][2];
   const QNumber *base;          // the KV head's query heads
   int row_offset, all_rows;     // of the output tile; of the KV head
   int sequence = -1, head;      // Build::fixed_runs: owner of these rows
   int position;                 // Build::rotary_dim: position of the first query token
   float slopes[ROW_BLOCKS][2];  // Build::alibi: slopes of the lane's rows, see State
-  u32 shared_lane;              // SHARED_QUERY: the lane's address
+  u32 shared_lane;              // Build::shared_query: the lane's address
   float scales[ROW_BLOCKS][2];  // Build::kv_dtype: scales of the lane's rows of scores
 
   // Returns whether the rows differ from the previous ones. Fixed runs of an output tile share
@@ -132,7 +132,7 @@ struct Query {
 
   // Called by all threads; the caller places barriers around it.
   DEVICE void load_shared(const Params &p, unsigned char *shared) const {
-    float *units = reinterpret_cast<float *>(shared + UNITS_AT);
+    float *units = at_place<float>(shared, Shared::units);
     if constexpr (DIVIDED_QUERY) load_units(p, units);
 #pragma unroll 4
     for (int i = threadIdx.x; i < Build::rows * (2 * K_STEPS); i += THREADS) {
@@ -147,7 +147,7 @@ struct Query {
                                column + 2 * word);
       }
       if constexpr (Build::kv_dtype == 0) {
-        *reinterpret_cast<uint4 *>(shared + QUERY_AT + 2 * (within * QUERY_ROW + column)) =
+        *reinterpret_cast<uint4 *>(shared + Shared::query + 2 * (within * QUERY_ROW + column)) =
             make_uint4(words[0], words[1], words[2], words[3]);
       } else {
 #pragma unroll
@@ -155,7 +155,7 @@ struct Query {
           if constexpr (DIVIDED_QUERY) words[word] = in_units(words[word], units[within]);
         // Numbers of two lanes: 8 bytes in each half.
         const int to = within * QUERY_ROW + column / 16 * 16 + column % 16 / 2;
-        uint2 *halves = reinterpret_cast<uint2 *>(shared + QUERY_AT + 2 * to);
+        uint2 *halves = reinterpret_cast<uint2 *>(shared + Shared::query + 2 * to);
         halves[0] = make_uint2(words[0], words[2]);
         halves[2] = make_uint2(words[1], words[3]);
       }
@@ -181,7 +181,7 @@ struct Query {
   // Build::kv_dtype: called after `load_shared` and a barrier.
   DEVICE void load_scales(const Params &p, const Position &part, const unsigned char *shared,
                           int lane) {
-    const float *units = reinterpret_cast<const float *>(shared + UNITS_AT);
+    const float *units = at_place<float>(shared, Shared::units);
     const float first = descaled(p, part, 0);
     const float second = Build::heads_of_row > 1 ? descaled(p, part, 1) : first;
 #pragma unroll
@@ -194,11 +194,11 @@ struct Query {
   }
 
   DEVICE void fragment(u32 (&b)[2], int step, int rows) const {
-    if constexpr (SHARED_QUERY)
+    if constexpr (Build::shared_query)
       ldmatrix_x2(b, shared_lane + 2 * (rows * 8 * QUERY_ROW + step * 16));
     else
-      b[0] = fragments[SHARED_QUERY ? 0 : step][rows][0],
-      b[1] = fragments[SHARED_QUERY ? 0 : step][rows][1];
+      b[0] = fragments[Build::shared_query ? 0 : step][rows][0],
+      b[1] = fragments[Build::shared_query ? 0 : step][rows][1];
   }
 };
 
@@ -209,9 +209,10 @@ DEVICE void load_scales(float (&scales)[TOKEN_BLOCKS][2], u32 at, int lane) {
   for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) {
     const int token = 8 * i;
     // Otherwise the lane's previous token has the same page.
-    scales[i / 2][i % 2] = token % BOX == 0
-                               ? ld_shared_f32(at + (token + (BOX < 8 ? lane / 4 : 0)) / BOX * 8)
-                               : scales[(i - 1) / 2][(i - 1) % 2];
+    scales[i / 2][i % 2] =
+        token % Build::box == 0
+            ? ld_shared_f32(at + (token + (Build::box < 8 ? lane / 4 : 0)) / Build::box * 8)
+            : scales[(i - 1) / 2][(i - 1) % 2];
   }
 }
 
@@ -351,23 +352,25 @@ struct State {
 // 16-byte piece is XORed with the row (swizzle). `odd`: SHIFTED_ROWS: the row begins in the middle
 // of a column.
 DEVICE u32 load_address(u32 lane_at, int load, int block, u32 odd) {
-  constexpr int COLUMN_LOADS = COLUMN_BYTES / 32;
+  constexpr int COLUMN_LOADS = Build::column_bytes / 32;
   if constexpr (SHIFTED_ROWS) {
     lane_at ^= odd << 6;
-    if (load % COLUMN_LOADS >= 2) lane_at += odd * (Build::chunk * COLUMN_BYTES);
+    if (load % COLUMN_LOADS >= 2) lane_at += odd * (Build::chunk * Build::column_bytes);
   }
-  if constexpr (WHOLE_ROWS) return lane_at + 32 * load + block * (16 * COLUMN_BYTES);
+  if constexpr (Build::whole_rows) return lane_at + 32 * load + block * (16 * Build::column_bytes);
   return (lane_at ^ (load % COLUMN_LOADS << 5)) +
-         load / COLUMN_LOADS * (Build::chunk * COLUMN_BYTES) + block * (16 * COLUMN_BYTES);
+         load / COLUMN_LOADS * (Build::chunk * Build::column_bytes) +
+         block * (16 * Build::column_bytes);
 }
 
 DEVICE u32 k_address(u32 stage, int lane, int load, int block, u32 odd) {
-  const u32 k_lane = (lane & 15) * COLUMN_BYTES + (((lane >> 4) ^ swizzle_of(lane & 7)) << 4);
+  const u32 k_lane =
+      (lane & 15) * Build::column_bytes + (((lane >> 4) ^ swizzle_of(lane & 7)) << 4);
   return load_address(stage + k_lane, load, block, odd);
 }
 
 DEVICE u32 v_address(u32 stage, int lane, int load, int block, u32 odd) {
-  const u32 v_lane = V_AT + ((lane & 7) + (lane >> 4 << 3)) * COLUMN_BYTES +
+  const u32 v_lane = V_AT + ((lane & 7) + (lane >> 4 << 3)) * Build::column_bytes +
                      ((((lane >> 3) & 1) ^ swizzle_of(lane & 7)) << 4);
   return load_address(stage + v_lane, load, block, odd);
 }
@@ -494,10 +497,10 @@ DEVICE void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4], const Params &p
 // sequence can contain NaN, which a weight of 0 does not remove.
 DEVICE void zero_values(u32 stage, int first, int end, int lane) {
   const auto outside = [=](int row) {
-    return row >= end || (START_STEP > 1 && MASKED_STARTS && row < first);
+    return row >= end || (Build::start_step > 1 && MASKED_STARTS && row < first);
   };
   const u32 lane_at = stage + V_AT + 16 * lane;  // 16 bytes per lane
-  if constexpr (WHOLE_ROWS) {
+  if constexpr (Build::whole_rows) {
 #pragma unroll
     for (int piece = 0; piece < Build::chunk * COLUMN_PIECES; piece += 32)
       if (outside((piece + lane) / COLUMN_PIECES)) st_shared_v4(lane_at + 16 * piece, 0);
@@ -508,7 +511,7 @@ DEVICE void zero_values(u32 stage, int first, int end, int lane) {
       if (outside(row + lane / COLUMN_PIECES)) {
 #pragma unroll
         for (int column = 0; column < V_COLUMNS; column++)
-          st_shared_v4(lane_at + (column * Build::chunk + row) * COLUMN_BYTES, 0);
+          st_shared_v4(lane_at + (column * Build::chunk + row) * Build::column_bytes, 0);
       }
   }
   if constexpr (Build::bulk) fence_proxy_async_shared_cta();

@@ -87,6 +87,22 @@ struct Build {
   // both heads', rows is 16, q_len 1; without append, page_scales and peers).
   static constexpr int heads_of_row = HEADS_OF_ROW;
   static constexpr int max_events = MAX_EVENTS;  // capacity of a CTA for timeline events, 0: none
+  // Of CudaBuild, which needs them before a build:
+  static constexpr int box = BOX;  // tokens of one copy, which never crosses a page
+  // Divisor of the first token of a LeanTile, so that copies stay within pages.
+  static constexpr int start_step = START_STEP;
+  // A row of K or V that fills no whole columns is a single copy, laid out as in the cache. False
+  // for two KV heads: up to eight rows would conflict at a bank.
+  static constexpr bool whole_rows = WHOLE_ROWS;
+  // Bytes of a row of K or V per copy. Unless whole_rows, columns of 128 bytes; rows of 64 numbers
+  // in 8 bits have one column of 64.
+  static constexpr int column_bytes = COLUMN_BYTES;
+  // Query fragments would need too many registers, and are read from shared memory each time.
+  static constexpr bool shared_query = SHARED_QUERY;
+  // Output tiles can be packed: several short ones at a time, one per warp.
+  static constexpr bool packs = PACKS;
+  // A launch finds its work ranges from lengths on the device: kept.cuh.
+  static constexpr bool keeps = KEEPS;
   static constexpr int params_bytes = PARAMS_BYTES;    // size of Params on the host
   static constexpr int shared_bytes = SHARED_BYTES;    // shared memory of a CTA
   static constexpr int partial_bytes = PARTIAL_BYTES;  // of a slot in the partials workspace
@@ -113,23 +129,12 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 constexpr int KV_BYTES = Build::kv_dtype == 0 ? 2 : 1;  // of a number of K or V
-// True if a row of K or V that fills no whole columns is a single copy, laid out as in the cache.
-// False for two KV heads: up to eight rows would conflict at a bank.
-constexpr bool WHOLE_ROWS = Build::bulk && Build::kv_dtype == 0 && Build::heads_of_row == 1 &&
-                            Build::head_dim == Build::v_head_dim && Build::head_dim > 64 &&
-                            Build::head_dim % 64 > 0 && Build::head_dim % 16 == 0;
 // Every second row of two KV heads begins in the middle of a line. Its copy starts half a column
 // before its first number, so that each column is a line.
 constexpr bool SHIFTED_ROWS = Build::bulk && Build::kv_dtype == 0 && Build::heads_of_row == 2 &&
                               Build::head_dim == Build::v_head_dim && Build::head_dim % 32 == 16;
-// Other rows have columns of 128 bytes; rows of 64 numbers in 8 bits have one column of 64.
-constexpr int COLUMN_BYTES = WHOLE_ROWS ? 2 * Build::head_dim
-                             : Build::kv_dtype != 0 &&
-                                     Build::heads_of_row * Build::head_dim <= 64 &&
-                                     Build::heads_of_row * Build::v_head_dim <= 64
-                                 ? 64
-                                 : 128;
-constexpr int COLUMN_PIECES = COLUMN_BYTES / 16, COLUMN_NUMBERS = COLUMN_BYTES / KV_BYTES;
+constexpr int COLUMN_PIECES = Build::column_bytes / 16,
+              COLUMN_NUMBERS = Build::column_bytes / KV_BYTES;
 constexpr int K_COLUMNS =
     (Build::heads_of_row * Build::head_dim + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
 constexpr int V_COLUMNS =
@@ -164,41 +169,25 @@ __host__ __device__ constexpr int all_rows(int q_len) {
 __host__ __device__ constexpr int row_tiles(int q_len) {
   return (all_rows(q_len) + Build::rows - 1) / Build::rows;
 }
-constexpr bool ONE_ROW_TILE = Build::q_len > 0 && Build::group_size *Build::q_len <= Build::rows;
+constexpr bool ONE_ROW_TILE = Build::q_len > 0 && all_rows(Build::q_len) <= Build::rows;
 constexpr int ROW_COUNT = ONE_ROW_TILE ? Build::group_size * Build::q_len : Build::rows;
 // Returns whether one of a block's eight rows belongs to its KV head.
 __host__ __device__ constexpr bool in_block(int place) {
   return BLOCK_ROWS == 8 || place < BLOCK_ROWS;
 }
 constexpr int THREADS = 32 * Build::warps;
-constexpr int RANGE_WARPS = Build::warps * Build::cluster;     // warps of a work range
-constexpr int V_AT = K_COLUMNS * Build::chunk * COLUMN_BYTES;  // V of a chunk, after its K
-constexpr int STAGE = V_AT + V_COLUMNS * Build::chunk * COLUMN_BYTES;
-// Tokens of one copy, which never crosses a page.
-__host__ __device__ constexpr int box_of(int page) {
-  int box = Build::chunk;
-  while (page % box != 0) box /= 2;
-  return box;
-}
-constexpr int BOX = box_of(Build::page);
+constexpr int RANGE_WARPS = Build::warps * Build::cluster;            // warps of a work range
+constexpr int V_AT = K_COLUMNS * Build::chunk * Build::column_bytes;  // V of a chunk, after its K
+constexpr int STAGE = V_AT + V_COLUMNS * Build::chunk * Build::column_bytes;
 // True if each row of a copy needs a page lookup.
-constexpr bool PAGED_ROWS = BOX < 8;
+constexpr bool PAGED_ROWS = Build::box < 8;
 constexpr int PAGE_OR_1 = Build::page > 0 ? Build::page : 1;
-// Divisor of the first token of a LeanTile, so that copies stay within pages.
-constexpr int START_STEP = Build::page > 0 ? BOX : 1;
 // True if LeanTiles include tokens before the first visible one.
 constexpr bool MASKED_STARTS = (Build::window_left && (Build::q_len != 1 || Build::append)) ||
-                               ((Build::window_left || Build::leftpad) && START_STEP > 1);
-// Query fragments of more rows need too many registers and are read from shared memory each time.
-constexpr int MOST_QUERY = Build::kv_dtype == 0 || (Build::bulk && HEAD_BLOCKS == 1) ? 48 : 47;
-constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > MOST_QUERY;
+                               ((Build::window_left || Build::leftpad) && Build::start_step > 1);
 // True if rows of Q pass through shared memory, rotated once by all threads.
-constexpr bool STAGED_QUERY = SHARED_QUERY || Build::rotary_dim > 0;
+constexpr bool STAGED_QUERY = Build::shared_query || Build::rotary_dim > 0;
 static_assert(!STAGED_QUERY || BLOCK_ROWS == 8, "Rows pass through shared memory in full blocks");
-// True if output tiles can be packed: several short ones at a time, one per warp.
-constexpr bool PACKS = Build::ragged && !Build::ragged_q && !Build::fixed_runs &&
-                       !Build::equal_splits && !STAGED_QUERY && !Build::sinks && !Build::append &&
-                       Build::cluster == 1 && Build::warps > 1 && !Build::peers;
 // Maximum tokens of a packed output tile, and the maximum if a CTA has more than two output tiles.
 constexpr int PACKED_TOKENS = 64, PACKED_TOKENS_OF_MANY = 128;
 // True if the cluster's first CTA writes output tiles that it walks alone. If the launch reads the
@@ -206,18 +195,16 @@ constexpr int PACKED_TOKENS = 64, PACKED_TOKENS_OF_MANY = 128;
 constexpr bool WRITES_ALONE = Build::ragged && Build::cluster > 1 && !Build::peers;
 // Loads of V issued before the weights are known, limited by registers.
 constexpr int EARLY_LOADS = ROW_BLOCKS * V_STEPS <= 8 ? V_LOADS : 0;
-constexpr int QUERY_ROW = 16 * K_STEPS + 8;  // 8: rows fall into different banks
-// True if a CTA's end takes so long that longer splits pay: a range that crosses an output tile has
-// two ends. See kernels/lean/cuda_schedule.py. False for latent caches, which have 64 rows.
-constexpr bool LARGE_PARTIAL =
-    Build::q_len > 0 && Build::rows <= 32 && ROW_COUNT *Build::v_head_dim >= 1024;
+constexpr int QUERY_ROW = 16 * K_STEPS + 8;         // 8: rows fall into different banks
 constexpr int SCRATCH_ROW = Build::v_head_dim + 4;  // 4: as for a warp's fragments
 constexpr int SCRATCH_WARP = ROW_COUNT * SCRATCH_ROW;
 constexpr int QUADS = ROW_COUNT * Build::v_head_dim / 4;  // 16-byte pieces of a partial
+// True if a CTA's end takes so long that longer splits pay: a range that crosses an output tile has
+// two ends. See kernels/lean/cuda_schedule.py. False for latent caches, which have 64 rows.
+constexpr bool LARGE_PARTIAL = Build::q_len > 0 && Build::rows <= 32 && QUADS >= 256;
 constexpr int ROW_QUADS = Build::v_head_dim / 4;
 constexpr int SLICE =
     (QUADS + Build::cluster - 1) / Build::cluster;  // of a partial, for one CTA of a cluster
-constexpr int SLOT = 8 * QUADS;  // numbers of a slot: two units of 4 for each piece
 // Partials that a CTA merges at once, including its own. More are merged in a tree. Larger values
 // double the code and the registers. Fixed runs are numerous, so their tree has fewer levels.
 constexpr int MERGE_BITS = Build::fixed_runs ? 4 : 3;
@@ -225,7 +212,7 @@ constexpr int MERGE = 1 << MERGE_BITS;
 
 // Returns the XOR mask of the numbers of a row's 16-byte pieces; for rows below 8.
 __host__ __device__ constexpr int swizzle_of(int row) {
-  return WHOLE_ROWS ? 0 : row * COLUMN_BYTES / 128;
+  return Build::whole_rows ? 0 : row * Build::column_bytes / 128;
 }
 
 // Returns the number of adjacent threads that merge a piece together, if there are spare threads.
@@ -236,37 +223,49 @@ __host__ __device__ constexpr int team_of(int pieces) {
   return team;
 }
 
-// Shared memory, in bytes from a 1024-byte boundary; CudaBuild.shared_bytes is its size.
-constexpr int RING_BYTES = Build::warps * Build::stages * STAGE;
-constexpr int SCRATCH_BYTES = 4 * Build::warps * SCRATCH_WARP;
+constexpr int KEPT_NUMBERS = 12, KEPT_BYTES = Build::keeps ? 4 * KEPT_NUMBERS : 0;
 // States of many rows overlay the ring: copies start only after the previous part has been merged.
-constexpr bool SCRATCH_OVER_RING = SHARED_QUERY;
-constexpr int SCRATCH_AT = SCRATCH_OVER_RING ? 0 : RING_BYTES;
-// (m, l) of each warp's rows.
-constexpr int LOGS_AT =
-    SCRATCH_OVER_RING && RING_BYTES > SCRATCH_BYTES ? RING_BYTES : SCRATCH_AT + SCRATCH_BYTES;
-// Build::cluster > 1: the CTA's partial, for its peers.
-constexpr int OWN_AT = LOGS_AT + 8 * Build::warps * Build::rows;
-constexpr int QUERY_AT =
-    OWN_AT + (Build::cluster > 1 ? 16 * QUADS + 16 * ((ROW_COUNT + 1) / 2) : 0);
-// Build::sinks: sinks of the part's rows, in the dtype of `sinks`.
-constexpr int SINKS_AT = QUERY_AT + (STAGED_QUERY ? 2 * Build::rows * QUERY_ROW : 0);
-// Divisors of rows of Q.
-constexpr int UNITS_AT = SINKS_AT + (Build::sinks ? 4 * Build::rows : 0);
-// Build::peers: addresses of workspaces, the launch's epoch and the GPU's rank.
-constexpr int PEERS_AT = UNITS_AT + (SHARED_QUERY && DIVIDED_QUERY ? 4 * Build::rows : 0);
-constexpr int PEERS_BYTES = Build::peers > 0 ? 8 * Build::peers + 8 : 0;
-// One per warp and stage; Build::page_scales: followed by the scales of the stages' pages.
-constexpr int BARRIERS_AT = PEERS_AT + PEERS_BYTES;
-// True if a launch finds its work ranges from lengths on the device: kept.cuh. A CTA's is in shared
-// memory, behind everything else.
-constexpr bool KEEPS = Build::ragged && !Build::equal_splits;
-constexpr int KEPT_NUMBERS = 12, KEPT_BYTES = KEEPS ? 4 * KEPT_NUMBERS : 0;
-constexpr int KEPT_AT =
-    BARRIERS_AT +
-        Build::warps * Build::stages * (8 + (Build::page_scales ? 8 * (Build::chunk / BOX) : 0)) +
-        15 &
-    ~15;
+constexpr bool SCRATCH_OVER_RING = Build::shared_query;
+
+// Shared memory of a CTA of lean.cu, in bytes from a 1024-byte boundary.
+struct Shared {
+  static constexpr int ring_bytes = Build::warps * Build::stages * STAGE;
+  static constexpr int scratch_bytes = 4 * Build::warps * SCRATCH_WARP;
+  static constexpr int peers_bytes = Build::peers > 0 ? 8 * Build::peers + 8 : 0;
+
+  static constexpr int ring = 0;
+  static constexpr int scratch = SCRATCH_OVER_RING ? 0 : ring_bytes;  // states of warps
+  // (m, l) of each warp's rows.
+  static constexpr int logs =
+      SCRATCH_OVER_RING && ring_bytes > scratch_bytes ? ring_bytes : scratch + scratch_bytes;
+  // Build::cluster > 1: the CTA's partial, for its peers.
+  static constexpr int partial = logs + 8 * Build::warps * Build::rows;
+  static constexpr int query =
+      partial + (Build::cluster > 1 ? 16 * QUADS + 16 * ((ROW_COUNT + 1) / 2) : 0);
+  // Build::sinks: of the part's rows, in the dtype of `sinks`.
+  static constexpr int sinks = query + (STAGED_QUERY ? 2 * Build::rows * QUERY_ROW : 0);
+  static constexpr int units =
+      sinks + (Build::sinks ? 4 * Build::rows : 0);  // divisors of rows of Q
+  // Build::peers: addresses of workspaces, the launch's epoch and the GPU's rank.
+  static constexpr int peers = units + (Build::shared_query && DIVIDED_QUERY ? 4 * Build::rows : 0);
+  // One per warp and stage; Build::page_scales: followed by the scales of the stages' pages.
+  static constexpr int barriers = peers + peers_bytes;
+  static constexpr int end =
+      barriers +
+      Build::warps * Build::stages * (Build::page_scales ? 8 + 8 * (Build::chunk / Build::box) : 8);
+  static constexpr int kept = end + 15 & ~15;  // Build::keeps: the CTA's work range
+  static constexpr int bytes = Build::keeps ? kept + KEPT_BYTES : end;
+};
+
+// Returns what is at a place in shared memory.
+template <class T>
+DEVICE T *at_place(unsigned char *shared, int place) {
+  return reinterpret_cast<T *>(shared + place);
+}
+template <class T>
+DEVICE const T *at_place(const unsigned char *shared, int place) {
+  return reinterpret_cast<const T *>(shared + place);
+}
 
 #define INFINITE __int_as_float(0x7f800000)
 #define NOT_A_NUMBER __int_as_float(0x7fffffff)

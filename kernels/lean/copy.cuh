@@ -21,7 +21,7 @@
 #include "ptx.cuh"
 #include "schedule.cuh"
 
-constexpr int BOXES = Build::chunk / BOX;  // copies of a chunk along its tokens
+constexpr int BOXES = Build::chunk / Build::box;  // copies of a chunk along its tokens
 // Pages held by a warp: a box per lane, or several.
 constexpr int CHUNKS_AHEAD = BOXES <= 32 ? 32 / BOXES : 1;
 constexpr int LANE_PAGES = (BOXES + 31) / 32;
@@ -32,7 +32,7 @@ constexpr int PIECE_NUMBERS = 16 / KV_BYTES;
 
 // First warp that initializes barriers, 1: also those of warp 0, the fences of which would wait for
 // its reads of the work range.
-constexpr int FIRST_INITIALIZING = KEEPS && Build::cluster == 1 && Build::warps > 1;
+constexpr int FIRST_INITIALIZING = Build::keeps && Build::cluster == 1 && Build::warps > 1;
 
 // A warp and the addresses of its stages.
 struct Warp {
@@ -47,14 +47,14 @@ struct Warp {
     range_warp = rank * Build::warps + number;
     known = 0;
     ring = shared_address(shared) + number * Build::stages * STAGE;
-    barriers = shared_address(shared) + BARRIERS_AT +
+    barriers = shared_address(shared) + Shared::barriers +
                number * Build::stages * (Build::page_scales ? 8 + 8 * BOXES : 8);
     if constexpr (!Build::bulk) return;
     if (lane == 0 && number >= FIRST_INITIALIZING) {
       for (int stage = 0; stage < Build::stages; stage++) {
         mbarrier_init(barriers + 8 * stage);
         if (number == 1 && FIRST_INITIALIZING == 1)
-          mbarrier_init(shared_address(shared) + BARRIERS_AT + 8 * stage);
+          mbarrier_init(shared_address(shared) + Shared::barriers + 8 * stage);
       }
       fence_mbarrier_init_release_cluster();
       fence_proxy_async_shared_cta();
@@ -69,7 +69,7 @@ struct Warp {
     for (int i = 0; i < LANE_PAGES; i++) {
       const int box = lane + 32 * i;
       const int at = position.token + (chunk + box / BOXES * position.step()) * Build::chunk +
-                     box % BOXES * BOX;
+                     box % BOXES * Build::box;
       page[i] =
           box < CHUNKS_AHEAD * BOXES && at < position.tokens ? __ldg(row + at / PAGE_OR_1) : 0;
     }
@@ -94,7 +94,7 @@ struct Warp {
       const Descale &of = p.page_descales[lane % 2];
       const float *from = of.at + own * of.stride_batch + kv_head * of.stride_head;
       // Zeros past the sequence's end: weights of 0 do not remove NaN.
-      cp_async_ca_4(scales(stage) + 4 * place, from, token + box * BOX < position.tokens);
+      cp_async_ca_4(scales(stage) + 4 * place, from, token + box * Build::box < position.tokens);
     }
   }
 
@@ -105,7 +105,7 @@ struct Warp {
 #pragma unroll
     for (int i = 0; i < PIECES; i += 32) {
       if (PIECES > 32 && i + 32 > PIECES && column + i >= PIECES) break;  // rows of 72 pieces
-      const u32 at = to + i / COLUMN_PIECES * (Build::chunk * COLUMN_BYTES);
+      const u32 at = to + i / COLUMN_PIECES * (Build::chunk * Build::column_bytes);
       if constexpr (DIM % 16 == 0)
         cp_async_cg_16(at, from + PIECE_NUMBERS * i);
       else
@@ -124,17 +124,18 @@ struct Warp {
     const int column = lane % ROW_LANES, row = lane / ROW_LANES;
     const bool has_k = K_PIECES >= ROW_LANES || column < K_PIECES;
     const bool has_v = V_PIECES >= ROW_LANES || column < V_PIECES;
-    const u32 lane_to = to + column / COLUMN_PIECES * (Build::chunk * COLUMN_BYTES) +
-                        row * COLUMN_BYTES + ((column % COLUMN_PIECES ^ swizzle_of(row)) << 4);
+    const u32 lane_to = to + column / COLUMN_PIECES * (Build::chunk * Build::column_bytes) +
+                        row * Build::column_bytes +
+                        ((column % COLUMN_PIECES ^ swizzle_of(row)) << 4);
     const KvNumber *k_head = p.k + kv_head * p.stride_k_head + column * PIECE_NUMBERS;
     const KvNumber *v_head = p.v + kv_head * p.stride_v_head + column * PIECE_NUMBERS;
     if constexpr (PAGED_ROWS) {
 #pragma unroll
       for (int i = 0; i < Build::chunk; i += ROWS_AT_ONCE) {
-        const i64 outer =
-            __shfl_sync(~0u, page[i / BOX / 32], (CHUNKS_AHEAD - known) * BOXES + (i + row) / BOX);
+        const i64 outer = __shfl_sync(~0u, page[i / Build::box / 32],
+                                      (CHUNKS_AHEAD - known) * BOXES + (i + row) / Build::box);
         const int at = token + i + row, from = at % PAGE_OR_1;
-        const u32 offset = (lane_to ^ (swizzle_of(i % 8) << 4)) + i * COLUMN_BYTES;
+        const u32 offset = (lane_to ^ (swizzle_of(i % 8) << 4)) + i * Build::column_bytes;
         if (at >= position.tokens) continue;  // the stage's contents are masked
         if (has_k)
           copy_row<K_PIECES, Build::head_dim>(
@@ -154,15 +155,16 @@ struct Warp {
         const i64 outer = Build::page > 0 ? pages[box] : cache_row;
         const KvNumber *k = k_head + outer * p.stride_k_batch;
         const KvNumber *v = v_head + outer * p.stride_v_batch;
-        const int at = token + box * BOX;
+        const int at = token + box * Build::box;
         const int first = Build::page > 0 ? at % PAGE_OR_1 : at;
         const int last =
             Build::page > 0 ? Build::page - 1 : position.tokens - 1;  // a page is complete
 #pragma unroll
-        for (int i = 0; i < BOX; i += ROWS_AT_ONCE) {
+        for (int i = 0; i < Build::box; i += ROWS_AT_ONCE) {
           // Past the end, the last token is copied again and masked.
           const i64 from = min(first + row + i, last);
-          const u32 offset = (lane_to ^ (swizzle_of(i % 8) << 4)) + (box * BOX + i) * COLUMN_BYTES;
+          const u32 offset =
+              (lane_to ^ (swizzle_of(i % 8) << 4)) + (box * Build::box + i) * Build::column_bytes;
           if (has_k)
             copy_row<K_PIECES, Build::head_dim>(offset, k + from * p.stride_k_token, column);
           if (has_v)
@@ -178,7 +180,7 @@ struct Warp {
                               u64 policy) {
 #pragma unroll
     for (int column = 0; column < K_COLUMNS || column < V_COLUMNS; column++) {
-      const u32 offset = to + column * Build::chunk * COLUMN_BYTES;
+      const u32 offset = to + column * Build::chunk * Build::column_bytes;
       const int x = COLUMN_NUMBERS * column - (SHIFTED_ROWS ? kv_head % 2 * 32 : 0);
       if (column < K_COLUMNS)
         cp_async_bulk_tensor_4d(offset, &p.k_map, barrier, x, row, kv_head, outer, policy);
@@ -205,14 +207,15 @@ struct Warp {
       for (int box = 0; box < BOXES; box++)
         pages[box] = __shfl_sync(~0u, page[0], (CHUNKS_AHEAD - known) * BOXES + box);
       known--;
-      boxes = min(Build::chunk, position.tokens - token + BOX - 1) /
-              BOX;  // none past the sequence's end
+      boxes = min(Build::chunk, position.tokens - token + Build::box - 1) /
+              Build::box;  // none past the sequence's end
     }
     if constexpr (!Build::bulk) {
       copy_by_lanes(p, position, token, kv_head, cache_row, pages, boxes, to);
     } else if (lane == 0) {
       const u32 barrier = barriers + 8 * stage;
-      mbarrier_arrive_expect_tx(barrier, boxes * ((K_COLUMNS + V_COLUMNS) * BOX * COLUMN_BYTES));
+      mbarrier_arrive_expect_tx(
+          barrier, boxes * ((K_COLUMNS + V_COLUMNS) * Build::box * Build::column_bytes));
       // Other row tiles reread the same K and V from the L2.
       const bool once =
           ONE_ROW_TILE || (Build::q_len == 0 && row_tiles(position.queries.count) == 1);
@@ -220,10 +223,11 @@ struct Warp {
 #pragma unroll
       for (int box = 0; box < BOXES; box++)
         if (box < boxes) {
-          const int at = token + box * BOX;
+          const int at = token + box * Build::box;
           const int row = Build::page > 0 ? at % PAGE_OR_1 : at;
           const int outer = Build::page > 0 ? pages[box] : cache_row;
-          copy_box(p, to + box * BOX * COLUMN_BYTES, barrier, row, kv_head, outer, policy);
+          copy_box(p, to + box * Build::box * Build::column_bytes, barrier, row, kv_head, outer,
+                   policy);
         }
     }
   }

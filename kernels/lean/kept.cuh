@@ -14,7 +14,7 @@
 constexpr int AT_ONCE = 4;
 // Numbers behind the start of a range.
 enum { KEPT_CONTEXT = 9, KEPT_KEY, KEPT_SUM };
-static_assert(KEPT_SUM < KEPT_NUMBERS || !KEEPS);
+static_assert(KEPT_SUM < KEPT_NUMBERS || !Build::keeps);
 
 // Factors of places are far from multiples of each other: small numbers seldom have equal sums.
 DEVICE u32 kept_term(u32 number, int place) {
@@ -136,13 +136,13 @@ struct RangeFinder {
 
   // Starts the reads. Other work can hide their latency.
   DEVICE void start(const Params &p, int lane) {
-    if (KEEPS && threadIdx.x < 32) kept.start(p, lane);
+    if (Build::keeps && threadIdx.x < 32) kept.start(p, lane);
   }
 
   DEVICE bool find(const Params &p, int lane, int range_warp, u32 *shared, WorkRange &range,
                    Position &position) {
     Lengths lengths;
-    if constexpr (!KEEPS) return range.find(p, lane, lengths, range_warp, position);
+    if constexpr (!Build::keeps) return range.find(p, lane, lengths, range_warp, position);
     if (threadIdx.x < 32) {
       const bool is_valid = kept.is_valid(p, lane);
       if (lane <= KEPT_CONTEXT) shared[lane] = lane < KEPT_CONTEXT ? kept.own : is_valid;
@@ -163,6 +163,6 @@ struct RangeFinder {
 
   // Keeps a range that was searched for.
   DEVICE void keep(const Params &p, int lane) {
-    if (KEEPS && searched && threadIdx.x < 32) kept.write(p, lane);
+    if (Build::keeps && searched && threadIdx.x < 32) kept.write(p, lane);
   }
 };

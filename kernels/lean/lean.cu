@@ -18,6 +18,9 @@
 #include "reduce.cuh"
 #include "schedule.cuh"
 
+static_assert(Shared::bytes == Build::shared_bytes && 32 * QUADS == Build::partial_bytes,
+              "CudaBuild has other sizes");
+
 extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     lean(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -42,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     guessed = range.guess(p, warp.range_warp, ring.next);
     if (guessed) ring.copy_guess(p, warp);
   }
-  u32 *found = reinterpret_cast<u32 *>(shared + KEPT_AT);
+  u32 *found = at_place<u32>(shared, Shared::kept);
   const bool works = finder.find(p, lane, warp.range_warp, found, range, part);
   if (guessed && !(works && range.is_first_split() && part.chunk < part.chunks))
     ring.drop_guess(warp);
@@ -57,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
   ring.enter(part);
   Query query;
   query.shared_lane =
-      shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
+      shared_address(shared) + Shared::query + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
   bool first_part = true, fresh = true;  // fresh: the query rows are yet to be loaded
   bool exchanged = false;                // Build::cluster: its CTAs have read each other's partials
   while (true) {
@@ -79,12 +82,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     const float second_v_scale = Build::heads_of_row > 1 ? v_scale_of(p, part, 1) : 1.0f;
     while (true) {
       if (STAGED_QUERY && fresh && !part.is_rest) {
-        if (SHARED_QUERY && !first_part) __syncthreads();  // the previous part has been computed
+        if (Build::shared_query && !first_part)
+          __syncthreads();  // the previous part has been computed
         query.load_shared(p, shared);
         __syncthreads();
-        if constexpr (SHARED_QUERY && Build::kv_dtype != 0)
+        if constexpr (Build::shared_query && Build::kv_dtype != 0)
           query.load_scales(p, part, shared, lane);
-        if constexpr (!SHARED_QUERY) query.load_staged();
+        if constexpr (!Build::shared_query) query.load_staged();
         fresh = false;
       }
       if (part.chunk >= part.chunks) break;
@@ -103,17 +107,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     }
 
     const int output_tile = part.sequence * head_tiles(p) + part.head;
-    float *scratch = reinterpret_cast<float *>(shared + SCRATCH_AT);
-    float2 *logs = reinterpret_cast<float2 *>(shared + LOGS_AT);
+    float *scratch = at_place<float>(shared, Shared::scratch);
+    float2 *logs = at_place<float2>(shared, Shared::logs);
     const bool is_shared = part.is_shared();
     if (is_shared) {
       // The ring, or the previous part, has been read.
       if (SCRATCH_OVER_RING || !first_part) __syncthreads();
       state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT, second_v_scale * KV_UNIT);
       if (Build::sinks && threadIdx.x < Build::rows)
-        reinterpret_cast<u32 *>(shared + SINKS_AT)[threadIdx.x] = sink;
+        at_place<u32>(shared, Shared::sinks)[threadIdx.x] = sink;
       if (Build::peers && first_part)
-        exchange.publish(p, *reinterpret_cast<PeerPlaces *>(shared + PEERS_AT));
+        exchange.publish(p, *at_place<PeerPlaces>(shared, Shared::peers));
       if (Build::peers && part.first == 0) exchange.stored(output_tile);
       __syncthreads();
       // Values for a reduction arrive during it and count as part of it.
@@ -140,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     part.leave_part(p);
     if (part.at >= range.end) break;
     part.enter_part(p, range.end, warp.range_warp);
-    if (PACKS && is_shared && part.packed) __syncthreads();  // the scratch has been read
+    if (Build::packs && is_shared && part.packed) __syncthreads();  // the scratch has been read
     if constexpr (SCRATCH_OVER_RING) {
       __syncthreads();  // the states have been read
       if constexpr (Build::bulk) fence_proxy_async_shared_cta();

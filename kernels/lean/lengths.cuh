@@ -12,7 +12,7 @@ struct Lengths {
   int own_tiles;     // of sequence `lane`; 0: none, or without query tokens
   int sum, most;     // of all sequences (Build::ragged_q: of all their row tiles); of the longest
   int output_tiles;  // of all sequences
-  int longer_than_one;  // PACKS: sequences of more than a LeanTile
+  int longer_than_one;  // Build::packs: sequences of more than a LeanTile
 
   DEVICE static int of(const Params &p, int sequence) {
     return sequence < p.batch && rows_of(p, sequence) > 0 ? tiles_of_sequence(p, sequence) : 0;
@@ -36,7 +36,7 @@ struct Lengths {
       sum += tiles * rows_of(p, i), most = max(most, tiles), longer_than_one += tiles > 1;
     }
     sum = __reduce_add_sync(~0u, sum);
-    if constexpr (PACKS) longer_than_one = __reduce_add_sync(~0u, longer_than_one);
+    if constexpr (Build::packs) longer_than_one = __reduce_add_sync(~0u, longer_than_one);
     most = __reduce_max_sync(~0u, most);
     output_tiles = p.batch * head_tiles(p);
     if constexpr (Build::ragged_q) {

@@ -22,17 +22,17 @@ DEVICE void copy_columns(const TensorMap *map, u32 to, u32 full, u32 empty, int 
   mbarrier_try_wait_parity(empty, parity ^ 1);
   if (lane == 0) {
     const int of_warp = (copies - threadIdx.x / 32 + COPY_WARP + COPY_WARPS - 1) / COPY_WARPS;
-    mbarrier_arrive_expect_tx(full, of_warp * BOX * 128);
+    mbarrier_arrive_expect_tx(full, of_warp * Build::box * 128);
   }
   __syncwarp();
   if (own < copies)
-    cp_async_bulk_tensor_4d(to + (column * Build::chunk + box * BOX) * 128, map, full, 64 * column,
-                            at, kv_head, outer, policy);
+    cp_async_bulk_tensor_4d(to + (column * Build::chunk + box * Build::box) * 128, map, full,
+                            64 * column, at, kv_head, outer, policy);
 }
 
 // Runs a copying warp: K and V of all parts.
 DEVICE void copy_all(const Params &p, const WorkRange &range, Position part, int rank, u32 shared) {
-  constexpr int BOXES = Build::chunk / BOX;
+  constexpr int BOXES = Build::chunk / Build::box;
   static_assert(!Build::bulk || (BOXES * K_COLUMNS <= 32 && BOXES * V_COLUMNS <= 32));
   Stage stage = {0};
   RowCopies rows;
@@ -52,14 +52,15 @@ DEVICE void copy_all(const Params &p, const WorkRange &range, Position part, int
         continue;
       }
       // No copies past the sequence's end.
-      const int boxes =
-          Build::page > 0 ? min(Build::chunk, part.tokens - token + BOX - 1) / BOX : 1;
+      const int boxes = Build::page > 0
+                            ? min(Build::chunk, part.tokens - token + Build::box - 1) / Build::box
+                            : 1;
       // For the boxes of K and of V.
       int outer[2] = {cache_row, cache_row}, at[2] = {token, token};
 #pragma unroll
       for (int i = 0; Build::page > 0 && i < 2; i++) {
         const int box = own_copy() / (i == 0 ? K_COLUMNS : V_COLUMNS);
-        at[i] = token + box * BOX;
+        at[i] = token + box * Build::box;
         const int page = at[i] / PAGE_OR_1;
         if (box < boxes) outer[i] = __ldg(table_row(p, part.sequence, kv_head) + page);
         at[i] -= page * PAGE_OR_1;
@@ -113,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     fence_mbarrier_init_release_cluster();
     fence_proxy_async_shared_cta();
   }
-  if constexpr (!KEEPS) __syncthreads();
+  if constexpr (!Build::keeps) __syncthreads();
   const int rank = Build::cluster > 1 ? cluster_ctarank() : 0;
   WorkRange range;
   Position part;

@@ -53,7 +53,7 @@ struct Params {
   float *lse;
   u32 *partials;  // the partials workspace: a slot per work range
   const int *cache_seqlens, *block_table;
-  u32 *kept;        // KEEPS: see kept.cuh; null: nothing is kept
+  u32 *kept;        // Build::keeps: see kept.cuh; null: nothing is kept
   int kept_stride;  // numbers of a CTA
   u32 kept_key;     // of the launch: no other has it
   int context, batch;

@@ -23,7 +23,7 @@ struct PeerPlaces {
   unsigned short rank, failed;  // failed: a previous launch has timed out
 };
 
-static_assert(Build::peers == 0 || sizeof(PeerPlaces) == PEERS_BYTES,
+static_assert(Build::peers == 0 || sizeof(PeerPlaces) == Shared::peers_bytes,
               "CudaBuild.shared_bytes counts with it");
 
 // Address of a piece in a workspace, independent of the output tiles of the GPU that stores it.

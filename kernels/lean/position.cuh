@@ -24,16 +24,16 @@ struct Position {
   int first, last;    // LeanTiles of the output tile
   int token;          // first token of the part
   int chunks, chunk;  // of the part; this warp's next
-  // PACKS: maximum tokens of a packed output tile, or 0; warp with the next turn; whether this part
-  // is packed, and belongs to this warp.
+  // Build::packs: maximum tokens of a packed output tile, or 0; warp with the next turn; whether
+  // this part is packed, and belongs to this warp.
   int packed_tokens, turn;
   bool packed, mine;
   bool is_rest;  // Build::ragged: the part belongs to the previous work range
   FixedRuns runs;
 
   // Returns the number of chunks from one of this warp's to its next, and its first one.
-  DEVICE int step() const { return PACKS && packed ? 1 : RANGE_WARPS; }
-  DEVICE int first_chunk(int range_warp) const { return PACKS && packed ? 0 : range_warp; }
+  DEVICE int step() const { return Build::packs && packed ? 1 : RANGE_WARPS; }
+  DEVICE int first_chunk(int range_warp) const { return Build::packs && packed ? 0 : range_warp; }
 
   // Returns whether all warps of the CTA walk the part.
   DEVICE bool is_shared() const { return !packed && !is_rest; }
@@ -140,7 +140,7 @@ struct Position {
     }
     chunks = max(0, stop - token + Build::chunk - 1) / Build::chunk;
     chunk = range_warp;
-    packed = PACKS && dealt <= packed_tokens && first == 0 && last == tiles;
+    packed = Build::packs && dealt <= packed_tokens && first == 0 && last == tiles;
     is_rest = false;
     if (packed) {
       mine = turn == range_warp;

@@ -73,9 +73,9 @@ DEVICE void write_output(const Params &p, const Position &part, int quad, Piece 
 // Writes a piece of this GPU's result to the output, or to all GPUs that share the sequence.
 DEVICE void finish_piece(const Params &p, const Position &part, int quad, const Piece &piece,
                          const unsigned char *shared) {
-  const u32 *sinks = reinterpret_cast<const u32 *>(shared + SINKS_AT);
+  const u32 *sinks = at_place<u32>(shared, Shared::sinks);
   if constexpr (Build::peers > 0)
-    push_piece(p, part, quad, piece, *reinterpret_cast<const PeerPlaces *>(shared + PEERS_AT));
+    push_piece(p, part, quad, piece, *at_place<PeerPlaces>(shared, Shared::peers));
   else
     write_output(p, part, quad, piece, Build::sinks ? sinks[quad / ROW_QUADS] : 0);
 }
@@ -83,7 +83,7 @@ DEVICE void finish_piece(const Params &p, const Position &part, int quad, const 
 // Writes the output tiles that the CTA, with its cluster, has pushed, from all GPUs' partials.
 DEVICE void collect_peers(const Params &p, PeerExchange &exchange, int rank,
                           const unsigned char *shared) {
-  const PeerPlaces &places = *reinterpret_cast<const PeerPlaces *>(shared + PEERS_AT);
+  const PeerPlaces &places = *at_place<PeerPlaces>(shared, Shared::peers);
 #pragma unroll 1
   for (int i = threadIdx.x; i < exchange.count * SLICE; i += THREADS) {
     const int tile = exchange.first + i / SLICE, quad = rank * SLICE + i % SLICE;
@@ -154,7 +154,7 @@ DEVICE Piece merge_cluster(u32 own, int quad) {
 // Publishes the CTA's partial to its peers.
 DEVICE void publish_partial(float4 *own, const float *scratch, const float2 *logs) {
   constexpr int TEAM = team_of(QUADS);
-#pragma unroll(SHARED_QUERY ? 2 : 1)
+#pragma unroll(Build::shared_query ? 2 : 1)
   for (int base = 0; base < QUADS; base += THREADS / TEAM) {
     const int quad = base + threadIdx.x / TEAM;
     const Piece piece = merge_warps<TEAM>(scratch, logs, min(quad, QUADS - 1));
@@ -168,8 +168,8 @@ DEVICE void publish_partial(float4 *own, const float *scratch, const float2 *log
 
 // Writes an output tile by the cluster's first CTA, which has computed all of its chunks.
 DEVICE void write_alone(const Params &p, const Position &part, const unsigned char *shared) {
-  const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
-  const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
+  const float *scratch = at_place<float>(shared, Shared::scratch);
+  const float2 *logs = at_place<float2>(shared, Shared::logs);
 #pragma unroll 1
   for (int quad = threadIdx.x; quad < QUADS; quad += THREADS)
     finish_piece(p, part, quad, merge_warps<1>(scratch, logs, quad), shared);
@@ -182,13 +182,13 @@ template <int TEAM>
 DEVICE void reduce_partials(const Params &p, const Position &part, const Splits &splits, int range,
                             int quad, bool valid, Piece piece, const unsigned char *shared,
                             u32 epoch) {
-  u32 *slot = p.partials + (i64)range * SLOT;
+  u32 *slot = p.partials + (i64)range * (Build::partial_bytes / 4);
   bool stored = false;
 #pragma unroll 1
   for (int level = 0; splits.count - 1 >> level; level += MERGE_BITS) {
     stored = (splits.mine >> level) % MERGE != 0;
     if (stored) break;
-    const i64 stride = (i64)SLOT << level;
+    const i64 stride = (i64)(Build::partial_bytes / 4) << level;
     const int others = valid ? min(MERGE - 1, splits.count - 1 - splits.mine >> level) : 0;
     piece = gather_partials<TEAM>(piece, slot + stride, stride, others, quad, epoch);
   }
@@ -204,9 +204,9 @@ DEVICE void reduce_partials(const Params &p, const Position &part, const Splits 
 // until the end, because they shuffle.
 DEVICE void reduce_part(const Params &p, const Position &part, const Splits &splits, int range,
                         int rank, unsigned char *shared, bool first_part, u32 epoch) {
-  const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
-  const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
-  float4 *own = reinterpret_cast<float4 *>(shared + OWN_AT);
+  const float *scratch = at_place<float>(shared, Shared::scratch);
+  const float2 *logs = at_place<float2>(shared, Shared::logs);
+  float4 *own = at_place<float4>(shared, Shared::partial);
   if constexpr (Build::cluster > 1) {
     if (!first_part) barrier_cluster_wait();  // the peers have read the previous part
     publish_partial(own, scratch, logs);

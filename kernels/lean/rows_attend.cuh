@@ -189,7 +189,8 @@ struct Seen {
   // Zeroes the values of tokens outside the sequence. They can be NaN, which weights of 0 do not
   // remove. Each warpgroup does it for its own reads.
   DEVICE void zero_values(u32 shared, Stage stage, int token) const {
-    const int left = tokens - token, before = START_STEP > 1 && MASKED_STARTS ? start - token : 0;
+    const int left = tokens - token,
+              before = Build::start_step > 1 && MASKED_STARTS ? start - token : 0;
     if (left >= Build::chunk && before <= 0) return;
     mbarrier_try_wait_parity(stage.barrier(shared, V_FULL), stage.parity());
     for (int i = threadIdx.x % 128; i < Build::chunk * 8; i += 128)

@@ -20,7 +20,7 @@ constexpr int COPY_WARP = CONSUMERS / 32;    // first copying warp
 constexpr int COPY_WARPS =
     !Build::bulk || (WARPGROUPS > 1 && Build::page > 0 && Build::page < Build::chunk) ? 4 : 1;
 static_assert(Build::kv_dtype == 0 && !Build::append && !Build::fixed_runs &&
-              Build::rotary_dim == 0 && !Build::peers && !PACKS &&
+              Build::rotary_dim == 0 && !Build::peers && !Build::packs &&
               Build::warps == COPY_WARP + (WARPGROUPS > 1 || !Build::bulk ? 4 : 1));
 // Arrivals at a barrier for a stage's K, or V: of warps that start bulk copies, or of copying
 // threads.
@@ -56,7 +56,8 @@ constexpr int BARRIERS = STAGES_AT + Build::stages * STAGE;
 // Barriers for each of the stages.
 constexpr int K_FULL = BARRIERS, K_EMPTY = K_FULL + 8 * Build::stages;
 constexpr int V_FULL = K_EMPTY + 8 * Build::stages, V_EMPTY = V_FULL + 8 * Build::stages;
-constexpr int FOUND_AT = V_EMPTY + 8 * Build::stages + (KEEPS ? 15 : 0) & (KEEPS ? ~15 : ~0);
+constexpr int FOUND_AT =
+    V_EMPTY + 8 * Build::stages + (Build::keeps ? 15 : 0) & (Build::keeps ? ~15 : ~0);
 static_assert(FOUND_AT + KEPT_BYTES == Build::shared_bytes,
               "Build::shared_bytes differs from ManyRowsBuild's");
 

@@ -74,10 +74,10 @@ DEVICE int first_seen(const Params &p, int leftpad, int tokens, int queries) {
 }
 
 // Returns the last token up to `token` at which a copy may start.
-DEVICE int copy_start(int token) { return token / START_STEP * START_STEP; }
+DEVICE int copy_start(int token) { return token / Build::start_step * Build::start_step; }
 
 // Returns the tokens in a sequence's LeanTiles: those that a query token sees, from a `copy_start`
-// on. With a window, START_STEP - 1 more, so that their number does not depend on its start.
+// on. With a window, Build::start_step - 1 more, so that their number does not depend on its start.
 DEVICE int dealt_tokens(const Params &p, int leftpad, int tokens, int queries) {
   const int own = tokens - copy_start(leftpad);
   return Build::window_left ? min(own, p.window_tokens + queries) : own;
@@ -128,7 +128,7 @@ DEVICE int end_tiles_of(const Params &p, int tiles, bool packs) {
 // Build::ragged: returns whether output tiles are packed: if few have more than one LeanTile. If
 // many do, the other warps would wait in those for the warp with a packed one.
 DEVICE bool packs(int lean_tiles, int output_tiles) {
-  return PACKS && lean_tiles - output_tiles <= output_tiles / 8 * 3;
+  return Build::packs && lean_tiles - output_tiles <= output_tiles / 8 * 3;
 }
 
 // Returns whether few enough CTAs with warpgroups idle to keep row tiles in step;

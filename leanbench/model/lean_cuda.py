@@ -80,7 +80,7 @@ def tile_heads(problem: AttentionProblem, config: CudaConfig) -> int:
 
 
 def packing_of(problem: AttentionProblem, config: CudaConfig, schedule: Schedule) -> Packing | None:
-    """Return how a launch packs output tiles that count no end (PACKS in build.cuh).
+    """Return how a launch packs output tiles that count no end (`Build::packs`).
 
     None if each CTA has one segment, or all warps walk every one.
     """

@@ -82,16 +82,15 @@ LEAN: dict[str, list[Mutation]] = {
             "position.token = 0 * (position.",
         ),
         ("attend.cuh", "fabsf(ahead +", "(ahead +"),
-        ("tiles.cuh", "return token / START_STEP * START_STEP", "return token"),
+        ("tiles.cuh", "return token / Build::start_step * Build::start_step", "return token"),
     ],
     "short output tiles": [
-        ("lean.cu", "if (PACKS && is_shared && part.packed)", "if (false)"),
+        ("lean.cu", "if (Build::packs && is_shared && part.packed)", "if (false)"),
         ("copy.cuh", "position.first_chunk(range_warp)", "range_warp"),
         ("position.cuh", "chunk = mine ? 0 : chunks;", ""),
     ],
     "blocks of KV heads": [("params.cuh", " + (i64)kv_head * p.stride_table_head", "")],
     "pages of one token": [("copy.cuh", "position.chunk + position.step());", "position.chunk);")],
-    "pages of 48": [("build.cuh", "while (page % box != 0) box /= 2;", "")],
     "head_dim 72": [
         ("attend.cuh", "if (step * 16 + 8 < Build::v_head_dim) to[SECOND]", "to[SECOND]")
     ],
@@ -123,7 +122,7 @@ LEAN: dict[str, list[Mutation]] = {
         ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES, stage);", "0, stage);"),
         ("copy.cuh", "Build::page_scales) {\n      cp_async_wait", "false) {\n      cp_async_wait"),
     ],
-    "scales of tokens": [("attend.cuh", "(BOX < 8 ? lane / 4 : 0)", "0")],
+    "scales of tokens": [("attend.cuh", "(Build::box < 8 ? lane / 4 : 0)", "0")],
     "scales of pages in clusters": [("lean.cu", "ring.complete_guess(p, warp, part);", ";")],
 }
 APPEND: dict[str, list[Mutation]] = {
@@ -159,7 +158,6 @@ HEAD_PAIRS: dict[str, list[Mutation]] = {
     "windows in pages": [
         ("attend.cuh", "query.row_offset + rows * BLOCK_ROWS", "query.row_offset + rows * 8")
     ],
-    "head_dim 112": [("build.cuh", "Build::heads_of_row == 1 &&", "")],
 }
 #: Missing barriers of a warp and proxy fences.
 LEAN_BARRIERS: dict[str, list[Mutation]] = {
