@@ -3,6 +3,7 @@
 // up to 8 query heads pads to 8 columns.
 #pragma once
 #include "fp8.cuh"
+#include "lanes.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
 #include "rotary.cuh"
@@ -120,10 +121,7 @@ struct Query {
     u32 largest = 0;
 #pragma unroll
     for (int i = 0; i < 2 * K_STEPS; i++) largest = larger(largest, fragments[i / 2][rows][i % 2]);
-#pragma unroll
-    for (int step = 1; step < 4; step *= 2)
-      largest = max(largest, __shfl_xor_sync(~0u, largest, step));
-    const float unit = unit_of(largest);
+    const float unit = unit_of(max_of_lanes<1, 4>(largest));
 #pragma unroll
     for (int i = 0; i < 2 * K_STEPS; i++)
       fragments[i / 2][rows][i % 2] = in_units(fragments[i / 2][rows][i % 2], unit);
@@ -170,9 +168,7 @@ struct Query {
       u32 largest = 0;
       for (int pair = lane; row < all_rows && pair < Build::head_dim / 2; pair += 32)
         largest = larger(largest, two_numbers(row_of(p, row) + 2 * pair));
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2)
-        largest = max(largest, __shfl_xor_sync(~0u, largest, step));
+      largest = max_of_lanes<1, 32>(largest);
       if (lane == 0) units[within] = unit_of(largest);
     }
     __syncthreads();
@@ -258,10 +254,8 @@ struct State {
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        float t = top[rows][j];
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) t = fmaxf(t, __shfl_xor_sync(~0u, t, step));
-        const float moved = fmaxf(m[rows][j], t - RESCALE_MARGIN);
+        const float highest = max_of_lanes<4, 32>(top[rows][j]);
+        const float moved = fmaxf(m[rows][j], highest - RESCALE_MARGIN);
         const float scale = ex2_approx_ftz(m[rows][j] - moved);
         m[rows][j] = moved;
         l[rows][j] *= scale;
@@ -279,8 +273,7 @@ struct State {
 #pragma unroll
     for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) top = fmaxf(top, fabsf(v_scales[i / 2][i % 2]));
     if (__any_sync(~0u, top > unit)) {
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+      top = max_of_lanes<4, 32>(top);
       const float moved = unit_above(top), scale = unit * reciprocal_of(moved);
       unit = moved;
 #pragma unroll
@@ -329,9 +322,8 @@ struct State {
 #pragma unroll
       for (int j = 0; j < 2; j++) {
         const int row = rows * BLOCK_ROWS + pair + j;
-        float scale = rows < HEAD_BLOCKS ? v_scale : second_v_scale, sum = l[rows][j];
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+        float scale = rows < HEAD_BLOCKS ? v_scale : second_v_scale;
+        const float sum = sum_of_lanes<4, 32>(l[rows][j]);
         // The scales of an empty sequence can be NaN.
         if (Build::kv_dtype != 0 && sum == 0.0f) scale = 0.0f;
         if (lane < 4 && in_block(pair + j))

@@ -54,11 +54,8 @@ DEVICE void push_piece(const Params &p, const Position &part, int quad, const Pi
 #pragma unroll
   for (int peer = 0; peer < GPUS; peer++) {
     u32 *unit = place.unit(places.workspaces[peer], places.rank);
-    st_relaxed_sys_b128(unit, make_uint4(__float_as_uint(piece.o.x), __float_as_uint(piece.o.y),
-                                         __float_as_uint(piece.o.z), places.epoch));
-    st_relaxed_sys_b128(unit + 4 * place.pieces,
-                        make_uint4(__float_as_uint(piece.o.w), __float_as_uint(piece.m),
-                                   __float_as_uint(piece.l), places.epoch));
+    st_relaxed_sys_b128(unit, piece.first_unit(places.epoch));
+    st_relaxed_sys_b128(unit + 4 * place.pieces, piece.second_unit(places.epoch));
   }
 }
 
@@ -134,12 +131,7 @@ struct PeerExchange {
     }
     Parts<GPUS> parts;
 #pragma unroll
-    for (int peer = 0; peer < GPUS; peer++) {
-      parts.o[peer] = make_float4(__uint_as_float(head[peer].x), __uint_as_float(head[peer].y),
-                                  __uint_as_float(head[peer].z), __uint_as_float(rest[peer].x));
-      parts.m[peer] = __uint_as_float(rest[peer].y);
-      parts.l[peer] = __uint_as_float(rest[peer].z);
-    }
+    for (int peer = 0; peer < GPUS; peer++) parts.set(peer, head[peer], rest[peer]);
     return parts.template merged<1>();
   }
 

@@ -8,7 +8,8 @@
 #include "schedule.cuh"
 
 // Build::sinks: returns the sink of the output tile's row `row`.
-DEVICE u32 sink_of(const Params &p, const Position &part, u32 row) {
+template <class Row>
+DEVICE u32 sink_of(const Params &p, const Position &part, Row row) {
   const HeadTile tile = part.head_tile();
   const int head = tile.kv_head * Build::group_size + (tile.row_offset + row) % Build::group_size;
   return Build::sinks == 1 ? __ldg(static_cast<const u32 *>(p.sinks) + head)
@@ -95,7 +96,7 @@ DEVICE void collect_peers(const Params &p, PeerExchange &exchange, int rank,
     PeerPiece place;
     if (!place.find(p, part, quad)) continue;
     write_output(p, part, quad, exchange.gather(p, place, places),
-                 Build::sinks ? sink_of(p, part, quad / ROW_QUADS) : 0);
+                 Build::sinks ? sink_of(p, part, (u32)(quad / ROW_QUADS)) : 0);
   }
 }
 

@@ -231,9 +231,7 @@ struct Softmax {
     if (rescales) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        float whole = fmaxf(high[half], __shfl_xor_sync(~0u, high[half], 1));
-        whole = fmaxf(whole, __shfl_xor_sync(~0u, whole, 2));
-        const float moved = fmaxf(m[half], whole - RESCALE_MARGIN);
+        const float moved = fmaxf(m[half], max_of_lanes<1, 4>(high[half]) - RESCALE_MARGIN);
         scale[half] = ex2_approx_ftz(m[half] - moved);
         m[half] = moved;
         l[half] *= scale[half];
@@ -259,11 +257,7 @@ struct Softmax {
   }
 
   // Returns the sum over the whole row.
-  DEVICE float sum(int half) const {
-    float whole = l[half];
-    whole += __shfl_xor_sync(~0u, whole, 1);
-    return whole + __shfl_xor_sync(~0u, whole, 2);
-  }
+  DEVICE float sum(int half) const { return sum_of_lanes<1, 4>(l[half]); }
 };
 
 // Packs weights as left operands of a matrix instruction.

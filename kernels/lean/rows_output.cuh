@@ -35,20 +35,9 @@ struct RowWriter {
   DEVICE void write_lse(int row, float m, float l) const {
     const int of_head = row_offset + row;
     lse[(i64)(of_head % Build::group_size) * stride_lse + of_head / Build::group_size] =
-        l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
+        lse_of(m, l);
   }
 };
-
-// Returns the factor of a row's sum of values; 0 if no token was seen, or NaN.
-DEVICE float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
-
-// Build::sinks: returns the logit of a row's head, in units of log2.
-DEVICE float sink_of(const Params &p, const Position &part, int row) {
-  const HeadTile tile = part.head_tile();
-  const int head = tile.kv_head * Build::group_size + (tile.row_offset + row) % Build::group_size;
-  return logit_of(Build::sinks == 1 ? __ldg(static_cast<const u32 *>(p.sinks) + head)
-                                    : __ldg(static_cast<const unsigned short *>(p.sinks) + head));
-}
 
 // Writes this warp's rows of an output tile, in whole lines through shared memory if the queries
 // are no longer needed.
@@ -60,7 +49,8 @@ DEVICE void write_rows(const Params &p, const Position &part, unsigned char *mem
   for (int half = 0; half < 2; half++) {
     const int row = own_row() + 8 * half;
     // Includes the sink.
-    const float sink = Build::sinks ? sink_of(p, part, row) : m[half], high = fmaxf(m[half], sink);
+    const float sink = Build::sinks ? logit_of(sink_of(p, part, row)) : m[half],
+                high = fmaxf(m[half], sink);
     const float share = ex2_approx_ftz(m[half] - high);
     const float sum = l[half] * share + (Build::sinks ? ex2_approx_ftz(sink - high) : 0.0f);
     const float scale = share * reciprocal(sum);
@@ -146,7 +136,7 @@ DEVICE void merge_cluster(const Params &p, const Position &part, int rank, u32 s
     for (int i = 0; i < AT_ONCE; i++) {
       const int at = base + i * CONSUMERS, row = first + at / ROW_UNITS;
       if (at >= units) break;
-      const float sink = Build::sinks ? sink_of(p, part, row) : LOWEST;
+      const float sink = Build::sinks ? logit_of(sink_of(p, part, row)) : LOWEST;
       float high = sink;
 #pragma unroll
       for (int peer = 0; peer < Build::cluster; peer++) high = fmaxf(high, logs[i][peer].x);
@@ -156,8 +146,7 @@ DEVICE void merge_cluster(const Params &p, const Position &part, int rank, u32 s
       for (int peer = 0; peer < Build::cluster; peer++) {
         const float weight = ex2_approx_ftz(logs[i][peer].x - high);
         sum += weight * logs[i][peer].y;
-        x.x += weight * sums[i][peer].x, x.y += weight * sums[i][peer].y;
-        x.z += weight * sums[i][peer].z, x.w += weight * sums[i][peer].w;
+        add_weighted(x, weight, sums[i][peer]);
       }
       const float scale = reciprocal(sum);
       *reinterpret_cast<uint2 *>(writer.at(p, row) + at % ROW_UNITS * 4) =
@@ -300,7 +289,8 @@ DEVICE void merge_rows(const Params &p, const Position &part, const Splits &spli
 #pragma unroll
     for (int r = 0; r < AT_ONCE; r++) row[r] = splits.mine + min(i + r, rows - 1) * mergers;
     const int own = splits.mine + min(i + log_row, rows - 1) * mergers;
-    float m = Build::sinks ? sink_of(p, part, own) : LOWEST, l = Build::sinks ? 1.0f : 0.0f;
+    float m = Build::sinks ? logit_of(sink_of(p, part, own)) : LOWEST,
+          l = Build::sinks ? 1.0f : 0.0f;
     float4 sum[AT_ONCE][LANE_UNITS];
 #pragma unroll
     for (int r = 0; r < AT_ONCE; r++)
@@ -335,13 +325,9 @@ DEVICE void merge_rows(const Params &p, const Position &part, const Splits &spli
       const bool valid = first + log_split < splits.count;
       const float log_m = valid ? __uint_as_float(log.x) : -INFINITE;
       float high = fmaxf(m, log_m);
-#pragma unroll
-      for (int step = 1; step < SPLITS; step *= 2)
-        high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
+      high = max_of_lanes<1, SPLITS>(high);
       const float before = ex2_approx_ftz(m - high), weight = ex2_approx_ftz(log_m - high);
-      float added = valid ? weight * __uint_as_float(log.y) : 0.0f;
-#pragma unroll
-      for (int step = 1; step < SPLITS; step *= 2) added += __shfl_xor_sync(~0u, added, step);
+      const float added = sum_of_lanes<1, SPLITS>(valid ? weight * __uint_as_float(log.y) : 0.0f);
       l = l * before + added;
       m = high;
 #pragma unroll

@@ -141,10 +141,11 @@ DEVICE u64 matrix_descriptor(u32 address, int leading) {
 #define OPERANDS_OF_8(d, i)                                                                   \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
-#define OPERANDS_OF_32(d, i) \
+#define OPERANDS_FROM(d, i) \
   OPERANDS_OF_8(d, i), OPERANDS_OF_8(d, i + 8), OPERANDS_OF_8(d, i + 16), OPERANDS_OF_8(d, i + 24)
-#define OPERANDS_OF_64(d) OPERANDS_OF_32(d, 0), OPERANDS_OF_32(d, 32)
-#define OPERANDS_OF_128(d) OPERANDS_OF_64(d), OPERANDS_OF_32(d, 64), OPERANDS_OF_32(d, 96)
+#define OPERANDS_OF_32(d) OPERANDS_FROM(d, 0)
+#define OPERANDS_OF_64(d) OPERANDS_FROM(d, 0), OPERANDS_FROM(d, 32)
+#define OPERANDS_OF_128(d) OPERANDS_OF_64(d), OPERANDS_FROM(d, 64), OPERANDS_FROM(d, 96)
 
 // d = a b, added to d if `add`; both operands have 16 adjacent numbers of the depth.
 DEVICE void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, int add) {
@@ -152,7 +153,7 @@ DEVICE void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, int add) {
       "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
       "}, %32, %33, add, 1, 1, 0, 0;\n}"
-      : OPERANDS_OF_32(d, 0)
+      : OPERANDS_OF_32(d)
       : "l"(a), "l"(b), "r"(add));
 }
 
@@ -165,47 +166,20 @@ DEVICE void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int add) {
       : "l"(a), "l"(b), "r"(add));
 }
 
-// d += a b; b has 64 adjacent columns.
-DEVICE void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." OPERAND "." OPERAND " {" NAMES_OF_128
-               "}, %128, %129, 1, 1, 1, 0, 1;"
-               : OPERANDS_OF_128(d)
-               : "l"(a), "l"(b));
-}
+// Defines d += a b, with b of COLUMNS columns in groups of 64 adjacent ones, and a in memory or
+// registers. REST: names of a and b in the text, and its flags; then come both operands.
+#define WGMMA(COLUMNS, COUNT, A, REST, ...)                                                  \
+  DEVICE void wgmma_m64n##COLUMNS##k16(float(&d)[COUNT], A, u64 b) {                         \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." OPERAND "." OPERAND \
+                 " {" NAMES_OF_##COUNT "}, " REST ";"                                        \
+                 : OPERANDS_OF_##COUNT(d)                                                    \
+                 : __VA_ARGS__, "l"(b));                                                     \
+  }
+#define REGISTERS(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
-// The same with half and a quarter of the columns.
-DEVICE void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
-               "}, %64, %65, 1, 1, 1, 0, 1;"
-               : OPERANDS_OF_64(d)
-               : "l"(a), "l"(b));
-}
-
-DEVICE void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
-               "}, %32, %33, 1, 1, 1, 0, 1;"
-               : OPERANDS_OF_32(d, 0)
-               : "l"(a), "l"(b));
-}
-
-// The same with a in registers.
-DEVICE void wgmma_m64n64k16(float (&d)[32], const u32 (&a)[4], u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
-               "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
-               : OPERANDS_OF_32(d, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-DEVICE void wgmma_m64n128k16(float (&d)[64], const u32 (&a)[4], u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
-               "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
-               : OPERANDS_OF_64(d)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-DEVICE void wgmma_m64n256k16(float (&d)[128], const u32 (&a)[4], u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." OPERAND "." OPERAND " {" NAMES_OF_128
-               "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
-               : OPERANDS_OF_128(d)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
+WGMMA(64, 32, u64 a, "%32, %33, 1, 1, 1, 0, 1", "l"(a))
+WGMMA(128, 64, u64 a, "%64, %65, 1, 1, 1, 0, 1", "l"(a))
+WGMMA(256, 128, u64 a, "%128, %129, 1, 1, 1, 0, 1", "l"(a))
+WGMMA(64, 32, const u32 (&a)[4], "{%32, %33, %34, %35}, %36, 1, 1, 1, 1", REGISTERS(a))
+WGMMA(128, 64, const u32 (&a)[4], "{%64, %65, %66, %67}, %68, 1, 1, 1, 1", REGISTERS(a))
+WGMMA(256, 128, const u32 (&a)[4], "{%128, %129, %130, %131}, %132, 1, 1, 1, 1", REGISTERS(a))

@@ -100,10 +100,7 @@ DEVICE void divide_query(unsigned char *memory) {
     const uint4 x = *at(piece(i));
     largest = larger(larger(larger(larger(largest, x.x), x.y), x.z), x.w);
   }
-#pragma unroll
-  for (int step = 1; step < ROW_THREADS; step *= 2)
-    largest = max(largest, __shfl_xor_sync(~0u, largest, step));
-  const float unit = unit_of(largest);
+  const float unit = unit_of(max_of_lanes<1, ROW_THREADS>(largest));
 #pragma unroll 6
   for (int i = 0; i < ROW_PIECES; i++) {
     if (piece(i) >= 8 * QUERY_COLUMNS) break;

@@ -1,6 +1,7 @@
 // The output columns of both warpgroups, and the end of a part.
 #pragma once
 #include "lean/fp8.cuh"
+#include "lean/lanes.cuh"
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
@@ -49,11 +50,8 @@ template <int GROUPS>
 DEVICE void write_lse(const Params &p, const Position &part, int row, float m, float l) {
   if (row >= ALL_ROWS || group_of_cta<GROUPS>() > 0) return;
   const i64 head = (i64)part.sequence * Build::group_size + row % Build::group_size;
-  p.lse[head * Build::q_len + row / Build::group_size] =
-      l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
+  p.lse[head * Build::q_len + row / Build::group_size] = lse_of(m, l);
 }
-
-DEVICE float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
 
 // Returns the factor of a row's sum of values; `l` is its sum of weights.
 DEVICE float value_scale(const Params &p, const Position &part, float l) {
@@ -329,15 +327,13 @@ DEVICE void merge(const Params &p, const WorkRange &range, const Position &part,
   float m = LOWEST, l = 0.0f;
   for (int split = threadIdx.x % 4; split < splits.count; split += 4)
     m = fmaxf(m, logs[split * TILE + row].x);
-  m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-  m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+  m = max_of_lanes<1, 4>(m);
   for (int split = threadIdx.x % 4; split < splits.count; split += 4) {
     float2 &log = logs[split * TILE + row];
     log.x = ex2_approx_ftz(log.x - m);
     l += log.x * log.y;
   }
-  l += __shfl_xor_sync(~0u, l, 1);
-  l += __shfl_xor_sync(~0u, l, 2);
+  l = sum_of_lanes<1, 4>(l);
   const float scale = value_scale(p, part, l);
   for (int split = threadIdx.x % 4; split < splits.count; split += 4)
     logs[split * TILE + row].x *= scale;

@@ -1,5 +1,6 @@
 // Scores, softmax and weights of a stage, computed by its own warpgroup.
 #pragma once
+#include "lean/lanes.cuh"
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
@@ -31,8 +32,7 @@ struct Softmax {
       float high = -INFINITE;
 #pragma unroll
       for (int i = 0; i < 16; i++) high = fmaxf(high, s[i / 2 * 4 + 2 * half + i % 2]);
-      high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
-      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2)) * of_row(qk_scale, half);
+      high = max_of_lanes<1, 4>(high) * of_row(qk_scale, half);
       scale[half] = 1.0f;
       if (first) {
         m[half] = fmaxf(high, LOWEST);
@@ -63,11 +63,7 @@ struct Softmax {
   }
 
   // Returns the sum over the whole row.
-  DEVICE float sum(int half) const {
-    float whole = l[half];
-    whole += __shfl_xor_sync(~0u, whole, 1);
-    return whole + __shfl_xor_sync(~0u, whole, 2);
-  }
+  DEVICE float sum(int half) const { return sum_of_lanes<1, 4>(l[half]); }
 };
 
 // Packs weights as left operands of a matrix instruction.
