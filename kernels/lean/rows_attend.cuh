@@ -5,15 +5,6 @@
 #include "rows_layout.cuh"
 #include "wgmma.cuh"
 
-// S of Build::chunk tokens, over 16 numbers of the depth.
-DEVICE void score_step(float (&s)[32], u64 q, u64 k, int add) { wgmma_m64n64k16(s, q, k, add); }
-DEVICE void score_step(float (&s)[64], u64 q, u64 k, int add) { wgmma_m64n128k16(s, q, k, add); }
-
-// O += P V of 16 tokens.
-DEVICE void value_step(float (&o)[32], const u32 (&p)[4], u64 v) { wgmma_m64n64k16(o, p, v); }
-DEVICE void value_step(float (&o)[64], const u32 (&p)[4], u64 v) { wgmma_m64n128k16(o, p, v); }
-DEVICE void value_step(float (&o)[128], const u32 (&p)[4], u64 v) { wgmma_m64n256k16(o, p, v); }
-
 // Warpgroups alternate at the tensor cores: one multiplies while the other turns scores into
 // weights.
 DEVICE void take_turn() {
@@ -102,7 +93,7 @@ DEVICE void start_scores(float (&s)[SCORES], u32 shared, Stage stage) {
     const u64 k = matrix_descriptor(stage.k(shared) + column * TOKEN_COLUMN, 16);
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      score_step(s, q + 2 * step, k + 2 * step, column + step > 0);
+      wgmma_m64k16(s, q + 2 * step, k + 2 * step, column + step > 0);
   }
   wgmma_commit_group();
 }
@@ -115,7 +106,7 @@ DEVICE void start_values(float (&o)[COLUMNS], const u32 (&weights)[TOKEN_STEPS][
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < TOKEN_STEPS; step++)
-    value_step(o, weights[step], v + step * (16 * 128 >> 4));
+    wgmma_m64k16(o, weights[step], v + step * (16 * 128 >> 4));
   wgmma_commit_group();
 }
 

@@ -121,23 +121,22 @@ DEVICE u64 matrix_descriptor(u32 address, int leading) {
 }
 
 // Accumulators of a matrix instruction: their names in its text, and its operands.
-#define NAMES_OF_32                                                        \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_OF_64                                                                  \
-  NAMES_OF_32                                                                        \
-  ", "                                                                               \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NAMES_OF_128                                                                           \
-  NAMES_OF_64                                                                                  \
-  ", "                                                                                         \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "           \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
-  "%111, "                                                                                     \
-  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
-  "%127"
+#define NAMES_OF_32                                                                       \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
+  "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_OF_64                                                                           \
+  NAMES_OF_32                                                                                 \
+      ", "                                                                                    \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
+      "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_OF_128                                                                             \
+  NAMES_OF_64                                                                                    \
+      ", "                                                                                       \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, "    \
+      "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "    \
+      "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, " \
+      "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "     \
+      "%127"
 #define OPERANDS_OF_8(d, i)                                                                   \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -146,37 +145,29 @@ DEVICE u64 matrix_descriptor(u32 address, int leading) {
 #define OPERANDS_OF_32(d) OPERANDS_FROM(d, 0)
 #define OPERANDS_OF_64(d) OPERANDS_FROM(d, 0), OPERANDS_FROM(d, 32)
 #define OPERANDS_OF_128(d) OPERANDS_OF_64(d), OPERANDS_FROM(d, 64), OPERANDS_FROM(d, 96)
+#define MMA_OF(COLUMNS) "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." OPERAND "." OPERAND
 
-// d = a b, added to d if `add`; both operands have 16 adjacent numbers of the depth.
-DEVICE void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
-      "}, %32, %33, add, 1, 1, 0, 0;\n}"
-      : OPERANDS_OF_32(d)
-      : "l"(a), "l"(b), "r"(add));
-}
-
-DEVICE void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
-      "}, %64, %65, add, 1, 1, 0, 0;\n}"
-      : OPERANDS_OF_64(d)
-      : "l"(a), "l"(b), "r"(add));
-}
-
+// Defines d = a b of 64 rows and COLUMNS columns, added to d if `add`; both operands have 16
+// adjacent numbers of the depth. A_B: their names in the text; ADD: that of `add`.
+#define WGMMA_ADD(COLUMNS, COUNT, A_B, ADD)                                                       \
+  DEVICE void wgmma_m64k16(float(&d)[COUNT], u64 a, u64 b, int add) {                             \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD                                      \
+                 ", 0;\n" MMA_OF(COLUMNS) " {" NAMES_OF_##COUNT "}, " A_B ", add, 1, 1, 0, 0;\n}" \
+                 : OPERANDS_OF_##COUNT(d)                                                         \
+                 : "l"(a), "l"(b), "r"(add));                                                     \
+  }
 // Defines d += a b, with b of COLUMNS columns in groups of 64 adjacent ones, and a in memory or
-// registers. REST: names of a and b in the text, and its flags; then come both operands.
-#define WGMMA(COLUMNS, COUNT, A, REST, ...)                                                  \
-  DEVICE void wgmma_m64n##COLUMNS##k16(float(&d)[COUNT], A, u64 b) {                         \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." OPERAND "." OPERAND \
-                 " {" NAMES_OF_##COUNT "}, " REST ";"                                        \
-                 : OPERANDS_OF_##COUNT(d)                                                    \
-                 : __VA_ARGS__, "l"(b));                                                     \
+// registers. REST: names of both and flags; then comes a as an operand.
+#define WGMMA(COLUMNS, COUNT, A, REST, ...)                           \
+  DEVICE void wgmma_m64k16(float(&d)[COUNT], A, u64 b) {              \
+    asm volatile(MMA_OF(COLUMNS) " {" NAMES_OF_##COUNT "}, " REST ";" \
+                 : OPERANDS_OF_##COUNT(d)                             \
+                 : __VA_ARGS__, "l"(b));                              \
   }
 #define REGISTERS(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
+WGMMA_ADD(64, 32, "%32, %33", "%34")
+WGMMA_ADD(128, 64, "%64, %65", "%66")
 WGMMA(64, 32, u64 a, "%32, %33, 1, 1, 1, 0, 1", "l"(a))
 WGMMA(128, 64, u64 a, "%64, %65, 1, 1, 1, 0, 1", "l"(a))
 WGMMA(256, 128, u64 a, "%128, %129, 1, 1, 1, 0, 1", "l"(a))

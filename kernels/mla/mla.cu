@@ -130,7 +130,8 @@ struct Attention {
     if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; step++) add_values(o, weights[step], values + step * (2048 >> 4));
+    for (int step = 0; step < 4; step++)
+      wgmma_m64k16(o, weights[step], values + step * (2048 >> 4));
     wgmma_commit_group();
   }
 
@@ -146,7 +147,7 @@ struct Attention {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      add_values(o, weights + 2 * step, values + step * (2048 >> 4));
+      wgmma_m64k16(o, weights + 2 * step, values + step * (2048 >> 4));
     wgmma_commit_group();
   }
 

@@ -12,17 +12,6 @@ DEVICE void rescale(float (&o)[COUNT], float first, float second) {
   for (int i = 0; i < COUNT; i++) o[i] *= i / 2 % 2 ? second : first;
 }
 
-// o += weights x values, with weights in registers or in shared memory.
-template <int COUNT, class Weights>
-DEVICE void add_values(float (&o)[COUNT], const Weights &weights, u64 values) {
-  if constexpr (COUNT == 128)
-    wgmma_m64n256k16(o, weights, values);
-  else if constexpr (COUNT == 64)
-    wgmma_m64n128k16(o, weights, values);
-  else
-    wgmma_m64n64k16(o, weights, values);
-}
-
 // Arrives at a barrier: this warp has finished using memory that may be overwritten.
 DEVICE void release(u32 barrier) {
   __syncwarp();

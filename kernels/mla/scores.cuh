@@ -80,7 +80,7 @@ DEVICE void add_scores(float (&s)[32], u32 shared, int column, bool adds) {
   const u64 b = matrix_descriptor(shared + STAGE_AT<STAGE> + place_of(STAGE, column) * COLUMN, 16);
 #pragma unroll
   for (int step = 0; step < 4; step++)
-    wgmma_m64n64k16(s, a + 2 * step, b + 2 * step, adds || step > 0);
+    wgmma_m64k16(s, a + 2 * step, b + 2 * step, adds || step > 0);
 }
 
 // Starts S = Q K^T of a stage, column by column as they arrive.
