@@ -153,7 +153,7 @@ _COMPUTED = (
 
 @dataclass(frozen=True)
 class CudaBuild:
-    """Parameters of a build: the macros of build.cuh."""
+    """Parameters of a build: `Build` in build.cuh."""
 
     entry: ClassVar[str] = ENTRY
     #: Maximum partials of a work range that other CTAs wait for: one at its start, one at its end.

@@ -4,7 +4,7 @@
 // with K and V of Build::chunk tokens, read by all warpgroups. One or four more warps copy: with
 // Build::bulk by bulk copies, otherwise 16 bytes per lane. Build::cluster > 1: the CTAs of a
 // cluster share a whole output tile, take its chunks in turn and merge in distributed shared
-// memory. Macros are those of build.cuh. A LeanTile has a multiple of Build::chunk tokens.
+// memory. A LeanTile has a multiple of Build::chunk tokens.
 #pragma once
 #include "params.cuh"
 #include "schedule.cuh"

@@ -74,7 +74,7 @@ def most_groups(value_dim: int, kv_dtype: str) -> int:
 
 @dataclass(frozen=True)
 class MlaBuild(CudaBuild):
-    """Parameters of a build of mla.cu: the macros of lean/build.cuh and of layout.cuh."""
+    """Parameters of a build of mla.cu: `Build` in lean/build.cuh."""
 
     entry: ClassVar[str] = "mla"
 
