@@ -69,9 +69,14 @@ struct Parts {
       add_weighted(sum.o, weight, o[i]);
       sum.l += weight * l[i];
     }
-    sum.o.x = sum_of_lanes<1, TEAM>(sum.o.x), sum.o.y = sum_of_lanes<1, TEAM>(sum.o.y);
-    sum.o.z = sum_of_lanes<1, TEAM>(sum.o.z), sum.o.w = sum_of_lanes<1, TEAM>(sum.o.w);
-    sum.l = sum_of_lanes<1, TEAM>(sum.l);
+#pragma unroll
+    for (int step = 1; step < TEAM; step *= 2) {
+      sum.o.x += __shfl_xor_sync(~0u, sum.o.x, step);
+      sum.o.y += __shfl_xor_sync(~0u, sum.o.y, step);
+      sum.o.z += __shfl_xor_sync(~0u, sum.o.z, step);
+      sum.o.w += __shfl_xor_sync(~0u, sum.o.w, step);
+      sum.l += __shfl_xor_sync(~0u, sum.l, step);
+    }
     return sum;
   }
 };
