@@ -37,3 +37,25 @@ DEVICE float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
 DEVICE float lse_of(float m, float l) {
   return l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
 }
+
+// References of the weights of a thread's two rows, and their sums over its tokens so far.
+struct RowSums {
+  float m[2], l[2];
+  float scale[2];  // factor of the sums before the latest chunk
+
+  DEVICE void reset() {
+    m[0] = m[1] = LOWEST;
+    l[0] = l[1] = 0.0f;
+  }
+
+  // Returns the sum over the whole row.
+  DEVICE float sum(int half) const { return sum_of_lanes<1, 4>(l[half]); }
+};
+
+// Packs weights as left operands of a matrix instruction.
+template <int COUNT>
+DEVICE void pack_weights(const float (&s)[COUNT], u32 (&weights)[COUNT / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < COUNT / 2; i++)
+    weights[i / 4][i % 4] = cvt_rn_x2<BF16_OPERANDS>(s[2 * i], s[2 * i + 1]);
+}

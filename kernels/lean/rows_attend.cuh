@@ -194,16 +194,7 @@ struct Seen {
   }
 };
 
-// References of the weights of a thread's two rows, and their sums over its tokens so far.
-struct Softmax {
-  float m[2], l[2];
-  float scale[2];  // factor of the sums before the latest chunk
-
-  DEVICE void reset() {
-    m[0] = m[1] = LOWEST;
-    l[0] = l[1] = 0.0f;
-  }
-
+struct Softmax : RowSums {
   // Turns scores into weights; `qk_scale` above 0 makes them exponents of 2. Returns whether a row
   // of the warp may have a scale other than 1.
   DEVICE bool weigh(float (&s)[SCORES], float qk_scale) {
@@ -246,17 +237,7 @@ struct Softmax {
   DEVICE bool is_large() const {
     return !SHAPED_SCORES && ((fabsf(m[0]) > MOST_FUSED) | (fabsf(m[1]) > MOST_FUSED));
   }
-
-  // Returns the sum over the whole row.
-  DEVICE float sum(int half) const { return sum_of_lanes<1, 4>(l[half]); }
 };
-
-// Packs weights as left operands of a matrix instruction.
-DEVICE void pack_weights(const float (&s)[SCORES], u32 (&weights)[TOKEN_STEPS][4]) {
-#pragma unroll
-  for (int i = 0; i < SCORES / 2; i++)
-    weights[i / 4][i % 4] = cvt_rn_x2<Build::bf16>(s[2 * i], s[2 * i + 1]);
-}
 
 // Walks a part in which this warpgroup has no rows: releases every stage, and passes its turns.
 DEVICE void skip_part(const Position &part, Stage &stage, u32 shared) {

@@ -12,16 +12,8 @@ DEVICE float of_row(float2 scale, int half) { return half ? scale.y : scale.x; }
 DEVICE void set_ones(float &scale) { scale = 1.0f; }
 DEVICE void set_ones(float2 &scale) { scale = make_float2(1.0f, 1.0f); }
 
-// References of the weights of two rows, and their sums over this thread's tokens so far.
-struct Softmax {
-  float m[2], l[2];
-  float scale[2];  // factor of the sums before the latest stage
-  bool rescales;   // a row of this warp has a scale other than 1
-
-  DEVICE void reset() {
-    m[0] = m[1] = LOWEST;
-    l[0] = l[1] = 0.0f;
-  }
+struct Softmax : RowSums {
+  bool rescales;  // a row of this warp has a scale other than 1
 
   // Turns scores into weights; `qk_scale` as in `of_row`.
   template <class Scale>
@@ -61,17 +53,7 @@ struct Softmax {
     }
     rescales = __any_sync(~0u, rescales);
   }
-
-  // Returns the sum over the whole row.
-  DEVICE float sum(int half) const { return sum_of_lanes<1, 4>(l[half]); }
 };
-
-// Packs weights as left operands of a matrix instruction.
-DEVICE void pack_weights(const float (&s)[32], u32 (&weights)[4][4]) {
-#pragma unroll
-  for (int i = 0; i < 16; i++)
-    weights[i / 4][i % 4] = cvt_rn_x2<BF16_OPERANDS>(s[2 * i], s[2 * i + 1]);
-}
 
 // S += Q K^T of a column of a stage, or = without `adds`.
 template <int STAGE>
